@@ -1,0 +1,51 @@
+# Flags that every target of ours gets, and the three ways of declaring one.
+
+find_package(Threads REQUIRED)
+find_package(fmt REQUIRED)
+find_package(ZLIB REQUIRED)
+find_package(nlohmann_json REQUIRED)
+find_package(ISAL REQUIRED)
+
+add_library(tessera_flags INTERFACE)
+target_include_directories(tessera_flags INTERFACE ${CMAKE_SOURCE_DIR}/include)
+target_compile_options(tessera_flags INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+  target_compile_options(tessera_flags INTERFACE -Wno-restrict)  # false alarms on std::string, GCC bug 105651
+endif()
+if(TESSERA_WERROR)
+  target_compile_options(tessera_flags INTERFACE -Werror)
+endif()
+if(TESSERA_FUZZ)
+  target_compile_options(tessera_flags INTERFACE -fsanitize=fuzzer-no-link)
+endif()
+if(TESSERA_SANITIZE)
+  target_compile_options(tessera_flags INTERFACE -fsanitize=${TESSERA_SANITIZE} -fno-omit-frame-pointer
+                                                 -fno-sanitize-recover=all)
+  target_link_options(tessera_flags INTERFACE -fsanitize=${TESSERA_SANITIZE})
+endif()
+
+# tessera_module(<name> SOURCES <file>... LINKS <module or library>...): one module, a static library tessera_<name>. LINKS is
+# what the module may know; see the module law in docs/architecture.md.
+function(tessera_module name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;LINKS;PRIVATE_LINKS" ${ARGN})
+  add_library(tessera_${name} STATIC ${ARG_SOURCES})
+  target_compile_features(tessera_${name} PUBLIC cxx_std_20)
+  target_link_libraries(tessera_${name} PUBLIC ${ARG_LINKS} PRIVATE ${ARG_PRIVATE_LINKS} $<BUILD_INTERFACE:tessera_flags>)
+  target_include_directories(tessera_${name} PUBLIC $<BUILD_INTERFACE:${CMAKE_SOURCE_DIR}/include>
+                                                    $<INSTALL_INTERFACE:include>
+                                             PRIVATE ${CMAKE_SOURCE_DIR}/src)
+endfunction()
+
+# tessera_test(<name> LINKS <library>...): the test program <name>, from <name>.cpp, all of whose tests ctest knows.
+function(tessera_test name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;LINKS" ${ARGN})
+  add_executable(${name} ${name}.cpp ${ARG_SOURCES})
+  target_link_libraries(${name} PRIVATE ${ARG_LINKS} GTest::gmock GTest::gtest_main tessera_flags)
+  target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR}/tests ${CMAKE_SOURCE_DIR}/src)
+  target_compile_definitions(${name} PRIVATE TESSERA_SOURCE_DIR="${CMAKE_SOURCE_DIR}"
+                                             TESSERA_COMMAND="$<TARGET_FILE:tessera>")
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+    target_compile_options(${name} PRIVATE -Wno-stringop-overflow)  # false alarms on std::vector, GCC bug 105329
+  endif()
+  gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST)
+endfunction()
