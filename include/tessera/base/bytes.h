@@ -1,0 +1,44 @@
+#pragma once
+/// \file
+/// Views of bytes and explicit little-endian access. A `ByteView` owns nothing.
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tessera {
+
+using ByteView = std::span<const std::uint8_t>;
+using MutableByteView = std::span<std::uint8_t>;
+using Bytes = std::vector<std::uint8_t>;
+
+inline ByteView as_bytes(std::string_view text) {
+  return {reinterpret_cast<const std::uint8_t*>(text.data()), text.size()};
+}
+inline std::string_view as_text(ByteView bytes) { return {reinterpret_cast<const char*>(bytes.data()), bytes.size()}; }
+
+/// The little-endian number in the first sizeof(T) bytes at `p`, which must be readable.
+template <std::unsigned_integral T>
+T load_little_endian(const std::uint8_t* p) {
+  T value = 0;
+  for (std::size_t i = 0; i < sizeof(T); ++i) value = static_cast<T>(value | (static_cast<T>(p[i]) << (8 * i)));
+  return value;
+}
+
+/// Appends `value` in sizeof(T) little-endian bytes.
+template <std::unsigned_integral T>
+void append_little_endian(Bytes& out, T value) {
+  for (std::size_t i = 0; i < sizeof(T); ++i) out.push_back(static_cast<std::uint8_t>(value >> (8 * i)));
+}
+
+inline void append(Bytes& out, ByteView bytes) { out.insert(out.end(), bytes.begin(), bytes.end()); }
+inline void append(Bytes& out, std::string_view text) { append(out, as_bytes(text)); }
+
+/// "3.2 MiB", "17 B": for people.
+std::string format_bytes(std::uint64_t bytes);
+
+}  // namespace tessera

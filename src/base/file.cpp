@@ -1,0 +1,212 @@
+#include "tessera/base/file.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <utility>
+
+#include "base/huge_pages.h"
+#include "tessera/base/error.h"
+
+namespace tessera {
+namespace {
+
+// More than this in one call only delays signals.
+constexpr std::size_t kMaxTransferBytes = 64u << 20;
+
+[[noreturn]] void fail_system(const char* operation, const std::string& name, int error) {
+  const ErrorCode code = error == ENOENT ? ErrorCode::not_found : ErrorCode::io;
+  fail(code, "{} {}: {}", operation, printable(name, 4096), std::strerror(error));
+}
+
+[[noreturn]] void fail_system_at(const char* operation, const std::string& name, std::uint64_t offset_bytes,
+                                 int error) {
+  fail(ErrorCode::io, "{} {} at byte {}: {}", operation, printable(name, 4096), offset_bytes, std::strerror(error));
+}
+
+int open_retrying(const std::string& name, int flags, mode_t mode) {
+  int descriptor = -1;
+  do {
+    descriptor = ::open(name.c_str(), flags | O_CLOEXEC, mode);
+  } while (descriptor < 0 && errno == EINTR);
+  return descriptor;
+}
+
+}  // namespace
+
+void MemorySource::read_at(std::uint64_t offset_bytes, MutableByteView out) const {
+  if (offset_bytes > bytes_.size() || out.size() > bytes_.size() - offset_bytes) {
+    fail(ErrorCode::corrupt, "read {} at byte {}: wanted {} bytes, it has {} in all", name_, offset_bytes, out.size(),
+         bytes_.size());
+  }
+  if (!out.empty()) std::memcpy(out.data(), bytes_.data() + offset_bytes, out.size());
+}
+
+File File::open_read(const std::filesystem::path& path) {
+  // Without O_NONBLOCK, opening a named pipe would wait for its writer.
+  const int descriptor = open_retrying(path.string(), O_RDONLY | O_NONBLOCK, 0);
+  if (descriptor < 0) fail_system("open", path.string(), errno);
+  File file(descriptor, path.string());
+  struct stat status = {};
+  if (::fstat(descriptor, &status) != 0) fail_system("stat", path.string(), errno);
+  if (!S_ISREG(status.st_mode)) {
+    fail(ErrorCode::invalid_argument, "open {}: found a {}, expected a regular file", printable(path.string(), 4096),
+         S_ISDIR(status.st_mode) ? "directory" : "special file");
+  }
+  return file;
+}
+
+File File::create_new(const std::filesystem::path& path) {
+  const int descriptor = open_retrying(path.string(), O_RDWR | O_CREAT | O_EXCL, 0666);
+  if (descriptor < 0) fail_system("create", path.string(), errno);
+  return {descriptor, path.string()};
+}
+
+File::File(File&& other) noexcept : descriptor_(std::exchange(other.descriptor_, -1)), name_(std::move(other.name_)) {}
+
+File& File::operator=(File&& other) noexcept {
+  std::swap(descriptor_, other.descriptor_);
+  std::swap(name_, other.name_);
+  return *this;
+}
+
+File::~File() {
+  if (descriptor_ >= 0) ::close(descriptor_);
+}
+
+void File::read_at(std::uint64_t offset_bytes, MutableByteView out) const {
+  std::size_t done = 0;
+  while (done < out.size()) {
+    const std::size_t want = std::min(out.size() - done, kMaxTransferBytes);
+    const ssize_t got = ::pread(descriptor_, out.data() + done, want, static_cast<off_t>(offset_bytes + done));
+    if (got < 0) {
+      if (errno == EINTR) continue;
+      fail_system_at("read", name_, offset_bytes + done, errno);
+    }
+    if (got == 0) {
+      fail(ErrorCode::corrupt, "read {} at byte {}: the file ends at byte {}, {} more bytes expected",
+           printable(name_, 4096), offset_bytes + done, size_bytes(), out.size() - done);
+    }
+    done += static_cast<std::size_t>(got);
+  }
+}
+
+std::uint64_t File::size_bytes() const {
+  struct stat status = {};
+  if (::fstat(descriptor_, &status) != 0) fail_system("stat", name_, errno);
+  return static_cast<std::uint64_t>(status.st_size);
+}
+
+void File::write_at(std::uint64_t offset_bytes, ByteView bytes) {
+  std::size_t done = 0;
+  while (done < bytes.size()) {
+    const std::size_t want = std::min(bytes.size() - done, kMaxTransferBytes);
+    const ssize_t put = ::pwrite(descriptor_, bytes.data() + done, want, static_cast<off_t>(offset_bytes + done));
+    if (put < 0) {
+      if (errno == EINTR) continue;
+      fail_system_at("write", name_, offset_bytes + done, errno);
+    }
+    if (put == 0) fail_system_at("write", name_, offset_bytes + done, ENOSPC);
+    done += static_cast<std::size_t>(put);
+  }
+}
+
+void File::preallocate(std::uint64_t size_bytes) {
+  if (size_bytes == 0) return;
+  int result = 0;
+  do {
+    result = ::fallocate(descriptor_, 0, 0, static_cast<off_t>(size_bytes));
+  } while (result != 0 && errno == EINTR);
+  if (result == 0) return;
+  // Some file systems can't reserve; then a full disk shows when writing.
+  if (errno != EOPNOTSUPP && errno != ENOSYS && errno != EINVAL) {
+    fail(ErrorCode::io, "reserve {} bytes for {}: {}", size_bytes, printable(name_, 4096), std::strerror(errno));
+  }
+  if (::ftruncate(descriptor_, static_cast<off_t>(size_bytes)) != 0) fail_system("truncate", name_, errno);
+}
+
+void File::start_writeback(std::uint64_t offset_bytes, std::uint64_t length_bytes) noexcept {
+  ::sync_file_range(descriptor_, static_cast<off64_t>(offset_bytes), static_cast<off64_t>(length_bytes),
+                    SYNC_FILE_RANGE_WRITE);
+}
+
+void File::drop_cache(std::uint64_t offset_bytes, std::uint64_t length_bytes) const noexcept {
+  ::posix_fadvise(descriptor_, static_cast<off_t>(offset_bytes), static_cast<off_t>(length_bytes), POSIX_FADV_DONTNEED);
+}
+
+void File::sync() {
+  int result = 0;
+  do {
+    result = ::fsync(descriptor_);
+  } while (result != 0 && errno == EINTR);
+  if (result != 0) fail_system("fsync", name_, errno);
+}
+
+void File::close() {
+  const int descriptor = std::exchange(descriptor_, -1);
+  if (descriptor >= 0 && ::close(descriptor) != 0 && errno != EINTR) fail_system("close", name_, errno);
+}
+
+Bytes read_file(const std::filesystem::path& path, std::uint64_t limit_bytes) {
+  const File file = File::open_read(path);
+  const std::uint64_t size = file.size_bytes();
+  if (size > limit_bytes) {
+    fail(ErrorCode::corrupt, "read {}: it has {} bytes, at most {} expected", printable(path.string(), 4096), size,
+         limit_bytes);
+  }
+  Bytes bytes;
+  bytes.reserve(size);
+  advise_huge_pages(bytes.data(), size);
+  // In pieces that stay in the cache between being cleared and being read into.
+  constexpr std::uint64_t kPieceBytes = std::uint64_t{512} << 10;
+  for (std::uint64_t begin = 0; begin < size; begin += kPieceBytes) {
+    bytes.resize(std::min(size, begin + kPieceBytes));
+    file.read_at(begin, MutableByteView(bytes).subspan(begin));
+  }
+  return bytes;
+}
+
+void write_new_file(const std::filesystem::path& path, ByteView bytes) {
+  File file = File::create_new(path);
+  file.write_at(0, bytes);
+  file.sync();
+  file.close();
+}
+
+void sync_directory(const std::filesystem::path& path) {
+  const int descriptor = open_retrying(path.string(), O_RDONLY | O_DIRECTORY, 0);
+  if (descriptor < 0) fail_system("open directory", path.string(), errno);
+  const int result = ::fsync(descriptor);
+  const int error = errno;
+  ::close(descriptor);
+  // Some file systems have no fsync of directories.
+  if (result != 0 && error != EINVAL) fail_system("fsync directory", path.string(), error);
+}
+
+void rename_replacing(const std::filesystem::path& from, const std::filesystem::path& to) {
+  if (::rename(from.c_str(), to.c_str()) != 0) {
+    fail(ErrorCode::io, "rename {} to {}: {}", printable(from.string(), 4096), printable(to.string(), 4096),
+         std::strerror(errno));
+  }
+}
+
+void rename_new(const std::filesystem::path& from, const std::filesystem::path& to) {
+  if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE) == 0) return;
+  if (errno == EINVAL || errno == ENOSYS) {  // the file system can't; the check and the rename are then two steps
+    struct stat status = {};
+    if (::lstat(to.c_str(), &status) == 0)
+      errno = EEXIST;
+    else if (::rename(from.c_str(), to.c_str()) == 0)
+      return;
+  }
+  const ErrorCode code = errno == EEXIST || errno == ENOTEMPTY ? ErrorCode::invalid_argument : ErrorCode::io;
+  fail(code, "rename {} to {}: {}", printable(from.string(), 4096), printable(to.string(), 4096), std::strerror(errno));
+}
+
+}  // namespace tessera

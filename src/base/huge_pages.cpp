@@ -1,0 +1,41 @@
+#include "base/huge_pages.h"
+
+#include <sys/mman.h>
+
+#include <cstdint>
+#include <new>
+
+namespace tessera {
+
+namespace {
+
+constexpr std::uintptr_t kHugePageBytes = std::uintptr_t{2} << 20;
+
+std::uintptr_t round_up(std::uintptr_t bytes) { return (bytes + kHugePageBytes - 1) & ~(kHugePageBytes - 1); }
+
+}  // namespace
+
+void* map_huge_pages(std::size_t size_bytes) {
+  const std::size_t mapped_bytes = round_up(size_bytes);
+  const std::size_t with_slack = mapped_bytes + kHugePageBytes;
+  void* mapped = ::mmap(nullptr, with_slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (mapped == MAP_FAILED) throw std::bad_alloc();
+  auto* begin = static_cast<std::uint8_t*>(mapped);
+  const std::size_t before =
+      round_up(reinterpret_cast<std::uintptr_t>(begin)) - reinterpret_cast<std::uintptr_t>(begin);
+  if (before != 0) ::munmap(begin, before);
+  ::munmap(begin + before + mapped_bytes, kHugePageBytes - before);
+  ::madvise(begin + before, mapped_bytes, MADV_HUGEPAGE);
+  return begin + before;
+}
+
+void unmap_huge_pages(void* data, std::size_t size_bytes) noexcept { ::munmap(data, round_up(size_bytes)); }
+
+void advise_huge_pages(void* data, std::size_t size_bytes) noexcept {
+  const auto begin = reinterpret_cast<std::uintptr_t>(data);
+  const std::uintptr_t first = round_up(begin);
+  const std::uintptr_t last = (begin + size_bytes) & ~(kHugePageBytes - 1);
+  if (first < last) ::madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
+}
+
+}  // namespace tessera

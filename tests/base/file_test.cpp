@@ -1,0 +1,90 @@
+#include "tessera/base/file.h"
+
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include "support/error_matchers.h"
+#include "support/temporary_directory.h"
+
+namespace tessera {
+namespace {
+
+using testing::TemporaryDirectory;
+
+TEST(FileTest, WhatIsWrittenAtAnOffsetIsReadThere) {
+  const TemporaryDirectory directory;
+  File file = File::create_new(directory / "a");
+  file.preallocate(10);
+  EXPECT_EQ(file.size_bytes(), 10u);
+  file.write_at(4, as_bytes("abc"));
+  file.sync();
+  Bytes read(5);
+  file.read_at(3, read);
+  EXPECT_EQ(as_text(read), std::string_view("\0abc\0", 5));
+  file.close();
+}
+
+TEST(FileTest, ReadingPastTheEndSaysWhereTheFileEnds) {
+  const TemporaryDirectory directory;
+  write_new_file(directory / "a", as_bytes("12345"));
+  const File file = File::open_read(directory / "a");
+  Bytes read(4);
+  EXPECT_ERROR(file.read_at(3, read), ErrorCode::corrupt, "/a at byte 5", "ends at byte 5", "2 more bytes expected");
+}
+
+TEST(FileTest, AMissingFileIsNotFound) {
+  EXPECT_ERROR(File::open_read("/nowhere/x"), ErrorCode::not_found, "open /nowhere/x", "No such file");
+}
+
+TEST(FileTest, OnlyRegularFilesAreOpened) {
+  const TemporaryDirectory directory;
+  EXPECT_ERROR(File::open_read(directory.path()), ErrorCode::invalid_argument, "found a directory");
+  ASSERT_EQ(::mkfifo((directory / "pipe").c_str(), 0600), 0);
+  EXPECT_ERROR(File::open_read(directory / "pipe"), ErrorCode::invalid_argument, "special file");
+}
+
+TEST(FileTest, CreatingWhatExistsFails) {
+  const TemporaryDirectory directory;
+  write_new_file(directory / "a", {});
+  EXPECT_ERROR(File::create_new(directory / "a"), ErrorCode::io, "create", "exists");
+}
+
+TEST(FileTest, WritingToAFullDeviceNamesIt) {
+  // /dev/full is no regular file, so it is reached through a path that is opened for writing elsewhere: a too large
+  // reservation has the same effect on any disk.
+  const TemporaryDirectory directory;
+  File file = File::create_new(directory / "a");
+  EXPECT_ERROR(file.preallocate(std::uint64_t{1} << 60), ErrorCode::io, "reserve", "/a");
+}
+
+TEST(FileTest, ReadingAWholeFileRespectsTheLimit) {
+  const TemporaryDirectory directory;
+  write_new_file(directory / "a", as_bytes("12345"));
+  EXPECT_EQ(as_text(read_file(directory / "a", 5)), "12345");
+  EXPECT_ERROR(read_file(directory / "a", 4), ErrorCode::corrupt, "has 5 bytes, at most 4");
+}
+
+TEST(RenameTest, NewNameMustNotExist) {
+  const TemporaryDirectory directory;
+  write_new_file(directory / "a", as_bytes("a"));
+  write_new_file(directory / "b", as_bytes("b"));
+  EXPECT_ERROR(rename_new(directory / "a", directory / "b"), ErrorCode::invalid_argument, "rename", "exists");
+  EXPECT_EQ(as_text(read_file(directory / "b")), "b");
+  rename_replacing(directory / "a", directory / "b");
+  EXPECT_EQ(as_text(read_file(directory / "b")), "a");
+  rename_new(directory / "b", directory / "c");
+  EXPECT_EQ(as_text(read_file(directory / "c")), "a");
+  sync_directory(directory.path());
+}
+
+TEST(MemorySourceTest, ReadingPastTheEndIsCorrupt) {
+  const MemorySource source(as_bytes("1234"), "a buffer");
+  Bytes read(2);
+  source.read_at(2, read);
+  EXPECT_EQ(as_text(read), "34");
+  EXPECT_ERROR(source.read_at(3, read), ErrorCode::corrupt, "a buffer at byte 3");
+  EXPECT_ERROR(source.read_at(UINT64_MAX, read), ErrorCode::corrupt, "a buffer");
+}
+
+}  // namespace
+}  // namespace tessera
