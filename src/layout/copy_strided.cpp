@@ -1,0 +1,151 @@
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <vector>
+
+#include "tessera/layout/byte_ranges.h"
+
+namespace tessera {
+namespace {
+
+struct Dimension {
+  std::int64_t size;
+  std::int64_t source_bytes;  // from one index to the next
+  std::int64_t destination_bytes;
+};
+
+// The same copy in as few dimensions as possible, the one that moves least in the destination last.
+std::vector<Dimension> coalesced(std::span<const std::int64_t> sizes, std::int64_t element_bytes,
+                                 std::span<const std::int64_t> source_strides,
+                                 std::span<const std::int64_t> destination_strides) {
+  std::vector<Dimension> dimensions;
+  for (std::size_t d = 0; d < sizes.size(); ++d) {
+    if (sizes[d] == 1) continue;
+    dimensions.push_back({sizes[d], source_strides[d] * element_bytes, destination_strides[d] * element_bytes});
+  }
+  std::stable_sort(dimensions.begin(), dimensions.end(),
+                   [](const Dimension& a, const Dimension& b) { return a.destination_bytes > b.destination_bytes; });
+  std::size_t kept = 0;
+  for (std::size_t d = 1; d < dimensions.size(); ++d) {
+    Dimension& outer = dimensions[kept];
+    const Dimension inner = dimensions[d];
+    if (outer.source_bytes == inner.source_bytes * inner.size &&
+        outer.destination_bytes == inner.destination_bytes * inner.size) {
+      outer = {outer.size * inner.size, inner.source_bytes, inner.destination_bytes};
+    } else {
+      dimensions[++kept] = inner;
+    }
+  }
+  if (!dimensions.empty()) dimensions.resize(kept + 1);
+  return dimensions;
+}
+
+// Calls copy(source, destination) for every index of `outer`.
+template <typename Copy>
+void for_each_index(std::span<const Dimension> outer, const std::uint8_t* source, std::uint8_t* destination,
+                    const Copy& copy) {
+  std::vector<std::int64_t> index(outer.size(), 0);
+  for (;;) {
+    copy(source, destination);
+    std::size_t d = outer.size();
+    for (; d > 0; --d) {
+      const Dimension& dimension = outer[d - 1];
+      source += dimension.source_bytes;
+      destination += dimension.destination_bytes;
+      if (++index[d - 1] < dimension.size) break;
+      source -= dimension.source_bytes * dimension.size;
+      destination -= dimension.destination_bytes * dimension.size;
+      index[d - 1] = 0;
+    }
+    if (d == 0) return;
+  }
+}
+
+// Unit is `kBytes` bytes, whatever they mean; the constant makes memcpy one move.
+template <std::size_t kBytes>
+void copy_line(const Dimension& line, const std::uint8_t* source, std::uint8_t* destination) {
+  for (std::int64_t i = 0; i < line.size; ++i) {
+    std::memcpy(destination + i * line.destination_bytes, source + i * line.source_bytes, kBytes);
+  }
+}
+
+// A transpose: `across` is contiguous in the source, `along` in the destination. Through a small square, so that both
+// sides are touched in whole cache lines, and none of them twice, whatever their strides.
+template <std::size_t kBytes>
+void copy_transposed(const Dimension& across, const Dimension& along, const std::uint8_t* source,
+                     std::uint8_t* destination) {
+  constexpr std::int64_t kSide = kBytes <= 4 ? 64 : 32;
+  alignas(64) std::array<std::uint8_t, kSide * kSide * kBytes> square;
+  for (std::int64_t j = 0; j < along.size; j += kSide) {
+    const std::int64_t columns = std::min(kSide, along.size - j);
+    for (std::int64_t i = 0; i < across.size; i += kSide) {
+      const std::int64_t rows = std::min(kSide, across.size - i);
+      for (std::int64_t column = 0; column < columns; ++column) {
+        const std::uint8_t* from = source + (j + column) * along.source_bytes + i * across.source_bytes;
+        std::uint8_t* to = square.data() + column * static_cast<std::int64_t>(kBytes);
+        for (std::int64_t row = 0; row < rows; ++row) {
+          std::memcpy(to + row * kSide * static_cast<std::int64_t>(kBytes),
+                      from + row * static_cast<std::int64_t>(kBytes), kBytes);
+        }
+      }
+      for (std::int64_t row = 0; row < rows; ++row) {
+        std::memcpy(destination + (i + row) * across.destination_bytes + j * along.destination_bytes,
+                    square.data() + row * kSide * static_cast<std::int64_t>(kBytes),
+                    static_cast<std::size_t>(columns) * kBytes);
+      }
+    }
+  }
+}
+
+template <std::size_t kBytes>
+void copy_units(std::vector<Dimension>& dimensions, const std::uint8_t* source, std::uint8_t* destination) {
+  const Dimension along = dimensions.back();
+  dimensions.pop_back();
+  const auto across = std::ranges::find(dimensions, static_cast<std::int64_t>(kBytes), &Dimension::source_bytes);
+  if (along.destination_bytes == static_cast<std::int64_t>(kBytes) && across != dimensions.end()) {
+    const Dimension row = *across;
+    dimensions.erase(across);
+    for_each_index(dimensions, source, destination,
+                   [&](const std::uint8_t* from, std::uint8_t* to) { copy_transposed<kBytes>(row, along, from, to); });
+  } else {
+    for_each_index(dimensions, source, destination,
+                   [&](const std::uint8_t* from, std::uint8_t* to) { copy_line<kBytes>(along, from, to); });
+  }
+}
+
+}  // namespace
+
+void copy_strided(std::span<const std::int64_t> sizes, std::int64_t element_bytes, const std::uint8_t* source,
+                  std::span<const std::int64_t> source_strides, std::uint8_t* destination,
+                  std::span<const std::int64_t> destination_strides) {
+  if (std::ranges::find(sizes, 0) != sizes.end()) return;
+  std::vector<Dimension> dimensions = coalesced(sizes, element_bytes, source_strides, destination_strides);
+  std::int64_t run_bytes = element_bytes;
+  if (!dimensions.empty() && dimensions.back().source_bytes == element_bytes &&
+      dimensions.back().destination_bytes == element_bytes) {
+    run_bytes *= dimensions.back().size;
+    dimensions.pop_back();
+  }
+  if (dimensions.empty()) {
+    std::memcpy(destination, source, static_cast<std::size_t>(run_bytes));
+    return;
+  }
+  switch (run_bytes) {
+    case 1:
+      return copy_units<1>(dimensions, source, destination);
+    case 2:
+      return copy_units<2>(dimensions, source, destination);
+    case 4:
+      return copy_units<4>(dimensions, source, destination);
+    case 8:
+      return copy_units<8>(dimensions, source, destination);
+    case 16:
+      return copy_units<16>(dimensions, source, destination);
+    default:
+      for_each_index(dimensions, source, destination, [&](const std::uint8_t* from, std::uint8_t* to) {
+        std::memcpy(to, from, static_cast<std::size_t>(run_bytes));
+      });
+  }
+}
+
+}  // namespace tessera
