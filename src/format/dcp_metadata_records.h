@@ -1,0 +1,101 @@
+#pragma once
+// The three records that a checkpoint has millions of: chunks, indices and storage infos. Those that are written as
+// PyTorch writes them go from the pickle's bytes into rows of plain numbers; the others are read from the tree.
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "format/dcp_metadata_fields.h"
+#include "format/dcp_metadata_input.h"
+#include "format/pickle_records.h"
+
+namespace tessera::dcp {
+
+using Counts = std::span<const std::int64_t>;
+
+struct ChunkRecord {
+  Counts offsets, sizes;
+};
+
+struct IndexRecord {
+  pickle::Value fqn;      // a str
+  std::int64_t position;  // -1 for None
+  bool has_offset;
+  Counts offset;
+};
+
+struct StorageRecord {
+  pickle::Value relative_path;  // a str
+  std::int64_t offset_bytes, length_bytes;
+  pickle::Value transform_descriptors;
+};
+
+class Records final : public pickle::RecordTaker {
+ public:
+  // `pickle_bytes` says about how many records there will be.
+  Records(Input& input, std::uint64_t pickle_bytes);
+
+  std::optional<std::uint64_t> take(pickle::Value global, pickle::RecordCursor& cursor) override;
+
+  // Each reads an object, or what stands for a taken one. `name` is for messages, and the counts are valid until the
+  // next call of the same function.
+  ChunkRecord chunk(pickle::Value value, std::string_view name);
+  IndexRecord index(pickle::Value value);
+  StorageRecord storage(pickle::Value value, std::string_view name);
+
+ private:
+  // The lowest two bits of a taken object's number.
+  enum class Table : std::uint64_t { chunks, indices, storage };
+  struct ChunkRow {
+    std::size_t begin;  // in `counts_`: offsets, then sizes
+    std::uint32_t offsets, sizes;
+  };
+  struct IndexRow {
+    pickle::Value fqn;
+    std::int64_t position;
+    std::size_t begin;  // in `counts_`
+    std::uint32_t offset;
+    bool has_offset;
+  };
+  // The row of a taken object, which must be in `table`; nothing for an object that was left in the tree.
+  static std::optional<std::size_t> row_of(pickle::Value value, Table table);
+  static std::uint64_t number_of(Table table, std::size_t row) {
+    return (row << 2) | static_cast<std::uint64_t>(table);
+  }
+  // The opcodes of each record, behind those that fetch its class.
+  bool take_chunk(pickle::RecordCursor& cursor);
+  bool take_index(pickle::RecordCursor& cursor);
+  bool take_storage(pickle::RecordCursor& cursor);
+  // A torch.Size, whose members are added to `counts_`.
+  bool take_size(pickle::RecordCursor& cursor, std::uint32_t& count);
+
+  // A name of a field, or a class, which once recognised is known by its identity.
+  struct Known {
+    std::string_view text;
+    std::uint64_t identity = 0;
+  };
+  static bool take_key(pickle::RecordCursor& cursor, Known& key);
+
+  Counts kept(std::size_t begin, std::size_t count) const { return Counts(counts_).subspan(begin, count); }
+
+  Input& input_;
+  FieldReader<ChunkFields> chunk_{input_};
+  FieldReader<IndexFields> index_{input_};
+  FieldReader<StorageInfoFields> storage_{input_};
+  ClassReader chunk_class_{Class::chunk}, index_class_{Class::index}, storage_class_{Class::storage_info};
+  std::uint64_t size_class_ = 0, other_class_ = 0;  // identities of globals
+  Known offsets_key_{"offsets"}, sizes_key_{"sizes"};
+  Known fqn_key_{"fqn"}, position_key_{"index"}, offset_key_{"offset"};
+  Known path_key_{"relative_path"}, start_key_{"offset"}, length_key_{"length"},
+      transforms_key_{"transform_descriptors"};
+  std::vector<std::int64_t> counts_;
+  std::vector<ChunkRow> chunks_;
+  std::vector<IndexRow> indices_;
+  std::vector<StorageRecord> storage_rows_;
+  std::vector<std::int64_t> offsets_, sizes_, index_offset_;
+};
+
+}  // namespace tessera::dcp

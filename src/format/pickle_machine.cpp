@@ -1,0 +1,48 @@
+#include "format/pickle_machine.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace tessera::pickle {
+
+void Input::fail_with(ErrorCode code, const std::uint8_t* opcode, const std::string& problem) const {
+  const auto offset = base_offset_bytes_ + static_cast<std::uint64_t>(opcode - begin_);
+  const std::string what = opcode < end_ ? opcode_name(*opcode) : "end of the bytes";
+  tessera::fail(code, "read pickle {}: {} at byte {}: {}", name_, what, offset, problem);
+}
+
+void Input::fail_truncated(const std::uint8_t* opcode, const std::uint8_t* at, std::uint64_t wanted) const {
+  fail(ErrorCode::corrupt, opcode, "truncated: {} bytes expected, {} left", wanted, end_ - at);
+}
+
+std::string_view Input::line(const std::uint8_t* opcode, const std::uint8_t*& at) const {
+  const auto left = static_cast<std::size_t>(end_ - at);
+  const void* newline = left == 0 ? nullptr : std::memchr(at, '\n', left);
+  if (newline == nullptr) fail(ErrorCode::corrupt, opcode, "truncated: no end of the line in the {} bytes left", left);
+  const std::string_view result(reinterpret_cast<const char*>(at),
+                                static_cast<std::size_t>(static_cast<const std::uint8_t*>(newline) - at));
+  at += result.size() + 1;
+  return result;
+}
+
+Memo::Entry* Memo::find(std::uint64_t index) const {
+  if (const auto other = others_.find(index); other != others_.end()) return const_cast<Entry*>(&other->second);
+  const auto entry = std::lower_bound(entries_.begin(), entries_.end(), index,
+                                      [](const Entry& e, std::uint64_t wanted) { return e.index < wanted; });
+  if (entry == entries_.end() || entry->index != index) return nullptr;
+  recent_[index % recent_.size()] = {index, static_cast<std::size_t>(entry - entries_.begin())};
+  return const_cast<Entry*>(&*entry);
+}
+
+void Memo::put(std::uint64_t index, Value value, Depth depth) {
+  if (index == next_ && others_.empty()) return append(value, depth);
+  const Entry put{value, index & kIndexMask, depth};
+  if (Entry* entry = find(index)) {
+    *entry = put;
+  } else {
+    others_.emplace(index, put);
+    ++next_;
+  }
+}
+
+}  // namespace tessera::pickle

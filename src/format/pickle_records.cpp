@@ -1,0 +1,58 @@
+#include "format/pickle_records.h"
+
+#include "format/pickle_integer.h"
+#include "format/pickle_text.h"
+
+namespace tessera::pickle {
+
+bool RecordCursor::integer(std::int64_t& value) {
+  const std::size_t more = left();
+  if (more >= 2 && *at_ == op::BININT1) {
+    value = at_[1];
+    at_ += 2;
+    return true;
+  }
+  if (more >= 3 && *at_ == op::BININT2) {
+    value = load_little_endian<std::uint16_t>(at_ + 1);
+    at_ += 3;
+    return true;
+  }
+  if (more >= 5 && *at_ == op::BININT) {
+    value = static_cast<std::int32_t>(load_little_endian<std::uint32_t>(at_ + 1));
+    at_ += 5;
+    return true;
+  }
+  if (more >= 2 && *at_ == op::LONG1 && at_[1] <= 8 && more - 2 >= at_[1]) {
+    value = integer_from_bytes({at_ + 2, at_[1]});
+    at_ += 2 + at_[1];
+    return true;
+  }
+  return false;
+}
+
+bool RecordCursor::string(Value& value) {
+  if (left() >= 2 && *at_ == op::SHORT_BINUNICODE) {
+    const ByteView text(at_ + 2, std::min<std::size_t>(at_[1], left() - 2));
+    if (text.size() != at_[1] || !is_python_utf8(as_text(text))) return false;
+    if (text_) return false;
+    value = Nodes::short_text(Kind::string, text);
+    text_ = value;
+    puts_before_text_ = puts_;
+    at_ += 2 + text.size();
+    return memoize();
+  }
+  return fetch(value) && value.is(Kind::string);
+}
+
+const std::uint8_t* RecordCursor::accept(Memo& memo) const {
+  if (!text_) {
+    memo.skip(puts_);
+  } else {
+    memo.skip(puts_before_text_);
+    memo.append(*text_, 0);
+    memo.skip(puts_ - puts_before_text_ - 1);
+  }
+  return at_;
+}
+
+}  // namespace tessera::pickle

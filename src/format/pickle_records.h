@@ -1,0 +1,77 @@
+#pragma once
+// Records: objects of which a pickle holds millions. Python writes each with the same opcodes, so they can be read
+// right from the bytes, without making a tree of them.
+
+#include <cstdint>
+#include <optional>
+
+#include "format/pickle_machine.h"
+#include "format/pickle_opcodes.h"
+#include "tessera/format/pickle_reader.h"
+
+namespace tessera::pickle {
+
+// The opcodes from a place in a pickle on, as one that expects certain ones reads them. Each function moves on and is
+// true if what it names comes next; after the first false nothing more may be asked. Nothing changes until `accept`.
+class RecordCursor {
+ public:
+  RecordCursor(const std::uint8_t* at, const std::uint8_t* end, const Memo& memo) : at_(at), end_(end), memo_(memo) {}
+
+  bool opcode(op::Opcode expected) {
+    if (at_ == end_ || *at_ != expected) return false;
+    ++at_;
+    return true;
+  }
+  bool memoize() {
+    ++puts_;
+    return opcode(op::MEMOIZE);
+  }
+  // What BINGET or LONG_BINGET fetches.
+  bool fetch(Value& value) {
+    std::uint64_t index = 0;
+    if (left() >= 2 && *at_ == op::BINGET) {
+      index = at_[1];
+      at_ += 2;
+    } else if (left() >= 5 && *at_ == op::LONG_BINGET) {
+      index = load_little_endian<std::uint32_t>(at_ + 1);
+      at_ += 5;
+    } else {
+      return false;
+    }
+    const Memo::Entry* const entry = memo_.get(index);
+    if (entry == nullptr) return false;
+    value = entry->value;
+    return true;
+  }
+  // An int of 64 bits.
+  bool integer(std::int64_t& value);
+  // A str that is fetched, or one of at most 255 bytes that stands here, once in a record. The value points into the
+  // pickle.
+  bool string(Value& value);
+
+  // Puts the string that stood in the record, the one thing in it that is likely to be fetched. Returns what follows.
+  const std::uint8_t* accept(Memo& memo) const;
+
+ private:
+  std::size_t left() const { return static_cast<std::size_t>(end_ - at_); }
+  const std::uint8_t* at_;
+  const std::uint8_t* end_;
+  const Memo& memo_;
+  std::uint64_t puts_ = 0;
+  std::optional<Value> text_;
+  std::uint64_t puts_before_text_ = 0;
+};
+
+class RecordTaker {
+ public:
+  virtual ~RecordTaker() = default;
+  // `global` has just been fetched from the memo. If a record of this class follows that the taker understands, it
+  // moves `cursor` behind it and returns a number below 2^48 that stands for it in the tree as `Kind::taken`. If not,
+  // the opcodes are done one by one, from where the cursor was.
+  virtual std::optional<std::uint64_t> take(Value global, RecordCursor& cursor) = 0;
+};
+
+// As `read` of pickle_reader.h, with records taken out of the tree.
+ReadResult read_taking(ByteView bytes, const std::string& name, RecordTaker& taker);
+
+}  // namespace tessera::pickle

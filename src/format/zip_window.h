@@ -1,0 +1,51 @@
+#pragma once
+/// \file
+/// An archive's bytes as its reader sees them: a slice of a source, read in few and large enough pieces. Offsets are
+/// relative to the slice. A slice of up to 64 KiB is read whole, once.
+
+#include <cstdint>
+#include <string_view>
+
+#include "tessera/base/error.h"
+#include "tessera/base/file.h"
+
+namespace tessera::zip {
+
+class Window {
+ public:
+  /// Throws `Error(corrupt)` when the slice isn't inside of the source. `source` must outlive the window.
+  Window(const ByteSource& source, std::uint64_t offset_bytes, std::uint64_t length_bytes);
+
+  std::uint64_t length() const { return length_; }
+  const std::string& name() const { return source_.name(); }
+  /// Where a position of the slice lies in the source, for messages and entries.
+  std::uint64_t in_source(std::uint64_t at) const { return offset_ + at; }
+  /// `size` bytes at `at`, valid until the next call. Throws `Error(corrupt)`, saying that `what` ends behind the
+  /// archive, when there are fewer.
+  ByteView view(std::uint64_t at, std::uint64_t size, std::string_view what);
+  /// Fills `out` from `at`, which the caller knows to lie inside of the archive.
+  void read(std::uint64_t at, MutableByteView out);
+  /// As `view`, and what is read is kept for later calls that lie inside of it (the archive's end).
+  ByteView view_tail(std::uint64_t size);
+
+  /// Throws `Error(corrupt)` with the file and `at` as a byte of the file.
+  template <typename... Args>
+  [[noreturn]] void corrupt(std::uint64_t at, fmt::format_string<Args...> format, Args&&... args) const {
+    fail(ErrorCode::corrupt, "{}: zip, byte {}: {}", name(), in_source(at),
+         fmt::format(format, std::forward<Args>(args)...));
+  }
+  void require_equal(std::uint64_t at, std::string_view what, std::uint64_t found, std::uint64_t expected) const {
+    if (found != expected) corrupt(at, "{} is {}, expected {}", what, found, expected);
+  }
+
+ private:
+  struct Piece {
+    std::uint64_t begin = 0;
+    Bytes bytes;
+  };
+  const ByteSource& source_;
+  std::uint64_t offset_, length_;
+  Piece tail_, piece_;
+};
+
+}  // namespace tessera::zip

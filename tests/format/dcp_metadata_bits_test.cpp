@@ -1,0 +1,76 @@
+// Files of PyTorch, cut at every length and with every bit flipped.
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <optional>
+#include <string_view>
+
+#include "tessera/base/error.h"
+#include "tessera/base/file.h"
+#include "tessera/format/dcp_metadata.h"
+
+namespace tessera::dcp {
+namespace {
+
+// What `bytes` say; nothing where they are refused, as something that is in the bytes.
+std::optional<Metadata> read_or_refuse(const Bytes& bytes) {
+  try {
+    return read(std::make_shared<const Bytes>(bytes), "ck/.metadata");
+  } catch (const Error& error) {
+    EXPECT_TRUE(error.code() == ErrorCode::corrupt || error.code() == ErrorCode::unsupported) << error.what();
+    EXPECT_NE(std::string_view(error.what()).find("ck/.metadata"), std::string_view::npos) << error.what();
+    return std::nullopt;
+  }
+}
+
+class DcpMetadataBitsTest : public ::testing::TestWithParam<const char*> {
+ protected:
+  // Everywhere in one file; in the others, which are much like it, so that all eight bits of a byte have their turns.
+  const std::size_t step = GetParam() == std::string_view("2.14-optim") ? 1 : 11;
+  Bytes bytes =
+      read_file(std::filesystem::path(TESSERA_SOURCE_DIR) / "tests/golden/checkpoints" / GetParam() / "ck/.metadata");
+};
+
+TEST_P(DcpMetadataBitsTest, CutAnywhereItIsCorrupt) {
+  for (std::size_t size = 0; size < bytes.size(); size += step) {
+    const auto prefix = std::make_shared<const Bytes>(bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(size));
+    try {
+      read(prefix, "ck/.metadata");
+      ADD_FAILURE() << "read of the first " << size << " bytes";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::corrupt) << error.what();
+      EXPECT_NE(std::string_view(error.what()).find(" at byte "), std::string_view::npos) << error.what();
+    }
+  }
+}
+
+// The format has no checksum (the sidecar has), so a changed bit may say something else; that must hold together then.
+TEST_P(DcpMetadataBitsTest, WithAnyBitFlippedItIsRefusedOrSaysSomething) {
+  std::size_t refused = 0, tried = 0;
+  for (std::size_t bit = 0; bit < bytes.size() * 8; bit += step, ++tried) {
+    SCOPED_TRACE(::testing::Message() << "bit " << bit % 8 << " of byte " << bit / 8);
+    const auto mask = static_cast<std::uint8_t>(1u << (bit % 8));
+    bytes[bit / 8] ^= mask;
+    if (const auto metadata = read_or_refuse(bytes)) {
+      const auto again = read_or_refuse(write(*metadata));
+      EXPECT_TRUE(again && equal(*again, *metadata));
+    } else {
+      ++refused;
+    }
+    bytes[bit / 8] ^= mask;
+  }
+  EXPECT_GT(refused, tried / 2) << "most bits are opcodes, lengths and names of classes";
+}
+
+INSTANTIATE_TEST_SUITE_P(PyTorch, DcpMetadataBitsTest, ::testing::Values("1.13-sharded", "2.6-optim", "2.14-optim"),
+                         [](const auto& test) {
+                           std::string name = test.param;
+                           for (char& c : name) {
+                             if (c == '.' || c == '-') c = '_';
+                           }
+                           return name;
+                         });
+
+}  // namespace
+}  // namespace tessera::dcp

@@ -1,0 +1,150 @@
+#include "format/dcp_metadata_records.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "support/error_matchers.h"
+#include "tessera/base/file.h"
+#include "tessera/format/dcp_metadata.h"
+#include "tessera/format/pickle_writer.h"
+#include "tessera/format/python_value.h"
+
+namespace tessera::dcp {
+namespace {
+
+namespace fs = std::filesystem;
+using pickle::Kind;
+using pickle::RecordCursor;
+using pickle::Value;
+namespace op = pickle::op;
+
+// Takes m.C followed by K and a byte, and m.S followed by a string: each of them by one MEMOIZE longer than its text.
+class Taker final : public pickle::RecordTaker {
+ public:
+  std::optional<std::uint64_t> take(Value global, RecordCursor& cursor) override {
+    std::int64_t number = 0;
+    Value text;
+    if (global.is_global("m", "C")) {
+      if (!cursor.integer(number) || !cursor.memoize()) return std::nullopt;
+      taken.push_back(std::to_string(number));
+    } else if (global.is_global("m", "S")) {
+      if (!cursor.string(text) || !cursor.memoize()) return std::nullopt;
+      taken.emplace_back(text.string());
+    } else {
+      return std::nullopt;
+    }
+    return taken.size() - 1;
+  }
+  std::vector<std::string> taken;
+};
+
+// The pickle after `cm\nC\n` has been put at 0 and `cm\nS\n` at 1, with nothing but a mark on the stack.
+struct Read {
+  std::vector<std::string> taken;
+  std::string root;
+};
+Read read_taking(const std::string& opcodes) {
+  const std::string bytes =
+      "\x80\x04"
+      "cm\nC\n\x94"
+      "0cm\nS\n\x94"
+      "0(" +
+      opcodes + "t.";
+  Taker taker;
+  const pickle::ReadResult result = pickle::read_taking(as_bytes(bytes), "test.pkl", taker);
+  return {taker.taken, pickle::repr(result.tree.root())};
+}
+
+const std::string kC = std::string("h") + '\0', kS = "h\x01";
+
+TEST(RecordsTest, IntegersOfEveryForm) {
+  using Texts = std::vector<std::string>;
+  EXPECT_EQ(read_taking(kC + "K\xff\x94").taken, Texts{"255"});
+  EXPECT_EQ(read_taking(kC + "M\xff\xff\x94").taken, Texts{"65535"});
+  EXPECT_EQ(read_taking(kC + "J\xff\xff\xff\xff\x94").taken, Texts{"-1"});
+  EXPECT_EQ(read_taking(kC + std::string("\x8a\x05\0\0\0\0\x01\x94", 8)).taken, Texts{"4294967296"});
+  EXPECT_EQ(read_taking(kC + "K\xff\x94" + kC + "K\x07\x94").root, "(<taken record>, <taken record>)");
+}
+
+TEST(RecordsTest, WhatTheTakerDoesNotKnowIsReadAsItIs) {
+  const Read none = read_taking(kC + "N" + kS + "K\x01" + kC + "\x8a\x09" + std::string(8, '\xff') + '\x7f');
+  EXPECT_EQ(none.taken, std::vector<std::string>{});
+  EXPECT_EQ(none.root, "(<m.C>, None, <m.S>, 1, <m.C>, 2361183241434822606847)");
+}
+
+TEST(RecordsTest, WhatIsPutBehindRecordsHasItsNumber) {
+  // Indices 2 and 3 are the records'; then a list is 4.
+  EXPECT_EQ(read_taking(kC + "K\x01\x94" + kC + "K\x02\x94" + "]\x94h\x04").root,
+            "(<taken record>, <taken record>, [], [])");
+}
+
+TEST(RecordsTest, TextInARecordCanBeFetched) {
+  const Read read = read_taking(kS + "\x8c\x02hi\x94\x94" + kS + "h\x02\x94" + "h\x02");
+  EXPECT_EQ(read.taken, (std::vector<std::string>{"hi", "hi"}));
+  EXPECT_EQ(read.root, "(<taken record>, <taken record>, 'hi')");
+}
+
+TEST(RecordsTest, NothingElseInARecordCanBeFetched) {
+  EXPECT_ERROR(read_taking(kC + "K\x01\x94h\x02"), ErrorCode::corrupt, "memo index 2 was never put");
+  EXPECT_ERROR(read_taking(kS + "\x8c\x02hi\x94\x94h\x03"), ErrorCode::corrupt, "memo index 3 was never put");
+  EXPECT_ERROR(read_taking(kC + "K\x01\x94]q\x02"), ErrorCode::corrupt, "memo index 2 behind records");
+}
+
+TEST(RecordsTest, EveryPrefixIsCorrupt) {
+  const std::string whole = kC + std::string("\x8a\x05\0\0\0\0\x01\x94", 8) + kS + "\x8c\x02hi\x94\x94";
+  const std::string bytes =
+      "\x80\x04"
+      "cm\nC\n\x94"
+      "0cm\nS\n\x94"
+      "0(" +
+      whole + "t.";
+  for (std::size_t size = 0; size < bytes.size(); ++size) {
+    Taker taker;
+    EXPECT_ERROR(pickle::read_taking(as_bytes(std::string_view(bytes).substr(0, size)), "test.pkl", taker),
+                 ErrorCode::corrupt, "test.pkl", "at byte");
+  }
+}
+
+std::vector<fs::path> all_metadata() {
+  std::vector<fs::path> found;
+  for (const auto& entry : fs::recursive_directory_iterator(fs::path(TESSERA_SOURCE_DIR) / "tests" / "golden")) {
+    const std::string name = entry.path().filename().string();
+    if (name.ends_with(".metadata")) found.push_back(entry.path());
+  }
+  return found;
+}
+
+// Of protocol 2 no record is recognised, so that the tree is read.
+TEST(RecordsTest, TheSameIsReadFromRecordsAsFromTheTree) {
+  for (const fs::path& path : all_metadata()) {
+    const auto bytes = std::make_shared<const Bytes>(read_file(path));
+    const pickle::ReadResult tree = pickle::read(ByteView(*bytes), path.string());
+    Bytes protocol_2;
+    pickle::Writer writer(protocol_2, 2);
+    writer.value(tree.tree.root());
+    writer.stop();
+    EXPECT_TRUE(equal(read(bytes, "bytes"), read(std::make_shared<const Bytes>(protocol_2), "tree"))) << path;
+  }
+}
+
+// What PyTorch saves from several ranks. Were nothing taken, reading would only be slower.
+TEST(RecordsTest, WhatPyTorchWritesIsTaken) {
+  const fs::path path = fs::path(TESSERA_SOURCE_DIR) / "tests/golden/demo/ck/.metadata";
+  const Bytes bytes = read_file(path);
+  Input input(path.string(), bytes.size());
+  Records records(input, bytes.size());
+  const pickle::ReadResult result = pickle::read_taking(bytes, path.string(), records);
+  const Value fields = result.tree.root().object().state;
+  std::size_t taken = 0, all = 0;
+  for (const pickle::Pair& pair : fields.find("storage_data")->pairs()) {
+    all += 2;
+    taken += (pair.key.is(Kind::taken) ? 1u : 0u) + (pair.value.is(Kind::taken) ? 1u : 0u);
+  }
+  EXPECT_GT(taken, all * 9 / 10) << "of " << all;
+}
+
+}  // namespace
+}  // namespace tessera::dcp
