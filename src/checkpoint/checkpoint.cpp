@@ -1,0 +1,193 @@
+#include "tessera/checkpoint/checkpoint.h"
+
+#include <system_error>
+#include <utility>
+
+#include "checkpoint/source.h"
+#include "tessera/base/checked.h"
+#include "tessera/base/error.h"
+#include "tessera/format/safetensors.h"
+#include "tessera/layout/coverage.h"
+
+namespace tessera::checkpoint {
+namespace fs = std::filesystem;
+
+std::string_view source_kind_name(SourceKind kind) {
+  switch (kind) {
+    case SourceKind::dcp:
+      return "dcp";
+    case SourceKind::safetensors:
+      return "safetensors";
+    case SourceKind::torch:
+      return "torch";
+  }
+  return "unknown";
+}
+
+std::uint64_t TensorInfo::size_bytes() const {
+  return static_cast<std::uint64_t>(checked_multiply(checked_numel(shape, name), dtype_size(dtype), name));
+}
+
+std::shared_ptr<const File> FileCache::open(const fs::path& path, std::uint32_t key) {
+  const std::lock_guard lock(mutex_);
+  if (const auto found = files_.find(key); found != files_.end()) return found->second;
+  if (order_.size() >= kOpenFiles) {
+    files_.erase(order_.front());
+    order_.pop_front();
+  }
+  auto file = std::make_shared<const File>(File::open_read(path));
+  files_.emplace(key, file);
+  order_.push_back(key);
+  return file;
+}
+
+std::shared_ptr<const File> SourceBackend::open_file(std::uint32_t file) const {
+  if (file == StoredRange::kNoFile) fail(ErrorCode::corrupt, "{}: no file is given for this data", path.string());
+  return cache_.open(directory / files[file].name, file);
+}
+
+std::uint32_t SourceBackend::add_file(const std::string& name) {
+  const fs::path relative(name);
+  bool leaves = name.empty() || relative.is_absolute() || name.find('\0') != std::string::npos;
+  for (const fs::path& part : relative) leaves = leaves || part == "..";
+  if (leaves) {
+    fail(ErrorCode::corrupt, "{}: data file name '{}' leaves the checkpoint's directory", path.string(),
+         printable(name));
+  }
+  SourceFile file{name, std::nullopt};
+  std::error_code error;
+  const fs::path full = directory / relative;
+  if (fs::is_regular_file(full, error)) {
+    const std::uintmax_t size = fs::file_size(full, error);
+    if (!error) file.size_bytes = size;
+  }
+  files.push_back(std::move(file));
+  return static_cast<std::uint32_t>(files.size() - 1);
+}
+
+void SourceBackend::finish() {
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    if (!tensor_index.emplace(tensors[i].name, i).second) {
+      fail(ErrorCode::corrupt, "{}: the name '{}' stands twice", path.string(), printable(tensors[i].name));
+    }
+  }
+  for (std::size_t i = 0; i < objects.size(); ++i) {
+    if (tensor_index.contains(objects[i].name) || !object_index.emplace(objects[i].name, i).second) {
+      fail(ErrorCode::corrupt, "{}: the name '{}' stands twice", path.string(), printable(objects[i].name));
+    }
+  }
+}
+
+namespace {
+
+bool has_safetensors(const fs::path& directory) {
+  for (const fs::directory_entry& entry : fs::directory_iterator(directory)) {
+    if (entry.path().extension() == ".safetensors" || entry.path().filename() == safetensors::kIndexFileName)
+      return true;
+  }
+  return false;
+}
+
+std::unique_ptr<SourceBackend> open_directory(const fs::path& path, const OpenOptions& options) {
+  try {
+    if (is_dcp_directory(path)) return open_dcp(path, options);
+    if (has_safetensors(path)) return open_safetensors_directory(path);
+  } catch (const fs::filesystem_error& error) {
+    fail(ErrorCode::io, "open {}: {}", path.string(), error.code().message());
+  }
+  for (const fs::directory_entry& entry : fs::directory_iterator(path)) {
+    if (entry.path().extension() != ".distcp") continue;
+    fail(ErrorCode::corrupt, "{}: data files but no .metadata, so the checkpoint was never completed", path.string());
+  }
+  fail(ErrorCode::not_found, "{}: no checkpoint in this directory (no .metadata, no *.safetensors)", path.string());
+}
+
+std::unique_ptr<SourceBackend> open_file_source(const fs::path& path, const OpenOptions& options) {
+  const File file = File::open_read(path);
+  const std::uint64_t size = file.size_bytes();
+  Bytes first(std::min<std::uint64_t>(size, 64));
+  file.read_at(0, first);
+  if (zip::looks_like_zip(first)) return open_torch_file(path, options);
+  if (torch_archive::looks_like_legacy(first)) {
+    fail(ErrorCode::unsupported,
+         "{}: a torch.save file of before PyTorch 1.6; load it and save it again with a newer PyTorch", path.string());
+  }
+  if (safetensors::looks_like_safetensors(first, size) || path.extension() == ".safetensors") {
+    return open_safetensors_file(path);
+  }
+  if (path.filename() == ".metadata") {
+    fail(ErrorCode::invalid_argument, "{}: name the checkpoint's directory, not its metadata file", path.string());
+  }
+  if (path.extension() == ".distcp") {
+    fail(ErrorCode::invalid_argument, "{}: name the checkpoint's directory, not one of its data files", path.string());
+  }
+  fail(ErrorCode::corrupt, "{} at byte 0: neither a torch.save archive nor a safetensors file", path.string());
+}
+
+}  // namespace
+
+std::shared_ptr<const Checkpoint> Checkpoint::open(const fs::path& path, const OpenOptions& options) {
+  std::error_code error;
+  const fs::file_status status = fs::status(path, error);
+  if (status.type() == fs::file_type::not_found)
+    fail(ErrorCode::not_found, "{}: no such file or directory", path.string());
+  if (error) fail(ErrorCode::io, "open {}: {}", path.string(), error.message());
+  std::unique_ptr<SourceBackend> backend =
+      fs::is_directory(status) ? open_directory(path, options) : open_file_source(path, options);
+  backend->finish();
+  return std::shared_ptr<const Checkpoint>(new Checkpoint(std::move(backend)));
+}
+
+Checkpoint::Checkpoint(std::unique_ptr<SourceBackend> backend) : backend_(std::move(backend)) {}
+Checkpoint::~Checkpoint() = default;
+
+const fs::path& Checkpoint::path() const { return backend_->path; }
+SourceKind Checkpoint::kind() const { return backend_->kind; }
+const std::string& Checkpoint::version() const { return backend_->version; }
+const std::vector<SourceFile>& Checkpoint::files() const { return backend_->files; }
+const std::vector<TensorInfo>& Checkpoint::tensors() const { return backend_->tensors; }
+const std::vector<ObjectInfo>& Checkpoint::objects() const { return backend_->objects; }
+const std::vector<StoredCopy>& Checkpoint::copies() const { return backend_->copies; }
+const dcp::Metadata* Checkpoint::dcp_metadata() const { return backend_->dcp_metadata(); }
+const std::vector<std::string>& Checkpoint::warnings() const { return backend_->warnings; }
+
+std::uint64_t Checkpoint::tensor_bytes() const {
+  std::uint64_t total = 0;
+  for (const TensorInfo& tensor : tensors()) total = checked_add(total, tensor.size_bytes(), "size of all tensors");
+  return total;
+}
+
+std::optional<std::size_t> Checkpoint::find_tensor(std::string_view name) const {
+  const auto found = backend_->tensor_index.find(name);
+  return found == backend_->tensor_index.end() ? std::nullopt : std::optional(found->second);
+}
+
+std::optional<std::size_t> Checkpoint::find_object(std::string_view name) const {
+  const auto found = backend_->object_index.find(name);
+  return found == backend_->object_index.end() ? std::nullopt : std::optional(found->second);
+}
+
+void Checkpoint::check_partition(std::size_t i) const {
+  const TensorInfo& tensor = tensors()[i];
+  const std::string where = fmt::format("{}: tensor '{}'", path().string(), printable(tensor.name));
+  for (std::size_t c = 0; c < tensor.chunks.size(); ++c) {
+    if (!is_valid(tensor.chunks[c], tensor.shape)) {
+      fail(ErrorCode::corrupt, "{}: chunk {} lies outside of the shape {}", where, to_string(tensor.chunks[c]),
+           shape_to_string(tensor.shape));
+    }
+  }
+  if (const auto pair = find_overlap(tensor.chunks)) {
+    fail(ErrorCode::corrupt, "{}: chunks {} and {} overlap", where, to_string(tensor.chunks[pair->first]),
+         to_string(tensor.chunks[pair->second]));
+  }
+  if (const auto hole = find_hole(tensor.shape, tensor.chunks)) {
+    fail(ErrorCode::corrupt, "{}: no chunk holds {} of the shape {}", where, to_string(*hole),
+         shape_to_string(tensor.shape));
+  }
+}
+
+Extent Checkpoint::locate(std::size_t tensor, std::size_t chunk) const { return backend_->locate(tensor, chunk); }
+ObjectValue Checkpoint::load_object(std::size_t i) const { return backend_->load_object(i); }
+std::shared_ptr<const File> Checkpoint::open_file(std::uint32_t file) const { return backend_->open_file(file); }
+
+}  // namespace tessera::checkpoint

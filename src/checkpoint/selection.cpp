@@ -1,0 +1,69 @@
+#include <algorithm>
+
+#include "tessera/checkpoint/convert.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+// Matches one character against the set that begins behind '[' at glob[at]. Returns the position behind ']' and whether
+// it is in the set; npos if there is no ']' (then '[' stands for itself).
+std::pair<std::size_t, bool> match_set(std::string_view glob, std::size_t at, char c) {
+  const bool negated = at < glob.size() && (glob[at] == '!' || glob[at] == '^');
+  if (negated) ++at;
+  bool found = false;
+  for (bool first = true; at < glob.size() && (first || glob[at] != ']'); first = false) {
+    const auto low = static_cast<unsigned char>(glob[at++]);
+    auto high = low;
+    if (at + 1 < glob.size() && glob[at] == '-' && glob[at + 1] != ']') {
+      high = static_cast<unsigned char>(glob[at + 1]);
+      at += 2;
+    }
+    found = found || (low <= static_cast<unsigned char>(c) && static_cast<unsigned char>(c) <= high);
+  }
+  if (at >= glob.size()) return {std::string_view::npos, false};
+  return {at + 1, found != negated};
+}
+
+}  // namespace
+
+bool glob_matches(std::string_view glob, std::string_view text) {
+  std::size_t g = 0, t = 0;
+  std::size_t star = std::string_view::npos, star_text = 0;  // the last '*' and the text it has swallowed up to
+  while (t < text.size()) {
+    if (g < glob.size() && glob[g] == '*') {
+      star = g++;
+      star_text = t;
+      continue;
+    }
+    bool matched = false;
+    std::size_t next = g + 1;
+    if (g < glob.size()) {
+      if (glob[g] == '[') {
+        const auto [behind, in_set] = match_set(glob, g + 1, text[t]);
+        matched = behind == std::string_view::npos ? text[t] == '[' : in_set;
+        if (behind != std::string_view::npos) next = behind;
+      } else {
+        matched = glob[g] == '?' || glob[g] == text[t];
+      }
+    }
+    if (matched) {
+      g = next;
+      ++t;
+    } else if (star != std::string_view::npos) {
+      g = star + 1;
+      t = ++star_text;
+    } else {
+      return false;
+    }
+  }
+  while (g < glob.size() && glob[g] == '*') ++g;
+  return g == glob.size();
+}
+
+bool Selection::takes(std::string_view name) const {
+  const auto matches = [&](const std::string& glob) { return glob_matches(glob, name); };
+  return (select.empty() || std::any_of(select.begin(), select.end(), matches)) &&
+         std::none_of(exclude.begin(), exclude.end(), matches);
+}
+
+}  // namespace tessera::checkpoint

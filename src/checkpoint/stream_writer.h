@@ -1,0 +1,92 @@
+#pragma once
+// Writes files whose every byte is known by place before any data is read: fixed bytes, data that is produced block by
+// block on several threads, and bytes that depend on the data's CRC-32 (zip's descriptors and directories).
+//
+// Law: memory is bounded by threads * (kBlockBytes + what a producer needs) plus the units queued, whatever the size of
+// the data.
+
+#include <atomic>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "tessera/base/bytes.h"
+#include "tessera/base/cancellation.h"
+#include "tessera/base/file.h"
+#include "tessera/base/progress.h"
+#include "tessera/base/thread_pool.h"
+#include "tessera/checkpoint/sidecar.h"
+
+namespace tessera::checkpoint {
+
+// Data of which any part can be produced. `produce(begin_bytes, out)` is called once for each part, from any thread;
+// parts begin at multiples of `granule_bytes`.
+struct Data {
+  std::uint64_t length_bytes = 0;
+  std::uint64_t granule_bytes = 1;
+  std::function<void(std::uint64_t begin_bytes, MutableByteView out)> produce;
+};
+
+// Bytes that can be computed when the CRCs of the unit's data are known (indexed by data segment).
+struct Late {
+  std::uint64_t length_bytes = 0;
+  bool needs_all = false;  // else only the CRCs of the data segments before it
+  std::function<Bytes(const std::vector<std::uint32_t>& data_crcs)> make;
+};
+
+using Segment = std::variant<Bytes, Data, Late>;
+
+// Consecutive segments of a file: a stored item, or a whole file.
+struct Unit {
+  std::vector<Segment> segments;
+  std::uint64_t length_bytes() const;
+};
+
+class StreamWriter {
+ public:
+  static constexpr std::uint64_t kBlockBytes = 4u << 20;
+
+  StreamWriter(std::filesystem::path directory, std::size_t threads, ProgressSink& progress,
+               const Cancellation* cancellation);
+  ~StreamWriter();
+
+  // Creates a file of a known size. Units are then added to it in order; `end_file` says that there are no more.
+  void begin_file(const std::string& name, std::uint64_t size_bytes);
+  void add(Unit unit);
+  void end_file();
+
+  // A small file, written and synced at once.
+  void add_small_file(const std::string& name, ByteView bytes);
+
+  // Waits until every file is written and synced; returns what was written. Throws what the first failure threw.
+  Sidecar finish();
+
+ private:
+  struct OutputFile;
+  struct Running;
+  void flush_small();
+  void run_large(std::shared_ptr<Running> unit);
+  void assemble(Running& unit, std::size_t first, std::size_t last, MutableByteView out);
+  void task_done(const std::shared_ptr<Running>& unit);
+  void unit_done(OutputFile& file, std::uint64_t offset_bytes, std::uint64_t length_bytes, std::uint32_t crc);
+  void file_done(OutputFile& file);
+  void check_cancelled() const;
+
+  std::filesystem::path directory_;
+  ProgressSink& progress_;
+  const Cancellation* cancellation_;
+  std::shared_ptr<OutputFile> current_;
+  std::uint64_t next_offset_bytes_ = 0;
+  std::vector<std::shared_ptr<Running>> small_;  // consecutive units of the current file, to be written at once
+  std::uint64_t small_bytes_ = 0;
+  std::mutex result_mutex_;
+  Sidecar result_;
+  ThreadPool pool_;  // last: its threads use all of the above
+};
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,182 @@
+#include "tessera/checkpoint/tensor_reader.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "checkpoint/buffer.h"
+#include "tessera/base/crc32.h"
+#include "tessera/base/error.h"
+#include "tessera/layout/byte_ranges.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+// A span up to this size is read in one piece however little of it is wanted: one large read costs less than many small
+// ones.
+constexpr std::uint64_t kSmallSpanBytes = 64u << 10;
+// Reading this many times the bytes wanted is still better than reading them run by run.
+constexpr std::uint64_t kMaxSpanWaste = 4;
+constexpr std::uint64_t kVerifyBlockBytes = 4u << 20;
+
+}  // namespace
+
+struct TensorReader::Chunk {
+  std::once_flag located;
+  Extent extent;
+  std::vector<std::int64_t> strides;  // of the extent, row-major made explicit
+  bool row_major = true;
+
+  // What has been read of the checksummed range, for checking it without reading it again.
+  struct Piece {
+    std::uint64_t offset_bytes, length_bytes;
+    std::uint32_t crc32;
+  };
+  std::mutex mutex;
+  std::vector<Piece> pieces;
+
+  // Whether the pieces are the whole range, each byte once, and if so its CRC-32.
+  std::optional<std::uint32_t> crc_of_pieces() {
+    std::sort(pieces.begin(), pieces.end(),
+              [](const Piece& a, const Piece& b) { return a.offset_bytes < b.offset_bytes; });
+    std::uint64_t at = extent.checksum->offset_bytes;
+    std::uint32_t crc = 0;
+    for (const Piece& piece : pieces) {
+      if (piece.offset_bytes != at) return std::nullopt;
+      crc = crc32_combine(crc, piece.crc32, piece.length_bytes);
+      at += piece.length_bytes;
+    }
+    if (at != extent.checksum->offset_bytes + extent.checksum->length_bytes) return std::nullopt;
+    return crc;
+  }
+};
+
+TensorReader::TensorReader(std::shared_ptr<const Checkpoint> checkpoint, std::size_t tensor)
+    : checkpoint_(std::move(checkpoint)),
+      tensor_(tensor),
+      info_(&checkpoint_->tensors()[tensor]),
+      index_(info_->chunks),
+      chunks_(std::make_unique<Chunk[]>(info_->chunks.size())) {}
+
+TensorReader::~TensorReader() = default;
+
+TensorReader::Chunk& TensorReader::located(std::size_t i) const {
+  Chunk& chunk = chunks_[i];
+  std::call_once(chunk.located, [&] {
+    chunk.extent = checkpoint_->locate(tensor_, i);
+    chunk.row_major = chunk.extent.strides.empty();
+    chunk.strides = chunk.row_major ? row_major_strides(info_->chunks[i].sizes) : chunk.extent.strides;
+  });
+  return chunk;
+}
+
+void TensorReader::read(BoxView box, MutableByteView out) const {
+  const std::int64_t element_bytes = dtype_size(info_->dtype);
+  if (out.size() != static_cast<std::uint64_t>(volume(box) * element_bytes)) {
+    fail(ErrorCode::internal, "read of tensor '{}': a buffer of {} bytes for {}", printable(info_->name), out.size(),
+         to_string(box));
+  }
+  if (out.empty()) return;
+  const std::vector<std::int64_t> out_strides = row_major_strides(box.sizes);
+  std::int64_t found = 0;
+  for (const std::size_t i : index_.overlapping(box)) {
+    const BoxView chunk_box = info_->chunks[i];
+    const std::optional<Box> part = intersect(box, chunk_box);
+    if (!part) continue;
+    found += volume(*part);
+    const Chunk& chunk = located(i);
+    std::vector<std::int64_t> begin(box.rank());
+    std::int64_t out_offset = 0;
+    for (std::size_t d = 0; d < box.rank(); ++d) {
+      begin[d] = part->offsets[d] - chunk_box.offsets[d];
+      out_offset += (part->offsets[d] - box.offsets[d]) * out_strides[d];
+    }
+    const std::shared_ptr<const File> file = checkpoint_->open_file(chunk.extent.file);
+    read_strided(chunk, *file, begin, part->sizes, out.data() + out_offset * element_bytes, out_strides);
+  }
+  if (found != volume(box)) {
+    fail(ErrorCode::corrupt, "{}: tensor '{}': the chunks hold {} of the {} elements of {}",
+         checkpoint_->path().string(), printable(info_->name), found, volume(box), to_string(box));
+  }
+}
+
+// Reads the sub-box `begin`, `sizes` of a chunk. The bytes between the first and the last element wanted are its span:
+// if that is small or mostly wanted it is read at once, else the box is halved where the stored elements lie furthest
+// apart.
+void TensorReader::read_strided(const Chunk& chunk, const File& file, std::span<const std::int64_t> begin,
+                                std::span<const std::int64_t> sizes, std::uint8_t* out,
+                                std::span<const std::int64_t> out_strides) const {
+  const std::int64_t element_bytes = dtype_size(info_->dtype);
+  std::int64_t first = 0, last = 0, count = 1, expected_stride = 1;
+  std::size_t widest = sizes.size();
+  bool dense = true;  // the elements wanted follow one another, on both sides
+  for (std::size_t d = sizes.size(); d-- > 0;) {
+    first += begin[d] * chunk.strides[d];
+    last += (sizes[d] - 1) * chunk.strides[d];
+    count *= sizes[d];
+    if (sizes[d] == 1) continue;
+    dense = dense && chunk.strides[d] == expected_stride && out_strides[d] == expected_stride;
+    expected_stride *= sizes[d];
+    if (widest == sizes.size() || chunk.strides[d] > chunk.strides[widest]) widest = d;
+  }
+  const std::uint64_t offset_bytes = chunk.extent.offset_bytes + static_cast<std::uint64_t>(first * element_bytes);
+  const auto span_bytes = static_cast<std::uint64_t>((last + 1) * element_bytes);
+  const auto wanted_bytes = static_cast<std::uint64_t>(count * element_bytes);
+  if (dense) {
+    read_recorded(chunk, file, offset_bytes, {out, wanted_bytes});
+    return;
+  }
+  if (span_bytes <= kSmallSpanBytes || (span_bytes <= kMaxSpanWaste * wanted_bytes && span_bytes <= kSpanBytes)) {
+    thread_local Buffer buffer;
+    const MutableByteView span = buffer.get(span_bytes);
+    read_recorded(chunk, file, offset_bytes, span);
+    copy_strided(sizes, element_bytes, span.data(), chunk.strides, out, out_strides);
+    return;
+  }
+  std::vector<std::int64_t> half_begin(begin.begin(), begin.end());
+  std::vector<std::int64_t> half_sizes(sizes.begin(), sizes.end());
+  half_sizes[widest] = sizes[widest] / 2;
+  read_strided(chunk, file, half_begin, half_sizes, out, out_strides);
+  half_begin[widest] += half_sizes[widest];
+  out += half_sizes[widest] * out_strides[widest] * element_bytes;
+  half_sizes[widest] = sizes[widest] - half_sizes[widest];
+  read_strided(chunk, file, half_begin, half_sizes, out, out_strides);
+}
+
+void TensorReader::read_recorded(const Chunk& chunk, const File& file, std::uint64_t offset_bytes,
+                                 MutableByteView out) const {
+  file.read_at(offset_bytes, out);
+  if (!chunk.extent.checksum) return;
+  const std::uint32_t crc = crc32(out);
+  auto& changing = const_cast<Chunk&>(chunk);  // only its record of pieces, under its mutex
+  const std::lock_guard lock(changing.mutex);
+  changing.pieces.push_back({offset_bytes, out.size(), crc});
+}
+
+void TensorReader::verify_checksums() const {
+  for (std::size_t i = 0; i < info_->chunks.size(); ++i) {
+    Chunk& chunk = chunks_[i];
+    const std::lock_guard lock(chunk.mutex);
+    if (!chunk.extent.checksum || chunk.pieces.empty()) continue;
+    const Extent::Checksum& expected = *chunk.extent.checksum;
+    std::optional<std::uint32_t> found = chunk.crc_of_pieces();
+    const std::shared_ptr<const File> file = checkpoint_->open_file(chunk.extent.file);
+    if (!found) {
+      thread_local Buffer buffer;
+      std::uint32_t crc = 0;
+      for (std::uint64_t done = 0; done < expected.length_bytes;) {
+        const MutableByteView block = buffer.get(std::min(kVerifyBlockBytes, expected.length_bytes - done));
+        file->read_at(expected.offset_bytes + done, block);
+        crc = crc32(block, crc);
+        done += block.size();
+      }
+      found = crc;
+    }
+    if (*found != expected.crc32) {
+      fail(ErrorCode::corrupt, "{} at byte {}: tensor '{}', chunk {}: its {} bytes have CRC-32 {:08x}, expected {:08x}",
+           file->name(), expected.offset_bytes, printable(info_->name), to_string(info_->chunks[i]),
+           expected.length_bytes, *found, expected.crc32);
+    }
+  }
+}
+
+}  // namespace tessera::checkpoint

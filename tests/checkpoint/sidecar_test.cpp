@@ -1,0 +1,51 @@
+#include "tessera/checkpoint/sidecar.h"
+
+#include <gtest/gtest.h>
+
+#include "support/error_matchers.h"
+#include "support/temporary_directory.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+using testing::TemporaryDirectory;
+
+TEST(SidecarTest, WhatIsWrittenIsRead) {
+  const TemporaryDirectory directory;
+  Sidecar sidecar;
+  sidecar.files[".metadata"] = {17, 0x00000abc};
+  sidecar.files["__0_0.distcp"] = {std::uint64_t{1} << 40, 0xffffffff};
+  write_new_file(directory / std::string(kSidecarFileName), write_sidecar(sidecar));
+  EXPECT_EQ(read_sidecar(directory.path()), sidecar);
+}
+
+TEST(SidecarTest, ADirectoryWithoutOneHasNone) {
+  const TemporaryDirectory directory;
+  EXPECT_EQ(read_sidecar(directory.path()), std::nullopt);
+}
+
+TEST(SidecarTest, ASingleFileHasItsBeside) {
+  EXPECT_EQ(sidecar_path("/x/model.safetensors"), "/x/model.safetensors.tessera.json");
+}
+
+TEST(SidecarTest, DamagedOnesAreRefused) {
+  const auto read = [](std::string_view text) {
+    const TemporaryDirectory directory;
+    write_new_file(directory / std::string(kSidecarFileName), as_bytes(text));
+    return read_sidecar(directory.path());
+  };
+  EXPECT_ERROR(read("{"), ErrorCode::corrupt, "no JSON object");
+  EXPECT_ERROR(read("[]"), ErrorCode::corrupt, "no JSON object");
+  EXPECT_ERROR(read("{}"), ErrorCode::corrupt, "no version");
+  EXPECT_ERROR(read(R"({"version": 2})"), ErrorCode::unsupported, "version 2");
+  EXPECT_ERROR(read(R"({"version": 1})"), ErrorCode::corrupt, "no list of files");
+  EXPECT_ERROR(read(R"({"version": 1, "files": {"a": {"bytes": -1, "crc32": "00000000"}}})"), ErrorCode::corrupt, "'a'",
+               "expected its bytes");
+  EXPECT_ERROR(read(R"({"version": 1, "files": {"a": {"bytes": 1, "crc32": "0000000g"}}})"), ErrorCode::corrupt, "'a'",
+               "crc32 '0000000g'");
+  EXPECT_ERROR(read(R"({"version": 1, "files": {"a": {"bytes": 1, "crc32": "00000000"}, "a": {}}})"),
+               ErrorCode::corrupt, "stands twice");
+}
+
+}  // namespace
+}  // namespace tessera::checkpoint
