@@ -1,0 +1,34 @@
+#include "cli/interruption.h"
+
+#include <csignal>
+
+namespace tessera::cli {
+namespace {
+
+constexpr int kSignals[] = {SIGINT, SIGTERM, SIGHUP};
+
+constinit Cancellation cancellation;
+
+extern "C" void request_stop(int) {
+  cancellation.request();
+  for (const int signal : kSignals) std::signal(signal, SIG_DFL);
+}
+
+}  // namespace
+
+const Cancellation& watch_signals() {
+  std::signal(SIGPIPE, SIG_IGN);
+  struct sigaction action {};
+  action.sa_handler = request_stop;
+  // One at a time, so that a second one finds the default in place.
+  for (const int signal : kSignals) sigaddset(&action.sa_mask, signal);
+  for (const int signal : kSignals) {
+    struct sigaction before {};
+    // A signal that the parent ignores (nohup, a background job) stays ignored.
+    if (::sigaction(signal, nullptr, &before) == 0 && before.sa_handler == SIG_IGN) continue;
+    ::sigaction(signal, &action, nullptr);
+  }
+  return cancellation;
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,87 @@
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <system_error>
+
+#include "cli/command.h"
+#include "tessera/base/bytes.h"
+#include "tessera/base/error.h"
+#include "tessera/base/file.h"
+#include "tessera/checkpoint/mosaic.h"
+
+namespace tessera::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Flags {
+  std::string path, output;
+};
+
+// A page of ours may be replaced by a new one; nothing else may, least of all a checkpoint.
+void check_may_replace(const fs::path& output) {
+  std::error_code error;
+  const fs::file_status status = fs::status(output, error);
+  if (status.type() == fs::file_type::not_found) return;
+  if (fs::is_regular_file(status)) {
+    const File file = File::open_read(output);
+    Bytes begin(checkpoint::kMosaicBegin.size());
+    if (file.size_bytes() >= begin.size()) {
+      file.read_at(0, begin);
+      if (as_text(begin) == checkpoint::kMosaicBegin) return;
+    }
+  }
+  fail(ErrorCode::invalid_argument, "write {}: it exists, and is no page that 'tessera map' wrote", output.string());
+}
+
+// The page appears whole or not at all.
+void write_page(const fs::path& output, const std::string& page) {
+  fs::path temporary = output;
+  temporary += fmt::format(".{}.partial", ::getpid());
+  try {
+    write_new_file(temporary, as_bytes(page));
+    rename_replacing(temporary, output);
+  } catch (...) {
+    std::error_code ignored;
+    fs::remove(temporary, ignored);
+    throw;
+  }
+}
+
+ExitStatus map(const Flags& flags, Session& session) {
+  if (flags.output.empty()) throw UsageError("--output: the page needs a name");
+  const bool to_standard_output = flags.output == "-";
+  if (!to_standard_output) check_may_replace(flags.output);
+  const auto opened = session.open(flags.path);
+  const std::string page = checkpoint::mosaic_html(*opened);
+  session.cancellation.check();
+  if (to_standard_output) {
+    session.out.write(page);
+    return kYes;
+  }
+  write_page(flags.output, page);
+  session.out.print("wrote {}: {} tensors in {}\n", one_line(flags.output), opened->tensors().size(),
+                    format_bytes(page.size()));
+  return kYes;
+}
+
+}  // namespace
+
+Command add_map(CLI::App& parent) {
+  auto flags = std::make_shared<Flags>();
+  CLI::App* app = parent.add_subcommand("map", "Draw which rank and file holds which box of which tensor");
+  app->add_option("CKPT", flags->path, "The checkpoint")->required();
+  app->add_option("-o,--output", flags->output, "The page to write; - for standard output")
+      ->required()
+      ->type_name("FILE");
+  app->footer(
+      "Writes one self-contained HTML page that needs no network.\n\n"
+      "Example:\n"
+      "  tessera map step-1000 -o map.html");
+  return {app, [flags](Session& session) { return map(*flags, session); }};
+}
+
+}  // namespace tessera::cli

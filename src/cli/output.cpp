@@ -1,0 +1,88 @@
+#include "cli/output.h"
+
+#include <fcntl.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdint>
+#include <cstdlib>
+#include <system_error>
+
+#include "tessera/base/error.h"
+
+namespace tessera::cli {
+namespace {
+
+bool environment_has(const char* name) {
+  const char* value = std::getenv(name);
+  return value != nullptr && *value != '\0';
+}
+
+void write_to_standard_error(const std::string& line) {
+  // Where there is nobody to tell, there is nothing to be done.
+  if (::write(STDERR_FILENO, line.data(), line.size()) < 0) return;
+}
+
+}  // namespace
+
+void occupy_standard_streams() {
+  for (const int descriptor : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    // The lowest free descriptor is the one that is closed, for those below it are open by now.
+    if (::fcntl(descriptor, F_GETFD) < 0 && ::open("/dev/null", O_RDONLY) < 0) return;
+  }
+}
+
+Output::Output(const Cancellation& cancellation) : cancellation_(cancellation) {
+  if (::isatty(STDOUT_FILENO) == 0) return;
+  winsize size{};
+  columns_ = ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
+  const char* terminal = std::getenv("TERM");
+  attributes_ = !environment_has("NO_COLOR") && terminal != nullptr && std::string_view(terminal) != "dumb";
+}
+
+void Output::write(std::string_view text) {
+  buffer_ += text;
+  if (buffer_.size() >= kFlushBytes) flush();
+}
+
+void Output::flush() {
+  std::size_t done = 0;
+  while (done < buffer_.size()) {
+    const ssize_t count = ::write(STDOUT_FILENO, buffer_.data() + done, buffer_.size() - done);
+    if (count >= 0) {
+      done += static_cast<std::size_t>(count);
+    } else if (errno != EINTR) {
+      const int reason = errno;
+      buffer_.clear();
+      if (reason == EPIPE) throw ClosedPipe();
+      fail(ErrorCode::io, "write to standard output: {}", std::generic_category().message(reason));
+    }
+    // A signal ends a write that blocks, with a part of it written or with EINTR.
+    if (done < buffer_.size()) cancellation_.check();
+  }
+  buffer_.clear();
+}
+
+std::string Output::bold(std::string_view text) const {
+  return attributes_ ? fmt::format("\x1b[1m{}\x1b[0m", text) : std::string(text);
+}
+
+std::string Output::faint(std::string_view text) const {
+  return attributes_ ? fmt::format("\x1b[2m{}\x1b[0m", text) : std::string(text);
+}
+
+std::string one_line(std::string_view text) {
+  std::string line(text);
+  while (!line.empty() && line.back() == '\n') line.pop_back();
+  std::replace(line.begin(), line.end(), '\n', ' ');
+  return printable(line, SIZE_MAX);
+}
+
+void print_error(std::string_view message) { write_to_standard_error("tessera: " + one_line(message) + "\n"); }
+void print_warning(std::string_view message) {
+  write_to_standard_error("tessera: warning: " + one_line(message) + "\n");
+}
+
+}  // namespace tessera::cli

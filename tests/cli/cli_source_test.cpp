@@ -1,0 +1,94 @@
+// Sources that are no checkpoint, or can't be read: every command says so in one line, and waits for nothing.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <filesystem>
+#include <utility>
+
+#include "cli/command.h"
+#include "support/temporary_directory.h"
+
+namespace tessera::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+class SourceTest : public ::testing::TestWithParam<std::string> {
+ protected:
+  // The command on a source, its other arguments such that nothing but the source is wrong.
+  Outcome run_on(const fs::path& source, const Conditions& conditions = {}) const {
+    const std::string command = GetParam();
+    std::vector<std::string> arguments = {command, source};
+    if (command == "convert") arguments.insert(arguments.end(), {out_ / "ck", "--to", "dcp"});
+    if (command == "reshard") arguments.insert(arguments.end(), {out_ / "ck", "--ranks", "2"});
+    if (command == "diff") arguments.push_back(golden("2.14-optim"));
+    if (command == "map") arguments.insert(arguments.end(), {"-o", out_ / "map.html"});
+    return run_tessera(arguments, conditions);
+  }
+
+  void expect_failure(const Outcome& outcome, const std::string& message) const {
+    EXPECT_EQ(outcome.status, 3);
+    EXPECT_EQ(outcome.out, "");
+    EXPECT_TRUE(is_one_error_line(outcome.err)) << outcome.err;
+    EXPECT_THAT(outcome.err, HasSubstr(message));
+    EXPECT_THAT(names_in(out_.path()), IsEmpty());
+  }
+
+  // Damage is what `verify` is asked for, and its answer is no.
+  void expect_damage(const Outcome& outcome, const std::string& message) const {
+    if (GetParam() != "verify") return expect_failure(outcome, message);
+    EXPECT_EQ(outcome.status, 1);
+    EXPECT_THAT(outcome.out, HasSubstr(message));
+    EXPECT_EQ(outcome.err, "");
+  }
+
+  const TemporaryDirectory folder_, out_;
+};
+
+TEST_P(SourceTest, MissingOrOfNoUse) {
+  ASSERT_EQ(::mkfifo((folder_ / "fifo").c_str(), 0666), 0);
+  fs::create_directory(folder_ / "empty");
+  fs::create_directories(folder_ / "odd/.metadata");
+  fs::create_symlink("nowhere", folder_ / "dangling");
+  fs::create_symlink("loop", folder_ / "loop");
+  expect_failure(run_on(folder_ / "missing"), "missing: no such file or directory");
+  expect_failure(run_on(folder_ / "dangling"), "dangling: no such file or directory");
+  expect_failure(run_on(folder_ / "loop"), "Too many levels of symbolic links");
+  expect_failure(run_on(folder_ / "fifo"), "fifo: found a special file, expected a regular file");
+  expect_failure(run_on("/dev/zero"), "/dev/zero: found a special file, expected a regular file");
+  expect_failure(run_on(folder_ / "empty"), "empty: no checkpoint in this directory (no .metadata, no *.safetensors)");
+  expect_failure(run_on(folder_ / "odd"), "odd/.metadata: found a directory, expected a regular file");
+  expect_failure(run_on(""), "no such file or directory");
+}
+
+TEST_P(SourceTest, EmptyFiles) {
+  fs::create_directory(folder_ / "dcp");
+  for (const std::string name : {"a.pt", "a.safetensors", "dcp/.metadata"}) write_text(folder_ / name, "");
+  expect_damage(run_on(folder_ / "a.pt"), "a.pt at byte 0: neither a torch.save archive nor a safetensors file");
+  expect_damage(run_on(folder_ / "a.safetensors"), "a.safetensors: safetensors: 0 bytes are too few");
+  expect_damage(run_on(folder_ / "dcp"), ".metadata: end of the bytes at byte 0");
+}
+
+TEST_P(SourceTest, WithoutThePermission) {
+  ASSERT_EQ(run_tessera({"convert", golden("2.14-optim"), folder_ / "a.pt"}).status, 0);
+  fs::copy(golden("2.14-optim"), folder_ / "ck");
+  fs::create_directory(folder_ / "closed");
+  for (const std::string name : {"a.pt", "ck/.metadata", "closed"}) fs::permissions(folder_ / name, fs::perms::none);
+  Conditions conditions;
+  conditions.without_root_rights = true;
+  for (const std::string name : {"a.pt", "ck", "closed"}) {
+    expect_failure(run_on(folder_ / name, conditions), "Permission denied");
+  }
+  fs::permissions(folder_ / "closed", fs::perms::owner_all);
+}
+
+INSTANTIATE_TEST_SUITE_P(Commands, SourceTest,
+                         ::testing::Values("inspect", "verify", "convert", "reshard", "diff", "map"),
+                         [](const auto& name) { return name.param; });
+
+}  // namespace
+}  // namespace tessera::testing

@@ -1,0 +1,152 @@
+// Everything that is wrong with a command line is exit status 2 and one line on standard error; help is none of it.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <sstream>
+
+#include "cli/command.h"
+#include "support/temporary_directory.h"
+
+namespace tessera::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+const std::vector<std::string> kCommands = {"inspect", "verify", "convert", "reshard", "diff", "map"};
+
+void expect_usage_error(const std::vector<std::string>& arguments, const std::string& message) {
+  const Outcome outcome = run_tessera(arguments);
+  EXPECT_EQ(outcome.status, 2);
+  EXPECT_EQ(outcome.out, "");
+  EXPECT_TRUE(is_one_error_line(outcome.err)) << outcome.err;
+  EXPECT_THAT(outcome.err, HasSubstr(message));
+}
+
+TEST(UsageTest, VersionIsOneLine) {
+  const Outcome outcome = run_tessera({"--version"});
+  EXPECT_EQ(outcome.status, 0);
+  EXPECT_THAT(outcome.out, ::testing::MatchesRegex("tessera [0-9]+\\.[0-9]+\\.[0-9]+\n"));
+  EXPECT_EQ(outcome.err, "");
+}
+
+TEST(UsageTest, HelpListsEveryCommand) {
+  const Outcome outcome = run_tessera({"--help"});
+  EXPECT_EQ(outcome.status, 0);
+  EXPECT_EQ(outcome.err, "");
+  for (const std::string& command : kCommands) EXPECT_THAT(outcome.out, HasSubstr("  " + command));
+}
+
+TEST(UsageTest, EveryCommandHasHelpWithAnExample) {
+  for (const std::string& command : kCommands) {
+    const Outcome outcome = run_tessera({command, "--help"});
+    EXPECT_EQ(outcome.status, 0);
+    EXPECT_THAT(outcome.out, HasSubstr("Example"));
+    EXPECT_THAT(outcome.out, HasSubstr("tessera " + command + " "));
+    EXPECT_EQ(outcome.err, "");
+  }
+}
+
+TEST(UsageTest, HelpFitsAHundredColumnsAndSaysWhatItIs) {
+  std::vector<std::vector<std::string>> all = {{"--help"}};
+  for (const std::string& command : kCommands) all.push_back({command, "--help"});
+  for (const std::vector<std::string>& arguments : all) {
+    const std::string help = run_tessera(arguments).out;
+    std::istringstream lines(help);
+    std::string first, second;
+    std::getline(lines, first);
+    std::getline(lines, second);
+    EXPECT_THAT(first, ::testing::ContainsRegex("^[A-Z].{10}")) << help;
+    EXPECT_THAT(second, HasSubstr(arguments.size() == 1 ? "Usage: tessera [" : "Usage: tessera " + arguments[0] + " "));
+    for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), 100u) << line;
+  }
+}
+
+TEST(UsageTest, NoCommandListsTheCommands) {
+  expect_usage_error({}, "no command given; there are inspect, verify, convert, reshard, diff, map");
+}
+
+TEST(UsageTest, UnknownCommandListsTheCommands) {
+  expect_usage_error({"inspekt", "x"},
+                     "unknown command 'inspekt'; there are inspect, verify, convert, reshard, diff, map");
+  expect_usage_error({"plan"}, "unknown command 'plan'");
+}
+
+TEST(UsageTest, UnknownCommandNameIsPrintedHarmlessly) {
+  expect_usage_error({"a\nb\x1b[2J"}, "unknown command 'a b\\x1b[2J'");
+}
+
+TEST(UsageTest, UnknownFlagIsNamed) {
+  expect_usage_error({"--frobnicate"}, "--frobnicate");
+  for (const std::string& command : kCommands) {
+    expect_usage_error({command, "--frobnicate"}, "(see 'tessera " + command + " --help')");
+  }
+}
+
+TEST(UsageTest, MissingArgumentsAreNamed) {
+  expect_usage_error({"inspect"}, "CKPT is required");
+  expect_usage_error({"verify"}, "CKPT is required");
+  expect_usage_error({"convert"}, "is required");
+  expect_usage_error({"convert", "a"}, "DST is required");
+  expect_usage_error({"diff", "a"}, "B is required");
+  expect_usage_error({"map", golden("2.14-optim")}, "--output is required");
+}
+
+TEST(UsageTest, SurplusArgumentsAreNamed) {
+  expect_usage_error({"verify", "a", "b"}, "b");
+  expect_usage_error({"diff", "a", "b", "c"}, "c");
+}
+
+TEST(UsageTest, FormatMustBeKnown) {
+  expect_usage_error({"convert", "a", "b", "--to", "onnx"}, "onnx");
+  expect_usage_error({"convert", "a", "b"}, "--to is required: 'b' does not tell the format by its ending");
+}
+
+TEST(UsageTest, NumbersAreChecked) {
+  expect_usage_error({"verify", "a", "--jobs", "0"}, "--jobs");
+  expect_usage_error({"verify", "a", "--jobs", "many"}, "--jobs");
+  expect_usage_error({"reshard", "a", "b", "--ranks", "0"}, "--ranks");
+  expect_usage_error({"reshard", "a", "b", "--ranks", "-2"}, "--ranks");
+  expect_usage_error({"reshard", "a", "b", "--ranks", "2", "--dim", "first"}, "--dim");
+}
+
+TEST(UsageTest, SizesAreChecked) {
+  for (const std::string size : {"", "big", "5 apples", "-1", "0", "0.1", "1e400", "99999999TB", "nan", "inf"}) {
+    expect_usage_error({"convert", "a", "b.pt", "--max-shard-size=" + size}, size.empty() ? "max-shard-size" : size);
+  }
+}
+
+TEST(UsageTest, SelectionMustFindSomething) {
+  const std::string source = golden("2.14-optim");
+  const TemporaryDirectory folder;
+  for (const std::vector<std::string>& command :
+       std::vector<std::vector<std::string>>{{"convert", source, folder / "a.pt"},
+                                             {"reshard", source, folder / "ck", "--ranks", "2"},
+                                             {"diff", source, source}}) {
+    const auto with = [&](const std::vector<std::string>& flags) {
+      std::vector<std::string> arguments = command;
+      arguments.insert(arguments.end(), flags.begin(), flags.end());
+      return arguments;
+    };
+    expect_usage_error(with({"--select", "nope.*"}), "--select: no name matches 'nope.*'");
+    expect_usage_error(with({"--select", "model.*", "--select", "modle.0"}), "--select: no name matches 'modle.0'");
+    expect_usage_error(with({"--exclude", "*"}), "--select and --exclude leave nothing");
+    EXPECT_EQ(run_tessera(with({"--select", "model.*", "--exclude", "nope", "--jobs", "1"})).status, 0);
+  }
+}
+
+TEST(UsageTest, OutputNeedsAName) {
+  expect_usage_error({"map", golden("2.14-optim"), "-o", ""}, "--output: the page needs a name");
+}
+
+TEST(UsageTest, DtypeMustBeOne) {
+  expect_usage_error({"convert", "a", "b.pt", "--dtype", "float33"}, "PyTorch has no dtype 'float33'");
+}
+
+TEST(UsageTest, ReshardNeedsAGoal) {
+  expect_usage_error({"reshard", "a", "b"}, "either --ranks or --like is required");
+  expect_usage_error({"reshard", "a", "b", "--ranks", "2", "--like", "c"}, "excludes");
+}
+
+}  // namespace
+}  // namespace tessera::testing
