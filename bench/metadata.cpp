@@ -8,7 +8,6 @@
 #include <chrono>
 #include <filesystem>
 #include <iostream>
-#include <memory>
 #include <string>
 
 #include "tessera/base/file.h"
@@ -33,8 +32,7 @@ int run(const std::string& work, const std::string& file) {
   }
   double seconds = 0;
   auto start = std::chrono::steady_clock::now();
-  const tessera::dcp::Metadata metadata =
-      tessera::dcp::read(std::make_shared<const tessera::Bytes>(tessera::read_file(file)), file);
+  const tessera::dcp::Metadata metadata = tessera::dcp::read(tessera::File::open_read(file));
   if (work != "write") seconds += seconds_since(start);
   if (work != "read") {
     const std::string out = file + ".out";

@@ -27,7 +27,7 @@ void read_tree(ByteView bytes, const dcp::Metadata& metadata) {
   writer.stop();
   // Protocol 2 reaches dotted names by calls of getattr, which stay calls.
   if (as_text(written).find("getattr") != std::string_view::npos) return;
-  if (!dcp::equal(dcp::read(std::make_shared<const Bytes>(written), "protocol 2"), metadata)) std::abort();
+  if (!dcp::equal(dcp::read(MemorySource(written, "protocol 2")), metadata)) std::abort();
 }
 
 }  // namespace
@@ -35,14 +35,14 @@ void read_tree(ByteView bytes, const dcp::Metadata& metadata) {
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   dcp::Metadata metadata;
   try {
-    metadata = dcp::read(std::make_shared<const Bytes>(data, data + size), "fuzz");
+    metadata = dcp::read(MemorySource({data, size}, "fuzz"));
   } catch (const Error& error) {
     if (error.code() != ErrorCode::corrupt && error.code() != ErrorCode::unsupported) std::abort();
     return 0;
   }
   read_tree({data, size}, metadata);
   const Bytes written = dcp::write(metadata);
-  const dcp::Metadata again = dcp::read(std::make_shared<const Bytes>(written), "written");
+  const dcp::Metadata again = dcp::read(MemorySource(written, "written"));
   if (!dcp::equal(again, metadata) || dcp::write(again) != written) std::abort();
   return 0;
 }

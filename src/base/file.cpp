@@ -153,13 +153,15 @@ void File::close() {
   if (descriptor >= 0 && ::close(descriptor) != 0 && errno != EINTR) fail_system("close", name_, errno);
 }
 
-Bytes read_file(const std::filesystem::path& path, std::uint64_t limit_bytes) {
-  const File file = File::open_read(path);
-  const std::uint64_t size = file.size_bytes();
-  if (size > limit_bytes) {
-    fail(ErrorCode::corrupt, "read {}: it has {} bytes, at most {} expected", printable(path.string(), 4096), size,
-         limit_bytes);
+void require_size_within(const ByteSource& source, std::uint64_t limit_bytes) {
+  if (source.size_bytes() > limit_bytes) {
+    fail(ErrorCode::corrupt, "read {}: it has {} bytes, at most {} expected", printable(source.name(), 4096),
+         source.size_bytes(), limit_bytes);
   }
+}
+
+Bytes read_all(const ByteSource& source) {
+  const std::uint64_t size = source.size_bytes();
   Bytes bytes;
   bytes.reserve(size);
   advise_huge_pages(bytes.data(), size);
@@ -167,9 +169,15 @@ Bytes read_file(const std::filesystem::path& path, std::uint64_t limit_bytes) {
   constexpr std::uint64_t kPieceBytes = std::uint64_t{512} << 10;
   for (std::uint64_t begin = 0; begin < size; begin += kPieceBytes) {
     bytes.resize(std::min(size, begin + kPieceBytes));
-    file.read_at(begin, MutableByteView(bytes).subspan(begin));
+    source.read_at(begin, MutableByteView(bytes).subspan(begin));
   }
   return bytes;
+}
+
+Bytes read_file(const std::filesystem::path& path, std::uint64_t limit_bytes) {
+  const File file = File::open_read(path);
+  require_size_within(file, limit_bytes);
+  return read_all(file);
 }
 
 void write_new_file(const std::filesystem::path& path, ByteView bytes) {

@@ -56,9 +56,9 @@ class DcpSource final : public SourceBackend {
       names = rank_metadata_names(directory);
     }
     for (std::size_t i = 0; i < names.size(); ++i) {
-      const fs::path file = directory / names[i];
-      const auto bytes = std::make_shared<const Bytes>(read_file(file, options.max_metadata_bytes));
-      dcp::Metadata part = dcp::read(bytes, file.string());
+      const File file = File::open_read(directory / names[i]);
+      require_size_within(file, options.max_metadata_bytes);
+      dcp::Metadata part = dcp::read(file);
       take_entries(part, names[i]);
       if (i == 0) {
         metadata_ = std::move(part);

@@ -15,21 +15,23 @@ using pickle::Value;
 
 class MetadataReader {
  public:
-  MetadataReader(const std::string& file, ByteView bytes)
-      : file_(file), bytes_(bytes), input_(file, bytes.size()), records_(input_, bytes.size()) {}
+  explicit MetadataReader(const ByteSource& source)
+      : source_(source), input_(source.name(), source.size_bytes()), records_(input_, source.size_bytes()) {}
 
-  Metadata read(bool takes_records) {
-    const pickle::ReadResult result =
-        takes_records ? pickle::read_taking(bytes_, file_, records_) : pickle::read(bytes_, file_);
-    if (result.length_bytes != bytes_.size()) {
-      fail(ErrorCode::corrupt, "{}: {} bytes behind the end of the pickle at byte {}, expected none", file_,
-           bytes_.size() - result.length_bytes, result.length_bytes);
-    }
-    return read(result.tree.root());
+  Metadata read_records() { return read(pickle::read_taking(source_, records_)); }
+
+  Metadata read_tree() {
+    const Bytes bytes = read_all(source_);
+    return read(pickle::read(bytes, source_.name()));
   }
 
  private:
-  Metadata read(Value root) {
+  Metadata read(const pickle::ReadResult& pickle) {
+    if (pickle.length_bytes != source_.size_bytes()) {
+      fail(ErrorCode::corrupt, "{}: {} bytes behind the end of the pickle at byte {}, expected none", source_.name(),
+           source_.size_bytes() - pickle.length_bytes, pickle.length_bytes);
+    }
+    const Value root = pickle.tree.root();
     using Fields = MetadataFields;
     FieldReader<Fields> reader(input_);
     if (!reader.is_instance(root)) {
@@ -187,8 +189,7 @@ class MetadataReader {
     return std::nullopt;
   }
 
-  std::string file_;
-  ByteView bytes_;
+  const ByteSource& source_;
   Input input_;
   Records records_;
   Metadata metadata_;
@@ -196,12 +197,12 @@ class MetadataReader {
 
 }  // namespace
 
-Metadata read(const std::shared_ptr<const Bytes>& bytes, const std::string& name) {
+Metadata read(const ByteSource& source) {
   try {
-    return MetadataReader(name, *bytes).read(true);
+    return MetadataReader(source).read_records();
   } catch (const Error&) {
     // The whole tree has the last word where something is wrong, and where an unknown field holds records.
-    return MetadataReader(name, *bytes).read(false);
+    return MetadataReader(source).read_tree();
   }
 }
 

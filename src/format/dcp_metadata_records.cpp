@@ -11,14 +11,8 @@ namespace op = pickle::op;
 
 namespace {
 
-// What a chunk with its index and its storage info takes in a pickle, of two dimensions.
-constexpr std::uint64_t kPickledBytes = 150;
-
-template <typename T>
-void reserve(std::vector<T>& rows, std::size_t count) {
-  rows.reserve(count);
-  advise_huge_pages(rows.data(), count * sizeof(T));
-}
+// A chunk of two dimensions with its index and its storage info.
+constexpr std::uint64_t kPickledBytes = 150, kWords = 11;
 
 // Every record is the class called without arguments, and then a dict of its fields.
 bool begins(RecordCursor& cursor) {
@@ -30,26 +24,27 @@ bool ends(RecordCursor& cursor) { return cursor.opcode(op::SETITEMS) && cursor.o
 }  // namespace
 
 Records::Records(Input& input, std::uint64_t pickle_bytes) : input_(input) {
-  const std::size_t expected = pickle_bytes / kPickledBytes;
-  reserve(counts_, 6 * expected);
-  reserve(chunks_, expected);
-  reserve(indices_, expected);
-  reserve(storage_rows_, expected);
+  words_.reserve(pickle_bytes / kPickledBytes * kWords);
+  advise_huge_pages(words_.data(), words_.capacity() * sizeof(words_[0]));
 }
 
 std::optional<std::uint64_t> Records::take(Value global, RecordCursor& cursor) {
   if (global.identity() == other_class_) return std::nullopt;
-  const std::size_t counts = counts_.size();
+  Row row{words_.size(), Table::chunk, 0};
+  bool is_taken = false;
   if (chunk_class_.is_class(global)) {
-    if (take_chunk(cursor)) return number_of(Table::chunks, chunks_.size() - 1);
+    is_taken = take_chunk(cursor, row);
   } else if (index_class_.is_class(global)) {
-    if (take_index(cursor)) return number_of(Table::indices, indices_.size() - 1);
+    row.table = Table::index;
+    is_taken = take_index(cursor, row);
   } else if (storage_class_.is_class(global)) {
-    if (take_storage(cursor)) return number_of(Table::storage, storage_rows_.size() - 1);
+    row.table = Table::storage;
+    is_taken = take_storage(cursor);
   } else {
     other_class_ = global.identity();
   }
-  counts_.resize(counts);
+  if (is_taken && row.begin < Row::kMaxBegin) return row.number();
+  words_.resize(row.begin);
   return std::nullopt;
 }
 
@@ -62,76 +57,81 @@ bool Records::take_key(RecordCursor& cursor, Known& key) {
   return true;
 }
 
-bool Records::take_size(RecordCursor& cursor, std::uint32_t& count) {
+bool Records::take_string(RecordCursor& cursor) {
+  Value value;
+  if (!cursor.string(value)) return false;
+  words_.push_back(std::bit_cast<std::int64_t>(value));
+  return true;
+}
+
+bool Records::take_integer(RecordCursor& cursor) {
+  std::int64_t value = 0;
+  if (!cursor.integer(value)) return false;
+  words_.push_back(value);
+  return true;
+}
+
+bool Records::take_size(RecordCursor& cursor, std::uint64_t& rank) {
   Value callable;
   if (!cursor.fetch(callable)) return false;
   if (callable.identity() != size_class_) {
     if (!callable.is_global(kSize.module, kSize.name)) return false;
     size_class_ = callable.identity();
   }
-  const std::size_t begin = counts_.size();
+  const std::size_t begin = words_.size();
   const bool is_long = cursor.opcode(op::MARK);
   for (std::int64_t member = 0; cursor.integer(member);) {
     if (member < 0) return false;
-    counts_.push_back(member);
+    words_.push_back(member);
   }
-  const std::size_t members = counts_.size() - begin;
+  const std::size_t members = words_.size() - begin;
   constexpr op::Opcode kTuples[] = {op::EMPTY_TUPLE, op::TUPLE1, op::TUPLE2, op::TUPLE3};
   if (members > 3 ? !is_long : is_long) return false;
   if (!cursor.opcode(is_long ? op::TUPLE : kTuples[members])) return false;
-  count = static_cast<std::uint32_t>(members);
-  return (members == 0 || cursor.memoize()) && cursor.opcode(op::TUPLE1) && cursor.memoize() &&
-         cursor.opcode(op::REDUCE) && cursor.memoize();
+  rank = members;
+  return members < Row::kNoOffset && (members == 0 || cursor.memoize()) && cursor.opcode(op::TUPLE1) &&
+         cursor.memoize() && cursor.opcode(op::REDUCE) && cursor.memoize();
 }
 
-bool Records::take_chunk(RecordCursor& cursor) {
-  ChunkRow row{counts_.size(), 0, 0};
-  if (!begins(cursor) || !take_key(cursor, offsets_key_) || !take_size(cursor, row.offsets) ||
-      !take_key(cursor, sizes_key_) || !take_size(cursor, row.sizes) || !ends(cursor)) {
+bool Records::take_chunk(RecordCursor& cursor, Row& row) {
+  std::uint64_t rank_of_sizes = 0;
+  return begins(cursor) && take_key(cursor, offsets_key_) && take_size(cursor, row.rank) &&
+         take_key(cursor, sizes_key_) && take_size(cursor, rank_of_sizes) && row.rank == rank_of_sizes && ends(cursor);
+}
+
+bool Records::take_index(RecordCursor& cursor, Row& row) {
+  if (!begins(cursor) || !take_key(cursor, fqn_key_) || !take_string(cursor)) return false;
+  if (!take_key(cursor, position_key_)) return false;
+  if (cursor.opcode(op::NONE)) {
+    words_.push_back(-1);
+  } else if (!take_integer(cursor)) {
     return false;
   }
-  chunks_.push_back(row);
-  return true;
-}
-
-bool Records::take_index(RecordCursor& cursor) {
-  IndexRow row{Value(), -1, counts_.size(), 0, true};
-  if (!begins(cursor) || !take_key(cursor, fqn_key_) || !cursor.string(row.fqn)) return false;
-  if (!take_key(cursor, position_key_)) return false;
-  if (!cursor.opcode(op::NONE) && !cursor.integer(row.position)) return false;
   if (!take_key(cursor, offset_key_)) return false;
-  row.has_offset = !cursor.opcode(op::NONE);
-  if ((row.has_offset && !take_size(cursor, row.offset)) || !ends(cursor)) return false;
-  indices_.push_back(row);
-  return true;
+  if (!cursor.opcode(op::NONE)) return take_size(cursor, row.rank) && ends(cursor);
+  row.rank = Row::kNoOffset;
+  return ends(cursor);
 }
 
 bool Records::take_storage(RecordCursor& cursor) {
-  StorageRecord row{};
-  if (!begins(cursor) || !take_key(cursor, path_key_) || !cursor.string(row.relative_path) ||
-      !take_key(cursor, start_key_) || !cursor.integer(row.offset_bytes) || !take_key(cursor, length_key_) ||
-      !cursor.integer(row.length_bytes)) {
+  if (!begins(cursor) || !take_key(cursor, path_key_) || !take_string(cursor) || !take_key(cursor, start_key_) ||
+      !take_integer(cursor) || !take_key(cursor, length_key_) || !take_integer(cursor) || !ends(cursor)) {
     return false;
   }
-  if (!ends(cursor)) return false;
+  const std::int64_t length_bytes = words_.back(), offset_bytes = words_[words_.size() - 2];
   std::int64_t end = 0;
-  if (row.offset_bytes < 0 || row.length_bytes < 0 ||
-      __builtin_add_overflow(row.offset_bytes, row.length_bytes, &end)) {
-    return false;
-  }
-  storage_rows_.push_back(row);
-  return true;
+  return offset_bytes >= 0 && length_bytes >= 0 && !__builtin_add_overflow(offset_bytes, length_bytes, &end);
 }
 
-std::optional<std::size_t> Records::row_of(Value value, Table table) {
-  if (!value.is(Kind::taken) || (value.taken() & 3) != static_cast<std::uint64_t>(table)) return std::nullopt;
-  return value.taken() >> 2;
+std::optional<Records::Row> Records::row_of(Value value, Table table) {
+  if (!value.is(Kind::taken)) return std::nullopt;
+  const Row row = Row::of(value.taken());
+  return row.table == table ? std::optional(row) : std::nullopt;
 }
 
 ChunkRecord Records::chunk(Value value, std::string_view name) {
-  if (const auto row = row_of(value, Table::chunks)) {
-    const ChunkRow& chunk = chunks_[*row];
-    return {kept(chunk.begin, chunk.offsets), kept(chunk.begin + chunk.offsets, chunk.sizes)};
+  if (const auto row = row_of(value, Table::chunk)) {
+    return {kept(row->begin, row->rank), kept(row->begin + row->rank, row->rank)};
   }
   const FoundFields<ChunkFields> found = chunk_.read(value, name);
   chunk_.require(found, {ChunkFields::offsets, ChunkFields::sizes}, name);
@@ -144,9 +144,10 @@ ChunkRecord Records::chunk(Value value, std::string_view name) {
 
 IndexRecord Records::index(Value value) {
   using Fields = IndexFields;
-  if (const auto row = row_of(value, Table::indices)) {
-    const IndexRow& index = indices_[*row];
-    return {index.fqn, index.position, index.has_offset, kept(index.begin, index.offset)};
+  if (const auto row = row_of(value, Table::index)) {
+    const bool has_offset = row->rank != Row::kNoOffset;
+    return {kept_string(row->begin), words_[row->begin + 1], has_offset,
+            has_offset ? kept(row->begin + 2, row->rank) : Counts()};
   }
   const FoundFields<Fields> found = index_.read(value, {});
   index_.require(found, {Fields::fqn}, {});
@@ -164,7 +165,9 @@ IndexRecord Records::index(Value value) {
 
 StorageRecord Records::storage(Value value, std::string_view name) {
   using Fields = StorageInfoFields;
-  if (const auto row = row_of(value, Table::storage)) return storage_rows_[*row];
+  if (const auto row = row_of(value, Table::storage)) {
+    return {kept_string(row->begin), words_[row->begin + 1], words_[row->begin + 2], Value()};
+  }
   if (!storage_.is_instance(value)) {
     input_.fail_at(value.is(Kind::object) ? ErrorCode::unsupported : ErrorCode::corrupt, name, "storage_data",
                    describe(value), "an object of _StorageInfo");

@@ -2,6 +2,7 @@
 // The three records that a checkpoint has millions of: chunks, indices and storage infos. Those that are written as
 // PyTorch writes them go from the pickle's bytes into rows of plain numbers; the others are read from the tree.
 
+#include <bit>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -47,30 +48,31 @@ class Records final : public pickle::RecordTaker {
   StorageRecord storage(pickle::Value value, std::string_view name);
 
  private:
-  // The lowest two bits of a taken object's number.
-  enum class Table : std::uint64_t { chunks, indices, storage };
-  struct ChunkRow {
-    std::size_t begin;  // in `counts_`: offsets, then sizes
-    std::uint32_t offsets, sizes;
-  };
-  struct IndexRow {
-    pickle::Value fqn;
-    std::int64_t position;
-    std::size_t begin;  // in `counts_`
-    std::uint32_t offset;
-    bool has_offset;
+  // Where a taken object is: its number in the tree. The row begins at `begin` in `words_` and has
+  //   chunk    `rank` offsets, `rank` sizes
+  //   index    fqn, position, `rank` offsets
+  //   storage  relative_path, offset in bytes, length in bytes
+  // in which a string is the bits of its Value.
+  enum class Table : std::uint64_t { chunk, index, storage };
+  struct Row {
+    std::size_t begin;
+    Table table;
+    std::uint64_t rank;  // kNoOffset for an index whose offset is None
+
+    static constexpr std::uint64_t kNoOffset = 63;
+    static constexpr std::uint64_t kMaxBegin = std::uint64_t{1} << 40;
+    static Row of(std::uint64_t number) { return {number >> 8, static_cast<Table>(number & 3), (number >> 2) & 63}; }
+    std::uint64_t number() const { return (begin << 8) | (rank << 2) | static_cast<std::uint64_t>(table); }
   };
   // The row of a taken object, which must be in `table`; nothing for an object that was left in the tree.
-  static std::optional<std::size_t> row_of(pickle::Value value, Table table);
-  static std::uint64_t number_of(Table table, std::size_t row) {
-    return (row << 2) | static_cast<std::uint64_t>(table);
-  }
-  // The opcodes of each record, behind those that fetch its class.
-  bool take_chunk(pickle::RecordCursor& cursor);
-  bool take_index(pickle::RecordCursor& cursor);
+  static std::optional<Row> row_of(pickle::Value value, Table table);
+  // The opcodes of each record, behind those that fetch its class. What was read is added to `words_`.
+  bool take_chunk(pickle::RecordCursor& cursor, Row& row);
+  bool take_index(pickle::RecordCursor& cursor, Row& row);
   bool take_storage(pickle::RecordCursor& cursor);
-  // A torch.Size, whose members are added to `counts_`.
-  bool take_size(pickle::RecordCursor& cursor, std::uint32_t& count);
+  bool take_size(pickle::RecordCursor& cursor, std::uint64_t& rank);
+  bool take_string(pickle::RecordCursor& cursor);
+  bool take_integer(pickle::RecordCursor& cursor);
 
   // A name of a field, or a class, which once recognised is known by its identity.
   struct Known {
@@ -79,7 +81,8 @@ class Records final : public pickle::RecordTaker {
   };
   static bool take_key(pickle::RecordCursor& cursor, Known& key);
 
-  Counts kept(std::size_t begin, std::size_t count) const { return Counts(counts_).subspan(begin, count); }
+  Counts kept(std::size_t begin, std::size_t count) const { return Counts(words_).subspan(begin, count); }
+  pickle::Value kept_string(std::size_t at) const { return std::bit_cast<pickle::Value>(words_[at]); }
 
   Input& input_;
   FieldReader<ChunkFields> chunk_{input_};
@@ -91,10 +94,7 @@ class Records final : public pickle::RecordTaker {
   Known fqn_key_{"fqn"}, position_key_{"index"}, offset_key_{"offset"};
   Known path_key_{"relative_path"}, start_key_{"offset"}, length_key_{"length"},
       transforms_key_{"transform_descriptors"};
-  std::vector<std::int64_t> counts_;
-  std::vector<ChunkRow> chunks_;
-  std::vector<IndexRow> indices_;
-  std::vector<StorageRecord> storage_rows_;
+  std::vector<std::int64_t> words_;
   std::vector<std::int64_t> offsets_, sizes_, index_offset_;
 };
 

@@ -8,6 +8,7 @@
 #include <limits>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "format/pickle_machine.h"
@@ -19,12 +20,13 @@ namespace tessera::pickle {
 
 class Interpreter {
  public:
-  Interpreter(Nodes& nodes, ByteView bytes, const std::string& name, const ReadLimits& limits,
-              std::uint64_t base_offset_bytes, RecordTaker* taker)
+  // `taker` may be null.
+  Interpreter(Nodes& nodes, Input input, const ReadLimits& limits, RecordTaker* taker)
       : nodes_(nodes),
-        input_(bytes, name, base_offset_bytes),
+        input_(std::move(input)),
         limits_(limits),
         taker_(taker),
+        record_texts_(nodes),
         depth_limit_(static_cast<Depth>(std::min<std::size_t>(limits.depth, std::numeric_limits<Depth>::max() - 1))) {}
 
   // The value; `length_bytes` becomes what was read, STOP included.
@@ -109,7 +111,8 @@ class Interpreter {
   Nodes& nodes_;
   Input input_;
   const ReadLimits& limits_;
-  RecordTaker* taker_;  // or null
+  RecordTaker* taker_;
+  RecordTexts record_texts_;
   Depth depth_limit_;
   Memo memo_;
   FlatArray<Value> values_;

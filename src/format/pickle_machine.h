@@ -2,6 +2,7 @@
 // The state of a pickle being read: where we are in its bytes, the stack with its marks, the memo. Everything that can
 // be wrong is reported here, with the opcode and its offset.
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <cstdlib>
@@ -13,6 +14,7 @@
 #include "format/pickle_nodes.h"
 #include "format/pickle_opcodes.h"
 #include "tessera/base/error.h"
+#include "tessera/base/file.h"
 #include "tessera/format/pickle_reader.h"
 
 namespace tessera::pickle {
@@ -39,13 +41,27 @@ class FlatArray {
   std::size_t capacity_ = 0;
 };
 
+// The bytes of a pickle: all of them, or a window that moves over a source.
 class Input {
  public:
   Input(ByteView bytes, const std::string& name, std::uint64_t base_offset_bytes)
       : begin_(bytes.data()), end_(begin_ + bytes.size()), name_(name), base_offset_bytes_(base_offset_bytes) {}
+  // `source` must outlive the input.
+  explicit Input(const ByteSource& source);
 
   const std::uint8_t* begin() const { return begin_; }
   const std::uint8_t* end() const { return end_; }
+  // Whoever is here or behind must `move_window`.
+  const std::uint8_t* window_margin() const { return behind_window_ == 0 ? end_ : end_ - kMarginBytes; }
+  // Reads on, if there is more, so that the window begins at `at`. Returns where that is now; what pointed into the
+  // window no longer does.
+  const std::uint8_t* move_window(const std::uint8_t* at);
+
+  std::uint64_t offset_of(const std::uint8_t* at) const {
+    return before_window_ + static_cast<std::uint64_t>(at - begin_);
+  }
+  // From `at` to the end of the pickle.
+  std::uint64_t left(const std::uint8_t* at) const { return static_cast<std::uint64_t>(end_ - at) + behind_window_; }
 
   // Throws about the opcode at `opcode`.
   template <typename... Args>
@@ -71,10 +87,17 @@ class Input {
   std::string_view line(const std::uint8_t* opcode, const std::uint8_t*& at) const;
 
  private:
+  // An opcode with its argument, or a record, that is longer than the margin may not be in the window as a whole.
+  static constexpr std::size_t kWindowBytes = std::size_t{1} << 20;
+  static constexpr std::size_t kMarginBytes = std::size_t{64} << 10;
+
+  Bytes window_;
+  const ByteSource* source_ = nullptr;  // null when all bytes are here
   const std::uint8_t* begin_;
   const std::uint8_t* end_;
   const std::string& name_;
   std::uint64_t base_offset_bytes_;
+  std::uint64_t before_window_ = 0, behind_window_ = 0;
 };
 
 // Depths are how far the value was nested when it came to where it is.
@@ -91,15 +114,17 @@ class Memo {
   };
   // Null if nothing was put there, or it was skipped.
   const Entry* get(std::uint64_t index) const {
-    if (index < entries_.size() && entries_[index].index == index) return &entries_[index];
+    const Entry* const entries = entries_.data();
+    if (index < count_ && entries[index].index == index) return &entries[index];
     const Recent& recent = recent_[index % recent_.size()];
-    return recent.index == index ? &entries_[recent.position] : find(index);
+    return recent.index == index ? &entries[recent.position] : find(index);
   }
   // What MEMOIZE puts: the number of indices that were put.
   std::uint64_t next() const { return next_; }
   void append(Value value, Depth depth) {
     if (!others_.empty()) return put(next_, value, depth);
-    entries_.push_back({value, next_++ & kIndexMask, depth});
+    if (count_ == entries_.capacity()) entries_.grow(std::max<std::size_t>(256, 2 * count_));
+    entries_.data()[count_++] = {value, next_++ & kIndexMask, depth};
   }
   void put(std::uint64_t index, Value value, Depth depth);
 
@@ -118,7 +143,8 @@ class Memo {
     std::uint64_t index = UINT64_MAX;
     std::size_t position = 0;
   };
-  std::vector<Entry> entries_;
+  FlatArray<Entry> entries_;
+  std::size_t count_ = 0;
   std::unordered_map<std::uint64_t, Entry> others_;  // put out of turn
   std::uint64_t next_ = 0;
   bool has_skipped_ = false;

@@ -105,7 +105,8 @@ Value Nodes::long_tuple(const Value* items, std::size_t count) {
 }
 
 Value Nodes::global(std::string_view module, std::string_view name) {
-  return pack(Kind::global, address(create<GlobalNode>({{module, name}, fold_for(module, name)})));
+  const GlobalName kept_name{as_text(kept(as_bytes(module))), as_text(kept(as_bytes(name)))};
+  return pack(Kind::global, address(create<GlobalNode>({kept_name, fold_for(module, name)})));
 }
 
 Object::Extra& Nodes::extra(Value object) {

@@ -44,6 +44,9 @@ class Nodes {
   std::uint64_t memory_bytes() const { return reserved_bytes_ - static_cast<std::uint64_t>(end_ - next_); }
   void keep(std::shared_ptr<const Bytes> buffer) { kept_.push_back(std::move(buffer)); }
 
+  // From now on text is copied, where it was borrowed.
+  void copy_texts() { copies_texts_ = true; }
+
   // No kind of value.
   static Value invalid() { return Value(~std::uint64_t{0}); }
   static Value boolean(bool value) { return pack(Kind::boolean, value ? 1 : 0); }
@@ -54,16 +57,15 @@ class Nodes {
     return pack(Kind::integer, address(create<std::int64_t>(value)));
   }
   Value floating(double value) { return pack(Kind::floating, address(create<double>(value))); }
-  // `bytes` must live as long as the tree.
+  // `bytes` must live as long as the tree, unless texts are copied.
   Value text(Kind kind, ByteView bytes) {
-    return bytes.size() <= 255 ? short_text(kind, bytes) : text_node(kind, bytes);
-  }
-  static Value short_text(Kind kind, ByteView bytes) {
+    if (bytes.size() > 255) return text_node(kind, bytes);
     if (bytes.empty()) return pack(kind, 0);
-    return pack(kind, address(bytes.data()) | (std::uint64_t{bytes.size()} << 48));
+    return pack(kind, address(kept(bytes).data()) | (std::uint64_t{bytes.size()} << 48));
   }
   // A bytearray is changeable, so each is a node of its own.
   Value text_node(Kind kind, ByteView bytes) {
+    bytes = kept(bytes);
     return pack(kind, address(create<detail::TextNode>({bytes.data(), bytes.size()})));
   }
   std::uint8_t* make_room(std::size_t bytes) { return static_cast<std::uint8_t*>(allocate(bytes)); }
@@ -82,7 +84,7 @@ class Nodes {
   }
   Value list(Kind kind) { return pack(kind, address(create<detail::ArrayNode<Value>>({nullptr, 0, 0}))); }
   Value dict() { return pack(Kind::dict, address(create<detail::ArrayNode<Pair>>({nullptr, 0, 0}))); }
-  Value global(std::string_view module, std::string_view name);  // borrows both
+  Value global(std::string_view module, std::string_view name);  // both are texts
   Value object(Object::Made made, Value callable, Value arguments) {
     return pack(Kind::object, address(create<Object>({callable, arguments, Value(), made, false, 0})));
   }
@@ -140,6 +142,7 @@ class Nodes {
     std::memcpy(static_cast<void*>(node.items + node.count), items, count * sizeof(T));
     node.count += static_cast<std::uint32_t>(count);
   }
+  ByteView kept(ByteView bytes) { return copies_texts_ ? copy(bytes) : bytes; }
   void* allocate_in_new_block(std::size_t bytes);
   void* malloc_block(std::size_t bytes);
   void* grow(void* items, std::uint32_t count, std::uint32_t& capacity, std::size_t more, std::size_t item_bytes);
@@ -153,6 +156,7 @@ class Nodes {
   std::size_t next_block_bytes_ = 2048;
   std::uint64_t reserved_bytes_ = 0;
   std::uint64_t limit_bytes_ = UINT64_MAX;
+  bool copies_texts_ = false;
   std::vector<void*> blocks_, mapped_blocks_;
   std::unordered_map<void*, std::uint64_t> large_arrays_;  // and their bytes
   std::vector<std::shared_ptr<const Bytes>> kept_;

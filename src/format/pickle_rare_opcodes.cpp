@@ -92,7 +92,7 @@ void Interpreter::run_rare(std::uint8_t opcode) {
       break;
     case op::FRAME: {
       const auto size = number<std::uint64_t>();
-      const auto left = static_cast<std::uint64_t>(input_.end() - cursor_);
+      const std::uint64_t left = input_.left(cursor_);
       if (size > left) fail("a frame of {} bytes, {} left", size, left);
       break;
     }

@@ -57,7 +57,7 @@ void Interpreter::call(Object::Made made) {
 void Interpreter::put(std::uint64_t index) {
   need(1);
   // Each index was once the next one, so it is at most the number of opcodes before.
-  const auto offset = static_cast<std::uint64_t>(opcode_ - input_.begin());
+  const std::uint64_t offset = input_.offset_of(opcode_);
   if (index >= limits_.memo || index > offset) fail("memo index {} is too large", index);
   if (!memo_.can_put(index)) fail("memo index {} behind records", index);
   memo_.put(index, top_[-1], depths()[-1]);
@@ -71,7 +71,8 @@ void Interpreter::get(std::uint64_t index) {
 
 Value Interpreter::run(std::uint64_t& length_bytes) {
   const std::uint8_t* p = input_.begin();
-  const std::uint8_t* const end = input_.end();
+  const std::uint8_t* end = input_.end();
+  const std::uint8_t* margin = input_.window_margin();
   grow_stack();
   Value* top = top_;
   Value* base = values_.data();
@@ -108,7 +109,7 @@ Value Interpreter::run(std::uint64_t& length_bytes) {
     const Memo::Entry* const entry = memo_.get(index);
     if (entry == nullptr) return with(opcode, [&] { get(index); });
     if (taker_ != nullptr && entry->value.is(Kind::global)) {
-      RecordCursor cursor(p, end, memo_);
+      RecordCursor cursor(p, end, memo_, record_texts_);
       if (const std::optional<std::uint64_t> number = taker_->take(entry->value, cursor)) {
         p = cursor.accept(memo_);
         return push_value(Nodes::taken(*number), 0);
@@ -123,6 +124,11 @@ Value Interpreter::run(std::uint64_t& length_bytes) {
     with(opcode, [&] { put(index); });
   };
   for (;;) {
+    if (p >= margin && margin != end) {
+      p = input_.move_window(p);
+      end = input_.end();
+      margin = input_.window_margin();
+    }
     const std::uint8_t* const opcode = p;
     if (p == end) with(opcode, [&] { fail("no STOP"); });
     if (left-- == 0) with(opcode, [&] { fail("more than {} opcodes", limits_.items); });
@@ -232,7 +238,7 @@ Value Interpreter::run(std::uint64_t& length_bytes) {
         break;
       case op::STOP:
         require(opcode, 1);
-        length_bytes = static_cast<std::uint64_t>(p - input_.begin());
+        length_bytes = input_.offset_of(p);
         return top[-1];
       default:
         with(opcode, [&] { run_rare(*opcode); });
@@ -243,22 +249,21 @@ Value Interpreter::run(std::uint64_t& length_bytes) {
 
 namespace {
 
-Value read_into(Tree& tree, ByteView bytes, const std::string& name, const ReadLimits& limits,
-                std::uint64_t base_offset_bytes, RecordTaker* taker, std::uint64_t& length_bytes) {
+void read_into(ReadResult& result, Input input, const ReadLimits& limits, RecordTaker* taker) {
   constexpr std::uint64_t kLeastMemoryBytes = std::uint64_t{64} << 20;
   constexpr std::uint64_t kMemoryPerByte = 48;
-  Nodes& nodes = Nodes::of(tree);
-  nodes.set_limit(limits.memory_bytes != 0 ? limits.memory_bytes : kLeastMemoryBytes + kMemoryPerByte * bytes.size());
-  const Value root = Interpreter(nodes, bytes, name, limits, base_offset_bytes, taker).read(length_bytes);
+  Nodes& nodes = Nodes::of(result.tree);
+  const std::uint64_t size_bytes = input.left(input.begin());
+  nodes.set_limit(limits.memory_bytes != 0 ? limits.memory_bytes : kLeastMemoryBytes + kMemoryPerByte * size_bytes);
+  result.tree.set_root(Interpreter(nodes, std::move(input), limits, taker).read(result.length_bytes));
   nodes.set_limit(UINT64_MAX);
-  return root;
 }
 
 }  // namespace
 
 ReadResult read(ByteView bytes, const std::string& name, const ReadLimits& limits, std::uint64_t base_offset_bytes) {
   ReadResult result;
-  result.tree.set_root(read_into(result.tree, bytes, name, limits, base_offset_bytes, nullptr, result.length_bytes));
+  read_into(result, Input(bytes, name, base_offset_bytes), limits, nullptr);
   return result;
 }
 
@@ -269,9 +274,10 @@ ReadResult read(std::shared_ptr<const Bytes> bytes, const std::string& name, con
   return result;
 }
 
-ReadResult read_taking(ByteView bytes, const std::string& name, RecordTaker& taker) {
+ReadResult read_taking(const ByteSource& source, RecordTaker& taker) {
   ReadResult result;
-  result.tree.set_root(read_into(result.tree, bytes, name, {}, 0, &taker, result.length_bytes));
+  Nodes::of(result.tree).copy_texts();
+  read_into(result, Input(source), {}, &taker);
   return result;
 }
 

@@ -1,9 +1,23 @@
 #include "format/pickle_records.h"
 
+#include <functional>
+#include <string_view>
+
 #include "format/pickle_integer.h"
 #include "format/pickle_text.h"
 
 namespace tessera::pickle {
+
+Value RecordTexts::string(ByteView utf8) {
+  constexpr std::size_t kRecent = std::size_t{1} << 14;
+  if (recent_.empty()) recent_.resize(kRecent);
+  const std::string_view text = as_text(utf8);
+  Value& recent = recent_[std::hash<std::string_view>()(text) % kRecent];
+  if (recent.is_string(text)) return recent;
+  if (!is_python_utf8(text)) return Value();
+  recent = nodes_.text(Kind::string, utf8);
+  return recent;
+}
 
 bool RecordCursor::integer(std::int64_t& value) {
   const std::size_t more = left();
@@ -33,9 +47,9 @@ bool RecordCursor::integer(std::int64_t& value) {
 bool RecordCursor::string(Value& value) {
   if (left() >= 2 && *at_ == op::SHORT_BINUNICODE) {
     const ByteView text(at_ + 2, std::min<std::size_t>(at_[1], left() - 2));
-    if (text.size() != at_[1] || !is_python_utf8(as_text(text))) return false;
-    if (text_) return false;
-    value = Nodes::short_text(Kind::string, text);
+    if (text.size() != at_[1] || text_) return false;
+    value = texts_.string(text);
+    if (value.is_none()) return false;
     text_ = value;
     puts_before_text_ = puts_;
     at_ += 2 + text.size();

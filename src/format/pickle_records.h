@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "format/pickle_machine.h"
 #include "format/pickle_opcodes.h"
@@ -11,11 +12,24 @@
 
 namespace tessera::pickle {
 
+// The strings that stand in records. Most are there many times, one behind the other or in turn.
+class RecordTexts {
+ public:
+  explicit RecordTexts(Nodes& nodes) : nodes_(nodes) {}
+  // The string of `utf8`, mostly the one that an equal text got before; None if it isn't UTF-8.
+  Value string(ByteView utf8);
+
+ private:
+  Nodes& nodes_;
+  std::vector<Value> recent_;
+};
+
 // The opcodes from a place in a pickle on, as one that expects certain ones reads them. Each function moves on and is
 // true if what it names comes next; after the first false nothing more may be asked. Nothing changes until `accept`.
 class RecordCursor {
  public:
-  RecordCursor(const std::uint8_t* at, const std::uint8_t* end, const Memo& memo) : at_(at), end_(end), memo_(memo) {}
+  RecordCursor(const std::uint8_t* at, const std::uint8_t* end, const Memo& memo, RecordTexts& texts)
+      : at_(at), end_(end), memo_(memo), texts_(texts) {}
 
   bool opcode(op::Opcode expected) {
     if (at_ == end_ || *at_ != expected) return false;
@@ -45,8 +59,7 @@ class RecordCursor {
   }
   // An int of 64 bits.
   bool integer(std::int64_t& value);
-  // A str that is fetched, or one of at most 255 bytes that stands here, once in a record. The value points into the
-  // pickle.
+  // A str that is fetched, or one of at most 255 bytes that stands here, once in a record.
   bool string(Value& value);
 
   // Puts the string that stood in the record, the one thing in it that is likely to be fetched. Returns what follows.
@@ -57,6 +70,7 @@ class RecordCursor {
   const std::uint8_t* at_;
   const std::uint8_t* end_;
   const Memo& memo_;
+  RecordTexts& texts_;
   std::uint64_t puts_ = 0;
   std::optional<Value> text_;
   std::uint64_t puts_before_text_ = 0;
@@ -71,7 +85,9 @@ class RecordTaker {
   virtual std::optional<std::uint64_t> take(Value global, RecordCursor& cursor) = 0;
 };
 
-// As `read` of pickle_reader.h, with records taken out of the tree.
-ReadResult read_taking(ByteView bytes, const std::string& name, RecordTaker& taker);
+// As `read` of pickle_reader.h, with records taken out of the tree. Has about a megabyte of the pickle in memory at a
+// time, and the tree doesn't need it; so who wants to know where something is wrong, or has a pickle with arguments
+// that are longer (Error(corrupt)), reads it with `read`.
+ReadResult read_taking(const ByteSource& source, RecordTaker& taker);
 
 }  // namespace tessera::pickle

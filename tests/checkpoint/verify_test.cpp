@@ -39,7 +39,7 @@ class VerifyTest : public ::testing::Test {
   // Rewrites .metadata with a change.
   void change_metadata(const std::function<void(dcp::Metadata&)>& change) const {
     const fs::path path = checkpoint_ / ".metadata";
-    dcp::Metadata metadata = dcp::read(std::make_shared<const Bytes>(read_file(path)), path.string());
+    dcp::Metadata metadata = dcp::read(File::open_read(path));
     change(metadata);
     overwrite_file(path, dcp::write(metadata));
   }
@@ -87,7 +87,7 @@ TEST_F(VerifyTest, AFlippedBitOfATensorNamesFileOffsetAndTensor) {
 // Ranks that save without collectives each save what is replicated, and say so in their own metadata.
 TEST_F(VerifyTest, TheOtherRanksCopiesAreAccountedForAndChecked) {
   const fs::path path = checkpoint_ / ".metadata";
-  dcp::Metadata metadata = dcp::read(std::make_shared<const Bytes>(read_file(path)), path.string());
+  dcp::Metadata metadata = dcp::read(File::open_read(path));
   for (std::string& file : metadata.files) {
     fs::copy(checkpoint_ / file, checkpoint_ / ("copy_" + file));
     file.insert(0, "copy_");
@@ -232,7 +232,7 @@ TEST_F(VerifyTest, DataFilesOutsideOfTheDirectoryAreRefused) {
     const TemporaryDirectory copy;
     fs::copy(checkpoint_, copy / "ck", fs::copy_options::recursive);
     const fs::path path = copy.path() / "ck" / ".metadata";
-    dcp::Metadata metadata = dcp::read(std::make_shared<const Bytes>(read_file(path)), path.string());
+    dcp::Metadata metadata = dcp::read(File::open_read(path));
     metadata.files[0] = name;
     overwrite_file(path, dcp::write(metadata));
     EXPECT_PROBLEM(verify(copy / "ck"), "leaves the checkpoint's directory");

@@ -16,7 +16,7 @@ namespace {
 // What `bytes` say; nothing where they are refused, as something that is in the bytes.
 std::optional<Metadata> read_or_refuse(const Bytes& bytes) {
   try {
-    return read(std::make_shared<const Bytes>(bytes), "ck/.metadata");
+    return read(MemorySource(bytes, "ck/.metadata"));
   } catch (const Error& error) {
     EXPECT_TRUE(error.code() == ErrorCode::corrupt || error.code() == ErrorCode::unsupported) << error.what();
     EXPECT_NE(std::string_view(error.what()).find("ck/.metadata"), std::string_view::npos) << error.what();
@@ -34,9 +34,9 @@ class DcpMetadataBitsTest : public ::testing::TestWithParam<const char*> {
 
 TEST_P(DcpMetadataBitsTest, CutAnywhereItIsCorrupt) {
   for (std::size_t size = 0; size < bytes.size(); size += step) {
-    const auto prefix = std::make_shared<const Bytes>(bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(size));
+    const MemorySource prefix(ByteView(bytes).first(size), "ck/.metadata");
     try {
-      read(prefix, "ck/.metadata");
+      read(prefix);
       ADD_FAILURE() << "read of the first " << size << " bytes";
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ErrorCode::corrupt) << error.what();

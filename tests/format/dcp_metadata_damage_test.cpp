@@ -14,7 +14,7 @@ namespace {
 using pickle::Value;
 using testing::Forge;
 
-Metadata read_bytes(const Bytes& bytes) { return read(std::make_shared<const Bytes>(bytes), "ck/.metadata"); }
+Metadata read_bytes(const Bytes& bytes) { return read(MemorySource(bytes, "ck/.metadata")); }
 
 #define EXPECT_CORRUPT(bytes, ...) EXPECT_ERROR(read_bytes(bytes), ErrorCode::corrupt, "ck/.metadata", __VA_ARGS__)
 #define EXPECT_UNSUPPORTED(bytes, ...) \

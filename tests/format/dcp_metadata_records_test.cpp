@@ -54,7 +54,7 @@ Read read_taking(const std::string& opcodes) {
       "0(" +
       opcodes + "t.";
   Taker taker;
-  const pickle::ReadResult result = pickle::read_taking(as_bytes(bytes), "test.pkl", taker);
+  const pickle::ReadResult result = pickle::read_taking(MemorySource(as_bytes(bytes), "test.pkl"), taker);
   return {taker.taken, pickle::repr(result.tree.root())};
 }
 
@@ -103,8 +103,8 @@ TEST(RecordsTest, EveryPrefixIsCorrupt) {
       whole + "t.";
   for (std::size_t size = 0; size < bytes.size(); ++size) {
     Taker taker;
-    EXPECT_ERROR(pickle::read_taking(as_bytes(std::string_view(bytes).substr(0, size)), "test.pkl", taker),
-                 ErrorCode::corrupt, "test.pkl", "at byte");
+    const MemorySource prefix(as_bytes(std::string_view(bytes).substr(0, size)), "test.pkl");
+    EXPECT_ERROR(pickle::read_taking(prefix, taker), ErrorCode::corrupt, "test.pkl", "at byte");
   }
 }
 
@@ -120,30 +120,96 @@ std::vector<fs::path> all_metadata() {
 // Of protocol 2 no record is recognised, so that the tree is read.
 TEST(RecordsTest, TheSameIsReadFromRecordsAsFromTheTree) {
   for (const fs::path& path : all_metadata()) {
-    const auto bytes = std::make_shared<const Bytes>(read_file(path));
-    const pickle::ReadResult tree = pickle::read(ByteView(*bytes), path.string());
+    const Bytes bytes = read_file(path);
+    const pickle::ReadResult tree = pickle::read(ByteView(bytes), path.string());
     Bytes protocol_2;
     pickle::Writer writer(protocol_2, 2);
     writer.value(tree.tree.root());
     writer.stop();
-    EXPECT_TRUE(equal(read(bytes, "bytes"), read(std::make_shared<const Bytes>(protocol_2), "tree"))) << path;
+    EXPECT_TRUE(equal(read(MemorySource(bytes, "bytes")), read(MemorySource(protocol_2, "tree")))) << path;
   }
+}
+
+// How many of the records of storage_data are taken, from 0 to 1.
+double part_taken(const ByteSource& source) {
+  Input input(source.name(), source.size_bytes());
+  Records records(input, source.size_bytes());
+  const pickle::ReadResult result = pickle::read_taking(source, records);
+  const Value fields = result.tree.root().object().state;
+  std::size_t taken = 0;
+  const auto pairs = fields.find("storage_data")->pairs();
+  for (const pickle::Pair& pair : pairs) {
+    taken += (pair.key.is(Kind::taken) ? 1u : 0u) + (pair.value.is(Kind::taken) ? 1u : 0u);
+  }
+  return static_cast<double>(taken) / static_cast<double>(2 * pairs.size());
 }
 
 // What PyTorch saves from several ranks. Were nothing taken, reading would only be slower.
 TEST(RecordsTest, WhatPyTorchWritesIsTaken) {
   const fs::path path = fs::path(TESSERA_SOURCE_DIR) / "tests/golden/demo/ck/.metadata";
-  const Bytes bytes = read_file(path);
-  Input input(path.string(), bytes.size());
-  Records records(input, bytes.size());
-  const pickle::ReadResult result = pickle::read_taking(bytes, path.string(), records);
-  const Value fields = result.tree.root().object().state;
-  std::size_t taken = 0, all = 0;
-  for (const pickle::Pair& pair : fields.find("storage_data")->pairs()) {
-    all += 2;
-    taken += (pair.key.is(Kind::taken) ? 1u : 0u) + (pair.value.is(Kind::taken) ? 1u : 0u);
+  EXPECT_GT(part_taken(File::open_read(path)), 0.9);
+}
+
+// A pickle that is read in one piece and in windows.
+TEST(RecordsTest, MovingTheWindowChangesNothing) {
+  Bytes bytes;
+  pickle::Writer writer(bytes, 4);
+  pickle::Tree tree;
+  std::vector<Value> items;
+  for (std::int64_t i = 0; i < 300'000; ++i) {
+    items.push_back(tree.make_integer(i * i));
+    items.push_back(tree.make_string("text " + std::to_string(i % 1000)));
   }
-  EXPECT_GT(taken, all * 9 / 10) << "of " << all;
+  const Value list = tree.make_list();
+  tree.append(list, items);
+  writer.value(list);
+  writer.stop();
+  ASSERT_GT(bytes.size(), std::size_t{5} << 20);
+  Taker taker;
+  const pickle::ReadResult windows = pickle::read_taking(MemorySource(bytes, "test.pkl"), taker);
+  EXPECT_EQ(windows.length_bytes, bytes.size());
+  EXPECT_TRUE(pickle::equal(windows.tree.root(), list));
+
+  // Where it ends is told as it is for a pickle in one piece.
+  bytes.back() = op::POP;
+  EXPECT_ERROR(pickle::read_taking(MemorySource(bytes, "test.pkl"), taker), ErrorCode::corrupt,
+               "end of the bytes at byte " + std::to_string(bytes.size()) + ": no STOP");
+}
+
+// `count` chunks of tensors of 1000 chunks.
+Metadata many_chunks(std::size_t count) {
+  Metadata metadata;
+  metadata.files = {"__0_0.distcp", "__1_0.distcp"};
+  for (std::size_t i = 0; i < count / 1000; ++i) {
+    Entry& entry = metadata.entries.emplace_back();
+    entry.name = "layers." + std::to_string(i) + ".weight";
+    entry.is_tensor = true;
+    entry.shape = {1000, 4};
+    entry.chunks = BoxList(2);
+    for (std::int64_t row = 0; row < 1000; ++row) {
+      const std::int64_t offsets[] = {row, 0}, sizes[] = {1, 4};
+      entry.chunks.push_back({offsets, sizes});
+      entry.items.push_back({static_cast<std::uint32_t>(row % 2), 0, row * 1000, 16});
+    }
+  }
+  return metadata;
+}
+
+TEST(RecordsTest, ManyChunksAreTakenFromWindows) {
+  const Metadata metadata = many_chunks(40'000);
+  const Bytes bytes = write(metadata);
+  ASSERT_GT(bytes.size(), std::size_t{3} << 20);
+  EXPECT_TRUE(equal(read(MemorySource(bytes, "test")), metadata));
+  EXPECT_GT(part_taken(MemorySource(bytes, "test")), 0.9);
+}
+
+// Then the tree is read from the whole file.
+TEST(RecordsTest, AStringThatIsLongerThanTheWindow) {
+  Metadata metadata = many_chunks(10'000);
+  metadata.storage_meta.emplace().checkpoint_id = std::string(std::size_t{3} << 20, 'x');
+  const Bytes bytes = write(metadata);
+  EXPECT_TRUE(equal(read(MemorySource(bytes, "test")), metadata));
+  EXPECT_ERROR(part_taken(MemorySource(bytes, "test")), ErrorCode::corrupt, "truncated");
 }
 
 }  // namespace

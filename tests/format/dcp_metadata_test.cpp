@@ -27,10 +27,8 @@ using ::testing::IsEmpty;
 
 const fs::path kGolden = fs::path(TESSERA_SOURCE_DIR) / "tests" / "golden" / "dcp_metadata";
 
-Metadata read_golden(const std::string& name) {
-  return read(std::make_shared<const Bytes>(read_file(kGolden / name)), name);
-}
-Metadata read_bytes(const Bytes& bytes) { return read(std::make_shared<const Bytes>(bytes), "again"); }
+Metadata read_golden(const std::string& name) { return read(File::open_read(kGolden / name)); }
+Metadata read_bytes(const Bytes& bytes) { return read(MemorySource(bytes, "again")); }
 
 // The form that golden/dcp_metadata/describe.py gives it.
 

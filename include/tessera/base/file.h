@@ -74,6 +74,12 @@ class File final : public ByteSource {
   std::string name_;
 };
 
+/// All bytes of a source.
+Bytes read_all(const ByteSource& source);
+
+/// Throws `Error(corrupt)` if a source is larger than `limit_bytes`.
+void require_size_within(const ByteSource& source, std::uint64_t limit_bytes);
+
 /// The whole file, which must not be larger than `limit_bytes` (`Error(corrupt)` otherwise).
 Bytes read_file(const std::filesystem::path& path, std::uint64_t limit_bytes = UINT64_MAX);
 

@@ -17,6 +17,7 @@
 
 #include "tessera/base/bytes.h"
 #include "tessera/base/dtype.h"
+#include "tessera/base/file.h"
 #include "tessera/format/pickle_value.h"
 #include "tessera/layout/box.h"
 
@@ -128,11 +129,11 @@ struct Metadata {
 /// that nothing in the file shows (torch_2_0 or torch_2 of a state without tensors).
 bool equal(const Metadata& a, const Metadata& b);
 
-/// Reads `.metadata`. `name` is for messages. Throws `Error(corrupt)` for what is no DCP metadata or contradicts itself
-/// (duplicate names, two items for one chunk, ranks that differ, negative or overflowing numbers), with the name of the
-/// tensor and the field; a dtype, a class or a field of an inner class that we don't know is `Error(unsupported)`
-/// naming it. Peak memory: about three times the file as PyTorch writes it, six times otherwise.
-Metadata read(const std::shared_ptr<const Bytes>& bytes, const std::string& name);
+/// Reads `.metadata`. Throws `Error(corrupt)` for what is no DCP metadata or contradicts itself (duplicate names, two
+/// items for one chunk, ranks that differ, negative or overflowing numbers), with the name of the tensor and the field;
+/// a dtype, a class or a field of an inner class that we don't know is `Error(unsupported)` naming it. Peak memory: 1.2
+/// times the file as PyTorch writes it, six times otherwise.
+Metadata read(const ByteSource& source);
 
 /// Writes what PyTorch reads, with the class names of `metadata.dialect`. Files and transforms that no item refers to
 /// are left out; an extra "planner_data" is left out where `paths` is set. Throws `Error(invalid_argument)` for a
