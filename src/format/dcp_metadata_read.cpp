@@ -1,3 +1,5 @@
+#include "format/dcp_metadata_read.h"
+
 #include <unordered_set>
 
 #include "format/dcp_metadata_entries.h"
@@ -18,14 +20,8 @@ class MetadataReader {
   explicit MetadataReader(const ByteSource& source)
       : source_(source), input_(source.name(), source.size_bytes()), records_(input_, source.size_bytes()) {}
 
-  Metadata read_records() { return read(pickle::read_taking(source_, records_)); }
+  Records& records() { return records_; }
 
-  Metadata read_tree() {
-    const Bytes bytes = read_all(source_);
-    return read(pickle::read(bytes, source_.name()));
-  }
-
- private:
   Metadata read(const pickle::ReadResult& pickle) {
     if (pickle.length_bytes != source_.size_bytes()) {
       fail(ErrorCode::corrupt, "{}: {} bytes behind the end of the pickle at byte {}, expected none", source_.name(),
@@ -63,6 +59,7 @@ class MetadataReader {
     return std::move(metadata_);
   }
 
+ private:
   void keep(std::vector<ExtraField>& fields, std::string_view name, Value value) {
     for (const ExtraField& field : fields) {
       if (field.name == name) input_.fail_at(ErrorCode::corrupt, {}, name, "the field twice", "it once");
@@ -197,12 +194,22 @@ class MetadataReader {
 
 }  // namespace
 
+Metadata read_records(const ByteSource& source) {
+  MetadataReader reader(source);
+  return reader.read(pickle::read_taking(source, reader.records()));
+}
+
+Metadata read_tree(const ByteSource& source) {
+  const Bytes bytes = read_all(source);
+  return MetadataReader(source).read(pickle::read(bytes, source.name()));
+}
+
 Metadata read(const ByteSource& source) {
   try {
-    return MetadataReader(source).read_records();
+    return read_records(source);
   } catch (const Error&) {
     // The whole tree has the last word where something is wrong, and where an unknown field holds records.
-    return MetadataReader(source).read_tree();
+    return read_tree(source);
   }
 }
 

@@ -14,10 +14,17 @@ namespace {
 // A chunk of two dimensions with its index and its storage info.
 constexpr std::uint64_t kPickledBytes = 150, kWords = 11;
 
+// An opcode that makes what may be put.
+bool makes(RecordCursor& cursor, op::Opcode opcode) {
+  if (!cursor.opcode(opcode)) return false;
+  cursor.memoize();
+  return true;
+}
+
 // Every record is the class called without arguments, and then a dict of its fields.
 bool begins(RecordCursor& cursor) {
-  return cursor.opcode(op::EMPTY_TUPLE) && cursor.opcode(op::NEWOBJ) && cursor.memoize() &&
-         cursor.opcode(op::EMPTY_DICT) && cursor.memoize() && cursor.opcode(op::MARK);
+  return cursor.opcode(op::EMPTY_TUPLE) && makes(cursor, op::NEWOBJ) && makes(cursor, op::EMPTY_DICT) &&
+         cursor.opcode(op::MARK);
 }
 bool ends(RecordCursor& cursor) { return cursor.opcode(op::SETITEMS) && cursor.opcode(op::BUILD); }
 
@@ -87,10 +94,9 @@ bool Records::take_size(RecordCursor& cursor, std::uint64_t& rank) {
   const std::size_t members = words_.size() - begin;
   constexpr op::Opcode kTuples[] = {op::EMPTY_TUPLE, op::TUPLE1, op::TUPLE2, op::TUPLE3};
   if (members > 3 ? !is_long : is_long) return false;
-  if (!cursor.opcode(is_long ? op::TUPLE : kTuples[members])) return false;
   rank = members;
-  return members < Row::kNoOffset && (members == 0 || cursor.memoize()) && cursor.opcode(op::TUPLE1) &&
-         cursor.memoize() && cursor.opcode(op::REDUCE) && cursor.memoize();
+  return members < Row::kNoOffset && makes(cursor, is_long ? op::TUPLE : kTuples[members]) &&
+         makes(cursor, op::TUPLE1) && makes(cursor, op::REDUCE);
 }
 
 bool Records::take_chunk(RecordCursor& cursor, Row& row) {

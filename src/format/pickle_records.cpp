@@ -47,13 +47,17 @@ bool RecordCursor::integer(std::int64_t& value) {
 bool RecordCursor::string(Value& value) {
   if (left() >= 2 && *at_ == op::SHORT_BINUNICODE) {
     const ByteView text(at_ + 2, std::min<std::size_t>(at_[1], left() - 2));
-    if (text.size() != at_[1] || text_) return false;
+    if (text.size() != at_[1]) return false;
     value = texts_.string(text);
     if (value.is_none()) return false;
-    text_ = value;
-    puts_before_text_ = puts_;
     at_ += 2 + text.size();
-    return memoize();
+    const std::uint64_t puts_before = puts_;
+    memoize();
+    if (puts_ == puts_before) return true;
+    if (text_) return false;
+    text_ = value;
+    puts_before_text_ = puts_before;
+    return true;
   }
   return fetch(value) && value.is(Kind::string);
 }

@@ -36,10 +36,8 @@ class RecordCursor {
     ++at_;
     return true;
   }
-  bool memoize() {
-    ++puts_;
-    return opcode(op::MEMOIZE);
-  }
+  // MEMOIZE, which may be left out.
+  void memoize() { puts_ += opcode(op::MEMOIZE) ? 1 : 0; }
   // What BINGET or LONG_BINGET fetches.
   bool fetch(Value& value) {
     std::uint64_t index = 0;
@@ -59,10 +57,10 @@ class RecordCursor {
   }
   // An int of 64 bits.
   bool integer(std::int64_t& value);
-  // A str that is fetched, or one of at most 255 bytes that stands here, once in a record.
+  // A str that is fetched, or one of at most 255 bytes that stands here and may be put, once in a record.
   bool string(Value& value);
 
-  // Puts the string that stood in the record, the one thing in it that is likely to be fetched. Returns what follows.
+  // Puts the string that was put in the record, the one thing in it that is likely to be fetched. Returns what follows.
   const std::uint8_t* accept(Memo& memo) const;
 
  private:
