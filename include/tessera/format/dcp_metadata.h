@@ -16,23 +16,12 @@
 #include <vector>
 
 #include "tessera/base/bytes.h"
-#include "tessera/base/dtype.h"
 #include "tessera/base/file.h"
 #include "tessera/format/pickle_value.h"
 #include "tessera/layout/box.h"
+#include "tessera/layout/tensor_properties.h"
 
 namespace tessera::dcp {
-
-enum class MemoryFormat : std::uint8_t { contiguous = 0, channels_last = 1, preserve = 2 };
-
-struct TensorProperties {
-  DType dtype = DType::float32;
-  std::string layout = "torch.strided";
-  bool requires_grad = false;
-  MemoryFormat memory_format = MemoryFormat::contiguous;
-  bool pin_memory = false;
-  bool operator==(const TensorProperties&) const = default;
-};
 
 /// Where an item lies: `_StorageInfo`.
 struct StoredItem {

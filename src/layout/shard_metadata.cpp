@@ -1,0 +1,174 @@
+#include "tessera/layout/shard_metadata.h"
+
+#include <algorithm>
+#include <ostream>
+#include <tuple>
+#include <utility>
+
+#include "tessera/base/checked.h"
+#include "tessera/base/error.h"
+#include "tessera/layout/coverage.h"
+#include "tessera/layout/redistribution.h"
+
+namespace tessera {
+
+namespace {
+
+using Pair = std::optional<std::pair<std::size_t, std::size_t>>;
+
+std::int64_t end_of(const ShardMetadata& shard, std::size_t dim) {
+  return checked_add(shard.shard_offsets[dim], shard.shard_sizes[dim], "end of a shard");
+}
+
+// The dimensions in which not all shards are the same.
+std::vector<std::size_t> sharded_dims(std::span<const ShardMetadata> shards) {
+  std::vector<std::size_t> dims;
+  for (std::size_t d = 0; d < shards[0].rank(); ++d) {
+    const bool differs = std::any_of(shards.begin(), shards.end(), [&](const ShardMetadata& shard) {
+      return shard.shard_offsets[d] != shards[0].shard_offsets[d] || shard.shard_sizes[d] != shards[0].shard_sizes[d];
+    });
+    if (differs) dims.push_back(d);
+  }
+  return dims;
+}
+
+// Of shards that are cut in one dimension, those next to each other decide.
+Pair find_overlap_in(std::span<const ShardMetadata> shards, std::size_t dim) {
+  struct Interval {
+    std::int64_t begin, end;
+    std::size_t shard;
+  };
+  std::vector<Interval> intervals;
+  intervals.reserve(shards.size());
+  for (std::size_t i = 0; i < shards.size(); ++i) {
+    intervals.push_back({shards[i].shard_offsets[dim], end_of(shards[i], dim), i});
+  }
+  std::sort(intervals.begin(), intervals.end(), [](const Interval& a, const Interval& b) {
+    return std::tie(a.begin, a.end, a.shard) < std::tie(b.begin, b.end, b.shard);
+  });
+  for (std::size_t i = 1; i < intervals.size(); ++i) {
+    if (intervals[i - 1].end > intervals[i].begin) return std::pair(intervals[i - 1].shard, intervals[i].shard);
+  }
+  return std::nullopt;
+}
+
+// Whether each lies before the other's end in each of `dims`.
+bool meet(const ShardMetadata& a, const ShardMetadata& b, std::span<const std::size_t> dims) {
+  return std::all_of(dims.begin(), dims.end(), [&](std::size_t d) {
+    return a.shard_offsets[d] < end_of(b, d) && b.shard_offsets[d] < end_of(a, d);
+  });
+}
+
+// The shards that have elements overlap as boxes do. What an empty one lies within has, where that is empty, the
+// element in front of it, too, so that boxes which hold this element instead find the pairs.
+Pair find_overlap_in(std::span<const ShardMetadata> shards, std::span<const std::size_t> dims) {
+  BoxList boxes(dims.size()), stretched(dims.size());
+  boxes.reserve(shards.size());
+  std::vector<std::size_t> empty;
+  Box box(std::vector<std::int64_t>(dims.size()), std::vector<std::int64_t>(dims.size()));
+  for (const ShardMetadata& shard : shards) {
+    for (std::size_t i = 0; i < dims.size(); ++i) {
+      end_of(shard, dims[i]);
+      box.offsets[i] = shard.shard_offsets[dims[i]];
+      box.sizes[i] = shard.shard_sizes[dims[i]];
+    }
+    boxes.push_back(box);
+    if (is_empty(box)) empty.push_back(boxes.size() - 1);
+    for (std::size_t i = 0; i < dims.size(); ++i) {
+      if (box.sizes[i] != 0 || box.offsets[i] == 0) continue;
+      --box.offsets[i];
+      box.sizes[i] = 1;
+    }
+    stretched.push_back(box);
+  }
+  if (const Pair found = find_overlap(boxes)) return found;
+  if (empty.empty()) return std::nullopt;
+  const BoxIndex index(stretched);
+  for (const std::size_t i : empty) {
+    for (const std::size_t other : index.overlapping(stretched[i])) {
+      if (other != i && meet(shards[i], shards[other], dims)) return std::minmax(i, other);
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+ShardMetadata::ShardMetadata(std::vector<std::int64_t> offsets, std::vector<std::int64_t> sizes,
+                             std::optional<RemoteDevice> placement_in)
+    : shard_offsets(std::move(offsets)), shard_sizes(std::move(sizes)), placement(std::move(placement_in)) {
+  if (shard_offsets.size() != shard_sizes.size()) {
+    fail(ErrorCode::invalid_argument, "shard of offsets {} and sizes {}: expected equally many",
+         shape_to_string(shard_offsets), shape_to_string(shard_sizes));
+  }
+  const auto is_negative = [](std::int64_t n) { return n < 0; };
+  if (std::any_of(shard_offsets.begin(), shard_offsets.end(), is_negative) ||
+      std::any_of(shard_sizes.begin(), shard_sizes.end(), is_negative)) {
+    fail(ErrorCode::invalid_argument, "shard of offsets {} and sizes {}: expected none below 0",
+         shape_to_string(shard_offsets), shape_to_string(shard_sizes));
+  }
+}
+
+std::string to_string(const ShardMetadata& shard) {
+  const std::string box = to_string(shard.box());
+  return shard.placement ? fmt::format("{} on {}", box, to_string(*shard.placement)) : box;
+}
+
+std::ostream& operator<<(std::ostream& out, const ShardMetadata& shard) { return out << to_string(shard); }
+
+std::string to_string(const ShardedTensorMetadata& metadata) {
+  std::string text = fmt::format("{} of {}", shape_to_string(metadata.size), to_string(metadata.tensor_properties));
+  for (const ShardMetadata& shard : metadata.shards_metadata) text += "\n  " + to_string(shard);
+  return text;
+}
+
+void validate_non_overlapping(std::span<const ShardMetadata> shards) {
+  if (shards.size() < 2) return;
+  for (const ShardMetadata& shard : shards) {
+    if (shard.rank() != shards[0].rank()) {
+      fail(ErrorCode::invalid_argument, "shards {} and {}: expected equally many dimensions", to_string(shards[0]),
+           to_string(shard));
+    }
+  }
+  const std::vector<std::size_t> dims = sharded_dims(shards);
+  Pair found;
+  if (dims.empty()) {
+    found = {0, 1};
+  } else if (dims.size() == 1) {
+    found = find_overlap_in(shards, dims[0]);
+  } else {
+    found = find_overlap_in(shards, dims);
+  }
+  if (!found) return;
+  fail(ErrorCode::invalid_argument, "shards {} and {} overlap", to_string(shards[found->first]),
+       to_string(shards[found->second]));
+}
+
+void check_tensor(std::span<const ShardMetadata> shards, std::span<const std::int64_t> size) {
+  if (shards.empty()) {
+    fail(ErrorCode::invalid_argument, "tensor of size {}: expected at least one shard", shape_to_string(size));
+  }
+  const std::int64_t volume = checked_numel(size, "a tensor");
+  std::int64_t volume_of_shards = 0;
+  for (const ShardMetadata& shard : shards) {
+    if (shard.rank() != size.size()) {
+      fail(ErrorCode::invalid_argument, "tensor of size {}, shard {}: expected equally many dimensions",
+           shape_to_string(size), to_string(shard));
+    }
+    for (std::size_t d = 0; d < size.size(); ++d) {
+      if (end_of(shard, d) <= size[d]) continue;
+      fail(ErrorCode::invalid_argument,
+           "tensor of size {}, shard {}: it ends at {} in dimension {}, expected at most {}", shape_to_string(size),
+           to_string(shard), end_of(shard, d), d, size[d]);
+    }
+    volume_of_shards = checked_add(volume_of_shards, checked_numel(shard.shard_sizes, "a shard"), "volume of shards");
+  }
+  if (volume_of_shards == volume) return;
+  BoxList boxes(size.size());
+  for (const ShardMetadata& shard : shards) boxes.push_back(shard.box());
+  const std::optional<Box> hole = find_hole(size, boxes);
+  fail(ErrorCode::invalid_argument, "tensor of size {}: the shards have {} elements, expected {}{}",
+       shape_to_string(size), volume_of_shards, volume, hole ? fmt::format("; none has {}", to_string(*hole)) : "");
+}
+
+}  // namespace tessera
