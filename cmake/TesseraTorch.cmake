@@ -1,0 +1,20 @@
+# LibTorch, and which of c10d's backends it has. CMAKE_PREFIX_PATH says where it is, if not where the system keeps it.
+
+find_package(Torch REQUIRED)
+add_library(tessera_torch INTERFACE)
+target_include_directories(tessera_torch SYSTEM INTERFACE ${TORCH_INCLUDE_DIRS})
+target_link_libraries(tessera_torch INTERFACE ${TORCH_LIBRARIES})
+target_compile_definitions(tessera_torch INTERFACE USE_DISTRIBUTED USE_RPC USE_TENSORPIPE USE_C10D USE_C10D_GLOO)
+
+# Sets TESSERA_HAS_<name> if `expression` on c10d's ProcessGroup<name> can be linked.
+include(CheckCXXSourceCompiles)
+function(tessera_find_backend name expression)
+  set(CMAKE_REQUIRED_LIBRARIES ${TORCH_LIBRARIES})
+  set(CMAKE_REQUIRED_INCLUDES ${TORCH_INCLUDE_DIRS})
+  set(CMAKE_REQUIRED_DEFINITIONS -DUSE_C10D_${name})
+  check_cxx_source_compiles("
+    #include <torch/csrc/distributed/c10d/ProcessGroup${name}.hpp>
+    int main() { return ::c10d::ProcessGroup${name}::${expression} ? 1 : 0; }" TESSERA_HAS_${name})
+endfunction()
+tessera_find_backend(NCCL "Options::create()")
+tessera_find_backend(MPI "createProcessGroupMPI()")

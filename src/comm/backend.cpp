@@ -1,0 +1,35 @@
+#include "comm/backend.h"
+
+#include <array>
+#include <utility>
+
+#include "tessera/base/error.h"
+#include "tessera/comm/init.h"
+
+namespace tessera {
+
+namespace {
+
+std::array<std::pair<const char*, comm::MakeBackend>, 3> backends() {
+  return {{{"gloo", comm::make_gloo}, {"nccl", comm::make_nccl}, {"mpi", comm::make_mpi}}};
+}
+
+}  // namespace
+
+std::vector<std::string> available_backends() {
+  std::vector<std::string> names;
+  for (const auto& [name, make] : backends()) {
+    if (make != nullptr) names.emplace_back(name);
+  }
+  return names;
+}
+
+comm::BackendPtr comm::make_backend(const std::string& name, const BackendOptions& options) {
+  for (const auto& [known, make] : backends()) {
+    if (name == known && make != nullptr) return make(options);
+  }
+  fail(ErrorCode::unsupported, "process group: no backend '{}' in this LibTorch; there are: {}", printable(name),
+       fmt::join(available_backends(), ", "));
+}
+
+}  // namespace tessera

@@ -1,0 +1,195 @@
+#include "comm/liveness.h"
+
+#include <algorithm>
+
+#include "comm/exceptions.h"
+#include "comm/store.h"
+
+namespace tessera::comm {
+
+namespace {
+
+using std::chrono::milliseconds;
+using Clock = std::chrono::steady_clock;
+
+constexpr char kFailure[] = "failure";
+constexpr char kLeft[] = "left";
+
+std::string sign_key(int rank) { return fmt::format("sign/{}", rank); }
+
+// "<beat> <number> <group> <name>": a beat that was never there before, and the call that the rank is in.
+std::string sign_of(std::uint64_t beat, const Call& call) {
+  return fmt::format("{} {} {} {}", beat, call.number, call.group, call.name);
+}
+
+Call call_of(const std::string& sign) {
+  Call call;
+  std::vector<std::string> words;
+  for (std::size_t begin = 0; begin <= sign.size();) {
+    const std::size_t end = std::min(sign.find(' ', begin), sign.size());
+    words.push_back(sign.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  if (words.size() != 4) return call;
+  call.number = std::strtoull(words[1].c_str(), nullptr, 10);
+  call.group = words[2];
+  call.name = words[3];
+  return call;
+}
+
+std::string list_of(const std::vector<int>& ranks) {
+  return fmt::format("{} {}", ranks.size() == 1 ? "rank" : "ranks", fmt::join(ranks, ", "));
+}
+
+}  // namespace
+
+Liveness::Liveness(StorePtr store, int rank, int size, milliseconds dead_after)
+    : store_(std::move(store)),
+      rank_(rank),
+      size_(size),
+      dead_after_(dead_after),
+      period_(std::clamp(dead_after / 10, milliseconds(20), milliseconds(1000))) {
+  thread_ = std::thread([this] { run(); });
+}
+
+Liveness::~Liveness() {
+  {
+    const std::lock_guard lock(mutex_);
+    stops_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+  try {
+    put_text(*store_, sign_key(rank_), kLeft);
+  } catch (const std::exception&) {
+    // Rank 0 left before, and with it the store.
+  }
+}
+
+void Liveness::enter(Call call) {
+  const std::lock_guard lock(mutex_);
+  call_ = std::move(call);
+}
+
+void Liveness::leave() { enter({}); }
+
+std::string Liveness::failure() const {
+  const std::lock_guard lock(mutex_);
+  return failure_;
+}
+
+std::string Liveness::report(const std::string& what) {
+  std::string first = what;
+  try {
+    const std::lock_guard lock(store_mutex_);
+    const std::vector<std::uint8_t> said =
+        store_->compareSet(kFailure, {}, std::vector<std::uint8_t>(what.begin(), what.end()));
+    first.assign(said.begin(), said.end());
+  } catch (const std::exception&) {
+    // Without a store there is nobody to say it to.
+  }
+  const std::lock_guard lock(mutex_);
+  if (failure_.empty()) failure_ = first;
+  return failure_;
+}
+
+std::string Liveness::read(const std::string& key) {
+  const std::lock_guard lock(store_mutex_);
+  return get_text(*store_, key);
+}
+
+void Liveness::run() {
+  last_heard_ = Clock::now();
+  for (;;) {
+    try {
+      beat();
+      watch_next();
+      if (const std::string said = read(kFailure); !said.empty()) {
+        const std::lock_guard lock(mutex_);
+        if (failure_.empty()) failure_ = said;
+      }
+    } catch (...) {
+      const std::string why = message_of(std::current_exception());
+      const std::lock_guard lock(mutex_);
+      if (failure_.empty()) failure_ = fmt::format("rank 0, which keeps the store, is gone ({})", why);
+      return;
+    }
+    std::unique_lock lock(mutex_);
+    if (changed_.wait_for(lock, period_, [&] { return stops_; })) return;
+  }
+}
+
+void Liveness::beat() {
+  std::string sign;
+  {
+    const std::lock_guard lock(mutex_);
+    sign = sign_of(++beats_, call_);
+  }
+  const std::lock_guard lock(store_mutex_);
+  put_text(*store_, sign_key(rank_), sign);
+}
+
+// The next rank that hasn't left. One that hasn't come yet is given as long as one that died.
+void Liveness::watch_next() {
+  const Clock::time_point now = Clock::now();
+  for (int i = 1; i < size_; ++i) {
+    const int next = (rank_ + i) % size_;
+    const std::string sign = read(sign_key(next));
+    if (sign == kLeft) continue;
+    if (next != watched_ || sign != last_sign_) {
+      watched_ = next;
+      last_sign_ = sign;
+      last_heard_ = now;
+    } else if (now - last_heard_ > dead_after_ && !sign.empty()) {
+      report(fmt::format("rank {} died: nothing was heard of it for {} ms", next, dead_after_.count()));
+    }
+    return;
+  }
+}
+
+std::optional<std::string> Liveness::find_left(std::span<const int> ranks) {
+  std::vector<int> left;
+  for (const int other : ranks) {
+    if (other != rank_ && read(sign_key(other)) == kLeft) left.push_back(other);
+  }
+  if (left.empty()) return std::nullopt;
+  return fmt::format("{} left the group", list_of(left));
+}
+
+std::string Liveness::explain(std::span<const int> ranks, const std::string& cause) {
+  const Clock::time_point deadline = Clock::now() + dead_after_ + 4 * period_;
+  try {
+    do {
+      if (std::string said = failure(); !said.empty()) return said;
+      if (const auto left = find_left(ranks)) return report(*left);
+      std::this_thread::sleep_for(period_ / 2);
+    } while (Clock::now() < deadline);
+  } catch (...) {
+    return report(fmt::format("rank 0, which keeps the store, is gone ({})", message_of(std::current_exception())));
+  }
+  return report(fmt::format("on rank {}: {}", rank_, cause));
+}
+
+std::string Liveness::explain_timeout(std::span<const int> ranks, const Call& call, milliseconds waited) {
+  if (std::string said = failure(); !said.empty()) return said;
+  std::vector<int> missing;
+  std::string where;
+  try {
+    if (const auto left = find_left(ranks)) return report(*left);
+    for (const int other : ranks) {
+      if (other == rank_) continue;
+      const Call there = call_of(read(sign_key(other)));
+      if (there.group == call.group && there.number >= call.number) continue;
+      missing.push_back(other);
+      where += fmt::format("; rank {} is {}", other, there.name.empty() ? "in no collective" : "in " + there.name);
+    }
+  } catch (...) {
+    return report(fmt::format("rank 0, which keeps the store, is gone ({})", message_of(std::current_exception())));
+  }
+  if (missing.empty()) {
+    return report(fmt::format("it hasn't ended within {} ms, though all ranks came", waited.count()));
+  }
+  return report(fmt::format("{} didn't come within {} ms{}", list_of(missing), waited.count(), where));
+}
+
+}  // namespace tessera::comm

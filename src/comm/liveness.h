@@ -1,0 +1,76 @@
+#pragma once
+// Who is still there. A collective that fails or never ends doesn't say whose fault it is, so every rank has a thread
+// that writes signs of life to the store and watches the next rank's. What the first rank finds wrong is said to all.
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "comm/c10d.h"
+
+namespace tessera::comm {
+
+// A collective: which one, and the how manieth of its group.
+struct Call {
+  std::string group;
+  std::uint64_t number = 0;
+  std::string name;
+};
+
+class Liveness {
+ public:
+  // `store` is this rank's alone. A rank of which nothing was heard for `dead_after` is dead.
+  Liveness(StorePtr store, int rank, int size, std::chrono::milliseconds dead_after);
+  Liveness(const Liveness&) = delete;
+  Liveness& operator=(const Liveness&) = delete;
+  // Says that this rank has left.
+  ~Liveness();
+
+  // This rank is in `call` now, or in none.
+  void enter(Call call);
+  void leave();
+
+  // What the first rank said that found something wrong; empty while nothing is.
+  std::string failure() const;
+  // Says what is wrong, unless something was said before, and returns what was said first.
+  std::string report(const std::string& what);
+  // Looks for whose fault it is that a call of this rank failed because of `cause`, for as long as it may take to find
+  // a rank dead, and reports it.
+  std::string explain(std::span<const int> ranks, const std::string& cause);
+  // The same for a call that others haven't come to.
+  std::string explain_timeout(std::span<const int> ranks, const Call& call, std::chrono::milliseconds waited);
+
+ private:
+  void run();
+  void beat();
+  void watch_next();
+  std::string read(const std::string& key);
+  std::optional<std::string> find_left(std::span<const int> ranks);
+
+  StorePtr store_;
+  int rank_, size_;
+  std::chrono::milliseconds dead_after_, period_;
+
+  mutable std::mutex mutex_;  // guards what follows
+  std::condition_variable changed_;
+  bool stops_ = false;
+  Call call_;
+  std::string failure_;
+
+  std::mutex store_mutex_;  // guards the store
+  std::uint64_t beats_ = 0;
+
+  int watched_ = -1;  // what follows is the thread's alone
+  std::string last_sign_;
+  std::chrono::steady_clock::time_point last_heard_;
+  std::thread thread_;
+};
+
+}  // namespace tessera::comm

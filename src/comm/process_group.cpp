@@ -1,0 +1,107 @@
+#include "tessera/comm/process_group.h"
+
+#include <algorithm>
+#include <thread>
+
+#include "comm/exceptions.h"
+#include "comm/group_impl.h"
+#include "comm/store.h"
+
+namespace tessera {
+
+using comm::Call;
+using std::chrono::milliseconds;
+
+ProcessGroup::Impl::~Impl() {
+  if (broken_.empty() || backend == nullptr) return;
+  // A backend waits in its destructor for what it has begun, and here some of that may never end.
+  std::thread([broken = std::move(backend)]() mutable { broken.reset(); }).detach();
+}
+
+std::string ProcessGroup::Impl::where(std::string_view call) const {
+  return fmt::format("{} on rank {} of {} ({})", call, rank, size(), name);
+}
+
+void ProcessGroup::Impl::fail_as(const Call& call, const std::string& why) {
+  broken_ = why;
+  fail(ErrorCode::rank_failure, "{}: {}", where(call.name), why);
+}
+
+void ProcessGroup::Impl::run(std::string_view call_name, const std::function<comm::WorkPtr(comm::Backend&)>& start,
+                             milliseconds limit) {
+  const Call call{name, ++calls, std::string(call_name)};
+  if (broken_.empty()) broken_ = liveness->failure();
+  if (!broken_.empty()) fail_as(call, broken_);
+  liveness->enter(call);
+  try {
+    wait(start(*backend), call, limit);
+  } catch (const Error&) {
+    liveness->leave();
+    throw;
+  } catch (...) {
+    const std::string why = liveness->explain(world_ranks, comm::message_of(std::current_exception()));
+    liveness->leave();
+    fail_as(call, why);
+  }
+  liveness->leave();
+}
+
+// In slices, between which it looks at what others say.
+void ProcessGroup::Impl::wait(const comm::WorkPtr& work, const Call& call, milliseconds limit) {
+  if (backend_name == "nccl") {  // it makes the current stream wait
+    work->wait();
+    return;
+  }
+  constexpr milliseconds kSlice(100);
+  const auto begin = std::chrono::steady_clock::now();
+  for (;;) {
+    try {
+      work->wait(std::min(kSlice, limit));
+      return;
+    } catch (...) {
+      if (work->isCompleted()) throw;
+    }
+    if (const std::string why = liveness->failure(); !why.empty()) fail_as(call, why);
+    const auto waited = std::chrono::duration_cast<milliseconds>(std::chrono::steady_clock::now() - begin);
+    if (waited >= limit) fail_as(call, liveness->explain_timeout(world_ranks, call, waited));
+  }
+}
+
+ProcessGroup::ProcessGroup() : impl_(std::make_shared<Impl>()) {}
+
+int ProcessGroup::rank() const { return impl_->rank; }
+int ProcessGroup::size() const { return impl_->size(); }
+const std::string& ProcessGroup::backend() const { return impl_->backend_name; }
+const std::vector<int>& ProcessGroup::world_ranks() const { return impl_->world_ranks; }
+int ProcessGroup::world_size() const { return impl_->world_size; }
+milliseconds ProcessGroup::timeout() const { return impl_->timeout; }
+
+std::optional<ProcessGroup> ProcessGroup::subgroup(std::span<const int> ranks) const {
+  const std::vector<int> members(ranks.begin(), ranks.end());
+  std::vector<int> sorted = members;
+  std::sort(sorted.begin(), sorted.end());
+  if (sorted.empty() || sorted.front() < 0 || sorted.back() >= size() ||
+      std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end()) {
+    fail(ErrorCode::invalid_argument, "{}: ranks [{}], expected some of 0 to {}, each once", impl_->where("subgroup"),
+         fmt::join(members, ", "), size() - 1);
+  }
+  const std::uint64_t number = impl_->subgroups++;
+  const auto mine = std::find(members.begin(), members.end(), rank());
+  if (mine == members.end()) return std::nullopt;
+
+  auto group = std::make_shared<Impl>();
+  group->name = fmt::format("{}/{}", impl_->name, number);
+  group->rank = static_cast<int>(mine - members.begin());
+  group->world_ranks.clear();
+  for (const int member : members) group->world_ranks.push_back(world_ranks()[static_cast<std::size_t>(member)]);
+  group->world_size = impl_->world_size;
+  group->timeout = impl_->timeout;
+  group->liveness = impl_->liveness;
+  if (impl_->is_alone() || members.size() == 1) return ProcessGroup(std::move(group));
+  group->store = comm::with_prefix(group->name, impl_->store);
+  group->backend_name = impl_->backend_name;
+  group->backend = comm::make_backend(impl_->backend_name, {group->store, group->rank, group->size(), group->timeout});
+  return ProcessGroup(std::move(group));
+}
+
+}  // namespace tessera
