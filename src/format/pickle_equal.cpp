@@ -17,57 +17,9 @@ namespace {
 
 constexpr int kHashDepth = 3;
 constexpr std::size_t kHashItems = 8;
+constexpr std::size_t kTextPerNode = 64;  // bytes that take as long as a node
 
 std::size_t mix(std::size_t seed, std::size_t value) { return (seed ^ value) * 0x9e37'79b9'7f4a'7c15 + (seed << 7); }
-
-std::size_t hash_of(Value v, int depth);
-
-std::size_t hash_of(std::span<const Value> items, std::size_t seed, int depth) {
-  seed = mix(seed, items.size());
-  if (depth == 0) return seed;
-  for (const Value item : items.first(std::min(items.size(), kHashItems))) seed = mix(seed, hash_of(item, depth - 1));
-  return seed;
-}
-
-// Of the outermost levels and first items alone, so that its cost is bounded whatever the value is.
-std::size_t hash_of(Value v, int depth) {
-  const auto seed = static_cast<std::size_t>(v.kind());
-  const auto text = [&](std::string_view s) { return mix(seed, std::hash<std::string_view>()(s)); };
-  switch (v.kind()) {
-    case Kind::none:
-      return seed;
-    case Kind::boolean:
-      return mix(seed, v.boolean() ? 1 : 0);
-    case Kind::integer:
-      return mix(seed, static_cast<std::size_t>(v.integer()));
-    case Kind::big_integer:
-      return text(as_text(v.big_integer()));
-    case Kind::floating:
-      return v.floating() == 0 ? seed : mix(seed, std::bit_cast<std::uint64_t>(v.floating()));
-    case Kind::string:
-      return text(v.string());
-    case Kind::bytes:
-    case Kind::byte_array:
-      return text(as_text(v.bytes()));
-    case Kind::list:
-    case Kind::tuple:
-      return hash_of(v.items(), seed, depth);
-    case Kind::set:
-    case Kind::frozen_set:
-    case Kind::dict:
-      return seed;  // their order is not theirs, and duplicates don't count
-    case Kind::global:
-      return mix(text(v.global().module), std::hash<std::string_view>()(v.global().name));
-    case Kind::object:
-      if (depth == 0) return seed;
-      return mix(mix(seed, hash_of(v.object().callable, depth - 1)), hash_of(v.object().arguments, depth - 1));
-    case Kind::persistent_id:
-      return depth == 0 ? seed : mix(seed, hash_of(v.persistent_id(), depth - 1));
-    case Kind::taken:
-      return mix(seed, v.identity());
-  }
-  return seed;
-}
 
 class Comparison {
  public:
@@ -76,7 +28,7 @@ class Comparison {
   bool equal(Value a, Value b, std::size_t depth) {
     if (depth > depth_limit_)
       fail(ErrorCode::corrupt, "compare pickled values: nests deeper than the limit of {}", depth_limit_);
-    if (nodes_left_-- == 0) fail(ErrorCode::corrupt, "compare pickled values: more nodes than the limit");
+    charge(1);
     if (a.kind() != b.kind()) return false;
     switch (a.kind()) {
       case Kind::none:
@@ -155,6 +107,62 @@ class Comparison {
            equal(a.arguments, b.arguments, depth) && equal(a.keyword_arguments(), b.keyword_arguments(), depth) &&
            equal(a.state, b.state, depth) && equal_items(a.list_items(), b.list_items(), depth) &&
            equal_pairs(a.dict_items(), b.dict_items(), depth);
+  }
+
+  void charge(std::size_t nodes) {
+    if (nodes > nodes_left_) fail(ErrorCode::corrupt, "compare pickled values: more nodes than the limit");
+    nodes_left_ -= nodes;
+  }
+
+  std::size_t hash_of(std::span<const Value> items, std::size_t seed, int depth) {
+    seed = mix(seed, items.size());
+    if (depth == 0) return seed;
+    for (const Value item : items.first(std::min(items.size(), kHashItems))) seed = mix(seed, hash_of(item, depth - 1));
+    return seed;
+  }
+
+  // Of the outermost levels and first items alone. The same key may be hashed again and again, so each time counts.
+  std::size_t hash_of(Value v, int depth) {
+    charge(1);
+    const auto seed = static_cast<std::size_t>(v.kind());
+    const auto text = [&](std::string_view s) {
+      charge(s.size() / kTextPerNode);
+      return mix(seed, std::hash<std::string_view>()(s));
+    };
+    switch (v.kind()) {
+      case Kind::none:
+        return seed;
+      case Kind::boolean:
+        return mix(seed, v.boolean() ? 1 : 0);
+      case Kind::integer:
+        return mix(seed, static_cast<std::size_t>(v.integer()));
+      case Kind::big_integer:
+        return text(as_text(v.big_integer()));
+      case Kind::floating:
+        return v.floating() == 0 ? seed : mix(seed, std::bit_cast<std::uint64_t>(v.floating()));
+      case Kind::string:
+        return text(v.string());
+      case Kind::bytes:
+      case Kind::byte_array:
+        return text(as_text(v.bytes()));
+      case Kind::list:
+      case Kind::tuple:
+        return hash_of(v.items(), seed, depth);
+      case Kind::set:
+      case Kind::frozen_set:
+      case Kind::dict:
+        return seed;  // their order is not theirs, and duplicates don't count
+      case Kind::global:
+        return mix(text(v.global().module), std::hash<std::string_view>()(v.global().name));
+      case Kind::object:
+        if (depth == 0) return seed;
+        return mix(mix(seed, hash_of(v.object().callable, depth - 1)), hash_of(v.object().arguments, depth - 1));
+      case Kind::persistent_id:
+        return depth == 0 ? seed : mix(seed, hash_of(v.persistent_id(), depth - 1));
+      case Kind::taken:
+        return mix(seed, v.identity());
+    }
+    return seed;
   }
 
   // `equal`, and no trace of it where it is not.

@@ -175,6 +175,22 @@ TEST(PickleValueTest, EqualityEndsWhereValuesContainThemselves) {
   EXPECT_FALSE(equal_pickles("]\x94(h\x00K\x01\x65."sv, "]\x94(h\x00K\x02\x65."sv));
 }
 
+// A small pickle can have a dict be compared with itself many times over.
+TEST(PickleValueTest, HashingKeysCountsAsWork) {
+  Tree tree;
+  const Value dict = tree.make_dict(), other = tree.make_dict();
+  for (std::int64_t i = 0; i < 100; ++i) {
+    const Value pair[] = {tree.make_integer(i), Value()};
+    tree.set_items(dict, pair);
+    tree.set_items(other, pair);
+  }
+  EXPECT_TRUE(equal(dict, other, {.nodes = 600}));
+  EXPECT_ERROR(equal(dict, other, {.nodes = 300}), ErrorCode::corrupt, "more nodes than the limit");
+  const Value long_text = tree.make_tuple(std::vector<Value>{tree.make_string(std::string(100'000, 'x'))});
+  const Value set = tree.make_frozen_set(std::vector<Value>{long_text});
+  EXPECT_ERROR(equal(set, set, {.nodes = 300}), ErrorCode::corrupt, "more nodes than the limit");
+}
+
 TEST(PickleValueTest, AFailedTryLeavesNoTrace) {
   // {((1,), 1), ((1,), 2)} tries the first item against both; what it assumed of (1,) and 1 must not stay.
   const std::string_view a = "\x8f(K\x01\x85K\x01\x86K\x01\x85K\x02\x86\x90.";
