@@ -58,8 +58,8 @@ ProcessGroup init_process_group(const InitOptions& options) {
   world.timeout = options.timeout;
   world.store = comm::with_prefix("tessera/world", store);
   const comm::StorePtr own = comm::reconnect_store(options.master_addr, options.master_port, options.timeout);
-  world.liveness = std::make_shared<comm::Liveness>(comm::with_prefix("tessera/live", own), options.rank,
-                                                    options.world_size, options.liveness);
+  world.liveness = std::make_shared<comm::Liveness>(comm::with_prefix("tessera/live", own), options.rank == 0,
+                                                    options.rank, options.world_size, options.liveness);
   return comm::make_world(world);
 }
 

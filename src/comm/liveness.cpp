@@ -43,8 +43,9 @@ std::string list_of(const std::vector<int>& ranks) {
 
 }  // namespace
 
-Liveness::Liveness(StorePtr store, int rank, int size, milliseconds dead_after)
+Liveness::Liveness(StorePtr store, bool keeps_store, int rank, int size, milliseconds dead_after)
     : store_(std::move(store)),
+      keeps_store_(keeps_store),
       rank_(rank),
       size_(size),
       dead_after_(dead_after),
@@ -61,8 +62,21 @@ Liveness::~Liveness() {
   thread_.join();
   try {
     put_text(*store_, sign_key(rank_), kLeft);
+    if (keeps_store_) wait_for_others();
   } catch (const std::exception&) {
     // Rank 0 left before, and with it the store.
+  }
+}
+
+void Liveness::wait_for_others() {
+  const Clock::time_point deadline = Clock::now() + dead_after_;
+  std::vector<int> others;
+  for (int r = 0; r < size_; ++r) {
+    if (r != rank_) others.push_back(r);
+  }
+  while (!others.empty() && Clock::now() < deadline) {
+    std::erase_if(others, [&](int other) { return read(sign_key(other)) == kLeft; });
+    if (!others.empty()) std::this_thread::sleep_for(milliseconds(5));
   }
 }
 

@@ -26,11 +26,13 @@ struct Call {
 
 class Liveness {
  public:
-  // `store` is this rank's alone. A rank of which nothing was heard for `dead_after` is dead.
-  Liveness(StorePtr store, int rank, int size, std::chrono::milliseconds dead_after);
+  // `store` is this rank's alone. A rank of which nothing was heard for `dead_after` is dead. `keeps_store`: the store
+  // goes when this rank leaves.
+  Liveness(StorePtr store, bool keeps_store, int rank, int size, std::chrono::milliseconds dead_after);
   Liveness(const Liveness&) = delete;
   Liveness& operator=(const Liveness&) = delete;
-  // Says that this rank has left.
+  // Says that this rank has left. Who keeps the store gives the others some time to leave, so that they hear what was
+  // said to them.
   ~Liveness();
 
   // This rank is in `call` now, or in none.
@@ -51,10 +53,12 @@ class Liveness {
   void run();
   void beat();
   void watch_next();
+  void wait_for_others();
   std::string read(const std::string& key);
   std::optional<std::string> find_left(std::span<const int> ranks);
 
   StorePtr store_;
+  bool keeps_store_;
   int rank_, size_;
   std::chrono::milliseconds dead_after_, period_;
 

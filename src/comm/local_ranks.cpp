@@ -19,7 +19,7 @@ void run_local(int ranks, const std::function<void(const ProcessGroup& group)>& 
   std::exception_ptr first;
   const auto run = [&](int rank) {
     // A thread can't die unnoticed, so nobody has to be quick to find it dead.
-    const auto liveness = std::make_shared<comm::Liveness>(comm::with_prefix("live", store), rank, ranks,
+    const auto liveness = std::make_shared<comm::Liveness>(comm::with_prefix("live", store), false, rank, ranks,
                                                            std::max(options.timeout, std::chrono::milliseconds(1000)));
     try {
       f(comm::make_world({"gloo", rank, ranks, options.timeout, comm::with_prefix("world", store), liveness}));

@@ -1,0 +1,194 @@
+// Ranks that die, leave, don't come, or throw. Whoever waits for them must be told which and why, and soon.
+
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <mutex>
+#include <thread>
+
+#include "support/error_matchers.h"
+#include "support/rank_processes.h"
+#include "tessera/comm/local_ranks.h"
+
+namespace tessera {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using ::testing::HasSubstr;
+using testing::RankOutcome;
+using testing::run_processes;
+using ::testing::StartsWith;
+
+InitOptions quick() {
+  InitOptions options;
+  options.liveness = seconds(1);
+  options.timeout = seconds(60);
+  return options;
+}
+
+struct NamedCollective {
+  const char* name;
+  std::function<void(const ProcessGroup& group)> call;
+};
+
+std::vector<NamedCollective> collectives() {
+  const auto numbers = [](std::int64_t count) { return at::ones({count}); };
+  const auto ones = [](const ProcessGroup& group) {
+    return std::vector<std::int64_t>(static_cast<std::size_t>(group.size()), 1);
+  };
+  return {
+      {"broadcast", [=](const ProcessGroup& g) { g.broadcast(numbers(3), 1); }},
+      {"all_reduce", [=](const ProcessGroup& g) { g.all_reduce(numbers(3)); }},
+      {"all_gather_into", [=](const ProcessGroup& g) { g.all_gather_into(numbers(g.size()), numbers(1)); }},
+      {"reduce_scatter_into", [=](const ProcessGroup& g) { g.reduce_scatter_into(numbers(1), numbers(g.size())); }},
+      {"all_to_all",
+       [=](const ProcessGroup& g) { g.all_to_all(numbers(g.size()), numbers(g.size()), ones(g), ones(g)); }},
+      {"gather",
+       [=](const ProcessGroup& g) { g.gather(g.rank() == 2 ? numbers(g.size()) : at::Tensor(), numbers(1), 2); }},
+      {"scatter",
+       [=](const ProcessGroup& g) { g.scatter(numbers(1), g.rank() == 1 ? numbers(g.size()) : at::Tensor(), 1); }},
+      {"barrier", [](const ProcessGroup& g) { g.barrier(); }},
+      {"all_gather_bytes", [](const ProcessGroup& g) { g.all_gather_bytes({}); }},
+      {"agree", [](const ProcessGroup& g) { g.agree("step", nullptr); }},
+  };
+}
+
+class DeadRankTest : public ::testing::TestWithParam<std::size_t> {};
+INSTANTIATE_TEST_SUITE_P(Collectives, DeadRankTest, ::testing::Range(std::size_t{0}, collectives().size()),
+                         [](const auto& test) { return std::string(collectives()[test.param].name); });
+
+// Rank 1 of 3 is killed before it comes. A rank that needs nothing of it may have ended by then; it is told in the
+// barrier behind it.
+TEST_P(DeadRankTest, IsNamedToEveryOther) {
+  const NamedCollective collective = collectives()[GetParam()];
+  const std::vector<RankOutcome> outcomes = run_processes(3, quick(), [&](const ProcessGroup& group) {
+    group.barrier();
+    if (group.rank() == 1) ::kill(::getpid(), SIGKILL);
+    collective.call(group);
+    group.barrier();
+    return std::string("nothing happened");
+  });
+  EXPECT_EQ(outcomes[1].signal, SIGKILL);
+  for (const int rank : {0, 2}) {
+    const RankOutcome& outcome = outcomes[static_cast<std::size_t>(rank)];
+    EXPECT_THAT(outcome.said, StartsWith("rank_failure: "));
+    EXPECT_THAT(outcome.said, HasSubstr(" on rank " + std::to_string(rank) + " of 3"));
+    EXPECT_THAT(outcome.said, HasSubstr("rank 1 died: nothing was heard of it for 1000 ms"));
+  }
+}
+
+TEST(FailureTest, TheRankThatKeepsTheStoreDies) {
+  const std::vector<RankOutcome> outcomes = run_processes(3, quick(), [&](const ProcessGroup& group) {
+    group.barrier();
+    if (group.rank() == 0) ::kill(::getpid(), SIGKILL);
+    group.barrier();
+    return std::string("nothing happened");
+  });
+  for (const std::size_t rank : {1u, 2u}) {
+    EXPECT_THAT(outcomes[rank].said, StartsWith("rank_failure: barrier on rank"));
+    EXPECT_THAT(outcomes[rank].said, HasSubstr("rank 0, which keeps the store, is gone"));
+  }
+}
+
+TEST(FailureTest, ARankThatDoesNotComeIsNamedWithWhatItDoes) {
+  InitOptions options = quick();
+  options.timeout = milliseconds(1500);
+  const std::vector<RankOutcome> outcomes = run_processes(3, options, [&](const ProcessGroup& group) {
+    group.barrier();
+    if (group.rank() == 2) std::this_thread::sleep_for(seconds(4));
+    group.all_reduce(at::ones({1}));
+    return std::string("nothing happened");
+  });
+  for (const std::size_t rank : {0u, 1u}) {
+    EXPECT_THAT(outcomes[rank].said, StartsWith("rank_failure: all_reduce on rank"));
+    EXPECT_THAT(outcomes[rank].said, HasSubstr("rank 2 didn't come within 15"));
+    EXPECT_THAT(outcomes[rank].said, HasSubstr("rank 2 is in no collective"));
+  }
+  // When it comes, it is told that it is too late.
+  EXPECT_THAT(outcomes[2].said, HasSubstr("rank 2 didn't come within 15"));
+}
+
+TEST(FailureTest, ABarrierMayHaveATimeoutOfItsOwn) {
+  const std::vector<RankOutcome> outcomes = run_processes(2, quick(), [&](const ProcessGroup& group) {
+    group.barrier();
+    if (group.rank() == 1) std::this_thread::sleep_for(seconds(2));
+    group.barrier(milliseconds(500));
+    return std::string("nothing happened");
+  });
+  EXPECT_THAT(outcomes[0].said, HasSubstr("rank 1 didn't come within 5"));
+}
+
+TEST(FailureTest, ARankThatLeavesIsNamed) {
+  const std::vector<RankOutcome> outcomes = run_processes(3, quick(), [&](const ProcessGroup& group) {
+    group.barrier();
+    if (group.rank() == 1) return std::string("enough");
+    group.barrier();
+    return std::string("nothing happened");
+  });
+  for (const std::size_t rank : {0u, 2u}) EXPECT_THAT(outcomes[rank].said, HasSubstr("rank 1 left the group"));
+}
+
+TEST(FailureTest, ARankThatNeverStartsIsMissed) {
+  InitOptions options = quick();
+  options.timeout = milliseconds(1500);
+  options.master_port = testing::free_port();
+  options.world_size = 2;
+  EXPECT_ERROR(init_process_group(options), ErrorCode::rank_failure, "init process group: rank 0 of 2");
+  options.rank = 1;
+  EXPECT_ERROR(init_process_group(options), ErrorCode::rank_failure, "rank 1 couldn't reach rank 0's store");
+}
+
+TEST(FailureTest, ABrokenGroupSaysSoAgain) {
+  const std::vector<RankOutcome> outcomes = run_processes(2, quick(), [&](const ProcessGroup& group) {
+    group.barrier();
+    if (group.rank() == 1) ::kill(::getpid(), SIGKILL);
+    EXPECT_ERROR(group.barrier(), ErrorCode::rank_failure, "rank 1 died");
+    EXPECT_ERROR(group.all_reduce(at::ones({1})), ErrorCode::rank_failure, "all_reduce on rank 0", "rank 1 died");
+    const int alone[] = {0};
+    group.subgroup(alone)->all_reduce(at::ones({1}));  // needs nobody
+    return std::string(::testing::Test::HasFailure() ? "failed" : "good");
+  });
+  EXPECT_EQ(outcomes[0].said, "good");
+}
+
+TEST(FailureTest, OptionsThatCannotBeMeant) {
+  InitOptions options;
+  options.rank = 2;
+  options.world_size = 2;
+  EXPECT_ERROR(init_process_group(options), ErrorCode::invalid_argument, "rank 2 of 2, expected 0 to 1");
+  options.rank = 0;
+  options.timeout = milliseconds(0);
+  EXPECT_ERROR(init_process_group(options), ErrorCode::invalid_argument, "timeout 0 ms");
+  options = quick();
+  options.world_size = 2;
+  options.backend = "smoke";
+  options.master_port = testing::free_port();
+  EXPECT_ERROR(init_process_group(options), ErrorCode::unsupported, "no backend 'smoke'", "there are: gloo");
+}
+
+TEST(FailureTest, WhatAThreadThrowsIsThrownAndSaidToTheOthers) {
+  std::mutex mutex;
+  std::vector<std::string> said;
+  const auto run = [&] {
+    run_local(4, [&](const ProcessGroup& group) {
+      group.barrier();
+      if (group.rank() == 2) fail(ErrorCode::not_found, "no such layer");
+      try {
+        group.barrier();
+      } catch (const Error& error) {
+        const std::lock_guard lock(mutex);
+        said.emplace_back(error.what());
+        throw;
+      }
+    });
+  };
+  EXPECT_ERROR(run(), ErrorCode::not_found, "no such layer");
+  ASSERT_EQ(said.size(), 3u);
+  for (const std::string& text : said) EXPECT_THAT(text, HasSubstr("rank 2 failed: no such layer"));
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,89 @@
+#pragma once
+// Ranks as processes of their own, forked from the test, which must not have threads yet.
+
+#include <arpa/inet.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "tessera/base/error.h"
+#include "tessera/comm/init.h"
+
+namespace tessera::testing {
+
+// A port that nobody listened on a moment ago.
+inline std::uint16_t free_port() {
+  const int listener = ::socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(address);
+  ::bind(listener, reinterpret_cast<sockaddr*>(&address), size);
+  ::getsockname(listener, reinterpret_cast<sockaddr*>(&address), &size);
+  ::close(listener);
+  return ntohs(address.sin_port);
+}
+
+struct RankOutcome {
+  int signal = 0;    // that ended it, if one did
+  std::string said;  // what it returned, "code: message" of an Error, or "exception: message"
+};
+
+// Runs `f` in a process for each rank of a world and returns what became of each.
+inline std::vector<RankOutcome> run_processes(int ranks, InitOptions options,
+                                              const std::function<std::string(const ProcessGroup&)>& f) {
+  options.world_size = ranks;
+  options.master_port = free_port();
+  struct Child {
+    pid_t pid;
+    int pipe;
+  };
+  std::vector<Child> children;
+  for (options.rank = 0; options.rank < ranks; ++options.rank) {
+    int ends[2];
+    if (::pipe(ends) != 0) throw std::runtime_error("no pipe");
+    const pid_t pid = ::fork();
+    if (pid == 0) {
+      std::string said;
+      try {
+        said = f(init_process_group(options));
+      } catch (const Error& error) {
+        said = std::string(error_code_name(error.code())) + ": " + error.what();
+      } catch (const std::exception& error) {
+        said = std::string("exception: ") + error.what();
+      }
+      const bool is_written = ::write(ends[1], said.data(), said.size()) == static_cast<ssize_t>(said.size());
+      ::_exit(is_written ? 0 : 1);
+    }
+    ::close(ends[1]);
+    children.push_back({pid, ends[0]});
+  }
+  std::vector<RankOutcome> outcomes;
+  for (const Child& child : children) {
+    RankOutcome outcome;
+    char buffer[4096];
+    for (ssize_t got = 0; (got = ::read(child.pipe, buffer, sizeof(buffer))) > 0;) {
+      outcome.said.append(buffer, static_cast<std::size_t>(got));
+    }
+    ::close(child.pipe);
+    int status = 0;
+    ::waitpid(child.pid, &status, 0);
+    if (WIFSIGNALED(status)) {
+      outcome.signal = WTERMSIG(status);
+      outcome.said += "ended by signal " + std::to_string(outcome.signal);
+    }
+    outcomes.push_back(outcome);
+  }
+  return outcomes;
+}
+
+}  // namespace tessera::testing
