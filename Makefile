@@ -21,11 +21,11 @@ fixed_addresses = $(shell setarch -R true 2>/dev/null && echo setarch -R)
 
 all:
 	$(call setup,build)
-	[[ -e build/build.ninja ]] || cmake --preset release -DTESSERA_TESTS=OFF -DTESSERA_BENCH=OFF
+	[[ -e build/build.ninja ]] || cmake --preset torch-free -B build
 	cmake --build --preset release --parallel $(JOBS) --target tessera
 
 test:
-	$(call setup,build test bench)
+	$(call setup,build torch test bench)
 	cmake --preset release -DTESSERA_TESTS=ON
 	cmake --build --preset release --parallel $(JOBS)
 	ctest --preset release --parallel 2
@@ -38,17 +38,17 @@ interop: all
 	tools/with-pytorch -- tests/interop/run
 
 check:
-	$(call setup,build test bench check)
+	$(call setup,build torch test bench check)
 	JOBS=$(JOBS) tools/check
 
 bench:
-	$(call setup,build bench interop)
+	$(call setup,build torch bench interop)
 	cmake --preset release -DTESSERA_BENCH=ON
 	cmake --build --preset release --parallel $(JOBS)
 	tools/with-pytorch -- bench/run $(ONLY)
 
 asan tsan:
-	$(call setup,build test check)
+	$(call setup,build torch test check)
 	cmake --preset $@
 	cmake --build --preset $@ --parallel $(JOBS)
 	$(fixed_addresses) ctest --preset $@ --parallel 2

@@ -39,7 +39,7 @@ struct Session {
 
 struct Command {
   CLI::App* app = nullptr;
-  std::function<ExitStatus(Session&)> run;
+  std::function<int(Session&)> run;  // returns the exit status, an ExitStatus but for a program that was run
 };
 
 // Each declares its command in `parent`; what the flags are bound to lives in `run`.
@@ -49,6 +49,7 @@ Command add_convert(CLI::App& parent);
 Command add_reshard(CLI::App& parent);
 Command add_diff(CLI::App& parent);
 Command add_map(CLI::App& parent);
+Command add_run(CLI::App& parent);
 
 void add_json_flag(CLI::App& app, bool& json);
 void add_jobs_flag(CLI::App& app, std::size_t& jobs);

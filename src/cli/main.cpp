@@ -67,8 +67,8 @@ int run(int argc, char** argv) {
       "Examples:\n"
       "  tessera inspect step-1000\n"
       "  tessera convert step-1000 model.safetensors --select 'model.*'");
-  const std::vector<Command> commands = {add_inspect(app), add_verify(app), add_convert(app),
-                                         add_reshard(app), add_diff(app),   add_map(app)};
+  const std::vector<Command> commands = {add_inspect(app), add_verify(app), add_convert(app), add_reshard(app),
+                                         add_diff(app),    add_map(app),    add_run(app)};
   try {
     check_command_name(argc, argv, commands);
     app.parse(argc, argv);
@@ -79,7 +79,7 @@ int run(int argc, char** argv) {
       return kYes;
     }
     if (command == nullptr) throw UsageError(fmt::format("no command given; there are {}", names_of(commands)));
-    const ExitStatus status = command->run(session);
+    const int status = command->run(session);
     session.out.flush();
     return status;
   } catch (const CLI::CallForHelp&) {

@@ -13,7 +13,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-const std::vector<std::string> kCommands = {"inspect", "verify", "convert", "reshard", "diff", "map"};
+const std::vector<std::string> kCommands = {"inspect", "verify", "convert", "reshard", "diff", "map", "run"};
 
 void expect_usage_error(const std::vector<std::string>& arguments, const std::string& message) {
   const Outcome outcome = run_tessera(arguments);
@@ -63,12 +63,12 @@ TEST(UsageTest, HelpFitsAHundredColumnsAndSaysWhatItIs) {
 }
 
 TEST(UsageTest, NoCommandListsTheCommands) {
-  expect_usage_error({}, "no command given; there are inspect, verify, convert, reshard, diff, map");
+  expect_usage_error({}, "no command given; there are inspect, verify, convert, reshard, diff, map, run");
 }
 
 TEST(UsageTest, UnknownCommandListsTheCommands) {
   expect_usage_error({"inspekt", "x"},
-                     "unknown command 'inspekt'; there are inspect, verify, convert, reshard, diff, map");
+                     "unknown command 'inspekt'; there are inspect, verify, convert, reshard, diff, map, run");
   expect_usage_error({"plan"}, "unknown command 'plan'");
 }
 
