@@ -1,0 +1,30 @@
+#include "tensor/placement.h"
+
+#include "tessera/base/error.h"
+
+namespace tessera {
+
+int rank_of(const ShardMetadata& shard, const ProcessGroup& group) {
+  if (!shard.placement) fail(ErrorCode::invalid_argument, "shard {}: it has no placement", to_string(shard));
+  if (shard.placement->worker_name()) {
+    fail(ErrorCode::invalid_argument, "shard {}: RPC must be initialized for names of workers", to_string(shard));
+  }
+  const std::optional<std::int64_t> rank = shard.placement->rank();
+  if (!rank) fail(ErrorCode::invalid_argument, "shard {}: its placement has no rank", to_string(shard));
+  if (*rank >= group.size()) {
+    fail(ErrorCode::invalid_argument, "shard {}: rank {} is not in the process group, expected 0 to {}",
+         to_string(shard), *rank, group.size() - 1);
+  }
+  return static_cast<int>(*rank);
+}
+
+std::vector<std::vector<std::size_t>> shards_by_rank(const std::vector<ShardMetadata>& shards,
+                                                     const ProcessGroup& group) {
+  std::vector<std::vector<std::size_t>> by_rank(static_cast<std::size_t>(group.size()));
+  for (std::size_t i = 0; i < shards.size(); ++i) {
+    by_rank[static_cast<std::size_t>(rank_of(shards[i], group))].push_back(i);
+  }
+  return by_rank;
+}
+
+}  // namespace tessera

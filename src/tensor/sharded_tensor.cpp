@@ -1,0 +1,109 @@
+#include "tessera/tensor/sharded_tensor.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/rand.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/zeros.h>
+
+#include <ostream>
+
+#include "tensor/placement.h"
+#include "tensor/sharded_tensor_state.h"
+#include "tessera/base/error.h"
+#include "tessera/tensor/torch_types.h"
+
+namespace tessera {
+
+Shard Shard::from_tensor_and_offsets(const at::Tensor& tensor, std::vector<std::int64_t> offsets, int rank) {
+  return {tensor,
+          ShardMetadata(std::move(offsets), tensor.sizes().vec(), RemoteDevice(rank, to_device(tensor.device())))};
+}
+
+ShardedTensor ShardedTensor::make(SpecPtr spec, Sizes size, const ProcessGroup& group,
+                                  const ShardedTensorOptions& options,
+                                  at::Tensor (*create)(at::IntArrayRef, const at::TensorOptions&)) {
+  if (options.layout != at::kStrided) {
+    fail(ErrorCode::unsupported, "sharded tensor of size {}: only torch.strided layout is supported",
+         shape_to_string(size));
+  }
+  if (options.memory_format != at::MemoryFormat::Contiguous) {
+    fail(ErrorCode::unsupported, "sharded tensor of size {}: only torch.contiguous_format memory format is supported",
+         shape_to_string(size));
+  }
+  TensorProperties properties;
+  properties.dtype = to_dtype(options.dtype);
+  properties.requires_grad = options.requires_grad;
+  properties.pin_memory = options.pin_memory;
+  auto state = std::make_shared<State>();
+  state->group = group;
+  state->metadata = spec->build_metadata(size, properties);
+  state->spec = std::move(spec);
+  for (const ShardMetadata& shard : state->metadata.shards_metadata) {
+    if (rank_of(shard, group) != group.rank()) continue;
+    const at::Tensor tensor = create(shard.shard_sizes, at::TensorOptions()
+                                                            .dtype(options.dtype)
+                                                            .device(to_device(shard.placement->device()))
+                                                            .pinned_memory(options.pin_memory));
+    tensor.set_requires_grad(options.requires_grad);
+    state->local_shards.push_back({tensor, shard});
+  }
+  return ShardedTensor(std::move(state));
+}
+
+ShardedTensor ShardedTensor::empty(SpecPtr spec, Sizes size, const ProcessGroup& group,
+                                   const ShardedTensorOptions& options) {
+  return make(std::move(spec), std::move(size), group, options,
+              [](at::IntArrayRef sizes, const at::TensorOptions& o) { return at::empty(sizes, o); });
+}
+
+ShardedTensor ShardedTensor::zeros(SpecPtr spec, Sizes size, const ProcessGroup& group,
+                                   const ShardedTensorOptions& options) {
+  return make(std::move(spec), std::move(size), group, options,
+              [](at::IntArrayRef sizes, const at::TensorOptions& o) { return at::zeros(sizes, o); });
+}
+
+ShardedTensor ShardedTensor::ones(SpecPtr spec, Sizes size, const ProcessGroup& group,
+                                  const ShardedTensorOptions& options) {
+  return make(std::move(spec), std::move(size), group, options,
+              [](at::IntArrayRef sizes, const at::TensorOptions& o) { return at::ones(sizes, o); });
+}
+
+ShardedTensor ShardedTensor::full(SpecPtr spec, Sizes size, const at::Scalar& value, const ProcessGroup& group,
+                                  const ShardedTensorOptions& options) {
+  ShardedTensor tensor = empty(std::move(spec), std::move(size), group, options);
+  for (const Shard& shard : tensor.local_shards()) shard.tensor.detach().fill_(value);
+  return tensor;
+}
+
+ShardedTensor ShardedTensor::rand(SpecPtr spec, Sizes size, const ProcessGroup& group,
+                                  const ShardedTensorOptions& options) {
+  return make(std::move(spec), std::move(size), group, options,
+              [](at::IntArrayRef sizes, const at::TensorOptions& o) { return at::rand(sizes, o); });
+}
+
+ShardedTensor ShardedTensor::randn(SpecPtr spec, Sizes size, const ProcessGroup& group,
+                                   const ShardedTensorOptions& options) {
+  return make(std::move(spec), std::move(size), group, options,
+              [](at::IntArrayRef sizes, const at::TensorOptions& o) { return at::randn(sizes, o); });
+}
+
+const ShardedTensorMetadata& ShardedTensor::metadata() const { return state_->metadata; }
+const ShardingSpec& ShardedTensor::sharding_spec() const { return *state_->spec; }
+const std::vector<Shard>& ShardedTensor::local_shards() const { return state_->local_shards; }
+const ProcessGroup& ShardedTensor::process_group() const { return state_->group; }
+at::ScalarType ShardedTensor::scalar_type() const { return to_scalar_type(metadata().tensor_properties.dtype); }
+
+const at::Tensor& ShardedTensor::local_tensor() const {
+  if (local_shards().size() != 1) {
+    fail(ErrorCode::unsupported, "local tensor of a sharded tensor: rank {} has {} shards, only one is supported",
+         process_group().rank(), local_shards().size());
+  }
+  return local_shards()[0].tensor;
+}
+
+std::string to_string(const ShardedTensor& tensor) { return "ShardedTensor " + to_string(tensor.metadata()); }
+
+std::ostream& operator<<(std::ostream& out, const ShardedTensor& tensor) { return out << to_string(tensor); }
+
+}  // namespace tessera
