@@ -43,7 +43,10 @@ ProcessGroup comm::make_world(const World& world) {
     fail(ErrorCode::rank_failure, "init process group: rank {} of {} hasn't met the others: {}", world.rank, world.size,
          why);
   }
-  return ProcessGroup(std::move(group));
+  // Who leaves at once would else do so while others still connect to it.
+  ProcessGroup met(std::move(group));
+  met.barrier();
+  return met;
 }
 
 ProcessGroup init_process_group(const InitOptions& options) {

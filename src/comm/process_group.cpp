@@ -33,13 +33,18 @@ void ProcessGroup::Impl::run(std::string_view call_name, const std::function<com
   if (broken_.empty()) broken_ = liveness->failure();
   if (!broken_.empty()) fail_as(call, broken_);
   liveness->enter(call);
+  const auto begin = std::chrono::steady_clock::now();
   try {
     wait(start(*backend), call, limit);
   } catch (const Error&) {
     liveness->leave();
     throw;
   } catch (...) {
-    const std::string why = liveness->explain(world_ranks, comm::message_of(std::current_exception()));
+    // The backend has the same timeout and may be the first to notice.
+    const auto waited = std::chrono::duration_cast<milliseconds>(std::chrono::steady_clock::now() - begin);
+    const std::string why = waited >= limit
+                                ? liveness->explain_timeout(world_ranks, call, waited)
+                                : liveness->explain(world_ranks, comm::message_of(std::current_exception()));
     liveness->leave();
     fail_as(call, why);
   }
@@ -101,7 +106,9 @@ std::optional<ProcessGroup> ProcessGroup::subgroup(std::span<const int> ranks) c
   group->store = comm::with_prefix(group->name, impl_->store);
   group->backend_name = impl_->backend_name;
   group->backend = comm::make_backend(impl_->backend_name, {group->store, group->rank, group->size(), group->timeout});
-  return ProcessGroup(std::move(group));
+  ProcessGroup met(std::move(group));
+  met.barrier();  // as for the world: nobody leaves while others connect
+  return met;
 }
 
 }  // namespace tessera

@@ -169,6 +169,16 @@ TEST(FailureTest, OptionsThatCannotBeMeant) {
   EXPECT_ERROR(init_process_group(options), ErrorCode::unsupported, "no backend 'smoke'", "there are: gloo");
 }
 
+// Nobody may leave while others still connect to it.
+TEST(FailureTest, RanksThatHaveNothingToDoLeaveNobodyBehind) {
+  for (int i = 0; i < 20; ++i) {
+    run_local(4, [](const ProcessGroup& group) {
+      const int first_two[] = {0, 1};
+      group.subgroup(first_two);
+    });
+  }
+}
+
 TEST(FailureTest, WhatAThreadThrowsIsThrownAndSaidToTheOthers) {
   std::mutex mutex;
   std::vector<std::string> said;

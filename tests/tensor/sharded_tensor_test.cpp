@@ -354,6 +354,51 @@ TEST(ReshardTest, ASpecThatIsNoPartitionIsRefusedAndNothingChanges) {
   EXPECT_EQ(tensor.local_tensor().numel(), 4);
 }
 
+TEST(ToTest, TheSameObjectComesBackWhereNothingChanges) {
+  const ShardedTensor tensor = ShardedTensor::ones(chunk_spec(0, {0}), {4});
+  EXPECT_TRUE(tensor.cpu().is_same(tensor));
+  EXPECT_TRUE(tensor.to({}).is_same(tensor));
+  EXPECT_TRUE(tensor.to({.device = at::Device(at::kCPU), .dtype = at::kFloat}).is_same(tensor));
+  const ShardedTensor copy = tensor.to({.copy = true});
+  EXPECT_FALSE(copy.is_same(tensor));
+  EXPECT_NE(copy.local_tensor().data_ptr(), tensor.local_tensor().data_ptr());
+  EXPECT_EQ(copy.metadata(), tensor.metadata());
+}
+
+TEST(ToTest, AnotherDType) {
+  run_local(3, [&](const ProcessGroup& group) {
+    ShardedTensorOptions options;
+    options.dtype = at::kLong;
+    const ShardedTensor tensor = ShardedTensor::empty(grid_spec({4, 4}, {2, 2}, {0, 1}), {4, 4}, group, options);
+    fill_with_indices(tensor);
+    const ShardedTensor moved = tensor.to({.dtype = at::kDouble});
+    EXPECT_EQ(moved.scalar_type(), at::kDouble);
+    EXPECT_EQ(moved.metadata().tensor_properties.dtype, DType::float64);
+    EXPECT_TRUE(moved.sharding_spec() == tensor.sharding_spec());
+    EXPECT_TRUE(holds_indices(moved));
+    EXPECT_EQ(tensor.scalar_type(), at::kLong);
+  });
+}
+
+TEST(ToTest, AnotherDeviceChangesEveryPlacement) {
+  const ShardedTensor tensor = ShardedTensor::ones(chunk_spec(0, {0}), {4});
+  const ShardedTensor moved = tensor.to({.device = at::Device(at::kMeta)});
+  EXPECT_EQ(to_string(moved), "ShardedTensor [4] of float32, torch.strided\n  [0, 4) on rank:0/meta");
+  EXPECT_TRUE(moved.local_tensor().is_meta());
+}
+
+TEST(ToTest, IsDifferentiable) {
+  ShardedTensorOptions options;
+  options.requires_grad = true;
+  const ShardedTensor tensor = ShardedTensor::ones(chunk_spec(0, {0}), {4}, {}, options);
+  const ShardedTensor moved = tensor.to({.dtype = at::kDouble});
+  EXPECT_TRUE(moved.requires_grad());
+  moved.local_tensor().mul(3).sum().backward();
+  EXPECT_TRUE(at::equal(tensor.local_tensor().grad(), at::full({4}, 3.0F)));
+  EXPECT_ERROR(tensor.to({.dtype = at::kInt}), ErrorCode::invalid_argument, "requires grad to int32");
+  EXPECT_ERROR(tensor.cpu(at::MemoryFormat::ChannelsLast), ErrorCode::unsupported, "only torch.contiguous_format");
+}
+
 TEST(TorchTypesTest, BothWays) {
   for (std::size_t i = 0; i < kDTypeCount; ++i) {
     const auto dtype = static_cast<DType>(i);

@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <iosfwd>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -91,6 +92,26 @@ class ShardedTensor {
   bool is_pinned() const { return metadata().tensor_properties.pin_memory; }
   /// Whether both are the same tensor, not merely equal.
   bool is_same(const ShardedTensor& other) const { return state_ == other.state_; }
+
+  /// This tensor itself if all its shards are on CPU, else a copy there. `memory_format` is preserve or contiguous
+  /// (`Error(unsupported)` otherwise). With `group` the copy is of that group, which must have the same ranks: one that
+  /// was on CUDA may need another backend.
+  ShardedTensor cpu(at::MemoryFormat memory_format = at::MemoryFormat::Preserve,
+                    const std::optional<ProcessGroup>& group = std::nullopt) const;
+  /// A new tensor on each rank's current CUDA device; of shards that are there already it has the same storage.
+  ShardedTensor cuda(bool non_blocking = false, at::MemoryFormat memory_format = at::MemoryFormat::Preserve,
+                     const std::optional<ProcessGroup>& group = std::nullopt) const;
+  struct ToOptions {
+    std::optional<at::Device> device = std::nullopt;  ///< for CUDA each rank's current device, whatever its index
+    std::optional<at::ScalarType> dtype = std::nullopt;
+    bool copy = false, non_blocking = false;
+    at::MemoryFormat memory_format = at::MemoryFormat::Preserve;
+    std::optional<ProcessGroup> group = std::nullopt;
+  };
+  /// This tensor itself if device and dtype are what they are and no copy is asked for, else a new one, differentiable
+  /// as at::Tensor::to. On another device its spec is inferred. Nothing is communicated. Throws
+  /// `Error(invalid_argument)` if this tensor requires grad and the new dtype can't.
+  ShardedTensor to(const ToOptions& options) const;
 
   /// `out` of rank `dst` becomes the whole tensor: of this size and dtype, contiguous; undefined on other ranks. Every
   /// rank sends what it holds, once.
