@@ -125,7 +125,7 @@ std::vector<Bytes> ProcessGroup::all_to_all_bytes(std::span<const Bytes> parts) 
   return cut(out, out_sizes);
 }
 
-void ProcessGroup::agree(std::string_view step, std::exception_ptr failure) const {
+void ProcessGroup::agree(std::string_view step, const std::exception_ptr& failure) const {
   if (impl_->is_alone()) {
     if (failure) std::rethrow_exception(failure);
     return;

@@ -30,6 +30,7 @@ void run_local(int ranks, const std::function<void(const ProcessGroup& group)>& 
     }
   };
   std::vector<std::thread> threads;
+  threads.reserve(static_cast<std::size_t>(ranks));
   for (int rank = 0; rank < ranks; ++rank) threads.emplace_back(run, rank);
   for (std::thread& thread : threads) thread.join();
   if (first) std::rethrow_exception(first);

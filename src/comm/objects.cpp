@@ -15,6 +15,7 @@ c10::IValue unpickled(const Bytes& bytes) { return torch::jit::pickle_load({byte
 
 std::vector<c10::IValue> unpickled(const std::vector<Bytes>& parts) {
   std::vector<c10::IValue> values;
+  values.reserve(parts.size());
   for (const Bytes& part : parts) values.push_back(unpickled(part));
   return values;
 }

@@ -12,6 +12,20 @@ namespace tessera {
 using comm::Call;
 using std::chrono::milliseconds;
 
+namespace {
+
+class Stopwatch {
+ public:
+  milliseconds elapsed() const {
+    return std::chrono::duration_cast<milliseconds>(std::chrono::steady_clock::now() - begin_);
+  }
+
+ private:
+  std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
+};
+
+}  // namespace
+
 ProcessGroup::Impl::~Impl() {
   if (broken_.empty() || backend == nullptr) return;
   // A backend waits in its destructor for what it has begun, and here some of that may never end.
@@ -33,7 +47,7 @@ void ProcessGroup::Impl::run(std::string_view call_name, const std::function<com
   if (broken_.empty()) broken_ = liveness->failure();
   if (!broken_.empty()) fail_as(call, broken_);
   liveness->enter(call);
-  const auto begin = std::chrono::steady_clock::now();
+  const Stopwatch watch;
   try {
     wait(start(*backend), call, limit);
   } catch (const Error&) {
@@ -41,7 +55,7 @@ void ProcessGroup::Impl::run(std::string_view call_name, const std::function<com
     throw;
   } catch (...) {
     // The backend has the same timeout and may be the first to notice.
-    const auto waited = std::chrono::duration_cast<milliseconds>(std::chrono::steady_clock::now() - begin);
+    const milliseconds waited = watch.elapsed();
     const std::string why = waited >= limit
                                 ? liveness->explain_timeout(world_ranks, call, waited)
                                 : liveness->explain(world_ranks, comm::message_of(std::current_exception()));
@@ -58,7 +72,7 @@ void ProcessGroup::Impl::wait(const comm::WorkPtr& work, const Call& call, milli
     return;
   }
   constexpr milliseconds kSlice(100);
-  const auto begin = std::chrono::steady_clock::now();
+  const Stopwatch watch;
   for (;;) {
     try {
       work->wait(std::min(kSlice, limit));
@@ -67,7 +81,7 @@ void ProcessGroup::Impl::wait(const comm::WorkPtr& work, const Call& call, milli
       if (work->isCompleted()) throw;
     }
     if (const std::string why = liveness->failure(); !why.empty()) fail_as(call, why);
-    const auto waited = std::chrono::duration_cast<milliseconds>(std::chrono::steady_clock::now() - begin);
+    const milliseconds waited = watch.elapsed();
     if (waited >= limit) fail_as(call, liveness->explain_timeout(world_ranks, call, waited));
   }
 }

@@ -95,7 +95,7 @@ RemoteDevice::RemoteDevice(std::int64_t rank, Device device) : rank_(rank), devi
 }
 
 std::string to_string(const RemoteDevice& device) {
-  const std::string local = to_string(device.device());
+  std::string local = to_string(device.device());
   if (device.worker_name()) return fmt::format("{}/{}", *device.worker_name(), local);
   if (device.rank()) return fmt::format("rank:{}/{}", *device.rank(), local);
   return local;

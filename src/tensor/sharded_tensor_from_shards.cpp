@@ -99,7 +99,8 @@ ShardedTensorMetadata merge(const std::vector<Bytes>& said) {
 
 }  // namespace
 
-ShardedTensor ShardedTensor::from_local_shards(std::vector<Shard> local_shards, Sizes size, const ProcessGroup& group) {
+ShardedTensor ShardedTensor::from_local_shards(std::vector<Shard> local_shards, const Sizes& size,
+                                               const ProcessGroup& group) {
   group.agree_on("sharded tensor from local shards", [&] {
     for (const Shard& shard : local_shards) check_shard(shard, properties_of(local_shards[0].tensor), group);
   });

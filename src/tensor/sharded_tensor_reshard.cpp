@@ -105,6 +105,7 @@ void ShardedTensor::reshard(SpecPtr spec) {
 
   const auto splits_of = [](const std::vector<std::vector<Piece>>& pieces) {
     std::vector<std::int64_t> splits;
+    splits.reserve(pieces.size());
     for (const std::vector<Piece>& of_rank : pieces) {
       splits.push_back(std::accumulate(of_rank.begin(), of_rank.end(), std::int64_t{0},
                                        [](std::int64_t sum, const Piece& piece) { return sum + piece.count; }));

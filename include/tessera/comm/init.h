@@ -2,8 +2,8 @@
 /// \file
 /// How ranks find each other: through the environment that a launcher gives them, or through explicit options.
 ///
-/// Nothing global is kept: who needs the group is given it. Where SIGPIPE has its default action, it is ignored from the
-/// first group on: a rank must outlive those that it writes to. PyTorch: torch/distributed/rendezvous.py.
+/// Nothing global is kept: who needs the group is given it. Where SIGPIPE has its default action, it is ignored from
+/// the first group on: a rank must outlive those that it writes to. PyTorch: torch/distributed/rendezvous.py.
 
 #include <chrono>
 #include <cstdint>

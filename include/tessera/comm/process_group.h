@@ -84,7 +84,7 @@ class ProcessGroup {
   /// Each rank brings its failure in `step`, or null. If any does, every rank throws an `Error` that says the step, the
   /// ranks that failed and why: with their code if they have one in common, else rank_failure. Costs an all_reduce of
   /// 8 bytes where all is well.
-  void agree(std::string_view step, std::exception_ptr failure) const;
+  void agree(std::string_view step, const std::exception_ptr& failure) const;
   /// Runs `f` and agrees on how it ended; returns what it returned.
   template <typename F>
   auto agree_on(std::string_view step, F&& f) const;

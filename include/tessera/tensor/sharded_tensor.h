@@ -69,7 +69,8 @@ class ShardedTensor {
   /// on all ranks if on any a shard's tensor is not strided and contiguous, or not what its metadata say (rank, device,
   /// sizes), if shards differ in dtype, requires_grad, pin_memory, or `size`, on one rank or between two, if they
   /// overlap or leave something out, and if there are none at all.
-  static ShardedTensor from_local_shards(std::vector<Shard> local_shards, Sizes size, const ProcessGroup& group = {});
+  static ShardedTensor from_local_shards(std::vector<Shard> local_shards, const Sizes& size,
+                                         const ProcessGroup& group = {});
   /// From one tensor on each rank, of the size that `spec` gives it. Only this rank's is checked: contiguous, and one
   /// shard of this rank, of this size; nothing is communicated.
   static ShardedTensor from_local_tensor(const at::Tensor& tensor, SpecPtr spec, Sizes size,
