@@ -106,10 +106,9 @@ void print_for_people(Session& session, const Flags& flags, const ConvertReport&
     table.print(session.out);
   }
   std::string said =
-      fmt::format("{} {}: {} tensor{} ({}), {} object{}, {} file{} of {}", flags.dry_run ? "would write" : "wrote",
-                  one_line(flags.destination), report.tensors, report.tensors == 1 ? "" : "s",
-                  format_bytes(report.tensor_bytes), report.objects, report.objects == 1 ? "" : "s",
-                  report.files.size(), report.files.size() == 1 ? "" : "s", format_bytes(file_bytes));
+      fmt::format("{} {}: {} ({}), {}, {} of {}", flags.dry_run ? "would write" : "wrote", one_line(flags.destination),
+                  counted(report.tensors, "tensor"), format_bytes(report.tensor_bytes),
+                  counted(report.objects, "object"), counted(report.files.size(), "file"), format_bytes(file_bytes));
   if (!flags.dry_run) {
     said += fmt::format("; {:.2f} s", seconds);
     if (seconds >= 0.01) {

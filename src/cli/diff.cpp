@@ -48,9 +48,8 @@ void print_for_people(Session& session, const DiffReport& report) {
     session.out.print("{}\n", wrap(one_line(to_string(difference)), session.out.columns()));
   }
   const std::size_t count = report.differences.size();
-  session.out.print("{}: {} tensors ({}) and {} objects compared\n",
-                    report.same() ? "same" : fmt::format("{} difference{}", count, count == 1 ? "" : "s"),
-                    report.tensors, format_bytes(report.bytes), report.objects);
+  session.out.print("{}: {} ({}) and {} compared\n", report.same() ? "same" : counted(count, "difference"),
+                    counted(report.tensors, "tensor"), format_bytes(report.bytes), counted(report.objects, "object"));
 }
 
 void print_as_json(Session& session, const DiffReport& report) {

@@ -24,10 +24,6 @@ constexpr std::size_t kReprColumns = 160;  // where there is no terminal to say 
 
 std::string name_text(std::string_view name) { return printable(name, SIZE_MAX); }
 
-std::string counted(std::size_t count, std::string_view noun) {
-  return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
-}
-
 // "1", "4 x [2, 16]", "3 x [3, 5] + 1 x [2, 5]", "9 of 4 sizes"
 std::string sharding(const TensorInfo& tensor) {
   if (tensor.chunks.size() == 1 && std::ranges::equal(tensor.chunks[0].sizes, tensor.shape)) return "1";

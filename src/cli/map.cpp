@@ -63,7 +63,7 @@ ExitStatus map(const Flags& flags, Session& session) {
     return kYes;
   }
   write_page(flags.output, page);
-  session.out.print("wrote {}: {} tensors in {}\n", one_line(flags.output), opened->tensors().size(),
+  session.out.print("wrote {}: {} in {}\n", one_line(flags.output), counted(opened->tensors().size(), "tensor"),
                     format_bytes(page.size()));
   return kYes;
 }

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <utility>
 
+#include "cli/output.h"
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/convert.h"
 
@@ -60,7 +61,7 @@ class Names {
       const std::size_t distance = remoteness(wanted, name, limit);
       if (distance < limit) close.emplace_back(distance, name);
     });
-    if (below > 0) return fmt::format("; '{}*' has {} name{}", printable(prefix), below, below == 1 ? "" : "s");
+    if (below > 0) return fmt::format("; '{}*' has {}", printable(prefix), counted(below, "name"));
     std::partial_sort(close.begin(), close.begin() + std::min(kSuggestions, close.size()), close.end());
     close.resize(std::min(kSuggestions, close.size()));
     std::string text;

@@ -73,6 +73,10 @@ std::string Output::faint(std::string_view text) const {
   return attributes_ ? fmt::format("\x1b[2m{}\x1b[0m", text) : std::string(text);
 }
 
+std::string counted(std::size_t count, std::string_view noun) {
+  return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
+}
+
 std::string one_line(std::string_view text) {
   std::string line(text);
   while (!line.empty() && line.back() == '\n') line.pop_back();

@@ -49,6 +49,9 @@ class Output {
 // `text` fit for one line: newlines become spaces, other control characters and invalid UTF-8 are escaped.
 std::string one_line(std::string_view text);
 
+// "1 file", "2 files"
+std::string counted(std::size_t count, std::string_view noun);
+
 // "tessera: <message>" on standard error, one line. A failure to write it is ignored.
 void print_error(std::string_view message);
 void print_warning(std::string_view message);

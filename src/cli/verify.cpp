@@ -28,10 +28,11 @@ void print_for_people(Session& session, const VerifyReport& report) {
   if (report.problem_count > report.problems.size()) {
     print(fmt::format("... and {} more", report.problem_count - report.problems.size()));
   }
-  std::string said = fmt::format(
-      "{}: {} tensors in {} chunks, {} objects, {} files; {} compared with checksums",
-      report.good() ? "good" : fmt::format("{} problem{}", report.problem_count, report.problem_count == 1 ? "" : "s"),
-      report.tensors, report.chunks, report.objects, report.files, format_bytes(report.bytes_checked));
+  std::string said =
+      fmt::format("{}: {} in {}, {}, {}; {} compared with checksums",
+                  report.good() ? "good" : counted(report.problem_count, "problem"), counted(report.tensors, "tensor"),
+                  counted(report.chunks, "chunk"), counted(report.objects, "object"), counted(report.files, "file"),
+                  format_bytes(report.bytes_checked));
   if (report.bytes_without_checksum > 0) {
     said += fmt::format(", {} have none", format_bytes(report.bytes_without_checksum));
   }
