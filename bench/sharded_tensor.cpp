@@ -1,0 +1,88 @@
+/// \file
+/// Times ShardedTensor against the bare collective that moves the same bytes on the same group, in turn:
+/// `sharded_tensor_bench gather|reshard BYTES REPEATS`, as each rank of a world. Rank 0 prints one line of JSON:
+/// {"ours", "bare"}: medians of seconds.
+///   gather    a tensor in row chunks to rank 0, against ProcessGroup::gather of flat buffers
+///   reshard   row chunks to column chunks, against ProcessGroup::all_to_all of flat buffers of what changes its rank
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <functional>
+#include <iostream>
+#include <string>
+#include <vector>
+
+#include "tessera/comm/init.h"
+#include "tessera/tensor/sharded_tensor.h"
+
+namespace {
+
+using namespace tessera;
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+// From when all ranks begin to when all have ended.
+double seconds(const ProcessGroup& group, const std::function<void()>& f) {
+  group.barrier();
+  const auto begin = std::chrono::steady_clock::now();
+  f();
+  group.barrier();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+ShardedTensor::SpecPtr chunks(std::int64_t dim, int ranks) {
+  std::vector<RemoteDevice> placements;
+  for (int rank = 0; rank < ranks; ++rank) placements.emplace_back(rank, Device{});
+  return std::make_shared<ChunkShardingSpec>(dim, placements);
+}
+
+int run(const std::string& work, std::int64_t bytes, int repeats) {
+  const ProcessGroup group = init_process_group();
+  const int ranks = group.size();
+  // Square, and even in both dimensions.
+  const auto side = static_cast<std::int64_t>(std::sqrt(static_cast<double>(bytes) / 4)) / (8 * ranks) * (8 * ranks);
+  ShardedTensor tensor = ShardedTensor::ones(chunks(0, ranks), {side, side}, group);
+  const at::Tensor local = tensor.local_tensor().clone().view({-1});
+  std::vector<double> ours, bare;
+  if (work == "gather") {
+    const at::Tensor out = group.rank() == 0 ? at::ones({side, side}) : at::Tensor();
+    const at::Tensor flat = group.rank() == 0 ? at::ones({side * side}) : at::Tensor();
+    for (int i = 0; i < repeats; ++i) {
+      bare.push_back(seconds(group, [&] { group.gather(flat, local, 0); }));
+      ours.push_back(seconds(group, [&] { tensor.gather(0, out); }));
+    }
+  } else {
+    const std::int64_t part = local.numel() / ranks;
+    std::vector<std::int64_t> splits(static_cast<std::size_t>(ranks), part);
+    splits[static_cast<std::size_t>(group.rank())] = 0;
+    const at::Tensor in = local.narrow(0, 0, part * (ranks - 1)), out = at::ones({part * (ranks - 1)});
+    for (int i = 0; i < repeats; ++i) {
+      bare.push_back(seconds(group, [&] { group.all_to_all(out, in, splits, splits); }));
+      ours.push_back(seconds(group, [&] { tensor.reshard(chunks(i % 2 == 0 ? 1 : 0, ranks)); }));
+    }
+  }
+  if (group.rank() == 0) std::cout << "{\"ours\": " << median(ours) << ", \"bare\": " << median(bare) << "}\n";
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::string work = argc == 4 ? argv[1] : "";
+  if (work != "gather" && work != "reshard") {
+    std::cerr << "usage: sharded_tensor_bench gather|reshard BYTES REPEATS\n";
+    return 2;
+  }
+  try {
+    return run(work, std::stoll(argv[2]), std::stoi(argv[3]));
+  } catch (const std::exception& error) {
+    std::cerr << "sharded_tensor_bench: " << error.what() << '\n';
+    return 3;
+  }
+}

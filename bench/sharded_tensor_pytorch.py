@@ -1,0 +1,64 @@
+#!/usr/bin/python3
+"""Times PyTorch's ShardedTensor at what sharded_tensor.cpp does: `sharded_tensor_pytorch.py gather|reshard BYTES REPEATS RANKS`.
+Prints one line of JSON: {"seconds"}, the median."""
+
+import json
+import math
+import os
+import socket
+import statistics
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+from torch.distributed._shard import sharded_tensor
+from torch.distributed._shard.sharding_spec import ChunkShardingSpec
+
+
+def timed(work):
+    dist.barrier()
+    begin = time.perf_counter()
+    work()
+    dist.barrier()
+    return time.perf_counter() - begin
+
+
+def run(work, size_bytes, repeats, rank, ranks, port):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo")
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=ranks)
+    side = int(math.sqrt(size_bytes / 4)) // (8 * ranks) * (8 * ranks)
+    specs = [ChunkShardingSpec(dim=d, placements=[f"rank:{r}/cpu" for r in range(ranks)]) for d in (0, 1)]
+    tensor = sharded_tensor.ones(specs[0], side, side)
+    out = torch.ones(side, side) if rank == 0 else None
+    times = []
+    for i in range(repeats):
+        if work == "gather":
+            times.append(timed(lambda: tensor.gather(0, out)))
+        else:
+            times.append(timed(lambda i=i: tensor.reshard(specs[(i + 1) % 2])))
+    if rank == 0:
+        print(json.dumps({"seconds": statistics.median(times)}), flush=True)
+    dist.barrier()
+
+
+def main():
+    work, size_bytes, repeats, ranks = sys.argv[1], *map(int, sys.argv[2:])
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    children = []
+    for rank in range(1, ranks):
+        pid = os.fork()
+        if pid == 0:
+            run(work, size_bytes, repeats, rank, ranks, port)
+            os._exit(0)
+        children.append(pid)
+    run(work, size_bytes, repeats, 0, ranks, port)
+    for pid in children:
+        os.waitpid(pid, 0)
+
+
+if __name__ == "__main__":
+    main()
