@@ -25,7 +25,7 @@ def timed(work):
 
 
 def run(work, size_bytes, repeats, rank, ranks, port):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo")
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo", USE_LIBUV="0")
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=ranks)
     side = int(math.sqrt(size_bytes / 4)) // (8 * ranks) * (8 * ranks)
