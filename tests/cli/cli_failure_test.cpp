@@ -225,8 +225,7 @@ TEST(DiskTest, FullDiskLeavesNothing) {
   fs::create_directory(folder / "disk");
   const std::string disk = folder / "disk", mount = "mount -t tmpfs -o size=2m none " + disk;
   if (run_program({"unshare", "-m", "sh", "-c", mount}).status != 0) {
-    std::cout << "!!! no right to mount: a full disk was not tried\n";
-    GTEST_SKIP();
+    GTEST_SKIP() << "no right to mount: a full disk was not tried";
   }
   for (const std::string name : {"a.pt", "b.safetensors", "ck --to dcp"}) {
     const Outcome outcome =
