@@ -6,6 +6,7 @@
 #include "comm/exceptions.h"
 #include "comm/group_impl.h"
 #include "comm/store.h"
+#include "comm/work.h"
 
 namespace tessera {
 
@@ -74,12 +75,7 @@ void ProcessGroup::Impl::wait(const comm::WorkPtr& work, const Call& call, milli
   constexpr milliseconds kSlice(100);
   const Stopwatch watch;
   for (;;) {
-    try {
-      work->wait(std::min(kSlice, limit));
-      return;
-    } catch (...) {
-      if (work->isCompleted()) throw;
-    }
+    if (comm::wait_for(*work, std::min(kSlice, limit))) return;
     if (const std::string why = liveness->failure(); !why.empty()) fail_as(call, why);
     const milliseconds waited = watch.elapsed();
     if (waited >= limit) fail_as(call, liveness->explain_timeout(world_ranks, call, waited));
