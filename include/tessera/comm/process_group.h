@@ -93,6 +93,11 @@ class ProcessGroup {
   /// those that are not in it get nothing. Throws `Error(invalid_argument)` for ranks that aren't there or come twice.
   std::optional<ProcessGroup> subgroup(std::span<const int> ranks) const;
 
+  /// Whether both are the same group, not merely one of the same ranks. Groups of one rank are all the same.
+  bool operator==(const ProcessGroup& other) const {
+    return impl_ == other.impl_ || (size() == 1 && other.size() == 1);
+  }
+
   class Impl;
   explicit ProcessGroup(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
