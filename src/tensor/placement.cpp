@@ -1,6 +1,7 @@
 #include "tensor/placement.h"
 
 #include "tessera/base/error.h"
+#include "tessera/layout/coverage.h"
 
 namespace tessera {
 
@@ -25,6 +26,35 @@ std::vector<std::vector<std::size_t>> shards_by_rank(const std::vector<ShardMeta
     by_rank[static_cast<std::size_t>(rank_of(shards[i], group))].push_back(i);
   }
   return by_rank;
+}
+
+BoxList boxes_of(const std::vector<ShardMetadata>& shards, std::size_t dims) {
+  BoxList boxes(dims);
+  boxes.reserve(shards.size());
+  for (const ShardMetadata& shard : shards) boxes.push_back(shard.box());
+  return boxes;
+}
+
+void check_partition(const ShardedTensorMetadata& metadata, std::string_view what) {
+  const BoxList boxes = boxes_of(metadata.shards_metadata, metadata.size.size());
+  for (std::size_t i = 0; i < boxes.size(); ++i) {
+    if (is_empty(boxes[i]) || is_valid(boxes[i], metadata.size)) continue;
+    fail(ErrorCode::invalid_argument, "{} a tensor of size {}: shard {} is not within it", what,
+         shape_to_string(metadata.size), to_string(metadata.shards_metadata[i]));
+  }
+  if (const auto pair = find_overlap(boxes)) {
+    fail(ErrorCode::invalid_argument, "{} a tensor of size {}: shards {} and {} overlap", what,
+         shape_to_string(metadata.size), to_string(metadata.shards_metadata[pair->first]),
+         to_string(metadata.shards_metadata[pair->second]));
+  }
+  BoxList filled(metadata.size.size());
+  for (std::size_t i = 0; i < boxes.size(); ++i) {
+    if (!is_empty(boxes[i])) filled.push_back(boxes[i]);
+  }
+  if (const auto hole = find_hole(metadata.size, filled)) {
+    fail(ErrorCode::invalid_argument, "{} a tensor of size {}: no shard has {}", what, shape_to_string(metadata.size),
+         to_string(*hole));
+  }
 }
 
 }  // namespace tessera

@@ -1,7 +1,11 @@
 #pragma once
-// Which rank of a group has a shard.
+// Which rank of a group has which shards, and whether they make up a tensor.
+
+#include <string_view>
+#include <vector>
 
 #include "tessera/comm/process_group.h"
+#include "tessera/layout/box.h"
 #include "tessera/layout/shard_metadata.h"
 
 namespace tessera {
@@ -12,5 +16,12 @@ int rank_of(const ShardMetadata& shard, const ProcessGroup& group);
 // The metadata of the shards of each rank of the group, as indices, in the metadata's order.
 std::vector<std::vector<std::size_t>> shards_by_rank(const std::vector<ShardMetadata>& shards,
                                                      const ProcessGroup& group);
+
+// `dims`: the number of dimensions, should there be no shards.
+BoxList boxes_of(const std::vector<ShardMetadata>& shards, std::size_t dims);
+
+// Throws Error(invalid_argument) unless the shards partition the tensor; a user's own spec might give others. Empty
+// shards may be anywhere. `what` is done, for messages.
+void check_partition(const ShardedTensorMetadata& metadata, std::string_view what);
 
 }  // namespace tessera

@@ -89,7 +89,7 @@ ShardedTensor ShardedTensor::randn(SpecPtr spec, Sizes size, const ProcessGroup&
 }
 
 const ShardedTensorMetadata& ShardedTensor::metadata() const { return state_->metadata; }
-const ShardingSpec& ShardedTensor::sharding_spec() const { return *state_->spec; }
+const ShardedTensor::SpecPtr& ShardedTensor::shared_spec() const { return state_->spec; }
 const std::vector<Shard>& ShardedTensor::local_shards() const { return state_->local_shards; }
 const ProcessGroup& ShardedTensor::process_group() const { return state_->group; }
 at::ScalarType ShardedTensor::scalar_type() const { return to_scalar_type(metadata().tensor_properties.dtype); }
@@ -100,6 +100,15 @@ const at::Tensor& ShardedTensor::local_tensor() const {
          process_group().rank(), local_shards().size());
   }
   return local_shards()[0].tensor;
+}
+
+void ShardedTensor::set_requires_grad(bool requires_grad) {
+  if (requires_grad && !at::isFloatingType(scalar_type()) && !at::isComplexType(scalar_type())) {
+    fail(ErrorCode::invalid_argument, "sharded tensor of {} can't require grad: expected a floating-point dtype",
+         dtype_name(metadata().tensor_properties.dtype));
+  }
+  for (const Shard& shard : local_shards()) shard.tensor.set_requires_grad(requires_grad);
+  state_->metadata.tensor_properties.requires_grad = requires_grad;
 }
 
 std::string to_string(const ShardedTensor& tensor) { return "ShardedTensor " + to_string(tensor.metadata()); }

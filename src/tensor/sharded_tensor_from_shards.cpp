@@ -129,7 +129,14 @@ ShardedTensor ShardedTensor::from_local_tensor(const at::Tensor& tensor, SpecPtr
          "sharded tensor from the local tensor of rank {}: the spec places {} shards there, expected one", group.rank(),
          local_shards.size());
   }
-  return from_local_shards_and_global_metadata(std::move(local_shards), std::move(metadata), group, std::move(spec));
+  check_shard(local_shards[0], metadata.tensor_properties, group);
+  check_partition(metadata, "shard");
+  auto state = std::make_shared<State>();
+  state->spec = std::move(spec);
+  state->group = group;
+  state->metadata = std::move(metadata);
+  state->local_shards = std::move(local_shards);
+  return ShardedTensor(std::move(state));
 }
 
 ShardedTensor ShardedTensor::from_local_shards_and_global_metadata(std::vector<Shard> local_shards,
@@ -161,6 +168,26 @@ ShardedTensor ShardedTensor::from_local_shards_and_global_metadata(std::vector<S
   state->group = group;
   state->metadata = std::move(metadata);
   state->local_shards = std::move(local_shards);
+  return ShardedTensor(std::move(state));
+}
+
+ShardedTensor ShardedTensor::with_local_tensors(const std::vector<at::Tensor>& tensors, at::ScalarType dtype,
+                                                bool requires_grad) const {
+  if (tensors.size() != local_shards().size()) {
+    fail(ErrorCode::invalid_argument, "sharded tensor of size {} on rank {}: {} local tensors, expected {}",
+         shape_to_string(size()), process_group().rank(), tensors.size(), local_shards().size());
+  }
+  auto state = std::make_shared<State>();
+  state->group = process_group();
+  state->spec = shared_spec();
+  state->metadata = metadata();
+  state->metadata.tensor_properties.dtype = to_dtype(dtype);
+  state->metadata.tensor_properties.requires_grad = requires_grad;
+  state->metadata.tensor_properties.pin_memory = false;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    state->local_shards.push_back({tensors[i], local_shards()[i].metadata});
+    check_shard(state->local_shards.back(), state->metadata.tensor_properties, process_group());
+  }
   return ShardedTensor(std::move(state));
 }
 

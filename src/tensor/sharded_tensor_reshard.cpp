@@ -6,20 +6,12 @@
 #include "tensor/placement.h"
 #include "tensor/sharded_tensor_state.h"
 #include "tessera/base/error.h"
-#include "tessera/layout/coverage.h"
 #include "tessera/layout/redistribution.h"
 #include "tessera/tensor/torch_types.h"
 
 namespace tessera {
 
 namespace {
-
-BoxList boxes_of(const std::vector<ShardMetadata>& shards, std::size_t rank) {
-  BoxList boxes(rank);
-  boxes.reserve(shards.size());
-  for (const ShardMetadata& shard : shards) boxes.push_back(shard.box());
-  return boxes;
-}
 
 // Of each shard, which of its rank's local shards it is.
 std::vector<std::size_t> local_indices(const std::vector<std::vector<std::size_t>>& by_rank, std::size_t shards) {
@@ -30,36 +22,13 @@ std::vector<std::size_t> local_indices(const std::vector<std::vector<std::size_t
   return indices;
 }
 
-// What a user's own spec might get wrong. Empty shards may be anywhere.
-void check_partition(const ShardedTensorMetadata& metadata) {
-  const BoxList boxes = boxes_of(metadata.shards_metadata, metadata.size.size());
-  for (std::size_t i = 0; i < boxes.size(); ++i) {
-    if (is_empty(boxes[i]) || is_valid(boxes[i], metadata.size)) continue;
-    fail(ErrorCode::invalid_argument, "reshard a tensor of size {}: shard {} is not within it",
-         shape_to_string(metadata.size), to_string(metadata.shards_metadata[i]));
-  }
-  if (const auto pair = find_overlap(boxes)) {
-    fail(ErrorCode::invalid_argument, "reshard a tensor of size {}: shards {} and {} overlap",
-         shape_to_string(metadata.size), to_string(metadata.shards_metadata[pair->first]),
-         to_string(metadata.shards_metadata[pair->second]));
-  }
-  BoxList filled(metadata.size.size());
-  for (std::size_t i = 0; i < boxes.size(); ++i) {
-    if (!is_empty(boxes[i])) filled.push_back(boxes[i]);
-  }
-  if (const auto hole = find_hole(metadata.size, filled)) {
-    fail(ErrorCode::invalid_argument, "reshard a tensor of size {}: no shard has {}", shape_to_string(metadata.size),
-         to_string(*hole));
-  }
-}
-
 }  // namespace
 
 void ShardedTensor::reshard(SpecPtr spec) {
   if (*spec == sharding_spec()) return;
   const ProcessGroup& group = process_group();
   ShardedTensorMetadata target = spec->build_metadata(size(), metadata().tensor_properties);
-  check_partition(target);
+  check_partition(target, "reshard");
   const std::vector<ShardMetadata>& from = metadata().shards_metadata;
   const std::vector<ShardMetadata>& to = target.shards_metadata;
   const auto from_by_rank = shards_by_rank(from, group), to_by_rank = shards_by_rank(to, group);

@@ -2,8 +2,11 @@
 // Specs of every kind, and tensors whose elements say where they belong.
 
 #include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
 
+#include <algorithm>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -82,6 +85,47 @@ inline bool holds_indices(const ShardedTensor& tensor) {
     if (shard.tensor.numel() != 0 && !at::equal(shard.tensor, box_view(whole, shard.metadata.box()))) return false;
   }
   return true;
+}
+
+// Of a tensor that every rank has whole, each rank its part.
+inline ShardedTensor shard(const at::Tensor& whole, const SpecPtr& spec, const ProcessGroup& group) {
+  ShardedTensorOptions options;
+  options.dtype = whole.scalar_type();
+  ShardedTensor tensor = ShardedTensor::empty(spec, whole.sizes().vec(), group, options);
+  for (const Shard& part : tensor.local_shards()) {
+    if (part.tensor.numel() != 0) part.tensor.copy_(box_view(whole.detach(), part.metadata.box()));
+  }
+  tensor.set_requires_grad(whole.requires_grad());
+  return tensor;
+}
+
+// The whole tensor, on every rank.
+inline at::Tensor whole_of(const ShardedTensor& tensor) {
+  const ProcessGroup& group = tensor.process_group();
+  const at::Tensor out = at::empty(tensor.size(), at::TensorOptions().dtype(tensor.scalar_type()));
+  tensor.gather(0, group.rank() == 0 ? out : at::Tensor());
+  group.broadcast(out, 0);
+  return out;
+}
+
+// Normally distributed, the same on every rank that asks with the same seed.
+inline at::Tensor random(const Sizes& size, std::uint64_t seed, at::ScalarType dtype = at::kDouble) {
+  at::Generator generator = at::detail::createCPUGenerator(seed);
+  return at::randn(size, generator, at::TensorOptions().dtype(dtype));
+}
+
+inline std::vector<int> ranks_of(int world) {
+  std::vector<int> ranks(static_cast<std::size_t>(world));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
+// Not in the order of the ranks.
+inline std::vector<int> permuted_ranks(int world) {
+  std::vector<int> ranks = ranks_of(world);
+  std::reverse(ranks.begin(), ranks.end());
+  if (world > 2) std::swap(ranks[0], ranks[1]);
+  return ranks;
 }
 
 }  // namespace tessera::testing

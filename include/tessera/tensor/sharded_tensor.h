@@ -82,7 +82,8 @@ class ShardedTensor {
                                                              const ProcessGroup& group = {}, SpecPtr spec = nullptr);
 
   const ShardedTensorMetadata& metadata() const;
-  const ShardingSpec& sharding_spec() const;
+  const ShardingSpec& sharding_spec() const { return *shared_spec(); }
+  const SpecPtr& shared_spec() const;
   const std::vector<Shard>& local_shards() const;
   /// The only shard of this rank. Throws `Error(unsupported)` if it has none or several.
   const at::Tensor& local_tensor() const;
@@ -93,6 +94,14 @@ class ShardedTensor {
   bool is_pinned() const { return metadata().tensor_properties.pin_memory; }
   /// Whether both are the same tensor, not merely equal.
   bool is_same(const ShardedTensor& other) const { return state_ == other.state_; }
+
+  /// A tensor of the same spec, size and group whose shards are these tensors, for ops: as many as this one's local
+  /// shards, of their sizes and devices, contiguous, of `dtype`, and requiring grad as said, which must be the same on
+  /// all ranks. Nothing is communicated. Throws `Error(invalid_argument)` where they aren't.
+  ShardedTensor with_local_tensors(const std::vector<at::Tensor>& tensors, at::ScalarType dtype,
+                                   bool requires_grad) const;
+  /// Throws `Error(invalid_argument)` for a dtype that can't.
+  void set_requires_grad(bool requires_grad);
 
   /// This tensor itself if all its shards are on CPU, else a copy there. `memory_format` is preserve or contiguous
   /// (`Error(unsupported)` otherwise). With `group` the copy is of that group, which must have the same ranks: one that

@@ -1,0 +1,56 @@
+#include "tessera/tensor/op.h"
+
+#include <ATen/core/Formatting.h>
+
+#include <sstream>
+
+#include "tessera/base/error.h"
+
+namespace tessera {
+
+std::string describe(const ShardedTensor& tensor) {
+  return fmt::format("ShardedTensor {} {} by {}", shape_to_string(tensor.size()),
+                     dtype_name(tensor.metadata().tensor_properties.dtype), tensor.sharding_spec().to_string());
+}
+
+std::string describe(const ShardedTensor::ToOptions& options) {
+  return fmt::format("ToOptions{{device={}, dtype={}, copy={}}}", options.device ? options.device->str() : "None",
+                     options.dtype ? c10::toString(*options.dtype) : "None", options.copy);
+}
+
+std::string describe(const at::Tensor& tensor) {
+  if (!tensor.defined()) return "None";
+  return fmt::format("Tensor {} {}", shape_to_string(tensor.sizes().vec()), c10::toString(tensor.scalar_type()));
+}
+
+std::string describe(const at::Scalar& scalar) {
+  std::ostringstream text;
+  text << scalar;
+  return text.str();
+}
+
+std::string describe(const std::string& text) { return fmt::format("'{}'", printable(text)); }
+std::string describe(const std::vector<std::int64_t>& list) { return shape_to_string(list); }
+std::string describe(bool value) { return value ? "true" : "false"; }
+std::string describe(std::int64_t value) { return fmt::format("{}", value); }
+std::string describe(double value) { return fmt::format("{}", value); }
+
+void op_detail::Tensors::add(const ShardedTensor& tensor) {
+  if (first_ == nullptr) {
+    first_ = &tensor;
+  } else if (!(first_->process_group() == tensor.process_group())) {
+    fail(ErrorCode::invalid_argument, "op '{}': its sharded tensors are of two process groups, expected one", op_);
+  }
+}
+
+const ShardedTensor& op_detail::Tensors::first() const {
+  if (first_ == nullptr) fail(ErrorCode::invalid_argument, "op '{}': none of its arguments is a sharded tensor", op_);
+  return *first_;
+}
+
+void op_detail::fail_unsupported(std::string_view op, std::span<const std::string> arguments, const ShardedTensor& on) {
+  fail(ErrorCode::unsupported, "op '{}' with arguments ({}) is not supported for {}", op, fmt::join(arguments, ", "),
+       on.sharding_spec().kind());
+}
+
+}  // namespace tessera
