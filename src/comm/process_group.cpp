@@ -73,13 +73,15 @@ void ProcessGroup::Impl::wait(const comm::WorkPtr& work, const Call& call, milli
   }
   constexpr milliseconds kSlice(100);
   const Stopwatch watch;
-  for (;;) {
+  for (bool has_ended = false;;) {
     try {
       work->wait(std::min(kSlice, limit));
       return;
     } catch (...) {
-      if (work->isCompleted()) throw;
+      if (has_ended) throw;
+      has_ended = work->isCompleted();
     }
+    if (has_ended) continue;  // perhaps after the slice had: how it ended is what the next wait says
     if (const std::string why = liveness->failure(); !why.empty()) fail_as(call, why);
     const milliseconds waited = watch.elapsed();
     if (waited >= limit) fail_as(call, liveness->explain_timeout(world_ranks, call, waited));
