@@ -154,7 +154,9 @@ TEST_P(RpcTest, ShutdownFreesWhatReferencesStillKeep) {
     const c10::weak_intrusive_ptr<c10::TensorImpl> alive(mine[0].getIntrusivePtr());
     const auto shared = share_tensors(group, mine);
     mine.clear();
+    const auto begin = std::chrono::steady_clock::now();
     rpc.shutdown();
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, seconds(10));  // the ranks told each other, nobody gave up
     EXPECT_TRUE(alive.expired());
     for (const auto& of_rank : shared) {
       for (const RemoteTensor& tensor : of_rank) {
