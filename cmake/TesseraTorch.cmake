@@ -21,3 +21,15 @@ function(tessera_find_backend name expression)
 endfunction()
 tessera_find_backend(NCCL "Options::create()")
 tessera_find_backend(MPI "createProcessGroupMPI()")
+
+# Sets TESSERA_HAS_TENSORPIPE if LibTorch has the agent of its RPC: Debian's has up to 2.6.
+set(CMAKE_REQUIRED_LIBRARIES ${TORCH_LIBRARIES})
+set(CMAKE_REQUIRED_INCLUDES ${TORCH_INCLUDE_DIRS})
+set(CMAKE_REQUIRED_DEFINITIONS -DUSE_DISTRIBUTED -DUSE_RPC -DUSE_TENSORPIPE)
+check_cxx_source_compiles("
+  #include <torch/csrc/distributed/rpc/tensorpipe_agent.h>
+  int main() { return torch::distributed::rpc::TensorPipeAgent::guessAddress().empty() ? 1 : 0; }"
+  TESSERA_HAS_TENSORPIPE)
+unset(CMAKE_REQUIRED_LIBRARIES)
+unset(CMAKE_REQUIRED_INCLUDES)
+unset(CMAKE_REQUIRED_DEFINITIONS)

@@ -1,15 +1,35 @@
 #include "tensor/placement.h"
 
+#include <algorithm>
+
 #include "tessera/base/error.h"
+#include "tessera/comm/rpc.h"
 #include "tessera/layout/coverage.h"
 
 namespace tessera {
 
-int rank_of(const ShardMetadata& shard, const ProcessGroup& group) {
-  if (!shard.placement) fail(ErrorCode::invalid_argument, "shard {}: it has no placement", to_string(shard));
-  if (shard.placement->worker_name()) {
+namespace {
+
+int rank_of_worker(const ShardMetadata& shard, const ProcessGroup& group) {
+  if (!is_rpc_initialized()) {
     fail(ErrorCode::invalid_argument, "shard {}: RPC must be initialized for names of workers", to_string(shard));
   }
+  const std::optional<int> world_rank = find_rpc_worker(*shard.placement->worker_name());
+  if (!world_rank) fail(ErrorCode::invalid_argument, "shard {}: there is no such worker", to_string(shard));
+  const std::vector<int>& ranks = group.world_ranks();
+  const auto found = std::find(ranks.begin(), ranks.end(), *world_rank);
+  if (found == ranks.end()) {
+    fail(ErrorCode::invalid_argument, "shard {}: its worker, rank {} of the world, is not in the process group",
+         to_string(shard), *world_rank);
+  }
+  return static_cast<int>(found - ranks.begin());
+}
+
+}  // namespace
+
+int rank_of(const ShardMetadata& shard, const ProcessGroup& group) {
+  if (!shard.placement) fail(ErrorCode::invalid_argument, "shard {}: it has no placement", to_string(shard));
+  if (shard.placement->worker_name()) return rank_of_worker(shard, group);
   const std::optional<std::int64_t> rank = shard.placement->rank();
   if (!rank) fail(ErrorCode::invalid_argument, "shard {}: its placement has no rank", to_string(shard));
   if (*rank >= group.size()) {

@@ -10,7 +10,8 @@
 
 namespace tessera {
 
-// Throws Error(invalid_argument) for a shard without a placement or a rank, and for a rank that the group hasn't.
+// A worker's name counts as its RPC rank, which is its rank in the world. Throws Error(invalid_argument) for a shard
+// without a placement or a rank, for a rank that the group hasn't, and for a worker without RPC or that isn't there.
 int rank_of(const ShardMetadata& shard, const ProcessGroup& group);
 
 // The metadata of the shards of each rank of the group, as indices, in the metadata's order.

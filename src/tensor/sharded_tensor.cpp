@@ -15,40 +15,38 @@
 
 namespace tessera {
 
-Shard Shard::from_tensor_and_offsets(const at::Tensor& tensor, std::vector<std::int64_t> offsets, int rank) {
-  return {tensor,
-          ShardMetadata(std::move(offsets), tensor.sizes().vec(), RemoteDevice(rank, to_device(tensor.device())))};
-}
-
 ShardedTensor ShardedTensor::make(SpecPtr spec, Sizes size, const ProcessGroup& group,
                                   const ShardedTensorOptions& options,
-                                  at::Tensor (*create)(at::IntArrayRef, const at::TensorOptions&)) {
-  if (options.layout != at::kStrided) {
-    fail(ErrorCode::unsupported, "sharded tensor of size {}: only torch.strided layout is supported",
-         shape_to_string(size));
-  }
-  if (options.memory_format != at::MemoryFormat::Contiguous) {
-    fail(ErrorCode::unsupported, "sharded tensor of size {}: only torch.contiguous_format memory format is supported",
-         shape_to_string(size));
-  }
-  TensorProperties properties;
-  properties.dtype = to_dtype(options.dtype);
-  properties.requires_grad = options.requires_grad;
-  properties.pin_memory = options.pin_memory;
-  auto state = std::make_shared<State>();
-  state->group = group;
-  state->metadata = spec->build_metadata(size, properties);
-  state->spec = std::move(spec);
-  for (const ShardMetadata& shard : state->metadata.shards_metadata) {
-    if (rank_of(shard, group) != group.rank()) continue;
-    const at::Tensor tensor = create(shard.shard_sizes, at::TensorOptions()
-                                                            .dtype(options.dtype)
-                                                            .device(to_device(shard.placement->device()))
-                                                            .pinned_memory(options.pin_memory));
-    tensor.set_requires_grad(options.requires_grad);
-    state->local_shards.push_back({tensor, shard});
-  }
-  return ShardedTensor(std::move(state));
+                                  const std::function<at::Tensor(at::IntArrayRef, const at::TensorOptions&)>& create) {
+  return finish(construct(group, options.init_rrefs, [&] {
+    if (options.layout != at::kStrided) {
+      fail(ErrorCode::unsupported, "sharded tensor of size {}: only torch.strided layout is supported",
+           shape_to_string(size));
+    }
+    if (options.memory_format != at::MemoryFormat::Contiguous) {
+      fail(ErrorCode::unsupported, "sharded tensor of size {}: only torch.contiguous_format memory format is supported",
+           shape_to_string(size));
+    }
+    TensorProperties properties;
+    properties.dtype = to_dtype(options.dtype);
+    properties.requires_grad = options.requires_grad;
+    properties.pin_memory = options.pin_memory;
+    auto state = std::make_shared<State>();
+    state->group = group;
+    state->metadata = spec->build_metadata(size, properties);
+    state->spec = std::move(spec);
+    for (const ShardMetadata& shard : state->metadata.shards_metadata) {
+      if (rank_of(shard, group) != group.rank()) continue;
+      const at::Tensor tensor = create(shard.shard_sizes, at::TensorOptions()
+                                                              .dtype(options.dtype)
+                                                              .device(to_device(shard.placement->device()))
+                                                              .pinned_memory(options.pin_memory));
+      tensor.set_requires_grad(options.requires_grad);
+      state->local_shards.push_back({tensor, shard});
+    }
+    state->init_rrefs = options.init_rrefs;
+    return state;
+  }));
 }
 
 ShardedTensor ShardedTensor::empty(SpecPtr spec, Sizes size, const ProcessGroup& group,
@@ -71,9 +69,8 @@ ShardedTensor ShardedTensor::ones(SpecPtr spec, Sizes size, const ProcessGroup& 
 
 ShardedTensor ShardedTensor::full(SpecPtr spec, Sizes size, const at::Scalar& value, const ProcessGroup& group,
                                   const ShardedTensorOptions& options) {
-  ShardedTensor tensor = empty(std::move(spec), std::move(size), group, options);
-  for (const Shard& shard : tensor.local_shards()) shard.tensor.detach().fill_(value);
-  return tensor;
+  return make(std::move(spec), std::move(size), group, options,
+              [&](at::IntArrayRef sizes, const at::TensorOptions& o) { return at::empty(sizes, o).fill_(value); });
 }
 
 ShardedTensor ShardedTensor::rand(SpecPtr spec, Sizes size, const ProcessGroup& group,
@@ -92,6 +89,7 @@ const ShardedTensorMetadata& ShardedTensor::metadata() const { return state_->me
 const ShardedTensor::SpecPtr& ShardedTensor::shared_spec() const { return state_->spec; }
 const std::vector<Shard>& ShardedTensor::local_shards() const { return state_->local_shards; }
 const ProcessGroup& ShardedTensor::process_group() const { return state_->group; }
+bool ShardedTensor::init_rrefs() const { return state_->init_rrefs; }
 at::ScalarType ShardedTensor::scalar_type() const { return to_scalar_type(metadata().tensor_properties.dtype); }
 
 const at::Tensor& ShardedTensor::local_tensor() const {

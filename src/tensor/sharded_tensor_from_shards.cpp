@@ -100,8 +100,9 @@ ShardedTensorMetadata merge(const std::vector<Bytes>& said) {
 }  // namespace
 
 ShardedTensor ShardedTensor::from_local_shards(std::vector<Shard> local_shards, const Sizes& size,
-                                               const ProcessGroup& group) {
+                                               const ProcessGroup& group, bool init_rrefs) {
   group.agree_on("sharded tensor from local shards", [&] {
+    require_rpc(init_rrefs);
     for (const Shard& shard : local_shards) check_shard(shard, properties_of(local_shards[0].tensor), group);
   });
   const std::string mine = to_json(local_shards, size).dump();
@@ -110,65 +111,73 @@ ShardedTensor ShardedTensor::from_local_shards(std::vector<Shard> local_shards, 
   state->spec = infer_sharding_spec(state->metadata.shards_metadata);
   state->group = group;
   state->local_shards = std::move(local_shards);
-  return ShardedTensor(std::move(state));
+  state->init_rrefs = init_rrefs;
+  return finish(std::move(state));
 }
 
 ShardedTensor ShardedTensor::from_local_tensor(const at::Tensor& tensor, SpecPtr spec, Sizes size,
-                                               const ProcessGroup& group) {
-  if (!tensor.is_contiguous()) {
-    fail(ErrorCode::invalid_argument, "sharded tensor from the local tensor of rank {}: it is not contiguous",
-         group.rank());
-  }
-  ShardedTensorMetadata metadata = spec->build_metadata(size, properties_of(tensor));
-  std::vector<Shard> local_shards;
-  for (const ShardMetadata& shard : metadata.shards_metadata) {
-    if (rank_of(shard, group) == group.rank()) local_shards.push_back({tensor, shard});
-  }
-  if (local_shards.size() != 1) {
-    fail(ErrorCode::invalid_argument,
-         "sharded tensor from the local tensor of rank {}: the spec places {} shards there, expected one", group.rank(),
-         local_shards.size());
-  }
-  check_shard(local_shards[0], metadata.tensor_properties, group);
-  check_partition(metadata, "shard");
-  auto state = std::make_shared<State>();
-  state->spec = std::move(spec);
-  state->group = group;
-  state->metadata = std::move(metadata);
-  state->local_shards = std::move(local_shards);
-  return ShardedTensor(std::move(state));
+                                               const ProcessGroup& group, bool init_rrefs) {
+  return finish(construct(group, init_rrefs, [&] {
+    if (!tensor.is_contiguous()) {
+      fail(ErrorCode::invalid_argument, "sharded tensor from the local tensor of rank {}: it is not contiguous",
+           group.rank());
+    }
+    ShardedTensorMetadata metadata = spec->build_metadata(size, properties_of(tensor));
+    std::vector<Shard> mine;
+    for (const ShardMetadata& shard : metadata.shards_metadata) {
+      if (rank_of(shard, group) == group.rank()) mine.push_back({tensor, shard});
+    }
+    if (mine.size() != 1) {
+      fail(ErrorCode::invalid_argument,
+           "sharded tensor from the local tensor of rank {}: the spec places {} shards there, expected one",
+           group.rank(), mine.size());
+    }
+    check_shard(mine[0], metadata.tensor_properties, group);
+    check_partition(metadata, "shard");
+    auto state = std::make_shared<State>();
+    state->spec = std::move(spec);
+    state->group = group;
+    state->metadata = std::move(metadata);
+    state->local_shards = std::move(mine);
+    state->init_rrefs = init_rrefs;
+    return state;
+  }));
 }
 
 ShardedTensor ShardedTensor::from_local_shards_and_global_metadata(std::vector<Shard> local_shards,
                                                                    ShardedTensorMetadata metadata,
-                                                                   const ProcessGroup& group, SpecPtr spec) {
-  if (metadata.shards_metadata.empty()) {
-    fail(ErrorCode::invalid_argument, "sharded tensor of size {}: its metadata has no shards",
-         shape_to_string(metadata.size));
-  }
-  if (metadata.tensor_properties.layout != "torch.strided") {
-    fail(ErrorCode::invalid_argument, "sharded tensor of size {}: layout {}, only torch.strided is supported",
-         shape_to_string(metadata.size), metadata.tensor_properties.layout);
-  }
-  for (const Shard& shard : local_shards) check_shard(shard, metadata.tensor_properties, group);
-  const auto mine = shards_by_rank(metadata.shards_metadata, group)[static_cast<std::size_t>(group.rank())];
-  bool fits = mine.size() == local_shards.size();
-  for (std::size_t i = 0; fits && i < mine.size(); ++i) {
-    fits = metadata.shards_metadata[mine[i]] == local_shards[i].metadata;
-  }
-  if (!fits) {
-    fail(ErrorCode::invalid_argument,
-         "sharded tensor of size {}: the {} local shards of rank {} are not the {} that its metadata place there",
-         shape_to_string(metadata.size), local_shards.size(), group.rank(), mine.size());
-  }
-  validate_non_overlapping(metadata.shards_metadata);
-  check_tensor(metadata.shards_metadata, metadata.size);
-  auto state = std::make_shared<State>();
-  state->spec = spec ? std::move(spec) : infer_sharding_spec(metadata.shards_metadata);
-  state->group = group;
-  state->metadata = std::move(metadata);
-  state->local_shards = std::move(local_shards);
-  return ShardedTensor(std::move(state));
+                                                                   const ProcessGroup& group, SpecPtr spec,
+                                                                   bool init_rrefs) {
+  return finish(construct(group, init_rrefs, [&] {
+    if (metadata.shards_metadata.empty()) {
+      fail(ErrorCode::invalid_argument, "sharded tensor of size {}: its metadata has no shards",
+           shape_to_string(metadata.size));
+    }
+    if (metadata.tensor_properties.layout != "torch.strided") {
+      fail(ErrorCode::invalid_argument, "sharded tensor of size {}: layout {}, only torch.strided is supported",
+           shape_to_string(metadata.size), metadata.tensor_properties.layout);
+    }
+    for (const Shard& shard : local_shards) check_shard(shard, metadata.tensor_properties, group);
+    const auto mine = shards_by_rank(metadata.shards_metadata, group)[static_cast<std::size_t>(group.rank())];
+    bool fits = mine.size() == local_shards.size();
+    for (std::size_t i = 0; fits && i < mine.size(); ++i) {
+      fits = metadata.shards_metadata[mine[i]] == local_shards[i].metadata;
+    }
+    if (!fits) {
+      fail(ErrorCode::invalid_argument,
+           "sharded tensor of size {}: the {} local shards of rank {} are not the {} that its metadata place there",
+           shape_to_string(metadata.size), local_shards.size(), group.rank(), mine.size());
+    }
+    validate_non_overlapping(metadata.shards_metadata);
+    check_tensor(metadata.shards_metadata, metadata.size);
+    auto state = std::make_shared<State>();
+    state->spec = spec ? std::move(spec) : infer_sharding_spec(metadata.shards_metadata);
+    state->group = group;
+    state->metadata = std::move(metadata);
+    state->local_shards = std::move(local_shards);
+    state->init_rrefs = init_rrefs;
+    return state;
+  }));
 }
 
 ShardedTensor ShardedTensor::with_local_tensors(const std::vector<at::Tensor>& tensors, at::ScalarType dtype,
@@ -180,6 +189,7 @@ ShardedTensor ShardedTensor::with_local_tensors(const std::vector<at::Tensor>& t
   auto state = std::make_shared<State>();
   state->group = process_group();
   state->spec = shared_spec();
+  state->init_rrefs = init_rrefs();
   state->metadata = metadata();
   state->metadata.tensor_properties.dtype = to_dtype(dtype);
   state->metadata.tensor_properties.requires_grad = requires_grad;
@@ -188,7 +198,7 @@ ShardedTensor ShardedTensor::with_local_tensors(const std::vector<at::Tensor>& t
     state->local_shards.push_back({tensors[i], local_shards()[i].metadata});
     check_shard(state->local_shards.back(), state->metadata.tensor_properties, process_group());
   }
-  return ShardedTensor(std::move(state));
+  return finish(std::move(state));
 }
 
 }  // namespace tessera

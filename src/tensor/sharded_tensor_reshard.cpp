@@ -116,6 +116,7 @@ void ShardedTensor::reshard(SpecPtr spec) {
   state_->local_shards = std::move(resharded);
   state_->metadata = std::move(target);
   state_->spec = std::move(spec);
+  if (state_->init_rrefs) share_shards(*state_->remote_shards, group, state_->metadata, state_->local_shards);
 }
 
 }  // namespace tessera

@@ -20,7 +20,12 @@ at::Device current_cuda_device() { return c10::impl::VirtualGuardImpl(at::kCUDA)
 
 void place_on(ShardMetadata& shard, const at::Device& device) {
   const RemoteDevice& before = *shard.placement;
-  shard.placement = before.rank() ? RemoteDevice(*before.rank(), to_device(device)) : RemoteDevice(to_device(device));
+  const Device there = to_device(device);
+  if (before.worker_name()) {
+    shard.placement = RemoteDevice(*before.worker_name() + "/" + to_string(there));
+  } else {
+    shard.placement = before.rank() ? RemoteDevice(*before.rank(), there) : RemoteDevice(there);
+  }
 }
 
 }  // namespace
@@ -48,7 +53,7 @@ ShardedTensor ShardedTensor::cuda(bool non_blocking, at::MemoryFormat memory_for
   options.memory_format = memory_format;
   options.group = group;
   const ShardedTensor moved = to(options);
-  return moved.is_same(*this) ? ShardedTensor(std::make_shared<State>(*state_)) : moved;
+  return moved.is_same(*this) ? finish(std::make_shared<State>(*state_)) : moved;
 }
 
 ShardedTensor ShardedTensor::to(const ToOptions& options) const {
@@ -81,7 +86,8 @@ ShardedTensor ShardedTensor::to(const ToOptions& options) const {
   state->spec = device == here ? state_->spec : infer_sharding_spec(moved.shards_metadata);
   state->metadata = std::move(moved);
   state->local_shards = std::move(shards);
-  return ShardedTensor(std::move(state));
+  state->init_rrefs = state_->init_rrefs;
+  return finish(std::move(state));
 }
 
 }  // namespace tessera

@@ -8,6 +8,8 @@
 #include <mutex>
 #include <thread>
 
+#include "comm/group_impl.h"
+#include "comm/store.h"
 #include "support/error_matchers.h"
 #include "support/rank_processes.h"
 #include "tessera/comm/local_ranks.h"
@@ -167,6 +169,36 @@ TEST(FailureTest, OptionsThatCannotBeMeant) {
   options.backend = "smoke";
   options.master_port = testing::free_port();
   EXPECT_ERROR(init_process_group(options), ErrorCode::unsupported, "no backend 'smoke'", "there are: gloo");
+}
+
+// Ends between a wait that was too short and the question whether it has ended.
+class LateWork : public ::c10d::Work {
+ public:
+  explicit LateWork(bool fails) : fails_(fails) {}
+  bool isCompleted() override { return true; }
+  bool wait(milliseconds) override {
+    if (++waits_ == 1) throw std::runtime_error("Operation timed out!");
+    if (fails_) throw std::runtime_error("connection reset");
+    return true;
+  }
+
+ private:
+  bool fails_;
+  int waits_ = 0;
+};
+
+TEST(FailureTest, ACollectiveThatEndsJustAfterItsWaitHasEndedAsItDid) {
+  ProcessGroup::Impl group;
+  group.timeout = seconds(5);
+  group.backend_name = "gloo";
+  group.store = comm::make_local_store();
+  group.backend = comm::make_backend("gloo", {group.store, 0, 1, group.timeout});
+  group.liveness = std::make_shared<comm::Liveness>(group.store, false, 0, 1, milliseconds(100));
+  const auto run = [&](bool fails) {
+    group.run("barrier", [&](comm::Backend&) { return c10::make_intrusive<LateWork>(fails); });
+  };
+  run(false);
+  EXPECT_ERROR(run(true), ErrorCode::rank_failure, "barrier on rank 0 of 1", "connection reset");
 }
 
 // Nobody may leave while others still connect to it.

@@ -86,4 +86,15 @@ inline std::vector<RankOutcome> run_processes(int ranks, InitOptions options,
   return outcomes;
 }
 
+// Runs `f` in a process for each rank and expects it to return everywhere, without a failed expectation, which that
+// process prints.
+inline void expect_good_processes(int ranks, const InitOptions& options,
+                                  const std::function<void(const ProcessGroup&)>& f) {
+  const std::vector<RankOutcome> outcomes = run_processes(ranks, options, [&](const ProcessGroup& group) {
+    f(group);
+    return std::string(::testing::Test::HasFailure() ? "failed" : "good");
+  });
+  for (std::size_t rank = 0; rank < outcomes.size(); ++rank) EXPECT_EQ(outcomes[rank].said, "good") << "rank " << rank;
+}
+
 }  // namespace tessera::testing

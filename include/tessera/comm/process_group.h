@@ -102,6 +102,7 @@ class ProcessGroup {
   explicit ProcessGroup(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
  private:
+  friend class Rpc;  // which needs the store
   std::shared_ptr<Impl> impl_;
 };
 

@@ -13,7 +13,9 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <iosfwd>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -23,17 +25,9 @@
 #include "tessera/comm/process_group.h"
 #include "tessera/layout/shard_metadata.h"
 #include "tessera/layout/sharding_spec.h"
+#include "tessera/tensor/shard.h"
 
 namespace tessera {
-
-struct Shard {
-  at::Tensor tensor;
-  ShardMetadata metadata;
-
-  /// A shard of this rank: the tensor's sizes at `offsets`, on its device. Throws `Error(invalid_argument)` for another
-  /// number of offsets than dimensions.
-  static Shard from_tensor_and_offsets(const at::Tensor& tensor, std::vector<std::int64_t> offsets, int rank);
-};
 
 struct ShardedTensorOptions {
   at::ScalarType dtype = c10::typeMetaToScalarType(c10::get_default_dtype());
@@ -41,6 +35,26 @@ struct ShardedTensorOptions {
   bool requires_grad = false;
   bool pin_memory = false;
   at::MemoryFormat memory_format = at::MemoryFormat::Contiguous;
+  /// Whether `remote_shards` will know the shards of other ranks. Needs `init_rpc` before.
+  bool init_rrefs = false;
+};
+
+/// Which rank of which group a ShardedTensor was on. PyTorch: ShardedTensor.ProcessGroupState.
+struct ProcessGroupState {
+  int rank = 0;        ///< in the group
+  int world_rank = 0;  ///< in the world
+  int size = 1;        ///< of the group
+  int world_size = 1;  ///< of the world
+  bool operator==(const ProcessGroupState&) const = default;
+};
+
+/// All that one rank has of a ShardedTensor, as plain values; the shards share their storage with it.
+struct ShardedTensorState {
+  std::vector<Shard> local_shards;
+  ShardedTensorMetadata metadata;
+  ProcessGroupState process_group;
+  std::shared_ptr<const ShardingSpec> sharding_spec;
+  bool init_rrefs = false;
 };
 
 class ShardedTensor {
@@ -51,6 +65,11 @@ class ShardedTensor {
   // Each rank makes the shards that `spec` places on it; nothing is communicated. Throws Error(invalid_argument) as
   // the spec's build_metadata, for placements without a rank or with one that isn't in the group, and
   // Error(unsupported) for another layout than strided or another memory format than contiguous.
+  //
+  // With init_rrefs every way to make one, and `to`, `cpu`, `cuda` and `reshard`, are collectives in which the ranks
+  // give each other references to their shards. What is wrong on one is an error on all, and so is
+  // Error(invalid_argument) if RPC isn't initialized or the RPC rank isn't the rank in the world, and
+  // Error(unsupported) for shards that are not on CPU.
   static ShardedTensor empty(SpecPtr spec, Sizes size, const ProcessGroup& group = {},
                              const ShardedTensorOptions& options = {});
   static ShardedTensor zeros(SpecPtr spec, Sizes size, const ProcessGroup& group = {},
@@ -70,16 +89,25 @@ class ShardedTensor {
   /// sizes), if shards differ in dtype, requires_grad, pin_memory, or `size`, on one rank or between two, if they
   /// overlap or leave something out, and if there are none at all.
   static ShardedTensor from_local_shards(std::vector<Shard> local_shards, const Sizes& size,
-                                         const ProcessGroup& group = {});
+                                         const ProcessGroup& group = {}, bool init_rrefs = false);
   /// From one tensor on each rank, of the size that `spec` gives it. Only this rank's is checked: contiguous, and one
   /// shard of this rank, of this size; nothing is communicated.
   static ShardedTensor from_local_tensor(const at::Tensor& tensor, SpecPtr spec, Sizes size,
-                                         const ProcessGroup& group = {});
+                                         const ProcessGroup& group = {}, bool init_rrefs = false);
   /// From metadata that all ranks have, which must be the same; nothing is communicated. The spec is inferred unless
   /// given. Throws `Error(invalid_argument)` where local shards and metadata don't fit together.
   static ShardedTensor from_local_shards_and_global_metadata(std::vector<Shard> local_shards,
                                                              ShardedTensorMetadata metadata,
-                                                             const ProcessGroup& group = {}, SpecPtr spec = nullptr);
+                                                             const ProcessGroup& group = {}, SpecPtr spec = nullptr,
+                                                             bool init_rrefs = false);
+
+  /// What this rank has, to be made into a tensor again, here or in a process that takes this rank's place. The
+  /// references of `remote_shards` are no part of it.
+  ShardedTensorState state() const;
+  /// The tensor of a state, on the shards of the state. A collective. Throws `Error(invalid_argument)` on all ranks if
+  /// on any rank or size of group or world are not those that the state was taken with, or its local shards are not
+  /// those of its metadata. PyTorch: ShardedTensor.__setstate__.
+  static ShardedTensor from_state(ShardedTensorState state, const ProcessGroup& group = {});
 
   const ShardedTensorMetadata& metadata() const;
   const ShardingSpec& sharding_spec() const { return *shared_spec(); }
@@ -91,13 +119,15 @@ class ShardedTensor {
   const Sizes& size() const { return metadata().size; }
   at::ScalarType scalar_type() const;
   bool requires_grad() const { return metadata().tensor_properties.requires_grad; }
+  bool init_rrefs() const;
   bool is_pinned() const { return metadata().tensor_properties.pin_memory; }
   /// Whether both are the same tensor, not merely equal.
   bool is_same(const ShardedTensor& other) const { return state_ == other.state_; }
 
   /// A tensor of the same spec, size and group whose shards are these tensors, for ops: as many as this one's local
   /// shards, of their sizes and devices, contiguous, of `dtype`, and requiring grad as said, which must be the same on
-  /// all ranks. Nothing is communicated. Throws `Error(invalid_argument)` where they aren't.
+  /// all ranks. Nothing is communicated, unless this tensor knows remote shards: so does the new one then. Throws
+  /// `Error(invalid_argument)` where they aren't.
   ShardedTensor with_local_tensors(const std::vector<at::Tensor>& tensors, at::ScalarType dtype,
                                    bool requires_grad) const;
   /// Throws `Error(invalid_argument)` for a dtype that can't.
@@ -131,11 +161,17 @@ class ShardedTensor {
   /// rank changes are sent. All ranks must give the same spec. If it is the spec that the tensor has, nothing happens.
   void reshard(SpecPtr spec);
 
+  /// The shards of the other ranks of the group, by rank in the world, each rank's in the order of its local shards;
+  /// nothing for a rank that has none. Valid until this tensor is resharded or destroyed; copies of what is in it live
+  /// on. Throws `Error(invalid_argument)` if this was made without init_rrefs.
+  const std::map<int, std::vector<RemoteShard>>& remote_shards() const;
+
  private:
   struct State;
   explicit ShardedTensor(std::shared_ptr<State> state) : state_(std::move(state)) {}
+  static ShardedTensor finish(std::shared_ptr<State> state);
   static ShardedTensor make(SpecPtr spec, Sizes size, const ProcessGroup& group, const ShardedTensorOptions& options,
-                            at::Tensor (*create)(at::IntArrayRef size, const at::TensorOptions& options));
+                            const std::function<at::Tensor(at::IntArrayRef, const at::TensorOptions&)>& create);
   std::shared_ptr<State> state_;
 };
 

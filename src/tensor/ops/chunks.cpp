@@ -41,7 +41,8 @@ std::int64_t checked_dim(std::string_view op, const ShardedTensor& tensor, std::
 
 ShardedTensor with_chunks(const at::Tensor& local, ShardedTensor::SpecPtr spec, ShardedTensor::Sizes size,
                           const ShardedTensor& like) {
-  return ShardedTensor::from_local_tensor(local.contiguous(), std::move(spec), std::move(size), like.process_group());
+  return ShardedTensor::from_local_tensor(local.contiguous(), std::move(spec), std::move(size), like.process_group(),
+                                          like.init_rrefs());
 }
 
 }  // namespace tessera::ops
