@@ -7,6 +7,7 @@
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/prod.h>
 #include <ATen/ops/stack.h>
+#include <fmt/ranges.h>
 
 #include <numeric>
 
