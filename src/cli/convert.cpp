@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <CLI/CLI.hpp>  // for IsMember, which not every version has in the same header
+
 #include <chrono>
 #include <memory>
 #include <mutex>
