@@ -2,12 +2,13 @@
 #   make             the command, build/bin/tessera      make demo      what it does, on a small checkpoint
 #   make test        all tests                           make interop   against real PyTorch 2.6 and 2.14 (root)
 #   make check       format, lint, rules, two compilers  make bench     the speed table; ONLY=row,row for a part
+#   make libtorch    all tests on LibTorch 2.6 and 2.14 (root)
 #   make asan, tsan  all tests under sanitizers          make fuzz      FUZZ_SECONDS=600 for each target
 #   make install     into PREFIX, below DESTDIR          make clean     and distclean: the PyTorch folders too
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := all
-.PHONY: all test demo interop check bench asan tsan fuzz install clean distclean
+.PHONY: all test demo interop libtorch check bench asan tsan fuzz install clean distclean
 
 JOBS ?= $(shell nproc)
 PREFIX ?= /usr/local
@@ -25,7 +26,7 @@ all:
 	cmake --build --preset release --parallel $(JOBS) --target tessera
 
 test:
-	$(call setup,build torch test bench)
+	$(call setup,build torch test browser bench)
 	cmake --preset release -DTESSERA_TESTS=ON
 	cmake --build --preset release --parallel $(JOBS)
 	ctest --preset release --parallel 2
@@ -36,6 +37,10 @@ demo: all
 interop: all
 	[[ $$EUID -ne 0 ]] || $(call setup,interop)
 	tools/with-pytorch -- tests/interop/run
+
+libtorch:
+	[[ $$EUID -ne 0 ]] || $(call setup,interop)
+	JOBS=$(JOBS) tools/test-libtorch 2.6 2.14
 
 check:
 	$(call setup,build torch test bench check)
@@ -48,7 +53,7 @@ bench:
 	tools/with-pytorch -- bench/run $(ONLY)
 
 asan tsan:
-	$(call setup,build torch test check)
+	$(call setup,build torch test browser check)
 	cmake --preset $@
 	cmake --build --preset $@ --parallel $(JOBS)
 	$(fixed_addresses) ctest --preset $@ --parallel 2

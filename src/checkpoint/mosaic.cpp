@@ -8,6 +8,7 @@
 #include "tessera/checkpoint/mosaic.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <charconv>

@@ -1,5 +1,7 @@
 // A DCP directory: `.metadata`, or one `__<rank>.metadata` for each rank that saved without collectives.
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <charconv>
 #include <set>

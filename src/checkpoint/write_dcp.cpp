@@ -45,14 +45,15 @@ class DcpPlanner {
   OutputPlan plan(const DcpLayout& layout) {
     const std::vector<OutputTensor>& tensors = source_->tensors();
     for (const OutputTensor& tensor : tensors) {
+      const TensorInfo& info = *tensor.info;
       dcp::Entry entry;
-      entry.name = tensor.info->name;
+      entry.name = info.name;
       entry.is_tensor = true;
       entry.properties.dtype = tensor.dtype;
-      entry.properties.requires_grad = tensor.info->requires_grad;
-      entry.shape = tensor.info->shape;
-      entry.chunks = BoxList(tensor.info->shape.size());
-      add_entry(std::move(entry), tensor.info->path);
+      entry.properties.requires_grad = info.requires_grad;
+      entry.shape = info.shape;
+      entry.chunks = BoxList(info.shape.size());
+      add_entry(std::move(entry), info.path);
     }
     for (const std::size_t i : source_->objects()) {
       dcp::Entry entry;

@@ -1,6 +1,7 @@
 #include "tessera/checkpoint/convert.h"
 
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>  // for IsMember, which not every version has in the same header
 
 #include <chrono>
 #include <memory>

@@ -62,11 +62,11 @@ Command add_inspect(CLI::App& parent) {
   CLI::App* app = parent.add_subcommand("inspect", "Show what is in a checkpoint");
   app->add_option("CKPT", flags->path, "A directory of a distributed checkpoint or of safetensors, or one file")
       ->required();
-  // Declared for the help alone. CLI11 takes a positional list apart where an item stands in brackets, as a glob may,
-  // so the names are what it has left over.
-  app->add_option("FQN", "Only these names or globs, with every chunk of theirs")
-      ->expected(0, -1)
-      ->allow_extra_args(false);
+  // Without extra arguments CLI11 doesn't take an item apart that stands in brackets, as a glob may. It then stores one
+  // name or all, by its version, and leaves the rest over.
+  const CLI::Option* names = app->add_option("FQN", "Only these names or globs, with every chunk of theirs")
+                                 ->expected(1, -1)
+                                 ->allow_extra_args(false);
   app->allow_extras();
   add_json_flag(*app, flags->json);
   app->footer(
@@ -74,8 +74,9 @@ Command add_inspect(CLI::App& parent) {
       "  tessera inspect step-1000\n"
       "  tessera inspect step-1000 'model.layers.0.*'\n"
       "  tessera inspect step-1000 --json | jq '.tensors | keys'");
-  return {app, [app, flags](Session& session) {
-            flags->names = app->remaining();
+  return {app, [app, names, flags](Session& session) {
+            flags->names = names->results();
+            for (const std::string& name : app->remaining()) flags->names.push_back(name);
             for (const std::string& name : flags->names) {
               if (name.starts_with("-")) throw UsageError(fmt::format("unknown flag {}", name));
             }

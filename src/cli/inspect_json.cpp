@@ -1,6 +1,7 @@
 // `tessera inspect --json`: written tensor by tensor, one a line, so that memory doesn't grow with the chunks.
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <thread>

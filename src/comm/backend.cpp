@@ -1,5 +1,7 @@
 #include "comm/backend.h"
 
+#include <fmt/ranges.h>
+
 #include <array>
 #include <utility>
 

@@ -9,6 +9,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #endif
 #include <torch/csrc/distributed/c10d/Store.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
@@ -23,5 +24,11 @@ using Backend = ::c10d::Backend;
 using BackendPtr = c10::intrusive_ptr<Backend>;
 using StorePtr = c10::intrusive_ptr<::c10d::Store>;
 using WorkPtr = c10::intrusive_ptr<::c10d::Work>;
+
+// Since 2.1 a store's server is built on libuv unless told otherwise, which not every LibTorch has, Debian's for one.
+template <typename Options>
+void without_libuv(Options& options) {
+  if constexpr (requires { options.useLibUV; }) options.useLibUV = false;
+}
 
 }  // namespace tessera::comm

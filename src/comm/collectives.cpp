@@ -7,6 +7,7 @@
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/prod.h>
 #include <ATen/ops/stack.h>
+#include <fmt/ranges.h>
 
 #include <numeric>
 
@@ -26,17 +27,17 @@ at::Tensor bytes_of(const at::Tensor& tensor) {
       at::TensorOptions().dtype(at::kByte).device(tensor.device()));
 }
 
-// What the backends' own reductions know.
+// What the backends' own reductions know. Gloo adds half only where it was built with LibTorch's dtypes, since 2.8.
 bool reduces(const std::string& backend, at::ScalarType dtype, ReduceOp op) {
   switch (dtype) {
     case at::kFloat:
     case at::kDouble:
-    case at::kHalf:
     case at::kChar:
     case at::kByte:
     case at::kInt:
     case at::kLong:
       return backend == "nccl" || op != ReduceOp::average;
+    case at::kHalf:
     case at::kBFloat16:
       return backend == "nccl";
     default:

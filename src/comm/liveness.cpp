@@ -1,5 +1,7 @@
 #include "comm/liveness.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 
 #include "comm/exceptions.h"

@@ -1,5 +1,7 @@
 #include "tessera/comm/process_group.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <thread>
 

@@ -2,7 +2,6 @@
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "comm/exceptions.h"
 #include "tessera/base/error.h"
@@ -18,6 +17,7 @@ StorePtr make_tcp_store(const std::string& host, std::uint16_t port, bool is_ser
   options.isServer = is_server;
   options.waitWorkers = false;
   options.timeout = timeout;
+  without_libuv(options);
   return c10::make_intrusive<::c10d::TCPStore>(host, options);
 }
 

@@ -1,5 +1,7 @@
 #include "format/dcp_metadata_entries.h"
 
+#include <fmt/ranges.h>
+
 namespace tessera::dcp {
 
 using pickle::Kind;

@@ -2,6 +2,8 @@
 
 #include "tessera/format/safetensors.h"
 
+#include <fmt/ranges.h>
+
 #include <array>
 #include <unordered_set>
 #include <utility>

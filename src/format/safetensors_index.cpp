@@ -1,6 +1,8 @@
 // What says which file, or which box, a tensor of a sharded model is in: model.safetensors.index.json, and the
 // metadata of PyTorch's HuggingFace writer.
 
+#include <fmt/ranges.h>
+
 #include <cmath>
 #include <unordered_map>
 

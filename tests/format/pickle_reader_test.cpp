@@ -151,7 +151,8 @@ TEST(PickleReaderTest, CallsRememberWhatWasPassed) {
       "\x80\x04(ca\nb\nK\x01\x85}(U\x01kK\x02u\x92K\x07K\x08\x86"
       "b(K\x05"
       "e(K\x06K\x07ul."sv);
-  const Object& object = result.tree.root().items()[0].object();
+  const Value item = result.tree.root().items()[0];
+  const Object& object = item.object();
   EXPECT_EQ(object.made, Object::Made::new_object_ex);
   EXPECT_TRUE(object.calls("a", "b"));
   EXPECT_EQ(repr(object.arguments), "(1,)");

@@ -372,7 +372,7 @@ TEST(SafetensorsDcpTest, MetadataIsReadBackAndIsPythonsText) {
 
 TEST(SafetensorsDcpTest, MalformedShardingInfoIsRefused) {
   const std::vector<std::pair<std::string, std::string>> cases = {
-      {"", "syntax error"},
+      {"", "JSON, byte 0: parse error"},
       {"[]", "expected an object"},
       {"1", "an integer"},
       {R"({"w":[]})", "expected an object"},

@@ -11,7 +11,7 @@
 
 namespace tessera::testing {
 
-inline const nlohmann::json& sharding_cases(const std::string& name) {
+inline const nlohmann::json& sharding_cases(const char* name) {
   static const nlohmann::json cases = [] {
     std::ifstream in(std::filesystem::path(TESSERA_SOURCE_DIR) / "tests" / "golden" / "sharding" / "cases.json");
     return nlohmann::json::parse(in);

@@ -2,6 +2,7 @@
 /// \file
 /// Views of bytes and explicit little-endian access. A `ByteView` owns nothing.
 
+#include <array>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -32,7 +33,9 @@ T load_little_endian(const std::uint8_t* p) {
 /// Appends `value` in sizeof(T) little-endian bytes.
 template <std::unsigned_integral T>
 void append_little_endian(Bytes& out, T value) {
-  for (std::size_t i = 0; i < sizeof(T); ++i) out.push_back(static_cast<std::uint8_t>(value >> (8 * i)));
+  std::array<std::uint8_t, sizeof(T)> bytes;
+  for (std::size_t i = 0; i < sizeof(T); ++i) bytes[i] = static_cast<std::uint8_t>(value >> (8 * i));
+  out.insert(out.end(), bytes.begin(), bytes.end());
 }
 
 inline void append(Bytes& out, ByteView bytes) { out.insert(out.end(), bytes.begin(), bytes.end()); }
