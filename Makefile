@@ -4,7 +4,7 @@
 #   make check       format, lint, rules, two compilers  make bench     the speed table; ONLY=row,row for a part
 #   make libtorch    all tests on LibTorch 2.6 and 2.14 (root)
 #   make asan, tsan  all tests under sanitizers          make fuzz      FUZZ_SECONDS=600 for each target
-#   make install     into PREFIX, below DESTDIR          make clean     and distclean: the PyTorch folders too
+#   make install     PREFIX, DESTDIR; TORCH=no            make clean     and distclean: the PyTorch folders too
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := all
@@ -14,6 +14,7 @@ JOBS ?= $(shell nproc)
 PREFIX ?= /usr/local
 FUZZ_SECONDS ?= 600
 ONLY ?=
+TORCH ?= yes
 # `make SETUP=no` installs nothing: everything is there.
 SETUP ?= yes
 setup = $(if $(filter no,$(SETUP)),true,tools/setup $(1))
@@ -34,8 +35,11 @@ test:
 demo: all
 	examples/demo build/bin/tessera
 
-interop: all
+interop:
+	$(call setup,build torch test)
 	[[ $$EUID -ne 0 ]] || $(call setup,interop)
+	cmake --preset release -DTESSERA_TESTS=ON
+	cmake --build --preset release --parallel $(JOBS) --target tessera sharded_values
 	tools/with-pytorch -- tests/interop/run
 
 libtorch:
@@ -64,8 +68,12 @@ fuzz:
 	cmake --build --preset fuzz --parallel $(JOBS)
 	tools/fuzz $(FUZZ_SECONDS)
 
-install: all
-	cmake --install build --prefix $(PREFIX)
+# In a build of its own, which has what is installed and nothing else.
+install:
+	$(call setup,build $(if $(filter no,$(TORCH)),,torch))
+	cmake --preset $(if $(filter no,$(TORCH)),torch-free,release) -B build-install -DTESSERA_TESTS=OFF -DTESSERA_BENCH=OFF
+	cmake --build build-install --parallel $(JOBS)
+	cmake --install build-install --prefix $(PREFIX)
 
 # The PyTorch folders, which take minutes and root to make, stay.
 clean:

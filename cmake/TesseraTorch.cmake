@@ -6,7 +6,8 @@ target_include_directories(tessera_torch SYSTEM INTERFACE ${TORCH_INCLUDE_DIRS})
 target_link_libraries(tessera_torch INTERFACE ${TORCH_LIBRARIES})
 target_compile_definitions(tessera_torch INTERFACE USE_DISTRIBUTED USE_RPC USE_TENSORPIPE USE_C10D USE_C10D_GLOO)
 if(CMAKE_CXX_COMPILER_ID MATCHES "Clang" AND Torch_VERSION VERSION_LESS 2)
-  target_compile_options(tessera_torch INTERFACE -include ${CMAKE_SOURCE_DIR}/cmake/clang_libtorch_1_13.h)
+  target_compile_options(tessera_torch
+    INTERFACE "$<BUILD_INTERFACE:SHELL:-include ${CMAKE_SOURCE_DIR}/cmake/clang_libtorch_1_13.h>")
 endif()
 
 # Sets TESSERA_HAS_<name> if `expression` on c10d's ProcessGroup<name> can be linked.

@@ -97,6 +97,10 @@ def fits(size, dim, world):
     return step * (world - 1) < size[dim]
 
 
+def is_ordered(spec):
+    return all(placement.rank() == rank for rank, placement in enumerate(spec.placements))
+
+
 def is_even(size, spec, world):
     return size[spec.dim] % world == 0
 
@@ -160,6 +164,8 @@ class Cases:
                 for after in self.chunk_specs(size):
                     if not all(is_even(size, spec, self.world) for spec in (before, after)):
                         continue  # PyTorch's reshard fails at some uneven chunks
+                    if self.world > 2 and not (is_ordered(before) and is_ordered(after)):
+                        continue  # and confuses ranks where their order isn't its own inverse
                     dtype = DTYPES[(number + i) % len(DTYPES)]
                     tensor, _ = from_chunk(values(size, dtype), before)
                     tensor.reshard(after)
