@@ -29,6 +29,10 @@ ExchangeOptions options_of(Way way) {
   return options;
 }
 
+std::string name_of(Way way) {
+  return way == Way::collective ? "ByCollective" : way == Way::many_rounds ? "InManyRounds" : "ByPeerMemory";
+}
+
 // Whether shards hold their elements' indices.
 bool hold_indices(const std::vector<Shard>& shards, const at::Tensor& whole) {
   return std::all_of(shards.begin(), shards.end(), [&](const Shard& shard) {
@@ -68,9 +72,7 @@ INSTANTIATE_TEST_SUITE_P(Worlds, ReshardWayTest,
                          ::testing::Combine(::testing::Values(1, 2, 3, 4, 8),
                                             ::testing::Values(Way::collective, Way::many_rounds, Way::peer_memory)),
                          [](const auto& test) {
-                           const char* ways[] = {"ByCollective", "InManyRounds", "ByPeerMemory"};
-                           return ways[static_cast<std::size_t>(std::get<1>(test.param))] +
-                                  std::to_string(std::get<0>(test.param));
+                           return name_of(std::get<1>(test.param)) + std::to_string(std::get<0>(test.param));
                          });
 
 TEST_P(ReshardWayTest, EverySpecToEverySpecMovesWhatChangesItsRankAndNothingElse) {
