@@ -121,6 +121,17 @@ class Collective {
     }
   }
 
+  // That of each of the ranks there is a split, and that they add up to the tensor's elements.
+  void check_splits(std::span<const std::int64_t> splits, const at::Tensor& tensor, std::string_view what) const {
+    const bool fits = splits.size() == static_cast<std::size_t>(group_.size()) &&
+                      std::all_of(splits.begin(), splits.end(), [](std::int64_t split) { return split >= 0; }) &&
+                      std::accumulate(splits.begin(), splits.end(), std::int64_t{0}) == tensor.numel();
+    if (!fits) {
+      refuse("the splits of {} are [{}], expected {} that add up to {}", what, fmt::join(splits, ", "), group_.size(),
+             tensor.numel());
+    }
+  }
+
   void all_to_all(const at::Tensor& out, const at::Tensor& in, Splits out_splits, Splits in_splits) const {
     group_.run(name_, [&](comm::Backend& backend) {
       at::Tensor to = out, from = in;
@@ -219,23 +230,31 @@ void ProcessGroup::reduce_scatter_into(const at::Tensor& out, const at::Tensor& 
 
 void ProcessGroup::all_to_all(const at::Tensor& out, const at::Tensor& in, std::span<const std::int64_t> out_splits,
                               std::span<const std::int64_t> in_splits) const {
+  start_all_to_all(out, in, out_splits, in_splits).wait();
+}
+
+PendingCollective ProcessGroup::start_all_to_all(const at::Tensor& out, const at::Tensor& in,
+                                                 std::span<const std::int64_t> out_splits,
+                                                 std::span<const std::int64_t> in_splits) const {
   const Collective call(*impl_, "all_to_all");
   call.check(out, "out");
   call.check(in, "in");
   call.check_alike(out, in);
-  const auto check_splits = [&](std::span<const std::int64_t> splits, const at::Tensor& tensor, const char* name) {
-    const bool fits = splits.size() == static_cast<std::size_t>(size()) &&
-                      std::all_of(splits.begin(), splits.end(), [](std::int64_t split) { return split >= 0; }) &&
-                      std::accumulate(splits.begin(), splits.end(), std::int64_t{0}) == tensor.numel();
-    if (!fits) {
-      call.refuse("the splits of {} are [{}], expected {} that add up to {}", name, fmt::join(splits, ", "), size(),
-                  tensor.numel());
-    }
-  };
-  check_splits(out_splits, out, "out");
-  check_splits(in_splits, in, "in");
-  if (impl_->is_alone()) return copy_elements(out, in);
-  call.all_to_all(bytes_of(out), bytes_of(in), in_bytes(out_splits, out), in_bytes(in_splits, in));
+  call.check_splits(out_splits, out, "out");
+  call.check_splits(in_splits, in, "in");
+  PendingCollective pending;
+  if (impl_->is_alone()) {
+    copy_elements(out, in);
+    return pending;
+  }
+  pending.state_ = std::make_shared<PendingCollective::State>(
+      PendingCollective::State{impl_, comm::WorkPtr(), impl_->next_call("all_to_all")});
+  PendingCollective::State& state = *pending.state_;
+  at::Tensor to = bytes_of(out), from = bytes_of(in);
+  Splits to_splits = in_bytes(out_splits, out), from_splits = in_bytes(in_splits, in);
+  impl_->guard(state.call, timeout(),
+               [&] { state.work = impl_->backend->alltoall_base(to, from, to_splits, from_splits); });
+  return pending;
 }
 
 void ProcessGroup::gather(const at::Tensor& out, const at::Tensor& in, int root) const {

@@ -1,10 +1,13 @@
 #pragma once
 // What a ProcessGroup is, for the files that implement it.
 
+#include <sys/types.h>
+
 #include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -37,7 +40,13 @@ class ProcessGroup::Impl {
   int size() const { return static_cast<int>(world_ranks.size()); }
   bool is_alone() const { return backend == nullptr; }
 
-  // Starts a collective and waits for it; what goes wrong becomes Error(rank_failure), and the group is broken.
+  // The next call of this group: all ranks must make the same ones.
+  comm::Call next_call(std::string_view call_name) { return {name, ++calls, std::string(call_name)}; }
+  // Runs a step of `call`; what goes wrong in it becomes Error(rank_failure), and the group is broken.
+  void guard(const comm::Call& call, std::chrono::milliseconds limit, const std::function<void()>& step);
+  // Waits for what the backend has begun: within guard().
+  void wait(const comm::WorkPtr& work, const comm::Call& call, std::chrono::milliseconds limit);
+  // Starts a collective and waits for it.
   void run(std::string_view call_name, const std::function<comm::WorkPtr(comm::Backend&)>& start,
            std::chrono::milliseconds limit);
   void run(std::string_view call_name, const std::function<comm::WorkPtr(comm::Backend&)>& start) {
@@ -46,11 +55,20 @@ class ProcessGroup::Impl {
 
   std::string where(std::string_view call) const;
 
+  // Of the processes that the ranks are, if all may read each other's memory (see peer_memory.h); empty if not, nothing
+  // while nobody has asked.
+  std::optional<std::vector<pid_t>> peer_pids;
+
  private:
-  void wait(const comm::WorkPtr& work, const comm::Call& call, std::chrono::milliseconds limit);
   [[noreturn]] void fail_as(const comm::Call& call, const std::string& why);
 
   std::string broken_;
+};
+
+struct PendingCollective::State {
+  std::shared_ptr<ProcessGroup::Impl> group;
+  comm::WorkPtr work;
+  comm::Call call;
 };
 
 }  // namespace tessera

@@ -44,15 +44,13 @@ void ProcessGroup::Impl::fail_as(const Call& call, const std::string& why) {
   fail(ErrorCode::rank_failure, "{}: {}", where(call.name), why);
 }
 
-void ProcessGroup::Impl::run(std::string_view call_name, const std::function<comm::WorkPtr(comm::Backend&)>& start,
-                             milliseconds limit) {
-  const Call call{name, ++calls, std::string(call_name)};
+void ProcessGroup::Impl::guard(const Call& call, milliseconds limit, const std::function<void()>& step) {
   if (broken_.empty()) broken_ = liveness->failure();
   if (!broken_.empty()) fail_as(call, broken_);
   liveness->enter(call);
   const Stopwatch watch;
   try {
-    wait(start(*backend), call, limit);
+    step();
   } catch (const Error&) {
     liveness->leave();
     throw;
@@ -66,6 +64,12 @@ void ProcessGroup::Impl::run(std::string_view call_name, const std::function<com
     fail_as(call, why);
   }
   liveness->leave();
+}
+
+void ProcessGroup::Impl::run(std::string_view call_name, const std::function<comm::WorkPtr(comm::Backend&)>& start,
+                             milliseconds limit) {
+  const Call call = next_call(call_name);
+  guard(call, limit, [&] { wait(start(*backend), call, limit); });
 }
 
 // In slices, between which it looks at what others say.
@@ -82,6 +86,14 @@ void ProcessGroup::Impl::wait(const comm::WorkPtr& work, const Call& call, milli
     const milliseconds waited = watch.elapsed();
     if (waited >= limit) fail_as(call, liveness->explain_timeout(world_ranks, call, waited));
   }
+}
+
+void PendingCollective::wait() {
+  if (state_ == nullptr) return;
+  const State state = std::move(*state_);
+  state_.reset();
+  state.group->guard(state.call, state.group->timeout,
+                     [&] { state.group->wait(state.work, state.call, state.group->timeout); });
 }
 
 ProcessGroup::ProcessGroup() : impl_(std::make_shared<Impl>()) {}

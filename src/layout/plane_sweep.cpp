@@ -9,6 +9,13 @@ namespace {
 
 bool begins_before(const Rectangle& a, const Rectangle& b) { return a.begin_x < b.begin_x; }
 
+// Boxes mostly come in order.
+void sort_by_begin(std::span<Rectangle> rectangles) {
+  if (!std::is_sorted(rectangles.begin(), rectangles.end(), begins_before)) {
+    std::sort(rectangles.begin(), rectangles.end(), begins_before);
+  }
+}
+
 // How often each of a row of intervals is covered. A node counts what covers all of its interval but not all of its
 // parent's, so that an interval is added, and taken away again, in O(log n) nodes.
 class CoverCounts {
@@ -83,7 +90,7 @@ std::vector<std::int64_t> edges_in_y(const Rectangle& whole, std::span<const Rec
 }  // namespace
 
 std::optional<std::pair<std::size_t, std::size_t>> find_overlap_in_plane(std::span<Rectangle> rectangles) {
-  std::sort(rectangles.begin(), rectangles.end(), begins_before);
+  sort_by_begin(rectangles);
   // By begin_y, disjoint in y. A rectangle that the sweep has left stays until another wants its place.
   std::map<std::int64_t, const Rectangle*> crossed;
   for (const Rectangle& rectangle : rectangles) {
@@ -100,7 +107,7 @@ std::optional<std::pair<std::size_t, std::size_t>> find_overlap_in_plane(std::sp
 
 std::optional<Rectangle> find_hole_in_plane(const Rectangle& whole, std::span<Rectangle> rectangles) {
   CoverCounts counts(edges_in_y(whole, rectangles));
-  std::sort(rectangles.begin(), rectangles.end(), begins_before);
+  sort_by_begin(rectangles);
   std::vector<const Rectangle*> by_end;
   by_end.reserve(rectangles.size());
   for (const Rectangle& rectangle : rectangles) by_end.push_back(&rectangle);

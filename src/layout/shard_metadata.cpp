@@ -43,9 +43,13 @@ Pair find_overlap_in(std::span<const ShardMetadata> shards, std::size_t dim) {
   for (std::size_t i = 0; i < shards.size(); ++i) {
     intervals.push_back({shards[i].shard_offsets[dim], end_of(shards[i], dim), i});
   }
-  std::sort(intervals.begin(), intervals.end(), [](const Interval& a, const Interval& b) {
+  const auto before = [](const Interval& a, const Interval& b) {
     return std::tie(a.begin, a.end, a.shard) < std::tie(b.begin, b.end, b.shard);
-  });
+  };
+  // Shards mostly come in order.
+  if (!std::is_sorted(intervals.begin(), intervals.end(), before)) {
+    std::sort(intervals.begin(), intervals.end(), before);
+  }
   for (std::size_t i = 1; i < intervals.size(); ++i) {
     if (intervals[i - 1].end > intervals[i].begin) return std::pair(intervals[i - 1].shard, intervals[i].shard);
   }
@@ -59,10 +63,43 @@ bool meet(const ShardMetadata& a, const ShardMetadata& b, std::span<const std::s
   });
 }
 
-// The shards that have elements overlap as boxes do. What an empty one lies within has, where that is empty, the
-// element in front of it, too, so that boxes which hold this element instead find the pairs.
+// What `shard` is in `dims`.
+Box box_in(const ShardMetadata& shard, std::span<const std::size_t> dims) {
+  Box box;
+  for (const std::size_t d : dims) {
+    box.offsets.push_back(shard.shard_offsets[d]);
+    box.sizes.push_back(shard.shard_sizes[d]);
+  }
+  return box;
+}
+
+// What an empty shard lies within has, where that is empty, the element in front of it, too, so that boxes which hold
+// this element instead find the pairs.
+Pair find_overlap_with_empty(std::span<const ShardMetadata> shards, std::span<const std::size_t> dims,
+                             std::span<const std::size_t> empty) {
+  BoxList stretched(dims.size());
+  stretched.reserve(shards.size());
+  for (const ShardMetadata& shard : shards) {
+    Box box = box_in(shard, dims);
+    for (std::size_t i = 0; i < dims.size(); ++i) {
+      if (box.sizes[i] != 0 || box.offsets[i] == 0) continue;
+      --box.offsets[i];
+      box.sizes[i] = 1;
+    }
+    stretched.push_back(box);
+  }
+  const BoxIndex index(stretched);
+  for (const std::size_t i : empty) {
+    for (const std::size_t other : index.overlapping(stretched[i])) {
+      if (other != i && meet(shards[i], shards[other], dims)) return std::minmax(i, other);
+    }
+  }
+  return std::nullopt;
+}
+
+// The shards that have elements overlap as boxes do.
 Pair find_overlap_in(std::span<const ShardMetadata> shards, std::span<const std::size_t> dims) {
-  BoxList boxes(dims.size()), stretched(dims.size());
+  BoxList boxes(dims.size());
   boxes.reserve(shards.size());
   std::vector<std::size_t> empty;
   Box box(std::vector<std::int64_t>(dims.size()), std::vector<std::int64_t>(dims.size()));
@@ -74,22 +111,9 @@ Pair find_overlap_in(std::span<const ShardMetadata> shards, std::span<const std:
     }
     boxes.push_back(box);
     if (is_empty(box)) empty.push_back(boxes.size() - 1);
-    for (std::size_t i = 0; i < dims.size(); ++i) {
-      if (box.sizes[i] != 0 || box.offsets[i] == 0) continue;
-      --box.offsets[i];
-      box.sizes[i] = 1;
-    }
-    stretched.push_back(box);
   }
   if (const Pair found = find_overlap(boxes)) return found;
-  if (empty.empty()) return std::nullopt;
-  const BoxIndex index(stretched);
-  for (const std::size_t i : empty) {
-    for (const std::size_t other : index.overlapping(stretched[i])) {
-      if (other != i && meet(shards[i], shards[other], dims)) return std::minmax(i, other);
-    }
-  }
-  return std::nullopt;
+  return empty.empty() ? std::nullopt : find_overlap_with_empty(shards, dims, empty);
 }
 
 }  // namespace

@@ -110,15 +110,19 @@ std::shared_ptr<const ShardingSpec> infer_sharding_spec(std::span<const ShardMet
 
   std::vector<std::size_t> order(shards.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
-  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+  const auto begins_before = [&](std::size_t a, std::size_t b) {
     return shards[a].shard_offsets[*dim] < shards[b].shard_offsets[*dim];
-  });
+  };
+  if (!std::is_sorted(order.begin(), order.end(), begins_before)) {  // they mostly come in order
+    std::stable_sort(order.begin(), order.end(), begins_before);
+  }
   std::int64_t rows = 0;
   for (const ShardMetadata& shard : shards) {
     if (__builtin_add_overflow(rows, shard.shard_sizes[*dim], &rows)) return enumerable();
   }
   const std::int64_t rows_each = chunk_rows(rows, static_cast<std::int64_t>(shards.size()));
   std::vector<RemoteDevice> placements;
+  placements.reserve(order.size());
   for (std::size_t i = 0; i < order.size(); ++i) {
     const ShardMetadata& shard = shards[order[i]];
     const auto chunk = static_cast<std::int64_t>(i);

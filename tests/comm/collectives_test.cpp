@@ -119,6 +119,30 @@ TEST_P(CollectivesTest, AllToAllWithSplitsThatDiffer) {
   });
 }
 
+TEST_P(CollectivesTest, AllToAllsThatArePendingTogether) {
+  run_local(world(), [&](const ProcessGroup& group) {
+    const std::vector<std::int64_t> splits(static_cast<std::size_t>(world()), 2);
+    std::vector<at::Tensor> outs;
+    std::vector<PendingCollective> pending;
+    for (int call = 0; call < 5; ++call) {
+      outs.push_back(at::empty({2 * world()}, at::kInt));
+      // What nobody else holds lives until the collective has ended.
+      const at::Tensor in = at::full({2 * world()}, 100 * call + group.rank(), at::kInt);
+      pending.push_back(group.start_all_to_all(outs.back(), in, splits, splits));
+    }
+    for (int call = 0; call < 5; ++call) {
+      pending[static_cast<std::size_t>(call)].wait();
+      pending[static_cast<std::size_t>(call)].wait();  // does nothing
+      const at::Tensor expected = at::arange(world(), at::kInt).repeat_interleave(2).add(100 * call);
+      EXPECT_TRUE(at::equal(outs[static_cast<std::size_t>(call)], expected)) << call;
+    }
+    // Nobody has to wait.
+    const at::Tensor in = at::ones({2 * world()});
+    group.start_all_to_all(at::empty({2 * world()}), in, splits, splits);
+    group.barrier();
+  });
+}
+
 TEST_P(CollectivesTest, AllToAllOfNothing) {
   run_local(world(), [&](const ProcessGroup& group) {
     const std::vector<std::int64_t> none(static_cast<std::size_t>(world()), 0);

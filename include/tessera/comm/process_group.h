@@ -33,7 +33,27 @@
 
 namespace tessera {
 
+namespace comm {
+class PeerMemory;
+}
+
 enum class ReduceOp : std::uint8_t { sum, average, product, min, max };
+
+/// A collective that has begun and may still run. It keeps its tensors alive, also if nobody waits for it; until it has
+/// ended, what it reads must not be changed, and what it writes must not be used.
+class PendingCollective {
+ public:
+  /// One that has ended.
+  PendingCollective() = default;
+  /// Returns when its results may be used, as the collective itself would; throws what that would throw. Pending
+  /// collectives of a group are waited for in the order in which they began. A second call does nothing.
+  void wait();
+
+ private:
+  friend class ProcessGroup;
+  struct State;
+  std::shared_ptr<State> state_;
+};
 
 class ProcessGroup {
  public:
@@ -63,6 +83,10 @@ class ProcessGroup {
   /// add up to the numel, and what r sends to s is what s expects from r.
   void all_to_all(const at::Tensor& out, const at::Tensor& in, std::span<const std::int64_t> out_splits,
                   std::span<const std::int64_t> in_splits) const;
+  /// Begins it and returns: other collectives may begin before it is waited for. PyTorch: `async_op=True`.
+  PendingCollective start_all_to_all(const at::Tensor& out, const at::Tensor& in,
+                                     std::span<const std::int64_t> out_splits,
+                                     std::span<const std::int64_t> in_splits) const;
   /// On `root`, `out` becomes all ranks' `in`, one behind the other; elsewhere `out` is undefined (at::Tensor()).
   void gather(const at::Tensor& out, const at::Tensor& in, int root) const;
   /// `out` becomes this rank's part of root's `in`; elsewhere `in` is undefined.
@@ -103,6 +127,7 @@ class ProcessGroup {
 
  private:
   friend class Rpc;  // which needs the store
+  friend class comm::PeerMemory;
   std::shared_ptr<Impl> impl_;
 };
 

@@ -1,0 +1,71 @@
+#include "base/block_cache.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <deque>
+#include <mutex>
+
+#include "base/huge_pages.h"
+
+namespace tessera {
+
+namespace {
+
+struct Cache {
+  std::mutex mutex;
+  std::deque<Block> blocks;  // the oldest first
+  std::size_t size_bytes = 0;
+};
+
+// Never destroyed: blocks are also given back while the program ends.
+Cache& cache() {
+  static auto* const the_cache = new Cache;
+  return *the_cache;
+}
+
+// Not much more than is wanted, or large blocks would be used up for small ones.
+bool fits(std::size_t block_bytes, std::size_t wanted_bytes) {
+  return block_bytes >= wanted_bytes && block_bytes - wanted_bytes <= wanted_bytes / 4;
+}
+
+}  // namespace
+
+Block take_block(std::size_t size_bytes) {
+  {
+    Cache& kept = cache();
+    const std::lock_guard lock(kept.mutex);
+    // The newest: its pages are the least likely to have been taken.
+    const auto found = std::find_if(kept.blocks.rbegin(), kept.blocks.rend(),
+                                    [&](const Block& block) { return fits(block.size_bytes, size_bytes); });
+    if (found != kept.blocks.rend()) {
+      const Block block = *found;
+      kept.blocks.erase(std::next(found).base());
+      kept.size_bytes -= block.size_bytes;
+      return block;
+    }
+  }
+  return {map_huge_pages(size_bytes), size_bytes};
+}
+
+void give_back(Block block) noexcept {
+  if (block.size_bytes > kCachedBlockBytes || ::madvise(block.data, block.size_bytes, MADV_FREE) != 0) {
+    unmap_huge_pages(block.data, block.size_bytes);
+    return;
+  }
+  Cache& kept = cache();
+  const std::lock_guard lock(kept.mutex);
+  while (kept.size_bytes + block.size_bytes > kCachedBlockBytes) {
+    unmap_huge_pages(kept.blocks.front().data, kept.blocks.front().size_bytes);
+    kept.size_bytes -= kept.blocks.front().size_bytes;
+    kept.blocks.pop_front();
+  }
+  try {
+    kept.blocks.push_back(block);
+    kept.size_bytes += block.size_bytes;
+  } catch (...) {
+    unmap_huge_pages(block.data, block.size_bytes);
+  }
+}
+
+}  // namespace tessera

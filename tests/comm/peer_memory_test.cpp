@@ -1,0 +1,126 @@
+#include "comm/peer_memory.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <numeric>
+
+#include "support/error_matchers.h"
+#include "support/rank_processes.h"
+#include "tessera/comm/local_ranks.h"
+
+namespace tessera::comm {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::RankOutcome;
+using testing::run_processes;
+
+using Numbers = std::vector<std::uint32_t>;
+
+// Different ones on each rank.
+Numbers numbers_of(int rank, std::size_t count) {
+  Numbers numbers(count);
+  std::iota(numbers.begin(), numbers.end(), static_cast<std::uint32_t>(rank) << 24);
+  return numbers;
+}
+
+std::vector<std::uint64_t> address_of(const Numbers& numbers) {
+  return {reinterpret_cast<std::uintptr_t>(numbers.data())};
+}
+
+// All the numbers at `address`, in stretches of so many.
+std::vector<iovec> stretches(std::uint64_t address, std::size_t count, std::size_t each) {
+  std::vector<iovec> all;
+  for (std::size_t i = 0; i < count; i += each) {
+    all.push_back({reinterpret_cast<void*>(address + i * sizeof(std::uint32_t)),
+                   std::min(each, count - i) * sizeof(std::uint32_t)});
+  }
+  return all;
+}
+
+// Whether this rank sees what every other one has.
+bool reads_all(const ProcessGroup& group) {
+  constexpr std::size_t kCount = 10007;
+  const Numbers mine = numbers_of(group.rank(), kCount);
+  bool are_right = true;
+  const PeerMemory peers(group, address_of(mine));
+  for (int rank = 0; rank < group.size(); ++rank) {
+    // More stretches than a system call takes, cut differently on both sides.
+    for (const auto& [to_each, from_each] : {std::pair{kCount, kCount}, {kCount, 3}, {5, kCount}, {2, 7}}) {
+      Numbers seen(kCount);
+      peers.read(rank, stretches(address_of(seen)[0], kCount, to_each),
+                 stretches(peers.addresses(rank)[0], kCount, from_each));
+      are_right = are_right && seen == numbers_of(rank, kCount);
+    }
+    peers.read(rank, {}, {});
+  }
+  peers.finish();
+  return are_right;
+}
+
+InitOptions quick() {
+  InitOptions options;
+  options.liveness = std::chrono::seconds(1);
+  options.timeout = std::chrono::seconds(60);
+  return options;
+}
+
+TEST(PeerMemoryTest, ProcessesReadEachOther) {
+  for (const RankOutcome& outcome : run_processes(3, quick(), [](const ProcessGroup& group) {
+         if (!PeerMemory::is_available(group)) return std::string("not available");
+         return std::string(reads_all(group) && reads_all(group) ? "good" : "wrong");
+       })) {
+    if (outcome.said == "not available") GTEST_SKIP() << "the kernel doesn't let processes read each other's memory";
+    EXPECT_EQ(outcome.said, "good");
+  }
+}
+
+TEST(PeerMemoryTest, ThreadsReadEachOther) {
+  run_local(4, [](const ProcessGroup& group) {
+    ASSERT_TRUE(PeerMemory::is_available(group));
+    EXPECT_TRUE(reads_all(group));
+    const int some[] = {3, 1};
+    const std::optional<ProcessGroup> subgroup = group.subgroup(some);
+    if (subgroup) {
+      EXPECT_TRUE(PeerMemory::is_available(*subgroup) && reads_all(*subgroup));
+    }
+  });
+}
+
+TEST(PeerMemoryTest, IsNotForOneRank) { EXPECT_FALSE(PeerMemory::is_available(ProcessGroup())); }
+
+TEST(PeerMemoryTest, OneRankThatDoesNotWantItIsEnough) {
+  for (const RankOutcome& outcome : run_processes(3, quick(), [](const ProcessGroup& group) {
+         if (group.rank() == 2) ::setenv("TESSERA_PEER_MEMORY", "0", 1);
+         const bool is_available = PeerMemory::is_available(group);
+         group.barrier();
+         return std::string(is_available ? "available" : "not available");
+       })) {
+    EXPECT_EQ(outcome.said, "not available");
+  }
+}
+
+TEST(PeerMemoryTest, ARankThatDiesIsNamed) {
+  const std::vector<RankOutcome> outcomes = run_processes(3, quick(), [](const ProcessGroup& group) {
+    if (!PeerMemory::is_available(group)) return std::string("not available");
+    const Numbers mine = numbers_of(group.rank(), 100);
+    const PeerMemory peers(group, address_of(mine));
+    group.barrier();
+    if (group.rank() == 1) ::kill(::getpid(), SIGKILL);
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    if (group.rank() == 0) {
+      Numbers seen(100);
+      peers.read(1, stretches(address_of(seen)[0], 100, 100), stretches(peers.addresses(1)[0], 100, 100));
+    }
+    peers.finish();
+    return std::string("nothing happened");
+  });
+  if (outcomes[0].said == "not available") GTEST_SKIP() << "the kernel doesn't let processes read each other's memory";
+  EXPECT_THAT(outcomes[0].said, ::testing::StartsWith("rank_failure: read_peer_memory on rank 0 of 3"));
+  for (const std::size_t rank : {0u, 2u}) EXPECT_THAT(outcomes[rank].said, HasSubstr("rank 1 died"));
+}
+
+}  // namespace
+}  // namespace tessera::comm
