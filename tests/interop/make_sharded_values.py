@@ -193,6 +193,8 @@ class Cases:
                 continue
             for ranks in self.permutations():
                 for chosen in options:
+                    if self.world == 1 and dim == 0 and "max_norm" in chosen:
+                        continue  # PyTorch forgets the last row that is looked up, where no rank has others
                     for size in ([4], [4, 3]):
                         self.embedding(weight, chunk_spec(dim, ranks), size, chosen, generator)
                 for mode in ("sum", "mean", "max"):
