@@ -59,7 +59,7 @@ class Tensors {
   void add(const ShardedTensor& tensor);
   template <typename... Alternatives>
   void add(const std::variant<Alternatives...>& argument) {
-    std::visit([this](const auto& value) { add(value); }, argument);
+    std::visit([this](const auto& value) { this->add(value); }, argument);
   }
   template <typename Other>
   void add(const Other& /*argument*/) {}
