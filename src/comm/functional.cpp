@@ -41,26 +41,26 @@ at::Tensor rows_like(const at::Tensor& tensor, std::int64_t rows) {
 }
 
 at::Tensor gathered(const ProcessGroup& group, const at::Tensor& tensor) {
-  const at::Tensor out = rows_like(tensor, tensor.size(0) * group.size());
+  at::Tensor out = rows_like(tensor, tensor.size(0) * group.size());
   group.all_gather_into(out, tensor.contiguous());
   return out;
 }
 
 at::Tensor reduced_and_scattered(const ProcessGroup& group, const at::Tensor& tensor) {
-  const at::Tensor out = rows_like(tensor, tensor.size(0) / group.size());
+  at::Tensor out = rows_like(tensor, tensor.size(0) / group.size());
   group.reduce_scatter_into(out, tensor.contiguous());
   return out;
 }
 
 at::Tensor summed(const ProcessGroup& group, const at::Tensor& tensor) {
-  const at::Tensor sum = tensor.clone(at::MemoryFormat::Contiguous);
+  at::Tensor sum = tensor.clone(at::MemoryFormat::Contiguous);
   group.all_reduce(sum);
   return sum;
 }
 
 at::Tensor exchanged(const ProcessGroup& group, const at::Tensor& tensor, const Splits& out_splits,
                      const Splits& in_splits) {
-  const at::Tensor out = rows_like(tensor, std::accumulate(out_splits.begin(), out_splits.end(), std::int64_t{0}));
+  at::Tensor out = rows_like(tensor, std::accumulate(out_splits.begin(), out_splits.end(), std::int64_t{0}));
   std::int64_t row = 1;
   for (const std::int64_t size : tensor.sizes().slice(1)) row *= size;
   const auto elements = [row](Splits rows) {

@@ -113,6 +113,7 @@ std::vector<std::vector<RemoteTensor>> share_tensors(const ProcessGroup& group, 
   const std::vector<Bytes> messages = group.all_to_all_bytes(forks.messages());
   std::vector<std::vector<RemoteTensor>> shared = group.agree_on(kShare, [&] {
     std::vector<std::vector<RemoteTensor>> by_rank;
+    by_rank.reserve(messages.size());
     for (const Bytes& message : messages) by_rank.push_back(receive(message));
     return by_rank;
   });

@@ -58,6 +58,7 @@ std::vector<Round> cut_into_rounds(const Exchange& exchange, std::int64_t round_
 
 std::vector<std::int64_t> splits_of(const std::vector<std::vector<Piece>>& pieces) {
   std::vector<std::int64_t> splits;
+  splits.reserve(pieces.size());
   for (const std::vector<Piece>& of_rank : pieces) {
     splits.push_back(std::accumulate(of_rank.begin(), of_rank.end(), std::int64_t{0},
                                      [](std::int64_t sum, const Piece& piece) { return sum + volume(piece.box); }));

@@ -1,5 +1,7 @@
 #include "tessera/tensor/op.h"
 
+#include <fmt/ranges.h>
+
 #include <ATen/core/Formatting.h>
 
 #include <sstream>

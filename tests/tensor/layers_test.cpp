@@ -1,6 +1,7 @@
 // Layers whose weight is sharded: what they give and what flows back is what one process would compute on all ranks'
 // inputs.
 
+#include <ATen/core/grad_mode.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -36,7 +36,7 @@ Binary binary(const std::string& name, at::Tensor (*f)(const at::Tensor&, const 
     const auto* left = std::get_if<ShardedTensor>(&a);
     const auto* right = std::get_if<ShardedTensor>(&b);
     if (left != nullptr && right != nullptr) check_alike(name, *left, *right);
-    const ShardedTensor& like = left != nullptr ? *left : *right;
+    const ShardedTensor& like = left != nullptr ? *left : std::get<ShardedTensor>(b);
     const at::ScalarType dtype = f(sample(a), sample(b)).scalar_type();
     std::vector<at::Tensor> tensors;
     for (std::size_t i = 0; i < like.local_shards().size(); ++i) tensors.push_back(f(operand(a, i), operand(b, i)));

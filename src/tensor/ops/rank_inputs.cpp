@@ -1,5 +1,7 @@
 #include "tensor/ops/rank_inputs.h"
 
+#include <fmt/ranges.h>
+
 #include <ATen/ops/empty.h>
 #include <ATen/ops/scalar_tensor.h>
 
