@@ -56,7 +56,7 @@ namespace {
 
 // Rows of which each rank has a part: their norms are made of all ranks' parts.
 void renormalize_parts(const ShardedTensor& weight, const at::Tensor& all, double max_norm, double norm_type) {
-  const at::Tensor local = weight.local_tensor();
+  const at::Tensor& local = weight.local_tensor();
   const at::Tensor looked_up = std::get<0>(at::_unique(all));
   const at::Tensor rows = local.index_select(0, looked_up);
   at::Tensor norms;
@@ -111,7 +111,7 @@ at::Tensor row_wise(const at::Tensor& all, const ShardedTensor& weight, const Ch
       *options.padding_idx < chunks.begin() + chunks.size()) {
     padding = *options.padding_idx - chunks.begin();
   }
-  const at::Tensor local = weight.local_tensor();
+  const at::Tensor& local = weight.local_tensor();
   const at::Tensor found = at::embedding(local, own.rows, padding);
   const at::Tensor summand = at::zeros({all.numel(), weight.size()[1]}, local.options().requires_grad(false))
                                  .index_copy(0, own.positions, found);

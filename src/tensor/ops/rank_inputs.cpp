@@ -17,6 +17,7 @@ void agree_on_inputs(std::string_view op, const ProcessGroup& group, const std::
                      const std::function<void()>& check) {
   group.agree_on(fmt::format("op '{}'", op), check);
   std::vector<std::string> described;
+  described.reserve(inputs.size());
   for (const at::Tensor& input : inputs) described.push_back(describe(input));
   const std::string mine = fmt::format("{}", fmt::join(described, ", "));
   // A number for each description first, since they are rarely different.
