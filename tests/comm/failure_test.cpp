@@ -20,16 +20,10 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 using ::testing::HasSubstr;
+using testing::quick;
 using testing::RankOutcome;
 using testing::run_processes;
 using ::testing::StartsWith;
-
-InitOptions quick() {
-  InitOptions options;
-  options.liveness = seconds(1);
-  options.timeout = seconds(60);
-  return options;
-}
 
 struct NamedCollective {
   const char* name;

@@ -8,11 +8,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <csignal>
 #include <cstdint>
 #include <exception>
 #include <functional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "tessera/base/error.h"
@@ -31,6 +33,24 @@ inline std::uint16_t free_port() {
   ::getsockname(listener, reinterpret_cast<sockaddr*>(&address), &size);
   ::close(listener);
   return ntohs(address.sin_port);
+}
+
+// A rank that dies is soon noticed.
+inline InitOptions quick() {
+  InitOptions options;
+  options.liveness = std::chrono::seconds(1);
+  options.timeout = std::chrono::seconds(60);
+  return options;
+}
+
+// Whether `is_so` becomes true soon, for what happens without anybody waiting for it.
+inline bool soon(const std::function<bool()>& is_so) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  while (!is_so()) {
+    if (std::chrono::steady_clock::now() > deadline) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+  return true;
 }
 
 struct RankOutcome {

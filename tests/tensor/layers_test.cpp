@@ -14,6 +14,7 @@ namespace tessera {
 namespace {
 
 using testing::chunk_spec;
+using testing::close;
 using testing::grid_spec;
 using testing::permuted_ranks;
 using testing::random;
@@ -31,10 +32,6 @@ class LayersTest : public ::testing::TestWithParam<int> {
   }
 };
 INSTANTIATE_TEST_SUITE_P(Worlds, LayersTest, ::testing::Values(1, 2, 3, 4, 8));
-
-bool close(const at::Tensor& a, const at::Tensor& b) {
-  return a.sizes() == b.sizes() && at::allclose(a, b, 1e-9, 1e-12);
-}
 
 at::Tensor leaf(const at::Tensor& tensor) { return tensor.detach().clone().set_requires_grad(true); }
 

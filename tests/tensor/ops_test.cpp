@@ -11,6 +11,7 @@ namespace tessera {
 namespace {
 
 using testing::chunk_spec;
+using testing::close;
 using testing::grid_spec;
 using testing::on_rank;
 using testing::permuted_ranks;
@@ -37,10 +38,6 @@ class OpsTest : public ::testing::TestWithParam<int> {
   }
 };
 INSTANTIATE_TEST_SUITE_P(Worlds, OpsTest, ::testing::Values(1, 2, 3, 4, 8));
-
-bool close(const at::Tensor& a, const at::Tensor& b) {
-  return a.sizes() == b.sizes() && at::allclose(a, b, 1e-9, 1e-12);
-}
 
 TEST_P(OpsTest, ElementwiseOpsOfEverySpecAndDtype) {
   using Reference = at::Tensor (*)(const at::Tensor&);

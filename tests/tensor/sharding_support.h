@@ -114,6 +114,11 @@ inline at::Tensor random(const Sizes& size, std::uint64_t seed, at::ScalarType d
   return at::randn(size, generator, at::TensorOptions().dtype(dtype));
 }
 
+// Up to the rounding of double.
+inline bool close(const at::Tensor& a, const at::Tensor& b) {
+  return a.sizes() == b.sizes() && at::allclose(a, b, 1e-9, 1e-12);
+}
+
 inline std::vector<int> ranks_of(int world) {
   std::vector<int> ranks(static_cast<std::size_t>(world));
   std::iota(ranks.begin(), ranks.end(), 0);
