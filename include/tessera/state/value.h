@@ -1,0 +1,329 @@
+#pragma once
+/// \file
+/// What a state dict is made of: nested values as Python has them, and tensors.
+///
+///     StateDict state{{"model", Dict{{"weight", weight}, {"bias", bias}}}, {"betas", Tuple{0.9, 0.999}}, {"step", 3}};
+///     std::int64_t step = state.at("step").get<std::int64_t>();
+///
+/// Copies. Numbers, text, bytes, lists, tuples and dicts are values: a copy is another one that nothing done to the
+/// first changes, and costs what it copies. Tensors of every kind are references, as in LibTorch: a copy of the value
+/// has the same elements. Opaque objects never change and are shared. So to copy a state dict costs its names and
+/// numbers, never an element.
+///
+/// Laws: kinds count in equality (Value(1), Value(1.0) and Value(true) are all different), floats are compared by bits
+/// (a NaN equals itself, 0.0 doesn't equal -0.0), dicts whatever their order. A dict keeps the order of insertion; an
+/// assignment to a key that is there changes no order. Keys are strings or ints, and "1" is not 1.
+///
+/// Any number of threads may read a value; one that changes it must be alone. PyTorch: `STATE_DICT_TYPE`.
+
+#include <ATen/core/Tensor.h>
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <iosfwd>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <unordered_map>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "tessera/base/bytes.h"
+#include "tessera/format/dcp_metadata.h"
+#include "tessera/format/pickle_value.h"
+#include "tessera/state/checkpointable.h"
+#include "tessera/state/nested_sharded_tensor.h"
+#include "tessera/tensor/sharded_tensor.h"
+
+namespace tessera {
+
+class Value;
+class List;
+class Tuple;
+class Dict;
+
+enum class ValueKind : std::uint8_t {
+  none,
+  boolean,
+  integer,
+  floating,
+  string,
+  bytes,
+  list,
+  tuple,
+  dict,
+  tensor,
+  sharded_tensor,
+  nested_sharded_tensor,
+  checkpointable,
+  opaque,
+};
+
+/// "None", "bool", "int", "float", "str", "bytes", "list", "tuple", "dict", "tensor", "sharded tensor", "nested sharded
+/// tensor", "checkpointable", "opaque object": for messages.
+std::string_view kind_name(ValueKind kind);
+
+/// A pickled object that is not understood, inert and whole, so that it can be written again: `tree` owns `value`, and
+/// `storages` are the bytes of the storages that it names, by key. Never changes.
+struct OpaqueObject {
+  std::shared_ptr<const pickle::Tree> tree;
+  pickle::Value value;
+  std::map<std::string, std::shared_ptr<const Bytes>> storages;
+};
+
+namespace detail {
+
+template <typename T, typename... Others>
+concept OneOf = (std::same_as<T, Others> || ...);
+template <typename T>
+concept Character = OneOf<T, char, wchar_t, char8_t, char16_t, char32_t>;
+
+// Throws Error(invalid_argument) for one beyond int64.
+std::int64_t to_int64(std::uint64_t value);
+
+}  // namespace detail
+
+class Value {
+ public:
+  // NOLINTBEGIN(google-explicit-constructor): what Python has without a word
+  Value();  ///< None
+  Value(std::nullptr_t) : Value() {}
+  template <std::same_as<bool> T>
+  Value(T value) : data_(std::in_place_type<bool>, value) {}
+  /// Throws `Error(invalid_argument)` beyond int64.
+  template <std::integral T>
+  requires(!std::same_as<T, bool> && !detail::Character<T>) Value(T value)
+      : data_(std::in_place_type<std::int64_t>, to_integer(value)) {}
+  template <std::floating_point T>
+  Value(T value) : data_(std::in_place_type<double>, static_cast<double>(value)) {}
+  Value(const char* text);
+  Value(std::string_view text);
+  Value(std::string text);  ///< UTF-8, where it is to be saved
+  Value(Bytes bytes);
+  Value(List list);
+  Value(Tuple tuple);
+  Value(Dict dict);
+  /// Throws `Error(invalid_argument)` for an undefined tensor, which Python hasn't.
+  Value(at::Tensor tensor);
+  Value(ShardedTensor tensor);
+  Value(NestedShardedTensor tensor);
+  /// Neither of these may be null: `Error(invalid_argument)`.
+  template <std::derived_from<Checkpointable> T>
+  Value(std::shared_ptr<T> tensor) : Value(Reference{std::move(tensor)}) {}
+  Value(std::shared_ptr<const OpaqueObject> object);
+  // NOLINTEND(google-explicit-constructor)
+
+  Value(const Value& other);
+  Value(Value&& other) noexcept;  ///< leaves None
+  Value& operator=(const Value& other);
+  Value& operator=(Value&& other) noexcept;
+  ~Value();
+
+  ValueKind kind() const { return static_cast<ValueKind>(data_.index()); }
+  bool is_none() const { return kind() == ValueKind::none; }
+  /// Whether it is a tensor of any kind, sharded ones and Checkpointables included. PyTorch: they are all torch.Tensor.
+  bool is_any_tensor() const { return kind() >= ValueKind::tensor && kind() <= ValueKind::checkpointable; }
+
+  /// T is bool, std::int64_t, double, std::string, Bytes, List, Tuple, Dict, at::Tensor, ShardedTensor,
+  /// NestedShardedTensor (const), std::shared_ptr<Checkpointable> or std::shared_ptr<const OpaqueObject>. Null where
+  /// the value is of another kind. A float is no int and an int no float: see `number`.
+  template <typename T>
+  const T* get_if() const;
+  template <typename T>
+  T* get_if();
+  template <typename T>
+  bool is() const {
+    return get_if<T>() != nullptr;
+  }
+  /// As `get_if`; throws `Error(invalid_argument)` naming both kinds where it is another.
+  template <typename T>
+  const T& get() const;
+  template <typename T>
+  T& get();
+  /// An int or a float. Throws `Error(invalid_argument)` for another kind.
+  double number() const;
+
+  bool operator==(const Value& other) const;
+  /// As to_string.
+  friend std::ostream& operator<<(std::ostream& out, const Value& value);
+
+ private:
+  struct Reference {
+    std::shared_ptr<Checkpointable> tensor;
+  };
+  explicit Value(Reference reference);
+  using Data = std::variant<std::monostate, bool, std::int64_t, double, std::string, Bytes, std::unique_ptr<List>,
+                            std::unique_ptr<Tuple>, std::unique_ptr<Dict>, at::Tensor, ShardedTensor,
+                            std::shared_ptr<const NestedShardedTensor>, std::shared_ptr<Checkpointable>,
+                            std::shared_ptr<const OpaqueObject>>;  // in the order of ValueKind
+  static Data copy_of(const Data& data);
+  template <std::integral T>
+  static std::int64_t to_integer(T value) {
+    if constexpr (std::is_unsigned_v<T> && sizeof(T) == sizeof(std::uint64_t)) return detail::to_int64(value);
+    return static_cast<std::int64_t>(value);
+  }
+  [[noreturn]] void refuse(ValueKind expected) const;
+
+  Data data_;
+};
+
+/// Values one behind the other. What List and Tuple share.
+class ValueSequence {
+ public:
+  std::size_t size() const { return items_.size(); }
+  bool empty() const { return items_.empty(); }
+  const Value& operator[](std::size_t i) const { return items_[i]; }
+  Value& operator[](std::size_t i) { return items_[i]; }
+  /// Throws `Error(not_found)` for an index behind the last.
+  const Value& at(std::size_t i) const;
+  auto begin() const { return items_.begin(); }
+  auto end() const { return items_.end(); }
+  auto begin() { return items_.begin(); }
+  auto end() { return items_.end(); }
+  void push_back(Value value) { items_.push_back(std::move(value)); }
+  void reserve(std::size_t count) { items_.reserve(count); }
+  /// Further ones are None.
+  void resize(std::size_t count) { items_.resize(count); }
+  bool operator==(const ValueSequence& other) const = default;
+
+ protected:
+  ValueSequence() = default;
+  explicit ValueSequence(std::vector<Value> items) : items_(std::move(items)) {}
+
+ private:
+  std::vector<Value> items_;
+};
+
+/// A list whose only item is a list is `List{Value(inner)}`: of `List{inner}` one compiler makes a copy, the other the
+/// list of a list. The same for tuples.
+class List : public ValueSequence {
+ public:
+  List() = default;
+  List(std::initializer_list<Value> items) : ValueSequence(std::vector<Value>(items)) {}
+  explicit List(std::vector<Value> items) : ValueSequence(std::move(items)) {}
+};
+
+class Tuple : public ValueSequence {
+ public:
+  Tuple() = default;
+  Tuple(std::initializer_list<Value> items) : ValueSequence(std::vector<Value>(items)) {}
+  explicit Tuple(std::vector<Value> items) : ValueSequence(std::move(items)) {}
+};
+
+/// A key of a dict, and a part of a path: a string or an int.
+using Key = dcp::PathItem;
+
+/// `'weight'` or `3`, as Python shows it.
+std::string to_string(const Key& key);
+
+class Dict {
+ public:
+  struct Entry {
+    Key key;
+    Value value;
+    bool operator==(const Entry&) const = default;
+  };
+
+  Dict() = default;
+  /// Of equal keys the first says the place and the last the value, as in Python.
+  Dict(std::initializer_list<Entry> entries);
+
+  std::size_t size() const { return entries_.size(); }
+  bool empty() const { return entries_.empty(); }
+  /// In order of insertion.
+  auto begin() const { return entries_.begin(); }
+  auto end() const { return entries_.end(); }
+  bool contains(const Key& key) const { return find(key) != nullptr; }
+  /// Null if it isn't there. Valid until the dict is changed.
+  const Value* find(const Key& key) const;
+  Value* find(const Key& key);
+  /// Throws `Error(not_found)` naming the key.
+  const Value& at(const Key& key) const;
+  Value& at(const Key& key);
+  /// Inserts None if it isn't there.
+  Value& operator[](const Key& key);
+  void insert_or_assign(Key key, Value value);
+  /// Whether it was there. O(size).
+  bool erase(const Key& key);
+  void reserve(std::size_t count) { entries_.reserve(count); }
+
+  bool operator==(const Dict& other) const;
+  friend std::ostream& operator<<(std::ostream& out, const Dict& dict);
+
+ private:
+  std::size_t position_of(const Key& key) const;  // size() if it isn't there
+
+  std::vector<Entry> entries_;
+  std::unordered_map<Key, std::size_t> positions_;  // of all entries, once there are more than a few
+};
+
+/// A dict with the names of what is saved or loaded.
+using StateDict = Dict;
+
+/// As Python shows it, tensors by dtype and shape: "{'w': <float32 tensor [2, 3]>, 'betas': (0.9, 0.999)}". For people.
+/// Cut behind about `limit` bytes, with "..." behind.
+std::string to_string(const Value& value, std::size_t limit = SIZE_MAX);
+
+/// Whether both have the same dtype, sizes and elements, bit for bit, wherever they are; strides and requires_grad
+/// don't count. Tensors that are not strided are the same only if they are one.
+bool same_bits(const at::Tensor& a, const at::Tensor& b);
+
+namespace detail {
+
+template <typename T>
+inline constexpr ValueKind kKindOf = [] {
+  static_assert(OneOf<T, bool, std::int64_t, double, std::string, Bytes, List, Tuple, Dict, at::Tensor, ShardedTensor,
+                      NestedShardedTensor, std::shared_ptr<Checkpointable>, std::shared_ptr<const OpaqueObject>>,
+                "no kind of Value is kept as this type");
+  if constexpr (std::same_as<T, bool>) return ValueKind::boolean;
+  if constexpr (std::same_as<T, std::int64_t>) return ValueKind::integer;
+  if constexpr (std::same_as<T, double>) return ValueKind::floating;
+  if constexpr (std::same_as<T, std::string>) return ValueKind::string;
+  if constexpr (std::same_as<T, Bytes>) return ValueKind::bytes;
+  if constexpr (std::same_as<T, List>) return ValueKind::list;
+  if constexpr (std::same_as<T, Tuple>) return ValueKind::tuple;
+  if constexpr (std::same_as<T, Dict>) return ValueKind::dict;
+  if constexpr (std::same_as<T, at::Tensor>) return ValueKind::tensor;
+  if constexpr (std::same_as<T, ShardedTensor>) return ValueKind::sharded_tensor;
+  if constexpr (std::same_as<T, NestedShardedTensor>) return ValueKind::nested_sharded_tensor;
+  if constexpr (std::same_as<T, std::shared_ptr<Checkpointable>>) return ValueKind::checkpointable;
+  return ValueKind::opaque;
+}();
+
+}  // namespace detail
+
+template <typename T>
+const T* Value::get_if() const {
+  constexpr ValueKind wanted = detail::kKindOf<T>;
+  const auto* found = std::get_if<static_cast<std::size_t>(wanted)>(&data_);
+  if constexpr (detail::OneOf<T, List, Tuple, Dict, NestedShardedTensor>) {
+    return found ? found->get() : nullptr;
+  } else {
+    return found;
+  }
+}
+
+template <typename T>
+T* Value::get_if() {
+  static_assert(!std::same_as<T, NestedShardedTensor>, "a nested sharded tensor is shared, and can't be changed");
+  return const_cast<T*>(std::as_const(*this).template get_if<T>());
+}
+
+template <typename T>
+const T& Value::get() const {
+  if (const T* found = get_if<T>()) return *found;
+  refuse(detail::kKindOf<T>);
+}
+
+template <typename T>
+T& Value::get() {
+  if (T* found = get_if<T>()) return *found;
+  refuse(detail::kKindOf<T>);
+}
+
+}  // namespace tessera
