@@ -1,0 +1,30 @@
+#pragma once
+// What differs between versions of LibTorch's optimizers, in one place.
+
+#include <torch/optim.h>
+
+#include <sstream>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+namespace tessera {
+
+// How Optimizer::state() calls a parameter: by the address of its TensorImpl, as text before 2.1.
+using OptimizerStateMap = std::remove_reference_t<decltype(std::declval<torch::optim::Optimizer&>().state())>;
+template <typename Key = OptimizerStateMap::key_type>
+Key optimizer_key(const at::Tensor& parameter) {
+  if constexpr (std::is_same_v<Key, std::string>) {
+    std::ostringstream text;
+    text << parameter.unsafeGetTensorImpl();
+    return text.str();
+  } else {
+    return parameter.unsafeGetTensorImpl();
+  }
+}
+
+// c10::optional became std::optional in 2.5.
+using OptionalInt = std::decay_t<decltype(std::declval<torch::optim::LBFGSOptions&>().max_eval())>;
+using OptionalString = std::decay_t<decltype(std::declval<torch::optim::LBFGSOptions&>().line_search_fn())>;
+
+}  // namespace tessera
