@@ -8,6 +8,7 @@
 
 #include "comm/exceptions.h"
 #include "comm/group_impl.h"
+#include "tessera/base/rank_errors.h"
 
 namespace tessera {
 
@@ -140,19 +141,14 @@ void ProcessGroup::agree(std::string_view step, const std::exception_ptr& failur
     mine.push_back(static_cast<std::uint8_t>(comm::code_of(failure)));
     append(mine, comm::message_of(failure));
   }
-  constexpr std::size_t kSaid = 8;
-  std::optional<ErrorCode> common;
-  std::string said;
-  std::size_t failed = 0;
+  std::vector<RankFailure> failed;
   const std::vector<Bytes> all = all_gather_bytes(mine);
   for (std::size_t r = 0; r < all.size(); ++r) {
     if (all[r].empty()) continue;
-    const auto code = static_cast<ErrorCode>(all[r][0]);
-    common = failed == 0 || common == code ? code : ErrorCode::rank_failure;
-    if (++failed <= kSaid) said += fmt::format("; rank {}: {}", r, as_text(ByteView(all[r]).subspan(1)));
+    failed.push_back(
+        {static_cast<int>(r), static_cast<ErrorCode>(all[r][0]), std::string(as_text(ByteView(all[r]).subspan(1)))});
   }
-  if (failed > kSaid) said += fmt::format("; and {} ranks more", failed - kSaid);
-  fail(common.value_or(ErrorCode::rank_failure), "{}: {} of {} ranks failed{}", step, failed, size(), said);
+  fail_for_ranks(step, failed, size());
 }
 
 }  // namespace tessera

@@ -28,7 +28,8 @@ at::Tensor bytes_of(const at::Tensor& tensor) {
 }
 
 // What the backends' own reductions know. Gloo adds half only where it was built with LibTorch's dtypes, since 2.8.
-bool reduces(const std::string& backend, at::ScalarType dtype, ReduceOp op) {
+bool reduces(const comm::Transport& transport, at::ScalarType dtype, ReduceOp op) {
+  const bool nccl = transport.name == "nccl";
   switch (dtype) {
     case at::kFloat:
     case at::kDouble:
@@ -36,10 +37,10 @@ bool reduces(const std::string& backend, at::ScalarType dtype, ReduceOp op) {
     case at::kByte:
     case at::kInt:
     case at::kLong:
-      return backend == "nccl" || op != ReduceOp::average;
+      return nccl || op != ReduceOp::average;
     case at::kHalf:
     case at::kBFloat16:
-      return backend == "nccl";
+      return nccl;
     default:
       return false;
   }
@@ -97,6 +98,7 @@ class Collective {
   }
   void check(const at::Tensor& tensor, std::string_view what) const {
     if (!tensor.defined()) refuse("{} is undefined", what);
+    if (tensor.is_meta()) refuse("{} is on meta, it has no elements", what);
     if (tensor.layout() != at::kStrided || !tensor.is_contiguous()) refuse("{} is not contiguous", what);
   }
   void check_root(int root) const {
@@ -133,7 +135,7 @@ class Collective {
   }
 
   void all_to_all(const at::Tensor& out, const at::Tensor& in, Splits out_splits, Splits in_splits) const {
-    group_.run(name_, [&](comm::Backend& backend) {
+    group_.run(name_, in.device(), [&](comm::Backend& backend) {
       at::Tensor to = out, from = in;
       return backend.alltoall_base(to, from, out_splits, in_splits);
     });
@@ -144,7 +146,7 @@ class Collective {
     std::vector<at::Tensor> ins = {in};
     std::vector<std::vector<at::Tensor>> outs(1);
     for (int r = 0; r < group_.size(); ++r) outs[0].push_back(out.narrow(0, r * part, part));
-    group_.run(name_, [&](comm::Backend& backend) { return backend.allgather(outs, ins); });
+    group_.run(name_, in.device(), [&](comm::Backend& backend) { return backend.allgather(outs, ins); });
   }
 
  private:
@@ -172,7 +174,7 @@ void ProcessGroup::broadcast(const at::Tensor& tensor, int root) const {
   ::c10d::BroadcastOptions options;
   options.rootRank = root;
   std::vector<at::Tensor> tensors = {bytes_of(tensor)};
-  impl_->run("broadcast", [&](comm::Backend& backend) { return backend.broadcast(tensors, options); });
+  impl_->run("broadcast", tensor.device(), [&](comm::Backend& backend) { return backend.broadcast(tensors, options); });
 }
 
 void ProcessGroup::all_reduce(const at::Tensor& tensor, ReduceOp op) const {
@@ -180,13 +182,15 @@ void ProcessGroup::all_reduce(const at::Tensor& tensor, ReduceOp op) const {
   call.check(tensor, "tensor");
   call.check_reduction(tensor, op);
   if (impl_->is_alone() || tensor.numel() == 0) return;
-  if (reduces(impl_->backend_name, tensor.scalar_type(), op)) {
+  const comm::Transport& transport = impl_->transports.of(tensor.device());
+  if (reduces(transport, tensor.scalar_type(), op)) {
     ::c10d::AllreduceOptions options;
     options.reduceOp = c10d_op(op);
     std::vector<at::Tensor> tensors = {tensor.detach()};
-    return impl_->run("all_reduce", [&](comm::Backend& backend) { return backend.allreduce(tensors, options); });
+    return impl_->run("all_reduce", tensor.device(),
+                      [&](comm::Backend& backend) { return backend.allreduce(tensors, options); });
   }
-  if (op == ReduceOp::average && reduces(impl_->backend_name, tensor.scalar_type(), ReduceOp::sum)) {
+  if (op == ReduceOp::average && reduces(transport, tensor.scalar_type(), ReduceOp::sum)) {
     all_reduce(tensor, ReduceOp::sum);
     tensor.detach().div_(size());
     return;
@@ -215,11 +219,12 @@ void ProcessGroup::reduce_scatter_into(const at::Tensor& out, const at::Tensor& 
   call.check_reduction(in, op);
   if (impl_->is_alone()) return copy_elements(out, in);
   if (out.numel() == 0) return;
-  if (impl_->backend_name == "nccl" && reduces(impl_->backend_name, in.scalar_type(), op)) {
+  const comm::Transport& transport = impl_->transports.of(in.device());
+  if (transport.name == "nccl" && reduces(transport, in.scalar_type(), op)) {
     ::c10d::ReduceScatterOptions options;
     options.reduceOp = c10d_op(op);
     at::Tensor to = out.detach(), from = in.detach();
-    return impl_->run("reduce_scatter_into",
+    return impl_->run("reduce_scatter_into", in.device(),
                       [&](comm::Backend& backend) { return backend._reduce_scatter_base(to, from, options); });
   }
   const at::Tensor parts = at::empty({size(), out.numel()}, out.options().requires_grad(false));
@@ -247,13 +252,16 @@ PendingCollective ProcessGroup::start_all_to_all(const at::Tensor& out, const at
     copy_elements(out, in);
     return pending;
   }
-  pending.state_ = std::make_shared<PendingCollective::State>(
-      PendingCollective::State{impl_, comm::WorkPtr(), impl_->next_call("all_to_all")});
+  pending.state_ = std::make_shared<PendingCollective::State>(PendingCollective::State{
+      impl_, impl_->transports.of(in.device()), comm::WorkPtr(), impl_->next_call("all_to_all")});
   PendingCollective::State& state = *pending.state_;
   at::Tensor to = bytes_of(out), from = bytes_of(in);
   Splits to_splits = in_bytes(out_splits, out), from_splits = in_bytes(in_splits, in);
-  impl_->guard(state.call, timeout(),
-               [&] { state.work = impl_->backend->alltoall_base(to, from, to_splits, from_splits); });
+  impl_->guard(state.call, timeout(), [&] {
+    state.work = impl_->start(state.transport, state.call, [&](comm::Backend& backend) {
+      return backend.alltoall_base(to, from, to_splits, from_splits);
+    });
+  });
   return pending;
 }
 
@@ -298,7 +306,7 @@ void ProcessGroup::barrier(std::optional<std::chrono::milliseconds> limit) const
   ::c10d::BarrierOptions options;
   options.timeout = limit.value_or(timeout());
   impl_->run(
-      "barrier", [&](comm::Backend& backend) { return backend.barrier(options); }, limit.value_or(timeout()));
+      "barrier", at::kCPU, [&](comm::Backend& backend) { return backend.barrier(options); }, limit.value_or(timeout()));
 }
 
 }  // namespace tessera

@@ -20,14 +20,14 @@ namespace tessera {
 
 class ProcessGroup::Impl {
  public:
-  // A group of one rank has no backend unless it is given one.
+  // What it was asked for; a group of one rank needs none.
   std::string backend_name = "alone";
   std::string name = "world";
   int rank = 0;
   std::vector<int> world_ranks = {0};
   int world_size = 1;
   std::chrono::milliseconds timeout{0};
-  comm::BackendPtr backend;
+  comm::Transports transports;
   comm::StorePtr store;  // of this group
   std::shared_ptr<comm::Liveness> liveness;
   std::uint64_t calls = 0, subgroups = 0;
@@ -38,19 +38,21 @@ class ProcessGroup::Impl {
   ~Impl();
 
   int size() const { return static_cast<int>(world_ranks.size()); }
-  bool is_alone() const { return backend == nullptr; }
+  bool is_alone() const { return transports.cpu.backend == nullptr; }
 
   // The next call of this group: all ranks must make the same ones.
   comm::Call next_call(std::string_view call_name) { return {name, ++calls, std::string(call_name)}; }
   // Runs a step of `call`; what goes wrong in it becomes Error(rank_failure), and the group is broken.
   void guard(const comm::Call& call, std::chrono::milliseconds limit, const std::function<void()>& step);
-  // Waits for what the backend has begun: within guard().
-  void wait(const comm::WorkPtr& work, const comm::Call& call, std::chrono::milliseconds limit);
-  // Starts a collective and waits for it.
-  void run(std::string_view call_name, const std::function<comm::WorkPtr(comm::Backend&)>& start,
-           std::chrono::milliseconds limit);
-  void run(std::string_view call_name, const std::function<comm::WorkPtr(comm::Backend&)>& start) {
-    run(call_name, start, timeout);
+  using Start = std::function<comm::WorkPtr(comm::Backend&)>;
+  // Both within guard(). What the backend throws at the start it refuses on this rank, whatever the others do.
+  comm::WorkPtr start(const comm::Transport& transport, const comm::Call& call, const Start& start);
+  void wait(const comm::Transport& transport, const comm::WorkPtr& work, const comm::Call& call,
+            std::chrono::milliseconds limit);
+  // Starts a collective on tensors of `device` and waits for it.
+  void run(std::string_view call_name, const at::Device& device, const Start& start, std::chrono::milliseconds limit);
+  void run(std::string_view call_name, const at::Device& device, const Start& start) {
+    run(call_name, device, start, timeout);
   }
 
   std::string where(std::string_view call) const;
@@ -67,6 +69,7 @@ class ProcessGroup::Impl {
 
 struct PendingCollective::State {
   std::shared_ptr<ProcessGroup::Impl> group;
+  comm::Transport transport;
   comm::WorkPtr work;
   comm::Call call;
 };

@@ -35,7 +35,7 @@ ProcessGroup comm::make_world(const World& world) {
   group->store = world.store;
   group->liveness = world.liveness;
   try {
-    group->backend = make_backend(world.backend, {world.store, world.rank, world.size, world.timeout});
+    group->transports = make_transports(world.backend, {world.store, world.rank, world.size, world.timeout});
   } catch (const Error&) {
     throw;
   } catch (...) {

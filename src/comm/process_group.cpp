@@ -30,9 +30,9 @@ class Stopwatch {
 }  // namespace
 
 ProcessGroup::Impl::~Impl() {
-  if (broken_.empty() || backend == nullptr) return;
+  if (broken_.empty() || is_alone()) return;
   // A backend waits in its destructor for what it has begun, and here some of that may never end.
-  std::thread([broken = std::move(backend)]() mutable { broken.reset(); }).detach();
+  std::thread([broken = std::move(transports)]() mutable { broken = {}; }).detach();
 }
 
 std::string ProcessGroup::Impl::where(std::string_view call) const {
@@ -66,15 +66,25 @@ void ProcessGroup::Impl::guard(const Call& call, milliseconds limit, const std::
   liveness->leave();
 }
 
-void ProcessGroup::Impl::run(std::string_view call_name, const std::function<comm::WorkPtr(comm::Backend&)>& start,
+comm::WorkPtr ProcessGroup::Impl::start(const comm::Transport& transport, const Call& call, const Start& start) {
+  try {
+    return start(*transport.backend);
+  } catch (...) {
+    fail_as(call, fmt::format("{} refuses it: {}", transport.name, comm::message_of(std::current_exception())));
+  }
+}
+
+void ProcessGroup::Impl::run(std::string_view call_name, const at::Device& device, const Start& begin,
                              milliseconds limit) {
+  const comm::Transport& transport = transports.of(device);
   const Call call = next_call(call_name);
-  guard(call, limit, [&] { wait(start(*backend), call, limit); });
+  guard(call, limit, [&] { wait(transport, start(transport, call, begin), call, limit); });
 }
 
 // In slices, between which it looks at what others say.
-void ProcessGroup::Impl::wait(const comm::WorkPtr& work, const Call& call, milliseconds limit) {
-  if (backend_name == "nccl") {  // it makes the current stream wait
+void ProcessGroup::Impl::wait(const comm::Transport& transport, const comm::WorkPtr& work, const Call& call,
+                              milliseconds limit) {
+  if (transport.on_stream()) {  // it makes the current stream wait
     work->wait();
     return;
   }
@@ -93,7 +103,7 @@ void PendingCollective::wait() {
   const State state = std::move(*state_);
   state_.reset();
   state.group->guard(state.call, state.group->timeout,
-                     [&] { state.group->wait(state.work, state.call, state.group->timeout); });
+                     [&] { state.group->wait(state.transport, state.work, state.call, state.group->timeout); });
 }
 
 ProcessGroup::ProcessGroup() : impl_(std::make_shared<Impl>()) {}
@@ -129,7 +139,8 @@ std::optional<ProcessGroup> ProcessGroup::subgroup(std::span<const int> ranks) c
   if (impl_->is_alone() || members.size() == 1) return ProcessGroup(std::move(group));
   group->store = comm::with_prefix(group->name, impl_->store);
   group->backend_name = impl_->backend_name;
-  group->backend = comm::make_backend(impl_->backend_name, {group->store, group->rank, group->size(), group->timeout});
+  group->transports =
+      comm::make_transports(impl_->backend_name, {group->store, group->rank, group->size(), group->timeout});
   ProcessGroup met(std::move(group));
   met.barrier();  // as for the world: nobody leaves while others connect
   return met;

@@ -275,6 +275,7 @@ TEST(ArgumentsTest, AreRefusedBeforeAnythingIsSent) {
     refuse([&] { group.broadcast(two, 2); }, "broadcast", "root 2, expected 0 to 1");
     refuse([&] { group.broadcast(at::Tensor(), 0); }, "broadcast", "tensor is undefined");
     refuse([&] { group.broadcast(at::zeros({2, 2}).t(), 0); }, "broadcast", "not contiguous");
+    refuse([&] { group.broadcast(at::zeros({2}, at::TensorOptions().device(at::kMeta)), 0); }, "broadcast", "on meta");
     refuse([&] { group.all_reduce(at::zeros({1}, at::kInt), ReduceOp::average); }, "all_reduce", "average of Int");
     refuse([&] { group.all_gather_into(two, two); }, "all_gather_into", "out has 2 elements, expected 2 ranks' 2");
     refuse([&] { group.all_gather_into(four.to(at::kInt), two); }, "all_gather_into", "out is of Int, in of Float");

@@ -186,13 +186,28 @@ TEST(FailureTest, ACollectiveThatEndsJustAfterItsWaitHasEndedAsItDid) {
   group.timeout = seconds(5);
   group.backend_name = "gloo";
   group.store = comm::make_local_store();
-  group.backend = comm::make_backend("gloo", {group.store, 0, 1, group.timeout});
+  group.transports = comm::make_transports("gloo", {group.store, 0, 1, group.timeout});
   group.liveness = std::make_shared<comm::Liveness>(group.store, false, 0, 1, milliseconds(100));
   const auto run = [&](bool fails) {
-    group.run("barrier", [&](comm::Backend&) { return c10::make_intrusive<LateWork>(fails); });
+    group.run("barrier", at::kCPU, [&](comm::Backend&) { return c10::make_intrusive<LateWork>(fails); });
   };
   run(false);
   EXPECT_ERROR(run(true), ErrorCode::rank_failure, "barrier on rank 0 of 1", "connection reset");
+}
+
+// Without waiting for others that might have died.
+TEST(FailureTest, WhatTheBackendRefusesIsSaidAtOnce) {
+  ProcessGroup::Impl group;
+  group.timeout = seconds(60);
+  group.world_ranks = {0, 1};
+  group.store = comm::make_local_store();
+  group.transports = comm::make_transports("gloo", {group.store, 0, 1, group.timeout});
+  group.liveness = std::make_shared<comm::Liveness>(group.store, false, 0, 2, seconds(60));
+  const auto begin = std::chrono::steady_clock::now();
+  const auto refused = [](comm::Backend&) -> comm::WorkPtr { throw std::runtime_error("no such operation"); };
+  EXPECT_ERROR(group.run("broadcast", at::kCPU, refused), ErrorCode::rank_failure, "broadcast on rank 0 of 2",
+               "gloo refuses it: no such operation");
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, seconds(10));
 }
 
 // Nobody may leave while others still connect to it.
