@@ -3,9 +3,8 @@
 //
 //   by collective    all-to-alls of bounded size. While one runs, the next one's elements are packed and the last one's
 //                    unpacked, through staging buffers that stay in the cache. Any backend, any device.
-//   by peer memory   each rank copies what it shall have out of the other ranks' shards: where all ranks are of one
-//   host
-//                    and the tensor is on CPU.
+//   by peer memory   each rank copies what it shall have out of the other ranks' shards. All ranks must be of one host
+//                    and the tensor on CPU.
 //
 // All ranks must choose the same, with the same options.
 
@@ -30,12 +29,13 @@ struct ExchangeOptions {
   std::int64_t peer_run_bytes = 512;
 };
 
-// This rank's shards before and after, in the order of their `local` index; contiguous. The plan and the group.
+// This rank's shards before and after, in the order of their `local` index; contiguous, of one dtype.
 struct Exchange {
   const ProcessGroup& group;
   const ReshardPlan& plan;
   const std::vector<at::Tensor>& sources;
   const std::vector<at::Tensor>& destinations;
+  at::ScalarType dtype;
 
   bool stays(const Move& move) const { return plan.source_rank(move) == plan.destination_rank(move); }
   bool is_taken_here(const Move& move) const { return plan.source_rank(move) == group.rank(); }

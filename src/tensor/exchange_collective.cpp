@@ -109,9 +109,7 @@ struct InFlight {
 ReceivedBytes exchange_by_collective(const Exchange& exchange, std::int64_t round_bytes) {
   const std::vector<Round> rounds = cut_into_rounds(exchange, round_bytes);
   ReceivedBytes received_bytes(static_cast<std::size_t>(exchange.group.size()), 0);
-  at::TensorOptions options;
-  if (!exchange.destinations.empty()) options = exchange.destinations[0].options();
-  if (!exchange.sources.empty()) options = exchange.sources[0].options();
+  const at::TensorOptions options = at::TensorOptions().dtype(exchange.dtype).device(exchange.plan.staging_device);
   std::array<InFlight, 2> flights = {InFlight(options), InFlight(options)};
 
   const auto start = [&](std::size_t r) {

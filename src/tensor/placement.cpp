@@ -5,6 +5,7 @@
 #include "tessera/base/error.h"
 #include "tessera/comm/rpc.h"
 #include "tessera/layout/coverage.h"
+#include "tessera/tensor/torch_types.h"
 
 namespace tessera {
 
@@ -53,6 +54,10 @@ BoxList boxes_of(const std::vector<ShardMetadata>& shards, std::size_t dims) {
   boxes.reserve(shards.size());
   for (const ShardMetadata& shard : shards) boxes.push_back(shard.box());
   return boxes;
+}
+
+at::Device staging_device(const std::vector<ShardMetadata>& shards) {
+  return shards.empty() ? at::Device(at::kCPU) : at::Device(to_device(shards[0].placement->device()).type());
 }
 
 void check_partition(const ShardedTensorMetadata& metadata, std::string_view what) {

@@ -1,6 +1,8 @@
 #pragma once
 // Which rank of a group has which shards, and whether they make up a tensor.
 
+#include <c10/core/Device.h>
+
 #include <string_view>
 #include <vector>
 
@@ -20,6 +22,10 @@ std::vector<std::vector<std::size_t>> shards_by_rank(const std::vector<ShardMeta
 
 // `dims`: the number of dimensions, should there be no shards.
 BoxList boxes_of(const std::vector<ShardMetadata>& shards, std::size_t dims);
+
+// Where elements of these shards are packed to be sent, alike on all ranks, also those that have none: the kind of
+// device of the first.
+at::Device staging_device(const std::vector<ShardMetadata>& shards);
 
 // Throws Error(invalid_argument) unless the shards partition the tensor; a user's own spec might give others. Empty
 // shards may be anywhere. `what` is done, for messages.

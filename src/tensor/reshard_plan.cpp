@@ -63,6 +63,7 @@ ReshardPlan plan_reshard(const ShardedTensorMetadata& from, const ShardedTensorM
   plan.sources = places_of(from.shards_metadata, group);
   plan.destinations = places_of(to.shards_metadata, group);
   plan.element_bytes = element_bytes;
+  plan.staging_device = staging_device(from.shards_metadata);
   plan.is_on_cpu = are_on_cpu(from.shards_metadata) && are_on_cpu(to.shards_metadata);
   const std::size_t dims = from.size.size();
   for (Transfer& transfer :

@@ -4,6 +4,8 @@
 // Law: for every element, the move that has its index goes from the rank that has it to the rank that shall have it;
 // moves whose ranks are the same stay there and are not sent.
 
+#include <c10/core/Device.h>
+
 #include <cstdint>
 #include <vector>
 
@@ -29,7 +31,8 @@ struct ReshardPlan {
   std::vector<ShardPlace> sources, destinations;
   std::vector<Move> moves;
   std::int64_t element_bytes = 0;
-  // Whether each shard, before and after, is on CPU.
+  // Where elements are packed to be sent, and whether each shard, before and after, is on CPU.
+  at::Device staging_device = at::kCPU;
   bool is_on_cpu = false;
 
   int source_rank(const Move& move) const { return sources[move.source].rank; }

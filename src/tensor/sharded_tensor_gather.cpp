@@ -56,12 +56,10 @@ void ShardedTensor::gather(int dst, const at::Tensor& out) const {
   const auto by_rank = shards_by_rank(shards, group);
   std::vector<std::int64_t> in_splits(by_rank.size(), 0), out_splits(by_rank.size(), 0);
   std::vector<at::Tensor> parts;
-  for (const Shard& shard : local_shards()) parts.push_back(shard.tensor.detach().reshape({-1}));
-  const at::TensorOptions options = at::TensorOptions()
-                                        .dtype(scalar_type())
-                                        .device(!parts.empty()  ? parts[0].device()
-                                                : out.defined() ? out.device()
-                                                                : at::Device(at::kCPU));
+  const at::TensorOptions options = at::TensorOptions().dtype(scalar_type()).device(staging_device(shards));
+  for (const Shard& shard : local_shards()) {
+    parts.push_back(shard.tensor.detach().to(options.device()).reshape({-1}));
+  }
   const at::Tensor in = parts.empty() ? at::empty({0}, options) : parts.size() == 1 ? parts[0] : at::cat(parts);
   in_splits[static_cast<std::size_t>(dst)] = in.numel();
   if (group.rank() != dst) {
@@ -73,7 +71,7 @@ void ShardedTensor::gather(int dst, const at::Tensor& out) const {
     for (const std::size_t i : by_rank[r]) out_splits[r] += volume(shards[i].box());
   }
   const at::Tensor whole = out.detach().view({-1});
-  const bool straight = is_row_major(shards, by_rank, size()) && out.device() == options.device();
+  const bool straight = is_row_major(shards, by_rank, size()) && out.device().type() == options.device().type();
   const at::Tensor received = straight ? whole : at::empty({whole.numel()}, options);
   group.all_to_all(received, in, out_splits, in_splits);
   if (straight) return;

@@ -93,6 +93,50 @@ TEST_P(ShardedTensorTest, ReshardFromEverySpecToEverySpec) {
   });
 }
 
+TEST_P(ShardedTensorTest, FromTheTensorOfOneRank) {
+  run_local(world(), [&](const ProcessGroup& group) {
+    for (const Sizes& size : sizes()) {
+      for (const SpecPtr& spec : specs_of_every_kind(size, world())) {
+        for (const int src : {0, world() - 1}) {
+          const at::Tensor whole = group.rank() == src ? indexed(size) : at::Tensor();
+          const ShardedTensor tensor = ShardedTensor::from_tensor(whole, spec, group, src);
+          EXPECT_TRUE(holds_indices(tensor)) << spec->to_string();
+          EXPECT_EQ(tensor.scalar_type(), at::kLong);
+          EXPECT_TRUE(tensor.sharding_spec() == *spec);
+          if (whole.defined()) {
+            whole.fill_(-1);
+            EXPECT_TRUE(holds_indices(tensor)) << "it shares memory with what it was made from";
+          }
+        }
+      }
+    }
+  });
+}
+
+TEST_P(ShardedTensorTest, FromATensorThatIsNotContiguousAndRequiresGrad) {
+  run_local(world(), [&](const ProcessGroup& group) {
+    const at::Tensor whole = indexed({4, 6}, at::kDouble);
+    const at::Tensor turned = whole.t().contiguous().t().set_requires_grad(true);
+    const ShardedTensor tensor = ShardedTensor::from_tensor(turned, chunk_spec(0, testing::ranks_of(world())), group);
+    EXPECT_TRUE(holds_indices(tensor));
+    EXPECT_TRUE(tensor.requires_grad());
+    EXPECT_TRUE(tensor.local_tensor().is_leaf() && tensor.local_tensor().requires_grad());
+  });
+}
+
+TEST(FromTensorTest, Refusals) {
+  run_local(2, [&](const ProcessGroup& group) {
+    const SpecPtr spec = chunk_spec(0, {0, 1});
+    const auto from = [&](const at::Tensor& tensor, int src) {
+      return ShardedTensor::from_tensor(group.rank() == src ? tensor : at::Tensor(), spec, group, src);
+    };
+    EXPECT_ERROR(from({}, 1), ErrorCode::invalid_argument, "rank 1: rank 1 must bring the tensor");
+    EXPECT_ERROR(from(at::ones({2}).to_sparse(), 0), ErrorCode::unsupported, "only torch.strided layout");
+    EXPECT_ERROR(from(at::ones({2}), 2), ErrorCode::invalid_argument, "that of rank 2: expected 0 to 1");
+    EXPECT_ERROR(from(at::ones({}), 0), ErrorCode::invalid_argument, "dimension 0");
+  });
+}
+
 TEST_P(ShardedTensorTest, FromLocalShardsOfEverySpec) {
   run_local(world(), [&](const ProcessGroup& group) {
     for (const Sizes& size : sizes()) {

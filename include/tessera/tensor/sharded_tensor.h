@@ -84,6 +84,12 @@ class ShardedTensor {
   static ShardedTensor randn(SpecPtr spec, Sizes size, const ProcessGroup& group = {},
                              const ShardedTensorOptions& options = {});
 
+  /// From a whole tensor that rank `src` brings, cut as `spec` says: every rank gets a copy of its part, of the
+  /// tensor's dtype, requires_grad and pin_memory. What other ranks bring is not looked at. Throws
+  /// `Error(invalid_argument)` on all ranks if `src` brings none, and as `empty`. PyTorch:
+  /// torch.distributed._shard.shard_tensor.
+  static ShardedTensor from_tensor(const at::Tensor& tensor, SpecPtr spec, const ProcessGroup& group = {}, int src = 0,
+                                   bool init_rrefs = false);
   /// From the shards that the ranks have, several or none each. The spec is inferred. Throws `Error(invalid_argument)`
   /// on all ranks if on any a shard's tensor is not strided and contiguous, or not what its metadata say (rank, device,
   /// sizes), if shards differ in dtype, requires_grad, pin_memory, or `size`, on one rank or between two, if they
