@@ -21,7 +21,9 @@ namespace {
 constexpr std::size_t kMaxTransferBytes = 64u << 20;
 
 [[noreturn]] void fail_system(const char* operation, const std::string& name, int error) {
-  const ErrorCode code = error == ENOENT ? ErrorCode::not_found : ErrorCode::io;
+  const ErrorCode code = error == ENOENT   ? ErrorCode::not_found
+                         : error == EEXIST ? ErrorCode::invalid_argument
+                                           : ErrorCode::io;
   fail(code, "{} {}: {}", operation, printable(name, 4096), std::strerror(error));
 }
 
@@ -199,8 +201,8 @@ void sync_directory(const std::filesystem::path& path) {
 
 void rename_replacing(const std::filesystem::path& from, const std::filesystem::path& to) {
   if (::rename(from.c_str(), to.c_str()) != 0) {
-    fail(ErrorCode::io, "rename {} to {}: {}", printable(from.string(), 4096), printable(to.string(), 4096),
-         std::strerror(errno));
+    fail(errno == ENOENT ? ErrorCode::not_found : ErrorCode::io, "rename {} to {}: {}", printable(from.string(), 4096),
+         printable(to.string(), 4096), std::strerror(errno));
   }
 }
 

@@ -1,5 +1,6 @@
 #include "tessera/checkpoint/checkpoint.h"
 
+#include <algorithm>
 #include <system_error>
 #include <utility>
 
@@ -28,22 +29,22 @@ std::uint64_t TensorInfo::size_bytes() const {
   return static_cast<std::uint64_t>(checked_multiply(checked_numel(shape, name), dtype_size(dtype), name));
 }
 
-std::shared_ptr<const File> FileCache::open(const fs::path& path, std::uint32_t key) {
+std::shared_ptr<const ByteSource> FileCache::open(const Storage& storage, const std::string& name, std::uint32_t key) {
   const std::lock_guard lock(mutex_);
   if (const auto found = files_.find(key); found != files_.end()) return found->second;
   if (order_.size() >= kOpenFiles) {
     files_.erase(order_.front());
     order_.pop_front();
   }
-  auto file = std::make_shared<const File>(File::open_read(path));
+  std::shared_ptr<const ByteSource> file = storage.open(name);
   files_.emplace(key, file);
   order_.push_back(key);
   return file;
 }
 
-std::shared_ptr<const File> SourceBackend::open_file(std::uint32_t file) const {
+std::shared_ptr<const ByteSource> SourceBackend::open_file(std::uint32_t file) const {
   if (file == StoredRange::kNoFile) fail(ErrorCode::corrupt, "{}: no file is given for this data", path.string());
-  return cache_.open(directory / files[file].name, file);
+  return cache_.open(*storage, files[file].name, file);
 }
 
 std::uint32_t SourceBackend::add_file(const std::string& name) {
@@ -54,14 +55,7 @@ std::uint32_t SourceBackend::add_file(const std::string& name) {
     fail(ErrorCode::corrupt, "{}: data file name '{}' leaves the checkpoint's directory", path.string(),
          printable(name));
   }
-  SourceFile file{name, std::nullopt};
-  std::error_code error;
-  const fs::path full = directory / relative;
-  if (fs::is_regular_file(full, error)) {
-    const std::uintmax_t size = fs::file_size(full, error);
-    if (!error) file.size_bytes = size;
-  }
-  files.push_back(std::move(file));
+  files.push_back({name, storage->size_bytes(name)});
   return static_cast<std::uint32_t>(files.size() - 1);
 }
 
@@ -80,26 +74,17 @@ void SourceBackend::finish() {
 
 namespace {
 
-bool has_safetensors(const fs::path& directory) {
-  for (const fs::directory_entry& entry : fs::directory_iterator(directory)) {
-    if (entry.path().extension() == ".safetensors" || entry.path().filename() == safetensors::kIndexFileName)
-      return true;
+std::unique_ptr<SourceBackend> open_storage(const std::shared_ptr<const Storage>& storage, const OpenOptions& options) {
+  if (options.metadata != nullptr || is_dcp(*storage)) return open_dcp(storage, options);
+  const std::vector<std::string> names = storage->list();
+  const auto any = [&](const auto& what) { return std::any_of(names.begin(), names.end(), what); };
+  const bool has_safetensors = any(
+      [](const std::string& name) { return name.ends_with(".safetensors") || name == safetensors::kIndexFileName; });
+  if (has_safetensors) return open_safetensors_directory(storage);
+  if (any([](const std::string& name) { return name.ends_with(".distcp"); })) {
+    fail(ErrorCode::corrupt, "{}: data files but no .metadata, so the checkpoint was never completed", storage->name());
   }
-  return false;
-}
-
-std::unique_ptr<SourceBackend> open_directory(const fs::path& path, const OpenOptions& options) {
-  try {
-    if (is_dcp_directory(path)) return open_dcp(path, options);
-    if (has_safetensors(path)) return open_safetensors_directory(path);
-  } catch (const fs::filesystem_error& error) {
-    fail(ErrorCode::io, "open {}: {}", path.string(), error.code().message());
-  }
-  for (const fs::directory_entry& entry : fs::directory_iterator(path)) {
-    if (entry.path().extension() != ".distcp") continue;
-    fail(ErrorCode::corrupt, "{}: data files but no .metadata, so the checkpoint was never completed", path.string());
-  }
-  fail(ErrorCode::not_found, "{}: no checkpoint in this directory (no .metadata, no *.safetensors)", path.string());
+  fail(ErrorCode::not_found, "{}: no checkpoint in this directory (no .metadata, no *.safetensors)", storage->name());
 }
 
 std::unique_ptr<SourceBackend> open_file_source(const fs::path& path, const OpenOptions& options) {
@@ -126,14 +111,21 @@ std::unique_ptr<SourceBackend> open_file_source(const fs::path& path, const Open
 
 }  // namespace
 
+std::shared_ptr<const Checkpoint> Checkpoint::open(const std::shared_ptr<const Storage>& storage,
+                                                   const OpenOptions& options) {
+  std::unique_ptr<SourceBackend> backend = open_storage(storage, options);
+  backend->finish();
+  return std::shared_ptr<const Checkpoint>(new Checkpoint(std::move(backend)));
+}
+
 std::shared_ptr<const Checkpoint> Checkpoint::open(const fs::path& path, const OpenOptions& options) {
   std::error_code error;
   const fs::file_status status = fs::status(path, error);
   if (status.type() == fs::file_type::not_found)
     fail(ErrorCode::not_found, "{}: no such file or directory", path.string());
   if (error) fail(ErrorCode::io, "open {}: {}", path.string(), error.message());
-  std::unique_ptr<SourceBackend> backend =
-      fs::is_directory(status) ? open_directory(path, options) : open_file_source(path, options);
+  if (fs::is_directory(status)) return open(file_system_storage(path), options);
+  std::unique_ptr<SourceBackend> backend = open_file_source(path, options);
   backend->finish();
   return std::shared_ptr<const Checkpoint>(new Checkpoint(std::move(backend)));
 }
@@ -188,6 +180,6 @@ void Checkpoint::check_partition(std::size_t i) const {
 
 Extent Checkpoint::locate(std::size_t tensor, std::size_t chunk) const { return backend_->locate(tensor, chunk); }
 ObjectValue Checkpoint::load_object(std::size_t i) const { return backend_->load_object(i); }
-std::shared_ptr<const File> Checkpoint::open_file(std::uint32_t file) const { return backend_->open_file(file); }
+std::shared_ptr<const ByteSource> Checkpoint::open_file(std::uint32_t file) const { return backend_->open_file(file); }
 
 }  // namespace tessera::checkpoint

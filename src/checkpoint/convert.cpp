@@ -35,7 +35,7 @@ Sidecar write_files(const OutputPlan& plan, const fs::path& folder, const Conver
                     std::uint64_t tensor_bytes) {
   ProgressSink& progress = options.progress != nullptr ? *options.progress : no_progress();
   progress.begin("write", tensor_bytes);
-  StreamWriter writer(folder, threads_for(options.jobs), progress, options.cancellation);
+  StreamWriter writer(file_system_storage(folder), threads_for(options.jobs), progress, options.cancellation);
   for (const PlannedFile& file : plan.files) {
     writer.begin_file(file.name, file.size_bytes());
     for (const PlannedUnit& unit : file.units) writer.add(unit.make());

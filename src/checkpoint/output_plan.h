@@ -68,7 +68,7 @@ class OutputSource {
 };
 
 // Throws Error(corrupt) unless the bytes of `entry` have its CRC-32.
-void check_entry(const File& file, const zip::Entry& entry);
+void check_entry(const ByteSource& file, const zip::Entry& entry);
 
 // A torch.save archive with one object: its pickle and where its storages come from.
 struct ObjectArchive {
@@ -78,7 +78,7 @@ struct ObjectArchive {
 ObjectArchive make_object_archive(const ObjectValue& value);
 
 // An archive as a unit, its storages' bytes from `storages`.
-Unit archive_unit(torch_archive::ArchiveLayout layout, std::vector<Data> storages);
+Unit archive_unit(const std::shared_ptr<const torch_archive::ArchiveLayout>& layout, std::vector<Data> storages);
 
 // Which boxes of which tensors go to which rank's files.
 struct DcpLayout {

@@ -119,7 +119,7 @@ Data OutputSource::raw_data(std::uint32_t file, const zip::Entry& entry) const {
   };
   data.produce = [checkpoint = checkpoint_, file, entry, check = std::make_shared<Check>()](std::uint64_t begin_bytes,
                                                                                             MutableByteView out) {
-    const std::shared_ptr<const File> opened = checkpoint->open_file(file);
+    const std::shared_ptr<const ByteSource> opened = checkpoint->open_file(file);
     opened->read_at(entry.data_offset_bytes + begin_bytes, out);
     const std::lock_guard lock(check->mutex);
     check->parts.push_back({begin_bytes, {out.size(), crc32(out)}});
@@ -136,7 +136,7 @@ Data OutputSource::raw_data(std::uint32_t file, const zip::Entry& entry) const {
   return data;
 }
 
-void check_entry(const File& file, const zip::Entry& entry) {
+void check_entry(const ByteSource& file, const zip::Entry& entry) {
   constexpr std::uint64_t kBlockBytes = 1u << 20;
   Bytes block(std::min(kBlockBytes, entry.size_bytes));
   std::uint32_t crc = 0;
@@ -170,8 +170,7 @@ ObjectArchive make_object_archive(const ObjectValue& value) {
   return archive;
 }
 
-Unit archive_unit(torch_archive::ArchiveLayout layout_in, std::vector<Data> storages) {
-  const auto layout = std::make_shared<const torch_archive::ArchiveLayout>(std::move(layout_in));
+Unit archive_unit(const std::shared_ptr<const torch_archive::ArchiveLayout>& layout, std::vector<Data> storages) {
   Unit unit;
   std::uint64_t at = 0;
   for (std::size_t i = 0; i < storages.size(); ++i) {

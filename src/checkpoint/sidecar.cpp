@@ -4,6 +4,8 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "checkpoint/file_names.h"
+#include "tessera/base/crc32.h"
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
 
@@ -23,20 +25,7 @@ std::uint32_t parse_crc(const std::string& text, const std::string& where) {
   return crc;
 }
 
-}  // namespace
-
-fs::path sidecar_path(const fs::path& checkpoint) {
-  std::error_code ignored;
-  if (fs::is_directory(checkpoint, ignored)) return checkpoint / kSidecarFileName;
-  return fs::path(checkpoint.string() + std::string(kSidecarFileName));
-}
-
-std::optional<Sidecar> read_sidecar(const fs::path& checkpoint) {
-  const fs::path path = sidecar_path(checkpoint);
-  std::error_code ignored;
-  if (!fs::exists(path, ignored)) return std::nullopt;
-  const Bytes bytes = read_file(path, kMaxSidecarBytes);
-  const std::string name = path.string();
+Sidecar parse(const Bytes& bytes, const std::string& name) {
   bool duplicate = false;
   std::vector<std::set<std::string>> keys;
   const auto see = [&](int, nlohmann::json::parse_event_t event, nlohmann::json& parsed) {
@@ -66,6 +55,42 @@ std::optional<Sidecar> read_sidecar(const fs::path& checkpoint) {
     sidecar.files[file] = {facts["bytes"].get<std::uint64_t>(), parse_crc(facts["crc32"].get<std::string>(), where)};
   }
   return sidecar;
+}
+
+// Of a save that was killed between its two renames: the sidecar that belongs to `.metadata` has its temporary name
+// yet.
+std::optional<Sidecar> interrupted_sidecar(const fs::path& directory) {
+  const fs::path path = directory / (std::string(kSidecarFileName) + std::string(kTemporarySuffix));
+  std::error_code ignored;
+  if (!fs::exists(path, ignored)) return std::nullopt;
+  try {
+    const Sidecar sidecar = parse(read_file(path, kMaxSidecarBytes), path.string());
+    const auto facts = sidecar.files.find(std::string(kMetadataFileName));
+    if (facts == sidecar.files.end()) return std::nullopt;
+    const Bytes metadata = read_file(directory / kMetadataFileName);
+    const Sidecar::FileFacts found{metadata.size(), crc32(metadata)};
+    return found == facts->second ? std::optional(sidecar) : std::nullopt;
+  } catch (const Error&) {
+    return std::nullopt;  // it wasn't finished either
+  }
+}
+
+}  // namespace
+
+fs::path sidecar_path(const fs::path& checkpoint) {
+  std::error_code ignored;
+  if (fs::is_directory(checkpoint, ignored)) return checkpoint / kSidecarFileName;
+  return fs::path(checkpoint.string() + std::string(kSidecarFileName));
+}
+
+std::optional<Sidecar> read_sidecar(const fs::path& checkpoint) {
+  std::error_code ignored;
+  if (fs::is_directory(checkpoint, ignored)) {
+    if (std::optional<Sidecar> sidecar = interrupted_sidecar(checkpoint)) return sidecar;
+  }
+  const fs::path path = sidecar_path(checkpoint);
+  if (!fs::exists(path, ignored)) return std::nullopt;
+  return parse(read_file(path, kMaxSidecarBytes), path.string());
 }
 
 Bytes write_sidecar(const Sidecar& sidecar) {

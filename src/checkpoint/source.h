@@ -10,18 +10,19 @@
 #include <vector>
 
 #include "tessera/checkpoint/checkpoint.h"
+#include "tessera/checkpoint/storage.h"
 
 namespace tessera::checkpoint {
 
 // Keeps the files that were used last open. Thread-safe.
 class FileCache {
  public:
-  std::shared_ptr<const File> open(const std::filesystem::path& path, std::uint32_t key);
+  std::shared_ptr<const ByteSource> open(const Storage& storage, const std::string& name, std::uint32_t key);
 
  private:
   static constexpr std::size_t kOpenFiles = 64;
   std::mutex mutex_;
-  std::unordered_map<std::uint32_t, std::shared_ptr<const File>> files_;
+  std::unordered_map<std::uint32_t, std::shared_ptr<const ByteSource>> files_;
   std::deque<std::uint32_t> order_;
 };
 
@@ -32,14 +33,14 @@ class SourceBackend {
   virtual ObjectValue load_object(std::size_t i) const = 0;
   virtual const dcp::Metadata* dcp_metadata() const { return nullptr; }
 
-  std::shared_ptr<const File> open_file(std::uint32_t file) const;
+  std::shared_ptr<const ByteSource> open_file(std::uint32_t file) const;
   // Adds a file of the checkpoint's directory, which need not exist; refuses names that leave it.
   std::uint32_t add_file(const std::string& name);
   // Fills the indices by name; throws Error(corrupt) for a name that stands twice.
   void finish();
 
-  std::filesystem::path path;       // as the user gave it
-  std::filesystem::path directory;  // the files' names are relative to it
+  std::filesystem::path path;              // as the user gave it
+  std::shared_ptr<const Storage> storage;  // that has the files
   SourceKind kind = SourceKind::dcp;
   std::string version;
   std::vector<SourceFile> files;
@@ -53,13 +54,13 @@ class SourceBackend {
   mutable FileCache cache_;
 };
 
-std::unique_ptr<SourceBackend> open_dcp(const std::filesystem::path& directory, const OpenOptions& options);
-std::unique_ptr<SourceBackend> open_safetensors_directory(const std::filesystem::path& directory);
+std::unique_ptr<SourceBackend> open_dcp(std::shared_ptr<const Storage> storage, const OpenOptions& options);
+std::unique_ptr<SourceBackend> open_safetensors_directory(std::shared_ptr<const Storage> storage);
 std::unique_ptr<SourceBackend> open_safetensors_file(const std::filesystem::path& file);
 std::unique_ptr<SourceBackend> open_torch_file(const std::filesystem::path& file, const OpenOptions& options);
 
-// Whether a directory has `.metadata` or `__<rank>.metadata`.
-bool is_dcp_directory(const std::filesystem::path& directory);
+// Whether there is `.metadata` or `__<rank>.metadata`.
+bool is_dcp(const Storage& storage);
 
 // The storages that persistent ids within `value` name.
 std::map<std::string, ObjectValue::Storage> storages_of(pickle::Value value, const torch_archive::Archive& archive,

@@ -8,30 +8,27 @@
 #include <unordered_map>
 #include <utility>
 
+#include "checkpoint/file_names.h"
 #include "checkpoint/source.h"
 #include "tessera/base/checked.h"
 #include "tessera/base/error.h"
 
 namespace tessera::checkpoint {
-namespace fs = std::filesystem;
 namespace {
-
-constexpr std::string_view kMetadataName = ".metadata";
 
 // The rank of "__<rank>.metadata".
 std::optional<std::int64_t> rank_of_metadata(const std::string& name) {
-  if (!name.starts_with("__") || !name.ends_with(kMetadataName)) return std::nullopt;
-  const std::string digits = name.substr(2, name.size() - 2 - kMetadataName.size());
+  if (!name.starts_with("__") || !name.ends_with(kMetadataFileName)) return std::nullopt;
+  const std::string digits = name.substr(2, name.size() - 2 - kMetadataFileName.size());
   std::int64_t rank = 0;
   const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), rank);
   if (digits.empty() || error != std::errc() || end != digits.data() + digits.size() || rank < 0) return std::nullopt;
   return rank;
 }
 
-std::vector<std::string> rank_metadata_names(const fs::path& directory) {
+std::vector<std::string> rank_metadata_names(const Storage& storage) {
   std::vector<std::pair<std::int64_t, std::string>> found;
-  for (const fs::directory_entry& entry : fs::directory_iterator(directory)) {
-    const std::string name = entry.path().filename().string();
+  for (const std::string& name : storage.list()) {
     if (const auto rank = rank_of_metadata(name)) found.emplace_back(*rank, name);
   }
   std::sort(found.begin(), found.end());
@@ -48,19 +45,21 @@ std::string version_name(const dcp::Metadata& metadata) {
 
 class DcpSource final : public SourceBackend {
  public:
-  DcpSource(const fs::path& directory_in, const OpenOptions& options) {
-    path = directory = directory_in;
+  DcpSource(std::shared_ptr<const Storage> storage_in, const OpenOptions& options) {
+    storage = std::move(storage_in);
+    path = storage->name();
     kind = SourceKind::dcp;
     std::vector<std::string> names;
-    if (fs::exists(directory / kMetadataName)) {
-      names = {std::string(kMetadataName)};
+    if (options.metadata != nullptr || storage->size_bytes(std::string(kMetadataFileName))) {
+      names = {std::string(kMetadataFileName)};
     } else {
-      names = rank_metadata_names(directory);
+      names = rank_metadata_names(*storage);
     }
     for (std::size_t i = 0; i < names.size(); ++i) {
-      const File file = File::open_read(directory / names[i]);
-      require_size_within(file, options.max_metadata_bytes);
-      dcp::Metadata part = dcp::read(file);
+      const std::shared_ptr<const ByteSource> file =
+          options.metadata != nullptr ? options.metadata : storage->open(names[i]);
+      require_size_within(*file, options.max_metadata_bytes);
+      dcp::Metadata part = dcp::read(*file);
       take_entries(part, names[i]);
       if (i == 0) {
         metadata_ = std::move(part);
@@ -78,7 +77,7 @@ class DcpSource final : public SourceBackend {
     const TensorInfo& info = tensors[tensor];
     const StoredRange& stored = info.stored[chunk];
     const auto where = [&] {
-      return fmt::format("{} at byte {}: tensor '{}', chunk {}", (directory / files[stored.file].name).string(),
+      return fmt::format("{} at byte {}: tensor '{}', chunk {}", storage->name_of(files[stored.file].name),
                          stored.offset_bytes, printable(info.name), to_string(info.chunks[chunk]));
     };
     if (stored.file == StoredRange::kNoFile) {
@@ -86,7 +85,7 @@ class DcpSource final : public SourceBackend {
            printable(info.name), to_string(info.chunks[chunk]));
     }
     check_transforms(stored, where);
-    const std::shared_ptr<const File> file = open_file(stored.file);
+    const std::shared_ptr<const ByteSource> file = open_file(stored.file);
     check_bounds(*file, stored, where);
     const torch_archive::Archive archive = torch_archive::open(*file, stored.offset_bytes, stored.length_bytes);
     const std::optional<torch_archive::TensorRef> found = torch_archive::as_tensor(archive.tree.root());
@@ -111,11 +110,11 @@ class DcpSource final : public SourceBackend {
            printable(info.name));
     }
     const auto where = [&] {
-      return fmt::format("{} at byte {}: object '{}'", (directory / files[stored.file].name).string(),
-                         stored.offset_bytes, printable(info.name));
+      return fmt::format("{} at byte {}: object '{}'", storage->name_of(files[stored.file].name), stored.offset_bytes,
+                         printable(info.name));
     };
     check_transforms(stored, where);
-    const std::shared_ptr<const File> file = open_file(stored.file);
+    const std::shared_ptr<const ByteSource> file = open_file(stored.file);
     check_bounds(*file, stored, where);
     auto archive =
         std::make_shared<torch_archive::Archive>(torch_archive::open(*file, stored.offset_bytes, stored.length_bytes));
@@ -136,7 +135,7 @@ class DcpSource final : public SourceBackend {
   }
 
   template <typename Where>
-  static void check_bounds(const File& file, const StoredRange& stored, const Where& where) {
+  static void check_bounds(const ByteSource& file, const StoredRange& stored, const Where& where) {
     const std::uint64_t size = file.size_bytes();
     if (stored.offset_bytes > size || stored.length_bytes > size - stored.offset_bytes) {
       fail(ErrorCode::corrupt, "{}: the stored item of {} bytes ends behind the file, which has {} bytes", where(),
@@ -209,7 +208,7 @@ class DcpSource final : public SourceBackend {
     TensorInfo& info = tensors[known->second];
     if (info.dtype != entry.properties.dtype || info.shape != entry.shape) {
       fail(ErrorCode::corrupt, "{}: tensor '{}' is {} {} here and {} {} in another rank's metadata",
-           (directory / metadata_name).string(), printable(entry.name), dtype_name(entry.properties.dtype),
+           storage->name_of(metadata_name), printable(entry.name), dtype_name(entry.properties.dtype),
            shape_to_string(entry.shape), dtype_name(info.dtype), shape_to_string(info.shape));
     }
     std::set<std::pair<std::vector<std::int64_t>, std::vector<std::int64_t>>> have;
@@ -249,12 +248,12 @@ class DcpSource final : public SourceBackend {
 
 }  // namespace
 
-bool is_dcp_directory(const fs::path& directory) {
-  return fs::exists(directory / kMetadataName) || !rank_metadata_names(directory).empty();
+bool is_dcp(const Storage& storage) {
+  return storage.size_bytes(std::string(kMetadataFileName)) || !rank_metadata_names(storage).empty();
 }
 
-std::unique_ptr<SourceBackend> open_dcp(const fs::path& directory, const OpenOptions& options) {
-  return std::make_unique<DcpSource>(directory, options);
+std::unique_ptr<SourceBackend> open_dcp(std::shared_ptr<const Storage> storage, const OpenOptions& options) {
+  return std::make_unique<DcpSource>(std::move(storage), options);
 }
 
 }  // namespace tessera::checkpoint

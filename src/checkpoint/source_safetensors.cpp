@@ -21,29 +21,29 @@ namespace {
 
 class SafetensorsSource final : public SourceBackend {
  public:
-  explicit SafetensorsSource(const fs::path& path_in) {
-    path = path_in;
+  SafetensorsSource(fs::path path_in, std::shared_ptr<const Storage> storage_in) {
+    path = std::move(path_in);
+    storage = std::move(storage_in);
     kind = SourceKind::safetensors;
     version = "safetensors";
     tree_ = std::make_shared<pickle::Tree>();
   }
 
   void read_file_source() {
-    directory = path.parent_path();
     take_file(path.filename().string());
     finish_extras();
   }
 
   void read_directory_source() {
-    directory = path;
     std::set<std::string> names;
-    for (const fs::directory_entry& entry : fs::directory_iterator(directory)) {
-      if (entry.path().extension() == ".safetensors") names.insert(entry.path().filename().string());
+    for (const std::string& name : storage->list()) {
+      if (name.ends_with(".safetensors")) names.insert(name);
     }
-    const fs::path index_path = directory / safetensors::kIndexFileName;
+    const std::string index_name(safetensors::kIndexFileName);
     std::optional<safetensors::Index> index;
-    if (fs::exists(index_path)) {
-      index = safetensors::read_index(read_file(index_path, safetensors::kMaxHeaderBytes), index_path.string());
+    if (storage->size_bytes(index_name)) {
+      index = safetensors::read_index(read_file(*storage, index_name, safetensors::kMaxHeaderBytes),
+                                      storage->name_of(index_name));
       std::set<std::string> listed;
       for (const auto& [tensor, file] : index->weight_map) listed.insert(file);
       for (const std::string& name : names) {
@@ -52,7 +52,7 @@ class SafetensorsSource final : public SourceBackend {
       names = std::move(listed);
     }
     for (const std::string& name : names) take_file(name);
-    if (index) check_index(*index, index_path.string());
+    if (index) check_index(*index, storage->name_of(index_name));
     finish_extras();
   }
 
@@ -71,7 +71,7 @@ class SafetensorsSource final : public SourceBackend {
  private:
   void take_file(const std::string& name) {
     const std::uint32_t number = add_file(name);
-    const std::shared_ptr<const File> file = open_file(number);
+    const std::shared_ptr<const ByteSource> file = open_file(number);
     const safetensors::Header header = safetensors::read_header(*file);
     const auto offsets = safetensors::dcp_saved_offsets(header, file->name());
     if (offsets) version = "safetensors, sharded by ranks";
@@ -225,14 +225,14 @@ class SafetensorsSource final : public SourceBackend {
 
 }  // namespace
 
-std::unique_ptr<SourceBackend> open_safetensors_directory(const fs::path& directory) {
-  auto source = std::make_unique<SafetensorsSource>(directory);
+std::unique_ptr<SourceBackend> open_safetensors_directory(std::shared_ptr<const Storage> storage) {
+  auto source = std::make_unique<SafetensorsSource>(storage->name(), storage);
   source->read_directory_source();
   return source;
 }
 
 std::unique_ptr<SourceBackend> open_safetensors_file(const fs::path& file) {
-  auto source = std::make_unique<SafetensorsSource>(file);
+  auto source = std::make_unique<SafetensorsSource>(file, file_system_storage(file.parent_path()));
   source->read_file_source();
   return source;
 }

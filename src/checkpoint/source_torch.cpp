@@ -77,10 +77,10 @@ class TorchSource final : public SourceBackend {
  public:
   TorchSource(const fs::path& file_path, const OpenOptions& options) {
     path = file_path;
-    directory = file_path.parent_path();
+    storage = file_system_storage(file_path.parent_path());
     kind = SourceKind::torch;
     const std::uint32_t number = add_file(file_path.filename().string());
-    const std::shared_ptr<const File> file = open_file(number);
+    const std::shared_ptr<const ByteSource> file = open_file(number);
     torch_archive::OpenLimits limits;
     limits.pickle_bytes = options.max_metadata_bytes;
     archive_ = std::make_shared<torch_archive::Archive>(torch_archive::open(*file, 0, file->size_bytes(), limits));

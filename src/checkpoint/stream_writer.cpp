@@ -27,10 +27,10 @@ std::uint64_t Unit::length_bytes() const {
   return length;
 }
 
-struct StreamWriter::OutputFile {
-  OutputFile(File file_in, std::string name_in, std::uint64_t size_in)
+struct StreamWriter::OpenFile {
+  OpenFile(std::unique_ptr<OutputFile> file_in, std::string name_in, std::uint64_t size_in)
       : file(std::move(file_in)), name(std::move(name_in)), size_bytes(size_in) {}
-  File file;
+  std::unique_ptr<OutputFile> file;
   std::string name;
   std::uint64_t size_bytes;
   std::mutex mutex;
@@ -44,7 +44,7 @@ struct StreamWriter::OutputFile {
 
 struct StreamWriter::Running {
   Unit unit;
-  std::shared_ptr<OutputFile> file;
+  std::shared_ptr<OpenFile> file;
   std::uint64_t offset_bytes = 0;
   std::uint64_t length_bytes = 0;
   std::vector<std::uint64_t> segment_offsets;  // within the unit
@@ -55,7 +55,7 @@ struct StreamWriter::Running {
   std::vector<std::size_t> deferred;        // late segments written when all data is
   std::atomic<std::size_t> open_tasks = 1;  // one more until all are submitted
 
-  Running(Unit unit_in, std::shared_ptr<OutputFile> file_in, std::uint64_t offset_in)
+  Running(Unit unit_in, std::shared_ptr<OpenFile> file_in, std::uint64_t offset_in)
       : unit(std::move(unit_in)), file(std::move(file_in)), offset_bytes(offset_in) {
     std::size_t data = 0;
     for (const Segment& segment : unit.segments) {
@@ -79,9 +79,9 @@ struct StreamWriter::Running {
   }
 };
 
-StreamWriter::StreamWriter(std::filesystem::path directory, std::size_t threads, ProgressSink& progress,
+StreamWriter::StreamWriter(std::shared_ptr<Storage> storage, std::size_t threads, ProgressSink& progress,
                            const Cancellation* cancellation)
-    : directory_(std::move(directory)), progress_(progress), cancellation_(cancellation), pool_(threads) {}
+    : storage_(std::move(storage)), progress_(progress), cancellation_(cancellation), pool_(threads) {}
 
 StreamWriter::~StreamWriter() = default;
 
@@ -90,9 +90,7 @@ void StreamWriter::check_cancelled() const {
 }
 
 void StreamWriter::begin_file(const std::string& name, std::uint64_t size_bytes) {
-  const std::filesystem::path path = directory_ / name;
-  current_ = std::make_shared<OutputFile>(File::create_new(path), name, size_bytes);
-  current_->file.preallocate(size_bytes);
+  current_ = std::make_shared<OpenFile>(storage_->create(name, size_bytes), name, size_bytes);
   next_offset_bytes_ = 0;
 }
 
@@ -125,9 +123,9 @@ void StreamWriter::flush_small() {
       assemble(*unit, 0, unit->unit.segments.size(), out.subspan(at, unit->length_bytes));
       at += unit->length_bytes;
     }
-    OutputFile& file = *units.front()->file;
-    file.file.write_at(units.front()->offset_bytes, out);
-    file.file.start_writeback(units.front()->offset_bytes, bytes);
+    OpenFile& file = *units.front()->file;
+    file.file->write_at(units.front()->offset_bytes, out);
+    file.file->start_writeback(units.front()->offset_bytes, bytes);
     for (const auto& unit : units) unit_done(file, unit->offset_bytes, unit->length_bytes, unit->crc());
   });
 }
@@ -189,8 +187,8 @@ void StreamWriter::run_large(std::shared_ptr<Running> unit) {
           data->produce(begin, out);
           unit->block_crcs[i][b] = crc32(out);
           const std::uint64_t offset = unit->offset_bytes + unit->segment_offsets[i] + begin;
-          unit->file->file.write_at(offset, out);
-          unit->file->file.start_writeback(offset, out.size());
+          unit->file->file->write_at(offset, out);
+          unit->file->file->start_writeback(offset, out.size());
           progress_.advance(out.size());
         });
       }
@@ -212,8 +210,8 @@ void StreamWriter::run_large(std::shared_ptr<Running> unit) {
       const MutableByteView out = buffer.get(length);
       assemble(*unit, i, last, out);
       const std::uint64_t offset = unit->offset_bytes + unit->segment_offsets[i];
-      unit->file->file.write_at(offset, out);
-      unit->file->file.start_writeback(offset, length);
+      unit->file->file->write_at(offset, out);
+      unit->file->file->start_writeback(offset, length);
     });
     i = last;
   }
@@ -235,12 +233,12 @@ void StreamWriter::task_done(const std::shared_ptr<Running>& unit) {
   for (const std::size_t i : unit->deferred) {
     Bytes bytes(length_of(unit->unit.segments[i]));
     assemble(*unit, i, i + 1, bytes);
-    unit->file->file.write_at(unit->offset_bytes + unit->segment_offsets[i], bytes);
+    unit->file->file->write_at(unit->offset_bytes + unit->segment_offsets[i], bytes);
   }
   unit_done(*unit->file, unit->offset_bytes, unit->length_bytes, unit->crc());
 }
 
-void StreamWriter::unit_done(OutputFile& file, std::uint64_t offset_bytes, std::uint64_t length_bytes,
+void StreamWriter::unit_done(OpenFile& file, std::uint64_t offset_bytes, std::uint64_t length_bytes,
                              std::uint32_t crc) {
   {
     const std::lock_guard lock(file.mutex);
@@ -252,7 +250,7 @@ void StreamWriter::unit_done(OutputFile& file, std::uint64_t offset_bytes, std::
 
 void StreamWriter::end_file() {
   flush_small();
-  const std::shared_ptr<OutputFile> file = std::exchange(current_, nullptr);
+  const std::shared_ptr<OpenFile> file = std::exchange(current_, nullptr);
   if (next_offset_bytes_ != file->size_bytes) {
     fail(ErrorCode::internal, "{}: {} bytes planned, {} given", file->name, file->size_bytes, next_offset_bytes_);
   }
@@ -263,9 +261,8 @@ void StreamWriter::end_file() {
   file_done(*file);
 }
 
-void StreamWriter::file_done(OutputFile& file) {
-  file.file.sync();
-  file.file.close();
+void StreamWriter::file_done(OpenFile& file) {
+  file.file->finish();
   std::sort(file.parts.begin(), file.parts.end(),
             [](const auto& a, const auto& b) { return a.offset_bytes < b.offset_bytes; });
   std::uint32_t crc = 0;
@@ -275,7 +272,7 @@ void StreamWriter::file_done(OutputFile& file) {
 }
 
 void StreamWriter::add_small_file(const std::string& name, ByteView bytes) {
-  write_new_file(directory_ / name, bytes);
+  write_new_file(*storage_, name, bytes);
   const std::lock_guard lock(result_mutex_);
   result_.files[name] = {bytes.size(), crc32(bytes)};
 }

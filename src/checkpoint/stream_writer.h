@@ -7,7 +7,6 @@
 
 #include <atomic>
 #include <cstdint>
-#include <filesystem>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -17,10 +16,10 @@
 
 #include "tessera/base/bytes.h"
 #include "tessera/base/cancellation.h"
-#include "tessera/base/file.h"
 #include "tessera/base/progress.h"
 #include "tessera/base/thread_pool.h"
 #include "tessera/checkpoint/sidecar.h"
+#include "tessera/checkpoint/storage.h"
 
 namespace tessera::checkpoint {
 
@@ -51,7 +50,8 @@ class StreamWriter {
  public:
   static constexpr std::uint64_t kBlockBytes = 4u << 20;
 
-  StreamWriter(std::filesystem::path directory, std::size_t threads, ProgressSink& progress,
+  // `progress` and `cancellation` must outlive it.
+  StreamWriter(std::shared_ptr<Storage> storage, std::size_t threads, ProgressSink& progress,
                const Cancellation* cancellation);
   ~StreamWriter();
 
@@ -67,20 +67,20 @@ class StreamWriter {
   Sidecar finish();
 
  private:
-  struct OutputFile;
+  struct OpenFile;
   struct Running;
   void flush_small();
   void run_large(std::shared_ptr<Running> unit);
   void assemble(Running& unit, std::size_t first, std::size_t last, MutableByteView out);
   void task_done(const std::shared_ptr<Running>& unit);
-  void unit_done(OutputFile& file, std::uint64_t offset_bytes, std::uint64_t length_bytes, std::uint32_t crc);
-  void file_done(OutputFile& file);
+  void unit_done(OpenFile& file, std::uint64_t offset_bytes, std::uint64_t length_bytes, std::uint32_t crc);
+  void file_done(OpenFile& file);
   void check_cancelled() const;
 
-  std::filesystem::path directory_;
+  std::shared_ptr<Storage> storage_;
   ProgressSink& progress_;
   const Cancellation* cancellation_;
-  std::shared_ptr<OutputFile> current_;
+  std::shared_ptr<OpenFile> current_;
   std::uint64_t next_offset_bytes_ = 0;
   std::vector<std::shared_ptr<Running>> small_;  // consecutive units of the current file, to be written at once
   std::uint64_t small_bytes_ = 0;

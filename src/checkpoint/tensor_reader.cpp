@@ -11,11 +11,13 @@
 namespace tessera::checkpoint {
 namespace {
 
-// A span up to this size is read in one piece however little of it is wanted: one large read costs less than many small
-// ones.
+// Runs of elements up to this length cost more to read one by one than what lies between them. Then a span up to so
+// many bytes is read in one piece however little of it is wanted, and a larger one if so much of it is.
+constexpr std::uint64_t kShortRunBytes = 512;
 constexpr std::uint64_t kSmallSpanBytes = 64u << 10;
-// Reading this many times the bytes wanted is still better than reading them run by run.
-constexpr std::uint64_t kMaxSpanWaste = 4;
+constexpr double kMaxSpanWaste = 4;
+// Of longer runs, nearly all of the span must be wanted.
+constexpr double kMaxSpanWasteOfLongRuns = 1.05;
 constexpr std::uint64_t kVerifyBlockBytes = 4u << 20;
 
 }  // namespace
@@ -79,19 +81,12 @@ void TensorReader::read(BoxView box, MutableByteView out) const {
   const std::vector<std::int64_t> out_strides = row_major_strides(box.sizes);
   std::int64_t found = 0;
   for (const std::size_t i : index_.overlapping(box)) {
-    const BoxView chunk_box = info_->chunks[i];
-    const std::optional<Box> part = intersect(box, chunk_box);
+    const std::optional<Box> part = intersect(box, info_->chunks[i]);
     if (!part) continue;
     found += volume(*part);
-    const Chunk& chunk = located(i);
-    std::vector<std::int64_t> begin(box.rank());
     std::int64_t out_offset = 0;
-    for (std::size_t d = 0; d < box.rank(); ++d) {
-      begin[d] = part->offsets[d] - chunk_box.offsets[d];
-      out_offset += (part->offsets[d] - box.offsets[d]) * out_strides[d];
-    }
-    const std::shared_ptr<const File> file = checkpoint_->open_file(chunk.extent.file);
-    read_strided(chunk, *file, begin, part->sizes, out.data() + out_offset * element_bytes, out_strides);
+    for (std::size_t d = 0; d < box.rank(); ++d) out_offset += (part->offsets[d] - box.offsets[d]) * out_strides[d];
+    read_chunk(i, *part, out.data() + out_offset * element_bytes, out_strides);
   }
   if (found != volume(box)) {
     fail(ErrorCode::corrupt, "{}: tensor '{}': the chunks hold {} of the {} elements of {}",
@@ -99,14 +94,25 @@ void TensorReader::read(BoxView box, MutableByteView out) const {
   }
 }
 
+void TensorReader::read_chunk(std::size_t i, BoxView box, std::uint8_t* out,
+                              std::span<const std::int64_t> out_strides) const {
+  if (is_empty(box)) return;
+  const BoxView chunk_box = info_->chunks[i];
+  const Chunk& chunk = located(i);
+  std::vector<std::int64_t> begin(box.rank());
+  for (std::size_t d = 0; d < box.rank(); ++d) begin[d] = box.offsets[d] - chunk_box.offsets[d];
+  const std::shared_ptr<const ByteSource> file = checkpoint_->open_file(chunk.extent.file);
+  read_strided(chunk, *file, begin, box.sizes, out, out_strides);
+}
+
 // Reads the sub-box `begin`, `sizes` of a chunk. The bytes between the first and the last element wanted are its span:
 // if that is small or mostly wanted it is read at once, else the box is halved where the stored elements lie furthest
 // apart.
-void TensorReader::read_strided(const Chunk& chunk, const File& file, std::span<const std::int64_t> begin,
+void TensorReader::read_strided(const Chunk& chunk, const ByteSource& file, std::span<const std::int64_t> begin,
                                 std::span<const std::int64_t> sizes, std::uint8_t* out,
                                 std::span<const std::int64_t> out_strides) const {
   const std::int64_t element_bytes = dtype_size(info_->dtype);
-  std::int64_t first = 0, last = 0, count = 1, expected_stride = 1;
+  std::int64_t first = 0, last = 0, count = 1, expected_stride = 1, run = 1;
   std::size_t widest = sizes.size();
   bool dense = true;  // the elements wanted follow one another, on both sides
   for (std::size_t d = sizes.size(); d-- > 0;) {
@@ -114,6 +120,7 @@ void TensorReader::read_strided(const Chunk& chunk, const File& file, std::span<
     last += (sizes[d] - 1) * chunk.strides[d];
     count *= sizes[d];
     if (sizes[d] == 1) continue;
+    if (chunk.strides[d] == run) run *= sizes[d];
     dense = dense && chunk.strides[d] == expected_stride && out_strides[d] == expected_stride;
     expected_stride *= sizes[d];
     if (widest == sizes.size() || chunk.strides[d] > chunk.strides[widest]) widest = d;
@@ -125,7 +132,10 @@ void TensorReader::read_strided(const Chunk& chunk, const File& file, std::span<
     read_recorded(chunk, file, offset_bytes, {out, wanted_bytes});
     return;
   }
-  if (span_bytes <= kSmallSpanBytes || (span_bytes <= kMaxSpanWaste * wanted_bytes && span_bytes <= kSpanBytes)) {
+  const bool is_short = static_cast<std::uint64_t>(run * element_bytes) < kShortRunBytes;
+  const double waste = static_cast<double>(span_bytes) / static_cast<double>(wanted_bytes);
+  if ((is_short && span_bytes <= kSmallSpanBytes) ||
+      (waste <= (is_short ? kMaxSpanWaste : kMaxSpanWasteOfLongRuns) && span_bytes <= kSpanBytes)) {
     thread_local Buffer buffer;
     const MutableByteView span = buffer.get(span_bytes);
     read_recorded(chunk, file, offset_bytes, span);
@@ -142,9 +152,10 @@ void TensorReader::read_strided(const Chunk& chunk, const File& file, std::span<
   read_strided(chunk, file, half_begin, half_sizes, out, out_strides);
 }
 
-void TensorReader::read_recorded(const Chunk& chunk, const File& file, std::uint64_t offset_bytes,
+void TensorReader::read_recorded(const Chunk& chunk, const ByteSource& file, std::uint64_t offset_bytes,
                                  MutableByteView out) const {
   file.read_at(offset_bytes, out);
+  read_bytes_ += out.size();
   if (!chunk.extent.checksum) return;
   const std::uint32_t crc = crc32(out);
   auto& changing = const_cast<Chunk&>(chunk);  // only its record of pieces, under its mutex
@@ -159,7 +170,7 @@ void TensorReader::verify_checksums() const {
     if (!chunk.extent.checksum || chunk.pieces.empty()) continue;
     const Extent::Checksum& expected = *chunk.extent.checksum;
     std::optional<std::uint32_t> found = chunk.crc_of_pieces();
-    const std::shared_ptr<const File> file = checkpoint_->open_file(chunk.extent.file);
+    const std::shared_ptr<const ByteSource> file = checkpoint_->open_file(chunk.extent.file);
     if (!found) {
       thread_local Buffer buffer;
       std::uint32_t crc = 0;
@@ -171,12 +182,26 @@ void TensorReader::verify_checksums() const {
       }
       found = crc;
     }
-    if (*found != expected.crc32) {
-      fail(ErrorCode::corrupt, "{} at byte {}: tensor '{}', chunk {}: its {} bytes have CRC-32 {:08x}, expected {:08x}",
-           file->name(), expected.offset_bytes, printable(info_->name), to_string(info_->chunks[i]),
-           expected.length_bytes, *found, expected.crc32);
-    }
+    check_checksum(i, *found);
   }
+}
+
+void TensorReader::verify_whole_chunks() const {
+  for (std::size_t i = 0; i < info_->chunks.size(); ++i) {
+    Chunk& chunk = chunks_[i];
+    const std::lock_guard lock(chunk.mutex);
+    if (!chunk.extent.checksum || chunk.pieces.empty()) continue;
+    if (const std::optional<std::uint32_t> found = chunk.crc_of_pieces()) check_checksum(i, *found);
+  }
+}
+
+void TensorReader::check_checksum(std::size_t i, std::uint32_t found) const {
+  const Chunk& chunk = chunks_[i];
+  const Extent::Checksum& expected = *chunk.extent.checksum;
+  if (found == expected.crc32) return;
+  fail(ErrorCode::corrupt, "{} at byte {}: tensor '{}', chunk {}: its {} bytes have CRC-32 {:08x}, expected {:08x}",
+       checkpoint_->open_file(chunk.extent.file)->name(), expected.offset_bytes, printable(info_->name),
+       to_string(info_->chunks[i]), expected.length_bytes, found, expected.crc32);
 }
 
 }  // namespace tessera::checkpoint

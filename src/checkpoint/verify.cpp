@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "checkpoint/buffer.h"
+#include "checkpoint/file_names.h"
 #include "tessera/base/crc32.h"
 #include "tessera/base/error.h"
 #include "tessera/base/thread_pool.h"
@@ -46,6 +47,7 @@ class Verifier {
     pool_.wait();
     progress_.end();
     report_.bytes_checked = bytes_checked_;
+    std::sort(report_.left_over.begin(), report_.left_over.end());
     std::sort(report_.problems.begin(), report_.problems.end(), [](const Problem& a, const Problem& b) {
       return std::tie(a.file, a.offset_bytes, a.name, a.what) < std::tie(b.file, b.offset_bytes, b.name, b.what);
     });
@@ -78,7 +80,7 @@ class Verifier {
   }
 
   // The CRC-32 of a range, in blocks.
-  std::uint32_t checksum(const File& file, std::uint64_t offset_bytes, std::uint64_t length_bytes) {
+  std::uint32_t checksum(const ByteSource& file, std::uint64_t offset_bytes, std::uint64_t length_bytes) {
     thread_local Buffer buffer;
     std::uint32_t crc = 0;
     for (std::uint64_t done = 0; done < length_bytes;) {
@@ -128,7 +130,10 @@ class Verifier {
     if (!fs::is_directory(path_)) return;
     for (const fs::directory_entry& entry : fs::directory_iterator(path_)) {
       const std::string name = entry.path().filename().string();
-      if (entry.is_regular_file() && name != kSidecarFileName && !sidecar_->files.contains(name)) {
+      if (!entry.is_regular_file() || name == kSidecarFileName || sidecar_->files.contains(name)) continue;
+      if (may_be_left_by_a_save(name)) {
+        report_.left_over.push_back(name);
+      } else {
         add_for_file(name, {}, {}, "not a file of this checkpoint: the sidecar doesn't list it");
         extra_files_.insert(name);
       }
@@ -250,16 +255,18 @@ class Verifier {
     hole(*file.size_bytes);
   }
 
-  // Without a sidecar, files are left over if they are named as data files are.
+  // Without a sidecar.
   void check_extra_files() {
     if (sidecar_) return;
     std::set<std::string> known;
     for (const SourceFile& file : checkpoint_->files()) known.insert(file.name);
     for (const fs::directory_entry& entry : fs::directory_iterator(path_)) {
       const std::string name = entry.path().filename().string();
-      const bool is_data = name.ends_with(".distcp") || name == ".metadata.tmp";
-      if (entry.is_regular_file() && is_data && !known.contains(name)) {
-        add_for_file(name, {}, {}, "left over: the metadata doesn't refer to it");
+      if (!entry.is_regular_file() || known.contains(name)) continue;
+      if (may_be_left_by_a_save(name)) {
+        report_.left_over.push_back(name);
+      } else if (name.ends_with(".distcp")) {
+        add_for_file(name, {}, {}, "the metadata doesn't refer to it");
       }
     }
   }
@@ -338,13 +345,14 @@ class Verifier {
     const std::string& file_name = checkpoint_->files()[stored.file].name;
     if (good_files_.contains(file_name)) return;
     report_damage(file_name, stored.offset_bytes, name, [&] {
-      const std::shared_ptr<const File> file = checkpoint_->open_file(stored.file);
+      const std::shared_ptr<const ByteSource> file = checkpoint_->open_file(stored.file);
       const zip::Directory directory = zip::read_directory(*file, stored.offset_bytes, stored.length_bytes);
       for (const zip::Entry& entry : directory.entries) check_entry(*file, file_name, entry, name);
     });
   }
 
-  void check_entry(const File& file, const std::string& file_name, const zip::Entry& entry, const std::string& name) {
+  void check_entry(const ByteSource& file, const std::string& file_name, const zip::Entry& entry,
+                   const std::string& name) {
     const std::uint32_t crc = checksum(file, entry.data_offset_bytes, entry.size_bytes);
     if (crc == entry.crc32) return;
     add_for_file(file_name, entry.data_offset_bytes, name,
@@ -356,7 +364,7 @@ class Verifier {
     check_objects();
     const SourceFile& source = checkpoint_->files()[0];
     if (good_files_.contains(source.name)) return;
-    const std::shared_ptr<const File> file = checkpoint_->open_file(0);
+    const std::shared_ptr<const ByteSource> file = checkpoint_->open_file(0);
     const zip::Directory directory = zip::read_directory(*file, 0, *source.size_bytes);
     std::map<std::uint64_t, std::string> names;  // of the tensors that an entry belongs to, by its data offset
     for (std::size_t t = 0; t < checkpoint_->tensors().size(); ++t) {

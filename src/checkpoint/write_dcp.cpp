@@ -4,37 +4,26 @@
 #include <map>
 #include <utility>
 
+#include "checkpoint/file_names.h"
+#include "checkpoint/item_layouts.h"
 #include "checkpoint/output_plan.h"
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/mosaic.h"
-#include "tessera/format/pickle_writer.h"
-#include "tessera/layout/byte_ranges.h"
 #include "tessera/layout/sharding.h"
 
 namespace tessera::checkpoint {
 namespace {
-
-constexpr const char* kArchivePrefix = "archive";  // as torch.save names it when it writes into a stream
-
-torch_archive::ArchiveLayout chunk_layout(DType dtype, const Box& box) {
-  torch_archive::TensorRef tensor;
-  tensor.dtype = dtype;
-  tensor.sizes = box.sizes;
-  tensor.strides = row_major_strides(box.sizes);
-  tensor.storage = {"0", "cpu", dtype, volume(box) * dtype_size(dtype)};
-  Bytes data_pkl;
-  pickle::Writer writer(data_pkl, 2);
-  torch_archive::write_tensor(writer, tensor);
-  writer.stop();
-  return {kArchivePrefix, std::move(data_pkl), {{"0", static_cast<std::uint64_t>(tensor.storage.size_bytes)}}};
-}
 
 torch_archive::ArchiveLayout object_layout(const ObjectArchive& archive) {
   std::vector<torch_archive::ArchiveLayout::Storage> storages;
   for (std::size_t i = 0; i < archive.storages.size(); ++i) {
     storages.push_back({std::to_string(i), archive.storages[i].entry.size_bytes});
   }
-  return {kArchivePrefix, archive.data_pkl, storages};
+  return {kItemPrefix, archive.data_pkl, storages};
+}
+
+std::shared_ptr<const torch_archive::ArchiveLayout> share(torch_archive::ArchiveLayout layout) {
+  return std::make_shared<const torch_archive::ArchiveLayout>(std::move(layout));
 }
 
 // Builds files, their units and the metadata that says where each is.
@@ -68,7 +57,7 @@ class DcpPlanner {
     }
     keep_unknown_fields();
     metadata_.storage_meta = dcp::StorageMeta();
-    plan_.small_files.emplace_back(".metadata", dcp::write(metadata_));
+    plan_.small_files.emplace_back(kMetadataFileName, dcp::write(metadata_));
     return std::move(plan_);
   }
 
@@ -91,7 +80,7 @@ class DcpPlanner {
   dcp::StoredItem place(std::uint64_t length_bytes) {
     const std::uint64_t limit = source_->options().max_shard_bytes;
     if (!open_ || (limit > 0 && offset_ > 0 && offset_ + length_bytes > limit)) {
-      plan_.files.push_back({fmt::format("__{}_{}.distcp", rank_, file_of_rank_++), 0, {}});
+      plan_.files.push_back({to_string(DataFileName{rank_, file_of_rank_++, 0}), 0, {}});
       metadata_.files.push_back(plan_.files.back().name);
       offset_ = 0;
       open_ = true;
@@ -106,7 +95,7 @@ class DcpPlanner {
 
   void add_chunk(const DcpLayout::Piece& piece) {
     const DType dtype = source_->tensors()[piece.tensor].dtype;
-    const std::uint64_t length = chunk_layout(dtype, piece.box).total_bytes();
+    const std::uint64_t length = chunk_layout(dtype, piece.box.sizes).total_bytes();
     dcp::Entry& entry = metadata_.entries[piece.tensor];
     entry.chunks.push_back(piece.box);
     entry.items.push_back(place(length));
@@ -114,7 +103,8 @@ class DcpPlanner {
     plan_.files.back().units.push_back({length, [source = source_, piece, dtype] {
                                           std::vector<Data> data;
                                           data.push_back(source->tensor_data(piece.tensor, piece.box));
-                                          return archive_unit(chunk_layout(dtype, piece.box), std::move(data));
+                                          return archive_unit(share(chunk_layout(dtype, piece.box.sizes)),
+                                                              std::move(data));
                                         }});
   }
 
@@ -143,7 +133,7 @@ class DcpPlanner {
                                           for (const ObjectValue::Storage& storage : archive->storages) {
                                             data.push_back(source->raw_data(storage.file, storage.entry));
                                           }
-                                          return archive_unit(object_layout(*archive), std::move(data));
+                                          return archive_unit(share(object_layout(*archive)), std::move(data));
                                         }});
   }
 

@@ -60,7 +60,7 @@ class TorchPlanner {
                      ? source->tensor_data(from.tensor, Box::whole(source->tensors()[from.tensor].info->shape))
                      : source->raw_data(from.raw.file, from.raw.entry));
            }
-           return archive_unit(*layout, std::move(data));
+           return archive_unit(layout, std::move(data));
          }});
     OutputPlan result;
     result.files.push_back(std::move(file));

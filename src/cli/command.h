@@ -49,6 +49,7 @@ Command add_convert(CLI::App& parent);
 Command add_reshard(CLI::App& parent);
 Command add_diff(CLI::App& parent);
 Command add_map(CLI::App& parent);
+Command add_plan(CLI::App& parent);
 Command add_run(CLI::App& parent);
 
 void add_json_flag(CLI::App& app, bool& json);

@@ -68,7 +68,7 @@ int run(int argc, char** argv) {
       "  tessera inspect step-1000\n"
       "  tessera convert step-1000 model.safetensors --select 'model.*'");
   const std::vector<Command> commands = {add_inspect(app), add_verify(app), add_convert(app), add_reshard(app),
-                                         add_diff(app),    add_map(app),    add_run(app)};
+                                         add_diff(app),    add_map(app),    add_plan(app),    add_run(app)};
   try {
     check_command_name(argc, argv, commands);
     app.parse(argc, argv);

@@ -1,6 +1,6 @@
 #include "tessera/checkpoint/verify.h"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -27,6 +27,11 @@ void print_for_people(Session& session, const VerifyReport& report) {
   for (const Problem& problem : report.problems) print(one_line(problem.what));
   if (report.problem_count > report.problems.size()) {
     print(fmt::format("... and {} more", report.problem_count - report.problems.size()));
+  }
+  if (!report.left_over.empty()) {
+    print(fmt::format("note: {} that nothing refers to, left by an interrupted save: {}",
+                      counted(report.left_over.size(), "file"),
+                      one_line(fmt::format("{}", fmt::join(report.left_over, ", ")))));
   }
   std::string said =
       fmt::format("{}: {} in {}, {}, {}; {} compared with checksums",
@@ -57,7 +62,8 @@ void print_as_json(Session& session, const VerifyReport& report) {
                      {"files", report.files},
                      {"bytes_checked", report.bytes_checked},
                      {"bytes_without_checksum", report.bytes_without_checksum},
-                     {"has_sidecar", report.has_sidecar}};
+                     {"has_sidecar", report.has_sidecar},
+                     {"left_over", report.left_over}};
   session.out.print("{}\n", json_text(json, 2));
 }
 

@@ -46,7 +46,7 @@ TEST(FileTest, OnlyRegularFilesAreOpened) {
 TEST(FileTest, CreatingWhatExistsFails) {
   const TemporaryDirectory directory;
   write_new_file(directory / "a", {});
-  EXPECT_ERROR(File::create_new(directory / "a"), ErrorCode::io, "create", "exists");
+  EXPECT_ERROR(File::create_new(directory / "a"), ErrorCode::invalid_argument, "create", "exists");
 }
 
 TEST(FileTest, WritingToAFullDeviceNamesIt) {

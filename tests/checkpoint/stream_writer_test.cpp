@@ -85,7 +85,7 @@ TEST_P(StreamWriterTest, UnitsOfAllSizesComeOutAsPlanned) {
   for (const auto& lengths : units) append(expected, expected_archive(lengths));
   Sidecar sidecar;
   {
-    StreamWriter writer(directory.path(), GetParam(), no_progress(), nullptr);
+    StreamWriter writer(file_system_storage(directory.path()), GetParam(), no_progress(), nullptr);
     for (const char* name : {"a", "b"}) {
       writer.begin_file(name, expected.size());
       for (const auto& lengths : units) writer.add(archive_like(lengths));
@@ -111,7 +111,7 @@ TEST(StreamWriterFailureTest, AProducersFailureIsThrown) {
   Unit unit;
   unit.segments.emplace_back(
       Data{100, 1, [](std::uint64_t, MutableByteView) { fail(ErrorCode::corrupt, "bad chunk"); }});
-  StreamWriter writer(directory.path(), 2, no_progress(), nullptr);
+  StreamWriter writer(file_system_storage(directory.path()), 2, no_progress(), nullptr);
   writer.begin_file("a", 100);
   writer.add(std::move(unit));
   writer.end_file();
@@ -120,7 +120,7 @@ TEST(StreamWriterFailureTest, AProducersFailureIsThrown) {
 
 TEST(StreamWriterFailureTest, AFullDiskIsKnownBeforeAnythingIsProduced) {
   const TemporaryDirectory directory;
-  StreamWriter writer(directory.path(), 2, no_progress(), nullptr);
+  StreamWriter writer(file_system_storage(directory.path()), 2, no_progress(), nullptr);
   EXPECT_ERROR(writer.begin_file("a", std::uint64_t{1} << 60), ErrorCode::io, "reserve", "/a");
 }
 

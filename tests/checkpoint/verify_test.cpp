@@ -1,5 +1,6 @@
 #include "tessera/checkpoint/verify.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -168,10 +169,20 @@ TEST_F(VerifyTest, AMissingFileIsNamed) {
   EXPECT_PROBLEM(report, "__0_1.distcp", "missing");
 }
 
-TEST_F(VerifyTest, ALeftOverDataFileIsNamed) {
-  write_new_file(checkpoint_ / "__7_0.distcp", as_bytes("x"));
+TEST_F(VerifyTest, WhatAnInterruptedSaveLeftIsNamedAndNoProblem) {
+  for (const char* name : {"__7_0.distcp", "__0_0.3.distcp", ".metadata.tmp", ".tessera.json.tmp"}) {
+    write_new_file(checkpoint_ / name, as_bytes("x"));
+  }
   const VerifyReport report = verify(checkpoint_);
-  EXPECT_PROBLEM(report, "__7_0.distcp", "left over");
+  EXPECT_TRUE(report.good());
+  EXPECT_THAT(report.left_over,
+              ::testing::ElementsAre(".metadata.tmp", ".tessera.json.tmp", "__0_0.3.distcp", "__7_0.distcp"));
+}
+
+TEST_F(VerifyTest, ADataFileThatNoSaveMadeIsAProblem) {
+  write_new_file(checkpoint_ / "copy of __0_0.distcp", as_bytes("x"));
+  const VerifyReport report = verify(checkpoint_);
+  EXPECT_PROBLEM(report, "copy of __0_0.distcp", "the metadata doesn't refer to it");
   EXPECT_EQ(report.problem_count, 1u);
 }
 

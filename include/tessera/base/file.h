@@ -1,7 +1,8 @@
 #pragma once
 /// \file
 /// Positioned file I/O. Every failure is an `Error(io)` (`not_found` where the file isn't there) that names the
-/// operation, the file, the byte offset and the system's reason. Reads and writes are retried when the system does less
+/// operation, the file, the byte offset and the system's reason; a file that is there and should not be is
+/// `Error(invalid_argument)`. Reads and writes are retried when the system does less
 /// than asked; `read_at` past the end of the file is `Error(corrupt)` saying how many bytes there are.
 
 #include <cstdint>

@@ -100,15 +100,21 @@ struct ObjectValue {
 
 struct OpenOptions {
   std::uint64_t max_metadata_bytes = 8ull << 30;  ///< of a `.metadata` or a data.pkl
+  /// Taken for the directory's `.metadata`, if given.
+  std::shared_ptr<const ByteSource> metadata;
 };
 
 class SourceBackend;
+class Storage;
 
 class Checkpoint {
  public:
   /// Recognises what `path` is and reads its description. Throws `Error`: not_found if there is nothing there or
   /// nothing that is a checkpoint, corrupt, unsupported (a pre-1.6 torch.save file, TorchScript, ...), io.
   static std::shared_ptr<const Checkpoint> open(const std::filesystem::path& path, const OpenOptions& options = {});
+  /// A directory's checkpoint, wherever its files are.
+  static std::shared_ptr<const Checkpoint> open(const std::shared_ptr<const Storage>& storage,
+                                                const OpenOptions& options = {});
   ~Checkpoint();
   Checkpoint(const Checkpoint&) = delete;
   Checkpoint& operator=(const Checkpoint&) = delete;
@@ -148,7 +154,7 @@ class Checkpoint {
 
   /// A file opened for reading; few are kept open, so hold the pointer no longer than needed. Throws not_found if it
   /// isn't there.
-  std::shared_ptr<const File> open_file(std::uint32_t file) const;
+  std::shared_ptr<const ByteSource> open_file(std::uint32_t file) const;
 
  private:
   explicit Checkpoint(std::unique_ptr<SourceBackend> backend);

@@ -28,7 +28,9 @@ struct Sidecar {
 /// Where the sidecar of a checkpoint lies: in its directory, or beside a single file as `<file>.tessera.json`.
 std::filesystem::path sidecar_path(const std::filesystem::path& checkpoint);
 
-/// The sidecar of a checkpoint; nothing if there is none. Throws `Error(corrupt)` for one that is damaged.
+/// The sidecar of a checkpoint; nothing if there is none. Where a save was killed just after it had replaced
+/// `.metadata`, that is the one which it had ready, `.tessera.json.tmp`. Throws `Error(corrupt)` for one that is
+/// damaged.
 std::optional<Sidecar> read_sidecar(const std::filesystem::path& checkpoint);
 
 Bytes write_sidecar(const Sidecar& sidecar);

@@ -36,10 +36,12 @@ struct VerifyReport {
   std::uint64_t bytes_without_checksum =
       0;  ///< bytes that the format has no checksum of (safetensors without a sidecar)
   bool has_sidecar = false;
+  /// Files that nothing refers to, as saves leave them that were killed: no problem, and removed by the next save.
+  std::vector<std::string> left_over;
   bool good() const { return problem_count == 0; }
 };
 
-/// Checks everything: sidecar, metadata, files missing and left over, chunks against shapes (bounds, overlaps, holes),
+/// Checks everything: sidecar, metadata, files missing or unknown, chunks against shapes (bounds, overlaps, holes),
 /// stored ranges against files (bounds, overlaps, bytes that nothing refers to), each archive against the metadata,
 /// every checksum, every object's pickle. Damage is reported, not thrown, also where the metadata itself can't be read.
 /// Throws `Error` where there is no answer: not_found, unsupported, io, cancelled.

@@ -1,0 +1,70 @@
+#pragma once
+/// \file
+/// How a checkpoint reaches the other ranks: all that saving and loading need of a process group.
+///
+/// Every function is a collective: all ranks call it, in the same order. Rank 0 coordinates. A rank that fails or dies
+/// is `Error(rank_failure)` on all others, naming it, within the implementation's timeout.
+
+#include <exception>
+#include <functional>
+#include <optional>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+#include "tessera/base/bytes.h"
+
+namespace tessera::checkpoint {
+
+class RankLink {
+ public:
+  RankLink() = default;
+  RankLink(const RankLink&) = delete;
+  RankLink& operator=(const RankLink&) = delete;
+  virtual ~RankLink() = default;
+
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  /// What each rank brings, by rank, on rank 0; nothing elsewhere.
+  virtual std::vector<Bytes> gather(ByteView bytes) = 0;
+  /// Part r of rank 0's goes to rank r; what others bring is not looked at.
+  virtual Bytes scatter(const std::vector<Bytes>& parts) = 0;
+  /// Rank 0's; what others bring is not looked at.
+  virtual Bytes broadcast(ByteView bytes) = 0;
+  /// Each rank brings its failure in `step`, or null. If any does, every rank throws an `Error` that says the step, the
+  /// ranks that failed and why: with their code if they have one in common, else rank_failure.
+  virtual void agree(std::string_view step, const std::exception_ptr& failure) = 0;
+
+  bool is_coordinator() const { return rank() == 0; }
+  /// Runs `f` and agrees on how it ended; returns what it returned.
+  template <typename F>
+  auto agree_on(std::string_view step, F&& f);
+};
+
+/// This process alone.
+RankLink& alone();
+
+template <typename F>
+auto RankLink::agree_on(std::string_view step, F&& f) {
+  using Result = decltype(f());
+  std::exception_ptr failure;
+  if constexpr (std::is_void_v<Result>) {
+    try {
+      f();
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    agree(step, failure);
+  } else {
+    std::optional<Result> result;
+    try {
+      result.emplace(f());
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    agree(step, failure);
+    return *std::move(result);
+  }
+}
+
+}  // namespace tessera::checkpoint

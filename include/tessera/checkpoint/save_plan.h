@@ -1,0 +1,96 @@
+#pragma once
+/// \file
+/// What a rank would save, as plain columns: names once, then an item for each chunk and object.
+///
+/// Law: `SavePlan::decode(plan.encode()) == plan` but for `source`, which means nothing on another rank.
+/// PyTorch: torch/distributed/checkpoint/planner.py (SavePlan, WriteItem, MetadataIndex).
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tessera/base/bytes.h"
+#include "tessera/format/dcp_metadata.h"
+#include "tessera/layout/box.h"
+#include "tessera/layout/tensor_properties.h"
+
+namespace tessera::checkpoint {
+
+/// Names a stored chunk by its offsets, or an object.
+struct MetadataIndex {
+  std::string fqn;
+  std::optional<std::vector<std::int64_t>> offset;
+  std::optional<std::size_t> index;  ///< a hint, no part of what is equal
+  bool operator==(const MetadataIndex& other) const { return fqn == other.fqn && offset == other.offset; }
+};
+/// "'model.weight' at [0, 4]"
+std::string to_string(const MetadataIndex& index);
+
+enum class WriteItemType : std::uint8_t {
+  byte_io,  ///< an object
+  tensor,   ///< a whole tensor
+  shard,    ///< a part of one
+};
+
+class SavePlan {
+ public:
+  /// What all items of a name have in common, on all ranks.
+  struct Entry {
+    std::string name;
+    dcp::Path path;
+    bool is_tensor = true;
+    TensorProperties properties;
+    std::vector<std::int64_t> shape;
+    bool operator==(const Entry&) const = default;
+  };
+  /// Which chunk of the flat state an item is.
+  struct Source {
+    std::uint32_t entry = 0, chunk = 0;
+    bool operator==(const Source&) const = default;
+  };
+  /// A row of the plan.
+  struct WriteItem {
+    std::uint32_t entry = 0;
+    Source source;
+    BoxView box;  ///< of a tensor's item; lives as long as the plan
+    std::uint64_t stored_bytes = 0;
+  };
+
+  /// Returns its number. Names must be unique.
+  std::uint32_t add_entry(Entry entry);
+  void add_chunk(std::uint32_t entry, BoxView box, Source source);
+  void add_object(std::uint32_t entry, Source source);
+
+  /// Says how many bytes a tensor's item takes in storage, whatever its elements are.
+  void set_stored_bytes(std::size_t i, std::uint64_t bytes) { items_[i].stored_bytes = bytes; }
+
+  const std::vector<Entry>& entries() const { return entries_; }
+  std::size_t size() const { return items_.size(); }
+  WriteItem operator[](std::size_t i) const;
+  WriteItemType type(std::size_t i) const;
+  MetadataIndex index(std::size_t i) const;
+
+  /// The entries, and the items, apart: ranks often have the same entries. Deterministic.
+  Bytes encode_entries() const;
+  Bytes encode_items() const;
+  /// Throws `Error(corrupt)` for what they don't write.
+  static SavePlan decode(ByteView entries, ByteView items);
+
+  bool operator==(const SavePlan&) const = default;
+
+ private:
+  struct Item {
+    std::uint32_t entry;
+    Source source;
+    std::uint64_t box_begin;  // in coordinates_
+    std::uint64_t stored_bytes;
+    bool operator==(const Item&) const = default;
+  };
+  std::vector<Entry> entries_;
+  std::vector<Item> items_;
+  std::vector<std::int64_t> coordinates_;  // offsets, then sizes, of each chunk
+};
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,71 @@
+#include "checkpoint/consult.h"
+
+#include <optional>
+#include <utility>
+
+#include "checkpoint/byte_cursor.h"
+#include "tessera/base/rank_errors.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+// Status bytes in front of what is sent: 0, or 1 + the code of an error whose message follows.
+template <typename F>
+Bytes said(const F& f) {
+  Bytes bytes;
+  try {
+    bytes = f();
+    bytes.insert(bytes.begin(), 0);
+    return bytes;
+  } catch (const Error& error) {
+    bytes = {static_cast<std::uint8_t>(1 + static_cast<std::uint8_t>(error.code()))};
+    append(bytes, error.what());
+  } catch (const std::exception& error) {
+    bytes = {static_cast<std::uint8_t>(1 + static_cast<std::uint8_t>(ErrorCode::internal))};
+    append(bytes, error.what());
+  }
+  return bytes;
+}
+
+std::optional<Error> failure_in(const Bytes& bytes) {
+  if (bytes.empty()) return Error(ErrorCode::corrupt, "a rank said nothing");
+  if (bytes[0] == 0) return std::nullopt;
+  return Error(static_cast<ErrorCode>(bytes[0] - 1), std::string(as_text(ByteView(bytes).subspan(1))));
+}
+
+}  // namespace
+
+Bytes consult(RankLink& link, std::string_view step, const std::function<Bytes()>& bring,
+              const std::function<std::vector<Bytes>(std::vector<Bytes>)>& answer, bool* known_to_have_failed) {
+  std::vector<Bytes> all = link.gather(said(bring));
+  std::vector<Bytes> answers;
+  if (link.is_coordinator()) {
+    const Bytes verdict = said([&] {
+      std::vector<RankFailure> failures;
+      for (std::size_t r = 0; r < all.size(); ++r) {
+        if (const auto failure = failure_in(all[r])) {
+          failures.push_back({static_cast<int>(r), failure->code(), failure->what()});
+        }
+        if (!all[r].empty()) all[r].erase(all[r].begin());
+      }
+      if (!failures.empty() && link.size() == 1) throw Error(failures[0].code, failures[0].message);
+      if (!failures.empty()) fail_for_ranks(step, failures, link.size());
+      answers = answer(std::move(all));
+      return Bytes();
+    });
+    if (verdict[0] != 0)
+      answers.assign(static_cast<std::size_t>(link.size()), verdict);
+    else {
+      for (Bytes& part : answers) part.insert(part.begin(), 0);
+    }
+  }
+  Bytes mine = link.scatter(answers);
+  if (const auto failure = failure_in(mine)) {
+    if (known_to_have_failed != nullptr) *known_to_have_failed = true;
+    throw *failure;
+  }
+  mine.erase(mine.begin());
+  return mine;
+}
+
+}  // namespace tessera::checkpoint

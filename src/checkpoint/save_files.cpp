@@ -1,0 +1,102 @@
+#include "checkpoint/save_files.h"
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <utility>
+
+#include "checkpoint/file_names.h"
+#include "tessera/base/error.h"
+#include "tessera/layout/byte_ranges.h"
+#include "tessera/layout/flat_interval.h"
+
+namespace tessera::checkpoint {
+
+FilePlan place_items(std::span<const ItemSize> items, std::size_t files) {
+  FilePlan plan;
+  plan.places.resize(items.size());
+  std::uint64_t total = 0;
+  for (const ItemSize& item : items) total += item.is_object ? 0 : item.bytes;
+  const auto put = [&](std::size_t i, bool in_new_file) {
+    if (in_new_file || plan.file_bytes.empty()) plan.file_bytes.push_back(0);
+    plan.places[i] = {static_cast<std::uint32_t>(plan.file_bytes.size() - 1), plan.file_bytes.back()};
+    plan.file_bytes.back() += items[i].bytes;
+    plan.order.push_back(i);
+  };
+  std::uint64_t before = 0;
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    if (items[i].is_object) continue;
+    // File f holds what begins in [f, f + 1) * total / files.
+    const bool is_due = files != 0 && before >= plan.file_bytes.size() * (total / files);
+    put(i, files == 0 || (is_due && plan.file_bytes.size() < files));
+    before += items[i].bytes;
+  }
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    if (items[i].is_object) put(i, files == 0);
+  }
+  return plan;
+}
+
+void place_rank(GlobalSavePlan& plan, std::size_t rank, std::size_t files, std::span<const std::uint64_t> object_bytes,
+                std::int64_t generation) {
+  dcp::Metadata& metadata = plan.metadata;
+  const std::vector<GlobalSavePlan::Written>& written = plan.written.at(rank);
+  std::vector<ItemSize> sizes;
+  sizes.reserve(written.size());
+  std::size_t objects = 0;
+  for (const GlobalSavePlan::Written& one : written) {
+    if (metadata.entries[one.entry].is_tensor) {
+      sizes.push_back({one.stored_bytes, false});
+    } else if (objects < object_bytes.size()) {
+      sizes.push_back({object_bytes[objects++], true});
+    } else {
+      fail(ErrorCode::internal, "rank {} doesn't say how large its objects are", rank);
+    }
+  }
+  const FilePlan placed = place_items(sizes, files);
+  const auto first_file = static_cast<std::uint32_t>(metadata.files.size());
+  for (std::size_t f = 0; f < placed.file_bytes.size(); ++f) {
+    metadata.files.push_back(
+        to_string(DataFileName{static_cast<std::int64_t>(rank), static_cast<std::int64_t>(f), generation}));
+  }
+  for (std::size_t k = 0; k < written.size(); ++k) {
+    dcp::StoredItem& item = metadata.entries[written[k].entry].items.at(written[k].chunk);
+    item.file = first_file + placed.places[k].file;
+    item.offset_bytes = static_cast<std::int64_t>(placed.places[k].offset_bytes);
+    item.length_bytes = static_cast<std::int64_t>(sizes[k].bytes);
+  }
+}
+
+Data memory_data(HostMemory memory, std::vector<std::int64_t> sizes, std::int64_t dtype_bytes) {
+  Data data;
+  std::int64_t count = 1;
+  for (const std::int64_t size : sizes) count *= size;
+  data.length_bytes = static_cast<std::uint64_t>(count * dtype_bytes);
+  data.granule_bytes = static_cast<std::uint64_t>(dtype_bytes);
+  const std::vector<std::int64_t> row_major = row_major_strides(sizes);
+  bool is_row_major = true;
+  for (std::size_t d = 0; d < memory.strides.size(); ++d) {
+    is_row_major = is_row_major && (sizes[d] == 1 || memory.strides[d] == row_major[d]);
+  }
+  if (is_row_major || count == 0) {
+    data.produce = [memory = std::move(memory)](std::uint64_t begin_bytes, MutableByteView out) {
+      std::memcpy(out.data(), memory.data + begin_bytes, out.size());
+    };
+    return data;
+  }
+  data.produce = [memory = std::move(memory), sizes = std::move(sizes), dtype_bytes](std::uint64_t begin_bytes,
+                                                                                     MutableByteView out) {
+    const std::int64_t begin = static_cast<std::int64_t>(begin_bytes) / dtype_bytes;
+    const std::int64_t end = begin + static_cast<std::int64_t>(out.size()) / dtype_bytes;
+    std::uint8_t* to = out.data();
+    for (const Box& box : boxes_of_flat_interval(sizes, begin, end)) {
+      const std::uint8_t* from = memory.data;
+      for (std::size_t d = 0; d < sizes.size(); ++d) from += box.offsets[d] * memory.strides[d] * dtype_bytes;
+      copy_strided(box.sizes, dtype_bytes, from, memory.strides, to, row_major_strides(box.sizes));
+      to += volume(box) * dtype_bytes;
+    }
+  };
+  return data;
+}
+
+}  // namespace tessera::checkpoint

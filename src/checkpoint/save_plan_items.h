@@ -1,0 +1,45 @@
+#pragma once
+// The items of an encoded plan, read where they lie: a coordinator with many ranks doesn't copy them.
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "checkpoint/byte_cursor.h"
+#include "tessera/checkpoint/save_plan.h"
+
+namespace tessera::checkpoint {
+
+// Columns: how many, of each its entry, of each its stored bytes; then the boxes of the chunks, in order.
+class EncodedItems {
+ public:
+  // Throws Error(corrupt) unless the columns are as long as they say; the boxes are checked as they are read.
+  explicit EncodedItems(ByteView bytes) {
+    ByteCursor cursor(bytes, "save plan");
+    count_ = cursor.number<std::uint64_t>();
+    if (count_ > bytes.size()) fail(ErrorCode::corrupt, "save plan: {} items in {} bytes", count_, bytes.size());
+    entries_ = cursor.take(count_ * sizeof(std::uint32_t)).data();
+    stored_bytes_ = cursor.take(count_ * sizeof(std::uint64_t)).data();
+    coordinates_ = cursor.rest();
+  }
+  std::size_t size() const { return count_; }
+  std::uint32_t entry(std::size_t i) const { return load_little_endian<std::uint32_t>(entries_ + i * 4); }
+  std::uint64_t stored_bytes(std::size_t i) const { return load_little_endian<std::uint64_t>(stored_bytes_ + i * 8); }
+  // `count` numbers from number `begin` of the coordinates into `out`.
+  void coordinates(std::size_t begin, std::size_t count, std::int64_t* out) const {
+    if ((begin + count) * 8 > coordinates_.size()) fail(ErrorCode::corrupt, "save plan: a box is missing");
+    for (std::size_t i = 0; i < count; ++i) {
+      out[i] = static_cast<std::int64_t>(load_little_endian<std::uint64_t>(coordinates_.data() + (begin + i) * 8));
+    }
+  }
+
+ private:
+  std::size_t count_ = 0;
+  const std::uint8_t* entries_ = nullptr;
+  const std::uint8_t* stored_bytes_ = nullptr;
+  ByteView coordinates_;
+};
+
+std::vector<SavePlan::Entry> decode_entries(ByteView bytes);
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,35 @@
+#include "checkpoint/file_names.h"
+
+#include <gtest/gtest.h>
+
+namespace tessera::checkpoint {
+namespace {
+
+TEST(FileNamesTest, WhatIsWrittenIsParsed) {
+  for (const DataFileName& name :
+       {DataFileName{0, 0, 0}, DataFileName{12, 3, 0}, DataFileName{12345, 67, 8}, DataFileName{0, 0, 123456789012}}) {
+    EXPECT_EQ(parse_data_file_name(to_string(name)), name) << to_string(name);
+  }
+  EXPECT_EQ(to_string(DataFileName{3, 1, 0}), "__3_1.distcp");
+  EXPECT_EQ(to_string(DataFileName{3, 1, 2}), "__3_1.2.distcp");
+}
+
+TEST(FileNamesTest, OtherNamesAreNone) {
+  for (const char* name :
+       {"", "__", "__0.distcp", "_0_0.distcp", "__0_0.distcp2", "__0_0.0.distcp", "__00_0.distcp", "__0_0..distcp",
+        "__-1_0.distcp", "__0_0.1.2.distcp", "a__0_0.distcp", "__0_0.safetensors", "__99999999999999999999_0.distcp"}) {
+    EXPECT_EQ(parse_data_file_name(name), std::nullopt) << name;
+  }
+}
+
+TEST(FileNamesTest, WhatASaveMayLeave) {
+  for (const char* name : {"__0_0.distcp", "__1_2.3.distcp", ".metadata.tmp", ".tessera.json.tmp"}) {
+    EXPECT_TRUE(may_be_left_by_a_save(name)) << name;
+  }
+  for (const char* name : {".metadata", ".tessera.json", "model.safetensors", "notes.tmp", "x.distcp"}) {
+    EXPECT_FALSE(may_be_left_by_a_save(name)) << name;
+  }
+}
+
+}  // namespace
+}  // namespace tessera::checkpoint

@@ -1,0 +1,322 @@
+// Saves on N ranks, loads on M.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <set>
+
+#include "checkpoint/saved_states.h"
+#include "support/error_matchers.h"
+#include "support/temporary_directory.h"
+#include "support/thread_ranks.h"
+#include "tessera/checkpoint/load.h"
+#include "tessera/checkpoint/save.h"
+#include "tessera/checkpoint/verify.h"
+#include "tessera/format/python_value.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+using namespace checkpoint::testing;
+using ::tessera::testing::run_thread_ranks;
+using ::tessera::testing::TemporaryDirectory;
+using ::tessera::testing::ThreadLink;
+using ::testing::Each;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+const std::vector<Shape>& shapes() {
+  static const std::vector<Shape> all = {{}, {7}, {1}, {8, 4}, {5, 3}, {3, 2, 5}, {2, 3, 2, 3}, {0, 4}};
+  return all;
+}
+
+FlatState state_of(const Layout& layout, int rank, int ranks, std::int64_t added = 0) {
+  FlatState state;
+  for (const Shape& shape : shapes()) {
+    state.push_back(
+        tensor_entry("tensor " + shape_to_string(shape), shape, layout(shape, rank, ranks), shape.size() == 2, added));
+  }
+  state.push_back(object_entry("step", 100 + added));
+  return state;
+}
+
+Wanted wanted_of(const Layout& layout, int rank, int ranks) {
+  Wanted wanted;
+  for (const Shape& shape : shapes()) {
+    wanted.add("tensor " + shape_to_string(shape), shape, layout(shape, rank, ranks), shape.size() == 3);
+  }
+  wanted.targets.push_back({"step", TargetObject{}});
+  return wanted;
+}
+
+void save_on(int ranks, const Layout& layout, const std::shared_ptr<Storage>& storage, const SaveOptions& options = {},
+             std::int64_t added = 0) {
+  EXPECT_THAT(
+      run_thread_ranks(
+          ranks, [&](ThreadLink& link) { save(state_of(layout, link.rank(), ranks, added), storage, link, options); }),
+      Each(""));
+}
+
+void load_on(int ranks, const Layout& layout, const std::shared_ptr<Storage>& storage, std::int64_t added = 0) {
+  EXPECT_THAT(run_thread_ranks(ranks,
+                               [&](ThreadLink& link) {
+                                 const Wanted wanted = wanted_of(layout, link.rank(), ranks);
+                                 const LoadReport report = load(wanted.targets, open_on_all_ranks(storage, link), link);
+                                 EXPECT_TRUE(wanted.is_right(added));
+                                 EXPECT_EQ(pickle::repr(report.objects.at("step").value), std::to_string(100 + added));
+                               }),
+              Each(""));
+}
+
+class SaveLoadTest : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, SaveLoadTest, ::testing::Range(1, 9));
+
+TEST_P(SaveLoadTest, EveryLayoutLoadsInEveryLayoutOnEveryNumberOfRanks) {
+  for (const NamedLayout& from : layouts()) {
+    const auto storage = memory_storage();
+    save_on(GetParam(), from.boxes, storage);
+    for (const NamedLayout& to : layouts()) {
+      SCOPED_TRACE(std::string(from.name) + " to " + to.name);
+      for (int ranks = 1; ranks <= 8; ++ranks) load_on(ranks, to.boxes, storage);
+    }
+  }
+}
+
+TEST_P(SaveLoadTest, AnyNumberOfFilesOnDiskIsVerified) {
+  for (const std::size_t files : {std::size_t{1}, std::size_t{3}, std::size_t{0}}) {
+    for (const NamedLayout& layout : layouts()) {
+      const TemporaryDirectory directory;
+      SaveOptions options;
+      options.files_per_rank = files;
+      const auto storage = file_system_storage(directory / "ckpt");
+      save_on(GetParam(), layout.boxes, storage, options);
+      const VerifyReport report = verify(directory / "ckpt");
+      EXPECT_TRUE(report.good()) << report.problems.at(0).what;
+      EXPECT_TRUE(report.has_sidecar);
+      EXPECT_THAT(report.left_over, ElementsAre());
+      load_on(2, layout.boxes, storage);
+    }
+  }
+}
+
+// --- what is saved by whom
+
+TEST(SaveTest, WhatAllRanksHaveIsWrittenOnceAndSpread) {
+  const auto storage = memory_storage();
+  std::vector<std::uint64_t> written(4);
+  run_thread_ranks(4, [&](ThreadLink& link) {
+    FlatState state;
+    for (int i = 0; i < 12; ++i) state.push_back(tensor_entry("t" + std::to_string(i), {100}, {Box({0}, {100})}));
+    written[static_cast<std::size_t>(link.rank())] = save(state, storage, link).written_bytes;
+  });
+  EXPECT_THAT(written, Each(written[0]));
+  const auto checkpoint = Checkpoint::open(storage);
+  std::set<std::uint32_t> files;
+  for (const TensorInfo& tensor : checkpoint->tensors()) {
+    EXPECT_EQ(tensor.chunks.size(), 1u);
+    files.insert(tensor.stored[0].file);
+  }
+  EXPECT_EQ(files.size(), 4u);
+}
+
+TEST(SaveTest, TheOrderOfTheStateIsKept) {
+  const auto storage = memory_storage();
+  save({object_entry("z", 1), tensor_entry("y", {2}, {Box({0}, {2})}), object_entry("x", 2),
+        tensor_entry("w", {2}, {Box({0}, {2})})},
+       storage);
+  const auto checkpoint = Checkpoint::open(storage);
+  std::vector<std::string> names;
+  for (const dcp::Entry& entry : checkpoint->dcp_metadata()->entries) names.push_back(entry.name);
+  EXPECT_THAT(names, ElementsAre("z", "y", "x", "w"));
+}
+
+TEST(SaveTest, AStateWithNothingInItIsACheckpoint) {
+  const TemporaryDirectory directory;
+  save({}, file_system_storage(directory / "ckpt"));
+  EXPECT_TRUE(verify(directory / "ckpt").good());
+}
+
+TEST(SaveTest, StatesThatDoNotFitAreAnErrorOnAllRanksAndLeaveNothing) {
+  struct Case {
+    std::function<FlatState(int rank)> state;
+    std::string said;
+  };
+  const auto whole = [](const std::string& name, const Shape& shape) {
+    return tensor_entry(name, shape, {Box::whole(shape)});
+  };
+  const std::vector<Case> cases = {
+      {[&](int rank) { return FlatState{tensor_entry("a", {4}, {Box({rank * 2}, {rank == 0 ? 2 : 1})})}; },
+       "tensor 'a' of shape [4]: no rank has [3, 4)"},
+      {[&](int rank) { return FlatState{tensor_entry("a", {4}, {Box({rank}, {3})})}; },
+       "chunks [0, 3) of rank 0 and [1, 4) of rank 1 overlap"},
+      {[&](int rank) { return FlatState{tensor_entry("a", {4}, {Box({rank * 2}, {rank == 0 ? 2 : 3})})}; },
+       "chunk [2, 5) of rank 1 is not within it"},
+      {[&](int rank) {
+         return FlatState{whole("a", rank == 0 ? Shape{4} : Shape{2, 2})};
+       },
+       "'a': its shape is [4] on rank 0 and [2, 2] on rank 1"},
+      {[&](int rank) { return FlatState{rank == 0 ? whole("a", {4}) : object_entry("a", 1)}; },
+       "'a': it is a tensor on rank 0 and an object on rank 1"},
+      {[&](int) {
+         return FlatState{whole("a", {4}), object_entry("a", 1)};
+       },
+       "the name 'a' stands twice"},
+      {[&](int rank) {
+         if (rank == 1) fail(ErrorCode::io, "no such luck");
+         return FlatState{object_entry("a", 1)};
+       },
+       "rank 1 died"},
+  };
+  for (const Case& one : cases) {
+    const auto storage = memory_storage();
+    const auto said = run_thread_ranks(2, [&](ThreadLink& link) { save(one.state(link.rank()), storage, link); });
+    EXPECT_THAT(said[0], HasSubstr(one.said));
+    EXPECT_THAT(storage->list(), ElementsAre());
+    if (one.said != "rank 1 died") {
+      EXPECT_THAT(said[1], HasSubstr(one.said));
+    }
+  }
+}
+
+// --- plans that are used again
+
+TEST(SavePlanCacheTest, UnchangedPlansAreNotGathered) {
+  const auto storage = memory_storage();
+  const auto said = run_thread_ranks(4, [&](ThreadLink& link) {
+    SavePlanCache cache;
+    SaveOptions options;
+    options.cache = &cache;
+    const Layout rows = layouts()[0].boxes;
+    std::uint64_t sent = 0;
+    for (int step = 0; step < 4; ++step) {
+      const std::uint64_t before = link.sent_bytes;
+      // 127 to 128 and 255 to 256: the pickle of the step becomes longer.
+      const SaveReport report =
+          save(state_of(rows, link.rank(), 4, step == 0 ? 0 : 27 + 64 * step), storage, link, options);
+      EXPECT_EQ(report.plan_was_reused, step > 0);
+      if (step == 0) {
+        sent = link.sent_bytes - before;
+      } else {
+        EXPECT_LT(link.sent_bytes - before, sent / 3);
+        EXPECT_EQ(report.planned_bytes, 1u);
+      }
+      link.agree("saved", nullptr);
+      const Wanted wanted = wanted_of(layouts()[1].boxes, link.rank(), 4);
+      load(wanted.targets, open_on_all_ranks(storage, link), link);
+      EXPECT_TRUE(wanted.is_right(step == 0 ? 0 : 27 + 64 * step));
+    }
+  });
+  EXPECT_THAT(said, Each(""));
+}
+
+TEST(SavePlanCacheTest, AChangeOnOneRankIsSeenByAll) {
+  const auto storage = memory_storage();
+  const auto said = run_thread_ranks(3, [&](ThreadLink& link) {
+    SavePlanCache cache;
+    SaveOptions options;
+    options.cache = &cache;
+    for (int step = 0; step < 3; ++step) {
+      FlatState state = state_of(layouts()[0].boxes, link.rank(), 3);
+      if (step == 1 && link.rank() == 2) state.push_back(object_entry("only here", 1));
+      EXPECT_FALSE(save(state, storage, link, options).plan_was_reused) << step;
+      link.agree("saved", nullptr);
+      EXPECT_EQ(Checkpoint::open(storage)->find_object("only here").has_value(), step == 1);
+      link.agree("looked", nullptr);
+    }
+  });
+  EXPECT_THAT(said, Each(""));
+}
+
+// --- loading
+
+TEST(LoadTest, OnlyWantedBytesAreRead) {
+  const auto storage = memory_storage();
+  const Shape shape = {512, 512};
+  EXPECT_THAT(run_thread_ranks(4,
+                               [&](ThreadLink& link) {
+                                 save({tensor_entry("a", shape, layouts()[0].boxes(shape, link.rank(), 4))}, storage,
+                                      link);
+                               }),
+              Each(""));
+  Wanted wanted;
+  wanted.add("a", shape, layouts()[1].boxes(shape, 2, 4));
+  const LoadReport report = load(wanted.targets, Checkpoint::open(storage));
+  EXPECT_TRUE(wanted.is_right());
+  EXPECT_EQ(report.wanted_bytes, 512u * 128 * 8);
+  EXPECT_LE(report.read_bytes, report.wanted_bytes * 11 / 10);
+}
+
+TEST(LoadTest, Refusals) {
+  const auto storage = memory_storage();
+  save({tensor_entry("a", {4}, {Box({0}, {4})}), object_entry("o", 1)}, storage);
+  const auto checkpoint = Checkpoint::open(storage);
+  const auto want = [&](const std::string& name, const Shape& shape) {
+    Wanted wanted;
+    wanted.add(name, shape, {Box::whole(shape)});
+    return wanted.targets;
+  };
+  EXPECT_ERROR(load(want("b", {4}), checkpoint), ErrorCode::not_found, "load memory", "the checkpoint has no 'b'");
+  EXPECT_ERROR(load(want("a", {2, 2}), checkpoint), ErrorCode::invalid_argument,
+               "'a': its shape is [4] in the checkpoint, [2, 2] here");
+  EXPECT_ERROR(load(want("o", {4}), checkpoint), ErrorCode::invalid_argument,
+               "'o': it is an object in the checkpoint, a tensor here");
+  EXPECT_ERROR(load({{"a", TargetObject{}}}, checkpoint), ErrorCode::invalid_argument,
+               "'a': it is a tensor in the checkpoint, an object here");
+  Targets other_dtype = want("a", {4});
+  std::get<TargetTensor>(other_dtype[0].value).dtype = DType::float32;
+  EXPECT_ERROR(load(other_dtype, checkpoint), ErrorCode::invalid_argument,
+               "'a': its dtype is int64 in the checkpoint, float32 here");
+  LoadOptions partial;
+  partial.rules.allow_partial = true;
+  EXPECT_THAT(load(want("b", {4}), checkpoint, alone(), partial).missing, ElementsAre("b"));
+}
+
+TEST(LoadTest, DamageIsNamedOnAllRanks) {
+  const TemporaryDirectory directory;
+  const auto storage = file_system_storage(directory / "ckpt");
+  save({tensor_entry("a", {1000}, {Box({0}, {1000})})}, storage);
+  {
+    std::fstream file(directory / "ckpt" / "__0_0.distcp", std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(5000);
+    file.put('\x55');
+  }
+  const auto said = run_thread_ranks(2, [&](ThreadLink& link) {
+    Wanted wanted;
+    if (link.rank() == 1) wanted.add("a", {1000}, {Box({0}, {1000})});
+    load(wanted.targets, open_on_all_ranks(storage, link), link);
+  });
+  for (const std::string& one : said) {
+    EXPECT_THAT(one, HasSubstr("corrupt: load "));
+    EXPECT_THAT(one, HasSubstr("1 of 2 ranks failed; rank 1: "));
+    EXPECT_THAT(one, HasSubstr("__0_0.distcp at byte "));
+    EXPECT_THAT(one, HasSubstr("tensor 'a', chunk [0, 1000)"));
+  }
+  LoadOptions unchecked;
+  unchecked.check_checksums = false;
+  Wanted wanted;
+  wanted.add("a", {1000}, {Box({0}, {1000})});
+  load(wanted.targets, Checkpoint::open(storage), alone(), unchecked);
+  EXPECT_FALSE(wanted.is_right());
+}
+
+TEST(LoadTest, FloatingPointIsCastByChoice) {
+  const auto storage = memory_storage();
+  const std::vector<float> numbers = {1.5F, -2.25F, 3e38F, 0.1F};
+  StateTensor tensor;
+  tensor.shape = {2, 2};
+  tensor.chunks.push_back({Box::whole(tensor.shape), [&] {
+                             return HostMemory{reinterpret_cast<const std::uint8_t*>(numbers.data()), {}, {}};
+                           }});
+  save({{"a", {"a"}, tensor}}, storage);
+  std::vector<double> got(4);
+  TargetTensor target{
+      DType::float64, {2, 2}, {{Box::whole(tensor.shape), {reinterpret_cast<std::uint8_t*>(got.data()), {1, 2}}}}};
+  LoadOptions options;
+  options.rules.allow_cast = true;
+  load({{"a", target}}, Checkpoint::open(storage), alone(), options);
+  EXPECT_THAT(got, ElementsAre(1.5, 3e38F, -2.25, 0.1F));
+}
+
+}  // namespace
+}  // namespace tessera::checkpoint
