@@ -5,8 +5,8 @@
 /// Every function that communicates is a collective: all ranks of the group call it, in the same order, with arguments
 /// that fit together, from one thread at a time. It returns when its results may be used: on CPU they are there, on
 /// CUDA the current stream waits for them. Tensors must be contiguous; those that only move elements take every dtype,
-/// also those that the backend doesn't know. NCCL carries CUDA's tensors, and Gloo beside it those of the CPU. Ranks are
-/// ranks of this group.
+/// also those that the backend doesn't know. NCCL carries CUDA's tensors, and Gloo beside it those of the CPU. Ranks
+/// are ranks of this group.
 ///
 /// Law: a group of one rank does what a group of any size does, without communicating.
 ///
