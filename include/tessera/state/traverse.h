@@ -60,14 +60,14 @@ Value* get_element(StateDict& root, const Path& path);
 /// As `get_element`. Throws `Error(not_found)` naming the path if nothing is there, and `Error(invalid_argument)`
 /// naming path and both kinds if it is no T; for T see Value::get_if.
 template <typename T>
-const T& require_element(const StateDict& root, const Path& path);
+const T& require_element(const StateDict& root, Path path);  // by value as in Dict::at
 
 namespace detail {
 const Value& require_element(const StateDict& root, const Path& path, ValueKind expected);
 }  // namespace detail
 
 template <typename T>
-const T& require_element(const StateDict& root, const Path& path) {
+const T& require_element(const StateDict& root, Path path) {
   return detail::require_element(root, path, detail::kKindOf<T>).template get<T>();
 }
 

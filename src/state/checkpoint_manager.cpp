@@ -1,0 +1,219 @@
+#include "tessera/state/checkpoint_manager.h"
+
+#include <algorithm>
+#include <charconv>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <utility>
+
+#include "tessera/base/error.h"
+#include "tessera/base/file.h"
+
+namespace tessera {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+
+namespace {
+
+constexpr std::string_view kPrefix = "step-";
+constexpr std::string_view kMetadata = ".metadata";
+// What the steps' metrics were: {"100": 0.25, ...}.
+constexpr std::string_view kMetrics = "metrics.json";
+
+// The step of a directory's name; nothing for another name.
+std::optional<std::int64_t> step_of(const std::string& name) {
+  if (!name.starts_with(kPrefix)) return std::nullopt;
+  const char *begin = name.data() + kPrefix.size(), *end = name.data() + name.size();
+  std::int64_t step = 0;
+  const auto [last, error] = std::from_chars(begin, end, step);
+  return error == std::errc() && last == end && fmt::to_string(step) == std::string_view(begin, end)
+             ? std::optional(step)
+             : std::nullopt;
+}
+
+struct Found {
+  std::int64_t step;
+  bool is_committed;
+};
+
+std::vector<Found> find_steps(const fs::path& directory) {
+  std::vector<Found> found;
+  std::error_code error;
+  for (fs::directory_iterator it(directory, error), end; !error && it != end; it.increment(error)) {
+    std::error_code ignored;
+    if (const auto step = step_of(it->path().filename().string()); step && it->is_directory(ignored)) {
+      found.push_back({*step, fs::exists(it->path() / kMetadata, ignored)});
+    }
+  }
+  if (error && error != std::errc::no_such_file_or_directory) {
+    fail(ErrorCode::io, "list {}: {}", directory.string(), error.message());
+  }
+  std::sort(found.begin(), found.end(), [](const Found& a, const Found& b) { return a.step < b.step; });
+  return found;
+}
+
+// What says that it is one goes first, and is gone for good before anything else goes.
+void remove_checkpoint(const fs::path& path) {
+  std::error_code error;
+  if (fs::remove(path / kMetadata, error)) sync_directory(path);
+  if (!error) fs::remove_all(path, error);
+  if (error) fail(ErrorCode::io, "remove {}: {}", path.string(), error.message());
+}
+
+std::map<std::int64_t, double> read_metrics(const fs::path& path) {
+  std::map<std::int64_t, double> metrics;
+  std::error_code ignored;
+  if (!fs::exists(path, ignored)) return metrics;
+  const Bytes bytes = read_file(path, 64 << 20);
+  const Json json = Json::parse(bytes.begin(), bytes.end(), nullptr, false);
+  if (!json.is_object()) return metrics;  // then none of them is the best
+  for (const auto& [key, value] : json.items()) {
+    if (const auto step = step_of(std::string(kPrefix) + key); step && value.is_number()) metrics[*step] = value;
+  }
+  return metrics;
+}
+
+void write_metrics(const fs::path& path, const std::map<std::int64_t, double>& metrics) {
+  Json json = Json::object();
+  for (const auto& [step, metric] : metrics) json[fmt::to_string(step)] = metric;
+  const fs::path temporary = path.string() + ".tmp";
+  std::error_code ignored;
+  fs::remove(temporary, ignored);
+  write_new_file(temporary, as_bytes(json.dump(1) + "\n"));
+  rename_replacing(temporary, path);
+}
+
+}  // namespace
+
+CheckpointManager::CheckpointManager(fs::path directory, const ProcessGroup& group, CheckpointManagerOptions options)
+    : directory_(std::move(directory)), group_(group), options_(std::move(options)) {
+  if (options_.save_every < 1) {
+    fail(ErrorCode::invalid_argument, "checkpoint manager: save every {} steps, expected at least 1",
+         options_.save_every);
+  }
+  if (options_.keep_last == std::size_t{0}) {
+    fail(ErrorCode::invalid_argument, "checkpoint manager: keep the last 0, expected at least 1");
+  }
+  group_.agree_on(fmt::format("begin with the checkpoints of {}", directory_.string()), [&] {
+    if (group_.rank() != 0) return;
+    std::error_code error;
+    fs::create_directories(directory_, error);
+    if (error) fail(ErrorCode::io, "create directory {}: {}", directory_.string(), error.message());
+    remove_uncommitted();
+  });
+  if (options_.async) saver_ = std::make_unique<AsyncSaver>(group_, options_.save);
+}
+
+CheckpointManager::~CheckpointManager() = default;
+
+void CheckpointManager::warn(const std::string& what) const {
+  if (options_.warn && group_.rank() == 0) options_.warn(what);
+}
+
+void CheckpointManager::remove_uncommitted() const {
+  for (const Found& found : find_steps(directory_)) {
+    if (!found.is_committed) remove_checkpoint(path_of(found.step));
+  }
+}
+
+fs::path CheckpointManager::path_of(std::int64_t step) const { return directory_ / fmt::format("{}{}", kPrefix, step); }
+
+std::vector<std::int64_t> CheckpointManager::steps() const {
+  std::vector<std::int64_t> steps;
+  for (const Found& found : find_steps(directory_)) {
+    if (found.is_committed) steps.push_back(found.step);
+  }
+  return steps;
+}
+
+std::optional<std::int64_t> CheckpointManager::latest() const {
+  const std::vector<std::int64_t> all = steps();
+  return all.empty() ? std::nullopt : std::optional(all.back());
+}
+
+bool CheckpointManager::save(std::int64_t step, const StateDict& state, std::optional<double> metric, bool always) {
+  if (step < 0) fail(ErrorCode::invalid_argument, "save step {}: expected at least 0", step);
+  if (!always && !is_due(step)) return false;
+  const auto storage = checkpoint::file_system_storage(path_of(step));
+  if (saver_ != nullptr) {
+    saver_->save(state, storage, [this, step, metric] { after_save(step, metric); });
+  } else {
+    tessera::save(state, storage, group_, options_.save);
+    after_save(step, metric);
+  }
+  return true;
+}
+
+// Removes what is no longer kept. The checkpoint is committed: nothing that goes wrong here is an error of the save.
+void CheckpointManager::after_save(std::int64_t step, std::optional<double> metric) const {
+  if (group_.rank() != 0) return;
+  try {
+    sync_directory(directory_);
+    const fs::path path = directory_ / kMetrics;
+    std::map<std::int64_t, double> metrics = read_metrics(path);
+    const auto before = metrics;
+    metrics.erase(step);
+    if (metric) metrics[step] = *metric;
+    const std::vector<std::int64_t> all = steps();
+    std::erase_if(metrics, [&](const auto& one) { return !std::binary_search(all.begin(), all.end(), one.first); });
+
+    std::set<std::int64_t> kept = {step};
+    const std::size_t last = std::min(options_.keep_last.value_or(all.size()), all.size());
+    kept.insert(all.end() - static_cast<std::ptrdiff_t>(last), all.end());
+    std::vector<std::pair<double, std::int64_t>> ranked;
+    for (const auto& [of_step, value] : metrics) {
+      ranked.emplace_back(options_.best == CheckpointManagerOptions::Best::lowest ? value : -value, -of_step);
+    }
+    std::sort(ranked.begin(), ranked.end());
+    for (std::size_t i = 0; i < std::min(options_.keep_best, ranked.size()); ++i) kept.insert(-ranked[i].second);
+    if (metrics != before) write_metrics(path, metrics);
+    for (const std::int64_t old : all) {
+      if (!kept.contains(old)) remove_checkpoint(path_of(old));
+    }
+  } catch (const Error& error) {
+    warn(error.what());
+  }
+}
+
+void CheckpointManager::wait() {
+  if (saver_ != nullptr) saver_->wait();
+}
+
+void CheckpointManager::restore(std::int64_t step, StateDict& state) {
+  load(state, path_of(step), group_, options_.load);
+}
+
+std::optional<std::int64_t> CheckpointManager::restore_latest(StateDict& state) {
+  const Bytes said =
+      group_.broadcast_bytes(group_.agree_on(fmt::format("look for checkpoints in {}", directory_.string()),
+                                             [&] {
+                                               Bytes bytes;
+                                               if (group_.rank() != 0) return bytes;
+                                               for (const std::int64_t step : steps()) {
+                                                 append_little_endian(bytes, static_cast<std::uint64_t>(step));
+                                               }
+                                               return bytes;
+                                             }),
+                             0);
+  std::string damaged;
+  for (std::size_t at = said.size(); at > 0; at -= 8) {
+    const auto step = static_cast<std::int64_t>(load_little_endian<std::uint64_t>(said.data() + at - 8));
+    try {
+      restore(step, state);
+      return step;
+    } catch (const Error& error) {
+      const bool is_damage = error.code() == ErrorCode::corrupt || error.code() == ErrorCode::io;
+      if (!is_damage) throw;
+      warn(fmt::format("the checkpoint of step {} can't be loaded: {}", step, error.what()));
+      if (damaged.empty()) damaged = error.what();
+    }
+  }
+  if (!damaged.empty()) {
+    fail(ErrorCode::corrupt, "restore the latest checkpoint of {}: none of {} can be loaded; the newest: {}",
+         directory_.string(), said.size() / 8, damaged);
+  }
+  return std::nullopt;
+}
+
+}  // namespace tessera

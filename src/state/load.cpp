@@ -1,0 +1,148 @@
+#include "tessera/state/load.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "state/local_tensor.h"
+#include "state/process_group_link.h"
+#include "tessera/base/error.h"
+#include "tessera/state/flatten.h"
+#include "tessera/state/flatten_sharded_tensors.h"
+#include "tessera/state/object_archive.h"
+#include "tessera/tensor/torch_types.h"
+
+namespace tessera {
+
+namespace {
+
+using checkpoint::Checkpoint;
+
+bool has_name(const Checkpoint& checkpoint, const std::string& name) {
+  return checkpoint.find_tensor(name) || checkpoint.find_object(name);
+}
+
+// Names of the checkpoint that the state hasn't, but would have had before PyTorch 2.4, say that it is as old.
+FlatStateDict flatten_as_saved(const StateDict& state, const Checkpoint& checkpoint) {
+  FlatStateDict flat = flatten_state_dict(state);
+  FlatStateDict old = flatten_state_dict(state, TraversalRules::until_2_3);
+  const bool is_old = std::any_of(old.mapping.begin(), old.mapping.end(), [&](const auto& name_and_path) {
+    return !flat.mapping.contains(name_and_path.first) && has_name(checkpoint, name_and_path.first);
+  });
+  return is_old ? old : flat;
+}
+
+class StateLoader {
+ public:
+  StateLoader(const StateDict& state, const Checkpoint& checkpoint, const ProcessGroup& group,
+              const LoadOptions& options) {
+    StateDict wanted = options.flatten_sharded_tensors ? flatten_sharded_tensors(state, group) : state;
+    FlatStateDict flat{wanted, {}};
+    if (options.flatten_state_dict) flat = flatten_as_saved(wanted, checkpoint);
+    for (const auto& [key, value] : flat.state_dict) {
+      const std::string name = flat_name({key});
+      const auto path = flat.mapping.find(name);
+      paths_.emplace(name, path == flat.mapping.end() ? Path{name} : path->second);
+      try {
+        add(name, value);
+      } catch (const Error& error) {
+        fail(error.code(), "load '{}': {}", printable(name), error.what());
+      }
+    }
+  }
+
+  const checkpoint::Targets& targets() const { return targets_; }
+
+  // What was loaded beside its tensor goes there; objects into `state`.
+  void finish(StateDict& state, const Checkpoint& checkpoint, const checkpoint::LoadReport& report) {
+    for (auto& [tensor, loaded] : staged_) tensor.copy_(loaded);
+    std::vector<std::pair<const Path*, Value>> objects;
+    for (const auto& [name, object] : report.objects) {
+      objects.emplace_back(&paths_.at(name),
+                           load_object(object, [&](std::uint32_t file) { return checkpoint.open_file(file); }));
+    }
+    for (auto& [path, value] : objects) set_element(state, *path, std::move(value));
+  }
+
+ private:
+  void add(const std::string& name, const Value& value) {
+    const std::optional<LocalTensor> local = local_tensor_of(value);
+    if (!local) {
+      targets_.push_back({name, checkpoint::TargetObject{}});
+      return;
+    }
+    checkpoint::TargetTensor target{local->properties.dtype, local->shape, {}};
+    for (const auto& [box, tensor] : local->chunks) {
+      if (overlaps_itself(tensor)) {
+        fail(ErrorCode::invalid_argument, "the tensor of {} overlaps itself, so it can't be filled", to_string(box));
+      }
+      const bool is_plain = tensor.is_cpu() && !tensor.is_conj() && !tensor.is_neg();
+      const at::Tensor memory =
+          is_plain ? tensor : at::empty(tensor.sizes(), at::TensorOptions().dtype(tensor.scalar_type()));
+      if (!is_plain) staged_.emplace_back(tensor, memory);
+      target.chunks.push_back({box, {static_cast<std::uint8_t*>(memory.data_ptr()), memory.strides().vec()}});
+      kept_.push_back(memory);
+    }
+    targets_.push_back({name, std::move(target)});
+  }
+
+  checkpoint::Targets targets_;
+  std::map<std::string, Path> paths_;
+  std::vector<std::pair<at::Tensor, at::Tensor>> staged_;  // where it goes, and where it is loaded
+  std::vector<at::Tensor> kept_;
+};
+
+}  // namespace
+
+LoadReport load(StateDict& state, const std::filesystem::path& directory, const ProcessGroup& group,
+                const LoadOptions& options) {
+  return load(state, checkpoint::file_system_storage(directory), group, options);
+}
+
+LoadReport load(StateDict& state, const std::shared_ptr<checkpoint::Storage>& storage, const ProcessGroup& group,
+                const LoadOptions& options) {
+  ProcessGroupLink link(group);
+  const std::shared_ptr<const Checkpoint> checkpoint = checkpoint::open_on_all_ranks(storage, link);
+  const std::string step = fmt::format("load {}", storage->name());
+  StateLoader loader = link.agree_on(step, [&] { return StateLoader(state, *checkpoint, group, options); });
+  checkpoint::LoadReport report = checkpoint::load(loader.targets(), checkpoint, link, options);
+  link.agree_on(step, [&] { loader.finish(state, *checkpoint, report); });
+  return {report.wanted_bytes, report.read_bytes, std::move(report.missing)};
+}
+
+StateDict load_whole(const std::filesystem::path& path) {
+  const std::shared_ptr<const Checkpoint> checkpoint = Checkpoint::open(path);
+  struct Named {
+    std::size_t position;
+    std::string name;
+    Path path;
+  };
+  std::vector<Named> order;
+  StateDict flat;
+  checkpoint::Targets targets;
+  for (const checkpoint::TensorInfo& tensor : checkpoint->tensors()) {
+    at::Tensor made = at::empty(tensor.shape, at::TensorOptions().dtype(to_scalar_type(tensor.dtype)));
+    targets.push_back({tensor.name, checkpoint::TargetTensor{
+                                        tensor.dtype,
+                                        tensor.shape,
+                                        {{Box::whole(tensor.shape),
+                                          {static_cast<std::uint8_t*>(made.data_ptr()), made.strides().vec()}}}}});
+    flat.insert_or_assign(tensor.name, std::move(made));
+    order.push_back({tensor.position, tensor.name, tensor.path});
+  }
+  checkpoint::load(targets, checkpoint);
+  for (std::size_t i = 0; i < checkpoint->objects().size(); ++i) {
+    const checkpoint::ObjectInfo& object = checkpoint->objects()[i];
+    flat.insert_or_assign(object.name, load_object(*checkpoint, i));
+    order.push_back({object.position, object.name, object.path});
+  }
+  std::sort(order.begin(), order.end(), [](const Named& a, const Named& b) { return a.position < b.position; });
+  StateDict state;
+  for (const Named& one : order) {
+    set_element(state, one.path.empty() ? Path{one.name} : one.path, std::move(flat.at(one.name)));
+  }
+  return state;
+}
+
+}  // namespace tessera

@@ -1,0 +1,23 @@
+#pragma once
+// A process group as checkpoints see one.
+
+#include "tessera/checkpoint/rank_link.h"
+#include "tessera/comm/process_group.h"
+
+namespace tessera {
+
+class ProcessGroupLink final : public checkpoint::RankLink {
+ public:
+  explicit ProcessGroupLink(const ProcessGroup& group) : group_(group) {}
+  int rank() const override { return group_.rank(); }
+  int size() const override { return group_.size(); }
+  std::vector<Bytes> gather(ByteView bytes) override { return group_.gather_bytes(bytes, 0); }
+  Bytes scatter(const std::vector<Bytes>& parts) override { return group_.scatter_bytes(parts, 0); }
+  Bytes broadcast(ByteView bytes) override { return group_.broadcast_bytes(bytes, 0); }
+  void agree(std::string_view step, const std::exception_ptr& failure) override { group_.agree(step, failure); }
+
+ private:
+  ProcessGroup group_;
+};
+
+}  // namespace tessera
