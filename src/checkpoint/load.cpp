@@ -71,7 +71,7 @@ class Loader {
     }
     flush();
     for (const LoadPlan::ObjectItem& item : plan.objects) {
-      report_.objects.emplace(targets_.at(item.target).name, checkpoint_->load_object(item.object));
+      as_damage([&] { report_.objects.emplace(targets_.at(item.target).name, checkpoint_->load_object(item.object)); });
     }
     pool_.wait();
     progress_.end();
@@ -117,7 +117,7 @@ class Loader {
     pool_.submit([this, pieces = std::exchange(waiting_, {})] {
       for (const Piece& piece : pieces) {
         if (options_.cancellation != nullptr) options_.cancellation->check();
-        read(piece);
+        as_damage([&] { read(piece); });
         progress_.advance(
             static_cast<std::uint64_t>(volume(piece.box) * dtype_size(piece.tensor->reader.info().dtype)));
         piece_done(*piece.tensor);
@@ -140,6 +140,17 @@ class Loader {
     reader.read_chunk(piece.stored_chunk, piece.box, from, row_major);
     cast(stored, from, piece.dtype, to, count);
     copy_strided(piece.box.sizes, dtype_size(piece.dtype), to, row_major, piece.out, piece.strides);
+  }
+
+  // A file that the checkpoint refers to and that isn't there is damage.
+  template <typename F>
+  static void as_damage(const F& f) {
+    try {
+      f();
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::not_found) throw;
+      fail(ErrorCode::corrupt, "a file of the checkpoint is missing: {}", error.what());
+    }
   }
 
   void piece_done(OpenTensor& tensor) {

@@ -19,24 +19,34 @@ constexpr char kLeft[] = "left";
 
 std::string sign_key(int rank) { return fmt::format("sign/{}", rank); }
 
-// "<beat> <number> <group> <name>": a beat that was never there before, and the call that the rank is in.
-std::string sign_of(std::uint64_t beat, const Call& call) {
-  return fmt::format("{} {} {} {}", beat, call.number, call.group, call.name);
+// "<beat>", which was never there before, and " <number> <group> <name>" of each call that the rank is in.
+std::string sign_of(std::uint64_t beat, const std::map<std::string, Call>& calls) {
+  std::string sign = fmt::to_string(beat);
+  for (const auto& [group, call] : calls) sign += fmt::format(" {} {} {}", call.number, group, call.name);
+  return sign;
 }
 
-Call call_of(const std::string& sign) {
-  Call call;
+std::map<std::string, Call> calls_of(const std::string& sign) {
+  std::map<std::string, Call> calls;
   std::vector<std::string> words;
   for (std::size_t begin = 0; begin <= sign.size();) {
     const std::size_t end = std::min(sign.find(' ', begin), sign.size());
     words.push_back(sign.substr(begin, end - begin));
     begin = end + 1;
   }
-  if (words.size() != 4) return call;
-  call.number = std::strtoull(words[1].c_str(), nullptr, 10);
-  call.group = words[2];
-  call.name = words[3];
-  return call;
+  for (std::size_t i = 1; i + 2 < words.size(); i += 3) {
+    calls[words[i + 1]] = {words[i + 1], std::strtoull(words[i].c_str(), nullptr, 10), words[i + 2]};
+  }
+  return calls;
+}
+
+// In the call of `group` if it is in one, else in those of other groups.
+std::string where_it_is(const std::map<std::string, Call>& calls, const std::string& group) {
+  if (const auto same = calls.find(group); same != calls.end()) return "in " + same->second.name;
+  if (calls.empty()) return "in no collective";
+  std::string text = "in ";
+  for (const auto& [other, call] : calls) text += (text.size() > 3 ? ", " : "") + call.name;
+  return text;
 }
 
 std::string list_of(const std::vector<int>& ranks) {
@@ -82,12 +92,15 @@ void Liveness::wait_for_others() {
   }
 }
 
-void Liveness::enter(Call call) {
+void Liveness::enter(const Call& call) {
   const std::lock_guard lock(mutex_);
-  call_ = std::move(call);
+  calls_[call.group] = call;
 }
 
-void Liveness::leave() { enter({}); }
+void Liveness::leave(const std::string& group) {
+  const std::lock_guard lock(mutex_);
+  calls_.erase(group);
+}
 
 std::string Liveness::failure() const {
   const std::lock_guard lock(mutex_);
@@ -139,7 +152,7 @@ void Liveness::beat() {
   std::string sign;
   {
     const std::lock_guard lock(mutex_);
-    sign = sign_of(++beats_, call_);
+    sign = sign_of(++beats_, calls_);
   }
   const std::lock_guard lock(store_mutex_);
   put_text(*store_, sign_key(rank_), sign);
@@ -194,10 +207,11 @@ std::string Liveness::explain_timeout(std::span<const int> ranks, const Call& ca
     if (const auto left = find_left(ranks)) return report(*left);
     for (const int other : ranks) {
       if (other == rank_) continue;
-      const Call there = call_of(read(sign_key(other)));
-      if (there.group == call.group && there.number >= call.number) continue;
+      const std::map<std::string, Call> there = calls_of(read(sign_key(other)));
+      const auto same = there.find(call.group);
+      if (same != there.end() && same->second.number >= call.number) continue;
       missing.push_back(other);
-      where += fmt::format("; rank {} is {}", other, there.name.empty() ? "in no collective" : "in " + there.name);
+      where += fmt::format("; rank {} is {}", other, where_it_is(there, call.group));
     }
   } catch (...) {
     return report(fmt::format("rank 0, which keeps the store, is gone ({})", message_of(std::current_exception())));

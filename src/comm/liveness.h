@@ -6,6 +6,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <span>
@@ -35,9 +36,9 @@ class Liveness {
   // said to them.
   ~Liveness();
 
-  // This rank is in `call` now, or in none.
-  void enter(Call call);
-  void leave();
+  // This rank is in `call` now, or in none of this group. Threads may be in calls of several groups at once.
+  void enter(const Call& call);
+  void leave(const std::string& group);
 
   // What the first rank said that found something wrong; empty while nothing is.
   std::string failure() const;
@@ -65,7 +66,7 @@ class Liveness {
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
   bool stops_ = false;
-  Call call_;
+  std::map<std::string, Call> calls_;  // that this rank is in, by group
   std::string failure_;
 
   std::mutex store_mutex_;  // guards the store

@@ -52,7 +52,7 @@ void ProcessGroup::Impl::guard(const Call& call, milliseconds limit, const std::
   try {
     step();
   } catch (const Error&) {
-    liveness->leave();
+    liveness->leave(call.group);
     throw;
   } catch (...) {
     // The backend has the same timeout and may be the first to notice.
@@ -60,10 +60,10 @@ void ProcessGroup::Impl::guard(const Call& call, milliseconds limit, const std::
     const std::string why = waited >= limit
                                 ? liveness->explain_timeout(world_ranks, call, waited)
                                 : liveness->explain(world_ranks, comm::message_of(std::current_exception()));
-    liveness->leave();
+    liveness->leave(call.group);
     fail_as(call, why);
   }
-  liveness->leave();
+  liveness->leave(call.group);
 }
 
 comm::WorkPtr ProcessGroup::Impl::start(const comm::Transport& transport, const Call& call, const Start& start) {

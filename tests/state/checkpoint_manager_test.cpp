@@ -1,0 +1,166 @@
+#include "tessera/state/checkpoint_manager.h"
+
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <mutex>
+
+#include "support/error_matchers.h"
+#include "support/temporary_directory.h"
+#include "tessera/comm/local_ranks.h"
+
+namespace tessera {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using testing::TemporaryDirectory;
+
+StateDict state_of(std::int64_t step) { return {{"w", at::full({100}, step, at::kLong)}, {"step", step}}; }
+
+class CheckpointManagerTest : public ::testing::TestWithParam<bool> {
+ protected:
+  CheckpointManagerOptions options() {
+    CheckpointManagerOptions options;
+    options.async = GetParam();
+    options.warn = [this](const std::string& what) {
+      const std::lock_guard lock(mutex_);
+      warnings_.push_back(what);
+    };
+    return options;
+  }
+  fs::path directory() const { return temporary_ / "checkpoints"; }
+  std::vector<std::string> warnings_;
+
+ private:
+  TemporaryDirectory temporary_;
+  std::mutex mutex_;
+};
+INSTANTIATE_TEST_SUITE_P(Async, CheckpointManagerTest, ::testing::Bool(),
+                         [](const auto& async) { return async.param ? "InTheBackground" : "AtOnce"; });
+
+TEST_P(CheckpointManagerTest, DueStepsAreSavedAndTheNewestIsRestored) {
+  run_local(3, [&](const ProcessGroup& group) {
+    {
+      CheckpointManagerOptions every_third = options();
+      every_third.save_every = 3;
+      CheckpointManager manager(directory(), group, every_third);
+      StateDict state = state_of(0);
+      EXPECT_EQ(manager.restore_latest(state), std::nullopt);
+      EXPECT_EQ(manager.latest(), std::nullopt);
+      for (std::int64_t step = 1; step <= 7; ++step) EXPECT_EQ(manager.save(step, state_of(step)), step % 3 == 0);
+      EXPECT_TRUE(manager.save(8, state_of(8), std::nullopt, true));
+      manager.wait();
+      group.barrier();
+      EXPECT_THAT(manager.steps(), ElementsAre(3, 6, 8));
+    }
+    group.barrier();
+    CheckpointManager manager(directory(), group, options());
+    StateDict state = state_of(0);
+    EXPECT_EQ(manager.restore_latest(state), 8);
+    EXPECT_EQ(state, state_of(8));
+    manager.restore(3, state);
+    EXPECT_EQ(state, state_of(3));
+  });
+}
+
+TEST_P(CheckpointManagerTest, TheLastAndTheBestAreKept) {
+  CheckpointManagerOptions keep = options();
+  keep.keep_last = 2;
+  keep.keep_best = 2;
+  const std::map<std::int64_t, double> losses = {{1, 5}, {2, 1}, {3, 4}, {4, 2}, {5, 3}, {6, 6}, {7, 7}};
+  {
+    CheckpointManager manager(directory(), {}, keep);
+    for (const auto& [step, loss] : losses) manager.save(step, state_of(step), loss);
+    manager.wait();
+    EXPECT_THAT(manager.steps(), ElementsAre(2, 4, 6, 7));
+  }
+  // What was best is known to the next job, too.
+  keep.best = CheckpointManagerOptions::Best::highest;
+  CheckpointManager manager(directory(), {}, keep);
+  manager.save(8, state_of(8), 0.5);
+  manager.save(9, state_of(9));
+  manager.wait();
+  EXPECT_THAT(manager.steps(), ElementsAre(6, 7, 8, 9));
+  EXPECT_TRUE(warnings_.empty());
+}
+
+TEST_P(CheckpointManagerTest, WhatCrashedSavesLeftIsRemoved) {
+  {
+    CheckpointManager manager(directory(), {}, options());
+    manager.save(1, state_of(1));
+    manager.save(2, state_of(2));
+    manager.wait();
+  }
+  fs::remove(directory() / "step-2" / ".metadata");  // as if it had never been committed
+  fs::create_directory(directory() / "step-3");
+  fs::create_directory(directory() / "notes");
+  std::ofstream(directory() / "step-x") << "not ours";
+  CheckpointManager manager(directory(), {}, options());
+  EXPECT_THAT(manager.steps(), ElementsAre(1));
+  EXPECT_FALSE(fs::exists(directory() / "step-2"));
+  EXPECT_FALSE(fs::exists(directory() / "step-3"));
+  EXPECT_TRUE(fs::exists(directory() / "notes"));
+  EXPECT_TRUE(fs::exists(directory() / "step-x"));
+}
+
+TEST_P(CheckpointManagerTest, ADamagedCheckpointIsPassedOverWithAWarning) {
+  run_local(2, [&](const ProcessGroup& group) {
+    CheckpointManager manager(directory(), group, options());
+    for (std::int64_t step = 1; step <= 4; ++step) manager.save(step, state_of(step));
+    manager.wait();
+    group.barrier();
+    if (group.rank() == 0) {
+      {  // a flipped byte among the elements
+        std::fstream file(directory() / "step-4" / "__0_0.distcp", std::ios::in | std::ios::out | std::ios::binary);
+        file.seekp(700);
+        file.put('\x55');
+      }
+      fs::remove(directory() / "step-3" / "__0_0.distcp");
+    }
+    group.barrier();
+    StateDict state = state_of(0);
+    EXPECT_EQ(manager.restore_latest(state), 2);
+    EXPECT_EQ(state, state_of(2));
+    group.barrier();
+    if (group.rank() == 0) {
+      ASSERT_EQ(warnings_.size(), 2u);
+      EXPECT_THAT(warnings_[0], HasSubstr("the checkpoint of step 4 can't be loaded: "));
+      EXPECT_THAT(warnings_[0], HasSubstr("tensor 'w'"));
+      EXPECT_THAT(warnings_[1], HasSubstr("step 3"));
+      EXPECT_THAT(warnings_[1], HasSubstr("is missing"));
+      fs::remove(directory() / "step-2" / "__0_0.distcp");
+      fs::resize_file(directory() / "step-1" / ".metadata", 10);
+    }
+    group.barrier();
+    EXPECT_ERROR(manager.restore_latest(state), ErrorCode::corrupt, "none of 4 can be loaded; the newest: ");
+  });
+}
+
+TEST_P(CheckpointManagerTest, AStateThatDoesNotFitIsNoDamage) {
+  CheckpointManager manager(directory(), {}, options());
+  manager.save(1, state_of(1));
+  manager.save(2, state_of(2));
+  manager.wait();
+  StateDict other{{"w", at::zeros({7}, at::kLong)}};
+  EXPECT_ERROR(manager.restore_latest(other), ErrorCode::invalid_argument, "its shape is [100]");
+  StateDict missing{{"v", at::zeros({7}, at::kLong)}};
+  EXPECT_ERROR(manager.restore_latest(missing), ErrorCode::not_found, "no 'v'");
+}
+
+TEST(CheckpointManagerOptionsTest, Refusals) {
+  const TemporaryDirectory directory;
+  CheckpointManagerOptions options;
+  options.save_every = 0;
+  EXPECT_ERROR(CheckpointManager(directory.path(), {}, options), ErrorCode::invalid_argument, "save every 0 steps");
+  options = {};
+  options.keep_last = 0;
+  EXPECT_ERROR(CheckpointManager(directory.path(), {}, options), ErrorCode::invalid_argument, "keep the last 0");
+  EXPECT_ERROR(CheckpointManager(directory.path()).save(-1, {}), ErrorCode::invalid_argument, "save step -1");
+}
+
+}  // namespace
+}  // namespace tessera
