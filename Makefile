@@ -39,7 +39,7 @@ interop:
 	$(call setup,build torch test)
 	[[ $$EUID -ne 0 ]] || $(call setup,interop)
 	cmake --preset release -DTESSERA_TESTS=ON
-	cmake --build --preset release --parallel $(JOBS) --target tessera sharded_values state_values
+	cmake --build --preset release --parallel $(JOBS) --target tessera sharded_values state_values resave
 	tools/with-pytorch -- tests/interop/run
 
 libtorch:

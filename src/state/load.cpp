@@ -9,7 +9,6 @@
 #include "state/process_group_link.h"
 #include "tessera/base/error.h"
 #include "tessera/state/flatten.h"
-#include "tessera/state/flatten_sharded_tensors.h"
 #include "tessera/state/object_archive.h"
 #include "tessera/tensor/torch_types.h"
 
@@ -37,9 +36,9 @@ class StateLoader {
  public:
   StateLoader(const StateDict& state, const Checkpoint& checkpoint, const ProcessGroup& group,
               const LoadOptions& options) {
-    StateDict wanted = options.flatten_sharded_tensors ? flatten_sharded_tensors(state, group) : state;
-    FlatStateDict flat{wanted, {}};
-    if (options.flatten_state_dict) flat = flatten_as_saved(wanted, checkpoint);
+    FlatStateDict flat{state, {}};
+    if (options.flatten_state_dict) flat = flatten_as_saved(state, checkpoint);
+    if (options.flatten_sharded_tensors) flat.state_dict = without_nested(std::move(flat.state_dict), group);
     for (const auto& [key, value] : flat.state_dict) {
       const std::string name = flat_name({key});
       const auto path = flat.mapping.find(name);

@@ -9,7 +9,6 @@
 #include "state/local_tensor.h"
 #include "tessera/base/error.h"
 #include "tessera/state/flatten.h"
-#include "tessera/state/flatten_sharded_tensors.h"
 #include "tessera/state/object_archive.h"
 
 namespace tessera {
@@ -50,7 +49,7 @@ checkpoint::FlatState entries_of(const StateDict& state, const ProcessGroup& gro
                                  const Access& access) {
   FlatStateDict flat{state, {}};
   if (options.flatten_state_dict) flat = flatten_state_dict(state);
-  if (options.flatten_sharded_tensors) flat.state_dict = flatten_sharded_tensors(flat.state_dict, group);
+  if (options.flatten_sharded_tensors) flat.state_dict = without_nested(std::move(flat.state_dict), group);
   checkpoint::FlatState entries;
   entries.reserve(flat.state_dict.size());
   for (const auto& [key, value] : flat.state_dict) {

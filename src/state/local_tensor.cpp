@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "tessera/base/error.h"
+#include "tessera/state/flatten_sharded_tensors.h"
 #include "tessera/tensor/torch_types.h"
 
 namespace tessera {
@@ -48,6 +49,18 @@ std::optional<LocalTensor> local_tensor_of(const Value& value) {
     return std::nullopt;
   }
   return local;
+}
+
+StateDict without_nested(StateDict flat, const ProcessGroup& group) {
+  const auto is_nested = [](const Dict::Entry& entry) { return entry.value.is<NestedShardedTensor>(); };
+  if (std::none_of(flat.begin(), flat.end(), is_nested)) return flat;
+  StateDict result;
+  for (const Dict::Entry& entry : flat) {
+    StateDict one{entry};
+    if (is_nested(entry)) one = flatten_sharded_tensors(one, group);
+    for (const Dict::Entry& kept : one) result.insert_or_assign(kept.key, kept.value);
+  }
+  return result;
 }
 
 bool overlaps_itself(const at::Tensor& tensor) {

@@ -23,6 +23,9 @@ struct LocalTensor {
 // no name for, and for a nested sharded tensor.
 std::optional<LocalTensor> local_tensor_of(const Value& value);
 
+// A flat state dict with its nested sharded tensors taken apart, which leaves out those of which this rank has nothing.
+StateDict without_nested(StateDict flat, const ProcessGroup& group);
+
 // Whether two elements share memory (an expanded tensor).
 bool overlaps_itself(const at::Tensor& tensor);
 

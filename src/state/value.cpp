@@ -151,25 +151,25 @@ const Value* Dict::find(const Key& key) const {
 
 Value* Dict::find(const Key& key) { return const_cast<Value*>(std::as_const(*this).find(key)); }
 
-const Value& Dict::at(Key key) const {  // NOLINT(performance-unnecessary-value-param)
+const Value& Dict::at(const Key& key) const {
   if (const Value* found = find(key)) return *found;
   fail(ErrorCode::not_found, "state value: a dict of {} entries has no key {}", size(), to_string(key));
 }
 
-Value& Dict::at(Key key) { return const_cast<Value&>(std::as_const(*this).at(std::move(key))); }
+Value& Dict::at(const Key& key) { return const_cast<Value&>(std::as_const(*this).at(key)); }
 
-Value& Dict::operator[](Key key) {
+Value& Dict::operator[](const Key& key) {
   if (Value* found = find(key)) return *found;
-  entries_.push_back({std::move(key), Value()});
+  entries_.push_back({key, Value()});
   if (size() == kFewEntries + 1) {
     for (std::size_t i = 0; i < size(); ++i) positions_.emplace(entries_[i].key, i);
   } else if (size() > kFewEntries) {
-    positions_.emplace(entries_.back().key, size() - 1);
+    positions_.emplace(key, size() - 1);
   }
   return entries_.back().value;
 }
 
-void Dict::insert_or_assign(Key key, Value value) { (*this)[std::move(key)] = std::move(value); }
+void Dict::insert_or_assign(const Key& key, Value value) { (*this)[key] = std::move(value); }
 
 bool Dict::erase(const Key& key) {
   const std::size_t at = position_of(key);

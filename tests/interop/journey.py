@@ -18,8 +18,8 @@ CAST_DTYPES = ["float16", "bfloat16", "float32", "float64"]
 
 
 class Journey:
-    def __init__(self, tessera, case, report):
-        self.tessera, self.case, self.report = tessera, case, report
+    def __init__(self, tessera, case, report, resave=None):
+        self.tessera, self.case, self.report, self.resaver = tessera, case, report, resave
         self.manifest = json.loads((case / "manifest.json").read_text())
         self.source = case / self.manifest["path"]
         self.kind = self.manifest["kind"]
@@ -38,6 +38,8 @@ class Journey:
         self.damage()
         self.chain()
         self.reshard()
+        if self.kind == "dcp" and self.resaver is not None:
+            self.resave()
         return self.jobs
 
     def objects_with_keys(self):
@@ -252,6 +254,30 @@ class Journey:
                     self.job("dtensor", output, ranks=ranks - 1, dim=dim)
         if len(made) > 1 and self.kind == "dcp":
             self.reshard_like(folder, made[-1])
+
+    def resave(self):
+        """Loaded by the library on some ranks, cut in one dimension, and saved again."""
+        folder = self.case / "resave"
+        folder.mkdir()
+        for ranks, dim in ((1, 0), (3, 0), (2, 1)):
+            output = folder / f"{ranks}-dim{dim}"
+            command = [self.resaver, self.source, output, ranks, dim]
+            done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=120, check=False)
+            what = f"resave {output.name}"
+            if done.returncode == 3 and "has no such type" in done.stderr:
+                is_clear = "unsupported" in done.stderr and not output.exists()
+                self.note("resave", f"{what}: a dtype that LibTorch lacks is refused", "" if is_clear else done.stderr)
+                continue
+            self.note("resave", what, "" if done.returncode == 0 else done.stderr[:600] or f"status {done.returncode}")
+            if done.returncode != 0:
+                continue
+            self.expect("resave", 0, "verify", output)
+            self.same("resave", self.source, output)
+            self.inspect(output)
+            self.job("dcp", output)
+            self.job("dtensor", output, ranks=2, dim=dim)
+            if self.manifest.get("flatten", True):
+                self.job("dcp-to-torch", output)
 
     def reshard_like(self, folder, other):
         """Back to the layout of the source from that of another rank count."""

@@ -1,4 +1,6 @@
 #include "tessera/state/flatten_sharded_tensors.h"
+#include "tessera/state/load.h"
+#include "tessera/state/save.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -49,6 +51,23 @@ TEST(FlattenShardedTensorsTest, TheInnerShardBecomesAShardOfTheWhole) {
     EXPECT_EQ(shard.metadata.placement, on_rank(world.rank()));
     EXPECT_TRUE(shard.tensor.is_same(nested.local_shards[0].tensor.local_shards()[0].tensor));
   });
+}
+
+TEST(FlattenShardedTensorsTest, ANestedTensorIsSavedAndLoadedBoxByBox) {
+  const auto storage = checkpoint::memory_storage();
+  run_local(4, [&](const ProcessGroup& world) {
+    save({{"model", Dict{{"w", fsdp_over_tensor_parallel(world)}}}}, storage, world);
+    const NestedShardedTensor wanted = fsdp_over_tensor_parallel(world);
+    const at::Tensor& mine = wanted.local_shards[0].tensor.local_shards()[0].tensor;
+    const at::Tensor expected = mine.clone();
+    mine.zero_();
+    StateDict state{{"model", Dict{{"w", wanted}}}};
+    load(state, storage, world);
+    EXPECT_TRUE(at::equal(mine, expected));
+  });
+  StateDict state{{"model", Dict{{"w", at::zeros({8, 6}, at::kLong)}}}};
+  load(state, storage);
+  EXPECT_TRUE(at::equal(state.at("model").get<Dict>().at("w").get<at::Tensor>(), indexed({8, 6})));
 }
 
 TEST(FlattenShardedTensorsTest, OtherShardsAreThoseOfOuterAndInnerOnAnotherRank) {

@@ -57,17 +57,18 @@ void set_element(StateDict& root, const Path& path, Value value);
 const Value* get_element(const StateDict& root, const Path& path);
 Value* get_element(StateDict& root, const Path& path);
 
-/// As `get_element`. Throws `Error(not_found)` naming the path if nothing is there, and `Error(invalid_argument)`
-/// naming path and both kinds if it is no T; for T see Value::get_if.
-template <typename T>
-const T& require_element(const StateDict& root, Path path);  // by value as in Dict::at
-
 namespace detail {
 const Value& require_element(const StateDict& root, const Path& path, ValueKind expected);
 }  // namespace detail
 
+/// As `get_element`. Throws `Error(not_found)` naming the path if nothing is there, and `Error(invalid_argument)`
+/// naming path and both kinds if it is no T; for T see Value::get_if.
 template <typename T>
-const T& require_element(const StateDict& root, Path path) {
+#if __has_cpp_attribute(gnu::no_dangling)
+[[gnu::no_dangling]]  // what it returns lies in the root, whatever becomes of the path
+#endif
+const T&
+require_element(const StateDict& root, const Path& path) {
   return detail::require_element(root, path, detail::kKindOf<T>).template get<T>();
 }
 

@@ -242,13 +242,12 @@ class Dict {
   /// Null if it isn't there. Valid until the dict is changed.
   const Value* find(const Key& key) const;
   Value* find(const Key& key);
-  // By value: of a key bound to a reference, g++ would suspect that what is returned lies in it.
   /// Throws `Error(not_found)` naming the key.
-  const Value& at(Key key) const;
-  Value& at(Key key);
+  const Value& at(const Key& key) const;
+  Value& at(const Key& key);
   /// Inserts None if it isn't there.
-  Value& operator[](Key key);
-  void insert_or_assign(Key key, Value value);
+  Value& operator[](const Key& key);
+  void insert_or_assign(const Key& key, Value value);
   /// Whether it was there. O(size).
   bool erase(const Key& key);
   void reserve(std::size_t count) { entries_.reserve(count); }
