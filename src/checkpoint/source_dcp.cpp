@@ -8,6 +8,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "checkpoint/buffer.h"
 #include "checkpoint/file_names.h"
 #include "checkpoint/source.h"
 #include "tessera/base/checked.h"
@@ -42,6 +43,35 @@ std::string version_name(const dcp::Metadata& metadata) {
   if (metadata.version) return *metadata.version;
   return metadata.dialect == dcp::Dialect::torch_1_13 ? "PyTorch 1.13" : "PyTorch 2.x";
 }
+
+// Bytes of a file that were read at once, for who reads them bit by bit; the rest from the file.
+class ReadAhead final : public ByteSource {
+ public:
+  ReadAhead(const ByteSource& file, std::uint64_t offset_bytes, std::uint64_t length_bytes)
+      : file_(file), offset_bytes_(offset_bytes) {
+    thread_local Buffer buffer;
+    bytes_ = buffer.get(length_bytes);
+    file.read_at(offset_bytes, bytes_);
+  }
+  void read_at(std::uint64_t offset_bytes, MutableByteView out) const override {
+    if (offset_bytes < offset_bytes_ || offset_bytes - offset_bytes_ > bytes_.size() ||
+        out.size() > bytes_.size() - (offset_bytes - offset_bytes_)) {
+      return file_.read_at(offset_bytes, out);
+    }
+    const ByteView part = ByteView(bytes_).subspan(offset_bytes - offset_bytes_, out.size());
+    std::copy(part.begin(), part.end(), out.begin());
+  }
+  std::uint64_t size_bytes() const override { return file_.size_bytes(); }
+  const std::string& name() const override { return file_.name(); }
+
+ private:
+  const ByteSource& file_;
+  std::uint64_t offset_bytes_;
+  MutableByteView bytes_;
+};
+
+// A small item is read whole to see where its elements are.
+constexpr std::uint64_t kReadAheadBytes = 64u << 10;
 
 class DcpSource final : public SourceBackend {
  public:
@@ -87,7 +117,11 @@ class DcpSource final : public SourceBackend {
     check_transforms(stored, where);
     const std::shared_ptr<const ByteSource> file = open_file(stored.file);
     check_bounds(*file, stored, where);
-    const torch_archive::Archive archive = torch_archive::open(*file, stored.offset_bytes, stored.length_bytes);
+    const torch_archive::Archive archive =
+        stored.length_bytes <= kReadAheadBytes
+            ? torch_archive::open(ReadAhead(*file, stored.offset_bytes, stored.length_bytes), stored.offset_bytes,
+                                  stored.length_bytes)
+            : torch_archive::open(*file, stored.offset_bytes, stored.length_bytes);
     const std::optional<torch_archive::TensorRef> found = torch_archive::as_tensor(archive.tree.root());
     if (!found) fail(ErrorCode::corrupt, "{}: the stored item is no strided tensor", where());
     if (found->dtype != info.dtype) {

@@ -35,11 +35,19 @@ struct StreamWriter::OpenFile {
   std::uint64_t size_bytes;
   std::mutex mutex;
   std::size_t open_units = 1;  // one more until end_file
+  // The system lets one thread write to a file at a time; those that would spin until it is their turn can do more.
+  std::mutex write_mutex;
   struct Part {
     std::uint64_t offset_bytes, length_bytes;
     std::uint32_t crc;
   };
   std::vector<Part> parts;
+
+  void write(std::uint64_t offset_bytes, ByteView bytes) {
+    const std::lock_guard lock(write_mutex);
+    file->write_at(offset_bytes, bytes);
+    file->start_writeback(offset_bytes, bytes.size());
+  }
 };
 
 struct StreamWriter::Running {
@@ -124,8 +132,7 @@ void StreamWriter::flush_small() {
       at += unit->length_bytes;
     }
     OpenFile& file = *units.front()->file;
-    file.file->write_at(units.front()->offset_bytes, out);
-    file.file->start_writeback(units.front()->offset_bytes, bytes);
+    file.write(units.front()->offset_bytes, out);
     for (const auto& unit : units) unit_done(file, unit->offset_bytes, unit->length_bytes, unit->crc());
   });
 }
@@ -187,8 +194,7 @@ void StreamWriter::run_large(std::shared_ptr<Running> unit) {
           data->produce(begin, out);
           unit->block_crcs[i][b] = crc32(out);
           const std::uint64_t offset = unit->offset_bytes + unit->segment_offsets[i] + begin;
-          unit->file->file->write_at(offset, out);
-          unit->file->file->start_writeback(offset, out.size());
+          unit->file->write(offset, out);
           progress_.advance(out.size());
         });
       }
@@ -210,8 +216,7 @@ void StreamWriter::run_large(std::shared_ptr<Running> unit) {
       const MutableByteView out = buffer.get(length);
       assemble(*unit, i, last, out);
       const std::uint64_t offset = unit->offset_bytes + unit->segment_offsets[i];
-      unit->file->file->write_at(offset, out);
-      unit->file->file->start_writeback(offset, length);
+      unit->file->write(offset, out);
     });
     i = last;
   }
@@ -233,7 +238,7 @@ void StreamWriter::task_done(const std::shared_ptr<Running>& unit) {
   for (const std::size_t i : unit->deferred) {
     Bytes bytes(length_of(unit->unit.segments[i]));
     assemble(*unit, i, i + 1, bytes);
-    unit->file->file->write_at(unit->offset_bytes + unit->segment_offsets[i], bytes);
+    unit->file->write(unit->offset_bytes + unit->segment_offsets[i], bytes);
   }
   unit_done(*unit->file, unit->offset_bytes, unit->length_bytes, unit->crc());
 }

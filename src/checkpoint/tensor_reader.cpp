@@ -18,6 +18,8 @@ constexpr std::uint64_t kSmallSpanBytes = 64u << 10;
 constexpr double kMaxSpanWaste = 4;
 // Of longer runs, nearly all of the span must be wanted.
 constexpr double kMaxSpanWasteOfLongRuns = 1.05;
+// Read and summed while it is in the cache.
+constexpr std::uint64_t kChecksumBytes = 256u << 10;
 constexpr std::uint64_t kVerifyBlockBytes = 4u << 20;
 
 }  // namespace
@@ -154,10 +156,18 @@ void TensorReader::read_strided(const Chunk& chunk, const ByteSource& file, std:
 
 void TensorReader::read_recorded(const Chunk& chunk, const ByteSource& file, std::uint64_t offset_bytes,
                                  MutableByteView out) const {
-  file.read_at(offset_bytes, out);
   read_bytes_ += out.size();
-  if (!chunk.extent.checksum) return;
-  const std::uint32_t crc = crc32(out);
+  if (!chunk.extent.checksum) {
+    file.read_at(offset_bytes, out);
+    return;
+  }
+  std::uint32_t crc = 0;
+  for (std::uint64_t done = 0; done < out.size();) {
+    const MutableByteView part = out.subspan(done, std::min(kChecksumBytes, out.size() - done));
+    file.read_at(offset_bytes + done, part);
+    crc = crc32(part, crc);
+    done += part.size();
+  }
   auto& changing = const_cast<Chunk&>(chunk);  // only its record of pieces, under its mutex
   const std::lock_guard lock(changing.mutex);
   changing.pieces.push_back({offset_bytes, out.size(), crc});

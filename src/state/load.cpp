@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "state/local_tensor.h"
@@ -18,17 +19,20 @@ namespace {
 
 using checkpoint::Checkpoint;
 
-bool has_name(const Checkpoint& checkpoint, const std::string& name) {
-  return checkpoint.find_tensor(name) || checkpoint.find_object(name);
-}
-
 // Names of the checkpoint that the state hasn't, but would have had before PyTorch 2.4, say that it is as old.
 FlatStateDict flatten_as_saved(const StateDict& state, const Checkpoint& checkpoint) {
   FlatStateDict flat = flatten_state_dict(state);
+  std::set<std::string> others;
+  for (const auto& tensor : checkpoint.tensors()) {
+    if (!flat.mapping.contains(tensor.name)) others.insert(tensor.name);
+  }
+  for (const auto& object : checkpoint.objects()) {
+    if (!flat.mapping.contains(object.name)) others.insert(object.name);
+  }
+  if (others.empty()) return flat;
   FlatStateDict old = flatten_state_dict(state, TraversalRules::until_2_3);
-  const bool is_old = std::any_of(old.mapping.begin(), old.mapping.end(), [&](const auto& name_and_path) {
-    return !flat.mapping.contains(name_and_path.first) && has_name(checkpoint, name_and_path.first);
-  });
+  const bool is_old = std::any_of(old.mapping.begin(), old.mapping.end(),
+                                  [&](const auto& name_and_path) { return others.contains(name_and_path.first); });
   return is_old ? old : flat;
 }
 
@@ -41,14 +45,14 @@ class StateLoader {
     if (options.flatten_sharded_tensors) flat.state_dict = without_nested(std::move(flat.state_dict), group);
     for (const auto& [key, value] : flat.state_dict) {
       const std::string name = flat_name({key});
-      const auto path = flat.mapping.find(name);
-      paths_.emplace(name, path == flat.mapping.end() ? Path{name} : path->second);
+      if (!options.flatten_state_dict) flat.mapping.emplace(name, Path{name});
       try {
         add(name, value);
       } catch (const Error& error) {
         fail(error.code(), "load '{}': {}", printable(name), error.what());
       }
     }
+    paths_ = std::move(flat.mapping);
   }
 
   const checkpoint::Targets& targets() const { return targets_; }
@@ -58,7 +62,7 @@ class StateLoader {
     for (auto& [tensor, loaded] : staged_) tensor.copy_(loaded);
     std::vector<std::pair<const Path*, Value>> objects;
     for (const auto& [name, object] : report.objects) {
-      objects.emplace_back(&paths_.at(name),
+      objects.emplace_back(&paths_.find(name)->second,
                            load_object(object, [&](std::uint32_t file) { return checkpoint.open_file(file); }));
     }
     for (auto& [path, value] : objects) set_element(state, *path, std::move(value));
@@ -87,7 +91,7 @@ class StateLoader {
   }
 
   checkpoint::Targets targets_;
-  std::map<std::string, Path> paths_;
+  FlattenMapping paths_;
   std::vector<std::pair<at::Tensor, at::Tensor>> staged_;  // where it goes, and where it is loaded
   std::vector<at::Tensor> kept_;
 };

@@ -1,0 +1,189 @@
+/// \file
+/// Times saving and loading against the same bytes through plain system calls, in turn:
+/// `save_load_bench save|load|load_other_dim|async DIRECTORY TENSORS TENSOR_BYTES REPEATS`, as each rank of a world.
+/// Rank 0 prints one line of JSON: {"ours", "bare"}, medians of seconds, and for loads {"wanted_bytes", "read_bytes"}
+/// of rank 0.
+///   save            tensors cut in dimension 0, against each rank writing its bytes to a file, with fsync
+///   load            the same cut, against each rank reading its bytes from a file into the same memory
+///   load_other_dim  cut in dimension 1, against the same
+///   async           how long AsyncSaver::save stops the trainer, against copying the bytes to memory touched before
+
+#include <ATen/ATen.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <functional>
+#include <iostream>
+#include <string>
+#include <vector>
+
+#include "tessera/base/file.h"
+#include "tessera/comm/init.h"
+#include "tessera/state/async_save.h"
+#include "tessera/state/load.h"
+#include "tessera/state/save.h"
+
+namespace {
+
+using namespace tessera;
+namespace fs = std::filesystem;
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+// From when all ranks begin to when all have ended, earlier writes being on the disk.
+double seconds(const ProcessGroup& group, const std::function<void()>& f) {
+  if (group.rank() == 0) ::sync();
+  group.barrier();
+  const auto begin = std::chrono::steady_clock::now();
+  f();
+  group.barrier();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+ShardedTensor::SpecPtr chunks(std::int64_t dim, int ranks) {
+  std::vector<RemoteDevice> placements;
+  for (int rank = 0; rank < ranks; ++rank) placements.emplace_back(rank, Device{});
+  return std::make_shared<ChunkShardingSpec>(dim, placements);
+}
+
+struct Bench {
+  ProcessGroup group = init_process_group();
+  fs::path directory;
+  std::int64_t tensors = 0, tensor_bytes = 0;
+  int repeats = 0;
+  std::vector<double> ours, bare;
+  std::uint64_t wanted_bytes = 0, read_bytes = 0;
+
+  StateDict state(std::int64_t dim) const {
+    Dict model;
+    const std::int64_t rows = 64, columns = tensor_bytes / 4 / rows;
+    for (std::int64_t i = 0; i < tensors; ++i) {
+      model.insert_or_assign("layer." + std::to_string(i) + ".weight",
+                             ShardedTensor::full(chunks(dim, group.size()), {rows, columns}, i, group));
+    }
+    return {{"model", std::move(model)}, {"step", 1}};
+  }
+  static std::vector<at::Tensor> locals(const StateDict& state) {
+    std::vector<at::Tensor> all;
+    for (const auto& [name, value] : state.at("model").get<Dict>()) {
+      all.push_back(value.get<ShardedTensor>().local_tensor());
+    }
+    return all;
+  }
+  fs::path bare_file() const { return directory / ("bare-" + std::to_string(group.rank())); }
+  fs::path checkpoint() const { return directory / "checkpoint"; }
+
+  void write_bare(const std::vector<at::Tensor>& all) const {
+    fs::remove(bare_file());
+    File file = File::create_new(bare_file());
+    std::uint64_t at = 0;
+    for (const at::Tensor& tensor : all) {
+      file.write_at(at, {static_cast<const std::uint8_t*>(tensor.data_ptr()), tensor.nbytes()});
+      at += tensor.nbytes();
+    }
+    file.sync();
+  }
+  void read_bare(const std::vector<at::Tensor>& all) const {
+    const File file = File::open_read(bare_file());
+    std::uint64_t at = 0;
+    for (const at::Tensor& tensor : all) {
+      file.read_at(at, {static_cast<std::uint8_t*>(tensor.data_ptr()), tensor.nbytes()});
+      at += tensor.nbytes();
+    }
+  }
+  void remove_checkpoint() const {
+    if (group.rank() == 0) fs::remove_all(checkpoint());
+    group.barrier();
+  }
+
+  void save_rows() {
+    const StateDict saved = state(0);
+    const std::vector<at::Tensor> all = locals(saved);
+    for (int i = 0; i < repeats; ++i) {
+      fs::remove(bare_file());
+      bare.push_back(seconds(group, [&] { write_bare(all); }));
+      fs::remove(bare_file());
+      remove_checkpoint();
+      ours.push_back(seconds(group, [&] { save(saved, checkpoint(), group); }));
+    }
+  }
+  void load_rows(std::int64_t dim) {
+    {
+      const StateDict saved = state(0);
+      remove_checkpoint();
+      save(saved, checkpoint(), group);
+      write_bare(locals(saved));
+    }
+    StateDict wanted = state(dim);
+    const std::vector<at::Tensor> all = locals(wanted);
+    for (int i = 0; i < repeats; ++i) {
+      bare.push_back(seconds(group, [&] { read_bare(all); }));
+      ours.push_back(seconds(group, [&] {
+        const LoadReport report = load(wanted, checkpoint(), group);
+        wanted_bytes = report.wanted_bytes;
+        read_bytes = report.read_bytes;
+      }));
+    }
+  }
+  void async_rows() {
+    const StateDict saved = state(0);
+    const std::vector<at::Tensor> all = locals(saved);
+    std::vector<at::Tensor> copies;
+    for (const at::Tensor& tensor : all) copies.push_back(at::ones_like(tensor));
+    AsyncSaver saver(group);
+    for (int i = 0; i <= repeats; ++i) {
+      remove_checkpoint();
+      const double copying = seconds(group, [&] {
+        for (std::size_t t = 0; t < all.size(); ++t) copies[t].copy_(all[t]);
+      });
+      const double stall = seconds(group, [&] { saver.save(saved, checkpoint()); });
+      saver.wait();
+      if (i == 0) continue;  // memory for the copies is made by the first one
+      bare.push_back(copying);
+      ours.push_back(stall);
+    }
+  }
+
+  int run(const std::string& work) {
+    if (group.rank() == 0) fs::create_directories(directory);
+    group.barrier();
+    if (work == "save") save_rows();
+    if (work == "load") load_rows(0);
+    if (work == "load_other_dim") load_rows(1);
+    if (work == "async") async_rows();
+    fs::remove(bare_file());
+    remove_checkpoint();
+    if (group.rank() == 0) {
+      std::cout << "{\"ours\": " << median(ours) << ", \"bare\": " << median(bare)
+                << ", \"wanted_bytes\": " << wanted_bytes << ", \"read_bytes\": " << read_bytes << "}\n";
+    }
+    return 0;
+  }
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::string work = argc == 6 ? argv[1] : "";
+  if (work != "save" && work != "load" && work != "load_other_dim" && work != "async") {
+    std::cerr << "usage: save_load_bench save|load|load_other_dim|async DIRECTORY TENSORS TENSOR_BYTES REPEATS\n";
+    return 2;
+  }
+  try {
+    Bench bench;
+    bench.directory = argv[2];
+    bench.tensors = std::stoll(argv[3]);
+    bench.tensor_bytes = std::stoll(argv[4]);
+    bench.repeats = std::stoi(argv[5]);
+    return bench.run(work);
+  } catch (const std::exception& error) {
+    std::cerr << "save_load_bench: " << error.what() << '\n';
+    return 3;
+  }
+}
