@@ -55,7 +55,7 @@ class SourceBackend {
 };
 
 std::unique_ptr<SourceBackend> open_dcp(std::shared_ptr<const Storage> storage, const OpenOptions& options);
-std::unique_ptr<SourceBackend> open_safetensors_directory(std::shared_ptr<const Storage> storage);
+std::unique_ptr<SourceBackend> open_safetensors_directory(const std::shared_ptr<const Storage>& storage);
 std::unique_ptr<SourceBackend> open_safetensors_file(const std::filesystem::path& file);
 std::unique_ptr<SourceBackend> open_torch_file(const std::filesystem::path& file, const OpenOptions& options);
 

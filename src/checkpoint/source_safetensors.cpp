@@ -225,7 +225,7 @@ class SafetensorsSource final : public SourceBackend {
 
 }  // namespace
 
-std::unique_ptr<SourceBackend> open_safetensors_directory(std::shared_ptr<const Storage> storage) {
+std::unique_ptr<SourceBackend> open_safetensors_directory(const std::shared_ptr<const Storage>& storage) {
   auto source = std::make_unique<SafetensorsSource>(storage->name(), storage);
   source->read_directory_source();
   return source;

@@ -10,7 +10,6 @@ namespace tessera {
 namespace {
 
 void add_tensor(StateDict& state, const std::string& name, const at::Tensor& tensor) {
-  if (!tensor.defined()) return;  // registered, and left out by the module's options
   if (state.contains(name)) {
     fail(ErrorCode::invalid_argument, "model state dict: two tensors are called '{}'", printable(name));
   }

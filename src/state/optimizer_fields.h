@@ -13,6 +13,9 @@
 //   field.optional_tensor(...)     the same; Python leaves it out before the first step
 //   field.integer(name, int), field.real(name, double), field.flat(name, tensor), field.tensors(name, tensors)
 
+#include <ATen/ATen.h>
+
+#include <memory>
 #include <string_view>
 #include <typeinfo>
 
@@ -94,6 +97,13 @@ struct AdagradFields {
     field.fixed("maximize", false);
     field.ignored("differentiable", false);
     field.ignored("fused", Value());
+  }
+  // LibTorch's steps want a state to be there, which its constructor makes.
+  static std::unique_ptr<State> first_state(const Options& o, const at::Tensor& parameter) {
+    auto state = std::make_unique<State>();
+    state->sum(at::full_like(parameter.detach(), o.initial_accumulator_value(), at::TensorOptions(),
+                             at::MemoryFormat::Preserve));
+    return state;
   }
   static bool needs_state(const Options&) { return true; }
   template <typename S, typename F>

@@ -148,6 +148,9 @@ class Setter {
   void plan_state(const at::Tensor& parameter, const Key& called, const typename Fields::Options& options,
                   bool is_first) {
     auto& planned = states_.emplace_back(optimizer_key(parameter), nullptr).second;
+    if constexpr (requires { Fields::first_state(options, parameter); }) {
+      planned = Fields::first_state(options, parameter);
+    }
     const Value* found = saved_.state_of(called);
     const auto* name = std::get_if<std::string>(&called);
     const std::string text = name ? *name : to_string(called);

@@ -240,6 +240,35 @@ TEST(SetOptimizerStateDictTest, AStateOfNobodyMakesAnOptimizerBeforeItsFirstStep
   EXPECT_TRUE(trained.optimizer->state().empty());
 }
 
+TEST(SetOptimizerStateDictTest, AnAdagradBeforeItsFirstStepCanStep) {
+  nn::Sequential model = make_model(), other = make_model();
+  set_model_state_dict(*other, get_model_state_dict(*model));
+  const OptimizerPtr fresh = make_optimizer("adagrad", model), used = make_optimizer("adagrad", other);
+  StateDict state = get_optimizer_state_dict(*model, *fresh);
+  step(other, *used);
+  set_model_state_dict(*other, get_model_state_dict(*model));
+  state["state"] = Dict();
+  set_optimizer_state_dict(*other, *used, state);
+  EXPECT_EQ(Value(get_optimizer_state_dict(*other, *used)), Value(get_optimizer_state_dict(*model, *fresh)));
+  step(model, *fresh);
+  step(other, *used);
+  EXPECT_EQ(Value(get_model_state_dict(*other)), Value(get_model_state_dict(*model)));
+}
+
+TEST(SetOptimizerStateDictTest, ParametersThatKeepNothingNeedNoState) {
+  nn::Sequential model = make_model();
+  std::vector<optim::OptimizerParamGroup> groups;
+  groups.emplace_back(model->ptr(0)->parameters(),
+                      std::make_unique<optim::SGDOptions>(optim::SGDOptions(0.1).momentum(0.9)));
+  groups.emplace_back(model->ptr(2)->parameters(), std::make_unique<optim::SGDOptions>(0.2));
+  optim::SGD optimizer(groups, optim::SGDOptions(0.3));
+  step(model, optimizer);
+  const StateDict state = get_optimizer_state_dict(*model, optimizer);
+  EXPECT_EQ(require_element<Dict>(state, {"state"}).size(), 2u);
+  set_optimizer_state_dict(*model, optimizer, state);
+  EXPECT_EQ(optimizer.state().size(), 2u);
+}
+
 TEST(SetOptimizerStateDictTest, OtherParametersAreNotLookedAt) {
   Trained trained;
   StateDict state = trained.copy();

@@ -58,8 +58,13 @@ TEST(TraverseTest, KeepTraversingSaysWhichListsAreWalkedThrough) {
 
 TEST(TraverseTest, AStateThatNestsTooDeeplyIsRefused) {
   Value value(at::zeros({1}));
-  for (int i = 0; i < 1100; ++i)
-    value = i % 2 == 0 ? Value(List{std::move(value)}) : Value(Dict{{"a", std::move(value)}});
+  for (int i = 0; i < 550; ++i) {
+    List list;
+    list.push_back(std::move(value));
+    Dict dict;
+    dict["a"] = std::move(list);
+    value = std::move(dict);
+  }
   const StateDict state{{"x", std::move(value)}};
   for (const TraversalRules rules : {TraversalRules::since_2_4, TraversalRules::until_2_3}) {
     EXPECT_ERROR(visits(state, rules), ErrorCode::invalid_argument, "nests deeper than 1000", "'x");
@@ -88,6 +93,14 @@ TEST(SetElementTest, AListIsFilledUpWithNone) {
   EXPECT_EQ(Value(root), Value(Dict{{"a", List{2, nullptr, Dict{{"b", 1}}}}}));
 }
 
+TEST(SetElementTest, WhatIsThereOnTheWayIsKept) {
+  StateDict root{{"a", Dict{{"b", Dict{{"c", 1}}}}}, {"l", List{Dict{{"x", 1}}}}};
+  set_element(root, {"a", "b", "d"}, 2);
+  set_element(root, {"l", 0, "y"}, 2);
+  EXPECT_EQ(Value(root),
+            Value(Dict{{"a", Dict{{"b", Dict{{"c", 1}, {"d", 2}}}}}, {"l", List{Dict{{"x", 1}, {"y", 2}}}}}));
+}
+
 TEST(SetElementTest, ADictTakesAnIntAtTheEndOfAPath) {
   StateDict root{{"a", Dict{}}};
   set_element(root, {"a", 3}, 1);
@@ -99,6 +112,8 @@ TEST(SetElementTest, WhatCannotBeIsAnErrorThatNamesPathAndPlace) {
   StateDict root{{"a", 5}, {"l", List{1}}};
   EXPECT_ERROR(set_element(root, {}, 1), ErrorCode::invalid_argument, "empty path");
   EXPECT_ERROR(set_element(root, {"a", "b"}, 1), ErrorCode::invalid_argument, "'a.b'", "part 1 ('b')", "int (5)");
+  StateDict none{{"a", Dict{{"b", nullptr}}}};
+  EXPECT_ERROR(set_element(none, {"a", "b", "c"}, 1), ErrorCode::invalid_argument, "'a.b.c'", "part 2 ('c')", "None");
   EXPECT_ERROR(set_element(root, {"l", "b"}, 1), ErrorCode::invalid_argument, "'l.b'", "list ([1])");
   EXPECT_ERROR(set_element(root, {"l", -1}, 1), ErrorCode::invalid_argument, "'l.-1'", "index -1");
   EXPECT_ERROR(set_element(root, {"l", 10'000'000}, 1), ErrorCode::invalid_argument, "index 10000000", "9999999");

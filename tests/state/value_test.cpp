@@ -126,6 +126,7 @@ TEST(ValueEqualTest, TensorsAreComparedByDtypeSizesAndBits) {
   const at::Tensor tensor = at::arange(6).view({2, 3});
   EXPECT_EQ(Value(tensor), Value(tensor.t().contiguous().t()));
   EXPECT_NE(Value(tensor), Value(tensor.to(at::kInt)));
+  EXPECT_NE(Value(at::zeros({2}, at::kFloat)), Value(at::zeros({2}, at::kInt)));
   EXPECT_NE(Value(tensor), Value(tensor.view({3, 2})));
   EXPECT_NE(Value(tensor), Value(tensor + 1));
   const at::Tensor nan = at::full({2}, std::numeric_limits<double>::quiet_NaN());
