@@ -250,6 +250,9 @@ TEST(SetOptimizerStateDictTest, AnAdagradBeforeItsFirstStepCanStep) {
   state["state"] = Dict();
   set_optimizer_state_dict(*other, *used, state);
   EXPECT_EQ(Value(get_optimizer_state_dict(*other, *used)), Value(get_optimizer_state_dict(*model, *fresh)));
+  const OptimizerPtr empty = make_optimizer("adagrad", model);
+  empty->state().clear();
+  EXPECT_EQ(Value(get_optimizer_state_dict(*model, *empty)), Value(get_optimizer_state_dict(*model, *fresh)));
   step(model, *fresh);
   step(other, *used);
   EXPECT_EQ(Value(get_model_state_dict(*other)), Value(get_model_state_dict(*model)));
