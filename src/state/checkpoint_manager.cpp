@@ -162,6 +162,7 @@ void CheckpointManager::after_save(std::int64_t step, std::optional<double> metr
     const std::size_t last = std::min(options_.keep_last.value_or(all.size()), all.size());
     kept.insert(all.end() - static_cast<std::ptrdiff_t>(last), all.end());
     std::vector<std::pair<double, std::int64_t>> ranked;
+    ranked.reserve(metrics.size());
     for (const auto& [of_step, value] : metrics) {
       ranked.emplace_back(options_.best == CheckpointManagerOptions::Best::lowest ? value : -value, -of_step);
     }

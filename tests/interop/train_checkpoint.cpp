@@ -63,7 +63,14 @@ std::vector<double> train(const ProcessGroup& group, const std::string& name, co
   };
   if (source != "none") {
     StateDict state = state_now();
-    load(state, source, group);
+    // An older PyTorch's optimizer has fewer options, and nothing else may be missing.
+    LoadOptions options;
+    options.rules.allow_partial = true;
+    const LoadReport report = load(state, source, group, options);
+    for (const std::string& missing : report.missing) {
+      if (!missing.starts_with("optimizer.param_groups."))
+        fail(ErrorCode::not_found, "{} has no '{}'", source, missing);
+    }
     set_optimizer_state_dict(*network, *optimizer, state.at("optimizer").get<Dict>());
   }
   std::vector<double> losses;

@@ -12,6 +12,9 @@
 /// option that C++ hasn't has the value that means "as C++ does it", and a step is a float32 scalar on the CPU (a
 /// float64 one where float32 would round it).
 ///
+/// A checkpoint of an older PyTorch, whose optimizer has fewer options, lacks those of "param_groups" that came later:
+/// load it with `rules.allow_partial`, and look at LoadReport::missing.
+///
 /// A parameter that more than one name leads to is called by the first (Module's order, see module_state.h), and found
 /// under any. A parameter of the optimizer that isn't in the module is `Error(invalid_argument)`, naming group and
 /// position.
