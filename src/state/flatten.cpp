@@ -13,7 +13,7 @@ FlatStateDict flatten_state_dict(const StateDict& state_dict, TraversalRules rul
         if (!flat.mapping.emplace(name, path).second) {
           fail(ErrorCode::invalid_argument, "flatten state dict: two values are called '{}'", printable(name));
         }
-        flat.state_dict.insert_or_assign(std::move(name), value);
+        flat.state_dict.insert_or_assign(name, value);
       },
       rules);
   return flat;

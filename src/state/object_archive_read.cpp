@@ -120,7 +120,7 @@ class ObjectReader {
       } else {
         key = pair.key.integer();
       }
-      dict.insert_or_assign(std::move(key), read(pair.value, depth + 1));
+      dict.insert_or_assign(key, read(pair.value, depth + 1));
     }
     return dict;
   }
