@@ -83,7 +83,8 @@ std::vector<std::string> remove_unreferenced(Storage& storage, const std::set<st
   std::vector<std::string> not_removed;
   try {
     for (const std::string& name : storage.list()) {
-      if (!may_be_left_by_a_save(name) || referenced.contains(name)) continue;
+      const bool is_ours = may_be_left_by_a_save(name) || parse_rank_metadata_name(name);
+      if (!is_ours || referenced.contains(name)) continue;
       try {
         storage.remove(name);
       } catch (const Error& error) {

@@ -20,8 +20,8 @@ std::int64_t next_generation(const Storage& storage);
 // `.metadata` itself. If anything fails, what was there before is put back and the error thrown.
 void commit(Storage& storage, const Bytes& metadata, Sidecar sidecar);
 
-// Removes data files, and files of interrupted saves, but those in `referenced`. Returns what could not be removed,
-// with the reason.
+// Removes data files, metadata of single ranks, and files of interrupted saves, but those in `referenced`. Returns what
+// could not be removed, with the reason.
 std::vector<std::string> remove_unreferenced(Storage& storage, const std::set<std::string>& referenced);
 
 }  // namespace tessera::checkpoint

@@ -23,6 +23,9 @@ Bytes said(const F& f) {
   } catch (const std::exception& error) {
     bytes = {static_cast<std::uint8_t>(1 + static_cast<std::uint8_t>(ErrorCode::internal))};
     append(bytes, error.what());
+  } catch (...) {
+    bytes = {static_cast<std::uint8_t>(1 + static_cast<std::uint8_t>(ErrorCode::internal))};
+    append(bytes, "an exception of unknown type");
   }
   return bytes;
 }

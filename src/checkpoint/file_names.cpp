@@ -51,6 +51,12 @@ std::optional<DataFileName> parse_data_file_name(std::string_view text) {
   return name;
 }
 
+std::optional<std::int64_t> parse_rank_metadata_name(std::string_view text) {
+  if (!take(text, "__")) return std::nullopt;
+  const auto rank = take_number(text);
+  return rank && text == kMetadataFileName ? rank : std::nullopt;
+}
+
 bool may_be_left_by_a_save(std::string_view name) {
   const auto is_temporary_of = [&](std::string_view file) {
     return name.starts_with(file) && name.substr(file.size()) == kTemporarySuffix;

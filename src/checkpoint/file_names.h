@@ -25,6 +25,9 @@ struct DataFileName {
 std::string to_string(const DataFileName& name);
 std::optional<DataFileName> parse_data_file_name(std::string_view text);
 
+// The rank of "__<rank>.metadata", which a rank writes that saves without collectives.
+std::optional<std::int64_t> parse_rank_metadata_name(std::string_view text);
+
 // Whether a file may be what a save left that was interrupted, if nothing refers to it.
 bool may_be_left_by_a_save(std::string_view name);
 

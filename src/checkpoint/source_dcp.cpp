@@ -3,7 +3,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <charconv>
 #include <set>
 #include <unordered_map>
 #include <utility>
@@ -17,20 +16,10 @@
 namespace tessera::checkpoint {
 namespace {
 
-// The rank of "__<rank>.metadata".
-std::optional<std::int64_t> rank_of_metadata(const std::string& name) {
-  if (!name.starts_with("__") || !name.ends_with(kMetadataFileName)) return std::nullopt;
-  const std::string digits = name.substr(2, name.size() - 2 - kMetadataFileName.size());
-  std::int64_t rank = 0;
-  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), rank);
-  if (digits.empty() || error != std::errc() || end != digits.data() + digits.size() || rank < 0) return std::nullopt;
-  return rank;
-}
-
 std::vector<std::string> rank_metadata_names(const Storage& storage) {
   std::vector<std::pair<std::int64_t, std::string>> found;
   for (const std::string& name : storage.list()) {
-    if (const auto rank = rank_of_metadata(name)) found.emplace_back(*rank, name);
+    if (const auto rank = parse_rank_metadata_name(name)) found.emplace_back(*rank, name);
   }
   std::sort(found.begin(), found.end());
   std::vector<std::string> names;

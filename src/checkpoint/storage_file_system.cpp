@@ -36,8 +36,15 @@ class FileSystemStorage final : public Storage {
 
   void prepare() override {
     std::error_code error;
+    std::vector<fs::path> made;  // and so are to be durable in what is above them
+    for (fs::path path = fs::absolute(directory_).lexically_normal(); !fs::exists(path, error);
+         path = path.parent_path()) {
+      if (path == path.parent_path()) break;
+      made.push_back(path);
+    }
     fs::create_directories(directory_, error);
     if (error) fail(ErrorCode::io, "create directory {}: {}", name_, error.message());
+    for (const fs::path& path : made) sync_directory(path.parent_path());
   }
 
   std::vector<std::string> list() const override {

@@ -22,6 +22,14 @@ TEST(FileNamesTest, OtherNamesAreNone) {
   }
 }
 
+TEST(FileNamesTest, MetadataOfARank) {
+  EXPECT_EQ(parse_rank_metadata_name("__12.metadata"), 12);
+  for (const char* name :
+       {".metadata", "__.metadata", "__1.metadata.tmp", "__01.metadata", "__-1.metadata", "1.metadata"}) {
+    EXPECT_EQ(parse_rank_metadata_name(name), std::nullopt) << name;
+  }
+}
+
 TEST(FileNamesTest, WhatASaveMayLeave) {
   for (const char* name : {"__0_0.distcp", "__1_2.3.distcp", ".metadata.tmp", ".tessera.json.tmp"}) {
     EXPECT_TRUE(may_be_left_by_a_save(name)) << name;

@@ -131,6 +131,17 @@ TEST(SaveTest, TheOrderOfTheStateIsKept) {
   EXPECT_THAT(names, ElementsAre("z", "y", "x", "w"));
 }
 
+TEST(SaveTest, OverACheckpointWithoutCollectivesNothingOfItIsLeft) {
+  const TemporaryDirectory directory;
+  const auto storage = file_system_storage(directory.path());
+  for (const char* name : {"__0.metadata", "__1.metadata", "__0_0.distcp", "__1_0.distcp"}) {
+    write_new_file(*storage, name, as_bytes("old"));
+  }
+  save({tensor_entry("a", {4}, {Box({0}, {4})})}, storage);
+  EXPECT_THAT(storage->list(), ElementsAre(".metadata", ".tessera.json", "__0_0.1.distcp"));
+  EXPECT_TRUE(verify(directory.path()).good());
+}
+
 TEST(SaveTest, AStateWithNothingInItIsACheckpoint) {
   const TemporaryDirectory directory;
   save({}, file_system_storage(directory / "ckpt"));
