@@ -80,7 +80,7 @@ Data memory_data(HostMemory memory, std::vector<std::int64_t> sizes, std::int64_
   }
   if (is_row_major || count == 0) {
     data.produce = [memory = std::move(memory)](std::uint64_t begin_bytes, MutableByteView out) {
-      std::memcpy(out.data(), memory.data + begin_bytes, out.size());
+      if (!out.empty()) std::memcpy(out.data(), memory.data + begin_bytes, out.size());
     };
     return data;
   }

@@ -142,7 +142,8 @@ RC_GTEST_PROP(GlobalSavePlanProperty, EveryElementIsWrittenOnceByARankThatHasIt,
     for (std::size_t r = 0; r < ranks; ++r) {
       std::optional<std::uint32_t> last;
       for (const GlobalSavePlan::Written& one : plan.written[r]) {
-        RC_ASSERT(!last || *last < one.item);
+        const bool ascends = !last || *last < one.item;
+        RC_ASSERT(ascends);
         last = one.item;
         const dcp::Entry& entry = plan.metadata.entries.at(one.entry);
         RC_ASSERT(plans[r].index(one.item).fqn == entry.name);

@@ -51,7 +51,8 @@ inline Value decode(const nlohmann::json& json) {
   if (json.is_boolean()) return json.get<bool>();
   if (json.is_number_integer()) return json.get<std::int64_t>();
   if (json.is_string()) return json.get<std::string>();
-  const auto& [kind, content] = *json.items().begin();
+  const std::string kind = json.begin().key();
+  const auto& content = json.begin().value();
   if (kind == "float") return std::stod(content.get<std::string>());
   if (kind == "bytes") return latin1(content.get<std::string>());
   if (kind == "dict") {
