@@ -72,7 +72,8 @@ TEST(TraverseTest, AStateThatNestsTooDeeplyIsRefused) {
 }
 
 TEST(SetElementTest, DoesWhatPyTorchDoes) {
-  for (const nlohmann::json& item : testing::read_state_json("elements.json").at("set")) {
+  const nlohmann::json cases = testing::read_state_json("elements.json").at("set");
+  for (const nlohmann::json& item : cases) {
     SCOPED_TRACE(item.dump());
     StateDict root = testing::decode(item.at("root")).get<Dict>();
     const Path path = testing::decode_path(item.at("path"));
@@ -120,7 +121,8 @@ TEST(SetElementTest, WhatCannotBeIsAnErrorThatNamesPathAndPlace) {
 }
 
 TEST(GetElementTest, FindsWhatPyTorchFinds) {
-  for (const nlohmann::json& item : testing::read_state_json("elements.json").at("get")) {
+  const nlohmann::json cases = testing::read_state_json("elements.json").at("get");
+  for (const nlohmann::json& item : cases) {
     SCOPED_TRACE(item.dump());
     const StateDict root = testing::decode(item.at("root")).get<Dict>();
     const Value* found = get_element(root, testing::decode_path(item.at("path")));
