@@ -24,7 +24,7 @@ def plan_of(rank, ranks, tensors):
         offsets, sizes = torch.Size([rank * rows, 0]), torch.Size([rows, 8192])
         chunk = ChunkStorageMetadata(offsets, sizes)
         data = TensorWriteData(chunk, TensorProperties(dtype=torch.float32), torch.Size([8192, 8192]))
-        items.append(WriteItem(MetadataIndex(name, offsets), WriteItemType.SHARD, data))
+        items.append(WriteItem(MetadataIndex(name, offsets), WriteItemType.SHARD, tensor_data=data))
         mappings[name] = ("model", name[6:])
     return SavePlan(items, planner_data=mappings)
 

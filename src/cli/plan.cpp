@@ -97,7 +97,7 @@ Command add_plan(CLI::App& parent) {
   app->add_option("--tensors", flags->state.tensors, "Tensors of the state")->required();
   app->add_option("--shape", flags->state.shape, "Shape of each tensor (8192,8192)")
       ->delimiter(',')
-      ->expected(1)
+      ->expected(1, 16)
       ->type_name("N,N,...");
   app->add_option("--shard", flags->sharding, "Dimension in which tensors are cut, or 'replicated' (0)")
       ->type_name("DIM");
