@@ -66,16 +66,11 @@ class Planner {
       }
       wanted.push_back(chunk.box);
     }
-    std::vector<std::int64_t> found_elements(wanted.size(), 0);
+    // Overlaps could hide a hole from who counts elements alone.
+    if (!wanted.empty()) checkpoint_.check_partition(*found);
     for (Transfer& transfer : plan_redistribution(stored.chunks, wanted)) {
-      found_elements[transfer.destination] += volume(transfer.box);
       plan_.items.push_back({t, static_cast<std::uint32_t>(transfer.destination), static_cast<std::uint32_t>(*found),
                              static_cast<std::uint32_t>(transfer.source), std::move(transfer.box)});
-    }
-    for (std::size_t c = 0; c < wanted.size(); ++c) {
-      if (found_elements[c] == volume(wanted[c])) continue;
-      fail(ErrorCode::corrupt, "{}: tensor '{}': the chunks hold {} of the {} elements of {}",
-           checkpoint_.path().string(), printable(name), found_elements[c], volume(wanted[c]), to_string(wanted[c]));
     }
   }
 

@@ -283,6 +283,23 @@ TEST(LoadTest, Refusals) {
   EXPECT_THAT(load(want("b", {4}), checkpoint, alone(), partial).missing, ElementsAre("b"));
 }
 
+// As many elements as there should be, one of them twice.
+TEST(LoadTest, AnOverlapDoesNotHideAHole) {
+  const auto storage = memory_storage();
+  save({tensor_entry("a", {6}, {Box({0}, {3}), Box({3}, {3})})}, storage);
+  dcp::Metadata metadata = dcp::read(*storage->open(".metadata"));
+  BoxList moved(1);
+  moved.push_back(metadata.entries.at(0).chunks[0]);
+  moved.push_back(Box({2}, {3}));
+  metadata.entries[0].chunks = moved;
+  storage->remove(".metadata");
+  write_new_file(*storage, ".metadata", dcp::write(metadata));
+  Wanted wanted;
+  wanted.add("a", {6}, {Box({0}, {6})});
+  EXPECT_ERROR(load(wanted.targets, Checkpoint::open(storage)), ErrorCode::corrupt, "tensor 'a'",
+               "chunks [0, 3) and [2, 5) overlap");
+}
+
 TEST(LoadTest, DamageIsNamedOnAllRanks) {
   const TemporaryDirectory directory;
   const auto storage = file_system_storage(directory / "ckpt");

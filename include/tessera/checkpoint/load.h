@@ -41,7 +41,7 @@ struct LoadOptions {
 
 struct LoadReport {
   std::uint64_t wanted_bytes = 0;  ///< of elements, as they are stored
-  std::uint64_t read_bytes = 0;    ///< from files, the small parts that say where elements are included
+  std::uint64_t read_bytes = 0;    ///< of elements, from files: what lies between them and was read, too, included
   std::vector<std::string> missing;
   std::map<std::string, ObjectValue> objects;  ///< by the target's name
 };

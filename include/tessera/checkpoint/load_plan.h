@@ -69,7 +69,7 @@ struct LoadRules {
 
 /// Throws `Error(not_found)` for a name that the checkpoint hasn't, and `Error(invalid_argument)` for a tensor of
 /// another shape or dtype or that is an object there (or the other way round), all of them in one message; and
-/// `Error(corrupt)` where the stored chunks don't have all elements that are wanted.
+/// `Error(corrupt)` for a tensor that is wanted and whose stored chunks don't partition it.
 LoadPlan make_load_plan(const Targets& targets, const Checkpoint& checkpoint, const LoadRules& rules = {});
 
 }  // namespace tessera::checkpoint
