@@ -6,13 +6,12 @@
 /// is `Error(rank_failure)` on all others, naming it, within the implementation's timeout.
 
 #include <exception>
-#include <functional>
-#include <optional>
 #include <string_view>
-#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "tessera/base/bytes.h"
+#include "tessera/base/rank_errors.h"
 
 namespace tessera::checkpoint {
 
@@ -46,25 +45,7 @@ RankLink& alone();
 
 template <typename F>
 auto RankLink::agree_on(std::string_view step, F&& f) {
-  using Result = decltype(f());
-  std::exception_ptr failure;
-  if constexpr (std::is_void_v<Result>) {
-    try {
-      f();
-    } catch (...) {
-      failure = std::current_exception();
-    }
-    agree(step, failure);
-  } else {
-    std::optional<Result> result;
-    try {
-      result.emplace(f());
-    } catch (...) {
-      failure = std::current_exception();
-    }
-    agree(step, failure);
-    return *std::move(result);
-  }
+  return agree_on_outcome(std::forward<F>(f), [&](const std::exception_ptr& failure) { agree(step, failure); });
 }
 
 }  // namespace tessera::checkpoint

@@ -31,6 +31,7 @@
 
 #include "tessera/base/bytes.h"
 #include "tessera/base/error.h"
+#include "tessera/base/rank_errors.h"
 
 namespace tessera {
 
@@ -134,26 +135,7 @@ class ProcessGroup {
 
 template <typename F>
 auto ProcessGroup::agree_on(std::string_view step, F&& f) const {
-  using Result = decltype(f());
-  if constexpr (std::is_void_v<Result>) {
-    std::exception_ptr failure;
-    try {
-      f();
-    } catch (...) {
-      failure = std::current_exception();
-    }
-    agree(step, failure);
-  } else {
-    std::optional<Result> result;
-    std::exception_ptr failure;
-    try {
-      result.emplace(f());
-    } catch (...) {
-      failure = std::current_exception();
-    }
-    agree(step, failure);
-    return *std::move(result);
-  }
+  return agree_on_outcome(std::forward<F>(f), [&](const std::exception_ptr& failure) { agree(step, failure); });
 }
 
 }  // namespace tessera
