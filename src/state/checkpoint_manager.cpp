@@ -6,6 +6,7 @@
 #include <set>
 #include <utility>
 
+#include "checkpoint/file_names.h"
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
 
@@ -17,7 +18,6 @@ using Json = nlohmann::ordered_json;
 namespace {
 
 constexpr std::string_view kPrefix = "step-";
-constexpr std::string_view kMetadata = ".metadata";
 // What the steps' metrics were: {"100": 0.25, ...}.
 constexpr std::string_view kMetrics = "metrics.json";
 
@@ -43,7 +43,7 @@ std::vector<Found> find_steps(const fs::path& directory) {
   for (fs::directory_iterator it(directory, error), end; !error && it != end; it.increment(error)) {
     std::error_code ignored;
     if (const auto step = step_of(it->path().filename().string()); step && it->is_directory(ignored)) {
-      found.push_back({*step, fs::exists(it->path() / kMetadata, ignored)});
+      found.push_back({*step, fs::exists(it->path() / checkpoint::kMetadataFileName, ignored)});
     }
   }
   if (error && error != std::errc::no_such_file_or_directory) {
@@ -56,7 +56,7 @@ std::vector<Found> find_steps(const fs::path& directory) {
 // What says that it is one goes first, and is gone for good before anything else goes.
 void remove_checkpoint(const fs::path& path) {
   std::error_code error;
-  if (fs::remove(path / kMetadata, error)) sync_directory(path);
+  if (fs::remove(path / checkpoint::kMetadataFileName, error)) sync_directory(path);
   if (!error) fs::remove_all(path, error);
   if (error) fail(ErrorCode::io, "remove {}: {}", path.string(), error.message());
 }

@@ -1,6 +1,7 @@
 #include "state/local_tensor.h"
 
 #include <algorithm>
+#include <sstream>
 
 #include "tessera/base/error.h"
 #include "tessera/state/flatten_sharded_tensors.h"
@@ -12,11 +13,9 @@ namespace {
 
 void add_chunk(LocalTensor& local, Box box, const at::Tensor& tensor) {
   if (tensor.layout() != at::kStrided) {
-    fail(ErrorCode::unsupported, "a tensor of layout {}, only torch.strided is supported", [&] {
-      std::ostringstream text;
-      text << tensor.layout();
-      return text.str();
-    }());
+    std::ostringstream layout;
+    layout << tensor.layout();
+    fail(ErrorCode::unsupported, "a tensor of layout {}, only torch.strided is supported", layout.str());
   }
   if (tensor.sizes() != at::IntArrayRef(box.sizes)) {
     fail(ErrorCode::invalid_argument, "a local tensor of size {} for {}", shape_to_string(tensor.sizes().vec()),
