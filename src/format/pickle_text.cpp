@@ -22,13 +22,6 @@ std::size_t leading_ascii(std::string_view text) {
   return size;
 }
 
-std::size_t sequence_length(std::string_view text) {
-  const std::size_t length = utf8_sequence_length(text);
-  if (length != 0 || text.size() < 3) return length;
-  const auto at = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
-  return at(0) == 0xed && at(1) >= 0xa0 && at(1) <= 0xbf && (at(2) & 0xc0) == 0x80 ? 3 : 0;
-}
-
 template <typename SequenceLength>
 bool consists_of(std::string_view text, SequenceLength length_of) {
   for (;;) {
@@ -69,7 +62,14 @@ bool is_octal(char c) { return c >= '0' && c <= '7'; }
 
 }  // namespace
 
-bool is_python_utf8(std::string_view text) { return consists_of(text, sequence_length); }
+std::size_t python_utf8_sequence_length(std::string_view text) {
+  const std::size_t length = utf8_sequence_length(text);
+  if (length != 0 || text.size() < 3) return length;
+  const auto at = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
+  return at(0) == 0xed && at(1) >= 0xa0 && at(1) <= 0xbf && (at(2) & 0xc0) == 0x80 ? 3 : 0;
+}
+
+bool is_python_utf8(std::string_view text) { return consists_of(text, python_utf8_sequence_length); }
 bool is_utf8(std::string_view text) { return consists_of(text, utf8_sequence_length); }
 bool is_surrogate(char32_t code_point) { return code_point >= 0xd800 && code_point <= 0xdfff; }
 
@@ -93,7 +93,7 @@ void append_utf8(std::string& out, char32_t c) {
 }
 
 char32_t take_code_point(std::string_view& text) {
-  const std::size_t length = sequence_length(text);
+  const std::size_t length = python_utf8_sequence_length(text);
   const auto at = [&](std::size_t i) { return static_cast<char32_t>(static_cast<unsigned char>(text[i])); };
   constexpr char32_t kFirstBits[] = {0, 0x7f, 0x1f, 0x0f, 0x07};
   char32_t value = at(0) & kFirstBits[length];

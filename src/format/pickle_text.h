@@ -1,6 +1,7 @@
 #pragma once
 // The text that pickles hold: UTF-8 in binary opcodes, Python's escapes in the opcodes of protocol 0.
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -10,6 +11,8 @@ namespace tessera::pickle {
 
 // UTF-8 in which lone surrogates may stand as their three bytes, as Python's "surrogatepass" has them.
 bool is_python_utf8(std::string_view text);
+// Bytes of the sequence of such text that `text` begins with (1 to 4), or 0 if it begins with none.
+std::size_t python_utf8_sequence_length(std::string_view text);
 
 // UTF-8 without such.
 bool is_utf8(std::string_view text);

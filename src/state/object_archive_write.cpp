@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "base/utf8.h"
+#include "format/pickle_text.h"
 #include "tessera/base/crc32.h"
 #include "tessera/base/error.h"
 #include "tessera/format/pickle_writer.h"
@@ -20,7 +20,7 @@ constexpr std::size_t kMaxDepth = 500;
 
 void check_text(std::string_view text) {
   for (std::string_view rest = text; !rest.empty();) {
-    const std::size_t length = utf8_sequence_length(rest);
+    const std::size_t length = pickle::python_utf8_sequence_length(rest);
     if (length == 0) {
       fail(ErrorCode::invalid_argument, "save object: the str '{}' is not UTF-8 at byte {}", printable(text, 60),
            text.size() - rest.size());

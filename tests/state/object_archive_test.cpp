@@ -124,7 +124,13 @@ TEST(ObjectArchiveTest, WhatHasNoPlaceInAnArchiveIsUnsupported) {
   EXPECT_ERROR(save_object(deep), ErrorCode::unsupported, "nests deeper than 500");
 }
 
+TEST(ObjectArchiveTest, TextMayHoldWhatPythonsMay) {
+  const Value value = Dict{{"a \xed\xa0\x80 key", "lone \xed\xbf\xbf one"}, {"\xf0\x9f\x99\x82", ""}};
+  EXPECT_EQ(round_trip(value), value);
+}
+
 TEST(ObjectArchiveTest, TextThatIsNoUtf8IsRefused) {
+  EXPECT_ERROR(save_object("a\xed\xa0"), ErrorCode::invalid_argument, "not UTF-8 at byte 1");
   EXPECT_ERROR(save_object("ab\xff"), ErrorCode::invalid_argument, "not UTF-8 at byte 2");
   EXPECT_ERROR(save_object(Dict{{"\xc3", 1}}), ErrorCode::invalid_argument, "not UTF-8 at byte 0");
 }

@@ -103,7 +103,7 @@ class Value {
   Value(T value) : data_(std::in_place_type<double>, static_cast<double>(value)) {}
   Value(const char* text);
   Value(std::string_view text);
-  Value(std::string text);  ///< UTF-8, where it is to be saved
+  Value(std::string text);  ///< UTF-8, in which lone surrogates may stand, where it is to be saved
   Value(Bytes bytes);
   Value(List list);
   Value(Tuple tuple);
