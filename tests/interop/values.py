@@ -115,12 +115,23 @@ def whole_mappings(value, path=()):
                 yield from whole_mappings(item, (*path, str(key)))
 
 
+def resaved(value):
+    """A plain value as our library holds it, and so saves it: a Size is a tuple there and an OrderedDict a dict."""
+    if isinstance(value, dict):
+        return {key: resaved(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        kind = tuple if isinstance(value, torch.Size) else type(value)
+        return kind(resaved(item) for item in value)
+    return value
+
+
 def is_below(name, others):
     return any(name == other or name.startswith(other + ".") for other in others)
 
 
 def manifest_of(state, flatten=True, file=False):
-    """What a whole (unsharded) state holds, under the names that the distributed checkpoint gives its leaves.
+    """What a whole (unsharded) state holds, under the names that the distributed checkpoint gives its leaves; "resaved"
+    has the plain values that change when our library loads and saves them.
 
     file: whether it is what a torch.save file holds, where tessera keeps empty mappings and subclasses of dict whole.
     """
@@ -128,12 +139,14 @@ def manifest_of(state, flatten=True, file=False):
     if file:
         kept = dict(whole_mappings(state))
         flat = {name: value for name, value in flat.items() if not is_below(name, kept)} | kept
-    manifest = {"tensors": {}, "plain": {}, "opaque": {}, "full_unpickler": []}
+    manifest = {"tensors": {}, "plain": {}, "opaque": {}, "full_unpickler": [], "resaved": {}}
     for name, value in flat.items():
         if is_strided(value):
             manifest["tensors"][name] = describe(value)
         elif is_plain(value):
             manifest["plain"][name] = repr(value)
+            if repr(resaved(value)) != repr(value):
+                manifest["resaved"][name] = repr(resaved(value))
         else:
             manifest["opaque"][name] = repr(value)
         if name not in manifest["tensors"] and not loads_restricted(value):
