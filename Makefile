@@ -14,6 +14,8 @@ JOBS ?= $(shell nproc)
 PREFIX ?= /usr/local
 FUZZ_SECONDS ?= 600
 ONLY ?=
+# Of tools/check, all if none is named.
+CHECKS ?=
 TORCH ?= yes
 # `make SETUP=no` installs nothing: everything is there.
 SETUP ?= yes
@@ -48,7 +50,7 @@ libtorch:
 
 check:
 	$(call setup,build torch test bench check)
-	JOBS=$(JOBS) tools/check
+	JOBS=$(JOBS) tools/check $(CHECKS)
 
 bench:
 	$(call setup,build torch bench interop)

@@ -36,16 +36,20 @@ function(tessera_module name)
                                              PRIVATE ${CMAKE_SOURCE_DIR}/src)
 endfunction()
 
-# tessera_test(<name> LINKS <library>...): the test program <name>, from <name>.cpp, all of whose tests ctest knows.
+# tessera_test(<name> LINKS <library>...): the test program <name>, from <name>.cpp, all of whose tests ctest knows. What most
+# tests include is compiled once, for all those with LibTorch and all those without; the tests themselves aren't what is
+# to be fast.
 function(tessera_test name)
   cmake_parse_arguments(ARG "" "" "SOURCES;LINKS" ${ARGN})
   add_executable(${name} ${name}.cpp ${ARG_SOURCES})
-  target_link_libraries(${name} PRIVATE ${ARG_LINKS} GTest::gmock GTest::gtest_main tessera_flags)
+  target_link_libraries(${name} PRIVATE ${ARG_LINKS} tessera_test_flags)
+  if("${ARG_LINKS}" MATCHES "tessera_(comm|tensor|state)")
+    target_precompile_headers(${name} REUSE_FROM tessera_torch_test_headers)
+  else()
+    target_precompile_headers(${name} REUSE_FROM tessera_test_headers)
+  endif()
   target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR}/tests ${CMAKE_SOURCE_DIR}/src)
   target_compile_definitions(${name} PRIVATE TESSERA_SOURCE_DIR="${CMAKE_SOURCE_DIR}"
                                              TESSERA_COMMAND="$<TARGET_FILE:tessera>")
-  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
-    target_compile_options(${name} PRIVATE -Wno-stringop-overflow)  # false alarms on std::vector, GCC bug 105329
-  endif()
   gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST)
 endfunction()
