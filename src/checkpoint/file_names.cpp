@@ -57,11 +57,23 @@ std::optional<std::int64_t> parse_rank_metadata_name(std::string_view text) {
   return rank && text == kMetadataFileName ? rank : std::nullopt;
 }
 
+std::string uncommitted_safetensors_name(std::string_view name) {
+  return std::string(name) + std::string(kTemporarySuffix);
+}
+
+std::optional<std::string> parse_uncommitted_safetensors_name(std::string_view text) {
+  if (!text.ends_with(kTemporarySuffix)) return std::nullopt;
+  text.remove_suffix(kTemporarySuffix.size());
+  if (!text.starts_with("shard-") || !text.ends_with(kSafetensorsSuffix)) return std::nullopt;
+  return std::string(text);
+}
+
 bool may_be_left_by_a_save(std::string_view name) {
   const auto is_temporary_of = [&](std::string_view file) {
     return name.starts_with(file) && name.substr(file.size()) == kTemporarySuffix;
   };
-  return parse_data_file_name(name) || is_temporary_of(kMetadataFileName) || is_temporary_of(kSidecarFileName);
+  return parse_data_file_name(name) || parse_uncommitted_safetensors_name(name) || is_temporary_of(kMetadataFileName) ||
+         is_temporary_of(kSidecarFileName);
 }
 
 }  // namespace tessera::checkpoint

@@ -25,6 +25,12 @@ struct DataFileName {
 std::string to_string(const DataFileName& name);
 std::optional<DataFileName> parse_data_file_name(std::string_view text);
 
+// Of what may be a file of a safetensors checkpoint, and what a save calls one until it is committed.
+inline constexpr std::string_view kSafetensorsSuffix = ".safetensors";
+std::string uncommitted_safetensors_name(std::string_view name);
+// The name without what uncommitted_safetensors_name added.
+std::optional<std::string> parse_uncommitted_safetensors_name(std::string_view text);
+
 // The rank of "__<rank>.metadata", which a rank writes that saves without collectives.
 std::optional<std::int64_t> parse_rank_metadata_name(std::string_view text);
 

@@ -1,17 +1,11 @@
 #include "tessera/checkpoint/save.h"
 
 #include <algorithm>
-#include <set>
 #include <utility>
 
 #include "checkpoint/byte_cursor.h"
-#include "checkpoint/commit.h"
 #include "checkpoint/consult.h"
-#include "checkpoint/file_names.h"
-#include "checkpoint/item_layouts.h"
-#include "checkpoint/output_plan.h"
-#include "checkpoint/save_files.h"
-#include "tessera/base/crc32.h"
+#include "checkpoint/save_format.h"
 #include "tessera/base/error.h"
 #include "tessera/base/thread_pool.h"
 
@@ -50,38 +44,9 @@ std::vector<std::uint32_t> from_bits(ByteView bits, std::size_t items) {
   return numbers;
 }
 
-// What a rank says when its files are durable: its objects' sizes and its files.
-struct RankReport {
-  std::vector<std::uint64_t> object_bytes;
-  Sidecar files;
-
-  Bytes encode() const {
-    Bytes out;
-    append_little_endian<std::uint64_t>(out, object_bytes.size());
-    for (const std::uint64_t bytes : object_bytes) append_little_endian(out, bytes);
-    append_little_endian<std::uint64_t>(out, files.files.size());
-    for (const auto& [name, facts] : files.files) {
-      append_text(out, name);
-      append_little_endian(out, facts.size_bytes);
-      append_little_endian(out, facts.crc32);
-    }
-    return out;
-  }
-  static RankReport decode(ByteView bytes) {
-    RankReport report;
-    ByteCursor cursor(bytes, "report of a rank");
-    for (auto n = cursor.number<std::uint64_t>(); n > 0; --n) {
-      report.object_bytes.push_back(cursor.number<std::uint64_t>());
-    }
-    for (auto n = cursor.number<std::uint64_t>(); n > 0; --n) {
-      const std::string name(cursor.text());
-      const auto size_bytes = cursor.number<std::uint64_t>();
-      report.files.files[name] = {size_bytes, cursor.number<std::uint32_t>()};
-    }
-    cursor.expect_end();
-    return report;
-  }
-};
+std::unique_ptr<FormatWriter> make_writer(const SaveOptions& options) {
+  return options.format == SaveFormat::dcp ? make_dcp_writer(options) : make_safetensors_writer(options);
+}
 
 }  // namespace
 
@@ -94,7 +59,8 @@ class Saver {
         link_(link),
         options_(options),
         planner_(options.planner != nullptr ? *options.planner : default_planner_),
-        remembered_(options.cache != nullptr ? options.cache->state_ : not_remembered_) {}
+        remembered_(options.cache != nullptr ? options.cache->state_ : not_remembered_),
+        format_(make_writer(options)) {}
 
   SaveReport run() {
     begin();
@@ -113,7 +79,7 @@ class Saver {
         const SavePlan::WriteItem item = plan_[i];
         const SavePlan::Entry& entry = plan_.entries()[item.entry];
         if (!entry.is_tensor) continue;
-        plan_.set_stored_bytes(i, layouts_.of_chunk(entry.properties.dtype, item.box.sizes)->total_bytes());
+        plan_.set_stored_bytes(i, format_->chunk_bytes(entry.properties.dtype, item.box.sizes));
       }
       entries_ = plan_.encode_entries();
       items_ = plan_.encode_items();
@@ -124,7 +90,7 @@ class Saver {
     const auto answer = [&](const std::vector<Bytes>& same) {
       const bool all = std::all_of(same.begin(), same.end(), [](const Bytes& said) { return said.at(0) == 1; });
       Bytes out{static_cast<std::uint8_t>(all ? 1 : 0)};
-      append_little_endian(out, static_cast<std::uint64_t>(next_generation(storage_)));
+      append_little_endian(out, static_cast<std::uint64_t>(format_->begin(storage_)));
       return std::vector<Bytes>(same.size(), out);
     };
     const Bytes said = consult(link_, "plan the save", bring, answer);
@@ -193,80 +159,34 @@ class Saver {
   // Writes this rank's files and makes them durable.
   Bytes write() {
     RankReport report;
-    std::vector<ItemSize> sizes;
-    std::vector<Bytes> archives;  // of the objects
-    for (const std::uint32_t i : remembered_->writes) {
-      const SavePlan::WriteItem item = plan_[i];
-      const bool is_object = !plan_.entries()[item.entry].is_tensor;
-      sizes.push_back({item.stored_bytes, is_object});
-      if (!is_object) continue;
-      archives.push_back(planner_.resolve_object(state_, plan_, i));
-      sizes.back().bytes = archives.back().size();
-      report.object_bytes.push_back(archives.back().size());
-    }
-    const FilePlan files = place_items(sizes, options_.files_per_rank);
+    const RankItems items{state_, plan_, planner_, remembered_->writes};
+    const std::vector<PlannedFile> files = format_->rank_files(items, link_.rank(), generation_, report);
+    for (const PlannedFile& file : files) report_.written_bytes += file.size_bytes();
     ProgressSink& progress = options_.progress != nullptr ? *options_.progress : no_progress();
-    std::uint64_t total = 0;
-    for (const std::uint64_t bytes : files.file_bytes) total += bytes;
-    progress.begin("save", total);
+    progress.begin("save", report_.written_bytes);
     {
       const std::size_t threads = options_.threads != 0 ? options_.threads : available_processors();
       StreamWriter writer(shared_storage_, threads, progress, options_.cancellation);
-      write_files(writer, files, archives);
+      for (const PlannedFile& file : files) {
+        writer.begin_file(file.name, file.size_bytes());
+        created_.push_back(file.name);
+        for (const PlannedUnit& unit : file.units) writer.add(unit.make());
+        writer.end_file();
+      }
       report.files = writer.finish();
     }
-    if (!files.file_bytes.empty()) storage_.sync();
+    if (!files.empty()) storage_.sync();
     progress.end();
-    report_.written_bytes = total;
     report_.files = created_;
     return report.encode();
   }
 
-  void write_files(StreamWriter& writer, const FilePlan& files, std::vector<Bytes>& archives) {
-    std::size_t next_object = 0;
-    std::optional<std::uint32_t> open;
-    for (const std::size_t k : files.order) {
-      if (open != files.places[k].file) {
-        if (open) writer.end_file();
-        open = files.places[k].file;
-        const std::string name = to_string(DataFileName{link_.rank(), *open, generation_});
-        writer.begin_file(name, files.file_bytes[*open]);
-        created_.push_back(name);
-      }
-      const std::uint32_t i = remembered_->writes[k];
-      const SavePlan::WriteItem item = plan_[i];
-      const SavePlan::Entry& entry = plan_.entries()[item.entry];
-      if (!entry.is_tensor) {
-        Unit unit;
-        unit.segments.emplace_back(std::move(archives[next_object++]));
-        writer.add(std::move(unit));
-        continue;
-      }
-      std::vector<Data> data;
-      data.push_back(memory_data(planner_.resolve_tensor(state_, plan_, i),
-                                 {item.box.sizes.begin(), item.box.sizes.end()}, dtype_size(entry.properties.dtype)));
-      writer.add(archive_unit(layouts_.of_chunk(entry.properties.dtype, item.box.sizes), std::move(data)));
-    }
-    if (open) writer.end_file();
-  }
-
   // On rank 0, when all ranks' files are durable.
   void commit_all(const std::vector<Bytes>& said) {
-    GlobalSavePlan& global = remembered_->global;
-    dcp::Metadata& metadata = global.metadata;
-    metadata.dialect = options_.dialect;
-    metadata.storage_meta = dcp::StorageMeta();
-    metadata.files.clear();
-    Sidecar sidecar;
-    for (std::size_t rank = 0; rank < said.size(); ++rank) {
-      const RankReport report = RankReport::decode(said[rank]);
-      place_rank(global, rank, remembered_->files_of_rank[rank], report.object_bytes, generation_);
-      sidecar.files.insert(report.files.files.begin(), report.files.files.end());
-    }
-    commit(storage_, dcp::write(metadata), sidecar);
-    std::set<std::string> referenced;
-    for (const auto& [name, facts] : sidecar.files) referenced.insert(name);
-    report_.not_removed = remove_unreferenced(storage_, referenced);
+    std::vector<RankReport> reports;
+    for (const Bytes& one : said) reports.push_back(RankReport::decode(one));
+    report_.not_removed =
+        format_->commit(storage_, remembered_->global, reports, remembered_->files_of_rank, generation_);
   }
 
   void remove_created() {
@@ -288,7 +208,7 @@ class Saver {
   SavePlanner& planner_;
   std::unique_ptr<SavePlanCache::State> not_remembered_;
   std::unique_ptr<SavePlanCache::State>& remembered_;
-  ItemLayouts layouts_;
+  std::unique_ptr<FormatWriter> format_;
   SavePlan plan_;
   Bytes entries_, items_;
   std::int64_t generation_ = 0;

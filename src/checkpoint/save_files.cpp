@@ -1,14 +1,9 @@
 #include "checkpoint/save_files.h"
 
 #include <algorithm>
-#include <cstring>
-#include <memory>
-#include <utility>
 
 #include "checkpoint/file_names.h"
 #include "tessera/base/error.h"
-#include "tessera/layout/byte_ranges.h"
-#include "tessera/layout/flat_interval.h"
 
 namespace tessera::checkpoint {
 
@@ -65,38 +60,6 @@ void place_rank(GlobalSavePlan& plan, std::size_t rank, std::size_t files, std::
     item.offset_bytes = static_cast<std::int64_t>(placed.places[k].offset_bytes);
     item.length_bytes = static_cast<std::int64_t>(sizes[k].bytes);
   }
-}
-
-Data memory_data(HostMemory memory, std::vector<std::int64_t> sizes, std::int64_t dtype_bytes) {
-  Data data;
-  std::int64_t count = 1;
-  for (const std::int64_t size : sizes) count *= size;
-  data.length_bytes = static_cast<std::uint64_t>(count * dtype_bytes);
-  data.granule_bytes = static_cast<std::uint64_t>(dtype_bytes);
-  const std::vector<std::int64_t> row_major = row_major_strides(sizes);
-  bool is_row_major = true;
-  for (std::size_t d = 0; d < memory.strides.size(); ++d) {
-    is_row_major = is_row_major && (sizes[d] == 1 || memory.strides[d] == row_major[d]);
-  }
-  if (is_row_major || count == 0) {
-    data.produce = [memory = std::move(memory)](std::uint64_t begin_bytes, MutableByteView out) {
-      if (!out.empty()) std::memcpy(out.data(), memory.data + begin_bytes, out.size());
-    };
-    return data;
-  }
-  data.produce = [memory = std::move(memory), sizes = std::move(sizes), dtype_bytes](std::uint64_t begin_bytes,
-                                                                                     MutableByteView out) {
-    const std::int64_t begin = static_cast<std::int64_t>(begin_bytes) / dtype_bytes;
-    const std::int64_t end = begin + static_cast<std::int64_t>(out.size()) / dtype_bytes;
-    std::uint8_t* to = out.data();
-    for (const Box& box : boxes_of_flat_interval(sizes, begin, end)) {
-      const std::uint8_t* from = memory.data;
-      for (std::size_t d = 0; d < sizes.size(); ++d) from += box.offsets[d] * memory.strides[d] * dtype_bytes;
-      copy_strided(box.sizes, dtype_bytes, from, memory.strides, to, row_major_strides(box.sizes));
-      to += volume(box) * dtype_bytes;
-    }
-  };
-  return data;
 }
 
 }  // namespace tessera::checkpoint

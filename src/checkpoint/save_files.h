@@ -1,12 +1,10 @@
 #pragma once
-// Which of a rank's items goes where in which of its files, and the writing of them.
+// Which of a rank's items goes where in which of its files.
 
 #include <cstdint>
 #include <span>
 #include <vector>
 
-#include "checkpoint/stream_writer.h"
-#include "tessera/checkpoint/flat_state.h"
 #include "tessera/checkpoint/global_save_plan.h"
 
 namespace tessera::checkpoint {
@@ -35,8 +33,5 @@ FilePlan place_items(std::span<const ItemSize> items, std::size_t files);
 // Says in the metadata where the items that `rank` writes are. `object_bytes` are those of its objects, in order.
 void place_rank(GlobalSavePlan& plan, std::size_t rank, std::size_t files, std::span<const std::uint64_t> object_bytes,
                 std::int64_t generation);
-
-// Elements in memory as row-major bytes, of any part. `dtype_bytes` is the size of an element.
-Data memory_data(HostMemory memory, std::vector<std::int64_t> sizes, std::int64_t dtype_bytes);
 
 }  // namespace tessera::checkpoint

@@ -59,15 +59,15 @@ Sidecar parse(const Bytes& bytes, const std::string& name) {
 
 // Of a save that was killed between its two renames: the sidecar that belongs to `.metadata` has its temporary name
 // yet.
-std::optional<Sidecar> interrupted_sidecar(const fs::path& directory) {
-  const fs::path path = directory / (std::string(kSidecarFileName) + std::string(kTemporarySuffix));
-  std::error_code ignored;
-  if (!fs::exists(path, ignored)) return std::nullopt;
+std::optional<Sidecar> interrupted_sidecar(const Storage& storage) {
+  const std::string name = std::string(kSidecarFileName) + std::string(kTemporarySuffix);
+  const std::string metadata_name(kMetadataFileName);
+  if (!storage.size_bytes(name)) return std::nullopt;
   try {
-    const Sidecar sidecar = parse(read_file(path, kMaxSidecarBytes), path.string());
-    const auto facts = sidecar.files.find(std::string(kMetadataFileName));
+    const Sidecar sidecar = parse(read_file(storage, name, kMaxSidecarBytes), storage.name_of(name));
+    const auto facts = sidecar.files.find(metadata_name);
     if (facts == sidecar.files.end()) return std::nullopt;
-    const Bytes metadata = read_file(directory / kMetadataFileName);
+    const Bytes metadata = read_file(storage, metadata_name);
     const Sidecar::FileFacts found{metadata.size(), crc32(metadata)};
     return found == facts->second ? std::optional(sidecar) : std::nullopt;
   } catch (const Error&) {
@@ -83,11 +83,16 @@ fs::path sidecar_path(const fs::path& checkpoint) {
   return fs::path(checkpoint.string() + std::string(kSidecarFileName));
 }
 
+std::optional<Sidecar> read_sidecar(const Storage& storage) {
+  if (std::optional<Sidecar> sidecar = interrupted_sidecar(storage)) return sidecar;
+  const std::string name(kSidecarFileName);
+  if (!storage.size_bytes(name)) return std::nullopt;
+  return parse(read_file(storage, name, kMaxSidecarBytes), storage.name_of(name));
+}
+
 std::optional<Sidecar> read_sidecar(const fs::path& checkpoint) {
   std::error_code ignored;
-  if (fs::is_directory(checkpoint, ignored)) {
-    if (std::optional<Sidecar> sidecar = interrupted_sidecar(checkpoint)) return sidecar;
-  }
+  if (fs::is_directory(checkpoint, ignored)) return read_sidecar(*file_system_storage(checkpoint));
   const fs::path path = sidecar_path(checkpoint);
   if (!fs::exists(path, ignored)) return std::nullopt;
   return parse(read_file(path, kMaxSidecarBytes), path.string());

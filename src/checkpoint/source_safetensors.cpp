@@ -7,10 +7,12 @@
 #include <unordered_map>
 #include <utility>
 
+#include "checkpoint/file_names.h"
 #include "checkpoint/safetensors_extra.h"
 #include "checkpoint/source.h"
 #include "tessera/base/checked.h"
 #include "tessera/base/error.h"
+#include "tessera/checkpoint/sidecar.h"
 #include "tessera/format/python_value.h"
 #include "tessera/format/safetensors.h"
 
@@ -37,7 +39,7 @@ class SafetensorsSource final : public SourceBackend {
   void read_directory_source() {
     std::set<std::string> names;
     for (const std::string& name : storage->list()) {
-      if (name.ends_with(".safetensors")) names.insert(name);
+      if (name.ends_with(kSafetensorsSuffix)) names.insert(name);
     }
     const std::string index_name(safetensors::kIndexFileName);
     std::optional<safetensors::Index> index;
@@ -52,6 +54,7 @@ class SafetensorsSource final : public SourceBackend {
       names = std::move(listed);
     }
     for (const std::string& name : names) take_file(name);
+    if (!index) check_shards_are_all_there(names);
     if (index) check_index(*index, storage->name_of(index_name));
     finish_extras();
   }
@@ -169,7 +172,7 @@ class SafetensorsSource final : public SourceBackend {
         found != header.metadata.end()) {
       const Json json = parse(found->second, file, safetensors_extra::kPaths);
       for (const auto& [name, items] : json.items()) {
-        dcp::Path& result = paths_[name];
+        dcp::Path& result = paths_[name] = dcp::Path();  // that each file says which has a part of it
         if (!items.is_array()) {
           fail(ErrorCode::corrupt, "{}: {} of '{}' is no list", file, safetensors_extra::kPaths, printable(name));
         }
@@ -193,6 +196,18 @@ class SafetensorsSource final : public SourceBackend {
     }
     for (ObjectInfo& object : objects) {
       if (const auto found = paths_.find(object.name); found != paths_.end()) object.path = found->second;
+    }
+  }
+
+  // Shards that aren't there show in nothing but the sidecar: a tensor without its last rows looks like a smaller one.
+  void check_shards_are_all_there(const std::set<std::string>& names) const {
+    const std::optional<Sidecar> sidecar = read_sidecar(*storage);
+    if (!sidecar) return;
+    for (const auto& [name, facts] : sidecar->files) {
+      if (!name.ends_with(kSafetensorsSuffix) || names.contains(name)) continue;
+      fail(ErrorCode::corrupt,
+           "{}: its sidecar lists {}, which isn't there: the save was never completed, or it is lost", storage->name(),
+           printable(name));
     }
   }
 

@@ -14,47 +14,16 @@
 namespace tessera::checkpoint {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using safetensors_extra::add_extra;
+using safetensors_extra::add_path;
+using safetensors_extra::Json;
+using safetensors_extra::StoredAs;
 
 constexpr std::uint64_t kDefaultShardBytes = 5'000'000'000;  // as Hugging Face's writers have it
 
-// How a dtype that safetensors doesn't have is stored.
-struct StoredAs {
-  DType dtype;
-  bool as_pairs = false;  // of reals, in one more dimension
-};
-
-StoredAs stored_as(DType dtype, const std::vector<std::int64_t>& shape) {
-  // float4_e2m1fn_x2 is F4 with a last dimension of twice the size, which a scalar hasn't.
-  const bool is_lone_pair = dtype == DType::float4_e2m1fn_x2 && shape.empty();
-  if (safetensors::type_code(dtype) && !is_lone_pair) return {dtype};
-  switch (dtype) {
-    case DType::complex32:
-      return {DType::float16, true};
-    case DType::complex64:
-      return {DType::float32, true};
-    case DType::complex128:
-      return {DType::float64, true};
-    case DType::bcomplex32:
-      return {DType::bfloat16, true};
-    default:
-      break;
-  }
-  switch (dtype_size(dtype)) {
-    case 1:
-      return {DType::uint8};
-    case 2:
-      return {DType::uint16};
-    case 4:
-      return {DType::uint32};
-    default:
-      return {DType::uint64};
-  }
+StoredAs stored_as(const OutputTensor& tensor) {
+  return safetensors_extra::stored_as(tensor.dtype, tensor.info->shape);
 }
-
-StoredAs stored_as(const OutputTensor& tensor) { return stored_as(tensor.dtype, tensor.info->shape); }
-
-std::string json_text(const Json& json) { return json.dump(-1, ' ', false, Json::error_handler_t::strict); }
 
 class SafetensorsPlanner {
  public:
@@ -138,45 +107,31 @@ class SafetensorsPlanner {
     add_extra(extras_, safetensors_extra::kPaths, paths);
   }
 
-  static void add_extra(std::map<std::string, std::string>& metadata, std::string_view key, const Json& json) {
-    if (json.empty()) return;
-    try {
-      metadata[std::string(key)] = json_text(json);
-    } catch (const Json::exception&) {
-      fail(ErrorCode::unsupported, "a name or a text isn't valid UTF-8, which safetensors needs");
-    }
-  }
-
-  static void add_path(Json& paths, const std::string& name, const dcp::Path& path) {
-    const bool is_default = path.empty() || (path.size() == 1 && path[0] == dcp::PathItem(name));
-    if (is_default) return;
-    Json items = Json::array();
-    for (const dcp::PathItem& item : path) {
-      std::visit([&](const auto& part) { items.push_back(part); }, item);
-    }
-    paths[name] = std::move(items);
-  }
-
-  void add_file(const std::string& name, std::vector<std::size_t> tensors, bool is_first) {
-    // Larger elements first, so that every tensor is aligned to its elements; by name where equal. As the reference
-    // implementation.
-    std::sort(tensors.begin(), tensors.end(), [&](std::size_t a, std::size_t b) {
-      const OutputTensor &x = source_->tensors()[a], &y = source_->tensors()[b];
-      const std::int64_t x_size = dtype_size(stored_as(x).dtype), y_size = dtype_size(stored_as(y).dtype);
-      return x_size != y_size ? x_size > y_size : x.info->name < y.info->name;
-    });
-    std::vector<safetensors::Tensor> entries;
+  void add_file(const std::string& name, const std::vector<std::size_t>& group, bool is_first) {
+    struct Entry {
+      safetensors::Tensor stored;
+      std::size_t tensor;
+    };
+    std::vector<Entry> placed;
     Json dtypes = Json::object();  // every file has those of its own tensors, so that it can be read alone
-    std::uint64_t offset = 0;
-    for (const std::size_t tensor : tensors) {
+    for (const std::size_t tensor : group) {
       const OutputTensor& output = source_->tensors()[tensor];
       const StoredAs stored = stored_as(output);
       if (stored.dtype != output.dtype) dtypes[output.info->name] = std::string(dtype_name(output.dtype));
       std::vector<std::int64_t> shape = output.info->shape;
       if (stored.as_pairs) shape.push_back(2);
-      const std::uint64_t end = offset + bytes_of(tensor);
-      entries.push_back({output.info->name, stored.dtype, std::move(shape), offset, end});
-      offset = end;
+      placed.push_back({{output.info->name, stored.dtype, std::move(shape)}, tensor});
+    }
+    std::sort(placed.begin(), placed.end(),
+              [](const Entry& a, const Entry& b) { return safetensors_extra::goes_before(a.stored, b.stored); });
+    std::vector<safetensors::Tensor> entries;
+    std::vector<std::size_t> tensors;
+    std::uint64_t offset = 0;
+    for (Entry& entry : placed) {
+      entry.stored.begin_bytes = offset;
+      entry.stored.end_bytes = offset += bytes_of(entry.tensor);
+      entries.push_back(std::move(entry.stored));
+      tensors.push_back(entry.tensor);
     }
     std::map<std::string, std::string> metadata = {{"format", "pt"}};
     if (is_first) metadata.insert(extras_.begin(), extras_.end());

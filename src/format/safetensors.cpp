@@ -121,4 +121,8 @@ std::string shard_file_name(std::size_t index, std::size_t count) {
   return fmt::format("model-{:05}-of-{:05}.safetensors", index + 1, count);
 }
 
+std::string rank_shard_file_name(std::size_t rank, std::size_t index, std::size_t count) {
+  return fmt::format("shard-{:05}-model-{:05}-of-{:05}.safetensors", rank + 1, index + 1, count);
+}
+
 }  // namespace tessera::safetensors

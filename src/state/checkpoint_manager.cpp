@@ -95,6 +95,9 @@ CheckpointManager::CheckpointManager(fs::path directory, const ProcessGroup& gro
   if (options_.keep_last == std::size_t{0}) {
     fail(ErrorCode::invalid_argument, "checkpoint manager: keep the last 0, expected at least 1");
   }
+  if (options_.save.format != checkpoint::SaveFormat::dcp) {
+    fail(ErrorCode::invalid_argument, "checkpoint manager: safetensors shards, expected checkpoints with .metadata");
+  }
   group_.agree_on(fmt::format("begin with the checkpoints of {}", directory_.string()), [&] {
     if (group_.rank() != 0) return;
     std::error_code error;

@@ -30,11 +30,23 @@ TEST(FileNamesTest, MetadataOfARank) {
   }
 }
 
+TEST(FileNamesTest, SafetensorsShardsAreCalledOtherwiseUntilTheyAreCommitted) {
+  const std::string name = "shard-00001-model-00001-of-00001.safetensors";
+  EXPECT_EQ(uncommitted_safetensors_name(name), name + ".tmp");
+  EXPECT_EQ(parse_uncommitted_safetensors_name(name + ".tmp"), name);
+  for (const std::string& other :
+       {name, name + ".tmp.tmp", std::string("shard-1.tmp"), std::string("a.safetensors.tmp")}) {
+    EXPECT_EQ(parse_uncommitted_safetensors_name(other), std::nullopt) << other;
+  }
+}
+
 TEST(FileNamesTest, WhatASaveMayLeave) {
-  for (const char* name : {"__0_0.distcp", "__1_2.3.distcp", ".metadata.tmp", ".tessera.json.tmp"}) {
+  for (const char* name : {"__0_0.distcp", "__1_2.3.distcp", ".metadata.tmp", ".tessera.json.tmp",
+                           "shard-00001-model-00001-of-00001.safetensors.tmp"}) {
     EXPECT_TRUE(may_be_left_by_a_save(name)) << name;
   }
-  for (const char* name : {".metadata", ".tessera.json", "model.safetensors", "notes.tmp", "x.distcp"}) {
+  for (const char* name :
+       {".metadata", ".tessera.json", "model.safetensors", "model.safetensors.tmp", "notes.tmp", "x.distcp"}) {
     EXPECT_FALSE(may_be_left_by_a_save(name)) << name;
   }
 }

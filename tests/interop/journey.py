@@ -264,14 +264,17 @@ class Journey:
         manifest = {**self.manifest, "plain": self.manifest["plain"] | changed}
         manifest_path = folder / "manifest.json"
         manifest_path.write_text(json.dumps(manifest))
-        for ranks, dim in ((1, 0), (3, 0), (2, 1)):
-            output = folder / f"{ranks}-dim{dim}"
-            command = [self.resaver, self.source, output, ranks, dim]
+        for ranks, dim, form in ((1, 0, "dcp"), (3, 0, "dcp"), (2, 1, "dcp"), (3, 0, "safetensors"), (2, 1, "safetensors")):
+            output = folder / f"{form}-{ranks}-dim{dim}"
+            command = [self.resaver, self.source, output, ranks, dim, form]
             done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=120, check=False)
             what = f"resave {output.name}"
-            if done.returncode == 3 and "has no such type" in done.stderr:
-                is_clear = "unsupported" in done.stderr and not output.exists()
-                self.note("resave", f"{what}: a dtype that LibTorch lacks is refused", "" if is_clear else done.stderr)
+            refusal = "has no such type"
+            if form == "safetensors" and self.manifest["opaque"]:
+                refusal = "safetensors can't hold it"
+            if done.returncode == 3 and refusal in done.stderr:
+                is_clear = "unsupported" in done.stderr and not (output.exists() and list(output.iterdir()))
+                self.note("resave", f"{what}: what has no place there is refused", "" if is_clear else done.stderr)
                 continue
             self.note("resave", what, "" if done.returncode == 0 else done.stderr[:600] or f"status {done.returncode}")
             if done.returncode != 0:
@@ -279,6 +282,10 @@ class Journey:
             self.expect("resave", 0, "verify", output)
             self.same("resave", self.source, output, excluded=changed)
             self.inspect(output, manifest)
+            if form == "safetensors":
+                if self.native_in_safetensors():
+                    self.job("huggingface", output, manifest=str(manifest_path))
+                continue
             self.job("dcp", output, manifest=str(manifest_path))
             self.job("dtensor", output, ranks=2, dim=dim, manifest=str(manifest_path))
             if self.manifest.get("flatten", True):

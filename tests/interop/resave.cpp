@@ -1,7 +1,7 @@
 // Loads a checkpoint with ranks as threads, every tensor cut in one dimension, and saves it again: through the library
 // what the command does by itself.
 //
-//   resave SOURCE DESTINATION RANKS DIM
+//   resave SOURCE DESTINATION RANKS DIM dcp|safetensors
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "tessera/base/error.h"
@@ -38,10 +39,11 @@ Value empty_tensor(const checkpoint::TensorInfo& info, std::int64_t dim, const P
 }
 
 void resave(const std::filesystem::path& source, const std::filesystem::path& destination, std::int64_t dim,
-            const ProcessGroup& group) {
+            checkpoint::SaveFormat format, const ProcessGroup& group) {
   StateDict state;
   LoadOptions load_options;
   SaveOptions save_options;
+  save_options.format = format;
   {
     const auto opened = checkpoint::Checkpoint::open(source);
     load_options.flatten_state_dict = save_options.flatten_state_dict = opened->dcp_metadata()->paths.has_value();
@@ -67,13 +69,15 @@ void resave(const std::filesystem::path& source, const std::filesystem::path& de
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 5) {
-    fmt::print(stderr, "usage: resave SOURCE DESTINATION RANKS DIM\n");
+  const std::string format = argc == 6 ? argv[5] : "";
+  if (format != "dcp" && format != "safetensors") {
+    fmt::print(stderr, "usage: resave SOURCE DESTINATION RANKS DIM dcp|safetensors\n");
     return 2;
   }
   try {
+    const auto to = format == "dcp" ? checkpoint::SaveFormat::dcp : checkpoint::SaveFormat::safetensors_shards;
     run_local(std::atoi(argv[3]),
-              [&](const ProcessGroup& group) { resave(argv[1], argv[2], std::atoll(argv[4]), group); });
+              [&](const ProcessGroup& group) { resave(argv[1], argv[2], std::atoll(argv[4]), to, group); });
   } catch (const Error& error) {
     fmt::print(stderr, "resave: {}: {}\n", error_code_name(error.code()), error.what());
     return 3;

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "tessera/base/bytes.h"
+#include "tessera/checkpoint/storage.h"
 
 namespace tessera::checkpoint {
 
@@ -32,6 +33,7 @@ std::filesystem::path sidecar_path(const std::filesystem::path& checkpoint);
 /// `.metadata`, that is the one which it had ready, `.tessera.json.tmp`. Throws `Error(corrupt)` for one that is
 /// damaged.
 std::optional<Sidecar> read_sidecar(const std::filesystem::path& checkpoint);
+std::optional<Sidecar> read_sidecar(const Storage& storage);
 
 Bytes write_sidecar(const Sidecar& sidecar);
 

@@ -75,5 +75,8 @@ std::map<std::string, std::string> dcp_metadata(const std::map<std::string, std:
 
 /// "model-00002-of-00005.safetensors" for index 1 of 5; "model.safetensors" for one of one.
 std::string shard_file_name(std::size_t index, std::size_t count);
+/// "shard-00003-model-00002-of-00005.safetensors" for index 1 of the 5 files of rank 2, as PyTorch's HuggingFace writer
+/// calls what ranks save.
+std::string rank_shard_file_name(std::size_t rank, std::size_t index, std::size_t count);
 
 }  // namespace tessera::safetensors

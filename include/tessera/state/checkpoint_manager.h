@@ -39,7 +39,7 @@ struct CheckpointManagerOptions {
   enum class Best : std::uint8_t { lowest, highest } best = Best::lowest;
   /// Whether saves run in the background; see AsyncSaver.
   bool async = true;
-  AsyncSaveOptions save = {};
+  AsyncSaveOptions save = {};  ///< whose format is dcp
   LoadOptions load = {};
   /// Told on rank 0 what went another way than wanted: a damaged checkpoint that was passed over, one that could not be
   /// removed. From any thread.
