@@ -184,6 +184,7 @@ class Saver {
   // On rank 0, when all ranks' files are durable.
   void commit_all(const std::vector<Bytes>& said) {
     std::vector<RankReport> reports;
+    reports.reserve(said.size());
     for (const Bytes& one : said) reports.push_back(RankReport::decode(one));
     report_.not_removed =
         format_->commit(storage_, remembered_->global, reports, remembered_->files_of_rank, generation_);
