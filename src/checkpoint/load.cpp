@@ -1,10 +1,13 @@
 #include "tessera/checkpoint/load.h"
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include "checkpoint/buffer.h"
+#include "checkpoint/byte_cursor.h"
 #include "checkpoint/file_names.h"
+#include "checkpoint/shared_reads.h"
 #include "tessera/base/cast.h"
 #include "tessera/base/error.h"
 #include "tessera/base/thread_pool.h"
@@ -57,19 +60,15 @@ class Loader {
         pool_(options.threads != 0 ? options.threads : std::max<std::size_t>(available_processors(), 4)) {}
 
   LoadReport run() {
-    LoadPlanner planner;
-    const LoadPlan plan = (options_.planner != nullptr ? *options_.planner : planner)
-                              .create_local_plan(targets_, *checkpoint_, options_.rules);
-    report_.missing = plan.missing;
-    for (const ReadItem& item : plan.items) report_.wanted_bytes += wanted_bytes(item);
-    progress_.begin("load", report_.wanted_bytes);
-    for (std::size_t i = 0; i < plan.items.size();) {
-      std::size_t last = i;
-      while (last < plan.items.size() && plan.items[last].tensor == plan.items[i].tensor) ++last;
-      read_tensor(std::span(plan.items).subspan(i, last - i));
-      i = last;
+    RankLink* const among = options_.share_reads_among;
+    LoadPlan plan;
+    if (among == nullptr || among->size() == 1) {
+      plan = make_plan();
+      read_items(plan.items);
+    } else {
+      plan = among->agree_on(kPlanStep, [&] { return make_plan(); });
+      read_shared(plan.items, *among);
     }
-    flush();
     for (const LoadPlan::ObjectItem& item : plan.objects) {
       as_damage([&] { report_.objects.emplace(targets_.at(item.target).name, checkpoint_->load_object(item.object)); });
     }
@@ -80,24 +79,186 @@ class Loader {
   }
 
  private:
-  std::uint64_t wanted_bytes(const ReadItem& item) const {
-    return static_cast<std::uint64_t>(volume(item.box) * dtype_size(checkpoint_->tensors()[item.tensor].dtype));
+  static constexpr std::string_view kPlanStep = "plan what to load";
+  static constexpr std::string_view kShareStep = "read what several ranks want";
+
+  LoadPlan make_plan() {
+    LoadPlanner planner;
+    LoadPlan plan = (options_.planner != nullptr ? *options_.planner : planner)
+                        .create_local_plan(targets_, *checkpoint_, options_.rules);
+    report_.missing = plan.missing;
+    for (const ReadItem& item : plan.items) report_.wanted_bytes += bytes_of(item.tensor, item.box);
+    progress_.begin("load", report_.wanted_bytes);
+    return plan;
+  }
+
+  std::int64_t element_bytes(std::uint32_t tensor) const { return dtype_size(checkpoint_->tensors()[tensor].dtype); }
+  std::uint64_t bytes_of(std::uint32_t tensor, const Box& box) const {
+    return static_cast<std::uint64_t>(volume(box) * element_bytes(tensor));
+  }
+
+  void read_items(std::span<const ReadItem> items) {
+    for (std::size_t i = 0; i < items.size();) {
+      std::size_t last = i;
+      while (last < items.size() && items[last].tensor == items[i].tensor) ++last;
+      read_tensor(items.subspan(i, last - i));
+      i = last;
+    }
+    flush();
+  }
+
+  // --- what several ranks want is read by one of them
+
+  // So much of what several ranks want, of which each rank has a part, is in memory at a time.
+  static constexpr std::uint64_t kRoundBytes = std::uint64_t{64} << 20;
+
+  struct SharedPart {
+    const SharedRead* read = nullptr;
+    Box box;
+  };
+
+  void read_shared(const std::vector<ReadItem>& items, RankLink& among) {
+    const std::vector<SharedRead> reads = plan_shared_reads(items, among);
+    std::map<std::pair<std::uint32_t, std::uint32_t>, std::vector<const ReadItem*>> items_of;  // by stored chunk
+    for (const ReadItem& item : items) items_of[{item.tensor, item.stored_chunk}].push_back(&item);
+    const auto each_item = [&](const SharedRead& read, const Box& box, const auto& f) {
+      for (const ReadItem* item : items_of[{read.tensor, read.stored_chunk}]) {
+        if (!contains(item->box, box)) continue;
+        ReadItem part = *item;
+        part.box = box;
+        f(part);
+      }
+    };
+    std::vector<ReadItem> own;
+    std::vector<SharedPart> shared;
+    for (const SharedRead& read : reads) {
+      if (read.ranks.size() > 1) {
+        for (Box& box : split_row_major(read.box, element_bytes(read.tensor), kTaskBytes)) {
+          shared.push_back({&read, std::move(box)});
+        }
+      } else if (read.reader == among.rank()) {
+        each_item(read, read.box, [&](const ReadItem& part) { own.push_back(part); });
+      }
+    }
+    among.agree_on(kShareStep, [&] {
+      read_items(own);
+      pool_.wait();
+    });
+    const auto deliver = [&](const SharedPart& part, const std::uint8_t* elements) {
+      each_item(*part.read, part.box, [&](const ReadItem& item) { store(item, elements); });
+      progress_.advance(bytes_of(part.read->tensor, part.box));
+    };
+    for (std::size_t begin = 0; begin < shared.size();) {
+      std::size_t end = begin;
+      for (std::uint64_t bytes = 0; end < shared.size() && (end == begin || bytes < kRoundBytes); ++end) {
+        bytes += bytes_of(shared[end].read->tensor, shared[end].box);
+      }
+      exchange(std::span(shared).subspan(begin, end - begin), among, deliver);
+      begin = end;
+    }
+    among.agree_on(kShareStep, [&] {
+      for (const auto& [number, tensor] : shared_tensors_) as_damage([&, &open = *tensor] { piece_done(open); });
+    });
+  }
+
+  std::vector<SharedRead> plan_shared_reads(const std::vector<ReadItem>& items, RankLink& among) const {
+    std::vector<WantedBox> wanted;
+    wanted.reserve(items.size());
+    for (const ReadItem& item : items) wanted.push_back({item.tensor, item.stored_chunk, item.box});
+    const std::vector<Bytes> gathered = among.gather(encode_wanted(wanted));
+    Bytes all;
+    for (const Bytes& one : gathered) append_text(all, as_text(one));
+    all = among.broadcast(all);
+    std::vector<std::vector<WantedBox>> by_rank;
+    by_rank.reserve(static_cast<std::size_t>(among.size()));
+    ByteCursor cursor(all, "what ranks want");
+    for (int rank = 0; rank < among.size(); ++rank) by_rank.push_back(decode_wanted(as_bytes(cursor.text())));
+    return share_reads(by_rank, [&](std::uint32_t tensor) { return element_bytes(tensor); });
+  }
+
+  // Reads this rank's of `parts`, passes them to the ranks that want them, and delivers what this rank wants.
+  template <typename Deliver>
+  void exchange(std::span<const SharedPart> parts, RankLink& among, const Deliver& deliver) {
+    std::vector<Bytes> read(parts.size());
+    among.agree_on(kShareStep, [&] {
+      for (std::size_t i = 0; i < parts.size(); ++i) {
+        const SharedPart& part = parts[i];
+        if (part.read->reader != among.rank()) continue;
+        std::shared_ptr<OpenTensor>& tensor = shared_tensors_[part.read->tensor];
+        if (!tensor) tensor = std::make_shared<OpenTensor>(checkpoint_, part.read->tensor);
+        read[i].resize(bytes_of(part.read->tensor, part.box));
+        pool_.submit([this, &part, &out = read[i], tensor] {
+          if (options_.cancellation != nullptr) options_.cancellation->check();
+          as_damage([&] {
+            tensor->reader.read_chunk(part.read->stored_chunk, part.box, out.data(), row_major_strides(part.box.sizes));
+          });
+        });
+      }
+      pool_.wait();
+    });
+    std::vector<Bytes> to_send(static_cast<std::size_t>(among.size()));
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      if (parts[i].read->reader != among.rank()) continue;
+      for (const int rank : parts[i].read->ranks) {
+        if (rank != among.rank()) append(to_send[static_cast<std::size_t>(rank)], read[i]);
+      }
+    }
+    const std::vector<Bytes> received = among.all_to_all(to_send);
+    std::vector<std::size_t> taken(received.size(), 0);  // bytes
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      const SharedRead& shared = *parts[i].read;
+      if (!std::binary_search(shared.ranks.begin(), shared.ranks.end(), among.rank())) continue;
+      if (shared.reader == among.rank()) {
+        deliver(parts[i], read[i].data());
+        continue;
+      }
+      const auto from = static_cast<std::size_t>(shared.reader);
+      deliver(parts[i], received.at(from).data() + taken[from]);
+      taken[from] += bytes_of(shared.tensor, parts[i].box);
+    }
+  }
+
+  // Row-major elements of an item's box, as they are stored, go to its target.
+  void store(const ReadItem& item, const std::uint8_t* elements) const {
+    const auto& target = std::get<TargetTensor>(targets_.at(item.target).value);
+    const DType stored = checkpoint_->tensors()[item.tensor].dtype;
+    const std::vector<std::int64_t> row_major = row_major_strides(item.box.sizes);
+    const Place to = place_of(item, item.box);
+    thread_local Buffer as_wanted;
+    if (stored != target.dtype) {
+      const std::int64_t count = volume(item.box);
+      std::uint8_t* converted = as_wanted.get(static_cast<std::size_t>(count * dtype_size(target.dtype))).data();
+      cast(stored, elements, target.dtype, converted, count);
+      elements = converted;
+    }
+    copy_strided(item.box.sizes, dtype_size(target.dtype), elements, row_major, to.data, to.strides);
+  }
+
+  // --- what this rank reads for itself
+
+  struct Place {
+    std::uint8_t* data;
+    std::vector<std::int64_t> strides;
+  };
+  // Where `part` of an item goes.
+  Place place_of(const ReadItem& item, const Box& part) const {
+    const auto& target = std::get<TargetTensor>(targets_.at(item.target).value);
+    const TargetChunk& chunk = target.chunks.at(item.target_chunk);
+    std::vector<std::int64_t> strides =
+        chunk.memory.strides.empty() ? row_major_strides(chunk.box.sizes) : chunk.memory.strides;
+    std::int64_t offset = 0;
+    for (std::size_t d = 0; d < part.rank(); ++d) offset += (part.offsets[d] - chunk.box.offsets[d]) * strides[d];
+    return {chunk.memory.data + offset * dtype_size(target.dtype), std::move(strides)};
   }
 
   // All items of one stored tensor.
   void read_tensor(std::span<const ReadItem> items) {
     const auto tensor = std::make_shared<OpenTensor>(checkpoint_, items[0].tensor);
-    const std::int64_t element_bytes = dtype_size(tensor->reader.info().dtype);
     for (const ReadItem& item : items) {
-      const auto& target = std::get<TargetTensor>(targets_.at(item.target).value);
-      const TargetChunk& chunk = target.chunks.at(item.target_chunk);
-      const std::vector<std::int64_t> strides =
-          chunk.memory.strides.empty() ? row_major_strides(chunk.box.sizes) : chunk.memory.strides;
-      for (Box& part : split_row_major(item.box, element_bytes, kTaskBytes)) {
-        std::int64_t offset = 0;
-        for (std::size_t d = 0; d < part.rank(); ++d) offset += (part.offsets[d] - chunk.box.offsets[d]) * strides[d];
-        add({tensor, item.stored_chunk, std::move(part), target.dtype,
-             chunk.memory.data + offset * dtype_size(target.dtype), strides});
+      const DType dtype = std::get<TargetTensor>(targets_.at(item.target).value).dtype;
+      for (Box& part : split_row_major(item.box, element_bytes(item.tensor), kTaskBytes)) {
+        Place to = place_of(item, part);
+        add({tensor, item.stored_chunk, std::move(part), dtype, to.data, std::move(to.strides)});
       }
     }
     piece_done(*tensor);
@@ -164,6 +325,7 @@ class Loader {
   const LoadOptions& options_;
   ProgressSink& progress_;
   LoadReport report_;
+  std::map<std::uint32_t, std::shared_ptr<OpenTensor>> shared_tensors_;  // that this rank reads for several
   std::vector<Piece> waiting_;
   std::int64_t waiting_bytes_ = 0;
   std::atomic<std::uint64_t> read_bytes_ = 0;

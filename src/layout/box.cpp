@@ -45,6 +45,27 @@ std::optional<Box> intersect(BoxView a, BoxView b) {
   return shared;
 }
 
+std::vector<Box> subtract(BoxView a, BoxView b) {
+  if (is_empty(a)) return {};
+  const std::optional<Box> shared = intersect(a, b);
+  if (!shared) return {Box(a)};
+  std::vector<Box> rest;
+  Box middle(a);  // of which what lies below and above `shared` in one dimension after the other is cut off
+  for (std::size_t d = 0; d < a.rank(); ++d) {
+    const std::int64_t begin = middle.offsets[d], end = begin + middle.sizes[d];
+    const std::int64_t shared_end = shared->offsets[d] + shared->sizes[d];
+    for (const auto& [from, to] : {std::pair(begin, shared->offsets[d]), std::pair(shared_end, end)}) {
+      if (from == to) continue;
+      middle.offsets[d] = from;
+      middle.sizes[d] = to - from;
+      rest.push_back(middle);
+    }
+    middle.offsets[d] = shared->offsets[d];
+    middle.sizes[d] = shared->sizes[d];
+  }
+  return rest;
+}
+
 bool contains(BoxView outer, BoxView inner) {
   if (is_empty(inner)) return true;
   assert(outer.rank() == inner.rank());

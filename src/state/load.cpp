@@ -109,7 +109,10 @@ LoadReport load(StateDict& state, const std::shared_ptr<checkpoint::Storage>& st
   const std::shared_ptr<const Checkpoint> checkpoint = checkpoint::open_on_all_ranks(storage, link);
   const std::string step = fmt::format("load {}", storage->name());
   StateLoader loader = link.agree_on(step, [&] { return StateLoader(state, *checkpoint, group, options); });
-  checkpoint::LoadReport report = checkpoint::load(loader.targets(), checkpoint, link, options);
+  ProcessGroupLink node(options.node_group);
+  checkpoint::LoadOptions load_options = options;
+  if (node.size() > 1) load_options.share_reads_among = &node;
+  checkpoint::LoadReport report = checkpoint::load(loader.targets(), checkpoint, link, load_options);
   link.agree_on(step, [&] { loader.finish(state, *checkpoint, report); });
   return {report.wanted_bytes, report.read_bytes, std::move(report.missing)};
 }

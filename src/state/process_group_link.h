@@ -14,6 +14,7 @@ class ProcessGroupLink final : public checkpoint::RankLink {
   std::vector<Bytes> gather(ByteView bytes) override { return group_.gather_bytes(bytes, 0); }
   Bytes scatter(const std::vector<Bytes>& parts) override { return group_.scatter_bytes(parts, 0); }
   Bytes broadcast(ByteView bytes) override { return group_.broadcast_bytes(bytes, 0); }
+  std::vector<Bytes> all_to_all(const std::vector<Bytes>& parts) override { return group_.all_to_all_bytes(parts); }
   void agree(std::string_view step, const std::exception_ptr& failure) override { group_.agree(step, failure); }
 
  private:

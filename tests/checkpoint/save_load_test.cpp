@@ -22,6 +22,8 @@ using namespace checkpoint::testing;
 using ::tessera::testing::run_thread_ranks;
 using ::tessera::testing::TemporaryDirectory;
 using ::tessera::testing::ThreadLink;
+using ::tessera::testing::ThreadRanks;
+using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -256,6 +258,88 @@ TEST(LoadTest, OnlyWantedBytesAreRead) {
   EXPECT_TRUE(wanted.is_right());
   EXPECT_EQ(report.wanted_bytes, 512u * 128 * 8);
   EXPECT_LE(report.read_bytes, report.wanted_bytes * 11 / 10);
+}
+
+// The ranks of each node read together: consecutive ranks, `node_size` of them.
+std::vector<LoadReport> load_by_nodes(int ranks, int node_size, const Layout& layout,
+                                      const std::shared_ptr<Storage>& storage) {
+  std::vector<std::unique_ptr<ThreadRanks>> nodes;
+  for (int first = 0; first < ranks; first += node_size) {
+    nodes.push_back(std::make_unique<ThreadRanks>(std::min(node_size, ranks - first)));
+  }
+  std::vector<LoadReport> reports(static_cast<std::size_t>(ranks));
+  const auto errors = run_thread_ranks(ranks, [&](ThreadLink& link) {
+    const Wanted wanted = wanted_of(layout, link.rank(), ranks);
+    ThreadLink node(*nodes[static_cast<std::size_t>(link.rank() / node_size)], link.rank() % node_size);
+    LoadOptions options;
+    options.share_reads_among = &node;
+    const auto checkpoint = open_on_all_ranks(storage, link);
+    reports[static_cast<std::size_t>(link.rank())] = load(wanted.targets, checkpoint, link, options);
+    EXPECT_TRUE(wanted.is_right());
+  });
+  EXPECT_THAT(errors, Each(""));
+  return reports;
+}
+
+std::uint64_t read_bytes(const std::vector<LoadReport>& reports) {
+  std::uint64_t bytes = 0;
+  for (const LoadReport& report : reports) bytes += report.read_bytes;
+  return bytes;
+}
+
+TEST(LoadTest, WhatSeveralRanksOfANodeWantIsReadOnce) {
+  std::uint64_t whole = 0;
+  for (const Shape& shape : shapes()) whole += static_cast<std::uint64_t>(volume(Box::whole(shape))) * 8;
+  for (const NamedLayout& from : layouts()) {
+    const auto storage = memory_storage();
+    save_on(3, from.boxes, storage);
+    for (const int ranks : {2, 5}) {
+      for (const int node_size : {1, 2, 5}) {
+        SCOPED_TRACE(fmt::format("{}: {} ranks, {} a node", from.name, ranks, node_size));
+        const auto nodes = static_cast<std::uint64_t>((ranks + node_size - 1) / node_size);
+        EXPECT_EQ(read_bytes(load_by_nodes(ranks, node_size, layouts()[3].boxes, storage)), whole * nodes);
+        for (const NamedLayout& to : layouts()) load_by_nodes(ranks, node_size, to.boxes, storage);
+      }
+    }
+  }
+}
+
+TEST(LoadTest, WhatOverlapsInPartIsReadOnce) {
+  const auto storage = memory_storage();
+  save_on(2, layouts()[0].boxes, storage);
+  // Rank r wants rows from r on: the last row is wanted by all, the first by one.
+  const Layout from_own_row = [](const Shape& shape, int rank, int) {
+    Box box = Box::whole(shape);
+    if (!shape.empty()) {
+      box.offsets[0] = std::min<std::int64_t>(rank, shape[0]);
+      box.sizes[0] -= box.offsets[0];
+    }
+    return std::vector<Box>{box};
+  };
+  const std::vector<LoadReport> reports = load_by_nodes(4, 4, from_own_row, storage);
+  EXPECT_EQ(read_bytes(reports), reports[0].wanted_bytes);  // rank 0 wants all
+}
+
+TEST(LoadTest, DamageThatOneRankReadsForOthersIsAnErrorOnAll) {
+  const TemporaryDirectory directory;
+  const auto storage = file_system_storage(directory / "ckpt");
+  save({tensor_entry("a", {1000}, {Box({0}, {1000})})}, storage);
+  {
+    std::fstream file(directory / "ckpt" / "__0_0.distcp", std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(5000);
+    file.put('\x55');
+  }
+  ThreadRanks node(3);
+  const auto said = run_thread_ranks(3, [&](ThreadLink& link) {
+    Wanted wanted;
+    wanted.add("a", {1000}, {Box({0}, {1000})});
+    ThreadLink node_link(node, link.rank());
+    LoadOptions options;
+    options.share_reads_among = &node_link;
+    load(wanted.targets, open_on_all_ranks(storage, link), link, options);
+  });
+  EXPECT_THAT(said, Each(AllOf(HasSubstr("corrupt: load "), HasSubstr("1 of 3 ranks failed"),
+                               HasSubstr("__0_0.distcp at byte "), HasSubstr("tensor 'a', chunk [0, 1000)"))));
 }
 
 TEST(LoadTest, Refusals) {

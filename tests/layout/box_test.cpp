@@ -45,6 +45,23 @@ RC_GTEST_PROP(BoxTest, IntersectionIsWhatIsShared, ()) {
   RC_ASSERT((shared ? element_set(*shared) : std::set<testing::Element>()) == shared_elements(a, b));
 }
 
+RC_GTEST_PROP(BoxTest, DifferenceAndIntersectionPartition, ()) {
+  const Shape shape = any_shape();
+  const Box a = any_box(shape), b = any_box(shape);
+  const std::vector<Box> rest = subtract(a, b);
+  RC_ASSERT(rest.size() <= 2 * a.rank() + 1);
+  std::set<testing::Element> seen = shared_elements(a, b);
+  std::int64_t count = static_cast<std::int64_t>(seen.size());
+  for (const Box& box : rest) {
+    RC_ASSERT(!is_empty(box));
+    const std::set<testing::Element> elements = element_set(box);
+    seen.insert(elements.begin(), elements.end());
+    count += volume(box);
+  }
+  RC_ASSERT(seen == element_set(a));
+  RC_ASSERT(count == volume(a));
+}
+
 RC_GTEST_PROP(BoxTest, OverlapIffIntersectionHasVolume, ()) {
   const Shape shape = any_shape();
   const Box a = any_box(shape), b = any_box(shape);

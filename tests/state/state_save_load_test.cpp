@@ -6,6 +6,8 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <atomic>
+
 #include "support/error_matchers.h"
 #include "support/rank_processes.h"
 #include "support/temporary_directory.h"
@@ -156,6 +158,23 @@ TEST(LoadTest, RefusalsLeaveObjectsAsTheyWere) {
 }
 
 // Before PyTorch 2.4 a dict without tensors was one object.
+TEST(LoadTest, RanksOfANodeReadOnceWhatAllOfThemWant) {
+  const TemporaryDirectory directory;
+  const at::Tensor saved = at::arange(300000, at::kDouble).view({1000, 300});
+  save({{"w", saved}}, directory / "ckpt");
+  std::atomic<std::uint64_t> read_bytes = 0;
+  run_local(4, [&](const ProcessGroup& group) {
+    LoadOptions options;
+    const auto first = group.subgroup(std::vector<int>{0, 1}), second = group.subgroup(std::vector<int>{2, 3});
+    options.node_group = first ? *first : *second;
+    StateDict state{{"w", at::zeros({1000, 300}, at::kFloat)}};
+    options.rules.allow_cast = true;
+    read_bytes += load(state, directory / "ckpt", group, options).read_bytes;
+    EXPECT_TRUE(at::equal(state.at("w").get<at::Tensor>(), saved.to(at::kFloat)));
+  });
+  EXPECT_EQ(read_bytes, 2 * saved.nbytes());
+}
+
 TEST(LoadTest, NamesOfOldCheckpointsAreRecognised) {
   const TemporaryDirectory directory;
   SaveOptions flat;

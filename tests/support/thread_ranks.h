@@ -68,24 +68,14 @@ class ThreadLink final : public checkpoint::RankLink {
     return all;
   }
   Bytes scatter(const std::vector<Bytes>& parts) override {
-    Bytes packed;
-    if (rank_ == 0) {
-      for (const Bytes& part : parts) {
-        append_little_endian<std::uint64_t>(packed, part.size());
-        append(packed, part);
-      }
-    }
-    const Bytes all = ranks_.exchange(rank_, packed)[0];
-    std::size_t at = 0;
-    for (int r = 0;; ++r) {
-      const auto size = load_little_endian<std::uint64_t>(all.data() + at);
-      at += 8;
-      if (r == rank_)
-        return {all.begin() + static_cast<std::ptrdiff_t>(at), all.begin() + static_cast<std::ptrdiff_t>(at + size)};
-      at += size;
-    }
+    return part_of(ranks_.exchange(rank_, rank_ == 0 ? pack(parts) : Bytes())[0]);
   }
   Bytes broadcast(ByteView bytes) override { return ranks_.exchange(rank_, rank_ == 0 ? bytes : ByteView())[0]; }
+  std::vector<Bytes> all_to_all(const std::vector<Bytes>& parts) override {
+    std::vector<Bytes> all = ranks_.exchange(rank_, pack(parts));
+    for (Bytes& one : all) one = part_of(one);
+    return all;
+  }
   void agree(std::string_view step, const std::exception_ptr& failure) override {
     Bytes mine;
     if (failure) {
@@ -109,6 +99,26 @@ class ThreadLink final : public checkpoint::RankLink {
   std::uint64_t sent_bytes = 0;  // in gathers
 
  private:
+  static Bytes pack(const std::vector<Bytes>& parts) {
+    Bytes packed;
+    for (const Bytes& part : parts) {
+      append_little_endian<std::uint64_t>(packed, part.size());
+      append(packed, part);
+    }
+    return packed;
+  }
+  // This rank's.
+  Bytes part_of(const Bytes& packed) const {
+    std::size_t at = 0;
+    for (int r = 0;; ++r) {
+      const auto size = load_little_endian<std::uint64_t>(packed.data() + at);
+      at += 8;
+      const auto begin = packed.begin() + static_cast<std::ptrdiff_t>(at);
+      if (r == rank_) return {begin, begin + static_cast<std::ptrdiff_t>(size)};
+      at += size;
+    }
+  }
+
   ThreadRanks& ranks_;
   int rank_;
 };

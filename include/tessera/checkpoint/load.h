@@ -34,6 +34,9 @@ struct LoadOptions {
   LoadPlanner* planner = nullptr;  ///< null: the default
   /// Compares what was read whole with its checksum. What was read in part has none.
   bool check_checksums = true;
+  /// Ranks, mostly those of one node, which all load at once with each other here: stored elements that several of them
+  /// want are read by one and sent to the others. Objects are read by each. Null: each rank reads what it wants.
+  RankLink* share_reads_among = nullptr;
   std::size_t threads = 0;  ///< that read; 0: as many as processors, at least 4
   ProgressSink* progress = nullptr;
   const Cancellation* cancellation = nullptr;
@@ -41,7 +44,8 @@ struct LoadOptions {
 
 struct LoadReport {
   std::uint64_t wanted_bytes = 0;  ///< of elements, as they are stored
-  std::uint64_t read_bytes = 0;    ///< of elements, from files: what lies between them and was read, too, included
+  /// Of elements, from files, by this rank for itself and others: what lies between them and was read, too, included.
+  std::uint64_t read_bytes = 0;
   std::vector<std::string> missing;
   std::map<std::string, ObjectValue> objects;  ///< by the target's name
 };

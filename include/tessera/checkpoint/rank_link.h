@@ -30,6 +30,8 @@ class RankLink {
   virtual Bytes scatter(const std::vector<Bytes>& parts) = 0;
   /// Rank 0's; what others bring is not looked at.
   virtual Bytes broadcast(ByteView bytes) = 0;
+  /// Part r of each rank's goes to rank r; what came, by the rank that it came from.
+  virtual std::vector<Bytes> all_to_all(const std::vector<Bytes>& parts) = 0;
   /// Each rank brings its failure in `step`, or null. If any does, every rank throws an `Error` that says the step, the
   /// ranks that failed and why: with their code if they have one in common, else rank_failure.
   virtual void agree(std::string_view step, const std::exception_ptr& failure) = 0;

@@ -7,7 +7,8 @@
 /// to those who wrote it.
 ///
 /// Laws: volume(intersect(a, b)) > 0 <=> overlaps(a, b); contains(a, b) <=> b is empty or intersect(a, b) == b.
-/// Plain values; no function here allocates but those that return a `Box`.
+/// The boxes of subtract(a, b) and intersect(a, b) partition a.
+/// Plain values; no function here allocates but those that return a `Box` or several.
 
 #include <cstdint>
 #include <initializer_list>
@@ -56,6 +57,9 @@ bool overlaps(BoxView a, BoxView b);
 
 /// The shared elements of a and b, of one rank; nothing if there are none.
 std::optional<Box> intersect(BoxView a, BoxView b);
+
+/// The elements of a that are not in b, both of one rank: at most two boxes for each dimension.
+std::vector<Box> subtract(BoxView a, BoxView b);
 
 /// Whether every element of `inner` is in `outer`.
 bool contains(BoxView outer, BoxView inner);

@@ -26,6 +26,9 @@ struct LoadOptions : checkpoint::LoadOptions {
   /// As of SaveOptions: what the checkpoint was saved with.
   bool flatten_state_dict = true;
   bool flatten_sharded_tensors = true;
+  /// Ranks that all load together, mostly those of one node (see ProcessGroup::subgroup), among which what several want
+  /// is read by one and sent to the others: for storage that is slower than the group. By default each rank reads.
+  ProcessGroup node_group = {};
 };
 
 struct LoadReport {
