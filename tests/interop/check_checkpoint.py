@@ -6,7 +6,9 @@ Reads a JSON list of jobs from standard input and prints {"id", "ok", "why", "te
 
     dcp           torch.distributed.checkpoint.load into tensors and objects as its metadata has them
     dcp-to-torch  torch.distributed.checkpoint.format_utils.dcp_to_torch_save, then torch.load
+    either        as dcp, and the state may be that of the manifest "other" instead
     dtensor       torch.distributed.checkpoint.load into DTensors on "ranks" real ranks, cut in dimension "dim"
+    sharded-tensor  the same into ShardedTensors
     torch         torch.load
     same-nested   torch.load, and nested as what dcp_to_torch_save makes of the checkpoint "reference" (or as the file)
     chunks        every chunk read by hand from where `inspect --json`, the file "inspected", says that it lies
@@ -19,6 +21,7 @@ Reads a JSON list of jobs from standard input and prints {"id", "ok", "why", "te
 
 import collections
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -37,6 +40,9 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed._shard import sharded_tensor
+from torch.distributed._shard.sharded_tensor import Shard as LocalShard
+from torch.distributed._shard.sharding_spec import ShardMetadata
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from values import describe, dtype_name, fill, is_below, is_strided, manifest_of, row_major_bytes
@@ -79,6 +85,12 @@ def check_dcp(job, manifest):
     planner = dcp.DefaultLoadPlanner(flatten, flatten_sharded_tensors=flatten)
     dcp.load(state, storage_reader=reader, planner=planner)
     return compare(state, manifest, job["exclude"], flat=True)
+
+
+def check_either(job, manifest):
+    other = json.loads(pathlib.Path(job["other"]).read_text())
+    names = dcp.FileSystemReader(job["path"]).read_metadata().state_dict_metadata.keys()
+    return check_dcp(job, manifest if set(manifest["tensors"]) <= set(names) else other)
 
 
 def converted_by_torch(folder):
@@ -229,25 +241,49 @@ def check_cast(job, manifest):
     return len(expected)
 
 
-def check_dtensor(job, manifest):
-    """On every rank: loads into DTensors that start out as zeros, and compares what they gather to."""
+def as_dtensor(size, dtype, dim):
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    placement = Replicate() if dim is None else Shard(dim)
+    local_size, _ = compute_local_shape_and_global_offset(size, mesh, [placement])
+    local = zeros(local_size, dtype)
+    stride = torch.empty(size, device="meta").stride()
+    return DTensor.from_local(local, mesh, [placement], run_check=False, shape=size, stride=stride), local
+
+
+def as_sharded_tensor(size, dtype, dim):
+    if dim is None:
+        local = zeros(size, dtype)
+        return local, local
+    shards, offset = [], 0
+    for rank, part in enumerate(torch.empty(size[dim], device="meta").chunk(dist.get_world_size())):
+        offsets, sizes = [0] * len(size), list(size)
+        offsets[dim], sizes[dim] = offset, len(part)
+        offset += len(part)
+        if rank == dist.get_rank() and (len(part) > 0 or rank == 0):  # PyTorch takes equal empty shards to overlap
+            shards.append(LocalShard(zeros(sizes, dtype), ShardMetadata(offsets, sizes, f"rank:{rank}/cpu")))
+    whole = sharded_tensor.init_from_local_shards(shards, *size)
+    empty = torch.empty([0 if d == dim else n for d, n in enumerate(size)], dtype=dtype)
+    return whole, shards[0].tensor if shards else empty
+
+
+def check_on_ranks(make, job, manifest):
+    """On every rank: loads into tensors that start out as zeros, and compares what their parts make up.
+
+    make: (size, dtype, dimension that is cut or None) -> (what is loaded into, this rank's part of it)
+    """
     reader = dcp.FileSystemReader(job["path"])
-    mesh = init_device_mesh("cpu", (job["ranks"],))
-    state = {}
+    state, parts, dims = {}, {}, {}
     for name, entry in reader.read_metadata().state_dict_metadata.items():
         if isinstance(entry, BytesStorageMetadata) or name not in manifest["tensors"]:
             continue
         expect(dtype_name(entry.properties.dtype), manifest["tensors"][name]["dtype"], name)
         size = entry.size
-        placement = Shard(min(job["dim"], len(size) - 1)) if len(size) else Replicate()
-        local_size, _ = compute_local_shape_and_global_offset(size, mesh, [placement])
-        local = zeros(local_size, entry.properties.dtype)
-        stride = torch.empty(size, device="meta").stride()
-        state[name] = DTensor.from_local(local, mesh, [placement], run_check=False, shape=size, stride=stride)
+        dims[name] = min(job["dim"], len(size) - 1) if len(size) else None
+        state[name], parts[name] = make(size, entry.properties.dtype, dims[name])
     dcp.load(state, storage_reader=reader)
-    parts = {name: (list(t.to_local().shape), row_major_bytes(t.to_local())) for name, t in state.items()}
+    mine = {name: (list(part.shape), row_major_bytes(part)) for name, part in parts.items()}
     gathered = [None] * job["ranks"] if dist.get_rank() == 0 else None
-    dist.gather_object(parts, gathered, dst=0)  # as bytes: not every dtype can be pickled alone
+    dist.gather_object(mine, gathered, dst=0)  # as bytes: not every dtype can be pickled alone
     if dist.get_rank() != 0:
         return 0
     for name, facts in manifest["tensors"].items():
@@ -255,11 +291,9 @@ def check_dtensor(job, manifest):
             continue
         if name not in state:
             raise Mismatch(f"{name} is missing")
-        placement = state[name].placements[0]
-        dtype = state[name].dtype
-        locals_of_ranks = [fill(torch.empty(parts[name][0], dtype=dtype), parts[name][1]) for parts in gathered]
-        is_cut = isinstance(placement, Shard)
-        whole = joined(locals_of_ranks, placement.dim) if is_cut else locals_of_ranks[0]
+        dtype = parts[name].dtype
+        of_ranks = [fill(torch.empty(of_rank[name][0], dtype=dtype), of_rank[name][1]) for of_rank in gathered]
+        whole = of_ranks[0] if dims[name] is None else joined(of_ranks, dims[name])
         expect(describe(whole), facts, name)
     return len(state)
 
@@ -284,8 +318,10 @@ def joined(parts, dim):
 
 CHECKS = {
     "dcp": check_dcp,
+    "either": check_either,
     "dcp-to-torch": check_dcp_to_torch,
-    "dtensor": check_dtensor,
+    "dtensor": functools.partial(check_on_ranks, as_dtensor),
+    "sharded-tensor": functools.partial(check_on_ranks, as_sharded_tensor),
     "torch": check_torch,
     "same-nested": check_same_nested,
     "chunks": check_chunks,

@@ -287,7 +287,8 @@ class Journey:
                     self.job("huggingface", output, manifest=str(manifest_path))
                 continue
             self.job("dcp", output, manifest=str(manifest_path))
-            self.job("dtensor", output, ranks=2, dim=dim, manifest=str(manifest_path))
+            for kind in ("dtensor", "sharded-tensor"):
+                self.job(kind, output, ranks=2, dim=dim, manifest=str(manifest_path))
             if self.manifest.get("flatten", True):
                 self.job("dcp-to-torch", output, manifest=str(manifest_path))
 

@@ -3,7 +3,7 @@
 import collections
 import threading
 
-STEPS = ["inspect", "verify", "map", "convert", "chain", "reshard", "versions"]
+STEPS = ["inspect", "verify", "map", "convert", "chain", "reshard", "resave", "versions"]
 SHOWN_FAILURES = 3  # of one step of one checkpoint
 SHOWN_CHARACTERS = 400
 
