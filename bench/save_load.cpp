@@ -2,7 +2,7 @@
 /// Times saving and loading against the same bytes through plain system calls, in turn:
 /// `save_load_bench save|load|load_other_dim|async DIRECTORY TENSORS TENSOR_BYTES REPEATS`, as each rank of a world.
 /// Rank 0 prints one line of JSON: {"ours", "bare"}, medians of seconds, and for loads {"wanted_bytes", "read_bytes"}
-/// of rank 0.
+/// of rank 0, the latter as the kernel counts what its system calls read.
 ///   save            tensors cut in dimension 0, against each rank writing its bytes to a file, with fsync
 ///   load            the same cut, against each rank reading its bytes from a file into the same memory
 ///   load_other_dim  cut in dimension 1, against the same
@@ -12,14 +12,13 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <chrono>
 #include <filesystem>
-#include <functional>
+#include <fstream>
 #include <iostream>
 #include <string>
 #include <vector>
 
+#include "measure_ranks.h"
 #include "tessera/base/file.h"
 #include "tessera/comm/init.h"
 #include "tessera/state/async_save.h"
@@ -29,27 +28,18 @@
 namespace {
 
 using namespace tessera;
+using bench::chunks;
+using bench::median;
+using bench::seconds;
 namespace fs = std::filesystem;
 
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
-
-// From when all ranks begin to when all have ended, earlier writes being on the disk.
-double seconds(const ProcessGroup& group, const std::function<void()>& f) {
-  if (group.rank() == 0) ::sync();
-  group.barrier();
-  const auto begin = std::chrono::steady_clock::now();
-  f();
-  group.barrier();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-}
-
-ShardedTensor::SpecPtr chunks(std::int64_t dim, int ranks) {
-  std::vector<RemoteDevice> placements;
-  for (int rank = 0; rank < ranks; ++rank) placements.emplace_back(rank, Device{});
-  return std::make_shared<ChunkShardingSpec>(dim, placements);
+// By this process, into memory: from files, and what little comes through pipes.
+std::uint64_t bytes_read_by_system_calls() {
+  std::ifstream io("/proc/self/io");
+  std::string name;
+  std::uint64_t bytes = 0;
+  io >> name >> bytes;
+  return bytes;
 }
 
 struct Bench {
@@ -97,6 +87,11 @@ struct Bench {
       at += tensor.nbytes();
     }
   }
+  // What was written or removed before doesn't disturb what is measured next.
+  void finish_writes() const {
+    if (group.rank() == 0) ::sync();
+    group.barrier();
+  }
   void remove_checkpoint() const {
     if (group.rank() == 0) fs::remove_all(checkpoint());
     group.barrier();
@@ -107,9 +102,11 @@ struct Bench {
     const std::vector<at::Tensor> all = locals(saved);
     for (int i = 0; i < repeats; ++i) {
       fs::remove(bare_file());
+      finish_writes();
       bare.push_back(seconds(group, [&] { write_bare(all); }));
       fs::remove(bare_file());
       remove_checkpoint();
+      finish_writes();
       ours.push_back(seconds(group, [&] { save(saved, checkpoint(), group); }));
     }
   }
@@ -120,15 +117,14 @@ struct Bench {
       save(saved, checkpoint(), group);
       write_bare(locals(saved));
     }
+    finish_writes();
     StateDict wanted = state(dim);
     const std::vector<at::Tensor> all = locals(wanted);
     for (int i = 0; i < repeats; ++i) {
       bare.push_back(seconds(group, [&] { read_bare(all); }));
-      ours.push_back(seconds(group, [&] {
-        const LoadReport report = load(wanted, checkpoint(), group);
-        wanted_bytes = report.wanted_bytes;
-        read_bytes = report.read_bytes;
-      }));
+      const std::uint64_t read_before = bytes_read_by_system_calls();
+      ours.push_back(seconds(group, [&] { wanted_bytes = load(wanted, checkpoint(), group).wanted_bytes; }));
+      read_bytes = bytes_read_by_system_calls() - read_before;
     }
   }
   void async_rows() {
@@ -139,6 +135,7 @@ struct Bench {
     AsyncSaver saver(group);
     for (int i = 0; i <= repeats; ++i) {
       remove_checkpoint();
+      finish_writes();
       const double copying = seconds(group, [&] {
         for (std::size_t t = 0; t < all.size(); ++t) copies[t].copy_(all[t]);
       });

@@ -3,46 +3,26 @@
 /// `sharded_tensor_bench gather|reshard BYTES REPEATS`, as each rank of a world. Rank 0 prints one line of JSON:
 /// {"ours", "bare"}: medians of seconds.
 ///   gather    a tensor in row chunks to rank 0, against ProcessGroup::gather of flat buffers
-///   reshard   row chunks to column chunks and back, in turn, against ProcessGroup::all_to_all of flat buffers, made
-///   and
-///             touched before, of exactly what changes its rank; TESSERA_PEER_MEMORY=0 makes reshard use it as well
+///   reshard   row chunks to column chunks and back, in turn, against ProcessGroup::all_to_all of flat buffers that
+///             were touched before, of exactly what changes its rank; TESSERA_PEER_MEMORY=0 makes reshard use it as well
 
 #include <ATen/ATen.h>
 
-#include <algorithm>
-#include <chrono>
 #include <cmath>
-#include <functional>
 #include <iostream>
 #include <string>
 #include <vector>
 
+#include "measure_ranks.h"
 #include "tessera/comm/init.h"
 #include "tessera/tensor/sharded_tensor.h"
 
 namespace {
 
 using namespace tessera;
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
-
-// From when all ranks begin to when all have ended.
-double seconds(const ProcessGroup& group, const std::function<void()>& f) {
-  group.barrier();
-  const auto begin = std::chrono::steady_clock::now();
-  f();
-  group.barrier();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-}
-
-ShardedTensor::SpecPtr chunks(std::int64_t dim, int ranks) {
-  std::vector<RemoteDevice> placements;
-  for (int rank = 0; rank < ranks; ++rank) placements.emplace_back(rank, Device{});
-  return std::make_shared<ChunkShardingSpec>(dim, placements);
-}
+using bench::chunks;
+using bench::median;
+using bench::seconds;
 
 int run(const std::string& work, std::int64_t bytes, int repeats) {
   const ProcessGroup group = init_process_group();
