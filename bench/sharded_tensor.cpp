@@ -3,8 +3,8 @@
 /// `sharded_tensor_bench gather|reshard BYTES REPEATS`, as each rank of a world. Rank 0 prints one line of JSON:
 /// {"ours", "bare"}: medians of seconds.
 ///   gather    a tensor in row chunks to rank 0, against ProcessGroup::gather of flat buffers
-///   reshard   row chunks to column chunks and back, in turn, against ProcessGroup::all_to_all of flat buffers that
-///             were touched before, of exactly what changes its rank; TESSERA_PEER_MEMORY=0 makes reshard use it as well
+///   reshard   row chunks to column chunks and back, in turn, against ProcessGroup::all_to_all of flat buffers
+///             (touched before) of exactly what changes its rank; TESSERA_PEER_MEMORY=0 makes reshard use it, too
 
 #include <ATen/ATen.h>
 
