@@ -181,18 +181,13 @@ class Loader {
   void exchange(std::span<const SharedPart> parts, RankLink& among, const Deliver& deliver) {
     std::vector<Bytes> read(parts.size());
     among.agree_on(kShareStep, [&] {
-      for (std::size_t i = 0; i < parts.size(); ++i) {
-        const SharedPart& part = parts[i];
-        if (part.read->reader != among.rank()) continue;
-        std::shared_ptr<OpenTensor>& tensor = shared_tensors_[part.read->tensor];
-        if (!tensor) tensor = std::make_shared<OpenTensor>(checkpoint_, part.read->tensor);
-        read[i].resize(bytes_of(part.read->tensor, part.box));
-        pool_.submit([this, &part, &out = read[i], tensor] {
-          if (options_.cancellation != nullptr) options_.cancellation->check();
-          as_damage([&] {
-            tensor->reader.read_chunk(part.read->stored_chunk, part.box, out.data(), row_major_strides(part.box.sizes));
-          });
-        });
+      try {
+        for (std::size_t i = 0; i < parts.size(); ++i) {
+          if (parts[i].read->reader == among.rank()) start_reading(parts[i], read[i]);
+        }
+      } catch (...) {
+        pool_.wait();  // what was started still writes to `read`; throws if it is what failed
+        throw;
       }
       pool_.wait();
     });
@@ -218,20 +213,38 @@ class Loader {
     }
   }
 
+  // `part` and `out` must outlive the reading.
+  void start_reading(const SharedPart& part, Bytes& out) {
+    std::shared_ptr<OpenTensor>& tensor = shared_tensors_[part.read->tensor];
+    if (!tensor) tensor = std::make_shared<OpenTensor>(checkpoint_, part.read->tensor);
+    out.resize(bytes_of(part.read->tensor, part.box));
+    pool_.submit([this, &part, &out, tensor] {
+      if (options_.cancellation != nullptr) options_.cancellation->check();
+      as_damage([&] {
+        tensor->reader.read_chunk(part.read->stored_chunk, part.box, out.data(), row_major_strides(part.box.sizes));
+      });
+    });
+  }
+
   // Row-major elements of an item's box, as they are stored, go to its target.
   void store(const ReadItem& item, const std::uint8_t* elements) const {
-    const auto& target = std::get<TargetTensor>(targets_.at(item.target).value);
-    const DType stored = checkpoint_->tensors()[item.tensor].dtype;
-    const std::vector<std::int64_t> row_major = row_major_strides(item.box.sizes);
+    const DType wanted = std::get<TargetTensor>(targets_.at(item.target).value).dtype;
     const Place to = place_of(item, item.box);
+    put(item.box.sizes, checkpoint_->tensors()[item.tensor].dtype, elements, wanted, to.data, to.strides);
+  }
+
+  // Row-major elements go to strided memory, as another dtype if that is wanted.
+  static void put(std::span<const std::int64_t> sizes, DType stored, const std::uint8_t* elements, DType wanted,
+                  std::uint8_t* out, std::span<const std::int64_t> strides) {
     thread_local Buffer as_wanted;
-    if (stored != target.dtype) {
-      const std::int64_t count = volume(item.box);
-      std::uint8_t* converted = as_wanted.get(static_cast<std::size_t>(count * dtype_size(target.dtype))).data();
-      cast(stored, elements, target.dtype, converted, count);
+    if (stored != wanted) {
+      std::int64_t count = 1;
+      for (const std::int64_t size : sizes) count *= size;
+      std::uint8_t* converted = as_wanted.get(static_cast<std::size_t>(count * dtype_size(wanted))).data();
+      cast(stored, elements, wanted, converted, count);
       elements = converted;
     }
-    copy_strided(item.box.sizes, dtype_size(target.dtype), elements, row_major, to.data, to.strides);
+    copy_strided(sizes, dtype_size(wanted), elements, row_major_strides(sizes), out, strides);
   }
 
   // --- what this rank reads for itself
@@ -293,14 +306,10 @@ class Loader {
       reader.read_chunk(piece.stored_chunk, piece.box, piece.out, piece.strides);
       return;
     }
-    thread_local Buffer as_stored, as_wanted;
-    const std::int64_t count = volume(piece.box);
-    const std::vector<std::int64_t> row_major = row_major_strides(piece.box.sizes);
-    std::uint8_t* from = as_stored.get(static_cast<std::size_t>(count * dtype_size(stored))).data();
-    std::uint8_t* to = as_wanted.get(static_cast<std::size_t>(count * dtype_size(piece.dtype))).data();
-    reader.read_chunk(piece.stored_chunk, piece.box, from, row_major);
-    cast(stored, from, piece.dtype, to, count);
-    copy_strided(piece.box.sizes, dtype_size(piece.dtype), to, row_major, piece.out, piece.strides);
+    thread_local Buffer as_stored;
+    std::uint8_t* from = as_stored.get(static_cast<std::size_t>(volume(piece.box) * dtype_size(stored))).data();
+    reader.read_chunk(piece.stored_chunk, piece.box, from, row_major_strides(piece.box.sizes));
+    put(piece.box.sizes, stored, from, piece.dtype, piece.out, piece.strides);
   }
 
   // A file that the checkpoint refers to and that isn't there is damage.

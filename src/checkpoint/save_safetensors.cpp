@@ -45,28 +45,20 @@ class SafetensorsWriter final : public FormatWriter {
   }
 
   std::int64_t begin(Storage& storage) override {
-    std::set<std::string> listed;  // by the sidecar of a save that was killed while it renamed its files
-    if (const std::optional<Sidecar> sidecar = read_sidecar(storage)) {
-      bool all_are_there = true;
-      for (const auto& [name, facts] : sidecar->files) {
-        listed.insert(name);
-        all_are_there = all_are_there && storage.size_bytes(name);
-      }
-      if (all_are_there) listed.clear();
-    }
+    const std::set<std::string> interrupted = interrupted_commit(storage);
     std::vector<std::string> left;
     for (const std::string& name : storage.list()) {
       const bool is_committed =
           name.ends_with(kSafetensorsSuffix) || name == kMetadataFileName || name == safetensors::kIndexFileName;
-      if (is_committed && !listed.contains(name)) {
+      if (is_committed && !interrupted.contains(name)) {
         fail(ErrorCode::invalid_argument,
              "save to {}: {} is there, and safetensors shards can't replace a checkpoint; expected a place without one",
              storage.name(), name);
       }
-      if (listed.contains(name) || parse_uncommitted_safetensors_name(name)) left.push_back(name);
+      if (is_committed || parse_uncommitted_safetensors_name(name)) left.push_back(name);
     }
     for (const std::string& name : left) storage.remove(name);
-    if (!listed.empty()) storage.remove(std::string(kSidecarFileName));
+    if (!interrupted.empty()) storage.remove(std::string(kSidecarFileName));
     return 0;
   }
 
@@ -120,6 +112,22 @@ class SafetensorsWriter final : public FormatWriter {
   }
 
  private:
+  // The shards of a save that was killed while it renamed them: all are there, and some have their temporary names yet.
+  // Empty for any other checkpoint, though it may have lost a file.
+  static std::set<std::string> interrupted_commit(const Storage& storage) {
+    const std::optional<Sidecar> sidecar = read_sidecar(storage);
+    if (!sidecar) return {};
+    std::set<std::string> shards;
+    bool some_are_uncommitted = false;
+    for (const auto& [name, facts] : sidecar->files) {
+      const bool is_uncommitted = storage.size_bytes(uncommitted_safetensors_name(name)).has_value();
+      if (!name.ends_with(kSafetensorsSuffix) || (!is_uncommitted && !storage.size_bytes(name))) return {};
+      some_are_uncommitted = some_are_uncommitted || is_uncommitted;
+      shards.insert(name);
+    }
+    return some_are_uncommitted ? shards : std::set<std::string>();
+  }
+
   // What a file has of a tensor.
   struct Piece {
     std::uint32_t entry = 0;

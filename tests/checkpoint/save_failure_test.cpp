@@ -3,7 +3,6 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -12,6 +11,7 @@
 #include <thread>
 
 #include "checkpoint/saved_states.h"
+#include "support/child_process.h"
 #include "support/temporary_directory.h"
 #include "support/thread_ranks.h"
 #include "tessera/checkpoint/faulty_storage.h"
@@ -25,8 +25,10 @@ namespace {
 
 using namespace checkpoint::testing;
 using ::tessera::testing::run_thread_ranks;
+using ::tessera::testing::start_child;
 using ::tessera::testing::TemporaryDirectory;
 using ::tessera::testing::ThreadLink;
+using ::tessera::testing::wait_for_child;
 using ::testing::Each;
 using ::testing::HasSubstr;
 
@@ -122,8 +124,7 @@ TEST_P(SaveFaultTest, EveryStepFailingIsAnErrorOnEveryRankAndTheOldCheckpointIsI
 // Returns whether it was killed before it ended.
 bool save_and_kill(const std::filesystem::path& directory, std::optional<std::uint64_t> n,
                    std::chrono::microseconds after) {
-  const pid_t child = ::fork();
-  if (child == 0) {
+  const pid_t child = start_child([&] {
     const auto storage = faulty_storage(file_system_storage(directory), [&](const StorageEvent& event) {
       if (event.number == n) {
         ::kill(::getpid(), SIGKILL);
@@ -132,15 +133,12 @@ bool save_and_kill(const std::filesystem::path& directory, std::optional<std::ui
       return StorageFault::none;
     });
     run_thread_ranks(kRanks, [&](ThreadLink& link) { save(state_of(link.rank(), kRanks, 2000), storage, link); });
-    ::_exit(0);
-  }
+  });
   if (!n) {
     std::this_thread::sleep_for(after);
     ::kill(child, SIGKILL);
   }
-  int status = 0;
-  ::waitpid(child, &status, 0);
-  return WIFSIGNALED(status);
+  return WIFSIGNALED(wait_for_child(child));
 }
 
 class Killed {

@@ -3,7 +3,6 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -11,7 +10,7 @@
 #include <thread>
 
 #include "checkpoint/saved_states.h"
-#include "support/error_matchers.h"
+#include "support/child_process.h"
 #include "support/temporary_directory.h"
 #include "support/thread_ranks.h"
 #include "tessera/checkpoint/checkpoint.h"
@@ -26,8 +25,10 @@ namespace {
 
 using namespace checkpoint::testing;
 using ::tessera::testing::run_thread_ranks;
+using ::tessera::testing::start_child;
 using ::tessera::testing::TemporaryDirectory;
 using ::tessera::testing::ThreadLink;
+using ::tessera::testing::wait_for_child;
 using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::ElementsAre;
@@ -142,6 +143,20 @@ TEST(SafetensorsSaveTest, ACheckpointIsNotReplaced) {
   }
 }
 
+TEST(SafetensorsSaveTest, NothingIsTakenFromACheckpointThatLostAFile) {
+  for (const SaveFormat old : {SaveFormat::dcp, SaveFormat::safetensors_shards}) {
+    const auto storage = memory_storage();
+    SaveOptions options;
+    options.format = old;
+    run_thread_ranks(
+        3, [&](ThreadLink& link) { save(state_of(layouts()[0].boxes, link.rank(), 3), storage, link, options); });
+    storage->remove(old == SaveFormat::dcp ? "__1_0.distcp" : "shard-00002-model-00001-of-00001.safetensors");
+    const std::vector<std::string> before = storage->list();
+    EXPECT_THAT(save_on(2, layouts()[0].boxes, storage), Each(HasSubstr("can't replace a checkpoint")));
+    EXPECT_EQ(storage->list(), before);
+  }
+}
+
 TEST(SafetensorsSaveTest, AnObjectThatJsonCannotSayIsRefusedAndNothingIsLeft) {
   const auto storage = memory_storage();
   const StateEntry opaque = {"callback", {"callback"}, StateObject{[] {
@@ -193,8 +208,7 @@ TEST(SafetensorsSaveTest, KilledAtAnyStepItLeavesTheWholeCheckpointOrNoneThatOpe
   for (std::uint64_t n = 0;; ++n) {
     SCOPED_TRACE(n);
     const TemporaryDirectory directory;
-    const pid_t child = ::fork();
-    if (child == 0) {
+    const pid_t child = start_child([&] {
       const auto storage = faulty_storage(file_system_storage(directory / "ckpt"), [&](const StorageEvent& event) {
         if (event.number == n) {
           ::kill(::getpid(), SIGKILL);
@@ -203,11 +217,8 @@ TEST(SafetensorsSaveTest, KilledAtAnyStepItLeavesTheWholeCheckpointOrNoneThatOpe
         return StorageFault::none;
       });
       save_on(kRanks, layouts()[0].boxes, storage);
-      ::_exit(0);
-    }
-    int status = 0;
-    ::waitpid(child, &status, 0);
-    if (!WIFSIGNALED(status)) break;
+    });
+    if (!WIFSIGNALED(wait_for_child(child))) break;
     const auto storage = file_system_storage(directory / "ckpt");
     try {
       Checkpoint::open(storage);

@@ -3,13 +3,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/uio.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <csignal>
 #include <cstdlib>
 #include <numeric>
 
+#include "support/child_process.h"
 #include "support/error_matchers.h"
 #include "support/rank_processes.h"
 #include "tessera/comm/local_ranks.h"
@@ -66,29 +66,19 @@ bool reads_all(const ProcessGroup& group) {
 
 // Asked of the kernel itself: whether one of two processes reads the memory of the other.
 bool kernel_allows_it() {
-  int ready[2];
-  if (::pipe(ready) != 0) return false;
-  std::uint32_t number = 0;
-  const pid_t owner = ::fork();
-  if (owner == 0) {
-    number = 17;
-    if (::write(ready[1], "r", 1) != 1) ::_exit(1);
+  const std::uint32_t number = 17;
+  const pid_t owner = testing::start_child([] {
     for (;;) ::pause();
-  }
-  char said = 0;
-  if (::read(ready[0], &said, 1) != 1) return false;
-  const pid_t reader = ::fork();
-  if (reader == 0) {
+  });
+  const pid_t reader = testing::start_child([&] {
     std::uint32_t seen = 0;
-    const iovec to{&seen, sizeof seen}, from{&number, sizeof number};
-    ::_exit(::process_vm_readv(owner, &to, 1, &from, 1, 0) == sizeof seen && seen == 17 ? 0 : 1);
-  }
-  int status = 1;
-  ::waitpid(reader, &status, 0);
+    const iovec to{&seen, sizeof seen}, from{const_cast<std::uint32_t*>(&number), sizeof number};
+    if (::process_vm_readv(owner, &to, 1, &from, 1, 0) != sizeof seen || seen != number) ::_exit(1);
+  });
+  const bool is_read = testing::wait_for_child(reader) == 0;
   ::kill(owner, SIGKILL);
-  ::waitpid(owner, nullptr, 0);
-  for (const int end : ready) ::close(end);
-  return status == 0;
+  testing::wait_for_child(owner);
+  return is_read;
 }
 
 InitOptions quick() {

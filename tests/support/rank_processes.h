@@ -72,6 +72,7 @@ inline std::vector<RankOutcome> run_processes(int ranks, InitOptions options,
     int ends[2];
     if (::pipe(ends) != 0) throw std::runtime_error("no pipe");
     const pid_t pid = ::fork();
+    if (pid < 0) throw std::runtime_error("fork");
     if (pid == 0) {
       std::string said;
       try {

@@ -1,0 +1,34 @@
+#pragma once
+// Processes that a test forks, does things to and waits for.
+
+#include <sys/types.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <functional>
+#include <stdexcept>
+
+namespace tessera::testing {
+
+// A process that runs `f` and ends with status 0, or with 1 if it throws. Never returns what kill() takes for all
+// processes.
+inline pid_t start_child(const std::function<void()>& f) {
+  const pid_t pid = ::fork();
+  if (pid < 0) throw std::runtime_error("fork");
+  if (pid > 0) return pid;
+  try {
+    f();
+  } catch (...) {
+    ::_exit(1);
+  }
+  ::_exit(0);
+}
+
+// Waits for its end; returns what waitpid says of it.
+inline int wait_for_child(pid_t pid) {
+  int status = 0;
+  if (::waitpid(pid, &status, 0) != pid) throw std::runtime_error("waitpid");
+  return status;
+}
+
+}  // namespace tessera::testing
