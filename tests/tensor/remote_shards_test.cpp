@@ -11,6 +11,7 @@
 
 #include "support/error_matchers.h"
 #include "support/rank_processes.h"
+#include "support/tensorpipe.h"
 #include "tensor/sharding_support.h"
 #include "tessera/comm/local_ranks.h"
 #include "tessera/tensor/sharded_tensor.h"
@@ -97,7 +98,8 @@ void expect_all_remote_shards(const ShardedTensor& tensor) {
 class RemoteShardsTest : public ::testing::TestWithParam<int> {
  protected:
   void SetUp() override {
-    if (!is_rpc_available()) GTEST_SKIP() << "this LibTorch was built without TensorPipe";
+    if (!testing::libtorch_has_tensorpipe()) GTEST_SKIP() << "this LibTorch was built without TensorPipe";
+    ASSERT_TRUE(is_rpc_available());
   }
   int world() const { return GetParam(); }
   SpecPtr rows() const { return chunk_spec(0, all_ranks(world())); }
