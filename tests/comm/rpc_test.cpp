@@ -13,6 +13,7 @@
 
 #include "support/error_matchers.h"
 #include "support/rank_processes.h"
+#include "support/temporary_directory.h"
 #include "support/tensorpipe.h"
 #include "tessera/comm/local_ranks.h"
 
@@ -249,6 +250,7 @@ INSTANTIATE_TEST_SUITE_P(Worlds, RpcFailureTest, ::testing::Values(2, 3, 4));
 // Rank 1 dies. A fetch from it says so, the others still answer, and nobody hangs when RPC ends.
 TEST_P(RpcFailureTest, AnOwnerThatDiedIsNamed) {
   const auto begin = std::chrono::steady_clock::now();
+  const testing::TemporaryDirectory directory;
   const std::vector<RankOutcome> outcomes = run_processes(world(), quick(), [&](const ProcessGroup& group) {
     Rpc rpc = init_rpc(group, quick_rpc());
     const std::vector<at::Tensor> mine = {at::full({4}, group.rank())};
@@ -258,10 +260,15 @@ TEST_P(RpcFailureTest, AnOwnerThatDiedIsNamed) {
     }
     group.barrier();
     if (group.rank() == 1) ::kill(::getpid(), SIGKILL);
+    EXPECT_ERROR(group.barrier(), ErrorCode::rank_failure, "rank 1 died");
     EXPECT_ERROR(shared[1].at(0).fetch(), ErrorCode::rank_failure, "fetch a tensor of rank 1: it did not answer");
-    if (group.rank() == 0 && world() > 2) {
-      EXPECT_TRUE(at::equal(shared[2].at(0).fetch(), at::full({4}, 2)));
+    if (group.rank() == 0) {
+      if (world() > 2) {
+        EXPECT_TRUE(at::equal(shared[2].at(0).fetch(), at::full({4}, 2)));
+      }
+      std::ofstream(directory / "fetched").put('1');
     }
+    EXPECT_TRUE(soon([&] { return std::filesystem::exists(directory / "fetched"); }));  // before rank 2 leaves
     EXPECT_ERROR(rpc.shutdown(), ErrorCode::rank_failure, "barrier on rank", "rank 1 died");
     EXPECT_FALSE(is_rpc_initialized());
     return std::string(::testing::Test::HasFailure() ? "failed" : "good");

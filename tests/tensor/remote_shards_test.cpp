@@ -437,6 +437,7 @@ TEST_P(RemoteShardsOfSeveralTest, AnOwnerThatDiedIsNamedWithTheShard) {
       const ShardedTensor tensor = ShardedTensor::full(rows(), uneven_size(), 4, group, with_rrefs());
       group.barrier();
       if (group.rank() == 1) ::kill(::getpid(), SIGKILL);
+      EXPECT_ERROR(group.barrier(), ErrorCode::rank_failure, "rank 1 died");
       EXPECT_ERROR(tensor.remote_shards().at(1).at(0).fetch(), ErrorCode::rank_failure, "shard [2, ", "on rank:1/cpu",
                    "fetch a tensor of rank 1: it did not answer");
       EXPECT_ERROR(ShardedTensor::zeros(rows(), uneven_size(), group, with_rrefs()), ErrorCode::rank_failure,
