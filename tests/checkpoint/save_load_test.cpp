@@ -3,7 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <fstream>
 #include <set>
 
 #include "checkpoint/saved_states.h"
@@ -19,6 +18,7 @@ namespace tessera::checkpoint {
 namespace {
 
 using namespace checkpoint::testing;
+using ::tessera::testing::put_byte;
 using ::tessera::testing::run_thread_ranks;
 using ::tessera::testing::TemporaryDirectory;
 using ::tessera::testing::ThreadLink;
@@ -28,59 +28,16 @@ using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-const std::vector<Shape>& shapes() {
-  static const std::vector<Shape> all = {{}, {7}, {1}, {8, 4}, {5, 3}, {3, 2, 5}, {2, 3, 2, 3}, {0, 4}};
-  return all;
-}
-
-FlatState state_of(const Layout& layout, int rank, int ranks, std::int64_t added = 0) {
-  FlatState state;
-  for (const Shape& shape : shapes()) {
-    state.push_back(
-        tensor_entry("tensor " + shape_to_string(shape), shape, layout(shape, rank, ranks), shape.size() == 2, added));
-  }
-  state.push_back(object_entry("step", 100 + added));
-  return state;
-}
-
-Wanted wanted_of(const Layout& layout, int rank, int ranks) {
-  Wanted wanted;
-  for (const Shape& shape : shapes()) {
-    wanted.add("tensor " + shape_to_string(shape), shape, layout(shape, rank, ranks), shape.size() == 3);
-  }
-  wanted.targets.push_back({"step", TargetObject{}});
-  return wanted;
-}
-
-void save_on(int ranks, const Layout& layout, const std::shared_ptr<Storage>& storage, const SaveOptions& options = {},
-             std::int64_t added = 0) {
-  EXPECT_THAT(
-      run_thread_ranks(
-          ranks, [&](ThreadLink& link) { save(state_of(layout, link.rank(), ranks, added), storage, link, options); }),
-      Each(""));
-}
-
-void load_on(int ranks, const Layout& layout, const std::shared_ptr<Storage>& storage, std::int64_t added = 0) {
-  EXPECT_THAT(run_thread_ranks(ranks,
-                               [&](ThreadLink& link) {
-                                 const Wanted wanted = wanted_of(layout, link.rank(), ranks);
-                                 const LoadReport report = load(wanted.targets, open_on_all_ranks(storage, link), link);
-                                 EXPECT_TRUE(wanted.is_right(added));
-                                 EXPECT_EQ(pickle::repr(report.objects.at("step").value), std::to_string(100 + added));
-                               }),
-              Each(""));
-}
-
 class SaveLoadTest : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, SaveLoadTest, ::testing::Range(1, 9));
 
 TEST_P(SaveLoadTest, EveryLayoutLoadsInEveryLayoutOnEveryNumberOfRanks) {
   for (const NamedLayout& from : layouts()) {
     const auto storage = memory_storage();
-    save_on(GetParam(), from.boxes, storage);
+    EXPECT_THAT(save_on(GetParam(), from.boxes, storage), Each(""));
     for (const NamedLayout& to : layouts()) {
       SCOPED_TRACE(std::string(from.name) + " to " + to.name);
-      for (int ranks = 1; ranks <= 8; ++ranks) load_on(ranks, to.boxes, storage);
+      for (int ranks = 1; ranks <= 8; ++ranks) expect_loads_on(ranks, to.boxes, storage);
     }
   }
 }
@@ -92,12 +49,12 @@ TEST_P(SaveLoadTest, AnyNumberOfFilesOnDiskIsVerified) {
       SaveOptions options;
       options.files_per_rank = files;
       const auto storage = file_system_storage(directory / "ckpt");
-      save_on(GetParam(), layout.boxes, storage, options);
+      EXPECT_THAT(save_on(GetParam(), layout.boxes, storage, options), Each(""));
       const VerifyReport report = verify(directory / "ckpt");
       EXPECT_TRUE(report.good()) << report.problems.at(0).what;
       EXPECT_TRUE(report.has_sidecar);
       EXPECT_THAT(report.left_over, ElementsAre());
-      load_on(2, layout.boxes, storage);
+      expect_loads_on(2, layout.boxes, storage);
     }
   }
 }
@@ -292,7 +249,7 @@ TEST(LoadTest, WhatSeveralRanksOfANodeWantIsReadOnce) {
   for (const Shape& shape : shapes()) whole += static_cast<std::uint64_t>(volume(Box::whole(shape))) * 8;
   for (const NamedLayout& from : layouts()) {
     const auto storage = memory_storage();
-    save_on(3, from.boxes, storage);
+    EXPECT_THAT(save_on(3, from.boxes, storage), Each(""));
     for (const int ranks : {2, 5}) {
       for (const int node_size : {1, 2, 5}) {
         SCOPED_TRACE(fmt::format("{}: {} ranks, {} a node", from.name, ranks, node_size));
@@ -306,7 +263,7 @@ TEST(LoadTest, WhatSeveralRanksOfANodeWantIsReadOnce) {
 
 TEST(LoadTest, WhatOverlapsInPartIsReadOnce) {
   const auto storage = memory_storage();
-  save_on(2, layouts()[0].boxes, storage);
+  EXPECT_THAT(save_on(2, layouts()[0].boxes, storage), Each(""));
   // Rank r wants rows from r on: the last row is wanted by all, the first by one.
   const Layout from_own_row = [](const Shape& shape, int rank, int) {
     Box box = Box::whole(shape);
@@ -324,11 +281,7 @@ TEST(LoadTest, DamageThatOneRankReadsForOthersIsAnErrorOnAll) {
   const TemporaryDirectory directory;
   const auto storage = file_system_storage(directory / "ckpt");
   save({tensor_entry("a", {1000}, {Box({0}, {1000})})}, storage);
-  {
-    std::fstream file(directory / "ckpt" / "__0_0.distcp", std::ios::in | std::ios::out | std::ios::binary);
-    file.seekp(5000);
-    file.put('\x55');
-  }
+  put_byte(directory / "ckpt" / "__0_0.distcp", 5000, 0x55);
   ThreadRanks node(3);
   const auto said = run_thread_ranks(3, [&](ThreadLink& link) {
     Wanted wanted;
@@ -388,11 +341,7 @@ TEST(LoadTest, DamageIsNamedOnAllRanks) {
   const TemporaryDirectory directory;
   const auto storage = file_system_storage(directory / "ckpt");
   save({tensor_entry("a", {1000}, {Box({0}, {1000})})}, storage);
-  {
-    std::fstream file(directory / "ckpt" / "__0_0.distcp", std::ios::in | std::ios::out | std::ios::binary);
-    file.seekp(5000);
-    file.put('\x55');
-  }
+  put_byte(directory / "ckpt" / "__0_0.distcp", 5000, 0x55);
   const auto said = run_thread_ranks(2, [&](ThreadLink& link) {
     Wanted wanted;
     if (link.rank() == 1) wanted.add("a", {1000}, {Box({0}, {1000})});

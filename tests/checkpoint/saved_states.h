@@ -1,6 +1,9 @@
 #pragma once
 // States whose every element is its place in its tensor, laid out over ranks in many ways.
 
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -8,9 +11,14 @@
 #include <vector>
 
 #include "support/element_oracle.h"
+#include "support/thread_ranks.h"
+#include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/flat_state.h"
+#include "tessera/checkpoint/load.h"
 #include "tessera/checkpoint/load_plan.h"
+#include "tessera/checkpoint/save.h"
 #include "tessera/format/pickle_writer.h"
+#include "tessera/format/python_value.h"
 #include "tessera/format/torch_archive.h"
 #include "tessera/layout/byte_ranges.h"
 #include "tessera/layout/sharding.h"
@@ -156,5 +164,52 @@ struct Wanted {
     return right;
   }
 };
+
+// --- tensors of every rank and an object
+
+inline const std::vector<Shape>& shapes() {
+  static const std::vector<Shape> all = {{}, {7}, {1}, {8, 4}, {5, 3}, {3, 2, 5}, {2, 3, 2, 3}, {0, 4}};
+  return all;
+}
+
+// A tensor "tensor [7]" of each of the shapes, as `layout` has it, some of them padded, and the int "step".
+inline FlatState state_of(const Layout& layout, int rank, int ranks, std::int64_t added = 0) {
+  FlatState state;
+  for (const Shape& shape : shapes()) {
+    state.push_back(
+        tensor_entry("tensor " + shape_to_string(shape), shape, layout(shape, rank, ranks), shape.size() == 2, added));
+  }
+  state.push_back(object_entry("step", 100 + added));
+  return state;
+}
+
+inline Wanted wanted_of(const Layout& layout, int rank, int ranks) {
+  Wanted wanted;
+  for (const Shape& shape : shapes()) {
+    wanted.add("tensor " + shape_to_string(shape), shape, layout(shape, rank, ranks), shape.size() == 3);
+  }
+  wanted.targets.push_back({"step", TargetObject{}});
+  return wanted;
+}
+
+// On that many threads. Returns what each rank threw, "" for nothing.
+inline std::vector<std::string> save_on(int ranks, const Layout& layout, const std::shared_ptr<Storage>& storage,
+                                        const SaveOptions& options = {}, std::int64_t added = 0) {
+  return ::tessera::testing::run_thread_ranks(ranks, [&](::tessera::testing::ThreadLink& link) {
+    save(state_of(layout, link.rank(), ranks, added), storage, link, options);
+  });
+}
+
+// Loads all of it on that many threads and looks at every element.
+inline void expect_loads_on(int ranks, const Layout& layout, const std::shared_ptr<Storage>& storage,
+                            std::int64_t added = 0) {
+  const auto said = ::tessera::testing::run_thread_ranks(ranks, [&](::tessera::testing::ThreadLink& link) {
+    const Wanted wanted = wanted_of(layout, link.rank(), ranks);
+    const LoadReport report = load(wanted.targets, open_on_all_ranks(storage, link), link);
+    EXPECT_TRUE(wanted.is_right(added));
+    EXPECT_EQ(pickle::repr(report.objects.at("step").value), std::to_string(100 + added));
+  });
+  EXPECT_THAT(said, ::testing::Each(""));
+}
 
 }  // namespace tessera::checkpoint::testing

@@ -114,11 +114,7 @@ TEST_P(CheckpointManagerTest, ADamagedCheckpointIsPassedOverWithAWarning) {
     manager.wait();
     group.barrier();
     if (group.rank() == 0) {
-      {  // a flipped byte among the elements
-        std::fstream file(directory() / "step-4" / "__0_0.distcp", std::ios::in | std::ios::out | std::ios::binary);
-        file.seekp(700);
-        file.put('\x55');
-      }
+      testing::put_byte(directory() / "step-4" / "__0_0.distcp", 700, 0x55);  // among the elements
       fs::remove(directory() / "step-3" / "__0_0.distcp");
     }
     group.barrier();

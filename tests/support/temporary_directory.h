@@ -42,4 +42,11 @@ inline void overwrite_file(const std::filesystem::path& path, ByteView bytes) {
   ASSERT_TRUE(out.good()) << path;
 }
 
+inline void put_byte(const std::filesystem::path& path, std::int64_t at, char byte) {
+  std::fstream file(path, std::ios::binary | std::ios::in | std::ios::out);
+  file.seekp(at);
+  file.put(byte);
+  ASSERT_TRUE(file.good()) << path;
+}
+
 }  // namespace tessera::testing
