@@ -51,5 +51,6 @@ function(tessera_test name)
   target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR}/tests ${CMAKE_SOURCE_DIR}/src)
   target_compile_definitions(${name} PRIVATE TESSERA_SOURCE_DIR="${CMAKE_SOURCE_DIR}"
                                              TESSERA_COMMAND="$<TARGET_FILE:tessera>")
-  gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST)
+  # A program on LibTorch may take longer than the 5 s of the default to say what tests it has, on a busy machine.
+  gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 120)
 endfunction()
