@@ -45,8 +45,10 @@ void ThreadPool::work() {
     std::function<void()> task = std::move(queue_.front());
     queue_.pop_front();
     ++running_;
+    // Who fills the queue is woken when much of it is free, and not for every task.
+    const bool has_much_space = queue_.size() <= queue_limit_ / 2;
     lock.unlock();
-    space_ready_.notify_one();
+    if (has_much_space) space_ready_.notify_one();
     std::exception_ptr error;
     try {
       task();

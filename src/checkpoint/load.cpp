@@ -19,6 +19,7 @@ namespace {
 
 // One thread reads so much at a time: what is more is cut, what is less is taken together.
 constexpr std::int64_t kTaskBytes = std::int64_t{4} << 20;
+constexpr std::size_t kQueuedTasks = 128;
 
 // Bytes that own themselves.
 class OwnedSource final : public ByteSource {
@@ -35,7 +36,8 @@ class OwnedSource final : public ByteSource {
 
 // A stored tensor while it is read.
 struct OpenTensor {
-  OpenTensor(const std::shared_ptr<const Checkpoint>& checkpoint, std::size_t tensor) : reader(checkpoint, tensor) {}
+  OpenTensor(const std::shared_ptr<const Checkpoint>& checkpoint, std::size_t tensor, bool checks_checksums)
+      : reader(checkpoint, tensor, checks_checksums) {}
   TensorReader reader;
   std::atomic<std::size_t> open_pieces = 1;  // one more until all are known
 };
@@ -57,7 +59,8 @@ class Loader {
         checkpoint_(std::move(checkpoint)),
         options_(options),
         progress_(options.progress != nullptr ? *options.progress : no_progress()),
-        pool_(options.threads != 0 ? options.threads : std::max<std::size_t>(available_processors(), 4)) {}
+        pool_(options.threads != 0 ? options.threads : std::max<std::size_t>(available_processors(), 4), kQueuedTasks) {
+  }
 
   LoadReport run() {
     RankLink* const among = options_.share_reads_among;
@@ -216,7 +219,7 @@ class Loader {
   // `part` and `out` must outlive the reading.
   void start_reading(const SharedPart& part, Bytes& out) {
     std::shared_ptr<OpenTensor>& tensor = shared_tensors_[part.read->tensor];
-    if (!tensor) tensor = std::make_shared<OpenTensor>(checkpoint_, part.read->tensor);
+    if (!tensor) tensor = std::make_shared<OpenTensor>(checkpoint_, part.read->tensor, options_.check_checksums);
     out.resize(bytes_of(part.read->tensor, part.box));
     pool_.submit([this, &part, &out, tensor] {
       if (options_.cancellation != nullptr) options_.cancellation->check();
@@ -266,7 +269,7 @@ class Loader {
 
   // All items of one stored tensor.
   void read_tensor(std::span<const ReadItem> items) {
-    const auto tensor = std::make_shared<OpenTensor>(checkpoint_, items[0].tensor);
+    const auto tensor = std::make_shared<OpenTensor>(checkpoint_, items[0].tensor, options_.check_checksums);
     for (const ReadItem& item : items) {
       const DType dtype = std::get<TargetTensor>(targets_.at(item.target).value).dtype;
       for (Box& part : split_row_major(item.box, element_bytes(item.tensor), kTaskBytes)) {
@@ -325,7 +328,7 @@ class Loader {
 
   void piece_done(OpenTensor& tensor) {
     if (tensor.open_pieces.fetch_sub(1) != 1) return;
-    if (options_.check_checksums) tensor.reader.verify_whole_chunks();
+    tensor.reader.verify_whole_chunks();
     read_bytes_ += tensor.reader.read_bytes();
   }
 

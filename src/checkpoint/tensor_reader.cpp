@@ -19,7 +19,7 @@ constexpr double kMaxSpanWaste = 4;
 // Of longer runs, nearly all of the span must be wanted.
 constexpr double kMaxSpanWasteOfLongRuns = 1.05;
 // Read and summed while it is in the cache.
-constexpr std::uint64_t kChecksumBytes = 256u << 10;
+constexpr std::uint64_t kChecksumBytes = 128u << 10;
 constexpr std::uint64_t kVerifyBlockBytes = 4u << 20;
 
 }  // namespace
@@ -54,11 +54,12 @@ struct TensorReader::Chunk {
   }
 };
 
-TensorReader::TensorReader(std::shared_ptr<const Checkpoint> checkpoint, std::size_t tensor)
+TensorReader::TensorReader(std::shared_ptr<const Checkpoint> checkpoint, std::size_t tensor, bool sums_bytes)
     : checkpoint_(std::move(checkpoint)),
       tensor_(tensor),
       info_(&checkpoint_->tensors()[tensor]),
       index_(info_->chunks),
+      sums_bytes_(sums_bytes),
       chunks_(std::make_unique<Chunk[]>(info_->chunks.size())) {}
 
 TensorReader::~TensorReader() = default;
@@ -157,7 +158,7 @@ void TensorReader::read_strided(const Chunk& chunk, const ByteSource& file, std:
 void TensorReader::read_recorded(const Chunk& chunk, const ByteSource& file, std::uint64_t offset_bytes,
                                  MutableByteView out) const {
   read_bytes_ += out.size();
-  if (!chunk.extent.checksum) {
+  if (!sums_bytes_ || !chunk.extent.checksum) {
     file.read_at(offset_bytes, out);
     return;
   }
