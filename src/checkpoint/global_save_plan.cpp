@@ -6,6 +6,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "base/huge_pages.h"
 #include "checkpoint/save_plan_items.h"
 #include "tessera/base/error.h"
 #include "tessera/layout/coverage.h"
@@ -102,16 +103,32 @@ class Names {
 
 // An item of a rank. Rows of one entry lie together, ordered by rank.
 struct Row {
-  std::uint32_t rank, item;
+  static constexpr std::uint32_t kNotWritten = UINT32_MAX;
+  std::uint32_t rank;
+  std::uint32_t chunk = kNotWritten;  // of the entry, if this rank writes it
   std::uint64_t stored_bytes;
 };
 
-// A chunk that several ranks have: rows [first, first + count) of an entry, once ordered by box.
+// A chunk that several ranks have: holders [first, first + count).
 struct Replica {
-  std::uint32_t entry, chunk;
+  std::uint32_t chunk;
   std::uint64_t bytes;
   std::size_t first, count;
 };
+
+// What a rank writes.
+struct Load {
+  std::uint64_t bytes = 0;
+  std::size_t items = 0;
+};
+
+// Of an empty vector, with what it takes in huge pages.
+template <typename T>
+void resize_new(std::vector<T>& vector, std::size_t size) {
+  vector.reserve(size);
+  advise_huge_pages(vector.data(), vector.capacity() * sizeof(T));
+  vector.resize(size);
+}
 
 class Merger {
  public:
@@ -120,9 +137,9 @@ class Merger {
   GlobalSavePlan merge() {
     count_rows();
     fill_rows();
-    plan_.written.resize(plans_.ranks());
     plan_.metadata.paths.emplace();
-    loads_.assign(plans_.ranks(), 0);
+    loads_.assign(plans_.ranks(), {});
+    entry_numbers_.assign(names_.entries().size(), 0);
     for (std::uint32_t e = 0; e < names_.entries().size(); ++e) {
       if (names_.entries()[e].is_tensor) {
         merge_tensor(e);
@@ -131,10 +148,7 @@ class Merger {
       }
     }
     place_replicas();
-    const auto by_item = [](const Written& a, const Written& b) { return a.item < b.item; };
-    for (std::vector<Written>& of_rank : plan_.written) {
-      if (!std::is_sorted(of_rank.begin(), of_rank.end(), by_item)) std::sort(of_rank.begin(), of_rank.end(), by_item);
-    }
+    collect_written();
     return std::move(plan_);
   }
 
@@ -162,8 +176,8 @@ class Merger {
   }
 
   void fill_rows() {
-    rows_.resize(row_begin_.back());
-    coordinates_.resize(coordinate_begin_.back());
+    resize_new(rows_, row_begin_.back());
+    resize_new(coordinates_, coordinate_begin_.back());
     std::vector<std::size_t> filled(row_begin_.begin(), row_begin_.end() - 1);
     for (std::size_t rank = 0; rank < plans_.ranks(); ++rank) {
       const EncodedItems items(plans_.items(rank));
@@ -172,7 +186,7 @@ class Merger {
       for (std::size_t i = 0; i < items.size(); ++i) {
         const std::uint32_t e = numbers[items.entry(i)];
         const std::size_t row = filled[e]++;
-        rows_[row] = {static_cast<std::uint32_t>(rank), static_cast<std::uint32_t>(i), items.stored_bytes(i)};
+        rows_[row] = {static_cast<std::uint32_t>(rank), Row::kNotWritten, items.stored_bytes(i)};
         if (!names_.entries()[e].is_tensor) continue;
         const std::size_t width = 2 * dims(e);
         items.coordinates(at, width, box_of(e, row - row_begin_[e]));
@@ -195,7 +209,8 @@ class Merger {
          shape_to_string(names_.entries()[e].shape), why);
   }
 
-  std::uint32_t add_entry(std::uint32_t e) {
+  void add_entry(std::uint32_t e) {
+    entry_numbers_[e] = static_cast<std::uint32_t>(plan_.metadata.entries.size());
     const Entry& entry = names_.entries()[e];
     dcp::Entry& made = plan_.metadata.entries.emplace_back();
     made.name = entry.name;
@@ -204,24 +219,24 @@ class Merger {
     made.shape = entry.shape;
     made.chunks = BoxList(entry.shape.size());
     plan_.metadata.paths->push_back(entry.path.empty() ? dcp::Path{entry.name} : entry.path);
-    return static_cast<std::uint32_t>(plan_.metadata.entries.size() - 1);
   }
 
-  void write(const Row& row, std::uint32_t entry, std::uint32_t chunk) {
-    loads_[row.rank] += row.stored_bytes;
-    plan_.written[row.rank].push_back({row.item, entry, chunk, row.stored_bytes});
+  void write(Row& row, std::uint32_t chunk) {
+    row.chunk = chunk;
+    loads_[row.rank].bytes += row.stored_bytes;
+    ++loads_[row.rank].items;
   }
 
   void merge_object(std::uint32_t e) {
     if (row_begin_[e] == row_begin_[e + 1]) return;
-    const std::uint32_t entry = add_entry(e);
-    plan_.metadata.entries[entry].items.resize(1);
-    write(rows_[row_begin_[e]], entry, 0);
+    add_entry(e);
+    plan_.metadata.entries.back().items.resize(1);
+    write(rows_[row_begin_[e]], 0);
   }
 
   void merge_tensor(std::uint32_t e) {
     const std::size_t begin = row_begin_[e], count = row_begin_[e + 1] - begin;
-    const std::uint32_t entry = add_entry(e);
+    add_entry(e);
     const std::vector<std::int64_t>& shape = names_.entries()[e].shape;
     const bool has_elements = std::find(shape.begin(), shape.end(), 0) == shape.end();
     for (std::size_t k = 0; k < count; ++k) {
@@ -244,17 +259,17 @@ class Merger {
       while (last < order.size() && view(e, order[last]) == view(e, order[i])) ++last;
       const auto chunk = static_cast<std::uint32_t>(chunks.size());
       chunks.push_back(view(e, order[i]));
-      const Row& first = rows_[begin + order[i]];
+      Row& first = rows_[begin + order[i]];
       rank_of_chunk.push_back(first.rank);
       if (last - i == 1 || replicas_ == Replicas::lowest_rank) {
-        write(first, entry, chunk);
+        write(first, chunk);
       } else {
-        add_replica(e, entry, chunk, order, i, last);
+        add_replica(e, chunk, order, i, last);
       }
       i = last;
     }
     if (has_elements) check_partition(e, chunks, rank_of_chunk);
-    dcp::Entry& made = plan_.metadata.entries[entry];
+    dcp::Entry& made = plan_.metadata.entries.back();
     made.items.resize(chunks.size());
     made.chunks = std::move(chunks);
   }
@@ -270,16 +285,16 @@ class Merger {
     if (!std::is_sorted(order.begin(), order.end(), before)) std::sort(order.begin(), order.end(), before);
   }
 
-  void add_replica(std::uint32_t e, std::uint32_t entry, std::uint32_t chunk, const std::vector<std::uint32_t>& order,
-                   std::size_t first, std::size_t last) {
+  void add_replica(std::uint32_t e, std::uint32_t chunk, const std::vector<std::uint32_t>& order, std::size_t first,
+                   std::size_t last) {
     const std::size_t begin = holders_.size();
     std::uint64_t bytes = 0;
     for (std::size_t i = first; i < last; ++i) {
-      const Row& row = rows_[row_begin_[e] + order[i]];
-      bytes = std::max(bytes, row.stored_bytes);
-      if (i == first || row.rank != holders_.back().rank) holders_.push_back(row);
+      const std::size_t row = row_begin_[e] + order[i];
+      bytes = std::max(bytes, rows_[row].stored_bytes);
+      if (i == first || rows_[row].rank != rows_[holders_.back()].rank) holders_.push_back(row);
     }
-    replicated_.push_back({entry, chunk, bytes, begin, holders_.size() - begin});
+    replicated_.push_back({chunk, bytes, begin, holders_.size() - begin});
   }
 
   // The largest first, each to the rank that has least to write.
@@ -288,9 +303,29 @@ class Merger {
                      [](const Replica& a, const Replica& b) { return a.bytes > b.bytes; });
     for (const Replica& replica : replicated_) {
       const auto begin = holders_.begin() + static_cast<std::ptrdiff_t>(replica.first);
+      const auto load = [&](std::size_t row) { return loads_[rows_[row].rank].bytes; };
       const auto best = std::min_element(begin, begin + static_cast<std::ptrdiff_t>(replica.count),
-                                         [&](const Row& a, const Row& b) { return loads_[a.rank] < loads_[b.rank]; });
-      write(*best, replica.entry, replica.chunk);
+                                         [&](std::size_t a, std::size_t b) { return load(a) < load(b); });
+      write(rows_[*best], replica.chunk);
+    }
+  }
+
+  // By rank, as rows were filled: one after the other in each entry, which is much faster than appending to what each
+  // of many ranks writes entry by entry.
+  void collect_written() {
+    plan_.written.resize(plans_.ranks());
+    std::vector<std::size_t> seen(row_begin_.begin(), row_begin_.end() - 1);
+    for (std::size_t rank = 0; rank < plans_.ranks(); ++rank) {
+      const EncodedItems items(plans_.items(rank));
+      const std::vector<std::uint32_t>& numbers = names_.of_rank(rank);
+      std::vector<Written>& written = plan_.written[rank];
+      written.reserve(loads_[rank].items);
+      for (std::size_t i = 0; i < items.size(); ++i) {
+        const std::uint32_t e = numbers[items.entry(i)];
+        const Row& row = rows_[seen[e]++];
+        if (row.chunk == Row::kNotWritten) continue;
+        written.push_back({static_cast<std::uint32_t>(i), entry_numbers_[e], row.chunk, row.stored_bytes});
+      }
     }
   }
 
@@ -312,8 +347,9 @@ class Merger {
   std::vector<Row> rows_;
   std::vector<std::int64_t> coordinates_;  // offsets, then sizes, of each row of a tensor
   std::vector<Replica> replicated_;
-  std::vector<Row> holders_;
-  std::vector<std::uint64_t> loads_;  // bytes that each rank writes
+  std::vector<std::size_t> holders_;          // rows
+  std::vector<std::uint32_t> entry_numbers_;  // in the metadata
+  std::vector<Load> loads_;                   // of each rank
 };
 
 }  // namespace

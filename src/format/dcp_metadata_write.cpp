@@ -1,6 +1,7 @@
 #include <string_view>
 #include <unordered_map>
 
+#include "base/huge_pages.h"
 #include "format/dcp_metadata_check.h"
 #include "format/dcp_metadata_names.h"
 #include "format/dcp_metadata_offsets.h"
@@ -73,6 +74,7 @@ class MetadataWriter {
   MetadataWriter(const Metadata& metadata, Bytes& out)
       : metadata_(metadata), writer_(out, kProtocol), names_(metadata.entries.size()), files_(metadata.files.size()) {
     out.reserve(expected_bytes());
+    advise_huge_pages(out.data(), out.capacity());
     count_uses();
   }
 
