@@ -41,7 +41,7 @@ interop:
 	$(call setup,build torch test)
 	[[ $$EUID -ne 0 ]] || $(call setup,interop)
 	cmake --preset release -DTESSERA_TESTS=ON
-	cmake --build --preset release --parallel $(JOBS) --target tessera sharded_values state_values resave train_checkpoint
+	cmake --build --preset release --parallel $(JOBS) --target tessera sharded_values flat_param_layout_test state_values resave train_checkpoint
 	tools/with-pytorch -- tests/interop/run
 
 libtorch:
