@@ -5,8 +5,8 @@
 //   one
 
 #include <ATen/ops/from_blob.h>
-#include <ATen/ops/prod.h>
-#include <ATen/ops/stack.h>
+#include <ATen/ops/maximum.h>
+#include <ATen/ops/minimum.h>
 #include <fmt/ranges.h>
 
 #include <numeric>
@@ -66,7 +66,8 @@ bool reduces(const comm::Transport& transport, at::ScalarType dtype, ReduceOp op
 // `parts` has a row for each rank; `out` becomes their reduction, in the order of the ranks.
 void reduce_rows(const at::Tensor& out, const at::Tensor& parts, ReduceOp op) {
   const at::Tensor rows = parts.detach();
-  at::Tensor result = rows[0].clone();
+  at::Tensor result = out.detach().view({-1});
+  result.copy_(rows[0]);
   for (std::int64_t i = 1; i < rows.size(0); ++i) {
     switch (op) {
       case ReduceOp::sum:
@@ -77,15 +78,14 @@ void reduce_rows(const at::Tensor& out, const at::Tensor& parts, ReduceOp op) {
         result.mul_(rows[i]);
         break;
       case ReduceOp::min:
-        result = at::minimum(result, rows[i]);
+        at::minimum_out(result, result, rows[i]);
         break;
       case ReduceOp::max:
-        result = at::maximum(result, rows[i]);
+        at::maximum_out(result, result, rows[i]);
         break;
     }
   }
   if (op == ReduceOp::average) result.div_(rows.size(0));
-  out.detach().view({-1}).copy_(result);
 }
 
 class Collective {
@@ -134,19 +134,18 @@ class Collective {
     }
   }
 
-  void all_to_all(const at::Tensor& out, const at::Tensor& in, Splits out_splits, Splits in_splits) const {
-    group_.run(name_, in.device(), [&](comm::Backend& backend) {
-      at::Tensor to = out, from = in;
-      return backend.alltoall_base(to, from, out_splits, in_splits);
-    });
+  using Start = ProcessGroup::Impl::Start;
+  static Start all_to_all(const at::Tensor& out, const at::Tensor& in, Splits out_splits, Splits in_splits) {
+    return [to = out, from = in, to_splits = std::move(out_splits), from_splits = std::move(in_splits)](
+               comm::Backend& backend) mutable { return backend.alltoall_base(to, from, to_splits, from_splits); };
   }
-
-  void all_gather(const at::Tensor& out, const at::Tensor& in) const {
+  Start all_gather(const at::Tensor& out, const at::Tensor& in) const {
     const std::int64_t part = in.numel();
-    std::vector<at::Tensor> ins = {in};
     std::vector<std::vector<at::Tensor>> outs(1);
     for (int r = 0; r < group_.size(); ++r) outs[0].push_back(out.narrow(0, r * part, part));
-    group_.run(name_, in.device(), [&](comm::Backend& backend) { return backend.allgather(outs, ins); });
+    return [outs, ins = std::vector<at::Tensor>{in}](comm::Backend& backend) mutable {
+      return backend.allgather(outs, ins);
+    };
   }
 
  private:
@@ -196,41 +195,52 @@ void ProcessGroup::all_reduce(const at::Tensor& tensor, ReduceOp op) const {
     return;
   }
   const at::Tensor parts = at::empty({size(), tensor.numel()}, tensor.options().requires_grad(false));
-  call.all_gather(bytes_of(parts), bytes_of(tensor));
+  impl_->run("all_reduce", tensor.device(), call.all_gather(bytes_of(parts), bytes_of(tensor)));
   reduce_rows(tensor, parts, op);
 }
 
 void ProcessGroup::all_gather_into(const at::Tensor& out, const at::Tensor& in) const {
+  start_all_gather_into(out, in).wait();
+}
+
+PendingCollective ProcessGroup::start_all_gather_into(const at::Tensor& out, const at::Tensor& in) const {
   const Collective call(*impl_, "all_gather_into");
   call.check(out, "out");
   call.check(in, "in");
   call.check_alike(out, in);
   call.check_parts(out, "out", in);
-  if (impl_->is_alone()) return copy_elements(out, in);
-  if (in.numel() != 0) call.all_gather(bytes_of(out), bytes_of(in));
+  if (impl_->is_alone()) copy_elements(out, in);
+  if (impl_->is_alone() || in.numel() == 0) return {};
+  return Impl::begin(impl_, "all_gather_into", in.device(), call.all_gather(bytes_of(out), bytes_of(in)));
 }
 
 void ProcessGroup::reduce_scatter_into(const at::Tensor& out, const at::Tensor& in, ReduceOp op) const {
+  start_reduce_scatter_into(out, in, op).wait();
+}
+
+PendingCollective ProcessGroup::start_reduce_scatter_into(const at::Tensor& out, const at::Tensor& in,
+                                                          ReduceOp op) const {
   const Collective call(*impl_, "reduce_scatter_into");
   call.check(out, "out");
   call.check(in, "in");
   call.check_alike(out, in);
   call.check_parts(in, "in", out);
   call.check_reduction(in, op);
-  if (impl_->is_alone()) return copy_elements(out, in);
-  if (out.numel() == 0) return;
+  if (impl_->is_alone()) copy_elements(out, in);
+  if (impl_->is_alone() || out.numel() == 0) return {};
   const comm::Transport& transport = impl_->transports.of(in.device());
   if (transport.name == "nccl" && reduces(transport, in.scalar_type(), op)) {
     ::c10d::ReduceScatterOptions options;
     options.reduceOp = c10d_op(op);
     at::Tensor to = out.detach(), from = in.detach();
-    return impl_->run("reduce_scatter_into", in.device(),
-                      [&](comm::Backend& backend) { return backend._reduce_scatter_base(to, from, options); });
+    return Impl::begin(impl_, "reduce_scatter_into", in.device(),
+                       [&](comm::Backend& backend) { return backend._reduce_scatter_base(to, from, options); });
   }
   const at::Tensor parts = at::empty({size(), out.numel()}, out.options().requires_grad(false));
   const Splits splits(static_cast<std::size_t>(size()), static_cast<std::int64_t>(out.nbytes()));
-  call.all_to_all(bytes_of(parts), bytes_of(in), splits, splits);
-  reduce_rows(out, parts, op);
+  return Impl::begin(impl_, "reduce_scatter_into", in.device(),
+                     Collective::all_to_all(bytes_of(parts), bytes_of(in), splits, splits),
+                     [out, parts, op] { reduce_rows(out, parts, op); });
 }
 
 void ProcessGroup::all_to_all(const at::Tensor& out, const at::Tensor& in, std::span<const std::int64_t> out_splits,
@@ -247,22 +257,13 @@ PendingCollective ProcessGroup::start_all_to_all(const at::Tensor& out, const at
   call.check_alike(out, in);
   call.check_splits(out_splits, out, "out");
   call.check_splits(in_splits, in, "in");
-  PendingCollective pending;
   if (impl_->is_alone()) {
     copy_elements(out, in);
-    return pending;
+    return {};
   }
-  pending.state_ = std::make_shared<PendingCollective::State>(PendingCollective::State{
-      impl_, impl_->transports.of(in.device()), comm::WorkPtr(), impl_->next_call("all_to_all")});
-  PendingCollective::State& state = *pending.state_;
-  at::Tensor to = bytes_of(out), from = bytes_of(in);
-  Splits to_splits = in_bytes(out_splits, out), from_splits = in_bytes(in_splits, in);
-  impl_->guard(state.call, timeout(), [&] {
-    state.work = impl_->start(state.transport, state.call, [&](comm::Backend& backend) {
-      return backend.alltoall_base(to, from, to_splits, from_splits);
-    });
-  });
-  return pending;
+  return Impl::begin(
+      impl_, "all_to_all", in.device(),
+      Collective::all_to_all(bytes_of(out), bytes_of(in), in_bytes(out_splits, out), in_bytes(in_splits, in)));
 }
 
 void ProcessGroup::gather(const at::Tensor& out, const at::Tensor& in, int root) const {
@@ -280,7 +281,9 @@ void ProcessGroup::gather(const at::Tensor& out, const at::Tensor& in, int root)
   const auto part = static_cast<std::int64_t>(in.nbytes());
   Splits out_splits(ranks, root == rank() ? part : 0), in_splits(ranks, 0);
   in_splits[static_cast<std::size_t>(root)] = part;
-  call.all_to_all(bytes_of(root == rank() ? out : at::empty({0}, in.options())), bytes_of(in), out_splits, in_splits);
+  impl_->run("gather", in.device(),
+             Collective::all_to_all(bytes_of(root == rank() ? out : at::empty({0}, in.options())), bytes_of(in),
+                                    out_splits, in_splits));
 }
 
 void ProcessGroup::scatter(const at::Tensor& out, const at::Tensor& in, int root) const {
@@ -298,7 +301,9 @@ void ProcessGroup::scatter(const at::Tensor& out, const at::Tensor& in, int root
   const auto part = static_cast<std::int64_t>(out.nbytes());
   Splits out_splits(ranks, 0), in_splits(ranks, root == rank() ? part : 0);
   out_splits[static_cast<std::size_t>(root)] = part;
-  call.all_to_all(bytes_of(out), bytes_of(root == rank() ? in : at::empty({0}, out.options())), out_splits, in_splits);
+  impl_->run("scatter", out.device(),
+             Collective::all_to_all(bytes_of(out), bytes_of(root == rank() ? in : at::empty({0}, out.options())),
+                                    out_splits, in_splits));
 }
 
 void ProcessGroup::barrier(std::optional<std::chrono::milliseconds> limit) const {

@@ -55,6 +55,10 @@ class ProcessGroup::Impl {
     run(call_name, device, start, timeout);
   }
 
+  // The same without waiting. `finish` is what is left to do when it has ended.
+  static PendingCollective begin(const std::shared_ptr<Impl>& group, std::string_view call_name,
+                                 const at::Device& device, const Start& start, std::function<void()> finish = {});
+
   std::string where(std::string_view call) const;
 
   // Of the processes that the ranks are, if all may read each other's memory (see peer_memory.h); empty if not, nothing
@@ -72,6 +76,7 @@ struct PendingCollective::State {
   comm::Transport transport;
   comm::WorkPtr work;
   comm::Call call;
+  std::function<void()> finish;
 };
 
 }  // namespace tessera

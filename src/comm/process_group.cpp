@@ -81,6 +81,17 @@ void ProcessGroup::Impl::run(std::string_view call_name, const at::Device& devic
   guard(call, limit, [&] { wait(transport, start(transport, call, begin), call, limit); });
 }
 
+PendingCollective ProcessGroup::Impl::begin(const std::shared_ptr<Impl>& group, std::string_view call_name,
+                                            const at::Device& device, const Start& start,
+                                            std::function<void()> finish) {
+  PendingCollective pending;
+  pending.state_ = std::make_shared<PendingCollective::State>(PendingCollective::State{
+      group, group->transports.of(device), comm::WorkPtr(), group->next_call(call_name), std::move(finish)});
+  PendingCollective::State& state = *pending.state_;
+  group->guard(state.call, group->timeout, [&] { state.work = group->start(state.transport, state.call, start); });
+  return pending;
+}
+
 // In slices, between which it looks at what others say.
 void ProcessGroup::Impl::wait(const comm::Transport& transport, const comm::WorkPtr& work, const Call& call,
                               milliseconds limit) {
@@ -104,6 +115,7 @@ void PendingCollective::wait() {
   state_.reset();
   state.group->guard(state.call, state.group->timeout,
                      [&] { state.group->wait(state.transport, state.work, state.call, state.group->timeout); });
+  if (state.finish) state.finish();
 }
 
 ProcessGroup::ProcessGroup() : impl_(std::make_shared<Impl>()) {}

@@ -99,6 +99,24 @@ TEST_P(CollectivesTest, ReduceScatterOfEveryDtype) {
   });
 }
 
+TEST_P(CollectivesTest, ReduceScatterOfEveryOperation) {
+  run_local(world(), [&](const ProcessGroup& group) {
+    at::Tensor all = at::empty({world(), 2 * world()}, at::kDouble);
+    for (int r = 0; r < world(); ++r) all[r].copy_(of_rank(r, 2 * world(), at::kDouble));
+    const auto reduced = [&](ReduceOp op) {
+      const at::Tensor out = at::zeros({2}, at::kDouble);
+      group.reduce_scatter_into(out, all[group.rank()].clone(), op);
+      return out;
+    };
+    const at::Tensor mine = all.narrow(1, 2 * group.rank(), 2);
+    EXPECT_TRUE(at::equal(reduced(ReduceOp::sum), mine.sum(0)));
+    EXPECT_TRUE(at::allclose(reduced(ReduceOp::average), mine.mean(0)));
+    EXPECT_TRUE(at::allclose(reduced(ReduceOp::product), mine.prod(0)));
+    EXPECT_TRUE(at::equal(reduced(ReduceOp::min), mine.amin(0)));
+    EXPECT_TRUE(at::equal(reduced(ReduceOp::max), mine.amax(0)));
+  });
+}
+
 // Rank r has for rank s as many elements as (r + 2 s) % 4, none for some.
 TEST_P(CollectivesTest, AllToAllWithSplitsThatDiffer) {
   run_local(world(), [&](const ProcessGroup& group) {
@@ -139,6 +157,34 @@ TEST_P(CollectivesTest, AllToAllsThatArePendingTogether) {
     // Nobody has to wait.
     const at::Tensor in = at::ones({2 * world()});
     group.start_all_to_all(at::empty({2 * world()}), in, splits, splits);
+    group.barrier();
+  });
+}
+
+// Of several kinds, waited for in the order in which they began.
+TEST_P(CollectivesTest, CollectivesOfEveryKindThatArePendingTogether) {
+  run_local(world(), [&](const ProcessGroup& group) {
+    std::vector<at::Tensor> gathered, reduced;
+    std::vector<PendingCollective> pending;
+    for (int call = 0; call < 4; ++call) {
+      gathered.push_back(at::empty({3 * world()}, at::kInt));
+      pending.push_back(
+          group.start_all_gather_into(gathered.back(), at::full({3}, 100 * call + group.rank(), at::kInt)));
+      reduced.push_back(at::empty({2}, at::kFloat));
+      pending.push_back(group.start_reduce_scatter_into(
+          reduced.back(), at::arange(2 * world(), at::kFloat).add(group.rank() + call), ReduceOp::average));
+    }
+    for (std::size_t call = 0; call < 4; ++call) {
+      pending[2 * call].wait();
+      pending[2 * call + 1].wait();
+      const auto number = static_cast<int>(call);
+      EXPECT_TRUE(at::equal(gathered[call], at::arange(world(), at::kInt).repeat_interleave(3).add(100 * number)));
+      const double mean_rank = (world() - 1) / 2.0;
+      EXPECT_TRUE(at::equal(reduced[call], at::arange(2, at::kFloat).add(2 * group.rank() + number + mean_rank)));
+    }
+    // Nobody has to wait.
+    group.start_all_gather_into(at::empty({3 * world()}), at::ones({3}));
+    group.start_reduce_scatter_into(at::empty({3}), at::ones({3 * world()}));
     group.barrier();
   });
 }

@@ -85,7 +85,12 @@ class ProcessGroup {
   /// add up to the numel, and what r sends to s is what s expects from r.
   void all_to_all(const at::Tensor& out, const at::Tensor& in, std::span<const std::int64_t> out_splits,
                   std::span<const std::int64_t> in_splits) const;
-  /// Begins it and returns: other collectives may begin before it is waited for. PyTorch: `async_op=True`.
+  /// These three begun: they return before they have ended, and other collectives may begin before they are waited
+  /// for. What a rank does alone, such as the sum where the backend has none, is done by the wait.
+  /// PyTorch: `async_op=True`.
+  PendingCollective start_all_gather_into(const at::Tensor& out, const at::Tensor& in) const;
+  PendingCollective start_reduce_scatter_into(const at::Tensor& out, const at::Tensor& in,
+                                              ReduceOp op = ReduceOp::sum) const;
   PendingCollective start_all_to_all(const at::Tensor& out, const at::Tensor& in,
                                      std::span<const std::int64_t> out_splits,
                                      std::span<const std::int64_t> in_splits) const;
