@@ -55,10 +55,10 @@ class SafetensorsWriter final : public FormatWriter {
              "save to {}: {} is there, and safetensors shards can't replace a checkpoint; expected a place without one",
              storage.name(), name);
       }
-      if (is_committed || parse_uncommitted_safetensors_name(name)) left.push_back(name);
+      if (parse_uncommitted_safetensors_name(name)) left.push_back(name);
     }
+    remove_interrupted(storage, interrupted);
     for (const std::string& name : left) storage.remove(name);
-    if (!interrupted.empty()) storage.remove(std::string(kSidecarFileName));
     return 0;
   }
 
@@ -126,6 +126,18 @@ class SafetensorsWriter final : public FormatWriter {
       shards.insert(name);
     }
     return some_are_uncommitted ? shards : std::set<std::string>();
+  }
+
+  // By way of what the interrupted commit began with, so that after each step it is known for what it is.
+  static void remove_interrupted(Storage& storage, const std::set<std::string>& shards) {
+    if (shards.empty()) return;
+    for (const std::string& name : shards) {
+      if (storage.size_bytes(name)) storage.rename(name, uncommitted_safetensors_name(name));
+    }
+    storage.sync();
+    storage.remove(std::string(kSidecarFileName));
+    storage.sync();
+    for (const std::string& name : shards) storage.remove(uncommitted_safetensors_name(name));
   }
 
   // What a file has of a tensor.

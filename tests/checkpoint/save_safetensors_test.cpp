@@ -172,22 +172,27 @@ TEST(SafetensorsSaveTest, EveryStepFailingIsAnErrorOnEveryRankAndNothingIsLeft) 
   EXPECT_GT(failed, 15u);
 }
 
+// Saves in a process that is killed at event `n`. Whether it came to that.
+bool save_killed_at(std::uint64_t n, const std::filesystem::path& path, int ranks, const Layout& layout) {
+  const pid_t child = start_child([&] {
+    const auto storage = faulty_storage(file_system_storage(path), [&](const StorageEvent& event) {
+      if (event.number == n) {
+        ::kill(::getpid(), SIGKILL);
+        std::this_thread::sleep_for(std::chrono::seconds(10));
+      }
+      return StorageFault::none;
+    });
+    save_on(ranks, layout, storage, as_safetensors());
+  });
+  return WIFSIGNALED(wait_for_child(child));
+}
+
 TEST(SafetensorsSaveTest, KilledAtAnyStepItLeavesTheWholeCheckpointOrNoneThatOpens) {
   std::size_t none = 0, partial = 0, whole = 0;
   for (std::uint64_t n = 0;; ++n) {
     SCOPED_TRACE(n);
     const TemporaryDirectory directory;
-    const pid_t child = start_child([&] {
-      const auto storage = faulty_storage(file_system_storage(directory / "ckpt"), [&](const StorageEvent& event) {
-        if (event.number == n) {
-          ::kill(::getpid(), SIGKILL);
-          std::this_thread::sleep_for(std::chrono::seconds(10));
-        }
-        return StorageFault::none;
-      });
-      save_on(kRanks, layouts()[0].boxes, storage, as_safetensors());
-    });
-    if (!WIFSIGNALED(wait_for_child(child))) break;
+    if (!save_killed_at(n, directory / "ckpt", kRanks, layouts()[0].boxes)) break;
     const auto storage = file_system_storage(directory / "ckpt");
     try {
       Checkpoint::open(storage);
@@ -212,6 +217,39 @@ TEST(SafetensorsSaveTest, KilledAtAnyStepItLeavesTheWholeCheckpointOrNoneThatOpe
   EXPECT_GT(none, 15u);
   EXPECT_EQ(partial, static_cast<std::size_t>(kRanks - 1));
   EXPECT_GT(whole, 0u);
+}
+
+// A save whose commit was interrupted, and then saves that are killed while they remove it.
+TEST(SafetensorsSaveTest, KilledAtAnyStepOfCleaningUpTheNextSaveSucceeds) {
+  const auto is_interrupted = [](const std::filesystem::path& path) {
+    try {
+      Checkpoint::open(file_system_storage(path));
+      return false;
+    } catch (const Error& error) {
+      return std::string(error.what()).find("never completed") != std::string::npos;
+    }
+  };
+  std::vector<std::uint64_t> interrupting;
+  for (std::uint64_t n = 0; interrupting.size() < 2; ++n) {
+    const TemporaryDirectory directory;
+    ASSERT_TRUE(save_killed_at(n, directory / "ckpt", kRanks, layouts()[0].boxes));
+    if (is_interrupted(directory / "ckpt")) interrupting.push_back(n);
+  }
+  for (const std::uint64_t first : interrupting) {
+    for (std::uint64_t n = 0;; ++n) {
+      SCOPED_TRACE(fmt::format("killed at {}, then at {}", first, n));
+      const TemporaryDirectory directory;
+      ASSERT_TRUE(save_killed_at(first, directory / "ckpt", kRanks, layouts()[0].boxes));
+      if (!save_killed_at(n, directory / "ckpt", 2, layouts()[1].boxes)) break;
+      const auto storage = file_system_storage(directory / "ckpt");
+      if (const auto said = save_on(2, layouts()[1].boxes, storage, as_safetensors());
+          said != std::vector<std::string>(2)) {
+        EXPECT_THAT(said, Each(HasSubstr("can't replace a checkpoint")));  // the second was whole
+      }
+      expect_loads_on(1, layouts()[1].boxes, storage);
+      EXPECT_TRUE(verify(directory / "ckpt").good());
+    }
+  }
 }
 
 }  // namespace
