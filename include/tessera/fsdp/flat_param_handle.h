@@ -1,0 +1,136 @@
+#pragma once
+/// \file
+/// Parameters that are flattened into one, cut over the ranks of a group, and put together when they are needed.
+///
+/// The parameters keep their identity: who holds one, holds it for good. What changes is their data. While *unsharded*
+/// they are views of the unsharded flat parameter, whose one storage is freed and allocated again, so that what
+/// autograd saved of them is right again once it is filled again. While *sharded* they are, with `use_orig_params`, the
+/// one-dimensional piece of this rank's shard that is theirs, and empty without it or where none is; then the flat
+/// parameter is what an optimizer works on. What isn't sharded at all keeps its shape.
+///
+/// Gradients: what backward has accumulated in a parameter is taken from it into the unsharded flat gradient, which is
+/// averaged over the ranks, and of which this rank's shard is then the gradient of its piece of the parameters.
+///
+/// Every function that communicates is a collective of `group`. A handle is used by one thread at a time.
+/// PyTorch: torch/distributed/fsdp/_flat_param.py.
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tessera/comm/process_group.h"
+#include "tessera/fsdp/options.h"
+#include "tessera/layout/flat_param_layout.h"
+
+namespace tessera::fsdp {
+
+/// A parameter and one of its names. The same tensor under several names is one parameter.
+struct NamedParameter {
+  std::string fqn;
+  at::Tensor parameter;
+};
+
+struct FlatParamOptions {
+  ShardingStrategy strategy = ShardingStrategy::full_shard;
+  MixedPrecision mixed_precision;
+  bool use_orig_params = true;
+  /// Where parameters compute and ranks communicate.
+  at::Device device = at::kCPU;
+  /// Shards and their gradients are on CPU but while they compute.
+  bool offload_params = false;
+  /// With a hybrid strategy, and only then: the ranks that have the same shard, one of each group.
+  std::optional<ProcessGroup> replicas;
+};
+
+class FlatParamHandle {
+ public:
+  /// Flattens and shards: on return the parameters are sharded. A collective. Throws on all ranks
+  /// `Error(invalid_argument)` for parameters that differ between ranks, in dtype or device, of no floating-point
+  /// dtype, that are no leaves, some of which need gradients and some don't (unless `use_orig_params`), and for what
+  /// FlatParamLayout refuses.
+  FlatParamHandle(const std::vector<NamedParameter>& params, const ProcessGroup& group,
+                  const FlatParamOptions& options);
+  FlatParamHandle(const FlatParamHandle&) = delete;
+  FlatParamHandle& operator=(const FlatParamHandle&) = delete;
+
+  const FlatParamLayout& layout() const { return layout_; }
+  const ProcessGroup& group() const { return group_; }
+  const FlatParamOptions& options() const { return options_; }
+  /// This rank's shard, of layout().sharded_numel() elements of the parameters' dtype: a leaf, which is what an
+  /// optimizer works on without `use_orig_params`.
+  const at::Tensor& flat_param() const { return flat_param_; }
+  /// Each once, in the layout's order.
+  const std::vector<at::Tensor>& params() const { return params_; }
+  /// The parameters of which this rank has a part. PyTorch: shard_metadata.
+  FlatParamShardMetadata shard_metadata() const { return layout_.shard_metadata(shard_rank()); }
+
+  // --- parameters
+
+  /// Begins to put the parameters together; they stay as they are. Nothing to do if that was begun or done.
+  void start_unshard();
+  /// Waits for it, having begun it if need be: the parameters are whole, of `param_dtype`.
+  void unshard();
+  /// The parameters are sharded again. If their memory is kept, the next unshard() communicates nothing; whoever
+  /// changes the shard before that must say free_unsharded().
+  void reshard(bool frees_unsharded = true);
+  void free_unsharded();
+  bool is_unsharded() const { return is_unsharded_; }
+
+  /// Takes what was put in a sharded parameter's place (`set_data`) into the shard, unless FSDP_SKIP_WRITEBACK_CHECK is
+  /// 1. Whether there was any. Throws `Error(invalid_argument)` if it has another number of elements.
+  bool write_back_params();
+
+  // --- gradients
+
+  /// Sets aside what gradient the shard has, to be added to, so that backward begins with none. Parameters whose
+  /// gradient was dropped (`zero_grad`) lose it.
+  void prepare_gradient_for_backward();
+  /// Takes what backward has accumulated in parameter `i`, if it has. Throws `Error(unsupported)` for a gradient that
+  /// itself needs one.
+  void take_gradient(std::size_t i);
+  /// Whether anything was taken that hasn't been reduced.
+  bool has_unsharded_gradient() const { return unsharded_grad_.defined(); }
+  /// Begins to average what was taken, 0 where nothing was, over all ranks.
+  void start_reduce_gradient();
+  /// Waits for it and adds it to what was set aside.
+  void finish_reduce_gradient();
+  /// Makes the gradient that of the sharded parameters and of the flat parameter. What wasn't reduced yet is theirs as
+  /// it is, whole.
+  void prepare_gradient_for_optim();
+  /// Of this rank's shard; undefined if there is none.
+  const at::Tensor& sharded_gradient() const { return sharded_grad_; }
+
+ private:
+  std::int64_t shard_rank() const { return is_sharded(options_.strategy) ? group_.rank() : 0; }
+  at::Tensor view_of(const at::Tensor& unsharded, std::size_t i) const;
+  at::Tensor piece_of(const at::Tensor& shard, std::size_t i) const;
+  at::Tensor sharded_view_of(const at::Tensor& shard, std::size_t i) const;
+  void use(const std::vector<at::Tensor>& views);
+  at::Tensor visible_gradient(std::size_t i) const;
+  void drop_gradient();
+  void put_gradient(std::size_t i, const at::Tensor& grad);
+  void zero_the_rest();
+  int averaged_ranks() const;
+
+  FlatParamOptions options_;
+  ProcessGroup group_;
+  FlatParamLayout layout_;
+  at::ScalarType compute_dtype_, reduce_dtype_;
+  std::vector<at::Tensor> params_;
+  at::Tensor flat_param_;
+  at::Tensor unsharded_;  // flat_param_'s own memory where nothing is to be gathered or cast
+  std::vector<at::Tensor> unsharded_views_, sharded_views_;
+  PendingCollective gathering_;
+  bool is_filled_ = false, is_unsharded_ = false;
+
+  at::Tensor unsharded_grad_;      // taken, of compute_dtype_
+  std::vector<bool> is_taken_;     // of which parameters
+  at::Tensor reducing_, reduced_;  // what is being reduced, and what it becomes
+  PendingCollective reduction_;
+  at::Tensor sharded_grad_;
+  std::vector<bool> has_grad_;  // of which parameters sharded_grad_ is one
+};
+
+}  // namespace tessera::fsdp

@@ -1,0 +1,36 @@
+#pragma once
+/// \file
+/// How a model is sharded. PyTorch: torch/distributed/fsdp/api.py.
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+
+namespace tessera::fsdp {
+
+enum class ShardingStrategy : std::uint8_t {
+  full_shard,          ///< parameters, gradients and optimizer state; parameters are freed after forward
+  shard_grad_op,       ///< the same, but parameters stay until their backward
+  no_shard,            ///< nothing: gradients are averaged over the ranks
+  hybrid_shard,        ///< full_shard within a group, no_shard between the groups
+  hybrid_shard_zero2,  ///< shard_grad_op within a group, no_shard between the groups
+};
+
+/// Whether parameters are cut at all.
+constexpr bool is_sharded(ShardingStrategy strategy) { return strategy != ShardingStrategy::no_shard; }
+constexpr bool is_hybrid(ShardingStrategy strategy) {
+  return strategy == ShardingStrategy::hybrid_shard || strategy == ShardingStrategy::hybrid_shard_zero2;
+}
+constexpr bool reshards_after_forward(ShardingStrategy strategy) {
+  return strategy == ShardingStrategy::full_shard || strategy == ShardingStrategy::hybrid_shard;
+}
+
+/// Dtypes that differ from the parameters' own.
+struct MixedPrecision {
+  std::optional<at::ScalarType> param_dtype;   ///< of parameters in forward and backward
+  std::optional<at::ScalarType> reduce_dtype;  ///< in which gradients are reduced; param_dtype unless given
+  bool keep_low_precision_grads = false;       ///< gradients stay in it for the optimizer
+};
+
+}  // namespace tessera::fsdp

@@ -1,0 +1,174 @@
+// The gradient of a flat parameter: from the parameters, over the ranks, to the shard.
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "tessera/base/error.h"
+#include "tessera/fsdp/flat_param_handle.h"
+
+namespace tessera::fsdp {
+
+namespace {
+
+// Dividing by it before the sum, and by the rest after it, keeps a sum of low precision from overflowing and its parts
+// from vanishing. PyTorch: DefaultState._get_gradient_predivide_factor.
+int predivide_factor(int ranks) {
+  int factor = 1;
+  while (ranks % factor == 0 && ranks / factor > factor) factor *= 2;
+  return factor;
+}
+
+}  // namespace
+
+// Where parameter `i` has its elements while sharded, in something as long as a shard.
+at::Tensor FlatParamHandle::sharded_view_of(const at::Tensor& shard, std::size_t i) const {
+  return is_sharded(options_.strategy) ? piece_of(shard, i) : view_of(shard, i);
+}
+
+// What is to be seen as the gradient of parameter `i` outside of a backward: undefined for none.
+at::Tensor FlatParamHandle::visible_gradient(std::size_t i) const {
+  if (is_taken_[i]) return view_of(unsharded_grad_, i);
+  if (!has_grad_[i] || sharded_views_[i].numel() == 0) return {};
+  return sharded_view_of(sharded_grad_, i);
+}
+
+void FlatParamHandle::prepare_gradient_for_backward() {
+  const at::NoGradGuard no_grad;
+  if (!options_.use_orig_params) {
+    if (!flat_param_.grad().defined()) drop_gradient();
+    flat_param_.mutable_grad().reset();
+    return;
+  }
+  for (std::size_t i = 0; i < params_.size(); ++i) {
+    at::Tensor& grad = params_[i].mutable_grad();
+    const at::Tensor ours = visible_gradient(i);
+    if (ours.defined() && !grad.defined()) {
+      if (sharded_grad_.defined()) sharded_view_of(sharded_grad_, i).zero_();
+      is_taken_[i] = has_grad_[i] = false;
+    } else if (grad.defined() && !(ours.defined() && grad.is_alias_of(ours))) {
+      put_gradient(i, grad);
+    }
+    grad.reset();
+  }
+  const auto none = [](const std::vector<bool>& which) {
+    return std::find(which.begin(), which.end(), true) == which.end();
+  };
+  if (none(is_taken_)) unsharded_grad_.reset();
+  if (none(has_grad_)) sharded_grad_.reset();
+}
+
+void FlatParamHandle::drop_gradient() {
+  sharded_grad_.reset();
+  unsharded_grad_.reset();
+  is_taken_.assign(params_.size(), false);
+  has_grad_.assign(params_.size(), false);
+}
+
+// Somebody's own for a sharded parameter.
+void FlatParamHandle::put_gradient(std::size_t i, const at::Tensor& grad) {
+  if (grad.numel() != sharded_views_[i].numel()) {
+    fail(ErrorCode::invalid_argument,
+         "parameter '{}' was given a gradient of {} elements while it was sharded, expected the {} that this rank has",
+         printable(layout_.params()[i].fqn), grad.numel(), sharded_views_[i].numel());
+  }
+  if (!sharded_grad_.defined()) sharded_grad_ = at::zeros_like(flat_param_);
+  const at::Tensor place = sharded_view_of(sharded_grad_, i);
+  place.copy_(grad.detach().reshape(place.sizes()));
+  is_taken_[i] = false;
+  has_grad_[i] = true;
+}
+
+void FlatParamHandle::take_gradient(std::size_t i) {
+  at::Tensor& grad = params_[i].mutable_grad();
+  if (!grad.defined()) return;
+  if (grad.requires_grad()) {
+    fail(ErrorCode::unsupported, "the gradient of '{}' needs a gradient itself, and FSDP has none of gradients",
+         printable(layout_.params()[i].fqn));
+  }
+  const at::NoGradGuard no_grad;
+  if (!unsharded_grad_.defined()) {
+    unsharded_grad_ = at::empty({layout_.padded_unsharded_numel()},
+                                at::TensorOptions().dtype(compute_dtype_).device(options_.device));
+  }
+  const at::Tensor place = view_of(unsharded_grad_, i);
+  if (is_taken_[i]) {
+    place.add_(grad);
+  } else {
+    place.copy_(grad);
+  }
+  is_taken_[i] = true;
+  grad.reset();
+}
+
+// The parts of the unsharded gradient that nothing was taken for.
+void FlatParamHandle::zero_the_rest() {
+  if (!unsharded_grad_.defined()) {
+    unsharded_grad_ = at::zeros({layout_.padded_unsharded_numel()},
+                                at::TensorOptions().dtype(compute_dtype_).device(options_.device));
+    return;
+  }
+  std::size_t param = 0;
+  std::int64_t offset = 0;
+  for (std::size_t part = 0; part < layout_.is_padding().size(); ++part) {
+    const std::int64_t numel = layout_.numels_with_padding()[part];
+    if (layout_.is_padding()[part] || !is_taken_[param]) unsharded_grad_.narrow(0, offset, numel).zero_();
+    if (!layout_.is_padding()[part]) ++param;
+    offset += numel;
+  }
+  unsharded_grad_.narrow(0, offset, unsharded_grad_.numel() - offset).zero_();
+}
+
+int FlatParamHandle::averaged_ranks() const {
+  return group_.size() * (options_.replicas ? options_.replicas->size() : 1);
+}
+
+void FlatParamHandle::start_reduce_gradient() {
+  const at::NoGradGuard no_grad;
+  zero_the_rest();
+  reducing_ = std::exchange(unsharded_grad_, at::Tensor()).to(reduce_dtype_);
+  is_taken_.assign(params_.size(), false);
+  if (const int factor = predivide_factor(averaged_ranks()); factor != 1) reducing_.div_(factor);
+  if (is_sharded(options_.strategy)) {
+    reduced_ = at::empty({layout_.sharded_numel()}, reducing_.options());
+    reduction_ = group_.start_reduce_scatter_into(reduced_, reducing_);
+  } else {
+    group_.all_reduce(reducing_);
+    reduced_ = reducing_;
+  }
+}
+
+void FlatParamHandle::finish_reduce_gradient() {
+  if (!reduced_.defined()) return;
+  const at::NoGradGuard no_grad;
+  reduction_.wait();
+  reducing_.reset();
+  if (options_.replicas) options_.replicas->all_reduce(reduced_);
+  const double ranks = averaged_ranks();
+  if (const double factor = ranks / predivide_factor(averaged_ranks()); factor != 1) reduced_.div_(factor);
+  const at::Tensor grad = std::exchange(reduced_, at::Tensor()).to(flat_param_.device(), flat_param_.scalar_type());
+  if (sharded_grad_.defined()) {
+    sharded_grad_ = sharded_grad_.to(flat_param_.scalar_type()).add_(grad);  // it may be of low precision
+  } else {
+    sharded_grad_ = grad;
+  }
+  for (std::size_t i = 0; i < params_.size(); ++i) has_grad_[i] = params_[i].requires_grad();
+}
+
+void FlatParamHandle::prepare_gradient_for_optim() {
+  const at::NoGradGuard no_grad;
+  if (options_.mixed_precision.keep_low_precision_grads && sharded_grad_.defined()) {
+    sharded_grad_ = sharded_grad_.to(compute_dtype_);
+  }
+  if (!options_.use_orig_params) {
+    flat_param_.mutable_grad() = unsharded_grad_.defined() ? unsharded_grad_ : sharded_grad_;
+    return;
+  }
+  for (std::size_t i = 0; i < params_.size(); ++i) params_[i].mutable_grad() = visible_gradient(i);
+}
+
+}  // namespace tessera::fsdp

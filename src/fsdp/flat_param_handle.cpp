@@ -1,0 +1,211 @@
+#include "tessera/fsdp/flat_param_handle.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "fsdp/storage.h"
+#include "tessera/base/error.h"
+
+namespace tessera::fsdp {
+
+namespace {
+
+constexpr char kMake[] = "make a flat parameter";
+
+std::string_view name_of(at::ScalarType dtype) { return c10::toString(dtype); }
+
+void check(const std::vector<NamedParameter>& params, const FlatParamOptions& options) {
+  if (options.replicas.has_value() != is_hybrid(options.strategy)) {
+    fail(ErrorCode::invalid_argument, "a group of replicas is {}, expected with a hybrid strategy and only there",
+         options.replicas ? "given" : "missing");
+  }
+  for (const NamedParameter& named : params) {
+    const at::Tensor& param = named.parameter;
+    const auto refuse = [&](std::string_view why) {
+      fail(ErrorCode::invalid_argument, "parameter '{}' {}", printable(named.fqn), why);
+    };
+    if (!param.defined()) refuse("is undefined");
+    if (param.layout() != at::kStrided) refuse("is not strided");
+    if (!param.is_floating_point()) {
+      refuse(fmt::format("is of {}, expected a floating-point dtype", name_of(param.scalar_type())));
+    }
+    if (!param.is_leaf()) refuse("was computed from others, expected a leaf");
+    const at::Tensor& first = params.front().parameter;
+    const auto refuse_unlike = [&](std::string_view is, const auto& mine, const auto& others) {
+      refuse(fmt::format("{} {}, '{}' {}, expected the same", is, mine, printable(params.front().fqn), others));
+    };
+    if (param.scalar_type() != first.scalar_type()) {
+      refuse_unlike("is of", name_of(param.scalar_type()), name_of(first.scalar_type()));
+    }
+    if (param.device() != first.device()) refuse_unlike("is on", param.device().str(), first.device().str());
+    if (!options.use_orig_params && param.requires_grad() != first.requires_grad()) {
+      refuse_unlike("has requires_grad", param.requires_grad(), first.requires_grad());
+    }
+  }
+}
+
+FlatParamLayout make_layout(const std::vector<NamedParameter>& params, const ProcessGroup& group,
+                            const FlatParamOptions& options) {
+  std::vector<FlatParamInput> inputs;
+  for (const NamedParameter& named : params) {
+    const at::Tensor& param = named.parameter;
+    inputs.push_back({named.fqn, param.sizes().vec(), param.strides().vec(),
+                      reinterpret_cast<std::uintptr_t>(param.unsafeGetTensorImpl())});
+  }
+  FlatParamLayout::Options layout;
+  if (is_sharded(options.strategy)) layout.world_size = group.size();
+  if (options.use_orig_params && !params.empty()) {
+    const at::ScalarType dtype = options.mixed_precision.param_dtype.value_or(params[0].parameter.scalar_type());
+    layout.aligned_numel = FlatParamLayout::aligned_numel_of(static_cast<std::int64_t>(c10::elementSize(dtype)));
+  }
+  return {std::move(inputs), layout};
+}
+
+// What must be the same on all ranks.
+std::string description_of(const FlatParamLayout& layout, at::ScalarType dtype) {
+  std::string text(name_of(dtype));
+  for (const ParamInfo& param : layout.params()) {
+    text += fmt::format("; {} {} {}", param.fqn, shape_to_string(param.shape), shape_to_string(param.strides));
+  }
+  for (const SharedParamInfo& shared : layout.shared_params())
+    text += fmt::format("; {} = {}", shared.fqn, shared.primary);
+  return text;
+}
+
+FlatParamLayout agreed_layout(const std::vector<NamedParameter>& params, const ProcessGroup& group,
+                              const FlatParamOptions& options) {
+  FlatParamLayout layout = group.agree_on(kMake, [&] {
+    check(params, options);
+    return make_layout(params, group, options);
+  });
+  const std::vector<Bytes> all =
+      group.all_gather_bytes(as_bytes(description_of(layout, params.front().parameter.scalar_type())));
+  for (std::size_t rank = 1; rank < all.size(); ++rank) {
+    if (all[rank] == all[0]) continue;
+    fail(ErrorCode::invalid_argument, "{}: rank {} has '{}', rank 0 '{}', expected the same parameters", kMake, rank,
+         printable(as_text(all[rank]), 1000), printable(as_text(all[0]), 1000));
+  }
+  return layout;
+}
+
+// The elements of a tensor in the order in which they lie in memory.
+at::Tensor in_memory_order(const at::Tensor& tensor) { return tensor.detach().as_strided({tensor.numel()}, {1}); }
+
+}  // namespace
+
+FlatParamHandle::FlatParamHandle(const std::vector<NamedParameter>& params, const ProcessGroup& group,
+                                 const FlatParamOptions& options)
+    : options_(options), group_(group), layout_(agreed_layout(params, group, options)) {
+  const at::NoGradGuard no_grad;
+  const at::ScalarType dtype = params.front().parameter.scalar_type();
+  const MixedPrecision& mixed = options_.mixed_precision;
+  compute_dtype_ = mixed.param_dtype.value_or(dtype);
+  reduce_dtype_ = mixed.reduce_dtype.value_or(mixed.param_dtype.value_or(dtype));
+  for (const ParamInfo& info : layout_.params()) {
+    const auto found = std::find_if(params.begin(), params.end(), [&](const auto& p) { return p.fqn == info.fqn; });
+    params_.push_back(found->parameter);
+  }
+  const at::Device home = options_.offload_params ? at::Device(at::kCPU) : options_.device;
+  flat_param_ = at::zeros({layout_.sharded_numel()}, at::TensorOptions().dtype(dtype).device(home));
+  for (std::size_t i = 0; i < params_.size(); ++i) {
+    const std::optional<ShardParamInfo> info = layout_.shard_param_info(shard_rank(), i);
+    if (!info) continue;
+    piece_of(flat_param_, i)
+        .copy_(in_memory_order(params_[i]).narrow(0, info->intra_param_start_idx, info->numel_in_shard));
+  }
+  if (is_sharded(options_.strategy) || compute_dtype_ != dtype || home != options_.device) {
+    unsharded_ = at::empty({layout_.padded_unsharded_numel()},
+                           at::TensorOptions().dtype(compute_dtype_).device(options_.device));
+  } else {
+    unsharded_ = flat_param_.detach();
+  }
+  for (std::size_t i = 0; i < params_.size(); ++i) {
+    unsharded_views_.push_back(view_of(unsharded_, i));
+    const bool is_seen = options_.use_orig_params || !is_sharded(options_.strategy);
+    sharded_views_.push_back(is_seen ? sharded_view_of(flat_param_, i) : flat_param_.detach().narrow(0, 0, 0));
+    flat_param_.set_requires_grad(flat_param_.requires_grad() || params_[i].requires_grad());
+  }
+  if (!unsharded_.is_alias_of(flat_param_)) free_storage(unsharded_);  // views are made of what there is
+  is_taken_.assign(params_.size(), false);
+  has_grad_.assign(params_.size(), false);
+  use(sharded_views_);
+}
+
+// Parameter `i` in something as long as the unsharded flat parameter.
+at::Tensor FlatParamHandle::view_of(const at::Tensor& unsharded, std::size_t i) const {
+  const ParamInfo& info = layout_.params()[i];
+  return unsharded.detach().as_strided(info.shape, info.strides, info.offset);
+}
+
+// This rank's piece of parameter `i` in something as long as a shard; empty if it has none.
+at::Tensor FlatParamHandle::piece_of(const at::Tensor& shard, std::size_t i) const {
+  const ShardParamInfo info = layout_.shard_param_info(shard_rank(), i).value_or(ShardParamInfo());
+  return shard.detach().narrow(0, info.offset_in_shard, info.numel_in_shard);
+}
+
+void FlatParamHandle::use(const std::vector<at::Tensor>& views) {
+  for (std::size_t i = 0; i < params_.size(); ++i) params_[i].set_data(views[i]);
+}
+
+// --- parameters
+
+void FlatParamHandle::start_unshard() {
+  if (is_filled_ || unsharded_.is_alias_of(flat_param_)) return;
+  const at::NoGradGuard no_grad;
+  allocate_storage(unsharded_);
+  const at::Tensor shard = flat_param_.detach();
+  if (is_sharded(options_.strategy)) {
+    gathering_ = group_.start_all_gather_into(unsharded_, shard.to(options_.device, compute_dtype_));
+  } else {
+    unsharded_.copy_(shard);
+  }
+  is_filled_ = true;
+}
+
+void FlatParamHandle::unshard() {
+  if (is_unsharded_) return;
+  start_unshard();
+  gathering_.wait();
+  use(unsharded_views_);
+  is_unsharded_ = true;
+}
+
+void FlatParamHandle::reshard(bool frees_unsharded) {
+  if (is_unsharded_) use(sharded_views_);
+  is_unsharded_ = false;
+  if (frees_unsharded) free_unsharded();
+}
+
+void FlatParamHandle::free_unsharded() {
+  if (!is_filled_ || is_unsharded_) return;
+  gathering_.wait();
+  free_storage(unsharded_);
+  is_filled_ = false;
+}
+
+bool FlatParamHandle::write_back_params() {
+  const char* const skip = std::getenv("FSDP_SKIP_WRITEBACK_CHECK");
+  if (!options_.use_orig_params || is_unsharded_ || (skip != nullptr && std::string_view(skip) == "1")) return false;
+  const at::NoGradGuard no_grad;
+  bool wrote = false;
+  for (std::size_t i = 0; i < params_.size(); ++i) {
+    const at::Tensor &param = params_[i], &view = sharded_views_[i];
+    if (view.numel() == 0 || param.is_alias_of(flat_param_)) continue;
+    if (param.numel() != view.numel()) {
+      fail(ErrorCode::invalid_argument,
+           "parameter '{}' was given {} elements while it was sharded, expected the {} that this rank has of it",
+           printable(layout_.params()[i].fqn), param.numel(), view.numel());
+    }
+    view.copy_(param.detach().reshape(view.sizes()));
+    params_[i].set_data(view);
+    wrote = true;
+  }
+  if (wrote) free_unsharded();
+  return wrote;
+}
+
+}  // namespace tessera::fsdp

@@ -1,0 +1,380 @@
+// Flat parameters between ranks: what the parameters are while whole and while sharded, and what becomes of gradients.
+
+#include "tessera/fsdp/flat_param_handle.h"
+
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <functional>
+
+#include "support/error_matchers.h"
+#include "tessera/comm/local_ranks.h"
+
+namespace tessera::fsdp {
+namespace {
+
+using ::testing::ElementsAre;
+
+// Of a little network, with one parameter in another memory order, one used nowhere and one of one element.
+std::vector<NamedParameter> make_params(at::ScalarType dtype = at::kDouble) {
+  const auto make = [&](at::IntArrayRef shape, double scale) {
+    at::Tensor values = at::arange(at::empty(shape).numel(), at::kDouble).mul(scale).sin().reshape(shape).to(dtype);
+    return values.requires_grad_(true);
+  };
+  at::Tensor transposed = make({6, 5}, 0.7).detach().t().contiguous().t();
+  return {{"first.weight", make({6, 3}, 0.3)},
+          {"first.bias", make({6}, 0.9)},
+          {"second.weight", transposed.t().detach().requires_grad_(true)},  // [5, 6], column by column
+          {"scale", make({1}, 0.0).detach().add_(1.5).requires_grad_(true)},
+          {"unused", make({7}, 0.2)}};
+}
+
+// A loss of what a rank has.
+at::Tensor loss_of(const std::vector<at::Tensor>& params, int rank) {
+  const at::ScalarType dtype = params[0].scalar_type();
+  const at::Tensor input = at::arange(12, at::kDouble).add(rank).mul(0.17).cos().reshape({4, 3}).to(dtype);
+  const at::Tensor hidden = at::tanh(at::matmul(input, params[0].t()) + params[1]);
+  return (at::matmul(hidden, params[2].t()) * params[3]).pow(2).sum();
+}
+
+std::vector<at::Tensor> tensors_of(const std::vector<NamedParameter>& named) {
+  std::vector<at::Tensor> tensors;
+  for (const NamedParameter& one : named) tensors.push_back(one.parameter);
+  return tensors;
+}
+
+// One process that sees what all ranks see: its losses' average.
+void backward_of_all(const std::vector<at::Tensor>& params, int ranks) {
+  for (int rank = 0; rank < ranks; ++rank) loss_of(params, rank).div(ranks).backward();
+}
+
+// Forward and backward of a rank; the parameters are freed between the two where the strategy says so.
+double backward_of_rank(FlatParamHandle& handle, int rank, bool reduces = true) {
+  handle.write_back_params();
+  handle.unshard();
+  const at::Tensor loss = loss_of(handle.params(), rank);
+  handle.reshard(reshards_after_forward(handle.options().strategy));
+  handle.prepare_gradient_for_backward();
+  handle.unshard();
+  loss.backward();
+  for (std::size_t i = 0; i < handle.params().size(); ++i) handle.take_gradient(i);
+  handle.reshard();
+  if (reduces) {
+    handle.start_reduce_gradient();
+    handle.finish_reduce_gradient();
+  }
+  handle.prepare_gradient_for_optim();
+  return loss.item<double>();
+}
+
+// What an optimizer works on.
+std::vector<at::Tensor> optimized(const FlatParamHandle& handle) {
+  return handle.options().use_orig_params ? handle.params() : std::vector<at::Tensor>{handle.flat_param()};
+}
+
+void zero_grad(const std::vector<at::Tensor>& params) {
+  for (const at::Tensor& param : params) param.mutable_grad().reset();
+}
+
+void sgd_step(const std::vector<at::Tensor>& params) {
+  const at::NoGradGuard no_grad;
+  for (const at::Tensor& param : params) {
+    if (param.grad().defined()) param.detach().sub_(param.grad(), 0.05);
+  }
+}
+
+// This rank's piece of the whole `tensors`, as one vector as long as the shard.
+at::Tensor shard_of(const FlatParamHandle& handle, const std::vector<at::Tensor>& tensors, int rank) {
+  at::Tensor shard = at::zeros({handle.layout().sharded_numel()}, tensors[0].options().requires_grad(false));
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const auto info = handle.layout().shard_param_info(rank, i);
+    if (!info) continue;
+    const at::Tensor flat = tensors[i].detach().as_strided({tensors[i].numel()}, {1});
+    shard.narrow(0, info->offset_in_shard, info->numel_in_shard)
+        .copy_(flat.narrow(0, info->intra_param_start_idx, info->numel_in_shard));
+  }
+  return shard;
+}
+
+bool is_freed(const at::Tensor& unsharded_view) { return unsharded_view.storage().nbytes() == 0; }
+
+class FlatParamHandleTest : public ::testing::TestWithParam<std::tuple<int, bool, ShardingStrategy>> {
+ protected:
+  int world() const { return std::get<0>(GetParam()); }
+  FlatParamOptions options() const {
+    FlatParamOptions options;
+    options.use_orig_params = std::get<1>(GetParam());
+    options.strategy = std::get<2>(GetParam());
+    return options;
+  }
+  int shard_rank(const ProcessGroup& group) const { return is_sharded(options().strategy) ? group.rank() : 0; }
+};
+
+std::string name_of_case(const ::testing::TestParamInfo<FlatParamHandleTest::ParamType>& test) {
+  const auto [ranks, use_orig_params, strategy] = test.param;
+  const char* const strategies[] = {"FullShard", "ShardGradOp", "NoShard"};
+  return std::to_string(ranks) + (use_orig_params ? "OrigParams" : "FlatParam") +
+         strategies[static_cast<std::size_t>(strategy)];
+}
+
+INSTANTIATE_TEST_SUITE_P(Worlds, FlatParamHandleTest,
+                         ::testing::Combine(::testing::Range(1, 5), ::testing::Bool(),
+                                            ::testing::Values(ShardingStrategy::full_shard,
+                                                              ShardingStrategy::shard_grad_op,
+                                                              ShardingStrategy::no_shard)),
+                         name_of_case);
+
+TEST_P(FlatParamHandleTest, ParametersKeepTheirIdentityAndComeBackWhole) {
+  run_local(world(), [&](const ProcessGroup& group) {
+    const std::vector<at::Tensor> expected = tensors_of(make_params());
+    const std::vector<NamedParameter> named = make_params();
+    FlatParamHandle handle(named, group, options());
+    EXPECT_TRUE(at::equal(handle.flat_param().detach(), shard_of(handle, expected, shard_rank(group))));
+    for (int times = 0; times < 2; ++times) {
+      for (std::size_t i = 0; i < expected.size(); ++i) {
+        const at::Tensor& param = named[i].parameter;
+        EXPECT_TRUE(param.is_same(handle.params()[i]));
+        EXPECT_TRUE(param.is_leaf() && param.requires_grad());
+        if (!is_sharded(options().strategy)) {
+          EXPECT_TRUE(at::equal(param, expected[i]));
+          continue;
+        }
+        const auto info = handle.layout().shard_param_info(group.rank(), i);
+        EXPECT_EQ(param.dim(), 1);
+        EXPECT_EQ(param.numel(), options().use_orig_params && info ? info->numel_in_shard : 0);
+      }
+      handle.unshard();
+      const at::Tensor view = handle.params()[0].detach();
+      EXPECT_TRUE(handle.is_unsharded());
+      for (std::size_t i = 0; i < expected.size(); ++i) {
+        EXPECT_TRUE(at::equal(named[i].parameter, expected[i]));
+        EXPECT_EQ(named[i].parameter.strides(), expected[i].strides());
+      }
+      handle.reshard();
+      EXPECT_EQ(is_freed(view), is_sharded(options().strategy));
+    }
+  });
+}
+
+TEST_P(FlatParamHandleTest, GradientsAreTheAverageOverTheRanks) {
+  run_local(world(), [&](const ProcessGroup& group) {
+    const std::vector<at::Tensor> whole = tensors_of(make_params());
+    backward_of_all(whole, world());
+    FlatParamHandle handle(make_params(), group, options());
+    backward_of_rank(handle, group.rank());
+    std::vector<at::Tensor> expected;
+    for (const at::Tensor& param : whole) {
+      expected.push_back(param.grad().defined() ? param.grad() : at::zeros_like(param));
+    }
+    for (std::size_t i = 0; i < expected.size(); ++i) {
+      expected[i] = at::empty_strided(whole[i].sizes(), whole[i].strides(), whole[i].options().requires_grad(false))
+                        .copy_(expected[i]);
+    }
+    EXPECT_TRUE(at::allclose(handle.sharded_gradient(), shard_of(handle, expected, shard_rank(group)), 1e-12, 1e-14));
+    for (const at::Tensor& param : optimized(handle)) {
+      if (param.numel() == 0) {
+        EXPECT_FALSE(param.grad().defined());
+      } else {
+        EXPECT_EQ(param.grad().sizes(), param.sizes());
+        EXPECT_TRUE(param.grad().is_alias_of(handle.sharded_gradient()));
+      }
+    }
+  });
+}
+
+TEST_P(FlatParamHandleTest, TrainsAsOneProcessDoes) {
+  run_local(world(), [&](const ProcessGroup& group) {
+    const std::vector<at::Tensor> whole = tensors_of(make_params());
+    FlatParamHandle handle(make_params(), group, options());
+    for (int step = 0; step < 8; ++step) {
+      zero_grad(whole);
+      const double expected = loss_of(whole, group.rank()).item<double>();
+      backward_of_all(whole, world());
+      zero_grad(optimized(handle));
+      EXPECT_NEAR(backward_of_rank(handle, group.rank()), expected, 1e-12 * std::abs(expected));
+      sgd_step(whole);
+      sgd_step(optimized(handle));
+    }
+    handle.unshard();
+    for (std::size_t i = 0; i < whole.size(); ++i) {
+      EXPECT_TRUE(at::allclose(handle.params()[i], whole[i], 1e-12, 1e-14));
+    }
+  });
+}
+
+TEST_P(FlatParamHandleTest, GradientsAddUpWithAndWithoutCommunication) {
+  run_local(world(), [&](const ProcessGroup& group) {
+    FlatParamHandle once(make_params(), group, options()), handle(make_params(), group, options());
+    backward_of_rank(once, group.rank());
+    backward_of_rank(handle, group.rank(), false);
+    EXPECT_TRUE(handle.has_unsharded_gradient());
+    backward_of_rank(handle, group.rank(), false);
+    backward_of_rank(handle, group.rank());  // reduces all three
+    EXPECT_FALSE(handle.has_unsharded_gradient());
+    backward_of_rank(handle, group.rank());  // adds to that
+    EXPECT_TRUE(at::allclose(handle.sharded_gradient(), once.sharded_gradient().mul(4), 1e-12, 1e-14));
+  });
+}
+
+TEST_P(FlatParamHandleTest, WhatWasDroppedIsNotAddedTo) {
+  run_local(world(), [&](const ProcessGroup& group) {
+    FlatParamHandle once(make_params(), group, options()), handle(make_params(), group, options());
+    backward_of_rank(once, group.rank());
+    for (const bool reduces : {true, false}) {
+      backward_of_rank(handle, group.rank(), reduces);
+      zero_grad(optimized(handle));
+      backward_of_rank(handle, group.rank());
+      EXPECT_TRUE(at::equal(handle.sharded_gradient(), once.sharded_gradient()));
+      zero_grad(optimized(handle));
+    }
+  });
+}
+
+TEST_P(FlatParamHandleTest, LowPrecisionComputesAndReducesAndTheShardStaysWhole) {
+  run_local(world(), [&](const ProcessGroup& group) {
+    for (const bool keeps : {false, true}) {
+      FlatParamOptions low = options();
+      low.mixed_precision.param_dtype = at::kBFloat16;
+      low.mixed_precision.keep_low_precision_grads = keeps;
+      const std::vector<at::Tensor> whole = tensors_of(make_params(at::kFloat));
+      FlatParamHandle handle(make_params(at::kFloat), group, low);
+      handle.unshard();
+      for (std::size_t i = 0; i < whole.size(); ++i) {
+        EXPECT_TRUE(at::equal(handle.params()[i], whole[i].to(at::kBFloat16)));
+      }
+      handle.reshard();
+      EXPECT_EQ(handle.flat_param().scalar_type(), at::kFloat);
+      EXPECT_EQ(handle.params()[0].scalar_type(), at::kFloat);
+      const at::ScalarType grad_dtype = keeps ? at::kBFloat16 : at::kFloat;
+      for (int times = 0; times < 2; ++times) {
+        backward_of_rank(handle, group.rank());
+        EXPECT_EQ(handle.sharded_gradient().scalar_type(), grad_dtype);
+      }
+      backward_of_all(whole, world());
+      backward_of_all(whole, world());
+      for (std::size_t i = 0; i < whole.size(); ++i) {
+        if (!whole[i].grad().defined()) whole[i].mutable_grad() = at::zeros_like(whole[i]);
+      }
+      std::vector<at::Tensor> expected;
+      for (const at::Tensor& param : whole) {
+        expected.push_back(at::empty_strided(param.sizes(), param.strides()).copy_(param.grad()));
+      }
+      EXPECT_TRUE(at::allclose(handle.sharded_gradient().to(at::kFloat), shard_of(handle, expected, shard_rank(group)),
+                               0.05, 0.1));
+    }
+  });
+}
+
+TEST_P(FlatParamHandleTest, WhatIsPutInASharedParametersPlaceIsKept) {
+  if (!options().use_orig_params) GTEST_SKIP() << "without use_orig_params the parameters are empty";
+  run_local(world(), [&](const ProcessGroup& group) {
+    FlatParamHandle handle(make_params(), group, options());
+    at::Tensor param = handle.params()[0];
+    EXPECT_FALSE(handle.write_back_params());
+    const bool has_part = param.numel() != 0;
+    param.set_data(at::full_like(param, 3.0));
+    EXPECT_EQ(handle.write_back_params(), has_part);
+    EXPECT_FALSE(handle.write_back_params());
+    handle.unshard();
+    EXPECT_TRUE(at::equal(param, at::full({6, 3}, 3.0, at::kDouble)));
+    handle.reshard();
+    if (has_part) {
+      param.set_data(at::ones({100}, at::kDouble));
+      EXPECT_ERROR(handle.write_back_params(), ErrorCode::invalid_argument,
+                   "'first.weight' was given 100 elements while it was sharded");
+    }
+  });
+}
+
+TEST(FlatParamHandleOfSomeTest, ParametersThatNeedNoGradientGetNone) {
+  run_local(2, [&](const ProcessGroup& group) {
+    std::vector<NamedParameter> named = make_params();
+    named[1].parameter.set_requires_grad(false);
+    FlatParamHandle handle(named, group, {});
+    backward_of_rank(handle, group.rank());
+    EXPECT_FALSE(named[1].parameter.grad().defined());
+  });
+}
+
+TEST(FlatParamHandleOfSomeTest, AParameterOfTwoNamesIsThereOnce) {
+  run_local(2, [&](const ProcessGroup& group) {
+    std::vector<NamedParameter> named = make_params();
+    named.push_back({"tied", named[0].parameter});
+    FlatParamHandle handle(named, group, {});
+    EXPECT_EQ(handle.params().size(), 5u);
+    EXPECT_THAT(handle.layout().shared_params(), ElementsAre(SharedParamInfo{"tied", 0}));
+  });
+}
+
+// Two groups of two: cut in each, averaged over all four.
+TEST(FlatParamHandleOfSomeTest, HybridShardingAveragesOverAllGroups) {
+  run_local(4, [&](const ProcessGroup& group) {
+    std::optional<ProcessGroup> shards, replicas;
+    for (const int first : {0, 2}) {
+      const int ranks[] = {first, first + 1};
+      if (auto made = group.subgroup(ranks)) shards = made;
+    }
+    for (const int first : {0, 1}) {
+      const int ranks[] = {first, first + 2};
+      if (auto made = group.subgroup(ranks)) replicas = made;
+    }
+    FlatParamOptions options;
+    options.strategy = ShardingStrategy::hybrid_shard;
+    options.replicas = replicas;
+    FlatParamHandle hybrid(make_params(), *shards, options), whole(make_params(), group, {});
+    backward_of_rank(hybrid, group.rank());
+    backward_of_rank(whole, group.rank());
+    const auto gathered = [](const FlatParamHandle& handle) {
+      at::Tensor all = at::empty({handle.layout().padded_unsharded_numel()}, at::kDouble);
+      handle.group().all_gather_into(all, handle.sharded_gradient());
+      const ParamInfo& last = handle.layout().params().back();
+      return all.narrow(0, 0, last.offset + last.numel);
+    };
+    EXPECT_TRUE(at::allclose(gathered(hybrid), gathered(whole), 1e-12, 1e-14));
+  });
+}
+
+TEST(FlatParamHandleOfSomeTest, Refusals) {
+  run_local(2, [&](const ProcessGroup& group) {
+    const auto refusal = [&](const std::function<void(std::vector<NamedParameter>&, FlatParamOptions&)>& change,
+                             const std::string& why) {
+      std::vector<NamedParameter> named = make_params();
+      FlatParamOptions options;
+      change(named, options);
+      EXPECT_ERROR(FlatParamHandle(named, group, options), ErrorCode::invalid_argument, "make a flat parameter", why);
+    };
+    refusal([](auto& named, auto&) { named.clear(); }, "no parameters");
+    refusal([](auto& named, auto&) { named[1].parameter = at::ones({3}, at::kLong); },
+            "parameter 'first.bias' is of Long, expected a floating-point dtype");
+    refusal([](auto& named, auto&) { named[2].parameter = at::ones({3}); },
+            "parameter 'second.weight' is of Float, 'first.weight' Double");
+    refusal([](auto& named, auto&) { named[2].parameter = named[2].parameter * 2; }, "expected a leaf");
+    refusal([](auto& named, auto&) { named[3].parameter = at::Tensor(); }, "parameter 'scale' is undefined");
+    refusal(
+        [](auto& named, auto& options) {
+          options.use_orig_params = false;
+          named[1].parameter.set_requires_grad(false);
+        },
+        "has requires_grad false, 'first.weight' true");
+    refusal([](auto&, auto& options) { options.strategy = ShardingStrategy::hybrid_shard; },
+            "a group of replicas is missing");
+    refusal([](auto& named, auto&) { named[4].fqn = "scale"; }, "the name 'scale' stands twice");
+    refusal(
+        [&](auto& named, auto&) {
+          if (group.rank() == 1) named.pop_back();
+        },
+        "expected the same parameters");
+  });
+}
+
+TEST(FlatParamHandleOfSomeTest, AGradientThatNeedsOneIsRefused) {
+  FlatParamHandle handle(make_params(), ProcessGroup(), {});
+  handle.unshard();
+  handle.params()[0].mutable_grad() = at::ones({6, 3}, at::kDouble).requires_grad_(true);
+  EXPECT_ERROR(handle.take_gradient(0), ErrorCode::unsupported, "the gradient of 'first.weight' needs a gradient");
+}
+
+}  // namespace
+}  // namespace tessera::fsdp
