@@ -32,8 +32,8 @@ at::Tensor FlatParamHandle::sharded_view_of(const at::Tensor& shard, std::size_t
 
 // What is to be seen as the gradient of parameter `i` outside of a backward: undefined for none.
 at::Tensor FlatParamHandle::visible_gradient(std::size_t i) const {
-  if (is_taken_[i]) return view_of(unsharded_grad_, i);
-  if (!has_grad_[i] || sharded_views_[i].numel() == 0) return {};
+  if (has_[i].unsharded) return view_of(unsharded_grad_, i);
+  if (!has_[i].sharded || sharded_views_[i].numel() == 0) return {};
   return sharded_view_of(sharded_grad_, i);
 }
 
@@ -49,24 +49,20 @@ void FlatParamHandle::prepare_gradient_for_backward() {
     const at::Tensor ours = visible_gradient(i);
     if (ours.defined() && !grad.defined()) {
       if (sharded_grad_.defined()) sharded_view_of(sharded_grad_, i).zero_();
-      is_taken_[i] = has_grad_[i] = false;
+      has_[i] = {};
     } else if (grad.defined() && !(ours.defined() && grad.is_alias_of(ours))) {
       put_gradient(i, grad);
     }
     grad.reset();
   }
-  const auto none = [](const std::vector<bool>& which) {
-    return std::find(which.begin(), which.end(), true) == which.end();
-  };
-  if (none(is_taken_)) unsharded_grad_.reset();
-  if (none(has_grad_)) sharded_grad_.reset();
+  if (std::none_of(has_.begin(), has_.end(), [](HasGradient has) { return has.unsharded; })) unsharded_grad_.reset();
+  if (std::none_of(has_.begin(), has_.end(), [](HasGradient has) { return has.sharded; })) sharded_grad_.reset();
 }
 
 void FlatParamHandle::drop_gradient() {
   sharded_grad_.reset();
   unsharded_grad_.reset();
-  is_taken_.assign(params_.size(), false);
-  has_grad_.assign(params_.size(), false);
+  has_.assign(params_.size(), {});
 }
 
 // Somebody's own for a sharded parameter.
@@ -79,8 +75,7 @@ void FlatParamHandle::put_gradient(std::size_t i, const at::Tensor& grad) {
   if (!sharded_grad_.defined()) sharded_grad_ = at::zeros_like(flat_param_);
   const at::Tensor place = sharded_view_of(sharded_grad_, i);
   place.copy_(grad.detach().reshape(place.sizes()));
-  is_taken_[i] = false;
-  has_grad_[i] = true;
+  has_[i] = {false, true};
 }
 
 void FlatParamHandle::take_gradient(std::size_t i) {
@@ -96,12 +91,12 @@ void FlatParamHandle::take_gradient(std::size_t i) {
                                 at::TensorOptions().dtype(compute_dtype_).device(options_.device));
   }
   const at::Tensor place = view_of(unsharded_grad_, i);
-  if (is_taken_[i]) {
+  if (has_[i].unsharded) {
     place.add_(grad);
   } else {
     place.copy_(grad);
   }
-  is_taken_[i] = true;
+  has_[i].unsharded = true;
   grad.reset();
 }
 
@@ -116,7 +111,7 @@ void FlatParamHandle::zero_the_rest() {
   std::int64_t offset = 0;
   for (std::size_t part = 0; part < layout_.is_padding().size(); ++part) {
     const std::int64_t numel = layout_.numels_with_padding()[part];
-    if (layout_.is_padding()[part] || !is_taken_[param]) unsharded_grad_.narrow(0, offset, numel).zero_();
+    if (layout_.is_padding()[part] || !has_[param].unsharded) unsharded_grad_.narrow(0, offset, numel).zero_();
     if (!layout_.is_padding()[part]) ++param;
     offset += numel;
   }
@@ -131,7 +126,7 @@ void FlatParamHandle::start_reduce_gradient() {
   const at::NoGradGuard no_grad;
   zero_the_rest();
   reducing_ = std::exchange(unsharded_grad_, at::Tensor()).to(reduce_dtype_);
-  is_taken_.assign(params_.size(), false);
+  for (HasGradient& has : has_) has.unsharded = false;
   if (const int factor = predivide_factor(averaged_ranks()); factor != 1) reducing_.div_(factor);
   if (is_sharded(options_.strategy)) {
     reduced_ = at::empty({layout_.sharded_numel()}, reducing_.options());
@@ -156,7 +151,7 @@ void FlatParamHandle::finish_reduce_gradient() {
   } else {
     sharded_grad_ = grad;
   }
-  for (std::size_t i = 0; i < params_.size(); ++i) has_grad_[i] = params_[i].requires_grad();
+  for (std::size_t i = 0; i < params_.size(); ++i) has_[i].sharded = params_[i].requires_grad();
 }
 
 void FlatParamHandle::prepare_gradient_for_optim() {

@@ -130,8 +130,7 @@ FlatParamHandle::FlatParamHandle(const std::vector<NamedParameter>& params, cons
     flat_param_.set_requires_grad(flat_param_.requires_grad() || params_[i].requires_grad());
   }
   if (!unsharded_.is_alias_of(flat_param_)) free_storage(unsharded_);  // views are made of what there is
-  is_taken_.assign(params_.size(), false);
-  has_grad_.assign(params_.size(), false);
+  has_.resize(params_.size());
   use(sharded_views_);
 }
 

@@ -268,11 +268,11 @@ TEST_P(FlatParamHandleTest, LowPrecisionComputesAndReducesAndTheShardStaysWhole)
 }
 
 TEST_P(FlatParamHandleTest, WhatIsPutInASharedParametersPlaceIsKept) {
-  if (!options().use_orig_params) GTEST_SKIP() << "without use_orig_params the parameters are empty";
   run_local(world(), [&](const ProcessGroup& group) {
     FlatParamHandle handle(make_params(), group, options());
     at::Tensor param = handle.params()[0];
     EXPECT_FALSE(handle.write_back_params());
+    if (!options().use_orig_params) return;  // there is nothing in its place
     const bool has_part = param.numel() != 0;
     param.set_data(at::full_like(param, 3.0));
     EXPECT_EQ(handle.write_back_params(), has_part);

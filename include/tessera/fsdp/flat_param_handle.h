@@ -125,12 +125,15 @@ class FlatParamHandle {
   PendingCollective gathering_;
   bool is_filled_ = false, is_unsharded_ = false;
 
-  at::Tensor unsharded_grad_;      // taken, of compute_dtype_
+  at::Tensor unsharded_grad_;      // what was taken, of compute_dtype_
   std::vector<bool> is_taken_;     // of which parameters
   at::Tensor reducing_, reduced_;  // what is being reduced, and what it becomes
   PendingCollective reduction_;
   at::Tensor sharded_grad_;
-  std::vector<bool> has_grad_;  // of which parameters sharded_grad_ is one
+  struct HasGradient {
+    bool unsharded = false, sharded = false;  // in unsharded_grad_, in sharded_grad_
+  };
+  std::vector<HasGradient> has_;  // by parameter
 };
 
 }  // namespace tessera::fsdp
