@@ -52,6 +52,7 @@ class Liveness {
 
  private:
   void run();
+  std::uint64_t looks() const;
   void beat();
   void watch_next();
   void wait_for_others();
@@ -68,6 +69,7 @@ class Liveness {
   bool stops_ = false;
   std::map<std::string, Call> calls_;  // that this rank is in, by group
   std::string failure_;
+  std::uint64_t looks_ = 0;  // that the thread has taken at the next rank
 
   std::mutex store_mutex_;  // guards the store
   std::uint64_t beats_ = 0;
