@@ -31,7 +31,10 @@ json golden_cases() {
 
 FlatParamLayout layout_of(const json& golden) {
   std::vector<FlatParamInput> params;
-  for (const json& param : golden.at("params")) params.push_back({param[0], param[1], param[2], param[3]});
+  for (const json& param : golden.at("params")) {
+    params.push_back(
+        {param[0].get<std::string>(), param[1].get<Numbers>(), param[2].get<Numbers>(), param[3].get<std::uint64_t>()});
+  }
   return {std::move(params), {golden.at("world_size"), golden.at("aligned_numel")}};
 }
 
