@@ -38,7 +38,7 @@ at::Tensor FlatParamHandle::visible_gradient(std::size_t i) const {
 }
 
 void FlatParamHandle::prepare_gradient_for_backward() {
-  const at::NoGradGuard no_grad;
+  const c10::NoGradGuard no_grad;
   if (!options_.use_orig_params) {
     if (!flat_param_.grad().defined()) drop_gradient();
     flat_param_.mutable_grad().reset();
@@ -85,7 +85,7 @@ void FlatParamHandle::take_gradient(std::size_t i) {
     fail(ErrorCode::unsupported, "the gradient of '{}' needs a gradient itself, and FSDP has none of gradients",
          printable(layout_.params()[i].fqn));
   }
-  const at::NoGradGuard no_grad;
+  const c10::NoGradGuard no_grad;
   if (!unsharded_grad_.defined()) {
     unsharded_grad_ = at::empty({layout_.padded_unsharded_numel()},
                                 at::TensorOptions().dtype(compute_dtype_).device(options_.device));
@@ -123,7 +123,7 @@ int FlatParamHandle::averaged_ranks() const {
 }
 
 void FlatParamHandle::start_reduce_gradient() {
-  const at::NoGradGuard no_grad;
+  const c10::NoGradGuard no_grad;
   zero_the_rest();
   reducing_ = std::exchange(unsharded_grad_, at::Tensor()).to(reduce_dtype_);
   for (HasGradient& has : has_) has.unsharded = false;
@@ -139,7 +139,7 @@ void FlatParamHandle::start_reduce_gradient() {
 
 void FlatParamHandle::finish_reduce_gradient() {
   if (!reduced_.defined()) return;
-  const at::NoGradGuard no_grad;
+  const c10::NoGradGuard no_grad;
   reduction_.wait();
   reducing_.reset();
   if (options_.replicas) options_.replicas->all_reduce(reduced_);
@@ -155,7 +155,7 @@ void FlatParamHandle::finish_reduce_gradient() {
 }
 
 void FlatParamHandle::prepare_gradient_for_optim() {
-  const at::NoGradGuard no_grad;
+  const c10::NoGradGuard no_grad;
   if (options_.mixed_precision.keep_low_precision_grads && sharded_grad_.defined()) {
     sharded_grad_ = sharded_grad_.to(compute_dtype_);
   }

@@ -100,7 +100,7 @@ at::Tensor in_memory_order(const at::Tensor& tensor) { return tensor.detach().as
 FlatParamHandle::FlatParamHandle(const std::vector<NamedParameter>& params, const ProcessGroup& group,
                                  const FlatParamOptions& options)
     : options_(options), group_(group), layout_(agreed_layout(params, group, options)) {
-  const at::NoGradGuard no_grad;
+  const c10::NoGradGuard no_grad;
   const at::ScalarType dtype = params.front().parameter.scalar_type();
   const MixedPrecision& mixed = options_.mixed_precision;
   compute_dtype_ = mixed.param_dtype.value_or(dtype);
@@ -154,7 +154,7 @@ void FlatParamHandle::use(const std::vector<at::Tensor>& views) {
 
 void FlatParamHandle::start_unshard() {
   if (is_filled_ || unsharded_.is_alias_of(flat_param_)) return;
-  const at::NoGradGuard no_grad;
+  const c10::NoGradGuard no_grad;
   allocate_storage(unsharded_);
   const at::Tensor shard = flat_param_.detach();
   if (is_sharded(options_.strategy)) {
@@ -189,7 +189,7 @@ void FlatParamHandle::free_unsharded() {
 bool FlatParamHandle::write_back_params() {
   const char* const skip = std::getenv("FSDP_SKIP_WRITEBACK_CHECK");
   if (!options_.use_orig_params || is_unsharded_ || (skip != nullptr && std::string_view(skip) == "1")) return false;
-  const at::NoGradGuard no_grad;
+  const c10::NoGradGuard no_grad;
   bool wrote = false;
   for (std::size_t i = 0; i < params_.size(); ++i) {
     const at::Tensor &param = params_[i], &view = sharded_views_[i];

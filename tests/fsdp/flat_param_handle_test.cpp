@@ -3,6 +3,7 @@
 #include "tessera/fsdp/flat_param_handle.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -79,7 +80,7 @@ void zero_grad(const std::vector<at::Tensor>& params) {
 }
 
 void sgd_step(const std::vector<at::Tensor>& params) {
-  const at::NoGradGuard no_grad;
+  const c10::NoGradGuard no_grad;
   for (const at::Tensor& param : params) {
     if (param.grad().defined()) param.detach().sub_(param.grad(), 0.05);
   }
