@@ -176,27 +176,29 @@ void ProcessGroup::broadcast(const at::Tensor& tensor, int root) const {
   impl_->run("broadcast", tensor.device(), [&](comm::Backend& backend) { return backend.broadcast(tensors, options); });
 }
 
-void ProcessGroup::all_reduce(const at::Tensor& tensor, ReduceOp op) const {
+void ProcessGroup::all_reduce(const at::Tensor& tensor, ReduceOp op) const { start_all_reduce(tensor, op).wait(); }
+
+PendingCollective ProcessGroup::start_all_reduce(const at::Tensor& tensor, ReduceOp op) const {
   const Collective call(*impl_, "all_reduce");
   call.check(tensor, "tensor");
   call.check_reduction(tensor, op);
-  if (impl_->is_alone() || tensor.numel() == 0) return;
+  if (impl_->is_alone() || tensor.numel() == 0) return {};
   const comm::Transport& transport = impl_->transports.of(tensor.device());
-  if (reduces(transport, tensor.scalar_type(), op)) {
+  const auto begin = [&](ReduceOp reduction, std::function<void()> finish) {
     ::c10d::AllreduceOptions options;
-    options.reduceOp = c10d_op(op);
+    options.reduceOp = c10d_op(reduction);
     std::vector<at::Tensor> tensors = {tensor.detach()};
-    return impl_->run("all_reduce", tensor.device(),
-                      [&](comm::Backend& backend) { return backend.allreduce(tensors, options); });
-  }
+    return Impl::begin(
+        impl_, "all_reduce", tensor.device(),
+        [&](comm::Backend& backend) { return backend.allreduce(tensors, options); }, std::move(finish));
+  };
+  if (reduces(transport, tensor.scalar_type(), op)) return begin(op, {});
   if (op == ReduceOp::average && reduces(transport, tensor.scalar_type(), ReduceOp::sum)) {
-    all_reduce(tensor, ReduceOp::sum);
-    tensor.detach().div_(size());
-    return;
+    return begin(ReduceOp::sum, [tensor, ranks = size()] { tensor.detach().div_(ranks); });
   }
   const at::Tensor parts = at::empty({size(), tensor.numel()}, tensor.options().requires_grad(false));
-  impl_->run("all_reduce", tensor.device(), call.all_gather(bytes_of(parts), bytes_of(tensor)));
-  reduce_rows(tensor, parts, op);
+  return Impl::begin(impl_, "all_reduce", tensor.device(), call.all_gather(bytes_of(parts), bytes_of(tensor)),
+                     [tensor, parts, op] { reduce_rows(tensor, parts, op); });
 }
 
 void ProcessGroup::all_gather_into(const at::Tensor& out, const at::Tensor& in) const {

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "fsdp/environment.h"
 #include "tessera/base/error.h"
 #include "tessera/fsdp/flat_param_handle.h"
 
@@ -33,7 +34,7 @@ at::Tensor FlatParamHandle::sharded_view_of(const at::Tensor& shard, std::size_t
 // What is to be seen as the gradient of parameter `i` outside of a backward: undefined for none.
 at::Tensor FlatParamHandle::visible_gradient(std::size_t i) const {
   if (has_[i].unsharded) return view_of(unsharded_grad_, i);
-  if (!has_[i].sharded || sharded_views_[i].numel() == 0) return {};
+  if (!has_[i].sharded) return {};
   return sharded_view_of(sharded_grad_, i);
 }
 
@@ -128,12 +129,14 @@ void FlatParamHandle::start_reduce_gradient() {
   reducing_ = std::exchange(unsharded_grad_, at::Tensor()).to(reduce_dtype_);
   for (HasGradient& has : has_) has.unsharded = false;
   if (const int factor = predivide_factor(averaged_ranks()); factor != 1) reducing_.div_(factor);
-  if (is_sharded(options_.strategy)) {
+  if (is_set("FSDP_USE_FAKE_REDUCE")) {
+    reduced_ = my_part_of(reducing_).clone();
+  } else if (is_sharded(options_.strategy)) {
     reduced_ = at::empty({layout_.sharded_numel()}, reducing_.options());
     reduction_ = group_.start_reduce_scatter_into(reduced_, reducing_);
   } else {
-    group_.all_reduce(reducing_);
     reduced_ = reducing_;
+    reduction_ = group_.start_all_reduce(reduced_);
   }
 }
 
@@ -164,6 +167,35 @@ void FlatParamHandle::prepare_gradient_for_optim() {
     return;
   }
   for (std::size_t i = 0; i < params_.size(); ++i) params_[i].mutable_grad() = visible_gradient(i);
+}
+
+void FlatParamHandle::unshard_grad() {
+  const c10::NoGradGuard no_grad;
+  at::Tensor has = at::zeros({static_cast<std::int64_t>(params_.size())}, at::kInt);
+  group_.agree_on("put gradients together", [&] {
+    for (std::size_t i = 0; i < params_.size(); ++i) {
+      if (has_[i].unsharded) {
+        fail(ErrorCode::invalid_argument, "the gradient of '{}' was not reduced, expected a backward without no_sync",
+             printable(layout_.params()[i].fqn));
+      }
+      if (sharded_grad_.defined() && has_[i].sharded) has[static_cast<std::int64_t>(i)] = 1;
+    }
+  });
+  group_.all_reduce(has, ReduceOp::max);
+  if (has.max().item<int>() == 0) return;
+  const at::ScalarType dtype =
+      options_.mixed_precision.keep_low_precision_grads ? compute_dtype_ : flat_param_.scalar_type();
+  const at::Tensor mine = sharded_grad_.defined() ? sharded_grad_.to(options_.device, dtype)
+                                                  : at::zeros({layout_.sharded_numel()},
+                                                              at::TensorOptions().dtype(dtype).device(options_.device));
+  at::Tensor whole = mine;
+  if (is_sharded(options_.strategy)) {
+    whole = at::empty({layout_.padded_unsharded_numel()}, mine.options());
+    group_.all_gather_into(whole, mine);
+  }
+  for (std::size_t i = 0; i < params_.size(); ++i) {
+    if (has[static_cast<std::int64_t>(i)].item<int>() != 0) params_[i].mutable_grad() = view_of(whole, i);
+  }
 }
 
 }  // namespace tessera::fsdp

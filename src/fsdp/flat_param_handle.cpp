@@ -5,8 +5,8 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
-#include <cstdlib>
 
+#include "fsdp/environment.h"
 #include "fsdp/storage.h"
 #include "tessera/base/error.h"
 
@@ -48,13 +48,18 @@ void check(const std::vector<NamedParameter>& params, const FlatParamOptions& op
   }
 }
 
+// What of a parameter is flattened.
+at::Tensor flattened(const std::string& fqn, const at::Tensor& param, const FlatParamOptions& options) {
+  return options.extensions ? options.extensions->pre_flatten_transform(fqn, param.detach()) : param.detach();
+}
+
 FlatParamLayout make_layout(const std::vector<NamedParameter>& params, const ProcessGroup& group,
                             const FlatParamOptions& options) {
   std::vector<FlatParamInput> inputs;
   for (const NamedParameter& named : params) {
-    const at::Tensor& param = named.parameter;
-    inputs.push_back({named.fqn, param.sizes().vec(), param.strides().vec(),
-                      reinterpret_cast<std::uintptr_t>(param.unsafeGetTensorImpl())});
+    const at::Tensor flat = flattened(named.fqn, named.parameter, options);
+    inputs.push_back({named.fqn, flat.sizes().vec(), flat.strides().vec(),
+                      reinterpret_cast<std::uintptr_t>(named.parameter.unsafeGetTensorImpl())});
   }
   FlatParamLayout::Options layout;
   if (is_sharded(options.strategy)) layout.world_size = group.size();
@@ -97,6 +102,13 @@ at::Tensor in_memory_order(const at::Tensor& tensor) { return tensor.detach().as
 
 }  // namespace
 
+at::Tensor FlatParamExtensions::pre_flatten_transform(const std::string& /*fqn*/, const at::Tensor& parameter) {
+  return parameter;
+}
+at::Tensor FlatParamExtensions::post_unflatten_transform(const std::string& /*fqn*/, const at::Tensor& view) {
+  return view;
+}
+
 FlatParamHandle::FlatParamHandle(const std::vector<NamedParameter>& params, const ProcessGroup& group,
                                  const FlatParamOptions& options)
     : options_(options), group_(group), layout_(agreed_layout(params, group, options)) {
@@ -109,35 +121,57 @@ FlatParamHandle::FlatParamHandle(const std::vector<NamedParameter>& params, cons
     const auto found = std::find_if(params.begin(), params.end(), [&](const auto& p) { return p.fqn == info.fqn; });
     params_.push_back(found->parameter);
   }
-  const at::Device home = options_.offload_params ? at::Device(at::kCPU) : options_.device;
-  flat_param_ = at::zeros({layout_.sharded_numel()}, at::TensorOptions().dtype(dtype).device(home));
+  flat_param_ = at::zeros({layout_.sharded_numel()}, at::TensorOptions().dtype(dtype).device(home()));
   for (std::size_t i = 0; i < params_.size(); ++i) {
     const std::optional<ShardParamInfo> info = layout_.shard_param_info(shard_rank(), i);
     if (!info) continue;
     piece_of(flat_param_, i)
-        .copy_(in_memory_order(params_[i]).narrow(0, info->intra_param_start_idx, info->numel_in_shard));
+        .copy_(in_memory_order(flattened(layout_.params()[i].fqn, params_[i], options_))
+                   .narrow(0, info->intra_param_start_idx, info->numel_in_shard));
   }
-  if (is_sharded(options_.strategy) || compute_dtype_ != dtype || home != options_.device) {
-    unsharded_ = at::empty({layout_.padded_unsharded_numel()},
-                           at::TensorOptions().dtype(compute_dtype_).device(options_.device));
-  } else {
-    unsharded_ = flat_param_.detach();
-  }
+  whole_ = make_whole(compute_dtype_);
   for (std::size_t i = 0; i < params_.size(); ++i) {
-    unsharded_views_.push_back(view_of(unsharded_, i));
     const bool is_seen = options_.use_orig_params || !is_sharded(options_.strategy);
     sharded_views_.push_back(is_seen ? sharded_view_of(flat_param_, i) : flat_param_.detach().narrow(0, 0, 0));
     flat_param_.set_requires_grad(flat_param_.requires_grad() || params_[i].requires_grad());
   }
-  if (!unsharded_.is_alias_of(flat_param_)) free_storage(unsharded_);  // views are made of what there is
   has_.resize(params_.size());
   use(sharded_views_);
 }
 
-// Parameter `i` in something as long as the unsharded flat parameter.
-at::Tensor FlatParamHandle::view_of(const at::Tensor& unsharded, std::size_t i) const {
+// Where the shard is.
+at::Device FlatParamHandle::home() const { return options_.offload_params ? at::Device(at::kCPU) : options_.device; }
+
+// Has no memory yet where it isn't the flat parameter's.
+FlatParamHandle::Whole FlatParamHandle::make_whole(at::ScalarType dtype) const {
+  Whole whole;
+  if (is_sharded(options_.strategy) || dtype != flat_param_.scalar_type() || home() != options_.device) {
+    whole.flat =
+        at::empty({layout_.padded_unsharded_numel()}, at::TensorOptions().dtype(dtype).device(options_.device));
+  } else {
+    whole.flat = flat_param_.detach();
+  }
+  whole.views = unflatten_as(whole.flat);  // made of what there is
+  if (!whole.flat.is_alias_of(flat_param_)) free_storage(whole.flat);
+  return whole;
+}
+
+// Parameter `i`, as it was flattened, in something as long as the unsharded flat parameter.
+at::Tensor FlatParamHandle::flat_view_of(const at::Tensor& unsharded, std::size_t i) const {
   const ParamInfo& info = layout_.params()[i];
   return unsharded.detach().as_strided(info.shape, info.strides, info.offset);
+}
+
+// As it is to be seen.
+at::Tensor FlatParamHandle::view_of(const at::Tensor& unsharded, std::size_t i) const {
+  const at::Tensor view = flat_view_of(unsharded, i);
+  return options_.extensions ? options_.extensions->post_unflatten_transform(layout_.params()[i].fqn, view) : view;
+}
+
+std::vector<at::Tensor> FlatParamHandle::unflatten_as(const at::Tensor& flat) const {
+  std::vector<at::Tensor> views;
+  for (std::size_t i = 0; i < params_.size(); ++i) views.push_back(view_of(flat, i));
+  return views;
 }
 
 // This rank's piece of parameter `i` in something as long as a shard; empty if it has none.
@@ -153,23 +187,26 @@ void FlatParamHandle::use(const std::vector<at::Tensor>& views) {
 // --- parameters
 
 void FlatParamHandle::start_unshard() {
-  if (is_filled_ || unsharded_.is_alias_of(flat_param_)) return;
+  if (is_gathered_ || whole_.flat.is_alias_of(flat_param_)) return;
   const c10::NoGradGuard no_grad;
-  allocate_storage(unsharded_);
+  allocate_storage(whole_.flat);
   const at::Tensor shard = flat_param_.detach();
-  if (is_sharded(options_.strategy)) {
-    gathering_ = group_.start_all_gather_into(unsharded_, shard.to(options_.device, compute_dtype_));
+  if (!is_sharded(options_.strategy)) {
+    whole_.flat.copy_(shard);
+  } else if (is_set("FSDP_USE_FAKE_ALL_GATHER")) {
+    whole_.flat.zero_();
+    my_part_of(whole_.flat).copy_(shard);
   } else {
-    unsharded_.copy_(shard);
+    gathering_ = group_.start_all_gather_into(whole_.flat, shard.to(options_.device, whole_.flat.scalar_type()));
   }
-  is_filled_ = true;
+  is_gathered_ = true;
 }
 
 void FlatParamHandle::unshard() {
   if (is_unsharded_) return;
   start_unshard();
   gathering_.wait();
-  use(unsharded_views_);
+  use(whole_.views);
   is_unsharded_ = true;
 }
 
@@ -180,15 +217,45 @@ void FlatParamHandle::reshard(bool frees_unsharded) {
 }
 
 void FlatParamHandle::free_unsharded() {
-  if (!is_filled_ || is_unsharded_) return;
+  if (!is_gathered_ || is_unsharded_) return;
   gathering_.wait();
-  free_storage(unsharded_);
-  is_filled_ = false;
+  free_storage(whole_.flat);
+  is_gathered_ = false;
+}
+
+void FlatParamHandle::use_full_precision(bool on) {
+  const at::ScalarType dtype = on ? flat_param_.scalar_type() : compute_dtype_;
+  if (whole_.flat.scalar_type() == dtype) return;
+  if (is_gathered_ || is_unsharded_) {
+    fail(ErrorCode::internal, "the precision of '{}' changes while it is whole", layout_.params()[0].fqn);
+  }
+  const c10::NoGradGuard no_grad;
+  whole_ = make_whole(dtype);
+}
+
+void FlatParamHandle::to_cpu() {
+  const c10::NoGradGuard no_grad;
+  if (!is_unsharded_ || whole_.flat.is_cpu()) return;
+  use(unflatten_as(whole_.flat.cpu()));
+  if (!is_gathered_) return;
+  free_storage(whole_.flat);
+  is_gathered_ = false;
+}
+
+// This rank's shard in the unsharded flat parameter.
+at::Tensor FlatParamHandle::my_part_of(const at::Tensor& unsharded) const {
+  return unsharded.detach().narrow(0, shard_rank() * layout_.sharded_numel(), layout_.sharded_numel());
+}
+
+void FlatParamHandle::write_back_unsharded() {
+  const c10::NoGradGuard no_grad;
+  const at::Tensor flat = at::zeros({layout_.padded_unsharded_numel()}, flat_param_.options().requires_grad(false));
+  for (std::size_t i = 0; i < params_.size(); ++i) view_of(flat, i).copy_(params_[i].detach());
+  flat_param_.detach().copy_(my_part_of(flat));
 }
 
 bool FlatParamHandle::write_back_params() {
-  const char* const skip = std::getenv("FSDP_SKIP_WRITEBACK_CHECK");
-  if (!options_.use_orig_params || is_unsharded_ || (skip != nullptr && std::string_view(skip) == "1")) return false;
+  if (!options_.use_orig_params || is_unsharded_ || is_set("FSDP_SKIP_WRITEBACK_CHECK")) return false;
   const c10::NoGradGuard no_grad;
   bool wrote = false;
   for (std::size_t i = 0; i < params_.size(); ++i) {

@@ -85,9 +85,10 @@ class ProcessGroup {
   /// add up to the numel, and what r sends to s is what s expects from r.
   void all_to_all(const at::Tensor& out, const at::Tensor& in, std::span<const std::int64_t> out_splits,
                   std::span<const std::int64_t> in_splits) const;
-  /// These three begun: they return before they have ended, and other collectives may begin before they are waited
+  /// These begun: they return before they have ended, and other collectives may begin before they are waited
   /// for. What a rank does alone, such as the sum where the backend has none, is done by the wait.
   /// PyTorch: `async_op=True`.
+  PendingCollective start_all_reduce(const at::Tensor& tensor, ReduceOp op = ReduceOp::sum) const;
   PendingCollective start_all_gather_into(const at::Tensor& out, const at::Tensor& in) const;
   PendingCollective start_reduce_scatter_into(const at::Tensor& out, const at::Tensor& in,
                                               ReduceOp op = ReduceOp::sum) const;

@@ -12,10 +12,14 @@
 /// averaged over the ranks, and of which this rank's shard is then the gradient of its piece of the parameters.
 ///
 /// Every function that communicates is a collective of `group`. A handle is used by one thread at a time.
+///
+/// To measure what communication costs: with FSDP_USE_FAKE_ALL_GATHER=1 in the environment nothing is gathered and what
+/// other ranks have is 0, with FSDP_USE_FAKE_REDUCE=1 nothing is reduced. What is learned then is nonsense.
 /// PyTorch: torch/distributed/fsdp/_flat_param.py.
 
 #include <ATen/core/Tensor.h>
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -32,6 +36,16 @@ struct NamedParameter {
   at::Tensor parameter;
 };
 
+/// What parameters become before they are flattened, and again when they are whole. PyTorch: FSDPExtensions.
+class FlatParamExtensions {
+ public:
+  virtual ~FlatParamExtensions() = default;
+  /// The tensor to flatten for a parameter.
+  virtual at::Tensor pre_flatten_transform(const std::string& fqn, const at::Tensor& parameter);
+  /// What the parameter is to be, as a view of `view`, which has the shape of what was flattened. Also of gradients.
+  virtual at::Tensor post_unflatten_transform(const std::string& fqn, const at::Tensor& view);
+};
+
 struct FlatParamOptions {
   ShardingStrategy strategy = ShardingStrategy::full_shard;
   MixedPrecision mixed_precision;
@@ -42,6 +56,7 @@ struct FlatParamOptions {
   bool offload_params = false;
   /// With a hybrid strategy, and only then: the ranks that have the same shard, one of each group.
   std::optional<ProcessGroup> replicas;
+  std::shared_ptr<FlatParamExtensions> extensions;
 };
 
 class FlatParamHandle {
@@ -77,6 +92,16 @@ class FlatParamHandle {
   void reshard(bool frees_unsharded = true);
   void free_unsharded();
   bool is_unsharded() const { return is_unsharded_; }
+  /// Whether unshard() was begun, and the memory isn't freed.
+  bool is_gathered() const { return is_gathered_; }
+  /// Whether unshard() gives the parameters' own dtype, whatever `param_dtype` says. Only while nothing is gathered.
+  void use_full_precision(bool on);
+  /// The unsharded parameters become copies on CPU until reshard(), and the memory where they compute is freed.
+  void to_cpu();
+  /// Takes what the unsharded parameters hold into the shard: on each rank what it has of it.
+  void write_back_unsharded();
+  /// Each parameter in `flat`, which is as long as the unsharded flat parameter: views.
+  std::vector<at::Tensor> unflatten_as(const at::Tensor& flat) const;
 
   /// Takes what was put in a sharded parameter's place (`set_data`) into the shard, unless FSDP_SKIP_WRITEBACK_CHECK is
   /// 1. Whether there was any. Throws `Error(invalid_argument)` if it has another number of elements.
@@ -101,12 +126,26 @@ class FlatParamHandle {
   void prepare_gradient_for_optim();
   /// Of this rank's shard; undefined if there is none.
   const at::Tensor& sharded_gradient() const { return sharded_grad_; }
+  /// Gives the unsharded parameters their whole gradients, those that have any. A collective. Throws
+  /// `Error(invalid_argument)` if some weren't reduced.
+  void unshard_grad();
+  /// The gradients are sharded again; what was done to the whole ones is not kept.
+  void reshard_grad() { prepare_gradient_for_optim(); }
 
  private:
+  struct Whole {
+    at::Tensor flat;  // flat_param_'s own memory where nothing is to be gathered, cast or brought to another device
+    std::vector<at::Tensor> views;
+  };
+
   std::int64_t shard_rank() const { return is_sharded(options_.strategy) ? group_.rank() : 0; }
+  at::Device home() const;
+  Whole make_whole(at::ScalarType dtype) const;
   at::Tensor view_of(const at::Tensor& unsharded, std::size_t i) const;
+  at::Tensor flat_view_of(const at::Tensor& unsharded, std::size_t i) const;
   at::Tensor piece_of(const at::Tensor& shard, std::size_t i) const;
   at::Tensor sharded_view_of(const at::Tensor& shard, std::size_t i) const;
+  at::Tensor my_part_of(const at::Tensor& unsharded) const;
   void use(const std::vector<at::Tensor>& views);
   at::Tensor visible_gradient(std::size_t i) const;
   void drop_gradient();
@@ -120,13 +159,12 @@ class FlatParamHandle {
   at::ScalarType compute_dtype_, reduce_dtype_;
   std::vector<at::Tensor> params_;
   at::Tensor flat_param_;
-  at::Tensor unsharded_;  // flat_param_'s own memory where nothing is to be gathered or cast
-  std::vector<at::Tensor> unsharded_views_, sharded_views_;
+  Whole whole_;
+  std::vector<at::Tensor> sharded_views_;
   PendingCollective gathering_;
-  bool is_filled_ = false, is_unsharded_ = false;
+  bool is_gathered_ = false, is_unsharded_ = false;
 
   at::Tensor unsharded_grad_;      // what was taken, of compute_dtype_
-  std::vector<bool> is_taken_;     // of which parameters
   at::Tensor reducing_, reduced_;  // what is being reduced, and what it becomes
   PendingCollective reduction_;
   at::Tensor sharded_grad_;

@@ -26,11 +26,14 @@ constexpr bool reshards_after_forward(ShardingStrategy strategy) {
   return strategy == ShardingStrategy::full_shard || strategy == ShardingStrategy::hybrid_shard;
 }
 
-/// Dtypes that differ from the parameters' own.
+/// Dtypes that differ from the parameters' own. The shards, which the optimizer works on, always keep that.
 struct MixedPrecision {
-  std::optional<at::ScalarType> param_dtype;   ///< of parameters in forward and backward
-  std::optional<at::ScalarType> reduce_dtype;  ///< in which gradients are reduced; param_dtype unless given
-  bool keep_low_precision_grads = false;       ///< gradients stay in it for the optimizer
+  std::optional<at::ScalarType> param_dtype = std::nullopt;   ///< of parameters in forward and backward
+  std::optional<at::ScalarType> reduce_dtype = std::nullopt;  ///< in which gradients are reduced; else param_dtype
+  std::optional<at::ScalarType> buffer_dtype = std::nullopt;  ///< of the buffers
+  bool keep_low_precision_grads = false;                      ///< gradients stay in it for the optimizer
+  bool cast_forward_inputs = false;      ///< of every unit, where they are floating-point tensors, to param_dtype
+  bool cast_root_forward_inputs = true;  ///< of the whole model
 };
 
 }  // namespace tessera::fsdp

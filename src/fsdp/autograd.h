@@ -1,0 +1,37 @@
+#pragma once
+// What the runtime needs of autograd, and what differs there between versions of LibTorch.
+
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <functional>
+#include <memory>
+#include <utility>
+
+namespace tessera::fsdp {
+
+// The node of a leaf in which its gradient is added up: a shared_ptr up to LibTorch 2.6, an intrusive_ptr in 2.14.
+using Accumulator = decltype(torch::autograd::impl::grad_accumulator(std::declval<const at::Tensor&>()));
+
+// Runs `f` whenever the node has run.
+template <typename F>
+void after_node(const Accumulator& node, F f) {
+  struct Hook : torch::autograd::FunctionPostHook {
+    explicit Hook(F f_in) : f(std::move(f_in)) {}
+    torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
+                                              const torch::autograd::variable_list& /*inputs*/) override {
+      f();
+      return outputs;
+    }
+    F f;
+  };
+  node->add_post_hook(std::make_unique<Hook>(std::move(f)));
+}
+
+// Runs `f` at the end of the backward that this is called in.
+inline void at_end_of_backward(std::function<void()> f) {
+  torch::autograd::Engine::get_default_engine().queue_callback(std::move(f));
+}
+
+}  // namespace tessera::fsdp

@@ -1,0 +1,72 @@
+#include "tessera/fsdp/fully_sharded_data_parallel.h"
+
+#include <c10/core/GradMode.h>
+#include <torch/optim/optimizer.h>
+
+#include <numeric>
+#include <set>
+
+#include "fsdp/runtime.h"
+#include "tessera/base/error.h"
+
+namespace tessera::fsdp {
+
+HybridGroups hybrid_groups(const ProcessGroup& group, int shard_ranks) {
+  if (shard_ranks < 1 || group.size() % shard_ranks != 0) {
+    fail(ErrorCode::invalid_argument, "{} ranks to a model, expected a divisor of the group's {} ranks", shard_ranks,
+         group.size());
+  }
+  std::optional<ProcessGroup> shards, replicas;
+  std::vector<int> ranks(static_cast<std::size_t>(shard_ranks));
+  for (int first = 0; first < group.size(); first += shard_ranks) {
+    std::iota(ranks.begin(), ranks.end(), first);
+    if (auto made = group.subgroup(ranks)) shards = std::move(made);
+  }
+  for (int place = 0; place < shard_ranks; ++place) {
+    ranks.clear();
+    for (int rank = place; rank < group.size(); rank += shard_ranks) ranks.push_back(rank);
+    if (auto made = group.subgroup(ranks)) replicas = std::move(made);
+  }
+  return {*shards, *replicas};
+}
+
+ShardedModule::ShardedModule(std::shared_ptr<torch::nn::Module> module, const ProcessGroup& group, Options options)
+    : runtime_(std::make_unique<Runtime>(std::move(module), group, std::move(options))) {}
+ShardedModule::~ShardedModule() = default;
+
+Unit& ShardedModule::root() const { return runtime_->root(); }
+const std::shared_ptr<torch::nn::Module>& ShardedModule::module_ptr() const { return runtime_->module(); }
+const ProcessGroup& ShardedModule::group() const { return runtime_->group(); }
+const Options& ShardedModule::options() const { return runtime_->options(); }
+void ShardedModule::train(bool on) { runtime_->module()->train(on); }
+double ShardedModule::communication_seconds() const { return runtime_->communication_seconds(); }
+
+std::size_t ShardedModule::unit_count() const { return runtime_->units().size(); }
+const FlatParamHandle& ShardedModule::handle(std::size_t unit) const { return *runtime_->units().at(unit)->handle(); }
+const std::string& ShardedModule::unit_name(std::size_t unit) const { return runtime_->units().at(unit)->name(); }
+
+std::vector<at::Tensor> ShardedModule::parameters() const {
+  std::vector<at::Tensor> parameters;
+  std::set<const void*> seen;  // or not to be shown
+  if (!options().use_orig_params) {
+    for (const Unit* unit : runtime_->units()) {
+      parameters.push_back(unit->handle()->flat_param());
+      for (const at::Tensor& param : unit->handle()->params()) seen.insert(param.unsafeGetTensorImpl());
+    }
+  }
+  for (const at::Tensor& param : runtime_->module()->parameters()) {
+    if (param.defined() && seen.insert(param.unsafeGetTensorImpl()).second) parameters.push_back(param);
+  }
+  return parameters;
+}
+
+void ShardedModule::zero_grad() {
+  for (const at::Tensor& param : parameters()) param.mutable_grad().reset();
+}
+
+ShardedModule::NoSync::NoSync(Runtime& runtime, bool off) : runtime_(runtime), before_(runtime.syncs_gradients) {
+  runtime_.syncs_gradients = runtime_.syncs_gradients && off;
+}
+ShardedModule::NoSync::~NoSync() { runtime_.syncs_gradients = before_; }
+
+}  // namespace tessera::fsdp
