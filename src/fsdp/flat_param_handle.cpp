@@ -1,6 +1,7 @@
 #include "tessera/fsdp/flat_param_handle.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
@@ -174,10 +175,19 @@ std::vector<at::Tensor> FlatParamHandle::unflatten_as(const at::Tensor& flat) co
   return views;
 }
 
-// This rank's piece of parameter `i` in something as long as a shard; empty if it has none.
 at::Tensor FlatParamHandle::piece_of(const at::Tensor& shard, std::size_t i) const {
   const ShardParamInfo info = layout_.shard_param_info(shard_rank(), i).value_or(ShardParamInfo());
   return shard.detach().narrow(0, info.offset_in_shard, info.numel_in_shard);
+}
+
+at::Tensor FlatParamHandle::piece_of_whole(const at::Tensor& whole, std::size_t i) const {
+  const ParamInfo& info = layout_.params()[i];
+  const ShardParamInfo part = layout_.shard_param_info(shard_rank(), i).value_or(ShardParamInfo());
+  at::Tensor ordered = whole.detach();
+  if (ordered.strides() != at::IntArrayRef(info.strides)) {
+    ordered = at::empty_strided(info.shape, info.strides, ordered.options()).copy_(ordered);
+  }
+  return in_memory_order(ordered).narrow(0, part.intra_param_start_idx, part.numel_in_shard);
 }
 
 void FlatParamHandle::use(const std::vector<at::Tensor>& views) {

@@ -71,6 +71,7 @@ IncompatibleKeys set_model_state_dict(torch::nn::Module& module, const StateDict
     if (options.strict) problems.add("unexpected", in_quotes(incompatible.unexpected.back()));
   }
   problems.raise("load model state dict");
+  if (options.confirm) options.confirm();
   const torch::NoGradGuard no_grad;
   for (auto& [to, from] : copies) to.copy_(from);
   return incompatible;

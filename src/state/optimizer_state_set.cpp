@@ -67,10 +67,11 @@ class Setter {
          const OptimizerStateOptions& asked)
       : names_(names), optimizer_(optimizer), saved_(saved), strict_(asked.strict), take_(asked.take_tensors) {}
 
-  void run() {
+  void run(const std::function<void()>& confirm) {
     check_numbers();
     for (std::size_t g = 0; g < optimizer_.param_groups().size(); ++g) plan_group(g);
     problems_.raise(fmt::format("load optimizer state dict ({})", Fields::kName));
+    if (confirm) confirm();
     for (std::size_t g = 0; g < options_.size(); ++g) {
       static_cast<typename Fields::Options&>(optimizer_.param_groups()[g].options()) = options_[g];
     }
@@ -190,7 +191,8 @@ void set_optimizer_state_dict(const torch::nn::Module& module, torch::optim::Opt
                               const StateDict& state_dict, const OptimizerStateOptions& options) {
   const ParameterNames names(module);
   const SavedState saved(state_dict);
-  with_fields(optimizer, [&]<typename Fields>(Fields) { Setter<Fields>(names, optimizer, saved, options).run(); });
+  with_fields(optimizer,
+              [&]<typename Fields>(Fields) { Setter<Fields>(names, optimizer, saved, options).run(options.confirm); });
 }
 
 }  // namespace tessera

@@ -15,15 +15,6 @@
 namespace tessera::fsdp {
 namespace {
 
-using testing::batch_of;
-using testing::Block;
-using testing::BlockImpl;
-using ::testing::ElementsAre;
-using testing::loss_of;
-using testing::make_model;
-using testing::SmallModel;
-using testing::SmallModelImpl;
-
 enum class Kind : std::uint8_t { sgd, adamw };
 
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(Kind kind, const std::vector<at::Tensor>& params) {
@@ -79,7 +70,7 @@ INSTANTIATE_TEST_SUITE_P(Worlds, TrainingTest,
 // What is added in the same order is the same to the last bit: the losses and gradients of a first step.
 TEST_P(TrainingTest, TheFirstGradientIsThatOfOneProcess) {
   SmallModel alone = make_model();
-  const std::vector<double> losses = testing::backward_of_all(alone, {0}, world());
+  const std::vector<double> losses = backward_of_all(alone, {0}, world());
   run_local(world(), [&](const ProcessGroup& group) {
     FullyShardedDataParallel<SmallModel> model(make_model(), group, options());
     const at::Tensor loss = loss_of(model(batch_of(0, group.rank())));
@@ -109,10 +100,10 @@ TEST_P(TrainingTest, TheFirstGradientIsThatOfOneProcess) {
 TEST_P(TrainingTest, TrainsAsOneProcessDoes) {
   for (const Kind kind : {Kind::sgd, Kind::adamw}) {
     SmallModel alone = make_model();
-    const auto alone_optimizer = make_optimizer(kind, testing::unique_params(*alone));
+    const auto alone_optimizer = make_optimizer(kind, unique_params(*alone));
     std::vector<std::vector<double>> losses;
     for (int step = 0; step < 6; ++step) {
-      losses.push_back(testing::backward_of_all(alone, {step}, world()));
+      losses.push_back(backward_of_all(alone, {step}, world()));
       alone_optimizer->step();
     }
     for (const BackwardPrefetch prefetch : {BackwardPrefetch::none, BackwardPrefetch::pre, BackwardPrefetch::post}) {
@@ -139,7 +130,7 @@ TEST_P(TrainingTest, TrainsAsOneProcessDoes) {
 
 TEST_P(TrainingTest, GradientsAddUpWithAndWithoutCommunication) {
   SmallModel alone = make_model();
-  testing::backward_of_all(alone, {0, 1, 2}, world());
+  backward_of_all(alone, {0, 1, 2}, world());
   for (const bool syncs_each : {false, true}) {
     run_local(world(), [&](const ProcessGroup& group) {
       FullyShardedDataParallel<SmallModel> model(make_model(), group, options());
@@ -167,9 +158,9 @@ TEST_P(TrainingTest, GradientsAddUpWithAndWithoutCommunication) {
 
 TEST_P(TrainingTest, LowPrecisionTrainsNearly) {
   SmallModel alone = make_model(at::kFloat);
-  const auto alone_optimizer = make_optimizer(Kind::sgd, testing::unique_params(*alone));
+  const auto alone_optimizer = make_optimizer(Kind::sgd, unique_params(*alone));
   for (int step = 0; step < 4; ++step) {
-    testing::backward_of_all(alone, {step}, world());
+    backward_of_all(alone, {step}, world());
     alone_optimizer->step();
   }
   run_local(world(), [&](const ProcessGroup& group) {

@@ -12,7 +12,7 @@
 
 #include "tessera/fsdp/fully_sharded_data_parallel.h"
 
-namespace tessera::fsdp::testing {
+namespace tessera::fsdp {
 
 struct BlockImpl : torch::nn::Module {
   explicit BlockImpl(std::int64_t width) {
@@ -108,4 +108,4 @@ std::vector<double> backward_of_all(Model& model, const std::vector<int>& steps,
   return losses;
 }
 
-}  // namespace tessera::fsdp::testing
+}  // namespace tessera::fsdp

@@ -102,6 +102,13 @@ class FlatParamHandle {
   void write_back_unsharded();
   /// Each parameter in `flat`, which is as long as the unsharded flat parameter: views.
   std::vector<at::Tensor> unflatten_as(const at::Tensor& flat) const;
+  /// This rank's elements of parameter `i` in `shard`, which is as long as its shard: a one-dimensional view, empty if
+  /// it has none.
+  at::Tensor piece_of(const at::Tensor& shard, std::size_t i) const;
+  /// The same elements out of the whole parameter, in its shape, whatever its strides.
+  at::Tensor piece_of_whole(const at::Tensor& whole, std::size_t i) const;
+  /// The rank whose shard in layout() this rank has: 0 where nothing is cut.
+  std::int64_t shard_rank() const { return is_sharded(options_.strategy) ? group_.rank() : 0; }
 
   /// Takes what was put in a sharded parameter's place (`set_data`) into the shard, unless FSDP_SKIP_WRITEBACK_CHECK is
   /// 1. Whether there was any. Throws `Error(invalid_argument)` if it has another number of elements.
@@ -138,12 +145,10 @@ class FlatParamHandle {
     std::vector<at::Tensor> views;
   };
 
-  std::int64_t shard_rank() const { return is_sharded(options_.strategy) ? group_.rank() : 0; }
   at::Device home() const;
   Whole make_whole(at::ScalarType dtype) const;
   at::Tensor view_of(const at::Tensor& unsharded, std::size_t i) const;
   at::Tensor flat_view_of(const at::Tensor& unsharded, std::size_t i) const;
-  at::Tensor piece_of(const at::Tensor& shard, std::size_t i) const;
   at::Tensor sharded_view_of(const at::Tensor& shard, std::size_t i) const;
   at::Tensor my_part_of(const at::Tensor& unsharded) const;
   void use(const std::vector<at::Tensor>& views);

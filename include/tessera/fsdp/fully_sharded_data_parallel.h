@@ -87,6 +87,18 @@ struct HybridGroups {
 /// A collective. Throws `Error(invalid_argument)` unless `shard_ranks` divides the size of `group`.
 HybridGroups hybrid_groups(const ProcessGroup& group, int shard_ranks);
 
+/// What a state dict holds of a parameter.
+enum class StateDictType : std::uint8_t {
+  sharded,  ///< this rank's boxes of it, no copy: saved and loaded on any number of ranks, under any strategy
+  full,     ///< all of it, a copy
+  local,    ///< this rank's flat parameter, no copy: for the same ranks and units only
+};
+
+struct FullStateOptions {
+  bool rank0_only = true;  ///< on other ranks an empty dict
+  bool offload_to_cpu = true;
+};
+
 struct SummonOptions {
   bool writeback = true;    ///< what `f` changes is kept; on each rank what it has a shard of
   bool rank0_only = false;  ///< other ranks see shards; without writeback only
@@ -111,6 +123,9 @@ class ShardedModule {
   /// What an optimizer works on, made after the model was sharded: the parameters in the module's order, or without
   /// `use_orig_params` the units' flat parameters and behind them those that are ignored.
   std::vector<at::Tensor> parameters() const;
+  /// Throws `Error(invalid_argument)` saying what to do where an optimizer works on anything else: one that was made
+  /// before the model was sharded, and holds what is no parameter any more or state of whole parameters.
+  void check_optimizer(const torch::optim::Optimizer& optimizer) const;
   void zero_grad();
   /// How long this rank has waited for others in forward and backward, of all calls so far.
   double communication_seconds() const;
@@ -144,6 +159,22 @@ class ShardedModule {
   /// Runs `f` while all parameters are whole, of their own dtype. A collective. Throws `Error(invalid_argument)` in
   /// forward or backward. If `f` throws on any rank, nothing is written back, and all ranks throw.
   void summon_full_params(const std::function<void()>& f, const SummonOptions& options = {});
+
+  /// Parameters and buffers by the names of the module that was wrapped. A collective if `full`.
+  StateDict state_dict(StateDictType type = StateDictType::sharded, const FullStateOptions& full = {});
+  /// Takes what state_dict gave, of any type, on any ranks. Of a full one, other ranks than 0 may bring an empty dict
+  /// if it is `rank0_only`. Law: all is set or nothing. A collective. Throws `Error(invalid_argument)` naming all that
+  /// is missing, unexpected or of another shape.
+  void load_state_dict(const StateDict& state_dict, const FullStateOptions& full = {.rank0_only = false});
+
+  /// The optimizer's state by parameter, as `get_optimizer_state_dict` has it of a model that isn't sharded. Not
+  /// `local`: `Error(unsupported)`. Throws as check_optimizer. A collective if `full`.
+  StateDict optim_state_dict(const torch::optim::Optimizer& optimizer, StateDictType type = StateDictType::sharded,
+                             const FullStateOptions& full = {});
+  /// Takes what optim_state_dict gave, on any ranks and in either mode of `use_orig_params`. A collective. Throws as
+  /// set_optimizer_state_dict and check_optimizer.
+  void load_optim_state_dict(torch::optim::Optimizer& optimizer, const StateDict& state_dict,
+                             const FullStateOptions& full = {.rank0_only = false});
 
  protected:
   ShardedModule(std::shared_ptr<torch::nn::Module> module, const ProcessGroup& group, Options options);

@@ -10,6 +10,7 @@
 
 #include <torch/nn/module.h>
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -25,6 +26,8 @@ StateDict get_model_state_dict(const torch::nn::Module& module);
 struct StateDictOptions {
   /// Whether names that are missing and names that are not asked for are errors.
   bool strict = true;
+  /// Called when all was found right, before anything is changed; if it throws, nothing is. So ranks can agree.
+  std::function<void()> confirm = nullptr;
 };
 
 /// Names that only one of module and state has. PyTorch: `_IncompatibleKeys`.

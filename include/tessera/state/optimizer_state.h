@@ -21,6 +21,8 @@
 
 #include <torch/nn/module.h>
 
+#include <functional>
+
 #include "tessera/state/module_state.h"
 #include "tessera/state/value.h"
 
@@ -46,6 +48,8 @@ struct OptimizerStateOptions {
   /// Takes tensors over where dtype and device fit, rather than copy them: for a state that nobody else needs, which
   /// the state that was got from another optimizer is not.
   bool take_tensors = false;
+  /// As StateDictOptions::confirm.
+  std::function<void()> confirm = nullptr;
 };
 
 /// Gives the optimizer the state and the options of `state_dict`. Tensors are converted to a floating-point parameter's

@@ -1,0 +1,283 @@
+// The state of an optimizer of a sharded model by the names of its parameters.
+
+#include <c10/core/GradMode.h>
+#include <torch/optim/optimizer.h>
+
+#include <set>
+
+#include "fsdp/runtime.h"
+#include "fsdp/sharded_params.h"
+#include "tessera/base/error.h"
+#include "tessera/state/optimizer_state.h"
+
+namespace tessera::fsdp {
+
+namespace {
+
+// What an optimizer works on, by names for get_optimizer_state_dict: with use_orig_params the model itself, else a
+// module that has the flat parameters and what isn't in one.
+class OptimizedModule {
+ public:
+  explicit OptimizedModule(Runtime& runtime) : params_(sharded_params(runtime)) {
+    if (runtime.options().use_orig_params) {
+      module_ = runtime.module();
+      return;
+    }
+    module_ = std::make_shared<torch::nn::Module>();
+    std::set<const void*> seen;
+    for (const Unit* unit : runtime.units()) {
+      const std::string name = fmt::format("unit{}", flat_.size());
+      module_->register_parameter(name, unit->handle()->flat_param());
+      flat_[name] = unit->handle();
+      for (const at::Tensor& param : unit->handle()->params()) seen.insert(param.unsafeGetTensorImpl());
+    }
+    for (const auto& param : runtime.module()->named_parameters()) {
+      if (!param.value().defined() || !seen.insert(param.value().unsafeGetTensorImpl()).second) continue;
+      const std::string name = fmt::format("other{}", others_.size());
+      module_->register_parameter(name, param.value(), param.value().requires_grad());
+      others_[name] = param.key();
+    }
+  }
+
+  torch::nn::Module& module() const { return *module_; }
+  const ShardedParams& params() const { return params_; }
+
+  // The state by the names of parameters, where what is cut is this rank's piece of it: a FlatParamPart.
+  StateDict to_parameters(const StateDict& optimized) const {
+    Dict states;
+    for (const auto& [key, value] : optimized.at("state").get<Dict>()) {
+      const std::string& name = std::get<std::string>(key);
+      const Dict& state = value.get<Dict>();
+      if (const auto flat = flat_.find(name); flat != flat_.end()) {
+        const FlatParamHandle& handle = *flat->second;
+        for (std::size_t i = 0; i < handle.params().size(); ++i) {
+          const auto part_of = [&](const at::Tensor& shard) -> Value {
+            if (!is_sharded(handle.options().strategy)) return handle.unflatten_as(shard)[i];
+            return std::make_shared<FlatParamPart>(handle, i, handle.piece_of(shard, i));
+          };
+          const std::string& fqn = handle.layout().params()[i].fqn;
+          states[fqn] = with_parts(state, fqn, handle.layout().sharded_numel(), part_of);
+        }
+      } else if (const auto found = params_.find(name); found != params_.end()) {
+        const auto& [handle, index, is_alias] = found->second;
+        const auto part_of = [&, handle = handle, index = index](const at::Tensor& piece) -> Value {
+          return std::make_shared<FlatParamPart>(*handle, index, piece);
+        };
+        states[name] = with_parts(state, name, handle->piece_of(handle->flat_param(), index).numel(), part_of);
+      } else {
+        states[name_of_other(name)] = value;
+      }
+    }
+    StateDict result{{"state", std::move(states)}, {"param_groups", optimized.at("param_groups")}};
+    for (Value& group : result.at("param_groups").get<List>()) {
+      List names;
+      for (const Value& param : group.get<Dict>().at("params").get<List>()) {
+        const auto& name = param.get<std::string>();
+        if (const auto flat = flat_.find(name); flat != flat_.end()) {
+          for (const ParamInfo& info : flat->second->layout().params()) names.push_back(info.fqn);
+        } else {
+          names.push_back(name_of_other(name));
+        }
+      }
+      group.get<Dict>()["params"] = std::move(names);
+    }
+    return result;
+  }
+
+  // The reverse: `states` of parameters, pieces where they are cut, as the optimizer has them.
+  StateDict to_optimized(const Dict& states, const List& groups) const {
+    StateDict result{{"state", Dict()}, {"param_groups", List()}};
+    Dict& optimized = result.at("state").get<Dict>();
+    std::map<std::string, std::string> names;  // of the optimizer's, by the parameter's
+    for (const auto& [flat_name, handle] : flat_) {
+      for (const ParamInfo& info : handle->layout().params()) names[info.fqn] = flat_name;
+      Dict flat = flat_state_of(*handle, states);
+      if (!flat.empty()) optimized[flat_name] = std::move(flat);
+    }
+    for (const auto& [name, fqn] : others_) names[fqn] = name;
+    for (const auto& [key, state] : states) {
+      const auto found = names.find(std::get<std::string>(key));
+      if (found == names.end()) {
+        optimized[key] = state;
+      } else if (flat_.count(found->second) == 0) {
+        optimized[found->second] = state;
+      }
+    }
+    for (Value group : groups) {
+      List params;
+      std::set<std::string> there;
+      for (const Value& param : group.get<Dict>().at("params").get<List>()) {
+        const auto& fqn = param.get<std::string>();
+        const auto found = names.find(fqn);
+        const std::string& name = found == names.end() ? fqn : found->second;
+        if (there.insert(name).second) params.push_back(name);
+      }
+      group.get<Dict>()["params"] = std::move(params);
+      result.at("param_groups").get<List>().push_back(std::move(group));
+    }
+    return result;
+  }
+
+ private:
+  const std::string& name_of_other(const std::string& name) const {
+    const auto found = others_.find(name);
+    return found == others_.end() ? name : found->second;
+  }
+
+  // `state` with what `part_of` makes of its tensors, which have `numel` elements each.
+  static Dict with_parts(const Dict& state, const std::string& fqn, std::int64_t numel,
+                         const std::function<Value(const at::Tensor&)>& part_of) {
+    Dict parts;
+    for (const auto& [key, value] : state) {
+      const at::Tensor* tensor = value.get_if<at::Tensor>();
+      if (tensor == nullptr || tensor->dim() == 0) {
+        parts[key] = value;
+        continue;
+      }
+      if (tensor->dim() != 1 || tensor->numel() != numel) {
+        fail(ErrorCode::invalid_argument,
+             "the optimizer's {} of '{}' is {}, expected the {} elements that this rank has: make the optimizer after "
+             "the model was sharded, of its parameters()",
+             to_string(key), printable(fqn), shape_to_string(tensor->sizes().vec()), numel);
+      }
+      parts[key] = part_of(*tensor);
+    }
+    return parts;
+  }
+
+  // Of pieces of a unit's parameters, one for the flat parameter.
+  static Dict flat_state_of(const FlatParamHandle& handle, const Dict& states) {
+    Dict flat;
+    for (std::size_t i = 0; i < handle.params().size(); ++i) {
+      const Value* state = states.find(handle.layout().params()[i].fqn);
+      if (state == nullptr) continue;
+      for (const auto& [key, value] : state->get<Dict>()) {
+        const at::Tensor* piece = value.get_if<at::Tensor>();
+        if (piece == nullptr || piece->dim() == 0) {
+          flat[key] = value;
+          continue;
+        }
+        if (!flat.contains(key)) {
+          flat[key] =
+              at::zeros({handle.layout().sharded_numel()}, piece->options().device(handle.flat_param().device()));
+        }
+        const at::Tensor& whole = flat.at(key).get<at::Tensor>();
+        const at::Tensor to =
+            is_sharded(handle.options().strategy) ? handle.piece_of(whole, i) : handle.unflatten_as(whole)[i];
+        to.copy_(*piece);
+      }
+    }
+    return flat;
+  }
+
+  ShardedParams params_;
+  std::shared_ptr<torch::nn::Module> module_;
+  std::map<std::string, FlatParamHandle*> flat_;  // by their names in module_
+  std::map<std::string, std::string> others_;     // names in the model, by those in module_
+};
+
+// Puts whole tensors in the place of parts.
+void make_whole(Dict& states, const std::vector<Unit*>& units, const FullStateOptions& full) {
+  for (const Unit* unit : units) {
+    const FlatParamHandle& handle = *unit->handle();
+    std::map<std::string, std::vector<Piece>> pieces;  // by the key of the state
+    for (std::size_t i = 0; i < handle.params().size(); ++i) {
+      const Value* state = states.find(handle.layout().params()[i].fqn);
+      if (state == nullptr) continue;
+      for (const auto& [key, value] : state->get<Dict>()) {
+        const auto* part = value.get_if<std::shared_ptr<Checkpointable>>();
+        if (part == nullptr) continue;
+        pieces[std::get<std::string>(key)].push_back({i, dynamic_cast<const FlatParamPart&>(**part).piece()});
+      }
+    }
+    for (const auto& [key, parts] : pieces) {
+      const std::vector<at::Tensor> whole = put_together(handle, parts, full);
+      for (std::size_t k = 0; k < whole.size(); ++k) {
+        states.at(handle.layout().params()[parts[k].index].fqn).get<Dict>()[key] = whole[k];
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void ShardedModule::check_optimizer(const torch::optim::Optimizer& optimizer) const {
+  std::set<const void*> known;
+  for (const at::Tensor& param : parameters()) known.insert(param.unsafeGetTensorImpl());
+  for (std::size_t g = 0; g < optimizer.param_groups().size(); ++g) {
+    const std::vector<at::Tensor>& params = optimizer.param_groups()[g].params();
+    for (std::size_t i = 0; i < params.size(); ++i) {
+      if (known.count(params[i].unsafeGetTensorImpl()) != 0) continue;
+      fail(ErrorCode::invalid_argument,
+           "parameter {} of group {} of the optimizer is none of the sharded model's: make the optimizer after the "
+           "model was sharded, of its parameters()",
+           i, g);
+    }
+  }
+  const OptimizedModule optimized(*runtime_);
+  optimized.to_parameters(get_optimizer_state_dict(optimized.module(), optimizer));
+}
+
+StateDict ShardedModule::optim_state_dict(const torch::optim::Optimizer& optimizer, StateDictType type,
+                                          const FullStateOptions& full) {
+  runtime_->check_idle("optim_state_dict was called");
+  if (type == StateDictType::local) {
+    fail(ErrorCode::unsupported, "optim_state_dict: local, expected sharded or full");
+  }
+  const c10::NoGradGuard no_grad;
+  StateDict state = group().agree_on("get an optimizer's state", [&] {
+    check_optimizer(optimizer);
+    const OptimizedModule optimized(*runtime_);
+    return optimized.to_parameters(get_optimizer_state_dict(optimized.module(), optimizer));
+  });
+  if (type == StateDictType::sharded) return state;
+  if (is_sharded(options().strategy)) make_whole(state.at("state").get<Dict>(), runtime_->units(), full);
+  if (full.rank0_only && group().rank() != 0) return {};
+  return state;
+}
+
+void ShardedModule::load_optim_state_dict(torch::optim::Optimizer& optimizer, const StateDict& state_dict,
+                                          const FullStateOptions& full) {
+  runtime_->check_idle("load_optim_state_dict was called");
+  const c10::NoGradGuard no_grad;
+  const OptimizedModule optimized(*runtime_);
+  StateDict states;
+  const Value *all = state_dict.find("state"), *groups = state_dict.find("param_groups");
+  const bool brings = !full.rank0_only || group().rank() == 0;
+  group().agree_on("load an optimizer's state", [&] {
+    check_optimizer(optimizer);
+    if (brings && (all == nullptr || groups == nullptr || !all->is<Dict>() || !groups->is<List>())) {
+      fail(ErrorCode::invalid_argument, "an optimizer's state dict has no 'state' and 'param_groups'");
+    }
+  });
+  const StateDict rest = brings ? StateDict{{"param_groups", *groups}} : StateDict();
+  List group_list;
+  for_each_entry(rest, group(), full, [&](const std::string&, const Value& value) { group_list = value.get<List>(); });
+  std::exception_ptr failure;
+  for_each_entry(brings ? all->get<Dict>() : Dict(), group(), full, [&](const std::string& name, const Value& value) {
+    try {
+      const auto param = optimized.params().find(name);
+      if (param == optimized.params().end()) {
+        states[name] = value;
+        return;
+      }
+      Dict pieces;
+      for (const auto& [key, item] : value.get<Dict>()) {
+        const at::Tensor* tensor = item.get_if<at::Tensor>();
+        const bool is_cut = item.is_any_tensor() && !(tensor != nullptr && tensor->dim() == 0);
+        pieces[key] = is_cut ? Value(piece_in(item, param->second)) : item;
+      }
+      states[name] = std::move(pieces);
+    } catch (...) {
+      if (!failure) failure = std::current_exception();
+    }
+  });
+  set_on_all(group(), "load an optimizer's state", [&](const std::function<void()>& confirm) {
+    if (failure) std::rethrow_exception(failure);
+    OptimizerStateOptions options;
+    options.confirm = confirm;
+    set_optimizer_state_dict(optimized.module(), optimizer, optimized.to_optimized(states, group_list), options);
+  });
+}
+
+}  // namespace tessera::fsdp

@@ -1,0 +1,51 @@
+#pragma once
+// The parameters of a sharded model by name, and values of them, whole and in part.
+
+#include <functional>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "fsdp/flat_param_part.h"
+#include "tessera/fsdp/fully_sharded_data_parallel.h"
+
+namespace tessera::fsdp {
+
+// A parameter in a flat parameter.
+struct ShardedParam {
+  FlatParamHandle* handle;
+  std::size_t index;
+  bool is_alias = false;  // a further name of it
+
+  const ParamInfo& info() const { return handle->layout().params()[index]; }
+};
+
+using ShardedParams = std::map<std::string, ShardedParam>;
+// Of the units' parameters; none where nothing is cut.
+ShardedParams sharded_params(Runtime& runtime);
+
+// This rank's elements of a parameter, out of what a state dict of any type has of it: one-dimensional. Throws
+// Error(invalid_argument) for what isn't of its shape, or was cut in another way.
+at::Tensor piece_in(const Value& value, const ShardedParam& param);
+
+// Whole parameters out of their pieces on all ranks: `pieces` are of parameters of one handle, `index` in it each. A
+// collective. On ranks other than 0 nothing, if `rank0_only`.
+struct Piece {
+  std::size_t index;
+  at::Tensor piece;
+};
+std::vector<at::Tensor> put_together(const FlatParamHandle& handle, const std::vector<Piece>& pieces,
+                                     const FullStateOptions& options);
+
+// Calls `f` for each entry of `state`; with `rank0_only` for each of rank 0's, on all ranks, one entry at a time in
+// memory. A collective if so.
+void for_each_entry(const StateDict& state, const ProcessGroup& group, const FullStateOptions& options,
+                    const std::function<void(const std::string& name, const Value& value)>& f);
+
+// Calls `set(confirm)` on all ranks, which calls `confirm` before it changes anything: if it throws on one, it does on
+// all, and nothing is changed.
+void set_on_all(const ProcessGroup& group, std::string_view step,
+                const std::function<void(const std::function<void()>& confirm)>& set);
+
+}  // namespace tessera::fsdp

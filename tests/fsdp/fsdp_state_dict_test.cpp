@@ -1,0 +1,231 @@
+// The state of a sharded model: saved on some ranks and loaded on others, whole and in parts.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
+
+#include "fsdp/small_model.h"
+#include "support/error_matchers.h"
+#include "support/temporary_directory.h"
+#include "tessera/comm/local_ranks.h"
+#include "tessera/state/load.h"
+#include "tessera/state/module_state.h"
+#include "tessera/state/optimizer_state.h"
+#include "tessera/state/save.h"
+
+namespace tessera::fsdp {
+namespace {
+
+using testing::TemporaryDirectory;
+
+constexpr int kBatches = 4;  // in a step, of all ranks together
+
+std::unique_ptr<torch::optim::Optimizer> make_adamw(const std::vector<at::Tensor>& params) {
+  return std::make_unique<torch::optim::AdamW>(params, torch::optim::AdamWOptions(0.02));
+}
+
+Options options_of(ShardingStrategy strategy, bool use_orig_params) {
+  Options options;
+  options.strategy = strategy;
+  options.use_orig_params = use_orig_params;
+  return options;
+}
+
+struct Trained {
+  explicit Trained(const ProcessGroup& group, const Options& options)
+      : model(make_model(), group, options), optimizer(make_adamw(model.parameters())) {}
+
+  // The loss over all ranks' batches; as many ranks as one likes see the same ones.
+  double step(int step) {
+    model.zero_grad();
+    double sum = 0;
+    const int ranks = model.group().size();
+    const int all = (kBatches + ranks - 1) / ranks * ranks;
+    for (int batch = model.group().rank(); batch < all; batch += ranks) {
+      const auto no_sync = model.no_sync(/*off=*/batch + ranks >= all);
+      const double weight = batch < kBatches ? 1.0 : 0.0;  // a rank without one works in vain
+      const at::Tensor loss = loss_of(model(batch_of(step, batch))) * (weight * ranks / kBatches);
+      loss.backward();
+      sum += loss.item<double>() / ranks;
+    }
+    optimizer->step();
+    const at::Tensor total = at::full({1}, sum, at::kDouble);
+    model.group().all_reduce(total);
+    return total.item<double>();
+  }
+  StateDict state() { return {{"model", model.state_dict()}, {"optim", model.optim_state_dict(*optimizer)}}; }
+
+  FullyShardedDataParallel<SmallModel> model;
+  std::unique_ptr<torch::optim::Optimizer> optimizer;
+};
+
+std::vector<double> losses_of(int steps) {
+  std::vector<double> losses;
+  run_local(1, [&](const ProcessGroup& group) {
+    Trained one(group, {});
+    for (int step = 0; step < steps; ++step) losses.push_back(one.step(step));
+  });
+  return losses;
+}
+
+const Options kWays[] = {options_of(ShardingStrategy::full_shard, true),
+                         options_of(ShardingStrategy::full_shard, false),
+                         options_of(ShardingStrategy::shard_grad_op, true),
+                         options_of(ShardingStrategy::no_shard, true), options_of(ShardingStrategy::no_shard, false)};
+
+TEST(FsdpStateDictTest, SavedOnSomeRanksItGoesOnOnOthers) {
+  const std::vector<double> losses = losses_of(6);
+  for (const Options& saved : kWays) {
+    for (const int savers : {1, 4}) {
+      const TemporaryDirectory directory;
+      run_local(savers, [&](const ProcessGroup& group) {
+        Trained one(group, saved);
+        for (int step = 0; step < 3; ++step) {
+          EXPECT_NEAR(one.step(step), losses[static_cast<std::size_t>(step)], 1e-10);
+        }
+        save(one.state(), directory.path(), group);
+      });
+      for (const Options& loaded : {kWays[0], kWays[1], kWays[4]}) {
+        for (const int loaders : {1, 2, 3, 8}) {
+          run_local(loaders, [&](const ProcessGroup& group) {
+            Trained one(group, loaded);
+            StateDict state = one.state();
+            load(state, directory.path(), group);
+            one.model.load_state_dict(state.at("model").get<Dict>());
+            one.model.load_optim_state_dict(*one.optimizer, state.at("optim").get<Dict>());
+            for (int step = 3; step < 6; ++step) {
+              EXPECT_NEAR(one.step(step), losses[static_cast<std::size_t>(step)], 1e-10)
+                  << savers << " to " << loaders << " ranks";
+            }
+          });
+        }
+      }
+    }
+  }
+}
+
+TEST(FsdpStateDictTest, TheShardedStateIsTheMemoryOfTheShard) {
+  run_local(3, [&](const ProcessGroup& group) {
+    for (const bool use_orig_params : {true, false}) {
+      FullyShardedDataParallel<SmallModel> model(make_model(), group,
+                                                 options_of(ShardingStrategy::full_shard, use_orig_params));
+      const StateDict state = model.state_dict();
+      std::int64_t elements = 0;
+      for (const auto& [key, value] : state) {
+        if (value.is<at::Tensor>()) continue;  // a buffer
+        const auto& part = value.get<std::shared_ptr<Checkpointable>>();
+        for (std::size_t i = 0; i < part->local_chunks().size(); ++i) {
+          bool is_view = false;
+          for (std::size_t unit = 0; unit < model.unit_count(); ++unit) {
+            is_view = is_view || part->local_tensor(i).is_alias_of(model.handle(unit).flat_param());
+          }
+          EXPECT_TRUE(is_view);
+          if (std::get<std::string>(key) != "tied") elements += part->local_tensor(i).numel();
+        }
+      }
+      const at::Tensor sum = at::full({1}, elements, at::kLong);
+      group.all_reduce(sum);
+      std::int64_t expected = 0;
+      for (const at::Tensor& param : unique_params(*make_model())) expected += param.numel();
+      EXPECT_EQ(sum.item<std::int64_t>(), expected);
+    }
+  });
+}
+
+TEST(FsdpStateDictTest, TheFullStateIsThatOfTheModelAndBack) {
+  for (const Options& way : kWays) {
+    for (const bool rank0_only : {true, false}) {
+      run_local(3, [&](const ProcessGroup& group) {
+        Trained one(group, way);
+        for (int step = 0; step < 2; ++step) one.step(step);
+        FullStateOptions full;
+        full.rank0_only = rank0_only;
+        const StateDict state = one.model.state_dict(StateDictType::full, full);
+        const StateDict optim = one.model.optim_state_dict(*one.optimizer, StateDictType::full, full);
+        if (rank0_only && group.rank() != 0) {
+          EXPECT_TRUE(state.empty() && optim.empty());
+        } else {
+          SmallModel plain = make_model();
+          set_model_state_dict(*plain, state);
+          auto plain_optimizer = make_adamw(unique_params(*plain));
+          set_optimizer_state_dict(*plain, *plain_optimizer, optim);
+          double expected = 0;
+          for (int batch = 0; batch < kBatches; ++batch) {
+            expected += loss_of(plain->forward(batch_of(7, batch))).item<double>() / kBatches;
+          }
+          if (!rank0_only) {
+            Trained alone(ProcessGroup(), {});
+            alone.model.load_state_dict(state);
+            alone.model.load_optim_state_dict(*alone.optimizer, optim);
+            EXPECT_NEAR(alone.step(7), expected, 1e-12);
+          }
+        }
+        Trained other(group, options_of(ShardingStrategy::full_shard, !way.use_orig_params));
+        other.model.load_state_dict(state, full);
+        other.model.load_optim_state_dict(*other.optimizer, optim, full);
+        for (int step = 2; step < 4; ++step) EXPECT_NEAR(other.step(step), one.step(step), 1e-12);
+      });
+    }
+  }
+}
+
+TEST(FsdpStateDictTest, TheLocalStateIsTheFlatParameters) {
+  run_local(2, [&](const ProcessGroup& group) {
+    Trained one(group, {}), other(group, {});
+    one.step(0);
+    const StateDict state = one.model.state_dict(StateDictType::local);
+    EXPECT_TRUE(state.at("first._flat_param").is<ShardedTensor>());
+    EXPECT_TRUE(state.at("_flat_param").is<ShardedTensor>());
+    EXPECT_TRUE(state.at("count").is<at::Tensor>());
+    other.model.load_state_dict(state);
+    EXPECT_TRUE(at::equal(other.model.handle(1).flat_param(), one.model.handle(1).flat_param()));
+    EXPECT_ERROR(one.model.optim_state_dict(*one.optimizer, StateDictType::local), ErrorCode::unsupported, "local");
+  });
+}
+
+TEST(FsdpStateDictTest, AllThatIsWrongIsNamedAndNothingIsChanged) {
+  run_local(2, [&](const ProcessGroup& group) {
+    for (const Options& way : kWays) {
+      Trained one(group, way);
+      FullStateOptions all;
+      all.rank0_only = false;
+      const StateDict before = one.model.state_dict(StateDictType::full, all);
+      StateDict changed = before;
+      for (auto& [key, value] : before) changed[key] = value.get<at::Tensor>() + 1;
+      StateDict wrong = changed;
+      wrong["first.up.weight"] = at::ones({3, 3}, at::kDouble);
+      EXPECT_ERROR(one.model.load_state_dict(wrong), ErrorCode::invalid_argument, "'first.up.weight' is [3, 3]",
+                   "[15, 7]");
+      wrong = changed;
+      wrong.erase("inner.bias");
+      wrong["stranger"] = at::ones({1});
+      EXPECT_ERROR(one.model.load_state_dict(wrong), ErrorCode::invalid_argument, "missing: 'inner.bias'",
+                   "unexpected: 'stranger'");
+      if (group.rank() == 1) wrong = changed;  // only rank 0's is wrong
+      EXPECT_THROW(one.model.load_state_dict(wrong), Error);
+      EXPECT_EQ(one.model.state_dict(StateDictType::full, all), before);
+      one.model.load_state_dict(changed);
+      EXPECT_EQ(one.model.state_dict(StateDictType::full, all), changed);
+    }
+  });
+}
+
+TEST(FsdpStateDictTest, AnOptimizerMadeBeforeShardingIsRefused) {
+  run_local(2, [&](const ProcessGroup& group) {
+    for (const bool use_orig_params : {true, false}) {
+      SmallModel plain = make_model();
+      const auto optimizer = make_adamw(unique_params(*plain));
+      loss_of(plain->forward(batch_of(0, 0))).backward();
+      optimizer->step();
+      FullyShardedDataParallel<SmallModel> model(plain, group,
+                                                 options_of(ShardingStrategy::full_shard, use_orig_params));
+      EXPECT_ERROR(model.check_optimizer(*optimizer), ErrorCode::invalid_argument,
+                   "make the optimizer after the model was sharded, of its parameters()");
+      EXPECT_ERROR(model.optim_state_dict(*optimizer), ErrorCode::invalid_argument, "make the optimizer after");
+    }
+  });
+}
+
+}  // namespace
+}  // namespace tessera::fsdp
