@@ -200,6 +200,7 @@ class FullyShardedDataParallel : public ShardedModule {
       : ShardedModule(pointer_of(module), group, std::move(options)), module_(std::move(module)) {}
 
   const Pointer& module() const { return module_; }
+  auto* operator->() { return module_.operator->(); }
   auto* operator->() const { return module_.operator->(); }
 
   /// The model's forward. A collective.

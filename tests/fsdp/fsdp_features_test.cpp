@@ -1,0 +1,493 @@
+// What a sharded model does besides training: parts left out, parts used in uncommon ways, and misuse.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/optim/sgd.h>
+
+#include <cstdlib>
+
+#include "fsdp/small_model.h"
+#include "support/error_matchers.h"
+#include "support/temporary_directory.h"
+#include "tessera/comm/local_ranks.h"
+#include "tessera/state/load.h"
+#include "tessera/state/save.h"
+
+namespace tessera::fsdp {
+namespace {
+
+using ::testing::ElementsAre;
+using testing::TemporaryDirectory;
+
+std::vector<std::string> unit_names(const ShardedModule& model) {
+  std::vector<std::string> names;
+  for (std::size_t i = 0; i < model.unit_count(); ++i) names.push_back(model.unit_name(i));
+  return names;
+}
+
+std::vector<at::Tensor> whole_grads(ShardedModule& model) {
+  std::vector<at::Tensor> grads;
+  SummonOptions with_grads;
+  with_grads.with_grads = true;
+  model.summon_full_params(
+      [&] {
+        for (const at::Tensor& param : unique_params(*model.module_ptr())) {
+          grads.push_back(param.grad().defined() ? param.grad().clone() : at::Tensor());
+        }
+      },
+      with_grads);
+  return grads;
+}
+
+void expect_same_grads(const std::vector<at::Tensor>& found, const torch::nn::Module& expected) {
+  const std::vector<at::Tensor> params = unique_params(expected);
+  ASSERT_EQ(found.size(), params.size());
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    ASSERT_EQ(found[i].defined(), params[i].grad().defined()) << i;
+    if (found[i].defined()) {
+      EXPECT_TRUE(at::allclose(found[i], params[i].grad(), 1e-12, 1e-14)) << i;
+    }
+  }
+}
+
+TEST(FsdpTest, EveryWrappedModuleIsAUnitUnlessAPolicySaysOtherwise) {
+  const auto names_with = [](const WrapPolicy& policy) {
+    Options options;
+    options.policy = policy;
+    return unit_names(FullyShardedDataParallel<SmallModel>(make_model(), {}, options));
+  };
+  EXPECT_THAT(names_with(nullptr), ElementsAre("", "first", "twice", "inner", "never", "head"));
+  EXPECT_THAT(names_with(wrap_none()), ElementsAre(""));
+  EXPECT_THAT(names_with(wrap_modules<BlockImpl>()), ElementsAre("", "first", "twice", "never"));
+  EXPECT_THAT(names_with(wrap_larger_than(40)), ElementsAre("", "first", "twice", "inner", "never"));
+}
+
+// Units within units: each parameter is in the innermost.
+struct OuterImpl : torch::nn::Module {
+  OuterImpl() {
+    in = register_module("in", Wrap<Block>(5));
+    own = register_module("own", torch::nn::Linear(5, 5));
+  }
+  at::Tensor forward(at::Tensor x) { return own(in(x)); }
+  Wrap<Block> in{nullptr};
+  torch::nn::Linear own{nullptr};
+};
+TORCH_MODULE(Outer);
+
+TEST(FsdpTest, UnitsWithinUnitsInASequential) {
+  const auto make = [] {
+    torch::nn::Sequential model{Wrap<Outer>(), torch::nn::Tanh(), Wrap<Outer>(), Wrap<torch::nn::Linear>(5, 2)};
+    fill(*model);
+    return model;
+  };
+  torch::nn::Sequential alone = make();
+  backward_of_all(alone, {0}, 3);
+  run_local(3, [&](const ProcessGroup& group) {
+    FullyShardedDataParallel<torch::nn::Sequential> model(make(), group);
+    EXPECT_THAT(unit_names(model), ElementsAre("0.in", "0", "2.in", "2", "3"));
+    for (int times = 0; times < 2; ++times) {
+      model.zero_grad();
+      loss_of(model(batch_of(0, group.rank()))).backward();
+      expect_same_grads(whole_grads(model), *alone);
+    }
+  });
+}
+
+TEST(FsdpTest, TheModelIsCalledByForwardAlone) {
+  run_local(2, [&](const ProcessGroup& group) {
+    FullyShardedDataParallel<SmallModel> model(make_model(), group);
+    EXPECT_ERROR(model->first->forward(at::ones({2, 7}, at::kDouble)), ErrorCode::invalid_argument,
+                 "'first' was called by itself", "call the FullyShardedDataParallel that holds it");
+    model.summon_full_params([&] {});
+  });
+}
+
+TEST(FsdpTest, WhatIsIgnoredStaysAsItIs) {
+  run_local(2, [&](const ProcessGroup& group) {
+    SmallModel plain = make_model();
+    Options options;
+    options.ignored_modules = {plain->first.ptr()};
+    options.ignored_parameters = {plain->scale};
+    FullyShardedDataParallel<SmallModel> model(plain, group, options);
+    EXPECT_EQ(model->first->up->weight.sizes(), (std::vector<std::int64_t>{15, 7}));
+    EXPECT_EQ(model->scale.sizes(), (std::vector<std::int64_t>{5}));
+    EXPECT_THAT(unit_names(model), ElementsAre("", "twice", "inner", "never", "head"));
+    SmallModel alone = make_model();
+    loss_of(alone->forward(batch_of(0, group.rank()))).backward();
+    loss_of(model(batch_of(0, group.rank()))).backward();
+    EXPECT_TRUE(at::allclose(model->first->up->weight.grad(), alone->first->up->weight.grad()));  // its own rank's
+    EXPECT_EQ(model.parameters().size(), unique_params(*alone).size());
+  });
+}
+
+TEST(FsdpTest, FrozenParametersAmongOthersAndWholeFrozenUnits) {
+  const auto freeze = [](SmallModel model) {
+    model->first->up->weight.set_requires_grad(false);  // what its gradient goes through comes last
+    for (const at::Tensor& param : model->inner->parameters()) param.set_requires_grad(false);
+    return model;
+  };
+  SmallModel alone = freeze(make_model());
+  backward_of_all(alone, {0}, 2);
+  run_local(2, [&](const ProcessGroup& group) {
+    for (const auto strategy : {ShardingStrategy::full_shard, ShardingStrategy::no_shard}) {
+      Options options;
+      options.strategy = strategy;
+      FullyShardedDataParallel<SmallModel> model(freeze(make_model()), group, options);
+      for (int times = 0; times < 2; ++times) {
+        model.zero_grad();
+        loss_of(model(batch_of(0, group.rank()))).backward();
+        expect_same_grads(whole_grads(model), *alone);
+      }
+    }
+  });
+}
+
+// One that takes another way on each rank, within units that all of them call.
+struct BranchingImpl : torch::nn::Module {
+  BranchingImpl() {
+    even = register_module("even", torch::nn::Linear(5, 5));
+    odd = register_module("odd", torch::nn::Linear(5, 5));
+  }
+  at::Tensor forward(const at::Tensor& x, bool is_odd) { return is_odd ? odd(x) : even(x); }
+  torch::nn::Linear even{nullptr}, odd{nullptr};
+};
+TORCH_MODULE(Branching);
+struct BranchesImpl : torch::nn::Module {
+  BranchesImpl() {
+    for (int i = 0; i < 3; ++i) {
+      branches.push_back(register_module("branch" + std::to_string(i), Wrap<Branching>()));
+    }
+    head = register_parameter("head", at::ones({5, 3}));
+    unused = register_parameter("unused", at::ones({4}));
+  }
+  at::Tensor forward(at::Tensor x) {
+    for (std::size_t i = 0; i < branches.size(); ++i) x = at::tanh(branches[i](x, (i + odd) % 2 == 1));
+    return at::matmul(x, head);
+  }
+  std::vector<Wrap<Branching>> branches;
+  at::Tensor head, unused;
+  std::size_t odd = 0;
+};
+TORCH_MODULE(Branches);
+
+TEST(FsdpTest, ParametersThatOnlySomeRanksUse) {
+  const auto make = [](int rank) {
+    Branches model;
+    fill(*model);
+    model->odd = static_cast<std::size_t>(rank);
+    return model;
+  };
+  std::vector<Branches> alone;
+  std::vector<at::Tensor> sums;
+  for (int rank = 0; rank < 3; ++rank) {
+    alone.push_back(make(rank));
+    loss_of(alone.back()->forward(batch_of(0, rank))).backward();
+    std::size_t i = 0;
+    for (const at::Tensor& param : alone.back()->parameters()) {
+      if (rank == 0) sums.push_back(at::zeros_like(param).detach());
+      if (param.grad().defined()) sums[i].add_(param.grad());
+      ++i;
+    }
+  }
+  run_local(3, [&](const ProcessGroup& group) {
+    FullyShardedDataParallel<Branches> model(make(group.rank()), group);
+    for (int times = 0; times < 3; ++times) {
+      model.zero_grad();
+      loss_of(model(batch_of(0, group.rank()))).backward();
+      const std::vector<at::Tensor> grads = whole_grads(model);
+      for (std::size_t i = 0; i < grads.size(); ++i) {
+        EXPECT_TRUE(at::allclose(grads[i], sums[i].div(3), 1e-12, 1e-14)) << i;
+      }
+    }
+  });
+}
+
+TEST(FsdpTest, SeveralForwardsBeforeOneBackward) {
+  SmallModel alone = make_model();
+  (loss_of(alone->forward(batch_of(0, 0))) + loss_of(alone->forward(batch_of(1, 0)))).backward();
+  for (const bool low : {false, true}) {
+    run_local(2, [&](const ProcessGroup& group) {
+      Options options;
+      if (low) options.mixed_precision.param_dtype = at::kFloat;
+      FullyShardedDataParallel<SmallModel> model(make_model(), group, options);
+      for (int times = 0; times < 2; ++times) {
+        model.zero_grad();
+        const at::Tensor first = loss_of(model(batch_of(0, 0)));
+        {
+          const at::NoGradGuard no_grad;
+          model(batch_of(3, 0));
+        }
+        (first + loss_of(model(batch_of(1, 0)))).backward();
+        const std::vector<at::Tensor> grads = whole_grads(model);
+        const std::vector<at::Tensor> expected = unique_params(*alone);
+        for (std::size_t i = 0; i < grads.size(); ++i) {
+          if (!expected[i].grad().defined()) continue;
+          EXPECT_TRUE(at::allclose(grads[i], expected[i].grad(), low ? 1e-4 : 1e-12, low ? 1e-5 : 1e-14)) << i;
+        }
+      }
+      const at::Tensor one = loss_of(model(batch_of(0, 0))), two = loss_of(model(batch_of(1, 0)));
+      model.zero_grad();
+      one.backward();
+      two.backward();
+      const std::vector<at::Tensor> grads = whole_grads(model);
+      EXPECT_TRUE(at::allclose(grads[0], unique_params(*alone)[0].grad(), low ? 1e-4 : 1e-12, low ? 1e-5 : 1e-14));
+    });
+  }
+}
+
+TEST(FsdpTest, BuffersAreCastAndTheStateHasThemAsTheyWere) {
+  run_local(2, [&](const ProcessGroup& group) {
+    Options options;
+    options.mixed_precision.param_dtype = at::kBFloat16;
+    options.mixed_precision.buffer_dtype = at::kBFloat16;
+    FullyShardedDataParallel<SmallModel> model(make_model(at::kFloat), group, options);
+    model(batch_of(0, 0, at::kFloat));
+    EXPECT_EQ(model->count.scalar_type(), at::kBFloat16);
+    model.state_dict();
+    EXPECT_EQ(model->count.scalar_type(), at::kFloat);
+  });
+}
+
+TEST(FsdpTest, FullPrecisionInEvalWhereTheEnvironmentSaysSo) {
+  ::setenv("FSDP_USE_FULL_PREC_IN_EVAL", "1", 1);
+  run_local(2, [&](const ProcessGroup& group) {
+    Options options;
+    options.mixed_precision.param_dtype = at::kBFloat16;
+    FullyShardedDataParallel<SmallModel> model(make_model(at::kFloat), group, options);
+    SmallModel alone = make_model(at::kFloat);
+    const at::Tensor batch = batch_of(0, 0, at::kFloat);
+    EXPECT_EQ(model(batch).scalar_type(), at::kBFloat16);
+    model.eval();
+    const at::Tensor found = model(batch);
+    EXPECT_EQ(found.scalar_type(), at::kFloat);
+    EXPECT_TRUE(at::equal(found, alone->forward(batch)));
+    model.train();
+    EXPECT_EQ(model(batch).scalar_type(), at::kBFloat16);
+  });
+  ::unsetenv("FSDP_USE_FULL_PREC_IN_EVAL");
+}
+
+TEST(FsdpTest, RankZerosStateIsEveryones) {
+  run_local(3, [&](const ProcessGroup& group) {
+    SmallModel plain = make_model();
+    if (group.rank() != 0) {
+      const at::NoGradGuard no_grad;
+      for (const at::Tensor& param : plain->parameters()) param.detach().fill_(group.rank());
+      plain->count.fill_(group.rank());
+    }
+    Options options;
+    options.sync_module_states = true;
+    FullyShardedDataParallel<SmallModel> model(plain, group, options);
+    SmallModel expected = make_model();
+    EXPECT_TRUE(at::equal(model->count, expected->count));
+    model.summon_full_params([&] {
+      const std::vector<at::Tensor> found = model->parameters();
+      for (std::size_t i = 0; i < found.size(); ++i) EXPECT_TRUE(at::equal(found[i], expected->parameters()[i]));
+    });
+  });
+}
+
+TEST(FsdpTest, WhatIsDoneToWholeParametersIsKeptIfAskedFor) {
+  run_local(3, [&](const ProcessGroup& group) {
+    for (const bool use_orig_params : {true, false}) {
+      for (const auto strategy : {ShardingStrategy::full_shard, ShardingStrategy::no_shard}) {
+        Options options;
+        options.use_orig_params = use_orig_params;
+        options.strategy = strategy;
+        FullyShardedDataParallel<SmallModel> model(make_model(), group, options);
+        SummonOptions keeps_not;
+        keeps_not.writeback = false;
+        const auto value_of = [&] {
+          double value = 0;
+          model.summon_full_params([&] { value = model->inner->weight.select(0, 4).sum().item<double>(); }, keeps_not);
+          return value;
+        };
+        const double before = value_of();
+        if (is_sharded(strategy)) {
+          model.summon_full_params([&] { model->inner->weight.detach().add_(1); }, keeps_not);
+          EXPECT_EQ(value_of(), before);
+          EXPECT_ERROR(model.summon_full_params([&] {
+            model->inner->weight.detach().add_(1);
+            if (group.rank() == 1) throw std::runtime_error("no");
+          }),
+                       ErrorCode::rank_failure, "no");
+          EXPECT_EQ(value_of(), before);
+        }
+        model.summon_full_params([&] { model->inner->weight.detach().add_(1); });
+        EXPECT_NEAR(value_of(), before + 7, 1e-12);
+        SummonOptions first_only = keeps_not;
+        first_only.rank0_only = true;
+        model.summon_full_params(
+            [&] {
+              const bool is_whole = group.rank() == 0 || !is_sharded(strategy);
+              EXPECT_EQ(model->inner->weight.dim(), is_whole ? 2 : 1);
+            },
+            first_only);
+      }
+    }
+    FullyShardedDataParallel<SmallModel> model(make_model(), group);
+    SummonOptions both;
+    both.rank0_only = true;
+    EXPECT_ERROR(model.summon_full_params([] {}, both), ErrorCode::invalid_argument, "rank0_only with writeback");
+  });
+}
+
+TEST(FsdpTest, TheNormOfAllGradientsIsClipped) {
+  SmallModel alone = make_model();
+  backward_of_all(alone, {0}, 3);
+  const auto norm_of_all = [&](double type) {
+    std::vector<at::Tensor> flat;
+    for (const at::Tensor& param : unique_params(*alone)) {
+      if (param.grad().defined()) flat.push_back(param.grad().reshape({-1}));
+    }
+    return at::cat(flat).norm(type).item<double>();
+  };
+  for (const auto strategy : {ShardingStrategy::full_shard, ShardingStrategy::no_shard}) {
+    for (const bool use_orig_params : {true, false}) {
+      run_local(3, [&](const ProcessGroup& group) {
+        for (const double type : {1.0, 2.0, 3.0, std::numeric_limits<double>::infinity()}) {
+          Options options;
+          options.strategy = strategy;
+          options.use_orig_params = use_orig_params;
+          FullyShardedDataParallel<SmallModel> model(make_model(), group, options);
+          loss_of(model(batch_of(0, group.rank()))).backward();
+          const double norm = norm_of_all(type);
+          EXPECT_NEAR(model.clip_grad_norm_(100 * norm, type).item<double>(), norm, 1e-12);
+          EXPECT_NEAR(model.clip_grad_norm_(norm / 2, type).item<double>(), norm, 1e-12);
+          EXPECT_NEAR(model.clip_grad_norm_(1, type).item<double>(), norm / 2, 1e-5);
+        }
+      });
+    }
+  }
+  FullyShardedDataParallel<SmallModel> model(make_model());
+  const auto no_sync = model.no_sync();
+  loss_of(model(batch_of(0, 0))).backward();
+  EXPECT_ERROR(model.clip_grad_norm_(1), ErrorCode::invalid_argument, "was not reduced");
+}
+
+TEST(FsdpTest, HybridShardingTrainsAsOneGroup) {
+  SmallModel alone = make_model();
+  backward_of_all(alone, {0}, 4);
+  for (const auto strategy : {ShardingStrategy::hybrid_shard, ShardingStrategy::hybrid_shard_zero2}) {
+    const TemporaryDirectory directory;
+    run_local(4, [&](const ProcessGroup& group) {
+      const HybridGroups groups = hybrid_groups(group, 2);
+      Options options;
+      options.strategy = strategy;
+      options.replicas = groups.replicas;
+      FullyShardedDataParallel<SmallModel> model(make_model(), groups.shards, options);
+      loss_of(model(batch_of(0, group.rank()))).backward();
+      expect_same_grads(whole_grads(model), *alone);
+      save({{"model", model.state_dict()}}, directory.path(), group);
+      StateDict state{{"model", model.state_dict()}};
+      model.summon_full_params([&] {
+        for (const at::Tensor& param : model->parameters()) param.detach().zero_();
+      });
+      load(state, directory.path(), group);
+      model.summon_full_params([&] { EXPECT_TRUE(at::equal(model->inner->weight, alone->inner->weight)); });
+      EXPECT_ERROR(hybrid_groups(group, 3), ErrorCode::invalid_argument, "expected a divisor of the group's 4 ranks");
+    });
+  }
+}
+
+// A layer whose weight is somebody's.
+struct SharesImpl : torch::nn::Module {
+  explicit SharesImpl(const at::Tensor& shared) { weight = register_parameter("weight", shared); }
+  at::Tensor forward(const at::Tensor& x) { return at::matmul(x, weight); }
+  at::Tensor weight;
+};
+TORCH_MODULE(Shares);
+
+TEST(FsdpTest, AParameterInTwoUnitsIsRefusedAndBelongsToWhatHoldsBoth) {
+  run_local(2, [&](const ProcessGroup& group) {
+    const auto make = [] {
+      const at::Tensor shared = at::arange(25, at::kDouble).reshape({5, 5}).mul(0.1).sin();
+      return torch::nn::Sequential{Wrap<Shares>(shared), torch::nn::Tanh(), Wrap<Shares>(shared)};
+    };
+    EXPECT_ERROR(FullyShardedDataParallel<torch::nn::Sequential>(make(), group), ErrorCode::invalid_argument,
+                 "'0.weight' of unit '0' is also '2.weight' of unit '2'", "let the policy leave out both");
+    Options options;
+    options.policy = wrap_none();
+    torch::nn::Sequential alone = make();
+    FullyShardedDataParallel<torch::nn::Sequential> model(make(), group, options);
+    EXPECT_TRUE(at::equal(model(batch_of(0, 0)), alone->forward(batch_of(0, 0))));
+  });
+}
+
+TEST(FsdpTest, AModuleThatIsShardedAlreadyIsRefused) {
+  SmallModel plain = make_model();
+  FullyShardedDataParallel<SmallModel> model(plain);
+  EXPECT_ERROR(FullyShardedDataParallel<SmallModel>{plain}, ErrorCode::invalid_argument,
+               "module 'first' is sharded already");
+}
+
+struct UnorderedImpl : torch::nn::Module {
+  UnorderedImpl() {
+    one = register_module("one", Wrap<torch::nn::Linear>(5, 5));
+    other = register_module("other", Wrap<torch::nn::Linear>(5, 5));
+  }
+  at::Tensor forward(const at::Tensor& x, int order) {
+    if (order == 0) return other(one(x));
+    if (order == 1) return one(other(x));
+    return one(x);
+  }
+  Wrap<torch::nn::Linear> one{nullptr}, other{nullptr};
+};
+TORCH_MODULE(Unordered);
+
+TEST(FsdpTest, RanksThatCallUnitsInAnotherOrderAreTold) {
+  run_local(2, [&](const ProcessGroup& group) {
+    {
+      FullyShardedDataParallel<Unordered> model(Unordered(), group);
+      EXPECT_ERROR(model(at::ones({2, 5}), group.rank()), ErrorCode::invalid_argument,
+                   "rank 1 calls 'other', rank 0 calls 'one'", "the same units in the same order");
+    }
+    FullyShardedDataParallel<Unordered> model(Unordered(), group);
+    EXPECT_ERROR(model(at::ones({2, 5}), 2 * group.rank()), ErrorCode::invalid_argument,
+                 "rank 1 has ended its forward, rank 0 calls 'other'");
+    model(at::ones({2, 5}), 0);  // and it can be used afterwards
+  });
+}
+
+TEST(FsdpTest, AModelThatThrewInForwardOrBackwardCanBeUsedAfterwards) {
+  struct Throws : torch::autograd::Function<Throws> {
+    static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) { return x.clone(); }
+    static torch::autograd::variable_list backward(torch::autograd::AutogradContext*, torch::autograd::variable_list) {
+      throw std::runtime_error("in backward");
+    }
+  };
+  SmallModel alone = make_model();
+  backward_of_all(alone, {0}, 2);
+  run_local(2, [&](const ProcessGroup& group) {
+    FullyShardedDataParallel<SmallModel> model(make_model(), group);
+    EXPECT_THROW(model(at::ones({2, 9}, at::kDouble)), std::exception);
+    const at::Tensor input = batch_of(0, group.rank()).requires_grad_(true);
+    const at::Tensor result = model(Throws::apply(input));
+    EXPECT_THROW(loss_of(result).backward(), std::exception);
+    model(batch_of(0, 0));
+    EXPECT_EQ(model->inner->weight.dim(), 1);
+    model.zero_grad();
+    loss_of(model(batch_of(0, group.rank()))).backward();
+    expect_same_grads(whole_grads(model), *alone);
+  });
+}
+
+TEST(FsdpTest, CommunicationCanBeFakedToMeasureIt) {
+  ::setenv("FSDP_USE_FAKE_ALL_GATHER", "1", 1);
+  ::setenv("FSDP_USE_FAKE_REDUCE", "1", 1);
+  run_local(2, [&](const ProcessGroup& group) {
+    FullyShardedDataParallel<SmallModel> model(make_model(), group);
+    if (group.rank() == 0) loss_of(model(batch_of(0, 0))).backward();
+    SmallModel alone = make_model();
+    if (group.rank() == 1) {
+      EXPECT_FALSE(at::equal(model(batch_of(0, 0)), alone->forward(batch_of(0, 0))));
+    }
+  });
+  ::unsetenv("FSDP_USE_FAKE_ALL_GATHER");
+  ::unsetenv("FSDP_USE_FAKE_REDUCE");
+}
+
+}  // namespace
+}  // namespace tessera::fsdp
