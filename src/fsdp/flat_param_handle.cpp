@@ -257,11 +257,27 @@ at::Tensor FlatParamHandle::my_part_of(const at::Tensor& unsharded) const {
   return unsharded.detach().narrow(0, shard_rank() * layout_.sharded_numel(), layout_.sharded_numel());
 }
 
+at::Tensor FlatParamHandle::flatten_tensors(const std::vector<at::Tensor>& tensors) const {
+  const c10::NoGradGuard no_grad;
+  if (tensors.size() != params_.size()) {
+    fail(ErrorCode::invalid_argument, "{} tensors to flatten, expected the {} of '{}' and what follows", tensors.size(),
+         params_.size(), printable(layout_.params()[0].fqn));
+  }
+  const at::Tensor flat = at::zeros({layout_.padded_unsharded_numel()}, tensors[0].options().requires_grad(false));
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const at::Tensor view = view_of(flat, i);
+    if (tensors[i].sizes() != view.sizes()) {
+      fail(ErrorCode::invalid_argument, "'{}' is {}, expected {}", printable(layout_.params()[i].fqn),
+           shape_to_string(tensors[i].sizes().vec()), shape_to_string(view.sizes().vec()));
+    }
+    view.copy_(tensors[i].detach());
+  }
+  return flat;
+}
+
 void FlatParamHandle::write_back_unsharded() {
   const c10::NoGradGuard no_grad;
-  const at::Tensor flat = at::zeros({layout_.padded_unsharded_numel()}, flat_param_.options().requires_grad(false));
-  for (std::size_t i = 0; i < params_.size(); ++i) view_of(flat, i).copy_(params_[i].detach());
-  flat_param_.detach().copy_(my_part_of(flat));
+  flat_param_.detach().copy_(my_part_of(flatten_tensors(params_)));
 }
 
 bool FlatParamHandle::write_back_params() {

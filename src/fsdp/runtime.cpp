@@ -71,6 +71,7 @@ std::shared_ptr<Call> Runtime::begin_call(Unit& unit) {
   }
   auto call = std::make_shared<Call>(Call{unit, unit.first_call, ++clock_, 0, nullptr, 0});
   if (unit.handle() != nullptr) {
+    unit.handle()->set_training_state(TrainingState::forward);
     unshard(unit);
     if (c10::GradMode::is_enabled()) call->accumulators = unit.accumulators();
   }
@@ -118,6 +119,7 @@ void Runtime::end_call(const std::shared_ptr<Call>& call, bool has_gradient) {
   if (unit.handle() != nullptr) {
     const bool stays = &unit == root_ || !reshards_after_forward(options_.strategy) || is_last_call();
     unit.handle()->reshard(/*frees_unsharded=*/!(has_gradient && stays));
+    unit.handle()->set_training_state(TrainingState::idle);
   }
   if (&unit == root_) end_forward(has_gradient);
 }
@@ -131,7 +133,10 @@ void Runtime::end_forward(bool has_gradient) {
 }
 
 void Runtime::abandon_call(const std::shared_ptr<Call>& call) {
-  if (call->unit.handle() != nullptr && !in_backward_) call->unit.handle()->reshard();
+  if (call->unit.handle() != nullptr && !in_backward_) {
+    call->unit.handle()->reshard();
+    call->unit.handle()->set_training_state(TrainingState::idle);
+  }
   if (&call->unit == root_) in_forward_ = false;
 }
 
@@ -192,6 +197,7 @@ void Runtime::pre_backward(const std::shared_ptr<Call>& call) {
   Unit& unit = call->unit;
   if (unit.handle() == nullptr) return;
   open(call);
+  unit.handle()->set_training_state(TrainingState::backward_pre);
   if (unit.prepared_in != backward_) unit.handle()->prepare_gradient_for_backward();
   unit.prepared_in = backward_;
   unshard(unit);
@@ -241,6 +247,7 @@ void Runtime::complete(Unit& unit) {
   FlatParamHandle& handle = *unit.handle();
   open_.erase(std::find(open_.begin(), open_.end(), &unit));
   unit.open_calls.clear();
+  handle.set_training_state(TrainingState::backward_post);
   handle.reshard();
   if (syncs_gradients && handle.flat_param().requires_grad()) {
     while (std::find(reducing_.begin(), reducing_.end(), &unit) != reducing_.end()) finish_oldest_reduction();
@@ -274,6 +281,7 @@ void Runtime::end_backward() {
   while (!reducing_.empty()) finish_oldest_reduction();
   for (Unit* unit : units_) {
     unit->handle()->reshard();
+    unit->handle()->set_training_state(TrainingState::idle);
     unit->calls_ahead = 0;
     if (unit->prepared_in == backward_) unit->handle()->prepare_gradient_for_optim();
   }

@@ -37,6 +37,7 @@ class HiddenGradients {
 class Summoned {
  public:
   Summoned(FlatParamHandle& handle, const SummonOptions& options) : handle_(handle), gradients_(handle.params()) {
+    handle_.set_training_state(TrainingState::summon_full_params);
     handle_.write_back_params();
     handle_.free_unsharded();
     handle_.use_full_precision(true);
@@ -48,6 +49,7 @@ class Summoned {
   ~Summoned() {
     handle_.reshard();
     handle_.use_full_precision(false);
+    handle_.set_training_state(TrainingState::idle);
   }
   Summoned(const Summoned&) = delete;
   Summoned& operator=(const Summoned&) = delete;

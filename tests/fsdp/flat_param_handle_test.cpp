@@ -366,6 +366,47 @@ TEST(FlatParamHandleOfSomeTest, Refusals) {
   });
 }
 
+// Parameters are flattened upside down, as one would who keeps them in another form than they are used in.
+struct Reversed : FlatParamExtensions {
+  at::Tensor pre_flatten_transform(const std::string& fqn, const at::Tensor& parameter) override {
+    return fqn == "first.weight" ? parameter.t().contiguous() : parameter;
+  }
+  at::Tensor post_unflatten_transform(const std::string& fqn, const at::Tensor& view) override {
+    return fqn == "first.weight" ? view.t() : view;
+  }
+};
+
+TEST(FlatParamHandleOfSomeTest, ParametersMayBeFlattenedInAnotherForm) {
+  run_local(2, [&](const ProcessGroup& group) {
+    FlatParamOptions options;
+    options.extensions = std::make_shared<Reversed>();
+    FlatParamHandle plain(make_params(), group, {}), handle(make_params(), group, options);
+    EXPECT_EQ(handle.layout().params()[0].shape, (std::vector<std::int64_t>{3, 6}));
+    EXPECT_EQ(backward_of_rank(handle, group.rank()), backward_of_rank(plain, group.rank()));
+    for (FlatParamHandle* each : {&plain, &handle}) {
+      each->unshard();
+      each->unshard_grad();
+    }
+    EXPECT_TRUE(at::equal(handle.params()[0], plain.params()[0]));
+    EXPECT_TRUE(at::equal(handle.params()[0].grad(), plain.params()[0].grad()));
+  });
+}
+
+TEST(FlatParamHandleOfSomeTest, FlattenedTensorsComeBack) {
+  run_local(2, [&](const ProcessGroup& group) {
+    FlatParamHandle handle(make_params(), group, {});
+    std::vector<at::Tensor> tensors;
+    for (const NamedParameter& named : make_params()) tensors.push_back(named.parameter.detach() + 1);
+    const at::Tensor flat = handle.flatten_tensors(tensors);
+    EXPECT_EQ(flat.numel(), handle.layout().padded_unsharded_numel());
+    const std::vector<at::Tensor> back = handle.unflatten_as(flat);
+    for (std::size_t i = 0; i < back.size(); ++i) EXPECT_TRUE(at::equal(back[i], tensors[i]));
+    tensors[1] = at::ones({2});
+    EXPECT_ERROR(handle.flatten_tensors(tensors), ErrorCode::invalid_argument, "'first.bias' is [2], expected [6]");
+    EXPECT_ERROR(handle.flatten_tensors({}), ErrorCode::invalid_argument, "0 tensors to flatten, expected the 5");
+  });
+}
+
 TEST(FlatParamHandleOfSomeTest, AGradientThatNeedsOneIsRefused) {
   FlatParamHandle handle(make_params(), ProcessGroup(), {});
   handle.unshard();

@@ -59,6 +59,9 @@ struct FlatParamOptions {
   std::shared_ptr<FlatParamExtensions> extensions;
 };
 
+/// What is done with a handle's parameters. PyTorch: HandleTrainingState.
+enum class TrainingState : std::uint8_t { idle, forward, backward_pre, backward_post, summon_full_params };
+
 class FlatParamHandle {
  public:
   /// Flattens and shards: on return the parameters are sharded. A collective. Throws on all ranks
@@ -81,6 +84,10 @@ class FlatParamHandle {
   /// The parameters of which this rank has a part. PyTorch: shard_metadata.
   FlatParamShardMetadata shard_metadata() const { return layout_.shard_metadata(shard_rank()); }
 
+  /// Idle unless whoever trains with it says otherwise.
+  TrainingState training_state() const { return training_state_; }
+  void set_training_state(TrainingState state) { training_state_ = state; }
+
   // --- parameters
 
   /// Begins to put the parameters together; they stay as they are. Nothing to do if that was begun or done.
@@ -100,6 +107,9 @@ class FlatParamHandle {
   void to_cpu();
   /// Takes what the unsharded parameters hold into the shard: on each rank what it has of it.
   void write_back_unsharded();
+  /// `tensors`, one for each parameter and of its shape, as one: as the unsharded flat parameter has them, with zeros
+  /// between and behind them. The reverse of unflatten_as.
+  at::Tensor flatten_tensors(const std::vector<at::Tensor>& tensors) const;
   /// Each parameter in `flat`, which is as long as the unsharded flat parameter: views.
   std::vector<at::Tensor> unflatten_as(const at::Tensor& flat) const;
   /// This rank's elements of parameter `i` in `shard`, which is as long as its shard: a one-dimensional view, empty if
@@ -168,6 +178,7 @@ class FlatParamHandle {
   std::vector<at::Tensor> sharded_views_;
   PendingCollective gathering_;
   bool is_gathered_ = false, is_unsharded_ = false;
+  TrainingState training_state_ = TrainingState::idle;
 
   at::Tensor unsharded_grad_;      // what was taken, of compute_dtype_
   at::Tensor reducing_, reduced_;  // what is being reduced, and what it becomes
