@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "fsdp/environment.h"
+#include "fsdp/storage.h"
 #include "tessera/base/error.h"
 #include "tessera/fsdp/flat_param_handle.h"
 
@@ -17,8 +18,10 @@ namespace tessera::fsdp {
 namespace {
 
 // Dividing by it before the sum, and by the rest after it, keeps a sum of low precision from overflowing and its parts
-// from vanishing. PyTorch: DefaultState._get_gradient_predivide_factor.
-int predivide_factor(int ranks) {
+// from vanishing; what is precise is divided once, after it, where there is less of it.
+// PyTorch: DefaultState._get_gradient_predivide_factor.
+int predivide_factor(int ranks, at::ScalarType dtype) {
+  if (c10::elementSize(dtype) > 2) return 1;
   int factor = 1;
   while (ranks % factor == 0 && ranks / factor > factor) factor *= 2;
   return factor;
@@ -31,11 +34,12 @@ at::Tensor FlatParamHandle::sharded_view_of(const at::Tensor& shard, std::size_t
   return is_sharded(options_.strategy) ? piece_of(shard, i) : view_of(shard, i);
 }
 
-// What is to be seen as the gradient of parameter `i` outside of a backward: undefined for none.
+// What is to be seen as the gradient of parameter `i` outside of a backward: undefined for none. No view to autograd,
+// which LibTorch's zero_grad of 1.13 wouldn't take.
 at::Tensor FlatParamHandle::visible_gradient(std::size_t i) const {
-  if (has_[i].unsharded) return view_of(unsharded_grad_, i);
+  if (has_[i].unsharded) return view_of(unsharded_grad_, i).detach();
   if (!has_[i].sharded) return {};
-  return sharded_view_of(sharded_grad_, i);
+  return sharded_view_of(sharded_grad_, i).detach();
 }
 
 void FlatParamHandle::prepare_gradient_for_backward() {
@@ -88,8 +92,8 @@ void FlatParamHandle::take_gradient(std::size_t i) {
   }
   const c10::NoGradGuard no_grad;
   if (!unsharded_grad_.defined()) {
-    unsharded_grad_ = at::empty({layout_.padded_unsharded_numel()},
-                                at::TensorOptions().dtype(compute_dtype_).device(options_.device));
+    unsharded_grad_ =
+        empty_flat(layout_.padded_unsharded_numel(), at::TensorOptions().dtype(compute_dtype_).device(options_.device));
   }
   const at::Tensor place = view_of(unsharded_grad_, i);
   if (has_[i].unsharded) {
@@ -128,11 +132,11 @@ void FlatParamHandle::start_reduce_gradient() {
   zero_the_rest();
   reducing_ = std::exchange(unsharded_grad_, at::Tensor()).to(reduce_dtype_);
   for (HasGradient& has : has_) has.unsharded = false;
-  if (const int factor = predivide_factor(averaged_ranks()); factor != 1) reducing_.div_(factor);
+  if (const int factor = predivide_factor(averaged_ranks(), reduce_dtype_); factor != 1) reducing_.div_(factor);
   if (is_set("FSDP_USE_FAKE_REDUCE")) {
     reduced_ = my_part_of(reducing_).clone();
   } else if (is_sharded(options_.strategy)) {
-    reduced_ = at::empty({layout_.sharded_numel()}, reducing_.options());
+    reduced_ = empty_flat(layout_.sharded_numel(), reducing_.options());
     reduction_ = group_.start_reduce_scatter_into(reduced_, reducing_);
   } else {
     reduced_ = reducing_;
@@ -147,7 +151,8 @@ void FlatParamHandle::finish_reduce_gradient() {
   reducing_.reset();
   if (options_.replicas) options_.replicas->all_reduce(reduced_);
   const double ranks = averaged_ranks();
-  if (const double factor = ranks / predivide_factor(averaged_ranks()); factor != 1) reduced_.div_(factor);
+  if (const double factor = ranks / predivide_factor(averaged_ranks(), reduce_dtype_); factor != 1)
+    reduced_.div_(factor);
   const at::Tensor grad = std::exchange(reduced_, at::Tensor()).to(flat_param_.device(), flat_param_.scalar_type());
   if (sharded_grad_.defined()) {
     sharded_grad_ = sharded_grad_.to(flat_param_.scalar_type()).add_(grad);  // it may be of low precision

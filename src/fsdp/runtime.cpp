@@ -7,6 +7,7 @@
 #include "fsdp/environment.h"
 #include "fsdp/find_units.h"
 #include "fsdp/initialize.h"
+#include "fsdp/storage.h"
 #include "tessera/base/error.h"
 
 namespace tessera::fsdp {
@@ -42,6 +43,7 @@ Runtime::Runtime(std::shared_ptr<torch::nn::Module> module, const ProcessGroup& 
   for (const at::Tensor& buffer : module_->buffers()) {
     if (buffer.defined() && buffer.is_floating_point()) buffers_.push_back({buffer, buffer.scalar_type()});
   }
+  return_free_memory();  // what the whole parameters had
 }
 
 Runtime::~Runtime() { *alive_ = false; }

@@ -115,7 +115,7 @@ TEST_P(TrainingTest, TrainsAsOneProcessDoes) {
         FullyShardedDataParallel<SmallModel> model(make_model(), group, how);
         const auto optimizer = make_optimizer(kind, model.parameters());
         for (int step = 0; step < 6; ++step) {
-          model.zero_grad();
+          optimizer->zero_grad();
           const at::Tensor loss = loss_of(model(batch_of(step, group.rank())));
           EXPECT_NEAR(loss.item<double>(),
                       losses[static_cast<std::size_t>(step)][static_cast<std::size_t>(group.rank())], 1e-12);

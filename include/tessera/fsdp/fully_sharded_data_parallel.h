@@ -199,6 +199,7 @@ class FullyShardedDataParallel : public ShardedModule {
   explicit FullyShardedDataParallel(Pointer module, const ProcessGroup& group = {}, Options options = {})
       : ShardedModule(pointer_of(module), group, std::move(options)), module_(std::move(module)) {}
 
+  /// The model itself, whose forward is not to be called: this one's is.
   const Pointer& module() const { return module_; }
   auto* operator->() { return module_.operator->(); }
   auto* operator->() const { return module_.operator->(); }
