@@ -1,5 +1,5 @@
 # All that one does with this tree. Every target brings what it needs, so on a fresh Debian 12 each works as it stands.
-#   make             the command, build/bin/tessera      make demo      what it does, on a small checkpoint
+#   make             the command, build/bin/tessera      make demo      a training that is killed and goes on
 #   make test        all tests                           make interop   against real PyTorch 2.6 and 2.14 (root)
 #   make check       format, lint, rules, two compilers  make bench     the speed table; ONLY=row,row for a part
 #   make libtorch    all tests on LibTorch 2.6 and 2.14 (root)
@@ -34,14 +34,18 @@ test:
 	cmake --build --preset release --parallel $(JOBS)
 	ctest --preset release --parallel 2
 
-demo: all
-	examples/demo build/bin/tessera
+# A build folder that has tests keeps them.
+demo:
+	$(call setup,build torch)
+	cmake --preset release -DTESSERA_EXAMPLES=ON $(if $(wildcard build/CMakeCache.txt),,-DTESSERA_TESTS=OFF -DTESSERA_BENCH=OFF)
+	cmake --build --preset release --parallel $(JOBS) --target tessera train_gpt
+	examples/demo build/bin
 
 interop:
 	$(call setup,build torch test)
 	[[ $$EUID -ne 0 ]] || $(call setup,interop)
 	cmake --preset release -DTESSERA_TESTS=ON
-	cmake --build --preset release --parallel $(JOBS) --target tessera sharded_values flat_param_layout_test state_values resave train_checkpoint
+	cmake --build --preset release --parallel $(JOBS) --target tessera sharded_values flat_param_layout_test state_values resave train_checkpoint train_fsdp
 	tools/with-pytorch -- tests/interop/run
 
 libtorch:

@@ -1,0 +1,307 @@
+// Trains a small GPT on the characters of a text, sharded over all ranks, saves in the background every few steps, and
+// goes on where it was when it is started again, on as many ranks as one likes.
+//
+//   tessera run -n 4 -- build/bin/train_gpt --directory checkpoints --steps 200
+//   tessera run -n 2 -- build/bin/train_gpt --directory checkpoints --steps 400 --sample 500
+
+#include <fmt/format.h>
+#include <torch/nn/functional/loss.h>
+#include <torch/optim/adamw.h>
+#include <torch/types.h>
+#include <torch/utils.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <fstream>
+#include <iostream>
+#include <map>
+#include <optional>
+
+#include "gpt.h"
+#include "loss_plot.h"
+#include "tessera/comm/init.h"
+#include "tessera/fsdp/fully_sharded_data_parallel.h"
+#include "tessera/state/checkpoint_manager.h"
+#include "text.h"
+
+namespace tessera::examples {
+namespace {
+
+using fsdp::ShardingStrategy;
+using Clock = std::chrono::steady_clock;
+
+struct Flags {
+  std::vector<std::filesystem::path> texts = {"/usr/share/common-licenses"};
+  std::filesystem::path directory, plot;
+  GptConfig model;
+  std::int64_t steps = 1000, batch = 32, accumulate = 1, save_every = 100, print_every = 1, sample = 0;
+  double learning_rate = 0.005;
+  bool mixed_precision = false;
+  std::string strategy = "full_shard";
+  int shard_ranks = 2;
+};
+
+const std::map<std::string, ShardingStrategy> kStrategies = {
+    {"full_shard", ShardingStrategy::full_shard},
+    {"shard_grad_op", ShardingStrategy::shard_grad_op},
+    {"no_shard", ShardingStrategy::no_shard},
+    {"hybrid_shard", ShardingStrategy::hybrid_shard},
+    {"hybrid_shard_zero2", ShardingStrategy::hybrid_shard_zero2},
+};
+
+void add_flags(CLI::App& app, Flags& flags) {
+  const auto add_count = [&](const char* name, auto& value, const char* help) {
+    const CLI::Validator is_count = CLI::Range(1, 1'000'000'000).description("");
+    app.add_option(name, value, help)->check(is_count)->capture_default_str()->type_name("N");
+  };
+  app.add_option("TEXT", flags.texts,
+                 "Files to learn from, or directories of them; Debian's licences if none is given");
+  app.add_option("--directory", flags.directory, "Where the checkpoints are")->required()->type_name("DIR");
+  add_count("--steps", flags.steps, "Steps in all, those before a restart included");
+  add_count("--batch", flags.batch, "Rows of a step, of all ranks together");
+  add_count("--accumulate", flags.accumulate, "In how many parts, one after the other, a rank takes its rows");
+  add_count("--context", flags.model.context, "Characters of a row");
+  add_count("--layers", flags.model.layers, "Blocks of the model");
+  add_count("--heads", flags.model.heads, "Heads of their attention");
+  add_count("--width", flags.model.width, "Numbers for each character between them");
+  app.add_option("--lr", flags.learning_rate, "The highest learning rate")->capture_default_str()->type_name("X");
+  app.add_flag("--mixed-precision", flags.mixed_precision, "Compute in bfloat16");
+  app.add_option("--strategy", flags.strategy,
+                 "full_shard, shard_grad_op, no_shard, hybrid_shard or hybrid_shard_zero2")
+      ->check(CLI::IsMember(kStrategies).description(""))
+      ->capture_default_str()
+      ->type_name("NAME");
+  add_count("--shard-ranks", flags.shard_ranks, "With a hybrid strategy, how many ranks hold the model together");
+  add_count("--save-every", flags.save_every, "Steps from checkpoint to checkpoint");
+  add_count("--print-every", flags.print_every, "Steps from line to line");
+  add_count("--sample", flags.sample, "Characters that the model writes at the end");
+  app.add_option("--plot", flags.plot, "Draws the loss into this file, an SVG image")->type_name("FILE");
+}
+
+using Model = fsdp::FullyShardedDataParallel<Gpt>;
+
+Model shard(const Gpt& gpt, const Flags& flags, const ProcessGroup& group) {
+  fsdp::Options options;
+  options.strategy = kStrategies.at(flags.strategy);
+  if (flags.mixed_precision) options.mixed_precision.param_dtype = torch::kBFloat16;
+  if (!fsdp::is_hybrid(options.strategy)) return Model(gpt, group, options);
+  const fsdp::HybridGroups groups = fsdp::hybrid_groups(group, flags.shard_ranks);
+  options.replicas = groups.replicas;
+  return Model(gpt, groups.shards, options);
+}
+
+// Rises over the first steps and then falls, so slowly that it is of use however many steps follow.
+double learning_rate(const Flags& flags, std::int64_t step) {
+  constexpr double kRising = 60;
+  const double part = static_cast<double>(step) / kRising;
+  return flags.learning_rate * std::min(part, 1 / std::sqrt(part));
+}
+
+double resident_mib() {
+  std::int64_t all = 0, resident = 0;
+  std::ifstream("/proc/self/statm") >> all >> resident;
+  return static_cast<double>(resident * ::sysconf(_SC_PAGESIZE)) / (1 << 20);
+}
+
+class Trainer {
+ public:
+  Trainer(const Gpt& gpt, const Flags& flags, const ProcessGroup& group, const Text& text)
+      : flags_(flags),
+        group_(group),
+        text_(text),
+        model_(shard(gpt, flags, group)),
+        optimizer_(model_.parameters(), torch::optim::AdamWOptions(flags_.learning_rate)) {}
+
+  const Model& model() const { return model_; }
+
+  // Learns from the rows of a step; returns their loss, averaged over all of them.
+  double learn(std::int64_t step) {
+    model_.zero_grad();
+    at::Tensor sum = torch::zeros({}, torch::kDouble);
+    const std::int64_t parts = flags_.accumulate * group_.size();
+    for (std::int64_t part = group_.rank(); part < parts; part += group_.size()) {
+      const auto no_sync = model_.no_sync(part + group_.size() >= parts);
+      const at::Tensor loss = loss_sum(step, part, parts);
+      sum += loss.detach();
+      // Gradients are averaged over the ranks: what all parts add up to is that of the rows' average.
+      (loss * group_.size() / tokens_of_step()).backward();
+    }
+    model_.clip_grad_norm_(1.0);
+    for (auto& parameters : optimizer_.param_groups()) parameters.options().set_lr(learning_rate(flags_, step));
+    optimizer_.step();
+    group_.all_reduce(sum);
+    return sum.item<double>() / static_cast<double>(tokens_of_step());
+  }
+
+  // What a checkpoint says of the model, and must be as it is here.
+  StateDict description() const {
+    const GptConfig& config = flags_.model;
+    return {
+        {"config",
+         Dict{
+             {"context", config.context}, {"layers", config.layers}, {"heads", config.heads}, {"width", config.width}}},
+        {"vocabulary", text_.vocabulary()}};
+  }
+
+  StateDict state() {
+    StateDict all = description();
+    all["model"] = model_.state_dict();
+    all["optimizer"] = model_.optim_state_dict(optimizer_);
+    return all;
+  }
+
+  // The step of the newest checkpoint, from which it goes on; 0 if there is none.
+  std::int64_t restore(CheckpointManager& manager) {
+    const StateDict own = description();
+    StateDict saved = own;
+    if (!manager.restore_latest(saved)) return 0;
+    for (const auto& [key, value] : own) {
+      if (saved.at(key) == value) continue;
+      fail(ErrorCode::invalid_argument, "go on in {}: {} of the checkpoint is {}, expected {}",
+           flags_.directory.string(), to_string(key), to_string(saved.at(key), 300), to_string(value, 300));
+    }
+    saved = state();
+    const std::int64_t step = manager.restore_latest(saved).value();
+    model_.load_state_dict(saved.at("model").get<Dict>());
+    model_.load_optim_state_dict(optimizer_, saved.at("optimizer").get<Dict>());
+    return step;
+  }
+
+  // So many characters as the model writes behind the first one of the text. All ranks write the same.
+  std::string sample(std::int64_t count) {
+    constexpr double kTemperature = 0.5;
+    const torch::NoGradGuard no_grad;
+    model_.eval();
+    torch::manual_seed(0);
+    at::Tensor tokens = text_.tokens().slice(0, 0, 1).to(torch::kLong).view({1, 1});
+    std::string written;
+    for (std::int64_t i = 0; i < count; ++i) {
+      const at::Tensor logits = model_(tokens.slice(1, -flags_.model.context)).select(1, -1).to(torch::kFloat);
+      const at::Tensor next = torch::multinomial(logits.div(kTemperature).softmax(1), 1);
+      group_.broadcast(next, 0);
+      written += text_.characters()[static_cast<std::size_t>(next.item<std::int64_t>())];
+      tokens = torch::cat({tokens, next}, 1);
+    }
+    return written;
+  }
+
+  std::int64_t tokens_of_step() const { return flags_.batch * flags_.model.context; }
+
+ private:
+  at::Tensor loss_sum(std::int64_t step, std::int64_t part, std::int64_t parts) {
+    const at::Tensor rows = text_.rows(step, flags_.batch, flags_.model.context + 1, part, parts);
+    const at::Tensor logits = model_(rows.slice(1, 0, -1)).flatten(0, 1).to(torch::kFloat);
+    const auto sum = torch::nn::functional::CrossEntropyFuncOptions().reduction(torch::kSum);
+    return torch::nn::functional::cross_entropy(logits, rows.slice(1, 1).flatten(), sum);
+  }
+
+  const Flags& flags_;
+  const ProcessGroup& group_;
+  const Text& text_;
+  Model model_;
+  torch::optim::AdamW optimizer_;
+};
+
+// What rank 0 says: a line for all steps since the one before.
+class Progress {
+ public:
+  explicit Progress(const Trainer& trainer)
+      : trainer_(trainer), since_(Clock::now()), communication_(trainer.model().communication_seconds()) {}
+
+  void print(std::int64_t step, std::int64_t steps, double loss) {
+    const Clock::time_point now = Clock::now();
+    const double seconds = std::chrono::duration<double>(now - since_).count();
+    const double communication = trainer_.model().communication_seconds();
+    std::cout << fmt::format("step {:>4}  loss {:.4f}  {:>6.0f} tokens/s  {:.0f} MiB  {:.0f} % communication\n", step,
+                             loss, static_cast<double>(steps * trainer_.tokens_of_step()) / seconds, resident_mib(),
+                             100 * (communication - communication_) / seconds)
+              << std::flush;
+    since_ = now;
+    communication_ = communication;
+  }
+
+ private:
+  const Trainer& trainer_;
+  Clock::time_point since_;
+  double communication_;
+};
+
+CheckpointManagerOptions checkpoint_options(const Flags& flags) {
+  CheckpointManagerOptions options;
+  options.save_every = flags.save_every;
+  options.keep_last = 2;
+  options.warn = [](const std::string& what) { std::cerr << "warning: " << what << "\n"; };
+  return options;
+}
+
+void introduce(const Gpt& gpt, const Text& text, int ranks) {
+  std::int64_t parameters = 0;
+  for (const at::Tensor& parameter : gpt->parameters()) parameters += parameter.numel();
+  std::cout << fmt::format("{} rank{}; {} parameters; a text of {} characters, {} different ones\n", ranks,
+                           ranks == 1 ? "" : "s", parameters, text.tokens().numel(), text.characters().size())
+            << std::flush;
+}
+
+void train(Flags flags) {
+  const ProcessGroup group = init_process_group();
+  const bool speaks = group.rank() == 0;
+  const Text text(read_text(flags.texts));
+  flags.model.characters = static_cast<std::int64_t>(text.characters().size());
+  torch::manual_seed(0);  // the same model on any number of ranks
+  const Gpt gpt(flags.model);
+  if (speaks) introduce(gpt, text, group.size());
+  Trainer trainer(gpt, flags, group, text);
+
+  CheckpointManager manager(flags.directory, group, checkpoint_options(flags));
+  std::int64_t step = trainer.restore(manager);
+  if (speaks && step > 0) std::cout << fmt::format("goes on where step {} ended\n", step) << std::flush;
+  std::optional<LossCurve> curve;
+  if (speaks) curve.emplace(flags.directory / "loss.csv", step);
+
+  Progress progress(trainer);
+  std::int64_t printed = step;
+  while (step < flags.steps) {
+    const double loss = trainer.learn(++step);
+    const bool is_last = step == flags.steps;
+    if (speaks) curve->add({step, loss, group.size()});
+    if (speaks && (is_last || step % flags.print_every == 0)) {
+      progress.print(step, step - printed, loss);
+      printed = step;
+    }
+    if (is_last || manager.is_due(step)) {
+      manager.save(step, trainer.state(), loss, true);
+      if (speaks && !flags.plot.empty()) write_loss_plot(curve->points(), flags.plot);
+    }
+  }
+  manager.wait();
+  if (speaks && !flags.plot.empty()) write_loss_plot(curve->points(), flags.plot);
+  if (flags.sample > 0) {
+    const std::string written = trainer.sample(flags.sample);
+    if (speaks) std::cout << "\n" << written << "\n" << std::flush;
+  }
+}
+
+}  // namespace
+}  // namespace tessera::examples
+
+int main(int argc, char** argv) {
+  using namespace tessera::examples;
+  Flags flags;
+  CLI::App app("Trains a small GPT on the characters of a text, sharded over all ranks", "train_gpt");
+  add_flags(app, flags);
+  try {
+    app.parse(argc, argv);
+    train(flags);
+    return 0;
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  } catch (const c10::Error& error) {
+    std::cerr << "train_gpt: " << error.what_without_backtrace() << "\n";
+  } catch (const std::exception& error) {
+    std::cerr << "train_gpt: " << error.what() << "\n";
+  }
+  return 1;
+}
