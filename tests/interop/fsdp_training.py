@@ -1,0 +1,247 @@
+"""FullyShardedDataParallel: the same training under PyTorch's and under tessera's, and each going on from the other's checkpoint."""
+
+import concurrent.futures
+import dataclasses
+import json
+import os
+import subprocess
+
+ROW = "fsdp_train"
+TIMEOUT = 300  # seconds, many times what it takes
+SHOWN_ERROR = 1000  # characters
+STEPS, HALF = 6, 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Allowed:
+    """How far apart two trainings may be: losses and norms relative to themselves, tensors to their largest element."""
+
+    first_loss: float
+    losses: float
+    states: dict
+
+
+# Sums in another order. What an optimizer remembers of one element is what remains of a sum in which most cancels.
+FLOAT32 = Allowed(1e-5, 1e-5, {"model": 1e-5, "optim": 1e-4})
+# One bfloat16 that is rounded the other way is 0.4 % off, and of little gradients AdamW makes steps like of great ones.
+# Nothing has added up in the first loss, which in float32 is 0.26 % greater: so it tells whether parameters, buffers and
+# inputs were cast where they should be.
+BFLOAT16 = Allowed(1e-3, 2e-2, {"model": 0.1})
+
+BF16 = ["--mixed", "bf16"]
+FLAT, SGD = ["--orig-params", "0"], ["--optimizer", "sgd"]
+ACCUMULATED = ["--accumulate", "3", "--clip", "0.5"]
+CASES = {
+    "full_shard": ["--ranks", "4"],
+    "full_shard, flat": ["--ranks", "3", *FLAT],
+    "full_shard, sgd": ["--ranks", "2", *SGD],
+    "full_shard, flat, sgd": ["--ranks", "2", *FLAT, *SGD],
+    "shard_grad_op": ["--ranks", "3", "--strategy", "shard_grad_op"],
+    "shard_grad_op, flat, sgd": ["--ranks", "2", "--strategy", "shard_grad_op", *FLAT, *SGD],
+    "no_shard": ["--ranks", "3", "--strategy", "no_shard"],
+    "no_shard, flat, sgd": ["--ranks", "2", "--strategy", "no_shard", *FLAT, *SGD],
+    "one rank": ["--ranks", "1"],
+    "one parameter frozen": ["--ranks", "3", "--freeze", "1"],
+    "clipped": ["--ranks", "2", "--clip", "0.5"],
+    "accumulated in no_sync": ["--ranks", "3", *ACCUMULATED],
+    "accumulated in no_sync, flat": ["--ranks", "2", *ACCUMULATED, *FLAT],
+    "accumulated sharded": ["--ranks", "3", *ACCUMULATED, "--sync-each", "1"],
+    "accumulated sharded, flat": ["--ranks", "2", *ACCUMULATED, "--sync-each", "1", *FLAT],
+    "accumulated, no_shard": ["--ranks", "2", *ACCUMULATED, "--strategy", "no_shard"],
+    "bfloat16": ["--ranks", "4", *BF16],
+    "bfloat16, flat, sgd": ["--ranks", "2", *BF16, *FLAT, *SGD],
+    "bfloat16, reduced in float32": ["--ranks", "3", *BF16, "--reduce-float32", "1"],
+    "bfloat16, gradients too": ["--ranks", "2", *BF16, "--keep-low-precision", "1", *SGD],
+    "bfloat16, accumulated": ["--ranks", "2", *BF16, *ACCUMULATED, "--strategy", "shard_grad_op"],
+    "bfloat16, no_shard": ["--ranks", "2", *BF16, "--strategy", "no_shard"],
+}
+
+# What is saved half-way on 4 ranks, and as what it goes on.
+SAVED = {
+    "adamw": ["--optimizer", "adamw"],
+    "flat, sgd": ["--optimizer", "sgd", "--orig-params", "0"],
+}
+RESUMED = [
+    ["--ranks", "1", "--orig-params", "1"],
+    ["--ranks", "2", "--strategy", "shard_grad_op", "--orig-params", "0"],
+    ["--ranks", "3", "--orig-params", "1"],
+    ["--ranks", "2", "--strategy", "no_shard", "--orig-params", "1"],
+    ["--ranks", "8", "--orig-params", "0"],
+]
+
+
+def is_bfloat16(arguments):
+    return "bf16" in arguments
+
+
+def allowed_of(arguments):
+    return BFLOAT16 if is_bfloat16(arguments) else FLOAT32
+
+
+def can_run(root, arguments):
+    """PyTorch 2.14's Gloo carries no bfloat16."""
+    return not is_bfloat16(arguments) or root.version == "2.6"
+
+
+def optimizer_of(arguments):
+    """What SAVED says of the optimizer, for who goes on and may cut the parameters otherwise."""
+    return arguments[:2]
+
+
+class Folder:
+    """Trainings of one writer: of each NAME its losses in NAME.json, and in NAME the checkpoint that it saved."""
+
+    def __init__(self, path):
+        self.path = path
+        path.mkdir()
+        self.errors = {}
+
+    def losses(self, name):
+        if name in self.errors:
+            raise RuntimeError(self.errors[name])
+        return json.loads((self.path / f"{name}.json").read_text())
+
+    def arguments(self, name, arguments, steps, inside=str, source=None):
+        files = ["--losses", inside(self.path / f"{name}.json"), "--save", inside(self.path / name)]
+        if source is not None:
+            files += ["--load", inside(source)]
+        return [*arguments, "--steps", str(steps[0]), str(steps[1]), *files]
+
+
+def run_ours(program, folder, runs):
+    """Runs: name, arguments, steps and what is loaded, if anything."""
+
+    def one(run):
+        name, arguments, steps, source = run
+        command = [str(program), *folder.arguments(name, arguments, steps, source=source)]
+        try:
+            environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=TIMEOUT)
+        except subprocess.TimeoutExpired:
+            folder.errors[name] = "hangs"
+            return
+        if done.returncode != 0:
+            folder.errors[name] = done.stderr[-SHOWN_ERROR:] or f"exit status {done.returncode}"
+
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(one, runs))
+
+
+def run_theirs(root, work, folder, runs):
+    """All in one process, since to start PyTorch takes seconds."""
+    lines = [
+        json.dumps(folder.arguments(name, arguments, steps, root.inside, source)) for name, arguments, steps, source in runs
+    ]
+    done = root.script(work, "train_fsdp.py", "--runs", input="\n".join(lines), timeout=TIMEOUT)
+    answers = [json.loads(line)["why"] for line in done.stdout.splitlines() if line.startswith("{")]
+    for (name, *_), why in zip(runs, answers, strict=True):
+        if why:
+            folder.errors[name] = why[-SHOWN_ERROR:]
+
+
+def difference(found, expected, allowed):
+    """Of the losses and norms of the same steps; nothing if there is none."""
+    for key in ("losses", "norms"):
+        pairs = list(zip(found[key], expected[key], strict=True))
+        apart = [abs(a - b) / abs(b) for a, b in pairs]
+        limits = [allowed.first_loss if key == "losses" else allowed.losses] + [allowed.losses] * len(pairs)
+        if not all(one <= limit for one, limit in zip(apart, limits)):
+            return f"{key} {found[key]} and {expected[key]}"
+    return ""
+
+
+class Comparison:
+    """Pairs of trainings; their checkpoints are looked at together at the end, by one process of each PyTorch."""
+
+    def __init__(self, work, report):
+        self.work, self.report = work, report
+        self.jobs = []
+
+    def add(self, step, what, found, expected, allowed, root, last_only=False):
+        """Found and expected: folder and name. If `last_only`, the expected training has earlier steps, too."""
+        try:
+            losses, wanted = found[0].losses(found[1]), expected[0].losses(expected[1])
+            if last_only:
+                wanted = {key: values[-len(losses["losses"]) :] for key, values in wanted.items()}
+            why = difference(losses, wanted, allowed)
+        except (RuntimeError, ValueError, OSError) as error:
+            why = str(error)
+        self.report.add(ROW, step, what, not why, why)
+        if not why:
+            paths = [folder.path / name for folder, name in (found, expected)]
+            self.jobs.append((root, step, f"{what}: the state", *paths, allowed.states))
+
+    def states(self, roots):
+        def check(root):
+            mine = [job for job in self.jobs if job[0] is root]
+            lines = [
+                json.dumps({"id": i, "found": root.inside(found), "expected": root.inside(expected), "allowed": allowed})
+                for i, (_, _, _, found, expected, allowed) in enumerate(mine)
+            ]
+            done = root.script(self.work, "check_fsdp_states.py", input="\n".join(lines), timeout=TIMEOUT)
+            why = {answer["id"]: answer["why"] for answer in map(json.loads, done.stdout.splitlines())}
+            return [(step, what, why.get(i, "no answer")) for i, (_, step, what, *_) in enumerate(mine)]
+
+        with concurrent.futures.ThreadPoolExecutor(len(roots)) as pool:
+            for answers in pool.map(check, roots):
+                for step, what, why in answers:
+                    self.report.add(ROW, step, what, not why, why)
+
+
+def check_fsdp_training(roots, work, program, report):
+    """Losses and final states are the same, and go on as they would have, whoever saved them and on however many ranks."""
+    place = work / "fsdp_train"
+    place.mkdir()
+    ours, resumed_ours = Folder(place / "ours"), Folder(place / "ours-on")
+    theirs = {root: Folder(place / root.version) for root in roots}
+    resumed_theirs = {root: Folder(place / f"{root.version}-on") for root in roots}
+
+    halves = [(f"half {name}", ["--ranks", "4", *arguments], (0, HALF), None) for name, arguments in SAVED.items()]
+    wholes = [(f"whole {name}", ["--ranks", "4", *arguments], (0, STEPS), None) for name, arguments in SAVED.items()]
+    cases = [(name, arguments, (0, STEPS), None) for name, arguments in CASES.items()]
+
+    def goes_on(folder, name, arguments):
+        for others in RESUMED:
+            how = " ".join(word.removeprefix("--") for word in others)
+            yield f"{name} {how}", [*optimizer_of(arguments), *others], (HALF, STEPS), folder.path / f"half {name}"
+
+    def first(root):
+        run_theirs(root, work, theirs[root], [*halves, *(case for case in cases if can_run(root, case[1]))])
+
+    def second(root):
+        runs = [run for name, arguments in SAVED.items() for run in goes_on(ours, name, arguments)]
+        plain = [
+            (f"{name} plain", [*optimizer_of(arguments), "--plain"], (HALF, STEPS), ours.path / f"half {name}")
+            for name, arguments in SAVED.items()
+        ]
+        run_theirs(root, work, resumed_theirs[root], [*runs, *plain])
+
+    with concurrent.futures.ThreadPoolExecutor(len(roots)) as pool:
+        list(pool.map(first, roots))
+    run_ours(program, ours, [*halves, *wholes, *cases])
+    with concurrent.futures.ThreadPoolExecutor(len(roots)) as pool:
+        list(pool.map(second, roots))
+    runs = [run for name, arguments in SAVED.items() for run in goes_on(ours, name, arguments)]
+    for root in roots:
+        for name, arguments in SAVED.items():
+            for run, *rest in goes_on(theirs[root], name, arguments):
+                runs.append((f"{root.version} {run}", *rest))
+    run_ours(program, resumed_ours, runs)
+
+    compare = Comparison(work, report)
+    for root in roots:
+        step = f"torch {root.version}"
+        for name, arguments in CASES.items():
+            if can_run(root, arguments):
+                compare.add(step, name, (ours, name), (theirs[root], name), allowed_of(arguments), root)
+        for name, arguments in SAVED.items():
+            whole = (ours, f"whole {name}")
+            for run, *_ in [*goes_on(ours, name, arguments), (f"{name} plain",)]:
+                compare.add(step, f"Python goes on: {run}", (resumed_theirs[root], run), whole, FLOAT32, root, True)
+            for run, *_ in goes_on(theirs[root], name, arguments):
+                found = (resumed_ours, f"{root.version} {run}")
+                compare.add(step, f"C++ goes on: {run}", found, whole, FLOAT32, root, True)
+    for name, arguments in SAVED.items():
+        for run, *_ in goes_on(ours, name, arguments):
+            compare.add("reshard", f"C++ goes on from C++: {run}", (resumed_ours, run), (ours, f"whole {name}"), FLOAT32, roots[0], True)
+    compare.states(roots)

@@ -1,0 +1,221 @@
+// Trains a small network under FullyShardedDataParallel on ranks as threads, for Python to compare and to go on where
+// it was, and the other way round: train_fsdp.py does the same under PyTorch's, and says what the options mean.
+
+#include <fmt/format.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/normalization.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
+#include <torch/utils.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <fstream>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tessera/base/error.h"
+#include "tessera/comm/local_ranks.h"
+#include "tessera/fsdp/fully_sharded_data_parallel.h"
+#include "tessera/state/load.h"
+#include "tessera/state/save.h"
+
+namespace {
+
+using namespace tessera;
+
+constexpr std::int64_t kRows = 24;  // of a micro-batch, of all ranks together
+constexpr std::int64_t kFeatures = 5, kWidth = 13, kOutputs = 3;
+
+// Numbers that both languages make alike.
+at::Tensor numbers(std::int64_t count, double step) {
+  return (torch::arange(1, count + 1, torch::kDouble) * step).sin();
+}
+
+torch::nn::LayerNorm layer_norm(std::int64_t width) {
+  return torch::nn::LayerNorm(torch::nn::LayerNormOptions({width}));
+}
+
+// Of odd sizes, so that shards cut through the parameters.
+struct BlockImpl : torch::nn::Module {
+  explicit BlockImpl(std::int64_t hidden) : first(kWidth, hidden), norm(layer_norm(hidden)), second(hidden, kWidth) {
+    register_module("first", first);
+    register_module("norm", norm);
+    register_module("second", second);
+    gain = register_parameter("gain", torch::empty({1}));
+  }
+  at::Tensor forward(at::Tensor x) { return x + gain * second(torch::tanh(norm(first(x)))); }
+
+  torch::nn::Linear first;
+  torch::nn::LayerNorm norm;
+  torch::nn::Linear second;
+  at::Tensor gain;
+};
+TORCH_MODULE(Block);
+
+// Units within a unit that has a parameter of its own.
+struct TowerImpl : torch::nn::Module {
+  TowerImpl() : narrow(7), wide(29) {
+    gain = register_parameter("gain", torch::empty({kWidth}));
+    register_module("narrow", narrow);
+    register_module("wide", wide);
+  }
+  at::Tensor forward(at::Tensor x) { return wide(gain * narrow(x)); }
+
+  at::Tensor gain;
+  fsdp::Wrap<Block> narrow, wide;
+};
+TORCH_MODULE(Tower);
+
+struct NetworkImpl : torch::nn::Module {
+  NetworkImpl() : stem(kFeatures, kWidth), twice(17), norm(layer_norm(kWidth)), head(kWidth, kOutputs) {
+    scale = register_buffer("scale", torch::empty({kWidth}));
+    register_module("stem", stem);
+    register_module("twice", twice);
+    register_module("tower", tower);
+    register_module("norm", norm);
+    register_module("head", head);
+    const torch::NoGradGuard no_grad;
+    int i = 0;
+    for (at::Tensor& parameter : parameters()) {
+      parameter.copy_(numbers(parameter.numel(), 0.1 * (i++ + 2)).view_as(parameter) * 0.5);
+    }
+    scale.copy_(numbers(kWidth, 0.3) + 1.5);
+  }
+  at::Tensor forward(at::Tensor x) {
+    x = twice(torch::tanh(stem(x)));
+    x = twice(tower(x));
+    return head(norm(x * scale));
+  }
+
+  at::Tensor scale;
+  torch::nn::Linear stem;
+  fsdp::Wrap<Block> twice;
+  fsdp::Wrap<Tower> tower;
+  torch::nn::LayerNorm norm;
+  torch::nn::Linear head;
+};
+TORCH_MODULE(Network);
+using Model = fsdp::FullyShardedDataParallel<Network>;
+
+struct Arguments {
+  int ranks = 1;
+  fsdp::ShardingStrategy strategy = fsdp::ShardingStrategy::full_shard;
+  bool orig_params = true, freeze = false, bf16 = false, reduce_float32 = false, keep_low_precision = false;
+  int accumulate = 1;
+  bool sync_each = false;
+  std::string optimizer = "adamw";
+  double clip = 0;
+  std::vector<int> steps;
+  std::string load, save, losses;
+};
+
+fsdp::Options options_of(const Arguments& arguments) {
+  fsdp::Options options;
+  options.strategy = arguments.strategy;
+  options.use_orig_params = arguments.orig_params;
+  if (arguments.bf16) {
+    options.mixed_precision.param_dtype = at::kBFloat16;
+    if (arguments.reduce_float32) options.mixed_precision.reduce_dtype = at::kFloat;
+    options.mixed_precision.buffer_dtype = at::kBFloat16;
+    options.mixed_precision.keep_low_precision_grads = arguments.keep_low_precision;
+  }
+  return options;
+}
+
+std::unique_ptr<torch::optim::Optimizer> make_optimizer(const std::string& name, std::vector<at::Tensor> parameters) {
+  if (name == "adamw") {
+    return std::make_unique<torch::optim::AdamW>(
+        std::move(parameters), torch::optim::AdamWOptions(0.02).eps(1e-4).weight_decay(0.1).amsgrad(true));
+  }
+  return std::make_unique<torch::optim::SGD>(
+      std::move(parameters), torch::optim::SGDOptions(0.05).momentum(0.9).weight_decay(0.01).nesterov(true));
+}
+
+StateDict state_of(Model& model, const torch::optim::Optimizer& optimizer) {
+  return {{"model", model.state_dict()}, {"optim", model.optim_state_dict(optimizer)}};
+}
+
+void load_into(Model& model, torch::optim::Optimizer& optimizer, const std::string& source) {
+  StateDict state = state_of(model, optimizer);
+  // An older PyTorch's optimizer has fewer options, and nothing else may be missing.
+  LoadOptions options;
+  options.rules.allow_partial = true;
+  const LoadReport report = load(state, source, model.group(), options);
+  for (const std::string& missing : report.missing) {
+    if (!missing.starts_with("optim.param_groups.")) fail(ErrorCode::not_found, "{} has no '{}'", source, missing);
+  }
+  model.load_state_dict(state.at("model").get<Dict>());
+  model.load_optim_state_dict(optimizer, state.at("optim").get<Dict>());
+}
+
+std::string json_list(const std::vector<double>& values) { return fmt::format("[{}]", fmt::join(values, ", ")); }
+
+void train(const ProcessGroup& group, const Arguments& arguments) {
+  Network network;
+  if (arguments.freeze) network->tower->wide->first->weight.set_requires_grad(false);
+  Model model(network, group, options_of(arguments));
+  const auto optimizer = make_optimizer(arguments.optimizer, model.parameters());
+  const int first = arguments.steps.at(0), last = arguments.steps.at(1);
+  if (first > 0) load_into(model, *optimizer, arguments.load);
+  std::vector<double> losses, norms;
+  for (int step = first + 1; step <= last; ++step) {
+    optimizer->zero_grad();
+    const at::Tensor total = torch::zeros({}, torch::kDouble);
+    for (int micro = 0; micro < arguments.accumulate; ++micro) {
+      const at::Tensor batch =
+          numbers(kRows * kFeatures, 0.37 * step + 0.11 * micro).view({kRows, kFeatures}).to(torch::kFloat);
+      const at::Tensor mine = at::tensor_split(batch, group.size()).at(static_cast<std::size_t>(group.rank()));
+      const auto no_sync = model.no_sync(arguments.sync_each || micro == arguments.accumulate - 1);
+      const at::Tensor target = mine.narrow(1, 0, kOutputs) * mine.narrow(1, 1, kOutputs);
+      const at::Tensor loss = (model(mine).to(torch::kFloat) - target).square().mean();
+      (loss / arguments.accumulate).backward();
+      total.add_(loss.detach().to(torch::kDouble) / arguments.accumulate);
+    }
+    if (arguments.clip > 0) norms.push_back(model.clip_grad_norm_(arguments.clip).item<double>());
+    optimizer->step();
+    group.all_reduce(total);
+    losses.push_back(total.item<double>() / group.size());
+  }
+  if (!arguments.save.empty()) save(state_of(model, *optimizer), arguments.save, group);
+  if (group.rank() != 0) return;
+  std::ofstream(arguments.losses) << fmt::format(R"({{"losses": {}, "norms": {}}})", json_list(losses),
+                                                 json_list(norms));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  using Strategy = fsdp::ShardingStrategy;
+  const std::map<std::string, Strategy> strategies{{"full_shard", Strategy::full_shard},
+                                                   {"shard_grad_op", Strategy::shard_grad_op},
+                                                   {"no_shard", Strategy::no_shard}};
+  const std::map<std::string, bool> mixed{{"none", false}, {"bf16", true}};
+  Arguments arguments;
+  CLI::App app("A small training under FullyShardedDataParallel; see train_fsdp.py");
+  app.add_option("--ranks", arguments.ranks);
+  app.add_option("--strategy", arguments.strategy)->transform(CLI::CheckedTransformer(strategies));
+  app.add_option("--orig-params", arguments.orig_params);
+  app.add_option("--freeze", arguments.freeze);
+  app.add_option("--mixed", arguments.bf16)->transform(CLI::CheckedTransformer(mixed));
+  app.add_option("--reduce-float32", arguments.reduce_float32);
+  app.add_option("--keep-low-precision", arguments.keep_low_precision);
+  app.add_option("--accumulate", arguments.accumulate);
+  app.add_option("--sync-each", arguments.sync_each);
+  app.add_option("--optimizer", arguments.optimizer)->check(CLI::IsMember({"sgd", "adamw"}));
+  app.add_option("--clip", arguments.clip);
+  app.add_option("--steps", arguments.steps)->required()->expected(2);
+  app.add_option("--load", arguments.load);
+  app.add_option("--save", arguments.save);
+  app.add_option("--losses", arguments.losses)->required();
+  CLI11_PARSE(app, argc, argv);
+  try {
+    run_local(arguments.ranks, [&](const ProcessGroup& group) { train(group, arguments); });
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "train_fsdp: {}\n", error.what());
+    return 3;
+  }
+  return 0;
+}
