@@ -1,0 +1,121 @@
+#!/usr/bin/python3
+"""Times a training step of PyTorch's FSDP at what fsdp_step.cpp does:
+`fsdp_step_pytorch.py fsdp1|fsdp2|whole|state_dict BLOCKS WIDTH BATCH REPEATS RANKS`.
+
+fsdp1 is FullyShardedDataParallel, fsdp2 fully_shard, whole a model that isn't sharded, in one process, with a rank's
+batch; state_dict is the sharded state dict of fsdp1. Prints one line of JSON: {"seconds"}, the median of {"times"}, and
+{"peak_bytes"}: by how much a rank's resident memory grew, at its highest in a step, over what it was before there was a
+model; of the rank where it grew most.
+"""
+
+import json
+import os
+import socket
+import statistics
+import sys
+import time
+import warnings
+
+os.environ["OPENBLAS_NUM_THREADS"] = "1"  # which it reads as it is loaded; torch.set_num_threads doesn't reach it
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, x):
+        return torch.relu(self.linear(x))
+
+
+def memory_bytes(field):
+    with open("/proc/self/status", encoding="ascii") as status:
+        return next(int(line.split()[1]) * 1024 for line in status if line.startswith(field + ":"))
+
+
+def forget_peak():
+    with open("/proc/self/clear_refs", "w", encoding="ascii") as clear:
+        clear.write("5")
+
+
+def make_model(work, blocks, width, ranks):
+    model = nn.Sequential(*(Block(width) for _ in range(blocks)))
+    if work == "whole":
+        return model
+    mesh = init_device_mesh("cpu", (ranks,))
+    if work == "fsdp2":
+        for block in model:
+            fully_shard(block, mesh=mesh)
+        return fully_shard(model, mesh=mesh)
+    return FullyShardedDataParallel(
+        model,
+        device_mesh=mesh,
+        auto_wrap_policy=ModuleWrapPolicy({Block}),
+        use_orig_params=True,
+        device_id=torch.device("cpu"),
+    )
+
+
+def run(work, blocks, width, batch, repeats, rank, ranks, port):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo", USE_LIBUV="0")
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    torch.manual_seed(1)
+    dist.init_process_group("gloo", rank=rank, world_size=ranks)
+    before = memory_bytes("VmRSS")
+    model = make_model(work, blocks, width, ranks)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    rows = torch.randn(batch, width)
+
+    def step():
+        optimizer.zero_grad()
+        model(rows).square().mean().backward()
+        optimizer.step()
+
+    timed = step if work != "state_dict" else lambda: get_model_state_dict(model)
+    times = []
+    for i in range(-2, repeats):  # two that don't count
+        if i == 0:
+            forget_peak()
+        dist.barrier()
+        begin = time.perf_counter()
+        timed()
+        dist.barrier()
+        if i >= 0:
+            times.append(time.perf_counter() - begin)
+    peak = torch.tensor([memory_bytes("VmHWM") - before])
+    dist.all_reduce(peak, op=dist.ReduceOp.MAX)
+    if rank == 0:
+        print(json.dumps({"seconds": statistics.median(times), "times": times, "peak_bytes": peak.item()}), flush=True)
+    dist.barrier()
+
+
+def main():
+    work, blocks, width, batch, repeats, ranks = sys.argv[1], *map(int, sys.argv[2:])
+    if work == "whole":
+        ranks = 1
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    children = []
+    for rank in range(1, ranks):
+        pid = os.fork()
+        if pid == 0:
+            run(work, blocks, width, batch, repeats, rank, ranks, port)
+            os._exit(0)
+        children.append(pid)
+    run(work, blocks, width, batch, repeats, 0, ranks, port)
+    for pid in children:
+        os.waitpid(pid, 0)
+
+
+if __name__ == "__main__":
+    main()
