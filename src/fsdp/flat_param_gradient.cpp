@@ -136,7 +136,7 @@ void FlatParamHandle::start_reduce_gradient() {
   if (is_set("FSDP_USE_FAKE_REDUCE")) {
     reduced_ = my_part_of(reducing_).clone();
   } else if (is_sharded(options_.strategy)) {
-    reduced_ = empty_flat(layout_.sharded_numel(), reducing_.options());
+    reduced_ = at::empty({layout_.sharded_numel()}, reducing_.options());  // which stays, so in no block
     reduction_ = group_.start_reduce_scatter_into(reduced_, reducing_);
   } else {
     reduced_ = reducing_;

@@ -1,0 +1,203 @@
+#include "tessera/fsdp/activation_checkpoint.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
+#include <ATen/ops/empty.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/engine.h>
+
+#include <algorithm>
+#include <mutex>
+
+#include "fsdp/autocast.h"
+#include "tessera/base/error.h"
+#include "tessera/layout/box.h"
+
+namespace tessera::fsdp::detail {
+
+namespace {
+
+using torch::autograd::variable_list;
+
+// The states of all generators that may be drawn from.
+class RandomState {
+ public:
+  static RandomState now() {
+    RandomState now;
+    now.keep(at::detail::getDefaultCPUGenerator());
+    for (std::size_t i = 0; i < at::getNumGPUs(); ++i) {
+      const auto device = static_cast<c10::DeviceIndex>(i);
+      if (!at::detail::getCUDAHooks().hasPrimaryContext(device)) continue;  // not in use, and not to be begun with
+      now.keep(at::globalContext().defaultGenerator(at::Device(at::kCUDA, device)));
+    }
+    return now;
+  }
+  void restore() const {
+    for (auto [generator, state] : states_) {
+      const std::lock_guard lock(generator.mutex());
+      generator.set_state(state);
+    }
+  }
+
+ private:
+  void keep(at::Generator generator) {
+    const std::lock_guard lock(generator.mutex());
+    states_.emplace_back(generator, generator.get_state());
+  }
+
+  std::vector<std::pair<at::Generator, at::Tensor>> states_;
+};
+
+// What besides its arguments decides what a function returns.
+struct Surroundings {
+  static Surroundings now() { return {RandomState::now(), Autocast::now()}; }
+  void restore() const {
+    random.restore();
+    autocast.restore();
+  }
+  RandomState random;
+  Autocast autocast;
+};
+
+// What the graph keeps of a call besides its inputs.
+struct Call : torch::CustomClassHolder {
+  Call(TensorFunction again_in, Surroundings surroundings_in)
+      : again(std::move(again_in)), surroundings(std::move(surroundings_in)) {}
+
+  std::vector<at::Tensor> repeat(const std::vector<at::Tensor>& inputs) const {
+    const Surroundings before = Surroundings::now();
+    const auto run = [&] {
+      const c10::AutoGradMode graph(true);
+      surroundings.restore();
+      return again(inputs);
+    };
+    try {
+      std::vector<at::Tensor> outputs = run();
+      before.restore();
+      return outputs;
+    } catch (...) {
+      before.restore();
+      throw;
+    }
+  }
+
+  TensorFunction again;
+  Surroundings surroundings;
+};
+
+using Run = std::function<std::vector<at::Tensor>()>;
+
+struct Recomputed : torch::autograd::Function<Recomputed> {
+  static variable_list forward(torch::autograd::AutogradContext* context, at::TensorList inputs, const Run& run,
+                               const c10::intrusive_ptr<Call>& call) {
+    const NoAutocastCache no_cache;
+    variable_list outputs = run();
+    // So that the graph is hung on none that somebody else has.
+    for (at::Tensor& output : outputs) output = output.detach();
+    context->save_for_backward(inputs.vec());
+    context->saved_data["call"] = c10::IValue::make_capsule(call);
+    context->set_materialize_grads(false);
+    return outputs;
+  }
+
+  static variable_list backward(torch::autograd::AutogradContext* context, const variable_list& gradients) {
+    if (!torch::autograd::Engine::get_default_engine().is_checkpoint_valid()) {
+      fail(ErrorCode::unsupported,
+           "backward through a checkpoint: only some gradients are wanted, expected backward() without inputs");
+    }
+    if (c10::GradMode::is_enabled()) {
+      fail(ErrorCode::unsupported, "backward through a checkpoint: gradients of gradients, by create_graph");
+    }
+    variable_list inputs;
+    for (const at::Tensor& saved : context->get_saved_variables()) {
+      inputs.push_back(saved.detach().set_requires_grad(saved.requires_grad()));
+    }
+    const auto call = c10::static_intrusive_pointer_cast<Call>(context->saved_data["call"].toCapsule());
+    const variable_list outputs = call->repeat(inputs);
+    run_backward(outputs, gradients);
+    variable_list input_gradients;
+    for (const at::Tensor& input : inputs) input_gradients.push_back(input.grad());
+    input_gradients.resize(inputs.size() + 2);  // `run` and `call` have none
+    return input_gradients;
+  }
+
+  static void run_backward(const variable_list& outputs, const variable_list& gradients) {
+    variable_list roots, root_gradients;
+    const bool is_same = outputs.size() == gradients.size();
+    for (std::size_t i = 0; is_same && i < outputs.size(); ++i) {
+      if (!gradients[i].defined()) continue;
+      if (outputs[i].sizes() != gradients[i].sizes()) {
+        fail(ErrorCode::invalid_argument,
+             "backward through a checkpoint: tensor {} of the result was {}, and {} when it was computed again", i,
+             shape_to_string(gradients[i].sizes()), shape_to_string(outputs[i].sizes()));
+      }
+      if (!outputs[i].requires_grad()) continue;
+      roots.push_back(outputs[i]);
+      root_gradients.push_back(gradients[i]);
+    }
+    if (!is_same) {
+      fail(ErrorCode::invalid_argument,
+           "backward through a checkpoint: there were {} tensors in the result, and {} when it was computed again",
+           gradients.size(), outputs.size());
+    }
+    torch::autograd::backward(roots, root_gradients);
+  }
+};
+
+bool needs_gradient(const at::Tensor& tensor) { return tensor.requires_grad(); }
+
+// Each tensor once, and which of them each input is.
+struct Distinct {
+  explicit Distinct(const std::vector<at::Tensor>& inputs) {
+    for (const at::Tensor& input : inputs) {
+      const auto is_it = [&](const at::Tensor& other) { return other.is_same(input); };
+      const auto found = std::find_if(tensors.begin(), tensors.end(), is_it);
+      places.push_back(static_cast<std::size_t>(found - tensors.begin()));
+      if (found == tensors.end()) tensors.push_back(input);
+    }
+  }
+  std::vector<at::Tensor> tensors;
+  std::vector<std::size_t> places;
+};
+
+std::vector<std::int64_t> versions_of(const std::vector<at::Tensor>& tensors) {
+  std::vector<std::int64_t> versions;
+  versions.reserve(tensors.size());
+  for (const at::Tensor& tensor : tensors) versions.push_back(tensor.is_inference() ? 0 : tensor._version());
+  return versions;
+}
+
+}  // namespace
+
+at::Tensor place_holder() { return at::empty({0}); }
+
+std::vector<at::Tensor> run_checkpointed(const std::vector<at::Tensor>& inputs, const torch::nn::Module* module,
+                                         const Run& run, TensorFunction again) {
+  Distinct distinct(inputs);
+  std::vector<at::Tensor>& tensors = distinct.tensors;
+  if (std::none_of(tensors.begin(), tensors.end(), needs_gradient)) {
+    if (module != nullptr) {
+      const std::vector<at::Tensor> params = module->parameters();
+      if (std::none_of(params.begin(), params.end(), needs_gradient)) return run();
+    }
+    tensors.push_back(at::empty({0}).set_requires_grad(true));  // for the sake of the graph
+  }
+  const auto repeat = [again = std::move(again), places = distinct.places](const std::vector<at::Tensor>& kept) {
+    std::vector<at::Tensor> items;
+    items.reserve(places.size());
+    for (const std::size_t place : places) items.push_back(kept[place]);
+    return again(items);
+  };
+  const std::vector<std::int64_t> versions = versions_of(tensors);
+  std::vector<at::Tensor> outputs =
+      Recomputed::apply(at::TensorList(tensors), run, c10::make_intrusive<Call>(repeat, Surroundings::now()));
+  const std::vector<std::int64_t> now = versions_of(tensors);
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    if (now[distinct.places[i]] == versions[distinct.places[i]]) continue;
+    fail(ErrorCode::invalid_argument, "checkpoint: the function changed tensor {} of its arguments in place", i);
+  }
+  return outputs;
+}
+
+}  // namespace tessera::fsdp::detail
