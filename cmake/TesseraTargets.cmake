@@ -10,7 +10,8 @@ add_library(tessera_flags INTERFACE)
 target_include_directories(tessera_flags INTERFACE ${CMAKE_SOURCE_DIR}/include)
 target_compile_options(tessera_flags INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
-  target_compile_options(tessera_flags INTERFACE -Wno-restrict)  # false alarms on std::string, GCC bug 105651
+  # False alarms: on std::string, GCC bug 105651; on std::vector and std::string, GCC bug 105329.
+  target_compile_options(tessera_flags INTERFACE -Wno-restrict -Wno-stringop-overflow)
 endif()
 if(TESSERA_WERROR)
   target_compile_options(tessera_flags INTERFACE -Werror)
@@ -34,6 +35,9 @@ function(tessera_module name)
   target_include_directories(tessera_${name} PUBLIC $<BUILD_INTERFACE:${CMAKE_SOURCE_DIR}/include>
                                                     $<INSTALL_INTERFACE:include>
                                              PRIVATE ${CMAKE_SOURCE_DIR}/src)
+  if("${ARG_LINKS}" MATCHES "tessera_torch")
+    target_precompile_headers(tessera_${name} REUSE_FROM tessera_torch_headers)
+  endif()
 endfunction()
 
 # tessera_test(<name> LINKS <library>...): the test program <name>, from <name>.cpp, all of whose tests ctest knows. What most

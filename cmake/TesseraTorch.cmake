@@ -10,6 +10,14 @@ if(CMAKE_CXX_COMPILER_ID MATCHES "Clang" AND Torch_VERSION VERSION_LESS 2)
     INTERFACE "$<BUILD_INTERFACE:SHELL:-include ${CMAKE_SOURCE_DIR}/cmake/clang_libtorch_1_13.h>")
 endif()
 
+# What most sources on LibTorch include, compiled once for all modules: it takes longer than they do. A source includes
+# what it needs all the same; tools/check lints it without this.
+file(GENERATE OUTPUT ${CMAKE_BINARY_DIR}/torch_headers.cpp CONTENT "")
+add_library(tessera_torch_headers OBJECT ${CMAKE_BINARY_DIR}/torch_headers.cpp)
+target_compile_features(tessera_torch_headers PUBLIC cxx_std_20)
+target_link_libraries(tessera_torch_headers PRIVATE tessera_torch tessera_flags fmt::fmt)
+target_precompile_headers(tessera_torch_headers PRIVATE <torch/nn/module.h> <fmt/format.h>)
+
 # Sets TESSERA_HAS_<name> if `expression` on c10d's ProcessGroup<name> can be linked.
 include(CheckCXXSourceCompiles)
 function(tessera_find_backend name expression)

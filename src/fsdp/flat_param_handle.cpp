@@ -263,7 +263,7 @@ at::Tensor FlatParamHandle::flatten_tensors(const std::vector<at::Tensor>& tenso
     fail(ErrorCode::invalid_argument, "{} tensors to flatten, expected the {} of '{}' and what follows", tensors.size(),
          params_.size(), printable(layout_.params()[0].fqn));
   }
-  const at::Tensor flat = at::zeros({layout_.padded_unsharded_numel()}, tensors[0].options().requires_grad(false));
+  at::Tensor flat = at::zeros({layout_.padded_unsharded_numel()}, tensors[0].options().requires_grad(false));
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const at::Tensor view = view_of(flat, i);
     if (tensors[i].sizes() != view.sizes()) {

@@ -2,14 +2,12 @@
 
 #include <ATen/Dispatch.h>
 #include <ATen/OpMathType.h>
-#include <ATen/Parallel.h>
 #include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
 #include <ATen/ops/_amp_update_scale.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
-#include <atomic>
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -23,8 +21,6 @@ namespace tessera::fsdp {
 
 namespace {
 
-constexpr std::int64_t kGrain = 1 << 15;  // elements for a thread
-
 // The highest bit is set if the value is inf or nan: all bits of its exponent are set, so that one more carries over.
 template <typename Float, typename Bits = std::conditional_t<sizeof(Float) == 4, std::uint32_t, std::uint64_t>>
 Bits carry_of_exponent(Float value) {
@@ -36,17 +32,13 @@ Bits carry_of_exponent(Float value) {
 template <typename T>
 bool unscale_elements(T* elements, std::int64_t count, float inverse) {
   using Compute = at::opmath_type<T>;
-  std::atomic<bool> all_finite = true;
-  at::parallel_for(0, count, kGrain, [&](std::int64_t begin, std::int64_t end) {
-    auto carries = carry_of_exponent(Compute(0));
-    for (std::int64_t i = begin; i < end; ++i) {
-      const auto value = static_cast<Compute>(elements[i]);
-      carries |= carry_of_exponent(value);
-      elements[i] = static_cast<T>(value * static_cast<Compute>(inverse));
-    }
-    if ((carries >> (8 * sizeof(carries) - 1)) != 0) all_finite = false;
-  });
-  return all_finite;
+  auto carries = carry_of_exponent(Compute(0));
+  for (std::int64_t i = 0; i < count; ++i) {
+    const auto value = static_cast<Compute>(elements[i]);
+    carries |= carry_of_exponent(value);
+    elements[i] = static_cast<T>(value * static_cast<Compute>(inverse));
+  }
+  return (carries >> (8 * sizeof(carries) - 1)) == 0;
 }
 
 bool unscale_on_cpu(const at::Tensor& gradient, float inverse) {

@@ -5,6 +5,7 @@
 #include <features.h>
 
 #ifdef __GLIBC__
+#include <dlfcn.h>
 #include <malloc.h>
 #endif
 
@@ -54,7 +55,11 @@ at::Tensor empty_flat(std::int64_t numel, const at::TensorOptions& options) {
 
 void return_free_memory() {
 #ifdef __GLIBC__
-  ::malloc_trim(0);
+  // Only of glibc's own heap: where another has taken its place (jemalloc, a sanitizer), this would begin one.
+  Dl_info malloc_info, trim_info;
+  const bool has_both = ::dladdr(::dlsym(RTLD_DEFAULT, "malloc"), &malloc_info) != 0 &&
+                        ::dladdr(::dlsym(RTLD_DEFAULT, "malloc_trim"), &trim_info) != 0;
+  if (has_both && malloc_info.dli_fbase == trim_info.dli_fbase) ::malloc_trim(0);
 #endif
 }
 

@@ -26,7 +26,7 @@ void collect(const torch::nn::Module& module, const std::string& prefix, StateDi
   for (const auto& child : module.named_children()) collect(*child.value(), prefix + child.key() + ".", state);
 }
 
-std::string in_quotes(const std::string& name) { return "'" + printable(name) + "'"; }
+std::string in_quotes(const std::string& name) { return fmt::format("'{}'", printable(name)); }
 
 }  // namespace
 

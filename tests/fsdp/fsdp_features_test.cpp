@@ -4,15 +4,18 @@
 #include <gtest/gtest.h>
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/container/sequential.h>
-#include <torch/optim/sgd.h>
+#include <torch/optim/adamw.h>
 
+#include <algorithm>
 #include <cstdlib>
+#include <functional>
 
 #include "fsdp/small_model.h"
 #include "support/error_matchers.h"
 #include "support/temporary_directory.h"
 #include "tessera/comm/local_ranks.h"
 #include "tessera/state/load.h"
+#include "tessera/state/optimizer_state.h"
 #include "tessera/state/save.h"
 
 namespace tessera::fsdp {
@@ -233,6 +236,102 @@ TEST(FsdpTest, SeveralForwardsBeforeOneBackward) {
       two.backward();
       const std::vector<at::Tensor> grads = whole_grads(model);
       EXPECT_TRUE(at::allclose(grads[0], unique_params(*alone)[0].grad(), low ? 1e-4 : 1e-12, low ? 1e-5 : 1e-14));
+    });
+  }
+}
+
+// Says how many units are whole whenever one is called, and whenever its gradient is computed.
+struct WatchedImpl : torch::nn::Module {
+  explicit WatchedImpl(std::function<void()> watch_in) : watch(std::move(watch_in)) {
+    linear = register_module("linear", torch::nn::Linear(5, 5));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    watch();
+    const at::Tensor result = at::tanh(linear(x));
+    if (result.requires_grad()) result.register_hook([this](const at::Tensor&) { watch(); });
+    return result;
+  }
+  torch::nn::Linear linear{nullptr};
+  std::function<void()> watch;
+};
+TORCH_MODULE(Watched);
+
+TEST(FsdpTest, NoMoreUnitsAreWholeThanTheOneThatComputesAndThoseThatArePrefetched) {
+  run_local(2, [&](const ProcessGroup& group) {
+    for (const int prefetched : {0, 1, 2}) {
+      const ShardedModule* sharded = nullptr;
+      int highest = 0;
+      const auto watch = [&] {
+        int gathered = 0;
+        for (std::size_t i = 0; i < sharded->unit_count(); ++i) gathered += sharded->handle(i).is_gathered() ? 1 : 0;
+        highest = std::max(highest, gathered);
+      };
+      torch::nn::Sequential plain;
+      for (int i = 0; i < 6; ++i) plain->push_back(Wrap<Watched>(std::function<void()>(watch)));
+      Options options;
+      options.max_prefetched_units = prefetched;
+      FullyShardedDataParallel<torch::nn::Sequential> model(plain, group, options);
+      sharded = &model;
+      for (int step = 0; step < 3; ++step) model(at::ones({2, 5})).sum().backward();
+      EXPECT_EQ(highest, 1 + prefetched);
+      for (std::size_t i = 0; i < model.unit_count(); ++i) EXPECT_FALSE(model.handle(i).is_gathered());
+    }
+  });
+}
+
+TEST(FsdpTest, WhatARankHasShrinksAsThereAreMoreRanks) {
+  std::int64_t all = 0;
+  for (const at::Tensor& param : unique_params(*make_model())) all += param.numel();
+  for (const int ranks : {1, 2, 4, 8}) {
+    run_local(ranks, [&](const ProcessGroup& group) {
+      FullyShardedDataParallel<SmallModel> model(make_model(), group);
+      torch::optim::AdamW optimizer(model.parameters(), torch::optim::AdamWOptions(0.01));
+      loss_of(model(batch_of(0, group.rank()))).backward();
+      optimizer.step();
+      std::int64_t params = 0, grads = 0, states = 0;
+      for (const at::Tensor& param : model.parameters()) {
+        params += param.numel();
+        if (param.grad().defined()) grads += param.grad().numel();
+      }
+      const StateDict optimizer_state = get_optimizer_state_dict(*model.module_ptr(), optimizer);
+      for (const auto& [name, state] : optimizer_state.at("state").get<Dict>()) {
+        states += state.get<Dict>().at("exp_avg").get<at::Tensor>().numel();
+      }
+      // Each unit's shard is rounded up, to 2 elements of 8 bytes for each rank.
+      const std::int64_t most = all / ranks + 2 * static_cast<std::int64_t>(model.unit_count()) * (ranks > 1 ? 4 : 1);
+      for (const std::int64_t numel : {params, grads, states}) EXPECT_LE(numel, most);
+      std::int64_t shards = 0;
+      for (std::size_t i = 0; i < model.unit_count(); ++i) shards += model.handle(i).flat_param().numel();
+      EXPECT_LE(shards, most);
+    });
+  }
+}
+
+// A unit of one element: whole and sharded it has the same number of them.
+struct GainImpl : torch::nn::Module {
+  GainImpl() { gain = register_parameter("gain", at::full({1}, 0.7)); }
+  at::Tensor forward(const at::Tensor& x) { return x * gain; }
+  at::Tensor gain;
+};
+TORCH_MODULE(Gain);
+
+TEST(FsdpTest, AUnitOfOneElementAddsItsGradientsUp) {
+  const auto make = [] {
+    torch::nn::Sequential model;
+    model->push_back(Wrap<Gain>());
+    model->push_back(Wrap<torch::nn::Linear>(5, 2));
+    fill(*model);
+    return model;
+  };
+  torch::nn::Sequential alone = make();
+  backward_of_all(alone, {0, 1, 2}, 2);
+  for (const bool use_orig_params : {true, false}) {
+    run_local(2, [&](const ProcessGroup& group) {
+      Options options;
+      options.use_orig_params = use_orig_params;
+      FullyShardedDataParallel<torch::nn::Sequential> model(make(), group, options);
+      for (int step = 0; step < 3; ++step) loss_of(model(batch_of(step, group.rank()))).backward();
+      expect_same_grads(whole_grads(model), *alone);
     });
   }
 }

@@ -47,8 +47,8 @@ class PendingCollective {
  public:
   /// One that has ended.
   PendingCollective() = default;
-  /// Returns when its results may be used, as the collective itself would; throws what that would throw. Pending
-  /// collectives of a group are waited for in the order in which they began. A second call does nothing.
+  /// Returns when its results may be used, as the collective itself would; throws what that would throw.
+  /// Those of a group may be waited for in any order. A second call does nothing.
   void wait();
 
  private:

@@ -164,7 +164,8 @@ auto checkpoint_call(const torch::nn::Module* module, F&& f, Args&&... arguments
     Result repeated = std::apply(call, items);
     return tensors_in(repeated);
   };
-  put_tensors(*result, run_checkpointed(inputs, module, run, again));
+  const std::vector<at::Tensor> outputs = run_checkpointed(inputs, module, run, again);
+  put_tensors(*result, outputs);
   return *std::move(result);
 }
 
@@ -172,8 +173,9 @@ auto checkpoint_call(const torch::nn::Module* module, F&& f, Args&&... arguments
 
 /// f(arguments...), of which nothing is kept for backward but the arguments; in no_grad simply that. `f` is kept until
 /// then, too. Arguments are copied, but for tensors; what one only points to (an ArrayRef, a string_view) is copied as
-/// well. What `f` changes through a reference, it changes once: the second time it gets a copy of what was before. The
-/// result is a value. If no argument needs a gradient the result does all the same, for the sake of parameters.
+/// well; a type of one's own must not share its tensors with its copies. What `f` changes through a reference, it
+/// changes once: the second time it gets a copy of what was before. The result is a value. If no argument needs a
+/// gradient the result does all the same, for the sake of parameters.
 ///
 /// Backward throws what `f` throws, and `Error(invalid_argument)` if `f` returns other sizes than the first time.
 /// Throws `Error(invalid_argument)` if `f` changed an argument in place.

@@ -35,7 +35,7 @@ class Wrappable {
   Wrappable() = default;
   /// A copy of a module is no unit.
   Wrappable(const Wrappable&) {}
-  Wrappable& operator=(const Wrappable&) { return *this; }
+  Wrappable& operator=(const Wrappable&) = delete;
   virtual ~Wrappable() = default;
 
   /// Null unless it is a unit. It belongs to the FullyShardedDataParallel.
