@@ -23,6 +23,7 @@ std::string flat_name_of(const Unit& unit) {
 // A unit's flat parameter, one-dimensional, cut over the ranks as it is.
 ShardedTensor flat_param_of(const FlatParamHandle& handle) {
   std::vector<RemoteDevice> placements;
+  placements.reserve(static_cast<std::size_t>(handle.group().size()));
   for (int rank = 0; rank < handle.group().size(); ++rank) {
     placements.push_back({rank, to_device(handle.flat_param().device())});
   }
