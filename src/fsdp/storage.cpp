@@ -1,7 +1,5 @@
 #include "fsdp/storage.h"
 
-#include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
 #include <features.h>
 
 #ifdef __GLIBC__
@@ -9,15 +7,13 @@
 #include <malloc.h>
 #endif
 
-#include <memory>
-
-#include "base/block_cache.h"
+#include "tensor/empty_shard.h"
 
 namespace tessera::fsdp {
 
 namespace {
 
-// Smaller memory costs few page faults.
+// Units are smaller than the shards of tensors, and come and go with every call.
 constexpr std::size_t kLargeBytes = std::size_t{1} << 20;
 
 }  // namespace
@@ -30,27 +26,14 @@ void free_storage(const at::Tensor& tensor) {
 
 void allocate_storage(const at::Tensor& tensor) {
   c10::StorageImpl& storage = *tensor.storage().unsafeGetStorageImpl();
-  const std::size_t bytes = static_cast<std::size_t>(tensor.numel()) * tensor.element_size();
-  if (tensor.is_cpu() && bytes >= kLargeBytes) {
-    auto block = std::make_unique<Block>(take_block(bytes));
-    void* const data = block->data;
-    const auto give = [](void* context) {
-      const std::unique_ptr<Block> given(static_cast<Block*>(context));
-      give_back(*given);
-    };
-    storage.set_data_ptr_noswap(c10::DataPtr(data, block.release(), give, storage.device()));
-  } else {
-    storage.set_data_ptr_noswap(storage.allocator()->allocate(bytes));
-  }
-  storage.set_nbytes(bytes);
+  const at::Tensor fresh = empty_flat(tensor.numel(), tensor.options().requires_grad(false));
+  c10::StorageImpl& from = *fresh.storage().unsafeGetStorageImpl();
+  storage.set_nbytes(from.nbytes());
+  storage.set_data_ptr_noswap(from.set_data_ptr(c10::DataPtr(nullptr, from.device())));
 }
 
 at::Tensor empty_flat(std::int64_t numel, const at::TensorOptions& options) {
-  const std::size_t bytes = static_cast<std::size_t>(numel) * options.dtype().itemsize();
-  if (!options.device().is_cpu() || bytes < kLargeBytes) return at::empty({numel}, options);
-  const Block block = take_block(bytes);
-  return at::from_blob(
-      block.data, {numel}, [block](void*) { give_back(block); }, options);
+  return empty_shard({numel}, options, kLargeBytes);
 }
 
 void return_free_memory() {

@@ -8,16 +8,9 @@
 
 namespace tessera {
 
-namespace {
-
-// Smaller memory costs few page faults, and the heap keeps it.
-constexpr std::size_t kLargeBytes = std::size_t{8} << 20;
-
-}  // namespace
-
-at::Tensor empty_shard(at::IntArrayRef size, const at::TensorOptions& options) {
+at::Tensor empty_shard(at::IntArrayRef size, const at::TensorOptions& options, std::size_t large_bytes) {
   const std::size_t bytes = static_cast<std::size_t>(c10::multiply_integers(size)) * options.dtype().itemsize();
-  if (!options.device().is_cpu() || options.pinned_memory() || bytes < kLargeBytes) return at::empty(size, options);
+  if (!options.device().is_cpu() || options.pinned_memory() || bytes < large_bytes) return at::empty(size, options);
   const Block block = take_block(bytes);
   return at::from_blob(
       block.data, size, [block](void*) { give_back(block); }, options);
