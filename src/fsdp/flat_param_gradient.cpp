@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "fsdp/environment.h"
 #include "fsdp/storage.h"
 #include "tessera/base/error.h"
 #include "tessera/fsdp/flat_param_handle.h"
@@ -133,7 +132,7 @@ void FlatParamHandle::start_reduce_gradient() {
   reducing_ = std::exchange(unsharded_grad_, at::Tensor()).to(reduce_dtype_);
   for (HasGradient& has : has_) has.unsharded = false;
   if (const int factor = predivide_factor(averaged_ranks(), reduce_dtype_); factor != 1) reducing_.div_(factor);
-  if (is_set("FSDP_USE_FAKE_REDUCE")) {
+  if (switches_.fakes_reduce) {
     reduced_ = my_part_of(reducing_).clone();
   } else if (is_sharded(options_.strategy)) {
     reduced_ = at::empty({layout_.sharded_numel()}, reducing_.options());  // which stays, so in no block

@@ -103,6 +103,10 @@ at::Tensor in_memory_order(const at::Tensor& tensor) { return tensor.detach().as
 
 }  // namespace
 
+FlatParamHandle::Switches FlatParamHandle::Switches::now() {
+  return {is_set("FSDP_SKIP_WRITEBACK_CHECK"), is_set("FSDP_USE_FAKE_ALL_GATHER"), is_set("FSDP_USE_FAKE_REDUCE")};
+}
+
 at::Tensor FlatParamExtensions::pre_flatten_transform(const std::string& /*fqn*/, const at::Tensor& parameter) {
   return parameter;
 }
@@ -203,7 +207,7 @@ void FlatParamHandle::start_unshard() {
   const at::Tensor shard = flat_param_.detach();
   if (!is_sharded(options_.strategy)) {
     whole_.flat.copy_(shard);
-  } else if (is_set("FSDP_USE_FAKE_ALL_GATHER")) {
+  } else if (switches_.fakes_all_gather) {
     whole_.flat.zero_();
     my_part_of(whole_.flat).copy_(shard);
   } else {
@@ -281,7 +285,7 @@ void FlatParamHandle::write_back_unsharded() {
 }
 
 bool FlatParamHandle::write_back_params() {
-  if (!options_.use_orig_params || is_unsharded_ || is_set("FSDP_SKIP_WRITEBACK_CHECK")) return false;
+  if (!options_.use_orig_params || is_unsharded_ || switches_.skips_writeback) return false;
   const c10::NoGradGuard no_grad;
   bool wrote = false;
   for (std::size_t i = 0; i < params_.size(); ++i) {

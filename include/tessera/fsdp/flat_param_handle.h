@@ -13,9 +13,9 @@
 ///
 /// Every function that communicates is a collective of `group`. A handle is used by one thread at a time.
 ///
-/// To measure what communication costs: with FSDP_USE_FAKE_ALL_GATHER=1 in the environment nothing is gathered and what
-/// other ranks have is 0, with FSDP_USE_FAKE_REDUCE=1 nothing is reduced. What is learned then is nonsense.
-/// PyTorch: torch/distributed/fsdp/_flat_param.py.
+/// To measure what communication costs: with FSDP_USE_FAKE_ALL_GATHER=1 in the environment of its constructor nothing
+/// is gathered and what other ranks have is 0, with FSDP_USE_FAKE_REDUCE=1 nothing is reduced. What is learned then is
+/// nonsense. PyTorch: torch/distributed/fsdp/_flat_param.py.
 
 #include <ATen/core/Tensor.h>
 
@@ -168,7 +168,13 @@ class FlatParamHandle {
   void zero_the_rest();
   int averaged_ranks() const;
 
+  struct Switches {  // of the environment, when this was made
+    bool skips_writeback, fakes_all_gather, fakes_reduce;
+    static Switches now();
+  };
+
   FlatParamOptions options_;
+  Switches switches_ = Switches::now();
   ProcessGroup group_;
   FlatParamLayout layout_;
   at::ScalarType compute_dtype_, reduce_dtype_;
