@@ -59,7 +59,7 @@ class OptimizedModule {
           states[fqn] = with_parts(state, fqn, handle.layout().sharded_numel(), part_of);
         }
       } else if (const auto found = params_.find(name); found != params_.end()) {
-        const auto& [handle, index, is_alias] = found->second;
+        const auto& [handle, index] = found->second;
         const auto part_of = [&, handle = handle, index = index](const at::Tensor& piece) -> Value {
           return std::make_shared<FlatParamPart>(*handle, index, piece);
         };
@@ -199,23 +199,32 @@ void make_whole(Dict& states, const std::vector<Unit*>& units, const FullStateOp
   }
 }
 
-}  // namespace
-
-void ShardedModule::check_optimizer(const torch::optim::Optimizer& optimizer) const {
-  std::set<const void*> known;
-  for (const at::Tensor& param : parameters()) known.insert(param.unsafeGetTensorImpl());
+// That an optimizer works on `known` and nothing else.
+void check_parameters(const torch::optim::Optimizer& optimizer, const std::vector<at::Tensor>& known) {
+  std::set<const void*> ours;
+  for (const at::Tensor& param : known) ours.insert(param.unsafeGetTensorImpl());
   for (std::size_t g = 0; g < optimizer.param_groups().size(); ++g) {
     const std::vector<at::Tensor>& params = optimizer.param_groups()[g].params();
     for (std::size_t i = 0; i < params.size(); ++i) {
-      if (known.count(params[i].unsafeGetTensorImpl()) != 0) continue;
+      if (ours.count(params[i].unsafeGetTensorImpl()) != 0) continue;
       fail(ErrorCode::invalid_argument,
            "parameter {} of group {} of the optimizer is none of the sharded model's: make the optimizer after the "
            "model was sharded, of its parameters()",
            i, g);
     }
   }
-  const OptimizedModule optimized(*runtime_);
-  optimized.to_parameters(get_optimizer_state_dict(optimized.module(), optimizer));
+}
+
+StateDict state_of(Runtime& runtime, const torch::optim::Optimizer& optimizer) {
+  const OptimizedModule optimized(runtime);
+  return optimized.to_parameters(get_optimizer_state_dict(optimized.module(), optimizer));
+}
+
+}  // namespace
+
+void ShardedModule::check_optimizer(const torch::optim::Optimizer& optimizer) const {
+  check_parameters(optimizer, parameters());
+  state_of(*runtime_, optimizer);
 }
 
 StateDict ShardedModule::optim_state_dict(const torch::optim::Optimizer& optimizer, StateDictType type,
@@ -226,9 +235,8 @@ StateDict ShardedModule::optim_state_dict(const torch::optim::Optimizer& optimiz
   }
   const c10::NoGradGuard no_grad;
   StateDict state = group().agree_on("get an optimizer's state", [&] {
-    check_optimizer(optimizer);
-    const OptimizedModule optimized(*runtime_);
-    return optimized.to_parameters(get_optimizer_state_dict(optimized.module(), optimizer));
+    check_parameters(optimizer, parameters());
+    return state_of(*runtime_, optimizer);
   });
   if (type == StateDictType::sharded) return state;
   if (is_sharded(options().strategy)) make_whole(state.at("state").get<Dict>(), runtime_->units(), full);
@@ -245,35 +253,34 @@ void ShardedModule::load_optim_state_dict(torch::optim::Optimizer& optimizer, co
   const Value *all = state_dict.find("state"), *groups = state_dict.find("param_groups");
   const bool brings = !full.rank0_only || group().rank() == 0;
   group().agree_on("load an optimizer's state", [&] {
-    check_optimizer(optimizer);
+    check_parameters(optimizer, parameters());
     if (brings && (all == nullptr || groups == nullptr || !all->is<Dict>() || !groups->is<List>())) {
       fail(ErrorCode::invalid_argument, "an optimizer's state dict has no 'state' and 'param_groups'");
     }
   });
   const StateDict rest = brings ? StateDict{{"param_groups", *groups}} : StateDict();
   List group_list;
-  for_each_entry(rest, group(), full, [&](const std::string&, const Value& value) { group_list = value.get<List>(); });
-  std::exception_ptr failure;
-  for_each_entry(brings ? all->get<Dict>() : Dict(), group(), full, [&](const std::string& name, const Value& value) {
-    try {
-      const auto param = optimized.params().find(name);
-      if (param == optimized.params().end()) {
-        states[name] = value;
-        return;
-      }
-      Dict pieces;
-      for (const auto& [key, item] : value.get<Dict>()) {
-        const at::Tensor* tensor = item.get_if<at::Tensor>();
-        const bool is_cut = item.is_any_tensor() && !(tensor != nullptr && tensor->dim() == 0);
-        pieces[key] = is_cut ? Value(piece_in(item, param->second)) : item;
-      }
-      states[name] = std::move(pieces);
-    } catch (...) {
-      if (!failure) failure = std::current_exception();
+  Problems problems;
+  for_each_entry(rest, group(), full, problems,
+                 [&](const std::string&, const Value& value) { group_list = value.get<List>(); });
+  const auto take = [&](const std::string& name, const Value& value) {
+    const auto param = optimized.params().find(name);
+    if (param == optimized.params().end()) {
+      states[name] = value;
+      return;
     }
-  });
+    Dict pieces;
+    for (const auto& [key, item] : value.get<Dict>()) {
+      const at::Tensor* tensor = item.get_if<at::Tensor>();
+      const bool is_cut = item.is_any_tensor() && !(tensor != nullptr && tensor->dim() == 0);
+      pieces[key] = is_cut ? Value(piece_in(item, param->second)) : item;
+    }
+    states[name] = std::move(pieces);
+  };
+  const Dict nothing;
+  for_each_entry(brings ? all->get<Dict>() : nothing, group(), full, problems, take);
   set_on_all(group(), "load an optimizer's state", [&](const std::function<void()>& confirm) {
-    if (failure) std::rethrow_exception(failure);
+    problems.raise("load an optimizer's state");
     OptimizerStateOptions options;
     options.confirm = confirm;
     set_optimizer_state_dict(optimized.module(), optimizer, optimized.to_optimized(states, group_list), options);

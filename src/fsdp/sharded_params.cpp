@@ -1,6 +1,7 @@
 #include "fsdp/sharded_params.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
@@ -16,8 +17,8 @@ ShardedParams sharded_params(Runtime& runtime) {
   for (const Unit* unit : runtime.units()) {
     FlatParamHandle* handle = unit->handle();
     const FlatParamLayout& layout = handle->layout();
-    for (std::size_t i = 0; i < layout.params().size(); ++i) params[layout.params()[i].fqn] = {handle, i, false};
-    for (const SharedParamInfo& shared : layout.shared_params()) params[shared.fqn] = {handle, shared.primary, true};
+    for (std::size_t i = 0; i < layout.params().size(); ++i) params[layout.params()[i].fqn] = {handle, i};
+    for (const SharedParamInfo& shared : layout.shared_params()) params[shared.fqn] = {handle, shared.primary};
   }
   return params;
 }
@@ -75,27 +76,31 @@ std::vector<at::Tensor> put_together(const FlatParamHandle& handle, const std::v
 }
 
 void for_each_entry(const StateDict& state, const ProcessGroup& group, const FullStateOptions& options,
-                    const std::function<void(const std::string& name, const Value& value)>& f) {
-  const auto name_of = [](const Key& key) {
-    if (const auto* name = std::get_if<std::string>(&key)) return *name;
-    fail(ErrorCode::invalid_argument, "key {} of a state dict is an int, expected a name", to_string(key));
+                    Problems& problems, const std::function<void(const std::string& name, const Value& value)>& f) {
+  const auto take = [&](const Key& key, const Value& value) {
+    try {
+      const auto* name = std::get_if<std::string>(&key);
+      if (name == nullptr) fail(ErrorCode::invalid_argument, "key {} is an int, expected a name", to_string(key));
+      f(*name, value);
+    } catch (const Error& error) {
+      problems.add("wrong", error.what());
+    }
   };
   if (!options.rank0_only) {
-    for (const auto& [key, value] : state) f(name_of(key), value);
+    for (const auto& [key, value] : state) take(key, value);
     return;
   }
-  const at::Tensor count = at::zeros({1}, at::kLong);
-  if (group.rank() == 0) count.fill_(static_cast<std::int64_t>(state.size()));
+  const at::Tensor count = at::full({1}, static_cast<std::int64_t>(state.size()), at::kLong);
   group.broadcast(count, 0);
   auto entry = state.begin();
   for (std::int64_t i = 0; i < count.item<std::int64_t>(); ++i) {
     const Bytes archive = group.agree_on("send a state", [&] {
-      return group.rank() == 0 ? save_object(Tuple{name_of(entry->key), entry->value}) : Bytes();
+      return group.rank() == 0 ? save_object(Dict{{entry->key, entry->value}}) : Bytes();
     });
     if (group.rank() == 0) ++entry;
     const Bytes received = group.broadcast_bytes(archive, 0);
     const Value sent = load_object(received, "state of rank 0");
-    f(sent.get<Tuple>()[0].get<std::string>(), sent.get<Tuple>()[1]);
+    for (const auto& [key, value] : sent.get<Dict>()) take(key, value);
   }
 }
 

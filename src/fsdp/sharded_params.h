@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "fsdp/flat_param_part.h"
+#include "state/problems.h"
 #include "tessera/fsdp/fully_sharded_data_parallel.h"
 
 namespace tessera::fsdp {
@@ -16,7 +17,6 @@ namespace tessera::fsdp {
 struct ShardedParam {
   FlatParamHandle* handle;
   std::size_t index;
-  bool is_alias = false;  // a further name of it
 
   const ParamInfo& info() const { return handle->layout().params()[index]; }
 };
@@ -39,9 +39,9 @@ std::vector<at::Tensor> put_together(const FlatParamHandle& handle, const std::v
                                      const FullStateOptions& options);
 
 // Calls `f` for each entry of `state`; with `rank0_only` for each of rank 0's, on all ranks, one entry at a time in
-// memory. A collective if so.
+// memory: a collective then. What `f` throws, and keys that are no names, become `problems`.
 void for_each_entry(const StateDict& state, const ProcessGroup& group, const FullStateOptions& options,
-                    const std::function<void(const std::string& name, const Value& value)>& f);
+                    Problems& problems, const std::function<void(const std::string& name, const Value& value)>& f);
 
 // Calls `set(confirm)` on all ranks, which calls `confirm` before it changes anything: if it throws on one, it does on
 // all, and nothing is changed.

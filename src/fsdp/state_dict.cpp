@@ -4,7 +4,6 @@
 
 #include "fsdp/runtime.h"
 #include "fsdp/sharded_params.h"
-#include "state/problems.h"
 #include "tessera/base/error.h"
 #include "tessera/layout/sharding_spec.h"
 #include "tessera/state/module_state.h"
@@ -32,6 +31,62 @@ ShardedTensor flat_param_of(const FlatParamHandle& handle) {
                                           {handle.layout().padded_unsharded_numel()}, handle.group());
 }
 
+// Each of these gives what `state`, the module's own as it is, becomes.
+
+StateDict sharded_state(StateDict state, const ShardedParams& params) {
+  for (const auto& [name, param] : params) {
+    const at::Tensor piece = param.handle->piece_of(param.handle->flat_param(), param.index);
+    state.insert_or_assign(name, std::make_shared<FlatParamPart>(*param.handle, param.index, piece));
+  }
+  return state;
+}
+
+StateDict local_state(const StateDict& state, const ShardedParams& params, const std::vector<Unit*>& units) {
+  StateDict local;
+  for (const auto& [key, value] : state) {
+    if (params.count(std::get<std::string>(key)) == 0) local.insert_or_assign(key, value);
+  }
+  if (params.empty()) return local;
+  for (const Unit* unit : units) local.insert_or_assign(flat_name_of(*unit), flat_param_of(*unit->handle()));
+  return local;
+}
+
+// A collective.
+StateDict full_state(StateDict state, const ShardedParams& params, const std::vector<Unit*>& units,
+                     const FullStateOptions& full) {
+  for (auto& [key, value] : state) {
+    if (params.count(std::get<std::string>(key)) != 0) continue;
+    const at::Tensor& tensor = value.get<at::Tensor>();
+    const at::Device device = full.offload_to_cpu ? at::Device(at::kCPU) : tensor.device();
+    state.insert_or_assign(key, tensor.to(device, tensor.scalar_type(), /*non_blocking=*/false, /*copy=*/true));
+  }
+  if (params.empty()) return state;
+  for (const Unit* unit : units) {
+    const FlatParamHandle& handle = *unit->handle();
+    std::vector<Piece> pieces;
+    for (std::size_t i = 0; i < handle.params().size(); ++i) {
+      pieces.push_back({i, handle.piece_of(handle.flat_param(), i)});
+    }
+    const std::vector<at::Tensor> whole = put_together(handle, pieces, full);
+    if (whole.empty()) continue;
+    for (std::size_t i = 0; i < whole.size(); ++i) state.insert_or_assign(handle.layout().params()[i].fqn, whole[i]);
+    for (const SharedParamInfo& shared : handle.layout().shared_params()) {
+      state.insert_or_assign(shared.fqn, whole[shared.primary]);
+    }
+  }
+  return state;
+}
+
+// Of a unit's flat parameter, for this rank. Throws Error(invalid_argument) if it is none of this size.
+const at::Tensor& local_flat_param(const Value& value, const std::string& name, const FlatParamHandle& handle) {
+  const at::Tensor& local = value.get<ShardedTensor>().local_tensor();
+  if (local.sizes() != handle.flat_param().sizes()) {
+    fail(ErrorCode::invalid_argument, "'{}' has {} elements here, expected {}", printable(name), local.numel(),
+         handle.flat_param().numel());
+  }
+  return local;
+}
+
 }  // namespace
 
 StateDict ShardedModule::state_dict(StateDictType type, const FullStateOptions& full) {
@@ -40,49 +95,10 @@ StateDict ShardedModule::state_dict(StateDictType type, const FullStateOptions& 
   for (const Unit* unit : runtime_->units()) unit->handle()->write_back_params();
   StateDict state = get_model_state_dict(*module_ptr());
   const ShardedParams params = sharded_params(*runtime_);
-  if (type == StateDictType::sharded) {
-    for (const auto& [name, param] : params) {
-      state.insert_or_assign(
-          name, std::make_shared<FlatParamPart>(*param.handle, param.index,
-                                                param.handle->piece_of(param.handle->flat_param(), param.index)));
-    }
-    return state;
-  }
-  if (type == StateDictType::local) {
-    StateDict local;
-    for (auto& [key, value] : state) {
-      if (params.count(std::get<std::string>(key)) == 0) local.insert_or_assign(key, value);
-    }
-    if (params.empty()) return local;
-    for (const Unit* unit : runtime_->units())
-      local.insert_or_assign(flat_name_of(*unit), flat_param_of(*unit->handle()));
-    return local;
-  }
-  const bool has_all = !full.rank0_only || group().rank() == 0;
-  for (const Unit* unit : runtime_->units()) {
-    if (params.empty()) break;
-    const FlatParamHandle& handle = *unit->handle();
-    std::vector<Piece> pieces;
-    for (std::size_t i = 0; i < handle.params().size(); ++i) {
-      pieces.push_back({i, handle.piece_of(handle.flat_param(), i)});
-    }
-    const std::vector<at::Tensor> whole = put_together(handle, pieces, full);
-    if (!has_all) continue;
-    for (std::size_t i = 0; i < whole.size(); ++i) state.insert_or_assign(handle.layout().params()[i].fqn, whole[i]);
-    for (const SharedParamInfo& shared : handle.layout().shared_params()) {
-      state.insert_or_assign(shared.fqn, whole[shared.primary]);
-    }
-  }
-  if (!has_all) return {};
-  StateDict copy;
-  for (const auto& [key, value] : state) {
-    const at::Tensor& tensor = value.get<at::Tensor>();
-    const bool is_ours = params.count(std::get<std::string>(key)) != 0;
-    copy.insert_or_assign(key, is_ours               ? tensor
-                               : full.offload_to_cpu ? tensor.to(at::kCPU, /*non_blocking=*/false, /*copy=*/true)
-                                                     : tensor.clone());
-  }
-  return copy;
+  if (type == StateDictType::sharded) return sharded_state(std::move(state), params);
+  if (type == StateDictType::local) return local_state(state, params, runtime_->units());
+  state = full_state(std::move(state), params, runtime_->units(), full);
+  return full.rank0_only && group().rank() != 0 ? StateDict() : state;
 }
 
 void ShardedModule::load_state_dict(const StateDict& state_dict, const FullStateOptions& full) {
@@ -94,39 +110,28 @@ void ShardedModule::load_state_dict(const StateDict& state_dict, const FullState
   std::map<std::string, const Unit*> flat_params;
   for (const Unit* unit : runtime_->units()) flat_params[flat_name_of(*unit)] = unit;
 
-  Problems problems;
-  StateDict own;  // of the module as it is now: pieces and what isn't cut
-  std::vector<std::pair<at::Tensor, at::Tensor>> copies;
   const StateDict now = get_model_state_dict(*module_ptr());
-  for_each_entry(state_dict, group(), full, [&](const std::string& name, const Value& value) {
-    try {
-      if (const auto flat = flat_params.find(name); flat != flat_params.end() && !params.empty()) {
-        const FlatParamHandle& handle = *flat->second->handle();
-        const ShardedTensor& local = value.get<ShardedTensor>();
-        if (local.local_tensor().sizes() != handle.flat_param().sizes()) {
-          fail(ErrorCode::invalid_argument, "'{}' has {} elements here, expected {}", printable(name),
-               local.local_tensor().numel(), handle.flat_param().numel());
-        }
-        copies.emplace_back(handle.flat_param().detach(), local.local_tensor());
-        for (const auto& [param_name, param] : params) {
-          if (param.handle == &handle) own.insert_or_assign(param_name, now.at(param_name));
-        }
-        return;
+  StateDict own;                                          // `now`, where it is cut, else what it is to be
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // into the shards
+  const auto take = [&](const std::string& name, const Value& value) {
+    if (const auto flat = flat_params.find(name); flat != flat_params.end() && !params.empty()) {
+      const FlatParamHandle& handle = *flat->second->handle();
+      copies.emplace_back(handle.flat_param().detach(), local_flat_param(value, name, handle));
+      for (const auto& [param_name, param] : params) {
+        if (param.handle == &handle) own.insert_or_assign(param_name, now.at(param_name));
       }
-      const auto found = params.find(name);
-      if (found == params.end()) {
-        own.insert_or_assign(name, value);
-        return;
-      }
+    } else if (const auto found = params.find(name); found != params.end()) {
       const ShardedParam& param = found->second;
       const at::Tensor to = param.handle->piece_of(param.handle->flat_param(), param.index);
       const at::Tensor from = piece_in(value, param);
-      if (!from.is_alias_of(to) || from.data_ptr() != to.data_ptr()) copies.emplace_back(to, from.clone());
+      if (from.data_ptr() != to.data_ptr()) copies.emplace_back(to, from.clone());  // not the state that was got here
       own.insert_or_assign(name, now.at(name));
-    } catch (const Error& error) {
-      problems.add("wrong", error.what());
+    } else {
+      own.insert_or_assign(name, value);
     }
-  });
+  };
+  Problems problems;
+  for_each_entry(state_dict, group(), full, problems, take);
   set_on_all(group(), "load a model's state", [&](const std::function<void()>& confirm) {
     problems.raise("load a model's state");
     StateDictOptions options;

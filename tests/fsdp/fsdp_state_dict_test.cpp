@@ -204,6 +204,9 @@ TEST(FsdpStateDictTest, AllThatIsWrongIsNamedAndNothingIsChanged) {
                    "unexpected: 'stranger'");
       if (group.rank() == 1) wrong = changed;  // only rank 0's is wrong
       EXPECT_THROW(one.model.load_state_dict(wrong), Error);
+      wrong = changed;
+      if (group.rank() == 1) wrong[std::int64_t{3}] = at::ones({1});
+      EXPECT_ERROR(one.model.load_state_dict(wrong), ErrorCode::invalid_argument, "key 3 is an int, expected a name");
       EXPECT_EQ(one.model.state_dict(StateDictType::full, all), before);
       one.model.load_state_dict(changed);
       EXPECT_EQ(one.model.state_dict(StateDictType::full, all), changed);
