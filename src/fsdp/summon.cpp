@@ -80,17 +80,20 @@ at::Tensor ShardedModule::clip_grad_norm_(double max_norm, double norm_type) {
   runtime_->check_idle("clip_grad_norm_ was called");
   if (!(norm_type > 0)) fail(ErrorCode::invalid_argument, "clip_grad_norm_: norm_type {}, expected above 0", norm_type);
   const c10::NoGradGuard no_grad;
-  const bool is_max = std::isinf(norm_type);
   std::vector<at::Tensor> grads;
-  // Of what this rank alone has, and of what all have.
-  double sums[2] = {0, 0};
+  std::vector<at::Tensor> own_norms, shared_norms;  // of what this rank alone has, and of what all have
   const auto add = [&](const at::Tensor& param, bool is_shared) {
     const at::Tensor& grad = param.grad();
     if (!grad.defined() || grad.numel() == 0) return;
     grads.push_back(grad);
-    const auto norm = grad.detach().norm(norm_type, at::kDouble).item<double>();
-    double& sum = sums[is_shared ? 1 : 0];
-    sum = is_max ? std::max(sum, norm) : sum + std::pow(norm, norm_type);
+    (is_shared ? shared_norms : own_norms).push_back(grad.detach().norm(norm_type, at::kDouble).to(grads[0].device()));
+  };
+  // Of all of them together, to the power of norm_type: what adds up. The highest, if that is infinite.
+  const bool is_max = std::isinf(norm_type);
+  const auto power_of = [&](const std::vector<at::Tensor>& norms) {
+    if (norms.empty()) return 0.0;
+    const auto norm = at::stack(norms).norm(norm_type).item<double>();
+    return is_max ? norm : std::pow(norm, norm_type);
   };
   std::set<const void*> seen;
   const bool is_cut = is_sharded(options().strategy);
@@ -109,10 +112,10 @@ at::Tensor ShardedModule::clip_grad_norm_(double max_norm, double norm_type) {
   for (const at::Tensor& param : runtime_->module()->parameters()) {
     if (param.defined() && seen.insert(param.unsafeGetTensorImpl()).second) add(param, true);
   }
-  const at::Tensor mine = at::full({1}, sums[0], at::kDouble);
-  if (is_cut) group().all_reduce(mine, is_max ? ReduceOp::max : ReduceOp::sum);
-  const double all = mine.item<double>();
-  const double norm = is_max ? std::max(all, sums[1]) : std::pow(all + sums[1], 1 / norm_type);
+  const at::Tensor power = at::full({1}, power_of(own_norms), at::kDouble);
+  if (is_cut) group().all_reduce(power, is_max ? ReduceOp::max : ReduceOp::sum);
+  const double own = power.item<double>(), shared = power_of(shared_norms);
+  const double norm = is_max ? std::max(own, shared) : std::pow(own + shared, 1 / norm_type);
   const double factor = max_norm / (norm + 1e-6);
   if (!(factor >= 1)) {  // also where it is no number
     for (const at::Tensor& grad : grads) grad.mul_(factor);
