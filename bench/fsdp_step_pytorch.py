@@ -10,7 +10,6 @@ model; of the rank where it grew most.
 
 import json
 import os
-import socket
 import statistics
 import sys
 import time
@@ -25,6 +24,8 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+from pytorch_ranks import run_ranks
 
 
 class Block(nn.Module):
@@ -64,8 +65,7 @@ def make_model(work, blocks, width, ranks):
     )
 
 
-def run(work, blocks, width, batch, repeats, rank, ranks, port):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo", USE_LIBUV="0")
+def run(work, blocks, width, batch, repeats, rank, ranks):
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     torch.manual_seed(1)
@@ -100,21 +100,8 @@ def run(work, blocks, width, batch, repeats, rank, ranks, port):
 
 def main():
     work, blocks, width, batch, repeats, ranks = sys.argv[1], *map(int, sys.argv[2:])
-    if work == "whole":
-        ranks = 1
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    children = []
-    for rank in range(1, ranks):
-        pid = os.fork()
-        if pid == 0:
-            run(work, blocks, width, batch, repeats, rank, ranks, port)
-            os._exit(0)
-        children.append(pid)
-    run(work, blocks, width, batch, repeats, 0, ranks, port)
-    for pid in children:
-        os.waitpid(pid, 0)
+    ranks = 1 if work == "whole" else ranks
+    run_ranks(lambda rank: run(work, blocks, width, batch, repeats, rank, ranks), ranks)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ Prints one line of JSON: {"seconds"}, the median."""
 import json
 import os
 import shutil
-import socket
 import statistics
 import sys
 import time
@@ -17,6 +16,8 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
+
+from pytorch_ranks import run_ranks
 
 
 def timed(work):
@@ -40,9 +41,8 @@ def make_state(mesh, dim, tensors, tensor_bytes, ranks):
     return {"model": model, "step": 1}
 
 
-def run(work, directory, tensors, tensor_bytes, repeats, rank, ranks, port):
+def run(work, directory, tensors, tensor_bytes, repeats, rank, ranks):
     warnings.simplefilter("ignore")
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo", USE_LIBUV="0")
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=ranks)
     mesh = init_device_mesh("cpu", (ranks,))
@@ -81,20 +81,7 @@ def run(work, directory, tensors, tensor_bytes, repeats, rank, ranks, port):
 
 def main():
     work, directory, tensors, tensor_bytes, repeats, ranks = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:])
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    children = []
-    for rank in range(1, ranks):
-        pid = os.fork()
-        if pid == 0:
-            run(work, directory, tensors, tensor_bytes, repeats, rank, ranks, port)
-            os._exit(0)
-        children.append(pid)
-    run(work, directory, tensors, tensor_bytes, repeats, 0, ranks, port)
-    for pid in children:
-        os.waitpid(pid, 0)
-    os._exit(0)
+    run_ranks(lambda rank: run(work, directory, tensors, tensor_bytes, repeats, rank, ranks), ranks)
 
 
 if __name__ == "__main__":

@@ -4,8 +4,6 @@ Prints one line of JSON: {"seconds"}, the median."""
 
 import json
 import math
-import os
-import socket
 import statistics
 import sys
 import time
@@ -14,6 +12,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed._shard import sharded_tensor
 from torch.distributed._shard.sharding_spec import ChunkShardingSpec
+
+from pytorch_ranks import run_ranks
 
 
 def timed(work):
@@ -24,8 +24,7 @@ def timed(work):
     return time.perf_counter() - begin
 
 
-def run(work, size_bytes, repeats, rank, ranks, port):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo", USE_LIBUV="0")
+def run(work, size_bytes, repeats, rank, ranks):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=ranks)
     side = int(math.sqrt(size_bytes / 4)) // (8 * ranks) * (8 * ranks)
@@ -45,19 +44,7 @@ def run(work, size_bytes, repeats, rank, ranks, port):
 
 def main():
     work, size_bytes, repeats, ranks = sys.argv[1], *map(int, sys.argv[2:])
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    children = []
-    for rank in range(1, ranks):
-        pid = os.fork()
-        if pid == 0:
-            run(work, size_bytes, repeats, rank, ranks, port)
-            os._exit(0)
-        children.append(pid)
-    run(work, size_bytes, repeats, 0, ranks, port)
-    for pid in children:
-        os.waitpid(pid, 0)
+    run_ranks(lambda rank: run(work, size_bytes, repeats, rank, ranks), ranks)
 
 
 if __name__ == "__main__":
