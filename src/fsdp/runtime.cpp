@@ -21,8 +21,18 @@ std::string shown(const Unit& unit) {
 }  // namespace
 
 Runtime::Runtime(std::shared_ptr<torch::nn::Module> module, const ProcessGroup& group, Options options)
-    : module_(std::move(module)), group_(group), options_(std::move(options)) {
-  const std::vector<FoundUnit> found = group_.agree_on("shard a model", [&] { return find_units(*module_, options_); });
+    : module_(std::move(module)),
+      group_(group),
+      options_(std::move(options)),
+      full_precision_in_eval_(is_set("FSDP_USE_FULL_PREC_IN_EVAL")) {
+  const std::vector<FoundUnit> found = group_.agree_on("shard a model", [&] {
+    if (!module_) fail(ErrorCode::invalid_argument, "there is no module, expected one");
+    if (options_.max_prefetched_units < 0) {
+      fail(ErrorCode::invalid_argument, "max_prefetched_units is {}, expected 0 or more",
+           options_.max_prefetched_units);
+    }
+    return find_units(*module_, options_);
+  });
   for (const FoundUnit& unit : found) {
     std::unique_ptr<FlatParamHandle> handle;
     initialize(unit, group_, options_);
@@ -84,7 +94,7 @@ std::shared_ptr<Call> Runtime::begin_call(Unit& unit) {
 void Runtime::begin_forward() {
   if (in_forward_) fail(ErrorCode::invalid_argument, "the model was called within its own forward");
   if (in_backward_) abandon();
-  in_full_precision_ = is_set("FSDP_USE_FULL_PREC_IN_EVAL") && !module_->is_training();
+  in_full_precision_ = full_precision_in_eval_ && !module_->is_training();
   for (Unit* unit : units_) {
     unit->handle()->free_unsharded();  // the optimizer may have changed the shard since
     unit->handle()->write_back_params();

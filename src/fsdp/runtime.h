@@ -40,6 +40,7 @@ class Runtime {
   void cast_buffers(bool own_dtype);
 
   bool syncs_gradients = true;
+  bool is_summoned = false;  // all is whole, and calls are those of the modules
 
   // --- forward
 
@@ -86,6 +87,7 @@ class Runtime {
   std::vector<Buffer> buffers_;  // of floating point
 
   bool in_forward_ = false, in_backward_ = false, is_order_checked_ = false;
+  const bool full_precision_in_eval_;  // as the environment said
   bool in_full_precision_ = false;
   std::uint64_t clock_ = 0;            // of beginnings and ends of calls
   std::vector<Unit*> calls_, before_;  // of this forward, of the one before

@@ -1,6 +1,7 @@
 // Parameters and gradients as a whole, outside of forward and backward.
 
 #include <ATen/ops/full.h>
+#include <ATen/ops/stack.h>
 #include <c10/core/GradMode.h>
 
 #include <cmath>
@@ -33,10 +34,11 @@ class HiddenGradients {
   std::vector<at::Tensor> grads_;
 };
 
-// A unit that is whole while this lives.
+// A unit that may be whole while this lives, and is sharded when it ends.
 class Summoned {
  public:
-  Summoned(FlatParamHandle& handle, const SummonOptions& options) : handle_(handle), gradients_(handle.params()) {
+  explicit Summoned(FlatParamHandle& handle) : handle_(handle), gradients_(handle.params()) {}
+  void summon(const SummonOptions& options) {
     handle_.set_training_state(TrainingState::summon_full_params);
     handle_.write_back_params();
     handle_.free_unsharded();
@@ -70,8 +72,21 @@ void ShardedModule::summon_full_params(const std::function<void()>& f, const Sum
   }
   runtime_->cast_buffers(/*own_dtype=*/true);
   std::vector<std::unique_ptr<Summoned>> summoned;
-  for (Unit* unit : runtime_->units()) summoned.push_back(std::make_unique<Summoned>(*unit->handle(), options));
-  group().agree_on("summon_full_params", f);
+  for (Unit* unit : runtime_->units()) {
+    summoned.push_back(std::make_unique<Summoned>(*unit->handle()));
+    summoned.back()->summon(options);
+  }
+  group().agree_on("summon_full_params", [&] {
+    const c10::AutoGradMode no_gradient(false);
+    runtime_->is_summoned = true;
+    try {
+      f();
+    } catch (...) {
+      runtime_->is_summoned = false;
+      throw;
+    }
+    runtime_->is_summoned = false;
+  });
   if (!options.writeback) return;
   for (Unit* unit : runtime_->units()) unit->handle()->write_back_unsharded();
 }

@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <functional>
 
+#include "fsdp/cases.h"
 #include "support/error_matchers.h"
 #include "tessera/comm/local_ranks.h"
 
@@ -101,7 +102,7 @@ at::Tensor shard_of(const FlatParamHandle& handle, const std::vector<at::Tensor>
 
 bool is_freed(const at::Tensor& unsharded_view) { return unsharded_view.storage().nbytes() == 0; }
 
-class FlatParamHandleTest : public ::testing::TestWithParam<std::tuple<int, bool, ShardingStrategy>> {
+class FlatParamHandleTest : public ::testing::TestWithParam<Case> {
  protected:
   int world() const { return std::get<0>(GetParam()); }
   FlatParamOptions options() const {
@@ -113,19 +114,7 @@ class FlatParamHandleTest : public ::testing::TestWithParam<std::tuple<int, bool
   int shard_rank(const ProcessGroup& group) const { return is_sharded(options().strategy) ? group.rank() : 0; }
 };
 
-std::string name_of_case(const ::testing::TestParamInfo<FlatParamHandleTest::ParamType>& test) {
-  const auto [ranks, use_orig_params, strategy] = test.param;
-  const char* const strategies[] = {"FullShard", "ShardGradOp", "NoShard"};
-  return std::to_string(ranks) + (use_orig_params ? "OrigParams" : "FlatParam") +
-         strategies[static_cast<std::size_t>(strategy)];
-}
-
-INSTANTIATE_TEST_SUITE_P(Worlds, FlatParamHandleTest,
-                         ::testing::Combine(::testing::Range(1, 5), ::testing::Bool(),
-                                            ::testing::Values(ShardingStrategy::full_shard,
-                                                              ShardingStrategy::shard_grad_op,
-                                                              ShardingStrategy::no_shard)),
-                         name_of_case);
+INSTANTIATE_TEST_SUITE_P(Worlds, FlatParamHandleTest, every_case(), name_of_case);
 
 TEST_P(FlatParamHandleTest, ParametersKeepTheirIdentityAndComeBackWhole) {
   run_local(world(), [&](const ProcessGroup& group) {

@@ -8,6 +8,7 @@
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
+#include "fsdp/cases.h"
 #include "fsdp/small_model.h"
 #include "support/error_matchers.h"
 #include "tessera/comm/local_ranks.h"
@@ -42,7 +43,7 @@ void expect_same(const std::vector<at::Tensor>& found, const std::vector<at::Ten
   }
 }
 
-class TrainingTest : public ::testing::TestWithParam<std::tuple<int, bool, ShardingStrategy>> {
+class TrainingTest : public ::testing::TestWithParam<Case> {
  protected:
   int world() const { return std::get<0>(GetParam()); }
   Options options() const {
@@ -53,19 +54,7 @@ class TrainingTest : public ::testing::TestWithParam<std::tuple<int, bool, Shard
   }
 };
 
-std::string name_of_case(const ::testing::TestParamInfo<TrainingTest::ParamType>& test) {
-  const auto [ranks, use_orig_params, strategy] = test.param;
-  const char* const strategies[] = {"FullShard", "ShardGradOp", "NoShard"};
-  return std::to_string(ranks) + (use_orig_params ? "OrigParams" : "FlatParam") +
-         strategies[static_cast<std::size_t>(strategy)];
-}
-
-INSTANTIATE_TEST_SUITE_P(Worlds, TrainingTest,
-                         ::testing::Combine(::testing::Range(1, 5), ::testing::Bool(),
-                                            ::testing::Values(ShardingStrategy::full_shard,
-                                                              ShardingStrategy::shard_grad_op,
-                                                              ShardingStrategy::no_shard)),
-                         name_of_case);
+INSTANTIATE_TEST_SUITE_P(Worlds, TrainingTest, every_case(), name_of_case);
 
 // What is added in the same order is the same to the last bit: the losses and gradients of a first step.
 TEST_P(TrainingTest, TheFirstGradientIsThatOfOneProcess) {

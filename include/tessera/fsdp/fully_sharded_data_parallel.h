@@ -156,8 +156,9 @@ class ShardedModule {
   /// been reduced.
   at::Tensor clip_grad_norm_(double max_norm, double norm_type = 2.0);
 
-  /// Runs `f` while all parameters are whole, of their own dtype. A collective. Throws `Error(invalid_argument)` in
-  /// forward or backward. If `f` throws on any rank, nothing is written back, and all ranks throw.
+  /// Runs `f` while all parameters are whole, of their own dtype, and the model and its units can be called as if
+  /// nothing were sharded, without gradients for it. A collective. Throws `Error(invalid_argument)` in forward or
+  /// backward. If `f` throws on any rank, nothing is written back, and all ranks throw.
   void summon_full_params(const std::function<void()>& f, const SummonOptions& options = {});
 
   /// Parameters and buffers by the names of the module that was wrapped. A collective if `full`.
@@ -207,9 +208,13 @@ class FullyShardedDataParallel : public ShardedModule {
   /// The model's forward. A collective.
   template <typename... Args>
   auto forward(Args&&... arguments) {
-    const auto call = [this](auto&&... args) { return module_->forward(std::forward<decltype(args)>(args)...); };
-    using Result = std::invoke_result_t<decltype(call), Args...>;
-    return detail::call_unit<Result, detail::ByValue<Args>...>(root(), call, std::forward<Args>(arguments)...);
+    if constexpr (std::is_base_of_v<Wrappable, std::remove_reference_t<decltype(*module_)>>) {
+      return module_->forward(std::forward<Args>(arguments)...);  // which is the root's call
+    } else {
+      const auto call = [this](auto&&... args) { return module_->forward(std::forward<decltype(args)>(args)...); };
+      using Result = std::invoke_result_t<decltype(call), Args...>;
+      return detail::call_unit<Result, detail::ByValue<Args>...>(root(), call, std::forward<Args>(arguments)...);
+    }
   }
   template <typename... Args>
   auto operator()(Args&&... arguments) {
