@@ -258,7 +258,8 @@ void ShardedModule::load_optim_state_dict(torch::optim::Optimizer& optimizer, co
       fail(ErrorCode::invalid_argument, "an optimizer's state dict has no 'state' and 'param_groups'");
     }
   });
-  const StateDict rest = brings ? StateDict{{"param_groups", *groups}} : StateDict();
+  StateDict rest;
+  if (brings) rest["param_groups"] = *groups;
   List group_list;
   Problems problems;
   for_each_entry(rest, group(), full, problems,

@@ -95,7 +95,8 @@ void for_each_entry(const StateDict& state, const ProcessGroup& group, const Ful
   auto entry = state.begin();
   for (std::int64_t i = 0; i < count.item<std::int64_t>(); ++i) {
     const Bytes archive = group.agree_on("send a state", [&] {
-      return group.rank() == 0 ? save_object(Dict{{entry->key, entry->value}}) : Bytes();
+      if (group.rank() != 0) return Bytes();
+      return save_object(Dict{{entry->key, entry->value}});
     });
     if (group.rank() == 0) ++entry;
     const Bytes received = group.broadcast_bytes(archive, 0);
