@@ -32,14 +32,13 @@
 #include "tessera/base/bytes.h"
 #include "tessera/base/error.h"
 #include "tessera/base/rank_errors.h"
+#include "tessera/base/reduce_op.h"
 
 namespace tessera {
 
 namespace comm {
 class PeerMemory;
 }
-
-enum class ReduceOp : std::uint8_t { sum, average, product, min, max };
 
 /// A collective that has begun and may still run. It keeps its tensors alive, also if nobody waits for it; until it has
 /// ended, what it reads must not be changed, and what it writes must not be used.

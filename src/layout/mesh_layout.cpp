@@ -1,0 +1,141 @@
+#include "tessera/layout/mesh_layout.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "tessera/base/checked.h"
+#include "tessera/base/error.h"
+
+namespace tessera {
+
+namespace {
+
+// The i-th of n chunks of `count` elements, as torch.chunk cuts: counted from their begin.
+Interval chunk(std::int64_t count, std::int64_t n, std::int64_t i) {
+  const std::int64_t rows = count / n + (count % n != 0 ? 1 : 0);
+  const std::int64_t begin = std::min(rows * i, count);
+  return {begin, std::min(begin + rows, count)};
+}
+
+// Appends to `to` what stands at positions [part.begin, part.end) of the list that `from` is, interval by interval.
+void append_part(std::vector<Interval>& to, std::span<const Interval> from, Interval part) {
+  std::int64_t position = 0;
+  for (const Interval& interval : from) {
+    const std::int64_t begin = std::max(part.begin - position, std::int64_t{0}) + interval.begin;
+    const std::int64_t end = std::min(part.end - position, interval.size()) + interval.begin;
+    position += interval.size();
+    if (begin >= end) continue;
+    if (!to.empty() && to.back().end == begin) {
+      to.back().end = end;
+    } else {
+      to.push_back({begin, end});
+    }
+  }
+}
+
+std::int64_t count_of(std::span<const Interval> intervals) {
+  std::int64_t count = 0;
+  for (const Interval& interval : intervals) count += interval.size();
+  return count;
+}
+
+}  // namespace
+
+MeshLayout::MeshLayout(std::vector<std::int64_t> size, std::vector<std::int64_t> mesh_shape, Placements placements)
+    : size_(std::move(size)), mesh_shape_(std::move(mesh_shape)), placements_(normalized(placements, size_.size())) {
+  mesh_size(mesh_shape_);
+  if (placements_.size() != mesh_shape_.size()) {
+    fail(ErrorCode::invalid_argument, "placements {} on a mesh of shape {}: expected one for each of its {} dimensions",
+         to_string(placements_), shape_to_string(mesh_shape_), mesh_shape_.size());
+  }
+  for (const std::int64_t length : size_) {
+    if (length < 0) fail(ErrorCode::invalid_argument, "a tensor of shape {} on a mesh", shape_to_string(size_));
+  }
+}
+
+std::vector<Interval> MeshLayout::local_intervals(std::size_t dim, std::span<const std::int64_t> coordinate) const {
+  std::vector<Interval> intervals;
+  if (size_[dim] > 0) intervals.push_back({0, size_[dim]});
+  for (std::size_t m = 0; m < placements_.size(); ++m) {
+    const Placement& placement = placements_[m];
+    if (!placement.is_shard(static_cast<std::int64_t>(dim))) continue;
+    const std::int64_t count = count_of(intervals);
+    std::vector<Interval> cut;
+    for (std::int64_t i = 0; i < placement.split_factor(); ++i) {
+      const Interval part = chunk(count, placement.split_factor(), i);
+      const Interval piece = chunk(part.size(), mesh_shape_[m], coordinate[m]);
+      append_part(cut, intervals, {part.begin + piece.begin, part.begin + piece.end});
+    }
+    intervals = std::move(cut);
+  }
+  return intervals;
+}
+
+LocalShape MeshLayout::local_shape(std::span<const std::int64_t> coordinate) const {
+  LocalShape shape;
+  shape.sizes.reserve(size_.size());
+  shape.offsets.reserve(size_.size());
+  for (std::size_t d = 0; d < size_.size(); ++d) {
+    const std::vector<Interval> intervals = local_intervals(d, coordinate);
+    const bool is_cut = std::any_of(placements_.begin(), placements_.end(), [&](const Placement& placement) {
+      return placement.is_shard(static_cast<std::int64_t>(d));
+    });
+    shape.sizes.push_back(count_of(intervals));
+    shape.offsets.push_back(!intervals.empty() ? intervals.front().begin : is_cut ? size_[d] : 0);
+  }
+  return shape;
+}
+
+std::vector<LocalBox> MeshLayout::local_boxes(std::span<const std::int64_t> coordinate) const {
+  std::vector<LocalBox> boxes = {{Box({}, {}), {}}};
+  for (std::size_t d = 0; d < size_.size(); ++d) {
+    const std::vector<Interval> intervals = local_intervals(d, coordinate);
+    std::vector<LocalBox> longer;
+    for (const LocalBox& box : boxes) {
+      std::int64_t local_offset = 0;
+      for (const Interval& interval : intervals) {
+        LocalBox& added = longer.emplace_back(box);
+        added.box.offsets.push_back(interval.begin);
+        added.box.sizes.push_back(interval.size());
+        added.local_offsets.push_back(local_offset);
+        local_offset += interval.size();
+      }
+    }
+    boxes = std::move(longer);
+  }
+  return boxes;
+}
+
+LocalShape compute_local_shape_and_global_offset(std::vector<std::int64_t> size, std::vector<std::int64_t> mesh_shape,
+                                                 std::span<const std::int64_t> coordinate, Placements placements) {
+  return MeshLayout(std::move(size), std::move(mesh_shape), std::move(placements)).local_shape(coordinate);
+}
+
+std::int64_t mesh_size(std::span<const std::int64_t> mesh_shape) {
+  std::int64_t size = 1;
+  for (const std::int64_t length : mesh_shape) {
+    if (length < 1) {
+      fail(ErrorCode::invalid_argument, "a mesh of shape {}: expected at least 1 in each dimension",
+           shape_to_string(mesh_shape));
+    }
+    size = checked_multiply(size, length, "size of a mesh");
+  }
+  return size;
+}
+
+std::vector<std::int64_t> mesh_coordinate(std::span<const std::int64_t> mesh_shape, std::int64_t i) {
+  std::vector<std::int64_t> coordinate(mesh_shape.size());
+  for (std::size_t m = mesh_shape.size(); m-- > 0;) {
+    coordinate[m] = i % mesh_shape[m];
+    i /= mesh_shape[m];
+  }
+  return coordinate;
+}
+
+std::int64_t mesh_index(std::span<const std::int64_t> mesh_shape, std::span<const std::int64_t> coordinate) {
+  std::int64_t index = 0;
+  for (std::size_t m = 0; m < mesh_shape.size(); ++m) index = index * mesh_shape[m] + coordinate[m];
+  return index;
+}
+
+}  // namespace tessera
