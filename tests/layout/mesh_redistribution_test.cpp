@@ -1,0 +1,142 @@
+#include "tessera/layout/mesh_redistribution.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <set>
+
+#include "support/error_matchers.h"
+
+namespace tessera {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+using Sizes = std::vector<std::int64_t>;
+
+const Placement R = Placement::replicate(), S0 = Placement::shard(0), S1 = Placement::shard(1),
+                P = Placement::partial();
+
+MeshRedistribution plan_of(const Sizes& size, const Sizes& mesh, const Placements& from, const Placements& to) {
+  return plan_redistribution(MeshLayout(size, mesh, from), MeshLayout(size, mesh, to));
+}
+
+void each_index(BoxView box, const std::function<void(const Sizes&)>& f) {
+  Sizes index(box.offsets.begin(), box.offsets.end());
+  for (std::int64_t n = volume(box); n > 0; --n) {
+    f(index);
+    for (std::size_t d = box.rank(); d-- > 0;) {
+      if (++index[d] < box.offsets[d] + box.sizes[d]) break;
+      index[d] = box.offsets[d];
+    }
+  }
+}
+
+std::multiset<Sizes> elements_of(const MeshLayout& layout, std::int64_t rank) {
+  std::multiset<Sizes> elements;
+  for (const LocalBox& local : layout.local_boxes(mesh_coordinate(layout.mesh_shape(), rank))) {
+    each_index(local.box, [&](const Sizes& index) { elements.insert(index); });
+  }
+  return elements;
+}
+
+// Every placement on every mesh dimension, cut or not.
+std::vector<Placements> cross(const std::vector<Placement>& choices, std::size_t mesh_dims) {
+  std::vector<Placements> all = {{}};
+  for (std::size_t m = 0; m < mesh_dims; ++m) {
+    std::vector<Placements> longer;
+    for (const Placements& placements : all) {
+      for (const Placement& choice : choices) {
+        longer.push_back(placements);
+        longer.back().push_back(choice);
+      }
+    }
+    all = std::move(longer);
+  }
+  return all;
+}
+
+TEST(MeshRedistributionTest, EachRankGetsWhatItShallHaveOnceFromOneThatHasIt) {
+  const std::vector<Placement> choices = {R, S0, S1, Placement::strided_shard(0, 2)};
+  for (const auto& [size, mesh] : std::vector<std::pair<Sizes, Sizes>>{
+           {{5, 3}, {3}}, {{8, 4}, {2, 2}}, {{5, 3}, {2, 3}}, {{1, 7}, {2, 3}}, {{5, 6}, {2, 1, 2}}}) {
+    for (const Placements& source : cross(choices, mesh.size())) {
+      for (const Placements& target : cross(choices, mesh.size())) {
+        const MeshLayout from(size, mesh, source), to(size, mesh, target);
+        const MeshRedistribution plan = plan_redistribution(from, to);
+        ASSERT_THAT(plan.reductions, IsEmpty());
+        ASSERT_THAT(plan.partial_dims, IsEmpty());
+        std::vector<std::multiset<Sizes>> got(static_cast<std::size_t>(mesh_size(mesh)));
+        std::vector<std::multiset<Sizes>> has(got.size());
+        for (std::size_t rank = 0; rank < got.size(); ++rank)
+          has[rank] = elements_of(from, static_cast<std::int64_t>(rank));
+        for (const MeshMove& move : plan.moves) {
+          each_index(move.box, [&](const Sizes& index) {
+            ASSERT_EQ(has[static_cast<std::size_t>(move.source)].count(index), 1u);
+            // What a rank has itself it takes from itself.
+            if (move.source != move.destination) {
+              ASSERT_EQ(has[static_cast<std::size_t>(move.destination)].count(index), 0u);
+            }
+            got[static_cast<std::size_t>(move.destination)].insert(index);
+          });
+        }
+        for (std::size_t rank = 0; rank < got.size(); ++rank) {
+          ASSERT_EQ(got[rank], elements_of(to, static_cast<std::int64_t>(rank)))
+              << to_string(source) << " to " << to_string(target) << " on rank " << rank;
+        }
+        if (source == target) {
+          ASSERT_THAT(plan.exchanged_dims, IsEmpty());
+        }
+      }
+    }
+  }
+}
+
+TEST(MeshRedistributionTest, OnlyMeshDimensionsWhoseRanksLackSomethingCommunicate) {
+  EXPECT_THAT(plan_of({8, 8}, {2, 2}, {R, R}, {S0, S1}).exchanged_dims, IsEmpty());
+  EXPECT_THAT(plan_of({8, 8}, {2, 2}, {S0, S1}, {S0, R}).exchanged_dims, ElementsAre(1));
+  EXPECT_THAT(plan_of({8, 8}, {2, 2}, {S0, S1}, {R, S1}).exchanged_dims, ElementsAre(0));
+  EXPECT_THAT(plan_of({8, 8}, {2, 2}, {S0, S0}, {S0, R}).exchanged_dims, ElementsAre(1));
+  // What the second dimension's ranks shall have is cut anew.
+  EXPECT_THAT(plan_of({8, 8}, {2, 2}, {S0, S0}, {R, S0}).exchanged_dims, ElementsAre(0, 1));
+  EXPECT_THAT(plan_of({8, 8}, {2, 2}, {Placement::strided_shard(0, 2), S0}, {R, S0}).exchanged_dims, ElementsAre(0));
+}
+
+TEST(MeshRedistributionTest, PartialsAreReducedTheCheapestWay) {
+  const auto reductions = [](const MeshRedistribution& plan) { return plan.reductions; };
+  EXPECT_THAT(reductions(plan_of({8, 8}, {2}, {P}, {R})), ElementsAre(MeshReduction{0, R}));
+  EXPECT_THAT(reductions(plan_of({8, 8}, {2}, {P}, {S1})), ElementsAre(MeshReduction{0, S1}));
+  EXPECT_THAT(plan_of({8, 8}, {2}, {P}, {S1}).exchanged_dims, IsEmpty());
+  EXPECT_THAT(reductions(plan_of({8, 8}, {2, 2}, {P, P}, {S0, R})),
+              ElementsAre(MeshReduction{0, S0}, MeshReduction{1, R}));
+  EXPECT_THAT(reductions(plan_of({8, 8}, {2, 2}, {P, P}, {S0, S0})),
+              ElementsAre(MeshReduction{0, S0}, MeshReduction{1, S0}));
+  // A rank that shall have a half doesn't get the whole first: its part of what it has is reduced, then moved.
+  const MeshRedistribution misaligned = plan_of({8, 8}, {4, 2}, {P, S0}, {S0, R});
+  EXPECT_THAT(misaligned.reductions, ElementsAre(MeshReduction{0, S1}));
+  EXPECT_FALSE(misaligned.exchanged_dims.empty());
+  EXPECT_THAT(reductions(plan_of({8, 8}, {2}, {P}, {P})), IsEmpty());
+  EXPECT_THAT(reductions(plan_of({8, 8}, {2}, {P}, {Placement::partial(ReduceOp::max)})),
+              ElementsAre(MeshReduction{0, R}));
+}
+
+TEST(MeshRedistributionTest, PartialsAreMadeWithoutCommunication) {
+  const MeshRedistribution replicated = plan_of({8, 8}, {2}, {R}, {P});
+  EXPECT_THAT(replicated.exchanged_dims, IsEmpty());
+  EXPECT_THAT(replicated.partial_dims, ElementsAre(0));
+  const MeshRedistribution cut = plan_of({8, 8}, {2, 2}, {S0, S1}, {P, R});
+  EXPECT_THAT(cut.exchanged_dims, ElementsAre(1));
+  EXPECT_THAT(cut.partial_dims, ElementsAre(0));
+  std::map<std::int64_t, std::int64_t> got;
+  for (const MeshMove& move : cut.moves) got[move.destination] += volume(move.box);
+  EXPECT_THAT(got, ElementsAre(std::pair(0, 32), std::pair(1, 32), std::pair(2, 32), std::pair(3, 32)));
+}
+
+TEST(MeshRedistributionTest, LayoutsThatDontFitAreRefused) {
+  EXPECT_ERROR(plan_redistribution(MeshLayout({8}, {2}, {R}), MeshLayout({9}, {2}, {R})), ErrorCode::invalid_argument,
+               "redistribution of a tensor of shape [8] on a mesh of shape [2] to [9] on [2]");
+}
+
+}  // namespace
+}  // namespace tessera
