@@ -13,8 +13,8 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_L
   # False alarms: on std::string, GCC bug 105651; on std::vector and std::string, GCC bug 105329.
   target_compile_options(tessera_flags INTERFACE -Wno-restrict -Wno-stringop-overflow)
 elseif(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 15)
-  # A false alarm on std::vector<bool>::reserve within LibTorch's headers, inlined into ours.
-  target_compile_options(tessera_flags INTERFACE -Wno-array-bounds)
+  # False alarms on std::vector<bool>::reserve within LibTorch's headers, inlined into ours.
+  target_compile_options(tessera_flags INTERFACE -Wno-array-bounds -Wno-stringop-overflow)
 endif()
 if(TESSERA_WERROR)
   target_compile_options(tessera_flags INTERFACE -Werror)
