@@ -1,0 +1,250 @@
+#include "tessera/tensor/device_mesh.h"
+
+#include <c10/core/Device.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <set>
+#include <utility>
+
+#include "tessera/base/error.h"
+#include "tessera/layout/mesh_layout.h"
+
+namespace tessera {
+
+namespace {
+
+using Dims = std::vector<std::size_t>;  // of the first mesh, ascending
+
+// The mesh that was made first, and the groups that it and those made of it have.
+class Root {
+ public:
+  Root(const ProcessGroup& group, std::vector<std::int64_t> shape, std::vector<int> ranks)
+      : group_(group), shape_(std::move(shape)), ranks_(std::move(ranks)) {
+    const auto mine = std::find(ranks_.begin(), ranks_.end(), group_.rank());
+    if (mine != ranks_.end()) coordinate_ = mesh_coordinate(shape_, mine - ranks_.begin());
+    for (std::size_t d = 0; d < shape_.size(); ++d) make_groups({d});
+    make_groups(all_dims());
+  }
+
+  Dims all_dims() const {
+    Dims dims(shape_.size());
+    std::iota(dims.begin(), dims.end(), std::size_t{0});
+    return dims;
+  }
+  const std::vector<std::int64_t>& shape() const { return shape_; }
+  const std::optional<std::vector<std::int64_t>>& coordinate() const { return coordinate_; }
+
+  // This rank's, which has been made; null if it isn't in the mesh.
+  const ProcessGroup* group_of(const Dims& dims) const {
+    const std::optional<ProcessGroup>& group = groups_.at(dims);
+    return group ? &*group : nullptr;
+  }
+
+  // A collective the first time.
+  void make_groups(const Dims& dims) {
+    if (groups_.count(dims) != 0) return;
+    std::optional<ProcessGroup> mine;
+    std::set<std::int64_t> seen;
+    for (std::int64_t i = 0; i < mesh_size(shape_); ++i) {
+      if (seen.count(i) != 0) continue;
+      const std::vector<int> ranks = ranks_along(dims, mesh_coordinate(shape_, i), seen);
+      std::optional<ProcessGroup> group = is_all(ranks) ? group_ : group_.subgroup(ranks);
+      if (group) mine = std::move(group);
+    }
+    groups_[dims] = std::move(mine);
+  }
+
+  // The ranks that differ from the one at `coordinate` in these dimensions alone; their places are added to `seen`.
+  std::vector<int> ranks_along(const Dims& dims, std::vector<std::int64_t> coordinate,
+                               std::set<std::int64_t>& seen) const {
+    std::vector<std::int64_t> lengths;
+    for (const std::size_t d : dims) lengths.push_back(shape_[d]);
+    std::vector<int> ranks;
+    for (std::int64_t i = 0; i < mesh_size(lengths); ++i) {
+      const std::vector<std::int64_t> along = mesh_coordinate(lengths, i);
+      for (std::size_t k = 0; k < dims.size(); ++k) coordinate[dims[k]] = along[k];
+      const std::int64_t place = mesh_index(shape_, coordinate);
+      seen.insert(place);
+      ranks.push_back(ranks_[static_cast<std::size_t>(place)]);
+    }
+    return ranks;
+  }
+
+ private:
+  bool is_all(const std::vector<int>& ranks) const {
+    for (std::size_t i = 0; i < ranks.size(); ++i) {
+      if (ranks[i] != static_cast<int>(i)) return false;
+    }
+    return ranks.size() == static_cast<std::size_t>(group_.size());
+  }
+
+  ProcessGroup group_;
+  std::vector<std::int64_t> shape_;
+  std::vector<int> ranks_;
+  std::optional<std::vector<std::int64_t>> coordinate_;
+  std::map<Dims, std::optional<ProcessGroup>> groups_;
+};
+
+std::vector<int> first_ranks(std::size_t count) {
+  std::vector<int> ranks(count);
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
+void check(const ProcessGroup& group, const std::vector<std::int64_t>& shape, const std::vector<int>& ranks,
+           const std::vector<std::string>& names) {
+  if (mesh_size(shape) != static_cast<std::int64_t>(ranks.size())) {
+    fail(ErrorCode::invalid_argument, "a mesh of shape {} of {} ranks: expected {}", shape_to_string(shape),
+         ranks.size(), mesh_size(shape));
+  }
+  std::set<int> seen;
+  for (const int rank : ranks) {
+    if (rank < 0 || rank >= group.size() || !seen.insert(rank).second) {
+      fail(ErrorCode::invalid_argument, "a mesh of the ranks [{}]: expected some of 0 to {}, each once",
+           fmt::join(ranks, ", "), group.size() - 1);
+    }
+  }
+  const std::set<std::string> different(names.begin(), names.end());
+  if (!names.empty() && (names.size() != shape.size() || different.size() != names.size() || names.front().empty() ||
+                         different.count("") != 0)) {
+    fail(ErrorCode::invalid_argument, "a mesh of shape {} with dimensions named [{}]: expected a name for each",
+         shape_to_string(shape), fmt::join(names, ", "));
+  }
+}
+
+}  // namespace
+
+struct DeviceMesh::State {
+  std::shared_ptr<Root> root;
+  std::vector<Dims> dims;  // of each dimension here, what it is there
+  std::vector<std::string> names;
+  c10::DeviceType device_type = c10::DeviceType::CPU;
+
+  // Made of these.
+  std::vector<std::int64_t> shape = {};
+  std::vector<int> ranks = {};
+  std::optional<std::vector<std::int64_t>> coordinate = {};
+  Dims all = {};
+
+  // A collective where a group is new.
+  static std::shared_ptr<const State> make(State state) {
+    Root& root = *state.root;
+    for (const Dims& dims : state.dims) {
+      std::int64_t length = 1;
+      for (const std::size_t d : dims) {
+        length *= root.shape()[d];
+        state.all.push_back(d);
+      }
+      state.shape.push_back(length);
+      root.make_groups(dims);
+    }
+    root.make_groups(state.all);
+    std::set<std::int64_t> seen;
+    const std::vector<std::int64_t> first(root.shape().size(), 0);
+    state.ranks = root.ranks_along(state.all, root.coordinate().value_or(first), seen);
+    if (const ProcessGroup* group = root.group_of(state.all)) {
+      state.coordinate = mesh_coordinate(state.shape, group->rank());
+    }
+    return std::make_shared<const State>(std::move(state));
+  }
+};
+
+DeviceMesh::DeviceMesh() : DeviceMesh(ProcessGroup(), {1}) {}
+
+DeviceMesh::DeviceMesh(const ProcessGroup& group, std::vector<std::int64_t> shape, std::vector<std::string> dim_names,
+                       c10::DeviceType device_type)
+    : DeviceMesh(of_ranks(group, std::move(shape), first_ranks(static_cast<std::size_t>(group.size())),
+                          std::move(dim_names), device_type)) {}
+
+DeviceMesh DeviceMesh::of_ranks(const ProcessGroup& group, std::vector<std::int64_t> shape, std::vector<int> ranks,
+                                std::vector<std::string> dim_names, c10::DeviceType device_type) {
+  group.agree_on("make a device mesh", [&] { check(group, shape, ranks, dim_names); });
+  std::vector<Dims> dims;
+  for (std::size_t d = 0; d < shape.size(); ++d) dims.push_back({d});
+  const auto root = std::make_shared<Root>(group, std::move(shape), std::move(ranks));
+  return DeviceMesh(State::make({root, std::move(dims), std::move(dim_names), device_type}));
+}
+
+const std::vector<std::int64_t>& DeviceMesh::shape() const { return state_->shape; }
+std::int64_t DeviceMesh::size() const { return static_cast<std::int64_t>(state_->ranks.size()); }
+const std::vector<int>& DeviceMesh::ranks() const { return state_->ranks; }
+const std::vector<std::string>& DeviceMesh::dim_names() const { return state_->names; }
+c10::DeviceType DeviceMesh::device_type() const { return state_->device_type; }
+const std::optional<std::vector<std::int64_t>>& DeviceMesh::coordinate() const { return state_->coordinate; }
+
+std::int64_t DeviceMesh::size(std::int64_t dim) const {
+  if (dim < 0 || dim >= ndim()) {
+    fail(ErrorCode::invalid_argument, "{} has no dimension {}: expected 0 to {}", to_string(), dim, ndim() - 1);
+  }
+  return shape()[static_cast<std::size_t>(dim)];
+}
+
+std::int64_t DeviceMesh::dim(std::string_view name) const {
+  const auto found = std::find(dim_names().begin(), dim_names().end(), name);
+  if (found == dim_names().end()) {
+    fail(ErrorCode::invalid_argument, "{} has no dimension '{}'", to_string(), name);
+  }
+  return found - dim_names().begin();
+}
+
+std::int64_t DeviceMesh::local_rank(std::int64_t dim) const {
+  size(dim);  // which checks
+  if (!has_this_rank()) fail(ErrorCode::invalid_argument, "this rank is not in {}", to_string());
+  return (*coordinate())[static_cast<std::size_t>(dim)];
+}
+
+const ProcessGroup& DeviceMesh::group(std::int64_t dim) const {
+  local_rank(dim);
+  return *state_->root->group_of(state_->dims[static_cast<std::size_t>(dim)]);
+}
+
+const ProcessGroup& DeviceMesh::group() const {
+  if (!has_this_rank()) fail(ErrorCode::invalid_argument, "this rank is not in {}", to_string());
+  return *state_->root->group_of(state_->all);
+}
+
+DeviceMesh DeviceMesh::operator[](std::string_view name) const { return submesh({std::string(name)}); }
+
+DeviceMesh DeviceMesh::submesh(std::initializer_list<std::string> names) const {
+  return submesh(std::span(names.begin(), names.size()));
+}
+
+DeviceMesh DeviceMesh::submesh(std::span<const std::string> names) const {
+  State part{state_->root, {}, {names.begin(), names.end()}, device_type()};
+  std::int64_t last = -1;
+  for (const std::string& name : names) {
+    const std::int64_t d = dim(name);
+    if (d <= last) {
+      fail(ErrorCode::invalid_argument, "the dimensions [{}] of {}: expected each once, in its order",
+           fmt::join(names, ", "), to_string());
+    }
+    part.dims.push_back(state_->dims[static_cast<std::size_t>(d)]);
+    last = d;
+  }
+  if (names.empty()) fail(ErrorCode::invalid_argument, "a part of {} without a dimension", to_string());
+  return DeviceMesh(State::make(std::move(part)));
+}
+
+DeviceMesh DeviceMesh::flattened(std::string name) const {
+  return DeviceMesh(State::make({state_->root, {state_->all}, {std::move(name)}, device_type()}));
+}
+
+std::string DeviceMesh::to_string() const {
+  std::vector<std::string> dims;
+  for (std::size_t d = 0; d < shape().size(); ++d) {
+    dims.push_back(dim_names().empty() ? fmt::to_string(shape()[d]) : fmt::format("{}={}", dim_names()[d], shape()[d]));
+  }
+  return fmt::format("DeviceMesh({})", fmt::join(dims, ", "));
+}
+
+bool DeviceMesh::operator==(const DeviceMesh& other) const {
+  return state_ == other.state_ ||
+         (shape() == other.shape() && ranks() == other.ranks() && dim_names() == other.dim_names() &&
+          device_type() == other.device_type() && has_this_rank() == other.has_this_rank() &&
+          (!has_this_rank() || group().world_ranks() == other.group().world_ranks()));
+}
+
+}  // namespace tessera
