@@ -2,7 +2,7 @@
 // What a rank has of a parameter, or of an optimizer's state of one, for a checkpoint: boxes of it.
 
 #include "tessera/fsdp/flat_param_handle.h"
-#include "tessera/state/checkpointable.h"
+#include "tessera/tensor/checkpointable.h"
 
 namespace tessera::fsdp {
 

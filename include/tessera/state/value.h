@@ -36,7 +36,7 @@
 #include "tessera/base/bytes.h"
 #include "tessera/format/dcp_metadata.h"
 #include "tessera/format/pickle_value.h"
-#include "tessera/state/checkpointable.h"
+#include "tessera/tensor/checkpointable.h"
 #include "tessera/state/nested_sharded_tensor.h"
 #include "tessera/tensor/sharded_tensor.h"
 
