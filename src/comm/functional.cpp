@@ -1,38 +1,16 @@
 #include "tessera/comm/functional.h"
 
-#include <torch/csrc/autograd/custom_function.h>
-
-#include <functional>
 #include <numeric>
 #include <utility>
 #include <vector>
+
+#include "comm/linear.h"
 
 namespace tessera::functional {
 
 namespace {
 
 using Splits = std::vector<std::int64_t>;
-using Step = std::function<at::Tensor(const at::Tensor&)>;
-
-// So that autograd's context can keep one.
-struct StepHolder : torch::CustomClassHolder {
-  explicit StepHolder(Step step_in) : step(std::move(step_in)) {}
-  Step step;
-};
-
-// A linear function of one tensor; `backward` makes the gradient of the input from that of the result.
-struct Linear : torch::autograd::Function<Linear> {
-  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& input, const Step& forward,
-                            const Step& backward) {
-    context->saved_data["backward"] = c10::IValue::make_capsule(c10::make_intrusive<StepHolder>(backward));
-    return forward(input);
-  }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
-                                                 const torch::autograd::variable_list& gradients) {
-    const auto holder = c10::static_intrusive_pointer_cast<StepHolder>(context->saved_data["backward"].toCapsule());
-    return {holder->step(gradients[0]), at::Tensor(), at::Tensor()};
-  }
-};
 
 at::Tensor rows_like(const at::Tensor& tensor, std::int64_t rows) {
   std::vector<std::int64_t> sizes = tensor.sizes().vec();
@@ -74,19 +52,19 @@ at::Tensor exchanged(const ProcessGroup& group, const at::Tensor& tensor, const 
 }  // namespace
 
 at::Tensor all_gather(const ProcessGroup& group, const at::Tensor& input) {
-  return Linear::apply(
+  return comm::linear(
       input, [&](const at::Tensor& x) { return gathered(group, x); },
       [group](const at::Tensor& gradient) { return reduced_and_scattered(group, gradient); });
 }
 
 at::Tensor reduce_scatter(const ProcessGroup& group, const at::Tensor& input) {
-  return Linear::apply(
+  return comm::linear(
       input, [&](const at::Tensor& x) { return reduced_and_scattered(group, x); },
       [group](const at::Tensor& gradient) { return gathered(group, gradient); });
 }
 
 at::Tensor all_reduce(const ProcessGroup& group, const at::Tensor& input) {
-  return Linear::apply(
+  return comm::linear(
       input, [&](const at::Tensor& x) { return summed(group, x); },
       [group](const at::Tensor& gradient) { return summed(group, gradient); });
 }
@@ -94,13 +72,13 @@ at::Tensor all_reduce(const ProcessGroup& group, const at::Tensor& input) {
 at::Tensor all_to_all(const ProcessGroup& group, const at::Tensor& input, std::span<const std::int64_t> out_splits,
                       std::span<const std::int64_t> in_splits) {
   const Splits out(out_splits.begin(), out_splits.end()), in(in_splits.begin(), in_splits.end());
-  return Linear::apply(
+  return comm::linear(
       input, [&](const at::Tensor& x) { return exchanged(group, x, out, in); },
       [group, out, in](const at::Tensor& gradient) { return exchanged(group, gradient, in, out); });
 }
 
 at::Tensor sum_gradients(const ProcessGroup& group, const at::Tensor& input) {
-  return Linear::apply(
+  return comm::linear(
       input, [](const at::Tensor& x) { return x.view_as(x); },
       [group](const at::Tensor& gradient) { return summed(group, gradient); });
 }

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "tessera/base/error.h"
+#include "tessera/layout/coverage.h"
 #include "tessera/layout/redistribution.h"
 
 namespace tessera {
@@ -15,42 +16,70 @@ namespace {
 
 using Indices = std::vector<std::int64_t>;
 
+using LocalBoxes = std::vector<LocalBox>;
+
+std::vector<LocalBoxes> boxes_of_all(const MeshLayout& layout) {
+  std::vector<LocalBoxes> boxes;
+  for (std::int64_t rank = 0; rank < mesh_size(layout.mesh_shape()); ++rank) {
+    boxes.push_back(layout.local_boxes(mesh_coordinate(layout.mesh_shape(), rank)));
+  }
+  return boxes;
+}
+
 // The boxes that some ranks have, and whose each is.
 struct RankBoxes {
+  struct Owner {
+    std::int64_t rank = 0;
+    std::size_t box = 0;
+  };
   BoxList boxes;
-  Indices ranks;
+  std::vector<Owner> owners;
 
-  explicit RankBoxes(std::size_t tensor_dims) : boxes(tensor_dims) {}
-  void add(const MeshLayout& layout, std::int64_t rank) {
-    for (const LocalBox& local : layout.local_boxes(mesh_coordinate(layout.mesh_shape(), rank))) {
-      boxes.push_back(local.box);
-      ranks.push_back(rank);
+  RankBoxes(std::size_t tensor_dims, const std::vector<LocalBoxes>& of_all, const Indices& ranks) : boxes(tensor_dims) {
+    for (const std::int64_t rank : ranks) {
+      const LocalBoxes& local = of_all[static_cast<std::size_t>(rank)];
+      for (std::size_t i = 0; i < local.size(); ++i) {
+        boxes.push_back(local[i].box);
+        owners.push_back({rank, i});
+      }
     }
   }
 };
 
+void check_partition(const MeshLayout& layout, const RankBoxes& has) {
+  const auto refuse = [&](const std::string& why) {
+    fail(ErrorCode::invalid_argument, "boxes of a tensor of shape {} as {} on a mesh of shape {}: {}",
+         shape_to_string(layout.size()), to_string(layout.placements()), shape_to_string(layout.mesh_shape()), why);
+  };
+  if (const auto overlap = find_overlap(has.boxes)) {
+    refuse(fmt::format("rank {} has {}, and rank {} {}", has.owners[overlap->first].rank,
+                       to_string(has.boxes[overlap->first]), has.owners[overlap->second].rank,
+                       to_string(has.boxes[overlap->second])));
+  }
+  if (const auto hole = find_hole(layout.size(), has.boxes)) refuse(fmt::format("no rank has {}", to_string(*hole)));
+}
+
 // Among ranks that have the same coordinate wherever `from` doesn't shard there is each element once, so that every
-// rank finds there what it lacks, itself first. Where `to` is partial no rank asks another.
-std::vector<MeshMove> moves_between(const MeshLayout& from, const MeshLayout& to) {
+// rank finds there what it lacks, itself first.
+std::vector<MeshMove> moves_between(const MeshLayout& from, const std::vector<LocalBoxes>& sources,
+                                    const MeshLayout& to, bool checks) {
   std::map<Indices, Indices> slices;  // ranks by the coordinates that a move doesn't change
   for (std::int64_t rank = 0; rank < mesh_size(from.mesh_shape()); ++rank) {
     Indices kept;
     const Indices coordinate = mesh_coordinate(from.mesh_shape(), rank);
     for (std::size_t m = 0; m < coordinate.size(); ++m) {
-      if (!from.placements()[m].is_shard() || to.placements()[m].is_partial()) kept.push_back(coordinate[m]);
+      if (!from.placements()[m].is_shard()) kept.push_back(coordinate[m]);
     }
     slices[kept].push_back(rank);
   }
+  const std::vector<LocalBoxes> destinations = boxes_of_all(to);
   std::vector<MeshMove> moves;
   for (const auto& [kept, ranks] : slices) {
-    RankBoxes sources(from.size().size()), destinations(from.size().size());
-    for (const std::int64_t rank : ranks) {
-      sources.add(from, rank);
-      destinations.add(to, rank);
-    }
-    for (Transfer& transfer : plan_redistribution(sources.boxes, destinations.boxes)) {
-      moves.push_back(
-          {sources.ranks[transfer.source], destinations.ranks[transfer.destination], std::move(transfer.box)});
+    const RankBoxes has(from.size().size(), sources, ranks), wants(from.size().size(), destinations, ranks);
+    if (checks) check_partition(from, has);
+    for (Transfer& transfer : plan_redistribution(has.boxes, wants.boxes)) {
+      const RankBoxes::Owner &source = has.owners[transfer.source], &destination = wants.owners[transfer.destination];
+      moves.push_back({source.rank, destination.rank, source.box, destination.box, std::move(transfer.box)});
     }
   }
   std::stable_sort(moves.begin(), moves.end(),
@@ -69,6 +98,30 @@ std::vector<std::size_t> dims_of(const std::vector<MeshMove>& moves, const Indic
     }
   }
   return {dims.begin(), dims.end()};
+}
+
+// Whether a mesh dimension after `m` cuts `dim`.
+bool is_cut_after(const MeshLayout& layout, std::size_t m, std::int64_t dim) {
+  return std::any_of(layout.placements().begin() + static_cast<std::ptrdiff_t>(m) + 1, layout.placements().end(),
+                     [dim](const Placement& placement) { return placement.is_shard(dim); });
+}
+
+bool commute(ReduceOp a, ReduceOp b) {
+  const auto adds = [](ReduceOp op) { return op == ReduceOp::sum || op == ReduceOp::average; };
+  return a == b || (adds(a) && adds(b));
+}
+
+// Whether mesh dimension `m`, which is partial, can be left alone. The first mesh dimension is reduced first: another
+// one after it can't be reduced before, or become partial, unless the order doesn't matter.
+bool stays_partial(const MeshLayout& from, const MeshLayout& to, std::size_t m) {
+  for (std::size_t after = m + 1; after < from.placements().size(); ++after) {
+    const Placement &before = from.placements()[after], &target = to.placements()[after];
+    if (before == target) continue;
+    for (const Placement& placement : {before, target}) {
+      if (placement.is_partial() && !commute(placement.reduce_op(), from.placements()[m].reduce_op())) return false;
+    }
+  }
+  return true;
 }
 
 // Tries every way to reduce the partial mesh dimensions, and keeps the one for which least is sent, of those the one of
@@ -92,14 +145,11 @@ class Search {
     }
     const std::int64_t ranks = now.mesh_shape()[mesh_dim], held = elements_of_all(now);
     reduce_to(Placement::replicate(), mesh_dim, now, done, sent + 2 * held / ranks * (ranks - 1));
-    if (to_.placements()[mesh_dim].is_partial()) return;
     for (std::size_t d = 0; d < now.size().size(); ++d) {
       const auto shard = Placement::shard(static_cast<std::int64_t>(d));
-      // A rank gets a part of what it has, which is that of a cut before the later ones only if there are none.
-      const auto later = now.placements().begin() + static_cast<std::ptrdiff_t>(mesh_dim) + 1;
-      const bool is_cut_later = std::any_of(
-          later, now.placements().end(), [&](const Placement& placement) { return placement.is_shard(shard.dim()); });
-      if (!is_cut_later) reduce_to(shard, mesh_dim, now, done, sent + held / ranks * (ranks - 1));
+      // A rank gets a part of what it has, which is the same part of the whole only if nothing is cut after.
+      if (!is_cut_after(now, mesh_dim, shard.dim()))
+        reduce_to(shard, mesh_dim, now, done, sent + held / ranks * (ranks - 1));
     }
   }
 
@@ -115,7 +165,7 @@ class Search {
     MeshRedistribution plan;
     plan.reductions = done;
     plan.reduced = now.placements();
-    plan.moves = moves_between(now, to_);
+    plan.moves = moves_between(now, boxes_of_all(now), to_, false);
     plan.exchanged_dims = dims_of(plan.moves, now.mesh_shape());
     for (const MeshMove& move : plan.moves) {
       if (move.source != move.destination) sent += volume(move.box);
@@ -142,18 +192,44 @@ class Search {
   std::size_t best_steps_ = 0;
 };
 
-}  // namespace
-
-MeshRedistribution plan_redistribution(const MeshLayout& from, const MeshLayout& to) {
+void check(const MeshLayout& from, const MeshLayout& to) {
   if (from.size() != to.size() || from.mesh_shape() != to.mesh_shape()) {
     fail(ErrorCode::invalid_argument, "redistribution of a tensor of shape {} on a mesh of shape {} to {} on {}",
          shape_to_string(from.size()), shape_to_string(from.mesh_shape()), shape_to_string(to.size()),
          shape_to_string(to.mesh_shape()));
   }
-  MeshRedistribution plan = Search(from, to).best();
-  for (std::size_t m = 0; m < to.placements().size(); ++m) {
-    if (to.placements()[m].is_partial() && from.placements()[m] != to.placements()[m]) plan.partial_dims.push_back(m);
+}
+
+}  // namespace
+
+MeshRedistribution plan_redistribution(const MeshLayout& from, const MeshLayout& to) {
+  check(from, to);
+  // What shall become partial is replicated until then; or cut as it was, unless what is cut after it would lie in
+  // another part then.
+  Placements moved = to.placements();
+  std::vector<std::size_t> partial_dims;
+  for (std::size_t m = moved.size(); m-- > 0;) {
+    const Placement before = from.placements()[m];
+    if (!moved[m].is_partial() || (moved[m] == before && stays_partial(from, to, m))) continue;
+    const bool stays = before.is_shard() && !is_cut_after(to, m, before.dim());
+    moved[m] = stays ? before : Placement::replicate();
+    partial_dims.push_back(m);
   }
+  const MeshLayout target(to.size(), to.mesh_shape(), moved);
+  MeshRedistribution plan = Search(from, target).best();
+  plan.moved = std::move(moved);
+  plan.partial_dims = std::move(partial_dims);
+  return plan;
+}
+
+MeshRedistribution plan_redistribution(const MeshLayout& from, const std::vector<std::vector<LocalBox>>& sources,
+                                       const MeshLayout& to) {
+  check(from, to);
+  MeshRedistribution plan;
+  plan.reduced = from.placements();
+  plan.moved = to.placements();
+  plan.moves = moves_between(from, sources, to, true);
+  plan.exchanged_dims = dims_of(plan.moves, from.mesh_shape());
   return plan;
 }
 

@@ -125,12 +125,27 @@ TEST(MeshRedistributionTest, PartialsAreMadeWithoutCommunication) {
   const MeshRedistribution replicated = plan_of({8, 8}, {2}, {R}, {P});
   EXPECT_THAT(replicated.exchanged_dims, IsEmpty());
   EXPECT_THAT(replicated.partial_dims, ElementsAre(0));
+  EXPECT_THAT(replicated.moved, ElementsAre(R));
   const MeshRedistribution cut = plan_of({8, 8}, {2, 2}, {S0, S1}, {P, R});
   EXPECT_THAT(cut.exchanged_dims, ElementsAre(1));
   EXPECT_THAT(cut.partial_dims, ElementsAre(0));
-  std::map<std::int64_t, std::int64_t> got;
-  for (const MeshMove& move : cut.moves) got[move.destination] += volume(move.box);
-  EXPECT_THAT(got, ElementsAre(std::pair(0, 32), std::pair(1, 32), std::pair(2, 32), std::pair(3, 32)));
+  EXPECT_THAT(cut.moved, ElementsAre(S0, R));
+  EXPECT_THAT(plan_of({8, 8}, {2, 2}, {S0, S0}, {P, P}).exchanged_dims, IsEmpty());
+  EXPECT_THAT(plan_of({8, 8}, {2, 2}, {S0, S0}, {P, P}).partial_dims, ElementsAre(1, 0));
+}
+
+TEST(MeshRedistributionTest, BoxesThatDontMakeTheTensorAreRefused) {
+  const MeshLayout from({4}, {2, 2}, {R, S0}), to({4}, {2, 2}, {R, R});
+  const auto plan = [&](const std::vector<std::pair<std::int64_t, std::int64_t>>& intervals) {
+    std::vector<std::vector<LocalBox>> boxes;
+    for (const auto& [begin, size] : intervals) boxes.push_back({{Box({begin}, {size}), {0}}});
+    return plan_redistribution(from, boxes, to);
+  };
+  EXPECT_EQ(plan({{0, 1}, {1, 3}, {2, 2}, {0, 2}}).moves.size(), 8u);
+  EXPECT_ERROR(
+      plan({{0, 1}, {1, 3}, {2, 2}, {1, 2}}), ErrorCode::invalid_argument,
+      "boxes of a tensor of shape [4] as [R, S(0)] on a mesh of shape [2, 2]: rank 2 has [2, 4), and rank 3 [1, 3)");
+  EXPECT_ERROR(plan({{0, 1}, {1, 2}, {2, 2}, {0, 2}}), ErrorCode::invalid_argument, "no rank has [3, 4)");
 }
 
 TEST(MeshRedistributionTest, LayoutsThatDontFitAreRefused) {

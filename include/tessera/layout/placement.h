@@ -32,7 +32,8 @@ class Placement {
   /// a tensor that is tensor parallel. split_factor 1 is `shard(dim)`.
   /// Throws `Error(invalid_argument)` for a factor < 1.
   static Placement strided_shard(std::int64_t dim, std::int64_t split_factor);
-  /// Every rank has elements everywhere, and the tensor is what `op` makes of them.
+  /// Every rank has elements everywhere, and the tensor is what `op` makes of them. Of several mesh dimensions that are
+  /// partial the first is reduced first.
   static Placement partial(ReduceOp op = ReduceOp::sum);
 
   Kind kind() const { return kind_; }

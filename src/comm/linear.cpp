@@ -1,0 +1,38 @@
+#include "comm/linear.h"
+
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <utility>
+
+namespace tessera::comm {
+
+namespace {
+
+using Step = std::function<at::Tensor(const at::Tensor&)>;
+
+// So that autograd's context can keep one.
+struct StepHolder : torch::CustomClassHolder {
+  explicit StepHolder(Step step_in) : step(std::move(step_in)) {}
+  Step step;
+};
+
+struct Linear : torch::autograd::Function<Linear> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& input, const Step& forward,
+                            const Step& backward) {
+    context->saved_data["backward"] = c10::IValue::make_capsule(c10::make_intrusive<StepHolder>(backward));
+    return forward(input);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& gradients) {
+    const auto holder = c10::static_intrusive_pointer_cast<StepHolder>(context->saved_data["backward"].toCapsule());
+    return {holder->step(gradients[0]), at::Tensor(), at::Tensor()};
+  }
+};
+
+}  // namespace
+
+at::Tensor linear(const at::Tensor& input, const Step& forward, Step backward) {
+  return Linear::apply(input, forward, std::move(backward));
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,293 @@
+#include "tessera/tensor/dtensor.h"
+
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/zeros.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "support/error_matchers.h"
+#include "tensor/mesh_support.h"
+#include "tessera/comm/local_ranks.h"
+
+namespace tessera {
+namespace {
+
+using testing::cross;
+using ::testing::ElementsAre;
+using testing::indexed;
+using testing::local_of;
+using testing::part_of;
+using testing::Sizes;
+
+const Placement R = Placement::replicate(), S0 = Placement::shard(0), S1 = Placement::shard(1),
+                P = Placement::partial();
+
+DTensor from(const at::Tensor& whole, const DeviceMesh& mesh, const Placements& placements) {
+  const MeshLayout layout(whole.sizes().vec(), mesh.shape(), placements);
+  return DTensor::from_local(local_of(whole, layout, *mesh.coordinate()), mesh, placements, {whole.sizes().vec()});
+}
+
+bool is_partial(const Placements& placements) {
+  return std::any_of(placements.begin(), placements.end(), [](const Placement& p) { return p.is_partial(); });
+}
+
+struct Cross {
+  Sizes mesh;
+  std::vector<Sizes> sizes;
+  Placements choices;
+};
+
+class RedistributeTest : public ::testing::TestWithParam<Cross> {};
+
+TEST_P(RedistributeTest, EveryPlacementToEveryOther) {
+  const Cross& test = GetParam();
+  run_local(static_cast<int>(mesh_size(test.mesh)), [&](const ProcessGroup& group) {
+    const DeviceMesh mesh(group, test.mesh);
+    const std::vector<Placements> all = cross(test.choices, test.mesh.size());
+    for (const Sizes& size : test.sizes) {
+      const at::Tensor whole = indexed(size);
+      for (const Placements& source : all) {
+        const DTensor before = from(whole, mesh, source);
+        const at::Tensor kept = before.to_local().clone();
+        for (const Placements& target : all) {
+          const DTensor after = before.redistribute(target);
+          ASSERT_EQ(after.placements(), target);
+          const bool is_as_it_was = source == target;
+          const at::Tensor expected = is_as_it_was ? kept : part_of(whole, after.layout(), *mesh.coordinate());
+          if (is_as_it_was || !is_partial(target)) {
+            ASSERT_TRUE(at::equal(after.to_local(), expected))
+                << to_string(source) << " to " << to_string(target) << ": " << after.to_local() << expected;
+          } else {
+            const at::Tensor made = after.redistribute().to_local();
+            ASSERT_TRUE(at::allclose(made, whole, 1e-14)) << to_string(source) << " to " << to_string(target) << made;
+          }
+          ASSERT_TRUE(before.to_local().numel() == 0 ||
+                      after.to_local().is_alias_of(before.to_local()) == is_as_it_was);
+        }
+        ASSERT_TRUE(at::equal(before.to_local(), kept)) << to_string(source);
+      }
+    }
+  });
+}
+
+const Placements kAll = {R, S0, S1, Placement::strided_shard(0, 2), P, Placement::partial(ReduceOp::max)};
+const Placements kOps = {R,
+                         S0,
+                         P,
+                         Placement::partial(ReduceOp::average),
+                         Placement::partial(ReduceOp::min),
+                         Placement::partial(ReduceOp::product)};
+
+INSTANTIATE_TEST_SUITE_P(Meshes, RedistributeTest,
+                         ::testing::Values(Cross{{1}, {{3, 4}}, kAll},
+                                           Cross{{2}, {{5, 6}, {8, 4}, {1, 1}, {0, 3}}, kAll},
+                                           Cross{{3}, {{5, 6}, {2, 7}}, kAll}, Cross{{3}, {{5, 6}}, kOps},
+                                           Cross{{8}, {{5, 6}, {16, 8}}, kAll}, Cross{{2, 2}, {{5, 6}}, kAll},
+                                           Cross{{2, 3}, {{7, 6}}, {R, S0, S1, P}}, Cross{{2, 2}, {{4, 3}}, kOps},
+                                           Cross{{2, 2, 2}, {{9, 5}}, {R, S0, P}}),
+                         [](const ::testing::TestParamInfo<Cross>& test) {
+                           std::string name = "Case" + std::to_string(test.index) + "Mesh";
+                           for (const std::int64_t length : test.param.mesh) name += std::to_string(length);
+                           return name;
+                         });
+
+TEST(DTensorTest, EveryDtypeAndElementsThatDontLieInOnePiece) {
+  run_local(3, [](const ProcessGroup& group) {
+    const DeviceMesh mesh(group, {3});
+    for (const at::ScalarType type : {at::kByte, at::kShort, at::kInt, at::kLong, at::kHalf, at::kBFloat16, at::kFloat,
+                                      at::kBool, at::kComplexFloat}) {
+      const at::Tensor whole = indexed({4, 6}).to(type);
+      const DTensor rows = from(whole, mesh, {S0});
+      EXPECT_TRUE(at::equal(rows.full_tensor(), whole)) << type;
+      const DTensor columns = DTensor::from_local(rows.redistribute({S1}).to_local().t().contiguous().t(), mesh, {S1});
+      EXPECT_TRUE(at::equal(columns.redistribute({S0}).to_local(), rows.to_local())) << type;
+    }
+    // Sums of whole numbers stay whole.
+    const DTensor counts = DTensor::from_local(at::full({2}, 7, at::kLong), mesh, {R});
+    EXPECT_TRUE(at::equal(counts.redistribute({P}).full_tensor(), at::full({2}, 7, at::kLong)));
+  });
+}
+
+// Every rank's result counts once for each replica of it that the gradient is said to be of.
+TEST(DTensorTest, GradientsAreThoseOfTheWhole) {
+  for (const Sizes& shape : {Sizes{3}, Sizes{2, 2}}) {
+    run_local(static_cast<int>(mesh_size(shape)), [&](const ProcessGroup& group) {
+      const DeviceMesh mesh(group, shape);
+      const Sizes size = {5, 6};
+      const at::Tensor whole = indexed(size), weights = indexed(size).mul(2).add(1);
+      for (const Placements& source : cross({R, S0, S1, P}, shape.size())) {
+        for (const Placements& target : cross({R, S0, S1}, shape.size())) {
+          const MeshLayout layout(size, shape, source);
+          const at::Tensor leaf = local_of(whole, layout, *mesh.coordinate()).requires_grad_();
+          const DTensor before = DTensor::from_local(leaf, mesh, source, {size});
+          const DTensor after = before.redistribute(target);
+          EXPECT_TRUE(after.requires_grad());
+          (after.to_local() * part_of(weights, after.layout(), *mesh.coordinate())).sum().backward();
+          const at::Tensor expected = part_of(weights, layout, *mesh.coordinate());
+          ASSERT_TRUE(at::equal(leaf.grad(), expected)) << to_string(source) << " to " << to_string(target);
+          ASSERT_TRUE(at::equal(before.grad()->to_local(), expected));
+        }
+      }
+    });
+  }
+}
+
+TEST(DTensorTest, AGradientIsPlacedAsItIsSaidToBe) {
+  run_local(2, [](const ProcessGroup& group) {
+    const DeviceMesh mesh(group, {2});
+    const double r = group.rank();
+    // Of what every rank has, each makes its own part.
+    at::Tensor leaf = at::ones({4}, at::kDouble).requires_grad_();
+    (DTensor::from_local(leaf, mesh, {R}).to_local({P}) * (r + 1)).sum().backward();
+    EXPECT_TRUE(at::equal(leaf.grad(), at::full({4}, 3.0, at::kDouble)));
+    // Of what is cut, each has the gradient of the whole.
+    leaf = at::ones({2}, at::kDouble).requires_grad_();
+    const at::Tensor all = DTensor::from_local(leaf, mesh, {S0}).full_tensor({P});
+    (all * at::arange(4, at::kDouble) * (r + 1)).sum().backward();
+    EXPECT_TRUE(at::equal(leaf.grad(), at::arange(4, at::kDouble).narrow(0, group.rank() * 2, 2) * 3));
+    // A partial one is its rank's own.
+    leaf = at::ones({4}, at::kDouble).requires_grad_();
+    (DTensor::from_local(leaf, mesh, {P}).to_local() * (r + 1)).sum().backward();
+    EXPECT_TRUE(at::equal(leaf.grad(), at::full({4}, r + 1, at::kDouble)));
+    EXPECT_ERROR(DTensor::from_local(leaf, mesh, {P}).to_local({P, P}), ErrorCode::invalid_argument,
+                 "as [P(sum), P(sum)]: expected a placement for each dimension of the mesh");
+  });
+}
+
+TEST(DTensorTest, TheFirstRanksTensorIsDistributed) {
+  for (const Sizes& shape : {Sizes{1}, Sizes{4}, Sizes{2, 3}}) {
+    run_local(static_cast<int>(mesh_size(shape)), [&](const ProcessGroup& group) {
+      const DeviceMesh mesh(group, shape);
+      for (const Placements& placements : cross({R, S0, S1, Placement::strided_shard(0, 2)}, shape.size())) {
+        const at::Tensor whole = indexed({5, 6});
+        at::Tensor mine = group.rank() == 0 ? whole.clone() : at::zeros({5, 6}, at::kDouble);
+        const DTensor tensor = distribute_tensor(mine.requires_grad_(), mesh, placements);
+        EXPECT_TRUE(at::equal(tensor.to_local(), part_of(whole, tensor.layout(), *mesh.coordinate())));
+        EXPECT_TRUE(tensor.requires_grad());
+        EXPECT_TRUE(tensor.to_local().is_leaf());
+        EXPECT_TRUE(at::equal(tensor.full_tensor(), whole));
+      }
+    });
+  }
+}
+
+TEST(DTensorTest, FromLocalTakesTheSizeOfAllAlikeOrTheOneGiven) {
+  run_local(2, [](const ProcessGroup& group) {
+    const DeviceMesh mesh(group, {2}, {"dp"});
+    const DTensor alike = DTensor::from_local(at::ones({2, 3}), mesh, {Placement::shard(-1)});
+    EXPECT_THAT(alike.size(), ElementsAre(2, 6));
+    EXPECT_EQ(alike.placements(), Placements{S1});
+    EXPECT_EQ(alike.size(-1), 6);
+    EXPECT_EQ(alike.numel(), 12);
+    EXPECT_EQ(alike.to_string(), "DTensor of size [2, 6] as [S(1)] on DeviceMesh(dp=2)");
+    EXPECT_EQ(DTensor::from_local(at::ones({2}), mesh).placements(), Placements{R});
+    const DTensor uneven = DTensor::from_local(at::ones({group.rank() == 0 ? 2 : 1}), mesh, {S0}, {Sizes{3}});
+    EXPECT_TRUE(at::equal(uneven.full_tensor(), at::ones({3})));
+    EXPECT_ERROR(DTensor::from_local(at::ones({2}), mesh, {S0}, {Sizes{7}}), ErrorCode::invalid_argument,
+                 "a DTensor of size [7] as [S(0)] on DeviceMesh(dp=2): the local tensor here is of size [2], expected");
+    EXPECT_ERROR(DTensor::from_local(at::ones({2}), mesh, {S1}), ErrorCode::invalid_argument, "placement S(1)");
+    EXPECT_ERROR(DTensor::from_local(at::ones({2}), mesh, {S0, R}), ErrorCode::invalid_argument, "for each of its 1");
+    EXPECT_ERROR(alike.size(2), ErrorCode::invalid_argument, "dimension 2 of DTensor of size [2, 6]");
+    EXPECT_ERROR(distribute_tensor(at::ones({2}), mesh, {P}), ErrorCode::invalid_argument,
+                 "distribute a tensor as [P(sum)]: expected shards and replicas");
+  });
+}
+
+TEST(DTensorTest, WhatRanksDontAgreeOnIsToldToAll) {
+  run_local(3, [](const ProcessGroup& group) {
+    const DeviceMesh mesh(group, {3});
+    const FromLocalOptions checks{std::nullopt, true};
+    EXPECT_ERROR(DTensor::from_local(at::ones({group.rank() == 2 ? 3 : 2}), mesh, {S0}, checks),
+                 ErrorCode::invalid_argument,
+                 "size [9] of Float as [S(0)], but size [6] of Float as [S(0)] on the first");
+    EXPECT_ERROR(DTensor::from_local(at::ones({2}), mesh, {group.rank() == 1 ? S0 : R}, checks),
+                 ErrorCode::invalid_argument, "on the first rank of the mesh");
+    EXPECT_ERROR(distribute_tensor(at::ones({group.rank() == 2 ? 3 : 2}), mesh, {S0}), ErrorCode::invalid_argument,
+                 "on the first rank of the mesh");
+    EXPECT_ERROR(distribute_tensor(at::ones({2}), mesh, {group.rank() == 1 ? P : R}), ErrorCode::invalid_argument,
+                 "rank 1");
+    at::Tensor mine = at::full({2}, group.rank(), at::kDouble).requires_grad_();
+    const DTensor same = DTensor::from_local(mine, mesh, {R}, checks);
+    EXPECT_TRUE(at::equal(same.to_local(), at::zeros({2}, at::kDouble)));
+    same.to_local().sum().backward();
+    EXPECT_TRUE(at::equal(mine.grad(), at::ones({2}, at::kDouble)));
+  });
+}
+
+TEST(DTensorTest, LocalShardsGoWhereverTheyShall) {
+  run_local(4, [](const ProcessGroup& group) {
+    const DeviceMesh mesh(group, {2, 2});
+    const at::Tensor whole = indexed({6, 4});
+    // Row by row to the ranks along the second dimension in turn, the last rows in columns.
+    std::vector<at::Tensor> shards;
+    std::vector<Sizes> offsets;
+    const std::int64_t r = mesh.local_rank(1);
+    for (const std::int64_t row : {r, r + 2}) {
+      shards.push_back(whole.narrow(0, row, 1).clone());
+      offsets.push_back({row, 0});
+    }
+    shards.push_back(whole.narrow(0, 4, 2).narrow(1, 2 * r, 2).clone());
+    offsets.push_back({4, 2 * r});
+    const DTensor tensor = DTensor::from_local(LocalShardsWrapper(shards, offsets), mesh, {R, S0}, {6, 4});
+    EXPECT_THAT(tensor.local_chunks(), ::testing::SizeIs(3));
+    for (const Placements& target : cross({R, S0, S1}, 2)) {
+      if (target == tensor.placements()) continue;
+      const DTensor after = tensor.redistribute(target);
+      ASSERT_TRUE(at::equal(after.to_local(), part_of(whole, after.layout(), *mesh.coordinate()))) << to_string(target);
+    }
+    EXPECT_TRUE(at::equal(tensor.full_tensor(), whole));
+    EXPECT_ERROR(tensor.to_local(), ErrorCode::unsupported, "is not supported for LocalShardsWrapper");
+    EXPECT_EQ(tensor.local_shards()->local_shards().size(), 3u);
+  });
+}
+
+TEST(DTensorTest, LocalShardsWithHolesOrOutsideAreRefusedByAll) {
+  run_local(2, [](const ProcessGroup& group) {
+    const DeviceMesh mesh(group, {2});
+    const auto of = [&](std::vector<at::Tensor> shards, std::vector<Sizes> offsets) {
+      return DTensor::from_local(LocalShardsWrapper(std::move(shards), std::move(offsets)), mesh, {S0}, {4, 2});
+    };
+    const DTensor none = of({}, {});
+    const auto rows = [&](std::int64_t begin) { return of({at::ones({2, 2})}, {{begin, 0}}); };
+    EXPECT_ERROR((group.rank() == 0 ? rows(0) : none).redistribute(), ErrorCode::invalid_argument,
+                 "as [S(0)] on a mesh of shape [2]: no rank has [2, 4)x[0, 2)");
+    EXPECT_ERROR(rows(group.rank()).redistribute(), ErrorCode::invalid_argument,
+                 "rank 0 has [0, 2)x[0, 2), and rank 1 [1, 3)x[0, 2)");
+    EXPECT_ERROR(rows(3), ErrorCode::invalid_argument, "local shard [3, 5)x[0, 2) of a DTensor of size [4, 2]");
+    // All of it on one rank.
+    const DTensor one = group.rank() == 1 ? of({indexed({4, 2})}, {{0, 0}}) : none;
+    EXPECT_TRUE(at::equal(one.full_tensor(), indexed({4, 2})));
+  });
+}
+
+TEST(DTensorTest, RanksOutsideOfTheMeshHaveNothingAndDontCommunicate) {
+  run_local(3, [](const ProcessGroup& group) {
+    const DeviceMesh mesh = DeviceMesh::of_ranks(group, {2}, {2, 0});
+    const DTensor tensor = distribute_tensor(indexed({4}), mesh, {S0});
+    const DTensor whole = tensor.redistribute();
+    if (group.rank() == 1) {
+      EXPECT_EQ(tensor.to_local().numel(), 0);
+      EXPECT_EQ(whole.to_local().numel(), 0);
+      EXPECT_TRUE(tensor.local_chunks().empty());
+      return;
+    }
+    EXPECT_TRUE(at::equal(tensor.to_local(), indexed({4}).narrow(0, group.rank() == 2 ? 0 : 2, 2)));
+    EXPECT_TRUE(at::equal(whole.to_local(), indexed({4})));
+  });
+}
+
+TEST(DTensorTest, APartialOneHasNoState) {
+  run_local(2, [](const ProcessGroup& group) {
+    const DeviceMesh mesh(group, {2});
+    EXPECT_ERROR(DTensor::from_local(at::ones({2}), mesh, {P}).checkpointable(), ErrorCode::invalid_argument,
+                 "expected no partial placement, redistribute it first");
+    const auto state = DTensor::from_local(at::ones({2}), mesh, {S0}).checkpointable();
+    EXPECT_THAT(state->local_chunks(), ElementsAre(Box({2 * group.rank()}, {2})));
+  });
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,79 @@
+#pragma once
+// What tests of DTensors go through: placements on meshes, and what a local tensor must hold.
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/ones_like.h>
+
+#include <vector>
+
+#include "tensor/box_view.h"
+#include "tessera/layout/mesh_layout.h"
+#include "tessera/tensor/device_mesh.h"
+
+namespace tessera::testing {
+
+using Sizes = std::vector<std::int64_t>;
+
+// Every way to choose one for each mesh dimension.
+inline std::vector<Placements> cross(const Placements& choices, std::size_t mesh_dims) {
+  std::vector<Placements> all = {{}};
+  for (std::size_t m = 0; m < mesh_dims; ++m) {
+    std::vector<Placements> longer;
+    for (const Placements& placements : all) {
+      for (const Placement& choice : choices) {
+        longer.push_back(placements);
+        longer.back().push_back(choice);
+      }
+    }
+    all = std::move(longer);
+  }
+  return all;
+}
+
+// Each element is its index, plus 1.
+inline at::Tensor indexed(const Sizes& size) {
+  std::int64_t count = 1;
+  for (const std::int64_t length : size) count *= length;
+  return at::arange(1, count + 1, at::kDouble).view(size);
+}
+
+// What the rank at a coordinate has of `whole`, box by box.
+inline at::Tensor part_of(const at::Tensor& whole, const MeshLayout& layout, const Sizes& coordinate) {
+  at::Tensor part = at::empty(layout.local_shape(coordinate).sizes, whole.options().requires_grad(false));
+  for (const LocalBox& box : layout.local_boxes(coordinate)) {
+    box_view(part, {box.local_offsets, box.box.sizes}).copy_(box_view(whole.detach(), box.box));
+  }
+  return part;
+}
+
+// A local tensor of `whole` as `layout`: where that is partial, the ranks' elements differ and make it together,
+// without rounding for small integers.
+inline at::Tensor local_of(const at::Tensor& whole, const MeshLayout& layout, const Sizes& coordinate) {
+  at::Tensor part = part_of(whole, layout, coordinate);
+  for (std::size_t m = coordinate.size(); m-- > 0;) {  // the first is reduced first
+    if (!layout.placements()[m].is_partial()) continue;
+    const std::int64_t n = layout.mesh_shape()[m];
+    switch (layout.placements()[m].reduce_op()) {
+      case ReduceOp::sum:
+        part = coordinate[m] == 0 ? part * n : -part;  // n * x - (n - 1) * x
+        break;
+      case ReduceOp::average:
+        part = coordinate[m] == 0 ? part * (2 * n - 1) : -part;
+        break;
+      case ReduceOp::max:
+        part = part - coordinate[m];
+        break;
+      case ReduceOp::min:
+        part = part + coordinate[m];
+        break;
+      case ReduceOp::product:
+        if (coordinate[m] != 0) part = at::ones_like(part);
+        break;
+    }
+  }
+  return part;
+}
+
+}  // namespace tessera::testing
