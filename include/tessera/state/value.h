@@ -36,8 +36,8 @@
 #include "tessera/base/bytes.h"
 #include "tessera/format/dcp_metadata.h"
 #include "tessera/format/pickle_value.h"
-#include "tessera/tensor/checkpointable.h"
 #include "tessera/state/nested_sharded_tensor.h"
+#include "tessera/tensor/checkpointable.h"
 #include "tessera/tensor/sharded_tensor.h"
 
 namespace tessera {
