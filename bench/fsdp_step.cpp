@@ -4,7 +4,8 @@
 ///   fsdp_bench step|whole BLOCKS WIDTH BATCH REPEATS
 ///     A training step of an MLP, each block of which is a unit; whole: that isn't sharded, by one rank alone.
 ///     {"seconds"}, the median, and {"peak_bytes"}: by how much a rank's resident memory grew, at its highest in a
-///     step, over what it was before there was a model; of the rank where it grew most.
+///     step, over what it was before there was a model; of the rank where it grew most. Pages of files don't count:
+///     they are those of libraries, as many as a process happens to have looked at.
 ///   fsdp_bench state_dict BLOCKS WIDTH BATCH REPEATS
 ///     Its sharded state dict: {"seconds"}.
 ///   fsdp_bench unshard BYTES REPEATS
@@ -46,14 +47,15 @@ torch::nn::Sequential make_mlp(std::int64_t blocks, std::int64_t width) {
   return mlp;
 }
 
-// "VmRSS", or "VmHWM": its highest since forget_peak.
-std::int64_t memory_bytes(const std::string& field) {
+std::int64_t status_bytes(const std::string& field) {
   std::ifstream status("/proc/self/status");
   for (std::string line; std::getline(status, line);) {
     if (line.starts_with(field + ":")) return std::stoll(line.substr(field.size() + 1)) * 1024;
   }
   return 0;
 }
+// "VmRSS", or "VmHWM", its highest since forget_peak; without pages of files.
+std::int64_t memory_bytes(const std::string& field) { return status_bytes(field) - status_bytes("RssFile"); }
 void forget_peak() { std::ofstream("/proc/self/clear_refs") << "5"; }
 
 struct Bench {

@@ -5,7 +5,7 @@
 fsdp1 is FullyShardedDataParallel, fsdp2 fully_shard, whole a model that isn't sharded, in one process, with a rank's
 batch; state_dict is the sharded state dict of fsdp1. Prints one line of JSON: {"seconds"}, the median of {"times"}, and
 {"peak_bytes"}: by how much a rank's resident memory grew, at its highest in a step, over what it was before there was a
-model; of the rank where it grew most.
+model; of the rank where it grew most. Pages of files, which are those of libraries, don't count.
 """
 
 import json
@@ -37,9 +37,14 @@ class Block(nn.Module):
         return torch.relu(self.linear(x))
 
 
-def memory_bytes(field):
+def status_bytes(field):
     with open("/proc/self/status", encoding="ascii") as status:
         return next(int(line.split()[1]) * 1024 for line in status if line.startswith(field + ":"))
+
+
+def memory_bytes(field):
+    """"VmRSS", or "VmHWM", its highest since forget_peak; without pages of files."""
+    return status_bytes(field) - status_bytes("RssFile")
 
 
 def forget_peak():
