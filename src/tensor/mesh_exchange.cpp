@@ -319,7 +319,9 @@ at::Tensor distribute_from_first(const DeviceMesh& mesh, const MeshLayout& to, c
   std::vector<std::size_t> dims(static_cast<std::size_t>(mesh.ndim()));
   std::iota(dims.begin(), dims.end(), std::size_t{0});
   const BoxesOf first_has_all = [&](std::int64_t place) {
-    return place == 0 ? LocalBoxes{{Box::whole(to.size()), Sizes(to.size().size(), 0)}} : LocalBoxes();
+    LocalBoxes boxes;
+    if (place == 0) boxes.push_back({Box::whole(to.size()), Sizes(to.size().size(), 0)});
+    return boxes;
   };
   std::vector<at::Tensor> sources;
   if (mine == 0) sources.push_back(plain(tensor));
