@@ -135,7 +135,7 @@ void FlatParamHandle::start_reduce_gradient() {
   if (switches_.fakes_reduce) {
     reduced_ = my_part_of(reducing_).clone();
   } else if (is_sharded(options_.strategy)) {
-    reduced_ = at::empty({layout_.sharded_numel()}, reducing_.options());  // which stays, so in no block
+    reduced_ = empty_flat(layout_.sharded_numel(), reducing_.options());
     reduction_ = group_.start_reduce_scatter_into(reduced_, reducing_);
   } else {
     reduced_ = reducing_;
