@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "tessera/base/error.h"
+#include "tessera/tensor/dtensor.h"
 
 namespace tessera {
 
@@ -71,6 +72,8 @@ Value::Value(at::Tensor tensor) : data_(std::move(tensor)) {
 
 Value::Value(ShardedTensor tensor) : data_(std::move(tensor)) {}
 Value::Value(NestedShardedTensor tensor) : data_(std::make_shared<const NestedShardedTensor>(std::move(tensor))) {}
+
+Value::Value(const DTensor& tensor) : Value(Reference{tensor.checkpointable()}) {}
 
 Value::Value(Reference reference) : data_(std::move(reference.tensor)) {
   if (!std::get<std::shared_ptr<Checkpointable>>(data_)) {

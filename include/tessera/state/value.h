@@ -42,6 +42,7 @@
 
 namespace tessera {
 
+class DTensor;
 class Value;
 class List;
 class Tuple;
@@ -115,6 +116,8 @@ class Value {
   /// Neither of these may be null: `Error(invalid_argument)`.
   template <std::derived_from<Checkpointable> T>
   Value(std::shared_ptr<T> tensor) : Value(Reference{std::move(tensor)}) {}
+  /// Its `checkpointable()`, with what that throws.
+  Value(const DTensor& tensor);
   Value(std::shared_ptr<const OpaqueObject> object);
   // NOLINTEND(google-explicit-constructor)
 
