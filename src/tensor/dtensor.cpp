@@ -210,8 +210,13 @@ DTensor& DTensor::requires_grad_(bool requires_grad) {
   return *this;
 }
 
+const at::Tensor& DTensor::local_tensor() const {
+  if (state_->shards) LocalShardsWrapper::refuse("to_local");
+  return state_->local;
+}
+
 at::Tensor DTensor::to_local(const Placements& grad_placements) const {
-  if (state_->shards) LocalShardsWrapper::refuse("to_local of several shards");
+  local_tensor();  // which refuses
   const Placements given = grad_placements.empty() ? placements() : normalized(grad_placements, size().size());
   if (given.size() != placements().size()) {
     fail(ErrorCode::invalid_argument, "gradient of {} as {}: expected a placement for each dimension of the mesh",

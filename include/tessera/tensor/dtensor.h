@@ -71,6 +71,8 @@ class DTensor {
   /// The local tensor itself, which autograd knows: its gradient is placed as `grad_placements`, which are this
   /// tensor's unless given. Throws `Error(unsupported)` where it is a LocalShardsWrapper.
   at::Tensor to_local(const Placements& grad_placements = {}) const;
+  /// The same, whose gradient is placed as `grad_placements()`: for those who compute with local tensors.
+  const at::Tensor& local_tensor() const;
   /// Null unless the local part is one.
   const LocalShardsWrapper* local_shards() const;
   /// The whole, on every rank. A collective.

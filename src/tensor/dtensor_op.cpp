@@ -1,0 +1,156 @@
+#include "tessera/tensor/dtensor_op.h"
+
+#include <fmt/ranges.h>
+
+#include <limits>
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include "tessera/base/error.h"
+#include "tessera/comm/functional.h"
+
+namespace tessera {
+
+namespace {
+
+struct Registry {
+  std::mutex mutex;
+  std::map<std::string, PlacementRule> rules;
+};
+
+Registry& registry() {
+  static Registry the_registry;
+  return the_registry;
+}
+
+std::string described(std::span<const DTensor> inputs) {
+  std::vector<std::string> texts;
+  for (const DTensor& input : inputs) texts.push_back(input.to_string());
+  return fmt::format("({})", fmt::join(texts, ", "));
+}
+
+PlacementRule registered(const std::string& op) {
+  const std::lock_guard lock(registry().mutex);
+  const auto found = registry().rules.find(op);
+  return found != registry().rules.end() ? found->second : nullptr;
+}
+
+// What is sent, of all ranks along a mesh dimension, to get a tensor of which they have `held` elements each from one
+// placement to another; in elements.
+double cost_of(const Placement& from, const Placement& to, double held, double ranks) {
+  if (from == to || ranks == 1) return 0;
+  if (from.is_replicate()) return 0;
+  if (from.is_partial()) return held * (ranks - 1) * (to.is_shard() ? 1 : 2);
+  if (to.is_partial()) return 0;
+  return held * (ranks - 1) * (to.is_shard() ? 1 : ranks);
+}
+
+double held_by_each(const DTensor& tensor) {
+  double held = static_cast<double>(tensor.numel());
+  for (std::size_t m = 0; m < tensor.placements().size(); ++m) {
+    if (tensor.placements()[m].is_shard()) held /= static_cast<double>(tensor.device_mesh().shape()[m]);
+  }
+  return held;
+}
+
+bool cuts_what_none_is(const OpStrategy& strategy, std::span<const DTensor> inputs, std::size_t mesh_dim) {
+  bool cuts = false;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    if (!strategy.inputs[i].is_shard()) continue;
+    if (inputs[i].placements()[mesh_dim] == strategy.inputs[i]) return false;
+    cuts = true;
+  }
+  return cuts;
+}
+
+const OpStrategy& cheapest(const OpRule& rule, std::span<const DTensor> inputs, std::size_t mesh_dim) {
+  const OpStrategy* best = &rule.strategies[0];
+  double least = std::numeric_limits<double>::infinity();
+  for (const OpStrategy& strategy : rule.strategies) {
+    if (!rule.may_cut && cuts_what_none_is(strategy, inputs, mesh_dim)) continue;
+    double cost = 0;
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      const auto ranks = static_cast<double>(inputs[i].device_mesh().shape()[mesh_dim]);
+      cost += cost_of(inputs[i].placements()[mesh_dim], strategy.inputs[i], held_by_each(inputs[i]), ranks);
+    }
+    if (cost < least) {
+      best = &strategy;
+      least = cost;
+    }
+  }
+  return *best;
+}
+
+void check(const std::string& op, std::span<const DTensor> inputs) {
+  if (inputs.empty()) fail(ErrorCode::invalid_argument, "{} of no DTensor", op);
+  for (const DTensor& input : inputs) {
+    if (input.local_shards() != nullptr) LocalShardsWrapper::refuse(op);
+    if (!(input.device_mesh() == inputs[0].device_mesh())) {
+      fail(ErrorCode::invalid_argument, "{}{}: expected tensors of one mesh", op, described(inputs));
+    }
+  }
+}
+
+void check(const std::string& op, const OpRule& rule, std::size_t inputs) {
+  for (const OpStrategy& strategy : rule.strategies) {
+    if (strategy.inputs.size() == inputs) continue;
+    fail(ErrorCode::invalid_argument, "placement rule of {}: {} for {} inputs", op, to_string(strategy.inputs), inputs);
+  }
+  if (rule.strategies.empty()) fail(ErrorCode::invalid_argument, "placement rule of {}: no strategy", op);
+}
+
+}  // namespace
+
+void register_placement_rule(const std::string& op, PlacementRule rule) {
+  const std::lock_guard lock(registry().mutex);
+  if (rule) {
+    registry().rules[op] = std::move(rule);
+  } else {
+    registry().rules.erase(op);
+  }
+}
+
+DTensor call(const std::string& op, std::span<const DTensor> inputs, const PlacementRule& own_rule,
+             const std::function<at::Tensor(std::span<const DTensor> inputs)>& compute) {
+  check(op, inputs);
+  PlacementRule rule_of = registered(op);
+  if (!rule_of) rule_of = own_rule;
+  if (!rule_of) {
+    fail(ErrorCode::unsupported, "{}{} has no placement rule: register_placement_rule gives it one", op,
+         described(inputs));
+  }
+  const OpRule rule = rule_of(inputs);
+  check(op, rule, inputs.size());
+  const DeviceMesh& mesh = inputs[0].device_mesh();
+  const auto mesh_dims = static_cast<std::size_t>(mesh.ndim());
+  std::vector<Placements> wanted(inputs.size(), Placements(mesh_dims));
+  Placements output(mesh_dims);
+  for (std::size_t m = 0; m < mesh_dims; ++m) {
+    const OpStrategy& strategy = cheapest(rule, inputs, m);
+    for (std::size_t i = 0; i < inputs.size(); ++i) wanted[i][m] = strategy.inputs[i];
+    output[m] = strategy.output;
+  }
+  const MeshLayout layout(rule.output_size, mesh.shape(), output);
+  if (!mesh.has_this_rank()) return DTensor(mesh, layout, inputs[0].local_tensor());
+
+  std::vector<DTensor> placed;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    const DTensor input = inputs[i].redistribute(wanted[i]);
+    at::Tensor local = input.local_tensor();
+    // What every rank has whole, and uses for its part of the result.
+    for (std::size_t m = 0; m < mesh_dims && local.requires_grad(); ++m) {
+      if (!wanted[i][m].is_replicate() || output[m].is_replicate()) continue;
+      local = functional::sum_gradients(mesh.group(static_cast<std::int64_t>(m)), local);
+    }
+    placed.push_back(local.is_same(input.local_tensor()) ? input : DTensor(mesh, input.layout(), local));
+  }
+  return DTensor(mesh, layout, compute(placed));
+}
+
+DTensor call(const std::string& op, std::span<const DTensor> inputs,
+             const std::function<at::Tensor(std::span<const DTensor> inputs)>& compute) {
+  return call(op, inputs, nullptr, compute);
+}
+
+}  // namespace tessera

@@ -1,0 +1,261 @@
+#include "tessera/tensor/dtensor_ops.h"
+
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "support/error_matchers.h"
+#include "tensor/mesh_support.h"
+#include "tessera/comm/local_ranks.h"
+#include "tessera/tensor/dtensor_op.h"
+
+namespace tessera {
+namespace {
+
+using testing::cross;
+using testing::indexed;
+using testing::local_of;
+using testing::part_of;
+using testing::Sizes;
+
+const Placement R = Placement::replicate(), S0 = Placement::shard(0), S1 = Placement::shard(1),
+                S2 = Placement::shard(2), P = Placement::partial();
+
+struct Case {
+  std::string name;
+  std::vector<Sizes> sizes;  // of the inputs
+  std::function<DTensor(const std::vector<DTensor>&)> ours;
+  std::function<at::Tensor(const std::vector<at::Tensor>&)> aten;
+  bool has_gradient = true;
+};
+
+std::vector<Case> cases() {
+  using V = const std::vector<DTensor>&;
+  using A = const std::vector<at::Tensor>&;
+  return {
+      {"relu", {{5, 4}}, [](V v) { return dtensor::relu(v[0]); }, [](A a) { return at::relu(a[0]); }},
+      {"gelu", {{5, 4}}, [](V v) { return dtensor::gelu(v[0]); }, [](A a) { return at::gelu(a[0]); }},
+      {"neg", {{5, 4}}, [](V v) { return dtensor::neg(v[0]); }, [](A a) { return at::neg(a[0]); }},
+      {"add", {{5, 4}, {5, 4}}, [](V v) { return v[0] + v[1]; }, [](A a) { return a[0] + a[1]; }},
+      {"add_row", {{5, 4}, {4}}, [](V v) { return v[0] + v[1]; }, [](A a) { return a[0] + a[1]; }},
+      {"sub_column", {{5, 4}, {5, 1}}, [](V v) { return v[0] - v[1]; }, [](A a) { return a[0] - a[1]; }},
+      {"mul", {{5, 4}, {5, 4}}, [](V v) { return v[0] * v[1]; }, [](A a) { return a[0] * a[1]; }},
+      {"div_outer", {{5, 1}, {1, 4}}, [](V v) { return v[0] / v[1]; }, [](A a) { return a[0] / a[1]; }},
+      {"mul_scalar", {{5, 4}}, [](V v) { return dtensor::mul(v[0], 3); }, [](A a) { return a[0] * 3; }},
+      {"pow", {{5, 4}}, [](V v) { return dtensor::pow(v[0], 3); }, [](A a) { return a[0].pow(3); }},
+      {"matmul",
+       {{5, 4}, {4, 3}},
+       [](V v) { return dtensor::matmul(v[0], v[1]); },
+       [](A a) { return at::matmul(a[0], a[1]); }},
+      {"linear",
+       {{5, 4}, {6, 4}, {6}},
+       [](V v) { return dtensor::linear(v[0], v[1], v[2]); },
+       [](A a) { return at::linear(a[0], a[1], a[2]); }},
+      {"layer_norm",
+       {{5, 4}, {4}, {4}},
+       [](V v) { return dtensor::layer_norm(v[0], {4}, v[1], v[2]); },
+       [](A a) { return at::layer_norm(a[0], {4}, a[1], a[2]); }},
+      {"softmax", {{5, 4}}, [](V v) { return dtensor::softmax(v[0], -1); }, [](A a) { return at::softmax(a[0], -1); }},
+      {"log_softmax",
+       {{5, 4}},
+       [](V v) { return dtensor::log_softmax(v[0], 0); },
+       [](A a) { return at::log_softmax(a[0], 0); }},
+      {"sum", {{5, 4}}, [](V v) { return dtensor::sum(v[0]); }, [](A a) { return at::sum(a[0]); }},
+      {"sum_rows",
+       {{5, 4}},
+       [](V v) { return dtensor::sum(v[0], {0}, true); },
+       [](A a) { return at::sum(a[0], {0}, true); }},
+      {"mean", {{5, 4}}, [](V v) { return dtensor::mean(v[0], {-1}); }, [](A a) { return at::mean(a[0], {-1}); }},
+      {"amax", {{5, 4}}, [](V v) { return dtensor::amax(v[0], {0}); }, [](A a) { return at::amax(a[0], {0}); }},
+      {"amin", {{6, 4}}, [](V v) { return dtensor::amin(v[0]); }, [](A a) { return at::amin(a[0]); }, false},
+      {"transpose", {{5, 4}}, [](V v) { return dtensor::transpose(v[0], 0, 1); }, [](A a) { return a[0].t(); }},
+  };
+}
+
+class DTensorOpTest : public ::testing::TestWithParam<std::tuple<Case, Sizes>> {};
+
+TEST_P(DTensorOpTest, GivesWhatItGivesOnTheWhole) {
+  const auto& [op, shape] = GetParam();
+  std::vector<at::Tensor> wholes;
+  for (const Sizes& size : op.sizes) {
+    wholes.push_back(
+        at::sin(indexed(size).add(static_cast<double>(wholes.size()) * 7)).add(1.5).set_requires_grad(op.has_gradient));
+  }
+  const at::Tensor expected = op.aten(wholes);
+  const at::Tensor weights = at::cos(indexed(expected.sizes().vec()));
+  if (op.has_gradient) (expected * weights).sum().backward();
+  run_local(static_cast<int>(mesh_size(shape)), [&, &op = op, &shape = shape](const ProcessGroup& group) {
+    const DeviceMesh mesh(group, shape);
+    std::vector<std::vector<Placements>> choices;
+    for (const Sizes& size : op.sizes) {
+      choices.push_back(cross(size.size() > 1 ? Placements{R, S0, S1, P} : Placements{R, S0, P}, shape.size()));
+    }
+    std::vector<std::size_t> at(choices.size(), 0);
+    for (std::size_t step = 0;; ++step) {
+      std::vector<at::Tensor> leaves;
+      std::vector<DTensor> inputs;
+      std::string shown;
+      for (std::size_t i = 0; i < choices.size(); ++i) {
+        const MeshLayout layout(op.sizes[i], shape, choices[i][at[i]]);
+        leaves.push_back(local_of(wholes[i], layout, *mesh.coordinate()).set_requires_grad(op.has_gradient));
+        inputs.push_back(DTensor::from_local(leaves[i], mesh, layout.placements(), {op.sizes[i]}));
+        shown += to_string(layout.placements()) + " ";
+      }
+      const at::Tensor found = op.ours(inputs).full_tensor();
+      ASSERT_TRUE(at::allclose(found, expected.detach(), 1e-10, 1e-12)) << op.name << " of " << shown << found;
+      if (op.has_gradient) {
+        (found * weights).sum().backward();
+        for (std::size_t i = 0; i < leaves.size(); ++i) {
+          const at::Tensor gradient = part_of(wholes[i].grad(), inputs[i].layout(), *mesh.coordinate());
+          ASSERT_TRUE(leaves[i].grad().defined()) << op.name << " of " << shown;
+          ASSERT_TRUE(at::allclose(leaves[i].grad(), gradient, 1e-9, 1e-11))
+              << op.name << " of " << shown << ", gradient of " << i << leaves[i].grad() << gradient;
+        }
+      }
+      // The next of the cross, of many a part.
+      std::size_t i = 0;
+      for (std::size_t skip = shape.size() > 1 && choices.size() > 1 ? 37 : 1; skip > 0; --skip) {
+        for (i = 0; i < at.size() && ++at[i] == choices[i].size(); ++i) at[i] = 0;
+        if (i == at.size()) break;
+      }
+      if (i == at.size()) break;
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Ops, DTensorOpTest,
+                         ::testing::Combine(::testing::ValuesIn(cases()),
+                                            ::testing::Values(Sizes{1}, Sizes{2}, Sizes{3}, Sizes{2, 2})),
+                         [](const ::testing::TestParamInfo<std::tuple<Case, Sizes>>& test) {
+                           std::string name = std::get<0>(test.param).name + "Mesh";
+                           for (const std::int64_t length : std::get<1>(test.param)) name += std::to_string(length);
+                           return name;
+                         });
+
+TEST(DTensorOpsTest, TheCheapestPlacementIsTaken) {
+  run_local(2, [](const ProcessGroup& group) {
+    const DeviceMesh mesh(group, {2});
+    const auto on = [&](const Sizes& size, const Placement& placement) {
+      return distribute_tensor(indexed(size), mesh, {placement});
+    };
+    const DTensor x = on({6, 4}, R);
+    EXPECT_EQ(dtensor::linear(x, on({8, 4}, S0), on({8}, S0)).placements(), Placements{S1});
+    EXPECT_EQ(dtensor::linear(on({6, 8}, S1), on({4, 8}, S1), on({4}, R)).placements(), Placements{P});
+    EXPECT_EQ(dtensor::linear(on({6, 4}, S0), on({8, 4}, R), on({8}, R)).placements(), Placements{S0});
+    EXPECT_EQ(dtensor::matmul(on({3, 5, 4}, S0), on({3, 4, 2}, S0)).placements(), Placements{S0});
+    EXPECT_EQ(dtensor::matmul(on({3, 5, 4}, S1), on({3, 4, 2}, R)).placements(), Placements{S1});
+    EXPECT_EQ(dtensor::matmul(on({3, 5, 4}, R), on({3, 4, 2}, S2)).placements(), Placements{S2});
+    EXPECT_EQ(dtensor::add(x, on({6, 4}, S1)).placements(), Placements{S1});
+    EXPECT_EQ(dtensor::sum(on({6, 4}, S1), {0}).placements(), Placements{S0});
+    EXPECT_EQ(dtensor::sum(on({6, 4}, S1), {1}).placements(), Placements{P});
+    EXPECT_EQ(dtensor::amax(on({6, 4}, S1), {1}).placements(), Placements{Placement::partial(ReduceOp::max)});
+    EXPECT_EQ(dtensor::transpose(on({6, 4}, S1), 0, 1).placements(), Placements{S0});
+    EXPECT_EQ(dtensor::relu(x).placements(), Placements{R});
+    const DTensor sum = dtensor::sum(on({6, 4}, S0), {0});
+    EXPECT_EQ(dtensor::add(sum, sum).placements(), Placements{P});
+    EXPECT_EQ(dtensor::relu(sum).placements(), Placements{R});
+  });
+}
+
+TEST(DTensorOpsTest, RowsOfAnEmbeddingAreThoseOfTheRankThatHasThem) {
+  for (const Sizes& shape : {Sizes{2}, Sizes{3}, Sizes{2, 2}}) {
+    run_local(static_cast<int>(mesh_size(shape)), [&](const ProcessGroup& group) {
+      const DeviceMesh mesh(group, shape);
+      const at::Tensor ids = at::tensor({0, 6, 3, 3, 1, 5, 2, 4}, at::kLong).view({2, 4});
+      at::Tensor whole = indexed({7, 6}).set_requires_grad(true);
+      const at::Tensor expected = at::embedding(whole, ids), weights = indexed({2, 4, 6});
+      (expected * weights).sum().backward();
+      for (const Placements& of_weight : cross({R, S0, S1, Placement::strided_shard(0, 2)}, shape.size())) {
+        for (const Placements& of_ids : cross({R, S0, S1}, shape.size())) {
+          const DTensor weight = distribute_tensor(whole, mesh, of_weight);
+          const at::Tensor found = dtensor::embedding(weight, distribute_tensor(ids, mesh, of_ids)).full_tensor();
+          ASSERT_TRUE(at::equal(found, expected)) << to_string(of_weight) << to_string(of_ids);
+          (found * weights).sum().backward();
+          ASSERT_TRUE(
+              at::allclose(weight.grad()->to_local(), part_of(whole.grad(), weight.layout(), *mesh.coordinate())))
+              << to_string(of_weight) << to_string(of_ids);
+        }
+      }
+      // More ranks than rows, and an id beyond them on one rank alone.
+      const DTensor one = distribute_tensor(indexed({1, 2}), mesh, Placements(shape.size(), S0));
+      const DTensor zero = distribute_tensor(at::zeros({3}, at::kLong), mesh, {});
+      EXPECT_TRUE(at::equal(dtensor::embedding(one, zero).full_tensor(), indexed({1, 2}).expand({3, 2})));
+      const DTensor weight = distribute_tensor(whole, mesh, Placements(shape.size(), S0));
+      const at::Tensor wrong = at::full({2}, group.rank() == 1 ? 7 : 0, at::kLong);
+      EXPECT_ERROR(dtensor::embedding(weight, DTensor::from_local(wrong, mesh)), ErrorCode::invalid_argument,
+                   "an id that isn't one of 7 rows");
+    });
+  }
+}
+
+TEST(DTensorOpsTest, EqualIsTheSameOnAllRanks) {
+  run_local(3, [](const ProcessGroup& group) {
+    const DeviceMesh mesh(group, {3});
+    const at::Tensor whole = indexed({4, 6});
+    for (const Placement& a : {R, S0, S1, P}) {
+      for (const Placement& b : {R, S0, S1, P}) {
+        const auto of = [&](const at::Tensor& tensor, const Placement& placement) {
+          const MeshLayout layout({4, 6}, {3}, {placement});
+          return DTensor::from_local(local_of(tensor, layout, *mesh.coordinate()), mesh, {placement}, {Sizes{4, 6}});
+        };
+        EXPECT_TRUE(dtensor::equal(of(whole, a), of(whole, b)));
+        at::Tensor other = whole.clone();
+        other[3][5] = 0;
+        EXPECT_FALSE(dtensor::equal(of(whole, a), of(other, b)));
+      }
+    }
+    EXPECT_FALSE(dtensor::equal(distribute_tensor(whole, mesh), distribute_tensor(whole.t().contiguous(), mesh)));
+  });
+}
+
+TEST(DTensorOpsTest, OnesOwnOpHasARuleOfItsOwn) {
+  run_local(2, [](const ProcessGroup& group) {
+    const DeviceMesh mesh(group, {2});
+    const DTensor x = distribute_tensor(indexed({4, 6}), mesh, {S0});
+    const auto sorted = [&](const DTensor& tensor) {
+      return call("sort_rows", {&tensor, 1}, [](std::span<const DTensor> inputs) {
+        return std::get<0>(at::sort(inputs[0].local_tensor(), -1, true));
+      });
+    };
+    EXPECT_ERROR(sorted(x), ErrorCode::unsupported,
+                 "sort_rows(DTensor of size [4, 6] as [S(0)] on DeviceMesh(2)) has no placement rule");
+    group.barrier();
+    if (group.rank() == 0) {
+      register_placement_rule("sort_rows", [](std::span<const DTensor> inputs) {
+        return OpRule{inputs[0].size(), {{{R}, R}, {{S0}, S0}}, /*may_cut=*/true};
+      });
+    }
+    group.barrier();
+    EXPECT_EQ(sorted(x).placements(), Placements{S0});
+    EXPECT_EQ(sorted(x.redistribute({S1})).placements(), Placements{S0});
+    EXPECT_TRUE(at::equal(sorted(x).full_tensor(), indexed({4, 6}).flip({1})));
+    group.barrier();
+    if (group.rank() == 0) register_placement_rule("sort_rows", nullptr);
+    group.barrier();
+    EXPECT_ERROR(sorted(x), ErrorCode::unsupported, "has no placement rule");
+  });
+}
+
+TEST(DTensorOpsTest, WhatDoesntFitIsRefused) {
+  run_local(2, [](const ProcessGroup& group) {
+    const DeviceMesh mesh(group, {2}, {"dp"}), other(group, {2}, {"tp"});
+    const DTensor x = distribute_tensor(indexed({4, 6}), mesh, {S0});
+    EXPECT_ERROR(x + distribute_tensor(indexed({4, 6}), other, {S0}), ErrorCode::invalid_argument,
+                 "add(DTensor of size [4, 6] as [S(0)] on DeviceMesh(dp=2), DTensor of size [4, 6] as [S(0)] on "
+                 "DeviceMesh(tp=2)): expected tensors of one mesh");
+    EXPECT_ERROR(x + distribute_tensor(indexed({4, 5}), mesh, {S0}), ErrorCode::invalid_argument,
+                 "add of tensors of sizes [4, 6] and [4, 5]");
+    EXPECT_ERROR(dtensor::matmul(x, x), ErrorCode::invalid_argument, "matmul of tensors of sizes [4, 6] and [4, 6]");
+    EXPECT_ERROR(dtensor::linear(x, distribute_tensor(indexed({3, 5}), mesh)), ErrorCode::invalid_argument,
+                 "linear of");
+    EXPECT_ERROR(dtensor::softmax(x, 2), ErrorCode::invalid_argument, "softmax over dimension 2 of a tensor of 2");
+    EXPECT_ERROR(dtensor::sum(x, {0, -2}), ErrorCode::invalid_argument, "one of them twice");
+    EXPECT_ERROR(dtensor::layer_norm(x, {4}), ErrorCode::invalid_argument, "layer_norm of size [4, 6] over [4]");
+    const DTensor shards =
+        DTensor::from_local(LocalShardsWrapper({indexed({2, 6})}, {{2 * group.rank(), 0}}), mesh, {S0}, {4, 6});
+    EXPECT_ERROR(dtensor::relu(shards), ErrorCode::unsupported, "relu is not supported for LocalShardsWrapper");
+  });
+}
+
+}  // namespace
+}  // namespace tessera
