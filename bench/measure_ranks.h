@@ -1,21 +1,16 @@
 #pragma once
 // What benchmarks of several ranks have in common.
 
-#include <algorithm>
 #include <chrono>
 #include <functional>
 #include <memory>
 #include <vector>
 
+#include "measure.h"
 #include "tessera/comm/process_group.h"
 #include "tessera/layout/sharding_spec.h"
 
 namespace tessera::bench {
-
-inline double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
 
 // From when all ranks begin to when all have ended.
 inline double seconds(const ProcessGroup& group, const std::function<void()>& f) {

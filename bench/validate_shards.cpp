@@ -3,14 +3,13 @@
 /// {"chunks", "grid"}: medians of seconds for validate_non_overlapping, check_tensor and infer_sharding_spec together,
 /// on COUNT shards that are cut in one dimension and on a square grid of about as many, both in row-major order.
 
-#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <iostream>
-
 #include <string>
 #include <vector>
 
+#include "measure.h"
 #include "tessera/layout/sharding_spec.h"
 
 namespace {
@@ -44,8 +43,7 @@ double median_seconds(std::int64_t rows, std::int64_t columns, int repeats) {
     infer_sharding_spec(shards);
     times.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
   }
-  std::sort(times.begin(), times.end());
-  return times[times.size() / 2];
+  return bench::median(times);
 }
 
 }  // namespace
