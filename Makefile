@@ -45,7 +45,7 @@ interop:
 	$(call setup,build torch test)
 	[[ $$EUID -ne 0 ]] || $(call setup,interop)
 	cmake --preset release -DTESSERA_TESTS=ON
-	cmake --build --preset release --parallel $(JOBS) --target tessera sharded_values flat_param_layout_test state_values resave train_checkpoint train_fsdp
+	cmake --build --preset release --parallel $(JOBS) --target tessera sharded_values dtensor_values flat_param_layout_test state_values resave train_checkpoint train_fsdp
 	tools/with-pytorch -- tests/interop/run
 
 libtorch:

@@ -16,13 +16,12 @@ namespace tessera {
 using Sizes = std::vector<std::int64_t>;
 
 struct DTensor::State : Checkpointable {
-  State(DeviceMesh mesh_in, MeshLayout layout_in, at::Tensor local_in, std::optional<LocalShardsWrapper> shards_in,
-        Placements grad_placements_in)
+  State(DeviceMesh mesh_in, MeshLayout layout_in, at::Tensor local_in,
+        std::optional<LocalShardsWrapper> shards_in = std::nullopt)
       : mesh(std::move(mesh_in)),
         layout(std::move(layout_in)),
         local(std::move(local_in)),
-        shards(std::move(shards_in)),
-        grad_placements(std::move(grad_placements_in)) {
+        shards(std::move(shards_in)) {
     if (!mesh.has_this_rank()) return;
     if (shards) {
       for (const at::Tensor& shard : shards->local_shards()) {
@@ -48,7 +47,6 @@ struct DTensor::State : Checkpointable {
   MeshLayout layout;
   at::Tensor local;  // undefined where there are shards
   std::optional<LocalShardsWrapper> shards;
-  Placements grad_placements;
 
   std::vector<Box> chunks;
   std::vector<at::Tensor> views;
@@ -58,29 +56,11 @@ namespace {
 
 Placements all_replicate(const DeviceMesh& mesh) { return Placements(static_cast<std::size_t>(mesh.ndim())); }
 
-// A gradient isn't left partial: all ranks have it.
 Placements of_gradient(Placements placements) {
   for (Placement& placement : placements) {
     if (placement.is_partial()) placement = Placement::replicate();
   }
   return placements;
-}
-
-// Where a gradient that is placed as `from` goes in order to be one as `to`: what is replicated is taken for a partial
-// one as it is, because its sum would only be undone later.
-Placements backward_target(const Placements& from, const Placements& to) {
-  Placements target = to;
-  for (std::size_t m = 0; m < target.size(); ++m) {
-    if (target[m].is_partial() && from[m] != target[m]) target[m] = Placement::replicate();
-  }
-  return target;
-}
-
-at::Tensor gradient_as(const at::Tensor& gradient, const DeviceMesh& mesh, const Sizes& size, const Placements& from,
-                       const Placements& to) {
-  const Placements target = backward_target(from, to);
-  return redistribute_local(mesh, MeshLayout(size, mesh.shape(), from), MeshLayout(size, mesh.shape(), target),
-                            gradient);
 }
 
 void check_local(const DeviceMesh& mesh, const MeshLayout& layout, const at::Tensor& local) {
@@ -120,41 +100,31 @@ at::Tensor none_of(const at::Tensor& like) { return at::empty({0}, like.options(
 DTensor DTensor::from_local(const at::Tensor& local, const DeviceMesh& mesh, Placements placements,
                             const FromLocalOptions& options) {
   if (placements.empty()) placements = all_replicate(mesh);
+  const std::size_t dims = options.size ? options.size->size() : static_cast<std::size_t>(local.dim());
   const auto layout_of = [&] {
-    const Placements from_front =
-        normalized(placements, options.size ? options.size->size() : static_cast<std::size_t>(local.dim()));
+    const Placements from_front = normalized(placements, dims);
     MeshLayout layout(options.size ? *options.size : size_if_all_are_alike(local, mesh, from_front), mesh.shape(),
                       from_front);
     check_local(mesh, layout, local);
     return layout;
   };
   if (!mesh.has_this_rank()) {
-    const std::size_t dims = options.size ? options.size->size() : static_cast<std::size_t>(local.dim());
-    MeshLayout layout(options.size.value_or(Sizes(dims, 0)), mesh.shape(), placements);
-    return DTensor(std::make_shared<State>(mesh, std::move(layout), none_of(local), std::nullopt, placements));
+    return DTensor(mesh, MeshLayout(options.size.value_or(Sizes(dims, 0)), mesh.shape(), placements), none_of(local));
   }
-  if (!options.run_check) {
-    MeshLayout layout = layout_of();
-    Placements as_it_is = layout.placements();
-    return DTensor(std::make_shared<State>(mesh, std::move(layout), local, std::nullopt, std::move(as_it_is)));
-  }
+  if (!options.run_check) return DTensor(mesh, layout_of(), local);
+
   const ProcessGroup& group = mesh.group();
   MeshLayout layout = group.agree_on("check local tensors", layout_of);
   agree_on_tensor(group, "check local tensors", layout, local.scalar_type());
-  at::Tensor same = local.detach();
-  for (std::int64_t m = 0; m < mesh.ndim(); ++m) {
-    if (!layout.placements()[static_cast<std::size_t>(m)].is_replicate()) continue;
-    same = same.clone(at::MemoryFormat::Contiguous);
-    mesh.group(m).broadcast(same, 0);
-  }
-  if (!same.is_alias_of(local) && local.requires_grad()) {
-    same = comm::linear(
-        local, [&](const at::Tensor&) { return same; }, [](const at::Tensor& gradient) { return gradient; });
-  } else if (same.is_alias_of(local)) {
-    same = local;
-  }
-  Placements as_it_is = layout.placements();
-  return DTensor(std::make_shared<State>(mesh, std::move(layout), same, std::nullopt, std::move(as_it_is)));
+  const auto as_at_first = [&](const at::Tensor& mine) {
+    at::Tensor same = mine.clone(at::MemoryFormat::Contiguous);
+    for (std::int64_t m = 0; m < mesh.ndim(); ++m) {
+      if (layout.placements()[static_cast<std::size_t>(m)].is_replicate()) mesh.group(m).broadcast(same, 0);
+    }
+    return same;
+  };
+  at::Tensor same = comm::linear(local, as_at_first, [](const at::Tensor& gradient) { return gradient; });
+  return DTensor(mesh, std::move(layout), std::move(same));
 }
 
 DTensor DTensor::from_local(const LocalShardsWrapper& local, const DeviceMesh& mesh, Placements placements,
@@ -168,20 +138,18 @@ DTensor DTensor::from_local(const LocalShardsWrapper& local, const DeviceMesh& m
     fail(ErrorCode::invalid_argument, "local shard {} of a DTensor of size {}: expected one in it",
          tessera::to_string(local.local_chunks()[i]), shape_to_string(layout.size()));
   }
-  Placements as_it_is = layout.placements();
-  return DTensor(std::make_shared<State>(mesh, std::move(layout), at::Tensor(), local, std::move(as_it_is)));
+  return DTensor(std::make_shared<State>(mesh, std::move(layout), at::Tensor(), local));
 }
 
 DTensor::DTensor(const DeviceMesh& mesh, MeshLayout layout, at::Tensor local) {
   check_local(mesh, layout, local);
-  Placements gradient = of_gradient(layout.placements());
-  state_ = std::make_shared<State>(mesh, std::move(layout), std::move(local), std::nullopt, std::move(gradient));
+  state_ = std::make_shared<State>(mesh, std::move(layout), std::move(local));
 }
 
 const DeviceMesh& DTensor::device_mesh() const { return state_->mesh; }
 const MeshLayout& DTensor::layout() const { return state_->layout; }
 const Placements& DTensor::placements() const { return layout().placements(); }
-const Placements& DTensor::grad_placements() const { return state_->grad_placements; }
+Placements DTensor::grad_placements() const { return of_gradient(placements()); }
 const Sizes& DTensor::size() const { return layout().size(); }
 const std::vector<Box>& DTensor::local_chunks() const { return state_->chunks; }
 std::int64_t DTensor::numel() const { return volume(Box::whole(size())); }
@@ -216,17 +184,15 @@ const at::Tensor& DTensor::local_tensor() const {
 }
 
 at::Tensor DTensor::to_local(const Placements& grad_placements) const {
-  local_tensor();  // which refuses
-  const Placements given = grad_placements.empty() ? placements() : normalized(grad_placements, size().size());
-  if (given.size() != placements().size()) {
-    fail(ErrorCode::invalid_argument, "gradient of {} as {}: expected a placement for each dimension of the mesh",
-         to_string(), tessera::to_string(given));
-  }
-  if (!state_->local.requires_grad() || backward_target(given, this->grad_placements()) == given) return state_->local;
+  const at::Tensor& local = local_tensor();
+  if (grad_placements.empty()) return local;
+  const MeshLayout given(size(), device_mesh().shape(), grad_placements);
+  const MeshLayout wanted(size(), device_mesh().shape(), this->grad_placements());
+  if (given == wanted || !local.requires_grad() || !device_mesh().has_this_rank()) return local;
   return comm::linear(
-      state_->local, [](const at::Tensor& local) { return local.view_as(local); },
-      [state = state_, given](const at::Tensor& gradient) {
-        return gradient_as(gradient, state->mesh, state->layout.size(), given, state->grad_placements);
+      local, [](const at::Tensor& tensor) { return tensor.view_as(tensor); },
+      [mesh = device_mesh(), given, wanted](const at::Tensor& gradient) {
+        return redistribute_local(mesh, given, wanted, gradient);
       });
 }
 
@@ -234,26 +200,17 @@ DTensor DTensor::redistribute(Placements placements) const {
   if (placements.empty()) placements = all_replicate(device_mesh());
   MeshLayout target(size(), device_mesh().shape(), std::move(placements));
   if (target == layout()) return *this;
-  if (!device_mesh().has_this_rank()) {
-    return DTensor(std::make_shared<State>(device_mesh(), target, state_->local, std::nullopt, target.placements()));
-  }
-  if (state_->shards) {
-    return DTensor(device_mesh(), target, redistribute_shards(device_mesh(), layout(), target, *state_->shards));
-  }
-  // What stays partial has the gradient that it has here, what becomes so has the one of the whole.
-  Placements gradient = of_gradient(target.placements());
-  for (std::size_t m = 0; m < gradient.size(); ++m) {
-    if (target.placements()[m].is_partial() && target.placements()[m] == this->placements()[m]) {
-      gradient[m] = grad_placements()[m];
-    }
-  }
+  const DeviceMesh& mesh = device_mesh();
+  if (!mesh.has_this_rank()) return DTensor(mesh, std::move(target), state_->local);
+  if (state_->shards) return DTensor(mesh, target, redistribute_shards(mesh, layout(), target, *state_->shards));
+  const MeshLayout incoming(size(), mesh.shape(), of_gradient(target.placements()));
+  const MeshLayout outgoing(size(), mesh.shape(), grad_placements());
   at::Tensor local = comm::linear(
-      state_->local, [&](const at::Tensor& now) { return redistribute_local(device_mesh(), layout(), target, now); },
-      [state = state_, gradient](const at::Tensor& incoming) {
-        return gradient_as(incoming, state->mesh, state->layout.size(), gradient, state->grad_placements);
+      state_->local, [&](const at::Tensor& now) { return redistribute_local(mesh, layout(), target, now); },
+      [mesh, incoming, outgoing](const at::Tensor& gradient) {
+        return redistribute_local(mesh, incoming, outgoing, gradient);
       });
-  return DTensor(
-      std::make_shared<State>(device_mesh(), std::move(target), std::move(local), std::nullopt, std::move(gradient)));
+  return DTensor(mesh, std::move(target), std::move(local));
 }
 
 at::Tensor DTensor::full_tensor(const Placements& grad_placements) const {
@@ -262,16 +219,15 @@ at::Tensor DTensor::full_tensor(const Placements& grad_placements) const {
 
 std::optional<DTensor> DTensor::grad() const {
   if (state_->shards || !state_->local.grad().defined()) return std::nullopt;
-  return DTensor(std::make_shared<State>(device_mesh(), MeshLayout(size(), device_mesh().shape(), grad_placements()),
-                                         state_->local.grad(), std::nullopt, grad_placements()));
+  return DTensor(device_mesh(), MeshLayout(size(), device_mesh().shape(), grad_placements()), state_->local.grad());
 }
 
 DTensor DTensor::detach() const {
-  if (state_->shards) {
-    return DTensor(
-        std::make_shared<State>(device_mesh(), layout(), at::Tensor(), state_->shards->clone().detach(), placements()));
-  }
-  return DTensor(std::make_shared<State>(device_mesh(), layout(), state_->local.detach(), std::nullopt, placements()));
+  if (!state_->shards) return DTensor(device_mesh(), layout(), state_->local.detach());
+  LocalShardsWrapper shards(state_->shards->local_shards(), state_->shards->local_shards().empty()
+                                                                ? std::vector<Sizes>()
+                                                                : state_->shards->local_offsets());
+  return DTensor(std::make_shared<State>(device_mesh(), layout(), at::Tensor(), shards.detach()));
 }
 
 std::shared_ptr<Checkpointable> DTensor::checkpointable() const {
@@ -302,8 +258,7 @@ DTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh, Plac
     return layout;
   };
   if (!mesh.has_this_rank()) {
-    DTensor none = DTensor::from_local(none_of(tensor), mesh, placements, {tensor.sizes().vec()});
-    return none;
+    return DTensor::from_local(none_of(tensor), mesh, placements, {tensor.sizes().vec()});
   }
   const ProcessGroup& group = mesh.group();
   const MeshLayout layout = group.agree_on("distribute a tensor", layout_of);

@@ -2,21 +2,13 @@
 /// Does what make_sharded_values.py had PyTorch's ShardedTensor do: `sharded_values FILE...` reads its cases, runs each
 /// on as many ranks as it had, and compares. Prints a line of JSON for each case: {"row", "what", "ok", "why"}.
 
-#include <torch/csrc/jit/serialization/pickle.h>
-
 #include <ATen/ATen.h>
 
-#include <fstream>
-#include <functional>
-#include <iostream>
-#include <iterator>
-#include <map>
 #include <mutex>
-#include <nlohmann/json.hpp>
 
+#include "interop/cases.h"
 #include "tensor/box_view.h"
 #include "tensor/sharding_support.h"
-#include "tessera/base/error.h"
 #include "tessera/comm/local_ranks.h"
 #include "tessera/tensor/ops.h"
 
@@ -28,74 +20,36 @@ using testing::Sizes;
 using testing::SpecPtr;
 using testing::whole_of;
 
-// Says what differs.
-class Difference : public std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
+using interop::Case;
+using interop::json;
+using interop::require;
+using interop::require_close;
+using interop::require_equal;
 
-template <typename... Args>
-void require(bool holds, fmt::format_string<Args...> format, Args&&... args) {
-  if (!holds) throw Difference(fmt::format(format, std::forward<Args>(args)...));
+std::vector<ShardMetadata> to_shards(const json& value) {
+  std::vector<ShardMetadata> list;
+  for (const json& row : value) {
+    list.emplace_back(row[0].get<Sizes>(), row[1].get<Sizes>(), RemoteDevice(row[2].get<std::string>()));
+  }
+  return list;
 }
 
-using nlohmann::json;
+std::vector<ShardMetadata> shards_of(const Case& test, const std::string& key) {
+  return to_shards(test.content().at(key));
+}
 
-class Case {
- public:
-  Case(json content, const std::vector<at::Tensor>& tensors) : content_(std::move(content)), tensors_(&tensors) {}
-
-  bool has(const std::string& key) const { return content_.contains(key); }
-  template <typename T>
-  T get(const std::string& key) const {
-    return content_.at(key).get<T>();
-  }
-  at::Tensor tensor(const std::string& key) const { return to_tensor(content_.at(key)); }
-  std::vector<at::Tensor> tensors(const std::string& key) const {
-    std::vector<at::Tensor> list;
-    for (const json& member : content_.at(key)) list.push_back(to_tensor(member));
-    return list;
-  }
-  std::vector<ShardMetadata> shards(const std::string& key) const { return to_shards(content_.at(key)); }
-  SpecPtr spec(const std::string& key) const {
-    const json& described = content_.at(key);
-    if (!described.contains("dim")) return std::make_shared<EnumerableShardingSpec>(to_shards(described.at("shards")));
-    std::vector<RemoteDevice> placements;
-    for (const json& placement : described.at("placements")) placements.emplace_back(placement.get<std::string>());
-    return std::make_shared<ChunkShardingSpec>(described.at("dim").get<std::int64_t>(), placements);
-  }
-
- private:
-  at::Tensor to_tensor(const json& value) const { return tensors_->at(value.at("tensor").get<std::size_t>()); }
-  static std::vector<ShardMetadata> to_shards(const json& value) {
-    std::vector<ShardMetadata> list;
-    for (const json& row : value) {
-      list.emplace_back(row[0].get<Sizes>(), row[1].get<Sizes>(), RemoteDevice(row[2].get<std::string>()));
-    }
-    return list;
-  }
-
-  json content_;
-  const std::vector<at::Tensor>* tensors_;
-};
+SpecPtr spec_of(const Case& test, const std::string& key) {
+  const json& described = test.content().at(key);
+  if (!described.contains("dim")) return std::make_shared<EnumerableShardingSpec>(to_shards(described.at("shards")));
+  std::vector<RemoteDevice> placements;
+  for (const json& placement : described.at("placements")) placements.emplace_back(placement.get<std::string>());
+  return std::make_shared<ChunkShardingSpec>(described.at("dim").get<std::int64_t>(), placements);
+}
 
 std::string text_of(const std::vector<ShardMetadata>& shards) {
   std::string text;
   for (const ShardMetadata& one : shards) text += to_string(one) + "; ";
   return text;
-}
-
-void require_equal(const at::Tensor& found, const at::Tensor& expected, const std::string& what) {
-  require(found.sizes() == expected.sizes(), "{}: size {}, PyTorch has {}", what, describe(found), describe(expected));
-  require(found.scalar_type() == expected.scalar_type() && at::equal(found, expected), "{}: not equal", what);
-}
-
-void require_close(const at::Tensor& found, const at::Tensor& expected, const std::string& what, double rtol = 1e-9) {
-  require(found.sizes() == expected.sizes(), "{}: size {}, PyTorch has {}", what, describe(found), describe(expected));
-  require(found.scalar_type() == expected.scalar_type(), "{}: {}, PyTorch has {}", what, describe(found),
-          describe(expected));
-  if (!found.is_floating_point()) return require_equal(found, expected, what);
-  require(at::allclose(found, expected, rtol, 1e-12, true), "{}: they differ by {}", what,
-          (found - expected).abs().max().item<double>());
 }
 
 using Check = std::function<void(const Case& test, const ProcessGroup& group)>;
@@ -105,14 +59,14 @@ SpecPtr chunks_in(std::int64_t dim, const ProcessGroup& group) {
 }
 
 void build(const Case& test, const ProcessGroup& /*group*/) {
-  const ShardedTensorMetadata built = test.spec("spec")->build_metadata(test.get<Sizes>("size"), {});
-  require(built.shards_metadata == test.shards("shards"), "shards {}", text_of(built.shards_metadata));
+  const ShardedTensorMetadata built = spec_of(test, "spec")->build_metadata(test.get<Sizes>("size"), {});
+  require(built.shards_metadata == shards_of(test, "shards"), "shards {}", text_of(built.shards_metadata));
 }
 
 void infer(const Case& test, const ProcessGroup& /*group*/) {
-  const SpecPtr inferred = infer_sharding_spec(test.shards("shards"));
-  require(*inferred == *test.spec("spec"), "inferred {}, PyTorch infers {}", inferred->to_string(),
-          test.spec("spec")->to_string());
+  const SpecPtr inferred = infer_sharding_spec(shards_of(test, "shards"));
+  require(*inferred == *spec_of(test, "spec"), "inferred {}, PyTorch infers {}", inferred->to_string(),
+          spec_of(test, "spec")->to_string());
 }
 
 std::vector<Shard> local_shards_of(const at::Tensor& whole, const std::vector<ShardMetadata>& shards, int rank) {
@@ -126,8 +80,8 @@ std::vector<Shard> local_shards_of(const at::Tensor& whole, const std::vector<Sh
 void gather(const Case& test, const ProcessGroup& group) {
   const at::Tensor expected = test.tensor("expected");
   const ShardedTensor tensor = ShardedTensor::from_local_shards(
-      local_shards_of(expected, test.shards("shards"), group.rank()), test.get<Sizes>("size"), group);
-  require(tensor.sharding_spec() == *test.spec("spec"), "spec {}", tensor.sharding_spec().to_string());
+      local_shards_of(expected, shards_of(test, "shards"), group.rank()), test.get<Sizes>("size"), group);
+  require(tensor.sharding_spec() == *spec_of(test, "spec"), "spec {}", tensor.sharding_spec().to_string());
   const int dst = static_cast<int>(test.get<std::int64_t>("dst"));
   const at::Tensor out = group.rank() == dst ? at::zeros_like(expected) : at::Tensor();
   tensor.gather(dst, out);
@@ -142,15 +96,15 @@ std::vector<ShardMetadata> in_order(std::vector<ShardMetadata> shards) {
 }
 
 void reshard(const Case& test, const ProcessGroup& group) {
-  ShardedTensor tensor = shard(test.tensor("whole"), test.spec("before"), group);
-  tensor.reshard(test.spec("spec"));
-  require(in_order(tensor.metadata().shards_metadata) == in_order(test.shards("metadata")), "metadata {}",
+  ShardedTensor tensor = shard(test.tensor("whole"), spec_of(test, "before"), group);
+  tensor.reshard(spec_of(test, "spec"));
+  require(in_order(tensor.metadata().shards_metadata) == in_order(shards_of(test, "metadata")), "metadata {}",
           text_of(tensor.metadata().shards_metadata));
   require_equal(tensor.local_tensor(), test.tensors("expected")[static_cast<std::size_t>(group.rank())], "local shard");
 }
 
 void tensor_op(const Case& test, const ProcessGroup& group) {
-  const ShardedTensor input = shard(test.tensor("whole").set_requires_grad(true), test.spec("spec"), group);
+  const ShardedTensor input = shard(test.tensor("whole").set_requires_grad(true), spec_of(test, "spec"), group);
   const std::string name = test.get<std::string>("name");
   const ShardedTensor result = name == "clone"    ? ops::clone(input)
                                : name == "detach" ? ops::detach(input)
@@ -169,7 +123,7 @@ void require_layer(const Case& test, const ProcessGroup& group, const at::Tensor
 }
 
 ShardedTensor weight_of(const Case& test, const ProcessGroup& group) {
-  return shard(test.tensor("weight").detach().clone().set_requires_grad(true), test.spec("spec"), group);
+  return shard(test.tensor("weight").detach().clone().set_requires_grad(true), spec_of(test, "spec"), group);
 }
 
 void embedding(const Case& test, const ProcessGroup& group) {
@@ -249,7 +203,7 @@ void linear(const Case& test, const ProcessGroup& group) {
   }
 }
 
-std::string run_case(const Case& test) {
+void check(const Case& test, const std::string& /*path*/) {
   static const std::map<std::string, Check> checks = {{"build", build},
                                                       {"infer", infer},
                                                       {"gather", gather},
@@ -263,46 +217,21 @@ std::string run_case(const Case& test) {
                                                       {"bmm", bmm},
                                                       {"layer_norm", layer_norm},
                                                       {"linear", linear}};
-  try {
-    const auto check = checks.find(test.get<std::string>("op"));
-    require(check != checks.end(), "no such op");
-    run_local(static_cast<int>(test.get<std::int64_t>("world")),
-              [&](const ProcessGroup& group) { check->second(test, group); });
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "";
+  const auto found = checks.find(test.get<std::string>("op"));
+  require(found != checks.end(), "no such op");
+  run_local(test.get<int>("world"), [&](const ProcessGroup& group) { found->second(test, group); });
 }
 
-void run(const char* path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) fail(ErrorCode::not_found, "{}: can't be read", path);
-  const std::vector<char> bytes((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-  const std::vector<c10::IValue> content = torch::jit::pickle_load(bytes).toTuple()->elements().vec();
-  const std::vector<at::Tensor> tensors = content[1].toTensorVector();
-  std::size_t number = 0;
-  for (const json& described : json::parse(content[0].toStringRef())) {
-    const Case test(described, tensors);
-    const std::string why = run_case(test);
-    const std::string op = test.get<std::string>("op");
-    const std::string name = test.has("name") ? " " + test.get<std::string>("name") : "";
-    std::cout << json({{"row", "sharded " + op},
-                       {"what", fmt::format("case {} of {} ranks{}", number++, test.get<int>("world"), name)},
-                       {"ok", why.empty()},
-                       {"why", why}})
-              << std::endl;
-  }
+std::string row_of(const Case& test) { return "sharded " + test.get<std::string>("op"); }
+
+std::string name_of(const Case& test) {
+  const std::string name = test.has("name") ? " " + test.get<std::string>("name") : "";
+  return fmt::format("of {} ranks{}", test.get<int>("world"), name);
 }
 
 }  // namespace
 }  // namespace tessera
 
 int main(int argc, char** argv) {
-  try {
-    for (int i = 1; i < argc; ++i) tessera::run(argv[i]);
-    return 0;
-  } catch (const std::exception& error) {
-    std::cerr << "sharded_values: " << error.what() << '\n';
-    return 3;
-  }
+  return tessera::interop::answer_all(argc, argv, tessera::check, tessera::row_of, tessera::name_of);
 }

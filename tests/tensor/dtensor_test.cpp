@@ -119,7 +119,7 @@ TEST(DTensorTest, GradientsAreThoseOfTheWhole) {
       const Sizes size = {5, 6};
       const at::Tensor whole = indexed(size), weights = indexed(size).mul(2).add(1);
       for (const Placements& source : cross({R, S0, S1, P}, shape.size())) {
-        for (const Placements& target : cross({R, S0, S1}, shape.size())) {
+        for (const Placements& target : cross({R, S0, S1, P}, shape.size())) {
           const MeshLayout layout(size, shape, source);
           const at::Tensor leaf = local_of(whole, layout, *mesh.coordinate()).requires_grad_();
           const DTensor before = DTensor::from_local(leaf, mesh, source, {size});
@@ -153,7 +153,7 @@ TEST(DTensorTest, AGradientIsPlacedAsItIsSaidToBe) {
     (DTensor::from_local(leaf, mesh, {P}).to_local() * (r + 1)).sum().backward();
     EXPECT_TRUE(at::equal(leaf.grad(), at::full({4}, r + 1, at::kDouble)));
     EXPECT_ERROR(DTensor::from_local(leaf, mesh, {P}).to_local({P, P}), ErrorCode::invalid_argument,
-                 "as [P(sum), P(sum)]: expected a placement for each dimension of the mesh");
+                 "placements [P(sum), P(sum)] on a mesh of shape [2]: expected one for each");
   });
 }
 

@@ -52,7 +52,7 @@ class DTensor {
   static DTensor from_local(const LocalShardsWrapper& local, const DeviceMesh& mesh, Placements placements,
                             std::vector<std::int64_t> size);
 
-  /// As `from_local` with the size of `layout`, for what was computed: the gradient of a partial one is replicated.
+  /// As `from_local`, for what was computed.
   DTensor(const DeviceMesh& mesh, MeshLayout layout, at::Tensor local);
 
   const DeviceMesh& device_mesh() const;
@@ -68,25 +68,22 @@ class DTensor {
   /// The boxes that this rank has.
   const std::vector<Box>& local_chunks() const;
 
-  /// The local tensor itself, which autograd knows: its gradient is placed as `grad_placements`, which are this
-  /// tensor's unless given. Throws `Error(unsupported)` where it is a LocalShardsWrapper.
+  /// The local tensor, which autograd knows: its gradient is placed as `grad_placements()`, or as is said here. Throws
+  /// `Error(unsupported)` where it is a LocalShardsWrapper.
   at::Tensor to_local(const Placements& grad_placements = {}) const;
-  /// The same, whose gradient is placed as `grad_placements()`: for those who compute with local tensors.
-  const at::Tensor& local_tensor() const;
+  const at::Tensor& local_tensor() const;  ///< without a choice
   /// Null unless the local part is one.
   const LocalShardsWrapper* local_shards() const;
   /// The whole, on every rank. A collective.
   at::Tensor full_tensor(const Placements& grad_placements = {}) const;
   /// The same tensor under other placements, by the cheapest way there is (see `plan_redistribution`). Without
   /// placements all replicate. The result has the same local tensor where nothing changes. A collective.
-  /// The gradient flows back as PyTorch's does: one of a partial tensor stays as it is on each rank.
   DTensor redistribute(Placements placements = {}) const;
 
   /// The gradient of a leaf, placed as `grad_placements()`; undefined if there is none.
   std::optional<DTensor> grad() const;
-  /// How the gradient of the local tensor is placed: as this tensor, but replicated where that is partial, except in
-  /// one that `from_local` made.
-  const Placements& grad_placements() const;
+  /// How the gradient of the local tensor is placed: as this tensor, but replicated where that is partial.
+  Placements grad_placements() const;
   /// Without history; the same elements.
   DTensor detach() const;
 

@@ -1,0 +1,202 @@
+"""What PyTorch's DTensor makes of inputs: `make_dtensor_values.py OUT SEED LENGTH...` writes cases to OUT, for a mesh of
+these lengths, and a checkpoint of DTensors to OUT.checkpoint.
+
+What is written is TorchScript's pickle of (JSON, tensors), as make_sharded_values.py writes it. Lists of tensors have one
+for each rank. Placements are ["R"], ["S", dim], ["_S", dim, split_factor] or ["P", op].
+"""
+
+import itertools
+import json
+import math
+import os
+import random
+import socket
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+import torch.nn.functional as F
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset as local_shape
+from torch.distributed.tensor.placement_types import _StridedShard
+
+SIZES = [[8, 4], [5, 7], [2, 3]]
+PAIRS = 120  # of placements, at most, on a mesh of several dimensions
+# Before, strided shards got to other placements with their elements in another order, and what was partial under a
+# maximum was added up where it was cut.
+IS_LATE = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 14)
+
+
+def placement_of(text):
+    kind, *rest = text
+    if kind == "_S":
+        return _StridedShard(rest[0], split_factor=rest[1])
+    return {"R": Replicate, "S": Shard, "P": Partial}[kind](*rest)
+
+
+def of_all(tensor):
+    """What each rank has."""
+    found = [None] * dist.get_world_size()
+    dist.all_gather_object(found, tensor)
+    return found
+
+
+class Cases:
+    def __init__(self, mesh, seed):
+        self.mesh, self.cases = mesh, []
+        self.random = random.Random(seed)  # the same on all ranks
+        self.generator = torch.Generator().manual_seed(seed * 100 + dist.get_rank())
+
+    def whole_numbers(self, size):
+        """So that sums are exact whatever their order."""
+        return torch.randint(-8, 8, tuple(size), generator=self.generator).double()
+
+    def from_local(self, size, placements, leaf=None):
+        of = [placement_of(p) for p in placements]
+        if leaf is None:
+            leaf = self.whole_numbers(local_shape(tuple(size), self.mesh, of)[0])
+            for i, placement in enumerate(of):  # what ranks replicate they have alike
+                if isinstance(placement, Replicate):
+                    dist.broadcast(leaf, group=self.mesh.get_group(i), group_src=0)
+            leaf.requires_grad_()
+        stride = torch.empty(tuple(size)).stride()
+        return leaf, DTensor.from_local(leaf, self.mesh, of, run_check=False, shape=torch.Size(size), stride=stride)
+
+    def redistribute(self):
+        choices = [["R"], ["S", 0], ["S", 1], ["P", "sum"]]
+        if self.mesh.ndim == 1:
+            choices.append(["P", "max"])
+        all_placements = list(itertools.product(choices, repeat=self.mesh.ndim))
+        pairs = [(s, t) for s in all_placements for t in all_placements]
+        if len(pairs) > PAIRS:
+            pairs = self.random.sample(pairs, PAIRS)
+        for size, (source, target) in itertools.product(SIZES, pairs):
+            self.redistribute_one(size, source, target)
+        if self.mesh.ndim == 2:  # what tensor parallel and then fully sharded makes
+            strided = [["_S", 0, self.mesh.size(1)], ["S", 0]]
+            even = [4 * self.mesh.size(), 3]
+            for other in [[["R"], ["R"]], [["R"], ["S", 0]], [["S", 1], ["R"]], [["S", 0], ["S", 1]]]:
+                self.redistribute_one(even, strided, other)
+
+    def redistribute_one(self, size, source, target):
+        kinds = {tuple(p) for p in source}
+        if not IS_LATE and (any(k[0] == "_S" for k in kinds) or (("P", "max") in kinds and target[0][0] == "S")):
+            return
+        leaf, tensor = self.from_local(size, source)
+        try:
+            result = tensor.redistribute(self.mesh, [placement_of(p) for p in target]).to_local()
+        except (RuntimeError, AssertionError, NotImplementedError, ValueError):
+            return  # not something that this PyTorch does
+        weight = self.whole_numbers(result.shape)
+        case = {"op": "redistribute", "size": size, "source": source, "target": target,
+                "input": of_all(leaf.detach()), "expected": of_all(result.detach()), "weight": of_all(weight)}
+        try:
+            (result * weight).sum().backward()
+            case["gradient"] = of_all(leaf.grad)
+        except (RuntimeError, AssertionError, NotImplementedError, ValueError):
+            pass
+        self.cases.append(case)
+
+    def chunks(self):
+        for size in SIZES + [[1, 1], [3, 16]]:
+            for placements in itertools.product([["R"], ["S", 0], ["S", 1]], repeat=self.mesh.ndim):
+                _, tensor = self.from_local(size, placements)
+                chunks = [[list(c.offsets), list(c.sizes)] for c in tensor.__create_chunk_list__()]
+                self.cases.append({"op": "chunks", "size": size, "source": placements, "expected": of_all(chunks)})
+
+    def ops(self):
+        table = [
+            ("linear", [[6, 4], [8, 4], [8]], F.linear),
+            ("matmul", [[6, 4], [4, 5]], torch.matmul),
+            ("add", [[6, 4], [6, 4]], torch.add),
+            ("mul", [[6, 4], [4]], torch.mul),
+            ("relu", [[6, 4]], torch.relu),
+            ("softmax", [[6, 4]], lambda x: torch.softmax(x, -1)),
+            ("layer_norm", [[6, 4], [4], [4]], lambda x, w, b: F.layer_norm(x, [4], w, b)),
+            ("sum", [[6, 4]], lambda x: x.sum(0)),
+            ("mean", [[6, 4]], torch.mean),
+        ]
+        for name, sizes, f in table:
+            choices = [
+                list(itertools.product([["R"], ["S", 0], ["S", 1]] if len(size) > 1 else [["R"], ["S", 0]], repeat=self.mesh.ndim))
+                for size in sizes
+            ]
+            every = list(itertools.product(*choices))
+            for placements in every if len(every) <= 24 else self.random.sample(every, 24):
+                self.op(name, sizes, placements, f)
+
+    def op(self, name, sizes, placements, f):
+        leaves, tensors = zip(*(self.from_local(size, p) for size, p in zip(sizes, placements)))
+        try:
+            result = f(*tensors)
+            full = result.full_tensor()
+            weight = torch.cos(torch.arange(full.numel(), dtype=torch.float64)).view(full.shape)
+            (full * weight).sum().backward()
+        except (RuntimeError, AssertionError, NotImplementedError, ValueError, IndexError):
+            return
+        gradients = [DTensor.from_local(leaf.grad, self.mesh, [placement_of(p) for p in of], run_check=False,
+                                        shape=torch.Size(size), stride=torch.empty(tuple(size)).stride()).full_tensor()
+                     for leaf, of, size in zip(leaves, placements, sizes)]
+        self.cases.append({"op": "op", "name": name, "sizes": sizes, "placements": placements,
+                           "inputs": [of_all(leaf.detach()) for leaf in leaves], "expected": full.detach(),
+                           "weight": weight, "gradients": gradients})
+
+    def checkpoint(self, path):
+        state, described = {}, {}
+        for placements in itertools.product([["R"], ["S", 0], ["S", 1]], repeat=self.mesh.ndim):
+            whole = torch.arange(35, dtype=torch.float64).view(5, 7) + len(state)
+            of = [placement_of(p) for p in placements]
+            sizes, offsets = local_shape((5, 7), self.mesh, of)
+            local = whole[tuple(slice(o, o + s) for o, s in zip(offsets, sizes))] if math.prod(sizes) else torch.empty(sizes, dtype=torch.float64)
+            name = f"w{len(state)}"
+            state[name] = self.from_local([5, 7], placements, local.contiguous())[1]
+            described[name] = [placements, whole]
+        dcp.save(state, checkpoint_id=path)
+        self.cases.append({"op": "checkpoint", "path": os.path.basename(path), "tensors": described})
+
+
+def run(rank, out, seed, lengths, port):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo", USE_LIBUV="0")
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=math.prod(lengths))
+    cases = Cases(init_device_mesh("cpu", tuple(lengths)), seed)
+    cases.redistribute()
+    cases.chunks()
+    cases.ops()
+    cases.checkpoint(out + ".checkpoint")
+    if rank == 0:
+        tensors = []
+        for case in cases.cases:
+            case["mesh"] = lengths
+        text = json.dumps(cases.cases, default=lambda tensor: tensors.append(tensor.contiguous()) or {"tensor": len(tensors) - 1})
+        with open(out, "wb") as file:
+            file.write(torch._C._pickle_save((text, tensors)))
+    dist.barrier()
+
+
+def main():
+    out, seed, lengths = sys.argv[1], int(sys.argv[2]), [int(n) for n in sys.argv[3:]]
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    children = []
+    for rank in range(1, math.prod(lengths)):
+        pid = os.fork()
+        if pid == 0:
+            try:
+                run(rank, out, seed, lengths, port)
+            except BaseException:
+                import traceback
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+        children.append(pid)
+    run(0, out, seed, lengths, port)
+    if any(os.waitpid(pid, 0)[1] for pid in children):
+        sys.exit("a rank failed")
+
+
+if __name__ == "__main__":
+    main()
