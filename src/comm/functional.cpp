@@ -1,5 +1,7 @@
 #include "tessera/comm/functional.h"
 
+#include <ATen/ops/empty.h>
+
 #include <numeric>
 #include <utility>
 #include <vector>

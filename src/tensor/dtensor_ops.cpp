@@ -103,12 +103,12 @@ at::Tensor rows_here(const DTensor& weight, const at::Tensor& ids) {
   std::int64_t begin = 0;
   for (const Interval& interval : weight.layout().local_intervals(0, *weight.device_mesh().coordinate())) {
     const at::Tensor is_here = ids.ge(interval.begin).logical_and(ids.lt(interval.end));
-    places = at::where(is_here, ids - interval.begin + begin, places);
+    places = at::where(is_here, ids.add(begin - interval.begin), places);
     begin += interval.size();
   }
   if (local.size(0) == 0) return at::embedding(at::full({1, local.size(1)}, 0, local.options()), at::full_like(ids, 0));
   const at::Tensor is_here = places.ge(0).unsqueeze(-1);
-  return at::embedding(local, places.clamp_min(0)) * is_here.to(local.scalar_type());
+  return at::embedding(local, places.clamp_min(0)).mul(is_here.to(local.scalar_type()));
 }
 
 }  // namespace

@@ -84,7 +84,7 @@ at::Scalar neutral(ReduceOp op, at::ScalarType type) {
 // `whole`, which every rank along the dimension has, as a part of what `op` makes of the ranks' parts.
 at::Tensor part_of_replicated(const at::Tensor& whole, ReduceOp op, std::int64_t ranks, std::int64_t rank) {
   const bool is_divided = op == ReduceOp::sum && (at::isFloatingType(whole.scalar_type()) || whole.is_complex());
-  if (is_divided) return whole / ranks;
+  if (is_divided) return whole.div(ranks);
   if (op == ReduceOp::sum || op == ReduceOp::product) {
     return rank == 0 ? whole : at::full_like(whole, neutral(op, whole.scalar_type()));
   }
@@ -108,7 +108,7 @@ at::Tensor part_of_cut(const at::Tensor& part, const MeshLayout& layout, const M
       copy_elements(within(result, place), within(part, box));
     }
   }
-  return op == ReduceOp::average ? result * layout.mesh_shape()[m] : result;
+  return op == ReduceOp::average ? result.mul(layout.mesh_shape()[m]) : result;
 }
 
 // --- elements that move
