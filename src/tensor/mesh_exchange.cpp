@@ -35,10 +35,21 @@ at::Tensor empty_like_part(const at::Tensor& like, at::IntArrayRef size) {
 
 // --- partial to replicated or cut
 
+// As much is copied while what was copied before is reduced.
+constexpr std::int64_t kReducedBytes = std::int64_t{16} << 20;
+
 at::Tensor all_reduced(const ProcessGroup& group, const at::Tensor& local, ReduceOp op) {
-  at::Tensor reduced = empty_like_part(local, local.sizes());
-  reduced.copy_(local);
-  group.all_reduce(reduced, op);
+  const at::Tensor reduced = empty_like_part(local, local.sizes());
+  const at::Tensor from = local.contiguous().view({-1}), to = reduced.view({-1});
+  const std::int64_t step = std::max<std::int64_t>(kReducedBytes / static_cast<std::int64_t>(local.element_size()), 1);
+  std::vector<PendingCollective> pending;
+  for (std::int64_t begin = 0; begin == 0 || begin < to.numel(); begin += step) {
+    const std::int64_t count = std::min(step, to.numel() - begin);
+    const at::Tensor part = to.narrow(0, begin, count);
+    copy_elements(part, from.narrow(0, begin, count));
+    pending.push_back(group.start_all_reduce(part, op));
+  }
+  for (PendingCollective& one : pending) one.wait();
   return reduced;
 }
 
