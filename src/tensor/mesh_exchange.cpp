@@ -243,7 +243,7 @@ struct AllShards {
       LocalBoxes& of_rank = boxes.emplace_back();
       const std::size_t record = 2 * size.size() + 1;
       Sizes theirs(bytes.size() / sizeof(std::int64_t));
-      std::memcpy(theirs.data(), bytes.data(), bytes.size());
+      if (!bytes.empty()) std::memcpy(theirs.data(), bytes.data(), bytes.size());
       for (auto at = theirs.begin(); at != theirs.end(); at += static_cast<std::ptrdiff_t>(record)) {
         const auto middle = at + 1 + static_cast<std::ptrdiff_t>(size.size());
         Box box(Sizes(at + 1, middle), Sizes(middle, at + static_cast<std::ptrdiff_t>(record)));
