@@ -91,7 +91,7 @@ TEST_P(DTensorOpTest, GivesWhatItGivesOnTheWhole) {
       choices.push_back(cross(size.size() > 1 ? Placements{R, S0, S1, P} : Placements{R, S0, P}, shape.size()));
     }
     std::vector<std::size_t> at(choices.size(), 0);
-    for (std::size_t step = 0;; ++step) {
+    for (;;) {
       std::vector<at::Tensor> leaves;
       std::vector<DTensor> inputs;
       std::string shown;
