@@ -39,7 +39,7 @@ at::Tensor empty_like_part(const at::Tensor& like, at::IntArrayRef size) {
 constexpr std::int64_t kReducedBytes = std::int64_t{16} << 20;
 
 at::Tensor all_reduced(const ProcessGroup& group, const at::Tensor& local, ReduceOp op) {
-  const at::Tensor reduced = empty_like_part(local, local.sizes());
+  at::Tensor reduced = empty_like_part(local, local.sizes());
   const at::Tensor from = local.contiguous().view({-1}), to = reduced.view({-1});
   const std::int64_t step = std::max<std::int64_t>(kReducedBytes / static_cast<std::int64_t>(local.element_size()), 1);
   std::vector<PendingCollective> pending;
