@@ -7,14 +7,13 @@ import json
 import math
 import statistics
 import sys
-import time
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-from pytorch_ranks import run_ranks
+from pytorch_ranks import run_ranks, timed
 
 WORKS = {
     "gather": (Shard(0), Replicate()),
@@ -31,13 +30,7 @@ def run(work, size_bytes, repeats, rank, ranks):
     side = int(math.sqrt(size_bytes / 4)) // (8 * ranks) * (8 * ranks)
     before, after = WORKS[work]
     tensor = DTensor.from_local(torch.ones(side // ranks if before.is_shard() else side, side), mesh, [before])
-    times = []
-    for _ in range(repeats):
-        dist.barrier()
-        begin = time.perf_counter()
-        tensor.redistribute(mesh, [after]).to_local()
-        dist.barrier()
-        times.append(time.perf_counter() - begin)
+    times = [timed(lambda: tensor.redistribute(mesh, [after]).to_local()) for _ in range(repeats)]
     if rank == 0:
         print(json.dumps({"seconds": statistics.median(times)}), flush=True)
     dist.barrier()

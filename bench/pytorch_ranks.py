@@ -1,7 +1,19 @@
-"""Ranks of PyTorch on this machine, as measure_ranks.h has those of tessera."""
+"""Ranks of PyTorch on this machine, for benchmarks (as measure_ranks.h has those of tessera) and tests/interop."""
 
 import os
 import socket
+import time
+
+
+def timed(work):
+    """Seconds from when all ranks begin to when all have ended."""
+    import torch.distributed as dist  # which not all who have ranks time
+
+    dist.barrier()
+    begin = time.perf_counter()
+    work()
+    dist.barrier()
+    return time.perf_counter() - begin
 
 
 def run_ranks(run, ranks):

@@ -6,22 +6,13 @@ import json
 import math
 import statistics
 import sys
-import time
 
 import torch
 import torch.distributed as dist
 from torch.distributed._shard import sharded_tensor
 from torch.distributed._shard.sharding_spec import ChunkShardingSpec
 
-from pytorch_ranks import run_ranks
-
-
-def timed(work):
-    dist.barrier()
-    begin = time.perf_counter()
-    work()
-    dist.barrier()
-    return time.perf_counter() - begin
+from pytorch_ranks import run_ranks, timed
 
 
 def run(work, size_bytes, repeats, rank, ranks):

@@ -2,7 +2,6 @@
 ranks and under each placement. Exits with 1, saying which, if elements are others than they were."""
 
 import os
-import socket
 import sys
 
 import torch
@@ -11,9 +10,10 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, zeros
 
+from pytorch_ranks import run_ranks
 
-def run(rank, port, paths):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo", USE_LIBUV="0")
+
+def run(rank, paths):
     dist.init_process_group("gloo", rank=rank, world_size=2)
     mesh = init_device_mesh("cpu", (2,))
     for path in paths:
@@ -30,13 +30,7 @@ def run(rank, port, paths):
 
 
 def main():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    pid = os.fork()
-    run(1 if pid == 0 else 0, port, sys.argv[1:])
-    if pid != 0 and os.waitpid(pid, 0)[1] != 0:
-        sys.exit("a rank failed")
+    run_ranks(lambda rank: run(rank, sys.argv[1:]), 2)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ import json
 import math
 import os
 import random
-import socket
 import sys
 
 import torch
@@ -21,6 +20,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset as local_shape
 from torch.distributed.tensor.placement_types import _StridedShard
+
+from pytorch_ranks import run_ranks
 
 SIZES = [[8, 4], [5, 7], [2, 3]]
 PAIRS = 120  # of placements, at most, on a mesh of several dimensions
@@ -157,8 +158,7 @@ class Cases:
         self.cases.append({"op": "checkpoint", "path": os.path.basename(path), "tensors": described})
 
 
-def run(rank, out, seed, lengths, port):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo", USE_LIBUV="0")
+def run(rank, out, seed, lengths):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=math.prod(lengths))
     cases = Cases(init_device_mesh("cpu", tuple(lengths)), seed)
@@ -178,24 +178,8 @@ def run(rank, out, seed, lengths, port):
 
 def main():
     out, seed, lengths = sys.argv[1], int(sys.argv[2]), [int(n) for n in sys.argv[3:]]
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    children = []
-    for rank in range(1, math.prod(lengths)):
-        pid = os.fork()
-        if pid == 0:
-            try:
-                run(rank, out, seed, lengths, port)
-            except BaseException:
-                import traceback
-                traceback.print_exc()
-                os._exit(1)
-            os._exit(0)
-        children.append(pid)
-    run(0, out, seed, lengths, port)
-    if any(os.waitpid(pid, 0)[1] for pid in children):
-        sys.exit("a rank failed")
+    ranks = math.prod(lengths)
+    run_ranks(lambda rank: run(rank, out, seed, lengths), ranks)
 
 
 if __name__ == "__main__":

@@ -6,9 +6,7 @@ Gloo. Ops that this PyTorch no longer has for ShardedTensor are those of the who
 """
 
 import json
-import os
 import random
-import socket
 import sys
 
 import torch
@@ -21,6 +19,8 @@ from torch.distributed._shard.sharding_spec import ChunkShardingSpec, Enumerable
 from torch.distributed._shard.sharding_spec import _infer_sharding_spec_from_shards_metadata as infer
 from torch.distributed._shard.sharding_spec.chunk_sharding_spec_ops import embedding as embedding_op
 from torch.distributed._shard.sharding_spec.chunk_sharding_spec_ops import embedding_bag as embedding_bag_op
+
+from pytorch_ranks import run_ranks
 
 SIZES = [[7], [8, 4], [5, 3], [12, 12], [3, 2, 5], [2, 3, 2, 3], [4, 3, 12, 4]]
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool]
@@ -262,8 +262,7 @@ class Cases:
         self.add("linear", input=inputs, weight=weight, bias=bias, expected=F.linear(inputs, weight, bias))
 
 
-def run(rank, out, world, seed, port):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo", USE_LIBUV="0")
+def run(rank, out, world, seed):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=world)
     cases = Cases(world, seed)
@@ -279,24 +278,7 @@ def run(rank, out, world, seed, port):
 
 def main():
     out, world, seed = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    children = []
-    for rank in range(1, world):
-        pid = os.fork()
-        if pid == 0:
-            try:
-                run(rank, out, world, seed, port)
-            except BaseException:
-                import traceback
-                traceback.print_exc()
-                os._exit(1)
-            os._exit(0)
-        children.append(pid)
-    run(0, out, world, seed, port)
-    if any(os.waitpid(pid, 0)[1] for pid in children):
-        sys.exit("a rank failed")
+    run_ranks(lambda rank: run(rank, out, world, seed), world)
 
 
 if __name__ == "__main__":

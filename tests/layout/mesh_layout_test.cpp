@@ -9,12 +9,14 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "layout/mesh_cases.h"
 #include "support/error_matchers.h"
 
 namespace tessera {
 namespace {
 
-using Sizes = std::vector<std::int64_t>;
+using testing::each_index;
+using testing::Sizes;
 
 // What PyTorch says: see tests/golden/dtensor/generate.py.
 const nlohmann::json& golden(const char* name) {
@@ -76,18 +78,6 @@ rc::Gen<MeshLayout> layouts() {
     }
     return MeshLayout(size, mesh_shape, placements);
   });
-}
-
-// All indices in a box, one behind the other.
-void each_index(BoxView box, const std::function<void(const Sizes&)>& f) {
-  Sizes index(box.offsets.begin(), box.offsets.end());
-  for (std::int64_t n = volume(box); n > 0; --n) {
-    f(index);
-    for (std::size_t d = box.rank(); d-- > 0;) {
-      if (++index[d] < box.offsets[d] + box.sizes[d]) break;
-      index[d] = box.offsets[d];
-    }
-  }
 }
 
 RC_GTEST_PROP(MeshLayoutTest, ShardsPartitionTheTensorForEachReplica, ()) {

@@ -6,14 +6,17 @@
 #include <map>
 #include <set>
 
+#include "layout/mesh_cases.h"
 #include "support/error_matchers.h"
 
 namespace tessera {
 namespace {
 
+using testing::cross;
+using testing::each_index;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
-using Sizes = std::vector<std::int64_t>;
+using testing::Sizes;
 
 const Placement R = Placement::replicate(), S0 = Placement::shard(0), S1 = Placement::shard(1),
                 P = Placement::partial();
@@ -22,39 +25,12 @@ MeshRedistribution plan_of(const Sizes& size, const Sizes& mesh, const Placement
   return plan_redistribution(MeshLayout(size, mesh, from), MeshLayout(size, mesh, to));
 }
 
-void each_index(BoxView box, const std::function<void(const Sizes&)>& f) {
-  Sizes index(box.offsets.begin(), box.offsets.end());
-  for (std::int64_t n = volume(box); n > 0; --n) {
-    f(index);
-    for (std::size_t d = box.rank(); d-- > 0;) {
-      if (++index[d] < box.offsets[d] + box.sizes[d]) break;
-      index[d] = box.offsets[d];
-    }
-  }
-}
-
 std::multiset<Sizes> elements_of(const MeshLayout& layout, std::int64_t rank) {
   std::multiset<Sizes> elements;
   for (const LocalBox& local : layout.local_boxes(mesh_coordinate(layout.mesh_shape(), rank))) {
     each_index(local.box, [&](const Sizes& index) { elements.insert(index); });
   }
   return elements;
-}
-
-// Every placement on every mesh dimension, cut or not.
-std::vector<Placements> cross(const std::vector<Placement>& choices, std::size_t mesh_dims) {
-  std::vector<Placements> all = {{}};
-  for (std::size_t m = 0; m < mesh_dims; ++m) {
-    std::vector<Placements> longer;
-    for (const Placements& placements : all) {
-      for (const Placement& choice : choices) {
-        longer.push_back(placements);
-        longer.back().push_back(choice);
-      }
-    }
-    all = std::move(longer);
-  }
-  return all;
 }
 
 TEST(MeshRedistributionTest, EachRankGetsWhatItShallHaveOnceFromOneThatHasIt) {

@@ -1,5 +1,5 @@
 #pragma once
-// What tests of DTensors go through: placements on meshes, and what a local tensor must hold.
+// What a local tensor of a DTensor must hold.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
@@ -8,29 +8,12 @@
 
 #include <vector>
 
+#include "layout/mesh_cases.h"
 #include "tensor/box_view.h"
 #include "tessera/layout/mesh_layout.h"
 #include "tessera/tensor/device_mesh.h"
 
 namespace tessera::testing {
-
-using Sizes = std::vector<std::int64_t>;
-
-// Every way to choose one for each mesh dimension.
-inline std::vector<Placements> cross(const Placements& choices, std::size_t mesh_dims) {
-  std::vector<Placements> all = {{}};
-  for (std::size_t m = 0; m < mesh_dims; ++m) {
-    std::vector<Placements> longer;
-    for (const Placements& placements : all) {
-      for (const Placement& choice : choices) {
-        longer.push_back(placements);
-        longer.back().push_back(choice);
-      }
-    }
-    all = std::move(longer);
-  }
-  return all;
-}
 
 // Each element is its index, plus 1.
 inline at::Tensor indexed(const Sizes& size) {

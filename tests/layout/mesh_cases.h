@@ -1,0 +1,44 @@
+#pragma once
+// What tests of tensors on meshes go through: placements, and the elements of boxes.
+
+#include <cstdint>
+#include <functional>
+#include <utility>
+#include <vector>
+
+#include "tessera/layout/box.h"
+#include "tessera/layout/placement.h"
+
+namespace tessera::testing {
+
+using Sizes = std::vector<std::int64_t>;
+
+// Every way to choose one for each mesh dimension.
+inline std::vector<Placements> cross(const Placements& choices, std::size_t mesh_dims) {
+  std::vector<Placements> all = {{}};
+  for (std::size_t m = 0; m < mesh_dims; ++m) {
+    std::vector<Placements> longer;
+    for (const Placements& placements : all) {
+      for (const Placement& choice : choices) {
+        longer.push_back(placements);
+        longer.back().push_back(choice);
+      }
+    }
+    all = std::move(longer);
+  }
+  return all;
+}
+
+// All indices in a box, one behind the other.
+inline void each_index(BoxView box, const std::function<void(const Sizes&)>& f) {
+  Sizes index(box.offsets.begin(), box.offsets.end());
+  for (std::int64_t n = volume(box); n > 0; --n) {
+    f(index);
+    for (std::size_t d = box.rank(); d-- > 0;) {
+      if (++index[d] < box.offsets[d] + box.sizes[d]) break;
+      index[d] = box.offsets[d];
+    }
+  }
+}
+
+}  // namespace tessera::testing
