@@ -280,10 +280,7 @@ DTensor transpose(const DTensor& x, std::int64_t dim0, std::int64_t dim1) {
 bool equal(const DTensor& a, const DTensor& b) {
   if (a.size() != b.size() || a.scalar_type() != b.scalar_type()) return false;
   const DTensor first = a.detach(), second = b.detach();
-  Placements reduced = first.placements();
-  for (Placement& placement : reduced) {
-    if (placement.is_partial()) placement = Placement::replicate();
-  }
+  const Placements reduced = first.grad_placements();
   const at::Tensor mine = first.redistribute(reduced).to_local(), theirs = second.redistribute(reduced).to_local();
   if (!a.device_mesh().has_this_rank()) return true;
   const at::Tensor is_equal = at::full({1}, at::equal(mine, theirs) ? 1 : 0, at::kLong);
