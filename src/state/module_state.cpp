@@ -2,6 +2,7 @@
 
 #include <torch/types.h>
 
+#include "state/parameter_parts.h"
 #include "state/problems.h"
 #include "tessera/base/error.h"
 
@@ -9,59 +10,89 @@ namespace tessera {
 
 namespace {
 
-void add_tensor(StateDict& state, const std::string& name, const at::Tensor& tensor) {
-  if (state.contains(name)) {
-    fail(ErrorCode::invalid_argument, "model state dict: two tensors are called '{}'", printable(name));
-  }
-  state.insert_or_assign(name, tensor.detach());
-}
+struct NamedTensor {
+  std::string name;
+  at::Tensor tensor;
+};
 
-void collect(const torch::nn::Module& module, const std::string& prefix, StateDict& state) {
+void collect(const torch::nn::Module& module, const std::string& prefix, std::vector<NamedTensor>& tensors) {
   for (const auto& parameter : module.named_parameters(/*recurse=*/false)) {
-    add_tensor(state, prefix + parameter.key(), parameter.value());
+    tensors.push_back({prefix + parameter.key(), parameter.value()});
   }
   for (const auto& buffer : module.named_buffers(/*recurse=*/false)) {
-    add_tensor(state, prefix + buffer.key(), buffer.value());
+    tensors.push_back({prefix + buffer.key(), buffer.value()});
   }
-  for (const auto& child : module.named_children()) collect(*child.value(), prefix + child.key() + ".", state);
+  for (const auto& child : module.named_children()) collect(*child.value(), prefix + child.key() + ".", tensors);
+}
+
+std::vector<NamedTensor> tensors_of(const torch::nn::Module& module) {
+  std::vector<NamedTensor> tensors;
+  collect(module, "", tensors);
+  return tensors;
 }
 
 std::string in_quotes(const std::string& name) { return fmt::format("'{}'", printable(name)); }
 
+// Of a value that ParameterParts doesn't take.
+void add_mismatch(const std::string& name, const Value& given, const std::vector<std::int64_t>& expected,
+                  Problems& problems) {
+  const auto* tensor = given.get_if<at::Tensor>();
+  const auto* parts = given.get_if<std::shared_ptr<Checkpointable>>();
+  if (tensor == nullptr && parts == nullptr) {
+    return problems.add("no tensor", fmt::format("{} is {}", name, kind_name(given.kind())));
+  }
+  const std::vector<std::int64_t> size = tensor != nullptr ? tensor->sizes().vec() : (*parts)->size();
+  if (size != expected) {
+    problems.add("size mismatch",
+                 fmt::format("{} is {}, expected {}", name, shape_to_string(size), shape_to_string(expected)));
+  } else {
+    problems.add("cut in another way", name);
+  }
+}
+
 }  // namespace
 
 StateDict get_model_state_dict(const torch::nn::Module& module) {
+  return get_model_state_dict(module, ParameterParts(module));
+}
+
+StateDict get_model_state_dict(const torch::nn::Module& module, const ParameterParts& parts) {
   StateDict state;
-  collect(module, "", state);
+  for (const auto& [name, tensor] : tensors_of(module)) {
+    if (state.contains(name)) {
+      fail(ErrorCode::invalid_argument, "model state dict: two tensors are called '{}'", printable(name));
+    }
+    state.insert_or_assign(name, parts.to_state(tensor, tensor.detach()));
+  }
   return state;
 }
 
 IncompatibleKeys set_model_state_dict(torch::nn::Module& module, const StateDict& state_dict,
                                       const StateDictOptions& options) {
-  StateDict own = get_model_state_dict(module);
+  return set_model_state_dict(module, state_dict, options, ParameterParts(module));
+}
+
+IncompatibleKeys set_model_state_dict(torch::nn::Module& module, const StateDict& state_dict,
+                                      const StateDictOptions& options, const ParameterParts& parts) {
+  const StateDict own = get_model_state_dict(module, parts);
   IncompatibleKeys incompatible;
   Problems problems;
   std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // to, from
-  for (const auto& [key, value] : own) {
-    const std::string& name = std::get<std::string>(key);
-    const Value* given = state_dict.find(key);
+  for (const auto& [name, to] : tensors_of(module)) {
+    const Value* given = state_dict.find(name);
     if (!given) {
       incompatible.missing.push_back(name);
       if (options.strict) problems.add("missing", in_quotes(name));
       continue;
     }
-    const at::Tensor& to = value.get<at::Tensor>();
-    const at::Tensor* from = given->get_if<at::Tensor>();
+    const std::optional<at::Tensor> from = parts.from_state(to, *given);
     if (!from) {
-      problems.add("no tensor", fmt::format("{} is {}", in_quotes(name), kind_name(given->kind())));
-    } else if (from->sizes() != to.sizes()) {
-      problems.add("size mismatch",
-                   fmt::format("{} is {}, expected {}", in_quotes(name), shape_to_string(from->sizes().vec()),
-                               shape_to_string(to.sizes().vec())));
+      add_mismatch(in_quotes(name), *given, parts.size_of(to), problems);
     } else if (from->is_complex() && !to.is_complex()) {
-      problems.add("dtype mismatch", fmt::format("{} is complex, expected {}", in_quotes(name), to_string(value)));
+      problems.add("dtype mismatch",
+                   fmt::format("{} is complex, expected {}", in_quotes(name), to_string(own.at(name))));
     } else {
-      copies.emplace_back(to, *from);
+      copies.emplace_back(to.detach(), *from);
     }
   }
   for (const auto& [key, value] : state_dict) {

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "state/optimizer_fields.h"
+#include "state/parameter_parts.h"
 #include "state/problems.h"
 #include "tessera/layout/box.h"
 
@@ -130,9 +131,11 @@ class OptionsReader : public FieldReader {
 class StateReader : public FieldReader {
  public:
   // `take`: whether tensors that fit need not be copied.
-  StateReader(const Dict& dict, const std::string& name, const at::Tensor& parameter, bool take, Problems& problems)
+  StateReader(const Dict& dict, const std::string& name, const at::Tensor& parameter, const ParameterParts& parts,
+              bool take, Problems& problems)
       : FieldReader(dict, fmt::format("parameter '{}'", printable(name)), problems),
         parameter_(parameter),
+        parts_(parts),
         take_(take) {}
 
   void counter(const char* name, std::int64_t& member) { integer(name, member); }
@@ -196,10 +199,14 @@ class StateReader : public FieldReader {
  private:
   void shaped(const char* name, const Value& found, at::Tensor& member, bool may_be_none) {
     if (may_be_none && found.is_none()) return;
-    const auto* given = found.get_if<at::Tensor>();
-    const auto expected = [&] { return "a tensor " + shape_to_string(parameter_.sizes().vec()); };
-    if (!given || given->sizes() != parameter_.sizes()) return wrong(name, found, expected());
+    const std::optional<at::Tensor> given = parts_.from_state(parameter_, found);
+    if (!given) return wrong(name, found, expected());
     member = converted(*given);
+  }
+
+  std::string expected() const {
+    const std::string tensor = "a tensor " + shape_to_string(parts_.size_of(parameter_));
+    return parts_.find(parameter_) != nullptr ? tensor + " or this rank's part of it" : tensor;
   }
 
   // As the parameter is; an optimizer of PyTorch converts floating-point ones alone.
@@ -209,6 +216,7 @@ class StateReader : public FieldReader {
   }
 
   const at::Tensor& parameter_;
+  const ParameterParts& parts_;
   bool take_;
   bool is_empty_ = false;
 };

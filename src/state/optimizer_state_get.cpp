@@ -2,6 +2,7 @@
 
 #include "state/optimizer_fields.h"
 #include "state/parameter_names.h"
+#include "state/parameter_parts.h"
 #include "tessera/state/optimizer_state.h"
 
 namespace tessera {
@@ -36,22 +37,25 @@ class OptionsWriter {
 
 class StateWriter {
  public:
-  StateWriter(Dict& state, const at::Tensor& parameter, bool is_new)
-      : state_(state), parameter_(parameter), is_new_(is_new) {}
+  StateWriter(Dict& state, const at::Tensor& parameter, bool is_new, const ParameterParts& parts)
+      : state_(state), parameter_(parameter), is_new_(is_new), parts_(parts) {}
 
   void counter(const char* name, std::int64_t value) { state_[name] = step_tensor(value); }
   void tensor(const char* name, const at::Tensor& tensor, bool is_used, double first = 0) {
     if (tensor.defined()) {
-      state_[name] = tensor.detach();
+      state_[name] = parts_.to_state(parameter_, tensor.detach());
     } else if (is_new_ && is_used) {
-      state_[name] = at::full_like(parameter_.detach(), first, at::TensorOptions(), at::MemoryFormat::Preserve);
+      state_[name] = parts_.to_state(
+          parameter_, at::full_like(parameter_.detach(), first, at::TensorOptions(), at::MemoryFormat::Preserve));
     }
   }
   void optional_tensor(const char* name, const at::Tensor& value, bool is_used) { tensor(name, value, is_used); }
   void integer(const char* name, std::int64_t value) { state_[name] = value; }
   void real(const char* name, double value) { state_[name] = value; }
   bool has(const char*, const at::Tensor& tensor) const { return tensor.defined(); }
-  void flat(const char* name, const at::Tensor& value) { tensor(name, value, false); }
+  void flat(const char* name, const at::Tensor& value) {
+    if (value.defined()) state_[name] = value.detach();
+  }
   template <typename Tensors>
   void tensors(const char* name, const Tensors& tensors) {
     List list;
@@ -63,10 +67,12 @@ class StateWriter {
   Dict& state_;
   const at::Tensor& parameter_;
   bool is_new_;
+  const ParameterParts& parts_;
 };
 
 template <typename Fields>
-StateDict get(const ParameterNames& names, const torch::optim::Optimizer& optimizer) {
+StateDict get(const ParameterNames& names, const torch::optim::Optimizer& optimizer, const ParameterParts& parts) {
+  check_parts<Fields>(parts);
   Dict states;
   List groups;
   for (std::size_t g = 0; g < optimizer.param_groups().size(); ++g) {
@@ -81,7 +87,7 @@ StateDict get(const ParameterNames& names, const torch::optim::Optimizer& optimi
       const bool is_new = found == optimizer.state().end();
       if (is_new && (Fields::kOneState || !parameter.requires_grad())) continue;
       Dict state;
-      StateWriter writer(state, parameter, is_new);
+      StateWriter writer(state, parameter, is_new, parts);
       const typename Fields::State first{};
       Fields::state(is_new ? first : static_cast<const typename Fields::State&>(*found->second), options, writer);
       if (!state.empty()) states[name] = std::move(state);
@@ -98,8 +104,13 @@ StateDict get(const ParameterNames& names, const torch::optim::Optimizer& optimi
 }  // namespace
 
 StateDict get_optimizer_state_dict(const torch::nn::Module& module, const torch::optim::Optimizer& optimizer) {
+  return get_optimizer_state_dict(module, optimizer, ParameterParts(module));
+}
+
+StateDict get_optimizer_state_dict(const torch::nn::Module& module, const torch::optim::Optimizer& optimizer,
+                                   const ParameterParts& parts) {
   const ParameterNames names(module);
-  return with_fields(optimizer, [&]<typename Fields>(Fields) { return get<Fields>(names, optimizer); });
+  return with_fields(optimizer, [&]<typename Fields>(Fields) { return get<Fields>(names, optimizer, parts); });
 }
 
 }  // namespace tessera

@@ -2,6 +2,7 @@
 
 #include "state/optimizer_fields_read.h"
 #include "state/parameter_names.h"
+#include "state/parameter_parts.h"
 #include "tessera/state/optimizer_state.h"
 #include "tessera/state/traverse.h"
 
@@ -64,8 +65,15 @@ template <typename Fields>
 class Setter {
  public:
   Setter(const ParameterNames& names, torch::optim::Optimizer& optimizer, const SavedState& saved,
-         const OptimizerStateOptions& asked)
-      : names_(names), optimizer_(optimizer), saved_(saved), strict_(asked.strict), take_(asked.take_tensors) {}
+         const OptimizerStateOptions& asked, const ParameterParts& parts)
+      : names_(names),
+        optimizer_(optimizer),
+        saved_(saved),
+        parts_(parts),
+        strict_(asked.strict),
+        take_(asked.take_tensors) {
+    check_parts<Fields>(parts);
+  }
 
   void run(const std::function<void()>& confirm) {
     check_numbers();
@@ -169,7 +177,7 @@ class Setter {
     }
     if (dict->empty()) return;
     auto state = std::make_unique<typename Fields::State>();
-    StateReader reader(*dict, text, parameter, take_, problems_);
+    StateReader reader(*dict, text, parameter, parts_, take_, problems_);
     Fields::state(*state, options, reader);
     if (strict_) reader.refuse_others();
     if (!reader.is_empty()) planned = std::move(state);
@@ -178,6 +186,7 @@ class Setter {
   const ParameterNames& names_;
   torch::optim::Optimizer& optimizer_;
   const SavedState& saved_;
+  const ParameterParts& parts_;
   bool strict_, take_;
   std::size_t next_ = 0;
   Problems problems_;
@@ -189,10 +198,17 @@ class Setter {
 
 void set_optimizer_state_dict(const torch::nn::Module& module, torch::optim::Optimizer& optimizer,
                               const StateDict& state_dict, const OptimizerStateOptions& options) {
+  set_optimizer_state_dict(module, optimizer, state_dict, options, ParameterParts(module));
+}
+
+void set_optimizer_state_dict(const torch::nn::Module& module, torch::optim::Optimizer& optimizer,
+                              const StateDict& state_dict, const OptimizerStateOptions& options,
+                              const ParameterParts& parts) {
   const ParameterNames names(module);
   const SavedState saved(state_dict);
-  with_fields(optimizer,
-              [&]<typename Fields>(Fields) { Setter<Fields>(names, optimizer, saved, options).run(options.confirm); });
+  with_fields(optimizer, [&]<typename Fields>(Fields) {
+    Setter<Fields>(names, optimizer, saved, options, parts).run(options.confirm);
+  });
 }
 
 }  // namespace tessera

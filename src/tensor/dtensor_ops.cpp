@@ -33,6 +33,7 @@
 #include <ATen/ops/sum.h>
 #include <ATen/ops/tanh.h>
 #include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <numeric>
@@ -92,7 +93,7 @@ std::optional<Placement> extreme(const DTensor& x, const Sizes& dims, ReduceOp o
 }
 
 // Of the rows that this rank has, those of the ids; zeros for the others.
-at::Tensor rows_here(const DTensor& weight, const at::Tensor& ids) {
+at::Tensor rows_here(const DTensor& weight, const at::Tensor& ids, std::int64_t padding_idx) {
   const at::Tensor& local = weight.local_tensor();
   const std::int64_t rows = weight.size()[0];
   weight.device_mesh().group().agree_on("embedding", [&] {
@@ -100,15 +101,21 @@ at::Tensor rows_here(const DTensor& weight, const at::Tensor& ids) {
     if (!is_in) fail(ErrorCode::invalid_argument, "embedding: an id that isn't one of {} rows", rows);
   });
   at::Tensor places = at::full_like(ids, -1);
-  std::int64_t begin = 0;
+  std::int64_t begin = 0, padding_place = -1;
   for (const Interval& interval : weight.layout().local_intervals(0, *weight.device_mesh().coordinate())) {
     const at::Tensor is_here = ids.ge(interval.begin).logical_and(ids.lt(interval.end));
     places = at::where(is_here, ids.add(begin - interval.begin), places);
+    if (padding_idx >= interval.begin && padding_idx < interval.end)
+      padding_place = padding_idx - interval.begin + begin;
     begin += interval.size();
   }
-  if (local.size(0) == 0) return at::embedding(at::full({1, local.size(1)}, 0, local.options()), at::full_like(ids, 0));
+  if (local.size(0) == 0) {
+    Sizes size = ids.sizes().vec();
+    size.push_back(local.size(1));
+    return at::zeros(size, local.options().requires_grad(false)).add(local.sum());  // which autograd knows
+  }
   const at::Tensor is_here = places.ge(0).unsqueeze(-1);
-  return at::embedding(local, places.clamp_min(0)).mul(is_here.to(local.scalar_type()));
+  return at::embedding(local, places.clamp_min(0), padding_place).mul(is_here.to(local.scalar_type()));
 }
 
 }  // namespace
@@ -203,14 +210,14 @@ DTensor linear(const DTensor& x, const DTensor& weight, const std::optional<DTen
   });
 }
 
-DTensor embedding(const DTensor& weight, const DTensor& ids) {
+DTensor embedding(const DTensor& weight, const DTensor& ids, std::int64_t padding_idx) {
   const std::vector<DTensor> both = {weight, ids};
-  return call("embedding", both, rules::embedding, [](Inputs inputs) {
+  return call("embedding", both, rules::embedding, [&](Inputs inputs) {
     const Placements& placements = inputs[0].placements();
     const bool is_cut =
         std::any_of(placements.begin(), placements.end(), [](const Placement& p) { return p.is_shard(0); });
-    return is_cut ? rows_here(inputs[0], inputs[1].local_tensor())
-                  : at::embedding(inputs[0].local_tensor(), inputs[1].local_tensor());
+    return is_cut ? rows_here(inputs[0], inputs[1].local_tensor(), padding_idx)
+                  : at::embedding(inputs[0].local_tensor(), inputs[1].local_tensor(), padding_idx);
   });
 }
 

@@ -56,8 +56,8 @@ DTensor matmul(const DTensor& a, const DTensor& b);
 DTensor linear(const DTensor& x, const DTensor& weight, const std::optional<DTensor>& bias = std::nullopt);
 /// weight [rows, width], ids of any shape, of long. With the weight's rows cut each rank has those of its ids, and the
 /// result is partial; with its columns cut, so is the result. Throws `Error(invalid_argument)` on all ranks for an id
-/// that isn't a row, where the weight's rows are cut.
-DTensor embedding(const DTensor& weight, const DTensor& ids);
+/// that isn't a row, where the weight's rows are cut. Row `padding_idx` gets no gradient; -1: none.
+DTensor embedding(const DTensor& weight, const DTensor& ids, std::int64_t padding_idx = -1);
 
 // --- along dimensions
 

@@ -23,4 +23,7 @@ Device to_device(const at::Device& device);
 /// Of a tensor as it is; its memory format counts as contiguous. PyTorch: TensorProperties.create_from_tensor.
 TensorProperties properties_of(const at::Tensor& tensor);
 
+/// std::optional, and c10::optional before LibTorch 2.5.
+using OptionalDevice = decltype(std::declval<const at::TensorOptions&>().device_opt());
+
 }  // namespace tessera

@@ -1,0 +1,309 @@
+// Layers that ranks hold together compute what one process does with the whole ones.
+
+#include "tessera/tensor/tensor_parallel.h"
+
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/container/sequential.h>
+
+#include "support/error_matchers.h"
+#include "tensor/mesh_support.h"
+#include "tessera/comm/local_ranks.h"
+#include "tessera/tensor/dtensor_ops.h"
+
+namespace tessera {
+namespace {
+
+using testing::indexed;
+using testing::part_of;
+using testing::Sizes;
+
+const Placement R = Placement::replicate(), S0 = Placement::shard(0), S1 = Placement::shard(1),
+                Last = Placement::shard(-1);
+
+// The same numbers on every rank.
+void fill(torch::nn::Module& module) {
+  module.to(at::kDouble);
+  double phase = 0;
+  for (const at::Tensor& parameter : module.parameters()) {
+    parameter.detach().copy_(indexed(parameter.sizes().vec()).add(phase).sin());
+    phase += 5;
+  }
+}
+
+at::Tensor input_of(const Sizes& size) { return indexed(size).mul(0.3).cos(); }
+
+// That what this rank has is its part of `whole`, as `placement`.
+void expect_part(const at::Tensor& found, const at::Tensor& whole, const DeviceMesh& mesh, const Placement& placement,
+                 const std::string& what) {
+  const MeshLayout layout(whole.sizes().vec(), mesh.shape(),
+                          normalized({&placement, 1}, static_cast<std::size_t>(whole.dim())));
+  ASSERT_TRUE(found.defined()) << what;
+  const at::Tensor expected = part_of(whole, layout, *mesh.coordinate());
+  ASSERT_EQ(found.sizes(), expected.sizes()) << what;
+  ASSERT_TRUE(at::allclose(found, expected, 1e-10, 1e-12)) << what << "\n" << found << "\n" << expected;
+}
+
+at::Tensor cut(const at::Tensor& whole, const DeviceMesh& mesh, const Placement& placement) {
+  const MeshLayout layout(whole.sizes().vec(), mesh.shape(),
+                          normalized({&placement, 1}, static_cast<std::size_t>(whole.dim())));
+  return part_of(whole, layout, *mesh.coordinate());
+}
+
+// Results and gradients of a layer that is parallelized against those of the whole one. `x_is` and `y_is`: how input
+// and result are placed.
+template <typename Layer>
+void compare(const ProcessGroup& group, const std::function<Layer()>& make, const ParallelStyle& style,
+             const at::Tensor& whole_x, const Placement& x_is, const Placement& y_is) {
+  const std::string what =
+      to_string(style) + " of " + to_string(x_is) + " to " + to_string(y_is) + " on " + std::to_string(group.size());
+  const DeviceMesh mesh(group, {group.size()}, {"tp"});
+  const bool has_gradient = whole_x.is_floating_point();
+
+  Layer whole = make();
+  fill(*whole);
+  const at::Tensor x = whole_x.clone().set_requires_grad(has_gradient);
+  const at::Tensor y = whole->forward(x);
+  const at::Tensor weights = indexed(y.sizes().vec()).sin();
+  (y * weights).sum().backward();
+
+  Layer layer = make();
+  fill(*layer);
+  if (group.rank() != 0) {
+    for (const at::Tensor& parameter : layer->parameters()) parameter.detach().zero_();  // the first rank's count
+  }
+  const at::Tensor before = layer->weight;
+  parallelize_module(*layer, mesh, {{"", style}});
+  EXPECT_TRUE(before.is_same(layer->weight));
+  const at::Tensor local_x = cut(whole_x, mesh, x_is).set_requires_grad(has_gradient);
+  const at::Tensor local_y = layer->forward(local_x);
+  expect_part(local_y, y, mesh, y_is, what);
+  (local_y * cut(weights, mesh, y_is)).sum().backward();
+  if (has_gradient) expect_part(local_x.grad(), x.grad(), mesh, x_is, what + ", the input's gradient");
+  for (const auto& parameter : layer->named_parameters()) {
+    const DTensorSpec* spec = layer->dtensor_spec(parameter.key());
+    ASSERT_NE(spec, nullptr);
+    const at::Tensor of_whole = whole->named_parameters()[parameter.key()];
+    expect_part(parameter.value(), of_whole, mesh, spec->layout.placements()[0], what + ", " + parameter.key());
+    expect_part(parameter.value().grad(), of_whole.grad(), mesh, spec->layout.placements()[0],
+                what + ", gradient of " + parameter.key());
+  }
+}
+
+class TensorParallelWorlds : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(, TensorParallelWorlds, ::testing::Range(1, 9), ::testing::PrintToStringParamName());
+
+TEST_P(TensorParallelWorlds, ALinearLayer) {
+  const at::Tensor x = input_of({2, 8, 6});
+  for (const bool has_bias : {true, false}) {
+    const auto make = [&] { return ParallelLinear(torch::nn::LinearOptions(6, 7).bias(has_bias)); };
+    run_local(GetParam(), [&](const ProcessGroup& group) {
+      for (const Placement& in : {R, Last}) {
+        for (const Placement& out : {R, Last, S0}) {
+          compare<ParallelLinear>(group, make, ColwiseParallel{in, out}, x, in, out);
+          compare<ParallelLinear>(group, make, RowwiseParallel{in, out}, x, in, out);
+        }
+      }
+      compare<ParallelLinear>(group, make, ColwiseParallel{}, x, R, Last);
+      compare<ParallelLinear>(group, make, RowwiseParallel{}, x, Last, R);
+      if (8 % group.size() == 0) compare<ParallelLinear>(group, make, ColwiseParallel{S1}, x, S1, Last);
+    });
+  }
+}
+
+TEST_P(TensorParallelWorlds, AnEmbedding) {
+  const at::Tensor ids = at::tensor({3, 0, 10, 4, 4, 9, 1, 3}, at::kLong).view({2, 4});
+  for (const bool has_padding : {false, true}) {
+    const auto make = [&] {
+      torch::nn::EmbeddingOptions options(11, 5);
+      if (has_padding) options.padding_idx(4);
+      return ParallelEmbedding(options);
+    };
+    run_local(GetParam(), [&](const ProcessGroup& group) {
+      for (const Placement& out : {R, Last, S1}) {
+        compare<ParallelEmbedding>(group, make, ColwiseParallel{R, out}, ids, R, out);
+        compare<ParallelEmbedding>(group, make, RowwiseParallel{R, out}, ids, R, out);
+      }
+      compare<ParallelEmbedding>(group, make, RowwiseParallel{}, ids, R, R);
+      if (4 % group.size() == 0) compare<ParallelEmbedding>(group, make, RowwiseParallel{S1, S1}, ids, S1, S1);
+    });
+  }
+}
+
+TEST_P(TensorParallelWorlds, ALayerNorm) {
+  const at::Tensor x = input_of({2, 5, 6});
+  const auto make = [] { return ParallelLayerNorm(torch::nn::LayerNormOptions({6})); };
+  run_local(GetParam(), [&](const ProcessGroup& group) {
+    for (const std::int64_t dim : {0, 1, -2}) {
+      const Placement shard = Placement::shard(dim);
+      compare<ParallelLayerNorm>(group, make, SequenceParallel{dim}, x, shard, shard);
+    }
+  });
+}
+
+// A layer of one's own, whose weight is another's: tied.
+class TiedHeadImpl : public torch::nn::Module, public TensorParallel {
+ public:
+  explicit TiedHeadImpl(const at::Tensor& weight_in) : weight(register_parameter("weight", weight_in)) {}
+  at::Tensor forward(const at::Tensor& x) {
+    if (!is_parallelized()) return at::linear(x, weight);
+    return output(dtensor::linear(input(x), parameter("weight", weight)));
+  }
+  at::Tensor weight;
+
+ protected:
+  Parallelization parallelization(const ParallelStyle& style) const override {
+    const auto& colwise = std::get<ColwiseParallel>(style);
+    return {{{"weight", {S0, weight.sizes().vec()}}}, colwise.input_layout, R, colwise.output_layout};
+  }
+};
+TORCH_MODULE(TiedHead);
+
+struct BlockImpl : torch::nn::Module {
+  BlockImpl() {
+    register_module("norm", norm);
+    register_module("up", up);
+    register_module("act", act);
+    register_module("down", down);
+  }
+  at::Tensor forward(const at::Tensor& x) { return x + down(act(up(norm(x)))); }
+  ParallelLayerNorm norm{Sizes{8}};
+  ParallelLinear up{8, 13}, down{13, 8};
+  torch::nn::Tanh act;
+};
+TORCH_MODULE(Block);
+
+struct NetImpl : torch::nn::Module {
+  NetImpl() : head(ids->weight), layers(Block(), Block()) {
+    register_module("ids", ids);
+    register_module("head", head);
+    register_module("layers", layers);
+  }
+  at::Tensor forward(const at::Tensor& x) { return head(layers->forward(ids(x))); }
+  ParallelEmbedding ids{11, 8};
+  TiedHead head;
+  torch::nn::Sequential layers;
+};
+TORCH_MODULE(Net);
+
+// Between the layers whole, and cut along the sequence.
+ParallelPlan plan_of(bool is_sequence_parallel) {
+  if (!is_sequence_parallel) {
+    return {{"ids", RowwiseParallel{}},
+            {"layers.*.up", ColwiseParallel{}},
+            {"layers.*.down", RowwiseParallel{}},
+            {"head", ColwiseParallel{R, R}}};
+  }
+  return {{"ids", RowwiseParallel{std::nullopt, S1}},
+          {"layers.*.norm", SequenceParallel{}},
+          {"layers.*.up", ColwiseParallel{S1}},
+          {"layers.*.down", RowwiseParallel{std::nullopt, S1}},
+          {"head", ColwiseParallel{S1, R}}};
+}
+
+TEST_P(TensorParallelWorlds, AModel) {
+  const at::Tensor x = at::arange(18, at::kLong).mul(7).remainder(11).view({2, 9});
+  Net whole;
+  fill(*whole);
+  const at::Tensor y = whole->forward(x);
+  y.square().mean().backward();
+  for (const bool is_sequence_parallel : {false, true}) {
+    run_local(GetParam(), [&](const ProcessGroup& group) {
+      const DeviceMesh mesh(group, {group.size()}, {"tp"});
+      Net net;
+      fill(*net);
+      parallelize_module(*net, mesh, plan_of(is_sequence_parallel));
+      const at::Tensor result = net->forward(x);
+      ASSERT_TRUE(at::allclose(result, y, 1e-10, 1e-12));
+      result.square().mean().backward();
+      for (const auto& parameter : whole->named_parameters()) {
+        const at::Tensor local = net->named_parameters()[parameter.key()];
+        const auto is = [&](const char* part) { return parameter.key().find(part) != std::string::npos; };
+        const bool is_rows = is("ids") || is("head") || is("up"), is_columns = is("down.weight");
+        expect_part(local.grad(), parameter.value().grad(), mesh, is_rows ? S0 : is_columns ? S1 : R, parameter.key());
+      }
+    });
+  }
+}
+
+TEST(TensorParallelTest, RanksOutsideOfTheMeshAreLeftAlone) {
+  run_local(3, [](const ProcessGroup& group) {
+    const DeviceMesh mesh = DeviceMesh::of_ranks(group, {2}, {2, 0});
+    ParallelLinear layer(4, 6);
+    parallelize_module(*layer, mesh, {{"", ColwiseParallel{}}});
+    EXPECT_EQ(layer->is_parallelized(), group.rank() != 1);
+    EXPECT_EQ(layer->weight.size(0), group.rank() != 1 ? 3 : 6);
+  });
+}
+
+TEST(TensorParallelTest, WhatIsNotParallelizedIsAnOrdinaryLayer) {
+  ParallelLinear layer(4, 6);
+  const at::Tensor x = input_of({2, 4}).to(at::kFloat);
+  EXPECT_TRUE(at::equal(layer(x), at::linear(x, layer->weight, layer->bias)));
+  EXPECT_EQ(layer->dtensor_spec("weight"), nullptr);
+  const auto copy = std::dynamic_pointer_cast<torch::nn::LinearImpl>(layer->clone());
+  ASSERT_NE(copy, nullptr);
+  EXPECT_TRUE(at::equal(copy->weight, layer->weight));
+  parallelize_module(*layer, DeviceMesh(), {{"", ColwiseParallel{}}});
+  EXPECT_ERROR(layer->clone(), ErrorCode::unsupported, "clone of a module that is parallelized");
+}
+
+TEST(TensorParallelTest, PlansThatDontFitAreRefusedAndNothingIsChanged) {
+  run_local(2, [](const ProcessGroup& group) {
+    const DeviceMesh mesh(group, {2}, {"tp"});
+    Net net;
+    const auto refused = [&](const ParallelPlan& plan, const char* expected) {
+      EXPECT_ERROR(parallelize_module(*net, mesh, plan), ErrorCode::invalid_argument, expected);
+      EXPECT_EQ(net->ids->weight.size(0), 11);
+    };
+    refused({{"head", ColwiseParallel{}}, {"ids", RowwiseParallel{}}, {"layers.*.out", ColwiseParallel{}}},
+            "no module is called 'layers.*.out'");
+    refused({{"layers", ColwiseParallel{}}}, "'layers' is torch::nn::SequentialImpl, expected a ParallelLinear");
+    refused({{"layers.0.act", ColwiseParallel{}}}, "'layers.0.act' is torch::nn::TanhImpl");
+    refused({{"layers.*.up", ColwiseParallel{}}, {"layers.1.up", RowwiseParallel{}}},
+            "'layers.1.up' is in the plan twice");
+    refused({{"layers.*.up", SequenceParallel{}}},
+            "SequenceParallel of a linear layer: expected ColwiseParallel or RowwiseParallel");
+    refused({{"layers.*.norm", RowwiseParallel{}}}, "RowwiseParallel of a layer norm: expected SequenceParallel");
+    refused({{"ids", SequenceParallel{}}}, "SequenceParallel of an embedding");
+    refused({{"layers.*.up", ColwiseParallel{Placement::partial()}}}, "layout P(sum), expected a shard or a replica");
+    refused({{"ids", RowwiseParallel{}}}, "'ids.weight' and 'head.weight' are one parameter");
+    refused({{"ids", ColwiseParallel{}}, {"head", ColwiseParallel{}}}, "that cuts it alike in both");
+
+    const DeviceMesh two_dims(group, {2, 1}, {"dp", "tp"});
+    EXPECT_ERROR(parallelize_module(*net, two_dims, {}), ErrorCode::invalid_argument,
+                 "DeviceMesh(dp=2, tp=1), expected one dimension of it");
+
+    parallelize_module(*net, mesh, plan_of(false));
+    EXPECT_ERROR(parallelize_module(*net, mesh, {{"layers.0.up", ColwiseParallel{}}}), ErrorCode::invalid_argument,
+                 "'layers.0.up' is parallelized already");
+
+    ParallelLinear changed(4, 6);
+    changed->weight.set_data(at::zeros({12}));
+    EXPECT_ERROR(parallelize_module(*changed, mesh, {{"", ColwiseParallel{}}}), ErrorCode::invalid_argument,
+                 "'.weight' is [12], expected [6, 4]");
+    ParallelEmbedding normed(torch::nn::EmbeddingOptions(4, 6).max_norm(1));
+    EXPECT_ERROR(parallelize_module(*normed, mesh, {{"", ColwiseParallel{}}}), ErrorCode::unsupported, "max_norm");
+  });
+}
+
+TEST(TensorParallelTest, InputsThatDontFitAreRefused) {
+  run_local(2, [](const ProcessGroup& group) {
+    const DeviceMesh mesh(group, {2}, {"tp"});
+    ParallelLinear layer(4, 6), other(4, 6);
+    parallelize_module(*layer, mesh, {{"", ColwiseParallel{S0}}});
+    EXPECT_ERROR(layer(at::zeros({1 + 2 * group.rank(), 4})), ErrorCode::invalid_argument,
+                 "an input that is [S(0)]: rank 0 of DeviceMesh(tp=2) has 1 of 4 along it, expected 2");
+    EXPECT_ERROR(layer(at::zeros({2, 5})), ErrorCode::invalid_argument, "linear of tensors of sizes [4, 5]");
+    parallelize_module(*other, mesh, {{"", RowwiseParallel{}}});
+    EXPECT_ERROR(other(at::zeros({2, 4})), ErrorCode::invalid_argument, "is of size [2, 4], expected [2, 2]");
+    ParallelEmbedding table(5, 2);
+    parallelize_module(*table, mesh, {{"", RowwiseParallel{}}});
+    EXPECT_ERROR(table(at::full({1}, 5, at::kLong)), ErrorCode::invalid_argument, "an id that isn't one of 5 rows");
+  });
+}
+
+}  // namespace
+}  // namespace tessera
