@@ -6,14 +6,27 @@
 
 namespace tessera::fsdp {
 
-FlatParamPart::FlatParamPart(const FlatParamHandle& handle, std::size_t param, at::Tensor piece)
-    : size_(handle.layout().params()[param].shape), piece_(std::move(piece)) {
+FlatParamPart::FlatParamPart(const FlatParamHandle& handle, std::size_t param, at::Tensor piece,
+                             const DTensorSpec* spec)
+    : size_(spec != nullptr ? spec->layout.size() : handle.layout().params()[param].shape), piece_(std::move(piece)) {
   const FlatParamLayout& layout = handle.layout();
   const auto info = layout.shard_param_info(handle.shard_rank(), param);
   if (!info) return;
-  for (FlatParamPiece& box : layout.pieces(handle.shard_rank(), param)) {
-    chunks_.push_back(std::move(box.box));
-    views_.push_back({box.offset_in_shard - info->offset_in_shard, std::move(box.strides)});
+  const std::vector<LocalBox> local_boxes =
+      spec != nullptr ? spec->layout.local_boxes(*spec->mesh.coordinate())
+                      : std::vector<LocalBox>{{Box::whole(size_), std::vector<std::int64_t>(size_.size(), 0)}};
+  for (const FlatParamPiece& part : layout.pieces(handle.shard_rank(), param)) {
+    for (const LocalBox& local : local_boxes) {
+      std::optional<Box> common = intersect(part.box, {local.local_offsets, local.box.sizes});
+      if (!common) continue;
+      View view{part.offset_in_shard - info->offset_in_shard, part.strides};
+      for (std::size_t d = 0; d < size_.size(); ++d) {
+        view.offset += (common->offsets[d] - part.box.offsets[d]) * part.strides[d];
+        common->offsets[d] += local.box.offsets[d] - local.local_offsets[d];
+      }
+      chunks_.push_back(std::move(*common));
+      views_.push_back(std::move(view));
+    }
   }
 }
 

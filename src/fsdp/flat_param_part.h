@@ -3,14 +3,16 @@
 
 #include "tessera/fsdp/flat_param_handle.h"
 #include "tessera/tensor/checkpointable.h"
+#include "tessera/tensor/dtensor_parameters.h"
 
 namespace tessera::fsdp {
 
 class FlatParamPart : public Checkpointable {
  public:
   // `piece` has this rank's elements of parameter `param`, in the order in which its shard has them: one-dimensional,
-  // of any dtype.
-  FlatParamPart(const FlatParamHandle& handle, std::size_t param, at::Tensor piece);
+  // of any dtype. Where the parameter is the local tensor of a DTensor, `spec` says of which: that is of what these are
+  // boxes. Null if it is a tensor by itself.
+  FlatParamPart(const FlatParamHandle& handle, std::size_t param, at::Tensor piece, const DTensorSpec* spec);
 
   const std::vector<std::int64_t>& size() const override { return size_; }
   TensorProperties properties() const override;

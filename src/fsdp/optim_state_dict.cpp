@@ -14,11 +14,18 @@ namespace tessera::fsdp {
 
 namespace {
 
+// Whether it has an element for each of the parameter's.
+bool is_of_elements(const Value& value) {
+  const auto* tensor = value.get_if<at::Tensor>();
+  return value.is_any_tensor() && !(tensor != nullptr && tensor->dim() == 0);
+}
+
 // What an optimizer works on, by names for get_optimizer_state_dict: with use_orig_params the model itself, else a
 // module that has the flat parameters and what isn't in one.
 class OptimizedModule {
  public:
-  explicit OptimizedModule(Runtime& runtime) : params_(sharded_params(runtime)) {
+  explicit OptimizedModule(const Runtime& runtime)
+      : params_(sharded_params(runtime)), parts_(unsharded_parts(runtime)) {
     if (runtime.options().use_orig_params) {
       module_ = runtime.module();
       return;
@@ -41,6 +48,8 @@ class OptimizedModule {
 
   torch::nn::Module& module() const { return *module_; }
   const ShardedParams& params() const { return params_; }
+  // Of those that aren't in there.
+  const ParameterParts& parts() const { return parts_; }
 
   // The state by the names of parameters, where what is cut is this rank's piece of it: a FlatParamPart.
   StateDict to_parameters(const StateDict& optimized) const {
@@ -51,19 +60,20 @@ class OptimizedModule {
       if (const auto flat = flat_.find(name); flat != flat_.end()) {
         const FlatParamHandle& handle = *flat->second;
         for (std::size_t i = 0; i < handle.params().size(); ++i) {
-          const auto part_of = [&](const at::Tensor& shard) -> Value {
-            if (!is_sharded(handle.options().strategy)) return handle.unflatten_as(shard)[i];
-            return std::make_shared<FlatParamPart>(handle, i, handle.piece_of(shard, i));
-          };
           const std::string& fqn = handle.layout().params()[i].fqn;
+          const auto part_of = [&](const at::Tensor& shard) -> Value {
+            if (const auto found = params_.find(fqn); found != params_.end()) {
+              return found->second.part(handle.piece_of(shard, i));
+            }
+            return parts_.to_state(handle.params()[i], handle.unflatten_as(shard)[i]);
+          };
           states[fqn] = with_parts(state, fqn, handle.layout().sharded_numel(), part_of);
         }
       } else if (const auto found = params_.find(name); found != params_.end()) {
-        const auto& [handle, index] = found->second;
-        const auto part_of = [&, handle = handle, index = index](const at::Tensor& piece) -> Value {
-          return std::make_shared<FlatParamPart>(*handle, index, piece);
-        };
-        states[name] = with_parts(state, name, handle->piece_of(handle->flat_param(), index).numel(), part_of);
+        const ShardedParam& param = found->second;
+        const at::Tensor piece = param.handle->piece_of(param.handle->flat_param(), param.index);
+        states[name] =
+            with_parts(state, name, piece.numel(), [&](const at::Tensor& of) -> Value { return param.part(of); });
       } else {
         states[name_of_other(name)] = value;
       }
@@ -146,38 +156,54 @@ class OptimizedModule {
   }
 
   // Of pieces of a unit's parameters, one for the flat parameter.
-  static Dict flat_state_of(const FlatParamHandle& handle, const Dict& states) {
+  Dict flat_state_of(const FlatParamHandle& handle, const Dict& states) const {
     Dict flat;
     for (std::size_t i = 0; i < handle.params().size(); ++i) {
       const Value* state = states.find(handle.layout().params()[i].fqn);
       if (state == nullptr) continue;
       for (const auto& [key, value] : state->get<Dict>()) {
-        const at::Tensor* piece = value.get_if<at::Tensor>();
-        if (piece == nullptr || piece->dim() == 0) {
+        if (!is_of_elements(value)) {
           flat[key] = value;
           continue;
         }
+        const bool is_cut = is_sharded(handle.options().strategy);
+        const at::Tensor piece = is_cut ? value.get<at::Tensor>() : local_tensor(handle, i, key, value);
         if (!flat.contains(key)) {
           flat[key] =
-              at::zeros({handle.layout().sharded_numel()}, piece->options().device(handle.flat_param().device()));
+              at::zeros({handle.layout().sharded_numel()}, piece.options().device(handle.flat_param().device()));
         }
         const at::Tensor& whole = flat.at(key).get<at::Tensor>();
-        const at::Tensor to =
-            is_sharded(handle.options().strategy) ? handle.piece_of(whole, i) : handle.unflatten_as(whole)[i];
-        to.copy_(*piece);
+        const at::Tensor to = is_cut ? handle.piece_of(whole, i) : handle.unflatten_as(whole)[i];
+        to.copy_(piece);
       }
     }
     return flat;
   }
 
+  at::Tensor local_tensor(const FlatParamHandle& handle, std::size_t i, const Key& key, const Value& value) const {
+    const at::Tensor& param = handle.params()[i];
+    if (const std::optional<at::Tensor> local = parts_.from_state(param, value)) return *local;
+    fail(ErrorCode::invalid_argument, "{} of '{}' is {}, expected a tensor {}", to_string(key),
+         printable(handle.layout().params()[i].fqn), to_string(value, 60), shape_to_string(parts_.size_of(param)));
+  }
+
   ShardedParams params_;
+  ParameterParts parts_;
   std::shared_ptr<torch::nn::Module> module_;
   std::map<std::string, FlatParamHandle*> flat_;  // by their names in module_
   std::map<std::string, std::string> others_;     // names in the model, by those in module_
 };
 
 // Puts whole tensors in the place of parts.
-void make_whole(Dict& states, const std::vector<Unit*>& units, const FullStateOptions& full) {
+void make_whole(Dict& states, const ShardedParams& params, const std::vector<Unit*>& units,
+                const FullStateOptions& full) {
+  for (const auto& [name, state] : Dict(states)) {
+    if (params.count(std::get<std::string>(name)) != 0) continue;
+    for (const auto& [key, value] : state.get<Dict>()) {
+      if (value.is_any_tensor()) states.at(name).get<Dict>()[key] = whole_of(value);
+    }
+  }
+  if (params.empty()) return;
   for (const Unit* unit : units) {
     const FlatParamHandle& handle = *unit->handle();
     std::map<std::string, std::vector<Piece>> pieces;  // by the key of the state
@@ -187,14 +213,13 @@ void make_whole(Dict& states, const std::vector<Unit*>& units, const FullStateOp
       for (const auto& [key, value] : state->get<Dict>()) {
         const auto* part = value.get_if<std::shared_ptr<Checkpointable>>();
         if (part == nullptr) continue;
-        pieces[std::get<std::string>(key)].push_back({i, dynamic_cast<const FlatParamPart&>(**part).piece()});
+        pieces[std::get<std::string>(key)].push_back(
+            {params.at(handle.layout().params()[i].fqn), dynamic_cast<const FlatParamPart&>(**part).piece()});
       }
     }
     for (const auto& [key, parts] : pieces) {
-      const std::vector<at::Tensor> whole = put_together(handle, parts, full);
-      for (std::size_t k = 0; k < whole.size(); ++k) {
-        states.at(handle.layout().params()[parts[k].index].fqn).get<Dict>()[key] = whole[k];
-      }
+      const std::vector<at::Tensor> whole = put_together(parts, full);
+      for (std::size_t k = 0; k < whole.size(); ++k) states.at(parts[k].param.fqn()).get<Dict>()[key] = whole[k];
     }
   }
 }
@@ -217,7 +242,7 @@ void check_parameters(const torch::optim::Optimizer& optimizer, const std::vecto
 
 StateDict state_of(Runtime& runtime, const torch::optim::Optimizer& optimizer) {
   const OptimizedModule optimized(runtime);
-  return optimized.to_parameters(get_optimizer_state_dict(optimized.module(), optimizer));
+  return optimized.to_parameters(get_optimizer_state_dict(optimized.module(), optimizer, optimized.parts()));
 }
 
 }  // namespace
@@ -239,7 +264,7 @@ StateDict ShardedModule::optim_state_dict(const torch::optim::Optimizer& optimiz
     return state_of(*runtime_, optimizer);
   });
   if (type == StateDictType::sharded) return state;
-  if (is_sharded(options().strategy)) make_whole(state.at("state").get<Dict>(), runtime_->units(), full);
+  make_whole(state.at("state").get<Dict>(), sharded_params(*runtime_), runtime_->units(), full);
   if (full.rank0_only && group().rank() != 0) return {};
   return state;
 }
@@ -272,9 +297,7 @@ void ShardedModule::load_optim_state_dict(torch::optim::Optimizer& optimizer, co
     }
     Dict pieces;
     for (const auto& [key, item] : value.get<Dict>()) {
-      const at::Tensor* tensor = item.get_if<at::Tensor>();
-      const bool is_cut = item.is_any_tensor() && !(tensor != nullptr && tensor->dim() == 0);
-      pieces[key] = is_cut ? Value(piece_in(item, param->second)) : item;
+      pieces[key] = is_of_elements(item) ? Value(piece_in(item, param->second)) : item;
     }
     states[name] = std::move(pieces);
   };
@@ -284,7 +307,8 @@ void ShardedModule::load_optim_state_dict(torch::optim::Optimizer& optimizer, co
     problems.raise("load an optimizer's state");
     OptimizerStateOptions options;
     options.confirm = confirm;
-    set_optimizer_state_dict(optimized.module(), optimizer, optimized.to_optimized(states, group_list), options);
+    set_optimizer_state_dict(optimized.module(), optimizer, optimized.to_optimized(states, group_list), options,
+                             optimized.parts());
   });
 }
 

@@ -7,6 +7,7 @@
 #include "fsdp/environment.h"
 #include "fsdp/find_units.h"
 #include "fsdp/initialize.h"
+#include "fsdp/sharded_params.h"
 #include "fsdp/storage.h"
 #include "tessera/base/error.h"
 
@@ -33,6 +34,8 @@ Runtime::Runtime(std::shared_ptr<torch::nn::Module> module, const ProcessGroup& 
     }
     return find_units(*module_, options_);
   });
+  check_same_parts(*module_, group_);
+  if (options_.replicas) check_same_parts(*module_, *options_.replicas);
   for (const FoundUnit& unit : found) {
     std::unique_ptr<FlatParamHandle> handle;
     initialize(unit, group_, options_);

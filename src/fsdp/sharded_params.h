@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "fsdp/flat_param_part.h"
+#include "state/parameter_parts.h"
 #include "state/problems.h"
 #include "tessera/fsdp/fully_sharded_data_parallel.h"
 
@@ -17,26 +18,40 @@ namespace tessera::fsdp {
 struct ShardedParam {
   FlatParamHandle* handle;
   std::size_t index;
+  const DTensorSpec* spec;  // of the DTensor that it is the local tensor of; null if it is a tensor by itself
 
-  const ParamInfo& info() const { return handle->layout().params()[index]; }
+  const std::string& fqn() const { return handle->layout().params()[index].fqn; }
+  // Of the DTensor.
+  const std::vector<std::int64_t>& size() const;
+  // What a state dict has of it, or of a state of it, of which this rank has `piece`.
+  std::shared_ptr<FlatParamPart> part(at::Tensor piece) const {
+    return std::make_shared<FlatParamPart>(*handle, index, std::move(piece), spec);
+  }
 };
 
 using ShardedParams = std::map<std::string, ShardedParam>;
 // Of the units' parameters; none where nothing is cut.
-ShardedParams sharded_params(Runtime& runtime);
+ShardedParams sharded_params(const Runtime& runtime);
+// The other parameters that are local tensors of DTensors.
+ParameterParts unsharded_parts(const Runtime& runtime);
+// That the ranks which shard a model have the same parts of its parameters. A collective; throws
+// Error(invalid_argument).
+void check_same_parts(const torch::nn::Module& module, const ProcessGroup& group);
 
 // This rank's elements of a parameter, out of what a state dict of any type has of it: one-dimensional. Throws
 // Error(invalid_argument) for what isn't of its shape, or was cut in another way.
 at::Tensor piece_in(const Value& value, const ShardedParam& param);
 
-// Whole parameters out of their pieces on all ranks: `pieces` are of parameters of one handle, `index` in it each. A
-// collective. On ranks other than 0 nothing, if `rank0_only`.
+// Whole parameters out of their pieces on all ranks: `pieces` are of parameters of one handle. A collective, also of
+// the meshes of DTensors. On ranks other than 0 nothing, if `rank0_only`.
 struct Piece {
-  std::size_t index;
+  ShardedParam param;
   at::Tensor piece;
 };
-std::vector<at::Tensor> put_together(const FlatParamHandle& handle, const std::vector<Piece>& pieces,
-                                     const FullStateOptions& options);
+std::vector<at::Tensor> put_together(const std::vector<Piece>& pieces, const FullStateOptions& options);
+
+// The whole tensor of one that isn't cut by FSDP, where it is a DTensor; else itself. A collective of its mesh.
+at::Tensor whole_of(const Value& value);
 
 // Calls `f` for each entry of `state`; with `rank0_only` for each of rank 0's, on all ranks, one entry at a time in
 // memory: a collective then. What `f` throws, and keys that are no names, become `problems`.

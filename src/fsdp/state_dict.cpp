@@ -35,8 +35,7 @@ ShardedTensor flat_param_of(const FlatParamHandle& handle) {
 
 StateDict sharded_state(StateDict state, const ShardedParams& params) {
   for (const auto& [name, param] : params) {
-    const at::Tensor piece = param.handle->piece_of(param.handle->flat_param(), param.index);
-    state.insert_or_assign(name, std::make_shared<FlatParamPart>(*param.handle, param.index, piece));
+    state.insert_or_assign(name, param.part(param.handle->piece_of(param.handle->flat_param(), param.index)));
   }
   return state;
 }
@@ -56,7 +55,7 @@ StateDict full_state(StateDict state, const ShardedParams& params, const std::ve
                      const FullStateOptions& full) {
   for (auto& [key, value] : state) {
     if (params.count(std::get<std::string>(key)) != 0) continue;
-    const at::Tensor& tensor = value.get<at::Tensor>();
+    const at::Tensor tensor = whole_of(value);
     const at::Device device = full.offload_to_cpu ? at::Device(at::kCPU) : tensor.device();
     state.insert_or_assign(key, tensor.to(device, tensor.scalar_type(), /*non_blocking=*/false, /*copy=*/true));
   }
@@ -65,9 +64,9 @@ StateDict full_state(StateDict state, const ShardedParams& params, const std::ve
     const FlatParamHandle& handle = *unit->handle();
     std::vector<Piece> pieces;
     for (std::size_t i = 0; i < handle.params().size(); ++i) {
-      pieces.push_back({i, handle.piece_of(handle.flat_param(), i)});
+      pieces.push_back({params.at(handle.layout().params()[i].fqn), handle.piece_of(handle.flat_param(), i)});
     }
-    const std::vector<at::Tensor> whole = put_together(handle, pieces, full);
+    const std::vector<at::Tensor> whole = put_together(pieces, full);
     if (whole.empty()) continue;
     for (std::size_t i = 0; i < whole.size(); ++i) state.insert_or_assign(handle.layout().params()[i].fqn, whole[i]);
     for (const SharedParamInfo& shared : handle.layout().shared_params()) {
@@ -93,7 +92,10 @@ StateDict ShardedModule::state_dict(StateDictType type, const FullStateOptions& 
   runtime_->check_idle("state_dict was called");
   runtime_->cast_buffers(/*own_dtype=*/true);
   for (const Unit* unit : runtime_->units()) unit->handle()->write_back_params();
-  StateDict state = get_model_state_dict(*module_ptr());
+  if (type == StateDictType::local && !ParameterParts(*module_ptr()).empty()) {
+    fail(ErrorCode::unsupported, "local state_dict of a model that is tensor parallel, expected sharded or full");
+  }
+  StateDict state = get_model_state_dict(*module_ptr(), unsharded_parts(*runtime_));
   const ShardedParams params = sharded_params(*runtime_);
   if (type == StateDictType::sharded) return sharded_state(std::move(state), params);
   if (type == StateDictType::local) return local_state(state, params, runtime_->units());
@@ -110,7 +112,8 @@ void ShardedModule::load_state_dict(const StateDict& state_dict, const FullState
   std::map<std::string, const Unit*> flat_params;
   for (const Unit* unit : runtime_->units()) flat_params[flat_name_of(*unit)] = unit;
 
-  const StateDict now = get_model_state_dict(*module_ptr());
+  const ParameterParts parts = unsharded_parts(*runtime_);
+  const StateDict now = get_model_state_dict(*module_ptr(), parts);
   StateDict own;                                          // `now`, where it is cut, else what it is to be
   std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // into the shards
   const auto take = [&](const std::string& name, const Value& value) {
@@ -136,7 +139,7 @@ void ShardedModule::load_state_dict(const StateDict& state_dict, const FullState
     problems.raise("load a model's state");
     StateDictOptions options;
     options.confirm = confirm;
-    set_model_state_dict(*module_ptr(), own, options);
+    set_model_state_dict(*module_ptr(), own, options, parts);
   });
   for (const auto& [to, from] : copies) to.copy_(from);
 }

@@ -4,10 +4,12 @@
 #include <ATen/ops/stack.h>
 #include <c10/core/GradMode.h>
 
+#include <algorithm>
 #include <cmath>
 #include <set>
 
 #include "fsdp/runtime.h"
+#include "state/parameter_parts.h"
 #include "tessera/base/error.h"
 
 namespace tessera::fsdp {
@@ -61,6 +63,56 @@ class Summoned {
   HiddenGradients gradients_;
 };
 
+// The norm of many tensors together, of which this rank has some elements and others the rest.
+class SpreadNorms {
+ public:
+  explicit SpreadNorms(double type) : type_(type) {}
+
+  // This rank's elements of a tensor, undefined if it has none. Those of the ranks of each of these groups make the
+  // whole; ranks in none of them have the same.
+  void add(const at::Tensor& elements, const std::vector<ProcessGroup>& spread_over) {
+    auto found = std::find_if(kinds_.begin(), kinds_.end(),
+                              [&](const Kind& kind) { return same_groups(kind.spread_over, spread_over); });
+    if (found == kinds_.end()) found = kinds_.insert(kinds_.end(), {spread_over, {}});
+    if (!elements.defined() || elements.numel() == 0) return;
+    const at::Tensor norm = elements.detach().norm(type_, at::kDouble);
+    found->norms.push_back(found->norms.empty() ? norm : norm.to(found->norms[0].device()));
+  }
+
+  // A collective of all these groups.
+  double norm() const {
+    double all = 0;
+    for (const Kind& kind : kinds_) {
+      const at::Tensor power = at::full({1}, power_of(kind.norms), at::kDouble);
+      for (const ProcessGroup& group : kind.spread_over)
+        group.all_reduce(power, is_max() ? ReduceOp::max : ReduceOp::sum);
+      all = is_max() ? std::max(all, power.item<double>()) : all + power.item<double>();
+    }
+    return is_max() ? all : std::pow(all, 1 / type_);
+  }
+
+ private:
+  struct Kind {
+    std::vector<ProcessGroup> spread_over;
+    std::vector<at::Tensor> norms;
+  };
+
+  static bool same_groups(const std::vector<ProcessGroup>& a, const std::vector<ProcessGroup>& b) {
+    return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                      [](const ProcessGroup& x, const ProcessGroup& y) { return x.world_ranks() == y.world_ranks(); });
+  }
+  bool is_max() const { return std::isinf(type_); }
+  // What adds up; the highest, if the norm is that.
+  double power_of(const std::vector<at::Tensor>& norms) const {
+    if (norms.empty()) return 0.0;
+    const auto norm = at::stack(norms).norm(type_).item<double>();
+    return is_max() ? norm : std::pow(norm, type_);
+  }
+
+  double type_;
+  std::vector<Kind> kinds_;  // in the order of the parameters, which all ranks have
+};
+
 }  // namespace
 
 void ShardedModule::summon_full_params(const std::function<void()>& f, const SummonOptions& options) {
@@ -95,23 +147,28 @@ at::Tensor ShardedModule::clip_grad_norm_(double max_norm, double norm_type) {
   runtime_->check_idle("clip_grad_norm_ was called");
   if (!(norm_type > 0)) fail(ErrorCode::invalid_argument, "clip_grad_norm_: norm_type {}, expected above 0", norm_type);
   const c10::NoGradGuard no_grad;
+  const ParameterParts parts(*module_ptr());
+  const bool is_cut = is_sharded(options().strategy);
   std::vector<at::Tensor> grads;
-  std::vector<at::Tensor> own_norms, shared_norms;  // of what this rank alone has, and of what all have
-  const auto add = [&](const at::Tensor& param, bool is_shared) {
-    const at::Tensor& grad = param.grad();
-    if (!grad.defined() || grad.numel() == 0) return;
-    grads.push_back(grad);
-    (is_shared ? shared_norms : own_norms).push_back(grad.detach().norm(norm_type, at::kDouble).to(grads[0].device()));
+  SpreadNorms norms(norm_type);
+  // `of_param`: the gradient of `param`, as far as it is in `grad`.
+  const auto add = [&](const at::Tensor& param, const at::Tensor& of_param, bool is_cut_by_us) {
+    std::vector<ProcessGroup> spread_over;
+    if (is_cut_by_us) spread_over.push_back(group());
+    if (const DTensorSpec* spec = parts.find(param)) {
+      for (std::int64_t m = 0; m < spec->mesh.ndim(); ++m) {
+        if (spec->layout.placements()[static_cast<std::size_t>(m)].is_shard()) {
+          spread_over.push_back(spec->mesh.group(m));
+        }
+      }
+    }
+    norms.add(of_param, spread_over);
   };
-  // Of all of them together, to the power of norm_type: what adds up. The highest, if that is infinite.
-  const bool is_max = std::isinf(norm_type);
-  const auto power_of = [&](const std::vector<at::Tensor>& norms) {
-    if (norms.empty()) return 0.0;
-    const auto norm = at::stack(norms).norm(norm_type).item<double>();
-    return is_max ? norm : std::pow(norm, norm_type);
+  const auto add_whole = [&](const at::Tensor& param, bool is_cut_by_us) {
+    if (param.grad().defined()) grads.push_back(param.grad());
+    add(param, param.grad(), is_cut_by_us);
   };
   std::set<const void*> seen;
-  const bool is_cut = is_sharded(options().strategy);
   for (const Unit* unit : runtime_->units()) {
     const FlatParamHandle& handle = *unit->handle();
     if (handle.has_unsharded_gradient()) {
@@ -120,17 +177,20 @@ at::Tensor ShardedModule::clip_grad_norm_(double max_norm, double norm_type) {
            printable(unit->name()));
     }
     for (const at::Tensor& param : handle.params()) seen.insert(param.unsafeGetTensorImpl());
-    if (!options().use_orig_params) add(handle.flat_param(), !is_cut);
-    if (!options().use_orig_params) continue;
-    for (const at::Tensor& param : handle.params()) add(param, !is_cut);
+    if (options().use_orig_params) {
+      for (const at::Tensor& param : handle.params()) add_whole(param, is_cut);
+      continue;
+    }
+    const at::Tensor& grad = handle.flat_param().grad();
+    if (grad.defined()) grads.push_back(grad);
+    for (std::size_t i = 0; i < handle.params().size(); ++i) {
+      add(handle.params()[i], grad.defined() ? handle.piece_of(grad, i) : grad, is_cut);
+    }
   }
   for (const at::Tensor& param : runtime_->module()->parameters()) {
-    if (param.defined() && seen.insert(param.unsafeGetTensorImpl()).second) add(param, true);
+    if (param.defined() && seen.insert(param.unsafeGetTensorImpl()).second) add_whole(param, false);
   }
-  const at::Tensor power = at::full({1}, power_of(own_norms), at::kDouble);
-  if (is_cut) group().all_reduce(power, is_max ? ReduceOp::max : ReduceOp::sum);
-  const double own = power.item<double>(), shared = power_of(shared_norms);
-  const double norm = is_max ? std::max(own, shared) : std::pow(own + shared, 1 / norm_type);
+  const double norm = norms.norm();
   const double factor = max_norm / (norm + 1e-6);
   if (!(factor >= 1)) {  // also where it is no number
     for (const at::Tensor& grad : grads) grad.mul_(factor);

@@ -2,6 +2,9 @@
 
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
+#include <functional>
+
 #include "tensor/box_view.h"
 #include "tessera/tensor/dtensor.h"
 
@@ -34,34 +37,42 @@ std::vector<std::int64_t> ParameterParts::size_of(const at::Tensor& parameter) c
   return spec != nullptr ? spec->layout.size() : parameter.sizes().vec();
 }
 
-std::optional<at::Tensor> ParameterParts::from_state(const at::Tensor& parameter, const Value& value) const {
-  const DTensorSpec* spec = find(parameter);
-  const auto* whole = value.get_if<at::Tensor>();
-  if (spec == nullptr) {
-    return whole != nullptr && whole->sizes() == parameter.sizes() ? std::optional(*whole) : std::nullopt;
-  }
-  const auto* given = value.get_if<std::shared_ptr<Checkpointable>>();
-  const Checkpointable* parts = given != nullptr ? given->get() : nullptr;
-  const std::vector<std::int64_t>& coordinate = *spec->mesh.coordinate();
-  const std::vector<LocalBox> boxes = spec->layout.local_boxes(coordinate);
-  if (whole != nullptr
-          ? whole->sizes() != at::IntArrayRef(spec->layout.size())
-          : parts == nullptr || parts->size() != spec->layout.size() || parts->local_chunks().size() != boxes.size()) {
-    return std::nullopt;
-  }
-  const auto part = [&](std::size_t i) {
-    return whole != nullptr ? box_view(whole->detach(), boxes[i].box) : parts->local_tensor(i);
-  };
-  for (std::size_t i = 0; i < boxes.size() && whole == nullptr; ++i) {
-    if (parts->local_chunks()[i] != boxes[i].box) return std::nullopt;
-  }
+namespace {
+
+// The local tensor whose boxes, of which there are `boxes`, `part` gives; without a copy if there is but one.
+at::Tensor local_of(const DTensorSpec& spec, const std::vector<LocalBox>& boxes, const at::TensorOptions& if_empty,
+                    const std::function<at::Tensor(std::size_t i)>& part) {
   if (boxes.size() == 1) return part(0);
-  const at::TensorOptions like = boxes.empty() ? parameter.options() : part(0).options();
-  at::Tensor local = at::empty(spec->layout.local_shape(coordinate).sizes, like.requires_grad(false));
+  const at::TensorOptions options = boxes.empty() ? if_empty : part(0).options();
+  at::Tensor local = at::empty(spec.layout.local_shape(*spec.mesh.coordinate()).sizes, options.requires_grad(false));
   for (std::size_t i = 0; i < boxes.size(); ++i) {
     box_view(local, {boxes[i].local_offsets, boxes[i].box.sizes}).copy_(part(i));
   }
   return local;
+}
+
+}  // namespace
+
+at::Tensor local_of_whole(const DTensorSpec& spec, const at::Tensor& whole) {
+  const std::vector<LocalBox> boxes = spec.layout.local_boxes(*spec.mesh.coordinate());
+  return local_of(spec, boxes, whole.options(), [&](std::size_t i) { return box_view(whole.detach(), boxes[i].box); });
+}
+
+std::optional<at::Tensor> ParameterParts::from_state(const at::Tensor& parameter, const Value& value) const {
+  const DTensorSpec* spec = find(parameter);
+  if (const auto* tensor = value.get_if<at::Tensor>()) {
+    if (tensor->sizes() != at::IntArrayRef(size_of(parameter))) return std::nullopt;
+    return spec != nullptr ? local_of_whole(*spec, *tensor) : *tensor;
+  }
+  const auto* given = value.get_if<std::shared_ptr<Checkpointable>>();
+  if (spec == nullptr || given == nullptr || (*given)->size() != spec->layout.size()) return std::nullopt;
+  const Checkpointable& parts = **given;
+  const std::vector<LocalBox> boxes = spec->layout.local_boxes(*spec->mesh.coordinate());
+  const auto is_box = [](const LocalBox& box, const Box& chunk) { return box.box == chunk; };
+  if (!std::equal(boxes.begin(), boxes.end(), parts.local_chunks().begin(), parts.local_chunks().end(), is_box)) {
+    return std::nullopt;
+  }
+  return local_of(*spec, boxes, parameter.options(), [&](std::size_t i) { return parts.local_tensor(i); });
 }
 
 }  // namespace tessera

@@ -17,6 +17,9 @@
 
 namespace tessera {
 
+// This rank's part of a whole tensor: a view where it is one box, else a copy.
+at::Tensor local_of_whole(const DTensorSpec& spec, const at::Tensor& whole);
+
 class ParameterParts {
  public:
   // Of no parameter: all are tensors by themselves.

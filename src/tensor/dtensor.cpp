@@ -240,6 +240,11 @@ std::shared_ptr<Checkpointable> DTensor::checkpointable() const {
   return state_;
 }
 
+std::optional<DTensor> DTensor::from_checkpointable(const std::shared_ptr<Checkpointable>& tensor) {
+  auto state = std::dynamic_pointer_cast<State>(tensor);
+  return state ? std::optional(DTensor(std::move(state))) : std::nullopt;
+}
+
 std::string DTensor::to_string() const {
   return fmt::format("DTensor of size {} as {} on {}", shape_to_string(size()), tessera::to_string(placements()),
                      device_mesh().to_string());

@@ -90,6 +90,8 @@ class DTensor {
   /// What a state dict holds of it: saved box by box, and loaded in place. Throws `Error(invalid_argument)` while it is
   /// partial: PyTorch saves what rank 0 happens to have.
   std::shared_ptr<Checkpointable> checkpointable() const;
+  /// The DTensor whose `checkpointable()` that is; nothing if it is of another kind.
+  static std::optional<DTensor> from_checkpointable(const std::shared_ptr<Checkpointable>& tensor);
 
   /// "DTensor of size [4, 6] as [S(0), R] on DeviceMesh(dp=2, tp=2)"
   std::string to_string() const;

@@ -1,0 +1,364 @@
+// FSDP of a model that is tensor parallel, on a mesh of two dimensions: what one process does with the whole of it.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/nn/modules/normalization.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/lbfgs.h>
+#include <torch/optim/sgd.h>
+
+#include "fsdp/small_model.h"
+#include "support/error_matchers.h"
+#include "support/temporary_directory.h"
+#include "tessera/comm/local_ranks.h"
+#include "tessera/fsdp/meta_init.h"
+#include "tessera/layout/mesh_layout.h"
+#include "tessera/state/load.h"
+#include "tessera/state/module_state.h"
+#include "tessera/state/optimizer_state.h"
+#include "tessera/state/save.h"
+#include "tessera/tensor/dtensor.h"
+#include "tessera/tensor/tensor_parallel.h"
+
+namespace tessera::fsdp {
+namespace {
+
+using testing::TemporaryDirectory;
+using Sizes = std::vector<std::int64_t>;
+
+// Sizes that not all meshes divide, a norm that isn't parallel, and a parameter of the model itself.
+struct MlpImpl : torch::nn::Module {
+  MlpImpl() {
+    register_module("norm", norm);
+    register_module("up", up);
+    register_module("down", down);
+  }
+  at::Tensor forward(const at::Tensor& x) { return x + down(at::tanh(up(norm(x)))); }
+  torch::nn::LayerNorm norm{torch::nn::LayerNormOptions({6})};
+  ParallelLinear up{6, 11}, down{11, 6};
+};
+TORCH_MODULE(Mlp);
+
+struct NetImpl : torch::nn::Module {
+  NetImpl() {
+    register_module("ids", ids);
+    scale = register_parameter("scale", at::ones({6}));
+    register_module("first", first);
+    register_module("second", second);
+    register_module("head", head);
+  }
+  at::Tensor forward(const at::Tensor& x) { return head(second(first(ids(x) * scale))); }
+  ParallelEmbedding ids{9, 6};
+  at::Tensor scale;
+  Wrap<Mlp> first, second;
+  Wrap<ParallelLinear> head{6, 5};
+};
+TORCH_MODULE(Net);
+
+const ParallelPlan kPlan = {{"ids", RowwiseParallel{}},
+                            {"*.up", ColwiseParallel{}},
+                            {"*.down", RowwiseParallel{}},
+                            {"head", ColwiseParallel{Placement::replicate(), Placement::replicate()}}};
+
+Options options_of(ShardingStrategy strategy, bool use_orig_params) {
+  Options options;
+  options.strategy = strategy;
+  options.use_orig_params = use_orig_params;
+  return options;
+}
+
+const Options kWays[] = {options_of(ShardingStrategy::full_shard, true),
+                         options_of(ShardingStrategy::full_shard, false),
+                         options_of(ShardingStrategy::shard_grad_op, true),
+                         options_of(ShardingStrategy::no_shard, true), options_of(ShardingStrategy::no_shard, false)};
+
+constexpr int kBatches = 4;  // in a step, of all ranks together
+
+Net make_net() {
+  Net net;
+  fill(*net);
+  return net;
+}
+
+at::Tensor ids_of(int step, int batch) { return at::arange(6, at::kLong).mul(5).add(3 * step + batch).remainder(9); }
+
+// A model on a mesh [dp, tp], and what trains it.
+struct Trained {
+  Trained(const DeviceMesh& on, const Options& options) : Trained(on, options, make_net()) {}
+  Trained(const DeviceMesh& on, const Options& options, const Net& net)
+      : mesh(on),
+        model(parallelized(net, on), on.group("dp"), options),
+        optimizer(model.parameters(), torch::optim::AdamWOptions(0.02)) {}
+
+  static Net parallelized(Net net, const DeviceMesh& on) {
+    parallelize_module(*net, on["tp"], kPlan);
+    return net;
+  }
+
+  // The loss over all batches, and the norm of the gradient, which is clipped.
+  std::pair<double, double> step(int step) {
+    model.zero_grad();
+    double sum = 0;
+    const int ranks = model.group().size();
+    const int all = (kBatches + ranks - 1) / ranks * ranks;
+    for (int batch = model.group().rank(); batch < all; batch += ranks) {
+      const auto no_sync = model.no_sync(/*off=*/batch + ranks >= all);
+      const double weight = batch < kBatches ? 1.0 : 0.0;  // a rank without one works in vain
+      const at::Tensor loss = loss_of(model(ids_of(step, batch))) * (weight * ranks / kBatches);
+      loss.backward();
+      sum += loss.item<double>() / ranks;
+    }
+    const double norm = model.clip_grad_norm_(0.5).item<double>();
+    optimizer.step();
+    const at::Tensor total = at::full({1}, sum, at::kDouble);
+    model.group().all_reduce(total);
+    return {total.item<double>(), norm};
+  }
+  StateDict state() { return {{"model", model.state_dict()}, {"optim", model.optim_state_dict(optimizer)}}; }
+
+  DeviceMesh mesh;
+  FullyShardedDataParallel<Net> model;
+  torch::optim::AdamW optimizer;
+};
+
+// What one process has, with layers that nothing has been done to.
+struct Alone {
+  Net net = make_net();
+  torch::optim::AdamW optimizer{unique_params(*net), torch::optim::AdamWOptions(0.02)};
+
+  std::pair<double, double> step(int step) {
+    for (const at::Tensor& param : net->parameters()) param.mutable_grad().reset();
+    double sum = 0;
+    for (int batch = 0; batch < kBatches; ++batch) {
+      const at::Tensor loss = loss_of(net->forward(ids_of(step, batch))) / kBatches;
+      loss.backward();
+      sum += loss.item<double>();
+    }
+    double power = 0;
+    for (const at::Tensor& param : unique_params(*net)) power += param.grad().square().sum().item<double>();
+    const double norm = std::sqrt(power);
+    for (const at::Tensor& param : unique_params(*net)) param.mutable_grad().mul_(std::min(1.0, 0.5 / (norm + 1e-6)));
+    optimizer.step();
+    return {sum, norm};
+  }
+};
+
+void on_mesh(const Sizes& shape, const std::function<void(const DeviceMesh& mesh)>& f) {
+  run_local(static_cast<int>(mesh_size(shape)), [&](const ProcessGroup& group) {
+    f(DeviceMesh(group, shape, {"dp", "tp"}));
+  });
+}
+
+template <typename Model>
+void expect_steps(Model& model, int from, int to, const std::vector<std::pair<double, double>>& expected,
+                  const std::string& what) {
+  for (int step = from; step < to; ++step) {
+    const auto [loss, norm] = model.step(step);
+    EXPECT_NEAR(loss, expected[static_cast<std::size_t>(step)].first, 1e-10) << what << ", step " << step;
+    EXPECT_NEAR(norm, expected[static_cast<std::size_t>(step)].second, 1e-10) << what << ", step " << step;
+  }
+}
+
+std::vector<std::pair<double, double>> expected_steps() {
+  Alone alone;
+  std::vector<std::pair<double, double>> steps;
+  for (int step = 0; step < 6; ++step) steps.push_back(alone.step(step));
+  return steps;
+}
+
+const std::vector<Sizes> kMeshes = {{1, 1}, {1, 2}, {2, 1}, {2, 2}, {1, 4}, {3, 2}, {2, 3}, {4, 2}, {2, 4}, {1, 8}};
+
+TEST(TwoDimensionsTest, ATrainingIsThatOfOneProcess) {
+  const auto expected = expected_steps();
+  for (const Sizes& shape : kMeshes) {
+    for (const Options& options : kWays) {
+      on_mesh(shape, [&](const DeviceMesh& mesh) {
+        Trained one(mesh, options);
+        expect_steps(one, 0, 4, expected, mesh.to_string());
+      });
+    }
+  }
+}
+
+TEST(TwoDimensionsTest, SavedOnOneMeshItGoesOnOnOthersAndInOneProcess) {
+  const auto expected = expected_steps();
+  for (const Options& saved : kWays) {
+    for (const Sizes& savers : {Sizes{1, 1}, Sizes{2, 2}, Sizes{1, 3}}) {
+      const TemporaryDirectory directory;
+      on_mesh(savers, [&](const DeviceMesh& mesh) {
+        Trained one(mesh, saved);
+        expect_steps(one, 0, 3, expected, "before");
+        save(one.state(), directory.path(), mesh.group());
+      });
+      for (const Options& loaded : {kWays[0], kWays[1], kWays[4]}) {
+        for (const Sizes& loaders : {Sizes{1, 1}, Sizes{3, 1}, Sizes{1, 2}, Sizes{2, 2}, Sizes{2, 4}}) {
+          on_mesh(loaders, [&](const DeviceMesh& mesh) {
+            Trained one(mesh, loaded);
+            StateDict state = one.state();
+            load(state, directory.path(), mesh.group());
+            one.model.load_state_dict(state.at("model").get<Dict>());
+            one.model.load_optim_state_dict(one.optimizer, state.at("optim").get<Dict>());
+            expect_steps(one, 3, 6, expected, mesh.to_string());
+          });
+        }
+      }
+      Alone alone;
+      StateDict state{{"model", get_model_state_dict(*alone.net)},
+                      {"optim", get_optimizer_state_dict(*alone.net, alone.optimizer)}};
+      load(state, directory.path());
+      set_optimizer_state_dict(*alone.net, alone.optimizer, state.at("optim").get<Dict>());
+      expect_steps(alone, 3, 6, expected, "one process");
+    }
+  }
+}
+
+TEST(TwoDimensionsTest, AFullStateIsThatOfOneProcessAndGoesOnOnAnyMesh) {
+  const auto expected = expected_steps();
+  Alone alone;
+  for (int step = 0; step < 3; ++step) alone.step(step);
+  const StateDict whole = get_model_state_dict(*alone.net);
+  const StateDict of_optimizer = get_optimizer_state_dict(*alone.net, alone.optimizer);
+  for (const Options& options : kWays) {
+    for (const bool rank0_only : {true, false}) {
+      on_mesh({2, 2}, [&](const DeviceMesh& mesh) {
+        Trained one(mesh, options);
+        expect_steps(one, 0, 3, expected, "before");
+        const FullStateOptions full{.rank0_only = rank0_only};
+        const StateDict model = one.model.state_dict(StateDictType::full, full);
+        const StateDict optim = one.model.optim_state_dict(one.optimizer, StateDictType::full, full);
+        EXPECT_EQ(model.empty(), rank0_only && mesh.local_rank(0) != 0);
+        if (!model.empty()) {
+          for (const auto& [name, value] : whole) {
+            const at::Tensor found = model.at(name).get<at::Tensor>();
+            EXPECT_TRUE(at::allclose(found, value.get<at::Tensor>(), 1e-9, 1e-11)) << to_string(name);
+          }
+          for (const auto& [name, state] : of_optimizer.at("state").get<Dict>()) {
+            const at::Tensor found = optim.at("state").get<Dict>().at(name).get<Dict>().at("exp_avg").get<at::Tensor>();
+            const at::Tensor wanted = state.get<Dict>().at("exp_avg").get<at::Tensor>();
+            EXPECT_TRUE(at::allclose(found, wanted, 1e-9, 1e-11)) << to_string(name);
+          }
+        }
+        // Begun anew, it takes what there was.
+        Trained other(mesh, options);
+        other.model.load_state_dict(model, full);
+        other.model.load_optim_state_dict(other.optimizer, optim, full);
+        expect_steps(other, 3, 6, expected, "behind");
+      });
+    }
+  }
+}
+
+TEST(TwoDimensionsTest, WithoutFsdpAStateDictHoldsDTensors) {
+  const auto expected = expected_steps();
+  const TemporaryDirectory directory;
+  const auto train = [&](const ProcessGroup& group, int from, int to) {
+    const DeviceMesh mesh(group, {group.size()}, {"tp"});
+    Alone one;
+    parallelize_module(*one.net, mesh, kPlan);
+    StateDict state{{"model", get_model_state_dict(*one.net)},
+                    {"optim", get_optimizer_state_dict(*one.net, one.optimizer)}};
+    if (from != 0) {
+      load(state, directory.path(), group);
+      set_optimizer_state_dict(*one.net, one.optimizer, state.at("optim").get<Dict>());
+    }
+    for (int step = from; step < to; ++step) {
+      double sum = 0;
+      for (const at::Tensor& param : one.net->parameters()) param.mutable_grad().reset();
+      for (int batch = 0; batch < kBatches; ++batch) {
+        const at::Tensor loss = loss_of(one.net->forward(ids_of(step, batch))) / kBatches;
+        loss.backward();
+        sum += loss.item<double>();
+      }
+      EXPECT_NEAR(sum, expected[static_cast<std::size_t>(step)].first, 1e-10);
+      // As the one process clipped them.
+      const double norm = expected[static_cast<std::size_t>(step)].second;
+      for (const at::Tensor& param : one.net->parameters()) {
+        param.mutable_grad().mul_(std::min(1.0, 0.5 / (norm + 1e-6)));
+      }
+      one.optimizer.step();
+    }
+    state = {{"model", get_model_state_dict(*one.net)}, {"optim", get_optimizer_state_dict(*one.net, one.optimizer)}};
+    const auto& weight = state.at("model").get<Dict>().at("first.up.weight");
+    const auto tensor = DTensor::from_checkpointable(weight.get<std::shared_ptr<Checkpointable>>());
+    ASSERT_TRUE(tensor);
+    EXPECT_EQ(tensor->to_string(), "DTensor of size [11, 6] as [S(0)] on " + mesh.to_string());
+    EXPECT_TRUE(tensor->local_tensor().is_alias_of(one.net->first->up->weight));
+    if (to == 3) save(state, directory.path(), group);
+
+    // A whole state is cut.
+    Net other = make_net();
+    parallelize_module(*other, mesh, kPlan);
+    StateDict wholes;
+    for (const auto& [name, value] : state.at("model").get<Dict>()) {
+      const auto* cut = value.get_if<std::shared_ptr<Checkpointable>>();
+      wholes[name] = cut != nullptr ? DTensor::from_checkpointable(*cut)->full_tensor() : value.get<at::Tensor>();
+    }
+    set_model_state_dict(*other, wholes);
+    EXPECT_TRUE(at::equal(other->first->up->weight, one.net->first->up->weight));
+    EXPECT_TRUE(at::equal(other->second->down->weight, one.net->second->down->weight));
+  };
+  run_local(2, [&](const ProcessGroup& group) { train(group, 0, 3); });
+  run_local(3, [&](const ProcessGroup& group) { train(group, 3, 6); });
+}
+
+TEST(TwoDimensionsTest, BuiltOnMetaNoRankEverHasItWhole) {
+  const auto expected = expected_steps();
+  on_mesh({2, 2}, [&](const DeviceMesh& mesh) {
+    const TemporaryDirectory directory;
+    const Net net = [] {
+      const MetaInit without_memory;
+      Net made;
+      made->to(at::kDouble);
+      return made;
+    }();
+    Options options;
+    options.param_init_fn = [](torch::nn::Module& module) {
+      for (const at::Tensor& param : module.parameters(/*recurse=*/false)) param.detach().zero_();
+    };
+    Trained one(mesh, options, net);
+    // The values come out of a checkpoint, each rank's to each rank.
+    StateDict state = one.model.state_dict();
+    Trained reference(mesh, options);
+    one.model.load_state_dict(reference.model.state_dict());
+    expect_steps(one, 0, 4, expected, "from meta");
+  });
+}
+
+TEST(TwoDimensionsTest, WhatDoesntFitIsRefused) {
+  on_mesh({2, 2}, [](const DeviceMesh& mesh) {
+    // The group of the wrong dimension, whose ranks have different parts.
+    const Net net = Trained::parallelized(make_net(), mesh);
+    EXPECT_ERROR(FullyShardedDataParallel<Net>(net, mesh.group("tp")), ErrorCode::invalid_argument,
+                 "such as the group of the mesh's other dimension");
+
+    Trained one(mesh, {});
+    EXPECT_ERROR(one.model.state_dict(StateDictType::local), ErrorCode::unsupported, "tensor parallel");
+    StateDict state = one.model.state_dict(StateDictType::full, {.rank0_only = false});
+    state["first.up.weight"] = at::zeros({6, 6}, at::kDouble);  // this rank's part, not the whole
+    EXPECT_ERROR(one.model.load_state_dict(state), ErrorCode::invalid_argument,
+                 "'first.up.weight' is [6, 6], expected [11, 6]");
+    // Of other ranks.
+    const DeviceMesh other(mesh.group(), {1, 4}, {"dp", "tp"});
+    Trained of_others(other, {});
+    EXPECT_ERROR(one.model.load_state_dict(of_others.model.state_dict()), ErrorCode::invalid_argument,
+                 "was cut in another way than here");
+    // Parallelized behind FSDP.
+    EXPECT_ERROR(parallelize_module(*one.model.module_ptr(), mesh["tp"], kPlan), ErrorCode::invalid_argument,
+                 "is parallelized already");
+    FullyShardedDataParallel<Net> plain(make_net(), mesh.group("dp"));
+    EXPECT_ERROR(parallelize_module(*plain.module_ptr(), mesh["tp"], kPlan), ErrorCode::invalid_argument,
+                 "a model is parallelized before anything else is done with its parameters");
+
+    Net for_lbfgs = Trained::parallelized(make_net(), mesh);
+    const torch::optim::LBFGS lbfgs(for_lbfgs->parameters());
+    EXPECT_ERROR(get_optimizer_state_dict(*for_lbfgs, lbfgs), ErrorCode::unsupported, "LBFGS");
+    StateDict cut = get_model_state_dict(*for_lbfgs);
+    cut["first.up.weight"] = at::zeros({6, 6}, at::kDouble);
+    cut["first.down.weight"] = 3;
+    EXPECT_ERROR(set_model_state_dict(*for_lbfgs, cut), ErrorCode::invalid_argument,
+                 "size mismatch: 'first.up.weight' is [6, 6], expected [11, 6]; no tensor: 'first.down.weight' is int");
+  });
+}
+
+}  // namespace
+}  // namespace tessera::fsdp
