@@ -180,36 +180,44 @@ TEST(TwoDimensionsTest, ATrainingIsThatOfOneProcess) {
   }
 }
 
-TEST(TwoDimensionsTest, SavedOnOneMeshItGoesOnOnOthersAndInOneProcess) {
+// Saves the third step of a training on `savers`; it goes on on each of `loaders`, and in one process.
+void save_and_go_on(const Sizes& savers, const Options& saved, const std::vector<std::pair<Sizes, Options>>& loaders) {
   const auto expected = expected_steps();
-  for (const Options& saved : kWays) {
-    for (const Sizes& savers : {Sizes{1, 1}, Sizes{2, 2}, Sizes{1, 3}}) {
-      const TemporaryDirectory directory;
-      on_mesh(savers, [&](const DeviceMesh& mesh) {
-        Trained one(mesh, saved);
-        expect_steps(one, 0, 3, expected, "before");
-        save(one.state(), directory.path(), mesh.group());
-      });
-      for (const Options& loaded : {kWays[0], kWays[1], kWays[4]}) {
-        for (const Sizes& loaders : {Sizes{1, 1}, Sizes{3, 1}, Sizes{1, 2}, Sizes{2, 2}, Sizes{2, 4}}) {
-          on_mesh(loaders, [&](const DeviceMesh& mesh) {
-            Trained one(mesh, loaded);
-            StateDict state = one.state();
-            load(state, directory.path(), mesh.group());
-            one.model.load_state_dict(state.at("model").get<Dict>());
-            one.model.load_optim_state_dict(one.optimizer, state.at("optim").get<Dict>());
-            expect_steps(one, 3, 6, expected, mesh.to_string());
-          });
-        }
-      }
-      Alone alone;
-      StateDict state{{"model", get_model_state_dict(*alone.net)},
-                      {"optim", get_optimizer_state_dict(*alone.net, alone.optimizer)}};
-      load(state, directory.path());
-      set_optimizer_state_dict(*alone.net, alone.optimizer, state.at("optim").get<Dict>());
-      expect_steps(alone, 3, 6, expected, "one process");
-    }
+  const TemporaryDirectory directory;
+  on_mesh(savers, [&](const DeviceMesh& mesh) {
+    Trained one(mesh, saved);
+    expect_steps(one, 0, 3, expected, "before");
+    save(one.state(), directory.path(), mesh.group());
+  });
+  for (const auto& [shape, loaded] : loaders) {
+    on_mesh(shape, [&, &options = loaded](const DeviceMesh& mesh) {
+      Trained one(mesh, options);
+      StateDict state = one.state();
+      load(state, directory.path(), mesh.group());
+      one.model.load_state_dict(state.at("model").get<Dict>());
+      one.model.load_optim_state_dict(one.optimizer, state.at("optim").get<Dict>());
+      expect_steps(one, 3, 6, expected, mesh.to_string());
+    });
   }
+  Alone alone;
+  StateDict state{{"model", get_model_state_dict(*alone.net)},
+                  {"optim", get_optimizer_state_dict(*alone.net, alone.optimizer)}};
+  load(state, directory.path());
+  set_optimizer_state_dict(*alone.net, alone.optimizer, state.at("optim").get<Dict>());
+  expect_steps(alone, 3, 6, expected, "one process");
+}
+
+TEST(TwoDimensionsTest, SavedOnOneMeshItGoesOnOnOthersAndInOneProcess) {
+  std::vector<std::pair<Sizes, Options>> loaders;
+  for (const Sizes& shape : {Sizes{1, 1}, Sizes{3, 1}, Sizes{1, 2}, Sizes{2, 2}, Sizes{2, 4}}) {
+    loaders.emplace_back(shape, kWays[0]);
+  }
+  for (const Sizes& savers : {Sizes{1, 1}, Sizes{2, 2}, Sizes{1, 3}}) save_and_go_on(savers, kWays[0], loaders);
+}
+
+TEST(TwoDimensionsTest, SavedInOneWayItGoesOnInOthers) {
+  const std::vector<std::pair<Sizes, Options>> loaders = {{{3, 2}, kWays[0]}, {{2, 2}, kWays[1]}, {{2, 3}, kWays[4]}};
+  for (const Options& saved : kWays) save_and_go_on({2, 2}, saved, loaders);
 }
 
 TEST(TwoDimensionsTest, AFullStateIsThatOfOneProcessAndGoesOnOnAnyMesh) {

@@ -30,6 +30,7 @@ BFLOAT16 = Allowed(1e-3, 2e-2, {"model": 0.1})
 
 BF16 = ["--mixed", "bf16"]
 FLAT, SGD = ["--orig-params", "0"], ["--optimizer", "sgd"]
+TP, FULLY_SHARD = ["--network", "mlp", "--tp"], ["--engine", "fully_shard"]
 ACCUMULATED = ["--accumulate", "3", "--clip", "0.5"]
 CASES = {
     "full_shard": ["--ranks", "4"],
@@ -54,12 +55,23 @@ CASES = {
     "bfloat16, gradients too": ["--ranks", "2", *BF16, "--keep-low-precision", "1", *SGD],
     "bfloat16, accumulated": ["--ranks", "2", *BF16, *ACCUMULATED, "--strategy", "shard_grad_op"],
     "bfloat16, no_shard": ["--ranks", "2", *BF16, "--strategy", "no_shard"],
+    "tensor parallel": ["--ranks", "2", *TP, "2"],
+    "tensor parallel, 4 ranks, sgd": ["--ranks", "4", *TP, "4", *SGD],
+    "two dimensions": ["--ranks", "4", *TP, "2"],
+    "two dimensions, sgd": ["--ranks", "4", *TP, "2", *SGD],
+    "two dimensions, 4 x 2": ["--ranks", "8", *TP, "2"],
+    "two dimensions, shard_grad_op": ["--ranks", "4", *TP, "2", "--strategy", "shard_grad_op"],
+    "two dimensions, accumulated": ["--ranks", "4", *TP, "2", "--accumulate", "3", "--sync-each", "1"],
+    "two dimensions, fully_shard": ["--ranks", "4", *TP, "2", *FULLY_SHARD],
+    "two dimensions, fully_shard, sgd": ["--ranks", "8", *TP, "4", *FULLY_SHARD, *SGD],
 }
 
 # What is saved half-way on 4 ranks, and as what it goes on.
 SAVED = {
     "adamw": ["--optimizer", "adamw"],
     "flat, sgd": ["--optimizer", "sgd", "--orig-params", "0"],
+    "two dimensions": ["--optimizer", "adamw", *TP, "2"],
+    "two dimensions, fully_shard": ["--optimizer", "adamw", *TP, "2", *FULLY_SHARD],
 }
 RESUMED = [
     ["--ranks", "1", "--orig-params", "1"],
@@ -67,6 +79,17 @@ RESUMED = [
     ["--ranks", "3", "--orig-params", "1"],
     ["--ranks", "2", "--strategy", "no_shard", "--orig-params", "1"],
     ["--ranks", "8", "--orig-params", "0"],
+]
+# The same, of what is tensor parallel. PyTorch's FullyShardedDataParallel doesn't get an optimizer's state back where
+# both dimensions of a mesh cut the same one of a parameter, not even its own; its fully_shard does.
+RESUMED_TP = [
+    ["--ranks", "1", *TP, "1"],
+    ["--ranks", "3", *TP, "1", "--orig-params", "0"],
+    ["--ranks", "3", *TP, "1", *FULLY_SHARD],
+    ["--ranks", "2", *TP, "2"],
+    ["--ranks", "4", *TP, "4"],
+    ["--ranks", "4", *TP, "2", *FULLY_SHARD],
+    ["--ranks", "8", *TP, "4", *FULLY_SHARD],
 ]
 
 
@@ -79,13 +102,28 @@ def allowed_of(arguments):
 
 
 def can_run(root, arguments):
-    """PyTorch 2.14's Gloo carries no bfloat16."""
+    """PyTorch 2.14's Gloo carries no bfloat16, and 2.6's fully_shard doesn't run on CPU."""
+    if "fully_shard" in arguments:
+        return root.version != "2.6"
     return not is_bfloat16(arguments) or root.version == "2.6"
+
+
+def resumed_as(arguments):
+    return RESUMED_TP if "--tp" in arguments else RESUMED
+
+
+def for_us(arguments):
+    """Without what is said to PyTorch alone."""
+    return [word for i, word in enumerate(arguments) if "--engine" not in arguments[max(i - 1, 0) : i + 1]]
 
 
 def optimizer_of(arguments):
     """What SAVED says of the optimizer, for who goes on and may cut the parameters otherwise."""
     return arguments[:2]
+
+
+def network_of(arguments):
+    return ["--network", "mlp"] if "mlp" in arguments else []
 
 
 class Folder:
@@ -113,7 +151,7 @@ def run_ours(program, folder, runs):
 
     def one(run):
         name, arguments, steps, source = run
-        command = [str(program), *folder.arguments(name, arguments, steps, source=source)]
+        command = [str(program), *folder.arguments(name, for_us(arguments), steps, source=source)]
         try:
             environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
             done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=TIMEOUT)
@@ -201,17 +239,17 @@ def check_fsdp_training(roots, work, program, report):
     cases = [(name, arguments, (0, STEPS), None) for name, arguments in CASES.items()]
 
     def goes_on(folder, name, arguments):
-        for others in RESUMED:
+        for others in resumed_as(arguments):
             how = " ".join(word.removeprefix("--") for word in others)
             yield f"{name} {how}", [*optimizer_of(arguments), *others], (HALF, STEPS), folder.path / f"half {name}"
 
     def first(root):
-        run_theirs(root, work, theirs[root], [*halves, *(case for case in cases if can_run(root, case[1]))])
+        run_theirs(root, work, theirs[root], [run for run in [*halves, *cases] if can_run(root, run[1])])
 
     def second(root):
-        runs = [run for name, arguments in SAVED.items() for run in goes_on(ours, name, arguments)]
+        runs = [run for name, arguments in SAVED.items() for run in goes_on(ours, name, arguments) if can_run(root, run[1])]
         plain = [
-            (f"{name} plain", [*optimizer_of(arguments), "--plain"], (HALF, STEPS), ours.path / f"half {name}")
+            (f"{name} plain", [*optimizer_of(arguments), *network_of(arguments), "--plain"], (HALF, STEPS), ours.path / f"half {name}")
             for name, arguments in SAVED.items()
         ]
         run_theirs(root, work, resumed_theirs[root], [*runs, *plain])
@@ -224,6 +262,8 @@ def check_fsdp_training(roots, work, program, report):
     runs = [run for name, arguments in SAVED.items() for run in goes_on(ours, name, arguments)]
     for root in roots:
         for name, arguments in SAVED.items():
+            if not can_run(root, arguments):
+                continue
             for run, *rest in goes_on(theirs[root], name, arguments):
                 runs.append((f"{root.version} {run}", *rest))
     run_ours(program, resumed_ours, runs)
@@ -236,8 +276,12 @@ def check_fsdp_training(roots, work, program, report):
                 compare.add(step, name, (ours, name), (theirs[root], name), allowed_of(arguments), root)
         for name, arguments in SAVED.items():
             whole = (ours, f"whole {name}")
-            for run, *_ in [*goes_on(ours, name, arguments), (f"{name} plain",)]:
+            for run, how, *_ in [*goes_on(ours, name, arguments), (f"{name} plain", [])]:
+                if not can_run(root, how):
+                    continue
                 compare.add(step, f"Python goes on: {run}", (resumed_theirs[root], run), whole, FLOAT32, root, True)
+            if not can_run(root, arguments):
+                continue
             for run, *_ in goes_on(theirs[root], name, arguments):
                 found = (resumed_ours, f"{root.version} {run}")
                 compare.add(step, f"C++ goes on: {run}", found, whole, FLOAT32, root, True)

@@ -21,17 +21,26 @@
 #include "tessera/fsdp/fully_sharded_data_parallel.h"
 #include "tessera/state/load.h"
 #include "tessera/state/save.h"
+#include "tessera/tensor/tensor_parallel.h"
 
 namespace {
 
 using namespace tessera;
 
 constexpr std::int64_t kRows = 24;  // of a micro-batch, of all ranks together
-constexpr std::int64_t kFeatures = 5, kWidth = 13, kOutputs = 3;
+constexpr std::int64_t kFeatures = 5, kWidth = 13, kOutputs = 3, kMlpWidth = 16, kMlpHidden = 24;
 
 // Numbers that both languages make alike.
 at::Tensor numbers(std::int64_t count, double step) {
   return (torch::arange(1, count + 1, torch::kDouble) * step).sin();
+}
+
+void fill(const torch::nn::Module& module, double factor) {
+  const torch::NoGradGuard no_grad;
+  int i = 0;
+  for (at::Tensor& parameter : module.parameters()) {
+    parameter.copy_(numbers(parameter.numel(), 0.1 * (i++ + 2)).view_as(parameter) * factor);
+  }
 }
 
 torch::nn::LayerNorm layer_norm(std::int64_t width) {
@@ -77,11 +86,7 @@ struct NetworkImpl : torch::nn::Module {
     register_module("tower", tower);
     register_module("norm", norm);
     register_module("head", head);
-    const torch::NoGradGuard no_grad;
-    int i = 0;
-    for (at::Tensor& parameter : parameters()) {
-      parameter.copy_(numbers(parameter.numel(), 0.1 * (i++ + 2)).view_as(parameter) * 0.5);
-    }
+    fill(*this, 0.5);
     scale.copy_(numbers(kWidth, 0.3) + 1.5);
   }
   at::Tensor forward(at::Tensor x) {
@@ -98,10 +103,40 @@ struct NetworkImpl : torch::nn::Module {
   torch::nn::Linear head;
 };
 TORCH_MODULE(Network);
-using Model = fsdp::FullyShardedDataParallel<Network>;
+
+// Whose layers can be tensor parallel, of sizes that PyTorch wants then: a mesh divides them.
+struct ParallelBlockImpl : torch::nn::Module {
+  ParallelBlockImpl() : norm(layer_norm(kMlpWidth)) {
+    register_module("norm", norm);
+    register_module("up", up);
+    register_module("down", down);
+  }
+  at::Tensor forward(at::Tensor x) { return x + down(torch::tanh(up(norm(x)))); }
+
+  torch::nn::LayerNorm norm;
+  ParallelLinear up{kMlpWidth, kMlpHidden}, down{kMlpHidden, kMlpWidth};
+};
+TORCH_MODULE(ParallelBlock);
+
+struct MlpImpl : torch::nn::Module {
+  MlpImpl() : stem(kFeatures, kMlpWidth), head(kMlpWidth, kOutputs) {
+    register_module("stem", stem);
+    register_module("first", first);
+    register_module("second", second);
+    register_module("head", head);
+    fill(*this, 0.2);
+  }
+  at::Tensor forward(at::Tensor x) { return head(second(first(torch::tanh(stem(x))))); }
+
+  torch::nn::Linear stem;
+  fsdp::Wrap<ParallelBlock> first, second;
+  torch::nn::Linear head;
+};
+TORCH_MODULE(Mlp);
 
 struct Arguments {
-  int ranks = 1;
+  int ranks = 1, tp = 1;
+  bool is_mlp = false;
   fsdp::ShardingStrategy strategy = fsdp::ShardingStrategy::full_shard;
   bool orig_params = true, freeze = false, bf16 = false, reduce_float32 = false, keep_low_precision = false;
   int accumulate = 1;
@@ -134,16 +169,17 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer(const std::string& name,
       std::move(parameters), torch::optim::SGDOptions(0.05).momentum(0.9).weight_decay(0.01).nesterov(true));
 }
 
-StateDict state_of(Model& model, const torch::optim::Optimizer& optimizer) {
+StateDict state_of(fsdp::ShardedModule& model, const torch::optim::Optimizer& optimizer) {
   return {{"model", model.state_dict()}, {"optim", model.optim_state_dict(optimizer)}};
 }
 
-void load_into(Model& model, torch::optim::Optimizer& optimizer, const std::string& source) {
+void load_into(fsdp::ShardedModule& model, torch::optim::Optimizer& optimizer, const std::string& source,
+               const ProcessGroup& group) {
   StateDict state = state_of(model, optimizer);
   // An older PyTorch's optimizer has fewer options, and nothing else may be missing.
   LoadOptions options;
   options.rules.allow_partial = true;
-  const LoadReport report = load(state, source, model.group(), options);
+  const LoadReport report = load(state, source, group, options);
   for (const std::string& missing : report.missing) {
     if (!missing.starts_with("optim.param_groups.")) fail(ErrorCode::not_found, "{} has no '{}'", source, missing);
   }
@@ -153,13 +189,13 @@ void load_into(Model& model, torch::optim::Optimizer& optimizer, const std::stri
 
 std::string json_list(const std::vector<double>& values) { return fmt::format("[{}]", fmt::join(values, ", ")); }
 
-void train(const ProcessGroup& group, const Arguments& arguments) {
-  Network network;
-  if (arguments.freeze) network->tower->wide->first->weight.set_requires_grad(false);
-  Model model(network, group, options_of(arguments));
+template <typename Network>
+void train(const Network& network, const DeviceMesh& mesh, const Arguments& arguments) {
+  const ProcessGroup &group = mesh.group(), &dp = mesh.group("dp");
+  fsdp::FullyShardedDataParallel<Network> model(network, dp, options_of(arguments));
   const auto optimizer = make_optimizer(arguments.optimizer, model.parameters());
   const int first = arguments.steps.at(0), last = arguments.steps.at(1);
-  if (first > 0) load_into(model, *optimizer, arguments.load);
+  if (first > 0) load_into(model, *optimizer, arguments.load, group);
   std::vector<double> losses, norms;
   for (int step = first + 1; step <= last; ++step) {
     optimizer->zero_grad();
@@ -167,22 +203,36 @@ void train(const ProcessGroup& group, const Arguments& arguments) {
     for (int micro = 0; micro < arguments.accumulate; ++micro) {
       const at::Tensor batch =
           numbers(kRows * kFeatures, 0.37 * step + 0.11 * micro).view({kRows, kFeatures}).to(torch::kFloat);
-      const at::Tensor mine = at::tensor_split(batch, group.size()).at(static_cast<std::size_t>(group.rank()));
+      const at::Tensor mine = at::tensor_split(batch, dp.size()).at(static_cast<std::size_t>(dp.rank()));
       const auto no_sync = model.no_sync(arguments.sync_each || micro == arguments.accumulate - 1);
       const at::Tensor target = mine.narrow(1, 0, kOutputs) * mine.narrow(1, 1, kOutputs);
       const at::Tensor loss = (model(mine).to(torch::kFloat) - target).square().mean();
       (loss / arguments.accumulate).backward();
       total.add_(loss.detach().to(torch::kDouble) / arguments.accumulate);
     }
-    if (arguments.clip > 0) norms.push_back(model.clip_grad_norm_(arguments.clip).item<double>());
+    if (arguments.clip > 0) norms.push_back(model.clip_grad_norm_(arguments.clip).template item<double>());
     optimizer->step();
-    group.all_reduce(total);
-    losses.push_back(total.item<double>() / group.size());
+    dp.all_reduce(total);
+    losses.push_back(total.item<double>() / dp.size());
   }
   if (!arguments.save.empty()) save(state_of(model, *optimizer), arguments.save, group);
   if (group.rank() != 0) return;
   std::ofstream(arguments.losses) << fmt::format(R"({{"losses": {}, "norms": {}}})", json_list(losses),
                                                  json_list(norms));
+}
+
+void train(const ProcessGroup& group, const Arguments& arguments) {
+  const DeviceMesh mesh(group, {arguments.ranks / arguments.tp, arguments.tp}, {"dp", "tp"});
+  if (!arguments.is_mlp) {
+    Network network;
+    if (arguments.freeze) network->tower->wide->first->weight.set_requires_grad(false);
+    return train(network, mesh, arguments);
+  }
+  Mlp network;
+  if (arguments.tp > 1) {
+    parallelize_module(*network, mesh["tp"], {{"*.up", ColwiseParallel{}}, {"*.down", RowwiseParallel{}}});
+  }
+  train(network, mesh, arguments);
 }
 
 }  // namespace
@@ -192,10 +242,12 @@ int main(int argc, char** argv) {
   const std::map<std::string, Strategy> strategies{{"full_shard", Strategy::full_shard},
                                                    {"shard_grad_op", Strategy::shard_grad_op},
                                                    {"no_shard", Strategy::no_shard}};
-  const std::map<std::string, bool> mixed{{"none", false}, {"bf16", true}};
+  const std::map<std::string, bool> mixed{{"none", false}, {"bf16", true}}, networks{{"tower", false}, {"mlp", true}};
   Arguments arguments;
   CLI::App app("A small training under FullyShardedDataParallel; see train_fsdp.py");
   app.add_option("--ranks", arguments.ranks);
+  app.add_option("--network", arguments.is_mlp)->transform(CLI::CheckedTransformer(networks));
+  app.add_option("--tp", arguments.tp);
   app.add_option("--strategy", arguments.strategy)->transform(CLI::CheckedTransformer(strategies));
   app.add_option("--orig-params", arguments.orig_params);
   app.add_option("--freeze", arguments.freeze);

@@ -2,6 +2,7 @@
 """Trains a small network under PyTorch's FullyShardedDataParallel, as train_fsdp.cpp does under tessera's.
 
     train_fsdp.py --ranks N --steps A B --losses FILE [--load DIR] [--save DIR] ...
+    train_fsdp.py --network mlp --tp M ...    tensor parallel too, on a mesh of N / M by M ranks
     train_fsdp.py --plain ...        one process that sees all ranks' batches, with nothing sharded
     train_fsdp.py --runs < RUNS      one such run for each line, a JSON list of arguments: to start PyTorch takes seconds
 
@@ -28,14 +29,21 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_op
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 ROWS = 24  # of a micro-batch, of all ranks together
-FEATURES, WIDTH, OUTPUTS = 5, 13, 3
+FEATURES, WIDTH, OUTPUTS, MLP_WIDTH, MLP_HIDDEN = 5, 13, 3, 16, 24
 
 
 def numbers(count, step):
     """Those that both languages make alike."""
     return (torch.arange(1, count + 1, dtype=torch.float64) * step).sin()
+
+
+def fill(module, scale):
+    with torch.no_grad():
+        for i, parameter in enumerate(module.parameters()):
+            parameter.copy_(numbers(parameter.numel(), 0.1 * (i + 2)).view_as(parameter) * scale)
 
 
 class Block(nn.Module):
@@ -74,10 +82,8 @@ class Network(nn.Module):
         self.tower = Tower()
         self.norm = nn.LayerNorm(WIDTH)
         self.head = nn.Linear(WIDTH, OUTPUTS)
-        with torch.no_grad():
-            for i, parameter in enumerate(self.parameters()):
-                parameter.copy_(numbers(parameter.numel(), 0.1 * (i + 2)).view_as(parameter) * 0.5)
-            self.scale.copy_(numbers(WIDTH, 0.3) + 1.5)
+        fill(self, 0.5)
+        self.scale.copy_(numbers(WIDTH, 0.3) + 1.5)
 
     def forward(self, x):
         x = self.twice(torch.tanh(self.stem(x)))
@@ -85,7 +91,49 @@ class Network(nn.Module):
         return self.head(self.norm(x * self.scale))
 
 
-def shard(network, options):
+class ParallelBlock(nn.Module):
+    """Can be tensor parallel, which takes sizes that the mesh divides."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(MLP_WIDTH)
+        self.up = nn.Linear(MLP_WIDTH, MLP_HIDDEN)
+        self.down = nn.Linear(MLP_HIDDEN, MLP_WIDTH)
+
+    def forward(self, x):
+        return x + self.down(torch.tanh(self.up(self.norm(x))))
+
+
+class Mlp(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Linear(FEATURES, MLP_WIDTH)
+        self.first = ParallelBlock()
+        self.second = ParallelBlock()
+        self.head = nn.Linear(MLP_WIDTH, OUTPUTS)
+        fill(self, 0.2)
+
+    def forward(self, x):
+        return self.head(self.second(self.first(torch.tanh(self.stem(x)))))
+
+
+def parallelize(network, mesh):
+    for block in (network.first, network.second):
+        parallelize_module(block, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+
+
+def shard_each(network, mesh):
+    """By fully_shard, each parameter by itself."""
+    from torch.distributed.fsdp import fully_shard  # which isn't there before 2.6
+
+    for block in (network.first, network.second):
+        fully_shard(block, mesh=mesh)
+    return fully_shard(network, mesh=mesh)
+
+
+def shard(network, mesh, options):
+    if options.engine == "fully_shard":
+        return shard_each(network, mesh)
     mixed = None
     if options.mixed == "bf16":
         mixed = MixedPrecision(
@@ -95,12 +143,11 @@ def shard(network, options):
             keep_low_precision_grads=bool(options.keep_low_precision),
         )
     # Over a mesh, so that state dicts have DTensors: PyTorch's can't have a ShardedTensor of which a rank has nothing.
-    mesh = init_device_mesh("cpu", (options.ranks,))
     return FullyShardedDataParallel(
         network,
         device_mesh=mesh,
         sharding_strategy=ShardingStrategy[options.strategy.upper()],
-        auto_wrap_policy=ModuleWrapPolicy({Block, Tower}),
+        auto_wrap_policy=ModuleWrapPolicy({Block, Tower, ParallelBlock}),
         mixed_precision=mixed,
         use_orig_params=bool(options.orig_params),
         device_id=torch.device("cpu"),
@@ -130,11 +177,25 @@ def clip(model, options):
     return model.clip_grad_norm_(options.clip).item()
 
 
-def train(rank, ranks, options):
-    network = Network()
+def model_of(options):
+    """And the ranks that see different batches, of which this one is the i-th."""
+    network = Mlp() if options.network == "mlp" else Network()
     if options.freeze:
         network.tower.wide.first.weight.requires_grad_(False)
-    model = network if options.plain else shard(network, options)
+    if options.plain:
+        return network, 1, 0
+    if options.tp == 1:
+        mesh = init_device_mesh("cpu", (options.ranks,))
+        return shard(network, mesh, options), options.ranks, mesh.get_local_rank()
+    mesh = init_device_mesh("cpu", (options.ranks // options.tp, options.tp), mesh_dim_names=("dp", "tp"))
+    parallelize(network, mesh["tp"])
+    parts, part = mesh["dp"].size(), mesh["dp"].get_local_rank()
+    # PyTorch's FullyShardedDataParallel of one rank takes no DTensors.
+    return (network if parts == 1 else shard(network, mesh["dp"], options)), parts, part
+
+
+def train(rank, options):
+    model, parts, part = model_of(options)
     optimizer = make_optimizer(options.optimizer, model.parameters())
     first, last = options.steps
     if first > 0:
@@ -145,7 +206,7 @@ def train(rank, ranks, options):
         total = torch.zeros((), dtype=torch.float64)
         for micro in range(options.accumulate):
             batch = numbers(ROWS * FEATURES, 0.37 * step + 0.11 * micro).view(ROWS, FEATURES).float()
-            mine = batch.tensor_split(ranks)[rank]
+            mine = batch.tensor_split(parts)[part]
 
             def backward(mine=mine, total=total):
                 loss = (model(mine).float() - mine[:, :OUTPUTS] * mine[:, 1 : OUTPUTS + 1]).square().mean()
@@ -162,7 +223,8 @@ def train(rank, ranks, options):
         optimizer.step()
         if not options.plain:
             dist.all_reduce(total)
-        losses.append(total.item() / ranks)
+            total /= options.tp  # the ranks that saw the same batch
+        losses.append(total.item() / parts)
     if options.save:
         save(model, optimizer, options.save)
     if rank == 0:
@@ -173,6 +235,9 @@ def train(rank, ranks, options):
 def options_of(arguments):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--network", choices=["tower", "mlp"], default="tower")
+    parser.add_argument("--tp", type=int, default=1, help="tensor parallel ranks; with --network mlp")
+    parser.add_argument("--engine", choices=["fsdp", "fully_shard"], default="fsdp", help="the second with --network mlp")
     parser.add_argument("--plain", action="store_true")
     parser.add_argument("--strategy", choices=["full_shard", "shard_grad_op", "no_shard"], default="full_shard")
     parser.add_argument("--orig-params", type=int, choices=[0, 1], default=1)
@@ -197,7 +262,7 @@ def run_rank(rank, options, folder):
         if not options.plain:
             store = dist.FileStore(os.path.join(folder, "store"), options.ranks)
             dist.init_process_group("gloo", store=store, rank=rank, world_size=options.ranks)
-        train(rank, options.ranks, options)
+        train(rank, options)
         if not options.plain:
             dist.barrier()
         return 0
