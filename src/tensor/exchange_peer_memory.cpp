@@ -1,6 +1,6 @@
 #include "comm/peer_memory.h"
 #include "tensor/exchange.h"
-#include "tessera/layout/byte_ranges.h"
+#include "tensor/stretches.h"
 
 namespace tessera {
 
@@ -8,16 +8,6 @@ namespace {
 
 // Read in one go: bounds the lists of runs.
 constexpr std::int64_t kPieceBytes = std::int64_t{8} << 20;
-
-// Where `box` is in a row-major shard that begins at `address`.
-std::vector<iovec> stretches_of(BoxView box, BoxView shard, std::int64_t element_bytes, std::uint64_t address) {
-  std::vector<iovec> stretches;
-  for (const ByteRange& range : byte_ranges(box, shard, element_bytes)) {
-    stretches.push_back({reinterpret_cast<void*>(address + static_cast<std::uint64_t>(range.offset_bytes)),
-                         static_cast<std::size_t>(range.length_bytes)});
-  }
-  return stretches;
-}
 
 std::uint64_t address_of(const at::Tensor& tensor) { return reinterpret_cast<std::uintptr_t>(tensor.data_ptr()); }
 

@@ -16,6 +16,7 @@
 #include "tensor/box_view.h"
 #include "tensor/empty_shard.h"
 #include "tensor/exchange.h"
+#include "tensor/reduce.h"
 #include "tessera/base/bytes.h"
 #include "tessera/base/error.h"
 #include "tessera/layout/mesh_redistribution.h"
@@ -31,48 +32,6 @@ at::Tensor plain(const at::Tensor& tensor) { return tensor.detach().resolve_conj
 
 at::Tensor empty_like_part(const at::Tensor& like, at::IntArrayRef size) {
   return empty_shard(size, at::TensorOptions().dtype(like.scalar_type()).device(like.device()));
-}
-
-// --- partial to replicated or cut
-
-// As much is copied while what was copied before is reduced.
-constexpr std::int64_t kReducedBytes = std::int64_t{16} << 20;
-
-at::Tensor all_reduced(const ProcessGroup& group, const at::Tensor& local, ReduceOp op) {
-  at::Tensor reduced = empty_like_part(local, local.sizes());
-  const at::Tensor from = local.contiguous().view({-1}), to = reduced.view({-1});
-  const std::int64_t step = std::max<std::int64_t>(kReducedBytes / static_cast<std::int64_t>(local.element_size()), 1);
-  std::vector<PendingCollective> pending;
-  for (std::int64_t begin = 0; begin == 0 || begin < to.numel(); begin += step) {
-    const std::int64_t count = std::min(step, to.numel() - begin);
-    const at::Tensor part = to.narrow(0, begin, count);
-    copy_elements(part, from.narrow(0, begin, count));
-    pending.push_back(group.start_all_reduce(part, op));
-  }
-  for (PendingCollective& one : pending) one.wait();
-  return reduced;
-}
-
-// Of the chunks of `dim` each rank gets its own, reduced. They travel padded to the first one's length.
-at::Tensor reduce_scattered(const ProcessGroup& group, const at::Tensor& local, std::int64_t dim, ReduceOp op) {
-  const std::int64_t ranks = group.size(), length = local.size(dim), rows = (length + ranks - 1) / ranks;
-  const auto begin_of = [&](std::int64_t rank) { return std::min(rank * rows, length); };
-  Sizes size = local.sizes().vec();
-  size[static_cast<std::size_t>(dim)] = rows;
-  at::Tensor in = local;
-  if (dim != 0 || length != ranks * rows || !local.is_contiguous()) {
-    Sizes all = size;
-    all.insert(all.begin(), ranks);
-    in = length == ranks * rows ? empty_like_part(local, all)
-                                : at::zeros(all, at::TensorOptions(local.scalar_type()).device(local.device()));
-    for (std::int64_t rank = 0; rank < ranks; ++rank) {
-      const std::int64_t begin = begin_of(rank), count = begin_of(rank + 1) - begin;
-      copy_elements(in[rank].narrow(dim, 0, count), local.narrow(dim, begin, count));
-    }
-  }
-  const at::Tensor out = empty_like_part(local, size);
-  group.reduce_scatter_into(out, in, op);
-  return out.narrow(dim, 0, begin_of(group.rank() + 1) - begin_of(group.rank())).contiguous();
 }
 
 // --- replicated or cut to partial
@@ -275,7 +234,7 @@ at::Tensor redistribute_local(const DeviceMesh& mesh, const MeshLayout& from, co
   for (const MeshReduction& step : plan.reductions) {
     const ProcessGroup& group = mesh.group(static_cast<std::int64_t>(step.mesh_dim));
     const ReduceOp op = from.placements()[step.mesh_dim].reduce_op();
-    now = step.to.is_replicate() ? all_reduced(group, now, op) : reduce_scattered(group, now, step.to.dim(), op);
+    now = step.to.is_replicate() ? all_reduced(group, now, op) : reduce_scattered(group, now, op, step.to.dim());
   }
   const Sizes& coordinate = *mesh.coordinate();
   const MeshLayout reduced(from.size(), from.mesh_shape(), plan.reduced);
