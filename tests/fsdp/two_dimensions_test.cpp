@@ -11,6 +11,7 @@
 #include "support/error_matchers.h"
 #include "support/temporary_directory.h"
 #include "tessera/comm/local_ranks.h"
+#include "tessera/fsdp/activation_checkpoint.h"
 #include "tessera/fsdp/meta_init.h"
 #include "tessera/layout/mesh_layout.h"
 #include "tessera/state/load.h"
@@ -33,7 +34,11 @@ struct MlpImpl : torch::nn::Module {
     register_module("up", up);
     register_module("down", down);
   }
-  at::Tensor forward(const at::Tensor& x) { return x + down(at::tanh(up(norm(x)))); }
+  at::Tensor forward(const at::Tensor& x) {
+    const auto compute = [this](const at::Tensor& y) { return y + down(at::tanh(up(norm(y)))); };
+    return computes_again ? checkpoint(compute, x) : compute(x);
+  }
+  bool computes_again = false;
   torch::nn::LayerNorm norm{torch::nn::LayerNormOptions({6})};
   ParallelLinear up{6, 11}, down{11, 6};
 };
@@ -307,6 +312,31 @@ TEST(TwoDimensionsTest, WithoutFsdpAStateDictHoldsDTensors) {
   };
   run_local(2, [&](const ProcessGroup& group) { train(group, 0, 3); });
   run_local(3, [&](const ProcessGroup& group) { train(group, 3, 6); });
+}
+
+TEST(TwoDimensionsTest, ActivationsThatAreComputedAgainAreTheSame) {
+  const auto expected = expected_steps();
+  on_mesh({2, 2}, [&](const DeviceMesh& mesh) {
+    Net net = make_net();
+    net->first->computes_again = net->second->computes_again = true;
+    Trained one(mesh, {}, net);
+    expect_steps(one, 0, 4, expected, "checkpointed");
+  });
+}
+
+TEST(TwoDimensionsTest, InMixedPrecisionALossIsNear) {
+  const auto expected = expected_steps();
+  on_mesh({2, 2}, [&](const DeviceMesh& mesh) {
+    Options options;
+    options.mixed_precision.param_dtype = at::kBFloat16;
+    options.mixed_precision.reduce_dtype = at::kFloat;
+    Trained one(mesh, options);
+    for (int step = 0; step < 3; ++step) {
+      const double loss = one.step(step).first, wanted = expected[static_cast<std::size_t>(step)].first;
+      EXPECT_NEAR(loss, wanted, 0.02 * wanted);
+      EXPECT_NE(loss, wanted);
+    }
+  });
 }
 
 TEST(TwoDimensionsTest, BuiltOnMetaNoRankEverHasItWhole) {

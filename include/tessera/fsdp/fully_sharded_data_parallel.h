@@ -19,7 +19,11 @@
 /// and backward. In the first forward ranks compare the order of units, and `Error(invalid_argument)` names the first
 /// two that differ. If a rank dies, every collective throws `Error(rank_failure)` naming it, out of forward or
 /// backward; after that the model can't be used.
-/// PyTorch: torch/distributed/fsdp/fully_sharded_data_parallel.py.
+///
+/// A model that is tensor parallel (tessera/tensor/tensor_parallel.h) is sharded by ranks that have the same part of
+/// it: `group` is that of the mesh's other dimension, `mesh.group("dp")`. State dicts hold the parameters of all ranks
+/// of the mesh, and are saved and loaded by its whole group, `mesh.group()`; to put them together is a collective of
+/// both dimensions, and so is clip_grad_norm_. PyTorch: torch/distributed/fsdp/fully_sharded_data_parallel.py.
 
 #include <torch/nn/module.h>
 
@@ -91,11 +95,11 @@ HybridGroups hybrid_groups(const ProcessGroup& group, int shard_ranks);
 enum class StateDictType : std::uint8_t {
   sharded,  ///< this rank's boxes of it, no copy: saved and loaded on any number of ranks, under any strategy
   full,     ///< all of it, a copy
-  local,    ///< this rank's flat parameter, no copy: for the same ranks and units only
+  local,    ///< this rank's flat parameter, no copy: for the same ranks and units only; of no tensor parallel model
 };
 
 struct FullStateOptions {
-  bool rank0_only = true;  ///< on other ranks an empty dict
+  bool rank0_only = true;  ///< on other ranks of the group an empty dict
   bool offload_to_cpu = true;
 };
 
@@ -196,7 +200,8 @@ class FullyShardedDataParallel : public ShardedModule {
 
   /// A collective. Shards the model: the ranks of `group` hold it together. Throws on all ranks
   /// `Error(invalid_argument)` for what FlatParamHandle refuses, a parameter that is in two units, a module that is
-  /// sharded already, and parameters on meta that no `param_init_fn` initialises.
+  /// sharded already, parameters on meta that no `param_init_fn` initialises, and ranks that have different parts of a
+  /// tensor parallel model.
   explicit FullyShardedDataParallel(Pointer module, const ProcessGroup& group = {}, Options options = {})
       : ShardedModule(pointer_of(module), group, std::move(options)), module_(std::move(module)) {}
 

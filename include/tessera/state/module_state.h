@@ -18,8 +18,9 @@
 
 namespace tessera {
 
-/// The tensors themselves, detached: what is written to one is written to the module. Throws `Error(invalid_argument)`
-/// naming a name that two tensors would have.
+/// The tensors themselves, detached: what is written to one is written to the module. Of a parameter that is the local
+/// tensor of a DTensor (see tensor/dtensor_parameters.h) that one. Throws `Error(invalid_argument)` naming a name that
+/// two tensors would have.
 StateDict get_model_state_dict(const torch::nn::Module& module);
 
 /// PyTorch: StateDictOptions.
@@ -37,11 +38,12 @@ struct IncompatibleKeys {
 };
 
 /// Copies every tensor of `state_dict` into the module's tensor of its name, which stays where it is, of its dtype and
-/// device, and shared if it was. Names that only one has are returned, or an error if strict.
+/// device, and shared if it was. For a DTensor it has one that is cut alike, or the whole tensor. Names that only one
+/// has are returned, or an error if strict.
 ///
 /// Law: either all is copied or nothing is changed. Throws `Error(invalid_argument)` that names everything that is
-/// wrong: tensors of another shape, complex ones for a real parameter, values that are no tensor, and, if strict,
-/// missing and unexpected names. At most 20 of each kind are listed.
+/// wrong: tensors of another shape, cut in another way, complex ones for a real parameter, values that are no tensor,
+/// and, if strict, missing and unexpected names. At most 20 of each kind are listed.
 IncompatibleKeys set_model_state_dict(torch::nn::Module& module, const StateDict& state_dict,
                                       const StateDictOptions& options = {});
 

@@ -33,7 +33,8 @@ class Optimizer;
 namespace tessera {
 
 /// The tensors are the optimizer's own, detached: what is written to one is written to the optimizer. Numbers are
-/// copies, the steps included.
+/// copies, the steps included. The state of a parameter that is the local tensor of a DTensor is DTensors, too; but
+/// LBFGS of such is `Error(unsupported)`.
 ///
 /// A parameter that requires grad and has no state yet gets the one that it would begin with (step 0 and zeros), so
 /// that what was saved can be loaded into it; the optimizer is not changed. So does PyTorch, but that it takes a step
