@@ -12,9 +12,12 @@ FlatParamPart::FlatParamPart(const FlatParamHandle& handle, std::size_t param, a
   const FlatParamLayout& layout = handle.layout();
   const auto info = layout.shard_param_info(handle.shard_rank(), param);
   if (!info) return;
-  const std::vector<LocalBox> local_boxes =
-      spec != nullptr ? spec->layout.local_boxes(*spec->mesh.coordinate())
-                      : std::vector<LocalBox>{{Box::whole(size_), std::vector<std::int64_t>(size_.size(), 0)}};
+  std::vector<LocalBox> local_boxes;
+  if (spec != nullptr) {
+    local_boxes = spec->layout.local_boxes(*spec->mesh.coordinate());
+  } else {
+    local_boxes.push_back({Box::whole(size_), std::vector<std::int64_t>(size_.size(), 0)});
+  }
   for (const FlatParamPiece& part : layout.pieces(handle.shard_rank(), param)) {
     for (const LocalBox& local : local_boxes) {
       std::optional<Box> common = intersect(part.box, {local.local_offsets, local.box.sizes});
