@@ -80,10 +80,11 @@ void zero_grad(const std::vector<at::Tensor>& params) {
   for (const at::Tensor& param : params) param.mutable_grad().reset();
 }
 
+// So short that the loss sinks: where parameters grow without bound, so does what a processor rounds otherwise.
 void sgd_step(const std::vector<at::Tensor>& params) {
   const c10::NoGradGuard no_grad;
   for (const at::Tensor& param : params) {
-    if (param.grad().defined()) param.detach().sub_(param.grad(), 0.05);
+    if (param.grad().defined()) param.detach().sub_(param.grad(), 0.002);
   }
 }
 
