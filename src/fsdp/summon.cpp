@@ -82,12 +82,20 @@ class SpreadNorms {
   // A collective of all these groups.
   double norm() const {
     double all = 0;
+    bool is_nan = false;
     for (const Kind& kind : kinds_) {
-      const at::Tensor power = at::full({1}, power_of(kind.norms), at::kDouble);
-      for (const ProcessGroup& group : kind.spread_over)
+      const double mine = power_of(kind.norms);
+      // What is no number goes by itself: of it and a number, backends take either for the maximum.
+      const at::Tensor power = at::full({1}, std::isnan(mine) ? 0 : mine, at::kDouble);
+      const at::Tensor nans = at::full({1}, std::isnan(mine) ? 1 : 0, at::kDouble);
+      for (const ProcessGroup& group : kind.spread_over) {
         group.all_reduce(power, is_max() ? ReduceOp::max : ReduceOp::sum);
+        group.all_reduce(nans);
+      }
+      is_nan = is_nan || nans.item<double>() != 0;
       all = is_max() ? std::max(all, power.item<double>()) : all + power.item<double>();
     }
+    if (is_nan) return std::nan("");
     return is_max() ? all : std::pow(all, 1 / type_);
   }
 

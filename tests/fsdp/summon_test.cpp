@@ -105,5 +105,20 @@ TEST(SummonTest, TheNormOfAllGradientsIsClipped) {
   EXPECT_ERROR(model.clip_grad_norm_(1), ErrorCode::invalid_argument, "was not reduced");
 }
 
+TEST(SummonTest, ANormThatIsNoNumberIsNoneOnAllRanks) {
+  for (int broken = 0; broken < 3; ++broken) {
+    run_local(3, [&](const ProcessGroup& group) {
+      for (const double type : {2.0, std::numeric_limits<double>::infinity()}) {
+        Options options;
+        options.use_orig_params = false;
+        FullyShardedDataParallel<SmallModel> model(make_model(), group, options);
+        loss_of(model(batch_of(0, group.rank()))).backward();
+        if (group.rank() == broken) model.parameters()[0].grad()[0] = std::nan("");
+        EXPECT_TRUE(std::isnan(model.clip_grad_norm_(1, type).item<double>())) << type << " of rank " << broken;
+      }
+    });
+  }
+}
+
 }  // namespace
 }  // namespace tessera::fsdp
