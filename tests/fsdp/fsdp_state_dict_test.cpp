@@ -36,23 +36,12 @@ struct Trained {
   explicit Trained(const ProcessGroup& group, const Options& options)
       : model(make_model(), group, options), optimizer(make_adamw(model.parameters())) {}
 
-  // The loss over all ranks' batches; as many ranks as one likes see the same ones.
+  // The loss over all ranks' batches.
   double step(int step) {
-    model.zero_grad();
-    double sum = 0;
-    const int ranks = model.group().size();
-    const int all = (kBatches + ranks - 1) / ranks * ranks;
-    for (int batch = model.group().rank(); batch < all; batch += ranks) {
-      const auto no_sync = model.no_sync(/*off=*/batch + ranks >= all);
-      const double weight = batch < kBatches ? 1.0 : 0.0;  // a rank without one works in vain
-      const at::Tensor loss = loss_of(model(batch_of(step, batch))) * (weight * ranks / kBatches);
-      loss.backward();
-      sum += loss.item<double>() / ranks;
-    }
+    const double loss =
+        backward_of_batches(model, kBatches, [&](int batch) { return loss_of(model(batch_of(step, batch))); });
     optimizer->step();
-    const at::Tensor total = at::full({1}, sum, at::kDouble);
-    model.group().all_reduce(total);
-    return total.item<double>();
+    return loss;
   }
   StateDict state() { return {{"model", model.state_dict()}, {"optim", model.optim_state_dict(*optimizer)}}; }
 

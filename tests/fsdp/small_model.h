@@ -71,6 +71,25 @@ inline at::Tensor batch_of(int step, int rank, at::ScalarType dtype = at::kDoubl
 }
 inline at::Tensor loss_of(const at::Tensor& result) { return (result - 0.5).square().mean(); }
 
+// Backward of the loss over `batches` batches, which the ranks share out, as many as there are; returns that loss.
+// `loss_of_batch` is what the model makes of one.
+template <typename Model, typename Loss>
+double backward_of_batches(Model& model, int batches, const Loss& loss_of_batch) {
+  model.zero_grad();
+  const at::Tensor total = at::zeros({1}, at::kDouble);
+  const int ranks = model.group().size();
+  const int all = (batches + ranks - 1) / ranks * ranks;
+  for (int batch = model.group().rank(); batch < all; batch += ranks) {
+    const auto no_sync = model.no_sync(/*off=*/batch + ranks >= all);
+    const double weight = batch < batches ? 1.0 : 0.0;  // a rank without one works in vain
+    const at::Tensor loss = loss_of_batch(batch) * (weight * ranks / batches);
+    loss.backward();
+    total.add_(loss.detach() / ranks);
+  }
+  model.group().all_reduce(total);
+  return total.template item<double>();
+}
+
 // Each once, as an optimizer wants them.
 inline std::vector<at::Tensor> unique_params(const torch::nn::Module& module) {
   std::vector<at::Tensor> params;

@@ -102,22 +102,11 @@ struct Trained {
 
   // The loss over all batches, and the norm of the gradient, which is clipped.
   std::pair<double, double> step(int step) {
-    model.zero_grad();
-    double sum = 0;
-    const int ranks = model.group().size();
-    const int all = (kBatches + ranks - 1) / ranks * ranks;
-    for (int batch = model.group().rank(); batch < all; batch += ranks) {
-      const auto no_sync = model.no_sync(/*off=*/batch + ranks >= all);
-      const double weight = batch < kBatches ? 1.0 : 0.0;  // a rank without one works in vain
-      const at::Tensor loss = loss_of(model(ids_of(step, batch))) * (weight * ranks / kBatches);
-      loss.backward();
-      sum += loss.item<double>() / ranks;
-    }
+    const double loss =
+        backward_of_batches(model, kBatches, [&](int batch) { return loss_of(model(ids_of(step, batch))); });
     const double norm = model.clip_grad_norm_(0.5).item<double>();
     optimizer.step();
-    const at::Tensor total = at::full({1}, sum, at::kDouble);
-    model.group().all_reduce(total);
-    return {total.item<double>(), norm};
+    return {loss, norm};
   }
   StateDict state() { return {{"model", model.state_dict()}, {"optim", model.optim_state_dict(optimizer)}}; }
 
