@@ -1,7 +1,6 @@
 #include "tensor/mesh_exchange.h"
 
 #include <ATen/ops/full_like.h>
-#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <cstring>

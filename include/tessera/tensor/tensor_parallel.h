@@ -13,7 +13,7 @@
 /// as the style says. Between a column-wise and a row-wise layer nothing is sent.
 ///
 /// forward and backward are collectives of the mesh's ranks. On a 2-D mesh FSDP shards what this leaves on each rank:
-/// parallelize along one dimension first, then make the FullyShardedDataParallel of the other's group (`mesh["dp"]`).
+/// parallelize along one dimension first, then give FullyShardedDataParallel the other's group, `mesh.group("dp")`.
 /// PyTorch: torch/distributed/tensor/parallel.
 
 #include <torch/nn/modules/embedding.h>
