@@ -44,7 +44,7 @@ int run(const std::string& work, const std::string& file) {
     seconds += seconds_since(start);
   }
   std::uint64_t chunks = 0;
-  for (const tessera::dcp::Entry& entry : metadata.entries) chunks += entry.chunks.size();
+  for (const tessera::dcp::MetadataEntry& entry : metadata.entries) chunks += entry.chunks.size();
   std::cout << "{\"work\": \"" << work << "\", \"chunks\": " << chunks << ", \"seconds\": " << seconds
             << ", \"peak_bytes\": " << peak_rss_bytes() << "}\n";
   return 0;

@@ -43,12 +43,12 @@ function(tessera_module name)
   endif()
 endfunction()
 
-# tessera_test(<name> LINKS <library>...): the test program <name>, from <name>.cpp, all of whose tests ctest knows. What most
-# tests include is compiled once, for all those with LibTorch and all those without; the tests themselves aren't what is
-# to be fast.
-function(tessera_test name)
-  cmake_parse_arguments(ARG "" "" "SOURCES;LINKS" ${ARGN})
-  add_executable(${name} ${name}.cpp ${ARG_SOURCES})
+# tessera_tests(<module> SOURCES <file>... LINKS <library>... [SHARDS <n>]): the test program <module>_test, whose cases
+# run in processes of their own (tests/support/main.cpp). CTest runs it in <n> parts, side by side.
+function(tessera_tests module)
+  cmake_parse_arguments(ARG "" "SHARDS" "SOURCES;LINKS" ${ARGN})
+  set(name ${module}_test)
+  add_executable(${name} ${ARG_SOURCES} ${CMAKE_SOURCE_DIR}/tests/support/main.cpp)
   target_link_libraries(${name} PRIVATE ${ARG_LINKS} tessera_test_flags)
   if("${ARG_LINKS}" MATCHES "tessera_(comm|tensor|state|fsdp)")
     target_precompile_headers(${name} REUSE_FROM tessera_torch_test_headers)
@@ -57,7 +57,21 @@ function(tessera_test name)
   endif()
   target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR}/tests ${CMAKE_SOURCE_DIR}/src)
   target_compile_definitions(${name} PRIVATE TESSERA_SOURCE_DIR="${CMAKE_SOURCE_DIR}"
-                                             TESSERA_COMMAND="$<TARGET_FILE:tessera>")
-  # A program on LibTorch may take longer than the 5 s of the default to say what tests it has, on a busy machine.
-  gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 120)
+                                             TESSERA_COMMAND="$<TARGET_FILE:tessera>"
+                                             TESSERA_PROGRAMS="${CMAKE_RUNTIME_OUTPUT_DIRECTORY}")
+  add_dependencies(${name} tessera)
+  if(NOT ARG_SHARDS)
+    set(ARG_SHARDS 1)
+  endif()
+  math(EXPR last "${ARG_SHARDS} - 1")
+  foreach(shard RANGE ${last})
+    set(test ${name})
+    if(ARG_SHARDS GREATER 1)
+      math(EXPR number "${shard} + 1")
+      set(test ${name}.${number}_of_${ARG_SHARDS})
+    endif()
+    add_test(NAME ${test} COMMAND ${name})
+    set_tests_properties(${test} PROPERTIES ENVIRONMENT
+      "GTEST_TOTAL_SHARDS=${ARG_SHARDS};GTEST_SHARD_INDEX=${shard};TESSERA_TEST_TIMES=${CMAKE_BINARY_DIR}/test-times.txt")
+  endforeach()
 endfunction()

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <cstdlib>
 
-#include "format/dcp_metadata_read.h"
+#include "format/dcp/read.h"
 #include "tessera/base/error.h"
 #include "tessera/format/dcp_metadata.h"
 

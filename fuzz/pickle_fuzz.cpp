@@ -34,7 +34,7 @@ bool done(const Action& action) {
   }
 }
 
-void print(pk::Value value) {
+void print(pk::NodeRef value) {
   done([&] {
     if (pk::repr(value, 1000).size() > 1003) std::abort();
   });
@@ -43,19 +43,19 @@ void print(pk::Value value) {
   done([&] { pk::to_json(value).dump(); });
 }
 
-void through_json(pk::Value value) {
+void through_json(pk::NodeRef value) {
   std::optional<nlohmann::ordered_json> json;
   if (!done([&] { json = pk::to_lossless_json(value); }) || !json) return;
   const std::string text = json->dump();
   pk::Tree tree;
-  pk::Value again;
+  pk::NodeRef again;
   if (!done([&] { again = pk::from_lossless_json(nlohmann::ordered_json::parse(text), tree); })) std::abort();
   bool is_equal = true;
   done([&] { is_equal = pk::equal(again, value, kWalkLimits); });
   if (!is_equal) std::abort();
 }
 
-void write_again(pk::Value value, int protocol) {
+void write_again(pk::NodeRef value, int protocol) {
   Bytes written;
   pk::Writer writer(written, protocol);
   if (!done([&] { writer.value(value, nullptr, kWalkLimits); })) return;
@@ -75,7 +75,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   std::optional<pk::ReadResult> result;
   if (!done([&] { result = pk::read(ByteView(data, size), "input", kReadLimits); })) return 0;
   if (result->length_bytes > size) std::abort();
-  const pk::Value root = result->tree.root();
+  const pk::NodeRef root = result->tree.root();
   print(root);
   through_json(root);
   write_again(root, 2);

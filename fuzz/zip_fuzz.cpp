@@ -12,7 +12,7 @@
 namespace {
 
 using tessera::pickle::Kind;
-using tessera::pickle::Value;
+using tessera::pickle::NodeRef;
 
 constexpr std::size_t kMaxNodes = 100'000;
 
@@ -29,7 +29,7 @@ void use(const tessera::torch_archive::TensorRef& tensor, const tessera::zip::En
   if (begin < 0 || end < begin || static_cast<std::uint64_t>(end) > entry.size_bytes) __builtin_trap();
 }
 
-void visit(const tessera::torch_archive::Archive& archive, Value value) {
+void visit(const tessera::torch_archive::Archive& archive, NodeRef value) {
   try {
     if (const auto tensor = tessera::torch_archive::as_tensor(value))
       use(*tensor, archive.storage_entry(tensor->storage));
@@ -39,10 +39,10 @@ void visit(const tessera::torch_archive::Archive& archive, Value value) {
 
 // Every node once, however they contain each other.
 void walk(const tessera::torch_archive::Archive& archive) {
-  std::vector<Value> waiting = {archive.tree.root()};
+  std::vector<NodeRef> waiting = {archive.tree.root()};
   std::unordered_set<std::uint64_t> seen;
   while (!waiting.empty() && seen.size() < kMaxNodes) {
-    const Value value = waiting.back();
+    const NodeRef value = waiting.back();
     waiting.pop_back();
     if (!seen.insert(value.identity()).second) continue;
     const auto add_pairs = [&](std::span<const tessera::pickle::Pair> pairs) {

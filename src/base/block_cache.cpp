@@ -1,4 +1,4 @@
-#include "base/block_cache.h"
+#include "tessera/base/internal/block_cache.h"
 
 #include <sys/mman.h>
 
@@ -6,7 +6,7 @@
 #include <deque>
 #include <mutex>
 
-#include "base/huge_pages.h"
+#include "tessera/base/internal/huge_pages.h"
 
 namespace tessera {
 

@@ -1,6 +1,6 @@
 #include "tessera/base/error.h"
 
-#include "base/utf8.h"
+#include "tessera/base/internal/utf8.h"
 
 namespace tessera {
 

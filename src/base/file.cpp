@@ -11,8 +11,8 @@
 #include <cstring>
 #include <utility>
 
-#include "base/huge_pages.h"
 #include "tessera/base/error.h"
+#include "tessera/base/internal/huge_pages.h"
 
 namespace tessera {
 namespace {

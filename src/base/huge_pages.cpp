@@ -1,4 +1,4 @@
-#include "base/huge_pages.h"
+#include "tessera/base/internal/huge_pages.h"
 
 #include <sys/mman.h>
 #include <unistd.h>

@@ -4,7 +4,7 @@
 #include <array>
 #include <utility>
 
-#include "base/utf8.h"
+#include "tessera/base/internal/utf8.h"
 
 namespace tessera::cli {
 namespace {

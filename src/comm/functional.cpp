@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "comm/linear.h"
+#include "tessera/comm/internal/linear.h"
 
 namespace tessera::functional {
 

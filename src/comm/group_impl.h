@@ -12,8 +12,8 @@
 #include <string_view>
 #include <vector>
 
-#include "comm/backend.h"
-#include "comm/liveness.h"
+#include "comm/backend/backend.h"
+#include "comm/rendezvous/liveness.h"
 #include "tessera/comm/process_group.h"
 
 namespace tessera {

@@ -1,4 +1,4 @@
-#include "comm/linear.h"
+#include "tessera/comm/internal/linear.h"
 
 #include <torch/csrc/autograd/custom_function.h>
 

@@ -1,4 +1,4 @@
-#include "comm/peer_memory.h"
+#include "tessera/comm/internal/peer_memory.h"
 
 #include <ATen/ops/full.h>
 #include <fcntl.h>

@@ -7,7 +7,7 @@
 
 #include "comm/exceptions.h"
 #include "comm/group_impl.h"
-#include "comm/store.h"
+#include "comm/rendezvous/store.h"
 #include "comm/work.h"
 
 namespace tessera {

@@ -6,7 +6,7 @@
 #include <numeric>
 #include <set>
 
-#include "fsdp/runtime.h"
+#include "fsdp/runtime/runtime.h"
 #include "tessera/base/error.h"
 
 namespace tessera::fsdp {

@@ -8,7 +8,7 @@
 
 namespace tessera {
 
-Box Box::whole(std::span<const std::int64_t> shape) {
+Box Box::full(std::span<const std::int64_t> shape) {
   return {std::vector<std::int64_t>(shape.size(), 0), std::vector<std::int64_t>(shape.begin(), shape.end())};
 }
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "tessera/layout/box.h"
+#include "tessera/layout/interval.h"
 
 namespace tessera {
 
@@ -18,10 +19,6 @@ namespace tessera {
 struct Cell {
   std::vector<std::int64_t> begin, end;
   std::vector<std::size_t> members;
-};
-
-struct Interval {
-  std::int64_t begin, end;
 };
 
 /// The part of box `i` that is inside of the cell, in dimension `d`.

@@ -24,7 +24,7 @@ std::vector<Box> boxes_of_flat_interval(std::span<const std::int64_t> shape, std
     // The outermost dimension in which a whole step begins here and ends within the interval; the last one always does.
     std::size_t d = 0;
     while (begin % strides[d] != 0 || strides[d] > end - begin) ++d;
-    Box box = Box::whole(shape);
+    Box box = Box::full(shape);
     for (std::size_t outer = 0; outer <= d; ++outer) {
       box.offsets[outer] = begin / strides[outer] % shape[outer];
       box.sizes[outer] = 1;

@@ -77,7 +77,7 @@ std::vector<MeshMove> moves_between(const MeshLayout& from, const std::vector<Lo
   for (const auto& [kept, ranks] : slices) {
     const RankBoxes has(from.size().size(), sources, ranks), wants(from.size().size(), destinations, ranks);
     if (checks) check_partition(from, has);
-    for (Transfer& transfer : plan_redistribution(has.boxes, wants.boxes)) {
+    for (Transfer& transfer : plan_transfers(has.boxes, wants.boxes)) {
       const RankBoxes::Owner &source = has.owners[transfer.source], &destination = wants.owners[transfer.destination];
       moves.push_back({source.rank, destination.rank, source.box, destination.box, std::move(transfer.box)});
     }
@@ -181,7 +181,7 @@ class Search {
     std::int64_t count = 0;
     for (std::int64_t rank = 0; rank < mesh_size(layout.mesh_shape()); ++rank) {
       const std::vector<std::int64_t> sizes = layout.local_shape(mesh_coordinate(layout.mesh_shape(), rank)).sizes;
-      count += volume(Box::whole(sizes));
+      count += volume(Box::full(sizes));
     }
     return count;
   }

@@ -83,7 +83,7 @@ std::vector<std::size_t> BoxIndex::overlapping(BoxView box) const {
   return found;
 }
 
-std::vector<Transfer> plan_redistribution(const BoxList& sources, const BoxList& destinations) {
+std::vector<Transfer> plan_transfers(const BoxList& sources, const BoxList& destinations) {
   const BoxIndex index(sources);
   std::vector<Transfer> transfers;
   for (std::size_t destination = 0; destination < destinations.size(); ++destination) {

@@ -12,7 +12,7 @@ BoxList chunk_boxes(std::span<const std::int64_t> shape, std::int64_t dim, std::
          ranks);
   }
   BoxList boxes(shape.size());
-  Box box = Box::whole(shape);
+  Box box = Box::full(shape);
   if (shape.empty()) {
     boxes.push_back(box);
     return boxes;

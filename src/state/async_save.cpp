@@ -46,7 +46,7 @@ struct AsyncSaver::Impl {
   checkpoint::SavePlanCache cache;
   StagingArea staging;
   checkpoint::FlatState staged;
-  std::shared_future<checkpoint::SaveReport> last;
+  std::shared_future<checkpoint::WriteReport> last;
   std::exception_ptr failed;  // of the last save; the thread writes it before `last` is ready
   std::thread thread;
 };
@@ -56,14 +56,14 @@ AsyncSaver::AsyncSaver(const ProcessGroup& group, const AsyncSaveOptions& option
 
 AsyncSaver::~AsyncSaver() { impl_->join(); }
 
-std::shared_future<checkpoint::SaveReport> AsyncSaver::save(const StateDict& state,
-                                                            const std::filesystem::path& directory) {
+std::shared_future<checkpoint::WriteReport> AsyncSaver::save(const StateDict& state,
+                                                             const std::filesystem::path& directory) {
   return save(state, checkpoint::file_system_storage(directory));
 }
 
-std::shared_future<checkpoint::SaveReport> AsyncSaver::save(const StateDict& state,
-                                                            const std::shared_ptr<checkpoint::Storage>& storage,
-                                                            std::function<void()> then) {
+std::shared_future<checkpoint::WriteReport> AsyncSaver::save(const StateDict& state,
+                                                             const std::shared_ptr<checkpoint::Storage>& storage,
+                                                             std::function<void()> then) {
   Impl& impl = *impl_;
   if (impl.options.when_busy == AsyncSaveOptions::WhenBusy::refuse) {
     impl.group.agree_on("save in the background", [&] {
@@ -75,11 +75,11 @@ std::shared_future<checkpoint::SaveReport> AsyncSaver::save(const StateDict& sta
     impl.throw_last();
     impl.staged = impl.staging.copy(state, impl.group, impl.options);
   });
-  std::promise<checkpoint::SaveReport> promise;
+  std::promise<checkpoint::WriteReport> promise;
   impl.last = promise.get_future().share();
   impl.thread = std::thread([&impl, storage, then = std::move(then), promise = std::move(promise)]() mutable {
     try {
-      checkpoint::SaveReport report = checkpoint::save(impl.staged, storage, impl.link, impl.options);
+      checkpoint::WriteReport report = checkpoint::write_state(impl.staged, storage, impl.link, impl.options);
       if (then) then();
       promise.set_value(std::move(report));
     } catch (...) {

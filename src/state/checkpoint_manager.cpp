@@ -6,9 +6,9 @@
 #include <set>
 #include <utility>
 
-#include "checkpoint/file_names.h"
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
+#include "tessera/checkpoint/internal/file_names.h"
 
 namespace tessera {
 

@@ -58,7 +58,7 @@ class StateLoader {
   const checkpoint::Targets& targets() const { return targets_; }
 
   // What was loaded beside its tensor goes there; objects into `state`.
-  void finish(StateDict& state, const Checkpoint& checkpoint, const checkpoint::LoadReport& report) {
+  void finish(StateDict& state, const Checkpoint& checkpoint, const checkpoint::ReadReport& report) {
     for (auto& [tensor, loaded] : staged_) tensor.copy_(loaded);
     std::vector<std::pair<const Path*, Value>> objects;
     for (const auto& [name, object] : report.objects) {
@@ -110,14 +110,14 @@ LoadReport load(StateDict& state, const std::shared_ptr<checkpoint::Storage>& st
   const std::string step = fmt::format("load {}", storage->name());
   StateLoader loader = link.agree_on(step, [&] { return StateLoader(state, *checkpoint, group, options); });
   ProcessGroupLink node(options.node_group);
-  checkpoint::LoadOptions load_options = options;
+  checkpoint::ReadOptions load_options = options;
   if (node.size() > 1) load_options.share_reads_among = &node;
-  checkpoint::LoadReport report = checkpoint::load(loader.targets(), checkpoint, link, load_options);
+  checkpoint::ReadReport report = checkpoint::read_state(loader.targets(), checkpoint, link, load_options);
   link.agree_on(step, [&] { loader.finish(state, *checkpoint, report); });
   return {report.wanted_bytes, report.read_bytes, std::move(report.missing)};
 }
 
-StateDict load_whole(const std::filesystem::path& path) {
+StateDict load_full(const std::filesystem::path& path) {
   const std::shared_ptr<const Checkpoint> checkpoint = Checkpoint::open(path);
   struct Named {
     std::size_t position;
@@ -132,12 +132,12 @@ StateDict load_whole(const std::filesystem::path& path) {
     targets.push_back({tensor.name, checkpoint::TargetTensor{
                                         tensor.dtype,
                                         tensor.shape,
-                                        {{Box::whole(tensor.shape),
+                                        {{Box::full(tensor.shape),
                                           {static_cast<std::uint8_t*>(made.data_ptr()), made.strides().vec()}}}}});
     flat.insert_or_assign(tensor.name, std::move(made));
     order.push_back({tensor.position, tensor.name, tensor.path});
   }
-  checkpoint::load(targets, checkpoint);
+  checkpoint::read_state(targets, checkpoint);
   for (std::size_t i = 0; i < checkpoint->objects().size(); ++i) {
     const checkpoint::ObjectInfo& object = checkpoint->objects()[i];
     flat.insert_or_assign(object.name, load_object(*checkpoint, i));

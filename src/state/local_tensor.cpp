@@ -31,7 +31,7 @@ std::optional<LocalTensor> local_tensor_of(const Value& value) {
   if (const auto* tensor = value.get_if<at::Tensor>()) {
     local.properties = properties_of(*tensor);
     local.shape = tensor->sizes().vec();
-    add_chunk(local, Box::whole(local.shape), *tensor);
+    add_chunk(local, Box::full(local.shape), *tensor);
   } else if (const auto* sharded = value.get_if<ShardedTensor>()) {
     local.properties = sharded->metadata().tensor_properties;
     local.shape = sharded->size();

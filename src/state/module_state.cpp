@@ -2,9 +2,9 @@
 
 #include <torch/types.h>
 
-#include "state/parameter_parts.h"
-#include "state/problems.h"
 #include "tessera/base/error.h"
+#include "tessera/state/internal/parameter_parts.h"
+#include "tessera/state/internal/problems.h"
 
 namespace tessera {
 

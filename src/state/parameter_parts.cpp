@@ -1,12 +1,12 @@
-#include "state/parameter_parts.h"
+#include "tessera/state/internal/parameter_parts.h"
 
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
 #include <functional>
 
-#include "tensor/box_view.h"
 #include "tessera/tensor/dtensor.h"
+#include "tessera/tensor/internal/box_view.h"
 
 namespace tessera {
 
@@ -53,7 +53,7 @@ at::Tensor local_of(const DTensorSpec& spec, const std::vector<LocalBox>& boxes,
 
 }  // namespace
 
-at::Tensor local_of_whole(const DTensorSpec& spec, const at::Tensor& whole) {
+at::Tensor local_of_full(const DTensorSpec& spec, const at::Tensor& whole) {
   const std::vector<LocalBox> boxes = spec.layout.local_boxes(*spec.mesh.coordinate());
   return local_of(spec, boxes, whole.options(), [&](std::size_t i) { return box_view(whole.detach(), boxes[i].box); });
 }
@@ -62,7 +62,7 @@ std::optional<at::Tensor> ParameterParts::from_state(const at::Tensor& parameter
   const DTensorSpec* spec = find(parameter);
   if (const auto* tensor = value.get_if<at::Tensor>()) {
     if (tensor->sizes() != at::IntArrayRef(size_of(parameter))) return std::nullopt;
-    return spec != nullptr ? local_of_whole(*spec, *tensor) : *tensor;
+    return spec != nullptr ? local_of_full(*spec, *tensor) : *tensor;
   }
   const auto* given = value.get_if<std::shared_ptr<Checkpointable>>();
   if (spec == nullptr || given == nullptr || (*given)->size() != spec->layout.size()) return std::nullopt;

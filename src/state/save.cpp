@@ -5,16 +5,16 @@
 
 namespace tessera {
 
-checkpoint::SaveReport save(const StateDict& state, const std::filesystem::path& directory, const ProcessGroup& group,
-                            const SaveOptions& options) {
+checkpoint::WriteReport save(const StateDict& state, const std::filesystem::path& directory, const ProcessGroup& group,
+                             const SaveOptions& options) {
   return save(state, checkpoint::file_system_storage(directory), group, options);
 }
 
-checkpoint::SaveReport save(const StateDict& state, const std::shared_ptr<checkpoint::Storage>& storage,
-                            const ProcessGroup& group, const SaveOptions& options) {
+checkpoint::WriteReport save(const StateDict& state, const std::shared_ptr<checkpoint::Storage>& storage,
+                             const ProcessGroup& group, const SaveOptions& options) {
   const checkpoint::FlatState local = group.agree_on("save", [&] { return local_state(state, group, options); });
   ProcessGroupLink link(group);
-  return checkpoint::save(local, storage, link, options);
+  return checkpoint::write_state(local, storage, link, options);
 }
 
 }  // namespace tessera

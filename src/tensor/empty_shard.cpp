@@ -1,10 +1,10 @@
-#include "tensor/empty_shard.h"
+#include "tessera/tensor/internal/empty_shard.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/util/accumulate.h>
 
-#include "base/block_cache.h"
+#include "tessera/base/internal/block_cache.h"
 
 namespace tessera {
 

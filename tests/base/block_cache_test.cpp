@@ -1,4 +1,4 @@
-#include "base/block_cache.h"
+#include "tessera/base/internal/block_cache.h"
 
 #include <gtest/gtest.h>
 

@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "comm/group_impl.h"
-#include "comm/store.h"
+#include "comm/rendezvous/store.h"
 #include "support/error_matchers.h"
 #include "support/rank_processes.h"
 #include "tessera/comm/local_ranks.h"

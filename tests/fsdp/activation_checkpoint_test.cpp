@@ -150,7 +150,7 @@ TEST(CheckpointTest, InNoGradItIsAPlainCall) {
   EXPECT_FALSE(block(input()).requires_grad());
   EXPECT_EQ(block->calls, 1);
   const at::Tensor x = input();
-  EXPECT_TRUE(checkpoint([](const at::Tensor& t) { return t; }, x).is_same(x));
+  EXPECT_TRUE(activation_checkpoint([](const at::Tensor& t) { return t; }, x).is_same(x));
 }
 
 TEST(CheckpointTest, ParametersGetGradientsIfNoInputNeedsOne) {
@@ -163,7 +163,7 @@ TEST(CheckpointTest, ParametersGetGradientsIfNoInputNeedsOne) {
   checkpointed(x).square().sum().backward();
   expect_same_gradients(*checkpointed, *plain);
   EXPECT_FALSE(x.grad().defined());
-  const at::Tensor of_nothing = checkpoint([&] { return plain(x); });
+  const at::Tensor of_nothing = activation_checkpoint([&] { return plain(x); });
   EXPECT_TRUE(of_nothing.requires_grad());
   of_nothing.sum().backward();
 }
@@ -206,7 +206,7 @@ TEST(CheckpointTest, ArgumentsOfAllKindsPass) {
   };
   const at::Tensor expected = call([](auto&& f, auto&&... args) { return f(std::forward<decltype(args)>(args)...); });
   const at::Tensor found =
-      call([](auto&& f, auto&&... args) { return checkpoint(f, std::forward<decltype(args)>(args)...); });
+      call([](auto&& f, auto&&... args) { return activation_checkpoint(f, std::forward<decltype(args)>(args)...); });
   expect_same(found, expected, "result");
   const auto ours = gradients(found), theirs = gradients(expected);
   for (std::size_t i = 0; i < ours.size(); ++i) expect_same(ours[i], theirs[i], std::to_string(i));
@@ -219,7 +219,7 @@ TEST(CheckpointTest, WhatTheFunctionChangesItChangesOnce) {
     ++counter;
     return x * 2;
   };
-  const at::Tensor result = checkpoint(function, input(), count, std::vector<int>{1, 2});
+  const at::Tensor result = activation_checkpoint(function, input(), count, std::vector<int>{1, 2});
   EXPECT_EQ(count, 1);
   EXPECT_EQ(seen, 2);
   count = 70;
@@ -244,16 +244,16 @@ TEST(CheckpointTest, ResultsOfAllKindsPass) {
   };
   const at::Tensor x = input(), y = input();
   auto expected = function(x);
-  auto found = checkpoint(function, y);
+  auto found = activation_checkpoint(function, y);
   loss(expected).backward();
   loss(found).backward();
   expect_same(y.grad(), x.grad(), "gradient");
-  EXPECT_EQ(checkpoint([](const at::Tensor&) { return 3; }, x), 3);
+  EXPECT_EQ(activation_checkpoint([](const at::Tensor&) { return 3; }, x), 3);
 }
 
 TEST(CheckpointTest, IntegersHaveNoGradient) {
   const at::Tensor x = input();
-  auto [values, indices] = checkpoint([](const at::Tensor& t) { return t.max(1); }, x);
+  auto [values, indices] = activation_checkpoint([](const at::Tensor& t) { return t.max(1); }, x);
   EXPECT_TRUE(values.requires_grad());
   EXPECT_FALSE(indices.requires_grad());
   values.sum().backward();
@@ -263,7 +263,7 @@ TEST(CheckpointTest, IntegersHaveNoGradient) {
 TEST(CheckpointTest, WhatIsNotUsedGetsNoGradient) {
   const at::Tensor x = input(), y = input();
   const auto function = [](const at::Tensor& a, const at::Tensor& b) { return std::make_tuple(a * 2, b * 3); };
-  std::get<0>(checkpoint(function, x, y)).sum().backward();
+  std::get<0>(activation_checkpoint(function, x, y)).sum().backward();
   EXPECT_TRUE(x.grad().defined());
   EXPECT_FALSE(y.grad().defined());
 }
@@ -276,14 +276,14 @@ TEST(CheckpointTest, InputsNeedGradientsAgainAsBefore) {
     return (a * b).index_select(0, i);
   };
   const at::Tensor x = input();
-  checkpoint(function, x, plain, indices).sum().backward();
+  activation_checkpoint(function, x, plain, indices).sum().backward();
   EXPECT_EQ(needed, std::vector<bool>({true, false, false}));
   EXPECT_EQ(x.grad()[2][1].item<float>(), plain[2][1].item<float>());
 }
 
 TEST(CheckpointTest, AResultThatDependsOnNothingGivesNoGradient) {
   const at::Tensor x = input();
-  const at::Tensor y = checkpoint([](const at::Tensor& t) { return t.detach() * 2; }, x);
+  const at::Tensor y = activation_checkpoint([](const at::Tensor& t) { return t.detach() * 2; }, x);
   (x + y).sum().backward();
   EXPECT_TRUE(at::equal(x.grad(), at::ones({4, kWidth})));
 }
@@ -315,7 +315,8 @@ TEST(CheckpointTest, AnInputMayComeTwiceAndGoOutAsItIs) {
     std::get<0>(result) = std::get<0>(result).view_as(y);
     return result;
   });
-  expect_same(gradient([&](const at::Tensor& y) { return checkpoint(function, y, y); }), expected, "gradient");
+  expect_same(gradient([&](const at::Tensor& y) { return activation_checkpoint(function, y, y); }), expected,
+              "gradient");
 }
 
 TEST(CheckpointTest, AResultMayBeChangedInPlace) {
@@ -327,12 +328,13 @@ TEST(CheckpointTest, AResultMayBeChangedInPlace) {
     return x.grad();
   };
   const auto function = [](const at::Tensor& x) { return x.sin().reshape({-1}); };
-  expect_same(gradient([&](const at::Tensor& x) { return checkpoint(function, x); }), gradient(function), "gradient");
+  expect_same(gradient([&](const at::Tensor& x) { return activation_checkpoint(function, x); }), gradient(function),
+              "gradient");
 }
 
 TEST(CheckpointTest, AParameterThatIsReturnedStaysOne) {
   const torch::nn::Linear linear(3, 4);
-  const at::Tensor result = checkpoint([&](const at::Tensor& /*x*/) { return linear->weight; }, input());
+  const at::Tensor result = activation_checkpoint([&](const at::Tensor& /*x*/) { return linear->weight; }, input());
   EXPECT_TRUE(linear->weight.is_leaf());
   result.sum().backward();
   EXPECT_TRUE(at::equal(linear->weight.grad(), at::ones({4, 3})));
@@ -348,10 +350,10 @@ TEST(CheckpointTest, CheckpointsNest) {
   };
   const at::Tensor expected = gradient([&](const at::Tensor& x) { return plain[2](plain[1](plain[0](x))); });
   const at::Tensor found = gradient([&](const at::Tensor& x) {
-    return checkpoint(
+    return activation_checkpoint(
         [&](const at::Tensor& a) {
-          const at::Tensor b = checkpoint([&](const at::Tensor& t) { return blocks[0](t); }, a);
-          return checkpoint([&](const at::Tensor& t) { return blocks[2](blocks[1](t)); }, b);
+          const at::Tensor b = activation_checkpoint([&](const at::Tensor& t) { return blocks[0](t); }, a);
+          return activation_checkpoint([&](const at::Tensor& t) { return blocks[2](blocks[1](t)); }, b);
         },
         x);
   });
@@ -389,7 +391,7 @@ TEST(CheckpointTest, AFunctionThatCantBeCopiedIsMoved) {
   const at::Tensor x = input();
   auto factor = std::make_unique<at::Tensor>(at::full({}, 3.0));
   auto function = [factor = std::move(factor)](const at::Tensor& t) { return t * *factor; };
-  checkpoint(std::move(function), x).sum().backward();
+  activation_checkpoint(std::move(function), x).sum().backward();
   EXPECT_TRUE(at::equal(x.grad(), at::full({4, kWidth}, 3.0)));
 }
 
@@ -430,7 +432,7 @@ TEST(CheckpointTest, WhatAutocastCastsIsNotTakenBesides) {
   autocast_gradient([&](const at::Tensor& x) { return plain->forward(x) + plain->forward(x * 2); });
   autocast_gradient([&](const at::Tensor& x) {
     const auto forward = [&](const at::Tensor& t) { return checkpointed->forward(t); };
-    const at::Tensor first = checkpoint(forward, x);
+    const at::Tensor first = activation_checkpoint(forward, x);
     return first + forward(x * 2);
   });
   for (const auto& item : plain->named_parameters()) {
@@ -442,26 +444,26 @@ TEST(CheckpointTest, WhatAutocastCastsIsNotTakenBesides) {
 TEST(CheckpointTest, WhatGoesWrongIsSaid) {
   const at::Tensor x = input();
   const auto in_place = [](const at::Tensor& a, at::Tensor b) { return a + b.add_(1); };
-  EXPECT_ERROR(checkpoint(in_place, x, x.detach().clone()), ErrorCode::invalid_argument,
+  EXPECT_ERROR(activation_checkpoint(in_place, x, x.detach().clone()), ErrorCode::invalid_argument,
                "changed tensor 1 of its arguments in place");
   int calls = 0;
   const auto more = [&](const at::Tensor& t) { return std::vector<at::Tensor>(static_cast<std::size_t>(++calls), t); };
-  EXPECT_ERROR(checkpoint(more, x).at(0).sum().backward(), ErrorCode::invalid_argument,
+  EXPECT_ERROR(activation_checkpoint(more, x).at(0).sum().backward(), ErrorCode::invalid_argument,
                "there were 1 tensors in the result, and 2 when it was computed again");
   const auto larger = [&](const at::Tensor& t) { return at::cat({t, at::ones({++calls, kWidth})}); };
   calls = 0;
-  EXPECT_ERROR(checkpoint(larger, x).sum().backward(), ErrorCode::invalid_argument,
+  EXPECT_ERROR(activation_checkpoint(larger, x).sum().backward(), ErrorCode::invalid_argument,
                "tensor 0 of the result was [5, 6], and [6, 6] when it was computed again");
   const auto function = [](const at::Tensor& t) { return t.sin(); };
-  EXPECT_ERROR(torch::autograd::grad({checkpoint(function, x).sum()}, {x}), ErrorCode::unsupported,
+  EXPECT_ERROR(torch::autograd::grad({activation_checkpoint(function, x).sum()}, {x}), ErrorCode::unsupported,
                "only some gradients are wanted");
-  EXPECT_ERROR(checkpoint(function, x).sum().backward({}, true, true), ErrorCode::unsupported,
+  EXPECT_ERROR(activation_checkpoint(function, x).sum().backward({}, true, true), ErrorCode::unsupported,
                "gradients of gradients");
 }
 
 TEST(CheckpointTest, AnInputThatIsChangedBeforeBackwardIsNoticed) {
   const at::Tensor x = at::mul(input(), 2.0);
-  const at::Tensor y = checkpoint([](const at::Tensor& t) { return t.sin(); }, x);
+  const at::Tensor y = activation_checkpoint([](const at::Tensor& t) { return t.sin(); }, x);
   x.detach().add_(1.0);
   EXPECT_THROW(y.sum().backward(), c10::Error);
 }
@@ -472,7 +474,7 @@ TEST(CheckpointTest, WhatTheFunctionThrowsInBackwardComesOut) {
     if (++calls == 2) throw std::out_of_range("the second time");
     return at::dropout(t, 0.5, true);
   };
-  const at::Tensor y = checkpoint(function, input());
+  const at::Tensor y = activation_checkpoint(function, input());
   at::manual_seed(4);
   const at::Tensor next = at::rand({3});
   at::manual_seed(4);

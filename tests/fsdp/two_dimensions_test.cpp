@@ -36,7 +36,7 @@ struct MlpImpl : torch::nn::Module {
   }
   at::Tensor forward(const at::Tensor& x) {
     const auto compute = [this](const at::Tensor& y) { return y + down(at::tanh(up(norm(y)))); };
-    return computes_again ? checkpoint(compute, x) : compute(x);
+    return computes_again ? activation_checkpoint(compute, x) : compute(x);
   }
   bool computes_again = false;
   torch::nn::LayerNorm norm{torch::nn::LayerNormOptions({6})};

@@ -22,7 +22,7 @@ struct Inside {
 
 Inside any_inside() {
   Inside inside;
-  inside.chunk = Box::whole(any_shape());
+  inside.chunk = Box::full(any_shape());
   inside.box = any_box(inside.chunk.sizes);
   for (std::size_t d = 0; d < inside.chunk.rank(); ++d) {
     const std::int64_t offset = any_between(0, 9);

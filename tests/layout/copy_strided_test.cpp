@@ -46,7 +46,7 @@ bool copies_as_the_oracle(const Shape& sizes, std::int64_t element_bytes, const 
   for (std::size_t i = 0; i < source.size(); ++i) source[i] = static_cast<std::uint8_t>(i * 151 + i / 251);
   Bytes expected(extent_bytes(sizes, destination_strides, element_bytes), 0xEE);
   Bytes found = expected;
-  for (const testing::Element& element : testing::elements(Box::whole(sizes))) {
+  for (const testing::Element& element : testing::elements(Box::full(sizes))) {
     for (std::int64_t i = 0; i < element_bytes; ++i) {
       const auto to = static_cast<std::size_t>(offset_of(element, destination_strides) * element_bytes + i);
       expected[to] = source[static_cast<std::size_t>(offset_of(element, source_strides) * element_bytes + i)];

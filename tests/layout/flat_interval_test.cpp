@@ -27,7 +27,7 @@ struct Interval {
 Interval any_interval() {
   Interval interval;
   interval.shape = any_shape();
-  const std::int64_t numel = volume(Box::whole(interval.shape));
+  const std::int64_t numel = volume(Box::full(interval.shape));
   interval.begin = any_between(0, numel);
   interval.end = any_between(interval.begin, numel);
   interval.boxes = boxes_of_flat_interval(interval.shape, interval.begin, interval.end);
@@ -41,7 +41,7 @@ RC_GTEST_PROP(FlatIntervalTest, BoxesHoldTheIntervalOnceAndInOrder, ()) {
     RC_ASSERT(is_valid(box, interval.shape));
     RC_ASSERT(!is_empty(box));
     for (const testing::Element& element : elements(box)) {
-      RC_ASSERT(flat_index(element, Box::whole(interval.shape)) == next++);
+      RC_ASSERT(flat_index(element, Box::full(interval.shape)) == next++);
     }
   }
   RC_ASSERT(next == interval.end);
@@ -49,7 +49,7 @@ RC_GTEST_PROP(FlatIntervalTest, BoxesHoldTheIntervalOnceAndInOrder, ()) {
 
 RC_GTEST_PROP(FlatIntervalTest, EachBoxIsContiguousInTheTensor, ()) {
   const Interval interval = any_interval();
-  for (const Box& box : interval.boxes) RC_ASSERT(is_contiguous_in(box, Box::whole(interval.shape)));
+  for (const Box& box : interval.boxes) RC_ASSERT(is_contiguous_in(box, Box::full(interval.shape)));
 }
 
 RC_GTEST_PROP(FlatIntervalTest, AtMostTwiceTheRankLessOne, ()) {

@@ -50,7 +50,7 @@ Numbers elements_of_shard(const FlatParamLayout& layout, std::int64_t rank, cons
         }
         std::int64_t& place = shard.at(static_cast<std::size_t>(at));
         EXPECT_EQ(place, -1) << "two elements at " << at;
-        place = 1000 * identities[i] + 100 + testing::flat_index(element, Box::whole(layout.params()[i].shape));
+        place = 1000 * identities[i] + 100 + testing::flat_index(element, Box::full(layout.params()[i].shape));
       }
     }
   }
@@ -121,7 +121,7 @@ RC_GTEST_PROP(FlatParamLayoutTest, RanksPartitionEveryParameter, ()) {
     for (std::int64_t rank = 0; rank < layout.world_size(); ++rank) {
       for (const FlatParamPiece& piece : layout.pieces(rank, i)) {
         for (const auto& element : testing::elements(piece.box)) {
-          ++seen[static_cast<std::size_t>(testing::flat_index(element, Box::whole(layout.params()[i].shape)))];
+          ++seen[static_cast<std::size_t>(testing::flat_index(element, Box::full(layout.params()[i].shape)))];
         }
       }
     }

@@ -95,7 +95,7 @@ RC_GTEST_PROP(MeshLayoutTest, ShardsPartitionTheTensorForEachReplica, ()) {
     }
   }
   std::multiset<Sizes> all;
-  each_index(Box::whole(layout.size()), [&](const Sizes& index) { all.insert(index); });
+  each_index(Box::full(layout.size()), [&](const Sizes& index) { all.insert(index); });
   for (const auto& [replica, found] : elements) RC_ASSERT(found == all);
 }
 
@@ -108,7 +108,7 @@ RC_GTEST_PROP(MeshLayoutTest, BoxesPartitionTheLocalTensor, ()) {
       RC_ASSERT(!is_empty(box.box));
       each_index({box.local_offsets, box.box.sizes}, [&](const Sizes& index) { found.insert(index); });
     }
-    each_index(Box::whole(layout.local_shape(coordinate).sizes), [&](const Sizes& index) { expected.insert(index); });
+    each_index(Box::full(layout.local_shape(coordinate).sizes), [&](const Sizes& index) { expected.insert(index); });
     RC_ASSERT(found == expected);
   }
 }

@@ -33,14 +33,14 @@ RC_GTEST_PROP(RedistributeTest, TransfersAreAllIntersectionsInOrder, ()) {
       if (const std::optional<Box> shared = intersect(sources[s], destinations[d])) expected.push_back({s, d, *shared});
     }
   }
-  RC_ASSERT(plan_redistribution(sources, destinations) == expected);
+  RC_ASSERT(plan_transfers(sources, destinations) == expected);
 }
 
 RC_GTEST_PROP(RedistributeTest, TransfersPartitionEachDestinationIfSourcesPartitionTheShape, ()) {
   const Shape shape = any_shape();
   const BoxList sources = list_of(shape.size(), any_partition(shape, any_between(0, 40)));
   const BoxList destinations = any_boxes(shape);
-  const std::vector<Transfer> transfers = plan_redistribution(sources, destinations);
+  const std::vector<Transfer> transfers = plan_transfers(sources, destinations);
   for (std::size_t d = 0; d < destinations.size(); ++d) {
     std::map<testing::Element, int> received;
     for (const Transfer& transfer : transfers) {
@@ -59,7 +59,7 @@ TEST(RedistributeTest, RowShardsToColumnShards) {
   const std::vector<Transfer> expected = {{0, 0, Box({0, 0}, {2, 2})}, {1, 0, Box({2, 0}, {2, 2})},
                                           {0, 1, Box({0, 2}, {2, 2})}, {1, 1, Box({2, 2}, {2, 2})},
                                           {0, 2, Box({0, 4}, {2, 2})}, {1, 2, Box({2, 4}, {2, 2})}};
-  EXPECT_EQ(plan_redistribution(chunk_boxes(shape, 0, 2), chunk_boxes(shape, 1, 3)), expected);
+  EXPECT_EQ(plan_transfers(chunk_boxes(shape, 0, 2), chunk_boxes(shape, 1, 3)), expected);
 }
 
 RC_GTEST_PROP(BoxIndexTest, FindsAllThatOverlapAscending, ()) {
@@ -90,7 +90,7 @@ TEST(BoxIndexTest, ScalarsOverlap) {
 TEST(RedistributeScaleTest, AMillionRowShardsToAMillionOthers) {
   const Shape shape = {3'000'000, 4096};
   const std::vector<Transfer> transfers =
-      plan_redistribution(chunk_boxes(shape, 0, 1'000'000), chunk_boxes(shape, 0, 1'500'000));
+      plan_transfers(chunk_boxes(shape, 0, 1'000'000), chunk_boxes(shape, 0, 1'500'000));
   EXPECT_EQ(transfers.size(), 2'000'000u);
   std::int64_t elements = 0;
   for (const Transfer& transfer : transfers) elements += volume(transfer.box);

@@ -58,7 +58,7 @@ TEST(AsyncSaverTest, WhatIsSavedIsTheStateAsItWas) {
   EXPECT_GT(future.get().written_bytes, 4000u);
   saver.wait();
   EXPECT_FALSE(saver.is_busy());
-  EXPECT_EQ(load_whole(directory / "ckpt"), (StateDict{{"w", at::ones({1000})}, {"step", 1}}));
+  EXPECT_EQ(load_full(directory / "ckpt"), (StateDict{{"w", at::ones({1000})}, {"step", 1}}));
 }
 
 TEST(AsyncSaverTest, MemoryIsUsedAgainAndPlansAreRemembered) {
@@ -74,7 +74,7 @@ TEST(AsyncSaverTest, MemoryIsUsedAgainAndPlansAreRemembered) {
     }
   });
   for (int step = 0; step < 4; ++step) {
-    EXPECT_EQ(load_whole(directory / ("step-" + std::to_string(step))),
+    EXPECT_EQ(load_full(directory / ("step-" + std::to_string(step))),
               (StateDict{{"w", at::full({1000}, step)}, {"step", step}}));
   }
 }
@@ -99,7 +99,7 @@ TEST(AsyncSaverTest, ASecondSaveWaitsOrIsRefusedOnAllRanks) {
     saver.wait();
     saver.save({{"w", at::ones({2})}}, directory / "b").get();
   });
-  EXPECT_EQ(load_whole(directory / "b"), (StateDict{{"w", at::ones({2})}}));
+  EXPECT_EQ(load_full(directory / "b"), (StateDict{{"w", at::ones({2})}}));
 }
 
 std::shared_ptr<checkpoint::Storage> broken(const std::filesystem::path& path) {
@@ -122,7 +122,7 @@ TEST(AsyncSaverTest, AnErrorIsInTheFutureAndThrownOnceByTheNextCall) {
     EXPECT_ERROR(saver.wait(), ErrorCode::io, "it fails as asked");
     saver.wait();
   });
-  EXPECT_EQ(load_whole(directory / "b"), state);
+  EXPECT_EQ(load_full(directory / "b"), state);
 }
 
 TEST(AsyncSaverTest, TrainingGoesOnIfThatIsWanted) {
@@ -135,7 +135,7 @@ TEST(AsyncSaverTest, TrainingGoesOnIfThatIsWanted) {
   saver.save(state, directory / "b");
   saver.wait();
   EXPECT_ERROR(future.get(), ErrorCode::io, "it fails as asked");
-  EXPECT_EQ(load_whole(directory / "b"), state);
+  EXPECT_EQ(load_full(directory / "b"), state);
 }
 
 TEST(AsyncSaverTest, WhatCannotBeCopiedIsThrownAtOnceOnAllRanks) {

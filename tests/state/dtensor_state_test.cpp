@@ -44,7 +44,7 @@ TEST(DTensorStateTest, WhatWasSavedOnOneMeshIsLoadedOnAnother) {
     run_local(static_cast<int>(mesh_size(saved)), [&](const ProcessGroup& group) {
       save(state_on(DeviceMesh(group, saved), kWhole), directory.path(), group);
     });
-    const StateDict whole = load_whole(directory.path());
+    const StateDict whole = load_full(directory.path());
     for (const auto& [name, value] : whole) EXPECT_TRUE(at::equal(value.get<at::Tensor>(), kWhole)) << to_string(name);
     for (const Sizes& loaded : {Sizes{1}, Sizes{4}, Sizes{2, 2, 2}}) {
       run_local(static_cast<int>(mesh_size(loaded)), [&](const ProcessGroup& group) {
@@ -84,7 +84,7 @@ TEST(DTensorStateTest, SeveralShardsOfARankAreSavedAndLoaded) {
     load(state, directory.path(), group);
     EXPECT_TRUE(loaded.local_shards()->equal(*shards_of(kWhole).local_shards()));
   });
-  EXPECT_TRUE(at::equal(load_whole(directory.path()).at("w").get<at::Tensor>(), kWhole));
+  EXPECT_TRUE(at::equal(load_full(directory.path()).at("w").get<at::Tensor>(), kWhole));
 }
 
 TEST(DTensorStateTest, PartialOnesAndOtherSizesAreRefused) {

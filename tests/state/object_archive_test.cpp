@@ -188,8 +188,8 @@ TEST(ObjectArchiveTest, WhatIsNotPlainIsOpaque) {
   EXPECT_EQ(loaded([](Tree& tree) { tree.set_root(tree.make_big_integer(Bytes(9, 1))); }), ValueKind::opaque);
   EXPECT_EQ(loaded([](Tree& tree) { tree.set_root(tree.make_global("torch", "float32")); }), ValueKind::opaque);
   EXPECT_EQ(loaded([](Tree& tree) {
-              const pickle::Value dict = tree.make_dict();
-              tree.set_items(dict, std::vector<pickle::Value>{tree.make_tuple({}), tree.make_integer(1)});
+              const pickle::NodeRef dict = tree.make_dict();
+              tree.set_items(dict, std::vector<pickle::NodeRef>{tree.make_tuple({}), tree.make_integer(1)});
               tree.set_root(dict);
             }),
             ValueKind::opaque);
@@ -197,12 +197,12 @@ TEST(ObjectArchiveTest, WhatIsNotPlainIsOpaque) {
 
 TEST(ObjectArchiveTest, ASmallPickleThatStandsForFarMoreIsCorrupt) {
   pickle::Tree tree;
-  pickle::Value value = tree.make_list();
-  for (int i = 0; i < 40; ++i) value = tree.make_list(std::vector<pickle::Value>(10, value));
+  pickle::NodeRef value = tree.make_list();
+  for (int i = 0; i < 40; ++i) value = tree.make_list(std::vector<pickle::NodeRef>(10, value));
   const Bytes many = archive_of([&](Writer& writer) { writer.value(value); });
   EXPECT_ERROR(load_object(many, "archive"), ErrorCode::corrupt, "far more values");
-  const pickle::Value text = tree.make_string(std::string(1 << 20, 'x'));
-  const pickle::Value texts = tree.make_list(std::vector<pickle::Value>(1000, text));
+  const pickle::NodeRef text = tree.make_string(std::string(1 << 20, 'x'));
+  const pickle::NodeRef texts = tree.make_list(std::vector<pickle::NodeRef>(1000, text));
   const Bytes long_text = archive_of([&](Writer& writer) { writer.value(texts); });
   EXPECT_ERROR(load_object(long_text, "archive"), ErrorCode::corrupt, "far more text");
 }

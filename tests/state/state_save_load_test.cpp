@@ -95,7 +95,7 @@ TEST(SaveTest, AWholeStateIsLoadedNestedAsItWas) {
                            {"tuple", Tuple{1, indexed({2})}},
                            {"flag", true}};
   save(state, directory / "ckpt");
-  EXPECT_EQ(load_whole(directory / "ckpt"), state);
+  EXPECT_EQ(load_full(directory / "ckpt"), state);
   EXPECT_TRUE(checkpoint::verify(directory / "ckpt").good());
 }
 
@@ -110,7 +110,7 @@ TEST(SaveTest, EveryDtypeOfThisLibTorch) {
                            type == at::kBool ? bytes.remainder(2).to(at::kBool) : bytes.view(type));
   }
   save(state, directory / "ckpt");
-  EXPECT_EQ(load_whole(directory / "ckpt"), state);
+  EXPECT_EQ(load_full(directory / "ckpt"), state);
 }
 
 TEST(SaveTest, ViewsAreSavedAsWhatTheyShow) {
@@ -121,7 +121,7 @@ TEST(SaveTest, ViewsAreSavedAsWhatTheyShow) {
         {"conjugated", base.conj()},
         {"negative", at::imag(base.conj())}},
        directory / "ckpt");
-  const StateDict loaded = load_whole(directory / "ckpt");
+  const StateDict loaded = load_full(directory / "ckpt");
   EXPECT_TRUE(at::equal(loaded.at("rows").get<at::Tensor>(), base.slice(0, 1, 6, 2)));
   EXPECT_TRUE(at::equal(loaded.at("expanded").get<at::Tensor>(), at::ones({3, 2})));
   EXPECT_TRUE(at::equal(loaded.at("conjugated").get<at::Tensor>(), base.conj().resolve_conj()));

@@ -33,7 +33,7 @@ inline Shape any_shape(std::int64_t least = 0) {
 
 // Any box that is valid in the shape, an empty one too.
 inline Box any_box(const Shape& shape) {
-  Box box = Box::whole(shape);
+  Box box = Box::full(shape);
   for (std::size_t d = 0; d < shape.size(); ++d) {
     box.offsets[d] = any_between(0, shape[d]);
     box.sizes[d] = any_between(0, shape[d] - box.offsets[d]);
@@ -49,7 +49,7 @@ inline BoxList any_boxes(const Shape& shape, std::int64_t most = 8) {
 
 // Boxes in any order that partition the shape: pieces of pieces, `cuts` times.
 inline std::vector<Box> any_partition(const Shape& shape, std::int64_t cuts) {
-  std::vector<Box> boxes = {Box::whole(shape)};
+  std::vector<Box> boxes = {Box::full(shape)};
   for (; cuts > 0 && !shape.empty(); --cuts) {
     Box& box = boxes[static_cast<std::size_t>(any_between(0, static_cast<std::int64_t>(boxes.size()) - 1))];
     const auto d = static_cast<std::size_t>(any_between(0, static_cast<std::int64_t>(shape.size()) - 1));

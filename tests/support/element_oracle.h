@@ -37,7 +37,7 @@ inline std::set<Element> element_set(BoxView box) {
 // How many of the boxes hold each element of the shape.
 inline std::map<Element, int> marks(std::span<const std::int64_t> shape, const BoxList& boxes) {
   std::map<Element, int> counts;
-  for (const Element& element : elements(Box::whole(shape))) counts[element] = 0;
+  for (const Element& element : elements(Box::full(shape))) counts[element] = 0;
   for (std::size_t i = 0; i < boxes.size(); ++i) {
     for (const Element& element : elements(boxes[i])) ++counts.at(element);
   }

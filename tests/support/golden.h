@@ -74,7 +74,7 @@ inline std::map<std::string, GoldenTensor> read_tensors(const std::shared_ptr<co
     source->check_partition(i);
     const checkpoint::TensorReader reader(source, i);
     Bytes bytes(info.size_bytes());
-    reader.read(Box::whole(info.shape), bytes);
+    reader.read(Box::full(info.shape), bytes);
     reader.verify_checksums();
     tensors[info.name] = {std::string(dtype_name(info.dtype)), info.shape, crc32(bytes)};
   }

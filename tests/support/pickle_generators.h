@@ -13,7 +13,7 @@ namespace tessera::testing {
 
 struct RandomTree {
   pickle::Tree tree;
-  std::vector<pickle::Value> made;  // that may be used again, and so be shared
+  std::vector<pickle::NodeRef> made;  // that may be used again, and so be shared
   bool with_opaque = true;
 
   static std::size_t below(std::size_t end) { return *rc::gen::resize(1000, rc::gen::inRange<std::size_t>(0, end)); }
@@ -38,7 +38,7 @@ struct RandomTree {
 
   static Bytes bytes() { return *rc::gen::resize(20, rc::gen::arbitrary<Bytes>()); }
 
-  pickle::Value number() {
+  pickle::NodeRef number() {
     switch (below(4)) {
       case 0:
         return tree.make_floating(std::bit_cast<double>(*rc::gen::resize(100, rc::gen::arbitrary<std::uint64_t>())));
@@ -51,7 +51,7 @@ struct RandomTree {
     }
   }
 
-  pickle::Value atom() {
+  pickle::NodeRef atom() {
     switch (below(6)) {
       case 0:
         return {};
@@ -68,16 +68,16 @@ struct RandomTree {
     }
   }
 
-  pickle::Value call(std::string_view module, std::string_view name, const std::vector<pickle::Value>& arguments) {
+  pickle::NodeRef call(std::string_view module, std::string_view name, const std::vector<pickle::NodeRef>& arguments) {
     return tree.make_object(pickle::Object::Made::reduce, tree.make_global(module, name), tree.make_tuple(arguments));
   }
 
-  pickle::Value understood_call() {
+  pickle::NodeRef understood_call() {
     switch (below(4)) {
       case 0:
         return tree.make_global("torch", below(2) == 0 ? "float32" : "int64");
       case 1:
-        return call("torch", "Size", {tree.make_tuple(std::vector<pickle::Value>(below(4), tree.make_integer(7)))});
+        return call("torch", "Size", {tree.make_tuple(std::vector<pickle::NodeRef>(below(4), tree.make_integer(7)))});
       case 2:
         return call("torch", "device", {tree.make_string("cuda"), tree.make_integer(1)});
       default:
@@ -85,16 +85,16 @@ struct RandomTree {
     }
   }
 
-  std::vector<pickle::Value> values(std::size_t count, int depth) {
-    std::vector<pickle::Value> result;
+  std::vector<pickle::NodeRef> values(std::size_t count, int depth) {
+    std::vector<pickle::NodeRef> result;
     for (std::size_t i = 0; i < count; ++i) result.push_back(value(depth - 1));
     return result;
   }
 
-  pickle::Value opaque(int depth) {
+  pickle::NodeRef opaque(int depth) {
     using Made = pickle::Object::Made;
-    const pickle::Value callable = tree.make_global("pkg.module", below(2) == 0 ? "Class" : "function");
-    pickle::Value object;
+    const pickle::NodeRef callable = tree.make_global("pkg.module", below(2) == 0 ? "Class" : "function");
+    pickle::NodeRef object;
     switch (below(7)) {
       case 0:
         return callable;
@@ -123,7 +123,7 @@ struct RandomTree {
     return object;
   }
 
-  pickle::Value container(int depth) {
+  pickle::NodeRef container(int depth) {
     switch (below(8)) {
       case 0:
         return tree.make_list(values(below(4), depth));
@@ -132,33 +132,33 @@ struct RandomTree {
         return tree.make_tuple(values(below(6), depth));
       case 3:
       case 4: {
-        const pickle::Value dict = tree.make_dict();
+        const pickle::NodeRef dict = tree.make_dict();
         for (std::size_t i = below(4); i > 0; --i) {
-          const pickle::Value both[] = {below(3) == 0 ? atom() : tree.make_string(text()), value(depth - 1)};
+          const pickle::NodeRef both[] = {below(3) == 0 ? atom() : tree.make_string(text()), value(depth - 1)};
           tree.set_items(dict, both);
         }
         return dict;
       }
       case 5: {
-        const pickle::Value set = tree.make_set();
-        tree.append(set, std::vector<pickle::Value>{atom(), tree.make_tuple(std::vector{atom()})});
+        const pickle::NodeRef set = tree.make_set();
+        tree.append(set, std::vector<pickle::NodeRef>{atom(), tree.make_tuple(std::vector{atom()})});
         return set;
       }
       case 6:
-        return tree.make_frozen_set(std::vector<pickle::Value>{atom(), tree.make_frozen_set({})});
+        return tree.make_frozen_set(std::vector<pickle::NodeRef>{atom(), tree.make_frozen_set({})});
       default: {
-        const pickle::Value dict = call("collections", "OrderedDict", {});
+        const pickle::NodeRef dict = call("collections", "OrderedDict", {});
         tree.set_items(dict, values(2 * below(3), depth));
         return dict;
       }
     }
   }
 
-  pickle::Value value(int depth) {
+  pickle::NodeRef value(int depth) {
     if (depth <= 0 || below(3) == 0) return atom();
     if (!made.empty() && below(5) == 0) return made[below(made.size())];
     const std::size_t kind = below(with_opaque ? 6 : 5);
-    const pickle::Value result = kind == 0 ? understood_call() : kind == 5 ? opaque(depth) : container(depth);
+    const pickle::NodeRef result = kind == 0 ? understood_call() : kind == 5 ? opaque(depth) : container(depth);
     made.push_back(result);
     return result;
   }

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "format/base64.h"
+#include "format/python/base64.h"
 #include "tessera/base/bytes.h"
 #include "tessera/format/pickle_reader.h"
 #include "tessera/format/pickle_writer.h"
@@ -40,7 +40,7 @@ inline pickle::ReadResult read_pickle(std::string_view text, const pickle::ReadL
   return pickle::read(std::make_shared<const Bytes>(bytes.begin(), bytes.end()), "test.pkl", limits);
 }
 
-inline Bytes write_pickle(pickle::Value value, int protocol) {
+inline Bytes write_pickle(pickle::NodeRef value, int protocol) {
   Bytes out;
   pickle::Writer writer(out, protocol);
   writer.value(value);

@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "layout/mesh_cases.h"
-#include "tensor/box_view.h"
 #include "tessera/layout/mesh_layout.h"
 #include "tessera/tensor/device_mesh.h"
+#include "tessera/tensor/internal/box_view.h"
 
 namespace tessera::testing {
 

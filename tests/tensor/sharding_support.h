@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "tensor/box_view.h"
 #include "tessera/layout/sharding_spec.h"
+#include "tessera/tensor/internal/box_view.h"
 #include "tessera/tensor/sharded_tensor.h"
 
 namespace tessera::testing {

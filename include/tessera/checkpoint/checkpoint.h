@@ -17,10 +17,14 @@
 
 #include "tessera/base/dtype.h"
 #include "tessera/base/file.h"
-#include "tessera/format/dcp_metadata.h"
+#include "tessera/base/state_path.h"
 #include "tessera/format/pickle_value.h"
 #include "tessera/format/torch_archive.h"
 #include "tessera/layout/box.h"
+
+namespace tessera::dcp {
+struct Metadata;
+}
 
 namespace tessera::checkpoint {
 
@@ -52,7 +56,7 @@ struct TensorInfo {
   std::vector<std::int64_t> shape;
   BoxList chunks;                    ///< not checked against the shape nor each other: see check_partition
   std::vector<StoredRange> stored;   ///< of chunk i
-  dcp::Path path;                    ///< in the nested state dict; empty where the checkpoint doesn't tell
+  Path path;                         ///< in the nested state dict; empty where the checkpoint doesn't tell
   std::size_t position = 0;          ///< among all tensors and objects, in the checkpoint's order
   std::uint64_t size_bytes() const;  ///< of the elements
 };
@@ -60,7 +64,7 @@ struct TensorInfo {
 struct ObjectInfo {
   std::string name;
   StoredRange stored;  ///< kNoFile where it is no range of its own (a value in a larger pickle or a header)
-  dcp::Path path;
+  Path path;
   std::size_t position = 0;
 };
 
@@ -89,7 +93,7 @@ struct Extent {
 /// A loaded object and what it refers to.
 struct ObjectValue {
   std::shared_ptr<const pickle::Tree> tree;  ///< owns `value`
-  pickle::Value value;
+  pickle::NodeRef value;
   /// Where the storages lie that persistent ids within `value` name (tensors inside of an object), by key.
   struct Storage {
     std::uint32_t file = 0;

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "tessera/base/bytes.h"
-#include "tessera/format/dcp_metadata.h"
+#include "tessera/base/state_path.h"
 #include "tessera/layout/box.h"
 #include "tessera/layout/tensor_properties.h"
 
@@ -46,7 +46,7 @@ struct StateObject {
 
 struct StateEntry {
   std::string name;
-  dcp::Path path;
+  Path path;
   std::variant<StateTensor, StateObject> value;
 };
 

@@ -29,7 +29,7 @@ class LoadPlanner {
   }
 };
 
-struct LoadOptions {
+struct ReadOptions {
   LoadRules rules;
   LoadPlanner* planner = nullptr;  ///< null: the default
   /// Compares what was read whole with its checksum. What was read in part has none.
@@ -42,7 +42,7 @@ struct LoadOptions {
   const Cancellation* cancellation = nullptr;
 };
 
-struct LoadReport {
+struct ReadReport {
   std::uint64_t wanted_bytes = 0;  ///< of elements, as they are stored
   /// Of elements, from files, by this rank for itself and others: what lies between them and was read, too, included.
   std::uint64_t read_bytes = 0;
@@ -56,7 +56,7 @@ std::shared_ptr<const Checkpoint> open_on_all_ranks(const std::shared_ptr<const 
 
 /// A collective. Fills the memory of `targets`. Throws on all ranks what went wrong on any: as `make_load_plan`;
 /// `Error(corrupt)` naming file, byte offset and tensor; `Error(io)`. Memory of targets may then be filled in part.
-LoadReport load(const Targets& targets, const std::shared_ptr<const Checkpoint>& checkpoint, RankLink& link = alone(),
-                const LoadOptions& options = {});
+ReadReport read_state(const Targets& targets, const std::shared_ptr<const Checkpoint>& checkpoint,
+                      RankLink& link = alone(), const ReadOptions& options = {});
 
 }  // namespace tessera::checkpoint

@@ -25,10 +25,12 @@
 #include "tessera/base/progress.h"
 #include "tessera/checkpoint/flat_state.h"
 #include "tessera/checkpoint/rank_link.h"
-#include "tessera/checkpoint/save_planner.h"
 #include "tessera/checkpoint/storage.h"
+#include "tessera/format/dcp_dialect.h"
 
 namespace tessera::checkpoint {
+
+class SavePlanner;  // tessera/checkpoint/save_planner.h
 
 /// What is remembered from one save to the next, by every rank: where the plans of all ranks are those of the last
 /// save, a byte of each says so instead of all plans being gathered. For saves of one planner over one link, one at a
@@ -55,7 +57,7 @@ enum class SaveFormat : std::uint8_t {
   safetensors_shards,
 };
 
-struct SaveOptions {
+struct WriteOptions {
   SaveFormat format = SaveFormat::dcp;
   SavePlanner* planner = nullptr;  ///< null: the default
   SavePlanCache* cache = nullptr;  ///< null: nothing is remembered
@@ -67,7 +69,7 @@ struct SaveOptions {
   const Cancellation* cancellation = nullptr;
 };
 
-struct SaveReport {
+struct WriteReport {
   std::uint64_t written_bytes = 0;       ///< by this rank, into data files
   std::vector<std::string> files;        ///< of this rank
   std::uint64_t planned_bytes = 0;       ///< plans and answers that this rank sent
@@ -79,7 +81,7 @@ struct SaveReport {
 /// fit together (see make_global_plan), `Error(io)` naming rank and file, `Error(rank_failure)` for a rank that died,
 /// `Error(cancelled)`. A rank that dies after the others reported success leaves open whether the save was committed;
 /// the storage knows.
-SaveReport save(const FlatState& state, const std::shared_ptr<Storage>& storage, RankLink& link = alone(),
-                const SaveOptions& options = {});
+WriteReport write_state(const FlatState& state, const std::shared_ptr<Storage>& storage, RankLink& link = alone(),
+                        const WriteOptions& options = {});
 
 }  // namespace tessera::checkpoint

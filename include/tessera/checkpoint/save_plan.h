@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "tessera/base/bytes.h"
-#include "tessera/format/dcp_metadata.h"
+#include "tessera/base/state_path.h"
 #include "tessera/layout/box.h"
 #include "tessera/layout/tensor_properties.h"
 
@@ -39,7 +39,7 @@ class SavePlan {
   /// What all items of a name have in common, on all ranks.
   struct Entry {
     std::string name;
-    dcp::Path path;
+    Path path;
     bool is_tensor = true;
     TensorProperties properties;
     std::vector<std::int64_t> shape;

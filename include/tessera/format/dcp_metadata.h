@@ -17,6 +17,8 @@
 
 #include "tessera/base/bytes.h"
 #include "tessera/base/file.h"
+#include "tessera/base/state_path.h"
+#include "tessera/format/dcp_dialect.h"
 #include "tessera/format/pickle_value.h"
 #include "tessera/layout/box.h"
 #include "tessera/layout/tensor_properties.h"
@@ -34,7 +36,7 @@ struct StoredItem {
 };
 
 /// One name of state_dict_metadata: a tensor of chunks, or an object.
-struct Entry {
+struct MetadataEntry {
   std::string name;
   bool is_tensor = false;
   // Of a tensor:
@@ -46,12 +48,8 @@ struct Entry {
   /// items[i] is where chunk i lies; one item for an object. PyTorch finds an item by name and offsets, so chunks with
   /// equal offsets (empty shards) have equal items.
   std::vector<StoredItem> items;
-  bool operator==(const Entry&) const = default;
+  bool operator==(const MetadataEntry&) const = default;
 };
-
-/// A path of `planner_data`: what un-flattens a name.
-using PathItem = std::variant<std::string, std::int64_t>;
-using Path = std::vector<PathItem>;
 
 /// A name in `planner_data` that isn't in state_dict_metadata.
 struct UnclaimedPath {
@@ -80,19 +78,11 @@ struct StorageMeta {
 /// A field that this version doesn't know: kept, and written back. `value` lives in `Metadata::extra_tree`.
 struct ExtraField {
   std::string name;
-  pickle::Value value;
-};
-
-/// Which PyTorch wrote it, as far as it can be seen, and so which class names are written.
-enum class Dialect : std::uint8_t {
-  torch_1_13,  ///< classes under torch.distributed._shard; loaded by 1.13 (and later ones while they keep that alias)
-  torch_2_0,   ///< as torch_2, TensorProperties still under torch.distributed._shard; loaded by every 2.x
-  torch_2,     ///< classes under torch.distributed.checkpoint, no `version`; loaded by 2.3 and later
-  torch_2_14,  ///< with `version`; loaded by 2.3 and later, too
+  pickle::NodeRef value;
 };
 
 struct Metadata {
-  std::vector<Entry> entries;  ///< in the file's order; names are unique
+  std::vector<MetadataEntry> entries;  ///< in the file's order; names are unique
   /// Relative paths as the file has them, unique. `read` numbers them in the order of their first use in `entries`,
   /// then in `unclaimed`, and so for `transforms`.
   std::vector<std::string> files;
@@ -111,7 +101,7 @@ struct Metadata {
   std::vector<ExtraField> storage_meta_extra;  ///< unknown fields of StorageMeta, and a checkpoint_id of another kind
 
   /// The entry called `name`, or null. O(n).
-  const Entry* find(std::string_view name) const;
+  const MetadataEntry* find(std::string_view name) const;
 };
 
 /// Whether a and b say the same, in the same order; the numbers of files and transforms don't count, nor does a dialect

@@ -23,7 +23,7 @@ namespace tessera::pickle {
 class Writer {
  public:
   /// May replace a persistent id's value by writing another in its place and returning true.
-  using Persistent = std::function<bool(Writer&, Value id)>;
+  using Persistent = std::function<bool(Writer&, NodeRef id)>;
 
   /// Appends to `out`, beginning with PROTO. `protocol` is 2 or 4.
   Writer(Bytes& out, int protocol);
@@ -64,7 +64,7 @@ class Writer {
 
   /// Writes a tree's value. Nodes are remembered for sharing between calls too, so the tree must outlive the writer.
   /// BINPERSID is written behind a persistent id's value whether `persistent` replaced it or not.
-  void value(Value v, const Persistent& persistent = nullptr, const WalkLimits& limits = {});
+  void value(NodeRef v, const Persistent& persistent = nullptr, const WalkLimits& limits = {});
 
   int protocol() const { return protocol_; }
 
@@ -79,16 +79,17 @@ class Writer {
   template <typename T>
   void number(std::uint8_t opcode, T value);
   void sized(std::uint8_t opcode8, std::uint8_t opcode32, std::uint8_t opcode64, ByteView payload);
-  void value_at(Walk& walk, Value v, std::size_t depth);
-  void list_at(Walk& walk, Value v, std::size_t depth);
-  void set_at(Walk& walk, Value v, std::size_t depth);
-  void tuple_at(Walk& walk, Value v, std::size_t depth);
-  void object_at(Walk& walk, Value v, std::size_t depth);
-  void append_all(Walk& walk, std::span<const Value> items, std::size_t depth, std::uint8_t one, std::uint8_t several);
+  void value_at(Walk& walk, NodeRef v, std::size_t depth);
+  void list_at(Walk& walk, NodeRef v, std::size_t depth);
+  void set_at(Walk& walk, NodeRef v, std::size_t depth);
+  void tuple_at(Walk& walk, NodeRef v, std::size_t depth);
+  void object_at(Walk& walk, NodeRef v, std::size_t depth);
+  void append_all(Walk& walk, std::span<const NodeRef> items, std::size_t depth, std::uint8_t one,
+                  std::uint8_t several);
   void set_all(Walk& walk, std::span<const Pair> pairs, std::size_t depth, std::uint8_t one, std::uint8_t several);
   void extension(std::uint64_t code);
-  bool fetch(Value v);
-  void remember(Value v);
+  bool fetch(NodeRef v);
+  void remember(NodeRef v);
 
   Bytes& out_;
   int protocol_;

@@ -43,16 +43,16 @@ struct TensorRef {
 };
 
 /// Whether `value` is a call that makes a tensor of any kind (sparse, quantized, subclass, meta, ... included).
-bool is_tensor_like(pickle::Value value);
+bool is_tensor_like(pickle::NodeRef value);
 
 /// The tensor that `value` describes; nothing if it describes no strided tensor over one storage whose bytes are its
 /// values (sparse, quantized, a subclass, a conjugated view, ...). Attributes of a tensor or parameter are passed over.
 /// Throws `Error(corrupt)` for one that is malformed: wrong types, negative sizes, elements outside of the storage.
-std::optional<TensorRef> as_tensor(pickle::Value value);
+std::optional<TensorRef> as_tensor(pickle::NodeRef value);
 
 /// The storage that a persistent id names; nothing if it is of another form or class. Throws `Error(corrupt)` for a
 /// storage that is malformed.
-std::optional<StorageRef> as_storage(pickle::Value persistent_id);
+std::optional<StorageRef> as_storage(pickle::NodeRef persistent_id);
 
 /// A torch.save archive that is part of a source. Nothing but the directory, `data.pkl` and the small entries is read.
 struct Archive {

@@ -2,7 +2,7 @@
 /// \file
 /// Forwards that keep their inputs instead of all they compute, and compute it again in backward.
 ///
-///     at::Tensor y = fsdp::checkpoint([&](const at::Tensor& x) { return block(x); }, x);
+///     at::Tensor y = fsdp::activation_checkpoint([&](const at::Tensor& x) { return block(x); }, x);
 ///
 ///     fsdp::Checkpointed<Block> block{Block(64)};                 // every call of it
 ///     fsdp::Wrap<fsdp::Checkpointed<Block>> unit{Block(64)};      // of a unit of FullyShardedDataParallel
@@ -180,7 +180,7 @@ auto checkpoint_call(const torch::nn::Module* module, F&& f, Args&&... arguments
 /// Backward throws what `f` throws, and `Error(invalid_argument)` if `f` returns other sizes than the first time.
 /// Throws `Error(invalid_argument)` if `f` changed an argument in place.
 template <typename F, typename... Args>
-auto checkpoint(F&& f, Args&&... arguments) {
+auto activation_checkpoint(F&& f, Args&&... arguments) {
   return detail::checkpoint_call<Args...>(nullptr, std::forward<F>(f), std::forward<Args>(arguments)...);
 }
 

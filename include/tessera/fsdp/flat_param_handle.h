@@ -116,7 +116,7 @@ class FlatParamHandle {
   /// it has none.
   at::Tensor piece_of(const at::Tensor& shard, std::size_t i) const;
   /// The same elements out of the whole parameter, in its shape, whatever its strides.
-  at::Tensor piece_of_whole(const at::Tensor& whole, std::size_t i) const;
+  at::Tensor piece_of_full(const at::Tensor& whole, std::size_t i) const;
   /// The rank whose shard in layout() this rank has: 0 where nothing is cut.
   std::int64_t shard_rank() const { return is_sharded(options_.strategy) ? group_.rank() : 0; }
 
@@ -156,7 +156,7 @@ class FlatParamHandle {
   };
 
   at::Device home() const;
-  Whole make_whole(at::ScalarType dtype) const;
+  Whole make_full(at::ScalarType dtype) const;
   at::Tensor view_of(const at::Tensor& unsharded, std::size_t i) const;
   at::Tensor flat_view_of(const at::Tensor& unsharded, std::size_t i) const;
   at::Tensor sharded_view_of(const at::Tensor& shard, std::size_t i) const;

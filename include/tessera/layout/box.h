@@ -38,7 +38,7 @@ struct Box {
   explicit Box(BoxView view)
       : offsets(view.offsets.begin(), view.offsets.end()), sizes(view.sizes.begin(), view.sizes.end()) {}
   /// The box that is the whole of a tensor of this shape.
-  static Box whole(std::span<const std::int64_t> shape);
+  static Box full(std::span<const std::int64_t> shape);
 
   operator BoxView() const { return {offsets, sizes}; }  // NOLINT(google-explicit-constructor)
   std::size_t rank() const { return sizes.size(); }

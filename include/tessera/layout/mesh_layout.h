@@ -16,16 +16,10 @@
 #include <vector>
 
 #include "tessera/layout/box.h"
+#include "tessera/layout/interval.h"
 #include "tessera/layout/placement.h"
 
 namespace tessera {
-
-/// Indices begin <= i < end of a dimension.
-struct Interval {
-  std::int64_t begin = 0, end = 0;
-  std::int64_t size() const { return end - begin; }
-  bool operator==(const Interval&) const = default;
-};
 
 /// What a local tensor is in the whole one.
 struct LocalShape {

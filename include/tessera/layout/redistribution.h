@@ -22,7 +22,7 @@ struct Transfer {
 
 /// All non-empty intersections, ordered by destination, then by source. Sources that overlap each give a transfer.
 /// O(n log n + m log n + transfers) for n disjoint sources and m destinations (see `BoxIndex`).
-std::vector<Transfer> plan_redistribution(const BoxList& sources, const BoxList& destinations);
+std::vector<Transfer> plan_transfers(const BoxList& sources, const BoxList& destinations);
 
 /// Finds the boxes of a list that meet a box, without looking at all of them: for many questions to one list. A tree of
 /// bounding boxes: each node's boxes are halved by where they begin, in the dimension in which that differs most.

@@ -50,12 +50,12 @@ class AsyncSaver {
 
   /// A collective of the group, as tessera::save. Returns when the state is copied: it may be changed then. What goes
   /// wrong while copying, on any rank, is thrown on all; what goes wrong later is in the future, on all ranks alike.
-  std::shared_future<checkpoint::SaveReport> save(const StateDict& state, const std::filesystem::path& directory);
+  std::shared_future<checkpoint::WriteReport> save(const StateDict& state, const std::filesystem::path& directory);
   /// `then` runs on the saving thread of each rank when the checkpoint is committed, before the future is ready; what
   /// it throws is the save's error.
-  std::shared_future<checkpoint::SaveReport> save(const StateDict& state,
-                                                  const std::shared_ptr<checkpoint::Storage>& storage,
-                                                  std::function<void()> then = nullptr);
+  std::shared_future<checkpoint::WriteReport> save(const StateDict& state,
+                                                   const std::shared_ptr<checkpoint::Storage>& storage,
+                                                   std::function<void()> then = nullptr);
   /// Until the last save has ended. Throws what it threw, unless that was thrown before or options say otherwise.
   void wait();
   /// Whether a save runs on this rank.

@@ -22,7 +22,7 @@
 
 namespace tessera {
 
-struct LoadOptions : checkpoint::LoadOptions {
+struct LoadOptions : checkpoint::ReadOptions {
   /// As of SaveOptions: what the checkpoint was saved with.
   bool flatten_state_dict = true;
   bool flatten_sharded_tensors = true;
@@ -32,7 +32,7 @@ struct LoadOptions : checkpoint::LoadOptions {
 };
 
 struct LoadReport {
-  std::uint64_t wanted_bytes = 0, read_bytes = 0;  ///< see checkpoint::LoadReport
+  std::uint64_t wanted_bytes = 0, read_bytes = 0;  ///< see checkpoint::ReadReport
   std::vector<std::string> missing;                ///< flat names that were left as they are, where that is allowed
 };
 
@@ -49,6 +49,6 @@ LoadReport load(StateDict& state, const std::shared_ptr<checkpoint::Storage>& st
 
 /// The whole state of a checkpoint, nested as it was saved, its tensors on the CPU. Not a collective: for a process
 /// that wants all of it. Throws as `load`, and `Error(unsupported)` for a dtype that the LibTorch here hasn't.
-StateDict load_whole(const std::filesystem::path& path);
+StateDict load_full(const std::filesystem::path& path);
 
 }  // namespace tessera

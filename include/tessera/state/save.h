@@ -18,7 +18,10 @@
 
 namespace tessera {
 
-struct SaveOptions : checkpoint::SaveOptions {
+/// What a save wrote.
+using SaveReport = checkpoint::WriteReport;
+
+struct SaveOptions : checkpoint::WriteOptions {
   /// Whether nested dicts and lists become names with dots. If not, the state dict's values are tensors and objects.
   bool flatten_state_dict = true;
   /// Whether nested sharded tensors are taken apart.
@@ -30,9 +33,9 @@ struct SaveOptions : checkpoint::SaveOptions {
 /// other devices than the CPU are copied as they are written. Throws on all ranks what went wrong on any, naming it:
 /// `Error(invalid_argument)` for names that stand twice and states that don't fit together, `Error(unsupported)` for
 /// tensors that aren't strided, `Error(io)`, `Error(rank_failure)`.
-checkpoint::SaveReport save(const StateDict& state, const std::filesystem::path& directory,
-                            const ProcessGroup& group = {}, const SaveOptions& options = {});
-checkpoint::SaveReport save(const StateDict& state, const std::shared_ptr<checkpoint::Storage>& storage,
-                            const ProcessGroup& group = {}, const SaveOptions& options = {});
+SaveReport save(const StateDict& state, const std::filesystem::path& directory, const ProcessGroup& group = {},
+                const SaveOptions& options = {});
+SaveReport save(const StateDict& state, const std::shared_ptr<checkpoint::Storage>& storage,
+                const ProcessGroup& group = {}, const SaveOptions& options = {});
 
 }  // namespace tessera

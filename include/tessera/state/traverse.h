@@ -23,8 +23,6 @@
 
 namespace tessera {
 
-using Path = dcp::Path;
-
 /// The parts, joined by dots: the flat name of the value there. "optimizer.param_groups.0.lr"
 std::string flat_name(const Path& path);
 

@@ -34,7 +34,7 @@
 #include <vector>
 
 #include "tessera/base/bytes.h"
-#include "tessera/format/dcp_metadata.h"
+#include "tessera/base/state_path.h"
 #include "tessera/format/pickle_value.h"
 #include "tessera/state/nested_sharded_tensor.h"
 #include "tessera/tensor/checkpointable.h"
@@ -73,7 +73,7 @@ std::string_view kind_name(ValueKind kind);
 /// `storages` are the bytes of the storages that it names, by key. Never changes.
 struct OpaqueObject {
   std::shared_ptr<const pickle::Tree> tree;
-  pickle::Value value;
+  pickle::NodeRef value;
   std::map<std::string, std::shared_ptr<const Bytes>> storages;
 };
 
@@ -217,9 +217,6 @@ class Tuple : public ValueSequence {
   Tuple(std::initializer_list<Value> items) : ValueSequence(std::vector<Value>(items)) {}
   explicit Tuple(std::vector<Value> items) : ValueSequence(std::move(items)) {}
 };
-
-/// A key of a dict, and a part of a path: a string or an int.
-using Key = dcp::PathItem;
 
 /// `'weight'` or `3`, as Python shows it.
 std::string to_string(const Key& key);

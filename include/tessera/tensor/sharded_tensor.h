@@ -29,6 +29,8 @@
 
 namespace tessera {
 
+class RemoteShard;  // tessera/tensor/remote_shard.h
+
 struct ShardedTensorOptions {
   at::ScalarType dtype = c10::typeMetaToScalarType(c10::get_default_dtype());
   at::Layout layout = at::kStrided;

@@ -1,6 +1,6 @@
 #include "tensor/ops/chunks.h"
 
-#include "tensor/placement.h"
+#include "tensor/dtensor/placement.h"
 #include "tessera/base/error.h"
 #include "tessera/tensor/op.h"
 

@@ -1,0 +1,126 @@
+#include "tessera/checkpoint/convert.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "checkpoint/convert/output_plan.h"
+#include "checkpoint/convert/staging.h"
+#include "tessera/base/error.h"
+
+namespace tessera::checkpoint {
+namespace fs = std::filesystem;
+namespace {
+
+constexpr std::int64_t kMaxRanks = 1 << 20;
+
+// Reading and writing wait for the disk more than for the processor; a few more threads than processors keep both busy.
+std::size_t threads_for(std::size_t jobs) {
+  return jobs != 0 ? jobs : std::clamp<std::size_t>(available_processors(), 4, 16);
+}
+
+ConvertReport report_of(const OutputSource& source, const OutputPlan& plan) {
+  ConvertReport report;
+  report.tensors = source.tensors().size();
+  report.objects = source.objects().size();
+  for (const OutputTensor& tensor : source.tensors()) {
+    report.tensor_bytes += tensor.info->size_bytes() / static_cast<std::uint64_t>(dtype_size(tensor.info->dtype)) *
+                           static_cast<std::uint64_t>(dtype_size(tensor.dtype));
+  }
+  for (const PlannedFile& file : plan.files) report.files.push_back({file.name, file.size_bytes(), file.tensors});
+  for (const auto& [name, bytes] : plan.small_files) report.files.push_back({name, bytes.size(), 0});
+  return report;
+}
+
+Sidecar write_files(const OutputPlan& plan, const fs::path& folder, const ConvertOptions& options,
+                    std::uint64_t tensor_bytes) {
+  ProgressSink& progress = options.progress != nullptr ? *options.progress : no_progress();
+  progress.begin("write", tensor_bytes);
+  StreamWriter writer(file_system_storage(folder), threads_for(options.jobs), progress, options.cancellation);
+  for (const PlannedFile& file : plan.files) {
+    writer.begin_file(file.name, file.size_bytes());
+    for (const PlannedUnit& unit : file.units) writer.add(unit.make());
+    writer.end_file();
+  }
+  for (const auto& [name, bytes] : plan.small_files) writer.add_small_file(name, bytes);
+  Sidecar sidecar = writer.finish();
+  progress.end();
+  return sidecar;
+}
+
+void write_folder(const OutputPlan& plan, Staging& staging, const ConvertOptions& options, std::uint64_t tensor_bytes) {
+  const Sidecar sidecar = write_files(plan, staging.folder(), options, tensor_bytes);
+  write_new_file(staging.folder() / kSidecarFileName, write_sidecar(sidecar));
+  if (options.cancellation != nullptr) options.cancellation->check();
+  staging.commit_folder();
+}
+
+// A torch.save file has checksums of its own; a safetensors file gets a sidecar beside it.
+void write_single_file(const OutputPlan& plan, Staging& staging, const ConvertOptions& options,
+                       std::uint64_t tensor_bytes) {
+  const Sidecar sidecar = write_files(plan, staging.folder(), options, tensor_bytes);
+  fs::path companion;
+  if (options.to == SourceKind::safetensors) {
+    companion = kSidecarFileName;
+    write_new_file(staging.folder() / companion, write_sidecar(sidecar));
+  }
+  if (options.cancellation != nullptr) options.cancellation->check();
+  staging.commit_file(plan.files.front().name, companion, std::string(kSidecarFileName));
+}
+
+bool is_single_file(const fs::path& destination, SourceKind to) {
+  return to == SourceKind::torch || (to == SourceKind::safetensors && destination.extension() == ".safetensors");
+}
+
+template <typename MakePlan>
+ConvertReport run(const std::shared_ptr<const Checkpoint>& source, const fs::path& destination,
+                  const ConvertOptions& options, const MakePlan& make_plan) {
+  Staging::check_destination(destination, source->path());
+  const auto output = std::make_shared<const OutputSource>(source, options);
+  const OutputPlan plan = make_plan(output);
+  ConvertReport report = report_of(*output, plan);
+  if (options.dry_run) return report;
+  Staging staging(destination, source->path());
+  if (is_single_file(destination, options.to)) {
+    write_single_file(plan, staging, options, report.tensor_bytes);
+  } else {
+    write_folder(plan, staging, options, report.tensor_bytes);
+  }
+  return report;
+}
+
+}  // namespace
+
+ConvertReport convert(const std::shared_ptr<const Checkpoint>& source, const fs::path& destination,
+                      const ConvertOptions& options) {
+  const bool single = is_single_file(destination, options.to);
+  if (single && options.max_shard_bytes != 0) {
+    fail(ErrorCode::invalid_argument, "{}: a size limit for shards, but the destination is one file",
+         destination.string());
+  }
+  return run(source, destination, options, [&](const std::shared_ptr<const OutputSource>& output) {
+    const std::string file_name = single ? destination.filename().string() : std::string();
+    switch (options.to) {
+      case SourceKind::dcp:
+        return plan_dcp(output, layout_of_source(*output));
+      case SourceKind::safetensors:
+        return plan_safetensors(output, file_name);
+      case SourceKind::torch:
+        return plan_torch(output, file_name);
+    }
+    fail(ErrorCode::invalid_argument, "no such kind of destination");
+  });
+}
+
+ConvertReport reshard(const std::shared_ptr<const Checkpoint>& source, const fs::path& destination,
+                      const ReshardOptions& options) {
+  if (options.ranks < 1 || options.ranks > kMaxRanks) {
+    fail(ErrorCode::invalid_argument, "{} ranks, expected 1 to {}", options.ranks, kMaxRanks);
+  }
+  ReshardOptions dcp_options = options;
+  dcp_options.to = SourceKind::dcp;
+  return run(source, destination, dcp_options, [&](const std::shared_ptr<const OutputSource>& output) {
+    return plan_dcp(output, layout_for_ranks(*output, dcp_options));
+  });
+}
+
+}  // namespace tessera::checkpoint

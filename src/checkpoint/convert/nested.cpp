@@ -1,0 +1,56 @@
+#include "checkpoint/convert/nested.h"
+
+#include "tessera/base/error.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+constexpr std::int64_t kMaxListLength = 10'000'000;
+constexpr std::size_t kMaxDepth = 200;
+
+}  // namespace
+
+Nested& Nested::child(const Key& item, const std::string& name) {
+  const Kind wanted = std::holds_alternative<std::string>(item) ? Kind::dict : Kind::list;
+  if (kind == Kind::none) kind = wanted;
+  if (kind != wanted) {
+    fail(ErrorCode::corrupt, "the path of '{}' leads through a {} that another path uses as a {}", printable(name),
+         wanted == Kind::dict ? "dict" : "list",
+         kind == Kind::leaf   ? "value"
+         : kind == Kind::dict ? "dict"
+                              : "list");
+  }
+  std::size_t at = 0;
+  if (wanted == Kind::dict) {
+    const auto& key = std::get<std::string>(item);
+    const auto [found, is_new] = positions_.try_emplace(key, children.size());
+    if (is_new) {
+      keys.push_back(key);
+      children.push_back(nullptr);
+    }
+    at = found->second;
+  } else {
+    const std::int64_t index = std::get<std::int64_t>(item);
+    if (index < 0 || index >= kMaxListLength) {
+      fail(ErrorCode::corrupt, "the path of '{}' has the list index {}", printable(name), index);
+    }
+    at = static_cast<std::size_t>(index);
+    if (at >= children.size()) children.resize(at + 1);
+  }
+  if (!children[at]) children[at] = std::make_unique<Nested>();
+  return *children[at];
+}
+
+void Nested::set(const Path& path, std::size_t leaf_in, const std::string& name) {
+  if (path.size() > kMaxDepth) {
+    fail(ErrorCode::corrupt, "the path of '{}' has {} parts, at most {} expected", printable(name), path.size(),
+         kMaxDepth);
+  }
+  Nested* at = this;
+  for (const Key& item : path) at = &at->child(item, name);
+  if (at->kind != Kind::none) fail(ErrorCode::corrupt, "the path of '{}' is another one's too", printable(name));
+  at->kind = Kind::leaf;
+  at->leaf = leaf_in;
+}
+
+}  // namespace tessera::checkpoint

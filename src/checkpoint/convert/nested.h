@@ -1,0 +1,31 @@
+#pragma once
+// The nested state dict that flat names stand for.
+// PyTorch: unflatten_state_dict in torch/distributed/checkpoint/_nested_dict.py, set_element in _traverse.py.
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "tessera/format/dcp_metadata.h"
+
+namespace tessera::checkpoint {
+
+struct Nested {
+  enum class Kind : std::uint8_t { none, leaf, dict, list };
+  Kind kind = Kind::none;
+  std::size_t leaf = 0;                           // what the caller gave
+  std::vector<std::string> keys;                  // of a dict, in order of insertion
+  std::vector<std::unique_ptr<Nested>> children;  // of a dict (aligned with keys) or a list
+
+  // Puts `leaf` at `path`, making dicts for text and lists for integers; lists are filled up with none. Throws
+  // Error(corrupt) where a path leads through a leaf, or through a dict as if it were a list.
+  void set(const Path& path, std::size_t leaf, const std::string& name);
+
+ private:
+  Nested& child(const Key& item, const std::string& name);
+  std::unordered_map<std::string, std::size_t> positions_;  // of keys
+};
+
+}  // namespace tessera::checkpoint

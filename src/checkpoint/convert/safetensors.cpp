@@ -1,0 +1,165 @@
+// Safetensors: `model.safetensors`, or `model-0000k-of-0000n.safetensors` with an index where the size limit asks for
+// several.
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "checkpoint/convert/output_plan.h"
+#include "checkpoint/source/safetensors_extra.h"
+#include "tessera/base/error.h"
+#include "tessera/format/python_value.h"
+#include "tessera/format/safetensors.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+using safetensors_extra::add_extra;
+using safetensors_extra::add_path;
+using safetensors_extra::Json;
+using safetensors_extra::StoredAs;
+
+constexpr std::uint64_t kDefaultShardBytes = 5'000'000'000;  // as Hugging Face's writers have it
+
+StoredAs stored_as(const OutputTensor& tensor) {
+  return safetensors_extra::stored_as(tensor.dtype, tensor.info->shape);
+}
+
+class SafetensorsPlanner {
+ public:
+  explicit SafetensorsPlanner(std::shared_ptr<const OutputSource> source) : source_(std::move(source)) {}
+
+  OutputPlan plan(const std::string& file_name) {
+    const std::vector<std::vector<std::size_t>> groups = file_name.empty() ? group_by_size() : one_group();
+    collect_extras();
+    safetensors::Index index;
+    std::uint64_t total = 0;
+    for (std::size_t g = 0; g < groups.size(); ++g) {
+      const std::string name = file_name.empty() ? safetensors::shard_file_name(g, groups.size()) : file_name;
+      add_file(name, groups[g], g == 0);
+      for (const std::size_t tensor : groups[g]) {
+        index.weight_map[source_->tensors()[tensor].info->name] = name;
+        total += bytes_of(tensor);
+      }
+    }
+    if (groups.size() > 1) {
+      index.total_size = total;
+      plan_.small_files.emplace_back(safetensors::kIndexFileName, safetensors::write_index(index));
+    }
+    return std::move(plan_);
+  }
+
+ private:
+  std::uint64_t bytes_of(std::size_t tensor) const {
+    const OutputTensor& output = source_->tensors()[tensor];
+    return output.info->size_bytes() / static_cast<std::uint64_t>(dtype_size(output.info->dtype)) *
+           static_cast<std::uint64_t>(dtype_size(output.dtype));
+  }
+
+  std::vector<std::vector<std::size_t>> one_group() const {
+    std::vector<std::size_t> all(source_->tensors().size());
+    for (std::size_t i = 0; i < all.size(); ++i) all[i] = i;
+    return {std::move(all)};
+  }
+
+  std::vector<std::vector<std::size_t>> group_by_size() const {
+    const std::uint64_t asked = source_->options().max_shard_bytes;
+    const std::uint64_t limit = asked == 0 ? kDefaultShardBytes : asked;
+    std::vector<std::vector<std::size_t>> groups(1);
+    std::uint64_t size = 0;
+    for (std::size_t i = 0; i < source_->tensors().size(); ++i) {
+      const std::uint64_t bytes = bytes_of(i);
+      if (!groups.back().empty() && size + bytes > limit) {
+        groups.emplace_back();
+        size = 0;
+      }
+      groups.back().push_back(i);
+      size += bytes;
+    }
+    return groups;
+  }
+
+  // Objects and places in the nested state dict go into the first file's __metadata__.
+  void collect_extras() {
+    Json objects = Json::object(), paths = Json::object();
+    const Checkpoint& checkpoint = *source_->checkpoint();
+    for (const std::size_t i : source_->objects()) {
+      const ObjectInfo& info = checkpoint.objects()[i];
+      const ObjectValue value = checkpoint.load_object(i);
+      std::optional<Json> json = pickle::to_lossless_json(value.value);
+      if (!json) {
+        source_->warn(fmt::format("object '{}' can't be carried into safetensors: {}", printable(info.name),
+                                  pickle::opaque_reason(value.value).value_or("JSON can't say it")));
+        continue;
+      }
+      objects[info.name] = std::move(*json);
+      add_path(paths, info.name, info.path);
+    }
+    for (const OutputTensor& tensor : source_->tensors()) {
+      add_path(paths, tensor.info->name, tensor.info->path);
+      const StoredAs stored = stored_as(tensor);
+      if (stored.dtype == tensor.dtype) continue;
+      source_->warn(fmt::format("tensor '{}': safetensors has no {}; it is stored as {}{}",
+                                printable(tensor.info->name), dtype_name(tensor.dtype), dtype_name(stored.dtype),
+                                stored.as_pairs ? " with a last dimension of 2" : ""));
+    }
+    add_extra(extras_, safetensors_extra::kObjects, objects);
+    add_extra(extras_, safetensors_extra::kPaths, paths);
+  }
+
+  void add_file(const std::string& name, const std::vector<std::size_t>& group, bool is_first) {
+    struct Entry {
+      safetensors::Tensor stored;
+      std::size_t tensor;
+    };
+    std::vector<Entry> placed;
+    Json dtypes = Json::object();  // every file has those of its own tensors, so that it can be read alone
+    for (const std::size_t tensor : group) {
+      const OutputTensor& output = source_->tensors()[tensor];
+      const StoredAs stored = stored_as(output);
+      if (stored.dtype != output.dtype) dtypes[output.info->name] = std::string(dtype_name(output.dtype));
+      std::vector<std::int64_t> shape = output.info->shape;
+      if (stored.as_pairs) shape.push_back(2);
+      placed.push_back({{output.info->name, stored.dtype, std::move(shape)}, tensor});
+    }
+    std::sort(placed.begin(), placed.end(),
+              [](const Entry& a, const Entry& b) { return safetensors_extra::goes_before(a.stored, b.stored); });
+    std::vector<safetensors::Tensor> entries;
+    std::vector<std::size_t> tensors;
+    std::uint64_t offset = 0;
+    for (Entry& entry : placed) {
+      entry.stored.begin_bytes = offset;
+      entry.stored.end_bytes = offset += bytes_of(entry.tensor);
+      entries.push_back(std::move(entry.stored));
+      tensors.push_back(entry.tensor);
+    }
+    std::map<std::string, std::string> metadata = {{"format", "pt"}};
+    if (is_first) metadata.insert(extras_.begin(), extras_.end());
+    add_extra(metadata, safetensors_extra::kDTypes, dtypes);
+    Bytes header = safetensors::write_header(entries, metadata);
+    PlannedFile file{name, tensors.size(), {}};
+    const std::uint64_t length = header.size() + offset;
+    file.units.push_back({length, [source = source_, header = std::move(header), tensors] {
+                            Unit unit;
+                            unit.segments.emplace_back(header);
+                            for (const std::size_t tensor : tensors) {
+                              const Box whole = Box::full(source->tensors()[tensor].info->shape);
+                              unit.segments.emplace_back(source->tensor_data(tensor, whole));
+                            }
+                            return unit;
+                          }});
+    plan_.files.push_back(std::move(file));
+  }
+
+  std::shared_ptr<const OutputSource> source_;
+  std::map<std::string, std::string> extras_;
+  OutputPlan plan_;
+};
+
+}  // namespace
+
+OutputPlan plan_safetensors(const std::shared_ptr<const OutputSource>& source, const std::string& file_name) {
+  return SafetensorsPlanner(source).plan(file_name);
+}
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,113 @@
+#include "checkpoint/convert/staging.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+
+#include "tessera/base/error.h"
+#include "tessera/base/file.h"
+
+namespace tessera::checkpoint {
+namespace fs = std::filesystem;
+namespace {
+
+constexpr std::string_view kSuffix = ".partial";
+
+std::string prefix_of(const fs::path& destination) {
+  return fmt::format(".{}.tessera-", destination.filename().string());
+}
+
+// The path without a trailing slash, which would hide its name.
+fs::path normal(const fs::path& path) {
+  const fs::path absolute = fs::absolute(path).lexically_normal();
+  return absolute.has_filename() ? absolute : absolute.parent_path();
+}
+
+int open_directory(const fs::path& path) {
+  return ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+}
+
+}  // namespace
+
+void Staging::check_destination(const fs::path& destination, const fs::path& source) {
+  if (destination.empty()) fail(ErrorCode::invalid_argument, "the destination has no name");
+  std::error_code error;
+  const fs::path target = normal(destination);
+  const fs::path real_source = fs::weakly_canonical(source, error);
+  const fs::path real_target = fs::weakly_canonical(target, error);
+  if (!error && real_source == real_target) {
+    fail(ErrorCode::invalid_argument, "{}: the destination is the source", destination.string());
+  }
+  if (fs::exists(fs::symlink_status(target, error))) {
+    fail(ErrorCode::invalid_argument, "{}: the destination exists already", destination.string());
+  }
+  for (fs::path above = real_target.parent_path(); above.has_relative_path(); above = above.parent_path()) {
+    if (above == real_source) {
+      fail(ErrorCode::invalid_argument, "{}: the destination lies within the source", destination.string());
+    }
+  }
+  if (!fs::is_directory(target.parent_path(), error)) {
+    fail(ErrorCode::not_found, "{}: there is no directory {} to put it in", destination.string(),
+         target.parent_path().string());
+  }
+}
+
+Staging::Staging(const fs::path& destination, const fs::path& source)
+    : destination_(normal(destination)), parent_(destination_.parent_path()) {
+  check_destination(destination, source);
+  remove_leftovers();
+  static std::atomic<unsigned> counter = 0;
+  folder_ = parent_ / fmt::format("{}{}-{}{}", prefix_of(destination_), ::getpid(), counter++, kSuffix);
+  if (::mkdir(folder_.c_str(), 0777) != 0) {
+    fail(ErrorCode::io, "create {} beside the destination: {}", folder_.string(), std::strerror(errno));
+  }
+  lock_ = open_directory(folder_);
+  if (lock_ >= 0) ::flock(lock_, LOCK_EX | LOCK_NB);  // where locks don't work, leftovers are never removed
+}
+
+Staging::~Staging() {
+  std::error_code ignored;
+  if (!folder_.empty()) fs::remove_all(folder_, ignored);
+  if (lock_ >= 0) ::close(lock_);
+}
+
+void Staging::remove_leftovers() const {
+  std::error_code error;
+  const std::string prefix = prefix_of(destination_);
+  for (fs::directory_iterator it(parent_, error), end; !error && it != end; it.increment(error)) {
+    const std::string name = it->path().filename().string();
+    if (!name.starts_with(prefix) || !name.ends_with(kSuffix)) continue;
+    const int descriptor = open_directory(it->path());
+    if (descriptor < 0) continue;
+    std::error_code ignored;
+    if (::flock(descriptor, LOCK_EX | LOCK_NB) == 0) fs::remove_all(it->path(), ignored);
+    ::close(descriptor);
+  }
+}
+
+void Staging::commit_folder() {
+  sync_directory(folder_);
+  rename_new(folder_, destination_);
+  folder_.clear();
+  sync_directory(parent_);
+}
+
+void Staging::commit_file(const fs::path& file, const fs::path& companion, const std::string& suffix) {
+  if (!companion.empty()) rename_replacing(folder_ / companion, fs::path(destination_.string() + suffix));
+  try {
+    rename_new(folder_ / file, destination_);
+  } catch (...) {
+    std::error_code ignored;
+    if (!companion.empty()) fs::remove(fs::path(destination_.string() + suffix), ignored);
+    throw;
+  }
+  sync_directory(parent_);
+}
+
+}  // namespace tessera::checkpoint

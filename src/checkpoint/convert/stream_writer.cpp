@@ -1,0 +1,292 @@
+#include "checkpoint/convert/stream_writer.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "checkpoint/buffer.h"
+#include "tessera/base/crc32.h"
+#include "tessera/base/error.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+// Units up to this size are gathered and written together.
+constexpr std::uint64_t kSmallUnitBytes = 1u << 20;
+
+std::uint64_t length_of(const Segment& segment) {
+  if (const auto* bytes = std::get_if<Bytes>(&segment)) return bytes->size();
+  if (const auto* data = std::get_if<Data>(&segment)) return data->length_bytes;
+  return std::get<Late>(segment).length_bytes;
+}
+
+}  // namespace
+
+std::uint64_t Unit::length_bytes() const {
+  std::uint64_t length = 0;
+  for (const Segment& segment : segments) length += length_of(segment);
+  return length;
+}
+
+struct StreamWriter::OpenFile {
+  OpenFile(std::unique_ptr<OutputFile> file_in, std::string name_in, std::uint64_t size_in)
+      : file(std::move(file_in)), name(std::move(name_in)), size_bytes(size_in) {}
+  std::unique_ptr<OutputFile> file;
+  std::string name;
+  std::uint64_t size_bytes;
+  std::mutex mutex;
+  std::size_t open_units = 1;  // one more until end_file
+  // The system lets one thread write to a file at a time; those that would spin until it is their turn can do more.
+  std::mutex write_mutex;
+  struct Part {
+    std::uint64_t offset_bytes, length_bytes;
+    std::uint32_t crc;
+  };
+  std::vector<Part> parts;
+
+  void write(std::uint64_t offset_bytes, ByteView bytes) {
+    const std::lock_guard lock(write_mutex);
+    file->write_at(offset_bytes, bytes);
+    file->start_writeback(offset_bytes, bytes.size());
+  }
+};
+
+struct StreamWriter::Running {
+  Unit unit;
+  std::shared_ptr<OpenFile> file;
+  std::uint64_t offset_bytes = 0;
+  std::uint64_t length_bytes = 0;
+  std::vector<std::uint64_t> segment_offsets;  // within the unit
+  std::vector<std::size_t> data_number;        // of each segment: how many data segments precede it
+  std::vector<std::uint32_t> segment_crcs, data_crcs;
+  std::vector<std::vector<std::uint32_t>> block_crcs;  // of data segments that are written in several blocks
+  std::vector<std::uint64_t> block_bytes;
+  std::vector<std::size_t> deferred;        // late segments written when all data is
+  std::atomic<std::size_t> open_tasks = 1;  // one more until all are submitted
+
+  Running(Unit unit_in, std::shared_ptr<OpenFile> file_in, std::uint64_t offset_in)
+      : unit(std::move(unit_in)), file(std::move(file_in)), offset_bytes(offset_in) {
+    std::size_t data = 0;
+    for (const Segment& segment : unit.segments) {
+      segment_offsets.push_back(length_bytes);
+      data_number.push_back(data);
+      length_bytes += length_of(segment);
+      if (std::holds_alternative<Data>(segment)) ++data;
+    }
+    segment_crcs.resize(unit.segments.size());
+    block_crcs.resize(unit.segments.size());
+    block_bytes.resize(unit.segments.size());
+    data_crcs.resize(data);
+  }
+
+  std::uint32_t crc() const {
+    std::uint32_t result = 0;
+    for (std::size_t i = 0; i < unit.segments.size(); ++i) {
+      result = crc32_combine(result, segment_crcs[i], length_of(unit.segments[i]));
+    }
+    return result;
+  }
+};
+
+StreamWriter::StreamWriter(std::shared_ptr<Storage> storage, std::size_t threads, ProgressSink& progress,
+                           const Cancellation* cancellation)
+    : storage_(std::move(storage)), progress_(progress), cancellation_(cancellation), pool_(threads) {}
+
+StreamWriter::~StreamWriter() = default;
+
+void StreamWriter::check_cancelled() const {
+  if (cancellation_ != nullptr) cancellation_->check();
+}
+
+void StreamWriter::begin_file(const std::string& name, std::uint64_t size_bytes) {
+  current_ = std::make_shared<OpenFile>(storage_->create(name, size_bytes), name, size_bytes);
+  next_offset_bytes_ = 0;
+}
+
+void StreamWriter::add(Unit unit) {
+  check_cancelled();
+  auto running = std::make_shared<Running>(std::move(unit), current_, next_offset_bytes_);
+  next_offset_bytes_ += running->length_bytes;
+  {
+    const std::lock_guard lock(current_->mutex);
+    ++current_->open_units;
+  }
+  if (running->length_bytes > kSmallUnitBytes) {
+    flush_small();
+    run_large(std::move(running));
+    return;
+  }
+  if (small_bytes_ + running->length_bytes > kSmallUnitBytes) flush_small();
+  small_bytes_ += running->length_bytes;
+  small_.push_back(std::move(running));
+}
+
+void StreamWriter::flush_small() {
+  if (small_.empty()) return;
+  pool_.submit([this, units = std::exchange(small_, {}), bytes = std::exchange(small_bytes_, 0)] {
+    check_cancelled();
+    thread_local Buffer buffer;
+    const MutableByteView out = buffer.get(bytes);
+    std::uint64_t at = 0;
+    for (const auto& unit : units) {
+      assemble(*unit, 0, unit->unit.segments.size(), out.subspan(at, unit->length_bytes));
+      at += unit->length_bytes;
+    }
+    OpenFile& file = *units.front()->file;
+    file.write(units.front()->offset_bytes, out);
+    for (const auto& unit : units) unit_done(file, unit->offset_bytes, unit->length_bytes, unit->crc());
+  });
+}
+
+// Produces segments first..last-1, whose late ones depend on no data outside of them but what is known already, into
+// `out`.
+void StreamWriter::assemble(Running& unit, std::size_t first, std::size_t last, MutableByteView out) {
+  std::uint64_t at = 0;
+  std::uint64_t data_bytes = 0;
+  for (std::size_t i = first; i < last; ++i) {
+    const Segment& segment = unit.unit.segments[i];
+    const MutableByteView part = out.subspan(at, length_of(segment));
+    if (const auto* data = std::get_if<Data>(&segment)) {
+      data->produce(0, part);
+      data_bytes += part.size();
+      unit.segment_crcs[i] = unit.data_crcs[unit.data_number[i]] = crc32(part);
+    } else {
+      const auto* fixed = std::get_if<Bytes>(&segment);
+      const Bytes made = fixed != nullptr ? Bytes() : std::get<Late>(segment).make(unit.data_crcs);
+      const Bytes& bytes = fixed != nullptr ? *fixed : made;
+      if (bytes.size() != part.size()) fail(ErrorCode::internal, "a part of a file has not the size that was planned");
+      std::copy(bytes.begin(), bytes.end(), part.begin());
+      unit.segment_crcs[i] = crc32(part);
+    }
+    at += part.size();
+  }
+  progress_.advance(data_bytes);
+}
+
+// Cuts a unit into tasks: runs of segments that fit into a block are assembled and written at once, a data segment
+// larger than that goes block by block, and late bytes that wait for it are written at the end.
+void StreamWriter::run_large(std::shared_ptr<Running> unit) {
+  const std::vector<Segment>& segments = unit->unit.segments;
+  const auto submit = [&](std::function<void()> work) {
+    unit->open_tasks.fetch_add(1);
+    pool_.submit([this, unit, work = std::move(work)] {
+      check_cancelled();
+      work();
+      task_done(unit);
+    });
+  };
+  for (std::size_t i = 0; i < segments.size();) {
+    const auto* late = std::get_if<Late>(&segments[i]);
+    if (late != nullptr) {
+      unit->deferred.push_back(i++);
+      continue;
+    }
+    const auto* data = std::get_if<Data>(&segments[i]);
+    if (data != nullptr && data->length_bytes > kBlockBytes) {
+      const std::uint64_t granule = std::max<std::uint64_t>(data->granule_bytes, 1);
+      const std::uint64_t block = std::max<std::uint64_t>(kBlockBytes / granule, 1) * granule;
+      unit->block_bytes[i] = block;
+      unit->block_crcs[i].resize((data->length_bytes + block - 1) / block);
+      for (std::size_t b = 0; b < unit->block_crcs[i].size(); ++b) {
+        submit([this, unit = unit.get(), data, i, b, block] {
+          thread_local Buffer buffer;
+          const std::uint64_t begin = b * block;
+          const MutableByteView out = buffer.get(std::min(block, data->length_bytes - begin));
+          data->produce(begin, out);
+          unit->block_crcs[i][b] = crc32(out);
+          const std::uint64_t offset = unit->offset_bytes + unit->segment_offsets[i] + begin;
+          unit->file->write(offset, out);
+          progress_.advance(out.size());
+        });
+      }
+      ++i;
+      continue;
+    }
+    std::size_t last = i;
+    std::uint64_t length = 0;
+    while (last < segments.size()) {
+      const auto* next_late = std::get_if<Late>(&segments[last]);
+      if ((next_late != nullptr && next_late->needs_all) ||
+          (last > i && length + length_of(segments[last]) > kBlockBytes)) {
+        break;
+      }
+      length += length_of(segments[last++]);
+    }
+    submit([this, unit = unit.get(), i, last, length] {
+      thread_local Buffer buffer;
+      const MutableByteView out = buffer.get(length);
+      assemble(*unit, i, last, out);
+      const std::uint64_t offset = unit->offset_bytes + unit->segment_offsets[i];
+      unit->file->write(offset, out);
+    });
+    i = last;
+  }
+  task_done(unit);
+}
+
+void StreamWriter::task_done(const std::shared_ptr<Running>& unit) {
+  if (unit->open_tasks.fetch_sub(1) != 1) return;
+  for (std::size_t i = 0; i < unit->unit.segments.size(); ++i) {
+    if (unit->block_crcs[i].empty()) continue;
+    const std::uint64_t length = length_of(unit->unit.segments[i]);
+    std::uint32_t crc = 0;
+    for (std::size_t b = 0; b < unit->block_crcs[i].size(); ++b) {
+      const std::uint64_t begin = b * unit->block_bytes[i];
+      crc = crc32_combine(crc, unit->block_crcs[i][b], std::min(unit->block_bytes[i], length - begin));
+    }
+    unit->segment_crcs[i] = unit->data_crcs[unit->data_number[i]] = crc;
+  }
+  for (const std::size_t i : unit->deferred) {
+    Bytes bytes(length_of(unit->unit.segments[i]));
+    assemble(*unit, i, i + 1, bytes);
+    unit->file->write(unit->offset_bytes + unit->segment_offsets[i], bytes);
+  }
+  unit_done(*unit->file, unit->offset_bytes, unit->length_bytes, unit->crc());
+}
+
+void StreamWriter::unit_done(OpenFile& file, std::uint64_t offset_bytes, std::uint64_t length_bytes,
+                             std::uint32_t crc) {
+  {
+    const std::lock_guard lock(file.mutex);
+    file.parts.push_back({offset_bytes, length_bytes, crc});
+    if (--file.open_units > 0) return;
+  }
+  file_done(file);
+}
+
+void StreamWriter::end_file() {
+  flush_small();
+  const std::shared_ptr<OpenFile> file = std::exchange(current_, nullptr);
+  if (next_offset_bytes_ != file->size_bytes) {
+    fail(ErrorCode::internal, "{}: {} bytes planned, {} given", file->name, file->size_bytes, next_offset_bytes_);
+  }
+  {
+    const std::lock_guard lock(file->mutex);
+    if (--file->open_units > 0) return;
+  }
+  file_done(*file);
+}
+
+void StreamWriter::file_done(OpenFile& file) {
+  file.file->finish();
+  std::sort(file.parts.begin(), file.parts.end(),
+            [](const auto& a, const auto& b) { return a.offset_bytes < b.offset_bytes; });
+  std::uint32_t crc = 0;
+  for (const auto& part : file.parts) crc = crc32_combine(crc, part.crc, part.length_bytes);
+  const std::lock_guard lock(result_mutex_);
+  result_.files[file.name] = {file.size_bytes, crc};
+}
+
+void StreamWriter::add_small_file(const std::string& name, ByteView bytes) {
+  write_new_file(*storage_, name, bytes);
+  const std::lock_guard lock(result_mutex_);
+  result_.files[name] = {bytes.size(), crc32(bytes)};
+}
+
+Sidecar StreamWriter::finish() {
+  pool_.wait();
+  check_cancelled();
+  const std::lock_guard lock(result_mutex_);
+  return result_;
+}
+
+}  // namespace tessera::checkpoint

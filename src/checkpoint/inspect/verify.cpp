@@ -1,0 +1,405 @@
+#include "tessera/checkpoint/verify.h"
+#include "tessera/format/dcp_metadata.h"
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+#include <set>
+#include <utility>
+
+#include "checkpoint/buffer.h"
+#include "tessera/base/crc32.h"
+#include "tessera/base/error.h"
+#include "tessera/base/thread_pool.h"
+#include "tessera/checkpoint/checkpoint.h"
+#include "tessera/checkpoint/internal/file_names.h"
+#include "tessera/checkpoint/sidecar.h"
+
+namespace tessera::checkpoint {
+namespace fs = std::filesystem;
+namespace {
+
+constexpr std::uint64_t kBlockBytes = 4u << 20;
+
+class Verifier {
+ public:
+  Verifier(fs::path path, const VerifyOptions& options)
+      : path_(std::move(path)),
+        options_(options),
+        progress_(options.progress != nullptr ? *options.progress : no_progress()),
+        pool_(options.jobs != 0 ? options.jobs : std::clamp<std::size_t>(available_processors(), 4, 16)) {}
+
+  VerifyReport run() {
+    directory_ = fs::is_directory(path_) ? path_ : path_.parent_path();
+    check_sidecar();
+    try {
+      checkpoint_ = Checkpoint::open(path_);
+    } catch (const Error& error) {
+      // Where the sidecar has shown damage already, this is what it did.
+      const bool explained = report_.problem_count > 0 && error.code() != ErrorCode::io;
+      if (error.code() != ErrorCode::corrupt && !explained) throw;
+      add({error.what(), {}, {}, {}});
+    }
+    if (checkpoint_) {
+      check_layout();
+      check_ranges();
+      check_contents();
+    }
+    pool_.wait();
+    progress_.end();
+    report_.bytes_checked = bytes_checked_;
+    std::sort(report_.left_over.begin(), report_.left_over.end());
+    std::sort(report_.problems.begin(), report_.problems.end(), [](const Problem& a, const Problem& b) {
+      return std::tie(a.file, a.offset_bytes, a.name, a.what) < std::tie(b.file, b.offset_bytes, b.name, b.what);
+    });
+    return std::move(report_);
+  }
+
+ private:
+  void add(Problem problem) {
+    const std::lock_guard lock(mutex_);
+    if (report_.problem_count >= options_.max_problems) {
+      ++report_.problem_count;
+      return;
+    }
+    // What damages an archive's directory is met by every check that opens it.
+    if (!reported_.insert(problem.what).second) return;
+    ++report_.problem_count;
+    report_.problems.push_back(std::move(problem));
+  }
+
+  void add_for_file(const std::string& file, std::optional<std::uint64_t> offset, const std::string& name,
+                    const std::string& what) {
+    std::string text = (directory_ / file).string();
+    if (offset) text += fmt::format(" at byte {}", *offset);
+    if (!name.empty()) text += fmt::format(": '{}'", printable(name));
+    add({text + ": " + what, file, offset, name});
+  }
+
+  void check_cancelled() const {
+    if (options_.cancellation != nullptr) options_.cancellation->check();
+  }
+
+  // The CRC-32 of a range, in blocks.
+  std::uint32_t checksum(const ByteSource& file, std::uint64_t offset_bytes, std::uint64_t length_bytes) {
+    thread_local Buffer buffer;
+    std::uint32_t crc = 0;
+    for (std::uint64_t done = 0; done < length_bytes;) {
+      check_cancelled();
+      const MutableByteView block = buffer.get(std::min(kBlockBytes, length_bytes - done));
+      file.read_at(offset_bytes + done, block);
+      crc = crc32(block, crc);
+      done += block.size();
+      bytes_checked_ += block.size();
+      progress_.advance(block.size());
+    }
+    return crc;
+  }
+
+  // Runs a check whose finding of damage is a problem, not an end.
+  template <typename Check>
+  void report_damage(const std::string& file, std::optional<std::uint64_t> offset, const std::string& name,
+                     const Check& check) {
+    try {
+      check();
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::corrupt && error.code() != ErrorCode::not_found) throw;
+      add({error.what(), file, offset, name});
+    }
+  }
+
+  // --- the sidecar: every file's size and CRC-32
+
+  void check_sidecar() {
+    report_damage(std::string(kSidecarFileName), {}, {}, [&] { sidecar_ = read_sidecar(path_); });
+    report_.has_sidecar = sidecar_.has_value();
+    if (!sidecar_) return;
+    std::uint64_t total = 0;
+    for (const auto& [name, facts] : sidecar_->files) total += facts.size_bytes;
+    progress_.begin("verify", total);
+    for (const auto& [name, facts] : sidecar_->files) {
+      const fs::path relative(name);
+      const bool leaves = relative.is_absolute() || std::find(relative.begin(), relative.end(), "..") != relative.end();
+      if (leaves) {
+        add_for_file(std::string(kSidecarFileName), {}, {},
+                     fmt::format("it lists '{}', outside of the checkpoint", printable(name)));
+        continue;
+      }
+      pool_.submit([this, name = name, facts = facts] { check_file(name, facts); });
+    }
+    pool_.wait();
+    if (!fs::is_directory(path_)) return;
+    for (const fs::directory_entry& entry : fs::directory_iterator(path_)) {
+      const std::string name = entry.path().filename().string();
+      if (!entry.is_regular_file() || name == kSidecarFileName || sidecar_->files.contains(name)) continue;
+      if (may_be_left_by_a_save(name)) {
+        report_.left_over.push_back(name);
+      } else {
+        add_for_file(name, {}, {}, "not a file of this checkpoint: the sidecar doesn't list it");
+        extra_files_.insert(name);
+      }
+    }
+  }
+
+  void check_file(const std::string& name, const Sidecar::FileFacts& facts) {
+    std::error_code error;
+    if (!fs::is_regular_file(directory_ / name, error)) {
+      const std::lock_guard lock(missing_mutex_);
+      missing_files_.insert(name);
+      add_for_file(name, {}, {}, "the file is missing");
+      return;
+    }
+    const File file = File::open_read(directory_ / name);
+    const std::uint64_t size = file.size_bytes();
+    if (size != facts.size_bytes) {
+      add_for_file(name, std::min(size, facts.size_bytes), {},
+                   fmt::format("the file has {} bytes, expected {}", size, facts.size_bytes));
+      return;
+    }
+    const std::uint32_t crc = checksum(file, 0, size);
+    if (crc == facts.crc32) {
+      const std::lock_guard lock(missing_mutex_);
+      good_files_.insert(name);
+      return;
+    }
+    add_for_file(name, {}, {},
+                 fmt::format("its {} bytes have CRC-32 {:08x}, the sidecar says {:08x}", size, crc, facts.crc32));
+  }
+
+  // --- tensors against their shapes
+
+  void check_layout() {
+    const Checkpoint& checkpoint = *checkpoint_;
+    report_.tensors = checkpoint.tensors().size();
+    report_.objects = checkpoint.objects().size();
+    report_.files = checkpoint.files().size();
+    for (std::size_t i = 0; i < checkpoint.tensors().size(); ++i) {
+      report_.chunks += checkpoint.tensors()[i].chunks.size();
+      report_damage({}, {}, checkpoint.tensors()[i].name, [&] { checkpoint.check_partition(i); });
+    }
+    for (const SourceFile& file : checkpoint.files()) {
+      const std::lock_guard lock(missing_mutex_);
+      if (!file.size_bytes && missing_files_.insert(file.name).second) {
+        add_for_file(file.name, {}, {}, "the file is missing");
+      }
+    }
+  }
+
+  // --- stored ranges against files
+
+  struct Range {
+    std::uint64_t begin, end;
+    std::string_view name;
+    bool operator<(const Range& other) const { return std::tie(begin, end) < std::tie(other.begin, other.end); }
+  };
+
+  void check_ranges() {
+    if (checkpoint_->kind() != SourceKind::dcp)
+      return;  // the other formats account for every byte when they are opened
+    std::vector<std::vector<Range>> ranges(checkpoint_->files().size());
+    const auto take = [&](const StoredRange& stored, std::string_view name) {
+      if (stored.file != StoredRange::kNoFile) {
+        ranges[stored.file].push_back({stored.offset_bytes, stored.offset_bytes + stored.length_bytes, name});
+      }
+    };
+    for (const TensorInfo& tensor : checkpoint_->tensors()) {
+      for (const StoredRange& stored : tensor.stored) take(stored, tensor.name);
+    }
+    for (const ObjectInfo& object : checkpoint_->objects()) take(object.stored, object.name);
+    for (const StoredCopy& copy : checkpoint_->copies()) take(copy.stored, copy.name);
+    check_unclaimed(ranges);
+    for (std::size_t f = 0; f < ranges.size(); ++f) {
+      if (checkpoint_->files()[f].size_bytes) check_file_ranges(checkpoint_->files()[f], ranges[f]);
+    }
+    check_extra_files();
+  }
+
+  void check_unclaimed(std::vector<std::vector<Range>>& ranges) {
+    const dcp::Metadata& metadata = *checkpoint_->dcp_metadata();
+    for (const dcp::UnclaimedItem& item : metadata.unclaimed) {
+      const std::string& file =
+          item.item.file == dcp::StoredItem::kNoFile ? std::string() : metadata.files[item.item.file];
+      const auto offset = static_cast<std::uint64_t>(item.item.offset_bytes);
+      add_for_file(file, offset, item.name, "a stored item that the state doesn't have");
+      for (std::size_t f = 0; f < ranges.size(); ++f) {
+        if (checkpoint_->files()[f].name != file) continue;
+        ranges[f].push_back({offset, offset + static_cast<std::uint64_t>(item.item.length_bytes), item.name});
+      }
+    }
+  }
+
+  void check_file_ranges(const SourceFile& file, std::vector<Range>& ranges) {
+    std::sort(ranges.begin(), ranges.end());
+    std::uint64_t at = 0;
+    const Range* last = nullptr;
+    const auto hole = [&](std::uint64_t end) {
+      if (end > at) add_for_file(file.name, at, {}, fmt::format("{} bytes that nothing refers to", end - at));
+    };
+    for (const Range& range : ranges) {
+      if (range.begin == range.end) continue;
+      if (range.end > *file.size_bytes || range.end < range.begin) {
+        add_for_file(file.name, range.begin, std::string(range.name),
+                     fmt::format("stored in {} bytes here, but the file has {} bytes", range.end - range.begin,
+                                 *file.size_bytes));
+        continue;
+      }
+      // Chunks without elements may share an item.
+      if (last != nullptr && range.begin == last->begin && range.end == last->end && range.name == last->name) continue;
+      if (range.begin < at) {
+        add_for_file(file.name, range.begin, std::string(range.name),
+                     fmt::format("overlaps what is stored of '{}' up to byte {}", printable(last->name), at));
+      }
+      hole(range.begin);
+      at = std::max(at, range.end);
+      last = &range;
+    }
+    hole(*file.size_bytes);
+  }
+
+  // Without a sidecar.
+  void check_extra_files() {
+    if (sidecar_) return;
+    std::set<std::string> known;
+    for (const SourceFile& file : checkpoint_->files()) known.insert(file.name);
+    for (const fs::directory_entry& entry : fs::directory_iterator(path_)) {
+      const std::string name = entry.path().filename().string();
+      if (!entry.is_regular_file() || known.contains(name)) continue;
+      if (may_be_left_by_a_save(name)) {
+        report_.left_over.push_back(name);
+      } else if (name.ends_with(".distcp")) {
+        add_for_file(name, {}, {}, "the metadata doesn't refer to it");
+      }
+    }
+  }
+
+  // --- contents
+
+  void check_contents() {
+    if (!sidecar_) {
+      std::uint64_t total = 0;
+      for (const SourceFile& file : checkpoint_->files()) total += file.size_bytes.value_or(0);
+      progress_.begin("verify", total);
+    }
+    switch (checkpoint_->kind()) {
+      case SourceKind::dcp:
+        check_items();
+        break;
+      case SourceKind::torch:
+        check_archive();
+        break;
+      case SourceKind::safetensors:
+        check_objects();
+        break;
+    }
+    pool_.wait();
+    if (checkpoint_->kind() != SourceKind::safetensors) return;
+    for (const SourceFile& file : checkpoint_->files()) {
+      if (!sidecar_ || !sidecar_->files.contains(file.name))
+        report_.bytes_without_checksum += file.size_bytes.value_or(0);
+    }
+  }
+
+  bool can_read(const StoredRange& stored) const {
+    if (stored.file == StoredRange::kNoFile) return true;  // to be reported by who tries
+    const SourceFile& file = checkpoint_->files()[stored.file];
+    return file.size_bytes && stored.offset_bytes <= *file.size_bytes &&
+           stored.length_bytes <= *file.size_bytes - stored.offset_bytes;
+  }
+
+  void check_items() {
+    const Checkpoint& checkpoint = *checkpoint_;
+    for (std::size_t t = 0; t < checkpoint.tensors().size(); ++t) {
+      const TensorInfo& tensor = checkpoint.tensors()[t];
+      for (std::size_t c = 0; c < tensor.chunks.size(); ++c) {
+        const StoredRange& stored = tensor.stored[c];
+        if (!can_read(stored)) continue;
+        pool_.submit([this, t, c, &tensor, &stored] {
+          const std::string file = stored.file == StoredRange::kNoFile ? "" : checkpoint_->files()[stored.file].name;
+          report_damage(file, stored.offset_bytes, tensor.name, [&] { checkpoint_->locate(t, c); });
+          check_entries(stored, tensor.name);
+        });
+      }
+    }
+    for (const StoredCopy& copy : checkpoint.copies()) {
+      if (can_read(copy.stored)) pool_.submit([this, &copy] { check_entries(copy.stored, copy.name); });
+    }
+    check_objects();
+  }
+
+  void check_objects() {
+    for (std::size_t i = 0; i < checkpoint_->objects().size(); ++i) {
+      const ObjectInfo& object = checkpoint_->objects()[i];
+      const StoredRange& stored = object.stored;
+      if (!can_read(stored)) continue;
+      pool_.submit([this, i, &object, &stored] {
+        const std::string file = stored.file == StoredRange::kNoFile ? "" : checkpoint_->files()[stored.file].name;
+        report_damage(file, stored.offset_bytes, object.name, [&] { checkpoint_->load_object(i); });
+        check_entries(stored, object.name);
+      });
+    }
+  }
+
+  // Every entry of a stored item's archive against its CRC-32, unless the sidecar has vouched for the file.
+  void check_entries(const StoredRange& stored, const std::string& name) {
+    check_cancelled();
+    if (stored.file == StoredRange::kNoFile) return;
+    const std::string& file_name = checkpoint_->files()[stored.file].name;
+    if (good_files_.contains(file_name)) return;
+    report_damage(file_name, stored.offset_bytes, name, [&] {
+      const std::shared_ptr<const ByteSource> file = checkpoint_->open_file(stored.file);
+      const zip::Directory directory = zip::read_directory(*file, stored.offset_bytes, stored.length_bytes);
+      for (const zip::Entry& entry : directory.entries) check_entry(*file, file_name, entry, name);
+    });
+  }
+
+  void check_entry(const ByteSource& file, const std::string& file_name, const zip::Entry& entry,
+                   const std::string& name) {
+    const std::uint32_t crc = checksum(file, entry.data_offset_bytes, entry.size_bytes);
+    if (crc == entry.crc32) return;
+    add_for_file(file_name, entry.data_offset_bytes, name,
+                 fmt::format("the {} bytes of {} have CRC-32 {:08x}, expected {:08x}", entry.size_bytes,
+                             printable(entry.name), crc, entry.crc32));
+  }
+
+  void check_archive() {
+    check_objects();
+    const SourceFile& source = checkpoint_->files()[0];
+    if (good_files_.contains(source.name)) return;
+    const std::shared_ptr<const ByteSource> file = checkpoint_->open_file(0);
+    const zip::Directory directory = zip::read_directory(*file, 0, *source.size_bytes);
+    std::map<std::uint64_t, std::string> names;  // of the tensors that an entry belongs to, by its data offset
+    for (std::size_t t = 0; t < checkpoint_->tensors().size(); ++t) {
+      const Extent extent = checkpoint_->locate(t, 0);
+      std::string& name = names[extent.checksum ? extent.checksum->offset_bytes : extent.offset_bytes];
+      name += (name.empty() ? "" : ", ") + checkpoint_->tensors()[t].name;
+    }
+    for (const zip::Entry& entry : directory.entries) {
+      pool_.submit([this, file, entry, &source, name = names[entry.data_offset_bytes]] {
+        check_entry(*file, source.name, entry, name);
+      });
+    }
+    pool_.wait();
+  }
+
+  fs::path path_, directory_;
+  const VerifyOptions& options_;
+  ProgressSink& progress_;
+  std::shared_ptr<const Checkpoint> checkpoint_;
+  std::optional<Sidecar> sidecar_;
+  std::mutex missing_mutex_;
+  std::set<std::string> missing_files_, good_files_, extra_files_;  // good: the sidecar's CRC-32 is right
+  std::atomic<std::uint64_t> bytes_checked_ = 0;
+  std::mutex mutex_;
+  VerifyReport report_;
+  std::set<std::string> reported_;  // the texts of report_.problems
+  ThreadPool pool_;                 // last: its threads use all of the above
+};
+
+}  // namespace
+
+VerifyReport verify(const fs::path& path, const VerifyOptions& options) {
+  if (!fs::exists(path)) fail(ErrorCode::not_found, "{}: no such file or directory", path.string());
+  return Verifier(path, options).run();
+}
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,107 @@
+#include "tessera/checkpoint/load_plan.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "tessera/base/cast.h"
+#include "tessera/base/error.h"
+#include "tessera/layout/redistribution.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+class Planner {
+ public:
+  Planner(const Targets& targets, const Checkpoint& checkpoint, const LoadRules& rules)
+      : targets_(targets), checkpoint_(checkpoint), rules_(rules) {}
+
+  LoadPlan plan() {
+    for (std::uint32_t t = 0; t < targets_.size(); ++t) {
+      const TargetEntry& target = targets_[t];
+      if (const auto* tensor = std::get_if<TargetTensor>(&target.value)) {
+        take_tensor(t, *tensor);
+      } else if (const auto object = checkpoint_.find_object(target.name)) {
+        plan_.objects.push_back({t, *object});
+      } else if (checkpoint_.find_tensor(target.name)) {
+        mismatch(target.name, "it is a tensor in the checkpoint, an object here");
+      } else {
+        plan_.missing.push_back(target.name);
+      }
+    }
+    report();
+    return std::move(plan_);
+  }
+
+ private:
+  void mismatch(const std::string& name, const std::string& what) {
+    if (++mismatches_ > kSaid) return;
+    said_ += fmt::format("; '{}': {}", printable(name), what);
+  }
+
+  void take_tensor(std::uint32_t t, const TargetTensor& target) {
+    const std::string& name = targets_[t].name;
+    const auto found = checkpoint_.find_tensor(name);
+    if (!found) {
+      if (checkpoint_.find_object(name)) {
+        mismatch(name, "it is an object in the checkpoint, a tensor here");
+      } else {
+        plan_.missing.push_back(name);
+      }
+      return;
+    }
+    const TensorInfo& stored = checkpoint_.tensors()[*found];
+    if (stored.shape != target.shape) {
+      return mismatch(name, fmt::format("its shape is {} in the checkpoint, {} here", shape_to_string(stored.shape),
+                                        shape_to_string(target.shape)));
+    }
+    if (stored.dtype != target.dtype && !(rules_.allow_cast && can_cast(stored.dtype, target.dtype))) {
+      return mismatch(name, fmt::format("its dtype is {} in the checkpoint, {} here", dtype_name(stored.dtype),
+                                        dtype_name(target.dtype)));
+    }
+    BoxList wanted(target.shape.size());
+    for (const TargetChunk& chunk : target.chunks) {
+      if (!is_empty(chunk.box) && !is_valid(chunk.box, target.shape)) {
+        return mismatch(
+            name, fmt::format("{} is wanted of the shape {}", to_string(chunk.box), shape_to_string(target.shape)));
+      }
+      wanted.push_back(chunk.box);
+    }
+    // Overlaps could hide a hole from who counts elements alone.
+    if (!wanted.empty()) checkpoint_.check_partition(*found);
+    for (Transfer& transfer : plan_transfers(stored.chunks, wanted)) {
+      plan_.items.push_back({t, static_cast<std::uint32_t>(transfer.destination), static_cast<std::uint32_t>(*found),
+                             static_cast<std::uint32_t>(transfer.source), std::move(transfer.box)});
+    }
+  }
+
+  void report() {
+    if (!rules_.allow_partial && !plan_.missing.empty()) {
+      std::string names;
+      for (std::size_t i = 0; i < std::min(kSaid, plan_.missing.size()); ++i) {
+        names += fmt::format("{}'{}'", i == 0 ? "" : ", ", printable(plan_.missing[i]));
+      }
+      if (plan_.missing.size() > kSaid) names += fmt::format(" and {} more", plan_.missing.size() - kSaid);
+      fail(ErrorCode::not_found, "load {}: the checkpoint has no {}{}", checkpoint_.path().string(), names, said_);
+    }
+    if (mismatches_ == 0) return;
+    if (mismatches_ > kSaid) said_ += fmt::format("; and {} more", mismatches_ - kSaid);
+    fail(ErrorCode::invalid_argument, "load {}: {} can't be loaded{}", checkpoint_.path().string(),
+         mismatches_ == 1 ? "a name" : fmt::format("{} names", mismatches_), said_);
+  }
+
+  static constexpr std::size_t kSaid = 20;
+  const Targets& targets_;
+  const Checkpoint& checkpoint_;
+  const LoadRules& rules_;
+  LoadPlan plan_;
+  std::size_t mismatches_ = 0;
+  std::string said_;
+};
+
+}  // namespace
+
+LoadPlan make_load_plan(const Targets& targets, const Checkpoint& checkpoint, const LoadRules& rules) {
+  return Planner(targets, checkpoint, rules).plan();
+}
+
+}  // namespace tessera::checkpoint

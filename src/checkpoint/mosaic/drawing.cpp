@@ -1,0 +1,231 @@
+#include "checkpoint/mosaic/page.h"
+
+namespace tessera::checkpoint::mosaic {
+
+const std::string_view kDrawing = R"js(// Drawing. Text from the data goes into the page as text and never as markup.
+const byId = (id) => document.getElementById(id);
+function element(tag, className, text) {
+  const made = document.createElement(tag);
+  if (className) made.className = className;
+  if (text !== undefined) made.textContent = text;
+  return made;
+}
+function svgElement(tag, attributes) {
+  const made = document.createElementNS('http://www.w3.org/2000/svg', tag);
+  for (const name in attributes) made.setAttribute(name, attributes[name]);
+  return made;
+}
+const px = (n) => Math.round(n * 100) / 100;
+// Tiles of one colour differ a little in tone, as stones do; which has which follows from where it is.
+const tone = (a, b) => 0.84 + 0.16 * ((Math.imul(a * 31 + b + 1, 2654435761) >>> 8) % 997) / 997;
+
+function drawTile(svg, x, y, w, h, key, seed, data) {
+  const gap = Math.min(1.2, 0.16 * Math.min(w, h));
+  svg.append(svgElement('rect', {
+    class: 'tile', ...data, 'data-k': key, x: px(x + gap / 2), y: px(y + gap / 2), width: px(Math.max(w - gap, 0.2)),
+    height: px(Math.max(h - gap, 0.2)), rx: px(Math.min(1.5, gap)), fill: keyColour(key), 'fill-opacity': seed.toFixed(3),
+  }));
+}
+
+const tilesOfPicture = 4096;
+function drawBoxes(svg, t, x, y, w, h) {
+  const { rect } = projection(t);
+  for (let i = 0; i < t.count && i < tilesOfPicture; ++i) {
+    if (t.boxBytes(i) === 0) continue;
+    const [u, v, du, dv] = rect(i);
+    drawTile(svg, x + u * w, y + v * h, du * w, dv * h, keyOf(t, i), tone(t.index, i), { 'data-t': t.index, 'data-c': i });
+  }
+}
+
+// Bands by share, for what is too large to be drawn box by box. Where even they would be too thin, some stand for all:
+// others in each picture (the golden section spreads them), so that the floor as a whole keeps every key's share.
+function drawShares(svg, what, x, y, w, h, index, data) {
+  const sums = evenly(sumsOf(what), Math.max(1, Math.floor(Math.max(w, h) / thinnestBand)), index * 0.618034 % 1);
+  const all = sums.reduce((sum, [, bytes]) => sum + bytes, 0);
+  let at = 0;
+  for (const [key, bytes] of sums) {
+    const part = bytes / all;
+    const [tx, ty, tw, th] = w > h ? [x + at * w, y, part * w, h] : [x, y + at * h, w, part * h];
+    drawTile(svg, tx, ty, tw, th, key, tone(Math.round(x + y), key), data);
+    at += part;
+  }
+}
+
+function describe(t) {
+  const holders = new Set();
+  for (let i = 0; i < t.count; ++i) holders.add(modes[0].key(t, t.file(i)));
+  holders.delete(-1);
+  return `${t.name}: ${data.dtypes[t.dtype][0]} [${t.shape.join(', ')}], ${counted(t.count, 'box')}` +
+    (holders.size > 0 ? ` on ${counted(holders.size, 'rank')}` : '');
+}
+
+function drawPicture(frame, t) {
+  const room = { width: Math.max(frame.clientWidth - 4, 40), height: frame.clientHeight };
+  const [w, h] = pictureSize(t, room).map(Math.round);
+  const svg = svgElement('svg', { width: w, height: h, viewBox: `0 0 ${w} ${h}`, role: 'img', 'aria-label': describe(t) });
+  let covered = 0;
+  for (let i = 0; i < t.count; ++i) covered += t.boxBytes(i);
+  // What no box covers, or what has no element, shows as an empty bed.
+  if (t.bytes === 0 || covered < t.bytes) {
+    svg.append(svgElement('rect', { class: 'empty', x: .5, y: .5, width: w - 1, height: h - 1, rx: 2 }));
+  }
+  drawBoxes(svg, t, 0, 0, w, h);
+  frame.replaceChildren(svg);
+}
+
+// The floor: the whole state by bytes. A treemap of tensors, each paved with its boxes; where there are too many, of
+// modules. `floorParts` is what its tiles' data-p refers to.
+const areaOfPart = 140, thinnestBox = 2, thinnestBand = 4;
+let floorParts = [];
+function fitsBoxByBox(t, w, h) {
+  if (t.count > w * h / (thinnestBox * thinnestBox)) return false;
+  const { rect } = projection(t);
+  for (let i = 0; i < t.count; ++i) {
+    if (t.boxBytes(i) === 0) continue;
+    const [, , du, dv] = rect(i);
+    if (du * w < thinnestBox || dv * h < thinnestBox) return t.count === 1;
+  }
+  return true;
+}
+function drawFloor() {
+  const floor = byId('floor');
+  const width = Math.max(floor.clientWidth - 12, 100);
+  const height = Math.round(Math.min(Math.max(width * 0.34, 240), 400));
+  floorParts = cutTree(Math.floor(width * height / areaOfPart));
+  const items = floorParts.map((part, index) => ({ part, index, weight: part.bytes }));
+  const svg = svgElement('svg', { height, viewBox: `0 0 ${width} ${height}`, role: 'img', 'aria-labelledby': 'floor-title' });
+  let coarse = false;
+  for (const { item, x, y, w, h } of treemap(items, { x: 0, y: 0, w: width, h: height })) {
+    const joint = Math.min(2.4, 0.12 * Math.min(w, h));
+    const place = [x + joint / 2, y + joint / 2, w - joint, h - joint];
+    if (item.part instanceof Tensor && fitsBoxByBox(item.part, place[2], place[3])) {
+      drawBoxes(svg, item.part, ...place);
+    } else {
+      coarse = true;
+      drawShares(svg, item.part, ...place, item.index, { 'data-p': item.index });
+    }
+  }
+  floor.replaceChildren(svg);
+  byId('floor-note').textContent = items.length === 0 ? 'No tensor here holds an element.'
+    : `A tile is a box of a tensor: its area is its bytes, its colour the ${mode.name}${mode.name === 'dtype' ? '' : ' that holds it'}.` +
+      (coarse ? ' Where boxes would be too small to see, bands show the shares, some standing for all.' : '');
+}
+
+// Only the tiles of one key in full colour, the others faint; -2 for all.
+let spotlit = -2;
+const spotlightStyle = document.head.appendChild(element('style'));
+function spotlight(key) {
+  spotlightStyle.textContent = key === -2 ? '' : `.tile:not([data-k="${Number(key)}"]) { opacity: .13 }`;
+}
+
+const legendEntries = 24;
+function drawLegend() {
+  const legend = byId('legend');
+  legend.replaceChildren();
+  spotlit = -2;
+  spotlight(-2);
+  const keys = mode.labels.map((_, key) => key);
+  if (mode !== modes[2] && tensors.some((t) => { for (let i = 0; i < t.count; ++i) if (keyOf(t, i) < 0) return true; return false; })) keys.push(-1);
+  for (const key of [...evenly(keys.slice(0, -1), legendEntries - 1, 0), ...keys.slice(-1)]) {
+    const button = element('button');
+    button.type = 'button';
+    button.setAttribute('aria-pressed', 'false');
+    const chip = element('span', 'chip');
+    chip.style.background = keyColour(key);
+    button.append(chip, element('span', '', key < 0 ? `no ${mode.name}` : mode.labels[key]));
+    button.addEventListener('pointerenter', () => spotlight(key));
+    button.addEventListener('pointerleave', () => spotlight(spotlit));
+    button.addEventListener('click', () => {
+      spotlit = spotlit === key ? -2 : key;
+      spotlight(spotlit);
+      for (const other of legend.querySelectorAll('button')) other.setAttribute('aria-pressed', String(other === button && spotlit === key));
+    });
+    const entry = element('li');
+    entry.append(button);
+    legend.append(entry);
+  }
+  if (keys.length > legendEntries) {
+    legend.append(element('li', 'note', `and ${thousands(keys.length - legendEntries)} between them, coloured in order`));
+  }
+}
+
+const barsAtFirst = 12;
+function drawBars(into, rows) {
+  into.replaceChildren();
+  const longest = rows.reduce((most, row) => Math.max(most, row.bytes || 0), 1);
+  const add = (some) => {
+    for (const { label, bytes, fill } of some) {
+      const bar = element('div', 'bar'), track = element('span', 'track'), length = element('i');
+      length.style.width = `${100 * (bytes || 0) / longest}%`;
+      length.style.background = fill;
+      track.append(length);
+      const name = element('span', 'label', label);
+      name.title = label;
+      bar.append(name, track, element('span', 'value', bytes === null ? 'missing' : byteText(bytes)));
+      into.append(bar);
+    }
+  };
+  add(rows.slice(0, barsAtFirst));
+  if (rows.length <= barsAtFirst) return;
+  const more = element('button', 'more', `Show all ${thousands(rows.length)}`);
+  more.type = 'button';
+  more.addEventListener('click', () => { more.remove(); add(rows.slice(barsAtFirst)); });
+  into.append(more);
+}
+
+function drawAllBars() {
+  const sums = new Map();
+  for (const t of tensors) {
+    for (let i = 0; i < t.count; ++i) {
+      const key = modes[0].key(t, t.file(i));
+      sums.set(key, (sums.get(key) || 0) + t.boxBytes(i));
+    }
+  }
+  const rows = ranks.map((rank, key) => ({ label: `rank ${rank}`, bytes: sums.get(key) || 0, fill: colour(key, ranks.length) }));
+  if (sums.has(-1)) rows.push({ label: 'no rank', bytes: sums.get(-1), fill: neutral });
+  drawBars(byId('ranks'), rows);
+  byId('ranks-section').hidden = ranks.length === 0;
+  const sorted = files.map((file, index) => ({ file, index })).sort((a, b) => byName(a.file, b.file));
+  drawBars(byId('files'), sorted.map(({ file, index }) => ({
+    label: file.name, bytes: file.bytes,
+    fill: ranks.length > 0 ? colour(rankKeyOfFile[index], ranks.length) : colour(index, files.length),
+  })));
+}
+
+// What a box is, beside the pointer or beside the tile that the keyboard is on.
+const tip = byId('tip');
+function showTip(title, facts, near) {
+  const list = element('dl');
+  for (const [label, value] of facts) list.append(element('dt', '', label), element('dd', '', value));
+  tip.replaceChildren(element('b', '', title), list);
+  tip.hidden = false;
+  const { width, height } = tip.getBoundingClientRect();
+  const left = near.right + 12 + width < innerWidth ? near.right + 12 : Math.max(8, Math.min(near.left, innerWidth - width - 8));
+  const top = near.bottom + 12 + height < innerHeight ? near.bottom + 12 : Math.max(8, near.top - height - 12);
+  tip.style.transform = `translate(${Math.round(left)}px, ${Math.round(top)}px)`;
+}
+function showBoxTip(t, i, near) {
+  const box = t.box(i), file = files[box.file];
+  const facts = [['offsets', `[${box.offsets.join(', ')}]`], ['sizes', `[${box.sizes.join(', ')}]`],
+    ['bytes', `${byteText(t.boxBytes(i))} of ${byteText(t.bytes)}, ${data.dtypes[t.dtype][0]}`]];
+  if (file && file.rank !== null) facts.push(['rank', String(file.rank)]);
+  facts.push(['file', file ? file.name : 'nowhere']);
+  if (file) facts.push(['at byte', thousands(box.at)]);
+  if (t.count > 1) facts.push(['box', `${thousands(i + 1)} of ${thousands(t.count)}`]);
+  showTip(t.name, facts, near);
+}
+function showPartTip(part, key, near) {
+  const share = sumsOf(part).find(([k]) => k === key);
+  const isTensor = part instanceof Tensor;
+  showTip(isTensor ? part.name : `${part.path}*`, [
+    ['bytes', byteText(part.bytes)], ['holds', counted(part.count, isTensor ? 'box' : 'tensor')],
+    [key < 0 ? `no ${mode.name}` : mode.labels[key], share ? byteText(share[1]) : ''],
+  ], near);
+}
+const showTileTip = (tile, near) => tile.dataset.t === undefined
+  ? showPartTip(floorParts[tile.dataset.p], Number(tile.dataset.k), near)
+  : showBoxTip(tensors[tile.dataset.t], Number(tile.dataset.c), near);
+const hideTip = () => { tip.hidden = true; };
+)js";
+
+}  // namespace tessera::checkpoint::mosaic

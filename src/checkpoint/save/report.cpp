@@ -1,0 +1,38 @@
+// What a rank reports to rank 0, as bytes.
+
+#include <utility>
+
+#include "checkpoint/byte_cursor.h"
+#include "checkpoint/save/format.h"
+
+namespace tessera::checkpoint {
+
+Bytes RankReport::encode() const {
+  Bytes out;
+  append_little_endian<std::uint64_t>(out, object_bytes.size());
+  for (const std::uint64_t bytes : object_bytes) append_little_endian(out, bytes);
+  append_little_endian<std::uint64_t>(out, files.files.size());
+  for (const auto& [name, facts] : files.files) {
+    append_text(out, name);
+    append_little_endian(out, facts.size_bytes);
+    append_little_endian(out, facts.crc32);
+  }
+  return out;
+}
+
+RankReport RankReport::decode(ByteView bytes) {
+  RankReport report;
+  ByteCursor cursor(bytes, "report of a rank");
+  for (auto n = cursor.number<std::uint64_t>(); n > 0; --n) {
+    report.object_bytes.push_back(cursor.number<std::uint64_t>());
+  }
+  for (auto n = cursor.number<std::uint64_t>(); n > 0; --n) {
+    const std::string name(cursor.text());
+    const auto size_bytes = cursor.number<std::uint64_t>();
+    report.files.files[name] = {size_bytes, cursor.number<std::uint32_t>()};
+  }
+  cursor.expect_end();
+  return report;
+}
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,260 @@
+// Safetensors shards as PyTorch's HuggingFace writer makes them, committed by being renamed.
+
+#include <algorithm>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "checkpoint/save/files.h"
+#include "checkpoint/save/format.h"
+#include "checkpoint/source/safetensors_extra.h"
+#include "tessera/base/error.h"
+#include "tessera/base/file.h"
+#include "tessera/checkpoint/internal/file_names.h"
+#include "tessera/format/python_value.h"
+#include "tessera/format/safetensors.h"
+#include "tessera/format/torch_archive.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+using safetensors_extra::Json;
+
+// The value of an object, which must be one that JSON can say.
+Json object_json(const std::string& name, const Bytes& archive) {
+  const torch_archive::Archive opened = torch_archive::open(MemorySource(archive, name), 0, archive.size());
+  const pickle::NodeRef value = opened.tree.root();
+  std::optional<Json> json = pickle::to_lossless_json(value);
+  if (!json) {
+    fail(ErrorCode::unsupported, "save '{}': safetensors can't hold it: {}", printable(name),
+         pickle::opaque_reason(value).value_or("JSON can't say it"));
+  }
+  return std::move(*json);
+}
+
+class SafetensorsWriter final : public FormatWriter {
+ public:
+  explicit SafetensorsWriter(const WriteOptions& options) : files_per_rank_(options.files_per_rank) {}
+
+  std::uint64_t chunk_bytes(DType dtype, std::span<const std::int64_t> sizes) override {
+    std::int64_t bytes = dtype_size(dtype);
+    for (const std::int64_t size : sizes) bytes *= size;
+    return static_cast<std::uint64_t>(bytes);
+  }
+
+  std::int64_t begin(Storage& storage) override {
+    const std::set<std::string> interrupted = interrupted_commit(storage);
+    std::vector<std::string> left;
+    for (const std::string& name : storage.list()) {
+      const bool is_committed =
+          name.ends_with(kSafetensorsSuffix) || name == kMetadataFileName || name == safetensors::kIndexFileName;
+      if (is_committed && !interrupted.contains(name)) {
+        fail(ErrorCode::invalid_argument,
+             "save to {}: {} is there, and safetensors shards can't replace a checkpoint; expected a place without one",
+             storage.name(), name);
+      }
+      if (parse_uncommitted_safetensors_name(name)) left.push_back(name);
+    }
+    remove_interrupted(storage, interrupted);
+    for (const std::string& name : left) storage.remove(name);
+    return 0;
+  }
+
+  std::vector<PlannedFile> rank_files(const RankItems& items, int rank, std::int64_t /*generation*/,
+                                      RankReport& /*report*/) override {
+    std::vector<std::vector<Piece>> groups = group_pieces(items);
+    std::map<std::string, std::string> extras = make_extras(items);
+    if (groups.empty() && !extras.empty()) groups.emplace_back();
+    std::vector<PlannedFile> files;
+    for (std::size_t f = 0; f < groups.size(); ++f) {
+      const std::string name = safetensors::rank_shard_file_name(static_cast<std::size_t>(rank), f, groups.size());
+      files.push_back(make_file(items, groups[f], uncommitted_safetensors_name(name), std::exchange(extras, {})));
+    }
+    return files;
+  }
+
+  std::vector<std::string> commit(Storage& storage, GlobalSavePlan& /*plan*/, const std::vector<RankReport>& reports,
+                                  const std::vector<std::size_t>& /*files_per_rank*/,
+                                  std::int64_t /*generation*/) override {
+    Sidecar sidecar;
+    for (const RankReport& report : reports) {
+      for (const auto& [name, facts] : report.files.files) {
+        sidecar.files[parse_uncommitted_safetensors_name(name).value()] = facts;
+      }
+    }
+    const std::string sidecar_name(kSidecarFileName), temporary = sidecar_name + std::string(kTemporarySuffix);
+    std::vector<std::string> renamed;
+    try {
+      storage.remove(temporary);
+      write_new_file(storage, temporary, write_sidecar(sidecar));
+      storage.sync();
+      storage.rename(temporary, sidecar_name);
+      storage.sync();
+      for (const auto& [name, facts] : sidecar.files) {
+        storage.rename(uncommitted_safetensors_name(name), name);
+        renamed.push_back(name);
+      }
+      storage.sync();
+    } catch (const Error& error) {
+      try {
+        for (const std::string& name : renamed) storage.remove(name);
+        storage.remove(temporary);
+        storage.remove(sidecar_name);
+      } catch (const Error& second) {
+        fail(error.code(), "{}; and to remove what is there of the new checkpoint failed, too: {}", error.what(),
+             second.what());
+      }
+      throw;
+    }
+    return {};
+  }
+
+ private:
+  // The shards of a save that was killed while it renamed them: all are there, and some have their temporary names yet.
+  // Empty for any other checkpoint, though it may have lost a file.
+  static std::set<std::string> interrupted_commit(const Storage& storage) {
+    const std::optional<Sidecar> sidecar = read_sidecar(storage);
+    if (!sidecar) return {};
+    std::set<std::string> shards;
+    bool some_are_uncommitted = false;
+    for (const auto& [name, facts] : sidecar->files) {
+      const bool is_uncommitted = storage.size_bytes(uncommitted_safetensors_name(name)).has_value();
+      if (!name.ends_with(kSafetensorsSuffix) || (!is_uncommitted && !storage.size_bytes(name))) return {};
+      some_are_uncommitted = some_are_uncommitted || is_uncommitted;
+      shards.insert(name);
+    }
+    return some_are_uncommitted ? shards : std::set<std::string>();
+  }
+
+  // By way of what the interrupted commit began with, so that after each step it is known for what it is.
+  static void remove_interrupted(Storage& storage, const std::set<std::string>& shards) {
+    if (shards.empty()) return;
+    for (const std::string& name : shards) {
+      if (storage.size_bytes(name)) storage.rename(name, uncommitted_safetensors_name(name));
+    }
+    storage.sync();
+    storage.remove(std::string(kSidecarFileName));
+    storage.sync();
+    for (const std::string& name : shards) storage.remove(uncommitted_safetensors_name(name));
+  }
+
+  // What a file has of a tensor.
+  struct Piece {
+    std::uint32_t entry = 0;
+    std::optional<std::uint32_t> item = std::nullopt;  // none of a tensor without elements of which no rank has a chunk
+  };
+
+  // The pieces of each file: in order, about equal in bytes, but a name once in a file.
+  std::vector<std::vector<Piece>> group_pieces(const RankItems& items) const {
+    const std::vector<SavePlan::Entry>& entries = items.plan.entries();
+    std::vector<Piece> pieces;
+    std::vector<ItemSize> sizes;
+    for (const std::uint32_t i : items.writes) {
+      const SavePlan::WriteItem item = items.plan[i];
+      if (!entries[item.entry].is_tensor) continue;
+      pieces.push_back({item.entry, i});
+      sizes.push_back({item.stored_bytes, false});
+    }
+    std::vector<bool> has_chunk(entries.size());
+    for (std::size_t i = 0; i < items.plan.size(); ++i) has_chunk[items.plan[i].entry] = true;
+    for (std::uint32_t e = 0; e < entries.size(); ++e) {
+      if (!entries[e].is_tensor || has_chunk[e] || volume(Box::full(entries[e].shape)) != 0) continue;
+      pieces.push_back({e});
+      sizes.push_back({});
+    }
+    const FilePlan by_size = place_items(sizes, files_per_rank_);
+    std::vector<std::vector<Piece>> groups;
+    std::map<std::uint32_t, std::size_t> next_file;  // of an entry of which there were pieces
+    for (std::size_t k = 0; k < pieces.size(); ++k) {
+      std::size_t& next = next_file[pieces[k].entry];
+      const std::size_t file = std::max<std::size_t>(by_size.places[k].file, next);
+      if (file >= groups.size()) groups.resize(file + 1);
+      groups[file].push_back(pieces[k]);
+      next = file + 1;
+    }
+    return groups;
+  }
+
+  // What goes into the `__metadata__` of a rank's first file: its objects, and where its names are in the state dict.
+  static std::map<std::string, std::string> make_extras(const RankItems& items) {
+    Json objects = Json::object(), paths = Json::object();
+    for (const std::uint32_t i : items.writes) {
+      const SavePlan::Entry& entry = items.plan.entries()[items.plan[i].entry];
+      safetensors_extra::add_path(paths, entry.name, entry.path);
+      if (entry.is_tensor) continue;
+      objects[entry.name] = object_json(entry.name, items.planner.resolve_object(items.state, items.plan, i));
+    }
+    std::map<std::string, std::string> extras;
+    safetensors_extra::add_extra(extras, safetensors_extra::kObjects, objects);
+    safetensors_extra::add_extra(extras, safetensors_extra::kPaths, paths);
+    return extras;
+  }
+
+  static PlannedFile make_file(const RankItems& items, const std::vector<Piece>& pieces, std::string name,
+                               std::map<std::string, std::string> extras) {
+    struct Stored {
+      safetensors::Tensor tensor;
+      std::optional<std::uint32_t> item;
+      std::uint64_t bytes;
+    };
+    std::vector<Stored> all;
+    std::map<std::string, std::vector<std::int64_t>> saved_offsets;
+    Json dtypes = Json::object();
+    for (const Piece& piece : pieces) {
+      const SavePlan::Entry& entry = items.plan.entries()[piece.entry];
+      const std::uint64_t bytes = piece.item ? items.plan[*piece.item].stored_bytes : 0;
+      // A tensor's shape is where its chunks end, which one without elements must show by itself.
+      const Box box = bytes == 0 ? Box::full(entry.shape) : Box(items.plan[*piece.item].box);
+      std::vector<std::int64_t> sizes = box.sizes, offsets = box.offsets;
+      const DType dtype = entry.properties.dtype;
+      const safetensors_extra::StoredAs stored = safetensors_extra::stored_as(dtype, sizes);
+      if (stored.dtype != dtype) dtypes[entry.name] = std::string(dtype_name(dtype));
+      if (stored.as_pairs) {
+        sizes.push_back(2);
+        offsets.push_back(0);
+      }
+      saved_offsets[entry.name] = std::move(offsets);
+      all.push_back({{entry.name, stored.dtype, std::move(sizes)}, piece.item, bytes});
+    }
+    std::sort(all.begin(), all.end(),
+              [](const Stored& a, const Stored& b) { return safetensors_extra::goes_before(a.tensor, b.tensor); });
+    std::vector<safetensors::Tensor> tensors;
+    std::uint64_t offset = 0;
+    for (Stored& one : all) {
+      one.tensor.begin_bytes = offset;
+      one.tensor.end_bytes = offset += one.bytes;
+      tensors.push_back(std::move(one.tensor));
+    }
+    std::map<std::string, std::string> metadata = safetensors::dcp_metadata(saved_offsets);
+    metadata.merge(extras);
+    safetensors_extra::add_extra(metadata, safetensors_extra::kDTypes, dtypes);
+    Bytes header = safetensors::write_header(tensors, metadata);
+    PlannedFile file{std::move(name), all.size(), {}};
+    file.units.push_back({header.size(), [header = std::move(header)] {
+                            Unit unit;
+                            unit.segments.emplace_back(header);
+                            return unit;
+                          }});
+    for (const Stored& one : all) {
+      if (one.bytes == 0) continue;
+      file.units.push_back({one.bytes, [items, i = *one.item] {
+                              Unit unit;
+                              unit.segments.emplace_back(item_data(items, i));
+                              return unit;
+                            }});
+    }
+    return file;
+  }
+
+  std::size_t files_per_rank_;
+};
+
+}  // namespace
+
+std::unique_ptr<FormatWriter> make_safetensors_writer(const WriteOptions& options) {
+  return std::make_unique<SafetensorsWriter>(options);
+}
+
+}  // namespace tessera::checkpoint

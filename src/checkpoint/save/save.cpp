@@ -1,0 +1,225 @@
+#include "tessera/checkpoint/save.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "checkpoint/byte_cursor.h"
+#include "checkpoint/consult.h"
+#include "checkpoint/save/format.h"
+#include "tessera/base/error.h"
+#include "tessera/base/thread_pool.h"
+
+namespace tessera::checkpoint {
+
+using Written = GlobalSavePlan::Written;
+
+// What a rank's plan became, and on rank 0 what all of them did.
+struct SavePlanCache::State {
+  Bytes entries, items;               // of this rank's plan, encoded
+  std::vector<std::uint32_t> writes;  // its items that this rank writes, ascending
+  std::size_t files_per_rank = 1;
+  // On rank 0:
+  GlobalSavePlan global;
+  std::vector<std::size_t> files_of_rank;  // files_per_rank of each
+};
+
+SavePlanCache::SavePlanCache() = default;
+SavePlanCache::~SavePlanCache() = default;
+
+namespace {
+
+// The numbers of a rank's items, as bits.
+Bytes bits_of(const std::vector<Written>& written, std::size_t items) {
+  Bytes bits((items + 7) / 8, 0);
+  for (const Written& one : written) bits[one.item / 8] |= static_cast<std::uint8_t>(1u << (one.item % 8));
+  return bits;
+}
+
+std::vector<std::uint32_t> from_bits(ByteView bits, std::size_t items) {
+  if (bits.size() != (items + 7) / 8) fail(ErrorCode::corrupt, "save plan: an answer for other items");
+  std::vector<std::uint32_t> numbers;
+  for (std::uint32_t i = 0; i < items; ++i) {
+    if ((bits[i / 8] >> (i % 8) & 1) != 0) numbers.push_back(i);
+  }
+  return numbers;
+}
+
+std::unique_ptr<FormatWriter> make_writer(const WriteOptions& options) {
+  return options.format == SaveFormat::dcp ? make_dcp_writer(options) : make_safetensors_writer(options);
+}
+
+}  // namespace
+
+class Saver {
+ public:
+  Saver(const FlatState& state, const std::shared_ptr<Storage>& storage, RankLink& link, const WriteOptions& options)
+      : state_(state),
+        shared_storage_(storage),
+        storage_(*storage),
+        link_(link),
+        options_(options),
+        planner_(options.planner != nullptr ? *options.planner : default_planner_),
+        remembered_(options.cache != nullptr ? options.cache->state_ : not_remembered_),
+        format_(make_writer(options)) {}
+
+  WriteReport run() {
+    begin();
+    if (!report_.plan_was_reused) plan();
+    finish();
+    return std::move(report_);
+  }
+
+ private:
+  // This rank's plan. All learn whether it is the last save's on every rank, and the generation of the new files.
+  void begin() {
+    const auto bring = [&] {
+      storage_.prepare();
+      plan_ = planner_.create_local_plan(state_);
+      for (std::size_t i = 0; i < plan_.size(); ++i) {
+        const SavePlan::WriteItem item = plan_[i];
+        const SavePlan::Entry& entry = plan_.entries()[item.entry];
+        if (!entry.is_tensor) continue;
+        plan_.set_stored_bytes(i, format_->chunk_bytes(entry.properties.dtype, item.box.sizes));
+      }
+      entries_ = plan_.encode_entries();
+      items_ = plan_.encode_items();
+      const bool is_same = remembered_ != nullptr && remembered_->entries == entries_ && remembered_->items == items_ &&
+                           remembered_->files_per_rank == options_.files_per_rank;
+      return Bytes{static_cast<std::uint8_t>(is_same ? 1 : 0)};
+    };
+    const auto answer = [&](const std::vector<Bytes>& same) {
+      const bool all = std::all_of(same.begin(), same.end(), [](const Bytes& said) { return said.at(0) == 1; });
+      Bytes out{static_cast<std::uint8_t>(all ? 1 : 0)};
+      append_little_endian(out, static_cast<std::uint64_t>(format_->begin(storage_)));
+      return std::vector<Bytes>(same.size(), out);
+    };
+    const Bytes said = consult(link_, "plan the save", bring, answer);
+    ByteCursor cursor(said, "answer to a save plan");
+    report_.plan_was_reused = cursor.number<std::uint8_t>() == 1;
+    generation_ = static_cast<std::int64_t>(cursor.number<std::uint64_t>());
+    report_.planned_bytes += 1;
+  }
+
+  void plan() {
+    remembered_ = std::make_unique<SavePlanCache::State>();
+    // Mostly the ranks have the same entries, which then need not be sent.
+    const Bytes entries_of_first = link_.broadcast(entries_);
+    const auto bring = [&] {
+      const bool is_same = entries_ == entries_of_first;
+      Bytes out;
+      append_little_endian<std::uint64_t>(out, options_.files_per_rank);
+      append_text(out, is_same && !link_.is_coordinator() ? std::string_view() : as_text(entries_));
+      append(out, items_);
+      report_.planned_bytes += out.size();
+      return out;
+    };
+    const auto answer = [&](std::vector<Bytes> all) {
+      std::vector<GatheredPlans::Encoded> encoded;
+      for (Bytes& said : all) {
+        ByteCursor cursor(said, "save plan");
+        remembered_->files_of_rank.push_back(cursor.number<std::uint64_t>());
+        const ByteView entries = as_bytes(cursor.text()), items = cursor.rest();
+        encoded.push_back({{entries.begin(), entries.end()}, {items.begin(), items.end()}});
+        said = Bytes();
+      }
+      const GatheredPlans plans(std::move(encoded));
+      remembered_->global = planner_.create_global_plan(plans);
+      std::vector<Bytes> answers;
+      for (std::size_t r = 0; r < plans.ranks(); ++r) {
+        const std::uint64_t items = load_little_endian<std::uint64_t>(plans.items(r).data());
+        answers.push_back(bits_of(remembered_->global.written.at(r), items));
+      }
+      return answers;
+    };
+    const Bytes bits = consult(link_, "plan the save", bring, answer);
+    remembered_->writes = from_bits(bits, plan_.size());
+    remembered_->files_per_rank = options_.files_per_rank;
+    remembered_->entries = std::move(entries_);
+    remembered_->items = std::move(items_);
+  }
+
+  void finish() {
+    bool known_to_have_failed = false;
+    try {
+      consult(
+          link_, fmt::format("save to {}", storage_.name()), [&] { return write(); },
+          [&](const std::vector<Bytes>& reports) {
+            commit_all(reports);
+            return std::vector<Bytes>(reports.size());
+          },
+          &known_to_have_failed);
+    } catch (...) {
+      if (known_to_have_failed) remove_created();
+      if (options_.cache != nullptr) options_.cache->state_ = nullptr;
+      throw;
+    }
+    if (options_.cache != nullptr) options_.cache->state_ = std::move(remembered_);
+  }
+
+  // Writes this rank's files and makes them durable.
+  Bytes write() {
+    RankReport report;
+    const RankItems items{state_, plan_, planner_, remembered_->writes};
+    const std::vector<PlannedFile> files = format_->rank_files(items, link_.rank(), generation_, report);
+    for (const PlannedFile& file : files) report_.written_bytes += file.size_bytes();
+    ProgressSink& progress = options_.progress != nullptr ? *options_.progress : no_progress();
+    progress.begin("save", report_.written_bytes);
+    {
+      const std::size_t threads = options_.threads != 0 ? options_.threads : available_processors();
+      StreamWriter writer(shared_storage_, threads, progress, options_.cancellation);
+      for (const PlannedFile& file : files) {
+        writer.begin_file(file.name, file.size_bytes());
+        created_.push_back(file.name);
+        for (const PlannedUnit& unit : file.units) writer.add(unit.make());
+        writer.end_file();
+      }
+      report.files = writer.finish();
+    }
+    if (!files.empty()) storage_.sync();
+    progress.end();
+    report_.files = created_;
+    return report.encode();
+  }
+
+  // On rank 0, when all ranks' files are durable.
+  void commit_all(const std::vector<Bytes>& said) {
+    std::vector<RankReport> reports;
+    reports.reserve(said.size());
+    for (const Bytes& one : said) reports.push_back(RankReport::decode(one));
+    report_.not_removed =
+        format_->commit(storage_, remembered_->global, reports, remembered_->files_of_rank, generation_);
+  }
+
+  void remove_created() {
+    for (const std::string& name : created_) {
+      try {
+        storage_.remove(name);
+      } catch (const Error&) {
+        // The error that made the save fail is on its way; the next save removes the file.
+      }
+    }
+  }
+
+  const FlatState& state_;
+  std::shared_ptr<Storage> shared_storage_;
+  Storage& storage_;
+  RankLink& link_;
+  const WriteOptions& options_;
+  SavePlanner default_planner_;
+  SavePlanner& planner_;
+  std::unique_ptr<SavePlanCache::State> not_remembered_;
+  std::unique_ptr<SavePlanCache::State>& remembered_;
+  std::unique_ptr<FormatWriter> format_;
+  SavePlan plan_;
+  Bytes entries_, items_;
+  std::int64_t generation_ = 0;
+  std::vector<std::string> created_;
+  WriteReport report_;
+};
+
+WriteReport write_state(const FlatState& state, const std::shared_ptr<Storage>& storage, RankLink& link,
+                        const WriteOptions& options) {
+  return Saver(state, storage, link, options).run();
+}
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,185 @@
+#include "tessera/checkpoint/checkpoint.h"
+
+#include <algorithm>
+#include <system_error>
+#include <utility>
+
+#include "checkpoint/source/source.h"
+#include "tessera/base/checked.h"
+#include "tessera/base/error.h"
+#include "tessera/format/safetensors.h"
+#include "tessera/layout/coverage.h"
+
+namespace tessera::checkpoint {
+namespace fs = std::filesystem;
+
+std::string_view source_kind_name(SourceKind kind) {
+  switch (kind) {
+    case SourceKind::dcp:
+      return "dcp";
+    case SourceKind::safetensors:
+      return "safetensors";
+    case SourceKind::torch:
+      return "torch";
+  }
+  return "unknown";
+}
+
+std::uint64_t TensorInfo::size_bytes() const {
+  return static_cast<std::uint64_t>(checked_multiply(checked_numel(shape, name), dtype_size(dtype), name));
+}
+
+std::shared_ptr<const ByteSource> FileCache::open(const Storage& storage, const std::string& name, std::uint32_t key) {
+  const std::lock_guard lock(mutex_);
+  if (const auto found = files_.find(key); found != files_.end()) return found->second;
+  if (order_.size() >= kOpenFiles) {
+    files_.erase(order_.front());
+    order_.pop_front();
+  }
+  std::shared_ptr<const ByteSource> file = storage.open(name);
+  files_.emplace(key, file);
+  order_.push_back(key);
+  return file;
+}
+
+std::shared_ptr<const ByteSource> SourceBackend::open_file(std::uint32_t file) const {
+  if (file == StoredRange::kNoFile) fail(ErrorCode::corrupt, "{}: no file is given for this data", path.string());
+  return cache_.open(*storage, files[file].name, file);
+}
+
+std::uint32_t SourceBackend::add_file(const std::string& name) {
+  const fs::path relative(name);
+  bool leaves = name.empty() || relative.is_absolute() || name.find('\0') != std::string::npos;
+  for (const fs::path& part : relative) leaves = leaves || part == "..";
+  if (leaves) {
+    fail(ErrorCode::corrupt, "{}: data file name '{}' leaves the checkpoint's directory", path.string(),
+         printable(name));
+  }
+  files.push_back({name, storage->size_bytes(name)});
+  return static_cast<std::uint32_t>(files.size() - 1);
+}
+
+void SourceBackend::finish() {
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    if (!tensor_index.emplace(tensors[i].name, i).second) {
+      fail(ErrorCode::corrupt, "{}: the name '{}' stands twice", path.string(), printable(tensors[i].name));
+    }
+  }
+  for (std::size_t i = 0; i < objects.size(); ++i) {
+    if (tensor_index.contains(objects[i].name) || !object_index.emplace(objects[i].name, i).second) {
+      fail(ErrorCode::corrupt, "{}: the name '{}' stands twice", path.string(), printable(objects[i].name));
+    }
+  }
+}
+
+namespace {
+
+std::unique_ptr<SourceBackend> open_storage(const std::shared_ptr<const Storage>& storage, const OpenOptions& options) {
+  if (options.metadata != nullptr || is_dcp(*storage)) return open_dcp(storage, options);
+  const std::vector<std::string> names = storage->list();
+  const auto any = [&](const auto& what) { return std::any_of(names.begin(), names.end(), what); };
+  const bool has_safetensors = any(
+      [](const std::string& name) { return name.ends_with(".safetensors") || name == safetensors::kIndexFileName; });
+  if (has_safetensors) return open_safetensors_directory(storage);
+  if (any([](const std::string& name) { return name.ends_with(".distcp"); })) {
+    fail(ErrorCode::corrupt, "{}: data files but no .metadata, so the checkpoint was never completed", storage->name());
+  }
+  fail(ErrorCode::not_found, "{}: no checkpoint in this directory (no .metadata, no *.safetensors)", storage->name());
+}
+
+std::unique_ptr<SourceBackend> open_file_source(const fs::path& path, const OpenOptions& options) {
+  const File file = File::open_read(path);
+  const std::uint64_t size = file.size_bytes();
+  Bytes first(std::min<std::uint64_t>(size, 64));
+  file.read_at(0, first);
+  if (zip::looks_like_zip(first)) return open_torch_file(path, options);
+  if (torch_archive::looks_like_legacy(first)) {
+    fail(ErrorCode::unsupported,
+         "{}: a torch.save file of before PyTorch 1.6; load it and save it again with a newer PyTorch", path.string());
+  }
+  if (safetensors::looks_like_safetensors(first, size) || path.extension() == ".safetensors") {
+    return open_safetensors_file(path);
+  }
+  if (path.filename() == ".metadata") {
+    fail(ErrorCode::invalid_argument, "{}: name the checkpoint's directory, not its metadata file", path.string());
+  }
+  if (path.extension() == ".distcp") {
+    fail(ErrorCode::invalid_argument, "{}: name the checkpoint's directory, not one of its data files", path.string());
+  }
+  fail(ErrorCode::corrupt, "{} at byte 0: neither a torch.save archive nor a safetensors file", path.string());
+}
+
+}  // namespace
+
+std::shared_ptr<const Checkpoint> Checkpoint::open(const std::shared_ptr<const Storage>& storage,
+                                                   const OpenOptions& options) {
+  std::unique_ptr<SourceBackend> backend = open_storage(storage, options);
+  backend->finish();
+  return std::shared_ptr<const Checkpoint>(new Checkpoint(std::move(backend)));
+}
+
+std::shared_ptr<const Checkpoint> Checkpoint::open(const fs::path& path, const OpenOptions& options) {
+  std::error_code error;
+  const fs::file_status status = fs::status(path, error);
+  if (status.type() == fs::file_type::not_found)
+    fail(ErrorCode::not_found, "{}: no such file or directory", path.string());
+  if (error) fail(ErrorCode::io, "open {}: {}", path.string(), error.message());
+  if (fs::is_directory(status)) return open(file_system_storage(path), options);
+  std::unique_ptr<SourceBackend> backend = open_file_source(path, options);
+  backend->finish();
+  return std::shared_ptr<const Checkpoint>(new Checkpoint(std::move(backend)));
+}
+
+Checkpoint::Checkpoint(std::unique_ptr<SourceBackend> backend) : backend_(std::move(backend)) {}
+Checkpoint::~Checkpoint() = default;
+
+const fs::path& Checkpoint::path() const { return backend_->path; }
+SourceKind Checkpoint::kind() const { return backend_->kind; }
+const std::string& Checkpoint::version() const { return backend_->version; }
+const std::vector<SourceFile>& Checkpoint::files() const { return backend_->files; }
+const std::vector<TensorInfo>& Checkpoint::tensors() const { return backend_->tensors; }
+const std::vector<ObjectInfo>& Checkpoint::objects() const { return backend_->objects; }
+const std::vector<StoredCopy>& Checkpoint::copies() const { return backend_->copies; }
+const dcp::Metadata* Checkpoint::dcp_metadata() const { return backend_->dcp_metadata(); }
+const std::vector<std::string>& Checkpoint::warnings() const { return backend_->warnings; }
+
+std::uint64_t Checkpoint::tensor_bytes() const {
+  std::uint64_t total = 0;
+  for (const TensorInfo& tensor : tensors()) total = checked_add(total, tensor.size_bytes(), "size of all tensors");
+  return total;
+}
+
+std::optional<std::size_t> Checkpoint::find_tensor(std::string_view name) const {
+  const auto found = backend_->tensor_index.find(name);
+  return found == backend_->tensor_index.end() ? std::nullopt : std::optional(found->second);
+}
+
+std::optional<std::size_t> Checkpoint::find_object(std::string_view name) const {
+  const auto found = backend_->object_index.find(name);
+  return found == backend_->object_index.end() ? std::nullopt : std::optional(found->second);
+}
+
+void Checkpoint::check_partition(std::size_t i) const {
+  const TensorInfo& tensor = tensors()[i];
+  const std::string where = fmt::format("{}: tensor '{}'", path().string(), printable(tensor.name));
+  for (std::size_t c = 0; c < tensor.chunks.size(); ++c) {
+    if (!is_valid(tensor.chunks[c], tensor.shape)) {
+      fail(ErrorCode::corrupt, "{}: chunk {} lies outside of the shape {}", where, to_string(tensor.chunks[c]),
+           shape_to_string(tensor.shape));
+    }
+  }
+  if (const auto pair = find_overlap(tensor.chunks)) {
+    fail(ErrorCode::corrupt, "{}: chunks {} and {} overlap", where, to_string(tensor.chunks[pair->first]),
+         to_string(tensor.chunks[pair->second]));
+  }
+  if (const auto hole = find_hole(tensor.shape, tensor.chunks)) {
+    fail(ErrorCode::corrupt, "{}: no chunk holds {} of the shape {}", where, to_string(*hole),
+         shape_to_string(tensor.shape));
+  }
+}
+
+Extent Checkpoint::locate(std::size_t tensor, std::size_t chunk) const { return backend_->locate(tensor, chunk); }
+ObjectValue Checkpoint::load_object(std::size_t i) const { return backend_->load_object(i); }
+std::shared_ptr<const ByteSource> Checkpoint::open_file(std::uint32_t file) const { return backend_->open_file(file); }
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,283 @@
+// A DCP directory: `.metadata`, or one `__<rank>.metadata` for each rank that saved without collectives.
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <set>
+#include <unordered_map>
+#include <utility>
+
+#include "checkpoint/buffer.h"
+#include "checkpoint/source/source.h"
+#include "tessera/base/checked.h"
+#include "tessera/base/error.h"
+#include "tessera/checkpoint/internal/file_names.h"
+#include "tessera/format/dcp_metadata.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+std::vector<std::string> rank_metadata_names(const Storage& storage) {
+  std::vector<std::pair<std::int64_t, std::string>> found;
+  for (const std::string& name : storage.list()) {
+    if (const auto rank = parse_rank_metadata_name(name)) found.emplace_back(*rank, name);
+  }
+  std::sort(found.begin(), found.end());
+  std::vector<std::string> names;
+  names.reserve(found.size());
+  for (auto& [rank, name] : found) names.push_back(std::move(name));
+  return names;
+}
+
+std::string version_name(const dcp::Metadata& metadata) {
+  if (metadata.version) return *metadata.version;
+  return metadata.dialect == dcp::Dialect::torch_1_13 ? "PyTorch 1.13" : "PyTorch 2.x";
+}
+
+// Bytes of a file that were read at once, for who reads them bit by bit; the rest from the file.
+class ReadAhead final : public ByteSource {
+ public:
+  ReadAhead(const ByteSource& file, std::uint64_t offset_bytes, std::uint64_t length_bytes)
+      : file_(file), offset_bytes_(offset_bytes) {
+    thread_local Buffer buffer;
+    bytes_ = buffer.get(length_bytes);
+    file.read_at(offset_bytes, bytes_);
+  }
+  void read_at(std::uint64_t offset_bytes, MutableByteView out) const override {
+    if (offset_bytes < offset_bytes_ || offset_bytes - offset_bytes_ > bytes_.size() ||
+        out.size() > bytes_.size() - (offset_bytes - offset_bytes_)) {
+      return file_.read_at(offset_bytes, out);
+    }
+    const ByteView part = ByteView(bytes_).subspan(offset_bytes - offset_bytes_, out.size());
+    std::copy(part.begin(), part.end(), out.begin());
+  }
+  std::uint64_t size_bytes() const override { return file_.size_bytes(); }
+  const std::string& name() const override { return file_.name(); }
+
+ private:
+  const ByteSource& file_;
+  std::uint64_t offset_bytes_;
+  MutableByteView bytes_;
+};
+
+// A small item is read whole to see where its elements are.
+constexpr std::uint64_t kReadAheadBytes = 64u << 10;
+
+class DcpSource final : public SourceBackend {
+ public:
+  DcpSource(std::shared_ptr<const Storage> storage_in, const OpenOptions& options) {
+    storage = std::move(storage_in);
+    path = storage->name();
+    kind = SourceKind::dcp;
+    std::vector<std::string> names;
+    if (options.metadata != nullptr || storage->size_bytes(std::string(kMetadataFileName))) {
+      names = {std::string(kMetadataFileName)};
+    } else {
+      names = rank_metadata_names(*storage);
+    }
+    for (std::size_t i = 0; i < names.size(); ++i) {
+      const std::shared_ptr<const ByteSource> file =
+          options.metadata != nullptr ? options.metadata : storage->open(names[i]);
+      require_size_within(*file, options.max_metadata_bytes);
+      dcp::Metadata part = dcp::read(*file);
+      take_entries(part, names[i]);
+      if (i == 0) {
+        metadata_ = std::move(part);
+      } else {
+        take_unclaimed(part);
+      }
+    }
+    version = version_name(metadata_);
+    if (names.size() > 1) version += fmt::format(", {} ranks' metadata", names.size());
+  }
+
+  const dcp::Metadata* dcp_metadata() const override { return &metadata_; }
+
+  Extent locate(std::size_t tensor, std::size_t chunk) const override {
+    const TensorInfo& info = tensors[tensor];
+    const StoredRange& stored = info.stored[chunk];
+    const auto where = [&] {
+      return fmt::format("{} at byte {}: tensor '{}', chunk {}", storage->name_of(files[stored.file].name),
+                         stored.offset_bytes, printable(info.name), to_string(info.chunks[chunk]));
+    };
+    if (stored.file == StoredRange::kNoFile) {
+      fail(ErrorCode::corrupt, "{}: tensor '{}', chunk {}: the metadata doesn't say where it is stored", path.string(),
+           printable(info.name), to_string(info.chunks[chunk]));
+    }
+    check_transforms(stored, where);
+    const std::shared_ptr<const ByteSource> file = open_file(stored.file);
+    check_bounds(*file, stored, where);
+    const torch_archive::Archive archive =
+        stored.length_bytes <= kReadAheadBytes
+            ? torch_archive::open(ReadAhead(*file, stored.offset_bytes, stored.length_bytes), stored.offset_bytes,
+                                  stored.length_bytes)
+            : torch_archive::open(*file, stored.offset_bytes, stored.length_bytes);
+    const std::optional<torch_archive::TensorRef> found = torch_archive::as_tensor(archive.tree.root());
+    if (!found) fail(ErrorCode::corrupt, "{}: the stored item is no strided tensor", where());
+    if (found->dtype != info.dtype) {
+      fail(ErrorCode::corrupt, "{}: the stored item has dtype {}, the metadata says {}", where(),
+           dtype_name(found->dtype), dtype_name(info.dtype));
+    }
+    const BoxView box = info.chunks[chunk];
+    if (!std::equal(found->sizes.begin(), found->sizes.end(), box.sizes.begin(), box.sizes.end())) {
+      fail(ErrorCode::corrupt, "{}: the stored item has shape {}, the metadata says {}", where(),
+           shape_to_string(found->sizes), shape_to_string(box.sizes));
+    }
+    return extent_of(*found, archive.storage_entry(found->storage), stored.file);
+  }
+
+  ObjectValue load_object(std::size_t i) const override {
+    const ObjectInfo& info = objects[i];
+    const StoredRange& stored = info.stored;
+    if (stored.file == StoredRange::kNoFile) {
+      fail(ErrorCode::corrupt, "{}: object '{}': the metadata doesn't say where it is stored", path.string(),
+           printable(info.name));
+    }
+    const auto where = [&] {
+      return fmt::format("{} at byte {}: object '{}'", storage->name_of(files[stored.file].name), stored.offset_bytes,
+                         printable(info.name));
+    };
+    check_transforms(stored, where);
+    const std::shared_ptr<const ByteSource> file = open_file(stored.file);
+    check_bounds(*file, stored, where);
+    auto archive =
+        std::make_shared<torch_archive::Archive>(torch_archive::open(*file, stored.offset_bytes, stored.length_bytes));
+    ObjectValue result;
+    result.value = archive->tree.root();
+    result.storages = storages_of(result.value, *archive, stored.file);
+    result.tree = std::shared_ptr<const pickle::Tree>(archive, &archive->tree);
+    return result;
+  }
+
+ private:
+  template <typename Where>
+  void check_transforms(const StoredRange& stored, const Where& where) const {
+    const auto found = transformed_.find({stored.file, stored.offset_bytes});
+    if (found == transformed_.end()) return;
+    fail(ErrorCode::unsupported, "{}: stored with the transform '{}', which this version can't undo", where(),
+         printable(found->second));
+  }
+
+  template <typename Where>
+  static void check_bounds(const ByteSource& file, const StoredRange& stored, const Where& where) {
+    const std::uint64_t size = file.size_bytes();
+    if (stored.offset_bytes > size || stored.length_bytes > size - stored.offset_bytes) {
+      fail(ErrorCode::corrupt, "{}: the stored item of {} bytes ends behind the file, which has {} bytes", where(),
+           stored.length_bytes, size);
+    }
+  }
+
+  std::uint32_t file_index(const std::string& name) {
+    const auto [found, is_new] = file_numbers_.try_emplace(name, 0);
+    if (is_new) found->second = add_file(name);
+    return found->second;
+  }
+
+  StoredRange range_of(const dcp::Metadata& part, const dcp::StoredItem& item) {
+    if (item.file == dcp::StoredItem::kNoFile) return {};
+    const StoredRange range{file_index(part.files[item.file]), static_cast<std::uint64_t>(item.offset_bytes),
+                            static_cast<std::uint64_t>(item.length_bytes)};
+    if (item.transforms != 0) {
+      const std::vector<std::string>& names = part.transforms[item.transforms];
+      transformed_.emplace(std::pair(range.file, range.offset_bytes), fmt::format("{}", fmt::join(names, ", ")));
+    }
+    return range;
+  }
+
+  void take_entries(dcp::Metadata& part, const std::string& metadata_name) {
+    for (const std::string& name : part.files) file_index(name);
+    for (std::size_t i = 0; i < part.entries.size(); ++i) {
+      dcp::MetadataEntry& entry = part.entries[i];
+      Path entry_path = part.paths ? (*part.paths)[i] : Path();
+      if (entry.is_tensor) {
+        take_tensor(part, entry, std::move(entry_path), metadata_name);
+        continue;
+      }
+      const StoredRange range = range_of(part, entry.items.empty() ? dcp::StoredItem() : entry.items[0]);
+      if (object_numbers_.try_emplace(entry.name, objects.size()).second) {
+        objects.push_back({entry.name, range, std::move(entry_path), tensors.size() + objects.size()});
+      } else {
+        add_copy(entry.name, range);
+      }
+    }
+  }
+
+  void add_copy(const std::string& name, const StoredRange& range) {
+    if (range.file != StoredRange::kNoFile) copies.push_back({name, range});
+  }
+
+  // Ranks that saved without collectives describe the same tensor each with its own chunks; a chunk that several have
+  // (a replicated tensor) counts once.
+  void take_tensor(const dcp::Metadata& part, dcp::MetadataEntry& entry, Path entry_path,
+                   const std::string& metadata_name) {
+    const auto [known, is_new] = tensor_numbers_.try_emplace(entry.name, tensors.size());
+    std::vector<StoredRange> ranges;
+    ranges.reserve(entry.items.size());
+    for (const dcp::StoredItem& item : entry.items) ranges.push_back(range_of(part, item));
+    if (is_new) {
+      TensorInfo info;
+      info.name = entry.name;
+      info.dtype = entry.properties.dtype;
+      info.requires_grad = entry.properties.requires_grad;
+      info.shape = std::move(entry.shape);
+      info.chunks = std::move(entry.chunks);
+      info.stored = std::move(ranges);
+      info.path = std::move(entry_path);
+      info.position = tensors.size() + objects.size();
+      entry.items = {};
+      checked_multiply(checked_numel(info.shape, info.name), dtype_size(info.dtype), info.name);
+      tensors.push_back(std::move(info));
+      return;
+    }
+    TensorInfo& info = tensors[known->second];
+    if (info.dtype != entry.properties.dtype || info.shape != entry.shape) {
+      fail(ErrorCode::corrupt, "{}: tensor '{}' is {} {} here and {} {} in another rank's metadata",
+           storage->name_of(metadata_name), printable(entry.name), dtype_name(entry.properties.dtype),
+           shape_to_string(entry.shape), dtype_name(info.dtype), shape_to_string(info.shape));
+    }
+    std::set<std::pair<std::vector<std::int64_t>, std::vector<std::int64_t>>> have;
+    for (std::size_t c = 0; c < info.chunks.size(); ++c) {
+      const Box box(info.chunks[c]);
+      have.emplace(box.offsets, box.sizes);
+    }
+    for (std::size_t c = 0; c < entry.chunks.size(); ++c) {
+      const Box box(entry.chunks[c]);
+      if (!have.emplace(box.offsets, box.sizes).second) {
+        add_copy(entry.name, ranges[c]);
+        continue;
+      }
+      info.chunks.push_back(box);
+      info.stored.push_back(ranges[c]);
+    }
+  }
+
+  void take_unclaimed(const dcp::Metadata& part) {
+    for (const dcp::UnclaimedItem& item : part.unclaimed) {
+      dcp::UnclaimedItem copy = item;
+      if (item.item.file != dcp::StoredItem::kNoFile) {
+        const std::string& name = part.files[item.item.file];
+        const auto found = std::find(metadata_.files.begin(), metadata_.files.end(), name);
+        copy.item.file = static_cast<std::uint32_t>(found - metadata_.files.begin());
+        if (found == metadata_.files.end()) metadata_.files.push_back(name);
+      }
+      metadata_.unclaimed.push_back(std::move(copy));
+    }
+  }
+
+  dcp::Metadata metadata_;  // its entries have given up their chunks to `tensors`
+  std::unordered_map<std::string, std::uint32_t> file_numbers_;
+  std::unordered_map<std::string, std::size_t> tensor_numbers_, object_numbers_;
+  std::map<std::pair<std::uint32_t, std::uint64_t>, std::string> transformed_;
+};
+
+}  // namespace
+
+bool is_dcp(const Storage& storage) {
+  return storage.size_bytes(std::string(kMetadataFileName)) || !rank_metadata_names(storage).empty();
+}
+
+std::unique_ptr<SourceBackend> open_dcp(std::shared_ptr<const Storage> storage, const OpenOptions& options) {
+  return std::make_unique<DcpSource>(std::move(storage), options);
+}
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,255 @@
+// Safetensors: one file, or a directory of them. In a directory, a name may stand in several files where ranks saved
+// their shards with PyTorch's HuggingFace writer.
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <unordered_map>
+#include <utility>
+
+#include "checkpoint/source/safetensors_extra.h"
+#include "checkpoint/source/source.h"
+#include "tessera/base/checked.h"
+#include "tessera/base/error.h"
+#include "tessera/checkpoint/internal/file_names.h"
+#include "tessera/checkpoint/sidecar.h"
+#include "tessera/format/python_value.h"
+#include "tessera/format/safetensors.h"
+
+namespace tessera::checkpoint {
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+namespace {
+
+class SafetensorsSource final : public SourceBackend {
+ public:
+  SafetensorsSource(fs::path path_in, std::shared_ptr<const Storage> storage_in) {
+    path = std::move(path_in);
+    storage = std::move(storage_in);
+    kind = SourceKind::safetensors;
+    version = "safetensors";
+    tree_ = std::make_shared<pickle::Tree>();
+  }
+
+  void read_file_source() {
+    take_file(path.filename().string());
+    finish_extras();
+  }
+
+  void read_directory_source() {
+    std::set<std::string> names;
+    for (const std::string& name : storage->list()) {
+      if (name.ends_with(kSafetensorsSuffix)) names.insert(name);
+    }
+    const std::string index_name(safetensors::kIndexFileName);
+    std::optional<safetensors::Index> index;
+    if (storage->size_bytes(index_name)) {
+      index = safetensors::read_index(read_file(*storage, index_name, safetensors::kMaxHeaderBytes),
+                                      storage->name_of(index_name));
+      std::set<std::string> listed;
+      for (const auto& [tensor, file] : index->weight_map) listed.insert(file);
+      for (const std::string& name : names) {
+        if (!listed.contains(name)) warnings.push_back(fmt::format("{} is not in the index and is left out", name));
+      }
+      names = std::move(listed);
+    }
+    for (const std::string& name : names) take_file(name);
+    if (!index) check_shards_are_all_there(names);
+    if (index) check_index(*index, storage->name_of(index_name));
+    finish_extras();
+  }
+
+  Extent locate(std::size_t tensor, std::size_t chunk) const override {
+    const StoredRange& stored = tensors[tensor].stored[chunk];
+    return {stored.file, stored.offset_bytes, stored.length_bytes, {}, std::nullopt};
+  }
+
+  ObjectValue load_object(std::size_t i) const override {
+    ObjectValue result;
+    result.tree = tree_;
+    result.value = object_values_[i];
+    return result;
+  }
+
+ private:
+  void take_file(const std::string& name) {
+    const std::uint32_t number = add_file(name);
+    const std::shared_ptr<const ByteSource> file = open_file(number);
+    const safetensors::Header header = safetensors::read_header(*file);
+    const auto offsets = safetensors::dcp_saved_offsets(header, file->name());
+    if (offsets) version = "safetensors, sharded by ranks";
+    const std::map<std::string, DType> dtypes = read_dtypes(header, file->name());
+    for (const safetensors::Tensor& stored : header.tensors) {
+      std::vector<std::int64_t> offset(stored.shape.size(), 0);
+      if (offsets) {
+        const auto found = offsets->find(stored.name);
+        if (found == offsets->end() || found->second.size() != stored.shape.size()) {
+          fail(ErrorCode::corrupt, "{}: tensor '{}': DCP_SHARDING_INFO has no offsets of {} dimensions for it",
+               file->name(), printable(stored.name), stored.shape.size());
+        }
+        offset = found->second;
+      }
+      add_chunk(stored, std::move(offset), offsets.has_value(), dtypes,
+                {number, header.data_offset_bytes + stored.begin_bytes, stored.end_bytes - stored.begin_bytes},
+                file->name());
+    }
+    take_extras(header, file->name());
+  }
+
+  static std::map<std::string, DType> read_dtypes(const safetensors::Header& header, const std::string& file) {
+    std::map<std::string, DType> dtypes;
+    const auto found = header.metadata.find(std::string(safetensors_extra::kDTypes));
+    if (found == header.metadata.end()) return dtypes;
+    const Json json = parse(found->second, file, safetensors_extra::kDTypes);
+    for (const auto& [name, dtype] : json.items()) {
+      if (!dtype.is_string()) {
+        fail(ErrorCode::corrupt, "{}: {} of '{}' is no string", file, safetensors_extra::kDTypes, printable(name));
+      }
+      dtypes.emplace(name, dtype_from_name(dtype.get<std::string>()));
+    }
+    return dtypes;
+  }
+
+  void add_chunk(const safetensors::Tensor& stored, std::vector<std::int64_t> offset, bool sharded,
+                 const std::map<std::string, DType>& dtypes, const StoredRange& range, const std::string& file) {
+    DType dtype = stored.dtype;
+    std::vector<std::int64_t> sizes = stored.shape;
+    if (const auto real = dtypes.find(stored.name); real != dtypes.end()) {
+      dtype = real->second;
+      if (dtype_size(dtype) == 2 * dtype_size(stored.dtype)) {
+        if (sizes.empty() || sizes.back() != 2 || offset.back() != 0) {
+          fail(ErrorCode::corrupt, "{}: tensor '{}': {} stored as pairs, but its shape is {}", file,
+               printable(stored.name), dtype_name(dtype), shape_to_string(sizes));
+        }
+        sizes.pop_back();
+        offset.pop_back();
+      } else if (dtype_size(dtype) != dtype_size(stored.dtype)) {
+        fail(ErrorCode::corrupt, "{}: tensor '{}': {} stored as {}", file, printable(stored.name), dtype_name(dtype),
+             dtype_name(stored.dtype));
+      }
+    }
+    const auto [known, is_new] = numbers_.try_emplace(stored.name, tensors.size());
+    if (is_new) {
+      TensorInfo info;
+      info.name = stored.name;
+      info.dtype = dtype;
+      info.shape.assign(sizes.size(), 0);
+      info.chunks = BoxList(sizes.size());
+      info.position = tensors.size() + objects.size();
+      tensors.push_back(std::move(info));
+    }
+    TensorInfo& info = tensors[known->second];
+    if (!is_new && (!sharded || info.dtype != dtype || info.shape.size() != sizes.size())) {
+      fail(ErrorCode::corrupt, "{}: tensor '{}' stands in another file too{}", file, printable(stored.name),
+           sharded ? " with another dtype or rank" : "");
+    }
+    for (std::size_t d = 0; d < sizes.size(); ++d) {
+      info.shape[d] = std::max(info.shape[d], checked_add(offset[d], sizes[d], "offset of a saved shard"));
+    }
+    info.chunks.push_back(Box(std::move(offset), std::move(sizes)));
+    info.stored.push_back(range);
+    checked_multiply(checked_numel(info.shape, info.name), dtype_size(info.dtype), info.name);
+  }
+
+  static Json parse(const std::string& text, const std::string& file, std::string_view key) {
+    Json json = Json::parse(text, nullptr, false);
+    if (json.is_discarded() || !json.is_object()) {
+      fail(ErrorCode::corrupt, "{}: {} in __metadata__ is no JSON object", file, key);
+    }
+    return json;
+  }
+
+  void take_extras(const safetensors::Header& header, const std::string& file) {
+    if (const auto found = header.metadata.find(std::string(safetensors_extra::kObjects));
+        found != header.metadata.end()) {
+      const Json json = parse(found->second, file, safetensors_extra::kObjects);
+      for (const auto& [name, value] : json.items()) {
+        objects.push_back({name, {}, {}, tensors.size() + objects.size()});
+        object_values_.push_back(pickle::from_lossless_json(value, *tree_));
+      }
+    }
+    if (const auto found = header.metadata.find(std::string(safetensors_extra::kPaths));
+        found != header.metadata.end()) {
+      const Json json = parse(found->second, file, safetensors_extra::kPaths);
+      for (const auto& [name, items] : json.items()) {
+        Path& result = paths_[name] = Path();  // that each file says which has a part of it
+        if (!items.is_array()) {
+          fail(ErrorCode::corrupt, "{}: {} of '{}' is no list", file, safetensors_extra::kPaths, printable(name));
+        }
+        for (const Json& item : items) {
+          if (item.is_string()) {
+            result.emplace_back(item.get<std::string>());
+          } else if (item.is_number_integer()) {
+            result.emplace_back(item.get<std::int64_t>());
+          } else {
+            fail(ErrorCode::corrupt, "{}: {} of '{}' has an item that is neither text nor integer", file,
+                 safetensors_extra::kPaths, printable(name));
+          }
+        }
+      }
+    }
+  }
+
+  void finish_extras() {
+    for (TensorInfo& tensor : tensors) {
+      if (const auto found = paths_.find(tensor.name); found != paths_.end()) tensor.path = found->second;
+    }
+    for (ObjectInfo& object : objects) {
+      if (const auto found = paths_.find(object.name); found != paths_.end()) object.path = found->second;
+    }
+  }
+
+  // Shards that aren't there show in nothing but the sidecar: a tensor without its last rows looks like a smaller one.
+  void check_shards_are_all_there(const std::set<std::string>& names) const {
+    const std::optional<Sidecar> sidecar = read_sidecar(*storage);
+    if (!sidecar) return;
+    for (const auto& [name, facts] : sidecar->files) {
+      if (!name.ends_with(kSafetensorsSuffix) || names.contains(name)) continue;
+      fail(ErrorCode::corrupt,
+           "{}: its sidecar lists {}, which isn't there: the save was never completed, or it is lost", storage->name(),
+           printable(name));
+    }
+  }
+
+  void check_index(const safetensors::Index& index, const std::string& name) {
+    for (const auto& entry : index.weight_map) {
+      const std::string& tensor = entry.first;
+      const std::string& file = entry.second;
+      const auto found = numbers_.find(tensor);
+      const bool there = found != numbers_.end() &&
+                         std::any_of(tensors[found->second].stored.begin(), tensors[found->second].stored.end(),
+                                     [&](const StoredRange& range) { return files[range.file].name == file; });
+      if (!there) {
+        fail(ErrorCode::corrupt, "{}: it says that '{}' is in {}, which doesn't have it", name, printable(tensor),
+             printable(file));
+      }
+    }
+    for (const TensorInfo& tensor : tensors) {
+      if (!index.weight_map.contains(tensor.name)) {
+        fail(ErrorCode::corrupt, "{}: it doesn't list '{}', which is in {}", name, printable(tensor.name),
+             printable(files[tensor.stored[0].file].name));
+      }
+    }
+  }
+
+  std::shared_ptr<pickle::Tree> tree_;
+  std::vector<pickle::NodeRef> object_values_;
+  std::unordered_map<std::string, std::size_t> numbers_;
+  std::unordered_map<std::string, Path> paths_;
+};
+
+}  // namespace
+
+std::unique_ptr<SourceBackend> open_safetensors_directory(const std::shared_ptr<const Storage>& storage) {
+  auto source = std::make_unique<SafetensorsSource>(storage->name(), storage);
+  source->read_directory_source();
+  return source;
+}
+
+std::unique_ptr<SourceBackend> open_safetensors_file(const fs::path& file) {
+  auto source = std::make_unique<SafetensorsSource>(file, file_system_storage(file.parent_path()));
+  source->read_file_source();
+  return source;
+}
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,62 @@
+#include "checkpoint/source/safetensors_extra.h"
+
+#include <nlohmann/json.hpp>
+#include <variant>
+
+#include "tessera/base/error.h"
+
+namespace tessera::checkpoint::safetensors_extra {
+
+StoredAs stored_as(DType dtype, const std::vector<std::int64_t>& shape) {
+  // float4_e2m1fn_x2 is F4 with a last dimension of twice the size, which a scalar hasn't.
+  const bool is_lone_pair = dtype == DType::float4_e2m1fn_x2 && shape.empty();
+  if (safetensors::type_code(dtype) && !is_lone_pair) return {dtype};
+  switch (dtype) {
+    case DType::complex32:
+      return {DType::float16, true};
+    case DType::complex64:
+      return {DType::float32, true};
+    case DType::complex128:
+      return {DType::float64, true};
+    case DType::bcomplex32:
+      return {DType::bfloat16, true};
+    default:
+      break;
+  }
+  switch (dtype_size(dtype)) {
+    case 1:
+      return {DType::uint8};
+    case 2:
+      return {DType::uint16};
+    case 4:
+      return {DType::uint32};
+    default:
+      return {DType::uint64};
+  }
+}
+
+void add_path(Json& paths, const std::string& name, const Path& path) {
+  const bool is_default = path.empty() || (path.size() == 1 && path[0] == Key(name));
+  if (is_default) return;
+  Json items = Json::array();
+  for (const Key& item : path) {
+    std::visit([&](const auto& part) { items.push_back(part); }, item);
+  }
+  paths[name] = std::move(items);
+}
+
+void add_extra(std::map<std::string, std::string>& metadata, std::string_view key, const Json& json) {
+  if (json.empty()) return;
+  try {
+    metadata[std::string(key)] = json.dump(-1, ' ', false, Json::error_handler_t::strict);
+  } catch (const Json::exception&) {
+    fail(ErrorCode::unsupported, "a name or a text isn't valid UTF-8, which safetensors needs");
+  }
+}
+
+bool goes_before(const safetensors::Tensor& a, const safetensors::Tensor& b) {
+  const std::int64_t a_size = dtype_size(a.dtype), b_size = dtype_size(b.dtype);
+  return a_size != b_size ? a_size > b_size : a.name < b.name;
+}
+
+}  // namespace tessera::checkpoint::safetensors_extra

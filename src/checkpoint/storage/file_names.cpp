@@ -1,0 +1,79 @@
+#include "tessera/checkpoint/internal/file_names.h"
+
+#include <fmt/format.h>
+
+#include <charconv>
+
+#include "tessera/checkpoint/sidecar.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+// A number as we write it, taken off the front of `text`.
+std::optional<std::int64_t> take_number(std::string_view& text) {
+  std::int64_t number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || number < 0 ||
+      fmt::to_string(number).size() != static_cast<std::size_t>(end - text.data())) {
+    return std::nullopt;
+  }
+  text.remove_prefix(static_cast<std::size_t>(end - text.data()));
+  return number;
+}
+
+bool take(std::string_view& text, std::string_view expected) {
+  if (!text.starts_with(expected)) return false;
+  text.remove_prefix(expected.size());
+  return true;
+}
+
+}  // namespace
+
+std::string to_string(const DataFileName& name) {
+  if (name.generation == 0) return fmt::format("__{}_{}.distcp", name.rank, name.number);
+  return fmt::format("__{}_{}.{}.distcp", name.rank, name.number, name.generation);
+}
+
+std::optional<DataFileName> parse_data_file_name(std::string_view text) {
+  DataFileName name;
+  if (!take(text, "__")) return std::nullopt;
+  const auto rank = take_number(text);
+  if (!rank || !take(text, "_")) return std::nullopt;
+  const auto number = take_number(text);
+  if (!number || !take(text, ".")) return std::nullopt;
+  name.rank = *rank;
+  name.number = *number;
+  if (text != "distcp") {
+    const auto generation = take_number(text);
+    if (!generation || *generation == 0 || text != ".distcp") return std::nullopt;
+    name.generation = *generation;
+  }
+  return name;
+}
+
+std::optional<std::int64_t> parse_rank_metadata_name(std::string_view text) {
+  if (!take(text, "__")) return std::nullopt;
+  const auto rank = take_number(text);
+  return rank && text == kMetadataFileName ? rank : std::nullopt;
+}
+
+std::string uncommitted_safetensors_name(std::string_view name) {
+  return std::string(name) + std::string(kTemporarySuffix);
+}
+
+std::optional<std::string> parse_uncommitted_safetensors_name(std::string_view text) {
+  if (!text.ends_with(kTemporarySuffix)) return std::nullopt;
+  text.remove_suffix(kTemporarySuffix.size());
+  if (!text.starts_with("shard-") || !text.ends_with(kSafetensorsSuffix)) return std::nullopt;
+  return std::string(text);
+}
+
+bool may_be_left_by_a_save(std::string_view name) {
+  const auto is_temporary_of = [&](std::string_view file) {
+    return name.starts_with(file) && name.substr(file.size()) == kTemporarySuffix;
+  };
+  return parse_data_file_name(name) || parse_uncommitted_safetensors_name(name) || is_temporary_of(kMetadataFileName) ||
+         is_temporary_of(kSidecarFileName);
+}
+
+}  // namespace tessera::checkpoint

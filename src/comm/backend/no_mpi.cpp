@@ -1,0 +1,7 @@
+#include "comm/backend/backend.h"
+
+namespace tessera::comm {
+
+const MakeBackend make_mpi = nullptr;
+
+}  // namespace tessera::comm

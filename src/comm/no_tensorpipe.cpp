@@ -1,7 +1,0 @@
-#include "comm/rpc_agent.h"
-
-namespace tessera::comm {
-
-const MakeAgent make_tensorpipe_agent = nullptr;
-
-}  // namespace tessera::comm

@@ -1,0 +1,69 @@
+#include "tessera/comm/init.h"
+
+#include <numeric>
+
+#include "comm/exceptions.h"
+#include "comm/group_impl.h"
+#include "comm/rendezvous/store.h"
+#include "comm/rendezvous/world.h"
+
+namespace tessera {
+
+namespace {
+
+void check(const InitOptions& options) {
+  if (options.world_size < 1 || options.rank < 0 || options.rank >= options.world_size) {
+    fail(ErrorCode::invalid_argument, "init process group: rank {} of {}, expected 0 to {}", options.rank,
+         options.world_size, std::max(options.world_size - 1, 0));
+  }
+  if (options.timeout.count() <= 0 || options.liveness.count() <= 0) {
+    fail(ErrorCode::invalid_argument, "init process group: timeout {} ms, liveness {} ms, expected more than 0",
+         options.timeout.count(), options.liveness.count());
+  }
+}
+
+}  // namespace
+
+ProcessGroup comm::make_world(const World& world) {
+  auto group = std::make_shared<ProcessGroup::Impl>();
+  group->backend_name = world.backend;
+  group->rank = world.rank;
+  group->world_ranks.resize(static_cast<std::size_t>(world.size));
+  std::iota(group->world_ranks.begin(), group->world_ranks.end(), 0);
+  group->world_size = world.size;
+  group->timeout = world.timeout;
+  group->store = world.store;
+  group->liveness = world.liveness;
+  try {
+    group->transports = make_transports(world.backend, {world.store, world.rank, world.size, world.timeout});
+  } catch (const Error&) {
+    throw;
+  } catch (...) {
+    const std::string why = world.liveness->explain(group->world_ranks, message_of(std::current_exception()));
+    fail(ErrorCode::rank_failure, "init process group: rank {} of {} hasn't met the others: {}", world.rank, world.size,
+         why);
+  }
+  // Who leaves at once would else do so while others still connect to it.
+  ProcessGroup met(std::move(group));
+  met.barrier();
+  return met;
+}
+
+ProcessGroup init_process_group(const InitOptions& options) {
+  check(options);
+  if (options.world_size == 1) return {};
+  const comm::StorePtr store =
+      comm::connect_store(options.master_addr, options.master_port, options.rank, options.timeout);
+  comm::World world;
+  world.backend = options.backend;
+  world.rank = options.rank;
+  world.size = options.world_size;
+  world.timeout = options.timeout;
+  world.store = comm::with_prefix("tessera/world", store);
+  const comm::StorePtr own = comm::reconnect_store(options.master_addr, options.master_port, options.timeout);
+  world.liveness = std::make_shared<comm::Liveness>(comm::with_prefix("tessera/live", own), options.rank == 0,
+                                                    options.rank, options.world_size, options.liveness);
+  return comm::make_world(world);
+}
+
+}  // namespace tessera

@@ -1,0 +1,243 @@
+#include "comm/rendezvous/liveness.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+#include "comm/exceptions.h"
+#include "comm/rendezvous/store.h"
+
+namespace tessera::comm {
+
+namespace {
+
+using std::chrono::milliseconds;
+using Clock = std::chrono::steady_clock;
+
+constexpr char kFailure[] = "failure";
+constexpr char kLeft[] = "left";
+
+std::string sign_key(int rank) { return fmt::format("sign/{}", rank); }
+
+// "<beat>", which was never there before, and " <number> <group> <name>" of each call that the rank is in.
+std::string sign_of(std::uint64_t beat, const std::map<std::string, Call>& calls) {
+  std::string sign = fmt::to_string(beat);
+  for (const auto& [group, call] : calls) sign += fmt::format(" {} {} {}", call.number, group, call.name);
+  return sign;
+}
+
+std::map<std::string, Call> calls_of(const std::string& sign) {
+  std::map<std::string, Call> calls;
+  std::vector<std::string> words;
+  for (std::size_t begin = 0; begin <= sign.size();) {
+    const std::size_t end = std::min(sign.find(' ', begin), sign.size());
+    words.push_back(sign.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  for (std::size_t i = 1; i + 2 < words.size(); i += 3) {
+    calls[words[i + 1]] = {words[i + 1], std::strtoull(words[i].c_str(), nullptr, 10), words[i + 2]};
+  }
+  return calls;
+}
+
+// In the call of `group` if it is in one, else in those of other groups.
+std::string where_it_is(const std::map<std::string, Call>& calls, const std::string& group) {
+  if (const auto same = calls.find(group); same != calls.end()) return "in " + same->second.name;
+  if (calls.empty()) return "in no collective";
+  std::string text = "in ";
+  for (const auto& [other, call] : calls) text += (text.size() > 3 ? ", " : "") + call.name;
+  return text;
+}
+
+std::string list_of(const std::vector<int>& ranks) {
+  return fmt::format("{} {}", ranks.size() == 1 ? "rank" : "ranks", fmt::join(ranks, ", "));
+}
+
+}  // namespace
+
+Liveness::Liveness(StorePtr store, bool keeps_store, int rank, int size, milliseconds dead_after)
+    : store_(std::move(store)),
+      keeps_store_(keeps_store),
+      rank_(rank),
+      size_(size),
+      dead_after_(dead_after),
+      period_(std::clamp(dead_after / 10, milliseconds(20), milliseconds(1000))) {
+  try {
+    beat();  // before this rank meets others: who has met it can miss it, however late the thread begins
+  } catch (const std::exception&) {
+    // The thread will say so.
+  }
+  thread_ = std::thread([this] { run(); });
+}
+
+Liveness::~Liveness() {
+  {
+    const std::lock_guard lock(mutex_);
+    stops_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+  try {
+    put_text(*store_, sign_key(rank_), kLeft);
+    if (keeps_store_) wait_for_others();
+  } catch (const std::exception&) {
+    // Rank 0 left before, and with it the store.
+  }
+}
+
+void Liveness::wait_for_others() {
+  const Clock::time_point deadline = Clock::now() + dead_after_;
+  std::vector<int> others;
+  for (int r = 0; r < size_; ++r) {
+    if (r != rank_) others.push_back(r);
+  }
+  while (!others.empty() && Clock::now() < deadline) {
+    std::erase_if(others, [&](int other) { return read(sign_key(other)) == kLeft; });
+    if (!others.empty()) std::this_thread::sleep_for(milliseconds(5));
+  }
+}
+
+void Liveness::enter(const Call& call) {
+  const std::lock_guard lock(mutex_);
+  calls_[call.group] = call;
+}
+
+void Liveness::leave(const std::string& group) {
+  const std::lock_guard lock(mutex_);
+  calls_.erase(group);
+}
+
+std::string Liveness::failure() const {
+  const std::lock_guard lock(mutex_);
+  return failure_;
+}
+
+std::uint64_t Liveness::looks() const {
+  const std::lock_guard lock(mutex_);
+  return looks_;
+}
+
+std::string Liveness::report(const std::string& what) {
+  std::string first = what;
+  try {
+    const std::lock_guard lock(store_mutex_);
+    const std::vector<std::uint8_t> said =
+        store_->compareSet(kFailure, {}, std::vector<std::uint8_t>(what.begin(), what.end()));
+    first.assign(said.begin(), said.end());
+  } catch (const std::exception&) {
+    // Without a store there is nobody to say it to.
+  }
+  const std::lock_guard lock(mutex_);
+  if (failure_.empty()) failure_ = first;
+  return failure_;
+}
+
+std::string Liveness::read(const std::string& key) {
+  const std::lock_guard lock(store_mutex_);
+  return get_text(*store_, key);
+}
+
+void Liveness::run() {
+  last_heard_ = Clock::now();
+  for (;;) {
+    try {
+      beat();
+      watch_next();
+      if (const std::string said = read(kFailure); !said.empty()) {
+        const std::lock_guard lock(mutex_);
+        if (failure_.empty()) failure_ = said;
+      }
+    } catch (...) {
+      const std::string why = message_of(std::current_exception());
+      const std::lock_guard lock(mutex_);
+      if (failure_.empty()) failure_ = fmt::format("rank 0, which keeps the store, is gone ({})", why);
+      return;
+    }
+    std::unique_lock lock(mutex_);
+    ++looks_;
+    if (changed_.wait_for(lock, period_, [&] { return stops_; })) return;
+  }
+}
+
+void Liveness::beat() {
+  std::string sign;
+  {
+    const std::lock_guard lock(mutex_);
+    sign = sign_of(++beats_, calls_);
+  }
+  const std::lock_guard lock(store_mutex_);
+  put_text(*store_, sign_key(rank_), sign);
+}
+
+// The next rank that hasn't left. One that hasn't come yet is given as long as one that died.
+void Liveness::watch_next() {
+  const Clock::time_point now = Clock::now();
+  for (int i = 1; i < size_; ++i) {
+    const int next = (rank_ + i) % size_;
+    const std::string sign = read(sign_key(next));
+    if (sign == kLeft) continue;
+    if (next != watched_ || sign != last_sign_) {
+      watched_ = next;
+      last_sign_ = sign;
+      last_heard_ = now;
+    } else if (now - last_heard_ > dead_after_ && !sign.empty()) {
+      report(fmt::format("rank {} died: nothing was heard of it for {} ms", next, dead_after_.count()));
+    }
+    return;
+  }
+}
+
+std::optional<std::string> Liveness::find_left(std::span<const int> ranks) {
+  std::vector<int> left;
+  for (const int other : ranks) {
+    if (other != rank_ && read(sign_key(other)) == kLeft) left.push_back(other);
+  }
+  if (left.empty()) return std::nullopt;
+  return fmt::format("{} left the group", list_of(left));
+}
+
+std::string Liveness::explain(std::span<const int> ranks, const std::string& cause) {
+  // Long enough for whoever watches a rank that died, be it this rank's thread, which on a busy machine may look
+  // rarely.
+  const Clock::time_point begin = Clock::now();
+  const std::uint64_t last_look = looks() + static_cast<std::uint64_t>(dead_after_ / period_) + 4;
+  const auto may_still_come = [&] {
+    const auto waited = Clock::now() - begin;
+    return waited < 2 * dead_after_ || (looks() < last_look && waited < 10 * dead_after_);
+  };
+  try {
+    do {
+      if (std::string said = failure(); !said.empty()) return said;
+      if (const auto left = find_left(ranks)) return report(*left);
+      std::this_thread::sleep_for(period_ / 2);
+    } while (may_still_come());
+  } catch (...) {
+    return report(fmt::format("rank 0, which keeps the store, is gone ({})", message_of(std::current_exception())));
+  }
+  return report(fmt::format("on rank {}: {}", rank_, cause));
+}
+
+std::string Liveness::explain_timeout(std::span<const int> ranks, const Call& call, milliseconds waited) {
+  if (std::string said = failure(); !said.empty()) return said;
+  std::vector<int> missing;
+  std::string where;
+  try {
+    if (const auto left = find_left(ranks)) return report(*left);
+    for (const int other : ranks) {
+      if (other == rank_) continue;
+      const std::map<std::string, Call> there = calls_of(read(sign_key(other)));
+      const auto same = there.find(call.group);
+      if (same != there.end() && same->second.number >= call.number) continue;
+      missing.push_back(other);
+      where += fmt::format("; rank {} is {}", other, where_it_is(there, call.group));
+    }
+  } catch (...) {
+    return report(fmt::format("rank 0, which keeps the store, is gone ({})", message_of(std::current_exception())));
+  }
+  if (missing.empty()) {
+    return report(fmt::format("it hasn't ended within {} ms, though all ranks came", waited.count()));
+  }
+  return report(fmt::format("{} didn't come within {} ms{}", list_of(missing), waited.count(), where));
+}
+
+}  // namespace tessera::comm

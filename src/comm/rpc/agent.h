@@ -1,0 +1,30 @@
+#pragma once
+// The agent that carries LibTorch's RPC, where LibTorch has one.
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "comm/c10d.h"
+#include "comm/rpc/torch_rpc.h"
+
+namespace tessera::comm {
+
+struct AgentOptions {
+  StorePtr store;
+  std::string name;
+  int rank = 0;
+  int size = 1;
+  std::chrono::milliseconds timeout{0};
+  int threads = 1;
+};
+
+// Null where LibTorch was built without TensorPipe. What it makes knows the names of all, and answers after start().
+using MakeAgent = std::shared_ptr<torch_rpc::RpcAgent> (*)(const AgentOptions& options);
+extern const MakeAgent make_tensorpipe_agent;
+
+// Throws Error(invalid_argument) without RPC.
+std::shared_ptr<torch_rpc::RpcAgent> current_agent(std::string_view call);
+
+}  // namespace tessera::comm

@@ -1,0 +1,106 @@
+#pragma once
+// What the parts of the `.metadata` reader share: messages, the budget of memory, and the values that fields hold.
+//
+// `subject` in messages is the tensor or object that is being read ("tensor 'x'"), empty above those; `field` its
+// field.
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "format/dcp/names.h"
+#include "tessera/base/error.h"
+#include "tessera/format/pickle_value.h"
+
+namespace tessera::dcp {
+
+// Name of a value for messages: "int", "global torch.float32", "a torch.Size object".
+std::string describe(pickle::NodeRef value);
+
+class Input {
+ public:
+  Input(std::string file, std::uint64_t file_bytes)
+      : file_(std::move(file)), memory_left_((16 * file_bytes) + (1 << 20)) {}
+
+  // Takes from the memory that a file of this size can need. A pickle can say a thing once and refer to it often.
+  void charge(std::uint64_t bytes) {
+    if (bytes > memory_left_) too_large();
+    memory_left_ -= bytes;
+  }
+
+  [[noreturn]] void fail_at(ErrorCode code, std::string_view name, std::string_view field, std::string_view found,
+                            std::string_view expected) const;
+  [[noreturn]] void wrong(std::string_view name, std::string_view field, pickle::NodeRef found,
+                          std::string_view expected) const {
+    fail_at(ErrorCode::corrupt, name, field, describe(found), expected);
+  }
+
+  // An int that is not negative.
+  std::int64_t count(pickle::NodeRef value, std::string_view name, std::string_view field) const {
+    if (!value.is(pickle::Kind::integer) || value.integer() < 0) wrong_count(value, name, field);
+    return value.integer();
+  }
+  bool boolean(pickle::NodeRef value, std::string_view name, std::string_view field) const {
+    if (!value.is(pickle::Kind::boolean)) wrong(name, field, value, "a bool");
+    return value.boolean();
+  }
+  std::string_view string(pickle::NodeRef value, std::string_view name, std::string_view field) const {
+    if (!value.is(pickle::Kind::string)) wrong(name, field, value, "a str");
+    return value.string();
+  }
+
+  // Appends the members of a torch.Size (or tuple, or list) of counts to `out` and returns how many they are.
+  std::size_t counts(pickle::NodeRef value, std::string_view name, std::string_view field,
+                     std::vector<std::int64_t>& out);
+
+ private:
+  [[noreturn]] void too_large() const;
+  [[noreturn]] void wrong_count(pickle::NodeRef value, std::string_view name, std::string_view field) const;
+  pickle::NodeRef members_of_size(pickle::NodeRef value);
+
+  std::string file_;
+  std::uint64_t memory_left_;
+  std::uint64_t size_class_ = 0;  // identity of the global torch.Size seen last
+};
+
+// Numbers of strings. A pickle fetches most of them from its memo, so that identity tells before contents must be
+// hashed.
+class StringNumbers {
+ public:
+  static constexpr std::uint32_t kNone = UINT32_MAX;
+
+  void reserve(std::size_t count) { numbers_.reserve(count); }
+  // Whether `text` is new and has now `number`. `text` must outlive this object.
+  bool add(std::string_view text, std::uint32_t number) { return numbers_.try_emplace(text, number).second; }
+  std::uint32_t find(pickle::NodeRef string) {
+    Slot& slot = slots_[(string.identity() * 0x9e3779b97f4a7c15u) >> (64 - kSlotBits)];
+    if (slot.identity != string.identity()) {
+      const auto found = numbers_.find(string.string());
+      slot = {string.identity(), found == numbers_.end() ? kNone : found->second};
+    }
+    return slot.number;
+  }
+  // As `find`, and gives a string that has none the number `next`.
+  std::uint32_t find_or_add(pickle::NodeRef string, std::uint32_t next) {
+    const std::uint32_t number = find(string);
+    if (number != kNone) return number;
+    add(string.string(), next);
+    slots_[(string.identity() * 0x9e3779b97f4a7c15u) >> (64 - kSlotBits)].number = next;
+    return next;
+  }
+
+ private:
+  static constexpr int kSlotBits = 12;
+  struct Slot {
+    std::uint64_t identity = 0;  // that of None
+    std::uint32_t number = kNone;
+  };
+  std::vector<Slot> slots_ = std::vector<Slot>(std::size_t{1} << kSlotBits);
+  std::unordered_map<std::string_view, std::uint32_t> numbers_;
+};
+
+}  // namespace tessera::dcp

@@ -1,0 +1,123 @@
+// copy_into: nodes already copied are known by identity, so sharing and recursion are kept.
+
+#include <unordered_map>
+#include <vector>
+
+#include "tessera/base/error.h"
+#include "tessera/format/pickle_value.h"
+
+namespace tessera::pickle {
+
+namespace {
+
+class Copier {
+ public:
+  Copier(Tree& destination, const WalkLimits& limits)
+      : to_(destination), depth_limit_(limits.depth), nodes_left_(limits.nodes) {}
+
+  NodeRef copy(NodeRef v, std::size_t depth) {
+    if (depth > depth_limit_)
+      fail(ErrorCode::corrupt, "copy a pickled value: nests deeper than the limit of {}", depth_limit_);
+    if (nodes_left_-- == 0) fail(ErrorCode::corrupt, "copy a pickled value: more nodes than the limit");
+    switch (v.kind()) {
+      case Kind::none:
+        return NodeRef();
+      case Kind::boolean:
+        return to_.make_boolean(v.boolean());
+      case Kind::integer:
+        return to_.make_integer(v.integer());
+      default:
+        break;
+    }
+    if (const auto known = copies_.find(v.identity()); known != copies_.end()) return known->second;
+    return copy_node(v, depth);
+  }
+
+ private:
+  NodeRef copy_node(NodeRef v, std::size_t depth) {
+    switch (v.kind()) {
+      case Kind::big_integer:
+        return known(v, to_.make_big_integer(v.big_integer()));
+      case Kind::floating:
+        return known(v, to_.make_floating(v.floating()));
+      case Kind::string:
+        return known(v, to_.make_string(v.string()));
+      case Kind::bytes:
+        return known(v, to_.make_bytes(v.bytes()));
+      case Kind::byte_array:
+        return known(v, to_.make_byte_array(v.bytes()));
+      case Kind::global:
+        return known(v, to_.make_global(v.global().module, v.global().name));
+      case Kind::list:
+      case Kind::set: {
+        const NodeRef result = known(v, v.is(Kind::list) ? to_.make_list() : to_.make_set());
+        to_.append(result, copy_all(v.items(), depth));
+        return result;
+      }
+      case Kind::dict: {
+        const NodeRef result = known(v, to_.make_dict());
+        to_.set_items(result, copy_all(v.pairs(), depth));
+        return result;
+      }
+      case Kind::tuple:
+        return known(v, to_.make_tuple(copy_all(v.items(), depth)));
+      case Kind::frozen_set:
+        return known(v, to_.make_frozen_set(copy_all(v.items(), depth)));
+      case Kind::persistent_id:
+        return known(v, to_.make_persistent_id(copy(v.persistent_id(), depth + 1)));
+      case Kind::taken:
+        fail(ErrorCode::invalid_argument, "copy a pickled value: a record was taken out of it");
+      default:
+        return copy_object(v, depth);
+    }
+  }
+
+  NodeRef copy_object(NodeRef v, std::size_t depth) {
+    const Object& from = v.object();
+    const NodeRef callable = copy(from.callable, depth + 1);
+    const NodeRef arguments = copy(from.arguments, depth + 1);
+    const NodeRef keywords = copy(from.keyword_arguments(), depth + 1);
+    // Copying the arguments may have led back here.
+    if (const auto known = copies_.find(v.identity()); known != copies_.end()) return known->second;
+    const NodeRef result = known(v, to_.make_object(from.made, callable, arguments, keywords));
+    to_.append(result, copy_all(from.list_items(), depth));
+    to_.set_items(result, copy_all(from.dict_items(), depth));
+    const std::size_t states = from.state_count();
+    for (std::size_t i = 0; i < states; ++i)
+      to_.set_state(result, copy(states == 1 ? from.state : from.state.items()[i], depth + 1));
+    return result;
+  }
+
+  std::vector<NodeRef> copy_all(std::span<const NodeRef> items, std::size_t depth) {
+    std::vector<NodeRef> result;
+    result.reserve(items.size());
+    for (const NodeRef item : items) result.push_back(copy(item, depth + 1));
+    return result;
+  }
+
+  std::vector<NodeRef> copy_all(std::span<const Pair> pairs, std::size_t depth) {
+    std::vector<NodeRef> result;
+    result.reserve(2 * pairs.size());
+    for (const Pair& pair : pairs) {
+      result.push_back(copy(pair.key, depth + 1));
+      result.push_back(copy(pair.value, depth + 1));
+    }
+    return result;
+  }
+
+  // What was copied first stays the copy.
+  NodeRef known(NodeRef from, NodeRef to) { return copies_.try_emplace(from.identity(), to).first->second; }
+
+  Tree& to_;
+  std::size_t depth_limit_;
+  std::uint64_t nodes_left_;
+  std::unordered_map<std::uint64_t, NodeRef> copies_;
+};
+
+}  // namespace
+
+NodeRef copy_into(Tree& destination, NodeRef value, const WalkLimits& limits) {
+  return Copier(destination, limits).copy(value, 0);
+}
+
+}  // namespace tessera::pickle

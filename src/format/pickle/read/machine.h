@@ -1,0 +1,154 @@
+#pragma once
+// The state of a pickle being read: where we are in its bytes, the stack with its marks, the memo. Everything that can
+// be wrong is reported here, with the opcode and its offset.
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <cstdlib>
+#include <new>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "format/pickle/nodes.h"
+#include "format/pickle/opcodes.h"
+#include "tessera/base/error.h"
+#include "tessera/base/file.h"
+#include "tessera/format/pickle_reader.h"
+
+namespace tessera::pickle {
+
+// A flat array of plain data that grows in place where the system can.
+template <typename T>
+class FlatArray {
+ public:
+  FlatArray() = default;
+  FlatArray(const FlatArray&) = delete;
+  FlatArray& operator=(const FlatArray&) = delete;
+  ~FlatArray() { std::free(data_); }
+  T* data() const { return data_; }
+  std::size_t capacity() const { return capacity_; }
+  void grow(std::size_t capacity) {
+    void* data = std::realloc(static_cast<void*>(data_), capacity * sizeof(T));
+    if (data == nullptr) throw std::bad_alloc();
+    data_ = static_cast<T*>(data);
+    capacity_ = capacity;
+  }
+
+ private:
+  T* data_ = nullptr;
+  std::size_t capacity_ = 0;
+};
+
+// The bytes of a pickle: all of them, or a window that moves over a source.
+class Input {
+ public:
+  Input(ByteView bytes, const std::string& name, std::uint64_t base_offset_bytes)
+      : begin_(bytes.data()), end_(begin_ + bytes.size()), name_(name), base_offset_bytes_(base_offset_bytes) {}
+  // `source` must outlive the input.
+  explicit Input(const ByteSource& source);
+
+  const std::uint8_t* begin() const { return begin_; }
+  const std::uint8_t* end() const { return end_; }
+  // Whoever is here or behind must `move_window`.
+  const std::uint8_t* window_margin() const { return behind_window_ == 0 ? end_ : end_ - kMarginBytes; }
+  // Reads on, if there is more, so that the window begins at `at`. Returns where that is now; what pointed into the
+  // window no longer does.
+  const std::uint8_t* move_window(const std::uint8_t* at);
+
+  std::uint64_t offset_of(const std::uint8_t* at) const {
+    return before_window_ + static_cast<std::uint64_t>(at - begin_);
+  }
+  // From `at` to the end of the pickle.
+  std::uint64_t left(const std::uint8_t* at) const { return static_cast<std::uint64_t>(end_ - at) + behind_window_; }
+
+  // Throws about the opcode at `opcode`.
+  template <typename... Args>
+  [[noreturn]] void fail(ErrorCode code, const std::uint8_t* opcode, fmt::format_string<Args...> format,
+                         Args&&... args) const {
+    fail_with(code, opcode, fmt::format(format, std::forward<Args>(args)...));
+  }
+  [[noreturn]] void fail_with(ErrorCode code, const std::uint8_t* opcode, const std::string& problem) const;
+  [[noreturn]] void fail_truncated(const std::uint8_t* opcode, const std::uint8_t* at, std::uint64_t wanted) const;
+
+  // Moves `at` behind the next `size` bytes, which are returned.
+  ByteView take(const std::uint8_t* opcode, const std::uint8_t*& at, std::uint64_t size) const {
+    if (size > static_cast<std::uint64_t>(end_ - at)) fail_truncated(opcode, at, size);
+    const ByteView result(at, size);
+    at += size;
+    return result;
+  }
+  template <typename T>
+  T number(const std::uint8_t* opcode, const std::uint8_t*& at) const {
+    return load_little_endian<T>(take(opcode, at, sizeof(T)).data());
+  }
+  // A text line without its end; `at` moves behind it.
+  std::string_view line(const std::uint8_t* opcode, const std::uint8_t*& at) const;
+
+ private:
+  // An opcode with its argument, or a record, that is longer than the margin may not be in the window as a whole.
+  static constexpr std::size_t kWindowBytes = std::size_t{1} << 20;
+  static constexpr std::size_t kMarginBytes = std::size_t{64} << 10;
+
+  Bytes window_;
+  const ByteSource* source_ = nullptr;  // null when all bytes are here
+  const std::uint8_t* begin_;
+  const std::uint8_t* end_;
+  const std::string& name_;
+  std::uint64_t base_offset_bytes_;
+  std::uint64_t before_window_ = 0, behind_window_ = 0;
+};
+
+// Depths are how far the value was nested when it came to where it is.
+using Depth = std::uint16_t;
+
+// Python numbers what it puts 0, 1, 2, ..., so entries are sorted by their index, mostly with none left out.
+class Memo {
+ public:
+  static constexpr std::uint64_t kIndexMask = 0xffff'ffff'ffff;
+  struct Entry {
+    NodeRef value;
+    std::uint64_t index : 48;
+    std::uint64_t depth : 16;
+  };
+  // Null if nothing was put there, or it was skipped.
+  const Entry* get(std::uint64_t index) const {
+    const Entry* const entries = entries_.data();
+    if (index < count_ && entries[index].index == index) return &entries[index];
+    const Recent& recent = recent_[index % recent_.size()];
+    return recent.index == index ? &entries[recent.position] : find(index);
+  }
+  // What MEMOIZE puts: the number of indices that were put.
+  std::uint64_t next() const { return next_; }
+  void append(NodeRef value, Depth depth) {
+    if (!others_.empty()) return put(next_, value, depth);
+    if (count_ == entries_.capacity()) entries_.grow(std::max<std::size_t>(256, 2 * count_));
+    entries_.data()[count_++] = {value, next_++ & kIndexMask, depth};
+  }
+  void put(std::uint64_t index, NodeRef value, Depth depth);
+
+  // Records (pickle_records.h) don't put what they hold. Whoever fetches it finds nothing, and a PUT of an index that
+  // was chosen can't be told from a second one, so that it is refused.
+  void skip(std::uint64_t count) {
+    next_ += count;
+    has_skipped_ = true;
+  }
+  bool can_put(std::uint64_t index) const { return !has_skipped_ || index == next_; }
+
+ private:
+  Entry* find(std::uint64_t index) const;
+
+  struct Recent {
+    std::uint64_t index = UINT64_MAX;
+    std::size_t position = 0;
+  };
+  FlatArray<Entry> entries_;
+  std::size_t count_ = 0;
+  std::unordered_map<std::uint64_t, Entry> others_;  // put out of turn
+  std::uint64_t next_ = 0;
+  bool has_skipped_ = false;
+  mutable std::array<Recent, 256> recent_;
+};
+
+}  // namespace tessera::pickle

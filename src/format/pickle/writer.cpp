@@ -1,0 +1,198 @@
+#include "tessera/format/pickle_writer.h"
+
+#include <bit>
+
+#include "format/pickle/integer.h"
+#include "format/pickle/names.h"
+#include "format/pickle/opcodes.h"
+#include "tessera/base/error.h"
+#include "tessera/format/internal/pickle_text.h"
+
+namespace tessera::pickle {
+
+Writer::Writer(Bytes& out, int protocol) : out_(out), protocol_(protocol) {
+  if (protocol != 2 && protocol != 4)
+    fail(ErrorCode::invalid_argument, "write pickle: protocol {}, 2 or 4 expected", protocol);
+  number(op::PROTO, static_cast<std::uint8_t>(protocol));
+}
+
+template <typename T>
+void Writer::number(std::uint8_t opcode, T value) {
+  out_.push_back(opcode);
+  append_little_endian(out_, value);
+}
+
+// With the shortest of three lengths that the payload fits; 0 stands for an opcode that the protocol hasn't.
+void Writer::sized(std::uint8_t opcode8, std::uint8_t opcode32, std::uint8_t opcode64, ByteView payload) {
+  if (opcode8 != 0 && payload.size() <= UINT8_MAX) {
+    number(opcode8, static_cast<std::uint8_t>(payload.size()));
+  } else if (payload.size() <= UINT32_MAX) {
+    number(opcode32, static_cast<std::uint32_t>(payload.size()));
+  } else if (opcode64 != 0) {
+    number(opcode64, std::uint64_t{payload.size()});
+  } else {
+    fail(ErrorCode::unsupported, "write pickle: text of {} bytes, protocol 2 holds at most {}", payload.size(),
+         UINT32_MAX);
+  }
+  append(out_, payload);
+}
+
+void Writer::none() { out_.push_back(op::NONE); }
+void Writer::boolean(bool value) { out_.push_back(value ? op::NEWTRUE : op::NEWFALSE); }
+
+void Writer::integer(std::int64_t value) {
+  if (value >= 0 && value <= UINT8_MAX) {
+    number(op::BININT1, static_cast<std::uint8_t>(value));
+  } else if (value >= 0 && value <= UINT16_MAX) {
+    number(op::BININT2, static_cast<std::uint16_t>(value));
+  } else if (value >= INT32_MIN && value <= INT32_MAX) {
+    number(op::BININT, static_cast<std::uint32_t>(value));
+  } else {
+    Bytes bytes;
+    append_little_endian(bytes, static_cast<std::uint64_t>(value));
+    sized(op::LONG1, op::LONG4, 0, shortest_integer(bytes));
+  }
+}
+
+void Writer::big_integer(ByteView two_complement) {
+  const ByteView shortest = shortest_integer(two_complement);
+  if (shortest.size() <= 8) return integer(integer_from_bytes(shortest));
+  if (shortest.size() > INT32_MAX)
+    fail(ErrorCode::unsupported, "write pickle: an int of {} bytes, at most {} expected", shortest.size(), INT32_MAX);
+  sized(op::LONG1, op::LONG4, 0, shortest);
+}
+
+void Writer::floating(double value) {
+  const auto bits = std::bit_cast<std::uint64_t>(value);
+  out_.push_back(op::BINFLOAT);
+  for (int shift = 56; shift >= 0; shift -= 8) out_.push_back(static_cast<std::uint8_t>(bits >> shift));
+}
+
+void Writer::string(std::string_view text) {
+  if (protocol_ == 2) {
+    sized(0, op::BINUNICODE, 0, as_bytes(text));
+  } else {
+    sized(op::SHORT_BINUNICODE, op::BINUNICODE, op::BINUNICODE8, as_bytes(text));
+  }
+}
+
+void Writer::bytes(ByteView value) {
+  if (protocol_ != 2) return sized(op::SHORT_BINBYTES, op::BINBYTES, op::BINBYTES8, value);
+  // Also where Python writes bytes(), because weights_only loads this.
+  interned_global("_codecs", "encode");
+  string(utf8_from_latin1(as_text(value)));
+  interned_string("latin1");
+  tuple(2);
+  reduce();
+}
+
+void Writer::byte_array(ByteView value) {
+  interned_global("builtins", "bytearray");
+  if (!value.empty()) bytes(value);
+  tuple(value.empty() ? 0 : 1);
+  reduce();
+}
+
+void Writer::global(std::string_view module, std::string_view name) {
+  if (protocol_ != 2) {
+    string(module);
+    string(name);
+    out_.push_back(op::STACK_GLOBAL);
+    return;
+  }
+  if (const std::size_t dot = name.rfind('.'); dot != std::string_view::npos) {
+    interned_global("builtins", "getattr");
+    interned_global(module, name.substr(0, dot));
+    interned_string(name.substr(dot + 1));
+    tuple(2);
+    reduce();
+    return;
+  }
+  const auto old = python2_name({module, name});
+  if (!old || module.find('\n') != std::string_view::npos || name.find('\n') != std::string_view::npos)
+    fail(ErrorCode::unsupported, "write pickle: protocol 2 can't hold the global {} of {}", printable(name),
+         printable(module));
+  out_.push_back(op::GLOBAL);
+  append(out_, old->module);
+  out_.push_back('\n');
+  append(out_, old->name);
+  out_.push_back('\n');
+}
+
+void Writer::mark() { out_.push_back(op::MARK); }
+
+void Writer::tuple(std::size_t count) {
+  constexpr std::uint8_t kOpcodes[] = {op::EMPTY_TUPLE, op::TUPLE1, op::TUPLE2, op::TUPLE3};
+  if (count > 3) fail(ErrorCode::invalid_argument, "write pickle: a tuple of {} without a mark", count);
+  out_.push_back(kOpcodes[count]);
+}
+
+void Writer::tuple_from_mark() { out_.push_back(op::TUPLE); }
+void Writer::empty_list() { out_.push_back(op::EMPTY_LIST); }
+void Writer::appends() { out_.push_back(op::APPENDS); }
+void Writer::empty_dict() { out_.push_back(op::EMPTY_DICT); }
+void Writer::set_items() { out_.push_back(op::SETITEMS); }
+
+void Writer::empty_set() {
+  if (protocol_ < 4) fail(ErrorCode::invalid_argument, "write pickle: protocol 2 has no empty set");
+  out_.push_back(op::EMPTY_SET);
+}
+
+void Writer::reduce() { out_.push_back(op::REDUCE); }
+void Writer::new_object() { out_.push_back(op::NEWOBJ); }
+void Writer::build() { out_.push_back(op::BUILD); }
+void Writer::persistent_id() { out_.push_back(op::BINPERSID); }
+void Writer::stop() { out_.push_back(op::STOP); }
+
+void Writer::extension(std::uint64_t code) {
+  if (code <= UINT8_MAX) {
+    number(op::EXT1, static_cast<std::uint8_t>(code));
+  } else if (code <= UINT16_MAX) {
+    number(op::EXT2, static_cast<std::uint16_t>(code));
+  } else {
+    number(op::EXT4, static_cast<std::uint32_t>(code));
+  }
+}
+
+std::uint32_t Writer::memoize() {
+  if (protocol_ >= 4) {
+    out_.push_back(op::MEMOIZE);
+  } else if (next_memo_ <= UINT8_MAX) {
+    number(op::BINPUT, static_cast<std::uint8_t>(next_memo_));
+  } else {
+    number(op::LONG_BINPUT, next_memo_);
+  }
+  if (next_memo_ == UINT32_MAX) fail(ErrorCode::unsupported, "write pickle: more than {} memo entries", UINT32_MAX);
+  return next_memo_++;
+}
+
+void Writer::get(std::uint32_t memo_index) {
+  if (memo_index <= UINT8_MAX) {
+    number(op::BINGET, static_cast<std::uint8_t>(memo_index));
+  } else {
+    number(op::LONG_BINGET, memo_index);
+  }
+}
+
+void Writer::interned_string(std::string_view text) {
+  if (const auto known = strings_.find(text); known != strings_.end()) return get(known->second);
+  string(text);
+  strings_.emplace(text, memoize());
+}
+
+void Writer::interned_global(std::string_view module, std::string_view name) {
+  // No separator can be mistaken: the module's length is in the key.
+  std::string key = std::to_string(module.size());
+  key.append(1, ' ').append(module).append(name);
+  if (const auto known = globals_.find(key); known != globals_.end()) return get(known->second);
+  if (protocol_ >= 4) {
+    interned_string(module);
+    interned_string(name);
+    out_.push_back(op::STACK_GLOBAL);
+  } else {
+    global(module, name);
+  }
+  globals_.emplace(std::move(key), memoize());
+}
+
+}  // namespace tessera::pickle

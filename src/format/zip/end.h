@@ -1,0 +1,27 @@
+#pragma once
+/// \file
+/// The records at the end of an archive, which say where its directory lies.
+
+#include <cstdint>
+
+#include "format/zip/window.h"
+
+namespace tessera::zip {
+
+/// Positions are relative to the archive. Law: the directory ends where the first of the end records begins, and they
+/// follow one another to the end of the archive.
+struct End {
+  std::uint64_t entries = 0;
+  std::uint64_t directory_at = 0;
+  std::uint64_t directory_bytes = 0;
+  bool has_zip64 = false;
+  std::uint16_t zip64_made_by = 0;
+};
+
+/// Reads and checks them. A directory has at most 1 GiB, and room for the entries that it is said to hold.
+End read_end(Window& window);
+
+/// Whether `version` is one that a zip tool may put into its records ("version needed", the low byte of "made by").
+inline bool is_version(std::uint16_t version) { return version >= 10 && version <= 63; }
+
+}  // namespace tessera::zip

@@ -1,0 +1,49 @@
+#include "fsdp/flat_param/storage.h"
+
+#include <features.h>
+
+#ifdef __GLIBC__
+#include <dlfcn.h>
+#include <malloc.h>
+#endif
+
+#include "tessera/tensor/internal/empty_shard.h"
+
+namespace tessera::fsdp {
+
+namespace {
+
+// Units are smaller than the shards of tensors, and come and go with every call.
+constexpr std::size_t kLargeBytes = std::size_t{1} << 20;
+
+}  // namespace
+
+void free_storage(const at::Tensor& tensor) {
+  c10::StorageImpl& storage = *tensor.storage().unsafeGetStorageImpl();
+  storage.set_nbytes(0);
+  storage.set_data_ptr_noswap(c10::DataPtr(nullptr, storage.device()));
+}
+
+void allocate_storage(const at::Tensor& tensor) {
+  c10::StorageImpl& storage = *tensor.storage().unsafeGetStorageImpl();
+  const at::Tensor fresh = empty_flat(tensor.numel(), tensor.options().requires_grad(false));
+  c10::StorageImpl& from = *fresh.storage().unsafeGetStorageImpl();
+  storage.set_nbytes(from.nbytes());
+  storage.set_data_ptr_noswap(from.set_data_ptr(c10::DataPtr(nullptr, from.device())));
+}
+
+at::Tensor empty_flat(std::int64_t numel, const at::TensorOptions& options) {
+  return empty_shard({numel}, options, kLargeBytes);
+}
+
+void return_free_memory() {
+#ifdef __GLIBC__
+  // Only of glibc's own heap: where another has taken its place (jemalloc, a sanitizer), this would begin one.
+  Dl_info malloc_info, trim_info;
+  const bool has_both = ::dladdr(::dlsym(RTLD_DEFAULT, "malloc"), &malloc_info) != 0 &&
+                        ::dladdr(::dlsym(RTLD_DEFAULT, "malloc_trim"), &trim_info) != 0;
+  if (has_both && malloc_info.dli_fbase == trim_info.dli_fbase) ::malloc_trim(0);
+#endif
+}
+
+}  // namespace tessera::fsdp

@@ -1,0 +1,113 @@
+#include "fsdp/runtime/find_units.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "tessera/base/error.h"
+
+namespace tessera::fsdp {
+
+namespace {
+
+class Search {
+ public:
+  explicit Search(const Options& options) : policy_(options.policy) {
+    for (const auto& module : options.ignored_modules) {
+      for (const auto& inner : module->modules()) ignored_modules_.insert(inner.get());
+    }
+    for (const at::Tensor& param : options.ignored_parameters) ignored_params_.insert(param.unsafeGetTensorImpl());
+  }
+
+  std::vector<FoundUnit> run(torch::nn::Module& model) {
+    FoundUnit root = visit(model, "", "", /*is_root=*/true);
+    root.wrappable = dynamic_cast<Wrappable*>(&model);
+    check_free(root);
+    units_.insert(units_.begin(), std::move(root));
+    check_once();
+    return std::move(units_);
+  }
+
+ private:
+  // Adds the units within `module`, and returns what is left for the one above.
+  FoundUnit visit(torch::nn::Module& module, const std::string& name, const std::string& prefix, bool is_root) {
+    FoundUnit own;
+    own.name = name;
+    if (ignored_modules_.count(&module) != 0) return own;
+    own.modules.push_back(&module);
+    for (const auto& param : module.named_parameters(/*recurse=*/false)) {
+      const at::Tensor& tensor = param.value();
+      if (!tensor.defined() || ignored_params_.count(tensor.unsafeGetTensorImpl()) != 0) continue;
+      own.params.push_back({prefix + param.key(), tensor});
+    }
+    for (const auto& child : module.named_children()) {
+      const std::string child_name = prefix + child.key();
+      FoundUnit left = visit(*child.value(), child_name, child_name + ".", /*is_root=*/false);
+      own.params.insert(own.params.end(), left.params.begin(), left.params.end());
+      own.modules.insert(own.modules.end(), left.modules.begin(), left.modules.end());
+    }
+    own.wrappable = dynamic_cast<Wrappable*>(&module);
+    if (is_root || own.wrappable == nullptr || own.params.empty()) return own;
+    if (policy_ && !policy_(module, numel_of(own))) return own;
+    check_free(own);
+    add(std::move(own));
+    FoundUnit nothing;
+    return nothing;
+  }
+
+  // A module that the model has under two names is one unit.
+  void add(FoundUnit unit) {
+    const auto same =
+        std::find_if(units_.begin(), units_.end(), [&](const auto& u) { return u.wrappable == unit.wrappable; });
+    if (same == units_.end()) {
+      units_.push_back(std::move(unit));
+    } else {
+      same->params.insert(same->params.end(), unit.params.begin(), unit.params.end());
+    }
+  }
+
+  static std::int64_t numel_of(const FoundUnit& unit) {
+    std::set<const void*> seen;
+    std::int64_t numel = 0;
+    for (const NamedParameter& param : unit.params) {
+      if (seen.insert(param.parameter.unsafeGetTensorImpl()).second) numel += param.parameter.numel();
+    }
+    return numel;
+  }
+
+  static void check_free(const FoundUnit& unit) {
+    if (unit.wrappable == nullptr || unit.wrappable->unit() == nullptr) return;
+    fail(ErrorCode::invalid_argument, "module '{}' is sharded already, expected a FullyShardedDataParallel of it once",
+         printable(unit.name));
+  }
+
+  void check_once() const {
+    std::map<const void*, std::pair<const FoundUnit*, std::string>> where;
+    for (const FoundUnit& unit : units_) {
+      for (const NamedParameter& param : unit.params) {
+        const auto [found, is_new] =
+            where.try_emplace(param.parameter.unsafeGetTensorImpl(), std::make_pair(&unit, param.fqn));
+        if (is_new || found->second.first == &unit) continue;
+        fail(
+            ErrorCode::invalid_argument,
+            "parameter '{}' of unit '{}' is also '{}' of unit '{}', expected it in one: let the policy leave out both, "
+            "so that it belongs to what holds them",
+            printable(found->second.second), printable(found->second.first->name), printable(param.fqn),
+            printable(unit.name));
+      }
+    }
+  }
+
+  const WrapPolicy& policy_;
+  std::set<const torch::nn::Module*> ignored_modules_;
+  std::set<const void*> ignored_params_;
+  std::vector<FoundUnit> units_;
+};
+
+}  // namespace
+
+std::vector<FoundUnit> find_units(torch::nn::Module& model, const Options& options) {
+  return Search(options).run(model);
+}
+
+}  // namespace tessera::fsdp

@@ -1,0 +1,74 @@
+#include "fsdp/runtime/initialize.h"
+
+#include <c10/core/GradMode.h>
+
+#include "tessera/base/error.h"
+#include "tessera/fsdp/meta_init.h"
+
+namespace tessera::fsdp {
+
+namespace {
+
+std::vector<NamedParameter> own_tensors(const torch::nn::Module& module) {
+  std::vector<NamedParameter> tensors;
+  for (const auto& param : module.named_parameters(/*recurse=*/false)) tensors.push_back({param.key(), param.value()});
+  for (const auto& buffer : module.named_buffers(/*recurse=*/false)) tensors.push_back({buffer.key(), buffer.value()});
+  std::erase_if(tensors, [](const NamedParameter& named) { return !named.parameter.defined(); });
+  return tensors;
+}
+
+void materialize_module(torch::nn::Module& module, const std::string& unit, at::Device device, const Options& options) {
+  bool was_meta = false;
+  for (NamedParameter& named : own_tensors(module)) {
+    if (!named.parameter.is_meta()) continue;
+    if (!options.param_init_fn) {
+      fail(ErrorCode::invalid_argument,
+           "'{}' of a {} in unit '{}' is on meta, expected Options::param_init_fn to give it values",
+           printable(named.fqn), module.name(), printable(unit));
+    }
+    materialize(named.parameter, device);
+    was_meta = true;
+  }
+  if (was_meta) options.param_init_fn(module);
+}
+
+void broadcast(const at::Tensor& tensor, const ProcessGroup& group) {
+  if (tensor.is_contiguous()) return group.broadcast(tensor.detach(), 0);
+  const at::Tensor copy = tensor.detach().contiguous();
+  group.broadcast(copy, 0);
+  tensor.detach().copy_(copy);
+}
+
+}  // namespace
+
+at::Device device_of(const FoundUnit& unit, const Options& options) {
+  if (options.device) return *options.device;
+  for (const NamedParameter& named : unit.params) {
+    if (!named.parameter.is_meta()) return named.parameter.device();
+  }
+  return at::kCPU;
+}
+
+void initialize(const FoundUnit& unit, const ProcessGroup& group, const Options& options) {
+  const c10::NoGradGuard no_grad;
+  const at::Device device = device_of(unit, options);
+  group.agree_on("initialise a model", [&] {
+    for (torch::nn::Module* module : unit.modules) {
+      materialize_module(*module, unit.name, device, options);
+      for (const auto& buffer : module->named_buffers(/*recurse=*/false)) {
+        if (buffer.value().defined() && buffer.value().device() != device) {
+          buffer.value().set_data(buffer.value().to(device));
+        }
+      }
+    }
+  });
+  if (!options.sync_module_states) return;
+  for (torch::nn::Module* module : unit.modules) {
+    for (const NamedParameter& named : own_tensors(*module)) {
+      if (options.replicas) broadcast(named.parameter, *options.replicas);
+      broadcast(named.parameter, group);
+    }
+  }
+}
+
+}  // namespace tessera::fsdp

@@ -1,0 +1,313 @@
+#include "fsdp/runtime/runtime.h"
+
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+
+#include "fsdp/environment.h"
+#include "fsdp/flat_param/storage.h"
+#include "fsdp/runtime/find_units.h"
+#include "fsdp/runtime/initialize.h"
+#include "fsdp/state/sharded_params.h"
+#include "tessera/base/error.h"
+
+namespace tessera::fsdp {
+
+namespace {
+
+std::string shown(const Unit& unit) {
+  return unit.name().empty() ? "the model itself" : fmt::format("'{}'", printable(unit.name()));
+}
+
+}  // namespace
+
+Runtime::Runtime(std::shared_ptr<torch::nn::Module> module, const ProcessGroup& group, Options options)
+    : module_(std::move(module)),
+      group_(group),
+      options_(std::move(options)),
+      full_precision_in_eval_(is_set("FSDP_USE_FULL_PREC_IN_EVAL")) {
+  const std::vector<FoundUnit> found = group_.agree_on("shard a model", [&] {
+    if (!module_) fail(ErrorCode::invalid_argument, "there is no module, expected one");
+    if (options_.max_prefetched_units < 0) {
+      fail(ErrorCode::invalid_argument, "max_prefetched_units is {}, expected 0 or more",
+           options_.max_prefetched_units);
+    }
+    return find_units(*module_, options_);
+  });
+  check_same_parts(*module_, group_);
+  if (options_.replicas) check_same_parts(*module_, *options_.replicas);
+  for (const FoundUnit& unit : found) {
+    std::unique_ptr<FlatParamHandle> handle;
+    initialize(unit, group_, options_);
+    if (!unit.params.empty()) {
+      FlatParamOptions flat;
+      flat.strategy = options_.strategy;
+      flat.mixed_precision = options_.mixed_precision;
+      flat.use_orig_params = options_.use_orig_params;
+      flat.device = device_of(unit, options_);
+      flat.offload_params = options_.offload_params;
+      flat.replicas = options_.replicas;
+      handle = std::make_unique<FlatParamHandle>(unit.params, group_, flat);
+    }
+    owned_.push_back(std::make_unique<Unit>(*this, unit.name, std::move(handle), unit.wrappable));
+    if (owned_.back()->handle() != nullptr) units_.push_back(owned_.back().get());
+  }
+  root_ = owned_.front().get();
+  for (const at::Tensor& buffer : module_->buffers()) {
+    if (buffer.defined() && buffer.is_floating_point()) buffers_.push_back({buffer, buffer.scalar_type()});
+  }
+  return_free_memory();  // what the whole parameters had
+}
+
+Runtime::~Runtime() { *alive_ = false; }
+
+void Runtime::check_idle(std::string_view what) const {
+  if (is_idle()) return;
+  fail(ErrorCode::invalid_argument, "{} within {} of the model, expected behind it", what,
+       in_forward_ ? "forward" : "backward");
+}
+
+// --- forward
+
+std::shared_ptr<Call> Runtime::begin_call(Unit& unit) {
+  if (&unit == root_) {
+    begin_forward();
+  } else if (is_idle()) {
+    fail(ErrorCode::invalid_argument,
+         "{} was called by itself, while its parameters are sharded: call the FullyShardedDataParallel that holds it, "
+         "or call it in summon_full_params",
+         shown(unit));
+  }
+  const bool is_recomputed = in_backward_;  // what a checkpointed module calls again
+  if (!is_recomputed) {
+    check_order(&unit);
+    if (std::find(calls_.begin(), calls_.end(), &unit) == calls_.end()) unit.first_call = clock_ + 1;
+    calls_.push_back(&unit);
+  }
+  auto call = std::make_shared<Call>(Call{unit, unit.first_call, ++clock_, 0, nullptr, 0});
+  if (unit.handle() != nullptr) {
+    unit.handle()->set_training_state(TrainingState::forward);
+    unshard(unit);
+    if (c10::GradMode::is_enabled()) call->accumulators = unit.accumulators();
+  }
+  if (!is_recomputed && options_.forward_prefetch) prefetch_forward();
+  return call;
+}
+
+void Runtime::begin_forward() {
+  if (in_forward_) fail(ErrorCode::invalid_argument, "the model was called within its own forward");
+  if (in_backward_) abandon();
+  in_full_precision_ = full_precision_in_eval_ && !module_->is_training();
+  for (Unit* unit : units_) {
+    unit->handle()->free_unsharded();  // the optimizer may have changed the shard since
+    unit->handle()->write_back_params();
+    unit->handle()->use_full_precision(in_full_precision_);
+  }
+  cast_buffers(/*own_dtype=*/in_full_precision_);
+  before_ = std::move(calls_);
+  calls_.clear();
+  ended_.clear();
+  in_forward_ = true;
+}
+
+void Runtime::cast_input(const Unit& unit, at::Tensor& tensor) const {
+  const MixedPrecision& mixed = options_.mixed_precision;
+  const bool casts = &unit == root_ ? mixed.cast_root_forward_inputs : mixed.cast_forward_inputs;
+  if (&unit == root_ && options_.device && tensor.device() != *options_.device) tensor = tensor.to(*options_.device);
+  if (casts && mixed.param_dtype && !in_full_precision_ && tensor.is_floating_point()) {
+    tensor = tensor.to(*mixed.param_dtype);
+  }
+}
+
+void Runtime::hook_output(const std::shared_ptr<Call>& call, const at::Tensor& tensor) {
+  tensor.register_hook([this, alive = alive_, call](const at::Tensor& /*gradient*/) {
+    if (*alive) pre_backward(call);
+  });
+}
+
+void Runtime::end_call(const std::shared_ptr<Call>& call, bool has_gradient) {
+  Unit& unit = call->unit;
+  call->end = ++clock_;
+  if (in_backward_) return;  // its backward is next
+  if (has_gradient) ++unit.calls_ahead;
+  if (std::find(ended_.begin(), ended_.end(), &unit) == ended_.end()) ended_.push_back(&unit);
+  if (unit.handle() != nullptr) {
+    const bool stays = &unit == root_ || !reshards_after_forward(options_.strategy) || is_last_call();
+    unit.handle()->reshard(/*frees_unsharded=*/!(has_gradient && stays));
+    unit.handle()->set_training_state(TrainingState::idle);
+  }
+  if (&unit == root_) end_forward(has_gradient);
+}
+
+void Runtime::end_forward(bool has_gradient) {
+  check_order(nullptr);
+  is_order_checked_ = true;
+  in_forward_ = false;
+  if (has_gradient) return;
+  for (Unit* unit : units_) unit->handle()->reshard();  // what was prefetched and not needed
+}
+
+void Runtime::abandon_call(const std::shared_ptr<Call>& call) {
+  if (call->unit.handle() != nullptr && !in_backward_) {
+    call->unit.handle()->reshard();
+    call->unit.handle()->set_training_state(TrainingState::idle);
+  }
+  if (&call->unit == root_) in_forward_ = false;
+}
+
+// Whether this is the last call of forward, as far as the one before tells: its backward is the first.
+bool Runtime::is_last_call() const { return calls_.size() == before_.size() && calls_ == before_; }
+
+// In the first forward. A collective.
+void Runtime::check_order(const Unit* unit) {
+  if (is_order_checked_ || group_.size() == 1) return;
+  const auto found = std::find_if(owned_.begin(), owned_.end(), [&](const auto& owned) { return owned.get() == unit; });
+  const at::Tensor mine = at::full({1}, static_cast<std::int64_t>(found - owned_.begin()), at::kLong);
+  const at::Tensor all = at::empty({group_.size()}, at::kLong);
+  group_.all_gather_into(all, mine);
+  const auto name_of = [&](int rank) {
+    const auto i = static_cast<std::size_t>(all[rank].item<std::int64_t>());
+    return i < owned_.size() ? "calls " + shown(*owned_[i]) : std::string("has ended its forward");
+  };
+  for (int rank = 1; rank < group_.size(); ++rank) {
+    if (all[rank].item<std::int64_t>() == all[0].item<std::int64_t>()) continue;
+    fail(ErrorCode::invalid_argument,
+         "call {} of a unit: rank {} {}, rank 0 {}; expected that all ranks call the same units in the same order",
+         calls_.size() + 1, rank, name_of(rank), name_of(0));
+  }
+}
+
+void Runtime::unshard(Unit& unit) {
+  const auto begin = std::chrono::steady_clock::now();
+  unit.handle()->unshard();
+  waited_ += std::chrono::steady_clock::now() - begin;
+}
+
+void Runtime::prefetch_forward() {
+  if (calls_.size() > before_.size() || !std::equal(calls_.begin(), calls_.end(), before_.begin())) return;
+  const auto next = before_.begin() + static_cast<std::ptrdiff_t>(calls_.size());
+  const auto count = std::min<std::ptrdiff_t>(before_.end() - next, options_.max_prefetched_units);
+  std::for_each(next, next + count, [](Unit* unit) {
+    if (unit->handle() != nullptr) unit->handle()->start_unshard();
+  });
+}
+
+void Runtime::cast_buffers(bool own_dtype) {
+  const std::optional<at::ScalarType> dtype = options_.mixed_precision.buffer_dtype;
+  if (!dtype) return;
+  for (const Buffer& buffer : buffers_) {
+    const at::ScalarType wanted = own_dtype ? buffer.dtype : *dtype;
+    if (buffer.tensor.scalar_type() != wanted) buffer.tensor.set_data(buffer.tensor.detach().to(wanted));
+  }
+}
+
+// --- backward
+
+void Runtime::pre_backward(const std::shared_ptr<Call>& call) {
+  const c10::NoGradGuard no_grad;
+  if (!in_backward_) begin_backward();
+  if (call->backward == backward_) return;  // another result of it
+  call->backward = backward_;
+  complete_after(call->end);
+  Unit& unit = call->unit;
+  if (unit.handle() == nullptr) return;
+  open(call);
+  unit.handle()->set_training_state(TrainingState::backward_pre);
+  if (unit.prepared_in != backward_) unit.handle()->prepare_gradient_for_backward();
+  unit.prepared_in = backward_;
+  unshard(unit);
+  if (options_.backward_prefetch == BackwardPrefetch::pre) prefetch_backward(unit);
+}
+
+void Runtime::begin_backward() {
+  in_backward_ = true;
+  ++backward_;
+  at_end_of_backward([this, alive = alive_] {
+    if (*alive) end_backward();
+  });
+}
+
+void Runtime::open(const std::shared_ptr<Call>& call) {
+  Unit& unit = call->unit;
+  if (unit.calls_ahead > 0) --unit.calls_ahead;
+  if (unit.open_calls.empty()) {
+    const auto after = std::find_if(open_.begin(), open_.end(),
+                                    [&](Unit* other) { return other->open_calls.front()->first > call->first; });
+    open_.insert(after, &unit);
+  }
+  unit.open_calls.push_back(call);
+  if (const auto& accumulators = call->accumulators) {
+    if (accumulators->backward != backward_ || accumulators->waiting == 0) {
+      accumulators->waiting = accumulators->nodes.size();
+    }
+    accumulators->backward = backward_;
+  }
+}
+
+void Runtime::complete_what_is_done() {
+  while (!open_.empty() && open_.back()->is_done()) complete(*open_.back());
+}
+
+// The engine has reached the result of a call that ended at `end`.
+void Runtime::complete_after(std::uint64_t end) {
+  const auto is_over = [&](const Unit& unit) {
+    return unit.calls_ahead == 0 && std::all_of(unit.open_calls.begin(), unit.open_calls.end(),
+                                                [&](const auto& call) { return call->begin > end; });
+  };
+  while (!open_.empty() && (open_.back()->is_done() || is_over(*open_.back()))) complete(*open_.back());
+}
+
+void Runtime::complete(Unit& unit) {
+  const c10::NoGradGuard no_grad;
+  FlatParamHandle& handle = *unit.handle();
+  open_.erase(std::find(open_.begin(), open_.end(), &unit));
+  unit.open_calls.clear();
+  handle.set_training_state(TrainingState::backward_post);
+  handle.reshard();
+  if (syncs_gradients && handle.flat_param().requires_grad()) {
+    while (std::find(reducing_.begin(), reducing_.end(), &unit) != reducing_.end()) finish_oldest_reduction();
+    handle.start_reduce_gradient();
+    reducing_.push_back(&unit);
+    while (reducing_.size() > 1) finish_oldest_reduction();
+  }
+  if (options_.backward_prefetch == BackwardPrefetch::post) prefetch_backward(unit);
+}
+
+void Runtime::finish_oldest_reduction() {
+  Unit& unit = *reducing_.front();
+  reducing_.pop_front();
+  const auto begin = std::chrono::steady_clock::now();
+  unit.handle()->finish_reduce_gradient();
+  waited_ += std::chrono::steady_clock::now() - begin;
+}
+
+void Runtime::prefetch_backward(const Unit& unit) {
+  const auto found = std::find(ended_.rbegin(), ended_.rend(), &unit);
+  if (found == ended_.rend()) return;
+  const auto count = std::min<std::ptrdiff_t>(ended_.rend() - found - 1, options_.max_prefetched_units);
+  std::for_each(found + 1, found + 1 + count, [](Unit* next) {
+    if (next->handle() != nullptr) next->handle()->start_unshard();
+  });
+}
+
+void Runtime::end_backward() {
+  const c10::NoGradGuard no_grad;
+  while (!open_.empty()) complete(*open_.back());
+  while (!reducing_.empty()) finish_oldest_reduction();
+  for (Unit* unit : units_) {
+    unit->handle()->reshard();
+    unit->handle()->set_training_state(TrainingState::idle);
+    unit->calls_ahead = 0;
+    if (unit->prepared_in == backward_) unit->handle()->prepare_gradient_for_optim();
+  }
+  in_backward_ = false;
+}
+
+// A backward that threw.
+void Runtime::abandon() {
+  open_.clear();
+  for (Unit* unit : units_) unit->open_calls.clear();
+  end_backward();
+}
+
+}  // namespace tessera::fsdp

@@ -1,0 +1,178 @@
+#include "fsdp/state/sharded_params.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+
+#include <iterator>
+#include <sstream>
+
+#include "fsdp/runtime/runtime.h"
+#include "tessera/base/error.h"
+#include "tessera/state/object_archive.h"
+#include "tessera/tensor/dtensor.h"
+
+namespace tessera::fsdp {
+
+const std::vector<std::int64_t>& ShardedParam::size() const {
+  return spec != nullptr ? spec->layout.size() : handle->layout().params()[index].shape;
+}
+
+ShardedParams sharded_params(const Runtime& runtime) {
+  ShardedParams params;
+  if (!is_sharded(runtime.options().strategy)) return params;
+  const ParameterParts parts(*runtime.module());
+  for (const Unit* unit : runtime.units()) {
+    FlatParamHandle* handle = unit->handle();
+    const FlatParamLayout& layout = handle->layout();
+    const auto add = [&](const std::string& fqn, std::size_t i) {
+      params.insert_or_assign(fqn, ShardedParam{handle, i, parts.find(handle->params()[i])});
+    };
+    for (std::size_t i = 0; i < layout.params().size(); ++i) add(layout.params()[i].fqn, i);
+    for (const SharedParamInfo& shared : layout.shared_params()) add(shared.fqn, shared.primary);
+  }
+  return params;
+}
+
+ParameterParts unsharded_parts(const Runtime& runtime) {
+  ParameterParts parts(*runtime.module());
+  if (!is_sharded(runtime.options().strategy)) return parts;
+  for (const Unit* unit : runtime.units()) {
+    for (const at::Tensor& param : unit->handle()->params()) parts.remove(param);
+  }
+  return parts;
+}
+
+void check_same_parts(const torch::nn::Module& module, const ProcessGroup& group) {
+  const ParameterParts parts(module);
+  std::string mine;  // a line for each
+  for (const auto& param : module.named_parameters()) {
+    const DTensorSpec* spec = param.value().defined() ? parts.find(param.value()) : nullptr;
+    if (spec == nullptr) continue;
+    fmt::format_to(std::back_inserter(mine), "of '{}':", printable(param.key()));
+    for (const LocalBox& box : spec->layout.local_boxes(*spec->mesh.coordinate())) {
+      fmt::format_to(std::back_inserter(mine), " {}", to_string(box.box));
+    }
+    mine.push_back('\n');
+  }
+  const Bytes of_first = group.broadcast_bytes(as_bytes(mine), 0);
+  group.agree_on("shard a model", [&] {
+    if (as_text(of_first) == mine) return;
+    std::istringstream here(mine), there{std::string(as_text(of_first))};
+    std::string line_here, line_there;
+    do {
+      if (!std::getline(here, line_here)) line_here = "none more";
+      if (!std::getline(there, line_there)) line_there = "none more";
+    } while (line_here == line_there);
+    fail(
+        ErrorCode::invalid_argument,
+        "parts of parameters here are {}, but on rank 0 of the group {}: a model that is tensor parallel is sharded by "
+        "ranks that have the same part of it, such as the group of the mesh's other dimension",
+        line_here, line_there);
+  });
+}
+
+at::Tensor piece_in(const Value& value, const ShardedParam& param) {
+  const auto check_size = [&](const std::vector<std::int64_t>& size) {
+    if (size == param.size()) return;
+    fail(ErrorCode::invalid_argument, "'{}' is {}, expected {}", printable(param.fqn()), shape_to_string(size),
+         shape_to_string(param.size()));
+  };
+  if (const at::Tensor* whole = value.get_if<at::Tensor>()) {
+    check_size(whole->sizes().vec());
+    const at::Tensor local = param.spec != nullptr ? local_of_full(*param.spec, *whole) : *whole;
+    return param.handle->piece_of_full(local, param.index);
+  }
+  const auto* checkpointable = value.get_if<std::shared_ptr<Checkpointable>>();
+  const auto part = checkpointable ? std::dynamic_pointer_cast<FlatParamPart>(*checkpointable) : nullptr;
+  if (!part) {
+    fail(ErrorCode::invalid_argument, "'{}' is {}, expected a tensor, or what state_dict has of it",
+         printable(param.fqn()), kind_name(value.kind()));
+  }
+  check_size(part->size());
+  if (param.part(part->piece())->local_chunks() != part->local_chunks()) {
+    fail(ErrorCode::invalid_argument, "'{}' was cut in another way than here, expected it from a model on these ranks",
+         printable(param.fqn()));
+  }
+  return part->piece();
+}
+
+std::vector<at::Tensor> put_together(const std::vector<Piece>& pieces, const FullStateOptions& options) {
+  if (pieces.empty()) return {};
+  const c10::NoGradGuard no_grad;
+  const FlatParamHandle& handle = *pieces[0].param.handle;
+  const FlatParamLayout& layout = handle.layout();
+  const at::TensorOptions of = pieces[0].piece.options().device(handle.options().device).requires_grad(false);
+  const at::Tensor shard = at::zeros({layout.sharded_numel()}, of);
+  for (const Piece& piece : pieces) handle.piece_of(shard, piece.param.index).copy_(piece.piece);
+  const bool has_all = !options.rank0_only || handle.group().rank() == 0;
+  at::Tensor whole;
+  if (has_all) whole = at::empty({layout.padded_unsharded_numel()}, of);
+  if (options.rank0_only) {
+    handle.group().gather(whole, shard, 0);
+  } else {
+    handle.group().all_gather_into(whole, shard);
+  }
+  if (!has_all) return {};
+  std::vector<at::Tensor> params = handle.unflatten_as(whole), found;
+  for (const Piece& piece : pieces) {
+    const DTensorSpec* spec = piece.param.spec;
+    at::Tensor param = params[piece.param.index];
+    if (spec != nullptr) param = DTensor(spec->mesh, spec->layout, param).full_tensor();
+    found.push_back(options.offload_to_cpu ? param.cpu() : param);
+    if (found.back().is_alias_of(whole)) found.back() = found.back().clone();  // one that is kept keeps no other
+  }
+  return found;
+}
+
+at::Tensor whole_of(const Value& value) {
+  if (const auto* tensor = value.get_if<at::Tensor>()) return *tensor;
+  return DTensor::from_checkpointable(value.get<std::shared_ptr<Checkpointable>>())->full_tensor();
+}
+
+void for_each_entry(const StateDict& state, const ProcessGroup& group, const FullStateOptions& options,
+                    Problems& problems, const std::function<void(const std::string& name, const Value& value)>& f) {
+  const auto take = [&](const Key& key, const Value& value) {
+    try {
+      const auto* name = std::get_if<std::string>(&key);
+      if (name == nullptr) fail(ErrorCode::invalid_argument, "key {} is an int, expected a name", to_string(key));
+      f(*name, value);
+    } catch (const Error& error) {
+      problems.add("wrong", error.what());
+    }
+  };
+  if (!options.rank0_only) {
+    for (const auto& [key, value] : state) take(key, value);
+    return;
+  }
+  const at::Tensor count = at::full({1}, static_cast<std::int64_t>(state.size()), at::kLong);
+  group.broadcast(count, 0);
+  auto entry = state.begin();
+  for (std::int64_t i = 0; i < count.item<std::int64_t>(); ++i) {
+    const Bytes archive = group.agree_on("send a state", [&] {
+      if (group.rank() != 0) return Bytes();
+      return save_object(Dict{{entry->key, entry->value}});
+    });
+    if (group.rank() == 0) ++entry;
+    const Bytes received = group.broadcast_bytes(archive, 0);
+    const Value sent = load_object(received, "state of rank 0");
+    for (const auto& [key, value] : sent.get<Dict>()) take(key, value);
+  }
+}
+
+void set_on_all(const ProcessGroup& group, std::string_view step,
+                const std::function<void(const std::function<void()>& confirm)>& set) {
+  bool has_agreed = false;
+  try {
+    set([&] {
+      has_agreed = true;
+      group.agree(step, nullptr);
+    });
+  } catch (...) {
+    if (!has_agreed) group.agree(step, std::current_exception());
+    throw;
+  }
+}
+
+}  // namespace tessera::fsdp

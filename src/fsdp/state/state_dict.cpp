@@ -1,0 +1,147 @@
+// The state of a sharded model by the names of its parameters.
+
+#include <c10/core/GradMode.h>
+
+#include "fsdp/runtime/runtime.h"
+#include "fsdp/state/sharded_params.h"
+#include "tessera/base/error.h"
+#include "tessera/layout/sharding_spec.h"
+#include "tessera/state/module_state.h"
+#include "tessera/tensor/torch_types.h"
+
+namespace tessera::fsdp {
+
+namespace {
+
+constexpr std::string_view kFlatParam = "_flat_param";
+
+std::string flat_name_of(const Unit& unit) {
+  return unit.name().empty() ? std::string(kFlatParam) : fmt::format("{}.{}", unit.name(), kFlatParam);
+}
+
+// A unit's flat parameter, one-dimensional, cut over the ranks as it is.
+ShardedTensor flat_param_of(const FlatParamHandle& handle) {
+  std::vector<RemoteDevice> placements;
+  placements.reserve(static_cast<std::size_t>(handle.group().size()));
+  for (int rank = 0; rank < handle.group().size(); ++rank) {
+    placements.push_back({rank, to_device(handle.flat_param().device())});
+  }
+  return ShardedTensor::from_local_tensor(handle.flat_param().detach(),
+                                          std::make_shared<ChunkShardingSpec>(0, std::move(placements)),
+                                          {handle.layout().padded_unsharded_numel()}, handle.group());
+}
+
+// Each of these gives what `state`, the module's own as it is, becomes.
+
+StateDict sharded_state(StateDict state, const ShardedParams& params) {
+  for (const auto& [name, param] : params) {
+    state.insert_or_assign(name, param.part(param.handle->piece_of(param.handle->flat_param(), param.index)));
+  }
+  return state;
+}
+
+StateDict local_state(const StateDict& state, const ShardedParams& params, const std::vector<Unit*>& units) {
+  StateDict local;
+  for (const auto& [key, value] : state) {
+    if (params.count(std::get<std::string>(key)) == 0) local.insert_or_assign(key, value);
+  }
+  if (params.empty()) return local;
+  for (const Unit* unit : units) local.insert_or_assign(flat_name_of(*unit), flat_param_of(*unit->handle()));
+  return local;
+}
+
+// A collective.
+StateDict full_state(StateDict state, const ShardedParams& params, const std::vector<Unit*>& units,
+                     const FullStateOptions& full) {
+  for (auto& [key, value] : state) {
+    if (params.count(std::get<std::string>(key)) != 0) continue;
+    const at::Tensor tensor = whole_of(value);
+    const at::Device device = full.offload_to_cpu ? at::Device(at::kCPU) : tensor.device();
+    state.insert_or_assign(key, tensor.to(device, tensor.scalar_type(), /*non_blocking=*/false, /*copy=*/true));
+  }
+  if (params.empty()) return state;
+  for (const Unit* unit : units) {
+    const FlatParamHandle& handle = *unit->handle();
+    std::vector<Piece> pieces;
+    for (std::size_t i = 0; i < handle.params().size(); ++i) {
+      pieces.push_back({params.at(handle.layout().params()[i].fqn), handle.piece_of(handle.flat_param(), i)});
+    }
+    const std::vector<at::Tensor> whole = put_together(pieces, full);
+    if (whole.empty()) continue;
+    for (std::size_t i = 0; i < whole.size(); ++i) state.insert_or_assign(handle.layout().params()[i].fqn, whole[i]);
+    for (const SharedParamInfo& shared : handle.layout().shared_params()) {
+      state.insert_or_assign(shared.fqn, whole[shared.primary]);
+    }
+  }
+  return state;
+}
+
+// Of a unit's flat parameter, for this rank. Throws Error(invalid_argument) if it is none of this size.
+const at::Tensor& local_flat_param(const Value& value, const std::string& name, const FlatParamHandle& handle) {
+  const at::Tensor& local = value.get<ShardedTensor>().local_tensor();
+  if (local.sizes() != handle.flat_param().sizes()) {
+    fail(ErrorCode::invalid_argument, "'{}' has {} elements here, expected {}", printable(name), local.numel(),
+         handle.flat_param().numel());
+  }
+  return local;
+}
+
+}  // namespace
+
+StateDict ShardedModule::state_dict(StateDictType type, const FullStateOptions& full) {
+  runtime_->check_idle("state_dict was called");
+  runtime_->cast_buffers(/*own_dtype=*/true);
+  for (const Unit* unit : runtime_->units()) unit->handle()->write_back_params();
+  if (type == StateDictType::local && !ParameterParts(*module_ptr()).empty()) {
+    fail(ErrorCode::unsupported, "local state_dict of a model that is tensor parallel, expected sharded or full");
+  }
+  StateDict state = get_model_state_dict(*module_ptr(), unsharded_parts(*runtime_));
+  const ShardedParams params = sharded_params(*runtime_);
+  if (type == StateDictType::sharded) return sharded_state(std::move(state), params);
+  if (type == StateDictType::local) return local_state(state, params, runtime_->units());
+  state = full_state(std::move(state), params, runtime_->units(), full);
+  return full.rank0_only && group().rank() != 0 ? StateDict() : state;
+}
+
+void ShardedModule::load_state_dict(const StateDict& state_dict, const FullStateOptions& full) {
+  runtime_->check_idle("load_state_dict was called");
+  const c10::NoGradGuard no_grad;
+  runtime_->cast_buffers(/*own_dtype=*/true);
+  for (const Unit* unit : runtime_->units()) unit->handle()->write_back_params();
+  const ShardedParams params = sharded_params(*runtime_);
+  std::map<std::string, const Unit*> flat_params;
+  for (const Unit* unit : runtime_->units()) flat_params[flat_name_of(*unit)] = unit;
+
+  const ParameterParts parts = unsharded_parts(*runtime_);
+  const StateDict now = get_model_state_dict(*module_ptr(), parts);
+  StateDict own;                                          // `now`, where it is cut, else what it is to be
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // into the shards
+  const auto take = [&](const std::string& name, const Value& value) {
+    if (const auto flat = flat_params.find(name); flat != flat_params.end() && !params.empty()) {
+      const FlatParamHandle& handle = *flat->second->handle();
+      copies.emplace_back(handle.flat_param().detach(), local_flat_param(value, name, handle));
+      for (const auto& [param_name, param] : params) {
+        if (param.handle == &handle) own.insert_or_assign(param_name, now.at(param_name));
+      }
+    } else if (const auto found = params.find(name); found != params.end()) {
+      const ShardedParam& param = found->second;
+      const at::Tensor to = param.handle->piece_of(param.handle->flat_param(), param.index);
+      const at::Tensor from = piece_in(value, param);
+      if (from.data_ptr() != to.data_ptr()) copies.emplace_back(to, from.clone());  // not the state that was got here
+      own.insert_or_assign(name, now.at(name));
+    } else {
+      own.insert_or_assign(name, value);
+    }
+  };
+  Problems problems;
+  for_each_entry(state_dict, group(), full, problems, take);
+  set_on_all(group(), "load a model's state", [&](const std::function<void()>& confirm) {
+    problems.raise("load a model's state");
+    StateDictOptions options;
+    options.confirm = confirm;
+    set_model_state_dict(*module_ptr(), own, options, parts);
+  });
+  for (const auto& [to, from] : copies) to.copy_(from);
+}
+
+}  // namespace tessera::fsdp

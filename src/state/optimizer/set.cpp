@@ -1,0 +1,214 @@
+#include <algorithm>
+
+#include "state/optimizer/fields_read.h"
+#include "state/parameter_names.h"
+#include "tessera/state/internal/parameter_parts.h"
+#include "tessera/state/optimizer_state.h"
+#include "tessera/state/traverse.h"
+
+namespace tessera {
+
+namespace {
+
+// What a state dict has, by the names or numbers that it has for parameters.
+class SavedState {
+ public:
+  explicit SavedState(const StateDict& state_dict) {
+    states_ = &require_element<Dict>(state_dict, {"state"});
+    const List& groups = require_element<List>(state_dict, {"param_groups"});
+    for (std::size_t g = 0; g < groups.size(); ++g) {
+      const auto index = static_cast<std::int64_t>(g);
+      groups_.push_back(&require_element<Dict>(state_dict, {"param_groups", index}));
+      const List& parameters = require_element<List>(state_dict, {"param_groups", index, "params"});
+      for (const Value& parameter : parameters) add(parameter, g);
+      sizes_.push_back(parameters.size());
+    }
+  }
+
+  bool has_no_state() const { return states_->empty(); }
+  bool by_number() const { return !numbers_.empty(); }
+  std::size_t groups() const { return groups_.size(); }
+  const Dict& group(std::size_t g) const { return *groups_[g]; }
+  std::size_t size_of(std::size_t g) const { return sizes_[g]; }
+  // The number of parameter i of all.
+  Key number(std::size_t i) const { return numbers_[i]; }
+  // The group that a name is in.
+  std::optional<std::size_t> group_of(const std::string& name) const {
+    const auto found = group_of_.find(name);
+    return found == group_of_.end() ? std::nullopt : std::optional(found->second);
+  }
+  const Value* state_of(const Key& parameter) const { return states_->find(parameter); }
+
+ private:
+  void add(const Value& parameter, std::size_t g) {
+    if (const auto* name = parameter.get_if<std::string>()) {
+      group_of_.emplace(*name, g);
+    } else if (const auto* number = parameter.get_if<std::int64_t>()) {
+      numbers_.emplace_back(*number);
+    } else {
+      fail(ErrorCode::invalid_argument, "load optimizer state dict: 'param_groups.{}.params' has {}, expected names", g,
+           to_string(parameter, 60));
+    }
+    if (!group_of_.empty() && !numbers_.empty()) {
+      fail(ErrorCode::invalid_argument, "load optimizer state dict: its parameters have names as well as numbers");
+    }
+  }
+
+  const Dict* states_ = nullptr;
+  std::vector<const Dict*> groups_;
+  std::vector<std::size_t> sizes_;
+  std::map<std::string, std::size_t, std::less<>> group_of_;
+  std::vector<Key> numbers_;
+};
+
+template <typename Fields>
+class Setter {
+ public:
+  Setter(const ParameterNames& names, torch::optim::Optimizer& optimizer, const SavedState& saved,
+         const OptimizerStateOptions& asked, const ParameterParts& parts)
+      : names_(names),
+        optimizer_(optimizer),
+        saved_(saved),
+        parts_(parts),
+        strict_(asked.strict),
+        take_(asked.take_tensors) {
+    check_parts<Fields>(parts);
+  }
+
+  void run(const std::function<void()>& confirm) {
+    check_numbers();
+    for (std::size_t g = 0; g < optimizer_.param_groups().size(); ++g) plan_group(g);
+    problems_.raise(fmt::format("load optimizer state dict ({})", Fields::kName));
+    if (confirm) confirm();
+    for (std::size_t g = 0; g < options_.size(); ++g) {
+      static_cast<typename Fields::Options&>(optimizer_.param_groups()[g].options()) = options_[g];
+    }
+    for (auto& [key, state] : states_) {
+      if (state) {
+        optimizer_.state()[key] = std::move(state);
+      } else {
+        optimizer_.state().erase(key);
+      }
+    }
+  }
+
+ private:
+  void check_numbers() const {
+    if (!saved_.by_number()) return;
+    const auto& groups = optimizer_.param_groups();
+    bool fits = groups.size() == saved_.groups();
+    for (std::size_t g = 0; fits && g < groups.size(); ++g) fits = groups[g].params().size() == saved_.size_of(g);
+    if (!fits) {
+      fail(ErrorCode::invalid_argument,
+           "load optimizer state dict ({}): its parameters have no names, and its groups are not as many and as large "
+           "as "
+           "those of the optimizer",
+           Fields::kName);
+    }
+  }
+
+  void plan_group(std::size_t g) {
+    torch::optim::OptimizerParamGroup& group = optimizer_.param_groups()[g];
+    std::optional<std::size_t> from = saved_.by_number() ? std::optional(g) : std::nullopt;
+    std::vector<Key> called;
+    for (std::size_t i = 0; i < group.params().size(); ++i) called.push_back(find(group.params()[i], g, i, from));
+    if (group.params().empty()) from = empty_group();
+    auto& options = options_.emplace_back(static_cast<const typename Fields::Options&>(group.options()));
+    if (!from) return;  // said to be missing
+    OptionsReader reader(saved_.group(*from), fmt::format("group {}", *from), problems_);
+    Fields::options(options, reader);
+    if (strict_) reader.refuse_others();
+    for (std::size_t i = 0; i < called.size(); ++i) plan_state(group.params()[i], called[i], options, g == 0 && i == 0);
+  }
+
+  // What the state calls a parameter. `from` becomes the group that the parameter is in.
+  Key find(const at::Tensor& parameter, std::size_t g, std::size_t i, std::optional<std::size_t>& from) {
+    const std::size_t number = next_++;
+    const std::vector<std::string>& names = names_.of(parameter, g, i);
+    if (saved_.by_number()) return saved_.number(number);
+    for (const std::string& name : names) {
+      const std::optional<std::size_t> in = saved_.group_of(name);
+      if (!in) continue;
+      if (from && *from != *in) {
+        problems_.add("wrong",
+                      fmt::format("parameters of group {} are in groups {} and {} of the state, '{}' in the second", g,
+                                  *from, *in, printable(name)));
+      }
+      if (!from) from = in;
+      return name;
+    }
+    problems_.add("missing", fmt::format("parameter '{}' in param_groups", printable(names.front())));
+    return names.front();
+  }
+
+  std::optional<std::size_t> empty_group() {
+    std::optional<std::size_t> found;
+    std::size_t count = 0;
+    for (std::size_t g = 0; g < saved_.groups(); ++g) {
+      if (saved_.size_of(g) != 0) continue;
+      found = g;
+      ++count;
+    }
+    if (count == 1) return found;
+    problems_.add("wrong", fmt::format("the state has {} groups without parameters, expected 1", count));
+    return std::nullopt;
+  }
+
+  void plan_state(const at::Tensor& parameter, const Key& called, const typename Fields::Options& options,
+                  bool is_first) {
+    auto& planned = states_.emplace_back(optimizer_key(parameter), nullptr).second;
+    if constexpr (requires { Fields::first_state(options, parameter); }) {
+      planned = Fields::first_state(options, parameter);
+    }
+    const Value* found = saved_.state_of(called);
+    const auto* name = std::get_if<std::string>(&called);
+    const std::string text = name ? *name : to_string(called);
+    if (!found) {
+      const bool may_be_missing = saved_.has_no_state() || !parameter.requires_grad() ||
+                                  !Fields::needs_state(options) || (Fields::kOneState && !is_first);
+      if (strict_ && !may_be_missing)
+        problems_.add("missing", fmt::format("the state of parameter '{}'", printable(text)));
+      return;
+    }
+    const Dict* dict = found->get_if<Dict>();
+    if (!dict) {
+      return problems_.add("wrong", fmt::format("the state of parameter '{}' is {}, expected a dict", printable(text),
+                                                to_string(*found, 60)));
+    }
+    if (dict->empty()) return;
+    auto state = std::make_unique<typename Fields::State>();
+    StateReader reader(*dict, text, parameter, parts_, take_, problems_);
+    Fields::state(*state, options, reader);
+    if (strict_) reader.refuse_others();
+    if (!reader.is_empty()) planned = std::move(state);
+  }
+
+  const ParameterNames& names_;
+  torch::optim::Optimizer& optimizer_;
+  const SavedState& saved_;
+  const ParameterParts& parts_;
+  bool strict_, take_;
+  std::size_t next_ = 0;
+  Problems problems_;
+  std::vector<typename Fields::Options> options_;
+  std::vector<std::pair<OptimizerStateMap::key_type, std::unique_ptr<typename Fields::State>>> states_;
+};
+
+}  // namespace
+
+void set_optimizer_state_dict(const torch::nn::Module& module, torch::optim::Optimizer& optimizer,
+                              const StateDict& state_dict, const OptimizerStateOptions& options) {
+  set_optimizer_state_dict(module, optimizer, state_dict, options, ParameterParts(module));
+}
+
+void set_optimizer_state_dict(const torch::nn::Module& module, torch::optim::Optimizer& optimizer,
+                              const StateDict& state_dict, const OptimizerStateOptions& options,
+                              const ParameterParts& parts) {
+  const ParameterNames names(module);
+  const SavedState saved(state_dict);
+  with_fields(optimizer, [&]<typename Fields>(Fields) {
+    Setter<Fields>(names, optimizer, saved, options, parts).run(options.confirm);
+  });
+}
+
+}  // namespace tessera

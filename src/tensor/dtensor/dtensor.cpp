@@ -1,0 +1,278 @@
+#include "tessera/tensor/dtensor.h"
+
+#include <ATen/ops/empty.h>
+
+#include <ostream>
+#include <utility>
+
+#include "tensor/dtensor/mesh_exchange.h"
+#include "tessera/base/error.h"
+#include "tessera/comm/internal/linear.h"
+#include "tessera/tensor/internal/box_view.h"
+#include "tessera/tensor/torch_types.h"
+
+namespace tessera {
+
+using Sizes = std::vector<std::int64_t>;
+
+struct DTensor::State : Checkpointable {
+  State(DeviceMesh mesh_in, MeshLayout layout_in, at::Tensor local_in,
+        std::optional<LocalShardsWrapper> shards_in = std::nullopt)
+      : mesh(std::move(mesh_in)),
+        layout(std::move(layout_in)),
+        local(std::move(local_in)),
+        shards(std::move(shards_in)) {
+    if (!mesh.has_this_rank()) return;
+    if (shards) {
+      for (const at::Tensor& shard : shards->local_shards()) {
+        chunks.push_back(shards->local_chunks()[chunks.size()]);
+        views.push_back(shard);
+      }
+      return;
+    }
+    for (LocalBox& box : layout.local_boxes(*mesh.coordinate())) {
+      views.push_back(box_view(local.detach(), {box.local_offsets, box.box.sizes}));
+      chunks.push_back(std::move(box.box));
+    }
+  }
+
+  const Sizes& size() const override { return layout.size(); }
+  TensorProperties properties() const override {
+    return shards ? shards->storage_metadata().properties : properties_of(local);
+  }
+  const std::vector<Box>& local_chunks() const override { return chunks; }
+  at::Tensor local_tensor(std::size_t i) const override { return views[i]; }
+
+  DeviceMesh mesh;
+  MeshLayout layout;
+  at::Tensor local;  // undefined where there are shards
+  std::optional<LocalShardsWrapper> shards;
+
+  std::vector<Box> chunks;
+  std::vector<at::Tensor> views;
+};
+
+namespace {
+
+Placements all_replicate(const DeviceMesh& mesh) { return Placements(static_cast<std::size_t>(mesh.ndim())); }
+
+Placements of_gradient(Placements placements) {
+  for (Placement& placement : placements) {
+    if (placement.is_partial()) placement = Placement::replicate();
+  }
+  return placements;
+}
+
+void check_local(const DeviceMesh& mesh, const MeshLayout& layout, const at::Tensor& local) {
+  if (!mesh.has_this_rank()) return;
+  const LocalShape expected = layout.local_shape(*mesh.coordinate());
+  if (local.sizes() != at::IntArrayRef(expected.sizes)) {
+    fail(ErrorCode::invalid_argument,
+         "a DTensor of size {} as {} on {}: the local tensor here is of size {}, expected {}",
+         shape_to_string(layout.size()), to_string(layout.placements()), mesh.to_string(),
+         shape_to_string(local.sizes().vec()), shape_to_string(expected.sizes));
+  }
+}
+
+Sizes size_if_all_are_alike(const at::Tensor& local, const DeviceMesh& mesh, const Placements& placements) {
+  Sizes size = local.sizes().vec();
+  for (std::size_t m = 0; m < placements.size() && m < mesh.shape().size(); ++m) {
+    if (placements[m].is_shard()) size[static_cast<std::size_t>(placements[m].dim())] *= mesh.shape()[m];
+  }
+  return size;
+}
+
+// That all ranks speak of the same tensor as the first one of the mesh.
+void agree_on_tensor(const ProcessGroup& group, std::string_view step, const MeshLayout& layout, at::ScalarType type) {
+  const std::string mine = fmt::format("size {} of {} as {}", shape_to_string(layout.size()), c10::toString(type),
+                                       to_string(layout.placements()));
+  const Bytes of_first = group.broadcast_bytes(as_bytes(mine), 0);
+  group.agree_on(step, [&] {
+    if (as_text(of_first) == mine) return;
+    fail(ErrorCode::invalid_argument, "{}, but {} on the first rank of the mesh", mine, as_text(of_first));
+  });
+}
+
+at::Tensor none_of(const at::Tensor& like) { return at::empty({0}, like.options().requires_grad(false)); }
+
+}  // namespace
+
+DTensor DTensor::from_local(const at::Tensor& local, const DeviceMesh& mesh, Placements placements,
+                            const FromLocalOptions& options) {
+  if (placements.empty()) placements = all_replicate(mesh);
+  const std::size_t dims = options.size ? options.size->size() : static_cast<std::size_t>(local.dim());
+  const auto layout_of = [&] {
+    const Placements from_front = normalized(placements, dims);
+    MeshLayout layout(options.size ? *options.size : size_if_all_are_alike(local, mesh, from_front), mesh.shape(),
+                      from_front);
+    check_local(mesh, layout, local);
+    return layout;
+  };
+  if (!mesh.has_this_rank()) {
+    return DTensor(mesh, MeshLayout(options.size.value_or(Sizes(dims, 0)), mesh.shape(), placements), none_of(local));
+  }
+  if (!options.run_check) return DTensor(mesh, layout_of(), local);
+
+  const ProcessGroup& group = mesh.group();
+  MeshLayout layout = group.agree_on("check local tensors", layout_of);
+  agree_on_tensor(group, "check local tensors", layout, local.scalar_type());
+  const auto as_at_first = [&](const at::Tensor& mine) {
+    at::Tensor same = mine.clone(at::MemoryFormat::Contiguous);
+    for (std::int64_t m = 0; m < mesh.ndim(); ++m) {
+      if (layout.placements()[static_cast<std::size_t>(m)].is_replicate()) mesh.group(m).broadcast(same, 0);
+    }
+    return same;
+  };
+  at::Tensor same = comm::linear(local, as_at_first, [](const at::Tensor& gradient) { return gradient; });
+  return DTensor(mesh, std::move(layout), std::move(same));
+}
+
+DTensor DTensor::from_local(const LocalShardsWrapper& local, const DeviceMesh& mesh, Placements placements,
+                            Sizes size) {
+  MeshLayout layout(std::move(size), mesh.shape(), std::move(placements));
+  for (const Placement& placement : layout.placements()) {
+    if (placement.is_partial()) fail(ErrorCode::invalid_argument, "local shards that are partial");
+  }
+  for (std::size_t i = 0; i < local.local_shards().size(); ++i) {
+    if (is_valid(local.local_chunks()[i], layout.size())) continue;
+    fail(ErrorCode::invalid_argument, "local shard {} of a DTensor of size {}: expected one in it",
+         tessera::to_string(local.local_chunks()[i]), shape_to_string(layout.size()));
+  }
+  return DTensor(std::make_shared<State>(mesh, std::move(layout), at::Tensor(), local));
+}
+
+DTensor::DTensor(const DeviceMesh& mesh, MeshLayout layout, at::Tensor local) {
+  check_local(mesh, layout, local);
+  state_ = std::make_shared<State>(mesh, std::move(layout), std::move(local));
+}
+
+const DeviceMesh& DTensor::device_mesh() const { return state_->mesh; }
+const MeshLayout& DTensor::layout() const { return state_->layout; }
+const Placements& DTensor::placements() const { return layout().placements(); }
+Placements DTensor::grad_placements() const { return of_gradient(placements()); }
+const Sizes& DTensor::size() const { return layout().size(); }
+const std::vector<Box>& DTensor::local_chunks() const { return state_->chunks; }
+std::int64_t DTensor::numel() const { return volume(Box::full(size())); }
+at::ScalarType DTensor::scalar_type() const { return to_scalar_type(state_->properties().dtype); }
+const LocalShardsWrapper* DTensor::local_shards() const { return state_->shards ? &*state_->shards : nullptr; }
+
+std::int64_t DTensor::size(std::int64_t dim) const {
+  const std::int64_t d = dim < 0 ? dim + this->dim() : dim;
+  if (d < 0 || d >= this->dim()) {
+    fail(ErrorCode::invalid_argument, "dimension {} of {}: expected {} to {}", dim, to_string(), -this->dim(),
+         this->dim() - 1);
+  }
+  return size()[static_cast<std::size_t>(d)];
+}
+
+bool DTensor::requires_grad() const {
+  return state_->shards ? state_->shards->requires_grad() : state_->local.requires_grad();
+}
+
+DTensor& DTensor::requires_grad_(bool requires_grad) {
+  if (state_->shards) {
+    state_->shards->requires_grad_(requires_grad);
+  } else {
+    state_->local.set_requires_grad(requires_grad);
+  }
+  return *this;
+}
+
+const at::Tensor& DTensor::local_tensor() const {
+  if (state_->shards) LocalShardsWrapper::refuse("to_local");
+  return state_->local;
+}
+
+at::Tensor DTensor::to_local(const Placements& grad_placements) const {
+  const at::Tensor& local = local_tensor();
+  if (grad_placements.empty()) return local;
+  const MeshLayout given(size(), device_mesh().shape(), grad_placements);
+  const MeshLayout wanted(size(), device_mesh().shape(), this->grad_placements());
+  if (given == wanted || !local.requires_grad() || !device_mesh().has_this_rank()) return local;
+  return comm::linear(
+      local, [](const at::Tensor& tensor) { return tensor.view_as(tensor); },
+      [mesh = device_mesh(), given, wanted](const at::Tensor& gradient) {
+        return redistribute_local(mesh, given, wanted, gradient);
+      });
+}
+
+DTensor DTensor::redistribute(Placements placements) const {
+  if (placements.empty()) placements = all_replicate(device_mesh());
+  MeshLayout target(size(), device_mesh().shape(), std::move(placements));
+  if (target == layout()) return *this;
+  const DeviceMesh& mesh = device_mesh();
+  if (!mesh.has_this_rank()) return DTensor(mesh, std::move(target), state_->local);
+  if (state_->shards) return DTensor(mesh, target, redistribute_shards(mesh, layout(), target, *state_->shards));
+  const MeshLayout incoming(size(), mesh.shape(), of_gradient(target.placements()));
+  const MeshLayout outgoing(size(), mesh.shape(), grad_placements());
+  at::Tensor local = comm::linear(
+      state_->local, [&](const at::Tensor& now) { return redistribute_local(mesh, layout(), target, now); },
+      [mesh, incoming, outgoing](const at::Tensor& gradient) {
+        return redistribute_local(mesh, incoming, outgoing, gradient);
+      });
+  return DTensor(mesh, std::move(target), std::move(local));
+}
+
+at::Tensor DTensor::full_tensor(const Placements& grad_placements) const {
+  return redistribute().to_local(grad_placements);
+}
+
+std::optional<DTensor> DTensor::grad() const {
+  if (state_->shards || !state_->local.grad().defined()) return std::nullopt;
+  return DTensor(device_mesh(), MeshLayout(size(), device_mesh().shape(), grad_placements()), state_->local.grad());
+}
+
+DTensor DTensor::detach() const {
+  if (!state_->shards) return DTensor(device_mesh(), layout(), state_->local.detach());
+  LocalShardsWrapper shards(state_->shards->local_shards(), state_->shards->local_shards().empty()
+                                                                ? std::vector<Sizes>()
+                                                                : state_->shards->local_offsets());
+  return DTensor(std::make_shared<State>(device_mesh(), layout(), at::Tensor(), shards.detach()));
+}
+
+std::shared_ptr<Checkpointable> DTensor::checkpointable() const {
+  for (const Placement& placement : placements()) {
+    if (placement.is_partial()) {
+      fail(ErrorCode::invalid_argument, "state of {}: expected no partial placement, redistribute it first",
+           to_string());
+    }
+  }
+  return state_;
+}
+
+std::optional<DTensor> DTensor::from_checkpointable(const std::shared_ptr<Checkpointable>& tensor) {
+  auto state = std::dynamic_pointer_cast<State>(tensor);
+  return state ? std::optional(DTensor(std::move(state))) : std::nullopt;
+}
+
+std::string DTensor::to_string() const {
+  return fmt::format("DTensor of size {} as {} on {}", shape_to_string(size()), tessera::to_string(placements()),
+                     device_mesh().to_string());
+}
+
+DTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh, Placements placements) {
+  if (placements.empty()) placements = all_replicate(mesh);
+  const auto layout_of = [&] {
+    MeshLayout layout(tensor.sizes().vec(), mesh.shape(), placements);
+    for (const Placement& placement : layout.placements()) {
+      if (placement.is_partial()) {
+        fail(ErrorCode::invalid_argument, "distribute a tensor as {}: expected shards and replicas",
+             to_string(layout.placements()));
+      }
+    }
+    return layout;
+  };
+  if (!mesh.has_this_rank()) {
+    return DTensor::from_local(none_of(tensor), mesh, placements, {tensor.sizes().vec()});
+  }
+  const ProcessGroup& group = mesh.group();
+  const MeshLayout layout = group.agree_on("distribute a tensor", layout_of);
+  agree_on_tensor(group, "distribute a tensor", layout, tensor.scalar_type());
+  at::Tensor local = distribute_from_first(mesh, layout, tensor);
+  local.set_requires_grad(tensor.requires_grad());
+  return DTensor(mesh, layout, std::move(local));
+}
+
+std::ostream& operator<<(std::ostream& out, const DTensor& tensor) { return out << tensor.to_string(); }
+
+}  // namespace tessera

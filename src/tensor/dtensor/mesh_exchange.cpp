@@ -1,0 +1,300 @@
+#include "tensor/dtensor/mesh_exchange.h"
+
+#include <ATen/ops/full_like.h>
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <map>
+#include <numeric>
+#include <optional>
+#include <utility>
+
+#include "tensor/exchange/box_copy.h"
+#include "tensor/exchange/exchange.h"
+#include "tensor/exchange/reduce.h"
+#include "tessera/base/bytes.h"
+#include "tessera/base/error.h"
+#include "tessera/layout/mesh_redistribution.h"
+#include "tessera/tensor/internal/box_view.h"
+#include "tessera/tensor/internal/empty_shard.h"
+
+namespace tessera {
+
+namespace {
+
+using Sizes = std::vector<std::int64_t>;
+using LocalBoxes = std::vector<LocalBox>;
+
+at::Tensor plain(const at::Tensor& tensor) { return tensor.detach().resolve_conj().resolve_neg(); }
+
+at::Tensor empty_like_part(const at::Tensor& like, at::IntArrayRef size) {
+  return empty_shard(size, at::TensorOptions().dtype(like.scalar_type()).device(like.device()));
+}
+
+// --- replicated or cut to partial
+
+// What changes nothing where others' elements are.
+at::Scalar neutral(ReduceOp op, at::ScalarType type) {
+  if (op == ReduceOp::product) return 1;
+  if (op != ReduceOp::min && op != ReduceOp::max) return 0;
+  const bool is_max = op == ReduceOp::max;
+  if (at::isFloatingType(type)) {
+    return is_max ? -std::numeric_limits<double>::infinity() : std::numeric_limits<double>::infinity();
+  }
+  if (type == at::kBool) return !is_max;
+  if (type == at::kByte) return is_max ? 0 : 255;
+  const auto bits = static_cast<int>(8 * c10::elementSize(type)) - 1;
+  const auto highest = static_cast<std::int64_t>((std::uint64_t{1} << bits) - 1);
+  return is_max ? -highest - 1 : highest;
+}
+
+// `whole`, which every rank along the dimension has, as a part of what `op` makes of the ranks' parts.
+at::Tensor part_of_replicated(const at::Tensor& whole, ReduceOp op, std::int64_t ranks, std::int64_t rank) {
+  const bool is_divided = op == ReduceOp::sum && (at::isFloatingType(whole.scalar_type()) || whole.is_complex());
+  if (is_divided) return whole.div(ranks);
+  if (op == ReduceOp::sum || op == ReduceOp::product) {
+    return rank == 0 ? whole : at::full_like(whole, neutral(op, whole.scalar_type()));
+  }
+  return whole;
+}
+
+// `part`, which this rank alone along mesh dimension `m` has of `layout`, as such a part of `partial`.
+at::Tensor part_of_cut(const at::Tensor& part, const MeshLayout& layout, const MeshLayout& partial, std::size_t m,
+                       const Sizes& coordinate) {
+  const ReduceOp op = partial.placements()[m].reduce_op();
+  at::Tensor result = empty_like_part(part, partial.local_shape(coordinate).sizes);
+  result.fill_(neutral(op, part.scalar_type()));
+  const LocalBoxes places = partial.local_boxes(coordinate);
+  for (const LocalBox& box : layout.local_boxes(coordinate)) {
+    for (const LocalBox& place : places) {
+      const std::optional<Box> shared = intersect(box.box, place.box);
+      if (!shared) continue;
+      const auto within = [&](const at::Tensor& local, const LocalBox& of) {
+        return box_view(box_view(local, {of.local_offsets, of.box.sizes}), of.box, *shared);
+      };
+      copy_elements(within(result, place), within(part, box));
+    }
+  }
+  return op == ReduceOp::average ? result.mul(layout.mesh_shape()[m]) : result;
+}
+
+// --- elements that move
+
+// The ranks that exchange with this one, by their place in the mesh: along one dimension, or all.
+struct Partners {
+  ProcessGroup group;
+  std::vector<std::int64_t> places;
+
+  Partners(const DeviceMesh& mesh, const std::vector<std::size_t>& dims) {
+    if (dims.empty()) {
+      places.push_back(mesh_index(mesh.shape(), *mesh.coordinate()));
+    } else if (dims.size() == 1) {
+      group = mesh.group(static_cast<std::int64_t>(dims[0]));
+      Sizes coordinate = *mesh.coordinate();
+      for (coordinate[dims[0]] = 0; coordinate[dims[0]] < mesh.shape()[dims[0]]; ++coordinate[dims[0]]) {
+        places.push_back(mesh_index(mesh.shape(), coordinate));
+      }
+    } else {
+      group = mesh.group();
+      places.resize(static_cast<std::size_t>(mesh.size()));
+      std::iota(places.begin(), places.end(), std::int64_t{0});
+    }
+  }
+};
+
+using BoxesOf = std::function<LocalBoxes(std::int64_t place)>;
+
+BoxesOf boxes_of(const MeshLayout& layout) {
+  return [&layout](std::int64_t place) { return layout.local_boxes(mesh_coordinate(layout.mesh_shape(), place)); };
+}
+
+// The boxes of `places` in the order of a plan, and where each rank's begin.
+struct Places {
+  std::vector<ShardPlace> boxes;
+  std::map<std::int64_t, std::size_t> begins;
+
+  Places(const std::vector<std::int64_t>& places, const BoxesOf& boxes_of) {
+    for (std::size_t rank = 0; rank < places.size(); ++rank) {
+      begins[places[rank]] = boxes.size();
+      std::size_t local = 0;
+      for (LocalBox& box : boxes_of(places[rank])) {
+        boxes.push_back({static_cast<int>(rank), local++, std::move(box.box)});
+      }
+    }
+  }
+};
+
+ReshardPlan plan_of(const std::vector<MeshMove>& moves, const Partners& partners, const BoxesOf& from,
+                    const BoxesOf& to, const at::Tensor& like) {
+  Places sources(partners.places, from), destinations(partners.places, to);
+  ReshardPlan plan;
+  plan.element_bytes = static_cast<std::int64_t>(like.element_size());
+  plan.staging_device = like.device();
+  plan.is_on_cpu = like.is_cpu();
+  for (const MeshMove& move : moves) {
+    const auto source = sources.begins.find(move.source), destination = destinations.begins.find(move.destination);
+    if (source == sources.begins.end() || destination == destinations.begins.end()) continue;
+    plan.moves.push_back({source->second + move.source_box, destination->second + move.destination_box, move.box});
+  }
+  plan.sources = std::move(sources.boxes);
+  plan.destinations = std::move(destinations.boxes);
+  return plan;
+}
+
+// Where a local tensor's boxes are written: in it, or beside it and then copied where they don't lie in one piece.
+class Target {
+ public:
+  Target(const at::Tensor& local, const LocalBoxes& boxes) {
+    for (const LocalBox& box : boxes) {
+      places_.push_back(box_view(local, {box.local_offsets, box.box.sizes}));
+      tensors_.push_back(places_.back().is_contiguous() ? places_.back()
+                                                        : places_.back().clone(at::MemoryFormat::Contiguous));
+    }
+  }
+  const std::vector<at::Tensor>& tensors() const { return tensors_; }
+  void finish() const {
+    for (std::size_t i = 0; i < places_.size(); ++i) {
+      if (!places_[i].is_same(tensors_[i])) copy_elements(places_[i], tensors_[i]);
+    }
+  }
+
+ private:
+  std::vector<at::Tensor> places_, tensors_;
+};
+
+// The local tensor under `to`, got from `sources`, this rank's tensors of its boxes.
+at::Tensor moved(const DeviceMesh& mesh, const std::vector<MeshMove>& moves, const std::vector<std::size_t>& dims,
+                 const BoxesOf& from, const MeshLayout& to, std::vector<at::Tensor> sources, const at::Tensor& local) {
+  for (at::Tensor& source : sources) source = source.contiguous();
+  const Partners partners(mesh, dims);
+  const ReshardPlan plan = plan_of(moves, partners, from, boxes_of(to), local);
+  const Target target(local, to.local_boxes(*mesh.coordinate()));
+  exchange({partners.group, plan, sources, target.tensors(), local.scalar_type()}, {});
+  target.finish();
+  return local;
+}
+
+std::vector<at::Tensor> views_of(const at::Tensor& local, const LocalBoxes& boxes) {
+  std::vector<at::Tensor> views;
+  for (const LocalBox& box : boxes) views.push_back(box_view(local, {box.local_offsets, box.box.sizes}));
+  return views;
+}
+
+// The boxes that all ranks have, told by each.
+struct AllShards {
+  std::vector<LocalBoxes> boxes;
+  at::ScalarType dtype = at::kFloat;
+
+  // Throws Error(invalid_argument) on all ranks for boxes that aren't in the tensor, and for several dtypes.
+  AllShards(const ProcessGroup& group, const Sizes& size, const LocalShardsWrapper& local) {
+    Sizes mine;
+    for (const at::Tensor& shard : local.local_shards()) {
+      const Box& chunk = local.local_chunks()[mine.size() / (2 * size.size() + 1)];
+      mine.push_back(static_cast<std::int64_t>(shard.scalar_type()));
+      mine.insert(mine.end(), chunk.offsets.begin(), chunk.offsets.end());
+      mine.insert(mine.end(), chunk.sizes.begin(), chunk.sizes.end());
+    }
+    std::optional<at::ScalarType> found;
+    for (const Bytes& bytes : group.all_gather_bytes(bytes_of(mine))) {
+      LocalBoxes& of_rank = boxes.emplace_back();
+      const std::size_t record = 2 * size.size() + 1;
+      Sizes theirs(bytes.size() / sizeof(std::int64_t));
+      if (!bytes.empty()) std::memcpy(theirs.data(), bytes.data(), bytes.size());
+      for (auto at = theirs.begin(); at != theirs.end(); at += static_cast<std::ptrdiff_t>(record)) {
+        const auto middle = at + 1 + static_cast<std::ptrdiff_t>(size.size());
+        Box box(Sizes(at + 1, middle), Sizes(middle, at + static_cast<std::ptrdiff_t>(record)));
+        const auto type = static_cast<at::ScalarType>(*at);
+        if (!is_valid(box, size) || type != found.value_or(type)) {
+          fail(ErrorCode::invalid_argument, "local shards of a tensor of shape {}: rank {} has {} of {}",
+               shape_to_string(size), boxes.size() - 1, to_string(box), c10::toString(type));
+        }
+        found = type;
+        of_rank.push_back({std::move(box), Sizes(size.size(), 0)});
+      }
+    }
+    dtype = found.value_or(dtype);
+  }
+
+ private:
+  static ByteView bytes_of(const Sizes& numbers) {
+    return {reinterpret_cast<const std::uint8_t*>(numbers.data()), numbers.size() * sizeof(std::int64_t)};
+  }
+};
+
+}  // namespace
+
+at::Tensor redistribute_local(const DeviceMesh& mesh, const MeshLayout& from, const MeshLayout& to,
+                              const at::Tensor& local) {
+  if (from == to || !mesh.has_this_rank()) return local;
+  const MeshRedistribution plan = plan_redistribution(from, to);
+  at::Tensor now = plain(local);
+  for (const MeshReduction& step : plan.reductions) {
+    const ProcessGroup& group = mesh.group(static_cast<std::int64_t>(step.mesh_dim));
+    const ReduceOp op = from.placements()[step.mesh_dim].reduce_op();
+    now = step.to.is_replicate() ? all_reduced(group, now, op) : reduce_scattered(group, now, op, step.to.dim());
+  }
+  const Sizes& coordinate = *mesh.coordinate();
+  const MeshLayout reduced(from.size(), from.mesh_shape(), plan.reduced);
+  MeshLayout layout(from.size(), from.mesh_shape(), plan.moved);
+  const LocalBoxes has = reduced.local_boxes(coordinate);
+  const Sizes size = layout.local_shape(coordinate).sizes;
+  if (!plan.exchanged_dims.empty() || has != layout.local_boxes(coordinate) || now.sizes() != at::IntArrayRef(size)) {
+    now = moved(mesh, plan.moves, plan.exchanged_dims, boxes_of(reduced), layout, views_of(now, has),
+                empty_like_part(now, size));
+  }
+  for (const std::size_t m : plan.partial_dims) {
+    Placements placements = layout.placements();
+    placements[m] = to.placements()[m];
+    MeshLayout next(from.size(), from.mesh_shape(), std::move(placements));
+    now = layout.placements()[m].is_shard()
+              ? part_of_cut(now, layout, next, m, coordinate)
+              : part_of_replicated(now, next.placements()[m].reduce_op(), mesh.shape()[m], coordinate[m]);
+    layout = std::move(next);
+  }
+  return now.is_alias_of(local) ? now.clone() : now;
+}
+
+at::Tensor redistribute_shards(const DeviceMesh& mesh, const MeshLayout& from, const MeshLayout& to,
+                               const LocalShardsWrapper& local) {
+  const AllShards all(mesh.group(), from.size(), local);
+  const MeshRedistribution plan = plan_redistribution(from, all.boxes, to);
+  const at::Tensor target = empty_shard(to.local_shape(*mesh.coordinate()).sizes,
+                                        at::TensorOptions().dtype(all.dtype).device(mesh.device_type()));
+  std::vector<at::Tensor> sources;
+  for (const at::Tensor& shard : local.local_shards()) sources.push_back(plain(shard));
+  return moved(
+      mesh, plan.moves, plan.exchanged_dims,
+      [&](std::int64_t place) { return all.boxes[static_cast<std::size_t>(place)]; }, to, std::move(sources), target);
+}
+
+at::Tensor distribute_from_first(const DeviceMesh& mesh, const MeshLayout& to, const at::Tensor& tensor) {
+  const Sizes& coordinate = *mesh.coordinate();
+  const std::int64_t mine = mesh_index(mesh.shape(), coordinate);
+  const bool is_whole_everywhere = std::none_of(to.placements().begin(), to.placements().end(),
+                                                [](const Placement& placement) { return placement.is_shard(); });
+  at::Tensor local = empty_like_part(tensor, to.local_shape(coordinate).sizes);
+  if (is_whole_everywhere) {
+    if (mine == 0) local.copy_(plain(tensor));
+    mesh.group().broadcast(local, 0);
+    return local;
+  }
+  std::vector<MeshMove> moves;
+  for (std::int64_t place = 0; place < mesh.size(); ++place) {
+    const LocalBoxes boxes = to.local_boxes(mesh_coordinate(mesh.shape(), place));
+    for (std::size_t i = 0; i < boxes.size(); ++i) moves.push_back({0, place, 0, i, boxes[i].box});
+  }
+  std::vector<std::size_t> dims(static_cast<std::size_t>(mesh.ndim()));
+  std::iota(dims.begin(), dims.end(), std::size_t{0});
+  const BoxesOf first_has_all = [&](std::int64_t place) {
+    LocalBoxes boxes;
+    if (place == 0) boxes.push_back({Box::full(to.size()), Sizes(to.size().size(), 0)});
+    return boxes;
+  };
+  std::vector<at::Tensor> sources;
+  if (mine == 0) sources.push_back(plain(tensor));
+  return moved(mesh, moves, dims, first_has_all, to, std::move(sources), local);
+}
+
+}  // namespace tessera

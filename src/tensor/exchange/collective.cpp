@@ -1,0 +1,145 @@
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <numeric>
+
+#include "tensor/exchange/box_copy.h"
+#include "tensor/exchange/exchange.h"
+#include "tessera/layout/byte_ranges.h"
+
+namespace tessera {
+
+namespace {
+
+// A piece of a move, as much of it as goes in one round.
+struct Piece {
+  const Move* move;
+  Box box;
+};
+
+// What this rank sends and receives in a round: pieces by the other rank, in the order of the plan.
+struct Round {
+  explicit Round(std::size_t ranks) : sent(ranks), received(ranks) {}
+  std::vector<std::vector<Piece>> sent, received;
+};
+
+// Cuts all ranks' moves, so that all know of equally many rounds.
+std::vector<Round> cut_into_rounds(const Exchange& exchange, std::int64_t round_bytes) {
+  const ReshardPlan& plan = exchange.plan;
+  const auto ranks = static_cast<std::size_t>(exchange.group.size());
+  const std::int64_t pair_bytes = std::max<std::int64_t>(round_bytes / std::max<int>(exchange.group.size() - 1, 1), 1);
+  struct Filled {
+    std::size_t round = 0;
+    std::int64_t bytes = 0;
+  };
+  std::map<std::pair<int, int>, Filled> pairs;
+  std::vector<Round> rounds;
+  for (const Move& move : plan.moves) {
+    if (exchange.stays(move)) continue;
+    const int source = plan.source_rank(move), destination = plan.destination_rank(move);
+    Filled& filled = pairs[{source, destination}];
+    for (Box& box : split_row_major(move.box, plan.element_bytes, pair_bytes)) {
+      const std::int64_t bytes = volume(box) * plan.element_bytes;
+      if (filled.bytes != 0 && filled.bytes + bytes > pair_bytes) filled = {filled.round + 1, 0};
+      filled.bytes += bytes;
+      while (rounds.size() <= filled.round) rounds.emplace_back(ranks);
+      Round& round = rounds[filled.round];
+      if (exchange.is_taken_here(move)) {
+        round.sent[static_cast<std::size_t>(destination)].push_back({&move, std::move(box)});
+      } else if (exchange.is_given_here(move)) {
+        round.received[static_cast<std::size_t>(source)].push_back({&move, std::move(box)});
+      }
+    }
+  }
+  return rounds;
+}
+
+std::vector<std::int64_t> splits_of(const std::vector<std::vector<Piece>>& pieces) {
+  std::vector<std::int64_t> splits;
+  splits.reserve(pieces.size());
+  for (const std::vector<Piece>& of_rank : pieces) {
+    splits.push_back(std::accumulate(of_rank.begin(), of_rank.end(), std::int64_t{0},
+                                     [](std::int64_t sum, const Piece& piece) { return sum + volume(piece.box); }));
+  }
+  return splits;
+}
+
+std::int64_t total(const std::vector<std::int64_t>& splits) {
+  return std::accumulate(splits.begin(), splits.end(), std::int64_t{0});
+}
+
+// Memory that is used again round after round.
+class Staging {
+ public:
+  explicit Staging(const at::TensorOptions& options) : memory_(at::empty({0}, options)) {}
+  at::Tensor take(std::int64_t count) {
+    if (memory_.numel() < count) memory_ = at::empty({count}, memory_.options());
+    return memory_.narrow(0, 0, count);
+  }
+
+ private:
+  at::Tensor memory_;
+};
+
+// Calls copy(packed, piece) for each piece with its place in `buffer`.
+template <typename Copy>
+void each_piece(const at::Tensor& buffer, const std::vector<std::vector<Piece>>& pieces, const Copy& copy) {
+  std::int64_t begin = 0;
+  for (const std::vector<Piece>& of_rank : pieces) {
+    for (const Piece& piece : of_rank) {
+      const std::int64_t count = volume(piece.box);
+      copy(buffer.narrow(0, begin, count).view(piece.box.sizes), piece);
+      begin += count;
+    }
+  }
+}
+
+// Two rounds may be under way at once, each with buffers of its own.
+struct InFlight {
+  explicit InFlight(const at::TensorOptions& options) : in(options), out(options) {}
+  Staging in, out;
+  at::Tensor received;
+  PendingCollective pending;
+};
+
+}  // namespace
+
+ReceivedBytes exchange_by_collective(const Exchange& exchange, std::int64_t round_bytes) {
+  const std::vector<Round> rounds = cut_into_rounds(exchange, round_bytes);
+  ReceivedBytes received_bytes(static_cast<std::size_t>(exchange.group.size()), 0);
+  const at::TensorOptions options = at::TensorOptions().dtype(exchange.dtype).device(exchange.plan.staging_device);
+  std::array<InFlight, 2> flights = {InFlight(options), InFlight(options)};
+
+  const auto start = [&](std::size_t r) {
+    InFlight& flight = flights[r % 2];
+    const std::vector<std::int64_t> in_splits = splits_of(rounds[r].sent), out_splits = splits_of(rounds[r].received);
+    const at::Tensor in = flight.in.take(total(in_splits));
+    each_piece(in, rounds[r].sent, [&](const at::Tensor& packed, const Piece& piece) {
+      copy_elements(packed, exchange.taken(*piece.move, piece.box));
+    });
+    flight.received = flight.out.take(total(out_splits));
+    flight.pending = exchange.group.start_all_to_all(flight.received, in, out_splits, in_splits);
+    for (std::size_t rank = 0; rank < out_splits.size(); ++rank) {
+      received_bytes[rank] += out_splits[rank] * exchange.plan.element_bytes;
+    }
+  };
+  const auto finish = [&](std::size_t r) {
+    InFlight& flight = flights[r % 2];
+    flight.pending.wait();
+    each_piece(flight.received, rounds[r].received, [&](const at::Tensor& packed, const Piece& piece) {
+      copy_elements(exchange.given(*piece.move, piece.box), packed);
+    });
+  };
+
+  if (!rounds.empty()) start(0);
+  exchange.copy_what_stays();
+  for (std::size_t r = 0; r < rounds.size(); ++r) {
+    if (r + 1 < rounds.size()) start(r + 1);
+    finish(r);
+  }
+  return received_bytes;
+}
+
+}  // namespace tessera

@@ -1,0 +1,88 @@
+#include "tensor/exchange/reduce.h"
+
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "tensor/exchange/box_copy.h"
+#include "tensor/exchange/exchange.h"
+#include "tessera/comm/internal/peer_memory.h"
+#include "tessera/tensor/internal/empty_shard.h"
+
+namespace tessera {
+
+namespace {
+
+using Sizes = std::vector<std::int64_t>;
+
+// As much is copied while what was copied before is reduced.
+constexpr std::int64_t kReducedBytes = std::int64_t{16} << 20;
+
+at::TensorOptions options_of(const at::Tensor& tensor) {
+  return at::TensorOptions().dtype(tensor.scalar_type()).device(tensor.device());
+}
+
+// The same on all ranks. `run_bytes`: as much of what a rank reduces lies in one piece.
+bool uses_peer_memory(const ProcessGroup& group, const at::Tensor& local, std::int64_t run_bytes) {
+  const ExchangeOptions limits;
+  return local.is_cpu() && is_reduced_in_memory(local.scalar_type()) &&
+         static_cast<std::int64_t>(local.nbytes()) > limits.peer_sent_bytes && run_bytes >= limits.peer_run_bytes &&
+         comm::PeerMemory::is_available(group);
+}
+
+}  // namespace
+
+at::Tensor all_reduced_by_collective(const ProcessGroup& group, const at::Tensor& local, ReduceOp op) {
+  at::Tensor reduced = empty_shard(local.sizes(), options_of(local));
+  const at::Tensor from = local.contiguous().view({-1}), to = reduced.view({-1});
+  const std::int64_t step = std::max<std::int64_t>(kReducedBytes / static_cast<std::int64_t>(local.element_size()), 1);
+  std::vector<PendingCollective> pending;
+  for (std::int64_t begin = 0; begin == 0 || begin < to.numel(); begin += step) {
+    const std::int64_t count = std::min(step, to.numel() - begin);
+    const at::Tensor part = to.narrow(0, begin, count);
+    copy_elements(part, from.narrow(0, begin, count));
+    pending.push_back(group.start_all_reduce(part, op));
+  }
+  for (PendingCollective& one : pending) one.wait();
+  return reduced;
+}
+
+// The chunks travel padded to the first one's length.
+at::Tensor reduce_scattered_by_collective(const ProcessGroup& group, const at::Tensor& local, ReduceOp op,
+                                          std::int64_t dim) {
+  const std::int64_t ranks = group.size(), length = local.size(dim), rows = (length + ranks - 1) / ranks;
+  const auto begin_of = [&](std::int64_t rank) { return std::min(rank * rows, length); };
+  Sizes size = local.sizes().vec();
+  size[static_cast<std::size_t>(dim)] = rows;
+  at::Tensor in = local;
+  if (dim != 0 || length != ranks * rows || !local.is_contiguous()) {
+    Sizes all = size;
+    all.insert(all.begin(), ranks);
+    in = length == ranks * rows ? empty_shard(all, options_of(local)) : at::zeros(all, options_of(local));
+    for (std::int64_t rank = 0; rank < ranks; ++rank) {
+      const std::int64_t begin = begin_of(rank), count = begin_of(rank + 1) - begin;
+      copy_elements(in[rank].narrow(dim, 0, count), local.narrow(dim, begin, count));
+    }
+  }
+  const at::Tensor out = empty_shard(size, options_of(local));
+  group.reduce_scatter_into(out, in, op);
+  return out.narrow(dim, 0, begin_of(group.rank() + 1) - begin_of(group.rank())).contiguous();
+}
+
+at::Tensor all_reduced(const ProcessGroup& group, const at::Tensor& local, ReduceOp op) {
+  const at::Tensor from = local.contiguous();
+  return uses_peer_memory(group, from, static_cast<std::int64_t>(from.nbytes()))
+             ? all_reduced_by_peer_memory(group, from, op)
+             : all_reduced_by_collective(group, from, op);
+}
+
+at::Tensor reduce_scattered(const ProcessGroup& group, const at::Tensor& local, ReduceOp op, std::int64_t dim) {
+  const at::Tensor from = local.contiguous();
+  const std::int64_t rows = (local.size(dim) + group.size() - 1) / group.size();
+  return uses_peer_memory(group, from, rows * from.stride(dim) * static_cast<std::int64_t>(from.element_size()))
+             ? reduce_scattered_by_peer_memory(group, from, op, dim)
+             : reduce_scattered_by_collective(group, from, op, dim);
+}
+
+}  // namespace tessera

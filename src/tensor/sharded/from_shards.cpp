@@ -1,0 +1,204 @@
+// A ShardedTensor made from shards that exist: first each rank checks its own, then what all have must fit together.
+
+#include <nlohmann/json.hpp>
+
+#include "tensor/dtensor/placement.h"
+#include "tensor/sharded/state.h"
+#include "tessera/base/error.h"
+#include "tessera/tensor/torch_types.h"
+
+namespace tessera {
+
+namespace {
+
+using nlohmann::json;
+using Sizes = std::vector<std::int64_t>;
+
+std::string text_of(bool value) { return value ? "true" : "false"; }
+
+// One rank's view: what its shards have in common. `what` and `whose` are for messages.
+void require_same(const std::string& found, const std::string& expected, std::string_view what,
+                  std::string_view whose) {
+  if (found == expected) return;
+  fail(ErrorCode::invalid_argument, "{}: {} {}, expected {}", whose, what, found, expected);
+}
+
+void check_contiguous(const Shard& shard, std::string_view whose) {
+  if (shard.tensor.layout() != at::kStrided) {
+    fail(ErrorCode::invalid_argument, "{}: only torch.strided layout is supported", whose);
+  }
+  if (!shard.tensor.is_contiguous()) {
+    fail(ErrorCode::invalid_argument, "{}: only torch.contiguous_format memory format is supported", whose);
+  }
+}
+
+// That the tensor is what the shard's metadata and the properties say.
+void check_shard(const Shard& shard, const TensorProperties& expected, const ProcessGroup& group) {
+  const std::string whose = fmt::format("shard {} on rank {}", to_string(shard.metadata), group.rank());
+  check_contiguous(shard, whose);
+  if (const int rank = rank_of(shard.metadata, group); rank != group.rank()) {
+    fail(ErrorCode::invalid_argument, "{}: its placement is on rank {}", whose, rank);
+  }
+  const TensorProperties found = properties_of(shard.tensor);
+  require_same(to_string(to_device(shard.tensor.device())), to_string(shard.metadata.placement->device()), "device",
+               whose);
+  require_same(shape_to_string(shard.tensor.sizes().vec()), shape_to_string(shard.metadata.shard_sizes), "size", whose);
+  require_same(std::string(dtype_name(found.dtype)), std::string(dtype_name(expected.dtype)), "dtype", whose);
+  require_same(text_of(found.requires_grad), text_of(expected.requires_grad), "requires_grad", whose);
+  require_same(text_of(found.pin_memory), text_of(expected.pin_memory), "pin_memory", whose);
+}
+
+json to_json(const std::vector<Shard>& shards, const Sizes& size) {
+  json result = {{"size", size}, {"shards", json::array()}};
+  for (const Shard& shard : shards) {
+    result["shards"].push_back(
+        {shard.metadata.shard_offsets, shard.metadata.shard_sizes, to_string(*shard.metadata.placement)});
+  }
+  if (!shards.empty()) {
+    const TensorProperties properties = properties_of(shards[0].tensor);
+    result["dtype"] = dtype_name(properties.dtype);
+    result["requires_grad"] = properties.requires_grad;
+    result["pin_memory"] = properties.pin_memory;
+  }
+  return result;
+}
+
+// Of what the ranks say, one metadata for all. Every difference names the two ranks.
+ShardedTensorMetadata merge(const std::vector<Bytes>& said) {
+  ShardedTensorMetadata merged;
+  json first;
+  std::size_t first_rank = 0;
+  for (std::size_t rank = 0; rank < said.size(); ++rank) {
+    const json mine = json::parse(said[rank].begin(), said[rank].end());
+    if (mine.at("shards").empty()) continue;
+    if (first.is_null()) {
+      first = mine;
+      first_rank = rank;
+    }
+    for (const char* what : {"size", "dtype", "requires_grad", "pin_memory"}) {
+      if (mine.at(what) == first.at(what)) continue;
+      fail(ErrorCode::invalid_argument, "sharded tensor from local shards: {} is {} on rank {} and {} on rank {}", what,
+           first.at(what).dump(), first_rank, mine.at(what).dump(), rank);
+    }
+    for (const json& shard : mine.at("shards")) {
+      merged.shards_metadata.emplace_back(shard[0].get<Sizes>(), shard[1].get<Sizes>(),
+                                          RemoteDevice(shard[2].get<std::string>()));
+    }
+  }
+  if (first.is_null()) {
+    fail(ErrorCode::invalid_argument, "sharded tensor from local shards: no rank has any");
+  }
+  merged.size = first.at("size").get<Sizes>();
+  merged.tensor_properties.dtype = dtype_from_name(first.at("dtype").get<std::string>());
+  merged.tensor_properties.requires_grad = first.at("requires_grad");
+  merged.tensor_properties.pin_memory = first.at("pin_memory");
+  validate_non_overlapping(merged.shards_metadata);
+  check_tensor(merged.shards_metadata, merged.size);
+  return merged;
+}
+
+}  // namespace
+
+ShardedTensor ShardedTensor::from_local_shards(std::vector<Shard> local_shards, const Sizes& size,
+                                               const ProcessGroup& group, bool init_rrefs) {
+  group.agree_on("sharded tensor from local shards", [&] {
+    require_rpc(init_rrefs);
+    for (const Shard& shard : local_shards) check_shard(shard, properties_of(local_shards[0].tensor), group);
+  });
+  const std::string mine = to_json(local_shards, size).dump();
+  auto state = std::make_shared<State>();
+  state->metadata = merge(group.all_gather_bytes(as_bytes(mine)));
+  state->spec = infer_sharding_spec(state->metadata.shards_metadata);
+  state->group = group;
+  state->local_shards = std::move(local_shards);
+  state->init_rrefs = init_rrefs;
+  return finish(std::move(state));
+}
+
+ShardedTensor ShardedTensor::from_local_tensor(const at::Tensor& tensor, SpecPtr spec, Sizes size,
+                                               const ProcessGroup& group, bool init_rrefs) {
+  return finish(construct(group, init_rrefs, [&] {
+    if (!tensor.is_contiguous()) {
+      fail(ErrorCode::invalid_argument, "sharded tensor from the local tensor of rank {}: it is not contiguous",
+           group.rank());
+    }
+    ShardedTensorMetadata metadata = spec->build_metadata(size, properties_of(tensor));
+    std::vector<Shard> mine;
+    for (const ShardMetadata& shard : metadata.shards_metadata) {
+      if (rank_of(shard, group) == group.rank()) mine.push_back({tensor, shard});
+    }
+    if (mine.size() != 1) {
+      fail(ErrorCode::invalid_argument,
+           "sharded tensor from the local tensor of rank {}: the spec places {} shards there, expected one",
+           group.rank(), mine.size());
+    }
+    check_shard(mine[0], metadata.tensor_properties, group);
+    check_partition(metadata, "shard");
+    auto state = std::make_shared<State>();
+    state->spec = std::move(spec);
+    state->group = group;
+    state->metadata = std::move(metadata);
+    state->local_shards = std::move(mine);
+    state->init_rrefs = init_rrefs;
+    return state;
+  }));
+}
+
+ShardedTensor ShardedTensor::from_local_shards_and_global_metadata(std::vector<Shard> local_shards,
+                                                                   ShardedTensorMetadata metadata,
+                                                                   const ProcessGroup& group, SpecPtr spec,
+                                                                   bool init_rrefs) {
+  return finish(construct(group, init_rrefs, [&] {
+    if (metadata.shards_metadata.empty()) {
+      fail(ErrorCode::invalid_argument, "sharded tensor of size {}: its metadata has no shards",
+           shape_to_string(metadata.size));
+    }
+    if (metadata.tensor_properties.layout != "torch.strided") {
+      fail(ErrorCode::invalid_argument, "sharded tensor of size {}: layout {}, only torch.strided is supported",
+           shape_to_string(metadata.size), metadata.tensor_properties.layout);
+    }
+    for (const Shard& shard : local_shards) check_shard(shard, metadata.tensor_properties, group);
+    const auto mine = shards_by_rank(metadata.shards_metadata, group)[static_cast<std::size_t>(group.rank())];
+    bool fits = mine.size() == local_shards.size();
+    for (std::size_t i = 0; fits && i < mine.size(); ++i) {
+      fits = metadata.shards_metadata[mine[i]] == local_shards[i].metadata;
+    }
+    if (!fits) {
+      fail(ErrorCode::invalid_argument,
+           "sharded tensor of size {}: the {} local shards of rank {} are not the {} that its metadata place there",
+           shape_to_string(metadata.size), local_shards.size(), group.rank(), mine.size());
+    }
+    validate_non_overlapping(metadata.shards_metadata);
+    check_tensor(metadata.shards_metadata, metadata.size);
+    auto state = std::make_shared<State>();
+    state->spec = spec ? std::move(spec) : infer_sharding_spec(metadata.shards_metadata);
+    state->group = group;
+    state->metadata = std::move(metadata);
+    state->local_shards = std::move(local_shards);
+    state->init_rrefs = init_rrefs;
+    return state;
+  }));
+}
+
+ShardedTensor ShardedTensor::with_local_tensors(const std::vector<at::Tensor>& tensors, at::ScalarType dtype,
+                                                bool requires_grad) const {
+  if (tensors.size() != local_shards().size()) {
+    fail(ErrorCode::invalid_argument, "sharded tensor of size {} on rank {}: {} local tensors, expected {}",
+         shape_to_string(size()), process_group().rank(), tensors.size(), local_shards().size());
+  }
+  auto state = std::make_shared<State>();
+  state->group = process_group();
+  state->spec = shared_spec();
+  state->init_rrefs = init_rrefs();
+  state->metadata = metadata();
+  state->metadata.tensor_properties.dtype = to_dtype(dtype);
+  state->metadata.tensor_properties.requires_grad = requires_grad;
+  state->metadata.tensor_properties.pin_memory = false;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    state->local_shards.push_back({tensors[i], local_shards()[i].metadata});
+    check_shard(state->local_shards.back(), state->metadata.tensor_properties, process_group());
+  }
+  return finish(std::move(state));
+}
+
+}  // namespace tessera

@@ -1,0 +1,89 @@
+// A ShardedTensor's view of other ranks' shards, and its state as plain data.
+
+#include "tensor/dtensor/placement.h"
+#include "tensor/sharded/state.h"
+#include "tessera/base/error.h"
+
+namespace tessera {
+
+namespace {
+
+ProcessGroupState state_of(const ProcessGroup& group) {
+  return {group.rank(), group.world_rank(), group.size(), group.world_size()};
+}
+
+void check_same(const ProcessGroupState& saved, const ProcessGroupState& found) {
+  const auto check = [](const char* what, int of_state, int of_group) {
+    if (of_state == of_group) return;
+    fail(ErrorCode::invalid_argument, "sharded tensor from its state: {} is {} now, expected {} as when it was taken",
+         what, of_group, of_state);
+  };
+  check("the rank in the group", saved.rank, found.rank);
+  check("the rank in the world", saved.world_rank, found.world_rank);
+  check("the size of the group", saved.size, found.size);
+  check("the size of the world", saved.world_size, found.world_size);
+}
+
+// What would have been checked when the tensor was made.
+void check_complete(const ShardedTensorState& state, const ProcessGroup& group) {
+  if (state.sharding_spec == nullptr) {
+    fail(ErrorCode::invalid_argument, "sharded tensor from its state: it has no sharding spec");
+  }
+  const std::vector<ShardMetadata>& all = state.metadata.shards_metadata;
+  const auto mine = shards_by_rank(all, group)[static_cast<std::size_t>(group.rank())];
+  bool fits = mine.size() == state.local_shards.size();
+  for (std::size_t i = 0; fits && i < mine.size(); ++i) {
+    const Shard& shard = state.local_shards[i];
+    fits =
+        shard.metadata == all[mine[i]] && shard.tensor.defined() && shard.tensor.sizes() == shard.metadata.shard_sizes;
+  }
+  if (!fits) {
+    fail(ErrorCode::invalid_argument,
+         "sharded tensor from its state: the {} local shards of rank {} are not the {} that its metadata place there",
+         state.local_shards.size(), group.rank(), mine.size());
+  }
+}
+
+}  // namespace
+
+void require_rpc(bool init_rrefs) {
+  if (!init_rrefs || is_rpc_initialized()) return;
+  fail(ErrorCode::invalid_argument, "init_rrefs is set, and RPC is not initialized: call init_rpc before");
+}
+
+ShardedTensor ShardedTensor::finish(std::shared_ptr<State> state) {
+  state->remote_shards = state->init_rrefs ? RemoteShards::make() : nullptr;
+  if (state->init_rrefs) share_shards(*state->remote_shards, state->group, state->metadata, state->local_shards);
+  return ShardedTensor(std::move(state));
+}
+
+const std::map<int, std::vector<RemoteShard>>& ShardedTensor::remote_shards() const {
+  if (!state_->init_rrefs) {
+    fail(
+        ErrorCode::invalid_argument,
+        "remote shards of a sharded tensor of size {}: it was made without init_rrefs, so it has no references to them",
+        shape_to_string(size()));
+  }
+  return state_->remote_shards->by_rank();
+}
+
+ShardedTensorState ShardedTensor::state() const {
+  return {local_shards(), metadata(), state_of(process_group()), state_->spec, state_->init_rrefs};
+}
+
+ShardedTensor ShardedTensor::from_state(ShardedTensorState state, const ProcessGroup& group) {
+  group.agree_on("sharded tensor from its state", [&] {
+    check_same(state.process_group, state_of(group));
+    check_complete(state, group);
+    require_rpc(state.init_rrefs);
+  });
+  auto made = std::make_shared<State>();
+  made->group = group;
+  made->spec = std::move(state.sharding_spec);
+  made->metadata = std::move(state.metadata);
+  made->local_shards = std::move(state.local_shards);
+  made->init_rrefs = state.init_rrefs;
+  return finish(std::move(made));
+}
+
+}  // namespace tessera

@@ -1,0 +1,73 @@
+#include <ATen/ops/resolve_conj.h>
+#include <ATen/ops/resolve_neg.h>
+
+#include "tensor/dtensor/placement.h"
+#include "tensor/sharded/reshard.h"
+#include "tensor/sharded/state.h"
+#include "tessera/base/error.h"
+#include "tessera/tensor/internal/empty_shard.h"
+#include "tessera/tensor/torch_types.h"
+
+namespace tessera {
+
+Resharded reshard(const ShardedTensor& tensor, const ShardedTensorMetadata& target, const ExchangeOptions& options) {
+  const ProcessGroup& group = tensor.process_group();
+  Resharded result;
+  std::vector<at::Tensor> sources, destinations;
+  for (const Shard& shard : tensor.local_shards()) {
+    sources.push_back(shard.tensor.detach().resolve_conj().resolve_neg().contiguous());
+  }
+  for (const ShardMetadata& shard : target.shards_metadata) {
+    if (rank_of(shard, group) != group.rank()) continue;
+    destinations.push_back(empty_shard(shard.shard_sizes, at::TensorOptions()
+                                                              .dtype(tensor.scalar_type())
+                                                              .device(to_device(shard.placement->device()))
+                                                              .pinned_memory(tensor.is_pinned())));
+    result.shards.push_back({destinations.back(), shard});
+  }
+  const auto element_bytes = static_cast<std::int64_t>(c10::elementSize(tensor.scalar_type()));
+  const ReshardPlan plan = plan_reshard(tensor.metadata(), target, element_bytes, group);
+  result.received_bytes = exchange({group, plan, sources, destinations, tensor.scalar_type()}, options);
+  for (const Shard& shard : result.shards) shard.tensor.set_requires_grad(tensor.requires_grad());
+  return result;
+}
+
+void ShardedTensor::reshard(SpecPtr spec) {
+  if (*spec == sharding_spec()) return;
+  ShardedTensorMetadata target = spec->build_metadata(size(), metadata().tensor_properties);
+  check_partition(target, "reshard");
+  state_->local_shards = tessera::reshard(*this, target, {}).shards;
+  state_->metadata = std::move(target);
+  state_->spec = std::move(spec);
+  if (state_->init_rrefs) share_shards(*state_->remote_shards, process_group(), state_->metadata, state_->local_shards);
+}
+
+ShardedTensor ShardedTensor::from_tensor(const at::Tensor& tensor, SpecPtr spec, const ProcessGroup& group, int src,
+                                         bool init_rrefs) {
+  if (src < 0 || src >= group.size()) {
+    fail(ErrorCode::invalid_argument, "sharded tensor from that of rank {}: expected 0 to {}", src, group.size() - 1);
+  }
+  // As it is, it is sharded already: one shard there, and none on the other ranks.
+  std::vector<Shard> whole;
+  Sizes size;
+  group.agree_on("sharded tensor from that of one rank", [&] {
+    require_rpc(init_rrefs);
+    if (group.rank() != src) return;
+    if (!tensor.defined()) fail(ErrorCode::invalid_argument, "rank {} must bring the tensor", src);
+    if (tensor.layout() != at::kStrided) fail(ErrorCode::unsupported, "only torch.strided layout is supported");
+    size = tensor.sizes().vec();
+    whole.push_back({tensor.detach().contiguous().set_requires_grad(tensor.requires_grad()),
+                     {Sizes(size.size(), 0), size, RemoteDevice(src, to_device(tensor.device()))}});
+  });
+  const ShardedTensor before = from_local_shards(std::move(whole), size, group);
+  auto state = std::make_shared<State>();
+  state->group = group;
+  state->metadata = spec->build_metadata(before.size(), before.metadata().tensor_properties);
+  check_partition(state->metadata, "shard");
+  state->local_shards = tessera::reshard(before, state->metadata, {}).shards;
+  state->spec = std::move(spec);
+  state->init_rrefs = init_rrefs;
+  return finish(std::move(state));
+}
+
+}  // namespace tessera

@@ -1,0 +1,37 @@
+#pragma once
+// What a ShardedTensor refers to, for the files that implement it.
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "tensor/sharded/remote_shards.h"
+#include "tessera/comm/process_group.h"
+#include "tessera/tensor/sharded_tensor.h"
+
+namespace tessera {
+
+struct ShardedTensor::State {
+  ProcessGroup group;
+  SpecPtr spec;
+  ShardedTensorMetadata metadata;
+  std::vector<Shard> local_shards;
+  bool init_rrefs = false;
+  std::shared_ptr<RemoteShards> remote_shards;  // null without init_rrefs
+};
+
+// Throws Error(invalid_argument) if `init_rrefs` and RPC is not initialized.
+void require_rpc(bool init_rrefs);
+
+// Runs `f`, a rank's own part of making a tensor. With init_rrefs the ranks meet after it, so that what is wrong on one
+// must be an error on all.
+template <typename F>
+auto construct(const ProcessGroup& group, bool init_rrefs, F&& f) {
+  if (!init_rrefs) return f();
+  return group.agree_on("sharded tensor with init_rrefs", [&] {
+    require_rpc(init_rrefs);
+    return f();
+  });
+}
+
+}  // namespace tessera

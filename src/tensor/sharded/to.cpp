@@ -1,0 +1,93 @@
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+
+#include "tensor/sharded/state.h"
+#include "tessera/base/error.h"
+#include "tessera/tensor/torch_types.h"
+
+namespace tessera {
+
+namespace {
+
+void check_memory_format(at::MemoryFormat format) {
+  if (format == at::MemoryFormat::Preserve || format == at::MemoryFormat::Contiguous) return;
+  fail(ErrorCode::unsupported,
+       "move a sharded tensor: only torch.contiguous_format and torch.preserve_format are supported");
+}
+
+at::Device current_cuda_device() { return c10::impl::VirtualGuardImpl(at::kCUDA).getDevice(); }
+
+void place_on(ShardMetadata& shard, const at::Device& device) {
+  const RemoteDevice& before = *shard.placement;
+  const Device there = to_device(device);
+  if (before.worker_name()) {
+    shard.placement = RemoteDevice(*before.worker_name() + "/" + to_string(there));
+  } else {
+    shard.placement = before.rank() ? RemoteDevice(*before.rank(), there) : RemoteDevice(there);
+  }
+}
+
+}  // namespace
+
+ShardedTensor ShardedTensor::cpu(at::MemoryFormat memory_format, const std::optional<ProcessGroup>& group) const {
+  check_memory_format(memory_format);
+  const std::vector<ShardMetadata>& shards = metadata().shards_metadata;
+  const bool is_there = std::all_of(shards.begin(), shards.end(),
+                                    [](const ShardMetadata& shard) { return shard.placement->device().type == "cpu"; });
+  if (is_there) return *this;
+  ToOptions options;
+  options.device = at::kCPU;
+  options.copy = true;
+  options.memory_format = memory_format;
+  options.group = group;
+  return to(options);
+}
+
+ShardedTensor ShardedTensor::cuda(bool non_blocking, at::MemoryFormat memory_format,
+                                  const std::optional<ProcessGroup>& group) const {
+  check_memory_format(memory_format);
+  ToOptions options;
+  options.device = current_cuda_device();
+  options.non_blocking = non_blocking;
+  options.memory_format = memory_format;
+  options.group = group;
+  const ShardedTensor moved = to(options);
+  return moved.is_same(*this) ? finish(std::make_shared<State>(*state_)) : moved;
+}
+
+ShardedTensor ShardedTensor::to(const ToOptions& options) const {
+  check_memory_format(options.memory_format);
+  const at::Device here = local_shards().empty() ? to_device(metadata().shards_metadata[0].placement->device())
+                                                 : local_shards()[0].tensor.device();
+  at::Device device = options.device.value_or(here);
+  if (device.is_cuda()) device = current_cuda_device();
+  const at::ScalarType dtype = options.dtype.value_or(scalar_type());
+  if (!options.copy && device == here && dtype == scalar_type()) return *this;
+
+  if (requires_grad() && !at::isFloatingType(dtype) && !at::isComplexType(dtype)) {
+    fail(ErrorCode::invalid_argument, "move a sharded tensor that requires grad to {}: expected a floating-point dtype",
+         dtype_name(to_dtype(dtype)));
+  }
+  ShardedTensorMetadata moved = metadata();
+  moved.tensor_properties.dtype = to_dtype(dtype);
+  moved.tensor_properties.pin_memory = false;
+  for (ShardMetadata& shard : moved.shards_metadata) place_on(shard, device);
+  std::vector<Shard> shards;
+  for (const Shard& shard : local_shards()) {
+    Shard copy = {shard.tensor.to(at::TensorOptions().device(device).dtype(dtype), options.non_blocking, options.copy,
+                                  options.memory_format),
+                  shard.metadata};
+    place_on(copy.metadata, device);
+    shards.push_back(std::move(copy));
+  }
+  auto state = std::make_shared<State>();
+  state->group = options.group.value_or(process_group());
+  state->spec = device == here ? state_->spec : infer_sharding_spec(moved.shards_metadata);
+  state->metadata = std::move(moved);
+  state->local_shards = std::move(shards);
+  state->init_rrefs = state_->init_rrefs;
+  return finish(std::move(state));
+}
+
+}  // namespace tessera

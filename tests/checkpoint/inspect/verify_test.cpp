@@ -1,0 +1,280 @@
+#include "tessera/checkpoint/verify.h"
+#include "tessera/format/dcp_metadata.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+
+#include "support/error_matchers.h"
+#include "support/golden.h"
+#include "support/temporary_directory.h"
+#include "tessera/checkpoint/convert.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::overwrite_file;
+using testing::TemporaryDirectory;
+
+// Says whether one problem has all of the words.
+bool has_problem(const VerifyReport& report, const std::vector<std::string>& words) {
+  return std::any_of(report.problems.begin(), report.problems.end(), [&](const Problem& problem) {
+    return std::all_of(words.begin(), words.end(),
+                       [&](const std::string& word) { return problem.what.find(word) != std::string::npos; });
+  });
+}
+
+std::string all_problems(const VerifyReport& report) {
+  std::string text;
+  for (const Problem& problem : report.problems) text += problem.what + "\n";
+  return text;
+}
+
+#define EXPECT_PROBLEM(report, ...) EXPECT_TRUE(has_problem(report, {__VA_ARGS__})) << all_problems(report)
+
+class VerifyTest : public ::testing::Test {
+ protected:
+  VerifyTest() { fs::copy(testing::read_golden("2.14-optim").checkpoint, checkpoint_, fs::copy_options::recursive); }
+
+  // Rewrites .metadata with a change.
+  void change_metadata(const std::function<void(dcp::Metadata&)>& change) const {
+    const fs::path path = checkpoint_ / ".metadata";
+    dcp::Metadata metadata = dcp::read(File::open_read(path));
+    change(metadata);
+    overwrite_file(path, dcp::write(metadata));
+  }
+
+  static dcp::MetadataEntry& entry(dcp::Metadata& metadata, const std::string& name) {
+    for (dcp::MetadataEntry& candidate : metadata.entries) {
+      if (candidate.name == name) return candidate;
+    }
+    throw std::runtime_error("no entry " + name);
+  }
+
+  const TemporaryDirectory directory_;
+  const fs::path checkpoint_ = directory_ / "ck";
+};
+
+TEST_F(VerifyTest, AFlippedBitAnywhereInADataFileIsFound) {
+  for (const char* name : {"__0_0.distcp", "__0_1.distcp"}) {
+    const Bytes good = read_file(checkpoint_ / name);
+    Bytes bytes = good;
+    for (std::size_t i = 0; i < good.size(); i += 53) {
+      bytes[i] ^= static_cast<std::uint8_t>(1u << (i % 8));
+      overwrite_file(checkpoint_ / name, bytes);
+      EXPECT_FALSE(verify(checkpoint_).good()) << name << ", byte " << i << ", bit " << i % 8;
+      bytes[i] = good[i];
+    }
+    overwrite_file(checkpoint_ / name, good);
+  }
+  EXPECT_TRUE(verify(checkpoint_).good());
+}
+
+TEST_F(VerifyTest, AFlippedBitOfATensorNamesFileOffsetAndTensor) {
+  const auto source = Checkpoint::open(checkpoint_);
+  const Extent extent = source->locate(*source->find_tensor("model.2.weight"), 0);
+  const std::string file = source->files()[extent.file].name;
+  Bytes bytes = read_file(checkpoint_ / file);
+  bytes[extent.offset_bytes + 17] ^= 1;
+  overwrite_file(checkpoint_ / file, bytes);
+  const VerifyReport report = verify(checkpoint_);
+  ASSERT_EQ(report.problem_count, 1u) << all_problems(report);
+  EXPECT_EQ(report.problems[0].file, file);
+  EXPECT_EQ(report.problems[0].offset_bytes, extent.offset_bytes);
+  EXPECT_EQ(report.problems[0].name, "model.2.weight");
+}
+
+// Ranks that save without collectives each save what is replicated, and say so in their own metadata.
+TEST_F(VerifyTest, TheOtherRanksCopiesAreAccountedForAndChecked) {
+  const fs::path path = checkpoint_ / ".metadata";
+  dcp::Metadata metadata = dcp::read(File::open_read(path));
+  for (std::string& file : metadata.files) {
+    fs::copy(checkpoint_ / file, checkpoint_ / ("copy_" + file));
+    file.insert(0, "copy_");
+  }
+  overwrite_file(checkpoint_ / "__1.metadata", dcp::write(metadata));
+  fs::rename(path, checkpoint_ / "__0.metadata");
+  EXPECT_EQ(verify(checkpoint_).problem_count, 0u) << all_problems(verify(checkpoint_));
+
+  const fs::path copy = checkpoint_ / metadata.files[0];
+  Bytes bytes = read_file(copy);
+  bytes[bytes.size() / 2] ^= 1;
+  overwrite_file(copy, bytes);
+  EXPECT_PROBLEM(verify(checkpoint_), copy.filename().string());
+}
+
+// The directory of an archive is read by several checks.
+TEST_F(VerifyTest, OneDamageIsOneProblem) {
+  const auto checkpoint = Checkpoint::open(checkpoint_);
+  const StoredRange stored = checkpoint->tensors()[0].stored[0];
+  const fs::path file = checkpoint_ / checkpoint->files()[stored.file].name;
+  Bytes bytes = read_file(file);
+  const std::string padding = "ZZZZ";
+  const auto found = std::search(bytes.begin() + static_cast<std::ptrdiff_t>(stored.offset_bytes), bytes.end(),
+                                 padding.begin(), padding.end());
+  ASSERT_NE(found, bytes.end());
+  *found ^= 1;
+  overwrite_file(file, bytes);
+  EXPECT_EQ(verify(checkpoint_).problem_count, 1u) << all_problems(verify(checkpoint_));
+}
+
+TEST_F(VerifyTest, WithASidecarAFlippedBitAnywhereIsFound) {
+  ConvertOptions options;
+  options.to = SourceKind::dcp;
+  convert(Checkpoint::open(checkpoint_), directory_ / "ours", options);
+  for (const fs::directory_entry& file : fs::directory_iterator(directory_ / "ours")) {
+    const Bytes good = read_file(file.path());
+    Bytes bytes = good;
+    for (std::size_t i = 0; i < good.size(); i += 97) {
+      bytes[i] ^= static_cast<std::uint8_t>(1u << (i % 8));
+      overwrite_file(file.path(), bytes);
+      EXPECT_FALSE(verify(directory_ / "ours").good()) << file.path() << ", byte " << i << ", bit " << i % 8;
+      bytes[i] = good[i];
+    }
+    overwrite_file(file.path(), good);
+  }
+  EXPECT_TRUE(verify(directory_ / "ours").good());
+}
+
+TEST_F(VerifyTest, TruncationAtAnyLengthIsFound) {
+  for (const char* name : {"__0_0.distcp", ".metadata"}) {
+    const Bytes good = read_file(checkpoint_ / name);
+    for (std::size_t length = 0; length < good.size(); length += 61) {
+      overwrite_file(checkpoint_ / name, ByteView(good).first(length));
+      EXPECT_FALSE(verify(checkpoint_).good()) << name << " cut to " << length;
+    }
+    overwrite_file(checkpoint_ / name, good);
+  }
+}
+
+TEST_F(VerifyTest, DamagedMetadataIsFoundOrHarmlessAndNeverACrash) {
+  const Bytes good = read_file(checkpoint_ / ".metadata");
+  Bytes bytes = good;
+  for (std::size_t i = 0; i < good.size(); i += 7) {
+    bytes[i] ^= static_cast<std::uint8_t>(1u << (i % 8));
+    overwrite_file(checkpoint_ / ".metadata", bytes);
+    try {
+      verify(checkpoint_);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::unsupported) << error.what();
+    }
+    bytes[i] = good[i];
+  }
+}
+
+TEST_F(VerifyTest, AMissingFileIsNamed) {
+  fs::remove(checkpoint_ / "__0_1.distcp");
+  const VerifyReport report = verify(checkpoint_);
+  EXPECT_PROBLEM(report, "__0_1.distcp", "missing");
+}
+
+TEST_F(VerifyTest, WhatAnInterruptedSaveLeftIsNamedAndNoProblem) {
+  for (const char* name : {"__7_0.distcp", "__0_0.3.distcp", ".metadata.tmp", ".tessera.json.tmp"}) {
+    write_new_file(checkpoint_ / name, as_bytes("x"));
+  }
+  const VerifyReport report = verify(checkpoint_);
+  EXPECT_TRUE(report.good());
+  EXPECT_THAT(report.left_over,
+              ::testing::ElementsAre(".metadata.tmp", ".tessera.json.tmp", "__0_0.3.distcp", "__7_0.distcp"));
+}
+
+TEST_F(VerifyTest, ADataFileThatNoSaveMadeIsAProblem) {
+  write_new_file(checkpoint_ / "copy of __0_0.distcp", as_bytes("x"));
+  const VerifyReport report = verify(checkpoint_);
+  EXPECT_PROBLEM(report, "copy of __0_0.distcp", "the metadata doesn't refer to it");
+  EXPECT_EQ(report.problem_count, 1u);
+}
+
+TEST_F(VerifyTest, BytesBehindTheLastItemAreAccountedFor) {
+  Bytes bytes = read_file(checkpoint_ / "__0_0.distcp");
+  const std::size_t end = bytes.size();
+  append(bytes, "trailing");
+  overwrite_file(checkpoint_ / "__0_0.distcp", bytes);
+  EXPECT_PROBLEM(verify(checkpoint_), "__0_0.distcp", fmt::format("at byte {}", end), "8 bytes that nothing refers to");
+}
+
+TEST_F(VerifyTest, OverlappingChunksAreNamed) {
+  change_metadata([](dcp::Metadata& metadata) {
+    dcp::MetadataEntry& weight = entry(metadata, "model.0.weight");
+    weight.chunks.push_back(Box({3, 2}, {2, 2}));
+    weight.items.push_back(weight.items[0]);
+  });
+  EXPECT_PROBLEM(verify(checkpoint_), "model.0.weight", "overlap", "[3, 5)x[2, 4)");
+}
+
+TEST_F(VerifyTest, AHoleIsNamed) {
+  change_metadata([](dcp::Metadata& metadata) { entry(metadata, "model.0.weight").shape = {15, 9}; });
+  EXPECT_PROBLEM(verify(checkpoint_), "model.0.weight", "no chunk holds [14, 15)x[0, 9)");
+}
+
+TEST_F(VerifyTest, AChunkOutOfBoundsIsNamed) {
+  change_metadata([](dcp::Metadata& metadata) { entry(metadata, "model.0.weight").shape = {13, 9}; });
+  EXPECT_PROBLEM(verify(checkpoint_), "model.0.weight", "[0, 14)x[0, 9)", "outside of the shape [13, 9]");
+}
+
+TEST_F(VerifyTest, AnArchiveThatDisagreesWithTheMetadataIsNamed) {
+  change_metadata([](dcp::Metadata& metadata) { entry(metadata, "model.0.weight").properties.dtype = DType::int32; });
+  EXPECT_PROBLEM(verify(checkpoint_), "model.0.weight", "has dtype float32, the metadata says int32");
+}
+
+TEST_F(VerifyTest, AnArchiveOfAnotherShapeIsNamed) {
+  change_metadata([](dcp::Metadata& metadata) {
+    dcp::MetadataEntry& weight = entry(metadata, "model.0.weight");
+    weight.shape = {9, 14};
+    weight.chunks = BoxList({Box({0, 0}, {9, 14})});
+  });
+  EXPECT_PROBLEM(verify(checkpoint_), "model.0.weight", "has shape [14, 9], the metadata says [9, 14]");
+}
+
+TEST_F(VerifyTest, AnItemBehindTheEndOfItsFileIsNamed) {
+  change_metadata([](dcp::Metadata& metadata) { entry(metadata, "model.2.bias").items[0].offset_bytes = 1'000'000; });
+  EXPECT_PROBLEM(verify(checkpoint_), "at byte 1000000", "model.2.bias", "the file has");
+}
+
+TEST_F(VerifyTest, AnItemThatIsNotSaidWhereIsNamed) {
+  change_metadata(
+      [](dcp::Metadata& metadata) { entry(metadata, "model.2.bias").items[0].file = dcp::StoredItem::kNoFile; });
+  EXPECT_PROBLEM(verify(checkpoint_), "model.2.bias", "doesn't say where");
+}
+
+TEST_F(VerifyTest, DataFilesOutsideOfTheDirectoryAreRefused) {
+  for (const char* name : {"../__0_0.distcp", "/etc/passwd", "a/../../x", ""}) {
+    const TemporaryDirectory copy;
+    fs::copy(checkpoint_, copy / "ck", fs::copy_options::recursive);
+    const fs::path path = copy.path() / "ck" / ".metadata";
+    dcp::Metadata metadata = dcp::read(File::open_read(path));
+    metadata.files[0] = name;
+    overwrite_file(path, dcp::write(metadata));
+    EXPECT_PROBLEM(verify(copy / "ck"), "leaves the checkpoint's directory");
+    EXPECT_ERROR(Checkpoint::open(copy / "ck"), ErrorCode::corrupt, "leaves the checkpoint's directory");
+  }
+}
+
+TEST_F(VerifyTest, AFileThatTheSidecarDoesNotListIsNamed) {
+  ConvertOptions options;
+  options.to = SourceKind::safetensors;
+  convert(Checkpoint::open(checkpoint_), directory_ / "ours", options);
+  write_new_file(directory_.path() / "ours" / "stray.bin", as_bytes("x"));
+  EXPECT_PROBLEM(verify(directory_ / "ours"), "stray.bin", "the sidecar doesn't list it");
+}
+
+TEST_F(VerifyTest, WhatIsNoCheckpointHasNoAnswer) {
+  EXPECT_ERROR(verify(directory_ / "nowhere"), ErrorCode::not_found, "nowhere");
+  EXPECT_ERROR(verify(directory_.path()), ErrorCode::not_found, "no checkpoint in this directory");
+}
+
+TEST_F(VerifyTest, ProblemsBeyondTheLimitAreCounted) {
+  for (const fs::directory_entry& file : fs::directory_iterator(checkpoint_)) {
+    if (file.path().extension() == ".distcp") fs::resize_file(file.path(), 10);
+  }
+  VerifyOptions options;
+  options.max_problems = 3;
+  const VerifyReport report = verify(checkpoint_, options);
+  EXPECT_EQ(report.problems.size(), 3u);
+  EXPECT_GT(report.problem_count, 10u);
+}
+
+}  // namespace
+}  // namespace tessera::checkpoint

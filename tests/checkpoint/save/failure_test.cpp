@@ -1,0 +1,220 @@
+// Every step of a save failing in turn, and processes killed while they save: always the old checkpoint or the new one,
+// whole.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <random>
+#include <thread>
+
+#include "checkpoint/save/saved_states.h"
+#include "support/child_process.h"
+#include "support/temporary_directory.h"
+#include "support/thread_ranks.h"
+#include "tessera/checkpoint/faulty_storage.h"
+#include "tessera/checkpoint/load.h"
+#include "tessera/checkpoint/save.h"
+#include "tessera/checkpoint/sidecar.h"
+#include "tessera/checkpoint/verify.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+using namespace checkpoint::testing;
+using ::tessera::testing::run_thread_ranks;
+using ::tessera::testing::start_child;
+using ::tessera::testing::TemporaryDirectory;
+using ::tessera::testing::ThreadLink;
+using ::tessera::testing::wait_for_child;
+using ::testing::Each;
+using ::testing::HasSubstr;
+
+const Shape kShape = {40, 30};
+
+FlatState state_of(int rank, int ranks, std::int64_t added) {
+  return {tensor_entry("rows", kShape, layouts()[0].boxes(kShape, rank, ranks), false, added),
+          tensor_entry("columns", kShape, layouts()[1].boxes(kShape, rank, ranks), false, added),
+          tensor_entry("replicated", kShape, {Box::full(kShape)}, false, added), object_entry("step", added)};
+}
+
+// Which save the checkpoint is of, having looked at every element.
+std::int64_t loaded(const std::shared_ptr<const Checkpoint>& checkpoint) {
+  for (const std::int64_t added : {1000, 2000}) {
+    Wanted wanted;
+    for (const char* name : {"rows", "columns", "replicated"}) wanted.add(name, kShape, {Box::full(kShape)});
+    read_state(wanted.targets, checkpoint);
+    if (wanted.is_right(added)) return added;
+  }
+  return -1;
+}
+
+std::map<std::string, Bytes> contents_of(const Storage& storage) {
+  std::map<std::string, Bytes> contents;
+  for (const std::string& name : storage.list()) contents[name] = read_file(storage, name);
+  return contents;
+}
+
+constexpr int kRanks = 3;
+
+// The steps of a save over an older checkpoint, in the order in which one run took them.
+std::vector<StorageStep> steps_of_a_save() {
+  const auto storage = memory_storage();
+  run_thread_ranks(kRanks, [&](ThreadLink& link) { write_state(state_of(link.rank(), kRanks, 1000), storage, link); });
+  std::mutex mutex;
+  std::vector<StorageStep> steps;
+  const auto watched = faulty_storage(storage, [&](const StorageEvent& event) {
+    const std::lock_guard lock(mutex);
+    steps.push_back(event.step);
+    return StorageFault::none;
+  });
+  run_thread_ranks(kRanks, [&](ThreadLink& link) { write_state(state_of(link.rank(), kRanks, 2000), watched, link); });
+  return steps;
+}
+
+class SaveFaultTest : public ::testing::TestWithParam<std::tuple<bool, StorageFault>> {};
+INSTANTIATE_TEST_SUITE_P(Faults, SaveFaultTest,
+                         ::testing::Combine(::testing::Bool(),
+                                            ::testing::Values(StorageFault::io_error, StorageFault::short_write)));
+
+TEST_P(SaveFaultTest, EveryStepFailingIsAnErrorOnEveryRankAndTheOldCheckpointIsIntact) {
+  const auto [has_old, fault] = GetParam();
+  const std::size_t steps = steps_of_a_save().size();
+  ASSERT_GT(steps, 20u);
+  std::size_t failed = 0;
+  for (std::uint64_t n = 0; n < steps; ++n) {
+    const auto storage = memory_storage();
+    if (has_old) {
+      run_thread_ranks(kRanks,
+                       [&](ThreadLink& link) { write_state(state_of(link.rank(), kRanks, 1000), storage, link); });
+    }
+    const auto before = contents_of(*storage);
+    std::atomic<int> failing = -1;
+    const auto faulty = faulty_storage(storage, [&, fault = fault](const StorageEvent& event) {
+      const bool counts = event.number == n && event.step != StorageStep::remove;
+      if (counts) failing = static_cast<int>(event.step);
+      return counts ? fault : StorageFault::none;
+    });
+    const auto said = run_thread_ranks(
+        kRanks, [&](ThreadLink& link) { write_state(state_of(link.rank(), kRanks, 2000), faulty, link); });
+    if (failing == -1) continue;  // there was no such step, or it was a removal
+    const auto step = static_cast<StorageStep>(failing.load());
+    SCOPED_TRACE(fmt::format("event {}: {}", n, storage_step_name(step)));
+    const bool is_committed = storage->size_bytes(".metadata") && loaded(Checkpoint::open(storage)) == 2000;
+    if (is_committed) {
+      // The list of what may be removed, after the commit.
+      EXPECT_THAT(said, Each(""));
+      EXPECT_EQ(step, StorageStep::list);
+      continue;
+    }
+    ++failed;
+    for (const std::string& one : said) {
+      EXPECT_THAT(one, HasSubstr("io: "));
+      EXPECT_THAT(one, HasSubstr(fmt::format("{} ", storage_step_name(step))));
+    }
+    EXPECT_EQ(contents_of(*storage), before);
+  }
+  EXPECT_GT(failed, 15u);
+}
+
+// --- killed
+
+// Runs a save of `kRanks` threads in a process of its own and kills it: at event `n`, or `after` if that is given.
+// Returns whether it was killed before it ended.
+bool save_and_kill(const std::filesystem::path& directory, std::optional<std::uint64_t> n,
+                   std::chrono::microseconds after) {
+  const pid_t child = start_child([&] {
+    const auto storage = faulty_storage(file_system_storage(directory), [&](const StorageEvent& event) {
+      if (event.number == n) {
+        ::kill(::getpid(), SIGKILL);
+        std::this_thread::sleep_for(std::chrono::seconds(10));
+      }
+      return StorageFault::none;
+    });
+    run_thread_ranks(kRanks,
+                     [&](ThreadLink& link) { write_state(state_of(link.rank(), kRanks, 2000), storage, link); });
+  });
+  if (!n) {
+    std::this_thread::sleep_for(after);
+    ::kill(child, SIGKILL);
+  }
+  return WIFSIGNALED(wait_for_child(child));
+}
+
+class Killed {
+ public:
+  // The old checkpoint, made once and copied.
+  void restore() {
+    std::filesystem::remove_all(directory());
+    if (!std::filesystem::exists(old_)) {
+      run_thread_ranks(kRanks, [&](ThreadLink& link) {
+        write_state(state_of(link.rank(), kRanks, 1000), file_system_storage(old_), link);
+      });
+    }
+    std::filesystem::copy(old_, directory());
+  }
+  // Looks at what is there; returns which save it is.
+  std::int64_t look() {
+    const VerifyReport report = verify(directory());
+    EXPECT_TRUE(report.good()) << report.problems.at(0).what;
+    EXPECT_TRUE(report.has_sidecar);
+    return loaded(Checkpoint::open(directory()));
+  }
+  // What comes after it finds nothing in its way, and cleans up.
+  void save_again() {
+    run_thread_ranks(kRanks, [&](ThreadLink& link) {
+      write_state(state_of(link.rank(), kRanks, 1000), file_system_storage(directory()), link);
+    });
+    const VerifyReport report = verify(directory());
+    EXPECT_TRUE(report.good());
+    EXPECT_TRUE(report.left_over.empty());
+  }
+  std::filesystem::path directory() const { return temporary_ / "ckpt"; }
+
+ private:
+  TemporaryDirectory temporary_;
+  std::filesystem::path old_ = temporary_ / "old";
+};
+
+TEST(SaveKilledTest, AtEveryStepTheOldCheckpointOrTheNewOneIsWhole) {
+  const std::size_t steps = steps_of_a_save().size();
+  Killed killed;
+  std::size_t old_ones = 0, new_ones = 0;
+  for (std::uint64_t n = 0; n < steps + 2; ++n) {
+    SCOPED_TRACE(n);
+    killed.restore();
+    if (!save_and_kill(killed.directory(), n, {})) continue;
+    const std::int64_t found = killed.look();
+    ASSERT_TRUE(found == 1000 || found == 2000);
+    ++(found == 1000 ? old_ones : new_ones);
+    killed.save_again();
+  }
+  EXPECT_GT(old_ones, 20u);
+  EXPECT_GT(new_ones, 2u);
+}
+
+TEST(SaveKilledTest, AtRandomInstantsTheOldCheckpointOrTheNewOneIsWhole) {
+  Killed killed;
+  std::mt19937 random(1);
+  killed.restore();
+  const auto begin = std::chrono::steady_clock::now();
+  save_and_kill(killed.directory(), std::uint64_t{1} << 60, {});
+  const auto whole = std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begin);
+  std::size_t old_ones = 0, new_ones = 0;
+  for (int i = 0; i < 500; ++i) {
+    killed.restore();
+    const std::chrono::microseconds after(
+        std::uniform_int_distribution<std::int64_t>(0, whole.count() * 5 / 4)(random));
+    save_and_kill(killed.directory(), std::nullopt, after);
+    const std::int64_t found = killed.look();
+    ASSERT_TRUE(found == 1000 || found == 2000) << "killed after " << after.count() << " us";
+    ++(found == 1000 ? old_ones : new_ones);
+  }
+  EXPECT_GT(old_ones, 0u);
+  EXPECT_GT(new_ones, 0u);
+}
+
+}  // namespace
+}  // namespace tessera::checkpoint

@@ -1,0 +1,180 @@
+/// \file
+/// Does what make_dtensor_values.py had PyTorch's DTensor do: `dtensor_values FILE...` reads its cases, runs each on as
+/// many ranks as it had, and compares; see cases.h. Of a checkpoint that PyTorch wrote it loads each tensor under every
+/// placement on other meshes, and saves them anew as FILE.resaved.
+
+#include "interop/programs/cases.h"
+#include "tensor/mesh_support.h"
+#include "tessera/comm/local_ranks.h"
+#include "tessera/state/load.h"
+#include "tessera/state/save.h"
+#include "tessera/tensor/dtensor.h"
+#include "tessera/tensor/dtensor_ops.h"
+
+namespace tessera {
+namespace {
+
+using interop::Case;
+using interop::json;
+using interop::require;
+using interop::require_close;
+using interop::require_equal;
+using testing::cross;
+using testing::part_of;
+using testing::Sizes;
+
+Placements placements_of(const json& list) {
+  Placements placements;
+  for (const json& item : list) {
+    const auto kind = item[0].get<std::string>();
+    if (kind == "R") placements.push_back(Placement::replicate());
+    if (kind == "S") placements.push_back(Placement::shard(item[1].get<std::int64_t>()));
+    if (kind == "_S")
+      placements.push_back(Placement::strided_shard(item[1].get<std::int64_t>(), item[2].get<std::int64_t>()));
+    if (kind == "P") placements.push_back(Placement::partial(item[1] == "max" ? ReduceOp::max : ReduceOp::sum));
+  }
+  return placements;
+}
+
+Placements placements_of(const Case& test, const std::string& key) { return placements_of(test.content().at(key)); }
+
+bool is_partial(const Placements& placements) {
+  return std::any_of(placements.begin(), placements.end(), [](const Placement& p) { return p.is_partial(); });
+}
+
+// What was of one rank there.
+at::Tensor of_rank(const Case& test, const std::string& key, const ProcessGroup& group) {
+  return test.tensors(key)[static_cast<std::size_t>(group.rank())];
+}
+
+void redistribute(const Case& test, const DeviceMesh& mesh) {
+  const ProcessGroup& group = mesh.group();
+  const Placements source = placements_of(test, "source"), target = placements_of(test, "target");
+  const at::Tensor leaf = of_rank(test, "input", group).clone().requires_grad_();
+  const DTensor before = DTensor::from_local(leaf, mesh, source, {test.get<Sizes>("size")});
+  const DTensor after = before.redistribute(target);
+  const at::Tensor local = after.to_local();
+  if (is_partial(target)) {  // whose parts may be others
+    const Placements whole(target.size());
+    require_equal(after.redistribute(whole).to_local().detach(),
+                  DTensor::from_local(of_rank(test, "expected", group), mesh, target, {after.size()})
+                      .redistribute(whole)
+                      .to_local(),
+                  "the whole");
+  } else {
+    require_equal(local.detach(), of_rank(test, "expected", group), "local tensor");
+  }
+  if (!test.has("gradient")) return;
+  (local * of_rank(test, "weight", group)).sum().backward();
+  require_equal(leaf.grad(), of_rank(test, "gradient", group), "gradient");
+}
+
+void chunks(const Case& test, const DeviceMesh& mesh) {
+  const MeshLayout layout(test.get<Sizes>("size"), mesh.shape(), placements_of(test, "source"));
+  const json expected = test.content().at("expected")[static_cast<std::size_t>(mesh.group().rank())];
+  const LocalShape local = layout.local_shape(*mesh.coordinate());
+  require(expected.size() == 1, "{} chunks", expected.size());
+  require(expected[0][1].get<Sizes>() == local.sizes, "sizes {}", shape_to_string(local.sizes));
+  const bool is_empty = volume(Box::full(local.sizes)) == 0;  // whose offsets PyTorch 2.6 has otherwise
+  require(is_empty || expected[0][0].get<Sizes>() == local.offsets, "offsets {}", shape_to_string(local.offsets));
+  const std::vector<LocalBox> boxes = layout.local_boxes(*mesh.coordinate());
+  require(boxes.size() == (is_empty ? 0u : 1u), "{} boxes", boxes.size());
+  if (!is_empty) require(boxes[0].box == Box(local.offsets, local.sizes), "box {}", to_string(boxes[0].box));
+}
+
+DTensor result_of(const std::string& name, const std::vector<DTensor>& inputs) {
+  if (name == "linear") return dtensor::linear(inputs[0], inputs[1], inputs[2]);
+  if (name == "matmul") return dtensor::matmul(inputs[0], inputs[1]);
+  if (name == "add") return inputs[0] + inputs[1];
+  if (name == "mul") return inputs[0] * inputs[1];
+  if (name == "relu") return dtensor::relu(inputs[0]);
+  if (name == "softmax") return dtensor::softmax(inputs[0], -1);
+  if (name == "layer_norm") return dtensor::layer_norm(inputs[0], {4}, inputs[1], inputs[2]);
+  if (name == "sum") return dtensor::sum(inputs[0], {0});
+  if (name == "mean") return dtensor::mean(inputs[0]);
+  fail(ErrorCode::unsupported, "no op {}", name);
+}
+
+void op(const Case& test, const DeviceMesh& mesh) {
+  std::vector<DTensor> inputs;
+  for (std::size_t i = 0; i < test.content().at("inputs").size(); ++i) {
+    const std::vector<at::Tensor> locals = test.to_tensors(test.content().at("inputs")[i]);
+    const at::Tensor leaf = locals[static_cast<std::size_t>(mesh.group().rank())].clone().requires_grad_();
+    inputs.push_back(DTensor::from_local(leaf, mesh, placements_of(test.content().at("placements")[i]),
+                                         {test.content().at("sizes")[i].get<Sizes>()}));
+  }
+  const at::Tensor found = result_of(test.get<std::string>("name"), inputs).full_tensor();
+  require_close(found.detach(), test.tensor("expected"), "result");
+  (found * test.tensor("weight")).sum().backward();
+  const std::vector<at::Tensor> gradients = test.tensors("gradients");
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    require_close(inputs[i].grad()->full_tensor(), gradients[i], fmt::format("gradient of input {}", i));
+  }
+}
+
+void load_under_all(const Case& test, const DeviceMesh& mesh, const std::string& path) {
+  const Placements choices = {Placement::replicate(), Placement::shard(0), Placement::shard(1)};
+  for (const Placements& placements : cross(choices, mesh.shape().size())) {
+    StateDict state;
+    std::map<std::string, DTensor> tensors;
+    for (const auto& [name, described] : test.content().at("tensors").items()) {
+      const at::Tensor whole = test.to_tensor(described[1]);
+      const MeshLayout layout(whole.sizes().vec(), mesh.shape(), placements);
+      const at::Tensor local = at::zeros(layout.local_shape(*mesh.coordinate()).sizes, whole.options());
+      state[name] = tensors.emplace(name, DTensor(mesh, layout, local)).first->second;
+    }
+    load(state, path, mesh.group());
+    for (const auto& [name, tensor] : tensors) {
+      const at::Tensor whole = test.to_tensor(test.content().at("tensors").at(name)[1]);
+      require_equal(tensor.to_local(), part_of(whole, tensor.layout(), *mesh.coordinate()),
+                    fmt::format("{} as {}", name, to_string(placements)));
+    }
+  }
+}
+
+// As PyTorch had them, on the same mesh.
+void resave(const Case& test, const DeviceMesh& mesh, const std::string& path) {
+  StateDict state;
+  for (const auto& [name, described] : test.content().at("tensors").items()) {
+    const at::Tensor whole = test.to_tensor(described[1]);
+    const MeshLayout layout(whole.sizes().vec(), mesh.shape(), placements_of(described[0]));
+    state[name] = DTensor(mesh, layout, part_of(whole, layout, *mesh.coordinate()));
+  }
+  save(state, path, mesh.group());
+}
+
+void check(const Case& test, const std::string& path) {
+  const auto shape = test.get<Sizes>("mesh");
+  const auto what = test.get<std::string>("op");
+  run_local(static_cast<int>(mesh_size(shape)), [&](const ProcessGroup& group) {
+    const DeviceMesh mesh(group, shape);
+    if (what == "redistribute") return redistribute(test, mesh);
+    if (what == "chunks") return chunks(test, mesh);
+    if (what == "op") return op(test, mesh);
+    require(what == "checkpoint", "no such case: {}", what);
+    load_under_all(test, mesh, path + ".checkpoint");
+    resave(test, mesh, path + ".resaved");
+  });
+  if (what != "checkpoint") return;
+  for (const Sizes& other : {Sizes{1}, Sizes{2}, Sizes{3, 2}}) {
+    run_local(static_cast<int>(mesh_size(other)),
+              [&](const ProcessGroup& group) { load_under_all(test, DeviceMesh(group, other), path + ".checkpoint"); });
+  }
+}
+
+std::string row_of(const Case& test) { return "dtensor " + test.get<std::string>("op"); }
+
+std::string name_of(const Case& test) {
+  std::string name = "on mesh " + shape_to_string(test.get<Sizes>("mesh"));
+  for (const char* key : {"name", "source", "target", "placements"}) {
+    if (test.has(key)) name += " " + test.content().at(key).dump();
+  }
+  return name;
+}
+
+}  // namespace
+}  // namespace tessera
+
+int main(int argc, char** argv) {
+  return tessera::interop::answer_all(argc, argv, tessera::check, tessera::row_of, tessera::name_of);
+}

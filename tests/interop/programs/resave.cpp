@@ -1,0 +1,87 @@
+// Loads a checkpoint with ranks as threads, every tensor cut in one dimension, and saves it again: through the library
+// what the command does by itself.
+//
+//   resave SOURCE DESTINATION RANKS DIM dcp|safetensors
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tessera/base/error.h"
+#include "tessera/checkpoint/checkpoint.h"
+#include "tessera/comm/local_ranks.h"
+#include "tessera/format/dcp_metadata.h"
+#include "tessera/layout/sharding_spec.h"
+#include "tessera/state/load.h"
+#include "tessera/state/save.h"
+#include "tessera/state/traverse.h"
+#include "tessera/tensor/torch_types.h"
+
+namespace {
+
+using namespace tessera;
+
+Value empty_tensor(const checkpoint::TensorInfo& info, std::int64_t dim, const ProcessGroup& group) {
+  const at::ScalarType dtype = to_scalar_type(info.dtype);
+  if (info.shape.empty()) return at::zeros({}, at::TensorOptions().dtype(dtype));
+  std::vector<RemoteDevice> placements;
+  for (int rank = 0; rank < group.size(); ++rank) placements.emplace_back(rank, Device{});
+  const auto last = static_cast<std::int64_t>(info.shape.size()) - 1;
+  ShardedTensorOptions options;
+  options.dtype = dtype;
+  return ShardedTensor::empty(std::make_shared<ChunkShardingSpec>(std::min(dim, last), placements), info.shape, group,
+                              options);
+}
+
+void resave(const std::filesystem::path& source, const std::filesystem::path& destination, std::int64_t dim,
+            checkpoint::SaveFormat format, const ProcessGroup& group) {
+  StateDict state;
+  LoadOptions load_options;
+  SaveOptions save_options;
+  save_options.format = format;
+  {
+    const auto opened = checkpoint::Checkpoint::open(source);
+    load_options.flatten_state_dict = save_options.flatten_state_dict = opened->dcp_metadata()->paths.has_value();
+    struct Named {
+      std::size_t position;
+      Path path;
+      Value value;
+    };
+    std::vector<Named> all;
+    for (const checkpoint::TensorInfo& info : opened->tensors()) {
+      all.push_back({info.position, info.path.empty() ? Path{info.name} : info.path, empty_tensor(info, dim, group)});
+    }
+    for (const checkpoint::ObjectInfo& info : opened->objects()) {
+      all.push_back({info.position, info.path.empty() ? Path{info.name} : info.path, Value()});
+    }
+    std::sort(all.begin(), all.end(), [](const Named& a, const Named& b) { return a.position < b.position; });
+    for (Named& one : all) set_element(state, one.path, std::move(one.value));
+  }
+  load(state, source, group, load_options);
+  save(state, destination, group, save_options);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::string format = argc == 6 ? argv[5] : "";
+  if (format != "dcp" && format != "safetensors") {
+    fmt::print(stderr, "usage: resave SOURCE DESTINATION RANKS DIM dcp|safetensors\n");
+    return 2;
+  }
+  try {
+    const auto to = format == "dcp" ? checkpoint::SaveFormat::dcp : checkpoint::SaveFormat::safetensors_shards;
+    run_local(std::atoi(argv[3]),
+              [&](const ProcessGroup& group) { resave(argv[1], argv[2], std::atoll(argv[4]), to, group); });
+  } catch (const Error& error) {
+    fmt::print(stderr, "resave: {}: {}\n", error_code_name(error.code()), error.what());
+    return 3;
+  }
+  return 0;
+}

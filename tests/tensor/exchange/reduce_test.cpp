@@ -1,0 +1,91 @@
+// Both ways of a reduction do the same.
+
+#include "tensor/exchange/reduce.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "support/rank_processes.h"
+#include "tensor/mesh_support.h"
+#include "tessera/comm/internal/peer_memory.h"
+#include "tessera/comm/local_ranks.h"
+
+namespace tessera {
+namespace {
+
+using testing::indexed;
+using testing::Sizes;
+
+const Sizes kShapes[] = {{1}, {7}, {5, 3}, {4, 6, 5}};
+const Sizes kLarge[] = {{300, 131}, {2, 300000}, {3, 2, 50000}};  // of many pieces
+
+// What a rank brings: such that sums and products don't round.
+at::Tensor local_of(const Sizes& shape, at::ScalarType type, int rank) {
+  return indexed(shape).mul(3 + rank).remainder(rank + 5).sub(2).to(type);
+}
+
+at::Tensor expected_of(const Sizes& shape, at::ScalarType type, int ranks, ReduceOp op) {
+  at::Tensor result = local_of(shape, type, 0);
+  for (int rank = 1; rank < ranks; ++rank) {
+    const at::Tensor other = local_of(shape, type, rank);
+    if (op == ReduceOp::sum || op == ReduceOp::average) result = result + other;
+    if (op == ReduceOp::product) result = result * other;
+    if (op == ReduceOp::min) result = at::minimum(result, other);
+    if (op == ReduceOp::max) result = at::maximum(result, other);
+  }
+  return op == ReduceOp::average ? result / ranks : result;
+}
+
+void compare(const ProcessGroup& group, const Sizes& shape, at::ScalarType type, ReduceOp op) {
+  const bool reads = comm::PeerMemory::is_available(group);  // where the kernel lets it, which peer_memory_test checks
+  const at::Tensor local = local_of(shape, type, group.rank()), before = local.clone();
+  const at::Tensor expected = expected_of(shape, type, group.size(), op);
+  const auto check = [&](const at::Tensor& found, const at::Tensor& wanted, const char* what) {
+    EXPECT_EQ(found.scalar_type(), type);
+    EXPECT_TRUE(found.sizes() == wanted.sizes() && at::allclose(found, wanted, 1e-6, 0))
+        << what << " of " << local.sizes() << " on " << group.size();
+  };
+  check(all_reduced_by_collective(group, local, op), expected, "all-reduce by collective");
+  if (reads) check(all_reduced_by_peer_memory(group, local, op), expected, "all-reduce by peer memory");
+  check(all_reduced(group, local, op), expected, "all-reduce");
+  for (std::int64_t dim = 0; dim < local.dim(); ++dim) {
+    const std::int64_t length = local.size(dim), rows = (length + group.size() - 1) / group.size();
+    const std::int64_t begin = std::min(group.rank() * rows, length);
+    const at::Tensor part = expected.narrow(dim, begin, std::min(begin + rows, length) - begin);
+    check(reduce_scattered_by_collective(group, local, op, dim), part, "reduce-scatter by collective");
+    if (reads) check(reduce_scattered_by_peer_memory(group, local, op, dim), part, "reduce-scatter by peer memory");
+    check(reduce_scattered(group, local, op, dim), part, "reduce-scatter");
+  }
+  EXPECT_TRUE(at::equal(local, before));
+}
+
+void compare_all(const ProcessGroup& group) {
+  for (const Sizes& shape : kShapes) {
+    for (const at::ScalarType type : {at::kFloat, at::kDouble, at::kLong, at::kInt}) {
+      for (const ReduceOp op : {ReduceOp::sum, ReduceOp::average, ReduceOp::product, ReduceOp::min, ReduceOp::max}) {
+        if (op != ReduceOp::average || at::isFloatingType(type)) compare(group, shape, type, op);
+      }
+    }
+  }
+  for (const Sizes& shape : kLarge) compare(group, shape, at::kFloat, ReduceOp::average);
+}
+
+class ReduceWorlds : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(, ReduceWorlds, ::testing::Values(2, 3, 5), ::testing::PrintToStringParamName());
+
+TEST_P(ReduceWorlds, InProcesses) { testing::expect_good_processes(GetParam(), testing::quick(), compare_all); }
+TEST_P(ReduceWorlds, InThreads) { run_local(GetParam(), compare_all); }
+
+TEST(ReduceTest, OtherTensorsGoByCollective) {
+  run_local(2, [](const ProcessGroup& group) {
+    const at::Tensor wide = at::ones({600, 900}).t();
+    EXPECT_TRUE(at::equal(all_reduced(group, wide, ReduceOp::sum), wide * 2));
+    EXPECT_TRUE(at::equal(reduce_scattered(group, wide, ReduceOp::sum, 0), at::full({450, 600}, 2.0)));
+    const at::Tensor bytes = at::ones({3000, 1000}, at::kByte);
+    EXPECT_TRUE(at::equal(all_reduced(group, bytes, ReduceOp::sum), bytes * 2));
+    EXPECT_EQ(all_reduced(group, at::zeros({0, 3}), ReduceOp::sum).sizes(), at::IntArrayRef({0, 3}));
+  });
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,152 @@
+// How elements get from rank to rank when a tensor is cut anew: in every way that there is, nothing but what changes
+// its rank, and from every spec to every other.
+
+#include "tensor/sharded/reshard.h"
+
+#include <gtest/gtest.h>
+
+#include "tensor/sharding_support.h"
+#include "tessera/comm/local_ranks.h"
+
+namespace tessera {
+namespace {
+
+using testing::chunk_spec;
+using testing::fill_with_indices;
+using testing::grid_spec;
+using testing::indexed;
+using testing::Sizes;
+using testing::SpecPtr;
+using testing::specs_of_every_kind;
+
+enum class Way : std::uint8_t { collective, many_rounds, peer_memory };
+
+ExchangeOptions options_of(Way way) {
+  ExchangeOptions options;
+  options.use_peer_memory = way == Way::peer_memory;
+  options.peer_sent_bytes = options.peer_run_bytes = 1;
+  if (way == Way::many_rounds) options.round_bytes = 24;
+  return options;
+}
+
+std::string name_of(Way way) {
+  return way == Way::collective ? "ByCollective" : way == Way::many_rounds ? "InManyRounds" : "ByPeerMemory";
+}
+
+// Whether shards hold their elements' indices.
+bool hold_indices(const std::vector<Shard>& shards, const at::Tensor& whole) {
+  return std::all_of(shards.begin(), shards.end(), [&](const Shard& shard) {
+    return shard.tensor.numel() == 0 || at::equal(shard.tensor, box_view(whole, shard.metadata.box()));
+  });
+}
+
+// Which rank has each element, looked up one by one.
+at::Tensor owners(const ShardedTensorMetadata& metadata) {
+  const at::Tensor owners = at::full(metadata.size, -1, at::kLong);
+  for (const ShardMetadata& shard : metadata.shards_metadata) {
+    if (!is_empty(shard.box())) box_view(owners, shard.box()).fill_(*shard.placement->rank());
+  }
+  return owners;
+}
+
+// By the rank that had it, the bytes that `rank` hasn't before and has after.
+std::vector<std::int64_t> bytes_that_come(const ShardedTensorMetadata& before, const ShardedTensorMetadata& after,
+                                          int rank, int world, std::int64_t element_bytes) {
+  const at::Tensor had = owners(before).view({-1}), has = owners(after).view({-1});
+  std::vector<std::int64_t> bytes(static_cast<std::size_t>(world), 0);
+  for (std::int64_t i = 0; i < had.numel(); ++i) {
+    const auto source = had.data_ptr<std::int64_t>()[i];
+    if (has.data_ptr<std::int64_t>()[i] == rank && source != rank) {
+      bytes[static_cast<std::size_t>(source)] += element_bytes;
+    }
+  }
+  return bytes;
+}
+
+class ReshardWayTest : public ::testing::TestWithParam<std::tuple<int, Way>> {
+ protected:
+  int world() const { return std::get<0>(GetParam()); }
+  ExchangeOptions options() const { return options_of(std::get<1>(GetParam())); }
+};
+INSTANTIATE_TEST_SUITE_P(Worlds, ReshardWayTest,
+                         ::testing::Combine(::testing::Values(1, 2, 3, 4, 8),
+                                            ::testing::Values(Way::collective, Way::many_rounds, Way::peer_memory)),
+                         [](const auto& test) {
+                           return name_of(std::get<1>(test.param)) + std::to_string(std::get<0>(test.param));
+                         });
+
+TEST_P(ReshardWayTest, EverySpecToEverySpecMovesWhatChangesItsRankAndNothingElse) {
+  run_local(world(), [&](const ProcessGroup& group) {
+    for (const Sizes& size : {Sizes{7}, Sizes{5, 3}, Sizes{3, 2, 5}}) {
+      const at::Tensor whole = indexed(size);
+      const std::vector<SpecPtr> specs = specs_of_every_kind(size, world());
+      for (const SpecPtr& from : specs) {
+        ShardedTensorOptions of_longs;
+        of_longs.dtype = at::kLong;
+        const ShardedTensor tensor = ShardedTensor::empty(from, size, group, of_longs);
+        fill_with_indices(tensor);
+        for (const SpecPtr& to : specs) {
+          const ShardedTensorMetadata target = to->build_metadata(size, tensor.metadata().tensor_properties);
+          const Resharded resharded = reshard(tensor, target, options());
+          ASSERT_TRUE(hold_indices(resharded.shards, whole)) << from->to_string() << "\nto " << to->to_string();
+          ASSERT_EQ(resharded.received_bytes,
+                    bytes_that_come(tensor.metadata(), target, group.rank(), world(), sizeof(std::int64_t)))
+              << from->to_string() << "\nto " << to->to_string();
+        }
+      }
+    }
+  });
+}
+
+TEST_P(ReshardWayTest, EveryDtype) {
+  run_local(world(), [&](const ProcessGroup& group) {
+    const Sizes size = {5, 4};
+    for (const at::ScalarType dtype :
+         {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kByte, at::kChar, at::kShort, at::kInt, at::kLong,
+          at::kBool, at::kComplexFloat, at::kComplexDouble}) {
+      ShardedTensorOptions of_dtype;
+      of_dtype.dtype = dtype;
+      const ShardedTensor tensor =
+          ShardedTensor::empty(chunk_spec(0, testing::permuted_ranks(world())), size, group, of_dtype);
+      fill_with_indices(tensor);
+      const SpecPtr to = grid_spec(size, {2, 2}, testing::ranks_of(world()));
+      const Resharded resharded =
+          reshard(tensor, to->build_metadata(size, tensor.metadata().tensor_properties), options());
+      EXPECT_TRUE(hold_indices(resharded.shards, indexed(size, dtype))) << dtype;
+    }
+  });
+}
+
+// Large enough for huge pages, for lists of stretches longer than a system call takes, and for several rounds.
+TEST_P(ReshardWayTest, ALargeTensorThereAndBack) {
+  run_local(world(), [&](const ProcessGroup& group) {
+    const Sizes size = {3001, 1499};
+    const at::Tensor whole = indexed(size, at::kInt);
+    ShardedTensorOptions of_ints;
+    of_ints.dtype = at::kInt;
+    ExchangeOptions how = options();
+    how.round_bytes = std::max(how.round_bytes / 16, std::int64_t{64} << 10);
+    const std::vector<int> ranks = testing::ranks_of(world());
+    const std::vector<SpecPtr> specs = {chunk_spec(0, ranks), chunk_spec(1, ranks), grid_spec(size, {700, 900}, ranks)};
+    for (const SpecPtr& from : specs) {
+      const ShardedTensor tensor = ShardedTensor::empty(from, size, group, of_ints);
+      fill_with_indices(tensor);
+      for (const SpecPtr& to : specs) {
+        const ShardedTensorMetadata target = to->build_metadata(size, tensor.metadata().tensor_properties);
+        const Resharded resharded = reshard(tensor, target, how);
+        ASSERT_TRUE(hold_indices(resharded.shards, whole)) << from->to_string() << "\nto " << to->to_string();
+      }
+    }
+  });
+}
+
+TEST(ReshardShardsTest, AConjugateViewIsReadAsWhatItIs) {
+  const at::Tensor numbers = at::randn({4, 2}, at::kComplexFloat);
+  const ShardedTensor tensor = ShardedTensor::from_local_tensor(numbers.conj(), chunk_spec(0, {0}), {4, 2});
+  const ShardedTensorMetadata target =
+      grid_spec({4, 2}, {2, 2}, {0})->build_metadata(Sizes{4, 2}, tensor.metadata().tensor_properties);
+  EXPECT_TRUE(hold_indices(reshard(tensor, target, {}).shards, numbers.conj().resolve_conj()));
+}
+
+}  // namespace
+}  // namespace tessera
