@@ -3,7 +3,7 @@
 //    "dtypes": [[name, bytes per element]], "files": [[name, bytes or null, rank or null]],
 //    "tensors": [[name, dtype, [shape], [offsets..., sizes..., file or -1, byte of the stored item] for each chunk]],
 //    "objects": [[name, type, repr]]}
-// where `dtype` and `file` are indices. Every `<` in it is written as \u003c, so that no name can end the element.
+// where `dtype` and `file` are indices. Every `<` is written as \u003c, so that no name can end the script element.
 
 #include "tessera/checkpoint/mosaic.h"
 
@@ -13,10 +13,11 @@
 #include <algorithm>
 #include <charconv>
 #include <iterator>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <vector>
 
-#include "checkpoint/mosaic/page.h"
+#include "checkpoint/mosaic/assets.h"
 #include "tessera/base/error.h"
 #include "tessera/format/python_value.h"
 
@@ -53,7 +54,7 @@ std::string html_text(std::string_view text) {
   return safe;
 }
 
-// The number at the beginning of `text`, which is cut off from it.
+// Removes the number at the beginning of `text` and returns it.
 std::optional<std::int64_t> take_number(std::string_view& text) {
   std::int64_t number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
@@ -62,12 +63,25 @@ std::optional<std::int64_t> take_number(std::string_view& text) {
   return number;
 }
 
-// The last part of the path as given; of "." or "x/" that of what it stands for.
+// Returns the last part of the path, made absolute so that "." and "x/" have one.
 std::string name_of(const Checkpoint& checkpoint) {
   std::error_code error;
   std::filesystem::path path = std::filesystem::absolute(checkpoint.path(), error).lexically_normal();
   if (path.filename().empty()) path = path.parent_path();
   return path.filename().string();
+}
+
+// Returns `page` with each "{{key}}" replaced by its value. Values are not searched for placeholders.
+std::string fill(std::string_view page, const std::map<std::string_view, std::string_view>& values) {
+  std::string filled;
+  while (true) {
+    const std::size_t begin = page.find("{{");
+    filled += page.substr(0, begin);
+    if (begin == std::string_view::npos) return filled;
+    const std::size_t end = page.find("}}", begin);
+    filled += values.at(page.substr(begin + 2, end - begin - 2));
+    page.remove_prefix(end + 2);
+  }
 }
 
 class PageData {
@@ -169,25 +183,15 @@ std::optional<std::int64_t> rank_of_file(std::string_view file_name) {
 
 std::string mosaic_html(const Checkpoint& checkpoint) {
   const std::string name = html_text(name_of(checkpoint));
-  std::string page(kMosaicBegin);
-  page += fmt::format(
-      "<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
-      "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
-      "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
-      "script-src 'unsafe-inline'; img-src data:\">\n"
-      "<link rel=\"icon\" href=\"data:,\">\n<title>{} - tessera</title>\n<style>\n{}</style>\n</head>\n<body>\n",
-      name, mosaic::kStyle);
-  page += fmt::format("<noscript><p>{}: {} tensors, {} of elements, {} objects, {} files. ", name,
-                      checkpoint.tensors().size(), format_bytes(checkpoint.tensor_bytes()), checkpoint.objects().size(),
-                      checkpoint.files().size());
-  page += "The pictures need JavaScript; it runs here alone and reaches no network.</p></noscript>\n";
-  page += mosaic::kBody;
-  page += "<script type=\"application/json\" id=\"data\">\n";
-  page += PageData(checkpoint).text();
-  page += "\n</script>\n<script>\n'use strict';\n";
-  for (const std::string_view part : {mosaic::kModel, mosaic::kDrawing, mosaic::kBrowser}) page += part;
-  page += "</script>\n</body>\n</html>\n";
-  return page;
+  const std::string summary =
+      fmt::format("{}: {} tensors, {} of elements, {} objects, {} files.", name, checkpoint.tensors().size(),
+                  format_bytes(checkpoint.tensor_bytes()), checkpoint.objects().size(), checkpoint.files().size());
+  const PageData data(checkpoint);
+  std::string script;
+  for (const std::string_view part : {mosaic::kModel, mosaic::kDrawing, mosaic::kBrowser}) script += part;
+  return fill(
+      mosaic::kPage,
+      {{"name", name}, {"style", mosaic::kStyle}, {"summary", summary}, {"data", data.text()}, {"script", script}});
 }
 
 }  // namespace tessera::checkpoint

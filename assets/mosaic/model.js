@@ -1,8 +1,4 @@
-#include "checkpoint/mosaic/page.h"
-
-namespace tessera::checkpoint::mosaic {
-
-const std::string_view kModel = R"js(// The data, and pure functions on it.
+// The data and pure functions on it.
 const data = JSON.parse(document.getElementById('data').textContent);
 const files = data.files.map(([name, bytes, rank]) => ({ name, bytes, rank }));
 const product = (sizes) => sizes.reduce((a, b) => a * b, 1);
@@ -29,16 +25,16 @@ class Tensor {
       file: this.file(i), at: this.numbers[at + this.stride - 1],
     };
   }
-  // "4 x [2, 16]": how the boxes' sizes repeat.
+  // Describes the sizes of the boxes: "4 × [2, 16]".
   sharding() {
     const groups = new Map();
     for (let i = 0; i < this.count && groups.size < 4; ++i) {
       const sizes = `[${this.box(i).sizes.join(', ')}]`;
       groups.set(sizes, (groups.get(sizes) || 0) + 1);
     }
-    if (this.count === 1 && groups.has(`[${this.shape.join(', ')}]`)) return 'whole';
+    if (this.count === 1 && groups.has(`[${this.shape.join(', ')}]`)) return 'unsharded';
     if (groups.size > 2) return `${this.count} boxes`;
-    return [...groups].map(([sizes, n]) => `${n} × ${sizes}`).join(' + ') || 'no box';
+    return [...groups].map(([sizes, n]) => `${n} × ${sizes}`).join(' + ') || 'no boxes';
   }
 }
 const tensors = data.tensors.map((row, index) => new Tensor(row, index));
@@ -51,16 +47,16 @@ function byteText(n) {
   do { n /= 1024; ++unit; } while (n >= 1023.95 && unit < 5);
   return `${n.toFixed(1)} ${units[unit]}`;
 }
-// At most `limit` of the items, spread evenly: one of each stretch, at `place` (from 0 to 1) in it.
+// Returns at most `limit` of the items, spread evenly: one from each stretch, at `place` (from 0 to 1) within it.
 const evenly = (items, limit, place) => items.length <= limit ? items
   : Array.from({ length: limit }, (_, i) => items[Math.min(Math.floor((i + place) * items.length / limit), items.length - 1)]);
 const counted = (n, noun) => `${thousands(n)} ${noun}${n === 1 ? '' : noun.endsWith('x') ? 'es' : 's'}`;
 
-// Colours. A mode says which key a box has; keys are small whole numbers in the order of `labels`.
+// Colours. A mode gives each box a key, which is an index into the mode's `labels`, or -1.
 const palette = ['#4479ad', '#c9663f', '#d8ab45', '#7e9150', '#8a5578', '#429a8e', '#d8938a', '#76838f',
   '#a34a38', '#87b6d6', '#c3ad7e', '#527f5e', '#9587c6', '#e0904f', '#9dc4a4', '#6069a8'];
 const neutral = '#8d887e';
-// Beyond the palette the hue says where in the order a key stands; neighbours differ in lightness.
+// With more keys than the palette has, the hue follows the order of the keys, and neighbours differ in lightness.
 const colour = (key, of) => key < 0 ? neutral : of <= palette.length ? palette[key]
   : `hsl(${((208 + 310 * key / of) % 360).toFixed(1)} 44% ${[55, 47, 62][key % 3]}%)`;
 const ranks = [...new Set(files.map((file) => file.rank).filter((rank) => rank !== null))].sort((a, b) => a - b);
@@ -75,7 +71,7 @@ let mode = modes.find((one) => one.labels.length > 1) || modes[1];
 const keyOf = (t, i) => mode.key(t, t.file(i));
 const keyColour = (key) => colour(key, mode.labels.length);
 
-// Bytes by key of a tensor or a module, in the order of the keys.
+// Returns the bytes of a tensor or a module by key, in the order of the keys.
 function sumsOf(what) {
   if (what.sums && what.sums.mode === mode) return what.sums.list;
   const sums = new Map();
@@ -90,7 +86,7 @@ function sumsOf(what) {
   return list;
 }
 
-// The tensors as a tree of modules, by the dots of their names.
+// The tensors as a tree of modules: names are split at dots.
 const order = new Intl.Collator('en', { numeric: true }).compare;
 const byName = (a, b) => order(a.name, b.name);
 const deepest = 32;
@@ -118,8 +114,8 @@ function tensorsWithin(node, into = []) {
   return into;
 }
 
-// The tree cut into at most `limit` tensors and modules: the largest module is opened as long as there is room.
-function cutTree(limit) {
+// Splits the tree into at most `limit` tensors and modules: expands the largest module as long as there is room.
+function splitTree(limit) {
   const closed = [tree], parts = [];
   while (closed.length > 0) {
     const node = closed.splice(closed.reduce((most, part, i) => part.bytes > closed[most].bytes ? i : most, 0), 1)[0];
@@ -133,34 +129,34 @@ function cutTree(limit) {
   return parts.filter((part) => part.bytes > 0).sort((a, b) => b.bytes - a.bytes);
 }
 
-// How a tensor becomes a flat picture; docs/mosaic.md. An axis of the picture shows dimensions that are cut (in which
-// some box is not as long as the tensor), the one within the other; other dimensions only lengthen an axis.
+// Projects a tensor onto two axes; see docs/mosaic.md. The axes show the sharded dimensions (in which some box is shorter
+// than the tensor), nested if there are several on one axis. Other dimensions only lengthen an axis.
 function projection(t) {
   if (t.flat) return t.flat;
   const { rank, shape, numbers, stride } = t;
-  const cut = [];
+  const sharded = [];
   for (let d = 0; d < rank; ++d) {
     for (let i = 0; i < t.count; ++i) {
-      if (numbers[i * stride + rank + d] !== shape[d]) { cut.push(d); break; }
+      if (numbers[i * stride + rank + d] !== shape[d]) { sharded.push(d); break; }
     }
   }
   let down = [], across = [], split = 1;
   if (rank === 2) {
     down = [0]; across = [1];
-  } else if (cut.length === 1) {
-    split = Math.max(cut[0], 1);
-    (cut[0] === 0 && rank > 1 ? down : across).push(cut[0]);
-  } else if (cut.length > 1) {
-    split = cut[1];
-    cut.forEach((d, i) => (i % 2 === 0 ? down : across).push(d));
+  } else if (sharded.length === 1) {
+    split = Math.max(sharded[0], 1);
+    (sharded[0] === 0 && rank > 1 ? down : across).push(sharded[0]);
+  } else if (sharded.length > 1) {
+    split = sharded[1];
+    sharded.forEach((d, i) => (i % 2 === 0 ? down : across).push(d));
   }
   if (rank < 2) split = 0;
   const axis = (dims, i) => {
     let start = 0, length = 1;
     for (const d of dims) {
-      const whole = shape[d] || 1;
-      start += length * numbers[i * stride + d] / whole;
-      length *= numbers[i * stride + rank + d] / whole;
+      const size = shape[d] || 1;
+      start += length * numbers[i * stride + d] / size;
+      length *= numbers[i * stride + rank + d] / size;
     }
     return [start, length];
   };
@@ -173,7 +169,7 @@ function projection(t) {
   };
 }
 
-// A picture's size in pixels: true proportions, within limits; tensors of more elements get more room.
+// Returns a picture's size in pixels: the tensor's proportions, within limits. Tensors with more elements get more room.
 const mostElements = tensors.reduce((most, t) => Math.max(most, product(t.shape)), 1);
 function pictureSize(t, room) {
   const { width, height } = projection(t);
@@ -186,7 +182,8 @@ function pictureSize(t, room) {
   return [Math.max(long, 12), Math.max(long / ratio, 12)];
 }
 
-// Squarified treemap (Bruls, Huizing, van Wijk): `items` by falling weight, each gets {x, y, w, h} within the area.
+// Squarified treemap (Bruls, Huizing, van Wijk). `items` are sorted by decreasing weight; each gets {x, y, w, h} in the
+// area.
 function treemap(items, area) {
   const placed = [];
   let { x, y, w, h } = area;
@@ -216,6 +213,3 @@ function treemap(items, area) {
   }
   return placed;
 }
-)js";
-
-}  // namespace tessera::checkpoint::mosaic

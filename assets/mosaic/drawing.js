@@ -1,8 +1,4 @@
-#include "checkpoint/mosaic/page.h"
-
-namespace tessera::checkpoint::mosaic {
-
-const std::string_view kDrawing = R"js(// Drawing. Text from the data goes into the page as text and never as markup.
+// Drawing. Text from the data is added to the page as text and never as markup.
 const byId = (id) => document.getElementById(id);
 function element(tag, className, text) {
   const made = document.createElement(tag);
@@ -16,7 +12,7 @@ function svgElement(tag, attributes) {
   return made;
 }
 const px = (n) => Math.round(n * 100) / 100;
-// Tiles of one colour differ a little in tone, as stones do; which has which follows from where it is.
+// Tiles of one colour differ slightly in tone. The tone is a hash of the tile's position.
 const tone = (a, b) => 0.84 + 0.16 * ((Math.imul(a * 31 + b + 1, 2654435761) >>> 8) % 997) / 997;
 
 function drawTile(svg, x, y, w, h, key, seed, data) {
@@ -37,8 +33,9 @@ function drawBoxes(svg, t, x, y, w, h) {
   }
 }
 
-// Bands by share, for what is too large to be drawn box by box. Where even they would be too thin, some stand for all:
-// others in each picture (the golden section spreads them), so that the floor as a whole keeps every key's share.
+// Draws bands in proportion to each key's bytes, for a part with too many boxes to draw. If the bands would be too thin,
+// draws a sample of the keys. Each picture has a different sample (spread by the golden ratio), so that the full floor
+// keeps every key's share.
 function drawShares(svg, what, x, y, w, h, index, data) {
   const sums = evenly(sumsOf(what), Math.max(1, Math.floor(Math.max(w, h) / thinnestBand)), index * 0.618034 % 1);
   const all = sums.reduce((sum, [, bytes]) => sum + bytes, 0);
@@ -65,7 +62,7 @@ function drawPicture(frame, t) {
   const svg = svgElement('svg', { width: w, height: h, viewBox: `0 0 ${w} ${h}`, role: 'img', 'aria-label': describe(t) });
   let covered = 0;
   for (let i = 0; i < t.count; ++i) covered += t.boxBytes(i);
-  // What no box covers, or what has no element, shows as an empty bed.
+  // Elements without a box, and tensors without elements, show as an empty frame.
   if (t.bytes === 0 || covered < t.bytes) {
     svg.append(svgElement('rect', { class: 'empty', x: .5, y: .5, width: w - 1, height: h - 1, rx: 2 }));
   }
@@ -73,8 +70,8 @@ function drawPicture(frame, t) {
   frame.replaceChildren(svg);
 }
 
-// The floor: the whole state by bytes. A treemap of tensors, each paved with its boxes; where there are too many, of
-// modules. `floorParts` is what its tiles' data-p refers to.
+// The floor: the full state by bytes. A treemap of tensors, each tiled with its boxes, or of modules if there are too many
+// tensors. `floorParts` is indexed by the tiles' data-p.
 const areaOfPart = 140, thinnestBox = 2, thinnestBand = 4;
 let floorParts = [];
 function fitsBoxByBox(t, w, h) {
@@ -91,7 +88,7 @@ function drawFloor() {
   const floor = byId('floor');
   const width = Math.max(floor.clientWidth - 12, 100);
   const height = Math.round(Math.min(Math.max(width * 0.34, 240), 400));
-  floorParts = cutTree(Math.floor(width * height / areaOfPart));
+  floorParts = splitTree(Math.floor(width * height / areaOfPart));
   const items = floorParts.map((part, index) => ({ part, index, weight: part.bytes }));
   const svg = svgElement('svg', { height, viewBox: `0 0 ${width} ${height}`, role: 'img', 'aria-labelledby': 'floor-title' });
   let coarse = false;
@@ -106,12 +103,12 @@ function drawFloor() {
     }
   }
   floor.replaceChildren(svg);
-  byId('floor-note').textContent = items.length === 0 ? 'No tensor here holds an element.'
-    : `A tile is a box of a tensor: its area is its bytes, its colour the ${mode.name}${mode.name === 'dtype' ? '' : ' that holds it'}.` +
-      (coarse ? ' Where boxes would be too small to see, bands show the shares, some standing for all.' : '');
+  byId('floor-note').textContent = items.length === 0 ? 'No tensor has elements.'
+    : `Each tile is a box of a tensor. Area shows bytes, colour shows the ${mode.name}${mode.name === 'dtype' ? '' : ' that holds it'}.` +
+      (coarse ? ' Boxes that are too small to see are drawn as bands in proportion.' : '');
 }
 
-// Only the tiles of one key in full colour, the others faint; -2 for all.
+// The key whose tiles keep their full colour while others fade; -2 for all.
 let spotlit = -2;
 const spotlightStyle = document.head.appendChild(element('style'));
 function spotlight(key) {
@@ -145,7 +142,7 @@ function drawLegend() {
     legend.append(entry);
   }
   if (keys.length > legendEntries) {
-    legend.append(element('li', 'note', `and ${thousands(keys.length - legendEntries)} between them, coloured in order`));
+    legend.append(element('li', 'note', `and ${thousands(keys.length - legendEntries)} more in between`));
   }
 }
 
@@ -192,7 +189,7 @@ function drawAllBars() {
   })));
 }
 
-// What a box is, beside the pointer or beside the tile that the keyboard is on.
+// The tooltip of a box, next to the pointer or next to the tile that the keyboard selects.
 const tip = byId('tip');
 function showTip(title, facts, near) {
   const list = element('dl');
@@ -209,7 +206,7 @@ function showBoxTip(t, i, near) {
   const facts = [['offsets', `[${box.offsets.join(', ')}]`], ['sizes', `[${box.sizes.join(', ')}]`],
     ['bytes', `${byteText(t.boxBytes(i))} of ${byteText(t.bytes)}, ${data.dtypes[t.dtype][0]}`]];
   if (file && file.rank !== null) facts.push(['rank', String(file.rank)]);
-  facts.push(['file', file ? file.name : 'nowhere']);
+  facts.push(['file', file ? file.name : 'not recorded']);
   if (file) facts.push(['at byte', thousands(box.at)]);
   if (t.count > 1) facts.push(['box', `${thousands(i + 1)} of ${thousands(t.count)}`]);
   showTip(t.name, facts, near);
@@ -226,6 +223,3 @@ const showTileTip = (tile, near) => tile.dataset.t === undefined
   ? showPartTip(floorParts[tile.dataset.p], Number(tile.dataset.k), near)
   : showBoxTip(tensors[tile.dataset.t], Number(tile.dataset.c), near);
 const hideTip = () => { tip.hidden = true; };
-)js";
-
-}  // namespace tessera::checkpoint::mosaic

@@ -1,11 +1,7 @@
-#include "checkpoint/mosaic/page.h"
-
-namespace tessera::checkpoint::mosaic {
-
-const std::string_view kBrowser = R"js(// Browsing: the tree of modules, search, objects; and the start.
+// Browsing: the tree of modules, search and objects. Starts the page.
 const galleryTensors = 24, openTensors = 160, batch = 120;
 
-// Pictures are drawn when they come near the window, long lists made when their end does.
+// Pictures are drawn, and long lists extended, when they come near the window.
 const toDraw = new Map();
 const watcher = new IntersectionObserver((entries) => {
   for (const entry of entries) {
@@ -34,7 +30,7 @@ function card(t, name) {
   return figure;
 }
 
-// Appends make(item) for each item, a batch at a time.
+// Appends make(item) for each item, in batches.
 function appendInBatches(into, items, make, begin = 0) {
   for (const item of items.slice(begin, begin + batch)) into.append(make(item));
   if (begin + batch >= items.length) return;
@@ -49,7 +45,7 @@ function gallery(list, prefix) {
   return made;
 }
 
-// Bytes of a module by key, as a thin bar.
+// Returns a thin bar with the bytes of a module by key.
 function sharesBar(node) {
   const bar = element('span', 'shares');
   const sums = evenly(sumsOf(node), 48, 0.5), all = sums.reduce((sum, [, bytes]) => sum + bytes, 0);
@@ -62,7 +58,7 @@ function sharesBar(node) {
   return bar;
 }
 
-// `state.room`: how many more tensors may stand open at first; `state.open`: true or false to force.
+// `state.room`: number of tensors that may still be expanded initially; `state.open`: true or false to force.
 function contents(node, state) {
   const made = document.createDocumentFragment();
   if (node.count <= galleryTensors) {
@@ -167,7 +163,7 @@ function draw() {
   drawTensors();
 }
 
-// Pointer: any tile. Keyboard: a card, and the arrow keys through its boxes.
+// The pointer selects any tile. The keyboard selects a card, and the arrow keys its boxes.
 document.addEventListener('pointerover', (event) => {
   const tile = event.target.closest && event.target.closest('.tile');
   if (!tile) { hideTip(); return; }
@@ -219,6 +215,3 @@ drawHeader();
 drawAllBars();
 draw();
 drawObjects();
-)js";
-
-}  // namespace tessera::checkpoint::mosaic
