@@ -1,6 +1,6 @@
 /// \file
-/// Reads bytes as `.metadata`. Both ways to read must say the same; what can be read must be written, and the writing
-/// must say the same.
+/// Reads bytes as `.metadata`. Both readers must give the same result. If it can be read, it must be writable, and the
+/// written bytes must read the same.
 
 #include <cstdint>
 #include <cstdlib>

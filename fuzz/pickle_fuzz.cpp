@@ -1,6 +1,6 @@
 /// \file
-/// Reads bytes as a pickle and does with the tree what the command does: prints it, turns it into JSON, and into the
-/// lossless JSON and back, which must be equal; writes it again in both protocols, which must read as equal.
+/// Reads bytes as a pickle and uses the tree as the command does: prints it, converts it to JSON, and to the lossless
+/// JSON and back, which must be equal. Writes it again in both protocols; the result must read as equal.
 
 #include <cstdint>
 #include <cstdlib>
@@ -18,11 +18,12 @@ using namespace tessera;
 namespace pk = tessera::pickle;
 
 constexpr pk::ReadLimits kReadLimits{.depth = 100, .items = 20'000, .memo = 20'000, .memory_bytes = 16 << 20};
-// Calls of protocol 2 nest more opcodes than what they make.
+// Calls of protocol 2 nest deeper in opcodes than the values that they make.
 constexpr pk::ReadLimits kRereadLimits{.depth = 1000, .items = 2'000'000, .memo = 2'000'000, .memory_bytes = 256 << 20};
 constexpr pk::WalkLimits kWalkLimits{.depth = 200, .nodes = 100'000};
 
-// Whether `action` ended; false where it met a limit, or what can't be written. Any other error is a finding.
+// Returns whether `action` completed; false if it exceeded a limit or met a value that cannot be written. Any other
+// error is a finding.
 template <typename Action>
 bool done(const Action& action) {
   try {
@@ -62,7 +63,7 @@ void write_again(pk::NodeRef value, int protocol) {
   writer.stop();
   const pk::ReadResult again = pk::read(ByteView(written), "written", kRereadLimits);
   if (again.length_bytes != written.size()) std::abort();
-  // Protocol 2 reaches dotted names by calls of getattr, which stay calls.
+  // Protocol 2 reaches dotted names by calls of getattr, which remain calls.
   if (protocol == 2 && as_text(written).find("getattr") != std::string_view::npos) return;
   bool is_equal = true;
   done([&] { is_equal = pk::equal(again.tree.root(), value, kWalkLimits); });

@@ -1,6 +1,6 @@
 /// \file
-/// Runs every file of the given folders through a fuzz target once, in order of name: the corpus as a test.
-/// An input that crashes or throws ends the program, and the last line printed names it.
+/// Runs every file of the given folders through a fuzz target once, in order of name: the corpus as a test. An input
+/// that crashes or throws ends the program; the last line printed names it.
 
 #include <algorithm>
 #include <cstddef>
@@ -29,7 +29,7 @@ int replay(const std::vector<std::filesystem::path>& folders) {
   std::size_t count = 0;
   for (const auto& folder : folders) {
     for (const auto& file : files_in(folder)) {
-      std::cout << file.string() << std::endl;  // flushed, so that it is there when the next line crashes
+      std::cout << file.string() << std::endl;  // flushed, so that the name is printed if the next line crashes
       const tessera::Bytes bytes = tessera::read_file(file);
       LLVMFuzzerTestOneInput(bytes.data(), bytes.size());
       ++count;

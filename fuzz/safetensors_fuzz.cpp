@@ -1,5 +1,5 @@
 /// \file
-/// A safetensors file, an index, and sharding information: what is accepted is written and read back.
+/// Reads bytes as a safetensors file, an index, and sharding information. Accepted input is written and read again.
 
 #include <algorithm>
 #include <cstdint>

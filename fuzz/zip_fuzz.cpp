@@ -1,5 +1,6 @@
 /// \file
-/// A zip, and a torch.save archive in it: directory, pickle, and every tensor in the pickle with its storage.
+/// Reads bytes as a zip, and as a torch.save archive in it: directory, pickle, and every tensor in the pickle with its
+/// storage.
 
 #include <cstdint>
 #include <unordered_set>
@@ -16,7 +17,7 @@ using tessera::pickle::NodeRef;
 
 constexpr std::size_t kMaxNodes = 100'000;
 
-// What the checkpoint module computes from a tensor, which must not overflow and must stay inside of the storage.
+// Computes what the checkpoint module computes from a tensor. It must not overflow and must stay inside the storage.
 void use(const tessera::torch_archive::TensorRef& tensor, const tessera::zip::Entry& entry) {
   const std::int64_t size = tessera::dtype_size(tensor.dtype);
   std::int64_t last = 0, count = 1;
@@ -37,7 +38,7 @@ void visit(const tessera::torch_archive::Archive& archive, NodeRef value) {
   }
 }
 
-// Every node once, however they contain each other.
+// Visits every node once, even if nodes contain each other.
 void walk(const tessera::torch_archive::Archive& archive) {
   std::vector<NodeRef> waiting = {archive.tree.root()};
   std::unordered_set<std::uint64_t> seen;

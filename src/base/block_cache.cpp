@@ -14,17 +14,17 @@ namespace {
 
 struct Cache {
   std::mutex mutex;
-  std::deque<Block> blocks;  // the oldest first
+  std::deque<Block> blocks;  // oldest first
   std::size_t size_bytes = 0;
 };
 
-// Never destroyed: blocks are also given back while the program ends.
+// Never destroyed: blocks are also released while the program ends.
 Cache& cache() {
   static auto* const the_cache = new Cache;
   return *the_cache;
 }
 
-// Not much more than is wanted, or large blocks would be used up for small ones.
+// Limits the excess, so that small requests do not use up large blocks.
 bool fits(std::size_t block_bytes, std::size_t wanted_bytes) {
   return block_bytes >= wanted_bytes && block_bytes - wanted_bytes <= wanted_bytes / 4;
 }
@@ -35,7 +35,7 @@ Block take_block(std::size_t size_bytes) {
   {
     Cache& kept = cache();
     const std::lock_guard lock(kept.mutex);
-    // The newest: its pages are the least likely to have been taken.
+    // The newest block: the kernel is least likely to have taken its pages.
     const auto found = std::find_if(kept.blocks.rbegin(), kept.blocks.rend(),
                                     [&](const Block& block) { return fits(block.size_bytes, size_bytes); });
     if (found != kept.blocks.rend()) {

@@ -10,8 +10,8 @@
 namespace tessera {
 namespace {
 
-// Everything goes through float32: all types but float64 convert to it without loss, and PyTorch rounds float64 to it
-// too. Blocks of this many elements stay in the first cache.
+// All conversions go through float32: every type except float64 converts to it without loss, and PyTorch rounds float64
+// to it too. A block of this many elements stays in the L1 cache.
 constexpr std::int64_t kBlock = 2048;
 using Floats = std::array<float, kBlock>;
 
@@ -29,18 +29,18 @@ void store(std::uint8_t* p, std::int64_t i, T value) {
   std::memcpy(p + i * static_cast<std::int64_t>(sizeof(T)), &value, sizeof(T));
 }
 
-// What is beyond the largest number.
+// The result for values beyond the largest number.
 enum class Overflow { to_infinity, to_largest, to_nan };
 
 // A type of at most 16 bits: a sign, exponent bits, mantissa bits.
 struct Format {
   int exponent_bits, mantissa_bits, bias;
-  std::uint32_t largest;  // bits of the largest number; beyond it are infinity, if there is one, and NaN
+  std::uint32_t largest;  // bits of the largest number; infinity, if there is one, and NaN are above it
   Overflow overflow;
-  std::uint32_t nan;  // what a NaN becomes, but for the sign
+  std::uint32_t nan;  // the result for a NaN, without the sign
   bool nan_keeps_sign;
   bool has_negative_zero;
-  std::uint32_t nan_as_float;  // what a NaN with all bits set becomes where all NaN are alike
+  std::uint32_t nan_as_float;  // the float for a NaN with all bits set, in types where all NaN are equal
 };
 
 constexpr Format kFloat16 = {5, 10, 15, 0x7BFF, Overflow::to_infinity, 0x7E00, true, true, 0};
@@ -49,10 +49,10 @@ constexpr Format kE4M3FN = {4, 3, 7, 0x7E, Overflow::to_largest, 0x7F, true, tru
 constexpr Format kE4M3FNUZ = {4, 3, 8, 0x7F, Overflow::to_nan, 0x80, false, false, 0x7F800001u};
 constexpr Format kE5M2FNUZ = {5, 2, 16, 0x7F, Overflow::to_nan, 0x80, false, false, 0x7F800001u};
 
-// The bits of 2^exponent as a float.
+// Returns the bits of 2^exponent as a float.
 constexpr std::uint32_t power_of_two(int exponent) { return static_cast<std::uint32_t>(exponent + 127) << 23; }
 
-// No branches, so that loops over it are vectorized.
+// Without branches, so that the compiler can vectorize loops over it.
 template <Format F>
 constexpr std::uint32_t encode(float value) {
   constexpr int kDropped = 23 - F.mantissa_bits;
@@ -62,13 +62,13 @@ constexpr std::uint32_t encode(float value) {
   const std::uint32_t magnitude = bits & ~kSign;
   const std::uint32_t sign = (bits & kSign) >> kSignShift;
 
-  // Normal: another bias, and half of what is dropped is added, less one where the bit above is even.
+  // Normal: change the bias and add half of the dropped part, less one if the lowest kept bit is even.
   const std::uint32_t odd = (magnitude >> kDropped) & 1;
   const std::uint32_t rebias = static_cast<std::uint32_t>(127 - F.bias) << 23;
   const std::uint32_t normal = (magnitude - rebias + (1u << (kDropped - 1)) - 1 + odd) >> kDropped;
 
-  // Subnormal: added to a number whose last mantissa bit weighs as much as the type's smallest, the sum is rounded
-  // there.
+  // Subnormal: add a number whose last mantissa bit has the weight of the type's smallest number, so that the addition
+  // rounds there.
   constexpr std::uint32_t kMagic = power_of_two(1 - F.bias - F.mantissa_bits + 23);
   const float small = std::bit_cast<float>(magnitude < kSmallestNormal ? magnitude : 0) + std::bit_cast<float>(kMagic);
   const std::uint32_t subnormal = std::bit_cast<std::uint32_t>(small) - kMagic;
@@ -86,14 +86,14 @@ constexpr std::uint32_t encode(float value) {
   return drops_sign ? result : (result | sign);
 }
 
-// The bits of the float, so that a signaling NaN is never in a float register while the compiler computes.
+// Returns the bits of the float, so that a signaling NaN is never in a float register while the compiler evaluates it.
 template <Format F>
 constexpr std::uint32_t decode(std::uint32_t bits) {
   constexpr int kDropped = 23 - F.mantissa_bits;
   constexpr int kSignBit = F.exponent_bits + F.mantissa_bits;
   const std::uint32_t sign = (bits >> kSignBit) << 31;
   const std::uint32_t magnitude = bits & ((1u << kSignBit) - 1);
-  // The exponent is one too high below the normal numbers, where there is no leading one either: both are subtracted.
+  // Below the normal numbers the exponent is one too high and there is no leading one: subtract both.
   constexpr std::uint32_t kSmallestNormal = power_of_two(1 - F.bias);
   const std::uint32_t rebias = static_cast<std::uint32_t>(127 - F.bias) << 23;
   const std::uint32_t normal = (magnitude << kDropped) + rebias;
@@ -118,7 +118,7 @@ constexpr std::uint16_t encode_bfloat16(float value) {
   return static_cast<std::uint16_t>((bits & ~kSign) > kInfinity ? 0x7FC0 : rounded);
 }
 
-// All 256 values of an 8-bit type.
+// Decodes all 256 values of an 8-bit type.
 template <Format F>
 constexpr std::array<std::uint32_t, 256> decode_table() {
   std::array<std::uint32_t, 256> table{};
@@ -137,7 +137,7 @@ void encode_all(const float* values, std::uint8_t* destination, std::int64_t cou
   for (std::int64_t i = 0; i < count; ++i) store(destination, i, static_cast<Bits>(encode<F>(values[i])));
 }
 
-// As float32; `dtype` is one that `is_convertible`.
+// Converts to float32. `dtype` must be `is_convertible`.
 void to_floats(DType dtype, const std::uint8_t* source, float* out, std::int64_t count) {
   switch (dtype) {
     case DType::float64:
@@ -214,7 +214,10 @@ bool can_cast(DType from, DType to) { return from == to || (is_convertible(from)
 
 void cast(DType from, const std::uint8_t* source, DType to, std::uint8_t* destination, std::int64_t count) {
   if (!can_cast(from, to)) {
-    fail(ErrorCode::unsupported, "no conversion from {} to {}", dtype_name(from), dtype_name(to));
+    fail(ErrorCode::unsupported,
+         "cast {} to {}: unsupported, expected two of float64, float32, float16, bfloat16, float8_e4m3fn, float8_e5m2, "
+         "float8_e4m3fnuz, float8_e5m2fnuz",
+         dtype_name(from), dtype_name(to));
   }
   if (from == to) {
     if (count > 0) std::memcpy(destination, source, static_cast<std::size_t>(count * dtype_size(from)));

@@ -6,7 +6,7 @@ std::int64_t checked_numel(std::span<const std::int64_t> sizes, std::string_view
   std::int64_t product = 1;
   bool empty = false;
   for (const std::int64_t size : sizes) {
-    if (size < 0) fail(ErrorCode::corrupt, "{} has a negative size: {}", what, size);
+    if (size < 0) fail(ErrorCode::corrupt, "{} has a negative size: {}, expected 0 or more", what, size);
     if (size == 0) {
       empty = true;
     } else {

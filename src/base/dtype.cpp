@@ -105,7 +105,8 @@ std::optional<DType> find_dtype(std::string_view name) {
 
 DType dtype_from_name(std::string_view name) {
   const std::optional<DType> dtype = find_dtype(name);
-  if (!dtype) fail(ErrorCode::unsupported, "unknown dtype '{}'", printable(name));
+  if (!dtype)
+    fail(ErrorCode::unsupported, "unknown dtype '{}', expected one of PyTorch such as 'float32'", printable(name));
   return *dtype;
 }
 

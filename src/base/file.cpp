@@ -17,7 +17,7 @@
 namespace tessera {
 namespace {
 
-// More than this in one call only delays signals.
+// A larger transfer in one call would only delay signals.
 constexpr std::size_t kMaxTransferBytes = 64u << 20;
 
 [[noreturn]] void fail_system(const char* operation, const std::string& name, int error) {
@@ -44,8 +44,8 @@ int open_retrying(const std::string& name, int flags, mode_t mode) {
 
 void MemorySource::read_at(std::uint64_t offset_bytes, MutableByteView out) const {
   if (offset_bytes > bytes_.size() || out.size() > bytes_.size() - offset_bytes) {
-    fail(ErrorCode::corrupt, "read {} at byte {}: wanted {} bytes, it has {} in all", name_, offset_bytes, out.size(),
-         bytes_.size());
+    fail(ErrorCode::corrupt, "read {} at byte {}: expected {} bytes, the source has {} in total", name_, offset_bytes,
+         out.size(), bytes_.size());
   }
   if (!out.empty()) std::memcpy(out.data(), bytes_.data() + offset_bytes, out.size());
 }
@@ -92,7 +92,7 @@ void File::read_at(std::uint64_t offset_bytes, MutableByteView out) const {
       fail_system_at("read", name_, offset_bytes + done, errno);
     }
     if (got == 0) {
-      fail(ErrorCode::corrupt, "read {} at byte {}: the file ends at byte {}, {} more bytes expected",
+      fail(ErrorCode::corrupt, "read {} at byte {}: the file ends at byte {}, expected {} more bytes",
            printable(name_, 4096), offset_bytes + done, size_bytes(), out.size() - done);
     }
     done += static_cast<std::size_t>(got);
@@ -126,7 +126,7 @@ void File::preallocate(std::uint64_t size_bytes) {
     result = ::fallocate(descriptor_, 0, 0, static_cast<off_t>(size_bytes));
   } while (result != 0 && errno == EINTR);
   if (result == 0) return;
-  // Some file systems can't reserve; then a full disk shows when writing.
+  // On file systems that cannot reserve space, a full disk is detected when data is written.
   if (errno != EOPNOTSUPP && errno != ENOSYS && errno != EINVAL) {
     fail(ErrorCode::io, "reserve {} bytes for {}: {}", size_bytes, printable(name_, 4096), std::strerror(errno));
   }
@@ -136,10 +136,6 @@ void File::preallocate(std::uint64_t size_bytes) {
 void File::start_writeback(std::uint64_t offset_bytes, std::uint64_t length_bytes) noexcept {
   ::sync_file_range(descriptor_, static_cast<off64_t>(offset_bytes), static_cast<off64_t>(length_bytes),
                     SYNC_FILE_RANGE_WRITE);
-}
-
-void File::drop_cache(std::uint64_t offset_bytes, std::uint64_t length_bytes) const noexcept {
-  ::posix_fadvise(descriptor_, static_cast<off_t>(offset_bytes), static_cast<off_t>(length_bytes), POSIX_FADV_DONTNEED);
 }
 
 void File::sync() {
@@ -157,7 +153,7 @@ void File::close() {
 
 void require_size_within(const ByteSource& source, std::uint64_t limit_bytes) {
   if (source.size_bytes() > limit_bytes) {
-    fail(ErrorCode::corrupt, "read {}: it has {} bytes, at most {} expected", printable(source.name(), 4096),
+    fail(ErrorCode::corrupt, "read {}: found {} bytes, expected at most {}", printable(source.name(), 4096),
          source.size_bytes(), limit_bytes);
   }
 }
@@ -167,7 +163,7 @@ Bytes read_all(const ByteSource& source) {
   Bytes bytes;
   bytes.reserve(size);
   advise_huge_pages(bytes.data(), size);
-  // In pieces that stay in the cache between being cleared and being read into.
+  // Pieces stay in the cache between being zeroed and being read into.
   constexpr std::uint64_t kPieceBytes = std::uint64_t{512} << 10;
   for (std::uint64_t begin = 0; begin < size; begin += kPieceBytes) {
     bytes.resize(std::min(size, begin + kPieceBytes));
@@ -195,7 +191,7 @@ void sync_directory(const std::filesystem::path& path) {
   const int result = ::fsync(descriptor);
   const int error = errno;
   ::close(descriptor);
-  // Some file systems have no fsync of directories.
+  // Some file systems do not support fsync of directories.
   if (result != 0 && error != EINVAL) fail_system("fsync directory", path.string(), error);
 }
 
@@ -208,7 +204,7 @@ void rename_replacing(const std::filesystem::path& from, const std::filesystem::
 
 void rename_new(const std::filesystem::path& from, const std::filesystem::path& to) {
   if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE) == 0) return;
-  if (errno == EINVAL || errno == ENOSYS) {  // the file system can't; the check and the rename are then two steps
+  if (errno == EINVAL || errno == ENOSYS) {  // not supported by the file system: check and rename in two steps
     struct stat status = {};
     if (::lstat(to.c_str(), &status) == 0)
       errno = EEXIST;

@@ -19,7 +19,7 @@ std::uintptr_t round_up(std::uintptr_t bytes, std::uintptr_t unit) { return (byt
 }  // namespace
 
 void* map_huge_pages(std::size_t size_bytes) {
-  // The end is in small pages: a huge one would be used up for a part of it.
+  // The end is mapped in small pages, so that it does not take a huge page for a part of one.
   const std::size_t mapped_bytes = round_up(size_bytes, page_bytes());
   const std::size_t with_slack = mapped_bytes + kHugePageBytes;
   void* mapped = ::mmap(nullptr, with_slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

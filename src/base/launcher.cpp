@@ -16,9 +16,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <optional>
-#include <thread>
 
 #include "tessera/base/error.h"
+#include "tessera/base/thread_pool.h"
 
 extern char** environ;
 
@@ -57,7 +57,7 @@ struct Pipe {
 
 Pipe make_pipe(int flags) {
   int ends[2];
-  if (::pipe2(ends, flags) != 0) fail(ErrorCode::io, "run ranks: no pipe: {}", std::strerror(errno));
+  if (::pipe2(ends, flags) != 0) fail(ErrorCode::io, "run ranks: create a pipe: {}", std::strerror(errno));
   return {Descriptor(ends[0]), Descriptor(ends[1])};
 }
 
@@ -70,12 +70,12 @@ std::uint16_t free_port() {
   auto* generic = reinterpret_cast<sockaddr*>(&address);
   if (!listener.is_open() || ::bind(listener.get(), generic, size) != 0 ||
       ::getsockname(listener.get(), generic, &size) != 0) {
-    fail(ErrorCode::io, "run ranks: no free port: {}", std::strerror(errno));
+    fail(ErrorCode::io, "run ranks: find a free port: {}", std::strerror(errno));
   }
   return ntohs(address.sin_port);
 }
 
-// Signals arrive as bytes in a pipe.
+// The signal handler writes the signal's number to a pipe.
 int signal_pipe = -1;
 extern "C" void write_signal(int number) {
   const int error = errno;
@@ -102,12 +102,12 @@ class SignalPipe {
     ::sigaction(SIGCHLD, &before_child_, nullptr);
   }
   int descriptor() const { return pipe_.read.get(); }
-  // The next signal; 0 if there is none.
+  // Returns the next signal, or 0 if there is none.
   int next() {
     unsigned char byte = 0;
     return ::read(pipe_.read.get(), &byte, 1) == 1 ? byte : 0;
   }
-  // What a child shall have instead of the handlers.
+  // Replaces the handlers in a child before exec.
   void restore_in_child() const {
     for (std::size_t i = 0; i < kForwarded.size(); ++i) ::sigaction(kForwarded[i], &before_[i], nullptr);
     std::signal(SIGCHLD, SIG_DFL);
@@ -122,7 +122,7 @@ class SignalPipe {
 
 struct Stream {
   Descriptor pipe;
-  std::string pending;  // an unfinished line
+  std::string pending;  // an incomplete line
 };
 
 struct Rank {
@@ -141,8 +141,8 @@ std::vector<std::string> environment_of(int rank, const LaunchOptions& options, 
       fmt::format("MASTER_PORT={}", port),
   };
   if (std::getenv("OMP_NUM_THREADS") == nullptr) {
-    const unsigned processors = std::max(1u, std::thread::hardware_concurrency());
-    own.push_back(fmt::format("OMP_NUM_THREADS={}", std::max(1u, processors / static_cast<unsigned>(options.ranks))));
+    const std::size_t threads = available_processors() / static_cast<std::size_t>(options.ranks);
+    own.push_back(fmt::format("OMP_NUM_THREADS={}", std::max<std::size_t>(1, threads)));
   }
   const auto is_own = [&](std::string_view variable) {
     const std::string_view name = variable.substr(0, variable.find('=') + 1);
@@ -233,7 +233,7 @@ class Launch {
     });
   }
 
-  // Waits for something to happen, and deals with it.
+  // Waits for output, a signal or the deadline, and handles it.
   void step() {
     std::vector<pollfd> waited = {{signals_.descriptor(), POLLIN, 0}};
     struct Source {
@@ -265,7 +265,7 @@ class Launch {
     if (kill_at_ && Clock::now() >= *kill_at_) {
       signal_all(SIGKILL);
       kill_at_.reset();
-      // Who left its process group may hold the pipes for ever.
+      // A process that left the process group may hold the pipes open forever.
       for (Rank& rank : ranks_) {
         if (rank.has_ended) close_streams(rank);
       }
@@ -306,7 +306,7 @@ class Launch {
       int status = 0;
       if (rank.has_ended || ::waitpid(rank.pid, &status, WNOHANG) != rank.pid) continue;
       rank.has_ended = true;
-      ::kill(-rank.pid, SIGTERM);  // what it started and left behind
+      ::kill(-rank.pid, SIGTERM);  // processes that it started and left running
       const bool was_last = std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& one) { return one.has_ended; });
       if (was_last && !kill_at_) kill_at_ = Clock::now() + options_.grace;
       if (status == 0 || result_.rank >= 0) continue;
@@ -321,7 +321,7 @@ class Launch {
     for (Stream& stream : rank.streams) stream.pipe.close();
   }
 
-  // The processes that a rank started, too, also if it has ended itself.
+  // Signals the process groups of all ranks, including those of ranks that have ended.
   void signal_all(int signal) const {
     for (const Rank& rank : ranks_) {
       if (rank.pid > 0) ::kill(-rank.pid, signal);
@@ -339,8 +339,9 @@ class Launch {
 }  // namespace
 
 LaunchResult launch_ranks(const LaunchOptions& options) {
-  if (options.ranks < 1) fail(ErrorCode::invalid_argument, "run {} ranks: expected at least one", options.ranks);
-  if (options.command.empty()) fail(ErrorCode::invalid_argument, "run {} ranks: no program is given", options.ranks);
+  if (options.ranks < 1) fail(ErrorCode::invalid_argument, "run {} ranks: expected at least 1", options.ranks);
+  if (options.command.empty())
+    fail(ErrorCode::invalid_argument, "run {} ranks: found no program, expected a command", options.ranks);
   return Launch(options).run();
 }
 

@@ -52,7 +52,7 @@ struct TerminalProgress::State {
     drawn = true;
   }
   static void write(const std::string& text) {
-    // A terminal that has gone away is no reason to fail.
+    // A terminal that was closed is not an error.
     if (::write(STDERR_FILENO, text.data(), text.size()) < 0) return;
   }
 };

@@ -5,16 +5,16 @@
 namespace tessera {
 
 void fail_for_ranks(std::string_view step, std::span<const RankFailure> failures, int ranks) {
-  constexpr std::size_t kSaid = 8;
+  constexpr std::size_t kQuoted = 8;
   const bool in_common = std::all_of(failures.begin(), failures.end(),
                                      [&](const RankFailure& failure) { return failure.code == failures.front().code; });
-  std::string said;
-  for (const RankFailure& failure : failures.first(std::min(kSaid, failures.size()))) {
-    said += fmt::format("; rank {}: {}", failure.rank, failure.message);
+  std::string messages;
+  for (const RankFailure& failure : failures.first(std::min(kQuoted, failures.size()))) {
+    messages += fmt::format("; rank {}: {}", failure.rank, failure.message);
   }
-  if (failures.size() > kSaid) said += fmt::format("; and {} ranks more", failures.size() - kSaid);
+  if (failures.size() > kQuoted) messages += fmt::format("; and {} more ranks", failures.size() - kQuoted);
   fail(in_common ? failures.front().code : ErrorCode::rank_failure, "{}: {} of {} ranks failed{}", step,
-       failures.size(), ranks, said);
+       failures.size(), ranks, messages);
 }
 
 }  // namespace tessera

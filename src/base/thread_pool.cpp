@@ -45,7 +45,7 @@ void ThreadPool::work() {
     std::function<void()> task = std::move(queue_.front());
     queue_.pop_front();
     ++running_;
-    // Who fills the queue is woken when much of it is free, and not for every task.
+    // Wakes the producer when half of the queue is free, not for every task.
     const bool has_much_space = queue_.size() <= queue_limit_ / 2;
     lock.unlock();
     if (has_much_space) space_ready_.notify_one();

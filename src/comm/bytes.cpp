@@ -1,4 +1,4 @@
-// The collectives on bytes, which are those on tensors after the ranks have said how many each has; and agreement.
+// Collectives on byte payloads, built on those on tensors after the ranks have exchanged their sizes; and agreement.
 
 #include <ATen/ops/empty.h>
 
@@ -31,8 +31,8 @@ Bytes to_bytes(const at::Tensor& tensor) {
 
 std::int64_t sum(const Sizes& sizes) { return std::accumulate(sizes.begin(), sizes.end(), std::int64_t{0}); }
 
-// The parts that lie one behind the other in `tensor`.
-std::vector<Bytes> cut(const at::Tensor& tensor, const Sizes& sizes) {
+// Splits the concatenated parts in `tensor`.
+std::vector<Bytes> split(const at::Tensor& tensor, const Sizes& sizes) {
   std::vector<Bytes> parts;
   std::int64_t begin = 0;
   for (const std::int64_t size : sizes) {
@@ -51,7 +51,8 @@ Sizes all_sizes(const ProcessGroup& group, std::size_t size) {
 
 void check_parts(const ProcessGroup::Impl& group, std::string_view name, std::size_t parts) {
   if (parts == static_cast<std::size_t>(group.size())) return;
-  fail(ErrorCode::invalid_argument, "{}: {} parts, expected one for each rank", group.where(name), parts);
+  fail(ErrorCode::invalid_argument, "{}: found {} parts, expected {}, one for each rank", group.where(name), parts,
+       group.size());
 }
 
 }  // namespace
@@ -69,7 +70,7 @@ std::vector<Bytes> ProcessGroup::all_gather_bytes(ByteView bytes) const {
     }
     return parts;
   }
-  // A few ranks have nearly all of it.
+  // A few ranks have nearly all of the bytes.
   for (int r = 0; r < size(); ++r) {
     const at::Tensor part = r == rank() ? to_tensor(bytes) : empty_bytes(sizes[static_cast<std::size_t>(r)]);
     broadcast(part, r);
@@ -123,7 +124,7 @@ std::vector<Bytes> ProcessGroup::all_to_all_bytes(std::span<const Bytes> parts) 
   const Sizes out_sizes(out_counts.data_ptr<std::int64_t>(), out_counts.data_ptr<std::int64_t>() + size());
   const at::Tensor out = empty_bytes(sum(out_sizes));
   all_to_all(out, to_tensor(all), out_sizes, in_sizes);
-  return cut(out, out_sizes);
+  return split(out, out_sizes);
 }
 
 void ProcessGroup::agree(std::string_view step, const std::exception_ptr& failure) const {

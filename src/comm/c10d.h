@@ -1,5 +1,5 @@
 #pragma once
-// What differs between versions of LibTorch's c10d, in one place.
+// The differences between versions of LibTorch's c10d.
 
 #include <torch/version.h>
 
@@ -15,7 +15,7 @@
 
 namespace tessera::comm {
 
-// What carries out collectives was called ProcessGroup before there were groups of several backends.
+// Before 2.0, c10d's backend class was called ProcessGroup.
 #if TORCH_VERSION_MAJOR < 2
 using Backend = ::c10d::ProcessGroup;
 #else
@@ -25,7 +25,7 @@ using BackendPtr = c10::intrusive_ptr<Backend>;
 using StorePtr = c10::intrusive_ptr<::c10d::Store>;
 using WorkPtr = c10::intrusive_ptr<::c10d::Work>;
 
-// Since 2.1 a store's server is built on libuv unless told otherwise, which not every LibTorch has, Debian's for one.
+// Since 2.1 a store's server uses libuv by default, which some builds of LibTorch lack (Debian's, for example).
 template <typename Options>
 void without_libuv(Options& options) {
   if constexpr (requires { options.useLibUV; }) options.useLibUV = false;

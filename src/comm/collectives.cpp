@@ -1,8 +1,8 @@
-// The collectives on tensors. What a backend lacks is done by others of its collectives, here and nowhere else:
-//   all elements are moved as bytes, so that a backend needs to know no dtype
+// Collectives on tensors. If a backend lacks a collective, others of its collectives replace it, only in this file:
+//   elements are moved as bytes, so that a backend needs to support no dtype
 //   gather and scatter are an all-to-all in which most parts are empty
-//   reduce_scatter_into is an all-to-all and a sum, all_reduce of a dtype that a backend can't add an all-gather and
-//   one
+//   reduce_scatter_into is an all-to-all and a local sum
+//   all_reduce of a dtype that a backend cannot add is an all-gather and a local sum
 
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/maximum.h>
@@ -19,7 +19,7 @@ namespace {
 
 using Splits = std::vector<std::int64_t>;
 
-// The same memory as bytes, which keeps `tensor` alive.
+// Returns the same memory as bytes and keeps `tensor` alive.
 at::Tensor bytes_of(const at::Tensor& tensor) {
   if (!tensor.defined()) return {};
   return at::from_blob(
@@ -27,7 +27,8 @@ at::Tensor bytes_of(const at::Tensor& tensor) {
       at::TensorOptions().dtype(at::kByte).device(tensor.device()));
 }
 
-// What the backends' own reductions know. Gloo adds half only where it was built with LibTorch's dtypes, since 2.8.
+// Returns whether the backend reduces this dtype itself. Gloo adds half only since 2.8 and only if it was built with
+// LibTorch's dtypes.
 bool reduces(const comm::Transport& transport, at::ScalarType dtype, ReduceOp op) {
   const bool nccl = transport.name == "nccl";
   switch (dtype) {
@@ -63,7 +64,7 @@ bool reduces(const comm::Transport& transport, at::ScalarType dtype, ReduceOp op
   return Type::UNUSED;
 }
 
-// `parts` has a row for each rank; `out` becomes their reduction, in the order of the ranks.
+// Reduces `parts`, which has a row for each rank, to `out`, in the order of the ranks.
 void reduce_rows(const at::Tensor& out, const at::Tensor& parts, ReduceOp op) {
   const at::Tensor rows = parts.detach();
   at::Tensor result = out.detach().view({-1});
@@ -97,9 +98,10 @@ class Collective {
     fail(ErrorCode::invalid_argument, "{}: {}", group_.where(name_), fmt::format(format, std::forward<Args>(args)...));
   }
   void check(const at::Tensor& tensor, std::string_view what) const {
-    if (!tensor.defined()) refuse("{} is undefined", what);
-    if (tensor.is_meta()) refuse("{} is on meta, it has no elements", what);
-    if (tensor.layout() != at::kStrided || !tensor.is_contiguous()) refuse("{} is not contiguous", what);
+    if (!tensor.defined()) refuse("{} is undefined, expected a tensor", what);
+    if (tensor.is_meta()) refuse("{} is on meta, expected a device with memory", what);
+    if (tensor.layout() != at::kStrided || !tensor.is_contiguous())
+      refuse("{} is not contiguous, expected a contiguous tensor", what);
   }
   void check_root(int root) const {
     if (root < 0 || root >= group_.size()) refuse("root {}, expected 0 to {}", root, group_.size() - 1);
@@ -109,12 +111,14 @@ class Collective {
       refuse("out is of {}, in of {}, expected the same", c10::toString(out.scalar_type()),
              c10::toString(in.scalar_type()));
     }
-    if (out.device() != in.device()) refuse("out is on {}, in on {}", out.device().str(), in.device().str());
+    if (out.device() != in.device())
+      refuse("out is on {}, in on {}, expected the same device", out.device().str(), in.device().str());
   }
-  // That `whole` has `part` for each rank.
-  void check_parts(const at::Tensor& whole, std::string_view whole_name, const at::Tensor& part) const {
-    if (whole.numel() != part.numel() * group_.size()) {
-      refuse("{} has {} elements, expected {} ranks' {}", whole_name, whole.numel(), group_.size(), part.numel());
+  // Checks that `full` has one `part` for each rank.
+  void check_parts(const at::Tensor& full, std::string_view name, const at::Tensor& part) const {
+    if (full.numel() != part.numel() * group_.size()) {
+      refuse("{} has {} elements, expected {} x {}, one part for each rank", name, full.numel(), group_.size(),
+             part.numel());
     }
   }
   void check_reduction(const at::Tensor& tensor, ReduceOp op) const {
@@ -123,7 +127,7 @@ class Collective {
     }
   }
 
-  // That of each of the ranks there is a split, and that they add up to the tensor's elements.
+  // Checks that there is one split for each rank and that they add up to the tensor's elements.
   void check_splits(std::span<const std::int64_t> splits, const at::Tensor& tensor, std::string_view what) const {
     const bool fits = splits.size() == static_cast<std::size_t>(group_.size()) &&
                       std::all_of(splits.begin(), splits.end(), [](std::int64_t split) { return split >= 0; }) &&
@@ -272,7 +276,7 @@ void ProcessGroup::gather(const at::Tensor& out, const at::Tensor& in, int root)
   const Collective call(*impl_, "gather");
   call.check_root(root);
   call.check(in, "in");
-  if (root != rank() && out.defined()) call.refuse("out is given, and only root {} needs it", root);
+  if (root != rank() && out.defined()) call.refuse("out is defined, expected it only on root {}", root);
   if (root == rank()) {
     call.check(out, "out");
     call.check_alike(out, in);
@@ -292,7 +296,7 @@ void ProcessGroup::scatter(const at::Tensor& out, const at::Tensor& in, int root
   const Collective call(*impl_, "scatter");
   call.check_root(root);
   call.check(out, "out");
-  if (root != rank() && in.defined()) call.refuse("in is given, and only root {} needs it", root);
+  if (root != rank() && in.defined()) call.refuse("in is defined, expected it only on root {}", root);
   if (root == rank()) {
     call.check(in, "in");
     call.check_alike(out, in);

@@ -1,5 +1,5 @@
 #pragma once
-// What exceptions of any kind say, on one line.
+// The message and code of exceptions of any type.
 
 #include <exception>
 #include <string>
@@ -8,10 +8,10 @@
 
 namespace tessera::comm {
 
-// Without LibTorch's backtrace.
+// Returns the message on one line, without LibTorch's backtrace.
 std::string message_of(const std::exception_ptr& exception);
 
-// That of an `Error`, else rank_failure.
+// Returns the code of an `Error`, else rank_failure.
 ErrorCode code_of(const std::exception_ptr& exception);
 
 }  // namespace tessera::comm

@@ -1,5 +1,5 @@
 #pragma once
-// What a ProcessGroup is, for the files that implement it.
+// The implementation of ProcessGroup, shared by the source files of this module.
 
 #include <sys/types.h>
 
@@ -20,7 +20,7 @@ namespace tessera {
 
 class ProcessGroup::Impl {
  public:
-  // What it was asked for; a group of one rank needs none.
+  // The requested backend; a group of one rank needs none.
   std::string backend_name = "alone";
   std::string name = "world";
   int rank = 0;
@@ -40,12 +40,12 @@ class ProcessGroup::Impl {
   int size() const { return static_cast<int>(world_ranks.size()); }
   bool is_alone() const { return transports.cpu.backend == nullptr; }
 
-  // The next call of this group: all ranks must make the same ones.
+  // Numbers the next call of this group. All ranks must make the same calls.
   comm::Call next_call(std::string_view call_name) { return {name, ++calls, std::string(call_name)}; }
-  // Runs a step of `call`; what goes wrong in it becomes Error(rank_failure), and the group is broken.
+  // Runs a step of `call`. An exception in it becomes Error(rank_failure), and the group is broken.
   void guard(const comm::Call& call, std::chrono::milliseconds limit, const std::function<void()>& step);
   using Start = std::function<comm::WorkPtr(comm::Backend&)>;
-  // Both within guard(). What the backend throws at the start it refuses on this rank, whatever the others do.
+  // Both must run within guard(). If the backend throws when it starts a collective, only this rank refuses it.
   comm::WorkPtr start(const comm::Transport& transport, const comm::Call& call, const Start& start);
   void wait(const comm::Transport& transport, const comm::WorkPtr& work, const comm::Call& call,
             std::chrono::milliseconds limit);
@@ -55,14 +55,14 @@ class ProcessGroup::Impl {
     run(call_name, device, start, timeout);
   }
 
-  // The same without waiting. `finish` is what is left to do when it has ended.
+  // Starts a collective without waiting. `finish` runs after it has ended.
   static PendingCollective begin(const std::shared_ptr<Impl>& group, std::string_view call_name,
                                  const at::Device& device, const Start& start, std::function<void()> finish = {});
 
   std::string where(std::string_view call) const;
 
-  // Of the processes that the ranks are, if all may read each other's memory (see peer_memory.h); empty if not, nothing
-  // while nobody has asked.
+  // The process ids of the ranks, if all may read each other's memory (see peer_memory.h). Empty if they may not,
+  // nothing until this was tested.
   std::optional<std::vector<pid_t>> peer_pids;
 
  private:

@@ -10,7 +10,7 @@ namespace {
 
 using Step = std::function<at::Tensor(const at::Tensor&)>;
 
-// So that autograd's context can keep one.
+// Lets autograd's context keep a step.
 struct StepHolder : torch::CustomClassHolder {
   explicit StepHolder(Step step_in) : step(std::move(step_in)) {}
   Step step;

@@ -19,14 +19,15 @@ namespace tessera::comm {
 
 namespace {
 
-// What a rank says of itself, for others to try whether they can read it.
+// What a rank tells the others, so that they can test whether they can read its memory.
 struct Introduction {
   pid_t pid = 0;
   std::uint64_t address = 0;  // of `mark`
   std::uint64_t mark = 0;
 };
 
-// Ranks for which it is equal know each other's processes by the same numbers. Empty: unknown, or they shan't.
+// Returns a name for the host and PID namespace: ranks with the same name know each other's processes by the same ids.
+// Empty if it is unknown or disabled.
 std::string process_space() {
   const char* wanted = std::getenv("TESSERA_PEER_MEMORY");
   if (wanted != nullptr && std::string_view(wanted) == "0") return {};
@@ -43,7 +44,7 @@ std::uint64_t random_mark() {
   return (static_cast<std::uint64_t>(device()) << 32) | device();
 }
 
-// The stretches that are still to be copied, of which a system call takes so many.
+// The memory ranges that are still to be copied. A system call takes a limited number.
 class Stretches {
  public:
   explicit Stretches(std::vector<iovec> all) : all_(std::move(all)) { skip(0); }
@@ -86,12 +87,12 @@ std::vector<pid_t> find_peers(const ProcessGroup& group) {
   const volatile std::uint64_t mark = random_mark();
   const Introduction mine{::getpid(), reinterpret_cast<std::uintptr_t>(&mark), mark};
   const std::string space = process_space();
-  Bytes said(sizeof(mine));
-  std::memcpy(said.data(), &mine, sizeof(mine));
-  append(said, space);
+  Bytes message(sizeof(mine));
+  std::memcpy(message.data(), &mine, sizeof(mine));
+  append(message, space);
   std::vector<pid_t> pids;
   bool can = !space.empty();
-  for (const Bytes& other : group.all_gather_bytes(said)) {
+  for (const Bytes& other : group.all_gather_bytes(message)) {
     can = can && as_text(ByteView(other).subspan(sizeof(mine))) == space;
     if (!can) break;
     Introduction peer;
@@ -99,7 +100,7 @@ std::vector<pid_t> find_peers(const ProcessGroup& group) {
     can = can_read(peer);
     pids.push_back(peer.pid);
   }
-  // Also keeps the mark where it is until all have read it.
+  // The all-reduce also keeps the mark alive until all have read it.
   const at::Tensor all_can = at::full({1}, can ? 1 : 0, at::kLong);
   group.all_reduce(all_can, ReduceOp::min);
   if (*all_can.data_ptr<std::int64_t>() == 0) pids.clear();
@@ -116,9 +117,9 @@ bool PeerMemory::is_available(const ProcessGroup& group) {
 }
 
 PeerMemory::PeerMemory(const ProcessGroup& group, std::span<const std::uint64_t> mine) : group_(group) {
-  Bytes said(mine.size_bytes());
-  if (!mine.empty()) std::memcpy(said.data(), mine.data(), mine.size_bytes());
-  for (const Bytes& other : group.all_gather_bytes(said)) {
+  Bytes message(mine.size_bytes());
+  if (!mine.empty()) std::memcpy(message.data(), mine.data(), mine.size_bytes());
+  for (const Bytes& other : group.all_gather_bytes(message)) {
     std::vector<std::uint64_t>& theirs = addresses_.emplace_back(other.size() / sizeof(std::uint64_t));
     if (!other.empty()) std::memcpy(theirs.data(), other.data(), other.size());
   }
@@ -135,7 +136,7 @@ void PeerMemory::read(int rank, std::vector<iovec> to, std::vector<iovec> from) 
     try {
       copy_from(pid, Stretches(std::move(to)), Stretches(std::move(from)));
     } catch (const std::system_error& error) {
-      throw std::runtime_error(fmt::format("rank {}'s memory can't be read: {}", rank, error.code().message()));
+      throw std::runtime_error(fmt::format("read the memory of rank {}: {}", rank, error.code().message()));
     }
   });
 }

@@ -31,7 +31,7 @@ class Stopwatch {
 
 ProcessGroup::Impl::~Impl() {
   if (broken_.empty() || is_alone()) return;
-  // A backend waits in its destructor for what it has begun, and here some of that may never end.
+  // A backend's destructor waits for the work that it started, some of which may never end here.
   std::thread([broken = std::move(transports)]() mutable { broken = {}; }).detach();
 }
 
@@ -70,7 +70,7 @@ comm::WorkPtr ProcessGroup::Impl::start(const comm::Transport& transport, const 
   try {
     return start(*transport.backend);
   } catch (...) {
-    fail_as(call, fmt::format("{} refuses it: {}", transport.name, comm::message_of(std::current_exception())));
+    fail_as(call, fmt::format("{} rejected the call: {}", transport.name, comm::message_of(std::current_exception())));
   }
 }
 
@@ -92,7 +92,7 @@ PendingCollective ProcessGroup::Impl::begin(const std::shared_ptr<Impl>& group, 
   return pending;
 }
 
-// In slices, between which it looks at what others say.
+// Waits in slices and checks between them whether a rank has reported a failure.
 void ProcessGroup::Impl::wait(const comm::Transport& transport, const comm::WorkPtr& work, const Call& call,
                               milliseconds limit) {
   if (transport.on_stream()) {  // it makes the current stream wait
@@ -154,7 +154,7 @@ std::optional<ProcessGroup> ProcessGroup::subgroup(std::span<const int> ranks) c
   group->transports =
       comm::make_transports(impl_->backend_name, {group->store, group->rank, group->size(), group->timeout});
   ProcessGroup met(std::move(group));
-  met.barrier();  // as for the world: nobody leaves while others connect
+  met.barrier();  // as for the world: no rank leaves while others connect
   return met;
 }
 

@@ -7,7 +7,7 @@ bool wait_for(::c10d::Work& work, std::chrono::milliseconds limit) {
     work.wait(limit);
   } catch (...) {
     if (!work.isCompleted()) return false;
-    // It failed, or ended well just after the limit: that it ended in time can't be told from what was thrown.
+    // It failed, or ended just after the limit. The exception does not tell which; this wait does.
     work.wait();
   }
   return true;

@@ -1,5 +1,5 @@
 #pragma once
-// Waiting for what c10d has begun.
+// Waiting for c10d's work.
 
 #include <chrono>
 
@@ -7,7 +7,7 @@
 
 namespace tessera::comm {
 
-// Waits for `limit` at most. Whether it has ended; throws what went wrong with it.
+// Waits for at most `limit` and returns whether the work has ended. Throws the error of the work.
 bool wait_for(::c10d::Work& work, std::chrono::milliseconds limit);
 
 }  // namespace tessera::comm

@@ -50,7 +50,7 @@ std::vector<Box> subtract(BoxView a, BoxView b) {
   const std::optional<Box> shared = intersect(a, b);
   if (!shared) return {Box(a)};
   std::vector<Box> rest;
-  Box middle(a);  // of which what lies below and above `shared` in one dimension after the other is cut off
+  Box middle(a);  // what remains of a; loses the parts below and above `shared` in one dimension after another
   for (std::size_t d = 0; d < a.rank(); ++d) {
     const std::int64_t begin = middle.offsets[d], end = begin + middle.sizes[d];
     const std::int64_t shared_end = shared->offsets[d] + shared->sizes[d];

@@ -6,7 +6,7 @@
 namespace tessera {
 namespace {
 
-// The first dimension behind which `box` is as wide as `chunk`: from there on elements follow one another.
+// Returns the first dimension after which `box` is as wide as `chunk`: from it on, elements are contiguous.
 std::size_t first_of_run(BoxView box, BoxView chunk) {
   std::size_t d = box.rank();
   while (d > 0 && box.sizes[d - 1] == chunk.sizes[d - 1]) --d;
@@ -66,24 +66,24 @@ std::vector<Box> split_row_major(BoxView box, std::int64_t element_bytes, std::i
   if (is_empty(box)) return pieces;
   const std::int64_t limit = std::max<std::int64_t>(limit_bytes / element_bytes, 1);
   const std::vector<std::int64_t> strides = row_major_strides(box.sizes);
-  // The outermost dimension of which one step fits; pieces are as many steps as fit.
-  std::size_t cut = 0;
-  while (cut < box.rank() && strides[cut] > limit) ++cut;
-  if (cut == box.rank()) {
-    pieces.emplace_back(box);  // a scalar: the last stride of all others is 1
+  // The outermost dimension of which one step fits; a piece is as many steps as fit.
+  std::size_t outer = 0;
+  while (outer < box.rank() && strides[outer] > limit) ++outer;
+  if (outer == box.rank()) {
+    pieces.emplace_back(box);  // a scalar: the last stride of any other box is 1
     return pieces;
   }
-  const std::int64_t steps = std::min(limit / strides[cut], box.sizes[cut]);
+  const std::int64_t steps = std::min(limit / strides[outer], box.sizes[outer]);
   Box piece(box);
-  std::fill_n(piece.sizes.begin(), cut, 1);
+  std::fill_n(piece.sizes.begin(), outer, 1);
   for (;;) {
-    const std::int64_t end = box.offsets[cut] + box.sizes[cut];
-    for (std::int64_t begin = box.offsets[cut]; begin < end; begin += piece.sizes[cut]) {
-      piece.offsets[cut] = begin;
-      piece.sizes[cut] = std::min(steps, end - begin);
+    const std::int64_t end = box.offsets[outer] + box.sizes[outer];
+    for (std::int64_t begin = box.offsets[outer]; begin < end; begin += piece.sizes[outer]) {
+      piece.offsets[outer] = begin;
+      piece.sizes[outer] = std::min(steps, end - begin);
       pieces.push_back(piece);
     }
-    std::size_t d = cut;
+    std::size_t d = outer;
     for (; d > 0; --d) {
       if (++piece.offsets[d - 1] < box.offsets[d - 1] + box.sizes[d - 1]) break;
       piece.offsets[d - 1] = box.offsets[d - 1];

@@ -6,9 +6,9 @@
 namespace tessera {
 namespace {
 
-struct Cut {
+struct Split {
   std::size_t dimension = 0;
-  std::vector<std::int64_t> at;  // ascending, inside of the cell
+  std::vector<std::int64_t> at;  // ascending, strictly inside the cell
 };
 
 std::vector<Interval> clipped_members(const BoxList& boxes, const Cell& cell, std::size_t d) {
@@ -18,23 +18,24 @@ std::vector<Interval> clipped_members(const BoxList& boxes, const Cell& cell, st
   return intervals;
 }
 
-// The places where no interval is cut, if they leave no more than half of the intervals together; else none.
-std::vector<std::int64_t> clean_cuts(std::vector<Interval>& intervals) {
+// Returns the coordinates that divide no interval, if each part between them has at most half of the intervals; else
+// none.
+std::vector<std::int64_t> clean_splits(std::vector<Interval>& intervals) {
   const auto begins_before = [](const Interval& a, const Interval& b) { return a.begin < b.begin; };
   if (!std::ranges::is_sorted(intervals, begins_before)) std::ranges::sort(intervals, begins_before);
-  std::vector<std::int64_t> cuts;
+  std::vector<std::int64_t> splits;
   std::size_t together = 0, most_together = 0;
   std::int64_t reached = intervals.front().begin;
   for (const Interval& interval : intervals) {
     if (interval.begin >= reached && together > 0) {
-      cuts.push_back(interval.begin);
+      splits.push_back(interval.begin);
       together = 0;
     }
     reached = std::max(reached, interval.end);
     most_together = std::max(most_together, ++together);
   }
-  if (2 * most_together > intervals.size()) cuts.clear();
-  return cuts;
+  if (2 * most_together > intervals.size()) splits.clear();
+  return splits;
 }
 
 std::int64_t median_edge(const std::vector<Interval>& intervals, std::int64_t begin, std::int64_t end) {
@@ -48,17 +49,17 @@ std::int64_t median_edge(const std::vector<Interval>& intervals, std::int64_t be
   return *middle;
 }
 
-Cut choose_cut(const BoxList& boxes, const Cell& cell, const std::vector<std::size_t>& uneven) {
-  Cut best;
-  std::ptrdiff_t fewest_cut = std::numeric_limits<std::ptrdiff_t>::max();
+Split choose_split(const BoxList& boxes, const Cell& cell, const std::vector<std::size_t>& uneven) {
+  Split best;
+  std::ptrdiff_t fewest_divided = std::numeric_limits<std::ptrdiff_t>::max();
   for (const std::size_t d : uneven) {
     std::vector<Interval> intervals = clipped_members(boxes, cell, d);
-    if (std::vector<std::int64_t> clean = clean_cuts(intervals); !clean.empty()) return {d, std::move(clean)};
+    if (std::vector<std::int64_t> clean = clean_splits(intervals); !clean.empty()) return {d, std::move(clean)};
     const std::int64_t at = median_edge(intervals, cell.begin[d], cell.end[d]);
-    const std::ptrdiff_t cut_boxes =
+    const std::ptrdiff_t divided =
         std::ranges::count_if(intervals, [at](const Interval& x) { return x.begin < at && at < x.end; });
-    if (cut_boxes < fewest_cut) {
-      fewest_cut = cut_boxes;
+    if (divided < fewest_divided) {
+      fewest_divided = divided;
       best = {d, {at}};
     }
   }
@@ -103,8 +104,8 @@ CellFacts look_at(const BoxList& boxes, const Cell& cell) {
   return facts;
 }
 
-std::vector<Cell> cut(const BoxList& boxes, const Cell& cell, const std::vector<std::size_t>& uneven) {
-  const auto [d, at] = choose_cut(boxes, cell, uneven);
+std::vector<Cell> split(const BoxList& boxes, const Cell& cell, const std::vector<std::size_t>& uneven) {
+  const auto [d, at] = choose_split(boxes, cell, uneven);
   std::vector<Cell> parts(at.size() + 1);
   for (std::size_t p = 0; p < parts.size(); ++p) {
     parts[p].begin = cell.begin;

@@ -14,7 +14,7 @@ struct Dimension {
   std::int64_t destination_bytes;
 };
 
-// The same copy in as few dimensions as possible, the one that moves least in the destination last.
+// Returns the same copy in as few dimensions as possible, ordered by descending step in the destination.
 std::vector<Dimension> coalesced(std::span<const std::int64_t> sizes, std::int64_t element_bytes,
                                  std::span<const std::int64_t> source_strides,
                                  std::span<const std::int64_t> destination_strides) {
@@ -61,7 +61,7 @@ void for_each_index(std::span<const Dimension> outer, const std::uint8_t* source
   }
 }
 
-// Unit is `kBytes` bytes, whatever they mean; the constant makes memcpy one move.
+// Copies units of `kBytes` bytes; the constant size makes each memcpy a single move.
 template <std::size_t kBytes>
 void copy_line(const Dimension& line, const std::uint8_t* source, std::uint8_t* destination) {
   for (std::int64_t i = 0; i < line.size; ++i) {
@@ -69,8 +69,8 @@ void copy_line(const Dimension& line, const std::uint8_t* source, std::uint8_t* 
   }
 }
 
-// A transpose: `across` is contiguous in the source, `along` in the destination. Through a small square, so that both
-// sides are touched in whole cache lines, and none of them twice, whatever their strides.
+// Transposes: `across` is contiguous in the source, `along` in the destination. Copies through a small square tile, so
+// that both sides are accessed in full cache lines, each only once, whatever the strides.
 template <std::size_t kBytes>
 void copy_transposed(const Dimension& across, const Dimension& along, const std::uint8_t* source,
                      std::uint8_t* destination) {

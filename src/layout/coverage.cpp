@@ -19,7 +19,8 @@ std::vector<std::size_t> non_empty(const BoxList& boxes) {
   return members;
 }
 
-// A cell whose members differ in at most two dimensions, seen in these two; a missing one counts as one step wide.
+// A cell whose members differ in at most two dimensions, projected onto these two. A missing dimension counts as one
+// step wide.
 struct Plane {
   explicit Plane(const std::vector<std::size_t>& uneven) {
     if (!uneven.empty()) x = uneven[0];
@@ -27,7 +28,7 @@ struct Plane {
   }
   std::optional<std::size_t> x, y;
 
-  Rectangle whole(const Cell& cell) const {
+  Rectangle area(const Cell& cell) const {
     return {x ? cell.begin[*x] : 0, x ? cell.end[*x] : 1, y ? cell.begin[*y] : 0, y ? cell.end[*y] : 1};
   }
   std::vector<Rectangle> members(const BoxList& boxes, const Cell& cell) const {
@@ -48,7 +49,7 @@ Box box_between(const std::vector<std::int64_t>& begin, const std::vector<std::i
   return box;
 }
 
-// What of `cell` lies before or behind `tight` in the first dimension where something does.
+// Returns the part of `cell` before or after `tight`, in the first dimension in which there is one.
 std::optional<Box> gap_around(const Cell& cell, const Cell& tight) {
   for (std::size_t d = 0; d < cell.begin.size(); ++d) {
     std::vector<std::int64_t> begin = cell.begin, end = cell.end;
@@ -64,7 +65,7 @@ std::optional<Box> gap_around(const Cell& cell, const Cell& tight) {
   return std::nullopt;
 }
 
-// Up to this many members, all pairs cost less than another cut.
+// Up to this many members, comparing all pairs is cheaper than another split.
 constexpr std::size_t kFewMembers = 32;
 
 std::optional<std::pair<std::size_t, std::size_t>> find_overlap_among(const BoxList& boxes,
@@ -115,7 +116,7 @@ std::optional<std::pair<std::size_t, std::size_t>> find_overlap(const BoxList& b
       std::vector<Rectangle> rectangles = Plane(facts.uneven).members(boxes, cell);
       if (const auto pair = find_overlap_in_plane(rectangles)) return ordered(pair->first, pair->second);
     } else {
-      push_reversed(stack, cut(boxes, cell, facts.uneven));
+      push_reversed(stack, split(boxes, cell, facts.uneven));
     }
   }
   return std::nullopt;
@@ -135,14 +136,14 @@ std::optional<Box> find_hole(std::span<const std::int64_t> shape, const BoxList&
     if (facts.uneven.size() <= 2) {
       const Plane plane(facts.uneven);
       std::vector<Rectangle> rectangles = plane.members(boxes, cell);
-      if (const auto hole = find_hole_in_plane(plane.whole(cell), rectangles)) {
+      if (const auto hole = find_hole_in_plane(plane.area(cell), rectangles)) {
         std::vector<std::int64_t> begin = cell.begin, end = cell.end;
         if (plane.x) begin[*plane.x] = hole->begin_x, end[*plane.x] = hole->end_x;
         if (plane.y) begin[*plane.y] = hole->begin_y, end[*plane.y] = hole->end_y;
         return box_between(begin, end);
       }
     } else {
-      push_reversed(stack, cut(boxes, cell, facts.uneven));
+      push_reversed(stack, split(boxes, cell, facts.uneven));
     }
   }
   return std::nullopt;

@@ -21,7 +21,8 @@ std::vector<Box> boxes_of_flat_interval(std::span<const std::int64_t> shape, std
   }
   const std::vector<std::int64_t> strides = row_major_strides(shape);
   while (begin < end) {
-    // The outermost dimension in which a whole step begins here and ends within the interval; the last one always does.
+    // The outermost dimension in which a full step begins here and ends within the interval; the last one always
+    // qualifies.
     std::size_t d = 0;
     while (begin % strides[d] != 0 || strides[d] > end - begin) ++d;
     Box box = Box::full(shape);

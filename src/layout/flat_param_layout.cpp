@@ -17,7 +17,7 @@ namespace {
 
 constexpr char kMake[] = "flat parameter";
 
-// Dimensions from the one whose elements are furthest apart in memory to the nearest; those of size 1 first.
+// Returns the dimensions by descending stride, those of size 1 first.
 std::vector<std::size_t> memory_order(std::span<const std::int64_t> shape, std::span<const std::int64_t> strides) {
   std::vector<std::size_t> order(shape.size());
   std::iota(order.begin(), order.end(), 0);
@@ -41,7 +41,7 @@ std::vector<std::int64_t> unpermuted(std::span<const std::int64_t> values, std::
   return result;
 }
 
-// Whether each element of a non-empty tensor has its own place and there is no place between them.
+// Returns whether the elements of a non-empty tensor neither overlap nor leave gaps in memory.
 bool is_dense(std::span<const std::int64_t> shape, std::span<const std::int64_t> strides) {
   std::int64_t expected = 1;
   const std::vector<std::size_t> order = memory_order(shape, strides);
@@ -53,7 +53,7 @@ bool is_dense(std::span<const std::int64_t> shape, std::span<const std::int64_t>
   return true;
 }
 
-// As PyTorch: sizes of 1 have any stride, but the last stride must be 1.
+// As in PyTorch, dimensions of size 1 may have any stride, except that the last stride must be 1.
 bool is_contiguous(std::span<const std::int64_t> shape, std::span<const std::int64_t> strides) {
   if (!strides.empty() && strides.back() != 1) return false;
   std::int64_t expected = 1;
@@ -72,21 +72,22 @@ FlatParamLayout::FlatParamLayout(std::vector<FlatParamInput> params, const Optio
   if (params.empty()) fail(ErrorCode::invalid_argument, "{}: no parameters, expected at least one", kMake);
   if (world_size_ < 1) fail(ErrorCode::invalid_argument, "{}: {} ranks, expected at least 1", kMake, world_size_);
   if (options.aligned_numel < 0) {
-    fail(ErrorCode::invalid_argument, "{}: an alignment of {} elements, expected 0 or more", kMake,
-         options.aligned_numel);
+    fail(ErrorCode::invalid_argument, "{}: alignment of {} elements, expected 0 or more", kMake, options.aligned_numel);
   }
   std::unordered_set<std::string> names;
   std::unordered_map<std::uint64_t, std::size_t> by_identity;
   for (FlatParamInput& param : params) {
     if (!names.insert(param.fqn).second) {
-      fail(ErrorCode::invalid_argument, "{}: the name '{}' stands twice", kMake, printable(param.fqn));
+      fail(ErrorCode::invalid_argument, "{}: duplicate name '{}', expected different names", kMake,
+           printable(param.fqn));
     }
     if (param.identity) {
       const auto [known, is_new] = by_identity.try_emplace(*param.identity, params_.size());
       if (!is_new) {
         const ParamInfo& primary = params_[known->second];
         if (primary.shape != param.shape) {
-          fail(ErrorCode::invalid_argument, "{}: '{}' and '{}' are one parameter, of shapes {} and {}", kMake,
+          fail(ErrorCode::invalid_argument,
+               "{}: '{}' and '{}' are one parameter, but have shapes {} and {}, expected the same", kMake,
                printable(primary.fqn), printable(param.fqn), shape_to_string(primary.shape),
                shape_to_string(param.shape));
         }
@@ -108,8 +109,7 @@ void FlatParamLayout::add(FlatParamInput param) {
   info.offset = unpadded_unsharded_numel_;
   info.strides = param.strides.empty() ? row_major_strides(param.shape) : std::move(param.strides);
   if (info.strides.size() != param.shape.size() || (info.numel != 0 && !is_dense(param.shape, info.strides))) {
-    fail(ErrorCode::invalid_argument,
-         "{}: '{}' of shape {} has strides {}, expected each element at a place of its own and no place between them",
+    fail(ErrorCode::invalid_argument, "{}: '{}' of shape {} has strides {}, expected elements without overlap or gaps",
          kMake, printable(param.fqn), shape_to_string(param.shape), shape_to_string(info.strides));
   }
   info.contiguous = info.numel == 0 || is_contiguous(param.shape, info.strides);
@@ -145,7 +145,7 @@ std::optional<ShardParamInfo> FlatParamLayout::shard_param_info(std::int64_t ran
   const ParamInfo& param = params_.at(i);
   const std::int64_t begin = rank * sharded_numel_, last = begin + sharded_numel_ - 1;
   const std::int64_t param_last = param.offset + param.numel - 1;
-  // An empty parameter is in the shard that has elements on both sides of it, as PyTorch has it.
+  // As in PyTorch, an empty parameter is in the shard that has elements on both sides of it.
   if (begin > param_last || last < param.offset) return std::nullopt;
   ShardParamInfo info;
   info.offset_in_shard = std::max<std::int64_t>(param.offset - begin, 0);

@@ -10,14 +10,14 @@ namespace tessera {
 
 namespace {
 
-// The i-th of n chunks of `count` elements, as torch.chunk cuts: counted from their begin.
+// Returns the i-th of n chunks of `count` elements, as torch.chunk splits them.
 Interval chunk(std::int64_t count, std::int64_t n, std::int64_t i) {
   const std::int64_t rows = count / n + (count % n != 0 ? 1 : 0);
   const std::int64_t begin = std::min(rows * i, count);
   return {begin, std::min(begin + rows, count)};
 }
 
-// Appends to `to` what stands at positions [part.begin, part.end) of the list that `from` is, interval by interval.
+// Appends the elements at positions [part.begin, part.end) of the concatenated intervals `from` to `to`.
 void append_part(std::vector<Interval>& to, std::span<const Interval> from, Interval part) {
   std::int64_t position = 0;
   for (const Interval& interval : from) {
@@ -49,7 +49,9 @@ MeshLayout::MeshLayout(std::vector<std::int64_t> size, std::vector<std::int64_t>
          to_string(placements_), shape_to_string(mesh_shape_), mesh_shape_.size());
   }
   for (const std::int64_t length : size_) {
-    if (length < 0) fail(ErrorCode::invalid_argument, "a tensor of shape {} on a mesh", shape_to_string(size_));
+    if (length < 0)
+      fail(ErrorCode::invalid_argument, "tensor of shape {} on a mesh: expected no negative size",
+           shape_to_string(size_));
   }
 }
 
@@ -60,13 +62,13 @@ std::vector<Interval> MeshLayout::local_intervals(std::size_t dim, std::span<con
     const Placement& placement = placements_[m];
     if (!placement.is_shard(static_cast<std::int64_t>(dim))) continue;
     const std::int64_t count = count_of(intervals);
-    std::vector<Interval> cut;
+    std::vector<Interval> sharded;
     for (std::int64_t i = 0; i < placement.split_factor(); ++i) {
       const Interval part = chunk(count, placement.split_factor(), i);
       const Interval piece = chunk(part.size(), mesh_shape_[m], coordinate[m]);
-      append_part(cut, intervals, {part.begin + piece.begin, part.begin + piece.end});
+      append_part(sharded, intervals, {part.begin + piece.begin, part.begin + piece.end});
     }
-    intervals = std::move(cut);
+    intervals = std::move(sharded);
   }
   return intervals;
 }
@@ -77,11 +79,11 @@ LocalShape MeshLayout::local_shape(std::span<const std::int64_t> coordinate) con
   shape.offsets.reserve(size_.size());
   for (std::size_t d = 0; d < size_.size(); ++d) {
     const std::vector<Interval> intervals = local_intervals(d, coordinate);
-    const bool is_cut = std::any_of(placements_.begin(), placements_.end(), [&](const Placement& placement) {
+    const bool is_sharded = std::any_of(placements_.begin(), placements_.end(), [&](const Placement& placement) {
       return placement.is_shard(static_cast<std::int64_t>(d));
     });
     shape.sizes.push_back(count_of(intervals));
-    shape.offsets.push_back(!intervals.empty() ? intervals.front().begin : is_cut ? size_[d] : 0);
+    shape.offsets.push_back(!intervals.empty() ? intervals.front().begin : is_sharded ? size_[d] : 0);
   }
   return shape;
 }
@@ -115,7 +117,7 @@ std::int64_t mesh_size(std::span<const std::int64_t> mesh_shape) {
   std::int64_t size = 1;
   for (const std::int64_t length : mesh_shape) {
     if (length < 1) {
-      fail(ErrorCode::invalid_argument, "a mesh of shape {}: expected at least 1 in each dimension",
+      fail(ErrorCode::invalid_argument, "mesh of shape {}: expected at least 1 in each dimension",
            shape_to_string(mesh_shape));
     }
     size = checked_multiply(size, length, "size of a mesh");

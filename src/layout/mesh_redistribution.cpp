@@ -26,7 +26,7 @@ std::vector<LocalBoxes> boxes_of_all(const MeshLayout& layout) {
   return boxes;
 }
 
-// The boxes that some ranks have, and whose each is.
+// The boxes of some ranks, and the owner of each box.
 struct RankBoxes {
   struct Owner {
     std::int64_t rank = 0;
@@ -52,18 +52,19 @@ void check_partition(const MeshLayout& layout, const RankBoxes& has) {
          shape_to_string(layout.size()), to_string(layout.placements()), shape_to_string(layout.mesh_shape()), why);
   };
   if (const auto overlap = find_overlap(has.boxes)) {
-    refuse(fmt::format("rank {} has {}, and rank {} {}", has.owners[overlap->first].rank,
+    refuse(fmt::format("rank {} has {} and rank {} has {}, expected no overlap", has.owners[overlap->first].rank,
                        to_string(has.boxes[overlap->first]), has.owners[overlap->second].rank,
                        to_string(has.boxes[overlap->second])));
   }
-  if (const auto hole = find_hole(layout.size(), has.boxes)) refuse(fmt::format("no rank has {}", to_string(*hole)));
+  if (const auto hole = find_hole(layout.size(), has.boxes))
+    refuse(fmt::format("no rank has {}, expected exactly one", to_string(*hole)));
 }
 
-// Among ranks that have the same coordinate wherever `from` doesn't shard there is each element once, so that every
-// rank finds there what it lacks, itself first.
+// Ranks with equal coordinates in all dimensions that `from` does not shard hold each element once. So every rank finds
+// the elements that it lacks among these ranks, its own elements first.
 std::vector<MeshMove> moves_between(const MeshLayout& from, const std::vector<LocalBoxes>& sources,
                                     const MeshLayout& to, bool checks) {
-  std::map<Indices, Indices> slices;  // ranks by the coordinates that a move doesn't change
+  std::map<Indices, Indices> slices;  // ranks by the coordinates that a move keeps
   for (std::int64_t rank = 0; rank < mesh_size(from.mesh_shape()); ++rank) {
     Indices kept;
     const Indices coordinate = mesh_coordinate(from.mesh_shape(), rank);
@@ -100,8 +101,8 @@ std::vector<std::size_t> dims_of(const std::vector<MeshMove>& moves, const Indic
   return {dims.begin(), dims.end()};
 }
 
-// Whether a mesh dimension after `m` cuts `dim`.
-bool is_cut_after(const MeshLayout& layout, std::size_t m, std::int64_t dim) {
+// Returns whether a mesh dimension after `m` shards `dim`.
+bool is_sharded_after(const MeshLayout& layout, std::size_t m, std::int64_t dim) {
   return std::any_of(layout.placements().begin() + static_cast<std::ptrdiff_t>(m) + 1, layout.placements().end(),
                      [dim](const Placement& placement) { return placement.is_shard(dim); });
 }
@@ -111,8 +112,8 @@ bool commute(ReduceOp a, ReduceOp b) {
   return a == b || (adds(a) && adds(b));
 }
 
-// Whether mesh dimension `m`, which is partial, can be left alone. The first mesh dimension is reduced first: another
-// one after it can't be reduced before, or become partial, unless the order doesn't matter.
+// Returns whether mesh dimension `m`, which is partial, can stay so. The first mesh dimension is reduced first: a later
+// one cannot be reduced before it, or become partial, unless the order does not matter.
 bool stays_partial(const MeshLayout& from, const MeshLayout& to, std::size_t m) {
   for (std::size_t after = m + 1; after < from.placements().size(); ++after) {
     const Placement &before = from.placements()[after], &target = to.placements()[after];
@@ -124,8 +125,8 @@ bool stays_partial(const MeshLayout& from, const MeshLayout& to, std::size_t m) 
   return true;
 }
 
-// Tries every way to reduce the partial mesh dimensions, and keeps the one for which least is sent, of those the one of
-// the fewest steps.
+// Tries every way to reduce the partial mesh dimensions. Keeps the one that sends the fewest elements, and of these the
+// one with the fewest steps.
 class Search {
  public:
   Search(const MeshLayout& from, const MeshLayout& to) : to_(to) { reduce_from(0, from, {}, 0); }
@@ -147,8 +148,9 @@ class Search {
     reduce_to(Placement::replicate(), mesh_dim, now, done, sent + 2 * held / ranks * (ranks - 1));
     for (std::size_t d = 0; d < now.size().size(); ++d) {
       const auto shard = Placement::shard(static_cast<std::int64_t>(d));
-      // A rank gets a part of what it has, which is the same part of the whole only if nothing is cut after.
-      if (!is_cut_after(now, mesh_dim, shard.dim()))
+      // A rank gets a part of its local tensor, which is its part of the full tensor only if no later dimension shards
+      // it.
+      if (!is_sharded_after(now, mesh_dim, shard.dim()))
         reduce_to(shard, mesh_dim, now, done, sent + held / ranks * (ranks - 1));
     }
   }
@@ -194,7 +196,9 @@ class Search {
 
 void check(const MeshLayout& from, const MeshLayout& to) {
   if (from.size() != to.size() || from.mesh_shape() != to.mesh_shape()) {
-    fail(ErrorCode::invalid_argument, "redistribution of a tensor of shape {} on a mesh of shape {} to {} on {}",
+    fail(ErrorCode::invalid_argument,
+         "redistribute a tensor of shape {} on a mesh of shape {}: the target has shape {} on a mesh of shape {}, "
+         "expected the same",
          shape_to_string(from.size()), shape_to_string(from.mesh_shape()), shape_to_string(to.size()),
          shape_to_string(to.mesh_shape()));
   }
@@ -204,14 +208,14 @@ void check(const MeshLayout& from, const MeshLayout& to) {
 
 MeshRedistribution plan_redistribution(const MeshLayout& from, const MeshLayout& to) {
   check(from, to);
-  // What shall become partial is replicated until then; or cut as it was, unless what is cut after it would lie in
-  // another part then.
+  // A dimension that becomes partial is replicated until then. It stays sharded if it was, unless a later shard of the
+  // same tensor dimension would then have other elements.
   Placements moved = to.placements();
   std::vector<std::size_t> partial_dims;
   for (std::size_t m = moved.size(); m-- > 0;) {
     const Placement before = from.placements()[m];
     if (!moved[m].is_partial() || (moved[m] == before && stays_partial(from, to, m))) continue;
-    const bool stays = before.is_shard() && !is_cut_after(to, m, before.dim());
+    const bool stays = before.is_shard() && !is_sharded_after(to, m, before.dim());
     moved[m] = stays ? before : Placement::replicate();
     partial_dims.push_back(m);
   }

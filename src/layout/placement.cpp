@@ -12,7 +12,7 @@ Placement Placement::shard(std::int64_t dim) { return strided_shard(dim, 1); }
 
 Placement Placement::strided_shard(std::int64_t dim, std::int64_t split_factor) {
   if (split_factor < 1) {
-    fail(ErrorCode::invalid_argument, "a strided shard with split factor {}: expected 1 or more", split_factor);
+    fail(ErrorCode::invalid_argument, "strided shard with split factor {}: expected 1 or more", split_factor);
   }
   Placement placement;
   placement.kind_ = Kind::shard;

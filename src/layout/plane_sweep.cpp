@@ -9,15 +9,15 @@ namespace {
 
 bool begins_before(const Rectangle& a, const Rectangle& b) { return a.begin_x < b.begin_x; }
 
-// Boxes mostly come in order.
+// Boxes are usually in order already.
 void sort_by_begin(std::span<Rectangle> rectangles) {
   if (!std::is_sorted(rectangles.begin(), rectangles.end(), begins_before)) {
     std::sort(rectangles.begin(), rectangles.end(), begins_before);
   }
 }
 
-// How often each of a row of intervals is covered. A node counts what covers all of its interval but not all of its
-// parent's, so that an interval is added, and taken away again, in O(log n) nodes.
+// Counts how often each interval of a row is covered. A node counts the covers of its entire interval that do not cover
+// its parent's, so that a cover is added or removed in O(log n) nodes.
 class CoverCounts {
  public:
   // `edges`, ascending, are the ends of the intervals.
@@ -42,7 +42,7 @@ class CoverCounts {
 
   bool all_covered() const { return least_[1] > 0; }
 
-  // The first run of intervals that nothing covers. There must be one.
+  // Returns the first run of uncovered intervals. There must be one.
   std::pair<std::int64_t, std::int64_t> first_uncovered() const {
     std::size_t node = 1;
     while (node < leaves_) node = 2 * node + (least_[2 * node] == 0 ? 0 : 1);
@@ -72,12 +72,12 @@ class CoverCounts {
 
   std::vector<std::int64_t> edges_;
   std::size_t leaves_ = 1;
-  std::vector<std::int32_t> own_;    // cover of the node's interval as a whole
-  std::vector<std::int32_t> least_;  // own_ and the least cover below it
+  std::vector<std::int32_t> own_;    // covers of the node's entire interval
+  std::vector<std::int32_t> least_;  // own_ plus the smallest cover below it
 };
 
-std::vector<std::int64_t> edges_in_y(const Rectangle& whole, std::span<const Rectangle> rectangles) {
-  std::vector<std::int64_t> edges = {whole.begin_y, whole.end_y};
+std::vector<std::int64_t> edges_in_y(const Rectangle& area, std::span<const Rectangle> rectangles) {
+  std::vector<std::int64_t> edges = {area.begin_y, area.end_y};
   for (const Rectangle& rectangle : rectangles) {
     edges.push_back(rectangle.begin_y);
     edges.push_back(rectangle.end_y);
@@ -91,7 +91,7 @@ std::vector<std::int64_t> edges_in_y(const Rectangle& whole, std::span<const Rec
 
 std::optional<std::pair<std::size_t, std::size_t>> find_overlap_in_plane(std::span<Rectangle> rectangles) {
   sort_by_begin(rectangles);
-  // By begin_y, disjoint in y. A rectangle that the sweep has left stays until another wants its place.
+  // By begin_y, disjoint in y. A rectangle that the sweep has left stays until another takes its place.
   std::map<std::int64_t, const Rectangle*> crossed;
   for (const Rectangle& rectangle : rectangles) {
     auto next = crossed.lower_bound(rectangle.begin_y);
@@ -105,22 +105,22 @@ std::optional<std::pair<std::size_t, std::size_t>> find_overlap_in_plane(std::sp
   return std::nullopt;
 }
 
-std::optional<Rectangle> find_hole_in_plane(const Rectangle& whole, std::span<Rectangle> rectangles) {
-  CoverCounts counts(edges_in_y(whole, rectangles));
+std::optional<Rectangle> find_hole_in_plane(const Rectangle& area, std::span<Rectangle> rectangles) {
+  CoverCounts counts(edges_in_y(area, rectangles));
   sort_by_begin(rectangles);
   std::vector<const Rectangle*> by_end;
   by_end.reserve(rectangles.size());
   for (const Rectangle& rectangle : rectangles) by_end.push_back(&rectangle);
   std::ranges::sort(by_end, {}, &Rectangle::end_x);
   std::size_t entered = 0, left = 0;
-  for (std::int64_t x = whole.begin_x; x < whole.end_x;) {
+  for (std::int64_t x = area.begin_x; x < area.end_x;) {
     for (; entered < rectangles.size() && rectangles[entered].begin_x == x; ++entered) {
       counts.add(rectangles[entered].begin_y, rectangles[entered].end_y, 1);
     }
     for (; left < by_end.size() && by_end[left]->end_x == x; ++left) {
       counts.add(by_end[left]->begin_y, by_end[left]->end_y, -1);
     }
-    std::int64_t next = whole.end_x;
+    std::int64_t next = area.end_x;
     if (entered < rectangles.size()) next = std::min(next, rectangles[entered].begin_x);
     if (left < by_end.size()) next = std::min(next, by_end[left]->end_x);
     if (!counts.all_covered()) {

@@ -16,7 +16,7 @@ BoxIndex::BoxIndex(const BoxList& boxes) : boxes_(&boxes) {
   if (!order_.empty()) build(0, order_.size());
 }
 
-// Appends the node of order_[first, last) and all nodes below it; as deep as the logarithm of their number.
+// Appends the node of order_[first, last) and all nodes below it. The depth is logarithmic.
 void BoxIndex::build(std::size_t first, std::size_t last) {
   const std::size_t rank = boxes_->rank();
   const std::size_t node = nodes_.size();

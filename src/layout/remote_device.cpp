@@ -11,13 +11,13 @@ namespace tessera {
 
 namespace {
 
-// Of PyTorch 1.13 to 2.14.
+// The device types of PyTorch 1.13 to 2.14.
 constexpr std::array<std::string_view, 21> kDeviceTypes = {
     "cpu", "cuda", "ipu", "xpu",  "mkldnn", "opengl", "opencl", "ideep", "hip",  "ve",           "fpga",
     "ort", "maia", "xla", "lazy", "vulkan", "mps",    "meta",   "hpu",   "mtia", "privateuseone"};
 constexpr std::int32_t kMaxIndex = 127;  // c10::DeviceIndex has 8 bits
 
-// Decimal digits alone.
+// Parses decimal digits without a sign.
 template <typename T>
 std::optional<T> parse_count(std::string_view digits) {
   T value = 0;
@@ -53,10 +53,10 @@ Device Device::parse(std::string_view text) {
   if (std::optional<Device> device = find(text)) return *std::move(device);
   const std::string_view type = text.substr(0, text.find(':'));
   if (std::find(kDeviceTypes.begin(), kDeviceTypes.end(), type) != kDeviceTypes.end()) {
-    fail(ErrorCode::invalid_argument, "device '{}': expected an index from 0 to {} behind '{}:'", printable(text),
+    fail(ErrorCode::invalid_argument, "device '{}': expected an index from 0 to {} after '{}:'", printable(text),
          kMaxIndex, type);
   }
-  fail(ErrorCode::invalid_argument, "device '{}': PyTorch has no type '{}'; expected cpu, cuda, meta, ...",
+  fail(ErrorCode::invalid_argument, "device '{}': PyTorch has no type '{}', expected cpu, cuda, meta, ...",
        printable(text), printable(type));
 }
 
@@ -76,7 +76,7 @@ RemoteDevice::RemoteDevice(std::string_view text) {
     const std::string_view device = text.substr(slash + 1);
     if (device.find('/') != std::string_view::npos) fail_to_parse(text, "more than one '/'");
     std::optional<Device> found = Device::find(device);
-    if (!found) fail_to_parse(text, fmt::format("'{}' is no device", printable(device)));
+    if (!found) fail_to_parse(text, fmt::format("'{}' is not a device", printable(device)));
     device_ = *std::move(found);
   }
   if (worker.empty()) fail_to_parse(text, "no worker");
@@ -85,9 +85,9 @@ RemoteDevice::RemoteDevice(std::string_view text) {
     worker_name_ = worker;
     return;
   }
-  if (worker.substr(0, colon) != "rank") fail_to_parse(text, fmt::format("'{}' is no worker", printable(worker)));
+  if (worker.substr(0, colon) != "rank") fail_to_parse(text, fmt::format("'{}' is not a worker", printable(worker)));
   rank_ = parse_count<std::int64_t>(worker.substr(colon + 1));
-  if (!rank_) fail_to_parse(text, fmt::format("'{}' is no rank", printable(worker.substr(colon + 1))));
+  if (!rank_) fail_to_parse(text, fmt::format("'{}' is not a rank", printable(worker.substr(colon + 1))));
 }
 
 RemoteDevice::RemoteDevice(std::int64_t rank, Device device) : rank_(rank), device_(std::move(device)) {

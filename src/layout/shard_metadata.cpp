@@ -20,7 +20,7 @@ std::int64_t end_of(const ShardMetadata& shard, std::size_t dim) {
   return checked_add(shard.shard_offsets[dim], shard.shard_sizes[dim], "end of a shard");
 }
 
-// The dimensions in which not all shards are the same.
+// Returns the dimensions in which the shards differ.
 std::vector<std::size_t> sharded_dims(std::span<const ShardMetadata> shards) {
   std::vector<std::size_t> dims;
   for (std::size_t d = 0; d < shards[0].rank(); ++d) {
@@ -32,21 +32,21 @@ std::vector<std::size_t> sharded_dims(std::span<const ShardMetadata> shards) {
   return dims;
 }
 
-// Of shards that are cut in one dimension, those next to each other decide.
+// For shards split in one dimension, comparing neighbors is enough.
 Pair find_overlap_in(std::span<const ShardMetadata> shards, std::size_t dim) {
-  struct Interval {
+  struct ShardInterval {
     std::int64_t begin, end;
     std::size_t shard;
   };
-  std::vector<Interval> intervals;
+  std::vector<ShardInterval> intervals;
   intervals.reserve(shards.size());
   for (std::size_t i = 0; i < shards.size(); ++i) {
     intervals.push_back({shards[i].shard_offsets[dim], end_of(shards[i], dim), i});
   }
-  const auto before = [](const Interval& a, const Interval& b) {
+  const auto before = [](const ShardInterval& a, const ShardInterval& b) {
     return std::tie(a.begin, a.end, a.shard) < std::tie(b.begin, b.end, b.shard);
   };
-  // Shards mostly come in order.
+  // Shards are usually in order already.
   if (!std::is_sorted(intervals.begin(), intervals.end(), before)) {
     std::sort(intervals.begin(), intervals.end(), before);
   }
@@ -56,14 +56,14 @@ Pair find_overlap_in(std::span<const ShardMetadata> shards, std::size_t dim) {
   return std::nullopt;
 }
 
-// Whether each lies before the other's end in each of `dims`.
+// Returns whether each shard begins before the end of the other in each of `dims`.
 bool meet(const ShardMetadata& a, const ShardMetadata& b, std::span<const std::size_t> dims) {
   return std::all_of(dims.begin(), dims.end(), [&](std::size_t d) {
     return a.shard_offsets[d] < end_of(b, d) && b.shard_offsets[d] < end_of(a, d);
   });
 }
 
-// What `shard` is in `dims`.
+// Returns the box of `shard` in the dimensions `dims`.
 Box box_in(const ShardMetadata& shard, std::span<const std::size_t> dims) {
   Box box;
   for (const std::size_t d : dims) {
@@ -73,8 +73,8 @@ Box box_in(const ShardMetadata& shard, std::span<const std::size_t> dims) {
   return box;
 }
 
-// What an empty shard lies within has, where that is empty, the element in front of it, too, so that boxes which hold
-// this element instead find the pairs.
+// Extends each empty side by the element before it. A shard that an empty shard is strictly inside of contains this
+// element, so the index finds the pairs.
 Pair find_overlap_with_empty(std::span<const ShardMetadata> shards, std::span<const std::size_t> dims,
                              std::span<const std::size_t> empty) {
   BoxList stretched(dims.size());
@@ -97,7 +97,7 @@ Pair find_overlap_with_empty(std::span<const ShardMetadata> shards, std::span<co
   return std::nullopt;
 }
 
-// The shards that have elements overlap as boxes do.
+// Shards that are not empty overlap if their boxes do.
 Pair find_overlap_in(std::span<const ShardMetadata> shards, std::span<const std::size_t> dims) {
   BoxList boxes(dims.size());
   boxes.reserve(shards.size());
@@ -122,13 +122,13 @@ ShardMetadata::ShardMetadata(std::vector<std::int64_t> offsets, std::vector<std:
                              std::optional<RemoteDevice> placement_in)
     : shard_offsets(std::move(offsets)), shard_sizes(std::move(sizes)), placement(std::move(placement_in)) {
   if (shard_offsets.size() != shard_sizes.size()) {
-    fail(ErrorCode::invalid_argument, "shard of offsets {} and sizes {}: expected equally many",
+    fail(ErrorCode::invalid_argument, "shard with offsets {} and sizes {}: expected as many offsets as sizes",
          shape_to_string(shard_offsets), shape_to_string(shard_sizes));
   }
   const auto is_negative = [](std::int64_t n) { return n < 0; };
   if (std::any_of(shard_offsets.begin(), shard_offsets.end(), is_negative) ||
       std::any_of(shard_sizes.begin(), shard_sizes.end(), is_negative)) {
-    fail(ErrorCode::invalid_argument, "shard of offsets {} and sizes {}: expected none below 0",
+    fail(ErrorCode::invalid_argument, "shard with offsets {} and sizes {}: expected no negative value",
          shape_to_string(shard_offsets), shape_to_string(shard_sizes));
   }
 }
@@ -150,8 +150,8 @@ void validate_non_overlapping(std::span<const ShardMetadata> shards) {
   if (shards.size() < 2) return;
   for (const ShardMetadata& shard : shards) {
     if (shard.rank() != shards[0].rank()) {
-      fail(ErrorCode::invalid_argument, "shards {} and {}: expected equally many dimensions", to_string(shards[0]),
-           to_string(shard));
+      fail(ErrorCode::invalid_argument, "shards {} and {}: expected the same number of dimensions",
+           to_string(shards[0]), to_string(shard));
     }
   }
   const std::vector<std::size_t> dims = sharded_dims(shards);
@@ -164,26 +164,26 @@ void validate_non_overlapping(std::span<const ShardMetadata> shards) {
     found = find_overlap_in(shards, dims);
   }
   if (!found) return;
-  fail(ErrorCode::invalid_argument, "shards {} and {} overlap", to_string(shards[found->first]),
-       to_string(shards[found->second]));
+  fail(ErrorCode::invalid_argument, "shards {} and {} overlap, expected shards without common elements",
+       to_string(shards[found->first]), to_string(shards[found->second]));
 }
 
 void check_tensor(std::span<const ShardMetadata> shards, std::span<const std::int64_t> size) {
   if (shards.empty()) {
-    fail(ErrorCode::invalid_argument, "tensor of size {}: expected at least one shard", shape_to_string(size));
+    fail(ErrorCode::invalid_argument, "tensor of size {}: found no shards, expected at least one shard",
+         shape_to_string(size));
   }
   const std::int64_t volume = checked_numel(size, "a tensor");
   std::int64_t volume_of_shards = 0;
   for (const ShardMetadata& shard : shards) {
     if (shard.rank() != size.size()) {
-      fail(ErrorCode::invalid_argument, "tensor of size {}, shard {}: expected equally many dimensions",
-           shape_to_string(size), to_string(shard));
+      fail(ErrorCode::invalid_argument, "tensor of size {}: shard {} has {} dimensions, expected {}",
+           shape_to_string(size), to_string(shard), shard.rank(), size.size());
     }
     for (std::size_t d = 0; d < size.size(); ++d) {
       if (end_of(shard, d) <= size[d]) continue;
-      fail(ErrorCode::invalid_argument,
-           "tensor of size {}, shard {}: it ends at {} in dimension {}, expected at most {}", shape_to_string(size),
-           to_string(shard), end_of(shard, d), d, size[d]);
+      fail(ErrorCode::invalid_argument, "tensor of size {}: shard {} ends at {} in dimension {}, expected at most {}",
+           shape_to_string(size), to_string(shard), end_of(shard, d), d, size[d]);
     }
     volume_of_shards = checked_add(volume_of_shards, checked_numel(shard.shard_sizes, "a shard"), "volume of shards");
   }
@@ -192,7 +192,7 @@ void check_tensor(std::span<const ShardMetadata> shards, std::span<const std::in
   for (const ShardMetadata& shard : shards) boxes.push_back(shard.box());
   const std::optional<Box> hole = find_hole(size, boxes);
   fail(ErrorCode::invalid_argument, "tensor of size {}: the shards have {} elements, expected {}{}",
-       shape_to_string(size), volume_of_shards, volume, hole ? fmt::format("; none has {}", to_string(*hole)) : "");
+       shape_to_string(size), volume_of_shards, volume, hole ? fmt::format("; no shard has {}", to_string(*hole)) : "");
 }
 
 }  // namespace tessera

@@ -8,7 +8,7 @@ namespace tessera {
 
 BoxList chunk_boxes(std::span<const std::int64_t> shape, std::int64_t dim, std::int64_t ranks) {
   if (ranks < 1) {
-    fail(ErrorCode::invalid_argument, "cutting shape {} for {} ranks: expected at least one", shape_to_string(shape),
+    fail(ErrorCode::invalid_argument, "shard shape {} over {} ranks: expected at least 1", shape_to_string(shape),
          ranks);
   }
   BoxList boxes(shape.size());
@@ -19,8 +19,8 @@ BoxList chunk_boxes(std::span<const std::int64_t> shape, std::int64_t dim, std::
   }
   const auto rank = static_cast<std::int64_t>(shape.size());
   if (dim < -rank || dim >= rank) {
-    fail(ErrorCode::invalid_argument, "cutting shape {} in dimension {}: expected {} to {}", shape_to_string(shape),
-         dim, -rank, rank - 1);
+    fail(ErrorCode::invalid_argument, "shard shape {} in dimension {}: expected {} to {}", shape_to_string(shape), dim,
+         -rank, rank - 1);
   }
   const auto d = static_cast<std::size_t>(dim < 0 ? dim + rank : dim);
   const std::int64_t rows = shape[d] / ranks + (shape[d] % ranks != 0 ? 1 : 0);

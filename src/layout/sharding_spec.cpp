@@ -10,14 +10,14 @@ namespace tessera {
 
 namespace {
 
-// Rows of each chunk but the last ones. `chunks` > 0.
+// Returns the rows of a full chunk. `chunks` > 0.
 std::int64_t chunk_rows(std::int64_t rows, std::int64_t chunks) { return rows / chunks + (rows % chunks != 0 ? 1 : 0); }
 
 std::int64_t rows_of_chunk(std::int64_t rows, std::int64_t rows_each, std::int64_t chunk) {
   return std::clamp<std::int64_t>(rows - chunk * rows_each, 0, rows_each);
 }
 
-// The one dimension in which shards begin at other places than 0; nothing if there are several, or none.
+// Returns the only dimension in which some shard has an offset other than 0; nothing if there are several, or none.
 std::optional<std::size_t> only_offset_dim(std::span<const ShardMetadata> shards) {
   std::optional<std::size_t> dim;
   for (const ShardMetadata& shard : shards) {
@@ -42,7 +42,8 @@ std::string join(const std::vector<T>& values) {
 ChunkShardingSpec::ChunkShardingSpec(std::int64_t dim, std::vector<RemoteDevice> placements)
     : dim_(dim), placements_(std::move(placements)) {
   if (placements_.empty()) {
-    fail(ErrorCode::invalid_argument, "ChunkShardingSpec of dimension {}: expected at least one placement", dim);
+    fail(ErrorCode::invalid_argument,
+         "ChunkShardingSpec of dimension {}: found no placements, expected at least one placement", dim);
   }
 }
 
@@ -50,9 +51,8 @@ ShardedTensorMetadata ChunkShardingSpec::build_metadata(std::span<const std::int
                                                         const TensorProperties& properties) const {
   const auto rank = static_cast<std::int64_t>(size.size());
   if (dim_ >= rank || dim_ < -rank) {
-    fail(ErrorCode::invalid_argument,
-         "ChunkShardingSpec of dimension {} cuts size {}: expected a dimension that it has", dim_,
-         shape_to_string(size));
+    fail(ErrorCode::invalid_argument, "ChunkShardingSpec of dimension {} on size {}: expected one of its {} dimensions",
+         dim_, shape_to_string(size), rank);
   }
   const auto d = static_cast<std::size_t>(dim_ < 0 ? dim_ + rank : dim_);
   const std::int64_t rows_each = chunk_rows(size[d], static_cast<std::int64_t>(placements_.size()));
@@ -80,7 +80,8 @@ std::string ChunkShardingSpec::to_string() const {
 }
 
 EnumerableShardingSpec::EnumerableShardingSpec(std::vector<ShardMetadata> shards) : shards_(std::move(shards)) {
-  if (shards_.empty()) fail(ErrorCode::invalid_argument, "EnumerableShardingSpec: expected at least one shard");
+  if (shards_.empty())
+    fail(ErrorCode::invalid_argument, "EnumerableShardingSpec: found no shards, expected at least one shard");
   validate_non_overlapping(shards_);
 }
 
@@ -113,7 +114,7 @@ std::shared_ptr<const ShardingSpec> infer_sharding_spec(std::span<const ShardMet
   const auto begins_before = [&](std::size_t a, std::size_t b) {
     return shards[a].shard_offsets[*dim] < shards[b].shard_offsets[*dim];
   };
-  if (!std::is_sorted(order.begin(), order.end(), begins_before)) {  // they mostly come in order
+  if (!std::is_sorted(order.begin(), order.end(), begins_before)) {  // they are usually in order already
     std::stable_sort(order.begin(), order.end(), begins_before);
   }
   std::int64_t rows = 0;
@@ -131,7 +132,8 @@ std::shared_ptr<const ShardingSpec> infer_sharding_spec(std::span<const ShardMet
       return enumerable();
     }
     if (!shard.placement) {
-      fail(ErrorCode::invalid_argument, "infer the sharding spec of {} shards: {} has no placement", shards.size(),
+      fail(ErrorCode::invalid_argument,
+           "infer the sharding spec of {} shards: {} has no placement, expected one for each shard", shards.size(),
            tessera::to_string(shard));
     }
     placements.push_back(*shard.placement);

@@ -38,7 +38,7 @@ TEST(BlockCacheTest, BlocksAreAlignedHoldWhatIsWrittenAndAreNobodyElses) {
   }
 }
 
-// Otherwise this would need 64 GiB of addresses.
+// Without the limit this would need 64 GiB of address space.
 TEST(BlockCacheTest, OnlySoMuchIsKept) {
   for (int round = 0; round < 4; ++round) {
     std::vector<Block> blocks;

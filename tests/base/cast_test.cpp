@@ -10,6 +10,7 @@
 #include <sstream>
 
 #include "support/error_matchers.h"
+#include "support/paths.h"
 #include "tessera/base/bytes.h"
 #include "tessera/base/crc32.h"
 #include "tessera/base/file.h"
@@ -18,10 +19,10 @@ namespace tessera {
 namespace {
 
 std::filesystem::path golden(const std::string& file) {
-  return std::filesystem::path(TESSERA_SOURCE_DIR) / "tests" / "golden" / "cast" / file;
+  return std::filesystem::path(tessera::testing::source_dir()) / "tests" / "golden" / "cast" / file;
 }
 
-// Little-endian patterns first, first + step, ... of `size` bytes each.
+// Returns the little-endian patterns first, first + step, ..., each of `size` bytes.
 Bytes patterns(std::int64_t size, std::uint64_t count, std::uint64_t step) {
   Bytes bytes(count * static_cast<std::size_t>(size));
   for (std::uint64_t i = 0; i < count; ++i) {
@@ -157,7 +158,7 @@ TEST(CastTest, NothingIsConvertedBesideTheNamedTypes) {
   EXPECT_ERROR(cast(DType::int64, bytes, DType::float32, bytes, 1), ErrorCode::unsupported, "int64 to float32");
 }
 
-// As torch.dtype.is_floating_point.
+// The same as torch.dtype.is_floating_point.
 TEST(CastTest, FloatingPointTypesAreThoseOfPyTorch) {
   std::vector<std::string_view> names;
   for (const DType dtype : all_dtypes()) {
@@ -183,7 +184,7 @@ TEST(CastTest, UnalignedMemoryOfAnyLength) {
     for (std::int64_t i = 0; i < std::min<std::int64_t>(count, 257); ++i) {
       float value = 0;
       std::memcpy(&value, back.data() + 1 + 4 * i, 4);
-      ASSERT_EQ(value, static_cast<float>(i)) << "of " << count;  // integers to 256 fit
+      ASSERT_EQ(value, static_cast<float>(i)) << "of " << count;  // integers up to 256 are exact
     }
   }
 }

@@ -9,15 +9,15 @@ TEST(Crc32Test, MatchesTheCheckValueOfTheStandard) { EXPECT_EQ(crc32(as_bytes("1
 
 TEST(Crc32Test, OfTwoPartsIsTheSameByContinuingAndByCombining) {
   const std::string text = "sharded training state, in two parts of unequal length";
-  for (std::size_t cut = 0; cut <= text.size(); ++cut) {
-    const ByteView a = as_bytes(text).first(cut), b = as_bytes(text).subspan(cut);
+  for (std::size_t split = 0; split <= text.size(); ++split) {
+    const ByteView a = as_bytes(text).first(split), b = as_bytes(text).subspan(split);
     EXPECT_EQ(crc32(b, crc32(a)), crc32(as_bytes(text)));
     EXPECT_EQ(crc32_combine(crc32(a), crc32(b), b.size()), crc32(as_bytes(text)));
   }
 }
 
 TEST(Crc32Test, CombinesPartsLongerThanFourGigabytes) {
-  // 2^33 zero bytes behind the CRC of "a": appending twice 2^32 is the same.
+  // 2^33 zero bytes after "a": appending 2^32 twice gives the same CRC.
   const std::uint64_t length = std::uint64_t{1} << 32;
   std::uint32_t zeros = crc32(Bytes(1 << 20));
   for (std::uint64_t n = 1 << 20; n < length; n *= 2) zeros = crc32_combine(zeros, zeros, n);

@@ -16,7 +16,7 @@ TEST(DTypeTest, EveryNameLeadsBackToItsDType) {
   }
 }
 
-// What `torch.<name>.itemsize` says in PyTorch 2.14.
+// The values of `torch.<name>.itemsize` in PyTorch 2.14.
 TEST(DTypeTest, SizesAreThoseOfPyTorch) {
   for (const auto& [name, size] : std::initializer_list<std::pair<const char*, int>>{{"complex128", 16},
                                                                                      {"complex64", 8},

@@ -29,7 +29,7 @@ TEST(FileTest, ReadingPastTheEndSaysWhereTheFileEnds) {
   write_new_file(directory / "a", as_bytes("12345"));
   const File file = File::open_read(directory / "a");
   Bytes read(4);
-  EXPECT_ERROR(file.read_at(3, read), ErrorCode::corrupt, "/a at byte 5", "ends at byte 5", "2 more bytes expected");
+  EXPECT_ERROR(file.read_at(3, read), ErrorCode::corrupt, "/a at byte 5", "ends at byte 5", "expected 2 more bytes");
 }
 
 TEST(FileTest, AMissingFileIsNotFound) {
@@ -50,8 +50,8 @@ TEST(FileTest, CreatingWhatExistsFails) {
 }
 
 TEST(FileTest, WritingToAFullDeviceNamesIt) {
-  // /dev/full is no regular file, so it is reached through a path that is opened for writing elsewhere: a too large
-  // reservation has the same effect on any disk.
+  // /dev/full is not a regular file, so the test cannot use it. A reservation that is too large has the same effect on
+  // any disk.
   const TemporaryDirectory directory;
   File file = File::create_new(directory / "a");
   EXPECT_ERROR(file.preallocate(std::uint64_t{1} << 60), ErrorCode::io, "reserve", "/a");
@@ -61,7 +61,7 @@ TEST(FileTest, ReadingAWholeFileRespectsTheLimit) {
   const TemporaryDirectory directory;
   write_new_file(directory / "a", as_bytes("12345"));
   EXPECT_EQ(as_text(read_file(directory / "a", 5)), "12345");
-  EXPECT_ERROR(read_file(directory / "a", 4), ErrorCode::corrupt, "has 5 bytes, at most 4");
+  EXPECT_ERROR(read_file(directory / "a", 4), ErrorCode::corrupt, "found 5 bytes, expected at most 4");
 }
 
 TEST(RenameTest, NewNameMustNotExist) {

@@ -29,7 +29,7 @@ TEST(ThreadPoolTest, SubmitBlocksWhileTheQueueIsFull) {
   pool.submit(task);
   while (begun == 0) std::this_thread::yield();
   pool.submit(task);
-  pool.submit(task);  // the queue now holds its two
+  pool.submit(task);  // the queue is now full
   std::atomic<bool> submitted = false;
   std::thread other([&] {
     pool.submit([] {});

@@ -26,7 +26,7 @@ const std::vector<at::ScalarType>& all_dtypes() {
   return dtypes;
 }
 
-// `count` elements that no other rank has.
+// Returns `count` elements that differ from those of other ranks.
 at::Tensor of_rank(int rank, std::int64_t count, at::ScalarType dtype) {
   const at::Tensor numbers = at::arange(count, at::kLong).add(rank * 7 + 1);
   return dtype == at::kBool ? numbers.remainder(2).to(dtype) : numbers.to(dtype);
@@ -117,7 +117,7 @@ TEST_P(CollectivesTest, ReduceScatterOfEveryOperation) {
   });
 }
 
-// Rank r has for rank s as many elements as (r + 2 s) % 4, none for some.
+// Rank r sends (r + 2 s) % 4 elements to rank s, which is none for some.
 TEST_P(CollectivesTest, AllToAllWithSplitsThatDiffer) {
   run_local(world(), [&](const ProcessGroup& group) {
     const auto count = [](int from, int to) { return static_cast<std::int64_t>((from + 2 * to) % 4); };
@@ -144,24 +144,24 @@ TEST_P(CollectivesTest, AllToAllsThatArePendingTogether) {
     std::vector<PendingCollective> pending;
     for (int call = 0; call < 5; ++call) {
       outs.push_back(at::empty({2 * world()}, at::kInt));
-      // What nobody else holds lives until the collective has ended.
+      // The collective keeps tensors alive that the caller has released.
       const at::Tensor in = at::full({2 * world()}, 100 * call + group.rank(), at::kInt);
       pending.push_back(group.start_all_to_all(outs.back(), in, splits, splits));
     }
     for (int call = 0; call < 5; ++call) {
       pending[static_cast<std::size_t>(call)].wait();
-      pending[static_cast<std::size_t>(call)].wait();  // does nothing
+      pending[static_cast<std::size_t>(call)].wait();  // no-op
       const at::Tensor expected = at::arange(world(), at::kInt).repeat_interleave(2).add(100 * call);
       EXPECT_TRUE(at::equal(outs[static_cast<std::size_t>(call)], expected)) << call;
     }
-    // Nobody has to wait.
+    // Waiting is optional.
     const at::Tensor in = at::ones({2 * world()});
     group.start_all_to_all(at::empty({2 * world()}), in, splits, splits);
     group.barrier();
   });
 }
 
-// Of several kinds, waited for in the order in which they began.
+// Several kinds, waited for in the order in which they started.
 TEST_P(CollectivesTest, CollectivesOfEveryKindThatArePendingTogether) {
   run_local(world(), [&](const ProcessGroup& group) {
     std::vector<at::Tensor> gathered, reduced;
@@ -182,7 +182,7 @@ TEST_P(CollectivesTest, CollectivesOfEveryKindThatArePendingTogether) {
       const double mean_rank = (world() - 1) / 2.0;
       EXPECT_TRUE(at::equal(reduced[call], at::arange(2, at::kFloat).add(2 * group.rank() + number + mean_rank)));
     }
-    // Nobody has to wait.
+    // Waiting is optional.
     group.start_all_gather_into(at::empty({3 * world()}), at::ones({3}));
     group.start_reduce_scatter_into(at::empty({3}), at::ones({3 * world()}));
     group.barrier();
@@ -215,7 +215,7 @@ Bytes bytes_of_rank(int rank, std::size_t size) { return Bytes(size, static_cast
 
 TEST_P(CollectivesTest, BytesOfAnySize) {
   run_local(world(), [&](const ProcessGroup& group) {
-    // The second time one rank has nearly all of it.
+    // In the second round one rank has nearly all bytes.
     for (const std::size_t factor : {std::size_t{1}, std::size_t{1} << 20}) {
       const auto size = [&](int rank) { return rank == world() - 1 ? factor : static_cast<std::size_t>(rank); };
       const std::vector<Bytes> all = group.all_gather_bytes(bytes_of_rank(group.rank(), size(group.rank())));
@@ -276,7 +276,7 @@ TEST_P(CollectivesTest, SubgroupsOfEvenAndOddRanksBackwards) {
       const at::Tensor sum = at::full({1}, group.rank(), at::kLong);
       half->all_reduce(sum);
       EXPECT_EQ(sum.item<int>(), std::accumulate(ranks.begin(), ranks.end(), 0));
-      // Of a subgroup, too.
+      // The same in a subgroup.
       const int first[] = {0};
       EXPECT_EQ(half->subgroup(first).has_value(), half->rank() == 0);
     }
@@ -294,7 +294,7 @@ TEST_P(CollectivesTest, AgreementOnSuccessAndOnFailure) {
     };
     const std::string rank = world() == 1 ? "" : "rank " + std::to_string(last) + ": ";
     EXPECT_ERROR(step(), ErrorCode::io, rank + "no file " + std::to_string(last));
-    group.barrier();  // and all is well again
+    group.barrier();  // the group is still usable
   });
 }
 
@@ -323,13 +323,12 @@ TEST(ArgumentsTest, AreRefusedBeforeAnythingIsSent) {
     refuse([&] { group.broadcast(at::zeros({2, 2}).t(), 0); }, "broadcast", "not contiguous");
     refuse([&] { group.broadcast(at::zeros({2}, at::TensorOptions().device(at::kMeta)), 0); }, "broadcast", "on meta");
     refuse([&] { group.all_reduce(at::zeros({1}, at::kInt), ReduceOp::average); }, "all_reduce", "average of Int");
-    refuse([&] { group.all_gather_into(two, two); }, "all_gather_into", "out has 2 elements, expected 2 ranks' 2");
+    refuse([&] { group.all_gather_into(two, two); }, "all_gather_into", "out has 2 elements, expected 2 x 2");
     refuse([&] { group.all_gather_into(four.to(at::kInt), two); }, "all_gather_into", "out is of Int, in of Float");
-    refuse([&] { group.reduce_scatter_into(two, two); }, "reduce_scatter_into",
-           "in has 2 elements, expected 2 ranks' 2");
+    refuse([&] { group.reduce_scatter_into(two, two); }, "reduce_scatter_into", "in has 2 elements, expected 2 x 2");
     refuse([&] { group.all_to_all(two, four, ones, ones); }, "all_to_all", "splits of in are [1, 1]");
-    refuse([&] { group.gather(four, two, 1 - group.rank()); }, "gather", "out is given");
-    refuse([&] { group.scatter(two, four, 1 - group.rank()); }, "scatter", "in is given");
+    refuse([&] { group.gather(four, two, 1 - group.rank()); }, "gather", "out is defined");
+    refuse([&] { group.scatter(two, four, 1 - group.rank()); }, "scatter", "in is defined");
     refuse([&] { group.subgroup(bad_ranks); }, "subgroup", "ranks [0, 2], expected some of 0 to 1");
     refuse([&] { group.subgroup(twice); }, "subgroup", "each once");
     refuse([&] { group.subgroup({}); }, "subgroup", "ranks []");

@@ -1,4 +1,5 @@
-// Ranks that die, leave, don't come, or throw. Whoever waits for them must be told which and why, and soon.
+// Ranks that die, leave, never arrive, or throw. Every rank that waits for them must soon get an error naming them and
+// the reason.
 
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
@@ -56,8 +57,8 @@ class DeadRankTest : public ::testing::TestWithParam<std::size_t> {};
 INSTANTIATE_TEST_SUITE_P(Collectives, DeadRankTest, ::testing::Range(std::size_t{0}, collectives().size()),
                          [](const auto& test) { return std::string(collectives()[test.param].name); });
 
-// Rank 1 of 3 is killed before it comes. A rank that needs nothing of it may have ended by then; it is told in the
-// barrier behind it.
+// Rank 1 of 3 is killed before the collective. A rank that needs nothing from it may have completed by then; it gets
+// the error in the barrier that follows.
 TEST_P(DeadRankTest, IsNamedToEveryOther) {
   const NamedCollective collective = collectives()[GetParam()];
   const std::vector<RankOutcome> outcomes = run_processes(3, quick(), [&](const ProcessGroup& group) {
@@ -70,9 +71,9 @@ TEST_P(DeadRankTest, IsNamedToEveryOther) {
   EXPECT_EQ(outcomes[1].signal, SIGKILL);
   for (const int rank : {0, 2}) {
     const RankOutcome& outcome = outcomes[static_cast<std::size_t>(rank)];
-    EXPECT_THAT(outcome.said, StartsWith("rank_failure: "));
-    EXPECT_THAT(outcome.said, HasSubstr(" on rank " + std::to_string(rank) + " of 3"));
-    EXPECT_THAT(outcome.said, HasSubstr("rank 1 died: nothing was heard of it for 1000 ms"));
+    EXPECT_THAT(outcome.report, StartsWith("rank_failure: "));
+    EXPECT_THAT(outcome.report, HasSubstr(" on rank " + std::to_string(rank) + " of 3"));
+    EXPECT_THAT(outcome.report, HasSubstr("rank 1 died: no sign of life for 1000 ms"));
   }
 }
 
@@ -84,14 +85,14 @@ TEST(FailureTest, TheRankThatKeepsTheStoreDies) {
     return std::string("nothing happened");
   });
   for (const std::size_t rank : {1u, 2u}) {
-    EXPECT_THAT(outcomes[rank].said, StartsWith("rank_failure: barrier on rank"));
-    EXPECT_THAT(outcomes[rank].said, HasSubstr("rank 0, which keeps the store, is gone"));
+    EXPECT_THAT(outcomes[rank].report, StartsWith("rank_failure: barrier on rank"));
+    EXPECT_THAT(outcomes[rank].report, HasSubstr("rank 0, which keeps the store, is gone"));
   }
 }
 
 TEST(FailureTest, ARankThatDoesNotComeIsNamedWithWhatItDoes) {
   InitOptions options = quick();
-  options.timeout = seconds(6);  // in which the ranks must meet as well
+  options.timeout = seconds(6);  // also the time that the ranks have to connect
   const std::vector<RankOutcome> outcomes = run_processes(3, options, [&](const ProcessGroup& group) {
     group.barrier();
     if (group.rank() == 2) std::this_thread::sleep_for(seconds(9));
@@ -99,12 +100,12 @@ TEST(FailureTest, ARankThatDoesNotComeIsNamedWithWhatItDoes) {
     return std::string("nothing happened");
   });
   for (const std::size_t rank : {0u, 1u}) {
-    EXPECT_THAT(outcomes[rank].said, StartsWith("rank_failure: all_reduce on rank"));
-    EXPECT_THAT(outcomes[rank].said, HasSubstr("rank 2 didn't come within 6"));
-    EXPECT_THAT(outcomes[rank].said, HasSubstr("rank 2 is in no collective"));
+    EXPECT_THAT(outcomes[rank].report, StartsWith("rank_failure: all_reduce on rank"));
+    EXPECT_THAT(outcomes[rank].report, HasSubstr("rank 2 did not arrive within 6"));
+    EXPECT_THAT(outcomes[rank].report, HasSubstr("rank 2 is in no collective"));
   }
-  // When it comes, it is told that it is too late.
-  EXPECT_THAT(outcomes[2].said, HasSubstr("rank 2 didn't come within 6"));
+  // When it arrives, it learns that it is too late.
+  EXPECT_THAT(outcomes[2].report, HasSubstr("rank 2 did not arrive within 6"));
 }
 
 TEST(FailureTest, ABarrierMayHaveATimeoutOfItsOwn) {
@@ -114,7 +115,7 @@ TEST(FailureTest, ABarrierMayHaveATimeoutOfItsOwn) {
     group.barrier(milliseconds(500));
     return std::string("nothing happened");
   });
-  EXPECT_THAT(outcomes[0].said, HasSubstr("rank 1 didn't come within "));
+  EXPECT_THAT(outcomes[0].report, HasSubstr("rank 1 did not arrive within "));
 }
 
 TEST(FailureTest, ARankThatLeavesIsNamed) {
@@ -124,7 +125,7 @@ TEST(FailureTest, ARankThatLeavesIsNamed) {
     group.barrier();
     return std::string("nothing happened");
   });
-  for (const std::size_t rank : {0u, 2u}) EXPECT_THAT(outcomes[rank].said, HasSubstr("rank 1 left the group"));
+  for (const std::size_t rank : {0u, 2u}) EXPECT_THAT(outcomes[rank].report, HasSubstr("rank 1 left the group"));
 }
 
 TEST(FailureTest, ARankThatNeverStartsIsMissed) {
@@ -134,7 +135,7 @@ TEST(FailureTest, ARankThatNeverStartsIsMissed) {
   options.world_size = 2;
   EXPECT_ERROR(init_process_group(options), ErrorCode::rank_failure, "init process group: rank 0 of 2");
   options.rank = 1;
-  EXPECT_ERROR(init_process_group(options), ErrorCode::rank_failure, "rank 1 couldn't reach rank 0's store");
+  EXPECT_ERROR(init_process_group(options), ErrorCode::rank_failure, "rank 1 could not reach rank 0's store");
 }
 
 TEST(FailureTest, ABrokenGroupSaysSoAgain) {
@@ -144,10 +145,10 @@ TEST(FailureTest, ABrokenGroupSaysSoAgain) {
     EXPECT_ERROR(group.barrier(), ErrorCode::rank_failure, "rank 1 died");
     EXPECT_ERROR(group.all_reduce(at::ones({1})), ErrorCode::rank_failure, "all_reduce on rank 0", "rank 1 died");
     const int alone[] = {0};
-    group.subgroup(alone)->all_reduce(at::ones({1}));  // needs nobody
+    group.subgroup(alone)->all_reduce(at::ones({1}));  // needs no other rank
     return std::string(::testing::Test::HasFailure() ? "failed" : "good");
   });
-  EXPECT_EQ(outcomes[0].said, "good");
+  EXPECT_EQ(outcomes[0].report, "good");
 }
 
 TEST(FailureTest, OptionsThatCannotBeMeant) {
@@ -162,10 +163,10 @@ TEST(FailureTest, OptionsThatCannotBeMeant) {
   options.world_size = 2;
   options.backend = "smoke";
   options.master_port = testing::free_port();
-  EXPECT_ERROR(init_process_group(options), ErrorCode::unsupported, "no backend 'smoke'", "there are: gloo");
+  EXPECT_ERROR(init_process_group(options), ErrorCode::unsupported, "no backend 'smoke'", "expected one of: gloo");
 }
 
-// Ends between a wait that was too short and the question whether it has ended.
+// Ends between a wait that timed out and the query whether it has ended.
 class LateWork : public ::c10d::Work {
  public:
   explicit LateWork(bool fails) : fails_(fails) {}
@@ -195,7 +196,7 @@ TEST(FailureTest, ACollectiveThatEndsJustAfterItsWaitHasEndedAsItDid) {
   EXPECT_ERROR(run(true), ErrorCode::rank_failure, "barrier on rank 0 of 1", "connection reset");
 }
 
-// Without waiting for others that might have died.
+// Without waiting for other ranks that might have died.
 TEST(FailureTest, WhatTheBackendRefusesIsSaidAtOnce) {
   ProcessGroup::Impl group;
   group.timeout = seconds(60);
@@ -206,11 +207,11 @@ TEST(FailureTest, WhatTheBackendRefusesIsSaidAtOnce) {
   const auto begin = std::chrono::steady_clock::now();
   const auto refused = [](comm::Backend&) -> comm::WorkPtr { throw std::runtime_error("no such operation"); };
   EXPECT_ERROR(group.run("broadcast", at::kCPU, refused), ErrorCode::rank_failure, "broadcast on rank 0 of 2",
-               "gloo refuses it: no such operation");
+               "gloo rejected the call: no such operation");
   EXPECT_LT(std::chrono::steady_clock::now() - begin, seconds(10));
 }
 
-// Nobody may leave while others still connect to it.
+// A rank must not leave while others still connect to it.
 TEST(FailureTest, RanksThatHaveNothingToDoLeaveNobodyBehind) {
   for (int i = 0; i < 20; ++i) {
     run_local(4, [](const ProcessGroup& group) {
@@ -222,7 +223,7 @@ TEST(FailureTest, RanksThatHaveNothingToDoLeaveNobodyBehind) {
 
 TEST(FailureTest, WhatAThreadThrowsIsThrownAndSaidToTheOthers) {
   std::mutex mutex;
-  std::vector<std::string> said;
+  std::vector<std::string> messages;
   const auto run = [&] {
     run_local(4, [&](const ProcessGroup& group) {
       group.barrier();
@@ -231,14 +232,14 @@ TEST(FailureTest, WhatAThreadThrowsIsThrownAndSaidToTheOthers) {
         group.barrier();
       } catch (const Error& error) {
         const std::lock_guard lock(mutex);
-        said.emplace_back(error.what());
+        messages.emplace_back(error.what());
         throw;
       }
     });
   };
   EXPECT_ERROR(run(), ErrorCode::not_found, "no such layer");
-  ASSERT_EQ(said.size(), 3u);
-  for (const std::string& text : said) EXPECT_THAT(text, HasSubstr("rank 2 failed: no such layer"));
+  ASSERT_EQ(messages.size(), 3u);
+  for (const std::string& text : messages) EXPECT_THAT(text, HasSubstr("rank 2 failed: no such layer"));
 }
 
 }  // namespace

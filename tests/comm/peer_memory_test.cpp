@@ -23,7 +23,7 @@ using testing::run_processes;
 
 using Numbers = std::vector<std::uint32_t>;
 
-// Different ones on each rank.
+// Numbers that differ on each rank.
 Numbers numbers_of(int rank, std::size_t count) {
   Numbers numbers(count);
   std::iota(numbers.begin(), numbers.end(), static_cast<std::uint32_t>(rank) << 24);
@@ -34,7 +34,7 @@ std::vector<std::uint64_t> address_of(const Numbers& numbers) {
   return {reinterpret_cast<std::uintptr_t>(numbers.data())};
 }
 
-// All the numbers at `address`, in stretches of so many.
+// Returns all numbers at `address` as ranges of `each` numbers.
 std::vector<iovec> stretches(std::uint64_t address, std::size_t count, std::size_t each) {
   std::vector<iovec> all;
   for (std::size_t i = 0; i < count; i += each) {
@@ -44,14 +44,14 @@ std::vector<iovec> stretches(std::uint64_t address, std::size_t count, std::size
   return all;
 }
 
-// Whether this rank sees what every other one has.
+// Returns whether this rank reads the numbers of every other rank.
 bool reads_all(const ProcessGroup& group) {
   constexpr std::size_t kCount = 10007;
   const Numbers mine = numbers_of(group.rank(), kCount);
   bool are_right = true;
   const PeerMemory peers(group, address_of(mine));
   for (int rank = 0; rank < group.size(); ++rank) {
-    // More stretches than a system call takes, cut differently on both sides.
+    // More ranges than a system call takes, divided differently on both sides.
     for (const auto& [to_each, from_each] : {std::pair{kCount, kCount}, {kCount, 3}, {5, kCount}, {2, 7}}) {
       Numbers seen(kCount);
       peers.read(rank, stretches(address_of(seen)[0], kCount, to_each),
@@ -64,7 +64,7 @@ bool reads_all(const ProcessGroup& group) {
   return are_right;
 }
 
-// Asked of the kernel itself: whether one of two processes reads the memory of the other.
+// Asks the kernel whether one of two processes may read the memory of the other.
 bool kernel_allows_it() {
   const std::uint32_t number = 17;
   const pid_t owner = testing::start_child([] {
@@ -89,12 +89,12 @@ InitOptions quick() {
 }
 
 TEST(PeerMemoryTest, ProcessesReadEachOther) {
-  if (!kernel_allows_it()) GTEST_SKIP() << "the kernel doesn't let processes read each other's memory";
+  if (!kernel_allows_it()) GTEST_SKIP() << "the kernel does not let processes read each other's memory";
   for (const RankOutcome& outcome : run_processes(3, quick(), [](const ProcessGroup& group) {
          if (!PeerMemory::is_available(group)) return std::string("not available");
          return std::string(reads_all(group) && reads_all(group) ? "good" : "wrong");
        })) {
-    EXPECT_EQ(outcome.said, "good");
+    EXPECT_EQ(outcome.report, "good");
   }
 }
 
@@ -119,12 +119,12 @@ TEST(PeerMemoryTest, OneRankThatDoesNotWantItIsEnough) {
          group.barrier();
          return std::string(is_available ? "available" : "not available");
        })) {
-    EXPECT_EQ(outcome.said, "not available");
+    EXPECT_EQ(outcome.report, "not available");
   }
 }
 
 TEST(PeerMemoryTest, ARankThatDiesIsNamed) {
-  if (!kernel_allows_it()) GTEST_SKIP() << "the kernel doesn't let processes read each other's memory";
+  if (!kernel_allows_it()) GTEST_SKIP() << "the kernel does not let processes read each other's memory";
   const std::vector<RankOutcome> outcomes = run_processes(3, quick(), [](const ProcessGroup& group) {
     if (!PeerMemory::is_available(group)) return std::string("not available");
     const Numbers mine = numbers_of(group.rank(), 100);
@@ -139,8 +139,8 @@ TEST(PeerMemoryTest, ARankThatDiesIsNamed) {
     peers.finish();
     return std::string("nothing happened");
   });
-  EXPECT_THAT(outcomes[0].said, ::testing::StartsWith("rank_failure: read_peer_memory on rank 0 of 3"));
-  for (const std::size_t rank : {0u, 2u}) EXPECT_THAT(outcomes[rank].said, HasSubstr("rank 1 died"));
+  EXPECT_THAT(outcomes[0].report, ::testing::StartsWith("rank_failure: read_peer_memory on rank 0 of 3"));
+  for (const std::size_t rank : {0u, 2u}) EXPECT_THAT(outcomes[rank].report, HasSubstr("rank 1 died"));
 }
 
 }  // namespace

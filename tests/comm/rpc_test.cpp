@@ -48,11 +48,11 @@ class RpcTest : public ::testing::TestWithParam<int> {
 };
 INSTANTIATE_TEST_SUITE_P(Worlds, RpcTest, ::testing::Values(1, 2, 3, 4));
 
-// What takes another rank.
+// Tests that need another rank.
 class RpcOfSeveralTest : public RpcTest {};
 INSTANTIATE_TEST_SUITE_P(Worlds, RpcOfSeveralTest, ::testing::Values(2, 3, 4));
 
-// What rank r shares as its i-th of r: uneven, and nothing from rank 0.
+// The i-th of r tensors that rank r shares: uneven, and none from rank 0.
 at::Tensor tensor_of(int rank, int i) { return at::full({rank + i, 2}, 10 * rank + i, at::kInt); }
 
 std::vector<at::Tensor> tensors_of(int rank) {
@@ -68,7 +68,7 @@ TEST_P(RpcTest, EveryRankFetchesWhatEveryOtherShares) {
     EXPECT_TRUE(is_rpc_initialized());
     EXPECT_EQ(rpc_rank(), group.rank());
     EXPECT_EQ(find_rpc_worker("worker" + std::to_string(world() - 1)), world() - 1);
-    EXPECT_EQ(find_rpc_worker("nobody"), std::nullopt);
+    EXPECT_EQ(find_rpc_worker("unknown"), std::nullopt);
     const auto shared = share_tensors(group, tensors_of(group.rank()));
     ASSERT_EQ(shared.size(), static_cast<std::size_t>(world()));
     for (int r = 0; r < world(); ++r) {
@@ -81,7 +81,7 @@ TEST_P(RpcTest, EveryRankFetchesWhatEveryOtherShares) {
     }
     rpc.shutdown();
     EXPECT_FALSE(is_rpc_initialized());
-    rpc.shutdown();  // nothing to do
+    rpc.shutdown();  // no-op
   });
 }
 
@@ -105,7 +105,7 @@ TEST_P(RpcTest, AFetchedTensorIsACopyOfWhatTheOwnerHasNow) {
   });
 }
 
-// The last of the owner and of the references to go frees the tensor.
+// The tensor is freed when the last of the owner and the references releases it.
 TEST_P(RpcTest, ATensorLivesAsLongAsOwnerOrReferences) {
   expect_good_processes(world(), quick(), [&](const ProcessGroup& group) {
     Rpc rpc = init_rpc(group, quick_rpc());
@@ -115,7 +115,7 @@ TEST_P(RpcTest, ATensorLivesAsLongAsOwnerOrReferences) {
     mine.clear();
     EXPECT_EQ(alive.expired(), world() == 1);
     group.barrier();
-    for (int r = 0; r < world(); ++r) {  // one rank after the other drops its own
+    for (int r = 0; r < world(); ++r) {  // the ranks release theirs one after another
       if (r == group.rank()) {
         auto copies = shared;
         shared.clear();
@@ -148,7 +148,8 @@ TEST_P(RpcTest, ShutdownFreesWhatReferencesStillKeep) {
     mine.clear();
     const auto begin = std::chrono::steady_clock::now();
     rpc.shutdown();
-    EXPECT_LT(std::chrono::steady_clock::now() - begin, seconds(10));  // the ranks told each other, nobody gave up
+    EXPECT_LT(std::chrono::steady_clock::now() - begin,
+              seconds(10));  // the ranks notified each other, none waited for the timeout
     EXPECT_TRUE(alive.expired());
     for (const auto& of_rank : shared) {
       for (const RemoteTensor& tensor : of_rank) {
@@ -169,7 +170,7 @@ TEST_P(RpcTest, CanBeInitializedOnceInAProcess) {
 
 TEST_P(RpcOfSeveralTest, RanksThatAreThreadsCannotShareAnAgent) {
   EXPECT_ERROR(run_local(world(), [](const ProcessGroup& group) { init_rpc(group, quick_rpc()).shutdown(); }),
-               ErrorCode::unsupported, "init rpc", "ranks that are threads can't share it");
+               ErrorCode::unsupported, "init rpc", "which ranks that are threads cannot share");
   EXPECT_FALSE(is_rpc_initialized());
 }
 
@@ -192,7 +193,7 @@ TEST_P(RpcTest, WhatIsWrongOnOneRankIsAnErrorOnAll) {
       EXPECT_ERROR(init_rpc(group, quick_rpc("me")), ErrorCode::invalid_argument,
                    "init rpc: ranks 0 and 1 are both named 'me'");
     }
-    init_rpc(group, quick_rpc()).shutdown();  // and all is well again
+    init_rpc(group, quick_rpc()).shutdown();  // RPC is still usable
   });
 }
 
@@ -200,7 +201,7 @@ TEST_P(RpcTest, SharingNeedsRpcOnEveryRank) {
   expect_good_processes(world(), quick(), [&](const ProcessGroup& group) {
     const std::vector<at::Tensor> mine = {at::ones({2})};
     EXPECT_ERROR(share_tensors(group, mine), ErrorCode::invalid_argument, "share tensors by RPC",
-                 "RPC is not initialized, expected init_rpc before");
+                 "RPC is not initialized, call init_rpc first");
     EXPECT_ERROR(rpc_rank(), ErrorCode::invalid_argument, "RPC is not initialized");
     EXPECT_ERROR(find_rpc_worker("worker0"), ErrorCode::invalid_argument, "RPC is not initialized");
     if (world() < 3) return;
@@ -208,8 +209,7 @@ TEST_P(RpcTest, SharingNeedsRpcOnEveryRank) {
     const std::optional<ProcessGroup> pair = group.subgroup(first_two);
     std::optional<Rpc> rpc;
     if (pair) rpc.emplace(init_rpc(*pair, quick_rpc()));
-    EXPECT_ERROR(share_tensors(group, mine), ErrorCode::invalid_argument,
-                 "rank 0: rank 2 of the world is no RPC worker",
+    EXPECT_ERROR(share_tensors(group, mine), ErrorCode::invalid_argument, "rank 0: world rank 2 is not an RPC worker",
                  "rank 2: share tensors by RPC: RPC is not initialized");
     if (pair) {
       EXPECT_TRUE(
@@ -237,7 +237,7 @@ TEST_P(RpcTest, TensorsThatAreNotOnCpuAreRefusedAndNothingLeaks) {
     std::vector<at::Tensor> mine = {at::ones({2})};
     const c10::weak_intrusive_ptr<c10::TensorImpl> alive(mine[0].getIntrusivePtr());
     if (group.rank() == world() - 1) mine.push_back(at::empty({2}, at::kMeta));
-    EXPECT_ERROR(share_tensors(group, mine), ErrorCode::unsupported, "a tensor is on meta, only CPU is supported");
+    EXPECT_ERROR(share_tensors(group, mine), ErrorCode::unsupported, "a tensor is on meta, expected CPU");
     mine.clear();
     EXPECT_TRUE(alive.expired());
     rpc.shutdown();
@@ -247,7 +247,7 @@ TEST_P(RpcTest, TensorsThatAreNotOnCpuAreRefusedAndNothingLeaks) {
 class RpcFailureTest : public RpcTest {};
 INSTANTIATE_TEST_SUITE_P(Worlds, RpcFailureTest, ::testing::Values(2, 3, 4));
 
-// Rank 1 dies. A fetch from it says so, the others still answer, and nobody hangs when RPC ends.
+// Rank 1 dies. A fetch from it reports so, the others still answer, and no rank hangs when RPC ends.
 TEST_P(RpcFailureTest, AnOwnerThatDiedIsNamed) {
   const auto begin = std::chrono::steady_clock::now();
   const testing::TemporaryDirectory directory;
@@ -275,7 +275,7 @@ TEST_P(RpcFailureTest, AnOwnerThatDiedIsNamed) {
   });
   for (std::size_t rank = 0; rank < outcomes.size(); ++rank) {
     if (rank == 1) continue;
-    EXPECT_EQ(outcomes[rank].said, "good") << "rank " << rank;
+    EXPECT_EQ(outcomes[rank].report, "good") << "rank " << rank;
   }
   EXPECT_EQ(outcomes[1].signal, SIGKILL);
   EXPECT_LT(std::chrono::steady_clock::now() - begin, seconds(15));
@@ -306,7 +306,7 @@ TEST_P(RpcFailureTest, AnOwnerThatDoesNotAnswerIsNotWaitedForLongerThanTheTimeou
     }
     return std::string(::testing::Test::HasFailure() ? "failed" : "good");
   });
-  EXPECT_EQ(outcomes[0].said, "good");
+  EXPECT_EQ(outcomes[0].report, "good");
 }
 
 TEST_P(RpcFailureTest, ARankThatLeavesWithoutShutdownIsNamed) {
@@ -328,8 +328,8 @@ TEST_P(RpcFailureTest, ARankThatLeavesWithoutShutdownIsNamed) {
     EXPECT_ERROR(rpc.shutdown(), ErrorCode::rank_failure, "rank 1 left the group");
     return std::string(::testing::Test::HasFailure() ? "failed" : "good");
   });
-  EXPECT_EQ(outcomes[0].said, "good");
-  EXPECT_EQ(outcomes[1].said, "exception: no more");
+  EXPECT_EQ(outcomes[0].report, "good");
+  EXPECT_EQ(outcomes[1].report, "exception: no more");
 }
 
 TEST_P(RpcFailureTest, ARankThatDiesBeforeItComesIsNamed) {
@@ -340,10 +340,10 @@ TEST_P(RpcFailureTest, ARankThatDiesBeforeItComesIsNamed) {
     EXPECT_FALSE(is_rpc_initialized());
     return std::string(::testing::Test::HasFailure() ? "failed" : "good");
   });
-  EXPECT_EQ(outcomes[0].said, "good");
+  EXPECT_EQ(outcomes[0].report, "good");
 }
 
-// With statics destroyed, as a program ends.
+// Exits with statics destroyed, as a program does.
 TEST_P(RpcFailureTest, AProgramExitsCleanlyWithAndWithoutShutdown) {
   for (const bool shuts_down : {true, false}) {
     const auto begin = std::chrono::steady_clock::now();
@@ -359,7 +359,7 @@ TEST_P(RpcFailureTest, AProgramExitsCleanlyWithAndWithoutShutdown) {
           }
           std::exit(0);
         });
-    for (const RankOutcome& outcome : outcomes) EXPECT_EQ(outcome.said, "");
+    for (const RankOutcome& outcome : outcomes) EXPECT_EQ(outcome.report, "");
     EXPECT_LT(std::chrono::steady_clock::now() - begin, seconds(15));
   }
 }

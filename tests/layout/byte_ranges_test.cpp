@@ -15,7 +15,7 @@ using testing::elements;
 using testing::flat_index;
 using testing::Shape;
 
-// A chunk somewhere in a tensor, and a box inside of it.
+// A chunk somewhere in a tensor, and a box inside it.
 struct Inside {
   Box chunk, box;
 };
@@ -120,12 +120,12 @@ RC_GTEST_PROP(SplitRowMajorTest, NoPieceIsEmptyOrAboveTheLimit, ()) {
   }
 }
 
-// No piece and the step behind it would have fitted together, unless another index begins between them.
+// A piece and the step after it exceed the limit together, unless another index begins between them.
 RC_GTEST_PROP(SplitRowMajorTest, PiecesAreAsLargeAsTheLimitAllows, ()) {
   const Split split = any_split();
   for (std::size_t i = 0; i + 1 < split.pieces.size(); ++i) {
     const Box& piece = split.pieces[i];
-    std::size_t d = 0;  // the dimension that was cut: pieces are one step wide before it
+    std::size_t d = 0;  // the dimension that was split: pieces are one step wide before it
     while (d + 1 < piece.rank() && piece.sizes[d] == 1 && split.pieces[i + 1].offsets[d] == piece.offsets[d]) ++d;
     const std::int64_t end = piece.offsets[d] + piece.sizes[d];
     if (split.pieces[i + 1].offsets[d] == piece.offsets[d] || end == split.box.offsets[d] + split.box.sizes[d])

@@ -13,7 +13,7 @@ using testing::any_between;
 using testing::any_shape;
 using testing::Shape;
 
-// Strides of a memory in which the dimensions lie in any order, with gaps; nothing overlaps.
+// Returns strides of a memory with the dimensions in any order and gaps between them, without overlap.
 Shape any_strides(const Shape& sizes) {
   std::vector<std::size_t> order(sizes.size());
   std::iota(order.begin(), order.end(), 0);
@@ -39,7 +39,7 @@ std::size_t extent_bytes(const Shape& sizes, const Shape& strides, std::int64_t 
   return static_cast<std::size_t>((last + 1) * element_bytes);
 }
 
-// Copies with copy_strided and byte by byte; what is not copied to must stay as it was.
+// Copies with copy_strided and byte by byte. Bytes that are not part of the copy must not change.
 bool copies_as_the_oracle(const Shape& sizes, std::int64_t element_bytes, const Shape& source_strides,
                           const Shape& destination_strides) {
   Bytes source(extent_bytes(sizes, source_strides, element_bytes));
@@ -77,7 +77,7 @@ RC_GTEST_PROP(CopyStridedTest, ASourceStrideOfZeroRepeats, ()) {
   RC_ASSERT(copies_as_the_oracle(sizes, any_element_bytes(), source_strides, any_strides(sizes)));
 }
 
-// Larger than the squares in which transposes go, and no multiple of them.
+// Sizes above that of the transpose's tile, and not multiples of it.
 RC_GTEST_PROP(CopyStridedTest, TransposesOfAnySize, ()) {
   const std::int64_t rows = any_between(1, 150), columns = any_between(1, 150), planes = any_between(1, 3);
   const Shape sizes = {planes, rows, columns};

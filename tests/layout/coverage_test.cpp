@@ -46,7 +46,7 @@ void check_hole(const Shape& shape, const BoxList& boxes) {
   for (std::size_t i = 0; i < boxes.size(); ++i) RC_ASSERT(!overlaps(*hole, boxes[i]));
 }
 
-// A partition with one box taken out, or one box too many, or neither.
+// Returns a partition with one box removed, one box added, or unchanged.
 BoxList nearly_a_partition(const Shape& shape) {
   std::vector<Box> boxes = any_partition(shape, any_between(0, 60));
   switch (any_between(0, 2)) {
@@ -72,7 +72,7 @@ RC_GTEST_PROP(FindOverlapTest, FindsTheOneBoxTooMany, ()) {
   check_overlap(shape, nearly_a_partition(shape));
 }
 
-// More than a few boxes without a clean cut: single elements and long ones.
+// Many boxes that no plane separates: single elements and long boxes.
 RC_GTEST_PROP(FindOverlapTest, AgreesWithTheOracleForManyBoxesOfHighRank, ()) {
   const Shape shape = {6, 6, 6};
   BoxList boxes(3);
@@ -158,7 +158,7 @@ TEST(FindHoleTest, NumberOfElementsDoesNotMatter) {
   EXPECT_EQ(find_overlap(boxes), std::pair(std::size_t{0}, std::size_t{8}));
 }
 
-// Five boxes around the middle of a cube of which no plane cuts none.
+// Five boxes around the middle of a cube. Every plane divides one of them.
 TEST(CoverageTest, BoxesThatNoPlaneSeparates) {
   BoxList boxes = {Box({0, 0, 0}, {1, 1, 2}), Box({1, 0, 0}, {2, 1, 1}), Box({2, 1, 0}, {1, 2, 1}),
                    Box({0, 1, 0}, {1, 1, 1}), Box({0, 2, 0}, {2, 1, 1}), Box({1, 1, 0}, {1, 1, 3}),
@@ -170,7 +170,7 @@ TEST(CoverageTest, BoxesThatNoPlaneSeparates) {
   EXPECT_EQ(find_hole(Shape{3, 3, 3}, boxes), std::nullopt);
 }
 
-// That these finish is the test: comparing pairs would take hours.
+// The test is that these finish: comparing pairs would take hours.
 void expect_partition_at_scale(const Shape& shape, const BoxList& boxes) {
   EXPECT_EQ(find_overlap(boxes), std::nullopt);
   EXPECT_EQ(find_hole(shape, boxes), std::nullopt);

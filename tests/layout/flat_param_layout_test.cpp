@@ -1,4 +1,4 @@
-// Flat parameters: all numbers are PyTorch's, and every element is where PyTorch has it.
+// Flat parameters: all numbers and the place of every element equal PyTorch's.
 
 #include "tessera/layout/flat_param_layout.h"
 
@@ -13,6 +13,7 @@
 
 #include "support/element_oracle.h"
 #include "support/error_matchers.h"
+#include "support/paths.h"
 
 namespace tessera {
 namespace {
@@ -21,11 +22,12 @@ using nlohmann::json;
 using ::testing::ElementsAre;
 using Numbers = std::vector<std::int64_t>;
 
-// tests/golden/fsdp/generate.py says what is in it; another file of the same kind may be given.
+// tests/golden/fsdp/generate.py describes the file; another file of this kind may be used.
 json golden_cases() {
   const char* const other = std::getenv("TESSERA_FLAT_PARAM_CASES");
-  std::ifstream in(other != nullptr ? std::filesystem::path(other)
-                                    : std::filesystem::path(TESSERA_SOURCE_DIR) / "tests/golden/fsdp/cases.json");
+  std::ifstream in(other != nullptr
+                       ? std::filesystem::path(other)
+                       : std::filesystem::path(tessera::testing::source_dir()) / "tests/golden/fsdp/cases.json");
   return json::parse(in);
 }
 
@@ -38,7 +40,7 @@ FlatParamLayout layout_of(const json& golden) {
   return {std::move(params), {golden.at("world_size"), golden.at("aligned_numel")}};
 }
 
-// The elements of a rank's shard as generate.py numbers them, -1 where no parameter is.
+// Returns the elements of a rank's shard as numbered by generate.py, -1 for padding.
 Numbers elements_of_shard(const FlatParamLayout& layout, std::int64_t rank, const Numbers& identities) {
   Numbers shard(static_cast<std::size_t>(layout.sharded_numel()), -1);
   for (std::size_t i = 0; i < layout.params().size(); ++i) {
@@ -151,15 +153,15 @@ TEST(FlatParamLayoutTest, Refusals) {
   };
   EXPECT_ERROR(make({}), ErrorCode::invalid_argument, "flat parameter: no parameters");
   EXPECT_ERROR(make({{"a", {2}, {}, {}}}, {0, 0}), ErrorCode::invalid_argument, "0 ranks, expected at least 1");
-  EXPECT_ERROR(make({{"a", {2}, {}, {}}}, {1, -1}), ErrorCode::invalid_argument, "an alignment of -1 elements");
+  EXPECT_ERROR(make({{"a", {2}, {}, {}}}, {1, -1}), ErrorCode::invalid_argument, "alignment of -1 elements");
   EXPECT_ERROR(make({{"a", {2}, {}, {}}, {"a", {2}, {}, {}}}), ErrorCode::invalid_argument,
-               "the name 'a' stands twice");
+               "duplicate name 'a', expected different names");
   EXPECT_ERROR(make({{"a", {2, 3}, {6, 1}, {}}}), ErrorCode::invalid_argument,
                "'a' of shape [2, 3] has strides [6, 1]");
   EXPECT_ERROR(make({{"a", {2, 3}, {0, 1}, {}}}), ErrorCode::invalid_argument, "strides [0, 1]");
   EXPECT_ERROR(make({{"a", {2, 3}, {1}, {}}}), ErrorCode::invalid_argument, "strides [1]");
   EXPECT_ERROR(make({{"a", {2}, {}, 1}, {"b", {3}, {}, 1}}), ErrorCode::invalid_argument,
-               "'a' and 'b' are one parameter, of shapes [2] and [3]");
+               "'a' and 'b' are one parameter, but have shapes [2] and [3]");
   EXPECT_ERROR(make({{"a", {-1}, {}, {}}}), ErrorCode::corrupt, "a");
   EXPECT_ERROR(make({{"a", {INT64_MAX}, {}, {}}, {"b", {2}, {}, {}}}), ErrorCode::corrupt, "overflows");
   EXPECT_ERROR(make({{"a", {2}, {}, {}}}).shard_param_info(1, 0), ErrorCode::invalid_argument,

@@ -1,5 +1,5 @@
 #pragma once
-// What tests of tensors on meshes go through: placements, and the elements of boxes.
+// Cases for tests of tensors on meshes: placements, and the elements of boxes.
 
 #include <cstdint>
 #include <functional>
@@ -13,7 +13,7 @@ namespace tessera::testing {
 
 using Sizes = std::vector<std::int64_t>;
 
-// Every way to choose one for each mesh dimension.
+// Returns every way to choose one placement for each mesh dimension.
 inline std::vector<Placements> cross(const Placements& choices, std::size_t mesh_dims) {
   std::vector<Placements> all = {{}};
   for (std::size_t m = 0; m < mesh_dims; ++m) {
@@ -29,7 +29,7 @@ inline std::vector<Placements> cross(const Placements& choices, std::size_t mesh
   return all;
 }
 
-// All indices in a box, one behind the other.
+// Visits all indices in a box, in row-major order.
 inline void each_index(BoxView box, const std::function<void(const Sizes&)>& f) {
   Sizes index(box.offsets.begin(), box.offsets.end());
   for (std::int64_t n = volume(box); n > 0; --n) {

@@ -11,6 +11,7 @@
 
 #include "layout/mesh_cases.h"
 #include "support/error_matchers.h"
+#include "support/paths.h"
 
 namespace tessera {
 namespace {
@@ -18,10 +19,11 @@ namespace {
 using testing::each_index;
 using testing::Sizes;
 
-// What PyTorch says: see tests/golden/dtensor/generate.py.
+// PyTorch's results: see tests/golden/dtensor/generate.py.
 const nlohmann::json& golden(const char* name) {
   static const nlohmann::json cases = [] {
-    std::ifstream in(std::filesystem::path(TESSERA_SOURCE_DIR) / "tests" / "golden" / "dtensor" / "cases.json");
+    std::ifstream in(std::filesystem::path(tessera::testing::source_dir()) / "tests" / "golden" / "dtensor" /
+                     "cases.json");
     return nlohmann::json::parse(in);
   }();
   return cases.at(name);
@@ -82,7 +84,7 @@ rc::Gen<MeshLayout> layouts() {
 
 RC_GTEST_PROP(MeshLayoutTest, ShardsPartitionTheTensorForEachReplica, ()) {
   const MeshLayout layout = *layouts();
-  std::map<Sizes, std::multiset<Sizes>> elements;  // by what the coordinate is where nothing is cut
+  std::map<Sizes, std::multiset<Sizes>> elements;  // by the coordinate in dimensions that do not shard
   for (std::int64_t i = 0; i < mesh_size(layout.mesh_shape()); ++i) {
     const Sizes coordinate = mesh_coordinate(layout.mesh_shape(), i);
     RC_ASSERT(mesh_index(layout.mesh_shape(), coordinate) == i);
@@ -114,7 +116,7 @@ RC_GTEST_PROP(MeshLayoutTest, BoxesPartitionTheLocalTensor, ()) {
 }
 
 TEST(MeshLayoutTest, AStridedShardIsALaterMeshDimensionThatCutsFirst) {
-  // Rows of 8: cut by the second mesh dimension, then by the first.
+  // 8 rows: sharded by the second mesh dimension, then by the first.
   const MeshLayout layout({8}, {2, 2}, {Placement::strided_shard(0, 2), Placement::shard(0)});
   EXPECT_EQ(layout.local_shape(Sizes{0, 1}), (LocalShape{{2}, {4}}));
   EXPECT_EQ(layout.local_shape(Sizes{1, 0}), (LocalShape{{2}, {2}}));
@@ -137,7 +139,7 @@ TEST(MeshLayoutTest, WhatCantBePlacedIsRefused) {
   EXPECT_ERROR(MeshLayout({4}, {2}, {Placement::shard(-2)}), ErrorCode::invalid_argument, "placement S(-2)");
   EXPECT_ERROR(MeshLayout({4}, {2, 2}, {Placement::shard(0)}), ErrorCode::invalid_argument,
                "placements [S(0)] on a mesh of shape [2, 2]: expected one for each of its 2 dimensions");
-  EXPECT_ERROR(MeshLayout({4}, {0}, {Placement::shard(0)}), ErrorCode::invalid_argument, "a mesh of shape [0]");
+  EXPECT_ERROR(MeshLayout({4}, {0}, {Placement::shard(0)}), ErrorCode::invalid_argument, "mesh of shape [0]");
   EXPECT_ERROR(MeshLayout({-1}, {2}, {Placement::shard(0)}), ErrorCode::invalid_argument, "shape [-1]");
   EXPECT_ERROR(Placement::strided_shard(0, 0), ErrorCode::invalid_argument, "split factor 0");
 }

@@ -50,7 +50,7 @@ TEST(MeshRedistributionTest, EachRankGetsWhatItShallHaveOnceFromOneThatHasIt) {
         for (const MeshMove& move : plan.moves) {
           each_index(move.box, [&](const Sizes& index) {
             ASSERT_EQ(has[static_cast<std::size_t>(move.source)].count(index), 1u);
-            // What a rank has itself it takes from itself.
+            // A rank takes the elements that it has from itself.
             if (move.source != move.destination) {
               ASSERT_EQ(has[static_cast<std::size_t>(move.destination)].count(index), 0u);
             }
@@ -74,7 +74,7 @@ TEST(MeshRedistributionTest, OnlyMeshDimensionsWhoseRanksLackSomethingCommunicat
   EXPECT_THAT(plan_of({8, 8}, {2, 2}, {S0, S1}, {S0, R}).exchanged_dims, ElementsAre(1));
   EXPECT_THAT(plan_of({8, 8}, {2, 2}, {S0, S1}, {R, S1}).exchanged_dims, ElementsAre(0));
   EXPECT_THAT(plan_of({8, 8}, {2, 2}, {S0, S0}, {S0, R}).exchanged_dims, ElementsAre(1));
-  // What the second dimension's ranks shall have is cut anew.
+  // The second dimension's ranks get other parts than before.
   EXPECT_THAT(plan_of({8, 8}, {2, 2}, {S0, S0}, {R, S0}).exchanged_dims, ElementsAre(0, 1));
   EXPECT_THAT(plan_of({8, 8}, {2, 2}, {Placement::strided_shard(0, 2), S0}, {R, S0}).exchanged_dims, ElementsAre(0));
 }
@@ -88,7 +88,7 @@ TEST(MeshRedistributionTest, PartialsAreReducedTheCheapestWay) {
               ElementsAre(MeshReduction{0, S0}, MeshReduction{1, R}));
   EXPECT_THAT(reductions(plan_of({8, 8}, {2, 2}, {P, P}, {S0, S0})),
               ElementsAre(MeshReduction{0, S0}, MeshReduction{1, S0}));
-  // A rank that shall have a half doesn't get the whole first: its part of what it has is reduced, then moved.
+  // A rank that needs half does not get all elements first: its part of its local tensor is reduced, then moved.
   const MeshRedistribution misaligned = plan_of({8, 8}, {4, 2}, {P, S0}, {S0, R});
   EXPECT_THAT(misaligned.reductions, ElementsAre(MeshReduction{0, S1}));
   EXPECT_FALSE(misaligned.exchanged_dims.empty());
@@ -102,10 +102,10 @@ TEST(MeshRedistributionTest, PartialsAreMadeWithoutCommunication) {
   EXPECT_THAT(replicated.exchanged_dims, IsEmpty());
   EXPECT_THAT(replicated.partial_dims, ElementsAre(0));
   EXPECT_THAT(replicated.moved, ElementsAre(R));
-  const MeshRedistribution cut = plan_of({8, 8}, {2, 2}, {S0, S1}, {P, R});
-  EXPECT_THAT(cut.exchanged_dims, ElementsAre(1));
-  EXPECT_THAT(cut.partial_dims, ElementsAre(0));
-  EXPECT_THAT(cut.moved, ElementsAre(S0, R));
+  const MeshRedistribution sharded = plan_of({8, 8}, {2, 2}, {S0, S1}, {P, R});
+  EXPECT_THAT(sharded.exchanged_dims, ElementsAre(1));
+  EXPECT_THAT(sharded.partial_dims, ElementsAre(0));
+  EXPECT_THAT(sharded.moved, ElementsAre(S0, R));
   EXPECT_THAT(plan_of({8, 8}, {2, 2}, {S0, S0}, {P, P}).exchanged_dims, IsEmpty());
   EXPECT_THAT(plan_of({8, 8}, {2, 2}, {S0, S0}, {P, P}).partial_dims, ElementsAre(1, 0));
 }
@@ -120,13 +120,14 @@ TEST(MeshRedistributionTest, BoxesThatDontMakeTheTensorAreRefused) {
   EXPECT_EQ(plan({{0, 1}, {1, 3}, {2, 2}, {0, 2}}).moves.size(), 8u);
   EXPECT_ERROR(
       plan({{0, 1}, {1, 3}, {2, 2}, {1, 2}}), ErrorCode::invalid_argument,
-      "boxes of a tensor of shape [4] as [R, S(0)] on a mesh of shape [2, 2]: rank 2 has [2, 4), and rank 3 [1, 3)");
+      "boxes of a tensor of shape [4] as [R, S(0)] on a mesh of shape [2, 2]: rank 2 has [2, 4) and rank 3 has [1, 3)");
   EXPECT_ERROR(plan({{0, 1}, {1, 2}, {2, 2}, {0, 2}}), ErrorCode::invalid_argument, "no rank has [3, 4)");
 }
 
 TEST(MeshRedistributionTest, LayoutsThatDontFitAreRefused) {
-  EXPECT_ERROR(plan_redistribution(MeshLayout({8}, {2}, {R}), MeshLayout({9}, {2}, {R})), ErrorCode::invalid_argument,
-               "redistribution of a tensor of shape [8] on a mesh of shape [2] to [9] on [2]");
+  EXPECT_ERROR(
+      plan_redistribution(MeshLayout({8}, {2}, {R}), MeshLayout({9}, {2}, {R})), ErrorCode::invalid_argument,
+      "redistribute a tensor of shape [8] on a mesh of shape [2]: the target has shape [9] on a mesh of shape [2]");
 }
 
 }  // namespace

@@ -8,7 +8,7 @@
 
 namespace tessera {
 
-// Where googletest looks for it.
+// In the namespace where GoogleTest finds it.
 std::ostream& operator<<(std::ostream& out, const Transfer& transfer) {
   return out << transfer.source << " to " << transfer.destination << ": " << transfer.box;
 }
@@ -86,7 +86,7 @@ TEST(BoxIndexTest, ScalarsOverlap) {
   EXPECT_EQ(BoxIndex(scalars).overlapping(Box()).size(), 20u);
 }
 
-// That these finish is the test: comparing pairs would take hours.
+// The test is that these finish: comparing pairs would take hours.
 TEST(RedistributeScaleTest, AMillionRowShardsToAMillionOthers) {
   const Shape shape = {3'000'000, 4096};
   const std::vector<Transfer> transfers =

@@ -34,11 +34,11 @@ TEST(RemoteDeviceTest, PrintsWhatItReads) {
 
 TEST(RemoteDeviceTest, ErrorsSayWhatIsWrong) {
   EXPECT_ERROR(RemoteDevice("a/b/c"), ErrorCode::invalid_argument, "'a/b/c'", "more than one '/'");
-  EXPECT_ERROR(RemoteDevice("worker0/gpu"), ErrorCode::invalid_argument, "'gpu' is no device");
+  EXPECT_ERROR(RemoteDevice("worker0/gpu"), ErrorCode::invalid_argument, "'gpu' is not a device");
   EXPECT_ERROR(RemoteDevice("/cpu"), ErrorCode::invalid_argument, "no worker");
-  EXPECT_ERROR(RemoteDevice("rank:x/cpu"), ErrorCode::invalid_argument, "'x' is no rank");
-  EXPECT_ERROR(RemoteDevice("rank:99999999999999999999"), ErrorCode::invalid_argument, "is no rank");
-  EXPECT_ERROR(RemoteDevice("ranks:0/cpu"), ErrorCode::invalid_argument, "'ranks:0' is no worker");
+  EXPECT_ERROR(RemoteDevice("rank:x/cpu"), ErrorCode::invalid_argument, "'x' is not a rank");
+  EXPECT_ERROR(RemoteDevice("rank:99999999999999999999"), ErrorCode::invalid_argument, "is not a rank");
+  EXPECT_ERROR(RemoteDevice("ranks:0/cpu"), ErrorCode::invalid_argument, "'ranks:0' is not a worker");
   EXPECT_ERROR(RemoteDevice(-1, Device{}), ErrorCode::invalid_argument, "rank -1");
 }
 
@@ -53,8 +53,8 @@ TEST(RemoteDeviceTest, DevicesAreEqualByTypeAndIndex) {
 TEST(DeviceTest, ErrorsSayWhatIsWrong) {
   EXPECT_EQ(Device::parse("cuda:12"), (Device{"cuda", 12}));
   EXPECT_ERROR(Device::parse("gpu:0"), ErrorCode::invalid_argument, "device 'gpu:0'", "no type 'gpu'");
-  EXPECT_ERROR(Device::parse("cuda:"), ErrorCode::invalid_argument, "an index from 0 to 127 behind 'cuda:'");
-  EXPECT_ERROR(Device::parse("cuda:128"), ErrorCode::invalid_argument, "an index from 0 to 127 behind 'cuda:'");
+  EXPECT_ERROR(Device::parse("cuda:"), ErrorCode::invalid_argument, "an index from 0 to 127 after 'cuda:'");
+  EXPECT_ERROR(Device::parse("cuda:128"), ErrorCode::invalid_argument, "an index from 0 to 127 after 'cuda:'");
   EXPECT_ERROR(Device::parse(""), ErrorCode::invalid_argument, "device ''");
 }
 

@@ -42,24 +42,26 @@ TEST(ShardMetadataTest, ErrorsNameTheShards) {
                "shards [0, 2)x[0, 4) on rank:1/cpu and [1, 4)x[0, 4) on rank:1/cpu overlap");
   const std::vector<ShardMetadata> of_two_ranks = {{{0, 0}, {2, 4}}, {{2}, {1}}};
   EXPECT_ERROR(validate_non_overlapping(of_two_ranks), ErrorCode::invalid_argument, "[0, 2)x[0, 4)", "[2, 3)",
-               "equally many dimensions");
+               "the same number of dimensions");
 }
 
 TEST(ShardMetadataTest, ErrorsNameWhatIsMissing) {
   const std::vector<ShardMetadata> shards = {{{0, 0}, {2, 4}}, {{2, 2}, {2, 2}}};
   const auto check = [&](std::vector<std::int64_t> size) { check_tensor(shards, size); };
   EXPECT_ERROR(check({4, 4}), ErrorCode::invalid_argument, "size [4, 4]", "12 elements, expected 16",
-               "none has [2, 4)x[0, 2)");
+               "no shard has [2, 4)x[0, 2)");
   EXPECT_ERROR(check({3, 4}), ErrorCode::invalid_argument, "shard [2, 4)x[2, 4)", "ends at 4 in dimension 0",
                "at most 3");
-  EXPECT_ERROR(check({4}), ErrorCode::invalid_argument, "size [4]", "equally many dimensions");
+  EXPECT_ERROR(check({4}), ErrorCode::invalid_argument, "size [4]", "dimensions, expected 1");
   EXPECT_ERROR(check_tensor({}, std::vector<std::int64_t>{4}), ErrorCode::invalid_argument, "at least one shard");
 }
 
 TEST(ShardMetadataTest, OffsetsAndSizesMustMatch) {
-  EXPECT_ERROR(ShardMetadata({0, 1}, {2}), ErrorCode::invalid_argument, "offsets [0, 1] and sizes [2]", "equally many");
-  EXPECT_ERROR(ShardMetadata({-1}, {2}), ErrorCode::invalid_argument, "offsets [-1] and sizes [2]", "none below 0");
-  EXPECT_ERROR(ShardMetadata({1}, {-2}), ErrorCode::invalid_argument, "sizes [-2]", "none below 0");
+  EXPECT_ERROR(ShardMetadata({0, 1}, {2}), ErrorCode::invalid_argument, "offsets [0, 1] and sizes [2]",
+               "as many offsets as sizes");
+  EXPECT_ERROR(ShardMetadata({-1}, {2}), ErrorCode::invalid_argument, "offsets [-1] and sizes [2]",
+               "no negative value");
+  EXPECT_ERROR(ShardMetadata({1}, {-2}), ErrorCode::invalid_argument, "sizes [-2]", "no negative value");
 }
 
 TEST(ShardMetadataTest, EndsThatOverflowAreRefused) {
@@ -70,7 +72,7 @@ TEST(ShardMetadataTest, EndsThatOverflowAreRefused) {
   EXPECT_ERROR(validate_non_overlapping(in_two), ErrorCode::corrupt, "end of a shard overflows");
 }
 
-// An empty shard lies within what reaches over it, and only touches what ends or begins where it is.
+// An empty shard overlaps a shard that extends past it on both sides, and only touches one that begins or ends at it.
 TEST(ShardMetadataTest, EmptyShards) {
   const auto overlap = [](const std::vector<ShardMetadata>& shards) {
     return !accepts([&] { validate_non_overlapping(shards); });

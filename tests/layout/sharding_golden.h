@@ -1,5 +1,5 @@
 #pragma once
-// What PyTorch says of sharding specs: see tests/golden/sharding/generate.py.
+// PyTorch's sharding specs and their shards: see tests/golden/sharding/generate.py.
 
 #include <filesystem>
 #include <fstream>
@@ -7,19 +7,21 @@
 #include <string>
 #include <vector>
 
+#include "support/paths.h"
 #include "tessera/layout/shard_metadata.h"
 
 namespace tessera::testing {
 
 inline const nlohmann::json& sharding_cases(const char* name) {
   static const nlohmann::json cases = [] {
-    std::ifstream in(std::filesystem::path(TESSERA_SOURCE_DIR) / "tests" / "golden" / "sharding" / "cases.json");
+    std::ifstream in(std::filesystem::path(tessera::testing::source_dir()) / "tests" / "golden" / "sharding" /
+                     "cases.json");
     return nlohmann::json::parse(in);
   }();
   return cases.at(name);
 }
 
-// Of [offsets, sizes] or [offsets, sizes, placement].
+// Converts [offsets, sizes] or [offsets, sizes, placement].
 inline std::vector<ShardMetadata> shards_of(const nlohmann::json& json) {
   std::vector<ShardMetadata> shards;
   for (const nlohmann::json& shard : json) {

@@ -64,7 +64,7 @@ TEST(EnumerableShardingSpecTest, TakesShardsThatPartitionTheTensor) {
   const std::vector<ShardMetadata> shards = {{{0, 0}, {2, 2}}, {{0, 2}, {2, 1}}};
   const EnumerableShardingSpec spec(shards);
   EXPECT_EQ(spec.build_metadata(Sizes{2, 3}, {}).shards_metadata, shards);
-  EXPECT_ERROR(spec.build_metadata(Sizes{2, 4}, {}), ErrorCode::invalid_argument, "none has [0, 2)x[3, 4)");
+  EXPECT_ERROR(spec.build_metadata(Sizes{2, 4}, {}), ErrorCode::invalid_argument, "no shard has [0, 2)x[3, 4)");
   EXPECT_TRUE(spec == EnumerableShardingSpec(shards));
   EXPECT_EQ(spec.to_string(), "EnumerableShardingSpec(shards=[[0, 2)x[0, 2), [0, 2)x[2, 3)])");
 }
@@ -72,7 +72,7 @@ TEST(EnumerableShardingSpecTest, TakesShardsThatPartitionTheTensor) {
 TEST(EnumerableShardingSpecTest, RefusesWhatPyTorchRefuses) {
   EXPECT_ERROR(EnumerableShardingSpec({}), ErrorCode::invalid_argument, "at least one shard");
   EXPECT_ERROR(EnumerableShardingSpec({{{0}, {2}}, {{0, 0}, {1, 1}}}), ErrorCode::invalid_argument,
-               "equally many dimensions");
+               "the same number of dimensions");
   EXPECT_ERROR(EnumerableShardingSpec({{{0}, {2}}, {{1}, {2}}}), ErrorCode::invalid_argument, "overlap");
 }
 
@@ -99,7 +99,7 @@ TEST(InferShardingSpecTest, AChunkNeedsAPlacement) {
   EXPECT_ERROR(infer_sharding_spec({}), ErrorCode::invalid_argument, "at least one shard");
 }
 
-// A user's own spec: one row for each rank in turn.
+// A custom spec: one row for each rank in turn.
 class RowByRow final : public ShardingSpec {
  public:
   std::string_view kind() const override { return "RowByRow"; }

@@ -57,7 +57,7 @@ TEST(ChunkBoxesTest, NoSuchDimensionIsAnError) {
 }
 
 TEST(ChunkBoxesTest, NoRanksIsAnError) {
-  EXPECT_ERROR(chunk_boxes(Shape{2, 3}, 0, 0), ErrorCode::invalid_argument, "[2, 3]", "0 ranks", "at least one");
+  EXPECT_ERROR(chunk_boxes(Shape{2, 3}, 0, 0), ErrorCode::invalid_argument, "[2, 3]", "0 ranks", "at least 1");
 }
 
 }  // namespace

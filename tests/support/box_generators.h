@@ -1,9 +1,9 @@
 #pragma once
-// Random shapes and boxes, small enough for the oracle that looks at every element.
+// Random shapes and boxes, small enough for the oracle that checks every element.
 //
 // A property that fails prints the counterexample, shrunk, and a line RC_PARAMS="reproduce=..."; running the test with
-// that in its environment replays the failure. RC_PARAMS="seed=N" replays a whole run, RC_PARAMS="max_success=10000"
-// looks harder.
+// that in its environment replays the failure. RC_PARAMS="seed=N" replays an entire run, RC_PARAMS="max_success=10000"
+// runs more cases.
 
 #include <rapidcheck.h>
 #include <rapidcheck/gtest.h>
@@ -18,20 +18,20 @@ namespace tessera::testing {
 
 using Shape = std::vector<std::int64_t>;
 
-// From `low` to `high`, both included, all equally likely from the first case on (RapidCheck's ranges grow with the
+// Returns a number from `low` to `high`, inclusive, uniformly from the first case on (RapidCheck's ranges grow with the
 // cases).
 inline std::int64_t any_between(std::int64_t low, std::int64_t high) {
   return *rc::gen::resize(rc::kNominalSize, rc::gen::inRange<std::int64_t>(low, high + 1));
 }
 
-// Rank 0 to 4, sizes `least` to 5.
+// Returns a shape of rank 0 to 4 with sizes from `least` to 5.
 inline Shape any_shape(std::int64_t least = 0) {
   Shape shape(static_cast<std::size_t>(any_between(0, 4)));
   for (std::int64_t& size : shape) size = any_between(least, 5);
   return shape;
 }
 
-// Any box that is valid in the shape, an empty one too.
+// Returns any box that is valid in the shape, possibly empty.
 inline Box any_box(const Shape& shape) {
   Box box = Box::full(shape);
   for (std::size_t d = 0; d < shape.size(); ++d) {
@@ -47,10 +47,10 @@ inline BoxList any_boxes(const Shape& shape, std::int64_t most = 8) {
   return boxes;
 }
 
-// Boxes in any order that partition the shape: pieces of pieces, `cuts` times.
-inline std::vector<Box> any_partition(const Shape& shape, std::int64_t cuts) {
+// Returns boxes in any order that partition the shape: a piece is split `splits` times.
+inline std::vector<Box> any_partition(const Shape& shape, std::int64_t splits) {
   std::vector<Box> boxes = {Box::full(shape)};
-  for (; cuts > 0 && !shape.empty(); --cuts) {
+  for (; splits > 0 && !shape.empty(); --splits) {
     Box& box = boxes[static_cast<std::size_t>(any_between(0, static_cast<std::int64_t>(boxes.size()) - 1))];
     const auto d = static_cast<std::size_t>(any_between(0, static_cast<std::int64_t>(shape.size()) - 1));
     Box rest = box;
@@ -66,7 +66,7 @@ inline std::vector<Box> any_partition(const Shape& shape, std::int64_t cuts) {
   return boxes;
 }
 
-// A box of `shape` with each of the sizes of a regular mesh, row-major: mesh[d] boxes in dimension d, `step` long.
+// Returns the boxes of a regular mesh, row-major: mesh[d] boxes in dimension d, each `step` long.
 inline BoxList mesh_boxes(const Shape& mesh, std::int64_t step) {
   BoxList boxes(mesh.size());
   boxes.reserve(

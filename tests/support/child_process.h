@@ -1,5 +1,5 @@
 #pragma once
-// Processes that a test forks, does things to and waits for.
+// Processes that a test forks, signals and waits for.
 
 #include <sys/types.h>
 #include <sys/wait.h>
@@ -10,8 +10,8 @@
 
 namespace tessera::testing {
 
-// A process that runs `f` and ends with status 0, or with 1 if it throws. Never returns what kill() takes for all
-// processes.
+// Starts a process that runs `f` and ends with status 0, or with 1 if it throws. Never returns a pid that kill() takes
+// for all processes.
 inline pid_t start_child(const std::function<void()>& f) {
   const pid_t pid = ::fork();
   if (pid < 0) throw std::runtime_error("fork");
@@ -24,7 +24,7 @@ inline pid_t start_child(const std::function<void()>& f) {
   ::_exit(0);
 }
 
-// Waits for its end; returns what waitpid says of it.
+// Waits for the process to end and returns the status of waitpid.
 inline int wait_for_child(pid_t pid) {
   int status = 0;
   if (::waitpid(pid, &status, 0) != pid) throw std::runtime_error("waitpid");

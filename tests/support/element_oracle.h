@@ -1,5 +1,5 @@
 #pragma once
-// Geometry the slow and obvious way: an element of a small tensor at a time.
+// Geometry the slow and obvious way: one element of a small tensor at a time.
 
 #include <cstdint>
 #include <map>
@@ -13,7 +13,7 @@ namespace tessera::testing {
 
 using Element = std::vector<std::int64_t>;  // an index vector
 
-// All elements of a box, in row-major order.
+// Returns all elements of a box, in row-major order.
 inline std::vector<Element> elements(BoxView box) {
   std::vector<Element> found = {Element{}};
   for (std::size_t d = 0; d < box.rank(); ++d) {
@@ -34,7 +34,7 @@ inline std::set<Element> element_set(BoxView box) {
   return {list.begin(), list.end()};
 }
 
-// How many of the boxes hold each element of the shape.
+// Counts how many of the boxes contain each element of the shape.
 inline std::map<Element, int> marks(std::span<const std::int64_t> shape, const BoxList& boxes) {
   std::map<Element, int> counts;
   for (const Element& element : elements(Box::full(shape))) counts[element] = 0;
@@ -51,7 +51,7 @@ inline bool is_partition(std::span<const std::int64_t> shape, const BoxList& box
   return true;
 }
 
-// Where an element lies in a row-major box that holds it.
+// Returns the position of an element in a row-major box that contains it.
 inline std::int64_t flat_index(const Element& element, BoxView box) {
   std::int64_t index = 0;
   for (std::size_t d = 0; d < box.rank(); ++d) index = index * box.sizes[d] + element[d] - box.offsets[d];

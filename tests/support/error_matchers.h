@@ -1,6 +1,6 @@
 #pragma once
-// Expects an Error with a code and with words in its message: EXPECT_ERROR(statement, ErrorCode::corrupt, "at byte 12",
-// "found").
+// Expects an Error with a code and with fragments of its message: EXPECT_ERROR(statement, ErrorCode::corrupt, "at byte
+// 12", "found").
 
 #include <gtest/gtest.h>
 
@@ -25,7 +25,7 @@ class ExpectedError {
     }
     for (const std::string& word : words_) {
       if (message.find(word) == std::string::npos) {
-        ADD_FAILURE_AT(file_, line_) << "\"" << message << "\" doesn't say \"" << word << "\"";
+        ADD_FAILURE_AT(file_, line_) << "\"" << message << "\" does not contain \"" << word << "\"";
       }
     }
     if (message.find('\n') != std::string::npos) ADD_FAILURE_AT(file_, line_) << "more than one line: " << message;
@@ -41,7 +41,7 @@ class ExpectedError {
 
 }  // namespace tessera::testing
 
-// No lambda: a structured binding may stand in the statement, which clang 14's lambdas can't capture.
+// Not a lambda: the statement may use a structured binding, which clang 14's lambdas cannot capture.
 #define EXPECT_ERROR(statement, code, ...)                                                           \
   do {                                                                                               \
     const ::tessera::testing::ExpectedError expected_error(code, {__VA_ARGS__}, __FILE__, __LINE__); \

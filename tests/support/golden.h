@@ -1,5 +1,5 @@
 #pragma once
-// The golden checkpoints, written by real PyTorch, and what their manifests say of them.
+// The golden checkpoints, written by real PyTorch, and their manifests.
 
 #include <gtest/gtest.h>
 
@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "support/paths.h"
 #include "tessera/base/crc32.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/tensor_reader.h"
@@ -18,7 +19,7 @@
 namespace tessera::testing {
 
 inline std::filesystem::path golden_directory() {
-  return std::filesystem::path(TESSERA_SOURCE_DIR) / "tests" / "golden";
+  return std::filesystem::path(tessera::testing::source_dir()) / "tests" / "golden";
 }
 
 struct GoldenTensor {
@@ -57,7 +58,7 @@ inline std::vector<std::string> golden_names() {
           "2.14-hf",      "2.14-optim",  "2.14-replicated", "2.14-sharded"};
 }
 
-// As a name for parameterized tests.
+// Returns a name for parameterized tests.
 inline std::string test_name(const std::string& golden) {
   std::string name = "PyTorch" + golden;
   for (char& c : name) {
@@ -66,7 +67,7 @@ inline std::string test_name(const std::string& golden) {
   return name;
 }
 
-// Every tensor of a checkpoint, read whole.
+// Reads every tensor of a checkpoint in full.
 inline std::map<std::string, GoldenTensor> read_tensors(const std::shared_ptr<const checkpoint::Checkpoint>& source) {
   std::map<std::string, GoldenTensor> tensors;
   for (std::size_t i = 0; i < source->tensors().size(); ++i) {

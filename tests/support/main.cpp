@@ -26,7 +26,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr unsigned kCaseSeconds = 600;
 
-// Prints what failed or was skipped, and nothing of a case that passed.
+// Prints failed and skipped cases, and nothing for a case that passed.
 class FailurePrinter : public ::testing::EmptyTestEventListener {
   void OnTestPartResult(const ::testing::TestPartResult& result) override {
     if (result.passed()) return;
@@ -35,7 +35,7 @@ class FailurePrinter : public ::testing::EmptyTestEventListener {
   }
 };
 
-// The cases that the filter and the shard select. Listing them is what makes GoogleTest apply both.
+// Returns the cases that the filter and the shard select. Listing them makes GoogleTest apply both.
 std::vector<std::string> selected_cases() {
   ::testing::internal::CaptureStdout();
   GTEST_FLAG_SET(list_tests, true);
@@ -57,7 +57,7 @@ std::vector<std::string> selected_cases() {
   return names;
 }
 
-// What waitpid() reports of a process that ran the case `name`.
+// Runs the case `name` and returns the status of waitpid().
 int run_case(const std::string& name) {
   std::fflush(nullptr);
   const pid_t pid = ::fork();

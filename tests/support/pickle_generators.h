@@ -13,7 +13,7 @@ namespace tessera::testing {
 
 struct RandomTree {
   pickle::Tree tree;
-  std::vector<pickle::NodeRef> made;  // that may be used again, and so be shared
+  std::vector<pickle::NodeRef> made;  // nodes that may be used again and so be shared
   bool with_opaque = true;
 
   static std::size_t below(std::size_t end) { return *rc::gen::resize(1000, rc::gen::inRange<std::size_t>(0, end)); }

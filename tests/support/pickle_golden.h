@@ -1,5 +1,5 @@
 #pragma once
-// Values that real Python pickled (tests/golden/pickle), and pickles written by hand.
+// Values pickled by real Python (tests/golden/pickle), and pickles written by hand.
 
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "format/python/base64.h"
+#include "support/paths.h"
 #include "tessera/base/bytes.h"
 #include "tessera/format/pickle_reader.h"
 #include "tessera/format/pickle_writer.h"
@@ -20,7 +21,7 @@ struct PickledValue {
 };
 
 inline std::vector<PickledValue> read_pickled_values() {
-  std::ifstream file(TESSERA_SOURCE_DIR "/tests/golden/pickle/values.json");
+  std::ifstream file(tessera::testing::source_dir() + "/tests/golden/pickle/values.json");
   const auto document = nlohmann::json::parse(file);
   std::vector<PickledValue> values;
   for (const auto& json : document.at("values")) {
@@ -34,7 +35,7 @@ inline std::vector<PickledValue> read_pickled_values() {
   return values;
 }
 
-// Reads a pickle written as a string literal. The literal's bytes are kept by the tree.
+// Reads a pickle written as a string literal. The tree keeps the literal's bytes.
 inline pickle::ReadResult read_pickle(std::string_view text, const pickle::ReadLimits& limits = {}) {
   const ByteView bytes = as_bytes(text);
   return pickle::read(std::make_shared<const Bytes>(bytes.begin(), bytes.end()), "test.pkl", limits);

@@ -1,5 +1,5 @@
 #pragma once
-// Ranks as processes of their own, forked from the test, which must not have threads yet.
+// Ranks as processes, forked from the test, which must not have threads yet.
 
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
@@ -22,7 +22,7 @@
 
 namespace tessera::testing {
 
-// A port that nobody listened on a moment ago.
+// Returns a port that was free a moment ago.
 inline std::uint16_t free_port() {
   const int listener = ::socket(AF_INET, SOCK_STREAM, 0);
   sockaddr_in address{};
@@ -35,7 +35,7 @@ inline std::uint16_t free_port() {
   return ntohs(address.sin_port);
 }
 
-// A rank that dies is soon noticed.
+// Options with which a dead rank is noticed soon.
 inline InitOptions quick() {
   InitOptions options;
   options.liveness = std::chrono::seconds(1);
@@ -43,7 +43,7 @@ inline InitOptions quick() {
   return options;
 }
 
-// Whether `is_so` becomes true soon, for what happens without anybody waiting for it.
+// Returns whether `is_so` becomes true soon, for events that cannot be waited for.
 inline bool soon(const std::function<bool()>& is_so) {
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
   while (!is_so()) {
@@ -54,11 +54,11 @@ inline bool soon(const std::function<bool()>& is_so) {
 }
 
 struct RankOutcome {
-  int signal = 0;    // that ended it, if one did
-  std::string said;  // what it returned, "code: message" of an Error, or "exception: message"
+  int signal = 0;      // the signal that ended it, if any
+  std::string report;  // the result, "code: message" of an Error, or "exception: message"
 };
 
-// Runs `f` in a process for each rank of a world and returns what became of each.
+// Runs `f` in one process per rank of a world and returns the outcome of each.
 inline std::vector<RankOutcome> run_processes(int ranks, InitOptions options,
                                               const std::function<std::string(const ProcessGroup&)>& f) {
   options.world_size = ranks;
@@ -74,15 +74,15 @@ inline std::vector<RankOutcome> run_processes(int ranks, InitOptions options,
     const pid_t pid = ::fork();
     if (pid < 0) throw std::runtime_error("fork");
     if (pid == 0) {
-      std::string said;
+      std::string report;
       try {
-        said = f(init_process_group(options));
+        report = f(init_process_group(options));
       } catch (const Error& error) {
-        said = std::string(error_code_name(error.code())) + ": " + error.what();
+        report = std::string(error_code_name(error.code())) + ": " + error.what();
       } catch (const std::exception& error) {
-        said = std::string("exception: ") + error.what();
+        report = std::string("exception: ") + error.what();
       }
-      const bool is_written = ::write(ends[1], said.data(), said.size()) == static_cast<ssize_t>(said.size());
+      const bool is_written = ::write(ends[1], report.data(), report.size()) == static_cast<ssize_t>(report.size());
       ::_exit(is_written ? 0 : 1);
     }
     ::close(ends[1]);
@@ -93,29 +93,30 @@ inline std::vector<RankOutcome> run_processes(int ranks, InitOptions options,
     RankOutcome outcome;
     char buffer[4096];
     for (ssize_t got = 0; (got = ::read(child.pipe, buffer, sizeof(buffer))) > 0;) {
-      outcome.said.append(buffer, static_cast<std::size_t>(got));
+      outcome.report.append(buffer, static_cast<std::size_t>(got));
     }
     ::close(child.pipe);
     int status = 0;
     ::waitpid(child.pid, &status, 0);
     if (WIFSIGNALED(status)) {
       outcome.signal = WTERMSIG(status);
-      outcome.said += "ended by signal " + std::to_string(outcome.signal);
+      outcome.report += "ended by signal " + std::to_string(outcome.signal);
     }
     outcomes.push_back(outcome);
   }
   return outcomes;
 }
 
-// Runs `f` in a process for each rank and expects it to return everywhere, without a failed expectation, which that
-// process prints.
+// Runs `f` in one process per rank. Expects it to return on every rank without a failed expectation; the process prints
+// those.
 inline void expect_good_processes(int ranks, const InitOptions& options,
                                   const std::function<void(const ProcessGroup&)>& f) {
   const std::vector<RankOutcome> outcomes = run_processes(ranks, options, [&](const ProcessGroup& group) {
     f(group);
     return std::string(::testing::Test::HasFailure() ? "failed" : "good");
   });
-  for (std::size_t rank = 0; rank < outcomes.size(); ++rank) EXPECT_EQ(outcomes[rank].said, "good") << "rank " << rank;
+  for (std::size_t rank = 0; rank < outcomes.size(); ++rank)
+    EXPECT_EQ(outcomes[rank].report, "good") << "rank " << rank;
 }
 
 }  // namespace tessera::testing

@@ -1,5 +1,5 @@
 #pragma once
-// A directory that goes when the test ends, whatever happened to its permissions.
+// A directory that is removed when the test ends, even if its permissions were changed.
 
 #include <gtest/gtest.h>
 #include <unistd.h>

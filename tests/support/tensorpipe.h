@@ -1,11 +1,11 @@
 #pragma once
-// Whether there is anything that RPC could be tested with.
+// Whether the tests of RPC can run.
 
 #include <dlfcn.h>
 
 namespace tessera::testing {
 
-// Asked of the loaded LibTorch itself, and not of our build, which could fail to find what is there.
+// Queries the loaded LibTorch, not our build configuration, which could miss TensorPipe.
 inline bool libtorch_has_tensorpipe() {
   return ::dlsym(RTLD_DEFAULT, "_ZTVN5torch11distributed3rpc15TensorPipeAgentE") != nullptr;  // its vtable
 }

@@ -1,5 +1,5 @@
 #pragma once
-// Ranks as threads that need no LibTorch, linked for checkpoints.
+// Ranks as threads, without LibTorch, linked for checkpoints.
 
 #include <condition_variable>
 #include <exception>
@@ -16,7 +16,7 @@
 
 namespace tessera::testing {
 
-// What all ranks bring, for all to see; a rank that left without a word is an error for who waits.
+// Exchanges the parts of all ranks. If a rank leaves, ranks that wait throw an error naming it.
 class ThreadRanks {
  public:
   explicit ThreadRanks(int size) : size_(size), slots_(static_cast<std::size_t>(size)) {}
@@ -43,7 +43,7 @@ class ThreadRanks {
     changed_.notify_all();
   }
   int size() const { return size_; }
-  // Of all ranks together.
+  // Over all ranks.
   std::uint64_t collectives() const { return collectives_; }
 
  private:
@@ -107,7 +107,7 @@ class ThreadLink final : public checkpoint::RankLink {
     }
     return packed;
   }
-  // This rank's.
+  // Returns this rank's part.
   Bytes part_of(const Bytes& packed) const {
     std::size_t at = 0;
     for (int r = 0;; ++r) {
@@ -123,10 +123,10 @@ class ThreadLink final : public checkpoint::RankLink {
   int rank_;
 };
 
-// Runs f on `size` ranks; returns what each threw, as "code: message", or "" where it returned.
+// Runs f on `size` ranks. Returns the exception of each as "code: message", or "" if it returned.
 inline std::vector<std::string> run_thread_ranks(int size, const std::function<void(ThreadLink& link)>& f) {
   ThreadRanks ranks(size);
-  std::vector<std::string> said(static_cast<std::size_t>(size));
+  std::vector<std::string> reports(static_cast<std::size_t>(size));
   std::vector<std::thread> threads;
   for (int rank = 0; rank < size; ++rank) {
     threads.emplace_back([&, rank] {
@@ -134,13 +134,13 @@ inline std::vector<std::string> run_thread_ranks(int size, const std::function<v
       try {
         f(link);
       } catch (const Error& error) {
-        said[static_cast<std::size_t>(rank)] = std::string(error_code_name(error.code())) + ": " + error.what();
+        reports[static_cast<std::size_t>(rank)] = std::string(error_code_name(error.code())) + ": " + error.what();
         ranks.leave(rank);
       }
     });
   }
   for (std::thread& thread : threads) thread.join();
-  return said;
+  return reports;
 }
 
 }  // namespace tessera::testing

@@ -17,7 +17,7 @@ struct TorchFile {
   std::vector<std::pair<std::string, torch_archive::TensorRef>> tensors;
   std::vector<Bytes> storages;  // the i-th has the key i
 
-  // A view of storage `storage`.
+  // Adds a view of storage `storage`.
   void add(const std::string& name, DType dtype, std::size_t storage, std::int64_t offset,
            std::vector<std::int64_t> sizes, std::vector<std::int64_t> strides) {
     torch_archive::TensorRef tensor;

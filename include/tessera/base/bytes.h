@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Views of bytes and explicit little-endian access. A `ByteView` owns nothing.
+/// Byte views and explicit little-endian loads and stores. A `ByteView` does not own its bytes.
 
 #include <array>
 #include <concepts>
@@ -17,12 +17,13 @@ using ByteView = std::span<const std::uint8_t>;
 using MutableByteView = std::span<std::uint8_t>;
 using Bytes = std::vector<std::uint8_t>;
 
+/// Views text as bytes, and bytes as text. Nothing is copied.
 inline ByteView as_bytes(std::string_view text) {
   return {reinterpret_cast<const std::uint8_t*>(text.data()), text.size()};
 }
 inline std::string_view as_text(ByteView bytes) { return {reinterpret_cast<const char*>(bytes.data()), bytes.size()}; }
 
-/// The little-endian number in the first sizeof(T) bytes at `p`, which must be readable.
+/// Returns the little-endian number in the first sizeof(T) bytes at `p`, which must be readable.
 template <std::unsigned_integral T>
 T load_little_endian(const std::uint8_t* p) {
   T value = 0;
@@ -30,7 +31,7 @@ T load_little_endian(const std::uint8_t* p) {
   return value;
 }
 
-/// Appends `value` in sizeof(T) little-endian bytes.
+/// Appends `value` as sizeof(T) little-endian bytes.
 template <std::unsigned_integral T>
 void append_little_endian(Bytes& out, T value) {
   std::array<std::uint8_t, sizeof(T)> bytes;
@@ -38,10 +39,11 @@ void append_little_endian(Bytes& out, T value) {
   out.insert(out.end(), bytes.begin(), bytes.end());
 }
 
+/// Appends bytes or text.
 inline void append(Bytes& out, ByteView bytes) { out.insert(out.end(), bytes.begin(), bytes.end()); }
 inline void append(Bytes& out, std::string_view text) { append(out, as_bytes(text)); }
 
-/// "3.2 MiB", "17 B": for people.
+/// Formats a size for people: "3.2 MiB", "17 B".
 std::string format_bytes(std::uint64_t bytes);
 
 }  // namespace tessera

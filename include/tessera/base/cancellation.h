@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// A request to stop, set by a signal handler or another thread and looked at between pieces of work.
+/// A request to stop. A signal handler or another thread sets it; long operations check it between pieces of work.
 
 #include <atomic>
 
@@ -8,12 +8,12 @@
 
 namespace tessera {
 
-/// `request` is async-signal-safe. All members may be called by any thread.
+/// A stop flag. `request` is async-signal-safe. Any thread may call any member.
 class Cancellation {
  public:
   void request() noexcept { requested_.store(true, std::memory_order_relaxed); }
   bool requested() const noexcept { return requested_.load(std::memory_order_relaxed); }
-  /// Throws `Error(cancelled)` "interrupted" if a stop was requested.
+  /// Throws `Error(cancelled)` with the message "interrupted" if a stop was requested.
   void check() const {
     if (requested()) throw Error(ErrorCode::cancelled, "interrupted");
   }

@@ -1,10 +1,11 @@
 #pragma once
 /// \file
-/// Integer arithmetic on numbers that came from a file: every overflow throws `Error(corrupt)` naming what was being
-/// computed.
+/// Checked integer arithmetic for numbers read from a file. Every overflow throws `Error(corrupt)` naming the quantity
+/// that was being computed.
 
 #include <concepts>
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <string_view>
 #include <utility>
@@ -13,7 +14,7 @@
 
 namespace tessera {
 
-/// a + b, or `Error(corrupt)` "<what> overflows".
+/// Returns a + b. Throws `Error(corrupt)` "<what> overflows".
 template <std::integral T>
 T checked_add(T a, T b, std::string_view what) {
   T result;
@@ -21,7 +22,7 @@ T checked_add(T a, T b, std::string_view what) {
   return result;
 }
 
-/// a * b, or `Error(corrupt)` "<what> overflows".
+/// Returns a * b. Throws `Error(corrupt)` "<what> overflows".
 template <std::integral T>
 T checked_multiply(T a, T b, std::string_view what) {
   T result;
@@ -29,15 +30,17 @@ T checked_multiply(T a, T b, std::string_view what) {
   return result;
 }
 
-/// `value` as `To`, or `Error(corrupt)` when it doesn't fit.
+/// Returns `value` as `To`. Throws `Error(corrupt)` if it does not fit.
 template <std::integral To, std::integral From>
 To checked_cast(From value, std::string_view what) {
-  if (!std::in_range<To>(value)) fail(ErrorCode::corrupt, "{} out of range: {}", what, value);
+  if (!std::in_range<To>(value))
+    fail(ErrorCode::corrupt, "{} out of range: {}, expected {} to {}", what, value, std::numeric_limits<To>::min(),
+         std::numeric_limits<To>::max());
   return static_cast<To>(value);
 }
 
-/// The number of elements of a shape; 1 for no dimension. Throws `Error(corrupt)` for a negative size or an overflow,
-/// also where a later size is 0.
+/// Returns the number of elements of a shape, 1 for a scalar. Throws `Error(corrupt)` for a negative size, and for an
+/// overflow even if another size is 0.
 std::int64_t checked_numel(std::span<const std::int64_t> sizes, std::string_view what);
 
 }  // namespace tessera

@@ -1,10 +1,10 @@
 #pragma once
 /// \file
-/// Element types: every `torch.dtype` of PyTorch 1.13 to 2.14, by the name that PyTorch prints without `torch.`.
+/// Element types: every `torch.dtype` of PyTorch 1.13 to 2.14, under PyTorch's name without `torch.`.
 ///
 /// Law: `dtype_from_name(dtype_name(d)) == d` for every d. Types that pack several elements into a byte
-/// (`float4_e2m1fn_x2`, `quint4x2`, `bits1x8`, ...) have PyTorch's `itemsize`, which is that of the packed unit.
-/// Source: c10/core/ScalarType.h, torch/storage.py.
+/// (`float4_e2m1fn_x2`, `quint4x2`, `bits1x8`, ...) have PyTorch's `itemsize`, the size of the packed unit. Source:
+/// c10/core/ScalarType.h, torch/storage.py.
 
 #include <array>
 #include <cstdint>
@@ -13,6 +13,7 @@
 
 namespace tessera {
 
+/// An element type.
 enum class DType : std::uint8_t {
   float32,
   float64,
@@ -65,17 +66,17 @@ enum class DType : std::uint8_t {
 
 inline constexpr std::size_t kDTypeCount = static_cast<std::size_t>(DType::int7) + 1;
 
-/// PyTorch's name without `torch.`: "float32", "bool".
+/// Returns PyTorch's name without `torch.`: "float32", "bool".
 std::string_view dtype_name(DType dtype);
 
-/// Bytes per element (`torch.dtype.itemsize`), at least 1.
+/// Returns the bytes per element (`torch.dtype.itemsize`), at least 1.
 std::int64_t dtype_size(DType dtype);
 
-/// The dtype called `name` (with or without `torch.`), PyTorch's aliases ("half", "float", "double", "long", ...)
-/// included; nothing when PyTorch has no such dtype.
+/// Returns the dtype called `name`, with or without `torch.`, or nothing if PyTorch has no such dtype. Accepts
+/// PyTorch's aliases ("half", "float", "double", "long", ...).
 std::optional<DType> find_dtype(std::string_view name);
 
-/// As `find_dtype`, and throws `Error(unsupported)` naming `name` when there is none.
+/// Same as `find_dtype`, but throws `Error(unsupported)` naming `name` if there is no such dtype.
 DType dtype_from_name(std::string_view name);
 
 }  // namespace tessera

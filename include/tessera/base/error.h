@@ -1,10 +1,10 @@
 #pragma once
 /// \file
-/// The one exception type of the library.
+/// The exception type of the library.
 ///
-/// Law: whatever is wrong with an input (a file, an argument, another rank) is reported by throwing `Error`. Assertions
-/// are for defects of this library and never for input. A message says the operation, the file and byte offset (or the
-/// tensor and dimension), what was found and what was expected, on one line.
+/// Law: every problem with an input (a file, an argument, another rank) is reported by throwing `Error`. Assertions
+/// catch defects of this library, never bad input. A message is one line. It names the operation, the file and byte
+/// offset (or the tensor and dimension), what was found and what was expected.
 
 #include <fmt/format.h>
 
@@ -16,20 +16,22 @@
 
 namespace tessera {
 
+/// The kind of an error, for programs. The message is for people.
 enum class ErrorCode : std::uint8_t {
-  invalid_argument,  ///< the caller asked for something that can't be meant
+  invalid_argument,  ///< invalid or inconsistent arguments
   corrupt,           ///< bytes that contradict their format, their checksum or each other
-  unsupported,       ///< well-formed, and something this version doesn't do
-  not_found,         ///< a file, a tensor or an object that isn't there
+  unsupported,       ///< well-formed input that this version does not handle
+  not_found,         ///< a file, a tensor or an object that does not exist
   io,                ///< the operating system refused or failed
   rank_failure,      ///< another rank failed or died
   cancelled,         ///< stopped on request (a signal, `Cancellation`)
   internal,          ///< a defect of this library
 };
 
-/// The code's name as written here, for example "corrupt".
+/// Returns the name of the enumerator, for example "corrupt".
 std::string_view error_code_name(ErrorCode code);
 
+/// An error with a code and a one-line message.
 class Error : public std::runtime_error {
  public:
   Error(ErrorCode code, const std::string& message) : std::runtime_error(message), code_(code) {}
@@ -45,8 +47,8 @@ template <typename... Args>
   throw Error(code, fmt::format(format, std::forward<Args>(args)...));
 }
 
-/// Text as it may be printed inside a one-line message: control characters and invalid UTF-8 as `\xNN`, cut to
-/// `limit` bytes with "..." behind.
+/// Escapes text for a one-line message: control characters and invalid UTF-8 become `\xNN`. Text longer than `limit`
+/// bytes is truncated, with "..." appended.
 std::string printable(std::string_view text, std::size_t limit = 200);
 
 }  // namespace tessera

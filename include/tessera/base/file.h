@@ -1,9 +1,11 @@
 #pragma once
 /// \file
-/// Positioned file I/O. Every failure is an `Error(io)` (`not_found` where the file isn't there) that names the
-/// operation, the file, the byte offset and the system's reason; a file that is there and should not be is
-/// `Error(invalid_argument)`. Reads and writes are retried when the system does less
-/// than asked; `read_at` past the end of the file is `Error(corrupt)` saying how many bytes there are.
+/// Positioned file I/O.
+///
+/// A failure throws `Error(io)`, or `Error(not_found)` if the file does not exist, naming the operation, the file, the
+/// byte offset and the system's reason. A file that exists but must not throws `Error(invalid_argument)`. Short reads
+/// and writes are retried. `read_at` past the end of the file throws `Error(corrupt)` with the number of bytes that the
+/// file has.
 
 #include <cstdint>
 #include <filesystem>
@@ -15,14 +17,14 @@
 
 namespace tessera {
 
-/// Bytes that can be read from any offset, by several threads at once.
+/// Bytes that several threads can read at once, from any offset.
 class ByteSource {
  public:
   virtual ~ByteSource() = default;
   /// Fills `out` from `offset_bytes`. Throws `Error(corrupt)` if the source ends before `offset_bytes + out.size()`.
   virtual void read_at(std::uint64_t offset_bytes, MutableByteView out) const = 0;
   virtual std::uint64_t size_bytes() const = 0;
-  /// How messages call it: the file's path, or a description.
+  /// Returns the name for messages: the file's path, or a description.
   virtual const std::string& name() const = 0;
 };
 
@@ -39,12 +41,12 @@ class MemorySource final : public ByteSource {
   std::string name_;
 };
 
-/// An open file. Movable; closed on destruction. All members but the destructor and move may run on several threads.
+/// An open file. Movable; closed on destruction. Several threads may call all members but the destructor and the moves.
 class File final : public ByteSource {
  public:
-  /// Opens a regular file for reading. A directory or a device is `Error(invalid_argument)`.
+  /// Opens a regular file for reading. Throws `Error(invalid_argument)` for a directory or a device.
   static File open_read(const std::filesystem::path& path);
-  /// Creates a file that must not exist, for reading and writing.
+  /// Creates a file for reading and writing. The file must not exist.
   static File create_new(const std::filesystem::path& path);
 
   File(File&& other) noexcept;
@@ -57,16 +59,15 @@ class File final : public ByteSource {
   std::uint64_t size_bytes() const override;
   const std::string& name() const override { return name_; }
 
+  /// Writes all of `bytes` at `offset_bytes`.
   void write_at(std::uint64_t offset_bytes, ByteView bytes);
-  /// Reserves `size_bytes` on the disk and sets the file's size, so that a full disk is known before data is written.
+  /// Reserves `size_bytes` on the disk and sets the file's size, so that a full disk fails before data is written.
   void preallocate(std::uint64_t size_bytes);
   /// Asks the system to begin writing a range to disk, without waiting. A hint: failures are ignored.
   void start_writeback(std::uint64_t offset_bytes, std::uint64_t length_bytes) noexcept;
-  /// Tells the system that a range will not be needed again in its cache. A hint.
-  void drop_cache(std::uint64_t offset_bytes, std::uint64_t length_bytes) const noexcept;
   /// Blocks until data and metadata are on the disk.
   void sync();
-  /// Closes, reporting errors that the destructor would swallow. The file can't be used afterwards.
+  /// Closes the file, reporting errors that the destructor would ignore. The file cannot be used afterwards.
   void close();
 
  private:
@@ -75,25 +76,25 @@ class File final : public ByteSource {
   std::string name_;
 };
 
-/// All bytes of a source.
+/// Returns all bytes of a source.
 Bytes read_all(const ByteSource& source);
 
 /// Throws `Error(corrupt)` if a source is larger than `limit_bytes`.
 void require_size_within(const ByteSource& source, std::uint64_t limit_bytes);
 
-/// The whole file, which must not be larger than `limit_bytes` (`Error(corrupt)` otherwise).
+/// Returns the contents of a file. Throws `Error(corrupt)` if it is larger than `limit_bytes`.
 Bytes read_file(const std::filesystem::path& path, std::uint64_t limit_bytes = UINT64_MAX);
 
 /// Creates `path` with `bytes` and syncs it.
 void write_new_file(const std::filesystem::path& path, ByteView bytes);
 
-/// fsync of a directory: makes renames and creations inside it durable.
+/// Calls fsync on a directory, which makes renames and creations inside it durable.
 void sync_directory(const std::filesystem::path& path);
 
-/// Atomic rename that replaces `to`.
+/// Renames atomically, replacing `to`.
 void rename_replacing(const std::filesystem::path& from, const std::filesystem::path& to);
 
-/// Atomic rename that fails with `Error(invalid_argument)` if `to` exists.
+/// Renames atomically. Throws `Error(invalid_argument)` if `to` exists.
 void rename_new(const std::filesystem::path& from, const std::filesystem::path& to);
 
 }  // namespace tessera

@@ -2,12 +2,13 @@
 /// \file
 /// Runs a program as several ranks on this machine, as torchrun does on one node.
 ///
-/// Each rank is told RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, and OMP_NUM_THREADS
-/// unless that is set, so that together they have as many threads as there are processors. Rank 0 has this process's
-/// standard input, unless that is a terminal; the others have none.
+/// Each rank's environment has RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT. It also has
+/// OMP_NUM_THREADS, unless that is set already, chosen so that all ranks together have as many threads as this process
+/// may use processors. Rank 0 inherits this process's standard input unless that is a terminal; the other ranks have
+/// none.
 ///
-/// One rank fails, all end: the others get SIGTERM, and SIGKILL after `grace`. So do processes that a rank started and
-/// left behind in its process group when it ended. If this process is killed, the ranks are, too.
+/// If a rank fails, the other ranks get SIGTERM, and SIGKILL after `grace`. So do processes that a rank started and
+/// left running in its process group. If this process is killed, the ranks are killed too.
 
 #include <chrono>
 #include <cstdint>
@@ -18,28 +19,33 @@
 
 namespace tessera {
 
+/// The program to run as ranks, and its options.
 struct LaunchOptions {
   int ranks = 1;
-  std::vector<std::string> command;  ///< the program, found by PATH, and its arguments
+  std::vector<std::string> command;  ///< the program, looked up in PATH, and its arguments
   std::string master_addr = "127.0.0.1";
-  std::uint16_t master_port = 0;  ///< 0: one that is free now
+  std::uint16_t master_port = 0;  ///< 0: any free port
   std::chrono::milliseconds grace = std::chrono::seconds(5);
-  /// Gets what the ranks write, line by line, the newline included; a last line may lack it, and one of more than 64
-  /// KiB comes in parts. An exception of it ends the ranks and is passed on.
+  /// Receives the output of the ranks line by line, including the newline. The last line may lack it, and a line of
+  /// more than 64 KiB arrives in parts. If it throws, the ranks are killed and the exception is rethrown.
   std::function<void(int rank, bool is_standard_error, std::string_view line)> output;
 };
 
+/// How the ranks ended.
 struct LaunchResult {
-  int status = 0;   ///< exit status of the rank that failed first, 128 + the signal's number if one ended it; else 0
-  int rank = -1;    ///< the rank that failed first; -1 if none did
+  int status =
+      0;          ///< exit status of the rank that failed first, 128 + the signal's number if a signal ended it; else 0
+  int rank = -1;  ///< the rank that failed first; -1 if none did
   std::string how;  ///< "exited with status 3", "was ended by signal 11 (Segmentation fault)"
 };
 
-/// Returns when all ranks have ended and all that they wrote has been passed on. Meanwhile SIGINT, SIGTERM, SIGHUP,
-/// SIGQUIT, SIGUSR1 and SIGUSR2 that this process gets are passed on to the ranks instead of doing what they did; a
-/// second SIGINT or SIGTERM kills the ranks. Not to be called by several threads at once. Throws
-/// `Error(invalid_argument)` without a rank or a command, `Error(not_found)` for a program that isn't there,
-/// `Error(io)` for one that can't be run and where the system has no more processes; then no rank is left.
+/// Runs the ranks. Blocks until all of them have ended and all of their output has been delivered.
+///
+/// While it runs, SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 sent to this process are forwarded to the ranks
+/// instead of being handled. A second SIGINT or SIGTERM kills the ranks. Only one thread may call it at a time.
+///
+/// Throws `Error(invalid_argument)` without a rank or a command, `Error(not_found)` if the program does not exist, and
+/// `Error(io)` if it cannot be run or the system has no more processes. In each case no rank is left running.
 LaunchResult launch_ranks(const LaunchOptions& options);
 
 }  // namespace tessera

@@ -1,27 +1,29 @@
 #pragma once
 /// \file
-/// Progress of a long operation in bytes. The library counts; who wants to show it implements `ProgressSink`.
+/// Progress of a long operation, in bytes. The library reports it; a caller that displays it implements `ProgressSink`.
 
 #include <cstdint>
 #include <string_view>
 
 namespace tessera {
 
-/// Called by worker threads at the same time; implementations must be thread-safe and quick.
+/// Receives progress. Worker threads call it at the same time; implementations must be thread-safe and fast.
 class ProgressSink {
  public:
   virtual ~ProgressSink() = default;
-  /// A phase begins, for example "verify", of `total_bytes` (0: not known).
+  /// Begins a phase, for example "verify", of `total_bytes` (0: unknown).
   virtual void begin(std::string_view phase, std::uint64_t total_bytes) = 0;
+  /// Counts `bytes` as done in the current phase.
   virtual void advance(std::uint64_t bytes) = 0;
+  /// Ends the phase.
   virtual void end() = 0;
 };
 
-/// Shows nothing.
+/// Returns a sink that ignores all calls.
 ProgressSink& no_progress();
 
-/// A line that is redrawn in place on standard error, at most ten times a second; shows nothing where standard error is
-/// not a terminal. One per process at a time.
+/// A line on standard error that is redrawn in place at most ten times a second. Shows nothing if standard error is not
+/// a terminal. A process may have one at a time.
 class TerminalProgress final : public ProgressSink {
  public:
   TerminalProgress();
@@ -32,7 +34,7 @@ class TerminalProgress final : public ProgressSink {
 
  private:
   struct State;
-  State* state_;  // null where standard error is no terminal
+  State* state_;  // null if standard error is not a terminal
 };
 
 }  // namespace tessera

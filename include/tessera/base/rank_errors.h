@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// One error of what went wrong on several ranks.
+/// One error that reports failures of several ranks.
 
 #include <exception>
 #include <optional>
@@ -14,18 +14,20 @@
 
 namespace tessera {
 
+/// The failure of one rank.
 struct RankFailure {
   int rank = 0;
   ErrorCode code = ErrorCode::rank_failure;
   std::string message;
 };
 
-/// "<step>: 2 of 8 ranks failed; rank 1: ...; rank 5: ...", the first few of them in full, with the code that they have
-/// in common, else rank_failure. `failures` is not empty and by rank. Throws it.
+/// Throws `Error` "<step>: 2 of 8 ranks failed; rank 1: ...; rank 5: ...", quoting the first 8 failures in full. Its
+/// code is the one that all failures share, else rank_failure. `failures` must not be empty and must be ordered by
+/// rank.
 [[noreturn]] void fail_for_ranks(std::string_view step, std::span<const RankFailure> failures, int ranks);
 
-/// Runs `f`, calls `agree` with what it threw or null, and returns what `f` returned. `agree` throws if any rank's `f`
-/// did.
+/// Runs `f`, passes its exception (or null) to `agree`, and returns the result of `f`. `agree` must throw if `f` threw
+/// on any rank.
 template <typename F, typename Agree>
 auto agree_on_outcome(F&& f, const Agree& agree) {
   using Result = decltype(f());

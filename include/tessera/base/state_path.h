@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// The keys that lead to a value in a nested state dict.
+/// The path to a value in a nested state dict.
 
 #include <cstdint>
 #include <string>

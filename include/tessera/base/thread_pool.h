@@ -1,10 +1,10 @@
 #pragma once
 /// \file
-/// Threads with a bounded queue.
+/// A thread pool with a bounded queue.
 ///
-/// Laws: at most `threads` tasks run and at most `queue_limit` wait, `submit` blocks beyond that, so memory held by
-/// tasks is bounded. After a task threw, tasks not yet begun are dropped, and `submit` and `wait` throw the first
-/// task's exception.
+/// Laws: at most `threads` tasks run and at most `queue_limit` tasks wait. Beyond that `submit` blocks, so the memory
+/// held by tasks is bounded. After a task throws, tasks that have not begun are dropped, and `submit` and `wait` throw
+/// the first task's exception.
 
 #include <condition_variable>
 #include <cstddef>
@@ -17,18 +17,19 @@
 
 namespace tessera {
 
+/// A fixed number of threads that begin tasks in order of submission.
 class ThreadPool {
  public:
-  /// `threads` >= 1. `queue_limit` 0 means as many as there are threads.
+  /// `threads` >= 1. A `queue_limit` of 0 means the number of threads.
   explicit ThreadPool(std::size_t threads, std::size_t queue_limit = 0);
-  /// Drops tasks not yet begun, waits for those that run.
+  /// Drops tasks that have not begun and waits for running tasks.
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
-  /// Queues `task`; blocks while the queue is full. Throws the exception of a task that failed before.
+  /// Queues `task`. Blocks while the queue is full. Throws the exception of an earlier task that failed.
   void submit(std::function<void()> task);
-  /// Blocks until all tasks have ended; throws the first exception. The pool can be used again only if none threw.
+  /// Blocks until all tasks have ended. Throws the first exception. The pool can be used again only if no task threw.
   void wait();
   std::size_t threads() const { return threads_.size(); }
 
@@ -46,7 +47,7 @@ class ThreadPool {
   std::exception_ptr error_;
 };
 
-/// Processors that this process may use, at least 1.
+/// Returns the number of processors that this process may use, at least 1.
 std::size_t available_processors();
 
 }  // namespace tessera

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Ranks as threads of this process, for tests, examples and small work.
+/// Ranks as threads of this process, for tests, examples and small jobs.
 
 #include <chrono>
 #include <functional>
@@ -9,13 +9,14 @@
 
 namespace tessera {
 
+/// Options of `run_local`.
 struct LocalOptions {
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
 };
 
-/// Runs `f` on `ranks` threads, each with its rank of one group over Gloo, and returns when all have returned. If one
-/// throws, the others get `Error(rank_failure)` from the collective that they wait in, and what the first one threw is
-/// thrown here. `ranks` >= 1, `Error(invalid_argument)` otherwise.
+/// Runs `f` on `ranks` threads, each of which is one rank of a Gloo group, and returns when all have returned. If a
+/// rank throws, the others get `Error(rank_failure)` from the collective that they are waiting in, and the first
+/// exception is rethrown here. Throws `Error(invalid_argument)` if `ranks` < 1.
 void run_local(int ranks, const std::function<void(const ProcessGroup& group)>& f, const LocalOptions& options = {});
 
 }  // namespace tessera

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Collectives on LibTorch's values of any type (`c10::IValue`): numbers, strings, lists, dicts, tensors. They travel
+/// Collectives on LibTorch values of any type (`c10::IValue`): numbers, strings, lists, dicts, tensors. Values are sent
 /// as pickles that LibTorch writes and reads, so all ranks must trust each other.
 
 #include <ATen/core/ivalue.h>
@@ -11,12 +11,13 @@
 
 namespace tessera {
 
+/// Returns the values of all ranks, by rank.
 std::vector<c10::IValue> all_gather_object(const ProcessGroup& group, const c10::IValue& value);
-/// Empty but on `root`.
+/// Returns the ranks' values on `root`, and an empty list on other ranks.
 std::vector<c10::IValue> gather_object(const ProcessGroup& group, const c10::IValue& value, int root);
-/// Root's; what others bring is not looked at.
+/// Returns the value of `root`. Other ranks' values are ignored.
 c10::IValue broadcast_object(const ProcessGroup& group, const c10::IValue& value, int root);
-/// Part r of root's goes to rank r.
+/// Sends values[r] of `root` to rank r. Other ranks' values are ignored.
 c10::IValue scatter_object(const ProcessGroup& group, const std::vector<c10::IValue>& values, int root);
 
 }  // namespace tessera

@@ -1,15 +1,15 @@
 #pragma once
 /// \file
-/// Remote procedure calls between the ranks of a group, over LibTorch's own (TensorPipe), and references to tensors
-/// that other ranks have.
+/// Remote procedure calls between the ranks of a group, over LibTorch's RPC (TensorPipe), and references to tensors of
+/// other ranks.
 ///
-/// LibTorch keeps one agent for the whole process, so this is the one thing here that nobody is passed: who needs it
-/// finds it. It follows that ranks are processes, not threads (`run_local`), and that RPC can be initialized once in a
-/// process: LibTorch's remote references stay bound to the first agent. PyTorch: torch/distributed/rpc/api.py,
+/// LibTorch has one RPC agent per process, so RPC is global state, unlike the rest of this module. Therefore ranks must
+/// be processes, not threads (`run_local`), and RPC can be initialized only once in a process: LibTorch's remote
+/// references stay bound to the first agent. PyTorch: torch/distributed/rpc/api.py,
 /// torch/csrc/distributed/rpc/rref_context.cpp.
 
 #include <ATen/core/Tensor.h>
-#include <ATen/core/jit_type_base.h>  // which the next header needs in LibTorch 1.13
+#include <ATen/core/jit_type_base.h>  // required by the next header in LibTorch 1.13
 #include <ATen/core/rref_interface.h>
 
 #include <chrono>
@@ -23,27 +23,28 @@
 
 namespace tessera {
 
+/// Options of RPC on this rank.
 struct RpcOptions {
-  /// What this worker is called, unlike any other: 1 to 128 of A-Z a-z 0-9 _ - . Empty: "worker<RANK>".
+  /// The unique name of this worker: 1 to 128 of A-Z a-z 0-9 _ and -. Empty: "worker<RANK>".
   std::string name;
-  /// How long a call may take unless it says otherwise.
+  /// The default timeout of a call.
   std::chrono::milliseconds timeout = std::chrono::seconds(60);
-  /// That answer the calls of others.
+  /// The number of threads that answer the calls of others.
   int threads = 16;
 };
 
-/// This rank's part in RPC. Move-only.
+/// RPC on this rank. Move-only.
 class Rpc {
  public:
   Rpc(const ProcessGroup& group, const RpcOptions& options);
   Rpc(Rpc&&) noexcept;
   Rpc& operator=(Rpc&&) noexcept;
-  /// Leaves at once, if `shutdown` wasn't called: others that fetch from this rank get `Error(rank_failure)`.
+  /// Leaves at once if `shutdown` was not called: other ranks that fetch from this one get `Error(rank_failure)`.
   ~Rpc();
 
-  /// Ends RPC on all ranks together: waits until all have come and no reference crosses ranks any more; after it a
-  /// fetch is `Error(invalid_argument)`. All ranks of the group must call it; what was called before is nothing to do.
-  /// If a rank has died, the others leave as ~Rpc does and throw `Error(rank_failure)` that names it.
+  /// Ends RPC on all ranks together. All ranks of the group must call it; repeated calls are no-ops. Blocks until all
+  /// ranks have called it and no reference crosses ranks any more. Afterwards a fetch throws `Error(invalid_argument)`.
+  /// If a rank has died, the others leave as ~Rpc does and throw `Error(rank_failure)` naming it.
   void shutdown();
 
  private:
@@ -51,31 +52,33 @@ class Rpc {
   std::unique_ptr<Impl> impl_;
 };
 
-/// Whether the LibTorch here was built with TensorPipe.
+/// Returns whether the LibTorch in use was built with TensorPipe.
 bool is_rpc_available();
 
-/// Meets the other ranks of `group`, all of which must call it; a rank of the group is its RPC rank. Throws on all
-/// ranks `Error(unsupported)` if in any process RPC was initialized before or LibTorch has no TensorPipe,
-/// `Error(invalid_argument)` for names that can't be or that two workers have and for a timeout or threads below 1, and
-/// `Error(rank_failure)` naming a rank that died.
+/// Initializes RPC with the other ranks of `group`, all of which must call it. A rank's RPC rank is its rank in the
+/// group. Throws on all ranks: `Error(unsupported)` if RPC was initialized before in any process or LibTorch has no
+/// TensorPipe; `Error(invalid_argument)` for invalid or duplicate names, a timeout that is not positive, or fewer than
+/// one thread; and `Error(rank_failure)` naming a rank that died.
 [[nodiscard]] Rpc init_rpc(const ProcessGroup& group, const RpcOptions& options = {});
 
-/// Whether this process has an agent, ours or another's.
+/// Returns whether this process has an agent, created by this library or by others.
 bool is_rpc_initialized();
-/// This process's. Throws `Error(invalid_argument)` without RPC.
+/// Returns the RPC rank of this process. Throws `Error(invalid_argument)` without RPC.
 int rpc_rank();
-/// The RPC rank of the worker of this name, if there is one. Throws `Error(invalid_argument)` without RPC.
+/// Returns the RPC rank of the worker called `name`, or nothing if there is none. Throws `Error(invalid_argument)`
+/// without RPC.
 std::optional<int> find_rpc_worker(const std::string& name);
 
-/// A reference to a tensor that another rank has. Law: the tensor lives as long as its owner or any reference keeps it;
-/// the last copy of a reference to be destroyed tells the owner, without waiting. References of a rank that died
-/// without telling are kept until the owner's RPC ends.
+/// A reference to a tensor of another rank. Law: the tensor lives as long as its owner or any reference keeps it.
+/// Destroying the last copy of a reference notifies the owner, without blocking. References held by a rank that died
+/// without notifying are kept until RPC ends on the owner.
 class RemoteTensor {
  public:
-  /// Its RPC rank.
+  /// Returns the RPC rank of the owner.
   int owner() const { return reference_->owner(); }
-  /// A copy of the tensor as it is at the owner now. Blocks for up to `timeout`, that of RPC unless given. Throws
-  /// `Error(rank_failure)` naming the owner if it doesn't answer, `Error(invalid_argument)` without RPC.
+  /// Returns a copy of the tensor in its current state on the owner. Blocks for up to `timeout`, which defaults to that
+  /// of RPC. Throws `Error(rank_failure)` naming the owner if it does not answer, and `Error(invalid_argument)` without
+  /// RPC.
   at::Tensor fetch(std::optional<std::chrono::milliseconds> timeout = std::nullopt) const;
 
   explicit RemoteTensor(c10::intrusive_ptr<c10::RRefInterface> reference) : reference_(std::move(reference)) {}
@@ -84,10 +87,10 @@ class RemoteTensor {
   c10::intrusive_ptr<c10::RRefInterface> reference_;
 };
 
-/// Gives every other rank of `group` a reference to each of these tensors, as many as each rank likes. Returns, by rank
-/// of the group, references to what the others gave, in their order; nothing for this rank. A collective. Throws on all
-/// ranks `Error(invalid_argument)` if on any RPC isn't initialized or its rank isn't that in the world, and
-/// `Error(unsupported)` for tensors that are not on CPU.
+/// Gives every other rank of `group` a reference to each of `tensors`; their number may differ per rank. Returns, by
+/// rank of the group, references to the tensors of each rank in its order; none for this rank. A collective. Throws on
+/// all ranks: `Error(invalid_argument)` if RPC is not initialized on a rank or a rank's RPC rank is not its world rank,
+/// and `Error(unsupported)` for tensors that are not on CPU.
 std::vector<std::vector<RemoteTensor>> share_tensors(const ProcessGroup& group, std::span<const at::Tensor> tensors);
 
 }  // namespace tessera

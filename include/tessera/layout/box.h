@@ -1,14 +1,15 @@
 #pragma once
 /// \file
-/// Boxes: everything that is sharded is a set of these.
+/// Boxes: axis-aligned sets of indices. Everything sharded is a set of boxes.
 ///
 /// A box of rank r is the set of index vectors x with offsets[d] <= x[d] < offsets[d] + sizes[d] for all d < r. A box
-/// of rank 0 holds exactly one element (a scalar). A box with a size of 0 holds none; its offsets still mean something
-/// to those who wrote it.
+/// of rank 0 has exactly one element (a scalar). A box with a size of 0 is empty. Its offsets are kept, because they
+/// can mean something to the writer of the box.
 ///
-/// Laws: volume(intersect(a, b)) > 0 <=> overlaps(a, b); contains(a, b) <=> b is empty or intersect(a, b) == b.
-/// The boxes of subtract(a, b) and intersect(a, b) partition a.
-/// Plain values; no function here allocates but those that return a `Box` or several.
+/// Laws: volume(intersect(a, b)) > 0 <=> overlaps(a, b); contains(a, b) <=> b is empty or intersect(a, b) == b. The
+/// boxes of subtract(a, b) and intersect(a, b) partition a.
+///
+/// Plain values. No free function allocates memory, except those that return boxes or text.
 
 #include <cstdint>
 #include <initializer_list>
@@ -20,7 +21,7 @@
 
 namespace tessera {
 
-/// A box that lives elsewhere (a `Box`, a row of a `BoxList`). `offsets.size() == sizes.size()`, all members >= 0.
+/// A box stored elsewhere (a `Box`, a row of a `BoxList`). `offsets.size() == sizes.size()`, all members >= 0.
 struct BoxView {
   std::span<const std::int64_t> offsets;
   std::span<const std::int64_t> sizes;
@@ -28,6 +29,7 @@ struct BoxView {
   std::size_t rank() const { return sizes.size(); }
 };
 
+/// A box that owns its offsets and sizes.
 struct Box {
   std::vector<std::int64_t> offsets;
   std::vector<std::int64_t> sizes;
@@ -37,7 +39,7 @@ struct Box {
       : offsets(std::move(offsets_in)), sizes(std::move(sizes_in)) {}
   explicit Box(BoxView view)
       : offsets(view.offsets.begin(), view.offsets.end()), sizes(view.sizes.begin(), view.sizes.end()) {}
-  /// The box that is the whole of a tensor of this shape.
+  /// Returns the box of all elements of a tensor of this shape.
   static Box full(std::span<const std::int64_t> shape);
 
   operator BoxView() const { return {offsets, sizes}; }  // NOLINT(google-explicit-constructor)
@@ -47,35 +49,36 @@ struct Box {
 
 bool operator==(BoxView a, BoxView b);
 
-/// Number of elements. The sizes must have been checked not to overflow (`checked_numel`).
+/// Returns the number of elements. The sizes must have passed `checked_numel`: overflow is not checked here.
 std::int64_t volume(BoxView box);
 
+/// Returns whether a size is 0.
 bool is_empty(BoxView box);
 
-/// Whether a and b, of one rank, share an element.
+/// Returns whether a and b, of equal rank, share an element.
 bool overlaps(BoxView a, BoxView b);
 
-/// The shared elements of a and b, of one rank; nothing if there are none.
+/// Returns the elements that a and b, of equal rank, share; nothing if they share none.
 std::optional<Box> intersect(BoxView a, BoxView b);
 
-/// The elements of a that are not in b, both of one rank: at most two boxes for each dimension.
+/// Returns the elements of a that are not in b, of equal rank, as at most two boxes per dimension.
 std::vector<Box> subtract(BoxView a, BoxView b);
 
-/// Whether every element of `inner` is in `outer`.
+/// Returns whether every element of `inner` is in `outer`.
 bool contains(BoxView outer, BoxView inner);
 
-/// Whether `box` has the rank of `shape`, no negative member, and lies within it (an empty box may touch the end),
-/// without overflow. What has not passed this must not reach any other function.
+/// Returns whether `box` has the rank of `shape`, has no negative member and is within the shape, without overflow. An
+/// empty box may begin at the end of a dimension. Pass a box to other functions only after this check.
 bool is_valid(BoxView box, std::span<const std::int64_t> shape);
 
-/// "[0, 4)x[2, 6)"; a scalar prints as "[]".
+/// Returns "[0, 4)x[2, 6)", or "[]" for a scalar.
 std::string to_string(BoxView box);
 std::ostream& operator<<(std::ostream& out, const Box& box);
 
-/// "[2, 3]"
+/// Returns "[2, 3]".
 std::string shape_to_string(std::span<const std::int64_t> shape);
 
-/// Many boxes of one rank in one allocation.
+/// A list of boxes of equal rank in one allocation.
 class BoxList {
  public:
   explicit BoxList(std::size_t rank = 0) : rank_(rank) {}
@@ -88,7 +91,7 @@ class BoxList {
     const std::int64_t* row = coordinates_.data() + i * 2 * rank_;
     return {{row, rank_}, {row + rank_, rank_}};
   }
-  /// `box` must have this list's rank.
+  /// Appends `box`, which must have the rank of this list.
   void push_back(BoxView box);
   void reserve(std::size_t count) { coordinates_.reserve(count * 2 * rank_); }
   bool operator==(const BoxList&) const = default;

@@ -1,9 +1,10 @@
 #pragma once
 /// \file
-/// Where a box lies in the bytes of a chunk, and copies between the two.
+/// The bytes of a box inside a chunk, and copies between strided memory.
 ///
 /// A chunk is a box whose elements are stored with strides (in elements; row-major by default). Ranges are half-open.
-/// Law: the ranges of a box are disjoint, in order, not adjacent, and their total is volume * element size.
+/// Law: the ranges of a box are disjoint, ascending and not adjacent, and their lengths add up to volume * element
+/// size.
 
 #include <cstdint>
 #include <span>
@@ -14,33 +15,35 @@
 
 namespace tessera {
 
+/// The bytes offset_bytes <= i < offset_bytes + length_bytes.
 struct ByteRange {
   std::int64_t offset_bytes = 0;
   std::int64_t length_bytes = 0;
   bool operator==(const ByteRange&) const = default;
 };
 
-/// Strides, in elements, of a row-major tensor: the last is 1. A size of 0 counts as 1.
+/// Returns the strides, in elements, of a row-major tensor. The last stride is 1. A size of 0 counts as 1.
 std::vector<std::int64_t> row_major_strides(std::span<const std::int64_t> sizes);
 
-/// The byte ranges of `box` inside the row-major `chunk` that contains it, relative to the chunk's first byte, merged
-/// where contiguous. Both boxes are in the tensor's coordinates.
+/// Returns the byte ranges of `box` inside the row-major `chunk` that contains it. Ranges are relative to the chunk's
+/// first byte and merged where contiguous. Both boxes are in the tensor's coordinates.
 std::vector<ByteRange> byte_ranges(BoxView box, BoxView chunk, std::int64_t element_bytes);
 
-/// Whether `box` is one contiguous range of the row-major `chunk` that contains it; an empty box is.
-/// Law: is_contiguous_in(b, c) <=> byte_ranges(b, c, n).size() <= 1.
+/// Returns whether `box` is one contiguous range of the row-major `chunk` that contains it. True for an empty box. Law:
+/// is_contiguous_in(b, c) <=> byte_ranges(b, c, n).size() <= 1.
 bool is_contiguous_in(BoxView box, BoxView chunk);
 
-/// Copies `sizes` elements between two strided memories, which must not overlap (strides in elements, >= 0; may be 0 in
-/// the source). Dimensions are coalesced; what is contiguous on both sides is a memcpy; a transpose of elements, or of
-/// runs, of 1, 2, 4, 8 or 16 bytes goes in squares that fit the cache.
+/// Copies a block of shape `sizes` between two strided memories that must not overlap. Strides are in elements and >=
+/// 0; those of the source may be 0. Dimensions are coalesced, and a block that is contiguous on both sides is one
+/// memcpy. A transpose of elements, or of runs of elements, of 1, 2, 4, 8 or 16 bytes is copied in tiles that fit the
+/// cache.
 void copy_strided(std::span<const std::int64_t> sizes, std::int64_t element_bytes, const std::uint8_t* source,
                   std::span<const std::int64_t> source_strides, std::uint8_t* destination,
                   std::span<const std::int64_t> destination_strides);
 
-/// Cuts `box` into pieces in row-major order, each at most `limit_bytes` (but at least one element) and each contiguous
-/// in the row-major `box` itself: piece i+1 begins in its bytes where piece i ends. As many whole steps as fit of the
-/// outermost dimension of which one fits are a piece. An empty box has none.
+/// Splits `box` into pieces in row-major order. Each piece has at most `limit_bytes` (but at least one element) and is
+/// contiguous in the row-major `box`: piece i+1 begins at the byte where piece i ends. With d the outermost
+/// dimension of which one step fits, a piece is as many steps of d as fit. An empty box has no pieces.
 std::vector<Box> split_row_major(BoxView box, std::int64_t element_bytes, std::int64_t limit_bytes);
 
 }  // namespace tessera

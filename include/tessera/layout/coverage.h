@@ -1,9 +1,9 @@
 #pragma once
 /// \file
-/// Whether boxes overlap and whether they cover a shape: what makes a set of shards a tensor.
+/// Overlaps and holes: whether a set of shards is a tensor.
 ///
-/// Law: boxes partition a shape <=> all are valid in it, find_overlap() and find_hole() find nothing.
-/// PyTorch: torch/distributed/_shard/sharding_spec/_internals.py (there pair by pair).
+/// Law: boxes partition a shape <=> all are valid in it and find_overlap() and find_hole() find nothing. PyTorch:
+/// torch/distributed/_shard/sharding_spec/_internals.py (which compares all pairs).
 
 #include <optional>
 #include <span>
@@ -13,14 +13,14 @@
 
 namespace tessera {
 
-/// Two boxes that share an element, as indices into `boxes`, first < second; nothing if no two do. Empty boxes overlap
-/// nothing. O(n log n) in the number of boxes for rank <= 2 (a sweep) and, for any rank, for boxes that stem from a
-/// grid or from nested cuts, such as flat intervals. Boxes of higher rank that no plane separates may cost O(n^(rank/2)
-/// log n).
+/// Returns two boxes that share an element, as indices into `boxes` with first < second; nothing if no two do. Empty
+/// boxes overlap nothing. Takes O(n log n) for n boxes of rank <= 2 (a sweep), and also for boxes of any rank that come
+/// from a grid or from nested splits, such as flat intervals. Boxes of higher rank that no plane separates may take
+/// O(n^(rank/2) log n).
 std::optional<std::pair<std::size_t, std::size_t>> find_overlap(const BoxList& boxes);
 
-/// A box of elements of `shape` that no box covers; nothing if all are covered. The boxes must be valid in `shape`;
-/// they may overlap. Costs as `find_overlap`, whatever the number of elements.
+/// Returns a box of elements of `shape` that no box covers; nothing if all are covered. The boxes must be valid in
+/// `shape` and may overlap. Takes as long as `find_overlap`, independently of the number of elements.
 std::optional<Box> find_hole(std::span<const std::int64_t> shape, const BoxList& boxes);
 
 }  // namespace tessera

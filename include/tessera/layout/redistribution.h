@@ -1,9 +1,9 @@
 #pragma once
 /// \file
-/// What must move from one set of boxes to another: the intersections, found through an index.
+/// Transfers from one set of boxes to another: their intersections, found through an index.
 ///
-/// Law: if the sources partition a shape, then for every destination the transfers to it partition it.
-/// Law: `BoxIndex(boxes).overlapping(b)` are all i with overlaps(boxes[i], b).
+/// Law: if the sources partition a shape, the transfers to each destination partition that destination. Law:
+/// `BoxIndex(boxes).overlapping(b)` is all i with overlaps(boxes[i], b).
 
 #include <cstddef>
 #include <vector>
@@ -12,7 +12,7 @@
 
 namespace tessera {
 
-/// Elements of `box` go from source `source` to destination `destination` (indices into the lists given).
+/// The elements of `box`, which move from source `source` to destination `destination` (indices into the given lists).
 struct Transfer {
   std::size_t source = 0;
   std::size_t destination = 0;
@@ -20,23 +20,23 @@ struct Transfer {
   bool operator==(const Transfer&) const = default;
 };
 
-/// All non-empty intersections, ordered by destination, then by source. Sources that overlap each give a transfer.
-/// O(n log n + m log n + transfers) for n disjoint sources and m destinations (see `BoxIndex`).
+/// Returns all non-empty intersections, ordered by destination, then by source. Each of several overlapping sources
+/// gives a transfer. Takes O(n log n + m log n + transfers) for n disjoint sources and m destinations (see `BoxIndex`).
 std::vector<Transfer> plan_transfers(const BoxList& sources, const BoxList& destinations);
 
-/// Finds the boxes of a list that meet a box, without looking at all of them: for many questions to one list. A tree of
-/// bounding boxes: each node's boxes are halved by where they begin, in the dimension in which that differs most.
-/// Immutable; any number of threads may ask at once.
+/// An index of a list of boxes that finds the ones overlapping a box, for many queries. It is a tree of bounding boxes.
+/// Each node splits its boxes in half by their offsets, in the dimension in which the offsets vary most. Immutable; any
+/// number of threads may query it at once.
 class BoxIndex {
  public:
   /// `boxes` must outlive the index and not change. O(n log n).
   explicit BoxIndex(const BoxList& boxes);
-  /// Indices of the boxes that share an element with `box`, ascending. About O(log n + found) where the boxes are
-  /// disjoint.
+  /// Returns the indices of the boxes that share an element with `box`, ascending. About O(log n + found) if the boxes
+  /// are disjoint.
   std::vector<std::size_t> overlapping(BoxView box) const;
 
  private:
-  /// A node holds order_[first, last). Its left child is the next node, its right child is `right`, 0 for a leaf.
+  /// A node covers order_[first, last). Its left child is the next node, its right child is `right`; 0 for a leaf.
   struct Node {
     std::size_t first, last, right;
   };
@@ -45,8 +45,8 @@ class BoxIndex {
 
   const BoxList* boxes_;
   std::vector<std::size_t> order_;    // the non-empty boxes
-  std::vector<Node> nodes_;           // parents before children, the root first; none without boxes
-  std::vector<std::int64_t> bounds_;  // per node: begins, then ends, of the box around its boxes
+  std::vector<Node> nodes_;           // parents before children, the root first; empty without boxes
+  std::vector<std::int64_t> bounds_;  // per node: begins, then ends, of the bounding box
 };
 
 }  // namespace tessera

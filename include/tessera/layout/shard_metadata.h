@@ -1,11 +1,10 @@
 #pragma once
 /// \file
-/// What is known of a sharded tensor without any of its elements: its shards' boxes and where they are.
+/// Metadata of a sharded tensor: its size, its properties, and the box and location of each shard.
 ///
-/// Shards are validated in two steps, as PyTorch does it: `validate_non_overlapping`, then `check_tensor`, which
-/// together say that the shards partition the tensor.
-/// Plain values. PyTorch: torch/distributed/_shard/metadata.py, _shard/sharded_tensor/metadata.py,
-/// _shard/sharding_spec/_internals.py.
+/// Shards are validated in two steps, as in PyTorch: `validate_non_overlapping`, then `check_tensor`. Shards that pass
+/// both partition the tensor. Plain values. PyTorch: torch/distributed/_shard/metadata.py,
+/// _shard/sharded_tensor/metadata.py, _shard/sharding_spec/_internals.py.
 
 #include <cstdint>
 #include <iosfwd>
@@ -20,14 +19,14 @@
 
 namespace tessera {
 
-/// One shard: the box of the tensor that it holds, in elements, and where it is.
+/// One shard: the box of the tensor that it holds, in elements, and its location.
 struct ShardMetadata {
   std::vector<std::int64_t> shard_offsets;
   std::vector<std::int64_t> shard_sizes;
   std::optional<RemoteDevice> placement;
 
   ShardMetadata() = default;
-  /// Throws `Error(invalid_argument)` unless offsets and sizes are equally many and none is negative.
+  /// Throws `Error(invalid_argument)` if offsets and sizes differ in number or one is negative.
   ShardMetadata(std::vector<std::int64_t> offsets, std::vector<std::int64_t> sizes,
                 std::optional<RemoteDevice> placement_in = std::nullopt);
 
@@ -36,28 +35,29 @@ struct ShardMetadata {
   bool operator==(const ShardMetadata&) const = default;
 };
 
-/// "[0, 4)x[2, 6) on rank:0/cpu"
+/// Returns "[0, 4)x[2, 6) on rank:0/cpu".
 std::string to_string(const ShardMetadata& shard);
 std::ostream& operator<<(std::ostream& out, const ShardMetadata& shard);
 
+/// A sharded tensor without its elements, equal on all ranks.
 struct ShardedTensorMetadata {
   std::vector<ShardMetadata> shards_metadata;
-  std::vector<std::int64_t> size;  ///< of the whole tensor
+  std::vector<std::int64_t> size;  ///< of the full tensor
   TensorProperties tensor_properties;
   bool operator==(const ShardedTensorMetadata&) const = default;
 };
 
-/// A line for the tensor and one for each shard.
+/// Returns one line for the tensor and one for each shard.
 std::string to_string(const ShardedTensorMetadata& metadata);
 
-/// Throws `Error(invalid_argument)` naming two shards that overlap, or two of different rank. Shards that are equal
-/// overlap, even empty ones; an empty shard overlaps a shard within which it lies, not one that it touches. O(n log n)
-/// for shards that are cut in one dimension, else as `find_overlap`.
+/// Throws `Error(invalid_argument)` naming two shards that overlap or have different ranks. Equal shards overlap, even
+/// if they are empty. An empty shard overlaps a shard if it is strictly inside of it, not if it only touches it. Takes
+/// O(n log n) for shards split in one dimension, otherwise as long as `find_overlap`.
 void validate_non_overlapping(std::span<const ShardMetadata> shards);
 
-/// Throws `Error(invalid_argument)` unless there is a shard, every shard is of the rank of `size` and ends within it,
-/// and the shards' volumes add up to its volume. For shards that don't overlap that says that they cover it; where they
-/// don't, the error names a box that is missing.
+/// Throws `Error(invalid_argument)` unless there is a shard, every shard has the rank of `size` and ends within it, and
+/// the volumes of the shards add up to the volume of the tensor. Shards that do not overlap and pass this check cover
+/// the tensor. If the volumes differ, the error names a missing box.
 void check_tensor(std::span<const ShardMetadata> shards, std::span<const std::int64_t> size);
 
 }  // namespace tessera

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// What a sharded tensor is besides its shape: the properties that every shard of it has.
+/// Properties of a sharded tensor other than its shape. Every shard has the same ones.
 
 #include <cstdint>
 #include <string>
@@ -9,12 +9,13 @@
 
 namespace tessera {
 
+/// A memory format. PyTorch: `MEM_FORMAT_ENCODING`, with its values.
 enum class MemoryFormat : std::uint8_t { contiguous = 0, channels_last = 1, preserve = 2 };
 
-/// "torch.contiguous_format", ...
+/// Returns "torch.contiguous_format", ...
 std::string_view memory_format_name(MemoryFormat format);
 
-/// PyTorch: torch/distributed/_shard/sharded_tensor/metadata.py
+/// The properties of a tensor. PyTorch: torch/distributed/_shard/sharded_tensor/metadata.py.
 struct TensorProperties {
   DType dtype = DType::float32;
   std::string layout = "torch.strided";
@@ -24,7 +25,7 @@ struct TensorProperties {
   bool operator==(const TensorProperties&) const = default;
 };
 
-/// "float32, torch.strided", and what differs from the defaults behind it.
+/// Returns "float32, torch.strided", followed by the properties that differ from the defaults.
 std::string to_string(const TensorProperties& properties);
 
 }  // namespace tessera

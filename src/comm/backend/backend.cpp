@@ -21,8 +21,8 @@ comm::Transport make_transport(const std::string& name, const comm::BackendOptio
   for (const auto& [known, make] : backends()) {
     if (name == known && make != nullptr) return {name, make(options)};
   }
-  fail(ErrorCode::unsupported, "process group: no backend '{}' in this LibTorch; there are: {}", printable(name),
-       fmt::join(available_backends(), ", "));
+  fail(ErrorCode::unsupported, "init process group: this LibTorch has no backend '{}', expected one of: {}",
+       printable(name), fmt::join(available_backends(), ", "));
 }
 
 }  // namespace

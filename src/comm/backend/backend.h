@@ -1,5 +1,6 @@
 #pragma once
-// The backends of c10d, by name. Each is in a file of its own, with one that stands in for it where LibTorch lacks it.
+// The backends of c10d, by name. Each has its own file, and a second file that replaces it if LibTorch lacks the
+// backend.
 
 #include <c10/core/Device.h>
 
@@ -17,26 +18,26 @@ struct BackendOptions {
   std::chrono::milliseconds timeout{0};
 };
 
-// What carries tensors of one kind of device.
+// A backend that carries tensors of one kind of device.
 struct Transport {
   std::string name;
   BackendPtr backend;
-  // Its work is done when the current stream comes to it, not when the host does.
+  // Whether its work completes in the current stream, not when the host waits.
   bool on_stream() const { return name == "nccl"; }
 };
 
-// What a group communicates with: NCCL carries CUDA's tensors only, so Gloo stands beside it for those of the CPU. The
-// other backends carry all.
+// The backends of a group. NCCL carries CUDA tensors only, so a Gloo backend carries CPU tensors next to it. The other
+// backends carry all tensors.
 struct Transports {
   Transport cpu, accelerator;
   const Transport& of(const at::Device& device) const { return device.is_cpu() ? cpu : accelerator; }
 };
 
-// Null where LibTorch lacks it.
+// Null if LibTorch lacks the backend.
 using MakeBackend = BackendPtr (*)(const BackendOptions& options);
 extern const MakeBackend make_gloo, make_nccl, make_mpi;
 
-// Throws Error(unsupported) naming those that there are.
+// Throws Error(unsupported) listing the available backends.
 Transports make_transports(const std::string& name, const BackendOptions& options);
 
 }  // namespace tessera::comm

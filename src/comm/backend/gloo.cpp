@@ -10,15 +10,15 @@ namespace {
 
 using ::c10d::ProcessGroupGloo;
 
-// GLOO_SOCKET_IFNAME names the interface, as for PyTorch.
+// GLOO_SOCKET_IFNAME names the interface, as in PyTorch.
 std::shared_ptr<::gloo::transport::Device> make_device() {
   const char* interface = std::getenv("GLOO_SOCKET_IFNAME");
   return interface != nullptr ? ProcessGroupGloo::createDeviceForInterface(interface)
                               : ProcessGroupGloo::createDefaultDevice();
 }
 
-// Gloo writes to the sockets of ranks that may have died, and leaves SIGPIPE as it is; Python ignores it, so that
-// nobody who uses PyTorch has noticed.
+// Gloo writes to the sockets of ranks that may have died and does not change SIGPIPE. Python ignores SIGPIPE, so
+// PyTorch needs nothing here.
 void ignore_broken_pipes() {
   struct sigaction action {};
   if (::sigaction(SIGPIPE, nullptr, &action) == 0 && action.sa_handler == SIG_DFL) std::signal(SIGPIPE, SIG_IGN);

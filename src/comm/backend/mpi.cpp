@@ -4,7 +4,7 @@
 
 namespace tessera::comm {
 
-// MPI knows by itself who takes part: rank, size and store don't count.
+// MPI has its own ranks: rank, size and store are not used.
 const MakeBackend make_mpi = [](const BackendOptions&) -> BackendPtr {
   return ::c10d::ProcessGroupMPI::createProcessGroupMPI();
 };

@@ -1,4 +1,4 @@
-// What launchers say to their ranks.
+// The environment variables of launchers.
 
 #include <charconv>
 #include <cstdlib>
@@ -30,12 +30,14 @@ class Variables {
 
   int number(const char* name, int least, int most) const {
     const char* text = find(name);
-    if (text == nullptr) fail(ErrorCode::invalid_argument, "process group: {} is not set", name);
+    if (text == nullptr)
+      fail(ErrorCode::invalid_argument, "init process group: {} is not set, expected a number from {} to {}", name,
+           least, most);
     const std::string_view digits(text);
     int value = 0;
     const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
     if (error != std::errc() || end != digits.data() + digits.size() || value < least || value > most) {
-      fail(ErrorCode::invalid_argument, "process group: {} is '{}', expected a number from {} to {}", name,
+      fail(ErrorCode::invalid_argument, "init process group: {} is '{}', expected a number from {} to {}", name,
            printable(digits), least, most);
     }
     return value;
@@ -45,17 +47,17 @@ class Variables {
   const Environment& environment_;
 };
 
-// The first of a list such as "node[07-12,20],login": "node07".
+// Returns the first host of a list such as "node[07-12,20],login": "node07".
 std::string first_host(std::string_view list) {
   const std::size_t bracket = list.find('[');
   const std::size_t comma = list.find(',');
   if (bracket == std::string_view::npos || comma < bracket) return std::string(list.substr(0, comma));
   const std::string_view ranges = list.substr(bracket + 1, list.find(']', bracket) - bracket - 1);
   const std::size_t close = list.find(']', bracket);
-  std::string_view behind = close == std::string_view::npos ? std::string_view() : list.substr(close + 1);
-  behind = behind.substr(0, behind.find(','));
+  std::string_view suffix = close == std::string_view::npos ? std::string_view() : list.substr(close + 1);
+  suffix = suffix.substr(0, suffix.find(','));
   return std::string(list.substr(0, bracket)) + std::string(ranges.substr(0, ranges.find_first_of(",-"))) +
-         std::string(behind);
+         std::string(suffix);
 }
 
 }  // namespace

@@ -40,10 +40,10 @@ ProcessGroup comm::make_world(const World& world) {
     throw;
   } catch (...) {
     const std::string why = world.liveness->explain(group->world_ranks, message_of(std::current_exception()));
-    fail(ErrorCode::rank_failure, "init process group: rank {} of {} hasn't met the others: {}", world.rank, world.size,
-         why);
+    fail(ErrorCode::rank_failure, "init process group: rank {} of {} could not connect to the others: {}", world.rank,
+         world.size, why);
   }
-  // Who leaves at once would else do so while others still connect to it.
+  // Keeps a rank from leaving while others still connect to it.
   ProcessGroup met(std::move(group));
   met.barrier();
   return met;

@@ -19,7 +19,7 @@ constexpr char kLeft[] = "left";
 
 std::string sign_key(int rank) { return fmt::format("sign/{}", rank); }
 
-// "<beat>", which was never there before, and " <number> <group> <name>" of each call that the rank is in.
+// Returns "<beat>", which is new each time, and " <number> <group> <name>" for each call that the rank is in.
 std::string sign_of(std::uint64_t beat, const std::map<std::string, Call>& calls) {
   std::string sign = fmt::to_string(beat);
   for (const auto& [group, call] : calls) sign += fmt::format(" {} {} {}", call.number, group, call.name);
@@ -40,7 +40,7 @@ std::map<std::string, Call> calls_of(const std::string& sign) {
   return calls;
 }
 
-// In the call of `group` if it is in one, else in those of other groups.
+// Names the call of `group` if the rank is in one, else those of other groups.
 std::string where_it_is(const std::map<std::string, Call>& calls, const std::string& group) {
   if (const auto same = calls.find(group); same != calls.end()) return "in " + same->second.name;
   if (calls.empty()) return "in no collective";
@@ -63,9 +63,9 @@ Liveness::Liveness(StorePtr store, bool keeps_store, int rank, int size, millise
       dead_after_(dead_after),
       period_(std::clamp(dead_after / 10, milliseconds(20), milliseconds(1000))) {
   try {
-    beat();  // before this rank meets others: who has met it can miss it, however late the thread begins
+    beat();  // before this rank meets others, so that they can miss it, however late the thread starts
   } catch (const std::exception&) {
-    // The thread will say so.
+    // The thread will report it.
   }
   thread_ = std::thread([this] { run(); });
 }
@@ -81,7 +81,7 @@ Liveness::~Liveness() {
     put_text(*store_, sign_key(rank_), kLeft);
     if (keeps_store_) wait_for_others();
   } catch (const std::exception&) {
-    // Rank 0 left before, and with it the store.
+    // Rank 0 left before, and the store with it.
   }
 }
 
@@ -121,11 +121,11 @@ std::string Liveness::report(const std::string& what) {
   std::string first = what;
   try {
     const std::lock_guard lock(store_mutex_);
-    const std::vector<std::uint8_t> said =
+    const std::vector<std::uint8_t> reported =
         store_->compareSet(kFailure, {}, std::vector<std::uint8_t>(what.begin(), what.end()));
-    first.assign(said.begin(), said.end());
+    first.assign(reported.begin(), reported.end());
   } catch (const std::exception&) {
-    // Without a store there is nobody to say it to.
+    // Without a store the failure cannot be reported.
   }
   const std::lock_guard lock(mutex_);
   if (failure_.empty()) failure_ = first;
@@ -143,9 +143,9 @@ void Liveness::run() {
     try {
       beat();
       watch_next();
-      if (const std::string said = read(kFailure); !said.empty()) {
+      if (const std::string reported = read(kFailure); !reported.empty()) {
         const std::lock_guard lock(mutex_);
-        if (failure_.empty()) failure_ = said;
+        if (failure_.empty()) failure_ = reported;
       }
     } catch (...) {
       const std::string why = message_of(std::current_exception());
@@ -169,7 +169,7 @@ void Liveness::beat() {
   put_text(*store_, sign_key(rank_), sign);
 }
 
-// The next rank that hasn't left. One that hasn't come yet is given as long as one that died.
+// Watches the next rank that has not left. A rank that has not arrived yet has as much time as one that died.
 void Liveness::watch_next() {
   const Clock::time_point now = Clock::now();
   for (int i = 1; i < size_; ++i) {
@@ -181,7 +181,7 @@ void Liveness::watch_next() {
       last_sign_ = sign;
       last_heard_ = now;
     } else if (now - last_heard_ > dead_after_ && !sign.empty()) {
-      report(fmt::format("rank {} died: nothing was heard of it for {} ms", next, dead_after_.count()));
+      report(fmt::format("rank {} died: no sign of life for {} ms", next, dead_after_.count()));
     }
     return;
   }
@@ -197,8 +197,8 @@ std::optional<std::string> Liveness::find_left(std::span<const int> ranks) {
 }
 
 std::string Liveness::explain(std::span<const int> ranks, const std::string& cause) {
-  // Long enough for whoever watches a rank that died, be it this rank's thread, which on a busy machine may look
-  // rarely.
+  // Long enough for the rank that watches a dead one, or for this rank's thread, which may rarely run on a busy
+  // machine.
   const Clock::time_point begin = Clock::now();
   const std::uint64_t last_look = looks() + static_cast<std::uint64_t>(dead_after_ / period_) + 4;
   const auto may_still_come = [&] {
@@ -207,7 +207,7 @@ std::string Liveness::explain(std::span<const int> ranks, const std::string& cau
   };
   try {
     do {
-      if (std::string said = failure(); !said.empty()) return said;
+      if (std::string reported = failure(); !reported.empty()) return reported;
       if (const auto left = find_left(ranks)) return report(*left);
       std::this_thread::sleep_for(period_ / 2);
     } while (may_still_come());
@@ -218,7 +218,7 @@ std::string Liveness::explain(std::span<const int> ranks, const std::string& cau
 }
 
 std::string Liveness::explain_timeout(std::span<const int> ranks, const Call& call, milliseconds waited) {
-  if (std::string said = failure(); !said.empty()) return said;
+  if (std::string reported = failure(); !reported.empty()) return reported;
   std::vector<int> missing;
   std::string where;
   try {
@@ -235,9 +235,9 @@ std::string Liveness::explain_timeout(std::span<const int> ranks, const Call& ca
     return report(fmt::format("rank 0, which keeps the store, is gone ({})", message_of(std::current_exception())));
   }
   if (missing.empty()) {
-    return report(fmt::format("it hasn't ended within {} ms, though all ranks came", waited.count()));
+    return report(fmt::format("not complete after {} ms, although all ranks arrived", waited.count()));
   }
-  return report(fmt::format("{} didn't come within {} ms{}", list_of(missing), waited.count(), where));
+  return report(fmt::format("{} did not arrive within {} ms{}", list_of(missing), waited.count(), where));
 }
 
 }  // namespace tessera::comm

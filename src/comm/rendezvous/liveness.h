@@ -1,6 +1,7 @@
 #pragma once
-// Who is still there. A collective that fails or never ends doesn't say whose fault it is, so every rank has a thread
-// that writes signs of life to the store and watches the next rank's. What the first rank finds wrong is said to all.
+// Detection of dead ranks. A collective that fails or never ends does not tell which rank is at fault. So every rank
+// has a thread that writes signs of life to the store and watches those of the next rank. The first rank that finds a
+// failure reports it to all.
 
 #include <atomic>
 #include <chrono>
@@ -21,27 +22,27 @@ namespace tessera::comm {
 
 class Liveness {
  public:
-  // `store` is this rank's alone. A rank of which nothing was heard for `dead_after` is dead. `keeps_store`: the store
-  // goes when this rank leaves.
+  // `store` must be used by this object alone. A rank without a sign of life for `dead_after` is dead. `keeps_store`:
+  // the store ends when this rank leaves.
   Liveness(StorePtr store, bool keeps_store, int rank, int size, std::chrono::milliseconds dead_after);
   Liveness(const Liveness&) = delete;
   Liveness& operator=(const Liveness&) = delete;
-  // Says that this rank has left. Who keeps the store gives the others some time to leave, so that they hear what was
-  // said to them.
+  // Reports that this rank has left. The rank that keeps the store gives the others some time to leave, so that they
+  // can still read the reports.
   ~Liveness();
 
-  // This rank is in `call` now, or in none of this group. Threads may be in calls of several groups at once.
+  // Record that this rank is in `call`, or in no call of this group. Threads may be in calls of several groups at once.
   void enter(const Call& call);
   void leave(const std::string& group);
 
-  // What the first rank said that found something wrong; empty while nothing is.
+  // Returns the first failure that a rank reported; empty if there is none.
   std::string failure() const;
-  // Says what is wrong, unless something was said before, and returns what was said first.
+  // Reports a failure, unless one was reported before. Returns the first report.
   std::string report(const std::string& what);
-  // Looks for whose fault it is that a call of this rank failed because of `cause`, for as long as it may take to find
-  // a rank dead, and reports it.
+  // Finds the rank that caused a call of this rank to fail with `cause`, waiting as long as it can take to find a rank
+  // dead. Reports the failure.
   std::string explain(std::span<const int> ranks, const std::string& cause);
-  // The same for a call that others haven't come to.
+  // The same for a call that other ranks have not arrived at.
   std::string explain_timeout(std::span<const int> ranks, const Call& call, std::chrono::milliseconds waited);
 
  private:
@@ -58,17 +59,17 @@ class Liveness {
   int rank_, size_;
   std::chrono::milliseconds dead_after_, period_;
 
-  mutable std::mutex mutex_;  // guards what follows
+  mutable std::mutex mutex_;  // guards the following members
   std::condition_variable changed_;
   bool stops_ = false;
-  std::map<std::string, Call> calls_;  // that this rank is in, by group
+  std::map<std::string, Call> calls_;  // the calls that this rank is in, by group
   std::string failure_;
-  std::uint64_t looks_ = 0;  // that the thread has taken at the next rank
+  std::uint64_t looks_ = 0;  // how often the thread has checked the next rank
 
   std::mutex store_mutex_;  // guards the store
   std::uint64_t beats_ = 0;
 
-  int watched_ = -1;  // what follows is the thread's alone
+  int watched_ = -1;  // only the thread uses this and the following members
   std::string last_sign_;
   std::chrono::steady_clock::time_point last_heard_;
   std::thread thread_;

@@ -11,14 +11,14 @@
 namespace tessera {
 
 void run_local(int ranks, const std::function<void(const ProcessGroup& group)>& f, const LocalOptions& options) {
-  if (ranks < 1) fail(ErrorCode::invalid_argument, "run {} local ranks: expected at least one", ranks);
+  if (ranks < 1) fail(ErrorCode::invalid_argument, "run {} local ranks: expected at least 1", ranks);
   if (ranks == 1) return f(ProcessGroup());
 
   const comm::StorePtr store = comm::make_local_store();
   std::mutex mutex;
   std::exception_ptr first;
   const auto run = [&](int rank) {
-    // A thread can't die unnoticed, so nobody has to be quick to find it dead.
+    // A thread cannot die unnoticed, so the limit may be long.
     const auto liveness = std::make_shared<comm::Liveness>(comm::with_prefix("live", store), false, rank, ranks,
                                                            std::max(options.timeout, std::chrono::milliseconds(1000)));
     try {

@@ -29,10 +29,11 @@ StorePtr connect_store(const std::string& host, std::uint16_t port, int rank, st
   } catch (...) {
     const std::string why = message_of(std::current_exception());
     if (rank == 0) {
-      fail(ErrorCode::io, "init process group: rank 0 can't keep the store at {}:{}: {}", host, port, why);
+      fail(ErrorCode::io, "init process group: rank 0 cannot run the store at {}:{}: {}", host, port, why);
     }
-    fail(ErrorCode::rank_failure, "init process group: rank {} couldn't reach rank 0's store at {}:{} within {} ms: {}",
-         rank, host, port, timeout.count(), why);
+    fail(ErrorCode::rank_failure,
+         "init process group: rank {} could not reach rank 0's store at {}:{} within {} ms: {}", rank, host, port,
+         timeout.count(), why);
   }
 }
 

@@ -1,5 +1,5 @@
 #pragma once
-// The group of all ranks, however they came together.
+// The group of all ranks, whether they are processes or threads.
 
 #include <chrono>
 #include <memory>
@@ -19,7 +19,7 @@ struct World {
   std::shared_ptr<Liveness> liveness;
 };
 
-// Returns when all ranks have come. Throws Error(rank_failure) if they don't.
+// Returns when all ranks have called it. Throws Error(rank_failure) if they do not.
 ProcessGroup make_world(const World& world);
 
 }  // namespace tessera::comm

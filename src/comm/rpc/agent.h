@@ -1,5 +1,5 @@
 #pragma once
-// The agent that carries LibTorch's RPC, where LibTorch has one.
+// The agent of LibTorch's RPC, if LibTorch has one.
 
 #include <chrono>
 #include <memory>
@@ -20,11 +20,11 @@ struct AgentOptions {
   int threads = 1;
 };
 
-// Null where LibTorch was built without TensorPipe. What it makes knows the names of all, and answers after start().
+// Null if LibTorch was built without TensorPipe. The agent knows the names of all workers, and answers after start().
 using MakeAgent = std::shared_ptr<torch_rpc::RpcAgent> (*)(const AgentOptions& options);
 extern const MakeAgent make_tensorpipe_agent;
 
-// Throws Error(invalid_argument) without RPC.
+// Returns the agent of this process. Throws Error(invalid_argument) without RPC.
 std::shared_ptr<torch_rpc::RpcAgent> current_agent(std::string_view call);
 
 }  // namespace tessera::comm

@@ -1,6 +1,6 @@
-// References to tensors of other ranks. LibTorch counts them at the owner: a reference is a fork of the owner's, which
-// the owner registers before the receiver hears of it, so that none is ever unknown there. The forks travel through the
-// process group, whose collectives say who failed.
+// References to tensors of other ranks. LibTorch counts references at the owner. Each reference is a fork of the
+// owner's, and the owner registers it before it is sent, so the owner knows every fork. The forks are sent through the
+// process group, whose collectives name the rank that failed.
 
 #include <torch/csrc/distributed/rpc/message.h>
 #include <torch/csrc/distributed/rpc/rref_proto.h>
@@ -20,7 +20,7 @@ namespace {
 
 constexpr char kShare[] = "share tensors by RPC";
 
-// What a receiver must know of a fork: 8 bytes each of owner, reference (where it was made, number), fork (the same).
+// The size of a fork in a message: 8 bytes each of owner, reference (where it was made, number), fork (the same).
 constexpr std::size_t kForkBytes = 40;
 
 void append_fork(Bytes& out, const torch_rpc::RRefForkData& fork) {
@@ -39,7 +39,8 @@ torch_rpc::RRefForkData read_fork(const std::uint8_t* bytes) {
   return {worker(0), torch_rpc::RRefId(worker(1), number(2)), torch_rpc::ForkId(worker(3), number(4)), worker(0), ""};
 }
 
-// The forks that this rank has made. If they don't all arrive, they are taken back, which does no harm where they did.
+// The forks that this rank has made. Unless all arrive, the destructor revokes them, which is harmless for those that
+// arrived.
 class Forks {
  public:
   explicit Forks(std::size_t ranks) : messages_(ranks) {}
@@ -76,7 +77,9 @@ void check_ranks(const ProcessGroup& group) {
   for (const int rank : group.world_ranks()) {
     const bool is_there = std::any_of(workers.begin(), workers.end(),
                                       [&](const torch_rpc::WorkerInfo& worker) { return worker.id_ == rank; });
-    if (!is_there) fail(ErrorCode::invalid_argument, "rank {} of the world is no RPC worker", rank);
+    if (!is_there)
+      fail(ErrorCode::invalid_argument,
+           "world rank {} is not an RPC worker, expected every rank of the group to be one", rank);
   }
 }
 
@@ -101,7 +104,7 @@ std::vector<std::vector<RemoteTensor>> share_tensors(const ProcessGroup& group, 
     check_ranks(group);
     for (const at::Tensor& tensor : tensors) {
       if (!tensor.device().is_cpu()) {
-        fail(ErrorCode::unsupported, "a tensor is on {}, only CPU is supported", tensor.device().str());
+        fail(ErrorCode::unsupported, "a tensor is on {}, expected CPU", tensor.device().str());
       }
       const auto reference = torch_rpc::RRefContext::getInstance().createOwnerRRef(c10::TensorType::get());
       reference->setValue(c10::IValue(tensor));
@@ -121,7 +124,7 @@ std::vector<std::vector<RemoteTensor>> share_tensors(const ProcessGroup& group, 
   return shared;
 }
 
-// LibTorch's UserRRef::toHere would do this as well, but it needs distributed autograd to be initialized.
+// Replaces LibTorch's UserRRef::toHere, which needs distributed autograd to be initialized.
 at::Tensor RemoteTensor::fetch(std::optional<std::chrono::milliseconds> timeout) const {
   const auto agent = comm::current_agent("fetch a tensor");
   const auto& reference = static_cast<const torch_rpc::RRef&>(*reference_);
@@ -136,8 +139,8 @@ at::Tensor RemoteTensor::fetch(std::optional<std::chrono::milliseconds> timeout)
     const std::unique_ptr<torch_rpc::RpcCommandBase> response = torch_rpc::deserializeResponse(*message, type);
     return dynamic_cast<torch_rpc::RRefFetchRet&>(*response).values().at(0).toTensor();
   } catch (...) {
-    fail(ErrorCode::rank_failure, "fetch a tensor of rank {}: it did not answer, or not within the timeout: {}",
-         owner(), comm::message_of(std::current_exception()));
+    fail(ErrorCode::rank_failure, "fetch a tensor of rank {}: it did not answer or the timeout passed: {}", owner(),
+         comm::message_of(std::current_exception()));
   }
 }
 

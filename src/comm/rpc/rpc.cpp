@@ -19,14 +19,15 @@ namespace {
 
 constexpr char kInit[] = "init rpc";
 
-// The right to the one agent of this process.
+// The right to the only agent of this process.
 class Claim {
  public:
   Claim() {
     if (torch_rpc::RpcAgent::isCurrentRpcAgentSet() || is_taken().exchange(true)) {
-      fail(ErrorCode::unsupported,
-           "RPC is or was initialized in this process, expected once: LibTorch has one agent a process, and ranks that "
-           "are threads can't share it");
+      fail(
+          ErrorCode::unsupported,
+          "RPC was already initialized in this process, expected once: LibTorch has one agent per process, which ranks "
+          "that are threads cannot share");
     }
   }
   Claim(const Claim&) = delete;
@@ -47,7 +48,7 @@ class Claim {
 
 void check(const RpcOptions& options, const std::string& name, int size) {
   if (comm::make_tensorpipe_agent == nullptr) {
-    fail(ErrorCode::unsupported, "this LibTorch was built without TensorPipe");
+    fail(ErrorCode::unsupported, "this LibTorch was built without TensorPipe, which RPC needs");
   }
   constexpr int kMostRanks = std::numeric_limits<torch_rpc::worker_id_t>::max();
   if (size > kMostRanks) fail(ErrorCode::unsupported, "{} ranks, expected at most {}", size, kMostRanks);
@@ -74,12 +75,12 @@ void check_different(const std::vector<Bytes>& names) {
   }
 }
 
-// Whoever unpickles a message must be told how to find classes. None of ours travel.
+// The unpickler needs a resolver for classes. This library sends none.
 c10::StrongTypePtr refuse_type(const c10::QualifiedName& name) {
-  fail(ErrorCode::unsupported, "RPC: a value of type {}, expected none of a class", name.qualifiedName());
+  fail(ErrorCode::unsupported, "RPC: received a value of type {}, expected no class instances", name.qualifiedName());
 }
 
-// LibTorch's calls that others haven't answered yet.
+// Returns whether calls that LibTorch made are still unanswered.
 bool has_pending_calls() {
   return torch_rpc::RRefContext::getInstance().getDebugInfo().at("num_pending_futures") != "0";
 }
@@ -89,7 +90,7 @@ bool has_pending_calls() {
 struct Rpc::Impl {
   ProcessGroup group;
   milliseconds timeout{0};
-  std::shared_ptr<torch_rpc::RpcAgent> agent;  // null when RPC has ended
+  std::shared_ptr<torch_rpc::RpcAgent> agent;  // null after RPC has ended
 
   Impl(const ProcessGroup& group_in, milliseconds timeout_in) : group(group_in), timeout(timeout_in) {}
   Impl(const Impl&) = delete;
@@ -104,14 +105,14 @@ struct Rpc::Impl {
     agent->start();
   }
 
-  // As PyTorch: first the references, so that none sends through an agent that has ended.
+  // As in PyTorch, references go first, so that none sends through an agent that has ended.
   void leave() noexcept {
     if (!agent) return;
     try {
       torch_rpc::RRefContext::destroyInstance();
       agent->shutdown();
     } catch (const std::exception&) {
-      // There is nobody to say it to, and the agent must go.
+      // The error cannot be reported, and the agent must be removed.
     }
     torch_rpc::RpcAgent::setCurrentRpcAgent(nullptr);
     agent.reset();
@@ -138,7 +139,7 @@ Rpc::Rpc(const ProcessGroup& group, const RpcOptions& options) : impl_(std::make
   const comm::StorePtr store =
       ranks.is_alone() ? comm::make_local_store() : comm::with_prefix(ranks.name + "/rpc", ranks.store);
   group.agree_on(kInit, [&] {
-    // A rank that dies now is waited for in the store, which doesn't look at signs of life.
+    // The store waits for a rank that dies now, because it does not check signs of life.
     store->setTimeout(options.timeout);
     auto agent =
         comm::make_tensorpipe_agent({store, name, group.rank(), group.size(), options.timeout, options.threads});
@@ -155,9 +156,9 @@ Rpc::~Rpc() = default;
 void Rpc::shutdown() {
   if (!impl_ || !impl_->agent) return;
   try {
-    impl_->group.barrier();  // all have done their calls
+    impl_->group.barrier();  // all ranks have made their calls
     impl_->release_references();
-    impl_->group.barrier();  // nobody's calls need this rank any more
+    impl_->group.barrier();  // no call needs this rank any more
   } catch (...) {
     impl_->leave();
     throw;
@@ -182,7 +183,7 @@ std::optional<int> find_rpc_worker(const std::string& name) {
 
 std::shared_ptr<torch_rpc::RpcAgent> comm::current_agent(std::string_view call) {
   if (!is_rpc_initialized()) {
-    fail(ErrorCode::invalid_argument, "{}: RPC is not initialized, expected init_rpc before", call);
+    fail(ErrorCode::invalid_argument, "{}: RPC is not initialized, call init_rpc first", call);
   }
   return torch_rpc::RpcAgent::getCurrentRpcAgent();
 }

@@ -7,7 +7,7 @@ namespace tessera::comm {
 
 namespace {
 
-// LibTorch's looks into the reference that a deletion leaves behind, and there is none unless it was the last one.
+// LibTorch's handler accesses the reference that a deletion returns, which is null unless it was the last one.
 class RequestCallback final : public torch_rpc::RequestCallbackNoPython {
   void handleRRefDelete(c10::intrusive_ptr<torch_rpc::RRef>& /*reference*/) const override {}
 };

@@ -1,6 +1,6 @@
 #pragma once
-// LibTorch's RPC, by one short name. Debian's LibTorch 1.13 comes without the headers of distributed autograd, so
-// nothing here may need them.
+// A short name for LibTorch's RPC. Debian's LibTorch 1.13 lacks the headers of distributed autograd, so no included
+// header may need them.
 
 #include <torch/csrc/distributed/rpc/rpc_agent.h>
 #include <torch/csrc/distributed/rpc/rref_context.h>

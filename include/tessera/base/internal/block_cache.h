@@ -1,9 +1,9 @@
 #pragma once
-// Large blocks of memory that are used again. Memory that is new to a process is cleared by the kernel when it is first
-// touched, which takes longer than filling it; who frees as much as it is about to want need not pay for that.
+// A cache of large memory blocks. The kernel clears memory when a process first touches it, which takes longer than
+// filling it. A caller that frees about as much as it will allocate next avoids that cost.
 //
-// A block that was given back is still mapped, but the kernel may take its pages whenever memory runs short
-// (MADV_FREE): until it does they count as the process's own. Functions may be called by any number of threads.
+// A cached block stays mapped and counts as memory of the process until the kernel takes its pages, which it may do
+// when memory is short (MADV_FREE). Any number of threads may call these functions.
 
 #include <cstddef>
 
@@ -11,13 +11,13 @@ namespace tessera {
 
 struct Block {
   void* data = nullptr;
-  std::size_t size_bytes = 0;  // at least what was asked for
+  std::size_t size_bytes = 0;  // at least the requested size
 };
 
-// Blocks that wait to be used again are at most so much together; the oldest go first.
+// The limit on the total size of cached blocks. Beyond it the oldest blocks are released.
 constexpr std::size_t kCachedBlockBytes = std::size_t{1} << 30;
 
-// Memory of undefined contents, aligned to 2 MiB, in huge pages where the system has them. Throws std::bad_alloc.
+// Returns memory of undefined contents, aligned to 2 MiB, in huge pages if the system has them. Throws std::bad_alloc.
 Block take_block(std::size_t size_bytes);
 void give_back(Block block) noexcept;
 

@@ -1,6 +1,6 @@
 #pragma once
-// Bytes of the UTF-8 sequence that `text` begins with (1 to 4), or 0 if it begins with none. Surrogates, overlong forms
-// and code points past U+10FFFF are none.
+// Returns the length in bytes (1 to 4) of the UTF-8 sequence at the beginning of `text`, or 0 if there is no valid one.
+// Surrogates, overlong forms and code points above U+10FFFF are invalid.
 
 #include <cstddef>
 #include <string_view>

@@ -1,12 +1,12 @@
 #pragma once
-// One collective of a group.
+// One collective call of a group.
 
 #include <cstdint>
 #include <string>
 
 namespace tessera::comm {
 
-// A collective: which one, and the how manieth of its group.
+// A collective call: its group, its number within the group (from 1), and its name.
 struct Call {
   std::string group;
   std::uint64_t number = 0;

@@ -1,5 +1,5 @@
 #pragma once
-// Linear functions of one tensor, for autograd.
+// Differentiable linear functions of one tensor.
 
 #include <ATen/core/Tensor.h>
 
@@ -7,7 +7,8 @@
 
 namespace tessera::comm {
 
-// forward(input); of its gradient `backward` makes that of `input`. Both run without gradients of their own.
+// Returns forward(input), with `backward` mapping the gradient of the result to that of `input`. Both run without
+// recording gradients.
 at::Tensor linear(const at::Tensor& input, const std::function<at::Tensor(const at::Tensor&)>& forward,
                   std::function<at::Tensor(const at::Tensor&)> backward);
 
