@@ -1,18 +1,18 @@
 #pragma once
 /// \file
-/// The inert tree that a pickle becomes. Nothing here is ever called, imported or constructed: a global is two strings,
-/// a call is a node that remembers what would have been called with what.
+/// The inert tree that a pickle is read into. Nothing is called, imported or constructed: a global is two strings, and
+/// a call is a node with the callable and its arguments.
 ///
-/// `NodeRef` is 8 bytes, trivially copyable, and points into the `Tree` that made it (small integers, None and booleans
-/// are inside it). A tree's nodes are never freed before the tree. Containers can be shared and, in a hostile pickle,
-/// contain themselves: who walks a tree limits depth and the nodes visited (`WalkLimits`). Reading a finished tree is
-/// thread-safe.
+/// A `NodeRef` refers to one value of a tree. It is 8 bytes, trivially copyable, and points into the `Tree` that made
+/// it (small integers, None and booleans are stored in the NodeRef itself). A tree frees its nodes only when it is
+/// destroyed. Containers can be shared and, in a hostile pickle, contain themselves, so code that walks a tree must
+/// limit the depth and the number of nodes visited (`WalkLimits`). Reading a finished tree is thread-safe.
 ///
-/// A million chunks of a checkpoint are tens of millions of nodes, so a NodeRef is one word: the kind in the highest 8
-/// bits, a length in the next 8, an address in the low 48. Text of 1 to 255 bytes needs no node, the length and the
-/// address of its bytes are the NodeRef; a tuple of 1 to 255 is the address of its items. With length 0 the address is
-/// that of a node that says the length, or 0 for what is empty. An integer of 55 bits is in the word, above a lowest
-/// bit of 1.
+/// A checkpoint of a million chunks has tens of millions of nodes, so a NodeRef is one word: the kind in the highest 8
+/// bits, a length in the next 8, an address in the low 48. Text of 1 to 255 bytes has no node: the NodeRef has its
+/// length and the address of its bytes. For a tuple of 1 to 255 items, the address is that of the items. With length 0,
+/// the address is that of a node that has the length, or 0 for empty values. An integer of up to 55 bits is in the
+/// word, above a lowest bit of 1.
 
 #include <cassert>
 #include <cstdint>
@@ -45,10 +45,10 @@ enum class Kind : std::uint8_t {
   global,
   object,
   persistent_id,
-  taken,  ///< stands for a record that the reader of `.metadata` keeps elsewhere; in no tree that it gives away
+  taken,  ///< a record that the reader of `.metadata` keeps elsewhere; never in a tree that is given to callers
 };
 
-/// Python's name for the kind, for messages: "int", "dict", "global", ...
+/// Returns Python's name for the kind, for messages: "int", "dict", "global", ...
 std::string_view kind_name(Kind kind);
 
 class Nodes;
@@ -70,29 +70,30 @@ class NodeRef {
     return is(Kind::global) && global() == GlobalName{module, name};
   }
 
-  // Each of these requires the kind it names.
+  // Each of these requires the kind in its name.
   bool boolean() const {
     assert(is(Kind::boolean));
     return (bits_ & 1) != 0;
   }
-  std::int64_t integer() const;  ///< every int of 64 bits
-  ByteView big_integer() const;  ///< two's complement, little-endian, shortest, more than 8 bytes
+  std::int64_t integer() const;  ///< any int of up to 64 bits
+  ByteView big_integer() const;  ///< two's complement, little-endian, shortest form, more than 8 bytes
   double floating() const;
-  std::string_view string() const;         ///< UTF-8; lone surrogates as Python's "surrogatepass" has them
-  ByteView bytes() const;                  ///< bytes and byte_array
-  std::span<const NodeRef> items() const;  ///< list, tuple, set, frozen_set
-  std::span<const Pair> pairs() const;     ///< dict, in order of insertion; of equal keys the last counts
+  std::string_view string() const;         ///< UTF-8; lone surrogates as with Python's "surrogatepass"
+  ByteView bytes() const;                  ///< of bytes and byte_array
+  std::span<const NodeRef> items() const;  ///< of list, tuple, set and frozen_set
+  std::span<const Pair> pairs() const;     ///< of dict, in order of insertion; among equal keys, the last one counts
   const GlobalName& global() const;
   const Object& object() const;
   NodeRef persistent_id() const;
   std::uint64_t taken() const;  ///< the record's number
 
-  /// The value of the last pair of a dict whose key is the string `key`; nothing if there is none or this is no dict.
+  /// Returns the value of the last pair whose key is the string `key`. Returns nothing if there is none or if this is
+  /// not a dict.
   std::optional<NodeRef> find(std::string_view key) const;
 
-  /// Identity: the same node (or the same small value), not equality of contents.
+  /// Returns whether both refer to the same node (or the same small value). Does not compare contents.
   bool same(NodeRef other) const { return bits_ == other.bits_; }
-  /// Stable within a tree; usable as a hash key for identity.
+  /// Returns a key for identity, stable within a tree and usable as a hash key.
   std::uint64_t identity() const { return bits_; }
 
  private:
@@ -111,27 +112,27 @@ struct Pair {
   NodeRef key, value;
 };
 
-/// What a pickle would have made by a call.
+/// A call recorded in a pickle: the object that Python would have made by it.
 struct Object {
   enum class Made : std::uint8_t { reduce, new_object, new_object_ex, instance, extension };
   struct Extra;
 
-  NodeRef callable;   ///< normally a global; of an extension its code, an int
+  NodeRef callable;   ///< normally a global; for an extension its code, an int
   NodeRef arguments;  ///< normally a tuple
-  NodeRef state;      ///< of BUILD; of several, a tuple of all
+  NodeRef state;      ///< set by BUILD; if there were several, a tuple of all states
   Made made : 8;
   bool has_state : 8;
-  std::uint64_t extra_address : 48;  ///< of what few objects have, owned by the tree; 0 for most
+  std::uint64_t extra_address : 48;  ///< rare fields, owned by the tree; 0 for most objects
 
-  NodeRef keyword_arguments() const;  ///< of new_object_ex, else None
-  std::size_t state_count() const;    ///< how many times BUILD was done; above 1, `state` is a tuple of so many
-  std::span<const NodeRef> list_items() const;  ///< appended to it (APPEND, APPENDS)
-  std::span<const Pair> dict_items() const;     ///< set on it (SETITEM, SETITEMS), for example of an OrderedDict
+  NodeRef keyword_arguments() const;            ///< of new_object_ex, otherwise None
+  std::size_t state_count() const;              ///< number of BUILDs; above 1, `state` is a tuple of that length
+  std::span<const NodeRef> list_items() const;  ///< items appended to the object (APPEND, APPENDS)
+  std::span<const Pair> dict_items() const;     ///< items set on the object (SETITEM, SETITEMS), as for OrderedDict
   bool calls(std::string_view module, std::string_view name) const { return callable.is_global(module, name); }
 };
 static_assert(sizeof(Object) == 32);
 
-/// Owns the nodes. Move-only.
+/// Owns the nodes of a tree. Move-only.
 class Tree {
  public:
   Tree();
@@ -142,11 +143,11 @@ class Tree {
   NodeRef root() const { return root_; }
   void set_root(NodeRef value) { root_ = value; }
 
-  // Building. Text and bytes are copied unless they are said to be borrowed (then they must outlive the tree or be
-  // given to `keep`).
+  // Creating values. Text and bytes are copied, except by the `borrowed` functions: that memory must outlive the tree
+  // or be passed to `keep`.
   NodeRef make_boolean(bool value);
   NodeRef make_integer(std::int64_t value);
-  NodeRef make_big_integer(ByteView two_complement);  ///< any length; becomes an integer where it fits
+  NodeRef make_big_integer(ByteView two_complement);  ///< any length; becomes an integer if it fits
   NodeRef make_floating(double value);
   NodeRef make_string(std::string_view text);
   NodeRef make_borrowed_string(std::string_view text);
@@ -162,16 +163,17 @@ class Tree {
   NodeRef make_object(Object::Made made, NodeRef callable, NodeRef arguments, NodeRef keyword_arguments = {});
   NodeRef make_persistent_id(NodeRef id);
 
-  // Changing. `target` is of this tree, of a kind that is named behind, or `Error(invalid_argument)` is thrown.
+  // Modifying values. `target` must belong to this tree. Throws `Error(invalid_argument)` if it is of another kind than
+  // the comment lists.
   void append(NodeRef target, std::span<const NodeRef> items);  ///< list, set or object
   void set_items(NodeRef target,
                  std::span<const NodeRef> keys_and_values);  ///< dict or object; key, value, key, value, ...
   void set_state(NodeRef object, NodeRef state);             ///< object
 
-  /// Makes the tree own a buffer that borrowed text points into.
+  /// Makes the tree share ownership of a buffer that borrowed text points into.
   void keep(std::shared_ptr<const Bytes> buffer);
 
-  /// Bytes held by nodes (not by kept buffers).
+  /// Returns the number of bytes held by nodes, without kept buffers.
   std::uint64_t memory_bytes() const;
 
  private:
@@ -180,21 +182,22 @@ class Tree {
   NodeRef root_;
 };
 
-/// Limits for those who walk a tree; exceeding one is `Error(corrupt)`.
+/// Limits for walking a tree. Exceeding one throws `Error(corrupt)`.
 struct WalkLimits {
   std::size_t depth = 500;
   std::uint64_t nodes = 50'000'000;
 };
 
-/// A deep copy of `value` into `destination`, sharing kept.
+/// Copies `value` deeply into `destination`. Shared nodes stay shared.
 NodeRef copy_into(Tree& destination, NodeRef value, const WalkLimits& limits = {});
 
-/// Equality of contents as Python would have it for plain values (dict order not compared; 1 != 1.0 != True here, types
-/// count; NaN equals NaN of the same bits), and structural for globals and objects.
+/// Returns whether two values are equal. Plain values compare by content as in Python: the order of a dict is ignored,
+/// but types count (1, 1.0 and True differ), and a NaN equals a NaN of the same bits. Globals and objects compare by
+/// structure.
 bool equal(NodeRef a, NodeRef b, const WalkLimits& limits = {});
 
-/// The digits of an int in base 10; of one with more than 4300 digits, which Python refuses to print, in base 16 behind
-/// "0x".
+/// Returns the digits of an int in base 10. An int of more than 4300 digits, which Python refuses to print, is returned
+/// in base 16 with the prefix "0x".
 std::string integer_to_decimal(NodeRef integer);
 
 namespace detail {

@@ -1,13 +1,13 @@
 #pragma once
 /// \file
-/// Writes pickles that Python loads: protocol 2 (what torch.save writes) and 4 (what `.metadata` is).
+/// Writes pickles that Python loads, in protocol 2 (as torch.save does) or 4 (as in `.metadata`).
 ///
-/// Two levels: opcodes (`Writer`), and whole inert trees (`Writer::value`) with sharing and recursion kept through the
-/// memo, so that what was read comes out meaning the same. Deterministic: equal input gives equal bytes.
+/// There are two levels: single opcodes, and complete inert trees (`Writer::value`). Trees keep sharing and recursion
+/// through the memo, so a tree that was read is written with the same meaning. Equal input gives equal bytes.
 ///
-/// Protocol 2 has no opcodes for bytes, sets, dotted globals and keyword arguments of a construction; there the calls
-/// are written that Python writes, and module names as Python 2 has them. Its output uses the opcodes alone that
-/// PyTorch's `weights_only` reader knows, except for what torch.save could not write either.
+/// Protocol 2 has no opcodes for bytes, sets, dotted globals and constructions with keyword arguments. There the writer
+/// emits the calls that Python emits, and Python 2's module names. Its output uses only opcodes that PyTorch's
+/// `weights_only` reader knows, except for values that torch.save cannot write either.
 
 #include <cstdint>
 #include <functional>
@@ -22,10 +22,10 @@ namespace tessera::pickle {
 
 class Writer {
  public:
-  /// May replace a persistent id's value by writing another in its place and returning true.
+  /// May write another value in place of a persistent id's value; returns true if it did.
   using Persistent = std::function<bool(Writer&, NodeRef id)>;
 
-  /// Appends to `out`, beginning with PROTO. `protocol` is 2 or 4.
+  /// Appends to `out`, starting with PROTO. `protocol` is 2 or 4.
   Writer(Bytes& out, int protocol);
 
   void none();
@@ -34,36 +34,36 @@ class Writer {
   void big_integer(ByteView two_complement);
   void floating(double value);
   void string(std::string_view text);
-  /// In protocol 2: `_codecs.encode(text, 'latin1')`, as Python does; pushes one object either way.
+  /// Pushes one bytes object. In protocol 2, writes `_codecs.encode(text, 'latin1')` as Python does.
   void bytes(ByteView value);
   void byte_array(ByteView value);
-  /// Throws `Error(unsupported)` where protocol 2 can't say the name (a line break in it).
+  /// Throws `Error(unsupported)` if protocol 2 cannot represent the name because it contains a line break.
   void global(std::string_view module, std::string_view name);
   void mark();
-  void tuple(std::size_t count);  ///< for count 0..3: of the topmost objects, no mark needed
+  void tuple(std::size_t count);  ///< of the `count` topmost objects, 0 to 3; needs no mark
   void tuple_from_mark();
   void empty_list();
-  void appends();  ///< mark, items... onto the list below the mark
+  void appends();  ///< appends mark, items... to the list below the mark
   void empty_dict();
   void set_items();  ///< mark, key, value, ...
-  void empty_set();  ///< protocol 4
+  void empty_set();  ///< protocol 4 only
   void reduce();
   void new_object();
   void build();
-  void persistent_id();  ///< BINPERSID of the top of the stack
+  void persistent_id();  ///< BINPERSID for the top of the stack
   void stop();
 
   /// Memoizes the top of the stack and returns its index.
   std::uint32_t memoize();
   void get(std::uint32_t memo_index);
 
-  /// A string, memoized at its first writing and fetched by later ones.
+  /// Writes and memoizes a string the first time; fetches it from the memo afterwards.
   void interned_string(std::string_view text);
-  /// A global, likewise.
+  /// As `interned_string`, for a global.
   void interned_global(std::string_view module, std::string_view name);
 
-  /// Writes a tree's value. Nodes are remembered for sharing between calls too, so the tree must outlive the writer.
-  /// BINPERSID is written behind a persistent id's value whether `persistent` replaced it or not.
+  /// Writes a value of a tree. The tree must outlive the writer, because sharing is kept across calls. BINPERSID
+  /// follows the value of a persistent id whether or not `persistent` replaced it.
   void value(NodeRef v, const Persistent& persistent = nullptr, const WalkLimits& limits = {});
 
   int protocol() const { return protocol_; }

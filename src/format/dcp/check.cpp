@@ -41,12 +41,12 @@ class Checker {
 
   void check_files() {
     if (metadata_.transforms.empty() || !metadata_.transforms[0].empty()) {
-      fail(ErrorCode::invalid_argument, "write DCP metadata: the first of transforms must be there and be empty");
+      fail(ErrorCode::invalid_argument, "write DCP metadata: transforms has no empty first list, expected one");
     }
     std::unordered_set<std::string_view> files;
     for (const std::string& file : metadata_.files) {
       check_text(file, file);
-      if (!files.insert(file).second) refuse(file, "the file is twice in files, expected it once");
+      if (!files.insert(file).second) refuse(file, "duplicate file in files, expected unique files");
     }
     for (const std::vector<std::string>& transforms : metadata_.transforms) {
       for (const std::string& text : transforms) check_text("transforms", text);
@@ -56,11 +56,11 @@ class Checker {
   void check_entry(const MetadataEntry& entry, std::size_t number) {
     check_text(entry.name, entry.name);
     if (!numbers_.try_emplace(entry.name, number).second)
-      refuse(entry.name, "the name is twice in entries, expected once");
+      refuse(entry.name, "duplicate name in entries, expected unique names");
     for (const StoredItem& item : entry.items) check_item(entry.name, item, true);
     if (!entry.is_tensor) {
       if (entry.items.size() != 1 || !entry.chunks.empty() || !entry.shape.empty()) {
-        refuse(entry.name, "an object has {} items, {} chunks and shape {}, expected one item alone",
+        refuse(entry.name, "an object has {} items, {} chunks and shape {}, expected one item and no chunks or shape",
                entry.items.size(), entry.chunks.size(), shape_to_string(entry.shape));
       }
       return;
@@ -83,7 +83,7 @@ class Checker {
     });
   }
 
-  // A shape comes without offsets.
+  // A shape has no offsets.
   static void check_box(const MetadataEntry& entry, BoxView box) {
     std::int64_t bytes = dtype_size(entry.properties.dtype), end = 0;
     for (std::size_t d = 0; d < box.sizes.size(); ++d) {
@@ -145,7 +145,7 @@ class Checker {
       check_text(unclaimed.name, unclaimed.name);
       check_item(unclaimed.name, unclaimed.item, false);
       if (!keys.emplace(unclaimed.name, unclaimed.offsets).second) {
-        refuse(unclaimed.name, "an unclaimed item is there twice, expected once");
+        refuse(unclaimed.name, "duplicate unclaimed item, expected unique items");
       }
       for (const std::int64_t offset : unclaimed.offsets.value_or(std::vector<std::int64_t>())) {
         if (offset < 0) refuse(unclaimed.name, "an unclaimed item at offset {}, expected none below 0", offset);
@@ -167,7 +167,7 @@ class Checker {
   void check_extras() const {
     using Fields = MetadataFields;
     if (metadata_.version && metadata_.dialect != Dialect::torch_2_14) {
-      refuse(*metadata_.version, "a version, expected none but with dialect torch_2_14");
+      refuse(*metadata_.version, "a version, expected none in a dialect other than torch_2_14");
     }
     if (metadata_.version) check_text("version", *metadata_.version);
     std::set<std::string_view> names = {Fields::names[Fields::state_dict_metadata],
@@ -191,7 +191,7 @@ class Checker {
 
   static void check_extra(const ExtraField& field, std::set<std::string_view>& names) {
     check_text(field.name, field.name);
-    if (!names.insert(field.name).second) refuse(field.name, "an extra field of this name is one too many");
+    if (!names.insert(field.name).second) refuse(field.name, "duplicate extra field, expected unique names");
   }
 
   const Metadata& metadata_;

@@ -65,7 +65,7 @@ void EntryReader::read_chunks(NodeRef list, MetadataEntry& entry) {
   }
 }
 
-// Neither the box's ends nor its bytes may overflow; a shape comes without offsets.
+// Neither the ends of the box nor its bytes may overflow. A shape has no offsets.
 void EntryReader::check_bytes(BoxView box, const MetadataEntry& entry, std::string_view field) const {
   std::int64_t bytes = dtype_size(entry.properties.dtype), end = 0;
   for (std::size_t d = 0; d < box.sizes.size(); ++d) {

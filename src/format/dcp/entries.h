@@ -1,5 +1,5 @@
 #pragma once
-// Reads `state_dict_metadata`: what tensors and objects there are.
+// Reads `state_dict_metadata`: the list of tensors and objects.
 
 #include <string>
 #include <string_view>
@@ -13,12 +13,12 @@ namespace tessera::dcp {
 
 class EntryReader {
  public:
-  // Gives each name its number in `names`, which may not outlive the tree.
+  // Assigns each name its number in `names`, which must not outlive the tree.
   EntryReader(Input& input, Records& records, StringNumbers& names) : input_(input), records_(records), names_(names) {}
 
   std::vector<MetadataEntry> read(pickle::NodeRef state_dict_metadata);
 
-  // Whether the first tensor's TensorProperties was at its old place under torch.distributed._shard.
+  // Whether the first tensor's TensorProperties was at its old location under torch.distributed._shard.
   bool saw_old_properties() const { return saw_old_properties_; }
 
  private:

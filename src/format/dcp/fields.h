@@ -1,7 +1,7 @@
 #pragma once
-// Takes apart what a dataclass is in a pickle: NEWOBJ of its class without arguments, then BUILD with a dict of fields.
+// Reads pickled dataclasses: NEWOBJ of the class without arguments, then BUILD with a dict of fields.
 //
-// Class and field names come from the memo, so they are the same nodes time and again: identity is compared first.
+// Class and field names come from the memo and are usually the same nodes, so identity is compared first.
 
 #include <array>
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace tessera::dcp {
 
-// Recognises one class in all its homes.
+// Recognizes one class under all of its module paths.
 class ClassReader {
  public:
   explicit ClassReader(Class what) : what_(what) {}
@@ -23,7 +23,7 @@ class ClassReader {
     if (!value.is(pickle::Kind::object)) return false;
     return is_class(value.object().callable);
   }
-  // Whether `value` is the class itself.
+  // Returns whether `value` is the class itself.
   bool is_class(pickle::NodeRef value) { return (value.identity() == identity_ && identity_ != 0) || learn(value); }
 
  private:
@@ -58,7 +58,7 @@ class FieldReader {
 
   bool is_instance(pickle::NodeRef value) { return class_.is_instance(value); }
 
-  // `value` must be an instance of the class. A field with another name goes to `on_unknown(name, value)`.
+  // `value` must be an instance of the class. Calls `on_unknown(name, value)` for a field with another name.
   template <typename OnUnknown>
   FoundFields<Fields> read(pickle::NodeRef value, std::string_view name, OnUnknown&& on_unknown) {
     if (!is_instance(value)) input_.wrong(name, kClassName, value, fmt::format("an object of {}", kClassName));
@@ -88,7 +88,7 @@ class FieldReader {
     return found;
   }
 
-  // As above, for classes of which nothing unknown can be kept.
+  // As above, for classes whose unknown fields cannot be kept.
   FoundFields<Fields> read(pickle::NodeRef value, std::string_view name) {
     return read(value, name, [&](std::string_view field, pickle::NodeRef) {
       input_.fail_at(ErrorCode::unsupported, name, kClassName, fmt::format("the unknown field '{}'", printable(field)),
@@ -96,7 +96,7 @@ class FieldReader {
     });
   }
 
-  // Throws unless all the fields given are there.
+  // Throws unless all given fields are present.
   void require(const FoundFields<Fields>& found, std::initializer_list<std::size_t> fields,
                std::string_view name) const {
     for (const std::size_t field : fields) {
@@ -128,7 +128,7 @@ class FieldReader {
 
   const Input& input_;
   ClassReader class_{Fields::owner};
-  std::array<Seen, Fields::count> seen_{};  // the field that stood there in the object before
+  std::array<Seen, Fields::count> seen_{};  // the field at this position in the previous object
 };
 
 }  // namespace tessera::dcp

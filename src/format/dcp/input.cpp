@@ -38,8 +38,7 @@ std::size_t Input::counts(NodeRef value, std::string_view name, std::string_view
 }
 
 void Input::too_large() const {
-  fail(ErrorCode::corrupt,
-       "{}: describes more than a file of its size can: it says the same chunks or texts many times", file_);
+  fail(ErrorCode::corrupt, "{}: repeats chunks or texts beyond the limit for a file of its size", file_);
 }
 
 void Input::wrong_count(NodeRef value, std::string_view name, std::string_view field) const {
@@ -48,7 +47,7 @@ void Input::wrong_count(NodeRef value, std::string_view name, std::string_view f
           is_big || value.is(Kind::integer) ? "an int from 0 to 2**63 - 1" : "an int");
 }
 
-// The tuple in torch.Size(tuple); the value itself if it is none.
+// Returns the tuple in torch.Size(tuple), or the value itself if it is not a torch.Size.
 NodeRef Input::members_of_size(NodeRef value) {
   if (!value.is(Kind::object)) return value;
   const pickle::Object& object = value.object();

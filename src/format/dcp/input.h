@@ -1,8 +1,8 @@
 #pragma once
-// What the parts of the `.metadata` reader share: messages, the budget of memory, and the values that fields hold.
+// Shared parts of the `.metadata` reader: messages, the memory budget, and the values that fields hold.
 //
-// `subject` in messages is the tensor or object that is being read ("tensor 'x'"), empty above those; `field` its
-// field.
+// In messages, `subject` is the tensor or object that is being read ("tensor 'x'"), empty at the top level; `field` is
+// its field.
 
 #include <array>
 #include <cstdint>
@@ -18,7 +18,7 @@
 
 namespace tessera::dcp {
 
-// Name of a value for messages: "int", "global torch.float32", "a torch.Size object".
+// Returns the name of a value for messages: "int", "global torch.float32", "a torch.Size object".
 std::string describe(pickle::NodeRef value);
 
 class Input {
@@ -26,7 +26,7 @@ class Input {
   Input(std::string file, std::uint64_t file_bytes)
       : file_(std::move(file)), memory_left_((16 * file_bytes) + (1 << 20)) {}
 
-  // Takes from the memory that a file of this size can need. A pickle can say a thing once and refer to it often.
+  // Charges the memory that a file of this size can need. A pickle can store a value once and refer to it often.
   void charge(std::uint64_t bytes) {
     if (bytes > memory_left_) too_large();
     memory_left_ -= bytes;
@@ -39,7 +39,7 @@ class Input {
     fail_at(ErrorCode::corrupt, name, field, describe(found), expected);
   }
 
-  // An int that is not negative.
+  // Returns an int that is not negative.
   std::int64_t count(pickle::NodeRef value, std::string_view name, std::string_view field) const {
     if (!value.is(pickle::Kind::integer) || value.integer() < 0) wrong_count(value, name, field);
     return value.integer();
@@ -53,7 +53,7 @@ class Input {
     return value.string();
   }
 
-  // Appends the members of a torch.Size (or tuple, or list) of counts to `out` and returns how many they are.
+  // Appends the members of a torch.Size (or tuple, or list) of counts to `out` and returns their number.
   std::size_t counts(pickle::NodeRef value, std::string_view name, std::string_view field,
                      std::vector<std::int64_t>& out);
 
@@ -67,14 +67,14 @@ class Input {
   std::uint64_t size_class_ = 0;  // identity of the global torch.Size seen last
 };
 
-// Numbers of strings. A pickle fetches most of them from its memo, so that identity tells before contents must be
+// Maps strings to numbers. A pickle fetches most strings from its memo, so identity is compared before contents are
 // hashed.
 class StringNumbers {
  public:
   static constexpr std::uint32_t kNone = UINT32_MAX;
 
   void reserve(std::size_t count) { numbers_.reserve(count); }
-  // Whether `text` is new and has now `number`. `text` must outlive this object.
+  // Returns whether `text` was new; assigns it `number` if so. `text` must outlive this object.
   bool add(std::string_view text, std::uint32_t number) { return numbers_.try_emplace(text, number).second; }
   std::uint32_t find(pickle::NodeRef string) {
     Slot& slot = slots_[(string.identity() * 0x9e3779b97f4a7c15u) >> (64 - kSlotBits)];
@@ -84,7 +84,7 @@ class StringNumbers {
     }
     return slot.number;
   }
-  // As `find`, and gives a string that has none the number `next`.
+  // As `find`, but assigns the number `next` to a new string.
   std::uint32_t find_or_add(pickle::NodeRef string, std::uint32_t next) {
     const std::uint32_t number = find(string);
     if (number != kNone) return number;

@@ -1,5 +1,5 @@
 #pragma once
-// Every class and field that `.metadata` is made of, by name: the one list that reader and writer share.
+// The names of every class and field in `.metadata`, shared by reader and writer.
 
 #include <array>
 #include <cstddef>
@@ -23,7 +23,7 @@ enum class Class : std::uint8_t {
 
 inline constexpr std::size_t kDialectCount = static_cast<std::size_t>(Dialect::torch_2_14) + 1;
 
-// Where the classes of a dialect live.
+// The modules that contain the classes of a dialect.
 struct Homes {
   std::string_view metadata, filesystem, properties, memory_format;
 };

@@ -1,5 +1,5 @@
 #pragma once
-// Finds a tensor's chunk by its offsets, as PyTorch's storage_data does.
+// Finds a chunk of a tensor by its offsets, as in PyTorch's storage_data.
 
 #include <cstdint>
 #include <optional>
@@ -10,14 +10,13 @@
 
 namespace tessera::dcp {
 
-// Holds a sorted order only where the chunks are not already in strictly increasing order, which they mostly are.
-// Several chunks may have equal offsets (empty shards); the first of them stands for all. `chunks` must outlive the
-// index.
+// Keeps a sorted order only if the chunks are not already in strictly increasing order, which they usually are. If
+// several chunks have equal offsets (empty shards), the first one represents them all. `chunks` must outlive the index.
 class OffsetIndex {
  public:
   explicit OffsetIndex(const BoxList& chunks);
 
-  // The chunk at `offsets`, which must be of the chunks' rank. `hint` is tried first.
+  // Returns the chunk at `offsets`, which must have the rank of the chunks. Tries `hint` first.
   std::optional<std::size_t> find(std::span<const std::int64_t> offsets, std::size_t hint = SIZE_MAX) const;
 
   bool has_equal_offsets() const { return has_equal_offsets_; }

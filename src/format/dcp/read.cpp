@@ -24,7 +24,7 @@ class MetadataReader {
 
   Metadata read(const pickle::ReadResult& pickle) {
     if (pickle.length_bytes != source_.size_bytes()) {
-      fail(ErrorCode::corrupt, "{}: {} bytes behind the end of the pickle at byte {}, expected none", source_.name(),
+      fail(ErrorCode::corrupt, "{}: {} bytes after the end of the pickle at byte {}, expected none", source_.name(),
            source_.size_bytes() - pickle.length_bytes, pickle.length_bytes);
     }
     const NodeRef root = pickle.tree.root();
@@ -208,7 +208,7 @@ Metadata read(const ByteSource& source) {
   try {
     return read_records(source);
   } catch (const Error&) {
-    // The whole tree has the last word where something is wrong, and where an unknown field holds records.
+    // Read the complete tree to get the exact error, and if an unknown field contains records.
     return read_tree(source);
   }
 }

@@ -1,16 +1,16 @@
 #pragma once
-// The two ways in which `.metadata` is read, which must say the same.
+// The two ways of reading `.metadata`. Both must give the same result.
 
 #include "tessera/base/file.h"
 #include "tessera/format/dcp_metadata.h"
 
 namespace tessera::dcp {
 
-// Through a moving window, with records taken out of the tree. Throws an Error, not always the right one, for files
-// that this way can't read.
+// Reads through a moving window and keeps records out of the tree. For files that it cannot read it throws an Error,
+// which is not always the right one.
 Metadata read_records(const ByteSource& source);
 
-// From the whole tree of the whole file.
+// Reads the complete file into one tree.
 Metadata read_tree(const ByteSource& source);
 
 }  // namespace tessera::dcp

@@ -14,14 +14,14 @@ namespace {
 // A chunk of two dimensions with its index and its storage info.
 constexpr std::uint64_t kPickledBytes = 150, kWords = 11;
 
-// An opcode that makes what may be put.
+// An opcode that makes a value which may be put.
 bool makes(RecordCursor& cursor, op::Opcode opcode) {
   if (!cursor.opcode(opcode)) return false;
   cursor.memoize();
   return true;
 }
 
-// Every record is the class called without arguments, and then a dict of its fields.
+// Every record is a call of the class without arguments, then a dict of its fields.
 bool begins(RecordCursor& cursor) {
   return cursor.opcode(op::EMPTY_TUPLE) && makes(cursor, op::NEWOBJ) && makes(cursor, op::EMPTY_DICT) &&
          cursor.opcode(op::MARK);

@@ -1,6 +1,6 @@
 #pragma once
-// The three records that a checkpoint has millions of: chunks, indices and storage infos. Those that are written as
-// PyTorch writes them go from the pickle's bytes into rows of plain numbers; the others are read from the tree.
+// The three records that a checkpoint has millions of: chunks, indices and storage infos. Records in PyTorch's form are
+// decoded from the pickle's bytes into rows of plain numbers; others are read from the tree.
 
 #include <bit>
 #include <cstdint>
@@ -36,23 +36,23 @@ struct StorageRecord {
 
 class Records final : public pickle::RecordTaker {
  public:
-  // `pickle_bytes` says about how many records there will be.
+  // `pickle_bytes` is used to estimate the number of records.
   Records(Input& input, std::uint64_t pickle_bytes);
 
   std::optional<std::uint64_t> take(pickle::NodeRef global, pickle::RecordCursor& cursor) override;
 
-  // Each reads an object, or what stands for a taken one. `name` is for messages, and the counts are valid until the
+  // Each reads an object, or the placeholder of a taken one. `name` is used in messages. The counts are valid until the
   // next call of the same function.
   ChunkRecord chunk(pickle::NodeRef value, std::string_view name);
   IndexRecord index(pickle::NodeRef value);
   StorageRecord storage(pickle::NodeRef value, std::string_view name);
 
  private:
-  // Where a taken object is: its number in the tree. The row begins at `begin` in `words_` and has
+  // The location of a taken object, indexed by its number in the tree. Its row begins at `begin` in `words_` and has
   //   chunk    `rank` offsets, `rank` sizes
   //   index    fqn, position, `rank` offsets
   //   storage  relative_path, offset in bytes, length in bytes
-  // in which a string is the bits of its NodeRef.
+  // where a string is stored as the bits of its NodeRef.
   enum class Table : std::uint64_t { chunk, index, storage };
   struct Row {
     std::size_t begin;
@@ -64,9 +64,9 @@ class Records final : public pickle::RecordTaker {
     static Row of(std::uint64_t number) { return {number >> 8, static_cast<Table>(number & 3), (number >> 2) & 63}; }
     std::uint64_t number() const { return (begin << 8) | (rank << 2) | static_cast<std::uint64_t>(table); }
   };
-  // The row of a taken object, which must be in `table`; nothing for an object that was left in the tree.
+  // Returns the row of a taken object, which must be in `table`, or nothing for an object that is in the tree.
   static std::optional<Row> row_of(pickle::NodeRef value, Table table);
-  // The opcodes of each record, behind those that fetch its class. What was read is added to `words_`.
+  // Match the opcodes of each record, after those that fetch its class, and append what they read to `words_`.
   bool take_chunk(pickle::RecordCursor& cursor, Row& row);
   bool take_index(pickle::RecordCursor& cursor, Row& row);
   bool take_storage(pickle::RecordCursor& cursor);
@@ -74,7 +74,7 @@ class Records final : public pickle::RecordTaker {
   bool take_string(pickle::RecordCursor& cursor);
   bool take_integer(pickle::RecordCursor& cursor);
 
-  // A name of a field, or a class, which once recognised is known by its identity.
+  // The name of a field or class. Once recognized, it is compared by identity.
   struct Known {
     std::string_view text;
     std::uint64_t identity = 0;

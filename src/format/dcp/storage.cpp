@@ -48,7 +48,7 @@ void StorageReader::place(NodeRef key, NodeRef value) {
   *place = item;
 }
 
-// A rank's items mostly come in the order of the entries, and their names need not be the same nodes.
+// A rank's items are mostly in the order of the entries; their names need not be the same nodes.
 std::uint32_t StorageReader::number_of(NodeRef name) {
   const bool is_next = next_entry_ < metadata_.entries.size() && metadata_.entries[next_entry_].name == name.string();
   const std::uint32_t number = is_next ? next_entry_ : names_.find(name);
@@ -56,7 +56,7 @@ std::uint32_t StorageReader::number_of(NodeRef name) {
   return number;
 }
 
-// The item of the chunk that `index` means; null if there is no such chunk.
+// Returns the item of the chunk that `index` refers to, or null if there is no such chunk.
 StoredItem* StorageReader::destination(MetadataEntry& entry, std::size_t number, const IndexRecord& index) {
   if (index.offset.size() != entry.shape.size()) {
     input_.fail_at(ErrorCode::corrupt, entry.name, "storage_data",
@@ -119,7 +119,7 @@ void StorageReader::check_unclaimed() const {
   }
 }
 
-// Numbers files and transforms in the order in which the metadata's items use them, not in that of storage_data.
+// Numbers files and transforms in the order in which the metadata's items use them, not of storage_data.
 void StorageReader::number_by_use() {
   constexpr std::uint32_t kNew = UINT32_MAX;
   std::vector<std::uint32_t> file_numbers(metadata_.files.size(), kNew);

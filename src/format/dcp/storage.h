@@ -1,5 +1,5 @@
 #pragma once
-// Reads `storage_data`: where each chunk and object lies.
+// Reads `storage_data`: the location of each chunk and object.
 
 #include <cstdint>
 #include <map>
@@ -15,7 +15,7 @@ namespace tessera::dcp {
 
 class StorageReader {
  public:
-  // `names` has the number of each of `metadata.entries`, whose items are filled in.
+  // `names` maps the name of each of `metadata.entries` to its number. Fills in the items of the entries.
   StorageReader(Input& input, Records& records, StringNumbers& names, Metadata& metadata)
       : input_(input), records_(records), names_(names), metadata_(metadata) {}
 

@@ -16,7 +16,7 @@ using pickle::Writer;
 constexpr std::size_t kBatch = 1000;  // items between MARK and SETITEMS or APPENDS, as Python does it
 constexpr int kProtocol = 4;
 
-// An object that is written where it is first needed, and fetched from the memo later.
+// An object that is written at its first use and fetched from the memo later.
 class Shared {
  public:
   template <typename F>
@@ -31,7 +31,7 @@ class Shared {
   std::uint32_t memo_ = kNotWritten;
 };
 
-// A string that is worth a place in the memo only if it is written more than once.
+// A string that is memoized only if it is written more than once.
 struct SharedString {
   std::uint32_t uses = 0;
   Shared shared;
@@ -42,7 +42,7 @@ struct SharedString {
   }
 };
 
-// Begins and ends objects of one class and names their fields.
+// Writes objects of one class with their field names.
 template <typename Fields>
 class FieldWriter {
  public:
@@ -174,7 +174,7 @@ class MetadataWriter {
     }
   }
 
-  // Writes `count` things by write(i), each of which returns whether it wrote anything, `end` behind every batch.
+  // Calls write(i) for i < `count`; it returns whether it wrote anything. Writes `end` after every batch.
   template <typename F>
   void batches(std::size_t count, void (Writer::*end)(), F&& write) {
     std::size_t open = 0;
@@ -338,8 +338,8 @@ class MetadataWriter {
     batch_end(open, &Writer::set_items);
   }
 
-  // A MetadataIndex; between the two, its name is written. PyTorch gives every chunk its place in the list as a hint,
-  // and leaves out the offset of an object.
+  // A MetadataIndex; between the two, its name is written. PyTorch stores the index of every chunk as a hint and
+  // omits the offset of an object.
   void begin_index() {
     index_.begin(writer_, metadata_.dialect);
     index_.field(writer_, IndexFields::fqn);

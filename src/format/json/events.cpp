@@ -7,7 +7,7 @@
 namespace tessera::json {
 namespace {
 
-// Iterates over text and leaves its position where others see it.
+// Iterates over text and publishes its position.
 class TrackingIterator {
  public:
   using iterator_category = std::input_iterator_tag;
@@ -34,7 +34,7 @@ class TrackingIterator {
   const char** seen_;
 };
 
-// The events of nlohmann's parser, made into ours.
+// Translates the events of nlohmann's parser into ours.
 class Adapter final : public Cursor {
  public:
   Adapter(ByteView text, const std::string& name, std::uint64_t base_offset, Visitor& visitor)
@@ -43,11 +43,11 @@ class Adapter final : public Cursor {
   void run() {
     if (const char* zero = std::find(begin_, end_, '\0'); zero != end_) {  // the parser takes it for the end
       position_ = zero;
-      corrupt("a zero byte");
+      corrupt("found a zero byte, expected strict JSON");
     }
     if (as_text({reinterpret_cast<const std::uint8_t*>(begin_), static_cast<std::size_t>(end_ - begin_)})
             .starts_with("\xEF\xBB\xBF")) {
-      corrupt("a byte order mark");
+      corrupt("found a byte order mark, expected JSON without one");
     }
     nlohmann::json::sax_parse(TrackingIterator(begin_, &position_), TrackingIterator(end_, &position_), this);
   }
@@ -68,7 +68,7 @@ class Adapter final : public Cursor {
   bool end_object() { return close(false); }
   bool end_array() { return close(true); }
   bool key(std::string& value) {
-    if (!path_.back().keys.insert(value).second) corrupt("the key '{}' is there twice", printable(value));
+    if (!path_.back().keys.insert(value).second) corrupt("duplicate key '{}', expected unique keys", printable(value));
     path_.back().key = std::move(value);
     return true;
   }
@@ -132,7 +132,7 @@ std::string quote(std::string_view text, std::string_view what, bool ascii_only)
   try {
     return nlohmann::json(text).dump(-1, ' ', ascii_only);
   } catch (const nlohmann::json::exception&) {
-    fail(ErrorCode::invalid_argument, "{} '{}' is not UTF-8 and can't be written as JSON", what, printable(text));
+    fail(ErrorCode::invalid_argument, "{} '{}' is not UTF-8, expected UTF-8 as JSON requires", what, printable(text));
   }
 }
 

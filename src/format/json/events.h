@@ -1,7 +1,7 @@
 #pragma once
 /// \file
-/// Reads hostile JSON as events with a path, in one pass and without a tree: strict JSON in UTF-8, no duplicate keys,
-/// limited depth. Every error is `Error(corrupt)` with the file and the byte offset at which it was noticed.
+/// Reads untrusted JSON as events with a path, in one pass and without a tree: strict JSON in UTF-8, no duplicate keys,
+/// limited depth. Every error is `Error(corrupt)` with the file and the byte offset at which it was detected.
 
 #include <cstdint>
 #include <span>
@@ -24,7 +24,7 @@ struct Scalar {
   bool is(Kind k) const { return kind == k; }
 };
 
-/// "a string", "a number with a fraction", ... for messages.
+/// Returns "a string", "a number with a fraction", ... for messages.
 std::string_view scalar_kind_name(Scalar::Kind kind);
 
 /// One container around the current value.
@@ -35,12 +35,12 @@ struct Level {
   std::unordered_set<std::string> keys;
 };
 
-/// Where the reader is.
+/// The position of the reader.
 class Cursor {
  public:
-  /// The containers around the current value, outermost first: none for the whole text.
+  /// The containers around the current value, outermost first; empty at the top level.
   std::span<const Level> path() const { return path_; }
-  /// The byte offset in the file just behind what was read (a number is known to end one byte later).
+  /// The byte offset in the file after the last byte read (the end of a number is detected one byte later).
   std::uint64_t offset_bytes() const { return base_offset_ + static_cast<std::uint64_t>(position_ - begin_); }
 
   template <typename... Args>
@@ -70,10 +70,10 @@ class Visitor {
 
 inline constexpr std::size_t kMaxDepth = 32;
 
-/// Reads all of `text`. \param base_offset_bytes where it lies in the file called `name`.
+/// Reads all of `text`. \param base_offset_bytes the offset of `text` in the file named `name`.
 void read(ByteView text, const std::string& name, std::uint64_t base_offset_bytes, Visitor& visitor);
 
-/// `text` as a JSON string. Throws `Error(invalid_argument)`, naming `what`, when it isn't UTF-8.
+/// Returns `text` as a JSON string. Throws `Error(invalid_argument)` naming `what` if it is not UTF-8.
 std::string quote(std::string_view text, std::string_view what, bool ascii_only = false);
 
 }  // namespace tessera::json

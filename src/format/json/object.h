@@ -1,6 +1,6 @@
 #pragma once
-// JSON objects that are built key by key. nlohmann's ordered object looks through all of its keys at each insertion;
-// this one remembers them.
+// JSON objects that are built key by key. nlohmann's ordered object searches all of its keys at each insertion; this
+// one has an index.
 
 #include <cstddef>
 #include <nlohmann/json.hpp>
@@ -12,7 +12,7 @@ namespace tessera {
 
 class JsonObject {
  public:
-  // Of equal keys the last value counts, at the first's place, as in Python's dict.
+  // Among equal keys the last value counts, at the position of the first, as in Python's dict.
   void set(std::string key, nlohmann::ordered_json value) {
     const auto [known, is_new] = places_.try_emplace(key, members_.size());
     if (is_new) {

@@ -1,4 +1,4 @@
-// copy_into: nodes already copied are known by identity, so sharing and recursion are kept.
+// copy_into: copied nodes are looked up by identity, which keeps sharing and recursion.
 
 #include <unordered_map>
 #include <vector>
@@ -66,7 +66,8 @@ class Copier {
       case Kind::persistent_id:
         return known(v, to_.make_persistent_id(copy(v.persistent_id(), depth + 1)));
       case Kind::taken:
-        fail(ErrorCode::invalid_argument, "copy a pickled value: a record was taken out of it");
+        fail(ErrorCode::invalid_argument,
+             "copy a pickled value: it contains a record that is kept elsewhere, expected none");
       default:
         return copy_object(v, depth);
     }
@@ -105,7 +106,7 @@ class Copier {
     return result;
   }
 
-  // What was copied first stays the copy.
+  // The first copy is kept.
   NodeRef known(NodeRef from, NodeRef to) { return copies_.try_emplace(from.identity(), to).first->second; }
 
   Tree& to_;

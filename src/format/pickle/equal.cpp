@@ -1,6 +1,6 @@
-// equal: two trees are walked together. Two containers that are already being compared, or were found equal, count as
-// equal when they meet again: that ends the walk of what contains itself and visits shared parts once. An assumption
-// that was made while trying a key or an item of a set that doesn't match is taken back.
+// equal walks two trees together. Two containers that are being compared, or were found equal, count as equal when they
+// are paired again. This ends the walk of containers within themselves and visits shared parts once. Assumptions made
+// while trying a key or set item that does not match are undone.
 
 #include <algorithm>
 #include <bit>
@@ -152,7 +152,7 @@ class Comparison {
       case Kind::set:
       case Kind::frozen_set:
       case Kind::dict:
-        return seed;  // their order is not theirs, and duplicates don't count
+        return seed;  // order and duplicates do not count
       case Kind::global:
         return mix(text(v.global().module), std::hash<std::string_view>()(v.global().name));
       case Kind::object:
@@ -186,7 +186,7 @@ class Comparison {
     return true;
   }
 
-  // The pairs that count: of equal keys the last.
+  // The pairs that count: among equal keys the last one.
   using Index = std::unordered_multimap<std::size_t, const Pair*>;
   Index index_of(std::span<const Pair> pairs, std::size_t depth) {
     Index index;

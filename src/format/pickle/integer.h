@@ -9,14 +9,14 @@
 
 namespace tessera::pickle {
 
-// Without the highest bytes that only repeat the sign; 0 is no bytes.
+// Removes the highest bytes that only repeat the sign; 0 has no bytes.
 ByteView shortest_integer(ByteView two_complement);
 
-// Of at most 8 bytes.
+// Requires at most 8 bytes.
 std::int64_t integer_from_bytes(ByteView two_complement);
 
-// The shortest bytes of an int written in text as Python's int(text, 0) reads it (decimal, 0x, 0o, 0b, a sign, blanks
-// around); nothing if it is none or has more than 4300 digits, Python's own limit.
+// Parses an int in text as Python's int(text, 0) does (decimal, 0x, 0o, 0b, a sign, surrounding blanks) and returns its
+// shortest bytes. Returns nothing if it is not an int or has more than 4300 digits, Python's own limit.
 std::optional<Bytes> parse_integer(std::string_view text);
 
 }  // namespace tessera::pickle

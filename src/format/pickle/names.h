@@ -1,5 +1,5 @@
 #pragma once
-// Modules and names that Python 3 calls otherwise than Python 2: pickles of protocols 0 to 2 hold the old ones. Source:
+// Modules and names that differ between Python 2 and 3. Pickles of protocols 0 to 2 contain the old names. Source:
 // CPython Lib/_compat_pickle.py.
 
 #include <optional>
@@ -8,10 +8,10 @@
 
 namespace tessera::pickle {
 
-// What Python 3 makes of a global of protocol 0 to 2.
+// Returns Python 3's name for a global of protocols 0 to 2.
 GlobalName python3_name(GlobalName name);
 
-// A global for which python3_name gives `name`; nothing if there is none.
+// Returns a global for which python3_name gives `name`, or nothing if there is none.
 std::optional<GlobalName> python2_name(GlobalName name);
 
 }  // namespace tessera::pickle

@@ -1,6 +1,7 @@
 #pragma once
-// The memory of a tree: nodes are bump-allocated in blocks that are freed together. Arrays of lists and dicts are exact
-// at the first batch and double afterwards; large ones live outside of the blocks, where growing them wastes nothing.
+// The memory of a tree. Nodes are bump-allocated in blocks that are freed together. Arrays of lists and dicts are sized
+// exactly at the first batch and double afterwards. Large arrays are outside of the blocks, so growing them wastes
+// none.
 
 #include <cstdint>
 #include <cstring>
@@ -17,10 +18,10 @@ struct Object::Extra {
   NodeRef keyword_arguments;
   detail::ArrayNode<NodeRef> list_items{};
   detail::ArrayNode<Pair> dict_items{};
-  std::size_t state_count = 0;  // 0 here means what has_state says
+  std::size_t state_count = 0;  // 0: has_state decides
 };
 
-// Calls whose result is plain data that we know as well as Python does; see pickle_fold.h.
+// Calls whose result is plain data with a known value; see read/fold.h.
 enum class Fold : std::uint8_t { none, encode, bytes, byte_array, set, frozen_set, new_object, new_object_ex };
 
 struct GlobalNode {
@@ -30,7 +31,7 @@ struct GlobalNode {
 
 class Nodes {
  public:
-  // Thrown when nodes would take more than the limit.
+  // Thrown if nodes would exceed the memory limit.
   struct Full {};
 
   Nodes() = default;
@@ -44,10 +45,10 @@ class Nodes {
   std::uint64_t memory_bytes() const { return reserved_bytes_ - static_cast<std::uint64_t>(end_ - next_); }
   void keep(std::shared_ptr<const Bytes> buffer) { kept_.push_back(std::move(buffer)); }
 
-  // From now on text is copied, where it was borrowed.
+  // From now on, copies text that would have been borrowed.
   void copy_texts() { copies_texts_ = true; }
 
-  // No kind of value.
+  // A word that is no kind of value.
   static NodeRef invalid() { return NodeRef(~std::uint64_t{0}); }
   static NodeRef boolean(bool value) { return pack(Kind::boolean, value ? 1 : 0); }
   NodeRef integer(std::int64_t value) {
@@ -63,7 +64,7 @@ class Nodes {
     if (bytes.empty()) return pack(kind, 0);
     return pack(kind, address(kept(bytes).data()) | (std::uint64_t{bytes.size()} << 48));
   }
-  // A bytearray is changeable, so each is a node of its own.
+  // A bytearray is mutable, so each is a node of its own.
   NodeRef text_node(Kind kind, ByteView bytes) {
     bytes = kept(bytes);
     return pack(kind, address(create<detail::TextNode>({bytes.data(), bytes.size()})));
@@ -158,7 +159,7 @@ class Nodes {
   std::uint64_t limit_bytes_ = UINT64_MAX;
   bool copies_texts_ = false;
   std::vector<void*> blocks_, mapped_blocks_;
-  std::unordered_map<void*, std::uint64_t> large_arrays_;  // and their bytes
+  std::unordered_map<void*, std::uint64_t> large_arrays_;  // array -> its bytes
   std::vector<std::shared_ptr<const Bytes>> kept_;
 };
 

@@ -84,7 +84,7 @@ enum Opcode : std::uint8_t {
 };
 }  // namespace op
 
-// "BININT1", or "opcode 0xff" for what is none.
+// Returns the name of an opcode ("BININT1"), or "opcode 0xff" for an unknown one.
 std::string opcode_name(std::uint8_t opcode);
 
 }  // namespace tessera::pickle

@@ -33,7 +33,7 @@ bool consists_of(std::string_view text, SequenceLength length_of) {
   }
 }
 
-// The number that `digits` hexadecimal digits at the beginning of `text` say.
+// Parses the first `digits` characters of `text` as a hexadecimal number.
 std::optional<char32_t> hexadecimal(std::string_view text, std::size_t digits) {
   if (text.size() < digits) return std::nullopt;
   char32_t value = 0;
@@ -155,7 +155,7 @@ std::optional<double> parse_float(std::string_view text) {
 std::optional<std::string> parse_raw_unicode(std::string_view text) {
   std::string out;
   while (!text.empty()) {
-    // A backslash that an odd number of backslashes ends with, u or U behind it, begins an escape.
+    // The last of an odd number of backslashes begins an escape if u or U follows.
     if (text[0] == '\\') {
       std::size_t backslashes = text.find_first_not_of('\\');
       if (backslashes == std::string_view::npos) backslashes = text.size();

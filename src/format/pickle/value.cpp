@@ -147,7 +147,8 @@ void Tree::append(NodeRef target, std::span<const NodeRef> items) {
 }
 
 void Tree::set_items(NodeRef target, std::span<const NodeRef> keys_and_values) {
-  if (keys_and_values.size() % 2 != 0) fail(ErrorCode::invalid_argument, "pickle tree: a key without a value");
+  if (keys_and_values.size() % 2 != 0)
+    fail(ErrorCode::invalid_argument, "pickle tree: a key without a value, expected pairs");
   if (target.is(Kind::dict)) {
     nodes_->set_items(target, keys_and_values.data(), keys_and_values.size() / 2);
   } else if (target.is(Kind::object)) {

@@ -1,6 +1,6 @@
 #pragma once
-// Guards a recursive walk over a tree that may be hostile: too deep, inside itself, or small and endless by sharing
-// (ten lists, each holding the one before ten times, or one long text a thousand times).
+// Guards a recursive walk over a tree that may be hostile: too deep, containing itself, or expanded by sharing (ten
+// lists that each hold the previous one ten times, or one long text a thousand times).
 
 #include <cstddef>
 #include <cstdint>
@@ -15,13 +15,13 @@ namespace tessera::pickle {
 
 class Walk {
  public:
-  // `operation` is for messages: "repr of a pickled value".
+  // `operation` is used in messages: "repr of a pickled value".
   explicit Walk(std::string_view operation) : operation_(operation) {}
 
-  // One container on the way down. The walk goes into it only if `entered()`; if not, it is inside itself.
+  // One container on the path. The walk enters it only if `entered()`; otherwise it contains itself.
   class Step {
    public:
-    // `parts`: how many values the container holds.
+    // `parts` is the number of values in the container.
     Step(Walk& walk, NodeRef container, std::size_t parts) : walk_(walk) {
       if (++walk.depth_ > kDepth) fail(ErrorCode::corrupt, "{}: nests deeper than {}", walk.operation_, kDepth);
       auto [known, is_new] = walk.known_.try_emplace(container.identity(), false);
@@ -46,7 +46,7 @@ class Walk {
     bool repeats_;
   };
 
-  // `text`, of which so many bytes are copied out. Short text costs little more than fetching it did in the pickle.
+  // Charges for `text`, of which this many bytes are copied. Short text costs little more than it did in the pickle.
   void copy_text(NodeRef text, std::size_t bytes) {
     if (bytes > kShortText) bytes_.count(!texts_.insert(text.identity()).second, bytes, operation_);
   }
@@ -55,7 +55,7 @@ class Walk {
   static constexpr std::size_t kDepth = WalkLimits().depth;
   static constexpr std::size_t kShortText = 64;
 
-  // What is seen once costs no more than the pickle did; what comes again may cost some times as much.
+  // The first visit costs no more than the pickle did. Repeated visits may cost a multiple of that.
   class Budget {
    public:
     Budget(std::uint64_t allowance, std::string_view unit) : allowance_(allowance), unit_(unit) {}
@@ -76,8 +76,8 @@ class Walk {
   Budget values_{100'000, "values"};
   Budget bytes_{16 << 20, "bytes of text"};
   std::unordered_set<std::uint64_t> texts_;
-  std::size_t repeating_ = 0;                      // how many containers on the way down were walked before
-  std::unordered_map<std::uint64_t, bool> known_;  // and whether we are inside
+  std::size_t repeating_ = 0;                      // number of containers on the path that were walked before
+  std::unordered_map<std::uint64_t, bool> known_;  // identity -> whether the walk is inside of it
 };
 
 }  // namespace tessera::pickle

@@ -1,6 +1,6 @@
-// Writer::value: a tree, written as CPython's pickle.py would write the objects that it stands for. What can contain
-// itself is memoized before it is filled; what can't be (tuples, frozen sets, calls) may turn out to be in the memo
-// once its parts are written, and is then dropped and fetched.
+// Writer::value writes a tree as CPython's pickle.py would write its objects. Containers are memoized before they are
+// filled. Tuples, frozen sets and calls cannot be: if one is in the memo once its parts are written, the parts are
+// dropped and it is fetched.
 
 #include <algorithm>
 
@@ -12,8 +12,8 @@ namespace tessera::pickle {
 
 namespace {
 
-// As many as Python puts between a mark and its APPENDS or SETITEMS. Where one is left over, Python marks it too in a
-// list or dict, but not in an object, whose length it doesn't know.
+// The number of items that Python writes between a mark and its APPENDS or SETITEMS. Python also marks a single
+// remaining item of a list or dict, but not of an object, whose length it does not know.
 constexpr std::size_t kBatch = 1000;
 
 // The opcode for a batch of one, of `size` in all: none but for that one.
@@ -103,7 +103,8 @@ void Writer::value_at(Walk& walk, NodeRef v, std::size_t depth) {
       if (!walk.persistent || !walk.persistent(*this, v.persistent_id())) value_at(walk, v.persistent_id(), depth + 1);
       return persistent_id();
     case Kind::taken:
-      fail(ErrorCode::invalid_argument, "write a pickled value: a record was taken out of it");
+      fail(ErrorCode::invalid_argument,
+           "write a pickled value: it contains a record that is kept elsewhere, expected none");
   }
 }
 

@@ -12,7 +12,7 @@ namespace tessera::pickle {
 
 Writer::Writer(Bytes& out, int protocol) : out_(out), protocol_(protocol) {
   if (protocol != 2 && protocol != 4)
-    fail(ErrorCode::invalid_argument, "write pickle: protocol {}, 2 or 4 expected", protocol);
+    fail(ErrorCode::invalid_argument, "write pickle: protocol {}, expected 2 or 4", protocol);
   number(op::PROTO, static_cast<std::uint8_t>(protocol));
 }
 
@@ -22,7 +22,7 @@ void Writer::number(std::uint8_t opcode, T value) {
   append_little_endian(out_, value);
 }
 
-// With the shortest of three lengths that the payload fits; 0 stands for an opcode that the protocol hasn't.
+// Uses the shortest of three length fields that fits the payload; 0 means that the protocol has no such opcode.
 void Writer::sized(std::uint8_t opcode8, std::uint8_t opcode32, std::uint8_t opcode64, ByteView payload) {
   if (opcode8 != 0 && payload.size() <= UINT8_MAX) {
     number(opcode8, static_cast<std::uint8_t>(payload.size()));
@@ -31,7 +31,7 @@ void Writer::sized(std::uint8_t opcode8, std::uint8_t opcode32, std::uint8_t opc
   } else if (opcode64 != 0) {
     number(opcode64, std::uint64_t{payload.size()});
   } else {
-    fail(ErrorCode::unsupported, "write pickle: text of {} bytes, protocol 2 holds at most {}", payload.size(),
+    fail(ErrorCode::unsupported, "write pickle: text of {} bytes, expected at most {} in protocol 2", payload.size(),
          UINT32_MAX);
   }
   append(out_, payload);
@@ -110,7 +110,7 @@ void Writer::global(std::string_view module, std::string_view name) {
   }
   const auto old = python2_name({module, name});
   if (!old || module.find('\n') != std::string_view::npos || name.find('\n') != std::string_view::npos)
-    fail(ErrorCode::unsupported, "write pickle: protocol 2 can't hold the global {} of {}", printable(name),
+    fail(ErrorCode::unsupported, "write pickle: protocol 2 cannot represent the global {} of {}", printable(name),
          printable(module));
   out_.push_back(op::GLOBAL);
   append(out_, old->module);
@@ -123,7 +123,8 @@ void Writer::mark() { out_.push_back(op::MARK); }
 
 void Writer::tuple(std::size_t count) {
   constexpr std::uint8_t kOpcodes[] = {op::EMPTY_TUPLE, op::TUPLE1, op::TUPLE2, op::TUPLE3};
-  if (count > 3) fail(ErrorCode::invalid_argument, "write pickle: a tuple of {} without a mark", count);
+  if (count > 3)
+    fail(ErrorCode::invalid_argument, "write pickle: a tuple of {} without a mark, expected at most 3 items", count);
   out_.push_back(kOpcodes[count]);
 }
 
@@ -134,7 +135,7 @@ void Writer::empty_dict() { out_.push_back(op::EMPTY_DICT); }
 void Writer::set_items() { out_.push_back(op::SETITEMS); }
 
 void Writer::empty_set() {
-  if (protocol_ < 4) fail(ErrorCode::invalid_argument, "write pickle: protocol 2 has no empty set");
+  if (protocol_ < 4) fail(ErrorCode::invalid_argument, "write pickle: an empty set in protocol 2, expected protocol 4");
   out_.push_back(op::EMPTY_SET);
 }
 
@@ -181,7 +182,7 @@ void Writer::interned_string(std::string_view text) {
 }
 
 void Writer::interned_global(std::string_view module, std::string_view name) {
-  // No separator can be mistaken: the module's length is in the key.
+  // The module's length is in the key, which makes it unambiguous.
   std::string key = std::to_string(module.size());
   key.append(1, ' ').append(module).append(name);
   if (const auto known = globals_.find(key); known != globals_.end()) return get(known->second);

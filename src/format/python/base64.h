@@ -1,5 +1,5 @@
 #pragma once
-// RFC 4648, section 4, padded.
+// Base64 with padding (RFC 4648, section 4).
 
 #include <optional>
 #include <string>
@@ -11,7 +11,7 @@ namespace tessera {
 
 std::string base64_encode(ByteView bytes);
 
-// Nothing if `text` is not what base64_encode makes of some bytes.
+// Returns nothing if `text` is not the output of base64_encode for some bytes.
 std::optional<Bytes> base64_decode(std::string_view text);
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-// to_json: for readers. The form that loses nothing is in python_lossless_json.cpp.
+// to_json, for display. The lossless form is in lossless_json.cpp.
 
 #include <cmath>
 #include <nlohmann/json.hpp>
@@ -16,7 +16,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// JSON text is UTF-8: a lone surrogate becomes the six characters that Python's repr shows for it.
+// JSON text is UTF-8: a lone surrogate becomes the six characters of its repr in Python.
 std::string json_text(std::string_view text) {
   if (is_utf8(text)) return std::string(text);
   std::string out;

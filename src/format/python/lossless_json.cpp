@@ -1,5 +1,5 @@
-// The JSON form that loses nothing. What JSON has no word for is an object with the member "__tessera__", its tag; a
-// dict that has such a key itself is written as pairs.
+// The lossless JSON form. A value without a JSON equivalent is an object tagged by the member "__tessera__". A dict
+// that has this key itself is written as pairs.
 
 #include <bit>
 #include <cmath>
@@ -32,7 +32,7 @@ Json tagged(std::string_view tag, const char* member, Json value) {
 
 class ToLossless {
  public:
-  // Of a value of which every part is understood.
+  // Requires a value that is understood in every part.
   Json of(NodeRef v) {
     switch (meaning_of(v)) {
       case Meaning::ordered_dict: {
@@ -161,7 +161,8 @@ class FromLossless {
       case Json::value_t::number_integer:
         return tree_.make_integer(json.get<std::int64_t>());
       case Json::value_t::number_unsigned:
-        if (json.get<std::uint64_t>() > INT64_MAX) fail_json("the number {} is too large", json.get<std::uint64_t>());
+        if (json.get<std::uint64_t>() > INT64_MAX)
+          fail_json("the number {} is too large, expected at most 2^63 - 1", json.get<std::uint64_t>());
         return tree_.make_integer(json.get<std::int64_t>());
       case Json::value_t::number_float:
         return tree_.make_floating(json.get<double>());
@@ -237,7 +238,7 @@ class FromLossless {
       if (json.contains("state")) tree_.set_state(dict, of(json["state"], depth + 1));
       return known(dict, Meaning::ordered_dict, tag);
     }
-    fail_json("the tag \"{}\" is not known", printable(tag));
+    fail_json("unknown tag \"{}\"", printable(tag));
   }
 
   NodeRef call(std::string_view module, std::string_view name, const std::vector<NodeRef>& arguments) {
@@ -258,12 +259,12 @@ class FromLossless {
 
   static const std::string& text(const Json& json, std::string_view name) {
     const Json& found = member(json, name);
-    if (!found.is_string()) fail_json("\"{}\" is {}, a string expected", name, found.type_name());
+    if (!found.is_string()) fail_json("\"{}\" is {}, expected a string", name, found.type_name());
     return found.get_ref<const std::string&>();
   }
 
   std::vector<NodeRef> items(const Json& json, std::size_t depth) {
-    if (!json.is_array()) fail_json("\"items\" is {}, an array expected", json.type_name());
+    if (!json.is_array()) fail_json("\"items\" is {}, expected an array", json.type_name());
     std::vector<NodeRef> result;
     result.reserve(json.size());
     for (const Json& item : json) result.push_back(of(item, depth + 1));
@@ -271,11 +272,11 @@ class FromLossless {
   }
 
   std::vector<NodeRef> pairs(const Json& json, std::size_t depth) {
-    if (!json.is_array()) fail_json("\"items\" is {}, an array expected", json.type_name());
+    if (!json.is_array()) fail_json("\"items\" is {}, expected an array", json.type_name());
     std::vector<NodeRef> result;
     result.reserve(2 * json.size());
     for (const Json& both : json) {
-      if (!both.is_array() || both.size() != 2) fail_json("an item is no pair of key and value");
+      if (!both.is_array() || both.size() != 2) fail_json("an item is not a pair, expected key and value");
       result.push_back(of(both[0], depth + 1));
       result.push_back(of(both[1], depth + 1));
     }
@@ -284,23 +285,24 @@ class FromLossless {
 
   static Bytes base64(const Json& json) {
     auto bytes = base64_decode(text(json, "base64"));
-    if (!bytes) fail_json("malformed base64");
+    if (!bytes) fail_json("malformed base64, expected padded base64");
     return std::move(*bytes);
   }
 
   NodeRef integer(const std::string& digits) {
     const auto bytes = parse_integer(digits);
-    if (!bytes) fail_json("\"{}\" is no int", printable(digits));
+    if (!bytes) fail_json("\"{}\" is not an int", printable(digits));
     return tree_.make_big_integer(*bytes);
   }
 
   NodeRef floating(const Json& json) {
     if (const auto bits = json.find("bits"); bits != json.end()) {
-      if (!bits->is_number_unsigned()) fail_json("the bits of a float are {}", bits->type_name());
+      if (!bits->is_number_unsigned())
+        fail_json("the bits of a float are {}, expected an unsigned number", bits->type_name());
       return tree_.make_floating(std::bit_cast<double>(bits->get<std::uint64_t>()));
     }
     const auto value = parse_float(text(json, "value"));
-    if (!value) fail_json("\"{}\" is no float", printable(text(json, "value")));
+    if (!value) fail_json("\"{}\" is not a float", printable(text(json, "value")));
     return tree_.make_floating(*value);
   }
 

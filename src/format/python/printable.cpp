@@ -153,9 +153,9 @@ constexpr Range kPrintable[] = {
 }  // namespace
 
 bool is_printable(char32_t code_point) {
-  const auto* behind = std::upper_bound(std::begin(kPrintable), std::end(kPrintable), code_point,
-                                        [](char32_t c, const Range& range) { return c < range.first; });
-  return behind != std::begin(kPrintable) && code_point <= behind[-1].last;
+  const auto* next = std::upper_bound(std::begin(kPrintable), std::end(kPrintable), code_point,
+                                      [](char32_t c, const Range& range) { return c < range.first; });
+  return next != std::begin(kPrintable) && code_point <= next[-1].last;
 }
 
 }  // namespace tessera::pickle

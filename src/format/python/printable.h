@@ -2,7 +2,7 @@
 
 namespace tessera::pickle {
 
-// Python's str.isprintable of one character: repr shows it as it is.
+// Python's str.isprintable for one character: whether repr leaves it as it is.
 bool is_printable(char32_t code_point);
 
 }  // namespace tessera::pickle

@@ -26,7 +26,7 @@ class Repr {
   bool is_full() const { return out_.size() > limit_; }
   std::size_t left() const { return limit_ - std::min(limit_, out_.size()); }
 
-  // `size`, or less where it would cut a character.
+  // Returns `size`, or less if a character would be split.
   std::size_t whole_characters(std::size_t size) const {
     while (size > 0 && (static_cast<unsigned char>(out_[size]) & 0xc0) == 0x80) --size;
     return size;
@@ -103,7 +103,7 @@ class Repr {
     out_ += v.is_none() ? "None" : v.is(Kind::set) ? "set()" : "frozenset()";
   }
 
-  // `inside_itself` is what stands for the container within itself; by default its brackets around "...".
+  // `inside_itself` replaces the container within itself; by default its brackets around "...".
   void put_container(NodeRef v, std::string_view open, std::string_view close, std::span<const NodeRef> items,
                      std::span<const Pair> pairs, std::string_view inside_itself = {}) {
     const Walk::Step step(walk_, v, items.size() + 2 * pairs.size());

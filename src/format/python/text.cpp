@@ -13,7 +13,7 @@ namespace tessera::pickle {
 
 namespace {
 
-// Without ".0" behind what is integral.
+// Does not append ".0" to integral values.
 std::string short_float(double value) {
   if (std::isnan(value)) return "nan";
   if (std::isinf(value)) return value < 0 ? "-inf" : "inf";
@@ -31,16 +31,16 @@ std::string short_float(double value) {
   }
   std::string result = negative ? "-" : "";
   if (exponent < 0) return result + "0." + std::string(static_cast<std::size_t>(-exponent - 1), '0') + digits;
-  const auto whole = static_cast<std::size_t>(exponent) + 1;
-  if (digits.size() <= whole) return result + digits + std::string(whole - digits.size(), '0');
-  return result + digits.substr(0, whole) + "." + digits.substr(whole);
+  const auto integral = static_cast<std::size_t>(exponent) + 1;
+  if (digits.size() <= integral) return result + digits + std::string(integral - digits.size(), '0');
+  return result + digits.substr(0, integral) + "." + digits.substr(integral);
 }
 
 char quote_for(std::string_view text) {
   return text.find('\'') != std::string_view::npos && text.find('"') == std::string_view::npos ? '"' : '\'';
 }
 
-// The escape of one character; nothing if it needs none.
+// Returns the escape of one character, or nothing if it needs none.
 std::string_view letter_escape(char32_t c) {
   switch (c) {
     case '\\':

@@ -1,5 +1,5 @@
 #pragma once
-// How Python writes single values: repr of floats, strings and bytes.
+// Python's text form of single values: repr of floats, strings and bytes.
 
 #include <string>
 #include <string_view>
@@ -8,13 +8,13 @@
 
 namespace tessera::pickle {
 
-// "0.1", "1e-05", "1e+16", "-0.0", "nan": the fewest digits that give the same double.
+// Returns "0.1", "1e-05", "1e+16", "-0.0", "nan": the fewest digits that give the same double.
 std::string float_repr(double value);
 
 // "(1+2j)", "-0j".
 std::string complex_repr(double real, double imaginary);
 
-// Quoted and escaped. At most about `limit` bytes are made; what is longer is incomplete.
+// Quotes and escapes. Stops after about `limit` bytes; longer output is incomplete.
 std::string string_repr(std::string_view text, std::size_t limit = SIZE_MAX);
 std::string bytes_repr(ByteView bytes, std::size_t limit = SIZE_MAX);
 std::string byte_array_repr(ByteView bytes, std::size_t limit = SIZE_MAX);

@@ -19,7 +19,7 @@ bool all_are(std::span<const NodeRef> items, Kind kind) {
   return true;
 }
 
-// Nothing was done to the object after the call.
+// The object was not modified after the call.
 bool is_bare(const Object& object) {
   return !object.has_state && object.list_items().empty() && object.dict_items().empty();
 }
@@ -175,7 +175,7 @@ std::optional<std::string> opaque_reason(NodeRef value) { return Search().reason
 std::optional<DType> as_dtype(NodeRef value) {
   if (!value.is(Kind::global) || value.global().module != "torch") return std::nullopt;
   const auto found = find_dtype(value.global().name);
-  // Aliases are no names under which PyTorch pickles.
+  // PyTorch does not pickle under aliases.
   if (!found || dtype_name(*found) != value.global().name) return std::nullopt;
   return found;
 }

@@ -1,4 +1,4 @@
-// Reading a header.
+// Reads a header.
 
 #include <algorithm>
 #include <array>
@@ -14,10 +14,10 @@ namespace {
 using json::Cursor;
 using json::Scalar;
 
-// A tensor as the header has it.
+// A tensor of the header, unchecked.
 struct Entry {
   Tensor tensor;
-  std::uint64_t at = 0;  // where its JSON object ends, in the file
+  std::uint64_t at = 0;  // the end of its JSON object, in the file
   std::string code;
   bool has_shape = false;
   std::vector<std::uint64_t> offsets;
@@ -39,7 +39,7 @@ class HeaderVisitor final : public json::Visitor {
         entries_.back().tensor.name = path[0].key;
       }
     } else if (path[0].key == kMetadataKey) {
-      at.corrupt("'{}' of {} is no string", printable(path[1].key), kMetadataKey);
+      at.corrupt("'{}' of {} is not a string", printable(path[1].key), kMetadataKey);
     } else if (path.size() == 2) {
       const std::string& field = path[1].key;
       const bool is_list = field == "shape" || field == "data_offsets";
@@ -59,7 +59,8 @@ class HeaderVisitor final : public json::Visitor {
         at.corrupt("'{}' is {}, expected an object", printable(path[0].key), scalar_kind_name(value.kind));
       }
     } else if (is_metadata) {
-      if (!value.is(Scalar::Kind::string)) at.corrupt("'{}' of {} is no string", printable(path[1].key), kMetadataKey);
+      if (!value.is(Scalar::Kind::string))
+        at.corrupt("'{}' of {} is not a string", printable(path[1].key), kMetadataKey);
       metadata_[path[1].key] = std::move(value.text);
     } else if (path.size() == 2) {
       if (path[1].key == "shape" || path[1].key == "data_offsets") wrong(at, scalar_kind_name(value.kind));
@@ -89,11 +90,11 @@ class HeaderVisitor final : public json::Visitor {
 
   template <typename Found>
   [[noreturn]] void wrong(const Cursor& at, const Found& found) const {
-    at.corrupt("tensor '{}': {} is or holds {}, expected {}", printable(at.path()[0].key), at.path()[1].key, found,
+    at.corrupt("tensor '{}': {} is or contains {}, expected {}", printable(at.path()[0].key), at.path()[1].key, found,
                at.path()[1].key == "dtype" ? "a string" : "an array of integers from 0 to 2^63 - 1");
   }
 
-  // Everything about one tensor that can be checked without the others.
+  // Checks one tensor without the others.
   void finish(const Cursor& at, Entry& entry) const {
     Tensor& tensor = entry.tensor;
     const std::string name = printable(tensor.name);
@@ -102,14 +103,15 @@ class HeaderVisitor final : public json::Visitor {
     }
     const std::optional<DType> dtype = dtype_of_type_code(entry.code);
     if (!dtype) {
-      fail(ErrorCode::unsupported, "{}: safetensors, byte {}: tensor '{}': dtype '{}'", file_, at.offset_bytes(), name,
-           printable(entry.code));
+      fail(ErrorCode::unsupported, "{}: safetensors, byte {}: tensor '{}': unknown dtype '{}'", file_,
+           at.offset_bytes(), name, printable(entry.code));
     }
     tensor.dtype = *dtype;
     if (*dtype == DType::float4_e2m1fn_x2) {
-      // Counted in halves of a byte here, in bytes by PyTorch.
+      // The file counts half-bytes, PyTorch counts bytes.
       if (tensor.shape.empty() || tensor.shape.back() % 2 != 0) {
-        fail(ErrorCode::unsupported, "{}: safetensors, byte {}: tensor '{}': F4 with an odd last dimension", file_,
+        fail(ErrorCode::unsupported,
+             "{}: safetensors, byte {}: tensor '{}': F4 with an odd last dimension, expected an even one", file_,
              at.offset_bytes(), name);
       }
       tensor.shape.back() /= 2;
@@ -135,7 +137,7 @@ class HeaderVisitor final : public json::Visitor {
   std::vector<Entry> entries_;
 };
 
-// The tensors' ranges follow one another from 0 to the end of the data.
+// Checks that the tensors' ranges are contiguous from 0 to the end of the data.
 void check_ranges(const std::vector<Entry>& entries, std::uint64_t data_bytes, const std::string& file) {
   std::uint64_t end = 0;
   for (const Entry& entry : entries) {
@@ -149,7 +151,8 @@ void check_ranges(const std::vector<Entry>& entries, std::uint64_t data_bytes, c
     end = tensor.end_bytes;
   }
   if (end != data_bytes) {
-    fail(ErrorCode::corrupt, "{}: safetensors: {} bytes of data, its tensors have {}", file, data_bytes, end);
+    fail(ErrorCode::corrupt, "{}: safetensors: {} bytes of data, expected {} as its tensors have", file, data_bytes,
+         end);
   }
 }
 
@@ -165,7 +168,7 @@ bool looks_like_safetensors(ByteView first_bytes, std::uint64_t file_bytes) {
 Header read_header(const ByteSource& file) {
   const std::string& name = file.name();
   const std::uint64_t file_bytes = file.size_bytes();
-  if (file_bytes < 8) fail(ErrorCode::corrupt, "{}: safetensors: {} bytes are too few", name, file_bytes);
+  if (file_bytes < 8) fail(ErrorCode::corrupt, "{}: safetensors: {} bytes, expected at least 8", name, file_bytes);
   std::array<std::uint8_t, 8> prefix{};
   file.read_at(0, prefix);
   const auto length = load_little_endian<std::uint64_t>(prefix.data());
@@ -176,7 +179,7 @@ Header read_header(const ByteSource& file) {
   Bytes text(length);
   file.read_at(8, text);
   if (text.empty() || text[0] != '{') {
-    fail(ErrorCode::corrupt, "{}: safetensors, byte 8: the header doesn't begin with '{{'", name);
+    fail(ErrorCode::corrupt, "{}: safetensors, byte 8: the header does not start with '{{'", name);
   }
   Header header;
   header.data_offset_bytes = 8 + length;

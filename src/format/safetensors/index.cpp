@@ -1,5 +1,5 @@
-// What says which file, or which box, a tensor of a sharded model is in: model.safetensors.index.json, and the
-// metadata of PyTorch's HuggingFace writer.
+// Locates the tensors of a sharded model by file or by box: model.safetensors.index.json, and the metadata of
+// PyTorch's HuggingFace writer.
 
 #include <fmt/ranges.h>
 
@@ -33,16 +33,16 @@ class IndexVisitor final : public json::Visitor {
       if (is_array) at.corrupt("{} is an array, expected an object", path[0].key);
       if (path[0].key == "weight_map") has_weight_map = true;
     } else if (path.size() == 2 && path[0].key == "weight_map") {
-      at.corrupt("the file of '{}' is no string", printable(path[1].key));
+      at.corrupt("the file of '{}' is not a string", printable(path[1].key));
     } else if (path.size() == 2 && path[0].key == "metadata" && path[1].key == "total_size") {
-      at.corrupt("total_size is no number");
+      at.corrupt("total_size is not a number, expected a number of bytes");
     }
   }
 
   void scalar(const Cursor& at, Scalar value) override {
     const auto path = at.path();
     if (path.empty()) at.corrupt("{}, expected an object", scalar_kind_name(value.kind));
-    if (path.size() == 1 && path[0].key == "weight_map") at.corrupt("weight_map is no object");
+    if (path.size() == 1 && path[0].key == "weight_map") at.corrupt("weight_map is not an object");
     if (path.size() != 2) return;
     if (path[0].key == "weight_map") {
       if (!value.is(Scalar::Kind::string) || !is_plain_name(value.text)) {
@@ -90,7 +90,8 @@ class OffsetsVisitor final : public json::Visitor {
     if (path.size() <= 1 || is_list) {
       if (is_array != is_list) at.corrupt("expected an {}", is_list ? "array" : "object");
     } else if (in_list(path)) {
-      at.corrupt("{} of '{}' holds no number", kSavedOffsets, printable(path[0].key));
+      at.corrupt("{} of '{}' has a non-number, expected integers from 0 to 2^63 - 1", kSavedOffsets,
+                 printable(path[0].key));
     }
     if (is_list) offsets_[path[0].key];
   }
@@ -102,7 +103,7 @@ class OffsetsVisitor final : public json::Visitor {
     }
     if (!in_list(path)) return;
     if (!value.is(Scalar::Kind::unsigned_integer) || !std::in_range<std::int64_t>(value.number)) {
-      at.corrupt("{} of '{}' holds {}, expected integers from 0 to 2^63 - 1", kSavedOffsets, printable(path[0].key),
+      at.corrupt("{} of '{}' has {}, expected integers from 0 to 2^63 - 1", kSavedOffsets, printable(path[0].key),
                  scalar_kind_name(value.kind));
     }
     offsets_[path[0].key].push_back(static_cast<std::int64_t>(value.number));
@@ -133,7 +134,7 @@ class OffsetsVisitor final : public json::Visitor {
 Index read_index(ByteView json, const std::string& name) {
   IndexVisitor visitor;
   json::read(json, name, 0, visitor);
-  if (!visitor.has_weight_map) fail(ErrorCode::corrupt, "{}: JSON without a weight_map", name);
+  if (!visitor.has_weight_map) fail(ErrorCode::corrupt, "{}: JSON without weight_map, expected one", name);
   return std::move(visitor.index);
 }
 

@@ -1,4 +1,4 @@
-// The type codes, the names of files, and writing a header.
+// Type codes, file names, and writing a header.
 
 #include "tessera/format/safetensors.h"
 
@@ -15,7 +15,7 @@
 namespace tessera::safetensors {
 namespace {
 
-// Those of safetensors 0.8 that PyTorch has; F6_E2M3 and F6_E3M2 it hasn't.
+// The types of safetensors 0.8 that PyTorch has (all but F6_E2M3 and F6_E3M2).
 constexpr std::array<std::pair<DType, std::string_view>, 20> kTypeCodes = {{
     {DType::bool_, "BOOL"},
     {DType::float4_e2m1fn_x2, "F4"},
@@ -42,12 +42,14 @@ constexpr std::array<std::pair<DType, std::string_view>, 20> kTypeCodes = {{
 std::string tensor_json(const Tensor& tensor) {
   const std::optional<std::string_view> code = type_code(tensor.dtype);
   if (!code) {
-    fail(ErrorCode::unsupported, "safetensors: tensor '{}': there is no type for {}", printable(tensor.name),
+    fail(ErrorCode::unsupported, "safetensors: tensor '{}': dtype {} has no safetensors type", printable(tensor.name),
          dtype_name(tensor.dtype));
   }
   std::vector<std::int64_t> shape = tensor.shape;
   if (tensor.dtype == DType::float4_e2m1fn_x2) {
-    if (shape.empty()) fail(ErrorCode::unsupported, "safetensors: tensor '{}': F4 scalar", printable(tensor.name));
+    if (shape.empty())
+      fail(ErrorCode::unsupported, "safetensors: tensor '{}': F4 scalar, expected at least one dimension",
+           printable(tensor.name));
     shape.back() = checked_multiply<std::int64_t>(shape.back(), 2, "shape");
   }
   return fmt::format(R"({{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})", *code, fmt::join(shape, ","),
@@ -59,7 +61,8 @@ void check_ranges(const std::vector<Tensor>& tensors) {
   std::uint64_t end = 0;
   for (const Tensor& tensor : tensors) {
     if (tensor.name == kMetadataKey || !names.insert(tensor.name).second) {
-      fail(ErrorCode::invalid_argument, "safetensors: tensor name '{}' is taken", printable(tensor.name));
+      fail(ErrorCode::invalid_argument, "safetensors: duplicate tensor name '{}', expected unique names",
+           printable(tensor.name));
     }
     const std::int64_t bytes =
         checked_multiply(checked_numel(tensor.shape, "shape"), dtype_size(tensor.dtype), "size of a tensor");
@@ -106,7 +109,7 @@ Bytes write_header(const std::vector<Tensor>& tensors, const std::map<std::strin
   json += '}';
   json.append((8 - json.size() % 8) % 8, ' ');
   if (json.size() > kMaxHeaderBytes) {
-    fail(ErrorCode::invalid_argument, "safetensors: a header of {} bytes, readers accept up to {}", json.size(),
+    fail(ErrorCode::invalid_argument, "safetensors: a header of {} bytes, expected at most {}", json.size(),
          kMaxHeaderBytes);
   }
   Bytes out;

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// The names of a torch.save archive's entries, below its top folder.
+/// The names of the entries of a torch.save archive, below its top folder.
 
 #include <string_view>
 

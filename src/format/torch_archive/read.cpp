@@ -1,4 +1,4 @@
-// Opening an archive that torch.save wrote.
+// Opens an archive written by torch.save.
 
 #include <algorithm>
 #include <charconv>
@@ -12,8 +12,8 @@
 namespace tessera::torch_archive {
 namespace {
 
-constexpr std::uint64_t kMaxRecordBytes = 4096;  // of the small entries, which have 1 to 40
-constexpr std::uint64_t kMaxVersion = 10;        // that PyTorch reads; it writes 3
+constexpr std::uint64_t kMaxRecordBytes = 4096;  // limit for the small entries, which have 1 to 40 bytes
+constexpr std::uint64_t kMaxVersion = 10;        // the highest that PyTorch reads; it writes 3
 
 class Opener {
  public:
@@ -30,7 +30,7 @@ class Opener {
     const auto pickle = std::make_shared<const Bytes>(read_entry(entry, limits.pickle_bytes));
     pickle::ReadResult result = pickle::read(pickle, archive_.name, limits.pickle, entry.data_offset_bytes);
     if (result.length_bytes != entry.size_bytes) {
-      corrupt(entry, "{} bytes behind the end of the pickle", entry.size_bytes - result.length_bytes);
+      corrupt(entry, "{} bytes after the end of the pickle, expected none", entry.size_bytes - result.length_bytes);
     }
     archive_.tree = std::move(result.tree);
     return std::move(archive_);
@@ -52,7 +52,7 @@ class Opener {
       unsupported(
           "no zip but the form that torch.save had before PyTorch 1.6; load and save it again with a newer one");
     }
-    if (!zip::looks_like_zip(first)) window_.corrupt(0, "no local header here, so this is no torch.save archive");
+    if (!zip::looks_like_zip(first)) window_.corrupt(0, "no local header, expected the start of a torch.save archive");
   }
 
   const zip::Entry* entry_of(std::string_view name) const {
@@ -62,9 +62,9 @@ class Opener {
   void find_prefix() {
     const zip::Entry& first = archive_.directory.entries.front();
     const std::size_t slash = first.name.find('/');
-    if (slash == std::string::npos) corrupt(first, "is not in a folder");
+    if (slash == std::string::npos) corrupt(first, "is not in a folder, expected a top folder");
     archive_.prefix = first.name.substr(0, slash);
-    if (entry_of(kTorchScriptName) != nullptr) unsupported("a TorchScript archive, not one of torch.save");
+    if (entry_of(kTorchScriptName) != nullptr) unsupported("a TorchScript archive, expected a torch.save archive");
     if (entry_of(kPickleName) == nullptr) {
       unsupported(
           fmt::format("a zip without '{}/{}', so not written by torch.save", printable(archive_.prefix), kPickleName));
@@ -72,15 +72,16 @@ class Opener {
   }
 
   Bytes read_entry(const zip::Entry& entry, std::uint64_t limit) {
-    if (entry.size_bytes > limit) corrupt(entry, "has {} bytes, the limit is {}", entry.size_bytes, limit);
+    if (entry.size_bytes > limit) corrupt(entry, "has {} bytes, expected at most {}", entry.size_bytes, limit);
     Bytes bytes(entry.size_bytes);
     window_.read(entry.data_offset_bytes - window_.in_source(0), bytes);
     const std::uint32_t found = crc32(bytes);
-    if (found != entry.crc32) corrupt(entry, "CRC-32 is {:08x}, the zip directory has {:08x}", found, entry.crc32);
+    if (found != entry.crc32)
+      corrupt(entry, "CRC-32 is {:08x}, expected {:08x} from the zip directory", found, entry.crc32);
     return bytes;
   }
 
-  // A small entry's contents without the line's end; nothing where there is no such entry.
+  // Returns the contents of a small entry without the line break, or nothing if there is no such entry.
   std::optional<std::string> read_text(std::string_view name) {
     const zip::Entry* entry = entry_of(name);
     if (entry == nullptr) return std::nullopt;
@@ -106,13 +107,14 @@ class Opener {
       fail(ErrorCode::corrupt, "{}: torch.save archive at byte {}: no entry '{}/{}'", archive_.name,
            window_.in_source(0), printable(archive_.prefix), kVersionName);
     }
-    if (*version == 0 || *version > kMaxVersion) unsupported(fmt::format("torch.save archive version {}", *version));
+    if (*version == 0 || *version > kMaxVersion)
+      unsupported(fmt::format("torch.save archive version {}, expected 1 to {}", *version, kMaxVersion));
     archive_.version = static_cast<int>(*version);
     read_number(kFormatVersionName);
     read_number(kAlignmentName);
     read_text(kIdName);
     archive_.byte_order = read_text(kByteOrderName).value_or("little");
-    if (archive_.byte_order == "big") unsupported("a torch.save archive of big-endian data");
+    if (archive_.byte_order == "big") unsupported("a torch.save archive of big-endian data, expected little-endian");
     if (archive_.byte_order != "little") {
       corrupt(*entry_of(kByteOrderName), "is '{}', expected 'little' or 'big'", printable(archive_.byte_order));
     }
@@ -131,7 +133,8 @@ const zip::Entry& Archive::storage_entry(const StorageRef& storage) const {
          printable(prefix), kStorageFolder, printable(storage.key), storage.size_bytes);
   }
   if (entry->size_bytes < static_cast<std::uint64_t>(storage.size_bytes)) {
-    fail(ErrorCode::corrupt, "{}: torch.save archive, entry '{}' at byte {}: {} bytes, its tensors need {}", name,
+    fail(ErrorCode::corrupt,
+         "{}: torch.save archive, entry '{}' at byte {}: {} bytes, expected at least {} for its tensors", name,
          printable(entry->name), entry->data_offset_bytes, entry->size_bytes, storage.size_bytes);
   }
   return *entry;
@@ -143,7 +146,7 @@ Archive open(const ByteSource& source, std::uint64_t offset_bytes, std::uint64_t
 }
 
 bool looks_like_legacy(ByteView first_bytes) {
-  // A pickle of protocol 2 that is the magic number, an int of ten bytes.
+  // A pickle of protocol 2 of the magic number, an int of ten bytes.
   static constexpr std::uint8_t kMagic[] = {0x80, 2,    0x8a, 10,   0x6c, 0xfc, 0x9c, 0x46,
                                             0xf9, 0x20, 0x6a, 0xa8, 0x50, 0x19, '.'};
   return first_bytes.size() >= sizeof kMagic && std::equal(std::begin(kMagic), std::end(kMagic), first_bytes.begin());

@@ -1,5 +1,5 @@
-// What the calls in a data.pkl mean: which of them make a tensor, and of what. Nothing is called; a description that
-// PyTorch would refuse or that reaches outside of its storage is an error.
+// Interprets the calls in a data.pkl that make tensors. Nothing is called. A description that PyTorch would refuse, or
+// that reaches outside of its storage, is an error.
 
 #include <algorithm>
 #include <array>
@@ -81,7 +81,8 @@ bool is_quantized(DType type) {
          type == DType::quint2x4;
 }
 
-// Every element lies inside of the storage, and no later arithmetic on sizes, strides and offset overflows.
+// Checks that every element is inside of the storage and that no later arithmetic on sizes, strides and offset
+// overflows.
 void validate(TensorRef& tensor) {
   const std::size_t rank = tensor.sizes.size();
   if (tensor.strides.size() != rank) malformed("{} sizes and {} strides", rank, tensor.strides.size());
@@ -98,7 +99,7 @@ void validate(TensorRef& tensor) {
   checked_multiply(padded_numel, itemsize, "size in bytes");
   const std::int64_t end = checked_multiply(checked_add<std::int64_t>(last, 1, "extent"), itemsize, "extent");
   if (is_empty) {
-    // An empty slice may begin behind its storage; nothing of it is ever read.
+    // An empty slice may begin past its storage; it is never read.
     if (tensor.storage_offset > tensor.storage.size_bytes / itemsize) tensor.storage_offset = 0;
   } else if (end > tensor.storage.size_bytes) {
     malformed("elements up to byte {} of storage '{}', which has {} bytes", end, printable(tensor.storage.key),
@@ -116,7 +117,7 @@ std::optional<TensorRef> describe(NodeRef value, std::size_t depth) {
   return describe(object.callable.global(), object.arguments.items(), depth);
 }
 
-// _rebuild_tensor, _rebuild_tensor_v2, _rebuild_tensor_v3, which take one argument more each time.
+// _rebuild_tensor, _rebuild_tensor_v2, _rebuild_tensor_v3: each takes one more argument.
 std::optional<TensorRef> describe_strided(int version, Values arguments) {
   const std::size_t required = version == 1 ? 4 : version == 2 ? 6 : 7;
   if (arguments.size() < required) malformed("{} arguments, expected {}", arguments.size(), required);
@@ -142,7 +143,7 @@ std::optional<TensorRef> describe_strided(int version, Values arguments) {
     if (!type) return std::nullopt;
     tensor.dtype = *type;
   } else {
-    tensor.dtype = storage->dtype.value_or(DType::uint8);  // what PyTorch gives an untyped storage
+    tensor.dtype = storage->dtype.value_or(DType::uint8);  // as PyTorch does for an untyped storage
   }
   if (is_quantized(tensor.dtype)) return std::nullopt;
   validate(tensor);
@@ -158,7 +159,7 @@ std::optional<TensorRef> describe_parameter(Values arguments, std::size_t depth)
   return tensor;
 }
 
-// A tensor with attributes of its own, or a buffer. Other classes may mean something else by their bytes.
+// A tensor with attributes, or a buffer. Other classes may interpret their bytes differently.
 std::optional<TensorRef> describe_from_type(Values arguments, std::size_t depth) {
   if (arguments.size() != 4) malformed("_rebuild_from_type_v2 with {} arguments, expected 4", arguments.size());
   const NodeRef type = arguments[1];
@@ -168,7 +169,7 @@ std::optional<TensorRef> describe_from_type(Values arguments, std::size_t depth)
   return describe(arguments[0].global(), arguments[2].items(), depth + 1);
 }
 
-// A tensor of a device that PyTorch saves by way of the CPU.
+// A tensor of a device that PyTorch saves through the CPU.
 std::optional<TensorRef> describe_from_cpu(Values arguments, std::size_t depth) {
   if (arguments.size() != 4) malformed("a device tensor of {} arguments, expected 4", arguments.size());
   std::optional<TensorRef> tensor = describe(arguments[0], depth + 1);

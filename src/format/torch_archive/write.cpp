@@ -1,4 +1,4 @@
-// Writing what torch.save writes: the pickle of a tensor, opcode for opcode, and an archive whose size and offsets are
+// Writes torch.save's output: the pickle of a tensor, opcode for opcode, and an archive whose size and offsets are
 // known before its data.
 
 #include <algorithm>
@@ -51,7 +51,8 @@ void write_storage_id(pickle::Writer& writer, const StorageRef& storage) {
     writer.interned_global("torch", *name);
     numel /= dtype_size(*storage.dtype);
   } else {
-    fail(ErrorCode::unsupported, "torch.save: no storage class for dtype {}", dtype_name(*storage.dtype));
+    fail(ErrorCode::unsupported, "torch.save: dtype {} has no storage class, expected one with a class",
+         dtype_name(*storage.dtype));
   }
   writer.interned_string(storage.key);
   writer.interned_string(storage.location);
@@ -78,7 +79,8 @@ void write_tensor(pickle::Writer& writer, const TensorRef& tensor) {
     case DType::quint8:
     case DType::quint4x2:
     case DType::quint2x4:
-      fail(ErrorCode::unsupported, "torch.save: a tensor of dtype {} needs a quantizer", dtype_name(tensor.dtype));
+      fail(ErrorCode::unsupported, "torch.save: a tensor of dtype {}, expected a dtype without quantizer",
+           dtype_name(tensor.dtype));
     default:
       break;
   }
@@ -102,9 +104,9 @@ void write_tensor(pickle::Writer& writer, const TensorRef& tensor) {
 
 ArchiveLayout::ArchiveLayout(const std::string& prefix, Bytes data_pkl, const std::vector<Storage>& storages) {
   if (prefix.empty() || prefix == "." || prefix == ".." || prefix.find_first_of("/\\") != std::string::npos) {
-    fail(ErrorCode::invalid_argument, "torch.save: '{}' can't be an archive's folder", printable(prefix));
+    fail(ErrorCode::invalid_argument, "torch.save: '{}' is not a valid folder name for an archive", printable(prefix));
   }
-  // PyTorch's is 20 digits of a hash of the names and 20 of the checksums; ours are hashes too, of what is known here.
+  // PyTorch's id is 20 digits of a hash of the names and 20 of the checksums. Ours hashes the data known here.
   std::uint64_t sizes_hash = fnv1a(as_bytes(prefix));
   for (const Storage& storage : storages) {
     sizes_hash = fnv1a(as_bytes(fmt::format("{}:{}\n", storage.key, storage.size_bytes)), sizes_hash);
@@ -125,7 +127,7 @@ ArchiveLayout::ArchiveLayout(const std::string& prefix, Bytes data_pkl, const st
   for (const Storage& storage : storages) {
     const std::string& key = storage.key;
     if (key.empty() || key == "." || key == ".." || key.find_first_of("/\\") != std::string::npos) {
-      fail(ErrorCode::invalid_argument, "torch.save: '{}' can't be a storage's key", printable(key));
+      fail(ErrorCode::invalid_argument, "torch.save: '{}' is not a valid storage key", printable(key));
     }
     layout_.add(fmt::format("{}{}{}", prefix, kStorageFolder, key), storage.size_bytes);
   }
@@ -163,7 +165,8 @@ Bytes ArchiveLayout::before_storage(std::size_t i, const std::vector<std::uint32
 
 Bytes ArchiveLayout::trailer(const std::vector<std::uint32_t>& crcs) const {
   if (crcs.size() != storage_count_) {
-    fail(ErrorCode::invalid_argument, "torch.save: {} checksums for {} storages", crcs.size(), storage_count_);
+    fail(ErrorCode::invalid_argument, "torch.save: {} checksums, expected {} (one per storage)", crcs.size(),
+         storage_count_);
   }
   Bytes out;
   if (storage_count_ == 0) {

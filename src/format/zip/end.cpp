@@ -7,7 +7,7 @@ namespace tessera::zip {
 namespace {
 
 constexpr std::uint64_t kMaxDirectoryBytes = 1ull << 30;
-constexpr std::uint64_t kTailBytes = 16u << 10;  // normally holds the whole directory
+constexpr std::uint64_t kTailBytes = 16u << 10;  // normally holds the entire directory
 constexpr std::uint64_t kMaxCommentBytes = kMax16;
 
 class EndReader {
@@ -30,7 +30,7 @@ class EndReader {
 
   std::uint64_t find_end() {
     const std::uint64_t length = window_.length();
-    if (length < kEndBytes) corrupt(0, "{} bytes are too few for an archive", length);
+    if (length < kEndBytes) corrupt(0, "{} bytes, expected at least {} for an archive", length, kEndBytes);
     for (const std::uint64_t tail_bytes : {kTailBytes, kEndBytes + kMaxCommentBytes}) {
       const ByteView tail = window_.view_tail(tail_bytes);
       for (std::size_t comment = 0; comment + kEndBytes <= tail.size() && comment <= kMaxCommentBytes; ++comment) {
@@ -72,29 +72,30 @@ class EndReader {
            window_.in_source(end_at), disk + 1u);
     }
     if (end_.directory_at > directory_end || end_.directory_bytes != directory_end - end_.directory_at) {
-      corrupt(end_at, "the directory of {} bytes at offset {} should end at offset {}", end_.directory_bytes,
-              end_.directory_at, directory_end);
+      corrupt(end_at, "the directory of {} bytes at offset {} ends elsewhere, expected at offset {}",
+              end_.directory_bytes, end_.directory_at, directory_end);
     }
     if (end_.directory_bytes > kMaxDirectoryBytes || end_.entries > end_.directory_bytes / kRecordBytes) {
-      corrupt(end_at, "a directory of {} bytes can't hold {} entries", end_.directory_bytes, end_.entries);
+      corrupt(end_at, "a directory of {} bytes with {} entries, expected at most {} bytes and at least {} per entry",
+              end_.directory_bytes, end_.entries, kMaxDirectoryBytes, kRecordBytes);
     }
   }
 
-  // A field of the end record must be the zip64 one's, or all ones, which says to look there.
+  // A field of the end record must equal the zip64 field, or be all ones, which refers to it.
   void require_narrowed(std::uint64_t at, std::string_view what, std::uint64_t narrow, std::uint64_t wide,
                         std::uint64_t all_ones) const {
-    if (narrow != wide && narrow != all_ones) corrupt(at, "{} is {}, the zip64 end record has {}", what, narrow, wide);
+    if (narrow != wide && narrow != all_ones)
+      corrupt(at, "{} is {}, expected {} from the zip64 end record", what, narrow, wide);
   }
 
-  // Returns where the zip64 end record begins, which is where the directory ends.
+  // Returns the start of the zip64 end record, which is the end of the directory.
   std::uint64_t read_end64(std::uint64_t locator_at) {
     FieldReader locator(window_.view(locator_at + 4, kLocatorBytes - 4, "zip64 locator"));
     require_equal(locator_at, "disk of the zip64 end record", locator.u32(), 0);
     const std::uint64_t at = locator.u64();
     require_equal(locator_at, "number of disks", locator.u32(), 1);
     if (locator_at < kEnd64Bytes || at != locator_at - kEnd64Bytes) {
-      corrupt(locator_at, "the zip64 end record should be at offset {}, expected {} bytes before this", at,
-              kEnd64Bytes);
+      corrupt(locator_at, "the zip64 end record is at offset {}, expected {} bytes before this", at, kEnd64Bytes);
     }
     FieldReader fields(window_.view(at, kEnd64Bytes, "zip64 end record"));
     require_equal(at, "signature of the zip64 end record", fields.u32(), kEnd64Signature);
@@ -103,7 +104,7 @@ class EndReader {
     end_.zip64_made_by = fields.u16();
     const std::uint16_t needed = fields.u16();
     if (needed != kZip64Version && (end_.zip64_made_by == kTorchEndMadeBy || !is_version(needed))) {
-      corrupt(at, "version {} needed by the zip64 end record", needed);
+      corrupt(at, "version needed by the zip64 end record is {}, expected {}", needed, kZip64Version);
     }
     require_equal(at, "disk number", fields.u32(), 0);
     require_equal(at, "disk of the directory", fields.u32(), 0);

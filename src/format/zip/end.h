@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// The records at the end of an archive, which say where its directory lies.
+/// The records at the end of an archive, which locate its directory.
 
 #include <cstdint>
 
@@ -18,10 +18,10 @@ struct End {
   std::uint16_t zip64_made_by = 0;
 };
 
-/// Reads and checks them. A directory has at most 1 GiB, and room for the entries that it is said to hold.
+/// Reads and checks the end records. A directory has at most 1 GiB and enough bytes for its number of entries.
 End read_end(Window& window);
 
-/// Whether `version` is one that a zip tool may put into its records ("version needed", the low byte of "made by").
+/// Returns whether `version` is one that a zip tool may write ("version needed", the low byte of "made by").
 inline bool is_version(std::uint16_t version) { return version >= 10 && version <= 63; }
 
 }  // namespace tessera::zip

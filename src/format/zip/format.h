@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// The records of a zip archive: signatures, sizes in bytes and the values that torch.save puts into their fields.
+/// The records of a zip archive: signatures, sizes in bytes, and the field values that torch.save writes.
 /// Source: PKWARE APPNOTE.TXT 6.3, sections 4.3 to 4.5; caffe2/serialize/inline_container.cc.
 
 #include <cstddef>
@@ -40,7 +40,7 @@ inline constexpr std::uint16_t kTorchEndMadeBy = 0x031E;  // in the zip64 end re
 inline constexpr std::uint16_t kZip64Version = 45;
 inline constexpr std::uint64_t kAlignment = 64;
 
-/// Takes little-endian fields one after another from bytes that are known to be long enough.
+/// Reads little-endian fields in order from bytes that are known to be long enough.
 class FieldReader {
  public:
   explicit FieldReader(ByteView bytes) : at_(bytes.data()) {}

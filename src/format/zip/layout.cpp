@@ -1,5 +1,5 @@
-// Where everything lies in an archive, and its records: byte for byte what PyTorch's writer (miniz inside of
-// caffe2/serialize/inline_container.cc) makes of the same entries.
+// The layout and the records of an archive: byte for byte those of PyTorch's writer (miniz inside of
+// caffe2/serialize/inline_container.cc) for the same entries.
 
 #include <algorithm>
 #include <limits>
@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::uint64_t kMaxArchiveBytes = std::numeric_limits<std::int64_t>::max();
 
-// The zip64 extra field: what of the entry's numbers doesn't fit into 32 bits. Empty when all do.
+// The zip64 extra field: the entry's numbers that do not fit into 32 bits. Empty if all fit.
 Bytes zip64_extra(const Entry& entry) {
   Bytes values;
   if (entry.size_bytes >= kMax32) {
@@ -57,7 +57,7 @@ std::size_t Layout::add(std::string name, std::uint64_t size_bytes) {
     fail(ErrorCode::invalid_argument, "zip: an entry name of {} bytes, expected 1 to {}", name.size(), kMax16);
   }
   if (!names_.insert(name).second) {
-    fail(ErrorCode::invalid_argument, "zip: two entries called '{}'", printable(name));
+    fail(ErrorCode::invalid_argument, "zip: duplicate entry name '{}', expected unique names", printable(name));
   }
   Entry entry;
   entry.name = std::move(name);
@@ -65,13 +65,14 @@ std::size_t Layout::add(std::string name, std::uint64_t size_bytes) {
   entry.header_offset_bytes = end_;
   const std::uint64_t unpadded = end_ + kLocalBytes + entry.name.size() + zip64_extra_bytes(entry) + kExtraHeadBytes;
   entry.data_offset_bytes = (unpadded + kAlignment - 1) / kAlignment * kAlignment;
-  // What is left is enough for the directory and the end records of any archive that fits so far.
+  // The rest is enough for the directory and the end records of any archive that fits so far.
   const std::uint64_t directory_bytes = directory_bytes_ + kRecordBytes + entry.name.size() + zip64_extra_bytes(entry);
   const std::uint64_t fixed =
       entry.data_offset_bytes + kDescriptor64Bytes + directory_bytes + kEnd64Bytes + kLocatorBytes + kEndBytes;
   if (fixed > kMaxArchiveBytes || size_bytes > kMaxArchiveBytes - fixed) {
-    fail(ErrorCode::invalid_argument, "zip: entry '{}' of {} bytes makes the archive larger than {} bytes",
-         printable(entry.name), size_bytes, kMaxArchiveBytes);
+    fail(ErrorCode::invalid_argument,
+         "zip: entry '{}' of {} bytes makes the archive too large, expected at most {} bytes", printable(entry.name),
+         size_bytes, kMaxArchiveBytes);
   }
   end_ = entry.data_offset_bytes + size_bytes + descriptor_bytes(entry);
   directory_bytes_ = directory_bytes;
@@ -120,7 +121,7 @@ Bytes Layout::descriptor(std::size_t i, std::uint32_t crc32) const {
 
 Bytes Layout::directory(const std::vector<std::uint32_t>& crcs) const {
   if (crcs.size() != entries_.size()) {
-    fail(ErrorCode::invalid_argument, "zip: {} checksums for {} entries", crcs.size(), entries_.size());
+    fail(ErrorCode::invalid_argument, "zip: {} checksums, expected {} (one per entry)", crcs.size(), entries_.size());
   }
   Bytes out;
   out.reserve(total_bytes() - end_);

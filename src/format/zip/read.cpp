@@ -1,5 +1,5 @@
-// Reading a zip directory. Everything that the archive says twice is compared, and its records must follow one another
-// without a gap, so that no bit of it can change unnoticed.
+// Reads a zip directory. Everything that the archive stores twice is compared, and its records must be contiguous, so
+// that no flipped bit goes unnoticed.
 
 #include <algorithm>
 #include <array>
@@ -14,7 +14,7 @@
 namespace tessera::zip {
 namespace {
 
-// One entry, as the directory has it. Positions are relative to the archive.
+// One entry of the directory. Positions are relative to the archive.
 struct Record {
   std::string name;
   std::uint16_t made_by = 0, needed = 0, flags = 0, method = 0, time = 0, date = 0;
@@ -23,7 +23,7 @@ struct Record {
   bool has_descriptor() const { return (flags & kFlagDescriptor) != 0; }
 };
 
-// The 64-bit numbers of an entry's zip64 extra field, in the order in which they stand there.
+// The 64-bit numbers of an entry's zip64 extra field, in stored order.
 struct Zip64Values {
   bool present = false;
   std::array<std::uint64_t, 3> values{};
@@ -42,13 +42,14 @@ class Reader {
     for (std::size_t i = 0; i < records_.size(); ++i) {
       Record& record = records_[i];
       if (record.header_at != at) {
-        corrupt(record.header_at, "entry '{}' begins here, what precedes it ends at byte {}", printable(record.name),
-                window_.in_source(at));
+        corrupt(record.header_at, "entry '{}' starts here, expected byte {}, where the previous entry ends",
+                printable(record.name), window_.in_source(at));
       }
       at = check_local(record, i + 1 < records_.size() ? records_[i + 1].header_at : end_.directory_at);
     }
     if (at != end_.directory_at) {
-      corrupt(end_.directory_at, "the directory begins here, the last entry ends at byte {}", window_.in_source(at));
+      corrupt(end_.directory_at, "the directory starts here, expected byte {}, where the last entry ends",
+              window_.in_source(at));
     }
     return take_directory();
   }
@@ -70,8 +71,9 @@ class Reader {
     for (std::uint64_t i = 0; i < end_.entries; ++i) {
       at += read_record(at, bytes.subspan(at - end_.directory_at));
     }
-    if (at != end) corrupt(at, "{} bytes of the directory are left behind its {} entries", end - at, end_.entries);
-    if (end_.entries == 0) corrupt(end_.directory_at, "the archive has no entry");
+    if (at != end)
+      corrupt(at, "{} bytes of the directory are left after its {} entries, expected none", end - at, end_.entries);
+    if (end_.entries == 0) corrupt(end_.directory_at, "the archive has no entry, expected at least one");
   }
 
   // Reads the record at the beginning of `rest`; returns its length.
@@ -94,12 +96,12 @@ class Reader {
     const std::uint32_t external_attributes = fields.u32();
     record.header_at = fields.u32();
     const std::size_t length = kRecordBytes + name_bytes + extra_bytes + comment_bytes;
-    if (length > rest.size()) corrupt(at, "a record of {} bytes ends behind the directory", length);
+    if (length > rest.size()) corrupt(at, "a record of {} bytes ends past the directory", length);
     record.name = as_text(rest.subspan(kRecordBytes, name_bytes));
     check_name(at, record.name);
     if (!records_.empty() && is_by_torch(record) != is_by_torch(records_.front())) {
-      corrupt(at, "entry '{}' was made by version {}, the first entry by {}", printable(record.name), record.made_by,
-              records_.front().made_by);
+      corrupt(at, "entry '{}' was made by version {}, expected {} as for the first entry", printable(record.name),
+              record.made_by, records_.front().made_by);
     }
     if (is_by_torch(record)) {
       if (end_.has_zip64) require_equal(at, "version of the zip64 end record", end_.zip64_made_by, kTorchEndMadeBy);
@@ -117,10 +119,10 @@ class Reader {
     return length;
   }
 
-  // torch.save's writer leaves the version out; every other one says which it is.
+  // torch.save leaves the version 0; every other writer sets it.
   static bool is_by_torch(const Record& record) { return record.made_by == 0; }
 
-  // Replaces the 32-bit fields that are all ones by the zip64 values.
+  // Replaces 32-bit fields that are all ones by the zip64 values.
   void widen(std::uint64_t at, Record& record, std::uint16_t disk, const Zip64Values& zip64) const {
     std::size_t used = 0;
     for (std::uint64_t* field : {&record.size_bytes, &record.stored_bytes, &record.header_at}) {
@@ -151,7 +153,8 @@ class Reader {
   Zip64Values read_extra(std::uint64_t at, ByteView extra, const Record& record) const {
     Zip64Values zip64;
     while (!extra.empty()) {
-      if (extra.size() < kExtraHeadBytes) corrupt(at, "{} bytes are no extra field", extra.size());
+      if (extra.size() < kExtraHeadBytes)
+        corrupt(at, "{} bytes are left, expected a complete extra field", extra.size());
       FieldReader head(extra);
       const std::uint16_t id = head.u16(), length = head.u16();
       if (length > extra.size() - kExtraHeadBytes) corrupt(at, "extra field {:#06x} has {} bytes too many", id, length);
@@ -167,22 +170,22 @@ class Reader {
           corrupt(at, "padding of entry '{}' has a byte other than 'Z'", printable(record.name));
         }
       } else if (is_by_torch(record)) {
-        corrupt(at, "extra field {:#06x} of entry '{}', which torch.save doesn't write", id, printable(record.name));
+        corrupt(at, "extra field {:#06x} of entry '{}', which torch.save does not write", id, printable(record.name));
       }
       extra = extra.subspan(kExtraHeadBytes + length);
     }
     return zip64;
   }
 
-  // Compares the local header with the record, and the descriptor where there is one; returns where the entry ends.
-  // `limit` is where the next entry (or the directory) says that it begins.
+  // Compares the local header with the record, and the descriptor if there is one; returns the end of the entry.
+  // `limit` is the start of the next entry or of the directory.
   std::uint64_t check_local(Record& record, std::uint64_t limit) {
     const std::uint64_t at = record.header_at;
     FieldReader fields(window_.view(at, kLocalBytes, "local header"));
     require_equal(at, "signature of a local header", fields.u32(), kLocalSignature);
     const std::uint16_t needed = fields.u16();
     if (needed != record.needed && (is_by_torch(record) || !is_version(needed) || needed > record.needed)) {
-      corrupt(at, "version needed is {}, the directory has {}", needed, record.needed);
+      corrupt(at, "version needed is {}, expected {} from the directory", needed, record.needed);
     }
     require_equal(at, "flags", fields.u16(), record.flags);
     require_equal(at, "compression method", fields.u16(), record.method);
@@ -192,7 +195,7 @@ class Reader {
     const std::size_t name_bytes = fields.u16(), extra_bytes = fields.u16();
     const ByteView rest = window_.view(at + kLocalBytes, name_bytes + extra_bytes, "local header");
     if (as_text(rest.first(name_bytes)) != record.name) {
-      corrupt(at, "name is '{}', the directory has '{}'", printable(as_text(rest.first(name_bytes))),
+      corrupt(at, "name is '{}', expected '{}' from the directory", printable(as_text(rest.first(name_bytes))),
               printable(record.name));
     }
     const Zip64Values zip64 = read_extra(at, rest.subspan(name_bytes), record);
@@ -200,7 +203,7 @@ class Reader {
     check_supported(record);
     record.data_at = at + kLocalBytes + name_bytes + extra_bytes;
     if (record.data_at > limit || record.size_bytes > limit - record.data_at) {
-      corrupt(at, "entry '{}' of {} bytes reaches beyond byte {}, where what follows begins", printable(record.name),
+      corrupt(at, "entry '{}' of {} bytes extends past byte {}, where the next record starts", printable(record.name),
               record.size_bytes, window_.in_source(limit));
     }
     return check_descriptor(record, limit, zip64.present);
@@ -211,7 +214,7 @@ class Reader {
     const std::uint64_t at = record.header_at;
     std::uint64_t size = size32, stored = stored32;
     if (is_by_torch(record)) {
-      // Sizes stand in the descriptor; the zip64 field has what doesn't fit into 32 bits, as in the directory.
+      // Sizes are in the descriptor. As in the directory, the zip64 field has the ones that do not fit into 32 bits.
       const bool wide_size = record.size_bytes >= kMax32, wide_offset = at >= kMax32;
       const std::size_t expected = (wide_size ? 2u : 0u) + (wide_offset ? 1u : 0u);
       require_equal(at, "number of zip64 values", zip64.count, expected);
@@ -228,7 +231,7 @@ class Reader {
     }
     if (record.has_descriptor() && crc == 0 && size == 0 && stored == 0) return;
     if (is_by_torch(record) && record.has_descriptor()) {
-      corrupt(at, "CRC-32 and sizes of entry '{}' are not 0", printable(record.name));
+      corrupt(at, "CRC-32 and sizes of entry '{}' are set in the local header, expected 0", printable(record.name));
     }
     require_equal(at, "CRC-32", crc, record.crc32);
     require_equal(at, "size", size, record.size_bytes);
@@ -281,7 +284,7 @@ class Reader {
     for (std::size_t i = 1; i < directory.by_name.size(); ++i) {
       const Entry& entry = directory.entries[directory.by_name[i]];
       if (entry.name == name_of(directory.by_name[i - 1])) {
-        fail(ErrorCode::corrupt, "{}: zip, byte {}: two entries are called '{}'", window_.name(),
+        fail(ErrorCode::corrupt, "{}: zip, byte {}: duplicate entry name '{}', expected unique names", window_.name(),
              entry.header_offset_bytes, printable(entry.name));
       }
     }

@@ -1,7 +1,7 @@
 #pragma once
 /// \file
-/// An archive's bytes as its reader sees them: a slice of a source, read in few and large enough pieces. Offsets are
-/// relative to the slice. A slice of up to 64 KiB is read whole, once.
+/// A slice of a source that contains an archive, read in few large pieces. Offsets are relative to the slice. A slice
+/// of up to 64 KiB is read completely, once.
 
 #include <cstdint>
 #include <string_view>
@@ -13,19 +13,19 @@ namespace tessera::zip {
 
 class Window {
  public:
-  /// Throws `Error(corrupt)` when the slice isn't inside of the source. `source` must outlive the window.
+  /// Throws `Error(corrupt)` if the slice is not inside of the source. `source` must outlive the window.
   Window(const ByteSource& source, std::uint64_t offset_bytes, std::uint64_t length_bytes);
 
   std::uint64_t length() const { return length_; }
   const std::string& name() const { return source_.name(); }
-  /// Where a position of the slice lies in the source, for messages and entries.
+  /// Converts a position in the slice to one in the source, for messages and entries.
   std::uint64_t in_source(std::uint64_t at) const { return offset_ + at; }
-  /// `size` bytes at `at`, valid until the next call. Throws `Error(corrupt)`, saying that `what` ends behind the
-  /// archive, when there are fewer.
+  /// Returns `size` bytes at `at`, valid until the next call. Throws `Error(corrupt)`, reporting that `what` ends past
+  /// the archive, if there are fewer.
   ByteView view(std::uint64_t at, std::uint64_t size, std::string_view what);
-  /// Fills `out` from `at`, which the caller knows to lie inside of the archive.
+  /// Fills `out` from `at`, which must be inside of the archive.
   void read(std::uint64_t at, MutableByteView out);
-  /// As `view`, and what is read is kept for later calls that lie inside of it (the archive's end).
+  /// As `view`, but keeps the bytes for later calls inside of them (the archive's end).
   ByteView view_tail(std::uint64_t size);
 
   /// Throws `Error(corrupt)` with the file and `at` as a byte of the file.

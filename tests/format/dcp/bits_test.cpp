@@ -1,4 +1,4 @@
-// Files of PyTorch, cut at every length and with every bit flipped.
+// Files of PyTorch, truncated at every length and with every bit flipped.
 
 #include <gtest/gtest.h>
 
@@ -6,6 +6,7 @@
 #include <optional>
 #include <string_view>
 
+#include "support/paths.h"
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
 #include "tessera/format/dcp_metadata.h"
@@ -13,7 +14,7 @@
 namespace tessera::dcp {
 namespace {
 
-// What `bytes` say; nothing where they are refused, as something that is in the bytes.
+// Returns the contents of `bytes`, or nothing if they are refused with an error about the contents.
 std::optional<Metadata> read_or_refuse(const Bytes& bytes) {
   try {
     return read(MemorySource(bytes, "ck/.metadata"));
@@ -26,10 +27,10 @@ std::optional<Metadata> read_or_refuse(const Bytes& bytes) {
 
 class DcpMetadataBitsTest : public ::testing::TestWithParam<const char*> {
  protected:
-  // Everywhere in one file; in the others, which are much like it, so that all eight bits of a byte have their turns.
+  // Every bit of one file. The other files are similar: a step there that visits all eight bit positions.
   const std::size_t step = GetParam() == std::string_view("2.14-optim") ? 1 : 11;
-  Bytes bytes =
-      read_file(std::filesystem::path(TESSERA_SOURCE_DIR) / "tests/golden/checkpoints" / GetParam() / "ck/.metadata");
+  Bytes bytes = read_file(std::filesystem::path(tessera::testing::source_dir()) / "tests/golden/checkpoints" /
+                          GetParam() / "ck/.metadata");
 };
 
 TEST_P(DcpMetadataBitsTest, CutAnywhereItIsCorrupt) {
@@ -45,7 +46,7 @@ TEST_P(DcpMetadataBitsTest, CutAnywhereItIsCorrupt) {
   }
 }
 
-// The format has no checksum (the sidecar has), so a changed bit may say something else; that must hold together then.
+// The format has no checksum (the sidecar has one), so a flipped bit may change the contents. These must be consistent.
 TEST_P(DcpMetadataBitsTest, WithAnyBitFlippedItIsRefusedOrSaysSomething) {
   std::size_t refused = 0, tried = 0;
   for (std::size_t bit = 0; bit < bytes.size() * 8; bit += step, ++tried) {

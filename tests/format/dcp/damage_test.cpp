@@ -1,4 +1,4 @@
-// What the reader refuses in a `.metadata`, and the writer in a `Metadata`.
+// Damage that the reader refuses in a `.metadata`, and the writer in a `Metadata`.
 
 #include <gtest/gtest.h>
 
@@ -52,7 +52,7 @@ TEST_F(DcpMetadataDamageTest, BytesBehindThePickle) {
   Bytes bytes = storage({});
   const std::string end = std::to_string(bytes.size());
   bytes.push_back(0);
-  EXPECT_CORRUPT(bytes, "1 bytes behind the end of the pickle at byte " + end);
+  EXPECT_CORRUPT(bytes, "1 bytes after the end of the pickle at byte " + end);
 }
 
 TEST_F(DcpMetadataDamageTest, AnObjectMadeInAnotherWay) {
@@ -237,13 +237,13 @@ TEST_F(DcpMetadataDamageTest, AFileThatSaysMuchByReferringToLittle) {
   const NodeRef shared_tensor = forge.tensor_of(forge.size({4}), std::vector<NodeRef>(20'000, forge.chunk({{0}, {4}})));
   Forge::Fields entries;
   for (int i = 0; i < 200; ++i) entries.emplace_back("w" + std::to_string(i), shared_tensor);
-  EXPECT_CORRUPT(forge.bytes(entries, {}), "describes more than a file of its size can");
+  EXPECT_CORRUPT(forge.bytes(entries, {}), "repeats chunks or texts beyond the limit");
 
   const NodeRef path = forge.tree.make_tuple(std::vector<NodeRef>(20'000, forge.text("w")));
   Forge::Pairs paths;
   for (int i = 0; i < 200; ++i) paths.emplace_back(forge.text("w" + std::to_string(i)), path);
   EXPECT_CORRUPT(forge.bytes({}, {}, {{"planner_data", forge.dict(paths)}}),
-                 "describes more than a file of its size can");
+                 "repeats chunks or texts beyond the limit");
 }
 
 TEST(DcpMetadataWriteTest, RefusesWhatNoFileCanSay) {
@@ -266,7 +266,7 @@ TEST(DcpMetadataWriteTest, RefusesWhatNoFileCanSay) {
     change(bad);
     EXPECT_ERROR(write(bad), ErrorCode::invalid_argument, "write DCP metadata", word, more);
   };
-  refuses([](Metadata& m) { m.entries[1].name = "w"; }, "'w'", "the name is twice");
+  refuses([](Metadata& m) { m.entries[1].name = "w"; }, "'w'", "duplicate name in entries");
   refuses([](Metadata& m) { m.entries[1].name = "\xff"; }, "'\\xff'", "not UTF-8");
   refuses([](Metadata& m) { m.entries[0].items.pop_back(); }, "'w'", "1 items for 2 chunks");
   refuses([](Metadata& m) { m.entries[0].shape = {4, 1}; }, "'w'", "chunks have 1 dimensions, expected 2");
@@ -283,8 +283,8 @@ TEST(DcpMetadataWriteTest, RefusesWhatNoFileCanSay) {
   refuses([](Metadata& m) { m.entries[0].items[0].length_bytes = -1; }, "'w'", "length -1");
   refuses([](Metadata& m) { m.entries[0].items[0].offset_bytes = INT64_MAX; }, "'w'", "overflow");
   refuses([](Metadata& m) { m.entries[1].items.clear(); }, "'o'", "0 items");
-  refuses([](Metadata& m) { m.files = {"f", "f"}; }, "'f'", "twice in files");
-  refuses([](Metadata& m) { m.transforms = {{"x"}}; }, "the first of transforms", "empty");
+  refuses([](Metadata& m) { m.files = {"f", "f"}; }, "'f'", "duplicate file");
+  refuses([](Metadata& m) { m.transforms = {{"x"}}; }, "transforms", "empty");
   refuses([](Metadata& m) { m.paths->pop_back(); }, "1 paths for 2 entries", "");
   refuses([](Metadata& m) { m.unclaimed_paths = {{"w", {"w"}}}; }, "'w'", "an unclaimed path");
   refuses([](Metadata& m) { m.unclaimed_paths = {{"gone", {}}}; }, "'gone'", "an unclaimed path");
@@ -303,10 +303,10 @@ TEST(DcpMetadataWriteTest, RefusesWhatNoFileCanSay) {
       [](Metadata& m) {
         m.unclaimed = {{"x", std::nullopt, {0, 0, 0, 1}}, {"x", std::nullopt, {0, 0, 0, 1}}};
       },
-      "'x'", "there twice");
+      "'x'", "duplicate unclaimed item");
   refuses([](Metadata& m) { m.unclaimed = {{"x", std::nullopt, {}}}; }, "'x'", "file 4294967295");
   refuses([](Metadata& m) { m.version = "1.0.0"; }, "'1.0.0'", "torch_2_14");
-  refuses([](Metadata& m) { m.extra = {{"storage_data", {}}}; }, "'storage_data'", "one too many");
+  refuses([](Metadata& m) { m.extra = {{"storage_data", {}}}; }, "'storage_data'", "duplicate extra field");
   refuses([](Metadata& m) { m.storage_meta_extra = {{"x", {}}}; }, "'x'", "none without storage_meta");
 }
 

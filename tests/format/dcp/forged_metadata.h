@@ -1,5 +1,5 @@
 #pragma once
-// Pickles of `.metadata` made by hand, right or wrong in any field.
+// Hand-made pickles of `.metadata`, valid or invalid in any field.
 
 #include <initializer_list>
 #include <memory>
@@ -24,7 +24,7 @@ struct Forge {
   };
 
   pickle::Tree tree;
-  // What `tensor` takes.
+  // The arguments of `tensor`.
   NodeRef dtype = tree.make_global("torch", "float32");
   NodeRef layout = call(dcp::kLayout, {text("torch.strided")});
   NodeRef requires_grad = tree.make_boolean(false);

@@ -13,6 +13,7 @@
 
 #include "format/dcp/forged_metadata.h"
 #include "support/box_generators.h"
+#include "support/paths.h"
 #include "tessera/base/file.h"
 #include "tessera/format/internal/pickle_text.h"
 
@@ -25,7 +26,7 @@ using ::testing::ElementsAre;
 using testing::Forge;
 using ::testing::IsEmpty;
 
-const fs::path kGolden = fs::path(TESSERA_SOURCE_DIR) / "tests" / "golden" / "dcp_metadata";
+const fs::path kGolden = fs::path(tessera::testing::source_dir()) / "tests" / "golden" / "dcp_metadata";
 
 Metadata read_golden(const std::string& name) { return read(File::open_read(kGolden / name)); }
 Metadata read_bytes(const Bytes& bytes) { return read(MemorySource(bytes, "again")); }

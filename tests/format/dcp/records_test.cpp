@@ -8,6 +8,7 @@
 
 #include "format/dcp/read.h"
 #include "support/error_matchers.h"
+#include "support/paths.h"
 #include "tessera/base/file.h"
 #include "tessera/format/dcp_metadata.h"
 #include "tessera/format/pickle_writer.h"
@@ -22,7 +23,7 @@ using pickle::NodeRef;
 using pickle::RecordCursor;
 namespace op = pickle::op;
 
-// Takes m.C followed by an int, and m.S followed by a string, each with a MEMOIZE behind it if there is one.
+// Takes m.C followed by an int, and m.S followed by a string, each with an optional MEMOIZE after it.
 class Taker final : public pickle::RecordTaker {
  public:
   std::optional<std::uint64_t> take(NodeRef global, RecordCursor& cursor) override {
@@ -84,7 +85,7 @@ TEST(RecordsTest, WhatIsPutBehindRecordsHasItsNumber) {
             "(<taken record>, <taken record>, [], [])");
 }
 
-// Writers leave out what nobody fetches.
+// Writers do not memoize values that are never fetched.
 TEST(RecordsTest, WhatIsNotPutHasNoNumber) {
   EXPECT_EQ(read_taking(kC + "K\x01" + kC + "K\x02\x94" + "]\x94h\x03").root,
             "(<taken record>, <taken record>, [], [])");
@@ -102,17 +103,17 @@ TEST(RecordsTest, TextInARecordCanBeFetched) {
 TEST(RecordsTest, NothingElseInARecordCanBeFetched) {
   EXPECT_ERROR(read_taking(kC + "K\x01\x94h\x02"), ErrorCode::corrupt, "memo index 2 was never put");
   EXPECT_ERROR(read_taking(kS + "\x8c\x02hi\x94\x94h\x03"), ErrorCode::corrupt, "memo index 3 was never put");
-  EXPECT_ERROR(read_taking(kC + "K\x01\x94]q\x02"), ErrorCode::corrupt, "memo index 2 behind records");
+  EXPECT_ERROR(read_taking(kC + "K\x01\x94]q\x02"), ErrorCode::corrupt, "memo index 2 after records");
 }
 
 TEST(RecordsTest, EveryPrefixIsCorrupt) {
-  const std::string whole = kC + std::string("\x8a\x05\0\0\0\0\x01\x94", 8) + kS + "\x8c\x02hi\x94\x94";
+  const std::string start = kC + std::string("\x8a\x05\0\0\0\0\x01\x94", 8) + kS + "\x8c\x02hi\x94\x94";
   const std::string bytes =
       "\x80\x04"
       "cm\nC\n\x94"
       "0cm\nS\n\x94"
       "0(" +
-      whole + "t.";
+      start + "t.";
   for (std::size_t size = 0; size < bytes.size(); ++size) {
     Taker taker;
     const MemorySource prefix(as_bytes(std::string_view(bytes).substr(0, size)), "test.pkl");
@@ -122,7 +123,8 @@ TEST(RecordsTest, EveryPrefixIsCorrupt) {
 
 std::vector<fs::path> all_metadata() {
   std::vector<fs::path> found;
-  for (const auto& entry : fs::recursive_directory_iterator(fs::path(TESSERA_SOURCE_DIR) / "tests" / "golden")) {
+  for (const auto& entry :
+       fs::recursive_directory_iterator(fs::path(tessera::testing::source_dir()) / "tests" / "golden")) {
     const std::string name = entry.path().filename().string();
     if (name.ends_with(".metadata")) found.push_back(entry.path());
   }
@@ -136,7 +138,7 @@ TEST(RecordsTest, TheSameIsReadFromRecordsAsFromTheTree) {
   }
 }
 
-// How many of the records of storage_data are taken, from 0 to 1.
+// The fraction of the records of storage_data that are taken.
 double part_taken(const ByteSource& source) {
   Input input(source.name(), source.size_bytes());
   Records records(input, source.size_bytes());
@@ -150,9 +152,9 @@ double part_taken(const ByteSource& source) {
   return static_cast<double>(taken) / static_cast<double>(2 * pairs.size());
 }
 
-// What PyTorch saves from several ranks. Were nothing taken, reading would only be slower.
+// Checkpoints that PyTorch saved from several ranks. If no record were taken, reading would only be slower.
 TEST(RecordsTest, WhatPyTorchWritesIsTaken) {
-  const fs::path path = fs::path(TESSERA_SOURCE_DIR) / "tests/golden/demo/ck/.metadata";
+  const fs::path path = fs::path(tessera::testing::source_dir()) / "tests/golden/demo/ck/.metadata";
   EXPECT_GT(part_taken(File::open_read(path)), 0.9);
 }
 
@@ -176,10 +178,10 @@ TEST(RecordsTest, MovingTheWindowChangesNothing) {
   EXPECT_EQ(windows.length_bytes, bytes.size());
   EXPECT_TRUE(pickle::equal(windows.tree.root(), list));
 
-  // Where it ends is told as it is for a pickle in one piece.
+  // The end is reported as for a pickle in one piece.
   bytes.back() = op::POP;
   EXPECT_ERROR(pickle::read_taking(MemorySource(bytes, "test.pkl"), taker), ErrorCode::corrupt,
-               "end of the bytes at byte " + std::to_string(bytes.size()) + ": no STOP");
+               "end of the bytes at byte " + std::to_string(bytes.size()) + ": the pickle ends without STOP");
 }
 
 // `count` chunks of tensors of 1000 chunks.
@@ -209,7 +211,7 @@ TEST(RecordsTest, ManyChunksAreTakenFromWindows) {
   EXPECT_GT(part_taken(MemorySource(bytes, "test")), 0.999);
 }
 
-// Then the tree is read from the whole file.
+// Then the tree is read from the complete file.
 TEST(RecordsTest, AStringThatIsLongerThanTheWindow) {
   Metadata metadata = many_chunks(10'000);
   metadata.storage_meta.emplace().checkpoint_id = std::string(std::size_t{3} << 20, 'x');

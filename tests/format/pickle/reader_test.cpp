@@ -19,7 +19,7 @@ using testing::read_pickle;
 using testing::read_pickled_values;
 using testing::write_pickle;
 
-// The repr of what a pickle is.
+// Returns the repr of a pickle's value.
 std::string shown(std::string_view text) { return repr(read_pickle(text).tree.root()); }
 
 TEST(PickleReaderTest, EveryProtocolGivesTheSameTree) {
@@ -233,7 +233,7 @@ TEST(PickleReaderTest, HostilePicklesAreInert) {
   }
 }
 
-// Python's pickle.load would make the file by each of these.
+// Python's pickle.load would create the file for each of these.
 TEST(PickleReaderTest, WhatAPickleCallsIsNotDone) {
   const testing::TemporaryDirectory directory;
   const auto file = directory.path() / "made";
@@ -260,36 +260,36 @@ TEST(PickleReaderTest, MalformedPicklesAreRefused) {
     std::string_view bytes, opcode, problem;
   };
   const Case cases[] = {
-      {""sv, "end of the bytes at byte 0", "no STOP"},
-      {"N"sv, "end of the bytes at byte 1", "no STOP"},
-      {"."sv, "STOP at byte 0", "1 objects expected on the stack, 0 there"},
-      {"\xff."sv, "opcode 0xff at byte 0", "not an opcode"},
-      {"NN(R."sv, "REDUCE at byte 3", "2 objects expected on the stack, 0 there"},
-      {"0."sv, "POP at byte 0", "1 objects expected"},
-      {"2."sv, "DUP at byte 0", "1 objects expected"},
+      {""sv, "end of the bytes at byte 0", "the pickle ends without STOP"},
+      {"N"sv, "end of the bytes at byte 1", "the pickle ends without STOP"},
+      {"."sv, "STOP at byte 0", "0 objects on the stack, expected at least 1"},
+      {"\xff."sv, "opcode 0xff at byte 0", "unknown opcode"},
+      {"NN(R."sv, "REDUCE at byte 3", "0 objects on the stack, expected at least 2"},
+      {"0."sv, "POP at byte 0", "expected at least 1"},
+      {"2."sv, "DUP at byte 0", "expected at least 1"},
       {"1."sv, "POP_MARK at byte 0", "no mark on the stack"},
       {"t."sv, "TUPLE at byte 0", "no mark on the stack"},
-      {"N\x86."sv, "TUPLE2 at byte 1", "2 objects expected on the stack, 1 there"},
+      {"N\x86."sv, "TUPLE2 at byte 1", "1 objects on the stack, expected at least 2"},
       {"]e."sv, "APPENDS at byte 1", "no mark"},
-      {"(e."sv, "APPENDS at byte 1", "1 objects expected"},
+      {"(e."sv, "APPENDS at byte 1", "expected at least 1"},
       {"N(Ne."sv, "APPENDS at byte 3", "appends to None"},
       {")Na."sv, "APPEND at byte 2", "appends to tuple"},
       {"](NNu."sv, "SETITEMS at byte 4", "sets items of list"},
       {"}(Nu."sv, "SETITEMS at byte 3", "an even number"},
       {"(Nd."sv, "DICT at byte 2", "an even number"},
-      {"](N\x90."sv, "ADDITEMS at byte 3", "a set expected"},
+      {"](N\x90."sv, "ADDITEMS at byte 3", "expected a set"},
       {"]Nb."sv, "BUILD at byte 2", "sets the state of list"},
-      {"(o."sv, "OBJ at byte 1", "no class"},
-      {"N\x8c\x01x\x93."sv, "STACK_GLOBAL at byte 4", "None and str found"},
+      {"(o."sv, "OBJ at byte 1", "expected a class"},
+      {"N\x8c\x01x\x93."sv, "STACK_GLOBAL at byte 4", "found None and str"},
       {"h\x00."sv, "BINGET at byte 0", "memo index 0 was never put"},
       {"g12\n."sv, "GET at byte 0", "memo index 12 was never put"},
-      {"g-1\n."sv, "GET at byte 0", "\"-1\" is no memo index"},
-      {"Nr\xff\xff\xff\xff."sv, "LONG_BINPUT at byte 1", "memo index 4294967295 is too large"},
-      {"Np18446744073709551615\n."sv, "PUT at byte 1", "too large"},
-      {"q\x00."sv, "BINPUT at byte 0", "1 objects expected"},
-      {"(\x94."sv, "MEMOIZE at byte 1", "1 objects expected"},
-      {"M\x01"sv, "BININT2 at byte 0", "truncated: 2 bytes expected, 1 left"},
-      {"X\xff\xff\xff\x7fhi."sv, "BINUNICODE at byte 0", "truncated: 2147483647 bytes expected, 3 left"},
+      {"g-1\n."sv, "GET at byte 0", "\"-1\" is not a memo index"},
+      {"Nr\xff\xff\xff\xff."sv, "LONG_BINPUT at byte 1", "memo index 4294967295 exceeds the limit"},
+      {"Np18446744073709551615\n."sv, "PUT at byte 1", "exceeds the limit"},
+      {"q\x00."sv, "BINPUT at byte 0", "expected at least 1"},
+      {"(\x94."sv, "MEMOIZE at byte 1", "expected at least 1"},
+      {"M\x01"sv, "BININT2 at byte 0", "truncated: 1 bytes left, expected 2"},
+      {"X\xff\xff\xff\x7fhi."sv, "BINUNICODE at byte 0", "truncated: 3 bytes left, expected 2147483647"},
       {"\x8d\xff\xff\xff\xff\xff\xff\xff\xffhi."sv, "BINUNICODE8 at byte 0", "truncated"},
       {"\x8c\x05hi."sv, "SHORT_BINUNICODE at byte 0", "truncated"},
       {"T\xff\xff\xff\xff."sv, "BINSTRING at byte 0", "negative length"},
@@ -297,18 +297,18 @@ TEST(PickleReaderTest, MalformedPicklesAreRefused) {
       {"\x8c\x01\xff."sv, "SHORT_BINUNICODE at byte 0", "not UTF-8"},
       {"X\x02\x00\x00\x00\xc3\x28."sv, "BINUNICODE at byte 0", "not UTF-8"},
       {"c\xff\nx\n."sv, "GLOBAL at byte 0", "not UTF-8"},
-      {"cos\nsystem"sv, "GLOBAL at byte 0", "no end of the line"},
-      {"I1x\n."sv, "INT at byte 0", "\"1x\" is no int"},
-      {"L\n."sv, "LONG at byte 0", "is no int"},
-      {"Fone\n."sv, "FLOAT at byte 0", "\"one\" is no float"},
-      {"F+-1\n."sv, "FLOAT at byte 0", "is no float"},
+      {"cos\nsystem"sv, "GLOBAL at byte 0", "no line break"},
+      {"I1x\n."sv, "INT at byte 0", "\"1x\" is not an int"},
+      {"L\n."sv, "LONG at byte 0", "is not an int"},
+      {"Fone\n."sv, "FLOAT at byte 0", "\"one\" is not a float"},
+      {"F+-1\n."sv, "FLOAT at byte 0", "is not a float"},
       {"Sx\n."sv, "STRING at byte 0", "not a quoted string"},
       {"S'\\x4'\n."sv, "STRING at byte 0", "not a quoted string"},
       {"V\\u12\n."sv, "UNICODE at byte 0", "malformed escape"},
       {"V\\U00110000\n."sv, "UNICODE at byte 0", "malformed escape"},
-      {"\x82\x00."sv, "EXT1 at byte 0", "extension code 0 is not positive"},
+      {"\x82\x00."sv, "EXT1 at byte 0", "extension code 0, expected a positive code"},
       {"\x84\xff\xff\xff\xff."sv, "EXT4 at byte 0", "extension code -1"},
-      {"\x95\x05\x00\x00\x00\x00\x00\x00\x00N."sv, "FRAME at byte 0", "a frame of 5 bytes, 2 left"},
+      {"\x95\x05\x00\x00\x00\x00\x00\x00\x00N."sv, "FRAME at byte 0", "a frame of 5 bytes, expected at most the 2 bytes left"},
   };
   for (const Case& bad : cases) {
     EXPECT_ERROR(read_pickle(bad.bytes), ErrorCode::corrupt, "read pickle test.pkl: ", std::string(bad.opcode),
@@ -317,7 +317,7 @@ TEST(PickleReaderTest, MalformedPicklesAreRefused) {
 }
 
 TEST(PickleReaderTest, WhatIsNotInThePickleIsUnsupported) {
-  EXPECT_ERROR(read_pickle("\x97."), ErrorCode::unsupported, "NEXT_BUFFER at byte 0", "outside of the pickle");
+  EXPECT_ERROR(read_pickle("\x97."), ErrorCode::unsupported, "NEXT_BUFFER at byte 0", "out-of-band buffer");
   EXPECT_ERROR(read_pickle("\x98."), ErrorCode::unsupported, "READONLY_BUFFER at byte 0");
   EXPECT_ERROR(read_pickle("\x80\x06N."), ErrorCode::unsupported, "PROTO at byte 0", "protocol 6");
 }
@@ -364,7 +364,7 @@ TEST(PickleReaderTest, TheNumberOfOpcodesIsLimited) {
   ReadLimits limits;
   limits.items = 4;
   EXPECT_NO_THROW(read_pickle("N0N.", limits));
-  EXPECT_ERROR(read_pickle("N0N0N.", limits), ErrorCode::corrupt, "more than 4 opcodes");
+  EXPECT_ERROR(read_pickle("N0N0N.", limits), ErrorCode::corrupt, "more than the limit of 4 opcodes");
 }
 
 TEST(PickleReaderTest, TheMemoIsLimited) {
@@ -404,12 +404,12 @@ TEST(PickleReaderTest, HostileSizesEndSoon) {
       "0" +
       repeated("h\x01h\x00R0"sv, 10000) + "N.";
   EXPECT_ERROR(read_pickle(futile), ErrorCode::corrupt, "REDUCE", "memory");
-  EXPECT_ERROR(read_pickle("I" + std::string(1'000'000, '9') + "\n."), ErrorCode::corrupt, "is no int");
+  EXPECT_ERROR(read_pickle("I" + std::string(1'000'000, '9') + "\n."), ErrorCode::corrupt, "is not an int");
   std::string states = "ca\nb\n)R" + repeated("Nb", 100'000) + ".";
   EXPECT_ERROR(read_pickle(states), ErrorCode::corrupt, "BUILD", "memory");
 }
 
-// What a fuzzer does, as far as a test can.
+// A small fuzzer.
 RC_GTEST_PROP(PickleReaderTest, ChangedBytesGiveATreeOrAnError, ()) {
   static const auto values = read_pickled_values();
   const auto& golden = values[*rc::gen::inRange<std::size_t>(0, values.size())];

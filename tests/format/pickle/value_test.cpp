@@ -79,7 +79,7 @@ TEST(PickleValueTest, ContainersGrowInPieces) {
   for (std::int64_t i = 0; i < 30'000; ++i) {
     const NodeRef both[] = {tree.make_integer(i), tree.make_integer(-i)};
     tree.append(list, {both, 1});
-    tree.append(other, {both, 1});  // so that neither lies at the end of the memory
+    tree.append(other, {both, 1});  // so that neither is at the end of the memory
     tree.set_items(dict, both);
   }
   ASSERT_EQ(list.items().size(), 30'000u);
@@ -175,7 +175,7 @@ TEST(PickleValueTest, EqualityEndsWhereValuesContainThemselves) {
   EXPECT_FALSE(equal_pickles("]\x94(h\x00K\x01\x65."sv, "]\x94(h\x00K\x02\x65."sv));
 }
 
-// A small pickle can have a dict be compared with itself many times over.
+// A small pickle can make a dict be compared with itself many times.
 TEST(PickleValueTest, HashingKeysCountsAsWork) {
   Tree tree;
   const NodeRef dict = tree.make_dict(), other = tree.make_dict();
@@ -192,7 +192,7 @@ TEST(PickleValueTest, HashingKeysCountsAsWork) {
 }
 
 TEST(PickleValueTest, AFailedTryLeavesNoTrace) {
-  // {((1,), 1), ((1,), 2)} tries the first item against both; what it assumed of (1,) and 1 must not stay.
+  // {((1,), 1), ((1,), 2)} tries the first item against both; the assumptions about (1,) and 1 must be undone.
   const std::string_view a = "\x8f(K\x01\x85K\x01\x86K\x01\x85K\x02\x86\x90.";
   const std::string_view b = "\x8f(K\x01\x85K\x02\x86K\x01\x85K\x01\x86\x90.";
   const std::string_view c = "\x8f(K\x01\x85K\x02\x86K\x01\x85K\x03\x86\x90.";
@@ -200,7 +200,7 @@ TEST(PickleValueTest, AFailedTryLeavesNoTrace) {
   EXPECT_FALSE(equal_pickles(a, c));
 }
 
-// 60 lists, each holding the one before ten times: 10^60 values in 2 kB.
+// 60 lists, each holding the previous one ten times: 10^60 values in 2 kB.
 std::string laughs() {
   std::string bytes = "]\x94";
   for (int i = 0; i < 60; ++i) bytes += std::string("0](") + std::string("hXhXhXhXhXhXhXhXhXhX") + "e\x94";

@@ -19,7 +19,7 @@ using testing::read_pickle;
 using testing::read_pickled_values;
 using testing::write_pickle;
 
-// What `write` adds between PROTO and STOP.
+// Returns the bytes that `write` adds between PROTO and STOP.
 template <typename Write>
 std::string written(int protocol, const Write& write) {
   Bytes out;
@@ -56,7 +56,7 @@ RC_GTEST_PROP(PickleWriterTest, EveryTreeComesBackEqual, ()) {
   }
 }
 
-// As Python writes it, opcode for opcode, but for FRAME, which it doesn't need.
+// The same opcodes as Python's, except for FRAME, which is optional.
 TEST(PickleWriterTest, PlainValuesAreWrittenAsPythonWritesThem) {
   const std::set<std::string> same_in_2 = {"none",
                                            "booleans",
@@ -223,14 +223,15 @@ TEST(PickleWriterTest, DottedNamesAreReachedByGetattrInProtocol2) {
 TEST(PickleWriterTest, NamesThatProtocol2CantHoldAreUnsupported) {
   Bytes out;
   Writer writer(out, 2);
-  EXPECT_ERROR(writer.global("a\nb", "c"), ErrorCode::unsupported, "protocol 2 can't hold the global c of a\\x0ab");
+  EXPECT_ERROR(writer.global("a\nb", "c"), ErrorCode::unsupported,
+               "protocol 2 cannot represent the global c of a\\x0ab");
   EXPECT_ERROR(writer.global("cPickle", "loads"), ErrorCode::unsupported, "cPickle");
   writer.global("dbm", "open");
   EXPECT_NE(as_text(out).find("canydbm\nopen\n"), std::string::npos) << "Python 2's dbm is another module";
 }
 
 TEST(PickleWriterTest, Protocol2HoldsWhatWeightsOnlyReads) {
-  // torch/_weights_only_unpickler.py reads these and no other, as of PyTorch 2.14.
+  // torch/_weights_only_unpickler.py reads only these, as of PyTorch 2.14.
   const std::set<std::uint8_t> readable = {
       op::GLOBAL,   op::NEWOBJ,      op::REDUCE,      op::BUILD,      op::APPEND,     op::APPENDS,   op::SETITEM,
       op::SETITEMS, op::MARK,        op::TUPLE,       op::TUPLE1,     op::TUPLE2,     op::TUPLE3,    op::NONE,
@@ -318,10 +319,10 @@ TEST(PickleWriterTest, WalksAreLimited) {
 
 TEST(PickleWriterTest, MisuseIsRefused) {
   Bytes out;
-  EXPECT_ERROR(Writer(out, 3), ErrorCode::invalid_argument, "protocol 3, 2 or 4 expected");
+  EXPECT_ERROR(Writer(out, 3), ErrorCode::invalid_argument, "protocol 3, expected 2 or 4");
   Writer writer(out, 2);
   EXPECT_ERROR(writer.tuple(4), ErrorCode::invalid_argument, "a tuple of 4 without a mark");
-  EXPECT_ERROR(writer.empty_set(), ErrorCode::invalid_argument, "no empty set");
+  EXPECT_ERROR(writer.empty_set(), ErrorCode::invalid_argument, "an empty set in protocol 2");
 }
 
 }  // namespace

@@ -20,7 +20,7 @@ using testing::read_pickled_values;
 
 constexpr std::string_view kLoop = "]\x94h\x00\x61."sv;  // l = [l]
 
-// 40 lists, each holding the one before ten times.
+// 40 lists, each holding the previous one ten times.
 std::string laughs() {
   std::string bytes = "]\x94";
   for (char i = 0; i < 40; ++i) {
@@ -270,13 +270,13 @@ RC_GTEST_PROP(PythonValueTest, LosslessJsonOfAnyTreeComesBackEqual, ()) {
 
 TEST(PythonValueTest, ForeignJsonIsRefused) {
   const std::pair<std::string, std::string> cases[] = {
-      {R"({"__tessera__": "lambda"})", "the tag \"lambda\" is not known"},
-      {R"({"__tessera__": 5})", "\"__tessera__\" is number, a string expected"},
+      {R"({"__tessera__": "lambda"})", "unknown tag \"lambda\""},
+      {R"({"__tessera__": 5})", "\"__tessera__\" is number, expected a string"},
       {R"({"__tessera__": "tuple"})", "\"tuple\" has no \"items\""},
-      {R"({"__tessera__": "tuple", "items": 5})", "\"items\" is number, an array expected"},
-      {R"({"__tessera__": "dict", "items": [[1]]})", "an item is no pair"},
-      {R"({"__tessera__": "int", "value": "1x"})", "\"1x\" is no int"},
-      {R"({"__tessera__": "float", "value": "x"})", "\"x\" is no float"},
+      {R"({"__tessera__": "tuple", "items": 5})", "\"items\" is number, expected an array"},
+      {R"({"__tessera__": "dict", "items": [[1]]})", "an item is not a pair"},
+      {R"({"__tessera__": "int", "value": "1x"})", "\"1x\" is not an int"},
+      {R"({"__tessera__": "float", "value": "x"})", "\"x\" is not a float"},
       {R"({"__tessera__": "float", "bits": -1})", "the bits of a float are number"},
       {R"({"__tessera__": "bytes", "base64": "AP8"})", "malformed base64"},
       {R"({"__tessera__": "bytes", "base64": "AP9="})", "malformed base64"},

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "support/error_matchers.h"
+#include "support/paths.h"
 
 namespace tessera::safetensors {
 namespace {
@@ -17,7 +18,7 @@ using ::testing::ElementsAre;
 using ::testing::Pair;
 using ::testing::UnorderedElementsAre;
 
-const fs::path kGolden = fs::path(TESSERA_SOURCE_DIR) / "tests" / "golden" / "safetensors";
+const fs::path kGolden = fs::path(tessera::testing::source_dir()) / "tests" / "golden" / "safetensors";
 
 Bytes with_length(std::uint64_t length, std::string_view rest) {
   Bytes bytes;
@@ -90,7 +91,7 @@ TEST(SafetensorsReadTest, AllTypesOfTheNewestReferenceAreInTheGoldenFile) {
 }
 
 TEST(SafetensorsReadTest, LengthsThatCanNotBeEndAtOnce) {
-  EXPECT_ERROR(read({}), ErrorCode::corrupt, "mem.safetensors", "0 bytes are too few");
+  EXPECT_ERROR(read({}), ErrorCode::corrupt, "mem.safetensors", "0 bytes, expected at least 8");
   EXPECT_ERROR(read(with_length(std::uint64_t{1} << 63, "{}")), ErrorCode::corrupt, "byte 0", "9223372036854775808",
                "at most 2");
   EXPECT_ERROR(read(with_length(UINT64_MAX, "{}")), ErrorCode::corrupt, "header of 18446744073709551615 bytes");
@@ -108,7 +109,7 @@ TEST(SafetensorsReadTest, AFileCutOrContinuedAnywhereIsRefused) {
       EXPECT_ERROR(read(prefix), ErrorCode::corrupt, "mem.safetensors");
     }
     bytes.push_back(0);
-    EXPECT_ERROR(read(bytes), ErrorCode::corrupt, "bytes of data, its tensors have");
+    EXPECT_ERROR(read(bytes), ErrorCode::corrupt, "bytes of data, expected");
   }
 }
 
@@ -132,7 +133,7 @@ TEST(SafetensorsReadTest, AnyBitFlippedInTheHeaderIsRefusedOrSaysSomething) {
 
 TEST(SafetensorsReadTest, AHeaderThatIsNoJsonSaysWhere) {
   EXPECT_ERROR(read_text("{\"a\":}"), ErrorCode::corrupt, "mem.safetensors", "byte 14", "syntax error");
-  EXPECT_ERROR(read_text("[]"), ErrorCode::corrupt, "byte 8", "doesn't begin with '{'");
+  EXPECT_ERROR(read_text("[]"), ErrorCode::corrupt, "byte 8", "does not start with '{'");
   EXPECT_ERROR(read_text(" {}"), ErrorCode::corrupt, "byte 8");
   EXPECT_ERROR(read_text("{}x"), ErrorCode::corrupt, "byte 11");
   EXPECT_ERROR(read_text(std::string_view("{}\0", 3)), ErrorCode::corrupt, "byte 10", "zero byte");
@@ -151,10 +152,10 @@ TEST(SafetensorsReadTest, DeepNestingIsRefused) {
 
 TEST(SafetensorsReadTest, KeysThatAreThereTwiceAreRefused) {
   const std::string a = R"("a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]})";
-  EXPECT_ERROR(read_text("{" + a + "," + a + "}", 1), ErrorCode::corrupt, "byte 64", "the key 'a' is there twice");
+  EXPECT_ERROR(read_text("{" + a + "," + a + "}", 1), ErrorCode::corrupt, "byte 64", "duplicate key 'a'");
   EXPECT_ERROR(read_tensor(R"("dtype":"U8","dtype":"U8","shape":[1],"data_offsets":[0,1])", 1), ErrorCode::corrupt,
-               "'dtype' is there twice");
-  EXPECT_ERROR(read_text(R"({"__metadata__":{"k":"1","k":"2"}})"), ErrorCode::corrupt, "'k' is there twice");
+               "duplicate key 'dtype'");
+  EXPECT_ERROR(read_text(R"({"__metadata__":{"k":"1","k":"2"}})"), ErrorCode::corrupt, "duplicate key 'k'");
 }
 
 TEST(SafetensorsReadTest, MembersOfATensorMustBeWellFormed) {
@@ -164,17 +165,17 @@ TEST(SafetensorsReadTest, MembersOfATensorMustBeWellFormed) {
       {R"("dtype":"U8","shape":[1])", "expected dtype, shape and two data_offsets"},
       {R"("dtype":"U8","shape":[1],"data_offsets":[0,1,1])", "expected dtype, shape and two data_offsets"},
       {R"("dtype":"U8","shape":[1],"data_offsets":[0])", "expected dtype, shape and two data_offsets"},
-      {R"("dtype":8,"shape":[1],"data_offsets":[0,1])", "dtype is or holds an integer"},
-      {R"("dtype":["U8"],"shape":[1],"data_offsets":[0,1])", "dtype is or holds an array"},
-      {R"("dtype":"U8","shape":1,"data_offsets":[0,1])", "shape is or holds an integer"},
-      {R"("dtype":"U8","shape":{},"data_offsets":[0,1])", "shape is or holds an object"},
-      {R"("dtype":"U8","shape":[[1]],"data_offsets":[0,1])", "shape is or holds an array"},
-      {R"("dtype":"U8","shape":[1.0],"data_offsets":[0,1])", "shape is or holds a number with a fraction"},
-      {R"("dtype":"U8","shape":[-1],"data_offsets":[0,1])", "shape is or holds a negative integer"},
-      {R"("dtype":"U8","shape":[-0],"data_offsets":[0,0])", "shape is or holds a negative integer"},
-      {R"("dtype":"U8","shape":[9223372036854775808],"data_offsets":[0,1])", "holds 9223372036854775808"},
+      {R"("dtype":8,"shape":[1],"data_offsets":[0,1])", "dtype is or contains an integer"},
+      {R"("dtype":["U8"],"shape":[1],"data_offsets":[0,1])", "dtype is or contains an array"},
+      {R"("dtype":"U8","shape":1,"data_offsets":[0,1])", "shape is or contains an integer"},
+      {R"("dtype":"U8","shape":{},"data_offsets":[0,1])", "shape is or contains an object"},
+      {R"("dtype":"U8","shape":[[1]],"data_offsets":[0,1])", "shape is or contains an array"},
+      {R"("dtype":"U8","shape":[1.0],"data_offsets":[0,1])", "shape is or contains a number with a fraction"},
+      {R"("dtype":"U8","shape":[-1],"data_offsets":[0,1])", "shape is or contains a negative integer"},
+      {R"("dtype":"U8","shape":[-0],"data_offsets":[0,0])", "shape is or contains a negative integer"},
+      {R"("dtype":"U8","shape":[9223372036854775808],"data_offsets":[0,1])", "contains 9223372036854775808"},
       {R"("dtype":"U8","shape":[18446744073709551616],"data_offsets":[0,1])", "beyond 64 bits"},
-      {R"("dtype":"U8","shape":[1],"data_offsets":["0",1])", "data_offsets is or holds a string"},
+      {R"("dtype":"U8","shape":[1],"data_offsets":["0",1])", "data_offsets is or contains a string"},
   };
   for (const auto& [fields, message] : cases) {
     SCOPED_TRACE(fields);
@@ -198,8 +199,8 @@ TEST(SafetensorsReadTest, FourBitNumbersArePairs) {
 TEST(SafetensorsReadTest, MetadataIsStringsOrNull) {
   EXPECT_THAT(read_text(R"({"__metadata__":{"b":"2","a":""}})").metadata, ElementsAre(Pair("a", ""), Pair("b", "2")));
   EXPECT_TRUE(read_text(R"({"__metadata__":null})").metadata.empty());
-  EXPECT_ERROR(read_text(R"({"__metadata__":{"a":1}})"), ErrorCode::corrupt, "'a' of __metadata__ is no string");
-  EXPECT_ERROR(read_text(R"({"__metadata__":{"a":{}}})"), ErrorCode::corrupt, "'a' of __metadata__ is no string");
+  EXPECT_ERROR(read_text(R"({"__metadata__":{"a":1}})"), ErrorCode::corrupt, "'a' of __metadata__ is not a string");
+  EXPECT_ERROR(read_text(R"({"__metadata__":{"a":{}}})"), ErrorCode::corrupt, "'a' of __metadata__ is not a string");
   EXPECT_ERROR(read_text(R"({"__metadata__":[]})"), ErrorCode::corrupt, "an array, expected an object");
   EXPECT_ERROR(read_text(R"({"__metadata__":"x"})"), ErrorCode::corrupt, "'__metadata__' is a string");
 }
@@ -227,9 +228,9 @@ TEST(SafetensorsReadTest, HolesOverlapsAndTrailingBytesAreRefused) {
   EXPECT_ERROR(two("[0,2]", "[1,3]", 3), ErrorCode::corrupt, "tensor 'b' at [1, 3)", "begin at 2");
   EXPECT_ERROR(two("[0,2]", "[0,2]", 2), ErrorCode::corrupt, "tensor 'b' at [0, 2)", "begin at 2");
   EXPECT_ERROR(two("[1,3]", "[3,5]", 5), ErrorCode::corrupt, "tensor 'a' at [1, 3)", "begin at 0");
-  EXPECT_ERROR(two("[0,2]", "[2,4]", 5), ErrorCode::corrupt, "5 bytes of data, its tensors have 4");
+  EXPECT_ERROR(two("[0,2]", "[2,4]", 5), ErrorCode::corrupt, "5 bytes of data, expected 4");
   EXPECT_ERROR(two("[0,2]", "[2,4]", 3), ErrorCode::corrupt, "tensor 'b' at [2, 4)", "within its 3 bytes");
-  EXPECT_ERROR(read_text("{}", 1), ErrorCode::corrupt, "1 bytes of data, its tensors have 0");
+  EXPECT_ERROR(read_text("{}", 1), ErrorCode::corrupt, "1 bytes of data, expected 0");
 }
 
 TEST(SafetensorsReadTest, EmptyTensorsLieBetweenOthersNotInside) {
@@ -282,8 +283,10 @@ TEST(SafetensorsWriteTest, WhatIsWrittenIsReadBack) {
 TEST(SafetensorsWriteTest, WhatReadersWouldRefuseIsNotWritten) {
   const auto write = [](std::vector<Tensor> tensors) { return write_header(tensors, {}); };
   const Tensor a = tensor("a", DType::uint8, {2}, 0, 2);
-  EXPECT_ERROR(write({a, tensor("a", DType::uint8, {2}, 2, 4)}), ErrorCode::invalid_argument, "'a' is taken");
-  EXPECT_ERROR(write({tensor("__metadata__", DType::uint8, {2}, 0, 2)}), ErrorCode::invalid_argument, "is taken");
+  EXPECT_ERROR(write({a, tensor("a", DType::uint8, {2}, 2, 4)}), ErrorCode::invalid_argument,
+               "duplicate tensor name 'a'");
+  EXPECT_ERROR(write({tensor("__metadata__", DType::uint8, {2}, 0, 2)}), ErrorCode::invalid_argument,
+               "duplicate tensor name");
   EXPECT_ERROR(write({a, tensor("b", DType::uint8, {2}, 3, 5)}), ErrorCode::invalid_argument, "'b'", "2 bytes from 2");
   EXPECT_ERROR(write({tensor("b", DType::float32, {2}, 0, 2)}), ErrorCode::invalid_argument, "expected 8 bytes from 0");
   EXPECT_ERROR(write({tensor("b\xff", DType::uint8, {2}, 0, 2)}), ErrorCode::invalid_argument, "not UTF-8");
@@ -322,12 +325,12 @@ TEST(SafetensorsIndexTest, MalformedIndexesAreRefused) {
   const std::vector<std::pair<std::string, std::string>> cases = {
       {"[]", "expected an object"},
       {"1", "expected an object"},
-      {"{}", "without a weight_map"},
+      {"{}", "without weight_map"},
       {R"({"weight_map":[]})", "weight_map is an array"},
-      {R"({"weight_map":1})", "weight_map is no object"},
+      {R"({"weight_map":1})", "weight_map is not an object"},
       {R"({"weight_map":{"a":1}})", "the file of 'a'"},
-      {R"({"weight_map":{"a":{}}})", "the file of 'a' is no string"},
-      {R"({"weight_map":{"a":"x","a":"y"}})", "'a' is there twice"},
+      {R"({"weight_map":{"a":{}}})", "the file of 'a' is not a string"},
+      {R"({"weight_map":{"a":"x","a":"y"}})", "duplicate key 'a'"},
       {R"({"metadata":{"total_size":"1"},"weight_map":{}})", "total_size is a string"},
       {R"({"metadata":{"total_size":-1},"weight_map":{}})", "total_size is a negative integer"},
       {R"({"metadata":{"total_size":1.5},"weight_map":{}})", "total_size is a number with a fraction"},
@@ -380,7 +383,7 @@ TEST(SafetensorsDcpTest, MalformedShardingInfoIsRefused) {
       {R"({"w":{}})", "tensor 'w' has no saved_offsets"},
       {R"({"w":{"saved_offsets":{}}})", "expected an array"},
       {R"({"w":{"saved_offsets":1}})", "an integer"},
-      {R"({"w":{"saved_offsets":[[1]]}})", "holds no number"},
+      {R"({"w":{"saved_offsets":[[1]]}})", "has a non-number"},
       {R"({"w":{"saved_offsets":[-1,0]}})", "a negative integer"},
       {R"({"w":{"saved_offsets":[0,9223372036854775808]}})", "expected integers"},
       {R"({"w":{"saved_offsets":[0]}})", "2 dimensions and 1 saved_offsets"},

@@ -118,7 +118,7 @@ struct Call {
   NodeRef make() { return reduce("torch._utils", function, arguments()); }
 };
 
-// --- Reading what PyTorch wrote ------------------------------------------------------------------------------------
+// --- Reading PyTorch's files --------------------------------------------------------------------------------------
 
 class TorchArchiveGoldenTest : public ::testing::TestWithParam<std::string> {};
 
@@ -195,7 +195,8 @@ TEST(TorchArchiveReadTest, FilesThatOnlyLookAlikeSayWhatTheyAre) {
   EXPECT_ERROR(open_bytes(archive_of({{"data.pkl", std::string(kNonePickle)}, {"constants.pkl", ""}})),
                ErrorCode::unsupported, "mem.pt", "TorchScript");
   EXPECT_ERROR(open_bytes(archive_of({{"readme", "hello"}})), ErrorCode::unsupported, "'a/data.pkl'");
-  EXPECT_ERROR(open_bytes(to_bytes("hello")), ErrorCode::corrupt, "mem.pt", "byte 0", "no torch.save archive");
+  EXPECT_ERROR(open_bytes(to_bytes("hello")), ErrorCode::corrupt, "mem.pt", "byte 0",
+               "expected the start of a torch.save archive");
   EXPECT_ERROR(open_bytes({}), ErrorCode::corrupt, "mem.pt");
 }
 
@@ -212,7 +213,7 @@ TEST(TorchArchiveReadTest, SmallEntriesAreChecked) {
   EXPECT_ERROR(open_bytes(archive_of({{"data.pkl", pkl}, {"version", "3"}, {"byteorder", "middle"}})),
                ErrorCode::corrupt, "'a/byteorder'", "'middle'");
   EXPECT_ERROR(open_bytes(archive_of({{"data.pkl", pkl}, {"version", std::string(5000, '1')}})), ErrorCode::corrupt,
-               "5000 bytes", "limit is 4096");
+               "5000 bytes", "expected at most 4096");
 }
 
 TEST(TorchArchiveReadTest, AChecksumThatIsWrongNamesEntryAndOffset) {
@@ -227,7 +228,7 @@ TEST(TorchArchiveReadTest, AChecksumThatIsWrongNamesEntryAndOffset) {
 
 TEST(TorchArchiveReadTest, BytesBehindThePickleAreRefused) {
   EXPECT_ERROR(open_bytes(archive_of({{"data.pkl", std::string(kNonePickle) + "more"}, {"version", "3"}})),
-               ErrorCode::corrupt, "'a/data.pkl'", "4 bytes behind the end of the pickle");
+               ErrorCode::corrupt, "'a/data.pkl'", "4 bytes after the end of the pickle");
 }
 
 TEST(TorchArchiveReadTest, AnErrorInThePickleSaysWhereInTheFile) {
@@ -238,7 +239,7 @@ TEST(TorchArchiveReadTest, AnErrorInThePickleSaysWhereInTheFile) {
 TEST(TorchArchiveReadTest, APickleLargerThanTheLimitIsNotRead) {
   OpenLimits limits;
   limits.pickle_bytes = 100;
-  EXPECT_ERROR(open_bytes(read_file(golden_directory() / "2.6-tensor.pt"), limits), ErrorCode::corrupt, "limit is 100");
+  EXPECT_ERROR(open_bytes(read_file(golden_directory() / "2.6-tensor.pt"), limits), ErrorCode::corrupt, "expected at most 100");
 }
 
 TEST(TorchArchiveReadTest, AStorageMustBeThereAndLargeEnough) {
@@ -246,12 +247,13 @@ TEST(TorchArchiveReadTest, AStorageMustBeThereAndLargeEnough) {
   StorageRef storage = as_tensor(archive.tree.root())->storage;
   EXPECT_EQ(archive.storage_entry(storage).size_bytes, 20u);
   storage.size_bytes = 21;
-  EXPECT_ERROR(archive.storage_entry(storage), ErrorCode::corrupt, "mem.pt", "data/0", "20 bytes, its tensors need 21");
+  EXPECT_ERROR(archive.storage_entry(storage), ErrorCode::corrupt, "mem.pt", "data/0",
+               "20 bytes, expected at least 21");
   storage.key = "../0";
   EXPECT_ERROR(archive.storage_entry(storage), ErrorCode::corrupt, "no entry '2.6-tensor/data/../0'");
 }
 
-// --- What calls mean -----------------------------------------------------------------------------------------------
+// --- Calls -------------------------------------------------------------------------------------------------------
 
 TEST(AsTensorTest, AWellFormedCallIsATensor) {
   Call call;

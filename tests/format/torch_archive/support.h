@@ -10,13 +10,14 @@
 #include <utility>
 #include <vector>
 
+#include "support/paths.h"
 #include "tessera/base/file.h"
 #include "tessera/format/torch_archive.h"
 
 namespace tessera::torch_archive {
 
 inline std::filesystem::path golden_directory() {
-  return std::filesystem::path(TESSERA_SOURCE_DIR) / "tests" / "golden" / "torch_archive";
+  return std::filesystem::path(tessera::testing::source_dir()) / "tests" / "golden" / "torch_archive";
 }
 
 inline Archive open_bytes(const Bytes& bytes, const OpenLimits& limits = {}) {

@@ -87,7 +87,7 @@ TEST(ArchiveLayoutTest, TheArchiveIsThatOfPyTorch26ButForItsId) {
     const zip::Entry& id = *reopened.directory.find(std::string(name) + "/.data/serialization_id");
     EXPECT_THAT(std::string(as_text(entry_bytes(reopened, ours, ".data/serialization_id"))),
                 ::testing::MatchesRegex("[0-9]{40}"));
-    // The id, and its CRC-32 in the descriptor behind it and in its record, the last of the directory.
+    // The id, and its CRC-32 in the descriptor after it and in its record, the last of the directory.
     Bytes theirs = file;
     const std::size_t record = as_text(file).rfind("PK\x01\x02");
     for (Bytes* bytes : {&ours, &theirs}) {
@@ -134,12 +134,12 @@ TEST(ArchiveLayoutTest, NamesThatWouldLeaveTheArchiveAreRefused) {
     ArchiveLayout(prefix, to_bytes(kNonePickle), {{key, 1}});
   };
   for (const char* bad : {"", "..", "a/b", "a\\b"}) {
-    EXPECT_ERROR(layout(bad, "0"), ErrorCode::invalid_argument, "archive's folder");
-    EXPECT_ERROR(layout("archive", bad), ErrorCode::invalid_argument, "storage's key");
+    EXPECT_ERROR(layout(bad, "0"), ErrorCode::invalid_argument, "valid folder name");
+    EXPECT_ERROR(layout("archive", bad), ErrorCode::invalid_argument, "valid storage key");
   }
   EXPECT_ERROR(ArchiveLayout("archive", {}, {{"0", 1}, {"0", 1}}), ErrorCode::invalid_argument, "archive/data/0");
   EXPECT_ERROR(ArchiveLayout("archive", {}, {{"0", 1}}).trailer({}), ErrorCode::invalid_argument,
-               "0 checksums for 1 storages");
+               "0 checksums, expected 1");
 }
 
 RC_GTEST_PROP(ArchiveLayoutTest, WhatIsWrittenIsReadBack, ()) {

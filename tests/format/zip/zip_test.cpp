@@ -10,6 +10,7 @@
 #include <map>
 
 #include "support/error_matchers.h"
+#include "support/paths.h"
 #include "support/temporary_directory.h"
 #include "tessera/base/crc32.h"
 
@@ -19,7 +20,7 @@ namespace {
 namespace fs = std::filesystem;
 using ::testing::ElementsAre;
 
-const fs::path kGolden = fs::path(TESSERA_SOURCE_DIR) / "tests" / "golden";
+const fs::path kGolden = fs::path(tessera::testing::source_dir()) / "tests" / "golden";
 
 using Contents = std::vector<std::pair<std::string, Bytes>>;
 
@@ -59,7 +60,7 @@ Contents contents_of(const Bytes& bytes) {
   return contents;
 }
 
-// As a reader that looks at everything does: an error for whatever is wrong.
+// Reads everything; throws an error for any damage.
 void read_and_check_data(const Bytes& bytes) {
   for (const Entry& entry : read(bytes).entries) {
     const ByteView data = ByteView(bytes).subspan(entry.data_offset_bytes, entry.size_bytes);
@@ -71,7 +72,7 @@ Contents small_archive() {
   return {{"archive/data.pkl", to_bytes("a pickle")}, {"archive/data/0", {}}, {"archive/version", to_bytes("3\n")}};
 }
 
-// The first place of `what`.
+// Returns the first position of `what`.
 std::size_t offset_of(const Bytes& bytes, std::string_view what, std::size_t from = 0) {
   const std::size_t found = as_text(bytes).find(what, from);
   EXPECT_NE(found, std::string::npos);
@@ -156,8 +157,8 @@ TEST(ZipReadTest, AnArchiveMayBeASliceAndErrorsSayWhereInTheFile) {
   EXPECT_ERROR(read_directory(source, 1000, archive.size()), ErrorCode::corrupt, "big.distcp", "byte 1000",
                "signature of a local header");
   EXPECT_ERROR(read_directory(source, 1000, file.size()), ErrorCode::corrupt, "big.distcp", "at byte 1000",
-               "ends behind the file");
-  EXPECT_ERROR(read_directory(source, UINT64_MAX, 2), ErrorCode::corrupt, "ends behind the file");
+               "ends past the file");
+  EXPECT_ERROR(read_directory(source, UINT64_MAX, 2), ErrorCode::corrupt, "ends past the file");
 }
 
 TEST(ZipReadTest, EntriesAreFoundByName) {
@@ -208,7 +209,7 @@ TEST(ZipReadTest, NamesThatLeaveTheArchiveAreRefused) {
 
 TEST(ZipReadTest, TwoEntriesOfOneNameAreRefused) {
   const Bytes bytes = write_archive({{"a/1", to_bytes("1")}, {"a/2", to_bytes("1")}});
-  EXPECT_ERROR(read(replaced(bytes, "a/2", "a/1")), ErrorCode::corrupt, "two entries are called 'a/1'", "byte 81");
+  EXPECT_ERROR(read(replaced(bytes, "a/2", "a/1")), ErrorCode::corrupt, "duplicate entry name 'a/1'", "byte 81");
 }
 
 TEST(ZipReadTest, EntriesThatOverlapAreRefused) {
@@ -235,10 +236,10 @@ TEST(ZipReadTest, AbsurdNumbersEndBeforeAnythingIsAllocated) {
 
 TEST(ZipReadTest, AnArchiveWithoutEntriesIsRefused) {
   EXPECT_ERROR(read(write_archive({})), ErrorCode::corrupt, "no entry");
-  EXPECT_ERROR(read({}), ErrorCode::corrupt, "too few");
+  EXPECT_ERROR(read({}), ErrorCode::corrupt, "0 bytes, expected at least");
 }
 
-// Counts what is read.
+// Counts the bytes read.
 class CountingSource final : public ByteSource {
  public:
   CountingSource(const Bytes& bytes, std::uint64_t& reads, std::uint64_t& read_bytes)
@@ -303,7 +304,7 @@ TEST(ZipLayoutTest, SizesBeyond32BitsGoIntoZip64Fields) {
   Layout layout;
   layout.add("a/exact", 0xFFFFFFFE);
   layout.add("a/large", kLarge);
-  layout.add("a/behind", 10);
+  layout.add("a/beyond", 10);
   layout.add("a/empty", 0);
   EXPECT_EQ(layout.descriptor(0, 1).size(), 16u);
   EXPECT_EQ(layout.descriptor(1, 1).size(), 24u);
@@ -352,13 +353,13 @@ TEST(ZipLayoutTest, MoreThan65535EntriesAreReadBack) {
 TEST(ZipLayoutTest, WhatIsNoArchiveIsRefused) {
   Layout layout;
   layout.add("a/0", 1);
-  EXPECT_ERROR(layout.add("a/0", 1), ErrorCode::invalid_argument, "two entries called 'a/0'");
+  EXPECT_ERROR(layout.add("a/0", 1), ErrorCode::invalid_argument, "duplicate entry name 'a/0'");
   EXPECT_ERROR(layout.add("", 1), ErrorCode::invalid_argument, "0 bytes");
   EXPECT_ERROR(layout.add(std::string(65'536, 'x'), 1), ErrorCode::invalid_argument, "65536 bytes");
-  EXPECT_ERROR(layout.add("a/1", INT64_MAX), ErrorCode::invalid_argument, "larger than");
-  EXPECT_ERROR(layout.directory({}), ErrorCode::invalid_argument, "0 checksums for 1 entries");
+  EXPECT_ERROR(layout.add("a/1", INT64_MAX), ErrorCode::invalid_argument, "too large");
+  EXPECT_ERROR(layout.directory({}), ErrorCode::invalid_argument, "0 checksums, expected 1");
   EXPECT_NO_THROW(layout.add("a/2", INT64_MAX / 2));
-  EXPECT_ERROR(layout.add("a/3", INT64_MAX / 2), ErrorCode::invalid_argument, "larger than");
+  EXPECT_ERROR(layout.add("a/3", INT64_MAX / 2), ErrorCode::invalid_argument, "too large");
 }
 
 RC_GTEST_PROP(ZipLayoutTest, WhatIsWrittenIsReadBack, ()) {

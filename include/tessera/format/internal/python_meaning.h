@@ -1,5 +1,5 @@
 #pragma once
-// What an inert value is, as far as we know. Strict: a call with other arguments than Python writes is opaque.
+// Classifies inert values. Strict: a call with other arguments than Python writes is opaque.
 
 #include <string>
 
@@ -9,10 +9,10 @@ namespace tessera::pickle {
 
 enum class Meaning : std::uint8_t { plain, ordered_dict, size, dtype, device, complex, opaque };
 
-// Of the value itself, whatever is inside of it.
+// Classifies the value itself, without its contents.
 Meaning meaning_of(NodeRef value);
 
-// Each of a value of that meaning.
+// Each requires a value of the meaning in its name.
 std::span<const NodeRef> size_items(NodeRef size);
 std::string dtype_text(NodeRef dtype);  // "torch.float32"
 struct Device {
@@ -25,7 +25,7 @@ struct Complex {
 };
 Complex complex_of(NodeRef value);
 
-// What a callable is called: "os.system", "builtins.getattr(...)", "os.system(...)"; of printable characters.
+// Returns a printable name of a callable: "os.system", "builtins.getattr(...)", "os.system(...)".
 std::string callable_name(NodeRef callable);
 
 }  // namespace tessera::pickle

@@ -10,7 +10,7 @@ std::optional<NodeRef> encoded(Nodes& nodes, Kind kind, std::span<const NodeRef>
   if (arguments.size() != 2 || !arguments[0].is(Kind::string)) return std::nullopt;
   if (!arguments[1].is_string("latin1") && !arguments[1].is_string("latin-1")) return std::nullopt;
   const std::string_view text = arguments[0].string();
-  // Taken from the tree's memory whether it is Latin-1 or not: the limit of that bounds the time of futile attempts.
+  // Allocated from the tree even if the text is not Latin-1: the memory limit also bounds the time of failed attempts.
   std::uint8_t* data = nodes.make_room(text.size());
   const auto size = latin1_from_utf8(text, data);
   if (!size) return std::nullopt;

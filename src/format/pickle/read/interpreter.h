@@ -1,7 +1,6 @@
 #pragma once
-// Reads one pickle. The loop (pickle_reader.cpp) keeps the cursor and the top of the stack in registers and does itself
-// what is frequent; the rest (pickle_rare_opcodes.cpp) is done by members, to which both are handed over in `cursor_`
-// and `top_`.
+// Reads one pickle. The loop (reader.cpp) keeps the cursor and the top of the stack in registers and handles frequent
+// opcodes itself. Members handle the others (rare_opcodes.cpp); the loop passes both to them in `cursor_` and `top_`.
 
 #include <algorithm>
 #include <cstdint>
@@ -29,7 +28,7 @@ class Interpreter {
         record_texts_(nodes),
         depth_limit_(static_cast<Depth>(std::min<std::size_t>(limits.depth, std::numeric_limits<Depth>::max() - 1))) {}
 
-  // The value; `length_bytes` becomes what was read, STOP included.
+  // Returns the value. Sets `length_bytes` to the number of bytes read, including STOP.
   NodeRef read(std::uint64_t& length_bytes) {
     try {
       return run(length_bytes);
@@ -48,7 +47,7 @@ class Interpreter {
     input_.fail(ErrorCode::corrupt, opcode_, format, std::forward<Args>(args)...);
   }
   [[noreturn]] void fail_underflow(std::size_t wanted) const {
-    fail("{} objects expected on the stack, {} there", wanted, top_ - floor_);
+    fail("{} objects on the stack, expected at least {}", top_ - floor_, wanted);
   }
   [[noreturn]] void fail_depth() const { fail("nests deeper than the limit of {}", depth_limit_); }
 
@@ -63,7 +62,7 @@ class Interpreter {
     *depths() = depth;
     *top_++ = value;
   }
-  // The depth of what holds the `count` topmost values.
+  // Returns the depth of a container of the `count` topmost values.
   Depth depth_around(const Depth* first, std::size_t count) const {
     Depth depth = 0;
     for (std::size_t i = 0; i < count; ++i) depth = std::max(depth, first[i]);
@@ -75,16 +74,16 @@ class Interpreter {
     top_ -= count;
     push(value, depth);
   }
-  // Takes the topmost mark away and returns how many values are above it.
+  // Removes the topmost mark and returns the number of values above it.
   std::size_t pop_mark() {
-    if (marks_.empty()) fail("no mark on the stack");
+    if (marks_.empty()) fail("no mark on the stack, expected one");
     const auto count = static_cast<std::size_t>(top_ - floor_);
     marks_.pop_back();
     set_floor();
     return count;
   }
 
-  // The opcodes that change the object below `count` values.
+  // The opcodes that modify the object below `count` values.
   void append(std::size_t count);
   void set_items(std::size_t count);
   void add_items(std::size_t count);
@@ -121,7 +120,7 @@ class Interpreter {
   const std::uint8_t* opcode_ = nullptr;
   const std::uint8_t* cursor_ = nullptr;
   NodeRef* top_ = nullptr;
-  NodeRef* floor_ = nullptr;  // the stack's end as far as the topmost mark allows to see
+  NodeRef* floor_ = nullptr;  // the bottom of the accessible stack: the topmost mark
   int protocol_ = 0;
 };
 

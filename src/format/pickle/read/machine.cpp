@@ -34,13 +34,14 @@ void Input::fail_with(ErrorCode code, const std::uint8_t* opcode, const std::str
 }
 
 void Input::fail_truncated(const std::uint8_t* opcode, const std::uint8_t* at, std::uint64_t wanted) const {
-  fail(ErrorCode::corrupt, opcode, "truncated: {} bytes expected, {} left", wanted, end_ - at);
+  fail(ErrorCode::corrupt, opcode, "truncated: {} bytes left, expected {}", end_ - at, wanted);
 }
 
 std::string_view Input::line(const std::uint8_t* opcode, const std::uint8_t*& at) const {
   const auto left = static_cast<std::size_t>(end_ - at);
   const void* newline = left == 0 ? nullptr : std::memchr(at, '\n', left);
-  if (newline == nullptr) fail(ErrorCode::corrupt, opcode, "truncated: no end of the line in the {} bytes left", left);
+  if (newline == nullptr)
+    fail(ErrorCode::corrupt, opcode, "truncated: no line break in the {} bytes left, expected one", left);
   const std::string_view result(reinterpret_cast<const char*>(at),
                                 static_cast<std::size_t>(static_cast<const std::uint8_t*>(newline) - at));
   at += result.size() + 1;

@@ -1,6 +1,6 @@
 #pragma once
-// The state of a pickle being read: where we are in its bytes, the stack with its marks, the memo. Everything that can
-// be wrong is reported here, with the opcode and its offset.
+// The state of a pickle being read: the position in its bytes, the stack with its marks, the memo. Errors are reported
+// here, with the opcode and its offset.
 
 #include <algorithm>
 #include <array>
@@ -19,7 +19,7 @@
 
 namespace tessera::pickle {
 
-// A flat array of plain data that grows in place where the system can.
+// A flat array of plain data that grows in place if the system can do so.
 template <typename T>
 class FlatArray {
  public:
@@ -51,19 +51,19 @@ class Input {
 
   const std::uint8_t* begin() const { return begin_; }
   const std::uint8_t* end() const { return end_; }
-  // Whoever is here or behind must `move_window`.
+  // A cursor at or past this position must call `move_window`.
   const std::uint8_t* window_margin() const { return behind_window_ == 0 ? end_ : end_ - kMarginBytes; }
-  // Reads on, if there is more, so that the window begins at `at`. Returns where that is now; what pointed into the
-  // window no longer does.
+  // Reads more bytes, if there are any, so that the window begins at `at`. Returns the new position of `at`. Pointers
+  // into the window become invalid.
   const std::uint8_t* move_window(const std::uint8_t* at);
 
   std::uint64_t offset_of(const std::uint8_t* at) const {
     return before_window_ + static_cast<std::uint64_t>(at - begin_);
   }
-  // From `at` to the end of the pickle.
+  // The number of bytes from `at` to the end of the pickle.
   std::uint64_t left(const std::uint8_t* at) const { return static_cast<std::uint64_t>(end_ - at) + behind_window_; }
 
-  // Throws about the opcode at `opcode`.
+  // Throws an error about the opcode at `opcode`.
   template <typename... Args>
   [[noreturn]] void fail(ErrorCode code, const std::uint8_t* opcode, fmt::format_string<Args...> format,
                          Args&&... args) const {
@@ -72,7 +72,7 @@ class Input {
   [[noreturn]] void fail_with(ErrorCode code, const std::uint8_t* opcode, const std::string& problem) const;
   [[noreturn]] void fail_truncated(const std::uint8_t* opcode, const std::uint8_t* at, std::uint64_t wanted) const;
 
-  // Moves `at` behind the next `size` bytes, which are returned.
+  // Returns the next `size` bytes and moves `at` past them.
   ByteView take(const std::uint8_t* opcode, const std::uint8_t*& at, std::uint64_t size) const {
     if (size > static_cast<std::uint64_t>(end_ - at)) fail_truncated(opcode, at, size);
     const ByteView result(at, size);
@@ -83,16 +83,16 @@ class Input {
   T number(const std::uint8_t* opcode, const std::uint8_t*& at) const {
     return load_little_endian<T>(take(opcode, at, sizeof(T)).data());
   }
-  // A text line without its end; `at` moves behind it.
+  // Returns a text line without its line break and moves `at` past it.
   std::string_view line(const std::uint8_t* opcode, const std::uint8_t*& at) const;
 
  private:
-  // An opcode with its argument, or a record, that is longer than the margin may not be in the window as a whole.
+  // An opcode with its argument, or a record, that is longer than the margin may not fit into the window.
   static constexpr std::size_t kWindowBytes = std::size_t{1} << 20;
   static constexpr std::size_t kMarginBytes = std::size_t{64} << 10;
 
   Bytes window_;
-  const ByteSource* source_ = nullptr;  // null when all bytes are here
+  const ByteSource* source_ = nullptr;  // null if all bytes are in memory
   const std::uint8_t* begin_;
   const std::uint8_t* end_;
   const std::string& name_;
@@ -100,10 +100,10 @@ class Input {
   std::uint64_t before_window_ = 0, behind_window_ = 0;
 };
 
-// Depths are how far the value was nested when it came to where it is.
+// A depth is how far a value was nested when it reached its position.
 using Depth = std::uint16_t;
 
-// Python numbers what it puts 0, 1, 2, ..., so entries are sorted by their index, mostly with none left out.
+// Python numbers memo entries 0, 1, 2, ..., so entries are sorted by index, mostly without gaps.
 class Memo {
  public:
   static constexpr std::uint64_t kIndexMask = 0xffff'ffff'ffff;
@@ -112,14 +112,14 @@ class Memo {
     std::uint64_t index : 48;
     std::uint64_t depth : 16;
   };
-  // Null if nothing was put there, or it was skipped.
+  // Returns null if nothing was put at the index, or if it was skipped.
   const Entry* get(std::uint64_t index) const {
     const Entry* const entries = entries_.data();
     if (index < count_ && entries[index].index == index) return &entries[index];
     const Recent& recent = recent_[index % recent_.size()];
     return recent.index == index ? &entries[recent.position] : find(index);
   }
-  // What MEMOIZE puts: the number of indices that were put.
+  // The index that MEMOIZE uses: the number of indices put so far.
   std::uint64_t next() const { return next_; }
   void append(NodeRef value, Depth depth) {
     if (!others_.empty()) return put(next_, value, depth);
@@ -128,8 +128,8 @@ class Memo {
   }
   void put(std::uint64_t index, NodeRef value, Depth depth);
 
-  // Records (pickle_records.h) don't put what they hold. Whoever fetches it finds nothing, and a PUT of an index that
-  // was chosen can't be told from a second one, so that it is refused.
+  // Records (records.h) do not put their contents. Fetching these finds nothing. A PUT with an explicit index could not
+  // be distinguished from a second PUT of it, so it is refused.
   void skip(std::uint64_t count) {
     next_ += count;
     has_skipped_ = true;
@@ -145,7 +145,7 @@ class Memo {
   };
   FlatArray<Entry> entries_;
   std::size_t count_ = 0;
-  std::unordered_map<std::uint64_t, Entry> others_;  // put out of turn
+  std::unordered_map<std::uint64_t, Entry> others_;  // put out of order
   std::uint64_t next_ = 0;
   bool has_skipped_ = false;
   mutable std::array<Recent, 256> recent_;

@@ -1,4 +1,4 @@
-// The opcodes that are not worth a place in the loop, those of protocol 0 among them.
+// The opcodes that are too rare for the loop, including those of protocol 0.
 
 #include <bit>
 #include <charconv>
@@ -20,7 +20,7 @@ void Interpreter::append(std::size_t count) {
   } else if (target.is(Kind::object)) {
     nodes_.append_to_object(target, items, count);
   } else {
-    fail("appends to {}", kind_name(target.kind()));
+    fail("appends to {}, expected a list or object", kind_name(target.kind()));
   }
   top_ -= count;
   depths()[-1] = std::max(depths()[-1], depth);
@@ -29,7 +29,7 @@ void Interpreter::append(std::size_t count) {
 void Interpreter::add_items(std::size_t count) {
   need(1 + count);
   const NodeRef target = top_[-1 - static_cast<std::ptrdiff_t>(count)];
-  if (!target.is(Kind::set)) fail("adds items to {}, a set expected", kind_name(target.kind()));
+  if (!target.is(Kind::set)) fail("adds items to {}, expected a set", kind_name(target.kind()));
   const Depth depth = count == 0 ? 0 : depth_around(depths() - count, count);
   nodes_.append(target, top_ - count, count);
   top_ -= count;
@@ -39,11 +39,11 @@ void Interpreter::add_items(std::size_t count) {
 void Interpreter::push_text(Kind kind, ByteView bytes) { push(nodes_.text(kind, bytes), 0); }
 
 void Interpreter::push_string(ByteView utf8) {
-  if (!is_python_utf8(as_text(utf8))) fail("text of {} bytes is not UTF-8", utf8.size());
+  if (!is_python_utf8(as_text(utf8))) fail("text of {} bytes is not UTF-8, expected UTF-8", utf8.size());
   push_text(Kind::string, utf8);
 }
 
-// Python 2's str: text where it is text, else bytes.
+// Python 2's str: a string if it is UTF-8, otherwise bytes.
 void Interpreter::push_byte_string(ByteView bytes) {
   push_text(is_python_utf8(as_text(bytes)) ? Kind::string : Kind::bytes, bytes);
 }
@@ -66,7 +66,8 @@ void Interpreter::push_instance(NodeRef callable, std::size_t count, std::size_t
 }
 
 void Interpreter::push_extension(std::uint32_t code) {
-  if (code == 0 || code > 0x7fff'ffff) fail("extension code {} is not positive", static_cast<std::int32_t>(code));
+  if (code == 0 || code > 0x7fff'ffff)
+    fail("extension code {}, expected a positive code", static_cast<std::int32_t>(code));
   push(nodes_.object(Object::Made::extension, nodes_.integer(code), NodeRef()), 1);
 }
 
@@ -74,7 +75,7 @@ std::uint64_t Interpreter::line_number() {
   const std::string_view text = line();
   std::uint64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size()) fail("\"{}\" is no memo index", printable(text));
+  if (error != std::errc() || end != text.data() + text.size()) fail("\"{}\" is not a memo index", printable(text));
   return value;
 }
 
@@ -88,12 +89,12 @@ void Interpreter::run_rare(std::uint8_t opcode) {
   switch (opcode) {
     case op::PROTO:
       protocol_ = number<std::uint8_t>();
-      if (protocol_ > 5) input_.fail(ErrorCode::unsupported, opcode_, "protocol {}, at most 5 is known", protocol_);
+      if (protocol_ > 5) input_.fail(ErrorCode::unsupported, opcode_, "protocol {}, expected at most 5", protocol_);
       break;
     case op::FRAME: {
       const auto size = number<std::uint64_t>();
       const std::uint64_t left = input_.left(cursor_);
-      if (size > left) fail("a frame of {} bytes, {} left", size, left);
+      if (size > left) fail("a frame of {} bytes, expected at most the {} bytes left", size, left);
       break;
     }
     case op::POP:
@@ -116,7 +117,7 @@ void Interpreter::run_rare(std::uint8_t opcode) {
       break;
     case op::LONG4: {
       const auto size = number<std::uint32_t>();
-      if (size > 0x7fff'ffff) fail("a negative length");
+      if (size > 0x7fff'ffff) fail("a negative length, expected at least 0");
       push_integer(take(size));
       break;
     }
@@ -137,7 +138,7 @@ void Interpreter::run_rare(std::uint8_t opcode) {
       break;
     case op::BINSTRING: {
       const auto size = number<std::uint32_t>();
-      if (size > 0x7fff'ffff) fail("a negative length");
+      if (size > 0x7fff'ffff) fail("a negative length, expected at least 0");
       push_byte_string(take(size));
       break;
     }
@@ -168,7 +169,7 @@ void Interpreter::run_rare(std::uint8_t opcode) {
       break;
     case op::DICT: {
       const std::size_t count = pop_mark();
-      if (count % 2 != 0) fail("{} keys and values, an even number expected", count);
+      if (count % 2 != 0) fail("{} keys and values, expected an even number", count);
       const NodeRef dict = nodes_.dict();
       nodes_.set_items(dict, top_ - count, count / 2);
       replace(count, dict);
@@ -195,7 +196,7 @@ void Interpreter::run_rare(std::uint8_t opcode) {
       const NodeRef module = top_[-2];
       const NodeRef name = top_[-1];
       if (!module.is(Kind::string) || !name.is(Kind::string))
-        fail("module and name expected, {} and {} found", kind_name(module.kind()), kind_name(name.kind()));
+        fail("found {} and {}, expected module and name as strings", kind_name(module.kind()), kind_name(name.kind()));
       top_ -= 2;
       push_global(module.string(), name.string());
       break;
@@ -206,7 +207,7 @@ void Interpreter::run_rare(std::uint8_t opcode) {
       break;
     case op::OBJ: {
       const std::size_t count = pop_mark();
-      if (count == 0) fail("no class above the mark");
+      if (count == 0) fail("nothing above the mark, expected a class");
       push_instance(*(top_ - count), count - 1, count);
       break;
     }
@@ -225,13 +226,14 @@ void Interpreter::run_rare(std::uint8_t opcode) {
       break;
     case op::NEXT_BUFFER:
     case op::READONLY_BUFFER:
-      input_.fail(ErrorCode::unsupported, opcode_, "the bytes are in a buffer outside of the pickle");
+      input_.fail(ErrorCode::unsupported, opcode_,
+                  "the bytes are in an out-of-band buffer, expected them in the pickle");
     default:
       run_text(opcode);
   }
 }
 
-// Protocol 0, and what is left of it in protocol 2.
+// Protocol 0, and its opcodes that remain in protocol 2.
 void Interpreter::run_text(std::uint8_t opcode) {
   switch (opcode) {
     case op::GLOBAL: {
@@ -262,26 +264,26 @@ void Interpreter::run_text(std::uint8_t opcode) {
       }
       if (opcode == op::LONG && text.ends_with('L')) text.remove_suffix(1);
       const auto value = parse_integer(text);
-      if (!value) fail("\"{}\" is no int", printable(text));
+      if (!value) fail("\"{}\" is not an int", printable(text));
       push_integer(nodes_.copy(*value));
       break;
     }
     case op::FLOAT: {
       const std::string_view text = line();
       const auto value = parse_float(text);
-      if (!value) fail("\"{}\" is no float", printable(text));
+      if (!value) fail("\"{}\" is not a float", printable(text));
       push(nodes_.floating(*value), 0);
       break;
     }
     case op::STRING: {
       const auto bytes = parse_quoted_bytes(line());
-      if (!bytes) fail("not a quoted string");
+      if (!bytes) fail("the argument is not a quoted string");
       push_byte_string(nodes_.copy(as_bytes(*bytes)));
       break;
     }
     case op::UNICODE: {
       const auto text = parse_raw_unicode(line());
-      if (!text) fail("a malformed escape");
+      if (!text) fail("the text has a malformed escape");
       push_string(nodes_.copy(as_bytes(*text)));
       break;
     }
@@ -290,7 +292,7 @@ void Interpreter::run_text(std::uint8_t opcode) {
       replace(1, nodes_.persistent_id(top_[-1]));
       break;
     default:
-      fail("not an opcode");
+      fail("unknown opcode");
   }
 }
 

@@ -19,7 +19,7 @@ void Interpreter::grow_stack() {
 
 void Interpreter::set_items(std::size_t count) {
   need(1 + count);
-  if (count % 2 != 0) fail("{} keys and values, an even number expected", count);
+  if (count % 2 != 0) fail("{} keys and values, expected an even number", count);
   const NodeRef target = top_[-1 - static_cast<std::ptrdiff_t>(count)];
   const NodeRef* pairs = top_ - count;
   const Depth depth = count == 0 ? 0 : depth_around(depths() - count, count);
@@ -28,7 +28,7 @@ void Interpreter::set_items(std::size_t count) {
   } else if (target.is(Kind::object)) {
     nodes_.set_items_of_object(target, pairs, count / 2);
   } else {
-    fail("sets items of {}", kind_name(target.kind()));
+    fail("sets items of {}, expected a dict or object", kind_name(target.kind()));
   }
   top_ -= count;
   depths()[-1] = std::max(depths()[-1], depth);
@@ -37,7 +37,7 @@ void Interpreter::set_items(std::size_t count) {
 void Interpreter::build() {
   need(2);
   const NodeRef target = top_[-2];
-  if (!target.is(Kind::object)) fail("sets the state of {}", kind_name(target.kind()));
+  if (!target.is(Kind::object)) fail("sets the state of {}, expected an object", kind_name(target.kind()));
   const Depth depth = depth_around(depths() - 1, 1);
   nodes_.set_state(target, top_[-1]);
   --top_;
@@ -58,8 +58,8 @@ void Interpreter::put(std::uint64_t index) {
   need(1);
   // Each index was once the next one, so it is at most the number of opcodes before.
   const std::uint64_t offset = input_.offset_of(opcode_);
-  if (index >= limits_.memo || index > offset) fail("memo index {} is too large", index);
-  if (!memo_.can_put(index)) fail("memo index {} behind records", index);
+  if (index >= limits_.memo || index > offset) fail("memo index {} exceeds the limit", index);
+  if (!memo_.can_put(index)) fail("memo index {} after records, expected the next index", index);
   memo_.put(index, top_[-1], depths()[-1]);
 }
 
@@ -130,8 +130,8 @@ NodeRef Interpreter::run(std::uint64_t& length_bytes) {
       margin = input_.window_margin();
     }
     const std::uint8_t* const opcode = p;
-    if (p == end) with(opcode, [&] { fail("no STOP"); });
-    if (left-- == 0) with(opcode, [&] { fail("more than {} opcodes", limits_.items); });
+    if (p == end) with(opcode, [&] { fail("the pickle ends without STOP, expected it"); });
+    if (left-- == 0) with(opcode, [&] { fail("more than the limit of {} opcodes", limits_.items); });
     if (top == limit) {
       with(opcode, [&] { grow_stack(); });
       base = values_.data();

@@ -1,6 +1,6 @@
 #pragma once
-// Records: objects of which a pickle holds millions. Python writes each with the same opcodes, so they can be read
-// right from the bytes, without making a tree of them.
+// Records: objects of which a pickle holds millions. Python writes each with the same opcodes, so they are decoded from
+// the bytes without building a tree.
 
 #include <cstdint>
 #include <optional>
@@ -12,11 +12,11 @@
 
 namespace tessera::pickle {
 
-// The strings that stand in records. Most are there many times, one behind the other or in turn.
+// The strings in records. Most occur many times, in a row or alternating.
 class RecordTexts {
  public:
   explicit RecordTexts(Nodes& nodes) : nodes_(nodes) {}
-  // The string of `utf8`, mostly the one that an equal text got before; None if it isn't UTF-8.
+  // Returns the string of `utf8`, usually the node of an earlier equal text. Returns None if it is not UTF-8.
   NodeRef string(ByteView utf8);
 
  private:
@@ -24,8 +24,8 @@ class RecordTexts {
   std::vector<NodeRef> recent_;
 };
 
-// The opcodes from a place in a pickle on, as one that expects certain ones reads them. Each function moves on and is
-// true if what it names comes next; after the first false nothing more may be asked. Nothing changes until `accept`.
+// Matches a sequence of expected opcodes. Each function advances and returns true if the named opcode comes next. After
+// the first false, no other function may be called. Nothing changes until `accept`.
 class RecordCursor {
  public:
   RecordCursor(const std::uint8_t* at, const std::uint8_t* end, const Memo& memo, RecordTexts& texts)
@@ -36,9 +36,9 @@ class RecordCursor {
     ++at_;
     return true;
   }
-  // MEMOIZE, which may be left out.
+  // MEMOIZE, which is optional.
   void memoize() { puts_ += opcode(op::MEMOIZE) ? 1 : 0; }
-  // What BINGET or LONG_BINGET fetches.
+  // The value that BINGET or LONG_BINGET fetches.
   bool fetch(NodeRef& value) {
     std::uint64_t index = 0;
     if (left() >= 2 && *at_ == op::BINGET) {
@@ -57,10 +57,10 @@ class RecordCursor {
   }
   // An int of 64 bits.
   bool integer(std::int64_t& value);
-  // A str that is fetched, or one of at most 255 bytes that stands here and may be put, once in a record.
+  // A str that is fetched, or one of at most 255 bytes that is inline and may be put; at most one per record.
   bool string(NodeRef& value);
 
-  // Puts the string that was put in the record, the one thing in it that is likely to be fetched. Returns what follows.
+  // Puts the string that was put in the record, its only content that is likely to be fetched. Returns what follows.
   const std::uint8_t* accept(Memo& memo) const;
 
  private:
@@ -77,15 +77,15 @@ class RecordCursor {
 class RecordTaker {
  public:
   virtual ~RecordTaker() = default;
-  // `global` has just been fetched from the memo. If a record of this class follows that the taker understands, it
-  // moves `cursor` behind it and returns a number below 2^48 that stands for it in the tree as `Kind::taken`. If not,
-  // the opcodes are done one by one, from where the cursor was.
+  // `global` has just been fetched from the memo. If a record of this class follows that the taker understands, moves
+  // `cursor` past it and returns a number below 2^48 that represents it in the tree as `Kind::taken`. Otherwise, the
+  // opcodes are executed one by one from the original cursor.
   virtual std::optional<std::uint64_t> take(NodeRef global, RecordCursor& cursor) = 0;
 };
 
-// As `read` of pickle_reader.h, with records taken out of the tree. Has about a megabyte of the pickle in memory at a
-// time, and the tree doesn't need it; so who wants to know where something is wrong, or has a pickle with arguments
-// that are longer (Error(corrupt)), reads it with `read`.
+// As `read` of pickle_reader.h, but keeps records out of the tree. Holds about one megabyte of the pickle in memory at
+// a time; the tree does not refer to it. To get the exact error, or for a pickle with longer arguments
+// (Error(corrupt)), use `read`.
 ReadResult read_taking(const ByteSource& source, RecordTaker& taker);
 
 }  // namespace tessera::pickle
