@@ -1,5 +1,5 @@
 #pragma once
-// Memory for bytes that are about to be overwritten: not cleared, and kept from one use to the next.
+// A reusable buffer of uninitialized memory.
 
 #include <cstddef>
 #include <cstdint>
@@ -11,7 +11,7 @@ namespace tessera::checkpoint {
 
 class Buffer {
  public:
-  // `size` bytes of undefined contents, valid until the next call.
+  // Returns `size` bytes of undefined contents, valid until the next call.
   MutableByteView get(std::size_t size) {
     if (size > capacity_) {
       data_ = std::make_unique_for_overwrite<std::uint8_t[]>(size);

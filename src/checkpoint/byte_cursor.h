@@ -1,5 +1,5 @@
 #pragma once
-// Numbers and texts one behind the other, as ranks send them to each other.
+// Serialization of numbers and text for messages between ranks.
 
 #include <cstring>
 #include <string>
@@ -15,7 +15,7 @@ inline void append_text(Bytes& out, std::string_view text) {
   append(out, text);
 }
 
-// Reads them back. Throws Error(corrupt) at the end of the bytes.
+// Reads numbers and text in the order in which they were written. Throws Error(corrupt) if the bytes end too early.
 class ByteCursor {
  public:
   ByteCursor(ByteView bytes, std::string_view what) : bytes_(bytes), what_(what) {}
@@ -27,8 +27,7 @@ class ByteCursor {
   std::string_view text() { return as_text(take(number<std::uint64_t>())); }
   ByteView take(std::uint64_t count) {
     if (count > bytes_.size() - at_) {
-      fail(ErrorCode::corrupt, "{}: it ends at byte {}, {} more were expected", what_, bytes_.size(),
-           count - (bytes_.size() - at_));
+      fail(ErrorCode::corrupt, "{} at byte {}: {} bytes left, expected {}", what_, at_, bytes_.size() - at_, count);
     }
     const ByteView part = bytes_.subspan(at_, count);
     at_ += count;
@@ -36,7 +35,7 @@ class ByteCursor {
   }
   ByteView rest() { return take(bytes_.size() - at_); }
   void expect_end() const {
-    if (at_ != bytes_.size()) fail(ErrorCode::corrupt, "{}: {} bytes too many", what_, bytes_.size() - at_);
+    if (at_ != bytes_.size()) fail(ErrorCode::corrupt, "{}: {} bytes, expected {}", what_, bytes_.size(), at_);
   }
 
  private:

@@ -9,9 +9,9 @@
 namespace tessera::checkpoint {
 namespace {
 
-// Status bytes in front of what is sent: 0, or 1 + the code of an error whose message follows.
+// Returns the result of `f` after a status byte of 0. If `f` throws, returns 1 + the error's code and its message.
 template <typename F>
-Bytes said(const F& f) {
+Bytes outcome_of(const F& f) {
   Bytes bytes;
   try {
     bytes = f();
@@ -31,19 +31,19 @@ Bytes said(const F& f) {
 }
 
 std::optional<Error> failure_in(const Bytes& bytes) {
-  if (bytes.empty()) return Error(ErrorCode::corrupt, "a rank said nothing");
+  if (bytes.empty()) return Error(ErrorCode::corrupt, "a rank sent 0 bytes, expected a status byte");
   if (bytes[0] == 0) return std::nullopt;
   return Error(static_cast<ErrorCode>(bytes[0] - 1), std::string(as_text(ByteView(bytes).subspan(1))));
 }
 
 }  // namespace
 
-Bytes consult(RankLink& link, std::string_view step, const std::function<Bytes()>& bring,
+Bytes consult(RankLink& link, std::string_view step, const std::function<Bytes()>& request,
               const std::function<std::vector<Bytes>(std::vector<Bytes>)>& answer, bool* known_to_have_failed) {
-  std::vector<Bytes> all = link.gather(said(bring));
+  std::vector<Bytes> all = link.gather(outcome_of(request));
   std::vector<Bytes> answers;
   if (link.is_coordinator()) {
-    const Bytes verdict = said([&] {
+    const Bytes verdict = outcome_of([&] {
       std::vector<RankFailure> failures;
       for (std::size_t r = 0; r < all.size(); ++r) {
         if (const auto failure = failure_in(all[r])) {
@@ -56,9 +56,9 @@ Bytes consult(RankLink& link, std::string_view step, const std::function<Bytes()
       answers = answer(std::move(all));
       return Bytes();
     });
-    if (verdict[0] != 0)
+    if (verdict[0] != 0) {
       answers.assign(static_cast<std::size_t>(link.size()), verdict);
-    else {
+    } else {
       for (Bytes& part : answers) part.insert(part.begin(), 0);
     }
   }

@@ -1,5 +1,5 @@
 #pragma once
-// All ranks say something, rank 0 answers each.
+// A round trip between all ranks and rank 0.
 
 #include <functional>
 #include <string_view>
@@ -10,12 +10,13 @@
 
 namespace tessera::checkpoint {
 
-// What `bring` makes on every rank goes to rank 0, where `answer` makes of it what each rank gets back. Whatever either
-// throws on any rank, all ranks throw, naming `step` and the ranks. A collective: a gather and a scatter.
+// Sends the result of `request` on every rank to rank 0, calls `answer` there with all of them, and returns this rank's
+// part of its result. If either function throws on any rank, every rank throws, naming `step` and the ranks. A
+// collective: one gather and one scatter.
 //
-// `known_to_have_failed`, if given, is set where this rank has learned that `answer` did not run or threw; an exception
-// without it, say of a rank that died, leaves that open.
-Bytes consult(RankLink& link, std::string_view step, const std::function<Bytes()>& bring,
+// `known_to_have_failed`, if not null, is set to true if this rank knows that `answer` threw or was not called. If this
+// function throws and the flag is not set, for example because a rank died, the outcome of `answer` is unknown.
+Bytes consult(RankLink& link, std::string_view step, const std::function<Bytes()>& request,
               const std::function<std::vector<Bytes>(std::vector<Bytes>)>& answer,
               bool* known_to_have_failed = nullptr);
 

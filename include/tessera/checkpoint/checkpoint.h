@@ -1,10 +1,9 @@
 #pragma once
 /// \file
-/// A checkpoint on disk, whatever its format, as a named set of tensors made of boxes and of objects.
+/// A checkpoint of any supported format: named tensors, each a list of stored chunks, and named objects.
 ///
-/// Opening reads what describes the state (`.metadata`, a safetensors header, `data.pkl`) and no tensor data. A
-/// `Checkpoint` never changes after it was opened; all members may be called by several threads at once. The files must
-/// not be changed meanwhile.
+/// Opening a checkpoint reads its description (`.metadata`, safetensors headers, `data.pkl`) but no tensor data. A
+/// `Checkpoint` is immutable once opened. All members are thread-safe. The files must not change while it is open.
 
 #include <cstdint>
 #include <filesystem>
@@ -29,22 +28,23 @@ struct Metadata;
 namespace tessera::checkpoint {
 
 enum class SourceKind : std::uint8_t {
-  dcp,          ///< a directory with `.metadata`, or with one `__<rank>.metadata` for each rank
-  safetensors,  ///< one file, or a directory of them with or without an index
+  dcp,          ///< a directory with `.metadata`, or with one `__<rank>.metadata` per rank
+  safetensors,  ///< one file, or a directory of files with or without an index
   torch,        ///< one torch.save file
 };
-std::string_view source_kind_name(SourceKind kind);  ///< "dcp", "safetensors", "torch"
+/// Returns "dcp", "safetensors" or "torch".
+std::string_view source_kind_name(SourceKind kind);
 
 struct SourceFile {
-  std::string name;  ///< relative to the checkpoint's directory; the file's own name where the checkpoint is one file
-  std::optional<std::uint64_t> size_bytes;  ///< nothing if it isn't there
+  std::string name;  ///< relative to the checkpoint's directory; the file's own name if the checkpoint is one file
+  std::optional<std::uint64_t> size_bytes;  ///< empty if the file is missing
 };
 
-/// One stored chunk: `length_bytes` at `offset_bytes` of a file. In a DCP checkpoint that is the torch.save archive of
-/// the chunk, else the elements themselves.
+/// The bytes of one stored chunk or object: [offset_bytes, offset_bytes + length_bytes) of a file. In a DCP checkpoint
+/// they are a torch.save archive, in other formats the elements themselves.
 struct StoredRange {
   static constexpr std::uint32_t kNoFile = UINT32_MAX;
-  std::uint32_t file = kNoFile;  ///< into Checkpoint::files(); kNoFile: the checkpoint doesn't say where it is
+  std::uint32_t file = kNoFile;  ///< index into Checkpoint::files(); kNoFile if the location is not recorded
   std::uint64_t offset_bytes = 0;
   std::uint64_t length_bytes = 0;
 };
@@ -54,47 +54,48 @@ struct TensorInfo {
   DType dtype = DType::float32;
   bool requires_grad = false;
   std::vector<std::int64_t> shape;
-  BoxList chunks;                    ///< not checked against the shape nor each other: see check_partition
-  std::vector<StoredRange> stored;   ///< of chunk i
-  Path path;                         ///< in the nested state dict; empty where the checkpoint doesn't tell
-  std::size_t position = 0;          ///< among all tensors and objects, in the checkpoint's order
-  std::uint64_t size_bytes() const;  ///< of the elements
+  BoxList chunks;                   ///< not validated when the checkpoint is opened: see check_partition
+  std::vector<StoredRange> stored;  ///< stored[i] holds chunks[i]
+  Path path;                        ///< in the nested state dict; empty if not recorded
+  std::size_t position = 0;         ///< among all tensors and objects, in the checkpoint's order
+  /// Returns the size of all elements. Throws `Error` if it overflows.
+  std::uint64_t size_bytes() const;
 };
 
 struct ObjectInfo {
   std::string name;
-  StoredRange stored;  ///< kNoFile where it is no range of its own (a value in a larger pickle or a header)
+  StoredRange stored;  ///< kNoFile if the object is part of a larger pickle or of a header
   Path path;
   std::size_t position = 0;
 };
 
-/// One more stored copy of a chunk or an object: ranks that save without collectives each save what is replicated. The
-/// state is made of the copy of the lowest rank that has one.
+/// A redundant copy of a chunk or an object. Ranks that save without collectives each store replicated values; the
+/// checkpoint's state uses the copy of the lowest rank.
 struct StoredCopy {
   std::string name;  ///< of the tensor or object
   StoredRange stored;
 };
 
-/// Where the elements of a chunk lie: element x is at offset_bytes + sum(x[d] * strides[d]) * element size.
+/// The location of a chunk's elements: element x is at offset_bytes + sum(x[d] * strides[d]) * element size.
 struct Extent {
   std::uint32_t file = 0;
   std::uint64_t offset_bytes = 0;
-  std::uint64_t length_bytes = 0;     ///< from the first element's first byte to the last one's end; 0 for no element
-  std::vector<std::int64_t> strides;  ///< elements; empty: row-major
-  /// A CRC-32 that the format has of `length_bytes` at `offset_bytes` (of the whole storage, which may be larger than
-  /// the chunk).
+  std::uint64_t length_bytes = 0;     ///< from the first element to the end of the last; 0 if there are no elements
+  std::vector<std::int64_t> strides;  ///< in elements; empty for row-major
+  /// The format's CRC-32 of [offset_bytes, offset_bytes + length_bytes): the storage that contains the chunk, which may
+  /// be larger than the chunk.
   struct Checksum {
     std::uint64_t offset_bytes = 0, length_bytes = 0;
     std::uint32_t crc32 = 0;
   };
-  std::optional<Checksum> checksum;
+  std::optional<Checksum> checksum;  ///< empty if the format has none
 };
 
-/// A loaded object and what it refers to.
+/// A loaded object and the storages that it refers to.
 struct ObjectValue {
   std::shared_ptr<const pickle::Tree> tree;  ///< owns `value`
   pickle::NodeRef value;
-  /// Where the storages lie that persistent ids within `value` name (tensors inside of an object), by key.
+  /// Locations of the storages that persistent ids within `value` name (tensors inside the object), by key.
   struct Storage {
     std::uint32_t file = 0;
     zip::Entry entry;
@@ -103,8 +104,8 @@ struct ObjectValue {
 };
 
 struct OpenOptions {
-  std::uint64_t max_metadata_bytes = 8ull << 30;  ///< of a `.metadata` or a data.pkl
-  /// Taken for the directory's `.metadata`, if given.
+  std::uint64_t max_metadata_bytes = 8ull << 30;  ///< largest accepted `.metadata` or data.pkl
+  /// If not null, read instead of the directory's `.metadata`.
   std::shared_ptr<const ByteSource> metadata;
 };
 
@@ -113,10 +114,11 @@ class Storage;
 
 class Checkpoint {
  public:
-  /// Recognises what `path` is and reads its description. Throws `Error`: not_found if there is nothing there or
-  /// nothing that is a checkpoint, corrupt, unsupported (a pre-1.6 torch.save file, TorchScript, ...), io.
+  /// Detects the format of `path` and reads its description. Throws `Error`: not_found if `path` does not exist or is a
+  /// directory without a checkpoint; invalid_argument for a file inside a DCP directory; unsupported for a torch.save
+  /// file from before PyTorch 1.6, a TorchScript file, ...; corrupt; io.
   static std::shared_ptr<const Checkpoint> open(const std::filesystem::path& path, const OpenOptions& options = {});
-  /// A directory's checkpoint, wherever its files are.
+  /// Opens the checkpoint directory that `storage` holds.
   static std::shared_ptr<const Checkpoint> open(const std::shared_ptr<const Storage>& storage,
                                                 const OpenOptions& options = {});
   ~Checkpoint();
@@ -125,39 +127,39 @@ class Checkpoint {
 
   const std::filesystem::path& path() const;
   SourceKind kind() const;
-  /// The format's version for people: "PyTorch 1.13", "PyTorch 2.x", "1.0.0", "safetensors", "torch.save 3".
+  /// Returns the format's version as text for users: "PyTorch 1.13", "PyTorch 2.x", "1.0.0", "safetensors", "torch.save
+  /// 3".
   const std::string& version() const;
 
   const std::vector<SourceFile>& files() const;    ///< the files that hold data
   const std::vector<TensorInfo>& tensors() const;  ///< in the checkpoint's order, names unique
   const std::vector<ObjectInfo>& objects() const;
-  const std::vector<StoredCopy>& copies() const;  ///< that are not part of the state
-  /// Bytes of all tensors' elements.
+  const std::vector<StoredCopy>& copies() const;  ///< redundant copies, which are not part of the state
+  /// Returns the size of all tensors' elements.
   std::uint64_t tensor_bytes() const;
-  /// The metadata as it was read, but for the chunks of its entries, which are those of `tensors()`; null for other
-  /// kinds than dcp.
+  /// Returns the metadata as read, except that chunks were moved from its entries to `tensors()`. Null unless the kind
+  /// is dcp.
   const dcp::Metadata* dcp_metadata() const;
-  /// What was left out or looks odd when opening, for the user.
+  /// Returns warnings from opening, for users: for example ignored files.
   const std::vector<std::string>& warnings() const;
 
-  /// Index of a tensor or an object by name.
+  /// Returns the index of a tensor or an object by name, or nothing if there is none.
   std::optional<std::size_t> find_tensor(std::string_view name) const;
   std::optional<std::size_t> find_object(std::string_view name) const;
 
-  /// Throws `Error(corrupt)`, naming the tensor and the chunks, unless the chunks of tensor `i` lie in its shape, do
-  /// not overlap and leave no hole.
+  /// Throws `Error(corrupt)`, naming the tensor and the chunks, unless the chunks of tensor `i` partition its shape:
+  /// each is inside the shape, no two overlap, and every element is covered.
   void check_partition(std::size_t i) const;
 
-  /// Where the elements of a chunk lie. For a DCP chunk that reads the directory and the pickle of its archive, and
-  /// throws `Error(corrupt)` if they disagree with the metadata in dtype, shape or size. Cost: one to three small
-  /// reads.
+  /// Returns the location of a chunk's elements. For a DCP chunk, reads the directory and the pickle of its archive,
+  /// and throws `Error(corrupt)` if dtype, shape or size differ from the metadata. Cost: one to three small reads.
   Extent locate(std::size_t tensor, std::size_t chunk) const;
 
-  /// Loads an object; throws `Error(corrupt)` for a damaged one.
+  /// Loads an object. Throws `Error(corrupt)` if it is damaged.
   ObjectValue load_object(std::size_t i) const;
 
-  /// A file opened for reading; few are kept open, so hold the pointer no longer than needed. Throws not_found if it
-  /// isn't there.
+  /// Opens a file for reading. Few files are kept open, so release the pointer early. Throws `Error(not_found)` if the
+  /// file is missing.
   std::shared_ptr<const ByteSource> open_file(std::uint32_t file) const;
 
  private:

@@ -1,11 +1,11 @@
 #pragma once
 /// \file
-/// Writes a checkpoint in another format or another layout: streaming, in memory that doesn't grow with the state.
+/// Functions to convert a checkpoint to another format and to reshard it. Data is streamed: memory does not grow with
+/// the state.
 ///
-/// Law: nothing appears at the destination but a whole, synced checkpoint. Everything is written under a temporary name
-/// beside it
-/// (`.<name>.tessera-....partial`), synced, and renamed. If anything throws, the temporary is removed; what a killed
-/// process left is removed by the next conversion to the same destination.
+/// Law: the destination is either absent or a complete, synced checkpoint. Output is written to a temporary folder next
+/// to the destination (`.<name>.tessera-....partial`), synced, and renamed. If anything throws, the folder is removed.
+/// A folder left by a killed process is removed by the next conversion to the same destination.
 
 #include <cstdint>
 #include <filesystem>
@@ -21,53 +21,57 @@
 
 namespace tessera::checkpoint {
 
-/// Which names take part. A name is taken if it matches one of `select` (or `select` is empty) and none of `exclude`.
-/// Globs: `*` any characters, `?` one, `[a-z]` and `[!a-z]` one of a set.
+/// A choice of tensors and objects by name. A name is selected if it matches any glob in `select`, or `select` is
+/// empty, and matches none in `exclude`.
 struct Selection {
   std::vector<std::string> select, exclude;
   bool takes(std::string_view name) const;
 };
+/// Returns whether `glob` matches all of `text`: `*` matches any characters, `?` one, `[a-z]` and `[!a-z]` one inside
+/// or outside a set.
 bool glob_matches(std::string_view glob, std::string_view text);
 
 struct ConvertOptions {
   SourceKind to = SourceKind::dcp;
   Selection selection;
-  std::optional<DType> dtype;  ///< floating-point tensors become this
-  std::uint64_t max_shard_bytes =
-      0;                 ///< largest file, headers aside; 0 for the format's default. A tensor is never cut.
-  std::size_t jobs = 0;  ///< threads that read and write; 0 for as many as there are processors
+  std::optional<DType> dtype;  ///< floating-point tensors are cast to this
+  /// Largest file, not counting headers; 0 for the format's default. A tensor, or a chunk in dcp, is never split, so
+  /// one that is larger gets a file of its own.
+  std::uint64_t max_shard_bytes = 0;
+  std::size_t jobs = 0;  ///< threads that read and write; 0 for one per processor, but 4 to 16
   bool dry_run = false;  ///< plan and report, write nothing
   ProgressSink* progress = nullptr;
   const Cancellation* cancellation = nullptr;
-  std::function<void(const std::string&)> warn;  ///< what could not be carried, by name
+  std::function<void(const std::string&)> warn;  ///< receives what could not be carried over, by name
 };
 
 struct ConvertReport {
   struct OutputFile {
     std::string name;
     std::uint64_t size_bytes = 0;
-    std::uint64_t tensors = 0;  ///< pieces of tensors in it
+    std::uint64_t tensors = 0;  ///< tensors and chunks of tensors in it
   };
   std::uint64_t tensors = 0, objects = 0;
-  std::uint64_t tensor_bytes = 0;  ///< elements written
+  std::uint64_t tensor_bytes = 0;  ///< size of the elements written
   std::vector<OutputFile> files;
 };
 
-/// Converts `source` to `options.to` at `destination`, which must not exist: a directory for dcp, a directory or a file
-/// named *.safetensors for safetensors, a file for torch. Into dcp, the chunks stay as they are in the source. Throws
-/// `Error`: invalid_argument (destination exists, is the source, lies within it), unsupported (a dtype that the format
-/// hasn't), corrupt, io, cancelled.
+/// Converts `source` to format `options.to` at `destination`, which must not exist. The destination is a directory for
+/// dcp, a directory or a file named *.safetensors for safetensors, and a file for torch. A dcp destination keeps the
+/// source's chunks. Throws `Error`: invalid_argument if the destination exists, is the source or is inside it;
+/// not_found if its parent directory does not exist; unsupported for a dtype that the format does not have or a cast
+/// that is not available; corrupt; io; cancelled.
 ConvertReport convert(const std::shared_ptr<const Checkpoint>& source, const std::filesystem::path& destination,
                       const ConvertOptions& options);
 
 struct ReshardOptions : ConvertOptions {
   std::int64_t ranks = 1;
-  std::int64_t dim = 0;                    ///< dimension to cut; tensors that haven't it are cut in their last one
-  std::shared_ptr<const Checkpoint> like;  ///< take ranks and boxes from this one instead
+  std::int64_t dim = 0;                    ///< dimension to shard, negative from the last; clamped for each tensor
+  std::shared_ptr<const Checkpoint> like;  ///< if not null, take ranks and boxes from this checkpoint instead
 };
 
-/// Writes `source` as a DCP checkpoint of `ranks` ranks, each tensor cut as `Shard(dim)` cuts it (PyTorch's chunking;
-/// empty shards are not stored), or laid out as `like` has it. Objects and scalars are rank 0's.
+/// Writes `source` as a DCP checkpoint of `ranks` ranks. Each tensor is sharded as by `Shard(dim)` (PyTorch's chunking;
+/// empty shards are not stored), or as in `like`. Rank 0 gets objects and scalars. Throws as `convert`.
 ConvertReport reshard(const std::shared_ptr<const Checkpoint>& source, const std::filesystem::path& destination,
                       const ReshardOptions& options);
 

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Whether two checkpoints, of any formats and layouts, hold the same state, and where they first differ.
+/// Comparison of the state of two checkpoints of any formats and layouts.
 
 #include <cstdint>
 #include <memory>
@@ -19,10 +19,11 @@ struct Difference {
   enum class Kind : std::uint8_t { only_in_a, only_in_b, dtype, shape, elements, object, kind };
   Kind kind = Kind::elements;
   std::string name;
-  std::string a, b;                      ///< what each side has, for people
-  std::vector<std::int64_t> index;       ///< of the first element that differs, row-major order
+  std::string a, b;                      ///< the value on each side, as text for users
+  std::vector<std::int64_t> index;       ///< of the first differing element in row-major order
   std::uint64_t differing_elements = 0;  ///< in that tensor
 };
+/// Returns one line that describes `difference`.
 std::string to_string(const Difference& difference);
 
 struct DiffOptions {
@@ -33,18 +34,18 @@ struct DiffOptions {
 };
 
 struct DiffReport {
-  std::vector<Difference> differences;     ///< by name
+  std::vector<Difference> differences;     ///< sorted by name
   std::uint64_t tensors = 0, objects = 0;  ///< compared
   std::uint64_t bytes = 0;                 ///< compared
   bool same() const { return differences.empty(); }
 };
 
-/// Compares names, dtypes, shapes and every element (by bits), and objects by value. Chunks, order and requires_grad
-/// don't count.
+/// Compares names, dtypes, shapes, every element bit by bit, and objects by value. Ignores chunks, order and
+/// requires_grad. Throws `Error`: corrupt, io, cancelled.
 DiffReport diff(const std::shared_ptr<const Checkpoint>& a, const std::shared_ptr<const Checkpoint>& b,
                 const DiffOptions& options = {});
 
-/// One element as text: "1.5", "(1-2j)", "0x3f" for types that have no numbers of their own.
+/// Returns one element as text: "1.5", "(1-2j)"; for dtypes without a numeric value, the bits: "0x3f".
 std::string element_to_string(DType dtype, const std::uint8_t* element);
 
 }  // namespace tessera::checkpoint

@@ -1,10 +1,10 @@
 #pragma once
 /// \file
-/// One rank's part of a state that is to be saved: named tensors, of which it has some chunks, and named objects.
+/// One rank's part of a state to save: named tensors, with the chunks that this rank has, and named objects.
 ///
-/// Names are flat ("model.layer.0.weight") and unique; a path says where the value stands in the nested state dict.
-/// Whatever holds the elements (LibTorch's tensors, a program's own memory) gives them as strided memory of the host
-/// when they are about to be written.
+/// Names are flat ("model.layer.0.weight") and unique. A path is the position of a value in the nested state dict. The
+/// owner of the elements (LibTorch tensors, a program's own memory) provides them as strided host memory when they are
+/// about to be written.
 
 #include <cstdint>
 #include <functional>
@@ -20,27 +20,28 @@
 
 namespace tessera::checkpoint {
 
-/// Elements that someone else owns: element x of a chunk is at data + sum(x[d] * strides[d]) * element size.
+/// Elements of a chunk in host memory: element x is at data + sum(x[d] * strides[d]) * element size.
 struct HostMemory {
   const std::uint8_t* data = nullptr;
-  std::vector<std::int64_t> strides;  ///< in elements, >= 0; empty: row-major
-  std::shared_ptr<const void> owner;  ///< released when the elements are written; null: they stay anyway
+  std::vector<std::int64_t> strides;  ///< in elements, >= 0; empty for row-major
+  std::shared_ptr<const void> owner;  ///< keeps the elements alive until they are written; null if not needed
 };
 
 struct StateChunk {
-  Box box;  ///< in the whole tensor
-  /// Called once, by any thread, when the chunk is about to be written; not at all if another rank writes it.
+  Box box;  ///< in the full tensor
+  /// Returns the elements. Called once, from any thread, when the chunk is about to be written; never called if another
+  /// rank writes the chunk.
   std::function<HostMemory()> memory;
 };
 
 struct StateTensor {
   TensorProperties properties;
-  std::vector<std::int64_t> shape;  ///< of the whole tensor
-  std::vector<StateChunk> chunks;   ///< those that this rank has; they may be other ranks', too
+  std::vector<std::int64_t> shape;  ///< of the full tensor
+  std::vector<StateChunk> chunks;   ///< chunks that this rank has; other ranks may have the same ones
 };
 
 struct StateObject {
-  /// The torch.save archive of it. Called once, if this rank is the one that writes the object.
+  /// Returns the object as a torch.save archive. Called once, and only on the rank that writes the object.
   std::function<Bytes()> archive;
 };
 

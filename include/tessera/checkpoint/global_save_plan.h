@@ -1,12 +1,12 @@
 #pragma once
 /// \file
-/// What all ranks together will save: the metadata of the checkpoint, and who writes what.
+/// The merged save plan of all ranks: the metadata of the checkpoint and which rank writes which item.
 ///
-/// Laws: every item of every rank's plan is in the metadata; those of equal name and box are one chunk, which one of
-/// the ranks that have it writes; the chunks of each tensor partition its shape. A pure function of the plans: the same
-/// plans give the same result.
+/// Laws: every item of every rank's plan is in the metadata; items of equal name and box are one chunk, which one of
+/// the ranks that have it writes; the chunks of each tensor partition its shape. The merge is a pure function: equal
+/// plans give equal results.
 ///
-/// Cost: O(n log n) for n items in all; memory about 100 bytes an item, beside what is gathered.
+/// Cost: O(n log n) for n items of all ranks; about 100 bytes of memory per item, in addition to the gathered plans.
 /// PyTorch: torch/distributed/checkpoint/default_planner.py, _dedup_save_plans.py.
 
 #include <cstdint>
@@ -18,12 +18,11 @@
 
 namespace tessera::checkpoint {
 
-/// The plans of all ranks as they were sent, decoded when asked for.
+/// The encoded plans of all ranks, decoded on access.
 class GatheredPlans {
  public:
   struct Encoded {
-    /// Empty: those of rank 0.
-    Bytes entries;
+    Bytes entries;  ///< empty if equal to rank 0's
     Bytes items;
   };
   explicit GatheredPlans(std::vector<Encoded> plans) : plans_(std::move(plans)) {}
@@ -31,33 +30,36 @@ class GatheredPlans {
   ByteView entries(std::size_t rank) const { return plans_[plans_[rank].entries.empty() ? 0 : rank].entries; }
   ByteView items(std::size_t rank) const { return plans_[rank].items; }
   SavePlan plan(std::size_t rank) const { return SavePlan::decode(entries(rank), items(rank)); }
-  std::uint64_t size_bytes() const;
+  std::uint64_t size_bytes() const;  ///< of all encoded plans
 
  private:
   std::vector<Encoded> plans_;
 };
 
 struct GlobalSavePlan {
-  /// An item that a rank writes, and which chunk of which of the metadata's entries it is.
+  /// An item that a rank writes.
   struct Written {
-    std::uint32_t item = 0;
-    std::uint32_t entry = 0, chunk = 0;
-    std::uint64_t stored_bytes = 0;  ///< of a tensor's
+    std::uint32_t item = 0;              ///< in the rank's plan
+    std::uint32_t entry = 0, chunk = 0;  ///< in the metadata
+    std::uint64_t stored_bytes = 0;      ///< for chunks of tensors only
     bool operator==(const Written&) const = default;
   };
-  dcp::Metadata metadata;                     ///< complete but for where items are stored
-  std::vector<std::vector<Written>> written;  ///< by rank, in the order of its plan
+  dcp::Metadata metadata;                     ///< complete except for the locations of stored items
+  std::vector<std::vector<Written>> written;  ///< written[r] is in the order of rank r's plan
 };
 
+/// Which rank writes a chunk that several ranks have.
 enum class Replicas : std::uint8_t {
-  spread,       ///< each to the rank with the fewest bytes so far, so that all write about as much
-  lowest_rank,  ///< to the first rank that has it
+  spread,       ///< assign each replica to the rank with the fewest bytes so far, which balances the ranks
+  lowest_rank,  ///< assign each replica to the lowest rank that has it
 };
 
-/// Throws `Error(invalid_argument)` where the plans don't make up a state: a name that is a tensor here and an object
-/// there, or of another dtype, shape or path (naming both ranks), a chunk outside of its tensor's shape, chunks that
-/// overlap, elements that no rank has (naming tensor and boxes), a name twice in a plan, a plan that is malformed.
-/// A tensor without elements has one chunk, if any rank has one; empty chunks of other tensors are left out.
+/// Merges the plans of all ranks. Throws `Error(invalid_argument)` if they do not form a state: a name is a tensor on
+/// one rank and an object on another, or differs in dtype, shape or path (the error names both ranks); a chunk is
+/// outside its tensor's shape; chunks overlap or leave elements uncovered (the error names tensor and boxes); a plan
+/// has a name twice. Throws `Error(corrupt)` for a malformed plan.
+///
+/// A tensor without elements gets one chunk if any rank has one. Empty chunks of other tensors are dropped.
 GlobalSavePlan make_global_plan(const GatheredPlans& plans, Replicas replicas = Replicas::spread);
 
 }  // namespace tessera::checkpoint

@@ -1,7 +1,7 @@
 #pragma once
 /// \file
-/// Loads what this rank wants of a checkpoint, whatever ranks and layout it was saved with, and nothing but the bytes
-/// that takes.
+/// Functions to load the tensors and objects that each rank requests, from a checkpoint saved by any number of ranks in
+/// any layout. Each rank reads only the bytes that it needs.
 ///
 /// PyTorch: torch/distributed/checkpoint/state_dict_loader.py.
 
@@ -20,7 +20,7 @@
 
 namespace tessera::checkpoint {
 
-/// Decides what is read for what is wanted. Derive from it to load other names or other boxes.
+/// Decides which stored pieces fill the targets. Derive from it to load under other names or other boxes.
 class LoadPlanner {
  public:
   virtual ~LoadPlanner() = default;
@@ -31,31 +31,34 @@ class LoadPlanner {
 
 struct ReadOptions {
   LoadRules rules;
-  LoadPlanner* planner = nullptr;  ///< null: the default
-  /// Compares what was read whole with its checksum. What was read in part has none.
+  LoadPlanner* planner = nullptr;  ///< null for the default
+  /// Whether to verify the checksum of each stored chunk that is read completely. Partial reads cannot be verified.
   bool check_checksums = true;
-  /// Ranks, mostly those of one node, which all load at once with each other here: stored elements that several of them
-  /// want are read by one and sent to the others. Objects are read by each. Null: each rank reads what it wants.
+  /// A group of ranks, typically those of one node, that load together. Stored elements that several of them need are
+  /// read by one and sent to the others. Each rank reads its objects itself. Null: each rank reads all it needs.
   RankLink* share_reads_among = nullptr;
-  std::size_t threads = 0;  ///< that read; 0: as many as processors, at least 4
+  std::size_t threads = 0;  ///< reader threads; 0 for one per processor, at least 4
   ProgressSink* progress = nullptr;
   const Cancellation* cancellation = nullptr;
 };
 
 struct ReadReport {
-  std::uint64_t wanted_bytes = 0;  ///< of elements, as they are stored
-  /// Of elements, from files, by this rank for itself and others: what lies between them and was read, too, included.
+  std::uint64_t wanted_bytes = 0;  ///< size of the requested elements, in the stored dtype
+  /// Bytes that this rank read from files for tensors, its own and those of ranks it shares reads with, including gaps
+  /// between requested elements.
   std::uint64_t read_bytes = 0;
-  std::vector<std::string> missing;
+  std::vector<std::string> missing;            ///< target names that the checkpoint does not have
   std::map<std::string, ObjectValue> objects;  ///< by the target's name
 };
 
-/// The checkpoint that `storage` holds, the same on all ranks, though it may be saved over meanwhile: rank 0 reads what
-/// describes it. A collective; what one rank can't open is an error on all.
+/// Opens the checkpoint in `storage`. Rank 0 reads `.metadata` for all ranks, so that every rank gets the same
+/// checkpoint even if another save replaces it meanwhile. A collective. If one rank cannot open the checkpoint, every
+/// rank throws.
 std::shared_ptr<const Checkpoint> open_on_all_ranks(const std::shared_ptr<const Storage>& storage, RankLink& link);
 
-/// A collective. Fills the memory of `targets`. Throws on all ranks what went wrong on any: as `make_load_plan`;
-/// `Error(corrupt)` naming file, byte offset and tensor; `Error(io)`. Memory of targets may then be filled in part.
+/// Fills the memory of `targets` from `checkpoint`. A collective. If any rank fails, every rank throws the error: those
+/// of `make_load_plan`; `Error(corrupt)` naming file, byte offset and tensor; `Error(io)`. Targets may then be partly
+/// filled.
 ReadReport read_state(const Targets& targets, const std::shared_ptr<const Checkpoint>& checkpoint,
                       RankLink& link = alone(), const ReadOptions& options = {});
 

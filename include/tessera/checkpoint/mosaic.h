@@ -1,7 +1,7 @@
 #pragma once
 /// \file
-/// The mosaic: one self-contained HTML page that shows which rank and file holds which box of which tensor. How a
-/// tensor of more than two dimensions is drawn flat: docs/mosaic.md.
+/// The mosaic: a self-contained HTML page that shows which rank and file holds which box of which tensor. See
+/// docs/mosaic.md for how a tensor of more than two dimensions is drawn.
 
 #include <cstdint>
 #include <optional>
@@ -12,16 +12,18 @@
 
 namespace tessera::checkpoint {
 
-/// What every page begins with, by which one is recognised.
+/// The first bytes of every page, which identify a file as a mosaic.
 inline constexpr std::string_view kMosaicBegin = "<!doctype html>\n<!-- tessera map -->\n";
 
-/// The page, UTF-8, no network needed: inline CSS, script and SVG. Every tensor is a picture of its boxes coloured by
-/// rank; totals per rank and per file are bars; thousands of tensors stay usable (search, collapse, drawn when scrolled
-/// to). Names are data in it and never markup. Deterministic. Loads the objects, and no tensor; an object that can't be
-/// read is shown with the reason.
+/// Returns the page as UTF-8 text. CSS, script and SVG are inline, and the page needs no network. Each tensor is a
+/// picture of its boxes, coloured by rank; bars show totals per rank and per file. Pages with thousands of tensors stay
+/// usable: they can be searched and collapsed, and pictures are drawn when scrolled to. Names are data in the page and
+/// never markup. Deterministic. Loads the objects but no tensor data; an object that cannot be read is shown with the
+/// reason.
 std::string mosaic_html(const Checkpoint& checkpoint);
 
-/// The rank in a data file's name ("__3_0.distcp" -> 3, "shard-00002-model-..." -> 1); nothing if it has none.
+/// Returns the rank in a data file's name ("__3_0.distcp" -> 3, "shard-00002-model-..." -> 1), or nothing if the name
+/// has none.
 std::optional<std::int64_t> rank_of_file(std::string_view file_name);
 
 }  // namespace tessera::checkpoint

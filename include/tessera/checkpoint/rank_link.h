@@ -1,9 +1,10 @@
 #pragma once
 /// \file
-/// How a checkpoint reaches the other ranks: all that saving and loading need of a process group.
+/// The collectives that saving and loading need, independent of how ranks communicate.
 ///
-/// Every function is a collective: all ranks call it, in the same order. Rank 0 coordinates. A rank that fails or dies
-/// is `Error(rank_failure)` on all others, naming it, within the implementation's timeout.
+/// Every function but `rank`, `size` and `is_coordinator` is a collective: all ranks call it, in the same order. Rank 0
+/// is the coordinator. If a rank fails or dies, every other rank throws `Error(rank_failure)` naming it, within the
+/// implementation's timeout.
 
 #include <exception>
 #include <string_view>
@@ -24,25 +25,26 @@ class RankLink {
 
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  /// What each rank brings, by rank, on rank 0; nothing elsewhere.
+  /// Returns on rank 0 the bytes that each rank passed, by rank; returns an empty list on other ranks.
   virtual std::vector<Bytes> gather(ByteView bytes) = 0;
-  /// Part r of rank 0's goes to rank r; what others bring is not looked at.
+  /// Sends parts[r] of rank 0 to rank r and returns this rank's part. `parts` of other ranks are ignored.
   virtual Bytes scatter(const std::vector<Bytes>& parts) = 0;
-  /// Rank 0's; what others bring is not looked at.
+  /// Returns the bytes that rank 0 passed. `bytes` of other ranks are ignored.
   virtual Bytes broadcast(ByteView bytes) = 0;
-  /// Part r of each rank's goes to rank r; what came, by the rank that it came from.
+  /// Sends parts[r] to rank r. Returns the received parts by sending rank.
   virtual std::vector<Bytes> all_to_all(const std::vector<Bytes>& parts) = 0;
-  /// Each rank brings its failure in `step`, or null. If any does, every rank throws an `Error` that says the step, the
-  /// ranks that failed and why: with their code if they have one in common, else rank_failure.
+  /// Agrees on the outcome of `step`: each rank passes its failure, or null. If any rank failed, every rank throws an
+  /// `Error` that states the step, the failed ranks and the reasons. Its code is that of the failures if they share
+  /// one, else rank_failure.
   virtual void agree(std::string_view step, const std::exception_ptr& failure) = 0;
 
   bool is_coordinator() const { return rank() == 0; }
-  /// Runs `f` and agrees on how it ended; returns what it returned.
+  /// Runs `f`, agrees on its outcome, and returns its result. If `f` throws on any rank, every rank throws.
   template <typename F>
   auto agree_on(std::string_view step, F&& f);
 };
 
-/// This process alone.
+/// Returns the link of a single process, with one rank.
 RankLink& alone();
 
 template <typename F>

@@ -1,17 +1,18 @@
 #pragma once
 /// \file
-/// Saves a state that ranks hold together as a checkpoint in PyTorch's distributed format, or as the safetensors shards
-/// that its HuggingFace writer makes.
+/// Functions to save a state that is distributed over ranks, as a checkpoint in PyTorch's distributed format (DCP) or
+/// as the safetensors shards of PyTorch's HuggingFace writer.
 ///
-/// Law of the first: at every instant the place holds the checkpoint that was there before, whole, or the new one,
-/// whole. Data goes to files that no committed checkpoint refers to, all ranks make theirs durable, and one rename of
-/// `.metadata` commits. If anything fails before that, on any rank, all ranks throw and remove what they wrote. Data
-/// files of the old checkpoint, and what earlier saves left that were killed, are removed after the commit.
+/// Law for DCP: at every instant the storage holds either the complete old checkpoint or the complete new one. Ranks
+/// write data to files that no committed checkpoint refers to and make them durable; then one rename of `.metadata`
+/// commits. If any rank fails before the commit, every rank throws and removes the files it wrote. Data files of the
+/// old checkpoint, and leftovers of saves that were killed, are removed after the commit.
 ///
-/// Safetensors shards have no file that could commit them, since their readers take what the directory lists: they are
-/// saved into a place where no checkpoint is. Files have temporary names until all are durable, then the sidecar names
-/// them, then they are renamed one by one. A kill before that leaves nothing that looks like a checkpoint; one amid the
-/// renaming leaves some shards, which we refuse to open, as the sidecar names more; PyTorch doesn't look at that.
+/// Safetensors shards cannot be committed by one rename, because their readers take every file in the directory.
+/// Therefore they can only be saved to a storage without a checkpoint. Files have temporary names until all are
+/// durable; then the sidecar that lists them is written, and they are renamed one by one. If the save is killed before
+/// the renames, nothing looks like a checkpoint. If it is killed between renames, some shards are visible:
+/// `Checkpoint::open` refuses them because the sidecar lists more, but PyTorch does not check that.
 ///
 /// PyTorch: torch/distributed/checkpoint/state_dict_saver.py, hf_storage.py. See docs/decisions for how a save is
 /// committed.
@@ -32,9 +33,9 @@ namespace tessera::checkpoint {
 
 class SavePlanner;  // tessera/checkpoint/save_planner.h
 
-/// What is remembered from one save to the next, by every rank: where the plans of all ranks are those of the last
-/// save, a byte of each says so instead of all plans being gathered. For saves of one planner over one link, one at a
-/// time.
+/// Each rank's memory of the last save. If the plans of all ranks equal those of the last save, each rank sends one
+/// byte and the plans are not gathered again. Use one cache for saves with the same planner and the same link, one save
+/// at a time.
 class SavePlanCache {
  public:
   SavePlanCache();
@@ -50,37 +51,37 @@ class SavePlanCache {
 
 enum class SaveFormat : std::uint8_t {
   dcp,  ///< `.metadata` and `__<rank>_<n>.distcp`
-  /// `shard-<rank + 1>-model-<n>-of-<m>.safetensors`, each with the offsets of its chunks. Chunks of one tensor on one
-  /// rank go to different files, since a file has a name once. Objects are carried as lossless JSON, which PyTorch
-  /// passes over; those that JSON can't say are `Error(unsupported)`. Dtypes that safetensors lacks are stored as
-  /// others of their size. See docs/formats/safetensors.md.
+  /// `shard-<rank + 1>-model-<n>-of-<m>.safetensors`, each with the offsets of its chunks. Several chunks of one tensor
+  /// on one rank go to different files, since a name occurs only once per file. Objects are stored as lossless JSON,
+  /// which PyTorch ignores; objects that JSON cannot represent throw `Error(unsupported)`. Dtypes that safetensors
+  /// lacks are stored as other dtypes of equal size. See docs/formats/safetensors.md.
   safetensors_shards,
 };
 
 struct WriteOptions {
   SaveFormat format = SaveFormat::dcp;
-  SavePlanner* planner = nullptr;  ///< null: the default
-  SavePlanCache* cache = nullptr;  ///< null: nothing is remembered
-  std::size_t threads = 0;         ///< that read elements and write files; 0: as many as processors
-  /// Into how many files this rank's data goes, about equal in bytes; 0: one for each item.
+  SavePlanner* planner = nullptr;  ///< null for the default
+  SavePlanCache* cache = nullptr;  ///< null to gather the plans for every save
+  std::size_t threads = 0;         ///< threads that read elements and write files; 0 for one per processor
+  /// Number of files for this rank's data, about equal in bytes; 0 for one file per item.
   std::size_t files_per_rank = 1;
-  dcp::Dialect dialect = dcp::Dialect::torch_2;  ///< which PyTorchs can load it, of dcp
+  dcp::Dialect dialect = dcp::Dialect::torch_2;  ///< for dcp: which PyTorch versions can load the checkpoint
   ProgressSink* progress = nullptr;
   const Cancellation* cancellation = nullptr;
 };
 
 struct WriteReport {
-  std::uint64_t written_bytes = 0;       ///< by this rank, into data files
-  std::vector<std::string> files;        ///< of this rank
-  std::uint64_t planned_bytes = 0;       ///< plans and answers that this rank sent
-  bool plan_was_reused = false;          ///< the cache's
+  std::uint64_t written_bytes = 0;       ///< written to data files by this rank
+  std::vector<std::string> files;        ///< data files of this rank
+  std::uint64_t planned_bytes = 0;       ///< sent by this rank for planning
+  bool plan_was_reused = false;          ///< the plan came from the cache
   std::vector<std::string> not_removed;  ///< on rank 0: files of the old checkpoint that could not be removed, and why
 };
 
-/// A collective of `link`. Throws on all ranks what went wrong on any: `Error(invalid_argument)` for states that don't
-/// fit together (see make_global_plan), `Error(io)` naming rank and file, `Error(rank_failure)` for a rank that died,
-/// `Error(cancelled)`. A rank that dies after the others reported success leaves open whether the save was committed;
-/// the storage knows.
+/// Saves `state` to `storage`. A collective of `link`; blocks until the checkpoint is committed. If any rank fails,
+/// every rank throws: `Error(invalid_argument)` if the ranks' states do not fit together (see make_global_plan),
+/// `Error(io)` naming rank and file, `Error(rank_failure)` if a rank died, `Error(cancelled)`. If a rank dies after
+/// the others reported success, they cannot tell whether the save was committed; only the storage can.
 WriteReport write_state(const FlatState& state, const std::shared_ptr<Storage>& storage, RankLink& link = alone(),
                         const WriteOptions& options = {});
 

@@ -1,8 +1,10 @@
 #pragma once
 /// \file
-/// What a rank would save, as plain columns: names once, then an item for each chunk and object.
+/// A rank's save plan, as plain columns: each name once, then one item per chunk and object.
 ///
-/// Law: `SavePlan::decode(plan.encode()) == plan` but for `source`, which means nothing on another rank.
+/// Law: `SavePlan::decode(plan.encode_entries(), plan.encode_items()) == plan`, except for `source`, which is local to
+/// the rank and not encoded.
+///
 /// PyTorch: torch/distributed/checkpoint/planner.py (SavePlan, WriteItem, MetadataIndex).
 
 #include <cstddef>
@@ -18,25 +20,25 @@
 
 namespace tessera::checkpoint {
 
-/// Names a stored chunk by its offsets, or an object.
+/// Identifies a stored chunk by name and offsets, or an object by name.
 struct MetadataIndex {
   std::string fqn;
   std::optional<std::vector<std::int64_t>> offset;
-  std::optional<std::size_t> index;  ///< a hint, no part of what is equal
+  std::optional<std::size_t> index;  ///< a hint, ignored by ==
   bool operator==(const MetadataIndex& other) const { return fqn == other.fqn && offset == other.offset; }
 };
-/// "'model.weight' at [0, 4]"
+/// Returns "'model.weight' at [0, 4]".
 std::string to_string(const MetadataIndex& index);
 
 enum class WriteItemType : std::uint8_t {
   byte_io,  ///< an object
-  tensor,   ///< a whole tensor
-  shard,    ///< a part of one
+  tensor,   ///< a full tensor
+  shard,    ///< a part of a tensor
 };
 
 class SavePlan {
  public:
-  /// What all items of a name have in common, on all ranks.
+  /// The properties that all items of a name share, on all ranks.
   struct Entry {
     std::string name;
     Path path;
@@ -45,7 +47,7 @@ class SavePlan {
     std::vector<std::int64_t> shape;
     bool operator==(const Entry&) const = default;
   };
-  /// Which chunk of the flat state an item is.
+  /// The chunk of the flat state that an item saves.
   struct Source {
     std::uint32_t entry = 0, chunk = 0;
     bool operator==(const Source&) const = default;
@@ -54,16 +56,16 @@ class SavePlan {
   struct WriteItem {
     std::uint32_t entry = 0;
     Source source;
-    BoxView box;  ///< of a tensor's item; lives as long as the plan
+    BoxView box;  ///< of a chunk; valid as long as the plan is
     std::uint64_t stored_bytes = 0;
   };
 
-  /// Returns its number. Names must be unique.
+  /// Adds an entry and returns its number. Names must be unique.
   std::uint32_t add_entry(Entry entry);
   void add_chunk(std::uint32_t entry, BoxView box, Source source);
   void add_object(std::uint32_t entry, Source source);
 
-  /// Says how many bytes a tensor's item takes in storage, whatever its elements are.
+  /// Sets the size of a chunk in storage, which does not depend on its elements.
   void set_stored_bytes(std::size_t i, std::uint64_t bytes) { items_[i].stored_bytes = bytes; }
 
   const std::vector<Entry>& entries() const { return entries_; }
@@ -72,10 +74,10 @@ class SavePlan {
   WriteItemType type(std::size_t i) const;
   MetadataIndex index(std::size_t i) const;
 
-  /// The entries, and the items, apart: ranks often have the same entries. Deterministic.
+  /// Serialize entries and items separately, because ranks often have the same entries. Deterministic.
   Bytes encode_entries() const;
   Bytes encode_items() const;
-  /// Throws `Error(corrupt)` for what they don't write.
+  /// Reads both back. Throws `Error(corrupt)` for malformed bytes.
   static SavePlan decode(ByteView entries, ByteView items);
 
   bool operator==(const SavePlan&) const = default;

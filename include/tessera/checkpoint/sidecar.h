@@ -1,7 +1,7 @@
 #pragma once
 /// \file
-/// `.tessera.json`: size and CRC-32 of every file of a checkpoint, `.metadata` included. PyTorch ignores it. See
-/// docs/formats/sidecar.md.
+/// The sidecar `.tessera.json`: size and CRC-32 of every file of a checkpoint, including `.metadata`. PyTorch ignores
+/// it. See docs/formats/sidecar.md.
 
 #include <cstdint>
 #include <filesystem>
@@ -26,15 +26,16 @@ struct Sidecar {
   bool operator==(const Sidecar&) const = default;
 };
 
-/// Where the sidecar of a checkpoint lies: in its directory, or beside a single file as `<file>.tessera.json`.
+/// Returns the path of a checkpoint's sidecar: in its directory, or `<file>.tessera.json` for a single file.
 std::filesystem::path sidecar_path(const std::filesystem::path& checkpoint);
 
-/// The sidecar of a checkpoint; nothing if there is none. Where a save was killed just after it had replaced
-/// `.metadata`, that is the one which it had ready, `.tessera.json.tmp`. Throws `Error(corrupt)` for one that is
-/// damaged.
+/// Reads the sidecar of a checkpoint; returns nothing if there is none. If a save was killed after it replaced
+/// `.metadata` and before it renamed the sidecar, reads `.tessera.json.tmp`, which that save left. Throws
+/// `Error(corrupt)` if the sidecar is damaged and `Error(unsupported)` for another version.
 std::optional<Sidecar> read_sidecar(const std::filesystem::path& checkpoint);
 std::optional<Sidecar> read_sidecar(const Storage& storage);
 
+/// Returns the contents of a sidecar file. Deterministic.
 Bytes write_sidecar(const Sidecar& sidecar);
 
 }  // namespace tessera::checkpoint

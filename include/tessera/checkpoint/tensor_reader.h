@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Reads any box of a stored tensor, and nothing but the bytes it needs.
+/// A reader for any box of a stored tensor, which reads only the bytes that the box needs.
 
 #include <atomic>
 #include <cstdint>
@@ -14,34 +14,34 @@
 
 namespace tessera::checkpoint {
 
-/// All members may be called by several threads at once. Memory: a fixed amount per chunk of the tensor, and at most
+/// A reader of one tensor. All members are thread-safe. Memory: a fixed amount per chunk of the tensor, and at most
 /// `kSpanBytes` per running read.
 class TensorReader {
  public:
   static constexpr std::uint64_t kSpanBytes = 16u << 20;
 
-  /// Without `sums_bytes`, what is read isn't summed for the checks below, which then pass.
+  /// If `sums_bytes` is false, no CRC-32 is computed while reading, and the verify functions below check nothing.
   TensorReader(std::shared_ptr<const Checkpoint> checkpoint, std::size_t tensor, bool sums_bytes = true);
   ~TensorReader();
 
   const TensorInfo& info() const { return *info_; }
 
-  /// Fills `out` with the elements of `box`, row-major. `out.size()` must be volume(box) * element size. Throws
-  /// `Error(corrupt)` where a chunk is damaged or no chunk holds an element.
+  /// Fills `out` with the elements of `box` in row-major order. `out.size()` must be volume(box) * element size. Throws
+  /// `Error(corrupt)` if a chunk is damaged or an element is in no chunk.
   void read(BoxView box, MutableByteView out) const;
 
-  /// Reads those elements of stored chunk `chunk` that are `box`, which must lie within it, to strided memory: element
-  /// x to out + sum((x[d] - box.offsets[d]) * out_strides[d]) * element size, strides in elements. What is contiguous
-  /// there and in the file is read without a copy.
+  /// Reads `box`, which must be inside stored chunk `chunk`, to strided memory: element x goes to
+  /// out + sum((x[d] - box.offsets[d]) * out_strides[d]) * element size, with strides in elements. Elements that are
+  /// contiguous both in memory and in the file are read without a copy.
   void read_chunk(std::size_t chunk, BoxView box, std::uint8_t* out, std::span<const std::int64_t> out_strides) const;
 
-  /// Throws `Error(corrupt)`, naming tensor, file and offset, if a chunk's bytes are not those of its checksum. What
-  /// `read` has passed over in whole and once is not read again. Call it when everything wanted was read.
+  /// Verifies the checksum of every chunk that was read. A chunk of which every byte was read exactly once is not read
+  /// again; other chunks are. Call it after the last read. Throws `Error(corrupt)` naming tensor, file and offset.
   void verify_checksums() const;
-  /// The same of those chunks alone that were read whole, without reading anything.
-  void verify_whole_chunks() const;
+  /// Verifies the chunks of which every byte was read exactly once, and reads nothing. Throws as `verify_checksums`.
+  void verify_complete_chunks() const;
 
-  /// Bytes of elements read so far, those between that were not wanted included.
+  /// Returns the bytes read so far, including gaps between requested elements.
   std::uint64_t read_bytes() const { return read_bytes_; }
 
  private:

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Whether every byte of a checkpoint is accounted for and every checksum is right.
+/// Verification of a checkpoint: every byte must be accounted for and every checksum must match.
 
 #include <cstdint>
 #include <filesystem>
@@ -14,37 +14,37 @@
 namespace tessera::checkpoint {
 
 struct Problem {
-  std::string what;  ///< one line that says it all: file, byte offset, tensor or object, found, expected
-  // The same for programs:
-  std::string file;                           ///< relative to the checkpoint; empty if it concerns none
+  std::string what;  ///< one line for users: file, byte offset, tensor or object, found, expected
+  // The parts of `what`, for programs:
+  std::string file;                           ///< relative to the checkpoint; empty if the problem concerns no file
   std::optional<std::uint64_t> offset_bytes;  ///< in that file
-  std::string name;                           ///< tensor or object; empty if it concerns none
+  std::string name;                           ///< of the tensor or object; empty if the problem concerns none
 };
 
 struct VerifyOptions {
-  std::size_t jobs = 0;             ///< 0 for as many as there are processors
-  std::size_t max_problems = 1000;  ///< further ones are counted only
+  std::size_t jobs = 0;             ///< threads; 0 for one per processor, but 4 to 16
+  std::size_t max_problems = 1000;  ///< problems to list; further ones are only counted
   ProgressSink* progress = nullptr;
   const Cancellation* cancellation = nullptr;
 };
 
 struct VerifyReport {
-  std::vector<Problem> problems;  ///< ordered by file and offset
+  std::vector<Problem> problems;  ///< sorted by file and offset
   std::uint64_t problem_count = 0;
   std::uint64_t tensors = 0, chunks = 0, objects = 0, files = 0;
-  std::uint64_t bytes_checked = 0;  ///< bytes read and compared with a checksum
-  std::uint64_t bytes_without_checksum =
-      0;  ///< bytes that the format has no checksum of (safetensors without a sidecar)
+  std::uint64_t bytes_checked = 0;  ///< read and compared with a checksum
+  /// Bytes without a checksum: safetensors without a sidecar.
+  std::uint64_t bytes_without_checksum = 0;
   bool has_sidecar = false;
-  /// Files that nothing refers to, as saves leave them that were killed: no problem, and removed by the next save.
+  /// Unreferenced files that a killed save leaves. They are not a problem, and the next save removes them.
   std::vector<std::string> left_over;
   bool good() const { return problem_count == 0; }
 };
 
-/// Checks everything: sidecar, metadata, files missing or unknown, chunks against shapes (bounds, overlaps, holes),
-/// stored ranges against files (bounds, overlaps, bytes that nothing refers to), each archive against the metadata,
-/// every checksum, every object's pickle. Damage is reported, not thrown, also where the metadata itself can't be read.
-/// Throws `Error` where there is no answer: not_found, unsupported, io, cancelled.
+/// Checks everything: the sidecar; the metadata; missing and unknown files; chunks against shapes (bounds, overlaps,
+/// holes); stored ranges against files (bounds, overlaps, unreferenced bytes); each archive against the metadata; every
+/// checksum; and every object's pickle. Damage is reported and not thrown, even if the metadata is unreadable. Throws
+/// `Error` if the check cannot be made: not_found, unsupported, io, cancelled.
 VerifyReport verify(const std::filesystem::path& path, const VerifyOptions& options = {});
 
 }  // namespace tessera::checkpoint

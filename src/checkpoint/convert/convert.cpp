@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::int64_t kMaxRanks = 1 << 20;
 
-// Reading and writing wait for the disk more than for the processor; a few more threads than processors keep both busy.
+// Reading and writing wait for the disk more than for the processor, so small machines get a few extra threads.
 std::size_t threads_for(std::size_t jobs) {
   return jobs != 0 ? jobs : std::clamp<std::size_t>(available_processors(), 4, 16);
 }
@@ -94,7 +94,7 @@ ConvertReport convert(const std::shared_ptr<const Checkpoint>& source, const fs:
                       const ConvertOptions& options) {
   const bool single = is_single_file(destination, options.to);
   if (single && options.max_shard_bytes != 0) {
-    fail(ErrorCode::invalid_argument, "{}: a size limit for shards, but the destination is one file",
+    fail(ErrorCode::invalid_argument, "convert to {}: found a limit on shard size, expected none for a single file",
          destination.string());
   }
   return run(source, destination, options, [&](const std::shared_ptr<const OutputSource>& output) {
@@ -107,14 +107,14 @@ ConvertReport convert(const std::shared_ptr<const Checkpoint>& source, const fs:
       case SourceKind::torch:
         return plan_torch(output, file_name);
     }
-    fail(ErrorCode::invalid_argument, "no such kind of destination");
+    fail(ErrorCode::invalid_argument, "convert: unknown destination format {}", static_cast<int>(options.to));
   });
 }
 
 ConvertReport reshard(const std::shared_ptr<const Checkpoint>& source, const fs::path& destination,
                       const ReshardOptions& options) {
   if (options.ranks < 1 || options.ranks > kMaxRanks) {
-    fail(ErrorCode::invalid_argument, "{} ranks, expected 1 to {}", options.ranks, kMaxRanks);
+    fail(ErrorCode::invalid_argument, "reshard: {} ranks, expected 1 to {}", options.ranks, kMaxRanks);
   }
   ReshardOptions dcp_options = options;
   dcp_options.to = SourceKind::dcp;

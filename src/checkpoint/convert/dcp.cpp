@@ -1,4 +1,4 @@
-// A DCP directory: files `__<rank>_<n>.distcp` of torch.save archives, one for each chunk and object, and `.metadata`.
+// Plans a DCP directory: `.metadata` and files `__<rank>_<n>.distcp` with one torch.save archive per chunk and object.
 
 #include <algorithm>
 #include <map>
@@ -27,7 +27,7 @@ std::shared_ptr<const torch_archive::ArchiveLayout> share(torch_archive::Archive
   return std::make_shared<const torch_archive::ArchiveLayout>(std::move(layout));
 }
 
-// Builds files, their units and the metadata that says where each is.
+// Builds files, their units and the metadata with the location of each.
 class DcpPlanner {
  public:
   explicit DcpPlanner(std::shared_ptr<const OutputSource> source) : source_(std::move(source)) {}
@@ -66,7 +66,7 @@ class DcpPlanner {
   void add_entry(dcp::MetadataEntry entry, const Path& path) {
     if (!metadata_.paths) metadata_.paths.emplace();
     Path& place = metadata_.paths->emplace_back(path.empty() ? Path{entry.name} : path);
-    // The root of a state dict is a dict, to PyTorch too, even where a torch.save file has a list there.
+    // PyTorch expects the root of a state dict to be a dict, even if a torch.save file has a list there.
     if (const auto* index = std::get_if<std::int64_t>(&place[0])) place[0] = std::to_string(*index);
     metadata_.entries.push_back(std::move(entry));
   }
@@ -77,7 +77,7 @@ class DcpPlanner {
     open_ = false;
   }
 
-  // The file that takes `length_bytes` more; a new one where the size limit or a new rank asks for it.
+  // Appends `length_bytes` to the current file. Begins a new file for a new rank or if the size limit requires it.
   dcp::StoredItem place(std::uint64_t length_bytes) {
     const std::uint64_t limit = source_->options().max_shard_bytes;
     if (!open_ || (limit > 0 && offset_ > 0 && offset_ + length_bytes > limit)) {
@@ -116,7 +116,7 @@ class DcpPlanner {
     dcp::MetadataEntry& entry = metadata_.entries[source_->tensors().size() + i];
     const ObjectValue value = checkpoint.load_object(number);
     if (checkpoint.kind() == SourceKind::dcp) {
-      // The stored archive as it is, byte for byte.
+      // Copy the stored archive byte for byte.
       for (const auto& [key, storage] : value.storages) check_entry(*checkpoint.open_file(storage.file), storage.entry);
       entry.items.push_back(place(info.stored.length_bytes));
       plan_.files.back().units.push_back({info.stored.length_bytes, [source = source_, stored = info.stored] {
@@ -162,10 +162,10 @@ class DcpPlanner {
   std::uint64_t offset_ = 0;
 };
 
-// Tensors without elements, and scalars, have one chunk.
+// Scalars and tensors without elements have one chunk.
 bool is_indivisible(const TensorInfo& tensor) { return tensor.shape.empty() || tensor.size_bytes() == 0; }
 
-// Sorts pieces into ranks by the rank in their files' names, or, where a name has none, by file.
+// Assigns each chunk to the rank in its file's name, or to a rank per file if the name has none.
 void place_by_files(DcpLayout& layout, const Checkpoint& like, const TensorInfo& info, std::size_t tensor) {
   if (is_indivisible(info) || info.chunks.empty()) {
     layout.ranks[0].push_back({tensor, Box::full(info.shape)});
@@ -198,15 +198,16 @@ DcpLayout layout_for_ranks(const OutputSource& source, const ReshardOptions& opt
     if (options.like) {
       const auto found = options.like->find_tensor(info.name);
       if (!found) {
-        source.warn(fmt::format("'{}' is not in {}; it goes to rank 0 whole", printable(info.name),
+        source.warn(fmt::format("'{}' is not in {}; storing it unsharded on rank 0", printable(info.name),
                                 options.like->path().string()));
         layout.ranks[0].push_back({i, Box::full(info.shape)});
         continue;
       }
       const TensorInfo& like = options.like->tensors()[*found];
       if (like.shape != info.shape) {
-        fail(ErrorCode::invalid_argument, "tensor '{}' has shape {}, in {} it has shape {}", printable(info.name),
-             shape_to_string(info.shape), options.like->path().string(), shape_to_string(like.shape));
+        fail(ErrorCode::invalid_argument, "reshard: tensor '{}' has shape {}, expected {} as in {}",
+             printable(info.name), shape_to_string(info.shape), shape_to_string(like.shape),
+             options.like->path().string());
       }
       options.like->check_partition(*found);
       place_by_files(layout, *options.like, like, i);

@@ -14,7 +14,7 @@ Nested& Nested::child(const Key& item, const std::string& name) {
   const Kind wanted = std::holds_alternative<std::string>(item) ? Kind::dict : Kind::list;
   if (kind == Kind::none) kind = wanted;
   if (kind != wanted) {
-    fail(ErrorCode::corrupt, "the path of '{}' leads through a {} that another path uses as a {}", printable(name),
+    fail(ErrorCode::corrupt, "the path of '{}' passes through a {}, expected a {} as in another path", printable(name),
          wanted == Kind::dict ? "dict" : "list",
          kind == Kind::leaf   ? "value"
          : kind == Kind::dict ? "dict"
@@ -32,7 +32,8 @@ Nested& Nested::child(const Key& item, const std::string& name) {
   } else {
     const std::int64_t index = std::get<std::int64_t>(item);
     if (index < 0 || index >= kMaxListLength) {
-      fail(ErrorCode::corrupt, "the path of '{}' has the list index {}", printable(name), index);
+      fail(ErrorCode::corrupt, "the path of '{}' has the list index {}, expected 0 to {}", printable(name), index,
+           kMaxListLength - 1);
     }
     at = static_cast<std::size_t>(index);
     if (at >= children.size()) children.resize(at + 1);
@@ -43,12 +44,13 @@ Nested& Nested::child(const Key& item, const std::string& name) {
 
 void Nested::set(const Path& path, std::size_t leaf_in, const std::string& name) {
   if (path.size() > kMaxDepth) {
-    fail(ErrorCode::corrupt, "the path of '{}' has {} parts, at most {} expected", printable(name), path.size(),
+    fail(ErrorCode::corrupt, "the path of '{}' has {} parts, expected at most {}", printable(name), path.size(),
          kMaxDepth);
   }
   Nested* at = this;
   for (const Key& item : path) at = &at->child(item, name);
-  if (at->kind != Kind::none) fail(ErrorCode::corrupt, "the path of '{}' is another one's too", printable(name));
+  if (at->kind != Kind::none)
+    fail(ErrorCode::corrupt, "the path of '{}' is taken, expected unique paths", printable(name));
   at->kind = Kind::leaf;
   at->leaf = leaf_in;
 }

@@ -1,5 +1,5 @@
 #pragma once
-// The nested state dict that flat names stand for.
+// The nested state dict that a set of paths describes.
 // PyTorch: unflatten_state_dict in torch/distributed/checkpoint/_nested_dict.py, set_element in _traverse.py.
 
 #include <cstdint>
@@ -15,12 +15,13 @@ namespace tessera::checkpoint {
 struct Nested {
   enum class Kind : std::uint8_t { none, leaf, dict, list };
   Kind kind = Kind::none;
-  std::size_t leaf = 0;                           // what the caller gave
+  std::size_t leaf = 0;                           // value passed to set()
   std::vector<std::string> keys;                  // of a dict, in order of insertion
   std::vector<std::unique_ptr<Nested>> children;  // of a dict (aligned with keys) or a list
 
-  // Puts `leaf` at `path`, making dicts for text and lists for integers; lists are filled up with none. Throws
-  // Error(corrupt) where a path leads through a leaf, or through a dict as if it were a list.
+  // Stores `leaf` at `path`. String keys make dicts and integers make lists; gaps in lists are null. Throws
+  // Error(corrupt) if the path is taken, or passes through a leaf or a container of the other kind. `name` is for
+  // messages.
   void set(const Path& path, std::size_t leaf, const std::string& name);
 
  private:

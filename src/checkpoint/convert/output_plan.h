@@ -1,6 +1,6 @@
 #pragma once
-// What a conversion will write, planned before anything is written: names and sizes of files, and how to make each
-// stored unit.
+// The plan of a conversion, complete before anything is written: names and sizes of files, and a function per stored
+// unit that makes it.
 
 #include <cstdint>
 #include <functional>
@@ -30,19 +30,19 @@ struct PlannedFile {
 
 struct OutputPlan {
   std::vector<PlannedFile> files;
-  // Small files that go last: `.metadata`, an index.
+  // Small files, written last: `.metadata`, an index.
   std::vector<std::pair<std::string, Bytes>> small_files;
 };
 
-// A tensor that takes part.
+// A selected tensor.
 struct OutputTensor {
   std::size_t source = 0;  // index in the source
   const TensorInfo* info = nullptr;
   DType dtype = DType::float32;  // at the destination
 };
 
-// The source as the writers see it: what takes part, and a reader for each tensor, alive from the first byte of it that
-// is read to the last, when its checksums are checked.
+// The source of a conversion: the selected tensors and objects, and a reader per tensor. A reader exists from the first
+// byte read to the last; then its checksums are verified.
 class OutputSource {
  public:
   OutputSource(std::shared_ptr<const Checkpoint> checkpoint, const ConvertOptions& options);
@@ -53,9 +53,9 @@ class OutputSource {
   const ConvertOptions& options() const { return *options_; }
   void warn(const std::string& message) const;
 
-  // The elements of `box` of a tensor (an index into tensors()), row-major, in the destination's dtype.
+  // Returns the elements of `box` of a tensor (an index into tensors()), row-major, in the destination's dtype.
   Data tensor_data(std::size_t tensor, const Box& box) const;
-  // A range of a source's file as it is. `expected_crc32` is compared when all of it was produced.
+  // Returns the bytes of a zip entry in a source's file. The entry's CRC-32 is verified once all bytes were produced.
   Data raw_data(std::uint32_t file, const zip::Entry& entry) const;
 
  private:
@@ -67,20 +67,20 @@ class OutputSource {
   std::shared_ptr<std::vector<ReaderSlot>> readers_;
 };
 
-// Throws Error(corrupt) unless the bytes of `entry` have its CRC-32.
+// Reads `entry` and throws Error(corrupt) if its bytes do not have its CRC-32.
 void check_entry(const ByteSource& file, const zip::Entry& entry);
 
-// A torch.save archive with one object: its pickle and where its storages come from.
+// A torch.save archive of one object: its pickle and the sources of its storages.
 struct ObjectArchive {
   Bytes data_pkl;
   std::vector<ObjectValue::Storage> storages;  // storage k is written under the key k
 };
 ObjectArchive make_object_archive(const ObjectValue& value);
 
-// An archive as a unit, its storages' bytes from `storages`.
+// Returns an archive as a unit, with the bytes of its storages from `storages`.
 Unit archive_unit(const std::shared_ptr<const torch_archive::ArchiveLayout>& layout, std::vector<Data> storages);
 
-// Which boxes of which tensors go to which rank's files.
+// The assignment of tensors' boxes to ranks' files.
 struct DcpLayout {
   struct Piece {
     std::size_t tensor;  // into OutputSource::tensors()
@@ -88,13 +88,13 @@ struct DcpLayout {
   };
   std::map<std::int64_t, std::vector<Piece>> ranks;
 };
-// As the source has them.
+// The layout of the source.
 DcpLayout layout_of_source(const OutputSource& source);
-// As reshard's options say.
+// The layout that reshard's options specify.
 DcpLayout layout_for_ranks(const OutputSource& source, const ReshardOptions& options);
 
 OutputPlan plan_dcp(const std::shared_ptr<const OutputSource>& source, const DcpLayout& layout);
-// `file_name`: all in one file of this name, without an index; empty: a directory.
+// If `file_name` is not empty, plans one file of this name without an index; otherwise a directory.
 OutputPlan plan_safetensors(const std::shared_ptr<const OutputSource>& source, const std::string& file_name);
 OutputPlan plan_torch(const std::shared_ptr<const OutputSource>& source, const std::string& file_name);
 

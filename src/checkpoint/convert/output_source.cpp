@@ -21,7 +21,7 @@ std::uint64_t PlannedFile::size_bytes() const {
 struct OutputSource::ReaderSlot {
   std::mutex mutex;
   std::shared_ptr<const TensorReader> reader;
-  std::uint64_t unread_bytes = 0;  // of the source's elements
+  std::uint64_t unread_bytes = 0;  // in the source's dtype
 
   std::shared_ptr<const TensorReader> get(const std::shared_ptr<const Checkpoint>& checkpoint, std::size_t tensor) {
     const std::lock_guard lock(mutex);
@@ -29,7 +29,7 @@ struct OutputSource::ReaderSlot {
     return reader;
   }
 
-  // Says that `bytes` have been read. After the last, checks the checksums and lets the reader go.
+  // Records that `bytes` were read. After the last byte, verifies the checksums and releases the reader.
   void done(std::uint64_t bytes) {
     std::shared_ptr<const TensorReader> finished;
     {
@@ -50,7 +50,7 @@ OutputSource::OutputSource(std::shared_ptr<const Checkpoint> checkpoint, const C
     OutputTensor tensor{i, &all[i], all[i].dtype};
     if (options.dtype && is_floating_point(all[i].dtype)) {
       if (!can_cast(all[i].dtype, *options.dtype)) {
-        fail(ErrorCode::unsupported, "tensor '{}': no conversion from {} to {}", printable(all[i].name),
+        fail(ErrorCode::unsupported, "convert tensor '{}': no cast from {} to {}", printable(all[i].name),
              dtype_name(all[i].dtype), dtype_name(*options.dtype));
       }
       tensor.dtype = *options.dtype;
@@ -72,8 +72,7 @@ Data OutputSource::tensor_data(std::size_t tensor, const Box& box) const {
   const OutputTensor& output = tensors_[tensor];
   const auto from_bytes = static_cast<std::uint64_t>(dtype_size(output.info->dtype));
   const auto to_bytes = static_cast<std::uint64_t>(dtype_size(output.dtype));
-  // Parts that are whole rows, or whole planes, are one box; the granule is the largest of these that fits well into a
-  // block.
+  // Full rows, full planes and so on are single boxes. The granule is the largest of these up to a quarter of a block.
   std::uint64_t granule = to_bytes;
   for (std::size_t d = box.rank(); d-- > 0;) {
     const std::uint64_t next = granule * static_cast<std::uint64_t>(std::max<std::int64_t>(box.sizes[d], 1));
@@ -111,7 +110,7 @@ Data OutputSource::tensor_data(std::size_t tensor, const Box& box) const {
 Data OutputSource::raw_data(std::uint32_t file, const zip::Entry& entry) const {
   Data data;
   data.length_bytes = entry.size_bytes;
-  // The CRC-32 of the parts is combined in their order, whichever is produced first.
+  // Parts may be produced in any order; their CRC-32s are combined by offset.
   struct Check {
     std::mutex mutex;
     std::vector<std::pair<std::uint64_t, std::pair<std::uint64_t, std::uint32_t>>> parts;
@@ -154,8 +153,8 @@ void check_entry(const ByteSource& file, const zip::Entry& entry) {
 
 ObjectArchive make_object_archive(const ObjectValue& value) {
   ObjectArchive archive;
-  std::map<std::string, std::string>
-      new_keys;  // numbered in order of appearance, so that equal objects give equal archives
+  // Keys are numbered in order of appearance, so that equal objects give equal archives.
+  std::map<std::string, std::string> new_keys;
   pickle::Writer writer(archive.data_pkl, 2);
   writer.value(value.value, [&](pickle::Writer& out, pickle::NodeRef id) {
     std::optional<torch_archive::StorageRef> storage = torch_archive::as_storage(id);

@@ -1,5 +1,5 @@
-// Safetensors: `model.safetensors`, or `model-0000k-of-0000n.safetensors` with an index where the size limit asks for
-// several.
+// Plans safetensors output: `model.safetensors`, or `model-0000k-of-0000n.safetensors` with an index if the size limit
+// requires several files.
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
@@ -19,7 +19,7 @@ using safetensors_extra::add_path;
 using safetensors_extra::Json;
 using safetensors_extra::StoredAs;
 
-constexpr std::uint64_t kDefaultShardBytes = 5'000'000'000;  // as Hugging Face's writers have it
+constexpr std::uint64_t kDefaultShardBytes = 5'000'000'000;  // the default of Hugging Face's writers
 
 StoredAs stored_as(const OutputTensor& tensor) {
   return safetensors_extra::stored_as(tensor.dtype, tensor.info->shape);
@@ -79,7 +79,7 @@ class SafetensorsPlanner {
     return groups;
   }
 
-  // Objects and places in the nested state dict go into the first file's __metadata__.
+  // Objects and paths go into the first file's __metadata__.
   void collect_extras() {
     Json objects = Json::object(), paths = Json::object();
     const Checkpoint& checkpoint = *source_->checkpoint();
@@ -88,8 +88,8 @@ class SafetensorsPlanner {
       const ObjectValue value = checkpoint.load_object(i);
       std::optional<Json> json = pickle::to_lossless_json(value.value);
       if (!json) {
-        source_->warn(fmt::format("object '{}' can't be carried into safetensors: {}", printable(info.name),
-                                  pickle::opaque_reason(value.value).value_or("JSON can't say it")));
+        source_->warn(fmt::format("object '{}' cannot be stored in safetensors: {}", printable(info.name),
+                                  pickle::opaque_reason(value.value).value_or("JSON cannot represent it")));
         continue;
       }
       objects[info.name] = std::move(*json);
@@ -113,7 +113,7 @@ class SafetensorsPlanner {
       std::size_t tensor;
     };
     std::vector<Entry> placed;
-    Json dtypes = Json::object();  // every file has those of its own tensors, so that it can be read alone
+    Json dtypes = Json::object();  // each file lists its own tensors, so that it can be read alone
     for (const std::size_t tensor : group) {
       const OutputTensor& output = source_->tensors()[tensor];
       const StoredAs stored = stored_as(output);
@@ -143,8 +143,8 @@ class SafetensorsPlanner {
                             Unit unit;
                             unit.segments.emplace_back(header);
                             for (const std::size_t tensor : tensors) {
-                              const Box whole = Box::full(source->tensors()[tensor].info->shape);
-                              unit.segments.emplace_back(source->tensor_data(tensor, whole));
+                              const Box full = Box::full(source->tensors()[tensor].info->shape);
+                              unit.segments.emplace_back(source->tensor_data(tensor, full));
                             }
                             return unit;
                           }});

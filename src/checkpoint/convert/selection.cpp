@@ -5,8 +5,8 @@
 namespace tessera::checkpoint {
 namespace {
 
-// Matches one character against the set that begins behind '[' at glob[at]. Returns the position behind ']' and whether
-// it is in the set; npos if there is no ']' (then '[' stands for itself).
+// Matches one character against the set whose first character, after '[', is glob[at]. Returns the position after ']'
+// and whether the character is in the set; npos if there is no ']', in which case '[' matches itself.
 std::pair<std::size_t, bool> match_set(std::string_view glob, std::size_t at, char c) {
   const bool negated = at < glob.size() && (glob[at] == '!' || glob[at] == '^');
   if (negated) ++at;
@@ -28,7 +28,7 @@ std::pair<std::size_t, bool> match_set(std::string_view glob, std::size_t at, ch
 
 bool glob_matches(std::string_view glob, std::string_view text) {
   std::size_t g = 0, t = 0;
-  std::size_t star = std::string_view::npos, star_text = 0;  // the last '*' and the text it has swallowed up to
+  std::size_t star = std::string_view::npos, star_text = 0;  // the last '*' and the end of the text it matches
   while (t < text.size()) {
     if (g < glob.size() && glob[g] == '*') {
       star = g++;
@@ -39,9 +39,9 @@ bool glob_matches(std::string_view glob, std::string_view text) {
     std::size_t next = g + 1;
     if (g < glob.size()) {
       if (glob[g] == '[') {
-        const auto [behind, in_set] = match_set(glob, g + 1, text[t]);
-        matched = behind == std::string_view::npos ? text[t] == '[' : in_set;
-        if (behind != std::string_view::npos) next = behind;
+        const auto [after_set, in_set] = match_set(glob, g + 1, text[t]);
+        matched = after_set == std::string_view::npos ? text[t] == '[' : in_set;
+        if (after_set != std::string_view::npos) next = after_set;
       } else {
         matched = glob[g] == '?' || glob[g] == text[t];
       }

@@ -23,7 +23,7 @@ std::string prefix_of(const fs::path& destination) {
   return fmt::format(".{}.tessera-", destination.filename().string());
 }
 
-// The path without a trailing slash, which would hide its name.
+// Returns the absolute path without a trailing slash, so that filename() is not empty.
 fs::path normal(const fs::path& path) {
   const fs::path absolute = fs::absolute(path).lexically_normal();
   return absolute.has_filename() ? absolute : absolute.parent_path();
@@ -45,15 +45,15 @@ void Staging::check_destination(const fs::path& destination, const fs::path& sou
     fail(ErrorCode::invalid_argument, "{}: the destination is the source", destination.string());
   }
   if (fs::exists(fs::symlink_status(target, error))) {
-    fail(ErrorCode::invalid_argument, "{}: the destination exists already", destination.string());
+    fail(ErrorCode::invalid_argument, "{}: the destination already exists", destination.string());
   }
   for (fs::path above = real_target.parent_path(); above.has_relative_path(); above = above.parent_path()) {
     if (above == real_source) {
-      fail(ErrorCode::invalid_argument, "{}: the destination lies within the source", destination.string());
+      fail(ErrorCode::invalid_argument, "{}: the destination is within the source", destination.string());
     }
   }
   if (!fs::is_directory(target.parent_path(), error)) {
-    fail(ErrorCode::not_found, "{}: there is no directory {} to put it in", destination.string(),
+    fail(ErrorCode::not_found, "{}: the parent directory {} does not exist", destination.string(),
          target.parent_path().string());
   }
 }
@@ -65,10 +65,10 @@ Staging::Staging(const fs::path& destination, const fs::path& source)
   static std::atomic<unsigned> counter = 0;
   folder_ = parent_ / fmt::format("{}{}-{}{}", prefix_of(destination_), ::getpid(), counter++, kSuffix);
   if (::mkdir(folder_.c_str(), 0777) != 0) {
-    fail(ErrorCode::io, "create {} beside the destination: {}", folder_.string(), std::strerror(errno));
+    fail(ErrorCode::io, "create {} next to the destination: {}", folder_.string(), std::strerror(errno));
   }
   lock_ = open_directory(folder_);
-  if (lock_ >= 0) ::flock(lock_, LOCK_EX | LOCK_NB);  // where locks don't work, leftovers are never removed
+  if (lock_ >= 0) ::flock(lock_, LOCK_EX | LOCK_NB);  // if locks do not work, leftovers are never removed
 }
 
 Staging::~Staging() {

@@ -1,33 +1,33 @@
 #pragma once
-// A destination that appears whole or not at all.
+// A temporary folder that becomes the destination with one rename.
 
 #include <filesystem>
 
 namespace tessera::checkpoint {
 
-// Where output is written before it gets its name: a folder `.<name>.tessera-<process>-<n>.partial` beside the
-// destination, locked while its process lives. If it isn't committed it is removed, with all in it, when the object
-// goes.
+// The folder `.<name>.tessera-<process>-<n>.partial` next to the destination, locked while its process lives. The
+// destructor removes the folder and its contents unless it was committed.
 class Staging {
  public:
-  // Throws Error(invalid_argument) if `destination` exists, is or lies within `source`, or has no parent directory;
-  // removes what killed processes left of earlier tries at the same destination.
+  // Creates the folder, and removes folders that killed processes left for the same destination. Throws as
+  // check_destination.
   Staging(const std::filesystem::path& destination, const std::filesystem::path& source);
   ~Staging();
   Staging(const Staging&) = delete;
   Staging& operator=(const Staging&) = delete;
 
-  // The folder to write into. Subdirectories aren't synced.
+  // The folder to write to. Subdirectories are not synced.
   const std::filesystem::path& folder() const { return folder_; }
 
   // Makes the folder itself the destination: syncs it, renames it, syncs the parent.
   void commit_folder();
-  // Makes one file in the folder the destination, and, if it isn't empty, another one `<destination><suffix>` before it
-  // (replacing what is there); the folder is then removed.
+  // Renames one file in the folder to the destination. If `companion` is not empty, first renames that file to
+  // `<destination><suffix>`, replacing an existing file. The destructor then removes the folder.
   void commit_file(const std::filesystem::path& file, const std::filesystem::path& companion,
                    const std::string& suffix);
 
-  // Checks alone, for a dry run.
+  // Throws Error(invalid_argument) if `destination` exists, is `source` or is inside it, and Error(not_found) if its
+  // parent directory does not exist.
   static void check_destination(const std::filesystem::path& destination, const std::filesystem::path& source);
 
  private:

@@ -10,7 +10,7 @@
 namespace tessera::checkpoint {
 namespace {
 
-// Units up to this size are gathered and written together.
+// Units up to this size are collected and written together.
 constexpr std::uint64_t kSmallUnitBytes = 1u << 20;
 
 std::uint64_t length_of(const Segment& segment) {
@@ -34,8 +34,8 @@ struct StreamWriter::OpenFile {
   std::string name;
   std::uint64_t size_bytes;
   std::mutex mutex;
-  std::size_t open_units = 1;  // one more until end_file
-  // The system lets one thread write to a file at a time; those that would spin until it is their turn can do more.
+  std::size_t open_units = 1;  // includes one until end_file
+  // The system lets one thread at a time write to a file. Waiting here keeps the other threads from spinning there.
   std::mutex write_mutex;
   struct Part {
     std::uint64_t offset_bytes, length_bytes;
@@ -56,12 +56,12 @@ struct StreamWriter::Running {
   std::uint64_t offset_bytes = 0;
   std::uint64_t length_bytes = 0;
   std::vector<std::uint64_t> segment_offsets;  // within the unit
-  std::vector<std::size_t> data_number;        // of each segment: how many data segments precede it
+  std::vector<std::size_t> data_number;        // number of data segments before each segment
   std::vector<std::uint32_t> segment_crcs, data_crcs;
-  std::vector<std::vector<std::uint32_t>> block_crcs;  // of data segments that are written in several blocks
+  std::vector<std::vector<std::uint32_t>> block_crcs;  // for data segments that are written in several blocks
   std::vector<std::uint64_t> block_bytes;
-  std::vector<std::size_t> deferred;        // late segments written when all data is
-  std::atomic<std::size_t> open_tasks = 1;  // one more until all are submitted
+  std::vector<std::size_t> deferred;        // late segments, written after all data
+  std::atomic<std::size_t> open_tasks = 1;  // includes one until all are submitted
 
   Running(Unit unit_in, std::shared_ptr<OpenFile> file_in, std::uint64_t offset_in)
       : unit(std::move(unit_in)), file(std::move(file_in)), offset_bytes(offset_in) {
@@ -137,8 +137,8 @@ void StreamWriter::flush_small() {
   });
 }
 
-// Produces segments first..last-1, whose late ones depend on no data outside of them but what is known already, into
-// `out`.
+// Produces segments [first, last) into `out`. Their late segments may depend only on data in this range or on CRCs that
+// are already known.
 void StreamWriter::assemble(Running& unit, std::size_t first, std::size_t last, MutableByteView out) {
   std::uint64_t at = 0;
   std::uint64_t data_bytes = 0;
@@ -153,7 +153,9 @@ void StreamWriter::assemble(Running& unit, std::size_t first, std::size_t last, 
       const auto* fixed = std::get_if<Bytes>(&segment);
       const Bytes made = fixed != nullptr ? Bytes() : std::get<Late>(segment).make(unit.data_crcs);
       const Bytes& bytes = fixed != nullptr ? *fixed : made;
-      if (bytes.size() != part.size()) fail(ErrorCode::internal, "a part of a file has not the size that was planned");
+      if (bytes.size() != part.size())
+        fail(ErrorCode::internal, "write {}: a segment has {} bytes, expected {}", unit.file->name, bytes.size(),
+             part.size());
       std::copy(bytes.begin(), bytes.end(), part.begin());
       unit.segment_crcs[i] = crc32(part);
     }
@@ -162,8 +164,8 @@ void StreamWriter::assemble(Running& unit, std::size_t first, std::size_t last, 
   progress_.advance(data_bytes);
 }
 
-// Cuts a unit into tasks: runs of segments that fit into a block are assembled and written at once, a data segment
-// larger than that goes block by block, and late bytes that wait for it are written at the end.
+// Splits a unit into tasks. Runs of segments that fit into a block are assembled and written together. A larger data
+// segment is written block by block, and the late segments that depend on it are written at the end.
 void StreamWriter::run_large(std::shared_ptr<Running> unit) {
   const std::vector<Segment>& segments = unit->unit.segments;
   const auto submit = [&](std::function<void()> work) {
@@ -257,7 +259,8 @@ void StreamWriter::end_file() {
   flush_small();
   const std::shared_ptr<OpenFile> file = std::exchange(current_, nullptr);
   if (next_offset_bytes_ != file->size_bytes) {
-    fail(ErrorCode::internal, "{}: {} bytes planned, {} given", file->name, file->size_bytes, next_offset_bytes_);
+    fail(ErrorCode::internal, "write {}: its units have {} bytes, expected {}", file->name, next_offset_bytes_,
+         file->size_bytes);
   }
   {
     const std::lock_guard lock(file->mutex);

@@ -1,9 +1,9 @@
 #pragma once
-// Writes files whose every byte is known by place before any data is read: fixed bytes, data that is produced block by
-// block on several threads, and bytes that depend on the data's CRC-32 (zip's descriptors and directories).
+// Writes files whose layout is known before any data is read. They consist of fixed bytes, data that several threads
+// produce block by block, and bytes that depend on the data's CRC-32 (zip's descriptors and directories).
 //
-// Law: memory is bounded by threads * (kBlockBytes + what a producer needs) plus the units queued, whatever the size of
-// the data.
+// Law: memory is bounded by threads * (kBlockBytes + memory of a producer) plus the queued units, independent of the
+// size of the data.
 
 #include <atomic>
 #include <cstdint>
@@ -23,24 +23,24 @@
 
 namespace tessera::checkpoint {
 
-// Data of which any part can be produced. `produce(begin_bytes, out)` is called once for each part, from any thread;
-// parts begin at multiples of `granule_bytes`.
+// Data that can be produced in parts. `produce(begin_bytes, out)` is called once per part, from any thread. Parts begin
+// at multiples of `granule_bytes`.
 struct Data {
   std::uint64_t length_bytes = 0;
   std::uint64_t granule_bytes = 1;
   std::function<void(std::uint64_t begin_bytes, MutableByteView out)> produce;
 };
 
-// Bytes that can be computed when the CRCs of the unit's data are known (indexed by data segment).
+// Bytes that are computed from the CRCs of the unit's data, which are indexed by data segment.
 struct Late {
   std::uint64_t length_bytes = 0;
-  bool needs_all = false;  // else only the CRCs of the data segments before it
+  bool needs_all = false;  // needs the CRCs of all data segments, not only of those before it
   std::function<Bytes(const std::vector<std::uint32_t>& data_crcs)> make;
 };
 
 using Segment = std::variant<Bytes, Data, Late>;
 
-// Consecutive segments of a file: a stored item, or a whole file.
+// Consecutive segments of a file: a stored item or an entire file.
 struct Unit {
   std::vector<Segment> segments;
   std::uint64_t length_bytes() const;
@@ -55,15 +55,15 @@ class StreamWriter {
                const Cancellation* cancellation);
   ~StreamWriter();
 
-  // Creates a file of a known size. Units are then added to it in order; `end_file` says that there are no more.
+  // Creates a file of a known size. Then `add` appends units in order, and `end_file` ends the file.
   void begin_file(const std::string& name, std::uint64_t size_bytes);
   void add(Unit unit);
   void end_file();
 
-  // A small file, written and synced at once.
+  // Writes and syncs a small file immediately.
   void add_small_file(const std::string& name, ByteView bytes);
 
-  // Waits until every file is written and synced; returns what was written. Throws what the first failure threw.
+  // Waits until every file is written and synced, and returns their sizes and checksums. Rethrows the first failure.
   Sidecar finish();
 
  private:
@@ -82,7 +82,7 @@ class StreamWriter {
   const Cancellation* cancellation_;
   std::shared_ptr<OpenFile> current_;
   std::uint64_t next_offset_bytes_ = 0;
-  std::vector<std::shared_ptr<Running>> small_;  // consecutive units of the current file, to be written at once
+  std::vector<std::shared_ptr<Running>> small_;  // consecutive units of the current file, to be written together
   std::uint64_t small_bytes_ = 0;
   std::mutex result_mutex_;
   Sidecar result_;

@@ -1,4 +1,4 @@
-// One torch.save file with the nested state dict.
+// Plans one torch.save file with the nested state dict.
 
 #include <algorithm>
 #include <deque>
@@ -28,7 +28,7 @@ class TorchPlanner {
       const Path* path;
       const std::string* name;
     };
-    std::vector<Leaf> leaves;  // a dict's order is the order in which its leaves are put there
+    std::vector<Leaf> leaves;  // sorted by position: a dict keeps the order in which its leaves are added
     for (std::size_t i = 0; i < tensors; ++i) {
       const TensorInfo& info = *source_->tensors()[i].info;
       leaves.push_back({info.position, i, &info.path, &info.name});
@@ -68,7 +68,7 @@ class TorchPlanner {
   }
 
  private:
-  // Where a storage's bytes come from: a tensor, or a storage that an object refers to.
+  // The source of a storage's bytes: a tensor, or a storage that an object refers to.
   struct StorageSource {
     std::size_t tensor = SIZE_MAX;
     ObjectValue::Storage raw;
@@ -122,7 +122,7 @@ class TorchPlanner {
     torch_archive::write_tensor(writer, tensor);
   }
 
-  // A storage of its own, but for tensors that are one and the same in the source (tied weights): they stay so.
+  // Returns the key of a tensor's storage. Tensors that share memory in the source (tied weights) share a storage.
   std::string storage_key(std::size_t i) {
     const OutputTensor& output = source_->tensors()[i];
     std::string key = std::to_string(storages_.size());
@@ -157,7 +157,7 @@ class TorchPlanner {
   }
 
   std::shared_ptr<const OutputSource> source_;
-  std::deque<ObjectValue> objects_;  // kept, as the writer knows what it has written by its address
+  std::deque<ObjectValue> objects_;  // kept alive because the writer memoizes values by address
   std::vector<torch_archive::ArchiveLayout::Storage> storages_;
   std::vector<StorageSource> sources_;
   std::map<std::tuple<std::uint64_t, std::uint64_t, std::vector<std::int64_t>, std::vector<std::int64_t>, DType>,

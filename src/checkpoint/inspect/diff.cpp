@@ -18,10 +18,10 @@
 namespace tessera::checkpoint {
 namespace {
 
-constexpr std::int64_t kBlockBytes = 4 << 20;
+constexpr std::int64_t kCompareBytes = 4 << 20;
 constexpr std::size_t kShownValue = 200;
 
-// Compares one tensor block by block. The last block that is done checks the checksums and reports.
+// Compares one tensor block by block. The last block to finish verifies the checksums and reports.
 struct TensorDiff {
   TensorDiff(const std::shared_ptr<const Checkpoint>& checkpoint_a, std::size_t index_a,
              const std::shared_ptr<const Checkpoint>& checkpoint_b, std::size_t index_b)
@@ -155,7 +155,7 @@ class Differ {
     ++report_.tensors;
     report_.bytes += tensor.size_bytes();
     const auto work = std::make_shared<TensorDiff>(a_, i, b_, *other_index);
-    std::vector<Box> blocks = split_row_major(Box::full(tensor.shape), dtype_size(tensor.dtype), kBlockBytes);
+    std::vector<Box> blocks = split_row_major(Box::full(tensor.shape), dtype_size(tensor.dtype), kCompareBytes);
     work->blocks_left = blocks.size();
     std::int64_t begin = 0;
     for (Box& block : blocks) {

@@ -35,7 +35,7 @@ class Verifier {
     try {
       checkpoint_ = Checkpoint::open(path_);
     } catch (const Error& error) {
-      // Where the sidecar has shown damage already, this is what it did.
+      // If the sidecar has already shown damage, it explains any error but io.
       const bool explained = report_.problem_count > 0 && error.code() != ErrorCode::io;
       if (error.code() != ErrorCode::corrupt && !explained) throw;
       add({error.what(), {}, {}, {}});
@@ -62,7 +62,7 @@ class Verifier {
       ++report_.problem_count;
       return;
     }
-    // What damages an archive's directory is met by every check that opens it.
+    // Every check that opens a damaged archive reports the same problem.
     if (!reported_.insert(problem.what).second) return;
     ++report_.problem_count;
     report_.problems.push_back(std::move(problem));
@@ -80,7 +80,7 @@ class Verifier {
     if (options_.cancellation != nullptr) options_.cancellation->check();
   }
 
-  // The CRC-32 of a range, in blocks.
+  // Returns the CRC-32 of a range, read in blocks.
   std::uint32_t checksum(const ByteSource& file, std::uint64_t offset_bytes, std::uint64_t length_bytes) {
     thread_local Buffer buffer;
     std::uint32_t crc = 0;
@@ -96,7 +96,7 @@ class Verifier {
     return crc;
   }
 
-  // Runs a check whose finding of damage is a problem, not an end.
+  // Runs a check. Damage that it throws becomes a problem; other errors end the verification.
   template <typename Check>
   void report_damage(const std::string& file, std::optional<std::uint64_t> offset, const std::string& name,
                      const Check& check) {
@@ -108,7 +108,7 @@ class Verifier {
     }
   }
 
-  // --- the sidecar: every file's size and CRC-32
+  // --- the sidecar: size and CRC-32 of every file
 
   void check_sidecar() {
     report_damage(std::string(kSidecarFileName), {}, {}, [&] { sidecar_ = read_sidecar(path_); });
@@ -122,7 +122,7 @@ class Verifier {
       const bool leaves = relative.is_absolute() || std::find(relative.begin(), relative.end(), "..") != relative.end();
       if (leaves) {
         add_for_file(std::string(kSidecarFileName), {}, {},
-                     fmt::format("it lists '{}', outside of the checkpoint", printable(name)));
+                     fmt::format("lists '{}', which is outside of the checkpoint", printable(name)));
         continue;
       }
       pool_.submit([this, name = name, facts = facts] { check_file(name, facts); });
@@ -135,7 +135,7 @@ class Verifier {
       if (may_be_left_by_a_save(name)) {
         report_.left_over.push_back(name);
       } else {
-        add_for_file(name, {}, {}, "not a file of this checkpoint: the sidecar doesn't list it");
+        add_for_file(name, {}, {}, "not a file of this checkpoint: the sidecar does not list it");
         extra_files_.insert(name);
       }
     }
@@ -163,7 +163,8 @@ class Verifier {
       return;
     }
     add_for_file(name, {}, {},
-                 fmt::format("its {} bytes have CRC-32 {:08x}, the sidecar says {:08x}", size, crc, facts.crc32));
+                 fmt::format("the {} bytes of the file have CRC-32 {:08x}, expected {:08x} as in the sidecar", size,
+                             crc, facts.crc32));
   }
 
   // --- tensors against their shapes
@@ -194,8 +195,8 @@ class Verifier {
   };
 
   void check_ranges() {
-    if (checkpoint_->kind() != SourceKind::dcp)
-      return;  // the other formats account for every byte when they are opened
+    // Opening a checkpoint of another format accounts for every byte.
+    if (checkpoint_->kind() != SourceKind::dcp) return;
     std::vector<std::vector<Range>> ranges(checkpoint_->files().size());
     const auto take = [&](const StoredRange& stored, std::string_view name) {
       if (stored.file != StoredRange::kNoFile) {
@@ -220,7 +221,7 @@ class Verifier {
       const std::string& file =
           item.item.file == dcp::StoredItem::kNoFile ? std::string() : metadata.files[item.item.file];
       const auto offset = static_cast<std::uint64_t>(item.item.offset_bytes);
-      add_for_file(file, offset, item.name, "a stored item that the state doesn't have");
+      add_for_file(file, offset, item.name, "found a stored item that is not in the state");
       for (std::size_t f = 0; f < ranges.size(); ++f) {
         if (checkpoint_->files()[f].name != file) continue;
         ranges[f].push_back({offset, offset + static_cast<std::uint64_t>(item.item.length_bytes), item.name});
@@ -239,7 +240,7 @@ class Verifier {
       if (range.begin == range.end) continue;
       if (range.end > *file.size_bytes || range.end < range.begin) {
         add_for_file(file.name, range.begin, std::string(range.name),
-                     fmt::format("stored in {} bytes here, but the file has {} bytes", range.end - range.begin,
+                     fmt::format("{} bytes are stored here, but the file has {} bytes", range.end - range.begin,
                                  *file.size_bytes));
         continue;
       }
@@ -247,7 +248,7 @@ class Verifier {
       if (last != nullptr && range.begin == last->begin && range.end == last->end && range.name == last->name) continue;
       if (range.begin < at) {
         add_for_file(file.name, range.begin, std::string(range.name),
-                     fmt::format("overlaps what is stored of '{}' up to byte {}", printable(last->name), at));
+                     fmt::format("overlaps '{}', which is stored up to byte {}", printable(last->name), at));
       }
       hole(range.begin);
       at = std::max(at, range.end);
@@ -256,7 +257,7 @@ class Verifier {
     hole(*file.size_bytes);
   }
 
-  // Without a sidecar.
+  // Checks for unknown files. With a sidecar, check_sidecar() has done so.
   void check_extra_files() {
     if (sidecar_) return;
     std::set<std::string> known;
@@ -267,7 +268,7 @@ class Verifier {
       if (may_be_left_by_a_save(name)) {
         report_.left_over.push_back(name);
       } else if (name.ends_with(".distcp")) {
-        add_for_file(name, {}, {}, "the metadata doesn't refer to it");
+        add_for_file(name, {}, {}, "the metadata does not refer to it");
       }
     }
   }
@@ -300,7 +301,7 @@ class Verifier {
   }
 
   bool can_read(const StoredRange& stored) const {
-    if (stored.file == StoredRange::kNoFile) return true;  // to be reported by who tries
+    if (stored.file == StoredRange::kNoFile) return true;  // reading it reports the problem
     const SourceFile& file = checkpoint_->files()[stored.file];
     return file.size_bytes && stored.offset_bytes <= *file.size_bytes &&
            stored.length_bytes <= *file.size_bytes - stored.offset_bytes;
@@ -339,7 +340,7 @@ class Verifier {
     }
   }
 
-  // Every entry of a stored item's archive against its CRC-32, unless the sidecar has vouched for the file.
+  // Checks the CRC-32 of every entry of a stored item's archive, unless the sidecar's CRC-32 of the file was right.
   void check_entries(const StoredRange& stored, const std::string& name) {
     check_cancelled();
     if (stored.file == StoredRange::kNoFile) return;
@@ -367,7 +368,7 @@ class Verifier {
     if (good_files_.contains(source.name)) return;
     const std::shared_ptr<const ByteSource> file = checkpoint_->open_file(0);
     const zip::Directory directory = zip::read_directory(*file, 0, *source.size_bytes);
-    std::map<std::uint64_t, std::string> names;  // of the tensors that an entry belongs to, by its data offset
+    std::map<std::uint64_t, std::string> names;  // names of the tensors in an entry, by its data offset
     for (std::size_t t = 0; t < checkpoint_->tensors().size(); ++t) {
       const Extent extent = checkpoint_->locate(t, 0);
       std::string& name = names[extent.checksum ? extent.checksum->offset_bytes : extent.offset_bytes];

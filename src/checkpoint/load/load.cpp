@@ -17,11 +17,11 @@
 namespace tessera::checkpoint {
 namespace {
 
-// One thread reads so much at a time: what is more is cut, what is less is taken together.
+// Size of a read task: larger items are split, smaller ones are combined.
 constexpr std::int64_t kTaskBytes = std::int64_t{4} << 20;
 constexpr std::size_t kQueuedTasks = 128;
 
-// Bytes that own themselves.
+// A source that owns its bytes.
 class OwnedSource final : public ByteSource {
  public:
   OwnedSource(Bytes bytes, std::string name) : bytes_(std::move(bytes)), source_(bytes_, std::move(name)) {}
@@ -34,15 +34,15 @@ class OwnedSource final : public ByteSource {
   MemorySource source_;
 };
 
-// A stored tensor while it is read.
+// A stored tensor that is being read.
 struct OpenTensor {
   OpenTensor(const std::shared_ptr<const Checkpoint>& checkpoint, std::size_t tensor, bool checks_checksums)
       : reader(checkpoint, tensor, checks_checksums) {}
   TensorReader reader;
-  std::atomic<std::size_t> open_pieces = 1;  // one more until all are known
+  std::atomic<std::size_t> open_pieces = 1;  // includes one until all pieces are added
 };
 
-// Elements that are read at once.
+// Elements that one task reads.
 struct Piece {
   std::shared_ptr<OpenTensor> tensor;
   std::size_t stored_chunk = 0;
@@ -82,8 +82,8 @@ class Loader {
   }
 
  private:
-  static constexpr std::string_view kPlanStep = "plan what to load";
-  static constexpr std::string_view kShareStep = "read what several ranks want";
+  static constexpr std::string_view kPlanStep = "plan the load";
+  static constexpr std::string_view kShareStep = "read shared elements";
 
   LoadPlan make_plan() {
     LoadPlanner planner;
@@ -110,9 +110,9 @@ class Loader {
     flush();
   }
 
-  // --- what several ranks want is read by one of them
+  // --- elements that several ranks want, read by one of them
 
-  // So much of what several ranks want, of which each rank has a part, is in memory at a time.
+  // Shared elements are exchanged in rounds of this size over all ranks, to bound memory.
   static constexpr std::uint64_t kRoundBytes = std::uint64_t{64} << 20;
 
   struct SharedPart {
@@ -174,12 +174,13 @@ class Loader {
     all = among.broadcast(all);
     std::vector<std::vector<WantedBox>> by_rank;
     by_rank.reserve(static_cast<std::size_t>(among.size()));
-    ByteCursor cursor(all, "what ranks want");
+    ByteCursor cursor(all, "wanted boxes of all ranks");
     for (int rank = 0; rank < among.size(); ++rank) by_rank.push_back(decode_wanted(as_bytes(cursor.text())));
     return share_reads(by_rank, [&](std::uint32_t tensor) { return element_bytes(tensor); });
   }
 
-  // Reads this rank's of `parts`, passes them to the ranks that want them, and delivers what this rank wants.
+  // Reads the parts that this rank must read, sends them to the ranks that want them, and delivers the parts that this
+  // rank wants.
   template <typename Deliver>
   void exchange(std::span<const SharedPart> parts, RankLink& among, const Deliver& deliver) {
     std::vector<Bytes> read(parts.size());
@@ -189,7 +190,7 @@ class Loader {
           if (parts[i].read->reader == among.rank()) start_reading(parts[i], read[i]);
         }
       } catch (...) {
-        pool_.wait();  // what was started still writes to `read`; throws if it is what failed
+        pool_.wait();  // running reads still write to `read`; throws if one of them failed
         throw;
       }
       pool_.wait();
@@ -216,7 +217,7 @@ class Loader {
     }
   }
 
-  // `part` and `out` must outlive the reading.
+  // Submits the read of `part` into `out`. Both must outlive the task.
   void start_reading(const SharedPart& part, Bytes& out) {
     std::shared_ptr<OpenTensor>& tensor = shared_tensors_[part.read->tensor];
     if (!tensor) tensor = std::make_shared<OpenTensor>(checkpoint_, part.read->tensor, options_.check_checksums);
@@ -229,14 +230,14 @@ class Loader {
     });
   }
 
-  // Row-major elements of an item's box, as they are stored, go to its target.
+  // Copies row-major elements of an item's box, in the stored dtype, to the item's target.
   void store(const ReadItem& item, const std::uint8_t* elements) const {
     const DType wanted = std::get<TargetTensor>(targets_.at(item.target).value).dtype;
     const Place to = place_of(item, item.box);
     put(item.box.sizes, checkpoint_->tensors()[item.tensor].dtype, elements, wanted, to.data, to.strides);
   }
 
-  // Row-major elements go to strided memory, as another dtype if that is wanted.
+  // Copies row-major elements to strided memory, casting them if the dtypes differ.
   static void put(std::span<const std::int64_t> sizes, DType stored, const std::uint8_t* elements, DType wanted,
                   std::uint8_t* out, std::span<const std::int64_t> strides) {
     thread_local Buffer as_wanted;
@@ -250,13 +251,13 @@ class Loader {
     copy_strided(sizes, dtype_size(wanted), elements, row_major_strides(sizes), out, strides);
   }
 
-  // --- what this rank reads for itself
+  // --- elements that this rank reads for itself
 
   struct Place {
     std::uint8_t* data;
     std::vector<std::int64_t> strides;
   };
-  // Where `part` of an item goes.
+  // Returns the destination of `part` of an item.
   Place place_of(const ReadItem& item, const Box& part) const {
     const auto& target = std::get<TargetTensor>(targets_.at(item.target).value);
     const TargetChunk& chunk = target.chunks.at(item.target_chunk);
@@ -267,7 +268,7 @@ class Loader {
     return {chunk.memory.data + offset * dtype_size(target.dtype), std::move(strides)};
   }
 
-  // All items of one stored tensor.
+  // Reads all items of one stored tensor.
   void read_tensor(std::span<const ReadItem> items) {
     const auto tensor = std::make_shared<OpenTensor>(checkpoint_, items[0].tensor, options_.check_checksums);
     for (const ReadItem& item : items) {
@@ -315,7 +316,7 @@ class Loader {
     put(piece.box.sizes, stored, from, piece.dtype, piece.out, piece.strides);
   }
 
-  // A file that the checkpoint refers to and that isn't there is damage.
+  // Runs `f`. A missing file of the checkpoint is damage: not_found becomes corrupt.
   template <typename F>
   static void as_damage(const F& f) {
     try {
@@ -328,7 +329,7 @@ class Loader {
 
   void piece_done(OpenTensor& tensor) {
     if (tensor.open_pieces.fetch_sub(1) != 1) return;
-    tensor.reader.verify_whole_chunks();
+    tensor.reader.verify_complete_chunks();
     read_bytes_ += tensor.reader.read_bytes();
   }
 
@@ -337,7 +338,7 @@ class Loader {
   const ReadOptions& options_;
   ProgressSink& progress_;
   ReadReport report_;
-  std::map<std::uint32_t, std::shared_ptr<OpenTensor>> shared_tensors_;  // that this rank reads for several
+  std::map<std::uint32_t, std::shared_ptr<OpenTensor>> shared_tensors_;  // that this rank reads for several ranks
   std::vector<Piece> waiting_;
   std::int64_t waiting_bytes_ = 0;
   std::atomic<std::uint64_t> read_bytes_ = 0;
@@ -349,15 +350,15 @@ class Loader {
 std::shared_ptr<const Checkpoint> open_on_all_ranks(const std::shared_ptr<const Storage>& storage, RankLink& link) {
   const std::string step = fmt::format("open {}", storage->name());
   if (link.size() == 1) return Checkpoint::open(storage);
-  // Empty: no DCP checkpoint, each rank opens it for itself.
-  const Bytes said = link.broadcast(link.agree_on(step, [&] {
+  // Empty if it is not a DCP checkpoint; then each rank opens it by itself.
+  const Bytes metadata = link.broadcast(link.agree_on(step, [&] {
     const std::string name(kMetadataFileName);
     return link.is_coordinator() && storage->size_bytes(name) ? read_file(*storage, name) : Bytes();
   }));
   return link.agree_on(step, [&] {
     OpenOptions options;
-    if (!said.empty()) {
-      options.metadata = std::make_shared<OwnedSource>(said, storage->name_of(std::string(kMetadataFileName)));
+    if (!metadata.empty()) {
+      options.metadata = std::make_shared<OwnedSource>(metadata, storage->name_of(std::string(kMetadataFileName)));
     }
     return Checkpoint::open(storage, options);
   });

@@ -23,7 +23,7 @@ class Planner {
       } else if (const auto object = checkpoint_.find_object(target.name)) {
         plan_.objects.push_back({t, *object});
       } else if (checkpoint_.find_tensor(target.name)) {
-        mismatch(target.name, "it is a tensor in the checkpoint, an object here");
+        mismatch(fmt::format("'{}' is a tensor, expected an object", printable(target.name)));
       } else {
         plan_.missing.push_back(target.name);
       }
@@ -33,9 +33,8 @@ class Planner {
   }
 
  private:
-  void mismatch(const std::string& name, const std::string& what) {
-    if (++mismatches_ > kSaid) return;
-    said_ += fmt::format("; '{}': {}", printable(name), what);
+  void mismatch(const std::string& text) {
+    if (++mismatches_ <= kListed) listed_ += (listed_.empty() ? "" : "; ") + text;
   }
 
   void take_tensor(std::uint32_t t, const TargetTensor& target) {
@@ -43,7 +42,7 @@ class Planner {
     const auto found = checkpoint_.find_tensor(name);
     if (!found) {
       if (checkpoint_.find_object(name)) {
-        mismatch(name, "it is an object in the checkpoint, a tensor here");
+        mismatch(fmt::format("'{}' is an object, expected a tensor", printable(name)));
       } else {
         plan_.missing.push_back(name);
       }
@@ -51,22 +50,22 @@ class Planner {
     }
     const TensorInfo& stored = checkpoint_.tensors()[*found];
     if (stored.shape != target.shape) {
-      return mismatch(name, fmt::format("its shape is {} in the checkpoint, {} here", shape_to_string(stored.shape),
-                                        shape_to_string(target.shape)));
+      return mismatch(fmt::format("tensor '{}' has shape {}, expected {}", printable(name),
+                                  shape_to_string(stored.shape), shape_to_string(target.shape)));
     }
     if (stored.dtype != target.dtype && !(rules_.allow_cast && can_cast(stored.dtype, target.dtype))) {
-      return mismatch(name, fmt::format("its dtype is {} in the checkpoint, {} here", dtype_name(stored.dtype),
-                                        dtype_name(target.dtype)));
+      return mismatch(fmt::format("tensor '{}' has dtype {}, expected {}", printable(name), dtype_name(stored.dtype),
+                                  dtype_name(target.dtype)));
     }
     BoxList wanted(target.shape.size());
     for (const TargetChunk& chunk : target.chunks) {
       if (!is_empty(chunk.box) && !is_valid(chunk.box, target.shape)) {
-        return mismatch(
-            name, fmt::format("{} is wanted of the shape {}", to_string(chunk.box), shape_to_string(target.shape)));
+        return mismatch(fmt::format("the target of tensor '{}' has chunk {}, expected a box within shape {}",
+                                    printable(name), to_string(chunk.box), shape_to_string(target.shape)));
       }
       wanted.push_back(chunk.box);
     }
-    // Overlaps could hide a hole from who counts elements alone.
+    // TensorReader only counts elements, so an overlap could hide a hole.
     if (!wanted.empty()) checkpoint_.check_partition(*found);
     for (Transfer& transfer : plan_transfers(stored.chunks, wanted)) {
       plan_.items.push_back({t, static_cast<std::uint32_t>(transfer.destination), static_cast<std::uint32_t>(*found),
@@ -77,25 +76,26 @@ class Planner {
   void report() {
     if (!rules_.allow_partial && !plan_.missing.empty()) {
       std::string names;
-      for (std::size_t i = 0; i < std::min(kSaid, plan_.missing.size()); ++i) {
+      for (std::size_t i = 0; i < std::min(kListed, plan_.missing.size()); ++i) {
         names += fmt::format("{}'{}'", i == 0 ? "" : ", ", printable(plan_.missing[i]));
       }
-      if (plan_.missing.size() > kSaid) names += fmt::format(" and {} more", plan_.missing.size() - kSaid);
-      fail(ErrorCode::not_found, "load {}: the checkpoint has no {}{}", checkpoint_.path().string(), names, said_);
+      if (plan_.missing.size() > kListed) names += fmt::format(" and {} more", plan_.missing.size() - kListed);
+      fail(ErrorCode::not_found, "load {}: the checkpoint has no {}{}{}", checkpoint_.path().string(), names,
+           listed_.empty() ? "" : "; ", listed_);
     }
     if (mismatches_ == 0) return;
-    if (mismatches_ > kSaid) said_ += fmt::format("; and {} more", mismatches_ - kSaid);
-    fail(ErrorCode::invalid_argument, "load {}: {} can't be loaded{}", checkpoint_.path().string(),
-         mismatches_ == 1 ? "a name" : fmt::format("{} names", mismatches_), said_);
+    if (mismatches_ > kListed) listed_ += fmt::format("; and {} more", mismatches_ - kListed);
+    fail(ErrorCode::invalid_argument, "load {}: {}{}", checkpoint_.path().string(),
+         mismatches_ == 1 ? "" : fmt::format("{} names do not match: ", mismatches_), listed_);
   }
 
-  static constexpr std::size_t kSaid = 20;
+  static constexpr std::size_t kListed = 20;
   const Targets& targets_;
   const Checkpoint& checkpoint_;
   const LoadRules& rules_;
   LoadPlan plan_;
   std::size_t mismatches_ = 0;
-  std::string said_;
+  std::string listed_;  // the first kListed mismatches
 };
 
 }  // namespace

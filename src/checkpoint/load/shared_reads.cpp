@@ -10,9 +10,9 @@
 namespace tessera::checkpoint {
 namespace {
 
-// Splits `pieces`, which are disjoint, so that what `rank` wants is whole pieces, new ones among them.
+// Splits the disjoint `pieces`, and adds new ones, so that the box that `rank` wants is a union of pieces.
 void add(std::vector<SharedRead>& pieces, const WantedBox& wanted, int rank) {
-  std::vector<Box> rest = {wanted.box};  // of what no piece has
+  std::vector<Box> rest = {wanted.box};  // not in any piece
   const std::size_t before = pieces.size();
   for (std::size_t i = 0; i < before; ++i) {
     const std::optional<Box> shared = intersect(pieces[i].box, wanted.box);
@@ -49,7 +49,7 @@ Bytes encode_wanted(std::span<const WantedBox> wanted) {
 }
 
 std::vector<WantedBox> decode_wanted(ByteView bytes) {
-  ByteCursor cursor(bytes, "what a rank wants");
+  ByteCursor cursor(bytes, "wanted boxes of a rank");
   std::vector<WantedBox> wanted;
   for (auto n = cursor.number<std::uint64_t>(); n > 0; --n) {
     WantedBox& one = wanted.emplace_back();
@@ -74,7 +74,7 @@ std::vector<SharedRead> share_reads(const std::vector<std::vector<WantedBox>>& w
       add(chunks[{one.tensor, one.stored_chunk}], one, static_cast<int>(rank));
     }
   }
-  std::vector<std::int64_t> load(wanted_by_rank.size());  // bytes that each reads
+  std::vector<std::int64_t> load(wanted_by_rank.size());  // bytes that each rank reads
   std::vector<SharedRead> reads;
   for (auto& [chunk, pieces] : chunks) {
     std::map<int, std::int64_t> wanted_bytes;  // by rank, of this chunk

@@ -1,5 +1,5 @@
 #pragma once
-// Which stored elements several ranks want, and which of them reads those.
+// Plans which stored elements several ranks want and which of these ranks reads them.
 
 #include <cstdint>
 #include <functional>
@@ -17,21 +17,22 @@ struct WantedBox {
   bool operator==(const WantedBox&) const = default;
 };
 
-// Law: decode_wanted(encode_wanted(w)) == w. Throws Error(corrupt) for what that doesn't write.
+// Law: decode_wanted(encode_wanted(w)) == w. decode_wanted throws Error(corrupt) for malformed bytes.
 Bytes encode_wanted(std::span<const WantedBox> wanted);
 std::vector<WantedBox> decode_wanted(ByteView bytes);
 
-// Elements of a stored chunk that the same ranks want.
+// Elements of a stored chunk that the same set of ranks wants.
 struct SharedRead {
   std::uint32_t tensor = 0, stored_chunk = 0;
   Box box;
   std::vector<int> ranks;  // ascending, not empty
-  int reader = 0;          // one of them, unless another reads more of this stored chunk
+  int reader = 0;          // usually one of `ranks`; see the laws of share_reads
 };
 
-// Laws: boxes of one stored chunk are disjoint; those which rank r is among are what r wants; all of a stored chunk
-// that several ranks want has one reader, that of them which wants most of it, so that who reads a chunk whole can look
-// at its checksum. By tensor, then by stored chunk. `element_bytes` is asked for the tensors that are wanted.
+// Laws: the boxes of one stored chunk are disjoint; the boxes whose `ranks` contain r partition what rank r wants; all
+// boxes of a stored chunk that several ranks want have the same reader, the rank that wants most of the chunk, so that
+// a rank that reads an entire chunk can verify its checksum. Sorted by tensor, then by stored chunk. `element_bytes` is
+// called for wanted tensors only.
 std::vector<SharedRead> share_reads(const std::vector<std::vector<WantedBox>>& wanted_by_rank,
                                     const std::function<std::int64_t(std::uint32_t tensor)>& element_bytes);
 

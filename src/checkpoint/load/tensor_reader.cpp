@@ -11,14 +11,14 @@
 namespace tessera::checkpoint {
 namespace {
 
-// Runs of elements up to this length cost more to read one by one than what lies between them. Then a span up to so
-// many bytes is read in one piece however little of it is wanted, and a larger one if so much of it is.
+// Contiguous runs shorter than this are expensive to read one by one. Then the span from the first to the last element
+// is read at once if it has at most kSmallSpanBytes, or at most kMaxSpanWaste times the wanted bytes.
 constexpr std::uint64_t kShortRunBytes = 512;
 constexpr std::uint64_t kSmallSpanBytes = 64u << 10;
 constexpr double kMaxSpanWaste = 4;
-// Of longer runs, nearly all of the span must be wanted.
+// With longer runs, nearly all of the span must be wanted.
 constexpr double kMaxSpanWasteOfLongRuns = 1.05;
-// Read and summed while it is in the cache.
+// Bytes read before their CRC-32 is computed, small enough to stay in the cache.
 constexpr std::uint64_t kChecksumBytes = 128u << 10;
 constexpr std::uint64_t kVerifyBlockBytes = 4u << 20;
 
@@ -27,10 +27,10 @@ constexpr std::uint64_t kVerifyBlockBytes = 4u << 20;
 struct TensorReader::Chunk {
   std::once_flag located;
   Extent extent;
-  std::vector<std::int64_t> strides;  // of the extent, row-major made explicit
+  std::vector<std::int64_t> strides;  // of the extent; explicit even if row-major
   bool row_major = true;
 
-  // What has been read of the checksummed range, for checking it without reading it again.
+  // The pieces of the checksummed range that were read, to verify it without reading it again.
   struct Piece {
     std::uint64_t offset_bytes, length_bytes;
     std::uint32_t crc32;
@@ -38,7 +38,7 @@ struct TensorReader::Chunk {
   std::mutex mutex;
   std::vector<Piece> pieces;
 
-  // Whether the pieces are the whole range, each byte once, and if so its CRC-32.
+  // Returns the CRC-32 of the range if the pieces have each of its bytes exactly once.
   std::optional<std::uint32_t> crc_of_pieces() {
     std::sort(pieces.begin(), pieces.end(),
               [](const Piece& a, const Piece& b) { return a.offset_bytes < b.offset_bytes; });
@@ -77,8 +77,8 @@ TensorReader::Chunk& TensorReader::located(std::size_t i) const {
 void TensorReader::read(BoxView box, MutableByteView out) const {
   const std::int64_t element_bytes = dtype_size(info_->dtype);
   if (out.size() != static_cast<std::uint64_t>(volume(box) * element_bytes)) {
-    fail(ErrorCode::internal, "read of tensor '{}': a buffer of {} bytes for {}", printable(info_->name), out.size(),
-         to_string(box));
+    fail(ErrorCode::internal, "read tensor '{}': a buffer of {} bytes, expected {} for {}", printable(info_->name),
+         out.size(), volume(box) * element_bytes, to_string(box));
   }
   if (out.empty()) return;
   const std::vector<std::int64_t> out_strides = row_major_strides(box.sizes);
@@ -108,16 +108,16 @@ void TensorReader::read_chunk(std::size_t i, BoxView box, std::uint8_t* out,
   read_strided(chunk, *file, begin, box.sizes, out, out_strides);
 }
 
-// Reads the sub-box `begin`, `sizes` of a chunk. The bytes between the first and the last element wanted are its span:
-// if that is small or mostly wanted it is read at once, else the box is halved where the stored elements lie furthest
-// apart.
+// Reads the sub-box `begin`, `sizes` of a chunk. Its span is the bytes from the first to the last wanted element. If
+// the span is small or mostly wanted, it is read at once. Otherwise the box is halved in the dimension of the largest
+// stride.
 void TensorReader::read_strided(const Chunk& chunk, const ByteSource& file, std::span<const std::int64_t> begin,
                                 std::span<const std::int64_t> sizes, std::uint8_t* out,
                                 std::span<const std::int64_t> out_strides) const {
   const std::int64_t element_bytes = dtype_size(info_->dtype);
   std::int64_t first = 0, last = 0, count = 1, expected_stride = 1, run = 1;
   std::size_t widest = sizes.size();
-  bool dense = true;  // the elements wanted follow one another, on both sides
+  bool dense = true;  // the wanted elements are contiguous, in the file and in memory
   for (std::size_t d = sizes.size(); d-- > 0;) {
     first += begin[d] * chunk.strides[d];
     last += (sizes[d] - 1) * chunk.strides[d];
@@ -169,7 +169,7 @@ void TensorReader::read_recorded(const Chunk& chunk, const ByteSource& file, std
     crc = crc32(part, crc);
     done += part.size();
   }
-  auto& changing = const_cast<Chunk&>(chunk);  // only its record of pieces, under its mutex
+  auto& changing = const_cast<Chunk&>(chunk);  // only `pieces` changes, under the mutex
   const std::lock_guard lock(changing.mutex);
   changing.pieces.push_back({offset_bytes, out.size(), crc});
 }
@@ -197,7 +197,7 @@ void TensorReader::verify_checksums() const {
   }
 }
 
-void TensorReader::verify_whole_chunks() const {
+void TensorReader::verify_complete_chunks() const {
   for (std::size_t i = 0; i < info_->chunks.size(); ++i) {
     Chunk& chunk = chunks_[i];
     const std::lock_guard lock(chunk.mutex);
@@ -210,7 +210,7 @@ void TensorReader::check_checksum(std::size_t i, std::uint32_t found) const {
   const Chunk& chunk = chunks_[i];
   const Extent::Checksum& expected = *chunk.extent.checksum;
   if (found == expected.crc32) return;
-  fail(ErrorCode::corrupt, "{} at byte {}: tensor '{}', chunk {}: its {} bytes have CRC-32 {:08x}, expected {:08x}",
+  fail(ErrorCode::corrupt, "{} at byte {}: tensor '{}', chunk {}: {} bytes have CRC-32 {:08x}, expected {:08x}",
        checkpoint_->open_file(chunk.extent.file)->name(), expected.offset_bytes, printable(info_->name),
        to_string(info_->chunks[i]), expected.length_bytes, found, expected.crc32);
 }

@@ -11,7 +11,7 @@
 namespace tessera::checkpoint {
 namespace {
 
-// A file that is replaced by one of its temporary name, and its old contents, should they be wanted again.
+// A file to be replaced by a temporary file, with its old contents for an undo.
 class Replacement {
  public:
   Replacement(Storage& storage, std::string_view name)
@@ -27,7 +27,7 @@ class Replacement {
     replaced_ = true;
   }
 
-  // As it was before. Throws if that can't be done.
+  // Restores the old state. Throws if that fails.
   void undo() {
     storage_.remove(temporary_);
     if (!replaced_) return;
@@ -73,7 +73,7 @@ void commit(Storage& storage, const Bytes& metadata, Sidecar sidecar) {
       metadata_file.undo();
       sidecar_file.undo();
     } catch (const Error& second) {
-      fail(error.code(), "{}; and to put the old checkpoint back failed, too: {}", error.what(), second.what());
+      fail(error.code(), "{}; restoring the old checkpoint failed too: {}", error.what(), second.what());
     }
     throw;
   }
@@ -83,8 +83,8 @@ std::vector<std::string> remove_unreferenced(Storage& storage, const std::set<st
   std::vector<std::string> not_removed;
   try {
     for (const std::string& name : storage.list()) {
-      const bool is_ours = may_be_left_by_a_save(name) || parse_rank_metadata_name(name);
-      if (!is_ours || referenced.contains(name)) continue;
+      const bool is_removable = may_be_left_by_a_save(name) || parse_rank_metadata_name(name);
+      if (!is_removable || referenced.contains(name)) continue;
       try {
         storage.remove(name);
       } catch (const Error& error) {

@@ -1,5 +1,5 @@
 #pragma once
-// Makes a checkpoint whose data files are durable the one that the place holds.
+// Commits a DCP checkpoint whose data files are durable.
 
 #include <cstdint>
 #include <set>
@@ -12,16 +12,16 @@
 
 namespace tessera::checkpoint {
 
-// One more than that of any data file that is there; 0 where there is none.
+// Returns one more than the largest generation of the existing data files, or 0 if there are none.
 std::int64_t next_generation(const Storage& storage);
 
-// Replaces `.metadata` and then the sidecar, each by a rename of a file that is durable. Between the two renames the
-// sidecar that belongs to `.metadata` is the one with the temporary name: read_sidecar() knows that. `sidecar` lacks
-// `.metadata` itself. If anything fails, what was there before is put back and the error thrown.
+// Replaces `.metadata` and then the sidecar, each by renaming a durable file. Between the two renames, the sidecar that
+// belongs to `.metadata` has its temporary name; read_sidecar() handles that. `sidecar` must not list `.metadata`. If
+// anything fails, restores the old files and rethrows the error.
 void commit(Storage& storage, const Bytes& metadata, Sidecar sidecar);
 
-// Removes data files, metadata of single ranks, and files of interrupted saves, but those in `referenced`. Returns what
-// could not be removed, with the reason.
+// Removes data files, metadata of single ranks, and files of interrupted saves, except those in `referenced`. Returns
+// the files that could not be removed, with the reasons.
 std::vector<std::string> remove_unreferenced(Storage& storage, const std::set<std::string>& referenced);
 
 }  // namespace tessera::checkpoint

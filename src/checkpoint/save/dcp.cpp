@@ -1,4 +1,4 @@
-// PyTorch's distributed checkpoint: data files by rank, committed by `.metadata`.
+// Saves in PyTorch's distributed format: data files per rank, committed by `.metadata`.
 
 #include <memory>
 #include <set>

@@ -21,7 +21,7 @@ FilePlan place_items(std::span<const ItemSize> items, std::size_t files) {
   std::uint64_t before = 0;
   for (std::size_t i = 0; i < items.size(); ++i) {
     if (items[i].is_object) continue;
-    // File f holds what begins in [f, f + 1) * total / files.
+    // File f holds the items that begin in [f, f + 1) * total / files.
     const bool is_due = files != 0 && before >= plan.file_bytes.size() * (total / files);
     put(i, files == 0 || (is_due && plan.file_bytes.size() < files));
     before += items[i].bytes;
@@ -45,7 +45,7 @@ void place_rank(GlobalSavePlan& plan, std::size_t rank, std::size_t files, std::
     } else if (objects < object_bytes.size()) {
       sizes.push_back({object_bytes[objects++], true});
     } else {
-      fail(ErrorCode::internal, "rank {} doesn't say how large its objects are", rank);
+      fail(ErrorCode::internal, "place items of rank {}: found {} sizes of objects, expected more", rank, objects);
     }
   }
   const FilePlan placed = place_items(sizes, files);

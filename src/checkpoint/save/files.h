@@ -1,5 +1,5 @@
 #pragma once
-// Which of a rank's items goes where in which of its files.
+// Assigns a rank's items to files and offsets.
 
 #include <cstdint>
 #include <span>
@@ -21,16 +21,17 @@ struct FilePlan {
   };
   std::vector<Place> places;  // of each item
   std::vector<std::uint64_t> file_bytes;
-  // Items in the order in which they are written: by file, then by offset.
+  // Items in the order of writing: by file, then by offset.
   std::vector<std::size_t> order;
 };
 
-// Of what one rank writes, which rank 0 works out as well. Tensors go in order into `files` files (0: each item has its
-// own), about equal in bytes; objects, whose sizes may change while the state's layout doesn't, behind them in the
-// last.
+// Places the items of one rank; rank 0 computes the same result. Tensors go in order into `files` files of about equal
+// size (0: one file per item). Objects follow them in the last file, because their sizes may change between saves of
+// the same layout.
 FilePlan place_items(std::span<const ItemSize> items, std::size_t files);
 
-// Says in the metadata where the items that `rank` writes are. `object_bytes` are those of its objects, in order.
+// Records in the metadata where the items that `rank` writes are stored. `object_bytes` are the sizes of its objects,
+// in order.
 void place_rank(GlobalSavePlan& plan, std::size_t rank, std::size_t files, std::span<const std::uint64_t> object_bytes,
                 std::int64_t generation);
 

@@ -1,5 +1,5 @@
 #pragma once
-// How a format keeps what ranks save: the files of a rank, and what makes the files of all ranks a checkpoint.
+// The interface of a format that ranks save in: the files of a rank, and the commit of all ranks' files.
 
 #include <cstdint>
 #include <memory>
@@ -17,7 +17,7 @@
 
 namespace tessera::checkpoint {
 
-// What a rank writes.
+// The items that a rank writes.
 struct RankItems {
   const FlatState& state;
   const SavePlan& plan;
@@ -25,9 +25,9 @@ struct RankItems {
   std::span<const std::uint32_t> writes;  // items of the plan, ascending
 };
 
-// What a rank says when its files are durable.
+// The report of a rank to rank 0 after its files are durable.
 struct RankReport {
-  std::vector<std::uint64_t> object_bytes;  // of its objects' archives, in order, where the format has them
+  std::vector<std::uint64_t> object_bytes;  // of its objects' archives, in order, if the format stores archives
   Sidecar files;
 
   Bytes encode() const;
@@ -41,16 +41,17 @@ class FormatWriter {
   FormatWriter& operator=(const FormatWriter&) = delete;
   virtual ~FormatWriter() = default;
 
-  // Bytes that a chunk takes in storage, whatever its elements are.
+  // Returns the size of a chunk in storage, which does not depend on its elements.
   virtual std::uint64_t chunk_bytes(DType dtype, std::span<const std::int64_t> sizes) = 0;
-  // On rank 0, before any rank writes: the generation of the files to come. Throws if the place can't be saved to.
+  // Called on rank 0 before any rank writes. Returns the generation of the new files. Throws if the format cannot be
+  // saved to this storage.
   virtual std::int64_t begin(Storage& storage) = 0;
-  // The files of a rank, whose units are to be made one after the other while `items` live. Objects are resolved here.
+  // Plans the files of a rank and resolves its objects. The units must be made one at a time, while `items` are alive.
   virtual std::vector<PlannedFile> rank_files(const RankItems& items, int rank, std::int64_t generation,
                                               RankReport& report) = 0;
-  // On rank 0, when the files of all ranks are durable: makes them the checkpoint, or throws and leaves the place as it
-  // was but for these files. `files_per_rank` is what each rank's options say. Returns what of the old checkpoint could
-  // not be removed, with the reason.
+  // Called on rank 0 after the files of all ranks are durable. Commits them, or throws and leaves everything but these
+  // files as it was. `files_per_rank` has each rank's option. Returns the files of the old checkpoint that could not be
+  // removed, with the reasons.
   virtual std::vector<std::string> commit(Storage& storage, GlobalSavePlan& plan,
                                           const std::vector<RankReport>& reports,
                                           const std::vector<std::size_t>& files_per_rank, std::int64_t generation) = 0;
@@ -59,7 +60,7 @@ class FormatWriter {
 std::unique_ptr<FormatWriter> make_dcp_writer(const WriteOptions& options);
 std::unique_ptr<FormatWriter> make_safetensors_writer(const WriteOptions& options);
 
-// The elements of an item of a tensor.
+// Returns the elements of an item of a tensor.
 Data item_data(const RankItems& items, std::uint32_t item);
 
 }  // namespace tessera::checkpoint

@@ -17,7 +17,7 @@ namespace {
 using Entry = SavePlan::Entry;
 using Written = GlobalSavePlan::Written;
 
-// The names of all ranks' plans, each once, and which of them a rank's entries are.
+// The unique names of all ranks' plans, and a map from each rank's entries to them.
 class Names {
  public:
   explicit Names(const GatheredPlans& plans) {
@@ -63,7 +63,8 @@ class Names {
   }
 
   [[noreturn]] static void refuse_twice(const std::string& name, std::size_t rank) {
-    fail(ErrorCode::invalid_argument, "save plan of rank {}: the name '{}' stands twice", rank, printable(name));
+    fail(ErrorCode::invalid_argument, "save plan of rank {}: the name '{}' occurs twice, expected unique names", rank,
+         printable(name));
   }
 
   void check_same(std::uint32_t number, const Entry& entry, std::size_t rank) const {
@@ -95,13 +96,13 @@ class Names {
   }
 
   std::vector<Entry> entries_;
-  std::vector<std::size_t> first_rank_;  // that has the entry
+  std::vector<std::size_t> first_rank_;  // that has each entry
   std::unordered_map<std::string, std::uint32_t> by_name_;
-  std::vector<std::vector<std::uint32_t>> lists_;  // each a mapping of one or more ranks
-  std::vector<std::uint32_t> numbers_;             // which list a rank has
+  std::vector<std::vector<std::uint32_t>> lists_;  // each maps the entries of one or more ranks
+  std::vector<std::uint32_t> numbers_;             // index into lists_, by rank
 };
 
-// An item of a rank. Rows of one entry lie together, ordered by rank.
+// An item of a rank. Rows of one entry are adjacent, ordered by rank.
 struct Row {
   static constexpr std::uint32_t kNotWritten = UINT32_MAX;
   std::uint32_t rank;
@@ -109,20 +110,20 @@ struct Row {
   std::uint64_t stored_bytes;
 };
 
-// A chunk that several ranks have: holders [first, first + count).
+// A chunk that several ranks have: holders_[first, first + count).
 struct Replica {
   std::uint32_t chunk;
   std::uint64_t bytes;
   std::size_t first, count;
 };
 
-// What a rank writes.
+// The amount that a rank writes.
 struct Load {
   std::uint64_t bytes = 0;
   std::size_t items = 0;
 };
 
-// Of an empty vector, with what it takes in huge pages.
+// Resizes an empty vector, using huge pages.
 template <typename T>
 void resize_new(std::vector<T>& vector, std::size_t size) {
   vector.reserve(size);
@@ -162,7 +163,7 @@ class Merger {
       const std::vector<std::uint32_t>& numbers = names_.of_rank(rank);
       for (std::size_t i = 0; i < items.size(); ++i) {
         if (items.entry(i) >= numbers.size()) {
-          fail(ErrorCode::corrupt, "save plan of rank {}: item {} is of entry {}, there are {}", rank, i,
+          fail(ErrorCode::corrupt, "save plan of rank {}: item {} refers to entry {}, expected less than {}", rank, i,
                items.entry(i), numbers.size());
         }
         ++row_begin_[numbers[items.entry(i)] + 1];
@@ -241,7 +242,8 @@ class Merger {
     const bool has_elements = std::find(shape.begin(), shape.end(), 0) == shape.end();
     for (std::size_t k = 0; k < count; ++k) {
       if (is_empty(view(e, k)) || is_valid(view(e, k), shape)) continue;
-      refuse(e, fmt::format("chunk {} of rank {} is not within it", to_string(view(e, k)), rows_[begin + k].rank));
+      refuse(e,
+             fmt::format("chunk {} of rank {} is not within the shape", to_string(view(e, k)), rows_[begin + k].rank));
     }
     std::vector<std::uint32_t> order(count);
     std::iota(order.begin(), order.end(), 0);
@@ -274,7 +276,7 @@ class Merger {
     made.chunks = std::move(chunks);
   }
 
-  // By box, then by rank. Often they come so.
+  // Sorts by box, then by rank. Often the rows are sorted already.
   void sort_by_box(std::uint32_t e, std::vector<std::uint32_t>& order) {
     const std::size_t width = 2 * dims(e);
     const auto before = [&](std::uint32_t a, std::uint32_t b) {
@@ -297,7 +299,7 @@ class Merger {
     replicated_.push_back({chunk, bytes, begin, holders_.size() - begin});
   }
 
-  // The largest first, each to the rank that has least to write.
+  // Assigns the largest replicas first, each to the rank with the fewest bytes so far.
   void place_replicas() {
     std::stable_sort(replicated_.begin(), replicated_.end(),
                      [](const Replica& a, const Replica& b) { return a.bytes > b.bytes; });
@@ -310,8 +312,8 @@ class Merger {
     }
   }
 
-  // By rank, as rows were filled: one after the other in each entry, which is much faster than appending to what each
-  // of many ranks writes entry by entry.
+  // Goes through the rows by rank, in the order in which fill_rows() filled them. This is much faster than going by
+  // entry and appending to the lists of many ranks.
   void collect_written() {
     plan_.written.resize(plans_.ranks());
     std::vector<std::size_t> seen(row_begin_.begin(), row_begin_.end() - 1);
@@ -343,7 +345,7 @@ class Merger {
   Replicas replicas_;
   Names names_;
   GlobalSavePlan plan_;
-  std::vector<std::size_t> row_begin_, coordinate_begin_;  // of each entry, and the end
+  std::vector<std::size_t> row_begin_, coordinate_begin_;  // of each entry, then the end
   std::vector<Row> rows_;
   std::vector<std::int64_t> coordinates_;  // offsets, then sizes, of each row of a tensor
   std::vector<Replica> replicated_;

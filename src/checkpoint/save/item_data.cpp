@@ -1,4 +1,4 @@
-// The elements of what is saved, wherever they are in memory.
+// Reads the elements of an item from strided memory.
 
 #include <cstring>
 #include <utility>
@@ -10,7 +10,7 @@
 namespace tessera::checkpoint {
 namespace {
 
-// Row-major bytes of elements in memory. `dtype_bytes` is the size of an element.
+// Returns the elements in `memory` as row-major data. `dtype_bytes` is the size of an element.
 Data memory_data(HostMemory memory, std::vector<std::int64_t> sizes, std::int64_t dtype_bytes) {
   Data data;
   std::int64_t count = 1;

@@ -1,5 +1,5 @@
 #pragma once
-// The archives in which a DCP checkpoint stores items.
+// Layouts of the torch.save archives that hold the chunks of a DCP checkpoint.
 
 #include <cstdint>
 #include <map>
@@ -14,13 +14,13 @@
 
 namespace tessera::checkpoint {
 
-// As torch.save names the top folder when it writes into a stream.
+// The archive's top folder, as torch.save names it when it writes to a stream.
 inline constexpr const char* kItemPrefix = "archive";
 
-// Of a chunk, which depends on dtype and sizes alone.
+// Returns the layout of a chunk's archive, which depends only on dtype and sizes.
 torch_archive::ArchiveLayout chunk_layout(DType dtype, std::span<const std::int64_t> sizes);
 
-// Keeps those that were asked for: many chunks have the same. Any thread.
+// A cache of chunk layouts, since many chunks share one. Thread-safe.
 class ItemLayouts {
  public:
   std::shared_ptr<const torch_archive::ArchiveLayout> of_chunk(DType dtype, std::span<const std::int64_t> sizes);

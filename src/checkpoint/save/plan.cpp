@@ -36,7 +36,7 @@ void encode(Bytes& out, const SavePlan::Entry& entry) {
 
 std::uint8_t below(ByteCursor& cursor, std::size_t limit) {
   const auto value = cursor.number<std::uint8_t>();
-  if (value >= limit) fail(ErrorCode::corrupt, "{}: {} where at most {} was expected", kWhat, value, limit - 1);
+  if (value >= limit) fail(ErrorCode::corrupt, "{}: found {}, expected at most {}", kWhat, value, limit - 1);
   return value;
 }
 
@@ -83,8 +83,8 @@ std::uint32_t SavePlan::add_entry(Entry entry) {
 void SavePlan::add_chunk(std::uint32_t entry, BoxView box, Source source) {
   const Entry& of = entries_.at(entry);
   if (!of.is_tensor || box.rank() != of.shape.size()) {
-    fail(ErrorCode::invalid_argument, "save plan: '{}': chunk {} of what is {}", printable(of.name), to_string(box),
-         of.is_tensor ? "a tensor of shape " + shape_to_string(of.shape) : "an object");
+    fail(ErrorCode::invalid_argument, "save plan: '{}': chunk {} does not fit into {}", printable(of.name),
+         to_string(box), of.is_tensor ? "a tensor of shape " + shape_to_string(of.shape) : "an object");
   }
   items_.push_back({entry, source, coordinates_.size(), 0});
   coordinates_.insert(coordinates_.end(), box.offsets.begin(), box.offsets.end());
@@ -93,7 +93,8 @@ void SavePlan::add_chunk(std::uint32_t entry, BoxView box, Source source) {
 
 void SavePlan::add_object(std::uint32_t entry, Source source) {
   if (entries_.at(entry).is_tensor) {
-    fail(ErrorCode::invalid_argument, "save plan: '{}' is a tensor, not an object", printable(entries_[entry].name));
+    fail(ErrorCode::invalid_argument, "save plan: '{}' is a tensor, expected an object",
+         printable(entries_[entry].name));
   }
   items_.push_back({entry, source, coordinates_.size(), 0});
 }
@@ -156,7 +157,10 @@ SavePlan SavePlan::decode(ByteView entries, ByteView items) {
   const EncodedItems encoded(items);
   for (std::size_t i = 0; i < encoded.size(); ++i) {
     const std::uint32_t entry = encoded.entry(i);
-    if (entry >= plan.entries_.size()) fail(ErrorCode::corrupt, "{}: an item of entry {}", kWhat, entry);
+    if (entry >= plan.entries_.size()) {
+      fail(ErrorCode::corrupt, "{}: item {} refers to entry {}, expected less than {}", kWhat, i, entry,
+           plan.entries_.size());
+    }
     plan.items_.push_back({entry, {}, plan.coordinates_.size(), encoded.stored_bytes(i)});
     if (!plan.entries_[entry].is_tensor) continue;
     const std::size_t count = 2 * plan.entries_[entry].shape.size();

@@ -23,7 +23,7 @@ class Stopwatch {
   std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
 };
 
-// "VmHWM" or "VmRSS" of this process, 0 where /proc doesn't say.
+// Returns "VmHWM" or "VmRSS" of this process in bytes, or 0 if /proc does not have it.
 std::uint64_t memory(const std::string& what) {
   std::ifstream status("/proc/self/status");
   for (std::string line; std::getline(status, line);) {
@@ -51,7 +51,7 @@ void check(const PlannedState& state) {
 class Planning {
  public:
   Planning(const PlannedState& state, const Cancellation* cancellation) : state_(state), cancellation_(cancellation) {
-    if (state.sharding == PlannedState::Sharding::cut) boxes_ = chunk_boxes(state.shape, state.dim, state.ranks);
+    if (state.sharding == PlannedState::Sharding::sharded) boxes_ = chunk_boxes(state.shape, state.dim, state.ranks);
   }
 
   PlanningCost measure() {

@@ -1,4 +1,4 @@
-// What a rank reports to rank 0, as bytes.
+// Serializes a rank's report to rank 0.
 
 #include <utility>
 

@@ -1,4 +1,4 @@
-// Safetensors shards as PyTorch's HuggingFace writer makes them, committed by being renamed.
+// Saves as the safetensors shards of PyTorch's HuggingFace writer, committed by renaming them.
 
 #include <algorithm>
 #include <map>
@@ -22,14 +22,14 @@ namespace {
 
 using safetensors_extra::Json;
 
-// The value of an object, which must be one that JSON can say.
+// Returns the value of an object as JSON. Throws Error(unsupported) if JSON cannot represent it.
 Json object_json(const std::string& name, const Bytes& archive) {
   const torch_archive::Archive opened = torch_archive::open(MemorySource(archive, name), 0, archive.size());
   const pickle::NodeRef value = opened.tree.root();
   std::optional<Json> json = pickle::to_lossless_json(value);
   if (!json) {
-    fail(ErrorCode::unsupported, "save '{}': safetensors can't hold it: {}", printable(name),
-         pickle::opaque_reason(value).value_or("JSON can't say it"));
+    fail(ErrorCode::unsupported, "save '{}': safetensors cannot store this object: {}", printable(name),
+         pickle::opaque_reason(value).value_or("JSON cannot represent it"));
   }
   return std::move(*json);
 }
@@ -52,7 +52,7 @@ class SafetensorsWriter final : public FormatWriter {
           name.ends_with(kSafetensorsSuffix) || name == kMetadataFileName || name == safetensors::kIndexFileName;
       if (is_committed && !interrupted.contains(name)) {
         fail(ErrorCode::invalid_argument,
-             "save to {}: {} is there, and safetensors shards can't replace a checkpoint; expected a place without one",
+             "save to {}: found {}, expected no checkpoint, because safetensors shards cannot replace one",
              storage.name(), name);
       }
       if (parse_uncommitted_safetensors_name(name)) left.push_back(name);
@@ -103,8 +103,7 @@ class SafetensorsWriter final : public FormatWriter {
         storage.remove(temporary);
         storage.remove(sidecar_name);
       } catch (const Error& second) {
-        fail(error.code(), "{}; and to remove what is there of the new checkpoint failed, too: {}", error.what(),
-             second.what());
+        fail(error.code(), "{}; removing the new checkpoint failed too: {}", error.what(), second.what());
       }
       throw;
     }
@@ -112,8 +111,8 @@ class SafetensorsWriter final : public FormatWriter {
   }
 
  private:
-  // The shards of a save that was killed while it renamed them: all are there, and some have their temporary names yet.
-  // Empty for any other checkpoint, though it may have lost a file.
+  // Returns the shards of a save that was killed while it renamed them: all exist, and some still have their temporary
+  // names. Returns an empty set for any other checkpoint, even if a file is missing.
   static std::set<std::string> interrupted_commit(const Storage& storage) {
     const std::optional<Sidecar> sidecar = read_sidecar(storage);
     if (!sidecar) return {};
@@ -128,7 +127,8 @@ class SafetensorsWriter final : public FormatWriter {
     return some_are_uncommitted ? shards : std::set<std::string>();
   }
 
-  // By way of what the interrupted commit began with, so that after each step it is known for what it is.
+  // Removes the shards of an interrupted commit. Renames them back first, so that after each step the storage is still
+  // recognized as an interrupted commit or as uncommitted files.
   static void remove_interrupted(Storage& storage, const std::set<std::string>& shards) {
     if (shards.empty()) return;
     for (const std::string& name : shards) {
@@ -140,13 +140,13 @@ class SafetensorsWriter final : public FormatWriter {
     for (const std::string& name : shards) storage.remove(uncommitted_safetensors_name(name));
   }
 
-  // What a file has of a tensor.
+  // A chunk of a tensor in a file.
   struct Piece {
     std::uint32_t entry = 0;
-    std::optional<std::uint32_t> item = std::nullopt;  // none of a tensor without elements of which no rank has a chunk
+    std::optional<std::uint32_t> item = std::nullopt;  // empty for a tensor without elements and without a chunk
   };
 
-  // The pieces of each file: in order, about equal in bytes, but a name once in a file.
+  // Returns the pieces of each file: in order, files about equal in bytes, each name at most once per file.
   std::vector<std::vector<Piece>> group_pieces(const RankItems& items) const {
     const std::vector<SavePlan::Entry>& entries = items.plan.entries();
     std::vector<Piece> pieces;
@@ -166,7 +166,7 @@ class SafetensorsWriter final : public FormatWriter {
     }
     const FilePlan by_size = place_items(sizes, files_per_rank_);
     std::vector<std::vector<Piece>> groups;
-    std::map<std::uint32_t, std::size_t> next_file;  // of an entry of which there were pieces
+    std::map<std::uint32_t, std::size_t> next_file;  // first file without a piece of the entry
     for (std::size_t k = 0; k < pieces.size(); ++k) {
       std::size_t& next = next_file[pieces[k].entry];
       const std::size_t file = std::max<std::size_t>(by_size.places[k].file, next);
@@ -177,7 +177,7 @@ class SafetensorsWriter final : public FormatWriter {
     return groups;
   }
 
-  // What goes into the `__metadata__` of a rank's first file: its objects, and where its names are in the state dict.
+  // Returns the `__metadata__` of a rank's first file: its objects, and the paths of its names in the state dict.
   static std::map<std::string, std::string> make_extras(const RankItems& items) {
     Json objects = Json::object(), paths = Json::object();
     for (const std::uint32_t i : items.writes) {
@@ -205,7 +205,8 @@ class SafetensorsWriter final : public FormatWriter {
     for (const Piece& piece : pieces) {
       const SavePlan::Entry& entry = items.plan.entries()[piece.entry];
       const std::uint64_t bytes = piece.item ? items.plan[*piece.item].stored_bytes : 0;
-      // A tensor's shape is where its chunks end, which one without elements must show by itself.
+      // Readers compute a tensor's shape from the ends of its chunks, so a tensor without elements stores its full
+      // shape.
       const Box box = bytes == 0 ? Box::full(entry.shape) : Box(items.plan[*piece.item].box);
       std::vector<std::int64_t> sizes = box.sizes, offsets = box.offsets;
       const DType dtype = entry.properties.dtype;

@@ -13,14 +13,14 @@ namespace tessera::checkpoint {
 
 using Written = GlobalSavePlan::Written;
 
-// What a rank's plan became, and on rank 0 what all of them did.
+// A rank's last plan, and on rank 0 the merged plan of all ranks.
 struct SavePlanCache::State {
-  Bytes entries, items;               // of this rank's plan, encoded
-  std::vector<std::uint32_t> writes;  // its items that this rank writes, ascending
+  Bytes entries, items;               // this rank's plan, encoded
+  std::vector<std::uint32_t> writes;  // items of the plan that this rank writes, ascending
   std::size_t files_per_rank = 1;
   // On rank 0:
   GlobalSavePlan global;
-  std::vector<std::size_t> files_of_rank;  // files_per_rank of each
+  std::vector<std::size_t> files_of_rank;  // files_per_rank of each rank
 };
 
 SavePlanCache::SavePlanCache() = default;
@@ -28,7 +28,7 @@ SavePlanCache::~SavePlanCache() = default;
 
 namespace {
 
-// The numbers of a rank's items, as bits.
+// Returns a bit for each item of a rank: whether the rank writes it.
 Bytes bits_of(const std::vector<Written>& written, std::size_t items) {
   Bytes bits((items + 7) / 8, 0);
   for (const Written& one : written) bits[one.item / 8] |= static_cast<std::uint8_t>(1u << (one.item % 8));
@@ -36,7 +36,9 @@ Bytes bits_of(const std::vector<Written>& written, std::size_t items) {
 }
 
 std::vector<std::uint32_t> from_bits(ByteView bits, std::size_t items) {
-  if (bits.size() != (items + 7) / 8) fail(ErrorCode::corrupt, "save plan: an answer for other items");
+  if (bits.size() != (items + 7) / 8)
+    fail(ErrorCode::corrupt, "save plan: an answer of {} bytes, expected {} for {} items", bits.size(), (items + 7) / 8,
+         items);
   std::vector<std::uint32_t> numbers;
   for (std::uint32_t i = 0; i < items; ++i) {
     if ((bits[i / 8] >> (i % 8) & 1) != 0) numbers.push_back(i);
@@ -70,9 +72,10 @@ class Saver {
   }
 
  private:
-  // This rank's plan. All learn whether it is the last save's on every rank, and the generation of the new files.
+  // Makes this rank's plan. Every rank learns whether all plans equal those of the last save, and the generation of the
+  // new files.
   void begin() {
-    const auto bring = [&] {
+    const auto request = [&] {
       storage_.prepare();
       plan_ = planner_.create_local_plan(state_);
       for (std::size_t i = 0; i < plan_.size(); ++i) {
@@ -88,13 +91,13 @@ class Saver {
       return Bytes{static_cast<std::uint8_t>(is_same ? 1 : 0)};
     };
     const auto answer = [&](const std::vector<Bytes>& same) {
-      const bool all = std::all_of(same.begin(), same.end(), [](const Bytes& said) { return said.at(0) == 1; });
+      const bool all = std::all_of(same.begin(), same.end(), [](const Bytes& one) { return one.at(0) == 1; });
       Bytes out{static_cast<std::uint8_t>(all ? 1 : 0)};
       append_little_endian(out, static_cast<std::uint64_t>(format_->begin(storage_)));
       return std::vector<Bytes>(same.size(), out);
     };
-    const Bytes said = consult(link_, "plan the save", bring, answer);
-    ByteCursor cursor(said, "answer to a save plan");
+    const Bytes reply = consult(link_, "plan the save", request, answer);
+    ByteCursor cursor(reply, "answer to a save plan");
     report_.plan_was_reused = cursor.number<std::uint8_t>() == 1;
     generation_ = static_cast<std::int64_t>(cursor.number<std::uint64_t>());
     report_.planned_bytes += 1;
@@ -102,9 +105,9 @@ class Saver {
 
   void plan() {
     remembered_ = std::make_unique<SavePlanCache::State>();
-    // Mostly the ranks have the same entries, which then need not be sent.
+    // Ranks with the same entries as rank 0, as most have, do not send them.
     const Bytes entries_of_first = link_.broadcast(entries_);
-    const auto bring = [&] {
+    const auto request = [&] {
       const bool is_same = entries_ == entries_of_first;
       Bytes out;
       append_little_endian<std::uint64_t>(out, options_.files_per_rank);
@@ -115,12 +118,12 @@ class Saver {
     };
     const auto answer = [&](std::vector<Bytes> all) {
       std::vector<GatheredPlans::Encoded> encoded;
-      for (Bytes& said : all) {
-        ByteCursor cursor(said, "save plan");
+      for (Bytes& one : all) {
+        ByteCursor cursor(one, "save plan");
         remembered_->files_of_rank.push_back(cursor.number<std::uint64_t>());
         const ByteView entries = as_bytes(cursor.text()), items = cursor.rest();
         encoded.push_back({{entries.begin(), entries.end()}, {items.begin(), items.end()}});
-        said = Bytes();
+        one = Bytes();
       }
       const GatheredPlans plans(std::move(encoded));
       remembered_->global = planner_.create_global_plan(plans);
@@ -131,7 +134,7 @@ class Saver {
       }
       return answers;
     };
-    const Bytes bits = consult(link_, "plan the save", bring, answer);
+    const Bytes bits = consult(link_, "plan the save", request, answer);
     remembered_->writes = from_bits(bits, plan_.size());
     remembered_->files_per_rank = options_.files_per_rank;
     remembered_->entries = std::move(entries_);
@@ -181,11 +184,11 @@ class Saver {
     return report.encode();
   }
 
-  // On rank 0, when all ranks' files are durable.
-  void commit_all(const std::vector<Bytes>& said) {
+  // Commits on rank 0, after all ranks' files are durable.
+  void commit_all(const std::vector<Bytes>& encoded) {
     std::vector<RankReport> reports;
-    reports.reserve(said.size());
-    for (const Bytes& one : said) reports.push_back(RankReport::decode(one));
+    reports.reserve(encoded.size());
+    for (const Bytes& one : encoded) reports.push_back(RankReport::decode(one));
     report_.not_removed =
         format_->commit(storage_, remembered_->global, reports, remembered_->files_of_rank, generation_);
   }
@@ -195,7 +198,7 @@ class Saver {
       try {
         storage_.remove(name);
       } catch (const Error&) {
-        // The error that made the save fail is on its way; the next save removes the file.
+        // The caller rethrows the save's own error. The next save removes the file.
       }
     }
   }

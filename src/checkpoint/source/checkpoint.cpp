@@ -43,7 +43,7 @@ std::shared_ptr<const ByteSource> FileCache::open(const Storage& storage, const 
 }
 
 std::shared_ptr<const ByteSource> SourceBackend::open_file(std::uint32_t file) const {
-  if (file == StoredRange::kNoFile) fail(ErrorCode::corrupt, "{}: no file is given for this data", path.string());
+  if (file == StoredRange::kNoFile) fail(ErrorCode::corrupt, "{}: no file is recorded for this data", path.string());
   return cache_.open(*storage, files[file].name, file);
 }
 
@@ -62,12 +62,14 @@ std::uint32_t SourceBackend::add_file(const std::string& name) {
 void SourceBackend::finish() {
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     if (!tensor_index.emplace(tensors[i].name, i).second) {
-      fail(ErrorCode::corrupt, "{}: the name '{}' stands twice", path.string(), printable(tensors[i].name));
+      fail(ErrorCode::corrupt, "{}: the name '{}' occurs twice, expected unique names", path.string(),
+           printable(tensors[i].name));
     }
   }
   for (std::size_t i = 0; i < objects.size(); ++i) {
     if (tensor_index.contains(objects[i].name) || !object_index.emplace(objects[i].name, i).second) {
-      fail(ErrorCode::corrupt, "{}: the name '{}' stands twice", path.string(), printable(objects[i].name));
+      fail(ErrorCode::corrupt, "{}: the name '{}' occurs twice, expected unique names", path.string(),
+           printable(objects[i].name));
     }
   }
 }
@@ -82,7 +84,7 @@ std::unique_ptr<SourceBackend> open_storage(const std::shared_ptr<const Storage>
       [](const std::string& name) { return name.ends_with(".safetensors") || name == safetensors::kIndexFileName; });
   if (has_safetensors) return open_safetensors_directory(storage);
   if (any([](const std::string& name) { return name.ends_with(".distcp"); })) {
-    fail(ErrorCode::corrupt, "{}: data files but no .metadata, so the checkpoint was never completed", storage->name());
+    fail(ErrorCode::corrupt, "{}: found data files but no .metadata; the save was never completed", storage->name());
   }
   fail(ErrorCode::not_found, "{}: no checkpoint in this directory (no .metadata, no *.safetensors)", storage->name());
 }
@@ -95,16 +97,17 @@ std::unique_ptr<SourceBackend> open_file_source(const fs::path& path, const Open
   if (zip::looks_like_zip(first)) return open_torch_file(path, options);
   if (torch_archive::looks_like_legacy(first)) {
     fail(ErrorCode::unsupported,
-         "{}: a torch.save file of before PyTorch 1.6; load it and save it again with a newer PyTorch", path.string());
+         "{}: a torch.save file from before PyTorch 1.6; load it and save it again with a newer PyTorch",
+         path.string());
   }
   if (safetensors::looks_like_safetensors(first, size) || path.extension() == ".safetensors") {
     return open_safetensors_file(path);
   }
   if (path.filename() == ".metadata") {
-    fail(ErrorCode::invalid_argument, "{}: name the checkpoint's directory, not its metadata file", path.string());
+    fail(ErrorCode::invalid_argument, "{}: found a metadata file, expected the checkpoint's directory", path.string());
   }
   if (path.extension() == ".distcp") {
-    fail(ErrorCode::invalid_argument, "{}: name the checkpoint's directory, not one of its data files", path.string());
+    fail(ErrorCode::invalid_argument, "{}: found a data file, expected the checkpoint's directory", path.string());
   }
   fail(ErrorCode::corrupt, "{} at byte 0: neither a torch.save archive nor a safetensors file", path.string());
 }
@@ -121,8 +124,9 @@ std::shared_ptr<const Checkpoint> Checkpoint::open(const std::shared_ptr<const S
 std::shared_ptr<const Checkpoint> Checkpoint::open(const fs::path& path, const OpenOptions& options) {
   std::error_code error;
   const fs::file_status status = fs::status(path, error);
-  if (status.type() == fs::file_type::not_found)
+  if (status.type() == fs::file_type::not_found) {
     fail(ErrorCode::not_found, "{}: no such file or directory", path.string());
+  }
   if (error) fail(ErrorCode::io, "open {}: {}", path.string(), error.message());
   if (fs::is_directory(status)) return open(file_system_storage(path), options);
   std::unique_ptr<SourceBackend> backend = open_file_source(path, options);
@@ -164,7 +168,7 @@ void Checkpoint::check_partition(std::size_t i) const {
   const std::string where = fmt::format("{}: tensor '{}'", path().string(), printable(tensor.name));
   for (std::size_t c = 0; c < tensor.chunks.size(); ++c) {
     if (!is_valid(tensor.chunks[c], tensor.shape)) {
-      fail(ErrorCode::corrupt, "{}: chunk {} lies outside of the shape {}", where, to_string(tensor.chunks[c]),
+      fail(ErrorCode::corrupt, "{}: chunk {} is outside of the shape {}", where, to_string(tensor.chunks[c]),
            shape_to_string(tensor.shape));
     }
   }

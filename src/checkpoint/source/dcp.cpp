@@ -1,4 +1,4 @@
-// A DCP directory: `.metadata`, or one `__<rank>.metadata` for each rank that saved without collectives.
+// Reads a DCP directory: `.metadata`, or one `__<rank>.metadata` per rank that saved without collectives.
 
 #include <fmt/ranges.h>
 
@@ -34,7 +34,7 @@ std::string version_name(const dcp::Metadata& metadata) {
   return metadata.dialect == dcp::Dialect::torch_1_13 ? "PyTorch 1.13" : "PyTorch 2.x";
 }
 
-// Bytes of a file that were read at once, for who reads them bit by bit; the rest from the file.
+// A source that reads a range of a file ahead in one piece, for many small reads in it. Other reads go to the file.
 class ReadAhead final : public ByteSource {
  public:
   ReadAhead(const ByteSource& file, std::uint64_t offset_bytes, std::uint64_t length_bytes)
@@ -60,7 +60,7 @@ class ReadAhead final : public ByteSource {
   MutableByteView bytes_;
 };
 
-// A small item is read whole to see where its elements are.
+// Items up to this size are read in one piece to locate their elements.
 constexpr std::uint64_t kReadAheadBytes = 64u << 10;
 
 class DcpSource final : public SourceBackend {
@@ -101,8 +101,8 @@ class DcpSource final : public SourceBackend {
                          stored.offset_bytes, printable(info.name), to_string(info.chunks[chunk]));
     };
     if (stored.file == StoredRange::kNoFile) {
-      fail(ErrorCode::corrupt, "{}: tensor '{}', chunk {}: the metadata doesn't say where it is stored", path.string(),
-           printable(info.name), to_string(info.chunks[chunk]));
+      fail(ErrorCode::corrupt, "{}: tensor '{}', chunk {}: the metadata does not specify where it is stored",
+           path.string(), printable(info.name), to_string(info.chunks[chunk]));
     }
     check_transforms(stored, where);
     const std::shared_ptr<const ByteSource> file = open_file(stored.file);
@@ -113,14 +113,14 @@ class DcpSource final : public SourceBackend {
                                   stored.length_bytes)
             : torch_archive::open(*file, stored.offset_bytes, stored.length_bytes);
     const std::optional<torch_archive::TensorRef> found = torch_archive::as_tensor(archive.tree.root());
-    if (!found) fail(ErrorCode::corrupt, "{}: the stored item is no strided tensor", where());
+    if (!found) fail(ErrorCode::corrupt, "{}: the stored item is not a strided tensor", where());
     if (found->dtype != info.dtype) {
-      fail(ErrorCode::corrupt, "{}: the stored item has dtype {}, the metadata says {}", where(),
+      fail(ErrorCode::corrupt, "{}: the stored item has dtype {}, expected {} as in the metadata", where(),
            dtype_name(found->dtype), dtype_name(info.dtype));
     }
     const BoxView box = info.chunks[chunk];
     if (!std::equal(found->sizes.begin(), found->sizes.end(), box.sizes.begin(), box.sizes.end())) {
-      fail(ErrorCode::corrupt, "{}: the stored item has shape {}, the metadata says {}", where(),
+      fail(ErrorCode::corrupt, "{}: the stored item has shape {}, expected {} as in the metadata", where(),
            shape_to_string(found->sizes), shape_to_string(box.sizes));
     }
     return extent_of(*found, archive.storage_entry(found->storage), stored.file);
@@ -130,7 +130,7 @@ class DcpSource final : public SourceBackend {
     const ObjectInfo& info = objects[i];
     const StoredRange& stored = info.stored;
     if (stored.file == StoredRange::kNoFile) {
-      fail(ErrorCode::corrupt, "{}: object '{}': the metadata doesn't say where it is stored", path.string(),
+      fail(ErrorCode::corrupt, "{}: object '{}': the metadata does not specify where it is stored", path.string(),
            printable(info.name));
     }
     const auto where = [&] {
@@ -154,7 +154,7 @@ class DcpSource final : public SourceBackend {
   void check_transforms(const StoredRange& stored, const Where& where) const {
     const auto found = transformed_.find({stored.file, stored.offset_bytes});
     if (found == transformed_.end()) return;
-    fail(ErrorCode::unsupported, "{}: stored with the transform '{}', which this version can't undo", where(),
+    fail(ErrorCode::unsupported, "{}: stored with the transform '{}', which this version cannot undo", where(),
          printable(found->second));
   }
 
@@ -162,8 +162,8 @@ class DcpSource final : public SourceBackend {
   static void check_bounds(const ByteSource& file, const StoredRange& stored, const Where& where) {
     const std::uint64_t size = file.size_bytes();
     if (stored.offset_bytes > size || stored.length_bytes > size - stored.offset_bytes) {
-      fail(ErrorCode::corrupt, "{}: the stored item of {} bytes ends behind the file, which has {} bytes", where(),
-           stored.length_bytes, size);
+      fail(ErrorCode::corrupt, "{}: the stored item of {} bytes extends past the end of the file, which has {} bytes",
+           where(), stored.length_bytes, size);
     }
   }
 
@@ -206,8 +206,8 @@ class DcpSource final : public SourceBackend {
     if (range.file != StoredRange::kNoFile) copies.push_back({name, range});
   }
 
-  // Ranks that saved without collectives describe the same tensor each with its own chunks; a chunk that several have
-  // (a replicated tensor) counts once.
+  // Ranks that save without collectives each describe the same tensor with their own chunks. If several have the same
+  // chunk (a replicated tensor), all but the first are copies.
   void take_tensor(const dcp::Metadata& part, dcp::MetadataEntry& entry, Path entry_path,
                    const std::string& metadata_name) {
     const auto [known, is_new] = tensor_numbers_.try_emplace(entry.name, tensors.size());
@@ -231,7 +231,7 @@ class DcpSource final : public SourceBackend {
     }
     TensorInfo& info = tensors[known->second];
     if (info.dtype != entry.properties.dtype || info.shape != entry.shape) {
-      fail(ErrorCode::corrupt, "{}: tensor '{}' is {} {} here and {} {} in another rank's metadata",
+      fail(ErrorCode::corrupt, "{}: tensor '{}' is {} {}, expected {} {} as in another rank's metadata",
            storage->name_of(metadata_name), printable(entry.name), dtype_name(entry.properties.dtype),
            shape_to_string(entry.shape), dtype_name(info.dtype), shape_to_string(info.shape));
     }
@@ -264,7 +264,7 @@ class DcpSource final : public SourceBackend {
     }
   }
 
-  dcp::Metadata metadata_;  // its entries have given up their chunks to `tensors`
+  dcp::Metadata metadata_;  // chunks were moved from its entries to `tensors`
   std::unordered_map<std::string, std::uint32_t> file_numbers_;
   std::unordered_map<std::string, std::size_t> tensor_numbers_, object_numbers_;
   std::map<std::pair<std::uint32_t, std::uint64_t>, std::string> transformed_;

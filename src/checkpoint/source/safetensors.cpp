@@ -1,5 +1,5 @@
-// Safetensors: one file, or a directory of them. In a directory, a name may stand in several files where ranks saved
-// their shards with PyTorch's HuggingFace writer.
+// Reads safetensors: one file, or a directory of files. In a directory, several files may have the same name if ranks
+// saved their shards with PyTorch's HuggingFace writer.
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
@@ -49,7 +49,7 @@ class SafetensorsSource final : public SourceBackend {
       std::set<std::string> listed;
       for (const auto& [tensor, file] : index->weight_map) listed.insert(file);
       for (const std::string& name : names) {
-        if (!listed.contains(name)) warnings.push_back(fmt::format("{} is not in the index and is left out", name));
+        if (!listed.contains(name)) warnings.push_back(fmt::format("{} is not in the index and is ignored", name));
       }
       names = std::move(listed);
     }
@@ -84,8 +84,8 @@ class SafetensorsSource final : public SourceBackend {
       if (offsets) {
         const auto found = offsets->find(stored.name);
         if (found == offsets->end() || found->second.size() != stored.shape.size()) {
-          fail(ErrorCode::corrupt, "{}: tensor '{}': DCP_SHARDING_INFO has no offsets of {} dimensions for it",
-               file->name(), printable(stored.name), stored.shape.size());
+          fail(ErrorCode::corrupt, "{}: tensor '{}': DCP_SHARDING_INFO has {} offsets, expected {}", file->name(),
+               printable(stored.name), found == offsets->end() ? 0 : found->second.size(), stored.shape.size());
         }
         offset = found->second;
       }
@@ -103,7 +103,7 @@ class SafetensorsSource final : public SourceBackend {
     const Json json = parse(found->second, file, safetensors_extra::kDTypes);
     for (const auto& [name, dtype] : json.items()) {
       if (!dtype.is_string()) {
-        fail(ErrorCode::corrupt, "{}: {} of '{}' is no string", file, safetensors_extra::kDTypes, printable(name));
+        fail(ErrorCode::corrupt, "{}: {} of '{}' is not a string", file, safetensors_extra::kDTypes, printable(name));
       }
       dtypes.emplace(name, dtype_from_name(dtype.get<std::string>()));
     }
@@ -118,14 +118,14 @@ class SafetensorsSource final : public SourceBackend {
       dtype = real->second;
       if (dtype_size(dtype) == 2 * dtype_size(stored.dtype)) {
         if (sizes.empty() || sizes.back() != 2 || offset.back() != 0) {
-          fail(ErrorCode::corrupt, "{}: tensor '{}': {} stored as pairs, but its shape is {}", file,
-               printable(stored.name), dtype_name(dtype), shape_to_string(sizes));
+          fail(ErrorCode::corrupt, "{}: tensor '{}': {} is stored with shape {}, expected pairs in the last dimension",
+               file, printable(stored.name), dtype_name(dtype), shape_to_string(sizes));
         }
         sizes.pop_back();
         offset.pop_back();
       } else if (dtype_size(dtype) != dtype_size(stored.dtype)) {
-        fail(ErrorCode::corrupt, "{}: tensor '{}': {} stored as {}", file, printable(stored.name), dtype_name(dtype),
-             dtype_name(stored.dtype));
+        fail(ErrorCode::corrupt, "{}: tensor '{}': {} is stored as {}, expected a dtype of {} bytes", file,
+             printable(stored.name), dtype_name(dtype), dtype_name(stored.dtype), dtype_size(dtype));
       }
     }
     const auto [known, is_new] = numbers_.try_emplace(stored.name, tensors.size());
@@ -140,8 +140,8 @@ class SafetensorsSource final : public SourceBackend {
     }
     TensorInfo& info = tensors[known->second];
     if (!is_new && (!sharded || info.dtype != dtype || info.shape.size() != sizes.size())) {
-      fail(ErrorCode::corrupt, "{}: tensor '{}' stands in another file too{}", file, printable(stored.name),
-           sharded ? " with another dtype or rank" : "");
+      fail(ErrorCode::corrupt, "{}: tensor '{}' is in another file too{}", file, printable(stored.name),
+           sharded ? ", with another dtype or number of dimensions" : "");
     }
     for (std::size_t d = 0; d < sizes.size(); ++d) {
       info.shape[d] = std::max(info.shape[d], checked_add(offset[d], sizes[d], "offset of a saved shard"));
@@ -154,7 +154,7 @@ class SafetensorsSource final : public SourceBackend {
   static Json parse(const std::string& text, const std::string& file, std::string_view key) {
     Json json = Json::parse(text, nullptr, false);
     if (json.is_discarded() || !json.is_object()) {
-      fail(ErrorCode::corrupt, "{}: {} in __metadata__ is no JSON object", file, key);
+      fail(ErrorCode::corrupt, "{}: {} in __metadata__ is not a JSON object", file, key);
     }
     return json;
   }
@@ -172,9 +172,9 @@ class SafetensorsSource final : public SourceBackend {
         found != header.metadata.end()) {
       const Json json = parse(found->second, file, safetensors_extra::kPaths);
       for (const auto& [name, items] : json.items()) {
-        Path& result = paths_[name] = Path();  // that each file says which has a part of it
+        Path& result = paths_[name] = Path();  // each file with a chunk of a tensor has its path
         if (!items.is_array()) {
-          fail(ErrorCode::corrupt, "{}: {} of '{}' is no list", file, safetensors_extra::kPaths, printable(name));
+          fail(ErrorCode::corrupt, "{}: {} of '{}' is not a list", file, safetensors_extra::kPaths, printable(name));
         }
         for (const Json& item : items) {
           if (item.is_string()) {
@@ -182,7 +182,7 @@ class SafetensorsSource final : public SourceBackend {
           } else if (item.is_number_integer()) {
             result.emplace_back(item.get<std::int64_t>());
           } else {
-            fail(ErrorCode::corrupt, "{}: {} of '{}' has an item that is neither text nor integer", file,
+            fail(ErrorCode::corrupt, "{}: {} of '{}' has an item that is neither a string nor an integer", file,
                  safetensors_extra::kPaths, printable(name));
           }
         }
@@ -199,15 +199,15 @@ class SafetensorsSource final : public SourceBackend {
     }
   }
 
-  // Shards that aren't there show in nothing but the sidecar: a tensor without its last rows looks like a smaller one.
+  // Missing shards show only in the sidecar: a tensor without its last rows looks like a smaller tensor.
   void check_shards_are_all_there(const std::set<std::string>& names) const {
     const std::optional<Sidecar> sidecar = read_sidecar(*storage);
     if (!sidecar) return;
     for (const auto& [name, facts] : sidecar->files) {
       if (!name.ends_with(kSafetensorsSuffix) || names.contains(name)) continue;
       fail(ErrorCode::corrupt,
-           "{}: its sidecar lists {}, which isn't there: the save was never completed, or it is lost", storage->name(),
-           printable(name));
+           "{}: the sidecar lists {}, which is missing: the save was never completed, or the file was lost",
+           storage->name(), printable(name));
     }
   }
 
@@ -220,13 +220,13 @@ class SafetensorsSource final : public SourceBackend {
                          std::any_of(tensors[found->second].stored.begin(), tensors[found->second].stored.end(),
                                      [&](const StoredRange& range) { return files[range.file].name == file; });
       if (!there) {
-        fail(ErrorCode::corrupt, "{}: it says that '{}' is in {}, which doesn't have it", name, printable(tensor),
+        fail(ErrorCode::corrupt, "{}: it lists '{}' in {}, which does not have it", name, printable(tensor),
              printable(file));
       }
     }
     for (const TensorInfo& tensor : tensors) {
       if (!index.weight_map.contains(tensor.name)) {
-        fail(ErrorCode::corrupt, "{}: it doesn't list '{}', which is in {}", name, printable(tensor.name),
+        fail(ErrorCode::corrupt, "{}: it does not list '{}', which is in {}", name, printable(tensor.name),
              printable(files[tensor.stored[0].file].name));
       }
     }

@@ -8,7 +8,7 @@
 namespace tessera::checkpoint::safetensors_extra {
 
 StoredAs stored_as(DType dtype, const std::vector<std::int64_t>& shape) {
-  // float4_e2m1fn_x2 is F4 with a last dimension of twice the size, which a scalar hasn't.
+  // float4_e2m1fn_x2 is stored as F4 with a last dimension of twice the size. A scalar has no last dimension.
   const bool is_lone_pair = dtype == DType::float4_e2m1fn_x2 && shape.empty();
   if (safetensors::type_code(dtype) && !is_lone_pair) return {dtype};
   switch (dtype) {
@@ -50,7 +50,7 @@ void add_extra(std::map<std::string, std::string>& metadata, std::string_view ke
   try {
     metadata[std::string(key)] = json.dump(-1, ' ', false, Json::error_handler_t::strict);
   } catch (const Json::exception&) {
-    fail(ErrorCode::unsupported, "a name or a text isn't valid UTF-8, which safetensors needs");
+    fail(ErrorCode::unsupported, "safetensors metadata: a name or a string is not valid UTF-8");
   }
 }
 

@@ -1,5 +1,5 @@
 #pragma once
-// What stands behind a Checkpoint: one implementation for each kind of source.
+// The implementation of a Checkpoint: one backend per source kind.
 
 #include <deque>
 #include <filesystem>
@@ -14,7 +14,7 @@
 
 namespace tessera::checkpoint {
 
-// Keeps the files that were used last open. Thread-safe.
+// Keeps up to kOpenFiles files open and closes the one opened first. Thread-safe.
 class FileCache {
  public:
   std::shared_ptr<const ByteSource> open(const Storage& storage, const std::string& name, std::uint32_t key);
@@ -34,13 +34,14 @@ class SourceBackend {
   virtual const dcp::Metadata* dcp_metadata() const { return nullptr; }
 
   std::shared_ptr<const ByteSource> open_file(std::uint32_t file) const;
-  // Adds a file of the checkpoint's directory, which need not exist; refuses names that leave it.
+  // Adds a file of the checkpoint's directory, which need not exist, and returns its index. Throws Error(corrupt) for a
+  // name that leaves the directory.
   std::uint32_t add_file(const std::string& name);
-  // Fills the indices by name; throws Error(corrupt) for a name that stands twice.
+  // Fills the indices by name. Throws Error(corrupt) if a name occurs twice.
   void finish();
 
   std::filesystem::path path;              // as the user gave it
-  std::shared_ptr<const Storage> storage;  // that has the files
+  std::shared_ptr<const Storage> storage;  // of the files
   SourceKind kind = SourceKind::dcp;
   std::string version;
   std::vector<SourceFile> files;
@@ -59,14 +60,14 @@ std::unique_ptr<SourceBackend> open_safetensors_directory(const std::shared_ptr<
 std::unique_ptr<SourceBackend> open_safetensors_file(const std::filesystem::path& file);
 std::unique_ptr<SourceBackend> open_torch_file(const std::filesystem::path& file, const OpenOptions& options);
 
-// Whether there is `.metadata` or `__<rank>.metadata`.
+// Whether `storage` has `.metadata` or a `__<rank>.metadata`.
 bool is_dcp(const Storage& storage);
 
-// The storages that persistent ids within `value` name.
+// Returns the storages that persistent ids within `value` name, by key.
 std::map<std::string, ObjectValue::Storage> storages_of(pickle::NodeRef value, const torch_archive::Archive& archive,
                                                         std::uint32_t file);
 
-// The extent of a tensor whose storage is an entry of a torch.save archive in `file`.
+// Returns the extent of a tensor whose storage is an entry of a torch.save archive in `file`.
 Extent extent_of(const torch_archive::TensorRef& tensor, const zip::Entry& storage, std::uint32_t file);
 
 }  // namespace tessera::checkpoint

@@ -1,4 +1,4 @@
-// One torch.save file: its nested containers are flattened to names as PyTorch's DCP flattens them.
+// Reads one torch.save file. Nested containers are flattened to names with the rules of PyTorch's DCP.
 // PyTorch: torch/distributed/checkpoint/_traverse.py, _nested_dict.py.
 
 #include <unordered_map>
@@ -59,7 +59,7 @@ void collect_persistent_ids(NodeRef value, std::vector<NodeRef>& found, std::uno
   }
 }
 
-// The key-value pairs of what Python's Mapping would be.
+// Returns the key-value pairs of a value that is a Mapping in Python.
 std::optional<std::span<const pickle::Pair>> as_mapping(NodeRef value) {
   if (value.is(Kind::dict)) return value.pairs();
   if (!value.is(Kind::object)) return std::nullopt;
@@ -127,7 +127,7 @@ class TorchSource final : public SourceBackend {
     return name;
   }
 
-  // A value that is kept whole: no mapping, and no list that leads to a tensor or a mapping.
+  // Whether a value is not flattened: it is neither a mapping nor a list that contains a tensor or a mapping.
   bool is_terminal(NodeRef value, std::size_t depth) {
     if (depth > kMaxDepth) fail(ErrorCode::unsupported, "the state is nested deeper than {} levels", kMaxDepth);
     if (as_mapping(value)) return false;
@@ -141,7 +141,8 @@ class TorchSource final : public SourceBackend {
     return true;
   }
 
-  // Takes from the memory that a pickle of this size can need. It can say a thing once and refer to it often.
+  // Deducts from the memory budget for a pickle of this size. A pickle can define a container once and refer to it
+  // often.
   void charge(const Path& at) {
     std::uint64_t bytes = sizeof(TensorInfo);
     for (const Key& item : at) {
@@ -149,7 +150,8 @@ class TorchSource final : public SourceBackend {
       bytes += sizeof(item) + 2 * (key == nullptr ? 0 : key->size());
     }
     if (bytes > budget_bytes_) {
-      fail(ErrorCode::corrupt, "{}: describes more than a file of its size can: it says the same parts many times",
+      fail(ErrorCode::corrupt,
+           "{}: the flattened state is too large for a pickle of this size: it repeats the same containers many times",
            path.string());
     }
     budget_bytes_ -= bytes;
@@ -161,7 +163,7 @@ class TorchSource final : public SourceBackend {
       fail(ErrorCode::unsupported, "{}: the state is nested deeper than {} levels", path.string(), kMaxDepth);
     }
     if (const auto pairs = as_mapping(value)) {
-      // An empty mapping has no leaf of its own; it is kept as an object, so that it isn't lost.
+      // An empty mapping has no leaves. Keep it as an object, so that it is not lost.
       if (pairs->empty() && depth > 0) return leaf(value, at);
       for (const pickle::Pair& pair : *pairs) {
         Path next = at;
@@ -220,7 +222,7 @@ std::map<std::string, ObjectValue::Storage> storages_of(NodeRef value, const tor
   std::map<std::string, ObjectValue::Storage> storages;
   for (const NodeRef id : ids) {
     const std::optional<torch_archive::StorageRef> storage = torch_archive::as_storage(id);
-    if (!storage) fail(ErrorCode::unsupported, "{}: a persistent id that names no storage", archive.name);
+    if (!storage) fail(ErrorCode::unsupported, "{}: found a persistent id that does not name a storage", archive.name);
     storages.try_emplace(storage->key, ObjectValue::Storage{file, archive.storage_entry(*storage)});
   }
   return storages;

@@ -7,12 +7,12 @@
 namespace tessera::checkpoint {
 namespace {
 
-// Who is asked before each step; shared by the storage and its files.
+// Decides before each step whether it fails. Shared by the storage and its files.
 class Judge {
  public:
   explicit Judge(std::function<StorageFault(const StorageEvent&)> decide) : decide_(std::move(decide)) {}
 
-  // Throws if the step shall fail. Whether a write shall be cut short.
+  // Throws if the step must fail. Returns whether a write must be short.
   bool ask(StorageStep step, const std::string& file) {
     switch (decide_({step, file, next_++})) {
       case StorageFault::none:
@@ -26,7 +26,7 @@ class Judge {
     return false;
   }
   [[noreturn]] static void refuse(StorageStep step, const std::string& file) {
-    fail(ErrorCode::io, "{} {}: it fails as asked", storage_step_name(step), file);
+    fail(ErrorCode::io, "{} {}: failed on command", storage_step_name(step), file);
   }
 
  private:

@@ -9,7 +9,7 @@
 namespace tessera::checkpoint {
 namespace {
 
-// A number as we write it, taken off the front of `text`.
+// Removes a number in canonical form from the front of `text` and returns it.
 std::optional<std::int64_t> take_number(std::string_view& text) {
   std::int64_t number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);

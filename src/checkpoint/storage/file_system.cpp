@@ -36,7 +36,7 @@ class FileSystemStorage final : public Storage {
 
   void prepare() override {
     std::error_code error;
-    std::vector<fs::path> made;  // and so are to be durable in what is above them
+    std::vector<fs::path> made;  // new directories, whose parents must be synced
     for (fs::path path = fs::absolute(directory_).lexically_normal(); !fs::exists(path, error);
          path = path.parent_path()) {
       if (path == path.parent_path()) break;
@@ -66,7 +66,7 @@ class FileSystemStorage final : public Storage {
     const fs::path path = directory_ / name;
     const fs::file_status status = fs::status(path, error);
     if (!fs::exists(status)) return std::nullopt;
-    if (!fs::is_regular_file(status)) return File::open_read(path).size_bytes();  // which says what it is
+    if (!fs::is_regular_file(status)) return File::open_read(path).size_bytes();  // throws, naming its type
     const std::uintmax_t size = fs::file_size(path, error);
     return error ? std::nullopt : std::optional<std::uint64_t>(size);
   }

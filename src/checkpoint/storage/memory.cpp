@@ -8,7 +8,7 @@
 namespace tessera::checkpoint {
 namespace {
 
-// Bytes that may be written and read at once, as a file's may.
+// The contents of a file, which may be read and written concurrently.
 struct Contents {
   mutable std::mutex mutex;
   Bytes bytes;
@@ -81,7 +81,7 @@ class MemoryStorage final : public Storage {
     contents->bytes.resize(size_bytes);
     const std::lock_guard lock(mutex_);
     if (!files_.emplace(name, contents).second) {
-      fail(ErrorCode::invalid_argument, "create {}: there is such a file", name_of(name));
+      fail(ErrorCode::invalid_argument, "create {}: the file exists", name_of(name));
     }
     return std::make_unique<MemoryOutput>(std::move(contents));
   }

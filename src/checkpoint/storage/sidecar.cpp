@@ -20,7 +20,7 @@ std::uint32_t parse_crc(const std::string& text, const std::string& where) {
   std::uint32_t crc = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), crc, 16);
   if (text.size() != 8 || error != std::errc() || end != text.data() + text.size()) {
-    fail(ErrorCode::corrupt, "{}: crc32 '{}' isn't eight hexadecimal digits", where, printable(text));
+    fail(ErrorCode::corrupt, "{}: found crc32 '{}', expected eight hexadecimal digits", where, printable(text));
   }
   return crc;
 }
@@ -36,15 +36,17 @@ Sidecar parse(const Bytes& bytes, const std::string& name) {
     return true;
   };
   const nlohmann::json json = nlohmann::json::parse(bytes.begin(), bytes.end(), see, false);
-  if (json.is_discarded() || !json.is_object()) fail(ErrorCode::corrupt, "{}: no JSON object", name);
-  if (duplicate) fail(ErrorCode::corrupt, "{}: a key stands twice", name);
+  if (json.is_discarded() || !json.is_object()) fail(ErrorCode::corrupt, "{}: not a JSON object", name);
+  if (duplicate) fail(ErrorCode::corrupt, "{}: a key occurs twice, expected unique keys", name);
   const auto version = json.find("version");
-  if (version == json.end() || !version->is_number_integer()) fail(ErrorCode::corrupt, "{}: no version", name);
+  if (version == json.end() || !version->is_number_integer()) {
+    fail(ErrorCode::corrupt, "{}: no version, expected {}", name, kVersion);
+  }
   if (version->get<std::int64_t>() != kVersion) {
-    fail(ErrorCode::unsupported, "{}: version {}, this program knows {}", name, version->dump(), kVersion);
+    fail(ErrorCode::unsupported, "{}: version {}, expected {}", name, version->dump(), kVersion);
   }
   const auto files = json.find("files");
-  if (files == json.end() || !files->is_object()) fail(ErrorCode::corrupt, "{}: no list of files", name);
+  if (files == json.end() || !files->is_object()) fail(ErrorCode::corrupt, "{}: no object 'files'", name);
   Sidecar sidecar;
   for (const auto& [file, facts] : files->items()) {
     const auto where = fmt::format("{}: file '{}'", name, printable(file));
@@ -57,8 +59,8 @@ Sidecar parse(const Bytes& bytes, const std::string& name) {
   return sidecar;
 }
 
-// Of a save that was killed between its two renames: the sidecar that belongs to `.metadata` has its temporary name
-// yet.
+// Returns the sidecar of a save that was killed between its two renames: it belongs to `.metadata` but still has its
+// temporary name.
 std::optional<Sidecar> interrupted_sidecar(const Storage& storage) {
   const std::string name = std::string(kSidecarFileName) + std::string(kTemporarySuffix);
   const std::string metadata_name(kMetadataFileName);
@@ -71,7 +73,7 @@ std::optional<Sidecar> interrupted_sidecar(const Storage& storage) {
     const Sidecar::FileFacts found{metadata.size(), crc32(metadata)};
     return found == facts->second ? std::optional(sidecar) : std::nullopt;
   } catch (const Error&) {
-    return std::nullopt;  // it wasn't finished either
+    return std::nullopt;  // the sidecar was not finished
   }
 }
 

@@ -156,11 +156,11 @@ TEST_F(ConvertTest, EveryOfSeveralSafetensorsFilesSaysTheDTypesThatTheFormatLack
   options.to = SourceKind::safetensors;
   options.max_shard_bytes = 1;
   EXPECT_EQ(convert(Checkpoint::open(directory_ / "in.pt"), directory_ / "out", options).files.size(),
-            4u);  // the index is one
+            4u);  // including the index
   expect_same(directory_ / "in.pt", directory_ / "out");
 }
 
-// The root of a state dict is a dict: PyTorch's own dcp_to_torch_save fails where a path begins with an index.
+// The root of a state dict is a dict: PyTorch's own dcp_to_torch_save fails if a path begins with an index.
 TEST_F(ConvertTest, AListOfTensorsGetsKeysForItsIndicesInDcp) {
   Bytes data_pkl;
   pickle::Writer writer(data_pkl, 2);
@@ -238,7 +238,7 @@ TEST_F(ConvertTest, ADestinationThatIsTheSourceOrWithinItIsRefused) {
   EXPECT_ERROR(convert(source, directory_.path() / "x" / ".." / "ck" / ".", options), ErrorCode::invalid_argument,
                "is the source");
   EXPECT_ERROR(convert(source, directory_.path() / "ck" / "out", options), ErrorCode::invalid_argument, "within");
-  EXPECT_ERROR(convert(source, directory_.path() / "nowhere" / "out", options), ErrorCode::not_found, "no directory");
+  EXPECT_ERROR(convert(source, directory_.path() / "nowhere" / "out", options), ErrorCode::not_found, "does not exist");
 }
 
 TEST_F(ConvertTest, DamagedDataIsFoundOnTheWayAndNothingIsLeft) {

@@ -16,7 +16,7 @@ TEST(NestedTest, TextMakesDictsAndIntegersMakeLists) {
   const Nested& groups = *root.children[0]->children[0];
   ASSERT_EQ(groups.kind, Nested::Kind::list);
   ASSERT_EQ(groups.children.size(), 2u);
-  EXPECT_EQ(groups.children[0], nullptr) << "a list is filled up";
+  EXPECT_EQ(groups.children[0], nullptr) << "a gap in a list is null";
   EXPECT_EQ(groups.children[1]->children[0]->leaf, 7u);
   EXPECT_EQ(root.children[1]->leaf, 8u);
 }
@@ -24,9 +24,10 @@ TEST(NestedTest, TextMakesDictsAndIntegersMakeLists) {
 TEST(NestedTest, ContradictoryPathsAreRefused) {
   Nested root;
   root.set({"a", "b"}, 0, "a.b");
-  EXPECT_ERROR(root.set({"a"}, 1, "a"), ErrorCode::corrupt, "'a'", "another one's too");
-  EXPECT_ERROR(root.set({"a", std::int64_t{0}}, 1, "a.0"), ErrorCode::corrupt, "'a.0'", "uses as a dict");
-  EXPECT_ERROR(root.set({"a", "b", "c"}, 1, "a.b.c"), ErrorCode::corrupt, "uses as a value");
+  EXPECT_ERROR(root.set({"a"}, 1, "a"), ErrorCode::corrupt, "'a'", "is taken");
+  EXPECT_ERROR(root.set({"a", std::int64_t{0}}, 1, "a.0"), ErrorCode::corrupt, "'a.0'",
+               "passes through a list, expected a dict");
+  EXPECT_ERROR(root.set({"a", "b", "c"}, 1, "a.b.c"), ErrorCode::corrupt, "expected a value");
 }
 
 TEST(NestedTest, AbsurdIndicesAndDepthsAreRefused) {

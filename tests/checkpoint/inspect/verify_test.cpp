@@ -18,7 +18,7 @@ namespace fs = std::filesystem;
 using testing::overwrite_file;
 using testing::TemporaryDirectory;
 
-// Says whether one problem has all of the words.
+// Returns whether one problem has all of the words.
 bool has_problem(const VerifyReport& report, const std::vector<std::string>& words) {
   return std::any_of(report.problems.begin(), report.problems.end(), [&](const Problem& problem) {
     return std::all_of(words.begin(), words.end(),
@@ -86,7 +86,7 @@ TEST_F(VerifyTest, AFlippedBitOfATensorNamesFileOffsetAndTensor) {
   EXPECT_EQ(report.problems[0].name, "model.2.weight");
 }
 
-// Ranks that save without collectives each save what is replicated, and say so in their own metadata.
+// Ranks that save without collectives each save replicated tensors and list them in their own metadata.
 TEST_F(VerifyTest, TheOtherRanksCopiesAreAccountedForAndChecked) {
   const fs::path path = checkpoint_ / ".metadata";
   dcp::Metadata metadata = dcp::read(File::open_read(path));
@@ -105,7 +105,7 @@ TEST_F(VerifyTest, TheOtherRanksCopiesAreAccountedForAndChecked) {
   EXPECT_PROBLEM(verify(checkpoint_), copy.filename().string());
 }
 
-// The directory of an archive is read by several checks.
+// Several checks read the directory of an archive.
 TEST_F(VerifyTest, OneDamageIsOneProblem) {
   const auto checkpoint = Checkpoint::open(checkpoint_);
   const StoredRange stored = checkpoint->tensors()[0].stored[0];
@@ -143,7 +143,7 @@ TEST_F(VerifyTest, TruncationAtAnyLengthIsFound) {
     const Bytes good = read_file(checkpoint_ / name);
     for (std::size_t length = 0; length < good.size(); length += 61) {
       overwrite_file(checkpoint_ / name, ByteView(good).first(length));
-      EXPECT_FALSE(verify(checkpoint_).good()) << name << " cut to " << length;
+      EXPECT_FALSE(verify(checkpoint_).good()) << name << " truncated to " << length;
     }
     overwrite_file(checkpoint_ / name, good);
   }
@@ -183,7 +183,7 @@ TEST_F(VerifyTest, WhatAnInterruptedSaveLeftIsNamedAndNoProblem) {
 TEST_F(VerifyTest, ADataFileThatNoSaveMadeIsAProblem) {
   write_new_file(checkpoint_ / "copy of __0_0.distcp", as_bytes("x"));
   const VerifyReport report = verify(checkpoint_);
-  EXPECT_PROBLEM(report, "copy of __0_0.distcp", "the metadata doesn't refer to it");
+  EXPECT_PROBLEM(report, "copy of __0_0.distcp", "the metadata does not refer to it");
   EXPECT_EQ(report.problem_count, 1u);
 }
 
@@ -216,7 +216,7 @@ TEST_F(VerifyTest, AChunkOutOfBoundsIsNamed) {
 
 TEST_F(VerifyTest, AnArchiveThatDisagreesWithTheMetadataIsNamed) {
   change_metadata([](dcp::Metadata& metadata) { entry(metadata, "model.0.weight").properties.dtype = DType::int32; });
-  EXPECT_PROBLEM(verify(checkpoint_), "model.0.weight", "has dtype float32, the metadata says int32");
+  EXPECT_PROBLEM(verify(checkpoint_), "model.0.weight", "has dtype float32, expected int32 as in the metadata");
 }
 
 TEST_F(VerifyTest, AnArchiveOfAnotherShapeIsNamed) {
@@ -225,7 +225,7 @@ TEST_F(VerifyTest, AnArchiveOfAnotherShapeIsNamed) {
     weight.shape = {9, 14};
     weight.chunks = BoxList({Box({0, 0}, {9, 14})});
   });
-  EXPECT_PROBLEM(verify(checkpoint_), "model.0.weight", "has shape [14, 9], the metadata says [9, 14]");
+  EXPECT_PROBLEM(verify(checkpoint_), "model.0.weight", "has shape [14, 9], expected [9, 14] as in the metadata");
 }
 
 TEST_F(VerifyTest, AnItemBehindTheEndOfItsFileIsNamed) {
@@ -236,7 +236,7 @@ TEST_F(VerifyTest, AnItemBehindTheEndOfItsFileIsNamed) {
 TEST_F(VerifyTest, AnItemThatIsNotSaidWhereIsNamed) {
   change_metadata(
       [](dcp::Metadata& metadata) { entry(metadata, "model.2.bias").items[0].file = dcp::StoredItem::kNoFile; });
-  EXPECT_PROBLEM(verify(checkpoint_), "model.2.bias", "doesn't say where");
+  EXPECT_PROBLEM(verify(checkpoint_), "model.2.bias", "does not specify where");
 }
 
 TEST_F(VerifyTest, DataFilesOutsideOfTheDirectoryAreRefused) {
@@ -257,7 +257,7 @@ TEST_F(VerifyTest, AFileThatTheSidecarDoesNotListIsNamed) {
   options.to = SourceKind::safetensors;
   convert(Checkpoint::open(checkpoint_), directory_ / "ours", options);
   write_new_file(directory_.path() / "ours" / "stray.bin", as_bytes("x"));
-  EXPECT_PROBLEM(verify(directory_ / "ours"), "stray.bin", "the sidecar doesn't list it");
+  EXPECT_PROBLEM(verify(directory_ / "ours"), "stray.bin", "the sidecar does not list it");
 }
 
 TEST_F(VerifyTest, WhatIsNoCheckpointHasNoAnswer) {

@@ -34,7 +34,7 @@ std::vector<std::int32_t> read_box(const std::shared_ptr<const Checkpoint>& chec
   return values;
 }
 
-// What the element at `index` of a view must be: its place in the counting storage.
+// Returns the expected elements of `box` of a view: their positions in the counting storage.
 std::vector<std::int32_t> expected_box(const Box& box, std::int64_t offset, const std::vector<std::int64_t>& strides) {
   std::vector<std::int32_t> values;
   std::vector<std::int64_t> index = box.offsets;
@@ -83,7 +83,7 @@ TEST(TensorReaderTest, BoxesOfViewsWithAnyStridesAreTheirElements) {
 }
 
 TEST(TensorReaderTest, ALargeTransposedTensorIsReadWithoutReadingItsStorageForEachPiece) {
-  // 2048 x 4096 elements, stored by columns: blocks of rows are spread over the whole storage.
+  // 2048 x 4096 elements, stored by columns: blocks of rows are spread over the entire storage.
   constexpr std::int64_t kRows = 2048, kColumns = 4096;
   TorchFile file;
   file.storages.push_back(counting(kRows * kColumns));
@@ -128,7 +128,7 @@ TEST(TensorReaderTest, AStorageOfWhichOnlyAPartIsATensorIsCheckedAsAWhole) {
   write_new_file(directory / "good.pt", bytes);
   const Extent extent = Checkpoint::open(directory / "good.pt")->locate(0, 0);
   EXPECT_EQ(extent.length_bytes, 80u);
-  bytes[extent.checksum->offset_bytes + 3999] ^= 1;  // behind the tensor's last element
+  bytes[extent.checksum->offset_bytes + 3999] ^= 1;  // after the tensor's last element
   write_new_file(directory / "bad.pt", bytes);
   EXPECT_ERROR(read_box(Checkpoint::open(directory / "bad.pt"), "part", Box({0}, {20})), ErrorCode::corrupt, "CRC-32");
 }

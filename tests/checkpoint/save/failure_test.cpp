@@ -1,5 +1,5 @@
-// Every step of a save failing in turn, and processes killed while they save: always the old checkpoint or the new one,
-// whole.
+// Fails each step of a save in turn, and kills processes while they save: the storage always holds the complete old or
+// the complete new checkpoint.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -40,7 +40,7 @@ FlatState state_of(int rank, int ranks, std::int64_t added) {
           tensor_entry("replicated", kShape, {Box::full(kShape)}, false, added), object_entry("step", added)};
 }
 
-// Which save the checkpoint is of, having looked at every element.
+// Compares every element and returns which save the checkpoint is of, or -1.
 std::int64_t loaded(const std::shared_ptr<const Checkpoint>& checkpoint) {
   for (const std::int64_t added : {1000, 2000}) {
     Wanted wanted;
@@ -59,7 +59,7 @@ std::map<std::string, Bytes> contents_of(const Storage& storage) {
 
 constexpr int kRanks = 3;
 
-// The steps of a save over an older checkpoint, in the order in which one run took them.
+// Returns the steps of a save over an older checkpoint, in the order of one run.
 std::vector<StorageStep> steps_of_a_save() {
   const auto storage = memory_storage();
   run_thread_ranks(kRanks, [&](ThreadLink& link) { write_state(state_of(link.rank(), kRanks, 1000), storage, link); });
@@ -97,20 +97,20 @@ TEST_P(SaveFaultTest, EveryStepFailingIsAnErrorOnEveryRankAndTheOldCheckpointIsI
       if (counts) failing = static_cast<int>(event.step);
       return counts ? fault : StorageFault::none;
     });
-    const auto said = run_thread_ranks(
+    const auto errors = run_thread_ranks(
         kRanks, [&](ThreadLink& link) { write_state(state_of(link.rank(), kRanks, 2000), faulty, link); });
-    if (failing == -1) continue;  // there was no such step, or it was a removal
+    if (failing == -1) continue;  // the save has no such step, or it is a removal
     const auto step = static_cast<StorageStep>(failing.load());
     SCOPED_TRACE(fmt::format("event {}: {}", n, storage_step_name(step)));
     const bool is_committed = storage->size_bytes(".metadata") && loaded(Checkpoint::open(storage)) == 2000;
     if (is_committed) {
-      // The list of what may be removed, after the commit.
-      EXPECT_THAT(said, Each(""));
+      // Listing the files to remove, after the commit.
+      EXPECT_THAT(errors, Each(""));
       EXPECT_EQ(step, StorageStep::list);
       continue;
     }
     ++failed;
-    for (const std::string& one : said) {
+    for (const std::string& one : errors) {
       EXPECT_THAT(one, HasSubstr("io: "));
       EXPECT_THAT(one, HasSubstr(fmt::format("{} ", storage_step_name(step))));
     }
@@ -121,8 +121,8 @@ TEST_P(SaveFaultTest, EveryStepFailingIsAnErrorOnEveryRankAndTheOldCheckpointIsI
 
 // --- killed
 
-// Runs a save of `kRanks` threads in a process of its own and kills it: at event `n`, or `after` if that is given.
-// Returns whether it was killed before it ended.
+// Runs a save of `kRanks` threads in a process and kills it at event `n`, or after `after` if `n` is empty. Returns
+// whether it was killed before it ended.
 bool save_and_kill(const std::filesystem::path& directory, std::optional<std::uint64_t> n,
                    std::chrono::microseconds after) {
   const pid_t child = start_child([&] {
@@ -145,7 +145,7 @@ bool save_and_kill(const std::filesystem::path& directory, std::optional<std::ui
 
 class Killed {
  public:
-  // The old checkpoint, made once and copied.
+  // Restores the old checkpoint, which is made once and copied.
   void restore() {
     std::filesystem::remove_all(directory());
     if (!std::filesystem::exists(old_)) {
@@ -155,14 +155,14 @@ class Killed {
     }
     std::filesystem::copy(old_, directory());
   }
-  // Looks at what is there; returns which save it is.
+  // Verifies the checkpoint and returns which save it is of.
   std::int64_t look() {
     const VerifyReport report = verify(directory());
     EXPECT_TRUE(report.good()) << report.problems.at(0).what;
     EXPECT_TRUE(report.has_sidecar);
     return loaded(Checkpoint::open(directory()));
   }
-  // What comes after it finds nothing in its way, and cleans up.
+  // The next save succeeds and removes leftovers.
   void save_again() {
     run_thread_ranks(kRanks, [&](ThreadLink& link) {
       write_state(state_of(link.rank(), kRanks, 1000), file_system_storage(directory()), link);
@@ -201,12 +201,12 @@ TEST(SaveKilledTest, AtRandomInstantsTheOldCheckpointOrTheNewOneIsWhole) {
   killed.restore();
   const auto begin = std::chrono::steady_clock::now();
   save_and_kill(killed.directory(), std::uint64_t{1} << 60, {});
-  const auto whole = std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begin);
+  const auto duration = std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begin);
   std::size_t old_ones = 0, new_ones = 0;
   for (int i = 0; i < 500; ++i) {
     killed.restore();
     const std::chrono::microseconds after(
-        std::uniform_int_distribution<std::int64_t>(0, whole.count() * 5 / 4)(random));
+        std::uniform_int_distribution<std::int64_t>(0, duration.count() * 5 / 4)(random));
     save_and_kill(killed.directory(), std::nullopt, after);
     const std::int64_t found = killed.look();
     ASSERT_TRUE(found == 1000 || found == 2000) << "killed after " << after.count() << " us";

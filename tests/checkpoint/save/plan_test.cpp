@@ -114,7 +114,7 @@ RC_GTEST_PROP(GlobalSavePlanProperty, EveryElementIsWrittenOnceByARankThatHasIt,
       if (any_between(0, 3) > 0) plan.add_entry(tensor(of.name, of.shape));
     }
   }
-  // Each box is on one rank or several.
+  // Each box is on one or several ranks.
   const auto entry_of = [](SavePlan& plan, const Tensor& of) {
     for (std::uint32_t e = 0; e < plan.entries().size(); ++e) {
       if (plan.entries()[e].name == of.name) return e;
@@ -162,7 +162,7 @@ RC_GTEST_PROP(GlobalSavePlanProperty, EveryElementIsWrittenOnceByARankThatHasIt,
 TEST(GlobalSavePlanTest, BytesEvenOut) {
   std::vector<SavePlan> plans(4);
   for (std::size_t r = 0; r < plans.size(); ++r) {
-    // Rank 0 has much of its own already.
+    // Rank 0 already has much data of its own.
     const std::uint32_t own = plans[r].add_entry(tensor("own", {8}));
     const auto at = static_cast<std::int64_t>(2 * r);
     plans[r].add_chunk(own, Box({at}, {2}), {});

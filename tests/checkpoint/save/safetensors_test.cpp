@@ -1,5 +1,5 @@
-// Safetensors shards as a format of saves: what they hold, what is refused, and that a save that doesn't end leaves
-// nothing that looks like a checkpoint.
+// Saves as safetensors shards: their contents, what is refused, and that an interrupted save leaves nothing that looks
+// like a checkpoint.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -69,12 +69,12 @@ TEST(SafetensorsSaveTest, FilesAreCalledAsPyTorchCallsThem) {
 
 TEST(SafetensorsSaveTest, PlacesInTheStateDictAreKept) {
   const auto storage = memory_storage();
-  const auto said = run_thread_ranks(3, [&](ThreadLink& link) {
+  const auto errors = run_thread_ranks(3, [&](ThreadLink& link) {
     FlatState state = state_of(layouts()[0].boxes, link.rank(), 3);
     for (StateEntry& entry : state) entry.path = {"model", entry.name};
     write_state(state, storage, link, as_safetensors());
   });
-  EXPECT_THAT(said, Each(""));
+  EXPECT_THAT(errors, Each(""));
   const auto checkpoint = Checkpoint::open(storage);
   for (const TensorInfo& tensor : checkpoint->tensors()) {
     EXPECT_EQ(tensor.path, (Path{"model", tensor.name}));
@@ -84,12 +84,12 @@ TEST(SafetensorsSaveTest, PlacesInTheStateDictAreKept) {
 TEST(SafetensorsSaveTest, ADtypeThatSafetensorsLacksComesBack) {
   const auto storage = memory_storage();
   const Shape shape = {6, 4};
-  const auto said = run_thread_ranks(2, [&](ThreadLink& link) {
+  const auto errors = run_thread_ranks(2, [&](ThreadLink& link) {
     StateEntry entry = tensor_entry("c", shape, layouts()[0].boxes(shape, link.rank(), 2));
-    std::get<StateTensor>(entry.value).properties.dtype = DType::complex64;  // of as many bytes
+    std::get<StateTensor>(entry.value).properties.dtype = DType::complex64;  // of equal size
     write_state({std::move(entry)}, storage, link, as_safetensors());
   });
-  EXPECT_THAT(said, Each(""));
+  EXPECT_THAT(errors, Each(""));
   Wanted wanted;
   wanted.add("c", shape, {Box::full(shape)});
   std::get<TargetTensor>(wanted.targets[0].value).dtype = DType::complex64;
@@ -105,7 +105,7 @@ TEST(SafetensorsSaveTest, ACheckpointIsNotReplaced) {
     write_state(state_of(layouts()[3].boxes, 0, 1), storage, alone(), options);
     const std::vector<std::string> before = storage->list();
     EXPECT_THAT(save_on(2, layouts()[0].boxes, storage, as_safetensors()),
-                Each(AllOf(HasSubstr("invalid_argument"), HasSubstr("can't replace a checkpoint"))));
+                Each(AllOf(HasSubstr("invalid_argument"), HasSubstr("safetensors shards cannot replace one"))));
     EXPECT_EQ(storage->list(), before);
     expect_loads_on(1, layouts()[1].boxes, storage);
   }
@@ -122,7 +122,7 @@ TEST(SafetensorsSaveTest, NothingIsTakenFromACheckpointThatLostAFile) {
     storage->remove(old == SaveFormat::dcp ? "__1_0.distcp" : "shard-00002-model-00001-of-00001.safetensors");
     const std::vector<std::string> before = storage->list();
     EXPECT_THAT(save_on(2, layouts()[0].boxes, storage, as_safetensors()),
-                Each(HasSubstr("can't replace a checkpoint")));
+                Each(HasSubstr("safetensors shards cannot replace one")));
     EXPECT_EQ(storage->list(), before);
   }
 }
@@ -136,16 +136,16 @@ TEST(SafetensorsSaveTest, AnObjectThatJsonCannotSayIsRefusedAndNothingIsLeft) {
                                writer.stop();
                                return torch_archive::ArchiveLayout("archive", data_pkl, {}).trailer({});
                              }}};
-  const auto said = run_thread_ranks(2, [&](ThreadLink& link) {
+  const auto errors = run_thread_ranks(2, [&](ThreadLink& link) {
     FlatState state = state_of(layouts()[0].boxes, link.rank(), 2);
     state.push_back(opaque);
     write_state(state, storage, link, as_safetensors());
   });
-  EXPECT_THAT(said, Each(AllOf(HasSubstr("unsupported"), HasSubstr("'callback'"), HasSubstr("print"))));
+  EXPECT_THAT(errors, Each(AllOf(HasSubstr("unsupported"), HasSubstr("'callback'"), HasSubstr("print"))));
   EXPECT_THAT(storage->list(), ElementsAre());
 }
 
-// --- saves that don't end
+// --- interrupted saves
 
 constexpr int kRanks = 3;
 
@@ -161,19 +161,19 @@ TEST(SafetensorsSaveTest, EveryStepFailingIsAnErrorOnEveryRankAndNothingIsLeft) 
       if (counts) failing = static_cast<int>(event.step);
       return counts ? StorageFault::io_error : StorageFault::none;
     });
-    const auto said = save_on(kRanks, layouts()[0].boxes, faulty, as_safetensors());
+    const auto errors = save_on(kRanks, layouts()[0].boxes, faulty, as_safetensors());
     if (!was_reached) break;
     if (failing == -1) continue;
     const auto step = static_cast<StorageStep>(failing.load());
     SCOPED_TRACE(fmt::format("event {}: {}", n, storage_step_name(step)));
     ++failed;
-    EXPECT_THAT(said, Each(AllOf(HasSubstr("io: "), HasSubstr(fmt::format("{} ", storage_step_name(step))))));
+    EXPECT_THAT(errors, Each(AllOf(HasSubstr("io: "), HasSubstr(fmt::format("{} ", storage_step_name(step))))));
     EXPECT_THAT(storage->list(), ElementsAre());
   }
   EXPECT_GT(failed, 15u);
 }
 
-// Saves in a process that is killed at event `n`. Whether it came to that.
+// Saves in a process that is killed at event `n`. Returns whether the save reached that event.
 bool save_killed_at(std::uint64_t n, const std::filesystem::path& path, int ranks, const Layout& layout) {
   const pid_t child = start_child([&] {
     const auto storage = faulty_storage(file_system_storage(path), [&](const StorageEvent& event) {
@@ -189,7 +189,7 @@ bool save_killed_at(std::uint64_t n, const std::filesystem::path& path, int rank
 }
 
 TEST(SafetensorsSaveTest, KilledAtAnyStepItLeavesTheWholeCheckpointOrNoneThatOpens) {
-  std::size_t none = 0, partial = 0, whole = 0;
+  std::size_t none = 0, partial = 0, complete = 0;
   for (std::uint64_t n = 0;; ++n) {
     SCOPED_TRACE(n);
     const TemporaryDirectory directory;
@@ -197,7 +197,7 @@ TEST(SafetensorsSaveTest, KilledAtAnyStepItLeavesTheWholeCheckpointOrNoneThatOpe
     const auto storage = file_system_storage(directory / "ckpt");
     try {
       Checkpoint::open(storage);
-      ++whole;
+      ++complete;
       expect_loads_on(1, layouts()[1].boxes, storage);
       EXPECT_TRUE(verify(directory / "ckpt").good());
       continue;
@@ -217,10 +217,10 @@ TEST(SafetensorsSaveTest, KilledAtAnyStepItLeavesTheWholeCheckpointOrNoneThatOpe
   }
   EXPECT_GT(none, 15u);
   EXPECT_EQ(partial, static_cast<std::size_t>(kRanks - 1));
-  EXPECT_GT(whole, 0u);
+  EXPECT_GT(complete, 0u);
 }
 
-// A save whose commit was interrupted, and then saves that are killed while they remove it.
+// Interrupts the commit of a save, then kills saves while they remove its files.
 TEST(SafetensorsSaveTest, KilledAtAnyStepOfCleaningUpTheNextSaveSucceeds) {
   const auto is_interrupted = [](const std::filesystem::path& path) {
     try {
@@ -243,9 +243,9 @@ TEST(SafetensorsSaveTest, KilledAtAnyStepOfCleaningUpTheNextSaveSucceeds) {
       ASSERT_TRUE(save_killed_at(first, directory / "ckpt", kRanks, layouts()[0].boxes));
       if (!save_killed_at(n, directory / "ckpt", 2, layouts()[1].boxes)) break;
       const auto storage = file_system_storage(directory / "ckpt");
-      if (const auto said = save_on(2, layouts()[1].boxes, storage, as_safetensors());
-          said != std::vector<std::string>(2)) {
-        EXPECT_THAT(said, Each(HasSubstr("can't replace a checkpoint")));  // the second was whole
+      if (const auto errors = save_on(2, layouts()[1].boxes, storage, as_safetensors());
+          errors != std::vector<std::string>(2)) {
+        EXPECT_THAT(errors, Each(HasSubstr("safetensors shards cannot replace one")));  // the second had completed
       }
       expect_loads_on(1, layouts()[1].boxes, storage);
       EXPECT_TRUE(verify(directory / "ckpt").good());

@@ -1,4 +1,4 @@
-// Saves on N ranks, loads on M.
+// Saves on N ranks and loads on M ranks.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -60,7 +60,7 @@ TEST_P(SaveLoadTest, AnyNumberOfFilesOnDiskIsVerified) {
   }
 }
 
-// --- what is saved by whom
+// --- which rank saves what
 
 TEST(SaveTest, WhatAllRanksHaveIsWrittenOnceAndSpread) {
   const auto storage = memory_storage();
@@ -111,9 +111,9 @@ TEST(SaveTest, AStateWithNothingInItIsACheckpoint) {
 TEST(SaveTest, StatesThatDoNotFitAreAnErrorOnAllRanksAndLeaveNothing) {
   struct Case {
     std::function<FlatState(int rank)> state;
-    std::string said;
+    std::string error;
   };
-  const auto whole = [](const std::string& name, const Shape& shape) {
+  const auto full = [](const std::string& name, const Shape& shape) {
     return tensor_entry(name, shape, {Box::full(shape)});
   };
   const std::vector<Case> cases = {
@@ -122,17 +122,17 @@ TEST(SaveTest, StatesThatDoNotFitAreAnErrorOnAllRanksAndLeaveNothing) {
       {[&](int rank) { return FlatState{tensor_entry("a", {4}, {Box({rank}, {3})})}; },
        "chunks [0, 3) of rank 0 and [1, 4) of rank 1 overlap"},
       {[&](int rank) { return FlatState{tensor_entry("a", {4}, {Box({rank * 2}, {rank == 0 ? 2 : 3})})}; },
-       "chunk [2, 5) of rank 1 is not within it"},
+       "chunk [2, 5) of rank 1 is not within the shape"},
       {[&](int rank) {
-         return FlatState{whole("a", rank == 0 ? Shape{4} : Shape{2, 2})};
+         return FlatState{full("a", rank == 0 ? Shape{4} : Shape{2, 2})};
        },
        "'a': its shape is [4] on rank 0 and [2, 2] on rank 1"},
-      {[&](int rank) { return FlatState{rank == 0 ? whole("a", {4}) : object_entry("a", 1)}; },
+      {[&](int rank) { return FlatState{rank == 0 ? full("a", {4}) : object_entry("a", 1)}; },
        "'a': it is a tensor on rank 0 and an object on rank 1"},
       {[&](int) {
-         return FlatState{whole("a", {4}), object_entry("a", 1)};
+         return FlatState{full("a", {4}), object_entry("a", 1)};
        },
-       "the name 'a' stands twice"},
+       "the name 'a' occurs twice"},
       {[&](int rank) {
          if (rank == 1) fail(ErrorCode::io, "no such luck");
          return FlatState{object_entry("a", 1)};
@@ -141,21 +141,21 @@ TEST(SaveTest, StatesThatDoNotFitAreAnErrorOnAllRanksAndLeaveNothing) {
   };
   for (const Case& one : cases) {
     const auto storage = memory_storage();
-    const auto said =
+    const auto errors =
         run_thread_ranks(2, [&](ThreadLink& link) { write_state(one.state(link.rank()), storage, link); });
-    EXPECT_THAT(said[0], HasSubstr(one.said));
+    EXPECT_THAT(errors[0], HasSubstr(one.error));
     EXPECT_THAT(storage->list(), ElementsAre());
-    if (one.said != "rank 1 died") {
-      EXPECT_THAT(said[1], HasSubstr(one.said));
+    if (one.error != "rank 1 died") {
+      EXPECT_THAT(errors[1], HasSubstr(one.error));
     }
   }
 }
 
-// --- plans that are used again
+// --- reused plans
 
 TEST(SavePlanCacheTest, UnchangedPlansAreNotGathered) {
   const auto storage = memory_storage();
-  const auto said = run_thread_ranks(4, [&](ThreadLink& link) {
+  const auto errors = run_thread_ranks(4, [&](ThreadLink& link) {
     SavePlanCache cache;
     WriteOptions options;
     options.cache = &cache;
@@ -163,7 +163,7 @@ TEST(SavePlanCacheTest, UnchangedPlansAreNotGathered) {
     std::uint64_t sent = 0;
     for (int step = 0; step < 4; ++step) {
       const std::uint64_t before = link.sent_bytes;
-      // 127 to 128 and 255 to 256: the pickle of the step becomes longer.
+      // From 127 to 128 and from 255 to 256, the pickle of the step becomes longer.
       const WriteReport report =
           write_state(state_of(rows, link.rank(), 4, step == 0 ? 0 : 27 + 64 * step), storage, link, options);
       EXPECT_EQ(report.plan_was_reused, step > 0);
@@ -179,12 +179,12 @@ TEST(SavePlanCacheTest, UnchangedPlansAreNotGathered) {
       EXPECT_TRUE(wanted.is_right(step == 0 ? 0 : 27 + 64 * step));
     }
   });
-  EXPECT_THAT(said, Each(""));
+  EXPECT_THAT(errors, Each(""));
 }
 
 TEST(SavePlanCacheTest, AChangeOnOneRankIsSeenByAll) {
   const auto storage = memory_storage();
-  const auto said = run_thread_ranks(3, [&](ThreadLink& link) {
+  const auto errors = run_thread_ranks(3, [&](ThreadLink& link) {
     SavePlanCache cache;
     WriteOptions options;
     options.cache = &cache;
@@ -197,7 +197,7 @@ TEST(SavePlanCacheTest, AChangeOnOneRankIsSeenByAll) {
       link.agree("looked", nullptr);
     }
   });
-  EXPECT_THAT(said, Each(""));
+  EXPECT_THAT(errors, Each(""));
 }
 
 // --- loading
@@ -219,7 +219,7 @@ TEST(LoadTest, OnlyWantedBytesAreRead) {
   EXPECT_LE(report.read_bytes, report.wanted_bytes * 11 / 10);
 }
 
-// The ranks of each node read together: consecutive ranks, `node_size` of them.
+// Loads with shared reads among the ranks of each node: `node_size` consecutive ranks.
 std::vector<ReadReport> load_by_nodes(int ranks, int node_size, const Layout& layout,
                                       const std::shared_ptr<Storage>& storage) {
   std::vector<std::unique_ptr<ThreadRanks>> nodes;
@@ -247,8 +247,8 @@ std::uint64_t read_bytes(const std::vector<ReadReport>& reports) {
 }
 
 TEST(LoadTest, WhatSeveralRanksOfANodeWantIsReadOnce) {
-  std::uint64_t whole = 0;
-  for (const Shape& shape : shapes()) whole += static_cast<std::uint64_t>(volume(Box::full(shape))) * 8;
+  std::uint64_t total_bytes = 0;
+  for (const Shape& shape : shapes()) total_bytes += static_cast<std::uint64_t>(volume(Box::full(shape))) * 8;
   for (const NamedLayout& from : layouts()) {
     const auto storage = memory_storage();
     EXPECT_THAT(save_on(3, from.boxes, storage), Each(""));
@@ -256,7 +256,7 @@ TEST(LoadTest, WhatSeveralRanksOfANodeWantIsReadOnce) {
       for (const int node_size : {1, 2, 5}) {
         SCOPED_TRACE(fmt::format("{}: {} ranks, {} a node", from.name, ranks, node_size));
         const auto nodes = static_cast<std::uint64_t>((ranks + node_size - 1) / node_size);
-        EXPECT_EQ(read_bytes(load_by_nodes(ranks, node_size, layouts()[3].boxes, storage)), whole * nodes);
+        EXPECT_EQ(read_bytes(load_by_nodes(ranks, node_size, layouts()[3].boxes, storage)), total_bytes * nodes);
         for (const NamedLayout& to : layouts()) load_by_nodes(ranks, node_size, to.boxes, storage);
       }
     }
@@ -266,7 +266,7 @@ TEST(LoadTest, WhatSeveralRanksOfANodeWantIsReadOnce) {
 TEST(LoadTest, WhatOverlapsInPartIsReadOnce) {
   const auto storage = memory_storage();
   EXPECT_THAT(save_on(2, layouts()[0].boxes, storage), Each(""));
-  // Rank r wants rows from r on: the last row is wanted by all, the first by one.
+  // Rank r wants rows [r, end): every rank wants the last row, one rank wants the first.
   const Layout from_own_row = [](const Shape& shape, int rank, int) {
     Box box = Box::full(shape);
     if (!shape.empty()) {
@@ -285,7 +285,7 @@ TEST(LoadTest, DamageThatOneRankReadsForOthersIsAnErrorOnAll) {
   write_state({tensor_entry("a", {1000}, {Box({0}, {1000})})}, storage);
   put_byte(directory / "ckpt" / "__0_0.distcp", 5000, 0x55);
   ThreadRanks node(3);
-  const auto said = run_thread_ranks(3, [&](ThreadLink& link) {
+  const auto errors = run_thread_ranks(3, [&](ThreadLink& link) {
     Wanted wanted;
     wanted.add("a", {1000}, {Box({0}, {1000})});
     ThreadLink node_link(node, link.rank());
@@ -293,8 +293,8 @@ TEST(LoadTest, DamageThatOneRankReadsForOthersIsAnErrorOnAll) {
     options.share_reads_among = &node_link;
     read_state(wanted.targets, open_on_all_ranks(storage, link), link, options);
   });
-  EXPECT_THAT(said, Each(AllOf(HasSubstr("corrupt: load "), HasSubstr("1 of 3 ranks failed"),
-                               HasSubstr("__0_0.distcp at byte "), HasSubstr("tensor 'a', chunk [0, 1000)"))));
+  EXPECT_THAT(errors, Each(AllOf(HasSubstr("corrupt: load "), HasSubstr("1 of 3 ranks failed"),
+                                 HasSubstr("__0_0.distcp at byte "), HasSubstr("tensor 'a', chunk [0, 1000)"))));
 }
 
 TEST(LoadTest, Refusals) {
@@ -309,21 +309,21 @@ TEST(LoadTest, Refusals) {
   EXPECT_ERROR(read_state(want("b", {4}), checkpoint), ErrorCode::not_found, "load memory",
                "the checkpoint has no 'b'");
   EXPECT_ERROR(read_state(want("a", {2, 2}), checkpoint), ErrorCode::invalid_argument,
-               "'a': its shape is [4] in the checkpoint, [2, 2] here");
+               "load memory: tensor 'a' has shape [4], expected [2, 2]");
   EXPECT_ERROR(read_state(want("o", {4}), checkpoint), ErrorCode::invalid_argument,
-               "'o': it is an object in the checkpoint, a tensor here");
+               "load memory: 'o' is an object, expected a tensor");
   EXPECT_ERROR(read_state({{"a", TargetObject{}}}, checkpoint), ErrorCode::invalid_argument,
-               "'a': it is a tensor in the checkpoint, an object here");
+               "load memory: 'a' is a tensor, expected an object");
   Targets other_dtype = want("a", {4});
   std::get<TargetTensor>(other_dtype[0].value).dtype = DType::float32;
   EXPECT_ERROR(read_state(other_dtype, checkpoint), ErrorCode::invalid_argument,
-               "'a': its dtype is int64 in the checkpoint, float32 here");
+               "tensor 'a' has dtype int64, expected float32");
   ReadOptions partial;
   partial.rules.allow_partial = true;
   EXPECT_THAT(read_state(want("b", {4}), checkpoint, alone(), partial).missing, ElementsAre("b"));
 }
 
-// As many elements as there should be, one of them twice.
+// The chunks have the right number of elements, but one element occurs twice.
 TEST(LoadTest, AnOverlapDoesNotHideAHole) {
   const auto storage = memory_storage();
   write_state({tensor_entry("a", {6}, {Box({0}, {3}), Box({3}, {3})})}, storage);
@@ -345,12 +345,12 @@ TEST(LoadTest, DamageIsNamedOnAllRanks) {
   const auto storage = file_system_storage(directory / "ckpt");
   write_state({tensor_entry("a", {1000}, {Box({0}, {1000})})}, storage);
   put_byte(directory / "ckpt" / "__0_0.distcp", 5000, 0x55);
-  const auto said = run_thread_ranks(2, [&](ThreadLink& link) {
+  const auto errors = run_thread_ranks(2, [&](ThreadLink& link) {
     Wanted wanted;
     if (link.rank() == 1) wanted.add("a", {1000}, {Box({0}, {1000})});
     read_state(wanted.targets, open_on_all_ranks(storage, link), link);
   });
-  for (const std::string& one : said) {
+  for (const std::string& one : errors) {
     EXPECT_THAT(one, HasSubstr("corrupt: load "));
     EXPECT_THAT(one, HasSubstr("1 of 2 ranks failed; rank 1: "));
     EXPECT_THAT(one, HasSubstr("__0_0.distcp at byte "));

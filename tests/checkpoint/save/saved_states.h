@@ -1,5 +1,5 @@
 #pragma once
-// States whose every element is its place in its tensor, laid out over ranks in many ways.
+// States whose elements are their positions in their tensors, in many layouts over ranks.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -27,7 +27,7 @@ namespace tessera::checkpoint::testing {
 
 using Shape = std::vector<std::int64_t>;
 
-// The boxes that a rank has of a tensor.
+// Returns the boxes of a tensor that a rank has.
 using Layout = std::function<std::vector<Box>(const Shape& shape, int rank, int ranks)>;
 
 struct NamedLayout {
@@ -35,7 +35,7 @@ struct NamedLayout {
   Layout boxes;
 };
 
-// Cells of a grid of `ranks` parts in each dimension, dealt out in turn: several a rank.
+// Cells of a grid with cells of size 2 in each dimension, assigned to ranks in turn.
 inline std::vector<Box> grid_cells(const Shape& shape, int rank, int ranks) {
   std::vector<Box> cells = {Box::full(shape)};
   for (std::size_t d = 0; d < shape.size(); ++d) {
@@ -58,7 +58,7 @@ inline std::vector<Box> grid_cells(const Shape& shape, int rank, int ranks) {
 }
 
 inline std::vector<NamedLayout> layouts() {
-  const auto cut = [](std::int64_t dim) {
+  const auto shard = [](std::int64_t dim) {
     return [dim](const Shape& shape, int rank, int ranks) {
       if (shape.empty()) return rank == 0 ? std::vector<Box>{Box()} : std::vector<Box>();
       const std::int64_t d = std::min<std::int64_t>(dim, static_cast<std::int64_t>(shape.size()) - 1);
@@ -66,8 +66,8 @@ inline std::vector<NamedLayout> layouts() {
     };
   };
   return {
-      {"rows", cut(0)},
-      {"columns", cut(1)},
+      {"rows", shard(0)},
+      {"columns", shard(1)},
       {"grid", grid_cells},
       {"replicated", [](const Shape& shape, int, int) { return std::vector<Box>{Box::full(shape)}; }},
       {"last_rank",
@@ -81,7 +81,7 @@ inline std::int64_t place_of(const ::tessera::testing::Element& element, const S
   return ::tessera::testing::flat_index(element, Box::full(shape));
 }
 
-// The elements of a box as int64, with a gap behind each row if `padded`.
+// The elements of a box as int64, with a gap after each row if `padded`.
 struct Chunk {
   std::vector<std::int64_t> strides;
   std::shared_ptr<std::vector<std::int64_t>> elements;
@@ -106,7 +106,7 @@ void each_element(const Chunk& chunk, const Box& box, F&& f) {
   }
 }
 
-// `added` to every element tells one save from another.
+// `added` is added to every element, to tell saves apart.
 inline StateEntry tensor_entry(const std::string& name, const Shape& shape, const std::vector<Box>& boxes,
                                bool padded = false, std::int64_t added = 0) {
   StateTensor tensor;
@@ -124,7 +124,7 @@ inline StateEntry tensor_entry(const std::string& name, const Shape& shape, cons
   return {name, {name}, std::move(tensor)};
 }
 
-// An int, as torch.save writes it.
+// An int, in the form that torch.save writes.
 inline StateEntry object_entry(const std::string& name, std::int64_t value) {
   return {name, {name}, StateObject{[value] {
             Bytes data_pkl;
@@ -135,7 +135,7 @@ inline StateEntry object_entry(const std::string& name, std::int64_t value) {
           }}};
 }
 
-// What a rank wants, and where it gets it.
+// The targets of a rank and their memory.
 struct Wanted {
   Targets targets;
   std::vector<std::pair<Box, Chunk>> chunks;
@@ -153,7 +153,7 @@ struct Wanted {
     }
     targets.push_back({name, std::move(tensor)});
   }
-  // Whether each element is its place plus `added`.
+  // Returns whether each element is its position plus `added`.
   bool is_right(std::int64_t added = 0) const {
     bool right = true;
     for (std::size_t i = 0; i < chunks.size(); ++i) {
@@ -172,7 +172,7 @@ inline const std::vector<Shape>& shapes() {
   return all;
 }
 
-// A tensor "tensor [7]" of each of the shapes, as `layout` has it, some of them padded, and the int "step".
+// Tensors "tensor [7]" and so on, one per shape, in `layout`, some of them padded, and the int "step".
 inline FlatState state_of(const Layout& layout, int rank, int ranks, std::int64_t added = 0) {
   FlatState state;
   for (const Shape& shape : shapes()) {
@@ -192,7 +192,7 @@ inline Wanted wanted_of(const Layout& layout, int rank, int ranks) {
   return wanted;
 }
 
-// On that many threads. Returns what each rank threw, "" for nothing.
+// Saves on `ranks` threads. Returns the error of each rank, or "".
 inline std::vector<std::string> save_on(int ranks, const Layout& layout, const std::shared_ptr<Storage>& storage,
                                         const WriteOptions& options = {}, std::int64_t added = 0) {
   return ::tessera::testing::run_thread_ranks(ranks, [&](::tessera::testing::ThreadLink& link) {
@@ -200,16 +200,16 @@ inline std::vector<std::string> save_on(int ranks, const Layout& layout, const s
   });
 }
 
-// Loads all of it on that many threads and looks at every element.
+// Loads everything on `ranks` threads and compares every element.
 inline void expect_loads_on(int ranks, const Layout& layout, const std::shared_ptr<Storage>& storage,
                             std::int64_t added = 0) {
-  const auto said = ::tessera::testing::run_thread_ranks(ranks, [&](::tessera::testing::ThreadLink& link) {
+  const auto errors = ::tessera::testing::run_thread_ranks(ranks, [&](::tessera::testing::ThreadLink& link) {
     const Wanted wanted = wanted_of(layout, link.rank(), ranks);
     const ReadReport report = read_state(wanted.targets, open_on_all_ranks(storage, link), link);
     EXPECT_TRUE(wanted.is_right(added));
     EXPECT_EQ(pickle::repr(report.objects.at("step").value), std::to_string(100 + added));
   });
-  EXPECT_THAT(said, ::testing::Each(""));
+  EXPECT_THAT(errors, ::testing::Each(""));
 }
 
 }  // namespace tessera::checkpoint::testing

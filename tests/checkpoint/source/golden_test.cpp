@@ -1,4 +1,4 @@
-// Checkpoints that PyTorch 1.13, 2.6 and 2.14 wrote: what we read of them is what their manifests say.
+// Reads checkpoints that PyTorch 1.13, 2.6 and 2.14 wrote and compares them with their manifests.
 
 #include <gtest/gtest.h>
 

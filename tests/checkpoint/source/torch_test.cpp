@@ -28,7 +28,7 @@ class SourceTorchTest : public ::testing::Test {
   testing::TemporaryDirectory directory_;
 };
 
-// 40 containers, each holding the one before ten times.
+// 40 nested containers, each of which holds the previous one ten times.
 std::string bomb(const std::string& empty, const std::string& key, const std::string& fill) {
   std::string bytes = "\x80\x02" + empty + "q" + '\0';
   for (char i = 0; i < 40; ++i) {
@@ -49,7 +49,7 @@ TEST_F(SourceTorchTest, ListsThatAreSharedManyTimesAreOneObject) {
 
 TEST_F(SourceTorchTest, DictsThatAreSharedTooManyTimesAreRefused) {
   EXPECT_ERROR(open(bomb("}", std::string("X\x01\0\0\0", 5), "u")), ErrorCode::corrupt, "in.pt",
-               "says the same parts many times");
+               "repeats the same containers many times");
 }
 
 TEST_F(SourceTorchTest, AListThatHoldsItselfIsOneObject) {

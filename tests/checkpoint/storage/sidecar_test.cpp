@@ -34,17 +34,17 @@ TEST(SidecarTest, DamagedOnesAreRefused) {
     write_new_file(directory / std::string(kSidecarFileName), as_bytes(text));
     return read_sidecar(directory.path());
   };
-  EXPECT_ERROR(read("{"), ErrorCode::corrupt, "no JSON object");
-  EXPECT_ERROR(read("[]"), ErrorCode::corrupt, "no JSON object");
+  EXPECT_ERROR(read("{"), ErrorCode::corrupt, "not a JSON object");
+  EXPECT_ERROR(read("[]"), ErrorCode::corrupt, "not a JSON object");
   EXPECT_ERROR(read("{}"), ErrorCode::corrupt, "no version");
   EXPECT_ERROR(read(R"({"version": 2})"), ErrorCode::unsupported, "version 2");
-  EXPECT_ERROR(read(R"({"version": 1})"), ErrorCode::corrupt, "no list of files");
+  EXPECT_ERROR(read(R"({"version": 1})"), ErrorCode::corrupt, "no object 'files'");
   EXPECT_ERROR(read(R"({"version": 1, "files": {"a": {"bytes": -1, "crc32": "00000000"}}})"), ErrorCode::corrupt, "'a'",
                "expected its bytes");
   EXPECT_ERROR(read(R"({"version": 1, "files": {"a": {"bytes": 1, "crc32": "0000000g"}}})"), ErrorCode::corrupt, "'a'",
                "crc32 '0000000g'");
   EXPECT_ERROR(read(R"({"version": 1, "files": {"a": {"bytes": 1, "crc32": "00000000"}, "a": {}}})"),
-               ErrorCode::corrupt, "stands twice");
+               ErrorCode::corrupt, "occurs twice");
 }
 
 }  // namespace

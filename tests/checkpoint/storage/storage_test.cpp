@@ -1,4 +1,4 @@
-// What every storage must do.
+// The conformance suite that every storage passes.
 
 #include "tessera/checkpoint/storage.h"
 
@@ -120,7 +120,7 @@ TEST_P(StorageTest, AFileTooLargeIsRefused) {
   const auto storage = make();
   storage->prepare();
   write_new_file(*storage, "a", as_bytes("text"));
-  EXPECT_ERROR(read_file(*storage, "a", 3), ErrorCode::corrupt, "it has 4 bytes, at most 3 expected");
+  EXPECT_ERROR(read_file(*storage, "a", 3), ErrorCode::corrupt, "found 4 bytes, expected at most 3");
 }
 
 TEST(FaultyStorageTest, FailsAsAsked) {
@@ -128,7 +128,7 @@ TEST(FaultyStorageTest, FailsAsAsked) {
   StorageFault fault = StorageFault::io_error;
   const auto storage = faulty_storage(
       inner, [&](const StorageEvent& event) { return event.step == StorageStep::write ? fault : StorageFault::none; });
-  EXPECT_ERROR(write_new_file(*storage, "a", as_bytes("text")), ErrorCode::io, "write memory/a: it fails as asked");
+  EXPECT_ERROR(write_new_file(*storage, "a", as_bytes("text")), ErrorCode::io, "write memory/a: failed on command");
   fault = StorageFault::short_write;
   EXPECT_ERROR(write_new_file(*storage, "b", as_bytes("text")), ErrorCode::io, "write memory/b");
   EXPECT_EQ(read_file(*inner, "b"), (Bytes{'t', 'e', 0, 0}));

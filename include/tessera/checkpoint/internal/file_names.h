@@ -1,5 +1,5 @@
 #pragma once
-// The names of a DCP checkpoint's files.
+// The names of the files that a save writes.
 
 #include <cstdint>
 #include <optional>
@@ -9,15 +9,16 @@
 namespace tessera::checkpoint {
 
 inline constexpr std::string_view kMetadataFileName = ".metadata";
-// Of what is about to be renamed over the file without the suffix.
+// Suffix of a file that is about to be renamed to its final name.
 inline constexpr std::string_view kTemporarySuffix = ".tmp";
 
-// "__<rank>_<number>.distcp", and "__<rank>_<number>.<generation>.distcp" for a save over an older checkpoint, whose
-// files have a smaller generation: a save never touches a file that a committed checkpoint refers to.
+// The name of a DCP data file: "__<rank>_<number>.distcp", or "__<rank>_<number>.<generation>.distcp" for a save that
+// replaces an older checkpoint. Each save uses a larger generation than any existing file, so that it never touches a
+// file of a committed checkpoint.
 struct DataFileName {
   std::int64_t rank = 0;
   std::int64_t number = 0;      // among the rank's files
-  std::int64_t generation = 0;  // 0: no part of the name
+  std::int64_t generation = 0;  // 0: not part of the name
   bool operator==(const DataFileName&) const = default;
 };
 
@@ -25,16 +26,16 @@ struct DataFileName {
 std::string to_string(const DataFileName& name);
 std::optional<DataFileName> parse_data_file_name(std::string_view text);
 
-// Of what may be a file of a safetensors checkpoint, and what a save calls one until it is committed.
+// Suffix of a safetensors file, and the name that a save gives such a file until it is committed.
 inline constexpr std::string_view kSafetensorsSuffix = ".safetensors";
 std::string uncommitted_safetensors_name(std::string_view name);
-// The name without what uncommitted_safetensors_name added.
+// The inverse of uncommitted_safetensors_name; nothing for any other name.
 std::optional<std::string> parse_uncommitted_safetensors_name(std::string_view text);
 
-// The rank of "__<rank>.metadata", which a rank writes that saves without collectives.
+// The rank in "__<rank>.metadata", which a rank writes when it saves without collectives.
 std::optional<std::int64_t> parse_rank_metadata_name(std::string_view text);
 
-// Whether a file may be what a save left that was interrupted, if nothing refers to it.
+// Whether an interrupted save may have left this file, provided that nothing refers to it.
 bool may_be_left_by_a_save(std::string_view name);
 
 }  // namespace tessera::checkpoint
