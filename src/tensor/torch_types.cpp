@@ -15,7 +15,7 @@ struct Both {
   at::ScalarType type;
 };
 
-// The dtypes of this LibTorch.
+// The dtypes of this version of LibTorch.
 constexpr Both kTypes[] = {
     {DType::float32, at::kFloat},
     {DType::float64, at::kDouble},

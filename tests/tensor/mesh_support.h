@@ -1,5 +1,5 @@
 #pragma once
-// What a local tensor of a DTensor must hold.
+// Expected local tensors of DTensors.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
@@ -15,26 +15,26 @@
 
 namespace tessera::testing {
 
-// Each element is its index, plus 1.
+// Each element is its index plus 1.
 inline at::Tensor indexed(const Sizes& size) {
   std::int64_t count = 1;
   for (const std::int64_t length : size) count *= length;
   return at::arange(1, count + 1, at::kDouble).view(size);
 }
 
-// What the rank at a coordinate has of `whole`, box by box.
-inline at::Tensor part_of(const at::Tensor& whole, const MeshLayout& layout, const Sizes& coordinate) {
-  at::Tensor part = at::empty(layout.local_shape(coordinate).sizes, whole.options().requires_grad(false));
+// Returns the elements of `full` that the rank at a coordinate has, box by box.
+inline at::Tensor part_of(const at::Tensor& full, const MeshLayout& layout, const Sizes& coordinate) {
+  at::Tensor part = at::empty(layout.local_shape(coordinate).sizes, full.options().requires_grad(false));
   for (const LocalBox& box : layout.local_boxes(coordinate)) {
-    box_view(part, {box.local_offsets, box.box.sizes}).copy_(box_view(whole.detach(), box.box));
+    box_view(part, {box.local_offsets, box.box.sizes}).copy_(box_view(full.detach(), box.box));
   }
   return part;
 }
 
-// A local tensor of `whole` as `layout`: where that is partial, the ranks' elements differ and make it together,
-// without rounding for small integers.
-inline at::Tensor local_of(const at::Tensor& whole, const MeshLayout& layout, const Sizes& coordinate) {
-  at::Tensor part = part_of(whole, layout, coordinate);
+// Returns a local tensor of `full` under `layout`. For partial placements the ranks' elements differ; reducing them
+// gives `full`, exactly for small integers.
+inline at::Tensor local_of(const at::Tensor& full, const MeshLayout& layout, const Sizes& coordinate) {
+  at::Tensor part = part_of(full, layout, coordinate);
   for (std::size_t m = coordinate.size(); m-- > 0;) {  // the first is reduced first
     if (!layout.placements()[m].is_partial()) continue;
     const std::int64_t n = layout.mesh_shape()[m];

@@ -1,5 +1,5 @@
 #pragma once
-// Specs of every kind, and tensors whose elements say where they belong.
+// Specs of every kind, and tensors whose elements are their indices.
 
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
@@ -27,7 +27,7 @@ inline SpecPtr chunk_spec(std::int64_t dim, const std::vector<int>& ranks) {
   return std::make_shared<ChunkShardingSpec>(dim, placements);
 }
 
-// A grid of cells of `cell`, the last ones smaller, dealt out to `ranks` in turn.
+// A grid of cells of size `cell`, smaller at the end, assigned to `ranks` round-robin.
 inline SpecPtr grid_spec(const Sizes& size, const Sizes& cell, const std::vector<int>& ranks) {
   std::vector<ShardMetadata> shards;
   Sizes offsets(size.size(), 0);
@@ -42,19 +42,19 @@ inline SpecPtr grid_spec(const Sizes& size, const Sizes& cell, const std::vector
   return std::make_shared<EnumerableShardingSpec>(shards);
 }
 
-// Each dimension in chunks with placements in both orders, a grid over all ranks, one over the odd ones, all on one
-// rank.
+// Chunks of each dimension with placements in both orders, a grid over all ranks, one over the odd ranks, and all on
+// one rank.
 inline std::vector<SpecPtr> specs_of_every_kind(const Sizes& size, int world) {
-  std::vector<int> ranks, backwards, odd;
+  std::vector<int> ranks, descending, odd;
   for (int r = 0; r < world; ++r) {
     ranks.push_back(r);
-    backwards.insert(backwards.begin(), r);
+    descending.insert(descending.begin(), r);
     if (r % 2 == 1 || world == 1) odd.push_back(r);
   }
   std::vector<SpecPtr> specs;
   for (std::size_t d = 0; d < size.size(); ++d) {
     specs.push_back(chunk_spec(static_cast<std::int64_t>(d), ranks));
-    specs.push_back(chunk_spec(static_cast<std::int64_t>(d) - static_cast<std::int64_t>(size.size()), backwards));
+    specs.push_back(chunk_spec(static_cast<std::int64_t>(d) - static_cast<std::int64_t>(size.size()), descending));
   }
   Sizes cell;
   for (const std::int64_t n : size) cell.push_back((n + 1) / 2);
@@ -72,35 +72,35 @@ inline at::Tensor indexed(const Sizes& size, at::ScalarType dtype = at::kLong) {
 }
 
 inline void fill_with_indices(const ShardedTensor& tensor) {
-  const at::Tensor whole = indexed(tensor.size(), tensor.scalar_type());
+  const at::Tensor full = indexed(tensor.size(), tensor.scalar_type());
   for (const Shard& shard : tensor.local_shards()) {
-    if (shard.tensor.numel() != 0) shard.tensor.detach().copy_(box_view(whole, shard.metadata.box()));
+    if (shard.tensor.numel() != 0) shard.tensor.detach().copy_(box_view(full, shard.metadata.box()));
   }
 }
 
-// That each shard of this rank has what belongs there.
+// Returns whether each shard of this rank has the right elements.
 inline bool holds_indices(const ShardedTensor& tensor) {
-  const at::Tensor whole = indexed(tensor.size(), tensor.scalar_type());
+  const at::Tensor full = indexed(tensor.size(), tensor.scalar_type());
   for (const Shard& shard : tensor.local_shards()) {
-    if (shard.tensor.numel() != 0 && !at::equal(shard.tensor, box_view(whole, shard.metadata.box()))) return false;
+    if (shard.tensor.numel() != 0 && !at::equal(shard.tensor, box_view(full, shard.metadata.box()))) return false;
   }
   return true;
 }
 
-// Of a tensor that every rank has whole, each rank its part.
-inline ShardedTensor shard(const at::Tensor& whole, const SpecPtr& spec, const ProcessGroup& group) {
+// Shards a tensor that every rank has in full, without communication.
+inline ShardedTensor shard(const at::Tensor& full, const SpecPtr& spec, const ProcessGroup& group) {
   ShardedTensorOptions options;
-  options.dtype = whole.scalar_type();
-  ShardedTensor tensor = ShardedTensor::empty(spec, whole.sizes().vec(), group, options);
+  options.dtype = full.scalar_type();
+  ShardedTensor tensor = ShardedTensor::empty(spec, full.sizes().vec(), group, options);
   for (const Shard& part : tensor.local_shards()) {
-    if (part.tensor.numel() != 0) part.tensor.copy_(box_view(whole.detach(), part.metadata.box()));
+    if (part.tensor.numel() != 0) part.tensor.copy_(box_view(full.detach(), part.metadata.box()));
   }
-  tensor.set_requires_grad(whole.requires_grad());
+  tensor.set_requires_grad(full.requires_grad());
   return tensor;
 }
 
-// The whole tensor, on every rank.
-inline at::Tensor whole_of(const ShardedTensor& tensor) {
+// Returns the full tensor on every rank.
+inline at::Tensor full_of(const ShardedTensor& tensor) {
   const ProcessGroup& group = tensor.process_group();
   const at::Tensor out = at::empty(tensor.size(), at::TensorOptions().dtype(tensor.scalar_type()));
   tensor.gather(0, group.rank() == 0 ? out : at::Tensor());
@@ -108,13 +108,13 @@ inline at::Tensor whole_of(const ShardedTensor& tensor) {
   return out;
 }
 
-// Normally distributed, the same on every rank that asks with the same seed.
+// Normally distributed; the same for the same seed.
 inline at::Tensor random(const Sizes& size, std::uint64_t seed, at::ScalarType dtype = at::kDouble) {
   at::Generator generator = at::detail::createCPUGenerator(seed);
   return at::randn(size, generator, at::TensorOptions().dtype(dtype));
 }
 
-// Up to the rounding of double.
+// Equal up to rounding of double.
 inline bool close(const at::Tensor& a, const at::Tensor& b) {
   return a.sizes() == b.sizes() && at::allclose(a, b, 1e-9, 1e-12);
 }
@@ -125,7 +125,7 @@ inline std::vector<int> ranks_of(int world) {
   return ranks;
 }
 
-// Not in the order of the ranks.
+// All ranks, out of order.
 inline std::vector<int> permuted_ranks(int world) {
   std::vector<int> ranks = ranks_of(world);
   std::reverse(ranks.begin(), ranks.end());

@@ -1,15 +1,15 @@
 #pragma once
 /// \file
-/// A tensor of any kind that says itself which of its boxes this rank has, and where in memory.
+/// A tensor of any kind that reports which of its boxes this rank has, and where they are in memory.
 ///
-/// What implements this is saved and loaded box by box like a sharded tensor, with nothing known of its kind: the local
-/// part of a DTensor, a shard of a flat parameter. PyTorch: `_Checkpointable` in torch/distributed/_checkpointable.py,
-/// whose `__create_write_items__` is size, properties and chunks here, `__create_chunk_list__` the chunks, and
-/// `__get_tensor_shard__` the local tensor of one.
+/// Implementations are saved and loaded box by box, like sharded tensors: the local part of a DTensor, a shard of a
+/// flat parameter. PyTorch: `_Checkpointable` in torch/distributed/_checkpointable.py. `size`, `properties` and
+/// `local_chunks` correspond to its `__create_write_items__`, `local_chunks` to `__create_chunk_list__`, and
+/// `local_tensor` to `__get_tensor_shard__`.
 ///
-/// Laws: every local chunk lies in `size()`; local_tensor(i) has the sizes of local_chunks()[i] and the dtype of
-/// `properties()`; the chunks of all ranks together cover the tensor. All of it stays as it is while a save or a load
-/// runs, but for the elements, which a load writes.
+/// Laws: every local chunk is within `size()`; local_tensor(i) has the sizes of local_chunks()[i] and the dtype of
+/// `properties()`; the chunks of all ranks together cover the tensor. None of this changes while a save or a load runs,
+/// except for the elements, which a load writes.
 
 #include <ATen/core/Tensor.h>
 
@@ -26,13 +26,13 @@ class Checkpointable {
  public:
   virtual ~Checkpointable() = default;
 
-  /// Of the whole tensor, the same on all ranks.
+  /// Returns the size of the full tensor, the same on all ranks.
   virtual const std::vector<std::int64_t>& size() const = 0;
-  /// The same on all ranks.
+  /// Returns the same on all ranks.
   virtual TensorProperties properties() const = 0;
-  /// The boxes that this rank has, several or none. Their order is this rank's own.
+  /// Returns the boxes that this rank has, any number, in an order of this rank's choice.
   virtual const std::vector<Box>& local_chunks() const = 0;
-  /// The elements of local_chunks()[i]: no copy, strided, on any device. What is written to it is written to this.
+  /// Returns the elements of local_chunks()[i]: a strided view on any device. Writing to it writes to this tensor.
   virtual at::Tensor local_tensor(std::size_t i) const = 0;
 
  protected:

@@ -1,16 +1,17 @@
 #pragma once
 /// \file
-/// Ranks in an n-dimensional array: which of them work together along each dimension.
+/// An n-dimensional array of ranks, with a process group along each dimension.
 ///
 /// A mesh of shape [2, 4] with dimensions "dp" and "tp" has a group of 4 ranks along "tp" for each of the 2 coordinates
-/// of "dp", and the other way round. Ranks are those of the group that the mesh was made of, which may have others: one
-/// that isn't in the mesh has no coordinate and no groups, and takes part in nothing but making it.
+/// of "dp", and a group of 2 ranks along "dp" for each of the 4 coordinates of "tp". Ranks are numbered as in the group
+/// that the mesh was made from. That group may have more ranks: a rank outside of the mesh has no coordinate and no
+/// groups, and takes part only in creating the mesh.
 ///
-/// Laws: the group along a dimension has the ranks in the order of that coordinate, so that its rank is the coordinate;
-/// that of the whole mesh has them in row-major order. Groups are made once: a mesh, its copies and its sub-meshes have
-/// the same.
+/// Laws: the group along a dimension orders its ranks by coordinate, so a rank's number in it is its coordinate. The
+/// group of all ranks of the mesh orders them row-major. Groups are created once; a mesh, its copies and its sub-meshes
+/// share them.
 ///
-/// A value; copies are the same mesh. Threads: as the groups. PyTorch: torch/distributed/device_mesh.py.
+/// A value; copies are the same mesh. Threads: as for the groups. PyTorch: torch/distributed/device_mesh.py.
 
 #include <c10/core/DeviceType.h>
 
@@ -28,55 +29,56 @@ namespace tessera {
 
 class DeviceMesh {
  public:
-  /// This process alone, in one dimension.
+  /// Creates a 1-D mesh of this process alone.
   DeviceMesh();
-  /// The ranks of `group`, row-major: the rank at a coordinate is its index.
-  /// A collective of `group`. Throws `Error(invalid_argument)` unless the mesh has as many places as the group ranks,
-  /// and there are no names or one for each dimension, none empty or twice.
+  /// Creates a mesh of all ranks of `group` in row-major order. A collective of `group`. Throws
+  /// `Error(invalid_argument)` unless the product of `shape` is the group's size and `dim_names` is empty or has a
+  /// distinct, nonempty name for each dimension.
   DeviceMesh(const ProcessGroup& group, std::vector<std::int64_t> shape, std::vector<std::string> dim_names = {},
              c10::DeviceType device_type = c10::DeviceType::CPU);
-  /// `ranks` of `group`, row-major, each at most once; not all need be there. Otherwise as above.
+  /// Creates a mesh of `ranks` of `group` in row-major order, each at most once; some ranks may be left out. Otherwise
+  /// as above.
   static DeviceMesh of_ranks(const ProcessGroup& group, std::vector<std::int64_t> shape, std::vector<int> ranks,
                              std::vector<std::string> dim_names = {},
                              c10::DeviceType device_type = c10::DeviceType::CPU);
 
   std::int64_t ndim() const { return static_cast<std::int64_t>(shape().size()); }
   const std::vector<std::int64_t>& shape() const;
-  /// How many ranks are in it.
+  /// Returns the number of ranks.
   std::int64_t size() const;
   std::int64_t size(std::int64_t dim) const;
-  /// Row-major.
+  /// Returns the ranks in row-major order.
   const std::vector<int>& ranks() const;
-  /// Empty if the dimensions have no names.
+  /// Returns the names of the dimensions; empty if they have none.
   const std::vector<std::string>& dim_names() const;
   c10::DeviceType device_type() const;
-  /// The dimension of this name. Throws `Error(invalid_argument)` that says which there are.
+  /// Returns the dimension of this name. Throws `Error(invalid_argument)` listing the names if there is none.
   std::int64_t dim(std::string_view name) const;
 
-  /// Of this rank; nothing if it isn't in the mesh.
+  /// Returns this rank's coordinate; nullopt outside of the mesh.
   const std::optional<std::vector<std::int64_t>>& coordinate() const;
   bool has_this_rank() const { return coordinate().has_value(); }
-  /// This rank's coordinate in a dimension. These throw `Error(invalid_argument)` where this rank isn't in the mesh.
+  /// Returns this rank's coordinate in `dim`. This and `group` throw `Error(invalid_argument)` outside of the mesh.
   std::int64_t local_rank(std::int64_t dim = 0) const;
-  /// The ranks that differ from this one in `dim` alone.
+  /// Returns the group of the ranks whose coordinate differs from this rank's only in `dim`.
   const ProcessGroup& group(std::int64_t dim) const;
   const ProcessGroup& group(std::string_view name) const { return group(dim(name)); }
-  /// All ranks of the mesh.
+  /// Returns the group of all ranks of the mesh.
   const ProcessGroup& group() const;
 
-  /// The mesh of these dimensions, in the order in which this one has them, that this rank is in: all ranks that differ
-  /// from it in these alone. On a rank that isn't in this mesh, one that it isn't in either. The first time, with
-  /// several dimensions but not all, a collective of the group that the first mesh was made of.
-  /// Throws `Error(invalid_argument)` for names that aren't there, come twice, or in another order.
+  /// Returns the sub-mesh along these dimensions that this rank is in: the ranks whose coordinates differ from this
+  /// rank's only in them. On a rank outside of this mesh, the result does not contain the rank either. The first call
+  /// with several but not all dimensions is a collective of the group that the original mesh was made from. Throws
+  /// `Error(invalid_argument)` for names that are unknown, duplicate, or not in the order of this mesh.
   DeviceMesh operator[](std::string_view name) const;
   DeviceMesh submesh(std::span<const std::string> names) const;
   DeviceMesh submesh(std::initializer_list<std::string> names) const;
-  /// These dimensions as one, of name `name`. PyTorch: `_flatten`.
+  /// Returns a 1-D mesh of all ranks, whose dimension is called `name`. PyTorch: `_flatten`.
   DeviceMesh flattened(std::string name) const;
 
   /// "DeviceMesh(dp=2, tp=4)", "DeviceMesh(2, 4)"
   std::string to_string() const;
-  /// Whether both have the same ranks at the same places, of the same names, on the same kind of device.
+  /// Returns whether both have the same ranks at the same coordinates, dimension names and device type.
   bool operator==(const DeviceMesh& other) const;
 
  private:

@@ -1,18 +1,19 @@
 #pragma once
 /// \file
-/// A tensor on a mesh of ranks: each rank has a local tensor, and the placements say what that is of the whole.
+/// A tensor distributed over a mesh of ranks: each rank has a local tensor, and placements relate it to the full
+/// tensor.
 ///
-/// Law: the local tensor is of the size that `layout()` gives to this rank's coordinate. Without partial placements its
-/// elements are those of `layout().local_boxes(coordinate)`, and ranks that have the same boxes have the same elements.
-/// With partial ones the whole is what their reduction makes of the ranks' elements.
+/// Law: the local tensor has the size that `layout()` gives for this rank's coordinate. Without partial placements, its
+/// elements are those of `layout().local_boxes(coordinate)`, and ranks with the same boxes have the same elements. With
+/// partial placements, reducing the ranks' elements gives the full tensor.
 ///
-/// Gradients flow through the local tensors: `to_local` gives a tensor that autograd knows, and `redistribute` and ops
-/// on DTensors are differentiable. The gradient of a local tensor is placed as the tensor is; but where that is
-/// partial, it is the same on all ranks (see `grad_placements`).
+/// Gradients flow through the local tensors: `to_local` returns a tensor that autograd tracks, and `redistribute` and
+/// the ops on DTensors are differentiable. The gradient of a local tensor is placed as the tensor; for partial
+/// placements it is replicated (see `grad_placements`).
 ///
-/// A reference, as an at::Tensor is: copies are the same tensor. Functions that communicate are collectives of the
-/// ranks of the mesh. On a rank that isn't in the mesh a DTensor has an empty local tensor, and they do nothing.
-/// PyTorch: torch/distributed/tensor/_api.py.
+/// A reference, as at::Tensor: copies are the same tensor. Functions that communicate are collectives of the mesh's
+/// ranks. On a rank outside of the mesh, a DTensor has an empty local tensor and these functions do nothing. PyTorch:
+/// torch/distributed/tensor/_api.py.
 
 #include <ATen/core/Tensor.h>
 
@@ -32,27 +33,27 @@
 namespace tessera {
 
 struct FromLocalOptions {
-  /// Of the whole. Without it every rank is taken to have as much as this one of what is cut.
+  /// Size of the full tensor. If not given, every rank is assumed to have shards of the same size as this rank.
   std::optional<std::vector<std::int64_t>> size;
-  /// Whether to make sure, with a collective, that all ranks say the same and their local tensors fit, and to give
-  /// ranks that replicate the elements of the one at coordinate 0 there.
+  /// If true, a collective checks that all ranks pass the same arguments and that the local tensors fit, and broadcasts
+  /// replicated elements from coordinate 0 of their mesh dimension.
   bool run_check = false;
 };
 
 class DTensor {
  public:
-  /// The tensor of which each rank has `local`. Not a collective unless it checks. Placements count from the end where
-  /// negative; without any, all replicate. Autograd's history of `local` stays.
-  /// Throws `Error(invalid_argument)` if there isn't a placement for each mesh dimension, and for a local tensor that
-  /// is not of the size that the whole gives it.
+  /// Creates a DTensor from each rank's local tensor. A collective only with `run_check`. Negative shard dimensions
+  /// count from the end; empty `placements` replicate along every mesh dimension. Keeps the autograd history of
+  /// `local`. Throws `Error(invalid_argument)` unless there is a placement for each mesh dimension and the local tensor
+  /// has the size that the full size implies.
   static DTensor from_local(const at::Tensor& local, const DeviceMesh& mesh, Placements placements = {},
                             const FromLocalOptions& options = {});
-  /// The tensor of `size` of which each rank has some boxes, wherever they are: the placements say along which mesh
-  /// dimensions they differ. It can be redistributed, saved and loaded, but not computed with.
+  /// Creates a DTensor of `size` from boxes at any place on each rank; the placements state along which mesh dimensions
+  /// the ranks' boxes differ. The result can be redistributed, saved and loaded; ops refuse it.
   static DTensor from_local(const LocalShardsWrapper& local, const DeviceMesh& mesh, Placements placements,
                             std::vector<std::int64_t> size);
 
-  /// As `from_local`, for what was computed.
+  /// Creates a DTensor from a computed local tensor, as `from_local`.
   DTensor(const DeviceMesh& mesh, MeshLayout layout, at::Tensor local);
 
   const DeviceMesh& device_mesh() const;
@@ -65,32 +66,32 @@ class DTensor {
   at::ScalarType scalar_type() const;
   bool requires_grad() const;
   DTensor& requires_grad_(bool requires_grad = true);
-  /// The boxes that this rank has.
+  /// Returns the boxes that this rank has.
   const std::vector<Box>& local_chunks() const;
 
-  /// The local tensor, which autograd knows: its gradient is placed as `grad_placements()`, or as is said here. Throws
-  /// `Error(unsupported)` where it is a LocalShardsWrapper.
+  /// Returns the local tensor, tracked by autograd. Its gradient is taken to have the given placements, by default
+  /// `grad_placements()`. Throws `Error(unsupported)` if the local part is a LocalShardsWrapper.
   at::Tensor to_local(const Placements& grad_placements = {}) const;
-  const at::Tensor& local_tensor() const;  ///< without a choice
-  /// Null unless the local part is one.
+  const at::Tensor& local_tensor() const;  ///< the same, always with the default
+  /// Returns the local part if it is a LocalShardsWrapper, otherwise null.
   const LocalShardsWrapper* local_shards() const;
-  /// The whole, on every rank. A collective.
+  /// Returns the full tensor on every rank. A collective.
   at::Tensor full_tensor(const Placements& grad_placements = {}) const;
-  /// The same tensor under other placements, by the cheapest way there is (see `plan_redistribution`). Without
-  /// placements all replicate. The result has the same local tensor where nothing changes. A collective.
+  /// Returns the same tensor with other placements, sending as little as possible (see `plan_redistribution`). Empty
+  /// `placements` replicate. If nothing changes, the result shares the local tensor. A collective.
   DTensor redistribute(Placements placements = {}) const;
 
-  /// The gradient of a leaf, placed as `grad_placements()`; undefined if there is none.
+  /// Returns the gradient of a leaf, placed as `grad_placements()`; nullopt if there is none.
   std::optional<DTensor> grad() const;
-  /// How the gradient of the local tensor is placed: as this tensor, but replicated where that is partial.
+  /// Returns the placements of the local tensor's gradient: those of this tensor, with partial ones replicated.
   Placements grad_placements() const;
-  /// Without history; the same elements.
+  /// Returns a DTensor with the same elements and no autograd history.
   DTensor detach() const;
 
-  /// What a state dict holds of it: saved box by box, and loaded in place. Throws `Error(invalid_argument)` while it is
-  /// partial: PyTorch saves what rank 0 happens to have.
+  /// Returns the form in which state dicts hold this tensor: saved box by box and loaded in place. Throws
+  /// `Error(invalid_argument)` if a placement is partial; PyTorch saves rank 0's elements then.
   std::shared_ptr<Checkpointable> checkpointable() const;
-  /// The DTensor whose `checkpointable()` that is; nothing if it is of another kind.
+  /// Returns the DTensor whose `checkpointable()` this is; nullopt for another kind.
   static std::optional<DTensor> from_checkpointable(const std::shared_ptr<Checkpointable>& tensor);
 
   /// "DTensor of size [4, 6] as [S(0), R] on DeviceMesh(dp=2, tp=2)"
@@ -102,9 +103,10 @@ class DTensor {
   std::shared_ptr<State> state_;
 };
 
-/// The tensor that the mesh's first rank has, cut; what others bring must have its size, dtype and device, and is not
-/// looked at. A leaf that needs a gradient if `tensor` does. Without placements all replicate. A collective of the
-/// mesh's ranks. Throws `Error(invalid_argument)` for partial placements, and on all ranks if their tensors differ.
+/// Distributes the elements that the mesh's first rank has. The other ranks' tensors must have the same size, dtype and
+/// device; their elements are ignored. The result is a leaf that requires grad if `tensor` does. Empty `placements`
+/// replicate. A collective of the mesh's ranks. Throws `Error(invalid_argument)` for partial placements; if the ranks'
+/// tensors differ, every rank throws it.
 DTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh, Placements placements = {});
 
 std::ostream& operator<<(std::ostream& out, const DTensor& tensor);

@@ -1,11 +1,13 @@
 #pragma once
 /// \file
-/// The ops on DTensors that are built in, under the names that ATen gives them; another rule for one is registered
-/// under its name ("relu", see `register_placement_rule`).
+/// The built-in ops on DTensors, with ATen's names.
 ///
-/// Each does what the ATen function of its name does on the whole tensors. Where said "linear", partial inputs (of sum
-/// or average) need not be reduced. Collectives; errors as those of `call`, and of ATen where local tensors don't fit.
-/// PyTorch: torch/distributed/tensor/_ops.
+/// Each gives what the ATen function of its name gives on the full tensors. An op marked "linear" takes partial inputs
+/// (sum or average) without reducing them first. All are collectives of the mesh's ranks. They throw as `call` does,
+/// and ATen's errors if local tensors do not fit.
+///
+/// `register_placement_rule` replaces the rule of an op, by its name ("relu"). The ops on sharded tensors
+/// (tessera/tensor/ops.h) overload with these. PyTorch: torch/distributed/tensor/_ops.
 
 #include <ATen/core/Tensor.h>
 
@@ -34,7 +36,7 @@ DTensor tanh(const DTensor& x);
 DTensor clone(const DTensor& x);                     ///< linear
 DTensor to(const DTensor& x, at::ScalarType dtype);  ///< linear
 
-/// Of tensors that broadcast to each other.
+// Both tensors are broadcast to a common size.
 DTensor add(const DTensor& a, const DTensor& b);  ///< linear
 DTensor sub(const DTensor& a, const DTensor& b);  ///< linear
 DTensor mul(const DTensor& a, const DTensor& b);
@@ -48,34 +50,36 @@ DTensor pow(const DTensor& a, const at::Scalar& exponent);
 
 // --- products
 
-/// [..., m, k] x [k, n], or [b, m, k] x [b, k, n]. Along a mesh dimension: rows of a; columns of b; both cut along k,
-/// which makes the result partial; batches.
+/// Multiplies [..., m, k] by [k, n], or [b, m, k] by [b, k, n]. Along a mesh dimension, it can shard the rows of a, the
+/// columns of b, the batches, or both tensors along k, which makes the result partial.
 DTensor matmul(const DTensor& a, const DTensor& b);
-/// x [..., in], weight [out, in], bias [out]. With the weight's rows cut the result is cut along its last dimension
-/// (column-wise parallel), with its columns and x's last dimension cut it is partial (row-wise parallel).
+/// x is [..., in], weight [out, in], bias [out]. If the weight is sharded by rows, the result is sharded along its last
+/// dimension (column-wise parallel). If the weight is sharded by columns, and x along its last dimension, the result is
+/// partial (row-wise parallel).
 DTensor linear(const DTensor& x, const DTensor& weight, const std::optional<DTensor>& bias = std::nullopt);
-/// weight [rows, width], ids of any shape, of long. With the weight's rows cut each rank has those of its ids, and the
-/// result is partial; with its columns cut, so is the result. Throws `Error(invalid_argument)` on all ranks for an id
-/// that isn't a row, where the weight's rows are cut. Row `padding_idx` gets no gradient; -1: none.
+/// weight is [rows, width]; ids are of any shape, of long. If the weight is sharded by rows, each rank looks up the ids
+/// of its rows and the result is partial; in this case every rank throws `Error(invalid_argument)` for an id that is
+/// not a row. If the weight is sharded by columns, so is the result. Row `padding_idx` gets no gradient; -1 means no
+/// such row.
 DTensor embedding(const DTensor& weight, const DTensor& ids, std::int64_t padding_idx = -1);
 
 // --- along dimensions
 
-/// Over the last dimensions, which must be `normalized_shape`; those stay whole.
+/// Normalizes over the last dimensions, whose sizes must be `normalized_shape`. The op unshards these dimensions.
 DTensor layer_norm(const DTensor& x, const std::vector<std::int64_t>& normalized_shape,
                    const std::optional<DTensor>& weight = std::nullopt,
                    const std::optional<DTensor>& bias = std::nullopt, double eps = 1e-5);
-/// `dim` stays whole.
+// These unshard `dim`.
 DTensor softmax(const DTensor& x, std::int64_t dim);
 DTensor log_softmax(const DTensor& x, std::int64_t dim);
-/// Over `dims`, all of them if empty. Cut in one of them the result is partial.
+// Reduce over `dims`, or over all dimensions if empty. If x is sharded along one of them, the result is partial.
 DTensor sum(const DTensor& x, const std::vector<std::int64_t>& dims = {}, bool keepdim = false);   ///< linear
 DTensor mean(const DTensor& x, const std::vector<std::int64_t>& dims = {}, bool keepdim = false);  ///< linear
 DTensor amax(const DTensor& x, const std::vector<std::int64_t>& dims = {}, bool keepdim = false);
 DTensor amin(const DTensor& x, const std::vector<std::int64_t>& dims = {}, bool keepdim = false);
-DTensor transpose(const DTensor& x, std::int64_t dim0, std::int64_t dim1);  ///< linear, of every partial
+DTensor transpose(const DTensor& x, std::int64_t dim0, std::int64_t dim1);  ///< linear, for every kind of partial
 
-/// Whether sizes, dtypes and all elements are equal; the same answer on all ranks of the mesh.
+/// Returns whether sizes, dtypes and all elements are equal, the same on all ranks of the mesh.
 bool equal(const DTensor& a, const DTensor& b);
 
 }  // namespace tessera::dtensor

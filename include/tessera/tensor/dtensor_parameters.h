@@ -1,9 +1,10 @@
 #pragma once
 /// \file
-/// Modules whose parameters are parts of larger ones: each is the local tensor of a DTensor.
+/// An interface of modules whose parameters are the local tensors of DTensors.
 ///
-/// A LibTorch module holds plain tensors, so a parameter can't be a DTensor. It is the local tensor of one, and the
-/// module says of which. State dicts of models and optimizers (`state`), and FSDP's, ask for it and hold DTensors.
+/// A LibTorch module holds plain tensors, so a parameter cannot be a DTensor. Instead it is the local tensor of one,
+/// and the module reports of which. State dicts of models and optimizers (`state`) and those of FSDP query this and
+/// hold DTensors.
 
 #include <string>
 
@@ -12,19 +13,19 @@
 
 namespace tessera {
 
-/// What a DTensor is but for its elements. PyTorch: DTensorSpec.
+/// A DTensor without its elements. PyTorch: DTensorSpec.
 struct DTensorSpec {
   DeviceMesh mesh;
   MeshLayout layout;
   bool operator==(const DTensorSpec&) const = default;
 };
 
-/// A torch::nn::Module that is also this has such parameters.
+/// Implemented by classes that also derive from torch::nn::Module.
 class DTensorParameters {
  public:
   virtual ~DTensorParameters() = default;
-  /// Of which DTensor the module's own parameter of this name is the local tensor; null if it is a tensor by itself.
-  /// No placement is partial.
+  /// Returns the DTensor whose local tensor is the module's own parameter of this name; null if the parameter is a
+  /// plain tensor. No placement is partial.
   virtual const DTensorSpec* dtensor_spec(const std::string& parameter) const = 0;
 
  protected:

@@ -1,17 +1,20 @@
 #pragma once
 /// \file
-/// An op on sharded tensors, and who carries it out.
+/// An op on sharded tensors whose implementation can be replaced.
 ///
-/// A call goes to the first of these that there is: what the user registered for the op, what is registered for the
-/// kind of spec of the first sharded tensor among the arguments, what is built in for every kind. Else it is an
-/// `Error(unsupported)` that names the op and its arguments. Ops are global, as PyTorch's functions are. Register on
-/// all ranks alike, and before ops are called. An op of one's own is an `Op` that nothing is built in for:
+/// A call runs the first of these that exists: the implementation that the user registered for the op, the one that is
+/// registered for the kind of spec of the first sharded tensor among the arguments, the one built in for every kind.
+/// Otherwise it throws `Error(unsupported)` naming the op and its arguments. Ops are global, as PyTorch's functions
+/// are. Register the same on all ranks, before ops are called.
 ///
+/// `op_of` returns the Op of a built-in function; an op of your own is an Op without a built-in implementation:
+///
+///     op_of(ops::softmax).register_for("MySpec", [](const ShardedTensor& x, std::int64_t dim) { ... });
 ///     const Op<ShardedTensor(const ShardedTensor&, double)> scale("scale");
 ///     scale.register_for(ChunkShardingSpec::kKind, [](const ShardedTensor& x, double factor) { ... });
 ///
-/// Law: the sharded tensors of one call are of one group, `Error(invalid_argument)` otherwise, before anything is done.
-/// PyTorch: ShardedTensor.__torch_function__ in torch/distributed/_shard/sharded_tensor/api.py.
+/// Law: the sharded tensors of one call are of one group; otherwise it throws `Error(invalid_argument)` before anything
+/// runs. PyTorch: ShardedTensor.__torch_function__ in torch/distributed/_shard/sharded_tensor/api.py.
 
 #include <ATen/core/Tensor.h>
 
@@ -34,7 +37,7 @@
 
 namespace tessera {
 
-// How arguments are named in errors. Options of an op have a `describe` of their own beside them.
+// How errors name arguments. The options of an op have a `describe` of their own.
 std::string describe(const ShardedTensor& tensor);
 std::string describe(const ShardedTensor::ToOptions& options);
 std::string describe(const at::Tensor& tensor);
@@ -49,13 +52,16 @@ std::string describe(const std::variant<Alternatives...>& argument) {
   return std::visit([](const auto& value) { return describe(value); }, argument);
 }
 
-namespace op_detail {
+template <typename Signature>
+class Op;
 
-/// The sharded tensors among the arguments of one call.
-class Tensors {
+namespace detail {
+
+/// Collects the sharded tensors among the arguments of one call.
+class ShardedArguments {
  public:
-  explicit Tensors(std::string_view op) : op_(op) {}
-  /// Throws `Error(invalid_argument)` if it is of another group than the ones before.
+  explicit ShardedArguments(std::string_view op) : op_(op) {}
+  /// Throws `Error(invalid_argument)` if `tensor` is of another group than the previous ones.
   void add(const ShardedTensor& tensor);
   template <typename... Alternatives>
   void add(const std::variant<Alternatives...>& argument) {
@@ -73,11 +79,16 @@ class Tensors {
 
 [[noreturn]] void fail_unsupported(std::string_view op, std::span<const std::string> arguments,
                                    const ShardedTensor& on);
+[[noreturn]] void fail_not_an_op();
 
-}  // namespace op_detail
-
+/// The ops that are built in, by their functions.
 template <typename Signature>
-class Op;
+std::map<Signature*, const Op<Signature>*>& built_in_ops() {
+  static std::map<Signature*, const Op<Signature>*> ops;
+  return ops;
+}
+
+}  // namespace detail
 
 template <typename Result, typename... Args>
 class Op<Result(Args...)> {
@@ -85,7 +96,7 @@ class Op<Result(Args...)> {
   using Function = std::function<Result(Args...)>;
 
   explicit Op(std::string name, Function built_in = nullptr) : name_(std::move(name)), built_in_(std::move(built_in)) {}
-  /// Built in for specs of one kind alone.
+  /// Built in only for specs of one kind.
   Op(std::string name, std::string_view kind, Function built_in) : name_(std::move(name)) {
     register_for(kind, std::move(built_in));
   }
@@ -93,22 +104,22 @@ class Op<Result(Args...)> {
   const std::string& name() const { return name_; }
 
   Result operator()(Args... args) const {
-    op_detail::Tensors tensors(name_);
+    detail::ShardedArguments tensors(name_);
     (tensors.add(args), ...);
     const Function function = find(tensors.first().sharding_spec().kind());
     if (!function) {
       const std::array<std::string, sizeof...(Args)> arguments = {describe(args)...};
-      op_detail::fail_unsupported(name_, arguments, tensors.first());
+      detail::fail_unsupported(name_, arguments, tensors.first());
     }
     return function(args...);
   }
 
-  /// Carries the op out whatever the spec, instead of all others; null takes it back.
+  /// Replaces all implementations of the op, for every spec; null undoes this.
   void register_custom(Function function) const {
     const std::lock_guard lock(mutex_);
     custom_ = std::move(function);
   }
-  /// Carries the op out for specs of this kind (`ShardingSpec::kind`), instead of what was there; null takes it away.
+  /// Sets the implementation for specs of this kind (`ShardingSpec::kind`); null removes it.
   void register_for(std::string_view kind, Function function) const {
     const std::lock_guard lock(mutex_);
     by_kind_[std::string(kind)] = std::move(function);
@@ -128,5 +139,14 @@ class Op<Result(Args...)> {
   mutable Function custom_;
   mutable std::map<std::string, Function, std::less<>> by_kind_;
 };
+
+/// Returns the op that a function of `tessera::ops` calls. Throws `Error(invalid_argument)` for any other function.
+template <typename Signature>
+const Op<Signature>& op_of(Signature* function) {
+  const auto& ops = detail::built_in_ops<Signature>();
+  const auto op = ops.find(function);
+  if (op == ops.end()) detail::fail_not_an_op();
+  return *op->second;
+}
 
 }  // namespace tessera

@@ -1,8 +1,8 @@
 #pragma once
 /// \file
-/// A tensor of which each rank has a summand: what a product over a sharded dimension leaves.
+/// A tensor that is the sum of one local tensor on each rank, such as the result of a product over a sharded dimension.
 ///
-/// Law: the tensor is the sum of all ranks' `local()`, which are of one size and dtype. PyTorch 1.13:
+/// Law: the tensor is the sum of all ranks' `local()`, which have the same size and dtype. PyTorch 1.13:
 /// torch/distributed/_shard/partial_tensor.py.
 
 #include <ATen/core/Tensor.h>
@@ -21,10 +21,10 @@ class PartialTensor {
   const at::Tensor& local() const { return local_; }
   const ProcessGroup& process_group() const { return group_; }
 
-  /// The sum, cut as `spec` says, differentiable. All ranks must call it. Throws `Error(unsupported)` for another spec
-  /// than a ChunkShardingSpec that has one chunk on each rank.
+  /// Reduce-scatters: returns the sum, sharded by `spec`; differentiable. All ranks must call it. Throws
+  /// `Error(unsupported)` unless `spec` is a ChunkShardingSpec with one chunk on each rank.
   ShardedTensor reshard(ShardedTensor::SpecPtr spec) const;
-  /// The sum, whole on every rank, differentiable. All ranks must call it.
+  /// Returns the full sum on every rank; differentiable. All ranks must call it.
   at::Tensor all_reduce() const;
 
  private:

@@ -1,7 +1,9 @@
 #pragma once
 /// \file
-/// A reference to a shard of a sharded tensor on another rank. PyTorch: an `RRef[Shard]`, in
-/// torch/distributed/_shard/sharded_tensor/api.py.
+/// A reference to a shard of a sharded tensor on another rank.
+///
+/// Law: the owner keeps the elements as long as the owner's sharded tensor or any copy of this reference exists.
+/// PyTorch: an `RRef[Shard]`, in torch/distributed/_shard/sharded_tensor/api.py.
 
 #include <chrono>
 #include <map>
@@ -15,19 +17,17 @@
 
 namespace tessera {
 
-/// A shard that another rank has. Law: its elements live at the owner as long as the sharded tensor there or any copy
-/// of this does. PyTorch: an `RRef[Shard]`.
 class RemoteShard {
  public:
   RemoteShard(ShardMetadata metadata, RemoteTensor tensor)
       : metadata_(std::move(metadata)), tensor_(std::move(tensor)) {}
 
   const ShardMetadata& metadata() const { return metadata_; }
-  /// Its rank in the world.
+  /// Returns the owner's rank in the world.
   int owner() const { return tensor_.owner(); }
-  /// A copy of the shard as it is at the owner now; the owner does nothing for it. Blocks for up to `timeout`, that of
-  /// RPC unless given. Throws `Error(rank_failure)` naming shard and owner if that died or doesn't answer, and
-  /// `Error(invalid_argument)` after RPC has ended.
+  /// Copies the shard from the owner, with its current elements. The owner need not call anything. Blocks for up to
+  /// `timeout`, by default that of RPC. If the owner died or does not answer, throws `Error(rank_failure)` naming shard
+  /// and owner. After RPC was shut down, throws `Error(invalid_argument)`.
   Shard fetch(std::optional<std::chrono::milliseconds> timeout = std::nullopt) const;
 
  private:

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// One shard of a sharded tensor, on this rank.
+/// A shard of a sharded tensor on this rank: its elements and its place in the full tensor.
 ///
 /// A plain value. PyTorch: torch/distributed/_shard/sharded_tensor/shard.py.
 
@@ -17,8 +17,8 @@ struct Shard {
   at::Tensor tensor;
   ShardMetadata metadata;
 
-  /// A shard of this rank: the tensor's sizes at `offsets`, on its device. Throws `Error(invalid_argument)` for another
-  /// number of offsets than dimensions.
+  /// Creates a shard of `rank` with the tensor's sizes and device, at `offsets` of the full tensor. Throws
+  /// `Error(invalid_argument)` unless there is an offset for each dimension.
   static Shard from_tensor_and_offsets(const at::Tensor& tensor, std::vector<std::int64_t> offsets, int rank);
 };
 

@@ -1,14 +1,14 @@
 #pragma once
 /// \file
-/// A tensor that several ranks hold together: each rank has its shards and knows where all of them are.
+/// A tensor sharded over the ranks of a group: each rank has its own shards and the metadata of all shards.
 ///
 /// Law: the boxes of all ranks' shards partition the tensor, and `local_shards()[i].tensor` holds the elements of
 /// `local_shards()[i].metadata`'s box, on the device of its placement, with the dtype, requires_grad and pin_memory of
 /// `metadata().tensor_properties`. The rank of a placement is a rank of the group.
 ///
-/// A ShardedTensor is a reference, as an at::Tensor is: copies are the same tensor. Functions that communicate are
-/// collectives of its group; those that make one from shards are, too, and what is wrong on one rank is an error on
-/// all. One thread at a time. PyTorch: torch/distributed/_shard/sharded_tensor/api.py.
+/// A ShardedTensor is a reference, as at::Tensor: copies are the same tensor. Functions that communicate are
+/// collectives of the group, and so is `from_local_shards`: if any rank fails, every rank throws. One thread at a time.
+/// PyTorch: torch/distributed/_shard/sharded_tensor/api.py.
 
 #include <ATen/core/Tensor.h>
 
@@ -37,11 +37,11 @@ struct ShardedTensorOptions {
   bool requires_grad = false;
   bool pin_memory = false;
   at::MemoryFormat memory_format = at::MemoryFormat::Contiguous;
-  /// Whether `remote_shards` will know the shards of other ranks. Needs `init_rpc` before.
+  /// Whether to collect references to other ranks' shards for `remote_shards`. Requires a prior `init_rpc`.
   bool init_rrefs = false;
 };
 
-/// Which rank of which group a ShardedTensor was on. PyTorch: ShardedTensor.ProcessGroupState.
+/// The rank that a ShardedTensor's state was taken on. PyTorch: ShardedTensor.ProcessGroupState.
 struct ProcessGroupState {
   int rank = 0;        ///< in the group
   int world_rank = 0;  ///< in the world
@@ -50,7 +50,7 @@ struct ProcessGroupState {
   bool operator==(const ProcessGroupState&) const = default;
 };
 
-/// All that one rank has of a ShardedTensor, as plain values; the shards share their storage with it.
+/// One rank's part of a ShardedTensor as plain values. The shards share storage with the tensor.
 struct ShardedTensorState {
   std::vector<Shard> local_shards;
   ShardedTensorMetadata metadata;
@@ -64,13 +64,13 @@ class ShardedTensor {
   using SpecPtr = std::shared_ptr<const ShardingSpec>;
   using Sizes = std::vector<std::int64_t>;
 
-  // Each rank makes the shards that `spec` places on it; nothing is communicated. Throws Error(invalid_argument) as
-  // the spec's build_metadata, for placements without a rank or with one that isn't in the group, and
-  // Error(unsupported) for another layout than strided or another memory format than contiguous.
+  // Each rank creates the shards that `spec` places on it, without communication. Throws Error(invalid_argument) as the
+  // spec's build_metadata does, and for placements without a rank or with a rank outside of the group. Throws
+  // Error(unsupported) for layouts other than strided and memory formats other than contiguous.
   //
-  // With init_rrefs every way to make one, and `to`, `cpu`, `cuda` and `reshard`, are collectives in which the ranks
-  // give each other references to their shards. What is wrong on one is an error on all, and so is
-  // Error(invalid_argument) if RPC isn't initialized or the RPC rank isn't the rank in the world, and
+  // With init_rrefs, all functions that create a tensor, and `to`, `cpu`, `cuda` and `reshard`, are collectives in
+  // which the ranks exchange references to their shards. If any rank fails, every rank throws. Every rank throws
+  // Error(invalid_argument) if RPC is not initialized or an RPC rank differs from the rank in the world, and
   // Error(unsupported) for shards that are not on CPU.
   static ShardedTensor empty(SpecPtr spec, Sizes size, const ProcessGroup& group = {},
                              const ShardedTensorOptions& options = {});
@@ -80,48 +80,47 @@ class ShardedTensor {
                             const ShardedTensorOptions& options = {});
   static ShardedTensor full(SpecPtr spec, Sizes size, const at::Scalar& value, const ProcessGroup& group = {},
                             const ShardedTensorOptions& options = {});
-  /// Uniform in [0, 1), and normal: from each rank's own generator.
+  /// `rand` is uniform in [0, 1), `randn` normal. Both draw from each rank's own generator.
   static ShardedTensor rand(SpecPtr spec, Sizes size, const ProcessGroup& group = {},
                             const ShardedTensorOptions& options = {});
   static ShardedTensor randn(SpecPtr spec, Sizes size, const ProcessGroup& group = {},
                              const ShardedTensorOptions& options = {});
 
-  /// From a whole tensor that rank `src` brings, cut as `spec` says: every rank gets a copy of its part, of the
-  /// tensor's dtype, requires_grad and pin_memory. What other ranks bring is not looked at. Throws
-  /// `Error(invalid_argument)` on all ranks if `src` brings none, and as `empty`. PyTorch:
-  /// torch.distributed._shard.shard_tensor.
+  /// Shards the full tensor of rank `src` by `spec`: every rank gets a copy of its shards, with the tensor's dtype,
+  /// requires_grad and pin_memory. The tensors of other ranks are ignored. If `src` passes an undefined tensor, every
+  /// rank throws `Error(invalid_argument)`; also throws as `empty`. PyTorch: torch.distributed._shard.shard_tensor.
   static ShardedTensor from_tensor(const at::Tensor& tensor, SpecPtr spec, const ProcessGroup& group = {}, int src = 0,
                                    bool init_rrefs = false);
-  /// From the shards that the ranks have, several or none each. The spec is inferred. Throws `Error(invalid_argument)`
-  /// on all ranks if on any a shard's tensor is not strided and contiguous, or not what its metadata say (rank, device,
-  /// sizes), if shards differ in dtype, requires_grad, pin_memory, or `size`, on one rank or between two, if they
-  /// overlap or leave something out, and if there are none at all.
+  /// Creates a tensor of the ranks' shards, any number on each rank, and infers the spec. Every rank throws
+  /// `Error(invalid_argument)` if there is no shard at all, if on any rank a shard's tensor is not strided and
+  /// contiguous or differs from its metadata (rank, device, sizes), if shards differ in dtype, requires_grad or
+  /// pin_memory or ranks in `size`, or if the shards overlap or leave gaps.
   static ShardedTensor from_local_shards(std::vector<Shard> local_shards, const Sizes& size,
                                          const ProcessGroup& group = {}, bool init_rrefs = false);
-  /// From one tensor on each rank, of the size that `spec` gives it. Only this rank's is checked: contiguous, and one
-  /// shard of this rank, of this size; nothing is communicated.
+  /// Creates a tensor of one local tensor on each rank. Nothing is communicated, and each rank checks only its own: it
+  /// must be contiguous, and `spec` must give this rank one shard, of the tensor's size.
   static ShardedTensor from_local_tensor(const at::Tensor& tensor, SpecPtr spec, Sizes size,
                                          const ProcessGroup& group = {}, bool init_rrefs = false);
-  /// From metadata that all ranks have, which must be the same; nothing is communicated. The spec is inferred unless
-  /// given. Throws `Error(invalid_argument)` where local shards and metadata don't fit together.
+  /// Creates a tensor of local shards and metadata, which must be the same on all ranks, without communication. The
+  /// spec is inferred unless given. Throws `Error(invalid_argument)` if local shards and metadata do not match.
   static ShardedTensor from_local_shards_and_global_metadata(std::vector<Shard> local_shards,
                                                              ShardedTensorMetadata metadata,
                                                              const ProcessGroup& group = {}, SpecPtr spec = nullptr,
                                                              bool init_rrefs = false);
 
-  /// What this rank has, to be made into a tensor again, here or in a process that takes this rank's place. The
-  /// references of `remote_shards` are no part of it.
+  /// Returns this rank's part, from which `from_state` creates the tensor again, in this process or in one that takes
+  /// this rank's place. Does not include the references of `remote_shards`.
   ShardedTensorState state() const;
-  /// The tensor of a state, on the shards of the state. A collective. Throws `Error(invalid_argument)` on all ranks if
-  /// on any rank or size of group or world are not those that the state was taken with, or its local shards are not
-  /// those of its metadata. PyTorch: ShardedTensor.__setstate__.
+  /// Creates the tensor of a state; it shares the shards of the state. A collective. Every rank throws
+  /// `Error(invalid_argument)` if, on any rank, the rank or size of group or world differs from that in the state, or
+  /// the state's local shards do not match its metadata. PyTorch: ShardedTensor.__setstate__.
   static ShardedTensor from_state(ShardedTensorState state, const ProcessGroup& group = {});
 
   const ShardedTensorMetadata& metadata() const;
   const ShardingSpec& sharding_spec() const { return *shared_spec(); }
   const SpecPtr& shared_spec() const;
   const std::vector<Shard>& local_shards() const;
-  /// The only shard of this rank. Throws `Error(unsupported)` if it has none or several.
+  /// Returns the only shard of this rank. Throws `Error(unsupported)` if it has none or several.
   const at::Tensor& local_tensor() const;
   const ProcessGroup& process_group() const;
   const Sizes& size() const { return metadata().size; }
@@ -129,49 +128,49 @@ class ShardedTensor {
   bool requires_grad() const { return metadata().tensor_properties.requires_grad; }
   bool init_rrefs() const;
   bool is_pinned() const { return metadata().tensor_properties.pin_memory; }
-  /// Whether both are the same tensor, not merely equal.
+  /// Returns whether both refer to the same tensor.
   bool is_same(const ShardedTensor& other) const { return state_ == other.state_; }
 
-  /// A tensor of the same spec, size and group whose shards are these tensors, for ops: as many as this one's local
-  /// shards, of their sizes and devices, contiguous, of `dtype`, and requiring grad as said, which must be the same on
-  /// all ranks. Nothing is communicated, unless this tensor knows remote shards: so does the new one then. Throws
-  /// `Error(invalid_argument)` where they aren't.
+  /// Returns a tensor of the same spec, size and group with these local tensors, for implementing ops. There must be
+  /// one for each local shard, contiguous, with its size and device and with `dtype`. `dtype` and `requires_grad` must
+  /// be the same on all ranks. Throws `Error(invalid_argument)` otherwise. Nothing is communicated unless this tensor
+  /// has remote shards; the result has them then, too.
   ShardedTensor with_local_tensors(const std::vector<at::Tensor>& tensors, at::ScalarType dtype,
                                    bool requires_grad) const;
-  /// Throws `Error(invalid_argument)` for a dtype that can't.
+  /// Throws `Error(invalid_argument)` if the dtype cannot require grad.
   void set_requires_grad(bool requires_grad);
 
-  /// This tensor itself if all its shards are on CPU, else a copy there. `memory_format` is preserve or contiguous
-  /// (`Error(unsupported)` otherwise). With `group` the copy is of that group, which must have the same ranks: one that
-  /// was on CUDA may need another backend.
+  /// Copies the tensor to CPU; returns this tensor if all its shards are there. `memory_format` must be preserve or
+  /// contiguous; otherwise throws `Error(unsupported)`. If `group` is given, the copy belongs to it: moving from CUDA
+  /// to CPU may require another backend. It must have the same ranks.
   ShardedTensor cpu(at::MemoryFormat memory_format = at::MemoryFormat::Preserve,
                     const std::optional<ProcessGroup>& group = std::nullopt) const;
-  /// A new tensor on each rank's current CUDA device; of shards that are there already it has the same storage.
+  /// Returns a new tensor on each rank's current CUDA device. Shards that are there already share their storage.
   ShardedTensor cuda(bool non_blocking = false, at::MemoryFormat memory_format = at::MemoryFormat::Preserve,
                      const std::optional<ProcessGroup>& group = std::nullopt) const;
   struct ToOptions {
-    std::optional<at::Device> device = std::nullopt;  ///< for CUDA each rank's current device, whatever its index
+    std::optional<at::Device> device = std::nullopt;  ///< for CUDA, each rank's current device; the index is ignored
     std::optional<at::ScalarType> dtype = std::nullopt;
     bool copy = false, non_blocking = false;
     at::MemoryFormat memory_format = at::MemoryFormat::Preserve;
     std::optional<ProcessGroup> group = std::nullopt;
   };
-  /// This tensor itself if device and dtype are what they are and no copy is asked for, else a new one, differentiable
-  /// as at::Tensor::to. On another device its spec is inferred. Nothing is communicated. Throws
-  /// `Error(invalid_argument)` if this tensor requires grad and the new dtype can't.
+  /// Converts the tensor, differentiable as at::Tensor::to. Returns this tensor if device and dtype do not change and
+  /// `copy` is false. If the device changes, the spec is inferred. Nothing is communicated. Throws
+  /// `Error(invalid_argument)` if this tensor requires grad and the new dtype cannot.
   ShardedTensor to(const ToOptions& options) const;
 
-  /// `out` of rank `dst` becomes the whole tensor: of this size and dtype, contiguous; undefined on other ranks. Every
-  /// rank sends what it holds, once.
+  /// Gathers the shards into `out` on rank `dst`, which must have this size and dtype and be contiguous. On other
+  /// ranks, `out` must be undefined. Every rank sends its shards once.
   void gather(int dst = 0, const at::Tensor& out = {}) const;
 
-  /// Cuts this tensor as `spec` says: between any two specs, with any number of shards on a rank. Only elements whose
-  /// rank changes are sent. All ranks must give the same spec. If it is the spec that the tensor has, nothing happens.
+  /// Reshards this tensor by `spec`: from any spec to any other, with any number of shards on a rank. Sends only the
+  /// elements whose rank changes. All ranks must pass the same spec. Does nothing if the tensor already has this spec.
   void reshard(SpecPtr spec);
 
-  /// The shards of the other ranks of the group, by rank in the world, each rank's in the order of its local shards;
-  /// nothing for a rank that has none. Valid until this tensor is resharded or destroyed; copies of what is in it live
-  /// on. Throws `Error(invalid_argument)` if this was made without init_rrefs.
+  /// Returns the shards of the other ranks of the group, by rank in the world and in the order of that rank's local
+  /// shards; ranks without shards have no entry. Valid until this tensor is resharded or destroyed; copies of the
+  /// references stay valid. Throws `Error(invalid_argument)` if this tensor was created without init_rrefs.
   const std::map<int, std::vector<RemoteShard>>& remote_shards() const;
 
  private:

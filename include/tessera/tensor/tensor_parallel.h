@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Tensor parallelism: layers whose parameters ranks hold together, each computing with its part.
+/// Tensor parallelism: layers whose parameters are sharded over ranks, each of which computes with its part.
 ///
 ///     struct MlpImpl : torch::nn::Module {
 ///       ParallelLinear up{64, 256}, down{256, 64};  // a torch::nn::Linear each, until it is parallelized
@@ -8,12 +8,13 @@
 ///     };
 ///     parallelize_module(*mlp, mesh["tp"], {{"up", ColwiseParallel{}}, {"down", RowwiseParallel{}}});
 ///
-/// Laws: a parallelized module computes what it did before on the whole tensors, up to rounding, and so do its
-/// gradients. Parameters keep their identity and become local tensors; inputs and results are local tensors too, placed
-/// as the style says. Between a column-wise and a row-wise layer nothing is sent.
+/// Laws: a parallelized module gives the same results and gradients as the original module on the full tensors, up to
+/// rounding. Parameters keep their identity and become local tensors. Inputs and results are local tensors too, with
+/// the placements that the style specifies. A column-wise layer followed by a row-wise layer sends nothing between
+/// them.
 ///
-/// forward and backward are collectives of the mesh's ranks. On a 2-D mesh FSDP shards what this leaves on each rank:
-/// parallelize along one dimension first, then give FullyShardedDataParallel the other's group, `mesh.group("dp")`.
+/// forward and backward are collectives of the mesh's ranks. On a 2-D mesh, FSDP shards the local tensors again:
+/// parallelize along one dimension first, then pass FullyShardedDataParallel the other one's group, `mesh.group("dp")`.
 /// PyTorch: torch/distributed/tensor/parallel.
 
 #include <torch/nn/modules/embedding.h>
@@ -36,23 +37,22 @@
 
 namespace tessera {
 
-/// Of a linear layer [out, in] each rank has some rows, of an embedding [rows, width] some columns; of the result
-/// each has some columns.
+/// Shards a linear layer [out, in] by rows and an embedding [rows, width] by columns. The result is sharded by columns.
 struct ColwiseParallel {
-  Placement input_layout = Placement::replicate();  ///< how the input comes; it is made whole
-  Placement output_layout = Placement::shard(-1);   ///< what the result becomes
+  Placement input_layout = Placement::replicate();  ///< of the given input, which the layer unshards
+  Placement output_layout = Placement::shard(-1);   ///< of the result
 };
 
-/// Of a linear layer each rank has some columns, of an embedding some rows; the results are added up.
+/// Shards a linear layer by columns and an embedding by rows. The ranks' results are summed.
 struct RowwiseParallel {
-  /// How the input comes: cut along its last dimension, as it is computed with, unless said. An embedding computes
-  /// with whole ids. PyTorch wants that said for an embedding.
+  /// Of the given input. By default it is sharded along its last dimension for a linear layer, as the layer needs it,
+  /// and replicated for an embedding. PyTorch has no default for an embedding.
   std::optional<Placement> input_layout = std::nullopt;
-  Placement output_layout = Placement::replicate();
+  Placement output_layout = Placement::replicate();  ///< of the result
 };
 
-/// A layer norm (also without parameters) of an input that is cut along `sequence_dim`, and so is its result. Every
-/// rank has its parameters.
+/// Runs a layer norm (with or without parameters) on an input that is sharded along `sequence_dim`, as is the result.
+/// The parameters are replicated.
 struct SequenceParallel {
   std::int64_t sequence_dim = 1;
 };
@@ -61,47 +61,47 @@ using ParallelStyle = std::variant<ColwiseParallel, RowwiseParallel, SequencePar
 /// "ColwiseParallel", ...
 std::string to_string(const ParallelStyle& style);
 
-/// Modules by their names ("layers.0.up"), of which each part may be a pattern of the shell ("layers.*.up"); "" is the
-/// module itself.
+/// Styles by module name ("layers.0.up"). Each part of a name may be a shell pattern ("layers.*.up"); "" is the module
+/// itself.
 using ParallelPlan = std::vector<std::pair<std::string, ParallelStyle>>;
 
-/// Parallelizes the modules of `plan` in `module` along the mesh's one dimension. Parameters become those of the mesh's
-/// first rank, cut; on meta they are cut without being sent. Gradients that there are, are dropped. On a rank outside
-/// of the mesh nothing happens. A collective of the mesh.
+/// Parallelizes the submodules of `module` that `plan` names along the only dimension of `mesh`. The parameters of the
+/// mesh's first rank are sharded and distributed; parameters on meta are sharded without communication. Existing
+/// gradients are dropped. Does nothing on a rank outside of the mesh. A collective of the mesh's ranks.
 ///
-/// Throws on all ranks, before anything is changed: `Error(invalid_argument)` for a mesh of several dimensions, a name
-/// that no module or a module that several names have, a module that isn't one of the below or is parallelized or
-/// sharded already, a style that it hasn't, a layout that is partial, and a parameter that another module has too,
-/// unless that is to have the same part of it; `Error(unsupported)` as said below.
+/// Every rank throws before anything changes: `Error(invalid_argument)` for a mesh of several dimensions, a name that
+/// matches no module, a module that several names match, a module that is not of a type below or is already
+/// parallelized or sharded, a style that the module does not have, a partial layout, and a parameter that is shared
+/// with another module, unless both get the same part of it; `Error(unsupported)` as stated below.
 void parallelize_module(torch::nn::Module& module, const DeviceMesh& mesh, const ParallelPlan& plan);
 
-/// What modules have that can be parallelized.
+/// Base of the modules that can be parallelized.
 class TensorParallel : public DTensorParameters {
  public:
   bool is_parallelized() const { return state_.has_value(); }
   const DTensorSpec* dtensor_spec(const std::string& parameter) const override;
 
  protected:
-  /// What a style means for a module.
+  /// How a style applies to a module.
   struct Parallelization {
     struct Parameter {
       Placement placement;
       std::vector<std::int64_t> size;
     };
-    std::map<std::string, Parameter> parameters;  ///< every one that there is
-    Placement input, computes_with, output;       ///< the input as it comes and as it is needed; the result
+    std::map<std::string, Parameter> parameters;  ///< every parameter of the module
+    Placement input, computes_with, output;       ///< of the given input, the input of the computation, and the result
   };
-  /// Throws `Error` for a style that the module hasn't, and options that it can't be parallelized with.
+  /// Throws `Error` for a style that the module does not have, and for options that cannot be parallelized.
   virtual Parallelization parallelization(const ParallelStyle& style) const = 0;
 
-  /// The input of which this rank has `local`, as it is needed. `last_size` is the whole one's last dimension; of
-  /// another dimension that is cut the ranks' sizes are added up: a collective, which throws
-  /// `Error(invalid_argument)` unless they are cut as torch.chunk cuts.
+  /// Redistributes the input, of which this rank has `local`, for the computation. `last_size` is the last size of the
+  /// full input. If another dimension is sharded, its size is the sum over the ranks: a collective, which throws
+  /// `Error(invalid_argument)` unless the input is sharded as torch.chunk splits.
   DTensor input(const at::Tensor& local, std::optional<std::int64_t> last_size = std::nullopt) const;
   DTensor parameter(const std::string& name, const at::Tensor& local) const;
   at::Tensor output(const DTensor& result) const;
-  /// Throws `Error(unsupported)` if parallelized: what is done here would be done to this rank's part.
-  void check_whole(const char* what) const;
+  /// Throws `Error(unsupported)` if the module is parallelized, since `operation` would see only this rank's part.
+  void check_not_parallelized(const char* operation) const;
 
  private:
   friend class Parallelizer;
@@ -113,7 +113,8 @@ class TensorParallel : public DTensorParameters {
   std::optional<State> state_;
 };
 
-/// ColwiseParallel or RowwiseParallel. A parallelized module can't be cloned, here and below: `Error(unsupported)`.
+/// Takes ColwiseParallel or RowwiseParallel. Cloning a parallelized module, of this type or those below, throws
+/// `Error(unsupported)`.
 class ParallelLinearImpl : public torch::nn::LinearImpl, public TensorParallel {
  public:
   using LinearImpl::LinearImpl;
@@ -124,7 +125,7 @@ class ParallelLinearImpl : public torch::nn::LinearImpl, public TensorParallel {
   Parallelization parallelization(const ParallelStyle& style) const override;
 };
 
-/// ColwiseParallel or RowwiseParallel. Not with max_norm, scale_grad_by_freq or sparse: `Error(unsupported)`.
+/// Takes ColwiseParallel or RowwiseParallel. max_norm, scale_grad_by_freq and sparse are `Error(unsupported)`.
 class ParallelEmbeddingImpl : public torch::nn::EmbeddingImpl, public TensorParallel {
  public:
   using EmbeddingImpl::EmbeddingImpl;
@@ -135,7 +136,7 @@ class ParallelEmbeddingImpl : public torch::nn::EmbeddingImpl, public TensorPara
   Parallelization parallelization(const ParallelStyle& style) const override;
 };
 
-/// SequenceParallel.
+/// Takes SequenceParallel.
 class ParallelLayerNormImpl : public torch::nn::LayerNormImpl, public TensorParallel {
  public:
   using LayerNormImpl::LayerNormImpl;

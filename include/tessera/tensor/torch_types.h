@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Between LibTorch's dtypes and devices and those of the torch-free modules.
+/// Conversions between the dtypes and devices of LibTorch and those of the torch-free modules.
 
 #include <ATen/core/Tensor.h>
 
@@ -12,18 +12,19 @@
 
 namespace tessera {
 
-/// Throws `Error(unsupported)` for a dtype that the LibTorch here hasn't.
+/// Throws `Error(unsupported)` for a dtype that this version of LibTorch does not have.
 at::ScalarType to_scalar_type(DType dtype);
-/// Throws `Error(unsupported)` for one that PyTorch has no name for.
+/// Throws `Error(unsupported)` for a type that PyTorch has no name for.
 DType to_dtype(at::ScalarType type);
 
 at::Device to_device(const Device& device);
 Device to_device(const at::Device& device);
 
-/// Of a tensor as it is; its memory format counts as contiguous. PyTorch: TensorProperties.create_from_tensor.
+/// Returns the properties of a tensor; the memory format is always contiguous. PyTorch:
+/// TensorProperties.create_from_tensor.
 TensorProperties properties_of(const at::Tensor& tensor);
 
-/// std::optional, and c10::optional before LibTorch 2.5.
+/// std::optional; before LibTorch 2.5, c10::optional.
 using OptionalDevice = decltype(std::declval<const at::TensorOptions&>().device_opt());
 
 }  // namespace tessera

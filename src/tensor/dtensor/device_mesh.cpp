@@ -16,9 +16,9 @@ namespace tessera {
 
 namespace {
 
-using Dims = std::vector<std::size_t>;  // of the first mesh, ascending
+using Dims = std::vector<std::size_t>;  // of the original mesh, ascending
 
-// The mesh that was made first, and the groups that it and those made of it have.
+// The original mesh, with the groups that it and its sub-meshes share.
 class Root {
  public:
   Root(const ProcessGroup& group, std::vector<std::int64_t> shape, std::vector<int> ranks)
@@ -37,13 +37,13 @@ class Root {
   const std::vector<std::int64_t>& shape() const { return shape_; }
   const std::optional<std::vector<std::int64_t>>& coordinate() const { return coordinate_; }
 
-  // This rank's, which has been made; null if it isn't in the mesh.
+  // Returns this rank's group, which must exist; null outside of the mesh.
   const ProcessGroup* group_of(const Dims& dims) const {
     const std::optional<ProcessGroup>& group = groups_.at(dims);
     return group ? &*group : nullptr;
   }
 
-  // A collective the first time.
+  // A collective on the first call with `dims`.
   void make_groups(const Dims& dims) {
     if (groups_.count(dims) != 0) return;
     std::optional<ProcessGroup> mine;
@@ -57,7 +57,8 @@ class Root {
     groups_[dims] = std::move(mine);
   }
 
-  // The ranks that differ from the one at `coordinate` in these dimensions alone; their places are added to `seen`.
+  // Returns the ranks whose coordinates differ from `coordinate` only in `dims`, and adds their row-major indices to
+  // `seen`.
   std::vector<int> ranks_along(const Dims& dims, std::vector<std::int64_t> coordinate,
                                std::set<std::int64_t>& seen) const {
     std::vector<std::int64_t> lengths;
@@ -97,20 +98,21 @@ std::vector<int> first_ranks(std::size_t count) {
 void check(const ProcessGroup& group, const std::vector<std::int64_t>& shape, const std::vector<int>& ranks,
            const std::vector<std::string>& names) {
   if (mesh_size(shape) != static_cast<std::int64_t>(ranks.size())) {
-    fail(ErrorCode::invalid_argument, "a mesh of shape {} of {} ranks: expected {}", shape_to_string(shape),
+    fail(ErrorCode::invalid_argument, "device mesh of shape {}: {} ranks, expected {}", shape_to_string(shape),
          ranks.size(), mesh_size(shape));
   }
   std::set<int> seen;
   for (const int rank : ranks) {
     if (rank < 0 || rank >= group.size() || !seen.insert(rank).second) {
-      fail(ErrorCode::invalid_argument, "a mesh of the ranks [{}]: expected some of 0 to {}, each once",
+      fail(ErrorCode::invalid_argument, "device mesh of the ranks [{}]: expected ranks of 0 to {}, each once",
            fmt::join(ranks, ", "), group.size() - 1);
     }
   }
   const std::set<std::string> different(names.begin(), names.end());
   if (!names.empty() && (names.size() != shape.size() || different.size() != names.size() || names.front().empty() ||
                          different.count("") != 0)) {
-    fail(ErrorCode::invalid_argument, "a mesh of shape {} with dimensions named [{}]: expected a name for each",
+    fail(ErrorCode::invalid_argument,
+         "device mesh of shape {}: dimensions are named [{}], expected a distinct name for each",
          shape_to_string(shape), fmt::join(names, ", "));
   }
 }
@@ -119,17 +121,17 @@ void check(const ProcessGroup& group, const std::vector<std::int64_t>& shape, co
 
 struct DeviceMesh::State {
   std::shared_ptr<Root> root;
-  std::vector<Dims> dims;  // of each dimension here, what it is there
+  std::vector<Dims> dims;  // of each dimension, the dimensions of the original mesh
   std::vector<std::string> names;
   c10::DeviceType device_type = c10::DeviceType::CPU;
 
-  // Made of these.
+  // Derived from the members above.
   std::vector<std::int64_t> shape = {};
   std::vector<int> ranks = {};
   std::optional<std::vector<std::int64_t>> coordinate = {};
   Dims all = {};
 
-  // A collective where a group is new.
+  // A collective if a group does not exist yet.
   static std::shared_ptr<const State> make(State state) {
     Root& root = *state.root;
     for (const Dims& dims : state.dims) {
@@ -185,14 +187,16 @@ std::int64_t DeviceMesh::size(std::int64_t dim) const {
 std::int64_t DeviceMesh::dim(std::string_view name) const {
   const auto found = std::find(dim_names().begin(), dim_names().end(), name);
   if (found == dim_names().end()) {
-    fail(ErrorCode::invalid_argument, "{} has no dimension '{}'", to_string(), name);
+    fail(ErrorCode::invalid_argument, "{} has no dimension '{}': expected one of [{}]", to_string(), name,
+         fmt::join(dim_names(), ", "));
   }
   return found - dim_names().begin();
 }
 
 std::int64_t DeviceMesh::local_rank(std::int64_t dim) const {
-  size(dim);  // which checks
-  if (!has_this_rank()) fail(ErrorCode::invalid_argument, "this rank is not in {}", to_string());
+  size(dim);  // checks `dim`
+  if (!has_this_rank())
+    fail(ErrorCode::invalid_argument, "this rank is not in {}, expected a rank of the mesh", to_string());
   return (*coordinate())[static_cast<std::size_t>(dim)];
 }
 
@@ -202,7 +206,8 @@ const ProcessGroup& DeviceMesh::group(std::int64_t dim) const {
 }
 
 const ProcessGroup& DeviceMesh::group() const {
-  if (!has_this_rank()) fail(ErrorCode::invalid_argument, "this rank is not in {}", to_string());
+  if (!has_this_rank())
+    fail(ErrorCode::invalid_argument, "this rank is not in {}, expected a rank of the mesh", to_string());
   return *state_->root->group_of(state_->all);
 }
 
@@ -218,13 +223,14 @@ DeviceMesh DeviceMesh::submesh(std::span<const std::string> names) const {
   for (const std::string& name : names) {
     const std::int64_t d = dim(name);
     if (d <= last) {
-      fail(ErrorCode::invalid_argument, "the dimensions [{}] of {}: expected each once, in its order",
+      fail(ErrorCode::invalid_argument, "sub-mesh [{}] of {}: expected each dimension once, in the order of the mesh",
            fmt::join(names, ", "), to_string());
     }
     part.dims.push_back(state_->dims[static_cast<std::size_t>(d)]);
     last = d;
   }
-  if (names.empty()) fail(ErrorCode::invalid_argument, "a part of {} without a dimension", to_string());
+  if (names.empty())
+    fail(ErrorCode::invalid_argument, "sub-mesh of {}: no dimensions, expected at least one", to_string());
   return DeviceMesh(State::make(std::move(part)));
 }
 

@@ -45,7 +45,7 @@ struct DTensor::State : Checkpointable {
 
   DeviceMesh mesh;
   MeshLayout layout;
-  at::Tensor local;  // undefined where there are shards
+  at::Tensor local;  // undefined if there are shards
   std::optional<LocalShardsWrapper> shards;
 
   std::vector<Box> chunks;
@@ -68,7 +68,7 @@ void check_local(const DeviceMesh& mesh, const MeshLayout& layout, const at::Ten
   const LocalShape expected = layout.local_shape(*mesh.coordinate());
   if (local.sizes() != at::IntArrayRef(expected.sizes)) {
     fail(ErrorCode::invalid_argument,
-         "a DTensor of size {} as {} on {}: the local tensor here is of size {}, expected {}",
+         "a DTensor of size {} as {} on {}: this rank's local tensor has size {}, expected {}",
          shape_to_string(layout.size()), to_string(layout.placements()), mesh.to_string(),
          shape_to_string(local.sizes().vec()), shape_to_string(expected.sizes));
   }
@@ -82,14 +82,14 @@ Sizes size_if_all_are_alike(const at::Tensor& local, const DeviceMesh& mesh, con
   return size;
 }
 
-// That all ranks speak of the same tensor as the first one of the mesh.
+// Checks that all ranks describe the tensor as the first rank of the mesh does.
 void agree_on_tensor(const ProcessGroup& group, std::string_view step, const MeshLayout& layout, at::ScalarType type) {
   const std::string mine = fmt::format("size {} of {} as {}", shape_to_string(layout.size()), c10::toString(type),
                                        to_string(layout.placements()));
   const Bytes of_first = group.broadcast_bytes(as_bytes(mine), 0);
   group.agree_on(step, [&] {
     if (as_text(of_first) == mine) return;
-    fail(ErrorCode::invalid_argument, "{}, but {} on the first rank of the mesh", mine, as_text(of_first));
+    fail(ErrorCode::invalid_argument, "{}, expected {} as on the first rank of the mesh", mine, as_text(of_first));
   });
 }
 
@@ -116,14 +116,14 @@ DTensor DTensor::from_local(const at::Tensor& local, const DeviceMesh& mesh, Pla
   const ProcessGroup& group = mesh.group();
   MeshLayout layout = group.agree_on("check local tensors", layout_of);
   agree_on_tensor(group, "check local tensors", layout, local.scalar_type());
-  const auto as_at_first = [&](const at::Tensor& mine) {
+  const auto broadcast_replicas = [&](const at::Tensor& mine) {
     at::Tensor same = mine.clone(at::MemoryFormat::Contiguous);
     for (std::int64_t m = 0; m < mesh.ndim(); ++m) {
       if (layout.placements()[static_cast<std::size_t>(m)].is_replicate()) mesh.group(m).broadcast(same, 0);
     }
     return same;
   };
-  at::Tensor same = comm::linear(local, as_at_first, [](const at::Tensor& gradient) { return gradient; });
+  at::Tensor same = comm::linear(local, broadcast_replicas, [](const at::Tensor& gradient) { return gradient; });
   return DTensor(mesh, std::move(layout), std::move(same));
 }
 
@@ -131,11 +131,13 @@ DTensor DTensor::from_local(const LocalShardsWrapper& local, const DeviceMesh& m
                             Sizes size) {
   MeshLayout layout(std::move(size), mesh.shape(), std::move(placements));
   for (const Placement& placement : layout.placements()) {
-    if (placement.is_partial()) fail(ErrorCode::invalid_argument, "local shards that are partial");
+    if (placement.is_partial())
+      fail(ErrorCode::invalid_argument, "DTensor of local shards as {}: expected no partial placement",
+           tessera::to_string(layout.placements()));
   }
   for (std::size_t i = 0; i < local.local_shards().size(); ++i) {
     if (is_valid(local.local_chunks()[i], layout.size())) continue;
-    fail(ErrorCode::invalid_argument, "local shard {} of a DTensor of size {}: expected one in it",
+    fail(ErrorCode::invalid_argument, "local shard {} of a DTensor of size {}: expected a shard within that size",
          tessera::to_string(local.local_chunks()[i]), shape_to_string(layout.size()));
   }
   return DTensor(std::make_shared<State>(mesh, std::move(layout), at::Tensor(), local));
@@ -233,7 +235,7 @@ DTensor DTensor::detach() const {
 std::shared_ptr<Checkpointable> DTensor::checkpointable() const {
   for (const Placement& placement : placements()) {
     if (placement.is_partial()) {
-      fail(ErrorCode::invalid_argument, "state of {}: expected no partial placement, redistribute it first",
+      fail(ErrorCode::invalid_argument, "state of {}: expected no partial placement, redistribute the tensor first",
            to_string());
     }
   }
@@ -256,7 +258,7 @@ DTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh, Plac
     MeshLayout layout(tensor.sizes().vec(), mesh.shape(), placements);
     for (const Placement& placement : layout.placements()) {
       if (placement.is_partial()) {
-        fail(ErrorCode::invalid_argument, "distribute a tensor as {}: expected shards and replicas",
+        fail(ErrorCode::invalid_argument, "distribute a tensor as {}: expected no partial placement",
              to_string(layout.placements()));
       }
     }

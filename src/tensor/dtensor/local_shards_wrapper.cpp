@@ -26,12 +26,12 @@ namespace {
 
 void check(const std::vector<at::Tensor>& shards, const std::vector<Sizes>& offsets) {
   if (shards.size() != offsets.size()) {
-    fail(ErrorCode::invalid_argument, "local shards: {} of them with {} offsets, expected as many", shards.size(),
+    fail(ErrorCode::invalid_argument, "local shards: {} shards with {} offsets, expected equally many", shards.size(),
          offsets.size());
   }
   for (std::size_t i = 0; i < shards.size(); ++i) {
     if (shards[i].device() != shards[0].device()) {
-      fail(ErrorCode::invalid_argument, "local shards: shard {} is on {}, the first on {}, expected one device", i,
+      fail(ErrorCode::invalid_argument, "local shards: shard {} is on {}, expected {} as the first shard", i,
            shards[i].device().str(), shards[0].device().str());
     }
     if (shards[i].dim() != shards[0].dim() || offsets[i].size() != static_cast<std::size_t>(shards[0].dim())) {
@@ -41,7 +41,7 @@ void check(const std::vector<at::Tensor>& shards, const std::vector<Sizes>& offs
   }
 }
 
-// Pieces of one or two dimensions lie beside each other along the last of them.
+// 1-D and 2-D shards are concatenated along the last dimension.
 Sizes size_of(const std::vector<at::Tensor>& shards) {
   if (shards.empty()) return {0, 0};
   Sizes size = shards[0].sizes().vec();
@@ -118,7 +118,7 @@ std::string LocalShardsWrapper::to_string() const {
 PendingTensor LocalShardsWrapper::all_gather_into_tensor(const ProcessGroup& group) const {
   if (local_shards().empty() || local_shards()[0].dim() < 2) {
     fail(ErrorCode::invalid_argument,
-         "all_gather_into_tensor of local shards of size {}: expected shards of two dimensions",
+         "all_gather_into_tensor of local shards of size {}: expected shards of two dimensions or more",
          shape_to_string(size()));
   }
   const std::int64_t row = local_shards()[0].size(1);
@@ -126,7 +126,7 @@ PendingTensor LocalShardsWrapper::all_gather_into_tensor(const ProcessGroup& gro
   for (const at::Tensor& shard : local_shards()) flat.push_back(shard.detach().reshape({-1}));
   const at::Tensor mine = at::cat(flat);
   if (row == 0 || mine.numel() % row != 0) {
-    fail(ErrorCode::invalid_argument, "all_gather_into_tensor of {} elements in rows of {}: expected whole rows",
+    fail(ErrorCode::invalid_argument, "all_gather_into_tensor of {} elements in rows of {}: expected complete rows",
          mine.numel(), row);
   }
   const at::Tensor all = at::empty({group.size() * (mine.numel() / row), row}, mine.options());
@@ -147,7 +147,7 @@ LocalShardsWrapper LocalShardsWrapper::to(const at::TensorOptions& options) cons
 LocalShardsWrapper LocalShardsWrapper::view(const Sizes& size) const {
   if (local_shards().size() <= 1) return each([&](const at::Tensor& shard) { return shard.view(size); });
   const std::size_t dims = this->size().size();
-  if (dims > 2) fail(ErrorCode::unsupported, "view of several local shards of {} dimensions, at most 2", dims);
+  if (dims > 2) fail(ErrorCode::unsupported, "view of several local shards of {} dimensions: expected at most 2", dims);
   if (size != this->size()) {
     fail(ErrorCode::invalid_argument, "view of several local shards as {}: expected their size {}",
          shape_to_string(size), shape_to_string(this->size()));
@@ -172,7 +172,8 @@ LocalShardsWrapper LocalShardsWrapper::clone(std::optional<at::MemoryFormat> mem
   if (memory_format && *memory_format != at::MemoryFormat::Preserve) {
     std::ostringstream format;
     format << *memory_format;
-    fail(ErrorCode::unsupported, "memory format {} is not supported for LocalShardsWrapper", format.str());
+    fail(ErrorCode::unsupported, "clone: memory format {} is not supported for LocalShardsWrapper, expected Preserve",
+         format.str());
   }
   return each([](const at::Tensor& shard) { return shard.clone(); });
 }
@@ -205,8 +206,8 @@ at::Tensor LocalShardsWrapper::get_tensor_shard(const ShardIndex& index) const {
     if (is_at(i)) return local_shards()[i];
   }
   if (local_shards().empty()) return at::empty({0});
-  fail(ErrorCode::not_found, "no local shard of '{}' at {}", index.fqn,
-       index.offset ? shape_to_string(*index.offset) : "no offset");
+  fail(ErrorCode::not_found, "get_tensor_shard: no local shard of '{}' at {}, expected the offset of a local shard",
+       index.fqn, index.offset ? shape_to_string(*index.offset) : "no offset");
 }
 
 std::ostream& operator<<(std::ostream& out, const LocalShardsWrapper& wrapper) { return out << wrapper.to_string(); }

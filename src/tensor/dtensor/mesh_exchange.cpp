@@ -33,9 +33,9 @@ at::Tensor empty_like_part(const at::Tensor& like, at::IntArrayRef size) {
   return empty_shard(size, at::TensorOptions().dtype(like.scalar_type()).device(like.device()));
 }
 
-// --- replicated or cut to partial
+// --- from replicated or sharded to partial
 
-// What changes nothing where others' elements are.
+// Returns the neutral element of `op`.
 at::Scalar neutral(ReduceOp op, at::ScalarType type) {
   if (op == ReduceOp::product) return 1;
   if (op != ReduceOp::min && op != ReduceOp::max) return 0;
@@ -50,19 +50,20 @@ at::Scalar neutral(ReduceOp op, at::ScalarType type) {
   return is_max ? -highest - 1 : highest;
 }
 
-// `whole`, which every rank along the dimension has, as a part of what `op` makes of the ranks' parts.
-at::Tensor part_of_replicated(const at::Tensor& whole, ReduceOp op, std::int64_t ranks, std::int64_t rank) {
-  const bool is_divided = op == ReduceOp::sum && (at::isFloatingType(whole.scalar_type()) || whole.is_complex());
-  if (is_divided) return whole.div(ranks);
+// Returns this rank's summand (or factor, ...) of `full`, which is replicated along the dimension: reducing those of
+// all ranks with `op` gives `full`.
+at::Tensor part_of_replicated(const at::Tensor& full, ReduceOp op, std::int64_t ranks, std::int64_t rank) {
+  const bool is_divided = op == ReduceOp::sum && (at::isFloatingType(full.scalar_type()) || full.is_complex());
+  if (is_divided) return full.div(ranks);
   if (op == ReduceOp::sum || op == ReduceOp::product) {
-    return rank == 0 ? whole : at::full_like(whole, neutral(op, whole.scalar_type()));
+    return rank == 0 ? full : at::full_like(full, neutral(op, full.scalar_type()));
   }
-  return whole;
+  return full;
 }
 
-// `part`, which this rank alone along mesh dimension `m` has of `layout`, as such a part of `partial`.
-at::Tensor part_of_cut(const at::Tensor& part, const MeshLayout& layout, const MeshLayout& partial, std::size_t m,
-                       const Sizes& coordinate) {
+// The same for a tensor that is sharded along mesh dimension `m` under `layout`, of which this rank has `part`.
+at::Tensor part_of_sharded(const at::Tensor& part, const MeshLayout& layout, const MeshLayout& partial, std::size_t m,
+                           const Sizes& coordinate) {
   const ReduceOp op = partial.placements()[m].reduce_op();
   at::Tensor result = empty_like_part(part, partial.local_shape(coordinate).sizes);
   result.fill_(neutral(op, part.scalar_type()));
@@ -82,7 +83,7 @@ at::Tensor part_of_cut(const at::Tensor& part, const MeshLayout& layout, const M
 
 // --- elements that move
 
-// The ranks that exchange with this one, by their place in the mesh: along one dimension, or all.
+// The ranks that exchange with this one, by their index in the mesh: along one dimension, or all.
 struct Partners {
   ProcessGroup group;
   std::vector<std::int64_t> places;
@@ -143,7 +144,8 @@ ReshardPlan plan_of(const std::vector<MeshMove>& moves, const Partners& partners
   return plan;
 }
 
-// Where a local tensor's boxes are written: in it, or beside it and then copied where they don't lie in one piece.
+// Contiguous tensors to receive a local tensor's boxes: views of it, or buffers that `finish` copies into it if a box
+// is not contiguous there.
 class Target {
  public:
   Target(const at::Tensor& local, const LocalBoxes& boxes) {
@@ -164,7 +166,7 @@ class Target {
   std::vector<at::Tensor> places_, tensors_;
 };
 
-// The local tensor under `to`, got from `sources`, this rank's tensors of its boxes.
+// Fills `local`, the local tensor under `to`. `sources` are this rank's tensors of its boxes under `from`.
 at::Tensor moved(const DeviceMesh& mesh, const std::vector<MeshMove>& moves, const std::vector<std::size_t>& dims,
                  const BoxesOf& from, const MeshLayout& to, std::vector<at::Tensor> sources, const at::Tensor& local) {
   for (at::Tensor& source : sources) source = source.contiguous();
@@ -182,12 +184,12 @@ std::vector<at::Tensor> views_of(const at::Tensor& local, const LocalBoxes& boxe
   return views;
 }
 
-// The boxes that all ranks have, told by each.
+// The boxes of all ranks, gathered.
 struct AllShards {
   std::vector<LocalBoxes> boxes;
   at::ScalarType dtype = at::kFloat;
 
-  // Throws Error(invalid_argument) on all ranks for boxes that aren't in the tensor, and for several dtypes.
+  // Every rank throws Error(invalid_argument) if a box is not within the tensor or the dtypes differ.
   AllShards(const ProcessGroup& group, const Sizes& size, const LocalShardsWrapper& local) {
     Sizes mine;
     for (const at::Tensor& shard : local.local_shards()) {
@@ -207,7 +209,8 @@ struct AllShards {
         Box box(Sizes(at + 1, middle), Sizes(middle, at + static_cast<std::ptrdiff_t>(record)));
         const auto type = static_cast<at::ScalarType>(*at);
         if (!is_valid(box, size) || type != found.value_or(type)) {
-          fail(ErrorCode::invalid_argument, "local shards of a tensor of shape {}: rank {} has {} of {}",
+          fail(ErrorCode::invalid_argument,
+               "local shards of a tensor of shape {}: rank {} has {} of {}, expected shards within it and of one dtype",
                shape_to_string(size), boxes.size() - 1, to_string(box), c10::toString(type));
         }
         found = type;
@@ -249,7 +252,7 @@ at::Tensor redistribute_local(const DeviceMesh& mesh, const MeshLayout& from, co
     placements[m] = to.placements()[m];
     MeshLayout next(from.size(), from.mesh_shape(), std::move(placements));
     now = layout.placements()[m].is_shard()
-              ? part_of_cut(now, layout, next, m, coordinate)
+              ? part_of_sharded(now, layout, next, m, coordinate)
               : part_of_replicated(now, next.placements()[m].reduce_op(), mesh.shape()[m], coordinate[m]);
     layout = std::move(next);
   }
@@ -272,10 +275,10 @@ at::Tensor redistribute_shards(const DeviceMesh& mesh, const MeshLayout& from, c
 at::Tensor distribute_from_first(const DeviceMesh& mesh, const MeshLayout& to, const at::Tensor& tensor) {
   const Sizes& coordinate = *mesh.coordinate();
   const std::int64_t mine = mesh_index(mesh.shape(), coordinate);
-  const bool is_whole_everywhere = std::none_of(to.placements().begin(), to.placements().end(),
-                                                [](const Placement& placement) { return placement.is_shard(); });
+  const bool is_replicated = std::none_of(to.placements().begin(), to.placements().end(),
+                                          [](const Placement& placement) { return placement.is_shard(); });
   at::Tensor local = empty_like_part(tensor, to.local_shape(coordinate).sizes);
-  if (is_whole_everywhere) {
+  if (is_replicated) {
     if (mine == 0) local.copy_(plain(tensor));
     mesh.group().broadcast(local, 0);
     return local;

@@ -1,6 +1,6 @@
 #pragma once
-// Local tensors from one layout on a mesh to another. Collectives of the ranks of the mesh, which all bring the same
-// layouts; the results are new memory unless nothing changes. No gradients.
+// Redistributes local tensors from one layout on a mesh to another. Collectives of the mesh's ranks, which must pass
+// the same layouts. Results are new memory unless nothing changes. Not differentiable.
 
 #include <ATen/core/Tensor.h>
 
@@ -14,11 +14,10 @@ namespace tessera {
 
 at::Tensor redistribute_local(const DeviceMesh& mesh, const MeshLayout& from, const MeshLayout& to,
                               const at::Tensor& local);
-// From the boxes that each rank has, which say themselves where they are; `from` says along which mesh dimensions they
-// differ.
+// Redistributes any boxes on each rank. `from` specifies along which mesh dimensions the ranks' boxes differ.
 at::Tensor redistribute_shards(const DeviceMesh& mesh, const MeshLayout& from, const MeshLayout& to,
                                const LocalShardsWrapper& local);
-// From the whole tensor that the first rank of the mesh has; of the others it must have the sizes.
+// Distributes the full tensor of the mesh's first rank. The tensors of the others must have the same sizes.
 at::Tensor distribute_from_first(const DeviceMesh& mesh, const MeshLayout& to, const at::Tensor& tensor);
 
 }  // namespace tessera

@@ -36,8 +36,8 @@ PlacementRule registered(const std::string& op) {
   return found != registry().rules.end() ? found->second : nullptr;
 }
 
-// What is sent, of all ranks along a mesh dimension, to get a tensor of which they have `held` elements each from one
-// placement to another; in elements.
+// Returns the elements that all ranks along a mesh dimension send to change a tensor's placement. Each has `held`
+// elements.
 double cost_of(const Placement& from, const Placement& to, double held, double ranks) {
   if (from == to || ranks == 1) return 0;
   if (from.is_replicate()) return 0;
@@ -54,21 +54,22 @@ double held_by_each(const DTensor& tensor) {
   return held;
 }
 
-bool cuts_what_none_is(const OpStrategy& strategy, std::span<const DTensor> inputs, std::size_t mesh_dim) {
-  bool cuts = false;
+// Returns whether the strategy shards inputs, but no input has its sharded placement yet.
+bool only_adds_shards(const OpStrategy& strategy, std::span<const DTensor> inputs, std::size_t mesh_dim) {
+  bool adds = false;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     if (!strategy.inputs[i].is_shard()) continue;
     if (inputs[i].placements()[mesh_dim] == strategy.inputs[i]) return false;
-    cuts = true;
+    adds = true;
   }
-  return cuts;
+  return adds;
 }
 
 const OpStrategy& cheapest(const OpRule& rule, std::span<const DTensor> inputs, std::size_t mesh_dim) {
   const OpStrategy* best = &rule.strategies[0];
   double least = std::numeric_limits<double>::infinity();
   for (const OpStrategy& strategy : rule.strategies) {
-    if (!rule.may_cut && cuts_what_none_is(strategy, inputs, mesh_dim)) continue;
+    if (!rule.may_shard && only_adds_shards(strategy, inputs, mesh_dim)) continue;
     double cost = 0;
     for (std::size_t i = 0; i < inputs.size(); ++i) {
       const auto ranks = static_cast<double>(inputs[i].device_mesh().shape()[mesh_dim]);
@@ -83,11 +84,12 @@ const OpStrategy& cheapest(const OpRule& rule, std::span<const DTensor> inputs, 
 }
 
 void check(const std::string& op, std::span<const DTensor> inputs) {
-  if (inputs.empty()) fail(ErrorCode::invalid_argument, "{} of no DTensor", op);
+  if (inputs.empty()) fail(ErrorCode::invalid_argument, "{}: no inputs, expected at least one DTensor", op);
   for (const DTensor& input : inputs) {
     if (input.local_shards() != nullptr) LocalShardsWrapper::refuse(op);
     if (!(input.device_mesh() == inputs[0].device_mesh())) {
-      fail(ErrorCode::invalid_argument, "{}{}: expected tensors of one mesh", op, described(inputs));
+      fail(ErrorCode::invalid_argument, "{}{}: the tensors are on different meshes, expected one mesh", op,
+           described(inputs));
     }
   }
 }
@@ -95,9 +97,12 @@ void check(const std::string& op, std::span<const DTensor> inputs) {
 void check(const std::string& op, const OpRule& rule, std::size_t inputs) {
   for (const OpStrategy& strategy : rule.strategies) {
     if (strategy.inputs.size() == inputs) continue;
-    fail(ErrorCode::invalid_argument, "placement rule of {}: {} for {} inputs", op, to_string(strategy.inputs), inputs);
+    fail(ErrorCode::invalid_argument,
+         "placement rule of {}: a strategy has placements {}, expected one for each of {} inputs", op,
+         to_string(strategy.inputs), inputs);
   }
-  if (rule.strategies.empty()) fail(ErrorCode::invalid_argument, "placement rule of {}: no strategy", op);
+  if (rule.strategies.empty())
+    fail(ErrorCode::invalid_argument, "placement rule of {}: no strategy, expected at least one", op);
 }
 
 }  // namespace
@@ -117,7 +122,7 @@ DTensor call(const std::string& op, std::span<const DTensor> inputs, const Place
   PlacementRule rule_of = registered(op);
   if (!rule_of) rule_of = own_rule;
   if (!rule_of) {
-    fail(ErrorCode::unsupported, "{}{} has no placement rule: register_placement_rule gives it one", op,
+    fail(ErrorCode::unsupported, "{}{} has no placement rule: register one with register_placement_rule", op,
          described(inputs));
   }
   const OpRule rule = rule_of(inputs);
@@ -138,7 +143,7 @@ DTensor call(const std::string& op, std::span<const DTensor> inputs, const Place
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     const DTensor input = inputs[i].redistribute(wanted[i]);
     at::Tensor local = input.local_tensor();
-    // What every rank has whole, and uses for its part of the result.
+    // Each rank uses this replicated input only for its part of the result, so gradients are summed.
     for (std::size_t m = 0; m < mesh_dims && local.requires_grad(); ++m) {
       if (!wanted[i][m].is_replicate() || output[m].is_replicate()) continue;
       local = functional::sum_gradients(mesh.group(static_cast<std::int64_t>(m)), local);

@@ -65,9 +65,9 @@ DTensor binary(const char* op, const DTensor& a, const DTensor& b, bool is_linea
 }
 
 template <typename F>
-DTensor along_dims(const char* op, const std::vector<DTensor>& inputs, const Sizes& whole_dims, const F& f) {
+DTensor along_dims(const char* op, const std::vector<DTensor>& inputs, const Sizes& unsharded_dims, const F& f) {
   return call(
-      op, inputs, [&](Inputs given) { return rules::along_dims(given, whole_dims); }, f);
+      op, inputs, [&](Inputs given) { return rules::along_dims(given, unsharded_dims); }, f);
 }
 
 template <typename F>
@@ -79,8 +79,8 @@ DTensor reduction(const char* op, const DTensor& x, const Sizes& dims, bool keep
       [&](Inputs inputs) -> at::Tensor { return f(inputs[0].local_tensor(), over); });
 }
 
-// The extremes of ranks may be taken together if each has one. Which rank's elements they are isn't known then, as
-// gradients would have to.
+// Returns the partial placement of a maximum or minimum, if every rank has elements to reduce and no gradient is
+// needed: the gradient would have to know which rank's elements are the extremes.
 std::optional<Placement> extreme(const DTensor& x, const Sizes& dims, ReduceOp op) {
   if (x.requires_grad()) return std::nullopt;
   for (std::int64_t i = 0; i < x.device_mesh().size(); ++i) {
@@ -92,13 +92,13 @@ std::optional<Placement> extreme(const DTensor& x, const Sizes& dims, ReduceOp o
   return Placement::partial(op);
 }
 
-// Of the rows that this rank has, those of the ids; zeros for the others.
+// Looks up the ids in this rank's rows; zeros for ids whose rows are on other ranks.
 at::Tensor rows_here(const DTensor& weight, const at::Tensor& ids, std::int64_t padding_idx) {
   const at::Tensor& local = weight.local_tensor();
   const std::int64_t rows = weight.size()[0];
   weight.device_mesh().group().agree_on("embedding", [&] {
     const bool is_in = ids.numel() == 0 || (ids.ge(0).logical_and(ids.lt(rows))).all().item<bool>();
-    if (!is_in) fail(ErrorCode::invalid_argument, "embedding: an id that isn't one of {} rows", rows);
+    if (!is_in) fail(ErrorCode::invalid_argument, "embedding: an id is out of range, expected 0 to {}", rows - 1);
   });
   at::Tensor places = at::full_like(ids, -1);
   std::int64_t begin = 0, padding_place = -1;
@@ -112,7 +112,7 @@ at::Tensor rows_here(const DTensor& weight, const at::Tensor& ids, std::int64_t 
   if (local.size(0) == 0) {
     Sizes size = ids.sizes().vec();
     size.push_back(local.size(1));
-    return at::zeros(size, local.options().requires_grad(false)).add(local.sum());  // which autograd knows
+    return at::zeros(size, local.options().requires_grad(false)).add(local.sum());  // tracked by autograd
   }
   const at::Tensor is_here = places.ge(0).unsqueeze(-1);
   return at::embedding(local, places.clamp_min(0), padding_place).mul(is_here.to(local.scalar_type()));
@@ -214,10 +214,10 @@ DTensor embedding(const DTensor& weight, const DTensor& ids, std::int64_t paddin
   const std::vector<DTensor> both = {weight, ids};
   return call("embedding", both, rules::embedding, [&](Inputs inputs) {
     const Placements& placements = inputs[0].placements();
-    const bool is_cut =
+    const bool is_sharded =
         std::any_of(placements.begin(), placements.end(), [](const Placement& p) { return p.is_shard(0); });
-    return is_cut ? rows_here(inputs[0], inputs[1].local_tensor(), padding_idx)
-                  : at::embedding(inputs[0].local_tensor(), inputs[1].local_tensor(), padding_idx);
+    return is_sharded ? rows_here(inputs[0], inputs[1].local_tensor(), padding_idx)
+                      : at::embedding(inputs[0].local_tensor(), inputs[1].local_tensor(), padding_idx);
   });
 }
 
@@ -226,15 +226,15 @@ DTensor layer_norm(const DTensor& x, const Sizes& normalized_shape, const std::o
   Sizes last(x.size().end() - static_cast<std::ptrdiff_t>(std::min(normalized_shape.size(), x.size().size())),
              x.size().end());
   if (last != normalized_shape || last.empty()) {
-    fail(ErrorCode::invalid_argument, "layer_norm of size {} over {}: expected its last dimensions",
+    fail(ErrorCode::invalid_argument, "layer_norm of size {} over {}: expected the sizes of its last dimensions",
          shape_to_string(x.size()), shape_to_string(normalized_shape));
   }
   std::vector<DTensor> inputs = {x};
   if (weight) inputs.push_back(*weight);
   if (bias) inputs.push_back(*bias);
-  Sizes whole(normalized_shape.size());
-  std::iota(whole.begin(), whole.end(), x.dim() - static_cast<std::int64_t>(whole.size()));
-  return along_dims("layer_norm", inputs, whole, [&](Inputs local) {
+  Sizes over(normalized_shape.size());
+  std::iota(over.begin(), over.end(), x.dim() - static_cast<std::int64_t>(over.size()));
+  return along_dims("layer_norm", inputs, over, [&](Inputs local) {
     std::size_t next = 1;
     const at::Tensor scale = weight ? local[next++].local_tensor() : at::Tensor();
     return at::layer_norm(local[0].local_tensor(), normalized_shape, scale,
@@ -243,14 +243,14 @@ DTensor layer_norm(const DTensor& x, const Sizes& normalized_shape, const std::o
 }
 
 DTensor softmax(const DTensor& x, std::int64_t dim) {
-  const std::int64_t whole = rules::dim_from_front("softmax", dim, x.dim());
-  return along_dims("softmax", {x}, {whole}, [&](Inputs local) { return at::softmax(local[0].local_tensor(), whole); });
+  const std::int64_t over = rules::dim_from_front("softmax", dim, x.dim());
+  return along_dims("softmax", {x}, {over}, [&](Inputs local) { return at::softmax(local[0].local_tensor(), over); });
 }
 
 DTensor log_softmax(const DTensor& x, std::int64_t dim) {
-  const std::int64_t whole = rules::dim_from_front("log_softmax", dim, x.dim());
-  return along_dims("log_softmax", {x}, {whole},
-                    [&](Inputs local) { return at::log_softmax(local[0].local_tensor(), whole); });
+  const std::int64_t over = rules::dim_from_front("log_softmax", dim, x.dim());
+  return along_dims("log_softmax", {x}, {over},
+                    [&](Inputs local) { return at::log_softmax(local[0].local_tensor(), over); });
 }
 
 DTensor sum(const DTensor& x, const Sizes& dims, bool keepdim) {

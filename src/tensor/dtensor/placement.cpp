@@ -13,15 +13,19 @@ namespace {
 
 int rank_of_worker(const ShardMetadata& shard, const ProcessGroup& group) {
   if (!is_rpc_initialized()) {
-    fail(ErrorCode::invalid_argument, "shard {}: RPC must be initialized for names of workers", to_string(shard));
+    fail(ErrorCode::invalid_argument,
+         "shard {}: RPC is not initialized, call init_rpc before placing shards by worker name", to_string(shard));
   }
   const std::optional<int> world_rank = find_rpc_worker(*shard.placement->worker_name());
-  if (!world_rank) fail(ErrorCode::invalid_argument, "shard {}: there is no such worker", to_string(shard));
+  if (!world_rank)
+    fail(ErrorCode::invalid_argument, "shard {}: there is no such worker, expected the name of an RPC worker",
+         to_string(shard));
   const std::vector<int>& ranks = group.world_ranks();
   const auto found = std::find(ranks.begin(), ranks.end(), *world_rank);
   if (found == ranks.end()) {
-    fail(ErrorCode::invalid_argument, "shard {}: its worker, rank {} of the world, is not in the process group",
-         to_string(shard), *world_rank);
+    fail(ErrorCode::invalid_argument,
+         "shard {}: its worker is rank {} of the world, expected a rank of the process group", to_string(shard),
+         *world_rank);
   }
   return static_cast<int>(found - ranks.begin());
 }
@@ -29,10 +33,13 @@ int rank_of_worker(const ShardMetadata& shard, const ProcessGroup& group) {
 }  // namespace
 
 int rank_of(const ShardMetadata& shard, const ProcessGroup& group) {
-  if (!shard.placement) fail(ErrorCode::invalid_argument, "shard {}: it has no placement", to_string(shard));
+  if (!shard.placement)
+    fail(ErrorCode::invalid_argument, "shard {}: it has no placement, expected one with a rank", to_string(shard));
   if (shard.placement->worker_name()) return rank_of_worker(shard, group);
   const std::optional<std::int64_t> rank = shard.placement->rank();
-  if (!rank) fail(ErrorCode::invalid_argument, "shard {}: its placement has no rank", to_string(shard));
+  if (!rank)
+    fail(ErrorCode::invalid_argument, "shard {}: its placement has no rank, expected a rank of the process group",
+         to_string(shard));
   if (*rank >= group.size()) {
     fail(ErrorCode::invalid_argument, "shard {}: rank {} is not in the process group, expected 0 to {}",
          to_string(shard), *rank, group.size() - 1);
@@ -64,11 +71,11 @@ void check_partition(const ShardedTensorMetadata& metadata, std::string_view wha
   const BoxList boxes = boxes_of(metadata.shards_metadata, metadata.size.size());
   for (std::size_t i = 0; i < boxes.size(); ++i) {
     if (is_empty(boxes[i]) || is_valid(boxes[i], metadata.size)) continue;
-    fail(ErrorCode::invalid_argument, "{} a tensor of size {}: shard {} is not within it", what,
+    fail(ErrorCode::invalid_argument, "{} a tensor of size {}: shard {}, expected one within the tensor", what,
          shape_to_string(metadata.size), to_string(metadata.shards_metadata[i]));
   }
   if (const auto pair = find_overlap(boxes)) {
-    fail(ErrorCode::invalid_argument, "{} a tensor of size {}: shards {} and {} overlap", what,
+    fail(ErrorCode::invalid_argument, "{} a tensor of size {}: shards {} and {} overlap, expected a partition", what,
          shape_to_string(metadata.size), to_string(metadata.shards_metadata[pair->first]),
          to_string(metadata.shards_metadata[pair->second]));
   }
@@ -77,8 +84,8 @@ void check_partition(const ShardedTensorMetadata& metadata, std::string_view wha
     if (!is_empty(boxes[i])) filled.push_back(boxes[i]);
   }
   if (const auto hole = find_hole(metadata.size, filled)) {
-    fail(ErrorCode::invalid_argument, "{} a tensor of size {}: no shard has {}", what, shape_to_string(metadata.size),
-         to_string(*hole));
+    fail(ErrorCode::invalid_argument, "{} a tensor of size {}: no shard has {}, expected a partition", what,
+         shape_to_string(metadata.size), to_string(*hole));
   }
 }
 

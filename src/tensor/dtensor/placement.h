@@ -1,5 +1,5 @@
 #pragma once
-// Which rank of a group has which shards, and whether they make up a tensor.
+// The rank of each shard, and checks that shards partition a tensor.
 
 #include <c10/core/Device.h>
 
@@ -12,23 +12,24 @@
 
 namespace tessera {
 
-// A worker's name counts as its RPC rank, which is its rank in the world. Throws Error(invalid_argument) for a shard
-// without a placement or a rank, for a rank that the group hasn't, and for a worker without RPC or that isn't there.
+// Returns the shard's rank in the group. A worker's name stands for its RPC rank, which is its rank in the world.
+// Throws Error(invalid_argument) for a shard without a placement or a rank, a rank outside of the group, an unknown
+// worker, and a worker's name if RPC is not initialized.
 int rank_of(const ShardMetadata& shard, const ProcessGroup& group);
 
-// The metadata of the shards of each rank of the group, as indices, in the metadata's order.
+// Returns the indices of each rank's shards, in the order of `shards`.
 std::vector<std::vector<std::size_t>> shards_by_rank(const std::vector<ShardMetadata>& shards,
                                                      const ProcessGroup& group);
 
-// `dims`: the number of dimensions, should there be no shards.
+// `dims` is the number of dimensions, needed if there are no shards.
 BoxList boxes_of(const std::vector<ShardMetadata>& shards, std::size_t dims);
 
-// Where elements of these shards are packed to be sent, alike on all ranks, also those that have none: the kind of
-// device of the first.
+// Returns the device where elements of these shards are packed to be sent: that of the first shard, without index. It
+// is the same on all ranks, including those without shards.
 at::Device staging_device(const std::vector<ShardMetadata>& shards);
 
-// Throws Error(invalid_argument) unless the shards partition the tensor; a user's own spec might give others. Empty
-// shards may be anywhere. `what` is done, for messages.
+// Throws Error(invalid_argument) unless the shards partition the tensor; a custom spec may violate this. Empty
+// shards may be anywhere. `what` names the operation in messages.
 void check_partition(const ShardedTensorMetadata& metadata, std::string_view what);
 
 }  // namespace tessera

@@ -14,7 +14,7 @@ const Placement kSum = Placement::partial(ReduceOp::sum), kAverage = Placement::
 
 Placement S(std::size_t dim) { return Placement::shard(static_cast<std::int64_t>(dim)); }
 
-// Every strided placement that an input has is a way of its own.
+// Returns the shard placement of the dimension and every strided one that an input has for it.
 std::vector<Placement> shards_of(std::span<const DTensor> inputs, std::size_t dim_of_first) {
   std::vector<Placement> shards = {S(dim_of_first)};
   for (const Placement& placement : inputs[0].placements()) {
@@ -24,7 +24,7 @@ std::vector<Placement> shards_of(std::span<const DTensor> inputs, std::size_t di
   return shards;
 }
 
-// `shard` of another dimension.
+// Returns `shard` for another dimension.
 Placement moved_to(const Placement& shard, std::size_t dim) {
   return Placement::strided_shard(static_cast<std::int64_t>(dim), shard.split_factor());
 }
@@ -32,14 +32,15 @@ Placement moved_to(const Placement& shard, std::size_t dim) {
 [[noreturn]] void refuse(const char* op, std::span<const DTensor> inputs) {
   std::string sizes;
   for (const DTensor& input : inputs) sizes += (sizes.empty() ? "" : " and ") + shape_to_string(input.size());
-  fail(ErrorCode::invalid_argument, "{} of tensors of sizes {}", op, sizes);
+  fail(ErrorCode::invalid_argument, "{} of tensors of sizes {}: expected sizes that fit together", op, sizes);
 }
 
 }  // namespace
 
 std::int64_t dim_from_front(const char* op, std::int64_t dim, std::int64_t dims) {
   if (dim < -dims || dim >= dims) {
-    fail(ErrorCode::invalid_argument, "{} over dimension {} of a tensor of {} dimensions", op, dim, dims);
+    fail(ErrorCode::invalid_argument, "{} over dimension {} of a tensor of {} dimensions: expected {} to {}", op, dim,
+         dims, -dims, dims - 1);
   }
   return dim < 0 ? dim + dims : dim;
 }
@@ -50,7 +51,8 @@ Sizes dims_from_front(const char* op, const Sizes& dims, std::int64_t of) {
   for (std::int64_t dim = 0; dims.empty() && dim < of; ++dim) result.push_back(dim);
   std::sort(result.begin(), result.end());
   if (std::adjacent_find(result.begin(), result.end()) != result.end()) {
-    fail(ErrorCode::invalid_argument, "{} over dimensions {}, one of them twice", op, shape_to_string(dims));
+    fail(ErrorCode::invalid_argument, "{} over dimensions {}, one of them twice: expected distinct dimensions", op,
+         shape_to_string(dims));
   }
   return result;
 }
@@ -70,8 +72,8 @@ OpRule elementwise(const char* op, std::span<const DTensor> inputs, bool is_line
   }
   rule.strategies.push_back({Placements(inputs.size(), R), R});
   for (std::size_t d = 0; d < dims; ++d) {
-    // Where an input has this dimension it is cut alike; where it is repeated along it, it is whole.
-    const auto cut_as = [&](std::int64_t split_factor) {
+    // Inputs with this dimension are sharded along it; inputs that are broadcast along it are replicated.
+    const auto sharded_with = [&](std::int64_t split_factor) {
       const Placement shard = Placement::strided_shard(static_cast<std::int64_t>(d), split_factor);
       OpStrategy strategy{{}, shard};
       for (const DTensor& input : inputs) {
@@ -81,10 +83,10 @@ OpRule elementwise(const char* op, std::span<const DTensor> inputs, bool is_line
       }
       return strategy;
     };
-    rule.strategies.push_back(cut_as(1));
+    rule.strategies.push_back(sharded_with(1));
     for (const DTensor& input : inputs) {
       for (const Placement& placement : input.placements()) {
-        if (placement.is_strided()) rule.strategies.push_back(cut_as(placement.split_factor()));
+        if (placement.is_strided()) rule.strategies.push_back(sharded_with(placement.split_factor()));
       }
     }
   }
@@ -152,10 +154,10 @@ OpRule embedding(std::span<const DTensor> inputs) {
   return rule;
 }
 
-OpRule along_dims(std::span<const DTensor> inputs, const Sizes& whole_dims) {
+OpRule along_dims(std::span<const DTensor> inputs, const Sizes& unsharded_dims) {
   OpRule rule{inputs[0].size(), {{Placements(inputs.size(), R), R}}};
   for (std::size_t d = 0; d < rule.output_size.size(); ++d) {
-    if (std::count(whole_dims.begin(), whole_dims.end(), static_cast<std::int64_t>(d)) != 0) continue;
+    if (std::count(unsharded_dims.begin(), unsharded_dims.end(), static_cast<std::int64_t>(d)) != 0) continue;
     for (const Placement& shard : shards_of(inputs, d)) {
       OpStrategy strategy{Placements(inputs.size(), R), shard};
       strategy.inputs[0] = shard;

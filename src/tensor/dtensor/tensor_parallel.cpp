@@ -31,7 +31,7 @@ void collect(torch::nn::Module& module, const std::string& name, std::vector<Nam
   }
 }
 
-// Parts of names are to patterns what parts of paths are to the shell's.
+// Matches the parts of a name as the shell matches the parts of a path.
 bool matches(std::string pattern, std::string name) {
   std::replace(pattern.begin(), pattern.end(), '.', '/');
   std::replace(name.begin(), name.end(), '.', '/');
@@ -39,7 +39,7 @@ bool matches(std::string pattern, std::string name) {
 }
 
 [[noreturn]] void refuse(const ParallelStyle& style, const char* layer, const char* expected) {
-  fail(ErrorCode::invalid_argument, "{} of {}: expected {}", to_string(style), layer, expected);
+  fail(ErrorCode::invalid_argument, "parallelize {}: style is {}, expected {}", layer, to_string(style), expected);
 }
 
 }  // namespace
@@ -51,13 +51,13 @@ std::string to_string(const ParallelStyle& style) {
 
 // --- parallelizing
 
-// What a plan does to a module, all of it before anything is changed.
+// The planned changes to a module, complete before anything changes.
 class Parallelizer {
  public:
-  // Throws what parallelize_module does.
+  // Throws as parallelize_module.
   Parallelizer(torch::nn::Module& module, const DeviceMesh& mesh, const ParallelPlan& plan) : mesh_(mesh) {
     if (mesh.ndim() != 1) {
-      fail(ErrorCode::invalid_argument, "{}, expected one dimension of it, such as mesh[\"tp\"]", mesh.to_string());
+      fail(ErrorCode::invalid_argument, "mesh is {}, expected one dimension, such as mesh[\"tp\"]", mesh.to_string());
     }
     collect(module, "", modules_);
     for (const auto& [pattern, style] : plan) {
@@ -67,7 +67,8 @@ class Parallelizer {
         is_found = true;
         add(each, style);
       }
-      if (!is_found) fail(ErrorCode::invalid_argument, "no module is called '{}'", printable(pattern));
+      if (!is_found)
+        fail(ErrorCode::invalid_argument, "the plan names '{}', but no module matches", printable(pattern));
     }
     check_shared_parameters();
   }
@@ -101,12 +102,12 @@ class Parallelizer {
            printable(name), found.module->name());
     }
     if (layer->is_parallelized()) {
-      fail(ErrorCode::invalid_argument, "'{}' is parallelized already", printable(name));
+      fail(ErrorCode::invalid_argument, "'{}' is already parallelized, expected each module once", printable(name));
     }
     TensorParallel::Parallelization how = layer->parallelization(style);
     for (const Placement& layout : {how.input, how.output}) {
       if (!layout.is_partial()) continue;
-      fail(ErrorCode::invalid_argument, "'{}': layout {}, expected a shard or a replica", printable(name),
+      fail(ErrorCode::invalid_argument, "'{}': layout {}, expected shard or replicate", printable(name),
            to_string(layout));
     }
     TensorParallel::State state{mesh_, how.input, how.computes_with, how.output, {}};
@@ -114,15 +115,15 @@ class Parallelizer {
       const auto& [placement, size] = how.parameters.at(parameter.key());
       if (parameter.value().sizes() != at::IntArrayRef(size)) {
         fail(ErrorCode::invalid_argument,
-             "'{}.{}' is {}, expected {}: a model is parallelized before anything else is done with its parameters",
+             "'{}.{}' has shape {}, expected {}: parallelize the model before anything else changes its parameters",
              printable(name), printable(parameter.key()), shape_to_string(parameter.value().sizes().vec()),
              shape_to_string(size));
       }
       state.specs.emplace(parameter.key(), DTensorSpec{mesh_, MeshLayout(size, mesh_.shape(), {placement})});
     }
     if (const Planned* other = find(found.module)) {
-      fail(ErrorCode::invalid_argument, "'{}' is in the plan twice, also as '{}'", printable(name),
-           printable(other->name));
+      fail(ErrorCode::invalid_argument, "'{}' is in the plan twice, also as '{}', expected each module once",
+           printable(name), printable(other->name));
     }
     planned_.emplace_back(found.module, Planned{name, layer, std::move(state)});
   }
@@ -133,7 +134,7 @@ class Parallelizer {
     return found != planned_.end() ? &found->second : nullptr;
   }
 
-  // What several modules have must be the same part of it for all.
+  // A parameter that several modules share must be placed alike in all of them.
   void check_shared_parameters() const {
     struct Use {
       std::string name;
@@ -148,20 +149,21 @@ class Parallelizer {
         const Use& first = first_uses.emplace(parameter.value().unsafeGetTensorImpl(), use).first->second;
         if (use.spec == first.spec) continue;
         if (use.spec != nullptr && first.spec != nullptr && *use.spec == *first.spec) continue;
-        fail(ErrorCode::invalid_argument, "'{}' and '{}' are one parameter, expected a plan that cuts it alike in both",
-             printable(first.name), printable(use.name));
+        fail(ErrorCode::invalid_argument,
+             "'{}' and '{}' are one parameter, expected a plan that shards it alike in both", printable(first.name),
+             printable(use.name));
       }
     }
   }
 
-  at::Tensor part_of(const at::Tensor& whole, const MeshLayout& layout) const {
-    if (!whole.is_meta()) return distribute_tensor(whole, mesh_, layout.placements()).to_local();
-    return at::empty(layout.local_shape(*mesh_.coordinate()).sizes, whole.options().requires_grad(false));
+  at::Tensor part_of(const at::Tensor& full, const MeshLayout& layout) const {
+    if (!full.is_meta()) return distribute_tensor(full, mesh_, layout.placements()).to_local();
+    return at::empty(layout.local_shape(*mesh_.coordinate()).sizes, full.options().requires_grad(false));
   }
 
   const DeviceMesh& mesh_;
   std::vector<NamedModule> modules_;
-  std::vector<std::pair<torch::nn::Module*, Planned>> planned_;  // in the plan's order, which all ranks have
+  std::vector<std::pair<torch::nn::Module*, Planned>> planned_;  // in the plan's order, the same on all ranks
 };
 
 void parallelize_module(torch::nn::Module& module, const DeviceMesh& mesh, const ParallelPlan& plan) {
@@ -170,7 +172,7 @@ void parallelize_module(torch::nn::Module& module, const DeviceMesh& mesh, const
   mesh.group().agree_on("parallelize a module", [&] { return Parallelizer(module, mesh, plan); }).apply();
 }
 
-// --- what layers have in common
+// --- common to all layers
 
 const DTensorSpec* TensorParallel::dtensor_spec(const std::string& parameter) const {
   if (!state_) return nullptr;
@@ -180,28 +182,29 @@ const DTensorSpec* TensorParallel::dtensor_spec(const std::string& parameter) co
 
 DTensor TensorParallel::input(const at::Tensor& local, std::optional<std::int64_t> last_size) const {
   const DeviceMesh& mesh = state_->mesh;
-  const Placements comes = normalized({&state_->input, 1}, static_cast<std::size_t>(local.dim()));
+  const Placements given = normalized({&state_->input, 1}, static_cast<std::size_t>(local.dim()));
   std::vector<std::int64_t> size = local.sizes().vec();
-  if (comes[0].is_shard()) {
-    const std::int64_t dim = comes[0].dim();
-    std::int64_t& cut = size[static_cast<std::size_t>(dim)];
+  if (given[0].is_shard()) {
+    const std::int64_t dim = given[0].dim();
+    std::int64_t& sharded = size[static_cast<std::size_t>(dim)];
     if (last_size && dim == local.dim() - 1) {
-      cut = *last_size;
+      sharded = *last_size;
     } else {
-      const at::Tensor mine = at::full({1}, cut, at::kLong), all = at::empty({mesh.size()}, at::kLong);
+      const at::Tensor mine = at::full({1}, sharded, at::kLong), all = at::empty({mesh.size()}, at::kLong);
       mesh.group().all_gather_into(all, mine);
-      cut = all.sum().item<std::int64_t>();
-      const MeshLayout layout(size, mesh.shape(), comes);
+      sharded = all.sum().item<std::int64_t>();
+      const MeshLayout layout(size, mesh.shape(), given);
       for (std::int64_t i = 0; i < mesh.size(); ++i) {
         const auto has = all[i].item<std::int64_t>();
         const std::int64_t expected = layout.local_shape({&i, 1}).sizes[static_cast<std::size_t>(dim)];
         if (has == expected) continue;
-        fail(ErrorCode::invalid_argument, "an input that is {}: rank {} of {} has {} of {} along it, expected {}",
-             to_string(comes), i, mesh.to_string(), has, cut, expected);
+        fail(ErrorCode::invalid_argument,
+             "input of a parallel layer, as {}: rank {} of {} has {} of {} along the sharded dimension, expected {}",
+             to_string(given), i, mesh.to_string(), has, sharded, expected);
       }
     }
   }
-  return DTensor::from_local(local, mesh, comes, {std::move(size)}).redistribute({state_->computes_with});
+  return DTensor::from_local(local, mesh, given, {std::move(size)}).redistribute({state_->computes_with});
 }
 
 DTensor TensorParallel::parameter(const std::string& name, const at::Tensor& local) const {
@@ -213,8 +216,9 @@ at::Tensor TensorParallel::output(const DTensor& result) const {
   return result.redistribute({state_->output}).to_local();
 }
 
-void TensorParallel::check_whole(const char* what) const {
-  if (state_) fail(ErrorCode::unsupported, "{} of a module that is parallelized", what);
+void TensorParallel::check_not_parallelized(const char* operation) const {
+  if (state_)
+    fail(ErrorCode::unsupported, "{} of a parallelized module, expected one that is not parallelized", operation);
 }
 
 // --- linear
@@ -243,7 +247,7 @@ at::Tensor ParallelLinearImpl::forward(const at::Tensor& x) {
 }
 
 std::shared_ptr<torch::nn::Module> ParallelLinearImpl::clone(const OptionalDevice& device) const {
-  check_whole("clone");
+  check_not_parallelized("clone");
   return LinearImpl::clone(device);
 }
 
@@ -251,7 +255,8 @@ std::shared_ptr<torch::nn::Module> ParallelLinearImpl::clone(const OptionalDevic
 
 TensorParallel::Parallelization ParallelEmbeddingImpl::parallelization(const ParallelStyle& style) const {
   if (options.max_norm() || options.scale_grad_by_freq() || options.sparse()) {
-    fail(ErrorCode::unsupported, "{} of an embedding with max_norm, scale_grad_by_freq or sparse", to_string(style));
+    fail(ErrorCode::unsupported, "parallelize an embedding as {}: expected no max_norm, scale_grad_by_freq or sparse",
+         to_string(style));
   }
   const std::vector<std::int64_t> size = {options.num_embeddings(), options.embedding_dim()};
   if (const auto* colwise = std::get_if<ColwiseParallel>(&style)) {
@@ -269,7 +274,7 @@ at::Tensor ParallelEmbeddingImpl::forward(const at::Tensor& ids) {
 }
 
 std::shared_ptr<torch::nn::Module> ParallelEmbeddingImpl::clone(const OptionalDevice& device) const {
-  check_whole("clone");
+  check_not_parallelized("clone");
   return EmbeddingImpl::clone(device);
 }
 
@@ -292,7 +297,7 @@ at::Tensor ParallelLayerNormImpl::forward(const at::Tensor& x) {
 }
 
 std::shared_ptr<torch::nn::Module> ParallelLayerNormImpl::clone(const OptionalDevice& device) const {
-  check_whole("clone");
+  check_not_parallelized("clone");
   return LayerNormImpl::clone(device);
 }
 

@@ -1,5 +1,5 @@
 #pragma once
-// Copies between views of tensors.
+// Copies between strided views of tensors.
 
 #include <ATen/core/Tensor.h>
 
@@ -7,8 +7,8 @@
 
 namespace tessera {
 
-// As to.copy_(from), for tensors of one size and dtype that don't overlap and need no gradient. On CPU runs of
-// elements go as bytes: at::Tensor::copy_ goes by element where a view is not contiguous.
+// As to.copy_(from), for tensors of one size and dtype that do not overlap and need no gradient. On CPU, copies runs of
+// bytes; at::Tensor::copy_ copies by element if a view is not contiguous.
 inline void copy_elements(const at::Tensor& to, const at::Tensor& from) {
   if (!to.is_cpu() || !from.is_cpu()) {
     to.copy_(from);

@@ -13,20 +13,20 @@ namespace tessera {
 
 namespace {
 
-// A piece of a move, as much of it as goes in one round.
+// The piece of a move that one round sends.
 struct Piece {
   const Move* move;
   Box box;
 };
 
-// What this rank sends and receives in a round: pieces by the other rank, in the order of the plan.
+// The pieces that this rank sends and receives in a round, by the other rank, in the order of the plan.
 struct Round {
   explicit Round(std::size_t ranks) : sent(ranks), received(ranks) {}
   std::vector<std::vector<Piece>> sent, received;
 };
 
-// Cuts all ranks' moves, so that all know of equally many rounds.
-std::vector<Round> cut_into_rounds(const Exchange& exchange, std::int64_t round_bytes) {
+// Splits the moves of all ranks, so that all ranks get the same number of rounds.
+std::vector<Round> split_into_rounds(const Exchange& exchange, std::int64_t round_bytes) {
   const ReshardPlan& plan = exchange.plan;
   const auto ranks = static_cast<std::size_t>(exchange.group.size());
   const std::int64_t pair_bytes = std::max<std::int64_t>(round_bytes / std::max<int>(exchange.group.size() - 1, 1), 1);
@@ -70,7 +70,7 @@ std::int64_t total(const std::vector<std::int64_t>& splits) {
   return std::accumulate(splits.begin(), splits.end(), std::int64_t{0});
 }
 
-// Memory that is used again round after round.
+// Memory that is reused in every round.
 class Staging {
  public:
   explicit Staging(const at::TensorOptions& options) : memory_(at::empty({0}, options)) {}
@@ -83,7 +83,7 @@ class Staging {
   at::Tensor memory_;
 };
 
-// Calls copy(packed, piece) for each piece with its place in `buffer`.
+// Calls copy(packed, piece) for each piece, where `packed` is its part of `buffer`.
 template <typename Copy>
 void each_piece(const at::Tensor& buffer, const std::vector<std::vector<Piece>>& pieces, const Copy& copy) {
   std::int64_t begin = 0;
@@ -96,7 +96,7 @@ void each_piece(const at::Tensor& buffer, const std::vector<std::vector<Piece>>&
   }
 }
 
-// Two rounds may be under way at once, each with buffers of its own.
+// The buffers of a round. Two rounds may run at once.
 struct InFlight {
   explicit InFlight(const at::TensorOptions& options) : in(options), out(options) {}
   Staging in, out;
@@ -107,7 +107,7 @@ struct InFlight {
 }  // namespace
 
 ReceivedBytes exchange_by_collective(const Exchange& exchange, std::int64_t round_bytes) {
-  const std::vector<Round> rounds = cut_into_rounds(exchange, round_bytes);
+  const std::vector<Round> rounds = split_into_rounds(exchange, round_bytes);
   ReceivedBytes received_bytes(static_cast<std::size_t>(exchange.group.size()), 0);
   const at::TensorOptions options = at::TensorOptions().dtype(exchange.dtype).device(exchange.plan.staging_device);
   std::array<InFlight, 2> flights = {InFlight(options), InFlight(options)};

@@ -4,15 +4,6 @@
 
 namespace tessera {
 
-namespace {
-
-// Read in one go: bounds the lists of runs.
-constexpr std::int64_t kPieceBytes = std::int64_t{8} << 20;
-
-std::uint64_t address_of(const at::Tensor& tensor) { return reinterpret_cast<std::uintptr_t>(tensor.data_ptr()); }
-
-}  // namespace
-
 ReceivedBytes exchange_by_peer_memory(const Exchange& exchange) {
   const ReshardPlan& plan = exchange.plan;
   const auto ranks = static_cast<std::size_t>(exchange.group.size());
@@ -28,14 +19,14 @@ ReceivedBytes exchange_by_peer_memory(const Exchange& exchange) {
     }
   }
   ReceivedBytes received(ranks, 0);
-  for (std::size_t i = 1; i < ranks; ++i) {  // all begin with another one
+  for (std::size_t i = 1; i < ranks; ++i) {  // each rank starts with a different peer
     const std::size_t rank = (static_cast<std::size_t>(exchange.group.rank()) + i) % ranks;
     const std::span<const std::uint64_t> theirs = peers.addresses(static_cast<int>(rank));
     for (const Move* move : by_rank[rank]) {
       const ShardPlace& source = plan.sources[move->source];
       const ShardPlace& destination = plan.destinations[move->destination];
       const std::uint64_t from = theirs[source.local], to = address_of(exchange.destinations[destination.local]);
-      for (const Box& piece : split_row_major(move->box, plan.element_bytes, kPieceBytes)) {
+      for (const Box& piece : split_row_major(move->box, plan.element_bytes, kReadBytes)) {
         peers.read(static_cast<int>(rank), stretches_of(piece, destination.box, plan.element_bytes, to),
                    stretches_of(piece, source.box, plan.element_bytes, from));
         received[rank] += volume(piece) * plan.element_bytes;

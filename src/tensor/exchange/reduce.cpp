@@ -16,14 +16,14 @@ namespace {
 
 using Sizes = std::vector<std::int64_t>;
 
-// As much is copied while what was copied before is reduced.
+// Size of a chunk that is copied while the previous one is reduced.
 constexpr std::int64_t kReducedBytes = std::int64_t{16} << 20;
 
 at::TensorOptions options_of(const at::Tensor& tensor) {
   return at::TensorOptions().dtype(tensor.scalar_type()).device(tensor.device());
 }
 
-// The same on all ranks. `run_bytes`: as much of what a rank reduces lies in one piece.
+// Returns the same on all ranks. `run_bytes`: the length of the contiguous runs that a rank reduces.
 bool uses_peer_memory(const ProcessGroup& group, const at::Tensor& local, std::int64_t run_bytes) {
   const ExchangeOptions limits;
   return local.is_cpu() && is_reduced_in_memory(local.scalar_type()) &&
@@ -48,7 +48,7 @@ at::Tensor all_reduced_by_collective(const ProcessGroup& group, const at::Tensor
   return reduced;
 }
 
-// The chunks travel padded to the first one's length.
+// Chunks are padded to the length of the first one.
 at::Tensor reduce_scattered_by_collective(const ProcessGroup& group, const at::Tensor& local, ReduceOp op,
                                           std::int64_t dim) {
   const std::int64_t ranks = group.size(), length = local.size(dim), rows = (length + ranks - 1) / ranks;

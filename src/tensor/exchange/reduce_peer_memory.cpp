@@ -17,12 +17,8 @@ namespace tessera {
 
 namespace {
 
-// Read and reduced at once: stays in the cache, and is too little for LibTorch to share among threads.
+// Bytes that are read and reduced at once. This fits into the cache and is too small for LibTorch to use threads.
 constexpr std::int64_t kPieceBytes = std::int64_t{64} << 10;
-// Read at once of what is reduced already.
-constexpr std::int64_t kReadBytes = std::int64_t{8} << 20;
-
-std::uint64_t address_of(const at::Tensor& tensor) { return reinterpret_cast<std::uintptr_t>(tensor.data_ptr()); }
 
 void combine(at::Tensor& out, const at::Tensor& a, const at::Tensor& b, ReduceOp op) {
   switch (op) {
@@ -42,19 +38,18 @@ void combine(at::Tensor& out, const at::Tensor& a, const at::Tensor& b, ReduceOp
   }
 }
 
-// `out`, of the sizes of `box`, becomes what the ranks' local tensors make in that box of them. peers.addresses()[0] is
-// where these are.
+// Reduces `box` of all ranks' local tensors, which are at peers.addresses()[0], into `out`, of the box's sizes.
 void reduce_box(const ProcessGroup& group, const comm::PeerMemory& peers, const at::Tensor& local, const Box& box,
                 const at::Tensor& out, ReduceOp op) {
   const auto element_bytes = static_cast<std::int64_t>(local.element_size());
-  const Box whole = Box::full(local.sizes());
+  const Box full = Box::full(local.sizes());
   const at::Tensor read = at::empty({2, std::max(kPieceBytes / element_bytes, std::int64_t{1})}, local.options());
   for (const Box& piece : split_row_major(box, element_bytes, kPieceBytes)) {
     const auto of_rank = [&](int rank, std::int64_t place) {
       if (rank == group.rank()) return box_view(local, piece);
       at::Tensor theirs = read[place].narrow(0, 0, volume(piece)).view(piece.sizes);
       peers.read(rank, {{theirs.data_ptr(), theirs.nbytes()}},
-                 stretches_of(piece, whole, element_bytes, peers.addresses(rank)[0]));
+                 stretches_of(piece, full, element_bytes, peers.addresses(rank)[0]));
       return theirs;
     };
     at::Tensor result = box_view(out, box, piece), so_far = of_rank(0, 0);
@@ -86,12 +81,12 @@ at::Tensor all_reduced_by_peer_memory(const ProcessGroup& group, const at::Tenso
   reduce_box(group, peers, from, mine, box_view(to, mine), op);
   group.barrier();
   const auto element_bytes = static_cast<std::int64_t>(local.element_size());
-  const Box whole = Box::full(to.sizes());
-  for (std::int64_t i = 1; i < ranks; ++i) {  // all begin with another one
+  const Box full = Box::full(to.sizes());
+  for (std::int64_t i = 1; i < ranks; ++i) {  // each rank starts with a different peer
     const std::int64_t rank = (group.rank() + i) % ranks;
     for (const Box& piece : split_row_major(part_of(rank), element_bytes, kReadBytes)) {
-      peers.read(static_cast<int>(rank), stretches_of(piece, whole, element_bytes, addresses[1]),
-                 stretches_of(piece, whole, element_bytes, peers.addresses(static_cast<int>(rank))[1]));
+      peers.read(static_cast<int>(rank), stretches_of(piece, full, element_bytes, addresses[1]),
+                 stretches_of(piece, full, element_bytes, peers.addresses(static_cast<int>(rank))[1]));
     }
   }
   peers.finish();

@@ -6,6 +6,7 @@
 
 #include <string>
 
+#include "tensor/ops/built_in.h"
 #include "tensor/ops/shards.h"
 #include "tessera/base/error.h"
 #include "tessera/tensor/ops.h"
@@ -20,7 +21,7 @@ void check_alike(const std::string& op, const ShardedTensor& a, const ShardedTen
        describe(a), describe(b));
 }
 
-// The operand where shard i is worked on; a number takes part in type promotion as such.
+// Returns the operand for shard i. A number is wrapped, so that type promotion treats it as a number.
 at::Tensor operand(const Operand& of, std::size_t i) {
   if (const auto* scalar = std::get_if<at::Scalar>(&of)) return at::native::wrapped_scalar_tensor(*scalar);
   return std::get<ShardedTensor>(of).local_shards()[i].tensor;
@@ -31,8 +32,8 @@ at::Tensor sample(const Operand& of) {
   return sample_of(std::get<ShardedTensor>(of));
 }
 
-Binary binary(const std::string& name, at::Tensor (*f)(const at::Tensor&, const at::Tensor&)) {
-  return Binary(name, [name, f](const Operand& a, const Operand& b) {
+auto on_elements(const std::string& name, at::Tensor (*f)(const at::Tensor&, const at::Tensor&)) {
+  return [name, f](const Operand& a, const Operand& b) {
     const auto* left = std::get_if<ShardedTensor>(&a);
     const auto* right = std::get_if<ShardedTensor>(&b);
     if (left != nullptr && right != nullptr) check_alike(name, *left, *right);
@@ -42,18 +43,22 @@ Binary binary(const std::string& name, at::Tensor (*f)(const at::Tensor&, const 
     for (std::size_t i = 0; i < like.local_shards().size(); ++i) tensors.push_back(f(operand(a, i), operand(b, i)));
     const bool grad = (left != nullptr && left->requires_grad()) || (right != nullptr && right->requires_grad());
     return like.with_local_tensors(tensors, dtype, result_requires_grad(grad, dtype));
-  });
+  };
 }
 
 }  // namespace
 
-const Binary add = binary("add", [](const at::Tensor& a, const at::Tensor& b) { return at::add(a, b); });
-const Binary sub = binary("sub", [](const at::Tensor& a, const at::Tensor& b) { return at::sub(a, b); });
-const Binary mul = binary("mul", [](const at::Tensor& a, const at::Tensor& b) { return at::mul(a, b); });
-const Binary div = binary("div", [](const at::Tensor& a, const at::Tensor& b) { return at::div(a, b); });
+const BuiltIn add_op(add, "add",
+                     on_elements("add", [](const at::Tensor& a, const at::Tensor& b) { return at::add(a, b); }));
+const BuiltIn sub_op(sub, "sub",
+                     on_elements("sub", [](const at::Tensor& a, const at::Tensor& b) { return at::sub(a, b); }));
+const BuiltIn mul_op(mul, "mul",
+                     on_elements("mul", [](const at::Tensor& a, const at::Tensor& b) { return at::mul(a, b); }));
+const BuiltIn div_op(div, "div",
+                     on_elements("div", [](const at::Tensor& a, const at::Tensor& b) { return at::div(a, b); }));
 
-const Op<ShardedTensor(const ShardedTensor&, const at::Tensor&, const at::Scalar&)> masked_fill(
-    "masked_fill", [](const ShardedTensor& input, const at::Tensor& mask, const at::Scalar& value) {
+const BuiltIn masked_fill_op(
+    masked_fill, "masked_fill", [](const ShardedTensor& input, const at::Tensor& mask, const at::Scalar& value) {
       const auto dims = static_cast<std::int64_t>(input.size().size());
       bool fits = mask.defined() && mask.scalar_type() == at::kBool && mask.dim() <= dims;
       for (std::int64_t d = 1; fits && d <= mask.dim(); ++d) {
@@ -78,6 +83,14 @@ const Op<ShardedTensor(const ShardedTensor&, const at::Tensor&, const at::Scalar
       return input.with_local_tensors(tensors, input.scalar_type(),
                                       result_requires_grad(input.requires_grad(), input.scalar_type()));
     });
+
+ShardedTensor add(const Operand& a, const Operand& b) { return add_op(a, b); }
+ShardedTensor sub(const Operand& a, const Operand& b) { return sub_op(a, b); }
+ShardedTensor mul(const Operand& a, const Operand& b) { return mul_op(a, b); }
+ShardedTensor div(const Operand& a, const Operand& b) { return div_op(a, b); }
+ShardedTensor masked_fill(const ShardedTensor& input, const at::Tensor& mask, const at::Scalar& value) {
+  return masked_fill_op(input, mask, value);
+}
 
 }  // namespace tessera::ops
 

@@ -9,7 +9,8 @@ namespace tessera::ops {
 Chunks chunks_of(std::string_view op, const ShardedTensor& tensor) {
   const auto* spec = dynamic_cast<const ChunkShardingSpec*>(&tensor.sharding_spec());
   if (spec == nullptr) {
-    fail(ErrorCode::unsupported, "op '{}' of {}: only ChunkShardingSpec is supported", op, describe(tensor));
+    fail(ErrorCode::unsupported, "op '{}' of {}: the spec is not supported, expected ChunkShardingSpec", op,
+         describe(tensor));
   }
   Chunks chunks;
   chunks.dim = checked_dim(op, tensor, spec->dim());
@@ -19,7 +20,7 @@ Chunks chunks_of(std::string_view op, const ShardedTensor& tensor) {
   const auto by_rank = shards_by_rank(shards, tensor.process_group());
   for (std::size_t r = 0; r < by_rank.size(); ++r) {
     if (by_rank[r].size() != 1) {
-      fail(ErrorCode::unsupported, "op '{}' of {}: rank {} has {} shards, only one on each rank is supported", op,
+      fail(ErrorCode::unsupported, "op '{}' of {}: rank {} has {} shards, expected one on each rank", op,
            describe(tensor), r, by_rank[r].size());
     }
     const ShardMetadata& shard = shards[by_rank[r][0]];

@@ -1,5 +1,5 @@
 #pragma once
-// What ops on tensors that are cut by a ChunkShardingSpec, one shard on each rank, need to know of the cut.
+// The chunks of a tensor that is sharded by a ChunkShardingSpec with one shard on each rank.
 
 #include <cstdint>
 #include <memory>
@@ -14,10 +14,10 @@ namespace tessera::ops {
 struct Chunks {
   std::int64_t dim = 0;  // >= 0
   std::vector<RemoteDevice> placements;
-  // Along `dim`, of each rank.
+  // Of each rank, along `dim`.
   std::vector<std::int64_t> begins, sizes;
   std::vector<int> ranks;  // in the order of the placements
-  int rank = 0;            // this one
+  int rank = 0;            // this rank
 
   std::int64_t begin() const { return begins[static_cast<std::size_t>(rank)]; }
   std::int64_t size() const { return sizes[static_cast<std::size_t>(rank)]; }
@@ -26,13 +26,13 @@ struct Chunks {
   }
 };
 
-// Throws Error(unsupported) on every rank unless `tensor` is cut so. `op` is for messages.
+// Throws Error(unsupported) on every rank unless `tensor` is sharded like this. `op` is for messages.
 Chunks chunks_of(std::string_view op, const ShardedTensor& tensor);
 
-// `dim` counted from the front. Throws Error(invalid_argument) for one that the tensor hasn't.
+// Returns `dim` counted from the front. Throws Error(invalid_argument) if it is out of range.
 std::int64_t checked_dim(std::string_view op, const ShardedTensor& tensor, std::int64_t dim);
 
-// With one shard on each rank, of which `local` is this rank's.
+// Creates a tensor with one shard on each rank, on this rank `local`.
 ShardedTensor with_chunks(const at::Tensor& local, ShardedTensor::SpecPtr spec, ShardedTensor::Sizes size,
                           const ShardedTensor& like);
 

@@ -1,4 +1,4 @@
-// Comparison, copies, new tensors like another, and what changes a tensor in place.
+// Ops that compare or copy tensors, create similar ones, or modify them in place.
 
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/empty_like.h>
@@ -15,6 +15,7 @@
 #include <map>
 #include <string>
 
+#include "tensor/ops/built_in.h"
 #include "tensor/ops/shards.h"
 #include "tessera/base/error.h"
 #include "tessera/tensor/ops.h"
@@ -25,7 +26,7 @@ namespace {
 
 bool compare(const ShardedTensor& a, const ShardedTensor& b,
              const std::function<bool(const at::Tensor&, const at::Tensor&)>& same) {
-  if (a.metadata() != b.metadata()) return false;  // which all ranks have alike
+  if (a.metadata() != b.metadata()) return false;  // the same on all ranks
   bool result = true;
   for (std::size_t i = 0; result && i < a.local_shards().size(); ++i) {
     result = same(a.local_shards()[i].tensor, b.local_shards()[i].tensor);
@@ -35,14 +36,14 @@ bool compare(const ShardedTensor& a, const ShardedTensor& b,
   return on_all.item<int>() != 0;
 }
 
-Unary like(std::string name, at::Tensor (*make)(const at::Tensor&)) {
-  return Unary(std::move(name), [make](const ShardedTensor& input) {
+auto filled_as(at::Tensor (*make)(const at::Tensor&)) {
+  return [make](const ShardedTensor& input) {
     const at::NoGradGuard no_grad;
     return map_shards(input, make);
-  });
+  };
 }
 
-// A copy of the handle, on each of whose shards `fill` was called without recording gradients.
+// Calls `fill` on each shard without recording gradients, and returns the tensor.
 template <typename F>
 ShardedTensor fill_shards(const ShardedTensor& self, F&& fill) {
   const at::NoGradGuard no_grad;
@@ -50,7 +51,7 @@ ShardedTensor fill_shards(const ShardedTensor& self, F&& fill) {
   return self;
 }
 
-// What an activation does to the standard deviation, as torch::nn::init::calculate_gain.
+// Returns the gain of an activation, as torch::nn::init::calculate_gain.
 double gain_of(const std::string& nonlinearity, double slope) {
   if (nonlinearity == "leaky_relu") return std::sqrt(2 / (1 + slope * slope));
   static const std::map<std::string, double, std::less<>> gains = {
@@ -59,59 +60,57 @@ double gain_of(const std::string& nonlinearity, double slope) {
       {"tanh", 5.0 / 3},       {"relu", std::sqrt(2)},  {"selu", 3.0 / 4}};
   const auto gain = gains.find(nonlinearity);
   if (gain == gains.end()) {
-    fail(ErrorCode::invalid_argument, "op 'kaiming_uniform_': unknown nonlinearity '{}'", printable(nonlinearity));
+    fail(ErrorCode::invalid_argument,
+         "op 'kaiming_uniform_': unknown nonlinearity '{}', expected one that torch::nn::init::calculate_gain knows",
+         printable(nonlinearity));
   }
   return gain->second;
 }
 
 }  // namespace
 
-const Op<bool(const ShardedTensor&, const ShardedTensor&)> equal("equal",
-                                                                 [](const ShardedTensor& a, const ShardedTensor& b) {
-                                                                   return compare(a, b, at::equal);
-                                                                 });
+const BuiltIn equal_op(equal, "equal",
+                       [](const ShardedTensor& a, const ShardedTensor& b) { return compare(a, b, at::equal); });
 
 std::string describe(const AllcloseOptions& options) {
   return fmt::format("AllcloseOptions{{rtol={}, atol={}, equal_nan={}}}", options.rtol, options.atol,
                      options.equal_nan);
 }
 
-const Op<bool(const ShardedTensor&, const ShardedTensor&, const AllcloseOptions&)> allclose(
-    "allclose", [](const ShardedTensor& a, const ShardedTensor& b, const AllcloseOptions& options) {
-      return compare(a, b, [&](const at::Tensor& x, const at::Tensor& y) {
-        return at::allclose(x, y, options.rtol, options.atol, options.equal_nan);
-      });
-    });
+const BuiltIn allclose_op(allclose, "allclose",
+                          [](const ShardedTensor& a, const ShardedTensor& b, const AllcloseOptions& options) {
+                            return compare(a, b, [&](const at::Tensor& x, const at::Tensor& y) {
+                              return at::allclose(x, y, options.rtol, options.atol, options.equal_nan);
+                            });
+                          });
 
-const Unary clone("clone", [](const ShardedTensor& input) {
+const BuiltIn clone_op(clone, "clone", [](const ShardedTensor& input) {
   return map_shards(input, [](const at::Tensor& x) { return x.clone(); });
 });
 
-const Unary detach("detach", [](const ShardedTensor& input) {
+const BuiltIn detach_op(detach, "detach", [](const ShardedTensor& input) {
   std::vector<at::Tensor> tensors;
   for (const Shard& shard : input.local_shards()) tensors.push_back(shard.tensor.detach());
   return input.with_local_tensors(tensors, input.scalar_type(), false);
 });
 
-const Op<ShardedTensor(const ShardedTensor&, const ShardedTensor::ToOptions&)> to(
-    "to", [](const ShardedTensor& input, const ShardedTensor::ToOptions& options) { return input.to(options); });
+const BuiltIn to_op(to, "to", [](const ShardedTensor& input, const ShardedTensor::ToOptions& options) {
+  return input.to(options);
+});
 
-const Unary empty_like = like("empty_like", [](const at::Tensor& x) { return at::empty_like(x); });
-const Unary zeros_like = like("zeros_like", [](const at::Tensor& x) { return at::zeros_like(x); });
-const Unary ones_like = like("ones_like", [](const at::Tensor& x) { return at::ones_like(x); });
-const Unary rand_like = like("rand_like", [](const at::Tensor& x) { return at::rand_like(x); });
-const Unary randn_like = like("randn_like", [](const at::Tensor& x) { return at::randn_like(x); });
-const Op<ShardedTensor(const ShardedTensor&, const at::Scalar&)> full_like("full_like", [](const ShardedTensor& input,
-                                                                                           const at::Scalar& value) {
+const BuiltIn empty_like_op(empty_like, "empty_like", filled_as([](const at::Tensor& x) { return at::empty_like(x); }));
+const BuiltIn zeros_like_op(zeros_like, "zeros_like", filled_as([](const at::Tensor& x) { return at::zeros_like(x); }));
+const BuiltIn ones_like_op(ones_like, "ones_like", filled_as([](const at::Tensor& x) { return at::ones_like(x); }));
+const BuiltIn rand_like_op(rand_like, "rand_like", filled_as([](const at::Tensor& x) { return at::rand_like(x); }));
+const BuiltIn randn_like_op(randn_like, "randn_like", filled_as([](const at::Tensor& x) { return at::randn_like(x); }));
+const BuiltIn full_like_op(full_like, "full_like", [](const ShardedTensor& input, const at::Scalar& value) {
   const at::NoGradGuard no_grad;
   return map_shards(input, [&](const at::Tensor& x) { return at::full_like(x, value); });
 });
 
-const Op<ShardedTensor(const ShardedTensor&, const ShardedTensor&, bool)> copy_("copy_", [](const ShardedTensor& self,
-                                                                                            const ShardedTensor& source,
-                                                                                            bool non_blocking) {
+const BuiltIn copy_op(copy_, "copy_", [](const ShardedTensor& self, const ShardedTensor& source, bool non_blocking) {
   if (self.metadata().shards_metadata != source.metadata().shards_metadata) {
-    fail(ErrorCode::invalid_argument, "op 'copy_' of {} into {}: expected the same shards at the same places",
+    fail(ErrorCode::invalid_argument, "op 'copy_' of {} into {}: expected the same shards with the same placements",
          describe(source), describe(self));
   }
   for (std::size_t i = 0; i < self.local_shards().size(); ++i) {
@@ -120,29 +119,25 @@ const Op<ShardedTensor(const ShardedTensor&, const ShardedTensor&, bool)> copy_(
   return self;
 });
 
-const Op<ShardedTensor(const ShardedTensor&, bool)> requires_grad_("requires_grad_",
-                                                                   [](ShardedTensor self, bool requires_grad) {
-                                                                     self.set_requires_grad(requires_grad);
-                                                                     return self;
-                                                                   });
+const BuiltIn requires_grad_op(requires_grad_, "requires_grad_", [](ShardedTensor self, bool requires_grad) {
+  self.set_requires_grad(requires_grad);
+  return self;
+});
 
-const Op<ShardedTensor(const ShardedTensor&, double, double)> uniform_("uniform_", [](const ShardedTensor& self,
-                                                                                      double a, double b) {
+const BuiltIn uniform_op(uniform_, "uniform_", [](const ShardedTensor& self, double a, double b) {
   return fill_shards(self, [&](const at::Tensor& x) { x.uniform_(a, b); });
 });
 
-const Op<ShardedTensor(const ShardedTensor&, double, double)> normal_("normal_", [](const ShardedTensor& self,
-                                                                                    double mean, double std) {
+const BuiltIn normal_op(normal_, "normal_", [](const ShardedTensor& self, double mean, double std) {
   return fill_shards(self, [&](const at::Tensor& x) { x.normal_(mean, std); });
 });
 
-const Op<ShardedTensor(const ShardedTensor&, double)> constant_("constant_", [](const ShardedTensor& self,
-                                                                                double value) {
+const BuiltIn constant_op(constant_, "constant_", [](const ShardedTensor& self, double value) {
   return fill_shards(self, [&](const at::Tensor& x) { x.fill_(value); });
 });
 
-const Op<ShardedTensor(const ShardedTensor&, double, const std::string&, const std::string&)> kaiming_uniform_(
-    "kaiming_uniform_",
+const BuiltIn kaiming_uniform_op(
+    kaiming_uniform_, "kaiming_uniform_",
     [](const ShardedTensor& self, double a, const std::string& mode, const std::string& nonlinearity) {
       const ShardedTensor::Sizes& size = self.size();
       if (size.size() < 2) {
@@ -150,7 +145,7 @@ const Op<ShardedTensor(const ShardedTensor&, double, const std::string&, const s
              describe(self));
       }
       if (mode != "fan_in" && mode != "fan_out") {
-        fail(ErrorCode::invalid_argument, "op 'kaiming_uniform_': mode '{}', expected 'fan_in' or 'fan_out'",
+        fail(ErrorCode::invalid_argument, "op 'kaiming_uniform_': mode is '{}', expected 'fan_in' or 'fan_out'",
              printable(mode));
       }
       double fan = static_cast<double>(mode == "fan_in" ? size[1] : size[0]);
@@ -159,5 +154,32 @@ const Op<ShardedTensor(const ShardedTensor&, double, const std::string&, const s
       const double bound = gain_of(nonlinearity, a) * std::sqrt(3 / fan);
       return fill_shards(self, [&](const at::Tensor& x) { x.uniform_(-bound, bound); });
     });
+
+bool equal(const ShardedTensor& a, const ShardedTensor& b) { return equal_op(a, b); }
+bool allclose(const ShardedTensor& a, const ShardedTensor& b, const AllcloseOptions& options) {
+  return allclose_op(a, b, options);
+}
+ShardedTensor clone(const ShardedTensor& input) { return clone_op(input); }
+ShardedTensor detach(const ShardedTensor& input) { return detach_op(input); }
+ShardedTensor to(const ShardedTensor& input, const ShardedTensor::ToOptions& options) { return to_op(input, options); }
+ShardedTensor empty_like(const ShardedTensor& input) { return empty_like_op(input); }
+ShardedTensor zeros_like(const ShardedTensor& input) { return zeros_like_op(input); }
+ShardedTensor ones_like(const ShardedTensor& input) { return ones_like_op(input); }
+ShardedTensor rand_like(const ShardedTensor& input) { return rand_like_op(input); }
+ShardedTensor randn_like(const ShardedTensor& input) { return randn_like_op(input); }
+ShardedTensor full_like(const ShardedTensor& input, const at::Scalar& value) { return full_like_op(input, value); }
+ShardedTensor copy_(const ShardedTensor& self, const ShardedTensor& source, bool non_blocking) {
+  return copy_op(self, source, non_blocking);
+}
+ShardedTensor requires_grad_(const ShardedTensor& self, bool requires_grad) {
+  return requires_grad_op(self, requires_grad);
+}
+ShardedTensor uniform_(const ShardedTensor& self, double a, double b) { return uniform_op(self, a, b); }
+ShardedTensor normal_(const ShardedTensor& self, double mean, double std) { return normal_op(self, mean, std); }
+ShardedTensor constant_(const ShardedTensor& self, double value) { return constant_op(self, value); }
+ShardedTensor kaiming_uniform_(const ShardedTensor& self, double a, const std::string& mode,
+                               const std::string& nonlinearity) {
+  return kaiming_uniform_op(self, a, mode, nonlinearity);
+}
 
 }  // namespace tessera::ops

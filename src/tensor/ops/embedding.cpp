@@ -13,6 +13,7 @@
 
 #include <cmath>
 
+#include "tensor/ops/built_in.h"
 #include "tensor/ops/rank_inputs.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/functional.h"
@@ -23,13 +24,14 @@ void check_embedding(std::string_view op, const ShardedTensor& weight, const Emb
   if (weight.size().size() != 2) {
     fail(ErrorCode::invalid_argument, "op '{}': weight is {}, expected 2 dimensions", op, describe(weight));
   }
-  if (options.scale_grad_by_freq) fail(ErrorCode::unsupported, "op '{}': scale_grad_by_freq is not supported", op);
-  if (options.sparse) fail(ErrorCode::unsupported, "op '{}': sparse is not supported", op);
+  if (options.scale_grad_by_freq)
+    fail(ErrorCode::unsupported, "op '{}': scale_grad_by_freq is not supported, expected false", op);
+  if (options.sparse) fail(ErrorCode::unsupported, "op '{}': sparse is not supported, expected false", op);
   if (options.max_norm && !(*options.max_norm > 0)) {
-    fail(ErrorCode::invalid_argument, "op '{}': max_norm {}, expected more than 0", op, *options.max_norm);
+    fail(ErrorCode::invalid_argument, "op '{}': max_norm is {}, expected more than 0", op, *options.max_norm);
   }
   if (options.padding_idx && (*options.padding_idx < 0 || *options.padding_idx >= weight.size()[0])) {
-    fail(ErrorCode::invalid_argument, "op '{}': padding_idx {}, expected a row of {}", op, *options.padding_idx,
+    fail(ErrorCode::invalid_argument, "op '{}': padding_idx is {}, expected a row of {}", op, *options.padding_idx,
          describe(weight));
   }
 }
@@ -54,7 +56,7 @@ OwnRows own_rows(const at::Tensor& all, const Chunks& chunks) {
 
 namespace {
 
-// Rows of which each rank has a part: their norms are made of all ranks' parts.
+// Each rank has a part of every row: norms are reduced over the ranks.
 void renormalize_parts(const ShardedTensor& weight, const at::Tensor& all, double max_norm, double norm_type) {
   const at::Tensor& local = weight.local_tensor();
   const at::Tensor looked_up = std::get<0>(at::_unique(all));
@@ -68,7 +70,7 @@ void renormalize_parts(const ShardedTensor& weight, const at::Tensor& all, doubl
     weight.process_group().all_reduce(norms);
     norms = norms.pow(1 / norm_type);
   }
-  // The 1e-7 is that of LibTorch's own.
+  // 1e-7 as in LibTorch.
   const at::Tensor scale = at::where(norms.gt(max_norm), max_norm / (norms + 1e-7), at::ones_like(norms));
   local.index_copy_(0, looked_up, rows * scale.unsqueeze(1));
 }
@@ -102,7 +104,7 @@ at::Tensor distribute_columns(const at::Tensor& results, const ShardedTensor& we
 
 namespace {
 
-// Every rank looks up what it has of all ranks' indices, zeros for the rest; the sum of all is what each one wants.
+// Every rank looks up all ranks' indices in its rows, with zeros for other rows; a reduce-scatter sums the results.
 at::Tensor row_wise(const at::Tensor& all, const ShardedTensor& weight, const Chunks& chunks,
                     const EmbeddingOptions& options) {
   const OwnRows own = own_rows(all, chunks);
@@ -127,23 +129,27 @@ std::string describe(const EmbeddingOptions& options) {
                      options.scale_grad_by_freq, options.sparse);
 }
 
-const Op<at::Tensor(const at::Tensor&, const ShardedTensor&, const EmbeddingOptions&)> embedding(
-    "embedding", ChunkShardingSpec::kKind,
-    [](const at::Tensor& input, const ShardedTensor& weight, const EmbeddingOptions& options) {
-      check_embedding("embedding", weight, options);
-      const Chunks chunks = chunks_of("embedding", weight);
-      const ProcessGroup& group = weight.process_group();
-      agree_on_inputs("embedding", group, {input}, [&] { check_indices("embedding", input, weight); });
-      const at::Tensor all = functional::all_gather(group, input.reshape({-1}).to(at::kLong));
-      renormalize(weight, chunks, all, options);
-      const at::Tensor rows =
-          chunks.dim == 0
-              ? row_wise(all, weight, chunks, options)
-              : distribute_columns(at::embedding(weight.local_tensor(), all, options.padding_idx.value_or(-1)), weight,
-                                   chunks);
-      std::vector<std::int64_t> size = input.sizes().vec();
-      size.push_back(weight.size()[1]);
-      return rows.view(size);
-    });
+const BuiltIn embedding_op(embedding, "embedding", ChunkShardingSpec::kKind,
+                           [](const at::Tensor& input, const ShardedTensor& weight, const EmbeddingOptions& options) {
+                             check_embedding("embedding", weight, options);
+                             const Chunks chunks = chunks_of("embedding", weight);
+                             const ProcessGroup& group = weight.process_group();
+                             agree_on_inputs("embedding", group, {input},
+                                             [&] { check_indices("embedding", input, weight); });
+                             const at::Tensor all = functional::all_gather(group, input.reshape({-1}).to(at::kLong));
+                             renormalize(weight, chunks, all, options);
+                             const at::Tensor rows =
+                                 chunks.dim == 0 ? row_wise(all, weight, chunks, options)
+                                                 : distribute_columns(at::embedding(weight.local_tensor(), all,
+                                                                                    options.padding_idx.value_or(-1)),
+                                                                      weight, chunks);
+                             std::vector<std::int64_t> size = input.sizes().vec();
+                             size.push_back(weight.size()[1]);
+                             return rows.view(size);
+                           });
+
+at::Tensor embedding(const at::Tensor& input, const ShardedTensor& weight, const EmbeddingOptions& options) {
+  return embedding_op(input, weight, options);
+}
 
 }  // namespace tessera::ops

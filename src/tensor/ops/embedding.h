@@ -1,6 +1,5 @@
 #pragma once
-// What embedding and embedding_bag have in common. Indices are 1-D; those of all ranks, one behind the other, are
-// called `all`.
+// Shared by embedding and embedding_bag. Indices are 1-D; `all` are those of all ranks, concatenated.
 
 #include <ATen/core/Tensor.h>
 
@@ -11,24 +10,25 @@
 
 namespace tessera::ops {
 
-// Throws Error(unsupported, invalid_argument) where `weight` and options can't be meant, alike on all ranks.
+// Throws Error(unsupported) or Error(invalid_argument) for an invalid weight or options, the same on all ranks.
 void check_embedding(std::string_view op, const ShardedTensor& weight, const EmbeddingOptions& options);
 
-// Throws Error(invalid_argument) for indices that are no integers or not in `weight`.
+// Throws Error(invalid_argument) for indices that are not integers or out of range.
 void check_indices(std::string_view op, const at::Tensor& input, const ShardedTensor& weight);
 
-// Of those indices of `all` whose rows are here.
+// The indices in `all` whose rows are on this rank.
 struct OwnRows {
   at::Tensor positions;  // in `all`, ascending
-  at::Tensor rows;       // of the local shard
+  at::Tensor rows;       // in the local shard
 };
 OwnRows own_rows(const at::Tensor& all, const Chunks& chunks);
 
-// Scales down those rows of `weight`, in place, that are looked up and too long. All ranks must call it.
+// Scales down, in place, the rows of `weight` that are looked up and exceed max_norm. All ranks must call it.
 void renormalize(const ShardedTensor& weight, const Chunks& chunks, const at::Tensor& all,
                  const EmbeddingOptions& options);
 
-// From [size * n, columns of this rank] for all ranks to [n, all columns] for this one.
+// Exchanges results for all ranks in this rank's columns, [size * n, own columns], for this rank's results in all
+// columns, [n, columns].
 at::Tensor distribute_columns(const at::Tensor& results, const ShardedTensor& weight, const Chunks& chunks);
 
 }  // namespace tessera::ops

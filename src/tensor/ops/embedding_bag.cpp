@@ -7,6 +7,7 @@
 
 #include <limits>
 
+#include "tensor/ops/built_in.h"
 #include "tensor/ops/embedding.h"
 #include "tensor/ops/rank_inputs.h"
 #include "tessera/base/error.h"
@@ -22,7 +23,7 @@ Mode mode_of(const EmbeddingBagOptions& options) {
   if (options.mode == "sum") return Mode::sum;
   if (options.mode == "mean") return Mode::mean;
   if (options.mode == "max") return Mode::max;
-  fail(ErrorCode::invalid_argument, "op 'embedding_bag': mode '{}', expected 'sum', 'mean' or 'max'",
+  fail(ErrorCode::invalid_argument, "op 'embedding_bag': mode is '{}', expected 'sum', 'mean' or 'max'",
        printable(options.mode));
 }
 
@@ -33,40 +34,43 @@ void check_bags(const at::Tensor& input, const EmbeddingBagOptions& options) {
     refuse(fmt::format("input is {}, expected 1 or 2 dimensions", describe(input)));
   }
   if (weights.defined()) {
-    if (mode_of(options) != Mode::sum) refuse("per_sample_weights are for mode 'sum'");
+    if (mode_of(options) != Mode::sum)
+      refuse(fmt::format("per_sample_weights with mode '{}', expected mode 'sum'", options.mode));
     if (weights.sizes() != input.sizes()) {
       refuse(fmt::format("per_sample_weights are {}, input is {}, expected the same size", describe(weights),
                          describe(input)));
     }
   }
   if (input.dim() == 2) {
-    if (offsets.defined()) refuse("offsets are for an input of 1 dimension");
-    if (options.include_last_offset) refuse("include_last_offset needs offsets");
+    if (offsets.defined()) refuse("offsets with an input of 2 dimensions, expected an input of 1 dimension");
+    if (options.include_last_offset) refuse("include_last_offset with an input of 2 dimensions, expected offsets");
     return;
   }
-  if (!offsets.defined()) refuse("an input of 1 dimension needs offsets");
+  if (!offsets.defined()) refuse("an input of 1 dimension without offsets, expected offsets");
   if (offsets.dim() != 1 || (offsets.scalar_type() != at::kLong && offsets.scalar_type() != at::kInt)) {
     refuse(fmt::format("offsets are {}, expected 1 dimension of int32 or int64", describe(offsets)));
   }
-  if (options.include_last_offset && offsets.numel() == 0) refuse("include_last_offset needs offsets");
+  if (options.include_last_offset && offsets.numel() == 0)
+    refuse("include_last_offset with empty offsets, expected at least one");
   if (offsets.numel() == 0) return;
   const auto first = offsets[0].item<std::int64_t>(), last = offsets[-1].item<std::int64_t>();
-  if (first != 0) refuse(fmt::format("offsets begin with {}, expected 0", first));
-  if (offsets.diff().lt(0).any().item<bool>()) refuse("offsets descend");
-  if (last > input.numel()) refuse(fmt::format("an offset is {}, input has {}", last, input.numel()));
+  if (first != 0) refuse(fmt::format("the first offset is {}, expected 0", first));
+  if (offsets.diff().lt(0).any().item<bool>()) refuse("offsets descend, expected ascending offsets");
+  if (last > input.numel())
+    refuse(fmt::format("an offset is {}, expected at most {}, the size of the input", last, input.numel()));
   if (options.include_last_offset && last != input.numel()) {
     refuse(fmt::format("the last offset is {}, expected the size of the input, {}", last, input.numel()));
   }
 }
 
-// Where each bag begins in the flat input.
+// Returns where each bag begins in the flat input.
 at::Tensor offsets_of(const at::Tensor& input, const EmbeddingBagOptions& options) {
   if (input.dim() == 2) return at::arange(input.size(0), at::kLong).to(input.device()) * input.size(1);
   const at::Tensor offsets = options.offsets.to(at::kLong);
   return options.include_last_offset ? offsets.narrow(0, 0, offsets.size(0) - 1) : offsets;
 }
 
-// A number for each bag: what is in [offsets[i], offsets[i + 1]) of `counted`, zeros and ones for each index.
+// Returns the sum of `counted`, zeros and ones, over each bag's [offsets[i], offsets[i + 1]).
 at::Tensor count_in_bags(const at::Tensor& counted, const at::Tensor& offsets) {
   const at::Tensor sums = at::cat({counted.new_zeros({1}), counted.cumsum(0)});
   const at::Tensor ends = at::cat(
@@ -80,13 +84,13 @@ at::Tensor counted_indices(const at::Tensor& indices, const EmbeddingBagOptions&
   return options.padding_idx ? all.masked_fill(indices.eq(*options.padding_idx), 0) : all;
 }
 
-// Every rank makes of each bag what its rows give; sums are added up, maxima compared.
+// Every rank reduces each bag over its own rows; the ranks' sums are added, their maxima compared.
 at::Tensor row_wise(const at::Tensor& indices, const at::Tensor& offsets, const at::Tensor& all,
                     const at::Tensor& all_offsets, const at::Tensor& all_weights, const ShardedTensor& weight,
                     const Chunks& chunks, const EmbeddingBagOptions& options) {
   const Mode mode = mode_of(options);
   const ProcessGroup& group = weight.process_group();
-  // Bags of those indices alone that are here and count.
+  // Bags of only the indices that count and whose rows are on this rank.
   const at::Tensor counted = options.padding_idx ? all.masked_fill(all.eq(*options.padding_idx), -1) : all;
   const OwnRows own = own_rows(counted, chunks);
   const at::Tensor own_offsets = at::searchsorted(own.positions, all_offsets);
@@ -116,8 +120,8 @@ std::string describe(const EmbeddingBagOptions& options) {
                      describe(options.per_sample_weights), describe(static_cast<const EmbeddingOptions&>(options)));
 }
 
-const Op<at::Tensor(const at::Tensor&, const ShardedTensor&, const EmbeddingBagOptions&)> embedding_bag(
-    "embedding_bag", ChunkShardingSpec::kKind,
+const BuiltIn embedding_bag_op(
+    embedding_bag, "embedding_bag", ChunkShardingSpec::kKind,
     [](const at::Tensor& input, const ShardedTensor& weight, const EmbeddingBagOptions& options) {
       check_embedding("embedding_bag", weight, options);
       const Mode mode = mode_of(options);
@@ -143,5 +147,9 @@ const Op<at::Tensor(const at::Tensor&, const ShardedTensor&, const EmbeddingBagO
                             options.padding_idx ? c10::make_optional(*options.padding_idx) : c10::nullopt));
       return distribute_columns(results, weight, chunks);
     });
+
+at::Tensor embedding_bag(const at::Tensor& input, const ShardedTensor& weight, const EmbeddingBagOptions& options) {
+  return embedding_bag_op(input, weight, options);
+}
 
 }  // namespace tessera::ops

@@ -2,6 +2,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/linear.h>
 
+#include "tensor/ops/built_in.h"
 #include "tensor/ops/chunks.h"
 #include "tensor/ops/rank_inputs.h"
 #include "tessera/base/error.h"
@@ -19,20 +20,20 @@ void check_weight(const ShardedTensor& weight) {
 
 void check_input(const std::vector<std::int64_t>& size, const std::string& described, const ShardedTensor& weight) {
   if (!size.empty() && size.back() == weight.size()[1]) return;
-  fail(ErrorCode::invalid_argument, "op 'linear': input is {}, expected {} columns as weight {} has", described,
+  fail(ErrorCode::invalid_argument, "op 'linear': input is {}, expected {} columns as in weight {}", described,
        weight.size()[1], describe(weight));
 }
 
 void check_bias(const at::Tensor& bias, const ShardedTensor& weight) {
   if (!bias.defined() || (bias.dim() == 1 && bias.size(0) == weight.size()[0])) return;
-  fail(ErrorCode::invalid_argument, "op 'linear': bias is {}, expected 1 dimension of {} as weight {} has",
+  fail(ErrorCode::invalid_argument, "op 'linear': bias is {}, expected 1 dimension of {} as in weight {}",
        describe(bias), weight.size()[0], describe(weight));
 }
 
-// As rows; one row if there is no other dimension.
+// A 1-D input is one row.
 at::Tensor as_batch(const at::Tensor& input) { return input.dim() == 1 ? input.unsqueeze(0) : input; }
 
-// Each rank has some rows of the weight, so some columns of the result, of all ranks' inputs.
+// Each rank has some rows of the weight: it computes these columns of the result for all ranks' inputs.
 ShardedTensor column_wise(const at::Tensor& input, const ShardedTensor& weight, const at::Tensor& bias,
                           const Chunks& chunks) {
   const ProcessGroup& group = weight.process_group();
@@ -46,7 +47,7 @@ ShardedTensor column_wise(const at::Tensor& input, const ShardedTensor& weight, 
   return with_chunks(local, chunks.along(-1), size, weight);
 }
 
-// Each rank has some columns of the weight: it needs these columns of all ranks' inputs: [size * n, ..., columns].
+// Each rank has some columns of the weight. Returns these columns of all ranks' inputs: [size * n, ..., columns].
 at::Tensor own_columns_of_all(const at::Tensor& batch, const ShardedTensor& weight, const Chunks& chunks) {
   std::vector<at::Tensor> parts;
   std::vector<std::int64_t> in_splits;
@@ -62,7 +63,7 @@ at::Tensor own_columns_of_all(const at::Tensor& batch, const ShardedTensor& weig
   return functional::all_to_all(weight.process_group(), at::cat(parts), out_splits, in_splits).view(size);
 }
 
-// What this rank's columns of the weight contribute; each rank adds its share of the bias.
+// Returns the summand of this rank's columns of the weight; each rank adds its share of the bias.
 PartialTensor row_wise(const at::Tensor& columns, const ShardedTensor& weight, const at::Tensor& bias) {
   const ProcessGroup& group = weight.process_group();
   const at::Tensor share = bias.defined() ? functional::sum_gradients(group, bias) / group.size() : bias;
@@ -76,7 +77,7 @@ LinearResult linear_of_sharded(const ShardedTensor& input, const ShardedTensor& 
   const auto last = static_cast<std::int64_t>(input.size().size()) - 1;
   if (chunks.dim != 1 || of_input.dim != last || of_input.placements != chunks.placements) {
     fail(ErrorCode::unsupported,
-         "op 'linear' of {} by {}: a sharded input must be cut in its last dimension as weight in dimension 1",
+         "op 'linear' of {} by {}: expected an input sharded in its last dimension as the weight in dimension 1",
          describe(input), describe(weight));
   }
   return row_wise(as_batch(input.local_tensor()), weight, bias);
@@ -84,20 +85,26 @@ LinearResult linear_of_sharded(const ShardedTensor& input, const ShardedTensor& 
 
 }  // namespace
 
-const Op<LinearResult(const std::variant<at::Tensor, ShardedTensor>&, const ShardedTensor&, const at::Tensor&)> linear(
-    "linear", ChunkShardingSpec::kKind,
-    [](const std::variant<at::Tensor, ShardedTensor>& input, const ShardedTensor& weight,
-       const at::Tensor& bias) -> LinearResult {
-      check_weight(weight);
-      if (const auto* sharded = std::get_if<ShardedTensor>(&input)) return linear_of_sharded(*sharded, weight, bias);
-      const at::Tensor& own = std::get<at::Tensor>(input);
-      const Chunks chunks = chunks_of("linear", weight);
-      agree_on_inputs("linear", weight.process_group(), {own, bias}, [&] {
-        check_input(own.defined() ? own.sizes().vec() : ShardedTensor::Sizes(), describe(own), weight);
-        check_bias(bias, weight);
-      });
-      if (chunks.dim == 0) return column_wise(own, weight, bias, chunks);
-      return row_wise(own_columns_of_all(as_batch(own), weight, chunks), weight, bias);
-    });
+const BuiltIn linear_op(linear, "linear", ChunkShardingSpec::kKind,
+                        [](const std::variant<at::Tensor, ShardedTensor>& input, const ShardedTensor& weight,
+                           const at::Tensor& bias) -> LinearResult {
+                          check_weight(weight);
+                          if (const auto* sharded = std::get_if<ShardedTensor>(&input))
+                            return linear_of_sharded(*sharded, weight, bias);
+                          const at::Tensor& own = std::get<at::Tensor>(input);
+                          const Chunks chunks = chunks_of("linear", weight);
+                          agree_on_inputs("linear", weight.process_group(), {own, bias}, [&] {
+                            check_input(own.defined() ? own.sizes().vec() : ShardedTensor::Sizes(), describe(own),
+                                        weight);
+                            check_bias(bias, weight);
+                          });
+                          if (chunks.dim == 0) return column_wise(own, weight, bias, chunks);
+                          return row_wise(own_columns_of_all(as_batch(own), weight, chunks), weight, bias);
+                        });
+
+LinearResult linear(const std::variant<at::Tensor, ShardedTensor>& input, const ShardedTensor& weight,
+                    const at::Tensor& bias) {
+  return linear_op(input, weight, bias);
+}
 
 }  // namespace tessera::ops

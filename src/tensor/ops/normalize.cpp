@@ -1,4 +1,4 @@
-// Ops over whole dimensions, which communicate if the dimension is cut; and products of matrices.
+// Ops that normalize over dimensions, and communicate if such a dimension is sharded; and matrix products.
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/amax.h>
@@ -12,6 +12,7 @@
 #include <limits>
 #include <numeric>
 
+#include "tensor/ops/built_in.h"
 #include "tensor/ops/chunks.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/functional.h"
@@ -21,7 +22,7 @@ namespace tessera::ops {
 
 namespace {
 
-// Less the greatest of all ranks, so that no exponential overflows.
+// Subtracts the maximum over all ranks, so that no exponential overflows.
 at::Tensor softmax_over_ranks(const at::Tensor& local, std::int64_t dim, const ProcessGroup& group) {
   std::vector<std::int64_t> sizes = local.sizes().vec();
   sizes[static_cast<std::size_t>(dim)] = 1;
@@ -33,8 +34,8 @@ at::Tensor softmax_over_ranks(const at::Tensor& local, std::int64_t dim, const P
   return exponentials / functional::all_reduce(group, exponentials.sum({dim}, true));
 }
 
-// Of a parameter that every rank has whole: its gradient is that of all ranks.
-at::Tensor whole_parameter(const ProcessGroup& group, const at::Tensor& parameter) {
+// Returns a replicated parameter whose gradient is summed over the ranks.
+at::Tensor replicated_parameter(const ProcessGroup& group, const at::Tensor& parameter) {
   return parameter.defined() ? functional::sum_gradients(group, parameter) : parameter;
 }
 
@@ -49,7 +50,7 @@ void check_layer_norm(const ShardedTensor& input, const std::vector<std::int64_t
   }
   for (const at::Tensor& parameter : {options.weight, options.bias}) {
     if (parameter.defined() && parameter.sizes() != at::IntArrayRef(shape)) {
-      fail(ErrorCode::invalid_argument, "op 'layer_norm' over {}: a parameter is {}, expected the same size",
+      fail(ErrorCode::invalid_argument, "op 'layer_norm' over {}: a parameter is {}, expected this size",
            shape_to_string(shape), describe(parameter));
     }
   }
@@ -57,28 +58,29 @@ void check_layer_norm(const ShardedTensor& input, const std::vector<std::int64_t
 
 }  // namespace
 
-const Op<ShardedTensor(const ShardedTensor&, std::int64_t)> softmax(
-    "softmax", ChunkShardingSpec::kKind, [](const ShardedTensor& input, std::int64_t along) {
-      const Chunks chunks = chunks_of("softmax", input);
-      const std::int64_t dim = checked_dim("softmax", input, along);
-      const at::Tensor& local = input.local_tensor();
-      const at::Tensor result =
-          dim == chunks.dim ? softmax_over_ranks(local, dim, input.process_group()) : at::softmax(local, dim);
-      return with_chunks(result, input.shared_spec(), input.size(), input);
-    });
+const BuiltIn softmax_op(softmax, "softmax", ChunkShardingSpec::kKind,
+                         [](const ShardedTensor& input, std::int64_t along) {
+                           const Chunks chunks = chunks_of("softmax", input);
+                           const std::int64_t dim = checked_dim("softmax", input, along);
+                           const at::Tensor& local = input.local_tensor();
+                           const at::Tensor result = dim == chunks.dim
+                                                         ? softmax_over_ranks(local, dim, input.process_group())
+                                                         : at::softmax(local, dim);
+                           return with_chunks(result, input.shared_spec(), input.size(), input);
+                         });
 
 std::string describe(const LayerNormOptions& options) {
   return fmt::format("LayerNormOptions{{weight={}, bias={}, eps={}}}", describe(options.weight), describe(options.bias),
                      options.eps);
 }
 
-const Op<ShardedTensor(const ShardedTensor&, const std::vector<std::int64_t>&, const LayerNormOptions&)> layer_norm(
-    "layer_norm", ChunkShardingSpec::kKind,
+const BuiltIn layer_norm_op(
+    layer_norm, "layer_norm", ChunkShardingSpec::kKind,
     [](const ShardedTensor& input, const std::vector<std::int64_t>& shape, const LayerNormOptions& options) {
       const Chunks chunks = chunks_of("layer_norm", input);
       check_layer_norm(input, shape, options);
       const ProcessGroup& group = input.process_group();
-      at::Tensor weight = whole_parameter(group, options.weight), bias = whole_parameter(group, options.bias);
+      at::Tensor weight = replicated_parameter(group, options.weight), bias = replicated_parameter(group, options.bias);
       at::Tensor local = input.local_tensor();
       const auto first = static_cast<std::int64_t>(input.size().size() - shape.size());
       if (chunks.dim < first) {
@@ -102,21 +104,27 @@ const Op<ShardedTensor(const ShardedTensor&, const std::vector<std::int64_t>&, c
       return with_chunks(local, input.shared_spec(), input.size(), input);
     });
 
-const Op<ShardedTensor(const ShardedTensor&, const ShardedTensor&)> bmm(
-    "bmm", ChunkShardingSpec::kKind, [](const ShardedTensor& a, const ShardedTensor& b) {
-      const Chunks chunks = chunks_of("bmm", a), others = chunks_of("bmm", b);
-      const bool fits = a.size().size() == 3 && b.size().size() == 3 && a.size()[0] == b.size()[0] &&
-                        a.size()[2] == b.size()[1] && a.scalar_type() == b.scalar_type();
-      if (!fits) {
-        fail(ErrorCode::invalid_argument, "op 'bmm' of {} and {}: expected [n, i, j] and [n, j, k] of one dtype",
-             describe(a), describe(b));
-      }
-      if (chunks.dim != 0 || others.dim != 0 || chunks.placements != others.placements) {
-        fail(ErrorCode::unsupported, "op 'bmm' of {} and {}: both must be cut in dimension 0, with the same placements",
-             describe(a), describe(b));
-      }
-      return with_chunks(at::bmm(a.local_tensor(), b.local_tensor()), a.shared_spec(),
-                         {a.size()[0], a.size()[1], b.size()[2]}, a);
-    });
+const BuiltIn bmm_op(bmm, "bmm", ChunkShardingSpec::kKind, [](const ShardedTensor& a, const ShardedTensor& b) {
+  const Chunks chunks = chunks_of("bmm", a), others = chunks_of("bmm", b);
+  const bool fits = a.size().size() == 3 && b.size().size() == 3 && a.size()[0] == b.size()[0] &&
+                    a.size()[2] == b.size()[1] && a.scalar_type() == b.scalar_type();
+  if (!fits) {
+    fail(ErrorCode::invalid_argument, "op 'bmm' of {} and {}: expected [n, i, j] and [n, j, k] of one dtype",
+         describe(a), describe(b));
+  }
+  if (chunks.dim != 0 || others.dim != 0 || chunks.placements != others.placements) {
+    fail(ErrorCode::unsupported, "op 'bmm' of {} and {}: expected both sharded in dimension 0 with the same placements",
+         describe(a), describe(b));
+  }
+  return with_chunks(at::bmm(a.local_tensor(), b.local_tensor()), a.shared_spec(),
+                     {a.size()[0], a.size()[1], b.size()[2]}, a);
+});
+
+ShardedTensor softmax(const ShardedTensor& input, std::int64_t dim) { return softmax_op(input, dim); }
+ShardedTensor layer_norm(const ShardedTensor& input, const std::vector<std::int64_t>& normalized_shape,
+                         const LayerNormOptions& options) {
+  return layer_norm_op(input, normalized_shape, options);
+}
+ShardedTensor bmm(const ShardedTensor& a, const ShardedTensor& b) { return bmm_op(a, b); }
 
 }  // namespace tessera::ops

@@ -37,22 +37,27 @@ std::string describe(bool value) { return value ? "true" : "false"; }
 std::string describe(std::int64_t value) { return fmt::format("{}", value); }
 std::string describe(double value) { return fmt::format("{}", value); }
 
-void op_detail::Tensors::add(const ShardedTensor& tensor) {
+void detail::ShardedArguments::add(const ShardedTensor& tensor) {
   if (first_ == nullptr) {
     first_ = &tensor;
   } else if (!(first_->process_group() == tensor.process_group())) {
-    fail(ErrorCode::invalid_argument, "op '{}': its sharded tensors are of two process groups, expected one", op_);
+    fail(ErrorCode::invalid_argument, "op '{}': the sharded tensors are of two process groups, expected one", op_);
   }
 }
 
-const ShardedTensor& op_detail::Tensors::first() const {
-  if (first_ == nullptr) fail(ErrorCode::invalid_argument, "op '{}': none of its arguments is a sharded tensor", op_);
+const ShardedTensor& detail::ShardedArguments::first() const {
+  if (first_ == nullptr)
+    fail(ErrorCode::invalid_argument, "op '{}': none of its arguments is a sharded tensor, expected at least one", op_);
   return *first_;
 }
 
-void op_detail::fail_unsupported(std::string_view op, std::span<const std::string> arguments, const ShardedTensor& on) {
+void detail::fail_unsupported(std::string_view op, std::span<const std::string> arguments, const ShardedTensor& on) {
   fail(ErrorCode::unsupported, "op '{}' with arguments ({}) is not supported for {}", op, fmt::join(arguments, ", "),
        on.sharding_spec().kind());
+}
+
+void detail::fail_not_an_op() {
+  fail(ErrorCode::invalid_argument, "op_of: the function is not an op, expected a function of tessera::ops");
 }
 
 }  // namespace tessera

@@ -20,7 +20,7 @@ void agree_on_inputs(std::string_view op, const ProcessGroup& group, const std::
   described.reserve(inputs.size());
   for (const at::Tensor& input : inputs) described.push_back(describe(input));
   const std::string mine = fmt::format("{}", fmt::join(described, ", "));
-  // A number for each description first, since they are rarely different.
+  // Compare hashes first; the descriptions rarely differ.
   const at::Tensor number = at::scalar_tensor(static_cast<std::int64_t>(std::hash<std::string>()(mine)), at::kLong);
   const at::Tensor numbers = at::empty({group.size()}, at::kLong);
   group.all_gather_into(numbers, number);

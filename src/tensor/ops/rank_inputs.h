@@ -1,5 +1,5 @@
 #pragma once
-// Inputs that each rank brings, which must fit together before they are sent.
+// Checks of inputs that each rank passes, before anything is sent.
 
 #include <ATen/core/Tensor.h>
 
@@ -11,9 +11,9 @@
 
 namespace tessera::ops {
 
-// `check` throws for what is wrong with this rank's inputs; then all ranks throw, naming it. Then all ranks' must have
-// the same sizes and dtypes, or all throw Error(invalid_argument) naming two that differ. Undefined tensors are inputs
-// as well.
+// Checks that inputs are valid and agree between ranks. If `check`, which validates this rank's inputs, throws on any
+// rank, every rank throws its error. If the ranks' inputs differ in sizes or dtypes, every rank throws
+// Error(invalid_argument) naming two that differ. Inputs may be undefined. A collective.
 void agree_on_inputs(std::string_view op, const ProcessGroup& group, const std::vector<at::Tensor>& inputs,
                      const std::function<void()>& check);
 

@@ -1,10 +1,11 @@
-// Ops that give a tensor another shape.
+// Ops that change the shape of a tensor.
 
 #include <ATen/ops/chunk.h>
 
 #include <algorithm>
 #include <numeric>
 
+#include "tensor/ops/built_in.h"
 #include "tensor/ops/chunks.h"
 #include "tessera/base/error.h"
 #include "tessera/tensor/ops.h"
@@ -19,7 +20,7 @@ std::int64_t product(Sizes::const_iterator begin, Sizes::const_iterator end) {
   return std::accumulate(begin, end, std::int64_t{1}, std::multiplies<>());
 }
 
-// The shape with its -1 filled in.
+// Returns the shape with -1 replaced by the inferred size.
 Sizes inferred(const ShardedTensor& input, Sizes shape) {
   const std::int64_t numel = product(input.size().begin(), input.size().end());
   const auto refuse = [&](std::string_view why) {
@@ -29,16 +30,16 @@ Sizes inferred(const ShardedTensor& input, Sizes shape) {
   auto unknown = shape.end();
   for (auto size = shape.begin(); size != shape.end(); ++size) {
     if (*size == -1) {
-      if (unknown != shape.end()) refuse("only one size can be inferred");
+      if (unknown != shape.end()) refuse("several sizes are -1, expected only one size to infer");
       unknown = size;
     } else if (*size < 0) {
-      refuse("a size is negative");
+      refuse("a size is negative, expected at least 0, or -1 to infer it");
     } else if (__builtin_mul_overflow(known, *size, &known)) {
-      refuse("it has too many elements");
+      refuse(fmt::format("it has too many elements, expected {}", numel));
     }
   }
   if (unknown != shape.end()) {
-    if (known == 0 || numel % known != 0) refuse(fmt::format("{} elements can't be shaped so", numel));
+    if (known == 0 || numel % known != 0) refuse(fmt::format("no size for -1 gives {} elements", numel));
     *unknown = numel / known;
     known = numel;
   }
@@ -48,23 +49,26 @@ Sizes inferred(const ShardedTensor& input, Sizes shape) {
 
 }  // namespace
 
-const Op<ShardedTensor(const ShardedTensor&, std::int64_t, std::int64_t)> transpose(
-    "transpose", ChunkShardingSpec::kKind, [](const ShardedTensor& input, std::int64_t dim0, std::int64_t dim1) {
-      const Chunks chunks = chunks_of("transpose", input);
-      const std::int64_t a = checked_dim("transpose", input, dim0), b = checked_dim("transpose", input, dim1);
-      if (a == b) return input;
-      Sizes size = input.size();
-      std::swap(size[static_cast<std::size_t>(a)], size[static_cast<std::size_t>(b)]);
-      const std::int64_t cut = chunks.dim == a ? b : chunks.dim == b ? a : chunks.dim;
-      return with_chunks(input.local_tensor().transpose(a, b), chunks.along(cut), size, input);
-    });
+const BuiltIn transpose_op(transpose, "transpose", ChunkShardingSpec::kKind,
+                           [](const ShardedTensor& input, std::int64_t dim0, std::int64_t dim1) {
+                             const Chunks chunks = chunks_of("transpose", input);
+                             const std::int64_t a = checked_dim("transpose", input, dim0),
+                                                b = checked_dim("transpose", input, dim1);
+                             if (a == b) return input;
+                             Sizes size = input.size();
+                             std::swap(size[static_cast<std::size_t>(a)], size[static_cast<std::size_t>(b)]);
+                             const std::int64_t sharded = chunks.dim == a ? b : chunks.dim == b ? a : chunks.dim;
+                             return with_chunks(input.local_tensor().transpose(a, b), chunks.along(sharded), size,
+                                                input);
+                           });
 
-const Op<ShardedTensor(const ShardedTensor&, const std::vector<std::int64_t>&)> view(
-    "view", ChunkShardingSpec::kKind, [](const ShardedTensor& input, const std::vector<std::int64_t>& wanted) {
+const BuiltIn view_op(
+    view, "view", ChunkShardingSpec::kKind, [](const ShardedTensor& input, const std::vector<std::int64_t>& wanted) {
       const Chunks chunks = chunks_of("view", input);
       const Sizes shape = inferred(input, wanted);
       if (shape == input.size()) return input;
-      // Rows of `dim` stay together if what is before it has as many elements, and both cut it evenly.
+      // Shards keep their elements if the product of the sizes before `dim` stays the same and `dim` splits evenly in
+      // both shapes.
       const auto parts = static_cast<std::int64_t>(chunks.placements.size());
       const auto dim = static_cast<std::ptrdiff_t>(chunks.dim);
       const bool stays =
@@ -73,7 +77,7 @@ const Op<ShardedTensor(const ShardedTensor&, const std::vector<std::int64_t>&)> 
           input.size()[static_cast<std::size_t>(dim)] % parts == 0 && shape[static_cast<std::size_t>(dim)] % parts == 0;
       if (!stays) {
         fail(ErrorCode::unsupported,
-             "op 'view' of {} as {}: dimension {} would not be cut into {} equal parts of the same elements",
+             "op 'view' of {} as {}: expected dimension {} to split into {} equal parts of the same elements",
              describe(input), shape_to_string(shape), dim, parts);
       }
       Sizes local = shape;
@@ -81,23 +85,34 @@ const Op<ShardedTensor(const ShardedTensor&, const std::vector<std::int64_t>&)> 
       return with_chunks(input.local_tensor().view(local), chunks.along(chunks.dim), shape, input);
     });
 
-const Op<std::vector<ShardedTensor>(const ShardedTensor&, std::int64_t, std::int64_t)> chunk(
-    "chunk", ChunkShardingSpec::kKind, [](const ShardedTensor& input, std::int64_t count, std::int64_t along) {
-      const Chunks chunks = chunks_of("chunk", input);
-      const std::int64_t dim = checked_dim("chunk", input, along);
-      if (count < 1) {
-        fail(ErrorCode::invalid_argument, "op 'chunk' of {}: {} chunks, expected at least 1", describe(input), count);
-      }
-      if (dim == chunks.dim) {
-        fail(ErrorCode::unsupported, "op 'chunk' of {}: dimension {} is the one that is cut", describe(input), dim);
-      }
-      std::vector<ShardedTensor> parts;
-      for (const at::Tensor& local : at::chunk(input.local_tensor(), count, dim)) {
-        Sizes size = input.size();
-        size[static_cast<std::size_t>(dim)] = local.size(dim);
-        parts.push_back(with_chunks(local, input.shared_spec(), size, input));
-      }
-      return parts;
-    });
+const BuiltIn chunk_op(chunk, "chunk", ChunkShardingSpec::kKind,
+                       [](const ShardedTensor& input, std::int64_t count, std::int64_t along) {
+                         const Chunks chunks = chunks_of("chunk", input);
+                         const std::int64_t dim = checked_dim("chunk", input, along);
+                         if (count < 1) {
+                           fail(ErrorCode::invalid_argument, "op 'chunk' of {}: {} chunks, expected at least 1",
+                                describe(input), count);
+                         }
+                         if (dim == chunks.dim) {
+                           fail(ErrorCode::unsupported,
+                                "op 'chunk' of {}: dimension {} is sharded, expected another one", describe(input),
+                                dim);
+                         }
+                         std::vector<ShardedTensor> parts;
+                         for (const at::Tensor& local : at::chunk(input.local_tensor(), count, dim)) {
+                           Sizes size = input.size();
+                           size[static_cast<std::size_t>(dim)] = local.size(dim);
+                           parts.push_back(with_chunks(local, input.shared_spec(), size, input));
+                         }
+                         return parts;
+                       });
+
+ShardedTensor transpose(const ShardedTensor& input, std::int64_t dim0, std::int64_t dim1) {
+  return transpose_op(input, dim0, dim1);
+}
+ShardedTensor view(const ShardedTensor& input, const std::vector<std::int64_t>& shape) { return view_op(input, shape); }
+std::vector<ShardedTensor> chunk(const ShardedTensor& input, std::int64_t chunks, std::int64_t dim) {
+  return chunk_op(input, chunks, dim);
+}
 
 }  // namespace tessera::ops

@@ -1,5 +1,5 @@
 #pragma once
-// Ops that do the same to each shard, whatever the spec.
+// Helpers of ops that treat each shard alike, for any spec.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
@@ -12,7 +12,7 @@
 
 namespace tessera::ops {
 
-// Stands for a shard where only the dtype of a result is asked for, also on ranks that have none.
+// Returns an empty tensor of the dtype, to find the dtype of a result on ranks without shards, too.
 inline at::Tensor sample_of(const ShardedTensor& tensor) {
   return at::empty({0}, at::TensorOptions().dtype(tensor.scalar_type()));
 }
@@ -21,7 +21,7 @@ inline bool result_requires_grad(bool any_input_does, at::ScalarType dtype) {
   return any_input_does && at::GradMode::is_enabled() && (at::isFloatingType(dtype) || at::isComplexType(dtype));
 }
 
-// f of each shard, which keeps its size.
+// Returns the tensor of f(shard) for each shard. f must keep the size.
 template <typename F>
 ShardedTensor map_shards(const ShardedTensor& input, F&& f) {
   const at::ScalarType dtype = f(sample_of(input)).scalar_type();

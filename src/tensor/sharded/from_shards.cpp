@@ -1,4 +1,4 @@
-// A ShardedTensor made from shards that exist: first each rank checks its own, then what all have must fit together.
+// Creates a ShardedTensor from existing shards: each rank checks its own, then the ranks' shards are merged.
 
 #include <nlohmann/json.hpp>
 
@@ -16,7 +16,7 @@ using Sizes = std::vector<std::int64_t>;
 
 std::string text_of(bool value) { return value ? "true" : "false"; }
 
-// One rank's view: what its shards have in common. `what` and `whose` are for messages.
+// `what` and `whose` are for messages.
 void require_same(const std::string& found, const std::string& expected, std::string_view what,
                   std::string_view whose) {
   if (found == expected) return;
@@ -25,19 +25,19 @@ void require_same(const std::string& found, const std::string& expected, std::st
 
 void check_contiguous(const Shard& shard, std::string_view whose) {
   if (shard.tensor.layout() != at::kStrided) {
-    fail(ErrorCode::invalid_argument, "{}: only torch.strided layout is supported", whose);
+    fail(ErrorCode::invalid_argument, "{}: layout is not supported, expected torch.strided", whose);
   }
   if (!shard.tensor.is_contiguous()) {
-    fail(ErrorCode::invalid_argument, "{}: only torch.contiguous_format memory format is supported", whose);
+    fail(ErrorCode::invalid_argument, "{}: the tensor is not contiguous, expected torch.contiguous_format", whose);
   }
 }
 
-// That the tensor is what the shard's metadata and the properties say.
+// Checks the tensor against the shard's metadata and the expected properties.
 void check_shard(const Shard& shard, const TensorProperties& expected, const ProcessGroup& group) {
   const std::string whose = fmt::format("shard {} on rank {}", to_string(shard.metadata), group.rank());
   check_contiguous(shard, whose);
   if (const int rank = rank_of(shard.metadata, group); rank != group.rank()) {
-    fail(ErrorCode::invalid_argument, "{}: its placement is on rank {}", whose, rank);
+    fail(ErrorCode::invalid_argument, "{}: its placement is on rank {}, expected rank {}", whose, rank, group.rank());
   }
   const TensorProperties found = properties_of(shard.tensor);
   require_same(to_string(to_device(shard.tensor.device())), to_string(shard.metadata.placement->device()), "device",
@@ -63,13 +63,13 @@ json to_json(const std::vector<Shard>& shards, const Sizes& size) {
   return result;
 }
 
-// Of what the ranks say, one metadata for all. Every difference names the two ranks.
-ShardedTensorMetadata merge(const std::vector<Bytes>& said) {
+// Merges the ranks' descriptions into one. Errors about a difference name both ranks.
+ShardedTensorMetadata merge(const std::vector<Bytes>& descriptions) {
   ShardedTensorMetadata merged;
   json first;
   std::size_t first_rank = 0;
-  for (std::size_t rank = 0; rank < said.size(); ++rank) {
-    const json mine = json::parse(said[rank].begin(), said[rank].end());
+  for (std::size_t rank = 0; rank < descriptions.size(); ++rank) {
+    const json mine = json::parse(descriptions[rank].begin(), descriptions[rank].end());
     if (mine.at("shards").empty()) continue;
     if (first.is_null()) {
       first = mine;
@@ -77,8 +77,9 @@ ShardedTensorMetadata merge(const std::vector<Bytes>& said) {
     }
     for (const char* what : {"size", "dtype", "requires_grad", "pin_memory"}) {
       if (mine.at(what) == first.at(what)) continue;
-      fail(ErrorCode::invalid_argument, "sharded tensor from local shards: {} is {} on rank {} and {} on rank {}", what,
-           first.at(what).dump(), first_rank, mine.at(what).dump(), rank);
+      fail(ErrorCode::invalid_argument,
+           "sharded tensor from local shards: {} is {} on rank {} and {} on rank {}, expected the same on all ranks",
+           what, first.at(what).dump(), first_rank, mine.at(what).dump(), rank);
     }
     for (const json& shard : mine.at("shards")) {
       merged.shards_metadata.emplace_back(shard[0].get<Sizes>(), shard[1].get<Sizes>(),
@@ -86,7 +87,7 @@ ShardedTensorMetadata merge(const std::vector<Bytes>& said) {
     }
   }
   if (first.is_null()) {
-    fail(ErrorCode::invalid_argument, "sharded tensor from local shards: no rank has any");
+    fail(ErrorCode::invalid_argument, "sharded tensor from local shards: no rank has any, expected at least one shard");
   }
   merged.size = first.at("size").get<Sizes>();
   merged.tensor_properties.dtype = dtype_from_name(first.at("dtype").get<std::string>());
@@ -119,7 +120,8 @@ ShardedTensor ShardedTensor::from_local_tensor(const at::Tensor& tensor, SpecPtr
                                                const ProcessGroup& group, bool init_rrefs) {
   return finish(construct(group, init_rrefs, [&] {
     if (!tensor.is_contiguous()) {
-      fail(ErrorCode::invalid_argument, "sharded tensor from the local tensor of rank {}: it is not contiguous",
+      fail(ErrorCode::invalid_argument,
+           "sharded tensor from the local tensor of rank {}: it is not contiguous, expected a contiguous tensor",
            group.rank());
     }
     ShardedTensorMetadata metadata = spec->build_metadata(size, properties_of(tensor));
@@ -129,7 +131,7 @@ ShardedTensor ShardedTensor::from_local_tensor(const at::Tensor& tensor, SpecPtr
     }
     if (mine.size() != 1) {
       fail(ErrorCode::invalid_argument,
-           "sharded tensor from the local tensor of rank {}: the spec places {} shards there, expected one",
+           "sharded tensor from the local tensor of rank {}: the spec places {} shards on this rank, expected one",
            group.rank(), mine.size());
     }
     check_shard(mine[0], metadata.tensor_properties, group);
@@ -150,11 +152,11 @@ ShardedTensor ShardedTensor::from_local_shards_and_global_metadata(std::vector<S
                                                                    bool init_rrefs) {
   return finish(construct(group, init_rrefs, [&] {
     if (metadata.shards_metadata.empty()) {
-      fail(ErrorCode::invalid_argument, "sharded tensor of size {}: its metadata has no shards",
+      fail(ErrorCode::invalid_argument, "sharded tensor of size {}: its metadata has no shards, expected at least one",
            shape_to_string(metadata.size));
     }
     if (metadata.tensor_properties.layout != "torch.strided") {
-      fail(ErrorCode::invalid_argument, "sharded tensor of size {}: layout {}, only torch.strided is supported",
+      fail(ErrorCode::invalid_argument, "sharded tensor of size {}: layout {}, expected torch.strided",
            shape_to_string(metadata.size), metadata.tensor_properties.layout);
     }
     for (const Shard& shard : local_shards) check_shard(shard, metadata.tensor_properties, group);
@@ -165,7 +167,7 @@ ShardedTensor ShardedTensor::from_local_shards_and_global_metadata(std::vector<S
     }
     if (!fits) {
       fail(ErrorCode::invalid_argument,
-           "sharded tensor of size {}: the {} local shards of rank {} are not the {} that its metadata place there",
+           "sharded tensor of size {}: the {} local shards of rank {} do not match the metadata, expected {}",
            shape_to_string(metadata.size), local_shards.size(), group.rank(), mine.size());
     }
     validate_non_overlapping(metadata.shards_metadata);

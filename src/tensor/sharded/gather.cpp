@@ -11,7 +11,7 @@ namespace tessera {
 
 namespace {
 
-// Whether shards in this order lie in the tensor one behind the other, as in memory.
+// Returns whether the shards, ordered by rank, are consecutive in the row-major tensor.
 bool is_row_major(const std::vector<ShardMetadata>& shards, const std::vector<std::vector<std::size_t>>& by_rank,
                   const std::vector<std::int64_t>& size) {
   std::int64_t next_row = 0;
@@ -34,14 +34,14 @@ bool is_row_major(const std::vector<ShardMetadata>& shards, const std::vector<st
 void ShardedTensor::gather(int dst, const at::Tensor& out) const {
   const ProcessGroup& group = process_group();
   const auto refuse = [&](std::string_view what) {
-    fail(ErrorCode::invalid_argument, "gather of a sharded tensor of size {} to rank {}: {} on rank {}",
-         shape_to_string(size()), dst, what, group.rank());
+    fail(ErrorCode::invalid_argument, "gather of a sharded tensor of size {} to rank {}: on rank {}, {}",
+         shape_to_string(size()), dst, group.rank(), what);
   };
-  if (dst < 0 || dst >= group.size()) refuse(fmt::format("there are ranks 0 to {}, said", group.size() - 1));
+  if (dst < 0 || dst >= group.size()) refuse(fmt::format("dst is {}, expected 0 to {}", dst, group.size() - 1));
   if (group.rank() != dst) {
-    if (out.defined()) refuse("out must not be given");
+    if (out.defined()) refuse("out is defined, expected an undefined tensor");
   } else {
-    if (!out.defined()) refuse("out must be given");
+    if (!out.defined()) refuse("out is undefined, expected a tensor to gather into");
     if (out.sizes() != at::IntArrayRef(size())) {
       refuse(fmt::format("out has size {}, expected {}", shape_to_string(out.sizes().vec()), shape_to_string(size())));
     }
@@ -49,7 +49,7 @@ void ShardedTensor::gather(int dst, const at::Tensor& out) const {
       refuse(fmt::format("out is of {}, expected {}", dtype_name(to_dtype(out.scalar_type())),
                          dtype_name(metadata().tensor_properties.dtype)));
     }
-    if (!out.is_contiguous()) refuse("out is not contiguous");
+    if (!out.is_contiguous()) refuse("out is not contiguous, expected a contiguous tensor");
   }
 
   const std::vector<ShardMetadata>& shards = metadata().shards_metadata;
@@ -70,16 +70,16 @@ void ShardedTensor::gather(int dst, const at::Tensor& out) const {
   for (std::size_t r = 0; r < by_rank.size(); ++r) {
     for (const std::size_t i : by_rank[r]) out_splits[r] += volume(shards[i].box());
   }
-  const at::Tensor whole = out.detach().view({-1});
+  const at::Tensor flat_out = out.detach().view({-1});
   const bool straight = is_row_major(shards, by_rank, size()) && out.device().type() == options.device().type();
-  const at::Tensor received = straight ? whole : at::empty({whole.numel()}, options);
+  const at::Tensor received = straight ? flat_out : at::empty({flat_out.numel()}, options);
   group.all_to_all(received, in, out_splits, in_splits);
   if (straight) return;
   std::int64_t begin = 0;
   for (const std::vector<std::size_t>& of_rank : by_rank) {
     for (const std::size_t i : of_rank) {
       const std::int64_t count = volume(shards[i].box());
-      if (count == 0) continue;  // and maybe past the end
+      if (count == 0) continue;  // may begin past the end
       box_view(out.detach(), shards[i].box()).copy_(received.narrow(0, begin, count).view(shards[i].shard_sizes));
       begin += count;
     }

@@ -17,7 +17,7 @@ at::Tensor PartialTensor::all_reduce() const { return functional::all_reduce(gro
 ShardedTensor PartialTensor::reshard(ShardedTensor::SpecPtr spec) const {
   const ShardedTensor::Sizes size = local_.sizes().vec();
   if (spec->kind() != ChunkShardingSpec::kKind) {
-    fail(ErrorCode::unsupported, "reshard a partial tensor of size {}: only ChunkShardingSpec is supported, not {}",
+    fail(ErrorCode::unsupported, "reshard a partial tensor of size {}: {} is not supported, expected ChunkShardingSpec",
          shape_to_string(size), spec->kind());
   }
   const ShardedTensorMetadata metadata = spec->build_metadata(size, properties_of(local_));
@@ -25,13 +25,13 @@ ShardedTensor PartialTensor::reshard(ShardedTensor::SpecPtr spec) const {
   std::int64_t dim = static_cast<const ChunkShardingSpec&>(*spec).dim();
   if (dim < 0) dim += local_.dim();
 
-  // Each rank's part, all as large as the largest, so that one reduce-scatter does: rows of [ranks, part].
+  // Pads each rank's part to the size of the largest, so that one reduce-scatter suffices: rows of [ranks, part].
   const std::int64_t rows = metadata.shards_metadata[0].shard_sizes[static_cast<std::size_t>(dim)];
   std::vector<at::Tensor> parts;
   std::int64_t own_rows = 0;
   for (std::size_t r = 0; r < by_rank.size(); ++r) {
     if (by_rank[r].size() != 1) {
-      fail(ErrorCode::unsupported, "reshard a partial tensor by {}: rank {} gets {} shards, only one is supported",
+      fail(ErrorCode::unsupported, "reshard a partial tensor by {}: rank {} gets {} shards, expected one on each rank",
            spec->to_string(), r, by_rank[r].size());
     }
     const ShardMetadata& shard = metadata.shards_metadata[by_rank[r][0]];

@@ -1,4 +1,4 @@
-// A ShardedTensor's view of other ranks' shards, and its state as plain data.
+// ShardedTensor's references to other ranks' shards, and its state as plain data.
 
 #include "tensor/dtensor/placement.h"
 #include "tensor/sharded/state.h"
@@ -15,8 +15,8 @@ ProcessGroupState state_of(const ProcessGroup& group) {
 void check_same(const ProcessGroupState& saved, const ProcessGroupState& found) {
   const auto check = [](const char* what, int of_state, int of_group) {
     if (of_state == of_group) return;
-    fail(ErrorCode::invalid_argument, "sharded tensor from its state: {} is {} now, expected {} as when it was taken",
-         what, of_group, of_state);
+    fail(ErrorCode::invalid_argument, "sharded tensor from its state: {} is {}, expected {} as in the state", what,
+         of_group, of_state);
   };
   check("the rank in the group", saved.rank, found.rank);
   check("the rank in the world", saved.world_rank, found.world_rank);
@@ -24,10 +24,11 @@ void check_same(const ProcessGroupState& saved, const ProcessGroupState& found) 
   check("the size of the world", saved.world_size, found.world_size);
 }
 
-// What would have been checked when the tensor was made.
+// Checks what the other ways to create a tensor check.
 void check_complete(const ShardedTensorState& state, const ProcessGroup& group) {
   if (state.sharding_spec == nullptr) {
-    fail(ErrorCode::invalid_argument, "sharded tensor from its state: it has no sharding spec");
+    fail(ErrorCode::invalid_argument,
+         "sharded tensor from its state: sharding_spec is null, expected that of the original tensor");
   }
   const std::vector<ShardMetadata>& all = state.metadata.shards_metadata;
   const auto mine = shards_by_rank(all, group)[static_cast<std::size_t>(group.rank())];
@@ -39,7 +40,7 @@ void check_complete(const ShardedTensorState& state, const ProcessGroup& group) 
   }
   if (!fits) {
     fail(ErrorCode::invalid_argument,
-         "sharded tensor from its state: the {} local shards of rank {} are not the {} that its metadata place there",
+         "sharded tensor from its state: the {} local shards of rank {} do not match the metadata, expected {}",
          state.local_shards.size(), group.rank(), mine.size());
   }
 }
@@ -48,7 +49,7 @@ void check_complete(const ShardedTensorState& state, const ProcessGroup& group) 
 
 void require_rpc(bool init_rrefs) {
   if (!init_rrefs || is_rpc_initialized()) return;
-  fail(ErrorCode::invalid_argument, "init_rrefs is set, and RPC is not initialized: call init_rpc before");
+  fail(ErrorCode::invalid_argument, "sharded tensor with init_rrefs: RPC is not initialized, call init_rpc first");
 }
 
 ShardedTensor ShardedTensor::finish(std::shared_ptr<State> state) {
@@ -59,10 +60,10 @@ ShardedTensor ShardedTensor::finish(std::shared_ptr<State> state) {
 
 const std::map<int, std::vector<RemoteShard>>& ShardedTensor::remote_shards() const {
   if (!state_->init_rrefs) {
-    fail(
-        ErrorCode::invalid_argument,
-        "remote shards of a sharded tensor of size {}: it was made without init_rrefs, so it has no references to them",
-        shape_to_string(size()));
+    fail(ErrorCode::invalid_argument,
+         "remote shards of a sharded tensor of size {}: it was created without init_rrefs, so it has no references to "
+         "them",
+         shape_to_string(size()));
   }
   return state_->remote_shards->by_rank();
 }

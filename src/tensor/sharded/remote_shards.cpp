@@ -12,12 +12,12 @@ namespace tessera {
 namespace {
 
 struct Register {
-  std::mutex mutex;  // guards what follows
+  std::mutex mutex;  // guards the members below
   std::int64_t next_id = 0;
   std::map<std::int64_t, std::weak_ptr<RemoteShards>> tensors;
 };
 
-// Never destroyed: a sharded tensor may be a static, too.
+// Never destroyed, since a static sharded tensor may outlive it.
 Register& the_register() {
   static auto* const tensors = new Register;
   return *tensors;
@@ -48,13 +48,14 @@ void register_remote_shards(std::int64_t id, RemoteShardsByRank shards) {
     if (found == known.tensors.end()) {
       std::vector<std::int64_t> ids;
       for (const auto& [other, unused] : known.tensors) ids.push_back(other);
-      fail(ErrorCode::not_found, "register remote shards: no sharded tensor with id {}, there are [{}]", id,
+      fail(ErrorCode::not_found, "register remote shards: no sharded tensor with id {}, expected one of [{}]", id,
            fmt::join(ids, ", "));
     }
     tensor = found->second.lock();
   }
   if (!tensor) {
-    fail(ErrorCode::not_found, "register remote shards: the sharded tensor with id {} was destroyed", id);
+    fail(ErrorCode::not_found,
+         "register remote shards: the sharded tensor with id {} was destroyed, expected a live one", id);
   }
   tensor->by_rank_ = std::move(shards);
 }
@@ -79,7 +80,7 @@ void share_shards(const RemoteShards& tensor, const ProcessGroup& group, const S
       if (r == static_cast<std::size_t>(group.rank())) continue;
       const int owner = group.world_ranks()[r];
       if (shared[r].size() != expected[r].size()) {
-        fail(ErrorCode::invalid_argument, "rank {} of the world has {} shards, expected {} as the metadata say", owner,
+        fail(ErrorCode::invalid_argument, "rank {} of the world has {} shards, expected {} as in the metadata", owner,
              shared[r].size(), expected[r].size());
       }
       for (std::size_t i = 0; i < shared[r].size(); ++i) {

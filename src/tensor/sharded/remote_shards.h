@@ -1,5 +1,5 @@
 #pragma once
-// The shards of a sharded tensor that other ranks have, and the sharded tensors of this process that know theirs.
+// References to the shards of other ranks, and the register of this process's sharded tensors that have them.
 
 #include <cstdint>
 #include <map>
@@ -11,11 +11,11 @@
 
 namespace tessera {
 
-// By world rank, each rank's in the order of its local shards; nothing for a rank that has none.
+// By world rank, in the order of that rank's local shards. Ranks without shards have no entry.
 using RemoteShardsByRank = std::map<int, std::vector<RemoteShard>>;
 
-// What one sharded tensor knows of the others' shards. It is registered under an id, the next one of this process, from
-// its construction to its destruction; the register doesn't keep it alive.
+// One sharded tensor's references to other ranks' shards. It is registered under an id, counted up in this process,
+// from construction to destruction. The register does not keep it alive.
 class RemoteShards {
  public:
   static std::shared_ptr<RemoteShards> make();
@@ -34,15 +34,15 @@ class RemoteShards {
   RemoteShardsByRank by_rank_;
 };
 
-// Tells the sharded tensor of this id what other ranks have of it, in place of what it knew. Throws Error(not_found) if
-// there is none, or no more.
+// Replaces the references of the sharded tensor of this id. Throws Error(not_found) if there is none or it was
+// destroyed.
 void register_remote_shards(std::int64_t id, RemoteShardsByRank shards);
 
-// How many sharded tensors are registered.
+// Returns the number of registered sharded tensors.
 std::size_t registered_sharded_tensors();
 
-// Shares this rank's shards of a tensor with the other ranks of the group and registers theirs. A collective; what is
-// wrong on one rank is an error on all.
+// Shares this rank's shards of a tensor with the other ranks of the group and registers theirs. A collective: if any
+// rank fails, every rank throws.
 void share_shards(const RemoteShards& tensor, const ProcessGroup& group, const ShardedTensorMetadata& metadata,
                   const std::vector<Shard>& local_shards);
 

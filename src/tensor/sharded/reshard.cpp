@@ -45,21 +45,24 @@ void ShardedTensor::reshard(SpecPtr spec) {
 ShardedTensor ShardedTensor::from_tensor(const at::Tensor& tensor, SpecPtr spec, const ProcessGroup& group, int src,
                                          bool init_rrefs) {
   if (src < 0 || src >= group.size()) {
-    fail(ErrorCode::invalid_argument, "sharded tensor from that of rank {}: expected 0 to {}", src, group.size() - 1);
+    fail(ErrorCode::invalid_argument, "sharded tensor from the tensor of rank {}: expected a rank of 0 to {}", src,
+         group.size() - 1);
   }
-  // As it is, it is sharded already: one shard there, and none on the other ranks.
-  std::vector<Shard> whole;
+  // The full tensor is a sharded tensor with one shard on `src` and none on the other ranks.
+  std::vector<Shard> full;
   Sizes size;
-  group.agree_on("sharded tensor from that of one rank", [&] {
+  group.agree_on("sharded tensor from the tensor of one rank", [&] {
     require_rpc(init_rrefs);
     if (group.rank() != src) return;
-    if (!tensor.defined()) fail(ErrorCode::invalid_argument, "rank {} must bring the tensor", src);
-    if (tensor.layout() != at::kStrided) fail(ErrorCode::unsupported, "only torch.strided layout is supported");
+    if (!tensor.defined())
+      fail(ErrorCode::invalid_argument, "the tensor of rank {} is undefined, expected the full tensor", src);
+    if (tensor.layout() != at::kStrided)
+      fail(ErrorCode::unsupported, "layout is not supported, expected torch.strided");
     size = tensor.sizes().vec();
-    whole.push_back({tensor.detach().contiguous().set_requires_grad(tensor.requires_grad()),
-                     {Sizes(size.size(), 0), size, RemoteDevice(src, to_device(tensor.device()))}});
+    full.push_back({tensor.detach().contiguous().set_requires_grad(tensor.requires_grad()),
+                    {Sizes(size.size(), 0), size, RemoteDevice(src, to_device(tensor.device()))}});
   });
-  const ShardedTensor before = from_local_shards(std::move(whole), size, group);
+  const ShardedTensor before = from_local_shards(std::move(full), size, group);
   auto state = std::make_shared<State>();
   state->group = group;
   state->metadata = spec->build_metadata(before.size(), before.metadata().tensor_properties);

@@ -1,5 +1,5 @@
 #pragma once
-// ShardedTensor::reshard with its choices laid open.
+// The implementation of ShardedTensor::reshard, with a choice of how elements are exchanged.
 
 #include <vector>
 
@@ -14,8 +14,8 @@ struct Resharded {
   ReceivedBytes received_bytes;
 };
 
-// The shards of `target`, which must partition the tensor and be the same on all ranks, with this tensor's elements.
-// The tensor stays as it is. A collective.
+// Returns new shards with the tensor's elements, as in `target`, which must partition the tensor and be the same on all
+// ranks. Does not modify the tensor. A collective.
 Resharded reshard(const ShardedTensor& tensor, const ShardedTensorMetadata& target, const ExchangeOptions& options);
 
 }  // namespace tessera

@@ -26,7 +26,7 @@ bool are_on_cpu(const std::vector<ShardMetadata>& shards) {
                      [](const ShardMetadata& shard) { return shard.placement->device().type == "cpu"; });
 }
 
-// Into how many runs of elements `box` falls in the row-major `chunk`.
+// Returns the number of contiguous runs of `box` in the row-major `chunk`.
 std::int64_t count_runs(BoxView box, BoxView chunk) {
   std::int64_t run = 1;
   for (std::size_t d = box.rank(); d-- > 0;) {

@@ -20,11 +20,12 @@ ShardedTensor ShardedTensor::make(SpecPtr spec, Sizes size, const ProcessGroup& 
                                   const std::function<at::Tensor(at::IntArrayRef, const at::TensorOptions&)>& create) {
   return finish(construct(group, options.init_rrefs, [&] {
     if (options.layout != at::kStrided) {
-      fail(ErrorCode::unsupported, "sharded tensor of size {}: only torch.strided layout is supported",
+      fail(ErrorCode::unsupported, "sharded tensor of size {}: layout is not supported, expected torch.strided",
            shape_to_string(size));
     }
     if (options.memory_format != at::MemoryFormat::Contiguous) {
-      fail(ErrorCode::unsupported, "sharded tensor of size {}: only torch.contiguous_format memory format is supported",
+      fail(ErrorCode::unsupported,
+           "sharded tensor of size {}: memory format is not supported, expected torch.contiguous_format",
            shape_to_string(size));
     }
     TensorProperties properties;
@@ -94,7 +95,7 @@ at::ScalarType ShardedTensor::scalar_type() const { return to_scalar_type(metada
 
 const at::Tensor& ShardedTensor::local_tensor() const {
   if (local_shards().size() != 1) {
-    fail(ErrorCode::unsupported, "local tensor of a sharded tensor: rank {} has {} shards, only one is supported",
+    fail(ErrorCode::unsupported, "local tensor of a sharded tensor: rank {} has {} shards, expected one",
          process_group().rank(), local_shards().size());
   }
   return local_shards()[0].tensor;
@@ -102,7 +103,7 @@ const at::Tensor& ShardedTensor::local_tensor() const {
 
 void ShardedTensor::set_requires_grad(bool requires_grad) {
   if (requires_grad && !at::isFloatingType(scalar_type()) && !at::isComplexType(scalar_type())) {
-    fail(ErrorCode::invalid_argument, "sharded tensor of {} can't require grad: expected a floating-point dtype",
+    fail(ErrorCode::invalid_argument, "sharded tensor of {} cannot require grad: expected a floating-point dtype",
          dtype_name(metadata().tensor_properties.dtype));
   }
   for (const Shard& shard : local_shards()) shard.tensor.set_requires_grad(requires_grad);

@@ -1,5 +1,5 @@
 #pragma once
-// What a ShardedTensor refers to, for the files that implement it.
+// The shared state of the copies of a ShardedTensor, for the files that implement it.
 
 #include <memory>
 #include <utility>
@@ -23,8 +23,8 @@ struct ShardedTensor::State {
 // Throws Error(invalid_argument) if `init_rrefs` and RPC is not initialized.
 void require_rpc(bool init_rrefs);
 
-// Runs `f`, a rank's own part of making a tensor. With init_rrefs the ranks meet after it, so that what is wrong on one
-// must be an error on all.
+// Runs `f`, a rank's own part of creating a tensor. With init_rrefs, a collective follows, so if `f` throws on any
+// rank, every rank throws.
 template <typename F>
 auto construct(const ProcessGroup& group, bool init_rrefs, F&& f) {
   if (!init_rrefs) return f();

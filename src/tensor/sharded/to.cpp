@@ -13,7 +13,8 @@ namespace {
 void check_memory_format(at::MemoryFormat format) {
   if (format == at::MemoryFormat::Preserve || format == at::MemoryFormat::Contiguous) return;
   fail(ErrorCode::unsupported,
-       "move a sharded tensor: only torch.contiguous_format and torch.preserve_format are supported");
+       "move a sharded tensor: memory format is not supported, expected torch.contiguous_format or "
+       "torch.preserve_format");
 }
 
 at::Device current_cuda_device() { return c10::impl::VirtualGuardImpl(at::kCUDA).getDevice(); }

@@ -13,7 +13,7 @@ namespace {
 
 using ::testing::ElementsAre;
 
-// The world ranks that a group has, asked of them all.
+// Gathers the world ranks of a group.
 std::vector<std::int64_t> members(const ProcessGroup& group) {
   const at::Tensor all = at::zeros({group.size()}, at::kLong);
   group.all_gather_into(all, at::full({1}, group.world_rank(), at::kLong));
@@ -94,20 +94,21 @@ TEST(DeviceMeshTest, ThisProcessAlone) {
 
 TEST(DeviceMeshTest, WhatIsNoMeshIsRefusedOnAllRanks) {
   run_local(4, [](const ProcessGroup& group) {
-    EXPECT_ERROR(DeviceMesh(group, {3}), ErrorCode::invalid_argument, "a mesh of shape [3] of 4 ranks: expected 3");
+    EXPECT_ERROR(DeviceMesh(group, {3}), ErrorCode::invalid_argument, "device mesh of shape [3]: 4 ranks, expected 3");
     EXPECT_ERROR(DeviceMesh::of_ranks(group, {2}, {0, 0}), ErrorCode::invalid_argument,
-                 "expected some of 0 to 3, each once");
+                 "expected ranks of 0 to 3, each once");
     EXPECT_ERROR(DeviceMesh::of_ranks(group, {2}, {0, 4}), ErrorCode::invalid_argument,
-                 "expected some of 0 to 3, each once");
-    EXPECT_ERROR(DeviceMesh(group, {2, 2}, {"a"}), ErrorCode::invalid_argument, "named [a]: expected a name for each");
+                 "expected ranks of 0 to 3, each once");
+    EXPECT_ERROR(DeviceMesh(group, {2, 2}, {"a"}), ErrorCode::invalid_argument,
+                 "named [a], expected a distinct name for each");
     EXPECT_ERROR(DeviceMesh(group, {2, 2}, {"a", "a"}), ErrorCode::invalid_argument, "named [a, a]");
     EXPECT_ERROR(DeviceMesh(group, {0, 2}), ErrorCode::invalid_argument, "at least 1 in each dimension");
-    // Wrong on one rank alone.
+    // Invalid on one rank only.
     EXPECT_ERROR(DeviceMesh(group, {group.rank() == 1 ? 3 : 4}), ErrorCode::invalid_argument, "rank 1");
     const DeviceMesh mesh(group, {2, 2}, {"dp", "tp"});
     EXPECT_ERROR(mesh["pp"], ErrorCode::invalid_argument, "DeviceMesh(dp=2, tp=2) has no dimension 'pp'");
-    EXPECT_ERROR(mesh.submesh({"tp", "dp"}), ErrorCode::invalid_argument, "in its order");
-    EXPECT_ERROR(mesh.submesh({"tp", "tp"}), ErrorCode::invalid_argument, "each once");
+    EXPECT_ERROR(mesh.submesh({"tp", "dp"}), ErrorCode::invalid_argument, "in the order of the mesh");
+    EXPECT_ERROR(mesh.submesh({"tp", "tp"}), ErrorCode::invalid_argument, "each dimension once");
     EXPECT_ERROR(mesh.group(2), ErrorCode::invalid_argument, "has no dimension 2: expected 0 to 1");
   });
 }

@@ -25,9 +25,9 @@ using testing::Sizes;
 const Placement R = Placement::replicate(), S0 = Placement::shard(0), S1 = Placement::shard(1),
                 P = Placement::partial();
 
-DTensor from(const at::Tensor& whole, const DeviceMesh& mesh, const Placements& placements) {
-  const MeshLayout layout(whole.sizes().vec(), mesh.shape(), placements);
-  return DTensor::from_local(local_of(whole, layout, *mesh.coordinate()), mesh, placements, {whole.sizes().vec()});
+DTensor from(const at::Tensor& full, const DeviceMesh& mesh, const Placements& placements) {
+  const MeshLayout layout(full.sizes().vec(), mesh.shape(), placements);
+  return DTensor::from_local(local_of(full, layout, *mesh.coordinate()), mesh, placements, {full.sizes().vec()});
 }
 
 bool is_partial(const Placements& placements) {
@@ -48,21 +48,21 @@ TEST_P(RedistributeTest, EveryPlacementToEveryOther) {
     const DeviceMesh mesh(group, test.mesh);
     const std::vector<Placements> all = cross(test.choices, test.mesh.size());
     for (const Sizes& size : test.sizes) {
-      const at::Tensor whole = indexed(size);
+      const at::Tensor full = indexed(size);
       for (const Placements& source : all) {
-        const DTensor before = from(whole, mesh, source);
+        const DTensor before = from(full, mesh, source);
         const at::Tensor kept = before.to_local().clone();
         for (const Placements& target : all) {
           const DTensor after = before.redistribute(target);
           ASSERT_EQ(after.placements(), target);
           const bool is_as_it_was = source == target;
-          const at::Tensor expected = is_as_it_was ? kept : part_of(whole, after.layout(), *mesh.coordinate());
+          const at::Tensor expected = is_as_it_was ? kept : part_of(full, after.layout(), *mesh.coordinate());
           if (is_as_it_was || !is_partial(target)) {
             ASSERT_TRUE(at::equal(after.to_local(), expected))
                 << to_string(source) << " to " << to_string(target) << ": " << after.to_local() << expected;
           } else {
             const at::Tensor made = after.redistribute().to_local();
-            ASSERT_TRUE(at::allclose(made, whole, 1e-14)) << to_string(source) << " to " << to_string(target) << made;
+            ASSERT_TRUE(at::allclose(made, full, 1e-14)) << to_string(source) << " to " << to_string(target) << made;
           }
           ASSERT_TRUE(before.to_local().numel() == 0 ||
                       after.to_local().is_alias_of(before.to_local()) == is_as_it_was);
@@ -99,29 +99,29 @@ TEST(DTensorTest, EveryDtypeAndElementsThatDontLieInOnePiece) {
     const DeviceMesh mesh(group, {3});
     for (const at::ScalarType type : {at::kByte, at::kShort, at::kInt, at::kLong, at::kHalf, at::kBFloat16, at::kFloat,
                                       at::kBool, at::kComplexFloat}) {
-      const at::Tensor whole = indexed({4, 6}).to(type);
-      const DTensor rows = from(whole, mesh, {S0});
-      EXPECT_TRUE(at::equal(rows.full_tensor(), whole)) << type;
+      const at::Tensor full = indexed({4, 6}).to(type);
+      const DTensor rows = from(full, mesh, {S0});
+      EXPECT_TRUE(at::equal(rows.full_tensor(), full)) << type;
       const DTensor columns = DTensor::from_local(rows.redistribute({S1}).to_local().t().contiguous().t(), mesh, {S1});
       EXPECT_TRUE(at::equal(columns.redistribute({S0}).to_local(), rows.to_local())) << type;
     }
-    // Sums of whole numbers stay whole.
+    // Sums of integers are exact.
     const DTensor counts = DTensor::from_local(at::full({2}, 7, at::kLong), mesh, {R});
     EXPECT_TRUE(at::equal(counts.redistribute({P}).full_tensor(), at::full({2}, 7, at::kLong)));
   });
 }
 
-// Every rank's result counts once for each replica of it that the gradient is said to be of.
+// If the gradient is declared replicated, each rank's result counts once per replica.
 TEST(DTensorTest, GradientsAreThoseOfTheWhole) {
   for (const Sizes& shape : {Sizes{3}, Sizes{2, 2}}) {
     run_local(static_cast<int>(mesh_size(shape)), [&](const ProcessGroup& group) {
       const DeviceMesh mesh(group, shape);
       const Sizes size = {5, 6};
-      const at::Tensor whole = indexed(size), weights = indexed(size).mul(2).add(1);
+      const at::Tensor full = indexed(size), weights = indexed(size).mul(2).add(1);
       for (const Placements& source : cross({R, S0, S1, P}, shape.size())) {
         for (const Placements& target : cross({R, S0, S1, P}, shape.size())) {
           const MeshLayout layout(size, shape, source);
-          const at::Tensor leaf = local_of(whole, layout, *mesh.coordinate()).requires_grad_();
+          const at::Tensor leaf = local_of(full, layout, *mesh.coordinate()).requires_grad_();
           const DTensor before = DTensor::from_local(leaf, mesh, source, {size});
           const DTensor after = before.redistribute(target);
           EXPECT_TRUE(after.requires_grad());
@@ -139,16 +139,16 @@ TEST(DTensorTest, AGradientIsPlacedAsItIsSaidToBe) {
   run_local(2, [](const ProcessGroup& group) {
     const DeviceMesh mesh(group, {2});
     const double r = group.rank();
-    // Of what every rank has, each makes its own part.
+    // From replicated to partial: each rank creates its own part.
     at::Tensor leaf = at::ones({4}, at::kDouble).requires_grad_();
     (DTensor::from_local(leaf, mesh, {R}).to_local({P}) * (r + 1)).sum().backward();
     EXPECT_TRUE(at::equal(leaf.grad(), at::full({4}, 3.0, at::kDouble)));
-    // Of what is cut, each has the gradient of the whole.
+    // From shards to the full tensor: each rank has the gradient of the full tensor.
     leaf = at::ones({2}, at::kDouble).requires_grad_();
     const at::Tensor all = DTensor::from_local(leaf, mesh, {S0}).full_tensor({P});
     (all * at::arange(4, at::kDouble) * (r + 1)).sum().backward();
     EXPECT_TRUE(at::equal(leaf.grad(), at::arange(4, at::kDouble).narrow(0, group.rank() * 2, 2) * 3));
-    // A partial one is its rank's own.
+    // A partial gradient is each rank's own.
     leaf = at::ones({4}, at::kDouble).requires_grad_();
     (DTensor::from_local(leaf, mesh, {P}).to_local() * (r + 1)).sum().backward();
     EXPECT_TRUE(at::equal(leaf.grad(), at::full({4}, r + 1, at::kDouble)));
@@ -162,13 +162,13 @@ TEST(DTensorTest, TheFirstRanksTensorIsDistributed) {
     run_local(static_cast<int>(mesh_size(shape)), [&](const ProcessGroup& group) {
       const DeviceMesh mesh(group, shape);
       for (const Placements& placements : cross({R, S0, S1, Placement::strided_shard(0, 2)}, shape.size())) {
-        const at::Tensor whole = indexed({5, 6});
-        at::Tensor mine = group.rank() == 0 ? whole.clone() : at::zeros({5, 6}, at::kDouble);
+        const at::Tensor full = indexed({5, 6});
+        at::Tensor mine = group.rank() == 0 ? full.clone() : at::zeros({5, 6}, at::kDouble);
         const DTensor tensor = distribute_tensor(mine.requires_grad_(), mesh, placements);
-        EXPECT_TRUE(at::equal(tensor.to_local(), part_of(whole, tensor.layout(), *mesh.coordinate())));
+        EXPECT_TRUE(at::equal(tensor.to_local(), part_of(full, tensor.layout(), *mesh.coordinate())));
         EXPECT_TRUE(tensor.requires_grad());
         EXPECT_TRUE(tensor.to_local().is_leaf());
-        EXPECT_TRUE(at::equal(tensor.full_tensor(), whole));
+        EXPECT_TRUE(at::equal(tensor.full_tensor(), full));
       }
     });
   }
@@ -186,13 +186,14 @@ TEST(DTensorTest, FromLocalTakesTheSizeOfAllAlikeOrTheOneGiven) {
     EXPECT_EQ(DTensor::from_local(at::ones({2}), mesh).placements(), Placements{R});
     const DTensor uneven = DTensor::from_local(at::ones({group.rank() == 0 ? 2 : 1}), mesh, {S0}, {Sizes{3}});
     EXPECT_TRUE(at::equal(uneven.full_tensor(), at::ones({3})));
-    EXPECT_ERROR(DTensor::from_local(at::ones({2}), mesh, {S0}, {Sizes{7}}), ErrorCode::invalid_argument,
-                 "a DTensor of size [7] as [S(0)] on DeviceMesh(dp=2): the local tensor here is of size [2], expected");
+    EXPECT_ERROR(
+        DTensor::from_local(at::ones({2}), mesh, {S0}, {Sizes{7}}), ErrorCode::invalid_argument,
+        "a DTensor of size [7] as [S(0)] on DeviceMesh(dp=2): this rank's local tensor has size [2], expected");
     EXPECT_ERROR(DTensor::from_local(at::ones({2}), mesh, {S1}), ErrorCode::invalid_argument, "placement S(1)");
     EXPECT_ERROR(DTensor::from_local(at::ones({2}), mesh, {S0, R}), ErrorCode::invalid_argument, "for each of its 1");
     EXPECT_ERROR(alike.size(2), ErrorCode::invalid_argument, "dimension 2 of DTensor of size [2, 6]");
     EXPECT_ERROR(distribute_tensor(at::ones({2}), mesh, {P}), ErrorCode::invalid_argument,
-                 "distribute a tensor as [P(sum)]: expected shards and replicas");
+                 "distribute a tensor as [P(sum)]: expected no partial placement");
   });
 }
 
@@ -202,7 +203,7 @@ TEST(DTensorTest, WhatRanksDontAgreeOnIsToldToAll) {
     const FromLocalOptions checks{std::nullopt, true};
     EXPECT_ERROR(DTensor::from_local(at::ones({group.rank() == 2 ? 3 : 2}), mesh, {S0}, checks),
                  ErrorCode::invalid_argument,
-                 "size [9] of Float as [S(0)], but size [6] of Float as [S(0)] on the first");
+                 "size [9] of Float as [S(0)], expected size [6] of Float as [S(0)] as on the first");
     EXPECT_ERROR(DTensor::from_local(at::ones({2}), mesh, {group.rank() == 1 ? S0 : R}, checks),
                  ErrorCode::invalid_argument, "on the first rank of the mesh");
     EXPECT_ERROR(distribute_tensor(at::ones({group.rank() == 2 ? 3 : 2}), mesh, {S0}), ErrorCode::invalid_argument,
@@ -220,25 +221,25 @@ TEST(DTensorTest, WhatRanksDontAgreeOnIsToldToAll) {
 TEST(DTensorTest, LocalShardsGoWhereverTheyShall) {
   run_local(4, [](const ProcessGroup& group) {
     const DeviceMesh mesh(group, {2, 2});
-    const at::Tensor whole = indexed({6, 4});
-    // Row by row to the ranks along the second dimension in turn, the last rows in columns.
+    const at::Tensor full = indexed({6, 4});
+    // Rows are assigned round-robin to the ranks along the second dimension, the last rows by columns.
     std::vector<at::Tensor> shards;
     std::vector<Sizes> offsets;
     const std::int64_t r = mesh.local_rank(1);
     for (const std::int64_t row : {r, r + 2}) {
-      shards.push_back(whole.narrow(0, row, 1).clone());
+      shards.push_back(full.narrow(0, row, 1).clone());
       offsets.push_back({row, 0});
     }
-    shards.push_back(whole.narrow(0, 4, 2).narrow(1, 2 * r, 2).clone());
+    shards.push_back(full.narrow(0, 4, 2).narrow(1, 2 * r, 2).clone());
     offsets.push_back({4, 2 * r});
     const DTensor tensor = DTensor::from_local(LocalShardsWrapper(shards, offsets), mesh, {R, S0}, {6, 4});
     EXPECT_THAT(tensor.local_chunks(), ::testing::SizeIs(3));
     for (const Placements& target : cross({R, S0, S1}, 2)) {
       if (target == tensor.placements()) continue;
       const DTensor after = tensor.redistribute(target);
-      ASSERT_TRUE(at::equal(after.to_local(), part_of(whole, after.layout(), *mesh.coordinate()))) << to_string(target);
+      ASSERT_TRUE(at::equal(after.to_local(), part_of(full, after.layout(), *mesh.coordinate()))) << to_string(target);
     }
-    EXPECT_TRUE(at::equal(tensor.full_tensor(), whole));
+    EXPECT_TRUE(at::equal(tensor.full_tensor(), full));
     EXPECT_ERROR(tensor.to_local(), ErrorCode::unsupported, "is not supported for LocalShardsWrapper");
     EXPECT_EQ(tensor.local_shards()->local_shards().size(), 3u);
   });
@@ -255,9 +256,9 @@ TEST(DTensorTest, LocalShardsWithHolesOrOutsideAreRefusedByAll) {
     EXPECT_ERROR((group.rank() == 0 ? rows(0) : none).redistribute(), ErrorCode::invalid_argument,
                  "as [S(0)] on a mesh of shape [2]: no rank has [2, 4)x[0, 2)");
     EXPECT_ERROR(rows(group.rank()).redistribute(), ErrorCode::invalid_argument,
-                 "rank 0 has [0, 2)x[0, 2), and rank 1 [1, 3)x[0, 2)");
+                 "rank 0 has [0, 2)x[0, 2) and rank 1 has [1, 3)x[0, 2)");
     EXPECT_ERROR(rows(3), ErrorCode::invalid_argument, "local shard [3, 5)x[0, 2) of a DTensor of size [4, 2]");
-    // All of it on one rank.
+    // All shards on one rank.
     const DTensor one = group.rank() == 1 ? of({indexed({4, 2})}, {{0, 0}}) : none;
     EXPECT_TRUE(at::equal(one.full_tensor(), indexed({4, 2})));
   });
@@ -267,15 +268,15 @@ TEST(DTensorTest, RanksOutsideOfTheMeshHaveNothingAndDontCommunicate) {
   run_local(3, [](const ProcessGroup& group) {
     const DeviceMesh mesh = DeviceMesh::of_ranks(group, {2}, {2, 0});
     const DTensor tensor = distribute_tensor(indexed({4}), mesh, {S0});
-    const DTensor whole = tensor.redistribute();
+    const DTensor full = tensor.redistribute();
     if (group.rank() == 1) {
       EXPECT_EQ(tensor.to_local().numel(), 0);
-      EXPECT_EQ(whole.to_local().numel(), 0);
+      EXPECT_EQ(full.to_local().numel(), 0);
       EXPECT_TRUE(tensor.local_chunks().empty());
       return;
     }
     EXPECT_TRUE(at::equal(tensor.to_local(), indexed({4}).narrow(0, group.rank() == 2 ? 0 : 2, 2)));
-    EXPECT_TRUE(at::equal(whole.to_local(), indexed({4})));
+    EXPECT_TRUE(at::equal(full.to_local(), indexed({4})));
   });
 }
 
@@ -283,7 +284,7 @@ TEST(DTensorTest, APartialOneHasNoState) {
   run_local(2, [](const ProcessGroup& group) {
     const DeviceMesh mesh(group, {2});
     EXPECT_ERROR(DTensor::from_local(at::ones({2}), mesh, {P}).checkpointable(), ErrorCode::invalid_argument,
-                 "expected no partial placement, redistribute it first");
+                 "expected no partial placement, redistribute the tensor first");
     const auto state = DTensor::from_local(at::ones({2}), mesh, {S0}).checkpointable();
     EXPECT_THAT(state->local_chunks(), ElementsAre(Box({2 * group.rank()}, {2})));
   });

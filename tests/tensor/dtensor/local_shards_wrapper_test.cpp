@@ -13,6 +13,7 @@
 #include <numeric>
 
 #include "support/error_matchers.h"
+#include "support/paths.h"
 #include "tessera/comm/local_ranks.h"
 
 namespace tessera {
@@ -21,10 +22,11 @@ namespace {
 using ::testing::ElementsAre;
 using Sizes = std::vector<std::int64_t>;
 
-// What PyTorch says: see tests/golden/dtensor/generate.py.
+// PyTorch's results: see tests/golden/dtensor/generate.py.
 const nlohmann::json& golden() {
   static const nlohmann::json cases = [] {
-    std::ifstream in(std::filesystem::path(TESSERA_SOURCE_DIR) / "tests" / "golden" / "dtensor" / "cases.json");
+    std::ifstream in(std::filesystem::path(tessera::testing::source_dir()) / "tests" / "golden" / "dtensor" /
+                     "cases.json");
     return nlohmann::json::parse(in);
   }();
   return cases.at("wrappers");
@@ -70,7 +72,7 @@ TEST(LocalShardsWrapperTest, SaysWhatPyTorchSays) {
     EXPECT_EQ(wrapper.bytes(), expected["bytes"].get<std::int64_t>());
     for (const nlohmann::json& view : expected["views"]) {
       const auto size = view[0].get<Sizes>();
-      // Of a chunk of other dimensions than its offsets PyTorch makes no error.
+      // PyTorch accepts shards and offsets of different numbers of dimensions.
       if (wrapper.local_shards().size() == 1 && size.size() != wrapper.size().size()) continue;
       EXPECT_EQ(refused([&] { return chunks_of(wrapper.view(size)); }), view[1]) << item.dump();
     }
@@ -102,7 +104,7 @@ TEST(LocalShardsWrapperTest, OpsGoToEachShard) {
   EXPECT_EQ(wrapper.to(at::kDouble).local_shards()[1].scalar_type(), at::kDouble);
   EXPECT_EQ(wrapper.to(at::kDouble).storage_metadata().properties.dtype, DType::float64);
   EXPECT_THAT(wrapper.new_empty().local_sizes(), ElementsAre(Sizes{2, 3}, Sizes{2, 1}));
-  // The same elements elsewhere, in another order, and fewer of them.
+  // The same elements at other offsets, in another order, and fewer of them.
   EXPECT_FALSE(wrapper.equal({wrapper.local_shards(), {{0, 0}, {0, 4}}}));
   EXPECT_FALSE(wrapper.equal({{wrapper.local_shards()[1], wrapper.local_shards()[0]}, {{0, 5}, {0, 0}}}));
   EXPECT_FALSE(wrapper.equal({{wrapper.local_shards()[0]}, {{0, 0}}}));
@@ -163,9 +165,9 @@ TEST(LocalShardsWrapperTest, AllRanksShardsAreGathered) {
 
 TEST(LocalShardsWrapperTest, WhatItCantDoIsRefused) {
   const at::Tensor rows = at::ones({2, 3});
-  EXPECT_ERROR(LocalShardsWrapper({rows}, {}), ErrorCode::invalid_argument, "1 of them with 0 offsets");
+  EXPECT_ERROR(LocalShardsWrapper({rows}, {}), ErrorCode::invalid_argument, "1 shards with 0 offsets");
   EXPECT_ERROR(LocalShardsWrapper({rows, rows.to(at::kMeta)}, {{0, 0}, {2, 0}}), ErrorCode::invalid_argument,
-               "shard 1 is on meta, the first on cpu");
+               "shard 1 is on meta, expected cpu as the first shard");
   EXPECT_ERROR(LocalShardsWrapper({rows, rows[0]}, {{0, 0}, {2}}), ErrorCode::invalid_argument,
                "shard 1 is of shape [3]");
   EXPECT_ERROR(LocalShardsWrapper({rows}, {{0}}), ErrorCode::invalid_argument, "expected 2 dimensions");

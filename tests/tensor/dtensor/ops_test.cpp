@@ -112,7 +112,7 @@ TEST_P(DTensorOpTest, GivesWhatItGivesOnTheWhole) {
               << op.name << " of " << shown << ", gradient of " << i << leaves[i].grad() << gradient;
         }
       }
-      // The next of the cross, of many a part.
+      // Skip ahead: a sample of many combinations.
       std::size_t i = 0;
       for (std::size_t skip = shape.size() > 1 && choices.size() > 1 ? 37 : 1; skip > 0; --skip) {
         for (i = 0; i < at.size() && ++at[i] == choices[i].size(); ++i) at[i] = 0;
@@ -162,28 +162,28 @@ TEST(DTensorOpsTest, RowsOfAnEmbeddingAreThoseOfTheRankThatHasThem) {
     run_local(static_cast<int>(mesh_size(shape)), [&](const ProcessGroup& group) {
       const DeviceMesh mesh(group, shape);
       const at::Tensor ids = at::tensor({0, 6, 3, 3, 1, 5, 2, 4}, at::kLong).view({2, 4});
-      at::Tensor whole = indexed({7, 6}).set_requires_grad(true);
-      const at::Tensor expected = at::embedding(whole, ids), weights = indexed({2, 4, 6});
+      at::Tensor full = indexed({7, 6}).set_requires_grad(true);
+      const at::Tensor expected = at::embedding(full, ids), weights = indexed({2, 4, 6});
       (expected * weights).sum().backward();
       for (const Placements& of_weight : cross({R, S0, S1, Placement::strided_shard(0, 2)}, shape.size())) {
         for (const Placements& of_ids : cross({R, S0, S1}, shape.size())) {
-          const DTensor weight = distribute_tensor(whole, mesh, of_weight);
+          const DTensor weight = distribute_tensor(full, mesh, of_weight);
           const at::Tensor found = dtensor::embedding(weight, distribute_tensor(ids, mesh, of_ids)).full_tensor();
           ASSERT_TRUE(at::equal(found, expected)) << to_string(of_weight) << to_string(of_ids);
           (found * weights).sum().backward();
           ASSERT_TRUE(
-              at::allclose(weight.grad()->to_local(), part_of(whole.grad(), weight.layout(), *mesh.coordinate())))
+              at::allclose(weight.grad()->to_local(), part_of(full.grad(), weight.layout(), *mesh.coordinate())))
               << to_string(of_weight) << to_string(of_ids);
         }
       }
-      // More ranks than rows, and an id beyond them on one rank alone.
+      // More ranks than rows, and an id out of range on one rank only.
       const DTensor one = distribute_tensor(indexed({1, 2}), mesh, Placements(shape.size(), S0));
       const DTensor zero = distribute_tensor(at::zeros({3}, at::kLong), mesh, {});
       EXPECT_TRUE(at::equal(dtensor::embedding(one, zero).full_tensor(), indexed({1, 2}).expand({3, 2})));
-      const DTensor weight = distribute_tensor(whole, mesh, Placements(shape.size(), S0));
+      const DTensor weight = distribute_tensor(full, mesh, Placements(shape.size(), S0));
       const at::Tensor wrong = at::full({2}, group.rank() == 1 ? 7 : 0, at::kLong);
       EXPECT_ERROR(dtensor::embedding(weight, DTensor::from_local(wrong, mesh)), ErrorCode::invalid_argument,
-                   "an id that isn't one of 7 rows");
+                   "an id is out of range, expected 0 to 6");
     });
   }
 }
@@ -191,20 +191,20 @@ TEST(DTensorOpsTest, RowsOfAnEmbeddingAreThoseOfTheRankThatHasThem) {
 TEST(DTensorOpsTest, EqualIsTheSameOnAllRanks) {
   run_local(3, [](const ProcessGroup& group) {
     const DeviceMesh mesh(group, {3});
-    const at::Tensor whole = indexed({4, 6});
+    const at::Tensor full = indexed({4, 6});
     for (const Placement& a : {R, S0, S1, P}) {
       for (const Placement& b : {R, S0, S1, P}) {
         const auto of = [&](const at::Tensor& tensor, const Placement& placement) {
           const MeshLayout layout({4, 6}, {3}, {placement});
           return DTensor::from_local(local_of(tensor, layout, *mesh.coordinate()), mesh, {placement}, {Sizes{4, 6}});
         };
-        EXPECT_TRUE(dtensor::equal(of(whole, a), of(whole, b)));
-        at::Tensor other = whole.clone();
+        EXPECT_TRUE(dtensor::equal(of(full, a), of(full, b)));
+        at::Tensor other = full.clone();
         other[3][5] = 0;
-        EXPECT_FALSE(dtensor::equal(of(whole, a), of(other, b)));
+        EXPECT_FALSE(dtensor::equal(of(full, a), of(other, b)));
       }
     }
-    EXPECT_FALSE(dtensor::equal(distribute_tensor(whole, mesh), distribute_tensor(whole.t().contiguous(), mesh)));
+    EXPECT_FALSE(dtensor::equal(distribute_tensor(full, mesh), distribute_tensor(full.t().contiguous(), mesh)));
   });
 }
 
@@ -222,7 +222,7 @@ TEST(DTensorOpsTest, OnesOwnOpHasARuleOfItsOwn) {
     group.barrier();
     if (group.rank() == 0) {
       register_placement_rule("sort_rows", [](std::span<const DTensor> inputs) {
-        return OpRule{inputs[0].size(), {{{R}, R}, {{S0}, S0}}, /*may_cut=*/true};
+        return OpRule{inputs[0].size(), {{{R}, R}, {{S0}, S0}}, /*may_shard=*/true};
       });
     }
     group.barrier();
@@ -242,7 +242,7 @@ TEST(DTensorOpsTest, WhatDoesntFitIsRefused) {
     const DTensor x = distribute_tensor(indexed({4, 6}), mesh, {S0});
     EXPECT_ERROR(x + distribute_tensor(indexed({4, 6}), other, {S0}), ErrorCode::invalid_argument,
                  "add(DTensor of size [4, 6] as [S(0)] on DeviceMesh(dp=2), DTensor of size [4, 6] as [S(0)] on "
-                 "DeviceMesh(tp=2)): expected tensors of one mesh");
+                 "DeviceMesh(tp=2)): the tensors are on different meshes, expected one mesh");
     EXPECT_ERROR(x + distribute_tensor(indexed({4, 5}), mesh, {S0}), ErrorCode::invalid_argument,
                  "add of tensors of sizes [4, 6] and [4, 5]");
     EXPECT_ERROR(dtensor::matmul(x, x), ErrorCode::invalid_argument, "matmul of tensors of sizes [4, 6] and [4, 6]");

@@ -1,5 +1,5 @@
-// Meshes, DTensors and tensor parallel layers where ranks are processes of their own: what they do as threads is in the
-// other tests, here it is that nothing of it is shared by accident.
+// Meshes, DTensors and tensor parallel layers with ranks as processes. The other tests run ranks as threads; these show
+// that nothing is shared by accident.
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -38,22 +38,22 @@ INSTANTIATE_TEST_SUITE_P(, DTensorProcessesInLine, ::testing::Values(1, 2, 3, 5,
 
 TEST_P(DTensorProcesses, RedistributeBetweenAllPlacements) {
   const Sizes& shape = GetParam();
-  const at::Tensor whole = indexed({7, 5});
+  const at::Tensor full = indexed({7, 5});
   const auto choices = cross({R, S0, S1, P}, shape.size());
   expect_good_processes(static_cast<int>(mesh_size(shape)), quick(), [&](const ProcessGroup& group) {
     const DeviceMesh mesh(group, shape);
     const Sizes& at = *mesh.coordinate();
-    const std::size_t step = shape.size() == 3 ? 11 : shape.size() == 2 ? 3 : 1;  // of many a part
+    const std::size_t step = shape.size() == 3 ? 11 : shape.size() == 2 ? 3 : 1;  // a sample of many cases
     for (std::size_t pair = 0; pair < choices.size() * choices.size(); pair += step) {
       const Placements &from = choices[pair / choices.size()], &to = choices[pair % choices.size()];
       const MeshLayout before({7, 5}, shape, from), after({7, 5}, shape, to);
-      const at::Tensor local = local_of(whole, before, at).set_requires_grad(true);
+      const at::Tensor local = local_of(full, before, at).set_requires_grad(true);
       const DTensor found = DTensor::from_local(local, mesh, from, {Sizes{7, 5}}).redistribute(to);
-      const at::Tensor full = found.full_tensor();
-      full.sum().backward();
+      const at::Tensor unsharded = found.full_tensor();
+      unsharded.sum().backward();
       const std::string what = to_string(from) + " to " + to_string(to);
       EXPECT_EQ(found.placements(), to) << what;
-      EXPECT_TRUE(at::equal(full, whole)) << what;
+      EXPECT_TRUE(at::equal(unsharded, full)) << what;
       EXPECT_TRUE(at::equal(local.grad(), at::ones_like(local))) << what;
     }
   });
@@ -81,7 +81,7 @@ TEST_P(DTensorProcesses, MeshesHaveTheirGroups) {
     const std::vector<std::string> names = {"a", "b", "c"};
     const DeviceMesh mesh(group, shape, {names.begin(), names.begin() + static_cast<std::ptrdiff_t>(shape.size())});
     for (std::int64_t dim = 0; dim < mesh.ndim(); ++dim) {
-      // Every rank brings its coordinate: along a dimension they are all of them.
+      // Every rank passes its coordinate; gathered along a dimension, these are all coordinates.
       const at::Tensor sum = at::full({1}, mesh.local_rank(dim) + 1, at::kLong);
       mesh[names[static_cast<std::size_t>(dim)]].group().all_reduce(sum);
       EXPECT_EQ(sum.item<std::int64_t>(), mesh.size(dim) * (mesh.size(dim) + 1) / 2) << dim;
@@ -91,20 +91,20 @@ TEST_P(DTensorProcesses, MeshesHaveTheirGroups) {
 
 TEST_P(DTensorProcessesInLine, SeveralShardsOfARankGetToOneTensor) {
   const std::int64_t ranks = GetParam();
-  const at::Tensor whole = indexed({2 * ranks, 3});
+  const at::Tensor full = indexed({2 * ranks, 3});
   expect_good_processes(GetParam(), quick(), [&](const ProcessGroup& group) {
     const DeviceMesh mesh(group, {ranks});
     const std::int64_t first = group.rank(), second = group.rank() + ranks;  // rows
-    const LocalShardsWrapper shards({whole.narrow(0, first, 1).clone(), whole.narrow(0, second, 1).clone()},
+    const LocalShardsWrapper shards({full.narrow(0, first, 1).clone(), full.narrow(0, second, 1).clone()},
                                     {{first, 0}, {second, 0}});
-    const DTensor tensor = DTensor::from_local(shards, mesh, {S0}, whole.sizes().vec());
-    EXPECT_TRUE(at::equal(tensor.full_tensor(), whole));
+    const DTensor tensor = DTensor::from_local(shards, mesh, {S0}, full.sizes().vec());
+    EXPECT_TRUE(at::equal(tensor.full_tensor(), full));
   });
 }
 
 TEST_P(DTensorProcessesInLine, TensorParallelLayers) {
   expect_good_processes(GetParam(), quick(), [&](const ProcessGroup& group) {
-    torch::manual_seed(group.rank());  // the first rank's count
+    torch::manual_seed(group.rank());  // only the first rank's elements are used
     ParallelLinear up(6, 9), down(9, 6);
     ParallelEmbedding table(10, 6);
     for (torch::nn::Module* layer : std::initializer_list<torch::nn::Module*>{up.get(), down.get(), table.get()}) {
@@ -127,9 +127,9 @@ TEST_P(DTensorProcessesInLine, TensorParallelLayers) {
     expected.square().sum().backward();
     found.square().sum().backward();
     EXPECT_TRUE(at::allclose(found, expected, 1e-10, 1e-12));
-    const auto expect_part = [&](const at::Tensor& part, const at::Tensor& whole, const Placement& placement) {
-      const MeshLayout layout(whole.sizes().vec(), mesh.shape(), {placement});
-      EXPECT_TRUE(at::allclose(part, part_of(whole, layout, *mesh.coordinate()), 1e-9, 1e-12)) << placement;
+    const auto expect_part = [&](const at::Tensor& part, const at::Tensor& full, const Placement& placement) {
+      const MeshLayout layout(full.sizes().vec(), mesh.shape(), {placement});
+      EXPECT_TRUE(at::allclose(part, part_of(full, layout, *mesh.coordinate()), 1e-9, 1e-12)) << placement;
     };
     expect_part(up->weight.grad(), up_w.grad(), S0);
     expect_part(up->bias.grad(), up_b.grad(), S0);

@@ -1,4 +1,4 @@
-// Layers that ranks hold together compute what one process does with the whole ones.
+// Parallel layers compute the same as the full layers in one process.
 
 #include "tessera/tensor/tensor_parallel.h"
 
@@ -35,59 +35,60 @@ void fill(torch::nn::Module& module) {
 
 at::Tensor input_of(const Sizes& size) { return indexed(size).mul(0.3).cos(); }
 
-// That what this rank has is its part of `whole`, as `placement`.
-void expect_part(const at::Tensor& found, const at::Tensor& whole, const DeviceMesh& mesh, const Placement& placement,
+// Checks that `found` is this rank's part of `full` under `placement`.
+void expect_part(const at::Tensor& found, const at::Tensor& full, const DeviceMesh& mesh, const Placement& placement,
                  const std::string& what) {
-  const MeshLayout layout(whole.sizes().vec(), mesh.shape(),
-                          normalized({&placement, 1}, static_cast<std::size_t>(whole.dim())));
+  const MeshLayout layout(full.sizes().vec(), mesh.shape(),
+                          normalized({&placement, 1}, static_cast<std::size_t>(full.dim())));
   ASSERT_TRUE(found.defined()) << what;
-  const at::Tensor expected = part_of(whole, layout, *mesh.coordinate());
+  const at::Tensor expected = part_of(full, layout, *mesh.coordinate());
   ASSERT_EQ(found.sizes(), expected.sizes()) << what;
   ASSERT_TRUE(at::allclose(found, expected, 1e-10, 1e-12)) << what << "\n" << found << "\n" << expected;
 }
 
-at::Tensor cut(const at::Tensor& whole, const DeviceMesh& mesh, const Placement& placement) {
-  const MeshLayout layout(whole.sizes().vec(), mesh.shape(),
-                          normalized({&placement, 1}, static_cast<std::size_t>(whole.dim())));
-  return part_of(whole, layout, *mesh.coordinate());
+at::Tensor local_part(const at::Tensor& full, const DeviceMesh& mesh, const Placement& placement) {
+  const MeshLayout layout(full.sizes().vec(), mesh.shape(),
+                          normalized({&placement, 1}, static_cast<std::size_t>(full.dim())));
+  return part_of(full, layout, *mesh.coordinate());
 }
 
-// Results and gradients of a layer that is parallelized against those of the whole one. `x_is` and `y_is`: how input
-// and result are placed.
+// Compares results and gradients of a parallelized layer with those of the full layer. `x_is` and `y_is` are the
+// placements of input and result.
 template <typename Layer>
 void compare(const ProcessGroup& group, const std::function<Layer()>& make, const ParallelStyle& style,
-             const at::Tensor& whole_x, const Placement& x_is, const Placement& y_is) {
+             const at::Tensor& full_x, const Placement& x_is, const Placement& y_is) {
   const std::string what =
       to_string(style) + " of " + to_string(x_is) + " to " + to_string(y_is) + " on " + std::to_string(group.size());
   const DeviceMesh mesh(group, {group.size()}, {"tp"});
-  const bool has_gradient = whole_x.is_floating_point();
+  const bool has_gradient = full_x.is_floating_point();
 
-  Layer whole = make();
-  fill(*whole);
-  const at::Tensor x = whole_x.clone().set_requires_grad(has_gradient);
-  const at::Tensor y = whole->forward(x);
+  Layer full = make();
+  fill(*full);
+  const at::Tensor x = full_x.clone().set_requires_grad(has_gradient);
+  const at::Tensor y = full->forward(x);
   const at::Tensor weights = indexed(y.sizes().vec()).sin();
   (y * weights).sum().backward();
 
   Layer layer = make();
   fill(*layer);
   if (group.rank() != 0) {
-    for (const at::Tensor& parameter : layer->parameters()) parameter.detach().zero_();  // the first rank's count
+    for (const at::Tensor& parameter : layer->parameters())
+      parameter.detach().zero_();  // only the first rank's elements are used
   }
   const at::Tensor before = layer->weight;
   parallelize_module(*layer, mesh, {{"", style}});
   EXPECT_TRUE(before.is_same(layer->weight));
-  const at::Tensor local_x = cut(whole_x, mesh, x_is).set_requires_grad(has_gradient);
+  const at::Tensor local_x = local_part(full_x, mesh, x_is).set_requires_grad(has_gradient);
   const at::Tensor local_y = layer->forward(local_x);
   expect_part(local_y, y, mesh, y_is, what);
-  (local_y * cut(weights, mesh, y_is)).sum().backward();
+  (local_y * local_part(weights, mesh, y_is)).sum().backward();
   if (has_gradient) expect_part(local_x.grad(), x.grad(), mesh, x_is, what + ", the input's gradient");
   for (const auto& parameter : layer->named_parameters()) {
     const DTensorSpec* spec = layer->dtensor_spec(parameter.key());
     ASSERT_NE(spec, nullptr);
-    const at::Tensor of_whole = whole->named_parameters()[parameter.key()];
-    expect_part(parameter.value(), of_whole, mesh, spec->layout.placements()[0], what + ", " + parameter.key());
-    expect_part(parameter.value().grad(), of_whole.grad(), mesh, spec->layout.placements()[0],
+    const at::Tensor of_full = full->named_parameters()[parameter.key()];
+    expect_part(parameter.value(), of_full, mesh, spec->layout.placements()[0], what + ", " + parameter.key());
+    expect_part(parameter.value().grad(), of_full.grad(), mesh, spec->layout.placements()[0],
                 what + ", gradient of " + parameter.key());
   }
 }
@@ -143,7 +144,7 @@ TEST_P(TensorParallelWorlds, ALayerNorm) {
   });
 }
 
-// A layer of one's own, whose weight is another's: tied.
+// A custom layer whose weight is tied to that of another.
 class TiedHeadImpl : public torch::nn::Module, public TensorParallel {
  public:
   explicit TiedHeadImpl(const at::Tensor& weight_in) : weight(register_parameter("weight", weight_in)) {}
@@ -188,7 +189,7 @@ struct NetImpl : torch::nn::Module {
 };
 TORCH_MODULE(Net);
 
-// Between the layers whole, and cut along the sequence.
+// Between the layers, replicated and sharded along the sequence.
 ParallelPlan plan_of(bool is_sequence_parallel) {
   if (!is_sequence_parallel) {
     return {{"ids", RowwiseParallel{}},
@@ -205,9 +206,9 @@ ParallelPlan plan_of(bool is_sequence_parallel) {
 
 TEST_P(TensorParallelWorlds, AModel) {
   const at::Tensor x = at::arange(18, at::kLong).mul(7).remainder(11).view({2, 9});
-  Net whole;
-  fill(*whole);
-  const at::Tensor y = whole->forward(x);
+  Net full;
+  fill(*full);
+  const at::Tensor y = full->forward(x);
   y.square().mean().backward();
   for (const bool is_sequence_parallel : {false, true}) {
     run_local(GetParam(), [&](const ProcessGroup& group) {
@@ -218,7 +219,7 @@ TEST_P(TensorParallelWorlds, AModel) {
       const at::Tensor result = net->forward(x);
       ASSERT_TRUE(at::allclose(result, y, 1e-10, 1e-12));
       result.square().mean().backward();
-      for (const auto& parameter : whole->named_parameters()) {
+      for (const auto& parameter : full->named_parameters()) {
         const at::Tensor local = net->named_parameters()[parameter.key()];
         const auto is = [&](const char* part) { return parameter.key().find(part) != std::string::npos; };
         const bool is_rows = is("ids") || is("head") || is("up"), is_columns = is("down.weight");
@@ -247,7 +248,7 @@ TEST(TensorParallelTest, WhatIsNotParallelizedIsAnOrdinaryLayer) {
   ASSERT_NE(copy, nullptr);
   EXPECT_TRUE(at::equal(copy->weight, layer->weight));
   parallelize_module(*layer, DeviceMesh(), {{"", ColwiseParallel{}}});
-  EXPECT_ERROR(layer->clone(), ErrorCode::unsupported, "clone of a module that is parallelized");
+  EXPECT_ERROR(layer->clone(), ErrorCode::unsupported, "clone of a parallelized module");
 }
 
 TEST(TensorParallelTest, PlansThatDontFitAreRefusedAndNothingIsChanged) {
@@ -259,31 +260,33 @@ TEST(TensorParallelTest, PlansThatDontFitAreRefusedAndNothingIsChanged) {
       EXPECT_EQ(net->ids->weight.size(0), 11);
     };
     refused({{"head", ColwiseParallel{}}, {"ids", RowwiseParallel{}}, {"layers.*.out", ColwiseParallel{}}},
-            "no module is called 'layers.*.out'");
+            "the plan names 'layers.*.out', but no module matches");
     refused({{"layers", ColwiseParallel{}}}, "'layers' is torch::nn::SequentialImpl, expected a ParallelLinear");
     refused({{"layers.0.act", ColwiseParallel{}}}, "'layers.0.act' is torch::nn::TanhImpl");
     refused({{"layers.*.up", ColwiseParallel{}}, {"layers.1.up", RowwiseParallel{}}},
             "'layers.1.up' is in the plan twice");
     refused({{"layers.*.up", SequenceParallel{}}},
-            "SequenceParallel of a linear layer: expected ColwiseParallel or RowwiseParallel");
-    refused({{"layers.*.norm", RowwiseParallel{}}}, "RowwiseParallel of a layer norm: expected SequenceParallel");
-    refused({{"ids", SequenceParallel{}}}, "SequenceParallel of an embedding");
-    refused({{"layers.*.up", ColwiseParallel{Placement::partial()}}}, "layout P(sum), expected a shard or a replica");
+            "parallelize a linear layer: style is SequenceParallel, expected ColwiseParallel or RowwiseParallel");
+    refused({{"layers.*.norm", RowwiseParallel{}}},
+            "parallelize a layer norm: style is RowwiseParallel, expected SequenceParallel");
+    refused({{"ids", SequenceParallel{}}},
+            "parallelize an embedding: style is SequenceParallel, expected ColwiseParallel or RowwiseParallel");
+    refused({{"layers.*.up", ColwiseParallel{Placement::partial()}}}, "layout P(sum), expected shard or replicate");
     refused({{"ids", RowwiseParallel{}}}, "'ids.weight' and 'head.weight' are one parameter");
-    refused({{"ids", ColwiseParallel{}}, {"head", ColwiseParallel{}}}, "that cuts it alike in both");
+    refused({{"ids", ColwiseParallel{}}, {"head", ColwiseParallel{}}}, "that shards it alike in both");
 
     const DeviceMesh two_dims(group, {2, 1}, {"dp", "tp"});
     EXPECT_ERROR(parallelize_module(*net, two_dims, {}), ErrorCode::invalid_argument,
-                 "DeviceMesh(dp=2, tp=1), expected one dimension of it");
+                 "DeviceMesh(dp=2, tp=1), expected one dimension, such as");
 
     parallelize_module(*net, mesh, plan_of(false));
     EXPECT_ERROR(parallelize_module(*net, mesh, {{"layers.0.up", ColwiseParallel{}}}), ErrorCode::invalid_argument,
-                 "'layers.0.up' is parallelized already");
+                 "'layers.0.up' is already parallelized");
 
     ParallelLinear changed(4, 6);
     changed->weight.set_data(at::zeros({12}));
     EXPECT_ERROR(parallelize_module(*changed, mesh, {{"", ColwiseParallel{}}}), ErrorCode::invalid_argument,
-                 "'.weight' is [12], expected [6, 4]");
+                 "'.weight' has shape [12], expected [6, 4]");
     ParallelEmbedding normed(torch::nn::EmbeddingOptions(4, 6).max_norm(1));
     EXPECT_ERROR(parallelize_module(*normed, mesh, {{"", ColwiseParallel{}}}), ErrorCode::unsupported, "max_norm");
   });
@@ -295,13 +298,16 @@ TEST(TensorParallelTest, InputsThatDontFitAreRefused) {
     ParallelLinear layer(4, 6), other(4, 6);
     parallelize_module(*layer, mesh, {{"", ColwiseParallel{S0}}});
     EXPECT_ERROR(layer(at::zeros({1 + 2 * group.rank(), 4})), ErrorCode::invalid_argument,
-                 "an input that is [S(0)]: rank 0 of DeviceMesh(tp=2) has 1 of 4 along it, expected 2");
+                 "input of a parallel layer, as [S(0)]: rank 0 of DeviceMesh(tp=2) has 1 of 4 along the sharded "
+                 "dimension, expected 2");
     EXPECT_ERROR(layer(at::zeros({2, 5})), ErrorCode::invalid_argument, "linear of tensors of sizes [4, 5]");
     parallelize_module(*other, mesh, {{"", RowwiseParallel{}}});
-    EXPECT_ERROR(other(at::zeros({2, 4})), ErrorCode::invalid_argument, "is of size [2, 4], expected [2, 2]");
+    EXPECT_ERROR(other(at::zeros({2, 4})), ErrorCode::invalid_argument,
+                 "local tensor has size [2, 4], expected [2, 2]");
     ParallelEmbedding table(5, 2);
     parallelize_module(*table, mesh, {{"", RowwiseParallel{}}});
-    EXPECT_ERROR(table(at::full({1}, 5, at::kLong)), ErrorCode::invalid_argument, "an id that isn't one of 5 rows");
+    EXPECT_ERROR(table(at::full({1}, 5, at::kLong)), ErrorCode::invalid_argument,
+                 "an id is out of range, expected 0 to 4");
   });
 }
 

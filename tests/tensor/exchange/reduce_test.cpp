@@ -1,4 +1,4 @@
-// Both ways of a reduction do the same.
+// Both ways to reduce give the same results.
 
 #include "tensor/exchange/reduce.h"
 
@@ -19,7 +19,7 @@ using testing::Sizes;
 const Sizes kShapes[] = {{1}, {7}, {5, 3}, {4, 6, 5}};
 const Sizes kLarge[] = {{300, 131}, {2, 300000}, {3, 2, 50000}};  // of many pieces
 
-// What a rank brings: such that sums and products don't round.
+// Each rank's input. Sums and products of these are exact.
 at::Tensor local_of(const Sizes& shape, at::ScalarType type, int rank) {
   return indexed(shape).mul(3 + rank).remainder(rank + 5).sub(2).to(type);
 }
@@ -37,7 +37,7 @@ at::Tensor expected_of(const Sizes& shape, at::ScalarType type, int ranks, Reduc
 }
 
 void compare(const ProcessGroup& group, const Sizes& shape, at::ScalarType type, ReduceOp op) {
-  const bool reads = comm::PeerMemory::is_available(group);  // where the kernel lets it, which peer_memory_test checks
+  const bool reads = comm::PeerMemory::is_available(group);  // depends on the kernel; peer_memory_test checks it
   const at::Tensor local = local_of(shape, type, group.rank()), before = local.clone();
   const at::Tensor expected = expected_of(shape, type, group.size(), op);
   const auto check = [&](const at::Tensor& found, const at::Tensor& wanted, const char* what) {

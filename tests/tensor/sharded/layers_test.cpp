@@ -1,5 +1,4 @@
-// Layers whose weight is sharded: what they give and what flows back is what one process would compute on all ranks'
-// inputs.
+// Layers with sharded weights give the results and gradients that one process computes on all ranks' inputs.
 
 #include <ATen/core/grad_mode.h>
 #include <gmock/gmock.h>
@@ -15,6 +14,7 @@ namespace {
 
 using testing::chunk_spec;
 using testing::close;
+using testing::full_of;
 using testing::grid_spec;
 using testing::permuted_ranks;
 using testing::random;
@@ -22,12 +22,11 @@ using testing::ranks_of;
 using testing::shard;
 using testing::Sizes;
 using testing::SpecPtr;
-using testing::whole_of;
 
 class LayersTest : public ::testing::TestWithParam<int> {
  protected:
   int world() const { return GetParam(); }
-  std::vector<SpecPtr> cuts_in(std::int64_t dim) const {
+  std::vector<SpecPtr> specs_along(std::int64_t dim) const {
     return {chunk_spec(dim, ranks_of(world())), chunk_spec(dim - 2, permuted_ranks(world()))};
   }
 };
@@ -35,16 +34,16 @@ INSTANTIATE_TEST_SUITE_P(Worlds, LayersTest, ::testing::Values(1, 2, 3, 4, 8));
 
 at::Tensor leaf(const at::Tensor& tensor) { return tensor.detach().clone().set_requires_grad(true); }
 
-// Rank r's part of what all ranks bring, along dimension 0.
+// Rank r's part of all ranks' inputs, along dimension 0.
 at::Tensor part_of(const at::Tensor& all, int rank, int world) {
   const std::int64_t n = all.size(0) / world;
   return all.narrow(0, rank * n, n);
 }
 
-void expect_shard_gradient(const ShardedTensor& weight, const at::Tensor& whole_gradient) {
+void expect_shard_gradient(const ShardedTensor& weight, const at::Tensor& full_gradient) {
   const Shard& own = weight.local_shards()[0];
   if (own.tensor.numel() == 0) return;
-  EXPECT_TRUE(close(own.tensor.grad(), box_view(whole_gradient, own.metadata.box())))
+  EXPECT_TRUE(close(own.tensor.grad(), box_view(full_gradient, own.metadata.box())))
       << weight.sharding_spec().to_string();
 }
 
@@ -60,21 +59,21 @@ TEST_P(LayersTest, LinearOfEachRanksInput) {
         const at::Tensor expected = at::linear(x, w, b), weights = random(expected.sizes().vec(), 4);
         (expected * weights).sum().backward();
         for (const std::int64_t dim : {0, 1}) {
-          for (const SpecPtr& spec : cuts_in(dim)) {
+          for (const SpecPtr& spec : specs_along(dim)) {
             const ShardedTensor weight = shard(w, spec, group);
             const at::Tensor own = leaf(part_of(x, group.rank(), world()));
             const at::Tensor bias = with_bias ? leaf(b) : at::Tensor();
             const ops::LinearResult result = ops::linear(own, weight, bias);
             if (dim == 0) {
               const ShardedTensor& columns = std::get<ShardedTensor>(result);
-              EXPECT_TRUE(close(whole_of(columns), expected.detach()));
+              EXPECT_TRUE(close(full_of(columns), expected.detach()));
               const SpecPtr last =
                   std::make_shared<ChunkShardingSpec>(-1, static_cast<const ChunkShardingSpec&>(*spec).placements());
               EXPECT_EQ(columns.sharding_spec(), *last);
               (columns.local_tensor() * shard(weights, last, group).local_tensor()).sum().backward();
             } else {
               const ShardedTensor rows = std::get<PartialTensor>(result).reshard(chunk_spec(0, ranks_of(world())));
-              EXPECT_TRUE(close(whole_of(rows), expected.detach()));
+              EXPECT_TRUE(close(full_of(rows), expected.detach()));
               (rows.local_tensor() * part_of(weights, group.rank(), world())).sum().backward();
             }
             EXPECT_TRUE(close(own.grad(), part_of(x.grad(), group.rank(), world())));
@@ -89,8 +88,7 @@ TEST_P(LayersTest, LinearOfEachRanksInput) {
   });
 }
 
-// Megatron's pair: the first weight cut in its rows, the second in its columns; nothing but the sum is communicated
-// between them.
+// Megatron's pair: the first weight is sharded by rows, the second by columns. Only the sum is communicated.
 TEST_P(LayersTest, LinearOfAShardedInput) {
   run_local(world(), [&](const ProcessGroup& group) {
     const at::Tensor x = leaf(random({2 * world(), 6}, 1)), w1 = leaf(random({5, 6}, 2)), b1 = leaf(random({5}, 3));
@@ -99,12 +97,12 @@ TEST_P(LayersTest, LinearOfAShardedInput) {
     const at::Tensor weights = random(expected.sizes().vec(), 6);
     (expected * weights).sum().backward();
     for (std::size_t i = 0; i < 2; ++i) {
-      const ShardedTensor first = shard(w1, cuts_in(0)[i], group), second = shard(w2, cuts_in(1)[i], group);
+      const ShardedTensor first = shard(w1, specs_along(0)[i], group), second = shard(w2, specs_along(1)[i], group);
       const at::Tensor own = leaf(part_of(x, group.rank(), world())), bias1 = leaf(b1), bias2 = leaf(b2);
       const ShardedTensor hidden = ops::gelu(std::get<ShardedTensor>(ops::linear(own, first, bias1)));
       const PartialTensor summands = std::get<PartialTensor>(ops::linear(hidden, second, bias2));
       for (const std::int64_t dim : {0, 1}) {
-        EXPECT_TRUE(close(whole_of(summands.reshard(cuts_in(dim)[i])), expected.detach()));
+        EXPECT_TRUE(close(full_of(summands.reshard(specs_along(dim)[i])), expected.detach()));
       }
       EXPECT_TRUE(close(summands.all_reduce().detach(), expected.detach()));
       const ShardedTensor rows = summands.reshard(chunk_spec(0, ranks_of(world())));
@@ -117,9 +115,9 @@ TEST_P(LayersTest, LinearOfAShardedInput) {
       if (world() > 1) {
         const SpecPtr other = chunk_spec(0, ranks_of(world()));
         EXPECT_ERROR(ops::linear(shard(random({4, 5}, 1), other, group), second, bias2), ErrorCode::unsupported,
-                     "cut in its last dimension");
+                     "sharded in its last dimension");
       }
-      EXPECT_ERROR(ops::linear(shard(random({4, 4}, 1), cuts_in(1)[i], group), second, bias2),
+      EXPECT_ERROR(ops::linear(shard(random({4, 4}, 1), specs_along(1)[i], group), second, bias2),
                    ErrorCode::invalid_argument, "expected 5 columns");
     }
   });
@@ -130,9 +128,9 @@ TEST_P(LayersTest, LinearOfOneDimension) {
     const at::Tensor x = random({world(), 7}, 1), w = random({5, 7}, 2), b = random({5}, 3);
     const at::Tensor expected = at::linear(x, w, b);
     const at::Tensor own = x[group.rank()];
-    const ops::LinearResult columns = ops::linear(own, shard(w, cuts_in(0)[1], group), b);
-    EXPECT_TRUE(close(whole_of(std::get<ShardedTensor>(columns)), expected));
-    const ops::LinearResult rows = ops::linear(own, shard(w, cuts_in(1)[1], group), b);
+    const ops::LinearResult columns = ops::linear(own, shard(w, specs_along(0)[1], group), b);
+    EXPECT_TRUE(close(full_of(std::get<ShardedTensor>(columns)), expected));
+    const ops::LinearResult rows = ops::linear(own, shard(w, specs_along(1)[1], group), b);
     EXPECT_TRUE(close(std::get<PartialTensor>(rows).all_reduce(), expected));
   });
 }
@@ -148,7 +146,7 @@ TEST(LayerRefusalTest, Linear) {
     EXPECT_ERROR(ops::linear(x, weight, at::ones({4, 1})), ErrorCode::invalid_argument, "bias");
     EXPECT_ERROR(ops::linear(x, ShardedTensor::ones(chunk_spec(0, {0, 1}), {4}, group), bias),
                  ErrorCode::invalid_argument, "2 dimensions");
-    // What is wrong on one rank alone is an error on both.
+    // If one rank's input is invalid, both ranks throw.
     const at::Tensor wrong = group.rank() == 1 ? at::ones({2, 5}) : x;
     EXPECT_ERROR(ops::linear(wrong, weight, bias), ErrorCode::invalid_argument, "rank 1", "expected 6 columns");
     const at::Tensor longer = group.rank() == 1 ? at::ones({3, 6}) : x;
@@ -157,8 +155,9 @@ TEST(LayerRefusalTest, Linear) {
     const at::Tensor other = group.rank() == 1 ? x.to(at::kDouble) : x;
     EXPECT_ERROR(ops::linear(other, weight, bias), ErrorCode::invalid_argument, "Double", "on rank 1");
     EXPECT_ERROR(PartialTensor(group, x).reshard(grid_spec({2, 6}, {1, 6}, {0, 1})), ErrorCode::unsupported,
-                 "only ChunkShardingSpec");
-    EXPECT_ERROR(PartialTensor(group, x).reshard(chunk_spec(0, {0})), ErrorCode::unsupported, "only one is supported");
+                 "expected ChunkShardingSpec");
+    EXPECT_ERROR(PartialTensor(group, x).reshard(chunk_spec(0, {0})), ErrorCode::unsupported,
+                 "expected one on each rank");
   });
 }
 
@@ -195,12 +194,12 @@ TEST_P(LayersTest, Embedding) {
         const at::Tensor expected = embedding_of(input, w, options), weights = random(expected.sizes().vec(), 3);
         (expected * weights).sum().backward();
         for (const std::int64_t dim : {0, 1}) {
-          for (const SpecPtr& spec : cuts_in(dim)) {
+          for (const SpecPtr& spec : specs_along(dim)) {
             const ShardedTensor weight = shard(leaf(initial), spec, group);
             const at::Tensor own = part_of(input, group.rank(), world()).to(index);
             const at::Tensor result = ops::embedding(own, weight, options);
             EXPECT_TRUE(close(result.detach(), part_of(expected.detach(), group.rank(), world())));
-            EXPECT_TRUE(close(whole_of(weight), w.detach())) << "rows that were too long";
+            EXPECT_TRUE(close(full_of(weight), w.detach())) << "rows with a norm above max_norm";
             (result * part_of(weights, group.rank(), world())).sum().backward();
             expect_shard_gradient(weight, w.grad());
           }
@@ -234,7 +233,7 @@ struct BagCase {
   ops::EmbeddingBagOptions options;
 };
 
-// Bags of every kind on each rank: empty ones, ones of padding alone, in one and two dimensions.
+// Bags of every kind on each rank: empty, only padding, in one and two dimensions.
 std::vector<BagCase> bag_cases(int rank) {
   std::vector<BagCase> cases;
   const auto seed = static_cast<std::uint64_t>(rank);
@@ -272,10 +271,10 @@ TEST_P(LayersTest, EmbeddingBag) {
   run_local(world(), [&](const ProcessGroup& group) {
     const std::size_t count = bag_cases(0).size();
     for (std::size_t c = 0; c < count; ++c) {
-      // One process, all ranks' bags.
+      // The reference: one process with all ranks' bags.
       const at::Tensor initial = random({11, 5}, 2), w = leaf(initial);
       at::Tensor expected, expected_weight_gradient;
-      if (bag_cases(0)[c].options.max_norm) {  // all are looked up before any is used
+      if (bag_cases(0)[c].options.max_norm) {  // all rows are renormalized before any is used
         for (int rank = 0; rank < world(); ++rank) {
           const BagCase bags = bag_cases(rank)[c];
           embedding_bag_of(bags.input, w.detach(), bags.options);
@@ -294,7 +293,7 @@ TEST_P(LayersTest, EmbeddingBag) {
           expected_weight_gradient = bags.options.per_sample_weights.grad();
       }
       for (const std::int64_t dim : {0, 1}) {
-        const SpecPtr spec = cuts_in(dim)[c % 2];
+        const SpecPtr spec = specs_along(dim)[c % 2];
         const ShardedTensor weight = shard(leaf(initial), spec, group);
         BagCase bags = bag_cases(own_rank)[c];
         if (bags.options.per_sample_weights.defined()) bags.options.per_sample_weights.set_requires_grad(true);
@@ -302,7 +301,7 @@ TEST_P(LayersTest, EmbeddingBag) {
         EXPECT_TRUE(close(result.detach(), expected)) << describe(bags.options) << " by " << spec->to_string() << "\n"
                                                       << result << "\n"
                                                       << expected;
-        EXPECT_TRUE(close(whole_of(weight), w.detach()));
+        EXPECT_TRUE(close(full_of(weight), w.detach()));
         (result * random(result.sizes().vec(), static_cast<std::uint64_t>(own_rank) + 10)).sum().backward();
         expect_shard_gradient(weight, w.grad());
         if (expected_weight_gradient.defined()) {
@@ -331,9 +330,9 @@ TEST(LayerRefusalTest, Embedding) {
                  "scale_grad_by_freq");
     EXPECT_ERROR(ops::embedding(x, weight, with([](auto& o) { o.sparse = true; })), ErrorCode::unsupported, "sparse");
     EXPECT_ERROR(ops::embedding(x, weight, with([](auto& o) { o.max_norm = 0; })), ErrorCode::invalid_argument,
-                 "max_norm 0");
+                 "max_norm is 0");
     EXPECT_ERROR(ops::embedding(x, weight, with([](auto& o) { o.padding_idx = 4; })), ErrorCode::invalid_argument,
-                 "padding_idx 4");
+                 "padding_idx is 4");
     EXPECT_ERROR(ops::embedding(x, ShardedTensor::ones(chunk_spec(0, {0, 1}), {4}, group), {}),
                  ErrorCode::invalid_argument, "2 dimensions");
     EXPECT_ERROR(ops::embedding(group.rank() == 1 ? at::zeros({3}, at::kLong) : x, weight, {}),
@@ -354,9 +353,9 @@ TEST(LayerRefusalTest, EmbeddingBag) {
     };
     using Options = ops::EmbeddingBagOptions;
     refuses(
-        flat, [](Options& o) { o.mode = "median"; }, "mode 'median'");
+        flat, [](Options& o) { o.mode = "median"; }, "mode is 'median'");
     refuses(
-        flat, [](Options& o) { o.offsets = at::Tensor(); }, "needs offsets");
+        flat, [](Options& o) { o.offsets = at::Tensor(); }, "without offsets, expected offsets");
     refuses(
         flat,
         [](Options& o) {
@@ -368,7 +367,7 @@ TEST(LayerRefusalTest, EmbeddingBag) {
         [](Options& o) {
           o.offsets = at::tensor({1, 2}, at::kLong);
         },
-        "begin with 1");
+        "the first offset is 1, expected 0");
     refuses(
         flat,
         [](Options& o) {
@@ -390,11 +389,11 @@ TEST(LayerRefusalTest, EmbeddingBag) {
         [](Options& o) {
           o.offsets = at::tensor({0, 2}, at::kLong);
         },
-        "offsets are for");
+        "offsets with an input of 2 dimensions");
     refuses(
         at::zeros({1, 1, 1}, at::kLong), [](Options&) {}, "1 or 2 dimensions");
     refuses(
-        flat, [](Options& o) { o.per_sample_weights = at::ones({4}); }, "for mode 'sum'");
+        flat, [](Options& o) { o.per_sample_weights = at::ones({4}); }, "expected mode 'sum'");
     refuses(
         flat,
         [](Options& o) {
@@ -403,7 +402,7 @@ TEST(LayerRefusalTest, EmbeddingBag) {
         },
         "the same size");
     refuses(
-        flat, [](Options& o) { o.max_norm = -1; }, "max_norm -1");
+        flat, [](Options& o) { o.max_norm = -1; }, "max_norm is -1");
     refuses(
         flat + 4, [](Options&) {}, "index 4");
     const bool second = group.rank() == 1;

@@ -1,5 +1,5 @@
-// Remote shards between processes: what each rank knows of the others', how long it lives, and every way to go wrong.
-// Also the state that a sharded tensor can be made from again.
+// Remote shards between processes: each rank's references to the others' shards, their lifetime, and every failure.
+// Also the state from which a sharded tensor is created again.
 
 #include "tensor/sharded/remote_shards.h"
 
@@ -70,8 +70,8 @@ bool none_freed(const std::vector<WeakTensor>& shards) {
   return std::none_of(shards.begin(), shards.end(), [](const WeakTensor& shard) { return shard.expired(); });
 }
 
-// That this rank knows every shard that the metadata place on another rank of the group, and none else, in their order,
-// and that each that is fetched has the elements that belong there.
+// Checks that this rank has references to exactly the shards that the metadata place on other ranks of the group, in
+// their order, and that each fetched shard has the right elements.
 void expect_all_remote_shards(const ShardedTensor& tensor) {
   const ProcessGroup& group = tensor.process_group();
   std::map<int, std::vector<ShardMetadata>> expected;
@@ -79,7 +79,7 @@ void expect_all_remote_shards(const ShardedTensor& tensor) {
     const int rank = static_cast<int>(*shard.placement->rank());
     if (rank != group.rank()) expected[group.world_ranks()[static_cast<std::size_t>(rank)]].push_back(shard);
   }
-  const at::Tensor whole = indexed(tensor.size(), tensor.scalar_type());
+  const at::Tensor full = indexed(tensor.size(), tensor.scalar_type());
   ASSERT_EQ(tensor.remote_shards().size(), expected.size());
   for (const auto& [owner, shards] : tensor.remote_shards()) {
     ASSERT_EQ(shards.size(), expected[owner].size()) << "rank " << owner;
@@ -90,7 +90,7 @@ void expect_all_remote_shards(const ShardedTensor& tensor) {
       EXPECT_EQ(fetched.metadata, expected[owner][i]);
       EXPECT_EQ(fetched.tensor.sizes(), expected[owner][i].shard_sizes);
       if (fetched.tensor.numel() == 0) continue;
-      EXPECT_TRUE(at::equal(fetched.tensor, box_view(whole, expected[owner][i].box())));
+      EXPECT_TRUE(at::equal(fetched.tensor, box_view(full, expected[owner][i].box())));
     }
   }
 }
@@ -103,12 +103,12 @@ class RemoteShardsTest : public ::testing::TestWithParam<int> {
   }
   int world() const { return GetParam(); }
   SpecPtr rows() const { return chunk_spec(0, all_ranks(world())); }
-  // Two rows a rank, but one on the last.
+  // Two rows on each rank, one on the last.
   Sizes uneven_size() const { return {2 * world() - 1, 3}; }
 };
 INSTANTIATE_TEST_SUITE_P(Worlds, RemoteShardsTest, ::testing::Values(1, 2, 3, 4));
 
-// What takes another rank.
+// Cases that need another rank.
 class RemoteShardsOfSeveralTest : public RemoteShardsTest {};
 INSTANTIATE_TEST_SUITE_P(Worlds, RemoteShardsOfSeveralTest, ::testing::Values(2, 3, 4));
 
@@ -165,9 +165,9 @@ TEST_P(RemoteShardsTest, EveryConstructionFromShards) {
 TEST_P(RemoteShardsTest, OfASubgroupHaveTheirRanksInTheWorld) {
   expect_good_processes(world(), quick(), [&](const ProcessGroup& group) {
     Rpc rpc = init_quick_rpc(group);
-    std::vector<int> backwards;
-    for (int r = world() - 1; r >= (world() > 2 ? 1 : 0); --r) backwards.push_back(r);
-    if (const std::optional<ProcessGroup> part = group.subgroup(backwards)) {
+    std::vector<int> descending;
+    for (int r = world() - 1; r >= (world() > 2 ? 1 : 0); --r) descending.push_back(r);
+    if (const std::optional<ProcessGroup> part = group.subgroup(descending)) {
       const ShardedTensor tensor =
           ShardedTensor::empty(chunk_spec(0, all_ranks(part->size())), uneven_size(), *part, with_rrefs());
       fill_with_indices(tensor);
@@ -232,19 +232,19 @@ TEST_P(RemoteShardsTest, ShardsMayBePlacedByTheNameOfTheirWorker) {
     ShardedTensor::ToOptions options;
     options.dtype = at::kInt;
     EXPECT_EQ(tensor.to(options).metadata().shards_metadata, tensor.metadata().shards_metadata);
-    workers.back() = "nobody/cpu";
+    workers.back() = "missing/cpu";
     EXPECT_ERROR(ShardedTensor::empty(spec(workers), {world(), 2}, group), ErrorCode::invalid_argument,
                  "there is no such worker");
     const int first[] = {0};
     if (const auto alone = group.subgroup(first); alone && world() > 1) {
       EXPECT_ERROR(ShardedTensor::empty(spec({"trainer1/cpu"}), {2}, *alone), ErrorCode::invalid_argument,
-                   "its worker, rank 1 of the world, is not in the process group");
+                   "its worker is rank 1 of the world, expected a rank of the process group");
     }
     rpc.shutdown();
   });
 }
 
-// One rank drops its tensor before the others. What it had stays as long as another may fetch it.
+// One rank drops its tensor before the others. Its shards stay as long as another rank may fetch them.
 TEST_P(RemoteShardsTest, NothingLeaksWhicheverRankDropsFirst) {
   expect_good_processes(world(), quick(), [&](const ProcessGroup& group) {
     Rpc rpc = init_quick_rpc(group);
@@ -316,7 +316,7 @@ TEST_P(RemoteShardsTest, NeedRpc) {
   const auto refused = [&](const ProcessGroup& group) {
     const auto refuse = [&](const std::function<void()>& make) {
       EXPECT_ERROR(make(), ErrorCode::invalid_argument,
-                   "init_rrefs is set, and RPC is not initialized: call init_rpc before");
+                   "sharded tensor with init_rrefs: RPC is not initialized, call init_rpc first");
     };
     const ShardedTensor tensor = ShardedTensor::zeros(rows(), uneven_size(), group);
     refuse([&] { ShardedTensor::zeros(rows(), uneven_size(), group, with_rrefs()); });
@@ -342,7 +342,7 @@ TEST_P(RemoteShardsTest, NeedInitRrefs) {
   run_local(world(), [&](const ProcessGroup& group) {
     const ShardedTensor tensor = ShardedTensor::zeros(rows(), uneven_size(), group);
     EXPECT_FALSE(tensor.init_rrefs());
-    EXPECT_ERROR(tensor.remote_shards(), ErrorCode::invalid_argument, "made without init_rrefs", "no references");
+    EXPECT_ERROR(tensor.remote_shards(), ErrorCode::invalid_argument, "created without init_rrefs", "no references");
   });
 }
 
@@ -365,7 +365,8 @@ TEST_P(RemoteShardsTest, WhatIsWrongOnOneRankIsAnErrorOnAll) {
            "the 2 local shards of rank " + std::to_string(world() - 1));
     if (is_last) shards[1].metadata.shard_offsets[0] = 100;
     refuse([&] { ShardedTensor::from_local_shards(shards, uneven_size(), group, true); }, "");
-    const ShardedTensor tensor = ShardedTensor::zeros(rows(), uneven_size(), group, with_rrefs());  // all is well again
+    const ShardedTensor tensor =
+        ShardedTensor::zeros(rows(), uneven_size(), group, with_rrefs());  // the group still works
     EXPECT_EQ(tensor.remote_shards().size(), static_cast<std::size_t>(world() - 1));
     group.barrier();
     rpc.shutdown();
@@ -375,10 +376,10 @@ TEST_P(RemoteShardsTest, WhatIsWrongOnOneRankIsAnErrorOnAll) {
 TEST_P(RemoteShardsOfSeveralTest, MetadataThatDifferBetweenRanksAreRefused) {
   expect_good_processes(world(), quick(), [&](const ProcessGroup& group) {
     Rpc rpc = init_quick_rpc(group);
-    // The last rank cuts its part in two, and nobody else knows.
+    // The last rank splits its shard in two; the others do not know.
     const Sizes size = {world(), 2};
-    const SpecPtr whole_rows = chunk_spec(0, all_ranks(world()));
-    ShardedTensorMetadata metadata = whole_rows->build_metadata(size, {});
+    const SpecPtr row_chunks = chunk_spec(0, all_ranks(world()));
+    ShardedTensorMetadata metadata = row_chunks->build_metadata(size, {});
     if (group.rank() == world() - 1) {
       ShardMetadata& last = metadata.shards_metadata.back();
       ShardMetadata second = last;
@@ -392,7 +393,7 @@ TEST_P(RemoteShardsOfSeveralTest, MetadataThatDifferBetweenRanksAreRefused) {
     }
     EXPECT_ERROR(ShardedTensor::from_local_shards_and_global_metadata(shards, metadata, group, nullptr, true),
                  ErrorCode::invalid_argument, "register remote shards",
-                 "rank " + std::to_string(world() - 1) + " of the world has 2 shards, expected 1 as the metadata say");
+                 "rank " + std::to_string(world() - 1) + " of the world has 2 shards, expected 1 as in the metadata");
     EXPECT_EQ(registered_sharded_tensors(), 0u);
     const WeakTensor alive(shards[0].tensor.getIntrusivePtr());
     shards.clear();
@@ -404,9 +405,9 @@ TEST_P(RemoteShardsOfSeveralTest, MetadataThatDifferBetweenRanksAreRefused) {
 
 TEST_P(RemoteShardsOfSeveralTest, RanksOfTheWorldAndOfRpcMustBeTheSame) {
   expect_good_processes(world(), quick(), [&](const ProcessGroup& group) {
-    std::vector<int> backwards = all_ranks(world());
-    std::reverse(backwards.begin(), backwards.end());
-    Rpc rpc = init_quick_rpc(*group.subgroup(backwards));
+    std::vector<int> descending = all_ranks(world());
+    std::reverse(descending.begin(), descending.end());
+    Rpc rpc = init_quick_rpc(*group.subgroup(descending));
     const std::string other = std::to_string(world() - 1);
     EXPECT_ERROR(ShardedTensor::zeros(rows(), uneven_size(), group, with_rrefs()), ErrorCode::invalid_argument,
                  "rank 0 in the world of process groups is RPC rank " + other + ", expected the same",
@@ -450,7 +451,7 @@ TEST_P(RemoteShardsOfSeveralTest, AnOwnerThatDiedIsNamedWithTheShard) {
   EXPECT_EQ(outcomes[1].signal, SIGKILL);
   for (std::size_t rank = 0; rank < outcomes.size(); ++rank) {
     if (rank != 1) {
-      EXPECT_EQ(outcomes[rank].said, "good") << "rank " << rank;
+      EXPECT_EQ(outcomes[rank].report, "good") << "rank " << rank;
     }
   }
   EXPECT_LT(std::chrono::steady_clock::now() - begin, seconds(15));
@@ -486,9 +487,9 @@ TEST(RegisterTest, IdsCountUpAndEndWithTheTensor) {
   EXPECT_EQ(registered_sharded_tensors(), 1u);
   EXPECT_ERROR(
       register_remote_shards(id, {}), ErrorCode::not_found,
-      "no sharded tensor with id " + std::to_string(id) + ", there are [" + std::to_string(second->id()) + "]");
+      "no sharded tensor with id " + std::to_string(id) + ", expected one of [" + std::to_string(second->id()) + "]");
   EXPECT_ERROR(register_remote_shards(1000, {}), ErrorCode::not_found, "no sharded tensor with id 1000");
-  EXPECT_EQ(RemoteShards::make()->id(), id + 2);  // never one that was there before
+  EXPECT_EQ(RemoteShards::make()->id(), id + 2);  // ids are not reused
 }
 
 class StateTest : public ::testing::TestWithParam<int> {
@@ -520,12 +521,12 @@ TEST_P(StateTest, IsAllThatATensorIs) {
 
 TEST_P(StateTest, KnowsItsRankInTheGroupAndInTheWorld) {
   run_local(world(), [&](const ProcessGroup& group) {
-    std::vector<int> backwards = all_ranks(world());
-    std::reverse(backwards.begin(), backwards.end());
-    if (world() > 2) backwards.pop_back();
-    const std::optional<ProcessGroup> part = group.subgroup(backwards);
+    std::vector<int> descending = all_ranks(world());
+    std::reverse(descending.begin(), descending.end());
+    if (world() > 2) descending.pop_back();
+    const std::optional<ProcessGroup> part = group.subgroup(descending);
     if (!part) return;
-    const int size = static_cast<int>(backwards.size());
+    const int size = static_cast<int>(descending.size());
     const SpecPtr spec = chunk_spec(0, all_ranks(size));
     const ShardedTensor tensor = ShardedTensor::zeros(spec, {4, 3}, *part);
     EXPECT_EQ(tensor.state().process_group,
@@ -544,7 +545,7 @@ TEST_P(StateTest, OfAnotherRankOrSizeIsRefusedOnAllRanks) {
       if (is_last) state.process_group.*number = 7;
       EXPECT_ERROR(ShardedTensor::from_state(state, group), ErrorCode::invalid_argument,
                    who + "sharded tensor from its state: " + what + " is " + std::to_string(found) +
-                       " now, expected 7 as when it was taken");
+                       ", expected 7 as in the state");
     };
     refuse(&ProcessGroupState::rank, "the rank in the group", world() - 1);
     refuse(&ProcessGroupState::world_rank, "the rank in the world", world() - 1);
@@ -561,8 +562,9 @@ TEST_P(StateTest, WhoseShardsAreNotThoseOfItsMetadataIsRefusedOnAllRanks) {
       if (group.rank() == world() - 1) spoil(state);
       EXPECT_ERROR(ShardedTensor::from_state(state, group), ErrorCode::invalid_argument, what);
     };
-    const std::string shards = " local shards of rank " + std::to_string(world() - 1) + " are not the ";
-    refuse([](ShardedTensorState& state) { state.sharding_spec = nullptr; }, "it has no sharding spec");
+    const std::string shards =
+        " local shards of rank " + std::to_string(world() - 1) + " do not match the metadata, expected ";
+    refuse([](ShardedTensorState& state) { state.sharding_spec = nullptr; }, "sharding_spec is null");
     refuse([](ShardedTensorState& state) { state.local_shards.pop_back(); }, shards);
     refuse([](ShardedTensorState& state) { state.local_shards[0].metadata.shard_offsets[0] += 1; }, shards);
     refuse([](ShardedTensorState& state) { state.local_shards[0].tensor = at::zeros({9}); }, shards);

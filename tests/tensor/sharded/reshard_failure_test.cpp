@@ -1,4 +1,4 @@
-// A rank that dies while a tensor is cut anew.
+// A rank that dies while a tensor is resharded.
 
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
@@ -43,20 +43,20 @@ TEST_P(DyingRankTest, IsNamedToEveryOtherAndTheTensorStaysAsItWas) {
         ::kill(::getpid(), SIGKILL);
       }).detach();
     }
-    std::string said;
+    std::string error_text;
     try {
       for (;;) reshard(tensor, target, options);
     } catch (const Error& error) {
-      said = std::string(error_code_name(error.code())) + ": " + error.what();
+      error_text = std::string(error_code_name(error.code())) + ": " + error.what();
     }
     const bool is_as_it_was =
         at::equal(tensor.local_tensor(), at::full({1000, 3000}, static_cast<float>(group.rank())));
-    return said + (is_as_it_was ? "" : " (and the tensor changed)");
+    return error_text + (is_as_it_was ? "" : " (and the tensor changed)");
   });
   EXPECT_EQ(outcomes[1].signal, SIGKILL);
   for (const std::size_t rank : {0u, 2u}) {
-    EXPECT_THAT(outcomes[rank].said, ::testing::StartsWith("rank_failure: "));
-    EXPECT_THAT(outcomes[rank].said, ::testing::EndsWith("rank 1 died: nothing was heard of it for 1000 ms"));
+    EXPECT_THAT(outcomes[rank].report, ::testing::StartsWith("rank_failure: "));
+    EXPECT_THAT(outcomes[rank].report, ::testing::EndsWith("rank 1 died: no sign of life for 1000 ms"));
   }
   EXPECT_LT(std::chrono::steady_clock::now() - begin, seconds(30));
 }

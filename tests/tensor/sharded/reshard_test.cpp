@@ -1,5 +1,4 @@
-// How elements get from rank to rank when a tensor is cut anew: in every way that there is, nothing but what changes
-// its rank, and from every spec to every other.
+// Resharding from every spec to every other, in every way of exchange: only elements whose rank changes are sent.
 
 #include "tensor/sharded/reshard.h"
 
@@ -33,14 +32,14 @@ std::string name_of(Way way) {
   return way == Way::collective ? "ByCollective" : way == Way::many_rounds ? "InManyRounds" : "ByPeerMemory";
 }
 
-// Whether shards hold their elements' indices.
-bool hold_indices(const std::vector<Shard>& shards, const at::Tensor& whole) {
+// Returns whether the elements of the shards are their indices.
+bool hold_indices(const std::vector<Shard>& shards, const at::Tensor& full) {
   return std::all_of(shards.begin(), shards.end(), [&](const Shard& shard) {
-    return shard.tensor.numel() == 0 || at::equal(shard.tensor, box_view(whole, shard.metadata.box()));
+    return shard.tensor.numel() == 0 || at::equal(shard.tensor, box_view(full, shard.metadata.box()));
   });
 }
 
-// Which rank has each element, looked up one by one.
+// Looks up the rank of each element, one by one.
 at::Tensor owners(const ShardedTensorMetadata& metadata) {
   const at::Tensor owners = at::full(metadata.size, -1, at::kLong);
   for (const ShardMetadata& shard : metadata.shards_metadata) {
@@ -49,7 +48,7 @@ at::Tensor owners(const ShardedTensorMetadata& metadata) {
   return owners;
 }
 
-// By the rank that had it, the bytes that `rank` hasn't before and has after.
+// Returns, by source rank, the bytes that `rank` has after resharding but not before.
 std::vector<std::int64_t> bytes_that_come(const ShardedTensorMetadata& before, const ShardedTensorMetadata& after,
                                           int rank, int world, std::int64_t element_bytes) {
   const at::Tensor had = owners(before).view({-1}), has = owners(after).view({-1});
@@ -78,7 +77,7 @@ INSTANTIATE_TEST_SUITE_P(Worlds, ReshardWayTest,
 TEST_P(ReshardWayTest, EverySpecToEverySpecMovesWhatChangesItsRankAndNothingElse) {
   run_local(world(), [&](const ProcessGroup& group) {
     for (const Sizes& size : {Sizes{7}, Sizes{5, 3}, Sizes{3, 2, 5}}) {
-      const at::Tensor whole = indexed(size);
+      const at::Tensor full = indexed(size);
       const std::vector<SpecPtr> specs = specs_of_every_kind(size, world());
       for (const SpecPtr& from : specs) {
         ShardedTensorOptions of_longs;
@@ -88,7 +87,7 @@ TEST_P(ReshardWayTest, EverySpecToEverySpecMovesWhatChangesItsRankAndNothingElse
         for (const SpecPtr& to : specs) {
           const ShardedTensorMetadata target = to->build_metadata(size, tensor.metadata().tensor_properties);
           const Resharded resharded = reshard(tensor, target, options());
-          ASSERT_TRUE(hold_indices(resharded.shards, whole)) << from->to_string() << "\nto " << to->to_string();
+          ASSERT_TRUE(hold_indices(resharded.shards, full)) << from->to_string() << "\nto " << to->to_string();
           ASSERT_EQ(resharded.received_bytes,
                     bytes_that_come(tensor.metadata(), target, group.rank(), world(), sizeof(std::int64_t)))
               << from->to_string() << "\nto " << to->to_string();
@@ -117,11 +116,11 @@ TEST_P(ReshardWayTest, EveryDtype) {
   });
 }
 
-// Large enough for huge pages, for lists of stretches longer than a system call takes, and for several rounds.
+// Large enough for huge pages, for lists of ranges longer than one system call takes, and for several rounds.
 TEST_P(ReshardWayTest, ALargeTensorThereAndBack) {
   run_local(world(), [&](const ProcessGroup& group) {
     const Sizes size = {3001, 1499};
-    const at::Tensor whole = indexed(size, at::kInt);
+    const at::Tensor full = indexed(size, at::kInt);
     ShardedTensorOptions of_ints;
     of_ints.dtype = at::kInt;
     ExchangeOptions how = options();
@@ -134,7 +133,7 @@ TEST_P(ReshardWayTest, ALargeTensorThereAndBack) {
       for (const SpecPtr& to : specs) {
         const ShardedTensorMetadata target = to->build_metadata(size, tensor.metadata().tensor_properties);
         const Resharded resharded = reshard(tensor, target, how);
-        ASSERT_TRUE(hold_indices(resharded.shards, whole)) << from->to_string() << "\nto " << to->to_string();
+        ASSERT_TRUE(hold_indices(resharded.shards, full)) << from->to_string() << "\nto " << to->to_string();
       }
     }
   });

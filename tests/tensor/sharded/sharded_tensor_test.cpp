@@ -98,14 +98,14 @@ TEST_P(ShardedTensorTest, FromTheTensorOfOneRank) {
     for (const Sizes& size : sizes()) {
       for (const SpecPtr& spec : specs_of_every_kind(size, world())) {
         for (const int src : {0, world() - 1}) {
-          const at::Tensor whole = group.rank() == src ? indexed(size) : at::Tensor();
-          const ShardedTensor tensor = ShardedTensor::from_tensor(whole, spec, group, src);
+          const at::Tensor full = group.rank() == src ? indexed(size) : at::Tensor();
+          const ShardedTensor tensor = ShardedTensor::from_tensor(full, spec, group, src);
           EXPECT_TRUE(holds_indices(tensor)) << spec->to_string();
           EXPECT_EQ(tensor.scalar_type(), at::kLong);
           EXPECT_TRUE(tensor.sharding_spec() == *spec);
-          if (whole.defined()) {
-            whole.fill_(-1);
-            EXPECT_TRUE(holds_indices(tensor)) << "it shares memory with what it was made from";
+          if (full.defined()) {
+            full.fill_(-1);
+            EXPECT_TRUE(holds_indices(tensor)) << "it shares memory with its source";
           }
         }
       }
@@ -115,8 +115,8 @@ TEST_P(ShardedTensorTest, FromTheTensorOfOneRank) {
 
 TEST_P(ShardedTensorTest, FromATensorThatIsNotContiguousAndRequiresGrad) {
   run_local(world(), [&](const ProcessGroup& group) {
-    const at::Tensor whole = indexed({4, 6}, at::kDouble);
-    const at::Tensor turned = whole.t().contiguous().t().set_requires_grad(true);
+    const at::Tensor full = indexed({4, 6}, at::kDouble);
+    const at::Tensor turned = full.t().contiguous().t().set_requires_grad(true);
     const ShardedTensor tensor = ShardedTensor::from_tensor(turned, chunk_spec(0, testing::ranks_of(world())), group);
     EXPECT_TRUE(holds_indices(tensor));
     EXPECT_TRUE(tensor.requires_grad());
@@ -130,9 +130,11 @@ TEST(FromTensorTest, Refusals) {
     const auto from = [&](const at::Tensor& tensor, int src) {
       return ShardedTensor::from_tensor(group.rank() == src ? tensor : at::Tensor(), spec, group, src);
     };
-    EXPECT_ERROR(from({}, 1), ErrorCode::invalid_argument, "rank 1: rank 1 must bring the tensor");
-    EXPECT_ERROR(from(at::ones({2}).to_sparse(), 0), ErrorCode::unsupported, "only torch.strided layout");
-    EXPECT_ERROR(from(at::ones({2}), 2), ErrorCode::invalid_argument, "that of rank 2: expected 0 to 1");
+    EXPECT_ERROR(from({}, 1), ErrorCode::invalid_argument, "rank 1: the tensor of rank 1 is undefined");
+    EXPECT_ERROR(from(at::ones({2}).to_sparse(), 0), ErrorCode::unsupported,
+                 "layout is not supported, expected torch.strided");
+    EXPECT_ERROR(from(at::ones({2}), 2), ErrorCode::invalid_argument,
+                 "the tensor of rank 2: expected a rank of 0 to 1");
     EXPECT_ERROR(from(at::ones({}), 0), ErrorCode::invalid_argument, "dimension 0");
   });
 }
@@ -142,7 +144,7 @@ TEST_P(ShardedTensorTest, FromLocalShardsOfEverySpec) {
     for (const Sizes& size : sizes()) {
       for (const SpecPtr& spec : specs_of_every_kind(size, world())) {
         const ShardedTensor made = ShardedTensor::randn(spec, size, group);
-        // Chunks that begin past the end are refused, as PyTorch refuses them.
+        // Chunks that begin past the end are refused, as in PyTorch.
         bool is_within = true;
         for (const ShardMetadata& shard : made.metadata().shards_metadata) {
           for (std::size_t d = 0; d < size.size(); ++d) {
@@ -151,7 +153,7 @@ TEST_P(ShardedTensorTest, FromLocalShardsOfEverySpec) {
         }
         if (!is_within) {
           EXPECT_ERROR(ShardedTensor::from_local_shards(made.local_shards(), size, group), ErrorCode::invalid_argument,
-                       "it ends at");
+                       "ends at");
           continue;
         }
         const ShardedTensor tensor = ShardedTensor::from_local_shards(made.local_shards(), size, group);
@@ -214,9 +216,9 @@ TEST(ShardedTensorMakeTest, Refusals) {
   sparse.layout = at::kSparse;
   channels_last.memory_format = at::MemoryFormat::ChannelsLast;
   EXPECT_ERROR(ShardedTensor::empty(chunk_spec(0, {0}), {2}, {}, sparse), ErrorCode::unsupported,
-               "only torch.strided layout");
+               "layout is not supported, expected torch.strided");
   EXPECT_ERROR(ShardedTensor::empty(chunk_spec(0, {0}), {2}, {}, channels_last), ErrorCode::unsupported,
-               "only torch.contiguous_format memory format");
+               "memory format is not supported, expected torch.contiguous_format");
   EXPECT_ERROR(ShardedTensor::empty(chunk_spec(1, {0}), {2}), ErrorCode::invalid_argument,
                "ChunkShardingSpec of dimension 1");
   EXPECT_ERROR(ShardedTensor::empty(chunk_spec(0, {0, 1}), {2}), ErrorCode::invalid_argument,
@@ -225,9 +227,9 @@ TEST(ShardedTensorMakeTest, Refusals) {
     return std::make_shared<ChunkShardingSpec>(0, std::vector<RemoteDevice>{RemoteDevice(device)});
   };
   EXPECT_ERROR(ShardedTensor::empty(with("cpu"), {2}), ErrorCode::invalid_argument, "its placement has no rank");
-  EXPECT_ERROR(ShardedTensor::empty(with("worker0/cpu"), {2}), ErrorCode::invalid_argument, "RPC must be initialized");
+  EXPECT_ERROR(ShardedTensor::empty(with("worker0/cpu"), {2}), ErrorCode::invalid_argument, "RPC is not initialized");
   EXPECT_ERROR(ShardedTensor::empty(grid_spec({4}, {2}, {0}), {4}).local_tensor(), ErrorCode::unsupported,
-               "rank 0 has 2 shards, only one is supported");
+               "rank 0 has 2 shards, expected one");
 }
 
 TEST(GatherTest, Refusals) {
@@ -238,14 +240,14 @@ TEST(GatherTest, Refusals) {
       EXPECT_ERROR(tensor.gather(dst, out), ErrorCode::invalid_argument, "gather of a sharded tensor of size [4, 2]",
                    what);
     };
-    refuse(2, {}, "there are ranks 0 to 1");
+    refuse(2, {}, "dst is 2, expected 0 to 1");
     if (is_first) {
-      refuse(0, {}, "out must be given on rank 0");
+      refuse(0, {}, "on rank 0, out is undefined");
       refuse(0, at::ones({2, 4}), "out has size [2, 4], expected [4, 2]");
       refuse(0, at::ones({4, 2}, at::kInt), "out is of int32, expected float32");
       refuse(0, at::ones({2, 4}).t(), "out is not contiguous");
     } else {
-      refuse(0, at::ones({4, 2}), "out must not be given on rank 1");
+      refuse(0, at::ones({4, 2}), "on rank 1, out is defined");
     }
   });
 }
@@ -273,7 +275,7 @@ TEST(FromLocalShardsTest, RanksMayHaveNone) {
   });
 }
 
-// What is wrong on one rank is said on both, with the rank.
+// If one rank's arguments are invalid, both ranks throw an error naming it.
 TEST(FromLocalShardsTest, EveryMismatchIsAnErrorOnAllRanks) {
   run_local(2, [&](const ProcessGroup& group) {
     const int rank = group.rank();
@@ -290,8 +292,9 @@ TEST(FromLocalShardsTest, EveryMismatchIsAnErrorOnAllRanks) {
     const auto with = [&](const at::Tensor& tensor) {
       return [=](std::vector<Shard>& shards, Sizes&) { shards[0].tensor = tensor; };
     };
-    refuse(with(at::ones({3, 2}).t()), {"rank 1: shard [2, 4)x[0, 3) on rank:1/cpu on rank 1: only torch.contiguous"});
-    refuse(with(at::ones({2, 3}).to_sparse()), {"only torch.strided layout is supported"});
+    refuse(with(at::ones({3, 2}).t()),
+           {"rank 1: shard [2, 4)x[0, 3) on rank:1/cpu on rank 1: the tensor is not contiguous"});
+    refuse(with(at::ones({2, 3}).to_sparse()), {"layout is not supported, expected torch.strided"});
     refuse(with(at::ones({2, 2})),
            {"rank 1: shard [2, 4)x[0, 3) on rank:1/cpu on rank 1: size [2, 2], expected [2, 3]"});
     refuse(with(at::ones({2, 3}, at::kInt)), {R"(dtype is "float32" on rank 0 and "int32" on rank 1)"});
@@ -307,7 +310,8 @@ TEST(FromLocalShardsTest, EveryMismatchIsAnErrorOnAllRanks) {
           shards[0].metadata.shard_offsets = {1, 0};
         },
         {"[0, 2)x[0, 3) on rank:0/cpu and [1, 3)x[0, 3) on rank:1/cpu overlap"});
-    refuse([](std::vector<Shard>& shards, Sizes&) { shards.clear(); }, {"6 elements, expected 12; none has [2, 4)"});
+    refuse([](std::vector<Shard>& shards, Sizes&) { shards.clear(); },
+           {"6 elements, expected 12; no shard has [2, 4)"});
     refuse(
         [&](std::vector<Shard>& shards, Sizes&) {
           shards.push_back(shard_at(2, at::ones({2, 3}, at::kInt), 1));
@@ -328,7 +332,7 @@ TEST(FromLocalTensorTest, IsCheckedAgainstTheSpec) {
     EXPECT_ERROR(ShardedTensor::from_local_tensor(at::ones({3, 3}), spec, {4, 3}, group), ErrorCode::invalid_argument,
                  "size [3, 3], expected [2, 3]");
     EXPECT_ERROR(ShardedTensor::from_local_tensor(local, grid_spec({4, 3}, {1, 3}, {0, 1}), {4, 3}, group),
-                 ErrorCode::invalid_argument, "the spec places 2 shards there, expected one");
+                 ErrorCode::invalid_argument, "the spec places 2 shards on this rank, expected one");
   });
 }
 
@@ -340,7 +344,8 @@ TEST(FromGlobalMetadataTest, LocalShardsMustBeThoseOfTheMetadata) {
     return ShardedTensor::from_local_shards_and_global_metadata(std::move(shards), std::move(of));
   };
   EXPECT_EQ(make({shard}, metadata).metadata(), metadata);
-  EXPECT_ERROR(make({}, metadata), ErrorCode::invalid_argument, "the 0 local shards of rank 0 are not the 1");
+  EXPECT_ERROR(make({}, metadata), ErrorCode::invalid_argument,
+               "the 0 local shards of rank 0 do not match the metadata, expected 1");
   EXPECT_ERROR(make({{at::ones({1, 3}), shard.metadata}}, metadata), ErrorCode::invalid_argument,
                "size [1, 3], expected [2, 3]");
   ShardedTensorMetadata none = metadata, sparse = metadata, larger = metadata;
@@ -349,7 +354,7 @@ TEST(FromGlobalMetadataTest, LocalShardsMustBeThoseOfTheMetadata) {
   larger.size = {3, 3};
   EXPECT_ERROR(make({shard}, none), ErrorCode::invalid_argument, "its metadata has no shards");
   EXPECT_ERROR(make({shard}, sparse), ErrorCode::invalid_argument, "layout torch.sparse_coo");
-  EXPECT_ERROR(make({shard}, larger), ErrorCode::invalid_argument, "none has [2, 3)x[0, 3)");
+  EXPECT_ERROR(make({shard}, larger), ErrorCode::invalid_argument, "no shard has [2, 3)x[0, 3)");
 }
 
 TEST(ReshardTest, TheSameSpecChangesNothing) {
@@ -371,7 +376,7 @@ TEST(ReshardTest, KeepsProperties) {
   });
 }
 
-// A spec of a user's own that gets it wrong.
+// A custom spec with invalid metadata.
 class Wrong final : public ShardingSpec {
  public:
   explicit Wrong(std::vector<ShardMetadata> shards) : shards_(std::move(shards)) {}
@@ -394,7 +399,7 @@ TEST(ReshardTest, ASpecThatIsNoPartitionIsRefusedAndNothingChanges) {
   };
   refuse({{{0}, {3}, on_rank(0)}}, "no shard has [3, 4)");
   refuse({{{0}, {3}, on_rank(0)}, {{2}, {2}, on_rank(0)}}, "overlap");
-  refuse({{{0}, {5}, on_rank(0)}}, "is not within it");
+  refuse({{{0}, {5}, on_rank(0)}}, "expected one within the tensor");
   EXPECT_EQ(tensor.local_tensor().numel(), 4);
 }
 
@@ -440,7 +445,7 @@ TEST(ToTest, IsDifferentiable) {
   moved.local_tensor().mul(3).sum().backward();
   EXPECT_TRUE(at::equal(tensor.local_tensor().grad(), at::full({4}, 3.0F)));
   EXPECT_ERROR(tensor.to({.dtype = at::kInt}), ErrorCode::invalid_argument, "requires grad to int32");
-  EXPECT_ERROR(tensor.cpu(at::MemoryFormat::ChannelsLast), ErrorCode::unsupported, "only torch.contiguous_format");
+  EXPECT_ERROR(tensor.cpu(at::MemoryFormat::ChannelsLast), ErrorCode::unsupported, "expected torch.contiguous_format or");
 }
 
 TEST(TorchTypesTest, BothWays) {

@@ -1,5 +1,5 @@
 #pragma once
-// The part of a tensor that is in a box.
+// Views of the part of a tensor inside a box.
 
 #include <ATen/core/Tensor.h>
 
@@ -7,7 +7,7 @@
 
 namespace tessera {
 
-// A view; the box's offsets count from the tensor's begin.
+// The box's offsets are relative to the tensor.
 inline at::Tensor box_view(at::Tensor tensor, BoxView box) {
   for (std::size_t d = 0; d < box.rank(); ++d) {
     tensor = tensor.narrow(static_cast<std::int64_t>(d), box.offsets[d], box.sizes[d]);
@@ -15,7 +15,7 @@ inline at::Tensor box_view(at::Tensor tensor, BoxView box) {
   return tensor;
 }
 
-// The same for a tensor that is itself the part of a larger one in `of`.
+// The tensor is itself the part in box `of` of a larger one, to which the offsets of both boxes are relative.
 inline at::Tensor box_view(at::Tensor tensor, BoxView of, BoxView box) {
   for (std::size_t d = 0; d < box.rank(); ++d) {
     tensor = tensor.narrow(static_cast<std::int64_t>(d), box.offsets[d] - of.offsets[d], box.sizes[d]);

@@ -1,5 +1,5 @@
 #pragma once
-// Memory for shards, and for what comes and goes as often.
+// Uninitialized memory for shards and for buffers that are allocated as often.
 
 #include <ATen/core/Tensor.h>
 
@@ -7,12 +7,12 @@
 
 namespace tessera {
 
-// Smaller memory costs few page faults, and the heap keeps it.
+// Below this size, page faults are few and the heap reuses the memory.
 constexpr std::size_t kLargeShardBytes = std::size_t{8} << 20;
 
-// As at::empty, but memory on CPU of `large_bytes` or more is in huge pages where the system has them, may be what
-// another shard had before (see base/block_cache.h), and can't be resized: a shard is written once, from one end to the
-// other, and page faults would take longer than the writing.
+// As at::empty, except for `large_bytes` or more on CPU: this memory is in huge pages where the system has them, may be
+// reused from an earlier shard (see base/block_cache.h), and cannot be resized. A shard is written once from start to
+// end, and page faults would take longer than the writes.
 at::Tensor empty_shard(at::IntArrayRef size, const at::TensorOptions& options,
                        std::size_t large_bytes = kLargeShardBytes);
 
