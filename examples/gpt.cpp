@@ -42,8 +42,9 @@ at::Tensor BlockImpl::forward(const at::Tensor& x) {
 
 GptImpl::GptImpl(const GptConfig& config) {
   if (config.heads < 1 || config.width % config.heads != 0) {
-    fail(ErrorCode::invalid_argument, "a model of width {} with {} heads: expected heads that divide the width",
-         config.width, config.heads);
+    fail(ErrorCode::invalid_argument,
+         "model: found width {} and {} heads, expected a number of heads that divides the width", config.width,
+         config.heads);
   }
   embedding = register_module("embedding", torch::nn::Embedding(config.characters, config.width));
   position = register_module("position", torch::nn::Embedding(config.context, config.width));
@@ -54,8 +55,8 @@ GptImpl::GptImpl(const GptConfig& config) {
   initialize(config);
 }
 
-// Normal weights that keep what goes through them of one size; those of what is added to the stream are smaller by the
-// number of additions, as in GPT-2.
+// Draws weights from normal distributions that keep the scale of activations. As in GPT-2, weights of layers that add
+// to the residual stream are smaller, by the number of additions.
 void GptImpl::initialize(const GptConfig& config) {
   const double usual = 1 / std::sqrt(static_cast<double>(config.width));
   const double added = usual / std::sqrt(2.0 * static_cast<double>(config.layers));

@@ -1,10 +1,10 @@
 #pragma once
 /// \file
-/// A small GPT over characters: what train_gpt trains.
+/// A small character-level GPT, trained by train_gpt.
 ///
-/// Each block is held in an `fsdp::Wrap`, so that a FullyShardedDataParallel can shard it by itself; without one the
-/// model is a module like any other. Its parameters begin as LibTorch's generator has them: the same after the same
-/// `torch::manual_seed`.
+/// Each block is held in an `fsdp::Wrap`, so that FullyShardedDataParallel can shard it as a unit of its own. Without
+/// FullyShardedDataParallel, the model is an ordinary module. Parameters are drawn from LibTorch's generator, so equal
+/// seeds (`torch::manual_seed`) give equal models.
 
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/embedding.h>
@@ -19,17 +19,17 @@
 namespace tessera::examples {
 
 struct GptConfig {
-  std::int64_t characters = 0;  ///< how many different ones there are
-  std::int64_t context = 64;    ///< how many of them it sees at most
+  std::int64_t characters = 0;  ///< size of the vocabulary
+  std::int64_t context = 64;    ///< maximum length of a row
   std::int64_t layers = 4;
   std::int64_t heads = 4;  ///< a divisor of `width`
   std::int64_t width = 128;
 };
 
-/// Every place looks at itself and at those before it.
+/// Causal self-attention: each position attends to itself and to earlier ones.
 struct AttentionImpl : torch::nn::Module {
   explicit AttentionImpl(const GptConfig& config);
-  /// [rows, length, width] to the same.
+  /// Maps [rows, length, width] to the same shape.
   at::Tensor forward(const at::Tensor& x);
 
   std::int64_t heads;
@@ -39,7 +39,7 @@ TORCH_MODULE(Attention);
 
 struct BlockImpl : torch::nn::Module {
   explicit BlockImpl(const GptConfig& config);
-  /// [rows, length, width] to the same.
+  /// Maps [rows, length, width] to the same shape.
   at::Tensor forward(const at::Tensor& x);
 
   torch::nn::LayerNorm attention_norm{nullptr}, mlp_norm{nullptr};
@@ -49,9 +49,9 @@ struct BlockImpl : torch::nn::Module {
 TORCH_MODULE(Block);
 
 struct GptImpl : torch::nn::Module {
-  /// Throws `Error(invalid_argument)` for a width that the heads don't divide.
+  /// Throws `Error(invalid_argument)` unless `heads` divides `width`.
   explicit GptImpl(const GptConfig& config);
-  /// From characters' numbers, int64 [rows, length], length <= context, to logits of the character behind each,
+  /// Maps token ids, int64 [rows, length] with length <= context, to the logits of the next character,
   /// [rows, length, characters].
   at::Tensor forward(const at::Tensor& tokens);
 

@@ -53,7 +53,7 @@ void replace_file(const fs::path& file, std::string_view text) {
   rename_replacing(temporary, file);
 }
 
-// The image, and in it the field between the axes; in pixels.
+// The image and the area between its axes, in pixels.
 constexpr double kWidth = 900, kHeight = 480, kLeft = 64, kRight = 872, kTop = 72, kBottom = 424;
 constexpr std::array<std::string_view, 6> kColours = {"#2f6db5", "#d1662a", "#3f8f5b", "#8a5bb0", "#b8912b", "#b5476b"};
 
@@ -71,7 +71,7 @@ polyline {{ fill: none; stroke-width: 2; stroke-linejoin: round; stroke-linecap:
 <rect width="{0}" height="{1}" fill="#fcfbf8"/>
 )svg";
 
-// An axis: where on it a value lies, and which values get a tick.
+// An axis: maps values to pixels and chooses the ticks.
 struct Axis {
   double first, last;        // values
   double first_at, last_at;  // pixels
@@ -80,7 +80,7 @@ struct Axis {
   double at(double value) const { return first_at + (value - first) / (last - first) * (last_at - first_at); }
 };
 
-// 1, 2 or 5 times a power of ten, for about `count` ticks.
+// Returns 1, 2 or 5 times a power of ten, so that there are about `count` ticks.
 double tick_of(double range, double count) {
   const double power = std::pow(10, std::floor(std::log10(range / count)));
   for (const double factor : {1.0, 2.0, 5.0}) {
@@ -89,7 +89,7 @@ double tick_of(double range, double count) {
   return 10 * power;
 }
 
-// From a tick to the highest value.
+// The values from the lowest tick to the highest.
 Axis axis_of(double lowest, double highest, double count, double first_at, double last_at) {
   const double range = highest > lowest ? highest - lowest : 1;
   const double tick = tick_of(range, count);
@@ -109,7 +109,7 @@ std::pair<Axis, Axis> axes_of(const std::vector<LossPoint>& points) {
   return {steps, axis_of(lowest, highest, 7, kBottom, kTop)};
 }
 
-// Consecutive points of as many ranks: [begin, end).
+// Consecutive points with the same number of ranks: [begin, end).
 struct Segment {
   std::size_t begin, end;
 };
@@ -123,7 +123,7 @@ std::vector<Segment> segments_of(const std::vector<LossPoint>& points) {
   return segments;
 }
 
-// 0.5 has one digit behind the point, 20 none.
+// 0.5 is printed with one decimal, 20 with none.
 int digits_of(double tick) { return std::max(0, static_cast<int>(-std::floor(std::log10(tick) + 1e-9))); }
 
 void draw_axes(std::string& out, const Axis& steps, const Axis& losses) {
@@ -146,7 +146,7 @@ void draw_axes(std::string& out, const Axis& steps, const Axis& losses) {
   out += fmt::format("<text class=\"title\" x=\"{}\" y=\"32\">Training loss</text>\n", kLeft);
 }
 
-// From the last point of the segment before, so that there is no gap; there a mark across the field.
+// Starts at the last point of the previous segment, so that there is no gap, and marks that point with a vertical line.
 void draw_segment(std::string& out, const std::vector<LossPoint>& points, const Segment& segment,
                   std::string_view colour, const Axis& steps, const Axis& losses) {
   const std::size_t begin = segment.begin > 0 ? segment.begin - 1 : 0;
@@ -163,7 +163,7 @@ void draw_segment(std::string& out, const std::vector<LossPoint>& points, const 
   out += "/>\n";
 }
 
-// In the corner from which the curve falls away.
+// In the upper right corner, which the curve leaves free.
 void draw_legend_entry(std::string& out, const LossPoint& first, const LossPoint& last, std::string_view colour,
                        std::size_t row) {
   const double x = kRight - 244, y = kTop + 22 + 24 * static_cast<double>(row);
@@ -185,7 +185,7 @@ void LossCurve::add(const LossPoint& point) {
   points_.push_back(point);
   std::ofstream out(file_, std::ios::app);
   out << line_of(point) << std::flush;
-  if (!out) fail(ErrorCode::io, "append to {}: the system refused", file_.string());
+  if (!out) fail(ErrorCode::io, "append to {}: the write failed", file_.string());
 }
 
 std::string loss_plot(const std::vector<LossPoint>& all) {

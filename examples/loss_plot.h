@@ -1,12 +1,12 @@
 #pragma once
 /// \file
-/// The loss of a training that may be stopped and go on on other ranks: kept in a file, drawn as a curve.
+/// Records the loss of a training run in a file and plots it. The run may stop and resume on another number of ranks.
 ///
-///     LossCurve curve(directory / "loss.csv", step);  // what was learned up to `step` stays
+///     LossCurve curve(directory / "loss.csv", step);  // keeps the points up to `step`
 ///     curve.add({++step, loss, group.size()});
 ///     write_loss_plot(curve.points(), "loss.svg");
 ///
-/// The file has a line for each step, "step,loss,ranks", below one that says so. For one process at a time.
+/// The file is CSV with the header "step,loss,ranks" and a line for each step. Only one process may use it at a time.
 
 #include <cstdint>
 #include <filesystem>
@@ -23,11 +23,11 @@ struct LossPoint {
 
 class LossCurve {
  public:
-  /// Goes on with the points that the file has up to `last_step`, and drops the others from it. A line that can't be
-  /// read, such as the last one of a process that was killed, is dropped. Throws `Error(io)`.
+  /// Reads the points of the file up to `last_step` and removes later ones from it. Removes lines that cannot be
+  /// parsed, such as the last line of a killed process. Throws `Error(io)`.
   LossCurve(std::filesystem::path file, std::int64_t last_step);
 
-  /// Appends to the file, which has it when this returns. Throws `Error(io)`.
+  /// Appends a point and flushes the file. Throws `Error(io)`.
   void add(const LossPoint& point);
   const std::vector<LossPoint>& points() const { return points_; }
 
@@ -36,10 +36,10 @@ class LossCurve {
   std::vector<LossPoint> points_;
 };
 
-/// An SVG image that needs nothing else. Consecutive points of as many ranks are one line, of a colour of its own.
-/// Points whose loss is no number are left out.
+/// Returns a self-contained SVG image. Consecutive points with the same number of ranks form one line with its own
+/// colour. Points whose loss is not finite are omitted.
 std::string loss_plot(const std::vector<LossPoint>& points);
-/// Writes it to a file, replacing one that is there at once. Throws `Error(io)`.
+/// Writes the image to a file and replaces an existing one atomically. Throws `Error(io)`.
 void write_loss_plot(const std::vector<LossPoint>& points, const std::filesystem::path& file);
 
 }  // namespace tessera::examples

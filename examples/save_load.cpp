@@ -1,4 +1,4 @@
-// Ranks save what each of them holds of a state, and load it with another sharding.
+// Saves a sharded state and loads it with another sharding.
 //
 //   tessera run -n 4 -- build/bin/save_load checkpoint
 //   tessera run -n 2 -- build/bin/save_load checkpoint      loads what the four saved
@@ -21,7 +21,7 @@ int main(int argc, char** argv) {
   const auto by_rows = std::make_shared<ChunkShardingSpec>(0, placements);
   const auto by_columns = std::make_shared<ChunkShardingSpec>(1, placements);
 
-  if (group.agree_on("look", [&] { return !std::filesystem::exists(path / ".metadata"); })) {
+  if (group.agree_on("look for the checkpoint", [&] { return !std::filesystem::exists(path / ".metadata"); })) {
     const ShardedTensor weight = ShardedTensor::full(by_rows, {8, 4}, 0.5, group);
     save({{"model", Dict{{"weight", weight}}}, {"step", 100}}, path, group);
     if (group.rank() == 0) std::cout << group.size() << " ranks saved\n";

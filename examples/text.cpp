@@ -34,7 +34,7 @@ void append_text(std::string& out, std::string_view text) {
   }
 }
 
-// A byte 10xxxxxx goes on with the character before it.
+// A byte 10xxxxxx continues the previous character.
 bool begins_character(char byte) { return (static_cast<unsigned char>(byte) & 0xC0) != 0x80; }
 
 std::vector<std::string_view> split(std::string_view text) {
@@ -60,7 +60,7 @@ std::string read_text(const std::vector<fs::path>& paths) {
 
 Text::Text(std::string_view text) {
   const std::vector<std::string_view> all = split(text);
-  if (all.empty()) fail(ErrorCode::invalid_argument, "read the text: it is empty");
+  if (all.empty()) fail(ErrorCode::invalid_argument, "read the text: found no characters, expected at least 1");
   std::map<std::string_view, std::int32_t> numbers;
   for (const std::string_view character : all) numbers.emplace(character, 0);
   for (auto& [character, number] : numbers) {
@@ -81,8 +81,9 @@ std::string Text::vocabulary() const {
 at::Tensor Text::rows(std::int64_t step, std::int64_t batch, std::int64_t length, std::int64_t part,
                       std::int64_t parts) const {
   if (tokens_.numel() < length) {
-    fail(ErrorCode::invalid_argument, "a text of {} characters, expected at least {}, the context and one",
-         tokens_.numel(), length);
+    fail(ErrorCode::invalid_argument,
+         "rows of the text: it has {} characters, expected at least {} (the context plus one)", tokens_.numel(),
+         length);
   }
   const auto places = static_cast<std::uint64_t>(tokens_.numel() - length + 1);
   std::mt19937_64 random(static_cast<std::uint64_t>(step));

@@ -1,8 +1,8 @@
-// Trains a small network with AdamW on all ranks together, saves in the background every few steps, and goes on where
-// it was when it is started again, on as many ranks as one likes.
+// Trains a small network with AdamW on all ranks and saves in the background every few steps. When started again, on
+// any number of ranks, resumes from the last checkpoint.
 //
 //   tessera run -n 2 -- build/bin/train checkpoints 40
-//   tessera run -n 4 -- build/bin/train checkpoints 80      goes on at step 40
+//   tessera run -n 4 -- build/bin/train checkpoints 80      resumes from step 40
 
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/adamw.h>
@@ -27,9 +27,9 @@ struct Network : torch::nn::Module {
   torch::nn::Linear first{nullptr}, second{nullptr};
 };
 
-constexpr std::int64_t kBatch = 48;  // of all ranks together: what is learned doesn't depend on their number
+constexpr std::int64_t kBatch = 48;  // of all ranks together, so the result does not depend on their number
 
-// The batch of a step, of which every rank works on its rows.
+// Returns the batch of a step; each rank trains on its rows.
 at::Tensor batch_of(std::int64_t step) {
   torch::manual_seed(static_cast<std::uint64_t>(step) + 1);
   return torch::rand({kBatch, 4}, torch::kDouble).mul_(2).sub_(1);
@@ -61,7 +61,7 @@ int main(int argc, char** argv) {
   StateDict state = state_now();
   const auto restored = manager.restore_latest(state);
   if (restored) set_optimizer_state_dict(network, optimizer, state.at("optimizer").get<Dict>());
-  if (restored && group.rank() == 0) std::cout << "goes on at step " << *restored << "\n";
+  if (restored && group.rank() == 0) std::cout << "resumed from step " << *restored << "\n";
 
   for (std::int64_t step = restored.value_or(0) + 1; step <= std::atoll(argv[2]); ++step) {
     const at::Tensor batch = batch_of(step);

@@ -1,5 +1,5 @@
-// Trains a small GPT on the characters of a text, sharded over all ranks, saves in the background every few steps, and
-// goes on where it was when it is started again, on as many ranks as one likes.
+// Trains a small GPT on the characters of a text, sharded over all ranks, and saves in the background every few steps.
+// When started again, on any number of ranks, resumes from the last checkpoint.
 //
 //   tessera run -n 4 -- build/bin/train_gpt --directory checkpoints --steps 200
 //   tessera run -n 2 -- build/bin/train_gpt --directory checkpoints --steps 400 --sample 500
@@ -57,28 +57,28 @@ void add_flags(CLI::App& app, Flags& flags) {
     const CLI::Validator is_count = CLI::Range(1, 1'000'000'000).description("");
     app.add_option(name, value, help)->check(is_count)->capture_default_str()->type_name("N");
   };
-  app.add_option("TEXT", flags.texts,
-                 "Files to learn from, or directories of them; Debian's licences if none is given");
-  app.add_option("--directory", flags.directory, "Where the checkpoints are")->required()->type_name("DIR");
-  add_count("--steps", flags.steps, "Steps in all, those before a restart included");
-  add_count("--batch", flags.batch, "Rows of a step, of all ranks together");
-  add_count("--accumulate", flags.accumulate, "In how many parts, one after the other, a rank takes its rows");
-  add_count("--context", flags.model.context, "Characters of a row");
-  add_count("--layers", flags.model.layers, "Blocks of the model");
-  add_count("--heads", flags.model.heads, "Heads of their attention");
-  add_count("--width", flags.model.width, "Numbers for each character between them");
-  app.add_option("--lr", flags.learning_rate, "The highest learning rate")->capture_default_str()->type_name("X");
+  app.add_option("TEXT", flags.texts, "Files or directories to train on (default: Debian's licences)");
+  app.add_option("--directory", flags.directory, "Directory of the checkpoints")->required()->type_name("DIR");
+  add_count("--steps", flags.steps, "Total number of steps, including those before a restart");
+  add_count("--batch", flags.batch, "Rows per step over all ranks");
+  add_count("--accumulate", flags.accumulate, "Number of micro-batches in which each rank processes its rows");
+  add_count("--context", flags.model.context, "Characters per row");
+  add_count("--layers", flags.model.layers, "Number of blocks");
+  add_count("--heads", flags.model.heads, "Attention heads per block");
+  add_count("--width", flags.model.width, "Embedding width");
+  app.add_option("--lr", flags.learning_rate, "Maximum learning rate")->capture_default_str()->type_name("X");
   app.add_flag("--mixed-precision", flags.mixed_precision, "Compute in bfloat16");
   app.add_option("--strategy", flags.strategy,
                  "full_shard, shard_grad_op, no_shard, hybrid_shard or hybrid_shard_zero2")
       ->check(CLI::IsMember(kStrategies).description(""))
       ->capture_default_str()
       ->type_name("NAME");
-  add_count("--shard-ranks", flags.shard_ranks, "With a hybrid strategy, how many ranks hold the model together");
-  add_count("--save-every", flags.save_every, "Steps from checkpoint to checkpoint");
-  add_count("--print-every", flags.print_every, "Steps from line to line");
-  add_count("--sample", flags.sample, "Characters that the model writes at the end");
-  app.add_option("--plot", flags.plot, "Draws the loss into this file, an SVG image")->type_name("FILE");
+  add_count("--shard-ranks", flags.shard_ranks,
+            "With a hybrid strategy, number of ranks over which the model is sharded");
+  add_count("--save-every", flags.save_every, "Steps between checkpoints");
+  add_count("--print-every", flags.print_every, "Steps between printed lines");
+  add_count("--sample", flags.sample, "Characters to generate at the end");
+  app.add_option("--plot", flags.plot, "Plot the loss to this SVG file")->type_name("FILE");
 }
 
 using Model = fsdp::FullyShardedDataParallel<Gpt>;
@@ -93,7 +93,7 @@ Model shard(const Gpt& gpt, const Flags& flags, const ProcessGroup& group) {
   return Model(gpt, groups.shards, options);
 }
 
-// Rises over the first steps and then falls, so slowly that it is of use however many steps follow.
+// Warms up linearly, then decays with the inverse square root of the step, which suits any number of steps.
 double learning_rate(const Flags& flags, std::int64_t step) {
   constexpr double kRising = 60;
   const double part = static_cast<double>(step) / kRising;
@@ -117,8 +117,8 @@ class Trainer {
 
   const Model& model() const { return model_; }
 
-  // Learns from the rows of a step; returns their loss, averaged over all of them.
-  double learn(std::int64_t step) {
+  // Trains on the rows of a step; returns their average loss.
+  double train_step(std::int64_t step) {
     model_.zero_grad();
     at::Tensor sum = torch::zeros({}, torch::kDouble);
     const std::int64_t parts = flags_.accumulate * group_.size();
@@ -126,7 +126,8 @@ class Trainer {
       const auto no_sync = model_.no_sync(part + group_.size() >= parts);
       const at::Tensor loss = loss_sum(step, part, parts);
       sum += loss.detach();
-      // Gradients are averaged over the ranks: what all parts add up to is that of the rows' average.
+      // Backward averages gradients over the ranks. With this scale, the parts add up to the gradient of the average
+      // loss.
       (loss * group_.size() / tokens_of_step()).backward();
     }
     model_.clip_grad_norm_(1.0);
@@ -136,7 +137,7 @@ class Trainer {
     return sum.item<double>() / static_cast<double>(tokens_of_step());
   }
 
-  // What a checkpoint says of the model, and must be as it is here.
+  // The part of the state that describes the model. It must be equal in the checkpoint and here.
   StateDict description() const {
     const GptConfig& config = flags_.model;
     return {
@@ -153,14 +154,14 @@ class Trainer {
     return all;
   }
 
-  // The step of the newest checkpoint, from which it goes on; 0 if there is none.
+  // Restores the newest checkpoint and returns its step, or 0 if there is none.
   std::int64_t restore(CheckpointManager& manager) {
     const StateDict own = description();
     StateDict saved = own;
     if (!manager.restore_latest(saved)) return 0;
     for (const auto& [key, value] : own) {
       if (saved.at(key) == value) continue;
-      fail(ErrorCode::invalid_argument, "go on in {}: {} of the checkpoint is {}, expected {}",
+      fail(ErrorCode::invalid_argument, "resume from {}: {} of the checkpoint is {}, expected {}",
            flags_.directory.string(), to_string(key), to_string(saved.at(key), 300), to_string(value, 300));
     }
     saved = state();
@@ -170,22 +171,22 @@ class Trainer {
     return step;
   }
 
-  // So many characters as the model writes behind the first one of the text. All ranks write the same.
+  // Returns `count` generated characters that follow the first character of the text; the same on all ranks.
   std::string sample(std::int64_t count) {
     constexpr double kTemperature = 0.5;
     const torch::NoGradGuard no_grad;
     model_.eval();
     torch::manual_seed(0);
     at::Tensor tokens = text_.tokens().slice(0, 0, 1).to(torch::kLong).view({1, 1});
-    std::string written;
+    std::string generated;
     for (std::int64_t i = 0; i < count; ++i) {
       const at::Tensor logits = model_(tokens.slice(1, -flags_.model.context)).select(1, -1).to(torch::kFloat);
       const at::Tensor next = torch::multinomial(logits.div(kTemperature).softmax(1), 1);
       group_.broadcast(next, 0);
-      written += text_.characters()[static_cast<std::size_t>(next.item<std::int64_t>())];
+      generated += text_.characters()[static_cast<std::size_t>(next.item<std::int64_t>())];
       tokens = torch::cat({tokens, next}, 1);
     }
-    return written;
+    return generated;
   }
 
   std::int64_t tokens_of_step() const { return flags_.batch * flags_.model.context; }
@@ -205,7 +206,7 @@ class Trainer {
   torch::optim::AdamW optimizer_;
 };
 
-// What rank 0 says: a line for all steps since the one before.
+// Prints progress on rank 0: each line covers the steps since the previous one.
 class Progress {
  public:
   explicit Progress(const Trainer& trainer)
@@ -240,47 +241,47 @@ CheckpointManagerOptions checkpoint_options(const Flags& flags) {
 void introduce(const Gpt& gpt, const Text& text, int ranks) {
   std::int64_t parameters = 0;
   for (const at::Tensor& parameter : gpt->parameters()) parameters += parameter.numel();
-  std::cout << fmt::format("{} rank{}; {} parameters; a text of {} characters, {} different ones\n", ranks,
+  std::cout << fmt::format("{} rank{}; {} parameters; {} characters of text, {} distinct\n", ranks,
                            ranks == 1 ? "" : "s", parameters, text.tokens().numel(), text.characters().size())
             << std::flush;
 }
 
 void train(Flags flags) {
   const ProcessGroup group = init_process_group();
-  const bool speaks = group.rank() == 0;
+  const bool is_printer = group.rank() == 0;
   const Text text(read_text(flags.texts));
   flags.model.characters = static_cast<std::int64_t>(text.characters().size());
-  torch::manual_seed(0);  // the same model on any number of ranks
+  torch::manual_seed(0);  // the same initial model on any number of ranks
   const Gpt gpt(flags.model);
-  if (speaks) introduce(gpt, text, group.size());
+  if (is_printer) introduce(gpt, text, group.size());
   Trainer trainer(gpt, flags, group, text);
 
   CheckpointManager manager(flags.directory, group, checkpoint_options(flags));
   std::int64_t step = trainer.restore(manager);
-  if (speaks && step > 0) std::cout << fmt::format("goes on where step {} ended\n", step) << std::flush;
+  if (is_printer && step > 0) std::cout << fmt::format("resumed from step {}\n", step) << std::flush;
   std::optional<LossCurve> curve;
-  if (speaks) curve.emplace(flags.directory / "loss.csv", step);
+  if (is_printer) curve.emplace(flags.directory / "loss.csv", step);
 
   Progress progress(trainer);
   std::int64_t printed = step;
   while (step < flags.steps) {
-    const double loss = trainer.learn(++step);
+    const double loss = trainer.train_step(++step);
     const bool is_last = step == flags.steps;
-    if (speaks) curve->add({step, loss, group.size()});
-    if (speaks && (is_last || step % flags.print_every == 0)) {
+    if (is_printer) curve->add({step, loss, group.size()});
+    if (is_printer && (is_last || step % flags.print_every == 0)) {
       progress.print(step, step - printed, loss);
       printed = step;
     }
     if (is_last || manager.is_due(step)) {
       manager.save(step, trainer.state(), loss, true);
-      if (speaks && !flags.plot.empty()) write_loss_plot(curve->points(), flags.plot);
+      if (is_printer && !flags.plot.empty()) write_loss_plot(curve->points(), flags.plot);
     }
   }
   manager.wait();
-  if (speaks && !flags.plot.empty()) write_loss_plot(curve->points(), flags.plot);
+  if (is_printer && !flags.plot.empty()) write_loss_plot(curve->points(), flags.plot);
   if (flags.sample > 0) {
-    const std::string written = trainer.sample(flags.sample);
-    if (speaks) std::cout << "\n" << written << "\n" << std::flush;
+    const std::string generated = trainer.sample(flags.sample);
+    if (is_printer) std::cout << "\n" << generated << "\n" << std::flush;
   }
 }
 

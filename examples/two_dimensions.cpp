@@ -1,9 +1,9 @@
-// Trains a small network on a mesh of two dimensions: its layers are cut over ranks that work on the same batch (tensor
-// parallel), and what that leaves on each is sharded over ranks that work on different ones (FSDP). It goes on where it
-// was when it is started again, on any mesh.
+// Trains a small network on a two-dimensional mesh. Its layers are sharded over the ranks that share a batch (tensor
+// parallel), and the local tensors are sharded again over ranks with different batches (FSDP). When started again, on
+// any mesh, resumes from the last checkpoint.
 //
 //   tessera run -n 4 -- build/bin/two_dimensions checkpoints 20 2      2 x 2 ranks
-//   tessera run -n 3 -- build/bin/two_dimensions checkpoints 40 3      1 x 3, goes on at step 20
+//   tessera run -n 3 -- build/bin/two_dimensions checkpoints 40 3      1 x 3, resumes from step 20
 
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/adamw.h>
@@ -44,7 +44,7 @@ struct NetworkImpl : torch::nn::Module {
 };
 TORCH_MODULE(Network);
 
-constexpr std::int64_t kBatch = 48;  // of all ranks together: what is learned doesn't depend on their number
+constexpr std::int64_t kBatch = 48;  // of all ranks together, so the result does not depend on their number
 
 at::Tensor batch_of(std::int64_t step) {
   torch::manual_seed(static_cast<std::uint64_t>(step) + 1);
@@ -74,7 +74,7 @@ void train(const std::string& directory, std::int64_t steps, int tp) {
   if (restored) {
     model.load_state_dict(state.at("model").get<Dict>());
     model.load_optim_state_dict(optimizer, state.at("optimizer").get<Dict>());
-    if (group.rank() == 0) std::cout << "goes on at step " << *restored << " on " << mesh.to_string() << "\n";
+    if (group.rank() == 0) std::cout << "resumed from step " << *restored << " on " << mesh.to_string() << "\n";
   }
   for (std::int64_t step = restored.value_or(0) + 1; step <= steps; ++step) {
     const at::Tensor mine = batch_of(step).slice(0, dp.rank(), kBatch, dp.size());

@@ -28,7 +28,7 @@ struct AsyncSaver::Impl {
     options.cache = options.remember_plans ? &cache : nullptr;
   }
 
-  // Ends the thread of the last save.
+  // Waits for the thread of the last save.
   void join() {
     if (thread.joinable()) thread.join();
   }
@@ -39,15 +39,15 @@ struct AsyncSaver::Impl {
   }
   bool is_busy() const { return last.valid() && last.wait_for(std::chrono::seconds(0)) != std::future_status::ready; }
 
-  ProcessGroup group;  // of the trainer
+  ProcessGroup group;  // the trainer's
   AsyncSaveOptions options;
-  ProcessGroup own_group;  // of the thread
+  ProcessGroup own_group;  // the thread's
   ProcessGroupLink link;
   checkpoint::SavePlanCache cache;
   StagingArea staging;
   checkpoint::FlatState staged;
-  std::shared_future<checkpoint::WriteReport> last;
-  std::exception_ptr failed;  // of the last save; the thread writes it before `last` is ready
+  std::shared_future<SaveReport> last;
+  std::exception_ptr failed;  // error of the last save; the thread sets it before `last` is ready
   std::thread thread;
 };
 
@@ -56,18 +56,20 @@ AsyncSaver::AsyncSaver(const ProcessGroup& group, const AsyncSaveOptions& option
 
 AsyncSaver::~AsyncSaver() { impl_->join(); }
 
-std::shared_future<checkpoint::WriteReport> AsyncSaver::save(const StateDict& state,
-                                                             const std::filesystem::path& directory) {
+std::shared_future<SaveReport> AsyncSaver::save(const StateDict& state, const std::filesystem::path& directory) {
   return save(state, checkpoint::file_system_storage(directory));
 }
 
-std::shared_future<checkpoint::WriteReport> AsyncSaver::save(const StateDict& state,
-                                                             const std::shared_ptr<checkpoint::Storage>& storage,
-                                                             std::function<void()> then) {
+std::shared_future<SaveReport> AsyncSaver::save(const StateDict& state,
+                                                const std::shared_ptr<checkpoint::Storage>& storage,
+                                                std::function<void()> then) {
   Impl& impl = *impl_;
   if (impl.options.when_busy == AsyncSaveOptions::WhenBusy::refuse) {
     impl.group.agree_on("save in the background", [&] {
-      if (impl.is_busy()) fail(ErrorCode::invalid_argument, "the save before it hasn't ended");
+      if (impl.is_busy()) {
+        fail(ErrorCode::invalid_argument,
+             "the previous save still runs, expected it to have finished; wait for it first");
+      }
     });
   }
   impl.join();

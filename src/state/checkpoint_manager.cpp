@@ -18,10 +18,10 @@ using Json = nlohmann::ordered_json;
 namespace {
 
 constexpr std::string_view kPrefix = "step-";
-// What the steps' metrics were: {"100": 0.25, ...}.
+// The metrics of the steps: {"100": 0.25, ...}.
 constexpr std::string_view kMetrics = "metrics.json";
 
-// The step of a directory's name; nothing for another name.
+// Returns the step that a directory's name stands for, or nothing for other names.
 std::optional<std::int64_t> step_of(const std::string& name) {
   if (!name.starts_with(kPrefix)) return std::nullopt;
   const char *begin = name.data() + kPrefix.size(), *end = name.data() + name.size();
@@ -53,7 +53,7 @@ std::vector<Found> find_steps(const fs::path& directory) {
   return found;
 }
 
-// What says that it is one goes first, and is gone for good before anything else goes.
+// Removes .metadata first, durably: a checkpoint without it does not count as committed.
 void remove_checkpoint(const fs::path& path) {
   std::error_code error;
   if (fs::remove(path / checkpoint::kMetadataFileName, error)) sync_directory(path);
@@ -67,7 +67,7 @@ std::map<std::int64_t, double> read_metrics(const fs::path& path) {
   if (!fs::exists(path, ignored)) return metrics;
   const Bytes bytes = read_file(path, 64 << 20);
   const Json json = Json::parse(bytes.begin(), bytes.end(), nullptr, false);
-  if (!json.is_object()) return metrics;  // then none of them is the best
+  if (!json.is_object()) return metrics;  // a damaged file: no step has a metric
   for (const auto& [key, value] : json.items()) {
     if (const auto step = step_of(std::string(kPrefix) + key); step && value.is_number()) metrics[*step] = value;
   }
@@ -89,16 +89,15 @@ void write_metrics(const fs::path& path, const std::map<std::int64_t, double>& m
 CheckpointManager::CheckpointManager(fs::path directory, const ProcessGroup& group, CheckpointManagerOptions options)
     : directory_(std::move(directory)), group_(group), options_(std::move(options)) {
   if (options_.save_every < 1) {
-    fail(ErrorCode::invalid_argument, "checkpoint manager: save every {} steps, expected at least 1",
-         options_.save_every);
+    fail(ErrorCode::invalid_argument, "checkpoint manager: save_every is {}, expected at least 1", options_.save_every);
   }
   if (options_.keep_last == std::size_t{0}) {
-    fail(ErrorCode::invalid_argument, "checkpoint manager: keep the last 0, expected at least 1");
+    fail(ErrorCode::invalid_argument, "checkpoint manager: keep_last is 0, expected at least 1");
   }
   if (options_.save.format != checkpoint::SaveFormat::dcp) {
-    fail(ErrorCode::invalid_argument, "checkpoint manager: safetensors shards, expected checkpoints with .metadata");
+    fail(ErrorCode::invalid_argument, "checkpoint manager: save.format is safetensors, expected dcp");
   }
-  group_.agree_on(fmt::format("begin with the checkpoints of {}", directory_.string()), [&] {
+  group_.agree_on(fmt::format("open the checkpoint directory {}", directory_.string()), [&] {
     if (group_.rank() != 0) return;
     std::error_code error;
     fs::create_directories(directory_, error);
@@ -136,7 +135,9 @@ std::optional<std::int64_t> CheckpointManager::latest() const {
 }
 
 bool CheckpointManager::save(std::int64_t step, const StateDict& state, std::optional<double> metric, bool always) {
-  if (step < 0) fail(ErrorCode::invalid_argument, "save step {}: expected at least 0", step);
+  if (step < 0) {
+    fail(ErrorCode::invalid_argument, "checkpoint manager: save of step {}, expected a step of at least 0", step);
+  }
   if (!always && !is_due(step)) return false;
   const auto storage = checkpoint::file_system_storage(path_of(step));
   if (saver_ != nullptr) {
@@ -148,7 +149,7 @@ bool CheckpointManager::save(std::int64_t step, const StateDict& state, std::opt
   return true;
 }
 
-// Removes what is no longer kept. The checkpoint is committed: nothing that goes wrong here is an error of the save.
+// Removes checkpoints that are no longer kept. The checkpoint of `step` is committed, so errors here are only warnings.
 void CheckpointManager::after_save(std::int64_t step, std::optional<double> metric) const {
   if (group_.rank() != 0) return;
   try {
@@ -189,8 +190,8 @@ void CheckpointManager::restore(std::int64_t step, StateDict& state) {
 }
 
 std::optional<std::int64_t> CheckpointManager::restore_latest(StateDict& state) {
-  const Bytes said =
-      group_.broadcast_bytes(group_.agree_on(fmt::format("look for checkpoints in {}", directory_.string()),
+  const Bytes encoded_steps =
+      group_.broadcast_bytes(group_.agree_on(fmt::format("list the checkpoints in {}", directory_.string()),
                                              [&] {
                                                Bytes bytes;
                                                if (group_.rank() != 0) return bytes;
@@ -201,21 +202,22 @@ std::optional<std::int64_t> CheckpointManager::restore_latest(StateDict& state) 
                                              }),
                              0);
   std::string damaged;
-  for (std::size_t at = said.size(); at > 0; at -= 8) {
-    const auto step = static_cast<std::int64_t>(load_little_endian<std::uint64_t>(said.data() + at - 8));
+  for (std::size_t at = encoded_steps.size(); at > 0; at -= 8) {
+    const auto step = static_cast<std::int64_t>(load_little_endian<std::uint64_t>(encoded_steps.data() + at - 8));
     try {
       restore(step, state);
       return step;
     } catch (const Error& error) {
       const bool is_damage = error.code() == ErrorCode::corrupt || error.code() == ErrorCode::io;
       if (!is_damage) throw;
-      warn(fmt::format("the checkpoint of step {} can't be loaded: {}", step, error.what()));
+      warn(fmt::format("skipped the damaged checkpoint of step {}: {}", step, error.what()));
       if (damaged.empty()) damaged = error.what();
     }
   }
   if (!damaged.empty()) {
-    fail(ErrorCode::corrupt, "restore the latest checkpoint of {}: none of {} can be loaded; the newest: {}",
-         directory_.string(), said.size() / 8, damaged);
+    fail(ErrorCode::corrupt,
+         "restore the latest checkpoint of {}: all {} checkpoints are damaged, expected an intact one; the newest: {}",
+         directory_.string(), encoded_steps.size() / 8, damaged);
   }
   return std::nullopt;
 }

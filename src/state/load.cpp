@@ -19,7 +19,7 @@ namespace {
 
 using checkpoint::Checkpoint;
 
-// Names of the checkpoint that the state hasn't, but would have had before PyTorch 2.4, say that it is as old.
+// Flattens by the rules since 2.4. If the checkpoint has names that only the older rules give, uses those.
 FlatStateDict flatten_as_saved(const StateDict& state, const Checkpoint& checkpoint) {
   FlatStateDict flat = flatten_state_dict(state);
   std::set<std::string> others;
@@ -57,7 +57,7 @@ class StateLoader {
 
   const checkpoint::Targets& targets() const { return targets_; }
 
-  // What was loaded beside its tensor goes there; objects into `state`.
+  // Copies tensors that were loaded to temporary memory, and puts the objects into `state`.
   void finish(StateDict& state, const Checkpoint& checkpoint, const checkpoint::ReadReport& report) {
     for (auto& [tensor, loaded] : staged_) tensor.copy_(loaded);
     std::vector<std::pair<const Path*, Value>> objects;
@@ -78,7 +78,8 @@ class StateLoader {
     checkpoint::TargetTensor target{local->properties.dtype, local->shape, {}};
     for (const auto& [box, tensor] : local->chunks) {
       if (overlaps_itself(tensor)) {
-        fail(ErrorCode::invalid_argument, "the tensor of {} overlaps itself, so it can't be filled", to_string(box));
+        fail(ErrorCode::invalid_argument,
+             "the tensor of {} has overlapping elements, expected separate memory for each", to_string(box));
       }
       const bool is_plain = tensor.is_cpu() && !tensor.is_conj() && !tensor.is_neg();
       const at::Tensor memory =
@@ -92,7 +93,7 @@ class StateLoader {
 
   checkpoint::Targets targets_;
   FlattenMapping paths_;
-  std::vector<std::pair<at::Tensor, at::Tensor>> staged_;  // where it goes, and where it is loaded
+  std::vector<std::pair<at::Tensor, at::Tensor>> staged_;  // destination, and the memory that it is loaded to
   std::vector<at::Tensor> kept_;
 };
 

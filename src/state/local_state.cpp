@@ -22,7 +22,7 @@ HostMemory host_memory(const at::Tensor& tensor) {
   return {static_cast<const std::uint8_t*>(host->data_ptr()), host->strides().vec(), host};
 }
 
-// What is done with elements and objects now: nothing, or a copy is made.
+// Returns the elements and the pickled bytes of objects, by reference or as copies.
 struct Access {
   std::function<at::Tensor(const std::string& name, std::size_t chunk, const at::Tensor& elements)> elements;
   std::function<std::function<Bytes()>(const Value& value)> object;

@@ -1,5 +1,5 @@
 #pragma once
-// A rank's part of a state dict as the checkpoint module takes it.
+// Converts a rank's part of a state dict to the form that module checkpoint accepts.
 
 #include <ATen/core/Tensor.h>
 
@@ -12,16 +12,15 @@
 
 namespace tessera {
 
-// Elements are shared with `state`; those of other devices are copied when they are asked for. Objects are pickled when
-// they are asked for. Throws as save().
+// Shares elements with `state`. Copies elements of other devices and pickles objects only when they are requested.
+// Throws as save().
 checkpoint::FlatState local_state(const StateDict& state, const ProcessGroup& group, const SaveOptions& options);
 
-// Copies of elements in memory that is used again for the next copy of the same state: pinned where the elements are on
-// CUDA.
+// Copies elements to memory that is reused for the next copy of the same state; pinned if the elements are on CUDA.
 class StagingArea {
  public:
-  // As local_state, but everything is copied, objects pickled, before it returns: the state may be changed then. The
-  // copies stay until the next call, which needs the flat state of the one before no more.
+  // As local_state, but copies all elements and pickles all objects before it returns; the state may then be changed.
+  // The next call invalidates the result of the previous one.
   checkpoint::FlatState copy(const StateDict& state, const ProcessGroup& group, const SaveOptions& options);
   std::uint64_t size_bytes() const;
 

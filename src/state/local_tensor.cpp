@@ -15,11 +15,11 @@ void add_chunk(LocalTensor& local, Box box, const at::Tensor& tensor) {
   if (tensor.layout() != at::kStrided) {
     std::ostringstream layout;
     layout << tensor.layout();
-    fail(ErrorCode::unsupported, "a tensor of layout {}, only torch.strided is supported", layout.str());
+    fail(ErrorCode::unsupported, "the tensor has layout {}, expected torch.strided", layout.str());
   }
   if (tensor.sizes() != at::IntArrayRef(box.sizes)) {
-    fail(ErrorCode::invalid_argument, "a local tensor of size {} for {}", shape_to_string(tensor.sizes().vec()),
-         to_string(box));
+    fail(ErrorCode::invalid_argument, "the local tensor has shape {}, expected that of {}",
+         shape_to_string(tensor.sizes().vec()), to_string(box));
   }
   local.chunks.emplace_back(std::move(box), tensor.detach());
 }
@@ -43,7 +43,7 @@ std::optional<LocalTensor> local_tensor_of(const Value& value) {
       add_chunk(local, (*own)->local_chunks()[i], (*own)->local_tensor(i));
     }
   } else if (value.is<NestedShardedTensor>()) {
-    fail(ErrorCode::unsupported, "a nested sharded tensor, which flatten_sharded_tensors takes apart");
+    fail(ErrorCode::unsupported, "found a nested sharded tensor, expected a plain one; set flatten_sharded_tensors");
   } else {
     return std::nullopt;
   }

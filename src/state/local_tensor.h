@@ -1,5 +1,5 @@
 #pragma once
-// A tensor of any kind as boxes of which this rank has the elements.
+// A tensor of any kind as its full shape and the boxes that this rank holds.
 
 #include <ATen/core/Tensor.h>
 
@@ -15,18 +15,19 @@ namespace tessera {
 
 struct LocalTensor {
   TensorProperties properties;
-  std::vector<std::int64_t> shape;                 // of the whole tensor
+  std::vector<std::int64_t> shape;                 // of the full tensor
   std::vector<std::pair<Box, at::Tensor>> chunks;  // detached; empty ones included
 };
 
-// Nothing if the value is no tensor. Throws Error(unsupported) for one that isn't strided, for a dtype that PyTorch has
-// no name for, and for a nested sharded tensor.
+// Returns nothing if the value is not a tensor. Throws Error(unsupported) for a tensor that is not strided, for a dtype
+// without a name in PyTorch, and for a nested sharded tensor.
 std::optional<LocalTensor> local_tensor_of(const Value& value);
 
-// A flat state dict with its nested sharded tensors taken apart, which leaves out those of which this rank has nothing.
+// Converts the nested sharded tensors of a flat state dict to plain ones; leaves out those without a shard on this
+// rank.
 StateDict without_nested(StateDict flat, const ProcessGroup& group);
 
-// Whether two elements share memory (an expanded tensor).
+// Returns whether two elements share memory, as in an expanded tensor.
 bool overlaps_itself(const at::Tensor& tensor);
 
 }  // namespace tessera

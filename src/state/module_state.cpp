@@ -33,20 +33,20 @@ std::vector<NamedTensor> tensors_of(const torch::nn::Module& module) {
 
 std::string in_quotes(const std::string& name) { return fmt::format("'{}'", printable(name)); }
 
-// Of a value that ParameterParts doesn't take.
+// Reports a value that ParameterParts rejects.
 void add_mismatch(const std::string& name, const Value& given, const std::vector<std::int64_t>& expected,
                   Problems& problems) {
   const auto* tensor = given.get_if<at::Tensor>();
-  const auto* parts = given.get_if<std::shared_ptr<Checkpointable>>();
-  if (tensor == nullptr && parts == nullptr) {
-    return problems.add("no tensor", fmt::format("{} is {}", name, kind_name(given.kind())));
+  const auto* sharded = given.get_if<std::shared_ptr<Checkpointable>>();
+  if (tensor == nullptr && sharded == nullptr) {
+    return problems.add("not a tensor", fmt::format("{} is {}", name, kind_name(given.kind())));
   }
-  const std::vector<std::int64_t> size = tensor != nullptr ? tensor->sizes().vec() : (*parts)->size();
+  const std::vector<std::int64_t> size = tensor != nullptr ? tensor->sizes().vec() : (*sharded)->size();
   if (size != expected) {
     problems.add("size mismatch",
                  fmt::format("{} is {}, expected {}", name, shape_to_string(size), shape_to_string(expected)));
   } else {
-    problems.add("cut in another way", name);
+    problems.add("sharded differently", name);
   }
 }
 
@@ -60,7 +60,8 @@ StateDict get_model_state_dict(const torch::nn::Module& module, const ParameterP
   StateDict state;
   for (const auto& [name, tensor] : tensors_of(module)) {
     if (state.contains(name)) {
-      fail(ErrorCode::invalid_argument, "model state dict: two tensors are called '{}'", printable(name));
+      fail(ErrorCode::invalid_argument, "get model state dict: two tensors have the name '{}', expected unique names",
+           printable(name));
     }
     state.insert_or_assign(name, parts.to_state(tensor, tensor.detach()));
   }

@@ -1,5 +1,5 @@
 #pragma once
-// How a module calls its parameters.
+// The names of a module's parameters.
 
 #include <torch/nn/module.h>
 
@@ -15,12 +15,14 @@ class ParameterNames {
  public:
   explicit ParameterNames(const torch::nn::Module& module) { collect(module, ""); }
 
-  // All names of a parameter of an optimizer, in the module's order. Throws Error(invalid_argument) if it has none.
+  // Returns all names of an optimizer's parameter, in the module's order. Throws Error(invalid_argument) if it has
+  // none.
   const std::vector<std::string>& of(const at::Tensor& parameter, std::size_t group, std::size_t position) const {
     const auto found = names_.find(parameter.unsafeGetTensorImpl());
     if (found == names_.end()) {
-      fail(ErrorCode::invalid_argument, "optimizer state dict: parameter {} of group {} is none of the module's",
-           position, group);
+      fail(ErrorCode::invalid_argument,
+           "optimizer state dict: parameter {} of group {} is not in the module, expected a parameter of it", position,
+           group);
     }
     return found->second;
   }

@@ -39,7 +39,7 @@ std::vector<std::int64_t> ParameterParts::size_of(const at::Tensor& parameter) c
 
 namespace {
 
-// The local tensor whose boxes, of which there are `boxes`, `part` gives; without a copy if there is but one.
+// Returns the local tensor of `boxes`, whose elements are `part(i)`; a view if there is one box.
 at::Tensor local_of(const DTensorSpec& spec, const std::vector<LocalBox>& boxes, const at::TensorOptions& if_empty,
                     const std::function<at::Tensor(std::size_t i)>& part) {
   if (boxes.size() == 1) return part(0);
@@ -53,9 +53,9 @@ at::Tensor local_of(const DTensorSpec& spec, const std::vector<LocalBox>& boxes,
 
 }  // namespace
 
-at::Tensor local_of_full(const DTensorSpec& spec, const at::Tensor& whole) {
+at::Tensor local_of_full(const DTensorSpec& spec, const at::Tensor& full) {
   const std::vector<LocalBox> boxes = spec.layout.local_boxes(*spec.mesh.coordinate());
-  return local_of(spec, boxes, whole.options(), [&](std::size_t i) { return box_view(whole.detach(), boxes[i].box); });
+  return local_of(spec, boxes, full.options(), [&](std::size_t i) { return box_view(full.detach(), boxes[i].box); });
 }
 
 std::optional<at::Tensor> ParameterParts::from_state(const at::Tensor& parameter, const Value& value) const {

@@ -1,5 +1,5 @@
 #pragma once
-// A process group as checkpoints see one.
+// Adapts a process group to module checkpoint's RankLink.
 
 #include "tessera/checkpoint/rank_link.h"
 #include "tessera/comm/process_group.h"

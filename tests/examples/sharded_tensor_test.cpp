@@ -1,14 +1,16 @@
-// examples/sharded_tensor.cpp, as its first lines say that it is run.
+// Runs examples/sharded_tensor.cpp with the commands in its first lines.
 
 #include <gtest/gtest.h>
 
 #include "cli/command.h"
+#include "support/paths.h"
 
 namespace tessera::testing {
 namespace {
 
 TEST(ExampleTest, ShardedTensor) {
-  const Outcome outcome = run_tessera({"run", "-n", "2", "--no-prefix", "--", TESSERA_PROGRAMS "/sharded_tensor"});
+  const Outcome outcome =
+      run_tessera({"run", "-n", "2", "--no-prefix", "--", tessera::testing::programs_dir() + "/sharded_tensor"});
   EXPECT_EQ(outcome.status, 0) << outcome.err;
   EXPECT_EQ(outcome.out,
             "ShardedTensor [4, 6] of float32, torch.strided\n"
@@ -25,7 +27,7 @@ TEST(ExampleTest, ShardedTensor) {
 }
 
 TEST(ExampleTest, ShardedTensorAlone) {
-  const Outcome outcome = run_program({TESSERA_PROGRAMS "/sharded_tensor"});
+  const Outcome outcome = run_program({tessera::testing::programs_dir() + "/sharded_tensor"});
   EXPECT_EQ(outcome.status, 0) << outcome.err;
   EXPECT_NE(outcome.out.find("[0, 4)x[0, 6) on rank:0/cpu"), std::string::npos) << outcome.out;
 }

@@ -1,4 +1,4 @@
-// The training example, as its first lines say that it is run.
+// Runs examples/train_gpt.cpp with commands such as those in its first lines.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cli/command.h"
+#include "support/paths.h"
 #include "support/temporary_directory.h"
 
 namespace tessera::testing {
@@ -19,7 +20,7 @@ using ::testing::StartsWith;
 
 Outcome train(int ranks, const std::filesystem::path& directory, const std::vector<std::string>& flags) {
   std::vector<std::string> words = {"run",         "-n", std::to_string(ranks),
-                                    "--no-prefix", "--", TESSERA_PROGRAMS "/train_gpt"};
+                                    "--no-prefix", "--", tessera::testing::programs_dir() + "/train_gpt"};
   for (const char* small : {"--layers", "2", "--width", "16", "--context", "16", "--batch", "7", "--save-every", "3"}) {
     words.emplace_back(small);
   }
@@ -28,7 +29,7 @@ Outcome train(int ranks, const std::filesystem::path& directory, const std::vect
   return run_tessera(words);
 }
 
-// By step: 4.25 of "1,4.25,2".
+// Returns the loss of each step: 4.25 for "1,4.25,2".
 std::vector<double> losses_of(const std::filesystem::path& directory) {
   std::ifstream in(directory / "loss.csv");
   std::string line;
@@ -40,15 +41,15 @@ std::vector<double> losses_of(const std::filesystem::path& directory) {
 
 TEST(TrainGptTest, GoesOnWhereItWasOnAnotherNumberOfRanks) {
   const TemporaryDirectory directory;
-  const auto whole = directory / "whole", parts = directory / "parts";
-  ASSERT_EQ(train(1, whole, {"--steps", "8"}).status, 0);
+  const auto alone = directory / "alone", parts = directory / "parts";
+  ASSERT_EQ(train(1, alone, {"--steps", "8"}).status, 0);
   ASSERT_EQ(train(3, parts, {"--steps", "4"}).status, 0);
-  std::filesystem::remove_all(parts / "step-4");  // as if it had been killed before
+  std::filesystem::remove_all(parts / "step-4");  // as if the run had been killed before this save
   const Outcome rest = train(2, parts, {"--steps", "8", "--accumulate", "2", "--sample", "20"});
   ASSERT_EQ(rest.status, 0) << rest.err;
-  EXPECT_THAT(rest.out, HasSubstr("goes on where step 3 ended\nstep    4  loss "));
+  EXPECT_THAT(rest.out, HasSubstr("resumed from step 3\nstep    4  loss "));
 
-  const std::vector<double> expected = losses_of(whole), found = losses_of(parts);
+  const std::vector<double> expected = losses_of(alone), found = losses_of(parts);
   ASSERT_EQ(expected.size(), 8u);
   ASSERT_EQ(found.size(), 8u);
   for (std::size_t i = 0; i < 8; ++i) EXPECT_NEAR(found[i], expected[i], 1e-4) << "step " << i + 1;

@@ -22,7 +22,7 @@ using checkpoint::StorageFault;
 using checkpoint::StorageStep;
 using testing::TemporaryDirectory;
 
-// A storage that stands still until it is opened.
+// A storage that blocks until it is released.
 class Gate {
  public:
   std::shared_ptr<checkpoint::Storage> storage(const std::filesystem::path& path) {
@@ -69,7 +69,7 @@ TEST(AsyncSaverTest, MemoryIsUsedAgainAndPlansAreRemembered) {
       const auto future =
           saver.save({{"w", at::full({1000}, step)}, {"step", step}}, directory / ("step-" + std::to_string(step)));
       EXPECT_EQ(saver.staging_bytes(), 8000u);
-      group.barrier();  // the trainer goes on talking
+      group.barrier();  // the trainer keeps using its own group
       EXPECT_EQ(future.get().plan_was_reused, step > 0);
     }
   });
@@ -86,12 +86,12 @@ TEST(AsyncSaverTest, ASecondSaveWaitsOrIsRefusedOnAllRanks) {
     AsyncSaveOptions options;
     options.when_busy = AsyncSaveOptions::WhenBusy::refuse;
     AsyncSaver saver(group, options);
-    // Rank 0 alone stands still: so does the save, but the rank that has nothing to write doesn't know.
+    // Only rank 0 blocks. The save is still running, but a rank with nothing to write does not know that.
     const auto first =
         saver.save({{"w", at::ones({2})}}, group.rank() == 0 ? gate.storage(directory / "a")
                                                              : checkpoint::file_system_storage(directory / "a"));
     EXPECT_ERROR(saver.save({{"w", at::ones({2})}}, directory / "b"), ErrorCode::invalid_argument,
-                 "the save before it hasn't ended");
+                 "the previous save still runs");
     group.barrier();
     gate.open();
     first.get();
@@ -114,12 +114,12 @@ TEST(AsyncSaverTest, AnErrorIsInTheFutureAndThrownOnceByTheNextCall) {
   run_local(2, [&](const ProcessGroup& group) {
     AsyncSaver saver(group);
     const auto future = saver.save(state, broken(directory / "a"));
-    EXPECT_ERROR(saver.save(state, directory / "b"), ErrorCode::io, "save in the background", "it fails as asked");
-    EXPECT_ERROR(future.get(), ErrorCode::io, "it fails as asked");
+    EXPECT_ERROR(saver.save(state, directory / "b"), ErrorCode::io, "save in the background", "failed on command");
+    EXPECT_ERROR(future.get(), ErrorCode::io, "failed on command");
     saver.save(state, directory / "b");
     saver.wait();
     saver.save(state, broken(directory / "a"));
-    EXPECT_ERROR(saver.wait(), ErrorCode::io, "it fails as asked");
+    EXPECT_ERROR(saver.wait(), ErrorCode::io, "failed on command");
     saver.wait();
   });
   EXPECT_EQ(load_full(directory / "b"), state);
@@ -134,7 +134,7 @@ TEST(AsyncSaverTest, TrainingGoesOnIfThatIsWanted) {
   const auto future = saver.save(state, broken(directory / "a"));
   saver.save(state, directory / "b");
   saver.wait();
-  EXPECT_ERROR(future.get(), ErrorCode::io, "it fails as asked");
+  EXPECT_ERROR(future.get(), ErrorCode::io, "failed on command");
   EXPECT_EQ(load_full(directory / "b"), state);
 }
 

@@ -78,7 +78,7 @@ TEST_P(CheckpointManagerTest, TheLastAndTheBestAreKept) {
     manager.wait();
     EXPECT_THAT(manager.steps(), ElementsAre(2, 4, 6, 7));
   }
-  // What was best is known to the next job, too.
+  // The next job knows the best step as well.
   keep.best = CheckpointManagerOptions::Best::highest;
   CheckpointManager manager(directory(), {}, keep);
   manager.save(8, state_of(8), 0.5);
@@ -95,7 +95,7 @@ TEST_P(CheckpointManagerTest, WhatCrashedSavesLeftIsRemoved) {
     manager.save(2, state_of(2));
     manager.wait();
   }
-  fs::remove(directory() / "step-2" / ".metadata");  // as if it had never been committed
+  fs::remove(directory() / "step-2" / ".metadata");  // as if the save had not been committed
   fs::create_directory(directory() / "step-3");
   fs::create_directory(directory() / "notes");
   std::ofstream(directory() / "step-x") << "not ours";
@@ -114,7 +114,7 @@ TEST_P(CheckpointManagerTest, ADamagedCheckpointIsPassedOverWithAWarning) {
     manager.wait();
     group.barrier();
     if (group.rank() == 0) {
-      testing::put_byte(directory() / "step-4" / "__0_0.distcp", 700, 0x55);  // among the elements
+      testing::put_byte(directory() / "step-4" / "__0_0.distcp", 700, 0x55);  // inside the elements
       fs::remove(directory() / "step-3" / "__0_0.distcp");
     }
     group.barrier();
@@ -124,7 +124,7 @@ TEST_P(CheckpointManagerTest, ADamagedCheckpointIsPassedOverWithAWarning) {
     group.barrier();
     if (group.rank() == 0) {
       ASSERT_EQ(warnings_.size(), 2u);
-      EXPECT_THAT(warnings_[0], HasSubstr("the checkpoint of step 4 can't be loaded: "));
+      EXPECT_THAT(warnings_[0], HasSubstr("skipped the damaged checkpoint of step 4: "));
       EXPECT_THAT(warnings_[0], HasSubstr("tensor 'w'"));
       EXPECT_THAT(warnings_[1], HasSubstr("step 3"));
       EXPECT_THAT(warnings_[1], HasSubstr("is missing"));
@@ -132,7 +132,8 @@ TEST_P(CheckpointManagerTest, ADamagedCheckpointIsPassedOverWithAWarning) {
       fs::resize_file(directory() / "step-1" / ".metadata", 10);
     }
     group.barrier();
-    EXPECT_ERROR(manager.restore_latest(state), ErrorCode::corrupt, "none of 4 can be loaded; the newest: ");
+    EXPECT_ERROR(manager.restore_latest(state), ErrorCode::corrupt,
+                 "all 4 checkpoints are damaged, expected an intact one; the newest: ");
   });
 }
 
@@ -142,7 +143,7 @@ TEST_P(CheckpointManagerTest, AStateThatDoesNotFitIsNoDamage) {
   manager.save(2, state_of(2));
   manager.wait();
   StateDict other{{"w", at::zeros({7}, at::kLong)}};
-  EXPECT_ERROR(manager.restore_latest(other), ErrorCode::invalid_argument, "its shape is [100]");
+  EXPECT_ERROR(manager.restore_latest(other), ErrorCode::invalid_argument, "has shape [100]");
   StateDict missing{{"v", at::zeros({7}, at::kLong)}};
   EXPECT_ERROR(manager.restore_latest(missing), ErrorCode::not_found, "no 'v'");
 }
@@ -151,11 +152,11 @@ TEST(CheckpointManagerOptionsTest, Refusals) {
   const TemporaryDirectory directory;
   CheckpointManagerOptions options;
   options.save_every = 0;
-  EXPECT_ERROR(CheckpointManager(directory.path(), {}, options), ErrorCode::invalid_argument, "save every 0 steps");
+  EXPECT_ERROR(CheckpointManager(directory.path(), {}, options), ErrorCode::invalid_argument, "save_every is 0");
   options = {};
   options.keep_last = 0;
-  EXPECT_ERROR(CheckpointManager(directory.path(), {}, options), ErrorCode::invalid_argument, "keep the last 0");
-  EXPECT_ERROR(CheckpointManager(directory.path()).save(-1, {}), ErrorCode::invalid_argument, "save step -1");
+  EXPECT_ERROR(CheckpointManager(directory.path(), {}, options), ErrorCode::invalid_argument, "keep_last is 0");
+  EXPECT_ERROR(CheckpointManager(directory.path()).save(-1, {}), ErrorCode::invalid_argument, "save of step -1");
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// DTensors in state dicts: saved by the boxes that ranks have, loaded on any mesh.
+// Saves DTensors in state dicts as the boxes of each rank, and loads them on any mesh.
 
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
@@ -26,30 +26,30 @@ using testing::TemporaryDirectory;
 const Placement R = Placement::replicate(), S0 = Placement::shard(0), S1 = Placement::shard(1);
 const Placements kChoices = {R, S0, S1, Placement::strided_shard(0, 2)};
 
-// Under every placement on this mesh, one tensor each.
-StateDict state_on(const DeviceMesh& mesh, const at::Tensor& whole) {
+// Returns one tensor for each combination of placements on this mesh.
+StateDict state_on(const DeviceMesh& mesh, const at::Tensor& full) {
   StateDict state;
   for (const Placements& placements : cross(kChoices, mesh.shape().size())) {
-    const MeshLayout layout(whole.sizes().vec(), mesh.shape(), placements);
-    state[to_string(placements)] = DTensor(mesh, layout, part_of(whole, layout, *mesh.coordinate()));
+    const MeshLayout layout(full.sizes().vec(), mesh.shape(), placements);
+    state[to_string(placements)] = DTensor(mesh, layout, part_of(full, layout, *mesh.coordinate()));
   }
   return state;
 }
 
-const at::Tensor kWhole = indexed({7, 6});
+const at::Tensor kFull = indexed({7, 6});
 
 TEST(DTensorStateTest, WhatWasSavedOnOneMeshIsLoadedOnAnother) {
   for (const Sizes& saved : {Sizes{1}, Sizes{3}, Sizes{2, 2}, Sizes{2, 3}}) {
     const TemporaryDirectory directory;
     run_local(static_cast<int>(mesh_size(saved)), [&](const ProcessGroup& group) {
-      save(state_on(DeviceMesh(group, saved), kWhole), directory.path(), group);
+      save(state_on(DeviceMesh(group, saved), kFull), directory.path(), group);
     });
-    const StateDict whole = load_full(directory.path());
-    for (const auto& [name, value] : whole) EXPECT_TRUE(at::equal(value.get<at::Tensor>(), kWhole)) << to_string(name);
+    const StateDict full = load_full(directory.path());
+    for (const auto& [name, value] : full) EXPECT_TRUE(at::equal(value.get<at::Tensor>(), kFull)) << to_string(name);
     for (const Sizes& loaded : {Sizes{1}, Sizes{4}, Sizes{2, 2, 2}}) {
       run_local(static_cast<int>(mesh_size(loaded)), [&](const ProcessGroup& group) {
         const DeviceMesh mesh(group, loaded);
-        for (const auto& [name, value] : whole) {
+        for (const auto& [name, value] : full) {
           StateDict state;
           std::vector<DTensor> tensors;
           for (const Placements& placements : cross(kChoices, loaded.size())) {
@@ -57,7 +57,7 @@ TEST(DTensorStateTest, WhatWasSavedOnOneMeshIsLoadedOnAnother) {
             tensors.emplace_back(mesh, layout, at::zeros(layout.local_shape(*mesh.coordinate()).sizes, at::kDouble));
             state[name] = tensors.back();
             load(state, directory.path(), group);
-            ASSERT_TRUE(at::equal(tensors.back().to_local(), part_of(kWhole, layout, *mesh.coordinate())))
+            ASSERT_TRUE(at::equal(tensors.back().to_local(), part_of(kFull, layout, *mesh.coordinate())))
                 << to_string(name) << " as " << to_string(placements);
             if (loaded.size() > 1) break;
           }
@@ -72,19 +72,19 @@ TEST(DTensorStateTest, SeveralShardsOfARankAreSavedAndLoaded) {
   run_local(2, [&](const ProcessGroup& group) {
     const DeviceMesh mesh(group, {2});
     const std::int64_t r = group.rank();
-    const auto shards_of = [&](const at::Tensor& whole) {
-      // Columns in turn.
-      const std::vector<at::Tensor> shards = {whole.narrow(1, r, 1).clone(), whole.narrow(1, r + 2, 1).clone(),
-                                              whole.narrow(1, r + 4, 1).clone()};
+    const auto shards_of = [&](const at::Tensor& full) {
+      // Round-robin columns.
+      const std::vector<at::Tensor> shards = {full.narrow(1, r, 1).clone(), full.narrow(1, r + 2, 1).clone(),
+                                              full.narrow(1, r + 4, 1).clone()};
       return DTensor::from_local(LocalShardsWrapper(shards, {{0, r}, {0, r + 2}, {0, r + 4}}), mesh, {S1}, {7, 6});
     };
-    save({{"w", shards_of(kWhole)}}, directory.path(), group);
+    save({{"w", shards_of(kFull)}}, directory.path(), group);
     const DTensor loaded = shards_of(at::zeros({7, 6}, at::kDouble));
     StateDict state{{"w", loaded}};
     load(state, directory.path(), group);
-    EXPECT_TRUE(loaded.local_shards()->equal(*shards_of(kWhole).local_shards()));
+    EXPECT_TRUE(loaded.local_shards()->equal(*shards_of(kFull).local_shards()));
   });
-  EXPECT_TRUE(at::equal(load_full(directory.path()).at("w").get<at::Tensor>(), kWhole));
+  EXPECT_TRUE(at::equal(load_full(directory.path()).at("w").get<at::Tensor>(), kFull));
 }
 
 TEST(DTensorStateTest, PartialOnesAndOtherSizesAreRefused) {
@@ -93,7 +93,7 @@ TEST(DTensorStateTest, PartialOnesAndOtherSizesAreRefused) {
     const DeviceMesh mesh(group, {2});
     const at::Tensor rows = at::full({2, 3}, 1.0);
     EXPECT_ERROR(save({{"w", DTensor::from_local(rows, mesh, {Placement::partial()})}}, directory.path(), group),
-                 ErrorCode::invalid_argument, "expected no partial placement, redistribute it first");
+                 ErrorCode::invalid_argument, "expected no partial placement, redistribute the tensor first");
     save({{"w", DTensor::from_local(rows, mesh, {S0})}}, directory.path(), group);
     StateDict other{{"w", DTensor::from_local(rows, mesh, {S1})}};
     EXPECT_ERROR(load(other, directory.path(), group), ErrorCode::invalid_argument, "w");

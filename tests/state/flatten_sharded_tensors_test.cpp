@@ -23,15 +23,15 @@ ShardedTensorMetadata metadata_of(std::vector<ShardMetadata> shards, Sizes size)
   return {std::move(shards), std::move(size), properties};
 }
 
-// [8, 6] on four ranks: FSDP cuts it into two halves of rows, tensor parallelism each half into two of columns. Rank
-// 2 * f + t has part t of half f; its elements are their indices.
+// [8, 6] on four ranks: FSDP shards the rows in two, tensor parallelism shards the columns of each half in two. Rank
+// 2 * f + t has shard t of half f; each element is its own index.
 NestedShardedTensor fsdp_over_tensor_parallel(const ProcessGroup& world) {
   const std::int64_t half = world.rank() / 2, part = world.rank() % 2;
   const ShardMetadata upper({0, 0}, {4, 6}, on_rank(0)), lower({4, 0}, {4, 6}, on_rank(2));
   const ShardMetadata left({0, 0}, {4, 3}, on_rank(static_cast<int>(2 * half))),
       right({0, 3}, {4, 3}, on_rank(static_cast<int>(2 * half + 1)));
   const at::Tensor mine = indexed({8, 6}).narrow(0, 4 * half, 4).narrow(1, 3 * part, 3).contiguous();
-  // The inner group is known here by its ranks in the world.
+  // The inner group is given by its ranks in the world.
   const ShardedTensor inner = ShardedTensor::from_local_shards_and_global_metadata(
       {{mine, part == 0 ? left : right}}, metadata_of({left, right}, {4, 6}), world);
   return {{{inner, half == 0 ? upper : lower}}, metadata_of({upper, lower}, {8, 6})};
@@ -117,9 +117,9 @@ TEST(FlattenShardedTensorsTest, WhatIsNotNestedIsKept) {
 }
 
 TEST(FlattenShardedTensorsTest, InListsToo) {
-  const ShardMetadata whole({0}, {4}, on_rank(0));
-  const NestedShardedTensor nested{{{ShardedTensor::ones(chunk_spec(0, {0}), {4}), whole}},
-                                   {{whole}, {4}, TensorProperties()}};
+  const ShardMetadata outer({0}, {4}, on_rank(0));
+  const NestedShardedTensor nested{{{ShardedTensor::ones(chunk_spec(0, {0}), {4}), outer}},
+                                   {{outer}, {4}, TensorProperties()}};
   const StateDict flat = flatten_sharded_tensors({{"list", List{NestedShardedTensor(), nested}}});
   EXPECT_TRUE(flat.at("list").get<List>()[0].is_none());
   EXPECT_EQ(flat.at("list").get<List>()[1], Value(ShardedTensor::ones(chunk_spec(0, {0}), {4})));
@@ -127,9 +127,9 @@ TEST(FlattenShardedTensorsTest, InListsToo) {
 
 TEST(FlattenShardedTensorsTest, AnInnerTensorWithoutOneLocalShardIsAnErrorThatNamesThePath) {
   const ProcessGroup alone;
-  const ShardMetadata whole({0}, {4}, on_rank(0));
+  const ShardMetadata outer({0}, {4}, on_rank(0));
   const auto nested = [&](const ShardedTensor& inner) {
-    return StateDict{{"a", Dict{{"w", NestedShardedTensor{{{inner, whole}}, metadata_of({whole}, {4})}}}}};
+    return StateDict{{"a", Dict{{"w", NestedShardedTensor{{{inner, outer}}, metadata_of({outer}, {4})}}}}};
   };
   EXPECT_ERROR(flatten_sharded_tensors(nested(ShardedTensor::ones(chunk_spec(0, {0, 0}), {4}, alone)), alone),
                ErrorCode::invalid_argument, "'a.w'", "2 local shards, expected 1");
@@ -144,12 +144,12 @@ TEST(FlattenShardedTensorsTest, AnInnerTensorWithoutOneLocalShardIsAnErrorThatNa
 TEST(FlattenShardedTensorsTest, BoxesThatDoNotPartitionTheTensorAreAnError) {
   const ProcessGroup alone;
   const ShardedTensor inner = ShardedTensor::ones(chunk_spec(0, {0}), {3}, alone);
-  const ShardMetadata whole({0}, {4}, on_rank(0));
-  const StateDict state{{"w", NestedShardedTensor{{{inner, whole}}, {{whole}, {4}, TensorProperties()}}}};
+  const ShardMetadata outer({0}, {4}, on_rank(0));
+  const StateDict state{{"w", NestedShardedTensor{{{inner, outer}}, {{outer}, {4}, TensorProperties()}}}};
   EXPECT_ERROR(flatten_sharded_tensors(state, alone), ErrorCode::invalid_argument, "'w'");
   const ShardedTensor matrix = ShardedTensor::ones(chunk_spec(0, {0}), {2, 2}, alone);
-  const StateDict other{{"w", NestedShardedTensor{{{matrix, whole}}, {{whole}, {4}, TensorProperties()}}}};
-  EXPECT_ERROR(flatten_sharded_tensors(other, alone), ErrorCode::invalid_argument, "'w'", "1 dimensions", "2");
+  const StateDict other{{"w", NestedShardedTensor{{{matrix, outer}}, {{outer}, {4}, TensorProperties()}}}};
+  EXPECT_ERROR(flatten_sharded_tensors(other, alone), ErrorCode::invalid_argument, "'w'", "2 dimensions", "expected 1");
 }
 
 }  // namespace

@@ -27,7 +27,7 @@ TEST(FlattenTest, NamesAreThoseOfPyTorch) {
          {std::pair(TraversalRules::since_2_4, "since_2_4"), std::pair(TraversalRules::until_2_3, "until_2_3")}) {
       const nlohmann::json& expected = item.at(name);
       if (expected.at("names").is_null()) {
-        EXPECT_ERROR(flatten_state_dict(state, rules), ErrorCode::invalid_argument, "two values are called");
+        EXPECT_ERROR(flatten_state_dict(state, rules), ErrorCode::invalid_argument, "two values have the name");
         continue;
       }
       const FlatStateDict flat = flatten_state_dict(state, rules);
@@ -70,7 +70,7 @@ TEST(UnflattenTest, OfAPartMakesThatPart) {
             Value(Dict{{"a", List{nullptr, Dict{{"x", 5}}}}}));
 }
 
-// No dict that is walked through is empty.
+// Returns whether no traversed dict is empty.
 RC_GTEST_PROP(FlattenTest, UnflattenIsTheInverse, ()) {
   testing::RandomValues random;
   random.with_int_keys = random.with_dots = random.with_empty_dicts = false;

@@ -1,5 +1,5 @@
 #pragma once
-// The files of tests/golden/state, and values as encode.py writes them.
+// Reads the files of tests/golden/state and decodes the values that encode.py writes.
 
 #include <ATen/ATen.h>
 
@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "support/paths.h"
 #include "tessera/base/file.h"
 #include "tessera/state/traverse.h"
 #include "tessera/state/value.h"
@@ -15,7 +16,7 @@
 namespace tessera::testing {
 
 inline std::filesystem::path state_golden(const std::string& name) {
-  return std::filesystem::path(TESSERA_SOURCE_DIR) / "tests" / "golden" / "state" / name;
+  return std::filesystem::path(tessera::testing::source_dir()) / "tests" / "golden" / "state" / name;
 }
 
 inline nlohmann::json read_state_json(const std::string& name) {

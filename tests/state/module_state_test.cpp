@@ -14,7 +14,7 @@ namespace {
 namespace nn = torch::nn;
 using ::testing::ElementsAre;
 
-// As the Net of tests/golden/state/generate.py: own tensors come first, whatever the order of registration.
+// The Net of tests/golden/state/generate.py. Its own tensors come first, whatever the order of registration.
 struct NetImpl : nn::Module {
   NetImpl() {
     nn::ModuleList body(nn::Linear(3, 4), nn::Linear(nn::LinearOptions(4, 2).bias(false)));
@@ -103,7 +103,7 @@ TEST(ModelStateDictTest, TwoTensorsOfOneNameAreAnError) {
   try {
     module = std::make_shared<Twice>();
   } catch (const c10::Error&) {
-    return;  // LibTorch refuses such a name itself
+    return;  // this LibTorch rejects the name itself
   }
   EXPECT_ERROR(get_model_state_dict(*module), ErrorCode::invalid_argument, "'a.0.weight'");
 }
@@ -152,7 +152,7 @@ TEST(SetModelStateDictTest, AllThatIsWrongIsOneErrorAndNothingIsChanged) {
                       {"2.weight", at::zeros({1})},
                       {7, 1}};
   EXPECT_ERROR(set_model_state_dict(*model, bad), ErrorCode::invalid_argument,
-               "size mismatch: '0.bias' is [5], expected [4]", "no tensor: '1.weight' is str", "missing: '1.bias'",
+               "size mismatch: '0.bias' is [5], expected [4]", "not a tensor: '1.weight' is str", "missing: '1.bias'",
                "unexpected: '2.weight', '7'");
   const StateDict complex{{"0.weight", at::zeros({4, 3}, at::kComplexFloat)}};
   EXPECT_ERROR(set_model_state_dict(*model, complex, {.strict = false}), ErrorCode::invalid_argument,

@@ -24,7 +24,7 @@ using pickle::Writer;
 
 Value round_trip(const Value& value) { return load_object(save_object(value), "archive"); }
 
-// The archive of a pickle, with storages "0", "1", ...
+// Returns an archive with the given pickle and storages "0", "1", ...
 Bytes archive_of(const std::function<void(Writer&)>& write, const std::vector<Bytes>& storages = {}) {
   Bytes pkl;
   Writer writer(pkl, 2);
@@ -115,8 +115,8 @@ TEST(ObjectArchiveTest, TheArchiveIsAsTorchSavesIntoAStream) {
 TEST(ObjectArchiveTest, WhatHasNoPlaceInAnArchiveIsUnsupported) {
   EXPECT_ERROR(save_object(List{ShardedTensor::ones(testing::chunk_spec(0, {0}), {2})}), ErrorCode::unsupported,
                "sharded float32 tensor [2]");
-  EXPECT_ERROR(save_object(at::zeros({2}).to_sparse()), ErrorCode::unsupported, "not a strided tensor");
-  EXPECT_ERROR(save_object(at::empty({2}, at::kMeta)), ErrorCode::unsupported, "not a strided tensor");
+  EXPECT_ERROR(save_object(at::zeros({2}).to_sparse()), ErrorCode::unsupported, "expected a strided tensor");
+  EXPECT_ERROR(save_object(at::empty({2}, at::kMeta)), ErrorCode::unsupported, "expected a strided tensor");
   const at::Tensor bytes = at::zeros({8}, at::kByte);
   EXPECT_ERROR(save_object(List{bytes, bytes.view(at::kFloat)}), ErrorCode::unsupported, "uint8 and float32");
   Value deep;
@@ -200,11 +200,11 @@ TEST(ObjectArchiveTest, ASmallPickleThatStandsForFarMoreIsCorrupt) {
   pickle::NodeRef value = tree.make_list();
   for (int i = 0; i < 40; ++i) value = tree.make_list(std::vector<pickle::NodeRef>(10, value));
   const Bytes many = archive_of([&](Writer& writer) { writer.value(value); });
-  EXPECT_ERROR(load_object(many, "archive"), ErrorCode::corrupt, "far more values");
+  EXPECT_ERROR(load_object(many, "archive"), ErrorCode::corrupt, "too many values");
   const pickle::NodeRef text = tree.make_string(std::string(1 << 20, 'x'));
   const pickle::NodeRef texts = tree.make_list(std::vector<pickle::NodeRef>(1000, text));
   const Bytes long_text = archive_of([&](Writer& writer) { writer.value(texts); });
-  EXPECT_ERROR(load_object(long_text, "archive"), ErrorCode::corrupt, "far more text");
+  EXPECT_ERROR(load_object(long_text, "archive"), ErrorCode::corrupt, "too much text");
 }
 
 TEST(ObjectArchiveTest, AListThatHoldsItselfIsCorrupt) {
@@ -226,7 +226,7 @@ TEST(ObjectArchiveTest, AFlippedBitInAStorageIsCorrupt) {
 }
 
 TEST(ObjectArchiveTest, ObjectsOfACheckpointAreValues) {
-  // A torch.save file as a checkpoint: what is no tensor is an object of it.
+  // A torch.save file opened as a checkpoint: values that are not tensors are its objects.
   const testing::TemporaryDirectory folder;
   const at::Tensor tensor = at::arange(3);
   const Value state(Dict{{"w", tensor}, {"betas", Tuple{0.9, 0.999}}, {"pair", Tuple{tensor, "x"}}});

@@ -1,5 +1,5 @@
 #pragma once
-// The model and the optimizers of tests/golden/state/generate.py, and states that are the same but for rounding.
+// The model and the optimizers of tests/golden/state/generate.py, and comparison of states up to rounding.
 
 #include <gtest/gtest.h>
 #include <torch/nn.h>
@@ -60,7 +60,7 @@ inline OptimizerPtr make_optimizer(const std::string& name, const nn::Sequential
   return std::make_unique<optim::LBFGS>(model->parameters(), optim::LBFGSOptions(0.5).max_iter(3).history_size(4));
 }
 
-// Another optimizer of the same class, so that every option has to come from what is loaded.
+// Returns an optimizer of the same class with other options, so that every option must come from the loaded state.
 inline OptimizerPtr make_other(const std::string& name, const nn::Sequential& model) {
   if (name.starts_with("sgd")) return in_two_groups<optim::SGD>(model, optim::SGDOptions(7));
   if (name.starts_with("adamw")) return in_two_groups<optim::AdamW>(model, optim::AdamWOptions(7));
@@ -85,7 +85,8 @@ inline void step(nn::Sequential& model, optim::Optimizer& optimizer) {
   }
 }
 
-// The same but for rounding; a bool is a bool, an int may be a float and a float a scalar tensor.
+// Returns whether the values are equal up to rounding. An int may match a float, and a float a scalar tensor; a bool
+// matches only a bool.
 inline ::testing::AssertionResult close(const Value& ours, const Value& theirs) {
   const auto differ = [&] { return ::testing::AssertionFailure() << ours << " and " << theirs; };
   const auto sequence = [](const Value& value) -> const ValueSequence* {

@@ -28,7 +28,7 @@ StateDict without(StateDict state, const Key& key) {
   return state;
 }
 
-// Python's state, without LBFGS's scratch and made of copies.
+// Returns copies of Python's state, without LBFGS's scratch values.
 StateDict saved_optimizer(const Dict& saved) {
   StateDict state = saved.at("optim").get<Dict>();
   for (const auto& [name, entry] : Dict(state.at("state").get<Dict>())) {
@@ -94,7 +94,7 @@ TEST_P(OptimizerGoldenTest, KeysAndTheirOrderAreThoseOfPython) {
   for (const auto& [parameter, state] : ours.at("state").get<Dict>()) {
     EXPECT_EQ(keys_of(state), keys_of(theirs.at("state").get<Dict>().at(parameter)));
   }
-  if (version() != "2.14") return;  // options have been added since
+  if (version() != "2.14") return;  // older versions lack options added since
   const auto& groups = ours.at("param_groups").get<List>();
   for (std::size_t g = 0; g < groups.size(); ++g) {
     EXPECT_EQ(keys_of(groups[g]), keys_of(theirs.at("param_groups").get<List>()[g]));
@@ -112,7 +112,7 @@ TEST_P(OptimizerGoldenTest, SetIsTheInverseOfGet) {
 }
 
 TEST_P(OptimizerGoldenTest, AStateThatNobodyHasYetIsOneThatChangesNothing) {
-  if (name() == "sgd_momentum") return;  // whose first step is undampened
+  if (name() == "sgd_momentum") return;  // its first step is not dampened
   const Dict saved = this->saved();
   nn::Sequential model = make_model(), other = make_model();
   for (nn::Sequential* each : {&model, &other}) set_model_state_dict(**each, part(saved, "model"));
@@ -124,13 +124,13 @@ TEST_P(OptimizerGoldenTest, AStateThatNobodyHasYetIsOneThatChangesNothing) {
   EXPECT_EQ(Value(get_optimizer_state_dict(*model, *fresh)), Value(get_optimizer_state_dict(*other, *loaded)));
 }
 
-// A model with an Adam that has taken a step.
+// A model with an Adam optimizer after one step.
 struct Trained {
   nn::Sequential model = make_model();
   OptimizerPtr optimizer = make_optimizer("adam", model);
   Trained() { step(model, *optimizer); }
   StateDict state() const { return get_optimizer_state_dict(*model, *optimizer); }
-  // Own copies of the tensors, to be spoiled.
+  // Copies of the tensors, which tests modify.
   StateDict copy() const { return load_object(save_object(state()), "copy").get<Dict>(); }
   void set(const StateDict& state, bool strict = true) {
     set_optimizer_state_dict(*model, *optimizer, state, {.strict = strict});
@@ -307,9 +307,9 @@ TEST(SetOptimizerStateDictTest, ParametersMayHaveNumbers) {
   trained.set(state);
   EXPECT_EQ(Value(trained.state()), Value(before));
   group_of(state, 1)["params"] = List{2};
-  EXPECT_ERROR(trained.set(state), ErrorCode::invalid_argument, "no names", "not as many");
+  EXPECT_ERROR(trained.set(state), ErrorCode::invalid_argument, "numbers", "differ in number or size");
   group_of(state, 1)["params"] = List{2, "2.bias"};
-  EXPECT_ERROR(trained.set(state), ErrorCode::invalid_argument, "names as well as numbers");
+  EXPECT_ERROR(trained.set(state), ErrorCode::invalid_argument, "both names and numbers");
 }
 
 TEST(SetOptimizerStateDictTest, AParameterIsFoundUnderAnyOfItsNames) {
@@ -333,7 +333,7 @@ TEST(SetOptimizerStateDictTest, OptionsThatChangeTheResultAndThatCppHasNotAreRef
     StateDict state = good;
     group_of(state, 1)[name] = true;
     EXPECT_ERROR(trained.set(state), ErrorCode::unsupported, std::string("'") + name + "' of group 1 is True",
-                 "always False", "(Adam)");
+                 "expected False", "(Adam)");
     EXPECT_ERROR(trained.set(state, false), ErrorCode::unsupported, name);
     group_of(state, 1).erase(name);
     trained.set(state);

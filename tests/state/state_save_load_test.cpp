@@ -1,4 +1,4 @@
-// State dicts saved by N ranks and loaded by M.
+// Saves state dicts on N ranks and loads them on M.
 
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
@@ -36,7 +36,7 @@ const std::vector<Sizes>& sizes() {
   return all;
 }
 
-// One tensor of each size in each of the specs for so many ranks.
+// Returns one tensor for each size and each spec of this number of ranks.
 Dict sharded_tensors(const ProcessGroup& group, bool filled) {
   Dict tensors;
   for (const Sizes& size : sizes()) {
@@ -66,7 +66,7 @@ StateDict state_of(const ProcessGroup& group, bool filled) {
 class SaveLoadTest : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, SaveLoadTest, ::testing::Values(1, 2, 3, 4, 8));
 
-// Specs of other numbers of ranks have other names, so what is compared are those that both have.
+// The names depend on the number of ranks, so only the names in both states are compared.
 TEST_P(SaveLoadTest, WhatIsSavedIsLoadedInPlaceBySomeRanksOrOthers) {
   const auto storage = checkpoint::memory_storage();
   run_local(GetParam(), [&](const ProcessGroup& group) { save(state_of(group, true), storage, group); });
@@ -82,7 +82,7 @@ TEST_P(SaveLoadTest, WhatIsSavedIsLoadedInPlaceBySomeRanksOrOthers) {
       for (const char* key : {"replicated", "transposed", "optimizer", "step", "name"}) {
         EXPECT_EQ(state.at(key), expected.at(key)) << key;
       }
-      // In place: what had the tensors before has the elements.
+      // Loaded in place: references to the tensors made before see the elements.
       EXPECT_TRUE(before.at("replicated").get<at::Tensor>().is_same(state.at("replicated").get<at::Tensor>()));
     });
   }
@@ -133,7 +133,7 @@ TEST(SaveTest, WhatCannotBeSavedIsNamedOnAllRanks) {
     StateDict state{{"a", Dict{{"good", at::ones({2})}}}};
     if (group.rank() == 1) state.at("a").get<Dict>()["bad"] = at::ones({2}).to_sparse();
     EXPECT_ERROR(save(state, checkpoint::memory_storage(), group), ErrorCode::unsupported,
-                 "1 of 2 ranks failed; rank 1: save 'a.bad': a tensor of layout Sparse");
+                 "1 of 2 ranks failed; rank 1: save 'a.bad': the tensor has layout Sparse");
   });
 }
 
@@ -145,10 +145,10 @@ TEST(LoadTest, RefusalsLeaveObjectsAsTheyWere) {
     EXPECT_ERROR(load(state, directory / "ckpt"), code, what);
     EXPECT_EQ(state.at("o"), Value(7));
   };
-  refuse({{"w", at::zeros({3, 2})}}, ErrorCode::invalid_argument, "'w': its shape is [2, 3] in the checkpoint, [3, 2]");
-  refuse({{"w", at::zeros({2, 3}, at::kHalf)}}, ErrorCode::invalid_argument, "'w': its dtype is float32");
+  refuse({{"w", at::zeros({3, 2})}}, ErrorCode::invalid_argument, "tensor 'w' has shape [2, 3], expected [3, 2]");
+  refuse({{"w", at::zeros({2, 3}, at::kHalf)}}, ErrorCode::invalid_argument, "tensor 'w' has dtype float32");
   refuse({{"missing", at::zeros({2, 3})}}, ErrorCode::not_found, "no 'missing'");
-  refuse({{"w", 5}}, ErrorCode::invalid_argument, "'w': it is a tensor in the checkpoint, an object here");
+  refuse({{"w", 5}}, ErrorCode::invalid_argument, "'w' is a tensor, expected an object");
   refuse({{"w", at::zeros({1}).expand({2, 3})}}, ErrorCode::invalid_argument, "load 'w': ");
   LoadOptions options;
   options.rules.allow_partial = options.rules.allow_cast = true;
@@ -157,7 +157,7 @@ TEST(LoadTest, RefusalsLeaveObjectsAsTheyWere) {
   EXPECT_EQ(state, (StateDict{{"w", at::ones({2, 3}, at::kHalf)}, {"missing", 3}, {"o", 1}}));
 }
 
-// Before PyTorch 2.4 a dict without tensors was one object.
+// Before PyTorch 2.4, a dict without tensors was saved as one object.
 TEST(LoadTest, RanksOfANodeReadOnceWhatAllOfThemWant) {
   const TemporaryDirectory directory;
   const at::Tensor saved = at::arange(300000, at::kDouble).view({1000, 300});
@@ -185,7 +185,7 @@ TEST(LoadTest, NamesOfOldCheckpointsAreRecognised) {
   EXPECT_EQ(state, (StateDict{{"model", Dict{{"w", at::ones({2})}}}, {"extra", Dict{{"a", 1}, {"b", List{2}}}}}));
 }
 
-// --- ranks that die, as processes
+// --- dying ranks, as processes
 
 std::string save_then_load(const ProcessGroup& group, const std::filesystem::path& directory, std::uint64_t dies_at,
                            bool dies_in_load) {
@@ -216,8 +216,8 @@ TEST_P(DyingRankTest, IsNamedToAllOthers) {
     if (outcomes[1].signal != SIGKILL) continue;
     ++died;
     for (const int rank : {0, 2}) {
-      EXPECT_THAT(outcomes[static_cast<std::size_t>(rank)].said, HasSubstr("rank_failure: "));
-      EXPECT_THAT(outcomes[static_cast<std::size_t>(rank)].said, HasSubstr("rank 1 died"));
+      EXPECT_THAT(outcomes[static_cast<std::size_t>(rank)].report, HasSubstr("rank_failure: "));
+      EXPECT_THAT(outcomes[static_cast<std::size_t>(rank)].report, HasSubstr("rank 1 died"));
     }
   }
   EXPECT_GE(died, 2);

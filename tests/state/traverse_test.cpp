@@ -111,13 +111,13 @@ TEST(SetElementTest, ADictTakesAnIntAtTheEndOfAPath) {
 
 TEST(SetElementTest, WhatCannotBeIsAnErrorThatNamesPathAndPlace) {
   StateDict root{{"a", 5}, {"l", List{1}}};
-  EXPECT_ERROR(set_element(root, {}, 1), ErrorCode::invalid_argument, "empty path");
+  EXPECT_ERROR(set_element(root, {}, 1), ErrorCode::invalid_argument, "path is empty");
   EXPECT_ERROR(set_element(root, {"a", "b"}, 1), ErrorCode::invalid_argument, "'a.b'", "part 1 ('b')", "int (5)");
   StateDict none{{"a", Dict{{"b", nullptr}}}};
   EXPECT_ERROR(set_element(none, {"a", "b", "c"}, 1), ErrorCode::invalid_argument, "'a.b.c'", "part 2 ('c')", "None");
   EXPECT_ERROR(set_element(root, {"l", "b"}, 1), ErrorCode::invalid_argument, "'l.b'", "list ([1])");
-  EXPECT_ERROR(set_element(root, {"l", -1}, 1), ErrorCode::invalid_argument, "'l.-1'", "index -1");
-  EXPECT_ERROR(set_element(root, {"l", 10'000'000}, 1), ErrorCode::invalid_argument, "index 10000000", "9999999");
+  EXPECT_ERROR(set_element(root, {"l", -1}, 1), ErrorCode::invalid_argument, "'l.-1'", "index is -1");
+  EXPECT_ERROR(set_element(root, {"l", 10'000'000}, 1), ErrorCode::invalid_argument, "index is 10000000", "9999999");
 }
 
 TEST(GetElementTest, FindsWhatPyTorchFinds) {
@@ -155,7 +155,7 @@ TEST(RequireElementTest, SaysWhatIsWrongWithWhichPath) {
   EXPECT_ERROR(require_element<double>(root, {"l", 1}), ErrorCode::not_found, "nothing at 'l.1'");
 }
 
-// A second way to say which values are visited.
+// An independent implementation of the rules by which values are visited.
 bool is_walked_through(const Value& value, TraversalRules rules) {
   std::vector<Value> items;
   if (const auto* list = value.get_if<List>()) items.assign(list->begin(), list->end());

@@ -158,9 +158,9 @@ TEST(DictTest, KeepsTheOrderOfInsertion) {
 }
 
 TEST(DictTest, AKeyThatIsNotThereIsAnErrorThatNamesIt) {
-  EXPECT_ERROR((Dict{{"a", 1}}.at("b")), ErrorCode::not_found, "1 entries", "'b'");
+  EXPECT_ERROR((Dict{{"a", 1}}.at("b")), ErrorCode::not_found, "no key 'b'", "the 1 keys");
   EXPECT_ERROR(Dict().at(3), ErrorCode::not_found, "no key 3");
-  EXPECT_ERROR((List{1}.at(1)), ErrorCode::not_found, "no item 1 among 1");
+  EXPECT_ERROR((List{1}.at(1)), ErrorCode::not_found, "found index 1, expected less than 1");
 }
 
 RC_GTEST_PROP(DictTest, IsAMapThatKnowsItsOrder, ()) {

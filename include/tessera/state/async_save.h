@@ -1,7 +1,7 @@
 #pragma once
 /// \file
-/// Saves while training goes on: the state is copied, which stops the trainer for as long as copying takes, and written
-/// by a thread of its own, over a process group of its own.
+/// Saves checkpoints in the background. `save` blocks the trainer only while it copies the state; a thread then writes
+/// the copy, over a process group of its own.
 ///
 ///     tessera::AsyncSaver saver(group);
 ///     for (...) {
@@ -10,8 +10,8 @@
 ///     }
 ///     saver.wait();
 ///
-/// The copies are kept and used again by the next save of a state of the same shape: memory is that of this rank's part
-/// of the state, once. PyTorch: async_save in torch/distributed/checkpoint/state_dict_saver.py.
+/// The copies (staging) are kept and reused by the next save of a state of the same shape, so they cost the size of
+/// this rank's part of the state, once. PyTorch: async_save in torch/distributed/checkpoint/state_dict_saver.py.
 
 #include <cstdint>
 #include <exception>
@@ -28,39 +28,41 @@ namespace tessera {
 
 struct AsyncSaveOptions : SaveOptions {
   enum class WhenBusy : std::uint8_t {
-    wait,    ///< the next save waits until the one before it has ended
-    refuse,  ///< it is `Error(invalid_argument)` on all ranks if it hasn't on any, and nothing happens
+    wait,    ///< `save` waits until the previous save has finished
+    refuse,  ///< if the previous save still runs on any rank, `save` throws `Error(invalid_argument)` on every rank
   };
   WhenBusy when_busy = WhenBusy::wait;
-  /// Whether what a save threw is thrown by the next call of `save`, which then saves nothing, or of `wait`. If not, it
-  /// is in the save's future alone, and training goes on.
+  /// If true, the next call of `save` or `wait` throws the error of a failed save; that `save` then saves nothing. If
+  /// false, only the future of the failed save holds the error, and training continues.
   bool throw_at_next_call = true;
-  /// Whether plans are remembered from save to save; see checkpoint::SavePlanCache.
+  /// Whether plans are reused from save to save; see checkpoint::SavePlanCache.
   bool remember_plans = true;
 };
 
+/// Saves one state at a time in the background. Each rank has one.
 class AsyncSaver {
  public:
-  /// A collective of `group`: makes the group that is saved over. `options.cache` is not looked at.
+  /// Creates the process group of the saving thread. A collective of `group`. Ignores `options.cache`.
   explicit AsyncSaver(const ProcessGroup& group = {}, const AsyncSaveOptions& options = {});
-  /// Waits for what runs. What it throws is lost: call `wait` before.
+  /// Waits for the running save and discards its error. Call `wait` first to see the error.
   ~AsyncSaver();
   AsyncSaver(const AsyncSaver&) = delete;
   AsyncSaver& operator=(const AsyncSaver&) = delete;
 
-  /// A collective of the group, as tessera::save. Returns when the state is copied: it may be changed then. What goes
-  /// wrong while copying, on any rank, is thrown on all; what goes wrong later is in the future, on all ranks alike.
-  std::shared_future<checkpoint::WriteReport> save(const StateDict& state, const std::filesystem::path& directory);
-  /// `then` runs on the saving thread of each rank when the checkpoint is committed, before the future is ready; what
-  /// it throws is the save's error.
-  std::shared_future<checkpoint::WriteReport> save(const StateDict& state,
-                                                   const std::shared_ptr<checkpoint::Storage>& storage,
-                                                   std::function<void()> then = nullptr);
-  /// Until the last save has ended. Throws what it threw, unless that was thrown before or options say otherwise.
+  /// Copies the state, starts writing it and returns; the state may then be changed. A collective of the group, as
+  /// tessera::save. If copying fails on any rank, every rank throws. If writing fails later on any rank, the future of
+  /// every rank holds the error.
+  std::shared_future<SaveReport> save(const StateDict& state, const std::filesystem::path& directory);
+  /// Runs `then` on the saving thread of each rank after the commit and before the future is ready. If `then` throws,
+  /// the save fails with that error.
+  std::shared_future<SaveReport> save(const StateDict& state, const std::shared_ptr<checkpoint::Storage>& storage,
+                                      std::function<void()> then = nullptr);
+  /// Blocks until the last save completes. Throws its error, unless the error was thrown before or
+  /// `throw_at_next_call` is false.
   void wait();
-  /// Whether a save runs on this rank.
+  /// Returns whether a save runs on this rank.
   bool is_busy() const;
-  /// Bytes of the copies that are kept.
+  /// Returns the size of the kept copies, in bytes.
   std::uint64_t staging_bytes() const;
 
  private:

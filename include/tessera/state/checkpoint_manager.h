@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// A directory of checkpoints, one for each step that was saved: `<directory>/step-<n>`.
+/// Manages a directory of checkpoints, one for each saved step: `<directory>/step-<n>`.
 ///
 ///     CheckpointManager manager("checkpoints", group, {.save_every = 100, .keep_last = 3});
 ///     std::int64_t step = manager.restore_latest(state).value_or(0);
@@ -10,9 +10,9 @@
 ///     }
 ///     manager.wait();
 ///
-/// Laws: a step is there if its save was committed; what a killed job left of others is removed when the next one
-/// begins. An older checkpoint is removed only when a newer one is committed, and in such an order that, killed at any
-/// instant, what is there is whole. One job at a time works on a directory.
+/// Laws: a step exists if and only if its save was committed. The constructor removes what a killed job left of
+/// unfinished saves. An older checkpoint is removed only after a newer one is committed, in an order such that every
+/// existing checkpoint is complete, whenever the job is killed. Only one job at a time may use a directory.
 
 #include <cstdint>
 #include <filesystem>
@@ -30,49 +30,54 @@
 namespace tessera {
 
 struct CheckpointManagerOptions {
-  /// `save` does something for steps that are a multiple of it.
+  /// `save` saves the steps that are a multiple of this; at least 1.
   std::int64_t save_every = 1;
-  /// How many of the newest are kept; nothing: all.
+  /// How many of the newest checkpoints are kept, at least 1; all of them if not set.
   std::optional<std::size_t> keep_last = std::nullopt;
-  /// How many of those with the best metric are kept besides.
+  /// How many checkpoints with the best metrics are kept in addition.
   std::size_t keep_best = 0;
   enum class Best : std::uint8_t { lowest, highest } best = Best::lowest;
   /// Whether saves run in the background; see AsyncSaver.
   bool async = true;
-  AsyncSaveOptions save = {};  ///< whose format is dcp
+  AsyncSaveOptions save = {};  ///< `format` must be dcp
   LoadOptions load = {};
-  /// Told on rank 0 what went another way than wanted: a damaged checkpoint that was passed over, one that could not be
-  /// removed. From any thread.
+  /// Receives warnings on rank 0: a damaged checkpoint was skipped, or a checkpoint could not be removed. Called from
+  /// any thread.
   std::function<void(const std::string&)> warn = nullptr;
 };
 
+/// Saves the state every few steps, removes old checkpoints and restores the latest one.
 class CheckpointManager {
  public:
-  /// A collective of `group`. Makes the directory, and removes what saves that never ended left in it.
+  /// Creates the directory and removes what unfinished saves left in it. A collective of `group`. Throws
+  /// `Error(invalid_argument)` for invalid options, and `Error(io)` on every rank.
   explicit CheckpointManager(std::filesystem::path directory, const ProcessGroup& group = {},
                              CheckpointManagerOptions options = {});
   ~CheckpointManager();
   CheckpointManager(const CheckpointManager&) = delete;
   CheckpointManager& operator=(const CheckpointManager&) = delete;
 
+  /// Returns whether `save` saves this step by default.
   bool is_due(std::int64_t step) const { return step % options_.save_every == 0; }
-  /// Saves the state of a step if it is due or `always`; returns whether it does. A collective; `metric` is rank 0's,
-  /// and counts for keep_best. Throws as AsyncSaver::save, or as tessera::save if it isn't async.
+  /// Saves the state of a step if the step is due or `always` is true; returns whether it saves. A collective. Only the
+  /// `metric` of rank 0 is used, for `keep_best`. Throws as AsyncSaver::save, or as tessera::save if `async` is false.
   bool save(std::int64_t step, const StateDict& state, std::optional<double> metric = std::nullopt,
             bool always = false);
-  /// Until nothing runs in the background; see AsyncSaver::wait.
+  /// Blocks until no save runs in the background; see AsyncSaver::wait.
   void wait();
 
-  /// The steps whose saves were committed, ascending, as this rank sees the directory now.
+  /// Returns the committed steps in ascending order, as this rank sees the directory now.
   std::vector<std::int64_t> steps() const;
+  /// Returns the last of `steps()`, or nothing if there is none.
   std::optional<std::int64_t> latest() const;
+  /// Returns the directory of a step's checkpoint, whether or not it exists.
   std::filesystem::path path_of(std::int64_t step) const;
 
-  /// Loads the newest checkpoint that is whole into `state` and returns its step; nothing if there is none. A
-  /// collective. One that is damaged or incomplete is passed over, with a warning; `Error(corrupt)` if all are. What is
-  /// wrong with `state` is thrown, as by tessera::load.
+  /// Loads the newest intact checkpoint into `state` and returns its step, or nothing if there is no checkpoint. A
+  /// collective. Skips damaged and incomplete checkpoints with a warning, and throws `Error(corrupt)` if all are
+  /// damaged. Throws as tessera::load if `state` does not match the checkpoint.
   std::optional<std::int64_t> restore_latest(StateDict& state);
-  /// Loads that of a step. A collective. Throws as tessera::load.
+  /// Loads the checkpoint of `step` into `state`. A collective. Throws as tessera::load.
   void restore(std::int64_t step, StateDict& state);
 
  private:

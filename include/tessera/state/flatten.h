@@ -1,11 +1,12 @@
 #pragma once
 /// \file
-/// A nested state as one dict of flat names, which is how a checkpoint has it, and back.
+/// Converts a nested state dict to one dict with flat names, as stored in a checkpoint, and back.
 /// PyTorch: torch/distributed/checkpoint/_nested_dict.py.
 ///
-/// Laws: unflatten_state_dict(f.state_dict, f.mapping) == s for f = flatten_state_dict(s), if all keys in s are strings
-/// and no dict that is walked through is empty (nothing is left of one). f.mapping has a path for every name in
-/// f.state_dict and for no other, and flat_name of it is that name.
+/// Laws, for f = flatten_state_dict(s):
+///   unflatten_state_dict(f.state_dict, f.mapping) == s, if all keys in s are strings and s has no empty dict where
+///     dicts are traversed (an empty dict leaves no trace)
+///   f.mapping and f.state_dict have the same names, and flat_name(f.mapping[name]) == name
 
 #include <functional>
 #include <map>
@@ -16,20 +17,20 @@
 
 namespace tessera {
 
-/// From flat names to paths. PyTorch: FLATTEN_MAPPING, and `planner_data` in `.metadata`.
+/// Maps flat names to paths. PyTorch: FLATTEN_MAPPING, and `planner_data` in `.metadata`.
 using FlattenMapping = std::map<std::string, Path, std::less<>>;
 
 struct FlatStateDict {
-  StateDict state_dict;    ///< by flat name, in the order of the traversal
-  FlattenMapping mapping;  ///< of the same names
+  StateDict state_dict;    ///< keyed by flat name, in the order of traversal
+  FlattenMapping mapping;  ///< the path of each name
 };
 
-/// Every value that `traverse_state_dict` visits, by its flat name: {"a": {"b": x}} becomes {"a.b": x}. Throws
-/// `Error(invalid_argument)` naming a name that two values would have.
+/// Returns every value that `traverse_state_dict` visits under its flat name: {"a": {"b": x}} becomes {"a.b": x}.
+/// Throws `Error(invalid_argument)` naming the flat name if two values would have the same one.
 FlatStateDict flatten_state_dict(const StateDict& state_dict, TraversalRules rules = TraversalRules::since_2_4);
 
-/// Puts every value of `state_dict` at the path of its name (set_element, in order). Throws `Error(not_found)` for a
-/// name without a path, and as set_element.
+/// Puts every value of `state_dict` at the path of its name, in order, with `set_element`. Throws `Error(not_found)`
+/// for a name without a path, and as `set_element`.
 StateDict unflatten_state_dict(const StateDict& state_dict, const FlattenMapping& mapping);
 
 }  // namespace tessera

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Makes nested sharded tensors into plain ones, so that they can be saved and loaded.
+/// Converts nested sharded tensors to plain ones, which can be saved and loaded.
 /// PyTorch: torch/distributed/checkpoint/_sharded_tensor_utils.py.
 
 #include "tessera/comm/process_group.h"
@@ -8,21 +8,22 @@
 
 namespace tessera {
 
-/// A copy of `state_dict`, walked through by the rules since 2.4, in which every nested sharded tensor with one shard
-/// on this rank is the ShardedTensor of that shard's inner shard, at the sum of both offsets. A sharded tensor without
-/// a shard on this rank, nested or not, is left out; one with several, and one that isn't nested, is as it was.
-/// Elements are shared with `state_dict`.
+/// Returns a copy of `state_dict`, traversed by the rules since 2.4, in which each nested sharded tensor with one shard
+/// on this rank is replaced by the ShardedTensor of that shard's inner shard, at the sum of both offsets. A sharded
+/// tensor without a shard on this rank, nested or not, is left out. A nested one with several shards on this rank and a
+/// tensor that is not nested stay as they are. Shares elements with `state_dict`. Does not communicate.
 ///
-/// Law: the boxes of the metadata are those of the outer shards without the one that is taken apart, then the other
-/// inner shards of that one, then this rank's own; together they partition the tensor.
+/// Law: the boxes of the new metadata are the outer shards except the flattened one, then the other inner shards of
+/// that one, then this rank's own; together they partition the tensor.
 ///
-/// What is made is right in this rank's shard alone and good for nothing but saving and loading: where the other shards
-/// are is not known, so they are all said to be on rank 0 of `world` (on rank 1, if this is rank 0).
+/// Only this rank's shard of the result is correct, so use it only to save and load. The ranks of the other shards are
+/// not known: the metadata places all of them on rank 0 of `world`, or on rank 1 if this is rank 0.
 ///
-/// \param world all ranks; nothing is communicated.
+/// \param world all ranks.
 ///
-/// Throws `Error(invalid_argument)` naming the path: for an inner tensor that has no shard on this rank or several, for
-/// one of another rank than the outer shard, and where the boxes don't partition the tensor.
+/// Throws `Error(invalid_argument)` naming the path if an inner tensor does not have exactly one shard on this rank, if
+/// the inner tensor has another number of dimensions than the outer shard, and if the boxes do not partition the
+/// tensor.
 StateDict flatten_sharded_tensors(const StateDict& state_dict, const ProcessGroup& world = {});
 
 }  // namespace tessera

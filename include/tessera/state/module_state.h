@@ -1,12 +1,12 @@
 #pragma once
 /// \file
-/// The parameters and buffers of a module by name, as Python's `module.state_dict()` has them, and loading them back.
+/// Gets and sets the parameters and buffers of a module by name, as Python's `module.state_dict()` does.
 /// PyTorch: `get_model_state_dict` and `set_model_state_dict` in torch/distributed/checkpoint/state_dict.py, and
 /// `Module.load_state_dict`.
 ///
-/// A name is the names of the children that lead there and the tensor's own, joined by dots. A module's own parameters
-/// come first, then its buffers, then its children, each in order of registration. A tensor that several names have
-/// comes under each. C++ has no buffers that are not saved ("non-persistent"), so all are.
+/// A name joins the names of the children on the way and the tensor's own name by dots. A module's own parameters come
+/// first, then its buffers, then its children, each in order of registration. A tensor with several names is listed
+/// under each. C++ has no non-persistent buffers, so all buffers are saved.
 
 #include <torch/nn/module.h>
 
@@ -18,32 +18,32 @@
 
 namespace tessera {
 
-/// The tensors themselves, detached: what is written to one is written to the module. Of a parameter that is the local
-/// tensor of a DTensor (see tensor/dtensor_parameters.h) that one. Throws `Error(invalid_argument)` naming a name that
-/// two tensors would have.
+/// Returns the module's tensors, detached; they share memory with the module. For a parameter that is the local tensor
+/// of a DTensor (see tensor/dtensor_parameters.h), returns the DTensor. Throws `Error(invalid_argument)` naming the
+/// name if two tensors would have the same one.
 StateDict get_model_state_dict(const torch::nn::Module& module);
 
 /// PyTorch: StateDictOptions.
 struct StateDictOptions {
-  /// Whether names that are missing and names that are not asked for are errors.
+  /// Whether missing and unexpected names are errors.
   bool strict = true;
-  /// Called when all was found right, before anything is changed; if it throws, nothing is. So ranks can agree.
+  /// Called after all checks and before the first change. If it throws, nothing is changed. Ranks can use it to agree.
   std::function<void()> confirm = nullptr;
 };
 
-/// Names that only one of module and state has. PyTorch: `_IncompatibleKeys`.
+/// The names that only the module or only the state dict has. PyTorch: `_IncompatibleKeys`.
 struct IncompatibleKeys {
-  std::vector<std::string> missing;     ///< in the state, in the module's order
-  std::vector<std::string> unexpected;  ///< in the module, in the state's order
+  std::vector<std::string> missing;     ///< from the state dict, in the module's order
+  std::vector<std::string> unexpected;  ///< in the module, in the state dict's order
 };
 
-/// Copies every tensor of `state_dict` into the module's tensor of its name, which stays where it is, of its dtype and
-/// device, and shared if it was. For a DTensor it has one that is cut alike, or the whole tensor. Names that only one
-/// has are returned, or an error if strict.
+/// Copies every tensor of `state_dict` into the module's tensor of the same name. The module's tensors keep their
+/// memory, dtype and device, and stay shared if they were. For a DTensor, `state_dict` holds a DTensor with the same
+/// boxes or the full tensor. Returns the names that only one side has; if `strict`, they are errors.
 ///
-/// Law: either all is copied or nothing is changed. Throws `Error(invalid_argument)` that names everything that is
-/// wrong: tensors of another shape, cut in another way, complex ones for a real parameter, values that are no tensor,
-/// and, if strict, missing and unexpected names. At most 20 of each kind are listed.
+/// Law: either everything is copied or nothing is changed. Throws one `Error(invalid_argument)` that lists all
+/// problems, at most 20 of each kind: tensors of another shape or with other boxes, complex tensors for a real
+/// parameter, values that are not tensors, and, if `strict`, missing and unexpected names.
 IncompatibleKeys set_model_state_dict(torch::nn::Module& module, const StateDict& state_dict,
                                       const StateDictOptions& options = {});
 

@@ -1,11 +1,11 @@
 #pragma once
 /// \file
-/// A sharded tensor whose shards on this rank are sharded tensors themselves: what FSDP makes of a model that is tensor
-/// parallel already. Each outer shard is a box of the whole tensor; within it the ranks of the inner group have boxes
-/// that count from that box's begin.
+/// A sharded tensor whose shards on this rank are sharded tensors themselves, as FSDP produces from a tensor parallel
+/// model. Each outer shard is a box of the full tensor. The ranks of the inner group hold boxes inside the outer box;
+/// their offsets are relative to it.
 ///
-/// It can't be computed with, saved or loaded: `flatten_sharded_tensors` makes a ShardedTensor of it, which can.
-/// Plain values; the elements are those of the inner tensors. PyTorch: a ShardedTensor whose `Shard.tensor` is one.
+/// It supports no computation, saving or loading. `flatten_sharded_tensors` converts it to a ShardedTensor, which does.
+/// A plain value; the elements belong to the inner tensors. PyTorch: a ShardedTensor whose `Shard.tensor` is one.
 
 #include <vector>
 
@@ -16,7 +16,7 @@ namespace tessera {
 
 struct NestedShard {
   ShardedTensor tensor;
-  ShardMetadata metadata;  ///< of the outer shard, in the whole tensor
+  ShardMetadata metadata;  ///< of the outer shard, in the full tensor
 };
 
 struct NestedShardedTensor {

@@ -1,16 +1,15 @@
 #pragma once
 /// \file
-/// A value as the torch.save archive that a checkpoint keeps of what is no sharded tensor, and back.
+/// Converts a value to a torch.save archive, the form in which a checkpoint stores objects, and back.
 ///
-/// Nothing that was pickled is ever executed. Law: load_object(save_object(v), name) == v for every value that
-/// save_object takes (but that the storages of an opaque object get other keys), and tensors that share a storage share
-/// it again.
+/// Loading never executes pickled code. Law: load_object(save_object(v), name) == v for every value that save_object
+/// accepts, except that the storages of an opaque object get other keys. Tensors that shared a storage share one again.
 ///
-/// What is understood when loading: None, bool, int of 64 bits, float, str, bytes, list, tuple, dict and OrderedDict
-/// with keys that are strings or ints (a Dict; what else was set on an OrderedDict is left out), torch.Size (a Tuple),
-/// strided tensors and parameters of dtypes that the LibTorch here has (a tensor, on the CPU wherever it was). Anything
-/// else is an opaque object, itself and all that is in it, storages included; it may stand anywhere among the rest.
-/// What it shared with the rest it has for itself then. See docs/formats/torch_archive.md.
+/// Loading understands None, bool, 64-bit int, float, str, bytes, list, tuple, dict and OrderedDict with string or int
+/// keys (they become a Dict; other attributes of an OrderedDict are dropped), torch.Size (becomes a Tuple), and strided
+/// tensors and parameters of the dtypes that this LibTorch has (they become tensors on the CPU, whatever their device
+/// was). Any other object becomes an opaque object together with everything in it, storages included. It may occur
+/// anywhere in the value, and no longer shares storages with the rest. See docs/formats/torch_archive.md.
 
 #include <cstdint>
 #include <functional>
@@ -24,28 +23,31 @@
 
 namespace tessera {
 
-/// The archive, whole, as torch.save writes it into a stream: its folder is called "archive", its pickle is of protocol
-/// 2, tensors are saved with their storages, those that share one with one, and each as a plain tensor. PyTorch loads
-/// it with weights_only=True unless there is an opaque object in it. Equal values give equal bytes.
+/// The depth of nesting up to which objects are saved and loaded.
+inline constexpr std::size_t kMaxObjectDepth = 500;
+
+/// Returns the complete archive, as torch.save writes it to a stream: the folder is named "archive" and the pickle has
+/// protocol 2. Each tensor is saved as a plain tensor with its storage; a shared storage is saved once. PyTorch loads
+/// the archive with weights_only=True unless it contains an opaque object. Equal values give equal bytes.
 ///
-/// A storage is saved whole, also if a tensor has but a part of it, which is torch.save's way of keeping what is
-/// shared. Elements are copied, from a device if they are there.
+/// As in torch.save, the full storage is saved even if a tensor uses only a part of it. Elements are copied, from the
+/// device if necessary.
 ///
-/// Throws `Error(unsupported)` for what has no place in an archive: a sharded tensor of any kind or a checkpointable, a
-/// tensor that isn't strided or has no storage, two tensors of different dtypes on one storage, and for what nests
-/// deeper than 500; `Error(invalid_argument)` for text that isn't UTF-8.
+/// Throws `Error(unsupported)` for values that an archive cannot hold: sharded tensors of any kind, checkpointables,
+/// tensors that are not strided or have no storage, two tensors of different dtypes on one storage, and nesting deeper
+/// than `kMaxObjectDepth`. Throws `Error(invalid_argument)` for text that is not UTF-8.
 Bytes save_object(const Value& value);
 
-/// The value in an archive. Throws `Error`: corrupt, unsupported (a dtype that is none of PyTorch's, ...).
-/// \param name of the archive, for messages.
+/// Returns the value in an archive. Throws `Error(corrupt)`, and `Error(unsupported)`, e.g. for an unknown dtype.
+/// \param name the archive's name in messages.
 Value load_object(ByteView archive, const std::string& name);
 
-/// Opens a file of a checkpoint, by its number there.
+/// Opens the file of a checkpoint with the given number.
 using OpenFile = std::function<std::shared_ptr<const ByteSource>(std::uint32_t file)>;
-/// The value of an object whose pickle was read. Its storages are read, and their checksums compared: Error(corrupt).
-/// The value owns all that it has; neither `object` nor the files are needed afterwards.
+/// Returns the value of an object whose pickle has been read. Reads its storages and throws `Error(corrupt)` if a
+/// checksum differs. The value owns its data; `object` and the files are not needed afterwards.
 Value load_object(const checkpoint::ObjectValue& object, const OpenFile& open);
-/// Object `i` of a checkpoint.
+/// Returns object `i` of a checkpoint.
 Value load_object(const checkpoint::Checkpoint& checkpoint, std::size_t i);
 
 }  // namespace tessera

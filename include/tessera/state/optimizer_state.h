@@ -1,23 +1,23 @@
 #pragma once
 /// \file
-/// The state of an optimizer by the names of its parameters, as PyTorch has it, and loading it back.
+/// Gets and sets the state of an optimizer by parameter name, in PyTorch's form.
 /// PyTorch: `get_optimizer_state_dict` and `set_optimizer_state_dict` in torch/distributed/checkpoint/state_dict.py;
 /// Python's classes of the same names in torch/optim.
 ///
 ///     {"state": {"layer.weight": {"step": tensor(3.), "exp_avg": ..., "exp_avg_sq": ...}, ...},
 ///      "param_groups": [{"lr": 0.001, "betas": (0.9, 0.999), ..., "params": ["layer.weight", ...]}, ...]}
 ///
-/// Known are LibTorch's SGD, Adam, AdamW, Adagrad, RMSprop and LBFGS, and classes derived from them; another is
-/// `Error(unsupported)`. Keys and types are those of Python's class in PyTorch 2.14, which older ones load too: an
-/// option that C++ hasn't has the value that means "as C++ does it", and a step is a float32 scalar on the CPU (a
-/// float64 one where float32 would round it).
+/// Supports LibTorch's SGD, Adam, AdamW, Adagrad, RMSprop and LBFGS and classes derived from them; throws
+/// `Error(unsupported)` for other optimizers. Keys and types are those of the Python class in PyTorch 2.14; older
+/// versions load them too. An option that C++ does not have gets the value that describes what C++ does. A step is a
+/// float32 scalar on the CPU, or a float64 scalar if float32 would round it.
 ///
-/// A checkpoint of an older PyTorch, whose optimizer has fewer options, lacks those of "param_groups" that came later:
-/// load it with `rules.allow_partial`, and look at LoadReport::missing.
+/// A checkpoint of an older PyTorch lacks the options that were added to "param_groups" later. Load it with
+/// `rules.allow_partial` and check LoadReport::missing.
 ///
-/// A parameter that more than one name leads to is called by the first (Module's order, see module_state.h), and found
-/// under any. A parameter of the optimizer that isn't in the module is `Error(invalid_argument)`, naming group and
-/// position.
+/// A parameter with several names is saved under the first one, in the module's order (see module_state.h), and found
+/// under any of them. Throws `Error(invalid_argument)` naming group and position if a parameter of the optimizer is not
+/// in the module.
 
 #include <torch/nn/module.h>
 
@@ -32,44 +32,46 @@ class Optimizer;
 
 namespace tessera {
 
-/// The tensors are the optimizer's own, detached: what is written to one is written to the optimizer. Numbers are
-/// copies, the steps included. The state of a parameter that is the local tensor of a DTensor is DTensors, too; but
-/// LBFGS of such is `Error(unsupported)`.
+/// Returns the state of the optimizer. The tensors are the optimizer's own, detached; they share memory with it.
+/// Numbers are copies, including the steps. If a parameter is the local tensor of a DTensor, its state consists of
+/// DTensors too; LBFGS with such parameters throws `Error(unsupported)`.
 ///
-/// A parameter that requires grad and has no state yet gets the one that it would begin with (step 0 and zeros), so
-/// that what was saved can be loaded into it; the optimizer is not changed. So does PyTorch, but that it takes a step
-/// to make that state and counts it. Law: to set what was got changes nothing that can be seen, but for SGD with
-/// dampening, whose very first step is undampened unless there is a momentum. LBFGS has one state, under its first
-/// parameter, and none before its first step.
+/// A parameter that requires grad and has no state yet gets its initial state in the result (step 0 and zeros), so that
+/// a checkpoint can be loaded into it; the optimizer is not changed. PyTorch instead takes a step to create that state,
+/// and counts it. LBFGS has one state, under its first parameter, and none before its first step.
+///
+/// Law: setting the returned state has no visible effect, except for SGD with dampening: its first step is not dampened
+/// unless a momentum buffer exists.
 StateDict get_optimizer_state_dict(const torch::nn::Module& module, const torch::optim::Optimizer& optimizer);
 
 struct OptimizerStateOptions {
-  /// Whether a missing state of a parameter, and options and keys that nobody knows, are errors.
+  /// Whether the missing state of a parameter, unknown options and unknown keys are errors.
   bool strict = true;
-  /// Takes tensors over where dtype and device fit, rather than copy them: for a state that nobody else needs, which
-  /// the state that was got from another optimizer is not.
+  /// Whether to take over tensors whose dtype and device fit instead of copying them. The caller must not use the state
+  /// afterwards, so do not set it for a state that was returned for another optimizer.
   bool take_tensors = false;
   /// As StateDictOptions::confirm.
   std::function<void()> confirm = nullptr;
 };
 
-/// Gives the optimizer the state and the options of `state_dict`. Tensors are converted to a floating-point parameter's
-/// dtype, and brought to its device. What the state has of other parameters is not looked at, so it may be that of
-/// several optimizers. It may also have numbers for names (Python's `optimizer.state_dict()`): then groups and
-/// parameters are taken in order, and must be as many.
+/// Sets the state and the options of the optimizer from `state_dict`. Tensors are converted to the dtype of the
+/// parameter if it is a floating-point one, and moved to its device. State of other parameters is ignored, so
+/// `state_dict` may hold the state of several optimizers. Instead of names it may have numbers, as Python's
+/// `optimizer.state_dict()` does; groups and parameters then match by position, and their counts must be equal.
 ///
-/// Law: either all is set or nothing is changed. The optimizer shares no memory with `state_dict` afterwards, unless it
-/// is told to take its tensors.
+/// Law: either everything is set or nothing is changed. The optimizer shares no memory with `state_dict` afterwards,
+/// unless `take_tensors` is set.
 ///
-/// A state that has none for any parameter is that of an optimizer before its first step, and makes this one such. If
-/// it has some, a parameter that requires grad and isn't among them is an error if strict, else begins anew.
+/// A state dict without state for any parameter describes an optimizer before its first step, and resets this one to
+/// that. Otherwise, a parameter that requires grad and has no state is an error if `strict`, and starts without state
+/// if not.
 ///
-/// Throws one error that names everything that is wrong, by parameter or group, and key. `Error(invalid_argument)`:
-/// missing names, keys and options, tensors of another shape, values of other kinds, parameters of one group that are
-/// in several of the state's. `Error(unsupported)` if it is only that: options that change the result and that C++
-/// hasn't (maximize, or decoupled_weight_decay for Adam; False is fine) and, if strict, options that nobody knows.
-/// Known and without effect here are foreach, fused, capturable, differentiable, param_names and what schedulers add
-/// (initial_lr, max_lr, min_lr, base_momentum, max_momentum, swa_lr).
+/// Throws one error that lists all problems by parameter or group, and key. It is `Error(invalid_argument)` for missing
+/// names, keys and options, tensors of another shape, values of other kinds, and parameters of one group that belong to
+/// several groups of `state_dict`. It is `Error(unsupported)` if the only problems are options that change the result
+/// and that C++ does not have (maximize, or decoupled_weight_decay for Adam; False is accepted) and, if `strict`,
+/// unknown options. These options are accepted and have no effect: foreach, fused, capturable, differentiable,
+/// param_names and those that schedulers add (initial_lr, max_lr, min_lr, base_momentum, max_momentum, swa_lr).
 void set_optimizer_state_dict(const torch::nn::Module& module, torch::optim::Optimizer& optimizer,
                               const StateDict& state_dict, const OptimizerStateOptions& options = {});
 

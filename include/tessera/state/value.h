@@ -1,20 +1,20 @@
 #pragma once
 /// \file
-/// What a state dict is made of: nested values as Python has them, and tensors.
+/// The values of a state dict: nested Python-like values, and tensors.
 ///
 ///     StateDict state{{"model", Dict{{"weight", weight}, {"bias", bias}}}, {"betas", Tuple{0.9, 0.999}}, {"step", 3}};
 ///     std::int64_t step = state.at("step").get<std::int64_t>();
 ///
-/// Copies. Numbers, text, bytes, lists, tuples and dicts are values: a copy is another one that nothing done to the
-/// first changes, and costs what it copies. Tensors of every kind are references, as in LibTorch: a copy of the value
-/// has the same elements. Opaque objects never change and are shared. So to copy a state dict costs its names and
-/// numbers, never an element.
+/// Copies: numbers, text, bytes, lists, tuples and dicts are copied by value. Tensors of every kind are references, as
+/// in LibTorch: a copy shares the elements. Opaque objects are immutable and shared. Copying a state dict therefore
+/// costs its names and numbers, never an element.
 ///
-/// Laws: kinds count in equality (Value(1), Value(1.0) and Value(true) are all different), floats are compared by bits
-/// (a NaN equals itself, 0.0 doesn't equal -0.0), dicts whatever their order. A dict keeps the order of insertion; an
-/// assignment to a key that is there changes no order. Keys are strings or ints, and "1" is not 1.
+/// Laws: values of different kinds are unequal (Value(1), Value(1.0) and Value(true) all differ). Floats are compared
+/// by bits (a NaN equals itself, 0.0 does not equal -0.0). Dicts are compared regardless of order. A dict keeps the
+/// order of insertion; assigning to an existing key does not change the order. Keys are strings or ints, and "1" is
+/// not 1.
 ///
-/// Any number of threads may read a value; one that changes it must be alone. PyTorch: `STATE_DICT_TYPE`.
+/// Any number of threads may read a value; changing it requires exclusive access. PyTorch: `STATE_DICT_TYPE`.
 
 #include <ATen/core/Tensor.h>
 
@@ -65,12 +65,12 @@ enum class ValueKind : std::uint8_t {
   opaque,
 };
 
-/// "None", "bool", "int", "float", "str", "bytes", "list", "tuple", "dict", "tensor", "sharded tensor", "nested sharded
-/// tensor", "checkpointable", "opaque object": for messages.
+/// Returns the name of a kind for messages: "None", "bool", "int", "float", "str", "bytes", "list", "tuple", "dict",
+/// "tensor", "sharded tensor", "nested sharded tensor", "checkpointable" or "opaque object".
 std::string_view kind_name(ValueKind kind);
 
-/// A pickled object that is not understood, inert and whole, so that it can be written again: `tree` owns `value`, and
-/// `storages` are the bytes of the storages that it names, by key. Never changes.
+/// A pickled object of an unknown type, kept unexecuted and complete so that it can be written again. `tree` owns
+/// `value`; `storages` holds the bytes of the storages that the object refers to, by key. Immutable.
 struct OpaqueObject {
   std::shared_ptr<const pickle::Tree> tree;
   pickle::NodeRef value;
@@ -84,19 +84,20 @@ concept OneOf = (std::same_as<T, Others> || ...);
 template <typename T>
 concept Character = OneOf<T, char, wchar_t, char8_t, char16_t, char32_t>;
 
-// Throws Error(invalid_argument) for one beyond int64.
+// Throws Error(invalid_argument) if the value exceeds int64.
 std::int64_t to_int64(std::uint64_t value);
 
 }  // namespace detail
 
+/// One value: None, a number, text, bytes, a container or a tensor.
 class Value {
  public:
-  // NOLINTBEGIN(google-explicit-constructor): what Python has without a word
+  // NOLINTBEGIN(google-explicit-constructor): state dicts are written as in Python
   Value();  ///< None
   Value(std::nullptr_t) : Value() {}
   template <std::same_as<bool> T>
   Value(T value) : data_(std::in_place_type<bool>, value) {}
-  /// Throws `Error(invalid_argument)` beyond int64.
+  /// Throws `Error(invalid_argument)` if the value exceeds int64.
   template <std::integral T>
   requires(!std::same_as<T, bool> && !detail::Character<T>) Value(T value)
       : data_(std::in_place_type<std::int64_t>, to_integer(value)) {}
@@ -104,19 +105,19 @@ class Value {
   Value(T value) : data_(std::in_place_type<double>, static_cast<double>(value)) {}
   Value(const char* text);
   Value(std::string_view text);
-  Value(std::string text);  ///< UTF-8, in which lone surrogates may stand, where it is to be saved
+  Value(std::string text);  ///< must be UTF-8 to be saved; lone surrogates are allowed
   Value(Bytes bytes);
   Value(List list);
   Value(Tuple tuple);
   Value(Dict dict);
-  /// Throws `Error(invalid_argument)` for an undefined tensor, which Python hasn't.
+  /// Throws `Error(invalid_argument)` for an undefined tensor, which Python does not have.
   Value(at::Tensor tensor);
   Value(ShardedTensor tensor);
   Value(NestedShardedTensor tensor);
-  /// Neither of these may be null: `Error(invalid_argument)`.
+  /// Throws `Error(invalid_argument)` if the pointer is null, as does the one for OpaqueObject.
   template <std::derived_from<Checkpointable> T>
   Value(std::shared_ptr<T> tensor) : Value(Reference{std::move(tensor)}) {}
-  /// Its `checkpointable()`, with what that throws.
+  /// Holds `tensor.checkpointable()`; throws as that.
   Value(const DTensor& tensor);
   Value(std::shared_ptr<const OpaqueObject> object);
   // NOLINTEND(google-explicit-constructor)
@@ -129,12 +130,13 @@ class Value {
 
   ValueKind kind() const { return static_cast<ValueKind>(data_.index()); }
   bool is_none() const { return kind() == ValueKind::none; }
-  /// Whether it is a tensor of any kind, sharded ones and Checkpointables included. PyTorch: they are all torch.Tensor.
+  /// Returns whether it is a tensor of any kind, including sharded tensors and Checkpointables, which are all
+  /// torch.Tensor in PyTorch.
   bool is_any_tensor() const { return kind() >= ValueKind::tensor && kind() <= ValueKind::checkpointable; }
 
-  /// T is bool, std::int64_t, double, std::string, Bytes, List, Tuple, Dict, at::Tensor, ShardedTensor,
-  /// NestedShardedTensor (const), std::shared_ptr<Checkpointable> or std::shared_ptr<const OpaqueObject>. Null where
-  /// the value is of another kind. A float is no int and an int no float: see `number`.
+  /// Returns the value as a T, or null if it is of another kind. T is bool, std::int64_t, double, std::string, Bytes,
+  /// List, Tuple, Dict, at::Tensor, ShardedTensor, NestedShardedTensor (const), std::shared_ptr<Checkpointable> or
+  /// std::shared_ptr<const OpaqueObject>. Ints and floats are not converted; see `number`.
   template <typename T>
   const T* get_if() const;
   template <typename T>
@@ -143,16 +145,16 @@ class Value {
   bool is() const {
     return get_if<T>() != nullptr;
   }
-  /// As `get_if`; throws `Error(invalid_argument)` naming both kinds where it is another.
+  /// As `get_if`, but throws `Error(invalid_argument)` naming both kinds if the value is of another kind.
   template <typename T>
   const T& get() const;
   template <typename T>
   T& get();
-  /// An int or a float. Throws `Error(invalid_argument)` for another kind.
+  /// Returns an int or a float as a double. Throws `Error(invalid_argument)` for other kinds.
   double number() const;
 
   bool operator==(const Value& other) const;
-  /// As to_string.
+  /// Prints `to_string(value)`.
   friend std::ostream& operator<<(std::ostream& out, const Value& value);
 
  private:
@@ -175,14 +177,14 @@ class Value {
   Data data_;
 };
 
-/// Values one behind the other. What List and Tuple share.
+/// A sequence of values; the common base of List and Tuple.
 class ValueSequence {
  public:
   std::size_t size() const { return items_.size(); }
   bool empty() const { return items_.empty(); }
   const Value& operator[](std::size_t i) const { return items_[i]; }
   Value& operator[](std::size_t i) { return items_[i]; }
-  /// Throws `Error(not_found)` for an index behind the last.
+  /// Throws `Error(not_found)` if `i >= size()`.
   const Value& at(std::size_t i) const;
   auto begin() const { return items_.begin(); }
   auto end() const { return items_.end(); }
@@ -190,7 +192,7 @@ class ValueSequence {
   auto end() { return items_.end(); }
   void push_back(Value value) { items_.push_back(std::move(value)); }
   void reserve(std::size_t count) { items_.reserve(count); }
-  /// Further ones are None.
+  /// New items are None.
   void resize(std::size_t count) { items_.resize(count); }
   bool operator==(const ValueSequence& other) const = default;
 
@@ -202,8 +204,8 @@ class ValueSequence {
   std::vector<Value> items_;
 };
 
-/// A list whose only item is a list is `List{Value(inner)}`: of `List{inner}` one compiler makes a copy, the other the
-/// list of a list. The same for tuples.
+/// To make a list whose only item is a list, write `List{Value(inner)}`: for `List{inner}`, some compilers make a copy
+/// and others a list of a list. The same holds for tuples.
 class List : public ValueSequence {
  public:
   List() = default;
@@ -218,9 +220,10 @@ class Tuple : public ValueSequence {
   explicit Tuple(std::vector<Value> items) : ValueSequence(std::move(items)) {}
 };
 
-/// `'weight'` or `3`, as Python shows it.
+/// Returns the key as Python prints it: `'weight'` or `3`.
 std::string to_string(const Key& key);
 
+/// A dict in order of insertion.
 class Dict {
  public:
   struct Entry {
@@ -230,7 +233,7 @@ class Dict {
   };
 
   Dict() = default;
-  /// Of equal keys the first says the place and the last the value, as in Python.
+  /// For equal keys, the first one determines the position and the last one the value, as in Python.
   Dict(std::initializer_list<Entry> entries);
 
   std::size_t size() const { return entries_.size(); }
@@ -239,16 +242,16 @@ class Dict {
   auto begin() const { return entries_.begin(); }
   auto end() const { return entries_.end(); }
   bool contains(const Key& key) const { return find(key) != nullptr; }
-  /// Null if it isn't there. Valid until the dict is changed.
+  /// Returns the value of `key`, or null if there is none. The pointer is valid until the dict is changed.
   const Value* find(const Key& key) const;
   Value* find(const Key& key);
-  /// Throws `Error(not_found)` naming the key.
+  /// Returns the value of `key`. Throws `Error(not_found)` naming the key if there is none.
   const Value& at(const Key& key) const;
   Value& at(const Key& key);
-  /// Inserts None if it isn't there.
+  /// Returns the value of `key`; inserts None if there is none.
   Value& operator[](const Key& key);
   void insert_or_assign(const Key& key, Value value);
-  /// Whether it was there. O(size).
+  /// Removes the entry of `key`; returns whether there was one. O(size).
   bool erase(const Key& key);
   void reserve(std::size_t count) { entries_.reserve(count); }
 
@@ -256,21 +259,21 @@ class Dict {
   friend std::ostream& operator<<(std::ostream& out, const Dict& dict);
 
  private:
-  std::size_t position_of(const Key& key) const;  // size() if it isn't there
+  std::size_t position_of(const Key& key) const;  // size() if there is none
 
   std::vector<Entry> entries_;
-  std::unordered_map<Key, std::size_t> positions_;  // of all entries, once there are more than a few
+  std::unordered_map<Key, std::size_t> positions_;  // of all entries, if there are more than a few
 };
 
-/// A dict with the names of what is saved or loaded.
+/// The dict that is saved or loaded, by name.
 using StateDict = Dict;
 
-/// As Python shows it, tensors by dtype and shape: "{'w': <float32 tensor [2, 3]>, 'betas': (0.9, 0.999)}". For people.
-/// Cut behind about `limit` bytes, with "..." behind.
+/// Returns the value as Python prints it, tensors by dtype and shape: "{'w': <float32 tensor [2, 3]>, 'betas': (0.9,
+/// 0.999)}". For humans. Truncated after about `limit` bytes and then followed by "...".
 std::string to_string(const Value& value, std::size_t limit = SIZE_MAX);
 
-/// Whether both have the same dtype, sizes and elements, bit for bit, wherever they are; strides and requires_grad
-/// don't count. Tensors that are not strided are the same only if they are one.
+/// Returns whether both tensors have the same dtype, sizes and elements, bit for bit, on whatever device. Ignores
+/// strides and requires_grad. Tensors that are not strided are equal only if they are the same tensor.
 bool same_bits(const at::Tensor& a, const at::Tensor& b);
 
 namespace detail {
@@ -279,7 +282,7 @@ template <typename T>
 inline constexpr ValueKind kKindOf = [] {
   static_assert(OneOf<T, bool, std::int64_t, double, std::string, Bytes, List, Tuple, Dict, at::Tensor, ShardedTensor,
                       NestedShardedTensor, std::shared_ptr<Checkpointable>, std::shared_ptr<const OpaqueObject>>,
-                "no kind of Value is kept as this type");
+                "not the type of any kind of Value");
   if constexpr (std::same_as<T, bool>) return ValueKind::boolean;
   if constexpr (std::same_as<T, std::int64_t>) return ValueKind::integer;
   if constexpr (std::same_as<T, double>) return ValueKind::floating;
@@ -310,7 +313,7 @@ const T* Value::get_if() const {
 
 template <typename T>
 T* Value::get_if() {
-  static_assert(!std::same_as<T, NestedShardedTensor>, "a nested sharded tensor is shared, and can't be changed");
+  static_assert(!std::same_as<T, NestedShardedTensor>, "a nested sharded tensor is shared and cannot be changed");
   return const_cast<T*>(std::as_const(*this).template get_if<T>());
 }
 

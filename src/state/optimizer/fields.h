@@ -1,16 +1,15 @@
 #pragma once
-// What LibTorch's optimizers have, by Python's names and in Python's order: one list for each class, which drives both
-// reading and writing.
+// The options and the state of LibTorch's optimizers, with Python's names and in Python's order. Each class has one
+// list of fields, which drives both reading and writing.
 //
-// A list of options calls, on its `field`,
+// The list of options calls these members of `field`:
 //   field(name, member)            a double, bool, int, pair of betas, optional int or optional text
-//   field.fixed(name, value)       Python's alone: another value means another result
-//   field.ignored(name, value)     Python's alone, without effect on the result; this is the default
-// `needs_state` is whether a step keeps anything for a parameter, and a list of state, of what LibTorch keeps for a
-// parameter,
-//   field.counter(name, int)       a step: a scalar tensor in Python
-//   field.tensor(name, tensor, is_used, first)   of the parameter's shape; `first` fills it before the first step
-//   field.optional_tensor(...)     the same; Python leaves it out before the first step
+//   field.fixed(name, value)       only in Python; another value would change the result
+//   field.ignored(name, value)     only in Python, without effect on the result; `value` is the default
+// `needs_state` returns whether a step keeps state for a parameter. The list of that state calls:
+//   field.counter(name, int)       a step; a scalar tensor in Python
+//   field.tensor(name, tensor, is_used, first)   of the parameter's shape, initially filled with `first`
+//   field.optional_tensor(...)     as tensor; Python omits it before the first step
 //   field.integer(name, int), field.real(name, double), field.flat(name, tensor), field.tensors(name, tensors)
 
 #include <ATen/ATen.h>
@@ -98,7 +97,7 @@ struct AdagradFields {
     field.ignored("differentiable", false);
     field.ignored("fused", Value());
   }
-  // LibTorch's steps want a state to be there, which its constructor makes.
+  // LibTorch creates the state in the optimizer's constructor, and its step requires it.
   static std::unique_ptr<State> first_state(const Options& o, const at::Tensor& parameter) {
     auto state = std::make_unique<State>();
     state->sum(at::full_like(parameter.detach(), o.initial_accumulator_value(), at::TensorOptions(),
@@ -158,12 +157,12 @@ struct LbfgsFields {
     field.fixed("maximize", false);
   }
   static bool needs_state(const Options&) { return true; }
-  // Python's `al` is left out: both write it before they read it.
+  // Python's `al` is omitted: both implementations write it before they read it.
   template <typename S, typename F>
   static void state(S& s, const Options&, F& field) {
     field.integer("func_evals", s.func_evals());
     field.integer("n_iter", s.n_iter());
-    if (!field.has("d", s.d())) return;  // it stopped before its first direction
+    if (!field.has("d", s.d())) return;  // no direction computed yet
     field.flat("d", s.d());
     field.real("t", s.t());
     field.tensors("old_dirs", s.old_dirs());
@@ -175,7 +174,7 @@ struct LbfgsFields {
   }
 };
 
-// Calls `f` with the fields of the optimizer's class.
+// Returns `f(fields)` for the fields of the optimizer's class.
 template <typename F>
 auto with_fields(const torch::optim::Optimizer& optimizer, F&& f) {
   if (dynamic_cast<const torch::optim::SGD*>(&optimizer)) return f(SgdFields());
@@ -185,7 +184,7 @@ auto with_fields(const torch::optim::Optimizer& optimizer, F&& f) {
   if (dynamic_cast<const torch::optim::RMSprop*>(&optimizer)) return f(RmsPropFields());
   if (dynamic_cast<const torch::optim::LBFGS*>(&optimizer)) return f(LbfgsFields());
   fail(ErrorCode::unsupported,
-       "optimizer state dict: an optimizer of the class {}, expected SGD, Adam, AdamW, Adagrad, RMSprop or LBFGS",
+       "optimizer state dict: the optimizer has class {}, expected SGD, Adam, AdamW, Adagrad, RMSprop or LBFGS",
        typeid(optimizer).name());
 }
 

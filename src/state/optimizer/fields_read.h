@@ -1,5 +1,5 @@
 #pragma once
-// The readers of the fields of optimizer_fields.h out of what was saved.
+// Reads the fields of fields.h from a saved state.
 
 #include <ATen/ATen.h>
 
@@ -14,7 +14,7 @@
 
 namespace tessera {
 
-// A number, also one that Python keeps as a tensor of one element.
+// Returns the number in a value; Python keeps some numbers as tensors of one element.
 inline std::optional<double> number_in(const Value& value) {
   if (value.is<std::int64_t>() || value.is<double>()) return value.number();
   if (const auto* tensor = value.get_if<at::Tensor>(); tensor && tensor->numel() == 1 && !tensor->is_complex()) {
@@ -23,22 +23,22 @@ inline std::optional<double> number_in(const Value& value) {
   return std::nullopt;
 }
 
-inline std::optional<std::int64_t> whole_number_in(const Value& value) {
+inline std::optional<std::int64_t> integer_in(const Value& value) {
   if (const auto* integer = value.get_if<std::int64_t>()) return *integer;
   const std::optional<double> number = number_in(value);
-  constexpr double kEnd = 9007199254740992.0;  // 2^53, up to which a double is every int
+  constexpr double kEnd = 9007199254740992.0;  // 2^53; doubles represent all integers up to it
   if (!number || *number != std::floor(*number) || std::abs(*number) > kEnd) return std::nullopt;
   return static_cast<std::int64_t>(*number);
 }
 
-// Keys of one dict, and what is wrong with them.
+// Reads the keys of one dict and collects the problems.
 class FieldReader {
  public:
   FieldReader(const Dict& dict, std::string whose, Problems& problems)
       : dict_(dict), whose_(std::move(whose)), problems_(problems) {}
 
  protected:
-  // Null if it isn't there, which is for the caller to judge.
+  // Returns null if the key is missing, which may be valid.
   const Value* look(const char* name) {
     seen_.insert(name);
     return dict_.find(name);
@@ -64,7 +64,7 @@ class OptionsReader : public FieldReader {
   using FieldReader::FieldReader;
 
   void operator()(const char* name, double& member) { read(name, member, "a number", number_in); }
-  void operator()(const char* name, std::int64_t& member) { read(name, member, "an int", whole_number_in); }
+  void operator()(const char* name, std::int64_t& member) { read(name, member, "an int", integer_in); }
   void operator()(const char* name, bool& member) {
     read(name, member, "a bool", [](const Value& value) -> std::optional<bool> {
       const bool* found = value.get_if<bool>();
@@ -84,7 +84,7 @@ class OptionsReader : public FieldReader {
   void operator()(const char* name, OptionalInt& member) {
     const Value* found = require(name);
     if (!found || found->is_none()) return void(member = OptionalInt());
-    const std::optional<std::int64_t> number = whole_number_in(*found);
+    const std::optional<std::int64_t> number = integer_in(*found);
     if (!number) return wrong(name, *found, "an int or None");
     member = *number;
   }
@@ -98,12 +98,12 @@ class OptionsReader : public FieldReader {
   void fixed(const char* name, bool expected) {
     const Value* found = look(name);
     if (!found || *found == Value(expected)) return;
-    problems_.add("unsupported", fmt::format("{} is {}, in C++ it is always {}", described(name), to_string(*found, 60),
+    problems_.add("unsupported", fmt::format("{} is {}, expected {} as in C++", described(name), to_string(*found, 60),
                                              to_string(Value(expected))));
   }
   void ignored(const char* name, const Value&) { look(name); }
 
-  // Options that no field has asked for.
+  // Reports the options that no field has read.
   void refuse_others() {
     static const std::set<std::string, std::less<>> harmless = {
         "params",     "param_names", "foreach", "fused",  "capturable",    "differentiable",
@@ -111,7 +111,7 @@ class OptionsReader : public FieldReader {
     for (const auto& [key, value] : dict_) {
       const std::string* name = std::get_if<std::string>(&key);
       if (name && (seen_.contains(*name) || harmless.contains(*name))) continue;
-      problems_.add("unsupported", fmt::format("the unknown option {}", described(name ? *name : to_string(key))));
+      problems_.add("unsupported", fmt::format("unknown option {}", described(name ? *name : to_string(key))));
     }
   }
 
@@ -130,7 +130,7 @@ class OptionsReader : public FieldReader {
 
 class StateReader : public FieldReader {
  public:
-  // `take`: whether tensors that fit need not be copied.
+  // `take`: whether to use tensors that fit without a copy.
   StateReader(const Dict& dict, const std::string& name, const at::Tensor& parameter, const ParameterParts& parts,
               bool take, Problems& problems)
       : FieldReader(dict, fmt::format("parameter '{}'", printable(name)), problems),
@@ -142,7 +142,7 @@ class StateReader : public FieldReader {
   void integer(const char* name, std::int64_t& member) {
     const Value* found = require(name);
     if (!found) return;
-    const std::optional<std::int64_t> number = whole_number_in(*found);
+    const std::optional<std::int64_t> number = integer_in(*found);
     if (!number || *number < 0) return wrong(name, *found, "a count");
     member = *number;
   }
@@ -185,14 +185,14 @@ class StateReader : public FieldReader {
     }
   }
 
-  // Whether what was read is what there is before the first step.
+  // Returns whether the state read equals that before the first step.
   bool is_empty() const { return is_empty_; }
 
   void refuse_others() {
     for (const auto& [key, value] : dict_) {
       const std::string* name = std::get_if<std::string>(&key);
       if (name && (seen_.contains(*name) || *name == "al")) continue;
-      problems_.add("unsupported", fmt::format("the unknown key {}", described(name ? *name : to_string(key))));
+      problems_.add("unsupported", fmt::format("unknown key {}", described(name ? *name : to_string(key))));
     }
   }
 
@@ -206,10 +206,10 @@ class StateReader : public FieldReader {
 
   std::string expected() const {
     const std::string tensor = "a tensor " + shape_to_string(parts_.size_of(parameter_));
-    return parts_.find(parameter_) != nullptr ? tensor + " or this rank's part of it" : tensor;
+    return parts_.find(parameter_) != nullptr ? tensor + " or this rank's shard of it" : tensor;
   }
 
-  // As the parameter is; an optimizer of PyTorch converts floating-point ones alone.
+  // Returns `given` on the parameter's device, with its dtype if that is floating-point, as PyTorch's optimizers do.
   at::Tensor converted(const at::Tensor& given) const {
     const at::ScalarType type = parameter_.is_floating_point() ? parameter_.scalar_type() : given.scalar_type();
     return given.detach().to(parameter_.device(), type, /*non_blocking=*/false, /*copy=*/!take_);

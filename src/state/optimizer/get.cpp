@@ -9,7 +9,7 @@ namespace tessera {
 
 namespace {
 
-// A number that Python keeps as a scalar tensor of float32, which every int up to 2^24 is one of.
+// Returns a step as Python keeps it, a float32 scalar tensor, or float64 if float32 would round it.
 at::Tensor step_tensor(std::int64_t step) {
   const auto rounded = static_cast<float>(step);
   const bool fits = static_cast<std::int64_t>(rounded) == step;

@@ -1,5 +1,5 @@
 #pragma once
-// What differs between versions of LibTorch's optimizers, in one place.
+// Hides the differences between versions of LibTorch's optimizers.
 
 #include <torch/optim.h>
 
@@ -10,7 +10,7 @@
 
 namespace tessera {
 
-// How Optimizer::state() calls a parameter: by the address of its TensorImpl, as text before 2.1.
+// Returns the key of a parameter in Optimizer::state(): the address of its TensorImpl, as text before 2.1.
 using OptimizerStateMap = std::remove_reference_t<decltype(std::declval<torch::optim::Optimizer&>().state())>;
 template <typename Key = OptimizerStateMap::key_type>
 Key optimizer_key(const at::Tensor& parameter) {

@@ -10,7 +10,7 @@ namespace tessera {
 
 namespace {
 
-// What a state dict has, by the names or numbers that it has for parameters.
+// A saved state, by the names or numbers of its parameters.
 class SavedState {
  public:
   explicit SavedState(const StateDict& state_dict) {
@@ -30,9 +30,9 @@ class SavedState {
   std::size_t groups() const { return groups_.size(); }
   const Dict& group(std::size_t g) const { return *groups_[g]; }
   std::size_t size_of(std::size_t g) const { return sizes_[g]; }
-  // The number of parameter i of all.
+  // Returns the number of parameter i, counted over all groups.
   Key number(std::size_t i) const { return numbers_[i]; }
-  // The group that a name is in.
+  // Returns the group of a named parameter.
   std::optional<std::size_t> group_of(const std::string& name) const {
     const auto found = group_of_.find(name);
     return found == group_of_.end() ? std::nullopt : std::optional(found->second);
@@ -46,11 +46,13 @@ class SavedState {
     } else if (const auto* number = parameter.get_if<std::int64_t>()) {
       numbers_.emplace_back(*number);
     } else {
-      fail(ErrorCode::invalid_argument, "load optimizer state dict: 'param_groups.{}.params' has {}, expected names", g,
+      fail(ErrorCode::invalid_argument,
+           "load optimizer state dict: 'param_groups.{}.params' has {}, expected names or numbers", g,
            to_string(parameter, 60));
     }
     if (!group_of_.empty() && !numbers_.empty()) {
-      fail(ErrorCode::invalid_argument, "load optimizer state dict: its parameters have names as well as numbers");
+      fail(ErrorCode::invalid_argument,
+           "load optimizer state dict: found both names and numbers of parameters, expected one of them");
     }
   }
 
@@ -100,9 +102,8 @@ class Setter {
     for (std::size_t g = 0; fits && g < groups.size(); ++g) fits = groups[g].params().size() == saved_.size_of(g);
     if (!fits) {
       fail(ErrorCode::invalid_argument,
-           "load optimizer state dict ({}): its parameters have no names, and its groups are not as many and as large "
-           "as "
-           "those of the optimizer",
+           "load optimizer state dict ({}): its parameters have numbers, and its groups differ in number or size from "
+           "those of the optimizer, expected equal ones",
            Fields::kName);
     }
   }
@@ -114,14 +115,14 @@ class Setter {
     for (std::size_t i = 0; i < group.params().size(); ++i) called.push_back(find(group.params()[i], g, i, from));
     if (group.params().empty()) from = empty_group();
     auto& options = options_.emplace_back(static_cast<const typename Fields::Options&>(group.options()));
-    if (!from) return;  // said to be missing
+    if (!from) return;  // reported as missing
     OptionsReader reader(saved_.group(*from), fmt::format("group {}", *from), problems_);
     Fields::options(options, reader);
     if (strict_) reader.refuse_others();
     for (std::size_t i = 0; i < called.size(); ++i) plan_state(group.params()[i], called[i], options, g == 0 && i == 0);
   }
 
-  // What the state calls a parameter. `from` becomes the group that the parameter is in.
+  // Returns the saved name or number of a parameter. Sets `from` to the parameter's group in the state.
   Key find(const at::Tensor& parameter, std::size_t g, std::size_t i, std::optional<std::size_t>& from) {
     const std::size_t number = next_++;
     const std::vector<std::string>& names = names_.of(parameter, g, i);
@@ -130,9 +131,11 @@ class Setter {
       const std::optional<std::size_t> in = saved_.group_of(name);
       if (!in) continue;
       if (from && *from != *in) {
-        problems_.add("wrong",
-                      fmt::format("parameters of group {} are in groups {} and {} of the state, '{}' in the second", g,
-                                  *from, *in, printable(name)));
+        problems_.add(
+            "wrong",
+            fmt::format(
+                "parameters of group {} are in groups {} and {} of the state, '{}' in the latter, expected one group",
+                g, *from, *in, printable(name)));
       }
       if (!from) from = in;
       return name;
@@ -166,8 +169,9 @@ class Setter {
     if (!found) {
       const bool may_be_missing = saved_.has_no_state() || !parameter.requires_grad() ||
                                   !Fields::needs_state(options) || (Fields::kOneState && !is_first);
-      if (strict_ && !may_be_missing)
+      if (strict_ && !may_be_missing) {
         problems_.add("missing", fmt::format("the state of parameter '{}'", printable(text)));
+      }
       return;
     }
     const Dict* dict = found->get_if<Dict>();

@@ -1,4 +1,4 @@
-// A torch.save archive as a value.
+// Reads a value from a torch.save archive.
 
 #include <ATen/ATen.h>
 
@@ -19,13 +19,12 @@ namespace {
 
 using pickle::Kind;
 
-constexpr std::size_t kMaxDepth = 500;
-// A small pickle can stand for a huge value by naming one part again and again. So there may be this many more values,
-// and this much more text, than the pickle has room for.
+// A small pickle can represent a huge value by repeated references. These limits bound how many more values and bytes
+// of text may be read than fit into the pickle.
 constexpr std::uint64_t kSpareValues = 100'000;
 constexpr std::uint64_t kSpareText = 64u << 20;
 
-// Bytes of storages, each read once.
+// The bytes of storages; each storage is read once.
 class Storages {
  public:
   using Read = std::function<Bytes(const torch_archive::StorageRef&)>;
@@ -37,7 +36,7 @@ class Storages {
     return bytes;
   }
 
-  // A storage that tensors share.
+  // Returns the storage, which tensors share.
   const at::Tensor& tensor_of(const torch_archive::StorageRef& storage) {
     at::Tensor& tensor = tensors_[storage.key];
     if (!tensor.defined()) {
@@ -68,7 +67,9 @@ class ObjectReader {
       : tree_(std::move(tree)), storages_(std::move(storages)), values_left_(kSpareValues + tree_->memory_bytes()) {}
 
   Value read(pickle::NodeRef value, std::size_t depth = 0) {
-    if (depth > kMaxDepth) fail(ErrorCode::corrupt, "load object: it nests deeper than {}", kMaxDepth);
+    if (depth > kMaxObjectDepth) {
+      fail(ErrorCode::corrupt, "load object: the value nests deeper than {}, expected at most that", kMaxObjectDepth);
+    }
     count_value();
     switch (value.kind()) {
       case Kind::none:
@@ -106,9 +107,9 @@ class ObjectReader {
     return values;
   }
 
-  Value read_dict(pickle::NodeRef whole, std::span<const pickle::Pair> pairs, std::size_t depth) {
+  Value read_dict(pickle::NodeRef node, std::span<const pickle::Pair> pairs, std::size_t depth) {
     for (const pickle::Pair& pair : pairs) {
-      if (!pair.key.is(Kind::string) && !pair.key.is(Kind::integer)) return read_opaque(whole);
+      if (!pair.key.is(Kind::string) && !pair.key.is(Kind::integer)) return read_opaque(node);
     }
     Dict dict;
     dict.reserve(pairs.size());
@@ -162,13 +163,17 @@ class ObjectReader {
   }
 
   void count_value() {
-    if (values_left_-- == 0) fail(ErrorCode::corrupt, "load object: it stands for far more values than it has");
+    if (values_left_-- == 0) {
+      fail(ErrorCode::corrupt, "load object: repeated references expand to too many values for the size of the pickle");
+    }
   }
 
-  // The storages that are named anywhere in `value`.
+  // Reads the storages that `value` refers to.
   void collect(pickle::NodeRef value, OpaqueObject& object, std::unordered_set<std::uint64_t>& seen,
                std::size_t depth) {
-    if (depth > kMaxDepth) fail(ErrorCode::corrupt, "load object: it nests deeper than {}", kMaxDepth);
+    if (depth > kMaxObjectDepth) {
+      fail(ErrorCode::corrupt, "load object: the value nests deeper than {}, expected at most that", kMaxObjectDepth);
+    }
     const auto collect_pairs = [&](std::span<const pickle::Pair> pairs) {
       for (const pickle::Pair& pair : pairs) {
         collect(pair.key, object, seen, depth + 1);
@@ -207,11 +212,13 @@ class ObjectReader {
     }
   }
 
-  // Text that is named again counts.
+  // Counts repeated references to the same text.
   void count_text(pickle::NodeRef text, std::size_t size) {
     if (texts_.insert(text.identity()).second) return;
     repeated_text_ += size;
-    if (repeated_text_ > kSpareText) fail(ErrorCode::corrupt, "load object: it stands for far more text than it has");
+    if (repeated_text_ > kSpareText) {
+      fail(ErrorCode::corrupt, "load object: repeated references expand to too much text for the size of the pickle");
+    }
   }
 
   std::shared_ptr<const pickle::Tree> tree_;
@@ -229,8 +236,8 @@ Bytes read_entry(const ByteSource& source, const zip::Entry& entry, const torch_
   }
   if (entry.data_offset_bytes > source.size_bytes() ||
       entry.size_bytes > source.size_bytes() - entry.data_offset_bytes) {
-    fail(ErrorCode::corrupt, "{} at byte {}: {} of {} bytes ends behind the file, which has {}", source.name(),
-         entry.data_offset_bytes, printable(entry.name), entry.size_bytes, source.size_bytes());
+    fail(ErrorCode::corrupt, "{} at byte {}: {} of {} bytes ends after the end of the file, which has {} bytes",
+         source.name(), entry.data_offset_bytes, printable(entry.name), entry.size_bytes, source.size_bytes());
   }
   Bytes bytes(entry.size_bytes);
   source.read_at(entry.data_offset_bytes, bytes);
@@ -257,7 +264,7 @@ Value load_object(const checkpoint::ObjectValue& object, const OpenFile& open) {
   return ObjectReader(object.tree, Storages([&](const torch_archive::StorageRef& storage) {
                         const auto found = object.storages.find(storage.key);
                         if (found == object.storages.end()) {
-                          fail(ErrorCode::corrupt, "load object: it names the storage '{}', which isn't there",
+                          fail(ErrorCode::corrupt, "load object: storage '{}' is missing, expected it in the archive",
                                printable(storage.key));
                         }
                         return read_entry(*open(found->second.file), found->second.entry, storage);

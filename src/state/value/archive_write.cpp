@@ -1,4 +1,4 @@
-// A value as a torch.save archive.
+// Writes a value as a torch.save archive.
 
 #include <ATen/ATen.h>
 
@@ -16,8 +16,6 @@ namespace tessera {
 
 namespace {
 
-constexpr std::size_t kMaxDepth = 500;
-
 void check_text(std::string_view text) {
   for (std::string_view rest = text; !rest.empty();) {
     const std::size_t length = pickle::python_utf8_sequence_length(rest);
@@ -29,7 +27,7 @@ void check_text(std::string_view text) {
   }
 }
 
-// All bytes of the tensor's storage.
+// Returns all bytes of the tensor's storage.
 at::Tensor storage_bytes(const at::Tensor& tensor) {
   const auto size_bytes = static_cast<std::int64_t>(tensor.storage().nbytes());
   return at::empty({0}, at::TensorOptions().dtype(at::kByte).device(tensor.device()))
@@ -48,7 +46,7 @@ class ObjectWriter {
 
  private:
   struct Storage {
-    std::optional<DType> dtype;           // of the tensors on it
+    std::optional<DType> dtype;           // of its tensors
     at::Tensor bytes;                     // of a tensor
     std::shared_ptr<const Bytes> opaque;  // of an opaque object
     ByteView view() const {
@@ -58,7 +56,9 @@ class ObjectWriter {
   };
 
   void add(pickle::Writer& writer, const Value& value, std::size_t depth) {
-    if (depth > kMaxDepth) fail(ErrorCode::unsupported, "save object: it nests deeper than {}", kMaxDepth);
+    if (depth > kMaxObjectDepth) {
+      fail(ErrorCode::unsupported, "save object: the value nests deeper than {}, expected at most that", kMaxObjectDepth);
+    }
     switch (value.kind()) {
       case ValueKind::none:
         return writer.none();
@@ -105,7 +105,8 @@ class ObjectWriter {
       case ValueKind::sharded_tensor:
       case ValueKind::nested_sharded_tensor:
       case ValueKind::checkpointable:
-        fail(ErrorCode::unsupported, "save object: {} can't be part of an object", to_string(value));
+        fail(ErrorCode::unsupported, "save object: found {}, expected plain tensors and Python values only",
+             to_string(value));
     }
   }
 
@@ -117,7 +118,8 @@ class ObjectWriter {
 
   void add_tensor(pickle::Writer& writer, const at::Tensor& tensor) {
     if (tensor.layout() != at::kStrided || tensor.is_quantized() || tensor.is_meta() || !tensor.has_storage()) {
-      fail(ErrorCode::unsupported, "save object: {} is not a strided tensor with a storage", to_string(Value(tensor)));
+      fail(ErrorCode::unsupported, "save object: found {}, expected a strided tensor with a storage",
+           to_string(Value(tensor)));
     }
     const at::Tensor plain = tensor.detach().resolve_conj().resolve_neg();
     torch_archive::TensorRef ref;
@@ -139,7 +141,7 @@ class ObjectWriter {
       held_.push_back(tensor);
       storages_.push_back({dtype, storage_bytes(tensor).cpu(), nullptr});
     } else if (storages_[found->second].dtype != dtype) {
-      fail(ErrorCode::unsupported, "save object: two tensors of {} and {} have one storage, which PyTorch can't load",
+      fail(ErrorCode::unsupported, "save object: tensors of {} and {} share one storage, expected one dtype",
            dtype_name(*storages_[found->second].dtype), dtype_name(dtype));
     }
     return std::to_string(found->second);
@@ -151,7 +153,8 @@ class ObjectWriter {
       if (!storage) return false;
       const auto bytes = object.storages.find(storage->key);
       if (bytes == object.storages.end()) {
-        fail(ErrorCode::invalid_argument, "save object: an opaque object has no storage '{}'", printable(storage->key));
+        fail(ErrorCode::invalid_argument,
+             "save object: storage '{}' of an opaque object is missing, expected its bytes", printable(storage->key));
       }
       const auto [found, is_new] = known_.try_emplace(bytes->second.get(), storages_.size());
       if (is_new) storages_.push_back({std::nullopt, at::Tensor(), bytes->second});
@@ -180,8 +183,8 @@ class ObjectWriter {
   }
 
   std::vector<Storage> storages_;             // by key
-  std::map<const void*, std::size_t> known_;  // keys, by what has the bytes
-  std::vector<at::Tensor> held_;              // so that no storage's address comes twice
+  std::map<const void*, std::size_t> known_;  // keys by the owner of the bytes
+  std::vector<at::Tensor> held_;              // keeps addresses of storages unique
 };
 
 }  // namespace

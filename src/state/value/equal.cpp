@@ -1,4 +1,4 @@
-// Whether values say the same.
+// Equality of values.
 
 #include <ATen/ATen.h>
 
@@ -11,7 +11,7 @@ namespace tessera {
 
 namespace {
 
-// Its elements one behind the other, in memory of the CPU.
+// Returns the elements contiguously in CPU memory.
 at::Tensor plain(const at::Tensor& tensor) {
   return tensor.detach().resolve_conj().resolve_neg().to(at::kCPU).contiguous();
 }

@@ -11,7 +11,8 @@ FlatStateDict flatten_state_dict(const StateDict& state_dict, TraversalRules rul
       [&](const Path& path, const Value& value) {
         std::string name = flat_name(path);
         if (!flat.mapping.emplace(name, path).second) {
-          fail(ErrorCode::invalid_argument, "flatten state dict: two values are called '{}'", printable(name));
+          fail(ErrorCode::invalid_argument, "flatten state dict: two values have the name '{}', expected unique names",
+               printable(name));
         }
         flat.state_dict.insert_or_assign(name, value);
       },
@@ -25,7 +26,8 @@ StateDict unflatten_state_dict(const StateDict& state_dict, const FlattenMapping
     const auto* name = std::get_if<std::string>(&key);
     const auto found = name ? mapping.find(*name) : mapping.end();
     if (found == mapping.end()) {
-      fail(ErrorCode::not_found, "unflatten state dict: no path for {}", printable(to_string(key)));
+      fail(ErrorCode::not_found, "unflatten state dict: no path for {}, expected one in the mapping",
+           printable(to_string(key)));
     }
     set_element(nested, found->second, value);
   }

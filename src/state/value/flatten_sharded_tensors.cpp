@@ -14,35 +14,36 @@ using Sizes = std::vector<std::int64_t>;
 
 Sizes sum_of(const Sizes& outer, const Sizes& inner) {
   if (outer.size() != inner.size()) {
-    fail(ErrorCode::invalid_argument, "its outer shard has {} dimensions and its inner one {}", outer.size(),
-         inner.size());
+    fail(ErrorCode::invalid_argument, "the inner tensor has {} dimensions, expected {} as in the outer shard",
+         inner.size(), outer.size());
   }
   Sizes sum(outer.size());
-  for (std::size_t d = 0; d < outer.size(); ++d)
-    sum[d] = outer[d] + inner[d];  // both lie in the tensor, see check_tensor
+  for (std::size_t d = 0; d < outer.size(); ++d) {
+    sum[d] = outer[d] + inner[d];  // no overflow: both are inside the tensor, see check_tensor
+  }
   return sum;
 }
 
-// The inner shard of the only outer one, as a shard of the whole tensor.
+// Returns the inner shard of the only outer shard, as a shard of the full tensor.
 ShardedTensor flatten(const NestedShardedTensor& tensor, const ProcessGroup& world) {
   const NestedShard& outer = tensor.local_shards[0];
   const std::vector<Shard>& inner_shards = outer.tensor.local_shards();
   if (inner_shards.size() != 1) {
-    fail(ErrorCode::invalid_argument, "its inner tensor has {} local shards, expected 1", inner_shards.size());
+    fail(ErrorCode::invalid_argument, "the inner tensor has {} local shards, expected 1", inner_shards.size());
   }
   const Shard& inner = inner_shards[0];
   const Device device = to_device(inner.tensor.device());
   const Shard mine{inner.tensor, ShardMetadata(sum_of(outer.metadata.shard_offsets, inner.metadata.shard_offsets),
                                                inner.metadata.shard_sizes, RemoteDevice(world.rank(), device))};
-  // Whoever has the other shards, it isn't this rank.
+  // Another rank than this one stands for the unknown owners of the other shards.
   const RemoteDevice elsewhere(world.rank() > 0 ? 0 : 1, Device{device.type, device.type == "cpu" ? -1 : 0});
 
   ShardedTensorMetadata metadata = tensor.metadata;
   std::vector<ShardMetadata>& shards = metadata.shards_metadata;
-  const auto taken_apart = std::find_if(shards.begin(), shards.end(), [&](const ShardMetadata& shard) {
+  const auto flattened = std::find_if(shards.begin(), shards.end(), [&](const ShardMetadata& shard) {
     return shard.shard_offsets == outer.metadata.shard_offsets;
   });
-  if (taken_apart != shards.end()) shards.erase(taken_apart);
+  if (flattened != shards.end()) shards.erase(flattened);
   for (ShardMetadata& shard : shards) shard.placement = elsewhere;
   for (const ShardMetadata& shard : outer.tensor.metadata().shards_metadata) {
     if (shard.shard_offsets == inner.metadata.shard_offsets) continue;

@@ -1,4 +1,4 @@
-// Values as Python shows them.
+// Prints values as Python does.
 
 #include <functional>
 #include <ostream>
@@ -22,7 +22,7 @@ std::string dtype_text(const at::Tensor& tensor) {
   std::string text(c10::toString(tensor.scalar_type()));
   try {
     text = dtype_name(to_dtype(tensor.scalar_type()));
-  } catch (const Error&) {  // NOLINT(bugprone-empty-catch): LibTorch's own name will do
+  } catch (const Error&) {  // NOLINT(bugprone-empty-catch): use LibTorch's own name
   }
   return text;
 }

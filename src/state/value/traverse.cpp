@@ -21,8 +21,8 @@ class Traversal {
 
   void walk(const Value& value) {
     if (path_.size() > kMaxDepth) {
-      fail(ErrorCode::invalid_argument, "traverse state dict: '{}' nests deeper than {}", printable(flat_name(path_)),
-           kMaxDepth);
+      fail(ErrorCode::invalid_argument, "traverse state dict: '{}' nests deeper than {}, expected at most that",
+           printable(flat_name(path_)), kMaxDepth);
     }
     const Dict* dict = value.get_if<Dict>();
     if (dict && (rules_ == TraversalRules::since_2_4 || !is_terminal(value, 0))) return walk_dict(*dict);
@@ -46,8 +46,8 @@ class Traversal {
  private:
   bool is_terminal(const Value& value, std::size_t depth) const {
     if (depth > kMaxDepth) {
-      fail(ErrorCode::invalid_argument, "traverse state dict: '{}' nests deeper than {}", printable(flat_name(path_)),
-           kMaxDepth);
+      fail(ErrorCode::invalid_argument, "traverse state dict: '{}' nests deeper than {}, expected at most that",
+           printable(flat_name(path_)), kMaxDepth);
     }
     if (const Dict* dict = value.get_if<Dict>()) {
       if (rules_ == TraversalRules::since_2_4) return false;
@@ -73,17 +73,18 @@ class Traversal {
   Path path_;
 };
 
-// Which place on `path` is meant, for messages: the part and what it should lead through.
+// Throws naming the part of `path` that does not fit the container at that position.
 [[noreturn]] void refuse_part(const Path& path, std::size_t i, const Value& container) {
-  fail(ErrorCode::invalid_argument, "set element '{}': part {} ({}) leads through {} ({})", printable(flat_name(path)),
-       i, printable(to_string(path[i])), kind_name(container.kind()), to_string(container, 60));
+  fail(ErrorCode::invalid_argument, "set element '{}': part {} ({}) leads into {} ({}), expected a matching container",
+       printable(flat_name(path)), i, printable(to_string(path[i])), kind_name(container.kind()),
+       to_string(container, 60));
 }
 
-// The item `path[i]` of a list, which becomes long enough.
+// Returns the item `path[i]` of a list, after extending the list if needed.
 Value& list_item(List& list, const Path& path, std::size_t i) {
   const std::int64_t index = std::get<std::int64_t>(path[i]);
   if (index < 0 || index >= kMaxListLength) {
-    fail(ErrorCode::invalid_argument, "set element '{}': the list index {}, expected 0 to {}",
+    fail(ErrorCode::invalid_argument, "set element '{}': the list index is {}, expected 0 to {}",
          printable(flat_name(path)), index, kMaxListLength - 1);
   }
   const auto at = static_cast<std::size_t>(index);
@@ -110,7 +111,7 @@ void traverse_state_dict(const StateDict& state_dict, const Visitor& visit, Trav
 }
 
 void set_element(StateDict& root, const Path& path, Value value) {
-  if (path.empty()) fail(ErrorCode::invalid_argument, "set element: an empty path");
+  if (path.empty()) fail(ErrorCode::invalid_argument, "set element: the path is empty, expected at least one part");
   bool is_missing = !root.contains(path[0]);
   Value* at = &root[path[0]];
   for (std::size_t i = 1; i < path.size(); ++i) {
@@ -151,7 +152,7 @@ Value* get_element(StateDict& root, const Path& path) {
 
 const Value& detail::require_element(const StateDict& root, const Path& path, ValueKind expected) {
   const Value* found = get_element(root, path);
-  if (!found) fail(ErrorCode::not_found, "state dict: nothing at '{}'", printable(flat_name(path)));
+  if (!found) fail(ErrorCode::not_found, "state dict: nothing at '{}', expected a value", printable(flat_name(path)));
   if (found->kind() != expected) {
     fail(ErrorCode::invalid_argument, "state dict: '{}' is {} ({}), expected {}", printable(flat_name(path)),
          kind_name(found->kind()), to_string(*found, 60), kind_name(expected));

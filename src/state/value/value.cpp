@@ -9,7 +9,7 @@ namespace tessera {
 
 namespace {
 
-// Above this many entries a dict looks keys up in a table rather than one after the other.
+// A dict with more entries than this looks up keys in a table instead of scanning.
 constexpr std::size_t kFewEntries = 16;
 
 }  // namespace
@@ -50,7 +50,7 @@ std::string_view kind_name(ValueKind kind) {
 
 std::int64_t detail::to_int64(std::uint64_t value) {
   if (!std::in_range<std::int64_t>(value)) {
-    fail(ErrorCode::invalid_argument, "state value: the int {} is beyond 64 bits with a sign", value);
+    fail(ErrorCode::invalid_argument, "state value: the int is {}, expected a signed 64-bit one", value);
   }
   return static_cast<std::int64_t>(value);
 }
@@ -66,7 +66,7 @@ Value::Value(Dict dict) : data_(std::make_unique<Dict>(std::move(dict))) {}
 
 Value::Value(at::Tensor tensor) : data_(std::move(tensor)) {
   if (!std::get<at::Tensor>(data_).defined()) {
-    fail(ErrorCode::invalid_argument, "state value: an undefined tensor, expected a tensor or None");
+    fail(ErrorCode::invalid_argument, "state value: found an undefined tensor, expected a tensor or None");
   }
 }
 
@@ -77,13 +77,13 @@ Value::Value(const DTensor& tensor) : Value(Reference{tensor.checkpointable()}) 
 
 Value::Value(Reference reference) : data_(std::move(reference.tensor)) {
   if (!std::get<std::shared_ptr<Checkpointable>>(data_)) {
-    fail(ErrorCode::invalid_argument, "state value: a null pointer, expected a checkpointable");
+    fail(ErrorCode::invalid_argument, "state value: found a null pointer, expected a checkpointable");
   }
 }
 
 Value::Value(std::shared_ptr<const OpaqueObject> object) : data_(std::move(object)) {
   if (!std::get<std::shared_ptr<const OpaqueObject>>(data_)) {
-    fail(ErrorCode::invalid_argument, "state value: a null pointer, expected an opaque object");
+    fail(ErrorCode::invalid_argument, "state value: found a null pointer, expected an opaque object");
   }
 }
 
@@ -103,7 +103,7 @@ Value::Value(const Value& other) : data_(copy_of(other.data_)) {}
 Value::Value(Value&& other) noexcept : data_(std::exchange(other.data_, std::monostate())) {}
 
 Value& Value::operator=(const Value& other) {
-  // Copied first: what is assigned may be a part of what is replaced.
+  // Copy first: `other` may be a part of this value.
   if (this != &other) data_ = copy_of(other.data_);
   return *this;
 }
@@ -129,7 +129,7 @@ double Value::number() const {
 }
 
 const Value& ValueSequence::at(std::size_t i) const {
-  if (i >= size()) fail(ErrorCode::not_found, "state value: no item {} among {}", i, size());
+  if (i >= size()) fail(ErrorCode::not_found, "state value: found index {}, expected less than {}", i, size());
   return items_[i];
 }
 
@@ -156,7 +156,7 @@ Value* Dict::find(const Key& key) { return const_cast<Value*>(std::as_const(*thi
 
 const Value& Dict::at(const Key& key) const {
   if (const Value* found = find(key)) return *found;
-  fail(ErrorCode::not_found, "state value: a dict of {} entries has no key {}", size(), to_string(key));
+  fail(ErrorCode::not_found, "state value: no key {}, expected one of the {} keys", to_string(key), size());
 }
 
 Value& Dict::at(const Key& key) { return const_cast<Value&>(std::as_const(*this).at(key)); }

@@ -1,5 +1,5 @@
 #pragma once
-// Parameters of a module that are local tensors of DTensors, in state dicts.
+// Converts parameters that are local tensors of DTensors to and from state dicts.
 
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
@@ -17,28 +17,29 @@
 
 namespace tessera {
 
-// This rank's part of a whole tensor: a view where it is one box, else a copy.
-at::Tensor local_of_full(const DTensorSpec& spec, const at::Tensor& whole);
+// Returns this rank's local tensor of a full tensor: a view if it is one box, else a copy.
+at::Tensor local_of_full(const DTensorSpec& spec, const at::Tensor& full);
 
 class ParameterParts {
  public:
-  // Of no parameter: all are tensors by themselves.
+  // No parameter is the local tensor of a DTensor.
   ParameterParts() = default;
-  // What the module and those in it say (DTensorParameters), which must outlive this.
+  // Takes the specs from the module and its descendants (DTensorParameters), which must outlive this.
   explicit ParameterParts(const torch::nn::Module& module);
 
   bool empty() const { return specs_.empty(); }
-  // Null if `parameter` is a tensor by itself.
+  // Returns null if `parameter` is a plain tensor.
   const DTensorSpec* find(const at::Tensor& parameter) const;
-  // From now on it is one.
+  // Treats `parameter` as a plain tensor from now on.
   void remove(const at::Tensor& parameter) { specs_.erase(parameter.unsafeGetTensorImpl()); }
 
-  // What a state dict has where this rank has `local` of a parameter, or of an optimizer's state that is as large.
+  // Returns the state dict's value for this rank's `local` tensor of a parameter, or of an optimizer's state of the
+  // same shape.
   Value to_state(const at::Tensor& parameter, const at::Tensor& local) const;
-  // The size of that.
+  // Returns the size of that value.
   std::vector<std::int64_t> size_of(const at::Tensor& parameter) const;
-  // The reverse of to_state, which also takes the whole tensor. Nothing if `value` is no tensor, or one of which the
-  // local tensor can't be had: of another size, or cut in another way.
+  // The inverse of to_state; also accepts the full tensor. Returns nothing if `value` is not a tensor, has another
+  // size, or has other boxes than the local tensor.
   std::optional<at::Tensor> from_state(const at::Tensor& parameter, const Value& value) const;
 
  private:
@@ -47,14 +48,16 @@ class ParameterParts {
   std::map<const void*, const DTensorSpec*> specs_;
 };
 
-// Throws Error(unsupported) for an optimizer that works on all parameters at once, and would on their parts alone.
+// Throws Error(unsupported) for an optimizer with one state for all parameters, which cannot work on local tensors.
 template <typename Fields>
 void check_parts(const ParameterParts& parts) {
   if (!Fields::kOneState || parts.empty()) return;
-  fail(ErrorCode::unsupported, "{} of parameters that ranks have parts of", Fields::kName);
+  fail(ErrorCode::unsupported,
+       "optimizer state dict: {} with sharded parameters, expected an optimizer with a state for each parameter",
+       Fields::kName);
 }
 
-// The functions of these names in tessera/state, which take ParameterParts(module), with others.
+// As the public functions of these names, which use ParameterParts(module).
 StateDict get_model_state_dict(const torch::nn::Module& module, const ParameterParts& parts);
 IncompatibleKeys set_model_state_dict(torch::nn::Module& module, const StateDict& state_dict,
                                       const StateDictOptions& options, const ParameterParts& parts);

@@ -1,5 +1,5 @@
 #pragma once
-// All that is wrong with a state, for one error that names it all.
+// Collects all problems of a state, for one error that lists them.
 
 #include <string>
 #include <string_view>
@@ -12,7 +12,7 @@ namespace tessera {
 
 class Problems {
  public:
-  // One of `kind`, such as "missing".
+  // Adds a problem of `kind`, such as "missing".
   void add(std::string_view kind, std::string problem) {
     for (auto& [known, problems] : kinds_) {
       if (known == kind) return problems.push_back(std::move(problem));
@@ -20,8 +20,8 @@ class Problems {
     kinds_.push_back({std::string(kind), {std::move(problem)}});
   }
 
-  // Throws if there are any: "<operation>: missing: a, b; size mismatch: c". The code is unsupported if all of them are
-  // of the kind "unsupported", else invalid_argument.
+  // Throws if there are problems: "<operation>: missing: a, b; size mismatch: c". The code is unsupported if all
+  // problems are of the kind "unsupported", else invalid_argument.
   void raise(std::string_view operation) const {
     if (kinds_.empty()) return;
     const bool is_unsupported = kinds_.size() == 1 && kinds_[0].first == "unsupported";
