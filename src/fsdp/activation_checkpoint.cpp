@@ -20,7 +20,7 @@ namespace {
 
 using torch::autograd::variable_list;
 
-// The states of all generators that may be drawn from.
+// The states of the random generators of the CPU and of all CUDA devices in use.
 class RandomState {
  public:
   static RandomState now() {
@@ -28,7 +28,7 @@ class RandomState {
     now.keep(at::detail::getDefaultCPUGenerator());
     for (std::size_t i = 0; i < at::getNumGPUs(); ++i) {
       const auto device = static_cast<c10::DeviceIndex>(i);
-      if (!at::detail::getCUDAHooks().hasPrimaryContext(device)) continue;  // not in use, and not to be begun with
+      if (!at::detail::getCUDAHooks().hasPrimaryContext(device)) continue;  // not in use: do not initialize it
       now.keep(at::globalContext().defaultGenerator(at::Device(at::kCUDA, device)));
     }
     return now;
@@ -49,7 +49,7 @@ class RandomState {
   std::vector<std::pair<at::Generator, at::Tensor>> states_;
 };
 
-// What besides its arguments decides what a function returns.
+// The state, other than its arguments, that determines the results of a function.
 struct Surroundings {
   static Surroundings now() { return {RandomState::now(), Autocast::now()}; }
   void restore() const {
@@ -60,7 +60,7 @@ struct Surroundings {
   Autocast autocast;
 };
 
-// What the graph keeps of a call besides its inputs.
+// What the graph saves of a call, except for its inputs.
 struct Call : torch::CustomClassHolder {
   Call(TensorFunction again_in, Surroundings surroundings_in)
       : again(std::move(again_in)), surroundings(std::move(surroundings_in)) {}
@@ -93,7 +93,7 @@ struct Recomputed : torch::autograd::Function<Recomputed> {
                                const c10::intrusive_ptr<Call>& call) {
     const NoAutocastCache no_cache;
     variable_list outputs = run();
-    // So that the graph is hung on none that somebody else has.
+    // Autograd attaches the graph to the outputs, so they must not be tensors that others hold.
     for (at::Tensor& output : outputs) output = output.detach();
     context->save_for_backward(inputs.vec());
     context->saved_data["call"] = c10::IValue::make_capsule(call);
@@ -104,10 +104,10 @@ struct Recomputed : torch::autograd::Function<Recomputed> {
   static variable_list backward(torch::autograd::AutogradContext* context, const variable_list& gradients) {
     if (!torch::autograd::Engine::get_default_engine().is_checkpoint_valid()) {
       fail(ErrorCode::unsupported,
-           "backward through a checkpoint: only some gradients are wanted, expected backward() without inputs");
+           "backward of a checkpointed call: only some gradients were requested, expected backward() without inputs");
     }
     if (c10::GradMode::is_enabled()) {
-      fail(ErrorCode::unsupported, "backward through a checkpoint: gradients of gradients, by create_graph");
+      fail(ErrorCode::unsupported, "backward of a checkpointed call: create_graph is true, expected false");
     }
     variable_list inputs;
     for (const at::Tensor& saved : context->get_saved_variables()) {
@@ -129,8 +129,9 @@ struct Recomputed : torch::autograd::Function<Recomputed> {
       if (!gradients[i].defined()) continue;
       if (outputs[i].sizes() != gradients[i].sizes()) {
         fail(ErrorCode::invalid_argument,
-             "backward through a checkpoint: tensor {} of the result was {}, and {} when it was computed again", i,
-             shape_to_string(gradients[i].sizes()), shape_to_string(outputs[i].sizes()));
+             "backward of a checkpointed call: recomputed tensor {} of the result has shape {}, expected {} as in "
+             "forward",
+             i, shape_to_string(outputs[i].sizes()), shape_to_string(gradients[i].sizes()));
       }
       if (!outputs[i].requires_grad()) continue;
       roots.push_back(outputs[i]);
@@ -138,8 +139,8 @@ struct Recomputed : torch::autograd::Function<Recomputed> {
     }
     if (!is_same) {
       fail(ErrorCode::invalid_argument,
-           "backward through a checkpoint: there were {} tensors in the result, and {} when it was computed again",
-           gradients.size(), outputs.size());
+           "backward of a checkpointed call: the recomputed result has {} tensors, expected {} as in forward",
+           outputs.size(), gradients.size());
     }
     torch::autograd::backward(roots, root_gradients);
   }
@@ -147,18 +148,18 @@ struct Recomputed : torch::autograd::Function<Recomputed> {
 
 bool needs_gradient(const at::Tensor& tensor) { return tensor.requires_grad(); }
 
-// Each tensor once, and which of them each input is.
+// The inputs without repetition, and for each input its index among these.
 struct Distinct {
   explicit Distinct(const std::vector<at::Tensor>& inputs) {
     for (const at::Tensor& input : inputs) {
       const auto is_it = [&](const at::Tensor& other) { return other.is_same(input); };
       const auto found = std::find_if(tensors.begin(), tensors.end(), is_it);
-      places.push_back(static_cast<std::size_t>(found - tensors.begin()));
+      indices.push_back(static_cast<std::size_t>(found - tensors.begin()));
       if (found == tensors.end()) tensors.push_back(input);
     }
   }
   std::vector<at::Tensor> tensors;
-  std::vector<std::size_t> places;
+  std::vector<std::size_t> indices;
 };
 
 std::vector<std::int64_t> versions_of(const std::vector<at::Tensor>& tensors) {
@@ -170,7 +171,7 @@ std::vector<std::int64_t> versions_of(const std::vector<at::Tensor>& tensors) {
 
 }  // namespace
 
-at::Tensor place_holder() { return at::empty({0}); }
+at::Tensor placeholder() { return at::empty({0}); }
 
 std::vector<at::Tensor> run_checkpointed(const std::vector<at::Tensor>& inputs, const torch::nn::Module* module,
                                          const Run& run, TensorFunction again) {
@@ -181,12 +182,12 @@ std::vector<at::Tensor> run_checkpointed(const std::vector<at::Tensor>& inputs, 
       const std::vector<at::Tensor> params = module->parameters();
       if (std::none_of(params.begin(), params.end(), needs_gradient)) return run();
     }
-    tensors.push_back(at::empty({0}).set_requires_grad(true));  // for the sake of the graph
+    tensors.push_back(at::empty({0}).set_requires_grad(true));  // makes autograd record the call
   }
-  const auto repeat = [again = std::move(again), places = distinct.places](const std::vector<at::Tensor>& kept) {
+  const auto repeat = [again = std::move(again), indices = distinct.indices](const std::vector<at::Tensor>& kept) {
     std::vector<at::Tensor> items;
-    items.reserve(places.size());
-    for (const std::size_t place : places) items.push_back(kept[place]);
+    items.reserve(indices.size());
+    for (const std::size_t index : indices) items.push_back(kept[index]);
     return again(items);
   };
   const std::vector<std::int64_t> versions = versions_of(tensors);
@@ -194,8 +195,9 @@ std::vector<at::Tensor> run_checkpointed(const std::vector<at::Tensor>& inputs, 
       Recomputed::apply(at::TensorList(tensors), run, c10::make_intrusive<Call>(repeat, Surroundings::now()));
   const std::vector<std::int64_t> now = versions_of(tensors);
   for (std::size_t i = 0; i < inputs.size(); ++i) {
-    if (now[distinct.places[i]] == versions[distinct.places[i]]) continue;
-    fail(ErrorCode::invalid_argument, "checkpoint: the function changed tensor {} of its arguments in place", i);
+    if (now[distinct.indices[i]] == versions[distinct.indices[i]]) continue;
+    fail(ErrorCode::invalid_argument,
+         "activation_checkpoint: the function changed tensor {} of its arguments in place, expected it unchanged", i);
   }
   return outputs;
 }

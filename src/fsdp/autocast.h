@@ -1,5 +1,5 @@
 #pragma once
-// LibTorch's autocast of this thread, and what differs there between versions of LibTorch.
+// LibTorch's autocast state of this thread, for all supported versions of LibTorch.
 
 #include <ATen/autocast_mode.h>
 #include <torch/version.h>
@@ -18,7 +18,7 @@ class Autocast {
   }
   bool is_on() const { return modes_[0].is_on || modes_[1].is_on; }
   void turn_on(at::DeviceType device, at::ScalarType dtype) { modes_[device == at::kCPU ? 0 : 1] = {true, dtype}; }
-  // Also forgets what was cast before, which belongs to another graph.
+  // Also clears the cache of casts, which belong to another graph.
   void restore() const {
     for (std::size_t i = 0; i < kDevices.size(); ++i) set_mode(kDevices[i], modes_[i]);
     at::autocast::set_autocast_cache_enabled(caches_);
@@ -60,7 +60,7 @@ class Autocast {
   bool caches_ = true;
 };
 
-// While it lives, nothing that is cast is kept for the next use: what is cast in no_grad has no gradient.
+// Disables the cache of casts during its lifetime: tensors that are cast in no_grad have no gradient.
 class NoAutocastCache {
  public:
   NoAutocastCache() : before_(at::autocast::is_autocast_cache_enabled()) {

@@ -1,5 +1,5 @@
 #pragma once
-// What the runtime needs of autograd, and what differs there between versions of LibTorch.
+// Hooks into autograd, for all supported versions of LibTorch.
 
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function_hook.h>
@@ -11,10 +11,10 @@
 
 namespace tessera::fsdp {
 
-// The node of a leaf in which its gradient is added up: a shared_ptr up to LibTorch 2.6, an intrusive_ptr in 2.14.
+// The node of a leaf that accumulates its gradient: a shared_ptr up to LibTorch 2.6, an intrusive_ptr in 2.14.
 using Accumulator = decltype(torch::autograd::impl::grad_accumulator(std::declval<const at::Tensor&>()));
 
-// Runs `f` whenever the node has run.
+// Calls `f` each time after the node has run.
 template <typename F>
 void after_node(const Accumulator& node, F f) {
   struct Hook : torch::autograd::FunctionPostHook {
@@ -29,7 +29,7 @@ void after_node(const Accumulator& node, F f) {
   node->add_post_hook(std::make_unique<Hook>(std::move(f)));
 }
 
-// Runs `f` at the end of the backward that this is called in.
+// Calls `f` at the end of the current backward. May be called only during backward.
 inline void at_end_of_backward(std::function<void()> f) {
   torch::autograd::Engine::get_default_engine().queue_callback(std::move(f));
 }

@@ -13,8 +13,8 @@ namespace tessera::fsdp {
 
 HybridGroups hybrid_groups(const ProcessGroup& group, int shard_ranks) {
   if (shard_ranks < 1 || group.size() % shard_ranks != 0) {
-    fail(ErrorCode::invalid_argument, "{} ranks to a model, expected a divisor of the group's {} ranks", shard_ranks,
-         group.size());
+    fail(ErrorCode::invalid_argument, "hybrid_groups: shard_ranks is {}, expected a divisor of the group's {} ranks",
+         shard_ranks, group.size());
   }
   std::optional<ProcessGroup> shards, replicas;
   std::vector<int> ranks(static_cast<std::size_t>(shard_ranks));
@@ -22,9 +22,9 @@ HybridGroups hybrid_groups(const ProcessGroup& group, int shard_ranks) {
     std::iota(ranks.begin(), ranks.end(), first);
     if (auto made = group.subgroup(ranks)) shards = std::move(made);
   }
-  for (int place = 0; place < shard_ranks; ++place) {
+  for (int position = 0; position < shard_ranks; ++position) {
     ranks.clear();
-    for (int rank = place; rank < group.size(); rank += shard_ranks) ranks.push_back(rank);
+    for (int rank = position; rank < group.size(); rank += shard_ranks) ranks.push_back(rank);
     if (auto made = group.subgroup(ranks)) replicas = std::move(made);
   }
   return {*shards, *replicas};
@@ -47,7 +47,7 @@ const std::string& ShardedModule::unit_name(std::size_t unit) const { return run
 
 std::vector<at::Tensor> ShardedModule::parameters() const {
   std::vector<at::Tensor> parameters;
-  std::set<const void*> seen;  // or not to be shown
+  std::set<const void*> seen;  // also those that are replaced by a flat parameter
   if (!options().use_orig_params) {
     for (const Unit* unit : runtime_->units()) {
       parameters.push_back(unit->handle()->flat_param());

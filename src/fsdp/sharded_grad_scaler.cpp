@@ -21,14 +21,15 @@ namespace tessera::fsdp {
 
 namespace {
 
-// The highest bit is set if the value is inf or nan: all bits of its exponent are set, so that one more carries over.
+// Returns a number whose highest bit is set if the value is inf or nan: all bits of the exponent are set then, and
+// adding its lowest bit carries into the sign bit.
 template <typename Float, typename Bits = std::conditional_t<sizeof(Float) == 4, std::uint32_t, std::uint64_t>>
 Bits carry_of_exponent(Float value) {
   constexpr auto exponent = std::bit_cast<Bits>(std::numeric_limits<Float>::infinity());
   return (std::bit_cast<Bits>(value) & exponent) + (exponent & (~exponent + 1));
 }
 
-// One pass over memory, without branches, so that compilers make vectors of it. Whether all are finite.
+// Returns whether all elements are finite. A single pass without branches, so that compilers vectorize it.
 template <typename T>
 bool unscale_elements(T* elements, std::int64_t count, float inverse) {
   using Compute = at::opmath_type<T>;
@@ -53,17 +54,17 @@ bool unscale_on_cpu(const at::Tensor& gradient, float inverse) {
   });
 }
 
-// The elements of a parameter's gradient, undefined if it has none.
+// Returns the elements of a parameter's gradient, undefined if it has none.
 at::Tensor elements_of(const at::Tensor& parameter) {
   at::Tensor gradient = parameter.grad();
   if (!gradient.defined()) return {};
   if (!gradient.is_floating_point()) {
-    fail(ErrorCode::unsupported, "unscale_: a gradient is of {}, expected a floating-point dtype",
+    fail(ErrorCode::unsupported, "unscale_: a gradient has dtype {}, expected a floating-point dtype",
          c10::toString(gradient.scalar_type()));
   }
   if (!gradient.is_sparse()) return gradient;
   if (gradient.scalar_type() == at::kHalf && !gradient.is_coalesced()) {
-    // Each of the elements that are added up may be finite and their sum not.
+    // Coalescing adds elements, and a sum of finite elements may overflow.
     gradient = gradient.to(at::kFloat).coalesce().to(at::kHalf);
     parameter.mutable_grad() = gradient;
   }
@@ -89,7 +90,7 @@ ShardedGradScaler::ShardedGradScaler(const ProcessGroup& group, const GradScaler
 
 void ShardedGradScaler::check_scaled(const char* function) const {
   if (scale_.defined()) return;
-  fail(ErrorCode::invalid_argument, "{}: there is no scale yet, expected scale() of the loss before", function);
+  fail(ErrorCode::invalid_argument, "{}: there is no scale, expected a call of scale() before", function);
 }
 
 at::Tensor ShardedGradScaler::scale(const at::Tensor& output) {
@@ -113,7 +114,7 @@ void ShardedGradScaler::unscale_(torch::optim::Optimizer& optimizer) {
   check_scaled("unscale_");
   OptimizerState& state = optimizers_[&optimizer];
   if (state.stage != Stage::ready) {
-    fail(ErrorCode::invalid_argument, "unscale_: {} of this optimizer has been called since the last update()",
+    fail(ErrorCode::invalid_argument, "unscale_: {} has been called for this optimizer, expected update() first",
          state.stage == Stage::unscaled ? "unscale_()" : "step()");
   }
   const c10::NoGradGuard no_grad;
@@ -147,11 +148,11 @@ bool ShardedGradScaler::step(torch::optim::Optimizer& optimizer, torch::optim::O
     optimizer.step(std::move(closure));
     return true;
   }
-  if (closure) fail(ErrorCode::unsupported, "step: a closure was given, expected none where losses are scaled");
+  if (closure) fail(ErrorCode::unsupported, "step: a closure was given, expected none while scaling is enabled");
   check_scaled("step");
   OptimizerState& state = optimizers_[&optimizer];
   if (state.stage == Stage::stepped) {
-    fail(ErrorCode::invalid_argument, "step: step() of this optimizer has been called since the last update()");
+    fail(ErrorCode::invalid_argument, "step: step() has been called for this optimizer, expected update() first");
   }
   if (state.stage == Stage::ready) unscale_(optimizer);
   const bool found_inf = state.found_inf.item<float>() != 0;
@@ -178,12 +179,13 @@ void ShardedGradScaler::update(std::optional<double> new_scale) {
     found_inf = found_inf.defined() ? found_inf.add(state.found_inf) : state.found_inf;
   }
   if (!found_inf.defined()) {
-    fail(ErrorCode::invalid_argument, "update: no gradients were unscaled since the last, expected step() before");
+    fail(ErrorCode::invalid_argument,
+         "update: no gradients were unscaled since the last update, expected step() before");
   }
   if (!scale_.is_cpu()) {
     at::_amp_update_scale_(scale_, growth_tracker_, found_inf, options_.growth_factor, options_.backoff_factor,
                            options_.growth_interval);
-  } else {  // which not all versions of LibTorch do
+  } else {  // not implemented by all supported versions of LibTorch
     const double scale = scale_.item<float>();
     const std::int64_t tracker = growth_tracker_.item<int>() + 1;
     const bool found = found_inf.item<float>() != 0, grows = !found && tracker == options_.growth_interval;
@@ -216,13 +218,14 @@ void ShardedGradScaler::load_state_dict(const StateDict& state_dict) {
   if (!options_.enabled) return;
   constexpr char kWhat[] = "load a gradient scaler's state";
   if (state_dict.empty()) {
-    fail(ErrorCode::invalid_argument, "{}: it is empty, as that of one that isn't enabled", kWhat);
+    fail(ErrorCode::invalid_argument, "{}: it is empty, expected the state of an enabled scaler", kWhat);
   }
   const auto value_of = [&](const char* key, bool may_be_float) -> const Value& {
     const Value* value = state_dict.find(key);
-    if (value == nullptr) fail(ErrorCode::invalid_argument, "{}: '{}' is missing", kWhat, key);
+    if (value == nullptr)
+      fail(ErrorCode::invalid_argument, "{}: '{}' is missing, expected {}", kWhat, key, may_be_float ? "float" : "int");
     if (!value->is<std::int64_t>() && !(may_be_float && value->is<double>())) {
-      fail(ErrorCode::invalid_argument, "{}: '{}' is of {}, expected {}", kWhat, key, kind_name(value->kind()),
+      fail(ErrorCode::invalid_argument, "{}: '{}' has kind {}, expected {}", kWhat, key, kind_name(value->kind()),
            may_be_float ? "float" : "int");
     }
     return *value;

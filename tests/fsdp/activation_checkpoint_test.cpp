@@ -1,4 +1,4 @@
-// Activation checkpointing against plain calls: the same bits, less kept.
+// Activation checkpointing compared with plain calls: equal bits, less memory.
 
 #include "tessera/fsdp/activation_checkpoint.h"
 
@@ -78,7 +78,7 @@ void expect_same(const at::Tensor& found, const at::Tensor& expected, const std:
   EXPECT_TRUE(!expected.defined() || at::equal(found, expected)) << what << "\n" << found << "\n" << expected;
 }
 
-// The gradients of two modules of the same parameters.
+// Compares the gradients of two modules with the same parameters.
 void expect_same_gradients(const torch::nn::Module& found, const torch::nn::Module& expected) {
   const auto ours = found.named_parameters(), theirs = expected.named_parameters();
   ASSERT_EQ(ours.size(), theirs.size());
@@ -88,7 +88,7 @@ void expect_same_gradients(const torch::nn::Module& found, const torch::nn::Modu
   }
 }
 
-// Three blocks with dropout before, between and behind them; result and gradient of the input.
+// Runs three blocks with dropout before, between and after them. Returns the result and the gradient of the input.
 template <typename Holder>
 std::pair<at::Tensor, at::Tensor> run_blocks(std::vector<Holder>& blocks) {
   at::manual_seed(5);
@@ -96,7 +96,7 @@ std::pair<at::Tensor, at::Tensor> run_blocks(std::vector<Holder>& blocks) {
   at::Tensor y = at::dropout(x, 0.5, true);
   for (Holder& block : blocks) y = at::dropout(block->forward(y), 0.3, true);
   y.square().sum().backward();
-  return {at::cat({y.detach(), at::rand({4, kWidth})}), x.grad()};  // also what is drawn next
+  return {at::cat({y.detach(), at::rand({4, kWidth})}), x.grad()};  // also the next random numbers
 }
 
 template <typename Holder>
@@ -309,7 +309,7 @@ TEST(CheckpointTest, AnInputMayComeTwiceAndGoOutAsItIs) {
     (same * product + view.t()).sum().backward();
     return x.grad();
   };
-  // A plain call gives back the very tensor.
+  // A plain call returns the tensor itself.
   const at::Tensor expected = gradient([&](const at::Tensor& y) {
     auto result = function(y, y);
     std::get<0>(result) = std::get<0>(result).view_as(y);
@@ -395,7 +395,7 @@ TEST(CheckpointTest, AFunctionThatCantBeCopiedIsMoved) {
   EXPECT_TRUE(at::equal(x.grad(), at::full({4, kWidth}, 3.0)));
 }
 
-// Runs `forward` in bfloat16, and backward outside of that; the gradient of the input.
+// Runs `forward` under autocast to bfloat16, and backward outside of it. Returns the gradient of the input.
 template <typename Forward>
 at::Tensor autocast_gradient(Forward&& forward) {
   const at::Tensor x = input();
@@ -424,7 +424,7 @@ TEST(CheckpointTest, AutocastIsThatOfForward) {
   EXPECT_FALSE(at::equal(x.grad(), expected));
 }
 
-// What was cast without a graph, while nothing is kept, is not taken for what has one.
+// A tensor that was cast without a graph is not reused where a graph is recorded.
 TEST(CheckpointTest, WhatAutocastCastsIsNotTakenBesides) {
   torch::nn::Linear plain(kWidth, 3), checkpointed(kWidth, 3);
   fill(*plain);
@@ -449,16 +449,16 @@ TEST(CheckpointTest, WhatGoesWrongIsSaid) {
   int calls = 0;
   const auto more = [&](const at::Tensor& t) { return std::vector<at::Tensor>(static_cast<std::size_t>(++calls), t); };
   EXPECT_ERROR(activation_checkpoint(more, x).at(0).sum().backward(), ErrorCode::invalid_argument,
-               "there were 1 tensors in the result, and 2 when it was computed again");
+               "the recomputed result has 2 tensors, expected 1 as in forward");
   const auto larger = [&](const at::Tensor& t) { return at::cat({t, at::ones({++calls, kWidth})}); };
   calls = 0;
   EXPECT_ERROR(activation_checkpoint(larger, x).sum().backward(), ErrorCode::invalid_argument,
-               "tensor 0 of the result was [5, 6], and [6, 6] when it was computed again");
+               "recomputed tensor 0 of the result has shape [6, 6], expected [5, 6]");
   const auto function = [](const at::Tensor& t) { return t.sin(); };
   EXPECT_ERROR(torch::autograd::grad({activation_checkpoint(function, x).sum()}, {x}), ErrorCode::unsupported,
-               "only some gradients are wanted");
+               "only some gradients were requested");
   EXPECT_ERROR(activation_checkpoint(function, x).sum().backward({}, true, true), ErrorCode::unsupported,
-               "gradients of gradients");
+               "create_graph is true");
 }
 
 TEST(CheckpointTest, AnInputThatIsChangedBeforeBackwardIsNoticed) {
@@ -515,7 +515,7 @@ TEST(CheckpointedTest, RecurrentModulesWork) {
   expect_same_gradients(*checkpointed, *plain);
 }
 
-// Two units of blocks, one of which is called twice.
+// Two units of blocks. One of them is called twice.
 template <typename Holder>
 struct ModelImpl : torch::nn::Module {
   ModelImpl() {
@@ -559,7 +559,7 @@ TEST(CheckpointedTest, UnitsOfAShardedModelGetTheSameGradients) {
         for (const at::Tensor& found : {inside[i], outside[i]}) {
           if (i < expected.size() / 2) {
             EXPECT_TRUE(at::equal(found, expected[i])) << "first, parameter " << i;
-          } else {  // the sum of two calls, each of which may have been averaged over the ranks by itself
+          } else {  // a sum over two calls, which may have been averaged over the ranks separately
             EXPECT_TRUE(at::allclose(found, expected[i], 1e-5, 1e-5)) << "second, parameter " << i;
           }
         }

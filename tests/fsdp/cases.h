@@ -1,5 +1,5 @@
 #pragma once
-// What the tests of flat parameters and of training go through: worlds, both ways for optimizers, strategies.
+// The test cases for flat parameters and training: numbers of ranks, values of use_orig_params, strategies.
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-// A rank that dies while others train with it.
+// Death of a rank during training.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -45,7 +45,7 @@ TEST_P(FsdpDeadRankTest, IsNamedToEveryOther) {
       try {
         loss = loss_of(model(input));
       } catch (const c10::Error&) {
-        dies(When::in_forward);  // within it: a part of its units was called
+        dies(When::in_forward);  // after some of the units were called
         throw;
       }
       if (step == 2) dies(When::before_backward);
@@ -56,8 +56,8 @@ TEST_P(FsdpDeadRankTest, IsNamedToEveryOther) {
   });
   EXPECT_EQ(outcomes[1].signal, SIGKILL);
   for (const std::size_t rank : {0u, 2u}) {
-    EXPECT_THAT(outcomes[rank].said, StartsWith("rank_failure: "));
-    EXPECT_THAT(outcomes[rank].said, HasSubstr("rank 1 died: nothing was heard of it for 1000 ms"));
+    EXPECT_THAT(outcomes[rank].report, StartsWith("rank_failure: "));
+    EXPECT_THAT(outcomes[rank].report, HasSubstr("rank 1 died: no sign of life for 1000 ms"));
   }
 }
 

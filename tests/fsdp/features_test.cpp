@@ -1,4 +1,4 @@
-// What a sharded model does besides training: parts left out, parts used in uncommon ways, and misuse.
+// Features of a sharded model besides plain training: ignored modules, nested and reused units, misuse.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -30,7 +30,7 @@ std::vector<std::string> unit_names(const ShardedModule& model) {
   return names;
 }
 
-std::vector<at::Tensor> whole_grads(ShardedModule& model) {
+std::vector<at::Tensor> unsharded_grads(ShardedModule& model) {
   std::vector<at::Tensor> grads;
   SummonOptions with_grads;
   with_grads.with_grads = true;
@@ -67,7 +67,7 @@ TEST(FsdpTest, EveryWrappedModuleIsAUnitUnlessAPolicySaysOtherwise) {
   EXPECT_THAT(names_with(wrap_larger_than(40)), ElementsAre("", "first", "twice", "inner", "never"));
 }
 
-// Units within units: each parameter is in the innermost.
+// Nested units: each parameter belongs to the innermost.
 struct OuterImpl : torch::nn::Module {
   OuterImpl() {
     in = register_module("in", Wrap<Block>(5));
@@ -93,7 +93,7 @@ TEST(FsdpTest, UnitsWithinUnitsInASequential) {
     for (int times = 0; times < 2; ++times) {
       model.zero_grad();
       loss_of(model(batch_of(0, group.rank()))).backward();
-      expect_same_grads(whole_grads(model), *alone);
+      expect_same_grads(unsharded_grads(model), *alone);
     }
   });
 }
@@ -113,7 +113,7 @@ TEST(FsdpTest, AModelThatIsWrappedItself) {
       model.zero_grad();
       const at::Tensor batch = batch_of(0, group.rank());
       loss_of(by_module ? model->forward(batch) : model(batch)).backward();
-      expect_same_grads(whole_grads(model), *alone);
+      expect_same_grads(unsharded_grads(model), *alone);
     }
     EXPECT_ERROR(FullyShardedDataParallel<Wrap<Block>>(model.module(), group), ErrorCode::invalid_argument,
                  "is sharded already");
@@ -127,11 +127,11 @@ TEST(FsdpTest, GradientsThatWereNotReducedArentPutTogether) {
       const auto no_sync = model.no_sync();
       loss_of(model(batch_of(0, 0))).backward();
     }
-    EXPECT_ERROR(whole_grads(model), ErrorCode::invalid_argument, "was not reduced");
-    EXPECT_EQ(model->inner->weight.dim(), 1);  // and all is as it was
+    EXPECT_ERROR(unsharded_grads(model), ErrorCode::invalid_argument, "was not reduced");
+    EXPECT_EQ(model->inner->weight.dim(), 1);  // the model is unchanged
     EXPECT_FALSE(model.handle(0).is_gathered());
     loss_of(model(batch_of(0, 0))).backward();
-    EXPECT_TRUE(whole_grads(model)[0].defined());
+    EXPECT_TRUE(unsharded_grads(model)[0].defined());
   });
 }
 
@@ -140,14 +140,15 @@ TEST(FsdpTest, OptionsThatCantBeAreRefused) {
   options.max_prefetched_units = -1;
   EXPECT_ERROR(FullyShardedDataParallel<SmallModel>(make_model(), {}, options), ErrorCode::invalid_argument,
                "max_prefetched_units is -1");
-  EXPECT_ERROR(FullyShardedDataParallel<SmallModelImpl>(nullptr), ErrorCode::invalid_argument, "there is no module");
+  EXPECT_ERROR(FullyShardedDataParallel<SmallModelImpl>(nullptr), ErrorCode::invalid_argument, "the module is null");
 }
 
 TEST(FsdpTest, TheModelIsCalledByForwardAlone) {
   run_local(2, [&](const ProcessGroup& group) {
     FullyShardedDataParallel<SmallModel> model(make_model(), group);
     EXPECT_ERROR(model->first->forward(at::ones({2, 7}, at::kDouble)), ErrorCode::invalid_argument,
-                 "'first' was called by itself", "call the FullyShardedDataParallel that holds it");
+                 "'first' was called while its parameters are sharded",
+                 "expected a call of the FullyShardedDataParallel");
     model.summon_full_params([&] {});
   });
 }
@@ -165,14 +166,14 @@ TEST(FsdpTest, WhatIsIgnoredStaysAsItIs) {
     SmallModel alone = make_model();
     loss_of(alone->forward(batch_of(0, group.rank()))).backward();
     loss_of(model(batch_of(0, group.rank()))).backward();
-    EXPECT_TRUE(at::allclose(model->first->up->weight.grad(), alone->first->up->weight.grad()));  // its own rank's
+    EXPECT_TRUE(at::allclose(model->first->up->weight.grad(), alone->first->up->weight.grad()));  // this rank's own
     EXPECT_EQ(model.parameters().size(), unique_params(*alone).size());
   });
 }
 
 TEST(FsdpTest, FrozenParametersAmongOthersAndWholeFrozenUnits) {
   const auto freeze = [](SmallModel model) {
-    model->first->up->weight.set_requires_grad(false);  // what its gradient goes through comes last
+    model->first->up->weight.set_requires_grad(false);  // its input has a gradient that is computed last
     for (const at::Tensor& param : model->inner->parameters()) param.set_requires_grad(false);
     return model;
   };
@@ -186,13 +187,13 @@ TEST(FsdpTest, FrozenParametersAmongOthersAndWholeFrozenUnits) {
       for (int times = 0; times < 2; ++times) {
         model.zero_grad();
         loss_of(model(batch_of(0, group.rank()))).backward();
-        expect_same_grads(whole_grads(model), *alone);
+        expect_same_grads(unsharded_grads(model), *alone);
       }
     }
   });
 }
 
-// One that takes another way on each rank, within units that all of them call.
+// A model whose forward differs between ranks, inside units that all ranks call.
 struct BranchingImpl : torch::nn::Module {
   BranchingImpl() {
     even = register_module("even", torch::nn::Linear(5, 5));
@@ -244,7 +245,7 @@ TEST(FsdpTest, ParametersThatOnlySomeRanksUse) {
     for (int times = 0; times < 3; ++times) {
       model.zero_grad();
       loss_of(model(batch_of(0, group.rank()))).backward();
-      const std::vector<at::Tensor> grads = whole_grads(model);
+      const std::vector<at::Tensor> grads = unsharded_grads(model);
       for (std::size_t i = 0; i < grads.size(); ++i) {
         EXPECT_TRUE(at::allclose(grads[i], sums[i].div(3), 1e-12, 1e-14)) << i;
       }
@@ -268,7 +269,7 @@ TEST(FsdpTest, SeveralForwardsBeforeOneBackward) {
           model(batch_of(3, 0));
         }
         (first + loss_of(model(batch_of(1, 0)))).backward();
-        const std::vector<at::Tensor> grads = whole_grads(model);
+        const std::vector<at::Tensor> grads = unsharded_grads(model);
         const std::vector<at::Tensor> expected = unique_params(*alone);
         for (std::size_t i = 0; i < grads.size(); ++i) {
           if (!expected[i].grad().defined()) continue;
@@ -279,13 +280,13 @@ TEST(FsdpTest, SeveralForwardsBeforeOneBackward) {
       model.zero_grad();
       one.backward();
       two.backward();
-      const std::vector<at::Tensor> grads = whole_grads(model);
+      const std::vector<at::Tensor> grads = unsharded_grads(model);
       EXPECT_TRUE(at::allclose(grads[0], unique_params(*alone)[0].grad(), low ? 1e-4 : 1e-12, low ? 1e-5 : 1e-14));
     });
   }
 }
 
-// Says how many units are whole whenever one is called, and whenever its gradient is computed.
+// Records how many units are unsharded at each call of a unit and at each computation of its gradient.
 struct WatchedImpl : torch::nn::Module {
   explicit WatchedImpl(std::function<void()> watch_in) : watch(std::move(watch_in)) {
     linear = register_module("linear", torch::nn::Linear(5, 5));
@@ -342,7 +343,7 @@ TEST(FsdpTest, WhatARankHasShrinksAsThereAreMoreRanks) {
       for (const auto& [name, state] : optimizer_state.at("state").get<Dict>()) {
         states += state.get<Dict>().at("exp_avg").get<at::Tensor>().numel();
       }
-      // Each unit's shard is rounded up, to 2 elements of 8 bytes for each rank.
+      // Each unit's shard is padded to a multiple of 2 elements of 8 bytes.
       const std::int64_t most = all / ranks + 2 * static_cast<std::int64_t>(model.unit_count()) * (ranks > 1 ? 4 : 1);
       for (const std::int64_t numel : {params, grads, states}) EXPECT_LE(numel, most);
       std::int64_t shards = 0;
@@ -352,7 +353,7 @@ TEST(FsdpTest, WhatARankHasShrinksAsThereAreMoreRanks) {
   }
 }
 
-// A unit of one element: whole and sharded it has the same number of them.
+// A unit with one element has the same number of elements whether sharded or unsharded.
 struct GainImpl : torch::nn::Module {
   GainImpl() { gain = register_parameter("gain", at::full({1}, 0.7)); }
   at::Tensor forward(const at::Tensor& x) { return x * gain; }
@@ -376,7 +377,7 @@ TEST(FsdpTest, AUnitOfOneElementAddsItsGradientsUp) {
       options.use_orig_params = use_orig_params;
       FullyShardedDataParallel<torch::nn::Sequential> model(make(), group, options);
       for (int step = 0; step < 3; ++step) loss_of(model(batch_of(step, group.rank()))).backward();
-      expect_same_grads(whole_grads(model), *alone);
+      expect_same_grads(unsharded_grads(model), *alone);
     });
   }
 }
@@ -445,7 +446,7 @@ TEST(FsdpTest, HybridShardingTrainsAsOneGroup) {
       options.replicas = groups.replicas;
       FullyShardedDataParallel<SmallModel> model(make_model(), groups.shards, options);
       loss_of(model(batch_of(0, group.rank()))).backward();
-      expect_same_grads(whole_grads(model), *alone);
+      expect_same_grads(unsharded_grads(model), *alone);
       save({{"model", model.state_dict()}}, directory.path(), group);
       StateDict state{{"model", model.state_dict()}};
       model.summon_full_params([&] {
@@ -458,7 +459,7 @@ TEST(FsdpTest, HybridShardingTrainsAsOneGroup) {
   }
 }
 
-// A layer whose weight is somebody's.
+// A layer whose weight belongs to the caller.
 struct SharesImpl : torch::nn::Module {
   explicit SharesImpl(const at::Tensor& shared) { weight = register_parameter("weight", shared); }
   at::Tensor forward(const at::Tensor& x) { return at::matmul(x, weight); }
@@ -473,7 +474,7 @@ TEST(FsdpTest, AParameterInTwoUnitsIsRefusedAndBelongsToWhatHoldsBoth) {
       return torch::nn::Sequential{Wrap<Shares>(shared), torch::nn::Tanh(), Wrap<Shares>(shared)};
     };
     EXPECT_ERROR(FullyShardedDataParallel<torch::nn::Sequential>(make(), group), ErrorCode::invalid_argument,
-                 "'0.weight' of unit '0' is also '2.weight' of unit '2'", "let the policy leave out both");
+                 "'0.weight' of unit '0' is also '2.weight' of unit '2'", "exclude both modules from the policy");
     Options options;
     options.policy = wrap_none();
     torch::nn::Sequential alone = make();
@@ -512,8 +513,8 @@ TEST(FsdpTest, RanksThatCallUnitsInAnotherOrderAreTold) {
     }
     FullyShardedDataParallel<Unordered> model(Unordered(), group);
     EXPECT_ERROR(model(at::ones({2, 5}), 2 * group.rank()), ErrorCode::invalid_argument,
-                 "rank 1 has ended its forward, rank 0 calls 'other'");
-    model(at::ones({2, 5}), 0);  // and it can be used afterwards
+                 "rank 1 ended forward, rank 0 calls 'other'");
+    model(at::ones({2, 5}), 0);  // the model remains usable
   });
 }
 
@@ -536,7 +537,7 @@ TEST(FsdpTest, AModelThatThrewInForwardOrBackwardCanBeUsedAfterwards) {
     EXPECT_EQ(model->inner->weight.dim(), 1);
     model.zero_grad();
     loss_of(model(batch_of(0, group.rank()))).backward();
-    expect_same_grads(whole_grads(model), *alone);
+    expect_same_grads(unsharded_grads(model), *alone);
   });
 }
 

@@ -1,4 +1,4 @@
-// Flat parameters between ranks: what the parameters are while whole and while sharded, and what becomes of gradients.
+// Flat parameters on several ranks: parameters while sharded and unsharded, and their gradients.
 
 #include "tessera/fsdp/flat_param_handle.h"
 
@@ -19,7 +19,7 @@ namespace {
 
 using ::testing::ElementsAre;
 
-// Of a little network, with one parameter in another memory order, one used nowhere and one of one element.
+// The parameters of a small network: one is not contiguous, one is unused and one has a single element.
 std::vector<NamedParameter> make_params(at::ScalarType dtype = at::kDouble) {
   const auto make = [&](at::IntArrayRef shape, double scale) {
     at::Tensor values = at::arange(at::empty(shape).numel(), at::kDouble).mul(scale).sin().reshape(shape).to(dtype);
@@ -33,7 +33,7 @@ std::vector<NamedParameter> make_params(at::ScalarType dtype = at::kDouble) {
           {"unused", make({7}, 0.2)}};
 }
 
-// A loss of what a rank has.
+// The loss over a rank's data.
 at::Tensor loss_of(const std::vector<at::Tensor>& params, int rank) {
   const at::ScalarType dtype = params[0].scalar_type();
   const at::Tensor input = at::arange(12, at::kDouble).add(rank).mul(0.17).cos().reshape({4, 3}).to(dtype);
@@ -47,12 +47,12 @@ std::vector<at::Tensor> tensors_of(const std::vector<NamedParameter>& named) {
   return tensors;
 }
 
-// One process that sees what all ranks see: its losses' average.
+// One process with the data of all ranks, which averages the losses.
 void backward_of_all(const std::vector<at::Tensor>& params, int ranks) {
   for (int rank = 0; rank < ranks; ++rank) loss_of(params, rank).div(ranks).backward();
 }
 
-// Forward and backward of a rank; the parameters are freed between the two where the strategy says so.
+// Forward and backward of a rank. The parameters are freed between the two if the strategy requires it.
 double backward_of_rank(FlatParamHandle& handle, int rank, bool reduces = true) {
   handle.write_back_params();
   handle.unshard();
@@ -71,7 +71,7 @@ double backward_of_rank(FlatParamHandle& handle, int rank, bool reduces = true) 
   return loss.item<double>();
 }
 
-// What an optimizer works on.
+// The tensors that the optimizer works on.
 std::vector<at::Tensor> optimized(const FlatParamHandle& handle) {
   return handle.options().use_orig_params ? handle.params() : std::vector<at::Tensor>{handle.flat_param()};
 }
@@ -80,7 +80,7 @@ void zero_grad(const std::vector<at::Tensor>& params) {
   for (const at::Tensor& param : params) param.mutable_grad().reset();
 }
 
-// So short that the loss sinks: where parameters grow without bound, so does what a processor rounds otherwise.
+// The step is small enough for the loss to decrease. If parameters diverged, so would differences in rounding.
 void sgd_step(const std::vector<at::Tensor>& params) {
   const c10::NoGradGuard no_grad;
   for (const at::Tensor& param : params) {
@@ -88,7 +88,7 @@ void sgd_step(const std::vector<at::Tensor>& params) {
   }
 }
 
-// This rank's piece of the whole `tensors`, as one vector as long as the shard.
+// Returns this rank's shard of the full `tensors`, one-dimensional.
 at::Tensor shard_of(const FlatParamHandle& handle, const std::vector<at::Tensor>& tensors, int rank) {
   at::Tensor shard = at::zeros({handle.layout().sharded_numel()}, tensors[0].options().requires_grad(false));
   for (std::size_t i = 0; i < tensors.size(); ++i) {
@@ -151,16 +151,16 @@ TEST_P(FlatParamHandleTest, ParametersKeepTheirIdentityAndComeBackWhole) {
 
 TEST_P(FlatParamHandleTest, GradientsAreTheAverageOverTheRanks) {
   run_local(world(), [&](const ProcessGroup& group) {
-    const std::vector<at::Tensor> whole = tensors_of(make_params());
-    backward_of_all(whole, world());
+    const std::vector<at::Tensor> full = tensors_of(make_params());
+    backward_of_all(full, world());
     FlatParamHandle handle(make_params(), group, options());
     backward_of_rank(handle, group.rank());
     std::vector<at::Tensor> expected;
-    for (const at::Tensor& param : whole) {
+    for (const at::Tensor& param : full) {
       expected.push_back(param.grad().defined() ? param.grad() : at::zeros_like(param));
     }
     for (std::size_t i = 0; i < expected.size(); ++i) {
-      expected[i] = at::empty_strided(whole[i].sizes(), whole[i].strides(), whole[i].options().requires_grad(false))
+      expected[i] = at::empty_strided(full[i].sizes(), full[i].strides(), full[i].options().requires_grad(false))
                         .copy_(expected[i]);
     }
     EXPECT_TRUE(at::allclose(handle.sharded_gradient(), shard_of(handle, expected, shard_rank(group)), 1e-12, 1e-14));
@@ -173,20 +173,20 @@ TEST_P(FlatParamHandleTest, GradientsAreTheAverageOverTheRanks) {
 
 TEST_P(FlatParamHandleTest, TrainsAsOneProcessDoes) {
   run_local(world(), [&](const ProcessGroup& group) {
-    const std::vector<at::Tensor> whole = tensors_of(make_params());
+    const std::vector<at::Tensor> full = tensors_of(make_params());
     FlatParamHandle handle(make_params(), group, options());
     for (int step = 0; step < 8; ++step) {
-      zero_grad(whole);
-      const double expected = loss_of(whole, group.rank()).item<double>();
-      backward_of_all(whole, world());
+      zero_grad(full);
+      const double expected = loss_of(full, group.rank()).item<double>();
+      backward_of_all(full, world());
       zero_grad(optimized(handle));
       EXPECT_NEAR(backward_of_rank(handle, group.rank()), expected, 1e-12 * std::abs(expected));
-      sgd_step(whole);
+      sgd_step(full);
       sgd_step(optimized(handle));
     }
     handle.unshard();
-    for (std::size_t i = 0; i < whole.size(); ++i) {
-      EXPECT_TRUE(at::allclose(handle.params()[i], whole[i], 1e-12, 1e-14));
+    for (std::size_t i = 0; i < full.size(); ++i) {
+      EXPECT_TRUE(at::allclose(handle.params()[i], full[i], 1e-12, 1e-14));
     }
   });
 }
@@ -198,9 +198,9 @@ TEST_P(FlatParamHandleTest, GradientsAddUpWithAndWithoutCommunication) {
     backward_of_rank(handle, group.rank(), false);
     EXPECT_TRUE(handle.has_unsharded_gradient());
     backward_of_rank(handle, group.rank(), false);
-    backward_of_rank(handle, group.rank());  // reduces all three
+    backward_of_rank(handle, group.rank());  // reduces the gradients of all three
     EXPECT_FALSE(handle.has_unsharded_gradient());
-    backward_of_rank(handle, group.rank());  // adds to that
+    backward_of_rank(handle, group.rank());  // accumulates
     EXPECT_TRUE(at::allclose(handle.sharded_gradient(), once.sharded_gradient().mul(4), 1e-12, 1e-14));
   });
 }
@@ -225,11 +225,11 @@ TEST_P(FlatParamHandleTest, LowPrecisionComputesAndReducesAndTheShardStaysWhole)
       FlatParamOptions low = options();
       low.mixed_precision.param_dtype = at::kBFloat16;
       low.mixed_precision.keep_low_precision_grads = keeps;
-      const std::vector<at::Tensor> whole = tensors_of(make_params(at::kFloat));
+      const std::vector<at::Tensor> full = tensors_of(make_params(at::kFloat));
       FlatParamHandle handle(make_params(at::kFloat), group, low);
       handle.unshard();
-      for (std::size_t i = 0; i < whole.size(); ++i) {
-        EXPECT_TRUE(at::equal(handle.params()[i], whole[i].to(at::kBFloat16)));
+      for (std::size_t i = 0; i < full.size(); ++i) {
+        EXPECT_TRUE(at::equal(handle.params()[i], full[i].to(at::kBFloat16)));
       }
       handle.reshard();
       EXPECT_EQ(handle.flat_param().scalar_type(), at::kFloat);
@@ -239,13 +239,13 @@ TEST_P(FlatParamHandleTest, LowPrecisionComputesAndReducesAndTheShardStaysWhole)
         backward_of_rank(handle, group.rank());
         EXPECT_EQ(handle.sharded_gradient().scalar_type(), grad_dtype);
       }
-      backward_of_all(whole, world());
-      backward_of_all(whole, world());
-      for (std::size_t i = 0; i < whole.size(); ++i) {
-        if (!whole[i].grad().defined()) whole[i].mutable_grad() = at::zeros_like(whole[i]);
+      backward_of_all(full, world());
+      backward_of_all(full, world());
+      for (std::size_t i = 0; i < full.size(); ++i) {
+        if (!full[i].grad().defined()) full[i].mutable_grad() = at::zeros_like(full[i]);
       }
       std::vector<at::Tensor> expected;
-      for (const at::Tensor& param : whole) {
+      for (const at::Tensor& param : full) {
         expected.push_back(at::empty_strided(param.sizes(), param.strides()).copy_(param.grad()));
       }
       EXPECT_TRUE(at::allclose(handle.sharded_gradient().to(at::kFloat), shard_of(handle, expected, shard_rank(group)),
@@ -259,7 +259,7 @@ TEST_P(FlatParamHandleTest, WhatIsPutInASharedParametersPlaceIsKept) {
     FlatParamHandle handle(make_params(), group, options());
     at::Tensor param = handle.params()[0];
     EXPECT_FALSE(handle.write_back_params());
-    if (!options().use_orig_params) return;  // there is nothing in its place
+    if (!options().use_orig_params) return;  // sharded parameters are empty
     const bool has_part = param.numel() != 0;
     param.set_data(at::full_like(param, 3.0));
     EXPECT_EQ(handle.write_back_params(), has_part);
@@ -270,7 +270,7 @@ TEST_P(FlatParamHandleTest, WhatIsPutInASharedParametersPlaceIsKept) {
     if (has_part) {
       param.set_data(at::ones({100}, at::kDouble));
       EXPECT_ERROR(handle.write_back_params(), ErrorCode::invalid_argument,
-                   "'first.weight' was given 100 elements while it was sharded");
+                   "the data assigned to sharded parameter 'first.weight' has 100 elements, expected this rank's");
     }
   });
 }
@@ -295,7 +295,7 @@ TEST(FlatParamHandleOfSomeTest, AParameterOfTwoNamesIsThereOnce) {
   });
 }
 
-// Two groups of two: cut in each, averaged over all four.
+// Two groups of two ranks: sharded within each, averaged over all four.
 TEST(FlatParamHandleOfSomeTest, HybridShardingAveragesOverAllGroups) {
   run_local(4, [&](const ProcessGroup& group) {
     std::optional<ProcessGroup> shards, replicas;
@@ -310,16 +310,16 @@ TEST(FlatParamHandleOfSomeTest, HybridShardingAveragesOverAllGroups) {
     FlatParamOptions options;
     options.strategy = ShardingStrategy::hybrid_shard;
     options.replicas = replicas;
-    FlatParamHandle hybrid(make_params(), *shards, options), whole(make_params(), group, {});
+    FlatParamHandle hybrid(make_params(), *shards, options), sharded(make_params(), group, {});
     backward_of_rank(hybrid, group.rank());
-    backward_of_rank(whole, group.rank());
+    backward_of_rank(sharded, group.rank());
     const auto gathered = [](const FlatParamHandle& handle) {
       at::Tensor all = at::empty({handle.layout().padded_unsharded_numel()}, at::kDouble);
       handle.group().all_gather_into(all, handle.sharded_gradient());
       const ParamInfo& last = handle.layout().params().back();
       return all.narrow(0, 0, last.offset + last.numel);
     };
-    EXPECT_TRUE(at::allclose(gathered(hybrid), gathered(whole), 1e-12, 1e-14));
+    EXPECT_TRUE(at::allclose(gathered(hybrid), gathered(sharded), 1e-12, 1e-14));
   });
 }
 
@@ -334,9 +334,9 @@ TEST(FlatParamHandleOfSomeTest, Refusals) {
     };
     refusal([](auto& named, auto&) { named.clear(); }, "no parameters");
     refusal([](auto& named, auto&) { named[1].parameter = at::ones({3}, at::kLong); },
-            "parameter 'first.bias' is of Long, expected a floating-point dtype");
+            "parameter 'first.bias' has dtype Long, expected a floating-point dtype");
     refusal([](auto& named, auto&) { named[2].parameter = at::ones({3}); },
-            "parameter 'second.weight' is of Float, 'first.weight' Double");
+            "parameter 'second.weight' has dtype Float, expected Double as 'first.weight'");
     refusal([](auto& named, auto&) { named[2].parameter = named[2].parameter * 2; }, "expected a leaf");
     refusal([](auto& named, auto&) { named[3].parameter = at::Tensor(); }, "parameter 'scale' is undefined");
     refusal(
@@ -344,19 +344,19 @@ TEST(FlatParamHandleOfSomeTest, Refusals) {
           options.use_orig_params = false;
           named[1].parameter.set_requires_grad(false);
         },
-        "has requires_grad false, 'first.weight' true");
+        "has requires_grad false, expected true as 'first.weight'");
     refusal([](auto&, auto& options) { options.strategy = ShardingStrategy::hybrid_shard; },
-            "a group of replicas is missing");
-    refusal([](auto& named, auto&) { named[4].fqn = "scale"; }, "the name 'scale' stands twice");
+            "replicas are missing, expected a group");
+    refusal([](auto& named, auto&) { named[4].fqn = "scale"; }, "duplicate name 'scale'");
     refusal(
         [&](auto& named, auto&) {
           if (group.rank() == 1) named.pop_back();
         },
-        "expected the same parameters");
+        "as on rank 0");
   });
 }
 
-// Parameters are flattened upside down, as one would who keeps them in another form than they are used in.
+// Flattens parameters in reverse order, like an extension that stores them in another form.
 struct Reversed : FlatParamExtensions {
   at::Tensor pre_flatten_transform(const std::string& fqn, const at::Tensor& parameter) override {
     return fqn == "first.weight" ? parameter.t().contiguous() : parameter;
@@ -392,8 +392,9 @@ TEST(FlatParamHandleOfSomeTest, FlattenedTensorsComeBack) {
     const std::vector<at::Tensor> back = handle.unflatten_as(flat);
     for (std::size_t i = 0; i < back.size(); ++i) EXPECT_TRUE(at::equal(back[i], tensors[i]));
     tensors[1] = at::ones({2});
-    EXPECT_ERROR(handle.flatten_tensors(tensors), ErrorCode::invalid_argument, "'first.bias' is [2], expected [6]");
-    EXPECT_ERROR(handle.flatten_tensors({}), ErrorCode::invalid_argument, "0 tensors to flatten, expected the 5");
+    EXPECT_ERROR(handle.flatten_tensors(tensors), ErrorCode::invalid_argument,
+                 "'first.bias' has shape [2], expected [6]");
+    EXPECT_ERROR(handle.flatten_tensors({}), ErrorCode::invalid_argument, "0 tensors given, expected 5");
   });
 }
 
@@ -401,7 +402,7 @@ TEST(FlatParamHandleOfSomeTest, AGradientThatNeedsOneIsRefused) {
   FlatParamHandle handle(make_params(), ProcessGroup(), {});
   handle.unshard();
   handle.params()[0].mutable_grad() = at::ones({6, 3}, at::kDouble).requires_grad_(true);
-  EXPECT_ERROR(handle.take_gradient(0), ErrorCode::unsupported, "the gradient of 'first.weight' needs a gradient");
+  EXPECT_ERROR(handle.take_gradient(0), ErrorCode::unsupported, "the gradient of 'first.weight' requires a gradient");
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// A model that ranks train together, against one process that sees all their batches.
+// Training of a sharded model compared with one process that sees the batches of all ranks.
 
 #include "tessera/fsdp/fully_sharded_data_parallel.h"
 
@@ -25,13 +25,13 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer(Kind kind, const std::ve
   return std::make_unique<torch::optim::AdamW>(params, torch::optim::AdamWOptions(0.02));
 }
 
-// Runs `f` while the parameters are whole, by name.
-std::vector<at::Tensor> whole_params(ShardedModule& model) {
-  std::vector<at::Tensor> whole;
+// Returns copies of the full parameters.
+std::vector<at::Tensor> full_params(ShardedModule& model) {
+  std::vector<at::Tensor> params;
   model.summon_full_params([&] {
-    for (const at::Tensor& param : model.module_ptr()->parameters()) whole.push_back(param.detach().clone());
+    for (const at::Tensor& param : model.module_ptr()->parameters()) params.push_back(param.detach().clone());
   });
-  return whole;
+  return params;
 }
 
 void expect_same(const std::vector<at::Tensor>& found, const std::vector<at::Tensor>& expected, double tolerance) {
@@ -56,7 +56,7 @@ class TrainingTest : public ::testing::TestWithParam<Case> {
 
 INSTANTIATE_TEST_SUITE_P(Worlds, TrainingTest, every_case(), name_of_case);
 
-// What is added in the same order is the same to the last bit: the losses and gradients of a first step.
+// The losses and gradients of a first step are added in the same order and so equal bit for bit.
 TEST_P(TrainingTest, TheFirstGradientIsThatOfOneProcess) {
   SmallModel alone = make_model();
   const std::vector<double> losses = backward_of_all(alone, {0}, world());
@@ -111,7 +111,7 @@ TEST_P(TrainingTest, TrainsAsOneProcessDoes) {
           loss.backward();
           optimizer->step();
         }
-        expect_same(whole_params(model), alone->parameters(), 1e-11);
+        expect_same(full_params(model), alone->parameters(), 1e-11);
       });
     }
   }
@@ -166,7 +166,7 @@ TEST_P(TrainingTest, LowPrecisionTrainsNearly) {
       optimizer->step();
     }
     for (const at::Tensor& param : model.parameters()) EXPECT_EQ(param.scalar_type(), at::kFloat);
-    expect_same(whole_params(model), alone->parameters(), 0.03);
+    expect_same(full_params(model), alone->parameters(), 0.03);
   });
 }
 

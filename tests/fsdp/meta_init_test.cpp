@@ -1,4 +1,4 @@
-// Models that are built without memory: what they are then, and that they train once they have some.
+// Models that are constructed without memory, before and after they are materialized.
 
 #include "tessera/fsdp/meta_init.h"
 
@@ -36,7 +36,7 @@ struct OwnImpl : nn::Module {
 };
 TORCH_MODULE(Own);
 
-// A module, and its use: a number that depends on all its parameters.
+// A module and a function that computes a number from all its parameters.
 struct Kind {
   const char* name;
   std::function<Module()> make;
@@ -97,7 +97,7 @@ Module made_on_meta(const std::function<Module()>& make) {
   return make();
 }
 
-// Parameters and buffers with their names.
+// Returns parameters and buffers by name.
 std::vector<std::pair<std::string, at::Tensor>> tensors_of(const nn::Module& module) {
   std::vector<std::pair<std::string, at::Tensor>> tensors;
   for (const auto& item : module.named_parameters()) tensors.emplace_back(item.key(), item.value());
@@ -247,7 +247,7 @@ TEST(MaterializeTest, AGraphThatWasBuiltBeforeDoesNotStandInTheWay) {
   const at::Tensor meta = on_meta({2, 3}, true);
   int calls = 0;
   meta.register_hook([&](const at::Tensor&) { ++calls; });
-  const at::Tensor old = meta.mul(2.0);  // keeps what accumulates gradients on meta
+  const at::Tensor old = meta.mul(2.0);  // keeps the gradient accumulator for meta alive
   materialize(meta, at::kCPU);
   meta.detach().fill_(3.0);
   meta.square().sum().backward();
@@ -334,7 +334,7 @@ TEST(MaterializeTest, Refusals) {
   EXPECT_ERROR(materialize(on_meta({2}), at::kMeta), ErrorCode::invalid_argument, "expected a device with memory");
   EXPECT_ERROR(materialize(on_meta({2}, true).mul(2), at::kCPU), ErrorCode::invalid_argument, "expected a leaf");
   const at::Tensor sparse = at::empty({2}, at::device(at::kMeta).layout(at::kSparse));
-  EXPECT_ERROR(materialize(sparse, at::kCPU), ErrorCode::unsupported, "expected a strided one");
+  EXPECT_ERROR(materialize(sparse, at::kCPU), ErrorCode::unsupported, "expected a strided tensor");
 }
 
 }  // namespace

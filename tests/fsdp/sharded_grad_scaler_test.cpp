@@ -1,4 +1,4 @@
-// Gradient scaling: PyTorch's numbers, what ranks agree on, and the order of calls.
+// Gradient scaling: equality with PyTorch, agreement between ranks, and the order of calls.
 
 #include "tessera/fsdp/sharded_grad_scaler.h"
 
@@ -16,6 +16,7 @@
 #include <nlohmann/json.hpp>
 
 #include "support/error_matchers.h"
+#include "support/paths.h"
 #include "tessera/comm/local_ranks.h"
 
 namespace tessera::fsdp {
@@ -25,9 +26,9 @@ using nlohmann::json;
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
 
-// tests/golden/fsdp/grad_scaler.py says what is in it.
+// Its contents are described in tests/golden/fsdp/grad_scaler.py.
 json golden(const char* part) {
-  std::ifstream in(std::filesystem::path(TESSERA_SOURCE_DIR) / "tests/golden/fsdp/grad_scaler.json");
+  std::ifstream in(std::filesystem::path(tessera::testing::source_dir()) / "tests/golden/fsdp/grad_scaler.json");
   return json::parse(in).at(part);
 }
 
@@ -202,7 +203,7 @@ TEST(ShardedGradScalerTest, AnInfIsFoundWhereverItIs) {
   }
 }
 
-// Their sum is what counts.
+// Repeated indices count with their sum.
 TEST(ShardedGradScalerTest, SparseHalfGradientsThatOverflowTogetherAreFound) {
   const at::Tensor param = parameter({4}, at::kHalf);
   torch::optim::SGD optimizer = sgd({param});
@@ -244,19 +245,19 @@ TEST(ShardedGradScalerTest, CallsComeInOrder) {
   const auto unscale = [&] { scaler.unscale_(optimizer); };
   const auto step = [&] { scaler.step(optimizer); };
   const auto update = [&] { scaler.update(); };
-  refused(unscale, "unscale_: there is no scale yet");
-  refused(step, "step: there is no scale yet");
-  refused(update, "update: there is no scale yet");
+  refused(unscale, "unscale_: there is no scale");
+  refused(step, "step: there is no scale");
+  refused(update, "update: there is no scale");
   scaler.scale(at::ones({}));
   refused(update, "no gradients were unscaled");
   for (int times = 0; times < 2; ++times) {
     set_grad(param, 4.0);
     unscale();
-    refused(unscale, "unscale_() of this optimizer has been called since the last update()");
+    refused(unscale, "unscale_() has been called for this optimizer, expected update() first");
     step();
     EXPECT_TRUE(at::equal(param.grad(), at::ones({2})));  // divided once
-    refused(unscale, "unscale_: step() of this optimizer has been called");
-    refused(step, "step: step() of this optimizer has been called");
+    refused(unscale, "unscale_: step() has been called for this optimizer");
+    refused(step, "step: step() has been called for this optimizer");
     update();
     refused(update, "no gradients were unscaled");
   }
@@ -274,7 +275,7 @@ TEST(ShardedGradScalerTest, GradientsOfOtherDtypesAreRefused) {
   torch::optim::SGD optimizer = sgd({param});
   set_grad(param, 1.0);
   scaler.scale(at::ones({}));
-  EXPECT_ERROR(scaler.unscale_(optimizer), ErrorCode::unsupported, "a gradient is of ComplexFloat");
+  EXPECT_ERROR(scaler.unscale_(optimizer), ErrorCode::unsupported, "a gradient has dtype ComplexFloat");
 }
 
 TEST(ShardedGradScalerTest, StateComesBack) {
@@ -325,7 +326,7 @@ TEST(ShardedGradScalerTest, AStateThatIsNotWholeChangesNothing) {
   EXPECT_ERROR(scaler.load_state_dict({}), ErrorCode::invalid_argument, "it is empty");
   EXPECT_ERROR(scaler.load_state_dict(without), ErrorCode::invalid_argument, "'_growth_tracker' is missing");
   EXPECT_ERROR(scaler.load_state_dict(wrong), ErrorCode::invalid_argument,
-               "'growth_interval' is of float, expected int");
+               "'growth_interval' has kind float, expected int");
   EXPECT_EQ(scaler.state_dict(), before);
 }
 

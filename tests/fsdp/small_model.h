@@ -1,6 +1,6 @@
 #pragma once
-// A little model with all that makes sharding hard: parameters of the model itself, one in another memory order, a
-// module that is called twice, one that is never called, and a tied parameter; and what one process makes of it.
+// A small model that is hard to shard: it has parameters of its own, a parameter that is not contiguous, a module that
+// is called twice, one that is never called, and a tied parameter. Also its training by one process, as a reference.
 
 #include <ATen/ATen.h>
 #include <torch/nn/modules/linear.h>
@@ -47,7 +47,7 @@ struct SmallModelImpl : torch::nn::Module {
 };
 TORCH_MODULE(SmallModel);
 
-// The same numbers on every rank and in every run.
+// Sets the parameters to the same values on every rank and in every run.
 inline void fill(torch::nn::Module& module, at::ScalarType dtype = at::kDouble) {
   module.to(dtype);
   const at::NoGradGuard no_grad;
@@ -65,14 +65,14 @@ inline SmallModel make_model(at::ScalarType dtype = at::kDouble) {
   return model;
 }
 
-// What a rank learns in a step.
+// The batch of a rank in a step.
 inline at::Tensor batch_of(int step, int rank, at::ScalarType dtype = at::kDouble) {
   return at::arange(20, at::kDouble).add(7 * step + 3 * rank).mul(0.31).cos().reshape({4, 5}).to(dtype);
 }
 inline at::Tensor loss_of(const at::Tensor& result) { return (result - 0.5).square().mean(); }
 
-// Backward of the loss over `batches` batches, which the ranks share out, as many as there are; returns that loss.
-// `loss_of_batch` is what the model makes of one.
+// Runs backward of the average loss over `batches` batches, which are distributed over any number of ranks. Returns
+// that loss. `loss_of_batch` computes the loss of one batch.
 template <typename Model, typename Loss>
 double backward_of_batches(Model& model, int batches, const Loss& loss_of_batch) {
   model.zero_grad();
@@ -81,7 +81,7 @@ double backward_of_batches(Model& model, int batches, const Loss& loss_of_batch)
   const int all = (batches + ranks - 1) / ranks * ranks;
   for (int batch = model.group().rank(); batch < all; batch += ranks) {
     const auto no_sync = model.no_sync(/*off=*/batch + ranks >= all);
-    const double weight = batch < batches ? 1.0 : 0.0;  // a rank without one works in vain
+    const double weight = batch < batches ? 1.0 : 0.0;  // a rank without a batch computes one with weight 0
     const at::Tensor loss = loss_of_batch(batch) * (weight * ranks / batches);
     loss.backward();
     total.add_(loss.detach() / ranks);
@@ -90,7 +90,7 @@ double backward_of_batches(Model& model, int batches, const Loss& loss_of_batch)
   return total.template item<double>();
 }
 
-// Each once, as an optimizer wants them.
+// Returns each parameter once, as an optimizer requires.
 inline std::vector<at::Tensor> unique_params(const torch::nn::Module& module) {
   std::vector<at::Tensor> params;
   for (const at::Tensor& param : module.parameters()) {
@@ -100,7 +100,7 @@ inline std::vector<at::Tensor> unique_params(const torch::nn::Module& module) {
   return params;
 }
 
-// The gradient that averages those of all ranks' batches, summed in the order of the ranks; returns the ranks' losses.
+// Computes the average gradient over the batches of all ranks, summed in rank order. Returns the ranks' losses.
 template <typename Model>
 std::vector<double> backward_of_all(Model& model, const std::vector<int>& steps, int ranks) {
   std::vector<double> losses;

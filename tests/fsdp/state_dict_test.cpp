@@ -1,4 +1,4 @@
-// The state of a sharded model: saved on some ranks and loaded on others, whole and in parts.
+// State dicts of a sharded model: saved and loaded on different numbers of ranks, full and sharded.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -19,7 +19,7 @@ namespace {
 
 using testing::TemporaryDirectory;
 
-constexpr int kBatches = 4;  // in a step, of all ranks together
+constexpr int kBatches = 4;  // per step, over all ranks
 
 std::unique_ptr<torch::optim::Optimizer> make_adamw(const std::vector<at::Tensor>& params) {
   return std::make_unique<torch::optim::AdamW>(params, torch::optim::AdamWOptions(0.02));
@@ -36,7 +36,7 @@ struct Trained {
   explicit Trained(const ProcessGroup& group, const Options& options)
       : model(make_model(), group, options), optimizer(make_adamw(model.parameters())) {}
 
-  // The loss over all ranks' batches.
+  // Returns the loss over the batches of all ranks.
   double step(int step) {
     const double loss =
         backward_of_batches(model, kBatches, [&](int batch) { return loss_of(model(batch_of(step, batch))); });
@@ -184,18 +184,18 @@ TEST(FsdpStateDictTest, AllThatIsWrongIsNamedAndNothingIsChanged) {
       for (auto& [key, value] : before) changed[key] = value.get<at::Tensor>() + 1;
       StateDict wrong = changed;
       wrong["first.up.weight"] = at::ones({3, 3}, at::kDouble);
-      EXPECT_ERROR(one.model.load_state_dict(wrong), ErrorCode::invalid_argument, "'first.up.weight' is [3, 3]",
-                   "[15, 7]");
+      EXPECT_ERROR(one.model.load_state_dict(wrong), ErrorCode::invalid_argument, "'first.up.weight'",
+                   "[3, 3], expected [15, 7]", "[15, 7]");
       wrong = changed;
       wrong.erase("inner.bias");
       wrong["stranger"] = at::ones({1});
       EXPECT_ERROR(one.model.load_state_dict(wrong), ErrorCode::invalid_argument, "missing: 'inner.bias'",
                    "unexpected: 'stranger'");
-      if (group.rank() == 1) wrong = changed;  // only rank 0's is wrong
+      if (group.rank() == 1) wrong = changed;  // wrong on rank 0 only
       EXPECT_THROW(one.model.load_state_dict(wrong), Error);
       wrong = changed;
       if (group.rank() == 1) wrong[std::int64_t{3}] = at::ones({1});
-      EXPECT_ERROR(one.model.load_state_dict(wrong), ErrorCode::invalid_argument, "key 3 is an int, expected a name");
+      EXPECT_ERROR(one.model.load_state_dict(wrong), ErrorCode::invalid_argument, "key 3 is an int, expected a string");
       EXPECT_EQ(one.model.state_dict(StateDictType::full, all), before);
       one.model.load_state_dict(changed);
       EXPECT_EQ(one.model.state_dict(StateDictType::full, all), changed);
@@ -213,8 +213,8 @@ TEST(FsdpStateDictTest, AnOptimizerMadeBeforeShardingIsRefused) {
       FullyShardedDataParallel<SmallModel> model(plain, group,
                                                  options_of(ShardingStrategy::full_shard, use_orig_params));
       EXPECT_ERROR(model.check_optimizer(*optimizer), ErrorCode::invalid_argument,
-                   "make the optimizer after the model was sharded, of its parameters()");
-      EXPECT_ERROR(model.optim_state_dict(*optimizer), ErrorCode::invalid_argument, "make the optimizer after");
+                   "construct the optimizer from the sharded model's parameters()");
+      EXPECT_ERROR(model.optim_state_dict(*optimizer), ErrorCode::invalid_argument, "construct the optimizer from");
     }
   });
 }

@@ -1,4 +1,4 @@
-// Parameters and gradients as a whole: summoned, and clipped by their norm.
+// Full parameters and gradients: summon_full_params and clip_grad_norm_.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -59,8 +59,8 @@ TEST(SummonTest, WhatIsDoneToWholeParametersIsKeptIfAskedFor) {
         first_only.rank0_only = true;
         model.summon_full_params(
             [&] {
-              const bool is_whole = group.rank() == 0 || !is_sharded(strategy);
-              EXPECT_EQ(model->inner->weight.dim(), is_whole ? 2 : 1);
+              const bool is_full = group.rank() == 0 || !is_sharded(strategy);
+              EXPECT_EQ(model->inner->weight.dim(), is_full ? 2 : 1);
             },
             first_only);
       }
@@ -68,7 +68,8 @@ TEST(SummonTest, WhatIsDoneToWholeParametersIsKeptIfAskedFor) {
     FullyShardedDataParallel<SmallModel> model(make_model(), group);
     SummonOptions both;
     both.rank0_only = true;
-    EXPECT_ERROR(model.summon_full_params([] {}, both), ErrorCode::invalid_argument, "rank0_only with writeback");
+    EXPECT_ERROR(model.summon_full_params([] {}, both), ErrorCode::invalid_argument,
+                 "rank0_only and writeback are both set");
   });
 }
 

@@ -1,4 +1,4 @@
-// FSDP of a model that is tensor parallel, on a mesh of two dimensions: what one process does with the whole of it.
+// FSDP of a tensor parallel model on a mesh of two dimensions, compared with one process that trains the full model.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -27,7 +27,7 @@ namespace {
 using testing::TemporaryDirectory;
 using Sizes = std::vector<std::int64_t>;
 
-// Sizes that not all meshes divide, a norm that isn't parallel, and a parameter of the model itself.
+// Has sizes that are not divisible by all meshes, a norm that is not parallel, and a parameter of the model itself.
 struct MlpImpl : torch::nn::Module {
   MlpImpl() {
     register_module("norm", norm);
@@ -77,7 +77,7 @@ const Options kWays[] = {options_of(ShardingStrategy::full_shard, true),
                          options_of(ShardingStrategy::shard_grad_op, true),
                          options_of(ShardingStrategy::no_shard, true), options_of(ShardingStrategy::no_shard, false)};
 
-constexpr int kBatches = 4;  // in a step, of all ranks together
+constexpr int kBatches = 4;  // per step, over all ranks
 
 Net make_net() {
   Net net;
@@ -87,7 +87,7 @@ Net make_net() {
 
 at::Tensor ids_of(int step, int batch) { return at::arange(6, at::kLong).mul(5).add(3 * step + batch).remainder(9); }
 
-// A model on a mesh [dp, tp], and what trains it.
+// A model on a mesh [dp, tp] and its optimizer.
 struct Trained {
   Trained(const DeviceMesh& on, const Options& options) : Trained(on, options, make_net()) {}
   Trained(const DeviceMesh& on, const Options& options, const Net& net)
@@ -100,7 +100,7 @@ struct Trained {
     return net;
   }
 
-  // The loss over all batches, and the norm of the gradient, which is clipped.
+  // Returns the loss over all batches and the norm of the gradient before clipping.
   std::pair<double, double> step(int step) {
     const double loss =
         backward_of_batches(model, kBatches, [&](int batch) { return loss_of(model(ids_of(step, batch))); });
@@ -115,7 +115,7 @@ struct Trained {
   torch::optim::AdamW optimizer;
 };
 
-// What one process has, with layers that nothing has been done to.
+// One process with the original layers.
 struct Alone {
   Net net = make_net();
   torch::optim::AdamW optimizer{unique_params(*net), torch::optim::AdamWOptions(0.02)};
@@ -174,7 +174,7 @@ TEST(TwoDimensionsTest, ATrainingIsThatOfOneProcess) {
   }
 }
 
-// Saves the third step of a training on `savers`; it goes on on each of `loaders`, and in one process.
+// Saves after the third step on `savers` and resumes on each of `loaders` and in one process.
 void save_and_go_on(const Sizes& savers, const Options& saved, const std::vector<std::pair<Sizes, Options>>& loaders) {
   const auto expected = expected_steps();
   const TemporaryDirectory directory;
@@ -218,7 +218,7 @@ TEST(TwoDimensionsTest, AFullStateIsThatOfOneProcessAndGoesOnOnAnyMesh) {
   const auto expected = expected_steps();
   Alone alone;
   for (int step = 0; step < 3; ++step) alone.step(step);
-  const StateDict whole = get_model_state_dict(*alone.net);
+  const StateDict unsharded = get_model_state_dict(*alone.net);
   const StateDict of_optimizer = get_optimizer_state_dict(*alone.net, alone.optimizer);
   for (const Options& options : kWays) {
     for (const bool rank0_only : {true, false}) {
@@ -230,7 +230,7 @@ TEST(TwoDimensionsTest, AFullStateIsThatOfOneProcessAndGoesOnOnAnyMesh) {
         const StateDict optim = one.model.optim_state_dict(one.optimizer, StateDictType::full, full);
         EXPECT_EQ(model.empty(), rank0_only && mesh.local_rank(0) != 0);
         if (!model.empty()) {
-          for (const auto& [name, value] : whole) {
+          for (const auto& [name, value] : unsharded) {
             const at::Tensor found = model.at(name).get<at::Tensor>();
             EXPECT_TRUE(at::allclose(found, value.get<at::Tensor>(), 1e-9, 1e-11)) << to_string(name);
           }
@@ -240,11 +240,11 @@ TEST(TwoDimensionsTest, AFullStateIsThatOfOneProcessAndGoesOnOnAnyMesh) {
             EXPECT_TRUE(at::allclose(found, wanted, 1e-9, 1e-11)) << to_string(name);
           }
         }
-        // Begun anew, it takes what there was.
+        // A new model resumes from the saved state.
         Trained other(mesh, options);
         other.model.load_state_dict(model, full);
         other.model.load_optim_state_dict(other.optimizer, optim, full);
-        expect_steps(other, 3, 6, expected, "behind");
+        expect_steps(other, 3, 6, expected, "after");
       });
     }
   }
@@ -272,7 +272,7 @@ TEST(TwoDimensionsTest, WithoutFsdpAStateDictHoldsDTensors) {
         sum += loss.item<double>();
       }
       EXPECT_NEAR(sum, expected[static_cast<std::size_t>(step)].first, 1e-10);
-      // As the one process clipped them.
+      // Equal to those that the one process clipped.
       const double norm = expected[static_cast<std::size_t>(step)].second;
       for (const at::Tensor& param : one.net->parameters()) {
         param.mutable_grad().mul_(std::min(1.0, 0.5 / (norm + 1e-6)));
@@ -287,15 +287,16 @@ TEST(TwoDimensionsTest, WithoutFsdpAStateDictHoldsDTensors) {
     EXPECT_TRUE(tensor->local_tensor().is_alias_of(one.net->first->up->weight));
     if (to == 3) save(state, directory.path(), group);
 
-    // A whole state is cut.
+    // A full state is sharded.
     Net other = make_net();
     parallelize_module(*other, mesh, kPlan);
-    StateDict wholes;
+    StateDict full_state;
     for (const auto& [name, value] : state.at("model").get<Dict>()) {
-      const auto* cut = value.get_if<std::shared_ptr<Checkpointable>>();
-      wholes[name] = cut != nullptr ? DTensor::from_checkpointable(*cut)->full_tensor() : value.get<at::Tensor>();
+      const auto* sharded = value.get_if<std::shared_ptr<Checkpointable>>();
+      full_state[name] =
+          sharded != nullptr ? DTensor::from_checkpointable(*sharded)->full_tensor() : value.get<at::Tensor>();
     }
-    set_model_state_dict(*other, wholes);
+    set_model_state_dict(*other, full_state);
     EXPECT_TRUE(at::equal(other->first->up->weight, one.net->first->up->weight));
     EXPECT_TRUE(at::equal(other->second->down->weight, one.net->second->down->weight));
   };
@@ -343,7 +344,7 @@ TEST(TwoDimensionsTest, BuiltOnMetaNoRankEverHasItWhole) {
       for (const at::Tensor& param : module.parameters(/*recurse=*/false)) param.detach().zero_();
     };
     Trained one(mesh, options, net);
-    // The values come out of a checkpoint, each rank's to each rank.
+    // Each rank loads its values from a checkpoint.
     StateDict state = one.model.state_dict();
     Trained reference(mesh, options);
     one.model.load_state_dict(reference.model.state_dict());
@@ -353,7 +354,7 @@ TEST(TwoDimensionsTest, BuiltOnMetaNoRankEverHasItWhole) {
 
 TEST(TwoDimensionsTest, WhatDoesntFitIsRefused) {
   on_mesh({2, 2}, [](const DeviceMesh& mesh) {
-    // The group of the wrong dimension, whose ranks have different parts.
+    // The ranks in the group of the wrong dimension have different parts.
     const Net net = Trained::parallelized(make_net(), mesh);
     EXPECT_ERROR(FullyShardedDataParallel<Net>(net, mesh.group("tp")), ErrorCode::invalid_argument,
                  "such as the group of the mesh's other dimension");
@@ -361,29 +362,29 @@ TEST(TwoDimensionsTest, WhatDoesntFitIsRefused) {
     Trained one(mesh, {});
     EXPECT_ERROR(one.model.state_dict(StateDictType::local), ErrorCode::unsupported, "tensor parallel");
     StateDict state = one.model.state_dict(StateDictType::full, {.rank0_only = false});
-    state["first.up.weight"] = at::zeros({6, 6}, at::kDouble);  // this rank's part, not the whole
+    state["first.up.weight"] = at::zeros({6, 6}, at::kDouble);  // this rank's part, not the full tensor
     EXPECT_ERROR(one.model.load_state_dict(state), ErrorCode::invalid_argument,
-                 "'first.up.weight' is [6, 6], expected [11, 6]");
-    // Of other ranks.
+                 "'first.up.weight' has shape [6, 6], expected [11, 6]");
+    // A state from a mesh with other ranks.
     const DeviceMesh other(mesh.group(), {1, 4}, {"dp", "tp"});
     Trained of_others(other, {});
     EXPECT_ERROR(one.model.load_state_dict(of_others.model.state_dict()), ErrorCode::invalid_argument,
-                 "was cut in another way than here");
-    // Parallelized behind FSDP.
+                 "is sharded differently");
+    // Parallelized after FSDP.
     EXPECT_ERROR(parallelize_module(*one.model.module_ptr(), mesh["tp"], kPlan), ErrorCode::invalid_argument,
-                 "is parallelized already");
+                 "is already parallelized");
     FullyShardedDataParallel<Net> plain(make_net(), mesh.group("dp"));
     EXPECT_ERROR(parallelize_module(*plain.module_ptr(), mesh["tp"], kPlan), ErrorCode::invalid_argument,
-                 "a model is parallelized before anything else is done with its parameters");
+                 "parallelize the model before anything else changes its parameters");
 
     Net for_lbfgs = Trained::parallelized(make_net(), mesh);
     const torch::optim::LBFGS lbfgs(for_lbfgs->parameters());
     EXPECT_ERROR(get_optimizer_state_dict(*for_lbfgs, lbfgs), ErrorCode::unsupported, "LBFGS");
-    StateDict cut = get_model_state_dict(*for_lbfgs);
-    cut["first.up.weight"] = at::zeros({6, 6}, at::kDouble);
-    cut["first.down.weight"] = 3;
-    EXPECT_ERROR(set_model_state_dict(*for_lbfgs, cut), ErrorCode::invalid_argument,
-                 "size mismatch: 'first.up.weight' is [6, 6], expected [11, 6]; no tensor: 'first.down.weight' is int");
+    StateDict changed = get_model_state_dict(*for_lbfgs);
+    changed["first.up.weight"] = at::zeros({6, 6}, at::kDouble);
+    changed["first.down.weight"] = 3;
+    EXPECT_ERROR(set_model_state_dict(*for_lbfgs, changed), ErrorCode::invalid_argument,
+                 "size mismatch: 'first.up.weight' is [6, 6], expected [11, 6]; not a tensor: 'first.down.weight' is int");
   });
 }
 

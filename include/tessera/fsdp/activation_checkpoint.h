@@ -1,29 +1,29 @@
 #pragma once
 /// \file
-/// Forwards that keep their inputs instead of all they compute, and compute it again in backward.
+/// Activation checkpointing: forward saves only its inputs, and backward computes the activations again.
 ///
 ///     at::Tensor y = fsdp::activation_checkpoint([&](const at::Tensor& x) { return block(x); }, x);
 ///
-///     fsdp::Checkpointed<Block> block{Block(64)};                 // every call of it
-///     fsdp::Wrap<fsdp::Checkpointed<Block>> unit{Block(64)};      // of a unit of FullyShardedDataParallel
+///     fsdp::Checkpointed<Block> block{64};                        // checkpoints every call
+///     fsdp::Wrap<fsdp::Checkpointed<Block>> unit{64};             // inside a unit of FullyShardedDataParallel
 ///
-/// Law: results and gradients are those of a plain call, bit for bit, as long as the function does the same twice; but
-/// where a tensor gets gradients from several places, those from within are added up before the others are. So that it
-/// can do the same, it runs the second time with the arguments as they were, in the state in which the random
-/// generators were (that of the CPU, and of every CUDA device in use) and under the autocast of the first. What it does
-/// besides, such as counting or updating BatchNorm's statistics, it does twice.
+/// Law: results and gradients equal those of a plain call bit for bit, provided that the function is deterministic.
+/// There is one exception: if a tensor receives several gradients, those from inside the function are summed first. To
+/// repeat the first run, the second one gets the original arguments, the state of the random generators (of the CPU and
+/// of every CUDA device in use) and the autocast state. Side effects, such as counting or updating the statistics of
+/// BatchNorm, happen twice.
 ///
-/// Tensors that need gradients come in as arguments, found by for_each_tensor, and go out in the result. What the
-/// function itself holds may be parameters; a tensor that was computed from others and needs gradients must be an
-/// argument. A tensor that is an argument must not be changed in place, neither by the function nor until backward.
-/// Gradients are made by backward() only, without `inputs` and `create_graph`; torch::autograd::grad throws.
+/// Tensors that require gradients must be arguments, found by for_each_tensor, and results. Parameters may also be
+/// captured by the function; other tensors that were computed and require gradients may not. Arguments must not
+/// be changed in place, neither by the function nor later until backward. Gradients can be computed by backward() only,
+/// without `inputs` and `create_graph`; torch::autograd::grad throws.
 ///
-/// Threads: as the function. Threads that draw from one generator, such as ranks that are threads of one process, can't
-/// have each the same numbers again: let them draw none, or be processes.
+/// Threads: those that the function permits. Threads that share a random generator, such as ranks that are threads of
+/// one process, cannot restore its state separately. Use no random numbers there, or use processes.
 ///
-/// What a unit of FullyShardedDataParallel calls should be checkpointed rather than the call of a unit: in
-/// `Checkpointed<Wrap<Block>>` the parameters are put together once more, for what is computed again.
-/// PyTorch: `checkpoint(use_reentrant=True)` in torch/utils/checkpoint.py.
+/// With FullyShardedDataParallel, checkpoint the forward inside the unit (`Wrap<Checkpointed<Block>>`) rather than the
+/// call of the unit: `Checkpointed<Wrap<Block>>` unshards the parameters once more for the recomputation. PyTorch:
+/// `checkpoint(use_reentrant=True)` in torch/utils/checkpoint.py.
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/GradMode.h>
@@ -48,16 +48,16 @@ namespace detail {
 
 using TensorFunction = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>& inputs)>;
 
-/// What `run` returns, which is called now and without a graph; in backward `again(inputs)` is, and must return as
-/// many. If neither `inputs` nor a parameter of `module` needs gradients, that is all there is to it. Null is a module
-/// that nothing is known of.
+/// Calls `run` without recording a graph and returns its results. Backward calls `again(inputs)`, which must return the
+/// same number of tensors. If neither `inputs` nor a parameter of `module` requires a gradient, backward does not reach
+/// the call. With a null `module` some parameter is assumed to require one.
 std::vector<at::Tensor> run_checkpointed(const std::vector<at::Tensor>& inputs, const torch::nn::Module* module,
                                          const std::function<std::vector<at::Tensor>()>& run, TensorFunction again);
 
-/// A tensor that keeps the place of another.
-at::Tensor place_holder();
+/// Returns an empty tensor, stored in arguments in place of a tensor that autograd saves.
+at::Tensor placeholder();
 
-// What is kept of an argument until backward: the value, where the argument only points to one.
+// The type in which an argument is stored until backward. A type that only points to its elements is copied.
 template <typename T>
 struct Owned {
   using type = T;
@@ -95,7 +95,7 @@ OwnedOf<T> own(const std::remove_reference_t<T>& value) {
   }
 }
 
-// As an argument of type `Arg&&`, if it was kept as it is.
+// Converts a stored argument to type `Arg&&`, or to a const reference if it is stored as another type.
 template <typename Arg, typename Kept>
 decltype(auto) as_argument(Kept& kept) {
   if constexpr (std::is_same_v<Kept, std::remove_cvref_t<Arg>>) {
@@ -105,7 +105,7 @@ decltype(auto) as_argument(Kept& kept) {
   }
 }
 
-// Whether for_each_tensor finds all tensors that there can be in it.
+// Returns whether for_each_tensor finds all tensors that a `T` can contain.
 template <typename T>
 constexpr bool is_visited() {
   if constexpr (std::is_same_v<T, at::Tensor> || VisitedByUser<T>) {
@@ -135,7 +135,7 @@ std::vector<at::Tensor> tensors_in(T& value) {
 }
 
 template <typename T>
-void put_tensors(T& value, const std::vector<at::Tensor>& tensors) {
+void replace_tensors(T& value, const std::vector<at::Tensor>& tensors) {
   std::size_t i = 0;
   for_each_tensor(value, [&](at::Tensor& tensor) { tensor = tensors.at(i++); });
 }
@@ -144,13 +144,14 @@ template <typename... Args, typename F>
 auto checkpoint_call(const torch::nn::Module* module, F&& f, Args&&... arguments) {
   using Function = std::decay_t<F>;
   using Result = std::decay_t<std::invoke_result_t<Function&, Args...>>;
-  static_assert(!std::is_void_v<Result>, "there is no result");
-  static_assert(is_visited<Result>(), "the result is of a type in which tensors aren't found: give a visit_tensors");
+  static_assert(!std::is_void_v<Result>, "activation_checkpoint: the function returns void, expected a result");
+  static_assert(is_visited<Result>(),
+                "activation_checkpoint: the result's type has no visit_tensors, expected one that finds its tensors");
   if (!c10::GradMode::is_enabled()) return Result(std::invoke(f, std::forward<Args>(arguments)...));
   const auto function = std::make_shared<Function>(std::forward<F>(f));
   std::tuple<OwnedOf<Args>...> kept(own<Args>(arguments)...);
   const std::vector<at::Tensor> inputs = tensors_in(kept);
-  for_each_tensor(kept, [](at::Tensor& tensor) { tensor = place_holder(); });
+  for_each_tensor(kept, [](at::Tensor& tensor) { tensor = placeholder(); });
 
   std::optional<Result> result;
   const auto run = [&] {
@@ -159,26 +160,26 @@ auto checkpoint_call(const torch::nn::Module* module, F&& f, Args&&... arguments
   };
   const auto again = [function, kept](const std::vector<at::Tensor>& tensors) {
     auto items = kept;
-    put_tensors(items, tensors);
+    replace_tensors(items, tensors);
     const auto call = [&](auto&... item) -> Result { return std::invoke(*function, as_argument<Args>(item)...); };
     Result repeated = std::apply(call, items);
     return tensors_in(repeated);
   };
   const std::vector<at::Tensor> outputs = run_checkpointed(inputs, module, run, again);
-  put_tensors(*result, outputs);
+  replace_tensors(*result, outputs);
   return *std::move(result);
 }
 
 }  // namespace detail
 
-/// f(arguments...), of which nothing is kept for backward but the arguments; in no_grad simply that. `f` is kept until
-/// then, too. Arguments are copied, but for tensors; what one only points to (an ArrayRef, a string_view) is copied as
-/// well; a type of one's own must not share its tensors with its copies. What `f` changes through a reference, it
-/// changes once: the second time it gets a copy of what was before. The result is a value. If no argument needs a
-/// gradient the result does all the same, for the sake of parameters.
+/// Returns f(arguments...) by value and saves only `f` and the arguments for backward. If gradients are disabled, this
+/// is a plain call. Tensors are saved without a copy. Other arguments are copied, also the elements of views (ArrayRef,
+/// string_view); copies of a user's type must not share tensors with the original. Changes that `f` makes through
+/// references happen once: the second run gets a copy of the values before the first. The result requires a gradient
+/// even if no argument does, because parameters may.
 ///
-/// Backward throws what `f` throws, and `Error(invalid_argument)` if `f` returns other sizes than the first time.
-/// Throws `Error(invalid_argument)` if `f` changed an argument in place.
+/// Throws `Error(invalid_argument)` if `f` changed an argument in place. Backward throws the exceptions of `f`, and
+/// `Error(invalid_argument)` if the results of the second run differ from the first in number or shape.
 template <typename F, typename... Args>
 auto activation_checkpoint(F&& f, Args&&... arguments) {
   return detail::checkpoint_call<Args...>(nullptr, std::forward<F>(f), std::forward<Args>(arguments)...);
@@ -187,8 +188,8 @@ auto activation_checkpoint(F&& f, Args&&... arguments) {
 template <typename Impl, typename Forward = decltype(&Impl::forward)>
 class CheckpointedImpl;
 
-/// A module whose forward is checkpointed. As with WrapImpl, `forward` must be one function, and a default argument
-/// must be given. Until backward, the module lives.
+/// A module whose forward is checkpointed. As with WrapImpl, `forward` must be a single function, and calls must pass
+/// all arguments. The graph keeps the module alive until backward.
 template <typename Impl, typename Class, typename Result, typename... Args>
 class CheckpointedImpl<Impl, Result (Class::*)(Args...)> : public Impl {
  public:
@@ -208,7 +209,7 @@ class CheckpointedImpl<Impl, Result (Class::*)(Args...) const>
   using CheckpointedImpl<Impl, Result (Class::*)(Args...)>::CheckpointedImpl;
 };
 
-/// The holder: constructed as the module's own.
+/// The holder of a checkpointed module. Its constructor takes the arguments of the module's own holder.
 template <typename Module>
 class Checkpointed : public torch::nn::ModuleHolder<CheckpointedImpl<typename Module::ContainedType>> {
  public:

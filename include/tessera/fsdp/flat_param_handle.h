@@ -1,21 +1,22 @@
 #pragma once
 /// \file
-/// Parameters that are flattened into one, cut over the ranks of a group, and put together when they are needed.
+/// A group of parameters stored as one flat parameter, sharded over the ranks of a group and unsharded on demand.
 ///
-/// The parameters keep their identity: who holds one, holds it for good. What changes is their data. While *unsharded*
-/// they are views of the unsharded flat parameter, whose one storage is freed and allocated again, so that what
-/// autograd saved of them is right again once it is filled again. While *sharded* they are, with `use_orig_params`, the
-/// one-dimensional piece of this rank's shard that is theirs, and empty without it or where none is; then the flat
-/// parameter is what an optimizer works on. What isn't sharded at all keeps its shape.
+/// The parameters keep their identity: a reference to one stays valid. Only their data changes. While *unsharded*, they
+/// are views of the unsharded flat parameter. Its single storage is freed and allocated again, so tensors that autograd
+/// saved become valid again once the storage has been refilled. While *sharded* with `use_orig_params`, each parameter
+/// is the one-dimensional piece of it in this rank's shard, empty if the rank has none. While sharded without
+/// `use_orig_params`, the parameters are empty and the optimizer works on the flat parameter. With
+/// `ShardingStrategy::no_shard` parameters keep their shapes.
 ///
-/// Gradients: what backward has accumulated in a parameter is taken from it into the unsharded flat gradient, which is
-/// averaged over the ranks, and of which this rank's shard is then the gradient of its piece of the parameters.
+/// Gradients: the handle moves each gradient that backward has accumulated in a parameter into the unsharded flat
+/// gradient, then averages that over the ranks. This rank's shard of the average becomes the gradient of its pieces.
 ///
-/// Every function that communicates is a collective of `group`. A handle is used by one thread at a time.
+/// Every function that communicates is a collective of `group`. A handle may be used by one thread at a time.
 ///
-/// To measure what communication costs: with FSDP_USE_FAKE_ALL_GATHER=1 in the environment of its constructor nothing
-/// is gathered and what other ranks have is 0, with FSDP_USE_FAKE_REDUCE=1 nothing is reduced. What is learned then is
-/// nonsense. PyTorch: torch/distributed/fsdp/_flat_param.py.
+/// Two environment variables, read by the constructor, help to measure the cost of communication; training results are
+/// meaningless with either. FSDP_USE_FAKE_ALL_GATHER=1 gathers nothing and sets the other ranks' elements to 0.
+/// FSDP_USE_FAKE_REDUCE=1 reduces nothing. PyTorch: torch/distributed/fsdp/_flat_param.py.
 
 #include <ATen/core/Tensor.h>
 
@@ -30,19 +31,19 @@
 
 namespace tessera::fsdp {
 
-/// A parameter and one of its names. The same tensor under several names is one parameter.
+/// A parameter and one of its names. A tensor that is listed under several names is one parameter.
 struct NamedParameter {
   std::string fqn;
   at::Tensor parameter;
 };
 
-/// What parameters become before they are flattened, and again when they are whole. PyTorch: FSDPExtensions.
+/// Converts parameters before they are flattened and after they are unsharded. PyTorch: FSDPExtensions.
 class FlatParamExtensions {
  public:
   virtual ~FlatParamExtensions() = default;
-  /// The tensor to flatten for a parameter.
+  /// Returns the tensor to flatten for a parameter.
   virtual at::Tensor pre_flatten_transform(const std::string& fqn, const at::Tensor& parameter);
-  /// What the parameter is to be, as a view of `view`, which has the shape of what was flattened. Also of gradients.
+  /// Returns the parameter as a view of `view`, which has the shape that was flattened. Also called for gradients.
   virtual at::Tensor post_unflatten_transform(const std::string& fqn, const at::Tensor& view);
 };
 
@@ -50,126 +51,129 @@ struct FlatParamOptions {
   ShardingStrategy strategy = ShardingStrategy::full_shard;
   MixedPrecision mixed_precision;
   bool use_orig_params = true;
-  /// Where parameters compute and ranks communicate.
+  /// The device of computation and communication.
   at::Device device = at::kCPU;
-  /// Shards and their gradients are on CPU but while they compute.
+  /// Keeps shards and their gradients on CPU except during computation.
   bool offload_params = false;
-  /// With a hybrid strategy, and only then: the ranks that have the same shard, one of each group.
+  /// The ranks that have the same shard, one of each sharding group. Required by the hybrid strategies; an error with
+  /// any other.
   std::optional<ProcessGroup> replicas;
   std::shared_ptr<FlatParamExtensions> extensions;
 };
 
-/// What is done with a handle's parameters. PyTorch: HandleTrainingState.
+/// The phase of training that a handle's parameters are used in. PyTorch: HandleTrainingState.
 enum class TrainingState : std::uint8_t { idle, forward, backward_pre, backward_post, summon_full_params };
+
+class FlatParamGradient;
 
 class FlatParamHandle {
  public:
-  /// Flattens and shards: on return the parameters are sharded. A collective. Throws on all ranks
-  /// `Error(invalid_argument)` for parameters that differ between ranks, in dtype or device, of no floating-point
-  /// dtype, that are no leaves, some of which need gradients and some don't (unless `use_orig_params`), and for what
-  /// FlatParamLayout refuses.
+  /// Flattens and shards the parameters; they are sharded on return. A collective. Throws `Error(invalid_argument)` on
+  /// all ranks if the parameters differ between ranks, differ in dtype or device, have no floating-point dtype, are not
+  /// leaves, or, without `use_orig_params`, differ in `requires_grad`; and whenever FlatParamLayout throws.
   FlatParamHandle(const std::vector<NamedParameter>& params, const ProcessGroup& group,
                   const FlatParamOptions& options);
+  ~FlatParamHandle();
   FlatParamHandle(const FlatParamHandle&) = delete;
   FlatParamHandle& operator=(const FlatParamHandle&) = delete;
 
   const FlatParamLayout& layout() const { return layout_; }
   const ProcessGroup& group() const { return group_; }
   const FlatParamOptions& options() const { return options_; }
-  /// This rank's shard, of layout().sharded_numel() elements of the parameters' dtype: a leaf, which is what an
-  /// optimizer works on without `use_orig_params`.
+  /// This rank's shard: a leaf of layout().sharded_numel() elements in the parameters' dtype. Without `use_orig_params`
+  /// the optimizer works on it.
   const at::Tensor& flat_param() const { return flat_param_; }
-  /// Each once, in the layout's order.
+  /// Each parameter once, in the layout's order.
   const std::vector<at::Tensor>& params() const { return params_; }
-  /// The parameters of which this rank has a part. PyTorch: shard_metadata.
+  /// Returns the parameters that this rank has a piece of. PyTorch: shard_metadata.
   FlatParamShardMetadata shard_metadata() const { return layout_.shard_metadata(shard_rank()); }
 
-  /// Idle unless whoever trains with it says otherwise.
+  /// Idle unless the caller that trains with the handle sets another state.
   TrainingState training_state() const { return training_state_; }
   void set_training_state(TrainingState state) { training_state_ = state; }
 
   // --- parameters
 
-  /// Begins to put the parameters together; they stay as they are. Nothing to do if that was begun or done.
+  /// Starts to gather the parameters, which stay sharded. Does nothing if they are being gathered or are gathered.
   void start_unshard();
-  /// Waits for it, having begun it if need be: the parameters are whole, of `param_dtype`.
+  /// Unshards the parameters, in `param_dtype`. Calls start_unshard() if necessary, then blocks until it completes.
   void unshard();
-  /// The parameters are sharded again. If their memory is kept, the next unshard() communicates nothing; whoever
-  /// changes the shard before that must say free_unsharded().
+  /// Shards the parameters again. Without `frees_unsharded` their gathered memory is kept and the next unshard() does
+  /// not communicate; whoever changes the shard before that must call free_unsharded().
   void reshard(bool frees_unsharded = true);
+  /// Frees the gathered memory unless the parameters are unsharded.
   void free_unsharded();
   bool is_unsharded() const { return is_unsharded_; }
-  /// Whether unshard() was begun, and the memory isn't freed.
+  /// Returns whether start_unshard() was called and the memory has not been freed since.
   bool is_gathered() const { return is_gathered_; }
-  /// Whether unshard() gives the parameters' own dtype, whatever `param_dtype` says. Only while nothing is gathered.
+  /// Sets whether unshard() uses the parameters' own dtype instead of `param_dtype`. May be called only while nothing
+  /// is gathered.
   void use_full_precision(bool on);
-  /// The unsharded parameters become copies on CPU until reshard(), and the memory where they compute is freed.
+  /// Replaces the unsharded parameters by copies on CPU until reshard(), and frees their memory on the device.
   void to_cpu();
-  /// Takes what the unsharded parameters hold into the shard: on each rank what it has of it.
+  /// Copies the values of the unsharded parameters into the shards, on each rank those of its own shard.
   void write_back_unsharded();
-  /// `tensors`, one for each parameter and of its shape, as one: as the unsharded flat parameter has them, with zeros
-  /// between and behind them. The reverse of unflatten_as.
+  /// Returns `tensors`, one per parameter and of its shape, flattened in the layout of the unsharded flat parameter.
+  /// Padding is 0. The inverse of unflatten_as.
   at::Tensor flatten_tensors(const std::vector<at::Tensor>& tensors) const;
-  /// Each parameter in `flat`, which is as long as the unsharded flat parameter: views.
+  /// Returns a view of each parameter in `flat`, which has as many elements as the unsharded flat parameter.
   std::vector<at::Tensor> unflatten_as(const at::Tensor& flat) const;
-  /// This rank's elements of parameter `i` in `shard`, which is as long as its shard: a one-dimensional view, empty if
-  /// it has none.
+  /// Returns this rank's elements of parameter `i` in `shard`, which has as many elements as this rank's shard: a
+  /// one-dimensional view, empty if the rank has none.
   at::Tensor piece_of(const at::Tensor& shard, std::size_t i) const;
-  /// The same elements out of the whole parameter, in its shape, whatever its strides.
-  at::Tensor piece_of_full(const at::Tensor& whole, std::size_t i) const;
-  /// The rank whose shard in layout() this rank has: 0 where nothing is cut.
+  /// Returns the same elements, taken from the full parameter: a tensor of its shape and any strides.
+  at::Tensor piece_of_full(const at::Tensor& full, std::size_t i) const;
+  /// The rank whose shard in layout() this rank has. 0 with `no_shard`.
   std::int64_t shard_rank() const { return is_sharded(options_.strategy) ? group_.rank() : 0; }
 
-  /// Takes what was put in a sharded parameter's place (`set_data`) into the shard, unless FSDP_SKIP_WRITEBACK_CHECK is
-  /// 1. Whether there was any. Throws `Error(invalid_argument)` if it has another number of elements.
+  /// Copies data that was assigned to sharded parameters (`set_data`) into the shard, unless
+  /// FSDP_SKIP_WRITEBACK_CHECK=1 was set when the handle was constructed. Returns whether there was any. Throws
+  /// `Error(invalid_argument)` if it has another number of elements than the piece that it replaces.
   bool write_back_params();
 
   // --- gradients
 
-  /// Sets aside what gradient the shard has, to be added to, so that backward begins with none. Parameters whose
-  /// gradient was dropped (`zero_grad`) lose it.
+  /// Sets aside the sharded gradient, which the next reduction adds to, and resets the visible gradients so that
+  /// backward starts without any. Drops the gradients of parameters whose visible gradient was reset (`zero_grad`).
   void prepare_gradient_for_backward();
-  /// Takes what backward has accumulated in parameter `i`, if it has. Throws `Error(unsupported)` for a gradient that
-  /// itself needs one.
+  /// Moves the gradient that backward has accumulated in parameter `i`, if any, into the unsharded gradient. Throws
+  /// `Error(unsupported)` if that gradient itself requires a gradient.
   void take_gradient(std::size_t i);
-  /// Whether anything was taken that hasn't been reduced.
-  bool has_unsharded_gradient() const { return unsharded_grad_.defined(); }
-  /// Begins to average what was taken, 0 where nothing was, over all ranks.
+  /// Returns whether a gradient was taken that has not been reduced.
+  bool has_unsharded_gradient() const;
+  /// Starts to average the gradients that were taken over all ranks. Parameters without one contribute 0.
   void start_reduce_gradient();
-  /// Waits for it and adds it to what was set aside.
+  /// Blocks until the reduction completes, and adds its result to the gradient that was set aside.
   void finish_reduce_gradient();
-  /// Makes the gradient that of the sharded parameters and of the flat parameter. What wasn't reduced yet is theirs as
-  /// it is, whole.
+  /// Makes the gradient visible as the `grad` of the sharded parameters or of the flat parameter. A gradient that has
+  /// not been reduced becomes visible unsharded.
   void prepare_gradient_for_optim();
-  /// Of this rank's shard; undefined if there is none.
-  const at::Tensor& sharded_gradient() const { return sharded_grad_; }
-  /// Gives the unsharded parameters their whole gradients, those that have any. A collective. Throws
-  /// `Error(invalid_argument)` if some weren't reduced.
+  /// Returns the gradient of this rank's shard, undefined if there is none.
+  const at::Tensor& sharded_gradient() const;
+  /// Sets the `grad` of the unsharded parameters to their full gradients; a parameter that has none on any rank is left
+  /// alone. A collective. Throws `Error(invalid_argument)` on all ranks if a gradient has not been reduced.
   void unshard_grad();
-  /// The gradients are sharded again; what was done to the whole ones is not kept.
+  /// Makes the sharded gradients visible again; changes to the full gradients are discarded.
   void reshard_grad() { prepare_gradient_for_optim(); }
 
  private:
-  struct Whole {
-    at::Tensor flat;  // flat_param_'s own memory where nothing is to be gathered, cast or brought to another device
+  friend class FlatParamGradient;
+
+  struct Unsharded {
+    at::Tensor flat;  // shares flat_param_'s storage if nothing needs to be gathered, cast or copied to a device
     std::vector<at::Tensor> views;
   };
 
-  at::Device home() const;
-  Whole make_full(at::ScalarType dtype) const;
+  at::Device shard_device() const;
+  Unsharded make_unsharded(at::ScalarType dtype) const;
   at::Tensor view_of(const at::Tensor& unsharded, std::size_t i) const;
   at::Tensor flat_view_of(const at::Tensor& unsharded, std::size_t i) const;
   at::Tensor sharded_view_of(const at::Tensor& shard, std::size_t i) const;
-  at::Tensor my_part_of(const at::Tensor& unsharded) const;
-  void use(const std::vector<at::Tensor>& views);
-  at::Tensor visible_gradient(std::size_t i) const;
-  void drop_gradient();
-  void put_gradient(std::size_t i, const at::Tensor& grad);
-  void zero_the_rest();
-  int averaged_ranks() const;
+  at::Tensor shard_of(const at::Tensor& unsharded) const;
+  void set_params(const std::vector<at::Tensor>& views);
 
-  struct Switches {  // of the environment, when this was made
-    bool skips_writeback, fakes_all_gather, fakes_reduce;
+  struct Switches {  // environment variables, read by the constructor
+    bool skips_writeback, fakes_all_gather;
     static Switches now();
   };
 
@@ -177,23 +181,15 @@ class FlatParamHandle {
   Switches switches_ = Switches::now();
   ProcessGroup group_;
   FlatParamLayout layout_;
-  at::ScalarType compute_dtype_, reduce_dtype_;
+  at::ScalarType compute_dtype_;
   std::vector<at::Tensor> params_;
   at::Tensor flat_param_;
-  Whole whole_;
+  Unsharded unsharded_;
   std::vector<at::Tensor> sharded_views_;
   PendingCollective gathering_;
   bool is_gathered_ = false, is_unsharded_ = false;
   TrainingState training_state_ = TrainingState::idle;
-
-  at::Tensor unsharded_grad_;      // what was taken, of compute_dtype_
-  at::Tensor reducing_, reduced_;  // what is being reduced, and what it becomes
-  PendingCollective reduction_;
-  at::Tensor sharded_grad_;
-  struct HasGradient {
-    bool unsharded = false, sharded = false;  // in unsharded_grad_, in sharded_grad_
-  };
-  std::vector<HasGradient> has_;  // by parameter
+  std::unique_ptr<FlatParamGradient> gradient_;
 };
 
 }  // namespace tessera::fsdp

@@ -4,26 +4,29 @@
 ///
 ///     Gpt gpt(config);                                           // holds its blocks in fsdp::Wrap
 ///     fsdp::FullyShardedDataParallel<Gpt> model(gpt, group);     // sharded now
-///     torch::optim::AdamW optimizer(model.parameters(), 3e-4);   // of what this rank has
-///     at::Tensor loss = loss_of(model(tokens), targets);         // of this rank's part of the batch
+///     torch::optim::AdamW optimizer(model.parameters(), 3e-4);   // of this rank's shards
+///     at::Tensor loss = loss_of(model(tokens), targets);         // of this rank's share of the batch
 ///     loss.backward();                                           // gradients are averaged over the ranks
 ///     optimizer.step();
 ///     save({{"model", model.state_dict()}, {"optim", model.optim_state_dict(optimizer)}}, "step-1", group);
 ///
-/// Laws: a step does what one process would that sees all ranks' batches and averages their losses, up to rounding. Of
-/// parameters, gradients and optimizer state a rank holds its part, and while it computes, those of the units that
-/// compute or are put together next, and of the model's own parameters. Outside of forward, backward and
-/// summon_full_params, a parameter is the one-dimensional piece that this rank has of it, possibly empty.
+/// Law: up to rounding, a training step has the result of one process that sees the batches of all ranks and averages
+/// their losses. Memory: a rank holds its shards of parameters, gradients and optimizer state. During forward and
+/// backward it also holds the full parameters of the units that compute or are prefetched, and those that belong to the
+/// model itself. Outside of forward, backward and summon_full_params, a parameter is the one-dimensional piece of it
+/// that this rank has, possibly empty.
 ///
-/// Every rank calls the same units in the same order. Functions that communicate say "a collective"; so are forward
-/// and backward. In the first forward ranks compare the order of units, and `Error(invalid_argument)` names the first
-/// two that differ. If a rank dies, every collective throws `Error(rank_failure)` naming it, out of forward or
-/// backward; after that the model can't be used.
+/// Every rank calls the same units in the same order. The comments of functions that communicate state "A collective";
+/// forward and backward are collectives, too. In the first forward the ranks compare the order of their calls; if it
+/// differs, every rank throws `Error(invalid_argument)` naming the first two units that differ. If a rank dies, every
+/// collective throws `Error(rank_failure)` naming it, also out of forward or backward. The model cannot be used after
+/// that.
 ///
-/// A model that is tensor parallel (tessera/tensor/tensor_parallel.h) is sharded by ranks that have the same part of
-/// it: `group` is that of the mesh's other dimension, `mesh.group("dp")`. State dicts hold the parameters of all ranks
-/// of the mesh, and are saved and loaded by its whole group, `mesh.group()`; to put them together is a collective of
-/// both dimensions, and so is clip_grad_norm_. PyTorch: torch/distributed/fsdp/fully_sharded_data_parallel.py.
+/// A tensor parallel model (tessera/tensor/tensor_parallel.h) is sharded over ranks that have the same part of it:
+/// `group` is the group of the mesh's other dimension, `mesh.group("dp")`. Its state dicts cover the parameters of all
+/// ranks of the mesh; save and load them with the group of the full mesh, `mesh.group()`. Gathering full state dicts
+/// and clip_grad_norm_ are collectives of both dimensions. PyTorch:
+/// torch/distributed/fsdp/fully_sharded_data_parallel.py.
 
 #include <torch/nn/module.h>
 
@@ -50,69 +53,69 @@ namespace tessera::fsdp {
 
 enum class BackwardPrefetch : std::uint8_t {
   none,
-  pre,   ///< the next unit is gathered while this one's gradients are computed: fastest
-  post,  ///< only then: one unit less in memory
+  pre,   ///< gathers the next unit while the gradients of this one are computed: fastest
+  post,  ///< gathers the next unit after that: one unit less in memory
 };
 
 struct Options {
   ShardingStrategy strategy = ShardingStrategy::full_shard;
   MixedPrecision mixed_precision;
-  /// Whether parameters keep to be what an optimizer works on, each by itself. If not, it works on one flat parameter
-  /// for each unit.
+  /// Whether the optimizer works on the original parameters. If false, it works on one flat parameter per unit.
   bool use_orig_params = true;
-  /// Every wrapped module unless given.
+  /// Selects the units; by default every wrapped module is one.
   WrapPolicy policy = nullptr;
-  /// Modules, with all in them, and parameters that are left alone: not sharded, their gradients not averaged.
+  /// Modules, including their submodules, and parameters that are not sharded and whose gradients are not averaged.
   std::vector<std::shared_ptr<torch::nn::Module>> ignored_modules;
   std::vector<at::Tensor> ignored_parameters;
   BackwardPrefetch backward_prefetch = BackwardPrefetch::pre;
-  /// Whether the next unit is gathered while this one computes in forward; "next" is as in the forward before.
+  /// Whether forward gathers the next unit while this one computes. Expects the order of the previous forward.
   bool forward_prefetch = true;
-  /// How many units may be gathered before they are needed, if they are prefetched.
+  /// The maximum number of units that are gathered before they are needed.
   int max_prefetched_units = 1;
-  /// Whether parameters and buffers begin as rank 0's.
+  /// Whether to broadcast the parameters and buffers of rank 0 before sharding.
   bool sync_module_states = false;
-  /// Where parameters compute; the parameters' own device unless given, and CPU where that is meta.
+  /// The device of computation. By default the parameters' own, or CPU if they are on meta.
   std::optional<at::Device> device = std::nullopt;
-  /// Shards and their gradients are on CPU but while they compute.
+  /// Keeps shards and their gradients on CPU except during computation.
   bool offload_params = false;
-  /// Initialises the parameters and buffers that a module itself has, not those of its children, after they were
-  /// materialised from meta. Called unit by unit, so that no more than one unit is whole at a time.
+  /// Initializes a module's own parameters and buffers, not those of its children, after they were materialized from
+  /// meta. Called unit by unit, so that at most one unit is unsharded at a time.
   std::function<void(torch::nn::Module& module)> param_init_fn = nullptr;
-  /// With a hybrid strategy, and only then: the ranks that have the same shard; see hybrid_groups.
+  /// The ranks that have the same shard; see hybrid_groups. Required by the hybrid strategies; an error with any other.
   std::optional<ProcessGroup> replicas = std::nullopt;
 };
 
-/// The groups of a rank for hybrid sharding: consecutive ranks share one model, and those at the same place in each of
-/// these groups have the same shard.
+/// The groups of a rank for hybrid sharding. Consecutive ranks shard one copy of the model (`shards`); the ranks at the
+/// same position in these groups have the same shard (`replicas`).
 struct HybridGroups {
   ProcessGroup shards, replicas;
 };
-/// A collective. Throws `Error(invalid_argument)` unless `shard_ranks` divides the size of `group`.
+/// Creates the groups for shards over `shard_ranks` ranks. A collective. Throws `Error(invalid_argument)` unless
+/// `shard_ranks` divides the size of `group`.
 HybridGroups hybrid_groups(const ProcessGroup& group, int shard_ranks);
 
-/// What a state dict holds of a parameter.
+/// The form in which a state dict holds parameters.
 enum class StateDictType : std::uint8_t {
-  sharded,  ///< this rank's boxes of it, no copy: saved and loaded on any number of ranks, under any strategy
-  full,     ///< all of it, a copy
-  local,    ///< this rank's flat parameter, no copy: for the same ranks and units only; of no tensor parallel model
+  sharded,  ///< this rank's boxes, no copy; can be loaded on any number of ranks and with any strategy
+  full,     ///< full tensors, copied
+  local,    ///< this rank's flat parameters, no copy; for the same ranks and units only, not for tensor parallel models
 };
 
 struct FullStateOptions {
-  bool rank0_only = true;  ///< on other ranks of the group an empty dict
+  bool rank0_only = true;  ///< other ranks of the group get, or may pass, an empty dict
   bool offload_to_cpu = true;
 };
 
 struct SummonOptions {
-  bool writeback = true;    ///< what `f` changes is kept; on each rank what it has a shard of
-  bool rank0_only = false;  ///< other ranks see shards; without writeback only
+  bool writeback = true;    ///< keeps changes that `f` makes: each rank writes back its own shards
+  bool rank0_only = false;  ///< other ranks see their shards; requires `writeback = false`
   bool offload_to_cpu = false;
-  bool with_grads = false;  ///< the gradients are whole, too; what `f` does to them is not kept
+  bool with_grads = false;  ///< unshards gradients, too; changes to them are discarded
 };
 
 class Runtime;
 
-/// FullyShardedDataParallel but for the class of its model.
+/// The part of FullyShardedDataParallel that does not depend on the class of its model.
 class ShardedModule {
  public:
   ShardedModule(const ShardedModule&) = delete;
@@ -124,24 +127,25 @@ class ShardedModule {
   void train(bool on = true);
   void eval() { train(false); }
 
-  /// What an optimizer works on, made after the model was sharded: the parameters in the module's order, or without
-  /// `use_orig_params` the units' flat parameters and behind them those that are ignored.
+  /// Returns the parameters to construct an optimizer from, after the model was sharded: the parameters in the module's
+  /// order, or, without `use_orig_params`, the units' flat parameters followed by the ignored parameters.
   std::vector<at::Tensor> parameters() const;
-  /// Throws `Error(invalid_argument)` saying what to do where an optimizer works on anything else: one that was made
-  /// before the model was sharded, and holds what is no parameter any more or state of whole parameters.
+  /// Throws `Error(invalid_argument)` if an optimizer works on any other tensors or has state of other sizes, as one
+  /// that was constructed before the model was sharded. The message states how to construct it.
   void check_optimizer(const torch::optim::Optimizer& optimizer) const;
   void zero_grad();
-  /// How long this rank has waited for others in forward and backward, of all calls so far.
+  /// Returns the total time that this rank has waited for communication in forward and backward.
   double communication_seconds() const;
 
-  /// The units in the order in which they were found: the model's own parameters first, if it has any in no other.
+  /// The number of units that have parameters. The first is the model itself, if it has parameters that are in no other
+  /// unit; the others follow in the order of the model's submodules, inner units before outer ones.
   std::size_t unit_count() const;
   const FlatParamHandle& handle(std::size_t unit) const;
   /// The name of the unit's module in the model; "" for the model itself.
   const std::string& unit_name(std::size_t unit) const;
 
-  /// While it lives, backward adds gradients up and communicates none; the backward after it reduces them all. With
-  /// `off` it does nothing: `auto guard = model.no_sync(is_last_of_the_batch)`.
+  /// During its lifetime, backward accumulates gradients without communication; the first backward after it reduces
+  /// them all. With `off` it has no effect: `auto guard = model.no_sync(is_last_of_the_batch)`.
   class NoSync {
    public:
     NoSync(Runtime& runtime, bool off);
@@ -155,29 +159,29 @@ class ShardedModule {
   };
   [[nodiscard]] NoSync no_sync(bool off = false) { return {*runtime_, off}; }
 
-  /// Scales all gradients so that their norm, of all ranks' shards together, is at most `max_norm`, and returns what it
-  /// was. `norm_type` is 1, 2, ... or infinity. A collective. Throws `Error(invalid_argument)` if a gradient hasn't
-  /// been reduced.
+  /// Scales all gradients so that their joint norm over the shards of all ranks is at most `max_norm`. Returns the norm
+  /// before scaling. `norm_type` is any number above 0, or infinity. A collective. Throws `Error(invalid_argument)` if
+  /// a gradient has not been reduced.
   at::Tensor clip_grad_norm_(double max_norm, double norm_type = 2.0);
 
-  /// Runs `f` while all parameters are whole, of their own dtype, and the model and its units can be called as if
-  /// nothing were sharded, without gradients for it. A collective. Throws `Error(invalid_argument)` in forward or
-  /// backward. If `f` throws on any rank, nothing is written back, and all ranks throw.
+  /// Runs `f` while all parameters are unsharded, in their own dtype, and gradients are disabled. `f` may call the
+  /// model and its units like a model that is not sharded. A collective. Throws `Error(invalid_argument)` in forward or
+  /// backward. If `f` throws on any rank, nothing is written back and every rank throws.
   void summon_full_params(const std::function<void()>& f, const SummonOptions& options = {});
 
-  /// Parameters and buffers by the names of the module that was wrapped. A collective if `full`.
+  /// Returns parameters and buffers under their names in the module that was wrapped. A collective if `type` is `full`.
   StateDict state_dict(StateDictType type = StateDictType::sharded, const FullStateOptions& full = {});
-  /// Takes what state_dict gave, of any type, on any ranks. Of a full one, other ranks than 0 may bring an empty dict
-  /// if it is `rank0_only`. Law: all is set or nothing. A collective. Throws `Error(invalid_argument)` naming all that
-  /// is missing, unexpected or of another shape.
+  /// Loads a state dict of any type that state_dict returned, on any number of ranks. With `rank0_only`, ranks other
+  /// than 0 may pass an empty dict. Law: either all values are set on all ranks or none. A collective. Throws
+  /// `Error(invalid_argument)` naming all entries that are missing, unexpected or of another shape.
   void load_state_dict(const StateDict& state_dict, const FullStateOptions& full = {.rank0_only = false});
 
-  /// The optimizer's state by parameter, as `get_optimizer_state_dict` has it of a model that isn't sharded. Not
-  /// `local`: `Error(unsupported)`. Throws as check_optimizer. A collective if `full`.
+  /// Returns the optimizer's state by parameter, with the keys of `get_optimizer_state_dict` for a model that is not
+  /// sharded. A collective. Throws `Error(unsupported)` if `type` is `local`, and whenever check_optimizer throws.
   StateDict optim_state_dict(const torch::optim::Optimizer& optimizer, StateDictType type = StateDictType::sharded,
                              const FullStateOptions& full = {});
-  /// Takes what optim_state_dict gave, on any ranks and in either mode of `use_orig_params`. A collective. Throws as
-  /// set_optimizer_state_dict and check_optimizer.
+  /// Loads a state dict that optim_state_dict returned, on any number of ranks and with either value of
+  /// `use_orig_params`. A collective. Throws whenever set_optimizer_state_dict or check_optimizer throws.
   void load_optim_state_dict(torch::optim::Optimizer& optimizer, const StateDict& state_dict,
                              const FullStateOptions& full = {.rank0_only = false});
 
@@ -190,7 +194,8 @@ class ShardedModule {
   std::unique_ptr<Runtime> runtime_;
 };
 
-/// `Module` is a holder, such as `Gpt` of `TORCH_MODULE(Gpt)`, or a class of modules, given as shared_ptr.
+/// A model that is sharded over the ranks of a group. `Module` is a module holder, such as `Gpt` of
+/// `TORCH_MODULE(Gpt)`, or a module class, in which case the constructor takes a shared_ptr.
 template <typename Module>
 class FullyShardedDataParallel : public ShardedModule {
   static constexpr bool kIsHolder = requires { typename Module::ContainedType; };
@@ -198,23 +203,22 @@ class FullyShardedDataParallel : public ShardedModule {
  public:
   using Pointer = std::conditional_t<kIsHolder, Module, std::shared_ptr<Module>>;
 
-  /// A collective. Shards the model: the ranks of `group` hold it together. Throws on all ranks
-  /// `Error(invalid_argument)` for what FlatParamHandle refuses, a parameter that is in two units, a module that is
-  /// sharded already, parameters on meta that no `param_init_fn` initialises, and ranks that have different parts of a
-  /// tensor parallel model.
+  /// Shards the model over the ranks of `group`. A collective. Throws `Error(invalid_argument)` on all ranks if a
+  /// parameter is in two units, a module is sharded already, a parameter is on meta and there is no `param_init_fn`, or
+  /// the ranks have different parts of a tensor parallel model; and whenever FlatParamHandle throws.
   explicit FullyShardedDataParallel(Pointer module, const ProcessGroup& group = {}, Options options = {})
       : ShardedModule(pointer_of(module), group, std::move(options)), module_(std::move(module)) {}
 
-  /// The model itself, whose forward is not to be called: this one's is.
+  /// The model itself. Call forward of this object instead of the model's.
   const Pointer& module() const { return module_; }
   auto* operator->() { return module_.operator->(); }
   auto* operator->() const { return module_.operator->(); }
 
-  /// The model's forward. A collective.
+  /// Calls the model's forward. A collective.
   template <typename... Args>
   auto forward(Args&&... arguments) {
     if constexpr (std::is_base_of_v<Wrappable, std::remove_reference_t<decltype(*module_)>>) {
-      return module_->forward(std::forward<Args>(arguments)...);  // which is the root's call
+      return module_->forward(std::forward<Args>(arguments)...);  // calls the root unit
     } else {
       const auto call = [this](auto&&... args) { return module_->forward(std::forward<decltype(args)>(args)...); };
       using Result = std::invoke_result_t<decltype(call), Args...>;

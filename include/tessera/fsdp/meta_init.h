@@ -1,36 +1,38 @@
 #pragma once
 /// \file
-/// Models that are built without memory, and get it later.
+/// Construction of models without memory, which is allocated later.
 ///
 ///     Gpt gpt = [&] {
 ///       const fsdp::MetaInit without_memory;
-///       return Gpt(config);                                     // larger than this machine's memory, built at once
+///       return Gpt(config);                                     // may be larger than this machine's memory
 ///     }();
-///     fsdp::materialize(gpt->head->weight, at::kCPU);           // has memory now, and whatever was in it
+///     fsdp::materialize(gpt->head->weight, at::kCPU);           // has memory with undefined contents
 ///
-/// Under a MetaInit every function that makes a tensor makes it on the meta device, whatever device it is asked for:
-/// that has a shape and a dtype and no elements. What computes on such tensors computes shapes, so initialisers do
-/// nothing. LibTorch's modules need not know, nor need one's own that only make tensors, compute with them and register
-/// them.
+/// During the lifetime of a MetaInit, every function that creates a tensor creates it on the meta device, whatever
+/// device the caller asks for. Such a tensor has a shape and a dtype but no elements. Operators compute only shapes, so
+/// initializers have no effect. Modules need no changes, neither LibTorch's nor a user's, if their constructors only
+/// create tensors, compute with them and register them.
 ///
-/// Law: a module that was built under MetaInit, materialized, and given the values of one that was built without, does
-/// what that one does, training included.
+/// Law: if a module is constructed under MetaInit, materialized, and assigned the values of a module that was
+/// constructed without, both behave alike, also in training.
 ///
-/// What has no elements can't be looked at. Out of a constructor that wants to there come LibTorch's errors:
-/// - of `item()`, `data_ptr()`, `accessor()` and whatever needs values to know a shape (`nonzero`, a mask as index);
-/// - of `at::tensor({...})`; `torch::tensor` works;
-/// - c10::NotImplementedError of operators that LibTorch has for no meta tensor: up to 2.14 `randperm`, `tril_indices`,
-///   `triu_indices`, `complex`, `polar`, `flip` and `bucketize`, in 1.13 also `diag` (and so `init::orthogonal_`).
-/// There, say MetaInit::Pause.
+/// The elements of meta tensors cannot be read. A constructor that reads them gets errors of LibTorch:
+/// - from `item()`, `data_ptr()`, `accessor()` and whatever needs values to know a shape (`nonzero`, a mask as index);
+/// - from `at::tensor({...})`; `torch::tensor` works;
+/// - c10::NotImplementedError from operators that LibTorch does not implement for meta tensors: up to 2.14 `randperm`,
+///   `tril_indices`, `triu_indices`, `complex`, `polar`, `flip` and `bucketize`; in 1.13 also `diag`, which
+///   `init::orthogonal_` calls.
+/// Use MetaInit::Pause around such code.
 ///
-/// Threads: a guard is for the thread that made it, and ends there. Different tensors may be materialized by different
-/// threads. PyTorch: `with torch.device("meta")` and `Module.to_empty`. This stands on the dispatch key DeferredInit,
-/// which LibTorch keeps for libraries that do this, so there can be but one of them in a process.
+/// Threads: a guard affects the thread that created it, and must be destroyed there. Different threads may materialize
+/// different tensors. PyTorch: `with torch.device("meta")` and `Module.to_empty`. The implementation uses the dispatch
+/// key DeferredInit, which LibTorch reserves for this purpose, so a process can contain only one such library.
 
 #include <ATen/core/Tensor.h>
 
 namespace tessera::fsdp {
 
+/// Makes this thread create tensors on the meta device during the guard's lifetime.
 class MetaInit {
  public:
   MetaInit();
@@ -38,8 +40,8 @@ class MetaInit {
   MetaInit(const MetaInit&) = delete;
   MetaInit& operator=(const MetaInit&) = delete;
 
-  /// Within it tensors are real again, until it ends or another MetaInit begins: for buffers that are computed and have
-  /// to keep their values. They are where they were asked for.
+  /// Creates tensors with memory again, on the device that the caller asks for, until the guard is destroyed or another
+  /// MetaInit is constructed. Use it for buffers that are computed and must keep their values.
   class Pause {
    public:
     Pause();
@@ -55,13 +57,13 @@ class MetaInit {
   bool before_;
 };
 
-/// Gives a tensor on meta memory on `device`, in place: whoever holds the tensor sees it, and what it was it stays, a
-/// parameter and its hooks included. It has no values until somebody sets them, and no gradient. Does nothing for a
-/// tensor that isn't on meta. The strides are those of at::empty_like: the tensor's own where it is dense. Views and
-/// aliases of it stay on meta; each gets memory of its own when it is materialized itself.
+/// Allocates memory on `device` for a tensor on meta, in place. The tensor keeps its identity, so all references to it
+/// see the change, and a parameter keeps its hooks. Its values are undefined and its gradient is reset. Does nothing if
+/// the tensor is not on meta. The strides are those of at::empty_like: unchanged if the tensor is dense. Views and
+/// aliases of the tensor stay on meta; each gets separate memory when it is materialized itself.
 ///
-/// Throws `Error(invalid_argument)` for an undefined tensor, one that was computed from others that need gradients, and
-/// if `device` is meta; `Error(unsupported)` for one that isn't strided, or is quantized.
+/// Throws `Error(invalid_argument)` if the tensor is undefined, if it was computed from tensors that require gradients,
+/// or if `device` is meta. Throws `Error(unsupported)` if it is not strided or is quantized.
 void materialize(const at::Tensor& meta, at::Device device);
 
 }  // namespace tessera::fsdp

@@ -1,24 +1,24 @@
 #pragma once
 /// \file
-/// Scaling of the loss, so that small gradients survive in low precision, where ranks share the gradients.
+/// Loss scaling for gradients that are sharded over ranks, so that small gradients do not vanish in low precision.
 ///
 ///     fsdp::ShardedGradScaler scaler(group);
 ///     scaler.scale(loss).backward();
-///     scaler.unscale_(optimizer);        // only where gradients are looked at or clipped before the step
+///     scaler.unscale_(optimizer);        // only to read or clip gradients before the step
 ///     model.clip_grad_norm_(1.0);
 ///     bool stepped = scaler.step(optimizer);
 ///     scaler.update();
 ///
-/// Gradients that overflowed (inf or nan) are found when they are divided by the scale, and if any rank finds one in
-/// its shard, no rank steps. Then update() multiplies the scale by `backoff_factor`; after `growth_interval` updates in
-/// a row without, by `growth_factor`, but never beyond what float32 holds.
+/// Division by the scale detects gradients that overflowed (inf or nan). If any rank finds one in its shard, no rank
+/// steps, and update() multiplies the scale by `backoff_factor`. After `growth_interval` updates in a row without
+/// overflow, update() multiplies it by `growth_factor`, unless the result exceeds the range of float32.
 ///
-/// Law: where ranks begin with the same scale and call the same functions, they have the same scale after each, and
-/// either all step or none. The numbers are those of PyTorch's GradScaler on the same findings.
+/// Law: if all ranks start with the same scale and call the same functions, their scales are equal after each call, and
+/// either all ranks step or none. Given the same overflows, the scales equal those of PyTorch's GradScaler.
 ///
-/// For each optimizer the order is scale, unscale_ if at all, step; and update once for all of them. Another one is
-/// `Error(invalid_argument)`. Used by one thread at a time. PyTorch: torch/amp/grad_scaler.py,
-/// torch/distributed/fsdp/sharded_grad_scaler.py.
+/// For each optimizer, call scale, optionally unscale_, then step; then call update once for all optimizers. Any other
+/// order throws `Error(invalid_argument)`. A scaler may be used by one thread at a time. PyTorch:
+/// torch/amp/grad_scaler.py, torch/distributed/fsdp/sharded_grad_scaler.py.
 
 #include <ATen/core/Tensor.h>
 #include <torch/optim/optimizer.h>
@@ -38,35 +38,37 @@ struct GradScalerOptions {
   double growth_factor = 2.0;   ///< above 1
   double backoff_factor = 0.5;  ///< below 1
   std::int64_t growth_interval = 2000;
-  bool enabled = true;  ///< if not, losses and gradients stay as they are, and step() is the optimizer's
+  bool enabled = true;  ///< if false, nothing is scaled and step() calls the optimizer's
 };
 
 class ShardedGradScaler {
  public:
-  /// `group` are the ranks that have parts of the same gradients, those of hybrid sharding's replicas included. Throws
-  /// `Error(invalid_argument)` for factors out of range.
+  /// `group` contains all ranks that have parts of the same gradients; with hybrid sharding also the replicas. Throws
+  /// `Error(invalid_argument)` if a factor is out of range.
   explicit ShardedGradScaler(const ProcessGroup& group = {}, const GradScalerOptions& options = {});
 
-  /// What to call backward on: `output`, of its own dtype, times the scale. The first device that is seen here is where
-  /// the scale is kept; it must be of one type on all ranks.
+  /// Returns `output` times the scale, in the dtype of `output`. Call backward on the result. The scale is stored on
+  /// the device of the first output, whose device type must be the same on all ranks.
   at::Tensor scale(const at::Tensor& output);
   std::vector<at::Tensor> scale(const std::vector<at::Tensor>& outputs);
 
-  /// Divides the gradients of the optimizer's parameters by the scale, in place and in their own dtype, and finds out
-  /// whether all ranks' are finite. Undefined and empty ones are fine. A collective. At most once for an optimizer
-  /// before its step. Throws `Error(unsupported)` for gradients of no floating-point dtype.
+  /// Divides the gradients of the optimizer's parameters by the scale, in place and in their own dtype, and determines
+  /// whether they are finite on all ranks. Gradients may be undefined or empty. May be called at most once per
+  /// optimizer before its step. A collective. Throws `Error(unsupported)` if a gradient has no floating-point dtype.
   void unscale_(torch::optim::Optimizer& optimizer);
 
-  /// unscale_, unless that has been called, and then the optimizer's step, if all ranks' gradients are finite. Whether
-  /// they were. A collective unless unscale_ has been called; waits for the device. At most once for an optimizer
-  /// before update(). A closure is `Error(unsupported)` while scaling is enabled: its gradients would be scaled.
+  /// Calls unscale_ unless it has been called, then the optimizer's step if the gradients are finite on all ranks.
+  /// Returns whether they are. May be called at most once per optimizer before update(). A collective unless unscale_
+  /// has been called. Blocks until the device has finished. Throws `Error(unsupported)` if a closure is passed while
+  /// scaling is enabled, because the optimizer would see its scaled gradients.
   bool step(torch::optim::Optimizer& optimizer, torch::optim::Optimizer::LossClosure closure = nullptr);
 
-  /// The scale that the next iteration begins with; `new_scale` if given, which must be positive. Throws
-  /// `Error(invalid_argument)` if no gradients were unscaled since the last.
+  /// Sets the scale of the next iteration: to `new_scale` if given, which must be positive, otherwise by the rule
+  /// above. Throws `Error(invalid_argument)` if `new_scale` is not given and no gradients were unscaled since the last
+  /// update.
   void update(std::optional<double> new_scale = std::nullopt);
 
-  /// Waits for the device. 1 if not enabled.
+  /// Returns the scale, 1 if scaling is not enabled. Blocks until the device has finished.
   double get_scale() const;
   double get_growth_factor() const { return options_.growth_factor; }
   void set_growth_factor(double factor) { options_.growth_factor = factor; }
@@ -76,11 +78,12 @@ class ShardedGradScaler {
   void set_growth_interval(std::int64_t interval) { options_.growth_interval = interval; }
   bool is_enabled() const { return options_.enabled; }
 
-  /// As PyTorch's GradScaler has it: scale, growth_factor, backoff_factor, growth_interval and _growth_tracker, to be
-  /// taken after update(). The same on all ranks. Empty if not enabled.
+  /// Returns the state of PyTorch's GradScaler: scale, growth_factor, backoff_factor, growth_interval and
+  /// _growth_tracker. Call it after update(). Equal on all ranks. Empty if scaling is not enabled.
   StateDict state_dict() const;
-  /// Takes what state_dict or PyTorch's gave; other keys are not looked at. All is set or nothing. Does nothing if not
-  /// enabled. Throws `Error(invalid_argument)` for what is missing or of another kind.
+  /// Loads a state dict of this class or of PyTorch's GradScaler. Other keys are ignored. Does nothing if scaling is
+  /// not enabled. Throws `Error(invalid_argument)` if a key is missing or its value has another kind; nothing is set
+  /// then.
   void load_state_dict(const StateDict& state_dict);
 
  private:
@@ -95,8 +98,8 @@ class ShardedGradScaler {
   ProcessGroup group_;
   GradScalerOptions options_;
   std::int64_t init_growth_tracker_ = 0;
-  at::Tensor scale_, growth_tracker_;  // float32 and int32 scalars, once there is a device
-  std::unordered_map<const torch::optim::Optimizer*, OptimizerState> optimizers_;  // since the last update
+  at::Tensor scale_, growth_tracker_;  // float32 and int32 scalars, undefined until scale() is called
+  std::unordered_map<const torch::optim::Optimizer*, OptimizerState> optimizers_;  // used since the last update
 };
 
 }  // namespace tessera::fsdp

@@ -1,9 +1,9 @@
 #pragma once
 /// \file
-/// The tensors in what a module's `forward` takes and returns.
+/// Traversal of the tensors in the arguments and results of a module's `forward`.
 ///
-/// Found are tensors, and those in optionals, tuples, pairs, arrays, vectors, lists and the values of maps, in each
-/// other as one likes. For a type of one's own, give a function of this name in its namespace:
+/// for_each_tensor visits tensors, and those in optionals, tuples, pairs, arrays, vectors, lists and the values of
+/// maps, nested to any depth. It ignores other types. To support a type, define this function in the type's namespace:
 ///
 ///     void visit_tensors(MyOutput& output, const tessera::fsdp::TensorVisitor& visit) { visit(output.logits); }
 
@@ -17,7 +17,7 @@
 
 namespace tessera::fsdp {
 
-/// May put another tensor in the place of the one that it is given.
+/// Called with a reference to each tensor; may assign another tensor to it.
 using TensorVisitor = std::function<void(at::Tensor&)>;
 
 namespace detail {
@@ -35,7 +35,7 @@ concept OptionalLike = requires(T& value) {
   { value.has_value() } -> std::same_as<bool>;
   *value;
 };
-template <typename T>  // a path is a range of paths
+template <typename T>  // excludes ranges of themselves, such as std::filesystem::path
 concept RangeOfOthers = std::ranges::range<T> && !std::is_same_v<T, std::ranges::range_value_t<T>>;
 template <typename T>
 concept MapLike = std::ranges::range<T> && requires {
@@ -44,6 +44,7 @@ concept MapLike = std::ranges::range<T> && requires {
 
 }  // namespace detail
 
+/// Calls `visit` for each defined tensor in `value`, in order.
 template <typename T>
 void for_each_tensor(T& value, const TensorVisitor& visit) {
   if constexpr (std::is_same_v<T, at::Tensor>) {

@@ -1,19 +1,19 @@
 #pragma once
 /// \file
-/// The parts of a model that are sharded each by itself.
+/// Holders that mark submodules which can be sharded as separate units.
 ///
-/// A model says which of its sub-modules may be *units* by holding them in a `Wrap`; nothing else of it changes:
+/// A model marks its possible *units* by holding them in a `Wrap`. Nothing else in the model changes:
 ///
 ///     struct ModelImpl : torch::nn::Module {
 ///       fsdp::Wrap<Block> first{Block(64)}, ...;          // or fsdp::Wrap<torch::nn::Linear>(3, 4)
 ///       at::Tensor forward(at::Tensor x) { return second(first(x)); }
 ///     };
 ///
-/// A wrapped module is of a class derived from the module's own, with its names and its `forward`, so it can be held
-/// and called wherever the module could, `Sequential` and `AnyModule` included. It does what the module does until a
-/// FullyShardedDataParallel makes it a unit: then each call of it puts its parameters together before and takes them
-/// apart after. `forward` must be one function; where it is overloaded, say which by WrapImpl's second argument, and a
-/// default argument must be given.
+/// The class of a wrapped module derives from the module's class, with the same names and the same `forward`. So it can
+/// be stored and called like the module itself, also in `Sequential` and `AnyModule`. It behaves like the module until
+/// a FullyShardedDataParallel makes it a unit. Each call then unshards the parameters before forward and reshards them
+/// after it. `forward` must be a single function: if it is overloaded, select one by the second template argument of
+/// WrapImpl. Calls must pass all arguments, because default arguments are lost.
 
 #include <torch/nn/modules/container/any.h>
 #include <torch/nn/pimpl.h>
@@ -29,16 +29,16 @@ namespace tessera::fsdp {
 
 class Unit;
 
-/// What a wrapped module is besides its own.
+/// The base class of wrapped modules, which links a module to its unit.
 class Wrappable {
  public:
   Wrappable() = default;
-  /// A copy of a module is no unit.
+  /// A copy of a module is not a unit.
   Wrappable(const Wrappable&) {}
   Wrappable& operator=(const Wrappable&) = delete;
   virtual ~Wrappable() = default;
 
-  /// Null unless it is a unit. It belongs to the FullyShardedDataParallel.
+  /// Null unless the module is a unit. Owned by the FullyShardedDataParallel.
   Unit* unit() const { return unit_; }
 
  private:
@@ -46,8 +46,8 @@ class Wrappable {
   Unit* unit_ = nullptr;
 };
 
-/// One call of a unit's forward: whole from the constructor to `end`. A collective of the unit's group. If `forward`
-/// throws, the unit is sharded again.
+/// One call of a unit's forward. The unit is unsharded from the constructor to `end`. If `forward` throws, the
+/// destructor shards it again. A collective of the unit's group.
 class UnitCall {
  public:
   explicit UnitCall(Unit& unit);
@@ -55,8 +55,9 @@ class UnitCall {
   UnitCall(const UnitCall&) = delete;
   UnitCall& operator=(const UnitCall&) = delete;
 
-  /// Whatever `forward` takes must be shown first, and what it returns last.
+  /// Converts an argument of `forward` to the dtype and device that the options require. Called before `forward`.
   void input(at::Tensor& tensor);
+  /// Registers the hooks of backward on a result of `forward`. Called before `end`.
   void output(at::Tensor& tensor);
   void end();
 
@@ -67,12 +68,12 @@ class UnitCall {
 
 namespace detail {
 
-// How an argument is kept between the hook and the call: references to what may be changed stay such.
+// The type in which an argument is stored until the call: mutable references stay references, others are values.
 template <typename T>
 using Kept = std::conditional_t<std::is_lvalue_reference_v<T> && !std::is_const_v<std::remove_reference_t<T>>, T,
                                 std::remove_cvref_t<T>>;
 
-// So that what a caller still has is not changed.
+// Prevents changes to an lvalue of the caller.
 template <typename T>
 using ByValue = std::conditional_t<std::is_lvalue_reference_v<T>, const std::remove_reference_t<T>&, T>;
 
@@ -118,7 +119,7 @@ class WrapImpl<Impl, Result (Class::*)(Args...) const> : public WrapImpl<Impl, R
   using WrapImpl<Impl, Result (Class::*)(Args...)>::WrapImpl;
 };
 
-/// The holder: constructed as the module's own.
+/// The holder of a wrapped module. Its constructor takes the arguments of the module's own holder.
 template <typename Module>
 class Wrap : public torch::nn::ModuleHolder<WrapImpl<typename Module::ContainedType>> {
  public:

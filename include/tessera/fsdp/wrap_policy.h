@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Which of a model's wrapped modules become units. PyTorch: torch/distributed/fsdp/wrap.py.
+/// Policies that select which wrapped modules of a model become units. PyTorch: torch/distributed/fsdp/wrap.py.
 
 #include <torch/nn/module.h>
 
@@ -9,11 +9,12 @@
 
 namespace tessera::fsdp {
 
-/// Asked of every wrapped module, those within one before it. `numel` is how many elements the parameters have that
-/// are in it and in no unit within it. Where it says no, the parameters belong to the next unit above.
+/// Returns whether a module becomes a unit. Called for every wrapped module, inner modules before outer ones. `numel`
+/// is the number of elements of the module's parameters that are not in a unit inside it. If the policy returns false,
+/// these parameters belong to the next enclosing unit.
 using WrapPolicy = std::function<bool(const torch::nn::Module& module, std::int64_t numel)>;
 
-/// Modules of one of these classes: `wrap_modules<BlockImpl, torch::nn::LinearImpl>()`. PyTorch: ModuleWrapPolicy.
+/// Selects modules of the given classes: `wrap_modules<BlockImpl, torch::nn::LinearImpl>()`. PyTorch: ModuleWrapPolicy.
 template <typename... Impls>
 WrapPolicy wrap_modules() {
   return [](const torch::nn::Module& module, std::int64_t) {
@@ -21,12 +22,12 @@ WrapPolicy wrap_modules() {
   };
 }
 
-/// Modules with so many elements at least. PyTorch: size_based_auto_wrap_policy.
+/// Selects modules with at least `min_numel` elements. PyTorch: size_based_auto_wrap_policy.
 inline WrapPolicy wrap_larger_than(std::int64_t min_numel) {
   return [min_numel](const torch::nn::Module&, std::int64_t numel) { return numel >= min_numel; };
 }
 
-/// The model alone is one unit.
+/// Selects no module: the model is a single unit.
 inline WrapPolicy wrap_none() {
   return [](const torch::nn::Module&, std::int64_t) { return false; };
 }

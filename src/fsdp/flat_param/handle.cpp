@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "fsdp/environment.h"
+#include "fsdp/flat_param/gradient.h"
 #include "fsdp/flat_param/storage.h"
 #include "tessera/base/error.h"
 
@@ -21,26 +22,26 @@ std::string_view name_of(at::ScalarType dtype) { return c10::toString(dtype); }
 
 void check(const std::vector<NamedParameter>& params, const FlatParamOptions& options) {
   if (options.replicas.has_value() != is_hybrid(options.strategy)) {
-    fail(ErrorCode::invalid_argument, "a group of replicas is {}, expected with a hybrid strategy and only there",
-         options.replicas ? "given" : "missing");
+    fail(ErrorCode::invalid_argument, "replicas are {}, expected {}", options.replicas ? "given" : "missing",
+         options.replicas ? "none without a hybrid strategy" : "a group with a hybrid strategy");
   }
   for (const NamedParameter& named : params) {
     const at::Tensor& param = named.parameter;
     const auto refuse = [&](std::string_view why) {
       fail(ErrorCode::invalid_argument, "parameter '{}' {}", printable(named.fqn), why);
     };
-    if (!param.defined()) refuse("is undefined");
-    if (param.layout() != at::kStrided) refuse("is not strided");
+    if (!param.defined()) refuse("is undefined, expected a tensor");
+    if (param.layout() != at::kStrided) refuse("is not strided, expected a strided tensor");
     if (!param.is_floating_point()) {
-      refuse(fmt::format("is of {}, expected a floating-point dtype", name_of(param.scalar_type())));
+      refuse(fmt::format("has dtype {}, expected a floating-point dtype", name_of(param.scalar_type())));
     }
-    if (!param.is_leaf()) refuse("was computed from others, expected a leaf");
+    if (!param.is_leaf()) refuse("is the result of an operation, expected a leaf");
     const at::Tensor& first = params.front().parameter;
-    const auto refuse_unlike = [&](std::string_view is, const auto& mine, const auto& others) {
-      refuse(fmt::format("{} {}, '{}' {}, expected the same", is, mine, printable(params.front().fqn), others));
+    const auto refuse_unlike = [&](std::string_view found, const auto& value, const auto& expected) {
+      refuse(fmt::format("{} {}, expected {} as '{}'", found, value, expected, printable(params.front().fqn)));
     };
     if (param.scalar_type() != first.scalar_type()) {
-      refuse_unlike("is of", name_of(param.scalar_type()), name_of(first.scalar_type()));
+      refuse_unlike("has dtype", name_of(param.scalar_type()), name_of(first.scalar_type()));
     }
     if (param.device() != first.device()) refuse_unlike("is on", param.device().str(), first.device().str());
     if (!options.use_orig_params && param.requires_grad() != first.requires_grad()) {
@@ -49,7 +50,7 @@ void check(const std::vector<NamedParameter>& params, const FlatParamOptions& op
   }
 }
 
-// What of a parameter is flattened.
+// Returns the tensor to flatten for a parameter.
 at::Tensor flattened(const std::string& fqn, const at::Tensor& param, const FlatParamOptions& options) {
   return options.extensions ? options.extensions->pre_flatten_transform(fqn, param.detach()) : param.detach();
 }
@@ -71,7 +72,7 @@ FlatParamLayout make_layout(const std::vector<NamedParameter>& params, const Pro
   return {std::move(inputs), layout};
 }
 
-// What must be the same on all ranks.
+// Describes all that must be equal on all ranks.
 std::string description_of(const FlatParamLayout& layout, at::ScalarType dtype) {
   std::string text(name_of(dtype));
   for (const ParamInfo& param : layout.params()) {
@@ -92,19 +93,19 @@ FlatParamLayout agreed_layout(const std::vector<NamedParameter>& params, const P
       group.all_gather_bytes(as_bytes(description_of(layout, params.front().parameter.scalar_type())));
   for (std::size_t rank = 1; rank < all.size(); ++rank) {
     if (all[rank] == all[0]) continue;
-    fail(ErrorCode::invalid_argument, "{}: rank {} has '{}', rank 0 '{}', expected the same parameters", kMake, rank,
+    fail(ErrorCode::invalid_argument, "{}: rank {} has '{}', expected '{}' as on rank 0", kMake, rank,
          printable(as_text(all[rank]), 1000), printable(as_text(all[0]), 1000));
   }
   return layout;
 }
 
-// The elements of a tensor in the order in which they lie in memory.
+// Returns the elements of a dense tensor in memory order.
 at::Tensor in_memory_order(const at::Tensor& tensor) { return tensor.detach().as_strided({tensor.numel()}, {1}); }
 
 }  // namespace
 
 FlatParamHandle::Switches FlatParamHandle::Switches::now() {
-  return {is_set("FSDP_SKIP_WRITEBACK_CHECK"), is_set("FSDP_USE_FAKE_ALL_GATHER"), is_set("FSDP_USE_FAKE_REDUCE")};
+  return {is_set("FSDP_SKIP_WRITEBACK_CHECK"), is_set("FSDP_USE_FAKE_ALL_GATHER")};
 }
 
 at::Tensor FlatParamExtensions::pre_flatten_transform(const std::string& /*fqn*/, const at::Tensor& parameter) {
@@ -119,14 +120,12 @@ FlatParamHandle::FlatParamHandle(const std::vector<NamedParameter>& params, cons
     : options_(options), group_(group), layout_(agreed_layout(params, group, options)) {
   const c10::NoGradGuard no_grad;
   const at::ScalarType dtype = params.front().parameter.scalar_type();
-  const MixedPrecision& mixed = options_.mixed_precision;
-  compute_dtype_ = mixed.param_dtype.value_or(dtype);
-  reduce_dtype_ = mixed.reduce_dtype.value_or(mixed.param_dtype.value_or(dtype));
+  compute_dtype_ = options_.mixed_precision.param_dtype.value_or(dtype);
   for (const ParamInfo& info : layout_.params()) {
     const auto found = std::find_if(params.begin(), params.end(), [&](const auto& p) { return p.fqn == info.fqn; });
     params_.push_back(found->parameter);
   }
-  flat_param_ = at::zeros({layout_.sharded_numel()}, at::TensorOptions().dtype(dtype).device(home()));
+  flat_param_ = at::zeros({layout_.sharded_numel()}, at::TensorOptions().dtype(dtype).device(shard_device()));
   for (std::size_t i = 0; i < params_.size(); ++i) {
     const std::optional<ShardParamInfo> info = layout_.shard_param_info(shard_rank(), i);
     if (!info) continue;
@@ -134,40 +133,43 @@ FlatParamHandle::FlatParamHandle(const std::vector<NamedParameter>& params, cons
         .copy_(in_memory_order(flattened(layout_.params()[i].fqn, params_[i], options_))
                    .narrow(0, info->intra_param_start_idx, info->numel_in_shard));
   }
-  whole_ = make_full(compute_dtype_);
+  unsharded_ = make_unsharded(compute_dtype_);
   for (std::size_t i = 0; i < params_.size(); ++i) {
-    const bool is_seen = options_.use_orig_params || !is_sharded(options_.strategy);
-    sharded_views_.push_back(is_seen ? sharded_view_of(flat_param_, i) : flat_param_.detach().narrow(0, 0, 0));
+    const bool has_view = options_.use_orig_params || !is_sharded(options_.strategy);
+    sharded_views_.push_back(has_view ? sharded_view_of(flat_param_, i) : flat_param_.detach().narrow(0, 0, 0));
     flat_param_.set_requires_grad(flat_param_.requires_grad() || params_[i].requires_grad());
   }
-  has_.resize(params_.size());
-  use(sharded_views_);
+  gradient_ = std::make_unique<FlatParamGradient>(*this);
+  set_params(sharded_views_);
 }
 
-// Where the shard is.
-at::Device FlatParamHandle::home() const { return options_.offload_params ? at::Device(at::kCPU) : options_.device; }
+FlatParamHandle::~FlatParamHandle() = default;
 
-// Has no memory yet where it isn't the flat parameter's.
-FlatParamHandle::Whole FlatParamHandle::make_full(at::ScalarType dtype) const {
-  Whole whole;
-  if (is_sharded(options_.strategy) || dtype != flat_param_.scalar_type() || home() != options_.device) {
-    whole.flat =
+at::Device FlatParamHandle::shard_device() const {
+  return options_.offload_params ? at::Device(at::kCPU) : options_.device;
+}
+
+// Returns an unsharded flat parameter, without memory unless it shares the shard's.
+FlatParamHandle::Unsharded FlatParamHandle::make_unsharded(at::ScalarType dtype) const {
+  Unsharded unsharded;
+  if (is_sharded(options_.strategy) || dtype != flat_param_.scalar_type() || shard_device() != options_.device) {
+    unsharded.flat =
         at::empty({layout_.padded_unsharded_numel()}, at::TensorOptions().dtype(dtype).device(options_.device));
   } else {
-    whole.flat = flat_param_.detach();
+    unsharded.flat = flat_param_.detach();
   }
-  whole.views = unflatten_as(whole.flat);  // made of what there is
-  if (!whole.flat.is_alias_of(flat_param_)) free_storage(whole.flat);
-  return whole;
+  unsharded.views = unflatten_as(unsharded.flat);  // extensions may read it, so its memory is freed after this
+  if (!unsharded.flat.is_alias_of(flat_param_)) free_storage(unsharded.flat);
+  return unsharded;
 }
 
-// Parameter `i`, as it was flattened, in something as long as the unsharded flat parameter.
+// Returns parameter `i` in the shape that was flattened, in a tensor of the size of the unsharded flat parameter.
 at::Tensor FlatParamHandle::flat_view_of(const at::Tensor& unsharded, std::size_t i) const {
   const ParamInfo& info = layout_.params()[i];
   return unsharded.detach().as_strided(info.shape, info.strides, info.offset);
 }
 
-// As it is to be seen.
+// Returns parameter `i` as the model uses it.
 at::Tensor FlatParamHandle::view_of(const at::Tensor& unsharded, std::size_t i) const {
   const at::Tensor view = flat_view_of(unsharded, i);
   return options_.extensions ? options_.extensions->post_unflatten_transform(layout_.params()[i].fqn, view) : view;
@@ -184,34 +186,40 @@ at::Tensor FlatParamHandle::piece_of(const at::Tensor& shard, std::size_t i) con
   return shard.detach().narrow(0, info.offset_in_shard, info.numel_in_shard);
 }
 
-at::Tensor FlatParamHandle::piece_of_full(const at::Tensor& whole, std::size_t i) const {
+// Returns parameter `i` as it looks while sharded, in a tensor of the size of a shard.
+at::Tensor FlatParamHandle::sharded_view_of(const at::Tensor& shard, std::size_t i) const {
+  return is_sharded(options_.strategy) ? piece_of(shard, i) : view_of(shard, i);
+}
+
+at::Tensor FlatParamHandle::piece_of_full(const at::Tensor& full, std::size_t i) const {
   const ParamInfo& info = layout_.params()[i];
   const ShardParamInfo part = layout_.shard_param_info(shard_rank(), i).value_or(ShardParamInfo());
-  at::Tensor ordered = whole.detach();
+  at::Tensor ordered = full.detach();
   if (ordered.strides() != at::IntArrayRef(info.strides)) {
     ordered = at::empty_strided(info.shape, info.strides, ordered.options()).copy_(ordered);
   }
   return in_memory_order(ordered).narrow(0, part.intra_param_start_idx, part.numel_in_shard);
 }
 
-void FlatParamHandle::use(const std::vector<at::Tensor>& views) {
+void FlatParamHandle::set_params(const std::vector<at::Tensor>& views) {
   for (std::size_t i = 0; i < params_.size(); ++i) params_[i].set_data(views[i]);
 }
 
 // --- parameters
 
 void FlatParamHandle::start_unshard() {
-  if (is_gathered_ || whole_.flat.is_alias_of(flat_param_)) return;
+  if (is_gathered_ || unsharded_.flat.is_alias_of(flat_param_)) return;
   const c10::NoGradGuard no_grad;
-  allocate_storage(whole_.flat);
+  allocate_storage(unsharded_.flat);
   const at::Tensor shard = flat_param_.detach();
   if (!is_sharded(options_.strategy)) {
-    whole_.flat.copy_(shard);
+    unsharded_.flat.copy_(shard);
   } else if (switches_.fakes_all_gather) {
-    whole_.flat.zero_();
-    my_part_of(whole_.flat).copy_(shard);
+    unsharded_.flat.zero_();
+    shard_of(unsharded_.flat).copy_(shard);
   } else {
-    gathering_ = group_.start_all_gather_into(whole_.flat, shard.to(options_.device, whole_.flat.scalar_type()));
+    gathering_ =
+        group_.start_all_gather_into(unsharded_.flat, shard.to(options_.device, unsharded_.flat.scalar_type()));
   }
   is_gathered_ = true;
 }
@@ -220,12 +228,12 @@ void FlatParamHandle::unshard() {
   if (is_unsharded_) return;
   start_unshard();
   gathering_.wait();
-  use(whole_.views);
+  set_params(unsharded_.views);
   is_unsharded_ = true;
 }
 
 void FlatParamHandle::reshard(bool frees_unsharded) {
-  if (is_unsharded_) use(sharded_views_);
+  if (is_unsharded_) set_params(sharded_views_);
   is_unsharded_ = false;
   if (frees_unsharded) free_unsharded();
 }
@@ -233,46 +241,49 @@ void FlatParamHandle::reshard(bool frees_unsharded) {
 void FlatParamHandle::free_unsharded() {
   if (!is_gathered_ || is_unsharded_) return;
   gathering_.wait();
-  free_storage(whole_.flat);
+  free_storage(unsharded_.flat);
   is_gathered_ = false;
 }
 
 void FlatParamHandle::use_full_precision(bool on) {
   const at::ScalarType dtype = on ? flat_param_.scalar_type() : compute_dtype_;
-  if (whole_.flat.scalar_type() == dtype) return;
+  if (unsharded_.flat.scalar_type() == dtype) return;
   if (is_gathered_ || is_unsharded_) {
-    fail(ErrorCode::internal, "the precision of '{}' changes while it is whole", layout_.params()[0].fqn);
+    fail(ErrorCode::internal, "use_full_precision: the flat parameter of '{}' is {}, expected it sharded and freed",
+         printable(layout_.params()[0].fqn), is_unsharded_ ? "unsharded" : "gathered");
   }
   const c10::NoGradGuard no_grad;
-  whole_ = make_full(dtype);
+  unsharded_ = make_unsharded(dtype);
 }
 
 void FlatParamHandle::to_cpu() {
   const c10::NoGradGuard no_grad;
-  if (!is_unsharded_ || whole_.flat.is_cpu()) return;
-  use(unflatten_as(whole_.flat.cpu()));
+  if (!is_unsharded_ || unsharded_.flat.is_cpu()) return;
+  set_params(unflatten_as(unsharded_.flat.cpu()));
   if (!is_gathered_) return;
-  free_storage(whole_.flat);
+  free_storage(unsharded_.flat);
   is_gathered_ = false;
 }
 
-// This rank's shard in the unsharded flat parameter.
-at::Tensor FlatParamHandle::my_part_of(const at::Tensor& unsharded) const {
+// Returns this rank's shard in a tensor of the size of the unsharded flat parameter.
+at::Tensor FlatParamHandle::shard_of(const at::Tensor& unsharded) const {
   return unsharded.detach().narrow(0, shard_rank() * layout_.sharded_numel(), layout_.sharded_numel());
 }
 
 at::Tensor FlatParamHandle::flatten_tensors(const std::vector<at::Tensor>& tensors) const {
   const c10::NoGradGuard no_grad;
   if (tensors.size() != params_.size()) {
-    fail(ErrorCode::invalid_argument, "{} tensors to flatten, expected the {} of '{}' and what follows", tensors.size(),
+    fail(ErrorCode::invalid_argument,
+         "flatten tensors: {} tensors given, expected {}, one for each parameter from '{}' on", tensors.size(),
          params_.size(), printable(layout_.params()[0].fqn));
   }
   at::Tensor flat = at::zeros({layout_.padded_unsharded_numel()}, tensors[0].options().requires_grad(false));
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const at::Tensor view = view_of(flat, i);
     if (tensors[i].sizes() != view.sizes()) {
-      fail(ErrorCode::invalid_argument, "'{}' is {}, expected {}", printable(layout_.params()[i].fqn),
-           shape_to_string(tensors[i].sizes().vec()), shape_to_string(view.sizes().vec()));
+      fail(ErrorCode::invalid_argument, "flatten tensors: '{}' has shape {}, expected {}",
+           printable(layout_.params()[i].fqn), shape_to_string(tensors[i].sizes().vec()),
+           shape_to_string(view.sizes().vec()));
     }
     view.copy_(tensors[i].detach());
   }
@@ -281,7 +292,7 @@ at::Tensor FlatParamHandle::flatten_tensors(const std::vector<at::Tensor>& tenso
 
 void FlatParamHandle::write_back_unsharded() {
   const c10::NoGradGuard no_grad;
-  flat_param_.detach().copy_(my_part_of(flatten_tensors(params_)));
+  flat_param_.detach().copy_(shard_of(flatten_tensors(params_)));
 }
 
 bool FlatParamHandle::write_back_params() {
@@ -292,9 +303,10 @@ bool FlatParamHandle::write_back_params() {
     const at::Tensor &param = params_[i], &view = sharded_views_[i];
     if (view.numel() == 0 || param.is_alias_of(flat_param_)) continue;
     if (param.numel() != view.numel()) {
-      fail(ErrorCode::invalid_argument,
-           "parameter '{}' was given {} elements while it was sharded, expected the {} that this rank has of it",
-           printable(layout_.params()[i].fqn), param.numel(), view.numel());
+      fail(
+          ErrorCode::invalid_argument,
+          "write back parameters: the data assigned to sharded parameter '{}' has {} elements, expected this rank's {}",
+          printable(layout_.params()[i].fqn), param.numel(), view.numel());
     }
     view.copy_(param.detach().reshape(view.sizes()));
     params_[i].set_data(view);
@@ -303,5 +315,16 @@ bool FlatParamHandle::write_back_params() {
   if (wrote) free_unsharded();
   return wrote;
 }
+
+// --- gradients
+
+void FlatParamHandle::prepare_gradient_for_backward() { gradient_->prepare_for_backward(); }
+void FlatParamHandle::take_gradient(std::size_t i) { gradient_->take(i); }
+bool FlatParamHandle::has_unsharded_gradient() const { return gradient_->has_unsharded(); }
+void FlatParamHandle::start_reduce_gradient() { gradient_->start_reduce(); }
+void FlatParamHandle::finish_reduce_gradient() { gradient_->finish_reduce(); }
+void FlatParamHandle::prepare_gradient_for_optim() { gradient_->prepare_for_optim(); }
+const at::Tensor& FlatParamHandle::sharded_gradient() const { return gradient_->sharded(); }
+void FlatParamHandle::unshard_grad() { gradient_->unshard(); }
 
 }  // namespace tessera::fsdp

@@ -1,5 +1,5 @@
 #pragma once
-// What a rank has of a parameter, or of an optimizer's state of one, for a checkpoint: boxes of it.
+// A rank's boxes of a parameter, or of the optimizer state of a parameter, as saved in a checkpoint.
 
 #include "tessera/fsdp/flat_param_handle.h"
 #include "tessera/tensor/checkpointable.h"
@@ -9,9 +9,9 @@ namespace tessera::fsdp {
 
 class FlatParamPart : public Checkpointable {
  public:
-  // `piece` has this rank's elements of parameter `param`, in the order in which its shard has them: one-dimensional,
-  // of any dtype. Where the parameter is the local tensor of a DTensor, `spec` says of which: that is of what these are
-  // boxes. Null if it is a tensor by itself.
+  // `piece` contains this rank's elements of parameter `param` in the order of its shard: one-dimensional, of any
+  // dtype. If the parameter is the local tensor of a DTensor, `spec` is that of the DTensor, and the boxes are boxes of
+  // the DTensor. Otherwise `spec` is null.
   FlatParamPart(const FlatParamHandle& handle, std::size_t param, at::Tensor piece, const DTensorSpec* spec);
 
   const std::vector<std::int64_t>& size() const override { return size_; }

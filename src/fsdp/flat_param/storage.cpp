@@ -13,7 +13,7 @@ namespace tessera::fsdp {
 
 namespace {
 
-// Units are smaller than the shards of tensors, and come and go with every call.
+// Lower than for shards of tensors: units are smaller, and are allocated for every call.
 constexpr std::size_t kLargeBytes = std::size_t{1} << 20;
 
 }  // namespace
@@ -38,7 +38,7 @@ at::Tensor empty_flat(std::int64_t numel, const at::TensorOptions& options) {
 
 void return_free_memory() {
 #ifdef __GLIBC__
-  // Only of glibc's own heap: where another has taken its place (jemalloc, a sanitizer), this would begin one.
+  // Only for glibc's own malloc. If another has replaced it (jemalloc, a sanitizer), this would create a second heap.
   Dl_info malloc_info, trim_info;
   const bool has_both = ::dladdr(::dlsym(RTLD_DEFAULT, "malloc"), &malloc_info) != 0 &&
                         ::dladdr(::dlsym(RTLD_DEFAULT, "malloc_trim"), &trim_info) != 0;

@@ -1,21 +1,20 @@
 #pragma once
-// Memory of flat parameters, which comes and goes many times in a step: what one has given back, the next one gets.
+// Memory of flat parameters. It is freed and allocated many times in a step, and reused from one to the next.
 
 #include <ATen/core/Tensor.h>
 
 namespace tessera::fsdp {
 
-// A tensor's memory, given back and taken again while its views live on. Nobody may touch the tensor or its views in
-// between.
+// Frees a tensor's memory. The tensor and its views remain, but must not be accessed before allocate_storage.
 void free_storage(const at::Tensor& tensor);
-// For a tensor that is all of its storage. What it holds is undefined.
+// Allocates memory with undefined contents for a tensor that spans its entire storage.
 void allocate_storage(const at::Tensor& tensor);
 
-// One-dimensional, of undefined contents.
+// Returns a one-dimensional tensor with undefined contents.
 at::Tensor empty_flat(std::int64_t numel, const at::TensorOptions& options);
 
-// Gives memory that the heap has and nobody uses back to the system, where that can be done. Holes that large tensors
-// leave are otherwise kept, or taken for small ones, so that they can't be given back later.
+// Returns unused memory of the heap to the system, if the allocator supports it. Otherwise small allocations fill the
+// gaps that large tensors leave, and that memory cannot be returned later.
 void return_free_memory();
 
 }  // namespace tessera::fsdp

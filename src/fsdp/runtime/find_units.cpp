@@ -29,7 +29,7 @@ class Search {
   }
 
  private:
-  // Adds the units within `module`, and returns what is left for the one above.
+  // Adds the units inside `module`. Returns the parameters and modules left for the enclosing unit.
   FoundUnit visit(torch::nn::Module& module, const std::string& name, const std::string& prefix, bool is_root) {
     FoundUnit own;
     own.name = name;
@@ -42,20 +42,19 @@ class Search {
     }
     for (const auto& child : module.named_children()) {
       const std::string child_name = prefix + child.key();
-      FoundUnit left = visit(*child.value(), child_name, child_name + ".", /*is_root=*/false);
-      own.params.insert(own.params.end(), left.params.begin(), left.params.end());
-      own.modules.insert(own.modules.end(), left.modules.begin(), left.modules.end());
+      FoundUnit rest = visit(*child.value(), child_name, child_name + ".", /*is_root=*/false);
+      own.params.insert(own.params.end(), rest.params.begin(), rest.params.end());
+      own.modules.insert(own.modules.end(), rest.modules.begin(), rest.modules.end());
     }
     own.wrappable = dynamic_cast<Wrappable*>(&module);
     if (is_root || own.wrappable == nullptr || own.params.empty()) return own;
     if (policy_ && !policy_(module, numel_of(own))) return own;
     check_free(own);
     add(std::move(own));
-    FoundUnit nothing;
-    return nothing;
+    return FoundUnit{};
   }
 
-  // A module that the model has under two names is one unit.
+  // A module that the model contains under two names is one unit.
   void add(FoundUnit unit) {
     const auto same =
         std::find_if(units_.begin(), units_.end(), [&](const auto& u) { return u.wrappable == unit.wrappable; });
@@ -77,8 +76,8 @@ class Search {
 
   static void check_free(const FoundUnit& unit) {
     if (unit.wrappable == nullptr || unit.wrappable->unit() == nullptr) return;
-    fail(ErrorCode::invalid_argument, "module '{}' is sharded already, expected a FullyShardedDataParallel of it once",
-         printable(unit.name));
+    fail(ErrorCode::invalid_argument,
+         "module '{}' is sharded already, expected it in one FullyShardedDataParallel only", printable(unit.name));
   }
 
   void check_once() const {
@@ -88,12 +87,11 @@ class Search {
         const auto [found, is_new] =
             where.try_emplace(param.parameter.unsafeGetTensorImpl(), std::make_pair(&unit, param.fqn));
         if (is_new || found->second.first == &unit) continue;
-        fail(
-            ErrorCode::invalid_argument,
-            "parameter '{}' of unit '{}' is also '{}' of unit '{}', expected it in one: let the policy leave out both, "
-            "so that it belongs to what holds them",
-            printable(found->second.second), printable(found->second.first->name), printable(param.fqn),
-            printable(unit.name));
+        fail(ErrorCode::invalid_argument,
+             "parameter '{}' of unit '{}' is also '{}' of unit '{}', expected it in one unit: exclude both modules "
+             "from the policy, so that the parameter belongs to the unit that contains them",
+             printable(found->second.second), printable(found->second.first->name), printable(param.fqn),
+             printable(unit.name));
       }
     }
   }

@@ -1,5 +1,5 @@
 #pragma once
-// Which parameters of a model belong to which unit.
+// Assignment of a model's parameters to units.
 
 #include <torch/nn/module.h>
 
@@ -12,15 +12,15 @@
 namespace tessera::fsdp {
 
 struct FoundUnit {
-  std::string name;                         // of its module in the model
-  Wrappable* wrappable = nullptr;           // null for a model that isn't wrapped
-  std::vector<NamedParameter> params;       // by their names in the model
-  std::vector<torch::nn::Module*> modules;  // whose own parameters they are
+  std::string name;                         // of the unit's module in the model
+  Wrappable* wrappable = nullptr;           // null for a model that is not wrapped
+  std::vector<NamedParameter> params;       // under their names in the model
+  std::vector<torch::nn::Module*> modules;  // the modules that own the parameters
 };
 
-// The model itself first, also if it has no parameters, then the units within it in the order of the module's children,
-// each behind those within it. Throws Error(invalid_argument) for a parameter that would be in two units, and a module
-// that is a unit already.
+// Returns the units: first the model itself, even if it has no parameters, then the units inside it in the order of the
+// modules' children, inner units before outer ones. Throws Error(invalid_argument) if a parameter would be in two units
+// or a module is a unit already.
 std::vector<FoundUnit> find_units(torch::nn::Module& model, const Options& options);
 
 }  // namespace tessera::fsdp

@@ -23,7 +23,7 @@ void materialize_module(torch::nn::Module& module, const std::string& unit, at::
     if (!named.parameter.is_meta()) continue;
     if (!options.param_init_fn) {
       fail(ErrorCode::invalid_argument,
-           "'{}' of a {} in unit '{}' is on meta, expected Options::param_init_fn to give it values",
+           "'{}' of a {} in unit '{}' is on meta, expected Options::param_init_fn to initialize it",
            printable(named.fqn), module.name(), printable(unit));
     }
     materialize(named.parameter, device);
@@ -52,7 +52,7 @@ at::Device device_of(const FoundUnit& unit, const Options& options) {
 void initialize(const FoundUnit& unit, const ProcessGroup& group, const Options& options) {
   const c10::NoGradGuard no_grad;
   const at::Device device = device_of(unit, options);
-  group.agree_on("initialise a model", [&] {
+  group.agree_on("initialize a model", [&] {
     for (torch::nn::Module* module : unit.modules) {
       materialize_module(*module, unit.name, device, options);
       for (const auto& buffer : module->named_buffers(/*recurse=*/false)) {

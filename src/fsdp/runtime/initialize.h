@@ -1,15 +1,16 @@
 #pragma once
-// What a unit's parameters and buffers are before they are sharded.
+// Initialization of a unit's parameters and buffers before they are sharded.
 
 #include "fsdp/runtime/find_units.h"
 
 namespace tessera::fsdp {
 
-// Where the unit computes.
+// Returns the device on which the unit computes.
 at::Device device_of(const FoundUnit& unit, const Options& options);
 
-// Materialises what is on meta, and makes everything rank 0's if the options say so. A collective. Throws
-// Error(invalid_argument) on all ranks for parameters on meta that nothing initialises.
+// Materializes parameters and buffers on meta, moves buffers to the device, and broadcasts the values of rank 0 if the
+// options ask for it. A collective. Throws Error(invalid_argument) on all ranks if a tensor is on meta and there is no
+// param_init_fn.
 void initialize(const FoundUnit& unit, const ProcessGroup& group, const Options& options);
 
 }  // namespace tessera::fsdp

@@ -15,7 +15,7 @@ namespace tessera::fsdp {
 
 namespace {
 
-std::string shown(const Unit& unit) {
+std::string quoted_name(const Unit& unit) {
   return unit.name().empty() ? "the model itself" : fmt::format("'{}'", printable(unit.name()));
 }
 
@@ -27,7 +27,7 @@ Runtime::Runtime(std::shared_ptr<torch::nn::Module> module, const ProcessGroup& 
       options_(std::move(options)),
       full_precision_in_eval_(is_set("FSDP_USE_FULL_PREC_IN_EVAL")) {
   const std::vector<FoundUnit> found = group_.agree_on("shard a model", [&] {
-    if (!module_) fail(ErrorCode::invalid_argument, "there is no module, expected one");
+    if (!module_) fail(ErrorCode::invalid_argument, "the module is null, expected a module");
     if (options_.max_prefetched_units < 0) {
       fail(ErrorCode::invalid_argument, "max_prefetched_units is {}, expected 0 or more",
            options_.max_prefetched_units);
@@ -56,14 +56,14 @@ Runtime::Runtime(std::shared_ptr<torch::nn::Module> module, const ProcessGroup& 
   for (const at::Tensor& buffer : module_->buffers()) {
     if (buffer.defined() && buffer.is_floating_point()) buffers_.push_back({buffer, buffer.scalar_type()});
   }
-  return_free_memory();  // what the whole parameters had
+  return_free_memory();  // memory of the full parameters
 }
 
 Runtime::~Runtime() { *alive_ = false; }
 
-void Runtime::check_idle(std::string_view what) const {
+void Runtime::check_idle(std::string_view function) const {
   if (is_idle()) return;
-  fail(ErrorCode::invalid_argument, "{} within {} of the model, expected behind it", what,
+  fail(ErrorCode::invalid_argument, "{}: called in {} of the model, expected outside of forward and backward", function,
        in_forward_ ? "forward" : "backward");
 }
 
@@ -73,12 +73,13 @@ std::shared_ptr<Call> Runtime::begin_call(Unit& unit) {
   if (&unit == root_) {
     begin_forward();
   } else if (is_idle()) {
-    fail(ErrorCode::invalid_argument,
-         "{} was called by itself, while its parameters are sharded: call the FullyShardedDataParallel that holds it, "
-         "or call it in summon_full_params",
-         shown(unit));
+    fail(
+        ErrorCode::invalid_argument,
+        "forward: {} was called while its parameters are sharded, expected a call of the FullyShardedDataParallel that "
+        "contains it, or in summon_full_params",
+        quoted_name(unit));
   }
-  const bool is_recomputed = in_backward_;  // what a checkpointed module calls again
+  const bool is_recomputed = in_backward_;  // by activation checkpointing
   if (!is_recomputed) {
     check_order(&unit);
     if (std::find(calls_.begin(), calls_.end(), &unit) == calls_.end()) unit.first_call = clock_ + 1;
@@ -95,11 +96,12 @@ std::shared_ptr<Call> Runtime::begin_call(Unit& unit) {
 }
 
 void Runtime::begin_forward() {
-  if (in_forward_) fail(ErrorCode::invalid_argument, "the model was called within its own forward");
+  if (in_forward_)
+    fail(ErrorCode::invalid_argument, "forward: the model was called in its own forward, expected one call at a time");
   if (in_backward_) abandon();
   in_full_precision_ = full_precision_in_eval_ && !module_->is_training();
   for (Unit* unit : units_) {
-    unit->handle()->free_unsharded();  // the optimizer may have changed the shard since
+    unit->handle()->free_unsharded();  // the optimizer may have changed the shard
     unit->handle()->write_back_params();
     unit->handle()->use_full_precision(in_full_precision_);
   }
@@ -128,7 +130,7 @@ void Runtime::hook_output(const std::shared_ptr<Call>& call, const at::Tensor& t
 void Runtime::end_call(const std::shared_ptr<Call>& call, bool has_gradient) {
   Unit& unit = call->unit;
   call->end = ++clock_;
-  if (in_backward_) return;  // its backward is next
+  if (in_backward_) return;  // its backward follows
   if (has_gradient) ++unit.calls_ahead;
   if (std::find(ended_.begin(), ended_.end(), &unit) == ended_.end()) ended_.push_back(&unit);
   if (unit.handle() != nullptr) {
@@ -144,7 +146,7 @@ void Runtime::end_forward(bool has_gradient) {
   is_order_checked_ = true;
   in_forward_ = false;
   if (has_gradient) return;
-  for (Unit* unit : units_) unit->handle()->reshard();  // what was prefetched and not needed
+  for (Unit* unit : units_) unit->handle()->reshard();  // frees units that were prefetched but not called
 }
 
 void Runtime::abandon_call(const std::shared_ptr<Call>& call) {
@@ -155,10 +157,11 @@ void Runtime::abandon_call(const std::shared_ptr<Call>& call) {
   if (&call->unit == root_) in_forward_ = false;
 }
 
-// Whether this is the last call of forward, as far as the one before tells: its backward is the first.
+// Returns whether this is the last call of forward, judging by the previous forward. Its backward is the first.
 bool Runtime::is_last_call() const { return calls_.size() == before_.size() && calls_ == before_; }
 
-// In the first forward. A collective.
+// Compares the next call, or the end of forward if null, with those of the other ranks. A collective in the first
+// forward; does nothing later.
 void Runtime::check_order(const Unit* unit) {
   if (is_order_checked_ || group_.size() == 1) return;
   const auto found = std::find_if(owned_.begin(), owned_.end(), [&](const auto& owned) { return owned.get() == unit; });
@@ -167,12 +170,12 @@ void Runtime::check_order(const Unit* unit) {
   group_.all_gather_into(all, mine);
   const auto name_of = [&](int rank) {
     const auto i = static_cast<std::size_t>(all[rank].item<std::int64_t>());
-    return i < owned_.size() ? "calls " + shown(*owned_[i]) : std::string("has ended its forward");
+    return i < owned_.size() ? "calls " + quoted_name(*owned_[i]) : std::string("ended forward");
   };
   for (int rank = 1; rank < group_.size(); ++rank) {
     if (all[rank].item<std::int64_t>() == all[0].item<std::int64_t>()) continue;
     fail(ErrorCode::invalid_argument,
-         "call {} of a unit: rank {} {}, rank 0 {}; expected that all ranks call the same units in the same order",
+         "forward: at call {} of a unit, rank {} {}, rank 0 {}, expected the same units in the same order on all ranks",
          calls_.size() + 1, rank, name_of(rank), name_of(0));
   }
 }
@@ -206,7 +209,7 @@ void Runtime::cast_buffers(bool own_dtype) {
 void Runtime::pre_backward(const std::shared_ptr<Call>& call) {
   const c10::NoGradGuard no_grad;
   if (!in_backward_) begin_backward();
-  if (call->backward == backward_) return;  // another result of it
+  if (call->backward == backward_) return;  // another result of the same call
   call->backward = backward_;
   complete_after(call->end);
   Unit& unit = call->unit;
@@ -244,11 +247,11 @@ void Runtime::open(const std::shared_ptr<Call>& call) {
   }
 }
 
-void Runtime::complete_what_is_done() {
+void Runtime::complete_done_units() {
   while (!open_.empty() && open_.back()->is_done()) complete(*open_.back());
 }
 
-// The engine has reached the result of a call that ended at `end`.
+// Called when the engine has reached a result of a call that ended at `end`.
 void Runtime::complete_after(std::uint64_t end) {
   const auto is_over = [&](const Unit& unit) {
     return unit.calls_ahead == 0 && std::all_of(unit.open_calls.begin(), unit.open_calls.end(),
@@ -303,7 +306,7 @@ void Runtime::end_backward() {
   in_backward_ = false;
 }
 
-// A backward that threw.
+// Cleans up after a backward that threw.
 void Runtime::abandon() {
   open_.clear();
   for (Unit* unit : units_) unit->open_calls.clear();

@@ -1,11 +1,11 @@
 #pragma once
-// When the units of a model are put together and taken apart, and their gradients reduced.
+// Schedules when a model's units are unsharded and resharded, and when their gradients are reduced.
 //
-// In which order. The engine runs a backward's nodes from the latest made to the first, as far as they are ready, and
-// the nodes that add up a gradient at once. So when it reaches a result of a call, whatever was called after that call
-// had ended is over, be it that all its gradients have come or that some never will. Units are completed (taken apart,
-// and their reduction begun) from the last called to the first, each when its gradients have come or the engine has
-// gone past it. That order is the same on all ranks, also where a parameter has a gradient on some of them only.
+// Order in backward: among the nodes that are ready, the autograd engine runs the one that was created last, but nodes
+// that accumulate a gradient immediately. So when it reaches a result of a call, backward of all calls that began after
+// that call had ended is over: their gradients have arrived or never will. Units are completed (resharded, and their
+// reduction started) from the last called to the first, each as soon as its gradients have arrived or the engine has
+// passed it. This order is the same on all ranks, even if a parameter has a gradient on some ranks only.
 
 #include <torch/nn/module.h>
 
@@ -29,18 +29,18 @@ class Runtime {
   const ProcessGroup& group() const { return group_; }
   const Options& options() const { return options_; }
   Unit& root() const { return *root_; }
-  /// Those with parameters; the root first if it has any.
+  // The units with parameters; the root first if it has any.
   const std::vector<Unit*>& units() const { return units_; }
   bool is_idle() const { return !in_forward_ && !in_backward_; }
   double communication_seconds() const { return std::chrono::duration<double>(waited_).count(); }
-  // Throws Error(invalid_argument) unless it is idle.
-  void check_idle(std::string_view what) const;
+  // Throws Error(invalid_argument) unless idle. `function` is the name of the caller.
+  void check_idle(std::string_view function) const;
 
-  // To what options say, or back to what they were.
+  // Casts the buffers to buffer_dtype of the options, or back to their own dtypes.
   void cast_buffers(bool own_dtype);
 
   bool syncs_gradients = true;
-  bool is_summoned = false;  // all is whole, and calls are those of the modules
+  bool is_summoned = false;  // all units are unsharded, and calls are plain calls of the modules
 
   // --- forward
 
@@ -48,14 +48,15 @@ class Runtime {
   void cast_input(const Unit& unit, at::Tensor& tensor) const;
   void hook_output(const std::shared_ptr<Call>& call, const at::Tensor& tensor);
   void end_call(const std::shared_ptr<Call>& call, bool has_gradient);
-  // After a forward that threw.
+  // Called instead of end_call if forward threw.
   void abandon_call(const std::shared_ptr<Call>& call);
 
   // --- backward
 
-  // Which one; it counts those that have begun.
+  // The number of backward passes that have begun.
   std::uint64_t backward() const { return backward_; }
-  void complete_what_is_done();
+  // Completes units from the last called on, as long as their gradients have arrived.
+  void complete_done_units();
 
  private:
   void begin_forward();
@@ -82,22 +83,22 @@ class Runtime {
   std::vector<Unit*> units_;
   struct Buffer {
     at::Tensor tensor;
-    at::ScalarType dtype;  // its own
+    at::ScalarType dtype;  // the original
   };
-  std::vector<Buffer> buffers_;  // of floating point
+  std::vector<Buffer> buffers_;  // those with a floating-point dtype
 
   bool in_forward_ = false, in_backward_ = false, is_order_checked_ = false;
-  const bool full_precision_in_eval_;  // as the environment said
+  const bool full_precision_in_eval_;  // FSDP_USE_FULL_PREC_IN_EVAL, read by the constructor
   bool in_full_precision_ = false;
-  std::uint64_t clock_ = 0;            // of beginnings and ends of calls
-  std::vector<Unit*> calls_, before_;  // of this forward, of the one before
-  std::vector<Unit*> ended_;           // each unit once, in the order in which its calls ended first
+  std::uint64_t clock_ = 0;            // incremented when a call begins and when it ends
+  std::vector<Unit*> calls_, before_;  // the calls of this forward, and of the previous one
+  std::vector<Unit*> ended_;           // units in the order in which their first calls ended
 
   std::uint64_t backward_ = 0;
-  std::vector<Unit*> open_;  // reached in backward, in the order of their calls
+  std::vector<Unit*> open_;  // reached by backward and not completed, in the order of their calls
   std::deque<Unit*> reducing_;
   std::chrono::steady_clock::duration waited_{};
-  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  // for the hooks, which outlive this
+  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  // for hooks, which may outlive the runtime
 };
 
 }  // namespace tessera::fsdp

@@ -24,7 +24,7 @@ std::shared_ptr<Accumulators> Unit::accumulators() {
       now->params.push_back(i);
       now->nodes.push_back(torch::autograd::impl::grad_accumulator(params[i]));
     } else {
-      now->tells_end = false;  // the gradient of what goes through it may come last
+      now->tells_end = false;  // gradients that pass through the parameter may be computed last
     }
   }
   if (now->nodes.empty()) return nullptr;
@@ -44,7 +44,7 @@ std::shared_ptr<Accumulators> Unit::accumulators() {
 void Unit::on_gradient(Accumulators& accumulators, std::size_t param) {
   handle_->take_gradient(param);
   if (accumulators.backward != runtime_.backward() || accumulators.waiting == 0) return;
-  if (--accumulators.waiting == 0) runtime_.complete_what_is_done();
+  if (--accumulators.waiting == 0) runtime_.complete_done_units();
 }
 
 bool Unit::is_done() const {

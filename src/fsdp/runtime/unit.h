@@ -1,5 +1,5 @@
 #pragma once
-// A part of a model that is sharded by itself, and what is under way in it.
+// A part of a model that is sharded separately, and the state of its calls.
 
 #include <cstdint>
 #include <memory>
@@ -14,14 +14,14 @@ namespace tessera::fsdp {
 
 class Runtime;
 
-// The nodes in which a forward's gradients end. The same from forward to forward, unless the parameters change dtype
-// when they become whole.
+// The graph nodes that accumulate the gradients of a unit's parameters. They are the same in each forward, unless the
+// dtype of the parameters changes when they are unsharded.
 struct Accumulators {
-  std::vector<std::size_t> params;  // of the handle
-  std::vector<Accumulator> nodes;   // one each
-  std::size_t waiting = 0;          // of how many the gradient hasn't come yet in this backward
-  bool tells_end = true;            // whether nothing of the unit is needed once all gradients have come
-  std::uint64_t backward = 0;       // in which they are waited for
+  std::vector<std::size_t> params;  // indices in the handle
+  std::vector<Accumulator> nodes;   // one per element of `params`
+  std::size_t waiting = 0;          // the number of gradients that have not arrived in this backward
+  bool tells_end = true;            // whether the unit is no longer needed once all gradients have arrived
+  std::uint64_t backward = 0;       // the number of the backward that `waiting` refers to
 };
 
 // One call of forward whose result has a gradient.
@@ -30,12 +30,12 @@ struct Call {
   std::uint64_t first;  // when the unit was first called in the same forward, by the runtime's clock
   std::uint64_t begin, end = 0;
   std::shared_ptr<Accumulators> accumulators;
-  std::uint64_t backward = 0;  // in which it was reached last
+  std::uint64_t backward = 0;  // the number of the backward that reached the call last
 };
 
 class Unit {
  public:
-  // `handle` is null for a model all of whose parameters are in units within it.
+  // `handle` is null if all parameters of the model are in units inside it.
   Unit(Runtime& runtime, std::string name, std::unique_ptr<FlatParamHandle> handle, Wrappable* module);
   ~Unit();
   Unit(const Unit&) = delete;
@@ -45,20 +45,20 @@ class Unit {
   const std::string& name() const { return name_; }
   FlatParamHandle* handle() const { return handle_.get(); }
 
-  // Those of the parameters as they are, which is whole; null if none needs a gradient.
+  // Returns the accumulators of the parameters, which must be unsharded; null if none requires a gradient.
   std::shared_ptr<Accumulators> accumulators();
-  // Whether all gradients of what a backward has reached have come.
+  // Returns whether all gradients of the open calls have arrived.
   bool is_done() const;
 
   // --- in a backward
 
-  std::vector<std::shared_ptr<Call>> open_calls;  // reached, and not known to have ended
-  std::int64_t calls_ahead = 0;                   // of forward, not reached yet
-  std::uint64_t first_call = 0;                   // of the forward that was begun last
-  std::uint64_t prepared_in = 0;                  // the backward for which the gradient was set aside
+  std::vector<std::shared_ptr<Call>> open_calls;  // reached by backward, and not known to have ended
+  std::int64_t calls_ahead = 0;                   // calls of forward that backward has not reached
+  std::uint64_t first_call = 0;                   // the clock at the unit's first call in the latest forward
+  std::uint64_t prepared_in = 0;                  // the number of the backward that the gradient was prepared for
 
  private:
-  // Outlives the unit in the hooks.
+  // Shared with the hooks, which may outlive the unit.
   struct Link {
     Unit* unit;
   };

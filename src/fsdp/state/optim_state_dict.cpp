@@ -1,4 +1,4 @@
-// The state of an optimizer of a sharded model by the names of its parameters.
+// State dicts of an optimizer of a sharded model.
 
 #include <c10/core/GradMode.h>
 #include <torch/optim/optimizer.h>
@@ -14,14 +14,14 @@ namespace tessera::fsdp {
 
 namespace {
 
-// Whether it has an element for each of the parameter's.
-bool is_of_elements(const Value& value) {
+// Returns whether a value has one element per element of the parameter.
+bool is_elementwise(const Value& value) {
   const auto* tensor = value.get_if<at::Tensor>();
   return value.is_any_tensor() && !(tensor != nullptr && tensor->dim() == 0);
 }
 
-// What an optimizer works on, by names for get_optimizer_state_dict: with use_orig_params the model itself, else a
-// module that has the flat parameters and what isn't in one.
+// A module with the parameters that an optimizer works on, for get_optimizer_state_dict: with use_orig_params the model
+// itself, otherwise a module that contains the flat parameters and the parameters that are in none.
 class OptimizedModule {
  public:
   explicit OptimizedModule(const Runtime& runtime)
@@ -48,10 +48,10 @@ class OptimizedModule {
 
   torch::nn::Module& module() const { return *module_; }
   const ShardedParams& params() const { return params_; }
-  // Of those that aren't in there.
+  // The parts of all other parameters that are local tensors of DTensors.
   const ParameterParts& parts() const { return parts_; }
 
-  // The state by the names of parameters, where what is cut is this rank's piece of it: a FlatParamPart.
+  // Converts a state by names in module() to one by names in the model. Sharded tensors become a FlatParamPart.
   StateDict to_parameters(const StateDict& optimized) const {
     Dict states;
     for (const auto& [key, value] : optimized.at("state").get<Dict>()) {
@@ -94,11 +94,11 @@ class OptimizedModule {
     return result;
   }
 
-  // The reverse: `states` of parameters, pieces where they are cut, as the optimizer has them.
+  // The inverse. `states` contains pieces of sharded parameters, and full tensors of others.
   StateDict to_optimized(const Dict& states, const List& groups) const {
     StateDict result{{"state", Dict()}, {"param_groups", List()}};
     Dict& optimized = result.at("state").get<Dict>();
-    std::map<std::string, std::string> names;  // of the optimizer's, by the parameter's
+    std::map<std::string, std::string> names;  // names in module(), by names in the model
     for (const auto& [flat_name, handle] : flat_) {
       for (const ParamInfo& info : handle->layout().params()) names[info.fqn] = flat_name;
       Dict flat = flat_state_of(*handle, states);
@@ -115,12 +115,12 @@ class OptimizedModule {
     }
     for (Value group : groups) {
       List params;
-      std::set<std::string> there;
+      std::set<std::string> seen;
       for (const Value& param : group.get<Dict>().at("params").get<List>()) {
         const auto& fqn = param.get<std::string>();
         const auto found = names.find(fqn);
         const std::string& name = found == names.end() ? fqn : found->second;
-        if (there.insert(name).second) params.push_back(name);
+        if (seen.insert(name).second) params.push_back(name);
       }
       group.get<Dict>()["params"] = std::move(params);
       result.at("param_groups").get<List>().push_back(std::move(group));
@@ -134,7 +134,7 @@ class OptimizedModule {
     return found == others_.end() ? name : found->second;
   }
 
-  // `state` with what `part_of` makes of its tensors, which have `numel` elements each.
+  // Returns `state` with `part_of` applied to its tensors, which must be one-dimensional with `numel` elements.
   static Dict with_parts(const Dict& state, const std::string& fqn, std::int64_t numel,
                          const std::function<Value(const at::Tensor&)>& part_of) {
     Dict parts;
@@ -146,8 +146,8 @@ class OptimizedModule {
       }
       if (tensor->dim() != 1 || tensor->numel() != numel) {
         fail(ErrorCode::invalid_argument,
-             "the optimizer's {} of '{}' is {}, expected the {} elements that this rank has: make the optimizer after "
-             "the model was sharded, of its parameters()",
+             "the optimizer's {} of '{}' has shape {}, expected [{}], this rank's elements: construct the optimizer "
+             "from the sharded model's parameters()",
              to_string(key), printable(fqn), shape_to_string(tensor->sizes().vec()), numel);
       }
       parts[key] = part_of(*tensor);
@@ -155,25 +155,25 @@ class OptimizedModule {
     return parts;
   }
 
-  // Of pieces of a unit's parameters, one for the flat parameter.
+  // Assembles the state of a flat parameter from those of its parameters.
   Dict flat_state_of(const FlatParamHandle& handle, const Dict& states) const {
     Dict flat;
     for (std::size_t i = 0; i < handle.params().size(); ++i) {
       const Value* state = states.find(handle.layout().params()[i].fqn);
       if (state == nullptr) continue;
       for (const auto& [key, value] : state->get<Dict>()) {
-        if (!is_of_elements(value)) {
+        if (!is_elementwise(value)) {
           flat[key] = value;
           continue;
         }
-        const bool is_cut = is_sharded(handle.options().strategy);
-        const at::Tensor piece = is_cut ? value.get<at::Tensor>() : local_tensor(handle, i, key, value);
+        const bool has_pieces = is_sharded(handle.options().strategy);
+        const at::Tensor piece = has_pieces ? value.get<at::Tensor>() : local_tensor(handle, i, key, value);
         if (!flat.contains(key)) {
           flat[key] =
               at::zeros({handle.layout().sharded_numel()}, piece.options().device(handle.flat_param().device()));
         }
-        const at::Tensor& whole = flat.at(key).get<at::Tensor>();
-        const at::Tensor to = is_cut ? handle.piece_of(whole, i) : handle.unflatten_as(whole)[i];
+        const at::Tensor& shard = flat.at(key).get<at::Tensor>();
+        const at::Tensor to = has_pieces ? handle.piece_of(shard, i) : handle.unflatten_as(shard)[i];
         to.copy_(piece);
       }
     }
@@ -183,24 +183,24 @@ class OptimizedModule {
   at::Tensor local_tensor(const FlatParamHandle& handle, std::size_t i, const Key& key, const Value& value) const {
     const at::Tensor& param = handle.params()[i];
     if (const std::optional<at::Tensor> local = parts_.from_state(param, value)) return *local;
-    fail(ErrorCode::invalid_argument, "{} of '{}' is {}, expected a tensor {}", to_string(key),
+    fail(ErrorCode::invalid_argument, "{} of '{}' is {}, expected a tensor of shape {}", to_string(key),
          printable(handle.layout().params()[i].fqn), to_string(value, 60), shape_to_string(parts_.size_of(param)));
   }
 
   ShardedParams params_;
   ParameterParts parts_;
   std::shared_ptr<torch::nn::Module> module_;
-  std::map<std::string, FlatParamHandle*> flat_;  // by their names in module_
-  std::map<std::string, std::string> others_;     // names in the model, by those in module_
+  std::map<std::string, FlatParamHandle*> flat_;  // by names in module_
+  std::map<std::string, std::string> others_;     // names in the model, by names in module_
 };
 
-// Puts whole tensors in the place of parts.
+// Replaces parts by full tensors. A collective.
 void make_full(Dict& states, const ShardedParams& params, const std::vector<Unit*>& units,
                const FullStateOptions& full) {
   for (const auto& [name, state] : Dict(states)) {
     if (params.count(std::get<std::string>(name)) != 0) continue;
     for (const auto& [key, value] : state.get<Dict>()) {
-      if (value.is_any_tensor()) states.at(name).get<Dict>()[key] = whole_of(value);
+      if (value.is_any_tensor()) states.at(name).get<Dict>()[key] = full_tensor_of(value);
     }
   }
   if (params.empty()) return;
@@ -218,13 +218,13 @@ void make_full(Dict& states, const ShardedParams& params, const std::vector<Unit
       }
     }
     for (const auto& [key, parts] : pieces) {
-      const std::vector<at::Tensor> whole = put_together(parts, full);
-      for (std::size_t k = 0; k < whole.size(); ++k) states.at(parts[k].param.fqn()).get<Dict>()[key] = whole[k];
+      const std::vector<at::Tensor> tensors = gather_full(parts, full);
+      for (std::size_t k = 0; k < tensors.size(); ++k) states.at(parts[k].param.fqn()).get<Dict>()[key] = tensors[k];
     }
   }
 }
 
-// That an optimizer works on `known` and nothing else.
+// Throws unless all parameters of an optimizer are in `known`.
 void check_parameters(const torch::optim::Optimizer& optimizer, const std::vector<at::Tensor>& known) {
   std::set<const void*> ours;
   for (const at::Tensor& param : known) ours.insert(param.unsafeGetTensorImpl());
@@ -233,8 +233,8 @@ void check_parameters(const torch::optim::Optimizer& optimizer, const std::vecto
     for (std::size_t i = 0; i < params.size(); ++i) {
       if (ours.count(params[i].unsafeGetTensorImpl()) != 0) continue;
       fail(ErrorCode::invalid_argument,
-           "parameter {} of group {} of the optimizer is none of the sharded model's: make the optimizer after the "
-           "model was sharded, of its parameters()",
+           "parameter {} of group {} of the optimizer is unknown, expected a parameter of the sharded model: construct "
+           "the optimizer from the sharded model's parameters()",
            i, g);
     }
   }
@@ -254,9 +254,9 @@ void ShardedModule::check_optimizer(const torch::optim::Optimizer& optimizer) co
 
 StateDict ShardedModule::optim_state_dict(const torch::optim::Optimizer& optimizer, StateDictType type,
                                           const FullStateOptions& full) {
-  runtime_->check_idle("optim_state_dict was called");
+  runtime_->check_idle("optim_state_dict");
   if (type == StateDictType::local) {
-    fail(ErrorCode::unsupported, "optim_state_dict: local, expected sharded or full");
+    fail(ErrorCode::unsupported, "optim_state_dict: type is local, expected sharded or full");
   }
   const c10::NoGradGuard no_grad;
   StateDict state = group().agree_on("get an optimizer's state", [&] {
@@ -271,20 +271,21 @@ StateDict ShardedModule::optim_state_dict(const torch::optim::Optimizer& optimiz
 
 void ShardedModule::load_optim_state_dict(torch::optim::Optimizer& optimizer, const StateDict& state_dict,
                                           const FullStateOptions& full) {
-  runtime_->check_idle("load_optim_state_dict was called");
+  runtime_->check_idle("load_optim_state_dict");
   const c10::NoGradGuard no_grad;
   const OptimizedModule optimized(*runtime_);
   StateDict states;
   const Value *all = state_dict.find("state"), *groups = state_dict.find("param_groups");
-  const bool brings = !full.rank0_only || group().rank() == 0;
+  const bool has_state = !full.rank0_only || group().rank() == 0;
   group().agree_on("load an optimizer's state", [&] {
     check_parameters(optimizer, parameters());
-    if (brings && (all == nullptr || groups == nullptr || !all->is<Dict>() || !groups->is<List>())) {
-      fail(ErrorCode::invalid_argument, "an optimizer's state dict has no 'state' and 'param_groups'");
+    if (has_state && (all == nullptr || groups == nullptr || !all->is<Dict>() || !groups->is<List>())) {
+      fail(ErrorCode::invalid_argument,
+           "the state dict has no 'state' or no 'param_groups', expected a dict and a list");
     }
   });
   StateDict rest;
-  if (brings) rest["param_groups"] = *groups;
+  if (has_state) rest["param_groups"] = *groups;
   List group_list;
   Problems problems;
   for_each_entry(rest, group(), full, problems,
@@ -297,12 +298,12 @@ void ShardedModule::load_optim_state_dict(torch::optim::Optimizer& optimizer, co
     }
     Dict pieces;
     for (const auto& [key, item] : value.get<Dict>()) {
-      pieces[key] = is_of_elements(item) ? Value(piece_in(item, param->second)) : item;
+      pieces[key] = is_elementwise(item) ? Value(piece_in(item, param->second)) : item;
     }
     states[name] = std::move(pieces);
   };
-  const Dict nothing;
-  for_each_entry(brings ? all->get<Dict>() : nothing, group(), full, problems, take);
+  const Dict none;
+  for_each_entry(has_state ? all->get<Dict>() : none, group(), full, problems, take);
   set_on_all(group(), "load an optimizer's state", [&](const std::function<void()>& confirm) {
     problems.raise("load an optimizer's state");
     OptimizerStateOptions options;

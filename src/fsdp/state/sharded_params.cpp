@@ -46,11 +46,11 @@ ParameterParts unsharded_parts(const Runtime& runtime) {
 
 void check_same_parts(const torch::nn::Module& module, const ProcessGroup& group) {
   const ParameterParts parts(module);
-  std::string mine;  // a line for each
+  std::string mine;  // one line per parameter
   for (const auto& param : module.named_parameters()) {
     const DTensorSpec* spec = param.value().defined() ? parts.find(param.value()) : nullptr;
     if (spec == nullptr) continue;
-    fmt::format_to(std::back_inserter(mine), "of '{}':", printable(param.key()));
+    fmt::format_to(std::back_inserter(mine), "'{}':", printable(param.key()));
     for (const LocalBox& box : spec->layout.local_boxes(*spec->mesh.coordinate())) {
       fmt::format_to(std::back_inserter(mine), " {}", to_string(box.box));
     }
@@ -62,71 +62,72 @@ void check_same_parts(const torch::nn::Module& module, const ProcessGroup& group
     std::istringstream here(mine), there{std::string(as_text(of_first))};
     std::string line_here, line_there;
     do {
-      if (!std::getline(here, line_here)) line_here = "none more";
-      if (!std::getline(there, line_there)) line_there = "none more";
+      if (!std::getline(here, line_here)) line_here = "none";
+      if (!std::getline(there, line_there)) line_there = "none";
     } while (line_here == line_there);
-    fail(
-        ErrorCode::invalid_argument,
-        "parts of parameters here are {}, but on rank 0 of the group {}: a model that is tensor parallel is sharded by "
-        "ranks that have the same part of it, such as the group of the mesh's other dimension",
-        line_here, line_there);
+    fail(ErrorCode::invalid_argument,
+         "this rank has parameter parts {}, expected {} as on rank 0 of the group: shard a tensor parallel model over "
+         "ranks that have the same part of it, such as the group of the mesh's other dimension",
+         line_here, line_there);
   });
 }
 
 at::Tensor piece_in(const Value& value, const ShardedParam& param) {
   const auto check_size = [&](const std::vector<std::int64_t>& size) {
     if (size == param.size()) return;
-    fail(ErrorCode::invalid_argument, "'{}' is {}, expected {}", printable(param.fqn()), shape_to_string(size),
+    fail(ErrorCode::invalid_argument, "'{}' has shape {}, expected {}", printable(param.fqn()), shape_to_string(size),
          shape_to_string(param.size()));
   };
-  if (const at::Tensor* whole = value.get_if<at::Tensor>()) {
-    check_size(whole->sizes().vec());
-    const at::Tensor local = param.spec != nullptr ? local_of_full(*param.spec, *whole) : *whole;
+  if (const at::Tensor* full = value.get_if<at::Tensor>()) {
+    check_size(full->sizes().vec());
+    const at::Tensor local = param.spec != nullptr ? local_of_full(*param.spec, *full) : *full;
     return param.handle->piece_of_full(local, param.index);
   }
   const auto* checkpointable = value.get_if<std::shared_ptr<Checkpointable>>();
   const auto part = checkpointable ? std::dynamic_pointer_cast<FlatParamPart>(*checkpointable) : nullptr;
   if (!part) {
-    fail(ErrorCode::invalid_argument, "'{}' is {}, expected a tensor, or what state_dict has of it",
+    fail(ErrorCode::invalid_argument, "'{}' has kind {}, expected a tensor or a value that state_dict returned",
          printable(param.fqn()), kind_name(value.kind()));
   }
   check_size(part->size());
   if (param.part(part->piece())->local_chunks() != part->local_chunks()) {
-    fail(ErrorCode::invalid_argument, "'{}' was cut in another way than here, expected it from a model on these ranks",
+    fail(ErrorCode::invalid_argument,
+         "'{}' is sharded differently, expected a value from a model with the same units on the same ranks",
          printable(param.fqn()));
   }
   return part->piece();
 }
 
-std::vector<at::Tensor> put_together(const std::vector<Piece>& pieces, const FullStateOptions& options) {
+std::vector<at::Tensor> gather_full(const std::vector<Piece>& pieces, const FullStateOptions& options) {
   if (pieces.empty()) return {};
   const c10::NoGradGuard no_grad;
   const FlatParamHandle& handle = *pieces[0].param.handle;
   const FlatParamLayout& layout = handle.layout();
-  const at::TensorOptions of = pieces[0].piece.options().device(handle.options().device).requires_grad(false);
-  const at::Tensor shard = at::zeros({layout.sharded_numel()}, of);
+  const at::TensorOptions tensor_options =
+      pieces[0].piece.options().device(handle.options().device).requires_grad(false);
+  const at::Tensor shard = at::zeros({layout.sharded_numel()}, tensor_options);
   for (const Piece& piece : pieces) handle.piece_of(shard, piece.param.index).copy_(piece.piece);
   const bool has_all = !options.rank0_only || handle.group().rank() == 0;
-  at::Tensor whole;
-  if (has_all) whole = at::empty({layout.padded_unsharded_numel()}, of);
+  at::Tensor unsharded;
+  if (has_all) unsharded = at::empty({layout.padded_unsharded_numel()}, tensor_options);
   if (options.rank0_only) {
-    handle.group().gather(whole, shard, 0);
+    handle.group().gather(unsharded, shard, 0);
   } else {
-    handle.group().all_gather_into(whole, shard);
+    handle.group().all_gather_into(unsharded, shard);
   }
   if (!has_all) return {};
-  std::vector<at::Tensor> params = handle.unflatten_as(whole), found;
+  std::vector<at::Tensor> params = handle.unflatten_as(unsharded), found;
   for (const Piece& piece : pieces) {
     const DTensorSpec* spec = piece.param.spec;
     at::Tensor param = params[piece.param.index];
     if (spec != nullptr) param = DTensor(spec->mesh, spec->layout, param).full_tensor();
     found.push_back(options.offload_to_cpu ? param.cpu() : param);
-    if (found.back().is_alias_of(whole)) found.back() = found.back().clone();  // one that is kept keeps no other
+    if (found.back().is_alias_of(unsharded)) found.back() = found.back().clone();  // does not keep the others alive
   }
   return found;
 }
 
-at::Tensor whole_of(const Value& value) {
+at::Tensor full_tensor_of(const Value& value) {
   if (const auto* tensor = value.get_if<at::Tensor>()) return *tensor;
   return DTensor::from_checkpointable(value.get<std::shared_ptr<Checkpointable>>())->full_tensor();
 }
@@ -136,7 +137,7 @@ void for_each_entry(const StateDict& state, const ProcessGroup& group, const Ful
   const auto take = [&](const Key& key, const Value& value) {
     try {
       const auto* name = std::get_if<std::string>(&key);
-      if (name == nullptr) fail(ErrorCode::invalid_argument, "key {} is an int, expected a name", to_string(key));
+      if (name == nullptr) fail(ErrorCode::invalid_argument, "key {} is an int, expected a string", to_string(key));
       f(*name, value);
     } catch (const Error& error) {
       problems.add("wrong", error.what());

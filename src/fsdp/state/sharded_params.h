@@ -1,5 +1,5 @@
 #pragma once
-// The parameters of a sharded model by name, and values of them, whole and in part.
+// The parameters of a sharded model by name, and conversion between their full tensors and pieces.
 
 #include <functional>
 #include <map>
@@ -18,48 +18,51 @@ namespace tessera::fsdp {
 struct ShardedParam {
   FlatParamHandle* handle;
   std::size_t index;
-  const DTensorSpec* spec;  // of the DTensor that it is the local tensor of; null if it is a tensor by itself
+  const DTensorSpec* spec;  // of the DTensor whose local tensor the parameter is, else null
 
   const std::string& fqn() const { return handle->layout().params()[index].fqn; }
-  // Of the DTensor.
+  // The shape of the full tensor, which is the DTensor if there is one.
   const std::vector<std::int64_t>& size() const;
-  // What a state dict has of it, or of a state of it, of which this rank has `piece`.
+  // Returns the state dict's value for this rank's `piece` of the parameter or of its optimizer state.
   std::shared_ptr<FlatParamPart> part(at::Tensor piece) const {
     return std::make_shared<FlatParamPart>(*handle, index, std::move(piece), spec);
   }
 };
 
 using ShardedParams = std::map<std::string, ShardedParam>;
-// Of the units' parameters; none where nothing is cut.
+// Returns the parameters of all units; empty if the strategy does not shard.
 ShardedParams sharded_params(const Runtime& runtime);
-// The other parameters that are local tensors of DTensors.
+// Returns the parts of all other parameters that are local tensors of DTensors.
 ParameterParts unsharded_parts(const Runtime& runtime);
-// That the ranks which shard a model have the same parts of its parameters. A collective; throws
-// Error(invalid_argument).
+// Throws Error(invalid_argument) on all ranks unless all ranks of `group` have the same parts of a tensor parallel
+// model's parameters. A collective.
 void check_same_parts(const torch::nn::Module& module, const ProcessGroup& group);
 
-// This rank's elements of a parameter, out of what a state dict of any type has of it: one-dimensional. Throws
-// Error(invalid_argument) for what isn't of its shape, or was cut in another way.
+// Returns this rank's elements of a parameter, one-dimensional, from its value in a state dict of type full or sharded.
+// Throws Error(invalid_argument) if the value has another shape or is sharded differently.
 at::Tensor piece_in(const Value& value, const ShardedParam& param);
 
-// Whole parameters out of their pieces on all ranks: `pieces` are of parameters of one handle. A collective, also of
-// the meshes of DTensors. On ranks other than 0 nothing, if `rank0_only`.
+// This rank's elements of a parameter.
 struct Piece {
   ShardedParam param;
   at::Tensor piece;
 };
-std::vector<at::Tensor> put_together(const std::vector<Piece>& pieces, const FullStateOptions& options);
+// Gathers full tensors from their pieces on all ranks. `pieces` are of parameters of one handle. Returns an empty
+// vector on ranks other than 0 if `rank0_only`. A collective, also of the meshes of DTensors.
+std::vector<at::Tensor> gather_full(const std::vector<Piece>& pieces, const FullStateOptions& options);
 
-// The whole tensor of one that isn't cut by FSDP, where it is a DTensor; else itself. A collective of its mesh.
-at::Tensor whole_of(const Value& value);
+// Returns the full tensor of a value that FSDP does not shard: a tensor itself, or the full tensor of a DTensor. A
+// collective of the DTensor's mesh.
+at::Tensor full_tensor_of(const Value& value);
 
-// Calls `f` for each entry of `state`; with `rank0_only` for each of rank 0's, on all ranks, one entry at a time in
-// memory: a collective then. What `f` throws, and keys that are no names, become `problems`.
+// Calls `f` for each entry of `state`. With `rank0_only` calls it on all ranks for each entry of rank 0, which is sent
+// one entry at a time to save memory; a collective then. Adds errors that `f` throws, and keys that are not strings, to
+// `problems`.
 void for_each_entry(const StateDict& state, const ProcessGroup& group, const FullStateOptions& options,
                     Problems& problems, const std::function<void(const std::string& name, const Value& value)>& f);
 
-// Calls `set(confirm)` on all ranks, which calls `confirm` before it changes anything: if it throws on one, it does on
-// all, and nothing is changed.
+// Calls `set(confirm)` on all ranks. `set` must call `confirm` before it changes anything. If `set` throws on any rank
+// before that, every rank throws and nothing is changed. A collective.
 void set_on_all(const ProcessGroup& group, std::string_view step,
                 const std::function<void(const std::function<void()>& confirm)>& set);
 

@@ -1,4 +1,4 @@
-// The state of a sharded model by the names of its parameters.
+// State dicts of a sharded model.
 
 #include <c10/core/GradMode.h>
 
@@ -19,7 +19,7 @@ std::string flat_name_of(const Unit& unit) {
   return unit.name().empty() ? std::string(kFlatParam) : fmt::format("{}.{}", unit.name(), kFlatParam);
 }
 
-// A unit's flat parameter, one-dimensional, cut over the ranks as it is.
+// Returns a unit's flat parameter as a one-dimensional tensor that is sharded over the ranks, without a copy.
 ShardedTensor flat_param_of(const FlatParamHandle& handle) {
   std::vector<RemoteDevice> placements;
   placements.reserve(static_cast<std::size_t>(handle.group().size()));
@@ -31,7 +31,7 @@ ShardedTensor flat_param_of(const FlatParamHandle& handle) {
                                           {handle.layout().padded_unsharded_numel()}, handle.group());
 }
 
-// Each of these gives what `state`, the module's own as it is, becomes.
+// Each of the following functions converts `state`, the state of the module with sharded parameters.
 
 StateDict sharded_state(StateDict state, const ShardedParams& params) {
   for (const auto& [name, param] : params) {
@@ -55,7 +55,7 @@ StateDict full_state(StateDict state, const ShardedParams& params, const std::ve
                      const FullStateOptions& full) {
   for (auto& [key, value] : state) {
     if (params.count(std::get<std::string>(key)) != 0) continue;
-    const at::Tensor tensor = whole_of(value);
+    const at::Tensor tensor = full_tensor_of(value);
     const at::Device device = full.offload_to_cpu ? at::Device(at::kCPU) : tensor.device();
     state.insert_or_assign(key, tensor.to(device, tensor.scalar_type(), /*non_blocking=*/false, /*copy=*/true));
   }
@@ -66,21 +66,23 @@ StateDict full_state(StateDict state, const ShardedParams& params, const std::ve
     for (std::size_t i = 0; i < handle.params().size(); ++i) {
       pieces.push_back({params.at(handle.layout().params()[i].fqn), handle.piece_of(handle.flat_param(), i)});
     }
-    const std::vector<at::Tensor> whole = put_together(pieces, full);
-    if (whole.empty()) continue;
-    for (std::size_t i = 0; i < whole.size(); ++i) state.insert_or_assign(handle.layout().params()[i].fqn, whole[i]);
+    const std::vector<at::Tensor> tensors = gather_full(pieces, full);
+    if (tensors.empty()) continue;
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      state.insert_or_assign(handle.layout().params()[i].fqn, tensors[i]);
+    }
     for (const SharedParamInfo& shared : handle.layout().shared_params()) {
-      state.insert_or_assign(shared.fqn, whole[shared.primary]);
+      state.insert_or_assign(shared.fqn, tensors[shared.primary]);
     }
   }
   return state;
 }
 
-// Of a unit's flat parameter, for this rank. Throws Error(invalid_argument) if it is none of this size.
+// Returns this rank's shard of a unit's flat parameter. Throws Error(invalid_argument) if it has another size.
 const at::Tensor& local_flat_param(const Value& value, const std::string& name, const FlatParamHandle& handle) {
   const at::Tensor& local = value.get<ShardedTensor>().local_tensor();
   if (local.sizes() != handle.flat_param().sizes()) {
-    fail(ErrorCode::invalid_argument, "'{}' has {} elements here, expected {}", printable(name), local.numel(),
+    fail(ErrorCode::invalid_argument, "'{}' has {} elements on this rank, expected {}", printable(name), local.numel(),
          handle.flat_param().numel());
   }
   return local;
@@ -89,11 +91,11 @@ const at::Tensor& local_flat_param(const Value& value, const std::string& name, 
 }  // namespace
 
 StateDict ShardedModule::state_dict(StateDictType type, const FullStateOptions& full) {
-  runtime_->check_idle("state_dict was called");
+  runtime_->check_idle("state_dict");
   runtime_->cast_buffers(/*own_dtype=*/true);
   for (const Unit* unit : runtime_->units()) unit->handle()->write_back_params();
   if (type == StateDictType::local && !ParameterParts(*module_ptr()).empty()) {
-    fail(ErrorCode::unsupported, "local state_dict of a model that is tensor parallel, expected sharded or full");
+    fail(ErrorCode::unsupported, "state_dict: type is local for a tensor parallel model, expected sharded or full");
   }
   StateDict state = get_model_state_dict(*module_ptr(), unsharded_parts(*runtime_));
   const ShardedParams params = sharded_params(*runtime_);
@@ -104,7 +106,7 @@ StateDict ShardedModule::state_dict(StateDictType type, const FullStateOptions& 
 }
 
 void ShardedModule::load_state_dict(const StateDict& state_dict, const FullStateOptions& full) {
-  runtime_->check_idle("load_state_dict was called");
+  runtime_->check_idle("load_state_dict");
   const c10::NoGradGuard no_grad;
   runtime_->cast_buffers(/*own_dtype=*/true);
   for (const Unit* unit : runtime_->units()) unit->handle()->write_back_params();
@@ -114,8 +116,8 @@ void ShardedModule::load_state_dict(const StateDict& state_dict, const FullState
 
   const ParameterParts parts = unsharded_parts(*runtime_);
   const StateDict now = get_model_state_dict(*module_ptr(), parts);
-  StateDict own;                                          // `now`, where it is cut, else what it is to be
-  std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // into the shards
+  StateDict own;                                          // the new value, but of sharded parameters that of `now`
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // destination in a shard, source
   const auto take = [&](const std::string& name, const Value& value) {
     if (const auto flat = flat_params.find(name); flat != flat_params.end() && !params.empty()) {
       const FlatParamHandle& handle = *flat->second->handle();
@@ -127,7 +129,8 @@ void ShardedModule::load_state_dict(const StateDict& state_dict, const FullState
       const ShardedParam& param = found->second;
       const at::Tensor to = param.handle->piece_of(param.handle->flat_param(), param.index);
       const at::Tensor from = piece_in(value, param);
-      if (from.data_ptr() != to.data_ptr()) copies.emplace_back(to, from.clone());  // not the state that was got here
+      if (from.data_ptr() != to.data_ptr())
+        copies.emplace_back(to, from.clone());  // unless it is this model's own state
       own.insert_or_assign(name, now.at(name));
     } else {
       own.insert_or_assign(name, value);

@@ -1,0 +1,68 @@
+#pragma once
+// The gradient of a flat parameter: accumulated unsharded, reduced over the ranks, stored sharded.
+//
+// A gradient passes through these states:
+//
+//   none          no tensor is defined
+//   accumulating  take() has moved gradients of parameters into unsharded_
+//   reducing      start_reduce() has replaced unsharded_ by a pending reduction
+//   sharded       finish_reduce() has added the result to sharded_, this rank's shard of the average
+//
+// They may overlap: backward passes under no_sync accumulate while the result of an earlier one is sharded, and a unit
+// that is called again accumulates while its last reduction is pending. Hence each state is a tensor of its own.
+//
+// Invariants between calls:
+//   - unsharded_ is defined if and only if has_[i].unsharded for some i. Elements of other parameters, and padding, are
+//     uninitialized until start_reduce() sets them to 0.
+//   - reduced_ is defined if and only if a reduction is pending. The caller finishes it before it starts another.
+//   - has_[i].sharded implies that sharded_ is defined.
+//   - `grad` of the parameters is undefined after prepare_for_backward(). After prepare_for_optim() it is visible(i),
+//     or, without use_orig_params, that of the flat parameter is unsharded_ or else sharded_. These share memory with
+//     this object, so changes that the user makes in place are kept. Only unshard() sets gradients that are not read
+//     back.
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+#include "tessera/fsdp/flat_param_handle.h"
+
+namespace tessera::fsdp {
+
+// Each function implements the one of FlatParamHandle that is documented there.
+class FlatParamGradient {
+ public:
+  // The handle outlives this object. Its layout, parameters and shard must have been set.
+  explicit FlatParamGradient(const FlatParamHandle& handle);
+
+  void prepare_for_backward();
+  void take(std::size_t param);
+  bool has_unsharded() const { return unsharded_.defined(); }
+  void start_reduce();
+  void finish_reduce();
+  void prepare_for_optim();
+  const at::Tensor& sharded() const { return sharded_; }
+  void unshard();
+
+ private:
+  at::Tensor visible(std::size_t param) const;
+  void drop();
+  void take_user_gradient(std::size_t param, const at::Tensor& grad);
+  void zero_missing_params();
+  int averaged_ranks() const;
+
+  const FlatParamHandle& handle_;
+  const bool fakes_reduce_;  // FSDP_USE_FAKE_REDUCE, read by the constructor
+  at::ScalarType reduce_dtype_;
+
+  at::Tensor unsharded_;           // of the handle's compute_dtype_
+  at::Tensor reducing_, reduced_;  // input and result of the pending reduction
+  PendingCollective reduction_;
+  at::Tensor sharded_;
+  struct HasGradient {
+    bool unsharded = false, sharded = false;  // in unsharded_, in sharded_
+  };
+  std::vector<HasGradient> has_;  // by parameter
+};
+
+}  // namespace tessera::fsdp
