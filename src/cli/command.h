@@ -1,68 +1,94 @@
 #pragma once
-// What the commands share: how one is registered, what it runs with, and flags that mean the same everywhere.
+// A command of `tessera` as plain data: its options, its texts, and the function that runs it. The parser, the help
+// texts, the man pages and the shell completions are all made from these tables. Texts are literals.
 
-#include <CLI/App.hpp>
-#include <CLI/Config.hpp>
-#include <CLI/Formatter.hpp>
 #include <cstdint>
 #include <functional>
-#include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
+#include <string_view>
+#include <variant>
 #include <vector>
-
-#include "cli/output.h"
-#include "tessera/base/cancellation.h"
-#include "tessera/base/progress.h"
-#include "tessera/checkpoint/checkpoint.h"
-#include "tessera/checkpoint/convert.h"
 
 namespace tessera::cli {
 
+struct Session;
+
 enum ExitStatus : int { kYes = 0, kNo = 1, kUsage = 2, kFailed = 3 };
 
-// Flags that contradict each other or the rest of the command line.
+// Options that contradict each other or the rest of the command line.
 class UsageError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// What a command runs with.
-struct Session {
-  explicit Session(const Cancellation& cancellation_in) : cancellation(cancellation_in), out(cancellation_in) {}
-  const Cancellation& cancellation;
-  Output out;
-  TerminalProgress progress;
+// Where the parser stores a value. The type is the option's kind: a flag, a string, a number, or a list of either.
+// A variable keeps its initial value if the option is not given.
+using Target = std::variant<bool*, std::string*, std::int64_t*, std::vector<std::string>*, std::vector<std::int64_t>*>;
 
-  // Opens a checkpoint and passes on what it warns of.
-  std::shared_ptr<const checkpoint::Checkpoint> open(const std::string& path);
+// Inclusive.
+struct Range {
+  std::int64_t min = 0, max = 0;
+};
+
+struct Option {
+  std::string_view name{};        // "jobs" for --jobs; for a positional argument the name in the usage line, "CKPT"
+  char letter = '\0';             // 'o' for -o; none by default
+  std::string_view value_name{};  // of an option that is not a flag: "N"
+  std::string_view help{};        // a phrase without a period
+  Target target{};
+  bool positional = false;
+  bool required = false;
+  bool is_path = false;             // shells complete file names
+  bool takes_rest = false;          // a positional list: also takes everything after "--", unexamined
+  std::string_view default_text{};  // for the help text only
+  std::string_view choices{};       // if not empty, the words that are accepted, separated by spaces
+  std::optional<Range> range{};     // if set, the numbers that are accepted
+  std::size_t max_count = 0;        // of a list of numbers, separated by commas
+  std::string_view conflicts{};     // names of options that cannot be given together with this one, separated by spaces
 };
 
 struct Command {
-  CLI::App* app = nullptr;
-  std::function<int(Session&)> run;  // returns the exit status, an ExitStatus but for a program that was run
+  std::string_view name{};
+  std::string_view summary{};  // one sentence
+  std::string_view details{};  // a paragraph; lines are filled when printed
+  std::vector<std::string_view> examples{};
+  std::vector<Option> options{};
+  std::function<int(Session&)> run{};  // returns the exit status: an ExitStatus, or that of the program that `run` ran
 };
 
-// Each declares its command in `parent`; what the flags are bound to lives in `run`.
-Command add_inspect(CLI::App& parent);
-Command add_verify(CLI::App& parent);
-Command add_convert(CLI::App& parent);
-Command add_reshard(CLI::App& parent);
-Command add_diff(CLI::App& parent);
-Command add_map(CLI::App& parent);
-Command add_plan(CLI::App& parent);
-Command add_run(CLI::App& parent);
+// Each makes its command. What the options are bound to is owned by `run`.
+Command inspect_command();
+Command verify_command();
+Command convert_command();
+Command reshard_command();
+Command diff_command();
+Command map_command();
+Command plan_command();
+Command run_command();
 
-void add_json_flag(CLI::App& app, bool& json);
-void add_jobs_flag(CLI::App& app, std::size_t& jobs);
-void add_selection_flags(CLI::App& app, checkpoint::Selection& selection);
+// All commands, in the order of the help text, and what --help prints around them.
+struct Program {
+  std::string_view summary;
+  std::string_view details;
+  std::vector<std::string_view> exit_statuses;  // of 0, 1, ...
+  std::vector<std::string_view> examples;
+  std::vector<Option> options;
+  std::vector<Command> commands;
+};
 
-// Throws UsageError if a --select glob matches no name in any of the checkpoints, or if the flags leave nothing of
-// them: a misspelt name must not pass for an empty state.
-void check_selection(const checkpoint::Selection& selection,
-                     const std::vector<const checkpoint::Checkpoint*>& checkpoints);
+// `show_version` is where --version is stored.
+Program tessera_program(bool& show_version);
 
-// Bytes from "5GB", "1.5 GiB", "500MB", "1048576": decimal units of 1000, binary ones of 1024, no unit for bytes.
-// Throws UsageError for anything else, for nothing and for more than 64 bits.
-std::uint64_t parse_size(const std::string& text);
+// "inspect, verify, ..."
+std::string command_names(const Program& program);
+
+// The words of a text, which single spaces separate.
+std::vector<std::string> words_of(std::string_view text);
+
+// Options that mean the same in every command.
+Option checkpoint_argument(std::string_view name, std::string& path);
+Option json_option(bool& json);
+Option jobs_option(std::int64_t& jobs);
 
 }  // namespace tessera::cli

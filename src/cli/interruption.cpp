@@ -20,7 +20,7 @@ const Cancellation& watch_signals() {
   std::signal(SIGPIPE, SIG_IGN);
   struct sigaction action {};
   action.sa_handler = request_stop;
-  // One at a time, so that a second one finds the default in place.
+  // The others are blocked while one is handled, so that a second one meets the default action.
   for (const int signal : kSignals) sigaddset(&action.sa_mask, signal);
   for (const int signal : kSignals) {
     struct sigaction before {};

@@ -1,12 +1,12 @@
 #pragma once
-// Ctrl-C and SIGTERM.
+// Signals that interrupt the command.
 
 #include "tessera/base/cancellation.h"
 
 namespace tessera::cli {
 
-// From now on the first SIGINT, SIGTERM or SIGHUP is a request to stop, so that the operation can clean up; the second
-// one ends the process at once. A write to a closed pipe is an error (EPIPE) and no signal.
+// Installs signal handlers. After the call, the first SIGINT, SIGTERM or SIGHUP requests the operation to stop and
+// clean up; a second one ends the process at once. A write to a closed pipe is an error (EPIPE) and not a signal.
 const Cancellation& watch_signals();
 
 }  // namespace tessera::cli

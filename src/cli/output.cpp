@@ -21,7 +21,7 @@ bool environment_has(const char* name) {
 }
 
 void write_to_standard_error(const std::string& line) {
-  // Where there is nobody to tell, there is nothing to be done.
+  // There is no other place to report an error of this write.
   if (::write(STDERR_FILENO, line.data(), line.size()) < 0) return;
 }
 
@@ -29,7 +29,7 @@ void write_to_standard_error(const std::string& line) {
 
 void occupy_standard_streams() {
   for (const int descriptor : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
-    // The lowest free descriptor is the one that is closed, for those below it are open by now.
+    // open() returns the lowest free descriptor, which is this one: those below it are open by now.
     if (::fcntl(descriptor, F_GETFD) < 0 && ::open("/dev/null", O_RDONLY) < 0) return;
   }
 }
@@ -47,6 +47,11 @@ void Output::write(std::string_view text) {
   if (buffer_.size() >= kFlushBytes) flush();
 }
 
+void Output::write_formatted(fmt::string_view format, fmt::format_args args) {
+  buffer_ += fmt::vformat(format, args);
+  if (buffer_.size() >= kFlushBytes) flush();
+}
+
 void Output::flush() {
   std::size_t done = 0;
   while (done < buffer_.size()) {
@@ -59,7 +64,7 @@ void Output::flush() {
       if (reason == EPIPE) throw ClosedPipe();
       fail(ErrorCode::io, "write to standard output: {}", std::generic_category().message(reason));
     }
-    // A signal ends a write that blocks, with a part of it written or with EINTR.
+    // A signal ends a blocked write, with EINTR or with a part written.
     if (done < buffer_.size()) cancellation_.check();
   }
   buffer_.clear();

@@ -1,44 +1,44 @@
 #pragma once
-// Standard output and standard error of the command. What could not be written is an error, not a silence.
+// Standard output and standard error of the command. A failed write to standard output is an error.
 
 #include <fmt/format.h>
 
 #include <string>
 #include <string_view>
-#include <utility>
 
 #include "tessera/base/cancellation.h"
 
 namespace tessera::cli {
 
-// Opens what is closed of the descriptors 0 to 2, so that no file of ours gets one of them and, with it, what is meant
-// for a reader. What is written there still fails.
+// Opens /dev/null for reading on each of the descriptors 0 to 2 that is closed. Otherwise a file could get its number
+// and receive the output. Writing to such a descriptor still fails.
 void occupy_standard_streams();
 
-// Whoever reads our output has gone (EPIPE). The command ends without a word, as other tools do.
+// Thrown if the reader of standard output has closed the pipe (EPIPE). The command then ends without a message.
 struct ClosedPipe {};
 
-// Standard output, buffered. Throws Error(io) or ClosedPipe where the system refuses; Error(cancelled) if a request to
-// stop comes while it blocks.
+// Standard output, buffered. Functions that write throw Error(io) or ClosedPipe if the write fails, and
+// Error(cancelled) if the command is interrupted while it blocks.
 class Output {
  public:
   explicit Output(const Cancellation& cancellation);
 
   void write(std::string_view text);
   template <typename... Args>
-  void print(fmt::format_string<Args...> format, Args&&... args) {
-    fmt::format_to(std::back_inserter(buffer_), format, std::forward<Args>(args)...);
-    if (buffer_.size() >= kFlushBytes) flush();
+  void print(fmt::format_string<const Args&...> format, const Args&... args) {
+    write_formatted(format, fmt::make_format_args(args...));
   }
   void flush();
 
-  // Columns to use: the terminal's, or 0 (no limit) where standard output is none.
+  // The width of the terminal; 0 (no limit) if standard output is not a terminal.
   std::size_t columns() const { return columns_; }
-  // Terminal attributes around `text`, or `text` alone where standard output is no terminal or NO_COLOR is set.
+  // Returns `text` with terminal attributes; unchanged if standard output is not a terminal or NO_COLOR is set.
   std::string bold(std::string_view text) const;
   std::string faint(std::string_view text) const;
 
  private:
+  void write_formatted(fmt::string_view format, fmt::format_args args);
+
   static constexpr std::size_t kFlushBytes = 1 << 16;
   const Cancellation& cancellation_;
   std::string buffer_;
@@ -46,13 +46,13 @@ class Output {
   bool attributes_ = false;
 };
 
-// `text` fit for one line: newlines become spaces, other control characters and invalid UTF-8 are escaped.
+// Returns `text` on one line: newlines become spaces, other control characters and invalid UTF-8 are escaped.
 std::string one_line(std::string_view text);
 
 // "1 file", "2 files"
 std::string counted(std::size_t count, std::string_view noun);
 
-// "tessera: <message>" on standard error, one line. A failure to write it is ignored.
+// Write "tessera: <message>" or "tessera: warning: <message>" to standard error, on one line. Errors are ignored.
 void print_error(std::string_view message);
 void print_warning(std::string_view message);
 

@@ -1,6 +1,6 @@
-"""A headless Chromium, driven over its DevTools pipe: one JSON message, ended by a zero byte, at a time.
+"""A headless Chromium, driven over its DevTools pipe by JSON messages that end in a zero byte.
 
-Real time and real frames: what a page does when it is laid out or scrolled happens here as it does before a reader.
+Time and frames are real: layout and scrolling happen as they do for a reader.
 """
 
 import base64
@@ -19,7 +19,7 @@ def find_browser():
 
 
 class Browser:
-    """A browser with one page open; a context manager. `problems` and `requests` are of the page shown last."""
+    """A browser with one open page; a context manager. `problems` and `requests` belong to the page shown last."""
 
     def __init__(self, program, timeout=60):
         self.timeout = timeout
@@ -36,8 +36,8 @@ class Browser:
     def _start(self, program):
         command_read, command_write = os.pipe()
         answer_read, answer_write = os.pipe()
-        # The browser reads commands from descriptor 3 and answers on 4. The shell puts them there, for these pipes may
-        # have any number, those two included.
+        # The browser reads commands from descriptor 3 and answers on 4. The shell moves the pipes there: they may have
+        # any numbers, including these two.
         # fmt: off
         command = [
             "sh", "-c", f'exec 8<&{command_read} 9>&{answer_write}; exec 3<&8 4>&9 8<&- 9>&-; exec "$@"', "sh",
@@ -75,10 +75,10 @@ class Browser:
         while b"\0" not in self.buffer:
             ready, _, _ = select.select([self.read_end], [], [], max(0.0, deadline - time.monotonic()))
             if not ready:
-                raise TimeoutError(f"the browser has not answered for {self.timeout} s")
+                raise TimeoutError(f"the browser did not answer within {self.timeout} s")
             piece = os.read(self.read_end, 1 << 16)
             if not piece:
-                raise RuntimeError("the browser has ended")
+                raise RuntimeError("the browser exited")
             self.buffer += piece
         message, _, self.buffer = self.buffer.partition(b"\0")
         return json.loads(message)
@@ -123,7 +123,7 @@ class Browser:
                 return answer["result"]
 
     def show(self, path, width, height, dark=False):
-        """Opens a file in a window of that size, and waits until it is loaded and has been painted."""
+        """Opens a file in a window of this size, and waits until it is loaded and painted."""
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
@@ -131,25 +131,25 @@ class Browser:
         self.call("Page.navigate", url=f"file://{path}")
         deadline = time.monotonic() + self.timeout
         while not self._has_loaded(f"file://{path}"):
-            assert time.monotonic() < deadline, f"{path} has not been loaded within {self.timeout} s"
+            assert time.monotonic() < deadline, f"{path} was not loaded within {self.timeout} s"
             time.sleep(0.02)
         self.settle()
 
     def _has_loaded(self, url):
         try:
             return self.evaluate(f"document.readyState === 'complete' && location.href === new URL({json.dumps(url)}).href")
-        except RuntimeError:  # the page is just being replaced
+        except RuntimeError:  # the page is being replaced
             return False
 
     def settle(self):
-        """Lets the page lay out, paint and run what waits for that."""
+        """Waits for layout, painting and the handlers that follow them."""
         self.evaluate(
             "new Promise((done) => { let frames = 6;"
             "const next = () => --frames ? requestAnimationFrame(next) : setTimeout(done, 50); next(); })"
         )
 
     def evaluate(self, expression):
-        """The value of a script's expression, of the promise where it is one."""
+        """Returns the value of an expression, awaited if it is a promise."""
         answer = self.call("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
         if "exceptionDetails" in answer:
             details = answer["exceptionDetails"]
@@ -168,7 +168,7 @@ class Browser:
     def point(self, x, y):
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
 
-    def screenshot(self, path, whole=False):
-        data = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)["data"]
+    def screenshot(self, path, full_page=False):
+        data = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=full_page)["data"]
         with open(path, "wb") as file:
             file.write(base64.b64decode(data))

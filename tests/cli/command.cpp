@@ -1,4 +1,5 @@
 #include "cli/command.h"
+#include "support/paths.h"
 
 #include <fcntl.h>
 #include <linux/capability.h>
@@ -34,10 +35,10 @@ struct Pipe {
   }
 };
 
-// In the child, before exec.
+// Runs in the child, before exec.
 void apply(const Conditions& conditions) {
   if (conditions.without_root_rights && ::geteuid() == 0) {
-    // Root's right to pass over file modes is not given to programs that it starts.
+    // Programs started as root ignore file modes unless these capabilities are dropped.
     for (const int capability : {CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH}) {
       if (::prctl(PR_CAPBSET_DROP, capability) != 0) ::_exit(126);
     }
@@ -67,7 +68,7 @@ pid_t start(const std::vector<std::string>& command, int out, int err, const Con
   ::_exit(127);
 }
 
-// Reads both until both have ended.
+// Reads both pipes until both are closed.
 void drain(int out, int err, Outcome& outcome) {
   std::array<pollfd, 2> polled = {{{out, POLLIN, 0}, {err, POLLIN, 0}}};
   std::array<std::string*, 2> texts = {&outcome.out, &outcome.err};
@@ -95,7 +96,7 @@ int wait_for(pid_t pid) {
 }
 
 std::vector<std::string> with_program(const std::vector<std::string>& arguments) {
-  std::vector<std::string> command = {TESSERA_COMMAND};
+  std::vector<std::string> command = {tessera::testing::command_path()};
   command.insert(command.end(), arguments.begin(), arguments.end());
   return command;
 }
@@ -186,7 +187,9 @@ std::vector<std::string> names_in(const fs::path& folder) {
   return found;
 }
 
-std::string golden(const std::string& name) { return TESSERA_SOURCE_DIR "/tests/golden/checkpoints/" + name + "/ck"; }
+std::string golden(const std::string& name) {
+  return tessera::testing::source_dir() + "/tests/golden/checkpoints/" + name + "/ck";
+}
 
 std::string read_text(const fs::path& path) {
   std::ifstream file(path, std::ios::binary);

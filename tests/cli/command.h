@@ -1,5 +1,5 @@
 #pragma once
-// Runs the real command, in conditions that a test chooses.
+// Runs the real command, under conditions that a test chooses.
 
 #include <sys/types.h>
 
@@ -13,27 +13,27 @@
 namespace tessera::testing {
 
 struct Outcome {
-  int status = -1;  // exit status; 128 + number where a signal ended it
+  int status = -1;  // exit status; 128 + number of the signal that ended it
   std::string out, err;
 };
 
 struct Conditions {
   std::string stdout_file;                         // write standard output there
-  bool stdout_closed_pipe = false;                 // a pipe that nobody reads any more
-  bool without_root_rights = false;                // file modes count, also for root
+  bool stdout_closed_pipe = false;                 // a pipe whose read end is closed
+  bool without_root_rights = false;                // file modes are enforced, also for root
   std::optional<unsigned short> terminal_columns;  // standard output is a terminal of that width
   std::map<std::string, std::string> environment;  // set these
   std::vector<int> closed;                         // these descriptors are closed
-  std::optional<std::uint64_t> max_file;           // largest file that may be written, as on a full disk
+  std::optional<std::uint64_t> max_file;           // the largest file that can be written, as on a full disk
 };
 
-// `arguments` without the program's name.
+// Runs tessera. `arguments` do not include the name of the program.
 Outcome run_tessera(const std::vector<std::string>& arguments, const Conditions& conditions = {});
 
 // The same for any program, found by PATH.
 Outcome run_program(const std::vector<std::string>& command, const Conditions& conditions = {});
 
-// A running command, whose output is kept in small pipes until `finish`.
+// A running command. Its output stays in small pipes until `finish`.
 class Running {
  public:
   explicit Running(const std::vector<std::string>& arguments);
@@ -41,7 +41,7 @@ class Running {
   Running(const Running&) = delete;
   Running& operator=(const Running&) = delete;
   void wait_for_output() const;
-  // Until it has read that much, by the kernel's count; false if that takes too long.
+  // Waits until it has read `bytes`, as counted by the kernel; returns false after 30 seconds.
   bool wait_until_it_has_read(std::uint64_t bytes) const;
   void signal(int number) const;
   Outcome finish();
@@ -51,7 +51,7 @@ class Running {
   int out_ = -1, err_ = -1;
 };
 
-// Sorted names of what is in a folder, hidden files included.
+// Returns the sorted names of the entries of a folder, including hidden ones.
 std::vector<std::string> names_in(const std::filesystem::path& folder);
 
 // tests/golden/checkpoints/<name>/ck
@@ -60,10 +60,10 @@ std::string golden(const std::string& name);
 std::string read_text(const std::filesystem::path& path);
 void write_text(const std::filesystem::path& path, const std::string& text);
 
-// A safetensors file of `tensors` tensors of `bytes` zeros each that takes no room on the disk.
+// Writes a sparse safetensors file of `tensors` tensors of `bytes` zeros each, which takes no space on disk.
 void write_sparse_safetensors(const std::filesystem::path& path, int tensors, std::uint64_t bytes);
 
-// What every message of ours must be: one line, beginning with "tessera: ".
+// Every error message must be one line that begins with "tessera: ".
 bool is_one_error_line(const std::string& text);
 
 }  // namespace tessera::testing

@@ -1,4 +1,4 @@
-// `tessera convert` and `tessera reshard`: what they say, and that nothing is left where they fail.
+// `tessera convert` and `tessera reshard`: their output, and that a failure leaves no files.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -74,7 +74,7 @@ TEST(ConvertCommandTest, DryRunWritesNothingAndNamesTheFiles) {
   EXPECT_THAT(names_in(folder.path()), IsEmpty());
 }
 
-// What a dry run says is what then happens.
+// A dry run reports what the conversion then writes.
 TEST(ConvertCommandTest, DryRunSaysWhatIsThenWritten) {
   const TemporaryDirectory folder;
   for (const std::vector<std::string>& rest :
@@ -91,15 +91,15 @@ TEST(ConvertCommandTest, DryRunSaysWhatIsThenWritten) {
       return dry;
     }());
     EXPECT_FALSE(fs::exists(folder / rest[1]));
-    json said = json::parse(done_dry.out);
+    json announced = json::parse(done_dry.out);
     json written = json::parse(run_tessera(arguments).out);
-    EXPECT_EQ(said["dry_run"], true);
-    for (json* report : {&said, &written}) {
+    EXPECT_EQ(announced["dry_run"], true);
+    for (json* report : {&announced, &written}) {
       report->erase("seconds");
       report->erase("dry_run");
     }
-    EXPECT_EQ(said, written);
-    EXPECT_FALSE(said["files"].empty());
+    EXPECT_EQ(announced, written);
+    EXPECT_FALSE(announced["files"].empty());
   }
 }
 
@@ -209,7 +209,7 @@ TEST_F(DestinationTest, NeedsAName) {
 }
 
 TEST_F(DestinationTest, NeedsAFolderToBeIn) {
-  const std::string parent = (folder_ / "nobody").string();
+  const std::string parent = (folder_ / "missing").string();
   expect_failure(run_tessera({"convert", folder_ / "ck", parent + "/a.pt"}), parent);
   EXPECT_FALSE(fs::exists(parent));
 }

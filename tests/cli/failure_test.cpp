@@ -1,4 +1,4 @@
-// What the system refuses: output that can't be written, a full disk, signals in the middle.
+// Failures of the system: output that cannot be written, a full disk, signals during an operation.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "cli/command.h"
+#include "support/paths.h"
 #include "support/temporary_directory.h"
 
 namespace tessera::testing {
@@ -56,7 +57,7 @@ TEST(OutputTest, ClosedPipeIsAQuietFailure) {
 }
 
 TEST(OutputTest, InterruptedWhileNobodyReads) {
-  // The page doesn't fit into the pipe.
+  // The page does not fit into the pipe.
   Running running({"map", golden("2.14-dtensor"), "-o", "-"});
   running.wait_for_output();
   running.signal(SIGINT);
@@ -78,7 +79,7 @@ TEST(OutputTest, ClosedDescriptorsAreNoHindranceToFiles) {
   }
 }
 
-// Or a file would get its number, and with it what is meant for a reader.
+// Otherwise a file could get the number of the descriptor and receive the output.
 TEST(OutputTest, ClosedDescriptorsAreTaken) {
   for (const int closed : {0, 1}) {
     Conditions conditions;
@@ -96,7 +97,7 @@ void expect_interrupted(Running& running) {
   EXPECT_EQ(outcome.err, "tessera: interrupted\n");
 }
 
-// Waits until something lies beside the source; its name.
+// Waits for another file beside the source, and returns its name; empty if none appears.
 std::string wait_for_partial(const fs::path& folder) {
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
   while (std::chrono::steady_clock::now() < deadline) {
@@ -190,7 +191,7 @@ TEST(OutputTest, SecondSignalEndsAtOnce) {
   EXPECT_EQ(outcome.err, "");
 }
 
-// Every format, on a disk that takes 1 KiB a file.
+// Every format, with a limit of 1 KiB for a file.
 TEST(DiskTest, FileThatCannotGrowLeavesNothing) {
   const TemporaryDirectory folder;
   Conditions conditions;
@@ -224,13 +225,13 @@ TEST(DiskTest, FullDiskLeavesNothing) {
   fs::create_directory(folder / "disk");
   const std::string disk = folder / "disk", mount = "mount -t tmpfs -o size=2m none " + disk;
   if (run_program({"unshare", "-m", "sh", "-c", mount}).status != 0) {
-    GTEST_SKIP() << "no right to mount: a full disk was not tried";
+    GTEST_SKIP() << "no right to mount: a full disk was not tested";
   }
   for (const std::string name : {"a.pt", "b.safetensors", "ck --to dcp"}) {
-    const Outcome outcome =
-        run_program({"unshare", "-m", "sh", "-c",
-                     mount + "; " TESSERA_COMMAND " convert " + (folder / "big.safetensors").string() + " " + disk +
-                         "/" + name + "; echo status $?; ls -A " + disk + "; echo end"});
+    const Outcome outcome = run_program({"unshare", "-m", "sh", "-c",
+                                         mount + "; " + tessera::testing::command_path() + " convert " +
+                                             (folder / "big.safetensors").string() + " " + disk + "/" + name +
+                                             "; echo status $?; ls -A " + disk + "; echo end"});
     EXPECT_EQ(outcome.out, "status 3\nend\n") << name;
     EXPECT_TRUE(is_one_error_line(outcome.err)) << outcome.err;
     EXPECT_THAT(outcome.err, HasSubstr("No space left on device"));

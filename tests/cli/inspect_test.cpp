@@ -1,4 +1,4 @@
-// `tessera inspect`: the JSON says what the manifests of real checkpoints say, and points at the very bytes.
+// `tessera inspect`: the JSON agrees with the manifests of real checkpoints, and its offsets lead to the right bytes.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -36,8 +36,9 @@ std::uint64_t count_of(const json& sizes) {
                          [](std::uint64_t n, const json& size) { return n * size.get<std::uint64_t>(); });
 }
 
-// Copies a chunk's row-major bytes to where they belong in the tensor's.
-void place(const json& chunk, const json& shape, std::uint64_t item, const std::string& bytes, std::string& whole) {
+// Copies the row-major bytes of a chunk to their place in the bytes of the tensor.
+void place(const json& chunk, const json& shape, std::uint64_t item, const std::string& bytes,
+           std::string& tensor_bytes) {
   const std::uint64_t count = count_of(chunk["sizes"]);
   ASSERT_EQ(bytes.size(), count * item);
   for (std::uint64_t i = 0; i < count; ++i) {
@@ -48,8 +49,8 @@ void place(const json& chunk, const json& shape, std::uint64_t item, const std::
       rest /= size;
       stride *= shape[d].get<std::uint64_t>();
     }
-    ASSERT_LE((at + 1) * item, whole.size());
-    whole.replace(at * item, item, bytes, i * item, item);
+    ASSERT_LE((at + 1) * item, tensor_bytes.size());
+    tensor_bytes.replace(at * item, item, bytes, i * item, item);
   }
 }
 
@@ -75,16 +76,16 @@ TEST_P(InspectGoldenTest, JsonPointsAtTheBytesOfEveryElement) {
   for (const auto& [name, tensor] : expected.tensors) {
     const json& found = shown["tensors"].at(name);
     const std::uint64_t bytes = found["bytes"], count = count_of(found["shape"]);
-    std::string whole(bytes, '\xff');
+    std::string tensor_bytes(bytes, '\xff');
     for (const json& chunk : found["chunks"]) {
       std::ifstream file(expected.checkpoint / chunk["file"].get<std::string>(), std::ios::binary);
       std::string part(chunk["length_bytes"].get<std::size_t>(), '\0');
       file.seekg(chunk["offset_bytes"].get<std::streamoff>());
       file.read(part.data(), static_cast<std::streamsize>(part.size()));
       ASSERT_TRUE(file.good()) << name;
-      if (count > 0) place(chunk, found["shape"], bytes / count, part, whole);
+      if (count > 0) place(chunk, found["shape"], bytes / count, part, tensor_bytes);
     }
-    EXPECT_EQ(crc32(as_bytes(whole)), tensor.crc32) << name;
+    EXPECT_EQ(crc32(as_bytes(tensor_bytes)), tensor.crc32) << name;
   }
 }
 
@@ -96,7 +97,7 @@ TEST_P(InspectGoldenTest, JsonHasPythonsReprOfEveryPlainValue) {
       EXPECT_EQ(shown["objects"][name]["repr"], repr) << name;
       continue;
     }
-    // PyTorch stores a nested dict value by value, and 2.14 a list in it too; the manifest has the whole.
+    // PyTorch stores each value of a nested dict on its own, and 2.14 also each of a list in it; the manifest has one.
     ASSERT_EQ(name, "nested");
     ASSERT_EQ(repr, "{'deep': {'er': [1, {'x': 2}]}}");
     if (shown["objects"].contains("nested.deep.er")) {
@@ -164,7 +165,7 @@ TEST(InspectTest, ABracketGlobIsOneArgument) {
 TEST(InspectTest, ANameMayBeThatOfACommand) {
   const Outcome outcome = run_tessera({"inspect", golden("2.14-optim"), "diff"});
   EXPECT_EQ(outcome.status, 3);
-  EXPECT_THAT(outcome.err, HasSubstr("nothing is called 'diff'"));
+  EXPECT_THAT(outcome.err, HasSubstr("no tensor or object is named 'diff'"));
 }
 
 TEST(InspectTest, FlagsMayStandAnywhere) {
@@ -198,7 +199,7 @@ TEST(InspectTest, UnknownNameSuggestsCloseOnes) {
   EXPECT_EQ(outcome.status, 3);
   EXPECT_EQ(outcome.out, "");
   EXPECT_TRUE(is_one_error_line(outcome.err)) << outcome.err;
-  EXPECT_THAT(outcome.err, HasSubstr("nothing is called 'model.0.wieght'; did you mean 'model.0.weight'"));
+  EXPECT_THAT(outcome.err, HasSubstr("no tensor or object is named 'model.0.wieght'; did you mean 'model.0.weight'"));
 }
 
 TEST(InspectTest, AModulesNameSuggestsItsGlob) {
@@ -208,9 +209,9 @@ TEST(InspectTest, AModulesNameSuggestsItsGlob) {
 }
 
 TEST(InspectTest, GlobWithoutMatchIsAnError) {
-  const Outcome outcome = run_tessera({"inspect", golden("2.14-optim"), "nobody.*"});
+  const Outcome outcome = run_tessera({"inspect", golden("2.14-optim"), "missing.*"});
   EXPECT_EQ(outcome.status, 3);
-  EXPECT_THAT(outcome.err, HasSubstr("no name matches 'nobody.*'"));
+  EXPECT_THAT(outcome.err, HasSubstr("no name matches 'missing.*'"));
 }
 
 TEST(InspectTest, MissingDataFileIsShownAsMissing) {
@@ -244,10 +245,10 @@ TEST(InspectTest, WhatIsNoCheckpointIsSaid) {
   fs::create_directory(folder / "empty");
   write_text(folder / "noise", "this is no checkpoint at all, and long enough to be looked at by everybody who may");
   const std::vector<std::pair<std::string, std::string>> cases = {
-      {folder / "nobody", "no such file or directory"},
+      {folder / "missing", "no such file or directory"},
       {folder / "empty", "no checkpoint in this directory"},
       {folder / "noise", "neither a torch.save archive nor a safetensors file"},
-      {golden("2.14-optim") + "/.metadata", "name the checkpoint's directory"},
+      {golden("2.14-optim") + "/.metadata", "expected the checkpoint's directory"},
       {"/dev/null", "/dev/null"},
   };
   for (const auto& [path, message] : cases) {

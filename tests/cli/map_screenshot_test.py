@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Opens the page of `tessera map` in a real browser and looks at it: every box has its tile, pointer, keys and search do what
-they should, no script fails, no request leaves, nothing is wider than the window, hostile names stay text, thousands of
-tensors stay usable, and the picture has as many colours as a mosaic has.
+"""Opens the page of `tessera map` in a real browser and checks it: every box has its tile; pointer, keys and search work; no
+script fails; no request is sent; nothing is wider than the window; hostile names stay text; thousands of tensors stay
+usable; and the picture has the colours of a mosaic.
 
     map_screenshot_test.py TESSERA CHECKPOINTS
 
-Needs chromium. Where there is none it fails with CI=true, and otherwise exits with 77 (skipped) and says so loudly.
+Needs chromium. Without it the test fails if CI=true, and otherwise prints a warning and exits with 77 (skipped).
 """
 
 import json
@@ -22,7 +22,7 @@ from browser import Browser, find_browser
 SIZES = [(1280, 6000), (390, 9000)]
 CHECKPOINTS = ["2.6-dtensor", "2.14-hf", "1.13-sharded"]
 
-# What a reader sees after opening every module.
+# The contents of the page with every module open.
 FACTS = """
 (() => {
   const all = (selector) => [...document.querySelectorAll(selector)];
@@ -36,7 +36,7 @@ FACTS = """
 })()
 """
 
-# Puts the focus on the first card that has several tiles; its tensor's name.
+# Focuses the first card with several tiles and returns the name of its tensor.
 FOCUS = """
 (() => {
   const card = [...document.querySelectorAll('#tensors .card')].find((one) => one.querySelectorAll('.tile').length > 1);
@@ -64,9 +64,9 @@ def show(browser, page, width, height, dark=False):
 
 
 def check_quiet(browser, page, label):
-    assert not browser.problems, f"{label}: the page complains: {browser.problems}"
+    assert not browser.problems, f"{label}: the page reports: {browser.problems}"
     strangers = [url for url in browser.requests if url != f"file://{page}" and not url.startswith("data:")]
-    assert not strangers, f"{label}: the page asks for {strangers}"
+    assert not strangers, f"{label}: the page requests {strangers}"
 
 
 def volume(sizes):
@@ -90,7 +90,7 @@ def check_page(browser, shown, label):
     def same(what, found, wanted):
         assert found == wanted, f"{label}: {what}: found {found}, wanted {wanted}"
 
-    def says(what, text, *parts):
+    def shows(what, text, *parts):
         for part in parts:
             assert text and part in text, f"{label}: {what} shows {text!r}, wanted {part}"
 
@@ -106,7 +106,7 @@ def check_page(browser, shown, label):
     same("tip at first", browser.evaluate(TIP), None)
     browser.point(*browser.evaluate(FLOOR_TILE))
     browser.settle()
-    says("the pointer", browser.evaluate(TIP), "bytes")
+    shows("the pointer", browser.evaluate(TIP), "bytes")
     browser.point(1, 1)
 
     name = browser.evaluate(FOCUS)
@@ -114,7 +114,7 @@ def check_page(browser, shown, label):
         for number in range(2):
             browser.press("ArrowRight")
             chunk = [chunk for chunk in tensors[name]["chunks"] if volume(chunk["sizes"]) > 0][number]
-            says("an arrow key", browser.evaluate(TIP), name, chunk["file"], str(chunk["offsets"]), str(chunk["sizes"]))
+            shows("an arrow key", browser.evaluate(TIP), name, chunk["file"], str(chunk["offsets"]), str(chunk["sizes"]))
         browser.press("Escape")
         same("tip after Escape", browser.evaluate(TIP), None)
     found = search(browser, "WEIGHT layers.1")
@@ -122,7 +122,7 @@ def check_page(browser, shown, label):
 
 
 def decode_png(data):
-    """Width, height and the rows as bytes; of the PNGs that a browser writes (8 bits, RGB or RGBA, not interlaced)."""
+    """Returns width, height, channels and rows of a PNG as a browser writes it (8 bits, RGB or RGBA, not interlaced)."""
     assert data[:8] == b"\x89PNG\r\n\x1a\n", "not a PNG"
     at, packed = 8, b""
     while at < len(data):
@@ -131,7 +131,7 @@ def decode_png(data):
         assert zlib.crc32(kind + body) == struct.unpack(">I", data[at + 8 + length : at + 12 + length])[0], "damaged PNG"
         if kind == b"IHDR":
             width, height, depth, colour, _, _, interlace = struct.unpack(">IIBBBBB", body)
-            assert depth == 8 and colour in (2, 6) and interlace == 0, "a PNG of another kind"
+            assert depth == 8 and colour in (2, 6) and interlace == 0, "an unsupported kind of PNG"
         elif kind == b"IDAT":
             packed += body
         at += 12 + length
@@ -163,9 +163,9 @@ def decode_png(data):
 def check_picture(path, size, dark, label):
     with open(path, "rb") as file:
         width, height, channels, rows = decode_png(file.read())
-    assert (width, height) == size, f"{label}: a picture of {width} x {height}"
+    assert (width, height) == size, f"{label}: found a picture of {width} x {height}, expected {size}"
     colours = {row[x : x + 3] for row in rows for x in range(0, width * channels, channels)}
-    assert len(colours) > 200, f"{label}: {len(colours)} colours only"
+    assert len(colours) > 200, f"{label}: found {len(colours)} colours, expected more than 200"
     ground = rows[5][:3]
     assert max(ground) < 60 if dark else min(ground) > 200, f"{label}: the ground is {tuple(ground)}"
 
@@ -233,7 +233,7 @@ def check_thousands(browser, tessera, folder):
         if width == 390:
             continue
         search(browser, "weight")
-        # The list is made as one scrolls.
+        # The list grows while the page is scrolled.
         for _ in range(100):
             cards = browser.evaluate("scrollTo(0, document.documentElement.scrollHeight), document.querySelectorAll('.card').length")
             if cards == count - len(deep):
@@ -247,7 +247,7 @@ def main():
     tessera, checkpoints = sys.argv[1:]
     program = find_browser()
     if program is None:
-        print("!!! no chromium here: the page of `tessera map` was NOT looked at", file=sys.stderr)
+        print("!!! chromium is missing: the page of `tessera map` was NOT tested", file=sys.stderr)
         sys.exit(1 if os.environ.get("CI") == "true" else 77)
     with tempfile.TemporaryDirectory() as folder, Browser(program) as browser:
         for name in CHECKPOINTS:

@@ -1,4 +1,4 @@
-// `tessera map`: the file it writes, what it refuses to overwrite, and the data in the page.
+// `tessera map`: the file that it writes, the files that it refuses to overwrite, and the data in the page.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -21,7 +21,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
 
-// The page's data, found as a browser finds it: up to the first "</script".
+// The data of the page, found as by a browser: up to the first "</script".
 json data_of(const std::string& page) {
   const std::string begin = "<script type=\"application/json\" id=\"data\">";
   const std::size_t at = page.find(begin) + begin.size();
@@ -67,7 +67,7 @@ TEST_P(MapGoldenTest, ReachesNoNetworkAndIsDeterministic) {
   const std::string page = page_of(golden(GetParam()));
   EXPECT_THAT(page, StartsWith(std::string(checkpoint::kMosaicBegin)));
   EXPECT_THAT(page, HasSubstr("default-src 'none'"));
-  // The one address is the name of SVG.
+  // The only address is the name of the SVG namespace.
   for (std::size_t at = page.find("://"); at != std::string::npos; at = page.find("://", at + 1)) {
     EXPECT_EQ(page.substr(at - 4, 30), "http://www.w3.org/2000/svg', t");
   }
@@ -100,7 +100,7 @@ TEST(MapCommandTest, OverwritesNothingElse) {
     const Outcome outcome = run_tessera({"map", model, "-o", output});
     EXPECT_EQ(outcome.status, 3) << output;
     EXPECT_TRUE(is_one_error_line(outcome.err)) << outcome.err;
-    EXPECT_THAT(outcome.err, HasSubstr("it exists, and is no page that 'tessera map' wrote"));
+    EXPECT_THAT(outcome.err, HasSubstr("the file exists and was not written by 'tessera map'"));
   }
   EXPECT_EQ(read_text(model), before);
   EXPECT_EQ(read_text(folder / "notes.html"), "<!doctype html>\nprecious");

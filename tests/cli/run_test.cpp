@@ -1,4 +1,4 @@
-// `tessera run`: ranks as processes of this machine.
+// `tessera run`: ranks as processes on this machine.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "cli/command.h"
+#include "support/paths.h"
 #include "support/temporary_directory.h"
 
 namespace tessera::testing {
@@ -64,7 +65,7 @@ TEST(RunTest, TheFirstThatFailsEndsTheOthersAndGivesTheStatus) {
       run(3, "trap 'echo told; exit 5' TERM; if [ $RANK = 1 ]; then sleep 1; exit 7; fi; while :; do sleep 0.05; done");
   EXPECT_EQ(outcome.status, 7);
   EXPECT_THAT(outcome.out, AllOf(HasSubstr("[0] told\n"), HasSubstr("[2] told\n")));
-  EXPECT_THAT(outcome.err, HasSubstr("tessera: run: rank 1 exited with status 7; the others were ended\n"));
+  EXPECT_THAT(outcome.err, HasSubstr("tessera: run: rank 1 exited with status 7; the other ranks were terminated\n"));
 }
 
 TEST(RunTest, ARankThatASignalEnded) {
@@ -108,12 +109,17 @@ TEST(RunTest, ASecondInterruptKills) {
 }
 
 TEST(RunTest, OnlyRankZeroReadsStandardInput) {
-  const Outcome outcome = run_program({"sh", "-c", std::string("echo line | ") + TESSERA_COMMAND + " run -n 2 -- cat"});
+  const Outcome outcome =
+      run_program({"sh", "-c", std::string("echo line | ") + tessera::testing::command_path() + " run -n 2 -- cat"});
   EXPECT_EQ(outcome.out, "[0] line\n");
 }
 
 TEST(RunTest, FlagsOfTheProgramAreItsOwn) {
   EXPECT_EQ(run_tessera({"run", "-n", "1", "--", "echo", "--help", "-n", "4"}).out, "[0] --help -n 4\n");
+}
+
+TEST(RunTest, BracketsOfArgumentsAreKept) {
+  EXPECT_EQ(run_tessera({"run", "-n", "1", "--", "echo", "[a,b]", "--", "[c]"}).out, "[0] [a,b] -- [c]\n");
 }
 
 TEST(RunTest, WhatCannotBeRun) {
@@ -134,6 +140,7 @@ TEST(RunTest, Usage) {
                                              {"run", "-n", "0", "--", "true"},
                                              {"run", "-n", "x", "--", "true"},
                                              {"run", "--", "true"},
+                                             {"run", "-n", "1", "--frobnicate", "--", "true"},
                                              {"run", "-n", "1", "--master-port", "70000", "--", "true"}}) {
     const Outcome outcome = run_tessera(arguments);
     EXPECT_EQ(outcome.status, 2);

@@ -1,4 +1,4 @@
-// Sources that are no checkpoint, or can't be read: every command says so in one line, and waits for nothing.
+// Sources that are not a checkpoint or cannot be read: every command reports this on one line and does not block.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -19,7 +19,7 @@ using ::testing::IsEmpty;
 
 class SourceTest : public ::testing::TestWithParam<std::string> {
  protected:
-  // The command on a source, its other arguments such that nothing but the source is wrong.
+  // Runs the command on a source. Its other arguments are valid.
   Outcome run_on(const fs::path& source, const Conditions& conditions = {}) const {
     const std::string command = GetParam();
     std::vector<std::string> arguments = {command, source};
@@ -38,7 +38,7 @@ class SourceTest : public ::testing::TestWithParam<std::string> {
     EXPECT_THAT(names_in(out_.path()), IsEmpty());
   }
 
-  // Damage is what `verify` is asked for, and its answer is no.
+  // `verify` reports damage as its result, with exit status 1.
   void expect_damage(const Outcome& outcome, const std::string& message) const {
     if (GetParam() != "verify") return expect_failure(outcome, message);
     EXPECT_EQ(outcome.status, 1);
@@ -69,7 +69,7 @@ TEST_P(SourceTest, EmptyFiles) {
   fs::create_directory(folder_ / "dcp");
   for (const std::string name : {"a.pt", "a.safetensors", "dcp/.metadata"}) write_text(folder_ / name, "");
   expect_damage(run_on(folder_ / "a.pt"), "a.pt at byte 0: neither a torch.save archive nor a safetensors file");
-  expect_damage(run_on(folder_ / "a.safetensors"), "a.safetensors: safetensors: 0 bytes are too few");
+  expect_damage(run_on(folder_ / "a.safetensors"), "a.safetensors: safetensors: 0 bytes, expected at least 8");
   expect_damage(run_on(folder_ / "dcp"), ".metadata: end of the bytes at byte 0");
 }
 

@@ -1,4 +1,4 @@
-// Standard output as a terminal: nothing wraps, and attributes are there where they are wanted.
+// Standard output as a terminal: no line wraps, and attributes are used if the terminal has them.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "cli/command.h"
+#include "support/paths.h"
 #include "support/temporary_directory.h"
 
 namespace tessera::testing {
@@ -16,7 +17,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// The lines as a reader sees them: without the terminal's line ends.
+// The lines without the line ends of the terminal.
 std::vector<std::string> lines_of(const std::string& text) {
   std::vector<std::string> lines;
   std::istringstream stream(text);
@@ -42,7 +43,7 @@ class TerminalTest : public ::testing::TestWithParam<unsigned short> {};
 
 TEST_P(TerminalTest, NoLineIsWiderThanTheTerminal) {
   const TemporaryDirectory folder;
-  const std::string demo = TESSERA_SOURCE_DIR "/tests/golden/demo/ck";
+  const std::string demo = tessera::testing::source_dir() + "/tests/golden/demo/ck";
   for (const std::vector<std::string>& command :
        std::vector<std::vector<std::string>>{{"inspect", "."},
                                              {"inspect", ".", "model.head.weight"},
@@ -54,7 +55,7 @@ TEST_P(TerminalTest, NoLineIsWiderThanTheTerminal) {
       if (checkpoint != demo && command.size() > 2) continue;
       std::vector<std::string> arguments = command;
       arguments[1] = checkpoint;
-      // The path as given is the one thing that may be longer.
+      // Only the path as given may be longer.
       for (const std::string& line : lines_of(run_tessera(arguments, terminal(GetParam())).out)) {
         if (line.find('/') != std::string::npos) continue;
         EXPECT_LE(characters(line), GetParam()) << command[0] << ": " << line;
@@ -64,7 +65,8 @@ TEST_P(TerminalTest, NoLineIsWiderThanTheTerminal) {
 }
 
 TEST_P(TerminalTest, NamesAreCutInTheMiddleAndColumnsStayAligned) {
-  const Outcome outcome = run_tessera({"inspect", TESSERA_SOURCE_DIR "/tests/golden/demo/ck"}, terminal(GetParam()));
+  const Outcome outcome =
+      run_tessera({"inspect", tessera::testing::source_dir() + "/tests/golden/demo/ck"}, terminal(GetParam()));
   const std::vector<std::string> lines = lines_of(outcome.out);
   ASSERT_GT(lines.size(), 50u);
   EXPECT_THAT(lines[2], ::testing::StartsWith("TENSOR "));

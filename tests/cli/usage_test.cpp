@@ -1,4 +1,4 @@
-// Everything that is wrong with a command line is exit status 2 and one line on standard error; help is none of it.
+// An invalid command line gives exit status 2 and one line on standard error. Help is not an error.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -63,12 +63,13 @@ TEST(UsageTest, HelpFitsAHundredColumnsAndSaysWhatItIs) {
 }
 
 TEST(UsageTest, NoCommandListsTheCommands) {
-  expect_usage_error({}, "no command given; there are inspect, verify, convert, reshard, diff, map, plan, run");
+  expect_usage_error({}, "no command given, expected one of inspect, verify, convert, reshard, diff, map, plan, run");
 }
 
 TEST(UsageTest, UnknownCommandListsTheCommands) {
-  expect_usage_error({"inspekt", "x"},
-                     "unknown command 'inspekt'; there are inspect, verify, convert, reshard, diff, map, plan, run");
+  expect_usage_error(
+      {"inspekt", "x"},
+      "unknown command 'inspekt', expected one of inspect, verify, convert, reshard, diff, map, plan, run");
   expect_usage_error({"plan"}, "--ranks is required");
   expect_usage_error({"plan", "--ranks", "2", "--tensors", "3", "--shard", "x"}, "--shard: 'x', expected a dimension");
 }
@@ -100,7 +101,7 @@ TEST(UsageTest, SurplusArgumentsAreNamed) {
 
 TEST(UsageTest, FormatMustBeKnown) {
   expect_usage_error({"convert", "a", "b", "--to", "onnx"}, "onnx");
-  expect_usage_error({"convert", "a", "b"}, "--to is required: 'b' does not tell the format by its ending");
+  expect_usage_error({"convert", "a", "b"}, "--to is required: 'b' does not end in .safetensors, .pt, .pth or .bin");
 }
 
 TEST(UsageTest, NumbersAreChecked) {
@@ -108,7 +109,11 @@ TEST(UsageTest, NumbersAreChecked) {
   expect_usage_error({"verify", "a", "--jobs", "many"}, "--jobs");
   expect_usage_error({"reshard", "a", "b", "--ranks", "0"}, "--ranks");
   expect_usage_error({"reshard", "a", "b", "--ranks", "-2"}, "--ranks");
-  expect_usage_error({"reshard", "a", "b", "--ranks", "2", "--dim", "first"}, "--dim");
+  expect_usage_error({"reshard", "a", "b", "--ranks", "2", "--dim", "first"}, "--dim: 'first', expected a 64-bit integer");
+  expect_usage_error({"plan", "--ranks", "2", "--tensors", "2", "--shape", "4,x"}, "--shape: 'x', expected a 64-bit integer");
+  expect_usage_error({"plan", "--ranks", "2", "--tensors", "2", "--files", "-1"},
+                     "--files: '-1', expected a number from 0");
+  expect_usage_error({"verify", "a", "--jobs", "99999999999999999999"}, "expected a number from 1 to 1024");
 }
 
 TEST(UsageTest, SizesAreChecked) {
@@ -137,7 +142,7 @@ TEST(UsageTest, SelectionMustFindSomething) {
 }
 
 TEST(UsageTest, OutputNeedsAName) {
-  expect_usage_error({"map", golden("2.14-optim"), "-o", ""}, "--output: the page needs a name");
+  expect_usage_error({"map", golden("2.14-optim"), "-o", ""}, "--output: the name is empty");
 }
 
 TEST(UsageTest, DtypeMustBeOne) {

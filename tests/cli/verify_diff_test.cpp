@@ -1,4 +1,4 @@
-// `tessera verify` and `tessera diff`: the answer is the exit status; problems and differences are on standard output.
+// `tessera verify` and `tessera diff`: the exit status is the result; problems and differences are on standard output.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -46,7 +46,7 @@ class DamagedTest : public ::testing::Test {
     chunk_ = chunk_["tensors"]["model.0.weight"]["chunks"][0];
     const fs::path file = folder_ / "ck" / chunk_["file"].get<std::string>();
     std::string data = read_text(file);
-    // Element [1, 2]: its sign.
+    // The sign of element [1, 2].
     data[chunk_["offset_bytes"].get<std::size_t>() + (9 + 2) * 4 + 3] ^= static_cast<char>(0x80);
     write_text(file, data);
   }
@@ -90,7 +90,7 @@ TEST(VerifyCommandTest, MissingCheckpointIsAFailureAndNoAnswer) {
 
 class DiffCommandTest : public ::testing::Test {
  protected:
-  // A safetensors file of three int32 elements, and perhaps a second tensor.
+  // Writes a safetensors file of three int32 elements, and optionally a second tensor.
   void write(const std::string& name, const std::string& elements, bool second = false) {
     std::string header = R"({"w":{"dtype":"I32","shape":[3],"data_offsets":[0,12]})";
     if (second) header += R"(,"x.y":{"dtype":"U8","shape":[0],"data_offsets":[12,12]})";

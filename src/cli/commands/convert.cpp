@@ -1,7 +1,6 @@
 #include "tessera/checkpoint/convert.h"
 
 #include <fmt/format.h>
-#include <CLI/CLI.hpp>  // for IsMember, which not every version has in the same header
 
 #include <chrono>
 #include <memory>
@@ -9,9 +8,11 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
-#include "cli/command.h"
-#include "cli/json_text.h"
-#include "cli/text_table.h"
+#include "cli/selection.h"
+#include "cli/session.h"
+#include "cli/text/json_text.h"
+#include "cli/text/size.h"
+#include "cli/text/text_table.h"
 #include "tessera/base/bytes.h"
 #include "tessera/base/dtype.h"
 
@@ -21,12 +22,12 @@ namespace {
 using checkpoint::ConvertReport;
 using checkpoint::SourceKind;
 
-// What convert and reshard have in common.
+// The options that convert and reshard share.
 struct Flags {
   std::string source, destination;
   std::string dtype, max_shard_size;
   checkpoint::Selection selection;
-  std::size_t jobs = 0;
+  std::int64_t jobs = 0;
   bool dry_run = false, json = false;
 };
 
@@ -39,16 +40,28 @@ struct ReshardFlags : Flags {
   std::string like;
 };
 
-void add_common_flags(CLI::App& app, Flags& flags) {
-  app.add_option("SRC", flags.source, "The checkpoint")->required();
-  app.add_option("DST", flags.destination, "Where to write; must not exist")->required();
-  add_selection_flags(app, flags.selection);
-  app.add_option("--dtype", flags.dtype, "Make floating-point tensors this type, for example bfloat16")->type_name("D");
-  app.add_option("--max-shard-size", flags.max_shard_size, "Largest file: 5GB, 500MB, 2GiB or bytes")
-      ->type_name("SIZE");
-  add_jobs_flag(app, flags.jobs);
-  app.add_flag("--dry-run", flags.dry_run, "Say what would be written, and write nothing");
-  add_json_flag(app, flags.json);
+void add_common_options(Flags& flags, std::vector<Option>& options) {
+  options.push_back(checkpoint_argument("SRC", flags.source));
+  options.push_back({.name = "DST",
+                     .help = "Directory or file to write; must not exist",
+                     .target = &flags.destination,
+                     .positional = true,
+                     .required = true,
+                     .is_path = true});
+  options.push_back(select_option(flags.selection));
+  options.push_back(exclude_option(flags.selection));
+  options.push_back({.name = "dtype",
+                     .value_name = "D",
+                     .help = "Convert floating-point tensors to this type, for example bfloat16",
+                     .target = &flags.dtype});
+  options.push_back({.name = "max-shard-size",
+                     .value_name = "SIZE",
+                     .help = "Size limit of a file: 5GB, 500MB, 2GiB or a number of bytes",
+                     .target = &flags.max_shard_size});
+  options.push_back(jobs_option(flags.jobs));
+  options.push_back(
+      {.name = "dry-run", .help = "Print what would be written, and write nothing", .target = &flags.dry_run});
+  options.push_back(json_option(flags.json));
 }
 
 SourceKind target_kind(const ConvertFlags& flags) {
@@ -60,10 +73,11 @@ SourceKind target_kind(const ConvertFlags& flags) {
   for (const std::string_view ending : {".pt", ".pth", ".bin"}) {
     if (destination.ends_with(ending)) return SourceKind::torch;
   }
-  throw UsageError(fmt::format("--to is required: '{}' does not tell the format by its ending", destination));
+  throw UsageError(fmt::format(
+      "--to is required: '{}' does not end in .safetensors, .pt, .pth or .bin, which name the format", destination));
 }
 
-// What the conversion warns of, which any of its threads may do.
+// Collects the warnings of a conversion. Any of its threads may add one.
 class Warnings {
  public:
   void add(const std::string& text) {
@@ -84,10 +98,12 @@ void set_common_options(const Flags& flags, Session& session, Warnings& warnings
   options.selection = flags.selection;
   if (!flags.dtype.empty()) {
     options.dtype = find_dtype(flags.dtype);
-    if (!options.dtype) throw UsageError(fmt::format("--dtype: PyTorch has no dtype '{}'", flags.dtype));
+    if (!options.dtype)
+      throw UsageError(
+          fmt::format("--dtype: PyTorch has no dtype '{}', expected one such as bfloat16 or float32", flags.dtype));
   }
-  if (!flags.max_shard_size.empty()) options.max_shard_bytes = parse_size(flags.max_shard_size);
-  options.jobs = flags.jobs;
+  if (!flags.max_shard_size.empty()) options.max_shard_bytes = parse_size("--max-shard-size", flags.max_shard_size);
+  options.jobs = static_cast<std::size_t>(flags.jobs);
   options.dry_run = flags.dry_run;
   options.progress = &session.progress;
   options.cancellation = &session.cancellation;
@@ -106,17 +122,17 @@ void print_for_people(Session& session, const Flags& flags, const ConvertReport&
     }
     table.print(session.out);
   }
-  std::string said =
+  std::string summary =
       fmt::format("{} {}: {} ({}), {}, {} of {}", flags.dry_run ? "would write" : "wrote", one_line(flags.destination),
                   counted(report.tensors, "tensor"), format_bytes(report.tensor_bytes),
                   counted(report.objects, "object"), counted(report.files.size(), "file"), format_bytes(file_bytes));
   if (!flags.dry_run) {
-    said += fmt::format("; {:.2f} s", seconds);
+    summary += fmt::format("; {:.2f} s", seconds);
     if (seconds >= 0.01) {
-      said += fmt::format(", {}/s", format_bytes(static_cast<std::uint64_t>(double(report.tensor_bytes) / seconds)));
+      summary += fmt::format(", {}/s", format_bytes(static_cast<std::uint64_t>(double(report.tensor_bytes) / seconds)));
     }
   }
-  session.out.print("{}\n", wrap(said, session.out.columns()));
+  session.out.print("{}\n", wrap(summary, session.out.columns()));
 }
 
 void print_as_json(Session& session, const Flags& flags, const ConvertReport& report, const Warnings& warnings,
@@ -133,7 +149,7 @@ void print_as_json(Session& session, const Flags& flags, const ConvertReport& re
   session.out.print("{}\n", json_text(json, 2));
 }
 
-// Runs `work`, prints what it warned of, also where it failed, and then what it did.
+// Runs `work`, prints its warnings, also if it throws, and then its report.
 template <typename Work>
 ExitStatus run_and_report(const Flags& flags, Session& session, const Warnings& warnings, const Work& work) {
   const auto begin = std::chrono::steady_clock::now();
@@ -186,44 +202,53 @@ ExitStatus reshard(const ReshardFlags& flags, Session& session) {
 
 }  // namespace
 
-Command add_convert(CLI::App& parent) {
-  auto flags = std::make_shared<ConvertFlags>();
-  CLI::App* app = parent.add_subcommand("convert", "Write a checkpoint in another format");
-  app->add_option("--to", flags->to,
-                  "dcp, safetensors or torch; may be left out where DST ends in\n"
-                  ".safetensors, .pt, .pth or .bin")
-      ->check(CLI::IsMember({"dcp", "safetensors", "torch"}))
-      ->type_name("FORMAT");
-  add_common_flags(*app, *flags);
-  app->footer(
-      "Streams, in memory that does not grow with the state. DST appears whole or not at all.\n\n"
-      "Examples:\n"
-      "  tessera convert step-1000 model.safetensors --select 'model.*' --dtype bfloat16\n"
-      "  tessera convert step-1000 model/ --to safetensors --max-shard-size 5GB\n"
-      "  tessera convert model.pt step-0 --to dcp");
-  return {app, [flags](Session& session) { return convert(*flags, session); }};
+Command convert_command() {
+  const auto flags = std::make_shared<ConvertFlags>();
+  Command command = {
+      .name = "convert",
+      .summary = "Write a checkpoint in another format.",
+      .details =
+          "Streams the tensors: memory use does not grow with the size of the checkpoint. DST appears complete "
+          "or not at all.",
+      .examples = {"tessera convert step-1000 model.safetensors --select 'model.*' --dtype bfloat16",
+                   "tessera convert step-1000 model/ --to safetensors --max-shard-size 5GB",
+                   "tessera convert model.pt step-0 --to dcp"},
+      .options = {{.name = "to",
+                   .value_name = "FORMAT",
+                   .help = "dcp, safetensors or torch; optional if DST ends in .safetensors, .pt, .pth or .bin",
+                   .target = &flags->to,
+                   .choices = "dcp safetensors torch"}},
+      .run = [flags](Session& session) { return convert(*flags, session); }};
+  add_common_options(*flags, command.options);
+  return command;
 }
 
-Command add_reshard(CLI::App& parent) {
-  auto flags = std::make_shared<ReshardFlags>();
-  CLI::App* app = parent.add_subcommand("reshard", "Write a checkpoint laid out for another number of ranks");
-  CLI::Option* ranks = app->add_option("--ranks", flags->ranks, "Ranks to lay it out for")
-                           ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 20))
-                           ->type_name("N");
-  CLI::Option* dim =
-      app->add_option("--dim", flags->dim, "Dimension to cut (default: 0); of tensors without it the last")
-          ->type_name("D");
-  app->add_option("--like", flags->like, "Take ranks and boxes from this checkpoint, in place of --ranks and --dim")
-      ->type_name("OTHER")
-      ->excludes(ranks)
-      ->excludes(dim);
-  add_common_flags(*app, *flags);
-  app->footer(
-      "Writes a distributed checkpoint (DCP) of the same state.\n\n"
-      "Examples:\n"
-      "  tessera reshard step-1000 step-1000-for-16 --ranks 16\n"
-      "  tessera reshard model.safetensors step-0 --like step-1000");
-  return {app, [flags](Session& session) { return reshard(*flags, session); }};
+Command reshard_command() {
+  const auto flags = std::make_shared<ReshardFlags>();
+  Command command = {.name = "reshard",
+                     .summary = "Write a checkpoint laid out for another number of ranks.",
+                     .details = "Writes a distributed checkpoint (DCP) of the same state.",
+                     .examples = {"tessera reshard step-1000 step-1000-for-16 --ranks 16",
+                                  "tessera reshard model.safetensors step-0 --like step-1000"},
+                     .options = {{.name = "ranks",
+                                  .value_name = "N",
+                                  .help = "Number of ranks to lay it out for",
+                                  .target = &flags->ranks,
+                                  .range = Range{1, 1 << 20}},
+                                 {.name = "dim",
+                                  .value_name = "D",
+                                  .help = "Dimension to shard; tensors without it are sharded in their last one",
+                                  .target = &flags->dim,
+                                  .default_text = "0"},
+                                 {.name = "like",
+                                  .value_name = "OTHER",
+                                  .help = "Take ranks and boxes from this checkpoint, instead of --ranks and --dim",
+                                  .target = &flags->like,
+                                  .is_path = true,
+                                  .conflicts = "ranks dim"}},
+                     .run = [flags](Session& session) { return reshard(*flags, session); }};
+  add_common_options(*flags, command.options);
+  return command;
 }
 
 }  // namespace tessera::cli

@@ -5,9 +5,10 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
-#include "cli/command.h"
-#include "cli/json_text.h"
-#include "cli/text_table.h"
+#include "cli/selection.h"
+#include "cli/session.h"
+#include "cli/text/json_text.h"
+#include "cli/text/text_table.h"
 #include "tessera/base/bytes.h"
 
 namespace tessera::cli {
@@ -19,7 +20,7 @@ using checkpoint::DiffReport;
 struct Flags {
   std::string a, b;
   checkpoint::Selection selection;
-  std::size_t jobs = 0;
+  std::int64_t jobs = 0;
   bool json = false;
 };
 
@@ -78,7 +79,7 @@ ExitStatus diff(const Flags& flags, Session& session) {
   check_selection(flags.selection, {a.get(), b.get()});
   checkpoint::DiffOptions options;
   options.selection = flags.selection;
-  options.jobs = flags.jobs;
+  options.jobs = static_cast<std::size_t>(flags.jobs);
   options.progress = &session.progress;
   options.cancellation = &session.cancellation;
   const DiffReport report = checkpoint::diff(a, b, options);
@@ -93,20 +94,18 @@ ExitStatus diff(const Flags& flags, Session& session) {
 
 }  // namespace
 
-Command add_diff(CLI::App& parent) {
-  auto flags = std::make_shared<Flags>();
-  CLI::App* app = parent.add_subcommand("diff", "Whether two checkpoints hold the same state, of whatever formats");
-  app->add_option("A", flags->a, "A checkpoint")->required();
-  app->add_option("B", flags->b, "Another one")->required();
-  add_selection_flags(*app, flags->selection);
-  add_jobs_flag(*app, flags->jobs);
-  add_json_flag(*app, flags->json);
-  app->footer(
-      "Compares names, dtypes, shapes, every element by its bits, and objects by value; how the state is\n"
-      "cut into chunks and files doesn't count. Exit status 0: same, 1: not.\n\n"
-      "Example:\n"
-      "  tessera diff step-1000 step-1000.safetensors --select 'model.*'");
-  return {app, [flags](Session& session) { return diff(*flags, session); }};
+Command diff_command() {
+  const auto flags = std::make_shared<Flags>();
+  return {.name = "diff",
+          .summary = "Compare two checkpoints, whatever their formats.",
+          .details =
+              "Compares names, dtypes, shapes, every element bit by bit, and objects by value. How the state is "
+              "divided into chunks and files does not matter. Exit status 0: equal; 1: different.",
+          .examples = {"tessera diff step-1000 step-1000.safetensors --select 'model.*'"},
+          .options = {checkpoint_argument("A", flags->a), checkpoint_argument("B", flags->b),
+                      select_option(flags->selection), exclude_option(flags->selection), jobs_option(flags->jobs),
+                      json_option(flags->json)},
+          .run = [flags](Session& session) { return diff(*flags, session); }};
 }
 
 }  // namespace tessera::cli

@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <utility>
 
+#include "cli/text/json_text.h"
 #include "tessera/base/error.h"
 #include "tessera/format/python_value.h"
 
@@ -34,12 +36,13 @@ ExitStatus inspect(const Flags& flags, Session& session) {
 
 ShownObject show_object(const checkpoint::Checkpoint& checkpoint, std::size_t object) {
   ShownObject shown;
+  shown.json = "null";
   try {
     const checkpoint::ObjectValue loaded = checkpoint.load_object(object);
     shown.type = pickle::type_name(loaded.value);
     shown.repr = pickle::repr(loaded.value);
     shown.opaque = pickle::opaque_reason(loaded.value);
-    if (!shown.opaque) shown.value = pickle::to_json(loaded.value);
+    if (!shown.opaque) shown.json = json_text(pickle::to_json(loaded.value));
   } catch (const Error& error) {
     shown.type = "unknown";
     shown.opaque = "cannot be read: " + one_line(error.what());
@@ -57,31 +60,22 @@ Place place_of(const checkpoint::Checkpoint& checkpoint, std::size_t tensor, std
   }
 }
 
-Command add_inspect(CLI::App& parent) {
-  auto flags = std::make_shared<Flags>();
-  CLI::App* app = parent.add_subcommand("inspect", "Show what is in a checkpoint");
-  app->add_option("CKPT", flags->path, "A directory of a distributed checkpoint or of safetensors, or one file")
-      ->required();
-  // Without extra arguments CLI11 doesn't take an item apart that stands in brackets, as a glob may. It then stores one
-  // name or all, by its version, and leaves the rest over.
-  const CLI::Option* names = app->add_option("FQN", "Only these names or globs, with every chunk of theirs")
-                                 ->expected(1, -1)
-                                 ->allow_extra_args(false);
-  app->allow_extras();
-  add_json_flag(*app, flags->json);
-  app->footer(
-      "Examples:\n"
-      "  tessera inspect step-1000\n"
-      "  tessera inspect step-1000 'model.layers.0.*'\n"
-      "  tessera inspect step-1000 --json | jq '.tensors | keys'");
-  return {app, [app, names, flags](Session& session) {
-            flags->names = names->results();
-            for (const std::string& name : app->remaining()) flags->names.push_back(name);
-            for (const std::string& name : flags->names) {
-              if (name.starts_with("-")) throw UsageError(fmt::format("unknown flag {}", name));
-            }
-            return inspect(*flags, session);
-          }};
+Command inspect_command() {
+  const auto flags = std::make_shared<Flags>();
+  return {.name = "inspect",
+          .summary = "Show the contents of a checkpoint.",
+          .details =
+              "Without names, prints tables of the tensors, objects and files. With names, prints every chunk of "
+              "these tensors, with its file and byte offset, and the values of these objects.",
+          .examples = {"tessera inspect step-1000", "tessera inspect step-1000 'model.layers.0.*'",
+                       "tessera inspect step-1000 --json | jq '.tensors | keys'"},
+          .options = {checkpoint_argument("CKPT", flags->path),
+                      {.name = "FQN",
+                       .help = "Names or globs of tensors and objects",
+                       .target = &flags->names,
+                       .positional = true},
+                      json_option(flags->json)},
+          .run = [flags](Session& session) { return inspect(*flags, session); }};
 }
 
 }  // namespace tessera::cli

@@ -1,31 +1,30 @@
 #pragma once
-// What `tessera inspect` shows, for people and as JSON.
+// The two outputs of `tessera inspect`: text and JSON.
 
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "cli/command.h"
-#include "cli/names.h"
+#include "cli/session.h"
+#include "cli/text/names.h"
 
 namespace tessera::cli {
 
 struct ShownObject {
   std::string type;
   std::string repr;
-  nlohmann::ordered_json value;       // null where it is opaque
-  std::optional<std::string> opaque;  // why
+  std::string json;                   // the value as JSON; "null" if it is opaque
+  std::optional<std::string> opaque;  // the reason
 };
 
-// Loads an object; one that can't be read is opaque and says why.
+// Loads an object. One that cannot be read is opaque, with the error as the reason.
 ShownObject show_object(const checkpoint::Checkpoint& checkpoint, std::size_t object);
 
-// Where the elements of a chunk lie, and their strides where they aren't row-major; where that can't be found out, the
-// range that the metadata gives.
+// Where the elements of a chunk are stored, and their strides unless they are row-major.
 struct Place : checkpoint::StoredRange {
   std::vector<std::int64_t> strides;
 };
+// Reads the place from the file. If that fails, returns the range that the metadata gives.
 Place place_of(const checkpoint::Checkpoint& checkpoint, std::size_t tensor, std::size_t chunk);
 
 void print_overview(Session& session, const checkpoint::Checkpoint& checkpoint);

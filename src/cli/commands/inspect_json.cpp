@@ -1,4 +1,4 @@
-// `tessera inspect --json`: written tensor by tensor, one a line, so that memory doesn't grow with the chunks.
+// `tessera inspect --json`: writes one tensor per line as it goes, so that memory does not grow with the chunks.
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "cli/commands/inspect.h"
-#include "cli/json_text.h"
+#include "cli/text/json_text.h"
 #include "tessera/base/thread_pool.h"
 
 namespace tessera::cli {
@@ -17,7 +17,7 @@ using checkpoint::Checkpoint;
 using checkpoint::StoredRange;
 using checkpoint::TensorInfo;
 
-// Tensors whose chunks are located at the same time, and at least how many chunks make that worth threads.
+// Number of tensors that are located together, and the number of chunks from which threads pay off.
 constexpr std::size_t kBatch = 512;
 constexpr std::size_t kChunksForThreads = 1000;
 
@@ -80,7 +80,7 @@ void print_objects(Session& session, const Checkpoint& checkpoint, const std::ve
     session.cancellation.check();
     const ShownObject shown = show_object(checkpoint, object);
     session.out.print("{}\n    {}: {{\"type\": {}, \"value\": {}, \"repr\": {}", first ? "" : ",",
-                      json_string(checkpoint.objects()[object].name), json_string(shown.type), json_text(shown.value),
+                      json_string(checkpoint.objects()[object].name), json_string(shown.type), shown.json,
                       json_string(shown.repr));
     if (shown.opaque) session.out.print(", \"opaque\": {}", json_string(*shown.opaque));
     session.out.write("}");
@@ -88,7 +88,7 @@ void print_objects(Session& session, const Checkpoint& checkpoint, const std::ve
   }
 }
 
-// The files that what is shown lies in; every file where everything is shown.
+// The files of the shown items; every file if everything is shown.
 std::vector<bool> files_of(const Checkpoint& checkpoint, const NamedItems& items) {
   const bool everything =
       items.tensors.size() == checkpoint.tensors().size() && items.objects.size() == checkpoint.objects().size();

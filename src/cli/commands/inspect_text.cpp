@@ -1,4 +1,4 @@
-// `tessera inspect` for people: tables.
+// `tessera inspect`: tables.
 
 #include <fmt/format.h>
 
@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "cli/commands/inspect.h"
-#include "cli/text_table.h"
+#include "cli/text/text_table.h"
 #include "tessera/base/bytes.h"
 #include "tessera/base/error.h"
 
@@ -20,7 +20,7 @@ using checkpoint::StoredRange;
 using checkpoint::TensorInfo;
 using Align = TextTable::Align;
 
-constexpr std::size_t kReprColumns = 160;  // where there is no terminal to say how many fit
+constexpr std::size_t kReprColumns = 160;  // if standard output is not a terminal
 
 std::string name_text(std::string_view name) { return printable(name, SIZE_MAX); }
 
@@ -50,7 +50,7 @@ std::string file_name(const Checkpoint& checkpoint, std::uint32_t file) {
   return file == StoredRange::kNoFile ? "nowhere" : name_text(checkpoint.files()[file].name);
 }
 
-// The first file's name and how many more there are.
+// The name of the first file and the number of others.
 std::string files_of(const Checkpoint& checkpoint, const TensorInfo& tensor) {
   std::unordered_set<std::uint32_t> files;
   for (const StoredRange& stored : tensor.stored) files.insert(stored.file);
@@ -87,7 +87,7 @@ void print_objects(Session& session, const Checkpoint& checkpoint) {
     session.cancellation.check();
     const ShownObject shown = show_object(checkpoint, i);
     table.add({name_text(checkpoint.objects()[i].name), name_text(shown.type),
-               cut_to_width(name_text(shown.repr), kReprColumns)});
+               truncate(name_text(shown.repr), kReprColumns)});
   }
   session.out.write("\n");
   table.print(session.out);

@@ -6,7 +6,7 @@
 #include <string>
 #include <system_error>
 
-#include "cli/command.h"
+#include "cli/session.h"
 #include "tessera/base/bytes.h"
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
@@ -21,7 +21,7 @@ struct Flags {
   std::string path, output;
 };
 
-// A page of ours may be replaced by a new one; nothing else may, least of all a checkpoint.
+// Throws unless `output` does not exist or is a page of this command: no other file may be replaced.
 void check_may_replace(const fs::path& output) {
   std::error_code error;
   const fs::file_status status = fs::status(output, error);
@@ -34,10 +34,11 @@ void check_may_replace(const fs::path& output) {
       if (as_text(begin) == checkpoint::kMosaicBegin) return;
     }
   }
-  fail(ErrorCode::invalid_argument, "write {}: it exists, and is no page that 'tessera map' wrote", output.string());
+  fail(ErrorCode::invalid_argument, "write {}: the file exists and was not written by 'tessera map'; name another one",
+       output.string());
 }
 
-// The page appears whole or not at all.
+// Writes a temporary file first, so that the page appears complete or not at all.
 void write_page(const fs::path& output, const std::string& page) {
   fs::path temporary = output;
   temporary += fmt::format(".{}.partial", ::getpid());
@@ -52,7 +53,7 @@ void write_page(const fs::path& output, const std::string& page) {
 }
 
 ExitStatus map(const Flags& flags, Session& session) {
-  if (flags.output.empty()) throw UsageError("--output: the page needs a name");
+  if (flags.output.empty()) throw UsageError("--output: the name is empty, expected a file or - for standard output");
   const bool to_standard_output = flags.output == "-";
   if (!to_standard_output) check_may_replace(flags.output);
   const auto opened = session.open(flags.path);
@@ -70,18 +71,21 @@ ExitStatus map(const Flags& flags, Session& session) {
 
 }  // namespace
 
-Command add_map(CLI::App& parent) {
-  auto flags = std::make_shared<Flags>();
-  CLI::App* app = parent.add_subcommand("map", "Draw which rank and file holds which box of which tensor");
-  app->add_option("CKPT", flags->path, "The checkpoint")->required();
-  app->add_option("-o,--output", flags->output, "The page to write; - for standard output")
-      ->required()
-      ->type_name("FILE");
-  app->footer(
-      "Writes one self-contained HTML page that needs no network.\n\n"
-      "Example:\n"
-      "  tessera map step-1000 -o map.html");
-  return {app, [flags](Session& session) { return map(*flags, session); }};
+Command map_command() {
+  const auto flags = std::make_shared<Flags>();
+  return {.name = "map",
+          .summary = "Draw which rank and file holds which box of which tensor.",
+          .details = "Writes one self-contained HTML page that needs no network.",
+          .examples = {"tessera map step-1000 -o map.html"},
+          .options = {checkpoint_argument("CKPT", flags->path),
+                      {.name = "output",
+                       .letter = 'o',
+                       .value_name = "FILE",
+                       .help = "Page to write; - for standard output",
+                       .target = &flags->output,
+                       .required = true,
+                       .is_path = true}},
+          .run = [flags](Session& session) { return map(*flags, session); }};
 }
 
 }  // namespace tessera::cli

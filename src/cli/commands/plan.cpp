@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
-#include "cli/command.h"
-#include "cli/json_text.h"
-#include "cli/text_table.h"
+#include "cli/session.h"
+#include "cli/text/json_text.h"
+#include "cli/text/text_table.h"
 #include "tessera/base/bytes.h"
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/planning_cost.h"
@@ -21,11 +21,13 @@ using checkpoint::PlanningCost;
 struct Flags {
   PlannedState state;
   std::string sharding = "0";
+  std::int64_t files_per_rank = 1;
   bool json = false;
 };
 
 PlannedState state_of(const Flags& flags) {
   PlannedState state = flags.state;
+  state.files_per_rank = static_cast<std::size_t>(flags.files_per_rank);
   if (flags.sharding == "replicated") {
     state.sharding = PlannedState::Sharding::replicated;
     return state;
@@ -43,11 +45,12 @@ PlannedState state_of(const Flags& flags) {
 }
 
 void print_for_people(Session& session, const PlannedState& state, const PlanningCost& cost) {
-  session.out.print(
-      "{} ranks, {} tensors of {}, {}: {} items, {} stored\n\n", state.ranks, state.tensors,
-      shape_to_string(state.shape),
-      state.sharding == PlannedState::Sharding::cut ? fmt::format("cut in dimension {}", state.dim) : "replicated",
-      cost.items, cost.stored);
+  session.out.print("{} ranks, {} tensors of {}, {}: {} items, {} stored\n\n", state.ranks, state.tensors,
+                    shape_to_string(state.shape),
+                    state.sharding == PlannedState::Sharding::replicated
+                        ? "replicated"
+                        : fmt::format("sharded in dimension {}", state.dim),
+                    cost.items, cost.stored);
   TextTable table({{"PHASE"}, {"WHERE"}, {"SECONDS", TextTable::Align::right}, {"BYTES", TextTable::Align::right}});
   const auto seconds = [](double value) { return fmt::format("{:.3f}", value); };
   table.add({"local plan", "each rank", seconds(cost.local_plan),
@@ -58,7 +61,7 @@ void print_for_people(Session& session, const PlannedState& state, const Plannin
   table.add({"placement", "rank 0", seconds(cost.placement), ""});
   table.add({"metadata", "rank 0", seconds(cost.metadata_write), format_bytes(cost.metadata_bytes)});
   table.print(session.out);
-  session.out.print("\nrank 0 takes {} s and {} at most\n", seconds(cost.coordinator()),
+  session.out.print("\nrank 0 takes {} s and at most {} of memory\n", seconds(cost.coordinator()),
                     format_bytes(cost.peak_memory_bytes));
 }
 
@@ -90,25 +93,43 @@ ExitStatus plan(const Flags& flags, Session& session) {
 
 }  // namespace
 
-Command add_plan(CLI::App& parent) {
-  auto flags = std::make_shared<Flags>();
-  CLI::App* app = parent.add_subcommand("plan", "Measure what planning a save costs at a scale without its machines");
-  app->add_option("--ranks", flags->state.ranks, "Ranks that save together")->required();
-  app->add_option("--tensors", flags->state.tensors, "Tensors of the state")->required();
-  app->add_option("--shape", flags->state.shape, "Shape of each tensor (8192,8192)")
-      ->delimiter(',')
-      ->expected(1, 16)
-      ->type_name("N,N,...");
-  app->add_option("--shard", flags->sharding, "Dimension in which tensors are cut, or 'replicated' (0)")
-      ->type_name("DIM");
-  app->add_option("--files", flags->state.files_per_rank, "Files of each rank; 0 for one for each item (1)");
-  add_json_flag(*app, flags->json);
-  app->footer(
-      "Makes the plans of all ranks in this process, without a tensor, and runs on them what rank 0 of\n"
-      "such a job runs.\n\n"
-      "Example:\n"
-      "  tessera plan --ranks 1024 --tensors 1024");
-  return {app, [flags](Session& session) { return plan(*flags, session); }};
+Command plan_command() {
+  const auto flags = std::make_shared<Flags>();
+  return {.name = "plan",
+          .summary = "Measure the cost of planning a save at any scale, on this machine.",
+          .details =
+              "Makes the plans of all ranks in this process, without tensors, and runs on them what rank 0 of "
+              "such a job runs.",
+          .examples = {"tessera plan --ranks 1024 --tensors 1024"},
+          .options = {{.name = "ranks",
+                       .value_name = "N",
+                       .help = "Number of ranks that save together",
+                       .target = &flags->state.ranks,
+                       .required = true},
+                      {.name = "tensors",
+                       .value_name = "N",
+                       .help = "Number of tensors of the state",
+                       .target = &flags->state.tensors,
+                       .required = true},
+                      {.name = "shape",
+                       .value_name = "N,N,...",
+                       .help = "Shape of each tensor",
+                       .target = &flags->state.shape,
+                       .default_text = "8192,8192",
+                       .max_count = 16},
+                      {.name = "shard",
+                       .value_name = "DIM",
+                       .help = "Dimension in which tensors are sharded, or 'replicated'",
+                       .target = &flags->sharding,
+                       .default_text = "0"},
+                      {.name = "files",
+                       .value_name = "N",
+                       .help = "Number of files of each rank; 0 for one per item",
+                       .target = &flags->files_per_rank,
+                       .default_text = "1",
+                       .range = Range{0, 1 << 20}},
+                      json_option(flags->json)},
+          .run = [flags](Session& session) { return plan(*flags, session); }};
 }
 
 }  // namespace tessera::cli

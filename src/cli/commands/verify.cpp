@@ -5,9 +5,9 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
-#include "cli/command.h"
-#include "cli/json_text.h"
-#include "cli/text_table.h"
+#include "cli/session.h"
+#include "cli/text/json_text.h"
+#include "cli/text/text_table.h"
 #include "tessera/base/bytes.h"
 
 namespace tessera::cli {
@@ -18,7 +18,7 @@ using checkpoint::VerifyReport;
 
 struct Flags {
   std::string path;
-  std::size_t jobs = 0;
+  std::int64_t jobs = 0;
   bool json = false;
 };
 
@@ -29,19 +29,19 @@ void print_for_people(Session& session, const VerifyReport& report) {
     print(fmt::format("... and {} more", report.problem_count - report.problems.size()));
   }
   if (!report.left_over.empty()) {
-    print(fmt::format("note: {} that nothing refers to, left by an interrupted save: {}",
+    print(fmt::format("note: {} without a reference, left by an interrupted save: {}",
                       counted(report.left_over.size(), "file"),
                       one_line(fmt::format("{}", fmt::join(report.left_over, ", ")))));
   }
-  std::string said =
+  std::string summary =
       fmt::format("{}: {} in {}, {}, {}; {} compared with checksums",
                   report.good() ? "good" : counted(report.problem_count, "problem"), counted(report.tensors, "tensor"),
                   counted(report.chunks, "chunk"), counted(report.objects, "object"), counted(report.files, "file"),
                   format_bytes(report.bytes_checked));
   if (report.bytes_without_checksum > 0) {
-    said += fmt::format(", {} have none", format_bytes(report.bytes_without_checksum));
+    summary += fmt::format(", {} have none", format_bytes(report.bytes_without_checksum));
   }
-  print(said + (report.has_sidecar ? ", sidecar agrees" : ", no sidecar"));
+  print(summary + (report.has_sidecar ? ", sidecar agrees" : ", no sidecar"));
 }
 
 void print_as_json(Session& session, const VerifyReport& report) {
@@ -69,7 +69,7 @@ void print_as_json(Session& session, const VerifyReport& report) {
 
 ExitStatus verify(const Flags& flags, Session& session) {
   checkpoint::VerifyOptions options;
-  options.jobs = flags.jobs;
+  options.jobs = static_cast<std::size_t>(flags.jobs);
   options.progress = &session.progress;
   options.cancellation = &session.cancellation;
   const VerifyReport report = checkpoint::verify(flags.path, options);
@@ -84,17 +84,14 @@ ExitStatus verify(const Flags& flags, Session& session) {
 
 }  // namespace
 
-Command add_verify(CLI::App& parent) {
-  auto flags = std::make_shared<Flags>();
-  CLI::App* app = parent.add_subcommand("verify", "Check that every byte is accounted for and every checksum right");
-  app->add_option("CKPT", flags->path, "The checkpoint")->required();
-  add_json_flag(*app, flags->json);
-  add_jobs_flag(*app, flags->jobs);
-  app->footer(
-      "Prints each problem with file, byte offset and name. Exit status 0: good, 1: damaged.\n\n"
-      "Example:\n"
-      "  tessera verify step-1000 && rm -r step-0900");
-  return {app, [flags](Session& session) { return verify(*flags, session); }};
+Command verify_command() {
+  const auto flags = std::make_shared<Flags>();
+  return {.name = "verify",
+          .summary = "Check that every byte is accounted for and every checksum matches.",
+          .details = "Prints each problem with its file, byte offset and name. Exit status 0: no problem; 1: damaged.",
+          .examples = {"tessera verify step-1000 && rm -r step-0900"},
+          .options = {checkpoint_argument("CKPT", flags->path), json_option(flags->json), jobs_option(flags->jobs)},
+          .run = [flags](Session& session) { return verify(*flags, session); }};
 }
 
 }  // namespace tessera::cli

@@ -1,4 +1,4 @@
-#include "cli/names.h"
+#include "cli/text/names.h"
 
 #include <fmt/format.h>
 
@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::size_t kSuggestions = 3;
 
-// The Levenshtein distance of a and b, or `limit` if it is no less.
+// The Levenshtein distance of a and b, at most `limit`.
 std::size_t edit_distance(std::string_view a, std::string_view b, std::size_t limit) {
   if (std::max(a.size(), b.size()) - std::min(a.size(), b.size()) >= limit) return limit;
   std::vector<std::size_t> row(b.size() + 1);
@@ -35,7 +35,7 @@ std::size_t edit_distance(std::string_view a, std::string_view b, std::size_t li
   return std::min(row.back(), limit);
 }
 
-// How far `name` is from what was asked for; `limit` for too far.
+// The distance of `name` from the name that was asked for, at most `limit`.
 std::size_t remoteness(std::string_view wanted, std::string_view name, std::size_t limit) {
   if (wanted.size() >= 3 && name.find(wanted) != std::string_view::npos) return 1;
   return edit_distance(wanted, name, limit);
@@ -99,7 +99,7 @@ NamedItems find_names(const checkpoint::Checkpoint& checkpoint, const std::vecto
       }
     }
     if (!found) {
-      fail(ErrorCode::not_found, "{}: nothing is called '{}'{}", checkpoint.path().string(), printable(name),
+      fail(ErrorCode::not_found, "{}: no tensor or object is named '{}'{}", checkpoint.path().string(), printable(name),
            all.suggestion(name));
     }
   }

@@ -1,4 +1,4 @@
-#include "cli/text_table.h"
+#include "cli/text/text_table.h"
 
 #include <algorithm>
 #include <array>
@@ -26,7 +26,7 @@ char32_t decode(std::string_view text, std::size_t length) {
   }
 }
 
-// The blocks that matter in names; not all of Unicode's tables.
+// The Unicode blocks that matter in names.
 std::size_t character_width(char32_t c) {
   using Range = std::pair<char32_t, char32_t>;
   static constexpr std::array<Range, 8> kNone = {{{0x300, 0x36f},
@@ -62,7 +62,7 @@ void for_each_character(std::string_view text, const Visit& visit) {
   }
 }
 
-// As much of its beginning as `columns` hold.
+// The longest prefix of `text` that fits into `columns`.
 std::string_view prefix(std::string_view text, std::size_t columns) {
   std::size_t bytes = 0, width = 0;
   for_each_character(text, [&](std::size_t length, std::size_t character_columns) {
@@ -85,18 +85,18 @@ std::size_t display_width(std::string_view text) {
   return width;
 }
 
-std::string cut_to_width(std::string_view text, std::size_t columns) {
+std::string truncate(std::string_view text, std::size_t columns) {
   if (columns == 0 || display_width(text) <= columns) return std::string(text);
   return std::string(prefix(text, columns < 4 ? columns : columns - 3)) + (columns < 4 ? "" : "...");
 }
 
-std::string cut_in_the_middle(std::string_view text, std::size_t columns) {
-  const std::size_t whole = display_width(text);
-  if (columns < 8 || whole <= columns) return cut_to_width(text, columns);
+std::string truncate_middle(std::string_view text, std::size_t columns) {
+  const std::size_t full_width = display_width(text);
+  if (columns < 8 || full_width <= columns) return truncate(text, columns);
   const std::size_t head_columns = (columns - 3) / 2, tail_columns = columns - 3 - head_columns;
   std::size_t width = 0, bytes = 0, head_bytes = 0, tail_begin = text.size();
   for_each_character(text, [&](std::size_t length, std::size_t character_columns) {
-    if (whole - width <= tail_columns) {
+    if (full_width - width <= tail_columns) {
       tail_begin = bytes;
       return false;
     }
@@ -149,19 +149,19 @@ std::vector<std::size_t> TextTable::widths_within(std::size_t columns) const {
     return widths;
   }
   const auto least_of = [&](std::size_t i) {
-    return columns_[i].least == 0 ? widths[i] : std::min(widths[i], columns_[i].least);
+    return columns_[i].min_width == 0 ? widths[i] : std::min(widths[i], columns_[i].min_width);
   };
   std::size_t least = indent_ + kGap * (widths.size() - 1);
   for (std::size_t i = 0; i < widths.size(); ++i) least += least_of(i);
-  while (least > columns && widths.size() > 1 && columns_[widths.size() - 1].least > 0) {
+  while (least > columns && widths.size() > 1 && columns_[widths.size() - 1].min_width > 0) {
     least -= least_of(widths.size() - 1) + kGap;
     widths.pop_back();
   }
   std::size_t total = indent_ + kGap * (widths.size() - 1);
   for (const std::size_t width : widths) total += width;
   for (std::size_t i = widths.size(); i-- > 0 && total > columns;) {
-    if (columns_[i].least == 0 || widths[i] <= columns_[i].least) continue;
-    const std::size_t less = std::min(total - columns, widths[i] - columns_[i].least);
+    if (columns_[i].min_width == 0 || widths[i] <= columns_[i].min_width) continue;
+    const std::size_t less = std::min(total - columns, widths[i] - columns_[i].min_width);
     widths[i] -= less;
     total -= less;
   }
@@ -174,8 +174,8 @@ void TextTable::print(Output& out) const {
     std::string text(indent_, ' ');
     for (std::size_t i = 0; i < widths.size(); ++i) {
       std::string cell(cell_text(i));
-      if (out.columns() > 0 && columns_[i].least > 0) {
-        cell = columns_[i].cut_in_the_middle ? cut_in_the_middle(cell, widths[i]) : cut_to_width(cell, widths[i]);
+      if (out.columns() > 0 && columns_[i].min_width > 0) {
+        cell = columns_[i].keep_both_ends ? truncate_middle(cell, widths[i]) : truncate(cell, widths[i]);
       }
       const std::size_t width = display_width(cell);
       const std::size_t padding = widths[i] > width ? widths[i] - width : 0;

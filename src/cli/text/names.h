@@ -1,5 +1,5 @@
 #pragma once
-// The names that a user gives on the command line, looked up in a checkpoint.
+// Names on the command line, looked up in a checkpoint.
 
 #include <cstddef>
 #include <string>
@@ -14,8 +14,8 @@ struct NamedItems {
   std::vector<std::size_t> tensors, objects;
 };
 
-// What `names` (names or globs) mean; everything if there are none. Throws Error(not_found) for one that means nothing,
-// with the names that come close.
+// Returns the tensors and objects that `names` (names or globs) match; all if there are none. Throws Error(not_found)
+// for a name without a match; the message suggests similar names.
 NamedItems find_names(const checkpoint::Checkpoint& checkpoint, const std::vector<std::string>& names);
 
 }  // namespace tessera::cli

@@ -1,0 +1,171 @@
+// The one file that includes CLI11, whose headers take seconds to compile.
+
+#include "cli/parser.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <CLI/App.hpp>
+#include <CLI/Config.hpp>
+#include <CLI/Error.hpp>
+#include <CLI/Formatter.hpp>
+#include <CLI/Option.hpp>
+#include <algorithm>
+#include <charconv>
+#include <optional>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+
+#include "cli/text/help.h"
+
+namespace tessera::cli {
+namespace {
+
+using Strings = std::vector<std::string>;
+
+std::optional<std::int64_t> parse_number(const std::string& text) {
+  std::int64_t number = 0;
+  const char* end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, number);
+  return error == std::errc() && rest == end ? std::optional(number) : std::nullopt;
+}
+
+// Stores values that check_value accepted.
+void store(const Target& target, const Strings& values) {
+  std::visit(
+      [&](auto* variable) {
+        using Type = std::remove_pointer_t<decltype(variable)>;
+        if constexpr (std::is_same_v<Type, std::string>) {
+          *variable = values.at(0);
+        } else if constexpr (std::is_same_v<Type, Strings>) {
+          variable->insert(variable->end(), values.begin(), values.end());
+        } else if constexpr (std::is_same_v<Type, std::int64_t>) {
+          *variable = parse_number(values.at(0)).value();
+        } else if constexpr (std::is_same_v<Type, std::vector<std::int64_t>>) {
+          variable->clear();
+          for (const std::string& value : values) variable->push_back(parse_number(value).value());
+        }
+      },
+      target);
+}
+
+// Returns what is wrong with a value; empty if nothing is.
+std::string check_value(const Option& option, const std::string& value) {
+  const Strings choices = words_of(option.choices);
+  if (!choices.empty() && std::ranges::find(choices, value) == choices.end()) {
+    return fmt::format("'{}', expected one of {}", value, fmt::join(choices, ", "));
+  }
+  const bool is_number = std::holds_alternative<std::int64_t*>(option.target) || option.max_count > 0;
+  if (!is_number) return "";
+  const auto number = parse_number(value);
+  if (option.range && (!number || *number < option.range->min || *number > option.range->max)) {
+    return fmt::format("'{}', expected a number from {} to {}", value, option.range->min, option.range->max);
+  }
+  if (!number) return fmt::format("'{}', expected a 64-bit integer", value);
+  return "";
+}
+
+bool is_list(const Option& option) { return std::holds_alternative<Strings*>(option.target); }
+
+// One command, as CLI11 knows it.
+class ParsedCommand {
+ public:
+  // `rest` is what follows "--" if the command takes it.
+  ParsedCommand(CLI::App& app, const std::vector<Option>& options, const Strings& rest) : app_(app) {
+    for (const Option& option : options) add(option, rest);
+    for (const Option& option : options) {
+      for (const std::string& other : words_of(option.conflicts)) {
+        app.get_option(fmt::format("--{}", option.name))->excludes(app.get_option("--" + other));
+      }
+    }
+  }
+
+  // Collects the values of a positional list. Throws UsageError for an unknown flag among them.
+  void finish(const Strings& rest) const {
+    if (list_ == nullptr) return;
+    Strings values = list_option_->results();
+    for (const std::string& value : app_.remaining()) values.push_back(value);
+    for (const std::string& value : values) {
+      if (value.starts_with("-")) throw UsageError("unknown flag " + value);
+    }
+    if (list_->takes_rest) values.insert(values.end(), rest.begin(), rest.end());
+    store(list_->target, values);
+  }
+
+ private:
+  void add(const Option& option, const Strings& rest) {
+    const std::string letter = option.letter == '\0' ? "" : fmt::format("-{},", option.letter);
+    const std::string name = fmt::format("{}{}{}", letter, option.positional ? "" : "--", option.name);
+    if (bool* const* flag = std::get_if<bool*>(&option.target)) {
+      app_.add_flag(name, **flag);
+      return;
+    }
+    if (option.positional && is_list(option)) {
+      // Without extra arguments CLI11 does not take apart a value in brackets, which may be a glob. It then stores one
+      // value or all, depending on its version, and the others remain.
+      list_ = &option;
+      list_option_ = app_.add_option(
+          name, [](const Strings&) { return true; }, "");
+      list_option_->expected(1, -1)->allow_extra_args(false);
+      list_option_->required(option.required && (!option.takes_rest || rest.empty()));
+      app_.allow_extras();
+      return;
+    }
+    const auto store_values = [&option](const Strings& values) {
+      store(option.target, values);
+      return true;
+    };
+    CLI::Option* added = app_.add_option(name, store_values, "");
+    added->required(option.required)->type_name(std::string(option.value_name));
+    if (is_list(option)) added->expected(1, -1)->allow_extra_args(false);
+    if (option.max_count > 0) {
+      added->delimiter(',')->expected(1, static_cast<int>(option.max_count))->allow_extra_args(true);
+    }
+    added->check([&option](const std::string& value) { return check_value(option, value); });
+  }
+
+  CLI::App& app_;
+  const Option* list_ = nullptr;
+  CLI::Option* list_option_ = nullptr;
+};
+
+}  // namespace
+
+CommandLine parse(const Program& program, int argc, char** argv) {
+  CommandLine line;
+  Strings arguments(argv + 1, argv + argc), rest;
+  CLI::App app("", "tessera");
+  const ParsedCommand top(app, program.options, {});
+  std::optional<ParsedCommand> command;
+  // The first argument that is not a flag must be a command. CLI11's message for another word does not list them.
+  const auto word = std::ranges::find_if(arguments, [](const std::string& text) { return !text.starts_with("-"); });
+  if (word != arguments.end()) {
+    const auto found = std::ranges::find(program.commands, *word, &Command::name);
+    if (found == program.commands.end()) {
+      line.error = fmt::format("unknown command '{}', expected one of {}", *word, command_names(program));
+      return line;
+    }
+    line.command = &*found;
+    if (std::ranges::any_of(found->options, &Option::takes_rest)) {
+      const auto dashes = std::find(word, arguments.end(), "--");
+      if (dashes != arguments.end()) rest.assign(dashes + 1, arguments.end());
+      arguments.erase(dashes, arguments.end());
+    }
+    command.emplace(*app.add_subcommand(std::string(found->name)), found->options, rest);
+  }
+  try {
+    std::ranges::reverse(arguments);  // as CLI11 takes them
+    app.parse(arguments);
+    if (command) command->finish(rest);
+  } catch (const CLI::CallForHelp&) {
+    line.wants_help = true;
+  } catch (const CLI::ParseError& error) {
+    line.error = error.what();
+  } catch (const UsageError& error) {
+    line.error = error.what();
+  }
+  return line;
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,26 @@
+#pragma once
+// What a command runs with.
+
+#include <memory>
+#include <string>
+
+#include "cli/command.h"
+#include "cli/output.h"
+#include "tessera/base/cancellation.h"
+#include "tessera/base/progress.h"
+#include "tessera/checkpoint/checkpoint.h"
+
+namespace tessera::cli {
+
+struct Session {
+  explicit Session(const Cancellation& cancellation_in) : cancellation(cancellation_in), out(cancellation_in) {}
+
+  // Opens a checkpoint and prints its warnings.
+  static std::shared_ptr<const checkpoint::Checkpoint> open(const std::string& path);
+
+  const Cancellation& cancellation;
+  Output out;
+  TerminalProgress progress;
+};
+
+}  // namespace tessera::cli
