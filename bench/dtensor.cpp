@@ -1,14 +1,15 @@
 /// \file
-/// Times DTensor::redistribute against the bare collective that moves the same bytes on the same group, in turn:
-/// `dtensor_bench gather|all_to_all|all_reduce|reduce_scatter BYTES REPEATS`, as each rank of a world;
-/// dtensor_pytorch.py does the same under PyTorch's DTensor. Rank 0 prints one line of JSON: {"ours", "bare"}: medians
-/// of seconds.
+/// Times DTensor::redistribute, and in turn with it the bare collective that moves the same bytes on the same group:
+/// `dtensor_bench gather|all_to_all|all_reduce|reduce_scatter BYTES REPEATS`, as each rank of a world.
+/// pytorch/dtensor.py does the same with PyTorch's DTensor. Rank 0 prints one line of JSON: {"ours", "bare"}, medians
+/// in seconds, and {"side"}, see side.h.
 ///   gather          S(0) to R           all_to_all      S(0) to S(1)
 ///   all_reduce      P to R              reduce_scatter  P to S(0)
-/// Whole tensors are square, of float, of BYTES. The bare collective writes memory that was touched before, ours takes
-/// its own.
+/// The full tensors are square, of float, and have BYTES bytes. The bare collective writes to memory that is mapped;
+/// redistribute allocates its result.
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 
 #include <cmath>
 #include <iostream>
@@ -17,6 +18,7 @@
 #include <vector>
 
 #include "measure_ranks.h"
+#include "side.h"
 #include "tessera/comm/init.h"
 #include "tessera/tensor/dtensor.h"
 
@@ -36,12 +38,12 @@ int run(const std::string& work, std::int64_t bytes, int repeats) {
   const std::int64_t ranks = group.size();
   const DeviceMesh mesh(group, {ranks});
   // Even in both dimensions.
-  const auto side = static_cast<std::int64_t>(std::sqrt(static_cast<double>(bytes) / 4)) / (8 * ranks) * (8 * ranks);
-  const std::int64_t part = side * side / ranks;
+  const auto width = static_cast<std::int64_t>(std::sqrt(static_cast<double>(bytes) / 4)) / (8 * ranks) * (8 * ranks);
+  const std::int64_t part = width * width / ranks;
   const auto& [from, to] = kWorks.at(work);
-  const DTensor tensor = DTensor::from_local(at::ones({from.is_shard() ? side / ranks : side, side}), mesh, {from});
+  const DTensor tensor = DTensor::from_local(at::ones({from.is_shard() ? width / ranks : width, width}), mesh, {from});
   const at::Tensor in = tensor.to_local().clone().view({-1});
-  const at::Tensor out = at::ones({to.is_replicate() ? side * side : part});
+  const at::Tensor out = at::ones({to.is_replicate() ? width * width : part});
   std::vector<std::int64_t> splits(static_cast<std::size_t>(ranks), part / ranks);
   splits[static_cast<std::size_t>(group.rank())] = 0;
   const std::int64_t sent = part / ranks * (ranks - 1);
@@ -55,7 +57,11 @@ int run(const std::string& work, std::int64_t bytes, int repeats) {
     bare.push_back(seconds(group, bares.at(work)));
     ours.push_back(seconds(group, [&] { tensor.redistribute({to}); }));
   }
-  if (group.rank() == 0) std::cout << "{\"ours\": " << median(ours) << ", \"bare\": " << median(bare) << "}\n";
+  if (group.rank() == 0) {
+    std::cout << "{\"ours\": " << median(ours) << ", \"bare\": " << median(bare)
+              << ", \"side\": " << bench::describe_side() << "}\n";
+  }
+  group.barrier();
   return 0;
 }
 
@@ -67,6 +73,7 @@ int main(int argc, char** argv) {
     return 2;
   }
   try {
+    at::set_num_threads(1);
     return run(argv[1], std::stoll(argv[2]), std::stoi(argv[3]));
   } catch (const std::exception& error) {
     std::cerr << "dtensor_bench: " << error.what() << '\n';

@@ -1,16 +1,16 @@
 /// \file
-/// Times FullyShardedDataParallel, as each rank of a world; fsdp_step_pytorch.py does the same under PyTorch's. Rank 0
-/// prints one line of JSON.
-///   fsdp_bench step|whole BLOCKS WIDTH BATCH REPEATS
-///     A training step of an MLP, each block of which is a unit; whole: that isn't sharded, by one rank alone.
-///     {"seconds"}, the median, and {"peak_bytes"}: by how much a rank's resident memory grew, at its highest in a
-///     step, over what it was before there was a model; of the rank where it grew most. Pages of files don't count:
-///     they are those of libraries, as many as a process happens to have looked at.
+/// Times FullyShardedDataParallel, as each rank of a world. pytorch/fsdp_step.py times PyTorch's. Rank 0 prints one
+/// line of JSON, with {"side"} as side.h describes it.
+///   fsdp_bench step|plain BLOCKS WIDTH BATCH REPEATS
+///     A training step of an MLP that has one unit per block. `plain` trains the same MLP without sharding; it is meant
+///     for one rank. {"seconds"}: the median. {"peak_bytes"}: how much the resident memory of a rank grew, at its peak
+///     in a step, over the value before the model was made; the maximum over the ranks. Pages of files do not count:
+///     they belong to libraries, and their number depends on what the process happened to touch.
 ///   fsdp_bench state_dict BLOCKS WIDTH BATCH REPEATS
-///     Its sharded state dict: {"seconds"}.
+///     The sharded state dict of that MLP: {"seconds"}.
 ///   fsdp_bench unshard BYTES REPEATS
-///     A flat parameter put together: {"ours"}, against the bare collective that moves the same bytes, in turn:
-///     {"bare"} into memory taken for each, as unshard does it, and {"touched"} into memory that is there already.
+///     Unshards a flat parameter: {"ours"}. In turn with it, the bare collective that moves the same bytes: {"bare"}
+///     into memory allocated for each call, as unshard does, and {"touched"} into memory that is already mapped.
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "measure_ranks.h"
+#include "side.h"
 #include "tessera/comm/init.h"
 #include "tessera/fsdp/fully_sharded_data_parallel.h"
 
@@ -41,9 +42,11 @@ struct BlockImpl : torch::nn::Module {
 };
 TORCH_MODULE(Block);
 
+// `Unit` is Block, or fsdp::Wrap<Block> for a model to shard.
+template <typename Unit>
 torch::nn::Sequential make_mlp(std::int64_t blocks, std::int64_t width) {
   torch::nn::Sequential mlp;
-  for (std::int64_t i = 0; i < blocks; ++i) mlp->push_back(fsdp::Wrap<Block>(width));
+  for (std::int64_t i = 0; i < blocks; ++i) mlp->push_back(Unit(width));
   return mlp;
 }
 
@@ -54,7 +57,7 @@ std::int64_t status_bytes(const std::string& field) {
   }
   return 0;
 }
-// "VmRSS", or "VmHWM", its highest since forget_peak; without pages of files.
+// `field` is "VmRSS" or "VmHWM", the peak since forget_peak. Without pages of files.
 std::int64_t memory_bytes(const std::string& field) { return status_bytes(field) - status_bytes("RssFile"); }
 void forget_peak() { std::ofstream("/proc/self/clear_refs") << "5"; }
 
@@ -68,7 +71,7 @@ struct Bench {
     torch::optim::SGD optimizer(std::move(parameters), torch::optim::SGDOptions(0.01));
     const at::Tensor rows = at::randn({batch, width});
     std::vector<double> times;
-    for (int i = -2; i < repeats; ++i) {  // two that don't count
+    for (int i = -2; i < repeats; ++i) {  // the first two warm up
       if (i == 0) forget_peak();
       const double time = seconds(group, [&] {
         optimizer.zero_grad();
@@ -79,28 +82,34 @@ struct Bench {
     }
     const at::Tensor peak = at::tensor({memory_bytes("VmHWM") - bytes_before}, at::kLong);
     group.all_reduce(peak, ReduceOp::max);
-    if (group.rank() != 0) return;
-    std::cout << "{\"seconds\": " << median(times) << ", \"peak_bytes\": " << peak.item<std::int64_t>() << "}\n";
+    print("\"seconds\": " + std::to_string(median(times)) +
+          ", \"peak_bytes\": " + std::to_string(peak.item<std::int64_t>()));
   }
 
-  void whole() const {
+  // On rank 0, while the others wait.
+  void print(const std::string& fields) const {
+    if (group.rank() == 0) std::cout << '{' << fields << ", \"side\": " << bench::describe_side() << "}\n";
+    group.barrier();
+  }
+
+  void plain() const {
     const std::int64_t before = memory_bytes("VmRSS");
-    torch::nn::Sequential mlp = make_mlp(blocks, width);
+    torch::nn::Sequential mlp = make_mlp<Block>(blocks, width);
     step(mlp, mlp->parameters(), before);
   }
 
   void sharded() const {
     const std::int64_t before = memory_bytes("VmRSS");
-    fsdp::FullyShardedDataParallel<torch::nn::Sequential> model(make_mlp(blocks, width), group);
+    fsdp::FullyShardedDataParallel<torch::nn::Sequential> model(make_mlp<fsdp::Wrap<Block>>(blocks, width), group);
     auto* pointer = &model;
     step(pointer, model.parameters(), before);
   }
 
   void state_dict() const {
-    fsdp::FullyShardedDataParallel<torch::nn::Sequential> model(make_mlp(blocks, width), group);
+    fsdp::FullyShardedDataParallel<torch::nn::Sequential> model(make_mlp<fsdp::Wrap<Block>>(blocks, width), group);
     std::vector<double> times;
     for (int i = 0; i < repeats; ++i) times.push_back(seconds(group, [&] { model.state_dict(); }));
-    if (group.rank() == 0) std::cout << "{\"seconds\": " << median(times) << "}\n";
+    print("\"seconds\": " + std::to_string(median(times)));
   }
 
   void unshard(std::int64_t bytes) const {
@@ -121,9 +130,8 @@ struct Bench {
       ours.push_back(seconds(group, [&] { handle.unshard(); }));
       handle.reshard();
     }
-    if (group.rank() != 0) return;
-    std::cout << "{\"ours\": " << median(ours) << ", \"bare\": " << median(bare) << ", \"touched\": " << median(touched)
-              << "}\n";
+    print("\"ours\": " + std::to_string(median(ours)) + ", \"bare\": " + std::to_string(median(bare)) +
+          ", \"touched\": " + std::to_string(median(touched)));
   }
 };
 
@@ -132,8 +140,8 @@ struct Bench {
 int main(int argc, char** argv) {
   const std::string work = argc > 1 ? argv[1] : "";
   const bool is_unshard = work == "unshard" && argc == 4;
-  if (!is_unshard && !((work == "step" || work == "whole" || work == "state_dict") && argc == 6)) {
-    std::cerr << "usage: fsdp_bench step|whole|state_dict BLOCKS WIDTH BATCH REPEATS\n"
+  if (!is_unshard && !((work == "step" || work == "plain" || work == "state_dict") && argc == 6)) {
+    std::cerr << "usage: fsdp_bench step|plain|state_dict BLOCKS WIDTH BATCH REPEATS\n"
                  "       fsdp_bench unshard BYTES REPEATS\n";
     return 2;
   }
@@ -146,7 +154,7 @@ int main(int argc, char** argv) {
       return 0;
     }
     bench.blocks = std::stoll(argv[2]), bench.width = std::stoll(argv[3]), bench.batch = std::stoll(argv[4]);
-    if (work == "whole") bench.whole();
+    if (work == "plain") bench.plain();
     if (work == "step") bench.sharded();
     if (work == "state_dict") bench.state_dict();
   } catch (const std::exception& error) {

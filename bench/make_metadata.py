@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Writes the `.metadata` that PyTorch 2.14 would write for RANKS x TENSORS chunks, without PyTorch.
 
-Every tensor is sharded evenly along dimension 0, one chunk a rank, and every rank has one data file. Stand-ins of the right
-module and name make `pickle` emit the bytes that PyTorch's own classes make it emit.
+Every tensor is sharded evenly along dimension 0, one chunk per rank, and every rank has one data file. Stand-in classes
+with PyTorch's modules and names make `pickle` emit the same bytes as PyTorch's own classes.
 
     make_metadata.py RANKS TENSORS OUT
 """
@@ -14,7 +14,7 @@ import types
 METADATA = "torch.distributed.checkpoint.metadata"
 FILESYSTEM = "torch.distributed.checkpoint.filesystem"
 ROWS, COLUMNS, ITEM_BYTES = 64, 512, 4
-ARCHIVE_BYTES = 1500  # what a torch.save archive adds to a tensor's bytes, about
+ARCHIVE_BYTES = 1500  # roughly what a torch.save archive adds to the bytes of a tensor
 
 
 def module(name):
@@ -24,7 +24,7 @@ def module(name):
 
 
 def stand_in(module_name, name, base=object, **members):
-    """A class, or a function that an instance's __reduce__ refers to, which pickle finds where PyTorch has it."""
+    """A class, or a function that an instance's __reduce__ names. pickle finds it in PyTorch's module."""
     made = type(name, (base,), {"__module__": module_name, "__qualname__": name, **members})
     setattr(module(module_name), name, made)
     return made
@@ -56,7 +56,7 @@ def with_fields(cls, **fields):
 
 
 def another(text):
-    """An equal string that is another object, as one that came from another rank is."""
+    """An equal string that is another object, like one received from another rank."""
     return text.encode().decode()
 
 

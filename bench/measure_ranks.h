@@ -1,5 +1,5 @@
 #pragma once
-// What benchmarks of several ranks have in common.
+// Helpers of benchmarks with several ranks.
 
 #include <chrono>
 #include <functional>
@@ -12,7 +12,7 @@
 
 namespace tessera::bench {
 
-// From when all ranks begin to when all have ended.
+// Seconds from when all ranks have begun `f` to when all have finished it.
 inline double seconds(const ProcessGroup& group, const std::function<void()>& f) {
   group.barrier();
   const auto begin = std::chrono::steady_clock::now();
@@ -21,7 +21,7 @@ inline double seconds(const ProcessGroup& group, const std::function<void()>& f)
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-// Cut in one dimension, a part on each rank.
+// Shards `dim` into one chunk per rank.
 inline std::shared_ptr<const ShardingSpec> chunks(std::int64_t dim, int ranks) {
   std::vector<RemoteDevice> placements;
   for (int rank = 0; rank < ranks; ++rank) placements.emplace_back(rank, Device{});

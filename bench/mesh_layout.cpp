@@ -1,9 +1,9 @@
 /// \file
-/// Times where tensors lie on a mesh: `mesh_layout TENSORS`. Tensors of two dimensions on a mesh of 16 x 16 x 16 ranks,
-/// as [R, S(0), S(1)], [S(0), S(0), S(1)], [_S(0, 16), S(0), R] and [S(0), S(0), S(0)] in turn, uneven all of them; the
-/// local shape of one rank is asked of each. mesh_layout_pytorch.py does the same under PyTorch. Prints one line of
-/// JSON:
-/// {"seconds"}, the median of 5, and {"elements"}: of all local shapes, to be compared.
+/// Times compute_local_shape_and_global_offset: `mesh_layout TENSORS`. For two-dimensional tensors on a mesh of
+/// 16 x 16 x 16 ranks, with the placements [R, S(0), S(1)], [S(0), S(0), S(1)], [_S(0, 16), S(0), R] and
+/// [S(0), S(0), S(0)] in turn and uneven sizes, it computes the local shape of one rank. pytorch/mesh_layout.py does
+/// the same with PyTorch. Prints one line of JSON: {"seconds"}, the median of 5, and {"elements"}, the sum over all
+/// local shapes, which both sides must agree on.
 
 #include <chrono>
 #include <iostream>

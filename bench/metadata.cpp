@@ -1,7 +1,7 @@
 /// \file
-/// Times reading and writing of `.metadata`: `metadata read|write|roundtrip FILE`. A read goes from the bytes on disk
-/// to columns, a write from columns to the file FILE.out (without fsync); `write` doesn't count the read that it needs.
-/// Prints one line of JSON: {"work", "chunks", "seconds", "peak_bytes"}, the peak RSS being that of the whole process.
+/// Times reading and writing `.metadata`: `metadata read|write|roundtrip FILE`. A read converts the bytes on disk to
+/// columns. A write converts columns to the file FILE.out, without fsync; `write` does not count the read before it.
+/// Prints one line of JSON: {"work", "chunks", "seconds", "peak_bytes"}, where the peak is that of the process.
 
 #include <sys/resource.h>
 
@@ -27,7 +27,7 @@ std::uint64_t peak_rss_bytes() {
 
 int run(const std::string& work, const std::string& file) {
   if (work != "read" && work != "write" && work != "roundtrip") {
-    std::cerr << "metadata: '" << work << "' is none of read, write, roundtrip\n";
+    std::cerr << "metadata: no work '" << work << "', expected read, write or roundtrip\n";
     return 2;
   }
   double seconds = 0;

@@ -1,26 +1,30 @@
 /// \file
-/// Times saving and loading against the same bytes through plain system calls, in turn:
+/// Times saving and loading, and in turn with them the same bytes through plain system calls:
 /// `save_load_bench save|load|load_other_dim|async DIRECTORY TENSORS TENSOR_BYTES REPEATS`, as each rank of a world.
-/// Rank 0 prints one line of JSON: {"ours", "bare"}, medians of seconds, and for loads {"unchecked"}, those of loading
-/// without looking at checksums, and {"wanted_bytes", "read_bytes"} of rank 0, the latter as the kernel counts what its
-/// system calls read.
-///   save            tensors cut in dimension 0, against each rank writing its bytes to a file, with fsync
-///   load            the same cut, against each rank reading as much of the same files into the same memory
-///   load_other_dim  cut in dimension 1, against the same
-///   async           how long AsyncSaver::save stops the trainer, against copying the bytes to memory touched before
+/// Rank 0 prints one line of JSON: {"ours"}: the median in seconds; {"bare"}: the median of the fastest plain way;
+/// {"bare_way"}: its name; {"ways"}: the median of each way; {"side"}, see side.h. For loads also {"unchecked"}:
+/// loading without checking checksums, and {"wanted_bytes", "read_bytes"} of rank 0; the kernel counts the latter.
+///   save            tensors sharded in dimension 0; plain: each rank writes its bytes to one file, with fsync
+///   load            the same sharding; plain: each rank reads as many bytes of the same files into the same memory
+///   load_other_dim  sharded in dimension 1; plain: as for load
+///   async           how long AsyncSaver::save blocks the trainer; plain: copies the bytes to memory that is mapped
 
 #include <ATen/ATen.h>
-#include <fcntl.h>
+#include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <iostream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "measure_ranks.h"
-#include "tessera/base/file.h"
+#include "plain_io.h"
+#include "side.h"
 #include "tessera/comm/init.h"
 #include "tessera/state/async_save.h"
 #include "tessera/state/load.h"
@@ -34,7 +38,7 @@ using bench::median;
 using bench::seconds;
 namespace fs = std::filesystem;
 
-// By this process, into memory: from files, and what little comes through pipes.
+// Read by this process into memory: from files, and a few from pipes.
 std::uint64_t bytes_read_by_system_calls() {
   std::ifstream io("/proc/self/io");
   std::string name;
@@ -48,7 +52,8 @@ struct Bench {
   fs::path directory;
   std::int64_t tensors = 0, tensor_bytes = 0;
   int repeats = 0;
-  std::vector<double> ours, bare, unchecked;
+  std::vector<double> ours, unchecked;
+  bench::TimesByWay bare;
   std::uint64_t wanted_bytes = 0, read_bytes = 0;
 
   StateDict state(std::int64_t dim) const {
@@ -67,28 +72,25 @@ struct Bench {
     }
     return all;
   }
-  fs::path bare_file() const { return directory / ("bare-" + std::to_string(group.rank())); }
+  static bench::Pieces bytes_of(const std::vector<at::Tensor>& tensors) {
+    bench::Pieces pieces;
+    for (const at::Tensor& tensor : tensors) {
+      pieces.emplace_back(static_cast<std::uint8_t*>(tensor.data_ptr()), tensor.nbytes());
+    }
+    return pieces;
+  }
+  std::string bare_file() const { return directory / fmt::format("bare-{}", group.rank()); }
   fs::path checkpoint() const { return directory / "checkpoint"; }
 
-  void write_bare(const std::vector<at::Tensor>& all) const {
-    fs::remove(bare_file());
-    File file = File::create_new(bare_file());
-    std::uint64_t at = 0;
-    for (const at::Tensor& tensor : all) {
-      file.write_at(at, {static_cast<const std::uint8_t*>(tensor.data_ptr()), tensor.nbytes()});
-      at += tensor.nbytes();
-    }
-    file.sync();
-  }
-  void read_bare(const std::vector<at::Tensor>& all) const {
-    const File file = File::open_read(checkpoint() / fmt::format("__{}_0.distcp", group.rank()));
-    std::uint64_t at = 0;
-    for (const at::Tensor& tensor : all) {
-      file.read_at(at, {static_cast<std::uint8_t*>(tensor.data_ptr()), tensor.nbytes()});
-      at += tensor.nbytes();
+  // Each of `ways` in turn; `prepare` is not timed.
+  template <typename Work>
+  void time_bare(const std::vector<bench::Way>& ways, const std::function<void()>& prepare, Work work) {
+    for (const bench::Way& way : ways) {
+      prepare();
+      bare[way.name].push_back(seconds(group, [&] { work(way); }));
     }
   }
-  // What was written or removed before doesn't disturb what is measured next.
+  // So that earlier writes and removals do not disturb the next measurement.
   void finish_writes() const {
     if (group.rank() == 0) ::sync();
     group.barrier();
@@ -101,13 +103,16 @@ struct Bench {
   void save_rows() {
     const StateDict saved = state(0);
     const std::vector<at::Tensor> all = locals(saved);
-    for (int i = 0; i < repeats; ++i) {
-      fs::remove(bare_file());
-      finish_writes();
-      bare.push_back(seconds(group, [&] { write_bare(all); }));
+    const bench::Pieces pieces = bytes_of(all);
+    const auto clear = [&] {
       fs::remove(bare_file());
       remove_checkpoint();
       finish_writes();
+    };
+    for (int i = 0; i < repeats; ++i) {
+      time_bare(bench::ways_to_write(), clear,
+                [&](const bench::Way& way) { bench::write_file(bare_file(), pieces, way); });
+      clear();
       ours.push_back(seconds(group, [&] { save(saved, checkpoint(), group); }));
     }
   }
@@ -120,10 +125,13 @@ struct Bench {
     finish_writes();
     StateDict wanted = state(dim);
     const std::vector<at::Tensor> all = locals(wanted);
+    const bench::Pieces pieces = bytes_of(all);
+    const std::string file = checkpoint() / fmt::format("__{}_0.distcp", group.rank());
     LoadOptions without_checks;
     without_checks.check_checksums = false;
     for (int i = 0; i < repeats; ++i) {
-      bare.push_back(seconds(group, [&] { read_bare(all); }));
+      time_bare(
+          bench::ways_to_read(), [] {}, [&](const bench::Way& way) { bench::read_file(file, pieces, way); });
       unchecked.push_back(seconds(group, [&] { load(wanted, checkpoint(), group, without_checks); }));
       const std::uint64_t read_before = bytes_read_by_system_calls();
       ours.push_back(seconds(group, [&] { wanted_bytes = load(wanted, checkpoint(), group).wanted_bytes; }));
@@ -135,18 +143,17 @@ struct Bench {
     const std::vector<at::Tensor> all = locals(saved);
     std::vector<at::Tensor> copies;
     for (const at::Tensor& tensor : all) copies.push_back(at::ones_like(tensor));
-    AsyncSaver saver(group);
-    for (int i = 0; i <= repeats; ++i) {
+    const bench::Pieces from = bytes_of(all), to = bytes_of(copies);
+    const auto clear = [&] {
       remove_checkpoint();
       finish_writes();
-      const double copying = seconds(group, [&] {
-        for (std::size_t t = 0; t < all.size(); ++t) copies[t].copy_(all[t]);
-      });
+    };
+    AsyncSaver saver(group);
+    for (int i = 0; i <= repeats; ++i) {
+      time_bare(bench::ways_to_copy_memory(), clear, [&](const bench::Way& way) { bench::copy_memory(to, from, way); });
       const double stall = seconds(group, [&] { saver.save(saved, checkpoint()); });
       saver.wait();
-      if (i == 0) continue;  // memory for the copies is made by the first one
-      bare.push_back(copying);
-      ours.push_back(stall);
+      if (i > 0) ours.push_back(stall);  // the first allocates the memory for the copies
     }
   }
 
@@ -160,10 +167,19 @@ struct Bench {
     fs::remove(bare_file());
     remove_checkpoint();
     if (group.rank() == 0) {
-      std::cout << "{\"ours\": " << median(ours) << ", \"bare\": " << median(bare)
-                << ", \"unchecked\": " << (unchecked.empty() ? 0 : median(unchecked))
-                << ", \"wanted_bytes\": " << wanted_bytes << ", \"read_bytes\": " << read_bytes << "}\n";
+      const auto [way, seconds_of_way] = bench::fastest(bare);
+      std::string ways;
+      for (const auto& [name, times] : bare) {
+        ways += fmt::format("{}\"{}\": {:.6f}", ways.empty() ? "" : ", ", name, median(times));
+      }
+      std::cout << fmt::format(
+          R"({{"ours": {:.6f}, "bare": {:.6f}, "bare_way": "{}", "ways": {{{}}}, "unchecked": {:.6f}, )"
+          R"("wanted_bytes": {}, "read_bytes": {}, "side": {}}})"
+          "\n",
+          median(ours), seconds_of_way, way, ways, unchecked.empty() ? 0 : median(unchecked), wanted_bytes, read_bytes,
+          bench::describe_side());
     }
+    group.barrier();
     return 0;
   }
 };
@@ -178,6 +194,7 @@ int main(int argc, char** argv) {
   }
   try {
     Bench bench;
+    at::set_num_threads(std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / bench.group.size()));
     bench.directory = argv[2];
     bench.tensors = std::stoll(argv[3]);
     bench.tensor_bytes = std::stoll(argv[4]);

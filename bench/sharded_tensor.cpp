@@ -1,12 +1,14 @@
 /// \file
-/// Times ShardedTensor against the bare collective that moves the same bytes on the same group, in turn:
+/// Times ShardedTensor, and in turn with it the bare collective that moves the same bytes on the same group:
 /// `sharded_tensor_bench gather|reshard BYTES REPEATS`, as each rank of a world. Rank 0 prints one line of JSON:
-/// {"ours", "bare"}: medians of seconds.
-///   gather    a tensor in row chunks to rank 0, against ProcessGroup::gather of flat buffers
-///   reshard   row chunks to column chunks and back, in turn, against ProcessGroup::all_to_all of flat buffers
-///             (touched before) of exactly what changes its rank; TESSERA_PEER_MEMORY=0 makes reshard use it, too
+/// {"ours", "bare"}, medians in seconds, and {"side"}, see side.h.
+///   gather    a tensor in row chunks to rank 0; bare: ProcessGroup::gather of flat buffers
+///   reshard   row chunks to column chunks and back, alternating; bare: ProcessGroup::all_to_all of flat buffers, which
+///             are mapped, with exactly the bytes that change their rank. With TESSERA_PEER_MEMORY=0, reshard uses
+///             all_to_all too.
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 
 #include <cmath>
 #include <iostream>
@@ -14,6 +16,7 @@
 #include <vector>
 
 #include "measure_ranks.h"
+#include "side.h"
 #include "tessera/comm/init.h"
 #include "tessera/tensor/sharded_tensor.h"
 
@@ -28,13 +31,13 @@ int run(const std::string& work, std::int64_t bytes, int repeats) {
   const ProcessGroup group = init_process_group();
   const int ranks = group.size();
   // Square, and even in both dimensions.
-  const auto side = static_cast<std::int64_t>(std::sqrt(static_cast<double>(bytes) / 4)) / (8 * ranks) * (8 * ranks);
-  ShardedTensor tensor = ShardedTensor::ones(chunks(0, ranks), {side, side}, group);
+  const auto width = static_cast<std::int64_t>(std::sqrt(static_cast<double>(bytes) / 4)) / (8 * ranks) * (8 * ranks);
+  ShardedTensor tensor = ShardedTensor::ones(chunks(0, ranks), {width, width}, group);
   const at::Tensor local = tensor.local_tensor().clone().view({-1});
   std::vector<double> ours, bare;
   if (work == "gather") {
-    const at::Tensor out = group.rank() == 0 ? at::ones({side, side}) : at::Tensor();
-    const at::Tensor flat = group.rank() == 0 ? at::ones({side * side}) : at::Tensor();
+    const at::Tensor out = group.rank() == 0 ? at::ones({width, width}) : at::Tensor();
+    const at::Tensor flat = group.rank() == 0 ? at::ones({width * width}) : at::Tensor();
     for (int i = 0; i < repeats; ++i) {
       bare.push_back(seconds(group, [&] { group.gather(flat, local, 0); }));
       ours.push_back(seconds(group, [&] { tensor.gather(0, out); }));
@@ -49,7 +52,11 @@ int run(const std::string& work, std::int64_t bytes, int repeats) {
       ours.push_back(seconds(group, [&] { tensor.reshard(chunks(i % 2 == 0 ? 1 : 0, ranks)); }));
     }
   }
-  if (group.rank() == 0) std::cout << "{\"ours\": " << median(ours) << ", \"bare\": " << median(bare) << "}\n";
+  if (group.rank() == 0) {
+    std::cout << "{\"ours\": " << median(ours) << ", \"bare\": " << median(bare)
+              << ", \"side\": " << bench::describe_side() << "}\n";
+  }
+  group.barrier();
   return 0;
 }
 
@@ -62,6 +69,7 @@ int main(int argc, char** argv) {
     return 2;
   }
   try {
+    at::set_num_threads(1);
     return run(work, std::stoll(argv[2]), std::stoi(argv[3]));
   } catch (const std::exception& error) {
     std::cerr << "sharded_tensor_bench: " << error.what() << '\n';

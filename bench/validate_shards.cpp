@@ -1,7 +1,7 @@
 /// \file
 /// Times the checks of a sharded tensor's metadata: `validate_shards COUNT REPEATS`. Prints one line of JSON:
-/// {"chunks", "grid"}: medians of seconds for validate_non_overlapping, check_tensor and infer_sharding_spec together,
-/// on COUNT shards that are cut in one dimension and on a square grid of about as many, both in row-major order.
+/// {"chunks", "grid"}, medians in seconds of validate_non_overlapping, check_tensor and infer_sharding_spec together,
+/// for COUNT shards in one dimension and for a square grid of about as many shards, both in row-major order.
 
 #include <chrono>
 #include <cmath>
@@ -17,7 +17,7 @@ namespace {
 using namespace tessera;
 using Size = std::vector<std::int64_t>;
 
-constexpr std::int64_t kRows = 4;  // of a shard, in each dimension that is cut
+constexpr std::int64_t kRows = 4;  // of a shard, in each sharded dimension
 constexpr int kRanks = 1024;
 
 // Shards of a grid of `rows` times `columns` cells, in row-major order.

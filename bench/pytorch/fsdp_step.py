@@ -1,11 +1,11 @@
 #!/usr/bin/python3
-"""Times a training step of PyTorch's FSDP at what fsdp_step.cpp does:
-`fsdp_step_pytorch.py fsdp1|fsdp2|whole|state_dict BLOCKS WIDTH BATCH REPEATS RANKS`.
+"""Times a training step of PyTorch's FSDP, with the same work as fsdp_step.cpp:
+`fsdp_step.py fsdp1|fsdp2|plain|state_dict BLOCKS WIDTH BATCH REPEATS RANKS`.
 
-fsdp1 is FullyShardedDataParallel, fsdp2 fully_shard, whole a model that isn't sharded, in one process, with a rank's
-batch; state_dict is the sharded state dict of fsdp1. Prints one line of JSON: {"seconds"}, the median of {"times"}, and
-{"peak_bytes"}: by how much a rank's resident memory grew, at its highest in a step, over what it was before there was a
-model; of the rank where it grew most. Pages of files, which are those of libraries, don't count.
+fsdp1 is FullyShardedDataParallel, fsdp2 is fully_shard, plain is the model without sharding in one process with the batch
+of a rank, state_dict is the sharded state dict of fsdp1. Prints one line of JSON: {"seconds"}, the median; {"peak_bytes"},
+how much the resident memory of a rank grew, at its peak in a step, over the value before the model was made, the maximum
+over the ranks, without pages of files, which belong to libraries; {"side"}, see side.py.
 """
 
 import json
@@ -15,7 +15,7 @@ import sys
 import time
 import warnings
 
-os.environ["OPENBLAS_NUM_THREADS"] = "1"  # which it reads as it is loaded; torch.set_num_threads doesn't reach it
+os.environ["OPENBLAS_NUM_THREADS"] = "1"  # read when it is loaded; torch.set_num_threads does not affect it
 
 import torch
 import torch.distributed as dist
@@ -26,6 +26,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 from pytorch_ranks import run_ranks
+from side import describe_side
 
 
 class Block(nn.Module):
@@ -43,7 +44,7 @@ def status_bytes(field):
 
 
 def memory_bytes(field):
-    """"VmRSS", or "VmHWM", its highest since forget_peak; without pages of files."""
+    """`field` is "VmRSS" or "VmHWM", the peak since forget_peak. Without pages of files."""
     return status_bytes(field) - status_bytes("RssFile")
 
 
@@ -54,7 +55,7 @@ def forget_peak():
 
 def make_model(work, blocks, width, ranks):
     model = nn.Sequential(*(Block(width) for _ in range(blocks)))
-    if work == "whole":
+    if work == "plain":
         return model
     mesh = init_device_mesh("cpu", (ranks,))
     if work == "fsdp2":
@@ -87,7 +88,7 @@ def run(work, blocks, width, batch, repeats, rank, ranks):
 
     timed = step if work != "state_dict" else lambda: get_model_state_dict(model)
     times = []
-    for i in range(-2, repeats):  # two that don't count
+    for i in range(-2, repeats):  # the first two warm up
         if i == 0:
             forget_peak()
         dist.barrier()
@@ -99,13 +100,14 @@ def run(work, blocks, width, batch, repeats, rank, ranks):
     peak = torch.tensor([memory_bytes("VmHWM") - before])
     dist.all_reduce(peak, op=dist.ReduceOp.MAX)
     if rank == 0:
-        print(json.dumps({"seconds": statistics.median(times), "times": times, "peak_bytes": peak.item()}), flush=True)
+        result = {"seconds": statistics.median(times), "peak_bytes": peak.item(), "side": describe_side()}
+        print(json.dumps(result), flush=True)
     dist.barrier()
 
 
 def main():
     work, blocks, width, batch, repeats, ranks = sys.argv[1], *map(int, sys.argv[2:])
-    ranks = 1 if work == "whole" else ranks
+    ranks = 1 if work == "plain" else ranks
     run_ranks(lambda rank: run(work, blocks, width, batch, repeats, rank, ranks), ranks)
 
 

@@ -1,7 +1,7 @@
 #!/usr/bin/python3
-"""Times PyTorch's DTensor at what dtensor.cpp does:
-`dtensor_pytorch.py gather|all_to_all|all_reduce|reduce_scatter BYTES REPEATS RANKS`.
-Prints one line of JSON: {"seconds"}, the median."""
+"""Times PyTorch's DTensor, with the same work as dtensor.cpp:
+`dtensor.py gather|all_to_all|all_reduce|reduce_scatter BYTES REPEATS RANKS`.
+Prints one line of JSON: {"seconds"}, the median, and {"side"}, see side.py."""
 
 import json
 import math
@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from pytorch_ranks import run_ranks, timed
+from side import describe_side
 
 WORKS = {
     "gather": (Shard(0), Replicate()),
@@ -27,12 +28,12 @@ def run(work, size_bytes, repeats, rank, ranks):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=ranks)
     mesh = init_device_mesh("cpu", (ranks,))
-    side = int(math.sqrt(size_bytes / 4)) // (8 * ranks) * (8 * ranks)
+    width = int(math.sqrt(size_bytes / 4)) // (8 * ranks) * (8 * ranks)
     before, after = WORKS[work]
-    tensor = DTensor.from_local(torch.ones(side // ranks if before.is_shard() else side, side), mesh, [before])
+    tensor = DTensor.from_local(torch.ones(width // ranks if before.is_shard() else width, width), mesh, [before])
     times = [timed(lambda: tensor.redistribute(mesh, [after]).to_local()) for _ in range(repeats)]
     if rank == 0:
-        print(json.dumps({"seconds": statistics.median(times)}), flush=True)
+        print(json.dumps({"seconds": statistics.median(times), "side": describe_side()}), flush=True)
     dist.barrier()
 
 

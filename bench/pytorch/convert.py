@@ -1,6 +1,6 @@
-"""Times PyTorch's own conversion of a DCP checkpoint into one torch.save file; prints seconds and peak memory as JSON.
+"""Times PyTorch's conversion of a DCP checkpoint to one torch.save file. Prints one line of JSON: {"seconds", "peak_bytes"}.
 
-python3 convert_pytorch.py SOURCE DESTINATION
+convert.py SOURCE DESTINATION
 """
 
 import json

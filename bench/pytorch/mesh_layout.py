@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""Times PyTorch at what mesh_layout.cpp does: `mesh_layout_pytorch.py TENSORS`.
+"""Times PyTorch, with the same work as mesh_layout.cpp: `mesh_layout.py TENSORS`.
 Prints one line of JSON: {"seconds"} and {"elements"}."""
 
 import json

@@ -1,6 +1,6 @@
-"""Writes a DCP checkpoint with real PyTorch, for measuring: tensors of float32 sharded in dimension 0 over ranks.
+"""Writes a DCP checkpoint with PyTorch: float32 tensors, sharded in dimension 0 over the ranks.
 
-python3 make_checkpoint.py FOLDER TOTAL_BYTES CHUNK_BYTES RANKS
+make_checkpoint.py FOLDER TOTAL_BYTES CHUNK_BYTES RANKS
 """
 
 import os
@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 def save(rank: int, folder: str, total_bytes: int, chunk_bytes: int, ranks: int) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29611", RANK=str(rank), WORLD_SIZE=str(ranks))
-    os.environ["USE_LIBUV"] = "0"  # which Debian builds without
+    os.environ["USE_LIBUV"] = "0"  # Debian builds PyTorch without it
     dist.init_process_group("gloo", rank=rank, world_size=ranks)
     mesh = init_device_mesh("cpu", (ranks,))
     rows = chunk_bytes // (1024 * 4)

@@ -1,8 +1,8 @@
 #!/usr/bin/python3
-"""Times PyTorch at what metadata.cpp does: `metadata_pytorch.py read|write|roundtrip FILE`, with the same line of JSON.
+"""Times PyTorch, with the same work as metadata.cpp: `metadata.py read|write|roundtrip FILE`. Prints the same line of JSON.
 
 Reading is pickle.load into PyTorch's classes, as FileSystemReader does it; writing is pickle.dump to FILE.out, as
-FileSystemWriter does it, and doesn't count the read that it needs.
+FileSystemWriter does it. `write` does not count the read before it.
 """
 
 import json
@@ -11,12 +11,12 @@ import resource
 import sys
 import time
 
-import torch.distributed.checkpoint  # noqa: F401  what the pickle imports shall not count
+import torch.distributed.checkpoint  # noqa: F401  so that the imports of the pickle do not count
 
 
 def main():
     if len(sys.argv) != 3 or sys.argv[1] not in ("read", "write", "roundtrip"):
-        sys.exit("usage: metadata_pytorch.py read|write|roundtrip FILE")
+        sys.exit("usage: metadata.py read|write|roundtrip FILE")
     work, path = sys.argv[1:]
     seconds = 0.0
     begin = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Ranks of PyTorch on this machine, for benchmarks (as measure_ranks.h has those of tessera) and tests/interop."""
+"""Starts ranks of PyTorch on this machine, for the benchmarks and for tests/interop."""
 
 import os
 import socket
@@ -6,8 +6,8 @@ import time
 
 
 def timed(work):
-    """Seconds from when all ranks begin to when all have ended."""
-    import torch.distributed as dist  # which not all who have ranks time
+    """Seconds from when all ranks have begun `work` to when all have finished it."""
+    import torch.distributed as dist  # not every user of this module times
 
     dist.barrier()
     begin = time.perf_counter()
@@ -17,8 +17,8 @@ def timed(work):
 
 
 def run_ranks(run, ranks):
-    """Calls run(rank) with `ranks` ranks, which can make a process group of Gloo; 0 in this process, the others in
-    processes of their own. A rank that fails ends all with its exit status."""
+    """Calls run(rank) for each of `ranks` ranks: rank 0 in this process, the others in child processes. The environment
+    lets them make a Gloo process group. If a rank fails, this process exits with its status."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
@@ -35,4 +35,4 @@ def run_ranks(run, ranks):
         _, status = os.waitpid(pid, 0)
         if status != 0:
             raise SystemExit(os.waitstatus_to_exitcode(status))
-    os._exit(0)  # without waiting for the threads that a process group leaves
+    os._exit(0)  # does not wait for threads that a process group leaves

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
-"""Times what PyTorch's coordinator does with the plans of all ranks: `plan_pytorch.py RANKS TENSORS`. Prints one line of JSON:
-{"seconds", "peak_bytes"}: from the gathered plans to the bytes of `.metadata`, and the most memory that took."""
+"""Times the work of PyTorch's coordinator: `plan.py RANKS TENSORS`. Prints one line of JSON: {"seconds"}, from the gathered
+plans of all ranks to the bytes of `.metadata`, and {"peak_bytes"}, the peak memory of the process."""
 
 import io
 import json
