@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Loads checkpoints with the PyTorch that is installed and compares what it gets with manifests.
+"""Loads checkpoints with the PyTorch that is installed and compares them with manifests.
 
 Reads a JSON list of jobs from standard input and prints {"id", "ok", "why", "tensors"} for each, a line each. A job is
 {"id", "check", "path", "manifest", ...}, the manifest being that of the state that the checkpoint must hold:
@@ -7,16 +7,16 @@ Reads a JSON list of jobs from standard input and prints {"id", "ok", "why", "te
     dcp           torch.distributed.checkpoint.load into tensors and objects as its metadata has them
     dcp-to-torch  torch.distributed.checkpoint.format_utils.dcp_to_torch_save, then torch.load
     either        as dcp, and the state may be that of the manifest "other" instead
-    dtensor       torch.distributed.checkpoint.load into DTensors on "ranks" real ranks, cut in dimension "dim"
+    dtensor       torch.distributed.checkpoint.load into DTensors on "ranks" real ranks, sharded in dimension "dim"
     sharded-tensor  the same into ShardedTensors
     torch         torch.load
     same-nested   torch.load, and nested as what dcp_to_torch_save makes of the checkpoint "reference" (or as the file)
-    chunks        every chunk read by hand from where `inspect --json`, the file "inspected", says that it lies
+    chunks        every chunk read by hand from the location that `inspect --json` (the file "inspected") reports
     safetensors   safetensors.torch, of a file or of a directory
     huggingface   torch.distributed.checkpoint.load through HuggingFaceStorageReader
     cast          floating-point tensors are those of "reference" after .to("dtype")
 
-"exclude" names what the checkpoint needn't hold.
+"exclude" names values that the checkpoint may lack.
 """
 
 import collections
@@ -153,20 +153,20 @@ def check_chunks(job, manifest):
     path = pathlib.Path(job["path"])
     tensors = json.loads(pathlib.Path(job["inspected"]).read_text())["tensors"]
     for name, tensor in tensors.items():
-        whole = zeros(tensor["shape"], getattr(torch, tensor["dtype"]))
+        full = zeros(tensor["shape"], getattr(torch, tensor["dtype"]))
         for chunk in tensor["chunks"]:
             with (path / chunk["file"] if path.is_dir() else path).open("rb") as stream:
                 stream.seek(chunk["offset_bytes"])
                 data = stream.read(chunk["length_bytes"])
             expect(len(data), chunk["length_bytes"], f"bytes of a chunk of {name}")
-            stored = fill(torch.empty(len(data) // whole.element_size(), dtype=whole.dtype), data)
+            stored = fill(torch.empty(len(data) // full.element_size(), dtype=full.dtype), data)
             strides = chunk.get("strides", torch.empty(chunk["sizes"], device="meta").stride())
             part = stored.as_strided(chunk["sizes"], strides)
-            target = whole
+            target = full
             for dim, (offset, size) in enumerate(zip(chunk["offsets"], chunk["sizes"])):
                 target = target.narrow(dim, offset, size)
             target.copy_(part)
-        expect(describe(whole), manifest["tensors"].get(name), name)
+        expect(describe(full), manifest["tensors"].get(name), name)
     return len(tensors)
 
 
@@ -209,7 +209,7 @@ def check_safetensors(job, manifest):
                     continue  # this version of the reader has no such type
                 found = describe(content.get_tensor(name))
                 if name in expected and found["dtype"] != expected[name]["dtype"]:
-                    # Stored as another type, because safetensors hasn't this one: the same bytes.
+                    # Stored as another type, because safetensors lacks this one: the same bytes.
                     if getattr(torch, expected[name]["dtype"], None) in safetensors.torch._TYPES.values():
                         raise Mismatch(f"{name}: found {found}, expected {expected[name]}")
                     expect(found["crc32"], expected[name]["crc32"], f"bytes of {name}")
@@ -261,15 +261,15 @@ def as_sharded_tensor(size, dtype, dim):
         offset += len(part)
         if rank == dist.get_rank() and (len(part) > 0 or rank == 0):  # PyTorch takes equal empty shards to overlap
             shards.append(LocalShard(zeros(sizes, dtype), ShardMetadata(offsets, sizes, f"rank:{rank}/cpu")))
-    whole = sharded_tensor.init_from_local_shards(shards, *size)
+    full = sharded_tensor.init_from_local_shards(shards, *size)
     empty = torch.empty([0 if d == dim else n for d, n in enumerate(size)], dtype=dtype)
-    return whole, shards[0].tensor if shards else empty
+    return full, shards[0].tensor if shards else empty
 
 
 def check_on_ranks(make, job, manifest):
     """On every rank: loads into tensors that start out as zeros, and compares what their parts make up.
 
-    make: (size, dtype, dimension that is cut or None) -> (what is loaded into, this rank's part of it)
+    make: (size, dtype, sharded dimension or None) -> (the target of the load, this rank's part of it)
     """
     reader = dcp.FileSystemReader(job["path"])
     state, parts, dims = {}, {}, {}
@@ -293,8 +293,8 @@ def check_on_ranks(make, job, manifest):
             raise Mismatch(f"{name} is missing")
         dtype = parts[name].dtype
         of_ranks = [fill(torch.empty(of_rank[name][0], dtype=dtype), of_rank[name][1]) for of_rank in gathered]
-        whole = of_ranks[0] if dims[name] is None else joined(of_ranks, dims[name])
-        expect(describe(whole), facts, name)
+        full = of_ranks[0] if dims[name] is None else joined(of_ranks, dims[name])
+        expect(describe(full), facts, name)
     return len(state)
 
 
@@ -308,12 +308,12 @@ def joined(parts, dim):
     """torch.cat for every dtype."""
     size = list(parts[0].shape)
     size[dim] = sum(part.shape[dim] for part in parts)
-    whole = torch.empty(size, dtype=parts[0].dtype)
+    full = torch.empty(size, dtype=parts[0].dtype)
     at = 0
     for part in parts:
-        whole.narrow(dim, at, part.shape[dim]).copy_(part)
+        full.narrow(dim, at, part.shape[dim]).copy_(part)
         at += part.shape[dim]
-    return whole
+    return full
 
 
 CHECKS = {

@@ -1,5 +1,5 @@
-"""Loads DTensors from checkpoints: `check_dtensors.py PATH...`, each written anew from make_dtensor_values.py's, on two
-ranks and under each placement. Exits with 1, saying which, if elements are others than they were."""
+"""Loads DTensors from checkpoints: `check_dtensors.py PATH...`, each resaved from one of make_dtensor_values.py, on
+two ranks and under each placement. Exits with 1, naming them, if elements differ."""
 
 import os
 import sys

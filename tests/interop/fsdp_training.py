@@ -66,7 +66,7 @@ CASES = {
     "two dimensions, fully_shard, sgd": ["--ranks", "8", *TP, "4", *FULLY_SHARD, *SGD],
 }
 
-# What is saved half-way on 4 ranks, and as what it goes on.
+# The runs that save half-way on 4 ranks, and the runs that resume them.
 SAVED = {
     "adamw": ["--optimizer", "adamw"],
     "flat, sgd": ["--optimizer", "sgd", "--orig-params", "0"],
@@ -80,8 +80,8 @@ RESUMED = [
     ["--ranks", "2", "--strategy", "no_shard", "--orig-params", "1"],
     ["--ranks", "8", "--orig-params", "0"],
 ]
-# The same, of what is tensor parallel. PyTorch's FullyShardedDataParallel doesn't get an optimizer's state back where
-# both dimensions of a mesh cut the same one of a parameter, not even its own; its fully_shard does.
+# The same for tensor parallel runs. If both dimensions of a mesh shard the same dimension of a parameter, PyTorch's
+# FullyShardedDataParallel cannot restore the optimizer's state, not even its own; its fully_shard can.
 RESUMED_TP = [
     ["--ranks", "1", *TP, "1"],
     ["--ranks", "3", *TP, "1", "--orig-params", "0"],
@@ -113,12 +113,12 @@ def resumed_as(arguments):
 
 
 def for_us(arguments):
-    """Without what is said to PyTorch alone."""
+    """Removes the arguments that are for PyTorch only."""
     return [word for i, word in enumerate(arguments) if "--engine" not in arguments[max(i - 1, 0) : i + 1]]
 
 
 def optimizer_of(arguments):
-    """What SAVED says of the optimizer, for who goes on and may cut the parameters otherwise."""
+    """The optimizer arguments of SAVED, for runs that resume and may shard the parameters differently."""
     return arguments[:2]
 
 
@@ -227,7 +227,7 @@ class Comparison:
 
 
 def check_fsdp_training(roots, work, program, report):
-    """Losses and final states are the same, and go on as they would have, whoever saved them and on however many ranks."""
+    """Losses and final states are the same, and resumed runs match uninterrupted ones, in either language on any ranks."""
     place = work / "fsdp_train"
     place.mkdir()
     ours, resumed_ours = Folder(place / "ours"), Folder(place / "ours-on")
@@ -235,7 +235,7 @@ def check_fsdp_training(roots, work, program, report):
     resumed_theirs = {root: Folder(place / f"{root.version}-on") for root in roots}
 
     halves = [(f"half {name}", ["--ranks", "4", *arguments], (0, HALF), None) for name, arguments in SAVED.items()]
-    wholes = [(f"whole {name}", ["--ranks", "4", *arguments], (0, STEPS), None) for name, arguments in SAVED.items()]
+    full_runs = [(f"full {name}", ["--ranks", "4", *arguments], (0, STEPS), None) for name, arguments in SAVED.items()]
     cases = [(name, arguments, (0, STEPS), None) for name, arguments in CASES.items()]
 
     def goes_on(folder, name, arguments):
@@ -256,7 +256,7 @@ def check_fsdp_training(roots, work, program, report):
 
     with concurrent.futures.ThreadPoolExecutor(len(roots)) as pool:
         list(pool.map(first, roots))
-    run_ours(program, ours, [*halves, *wholes, *cases])
+    run_ours(program, ours, [*halves, *full_runs, *cases])
     with concurrent.futures.ThreadPoolExecutor(len(roots)) as pool:
         list(pool.map(second, roots))
     runs = [run for name, arguments in SAVED.items() for run in goes_on(ours, name, arguments)]
@@ -275,17 +275,17 @@ def check_fsdp_training(roots, work, program, report):
             if can_run(root, arguments):
                 compare.add(step, name, (ours, name), (theirs[root], name), allowed_of(arguments), root)
         for name, arguments in SAVED.items():
-            whole = (ours, f"whole {name}")
+            full = (ours, f"full {name}")
             for run, how, *_ in [*goes_on(ours, name, arguments), (f"{name} plain", [])]:
                 if not can_run(root, how):
                     continue
-                compare.add(step, f"Python goes on: {run}", (resumed_theirs[root], run), whole, FLOAT32, root, True)
+                compare.add(step, f"Python resumes: {run}", (resumed_theirs[root], run), full, FLOAT32, root, True)
             if not can_run(root, arguments):
                 continue
             for run, *_ in goes_on(theirs[root], name, arguments):
                 found = (resumed_ours, f"{root.version} {run}")
-                compare.add(step, f"C++ goes on: {run}", found, whole, FLOAT32, root, True)
+                compare.add(step, f"C++ resumes: {run}", found, full, FLOAT32, root, True)
     for name, arguments in SAVED.items():
         for run, *_ in goes_on(ours, name, arguments):
-            compare.add("reshard", f"C++ goes on from C++: {run}", (resumed_ours, run), (ours, f"whole {name}"), FLOAT32, roots[0], True)
+            compare.add("reshard", f"C++ resumes from C++: {run}", (resumed_ours, run), (ours, f"full {name}"), FLOAT32, roots[0], True)
     compare.states(roots)

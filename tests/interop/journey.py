@@ -43,7 +43,7 @@ class Journey:
         return self.jobs
 
     def objects_with_keys(self):
-        """Those that are whole here and nested in a torch.save file, which knows no difference."""
+        """Objects that are single entries here but nested in a torch.save file, which makes no distinction."""
         if self.manifest.get("flatten", True):
             return []
         return [name for part in ("plain", "opaque") for name, text in self.manifest[part].items() if text[0] == "{"]
@@ -125,7 +125,7 @@ class Journey:
                 return f"{name}: the chunks have {covered} elements of {math.prod(tensor['shape'])}"
             for chunk in tensor["chunks"]:
                 if chunk["offset_bytes"] + chunk["length_bytes"] > shown["files"][chunk["file"]]["bytes"]:
-                    return f"{name}: a chunk lies beyond the end of {chunk['file']}"
+                    return f"{name}: a chunk extends past the end of {chunk['file']}"
             total += tensor["bytes"]
         if shown["total_bytes"] != total:
             return f"total_bytes {shown['total_bytes']}, the tensors have {total}"
@@ -179,7 +179,7 @@ class Journey:
                 self.job("cast", file, dtype=dtype, reference=str(self.source))
 
     def inspected_chunks(self):
-        """Where the chunks lie must be true to the byte."""
+        """The reported locations of the chunks must be exact."""
         inspected = self.case / "inspected.json"
         done = self.expect("inspect", 0, "inspect", self.source, "--json")
         if done:
@@ -198,13 +198,13 @@ class Journey:
         text = page.read_text()
         missing = [name for name in self.manifest["tensors"] if name not in text]
         self.note("map", "every tensor is there", f"not on the page: {missing[:5]}" if missing else "")
-        whole = text.startswith("<!doctype html>") and text.rstrip().endswith("</html>")
-        self.note("map", "the page is whole", "" if whole else f"it ends {text[-80:]!r}")
+        complete = text.startswith("<!doctype html>") and text.rstrip().endswith("</html>")
+        self.note("map", "the page is complete", "" if complete else f"it ends {text[-80:]!r}")
         fetched = [word for word in ('src="http', 'href="http', "@import", "fetch(") if word in text]
         self.note("map", "no network", f"the page has {fetched}" if fetched else "")
 
     def damage(self):
-        """One bit of a data file goes wrong, of PyTorch's where it has checksums, and of ours: `verify` says which."""
+        """Flips one bit of a data file, of PyTorch's if it has checksums, and of ours: `verify` names the file."""
         victims = [self.case / "out" / "dcp", self.case / "out" / "safetensors"]
         if self.kind.startswith("dcp"):
             victims.append(self.source)
@@ -223,7 +223,7 @@ class Journey:
             shutil.rmtree(copy)
 
     def chain(self):
-        """DCP, safetensors, DCP, torch, DCP: nothing is lost on the way but what JSON can't say."""
+        """DCP, safetensors, DCP, torch, DCP: nothing is lost except what JSON cannot represent."""
         chain = self.case / "chain"
         chain.mkdir()
         opaque = [*self.manifest["opaque"], *self.objects_with_keys()]
@@ -257,7 +257,7 @@ class Journey:
             self.reshard_like(folder, made[-1])
 
     def resave(self):
-        """Loaded by the library on some ranks, cut in one dimension, and saved again."""
+        """Loads on some ranks through the library, sharded in one dimension, and saves again."""
         folder = self.case / "resave"
         folder.mkdir()
         changed = self.manifest["resaved"]
@@ -271,7 +271,7 @@ class Journey:
             what = f"resave {output.name}"
             refusal = "has no such type"
             if form == "safetensors" and self.manifest["opaque"]:
-                refusal = "safetensors can't hold it"
+                refusal = "safetensors cannot store this object"
             if done.returncode == 3 and refusal in done.stderr:
                 is_clear = "unsupported" in done.stderr and not (output.exists() and list(output.iterdir()))
                 self.note("resave", f"{what}: what has no place there is refused", "" if is_clear else done.stderr)

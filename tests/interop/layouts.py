@@ -1,7 +1,7 @@
-"""The states that are saved as distributed checkpoints, each sharded in another way.
+"""The states that are saved as distributed checkpoints, each sharded differently.
 
-A layout is a function of a `Bench` (rank, world, seed) that returns the state that this rank saves and the whole state
-that all ranks together hold.
+A layout is a function of a `Bench` (rank, world, seed) that returns the state that this rank saves and the full
+state of all ranks together.
 """
 
 import argparse
@@ -36,45 +36,45 @@ class Bench:
             self._meshes[shape] = init_device_mesh("cpu", shape)
         return self._meshes[shape]
 
-    def dtensor(self, whole, mesh, *placements):
-        sizes, offsets = compute_local_shape_and_global_offset(whole.shape, mesh, placements)
-        local = whole
+    def dtensor(self, full, mesh, *placements):
+        sizes, offsets = compute_local_shape_and_global_offset(full.shape, mesh, placements)
+        local = full
         for dim, (offset, size) in enumerate(zip(offsets, sizes)):
-            local = local.narrow(dim, min(offset, whole.shape[dim]), size)
+            local = local.narrow(dim, min(offset, full.shape[dim]), size)
         return DTensor.from_local(
-            local.clone(), mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride()
+            local.clone(), mesh, placements, run_check=False, shape=full.shape, stride=full.stride()
         )
 
-    def chunked(self, whole, dim):
+    def chunked(self, full, dim):
         spec = ChunkShardingSpec(dim=dim, placements=[f"rank:{rank}/cpu" for rank in range(self.world)])
-        sharded = empty_sharded(spec, list(whole.shape), dtype=whole.dtype)
+        sharded = empty_sharded(spec, list(full.shape), dtype=full.dtype)
         for shard in sharded.local_shards():
-            shard.tensor.copy_(cut(whole, shard.metadata.shard_offsets, shard.metadata.shard_sizes))
+            shard.tensor.copy_(part_of(full, shard.metadata.shard_offsets, shard.metadata.shard_sizes))
         return sharded
 
-    def enumerated(self, whole, boxes):
-        """boxes: (offsets, sizes) of each shard; box i lies on rank i % world."""
+    def enumerated(self, full, boxes):
+        """boxes: (offsets, sizes) of each shard; box i is on rank i % world."""
         place = f"rank:{self.rank}/cpu"
         shards = [
-            LocalShard(cut(whole, offsets, sizes).clone(), ShardMetadata(list(offsets), list(sizes), place))
+            LocalShard(part_of(full, offsets, sizes).clone(), ShardMetadata(list(offsets), list(sizes), place))
             for i, (offsets, sizes) in enumerate(boxes)
             if i % self.world == self.rank
         ]
-        return ShardedTensor._init_from_local_shards(shards, list(whole.shape))
+        return ShardedTensor._init_from_local_shards(shards, list(full.shape))
 
 
-def cut(whole, offsets, sizes):
+def part_of(full, offsets, sizes):
     for dim, (offset, size) in enumerate(zip(offsets, sizes)):
-        whole = whole.narrow(dim, offset, size)
-    return whole
+        full = full.narrow(dim, offset, size)
+    return full
 
 
 def both(pairs):
-    """Splits a nested state of (saved, whole) leaves, written as `Pair`s, into its two halves."""
+    """Splits a nested state of (saved, full) leaves, written as `Pair`s, into its two halves."""
 
     def half(value, i):
         if isinstance(value, Pair):
-            return (value.saved, value.whole)[i]
+            return (value.saved, value.full)[i]
         if isinstance(value, dict):
             return {key: half(item, i) for key, item in value.items()}
         if type(value) is list:
@@ -85,8 +85,8 @@ def both(pairs):
 
 
 class Pair:
-    def __init__(self, saved, whole):
-        self.saved, self.whole = saved, whole
+    def __init__(self, saved, full):
+        self.saved, self.full = saved, full
 
 
 def training_config(seed):
@@ -94,12 +94,12 @@ def training_config(seed):
 
 
 def fsdp(bench):
-    """Dimension 0 over all ranks: uneven, with ranks that have nothing, beside an optimizer's int keys."""
+    """Dimension 0 over all ranks: uneven, with empty ranks, and an optimizer's int keys."""
     mesh = bench.mesh(bench.world)
 
     def sharded(name, shape, dtype="float32"):
-        whole = bench.make.numbers(name, shape, dtype)
-        return Pair(bench.dtensor(whole, mesh, Shard(0)), whole)
+        full = bench.make.numbers(name, shape, dtype)
+        return Pair(bench.dtensor(full, mesh, Shard(0)), full)
 
     shapes = [(7, 5), (3, 4), (2, 6), (1, 3), (5,), (4,), (9, 2, 3), (8, 1, 2, 2), (0, 4)]
     dtypes = ["float32", "bfloat16", "float16", "float64"]
@@ -125,7 +125,7 @@ def fsdp(bench):
 
 
 def mesh2d(bench):
-    """A 2 by 2 mesh: two dimensions cut, one cut and one replicated, one dimension cut twice."""
+    """A 2 by 2 mesh: two dimensions sharded, one sharded and one replicated, one dimension sharded twice."""
     mesh = bench.mesh(2, bench.world // 2)
     placements = {
         "grid": (Shard(0), Shard(1)),
@@ -140,9 +140,9 @@ def mesh2d(bench):
     for kind, where in placements.items():
         for shape, dtype in [((5, 7), "float32"), ((3, 2), "bfloat16"), ((4, 6, 3), "int32"), ((1, 1), "float64")]:
             name = f"{kind}.{'x'.join(map(str, shape))}"
-            whole = bench.make.bits(name, shape, dtype)
+            full = bench.make.bits(name, shape, dtype)
             where = tuple(Shard(p.dim % len(shape)) if isinstance(p, Shard) else p for p in where)
-            state[name] = Pair(bench.dtensor(whole, mesh, *where), whole)
+            state[name] = Pair(bench.dtensor(full, mesh, *where), full)
     return both({"net": state, "epoch": 3})
 
 
@@ -158,12 +158,12 @@ def sharded(bench):
     ]
     for dim, shape, dtype in chunked:
         name = f"chunk{dim}.{'x'.join(map(str, shape))}"
-        whole = bench.make.bits(name, shape, dtype)
-        state[name] = Pair(bench.chunked(whole, dim), whole)
+        full = bench.make.bits(name, shape, dtype)
+        state[name] = Pair(bench.chunked(full, dim), full)
     grid = bench.make.bits("grid", (6, 8), "float32")
     boxes = [([r, c], [rows, cols]) for r, rows in ((0, 1), (1, 3), (4, 2)) for c, cols in ((0, 5), (5, 3))]
     state["grid"] = Pair(bench.enumerated(grid, boxes), grid)
-    # Boxes that no grid has: a pinwheel around the middle.
+    # Boxes that do not form a grid: a pinwheel around the middle.
     pinwheel = bench.make.bits("pinwheel", (5, 5), "float16")
     boxes = [([0, 0], [2, 3]), ([0, 3], [3, 2]), ([3, 2], [2, 3]), ([2, 0], [3, 2]), ([2, 2], [1, 1])]
     state["pinwheel"] = Pair(bench.enumerated(pinwheel, boxes), pinwheel)
@@ -171,16 +171,16 @@ def sharded(bench):
 
 
 def dtypes(bench, names=None):
-    """Every dtype that PyTorch can save: whole, 0-dim, without elements, and sharded."""
+    """Every dtype that PyTorch can save: replicated, 0-dim, without elements, and sharded."""
     mesh = bench.mesh(bench.world)
     state = {}
     for dtype in names or SAVABLE:
-        whole = bench.make.bits(f"{dtype}.sharded", (5, 3), dtype)
+        full = bench.make.bits(f"{dtype}.sharded", (5, 3), dtype)
         state[dtype] = {
-            "whole": bench.make.bits(f"{dtype}.whole", (3, 4), dtype),
+            "full": bench.make.bits(f"{dtype}.full", (3, 4), dtype),
             "zero_dim": bench.make.bits(f"{dtype}.zero_dim", (), dtype),
             "empty": bench.make.bits(f"{dtype}.empty", (2, 0, 3), dtype),
-            "sharded": Pair(bench.dtensor(whole, mesh, Shard(0)), whole),
+            "sharded": Pair(bench.dtensor(full, mesh, Shard(0)), full),
         }
     return both({"dtypes": state})
 
@@ -205,7 +205,7 @@ def plain_objects(seed):
         "tiny": 5e-324,
         "large": 1.7976931348623157e308,
         "third": 1 / 3,
-        "whole": 1e16,
+        "integral": 1e16,
         "minus_zero": -0.0,
         "nan": float("nan"),
         "inf": float("inf"),
@@ -255,12 +255,12 @@ def strange_objects(seed):
 
 
 def objects(bench):
-    """Python values of every kind, understood and not, beside one tensor."""
+    """Python values of every kind, understood or not, and one tensor."""
     state = {"plain": plain_objects(bench.seed), "strange": strange_objects(bench.seed)}
     state["strange"].pop("sparse")  # the distributed checkpoint can't save one
     state["w"] = bench.make.bits("w", (3, 2))
-    # Wrapped so that the traversal leaves them whole: a dict's and a list's own kind is lost otherwise.
-    state["whole"] = ({"a": {"b": [1, {"c": 2}]}}, collections.OrderedDict(k=(1,)))
+    # Wrapped so that the traversal does not descend: otherwise the exact type of a dict or list is lost.
+    state["mapping"] = ({"a": {"b": [1, {"c": 2}]}}, collections.OrderedDict(k=(1,)))
     state["dotted.key"] = {"a.b": 1, "": 2, 5: "int key"}
     state["list_of_dicts"] = [{"x": 1}, {"y": [2]}]
     state["gaps"] = {}
@@ -285,24 +285,24 @@ def small_model():
 
 
 def refilled(bench, state):
-    """The state with its sharded tensors' elements made by name, and the whole state."""
-    whole = {}
+    """Returns the state with sharded tensors filled by name, and the full state."""
+    full = {}
     saved, mapping = flatten_state_dict(state)
     for name, value in saved.items():
-        whole[name] = value
+        full[name] = value
         if isinstance(value, DTensor):
-            whole[name] = bench.make.numbers(name, value.shape)
-            value.to_local().detach().copy_(bench.dtensor(whole[name], value.device_mesh, *value.placements).to_local())
+            full[name] = bench.make.numbers(name, value.shape)
+            value.to_local().detach().copy_(bench.dtensor(full[name], value.device_mesh, *value.placements).to_local())
         elif isinstance(value, ShardedTensor):
-            whole[name] = bench.make.numbers(name, value.size())
+            full[name] = bench.make.numbers(name, value.size())
             for shard in value.local_shards():
-                part = cut(whole[name], shard.metadata.shard_offsets, shard.metadata.shard_sizes)
+                part = part_of(full[name], shard.metadata.shard_offsets, shard.metadata.shard_sizes)
                 shard.tensor.detach().copy_(part)
-    return unflatten_state_dict(saved, mapping), unflatten_state_dict(whole, mapping)
+    return unflatten_state_dict(saved, mapping), unflatten_state_dict(full, mapping)
 
 
 def fsdp2(bench):
-    """A model under fully_shard with its optimizer, as get_state_dict gives them: real names and nesting."""
+    """A model under fully_shard with its optimizer, as returned by get_state_dict: real names and nesting."""
     torch.manual_seed(bench.seed)
     model = small_model()
     fully_shard(model, mesh=bench.mesh(bench.world))
@@ -311,7 +311,7 @@ def fsdp2(bench):
 
 
 def fsdp1(bench):
-    """A model under FullyShardedDataParallel with SHARDED_STATE_DICT: ShardedTensors cut from flat parameters."""
+    """A model under FullyShardedDataParallel with SHARDED_STATE_DICT: ShardedTensors that are slices of flat parameters."""
     torch.manual_seed(bench.seed)
     model = FullyShardedDataParallel(small_model(), device_id=torch.device("cpu"), use_orig_params=True)
     FullyShardedDataParallel.set_state_dict_type(model, StateDictType.SHARDED_STATE_DICT)
@@ -364,28 +364,28 @@ def unflattened(bench):
 
 
 def stages(bench):
-    """Ranks that hold different names, as pipeline stages do, and the same ones."""
-    whole = {}
+    """Ranks with different names, as in pipeline stages, and common ones."""
+    full = {}
     for rank in range(bench.world):
-        whole[f"stage{rank}"] = {"w": bench.make.bits(f"stage{rank}", (3, 2 + rank)), "rank": rank}
+        full[f"stage{rank}"] = {"w": bench.make.bits(f"stage{rank}", (3, 2 + rank)), "rank": rank}
     common = {"common": bench.make.bits("common", (4,)), "step": 7}
-    return {**common, f"stage{bench.rank}": whole[f"stage{bench.rank}"]}, {**common, **whole}
+    return {**common, f"stage{bench.rank}": full[f"stage{bench.rank}"]}, {**common, **full}
 
 
 def for_safetensors(bench, kinds=("float32", "bfloat16", "float16", "int64", "uint8", "bool", "float8_e4m3fn")):
-    """What the HuggingFace writer can save: tensors alone, of dtypes that safetensors has."""
+    """A state that the HuggingFace writer can save: only tensors, of dtypes that safetensors has."""
     mesh = bench.mesh(bench.world)
     state = {}
     for i, dtype in enumerate(kinds):
-        whole = bench.make.bits(f"hf{i}", (4 + i, 3), dtype)
-        state[f"model.layers.{i}.weight"] = Pair(bench.dtensor(whole, mesh, Shard(i % 2)), whole)
+        full = bench.make.bits(f"hf{i}", (4 + i, 3), dtype)
+        state[f"model.layers.{i}.weight"] = Pair(bench.dtensor(full, mesh, Shard(i % 2)), full)
     state["model.norm.weight"] = bench.make.bits("norm", (5,))
     return both(state)
 
 
 def for_safetensors_whole(bench):
-    whole = for_safetensors(bench)[1]
-    return whole, whole
+    full = for_safetensors(bench)[1]
+    return full, full
 
 
 def for_consolidation(bench):

@@ -110,10 +110,10 @@ def one_rank(rank, world, rendezvous, root, seed, names):
     for name in names:
         case = CASES[name]
         bench = layouts.Bench(rank, world, seed)
-        saved, whole = case.layout(bench)
+        saved, full = case.layout(bench)
         case.save(saved, root / name / "ck")
         if rank == 0:
-            facts = manifest_of(whole, case.flatten)
+            facts = manifest_of(full, case.flatten)
             write_manifest(root / name, name, case.kind, seed, "ck", ranks=world, flatten=case.flatten, **facts)
         dist.barrier()
     os._exit(0)  # destroy_process_group of 2.6 can wait for ever for a rank that has left

@@ -1,7 +1,7 @@
-"""What PyTorch's DTensor makes of inputs: `make_dtensor_values.py OUT SEED LENGTH...` writes cases to OUT, for a mesh of
+"""Records results of PyTorch's DTensor: `make_dtensor_values.py OUT SEED LENGTH...` writes cases to OUT, for a mesh of
 these lengths, and a checkpoint of DTensors to OUT.checkpoint.
 
-What is written is TorchScript's pickle of (JSON, tensors), as make_sharded_values.py writes it. Lists of tensors have one
+The output is TorchScript's pickle of (JSON, tensors), as from make_sharded_values.py. Lists of tensors have one
 for each rank. Placements are ["R"], ["S", dim], ["_S", dim, split_factor] or ["P", op].
 """
 
@@ -25,8 +25,7 @@ from pytorch_ranks import run_ranks
 
 SIZES = [[8, 4], [5, 7], [2, 3]]
 PAIRS = 120  # of placements, at most, on a mesh of several dimensions
-# Before, strided shards got to other placements with their elements in another order, and what was partial under a
-# maximum was added up where it was cut.
+# Earlier versions reorder elements when they redistribute strided shards, and sum a partial maximum when they shard it.
 IS_LATE = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 14)
 
 
@@ -38,7 +37,7 @@ def placement_of(text):
 
 
 def of_all(tensor):
-    """What each rank has."""
+    """Gathers the value of each rank."""
     found = [None] * dist.get_world_size()
     dist.all_gather_object(found, tensor)
     return found
@@ -51,14 +50,14 @@ class Cases:
         self.generator = torch.Generator().manual_seed(seed * 100 + dist.get_rank())
 
     def whole_numbers(self, size):
-        """So that sums are exact whatever their order."""
+        """Returns values whose sums are exact in any order."""
         return torch.randint(-8, 8, tuple(size), generator=self.generator).double()
 
     def from_local(self, size, placements, leaf=None):
         of = [placement_of(p) for p in placements]
         if leaf is None:
             leaf = self.whole_numbers(local_shape(tuple(size), self.mesh, of)[0])
-            for i, placement in enumerate(of):  # what ranks replicate they have alike
+            for i, placement in enumerate(of):  # replicated values are equal on all ranks
                 if isinstance(placement, Replicate):
                     dist.broadcast(leaf, group=self.mesh.get_group(i), group_src=0)
             leaf.requires_grad_()
@@ -75,7 +74,7 @@ class Cases:
             pairs = self.random.sample(pairs, PAIRS)
         for size, (source, target) in itertools.product(SIZES, pairs):
             self.redistribute_one(size, source, target)
-        if self.mesh.ndim == 2:  # what tensor parallel and then fully sharded makes
+        if self.mesh.ndim == 2:  # tensor parallel, then fully sharded
             strided = [["_S", 0, self.mesh.size(1)], ["S", 0]]
             even = [4 * self.mesh.size(), 3]
             for other in [[["R"], ["R"]], [["R"], ["S", 0]], [["S", 1], ["R"]], [["S", 0], ["S", 1]]]:
@@ -89,7 +88,7 @@ class Cases:
         try:
             result = tensor.redistribute(self.mesh, [placement_of(p) for p in target]).to_local()
         except (RuntimeError, AssertionError, NotImplementedError, ValueError):
-            return  # not something that this PyTorch does
+            return  # this PyTorch does not support it
         weight = self.whole_numbers(result.shape)
         case = {"op": "redistribute", "size": size, "source": source, "target": target,
                 "input": of_all(leaf.detach()), "expected": of_all(result.detach()), "weight": of_all(weight)}
@@ -147,13 +146,13 @@ class Cases:
     def checkpoint(self, path):
         state, described = {}, {}
         for placements in itertools.product([["R"], ["S", 0], ["S", 1]], repeat=self.mesh.ndim):
-            whole = torch.arange(35, dtype=torch.float64).view(5, 7) + len(state)
+            full = torch.arange(35, dtype=torch.float64).view(5, 7) + len(state)
             of = [placement_of(p) for p in placements]
             sizes, offsets = local_shape((5, 7), self.mesh, of)
-            local = whole[tuple(slice(o, o + s) for o, s in zip(offsets, sizes))] if math.prod(sizes) else torch.empty(sizes, dtype=torch.float64)
+            local = full[tuple(slice(o, o + s) for o, s in zip(offsets, sizes))] if math.prod(sizes) else torch.empty(sizes, dtype=torch.float64)
             name = f"w{len(state)}"
             state[name] = self.from_local([5, 7], placements, local.contiguous())[1]
-            described[name] = [placements, whole]
+            described[name] = [placements, full]
         dcp.save(state, checkpoint_id=path)
         self.cases.append({"op": "checkpoint", "path": os.path.basename(path), "tensors": described})
 

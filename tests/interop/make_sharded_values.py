@@ -1,8 +1,8 @@
-"""What PyTorch's ShardedTensor makes of inputs: `make_sharded_values.py OUT WORLD SEED` writes cases to OUT.
+"""Records results of PyTorch's ShardedTensor: `make_sharded_values.py OUT WORLD SEED` writes cases to OUT.
 
-What is written is TorchScript's pickle of (JSON, tensors): a list of dicts that sharded_values.cpp understands, "op",
-what goes in and what came out, with {"tensor": i} for a tensor. Ranks are processes over
-Gloo. Ops that this PyTorch no longer has for ShardedTensor are those of the whole tensor.
+The output is TorchScript's pickle of (JSON, tensors): a list of dicts for sharded_values.cpp with "op", the inputs and
+the results, where {"tensor": i} is a tensor. Ranks are processes over Gloo. Ops that this PyTorch no longer has for
+ShardedTensor are applied to the full tensor.
 """
 
 import json
@@ -27,7 +27,7 @@ DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int
 
 
 def reduce_scatter(output, inputs, op=dist.ReduceOp.SUM, group=dist.group.WORLD):
-    """Gloo has none: everything is reduced, and this rank's part taken."""
+    """Replaces the reduce-scatter that Gloo lacks: reduces everything and takes this rank's part."""
     return distributed_functional.all_reduce(torch.stack(inputs), op=op, group=group)[dist.get_rank(group)]
 
 
@@ -50,7 +50,7 @@ def describe_spec(spec):
 
 
 def grid(size, cell, ranks):
-    """Cells of a tensor, dealt out to ranks in turn."""
+    """Cells of a tensor, assigned to ranks in turn."""
     offsets = [[]]
     for n, step in zip(size, cell):
         offsets = [o + [begin] for o in offsets for begin in range(0, n, step)]
@@ -65,27 +65,27 @@ def values(size, dtype):
     return (torch.arange(count) % 120).reshape(size).to(dtype)
 
 
-def part(whole, metadata):
+def part(full, metadata):
     index = tuple(slice(o, o + s) for o, s in zip(metadata.shard_offsets, metadata.shard_sizes))
-    return whole[index].contiguous()
+    return full[index].contiguous()
 
 
-def from_shards(whole, shards, requires_grad=False):
+def from_shards(full, shards, requires_grad=False):
     mine = [s for s in shards if s.placement.rank() == dist.get_rank()]
-    local = [Shard(part(whole, s).clone().requires_grad_(requires_grad), s) for s in mine]
-    return sharded_tensor.init_from_local_shards(local, list(whole.shape))
+    local = [Shard(part(full, s).clone().requires_grad_(requires_grad), s) for s in mine]
+    return sharded_tensor.init_from_local_shards(local, list(full.shape))
 
 
-def from_chunk(whole, spec, requires_grad=False):
-    shards = spec.build_metadata(whole.shape, TensorProperties()).shards_metadata
+def from_chunk(full, spec, requires_grad=False):
+    shards = spec.build_metadata(full.shape, TensorProperties()).shards_metadata
     (mine,) = [s for s in shards if s.placement.rank() == dist.get_rank()]
-    local = part(whole, mine).clone().requires_grad_(requires_grad)
-    tensor = sharded_tensor.ShardedTensor._init_from_local_tensor(local, spec, list(whole.shape))
+    local = part(full, mine).clone().requires_grad_(requires_grad)
+    tensor = sharded_tensor.ShardedTensor._init_from_local_tensor(local, spec, list(full.shape))
     return tensor, described(shards)
 
 
 def collected(value):
-    """What each rank has, on rank 0."""
+    """Gathers each rank's value on rank 0."""
     everything = [None] * dist.get_world_size()
     dist.all_gather_object(everything, value)
     return everything
@@ -147,7 +147,7 @@ class Cases:
             specs = [spec.build_metadata(torch.Size(size), TensorProperties()) for spec in self.chunk_specs(size)]
             cells = grid(size, [(n + 1) // 2 for n in size], range(self.world))
             boxes = [m.shards_metadata for m in specs]
-            if len(cells) >= self.world:  # PyTorch fails where a rank has nothing
+            if len(cells) >= self.world:  # PyTorch fails if a rank is empty
                 boxes.append(cells)
             for i, shards in enumerate(boxes):
                 dtype = DTYPES[(number + i) % len(DTYPES)]
@@ -163,24 +163,24 @@ class Cases:
             for i, before in enumerate(self.chunk_specs(size)):
                 for after in self.chunk_specs(size):
                     if not all(is_even(size, spec, self.world) for spec in (before, after)):
-                        continue  # PyTorch's reshard fails at some uneven chunks
+                        continue  # PyTorch's reshard fails for some uneven chunks
                     if self.world > 2 and not (is_ordered(before) and is_ordered(after)):
-                        continue  # and confuses ranks where their order isn't its own inverse
+                        continue  # and confuses ranks if their order is not its own inverse
                     dtype = DTYPES[(number + i) % len(DTYPES)]
                     tensor, _ = from_chunk(values(size, dtype), before)
                     tensor.reshard(after)
                     self.add("reshard", before=describe_spec(before), spec=describe_spec(after),
-                             whole=values(size, dtype), expected=collected(tensor.local_tensor()),
+                             full=values(size, dtype), expected=collected(tensor.local_tensor()),
                              metadata=described(tensor.metadata().shards_metadata))
 
     def tensor_ops(self):
-        whole = torch.randn(5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+        full = torch.randn(5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
         for spec in self.chunk_specs([5, 3]):
-            tensor, _ = from_chunk(whole, spec, requires_grad=True)
+            tensor, _ = from_chunk(full, spec, requires_grad=True)
             cases = {"clone": tensor.clone(), "detach": tensor.detach(),
                      "to_float32": tensor.type_as(torch.zeros(1, dtype=torch.float32))}
             for name, result in cases.items():
-                self.add("tensor_op", name=name, spec=describe_spec(spec), whole=whole,
+                self.add("tensor_op", name=name, spec=describe_spec(spec), full=full,
                          requires_grad=result.metadata().tensor_properties.requires_grad,
                          expected=collected(result.local_tensor().detach()))
 
@@ -194,14 +194,14 @@ class Cases:
             for ranks in self.permutations():
                 for chosen in options:
                     if self.world == 1 and dim == 0 and "max_norm" in chosen:
-                        continue  # PyTorch forgets the last row that is looked up, where no rank has others
+                        continue  # PyTorch drops the last looked-up row if no rank has others
                     for size in ([4], [4, 3]):
                         self.embedding(weight, chunk_spec(dim, ranks), size, chosen, generator)
                 for mode in ("sum", "mean", "max"):
                     for padding in (None, 4):
                         for flat in (False, True):
                             if padding is not None and flat and mode == "mean" and dim == 0:
-                                continue  # PyTorch divides by what includes the padding
+                                continue  # PyTorch includes the padding in the divisor
                             self.embedding_bag(weight, chunk_spec(dim, ranks), mode, padding, flat, generator)
 
     def embedding(self, weight, spec, size, options, generator):
@@ -211,7 +211,7 @@ class Cases:
         leaf = tensor.local_tensor()
         result = F.embedding(inputs[dist.get_rank()], tensor, **options)
         (result * factors[dist.get_rank()]).sum().backward()
-        # What max_norm makes of a shard that is cut in its columns replaces it, and no gradient comes to it.
+        # max_norm replaces a column-wise shard by its result, which gets no gradient.
         gradients = [] if options.get("max_norm") and spec.dim == 1 else collected(leaf.grad)
         self.add("embedding", weight=weight, spec=describe_spec(spec), inputs=inputs, factors=factors,
                  padding_idx=options.get("padding_idx", -1), max_norm=options.get("max_norm", 0.0),
@@ -226,7 +226,7 @@ class Cases:
         offsets = torch.tensor([0, 2, 5]) if flat else None
         result = F.embedding_bag(inputs[dist.get_rank()], tensor, offsets=offsets, mode=mode, padding_idx=padding)
         (result * factors[dist.get_rank()]).sum().backward()
-        # PyTorch gives every rank the gradient of a maximum, not the one that has it.
+        # PyTorch gives every rank the gradient of a maximum, not only the rank that has it.
         gradients = [] if mode == "max" and spec.dim == 0 else collected(tensor.local_tensor().grad)
         self.add("embedding_bag", weight=weight, spec=describe_spec(spec), inputs=inputs,
                  factors=factors, mode=mode, padding_idx=-1 if padding is None else padding,

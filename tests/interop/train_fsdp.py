@@ -4,11 +4,11 @@
     train_fsdp.py --ranks N --steps A B --losses FILE [--load DIR] [--save DIR] ...
     train_fsdp.py --network mlp --tp M ...    tensor parallel too, on a mesh of N / M by M ranks
     train_fsdp.py --plain ...        one process that sees all ranks' batches, with nothing sharded
-    train_fsdp.py --runs < RUNS      one such run for each line, a JSON list of arguments: to start PyTorch takes seconds
+    train_fsdp.py --runs < RUNS      one such run for each line, a JSON list of arguments: starting PyTorch takes seconds
 
-Steps A + 1 to B of the whole: where A > 0 it goes on from the checkpoint --load. --save writes one, {"model", "optim"},
-by torch.distributed.checkpoint, each rank its shards. FILE is what rank 0 writes: {"losses": one for each step, of all
-ranks and micro-batches together, "norms": of the gradients before they were clipped, where --clip}.
+Runs steps A + 1 to B. If A > 0, it resumes from the checkpoint --load. --save writes one, {"model", "optim"},
+by torch.distributed.checkpoint, each rank its shards. Rank 0 writes FILE: {"losses": one for each step, of all
+ranks and micro-batches together, "norms": of the gradients before clipping, with --clip}.
 """
 
 import argparse
@@ -47,7 +47,7 @@ def fill(module, scale):
 
 
 class Block(nn.Module):
-    """Of odd sizes, so that shards cut through the parameters."""
+    """Has odd sizes, so that shards split the parameters."""
 
     def __init__(self, hidden):
         super().__init__()

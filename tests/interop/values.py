@@ -1,6 +1,6 @@
-"""Tensors whose bytes follow from a seed and a name alone, and what a manifest says about a state.
+"""Tensors whose bytes depend only on a seed and a name, and the manifest of a state.
 
-The bytes come from Python's generator and not from PyTorch's, so that every version of PyTorch makes the same ones.
+The bytes come from Python's generator and not from PyTorch's, so every version of PyTorch makes the same ones.
 """
 
 import collections
@@ -130,10 +130,10 @@ def is_below(name, others):
 
 
 def manifest_of(state, flatten=True, file=False):
-    """What a whole (unsharded) state holds, under the names that the distributed checkpoint gives its leaves; "resaved"
-    has the plain values that change when our library loads and saves them.
+    """Describes an unsharded state, with the leaf names of a distributed checkpoint. "resaved" has the plain values that
+    change when our library loads and saves them.
 
-    file: whether it is what a torch.save file holds, where tessera keeps empty mappings and subclasses of dict whole.
+    file: whether it is the state of a torch.save file, whose empty mappings and dict subclasses tessera does not flatten.
     """
     flat = flatten_state_dict(state)[0] if flatten else dict(state)
     if file:

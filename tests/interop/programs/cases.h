@@ -25,7 +25,7 @@ namespace tessera::interop {
 
 using nlohmann::json;
 
-// Says what differs.
+// Describes the difference.
 class Difference : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -78,7 +78,7 @@ inline void require_close(const at::Tensor& found, const at::Tensor& expected, c
           (found - expected).abs().max().item<double>());
 }
 
-// Answers each case of each file: `check` throws what differs, `row` and `name` say what it is.
+// Runs each case of each file. `check` throws an error that describes a difference; `row` and `name` label the case.
 inline int answer_all(int argc, char** argv,
                       const std::function<void(const Case& test, const std::string& path)>& check,
                       const std::function<std::string(const Case& test)>& row,

@@ -1,7 +1,7 @@
 /// \file
-/// Does what make_dtensor_values.py had PyTorch's DTensor do: `dtensor_values FILE...` reads its cases, runs each on as
-/// many ranks as it had, and compares; see cases.h. Of a checkpoint that PyTorch wrote it loads each tensor under every
-/// placement on other meshes, and saves them anew as FILE.resaved.
+/// Repeats the cases that make_dtensor_values.py recorded with PyTorch's DTensor: `dtensor_values FILE...` runs each on
+/// the same number of ranks and compares; see cases.h. Loads each tensor of a checkpoint that PyTorch wrote under every
+/// placement on other meshes, and saves them again as FILE.resaved.
 
 #include "interop/programs/cases.h"
 #include "tensor/mesh_support.h"
@@ -55,12 +55,12 @@ void redistribute(const Case& test, const DeviceMesh& mesh) {
   const DTensor after = before.redistribute(target);
   const at::Tensor local = after.to_local();
   if (is_partial(target)) {  // whose parts may be others
-    const Placements whole(target.size());
-    require_equal(after.redistribute(whole).to_local().detach(),
+    const Placements full(target.size());
+    require_equal(after.redistribute(full).to_local().detach(),
                   DTensor::from_local(of_rank(test, "expected", group), mesh, target, {after.size()})
-                      .redistribute(whole)
+                      .redistribute(full)
                       .to_local(),
-                  "the whole");
+                  "the full tensor");
   } else {
     require_equal(local.detach(), of_rank(test, "expected", group), "local tensor");
   }
@@ -118,15 +118,15 @@ void load_under_all(const Case& test, const DeviceMesh& mesh, const std::string&
     StateDict state;
     std::map<std::string, DTensor> tensors;
     for (const auto& [name, described] : test.content().at("tensors").items()) {
-      const at::Tensor whole = test.to_tensor(described[1]);
-      const MeshLayout layout(whole.sizes().vec(), mesh.shape(), placements);
-      const at::Tensor local = at::zeros(layout.local_shape(*mesh.coordinate()).sizes, whole.options());
+      const at::Tensor full = test.to_tensor(described[1]);
+      const MeshLayout layout(full.sizes().vec(), mesh.shape(), placements);
+      const at::Tensor local = at::zeros(layout.local_shape(*mesh.coordinate()).sizes, full.options());
       state[name] = tensors.emplace(name, DTensor(mesh, layout, local)).first->second;
     }
     load(state, path, mesh.group());
     for (const auto& [name, tensor] : tensors) {
-      const at::Tensor whole = test.to_tensor(test.content().at("tensors").at(name)[1]);
-      require_equal(tensor.to_local(), part_of(whole, tensor.layout(), *mesh.coordinate()),
+      const at::Tensor full = test.to_tensor(test.content().at("tensors").at(name)[1]);
+      require_equal(tensor.to_local(), part_of(full, tensor.layout(), *mesh.coordinate()),
                     fmt::format("{} as {}", name, to_string(placements)));
     }
   }
@@ -136,9 +136,9 @@ void load_under_all(const Case& test, const DeviceMesh& mesh, const std::string&
 void resave(const Case& test, const DeviceMesh& mesh, const std::string& path) {
   StateDict state;
   for (const auto& [name, described] : test.content().at("tensors").items()) {
-    const at::Tensor whole = test.to_tensor(described[1]);
-    const MeshLayout layout(whole.sizes().vec(), mesh.shape(), placements_of(described[0]));
-    state[name] = DTensor(mesh, layout, part_of(whole, layout, *mesh.coordinate()));
+    const at::Tensor full = test.to_tensor(described[1]);
+    const MeshLayout layout(full.sizes().vec(), mesh.shape(), placements_of(described[0]));
+    state[name] = DTensor(mesh, layout, part_of(full, layout, *mesh.coordinate()));
   }
   save(state, path, mesh.group());
 }

@@ -1,5 +1,5 @@
-// Loads a checkpoint with ranks as threads, every tensor cut in one dimension, and saves it again: through the library
-// what the command does by itself.
+// Loads a checkpoint with ranks as threads, every tensor sharded in one dimension, and saves it again: through the
+// library, as the command does.
 //
 //   resave SOURCE DESTINATION RANKS DIM dcp|safetensors
 

@@ -15,10 +15,10 @@
 namespace tessera {
 namespace {
 
+using testing::full_of;
 using testing::shard;
 using testing::Sizes;
 using testing::SpecPtr;
-using testing::whole_of;
 
 using interop::Case;
 using interop::json;
@@ -69,10 +69,10 @@ void infer(const Case& test, const ProcessGroup& /*group*/) {
           spec_of(test, "spec")->to_string());
 }
 
-std::vector<Shard> local_shards_of(const at::Tensor& whole, const std::vector<ShardMetadata>& shards, int rank) {
+std::vector<Shard> local_shards_of(const at::Tensor& full, const std::vector<ShardMetadata>& shards, int rank) {
   std::vector<Shard> local;
   for (const ShardMetadata& one : shards) {
-    if (one.placement->rank() == rank) local.push_back({box_view(whole, one.box()).contiguous(), one});
+    if (one.placement->rank() == rank) local.push_back({box_view(full, one.box()).contiguous(), one});
   }
   return local;
 }
@@ -96,7 +96,7 @@ std::vector<ShardMetadata> in_order(std::vector<ShardMetadata> shards) {
 }
 
 void reshard(const Case& test, const ProcessGroup& group) {
-  ShardedTensor tensor = shard(test.tensor("whole"), spec_of(test, "before"), group);
+  ShardedTensor tensor = shard(test.tensor("full"), spec_of(test, "before"), group);
   tensor.reshard(spec_of(test, "spec"));
   require(in_order(tensor.metadata().shards_metadata) == in_order(shards_of(test, "metadata")), "metadata {}",
           text_of(tensor.metadata().shards_metadata));
@@ -104,7 +104,7 @@ void reshard(const Case& test, const ProcessGroup& group) {
 }
 
 void tensor_op(const Case& test, const ProcessGroup& group) {
-  const ShardedTensor input = shard(test.tensor("whole").set_requires_grad(true), spec_of(test, "spec"), group);
+  const ShardedTensor input = shard(test.tensor("full").set_requires_grad(true), spec_of(test, "spec"), group);
   const std::string name = test.get<std::string>("name");
   const ShardedTensor result = name == "clone"    ? ops::clone(input)
                                : name == "detach" ? ops::detach(input)
@@ -145,19 +145,20 @@ void embedding_bag(const Case& test, const ProcessGroup& group) {
 }
 
 void unary(const Case& test, const ProcessGroup& group) {
-  static const std::map<std::string, const ops::Unary*> known = [] {
-    std::map<std::string, const ops::Unary*> by_name;
-    for (const ops::Unary* op :
-         {&ops::abs,  &ops::ceil,     &ops::cos,   &ops::erf,    &ops::exp,  &ops::expm1,      &ops::floor,
-          &ops::gelu, &ops::isfinite, &ops::isinf, &ops::isnan,  &ops::log,  &ops::log1p,      &ops::nan_to_num,
-          &ops::neg,  &ops::relu,     &ops::round, &ops::rsqrt,  &ops::sign, &ops::reciprocal, &ops::sigmoid,
-          &ops::silu, &ops::sin,      &ops::sqrt,  &ops::square, &ops::tanh}) {
-      by_name[op->name()] = op;
+  using Function = ShardedTensor (*)(const ShardedTensor&);
+  static const std::map<std::string, Function> known = [] {
+    std::map<std::string, Function> by_name;
+    for (const Function op :
+         {ops::abs,  ops::ceil,     ops::cos,   ops::erf,    ops::exp,  ops::expm1,      ops::floor,
+          ops::gelu, ops::isfinite, ops::isinf, ops::isnan,  ops::log,  ops::log1p,      ops::nan_to_num,
+          ops::neg,  ops::relu,     ops::round, ops::rsqrt,  ops::sign, ops::reciprocal, ops::sigmoid,
+          ops::silu, ops::sin,      ops::sqrt,  ops::square, ops::tanh}) {
+      by_name[op_of(op).name()] = op;
     }
     return by_name;
   }();
   const ShardedTensor input = shard(test.tensor("input"), chunks_in(0, group), group);
-  require_close(whole_of((*known.at(test.get<std::string>("name")))(input)), test.tensor("expected"),
+  require_close(full_of(known.at(test.get<std::string>("name"))(input)), test.tensor("expected"),
                 test.get<std::string>("name"));
 }
 
@@ -165,41 +166,41 @@ void binary(const Case& test, const ProcessGroup& group) {
   const ShardedTensor a = shard(test.tensor("input"), chunks_in(1, group), group);
   const ShardedTensor b = shard(test.tensor("other"), chunks_in(1, group), group);
   const std::string name = test.get<std::string>("name");
-  const ops::Binary& op = name == "add" ? ops::add : name == "sub" ? ops::sub : name == "mul" ? ops::mul : ops::div;
-  require_close(whole_of(op(a, b)), test.tensor("expected"), name);
-  require_close(whole_of(op(a, at::Scalar(2.5))), test.tensor("with_number"), name);
+  const auto op = name == "add" ? ops::add : name == "sub" ? ops::sub : name == "mul" ? ops::mul : ops::div;
+  require_close(full_of(op(a, b)), test.tensor("expected"), name);
+  require_close(full_of(op(a, at::Scalar(2.5))), test.tensor("with_number"), name);
 }
 
 void softmax(const Case& test, const ProcessGroup& group) {
-  for (const std::int64_t cut : {0, 1, 2}) {
-    const ShardedTensor input = shard(test.tensor("input"), chunks_in(cut, group), group);
-    require_close(whole_of(ops::softmax(input, test.get<std::int64_t>("dim"))), test.tensor("expected"), "softmax");
+  for (const std::int64_t dim : {0, 1, 2}) {
+    const ShardedTensor input = shard(test.tensor("input"), chunks_in(dim, group), group);
+    require_close(full_of(ops::softmax(input, test.get<std::int64_t>("dim"))), test.tensor("expected"), "softmax");
   }
 }
 
 void layer_norm(const Case& test, const ProcessGroup& group) {
-  for (const std::int64_t cut : {0, 1, 2}) {
-    const ShardedTensor input = shard(test.tensor("input"), chunks_in(cut, group), group);
+  for (const std::int64_t dim : {0, 1, 2}) {
+    const ShardedTensor input = shard(test.tensor("input"), chunks_in(dim, group), group);
     const ShardedTensor result =
         ops::layer_norm(input, test.get<Sizes>("shape"), {test.tensor("weight"), test.tensor("bias"), 1e-5});
-    require_close(whole_of(result), test.tensor("expected"), "layer_norm");
+    require_close(full_of(result), test.tensor("expected"), "layer_norm");
   }
 }
 
 void bmm(const Case& test, const ProcessGroup& group) {
   const ShardedTensor a = shard(test.tensor("input"), chunks_in(0, group), group);
   const ShardedTensor b = shard(test.tensor("other"), chunks_in(0, group), group);
-  require_close(whole_of(ops::bmm(a, b)), test.tensor("expected"), "bmm");
+  require_close(full_of(ops::bmm(a, b)), test.tensor("expected"), "bmm");
 }
 
 void linear(const Case& test, const ProcessGroup& group) {
   const at::Tensor own = test.tensor("input").narrow(0, 2 * group.rank(), 2);
-  for (const std::int64_t cut : {0, 1}) {
-    const ShardedTensor weight = shard(test.tensor("weight"), chunks_in(cut, group), group);
+  for (const std::int64_t dim : {0, 1}) {
+    const ShardedTensor weight = shard(test.tensor("weight"), chunks_in(dim, group), group);
     const ops::LinearResult result = ops::linear(own, weight, test.tensor("bias"));
-    const at::Tensor whole =
-        cut == 0 ? whole_of(std::get<ShardedTensor>(result)) : std::get<PartialTensor>(result).all_reduce();
-    require_close(whole, test.tensor("expected"), "linear");
+    const at::Tensor full =
+        dim == 0 ? full_of(std::get<ShardedTensor>(result)) : std::get<PartialTensor>(result).all_reduce();
+    require_close(full, test.tensor("expected"), "linear");
   }
 }
 

@@ -1,7 +1,7 @@
 /// \file
-/// `state_values THEIRS OURS` loads what make_state_values.py had PyTorch write into the folder THEIRS, goes on with it
-/// as PyTorch went on, and writes its own into the folder OURS for check_state_values.py. Prints a line of JSON for
-/// each file: {"row", "what", "ok", "why"}.
+/// `state_values THEIRS OURS` loads the files that make_state_values.py wrote with PyTorch to the folder THEIRS, takes
+/// the same next step as PyTorch, and writes the results to the folder OURS for check_state_values.py. Prints a line of
+/// JSON for each file: {"row", "what", "ok", "why"}.
 
 #include <filesystem>
 #include <iostream>

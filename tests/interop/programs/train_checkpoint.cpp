@@ -1,5 +1,5 @@
-// Trains a small network with AdamW or SGD on two ranks as threads, half of the batch each, for Python to go on where
-// it was, and the other way round: train_checkpoint.py does the same.
+// Trains a small network with AdamW or SGD on two ranks as threads, half of the batch each, so that Python can resume
+// it, and vice versa: train_checkpoint.py does the same.
 //
 //   train_checkpoint OPTIMIZER SOURCE|none DESTINATION FIRST LAST
 //

@@ -1,5 +1,5 @@
-// Trains a small network under FullyShardedDataParallel on ranks as threads, for Python to compare and to go on where
-// it was, and the other way round: train_fsdp.py does the same under PyTorch's, and says what the options mean.
+// Trains a small network under FullyShardedDataParallel on ranks as threads, so that Python can compare and resume it,
+// and vice versa. train_fsdp.py does the same with PyTorch's class and documents the options.
 
 #include <fmt/format.h>
 #include <torch/nn/modules/linear.h>
@@ -47,7 +47,7 @@ torch::nn::LayerNorm layer_norm(std::int64_t width) {
   return torch::nn::LayerNorm(torch::nn::LayerNormOptions({width}));
 }
 
-// Of odd sizes, so that shards cut through the parameters.
+// Has odd sizes, so that shards split the parameters.
 struct BlockImpl : torch::nn::Module {
   explicit BlockImpl(std::int64_t hidden) : first(kWidth, hidden), norm(layer_norm(hidden)), second(hidden, kWidth) {
     register_module("first", first);
