@@ -1,22 +1,26 @@
-# All that one does with this tree. Every target brings what it needs, so on a fresh Debian 12 each works as it stands.
-#   make             the command, build/bin/tessera      make demo      a training that is killed and goes on
+# The tasks of this tree. Every target installs what it needs, so each works on a fresh Debian 12.
+#   make             the command, build/bin/tessera      make demo      a training that is killed and resumed
 #   make test        all tests                           make interop   against real PyTorch 2.6 and 2.14 (root)
-#   make check       format, lint, rules, two compilers  make bench     the speed table; ONLY=row,row for a part
+#   make check       format, rules, two compilers, lint  make bench     the speed table; ONLY=row,row for a part
 #   make libtorch    all tests on LibTorch 2.6 and 2.14 (root)
 #   make asan, tsan  all tests under sanitizers          make fuzz      FUZZ_SECONDS=600 for each target
-#   make install     PREFIX, DESTDIR; TORCH=no            make clean     and distclean: the PyTorch folders too
+#   make install     PREFIX, DESTDIR; TORCH=no SHARED=yes  make uninstall  what make install installed last
+#   make deb         Debian packages, in build-deb        make shared    tests an install of shared libraries
+#   make clean       and distclean: the PyTorch folders too
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := all
-.PHONY: all test demo interop libtorch check bench asan tsan fuzz install clean distclean
+.PHONY: all test demo interop libtorch check bench asan tsan fuzz install uninstall shared deb clean distclean
 
 JOBS ?= $(shell nproc)
 PREFIX ?= /usr/local
+DESTDIR ?=
 FUZZ_SECONDS ?= 600
 ONLY ?=
 # Of tools/check, all if none is named.
 CHECKS ?=
 TORCH ?= yes
+SHARED ?= no
 # `make SETUP=no` installs nothing: everything is there.
 SETUP ?= yes
 setup = $(if $(filter no,$(SETUP)),true,tools/setup $(1))
@@ -29,10 +33,11 @@ all:
 	cmake --build --preset release --parallel $(JOBS) --target tessera
 
 test:
-	$(call setup,build torch test browser bench)
+	$(call setup,build torch test browser)
 	cmake --preset release -DTESSERA_TESTS=ON
 	cmake --build --preset release --parallel $(JOBS)
-	ctest --preset release --parallel 2
+	rm -f build/test-times.txt
+	ctest --preset release --parallel $$(($(JOBS) + 1))
 
 # A build folder that has tests keeps them.
 demo:
@@ -45,7 +50,7 @@ interop:
 	$(call setup,build torch test)
 	[[ $$EUID -ne 0 ]] || $(call setup,interop)
 	cmake --preset release -DTESSERA_TESTS=ON
-	cmake --build --preset release --parallel $(JOBS) --target tessera sharded_values dtensor_values flat_param_layout_test state_values resave train_checkpoint train_fsdp
+	cmake --build --preset release --parallel $(JOBS) --target tessera sharded_values dtensor_values layout_test state_values resave train_checkpoint train_fsdp
 	tools/with-pytorch -- tests/interop/run
 
 libtorch:
@@ -59,14 +64,15 @@ check:
 bench:
 	$(call setup,build torch bench interop)
 	cmake --preset release -DTESSERA_BENCH=ON
-	cmake --build --preset release --parallel $(JOBS)
-	tools/with-pytorch -- bench/run $(ONLY)
+	cmake --build --preset release --parallel $(JOBS) --target tessera bench_programs
+	JOBS=$(JOBS) tools/with-pytorch -- bench/run $(ONLY)
 
 asan tsan:
 	$(call setup,build torch test browser check)
 	cmake --preset $@
 	cmake --build --preset $@ --parallel $(JOBS)
-	$(fixed_addresses) ctest --preset $@ --parallel 2
+	rm -f build-$@/test-times.txt
+	$(fixed_addresses) ctest --preset $@ --parallel $$(($(JOBS) + 1))
 
 fuzz:
 	$(call setup,build fuzz)
@@ -77,9 +83,27 @@ fuzz:
 # In a build of its own, which has what is installed and nothing else.
 install:
 	$(call setup,build $(if $(filter no,$(TORCH)),,torch))
-	cmake --preset $(if $(filter no,$(TORCH)),torch-free,release) -B build-install -DTESSERA_TESTS=OFF -DTESSERA_BENCH=OFF
+	cmake --preset $(if $(filter no,$(TORCH)),torch-free,release) -B build-install -DCMAKE_INSTALL_PREFIX=$(PREFIX) \
+	  -DTESSERA_SHARED=$(if $(filter no,$(SHARED)),OFF,ON) -DTESSERA_TESTS=OFF -DTESSERA_BENCH=OFF -DTESSERA_WERROR=OFF
 	cmake --build build-install --parallel $(JOBS)
-	cmake --install build-install --prefix $(PREFIX)
+	DESTDIR=$(DESTDIR) cmake --install build-install
+
+# The files that make install listed, and the folders named tessera that this leaves empty.
+uninstall:
+	[[ -e build-install/install_manifest.txt ]] || { echo "uninstall: no build-install/install_manifest.txt, which make install writes" >&2; exit 1; }
+	sed 's|^|$(DESTDIR)|' build-install/install_manifest.txt | tr '\n' '\0' | xargs -0 rm -f
+	sed -nE 's|^(.*/tessera(/.*)?)/[^/]*$$|$(DESTDIR)\1|p' build-install/install_manifest.txt | sort -ru | \
+	  while read -r folder; do [[ ! -d $$folder ]] || rmdir --ignore-fail-on-non-empty "$$folder"; done
+
+shared:
+	$(call setup,build test)
+	cmake --preset torch-free -B build-shared -DTESSERA_SHARED=ON
+	cmake --build build-shared --parallel $(JOBS)
+	tests/install/run build-shared $(CXX) OFF
+
+deb:
+	$(call setup,build torch deb)
+	JOBS=$(JOBS) packaging/build
 
 # The PyTorch folders, which take minutes and root to make, stay.
 clean:

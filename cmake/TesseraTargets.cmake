@@ -16,6 +16,10 @@ elseif(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSI
   # False alarms on std::vector<bool>::reserve within LibTorch's headers, inlined into ours.
   target_compile_options(tessera_flags INTERFACE -Wno-array-bounds -Wno-stringop-overflow)
 endif()
+if(TESSERA_UNITY AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  # A type of an anonymous namespace is as private in a source that is included as in one that is not.
+  target_compile_options(tessera_flags INTERFACE -Wno-subobject-linkage)
+endif()
 if(TESSERA_WERROR)
   target_compile_options(tessera_flags INTERFACE -Werror)
 endif()
@@ -28,16 +32,24 @@ if(TESSERA_SANITIZE)
   target_link_options(tessera_flags INTERFACE -fsanitize=${TESSERA_SANITIZE})
 endif()
 
+# Makes an archive fit for shared libraries, at no cost: a function's own definition is still the one that is inlined.
+function(tessera_position_independent target)
+  set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE ON)
+  target_compile_options(${target} PRIVATE -fno-semantic-interposition)
+endfunction()
+
 # tessera_module(<name> SOURCES <file>... LINKS <module or library>...): one module, a static library tessera_<name>. LINKS is
 # what the module may know; see the module law in docs/architecture.md.
 function(tessera_module name)
   cmake_parse_arguments(ARG "" "" "SOURCES;LINKS;PRIVATE_LINKS" ${ARGN})
   add_library(tessera_${name} STATIC ${ARG_SOURCES})
   target_compile_features(tessera_${name} PUBLIC cxx_std_20)
+  tessera_position_independent(tessera_${name})
   target_link_libraries(tessera_${name} PUBLIC ${ARG_LINKS} PRIVATE ${ARG_PRIVATE_LINKS} $<BUILD_INTERFACE:tessera_flags>)
   target_include_directories(tessera_${name} PUBLIC $<BUILD_INTERFACE:${CMAKE_SOURCE_DIR}/include>
-                                                    $<INSTALL_INTERFACE:include>
+                                                    $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>
                                              PRIVATE ${CMAKE_SOURCE_DIR}/src)
+  set_target_properties(tessera_${name} PROPERTIES UNITY_BUILD ${TESSERA_UNITY} UNITY_BUILD_BATCH_SIZE 8)
   if("${ARG_LINKS}" MATCHES "tessera_torch")
     target_precompile_headers(tessera_${name} REUSE_FROM tessera_torch_headers)
   endif()
@@ -49,16 +61,14 @@ function(tessera_tests module)
   cmake_parse_arguments(ARG "" "SHARDS" "SOURCES;LINKS" ${ARGN})
   set(name ${module}_test)
   add_executable(${name} ${ARG_SOURCES} ${CMAKE_SOURCE_DIR}/tests/support/main.cpp)
-  target_link_libraries(${name} PRIVATE ${ARG_LINKS} tessera_test_flags)
+  target_link_libraries(${name} PRIVATE tessera_test_paths)
+  target_link_libraries(${name} PRIVATE ${ARG_LINKS} rapidcheck_gtest nlohmann_json::nlohmann_json tessera_test_flags)
   if("${ARG_LINKS}" MATCHES "tessera_(comm|tensor|state|fsdp)")
     target_precompile_headers(${name} REUSE_FROM tessera_torch_test_headers)
   else()
     target_precompile_headers(${name} REUSE_FROM tessera_test_headers)
   endif()
   target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR}/tests ${CMAKE_SOURCE_DIR}/src)
-  target_compile_definitions(${name} PRIVATE TESSERA_SOURCE_DIR="${CMAKE_SOURCE_DIR}"
-                                             TESSERA_COMMAND="$<TARGET_FILE:tessera>"
-                                             TESSERA_PROGRAMS="${CMAKE_RUNTIME_OUTPUT_DIRECTORY}")
   add_dependencies(${name} tessera)
   if(NOT ARG_SHARDS)
     set(ARG_SHARDS 1)

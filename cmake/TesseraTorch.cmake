@@ -1,4 +1,4 @@
-# LibTorch, and which of c10d's backends it has. CMAKE_PREFIX_PATH says where it is, if not where the system keeps it.
+# LibTorch, and the c10d backends that it has. CMAKE_PREFIX_PATH tells where it is, if it is not a system library.
 
 find_package(Torch REQUIRED)
 add_library(tessera_torch INTERFACE)
@@ -15,6 +15,7 @@ endif()
 file(GENERATE OUTPUT ${CMAKE_BINARY_DIR}/torch_headers.cpp CONTENT "")
 add_library(tessera_torch_headers OBJECT ${CMAKE_BINARY_DIR}/torch_headers.cpp)
 target_compile_features(tessera_torch_headers PUBLIC cxx_std_20)
+tessera_position_independent(tessera_torch_headers)
 target_link_libraries(tessera_torch_headers PRIVATE tessera_torch tessera_flags fmt::fmt)
 target_precompile_headers(tessera_torch_headers PRIVATE <torch/nn/module.h> <fmt/format.h>)
 
