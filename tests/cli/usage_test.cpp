@@ -109,8 +109,10 @@ TEST(UsageTest, NumbersAreChecked) {
   expect_usage_error({"verify", "a", "--jobs", "many"}, "--jobs");
   expect_usage_error({"reshard", "a", "b", "--ranks", "0"}, "--ranks");
   expect_usage_error({"reshard", "a", "b", "--ranks", "-2"}, "--ranks");
-  expect_usage_error({"reshard", "a", "b", "--ranks", "2", "--dim", "first"}, "--dim: 'first', expected a 64-bit integer");
-  expect_usage_error({"plan", "--ranks", "2", "--tensors", "2", "--shape", "4,x"}, "--shape: 'x', expected a 64-bit integer");
+  expect_usage_error({"reshard", "a", "b", "--ranks", "2", "--dim", "first"},
+                     "--dim: 'first', expected a 64-bit integer");
+  expect_usage_error({"plan", "--ranks", "2", "--tensors", "2", "--shape", "4,x"},
+                     "--shape: 'x', expected a 64-bit integer");
   expect_usage_error({"plan", "--ranks", "2", "--tensors", "2", "--files", "-1"},
                      "--files: '-1', expected a number from 0");
   expect_usage_error({"verify", "a", "--jobs", "99999999999999999999"}, "expected a number from 1 to 1024");

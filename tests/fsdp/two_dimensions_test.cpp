@@ -383,8 +383,9 @@ TEST(TwoDimensionsTest, WhatDoesntFitIsRefused) {
     StateDict changed = get_model_state_dict(*for_lbfgs);
     changed["first.up.weight"] = at::zeros({6, 6}, at::kDouble);
     changed["first.down.weight"] = 3;
-    EXPECT_ERROR(set_model_state_dict(*for_lbfgs, changed), ErrorCode::invalid_argument,
-                 "size mismatch: 'first.up.weight' is [6, 6], expected [11, 6]; not a tensor: 'first.down.weight' is int");
+    EXPECT_ERROR(
+        set_model_state_dict(*for_lbfgs, changed), ErrorCode::invalid_argument,
+        "size mismatch: 'first.up.weight' is [6, 6], expected [11, 6]; not a tensor: 'first.down.weight' is int");
   });
 }
 

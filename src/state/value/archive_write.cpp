@@ -57,7 +57,8 @@ class ObjectWriter {
 
   void add(pickle::Writer& writer, const Value& value, std::size_t depth) {
     if (depth > kMaxObjectDepth) {
-      fail(ErrorCode::unsupported, "save object: the value nests deeper than {}, expected at most that", kMaxObjectDepth);
+      fail(ErrorCode::unsupported, "save object: the value nests deeper than {}, expected at most that",
+           kMaxObjectDepth);
     }
     switch (value.kind()) {
       case ValueKind::none:

@@ -308,7 +308,8 @@ TEST(PickleReaderTest, MalformedPicklesAreRefused) {
       {"V\\U00110000\n."sv, "UNICODE at byte 0", "malformed escape"},
       {"\x82\x00."sv, "EXT1 at byte 0", "extension code 0, expected a positive code"},
       {"\x84\xff\xff\xff\xff."sv, "EXT4 at byte 0", "extension code -1"},
-      {"\x95\x05\x00\x00\x00\x00\x00\x00\x00N."sv, "FRAME at byte 0", "a frame of 5 bytes, expected at most the 2 bytes left"},
+      {"\x95\x05\x00\x00\x00\x00\x00\x00\x00N."sv, "FRAME at byte 0",
+       "a frame of 5 bytes, expected at most the 2 bytes left"},
   };
   for (const Case& bad : cases) {
     EXPECT_ERROR(read_pickle(bad.bytes), ErrorCode::corrupt, "read pickle test.pkl: ", std::string(bad.opcode),

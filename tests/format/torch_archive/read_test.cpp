@@ -239,7 +239,8 @@ TEST(TorchArchiveReadTest, AnErrorInThePickleSaysWhereInTheFile) {
 TEST(TorchArchiveReadTest, APickleLargerThanTheLimitIsNotRead) {
   OpenLimits limits;
   limits.pickle_bytes = 100;
-  EXPECT_ERROR(open_bytes(read_file(golden_directory() / "2.6-tensor.pt"), limits), ErrorCode::corrupt, "expected at most 100");
+  EXPECT_ERROR(open_bytes(read_file(golden_directory() / "2.6-tensor.pt"), limits), ErrorCode::corrupt,
+               "expected at most 100");
 }
 
 TEST(TorchArchiveReadTest, AStorageMustBeThereAndLargeEnough) {

@@ -445,7 +445,8 @@ TEST(ToTest, IsDifferentiable) {
   moved.local_tensor().mul(3).sum().backward();
   EXPECT_TRUE(at::equal(tensor.local_tensor().grad(), at::full({4}, 3.0F)));
   EXPECT_ERROR(tensor.to({.dtype = at::kInt}), ErrorCode::invalid_argument, "requires grad to int32");
-  EXPECT_ERROR(tensor.cpu(at::MemoryFormat::ChannelsLast), ErrorCode::unsupported, "expected torch.contiguous_format or");
+  EXPECT_ERROR(tensor.cpu(at::MemoryFormat::ChannelsLast), ErrorCode::unsupported,
+               "expected torch.contiguous_format or");
 }
 
 TEST(TorchTypesTest, BothWays) {
