@@ -185,7 +185,7 @@ void ShardedGradScaler::update(std::optional<double> new_scale) {
   if (!scale_.is_cpu()) {
     at::_amp_update_scale_(scale_, growth_tracker_, found_inf, options_.growth_factor, options_.backoff_factor,
                            options_.growth_interval);
-  } else {  // not implemented by all supported versions of LibTorch
+  } else {  // LibTorch 1.13 has this function on CUDA only
     const double scale = scale_.item<float>();
     const std::int64_t tracker = growth_tracker_.item<int>() + 1;
     const bool found = found_inf.item<float>() != 0, grows = !found && tracker == options_.growth_interval;
