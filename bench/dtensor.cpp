@@ -40,7 +40,7 @@ int run(const std::string& work, std::int64_t bytes, int repeats) {
   // Even in both dimensions.
   const auto width = static_cast<std::int64_t>(std::sqrt(static_cast<double>(bytes) / 4)) / (8 * ranks) * (8 * ranks);
   const std::int64_t part = width * width / ranks;
-  const auto& [from, to] = kWorks.at(work);
+  const Placement from = kWorks.at(work).first, to = kWorks.at(work).second;
   const DTensor tensor = DTensor::from_local(at::ones({from.is_shard() ? width / ranks : width, width}), mesh, {from});
   const at::Tensor in = tensor.to_local().clone().view({-1});
   const at::Tensor out = at::ones({to.is_replicate() ? width * width : part});

@@ -238,7 +238,7 @@ def check_fsdp_training(roots, work, program, report):
     full_runs = [(f"full {name}", ["--ranks", "4", *arguments], (0, STEPS), None) for name, arguments in SAVED.items()]
     cases = [(name, arguments, (0, STEPS), None) for name, arguments in CASES.items()]
 
-    def goes_on(folder, name, arguments):
+    def resumed_runs(folder, name, arguments):
         for others in resumed_as(arguments):
             how = " ".join(word.removeprefix("--") for word in others)
             yield f"{name} {how}", [*optimizer_of(arguments), *others], (HALF, STEPS), folder.path / f"half {name}"
@@ -247,7 +247,7 @@ def check_fsdp_training(roots, work, program, report):
         run_theirs(root, work, theirs[root], [run for run in [*halves, *cases] if can_run(root, run[1])])
 
     def second(root):
-        runs = [run for name, arguments in SAVED.items() for run in goes_on(ours, name, arguments) if can_run(root, run[1])]
+        runs = [run for name, arguments in SAVED.items() for run in resumed_runs(ours, name, arguments) if can_run(root, run[1])]
         plain = [
             (f"{name} plain", [*optimizer_of(arguments), *network_of(arguments), "--plain"], (HALF, STEPS), ours.path / f"half {name}")
             for name, arguments in SAVED.items()
@@ -259,12 +259,12 @@ def check_fsdp_training(roots, work, program, report):
     run_ours(program, ours, [*halves, *full_runs, *cases])
     with concurrent.futures.ThreadPoolExecutor(len(roots)) as pool:
         list(pool.map(second, roots))
-    runs = [run for name, arguments in SAVED.items() for run in goes_on(ours, name, arguments)]
+    runs = [run for name, arguments in SAVED.items() for run in resumed_runs(ours, name, arguments)]
     for root in roots:
         for name, arguments in SAVED.items():
             if not can_run(root, arguments):
                 continue
-            for run, *rest in goes_on(theirs[root], name, arguments):
+            for run, *rest in resumed_runs(theirs[root], name, arguments):
                 runs.append((f"{root.version} {run}", *rest))
     run_ours(program, resumed_ours, runs)
 
@@ -276,16 +276,16 @@ def check_fsdp_training(roots, work, program, report):
                 compare.add(step, name, (ours, name), (theirs[root], name), allowed_of(arguments), root)
         for name, arguments in SAVED.items():
             full = (ours, f"full {name}")
-            for run, how, *_ in [*goes_on(ours, name, arguments), (f"{name} plain", [])]:
+            for run, how, *_ in [*resumed_runs(ours, name, arguments), (f"{name} plain", [])]:
                 if not can_run(root, how):
                     continue
                 compare.add(step, f"Python resumes: {run}", (resumed_theirs[root], run), full, FLOAT32, root, True)
             if not can_run(root, arguments):
                 continue
-            for run, *_ in goes_on(theirs[root], name, arguments):
+            for run, *_ in resumed_runs(theirs[root], name, arguments):
                 found = (resumed_ours, f"{root.version} {run}")
                 compare.add(step, f"C++ resumes: {run}", found, full, FLOAT32, root, True)
     for name, arguments in SAVED.items():
-        for run, *_ in goes_on(ours, name, arguments):
+        for run, *_ in resumed_runs(ours, name, arguments):
             compare.add("reshard", f"C++ resumes from C++: {run}", (resumed_ours, run), (ours, f"full {name}"), FLOAT32, roots[0], True)
     compare.states(roots)

@@ -171,7 +171,7 @@ def sharded(bench):
 
 
 def dtypes(bench, names=None):
-    """Every dtype that PyTorch can save: replicated, 0-dim, without elements, and sharded."""
+    """Every dtype that PyTorch can save: unsharded, 0-dim, without elements, and sharded."""
     mesh = bench.mesh(bench.world)
     state = {}
     for dtype in names or SAVABLE:
@@ -383,7 +383,7 @@ def for_safetensors(bench, kinds=("float32", "bfloat16", "float16", "int64", "ui
     return both(state)
 
 
-def for_safetensors_whole(bench):
+def for_safetensors_unsharded(bench):
     full = for_safetensors(bench)[1]
     return full, full
 

@@ -93,7 +93,7 @@ CASES = {
         2, layouts.for_consolidation, "safetensors", writer=huggingface_consolidated, needs=IS_RECENT
     ),
     "hf-indexed": Case(
-        1, layouts.for_safetensors_whole, "safetensors", writer=huggingface_indexed, needs=IS_RECENT
+        1, layouts.for_safetensors_unsharded, "safetensors", writer=huggingface_indexed, needs=IS_RECENT
     ),
 }
 

@@ -49,14 +49,14 @@ class Cases:
         self.random = random.Random(seed)  # the same on all ranks
         self.generator = torch.Generator().manual_seed(seed * 100 + dist.get_rank())
 
-    def whole_numbers(self, size):
+    def integer_values(self, size):
         """Returns values whose sums are exact in any order."""
         return torch.randint(-8, 8, tuple(size), generator=self.generator).double()
 
     def from_local(self, size, placements, leaf=None):
         of = [placement_of(p) for p in placements]
         if leaf is None:
-            leaf = self.whole_numbers(local_shape(tuple(size), self.mesh, of)[0])
+            leaf = self.integer_values(local_shape(tuple(size), self.mesh, of)[0])
             for i, placement in enumerate(of):  # replicated values are equal on all ranks
                 if isinstance(placement, Replicate):
                     dist.broadcast(leaf, group=self.mesh.get_group(i), group_src=0)
@@ -89,7 +89,7 @@ class Cases:
             result = tensor.redistribute(self.mesh, [placement_of(p) for p in target]).to_local()
         except (RuntimeError, AssertionError, NotImplementedError, ValueError):
             return  # this PyTorch does not support it
-        weight = self.whole_numbers(result.shape)
+        weight = self.integer_values(result.shape)
         case = {"op": "redistribute", "size": size, "source": source, "target": target,
                 "input": of_all(leaf.detach()), "expected": of_all(result.detach()), "weight": of_all(weight)}
         try:

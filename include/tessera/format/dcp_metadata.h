@@ -42,8 +42,8 @@ struct MetadataEntry {
   // Tensors only:
   TensorProperties properties;
   std::vector<std::int64_t> shape;
-  /// In PyTorch's order; not validated against the shape. Offsets and sizes are >= 0. Neither their sums nor the number
-  /// of bytes of a chunk overflow.
+  /// In the order of the file, which is the order in which PyTorch reads them. Not validated against the shape. Offsets
+  /// and sizes are >= 0. Neither their sums nor the number of bytes of a chunk overflow.
   BoxList chunks;
   /// items[i] is the location of chunk i. An object has one item. PyTorch looks up an item by name and offsets, so
   /// chunks with equal offsets (empty shards) have equal items.

@@ -26,7 +26,7 @@ namespace tessera {
 struct LocalShape {
   std::vector<std::int64_t> sizes;
   /// Of the first element. If the rank holds nothing of a dimension, the offset is the size of the full tensor, as in
-  /// PyTorch since 2.7 (2.6 counts from the beginning of the last split).
+  /// PyTorch 2.14 (2.6 counts from the beginning of the last split).
   std::vector<std::int64_t> offsets;
   bool operator==(const LocalShape&) const = default;
 };

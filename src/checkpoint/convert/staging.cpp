@@ -42,14 +42,15 @@ void Staging::check_destination(const fs::path& destination, const fs::path& sou
   const fs::path real_source = fs::weakly_canonical(source, error);
   const fs::path real_target = fs::weakly_canonical(target, error);
   if (!error && real_source == real_target) {
-    fail(ErrorCode::invalid_argument, "{}: the destination is the source", destination.string());
+    fail(ErrorCode::invalid_argument, "{}: the destination is the source, expected another path", destination.string());
   }
   if (fs::exists(fs::symlink_status(target, error))) {
-    fail(ErrorCode::invalid_argument, "{}: the destination already exists", destination.string());
+    fail(ErrorCode::invalid_argument, "{}: the destination already exists, expected a new path", destination.string());
   }
   for (fs::path above = real_target.parent_path(); above.has_relative_path(); above = above.parent_path()) {
     if (above == real_source) {
-      fail(ErrorCode::invalid_argument, "{}: the destination is within the source", destination.string());
+      fail(ErrorCode::invalid_argument, "{}: the destination is within the source, expected a path outside of it",
+           destination.string());
     }
   }
   if (!fs::is_directory(target.parent_path(), error)) {

@@ -52,8 +52,9 @@ std::uint32_t SourceBackend::add_file(const std::string& name) {
   bool leaves = name.empty() || relative.is_absolute() || name.find('\0') != std::string::npos;
   for (const fs::path& part : relative) leaves = leaves || part == "..";
   if (leaves) {
-    fail(ErrorCode::corrupt, "{}: data file name '{}' leaves the checkpoint's directory", path.string(),
-         printable(name));
+    fail(ErrorCode::corrupt,
+         "{}: data file name '{}' leaves the checkpoint's directory, expected a relative path without '..'",
+         path.string(), printable(name));
   }
   files.push_back({name, storage->size_bytes(name)});
   return static_cast<std::uint32_t>(files.size() - 1);

@@ -182,8 +182,8 @@ class SafetensorsSource final : public SourceBackend {
           } else if (item.is_number_integer()) {
             result.emplace_back(item.get<std::int64_t>());
           } else {
-            fail(ErrorCode::corrupt, "{}: {} of '{}' has an item that is neither a string nor an integer", file,
-                 safetensors_extra::kPaths, printable(name));
+            fail(ErrorCode::corrupt, "{}: {} of '{}' has an item of another type, expected a string or an integer",
+                 file, safetensors_extra::kPaths, printable(name));
           }
         }
       }

@@ -81,7 +81,7 @@ class MemoryStorage final : public Storage {
     contents->bytes.resize(size_bytes);
     const std::lock_guard lock(mutex_);
     if (!files_.emplace(name, contents).second) {
-      fail(ErrorCode::invalid_argument, "create {}: the file exists", name_of(name));
+      fail(ErrorCode::invalid_argument, "create {}: the file exists, expected a new name", name_of(name));
     }
     return std::make_unique<MemoryOutput>(std::move(contents));
   }

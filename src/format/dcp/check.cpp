@@ -90,7 +90,9 @@ class Checker {
       const std::int64_t offset = box.offsets.empty() ? 0 : box.offsets[d];
       if (offset < 0 || box.sizes[d] < 0 || __builtin_add_overflow(offset, box.sizes[d], &end) ||
           __builtin_mul_overflow(bytes, box.sizes[d], &bytes)) {
-        refuse(entry.name, "offset {} and size {} in dimension {} are negative or overflow", offset, box.sizes[d], d);
+        refuse(entry.name,
+               "offset {} and size {} in dimension {}, expected none negative and sums and products below 2^63", offset,
+               box.sizes[d], d);
       }
     }
   }
@@ -104,8 +106,8 @@ class Checker {
     std::int64_t end = 0;
     if (item.offset_bytes < 0 || item.length_bytes < 0 ||
         __builtin_add_overflow(item.offset_bytes, item.length_bytes, &end)) {
-      refuse(name, "offset {} and length {} in the file are negative or overflow", item.offset_bytes,
-             item.length_bytes);
+      refuse(name, "offset {} and length {} in the file, expected none negative and their sum below 2^63",
+             item.offset_bytes, item.length_bytes);
     }
   }
 

@@ -126,8 +126,8 @@ class HeaderVisitor final : public json::Visitor {
     tensor.end_bytes = entry.offsets[1];
     if (tensor.end_bytes < tensor.begin_bytes ||
         tensor.end_bytes - tensor.begin_bytes != static_cast<std::uint64_t>(bytes)) {
-      at.corrupt("tensor '{}': data_offsets [{}, {}] for {} bytes of {}", name, tensor.begin_bytes, tensor.end_bytes,
-                 bytes, entry.code);
+      at.corrupt("tensor '{}': data_offsets are [{}, {}], expected a range of {} bytes for its shape in {}", name,
+                 tensor.begin_bytes, tensor.end_bytes, bytes, entry.code);
     }
     entry.at = at.offset_bytes();
   }

@@ -117,8 +117,8 @@ class OffsetsVisitor final : public json::Visitor {
     const auto found = offsets_.find(name);
     if (found == offsets_.end()) at.corrupt("tensor '{}' has no {}", printable(name), kSavedOffsets);
     if (found->second.size() != rank->second) {
-      at.corrupt("tensor '{}' has {} dimensions and {} {}", printable(name), rank->second, found->second.size(),
-                 kSavedOffsets);
+      at.corrupt("tensor '{}' has {} dimensions and {} {}, expected one for each dimension", printable(name),
+                 rank->second, found->second.size(), kSavedOffsets);
     }
   }
 

@@ -66,8 +66,8 @@ class Opener {
     archive_.prefix = first.name.substr(0, slash);
     if (entry_of(kTorchScriptName) != nullptr) unsupported("a TorchScript archive, expected a torch.save archive");
     if (entry_of(kPickleName) == nullptr) {
-      unsupported(
-          fmt::format("a zip without '{}/{}', so not written by torch.save", printable(archive_.prefix), kPickleName));
+      unsupported(fmt::format("a zip without the entry '{}/{}', expected an archive that torch.save wrote",
+                              printable(archive_.prefix), kPickleName));
     }
   }
 

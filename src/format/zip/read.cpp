@@ -78,7 +78,8 @@ class Reader {
 
   // Reads the record at the beginning of `rest`; returns its length.
   std::uint64_t read_record(std::uint64_t at, ByteView rest) {
-    if (rest.size() < kRecordBytes) corrupt(at, "the directory ends inside of a record");
+    if (rest.size() < kRecordBytes)
+      corrupt(at, "{} bytes are left, expected a complete record of the directory", rest.size());
     FieldReader fields(rest);
     require_equal(at, "signature of a directory record", fields.u32(), kRecordSignature);
     Record record;
@@ -96,7 +97,8 @@ class Reader {
     const std::uint32_t external_attributes = fields.u32();
     record.header_at = fields.u32();
     const std::size_t length = kRecordBytes + name_bytes + extra_bytes + comment_bytes;
-    if (length > rest.size()) corrupt(at, "a record of {} bytes ends past the directory", length);
+    if (length > rest.size())
+      corrupt(at, "a record has {} bytes, expected at most {}, the rest of the directory", length, rest.size());
     record.name = as_text(rest.subspan(kRecordBytes, name_bytes));
     check_name(at, record.name);
     if (!records_.empty() && is_by_torch(record) != is_by_torch(records_.front())) {
@@ -127,11 +129,12 @@ class Reader {
     std::size_t used = 0;
     for (std::uint64_t* field : {&record.size_bytes, &record.stored_bytes, &record.header_at}) {
       if (*field != kMax32) continue;
-      if (used >= zip64.count) corrupt(at, "entry '{}' lacks a zip64 value", printable(record.name));
+      if (used >= zip64.count)
+        corrupt(at, "entry '{}' has {} zip64 values, expected more", printable(record.name), zip64.count);
       *field = zip64.values[used++];
     }
     require_equal(at, "number of zip64 values", zip64.count, used);
-    if (disk != 0) corrupt(at, "entry '{}' is on disk {} of 1", printable(record.name), disk);
+    if (disk != 0) corrupt(at, "entry '{}' is on disk {}, expected 0", printable(record.name), disk);
     if (record.header_at > end_.directory_at || record.stored_bytes > end_.directory_at - record.header_at) {
       corrupt(at, "entry '{}' of {} bytes at offset {} reaches into the directory at offset {}", printable(record.name),
               record.stored_bytes, record.header_at, end_.directory_at);
@@ -157,17 +160,20 @@ class Reader {
         corrupt(at, "{} bytes are left, expected a complete extra field", extra.size());
       FieldReader head(extra);
       const std::uint16_t id = head.u16(), length = head.u16();
-      if (length > extra.size() - kExtraHeadBytes) corrupt(at, "extra field {:#06x} has {} bytes too many", id, length);
+      if (length > extra.size() - kExtraHeadBytes)
+        corrupt(at, "extra field {:#06x} has {} bytes, expected at most {}", id, length,
+                extra.size() - kExtraHeadBytes);
       const ByteView data = extra.subspan(kExtraHeadBytes, length);
       if (id == kExtraZip64) {
-        if (zip64.present || length % 8 != 0 || length > 24) corrupt(at, "zip64 extra field of {} bytes", length);
+        if (zip64.present || length % 8 != 0 || length > 24)
+          corrupt(at, "a zip64 extra field of {} bytes, expected one of 8, 16 or 24", length);
         zip64.present = true;
         zip64.count = length / 8;
         FieldReader values(data);
         for (std::size_t i = 0; i < zip64.count; ++i) zip64.values[i] = values.u64();
       } else if (id == kExtraPadding) {
         if (!std::all_of(data.begin(), data.end(), [](std::uint8_t byte) { return byte == kPaddingByte; })) {
-          corrupt(at, "padding of entry '{}' has a byte other than 'Z'", printable(record.name));
+          corrupt(at, "padding of entry '{}' has another byte, expected 'Z' alone", printable(record.name));
         }
       } else if (is_by_torch(record)) {
         corrupt(at, "extra field {:#06x} of entry '{}', which torch.save does not write", id, printable(record.name));
@@ -218,7 +224,7 @@ class Reader {
       const bool wide_size = record.size_bytes >= kMax32, wide_offset = at >= kMax32;
       const std::size_t expected = (wide_size ? 2u : 0u) + (wide_offset ? 1u : 0u);
       require_equal(at, "number of zip64 values", zip64.count, expected);
-      if (zip64.present != (expected > 0)) corrupt(at, "an empty zip64 extra field");
+      if (zip64.present != (expected > 0)) corrupt(at, "an empty zip64 extra field, expected none");
       if (wide_size) {
         require_equal(at, "size", zip64.values[0], record.size_bytes);
         if (zip64.values[1] != 0) require_equal(at, "stored size", zip64.values[1], record.stored_bytes);
@@ -244,11 +250,12 @@ class Reader {
            window_.in_source(record.header_at), printable(record.name), what);
     };
     if ((record.flags & ~(kFlagDescriptor | kFlagUtf8)) != 0 && record.method == 0) {
-      unsupported(fmt::format("is encrypted or patched (flags {:#06x})", record.flags));
+      unsupported(fmt::format("is encrypted or patched (flags {:#06x}), expected a plain entry", record.flags));
     }
     if (record.method != 0) {
-      unsupported(
-          fmt::format("is compressed (method {}); torch.save never does that, TorchScript does", record.method));
+      unsupported(fmt::format(
+          "is compressed (method {}), expected a stored entry, as torch.save writes it (TorchScript compresses)",
+          record.method));
     }
     require_equal(record.header_at, "stored size", record.stored_bytes, record.size_bytes);
     if (record.size_bytes == 0) require_equal(record.header_at, "CRC-32 of no bytes", record.crc32, 0);

@@ -281,7 +281,8 @@ TEST(DcpMetadataWriteTest, RefusesWhatNoFileCanSay) {
           "file 1 and transforms 0, expected less than 1 and 1");
   refuses([](Metadata& m) { m.entries[0].items[0].transforms = 1; }, "'w'", "file 0 and transforms 1");
   refuses([](Metadata& m) { m.entries[0].items[0].length_bytes = -1; }, "'w'", "length -1");
-  refuses([](Metadata& m) { m.entries[0].items[0].offset_bytes = INT64_MAX; }, "'w'", "overflow");
+  refuses([](Metadata& m) { m.entries[0].items[0].offset_bytes = INT64_MAX; }, "'w'",
+          "expected none negative and their sum below 2^63");
   refuses([](Metadata& m) { m.entries[1].items.clear(); }, "'o'", "0 items");
   refuses([](Metadata& m) { m.files = {"f", "f"}; }, "'f'", "duplicate file");
   refuses([](Metadata& m) { m.transforms = {{"x"}}; }, "transforms", "empty");

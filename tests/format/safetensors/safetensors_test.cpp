@@ -207,9 +207,9 @@ TEST(SafetensorsReadTest, MetadataIsStringsOrNull) {
 
 TEST(SafetensorsReadTest, RangesMustBeAsLongAsTheirTensors) {
   EXPECT_ERROR(read_tensor(R"("dtype":"F32","shape":[2],"data_offsets":[0,4])", 4), ErrorCode::corrupt,
-               "data_offsets [0, 4] for 8 bytes of F32");
+               "data_offsets are [0, 4], expected a range of 8 bytes for its shape in F32");
   EXPECT_ERROR(read_tensor(R"("dtype":"F32","shape":[1],"data_offsets":[4,0])", 4), ErrorCode::corrupt,
-               "data_offsets [4, 0]");
+               "data_offsets are [4, 0]");
   EXPECT_ERROR(
       read_tensor(R"("dtype":"F32","shape":[9223372036854775807,9223372036854775807],"data_offsets":[0,4])", 4),
       ErrorCode::corrupt, "tensor 'a'", "overflows");

@@ -283,7 +283,7 @@ void Interpreter::run_text(std::uint8_t opcode) {
     }
     case op::UNICODE: {
       const auto text = parse_raw_unicode(line());
-      if (!text) fail("the text has a malformed escape");
+      if (!text) fail("the text has a malformed escape, expected \\uXXXX or \\UXXXXXXXX");
       push_string(nodes_.copy(as_bytes(*text)));
       break;
     }

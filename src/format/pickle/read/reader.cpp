@@ -65,7 +65,7 @@ void Interpreter::put(std::uint64_t index) {
 
 void Interpreter::get(std::uint64_t index) {
   const Memo::Entry* entry = memo_.get(index);
-  if (entry == nullptr) fail("memo index {} was never put", index);
+  if (entry == nullptr) fail("memo index {} was never put, expected one that was", index);
   push(entry->value, entry->depth);
 }
 
