@@ -37,8 +37,9 @@ using Environment = std::function<const char*(const char* name)>;
 ///   torchrun, `tessera run`   RANK, WORLD_SIZE
 ///   Open MPI's mpirun         OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE
 ///   MPICH's, Intel's mpirun   PMI_RANK, PMI_SIZE
-///   srun                      SLURM_PROCID, SLURM_NTASKS (of a step; the master is the first host of
-///   SLURM_STEP_NODELIST) none                      one rank
+///   srun                      SLURM_PROCID, SLURM_NTASKS (the master is the first of SLURM_STEP_NODELIST)
+///
+/// Without any of them there is one rank.
 /// MASTER_ADDR and MASTER_PORT override the address for all launchers. Without MASTER_ADDR all ranks must be on one
 /// host, except under srun. Throws `Error(invalid_argument)` naming a variable that is missing, not a number, or out of
 /// range.

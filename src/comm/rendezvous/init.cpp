@@ -52,15 +52,16 @@ ProcessGroup comm::make_world(const World& world) {
 ProcessGroup init_process_group(const InitOptions& options) {
   check(options);
   if (options.world_size == 1) return {};
-  const comm::StorePtr store =
-      comm::connect_store(options.master_addr, options.master_port, options.rank, options.timeout);
+  const comm::StoreAddress address = {options.master_addr, options.master_port, options.rank, options.timeout,
+                                      std::min(options.liveness, options.timeout)};
+  const comm::StorePtr store = comm::connect_store(address);
   comm::World world;
   world.backend = options.backend;
   world.rank = options.rank;
   world.size = options.world_size;
   world.timeout = options.timeout;
   world.store = comm::with_prefix("tessera/world", store);
-  const comm::StorePtr own = comm::reconnect_store(options.master_addr, options.master_port, options.timeout);
+  const comm::StorePtr own = comm::reconnect_store(address);
   world.liveness = std::make_shared<comm::Liveness>(comm::with_prefix("tessera/live", own), options.rank == 0,
                                                     options.rank, options.world_size, options.liveness);
   return comm::make_world(world);

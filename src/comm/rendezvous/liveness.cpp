@@ -19,10 +19,23 @@ constexpr char kLeft[] = "left";
 
 std::string sign_key(int rank) { return fmt::format("sign/{}", rank); }
 
+// Stands for a space within a name.
+constexpr char kSpace = '\x1f';
+
+std::string as_word(std::string name) {
+  std::replace(name.begin(), name.end(), ' ', kSpace);
+  return name;
+}
+
+std::string from_word(std::string word) {
+  std::replace(word.begin(), word.end(), kSpace, ' ');
+  return word;
+}
+
 // Returns "<beat>", which is new each time, and " <number> <group> <name>" for each call that the rank is in.
 std::string sign_of(std::uint64_t beat, const std::map<std::string, Call>& calls) {
   std::string sign = fmt::to_string(beat);
-  for (const auto& [group, call] : calls) sign += fmt::format(" {} {} {}", call.number, group, call.name);
+  for (const auto& [group, call] : calls) sign += fmt::format(" {} {} {}", call.number, group, as_word(call.name));
   return sign;
 }
 
@@ -35,7 +48,7 @@ std::map<std::string, Call> calls_of(const std::string& sign) {
     begin = end + 1;
   }
   for (std::size_t i = 1; i + 2 < words.size(); i += 3) {
-    calls[words[i + 1]] = {words[i + 1], std::strtoull(words[i].c_str(), nullptr, 10), words[i + 2]};
+    calls[words[i + 1]] = {words[i + 1], std::strtoull(words[i].c_str(), nullptr, 10), from_word(words[i + 2])};
   }
   return calls;
 }
@@ -180,10 +193,26 @@ void Liveness::watch_next() {
       watched_ = next;
       last_sign_ = sign;
       last_heard_ = now;
+      compare_calls(next, calls_of(sign));
     } else if (now - last_heard_ > dead_after_ && !sign.empty()) {
       report(fmt::format("rank {} died: no sign of life for {} ms", next, dead_after_.count()));
     }
     return;
+  }
+}
+
+// Ranks that do not compare their calls would wait for each other, or take the other's data for their own.
+void Liveness::compare_calls(int other, const std::map<std::string, Call>& theirs) {
+  std::map<std::string, Call> ours;
+  {
+    const std::lock_guard lock(mutex_);
+    ours = calls_;
+  }
+  for (const auto& [group, call] : ours) {
+    const auto same = theirs.find(group);
+    if (same == theirs.end() || same->second.number != call.number || same->second.name == call.name) continue;
+    report(fmt::format("rank {} is in {} and rank {} in {} (call {} of {}), expected the same call", rank_, call.name,
+                       other, same->second.name, call.number, group));
   }
 }
 

@@ -50,6 +50,7 @@ class Liveness {
   std::uint64_t looks() const;
   void beat();
   void watch_next();
+  void compare_calls(int other, const std::map<std::string, Call>& theirs);
   void wait_for_others();
   std::string read(const std::string& key);
   std::optional<std::string> find_left(std::span<const int> ranks);

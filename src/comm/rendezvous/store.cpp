@@ -4,41 +4,51 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "comm/exceptions.h"
+#include "comm/rendezvous/deadline_store.h"
 #include "tessera/base/error.h"
 
 namespace tessera::comm {
 
 namespace {
 
-StorePtr make_tcp_store(const std::string& host, std::uint16_t port, bool is_server,
-                        std::chrono::milliseconds timeout) {
-  ::c10d::TCPStoreOptions options;
-  options.port = port;
-  options.isServer = is_server;
-  options.waitWorkers = false;
-  options.timeout = timeout;
-  without_libuv(options);
-  return c10::make_intrusive<::c10d::TCPStore>(host, options);
+StorePtr make_tcp_store(const StoreAddress& address, bool is_server) {
+  const auto make = [address, is_server]() -> StorePtr {
+    ::c10d::TCPStoreOptions options;
+    options.port = address.port;
+    options.isServer = is_server;
+    options.waitWorkers = false;
+    options.timeout = address.timeout;
+    without_libuv(options);
+    return c10::make_intrusive<::c10d::TCPStore>(address.host, options);
+  };
+  StorePtr store = c10::make_intrusive<DeadlineStore>(make, address.timeout, address.answer);
+  store->check({"tessera"});  // a server that is no store may accept connections
+  return store;
+}
+
+[[noreturn]] void fail_to_reach(const StoreAddress& address) {
+  fail(ErrorCode::rank_failure, "init process group: rank {} could not reach rank 0's store at {}:{} within {} ms: {}",
+       address.rank, address.host, address.port, address.timeout.count(), message_of(std::current_exception()));
 }
 
 }  // namespace
 
-StorePtr connect_store(const std::string& host, std::uint16_t port, int rank, std::chrono::milliseconds timeout) {
+StorePtr connect_store(const StoreAddress& address) {
   try {
-    return make_tcp_store(host, port, rank == 0, timeout);
+    return make_tcp_store(address, address.rank == 0);
   } catch (...) {
-    const std::string why = message_of(std::current_exception());
-    if (rank == 0) {
-      fail(ErrorCode::io, "init process group: rank 0 cannot run the store at {}:{}: {}", host, port, why);
-    }
-    fail(ErrorCode::rank_failure,
-         "init process group: rank {} could not reach rank 0's store at {}:{} within {} ms: {}", rank, host, port,
-         timeout.count(), why);
+    if (address.rank != 0) fail_to_reach(address);
+    fail(ErrorCode::io, "init process group: rank 0 cannot run the store at {}:{}: {}", address.host, address.port,
+         message_of(std::current_exception()));
   }
 }
 
-StorePtr reconnect_store(const std::string& host, std::uint16_t port, std::chrono::milliseconds timeout) {
-  return make_tcp_store(host, port, false, timeout);
+StorePtr reconnect_store(const StoreAddress& address) {
+  try {
+    return make_tcp_store(address, false);
+  } catch (...) {
+    fail_to_reach(address);
+  }
 }
 
 StorePtr make_local_store() { return c10::make_intrusive<::c10d::HashStore>(); }

@@ -9,11 +9,20 @@
 
 namespace tessera::comm {
 
-// Connects to the store at `host`, which rank 0 runs. Throws Error(io) if rank 0 cannot run it, and Error(rank_failure)
-// on other ranks if they cannot reach it within the timeout.
-StorePtr connect_store(const std::string& host, std::uint16_t port, int rank, std::chrono::milliseconds timeout);
-// Opens another connection for another thread. The rank must have called connect_store.
-StorePtr reconnect_store(const std::string& host, std::uint16_t port, std::chrono::milliseconds timeout);
+// How to reach the store, which rank 0 runs.
+struct StoreAddress {
+  std::string host;
+  std::uint16_t port = 0;
+  int rank = 0;                          // of this process
+  std::chrono::milliseconds timeout{0};  // to connect, and to wait for a key
+  std::chrono::milliseconds answer{0};   // within which the store answers any other call
+};
+
+// Connects to the store. Throws Error(io) if rank 0 cannot run it, and Error(rank_failure) on other ranks if they
+// cannot reach it within the timeout or if something else answers, or nothing.
+StorePtr connect_store(const StoreAddress& address);
+// Opens another connection for another thread. The rank must have called connect_store. Throws Error(rank_failure).
+StorePtr reconnect_store(const StoreAddress& address);
 
 StorePtr make_local_store();
 StorePtr with_prefix(const std::string& prefix, const StorePtr& store);
