@@ -1,4 +1,4 @@
-// Collectives on byte payloads, built on those on tensors after the ranks have exchanged their sizes; and agreement.
+// Collectives on byte payloads, built on those on tensors after the ranks have exchanged their sizes.
 
 #include <ATen/ops/empty.h>
 
@@ -6,9 +6,7 @@
 #include <cstring>
 #include <numeric>
 
-#include "comm/exceptions.h"
 #include "comm/group_impl.h"
-#include "tessera/base/rank_errors.h"
 
 namespace tessera {
 
@@ -42,13 +40,6 @@ std::vector<Bytes> split(const at::Tensor& tensor, const Sizes& sizes) {
   return parts;
 }
 
-Sizes all_sizes(const ProcessGroup& group, std::size_t size) {
-  const at::Tensor mine = at::empty({1}, at::kLong), all = at::empty({group.size()}, at::kLong);
-  mine.data_ptr<std::int64_t>()[0] = static_cast<std::int64_t>(size);
-  group.all_gather_into(all, mine);
-  return {all.data_ptr<std::int64_t>(), all.data_ptr<std::int64_t>() + group.size()};
-}
-
 void check_parts(const ProcessGroup::Impl& group, std::string_view name, std::size_t parts) {
   if (parts == static_cast<std::size_t>(group.size())) return;
   fail(ErrorCode::invalid_argument, "{}: found {} parts, expected {}, one for each rank", group.where(name), parts,
@@ -57,60 +48,38 @@ void check_parts(const ProcessGroup::Impl& group, std::string_view name, std::si
 
 }  // namespace
 
-std::vector<Bytes> ProcessGroup::all_gather_bytes(ByteView bytes) const {
-  const Sizes sizes = all_sizes(*this, bytes.size());
+std::vector<Bytes> comm::all_gather_bytes(const GroupPtr& group, std::string_view name, ByteView bytes,
+                                          const std::vector<std::int64_t>& sizes) {
+  const int ranks = group->size();
   const std::int64_t most = *std::max_element(sizes.begin(), sizes.end());
   std::vector<Bytes> parts;
-  if (most * size() <= 2 * sum(sizes) + (1 << 16)) {
-    const at::Tensor padded = empty_bytes(most), all = empty_bytes(most * size());
+  if (most * ranks <= 2 * sum(sizes) + (1 << 16)) {
+    const at::Tensor padded = empty_bytes(most), all = empty_bytes(most * ranks);
     if (!bytes.empty()) std::memcpy(padded.data_ptr(), bytes.data(), bytes.size());
-    all_gather_into(all, padded);
-    for (int r = 0; r < size(); ++r) {
+    start_all_gather(group, name, all, padded).wait();
+    for (int r = 0; r < ranks; ++r) {
       parts.push_back(to_bytes(all.narrow(0, r * most, sizes[static_cast<std::size_t>(r)])));
     }
     return parts;
   }
   // A few ranks have nearly all of the bytes.
-  for (int r = 0; r < size(); ++r) {
-    const at::Tensor part = r == rank() ? to_tensor(bytes) : empty_bytes(sizes[static_cast<std::size_t>(r)]);
-    broadcast(part, r);
+  for (int r = 0; r < ranks; ++r) {
+    const at::Tensor part = r == group->rank ? to_tensor(bytes) : empty_bytes(sizes[static_cast<std::size_t>(r)]);
+    broadcast(group, name, part, r);
     parts.push_back(to_bytes(part));
   }
   return parts;
 }
 
-std::vector<Bytes> ProcessGroup::gather_bytes(ByteView bytes, int root) const {
-  std::vector<Bytes> parts(static_cast<std::size_t>(size()));
-  if (root < 0 || root >= size()) {
-    fail(ErrorCode::invalid_argument, "{}: root {}, expected 0 to {}", impl_->where("gather_bytes"), root, size() - 1);
-  }
-  parts[static_cast<std::size_t>(root)].assign(bytes.begin(), bytes.end());
-  std::vector<Bytes> gathered = all_to_all_bytes(parts);
-  if (root != rank()) gathered.clear();
-  return gathered;
+namespace {
+
+void check_root(const ProcessGroup::Impl& group, std::string_view name, int root) {
+  if (root >= 0 && root < group.size()) return;
+  fail(ErrorCode::invalid_argument, "{}: root {}, expected 0 to {}", group.where(name), root, group.size() - 1);
 }
 
-Bytes ProcessGroup::broadcast_bytes(ByteView bytes, int root) const {
-  const at::Tensor size = at::empty({1}, at::kLong);
-  size.data_ptr<std::int64_t>()[0] = static_cast<std::int64_t>(bytes.size());
-  broadcast(size, root);
-  const at::Tensor tensor = root == rank() ? to_tensor(bytes) : empty_bytes(size.data_ptr<std::int64_t>()[0]);
-  broadcast(tensor, root);
-  return to_bytes(tensor);
-}
-
-Bytes ProcessGroup::scatter_bytes(std::span<const Bytes> parts, int root) const {
-  const std::vector<Bytes> nothing(static_cast<std::size_t>(size()));
-  if (root < 0 || root >= size()) {
-    fail(ErrorCode::invalid_argument, "{}: root {}, expected 0 to {}", impl_->where("scatter_bytes"), root, size() - 1);
-  }
-  if (root == rank()) check_parts(*impl_, "scatter_bytes", parts.size());
-  std::vector<Bytes> received = all_to_all_bytes(root == rank() ? parts : std::span<const Bytes>(nothing));
-  return std::move(received[static_cast<std::size_t>(root)]);
-}
-
-std::vector<Bytes> ProcessGroup::all_to_all_bytes(std::span<const Bytes> parts) const {
-  check_parts(*impl_, "all_to_all_bytes", parts.size());
+// Sends parts[r] to rank r. `parts` has one for each rank.
+std::vector<Bytes> exchange(const comm::GroupPtr& group, std::string_view name, std::span<const Bytes> parts) {
   Sizes in_sizes;
   Bytes all;
   for (const Bytes& part : parts) {
@@ -118,38 +87,64 @@ std::vector<Bytes> ProcessGroup::all_to_all_bytes(std::span<const Bytes> parts) 
     append(all, part);
   }
   const Sizes ones(parts.size(), 1);
-  const at::Tensor in_counts = at::empty({size()}, at::kLong), out_counts = at::empty({size()}, at::kLong);
+  const at::Tensor in_counts = at::empty({group->size()}, at::kLong),
+                   out_counts = at::empty({group->size()}, at::kLong);
   std::copy(in_sizes.begin(), in_sizes.end(), in_counts.data_ptr<std::int64_t>());
-  all_to_all(out_counts, in_counts, ones, ones);
-  const Sizes out_sizes(out_counts.data_ptr<std::int64_t>(), out_counts.data_ptr<std::int64_t>() + size());
+  comm::start_all_to_all(group, name, out_counts, in_counts, ones, ones).wait();
+  const Sizes out_sizes(out_counts.data_ptr<std::int64_t>(), out_counts.data_ptr<std::int64_t>() + group->size());
   const at::Tensor out = empty_bytes(sum(out_sizes));
-  all_to_all(out, to_tensor(all), out_sizes, in_sizes);
+  comm::start_all_to_all(group, name, out, to_tensor(all), out_sizes, in_sizes).wait();
   return split(out, out_sizes);
 }
 
-void ProcessGroup::agree(std::string_view step, const std::exception_ptr& failure) const {
-  if (impl_->is_alone()) {
-    if (failure) std::rethrow_exception(failure);
-    return;
-  }
-  const at::Tensor failures = at::empty({1}, at::kLong);
-  failures.data_ptr<std::int64_t>()[0] = failure ? 1 : 0;
-  all_reduce(failures);
-  if (failures.data_ptr<std::int64_t>()[0] == 0) return;
+}  // namespace
 
-  Bytes mine;
-  if (failure) {
-    mine.push_back(static_cast<std::uint8_t>(comm::code_of(failure)));
-    append(mine, comm::message_of(failure));
-  }
-  std::vector<RankFailure> failed;
-  const std::vector<Bytes> all = all_gather_bytes(mine);
-  for (std::size_t r = 0; r < all.size(); ++r) {
-    if (all[r].empty()) continue;
-    failed.push_back(
-        {static_cast<int>(r), static_cast<ErrorCode>(all[r][0]), std::string(as_text(ByteView(all[r]).subspan(1)))});
-  }
-  fail_for_ranks(step, failed, size());
+std::vector<Bytes> ProcessGroup::all_gather_bytes(ByteView bytes) const {
+  const std::vector<std::int64_t> sizes = impl_->compare_calls(
+      impl_, "all_gather_bytes", [](CallArguments&) {}, static_cast<std::int64_t>(bytes.size()));
+  return comm::all_gather_bytes(impl_, "all_gather_bytes", bytes, sizes);
+}
+
+std::vector<Bytes> ProcessGroup::gather_bytes(ByteView bytes, int root) const {
+  check_call("gather_bytes", [&](CallArguments& arguments) {
+    check_root(*impl_, "gather_bytes", root);
+    arguments.add("root", root);
+  });
+  std::vector<Bytes> parts(static_cast<std::size_t>(size()));
+  parts[static_cast<std::size_t>(root)].assign(bytes.begin(), bytes.end());
+  std::vector<Bytes> gathered = exchange(impl_, "gather_bytes", parts);
+  if (root != rank()) gathered.clear();
+  return gathered;
+}
+
+Bytes ProcessGroup::broadcast_bytes(ByteView bytes, int root) const {
+  const std::vector<std::int64_t> sizes = impl_->compare_calls(
+      impl_, "broadcast_bytes",
+      [&](CallArguments& arguments) {
+        check_root(*impl_, "broadcast_bytes", root);
+        arguments.add("root", root);
+      },
+      static_cast<std::int64_t>(bytes.size()));
+  const at::Tensor tensor = root == rank() ? to_tensor(bytes) : empty_bytes(sizes[static_cast<std::size_t>(root)]);
+  comm::broadcast(impl_, "broadcast_bytes", tensor, root);
+  return to_bytes(tensor);
+}
+
+Bytes ProcessGroup::scatter_bytes(std::span<const Bytes> parts, int root) const {
+  check_call("scatter_bytes", [&](CallArguments& arguments) {
+    check_root(*impl_, "scatter_bytes", root);
+    if (root == rank()) check_parts(*impl_, "scatter_bytes", parts.size());
+    arguments.add("root", root);
+  });
+  const std::vector<Bytes> nothing(static_cast<std::size_t>(size()));
+  std::vector<Bytes> received =
+      exchange(impl_, "scatter_bytes", root == rank() ? parts : std::span<const Bytes>(nothing));
+  return std::move(received[static_cast<std::size_t>(root)]);
+}
+
+std::vector<Bytes> ProcessGroup::all_to_all_bytes(std::span<const Bytes> parts) const {
+  check_call("all_to_all_bytes", [&](CallArguments&) { check_parts(*impl_, "all_to_all_bytes", parts.size()); });
+  return exchange(impl_, "all_to_all_bytes", parts);
 }
 
 }  // namespace tessera

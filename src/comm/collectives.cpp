@@ -89,9 +89,9 @@ void reduce_rows(const at::Tensor& out, const at::Tensor& parts, ReduceOp op) {
   if (op == ReduceOp::average) result.div_(rows.size(0));
 }
 
-class Collective {
+class Checks {
  public:
-  Collective(ProcessGroup::Impl& group, std::string_view name) : group_(group), name_(name) {}
+  Checks(ProcessGroup::Impl& group, std::string_view name) : group_(group), name_(name) {}
 
   template <typename... Args>
   [[noreturn]] void refuse(fmt::format_string<Args...> format, Args&&... args) const {
@@ -138,24 +138,59 @@ class Collective {
     }
   }
 
-  using Start = ProcessGroup::Impl::Start;
-  static Start all_to_all(const at::Tensor& out, const at::Tensor& in, Splits out_splits, Splits in_splits) {
-    return [to = out, from = in, to_splits = std::move(out_splits), from_splits = std::move(in_splits)](
-               comm::Backend& backend) mutable { return backend.alltoall_base(to, from, to_splits, from_splits); };
-  }
-  Start all_gather(const at::Tensor& out, const at::Tensor& in) const {
-    const std::int64_t part = in.numel();
-    std::vector<std::vector<at::Tensor>> outs(1);
-    for (int r = 0; r < group_.size(); ++r) outs[0].push_back(out.narrow(0, r * part, part));
-    return [outs, ins = std::vector<at::Tensor>{in}](comm::Backend& backend) mutable {
-      return backend.allgather(outs, ins);
-    };
-  }
-
  private:
   ProcessGroup::Impl& group_;
   std::string_view name_;
 };
+
+void check_all_reduce(ProcessGroup::Impl& group, const at::Tensor& tensor, ReduceOp op) {
+  const Checks checks(group, "all_reduce");
+  checks.check(tensor, "tensor");
+  checks.check_reduction(tensor, op);
+}
+
+void check_all_gather(ProcessGroup::Impl& group, const at::Tensor& out, const at::Tensor& in) {
+  const Checks checks(group, "all_gather_into");
+  checks.check(out, "out");
+  checks.check(in, "in");
+  checks.check_alike(out, in);
+  checks.check_parts(out, "out", in);
+}
+
+void check_reduce_scatter(ProcessGroup::Impl& group, const at::Tensor& out, const at::Tensor& in, ReduceOp op) {
+  const Checks checks(group, "reduce_scatter_into");
+  checks.check(out, "out");
+  checks.check(in, "in");
+  checks.check_alike(out, in);
+  checks.check_parts(in, "in", out);
+  checks.check_reduction(in, op);
+}
+
+void check_all_to_all(ProcessGroup::Impl& group, const at::Tensor& out, const at::Tensor& in,
+                      std::span<const std::int64_t> out_splits, std::span<const std::int64_t> in_splits) {
+  const Checks checks(group, "all_to_all");
+  checks.check(out, "out");
+  checks.check(in, "in");
+  checks.check_alike(out, in);
+  checks.check_splits(out_splits, out, "out");
+  checks.check_splits(in_splits, in, "in");
+}
+
+using Start = ProcessGroup::Impl::Start;
+
+Start all_to_all(const at::Tensor& out, const at::Tensor& in, Splits out_splits, Splits in_splits) {
+  return [to = out, from = in, to_splits = std::move(out_splits), from_splits = std::move(in_splits)](
+             comm::Backend& backend) mutable { return backend.alltoall_base(to, from, to_splits, from_splits); };
+}
+
+Start all_gather(const ProcessGroup::Impl& group, const at::Tensor& out, const at::Tensor& in) {
+  const std::int64_t part = in.numel();
+  std::vector<std::vector<at::Tensor>> outs(1);
+  for (int r = 0; r < group.size(); ++r) outs[0].push_back(out.narrow(0, r * part, part));
+  return [outs, ins = std::vector<at::Tensor>{in}](comm::Backend& backend) mutable {
+    return backend.allgather(outs, ins);
+  };
+}
 
 Splits in_bytes(std::span<const std::int64_t> splits, const at::Tensor& tensor) {
   Splits bytes;
@@ -167,157 +202,218 @@ void copy_elements(const at::Tensor& out, const at::Tensor& in) {
   out.detach().view({-1}).copy_(in.detach().view({-1}));
 }
 
-}  // namespace
-
-void ProcessGroup::broadcast(const at::Tensor& tensor, int root) const {
-  const Collective call(*impl_, "broadcast");
-  call.check(tensor, "tensor");
-  call.check_root(root);
-  if (impl_->is_alone() || tensor.numel() == 0) return;
-  ::c10d::BroadcastOptions options;
-  options.rootRank = root;
-  std::vector<at::Tensor> tensors = {bytes_of(tensor)};
-  impl_->run("broadcast", tensor.device(), [&](comm::Backend& backend) { return backend.broadcast(tensors, options); });
+// Runs `check` on this rank alone. If it throws, the others, which may wait for this rank, are told.
+void check_alone(ProcessGroup::Impl& group, std::string_view name, const std::function<void()>& check) {
+  try {
+    check();
+  } catch (const Error& error) {
+    if (!group.is_alone())
+      group.liveness->report(fmt::format("rank {} refused {}: {}", group.rank, name, error.what()));
+    throw;
+  }
 }
 
-void ProcessGroup::all_reduce(const at::Tensor& tensor, ReduceOp op) const { start_all_reduce(tensor, op).wait(); }
+std::string dtype_of(const at::Tensor& tensor) { return c10::toString(tensor.scalar_type()); }
 
-PendingCollective ProcessGroup::start_all_reduce(const at::Tensor& tensor, ReduceOp op) const {
-  const Collective call(*impl_, "all_reduce");
-  call.check(tensor, "tensor");
-  call.check_reduction(tensor, op);
-  if (impl_->is_alone() || tensor.numel() == 0) return {};
-  const comm::Transport& transport = impl_->transports.of(tensor.device());
+PendingCollective start_reduction(const comm::GroupPtr& group, const at::Tensor& tensor, ReduceOp op) {
+  if (group->is_alone() || tensor.numel() == 0) return {};
+  const comm::Transport& transport = group->transports.of(tensor.device());
   const auto begin = [&](ReduceOp reduction, std::function<void()> finish) {
     ::c10d::AllreduceOptions options;
     options.reduceOp = c10d_op(reduction);
     std::vector<at::Tensor> tensors = {tensor.detach()};
-    return Impl::begin(
-        impl_, "all_reduce", tensor.device(),
+    return ProcessGroup::Impl::begin(
+        group, "all_reduce", tensor.device(),
         [&](comm::Backend& backend) { return backend.allreduce(tensors, options); }, std::move(finish));
   };
   if (reduces(transport, tensor.scalar_type(), op)) return begin(op, {});
   if (op == ReduceOp::average && reduces(transport, tensor.scalar_type(), ReduceOp::sum)) {
-    return begin(ReduceOp::sum, [tensor, ranks = size()] { tensor.detach().div_(ranks); });
+    return begin(ReduceOp::sum, [tensor, ranks = group->size()] { tensor.detach().div_(ranks); });
   }
-  const at::Tensor parts = at::empty({size(), tensor.numel()}, tensor.options().requires_grad(false));
-  return Impl::begin(impl_, "all_reduce", tensor.device(), call.all_gather(bytes_of(parts), bytes_of(tensor)),
-                     [tensor, parts, op] { reduce_rows(tensor, parts, op); });
+  const at::Tensor parts = at::empty({group->size(), tensor.numel()}, tensor.options().requires_grad(false));
+  return ProcessGroup::Impl::begin(group, "all_reduce", tensor.device(),
+                                   all_gather(*group, bytes_of(parts), bytes_of(tensor)),
+                                   [tensor, parts, op] { reduce_rows(tensor, parts, op); });
 }
 
-void ProcessGroup::all_gather_into(const at::Tensor& out, const at::Tensor& in) const {
-  start_all_gather_into(out, in).wait();
-}
-
-PendingCollective ProcessGroup::start_all_gather_into(const at::Tensor& out, const at::Tensor& in) const {
-  const Collective call(*impl_, "all_gather_into");
-  call.check(out, "out");
-  call.check(in, "in");
-  call.check_alike(out, in);
-  call.check_parts(out, "out", in);
-  if (impl_->is_alone()) copy_elements(out, in);
-  if (impl_->is_alone() || in.numel() == 0) return {};
-  return Impl::begin(impl_, "all_gather_into", in.device(), call.all_gather(bytes_of(out), bytes_of(in)));
-}
-
-void ProcessGroup::reduce_scatter_into(const at::Tensor& out, const at::Tensor& in, ReduceOp op) const {
-  start_reduce_scatter_into(out, in, op).wait();
-}
-
-PendingCollective ProcessGroup::start_reduce_scatter_into(const at::Tensor& out, const at::Tensor& in,
-                                                          ReduceOp op) const {
-  const Collective call(*impl_, "reduce_scatter_into");
-  call.check(out, "out");
-  call.check(in, "in");
-  call.check_alike(out, in);
-  call.check_parts(in, "in", out);
-  call.check_reduction(in, op);
-  if (impl_->is_alone()) copy_elements(out, in);
-  if (impl_->is_alone() || out.numel() == 0) return {};
-  const comm::Transport& transport = impl_->transports.of(in.device());
+PendingCollective start_reduce_scatter(const comm::GroupPtr& group, const at::Tensor& out, const at::Tensor& in,
+                                       ReduceOp op) {
+  constexpr std::string_view kName = "reduce_scatter_into";
+  if (group->is_alone()) copy_elements(out, in);
+  if (group->is_alone() || out.numel() == 0) return {};
+  const comm::Transport& transport = group->transports.of(in.device());
   if (transport.name == "nccl" && reduces(transport, in.scalar_type(), op)) {
     ::c10d::ReduceScatterOptions options;
     options.reduceOp = c10d_op(op);
     at::Tensor to = out.detach(), from = in.detach();
-    return Impl::begin(impl_, "reduce_scatter_into", in.device(),
-                       [&](comm::Backend& backend) { return backend._reduce_scatter_base(to, from, options); });
+    return ProcessGroup::Impl::begin(group, kName, in.device(), [&](comm::Backend& backend) {
+      return backend._reduce_scatter_base(to, from, options);
+    });
   }
-  const at::Tensor parts = at::empty({size(), out.numel()}, out.options().requires_grad(false));
-  const Splits splits(static_cast<std::size_t>(size()), static_cast<std::int64_t>(out.nbytes()));
-  return Impl::begin(impl_, "reduce_scatter_into", in.device(),
-                     Collective::all_to_all(bytes_of(parts), bytes_of(in), splits, splits),
-                     [out, parts, op] { reduce_rows(out, parts, op); });
+  const at::Tensor parts = at::empty({group->size(), out.numel()}, out.options().requires_grad(false));
+  const Splits splits(static_cast<std::size_t>(group->size()), static_cast<std::int64_t>(out.nbytes()));
+  return ProcessGroup::Impl::begin(group, kName, in.device(), all_to_all(bytes_of(parts), bytes_of(in), splits, splits),
+                                   [out, parts, op] { reduce_rows(out, parts, op); });
+}
+
+}  // namespace
+
+PendingCollective comm::start_all_gather(const GroupPtr& group, std::string_view name, const at::Tensor& out,
+                                         const at::Tensor& in) {
+  if (group->is_alone()) copy_elements(out, in);
+  if (group->is_alone() || in.numel() == 0) return {};
+  return ProcessGroup::Impl::begin(group, name, in.device(), all_gather(*group, bytes_of(out), bytes_of(in)));
+}
+
+PendingCollective comm::start_all_to_all(const GroupPtr& group, std::string_view name, const at::Tensor& out,
+                                         const at::Tensor& in, std::span<const std::int64_t> out_splits,
+                                         std::span<const std::int64_t> in_splits) {
+  if (group->is_alone()) {
+    copy_elements(out, in);
+    return {};
+  }
+  return ProcessGroup::Impl::begin(
+      group, name, in.device(),
+      all_to_all(bytes_of(out), bytes_of(in), in_bytes(out_splits, out), in_bytes(in_splits, in)));
+}
+
+void comm::broadcast(const GroupPtr& group, std::string_view name, const at::Tensor& tensor, int root) {
+  if (group->is_alone() || tensor.numel() == 0) return;
+  ::c10d::BroadcastOptions options;
+  options.rootRank = root;
+  std::vector<at::Tensor> tensors = {bytes_of(tensor)};
+  group->run(name, tensor.device(), [&](Backend& backend) { return backend.broadcast(tensors, options); });
+}
+
+// --- public: they compare the ranks' calls first
+
+void ProcessGroup::broadcast(const at::Tensor& tensor, int root) const {
+  check_call("broadcast", [&](CallArguments& arguments) {
+    const Checks checks(*impl_, "broadcast");
+    checks.check(tensor, "tensor");
+    checks.check_root(root);
+    arguments.add("root", root).add("dtype", dtype_of(tensor)).add("elements", tensor.numel());
+  });
+  comm::broadcast(impl_, "broadcast", tensor, root);
+}
+
+void ProcessGroup::all_reduce(const at::Tensor& tensor, ReduceOp op) const {
+  check_call("all_reduce", [&](CallArguments& arguments) {
+    check_all_reduce(*impl_, tensor, op);
+    arguments.add("op", static_cast<int>(op)).add("dtype", dtype_of(tensor)).add("elements", tensor.numel());
+  });
+  start_reduction(impl_, tensor, op).wait();
+}
+
+PendingCollective ProcessGroup::start_all_reduce(const at::Tensor& tensor, ReduceOp op) const {
+  check_alone(*impl_, "all_reduce", [&] { check_all_reduce(*impl_, tensor, op); });
+  return start_reduction(impl_, tensor, op);
+}
+
+void ProcessGroup::all_gather_into(const at::Tensor& out, const at::Tensor& in) const {
+  check_call("all_gather_into", [&](CallArguments& arguments) {
+    check_all_gather(*impl_, out, in);
+    arguments.add("dtype", dtype_of(in)).add("elements of in", in.numel());
+  });
+  comm::start_all_gather(impl_, "all_gather_into", out, in).wait();
+}
+
+PendingCollective ProcessGroup::start_all_gather_into(const at::Tensor& out, const at::Tensor& in) const {
+  check_alone(*impl_, "all_gather_into", [&] { check_all_gather(*impl_, out, in); });
+  return comm::start_all_gather(impl_, "all_gather_into", out, in);
+}
+
+void ProcessGroup::reduce_scatter_into(const at::Tensor& out, const at::Tensor& in, ReduceOp op) const {
+  check_call("reduce_scatter_into", [&](CallArguments& arguments) {
+    check_reduce_scatter(*impl_, out, in, op);
+    arguments.add("op", static_cast<int>(op)).add("dtype", dtype_of(out)).add("elements of out", out.numel());
+  });
+  start_reduce_scatter(impl_, out, in, op).wait();
+}
+
+PendingCollective ProcessGroup::start_reduce_scatter_into(const at::Tensor& out, const at::Tensor& in,
+                                                          ReduceOp op) const {
+  check_alone(*impl_, "reduce_scatter_into", [&] { check_reduce_scatter(*impl_, out, in, op); });
+  return start_reduce_scatter(impl_, out, in, op);
 }
 
 void ProcessGroup::all_to_all(const at::Tensor& out, const at::Tensor& in, std::span<const std::int64_t> out_splits,
                               std::span<const std::int64_t> in_splits) const {
-  start_all_to_all(out, in, out_splits, in_splits).wait();
+  check_call("all_to_all", [&](CallArguments& arguments) {
+    check_all_to_all(*impl_, out, in, out_splits, in_splits);
+    arguments.add("dtype", dtype_of(in));
+  });
+  // What each rank sends must be what the other expects.
+  const at::Tensor sent = at::empty({size()}, at::kLong), announced = at::empty({size()}, at::kLong);
+  std::copy(in_splits.begin(), in_splits.end(), sent.data_ptr<std::int64_t>());
+  const Splits ones(static_cast<std::size_t>(size()), 1);
+  comm::start_all_to_all(impl_, "all_to_all", announced, sent, ones, ones).wait();
+  check_call("all_to_all", [&](CallArguments&) {
+    for (int r = 0; r < size(); ++r) {
+      const std::int64_t comes = announced.data_ptr<std::int64_t>()[r],
+                         expected = out_splits[static_cast<std::size_t>(r)];
+      if (comes == expected) continue;
+      fail(ErrorCode::invalid_argument, "{}: rank {} sends {} elements, expected {} as in out_splits",
+           impl_->where("all_to_all"), r, comes, expected);
+    }
+  });
+  comm::start_all_to_all(impl_, "all_to_all", out, in, out_splits, in_splits).wait();
 }
 
 PendingCollective ProcessGroup::start_all_to_all(const at::Tensor& out, const at::Tensor& in,
                                                  std::span<const std::int64_t> out_splits,
                                                  std::span<const std::int64_t> in_splits) const {
-  const Collective call(*impl_, "all_to_all");
-  call.check(out, "out");
-  call.check(in, "in");
-  call.check_alike(out, in);
-  call.check_splits(out_splits, out, "out");
-  call.check_splits(in_splits, in, "in");
-  if (impl_->is_alone()) {
-    copy_elements(out, in);
-    return {};
-  }
-  return Impl::begin(
-      impl_, "all_to_all", in.device(),
-      Collective::all_to_all(bytes_of(out), bytes_of(in), in_bytes(out_splits, out), in_bytes(in_splits, in)));
+  check_alone(*impl_, "all_to_all", [&] { check_all_to_all(*impl_, out, in, out_splits, in_splits); });
+  return comm::start_all_to_all(impl_, "all_to_all", out, in, out_splits, in_splits);
 }
 
 void ProcessGroup::gather(const at::Tensor& out, const at::Tensor& in, int root) const {
-  const Collective call(*impl_, "gather");
-  call.check_root(root);
-  call.check(in, "in");
-  if (root != rank() && out.defined()) call.refuse("out is defined, expected it only on root {}", root);
-  if (root == rank()) {
-    call.check(out, "out");
-    call.check_alike(out, in);
-    call.check_parts(out, "out", in);
-  }
-  if (impl_->is_alone()) return copy_elements(out, in);
+  check_call("gather", [&](CallArguments& arguments) {
+    const Checks checks(*impl_, "gather");
+    checks.check_root(root);
+    checks.check(in, "in");
+    if (root != rank() && out.defined()) checks.refuse("out is defined, expected it only on root {}", root);
+    if (root == rank()) {
+      checks.check(out, "out");
+      checks.check_alike(out, in);
+      checks.check_parts(out, "out", in);
+    }
+    arguments.add("root", root).add("dtype", dtype_of(in)).add("elements of in", in.numel());
+  });
   const auto ranks = static_cast<std::size_t>(size());
-  const auto part = static_cast<std::int64_t>(in.nbytes());
-  Splits out_splits(ranks, root == rank() ? part : 0), in_splits(ranks, 0);
-  in_splits[static_cast<std::size_t>(root)] = part;
-  impl_->run("gather", in.device(),
-             Collective::all_to_all(bytes_of(root == rank() ? out : at::empty({0}, in.options())), bytes_of(in),
-                                    out_splits, in_splits));
+  Splits out_splits(ranks, root == rank() ? in.numel() : 0), in_splits(ranks, 0);
+  in_splits[static_cast<std::size_t>(root)] = in.numel();
+  const at::Tensor to = root == rank() ? out : at::empty({0}, in.options());
+  comm::start_all_to_all(impl_, "gather", to, in, out_splits, in_splits).wait();
 }
 
 void ProcessGroup::scatter(const at::Tensor& out, const at::Tensor& in, int root) const {
-  const Collective call(*impl_, "scatter");
-  call.check_root(root);
-  call.check(out, "out");
-  if (root != rank() && in.defined()) call.refuse("in is defined, expected it only on root {}", root);
-  if (root == rank()) {
-    call.check(in, "in");
-    call.check_alike(out, in);
-    call.check_parts(in, "in", out);
-  }
-  if (impl_->is_alone()) return copy_elements(out, in);
+  check_call("scatter", [&](CallArguments& arguments) {
+    const Checks checks(*impl_, "scatter");
+    checks.check_root(root);
+    checks.check(out, "out");
+    if (root != rank() && in.defined()) checks.refuse("in is defined, expected it only on root {}", root);
+    if (root == rank()) {
+      checks.check(in, "in");
+      checks.check_alike(out, in);
+      checks.check_parts(in, "in", out);
+    }
+    arguments.add("root", root).add("dtype", dtype_of(out)).add("elements of out", out.numel());
+  });
   const auto ranks = static_cast<std::size_t>(size());
-  const auto part = static_cast<std::int64_t>(out.nbytes());
-  Splits out_splits(ranks, 0), in_splits(ranks, root == rank() ? part : 0);
-  out_splits[static_cast<std::size_t>(root)] = part;
-  impl_->run("scatter", out.device(),
-             Collective::all_to_all(bytes_of(out), bytes_of(root == rank() ? in : at::empty({0}, out.options())),
-                                    out_splits, in_splits));
+  Splits out_splits(ranks, 0), in_splits(ranks, root == rank() ? out.numel() : 0);
+  out_splits[static_cast<std::size_t>(root)] = out.numel();
+  const at::Tensor from = root == rank() ? in : at::empty({0}, out.options());
+  comm::start_all_to_all(impl_, "scatter", out, from, out_splits, in_splits).wait();
 }
 
 void ProcessGroup::barrier(std::optional<std::chrono::milliseconds> limit) const {
   if (impl_->is_alone()) return;
+  if (!limit) return check_call("barrier", [](CallArguments&) {});  // all ranks have called it when this returns
   ::c10d::BarrierOptions options;
-  options.timeout = limit.value_or(timeout());
+  options.timeout = *limit;
   impl_->run(
-      "barrier", at::kCPU, [&](comm::Backend& backend) { return backend.barrier(options); }, limit.value_or(timeout()));
+      "barrier", at::kCPU, [&](comm::Backend& backend) { return backend.barrier(options); }, *limit);
 }
 
 }  // namespace tessera

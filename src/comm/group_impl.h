@@ -59,6 +59,12 @@ class ProcessGroup::Impl {
   static PendingCollective begin(const std::shared_ptr<Impl>& group, std::string_view call_name,
                                  const at::Device& device, const Start& start, std::function<void()> finish = {});
 
+  // Compares calls, as ProcessGroup::check_call. Returns what each rank passed as `number`. If `describe` throws, its
+  // exception reaches all ranks. `compared_as`, if not empty, is compared instead of the operation.
+  std::vector<std::int64_t> compare_calls(const std::shared_ptr<Impl>& self, std::string_view operation,
+                                          const std::function<void(CallArguments&)>& describe, std::int64_t number = 0,
+                                          std::string_view compared_as = {});
+
   std::string where(std::string_view call) const;
 
   // The process ids of the ranks, if all may read each other's memory (see peer_memory.h). Empty if they may not,
@@ -70,6 +76,19 @@ class ProcessGroup::Impl {
 
   std::string broken_;
 };
+
+// Collectives that do not compare the ranks' calls. Arguments must be valid.
+namespace comm {
+using GroupPtr = std::shared_ptr<ProcessGroup::Impl>;
+PendingCollective start_all_gather(const GroupPtr& group, std::string_view name, const at::Tensor& out,
+                                   const at::Tensor& in);
+PendingCollective start_all_to_all(const GroupPtr& group, std::string_view name, const at::Tensor& out,
+                                   const at::Tensor& in, std::span<const std::int64_t> out_splits,
+                                   std::span<const std::int64_t> in_splits);
+void broadcast(const GroupPtr& group, std::string_view name, const at::Tensor& tensor, int root);
+std::vector<Bytes> all_gather_bytes(const GroupPtr& group, std::string_view name, ByteView bytes,
+                                    const std::vector<std::int64_t>& sizes);
+}  // namespace comm
 
 struct PendingCollective::State {
   std::shared_ptr<ProcessGroup::Impl> group;

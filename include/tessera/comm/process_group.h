@@ -10,10 +10,14 @@
 ///
 /// Law: a group of one rank gives the results of a group of any size, without communicating.
 ///
-/// Errors: if this rank's arguments are invalid, it throws `Error(invalid_argument)` before anything is sent. If
-/// another rank dies, leaves, or does not arrive within the timeout, every waiting rank throws `Error(rank_failure)`
-/// naming the collective, the ranks and the reason. After that the group is broken: every later call throws the same
-/// error.
+/// Errors: the ranks compare their calls before data is sent. If the arguments of any rank are invalid, or differ where
+/// they must be equal, or the ranks are in different collectives, every rank throws `Error(invalid_argument)` naming
+/// the ranks and the reason, and the group stays usable. If another rank dies, leaves, or does not arrive within the
+/// timeout, every waiting rank throws `Error(rank_failure)` naming the collective, the ranks and the reason. After that
+/// the group is broken: every later call throws the same error.
+///
+/// The asynchronous variants (`start_*`), with which training steps communicate, do not compare: a rank with invalid
+/// arguments throws `Error(invalid_argument)` and breaks the group for all ranks, as if it had died.
 ///
 /// Copies refer to the same group. When the last copy is destroyed, this rank leaves the group and the other ranks are
 /// told. PyTorch: torch/distributed/distributed_c10d.py.
@@ -23,6 +27,7 @@
 #include <chrono>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -55,6 +60,22 @@ class PendingCollective {
   friend class ProcessGroup;
   struct State;
   std::shared_ptr<State> state_;
+};
+
+/// The arguments of a collective that must be equal on all ranks, by name.
+class CallArguments {
+ public:
+  template <typename T>
+  CallArguments& add(std::string_view name, const T& value) {
+    text_ += fmt::format("{} {}\n", name, value);
+    return *this;
+  }
+  CallArguments& add_list(std::string_view name, std::span<const std::int64_t> values);
+  /// Returns a line "<name> <value>" for each argument.
+  const std::string& text() const { return text_; }
+
+ private:
+  std::string text_;
 };
 
 /// A group of ranks, of which this process is one.
@@ -115,9 +136,14 @@ class ProcessGroup {
   /// Sends parts[r] to rank r. Returns the payload that each rank sent to this one.
   std::vector<Bytes> all_to_all_bytes(std::span<const Bytes> parts) const;
 
+  /// Compares the calls of a collective that is made of others, before they are started. Each rank runs `check`, which
+  /// throws if this rank's arguments are invalid and adds those that must be equal on all ranks. If `check` throws on
+  /// any rank, or an argument or `operation` differs, every rank throws an `Error` naming the ranks and the reason, and
+  /// the group stays usable. Costs one all-gather of 24 bytes. On a group of one rank, only runs `check`.
+  void check_call(std::string_view operation, const std::function<void(CallArguments&)>& check) const;
   /// Agrees on the outcome of `step`. Each rank passes its exception, or null if it succeeded. If any rank failed,
   /// every rank throws an `Error` naming the step, the ranks that failed and the reasons. Its code is the one that all
-  /// failures share, else rank_failure. Costs one all_reduce of 8 bytes if no rank failed.
+  /// failures share, else rank_failure. Costs as much as `check_call`.
   void agree(std::string_view step, const std::exception_ptr& failure) const;
   /// Runs `f`, agrees on its outcome, and returns its result.
   template <typename F>

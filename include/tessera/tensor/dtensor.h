@@ -78,8 +78,10 @@ class DTensor {
   /// Returns the full tensor on every rank. A collective.
   at::Tensor full_tensor(const Placements& grad_placements = {}) const;
   /// Returns the same tensor with other placements, sending as little as possible (see `plan_redistribution`). Empty
-  /// `placements` replicate. If nothing changes, the result shares the local tensor. A collective.
-  DTensor redistribute(Placements placements = {}) const;
+  /// `placements` replicate. If nothing changes, the result shares the local tensor. A collective. Ops and tensor
+  /// parallel layers, whose calls follow from compared ones, pass false for `compares_calls` and so save a round trip:
+  /// then a rank that passes something else is not noticed before it makes others wait.
+  DTensor redistribute(Placements placements = {}, bool compares_calls = true) const;
 
   /// Returns the gradient of a leaf, placed as `grad_placements()`; nullopt if there is none.
   std::optional<DTensor> grad() const;

@@ -82,15 +82,17 @@ Sizes size_if_all_are_alike(const at::Tensor& local, const DeviceMesh& mesh, con
   return size;
 }
 
-// Checks that all ranks describe the tensor as the first rank of the mesh does.
-void agree_on_tensor(const ProcessGroup& group, std::string_view step, const MeshLayout& layout, at::ScalarType type) {
-  const std::string mine = fmt::format("size {} of {} as {}", shape_to_string(layout.size()), c10::toString(type),
-                                       to_string(layout.placements()));
-  const Bytes of_first = group.broadcast_bytes(as_bytes(mine), 0);
-  group.agree_on(step, [&] {
-    if (as_text(of_first) == mine) return;
-    fail(ErrorCode::invalid_argument, "{}, expected {} as on the first rank of the mesh", mine, as_text(of_first));
+// Returns the layout that `layout_of` returns, after all ranks have compared theirs and the dtype of the tensor.
+MeshLayout agree_on_tensor(const ProcessGroup& group, std::string_view call, const at::Tensor& tensor,
+                           const std::function<MeshLayout()>& layout_of) {
+  std::optional<MeshLayout> layout;
+  group.check_call(call, [&](CallArguments& arguments) {
+    layout = layout_of();
+    arguments.add("size", shape_to_string(layout->size()))
+        .add("dtype", c10::toString(tensor.scalar_type()))
+        .add("placements", to_string(layout->placements()));
   });
+  return *std::move(layout);
 }
 
 at::Tensor none_of(const at::Tensor& like) { return at::empty({0}, like.options().requires_grad(false)); }
@@ -114,8 +116,7 @@ DTensor DTensor::from_local(const at::Tensor& local, const DeviceMesh& mesh, Pla
   if (!options.run_check) return DTensor(mesh, layout_of(), local);
 
   const ProcessGroup& group = mesh.group();
-  MeshLayout layout = group.agree_on("check local tensors", layout_of);
-  agree_on_tensor(group, "check local tensors", layout, local.scalar_type());
+  MeshLayout layout = agree_on_tensor(group, "check local tensors", local, layout_of);
   const auto broadcast_replicas = [&](const at::Tensor& mine) {
     at::Tensor same = mine.clone(at::MemoryFormat::Contiguous);
     for (std::int64_t m = 0; m < mesh.ndim(); ++m) {
@@ -198,11 +199,16 @@ at::Tensor DTensor::to_local(const Placements& grad_placements) const {
       });
 }
 
-DTensor DTensor::redistribute(Placements placements) const {
-  if (placements.empty()) placements = all_replicate(device_mesh());
-  MeshLayout target(size(), device_mesh().shape(), std::move(placements));
-  if (target == layout()) return *this;
+DTensor DTensor::redistribute(Placements placements, bool compares_calls) const {
   const DeviceMesh& mesh = device_mesh();
+  if (placements.empty()) placements = all_replicate(mesh);
+  const auto layout_of = [&] { return MeshLayout(size(), mesh.shape(), placements); };
+  MeshLayout target =
+      compares_calls && mesh.has_this_rank() && !state_->shards
+          ? agree_on_tensor(mesh.group(), fmt::format("redistribute from {}", tessera::to_string(this->placements())),
+                            state_->local, layout_of)
+          : layout_of();
+  if (target == layout()) return *this;
   if (!mesh.has_this_rank()) return DTensor(mesh, std::move(target), state_->local);
   if (state_->shards) return DTensor(mesh, target, redistribute_shards(mesh, layout(), target, *state_->shards));
   const MeshLayout incoming(size(), mesh.shape(), of_gradient(target.placements()));
@@ -268,8 +274,7 @@ DTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh, Plac
     return DTensor::from_local(none_of(tensor), mesh, placements, {tensor.sizes().vec()});
   }
   const ProcessGroup& group = mesh.group();
-  const MeshLayout layout = group.agree_on("distribute a tensor", layout_of);
-  agree_on_tensor(group, "distribute a tensor", layout, tensor.scalar_type());
+  const MeshLayout layout = agree_on_tensor(group, "distribute a tensor", tensor, layout_of);
   at::Tensor local = distribute_from_first(mesh, layout, tensor);
   local.set_requires_grad(tensor.requires_grad());
   return DTensor(mesh, layout, std::move(local));

@@ -141,7 +141,7 @@ DTensor call(const std::string& op, std::span<const DTensor> inputs, const Place
 
   std::vector<DTensor> placed;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
-    const DTensor input = inputs[i].redistribute(wanted[i]);
+    const DTensor input = inputs[i].redistribute(wanted[i], false);
     at::Tensor local = input.local_tensor();
     // Each rank uses this replicated input only for its part of the result, so gradients are summed.
     for (std::size_t m = 0; m < mesh_dims && local.requires_grad(); ++m) {

@@ -204,7 +204,7 @@ DTensor TensorParallel::input(const at::Tensor& local, std::optional<std::int64_
       }
     }
   }
-  return DTensor::from_local(local, mesh, given, {std::move(size)}).redistribute({state_->computes_with});
+  return DTensor::from_local(local, mesh, given, {std::move(size)}).redistribute({state_->computes_with}, false);
 }
 
 DTensor TensorParallel::parameter(const std::string& name, const at::Tensor& local) const {
@@ -213,7 +213,7 @@ DTensor TensorParallel::parameter(const std::string& name, const at::Tensor& loc
 }
 
 at::Tensor TensorParallel::output(const DTensor& result) const {
-  return result.redistribute({state_->output}).to_local();
+  return result.redistribute({state_->output}, false).to_local();
 }
 
 void TensorParallel::check_not_parallelized(const char* operation) const {

@@ -37,20 +37,24 @@ void ShardedTensor::gather(int dst, const at::Tensor& out) const {
     fail(ErrorCode::invalid_argument, "gather of a sharded tensor of size {} to rank {}: on rank {}, {}",
          shape_to_string(size()), dst, group.rank(), what);
   };
-  if (dst < 0 || dst >= group.size()) refuse(fmt::format("dst is {}, expected 0 to {}", dst, group.size() - 1));
-  if (group.rank() != dst) {
-    if (out.defined()) refuse("out is defined, expected an undefined tensor");
-  } else {
-    if (!out.defined()) refuse("out is undefined, expected a tensor to gather into");
-    if (out.sizes() != at::IntArrayRef(size())) {
-      refuse(fmt::format("out has size {}, expected {}", shape_to_string(out.sizes().vec()), shape_to_string(size())));
+  group.check_call("gather of a sharded tensor", [&](CallArguments& arguments) {
+    if (dst < 0 || dst >= group.size()) refuse(fmt::format("dst is {}, expected 0 to {}", dst, group.size() - 1));
+    if (group.rank() != dst) {
+      if (out.defined()) refuse("out is defined, expected an undefined tensor");
+    } else {
+      if (!out.defined()) refuse("out is undefined, expected a tensor to gather into");
+      if (out.sizes() != at::IntArrayRef(size())) {
+        refuse(
+            fmt::format("out has size {}, expected {}", shape_to_string(out.sizes().vec()), shape_to_string(size())));
+      }
+      if (out.scalar_type() != scalar_type()) {
+        refuse(fmt::format("out is of {}, expected {}", dtype_name(to_dtype(out.scalar_type())),
+                           dtype_name(metadata().tensor_properties.dtype)));
+      }
+      if (!out.is_contiguous()) refuse("out is not contiguous, expected a contiguous tensor");
     }
-    if (out.scalar_type() != scalar_type()) {
-      refuse(fmt::format("out is of {}, expected {}", dtype_name(to_dtype(out.scalar_type())),
-                         dtype_name(metadata().tensor_properties.dtype)));
-    }
-    if (!out.is_contiguous()) refuse("out is not contiguous, expected a contiguous tensor");
-  }
+    arguments.add_list("size", size()).add("dtype", dtype_name(metadata().tensor_properties.dtype)).add("dst", dst);
+  });
 
   const std::vector<ShardMetadata>& shards = metadata().shards_metadata;
   const auto by_rank = shards_by_rank(shards, group);
@@ -63,7 +67,7 @@ void ShardedTensor::gather(int dst, const at::Tensor& out) const {
   const at::Tensor in = parts.empty() ? at::empty({0}, options) : parts.size() == 1 ? parts[0] : at::cat(parts);
   in_splits[static_cast<std::size_t>(dst)] = in.numel();
   if (group.rank() != dst) {
-    group.all_to_all(at::empty({0}, options), in, out_splits, in_splits);
+    group.start_all_to_all(at::empty({0}, options), in, out_splits, in_splits).wait();
     return;
   }
 
@@ -73,7 +77,7 @@ void ShardedTensor::gather(int dst, const at::Tensor& out) const {
   const at::Tensor flat_out = out.detach().view({-1});
   const bool straight = is_row_major(shards, by_rank, size()) && out.device().type() == options.device().type();
   const at::Tensor received = straight ? flat_out : at::empty({flat_out.numel()}, options);
-  group.all_to_all(received, in, out_splits, in_splits);
+  group.start_all_to_all(received, in, out_splits, in_splits).wait();
   if (straight) return;
   std::int64_t begin = 0;
   for (const std::vector<std::size_t>& of_rank : by_rank) {

@@ -33,9 +33,14 @@ Resharded reshard(const ShardedTensor& tensor, const ShardedTensorMetadata& targ
 }
 
 void ShardedTensor::reshard(SpecPtr spec) {
+  ShardedTensorMetadata target;
+  process_group().check_call("reshard a sharded tensor", [&](CallArguments& arguments) {
+    if (spec == nullptr) fail(ErrorCode::invalid_argument, "the spec is null, expected a sharding spec");
+    target = spec->build_metadata(size(), metadata().tensor_properties);
+    check_partition(target, "reshard");
+    arguments.add("from", to_string(metadata())).add("to", to_string(target));
+  });
   if (*spec == sharding_spec()) return;
-  ShardedTensorMetadata target = spec->build_metadata(size(), metadata().tensor_properties);
-  check_partition(target, "reshard");
   state_->local_shards = tessera::reshard(*this, target, {}).shards;
   state_->metadata = std::move(target);
   state_->spec = std::move(spec);
@@ -44,14 +49,16 @@ void ShardedTensor::reshard(SpecPtr spec) {
 
 ShardedTensor ShardedTensor::from_tensor(const at::Tensor& tensor, SpecPtr spec, const ProcessGroup& group, int src,
                                          bool init_rrefs) {
-  if (src < 0 || src >= group.size()) {
-    fail(ErrorCode::invalid_argument, "sharded tensor from the tensor of rank {}: expected a rank of 0 to {}", src,
-         group.size() - 1);
-  }
   // The full tensor is a sharded tensor with one shard on `src` and none on the other ranks.
   std::vector<Shard> full;
   Sizes size;
-  group.agree_on("sharded tensor from the tensor of one rank", [&] {
+  group.check_call("sharded tensor from the tensor of one rank", [&](CallArguments& arguments) {
+    if (src < 0 || src >= group.size()) {
+      fail(ErrorCode::invalid_argument, "sharded tensor from the tensor of rank {}: expected a rank of 0 to {}", src,
+           group.size() - 1);
+    }
+    if (spec == nullptr) fail(ErrorCode::invalid_argument, "the spec is null, expected a sharding spec");
+    arguments.add("src", src).add("spec", spec->to_string()).add("init_rrefs", init_rrefs);
     require_rpc(init_rrefs);
     if (group.rank() != src) return;
     if (!tensor.defined())
@@ -65,8 +72,11 @@ ShardedTensor ShardedTensor::from_tensor(const at::Tensor& tensor, SpecPtr spec,
   const ShardedTensor before = from_local_shards(std::move(full), size, group);
   auto state = std::make_shared<State>();
   state->group = group;
-  state->metadata = spec->build_metadata(before.size(), before.metadata().tensor_properties);
-  check_partition(state->metadata, "shard");
+  group.check_call("shard a tensor", [&](CallArguments& arguments) {
+    state->metadata = spec->build_metadata(before.size(), before.metadata().tensor_properties);
+    check_partition(state->metadata, "shard");
+    arguments.add("to", to_string(state->metadata));
+  });
   state->local_shards = tessera::reshard(before, state->metadata, {}).shards;
   state->spec = std::move(spec);
   state->init_rrefs = init_rrefs;

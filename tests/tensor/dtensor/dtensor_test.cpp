@@ -203,11 +203,11 @@ TEST(DTensorTest, WhatRanksDontAgreeOnIsToldToAll) {
     const FromLocalOptions checks{std::nullopt, true};
     EXPECT_ERROR(DTensor::from_local(at::ones({group.rank() == 2 ? 3 : 2}), mesh, {S0}, checks),
                  ErrorCode::invalid_argument,
-                 "size [9] of Float as [S(0)], expected size [6] of Float as [S(0)] as on the first");
+                 "rank 0 has size [6] and rank 2 has size [9], expected the same on all ranks");
     EXPECT_ERROR(DTensor::from_local(at::ones({2}), mesh, {group.rank() == 1 ? S0 : R}, checks),
-                 ErrorCode::invalid_argument, "on the first rank of the mesh");
+                 ErrorCode::invalid_argument, "rank 0 has size [2] and rank 1 has size [6]");
     EXPECT_ERROR(distribute_tensor(at::ones({group.rank() == 2 ? 3 : 2}), mesh, {S0}), ErrorCode::invalid_argument,
-                 "on the first rank of the mesh");
+                 "rank 0 has size [2] and rank 2 has size [3]");
     EXPECT_ERROR(distribute_tensor(at::ones({2}), mesh, {group.rank() == 1 ? P : R}), ErrorCode::invalid_argument,
                  "rank 1");
     at::Tensor mine = at::full({2}, group.rank(), at::kDouble).requires_grad_();

@@ -241,14 +241,20 @@ TEST(GatherTest, Refusals) {
                    what);
     };
     refuse(2, {}, "dst is 2, expected 0 to 1");
-    if (is_first) {
-      refuse(0, {}, "on rank 0, out is undefined");
-      refuse(0, at::ones({2, 4}), "out has size [2, 4], expected [4, 2]");
-      refuse(0, at::ones({4, 2}, at::kInt), "out is of int32, expected float32");
-      refuse(0, at::ones({2, 4}).t(), "out is not contiguous");
-    } else {
-      refuse(0, at::ones({4, 2}), "on rank 1, out is defined");
-    }
+    // What one rank refuses, all refuse.
+    const auto refuse_on = [&](int rank, const at::Tensor& wrong, const std::string& what) {
+      refuse(0, group.rank() == rank ? wrong : is_first ? at::ones({4, 2}) : at::Tensor(), what);
+    };
+    refuse_on(0, {}, "on rank 0, out is undefined");
+    refuse_on(0, at::ones({2, 4}), "out has size [2, 4], expected [4, 2]");
+    refuse_on(0, at::ones({4, 2}, at::kInt), "out is of int32, expected float32");
+    refuse_on(0, at::ones({2, 4}).t(), "out is not contiguous");
+    refuse_on(1, at::ones({4, 2}), "on rank 1, out is defined");
+    EXPECT_ERROR(tensor.gather(group.rank()), ErrorCode::invalid_argument, "rank 0");
+    // Then the group is as before.
+    const at::Tensor out = is_first ? at::zeros({4, 2}) : at::Tensor();
+    tensor.gather(0, out);
+    EXPECT_TRUE(!is_first || out.equal(at::ones({4, 2})));
   });
 }
 
