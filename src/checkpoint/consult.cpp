@@ -1,5 +1,6 @@
 #include "checkpoint/consult.h"
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -9,31 +10,39 @@
 namespace tessera::checkpoint {
 namespace {
 
+// Added to the status byte of an OutcomeUnknown.
+constexpr std::uint8_t kOutcomeUnknown = 0x80;
+
+Bytes failure(ErrorCode code, std::string_view message, std::uint8_t flags = 0) {
+  Bytes bytes(1 + message.size());
+  bytes[0] = static_cast<std::uint8_t>((1 + static_cast<std::uint8_t>(code)) | flags);
+  std::copy(message.begin(), message.end(), bytes.begin() + 1);
+  return bytes;
+}
+
 // Returns the result of `f` after a status byte of 0. If `f` throws, returns 1 + the error's code and its message.
 template <typename F>
 Bytes outcome_of(const F& f) {
-  Bytes bytes;
   try {
-    bytes = f();
+    Bytes bytes = f();
     bytes.insert(bytes.begin(), 0);
     return bytes;
+  } catch (const OutcomeUnknown& error) {
+    return failure(error.code(), error.what(), kOutcomeUnknown);
   } catch (const Error& error) {
-    bytes = {static_cast<std::uint8_t>(1 + static_cast<std::uint8_t>(error.code()))};
-    append(bytes, error.what());
+    return failure(error.code(), error.what());
   } catch (const std::exception& error) {
-    bytes = {static_cast<std::uint8_t>(1 + static_cast<std::uint8_t>(ErrorCode::internal))};
-    append(bytes, error.what());
+    return failure(ErrorCode::internal, error.what());
   } catch (...) {
-    bytes = {static_cast<std::uint8_t>(1 + static_cast<std::uint8_t>(ErrorCode::internal))};
-    append(bytes, "an exception of unknown type");
+    return failure(ErrorCode::internal, "an exception of unknown type");
   }
-  return bytes;
 }
 
 std::optional<Error> failure_in(const Bytes& bytes) {
   if (bytes.empty()) return Error(ErrorCode::corrupt, "a rank sent 0 bytes, expected a status byte");
   if (bytes[0] == 0) return std::nullopt;
-  return Error(static_cast<ErrorCode>(bytes[0] - 1), std::string(as_text(ByteView(bytes).subspan(1))));
+  return Error(static_cast<ErrorCode>((bytes[0] & ~kOutcomeUnknown) - 1),
+               std::string(as_text(ByteView(bytes).subspan(1))));
 }
 
 }  // namespace
@@ -64,7 +73,7 @@ Bytes consult(RankLink& link, std::string_view step, const std::function<Bytes()
   }
   Bytes mine = link.scatter(answers);
   if (const auto failure = failure_in(mine)) {
-    if (known_to_have_failed != nullptr) *known_to_have_failed = true;
+    if (known_to_have_failed != nullptr) *known_to_have_failed = (mine[0] & kOutcomeUnknown) == 0;
     throw *failure;
   }
   mine.erase(mine.begin());

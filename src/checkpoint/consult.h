@@ -6,16 +6,24 @@
 #include <vector>
 
 #include "tessera/base/bytes.h"
+#include "tessera/base/error.h"
 #include "tessera/checkpoint/rank_link.h"
 
 namespace tessera::checkpoint {
+
+// A failure of `answer` whose effects could not be undone.
+class OutcomeUnknown : public Error {
+ public:
+  using Error::Error;
+};
 
 // Sends the result of `request` on every rank to rank 0, calls `answer` there with all of them, and returns this rank's
 // part of its result. If either function throws on any rank, every rank throws, naming `step` and the ranks. A
 // collective: one gather and one scatter.
 //
-// `known_to_have_failed`, if not null, is set to true if this rank knows that `answer` threw or was not called. If this
-// function throws and the flag is not set, for example because a rank died, the outcome of `answer` is unknown.
+// `known_to_have_failed`, if not null, is set to true if this rank knows that `answer` has no effect: it was not
+// called, or it threw an exception other than OutcomeUnknown. If this function throws and the flag is not set, for
+// example because a rank died, the outcome of `answer` is unknown.
 Bytes consult(RankLink& link, std::string_view step, const std::function<Bytes()>& request,
               const std::function<std::vector<Bytes>(std::vector<Bytes>)>& answer,
               bool* known_to_have_failed = nullptr);

@@ -4,47 +4,112 @@
 #include <optional>
 #include <utility>
 
-#include "tessera/base/crc32.h"
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/internal/file_names.h"
 
 namespace tessera::checkpoint {
 namespace {
 
-// A file to be replaced by a temporary file, with its old contents for an undo.
-class Replacement {
+std::string temporary_name(std::string_view name) { return std::string(name) + std::string(kTemporarySuffix); }
+
+// Replaces `.metadata` and the sidecar.
+//
+// Law: at every instant, whatever part of the renames since the last sync survives a crash, a reader finds the sidecar
+// that belongs to `.metadata`, or none if it has none: as the sidecar, or under the temporary name, which precedes it.
+class Commit {
  public:
-  Replacement(Storage& storage, std::string_view name)
-      : storage_(storage), name_(name), temporary_(name_ + std::string(kTemporarySuffix)) {
-    storage_.remove(temporary_);
-    if (storage_.size_bytes(name_)) before_ = read_file(storage_, name_);
+  explicit Commit(Storage& storage) : storage_(storage) {
+    finish_interrupted();
+    storage_.remove(sidecar_temporary_);
+    storage_.remove(metadata_temporary_);
+    old_metadata_ = contents_of(metadata_name_);
+    old_sidecar_ = contents_of(sidecar_name_);
   }
 
-  void write(ByteView bytes) { write_new_file(storage_, temporary_, bytes); }
-
-  void replace() {
-    storage_.rename(temporary_, name_);
-    replaced_ = true;
-  }
-
-  // Restores the old state. Throws if that fails.
-  void undo() {
-    storage_.remove(temporary_);
-    if (!replaced_) return;
-    if (before_) {
-      write_new_file(storage_, temporary_, *before_);
-      storage_.rename(temporary_, name_);
-    } else {
-      storage_.remove(name_);
+  void run(const Bytes& metadata, const Bytes& sidecar) {
+    try {
+      write_new_file(storage_, sidecar_temporary_, sidecar);
+      write_new_file(storage_, metadata_temporary_, metadata);
+      storage_.sync();
+      metadata_may_be_new_ = true;
+      storage_.rename(metadata_temporary_, metadata_name_);
+      storage_.sync();
+      sidecar_may_be_new_ = true;
+      storage_.rename(sidecar_temporary_, sidecar_name_);
+      storage_.sync();
+    } catch (const Error& error) {
+      undo(error);
+      throw;
     }
-    replaced_ = false;
   }
 
  private:
+  // A save that was killed between its two renames left the sidecar of `.metadata` under the temporary name.
+  void finish_interrupted() {
+    if (!read_interrupted_sidecar(storage_)) return;
+    storage_.rename(sidecar_temporary_, sidecar_name_);
+    storage_.sync();
+  }
+
+  std::optional<Bytes> contents_of(const std::string& name) const {
+    if (!storage_.size_bytes(name)) return std::nullopt;
+    return read_file(storage_, name);
+  }
+
+  void undo(const Error& error) {
+    try {
+      // A rename that failed without an effect left its temporary file.
+      if (metadata_may_be_new_ && !storage_.size_bytes(metadata_temporary_)) {
+        storage_.sync();  // a temporary file that is made now must not replace one whose rename is then lost
+        if (sidecar_may_be_new_ && !storage_.size_bytes(sidecar_temporary_)) prepare_old_sidecar();
+        restore_metadata();
+      }
+    } catch (const Error& second) {
+      throw OutcomeUnknown(error.code(),
+                           fmt::format("{}; restoring the old checkpoint failed too: {}; the old checkpoint or the new "
+                                       "one is there, and no file of either was removed",
+                                       error.what(), second.what()));
+    }
+    // From here on, failures leave files that the next save removes or completes.
+    try {
+      if (old_sidecar_is_temporary_) {
+        storage_.rename(sidecar_temporary_, sidecar_name_);
+      } else {
+        storage_.remove(sidecar_temporary_);
+      }
+      storage_.remove(metadata_temporary_);
+      storage_.sync();
+    } catch (const Error&) {
+      // `error` explains more.
+    }
+  }
+
+  void prepare_old_sidecar() {
+    if (old_sidecar_) {
+      write_new_file(storage_, sidecar_temporary_, *old_sidecar_);
+      old_sidecar_is_temporary_ = true;
+    } else {
+      storage_.remove(sidecar_name_);
+    }
+    storage_.sync();
+  }
+
+  void restore_metadata() {
+    if (old_metadata_) {
+      write_new_file(storage_, metadata_temporary_, *old_metadata_);
+      storage_.sync();
+      storage_.rename(metadata_temporary_, metadata_name_);
+    } else {
+      storage_.remove(metadata_name_);
+    }
+    storage_.sync();
+  }
+
   Storage& storage_;
-  std::string name_, temporary_;
-  std::optional<Bytes> before_;
-  bool replaced_ = false;
+  const std::string metadata_name_{kMetadataFileName}, metadata_temporary_ = temporary_name(kMetadataFileName);
+  const std::string sidecar_name_{kSidecarFileName}, sidecar_temporary_ = temporary_name(kSidecarFileName);
+  std::optional<Bytes> old_metadata_, old_sidecar_;
+  bool metadata_may_be_new_ = false, sidecar_may_be_new_ = false, old_sidecar_is_temporary_ = false;
 };
 
 }  // namespace
@@ -58,25 +123,8 @@ std::int64_t next_generation(const Storage& storage) {
 }
 
 void commit(Storage& storage, const Bytes& metadata, Sidecar sidecar) {
-  Replacement metadata_file(storage, kMetadataFileName), sidecar_file(storage, kSidecarFileName);
-  try {
-    sidecar.files[std::string(kMetadataFileName)] = {metadata.size(), crc32(metadata)};
-    sidecar_file.write(write_sidecar(sidecar));
-    metadata_file.write(metadata);
-    storage.sync();
-    metadata_file.replace();
-    storage.sync();
-    sidecar_file.replace();
-    storage.sync();
-  } catch (const Error& error) {
-    try {
-      metadata_file.undo();
-      sidecar_file.undo();
-    } catch (const Error& second) {
-      fail(error.code(), "{}; restoring the old checkpoint failed too: {}", error.what(), second.what());
-    }
-    throw;
-  }
+  sidecar.files[std::string(kMetadataFileName)] = facts_of(metadata);
+  Commit(storage).run(metadata, write_sidecar(sidecar));
 }
 
 std::vector<std::string> remove_unreferenced(Storage& storage, const std::set<std::string>& referenced) {

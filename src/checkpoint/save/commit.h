@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/consult.h"
 #include "tessera/base/bytes.h"
 #include "tessera/checkpoint/sidecar.h"
 #include "tessera/checkpoint/storage.h"
@@ -18,6 +19,10 @@ std::int64_t next_generation(const Storage& storage);
 // Replaces `.metadata` and then the sidecar, each by renaming a durable file. Between the two renames, the sidecar that
 // belongs to `.metadata` has its temporary name; read_sidecar() handles that. `sidecar` must not list `.metadata`. If
 // anything fails, restores the old files and rethrows the error.
+//
+// Law: after `.metadata` may have been renamed, nothing that either `.metadata` names may be removed until one of them
+// is durable. If the old one cannot be restored and made durable, throws OutcomeUnknown: the storage holds one of the
+// two checkpoints, and the caller must not remove files of either.
 void commit(Storage& storage, const Bytes& metadata, Sidecar sidecar);
 
 // Removes data files, metadata of single ranks, and files of interrupted saves, except those in `referenced`. Returns

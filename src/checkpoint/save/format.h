@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/consult.h"
 #include "checkpoint/convert/output_plan.h"
 #include "tessera/checkpoint/flat_state.h"
 #include "tessera/checkpoint/global_save_plan.h"
@@ -50,8 +51,8 @@ class FormatWriter {
   virtual std::vector<PlannedFile> rank_files(const RankItems& items, int rank, std::int64_t generation,
                                               RankReport& report) = 0;
   // Called on rank 0 after the files of all ranks are durable. Commits them, or throws and leaves everything but these
-  // files as it was. `files_per_rank` has each rank's option. Returns the files of the old checkpoint that could not be
-  // removed, with the reasons.
+  // files as it was. Throws OutcomeUnknown if that fails: then no file may be removed. `files_per_rank` has each rank's
+  // option. Returns the files of the old checkpoint that could not be removed, with the reasons.
   virtual std::vector<std::string> commit(Storage& storage, GlobalSavePlan& plan,
                                           const std::vector<RankReport>& reports,
                                           const std::vector<std::size_t>& files_per_rank, std::int64_t generation) = 0;

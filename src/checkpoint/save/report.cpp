@@ -16,6 +16,8 @@ Bytes RankReport::encode() const {
     append_text(out, name);
     append_little_endian(out, facts.size_bytes);
     append_little_endian(out, facts.crc32);
+    append_little_endian<std::uint64_t>(out, facts.block_crcs.size());
+    for (const std::uint32_t crc : facts.block_crcs) append_little_endian(out, crc);
   }
   return out;
 }
@@ -28,8 +30,13 @@ RankReport RankReport::decode(ByteView bytes) {
   }
   for (auto n = cursor.number<std::uint64_t>(); n > 0; --n) {
     const std::string name(cursor.text());
-    const auto size_bytes = cursor.number<std::uint64_t>();
-    report.files.files[name] = {size_bytes, cursor.number<std::uint32_t>()};
+    Sidecar::FileFacts& facts = report.files.files[name];
+    facts.size_bytes = cursor.number<std::uint64_t>();
+    facts.crc32 = cursor.number<std::uint32_t>();
+    for (auto blocks = cursor.number<std::uint64_t>(); blocks > 0; --blocks) {
+      facts.block_bytes = Sidecar::kBlockBytes;
+      facts.block_crcs.push_back(cursor.number<std::uint32_t>());
+    }
   }
   cursor.expect_end();
   return report;

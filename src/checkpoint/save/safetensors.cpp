@@ -85,25 +85,25 @@ class SafetensorsWriter final : public FormatWriter {
       }
     }
     const std::string sidecar_name(kSidecarFileName), temporary = sidecar_name + std::string(kTemporarySuffix);
-    std::vector<std::string> renamed;
+    std::set<std::string> shards;
     try {
       storage.remove(temporary);
       write_new_file(storage, temporary, write_sidecar(sidecar));
       storage.sync();
+      for (const auto& [name, facts] : sidecar.files) shards.insert(name);
       storage.rename(temporary, sidecar_name);
       storage.sync();
-      for (const auto& [name, facts] : sidecar.files) {
-        storage.rename(uncommitted_safetensors_name(name), name);
-        renamed.push_back(name);
-      }
+      for (const std::string& name : shards) storage.rename(uncommitted_safetensors_name(name), name);
       storage.sync();
     } catch (const Error& error) {
       try {
-        for (const std::string& name : renamed) storage.remove(name);
+        remove_interrupted(storage, shards);
         storage.remove(temporary);
-        storage.remove(sidecar_name);
       } catch (const Error& second) {
-        fail(error.code(), "{}; removing the new checkpoint failed too: {}", error.what(), second.what());
+        throw OutcomeUnknown(error.code(),
+                             fmt::format("{}; removing the new checkpoint failed too: {}; it may be complete, and no "
+                                         "more of its files were removed",
+                                         error.what(), second.what()));
       }
       throw;
     }

@@ -93,7 +93,7 @@ class Saver {
     const auto answer = [&](const std::vector<Bytes>& same) {
       const bool all = std::all_of(same.begin(), same.end(), [](const Bytes& one) { return one.at(0) == 1; });
       Bytes out{static_cast<std::uint8_t>(all ? 1 : 0)};
-      append_little_endian(out, static_cast<std::uint64_t>(format_->begin(storage_)));
+      name_rank_of_error([&] { append_little_endian(out, static_cast<std::uint64_t>(format_->begin(storage_))); });
       return std::vector<Bytes>(same.size(), out);
     };
     const Bytes reply = consult(link_, "plan the save", request, answer);
@@ -147,7 +147,7 @@ class Saver {
       consult(
           link_, fmt::format("save to {}", storage_.name()), [&] { return write(); },
           [&](const std::vector<Bytes>& reports) {
-            commit_all(reports);
+            name_rank_of_error([&] { commit_all(reports); });
             return std::vector<Bytes>(reports.size());
           },
           &known_to_have_failed);
@@ -182,6 +182,22 @@ class Saver {
     progress.end();
     report_.files = created_;
     return report.encode();
+  }
+
+  // Runs `f` on rank 0. Its errors reach all ranks, so they name rank 0.
+  template <typename F>
+  void name_rank_of_error(const F& f) {
+    const auto named = [&](const Error& error) {
+      return link_.size() == 1 ? std::string(error.what())
+                               : fmt::format("save to {}: rank 0: {}", storage_.name(), error.what());
+    };
+    try {
+      f();
+    } catch (const OutcomeUnknown& error) {
+      throw OutcomeUnknown(error.code(), named(error));
+    } catch (const Error& error) {
+      throw Error(error.code(), named(error));
+    }
   }
 
   // Commits on rank 0, after all ranks' files are durable.

@@ -1,15 +1,19 @@
 // Fails each step of a save in turn, and kills processes while they save: the storage always holds the complete old or
 // the complete new checkpoint.
 
+#include <fmt/ranges.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <csignal>
 #include <random>
+#include <set>
 #include <thread>
 
+#include "checkpoint/save/lossy_storage.h"
 #include "checkpoint/save/saved_states.h"
 #include "support/child_process.h"
 #include "support/temporary_directory.h"
@@ -117,6 +121,130 @@ TEST_P(SaveFaultTest, EveryStepFailingIsAnErrorOnEveryRankAndTheOldCheckpointIsI
     EXPECT_EQ(contents_of(*storage), before);
   }
   EXPECT_GT(failed, 15u);
+}
+
+// --- failing for good
+
+// Saves `kRanks` ranks' state over `storage`; on the ranks in `where`, calls of `step` (of all steps if nothing) fail
+// from call `n` of that rank on. Returns the ranks' errors, and whether any call failed.
+std::pair<std::vector<std::string>, bool> save_failing_from(const std::shared_ptr<Storage>& storage,
+                                                            const std::set<int>& where, std::optional<StorageStep> step,
+                                                            std::uint64_t n) {
+  std::atomic<bool> any = false;
+  std::vector<std::shared_ptr<Storage>> views;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    const auto calls = std::make_shared<std::atomic<std::uint64_t>>(0);
+    views.push_back(faulty_storage(storage, [&any, &where, step, n, rank, calls](const StorageEvent& event) {
+      if (!where.contains(rank) || (step && event.step != *step)) return StorageFault::none;
+      if (calls->fetch_add(1) < n) return StorageFault::none;
+      any = true;
+      return StorageFault::io_error;
+    }));
+  }
+  std::vector<std::string> errors = run_thread_ranks(kRanks, [&](ThreadLink& link) {
+    write_state(state_of(link.rank(), kRanks, 2000), views[static_cast<std::size_t>(link.rank())], link);
+  });
+  return {std::move(errors), any};
+}
+
+// Which save is in the storage: its checkpoint must be complete, whatever sidecar belongs to it.
+std::int64_t found_in(const std::shared_ptr<Storage>& storage) { return loaded(Checkpoint::open(storage)); }
+
+const std::vector<std::optional<StorageStep>> kSteps = {std::nullopt,        StorageStep::create, StorageStep::write,
+                                                        StorageStep::finish, StorageStep::rename, StorageStep::remove,
+                                                        StorageStep::sync,   StorageStep::open,   StorageStep::list};
+
+TEST(SaveFailingForGoodTest, LeavesTheOldCheckpointOrTheNewOne) {
+  std::size_t cases = 0, old_ones = 0, new_ones = 0;
+  for (const std::set<int>& where : {std::set<int>{0}, {1}, {0, 1, 2}}) {
+    for (const auto& step : kSteps) {
+      for (std::uint64_t n = 0;; ++n) {
+        const auto storage = memory_storage();
+        run_thread_ranks(kRanks,
+                         [&](ThreadLink& link) { write_state(state_of(link.rank(), kRanks, 1000), storage, link); });
+        const auto [errors, any] = save_failing_from(storage, where, step, n);
+        if (!any) break;
+        SCOPED_TRACE(fmt::format("{} ranks from {} on, {} from call {} on", where.size(), *where.begin(),
+                                 step ? storage_step_name(*step) : "all steps", n));
+        ++cases;
+        const std::int64_t found = found_in(storage);
+        ASSERT_TRUE(found == 1000 || found == 2000);
+        ++(found == 1000 ? old_ones : new_ones);
+        const bool is_error = !errors[0].empty();
+        for (const std::string& error : errors) {
+          EXPECT_EQ(!error.empty(), is_error);
+          if (is_error) {
+            EXPECT_THAT(error, HasSubstr("rank "));
+          }
+        }
+        EXPECT_TRUE(is_error || found == 2000);
+        if (is_error && found == 2000) {
+          EXPECT_THAT(errors[1], HasSubstr("no file of either was removed"));
+        }
+        // The next save succeeds, and nothing is left over.
+        const auto next = run_thread_ranks(
+            kRanks, [&](ThreadLink& link) { write_state(state_of(link.rank(), kRanks, 1000), storage, link); });
+        EXPECT_THAT(next, Each(""));
+        ASSERT_EQ(found_in(storage), 1000);
+        const std::vector<std::string> names = storage->list();
+        EXPECT_EQ(names.size(), 5u) << fmt::format("{}", fmt::join(names, " "));
+      }
+    }
+  }
+  fmt::print("{} cases: {} times the old checkpoint, {} times the new one\n", cases, old_ones, new_ones);
+  EXPECT_GT(cases, 100u);
+  EXPECT_GT(new_ones, 5u);
+}
+
+// After every call of a save, and after every call of the undo when calls fail for good, the machine crashes: any part
+// of what was not synced is lost.
+TEST(SaveCrashTest, OfStorageThatLosesWhatWasNotSyncedTheOldCheckpointOrTheNewOneIsLeft) {
+  std::mt19937 random(1);
+  std::size_t crashes = 0, old_ones = 0, new_ones = 0;
+  const auto check = [&](const std::shared_ptr<Storage>& left, bool has_old) {
+    ++crashes;
+    if (!has_old && !left->size_bytes(".metadata")) return;
+    const std::int64_t found = found_in(left);
+    ASSERT_TRUE((has_old && found == 1000) || found == 2000);
+    ++(found == 1000 ? old_ones : new_ones);
+  };
+  for (const bool has_old : {true, false}) {
+    // Failing from call `from` on; the first round has no failures.
+    for (std::uint64_t from = UINT64_MAX; from == UINT64_MAX || from < 40; from = from == UINT64_MAX ? 0 : from + 1) {
+      const auto storage = std::make_shared<LossyStorage>();
+      if (has_old) {
+        run_thread_ranks(kRanks,
+                         [&](ThreadLink& link) { write_state(state_of(link.rank(), kRanks, 1000), storage, link); });
+      }
+      std::atomic<std::uint64_t> calls_of_first = 0;
+      const auto crash_everywhere = [&] {
+        for (const bool all : {false, true}) check(storage->after_crash([all](std::size_t) { return all; }), has_old);
+        for (int i = 0; i < 4; ++i) {
+          check(storage->after_crash([&](std::size_t) { return random() % 2 == 0; }), has_old);
+        }
+      };
+      // Rank 0 alone writes the commit; of the others' data files any part may be there.
+      std::mutex mutex;
+      run_thread_ranks(kRanks, [&](ThreadLink& link) {
+        const auto watched = faulty_storage(storage, [&, rank = link.rank()](const StorageEvent& event) {
+          const std::lock_guard lock(mutex);
+          crash_everywhere();
+          const bool may_fail = event.step == StorageStep::sync || event.step == StorageStep::rename ||
+                                event.step == StorageStep::finish || event.step == StorageStep::create;
+          if (rank != 0 || !may_fail) return StorageFault::none;
+          return calls_of_first++ >= from ? StorageFault::io_error : StorageFault::none;
+        });
+        write_state(state_of(link.rank(), kRanks, 2000), watched, link);
+      });
+      crash_everywhere();
+      if (::testing::Test::HasFatalFailure()) return;
+      if (from != UINT64_MAX && calls_of_first <= from) break;
+    }
+  }
+  fmt::print("{} crashes: {} times the old checkpoint, {} times the new one\n", crashes, old_ones, new_ones);
+  EXPECT_GT(crashes, 1000u);
+  EXPECT_GT(old_ones, 500u);
+  EXPECT_GT(new_ones, 100u);
 }
 
 // --- killed
