@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cmath>
 #include <cstring>
 
 #include "tessera/base/error.h"
@@ -204,7 +205,49 @@ bool is_convertible(DType dtype) {
   }
 }
 
+// Returns the least magnitude that is rounded beyond the largest number of `dtype`.
+float least_beyond(DType dtype) {
+  switch (dtype) {
+    case DType::float16:
+      return 65520.0f;
+    case DType::bfloat16:
+      return std::bit_cast<float>(0x7F7F8000u);
+    case DType::float8_e4m3fn:
+      return std::bit_cast<float>(std::bit_cast<std::uint32_t>(464.0f) + 1);  // 464 is rounded to 448, which is even
+    case DType::float8_e4m3fnuz:
+      return 248.0f;
+    case DType::float8_e5m2:
+    case DType::float8_e5m2fnuz:
+      return 61440.0f;
+    default:
+      return std::bit_cast<float>(kInfinity);
+  }
+}
+
 }  // namespace
+
+std::int64_t count_beyond_range(DType from, const std::uint8_t* source, DType to, std::int64_t count) {
+  if (from == to || to == DType::float64) return 0;
+  const float limit = least_beyond(to);
+  std::int64_t found = 0;
+  if (from == DType::float64) {
+    for (std::int64_t i = 0; i < count; ++i) {
+      const double value = load<double>(source, i);
+      found += std::isfinite(value) && std::fabs(static_cast<float>(value)) >= limit ? 1 : 0;
+    }
+    return found;
+  }
+  alignas(64) Floats block;
+  for (std::int64_t done = 0; done < count; done += kBlock) {
+    const std::int64_t n = std::min(kBlock, count - done);
+    to_floats(from, source + done * dtype_size(from), block.data(), n);
+    for (std::int64_t i = 0; i < n; ++i) {
+      const std::uint32_t magnitude = std::bit_cast<std::uint32_t>(block[static_cast<std::size_t>(i)]) & ~kSign;
+      found += magnitude < kInfinity && std::bit_cast<float>(magnitude) >= limit ? 1 : 0;
+    }
+  }
+  return found;
+}
 
 bool is_floating_point(DType dtype) {
   return is_convertible(dtype) || dtype == DType::float8_e8m0fnu || dtype == DType::float4_e2m1fn_x2;

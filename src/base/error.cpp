@@ -32,9 +32,7 @@ std::string printable(std::string_view text, std::size_t limit) {
   while (at < text.size()) {
     const std::size_t length = utf8_sequence_length(text.substr(at));
     std::string piece;
-    const auto byte = static_cast<unsigned char>(text[at]);
-    if (length == 0 || (length == 1 && (byte < 0x20 || byte == 0x7f)) ||
-        (length == 2 && byte == 0xc2 && static_cast<unsigned char>(text[at + 1]) < 0xa0)) {
+    if (length == 0 || control_sequence_length(text.substr(at)) > 0) {
       for (std::size_t i = 0; i < (length == 0 ? 1 : length); ++i) {
         piece += fmt::format("\\x{:02x}", static_cast<unsigned char>(text[at + i]));
       }

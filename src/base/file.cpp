@@ -188,7 +188,10 @@ void write_new_file(const std::filesystem::path& path, ByteView bytes) {
 void sync_directory(const std::filesystem::path& path) {
   const int descriptor = open_retrying(path.string(), O_RDONLY | O_DIRECTORY, 0);
   if (descriptor < 0) fail_system("open directory", path.string(), errno);
-  const int result = ::fsync(descriptor);
+  int result = 0;
+  do {
+    result = ::fsync(descriptor);
+  } while (result != 0 && errno == EINTR);
   const int error = errno;
   ::close(descriptor);
   // Some file systems do not support fsync of directories.

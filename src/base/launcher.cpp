@@ -112,6 +112,7 @@ class SignalPipe {
     for (std::size_t i = 0; i < kForwarded.size(); ++i) ::sigaction(kForwarded[i], &before_[i], nullptr);
     std::signal(SIGCHLD, SIG_DFL);
     std::signal(SIGPIPE, SIG_DFL);
+    std::signal(SIGXFSZ, SIG_DFL);
   }
 
  private:

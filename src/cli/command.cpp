@@ -49,6 +49,18 @@ Option json_option(bool& json) {
   return {.name = "json", .help = "Print JSON and nothing else on standard output", .target = &json};
 }
 
+Option no_checksums_option(bool& no_checksums) {
+  return {.name = "no-checksums",
+          .help = "Compare no checksums while reading: faster, and damage is copied",
+          .target = &no_checksums};
+}
+
+Option expand_option(bool& expand) {
+  return {.name = "expand",
+          .help = "Allow repeated elements to take more than 64 MiB and 16 times the files",
+          .target = &expand};
+}
+
 Option jobs_option(std::int64_t& jobs) {
   return {.name = "jobs",
           .value_name = "N",

@@ -90,5 +90,7 @@ std::vector<std::string> words_of(std::string_view text);
 Option checkpoint_argument(std::string_view name, std::string& path);
 Option json_option(bool& json);
 Option jobs_option(std::int64_t& jobs);
+Option no_checksums_option(bool& no_checksums);
+Option expand_option(bool& expand);
 
 }  // namespace tessera::cli

@@ -18,6 +18,7 @@ extern "C" void request_stop(int) {
 
 const Cancellation& watch_signals() {
   std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGXFSZ, SIG_IGN);  // a write beyond the limit of file sizes is an error that is reported
   struct sigaction action {};
   action.sa_handler = request_stop;
   // The others are blocked while one is handled, so that a second one meets the default action.

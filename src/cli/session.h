@@ -16,7 +16,7 @@ struct Session {
   explicit Session(const Cancellation& cancellation_in) : cancellation(cancellation_in), out(cancellation_in) {}
 
   // Opens a checkpoint and prints its warnings.
-  static std::shared_ptr<const checkpoint::Checkpoint> open(const std::string& path);
+  static std::shared_ptr<const checkpoint::Checkpoint> open(const std::string& path, bool no_checksums = false);
 
   const Cancellation& cancellation;
   Output out;

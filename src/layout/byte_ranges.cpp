@@ -61,17 +61,17 @@ bool is_contiguous_in(BoxView box, BoxView chunk) {
   return std::ranges::all_of(box.sizes.first(run_dimension), [](std::int64_t size) { return size == 1; });
 }
 
-std::vector<Box> split_row_major(BoxView box, std::int64_t element_bytes, std::int64_t limit_bytes) {
-  std::vector<Box> pieces;
-  if (is_empty(box)) return pieces;
+void for_each_row_major_piece(BoxView box, std::int64_t element_bytes, std::int64_t limit_bytes,
+                              const std::function<void(const Box&)>& f) {
+  if (is_empty(box)) return;
   const std::int64_t limit = std::max<std::int64_t>(limit_bytes / element_bytes, 1);
   const std::vector<std::int64_t> strides = row_major_strides(box.sizes);
   // The outermost dimension of which one step fits; a piece is as many steps as fit.
   std::size_t outer = 0;
   while (outer < box.rank() && strides[outer] > limit) ++outer;
   if (outer == box.rank()) {
-    pieces.emplace_back(box);  // a scalar: the last stride of any other box is 1
-    return pieces;
+    f(Box(box));  // a scalar: the last stride of any other box is 1
+    return;
   }
   const std::int64_t steps = std::min(limit / strides[outer], box.sizes[outer]);
   Box piece(box);
@@ -81,15 +81,21 @@ std::vector<Box> split_row_major(BoxView box, std::int64_t element_bytes, std::i
     for (std::int64_t begin = box.offsets[outer]; begin < end; begin += piece.sizes[outer]) {
       piece.offsets[outer] = begin;
       piece.sizes[outer] = std::min(steps, end - begin);
-      pieces.push_back(piece);
+      f(piece);
     }
     std::size_t d = outer;
     for (; d > 0; --d) {
       if (++piece.offsets[d - 1] < box.offsets[d - 1] + box.sizes[d - 1]) break;
       piece.offsets[d - 1] = box.offsets[d - 1];
     }
-    if (d == 0) return pieces;
+    if (d == 0) return;
   }
+}
+
+std::vector<Box> split_row_major(BoxView box, std::int64_t element_bytes, std::int64_t limit_bytes) {
+  std::vector<Box> pieces;
+  for_each_row_major_piece(box, element_bytes, limit_bytes, [&](const Box& piece) { pieces.push_back(piece); });
+  return pieces;
 }
 
 }  // namespace tessera

@@ -107,7 +107,9 @@ LoadReport load(StateDict& state, const std::filesystem::path& directory, const 
 LoadReport load(StateDict& state, const std::shared_ptr<checkpoint::Storage>& storage, const ProcessGroup& group,
                 const LoadOptions& options) {
   ProcessGroupLink link(group);
-  const std::shared_ptr<const Checkpoint> checkpoint = checkpoint::open_on_all_ranks(storage, link);
+  checkpoint::OpenOptions open_options;
+  open_options.check_checksums = options.check_checksums;
+  const std::shared_ptr<const Checkpoint> checkpoint = checkpoint::open_on_all_ranks(storage, link, open_options);
   const std::string step = fmt::format("load {}", storage->name());
   StateLoader loader = link.agree_on(step, [&] { return StateLoader(state, *checkpoint, group, options); });
   ProcessGroupLink node(options.node_group);

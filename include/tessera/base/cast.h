@@ -31,4 +31,8 @@ bool can_cast(DType from, DType to);
 /// `Error(unsupported)` unless `can_cast(from, to)`. Memory-bound between float32 and bfloat16.
 void cast(DType from, const std::uint8_t* source, DType to, std::uint8_t* destination, std::int64_t count);
 
+/// Returns how many of `count` elements are finite and beyond the largest number of `to`, so that `cast` makes them
+/// infinity, the largest number or NaN. Requires `can_cast(from, to)`.
+std::int64_t count_beyond_range(DType from, const std::uint8_t* source, DType to, std::int64_t count);
+
 }  // namespace tessera

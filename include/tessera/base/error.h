@@ -47,7 +47,18 @@ template <typename... Args>
   throw Error(code, fmt::format(format, std::forward<Args>(args)...));
 }
 
-/// Escapes text for a one-line message: control characters and invalid UTF-8 become `\xNN`. Text longer than `limit`
+/// Returns f(). If it throws an `Error`, throws it with "<where()>: " before its message.
+template <typename Where, typename F>
+auto with_context(const Where& where, F&& f) {
+  try {
+    return std::forward<F>(f)();
+  } catch (const Error& error) {
+    throw Error(error.code(), fmt::format("{}: {}", where(), error.what()));
+  }
+}
+
+/// Escapes text for a one-line message: control characters, those that change the direction of
+/// text, and invalid UTF-8 become `\xNN`. Text longer than `limit`
 /// bytes is truncated, with "..." appended.
 std::string printable(std::string_view text, std::size_t limit = 200);
 

@@ -23,6 +23,11 @@ class ByteSource {
   virtual ~ByteSource() = default;
   /// Fills `out` from `offset_bytes`. Throws `Error(corrupt)` if the source ends before `offset_bytes + out.size()`.
   virtual void read_at(std::uint64_t offset_bytes, MutableByteView out) const = 0;
+  /// Like `read_at`, for one of many reads between which bytes are left out. A source that compares bytes with
+  /// checksums does not read further bytes for them.
+  virtual void read_scattered_at(std::uint64_t offset_bytes, MutableByteView out) const { read_at(offset_bytes, out); }
+  /// Returns whether `read_at` compares every byte that it returns with a checksum.
+  virtual bool compares_every_byte() const { return false; }
   virtual std::uint64_t size_bytes() const = 0;
   /// Returns the name for messages: the file's path, or a description.
   virtual const std::string& name() const = 0;

@@ -2,8 +2,9 @@
 /// \file
 /// A checkpoint of any supported format: named tensors, each a list of stored chunks, and named objects.
 ///
-/// Opening a checkpoint reads its description (`.metadata`, safetensors headers, `data.pkl`) but no tensor data. A
-/// `Checkpoint` is immutable once opened. All members are thread-safe. The files must not change while it is open.
+/// Opening a checkpoint reads its description (`.metadata`, safetensors headers, `data.pkl`) but no tensor data. What
+/// is read is compared with the sidecar, if there is one (see sidecar.h). A `Checkpoint` is immutable once opened. All
+/// members are thread-safe. The files must not change while it is open.
 
 #include <cstdint>
 #include <filesystem>
@@ -103,14 +104,19 @@ struct ObjectValue {
   std::map<std::string, Storage> storages;
 };
 
+class SourceBackend;
+class Storage;
+struct Sidecar;
+
 struct OpenOptions {
   std::uint64_t max_metadata_bytes = 8ull << 30;  ///< largest accepted `.metadata` or data.pkl
   /// If not null, read instead of the directory's `.metadata`.
   std::shared_ptr<const ByteSource> metadata;
+  /// Whether to compare what is read with the sidecar, if there is one.
+  bool check_checksums = true;
+  /// If not null, used instead of the sidecar in the storage.
+  std::shared_ptr<const Sidecar> sidecar;
 };
-
-class SourceBackend;
-class Storage;
 
 class Checkpoint {
  public:
@@ -140,6 +146,10 @@ class Checkpoint {
   /// Returns the metadata as read, except that chunks were moved from its entries to `tensors()`. Null unless the kind
   /// is dcp.
   const dcp::Metadata* dcp_metadata() const;
+  /// Returns the text that safetensors files have under `__metadata__`, but for the keys of DCP and of tessera. If
+  /// files of one checkpoint differ in a key, that of the first file counts, and `warnings()` names the key. Empty for
+  /// other kinds.
+  const std::map<std::string, std::string>& metadata() const;
   /// Returns warnings from opening, for users: for example ignored files.
   const std::vector<std::string>& warnings() const;
 
@@ -161,6 +171,15 @@ class Checkpoint {
   /// Opens a file for reading. Few files are kept open, so release the pointer early. Throws `Error(not_found)` if the
   /// file is missing.
   std::shared_ptr<const ByteSource> open_file(std::uint32_t file) const;
+
+  /// Returns whether reads are compared with a sidecar. A read throws `Error(corrupt)` if a block of the sidecar that
+  /// it covers completely differs. A block that it covers in part is compared too, unless the read is one of many with
+  /// gaps between them or the sidecar is of version 1, which has one block per file.
+  bool has_sidecar() const;
+  /// Returns the size of the blocks that were read in part and not compared with the sidecar.
+  std::uint64_t bytes_not_compared() const;
+  /// Reads and compares these blocks. Then every byte that was read has been compared. Throws `Error(corrupt)`.
+  void compare_rest() const;
 
  private:
   explicit Checkpoint(std::unique_ptr<SourceBackend> backend);

@@ -40,6 +40,9 @@ struct ConvertOptions {
   std::uint64_t max_shard_bytes = 0;
   std::size_t jobs = 0;  ///< threads that read and write; 0 for one per processor, but 4 to 16
   bool dry_run = false;  ///< plan and report, write nothing
+  /// Whether tensors that store few elements and repeat them (`torch.Tensor.expand`) may take more than 64 MiB and 16
+  /// times the size of the checkpoint's files. If false, that is `Error(unsupported)`.
+  bool expand = false;
   ProgressSink* progress = nullptr;
   const Cancellation* cancellation = nullptr;
   std::function<void(const std::string&)> warn;  ///< receives what could not be carried over, by name

@@ -16,9 +16,9 @@
 namespace tessera::checkpoint {
 
 struct Difference {
-  enum class Kind : std::uint8_t { only_in_a, only_in_b, dtype, shape, elements, object, kind };
+  enum class Kind : std::uint8_t { only_in_a, only_in_b, dtype, shape, elements, object, kind, metadata };
   Kind kind = Kind::elements;
-  std::string name;
+  std::string name;                      ///< of the tensor or object; the key for Kind::metadata
   std::string a, b;                      ///< the value on each side, as text for users
   std::vector<std::int64_t> index;       ///< of the first differing element in row-major order
   std::uint64_t differing_elements = 0;  ///< in that tensor
@@ -28,6 +28,7 @@ std::string to_string(const Difference& difference);
 
 struct DiffOptions {
   Selection selection;
+  bool expand = false;  ///< as ConvertOptions::expand
   std::size_t jobs = 0;
   ProgressSink* progress = nullptr;
   const Cancellation* cancellation = nullptr;
@@ -40,7 +41,8 @@ struct DiffReport {
   bool same() const { return differences.empty(); }
 };
 
-/// Compares names, dtypes, shapes, every element bit by bit, and objects by value. Ignores chunks, order and
+/// Compares names, dtypes, shapes, every element bit by bit, objects by value, and of two safetensors checkpoints all
+/// `__metadata__` but `format`. Ignores chunks, order and
 /// requires_grad. Throws `Error`: corrupt, io, cancelled.
 DiffReport diff(const std::shared_ptr<const Checkpoint>& a, const std::shared_ptr<const Checkpoint>& b,
                 const DiffOptions& options = {});

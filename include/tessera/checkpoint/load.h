@@ -32,7 +32,8 @@ class LoadPlanner {
 struct ReadOptions {
   LoadRules rules;
   LoadPlanner* planner = nullptr;  ///< null for the default
-  /// Whether to verify the checksum of each stored chunk that is read completely. Partial reads cannot be verified.
+  /// Whether to verify the format's own checksum of each stored chunk that is read completely. Parts of chunks cannot
+  /// be verified so. `OpenOptions::check_checksums` is for the sidecar, which also covers parts.
   bool check_checksums = true;
   /// A group of ranks, typically those of one node, that load together. Stored elements that several of them need are
   /// read by one and sent to the others. Each rank reads its objects itself. Null: each rank reads all it needs.
@@ -47,14 +48,17 @@ struct ReadReport {
   /// Bytes that this rank read from files for tensors, its own and those of ranks it shares reads with, including gaps
   /// between requested elements.
   std::uint64_t read_bytes = 0;
+  /// Size of the blocks of the sidecar of which only scattered parts were read, so that they were not compared.
+  std::uint64_t bytes_not_compared = 0;
   std::vector<std::string> missing;            ///< target names that the checkpoint does not have
   std::map<std::string, ObjectValue> objects;  ///< by the target's name
 };
 
-/// Opens the checkpoint in `storage`. Rank 0 reads `.metadata` for all ranks, so that every rank gets the same
-/// checkpoint even if another save replaces it meanwhile. A collective. If one rank cannot open the checkpoint, every
-/// rank throws.
-std::shared_ptr<const Checkpoint> open_on_all_ranks(const std::shared_ptr<const Storage>& storage, RankLink& link);
+/// Opens the checkpoint in `storage`. Rank 0 reads `.metadata` and the sidecar for all ranks, so that every rank gets
+/// the same checkpoint even if another save replaces it meanwhile. A collective. If one rank cannot open the
+/// checkpoint, every rank throws.
+std::shared_ptr<const Checkpoint> open_on_all_ranks(const std::shared_ptr<const Storage>& storage, RankLink& link,
+                                                    const OpenOptions& options = {});
 
 /// Fills the memory of `targets` from `checkpoint`. A collective. If any rank fails, every rank throws the error: those
 /// of `make_load_plan`; `Error(corrupt)` naming file, byte offset and tensor; `Error(io)`. Targets may then be partly

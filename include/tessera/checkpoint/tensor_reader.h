@@ -35,8 +35,9 @@ class TensorReader {
   /// contiguous both in memory and in the file are read without a copy.
   void read_chunk(std::size_t chunk, BoxView box, std::uint8_t* out, std::span<const std::int64_t> out_strides) const;
 
-  /// Verifies the checksum of every chunk that was read. A chunk of which every byte was read exactly once is not read
-  /// again; other chunks are. Call it after the last read. Throws `Error(corrupt)` naming tensor, file and offset.
+  /// Verifies the checksum of every chunk that was read, unless the file's sidecar has vouched for each byte. A chunk
+  /// of which every byte was read exactly once is not read again; other chunks are. Call it after the last read. Throws
+  /// `Error(corrupt)` naming tensor, file and offset.
   void verify_checksums() const;
   /// Verifies the chunks of which every byte was read exactly once, and reads nothing. Throws as `verify_checksums`.
   void verify_complete_chunks() const;
@@ -49,9 +50,10 @@ class TensorReader {
   Chunk& located(std::size_t chunk) const;
   void check_checksum(std::size_t chunk, std::uint32_t found) const;
   void read_strided(const Chunk& chunk, const ByteSource& file, std::span<const std::int64_t> begin,
-                    std::span<const std::int64_t> sizes, std::uint8_t* out,
-                    std::span<const std::int64_t> out_strides) const;
-  void read_recorded(const Chunk& chunk, const ByteSource& file, std::uint64_t offset_bytes, MutableByteView out) const;
+                    std::span<const std::int64_t> sizes, std::uint8_t* out, std::span<const std::int64_t> out_strides,
+                    bool is_scattered) const;
+  void read_recorded(const Chunk& chunk, const ByteSource& file, std::uint64_t offset_bytes, MutableByteView out,
+                     bool is_scattered) const;
 
   std::shared_ptr<const Checkpoint> checkpoint_;
   std::size_t tensor_;

@@ -36,12 +36,15 @@ struct VerifyReport {
   /// Bytes without a checksum: safetensors without a sidecar.
   std::uint64_t bytes_without_checksum = 0;
   bool has_sidecar = false;
+  bool sidecar_agrees = false;  ///< whether every file that the sidecar lists matches it
   /// Unreferenced files that a killed save leaves. They are not a problem, and the next save removes them.
   std::vector<std::string> left_over;
+  /// Files in the directory that are not part of the checkpoint, such as `config.json`. They are not a problem.
+  std::vector<std::string> other_files;
   bool good() const { return problem_count == 0; }
 };
 
-/// Checks everything: the sidecar; the metadata; missing and unknown files; chunks against shapes (bounds, overlaps,
+/// Checks everything: the sidecar; the metadata; missing files; chunks against shapes (bounds, overlaps,
 /// holes); stored ranges against files (bounds, overlaps, unreferenced bytes); each archive against the metadata; every
 /// checksum; and every object's pickle. Damage is reported and not thrown, even if the metadata is unreadable. Throws
 /// `Error` if the check cannot be made: not_found, unsupported, io, cancelled.

@@ -7,6 +7,7 @@
 /// size.
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -41,9 +42,13 @@ void copy_strided(std::span<const std::int64_t> sizes, std::int64_t element_byte
                   std::span<const std::int64_t> source_strides, std::uint8_t* destination,
                   std::span<const std::int64_t> destination_strides);
 
-/// Splits `box` into pieces in row-major order. Each piece has at most `limit_bytes` (but at least one element) and is
-/// contiguous in the row-major `box`: piece i+1 begins at the byte where piece i ends. With d the outermost
-/// dimension of which one step fits, a piece is as many steps of d as fit. An empty box has no pieces.
+/// Calls `f` with the pieces of `box`, in row-major order. Each piece has at most `limit_bytes` (but at least one
+/// element) and is contiguous in the row-major `box`: piece i+1 begins at the byte where piece i ends. With d the
+/// outermost dimension of which one step fits, a piece is as many steps of d as fit. An empty box has no pieces.
+void for_each_row_major_piece(BoxView box, std::int64_t element_bytes, std::int64_t limit_bytes,
+                              const std::function<void(const Box&)>& f);
+
+/// Returns these pieces.
 std::vector<Box> split_row_major(BoxView box, std::int64_t element_bytes, std::int64_t limit_bytes);
 
 }  // namespace tessera

@@ -5,6 +5,7 @@
 
 #include "checkpoint/convert/output_plan.h"
 #include "checkpoint/convert/staging.h"
+#include "checkpoint/source/expansion.h"
 #include "tessera/base/error.h"
 
 namespace tessera::checkpoint {
@@ -12,6 +13,8 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr std::int64_t kMaxRanks = 1 << 20;
+// Of a safetensors file: which library wrote it.
+constexpr std::string_view kFormatKey = "format";
 
 // Reading and writing wait for the disk more than for the processor, so small machines get a few extra threads.
 std::size_t threads_for(std::size_t jobs) {
@@ -31,8 +34,8 @@ ConvertReport report_of(const OutputSource& source, const OutputPlan& plan) {
   return report;
 }
 
-Sidecar write_files(const OutputPlan& plan, const fs::path& folder, const ConvertOptions& options,
-                    std::uint64_t tensor_bytes) {
+Sidecar write_files(const Checkpoint& source, const OutputPlan& plan, const fs::path& folder,
+                    const ConvertOptions& options, std::uint64_t tensor_bytes) {
   ProgressSink& progress = options.progress != nullptr ? *options.progress : no_progress();
   progress.begin("write", tensor_bytes);
   StreamWriter writer(file_system_storage(folder), threads_for(options.jobs), progress, options.cancellation);
@@ -43,21 +46,23 @@ Sidecar write_files(const OutputPlan& plan, const fs::path& folder, const Conver
   }
   for (const auto& [name, bytes] : plan.small_files) writer.add_small_file(name, bytes);
   Sidecar sidecar = writer.finish();
+  source.compare_rest();
   progress.end();
   return sidecar;
 }
 
-void write_folder(const OutputPlan& plan, Staging& staging, const ConvertOptions& options, std::uint64_t tensor_bytes) {
-  const Sidecar sidecar = write_files(plan, staging.folder(), options, tensor_bytes);
+void write_folder(const Checkpoint& source, const OutputPlan& plan, Staging& staging, const ConvertOptions& options,
+                  std::uint64_t tensor_bytes) {
+  const Sidecar sidecar = write_files(source, plan, staging.folder(), options, tensor_bytes);
   write_new_file(staging.folder() / kSidecarFileName, write_sidecar(sidecar));
   if (options.cancellation != nullptr) options.cancellation->check();
   staging.commit_folder();
 }
 
 // A torch.save file has checksums of its own; a safetensors file gets a sidecar beside it.
-void write_single_file(const OutputPlan& plan, Staging& staging, const ConvertOptions& options,
-                       std::uint64_t tensor_bytes) {
-  const Sidecar sidecar = write_files(plan, staging.folder(), options, tensor_bytes);
+void write_single_file(const Checkpoint& source, const OutputPlan& plan, Staging& staging,
+                       const ConvertOptions& options, std::uint64_t tensor_bytes) {
+  const Sidecar sidecar = write_files(source, plan, staging.folder(), options, tensor_bytes);
   fs::path companion;
   if (options.to == SourceKind::safetensors) {
     companion = kSidecarFileName;
@@ -75,16 +80,23 @@ template <typename MakePlan>
 ConvertReport run(const std::shared_ptr<const Checkpoint>& source, const fs::path& destination,
                   const ConvertOptions& options, const MakePlan& make_plan) {
   Staging::check_destination(destination, source->path());
+  if (!options.expand) check_expansion(*source, options.selection);
   const auto output = std::make_shared<const OutputSource>(source, options);
+  if (options.to != SourceKind::safetensors) {
+    for (const auto& [key, value] : source->metadata()) {
+      if (key != kFormatKey) output->warn(fmt::format("metadata '{}': only safetensors can store it", printable(key)));
+    }
+  }
   const OutputPlan plan = make_plan(output);
   ConvertReport report = report_of(*output, plan);
   if (options.dry_run) return report;
   Staging staging(destination, source->path());
   if (is_single_file(destination, options.to)) {
-    write_single_file(plan, staging, options, report.tensor_bytes);
+    write_single_file(*source, plan, staging, options, report.tensor_bytes);
   } else {
-    write_folder(plan, staging, options, report.tensor_bytes);
+    write_folder(*source, plan, staging, options, report.tensor_bytes);
   }
+  output->warn_of_elements_beyond_range();
   return report;
 }
 

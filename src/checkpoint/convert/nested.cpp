@@ -1,16 +1,19 @@
 #include "checkpoint/convert/nested.h"
 
+#include "tessera/base/bytes.h"
 #include "tessera/base/error.h"
 
 namespace tessera::checkpoint {
 namespace {
 
-constexpr std::int64_t kMaxListLength = 10'000'000;
+// Of an item of a list: a pointer, and its pickle.
+constexpr std::uint64_t kItemBytes = 16;
+constexpr std::int64_t kMaxListLength = std::int64_t{1} << 40;
 constexpr std::size_t kMaxDepth = 200;
 
 }  // namespace
 
-Nested& Nested::child(const Key& item, const std::string& name) {
+Nested& Nested::child(const Key& item, const std::string& name, ExpansionBudget& budget) {
   const Kind wanted = std::holds_alternative<std::string>(item) ? Kind::dict : Kind::list;
   if (kind == Kind::none) kind = wanted;
   if (kind != wanted) {
@@ -36,19 +39,25 @@ Nested& Nested::child(const Key& item, const std::string& name) {
            kMaxListLength - 1);
     }
     at = static_cast<std::size_t>(index);
-    if (at >= children.size()) children.resize(at + 1);
+    if (at >= children.size()) {
+      if (!budget.charge((at + 1 - children.size()) * kItemBytes)) {
+        fail(ErrorCode::corrupt, "the path of '{}' has the list index {}, expected lists of at most {} in all",
+             printable(name), index, format_bytes(budget.limit_bytes()));
+      }
+      children.resize(at + 1);
+    }
   }
   if (!children[at]) children[at] = std::make_unique<Nested>();
   return *children[at];
 }
 
-void Nested::set(const Path& path, std::size_t leaf_in, const std::string& name) {
+void Nested::set(const Path& path, std::size_t leaf_in, const std::string& name, ExpansionBudget& budget) {
   if (path.size() > kMaxDepth) {
     fail(ErrorCode::corrupt, "the path of '{}' has {} parts, expected at most {}", printable(name), path.size(),
          kMaxDepth);
   }
   Nested* at = this;
-  for (const Key& item : path) at = &at->child(item, name);
+  for (const Key& item : path) at = &at->child(item, name, budget);
   if (at->kind != Kind::none)
     fail(ErrorCode::corrupt, "the path of '{}' is taken, expected unique paths", printable(name));
   at->kind = Kind::leaf;

@@ -8,7 +8,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "tessera/format/dcp_metadata.h"
+#include "checkpoint/source/expansion.h"
+#include "tessera/base/state_path.h"
 
 namespace tessera::checkpoint {
 
@@ -22,10 +23,11 @@ struct Nested {
   // Stores `leaf` at `path`. String keys make dicts and integers make lists; gaps in lists are null. Throws
   // Error(corrupt) if the path is taken, or passes through a leaf or a container of the other kind. `name` is for
   // messages.
-  void set(const Path& path, std::size_t leaf, const std::string& name);
+  // Error(corrupt) if gaps in lists exceed `budget`.
+  void set(const Path& path, std::size_t leaf, const std::string& name, ExpansionBudget& budget);
 
  private:
-  Nested& child(const Key& item, const std::string& name);
+  Nested& child(const Key& item, const std::string& name, ExpansionBudget& budget);
   std::unordered_map<std::string, std::size_t> positions_;  // of keys
 };
 

@@ -52,6 +52,8 @@ class OutputSource {
   const std::vector<std::size_t>& objects() const { return objects_; }
   const ConvertOptions& options() const { return *options_; }
   void warn(const std::string& message) const;
+  // Warns of each tensor with elements that were beyond the range of the destination's dtype. Call it after writing.
+  void warn_of_elements_beyond_range() const;
 
   // Returns the elements of `box` of a tensor (an index into tensors()), row-major, in the destination's dtype.
   Data tensor_data(std::size_t tensor, const Box& box) const;

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <atomic>
 #include <mutex>
 #include <utility>
 
@@ -21,7 +22,8 @@ std::uint64_t PlannedFile::size_bytes() const {
 struct OutputSource::ReaderSlot {
   std::mutex mutex;
   std::shared_ptr<const TensorReader> reader;
-  std::uint64_t unread_bytes = 0;  // in the source's dtype
+  std::uint64_t unread_bytes = 0;              // in the source's dtype
+  std::atomic<std::int64_t> beyond_range = 0;  // elements
 
   std::shared_ptr<const TensorReader> get(const std::shared_ptr<const Checkpoint>& checkpoint, std::size_t tensor) {
     const std::lock_guard lock(mutex);
@@ -68,6 +70,20 @@ void OutputSource::warn(const std::string& message) const {
   if (options_->warn) options_->warn(message);
 }
 
+void OutputSource::warn_of_elements_beyond_range() const {
+  for (std::size_t i = 0; i < tensors_.size(); ++i) {
+    const std::int64_t count = (*readers_)[i].beyond_range;
+    if (count == 0) continue;
+    const DType dtype = tensors_[i].dtype;
+    warn(fmt::format("tensor '{}': {} of {} elements {} beyond the range of {} and became {}",
+                     printable(tensors_[i].info->name), count, volume(Box::full(tensors_[i].info->shape)),
+                     count == 1 ? "is" : "are", dtype_name(dtype),
+                     dtype == DType::float8_e4m3fn                                        ? "448 or -448"
+                     : dtype == DType::float8_e4m3fnuz || dtype == DType::float8_e5m2fnuz ? "NaN"
+                                                                                          : "infinite"));
+  }
+}
+
 Data OutputSource::tensor_data(std::size_t tensor, const Box& box) const {
   const OutputTensor& output = tensors_[tensor];
   const auto from_bytes = static_cast<std::uint64_t>(dtype_size(output.info->dtype));
@@ -100,7 +116,9 @@ Data OutputSource::tensor_data(std::size_t tensor, const Box& box) const {
       at += length;
     }
     if (casts) {
-      cast(output.info->dtype, read_into.data(), output.dtype, out.data(), static_cast<std::int64_t>(count));
+      const auto elements = static_cast<std::int64_t>(count);
+      slot.beyond_range += count_beyond_range(output.info->dtype, read_into.data(), output.dtype, elements);
+      cast(output.info->dtype, read_into.data(), output.dtype, out.data(), elements);
     }
     slot.done(at);
   };

@@ -133,7 +133,8 @@ class SafetensorsPlanner {
       entries.push_back(std::move(entry.stored));
       tensors.push_back(entry.tensor);
     }
-    std::map<std::string, std::string> metadata = {{"format", "pt"}};
+    std::map<std::string, std::string> metadata = source_->checkpoint()->metadata();
+    metadata.emplace("format", "pt");
     if (is_first) metadata.insert(extras_.begin(), extras_.end());
     add_extra(metadata, safetensors_extra::kDTypes, dtypes);
     Bytes header = safetensors::write_header(entries, metadata);

@@ -29,6 +29,13 @@ fs::path normal(const fs::path& path) {
   return absolute.has_filename() ? absolute : absolute.parent_path();
 }
 
+void check_is_new(const fs::path& destination) {
+  std::error_code error;
+  if (fs::exists(fs::symlink_status(destination, error))) {
+    fail(ErrorCode::invalid_argument, "{}: the destination already exists, expected a new path", destination.string());
+  }
+}
+
 int open_directory(const fs::path& path) {
   return ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
 }
@@ -44,9 +51,7 @@ void Staging::check_destination(const fs::path& destination, const fs::path& sou
   if (!error && real_source == real_target) {
     fail(ErrorCode::invalid_argument, "{}: the destination is the source, expected another path", destination.string());
   }
-  if (fs::exists(fs::symlink_status(target, error))) {
-    fail(ErrorCode::invalid_argument, "{}: the destination already exists, expected a new path", destination.string());
-  }
+  check_is_new(target);
   for (fs::path above = real_target.parent_path(); above.has_relative_path(); above = above.parent_path()) {
     if (above == real_source) {
       fail(ErrorCode::invalid_argument, "{}: the destination is within the source, expected a path outside of it",
@@ -96,19 +101,33 @@ void Staging::commit_folder() {
   sync_directory(folder_);
   rename_new(folder_, destination_);
   folder_.clear();
-  sync_directory(parent_);
+  sync_parent();
 }
 
 void Staging::commit_file(const fs::path& file, const fs::path& companion, const std::string& suffix) {
-  if (!companion.empty()) rename_replacing(folder_ / companion, fs::path(destination_.string() + suffix));
+  // Two conversions to one destination must not mix their files. Where locks do not work, the last check before the
+  // renames leaves an instant in which they could.
+  const int parent_lock = open_directory(parent_);
+  if (parent_lock >= 0) ::flock(parent_lock, LOCK_EX);
   try {
+    check_is_new(destination_);
+    if (!companion.empty()) rename_replacing(folder_ / companion, fs::path(destination_.string() + suffix));
     rename_new(folder_ / file, destination_);
   } catch (...) {
-    std::error_code ignored;
-    if (!companion.empty()) fs::remove(fs::path(destination_.string() + suffix), ignored);
+    if (parent_lock >= 0) ::close(parent_lock);
     throw;
   }
-  sync_directory(parent_);
+  if (parent_lock >= 0) ::close(parent_lock);
+  sync_parent();
+}
+
+void Staging::sync_parent() const {
+  try {
+    sync_directory(parent_);
+  } catch (const Error& error) {
+    fail(error.code(), "{}; {} is there and complete, but may be lost if the machine crashes now", error.what(),
+         destination_.string());
+  }
 }
 
 }  // namespace tessera::checkpoint

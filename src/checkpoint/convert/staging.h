@@ -22,7 +22,8 @@ class Staging {
   // Makes the folder itself the destination: syncs it, renames it, syncs the parent.
   void commit_folder();
   // Renames one file in the folder to the destination. If `companion` is not empty, first renames that file to
-  // `<destination><suffix>`, replacing an existing file. The destructor then removes the folder.
+  // `<destination><suffix>`, replacing an existing file, which belongs to no file. Several processes may do so for one
+  // destination at once: one of them succeeds. The destructor then removes the folder.
   void commit_file(const std::filesystem::path& file, const std::filesystem::path& companion,
                    const std::string& suffix);
 
@@ -32,6 +33,7 @@ class Staging {
 
  private:
   void remove_leftovers() const;
+  void sync_parent() const;
   std::filesystem::path destination_, parent_, folder_;
   int lock_ = -1;  // descriptor of the folder, with flock
 };

@@ -37,16 +37,46 @@ struct StreamWriter::OpenFile {
   std::size_t open_units = 1;  // includes one until end_file
   // The system lets one thread at a time write to a file. Waiting here keeps the other threads from spinning there.
   std::mutex write_mutex;
+  // Written bytes, each within one block of the sidecar.
   struct Part {
     std::uint64_t offset_bytes, length_bytes;
     std::uint32_t crc;
   };
   std::vector<Part> parts;
 
-  void write(std::uint64_t offset_bytes, ByteView bytes) {
-    const std::lock_guard lock(write_mutex);
-    file->write_at(offset_bytes, bytes);
-    file->start_writeback(offset_bytes, bytes.size());
+  // Writes `bytes` and returns their CRC-32.
+  std::uint32_t write(std::uint64_t offset_bytes, ByteView bytes) {
+    std::vector<Part> written;
+    std::uint32_t crc = 0;
+    for (std::uint64_t done = 0; done < bytes.size(); done += written.back().length_bytes) {
+      const std::uint64_t at = offset_bytes + done;
+      const ByteView part =
+          bytes.subspan(done, std::min(bytes.size() - done, Sidecar::kBlockBytes - at % Sidecar::kBlockBytes));
+      written.push_back({at, part.size(), crc32(part)});
+      crc = done == 0 ? written.back().crc : crc32_combine(crc, written.back().crc, part.size());
+    }
+    {
+      const std::lock_guard lock(write_mutex);
+      file->write_at(offset_bytes, bytes);
+      file->start_writeback(offset_bytes, bytes.size());
+    }
+    const std::lock_guard lock(mutex);
+    parts.insert(parts.end(), written.begin(), written.end());
+    return crc;
+  }
+
+  // Returns the facts of the complete file.
+  Sidecar::FileFacts facts() {
+    std::sort(parts.begin(), parts.end(), [](const Part& a, const Part& b) { return a.offset_bytes < b.offset_bytes; });
+    std::vector<std::uint32_t> crcs;
+    for (const Part& part : parts) {
+      if (part.offset_bytes % Sidecar::kBlockBytes == 0) {
+        crcs.push_back(part.crc);
+      } else {
+        crcs.back() = crc32_combine(crcs.back(), part.crc, part.length_bytes);
+      }
+    }
+    return facts_of_blocks(size_bytes, std::move(crcs));
   }
 };
 
@@ -57,7 +87,8 @@ struct StreamWriter::Running {
   std::uint64_t length_bytes = 0;
   std::vector<std::uint64_t> segment_offsets;  // within the unit
   std::vector<std::size_t> data_number;        // number of data segments before each segment
-  std::vector<std::uint32_t> segment_crcs, data_crcs;
+  std::vector<std::uint32_t> data_crcs;        // for late segments
+  bool has_late = false;
   std::vector<std::vector<std::uint32_t>> block_crcs;  // for data segments that are written in several blocks
   std::vector<std::uint64_t> block_bytes;
   std::vector<std::size_t> deferred;        // late segments, written after all data
@@ -71,19 +102,11 @@ struct StreamWriter::Running {
       data_number.push_back(data);
       length_bytes += length_of(segment);
       if (std::holds_alternative<Data>(segment)) ++data;
+      has_late = has_late || std::holds_alternative<Late>(segment);
     }
-    segment_crcs.resize(unit.segments.size());
     block_crcs.resize(unit.segments.size());
     block_bytes.resize(unit.segments.size());
     data_crcs.resize(data);
-  }
-
-  std::uint32_t crc() const {
-    std::uint32_t result = 0;
-    for (std::size_t i = 0; i < unit.segments.size(); ++i) {
-      result = crc32_combine(result, segment_crcs[i], length_of(unit.segments[i]));
-    }
-    return result;
   }
 };
 
@@ -133,7 +156,7 @@ void StreamWriter::flush_small() {
     }
     OpenFile& file = *units.front()->file;
     file.write(units.front()->offset_bytes, out);
-    for (const auto& unit : units) unit_done(file, unit->offset_bytes, unit->length_bytes, unit->crc());
+    for (std::size_t i = 0; i < units.size(); ++i) unit_done(file);
   });
 }
 
@@ -148,7 +171,7 @@ void StreamWriter::assemble(Running& unit, std::size_t first, std::size_t last, 
     if (const auto* data = std::get_if<Data>(&segment)) {
       data->produce(0, part);
       data_bytes += part.size();
-      unit.segment_crcs[i] = unit.data_crcs[unit.data_number[i]] = crc32(part);
+      if (unit.has_late) unit.data_crcs[unit.data_number[i]] = crc32(part);
     } else {
       const auto* fixed = std::get_if<Bytes>(&segment);
       const Bytes made = fixed != nullptr ? Bytes() : std::get<Late>(segment).make(unit.data_crcs);
@@ -157,7 +180,6 @@ void StreamWriter::assemble(Running& unit, std::size_t first, std::size_t last, 
         fail(ErrorCode::internal, "write {}: a segment has {} bytes, expected {}", unit.file->name, bytes.size(),
              part.size());
       std::copy(bytes.begin(), bytes.end(), part.begin());
-      unit.segment_crcs[i] = crc32(part);
     }
     at += part.size();
   }
@@ -194,9 +216,8 @@ void StreamWriter::run_large(std::shared_ptr<Running> unit) {
           const std::uint64_t begin = b * block;
           const MutableByteView out = buffer.get(std::min(block, data->length_bytes - begin));
           data->produce(begin, out);
-          unit->block_crcs[i][b] = crc32(out);
           const std::uint64_t offset = unit->offset_bytes + unit->segment_offsets[i] + begin;
-          unit->file->write(offset, out);
+          unit->block_crcs[i][b] = unit->file->write(offset, out);
           progress_.advance(out.size());
         });
       }
@@ -235,21 +256,19 @@ void StreamWriter::task_done(const std::shared_ptr<Running>& unit) {
       const std::uint64_t begin = b * unit->block_bytes[i];
       crc = crc32_combine(crc, unit->block_crcs[i][b], std::min(unit->block_bytes[i], length - begin));
     }
-    unit->segment_crcs[i] = unit->data_crcs[unit->data_number[i]] = crc;
+    unit->data_crcs[unit->data_number[i]] = crc;
   }
   for (const std::size_t i : unit->deferred) {
     Bytes bytes(length_of(unit->unit.segments[i]));
     assemble(*unit, i, i + 1, bytes);
     unit->file->write(unit->offset_bytes + unit->segment_offsets[i], bytes);
   }
-  unit_done(*unit->file, unit->offset_bytes, unit->length_bytes, unit->crc());
+  unit_done(*unit->file);
 }
 
-void StreamWriter::unit_done(OpenFile& file, std::uint64_t offset_bytes, std::uint64_t length_bytes,
-                             std::uint32_t crc) {
+void StreamWriter::unit_done(OpenFile& file) {
   {
     const std::lock_guard lock(file.mutex);
-    file.parts.push_back({offset_bytes, length_bytes, crc});
     if (--file.open_units > 0) return;
   }
   file_done(file);
@@ -271,18 +290,14 @@ void StreamWriter::end_file() {
 
 void StreamWriter::file_done(OpenFile& file) {
   file.file->finish();
-  std::sort(file.parts.begin(), file.parts.end(),
-            [](const auto& a, const auto& b) { return a.offset_bytes < b.offset_bytes; });
-  std::uint32_t crc = 0;
-  for (const auto& part : file.parts) crc = crc32_combine(crc, part.crc, part.length_bytes);
   const std::lock_guard lock(result_mutex_);
-  result_.files[file.name] = {file.size_bytes, crc};
+  result_.files[file.name] = file.facts();
 }
 
 void StreamWriter::add_small_file(const std::string& name, ByteView bytes) {
   write_new_file(*storage_, name, bytes);
   const std::lock_guard lock(result_mutex_);
-  result_.files[name] = {bytes.size(), crc32(bytes)};
+  result_.files[name] = facts_of(bytes);
 }
 
 Sidecar StreamWriter::finish() {

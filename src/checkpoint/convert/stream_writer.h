@@ -73,7 +73,7 @@ class StreamWriter {
   void run_large(std::shared_ptr<Running> unit);
   void assemble(Running& unit, std::size_t first, std::size_t last, MutableByteView out);
   void task_done(const std::shared_ptr<Running>& unit);
-  void unit_done(OpenFile& file, std::uint64_t offset_bytes, std::uint64_t length_bytes, std::uint32_t crc);
+  void unit_done(OpenFile& file);
   void file_done(OpenFile& file);
   void check_cancelled() const;
 

@@ -38,8 +38,9 @@ class TorchPlanner {
       leaves.push_back({info.position, tensors + i, &info.path, &info.name});
     }
     std::sort(leaves.begin(), leaves.end(), [](const Leaf& a, const Leaf& b) { return a.position < b.position; });
+    ExpansionBudget budget(stored_bytes(checkpoint));
     for (const Leaf& leaf : leaves) {
-      root.set(leaf.path->empty() ? Path{*leaf.name} : *leaf.path, leaf.number, *leaf.name);
+      root.set(leaf.path->empty() ? Path{*leaf.name} : *leaf.path, leaf.number, *leaf.name, budget);
     }
     Bytes data_pkl;
     pickle::Writer writer(data_pkl, 2);

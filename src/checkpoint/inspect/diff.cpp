@@ -3,11 +3,14 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <map>
 #include <mutex>
+#include <set>
 #include <utility>
 
 #include "checkpoint/buffer.h"
 #include "checkpoint/convert/output_plan.h"
+#include "checkpoint/source/expansion.h"
 #include "tessera/base/cast.h"
 #include "tessera/base/error.h"
 #include "tessera/base/thread_pool.h"
@@ -27,7 +30,7 @@ struct TensorDiff {
              const std::shared_ptr<const Checkpoint>& checkpoint_b, std::size_t index_b)
       : a(checkpoint_a, index_a), b(checkpoint_b, index_b) {}
   TensorReader a, b;
-  std::atomic<std::size_t> blocks_left = 0;
+  std::atomic<std::size_t> blocks_left = 1;  // includes one until all are submitted
   std::mutex mutex;
   std::uint64_t differing = 0;
   std::optional<std::int64_t> first;  // flat index
@@ -92,6 +95,10 @@ class Differ {
         pool_(options.jobs != 0 ? options.jobs : std::clamp<std::size_t>(available_processors(), 4, 16)) {}
 
   DiffReport run() {
+    if (!options_.expand) {
+      check_expansion(*a_, options_.selection);
+      check_expansion(*b_, options_.selection);
+    }
     progress_.begin("compare", a_->tensor_bytes());
     for (std::size_t i = 0; i < a_->tensors().size(); ++i) {
       if (options_.selection.takes(a_->tensors()[i].name)) compare_tensor(i);
@@ -106,7 +113,10 @@ class Differ {
       const std::string& name = b_->objects()[i].name;
       if (!has(*a_, name)) only_in(Difference::Kind::only_in_b, name, show_object(*b_, i));
     }
+    if (a_->kind() == SourceKind::safetensors && b_->kind() == SourceKind::safetensors) compare_metadata();
     pool_.wait();
+    a_->compare_rest();
+    b_->compare_rest();
     progress_.end();
     std::sort(report_.differences.begin(), report_.differences.end(),
               [](const Difference& x, const Difference& y) { return x.name < y.name; });
@@ -155,19 +165,19 @@ class Differ {
     ++report_.tensors;
     report_.bytes += tensor.size_bytes();
     const auto work = std::make_shared<TensorDiff>(a_, i, b_, *other_index);
-    std::vector<Box> blocks = split_row_major(Box::full(tensor.shape), dtype_size(tensor.dtype), kCompareBytes);
-    work->blocks_left = blocks.size();
     std::int64_t begin = 0;
-    for (Box& block : blocks) {
-      const std::int64_t count = volume(block);
-      pool_.submit([this, work, block = std::move(block), begin] {
+    const Box full = Box::full(tensor.shape);
+    for_each_row_major_piece(full, dtype_size(tensor.dtype), kCompareBytes, [&](const Box& block) {
+      work->blocks_left.fetch_add(1);
+      pool_.submit([this, work, block, begin] {
         if (options_.cancellation != nullptr) options_.cancellation->check();
         work->compare(block, begin);
         progress_.advance(static_cast<std::uint64_t>(volume(block) * dtype_size(work->a.info().dtype)));
         if (work->blocks_left.fetch_sub(1) == 1) finish(*work);
       });
-      begin += count;
-    }
+      begin += volume(block);
+    });
+    if (work->blocks_left.fetch_sub(1) == 1) finish(*work);
   }
 
   void finish(const TensorDiff& work) {
@@ -176,6 +186,26 @@ class Differ {
     if (!work.first) return;
     add({Difference::Kind::elements, work.a.info().name, work.value_a, work.value_b,
          unflatten(*work.first, work.a.info().shape), work.differing});
+  }
+
+  // `format` names the library that wrote a file.
+  void compare_metadata() {
+    std::map<std::string, std::string> a = a_->metadata(), b = b_->metadata();
+    a.erase("format");
+    b.erase("format");
+    const auto text = [](const std::map<std::string, std::string>& all, const std::string& key) {
+      const auto found = all.find(key);
+      return found == all.end() ? std::string("none") : fmt::format("'{}'", printable(found->second, kShownValue));
+    };
+    std::set<std::string> keys;
+    for (const auto& all : {a, b}) {
+      for (const auto& [key, value] : all) keys.insert(key);
+    }
+    for (const std::string& key : keys) {
+      const auto in_a = a.find(key), in_b = b.find(key);
+      if (in_a != a.end() && in_b != b.end() && in_a->second == in_b->second) continue;
+      add({Difference::Kind::metadata, key, text(a, key), text(b, key), {}, 0});
+    }
   }
 
   void compare_object(std::size_t i) {
@@ -287,6 +317,8 @@ std::string to_string(const Difference& difference) {
       return fmt::format("{}: {} and {}", name, difference.a, difference.b);
     case Kind::object:
       return fmt::format("{}: {} and {}", name, difference.a, difference.b);
+    case Kind::metadata:
+      return fmt::format("metadata {}: {} and {}", name, difference.a, difference.b);
     case Kind::elements:
       return fmt::format("{}: {} elements differ, first at {}: {} and {}", name, difference.differing_elements,
                          shape_to_string(difference.index), difference.a, difference.b);

@@ -8,18 +8,29 @@
 #include <utility>
 
 #include "checkpoint/buffer.h"
+#include "checkpoint/source/source.h"
 #include "tessera/base/crc32.h"
 #include "tessera/base/error.h"
 #include "tessera/base/thread_pool.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/internal/file_names.h"
 #include "tessera/checkpoint/sidecar.h"
+#include "tessera/format/safetensors.h"
 
 namespace tessera::checkpoint {
 namespace fs = std::filesystem;
 namespace {
 
 constexpr std::uint64_t kBlockBytes = 4u << 20;
+constexpr std::size_t kListedNames = 5;
+
+// Returns "'a', 'b' and 3 more".
+std::string list_names(const std::vector<std::string>& names) {
+  std::string text;
+  const std::size_t listed = names.size() > kListedNames + 1 ? kListedNames : names.size();
+  for (std::size_t i = 0; i < listed; ++i) text += fmt::format("{}'{}'", i == 0 ? "" : ", ", printable(names[i]));
+  return listed == names.size() ? text : text + fmt::format(" and {} more", names.size() - listed);
+}
 
 class Verifier {
  public:
@@ -33,13 +44,20 @@ class Verifier {
     directory_ = fs::is_directory(path_) ? path_ : path_.parent_path();
     check_sidecar();
     try {
-      checkpoint_ = Checkpoint::open(path_);
+      OpenOptions open_options;
+      open_options.check_checksums = false;  // check_sidecar() did, and reports all damage
+      checkpoint_ = Checkpoint::open(path_, open_options);
+    } catch (const MissingFiles& error) {
+      for (const auto& [file, names] : error.files()) report_missing(file, names);
     } catch (const Error& error) {
       // If the sidecar has already shown damage, it explains any error but io.
-      const bool explained = report_.problem_count > 0 && error.code() != ErrorCode::io;
+      const bool explained = (report_.problem_count > 0 || !sidecar_agrees_) && error.code() != ErrorCode::io;
       if (error.code() != ErrorCode::corrupt && !explained) throw;
       add({error.what(), {}, {}, {}});
     }
+    report_missing_files();
+    check_other_files();
+    report_damaged_blocks();
     if (checkpoint_) {
       check_layout();
       check_ranges();
@@ -49,6 +67,7 @@ class Verifier {
     progress_.end();
     report_.bytes_checked = bytes_checked_;
     std::sort(report_.left_over.begin(), report_.left_over.end());
+    std::sort(report_.other_files.begin(), report_.other_files.end());
     std::sort(report_.problems.begin(), report_.problems.end(), [](const Problem& a, const Problem& b) {
       return std::tie(a.file, a.offset_bytes, a.name, a.what) < std::tie(b.file, b.offset_bytes, b.name, b.what);
     });
@@ -80,8 +99,8 @@ class Verifier {
     if (options_.cancellation != nullptr) options_.cancellation->check();
   }
 
-  // Returns the CRC-32 of a range, read in blocks.
-  std::uint32_t checksum(const ByteSource& file, std::uint64_t offset_bytes, std::uint64_t length_bytes) {
+  // Returns the CRC-32 of a range, read in blocks. `counts` is false if the sidecar's checksum covers it too.
+  std::uint32_t checksum(const ByteSource& file, std::uint64_t offset_bytes, std::uint64_t length_bytes, bool counts) {
     thread_local Buffer buffer;
     std::uint32_t crc = 0;
     for (std::uint64_t done = 0; done < length_bytes;) {
@@ -90,6 +109,7 @@ class Verifier {
       file.read_at(offset_bytes + done, block);
       crc = crc32(block, crc);
       done += block.size();
+      if (!counts) continue;
       bytes_checked_ += block.size();
       progress_.advance(block.size());
     }
@@ -112,7 +132,7 @@ class Verifier {
 
   void check_sidecar() {
     report_damage(std::string(kSidecarFileName), {}, {}, [&] { sidecar_ = read_sidecar(path_); });
-    report_.has_sidecar = sidecar_.has_value();
+    report_.has_sidecar = sidecar_.has_value() || fs::exists(sidecar_path(path_));
     if (!sidecar_) return;
     std::uint64_t total = 0;
     for (const auto& [name, facts] : sidecar_->files) total += facts.size_bytes;
@@ -128,43 +148,123 @@ class Verifier {
       pool_.submit([this, name = name, facts = facts] { check_file(name, facts); });
     }
     pool_.wait();
-    if (!fs::is_directory(path_)) return;
-    for (const fs::directory_entry& entry : fs::directory_iterator(path_)) {
-      const std::string name = entry.path().filename().string();
-      if (!entry.is_regular_file() || name == kSidecarFileName || sidecar_->files.contains(name)) continue;
-      if (may_be_left_by_a_save(name)) {
-        report_.left_over.push_back(name);
-      } else {
-        add_for_file(name, {}, {}, "not a file of this checkpoint: the sidecar does not list it");
-        extra_files_.insert(name);
-      }
-    }
+    report_.sidecar_agrees = sidecar_agrees_;
   }
 
   void check_file(const std::string& name, const Sidecar::FileFacts& facts) {
     std::error_code error;
     if (!fs::is_regular_file(directory_ / name, error)) {
-      const std::lock_guard lock(missing_mutex_);
+      const std::lock_guard lock(files_mutex_);
       missing_files_.insert(name);
-      add_for_file(name, {}, {}, "the file is missing");
+      sidecar_agrees_ = false;
       return;
     }
     const File file = File::open_read(directory_ / name);
     const std::uint64_t size = file.size_bytes();
     if (size != facts.size_bytes) {
+      sidecar_agrees_ = false;
       add_for_file(name, std::min(size, facts.size_bytes), {},
-                   fmt::format("the file has {} bytes, expected {}", size, facts.size_bytes));
+                   fmt::format("the file has {} bytes, expected {} as in the sidecar{}", size, facts.size_bytes,
+                               if_overwritten(name)));
       return;
     }
-    const std::uint32_t crc = checksum(file, 0, size);
-    if (crc == facts.crc32) {
-      const std::lock_guard lock(missing_mutex_);
-      good_files_.insert(name);
-      return;
+    std::uint32_t all = 0;
+    bool is_damaged = false;
+    for (std::size_t i = 0; i < facts.blocks(); ++i) {
+      const std::uint64_t begin = facts.block_begin(i), length = facts.block_end(i) - begin;
+      const std::uint32_t crc = checksum(file, begin, length, true);
+      all = i == 0 ? crc : crc32_combine(all, crc, length);
+      if (crc == facts.block_crc(i)) continue;
+      is_damaged = true;
+      const std::lock_guard lock(files_mutex_);
+      damaged_blocks_.push_back({name, begin, length, crc, facts.block_crc(i)});
     }
-    add_for_file(name, {}, {},
-                 fmt::format("the {} bytes of the file have CRC-32 {:08x}, expected {:08x} as in the sidecar", size,
-                             crc, facts.crc32));
+    if (is_damaged || all != facts.crc32) sidecar_agrees_ = false;
+    if (!is_damaged && all != facts.crc32) {
+      add_for_file(std::string(kSidecarFileName), {}, {},
+                   fmt::format("'{}' has CRC-32 {:08x}, expected {:08x}, which is that of its blocks", printable(name),
+                               facts.crc32, all));
+    }
+  }
+
+  // Returns an addition to a message if a file is younger than the sidecar.
+  std::string_view if_overwritten(const std::string& name) const {
+    std::error_code error;
+    const auto file = fs::last_write_time(directory_ / name, error);
+    if (error) return "";
+    const auto sidecar = fs::last_write_time(sidecar_path(path_), error);
+    return !error && file > sidecar ? "; the file was overwritten since the sidecar was written" : "";
+  }
+
+  // Adds a problem for each damaged block, naming the tensors and objects in it.
+  void report_damaged_blocks() {
+    for (const DamagedBlock& block : damaged_blocks_) {
+      const std::vector<std::string> names =
+          checkpoint_ ? names_in(block.file, block.begin, block.begin + block.length) : std::vector<std::string>();
+      add_for_file(block.file, block.begin, names.size() == 1 ? names[0] : "",
+                   fmt::format("{} bytes have CRC-32 {:08x}, expected {:08x} as in the sidecar{}{}", block.length,
+                               block.found, block.expected, names.size() > 1 ? "; they hold " + list_names(names) : "",
+                               if_overwritten(block.file)));
+    }
+  }
+
+  // --- files
+
+  void report_missing(const std::string& file, const std::vector<std::string>& names) {
+    missing_files_.erase(file);
+    add_for_file(file, {}, names.size() == 1 ? names[0] : "",
+                 "the file is missing" + (names.size() > 1 ? ", expected it for " + list_names(names) : ""));
+    reported_missing_.insert(file);
+  }
+
+  void report_missing_files() {
+    if (checkpoint_) {
+      for (const SourceFile& file : checkpoint_->files()) {
+        if (!file.size_bytes) missing_files_.insert(file.name);
+      }
+    }
+    for (const std::string& file : std::set<std::string>(missing_files_)) {
+      if (reported_missing_.contains(file)) continue;
+      report_missing(file, checkpoint_ ? names_in(file, 0, UINT64_MAX) : std::vector<std::string>());
+    }
+  }
+
+  // Finds the files beside those of the checkpoint.
+  void check_other_files() {
+    if (!fs::is_directory(path_)) return;
+    std::set<std::string> known;
+    if (checkpoint_) {
+      for (const SourceFile& file : checkpoint_->files()) known.insert(file.name);
+    }
+    for (const fs::directory_entry& entry : fs::directory_iterator(path_)) {
+      const std::string name = entry.path().filename().string();
+      const bool is_listed = sidecar_ && sidecar_->files.contains(name);
+      if (!entry.is_regular_file() || name == kSidecarFileName || is_listed) continue;
+      if (known.contains(name)) {
+        if (sidecar_) add_for_file(name, {}, {}, "the sidecar does not list it, but it is part of the checkpoint");
+      } else if (may_be_left_by_a_save(name)) {
+        report_.left_over.push_back(name);
+      } else if (name.ends_with(".distcp") && checkpoint_) {
+        add_for_file(name, {}, {}, "the metadata does not refer to it");
+      } else if (name != kMetadataFileName && name != safetensors::kIndexFileName && !parse_rank_metadata_name(name)) {
+        report_.other_files.push_back(name);
+      }
+    }
+  }
+
+  // Returns the tensors and objects with bytes in a range of a file.
+  std::vector<std::string> names_in(const std::string& file, std::uint64_t begin, std::uint64_t end) const {
+    std::vector<std::string> names;
+    const auto take = [&](const StoredRange& stored, const std::string& name) {
+      if (stored.file == StoredRange::kNoFile || checkpoint_->files()[stored.file].name != file) return;
+      if (stored.offset_bytes >= end || stored.offset_bytes + stored.length_bytes <= begin) return;
+      if (names.empty() || names.back() != name) names.push_back(name);
+    };
+    for (const TensorInfo& tensor : checkpoint_->tensors()) {
+      for (const StoredRange& stored : tensor.stored) take(stored, tensor.name);
+    }
+    for (const ObjectInfo& object : checkpoint_->objects()) take(object.stored, object.name);
+    return names;
   }
 
   // --- tensors against their shapes
@@ -177,12 +277,6 @@ class Verifier {
     for (std::size_t i = 0; i < checkpoint.tensors().size(); ++i) {
       report_.chunks += checkpoint.tensors()[i].chunks.size();
       report_damage({}, {}, checkpoint.tensors()[i].name, [&] { checkpoint.check_partition(i); });
-    }
-    for (const SourceFile& file : checkpoint.files()) {
-      const std::lock_guard lock(missing_mutex_);
-      if (!file.size_bytes && missing_files_.insert(file.name).second) {
-        add_for_file(file.name, {}, {}, "the file is missing");
-      }
     }
   }
 
@@ -212,7 +306,6 @@ class Verifier {
     for (std::size_t f = 0; f < ranges.size(); ++f) {
       if (checkpoint_->files()[f].size_bytes) check_file_ranges(checkpoint_->files()[f], ranges[f]);
     }
-    check_extra_files();
   }
 
   void check_unclaimed(std::vector<std::vector<Range>>& ranges) {
@@ -255,22 +348,6 @@ class Verifier {
       last = &range;
     }
     hole(*file.size_bytes);
-  }
-
-  // Checks for unknown files. With a sidecar, check_sidecar() has done so.
-  void check_extra_files() {
-    if (sidecar_) return;
-    std::set<std::string> known;
-    for (const SourceFile& file : checkpoint_->files()) known.insert(file.name);
-    for (const fs::directory_entry& entry : fs::directory_iterator(path_)) {
-      const std::string name = entry.path().filename().string();
-      if (!entry.is_regular_file() || known.contains(name)) continue;
-      if (may_be_left_by_a_save(name)) {
-        report_.left_over.push_back(name);
-      } else if (name.ends_with(".distcp")) {
-        add_for_file(name, {}, {}, "the metadata does not refer to it");
-      }
-    }
   }
 
   // --- contents
@@ -340,12 +417,13 @@ class Verifier {
     }
   }
 
-  // Checks the CRC-32 of every entry of a stored item's archive, unless the sidecar's CRC-32 of the file was right.
+  bool is_in_sidecar(const std::string& file) const { return sidecar_ && sidecar_->files.contains(file); }
+
+  // Checks the CRC-32 of every entry of a stored item's archive.
   void check_entries(const StoredRange& stored, const std::string& name) {
     check_cancelled();
     if (stored.file == StoredRange::kNoFile) return;
     const std::string& file_name = checkpoint_->files()[stored.file].name;
-    if (good_files_.contains(file_name)) return;
     report_damage(file_name, stored.offset_bytes, name, [&] {
       const std::shared_ptr<const ByteSource> file = checkpoint_->open_file(stored.file);
       const zip::Directory directory = zip::read_directory(*file, stored.offset_bytes, stored.length_bytes);
@@ -355,7 +433,7 @@ class Verifier {
 
   void check_entry(const ByteSource& file, const std::string& file_name, const zip::Entry& entry,
                    const std::string& name) {
-    const std::uint32_t crc = checksum(file, entry.data_offset_bytes, entry.size_bytes);
+    const std::uint32_t crc = checksum(file, entry.data_offset_bytes, entry.size_bytes, !is_in_sidecar(file_name));
     if (crc == entry.crc32) return;
     add_for_file(file_name, entry.data_offset_bytes, name,
                  fmt::format("the {} bytes of {} have CRC-32 {:08x}, expected {:08x}", entry.size_bytes,
@@ -365,7 +443,6 @@ class Verifier {
   void check_archive() {
     check_objects();
     const SourceFile& source = checkpoint_->files()[0];
-    if (good_files_.contains(source.name)) return;
     const std::shared_ptr<const ByteSource> file = checkpoint_->open_file(0);
     const zip::Directory directory = zip::read_directory(*file, 0, *source.size_bytes);
     std::map<std::uint64_t, std::string> names;  // names of the tensors in an entry, by its data offset
@@ -387,8 +464,16 @@ class Verifier {
   ProgressSink& progress_;
   std::shared_ptr<const Checkpoint> checkpoint_;
   std::optional<Sidecar> sidecar_;
-  std::mutex missing_mutex_;
-  std::set<std::string> missing_files_, good_files_, extra_files_;  // good: the sidecar's CRC-32 is right
+  // A block of a file that differs from the sidecar.
+  struct DamagedBlock {
+    std::string file;
+    std::uint64_t begin, length;
+    std::uint32_t found, expected;
+  };
+  std::atomic<bool> sidecar_agrees_ = true;
+  std::mutex files_mutex_;
+  std::set<std::string> missing_files_, reported_missing_;
+  std::vector<DamagedBlock> damaged_blocks_;
   std::atomic<std::uint64_t> bytes_checked_ = 0;
   std::mutex mutex_;
   VerifyReport report_;

@@ -11,6 +11,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/thread_pool.h"
 #include "tessera/checkpoint/internal/file_names.h"
+#include "tessera/checkpoint/sidecar.h"
 #include "tessera/checkpoint/tensor_reader.h"
 #include "tessera/layout/byte_ranges.h"
 
@@ -73,11 +74,19 @@ class Loader {
       read_shared(plan.items, *among);
     }
     for (const LoadPlan::ObjectItem& item : plan.objects) {
-      as_damage([&] { report_.objects.emplace(targets_.at(item.target).name, checkpoint_->load_object(item.object)); });
+      const std::string& name = targets_.at(item.target).name;
+      as_damage([&] {
+        try {
+          report_.objects.emplace(name, checkpoint_->load_object(item.object));
+        } catch (const Error& error) {
+          fail(error.code(), "{}; read for object '{}'", error.what(), printable(name));
+        }
+      });
     }
     pool_.wait();
     progress_.end();
     report_.read_bytes = read_bytes_;
+    report_.bytes_not_compared = checkpoint_->bytes_not_compared();
     return std::move(report_);
   }
 
@@ -347,18 +356,33 @@ class Loader {
 
 }  // namespace
 
-std::shared_ptr<const Checkpoint> open_on_all_ranks(const std::shared_ptr<const Storage>& storage, RankLink& link) {
+std::shared_ptr<const Checkpoint> open_on_all_ranks(const std::shared_ptr<const Storage>& storage, RankLink& link,
+                                                    const OpenOptions& given) {
   const std::string step = fmt::format("open {}", storage->name());
-  if (link.size() == 1) return Checkpoint::open(storage);
-  // Empty if it is not a DCP checkpoint; then each rank opens it by itself.
-  const Bytes metadata = link.broadcast(link.agree_on(step, [&] {
+  if (link.size() == 1) return Checkpoint::open(storage, given);
+  // The metadata, empty if it is not a DCP checkpoint, and the sidecar, empty if there is none.
+  const Bytes description = link.broadcast(link.agree_on(step, [&] {
+    Bytes both;
+    if (!link.is_coordinator()) return both;
     const std::string name(kMetadataFileName);
-    return link.is_coordinator() && storage->size_bytes(name) ? read_file(*storage, name) : Bytes();
+    append_text(both, as_text(storage->size_bytes(name) ? read_file(*storage, name) : Bytes()));
+    const std::optional<Sidecar> sidecar = given.check_checksums ? read_sidecar(*storage) : std::nullopt;
+    if (sidecar) append(both, write_sidecar(*sidecar));
+    return both;
   }));
   return link.agree_on(step, [&] {
-    OpenOptions options;
+    OpenOptions options = given;
+    ByteCursor cursor(description, "metadata from rank 0");
+    const ByteView metadata = as_bytes(cursor.text()), sidecar = cursor.rest();
     if (!metadata.empty()) {
-      options.metadata = std::make_shared<OwnedSource>(metadata, storage->name_of(std::string(kMetadataFileName)));
+      options.metadata = std::make_shared<OwnedSource>(Bytes(metadata.begin(), metadata.end()),
+                                                       storage->name_of(std::string(kMetadataFileName)));
+    }
+    if (sidecar.empty()) {
+      options.check_checksums = false;
+    } else {
+      options.sidecar =
+          std::make_shared<const Sidecar>(parse_sidecar(sidecar, storage->name_of(std::string(kSidecarFileName))));
     }
     return Checkpoint::open(storage, options);
   });

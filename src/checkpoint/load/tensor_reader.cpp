@@ -101,11 +101,17 @@ void TensorReader::read_chunk(std::size_t i, BoxView box, std::uint8_t* out,
                               std::span<const std::int64_t> out_strides) const {
   if (is_empty(box)) return;
   const BoxView chunk_box = info_->chunks[i];
-  const Chunk& chunk = located(i);
-  std::vector<std::int64_t> begin(box.rank());
-  for (std::size_t d = 0; d < box.rank(); ++d) begin[d] = box.offsets[d] - chunk_box.offsets[d];
-  const std::shared_ptr<const ByteSource> file = checkpoint_->open_file(chunk.extent.file);
-  read_strided(chunk, *file, begin, box.sizes, out, out_strides);
+  try {
+    const Chunk& chunk = located(i);
+    std::vector<std::int64_t> begin(box.rank());
+    for (std::size_t d = 0; d < box.rank(); ++d) begin[d] = box.offsets[d] - chunk_box.offsets[d];
+    const std::shared_ptr<const ByteSource> file = checkpoint_->open_file(chunk.extent.file);
+    read_strided(chunk, *file, begin, box.sizes, out, out_strides, false);
+  } catch (const Error& error) {
+    const std::string name = fmt::format("tensor '{}'", printable(info_->name));
+    if (std::string_view(error.what()).find(name) != std::string_view::npos) throw;
+    fail(error.code(), "{}; read for {}, chunk {}", error.what(), name, to_string(chunk_box));
+  }
 }
 
 // Reads the sub-box `begin`, `sizes` of a chunk. Its span is the bytes from the first to the last wanted element. If
@@ -113,7 +119,7 @@ void TensorReader::read_chunk(std::size_t i, BoxView box, std::uint8_t* out,
 // stride.
 void TensorReader::read_strided(const Chunk& chunk, const ByteSource& file, std::span<const std::int64_t> begin,
                                 std::span<const std::int64_t> sizes, std::uint8_t* out,
-                                std::span<const std::int64_t> out_strides) const {
+                                std::span<const std::int64_t> out_strides, bool is_scattered) const {
   const std::int64_t element_bytes = dtype_size(info_->dtype);
   std::int64_t first = 0, last = 0, count = 1, expected_stride = 1, run = 1;
   std::size_t widest = sizes.size();
@@ -132,7 +138,7 @@ void TensorReader::read_strided(const Chunk& chunk, const ByteSource& file, std:
   const auto span_bytes = static_cast<std::uint64_t>((last + 1) * element_bytes);
   const auto wanted_bytes = static_cast<std::uint64_t>(count * element_bytes);
   if (dense) {
-    read_recorded(chunk, file, offset_bytes, {out, wanted_bytes});
+    read_recorded(chunk, file, offset_bytes, {out, wanted_bytes}, is_scattered);
     return;
   }
   const bool is_short = static_cast<std::uint64_t>(run * element_bytes) < kShortRunBytes;
@@ -141,31 +147,38 @@ void TensorReader::read_strided(const Chunk& chunk, const ByteSource& file, std:
       (waste <= (is_short ? kMaxSpanWaste : kMaxSpanWasteOfLongRuns) && span_bytes <= kSpanBytes)) {
     thread_local Buffer buffer;
     const MutableByteView span = buffer.get(span_bytes);
-    read_recorded(chunk, file, offset_bytes, span);
+    read_recorded(chunk, file, offset_bytes, span, is_scattered);
     copy_strided(sizes, element_bytes, span.data(), chunk.strides, out, out_strides);
     return;
   }
   std::vector<std::int64_t> half_begin(begin.begin(), begin.end());
   std::vector<std::int64_t> half_sizes(sizes.begin(), sizes.end());
   half_sizes[widest] = sizes[widest] / 2;
-  read_strided(chunk, file, half_begin, half_sizes, out, out_strides);
+  read_strided(chunk, file, half_begin, half_sizes, out, out_strides, true);
   half_begin[widest] += half_sizes[widest];
   out += half_sizes[widest] * out_strides[widest] * element_bytes;
   half_sizes[widest] = sizes[widest] - half_sizes[widest];
-  read_strided(chunk, file, half_begin, half_sizes, out, out_strides);
+  read_strided(chunk, file, half_begin, half_sizes, out, out_strides, true);
 }
 
 void TensorReader::read_recorded(const Chunk& chunk, const ByteSource& file, std::uint64_t offset_bytes,
-                                 MutableByteView out) const {
+                                 MutableByteView out, bool is_scattered) const {
   read_bytes_ += out.size();
-  if (!sums_bytes_ || !chunk.extent.checksum) {
-    file.read_at(offset_bytes, out);
-    return;
+  const auto read = [&](std::uint64_t offset, MutableByteView part) {
+    if (is_scattered) {
+      file.read_scattered_at(offset, part);
+    } else {
+      file.read_at(offset, part);
+    }
+  };
+  // One checksum is enough.
+  if (!sums_bytes_ || !chunk.extent.checksum || (!is_scattered && file.compares_every_byte())) {
+    return read(offset_bytes, out);
   }
   std::uint32_t crc = 0;
   for (std::uint64_t done = 0; done < out.size();) {
     const MutableByteView part = out.subspan(done, std::min(kChecksumBytes, out.size() - done));
-    file.read_at(offset_bytes + done, part);
+    read(offset_bytes + done, part);
     crc = crc32(part, crc);
     done += part.size();
   }

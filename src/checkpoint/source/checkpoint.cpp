@@ -29,14 +29,15 @@ std::uint64_t TensorInfo::size_bytes() const {
   return static_cast<std::uint64_t>(checked_multiply(checked_numel(shape, name), dtype_size(dtype), name));
 }
 
-std::shared_ptr<const ByteSource> FileCache::open(const Storage& storage, const std::string& name, std::uint32_t key) {
+std::shared_ptr<const ByteSource> FileCache::open(std::uint32_t key,
+                                                  const std::function<std::shared_ptr<const ByteSource>()>& open) {
   const std::lock_guard lock(mutex_);
   if (const auto found = files_.find(key); found != files_.end()) return found->second;
   if (order_.size() >= kOpenFiles) {
     files_.erase(order_.front());
     order_.pop_front();
   }
-  std::shared_ptr<const ByteSource> file = storage.open(name);
+  std::shared_ptr<const ByteSource> file = open();
   files_.emplace(key, file);
   order_.push_back(key);
   return file;
@@ -44,7 +45,11 @@ std::shared_ptr<const ByteSource> FileCache::open(const Storage& storage, const 
 
 std::shared_ptr<const ByteSource> SourceBackend::open_file(std::uint32_t file) const {
   if (file == StoredRange::kNoFile) fail(ErrorCode::corrupt, "{}: no file is recorded for this data", path.string());
-  return cache_.open(*storage, files[file].name, file);
+  return cache_.open(file, [&] { return open_name(files[file].name); });
+}
+
+std::shared_ptr<const ByteSource> SourceBackend::open_name(const std::string& name) const {
+  return checksums.compared(name, storage->open(name));
 }
 
 std::uint32_t SourceBackend::add_file(const std::string& name) {
@@ -77,13 +82,37 @@ void SourceBackend::finish() {
 
 namespace {
 
+std::string describe_missing(std::string_view what, const MissingFiles::NamesOfFile& files) {
+  const auto& [file, names] = *files.begin();
+  std::string text = fmt::format("{}: '{}' is missing", what, printable(file));
+  if (!names.empty()) text += fmt::format(", expected it for '{}'", printable(names[0]));
+  if (names.size() > 1) text += fmt::format(" and {} more", names.size() - 1);
+  return files.size() == 1 ? text : text + fmt::format("; so are {} more files", files.size() - 1);
+}
+
+}  // namespace
+
+MissingFiles::MissingFiles(std::string_view what, NamesOfFile files)
+    : Error(ErrorCode::corrupt, describe_missing(what, files)), files_(std::move(files)) {}
+
+std::optional<Sidecar> sidecar_of(const Storage& storage, const OpenOptions& options) {
+  if (!options.check_checksums) return std::nullopt;
+  return options.sidecar != nullptr ? std::optional(*options.sidecar) : read_sidecar(storage);
+}
+
+std::optional<Sidecar> sidecar_of(const fs::path& file, const OpenOptions& options) {
+  return options.check_checksums ? read_sidecar(file) : std::nullopt;
+}
+
+namespace {
+
 std::unique_ptr<SourceBackend> open_storage(const std::shared_ptr<const Storage>& storage, const OpenOptions& options) {
   if (options.metadata != nullptr || is_dcp(*storage)) return open_dcp(storage, options);
   const std::vector<std::string> names = storage->list();
   const auto any = [&](const auto& what) { return std::any_of(names.begin(), names.end(), what); };
   const bool has_safetensors = any(
       [](const std::string& name) { return name.ends_with(".safetensors") || name == safetensors::kIndexFileName; });
-  if (has_safetensors) return open_safetensors_directory(storage);
+  if (has_safetensors) return open_safetensors_directory(storage, options);
   if (any([](const std::string& name) { return name.ends_with(".distcp"); })) {
     fail(ErrorCode::corrupt, "{}: found data files but no .metadata; the save was never completed", storage->name());
   }
@@ -102,7 +131,7 @@ std::unique_ptr<SourceBackend> open_file_source(const fs::path& path, const Open
          path.string());
   }
   if (safetensors::looks_like_safetensors(first, size) || path.extension() == ".safetensors") {
-    return open_safetensors_file(path);
+    return open_safetensors_file(path, options);
   }
   if (path.filename() == ".metadata") {
     fail(ErrorCode::invalid_argument, "{}: found a metadata file, expected the checkpoint's directory", path.string());
@@ -146,6 +175,7 @@ const std::vector<TensorInfo>& Checkpoint::tensors() const { return backend_->te
 const std::vector<ObjectInfo>& Checkpoint::objects() const { return backend_->objects; }
 const std::vector<StoredCopy>& Checkpoint::copies() const { return backend_->copies; }
 const dcp::Metadata* Checkpoint::dcp_metadata() const { return backend_->dcp_metadata(); }
+const std::map<std::string, std::string>& Checkpoint::metadata() const { return backend_->metadata; }
 const std::vector<std::string>& Checkpoint::warnings() const { return backend_->warnings; }
 
 std::uint64_t Checkpoint::tensor_bytes() const {
@@ -186,5 +216,11 @@ void Checkpoint::check_partition(std::size_t i) const {
 Extent Checkpoint::locate(std::size_t tensor, std::size_t chunk) const { return backend_->locate(tensor, chunk); }
 ObjectValue Checkpoint::load_object(std::size_t i) const { return backend_->load_object(i); }
 std::shared_ptr<const ByteSource> Checkpoint::open_file(std::uint32_t file) const { return backend_->open_file(file); }
+
+bool Checkpoint::has_sidecar() const { return backend_->checksums.has_sidecar(); }
+std::uint64_t Checkpoint::bytes_not_compared() const { return backend_->checksums.bytes_not_compared(); }
+void Checkpoint::compare_rest() const {
+  backend_->checksums.compare_rest([this](const std::string& name) { return backend_->storage->open(name); });
+}
 
 }  // namespace tessera::checkpoint

@@ -65,9 +65,8 @@ constexpr std::uint64_t kReadAheadBytes = 64u << 10;
 
 class DcpSource final : public SourceBackend {
  public:
-  DcpSource(std::shared_ptr<const Storage> storage_in, const OpenOptions& options) {
-    storage = std::move(storage_in);
-    path = storage->name();
+  DcpSource(const std::shared_ptr<const Storage>& storage_in, const OpenOptions& options)
+      : SourceBackend(storage_in->name(), storage_in, sidecar_of(*storage_in, options)) {
     kind = SourceKind::dcp;
     std::vector<std::string> names;
     if (options.metadata != nullptr || storage->size_bytes(std::string(kMetadataFileName))) {
@@ -77,9 +76,12 @@ class DcpSource final : public SourceBackend {
     }
     for (std::size_t i = 0; i < names.size(); ++i) {
       const std::shared_ptr<const ByteSource> file =
-          options.metadata != nullptr ? options.metadata : storage->open(names[i]);
+          options.metadata != nullptr ? checksums.compared(names[i], options.metadata) : open_name(names[i]);
       require_size_within(*file, options.max_metadata_bytes);
       dcp::Metadata part = dcp::read(*file);
+      checksums.compare_rest([&](const std::string& name) {
+        return options.metadata != nullptr ? options.metadata : storage->open(name);
+      });
       take_entries(part, names[i]);
       if (i == 0) {
         metadata_ = std::move(part);
@@ -112,7 +114,8 @@ class DcpSource final : public SourceBackend {
             ? torch_archive::open(ReadAhead(*file, stored.offset_bytes, stored.length_bytes), stored.offset_bytes,
                                   stored.length_bytes)
             : torch_archive::open(*file, stored.offset_bytes, stored.length_bytes);
-    const std::optional<torch_archive::TensorRef> found = torch_archive::as_tensor(archive.tree.root());
+    const std::optional<torch_archive::TensorRef> found =
+        with_context(where, [&] { return torch_archive::as_tensor(archive.tree.root()); });
     if (!found) fail(ErrorCode::corrupt, "{}: the stored item is not a strided tensor", where());
     if (found->dtype != info.dtype) {
       fail(ErrorCode::corrupt, "{}: the stored item has dtype {}, expected {} as in the metadata", where(),

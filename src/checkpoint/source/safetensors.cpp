@@ -23,9 +23,8 @@ namespace {
 
 class SafetensorsSource final : public SourceBackend {
  public:
-  SafetensorsSource(fs::path path_in, std::shared_ptr<const Storage> storage_in) {
-    path = std::move(path_in);
-    storage = std::move(storage_in);
+  SafetensorsSource(fs::path path_in, std::shared_ptr<const Storage> storage_in, std::optional<Sidecar> sidecar)
+      : SourceBackend(std::move(path_in), std::move(storage_in), std::move(sidecar)) {
     kind = SourceKind::safetensors;
     version = "safetensors";
     tree_ = std::make_shared<pickle::Tree>();
@@ -44,10 +43,16 @@ class SafetensorsSource final : public SourceBackend {
     const std::string index_name(safetensors::kIndexFileName);
     std::optional<safetensors::Index> index;
     if (storage->size_bytes(index_name)) {
-      index = safetensors::read_index(read_file(*storage, index_name, safetensors::kMaxHeaderBytes),
-                                      storage->name_of(index_name));
+      const std::shared_ptr<const ByteSource> opened = open_name(index_name);
+      require_size_within(*opened, safetensors::kMaxHeaderBytes);
+      index = safetensors::read_index(read_all(*opened), opened->name());
       std::set<std::string> listed;
-      for (const auto& [tensor, file] : index->weight_map) listed.insert(file);
+      MissingFiles::NamesOfFile missing;
+      for (const auto& [tensor, file] : index->weight_map) {
+        listed.insert(file);
+        if (!names.contains(file) && !has_file(file)) missing[file].push_back(tensor);
+      }
+      if (!missing.empty()) throw MissingFiles(storage->name_of(index_name), std::move(missing));
       for (const std::string& name : names) {
         if (!listed.contains(name)) warnings.push_back(fmt::format("{} is not in the index and is ignored", name));
       }
@@ -160,6 +165,14 @@ class SafetensorsSource final : public SourceBackend {
   }
 
   void take_extras(const safetensors::Header& header, const std::string& file) {
+    for (const auto& [key, value] : header.metadata) {
+      if (safetensors_extra::is_reserved(key)) continue;
+      const auto [found, is_new] = metadata.try_emplace(key, value);
+      if (!is_new && found->second != value) {
+        warnings.push_back(
+            fmt::format("{}: the metadata '{}' is another than in a file before, which counts", file, printable(key)));
+      }
+    }
     if (const auto found = header.metadata.find(std::string(safetensors_extra::kObjects));
         found != header.metadata.end()) {
       const Json json = parse(found->second, file, safetensors_extra::kObjects);
@@ -203,12 +216,20 @@ class SafetensorsSource final : public SourceBackend {
   void check_shards_are_all_there(const std::set<std::string>& names) const {
     const std::optional<Sidecar> sidecar = read_sidecar(*storage);
     if (!sidecar) return;
+    MissingFiles::NamesOfFile missing;
     for (const auto& [name, facts] : sidecar->files) {
-      if (!name.ends_with(kSafetensorsSuffix) || names.contains(name)) continue;
-      fail(ErrorCode::corrupt,
-           "{}: the sidecar lists {}, which is missing: the save was never completed, or the file was lost",
-           storage->name(), printable(name));
+      if (name.ends_with(kSafetensorsSuffix) && !names.contains(name)) missing[name] = {};
     }
+    if (missing.empty()) return;
+    throw MissingFiles(
+        fmt::format("{}: the save was never completed, or a file that the sidecar lists was lost", storage->name()),
+        std::move(missing));
+  }
+
+  // Names that leave the directory are refused later.
+  bool has_file(const std::string& name) const {
+    return name.empty() || name.find('\0') != std::string::npos || fs::path(name).is_absolute() ||
+           storage->size_bytes(name).has_value();
   }
 
   void check_index(const safetensors::Index& index, const std::string& name) {
@@ -240,14 +261,16 @@ class SafetensorsSource final : public SourceBackend {
 
 }  // namespace
 
-std::unique_ptr<SourceBackend> open_safetensors_directory(const std::shared_ptr<const Storage>& storage) {
-  auto source = std::make_unique<SafetensorsSource>(storage->name(), storage);
+std::unique_ptr<SourceBackend> open_safetensors_directory(const std::shared_ptr<const Storage>& storage,
+                                                          const OpenOptions& options) {
+  auto source = std::make_unique<SafetensorsSource>(storage->name(), storage, sidecar_of(*storage, options));
   source->read_directory_source();
   return source;
 }
 
-std::unique_ptr<SourceBackend> open_safetensors_file(const fs::path& file) {
-  auto source = std::make_unique<SafetensorsSource>(file, file_system_storage(file.parent_path()));
+std::unique_ptr<SourceBackend> open_safetensors_file(const fs::path& file, const OpenOptions& options) {
+  auto source =
+      std::make_unique<SafetensorsSource>(file, file_system_storage(file.parent_path()), sidecar_of(file, options));
   source->read_file_source();
   return source;
 }

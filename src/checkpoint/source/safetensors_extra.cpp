@@ -7,6 +7,10 @@
 
 namespace tessera::checkpoint::safetensors_extra {
 
+bool is_reserved(std::string_view key) {
+  return key == "DCP_VERSION" || key == "DCP_SHARDING_INFO" || key == kObjects || key == kPaths || key == kDTypes;
+}
+
 StoredAs stored_as(DType dtype, const std::vector<std::int64_t>& shape) {
   // float4_e2m1fn_x2 is stored as F4 with a last dimension of twice the size. A scalar has no last dimension.
   const bool is_lone_pair = dtype == DType::float4_e2m1fn_x2 && shape.empty();

@@ -22,6 +22,9 @@ inline constexpr std::string_view kPaths = "tessera.paths";
 // reals in an additional dimension, others as unsigned integers of equal size.
 inline constexpr std::string_view kDTypes = "tessera.dtypes";
 
+// Whether a key of `__metadata__` is one of these, or one of PyTorch's DCP.
+bool is_reserved(std::string_view key);
+
 // The dtype that a tensor is stored as.
 struct StoredAs {
   DType dtype;

@@ -3,12 +3,15 @@
 
 #include <deque>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
+#include "checkpoint/source/checksums.h"
+#include "tessera/base/error.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/storage.h"
 
@@ -17,7 +20,8 @@ namespace tessera::checkpoint {
 // Keeps up to kOpenFiles files open and closes the one opened first. Thread-safe.
 class FileCache {
  public:
-  std::shared_ptr<const ByteSource> open(const Storage& storage, const std::string& name, std::uint32_t key);
+  std::shared_ptr<const ByteSource> open(std::uint32_t key,
+                                         const std::function<std::shared_ptr<const ByteSource>()>& open);
 
  private:
   static constexpr std::size_t kOpenFiles = 64;
@@ -26,14 +30,32 @@ class FileCache {
   std::deque<std::uint32_t> order_;
 };
 
+// Files that the description of a checkpoint names and that are not there.
+class MissingFiles : public Error {
+ public:
+  using NamesOfFile = std::map<std::string, std::vector<std::string>>;  // the tensors in each missing file
+  // `what` is the checkpoint that names them, for the message.
+  MissingFiles(std::string_view what, NamesOfFile files);
+  const NamesOfFile& files() const { return files_; }
+
+ private:
+  NamesOfFile files_;
+};
+
 class SourceBackend {
  public:
+  // Reads are compared with `sidecar`, if there is one.
+  SourceBackend(std::filesystem::path path_in, std::shared_ptr<const Storage> storage_in,
+                std::optional<Sidecar> sidecar)
+      : path(std::move(path_in)), storage(std::move(storage_in)), checksums(std::move(sidecar)) {}
   virtual ~SourceBackend() = default;
   virtual Extent locate(std::size_t tensor, std::size_t chunk) const = 0;
   virtual ObjectValue load_object(std::size_t i) const = 0;
   virtual const dcp::Metadata* dcp_metadata() const { return nullptr; }
 
   std::shared_ptr<const ByteSource> open_file(std::uint32_t file) const;
+  // Opens a file by name, for one use. Its reads are compared with the sidecar.
+  std::shared_ptr<const ByteSource> open_name(const std::string& name) const;
   // Adds a file of the checkpoint's directory, which need not exist, and returns its index. Throws Error(corrupt) for a
   // name that leaves the directory.
   std::uint32_t add_file(const std::string& name);
@@ -42,6 +64,7 @@ class SourceBackend {
 
   std::filesystem::path path;              // as the user gave it
   std::shared_ptr<const Storage> storage;  // of the files
+  Checksums checksums;
   SourceKind kind = SourceKind::dcp;
   std::string version;
   std::vector<SourceFile> files;
@@ -49,6 +72,7 @@ class SourceBackend {
   std::vector<ObjectInfo> objects;
   std::vector<StoredCopy> copies;
   std::vector<std::string> warnings;
+  std::map<std::string, std::string> metadata;  // of safetensors
   std::unordered_map<std::string_view, std::size_t> tensor_index, object_index;
 
  private:
@@ -56,9 +80,14 @@ class SourceBackend {
 };
 
 std::unique_ptr<SourceBackend> open_dcp(std::shared_ptr<const Storage> storage, const OpenOptions& options);
-std::unique_ptr<SourceBackend> open_safetensors_directory(const std::shared_ptr<const Storage>& storage);
-std::unique_ptr<SourceBackend> open_safetensors_file(const std::filesystem::path& file);
+std::unique_ptr<SourceBackend> open_safetensors_directory(const std::shared_ptr<const Storage>& storage,
+                                                          const OpenOptions& options);
+std::unique_ptr<SourceBackend> open_safetensors_file(const std::filesystem::path& file, const OpenOptions& options);
 std::unique_ptr<SourceBackend> open_torch_file(const std::filesystem::path& file, const OpenOptions& options);
+
+// Returns the sidecar to compare reads with, or nothing.
+std::optional<Sidecar> sidecar_of(const Storage& storage, const OpenOptions& options);
+std::optional<Sidecar> sidecar_of(const std::filesystem::path& file, const OpenOptions& options);
 
 // Whether `storage` has `.metadata` or a `__<rank>.metadata`.
 bool is_dcp(const Storage& storage);

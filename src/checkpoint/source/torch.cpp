@@ -5,6 +5,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "checkpoint/source/expansion.h"
 #include "checkpoint/source/source.h"
 #include "tessera/base/error.h"
 #include "tessera/format/python_value.h"
@@ -70,14 +71,10 @@ std::optional<std::span<const pickle::Pair>> as_mapping(NodeRef value) {
   return std::nullopt;
 }
 
-constexpr std::uint64_t kLeastBudgetBytes = std::uint64_t{32} << 20;
-constexpr std::uint64_t kBudgetPerByte = 32;
-
 class TorchSource final : public SourceBackend {
  public:
-  TorchSource(const fs::path& file_path, const OpenOptions& options) {
-    path = file_path;
-    storage = file_system_storage(file_path.parent_path());
+  TorchSource(const fs::path& file_path, const OpenOptions& options)
+      : SourceBackend(file_path, file_system_storage(file_path.parent_path()), sidecar_of(file_path, options)) {
     kind = SourceKind::torch;
     const std::uint32_t number = add_file(file_path.filename().string());
     const std::shared_ptr<const ByteSource> file = open_file(number);
@@ -92,8 +89,7 @@ class TorchSource final : public SourceBackend {
       while (!text.empty() && (text.back() == '\n' || text.back() == '\r')) text.pop_back();
       version += " " + printable(as_text(text));
     }
-    budget_bytes_ =
-        kLeastBudgetBytes + kBudgetPerByte * archive_->directory.find(archive_->prefix + "/data.pkl")->size_bytes;
+    budget_ = ExpansionBudget(file->size_bytes());
     const NodeRef root = archive_->tree.root();
     const bool is_container = as_mapping(root) || (root.is(Kind::list) && !is_terminal(root, 0));
     if (is_container) {
@@ -141,20 +137,19 @@ class TorchSource final : public SourceBackend {
     return true;
   }
 
-  // Deducts from the memory budget for a pickle of this size. A pickle can define a container once and refer to it
-  // often.
+  // A pickle can define a container once and refer to it often.
   void charge(const Path& at) {
     std::uint64_t bytes = sizeof(TensorInfo);
     for (const Key& item : at) {
       const auto* key = std::get_if<std::string>(&item);
       bytes += sizeof(item) + 2 * (key == nullptr ? 0 : key->size());
     }
-    if (bytes > budget_bytes_) {
+    if (!budget_.charge(bytes)) {
       fail(ErrorCode::corrupt,
-           "{}: the flattened state is too large for a pickle of this size: it repeats the same containers many times",
-           path.string());
+           "{}: the flattened state takes more than {}, expected at most 64 MiB or 16 times the file; it repeats the "
+           "same containers many times",
+           path.string(), format_bytes(budget_.limit_bytes()));
     }
-    budget_bytes_ -= bytes;
   }
 
   void flatten(NodeRef value, const Path& at, std::size_t depth) {
@@ -184,7 +179,9 @@ class TorchSource final : public SourceBackend {
 
   void leaf(NodeRef value, const Path& at) {
     const std::string name = name_of(at);
-    const std::optional<torch_archive::TensorRef> found = torch_archive::as_tensor(value);
+    const std::optional<torch_archive::TensorRef> found =
+        with_context([&] { return fmt::format("{}: '{}'", path.string(), printable(name)); },
+                     [&] { return torch_archive::as_tensor(value); });
     if (!found) {
       objects.push_back({name, {}, at, tensors.size() + objects.size()});
       object_values_.push_back(value);
@@ -209,7 +206,7 @@ class TorchSource final : public SourceBackend {
   std::vector<Extent> extents_;
   std::vector<NodeRef> object_values_;
   std::unordered_map<std::uint64_t, bool> terminal_lists_;
-  std::uint64_t budget_bytes_ = 0;
+  ExpansionBudget budget_{0};
 };
 
 }  // namespace
@@ -236,8 +233,8 @@ Extent extent_of(const torch_archive::TensorRef& tensor, const zip::Entry& stora
   bool empty = false, row_major = true;
   std::int64_t last = 0;
   const std::vector<std::int64_t> expected = row_major_strides(tensor.sizes);
-  for (std::size_t d = 0; d < tensor.sizes.size(); ++d) {
-    if (tensor.sizes[d] == 0) empty = true;
+  for (const std::int64_t dim_size : tensor.sizes) empty = empty || dim_size == 0;
+  for (std::size_t d = 0; d < tensor.sizes.size() && !empty; ++d) {
     last += (tensor.sizes[d] - 1) * tensor.strides[d];
     row_major = row_major && (tensor.sizes[d] <= 1 || tensor.strides[d] == expected[d]);
   }

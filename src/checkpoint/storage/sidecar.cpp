@@ -3,6 +3,7 @@
 #include <charconv>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <utility>
 
 #include "tessera/base/crc32.h"
 #include "tessera/base/error.h"
@@ -14,18 +15,49 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr std::uint64_t kMaxSidecarBytes = 1ull << 30;
-constexpr std::int64_t kVersion = 1;
+constexpr std::int64_t kVersion = 2;
+constexpr std::size_t kCrcDigits = 8;
+constexpr std::uint64_t kMinBlockBytes = 1u << 10;
 
-std::uint32_t parse_crc(const std::string& text, const std::string& where) {
+std::uint32_t parse_crc(std::string_view text, const std::string& where) {
   std::uint32_t crc = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), crc, 16);
-  if (text.size() != 8 || error != std::errc() || end != text.data() + text.size()) {
+  if (text.size() != kCrcDigits || error != std::errc() || end != text.data() + text.size()) {
     fail(ErrorCode::corrupt, "{}: found crc32 '{}', expected eight hexadecimal digits", where, printable(text));
   }
   return crc;
 }
 
-Sidecar parse(const Bytes& bytes, const std::string& name) {
+Sidecar::FileFacts parse_facts(const nlohmann::json& json, std::uint64_t block_bytes, const std::string& where) {
+  if (!json.is_object() || !json.contains("bytes") || !json["bytes"].is_number_unsigned() || !json.contains("crc32") ||
+      !json["crc32"].is_string()) {
+    fail(ErrorCode::corrupt, "{}: expected its bytes and crc32", where);
+  }
+  Sidecar::FileFacts facts;
+  facts.size_bytes = json["bytes"].get<std::uint64_t>();
+  facts.crc32 = parse_crc(json["crc32"].get_ref<const std::string&>(), where);
+  const auto blocks = json.find("blocks");
+  if (blocks == json.end()) return facts;
+  if (!blocks->is_string())
+    fail(ErrorCode::corrupt, "{}: blocks is a {}, expected a string", where, blocks->type_name());
+  const std::string_view digits = blocks->get_ref<const std::string&>();
+  const std::uint64_t expected =
+      block_bytes < kMinBlockBytes ? 0 : facts.size_bytes / block_bytes + (facts.size_bytes % block_bytes != 0 ? 1 : 0);
+  if (expected < 2 || digits.size() % kCrcDigits != 0 || digits.size() / kCrcDigits != expected) {
+    fail(ErrorCode::corrupt, "{}: blocks has {} digits, expected {} for each of {} blocks of {} bytes", where,
+         digits.size(), kCrcDigits, expected, block_bytes);
+  }
+  facts.block_bytes = block_bytes;
+  facts.block_crcs.reserve(expected);
+  for (std::size_t at = 0; at < digits.size(); at += kCrcDigits) {
+    facts.block_crcs.push_back(parse_crc(digits.substr(at, kCrcDigits), where));
+  }
+  return facts;
+}
+
+}  // namespace
+
+Sidecar parse_sidecar(ByteView contents, const std::string& name) {
   bool duplicate = false;
   std::vector<std::set<std::string>> keys;
   const auto see = [&](int, nlohmann::json::parse_event_t event, nlohmann::json& parsed) {
@@ -35,49 +67,53 @@ Sidecar parse(const Bytes& bytes, const std::string& name) {
     if (event == Event::key) duplicate = duplicate || !keys.back().insert(parsed.get<std::string>()).second;
     return true;
   };
-  const nlohmann::json json = nlohmann::json::parse(bytes.begin(), bytes.end(), see, false);
+  const nlohmann::json json = nlohmann::json::parse(contents.begin(), contents.end(), see, false);
   if (json.is_discarded() || !json.is_object()) fail(ErrorCode::corrupt, "{}: not a JSON object", name);
   if (duplicate) fail(ErrorCode::corrupt, "{}: a key occurs twice, expected unique keys", name);
   const auto version = json.find("version");
   if (version == json.end() || !version->is_number_integer()) {
-    fail(ErrorCode::corrupt, "{}: no version, expected {}", name, kVersion);
+    fail(ErrorCode::corrupt, "{}: no version, expected 1 to {}", name, kVersion);
   }
-  if (version->get<std::int64_t>() != kVersion) {
-    fail(ErrorCode::unsupported, "{}: version {}, expected {}", name, version->dump(), kVersion);
+  if (version->get<std::int64_t>() < 1 || version->get<std::int64_t>() > kVersion) {
+    fail(ErrorCode::unsupported, "{}: version {}, expected 1 to {}", name, version->dump(), kVersion);
+  }
+  std::uint64_t block_bytes = 0;
+  if (const auto found = json.find("block_bytes"); found != json.end()) {
+    if (!found->is_number_unsigned() || found->get<std::uint64_t>() < kMinBlockBytes) {
+      fail(ErrorCode::corrupt, "{}: block_bytes is {}, expected at least {}", name, printable(found->dump()),
+           kMinBlockBytes);
+    }
+    block_bytes = found->get<std::uint64_t>();
   }
   const auto files = json.find("files");
   if (files == json.end() || !files->is_object()) fail(ErrorCode::corrupt, "{}: no object 'files'", name);
   Sidecar sidecar;
   for (const auto& [file, facts] : files->items()) {
-    const auto where = fmt::format("{}: file '{}'", name, printable(file));
-    if (!facts.is_object() || !facts.contains("bytes") || !facts["bytes"].is_number_unsigned() ||
-        !facts.contains("crc32") || !facts["crc32"].is_string()) {
-      fail(ErrorCode::corrupt, "{}: expected its bytes and crc32", where);
-    }
-    sidecar.files[file] = {facts["bytes"].get<std::uint64_t>(), parse_crc(facts["crc32"].get<std::string>(), where)};
+    sidecar.files[file] = parse_facts(facts, block_bytes, fmt::format("{}: file '{}'", name, printable(file)));
   }
   return sidecar;
 }
 
-// Returns the sidecar of a save that was killed between its two renames: it belongs to `.metadata` but still has its
-// temporary name.
-std::optional<Sidecar> interrupted_sidecar(const Storage& storage) {
-  const std::string name = std::string(kSidecarFileName) + std::string(kTemporarySuffix);
-  const std::string metadata_name(kMetadataFileName);
-  if (!storage.size_bytes(name)) return std::nullopt;
-  try {
-    const Sidecar sidecar = parse(read_file(storage, name, kMaxSidecarBytes), storage.name_of(name));
-    const auto facts = sidecar.files.find(metadata_name);
-    if (facts == sidecar.files.end()) return std::nullopt;
-    const Bytes metadata = read_file(storage, metadata_name);
-    const Sidecar::FileFacts found{metadata.size(), crc32(metadata)};
-    return found == facts->second ? std::optional(sidecar) : std::nullopt;
-  } catch (const Error&) {
-    return std::nullopt;  // the sidecar was not finished
+Sidecar::FileFacts facts_of(ByteView contents) {
+  std::vector<std::uint32_t> crcs;
+  for (std::size_t at = 0; at < contents.size(); at += Sidecar::kBlockBytes) {
+    crcs.push_back(crc32(contents.subspan(at, std::min<std::size_t>(Sidecar::kBlockBytes, contents.size() - at))));
   }
+  return facts_of_blocks(contents.size(), std::move(crcs));
 }
 
-}  // namespace
+Sidecar::FileFacts facts_of_blocks(std::uint64_t size_bytes, std::vector<std::uint32_t> block_crcs) {
+  Sidecar::FileFacts facts;
+  facts.size_bytes = size_bytes;
+  for (std::size_t i = 0; i < block_crcs.size(); ++i) {
+    const std::uint64_t length = std::min(Sidecar::kBlockBytes, size_bytes - i * Sidecar::kBlockBytes);
+    facts.crc32 = i == 0 ? block_crcs[i] : crc32_combine(facts.crc32, block_crcs[i], length);
+  }
+  if (block_crcs.size() < 2) return facts;
+  facts.block_bytes = Sidecar::kBlockBytes;
+  facts.block_crcs = std::move(block_crcs);
+  return facts;
+}
 
 fs::path sidecar_path(const fs::path& checkpoint) {
   std::error_code ignored;
@@ -85,11 +121,28 @@ fs::path sidecar_path(const fs::path& checkpoint) {
   return fs::path(checkpoint.string() + std::string(kSidecarFileName));
 }
 
+std::optional<Sidecar> read_interrupted_sidecar(const Storage& storage) {
+  const std::string name = std::string(kSidecarFileName) + std::string(kTemporarySuffix);
+  const std::string metadata_name(kMetadataFileName);
+  if (!storage.size_bytes(name) || !storage.size_bytes(metadata_name)) return std::nullopt;
+  try {
+    Sidecar sidecar = parse_sidecar(read_file(storage, name, kMaxSidecarBytes), storage.name_of(name));
+    const auto facts = sidecar.files.find(metadata_name);
+    if (facts == sidecar.files.end()) return std::nullopt;
+    const Bytes metadata = read_file(storage, metadata_name);
+    const bool is_its_own = metadata.size() == facts->second.size_bytes && crc32(metadata) == facts->second.crc32;
+    return is_its_own ? std::optional(std::move(sidecar)) : std::nullopt;
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::io) throw;
+    return std::nullopt;  // the sidecar was not finished
+  }
+}
+
 std::optional<Sidecar> read_sidecar(const Storage& storage) {
-  if (std::optional<Sidecar> sidecar = interrupted_sidecar(storage)) return sidecar;
+  if (std::optional<Sidecar> sidecar = read_interrupted_sidecar(storage)) return sidecar;
   const std::string name(kSidecarFileName);
   if (!storage.size_bytes(name)) return std::nullopt;
-  return parse(read_file(storage, name, kMaxSidecarBytes), storage.name_of(name));
+  return parse_sidecar(read_file(storage, name, kMaxSidecarBytes), storage.name_of(name));
 }
 
 std::optional<Sidecar> read_sidecar(const fs::path& checkpoint) {
@@ -97,15 +150,30 @@ std::optional<Sidecar> read_sidecar(const fs::path& checkpoint) {
   if (fs::is_directory(checkpoint, ignored)) return read_sidecar(*file_system_storage(checkpoint));
   const fs::path path = sidecar_path(checkpoint);
   if (!fs::exists(path, ignored)) return std::nullopt;
-  return parse(read_file(path, kMaxSidecarBytes), path.string());
+  Sidecar sidecar = parse_sidecar(read_file(path, kMaxSidecarBytes), path.string());
+  if (sidecar.files.size() != 1) {
+    fail(ErrorCode::corrupt, "{}: it describes {} files, expected one, the file beside it", path.string(),
+         sidecar.files.size());
+  }
+  auto only = sidecar.files.extract(sidecar.files.begin());
+  only.key() = checkpoint.filename().string();
+  sidecar.files.insert(std::move(only));
+  return sidecar;
 }
 
 Bytes write_sidecar(const Sidecar& sidecar) {
   nlohmann::ordered_json files = nlohmann::ordered_json::object();
   for (const auto& [name, facts] : sidecar.files) {
-    files[name] = {{"bytes", facts.size_bytes}, {"crc32", fmt::format("{:08x}", facts.crc32)}};
+    nlohmann::ordered_json& file =
+        files[name] = {{"bytes", facts.size_bytes}, {"crc32", fmt::format("{:08x}", facts.crc32)}};
+    if (facts.block_crcs.empty()) continue;
+    std::string digits;
+    digits.reserve(facts.block_crcs.size() * kCrcDigits);
+    for (const std::uint32_t crc : facts.block_crcs) fmt::format_to(std::back_inserter(digits), "{:08x}", crc);
+    file["blocks"] = std::move(digits);
   }
-  const nlohmann::ordered_json json = {{"version", kVersion}, {"files", std::move(files)}};
+  const nlohmann::ordered_json json = {
+      {"version", kVersion}, {"block_bytes", Sidecar::kBlockBytes}, {"files", std::move(files)}};
   Bytes out;
   append(out, json.dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
   out.push_back('\n');

@@ -28,7 +28,7 @@ struct Flags {
   std::string dtype, max_shard_size;
   checkpoint::Selection selection;
   std::int64_t jobs = 0;
-  bool dry_run = false, json = false;
+  bool dry_run = false, json = false, no_checksums = false, expand = false;
 };
 
 struct ConvertFlags : Flags {
@@ -61,6 +61,8 @@ void add_common_options(Flags& flags, std::vector<Option>& options) {
   options.push_back(jobs_option(flags.jobs));
   options.push_back(
       {.name = "dry-run", .help = "Print what would be written, and write nothing", .target = &flags.dry_run});
+  options.push_back(no_checksums_option(flags.no_checksums));
+  options.push_back(expand_option(flags.expand));
   options.push_back(json_option(flags.json));
 }
 
@@ -105,6 +107,7 @@ void set_common_options(const Flags& flags, Session& session, Warnings& warnings
   if (!flags.max_shard_size.empty()) options.max_shard_bytes = parse_size("--max-shard-size", flags.max_shard_size);
   options.jobs = static_cast<std::size_t>(flags.jobs);
   options.dry_run = flags.dry_run;
+  options.expand = flags.expand;
   options.progress = &session.progress;
   options.cancellation = &session.cancellation;
   options.warn = [&warnings](const std::string& text) { warnings.add(text); };
@@ -177,7 +180,7 @@ ExitStatus convert(const ConvertFlags& flags, Session& session) {
   Warnings warnings;
   options.to = target_kind(flags);
   set_common_options(flags, session, warnings, options);
-  const auto source = session.open(flags.source);
+  const auto source = session.open(flags.source, flags.no_checksums);
   check_selection(flags.selection, {source.get()});
   return run_and_report(flags, session, warnings,
                         [&] { return checkpoint::convert(source, flags.destination, options); });
@@ -188,13 +191,13 @@ ExitStatus reshard(const ReshardFlags& flags, Session& session) {
   Warnings warnings;
   if (flags.ranks == 0 && flags.like.empty()) throw UsageError("either --ranks or --like is required");
   set_common_options(flags, session, warnings, options);
-  const auto source = session.open(flags.source);
+  const auto source = session.open(flags.source, flags.no_checksums);
   check_selection(flags.selection, {source.get()});
   options.dim = flags.dim;
   if (flags.like.empty()) {
     options.ranks = flags.ranks;
   } else {
-    options.like = session.open(flags.like);
+    options.like = session.open(flags.like, flags.no_checksums);
   }
   return run_and_report(flags, session, warnings,
                         [&] { return checkpoint::reshard(source, flags.destination, options); });

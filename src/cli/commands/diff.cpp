@@ -21,7 +21,7 @@ struct Flags {
   std::string a, b;
   checkpoint::Selection selection;
   std::int64_t jobs = 0;
-  bool json = false;
+  bool json = false, no_checksums = false, expand = false;
 };
 
 std::string_view kind_name(Difference::Kind kind) {
@@ -40,6 +40,8 @@ std::string_view kind_name(Difference::Kind kind) {
       return "object";
     case Difference::Kind::kind:
       return "kind";
+    case Difference::Kind::metadata:
+      return "metadata";
   }
   return "unknown";
 }
@@ -74,11 +76,12 @@ void print_as_json(Session& session, const DiffReport& report) {
 }
 
 ExitStatus diff(const Flags& flags, Session& session) {
-  const auto a = session.open(flags.a);
-  const auto b = session.open(flags.b);
+  const auto a = session.open(flags.a, flags.no_checksums);
+  const auto b = session.open(flags.b, flags.no_checksums);
   check_selection(flags.selection, {a.get(), b.get()});
   checkpoint::DiffOptions options;
   options.selection = flags.selection;
+  options.expand = flags.expand;
   options.jobs = static_cast<std::size_t>(flags.jobs);
   options.progress = &session.progress;
   options.cancellation = &session.cancellation;
@@ -104,7 +107,7 @@ Command diff_command() {
           .examples = {"tessera diff step-1000 step-1000.safetensors --select 'model.*'"},
           .options = {checkpoint_argument("A", flags->a), checkpoint_argument("B", flags->b),
                       select_option(flags->selection), exclude_option(flags->selection), jobs_option(flags->jobs),
-                      json_option(flags->json)},
+                      no_checksums_option(flags->no_checksums), expand_option(flags->expand), json_option(flags->json)},
           .run = [flags](Session& session) { return diff(*flags, session); }};
 }
 

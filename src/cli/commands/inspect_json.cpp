@@ -125,6 +125,12 @@ void print_json(Session& session, const Checkpoint& checkpoint, const NamedItems
   }
   std::uint64_t total = 0;
   for (const std::size_t tensor : items.tensors) total += checkpoint.tensors()[tensor].size_bytes();
+  session.out.write("\n  },\n  \"metadata\": {");
+  first = true;
+  for (const auto& [key, value] : checkpoint.metadata()) {
+    session.out.print("{}\n    {}: {}", first ? "" : ",", json_string(key), json_string(value));
+    first = false;
+  }
   session.out.print("\n  }},\n  \"total_bytes\": {}\n}}\n", total);
 }
 

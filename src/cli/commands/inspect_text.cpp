@@ -93,6 +93,15 @@ void print_objects(Session& session, const Checkpoint& checkpoint) {
   table.print(session.out);
 }
 
+void print_metadata(Session& session, const Checkpoint& checkpoint) {
+  TextTable table({{"METADATA", Align::left, 20, true}, {"VALUE", Align::left, 16}});
+  for (const auto& [key, value] : checkpoint.metadata()) {
+    table.add({name_text(key), truncate(name_text(value), kReprColumns)});
+  }
+  session.out.write("\n");
+  table.print(session.out);
+}
+
 void print_files(Session& session, const Checkpoint& checkpoint) {
   TextTable table({{"FILE", Align::left, 20, true}, {"BYTES", Align::right}});
   for (const checkpoint::SourceFile& file : checkpoint.files()) {
@@ -108,6 +117,7 @@ void print_overview(Session& session, const Checkpoint& checkpoint) {
   print_head(session, checkpoint);
   if (!checkpoint.tensors().empty()) print_tensors(session, checkpoint);
   if (!checkpoint.objects().empty()) print_objects(session, checkpoint);
+  if (!checkpoint.metadata().empty()) print_metadata(session, checkpoint);
   if (!checkpoint.files().empty()) print_files(session, checkpoint);
   std::size_t chunks = 0;
   for (const TensorInfo& tensor : checkpoint.tensors()) chunks += tensor.chunks.size();

@@ -33,6 +33,11 @@ void print_for_people(Session& session, const VerifyReport& report) {
                       counted(report.left_over.size(), "file"),
                       one_line(fmt::format("{}", fmt::join(report.left_over, ", ")))));
   }
+  if (!report.other_files.empty()) {
+    print(fmt::format("note: {} that {} not part of the checkpoint: {}", counted(report.other_files.size(), "file"),
+                      report.other_files.size() == 1 ? "is" : "are",
+                      one_line(fmt::format("{}", fmt::join(report.other_files, ", ")))));
+  }
   std::string summary =
       fmt::format("{}: {} in {}, {}, {}; {} compared with checksums",
                   report.good() ? "good" : counted(report.problem_count, "problem"), counted(report.tensors, "tensor"),
@@ -41,7 +46,9 @@ void print_for_people(Session& session, const VerifyReport& report) {
   if (report.bytes_without_checksum > 0) {
     summary += fmt::format(", {} have none", format_bytes(report.bytes_without_checksum));
   }
-  print(summary + (report.has_sidecar ? ", sidecar agrees" : ", no sidecar"));
+  print(summary + (!report.has_sidecar     ? ", no sidecar"
+                   : report.sidecar_agrees ? ", sidecar agrees"
+                                           : ", sidecar disagrees"));
 }
 
 void print_as_json(Session& session, const VerifyReport& report) {
@@ -63,7 +70,9 @@ void print_as_json(Session& session, const VerifyReport& report) {
                      {"bytes_checked", report.bytes_checked},
                      {"bytes_without_checksum", report.bytes_without_checksum},
                      {"has_sidecar", report.has_sidecar},
-                     {"left_over", report.left_over}};
+                     {"sidecar_agrees", report.sidecar_agrees},
+                     {"left_over", report.left_over},
+                     {"other_files", report.other_files}};
   session.out.print("{}\n", json_text(json, 2));
 }
 

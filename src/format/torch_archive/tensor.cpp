@@ -91,17 +91,20 @@ void validate(TensorRef& tensor) {
   bool is_empty = false;
   std::int64_t padded_numel = 1, last = tensor.storage_offset;
   for (std::size_t d = 0; d < rank; ++d) {
-    const std::int64_t size = tensor.sizes[d];
-    is_empty = is_empty || size == 0;
-    padded_numel = checked_multiply(padded_numel, std::max<std::int64_t>(size, 1), "number of elements");
-    last = checked_add(last, checked_multiply(size == 0 ? 1 : size - 1, tensor.strides[d], "extent"), "extent");
+    is_empty = is_empty || tensor.sizes[d] == 0;
+    padded_numel = checked_multiply(padded_numel, std::max<std::int64_t>(tensor.sizes[d], 1), "number of elements");
   }
   checked_multiply(padded_numel, itemsize, "size in bytes");
-  const std::int64_t end = checked_multiply(checked_add<std::int64_t>(last, 1, "extent"), itemsize, "extent");
   if (is_empty) {
-    // An empty slice may begin past its storage; it is never read.
+    // An empty slice may begin past its storage, and its strides may lead anywhere; it is never read.
     if (tensor.storage_offset > tensor.storage.size_bytes / itemsize) tensor.storage_offset = 0;
-  } else if (end > tensor.storage.size_bytes) {
+    return;
+  }
+  for (std::size_t d = 0; d < rank; ++d) {
+    last = checked_add(last, checked_multiply(tensor.sizes[d] - 1, tensor.strides[d], "extent"), "extent");
+  }
+  const std::int64_t end = checked_multiply(checked_add<std::int64_t>(last, 1, "extent"), itemsize, "extent");
+  if (end > tensor.storage.size_bytes) {
     malformed("elements up to byte {} of storage '{}', which has {} bytes", end, printable(tensor.storage.key),
               tensor.storage.size_bytes);
   }

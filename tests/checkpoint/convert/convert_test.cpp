@@ -2,6 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "support/child_process.h"
 #include "support/error_matchers.h"
 #include "support/golden.h"
 #include "support/temporary_directory.h"
@@ -9,6 +14,8 @@
 #include "tessera/checkpoint/diff.h"
 #include "tessera/checkpoint/sidecar.h"
 #include "tessera/checkpoint/verify.h"
+#include "tessera/format/dcp_metadata.h"
+#include "tessera/format/safetensors.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -301,6 +308,147 @@ TEST_F(ConvertTest, RanksOutOfRangeAreRefused) {
   ReshardOptions options;
   options.ranks = 0;
   EXPECT_ERROR(reshard(source_, directory_ / "out", options), ErrorCode::invalid_argument, "0 ranks");
+}
+
+// --- nothing is lost without a word
+
+TEST_F(ConvertTest, MetadataOfSafetensorsIsCarriedComparedAndNamedWhereItCannotBe) {
+  const std::vector<safetensors::Tensor> tensors = {{"t", DType::float32, {2}, 0, 8}};
+  Bytes bytes = safetensors::write_header(tensors, {{"format", "pt"}, {"license", "MIT"}, {"author", "x"}});
+  bytes.resize(bytes.size() + 8);
+  write_new_file(directory_ / "in.safetensors", bytes);
+  const auto source = Checkpoint::open(directory_ / "in.safetensors");
+  const auto copy = converted(directory_ / "in.safetensors", directory_ / "out.safetensors", SourceKind::safetensors);
+  EXPECT_EQ(copy->metadata(), source->metadata());
+  EXPECT_EQ(copy->metadata().at("license"), "MIT");
+  EXPECT_TRUE(diff(source, copy).same());
+
+  Bytes other = safetensors::write_header(tensors, {{"format", "pt"}, {"license", "GPL"}});
+  other.resize(other.size() + 8);
+  write_new_file(directory_ / "other.safetensors", other);
+  const DiffReport report = diff(source, Checkpoint::open(directory_ / "other.safetensors"));
+  ASSERT_EQ(report.differences.size(), 2u);
+  EXPECT_EQ(to_string(report.differences[0]), "metadata 'author': 'x' and none");
+  EXPECT_EQ(to_string(report.differences[1]), "metadata 'license': 'MIT' and 'GPL'");
+
+  std::vector<std::string> warnings;
+  ConvertOptions options;
+  options.to = SourceKind::dcp;
+  options.warn = [&](const std::string& text) { warnings.push_back(text); };
+  convert(source, directory_ / "dcp", options);
+  EXPECT_EQ(warnings, (std::vector<std::string>{"metadata 'author': only safetensors can store it",
+                                                "metadata 'license': only safetensors can store it"}));
+}
+
+TEST_F(ConvertTest, ElementsBeyondTheRangeOfTheDtypeAreCounted) {
+  testing::TorchFile file;
+  const std::vector<float> values = {1, 65519, 65520, -70000, std::numeric_limits<float>::infinity(), NAN};
+  Bytes& storage = file.storages.emplace_back(values.size() * 4);
+  std::memcpy(storage.data(), values.data(), storage.size());
+  file.add("t", DType::float32, 0, 0, {6}, {1});
+  write_new_file(directory_ / "in.pt", file.bytes());
+  std::vector<std::string> warnings;
+  ConvertOptions options;
+  options.to = SourceKind::safetensors;
+  options.warn = [&](const std::string& text) { warnings.push_back(text); };
+  options.dtype = DType::float16;
+  convert(Checkpoint::open(directory_ / "in.pt"), directory_ / "half.safetensors", options);
+  EXPECT_EQ(
+      warnings,
+      (std::vector<std::string>{"tensor 't': 2 of 6 elements are beyond the range of float16 and became infinite"}));
+  warnings.clear();
+  options.dtype = DType::bfloat16;
+  convert(Checkpoint::open(directory_ / "in.pt"), directory_ / "b.safetensors", options);
+  EXPECT_TRUE(warnings.empty());
+}
+
+// --- memory and output follow the files
+
+TEST_F(ConvertTest, RepeatedElementsBeyondTheBudgetNeedAFlag) {
+  testing::TorchFile file;
+  file.storages.emplace_back(8);
+  file.add("small", DType::float32, 0, 0, {2, 1000}, {1, 0});
+  file.add("large", DType::float32, 0, 0, {2, (std::int64_t{1} << 32) - 1}, {1, 0});
+  write_new_file(directory_ / "in.pt", file.bytes());
+  const auto source = Checkpoint::open(directory_ / "in.pt");
+  ConvertOptions options;
+  options.to = SourceKind::safetensors;
+  EXPECT_ERROR(convert(source, directory_ / "out", options), ErrorCode::unsupported, "'large' has 32.0 GiB", "64.0 MiB",
+               "--expand");
+  EXPECT_ERROR(diff(source, source), ErrorCode::unsupported, "'large'", "--expand");
+  // Many tensors of one storage are repeated too.
+  testing::TorchFile tied;
+  tied.storages.emplace_back(1 << 20);
+  for (int i = 0; i < 90; ++i) tied.add(fmt::format("t{}", i), DType::uint8, 0, 0, {1 << 20}, {1});
+  write_new_file(directory_ / "tied.pt", tied.bytes());
+  EXPECT_ERROR(convert(Checkpoint::open(directory_ / "tied.pt"), directory_ / "out", options), ErrorCode::unsupported,
+               "90.0 MiB");
+  options.expand = true;
+  convert(Checkpoint::open(directory_ / "tied.pt"), directory_ / "out", options);
+  expect_same(directory_ / "out", directory_ / "out");
+  options.expand = false;
+  options.selection = {{"small"}, {}};
+  convert(source, directory_ / "small.safetensors", options);
+}
+
+TEST_F(ConvertTest, ADescriptionOfAHugeTensorTakesNoMemory) {
+  dcp::Metadata metadata;
+  metadata.files = {"__0_0.distcp"};
+  metadata.entries.resize(1);
+  dcp::MetadataEntry& entry = metadata.entries[0];
+  entry.name = "t";
+  entry.is_tensor = true;
+  entry.properties.dtype = DType::float32;
+  entry.shape = {std::int64_t{1} << 50};
+  entry.chunks = BoxList({Box::full(entry.shape)});
+  entry.items = {{0, 0, 0, 100}};
+  fs::create_directory(directory_ / "huge");
+  write_new_file(directory_ / "huge" / ".metadata", dcp::write(metadata));
+  write_new_file(directory_ / "huge" / "__0_0.distcp", Bytes(100));
+  const auto source = Checkpoint::open(directory_ / "huge");
+  EXPECT_ERROR(diff(source, source), ErrorCode::unsupported, "'t'");
+  DiffOptions options;
+  options.expand = true;
+  EXPECT_ERROR(diff(source, source, options), ErrorCode::corrupt, "__0_0.distcp", "'t'");
+}
+
+TEST_F(ConvertTest, AnEmptyTensorOfAHugeShapeIsReadAsItWasWritten) {
+  testing::TorchFile file;
+  file.storages.emplace_back(0);
+  file.add("t", DType::float16, 0, 0, {0, std::int64_t{1} << 61}, {1, 1});
+  write_new_file(directory_ / "in.pt", file.bytes());
+  for (const SourceKind kind : {SourceKind::dcp, SourceKind::safetensors, SourceKind::torch}) {
+    const fs::path to = directory_ / fmt::format("out-{}", source_kind_name(kind));
+    EXPECT_EQ(converted(directory_ / "in.pt", to, kind)->tensors()[0].shape,
+              (std::vector<std::int64_t>{0, std::int64_t{1} << 61}));
+    expect_same(directory_ / "in.pt", to);
+    EXPECT_EQ(converted(to, to.string() + ".pt", SourceKind::torch)->tensors().size(), 1u);
+  }
+}
+
+// --- two at once
+
+TEST_F(ConvertTest, OfManyConversionsIntoOneFileOneWinsAndItsSidecarIsThere) {
+  const fs::path to = directory_ / "X.safetensors";
+  for (int round = 0; round < 20; ++round) {
+    std::vector<pid_t> children;
+    for (int i = 0; i < 4; ++i) {
+      children.push_back(testing::start_child([&] {
+        ConvertOptions options;
+        options.to = SourceKind::safetensors;
+        options.selection.exclude = {fmt::format("model.{}.*", i)};  // so that the files differ
+        convert(source_, to, options);
+      }));
+    }
+    int winners = 0;
+    for (const pid_t child : children) winners += testing::wait_for_child(child) == 0 ? 1 : 0;
+    EXPECT_EQ(winners, 1);
+    const VerifyReport report = verify(to);
+    EXPECT_TRUE(report.good() && report.sidecar_agrees);
+    EXPECT_EQ(names_in(directory_.path()), (std::vector<std::string>{"X.safetensors", "X.safetensors.tessera.json"}));
+    fs::remove(to);
+    fs::remove(sidecar_path(to));
+  }
 }
 
 }  // namespace

@@ -9,8 +9,9 @@ namespace {
 
 TEST(NestedTest, TextMakesDictsAndIntegersMakeLists) {
   Nested root;
-  root.set({"optim", "groups", std::int64_t{1}, "lr"}, 7, "optim.groups.1.lr");
-  root.set({"step"}, 8, "step");
+  ExpansionBudget budget(0);
+  root.set({"optim", "groups", std::int64_t{1}, "lr"}, 7, "optim.groups.1.lr", budget);
+  root.set({"step"}, 8, "step", budget);
   ASSERT_EQ(root.kind, Nested::Kind::dict);
   EXPECT_EQ(root.keys, (std::vector<std::string>{"optim", "step"}));
   const Nested& groups = *root.children[0]->children[0];
@@ -23,18 +24,31 @@ TEST(NestedTest, TextMakesDictsAndIntegersMakeLists) {
 
 TEST(NestedTest, ContradictoryPathsAreRefused) {
   Nested root;
-  root.set({"a", "b"}, 0, "a.b");
-  EXPECT_ERROR(root.set({"a"}, 1, "a"), ErrorCode::corrupt, "'a'", "is taken");
-  EXPECT_ERROR(root.set({"a", std::int64_t{0}}, 1, "a.0"), ErrorCode::corrupt, "'a.0'",
+  ExpansionBudget budget(0);
+  root.set({"a", "b"}, 0, "a.b", budget);
+  EXPECT_ERROR(root.set({"a"}, 1, "a", budget), ErrorCode::corrupt, "'a'", "is taken");
+  EXPECT_ERROR(root.set({"a", std::int64_t{0}}, 1, "a.0", budget), ErrorCode::corrupt, "'a.0'",
                "passes through a list, expected a dict");
-  EXPECT_ERROR(root.set({"a", "b", "c"}, 1, "a.b.c"), ErrorCode::corrupt, "expected a value");
+  EXPECT_ERROR(root.set({"a", "b", "c"}, 1, "a.b.c", budget), ErrorCode::corrupt, "expected a value");
 }
 
 TEST(NestedTest, AbsurdIndicesAndDepthsAreRefused) {
   Nested root;
-  EXPECT_ERROR(root.set({std::int64_t{-1}}, 0, "x"), ErrorCode::corrupt, "index -1");
-  EXPECT_ERROR(root.set({std::int64_t{1} << 60}, 0, "x"), ErrorCode::corrupt, "the list index");
-  EXPECT_ERROR(root.set(Path(1000, "a"), 0, "x"), ErrorCode::corrupt, "1000 parts");
+  ExpansionBudget budget(0);
+  EXPECT_ERROR(root.set({std::int64_t{-1}}, 0, "x", budget), ErrorCode::corrupt, "index -1");
+  EXPECT_ERROR(root.set({std::int64_t{1} << 60}, 0, "x", budget), ErrorCode::corrupt, "the list index");
+  EXPECT_ERROR(root.set(Path(1000, "a"), 0, "x", budget), ErrorCode::corrupt, "1000 parts");
+}
+
+// Gaps of lists are charged: neither one index nor many lists take more than the budget.
+TEST(NestedTest, GapsOfListsAreLimited) {
+  Nested root;
+  ExpansionBudget budget(0);
+  const auto last = static_cast<std::int64_t>(ExpansionBudget::kLeastBytes / 16 - 1);
+  EXPECT_ERROR(root.set({"a", last + 1}, 0, "a", budget), ErrorCode::corrupt, "lists of at most 64.0 MiB in all");
+  for (int i = 0; i < 4; ++i) root.set({fmt::format("b{}", i), last / 5}, 0, "b", budget);
+  EXPECT_ERROR(root.set({"c", last / 2}, 0, "c", budget), ErrorCode::corrupt, "'c'", "the list index");
+  root.set({"d", last / 10}, 0, "d", budget);
 }
 
 }  // namespace

@@ -99,9 +99,9 @@ TEST_P(StreamWriterTest, UnitsOfAllSizesComeOutAsPlanned) {
   EXPECT_EQ(read_file(directory / "a"), expected);
   EXPECT_EQ(read_file(directory / "b"), expected);
   EXPECT_EQ(sidecar.files.size(), 4u);
-  EXPECT_EQ(sidecar.files["a"], (Sidecar::FileFacts{expected.size(), crc32(expected)}));
-  EXPECT_EQ(sidecar.files["empty"], (Sidecar::FileFacts{0, 0}));
-  EXPECT_EQ(sidecar.files["small"], (Sidecar::FileFacts{4, crc32(as_bytes("text"))}));
+  EXPECT_EQ(sidecar.files["a"], facts_of(expected));
+  EXPECT_EQ(sidecar.files["empty"], facts_of({}));
+  EXPECT_EQ(sidecar.files["small"], facts_of(as_bytes("text")));
 }
 
 INSTANTIATE_TEST_SUITE_P(Threads, StreamWriterTest, ::testing::Values(1, 2, 8));

@@ -10,6 +10,8 @@
 #include "support/golden.h"
 #include "support/temporary_directory.h"
 #include "tessera/checkpoint/convert.h"
+#include "tessera/checkpoint/sidecar.h"
+#include "tessera/format/safetensors.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -255,9 +257,78 @@ TEST_F(VerifyTest, DataFilesOutsideOfTheDirectoryAreRefused) {
 TEST_F(VerifyTest, AFileThatTheSidecarDoesNotListIsNamed) {
   ConvertOptions options;
   options.to = SourceKind::safetensors;
-  convert(Checkpoint::open(checkpoint_), directory_ / "ours", options);
-  write_new_file(directory_.path() / "ours" / "stray.bin", as_bytes("x"));
-  EXPECT_PROBLEM(verify(directory_ / "ours"), "stray.bin", "the sidecar does not list it");
+  const fs::path ours = directory_ / "ours";
+  convert(Checkpoint::open(checkpoint_), ours, options);
+  // What serving needs is no damage.
+  write_new_file(ours / "config.json", as_bytes("{}"));
+  write_new_file(ours / "tokenizer.json", as_bytes("{}"));
+  const VerifyReport report = verify(ours);
+  EXPECT_TRUE(report.good());
+  EXPECT_TRUE(report.sidecar_agrees);
+  EXPECT_EQ(report.other_files, (std::vector<std::string>{"config.json", "tokenizer.json"}));
+  // Tensors that are taken for part of the checkpoint are.
+  const safetensors::Tensor tensor = {"stray", DType::float32, {}, 0, 4};
+  Bytes bytes = safetensors::write_header({tensor}, {});
+  bytes.resize(bytes.size() + 4);
+  write_new_file(ours / "stray.safetensors", bytes);
+  EXPECT_PROBLEM(verify(ours), "stray.safetensors", "the sidecar does not list it");
+}
+
+TEST_F(VerifyTest, ALostShardOfAModelIsNamedWithItsTensors) {
+  ConvertOptions options;
+  options.to = SourceKind::safetensors;
+  options.max_shard_bytes = 1000;
+  const fs::path ours = directory_ / "ours";
+  convert(Checkpoint::open(checkpoint_), ours, options);
+  const std::string lost = Checkpoint::open(ours)->files()[1].name;
+  std::string name;
+  const auto complete = Checkpoint::open(ours);
+  for (const TensorInfo& tensor : complete->tensors()) {
+    if (complete->files()[tensor.stored.at(0).file].name == lost) name = tensor.name;
+  }
+  fs::remove(ours / lost);
+  const VerifyReport report = verify(ours);
+  ASSERT_EQ(report.problem_count, 1u) << all_problems(report);
+  EXPECT_PROBLEM(report, lost, "missing", name);
+  EXPECT_EQ(report.problems[0].file, lost);
+  EXPECT_FALSE(report.sidecar_agrees);
+  EXPECT_ERROR(Checkpoint::open(ours), ErrorCode::corrupt, lost, "missing", "'");
+}
+
+TEST_F(VerifyTest, ADamagedBlockIsNamedWithItsTensorsAndTheEntryToo) {
+  ConvertOptions options;
+  options.to = SourceKind::dcp;
+  const fs::path ours = directory_ / "ours";
+  convert(Checkpoint::open(checkpoint_), ours, options);
+  const auto opened = Checkpoint::open(ours);
+  const Extent extent = opened->locate(0, 0);
+  const std::string file = opened->files()[extent.file].name;
+  Bytes bytes = read_file(ours / file);
+  bytes[extent.offset_bytes] ^= 1;
+  overwrite_file(ours / file, bytes);
+  const VerifyReport report = verify(ours);
+  EXPECT_PROBLEM(report, file, "at byte 0", "as in the sidecar", "overwritten since");
+  EXPECT_PROBLEM(report, file, fmt::format("at byte {}", extent.offset_bytes), opened->tensors()[0].name);
+}
+
+// The sidecar agrees with a file whose entries have wrong checksums: another program wrote it so.
+TEST_F(VerifyTest, EntriesAreComparedAlsoWhereTheSidecarAgrees) {
+  ConvertOptions options;
+  options.to = SourceKind::dcp;
+  const fs::path ours = directory_ / "ours";
+  convert(Checkpoint::open(checkpoint_), ours, options);
+  const auto opened = Checkpoint::open(ours);
+  const Extent extent = opened->locate(0, 0);
+  const std::string file = opened->files()[extent.file].name;
+  Bytes bytes = read_file(ours / file);
+  bytes[extent.offset_bytes] ^= 1;
+  overwrite_file(ours / file, bytes);
+  Sidecar sidecar = *read_sidecar(ours);
+  sidecar.files.at(file) = facts_of(bytes);
+  overwrite_file(sidecar_path(ours), write_sidecar(sidecar));
+  const VerifyReport report = verify(ours);
+  EXPECT_TRUE(report.sidecar_agrees);
+  EXPECT_PROBLEM(report, file, opened->tensors()[0].name, "have CRC-32");
 }
 
 TEST_F(VerifyTest, WhatIsNoCheckpointHasNoAnswer) {

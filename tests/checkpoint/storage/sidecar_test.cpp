@@ -13,8 +13,9 @@ using testing::TemporaryDirectory;
 TEST(SidecarTest, WhatIsWrittenIsRead) {
   const TemporaryDirectory directory;
   Sidecar sidecar;
-  sidecar.files[".metadata"] = {17, 0x00000abc};
-  sidecar.files["__0_0.distcp"] = {std::uint64_t{1} << 40, 0xffffffff};
+  sidecar.files[".metadata"] = {17, 0x00000abc, 0, {}};
+  sidecar.files["__0_0.distcp"] = {std::uint64_t{1} << 40, 0xffffffff, 0, {}};
+  sidecar.files["blocks"] = facts_of(Bytes(3 * Sidecar::kBlockBytes + 1, 7));
   write_new_file(directory / std::string(kSidecarFileName), write_sidecar(sidecar));
   EXPECT_EQ(read_sidecar(directory.path()), sidecar);
 }
@@ -37,7 +38,14 @@ TEST(SidecarTest, DamagedOnesAreRefused) {
   EXPECT_ERROR(read("{"), ErrorCode::corrupt, "not a JSON object");
   EXPECT_ERROR(read("[]"), ErrorCode::corrupt, "not a JSON object");
   EXPECT_ERROR(read("{}"), ErrorCode::corrupt, "no version");
-  EXPECT_ERROR(read(R"({"version": 2})"), ErrorCode::unsupported, "version 2");
+  EXPECT_ERROR(read(R"({"version": 3})"), ErrorCode::unsupported, "version 3, expected 1 to 2");
+  EXPECT_ERROR(read(R"({"version": 2, "block_bytes": 0, "files": {}})"), ErrorCode::corrupt, "block_bytes is 0");
+  for (const char* blocks : {"00000000", "0000000000000000000000", "000000000000000g", "000000000000000000000000"}) {
+    EXPECT_ERROR(read(fmt::format(R"({{"version": 2, "block_bytes": 4096, "files": {{"a": {{"bytes": 8192,
+                                      "crc32": "00000000", "blocks": "{}"}}}}}})",
+                                  blocks)),
+                 ErrorCode::corrupt, "'a'", "expected");
+  }
   EXPECT_ERROR(read(R"({"version": 1})"), ErrorCode::corrupt, "no object 'files'");
   EXPECT_ERROR(read(R"({"version": 1, "files": {"a": {"bytes": -1, "crc32": "00000000"}}})"), ErrorCode::corrupt, "'a'",
                "expected its bytes");

@@ -1,0 +1,46 @@
+#include "checkpoint/source/expansion.h"
+
+#include <algorithm>
+
+#include "tessera/base/bytes.h"
+#include "tessera/base/error.h"
+
+namespace tessera::checkpoint {
+
+ExpansionBudget::ExpansionBudget(std::uint64_t stored_bytes)
+    : limit_bytes_(
+          std::max(kLeastBytes, stored_bytes > UINT64_MAX / kTimesStored ? UINT64_MAX : stored_bytes * kTimesStored)),
+      left_bytes_(limit_bytes_) {}
+
+bool ExpansionBudget::charge(std::uint64_t bytes) {
+  if (bytes > left_bytes_) return false;
+  left_bytes_ -= bytes;
+  return true;
+}
+
+std::uint64_t stored_bytes(const Checkpoint& checkpoint) {
+  std::uint64_t total = 0;
+  for (const SourceFile& file : checkpoint.files()) total += file.size_bytes.value_or(0);
+  return total;
+}
+
+void check_expansion(const Checkpoint& checkpoint, const Selection& selection) {
+  const std::uint64_t stored = stored_bytes(checkpoint);
+  const std::uint64_t budget = ExpansionBudget(stored).limit_bytes();
+  const TensorInfo* largest = nullptr;
+  std::uint64_t total = 0;
+  for (const TensorInfo& tensor : checkpoint.tensors()) {
+    if (!selection.takes(tensor.name)) continue;
+    const std::uint64_t bytes = tensor.size_bytes();
+    if (largest == nullptr || bytes > largest->size_bytes()) largest = &tensor;
+    total = bytes > UINT64_MAX - total ? UINT64_MAX : total + bytes;
+  }
+  if (total <= stored || total - stored <= budget) return;
+  fail(ErrorCode::unsupported,
+       "{}: {} of elements are stored in {}, of which tensor '{}' has {}; expected at most {} more than is stored (64 "
+       "MiB, or 16 times the files); --expand allows it",
+       checkpoint.path().string(), format_bytes(total), format_bytes(stored), printable(largest->name),
+       format_bytes(largest->size_bytes()), format_bytes(budget));
+}
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,37 @@
+#pragma once
+// Limits what few stored bytes may expand to. See SECURITY.md.
+
+#include <cstdint>
+#include <string_view>
+
+#include "tessera/checkpoint/checkpoint.h"
+#include "tessera/checkpoint/convert.h"
+
+namespace tessera::checkpoint {
+
+// Law: whatever is made from a checkpoint beyond the bytes that it stores (gaps in lists, containers that occur several
+// times, elements that are repeated) is charged to a budget of 64 MiB or 16 times the size of its files, whichever is
+// larger.
+class ExpansionBudget {
+ public:
+  static constexpr std::uint64_t kLeastBytes = std::uint64_t{64} << 20;
+  static constexpr std::uint64_t kTimesStored = 16;
+
+  explicit ExpansionBudget(std::uint64_t stored_bytes);
+
+  std::uint64_t limit_bytes() const { return limit_bytes_; }
+  // Returns false, and charges nothing, if less than `bytes` are left.
+  bool charge(std::uint64_t bytes);
+
+ private:
+  std::uint64_t limit_bytes_, left_bytes_;
+};
+
+// Returns the size of all files of a checkpoint.
+std::uint64_t stored_bytes(const Checkpoint& checkpoint);
+
+// Throws Error(unsupported), naming the largest of them, if the elements of the selected tensors exceed the size of the
+// files by more than the budget.
+void check_expansion(const Checkpoint& checkpoint, const Selection& selection);
+
+}  // namespace tessera::checkpoint
