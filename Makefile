@@ -2,6 +2,7 @@
 #   make             the command, build/bin/tessera      make demo      a training that is killed and resumed
 #   make test        all tests                           make interop   against real PyTorch 2.6 and 2.14 (root)
 #   make check       format, rules, two compilers, lint  make bench     the speed table; ONLY=row,row for a part
+#   make chaos       the campaigns of docs/campaigns.md, 20 times as long; CHAOS=N
 #   make libtorch    all tests on LibTorch 2.6 and 2.14 (root)
 #   make asan, tsan  all tests under sanitizers          make fuzz      FUZZ_SECONDS=600 for each target
 #   make install     PREFIX, DESTDIR; TORCH=no SHARED=yes  make uninstall  what make install installed last
@@ -10,12 +11,13 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := all
-.PHONY: all test demo interop libtorch check bench asan tsan fuzz install uninstall shared deb clean distclean
+.PHONY: all test demo interop chaos libtorch check bench asan tsan fuzz install uninstall shared deb clean distclean
 
 JOBS ?= $(shell nproc)
 PREFIX ?= /usr/local
 DESTDIR ?=
 FUZZ_SECONDS ?= 600
+CHAOS ?= 20
 ONLY ?=
 # Of tools/check, all if none is named.
 CHECKS ?=
@@ -52,6 +54,13 @@ interop:
 	cmake --preset release -DTESSERA_TESTS=ON
 	cmake --build --preset release --parallel $(JOBS) --target tessera sharded_values dtensor_values layout_test state_values resave train_checkpoint train_fsdp
 	tools/with-pytorch -- tests/interop/run
+
+chaos:
+	$(call setup,build torch test)
+	cmake --preset release -DTESSERA_TESTS=ON
+	cmake --build --preset release --parallel $(JOBS) --target checkpoint_test comm_test
+	TESSERA_CHAOS=$(CHAOS) build/bin/checkpoint_test --gtest_filter='Save*:*FlippedBit*:ConvertTest.OfMany*:*DamagedMetadata*'
+	build/bin/comm_test --gtest_filter='*OneSided*:Rendezvous*:*DyingRank*:*DeadRank*'
 
 libtorch:
 	[[ $$EUID -ne 0 ]] || $(call setup,interop)

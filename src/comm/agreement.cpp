@@ -125,6 +125,7 @@ std::vector<std::int64_t> ProcessGroup::Impl::compare_calls(const std::shared_pt
     fail_for_ranks(operation, failed, size());
   }
   std::vector<std::string> texts;
+  texts.reserve(reasons.size());
   for (const Bytes& one : reasons) texts.emplace_back(as_text(one));
   fail_for_difference(where(operation), texts);
 }

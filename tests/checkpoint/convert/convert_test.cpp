@@ -6,6 +6,7 @@
 #include <cstring>
 #include <limits>
 
+#include "support/chaos.h"
 #include "support/child_process.h"
 #include "support/error_matchers.h"
 #include "support/golden.h"
@@ -430,7 +431,7 @@ TEST_F(ConvertTest, AnEmptyTensorOfAHugeShapeIsReadAsItWasWritten) {
 
 TEST_F(ConvertTest, OfManyConversionsIntoOneFileOneWinsAndItsSidecarIsThere) {
   const fs::path to = directory_ / "X.safetensors";
-  for (int round = 0; round < 20; ++round) {
+  for (int round = 0; round < 20 * testing::chaos_factor(); ++round) {
     std::vector<pid_t> children;
     for (int i = 0; i < 4; ++i) {
       children.push_back(testing::start_child([&] {

@@ -15,6 +15,7 @@
 
 #include "checkpoint/save/lossy_storage.h"
 #include "checkpoint/save/saved_states.h"
+#include "support/chaos.h"
 #include "support/child_process.h"
 #include "support/temporary_directory.h"
 #include "support/thread_ranks.h"
@@ -219,7 +220,7 @@ TEST(SaveCrashTest, OfStorageThatLosesWhatWasNotSyncedTheOldCheckpointOrTheNewOn
       std::atomic<std::uint64_t> calls_of_first = 0;
       const auto crash_everywhere = [&] {
         for (const bool all : {false, true}) check(storage->after_crash([all](std::size_t) { return all; }), has_old);
-        for (int i = 0; i < 4; ++i) {
+        for (int i = 0; i < 4 * ::tessera::testing::chaos_factor(); ++i) {
           check(storage->after_crash([&](std::size_t) { return random() % 2 == 0; }), has_old);
         }
       };
@@ -331,7 +332,7 @@ TEST(SaveKilledTest, AtRandomInstantsTheOldCheckpointOrTheNewOneIsWhole) {
   save_and_kill(killed.directory(), std::uint64_t{1} << 60, {});
   const auto duration = std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begin);
   std::size_t old_ones = 0, new_ones = 0;
-  for (int i = 0; i < 500; ++i) {
+  for (int i = 0; i < 500 * ::tessera::testing::chaos_factor(); ++i) {
     killed.restore();
     const std::chrono::microseconds after(
         std::uniform_int_distribution<std::int64_t>(0, duration.count() * 5 / 4)(random));

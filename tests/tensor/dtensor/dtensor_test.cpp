@@ -208,6 +208,11 @@ TEST(DTensorTest, WhatRanksDontAgreeOnIsToldToAll) {
                  ErrorCode::invalid_argument, "rank 0 has size [2] and rank 1 has size [6]");
     EXPECT_ERROR(distribute_tensor(at::ones({group.rank() == 2 ? 3 : 2}), mesh, {S0}), ErrorCode::invalid_argument,
                  "rank 0 has size [2] and rank 2 has size [3]");
+    // Ranks that ask for different placements do not wait for each other.
+    const DTensor sharded = distribute_tensor(at::arange(6), mesh, {S0});
+    EXPECT_ERROR(sharded.redistribute({group.rank() == 1 ? S0 : R}), ErrorCode::invalid_argument,
+                 "rank 0 has placements [R] and rank 1 has placements [S(0)]");
+    EXPECT_TRUE(sharded.full_tensor().equal(at::arange(6)));
     EXPECT_ERROR(distribute_tensor(at::ones({2}), mesh, {group.rank() == 1 ? P : R}), ErrorCode::invalid_argument,
                  "rank 1");
     at::Tensor mine = at::full({2}, group.rank(), at::kDouble).requires_grad_();

@@ -258,6 +258,30 @@ TEST(GatherTest, Refusals) {
   });
 }
 
+TEST(OneSidedTest, RanksThatWantDifferentTensorsAllThrow) {
+  run_local(2, [&](const ProcessGroup& group) {
+    const bool is_first = group.rank() == 0;
+    const at::Tensor full = at::arange(8).view({4, 2});
+    const auto rows = chunk_spec(0, {0, 1}), columns = chunk_spec(1, {0, 1});
+    EXPECT_ERROR(ShardedTensor::from_tensor(full, is_first ? rows : columns, group), ErrorCode::invalid_argument,
+                 "rank 0 has spec ", "rank 1 has spec ");
+    EXPECT_ERROR(ShardedTensor::from_tensor(full, is_first ? rows : nullptr, group), ErrorCode::invalid_argument,
+                 "rank 1: the spec is null");
+    EXPECT_ERROR(ShardedTensor::from_tensor(full, rows, group, is_first ? 0 : 1), ErrorCode::invalid_argument,
+                 "rank 0 has src 0 and rank 1 has src 1");
+    EXPECT_ERROR(ShardedTensor::from_tensor(full, rows, group, is_first ? 0 : 2), ErrorCode::invalid_argument,
+                 "expected a rank of 0 to 1");
+    ShardedTensor tensor = ShardedTensor::from_tensor(full, rows, group);
+    EXPECT_ERROR(tensor.reshard(is_first ? rows : columns), ErrorCode::invalid_argument, "rank 0 has to ",
+                 "rank 1 has to ");
+    EXPECT_ERROR(tensor.reshard(is_first ? nullptr : columns), ErrorCode::invalid_argument, "rank 0: the spec is null");
+    tensor.reshard(columns);
+    const at::Tensor out = is_first ? at::zeros({4, 2}, at::kLong) : at::Tensor();
+    tensor.gather(0, out);
+    EXPECT_TRUE(!is_first || out.equal(full));
+  });
+}
+
 Shard shard_at(std::int64_t row, const at::Tensor& tensor, int rank) {
   return Shard::from_tensor_and_offsets(tensor, {row, 0}, rank);
 }
