@@ -51,7 +51,8 @@ TEST(RendezvousTest, AServerThatIsSilentIsNoStore) {
   EXPECT_ERROR(init_process_group(options), ErrorCode::rank_failure,
                "rank 1 could not reach rank 0's store at 127.0.0.1", "no answer within");
   EXPECT_LT(watch.elapsed(), seconds(6));
-  ::close(listener);
+  // The listener stays open until the process ends: when it closes, a thread of LibTorch 1.13's client, which still has
+  // the connection, throws.
 }
 
 TEST(RendezvousTest, AHostWithoutAnAddressIsNamed) {
