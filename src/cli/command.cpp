@@ -51,7 +51,7 @@ Option json_option(bool& json) {
 
 Option no_checksums_option(bool& no_checksums) {
   return {.name = "no-checksums",
-          .help = "Compare no checksums while reading: faster, and damage is copied",
+          .help = "Do not compare what is read with the sidecar: damage may be copied",
           .target = &no_checksums};
 }
 

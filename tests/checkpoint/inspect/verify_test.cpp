@@ -295,40 +295,42 @@ TEST_F(VerifyTest, ALostShardOfAModelIsNamedWithItsTensors) {
   EXPECT_ERROR(Checkpoint::open(ours), ErrorCode::corrupt, lost, "missing", "'");
 }
 
-TEST_F(VerifyTest, ADamagedBlockIsNamedWithItsTensorsAndTheEntryToo) {
+// A checkpoint with a sidecar, in which a bit of the first tensor's first element is flipped.
+struct Damaged {
+  std::string file, tensor;
+  std::uint64_t offset_bytes = 0;
+  Bytes contents;  // of the file
+};
+
+Damaged damage_an_element(const fs::path& from, const fs::path& to) {
   ConvertOptions options;
   options.to = SourceKind::dcp;
-  const fs::path ours = directory_ / "ours";
-  convert(Checkpoint::open(checkpoint_), ours, options);
-  const auto opened = Checkpoint::open(ours);
+  convert(Checkpoint::open(from), to, options);
+  const auto opened = Checkpoint::open(to);
   const Extent extent = opened->locate(0, 0);
-  const std::string file = opened->files()[extent.file].name;
-  Bytes bytes = read_file(ours / file);
-  bytes[extent.offset_bytes] ^= 1;
-  overwrite_file(ours / file, bytes);
-  const VerifyReport report = verify(ours);
-  EXPECT_PROBLEM(report, file, "at byte 0", "as in the sidecar", "overwritten since");
-  EXPECT_PROBLEM(report, file, fmt::format("at byte {}", extent.offset_bytes), opened->tensors()[0].name);
+  Damaged damaged{opened->files()[extent.file].name, opened->tensors()[0].name, extent.offset_bytes, {}};
+  damaged.contents = read_file(to / damaged.file);
+  damaged.contents[extent.offset_bytes] ^= 1;
+  overwrite_file(to / damaged.file, damaged.contents);
+  return damaged;
+}
+
+TEST_F(VerifyTest, ADamagedBlockIsNamedWithItsTensorsAndTheEntryToo) {
+  const Damaged damaged = damage_an_element(checkpoint_, directory_ / "ours");
+  const VerifyReport report = verify(directory_ / "ours");
+  EXPECT_PROBLEM(report, damaged.file, "at byte 0", "as in the sidecar", "overwritten since");
+  EXPECT_PROBLEM(report, damaged.file, fmt::format("at byte {}", damaged.offset_bytes), damaged.tensor);
 }
 
 // The sidecar agrees with a file whose entries have wrong checksums: another program wrote it so.
 TEST_F(VerifyTest, EntriesAreComparedAlsoWhereTheSidecarAgrees) {
-  ConvertOptions options;
-  options.to = SourceKind::dcp;
-  const fs::path ours = directory_ / "ours";
-  convert(Checkpoint::open(checkpoint_), ours, options);
-  const auto opened = Checkpoint::open(ours);
-  const Extent extent = opened->locate(0, 0);
-  const std::string file = opened->files()[extent.file].name;
-  Bytes bytes = read_file(ours / file);
-  bytes[extent.offset_bytes] ^= 1;
-  overwrite_file(ours / file, bytes);
-  Sidecar sidecar = *read_sidecar(ours);
-  sidecar.files.at(file) = facts_of(bytes);
-  overwrite_file(sidecar_path(ours), write_sidecar(sidecar));
-  const VerifyReport report = verify(ours);
+  const Damaged damaged = damage_an_element(checkpoint_, directory_ / "ours");
+  Sidecar sidecar = *read_sidecar(directory_ / "ours");
+  sidecar.files.at(damaged.file) = facts_of(damaged.contents);
+  overwrite_file(sidecar_path(directory_ / "ours"), write_sidecar(sidecar));
+  const VerifyReport report = verify(directory_ / "ours");
   EXPECT_TRUE(report.sidecar_agrees);
-  EXPECT_PROBLEM(report, file, opened->tensors()[0].name, "have CRC-32");
+  EXPECT_PROBLEM(report, damaged.file, damaged.tensor, "have CRC-32");
 }
 
 TEST_F(VerifyTest, WhatIsNoCheckpointHasNoAnswer) {

@@ -93,17 +93,15 @@ TEST_P(FlippedBitTest, IsFoundByDiff) {
   for_each_flip([&](const std::string& file, std::size_t at) {
     ++flips;
     try {
-      // A comparison reads all elements and objects. In DCP, bytes between them (zip's padding) are not read.
       const DiffReport report = diff(good, Checkpoint::open(storage_of(files_)));
-      const auto facts = parse_sidecar(files_.at(std::string(kSidecarFileName)), "sidecar").files.at(file);
-      missed += 1;
-      ADD_FAILURE() << file << " at byte " << at << " of " << facts.size_bytes << ": "
+      if (missed++ > 10) return;  // enough is reported
+      ADD_FAILURE() << file << " at byte " << at << ": "
                     << (report.same() ? "no difference" : to_string(report.differences.at(0)));
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ErrorCode::corrupt) << error.what();
     }
-    if (missed > 10) GTEST_SKIP() << "and more";
   });
+  EXPECT_EQ(missed, 0u);
   fmt::print("{} flips, {} missed\n", flips, missed);
 }
 
