@@ -19,12 +19,16 @@
 #include <cstring>
 #include <fstream>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr unsigned kCaseSeconds = 600;
+
+// Whether LeakSanitizer searches at the end of this process, which takes longer than most cases run.
+bool leaks_are_searched = true;
 
 // Prints failed and skipped cases, and nothing for a case that passed.
 class FailurePrinter : public ::testing::EmptyTestEventListener {
@@ -57,8 +61,14 @@ std::vector<std::string> selected_cases() {
   return names;
 }
 
+// Returns the name without the parameter's: "Worlds/GatherTest.Gathers" of "Worlds/GatherTest.Gathers/3".
+std::string_view without_parameter(std::string_view name) {
+  const std::size_t dot = name.find('.');
+  return name.substr(0, name.find('/', dot == std::string_view::npos ? 0 : dot));
+}
+
 // Runs the case `name` and returns the status of waitpid().
-int run_case(const std::string& name) {
+int run_case(const std::string& name, bool search_leaks) {
   std::fflush(nullptr);
   const pid_t pid = ::fork();
   if (pid < 0) {
@@ -67,6 +77,7 @@ int run_case(const std::string& name) {
   }
   if (pid == 0) {
     ::alarm(kCaseSeconds);
+    leaks_are_searched = search_leaks;
     GTEST_FLAG_SET(filter, name);
     const int failed = RUN_ALL_TESTS();
     const bool skipped = ::testing::UnitTest::GetInstance()->skipped_test_count() != 0;
@@ -84,9 +95,12 @@ int run_each_case_in_a_process(const std::vector<std::string>& names) {
   if (times_file != nullptr) times.open(times_file, std::ios::app);
   std::vector<std::string> failed;
   std::size_t skipped = 0;
-  for (const std::string& name : names) {
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    const std::string& name = names[i];
+    // Of the instances of a case, which run the same code, the last has most ranks.
+    const bool last_instance = i + 1 == names.size() || without_parameter(names[i + 1]) != without_parameter(name);
     const auto start = Clock::now();
-    const int status = run_case(name);
+    const int status = run_case(name, last_instance);
     const long milliseconds = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - start).count();
     if (times.is_open()) times << milliseconds << '\t' << name << '\n';
     const char* outcome = "     OK";
@@ -110,6 +124,9 @@ int run_each_case_in_a_process(const std::vector<std::string>& names) {
 }
 
 }  // namespace
+
+// LeakSanitizer calls this, where it is there, before it searches.
+extern "C" int __lsan_is_turned_off() { return leaks_are_searched ? 0 : 1; }  // NOLINT: a name of the sanitizer's
 
 int main(int argc, char** argv) {
   bool in_process = false;
