@@ -4,6 +4,9 @@
 #include <fmt/ranges.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sched.h>
+#include <sys/mount.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -34,6 +37,7 @@ using ::tessera::testing::start_child;
 using ::tessera::testing::TemporaryDirectory;
 using ::tessera::testing::ThreadLink;
 using ::tessera::testing::wait_for_child;
+using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::HasSubstr;
 
@@ -246,6 +250,82 @@ TEST(SaveCrashTest, OfStorageThatLosesWhatWasNotSyncedTheOldCheckpointOrTheNewOn
   EXPECT_GT(crashes, 1000u);
   EXPECT_GT(old_ones, 500u);
   EXPECT_GT(new_ones, 100u);
+}
+
+// --- on a full disk
+
+// A disk in memory, mounted in a mount namespace of this process: gone with it.
+class SmallDisk {
+ public:
+  // Returns false if the right to mount is missing.
+  bool mount() {
+    if (::unshare(CLONE_NEWNS) != 0 || ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0) return false;
+    return ::mount("none", path().c_str(), "tmpfs", 0, "size=64m") == 0;
+  }
+  // Leaves `pages` free pages and `files` free inodes.
+  void leave_free(std::uint64_t pages, std::uint64_t files) {
+    const struct statvfs now = status();
+    resize(now.f_blocks - now.f_bfree + pages, now.f_files - now.f_ffree + files);
+  }
+  void enlarge() { resize(16384, 1024); }
+  std::set<std::string> names() const {
+    std::set<std::string> names;
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(path())) names.insert(entry.path());
+    return names;
+  }
+  std::filesystem::path path() const { return temporary_.path(); }
+
+ private:
+  struct statvfs status() const {
+    struct statvfs status {};
+    EXPECT_EQ(::statvfs(path().c_str(), &status), 0);
+    return status;
+  }
+  void resize(std::uint64_t pages, std::uint64_t files) {
+    const std::string options = fmt::format("size={},nr_inodes={}", pages * status().f_bsize, files);
+    EXPECT_EQ(::mount("none", path().c_str(), "tmpfs", MS_REMOUNT, options.c_str()), 0) << options;
+  }
+
+  TemporaryDirectory temporary_;
+};
+
+TEST(SaveOnAFullDiskTest, AtEveryFillTheOldCheckpointIsIntactAndTheNextSaveSucceeds) {
+  SmallDisk disk;
+  if (!disk.mount()) GTEST_SKIP() << "no right to mount: no full disk was tested";
+  const auto save = [&](std::int64_t added) {
+    return run_thread_ranks(kRanks, [&](ThreadLink& link) {
+      write_state(state_of(link.rank(), kRanks, added), file_system_storage(disk.path() / "ckpt"), link);
+    });
+  };
+  std::size_t full = 0;
+  // Without space, but with inodes; then the other way round.
+  for (const bool inodes : {false, true}) {
+    bool fits = false;
+    for (std::uint64_t free = 0; !fits; ++free) {
+      ASSERT_LT(free, 1000u);
+      SCOPED_TRACE(fmt::format("{} free {}", free, inodes ? "inodes" : "pages"));
+      disk.enlarge();
+      ASSERT_THAT(save(1000), Each(""));
+      const std::set<std::string> before = disk.names();
+      disk.leave_free(inodes ? 1000 : free, inodes ? free : 1000);
+      const std::vector<std::string> errors = save(2000);
+      fits = errors[0].empty();
+      for (const std::string& error : errors) {
+        EXPECT_EQ(error.empty(), fits);
+        if (!fits) {
+          EXPECT_THAT(error, AllOf(HasSubstr("rank "), HasSubstr("No space left on device")));
+        }
+      }
+      ASSERT_EQ(loaded(Checkpoint::open(disk.path() / "ckpt")), fits ? 2000 : 1000);
+      EXPECT_TRUE(verify(disk.path() / "ckpt").good());
+      if (!fits) {
+        ++full;
+        EXPECT_EQ(disk.names(), before);
+      }
+    }
+  }
+  fmt::print("{} saves on a full disk\n", full);
+  EXPECT_GT(full, 10u);
 }
 
 // --- killed
