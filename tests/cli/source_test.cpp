@@ -86,6 +86,29 @@ TEST_P(SourceTest, WithoutThePermission) {
   fs::permissions(folder_ / "closed", fs::perms::owner_all);
 }
 
+// A model cache is a folder of links to blobs elsewhere.
+TEST_P(SourceTest, SymbolicLinksAreFollowed) {
+  fs::create_directories(folder_ / "blobs");
+  fs::create_directories(folder_ / "snapshot");
+  std::size_t blobs = 0;
+  for (const auto& file : fs::directory_iterator(golden("2.14-hf"))) {
+    const std::string blob = "blob-" + std::to_string(blobs++);
+    fs::copy_file(file.path(), folder_ / "blobs" / blob);
+    fs::create_symlink("../blobs/" + blob, folder_ / "snapshot" / file.path().filename());
+  }
+  fs::create_directory_symlink("snapshot", folder_ / "linked");
+  for (const std::string name : {"snapshot", "linked"}) {
+    const Outcome outcome = run_on(folder_ / name);
+    EXPECT_EQ(outcome.status, GetParam() == "diff" ? 1 : 0) << outcome.err;
+    EXPECT_EQ(outcome.err, "");
+    if (GetParam() == "convert" || GetParam() == "reshard") {
+      EXPECT_EQ(run_tessera({"diff", golden("2.14-hf"), out_ / "ck"}).status, 0);
+      for (const auto& file : fs::directory_iterator(out_ / "ck")) EXPECT_FALSE(file.is_symlink());
+      fs::remove_all(out_ / "ck");
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Commands, SourceTest,
                          ::testing::Values("inspect", "verify", "convert", "reshard", "diff", "map"),
                          [](const auto& name) { return name.param; });
