@@ -25,6 +25,9 @@ using BackendPtr = c10::intrusive_ptr<Backend>;
 using StorePtr = c10::intrusive_ptr<::c10d::Store>;
 using WorkPtr = c10::intrusive_ptr<::c10d::Work>;
 
+// A client of 1.13's store has a thread that ends the process if the server resets its connection.
+inline constexpr bool kStoreHasCallbackThread = TORCH_VERSION_MAJOR < 2;
+
 // Since 2.1 a store's server uses libuv by default, which some builds of LibTorch lack (Debian's, for example).
 template <typename Options>
 void without_libuv(Options& options) {

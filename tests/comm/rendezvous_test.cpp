@@ -2,14 +2,19 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
 #include <thread>
 
 #include "comm/rendezvous/deadline_store.h"
+#include "comm/rendezvous/liveness.h"
+#include "comm/rendezvous/store.h"
 #include "support/error_matchers.h"
 #include "support/rank_processes.h"
 
@@ -36,23 +41,76 @@ InitOptions second_of_two() {
   return options;
 }
 
+// Accepts connections, never answers, and resets each connection after `patience`.
+class MuteServer {
+ public:
+  explicit MuteServer(milliseconds patience) : patience_(patience), listener_(::socket(AF_INET, SOCK_STREAM, 0)) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof(address);
+    EXPECT_EQ(::bind(listener_, reinterpret_cast<sockaddr*>(&address), size), 0);
+    EXPECT_EQ(::listen(listener_, 8), 0);
+    ::getsockname(listener_, reinterpret_cast<sockaddr*>(&address), &size);
+    port_ = ntohs(address.sin_port);
+    thread_ = std::thread([this] { serve(); });
+  }
+  MuteServer(const MuteServer&) = delete;
+  MuteServer& operator=(const MuteServer&) = delete;
+  ~MuteServer() {
+    stops_ = true;
+    thread_.join();
+    ::close(listener_);
+  }
+
+  std::uint16_t port() const { return port_; }
+
+ private:
+  void serve() {
+    struct Connection {
+      int socket;
+      Stopwatch age;
+    };
+    std::vector<Connection> connections;
+    while (!stops_) {
+      pollfd poll{listener_, POLLIN, 0};
+      if (::poll(&poll, 1, 10) > 0) connections.push_back({::accept(listener_, nullptr, nullptr), {}});
+      std::erase_if(connections, [&](const Connection& each) {
+        if (each.age.elapsed() < patience_) return false;
+        reset(each.socket);
+        return true;
+      });
+    }
+    for (const Connection& each : connections) reset(each.socket);
+  }
+
+  static void reset(int socket) {
+    const linger at_once{1, 0};
+    ::setsockopt(socket, SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once));
+    ::close(socket);
+  }
+
+  milliseconds patience_;
+  int listener_;
+  std::uint16_t port_ = 0;
+  std::atomic<bool> stops_ = false;
+  std::thread thread_;
+};
+
+// Whatever the server does then, no thread may end the process.
 TEST(RendezvousTest, AServerThatIsSilentIsNoStore) {
-  const int listener = ::socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof(address);
-  ASSERT_EQ(::bind(listener, reinterpret_cast<sockaddr*>(&address), size), 0);
-  ASSERT_EQ(::listen(listener, 8), 0);
-  ::getsockname(listener, reinterpret_cast<sockaddr*>(&address), &size);
-  InitOptions options = second_of_two();
-  options.master_port = ntohs(address.sin_port);
-  const Stopwatch watch;
-  EXPECT_ERROR(init_process_group(options), ErrorCode::rank_failure,
-               "rank 1 could not reach rank 0's store at 127.0.0.1", "no answer within");
-  EXPECT_LT(watch.elapsed(), seconds(6));
-  // The listener stays open until the process ends: when it closes, a thread of LibTorch 1.13's client, which still has
-  // the connection, throws.
+  for (const milliseconds patience : {milliseconds(200), milliseconds(60000)}) {
+    InitOptions options = second_of_two();
+    {
+      const MuteServer server(patience);
+      options.master_port = server.port();
+      const Stopwatch watch;
+      EXPECT_ERROR(init_process_group(options), ErrorCode::rank_failure,
+                   "rank 1 could not reach rank 0's store at 127.0.0.1", "answer");
+      EXPECT_LT(watch.elapsed(), seconds(6));
+    }
+    std::this_thread::sleep_for(milliseconds(200));
+  }
 }
 
 TEST(RendezvousTest, AHostWithoutAnAddressIsNamed) {
@@ -69,6 +127,55 @@ TEST(RendezvousTest, AMasterThatDoesNotRunIsNamed) {
   const Stopwatch watch;
   EXPECT_ERROR(init_process_group(options), ErrorCode::rank_failure, "could not reach rank 0's store", "2000 ms");
   EXPECT_LT(watch.elapsed(), seconds(6));
+}
+
+// A thread of the server reads messages as they come.
+TEST(DeadlineStoreTest, IsFreedInTimeAfterHalfAMessage) {
+  const std::uint16_t port = testing::free_port();
+  comm::StorePtr store = comm::connect_store({"127.0.0.1", port, 0, seconds(10), seconds(1)});
+  const int client = ::socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(port);
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  ASSERT_EQ(::connect(client, reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+  ASSERT_EQ(::send(client, "", 1, 0), 1);
+  std::this_thread::sleep_for(milliseconds(100));
+  const Stopwatch watch;
+  store.reset();
+  EXPECT_LT(watch.elapsed(), seconds(5));
+  ::close(client);
+}
+
+TEST(LivenessTest, TheRankWithTheStoreDoesNotWaitForDeadRanks) {
+  const comm::StorePtr store = comm::make_local_store();
+  Stopwatch watch;
+  {
+    const comm::Liveness keeper(store, true, 0, 3, seconds(1));
+    comm::put_text(*store, "sign/1", "1");  // the only sign of rank 1; rank 2 never starts
+    EXPECT_TRUE(testing::soon([&] { return keeper.failure() == "rank 1 died: no sign of life for 1000 ms"; }));
+    std::this_thread::sleep_for(milliseconds(300));
+    watch = Stopwatch();
+  }
+  EXPECT_LT(watch.elapsed(), milliseconds(700));
+}
+
+TEST(LivenessTest, TheRankWithTheStoreWaitsForLivingRanks) {
+  const comm::StorePtr store = comm::make_local_store();
+  std::thread other;
+  const Stopwatch watch;
+  {
+    const comm::Liveness keeper(store, true, 0, 3, seconds(5));
+    comm::put_text(*store, "sign/1", "left");
+    other = std::thread([&] {
+      const comm::Liveness rank_2(store, false, 2, 3, seconds(5));
+      std::this_thread::sleep_for(milliseconds(500));
+    });
+    EXPECT_TRUE(testing::soon([&] { return store->check({"sign/2"}); }));
+  }
+  EXPECT_EQ(comm::get_text(*store, "sign/2"), "left");
+  EXPECT_LT(watch.elapsed(), milliseconds(4500));
+  other.join();
 }
 
 TEST(DeadlineWorkerTest, AFunctionThatIsLateFailsItsCallAndAllLaterOnes) {

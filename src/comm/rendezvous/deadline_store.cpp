@@ -93,6 +93,16 @@ DeadlineStore::DeadlineStore(const std::function<StorePtr()>& make, milliseconds
   store_ = *made;
 }
 
+DeadlineStore::~DeadlineStore() {
+  const auto last = std::make_shared<StorePtr>(std::move(store_));
+  try {
+    worker_->run(answer_, [last] { last->reset(); });
+  } catch (const std::exception&) {
+    // An earlier call is not answered yet, or this one is late.
+    std::thread([last] { last->reset(); }).detach();
+  }
+}
+
 void DeadlineStore::set(const Key& key, const Value& value) {
   call(answer_, [key, value](::c10d::Store& store) { store.set(key, value); });
 }

@@ -37,6 +37,11 @@ class DeadlineStore final : public ::c10d::Store {
   // Throws std::runtime_error if `make` does not return within `timeout`.
   DeadlineStore(const std::function<StorePtr()>& make, std::chrono::milliseconds timeout,
                 std::chrono::milliseconds answer);
+  DeadlineStore(const DeadlineStore&) = delete;
+  DeadlineStore& operator=(const DeadlineStore&) = delete;
+  // Frees the other store, and waits at most `answer` for it: a server in it waits for the rest of a message of which
+  // it has received a part.
+  ~DeadlineStore() override;
 
   using Key = std::string;
   using Value = std::vector<std::uint8_t>;

@@ -74,7 +74,8 @@ Liveness::Liveness(StorePtr store, bool keeps_store, int rank, int size, millise
       rank_(rank),
       size_(size),
       dead_after_(dead_after),
-      period_(std::clamp(dead_after / 10, milliseconds(20), milliseconds(1000))) {
+      period_(std::clamp(dead_after / 10, milliseconds(20), milliseconds(1000))),
+      signs_(keeps_store ? static_cast<std::size_t>(size) : 0, Sign{"", Clock::now()}) {
   try {
     beat();  // before this rank meets others, so that they can miss it, however late the thread starts
   } catch (const std::exception&) {
@@ -98,15 +99,25 @@ Liveness::~Liveness() {
   }
 }
 
+void Liveness::listen_to_all() {
+  const Clock::time_point now = Clock::now();
+  for (int r = 0; r < size_; ++r) {
+    if (r == rank_) continue;
+    Sign& last = signs_[static_cast<std::size_t>(r)];
+    if (std::string sign = read(sign_key(r)); sign != last.text) last = {std::move(sign), now};
+  }
+}
+
 void Liveness::wait_for_others() {
   const Clock::time_point deadline = Clock::now() + dead_after_;
-  std::vector<int> others;
-  for (int r = 0; r < size_; ++r) {
-    if (r != rank_) others.push_back(r);
-  }
-  while (!others.empty() && Clock::now() < deadline) {
-    std::erase_if(others, [&](int other) { return read(sign_key(other)) == kLeft; });
-    if (!others.empty()) std::this_thread::sleep_for(milliseconds(5));
+  const auto may_read = [&](const Sign& sign) {
+    return sign.text != kLeft && Clock::now() - sign.since <= dead_after_;
+  };
+  signs_[static_cast<std::size_t>(rank_)].text = kLeft;
+  for (;;) {
+    listen_to_all();
+    if (Clock::now() >= deadline || std::none_of(signs_.begin(), signs_.end(), may_read)) return;
+    std::this_thread::sleep_for(milliseconds(5));
   }
 }
 
@@ -156,6 +167,7 @@ void Liveness::run() {
     try {
       beat();
       watch_next();
+      if (keeps_store_) listen_to_all();
       if (const std::string reported = read(kFailure); !reported.empty()) {
         const std::lock_guard lock(mutex_);
         if (failure_.empty()) failure_ = reported;

@@ -27,8 +27,8 @@ class Liveness {
   Liveness(StorePtr store, bool keeps_store, int rank, int size, std::chrono::milliseconds dead_after);
   Liveness(const Liveness&) = delete;
   Liveness& operator=(const Liveness&) = delete;
-  // Reports that this rank has left. The rank that keeps the store gives the others some time to leave, so that they
-  // can still read the reports.
+  // Reports that this rank has left. The rank that keeps the store gives the others, except those that are dead, some
+  // time to leave, so that they can still read the reports.
   ~Liveness();
 
   // Record that this rank is in `call`, or in no call of this group. Threads may be in calls of several groups at once.
@@ -51,6 +51,7 @@ class Liveness {
   void beat();
   void watch_next();
   void compare_calls(int other, const std::map<std::string, Call>& theirs);
+  void listen_to_all();
   void wait_for_others();
   std::string read(const std::string& key);
   std::optional<std::string> find_left(std::span<const int> ranks);
@@ -70,9 +71,14 @@ class Liveness {
   std::mutex store_mutex_;  // guards the store
   std::uint64_t beats_ = 0;
 
+  struct Sign {
+    std::string text;
+    std::chrono::steady_clock::time_point since;
+  };
   int watched_ = -1;  // only the thread uses this and the following members
   std::string last_sign_;
   std::chrono::steady_clock::time_point last_heard_;
+  std::vector<Sign> signs_;  // of all ranks, by rank, if this rank keeps the store
   std::thread thread_;
 };
 

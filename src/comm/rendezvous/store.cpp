@@ -5,6 +5,7 @@
 
 #include "comm/exceptions.h"
 #include "comm/rendezvous/deadline_store.h"
+#include "comm/rendezvous/store_probe.h"
 #include "tessera/base/error.h"
 
 namespace tessera::comm {
@@ -13,6 +14,8 @@ namespace {
 
 StorePtr make_tcp_store(const StoreAddress& address, bool is_server) {
   const auto make = [address, is_server]() -> StorePtr {
+    if (kStoreHasCallbackThread && !is_server)
+      wait_for_store(address.host, address.port, address.timeout, address.answer);
     ::c10d::TCPStoreOptions options;
     options.port = address.port;
     options.isServer = is_server;
