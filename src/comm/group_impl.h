@@ -40,6 +40,9 @@ class ProcessGroup::Impl {
   int size() const { return static_cast<int>(world_ranks.size()); }
   bool is_alone() const { return transports.cpu.backend == nullptr; }
 
+  // Makes the transports. Throws Error(rank_failure) naming `operation` if other ranks do not connect.
+  void connect(std::string_view operation);
+
   // Numbers the next call of this group. All ranks must make the same calls.
   comm::Call next_call(std::string_view call_name) { return {name, ++calls, std::string(call_name)}; }
   // Runs a step of `call`. An exception in it becomes Error(rank_failure), and the group is broken.

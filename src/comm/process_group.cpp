@@ -39,6 +39,19 @@ std::string ProcessGroup::Impl::where(std::string_view call) const {
   return fmt::format("{} on rank {} of {} ({})", call, rank, size(), name);
 }
 
+void ProcessGroup::Impl::connect(std::string_view operation) {
+  try {
+    transports =
+        comm::make_transports(backend_name, {store, rank, size(), timeout}, [&] { return liveness->failure(); });
+  } catch (const Error&) {
+    throw;
+  } catch (...) {
+    const std::string why = liveness->explain(world_ranks, comm::message_of(std::current_exception()));
+    fail(ErrorCode::rank_failure, "{}: rank {} of {} could not connect to the others: {}", operation, rank, size(),
+         why);
+  }
+}
+
 void ProcessGroup::Impl::fail_as(const Call& call, const std::string& why) {
   broken_ = why;
   fail(ErrorCode::rank_failure, "{}: {}", where(call.name), why);
@@ -151,8 +164,7 @@ std::optional<ProcessGroup> ProcessGroup::subgroup(std::span<const int> ranks) c
   if (impl_->is_alone() || members.size() == 1) return ProcessGroup(std::move(group));
   group->store = comm::with_prefix(group->name, impl_->store);
   group->backend_name = impl_->backend_name;
-  group->transports =
-      comm::make_transports(impl_->backend_name, {group->store, group->rank, group->size(), group->timeout});
+  group->connect(impl_->where("subgroup"));
   ProcessGroup met(std::move(group));
   met.barrier();  // as for the world: no rank leaves while others connect
   return met;

@@ -11,6 +11,7 @@
 
 #include "comm/group_impl.h"
 #include "comm/rendezvous/store.h"
+#include "support/child_process.h"
 #include "support/error_matchers.h"
 #include "support/rank_processes.h"
 #include "tessera/comm/local_ranks.h"
@@ -138,6 +139,23 @@ TEST(FailureTest, ARankThatNeverStartsIsMissed) {
   EXPECT_ERROR(init_process_group(options), ErrorCode::rank_failure, "rank 1 could not reach rank 0's store");
 }
 
+TEST(FailureTest, ARankThatDiesBeforeItHasConnectedIsNamed) {
+  InitOptions options = quick();
+  options.world_size = 2;
+  options.master_port = testing::free_port();
+  const pid_t rank_1 = testing::start_child([&] {
+    const comm::StorePtr store =
+        comm::connect_store({options.master_addr, options.master_port, 1, options.timeout, options.liveness});
+    const comm::Liveness liveness(comm::with_prefix("tessera/live", store), false, 1, 2, options.liveness);
+    ::_exit(1);
+  });
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_ERROR(init_process_group(options), ErrorCode::rank_failure, "init process group: rank 0 of 2",
+               "rank 1 died: no sign of life for 1000 ms");
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, seconds(10));
+  testing::wait_for_child(rank_1);
+}
+
 TEST(FailureTest, ABrokenGroupSaysSoAgain) {
   const std::vector<RankOutcome> outcomes = run_processes(2, quick(), [&](const ProcessGroup& group) {
     group.barrier();
@@ -187,7 +205,7 @@ TEST(FailureTest, ACollectiveThatEndsJustAfterItsWaitHasEndedAsItDid) {
   group.timeout = seconds(5);
   group.backend_name = "gloo";
   group.store = comm::make_local_store();
-  group.transports = comm::make_transports("gloo", {group.store, 0, 1, group.timeout});
+  group.transports = comm::make_transports("gloo", {group.store, 0, 1, group.timeout}, [] { return ""; });
   group.liveness = std::make_shared<comm::Liveness>(group.store, false, 0, 1, milliseconds(100));
   const auto run = [&](bool fails) {
     group.run("barrier", at::kCPU, [&](comm::Backend&) { return c10::make_intrusive<LateWork>(fails); });
@@ -202,7 +220,7 @@ TEST(FailureTest, WhatTheBackendRefusesIsSaidAtOnce) {
   group.timeout = seconds(60);
   group.world_ranks = {0, 1};
   group.store = comm::make_local_store();
-  group.transports = comm::make_transports("gloo", {group.store, 0, 1, group.timeout});
+  group.transports = comm::make_transports("gloo", {group.store, 0, 1, group.timeout}, [] { return ""; });
   group.liveness = std::make_shared<comm::Liveness>(group.store, false, 0, 2, seconds(60));
   const auto begin = std::chrono::steady_clock::now();
   const auto refused = [](comm::Backend&) -> comm::WorkPtr { throw std::runtime_error("no such operation"); };

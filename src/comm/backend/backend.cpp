@@ -3,6 +3,10 @@
 #include <fmt/ranges.h>
 
 #include <array>
+#include <future>
+#include <memory>
+#include <stdexcept>
+#include <thread>
 #include <utility>
 
 #include "comm/rendezvous/store.h"
@@ -17,9 +21,32 @@ std::array<std::pair<const char*, comm::MakeBackend>, 3> backends() {
   return {{{"gloo", comm::make_gloo}, {"nccl", comm::make_nccl}, {"mpi", comm::make_mpi}}};
 }
 
-comm::Transport make_transport(const std::string& name, const comm::BackendOptions& options) {
+// Makes a backend in a thread of its own, which is abandoned if there is a failure: a backend waits for other ranks as
+// long as for a collective, even if they are dead.
+comm::BackendPtr make_unless(const std::function<std::string()>& failure, comm::MakeBackend make,
+                             const comm::BackendOptions& options) {
+  constexpr std::chrono::milliseconds kSlice(100);
+  const auto promise = std::make_shared<std::promise<comm::BackendPtr>>();
+  std::future<comm::BackendPtr> made = promise->get_future();
+  std::thread([promise, make, options] {
+    try {
+      promise->set_value(make(options));
+    } catch (...) {
+      promise->set_exception(std::current_exception());
+    }
+  }).detach();
+  while (made.wait_for(kSlice) != std::future_status::ready) {
+    if (const std::string why = failure(); !why.empty()) throw std::runtime_error(why);
+  }
+  return made.get();
+}
+
+comm::Transport make_transport(const std::string& name, const comm::BackendOptions& options,
+                               const std::function<std::string()>& failure) {
   for (const auto& [known, make] : backends()) {
-    if (name == known && make != nullptr) return {name, make(options)};
+    if (name != known || make == nullptr) continue;
+    // MPI's main thread is the one that initializes it.
+    return {name, name == "mpi" ? make(options) : make_unless(failure, make, options)};
   }
   fail(ErrorCode::unsupported, "init process group: this LibTorch has no backend '{}', expected one of: {}",
        printable(name), fmt::join(available_backends(), ", "));
@@ -35,12 +62,13 @@ std::vector<std::string> available_backends() {
   return names;
 }
 
-comm::Transports comm::make_transports(const std::string& name, const BackendOptions& options) {
-  const Transport transport = make_transport(name, options);
+comm::Transports comm::make_transports(const std::string& name, const BackendOptions& options,
+                                       const std::function<std::string()>& failure) {
+  const Transport transport = make_transport(name, options, failure);
   if (name != "nccl") return {transport, transport};
   BackendOptions beside = options;
   beside.store = with_prefix("cpu", options.store);
-  return {make_transport("gloo", beside), transport};
+  return {make_transport("gloo", beside, failure), transport};
 }
 
 }  // namespace tessera

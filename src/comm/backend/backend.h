@@ -5,6 +5,7 @@
 #include <c10/core/Device.h>
 
 #include <chrono>
+#include <functional>
 #include <string>
 
 #include "comm/c10d.h"
@@ -37,7 +38,9 @@ struct Transports {
 using MakeBackend = BackendPtr (*)(const BackendOptions& options);
 extern const MakeBackend make_gloo, make_nccl, make_mpi;
 
-// Throws Error(unsupported) listing the available backends.
-Transports make_transports(const std::string& name, const BackendOptions& options);
+// Returns when the backends have connected to the other ranks. Throws Error(unsupported) listing the available
+// backends, and std::runtime_error with what `failure` returns, soon after that is no longer empty.
+Transports make_transports(const std::string& name, const BackendOptions& options,
+                           const std::function<std::string()>& failure);
 
 }  // namespace tessera::comm

@@ -2,10 +2,10 @@
 
 #include <numeric>
 
-#include "comm/exceptions.h"
 #include "comm/group_impl.h"
 #include "comm/rendezvous/store.h"
 #include "comm/rendezvous/world.h"
+#include "tessera/base/error.h"
 
 namespace tessera {
 
@@ -34,15 +34,7 @@ ProcessGroup comm::make_world(const World& world) {
   group->timeout = world.timeout;
   group->store = world.store;
   group->liveness = world.liveness;
-  try {
-    group->transports = make_transports(world.backend, {world.store, world.rank, world.size, world.timeout});
-  } catch (const Error&) {
-    throw;
-  } catch (...) {
-    const std::string why = world.liveness->explain(group->world_ranks, message_of(std::current_exception()));
-    fail(ErrorCode::rank_failure, "init process group: rank {} of {} could not connect to the others: {}", world.rank,
-         world.size, why);
-  }
+  group->connect("init process group");
   // Keeps a rank from leaving while others still connect to it.
   ProcessGroup met(std::move(group));
   met.barrier();
