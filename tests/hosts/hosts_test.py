@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs train_gpt on several hosts: hosts_test.py BIN_DIR CASE.
+"""Runs programs on several hosts: hosts_test.py BIN_DIR CASE.
 
 Cases: see CASES. Exit status 77 if this machine does not permit namespaces.
 """
@@ -143,6 +143,11 @@ def resume_and_compare(training, places):
     expect_same_losses(training.losses(), expected, range(newest + 1, newest + 6))
 
 
+def reshard(training, places, expected):
+    job = Job(places, [str(training.binaries / "reshard_on_hosts")], training.scratch).succeed()
+    check(job.ranks[0].output() == f"{expected}\n", f"expected that {expected}:\n{job.outputs()}")
+
+
 def train(training):
     """Two hosts with two ranks each, three hosts, two hosts, each resuming where the last one stopped."""
     hosts = [Host(i) for i in range(3)]
@@ -154,6 +159,8 @@ def train(training):
     expect_same_losses(training.losses(), expected, range(1, 13))
     check(expected[12] < expected[1] - 0.2, "nothing was learned")
     check(training.verify(12), "the last checkpoint is damaged")
+    reshard(training, hosts, "messages were sent")
+    reshard(training, [hosts[0]] * 2, "memory was read")
 
 
 def disconnect(training, victim, messages):
@@ -201,10 +208,8 @@ def containers(training):
     """Two containers on one host and one on another, whose processes have equal ids."""
     hosts = [Host(i) for i in range(2)]
     places = [Container(hosts[0]), Container(hosts[0]), Container(hosts[1])]
-    job = Job(places, [str(training.binaries / "sharded_tensor")], training.scratch).succeed()
-    full = re.findall(r"^ +(\d(?: +\d){5})$", job.ranks[0].output(), re.M)
-    check([row.split() for row in full] == [[str(row)] * 6 for row in (1, 1, 2, 2)],
-          f"resharding mixed the ranks' elements:\n{job.outputs()}")
+    reshard(training, places, "messages were sent")
+    reshard(training, places[:2], "messages were sent")
     expected = training.on_one_rank(hosts[0], 8).losses()
     training.start(places, 4).succeed()
     training.start(places[1:], 8).succeed()
