@@ -37,7 +37,8 @@ class Rank:
 
     def __init__(self, number, size, place, master, command, log):
         environment = dict(os.environ, RANK=str(number), WORLD_SIZE=str(size), MASTER_ADDR=master, MASTER_PORT="29500",
-                           GLOO_SOCKET_IFNAME="eth0", OMP_NUM_THREADS="1")
+                           GLOO_SOCKET_IFNAME="eth0", TP_SOCKET_IFNAME="eth0", OMP_NUM_THREADS="1",
+                           GLOG_minloglevel="2")
         self.name, self.log, self.seconds = f"rank {number} ({place.name})", log, None
         with log.open("w") as out:
             self.process = subprocess.Popen([*place.prefix, *command], env=environment, stdin=subprocess.DEVNULL,
@@ -224,7 +225,7 @@ def main():
     if len(sys.argv) != 3 or sys.argv[2] not in CASES:
         sys.exit(f"usage: hosts_test.py BIN_DIR {'|'.join(CASES)}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
-    network.isolate()
+    network.isolate([network.HOST] + ([network.CONTAINER] if sys.argv[2] == "containers" else []))
     with tempfile.TemporaryDirectory(prefix="tessera-hosts-") as scratch:
         begin = time.monotonic()
         try:

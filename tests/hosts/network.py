@@ -25,8 +25,10 @@ def skip(why):
     sys.exit(SKIPPED)
 
 
-def isolate():
-    """Continues in new namespaces, in which this program may make hosts. Skips the test where that is not allowed."""
+def isolate(kinds):
+    """Continues in new namespaces, in which this program may make namespaces of these kinds: HOST, CONTAINER. Skips the
+    test where that is not allowed.
+    """
     if os.environ.get("TESSERA_HOSTS") == "isolated":
         run("ip", "link", "add", BRIDGE, "type", "bridge")
         run("ip", "link", "set", BRIDGE, "up")
@@ -37,7 +39,7 @@ def isolate():
     # Users may have all rights in a user namespace of their own, if the kernel permits it.
     own = ["unshare"] + (["--user", "--map-root-user"] if os.geteuid() != 0 else []) + HOST
     test = "ip link add test0 type bridge && ip link add test1 type veth peer name test2 && exec unshare \"$@\" true"
-    for needed in (HOST, CONTAINER):
+    for needed in kinds:
         tried = subprocess.run(own + ["sh", "-c", test, "sh"] + needed, stdin=subprocess.DEVNULL,
                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         if tried.returncode != 0:

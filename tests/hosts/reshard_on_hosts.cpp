@@ -1,12 +1,15 @@
-// Reshards a matrix from rows to columns and checks every element, which is the number of its place. Rank 0 prints
-// whether the ranks read each other's memory.
+// Reshards a matrix from rows to columns and checks every element, which is the number of its place, in this rank's
+// shards and, by RPC, in those of the others. Rank 0 prints whether the ranks read each other's memory.
 
 #include <ATen/ATen.h>
 
 #include <iostream>
+#include <optional>
 
 #include "tessera/comm/init.h"
 #include "tessera/comm/internal/peer_memory.h"
+#include "tessera/comm/rpc.h"
+#include "tessera/tensor/remote_shard.h"
 #include "tessera/tensor/sharded_tensor.h"
 
 int main() {
@@ -18,16 +21,29 @@ int main() {
     return full.narrow(0, offsets[0], sizes[0]).narrow(1, offsets[1], sizes[1]);
   };
   const ProcessGroup group = init_process_group();
+  ShardedTensorOptions options;
+  options.init_rrefs = is_rpc_available();
+  std::optional<Rpc> rpc;
+  if (options.init_rrefs) rpc.emplace(init_rpc(group));
   std::vector<RemoteDevice> placements;
   for (int rank = 0; rank < group.size(); ++rank) placements.emplace_back(rank, Device{"cpu"});
 
   const auto by_rows = std::make_shared<ChunkShardingSpec>(0, placements);
-  ShardedTensor matrix = ShardedTensor::zeros(by_rows, {kRows, kColumns}, group);
+  ShardedTensor matrix = ShardedTensor::zeros(by_rows, {kRows, kColumns}, group, options);
   for (const Shard& shard : matrix.local_shards()) shard.tensor.copy_(expected(shard));
   matrix.reshard(std::make_shared<ChunkShardingSpec>(1, placements));
 
   bool is_right = true;
   for (const Shard& shard : matrix.local_shards()) is_right = is_right && shard.tensor.equal(expected(shard));
+  if (rpc) {
+    for (const auto& [owner, shards] : matrix.remote_shards()) {
+      for (const RemoteShard& shard : shards) {
+        const Shard fetched = shard.fetch();
+        is_right = is_right && fetched.tensor.equal(expected(fetched));
+      }
+    }
+    rpc->shutdown();
+  }
   if (!is_right) std::cout << "reshard: wrong elements on rank " << group.rank() << "\n";
   const bool reads_memory = comm::PeerMemory::is_available(group);
   if (group.rank() == 0) std::cout << (reads_memory ? "memory was read\n" : "messages were sent\n");
