@@ -187,10 +187,14 @@ def disconnect_store(training):
 
 
 def flicker(training):
-    """A link that is down for less than it takes to find a rank dead delays the training and does nothing else. Then both
-    hosts crash, and two others resume."""
+    """A link that is down when the ranks start, and later for less than it takes to find a rank dead, delays the training
+    and does nothing else. Then both hosts crash, and two others resume.
+    """
     hosts = [Host(i) for i in range(2)]
+    hosts[1].disconnect()
     job = training.start(hosts, 1_000_000, "--save-every", "5")
+    time.sleep(2)
+    hosts[1].connect()
     job.wait_for_step(12)
     for seconds in (0.3, 3):
         hosts[1].disconnect()
