@@ -7,6 +7,7 @@ Cases: see CASES. Exit status 77 if this machine does not permit namespaces.
 import csv
 import os
 import pathlib
+import random
 import re
 import shutil
 import signal
@@ -165,11 +166,14 @@ def train(training):
 
 
 def disconnect(training, victim, messages):
-    """Disconnects one of three hosts during the training, and connects it again after all ranks have ended."""
+    """Disconnects one of three hosts at a random time of a training that saves often, and connects it again after all
+    ranks have ended.
+    """
     hosts = [Host(i) for i in range(3)]
     expected = training.on_one_rank(hosts[0], 12).losses()
-    job = training.start(hosts, 1_000_000, "--save-every", "5")
+    job = training.start(hosts, 1_000_000, "--save-every", "2")
     job.wait_for_step(12)
+    time.sleep(random.uniform(0, 0.3))
     hosts[victim].disconnect()
     job.expect_errors(messages)
     expect_same_losses(training.losses(), expected, range(1, 13))
