@@ -19,11 +19,14 @@ tessera_position_independent(tessera_torch_headers)
 target_link_libraries(tessera_torch_headers PRIVATE tessera_torch tessera_flags fmt::fmt)
 target_precompile_headers(tessera_torch_headers PRIVATE <torch/nn/module.h> <fmt/format.h>)
 
+# c10d's header of MPI includes mpi.h, which must be of the MPI that LibTorch links: on Debian, libopenmpi-dev.
+find_package(MPI QUIET COMPONENTS CXX)
+
 # Sets TESSERA_HAS_<name> if `expression` on c10d's ProcessGroup<name> can be linked.
 include(CheckCXXSourceCompiles)
 function(tessera_find_backend name expression)
   set(CMAKE_REQUIRED_LIBRARIES ${TORCH_LIBRARIES})
-  set(CMAKE_REQUIRED_INCLUDES ${TORCH_INCLUDE_DIRS})
+  set(CMAKE_REQUIRED_INCLUDES ${TORCH_INCLUDE_DIRS} ${MPI_CXX_INCLUDE_DIRS})
   set(CMAKE_REQUIRED_DEFINITIONS -DUSE_C10D_${name})
   check_cxx_source_compiles("
     #include <torch/csrc/distributed/c10d/ProcessGroup${name}.hpp>

@@ -40,7 +40,7 @@ struct Flags {
   std::int64_t steps = 1000, batch = 32, accumulate = 1, save_every = 100, print_every = 1, sample = 0;
   double learning_rate = 0.005;
   bool mixed_precision = false;
-  std::string strategy = "full_shard";
+  std::string strategy = "full_shard", backend = "gloo";
   int shard_ranks = 2;
 };
 
@@ -75,6 +75,10 @@ void add_flags(CLI::App& app, Flags& flags) {
       ->type_name("NAME");
   add_count("--shard-ranks", flags.shard_ranks,
             "With a hybrid strategy, number of ranks over which the model is sharded");
+  app.add_option("--backend", flags.backend, "gloo, nccl or mpi")
+      ->check(CLI::IsMember(available_backends()).description(""))
+      ->capture_default_str()
+      ->type_name("NAME");
   add_count("--save-every", flags.save_every, "Steps between checkpoints");
   add_count("--print-every", flags.print_every, "Steps between printed lines");
   add_count("--sample", flags.sample, "Characters to generate at the end");
@@ -247,7 +251,9 @@ void introduce(const Gpt& gpt, const Text& text, int ranks) {
 }
 
 void train(Flags flags) {
-  const ProcessGroup group = init_process_group();
+  InitOptions options = options_from_environment();
+  options.backend = flags.backend;
+  const ProcessGroup group = init_process_group(options);
   const bool is_printer = group.rank() == 0;
   const Text text(read_text(flags.texts));
   flags.model.characters = static_cast<std::int64_t>(text.characters().size());

@@ -90,7 +90,7 @@ std::vector<std::int64_t> ProcessGroup::Impl::compare_calls(const std::shared_pt
   record[0] = static_cast<std::int64_t>(fingerprint_of(text));
   record[1] = failure ? 1 : 0;
   record[2] = number;
-  comm::start_all_gather(self, operation, all, mine).wait();
+  comm::start_all_gather(self, transports.control, operation, all, mine).wait();
 
   const auto* records = all.data_ptr<std::int64_t>();
   std::vector<std::int64_t> numbers;
@@ -112,7 +112,7 @@ std::vector<std::int64_t> ProcessGroup::Impl::compare_calls(const std::shared_pt
   }
   const at::Tensor size_of_mine = at::empty({1}, at::kLong), size_of_all = at::empty({size()}, at::kLong);
   size_of_mine.data_ptr<std::int64_t>()[0] = static_cast<std::int64_t>(reason.size());
-  comm::start_all_gather(self, operation, size_of_all, size_of_mine).wait();
+  comm::start_all_gather(self, transports.control, operation, size_of_all, size_of_mine).wait();
   const auto* sizes = size_of_all.data_ptr<std::int64_t>();
   const std::vector<Bytes> reasons = comm::all_gather_bytes(self, operation, reason, {sizes, sizes + size()});
   if (any_refuses) {

@@ -56,7 +56,7 @@ std::vector<Bytes> comm::all_gather_bytes(const GroupPtr& group, std::string_vie
   if (most * ranks <= 2 * sum(sizes) + (1 << 16)) {
     const at::Tensor padded = empty_bytes(most), all = empty_bytes(most * ranks);
     if (!bytes.empty()) std::memcpy(padded.data_ptr(), bytes.data(), bytes.size());
-    start_all_gather(group, name, all, padded).wait();
+    start_all_gather(group, group->transports.control, name, all, padded).wait();
     for (int r = 0; r < ranks; ++r) {
       parts.push_back(to_bytes(all.narrow(0, r * most, sizes[static_cast<std::size_t>(r)])));
     }
@@ -65,7 +65,7 @@ std::vector<Bytes> comm::all_gather_bytes(const GroupPtr& group, std::string_vie
   // A few ranks have nearly all of the bytes.
   for (int r = 0; r < ranks; ++r) {
     const at::Tensor part = r == group->rank ? to_tensor(bytes) : empty_bytes(sizes[static_cast<std::size_t>(r)]);
-    broadcast(group, name, part, r);
+    broadcast(group, group->transports.control, name, part, r);
     parts.push_back(to_bytes(part));
   }
   return parts;
@@ -90,10 +90,10 @@ std::vector<Bytes> exchange(const comm::GroupPtr& group, std::string_view name, 
   const at::Tensor in_counts = at::empty({group->size()}, at::kLong),
                    out_counts = at::empty({group->size()}, at::kLong);
   std::copy(in_sizes.begin(), in_sizes.end(), in_counts.data_ptr<std::int64_t>());
-  comm::start_all_to_all(group, name, out_counts, in_counts, ones, ones).wait();
+  comm::start_all_to_all(group, group->transports.control, name, out_counts, in_counts, ones, ones).wait();
   const Sizes out_sizes(out_counts.data_ptr<std::int64_t>(), out_counts.data_ptr<std::int64_t>() + group->size());
   const at::Tensor out = empty_bytes(sum(out_sizes));
-  comm::start_all_to_all(group, name, out, to_tensor(all), out_sizes, in_sizes).wait();
+  comm::start_all_to_all(group, group->transports.control, name, out, to_tensor(all), out_sizes, in_sizes).wait();
   return split(out, out_sizes);
 }
 
@@ -126,7 +126,7 @@ Bytes ProcessGroup::broadcast_bytes(ByteView bytes, int root) const {
       },
       static_cast<std::int64_t>(bytes.size()));
   const at::Tensor tensor = root == rank() ? to_tensor(bytes) : empty_bytes(sizes[static_cast<std::size_t>(root)]);
-  comm::broadcast(impl_, "broadcast_bytes", tensor, root);
+  comm::broadcast(impl_, impl_->transports.control, "broadcast_bytes", tensor, root);
   return to_bytes(tensor);
 }
 

@@ -3,6 +3,7 @@
 //   gather and scatter are an all-to-all in which most parts are empty
 //   reduce_scatter_into is an all-to-all and a local sum
 //   all_reduce of a dtype that a backend cannot add is an all-gather and a local sum
+//   what has more elements than a backend counts is carried by Gloo
 
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/maximum.h>
@@ -28,17 +29,18 @@ at::Tensor bytes_of(const at::Tensor& tensor) {
 }
 
 // Returns whether the backend reduces this dtype itself. Gloo adds half only since 2.8 and only if it was built with
-// LibTorch's dtypes.
+// LibTorch's dtypes. c10d passes int8 to MPI as characters, which MPI does not add.
 bool reduces(const comm::Transport& transport, at::ScalarType dtype, ReduceOp op) {
   const bool nccl = transport.name == "nccl";
   switch (dtype) {
     case at::kFloat:
     case at::kDouble:
-    case at::kChar:
     case at::kByte:
     case at::kInt:
     case at::kLong:
       return nccl || op != ReduceOp::average;
+    case at::kChar:
+      return nccl || (transport.name == "gloo" && op != ReduceOp::average);
     case at::kHalf:
     case at::kBFloat16:
       return nccl;
@@ -138,6 +140,17 @@ class Checks {
     }
   }
 
+  // Checks that the backend can count the bytes of one call. Ranks have different numbers of them, so no other backend
+  // can replace it on all.
+  void check_count(const at::Tensor& tensor, std::string_view what) const {
+    const comm::Transport& transport = group_.transports.of(tensor);
+    const auto bytes = static_cast<std::int64_t>(tensor.nbytes());
+    if (bytes > transport.most_elements) {
+      refuse("{} has {} bytes, expected at most {} with {}: use several calls", what, bytes, transport.most_elements,
+             transport.name);
+    }
+  }
+
  private:
   ProcessGroup::Impl& group_;
   std::string_view name_;
@@ -174,6 +187,8 @@ void check_all_to_all(ProcessGroup::Impl& group, const at::Tensor& out, const at
   checks.check_alike(out, in);
   checks.check_splits(out_splits, out, "out");
   checks.check_splits(in_splits, in, "in");
+  checks.check_count(out, "out");
+  checks.check_count(in, "in");
 }
 
 using Start = ProcessGroup::Impl::Start;
@@ -213,25 +228,33 @@ void check_alone(ProcessGroup::Impl& group, std::string_view name, const std::fu
   }
 }
 
+// Returns what carries `elements` of `tensor`. Their number is equal on all ranks.
+const comm::Transport& carrier_of(const ProcessGroup::Impl& group, const at::Tensor& tensor, std::int64_t elements) {
+  const comm::Transport& transport = group.transports.of(tensor);
+  return elements <= transport.most_elements ? transport : group.transports.control;
+}
+
+std::int64_t byte_count(const at::Tensor& tensor) { return static_cast<std::int64_t>(tensor.nbytes()); }
+
 std::string dtype_of(const at::Tensor& tensor) { return c10::toString(tensor.scalar_type()); }
 
 PendingCollective start_reduction(const comm::GroupPtr& group, const at::Tensor& tensor, ReduceOp op) {
   if (group->is_alone() || tensor.numel() == 0) return {};
-  const comm::Transport& transport = group->transports.of(tensor.device());
+  const comm::Transport& transport = carrier_of(*group, tensor, tensor.numel());
   const auto begin = [&](ReduceOp reduction, std::function<void()> finish) {
     ::c10d::AllreduceOptions options;
     options.reduceOp = c10d_op(reduction);
     std::vector<at::Tensor> tensors = {tensor.detach()};
     return ProcessGroup::Impl::begin(
-        group, "all_reduce", tensor.device(),
-        [&](comm::Backend& backend) { return backend.allreduce(tensors, options); }, std::move(finish));
+        group, "all_reduce", transport, [&](comm::Backend& backend) { return backend.allreduce(tensors, options); },
+        std::move(finish));
   };
   if (reduces(transport, tensor.scalar_type(), op)) return begin(op, {});
   if (op == ReduceOp::average && reduces(transport, tensor.scalar_type(), ReduceOp::sum)) {
     return begin(ReduceOp::sum, [tensor, ranks = group->size()] { tensor.detach().div_(ranks); });
   }
   const at::Tensor parts = at::empty({group->size(), tensor.numel()}, tensor.options().requires_grad(false));
-  return ProcessGroup::Impl::begin(group, "all_reduce", tensor.device(),
+  return ProcessGroup::Impl::begin(group, "all_reduce", carrier_of(*group, tensor, byte_count(tensor)),
                                    all_gather(*group, bytes_of(parts), bytes_of(tensor)),
                                    [tensor, parts, op] { reduce_rows(tensor, parts, op); });
 }
@@ -241,48 +264,51 @@ PendingCollective start_reduce_scatter(const comm::GroupPtr& group, const at::Te
   constexpr std::string_view kName = "reduce_scatter_into";
   if (group->is_alone()) copy_elements(out, in);
   if (group->is_alone() || out.numel() == 0) return {};
-  const comm::Transport& transport = group->transports.of(in.device());
+  const comm::Transport& transport = group->transports.of(in);
   if (transport.name == "nccl" && reduces(transport, in.scalar_type(), op)) {
     ::c10d::ReduceScatterOptions options;
     options.reduceOp = c10d_op(op);
     at::Tensor to = out.detach(), from = in.detach();
-    return ProcessGroup::Impl::begin(group, kName, in.device(), [&](comm::Backend& backend) {
+    return ProcessGroup::Impl::begin(group, kName, transport, [&](comm::Backend& backend) {
       return backend._reduce_scatter_base(to, from, options);
     });
   }
   const at::Tensor parts = at::empty({group->size(), out.numel()}, out.options().requires_grad(false));
-  const Splits splits(static_cast<std::size_t>(group->size()), static_cast<std::int64_t>(out.nbytes()));
-  return ProcessGroup::Impl::begin(group, kName, in.device(), all_to_all(bytes_of(parts), bytes_of(in), splits, splits),
+  const Splits splits(static_cast<std::size_t>(group->size()), byte_count(out));
+  return ProcessGroup::Impl::begin(group, kName, carrier_of(*group, in, byte_count(in)),
+                                   all_to_all(bytes_of(parts), bytes_of(in), splits, splits),
                                    [out, parts, op] { reduce_rows(out, parts, op); });
 }
 
 }  // namespace
 
-PendingCollective comm::start_all_gather(const GroupPtr& group, std::string_view name, const at::Tensor& out,
-                                         const at::Tensor& in) {
+PendingCollective comm::start_all_gather(const GroupPtr& group, const Transport& transport, std::string_view name,
+                                         const at::Tensor& out, const at::Tensor& in) {
   if (group->is_alone()) copy_elements(out, in);
   if (group->is_alone() || in.numel() == 0) return {};
-  return ProcessGroup::Impl::begin(group, name, in.device(), all_gather(*group, bytes_of(out), bytes_of(in)));
+  return ProcessGroup::Impl::begin(group, name, transport, all_gather(*group, bytes_of(out), bytes_of(in)));
 }
 
-PendingCollective comm::start_all_to_all(const GroupPtr& group, std::string_view name, const at::Tensor& out,
-                                         const at::Tensor& in, std::span<const std::int64_t> out_splits,
+PendingCollective comm::start_all_to_all(const GroupPtr& group, const Transport& transport, std::string_view name,
+                                         const at::Tensor& out, const at::Tensor& in,
+                                         std::span<const std::int64_t> out_splits,
                                          std::span<const std::int64_t> in_splits) {
   if (group->is_alone()) {
     copy_elements(out, in);
     return {};
   }
   return ProcessGroup::Impl::begin(
-      group, name, in.device(),
+      group, name, transport,
       all_to_all(bytes_of(out), bytes_of(in), in_bytes(out_splits, out), in_bytes(in_splits, in)));
 }
 
-void comm::broadcast(const GroupPtr& group, std::string_view name, const at::Tensor& tensor, int root) {
+void comm::broadcast(const GroupPtr& group, const Transport& transport, std::string_view name, const at::Tensor& tensor,
+                     int root) {
   if (group->is_alone() || tensor.numel() == 0) return;
   ::c10d::BroadcastOptions options;
   options.rootRank = root;
   std::vector<at::Tensor> tensors = {bytes_of(tensor)};
-  group->run(name, tensor.device(), [&](Backend& backend) { return backend.broadcast(tensors, options); });
+  group->run(name, transport, [&](Backend& backend) { return backend.broadcast(tensors, options); });
 }
 
 // --- public: they compare the ranks' calls first
@@ -294,7 +320,7 @@ void ProcessGroup::broadcast(const at::Tensor& tensor, int root) const {
     checks.check_root(root);
     arguments.add("root", root).add("dtype", dtype_of(tensor)).add("elements", tensor.numel());
   });
-  comm::broadcast(impl_, "broadcast", tensor, root);
+  comm::broadcast(impl_, carrier_of(*impl_, tensor, byte_count(tensor)), "broadcast", tensor, root);
 }
 
 void ProcessGroup::all_reduce(const at::Tensor& tensor, ReduceOp op) const {
@@ -315,12 +341,12 @@ void ProcessGroup::all_gather_into(const at::Tensor& out, const at::Tensor& in) 
     check_all_gather(*impl_, out, in);
     arguments.add("dtype", dtype_of(in)).add("elements of in", in.numel());
   });
-  comm::start_all_gather(impl_, "all_gather_into", out, in).wait();
+  comm::start_all_gather(impl_, carrier_of(*impl_, in, byte_count(out)), "all_gather_into", out, in).wait();
 }
 
 PendingCollective ProcessGroup::start_all_gather_into(const at::Tensor& out, const at::Tensor& in) const {
   check_alone(*impl_, "all_gather_into", [&] { check_all_gather(*impl_, out, in); });
-  return comm::start_all_gather(impl_, "all_gather_into", out, in);
+  return comm::start_all_gather(impl_, carrier_of(*impl_, in, byte_count(out)), "all_gather_into", out, in);
 }
 
 void ProcessGroup::reduce_scatter_into(const at::Tensor& out, const at::Tensor& in, ReduceOp op) const {
@@ -347,7 +373,7 @@ void ProcessGroup::all_to_all(const at::Tensor& out, const at::Tensor& in, std::
   const at::Tensor sent = at::empty({size()}, at::kLong), announced = at::empty({size()}, at::kLong);
   std::copy(in_splits.begin(), in_splits.end(), sent.data_ptr<std::int64_t>());
   const Splits ones(static_cast<std::size_t>(size()), 1);
-  comm::start_all_to_all(impl_, "all_to_all", announced, sent, ones, ones).wait();
+  comm::start_all_to_all(impl_, impl_->transports.control, "all_to_all", announced, sent, ones, ones).wait();
   check_call("all_to_all", [&](CallArguments&) {
     for (int r = 0; r < size(); ++r) {
       const std::int64_t comes = announced.data_ptr<std::int64_t>()[r],
@@ -357,14 +383,14 @@ void ProcessGroup::all_to_all(const at::Tensor& out, const at::Tensor& in, std::
            impl_->where("all_to_all"), r, comes, expected);
     }
   });
-  comm::start_all_to_all(impl_, "all_to_all", out, in, out_splits, in_splits).wait();
+  comm::start_all_to_all(impl_, impl_->transports.of(in), "all_to_all", out, in, out_splits, in_splits).wait();
 }
 
 PendingCollective ProcessGroup::start_all_to_all(const at::Tensor& out, const at::Tensor& in,
                                                  std::span<const std::int64_t> out_splits,
                                                  std::span<const std::int64_t> in_splits) const {
   check_alone(*impl_, "all_to_all", [&] { check_all_to_all(*impl_, out, in, out_splits, in_splits); });
-  return comm::start_all_to_all(impl_, "all_to_all", out, in, out_splits, in_splits);
+  return comm::start_all_to_all(impl_, impl_->transports.of(in), "all_to_all", out, in, out_splits, in_splits);
 }
 
 void ProcessGroup::gather(const at::Tensor& out, const at::Tensor& in, int root) const {
@@ -384,7 +410,8 @@ void ProcessGroup::gather(const at::Tensor& out, const at::Tensor& in, int root)
   Splits out_splits(ranks, root == rank() ? in.numel() : 0), in_splits(ranks, 0);
   in_splits[static_cast<std::size_t>(root)] = in.numel();
   const at::Tensor to = root == rank() ? out : at::empty({0}, in.options());
-  comm::start_all_to_all(impl_, "gather", to, in, out_splits, in_splits).wait();
+  const comm::Transport& transport = carrier_of(*impl_, in, size() * byte_count(in));
+  comm::start_all_to_all(impl_, transport, "gather", to, in, out_splits, in_splits).wait();
 }
 
 void ProcessGroup::scatter(const at::Tensor& out, const at::Tensor& in, int root) const {
@@ -404,7 +431,8 @@ void ProcessGroup::scatter(const at::Tensor& out, const at::Tensor& in, int root
   Splits out_splits(ranks, 0), in_splits(ranks, root == rank() ? out.numel() : 0);
   out_splits[static_cast<std::size_t>(root)] = out.numel();
   const at::Tensor from = root == rank() ? in : at::empty({0}, out.options());
-  comm::start_all_to_all(impl_, "scatter", out, from, out_splits, in_splits).wait();
+  const comm::Transport& transport = carrier_of(*impl_, out, size() * byte_count(out));
+  comm::start_all_to_all(impl_, transport, "scatter", out, from, out_splits, in_splits).wait();
 }
 
 void ProcessGroup::barrier(std::optional<std::chrono::milliseconds> limit) const {
@@ -413,7 +441,7 @@ void ProcessGroup::barrier(std::optional<std::chrono::milliseconds> limit) const
   ::c10d::BarrierOptions options;
   options.timeout = *limit;
   impl_->run(
-      "barrier", at::kCPU, [&](comm::Backend& backend) { return backend.barrier(options); }, *limit);
+      "barrier", impl_->transports.control, [&](comm::Backend& backend) { return backend.barrier(options); }, *limit);
 }
 
 }  // namespace tessera

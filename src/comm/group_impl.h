@@ -52,15 +52,17 @@ class ProcessGroup::Impl {
   comm::WorkPtr start(const comm::Transport& transport, const comm::Call& call, const Start& start);
   void wait(const comm::Transport& transport, const comm::WorkPtr& work, const comm::Call& call,
             std::chrono::milliseconds limit);
-  // Starts a collective on tensors of `device` and waits for it.
-  void run(std::string_view call_name, const at::Device& device, const Start& start, std::chrono::milliseconds limit);
-  void run(std::string_view call_name, const at::Device& device, const Start& start) {
-    run(call_name, device, start, timeout);
+  // Starts a collective and waits for it.
+  void run(std::string_view call_name, const comm::Transport& transport, const Start& start,
+           std::chrono::milliseconds limit);
+  void run(std::string_view call_name, const comm::Transport& transport, const Start& start) {
+    run(call_name, transport, start, timeout);
   }
 
   // Starts a collective without waiting. `finish` runs after it has ended.
   static PendingCollective begin(const std::shared_ptr<Impl>& group, std::string_view call_name,
-                                 const at::Device& device, const Start& start, std::function<void()> finish = {});
+                                 const comm::Transport& transport, const Start& start,
+                                 std::function<void()> finish = {});
 
   // Compares calls, as ProcessGroup::check_call. Returns what each rank passed as `number`. If `describe` throws, its
   // exception reaches all ranks. `compared_as`, if not empty, is compared instead of the operation.
@@ -80,15 +82,16 @@ class ProcessGroup::Impl {
   std::string broken_;
 };
 
-// Collectives that do not compare the ranks' calls. Arguments must be valid.
+// Collectives on a transport of the group that do not compare the ranks' calls. Arguments must be valid.
 namespace comm {
 using GroupPtr = std::shared_ptr<ProcessGroup::Impl>;
-PendingCollective start_all_gather(const GroupPtr& group, std::string_view name, const at::Tensor& out,
-                                   const at::Tensor& in);
-PendingCollective start_all_to_all(const GroupPtr& group, std::string_view name, const at::Tensor& out,
-                                   const at::Tensor& in, std::span<const std::int64_t> out_splits,
-                                   std::span<const std::int64_t> in_splits);
-void broadcast(const GroupPtr& group, std::string_view name, const at::Tensor& tensor, int root);
+PendingCollective start_all_gather(const GroupPtr& group, const Transport& transport, std::string_view name,
+                                   const at::Tensor& out, const at::Tensor& in);
+PendingCollective start_all_to_all(const GroupPtr& group, const Transport& transport, std::string_view name,
+                                   const at::Tensor& out, const at::Tensor& in,
+                                   std::span<const std::int64_t> out_splits, std::span<const std::int64_t> in_splits);
+void broadcast(const GroupPtr& group, const Transport& transport, std::string_view name, const at::Tensor& tensor,
+               int root);
 std::vector<Bytes> all_gather_bytes(const GroupPtr& group, std::string_view name, ByteView bytes,
                                     const std::vector<std::int64_t>& sizes);
 }  // namespace comm

@@ -3,7 +3,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <thread>
 
 #include "comm/exceptions.h"
 #include "comm/group_impl.h"
@@ -30,9 +29,8 @@ class Stopwatch {
 }  // namespace
 
 ProcessGroup::Impl::~Impl() {
-  if (broken_.empty() || is_alone()) return;
-  // A backend's destructor waits for the work that it started, some of which may never end here.
-  std::thread([broken = std::move(transports)]() mutable { broken = {}; }).detach();
+  if (is_alone() || (broken_.empty() && transports.accelerator.after_close == nullptr)) return;
+  comm::close(std::move(transports), [this] { return !broken_.empty() || !liveness->failure().empty(); });
 }
 
 std::string ProcessGroup::Impl::where(std::string_view call) const {
@@ -87,19 +85,18 @@ comm::WorkPtr ProcessGroup::Impl::start(const comm::Transport& transport, const 
   }
 }
 
-void ProcessGroup::Impl::run(std::string_view call_name, const at::Device& device, const Start& begin,
+void ProcessGroup::Impl::run(std::string_view call_name, const comm::Transport& transport, const Start& begin,
                              milliseconds limit) {
-  const comm::Transport& transport = transports.of(device);
   const Call call = next_call(call_name);
   guard(call, limit, [&] { wait(transport, start(transport, call, begin), call, limit); });
 }
 
 PendingCollective ProcessGroup::Impl::begin(const std::shared_ptr<Impl>& group, std::string_view call_name,
-                                            const at::Device& device, const Start& start,
+                                            const comm::Transport& transport, const Start& start,
                                             std::function<void()> finish) {
   PendingCollective pending;
-  pending.state_ = std::make_shared<PendingCollective::State>(PendingCollective::State{
-      group, group->transports.of(device), comm::WorkPtr(), group->next_call(call_name), std::move(finish)});
+  pending.state_ = std::make_shared<PendingCollective::State>(
+      PendingCollective::State{group, transport, comm::WorkPtr(), group->next_call(call_name), std::move(finish)});
   PendingCollective::State& state = *pending.state_;
   group->guard(state.call, group->timeout, [&] { state.work = group->start(state.transport, state.call, start); });
   return pending;
@@ -112,11 +109,18 @@ void ProcessGroup::Impl::wait(const comm::Transport& transport, const comm::Work
     work->wait();
     return;
   }
-  constexpr milliseconds kSlice(100);
+  constexpr milliseconds kSlice(100), kSecond(1000);
   const Stopwatch watch;
+  std::optional<Stopwatch> since_left;
   for (;;) {
     if (comm::wait_for(*work, std::min(kSlice, limit))) return;
     if (const std::string why = liveness->failure(); !why.empty()) fail_as(call, why);
+    if (transport.misses_ranks_that_left && watch.elapsed() > kSecond) {
+      // A rank may leave after the call when this rank is still in it.
+      const std::optional<std::string> left = liveness->find_left(world_ranks);
+      if (left && !since_left) since_left.emplace();
+      if (left && since_left->elapsed() > liveness->dead_after()) fail_as(call, liveness->report(*left));
+    }
     const milliseconds waited = watch.elapsed();
     if (waited >= limit) fail_as(call, liveness->explain_timeout(world_ranks, call, waited));
   }
@@ -163,7 +167,7 @@ std::optional<ProcessGroup> ProcessGroup::subgroup(std::span<const int> ranks) c
   group->liveness = impl_->liveness;
   if (impl_->is_alone() || members.size() == 1) return ProcessGroup(std::move(group));
   group->store = comm::with_prefix(group->name, impl_->store);
-  group->backend_name = impl_->backend_name;
+  group->backend_name = comm::backend_of_subgroups(impl_->backend_name);
   group->connect(impl_->where("subgroup"));
   ProcessGroup met(std::move(group));
   met.barrier();  // as for the world: no rank leaves while others connect

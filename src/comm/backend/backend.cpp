@@ -23,11 +23,11 @@ std::array<std::pair<const char*, comm::MakeBackend>, 3> backends() {
 
 // Makes a backend in a thread of its own, which is abandoned if there is a failure: a backend waits for other ranks as
 // long as for a collective, even if they are dead.
-comm::BackendPtr make_unless(const std::function<std::string()>& failure, comm::MakeBackend make,
+comm::Transport make_unless(const std::function<std::string()>& failure, comm::MakeBackend make,
                              const comm::BackendOptions& options) {
   constexpr std::chrono::milliseconds kSlice(100);
-  const auto promise = std::make_shared<std::promise<comm::BackendPtr>>();
-  std::future<comm::BackendPtr> made = promise->get_future();
+  const auto promise = std::make_shared<std::promise<comm::Transport>>();
+  std::future<comm::Transport> made = promise->get_future();
   std::thread([promise, make, options] {
     try {
       promise->set_value(make(options));
@@ -45,8 +45,8 @@ comm::Transport make_transport(const std::string& name, const comm::BackendOptio
                                const std::function<std::string()>& failure) {
   for (const auto& [known, make] : backends()) {
     if (name != known || make == nullptr) continue;
-    // MPI's main thread is the one that initializes it.
-    return {name, name == "mpi" ? make(options) : make_unless(failure, make, options)};
+    // The thread that initializes MPI is its main thread.
+    return name == "mpi" ? make(options) : make_unless(failure, make, options);
   }
   fail(ErrorCode::unsupported, "init process group: this LibTorch has no backend '{}', expected one of: {}",
        printable(name), fmt::join(available_backends(), ", "));
@@ -64,11 +64,32 @@ std::vector<std::string> available_backends() {
 
 comm::Transports comm::make_transports(const std::string& name, const BackendOptions& options,
                                        const std::function<std::string()>& failure) {
-  const Transport transport = make_transport(name, options, failure);
-  if (name != "nccl") return {transport, transport};
+  if (name != "nccl" && name != "mpi") {
+    const Transport transport = make_transport(name, options, failure);
+    return {transport, transport, transport};
+  }
   BackendOptions beside = options;
   beside.store = with_prefix("cpu", options.store);
-  return {make_transport("gloo", beside, failure), transport};
+  const Transport gloo = make_transport("gloo", beside, failure);  // first: it finds out whether all ranks are there
+  const Transport transport = make_transport(name, options, failure);
+  return {gloo, name == "nccl" ? gloo : transport, transport};
+}
+
+std::string comm::backend_of_subgroups(const std::string& name) { return name == "mpi" ? "gloo" : name; }
+
+void comm::close(Transports transports, const std::function<bool()>& has_failed) {
+  const auto after_close = transports.accelerator.after_close;
+  std::promise<void> closed;
+  const std::future<void> is_closed = closed.get_future();
+  std::thread([backends = std::move(transports), promise = std::move(closed)]() mutable {
+    backends = {};
+    promise.set_value();
+  }).detach();
+  while (!has_failed()) {
+    if (is_closed.wait_for(std::chrono::milliseconds(20)) != std::future_status::ready) continue;
+    if (after_close != nullptr) after_close();
+    return;
+  }
 }
 
 }  // namespace tessera

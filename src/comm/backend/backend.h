@@ -2,10 +2,12 @@
 // The backends of c10d, by name. Each has its own file, and a second file that replaces it if LibTorch lacks the
 // backend.
 
-#include <c10/core/Device.h>
+#include <ATen/core/Tensor.h>
 
 #include <chrono>
+#include <cstdint>
 #include <functional>
+#include <limits>
 #include <string>
 
 #include "comm/c10d.h"
@@ -23,24 +25,39 @@ struct BackendOptions {
 struct Transport {
   std::string name;
   BackendPtr backend;
+  // How many elements one call may have; in an all-to-all, those of all ranks.
+  std::int64_t most_elements = std::numeric_limits<std::int64_t>::max();
+  // Called after the backend was closed in order, if not null.
+  void (*after_close)() = nullptr;
+  // Whether work with a rank that left never ends. The other backends report an error.
+  bool misses_ranks_that_left = false;
   // Whether its work completes in the current stream, not when the host waits.
   bool on_stream() const { return name == "nccl"; }
 };
 
-// The backends of a group. NCCL carries CUDA tensors only, so a Gloo backend carries CPU tensors next to it. The other
-// backends carry all tensors.
+// The backends of a group. NCCL carries CUDA tensors only, and a rank that waits in MPI cannot stop waiting. So both
+// have a Gloo backend next to them, which carries payloads of bytes and the comparison of calls, and with NCCL the
+// tensors on the CPU.
 struct Transports {
-  Transport cpu, accelerator;
-  const Transport& of(const at::Device& device) const { return device.is_cpu() ? cpu : accelerator; }
+  Transport control, cpu, accelerator;
+  const Transport& of(const at::Tensor& tensor) const { return tensor.is_cpu() ? cpu : accelerator; }
 };
 
 // Null if LibTorch lacks the backend.
-using MakeBackend = BackendPtr (*)(const BackendOptions& options);
+using MakeBackend = Transport (*)(const BackendOptions& options);
 extern const MakeBackend make_gloo, make_nccl, make_mpi;
 
 // Returns when the backends have connected to the other ranks. Throws Error(unsupported) listing the available
 // backends, and std::runtime_error with what `failure` returns, soon after that is no longer empty.
 Transports make_transports(const std::string& name, const BackendOptions& options,
                            const std::function<std::string()>& failure);
+
+// Returns the backend of the subgroups of a group on `name`. All processes would have to make a subgroup on MPI, so
+// subgroups of a group on MPI are on Gloo.
+std::string backend_of_subgroups(const std::string& name);
+
+// Destroys the backends, which wait for the work that was started. If `has_failed`, that may never end: returns, and
+// leaves them to a thread.
+void close(Transports transports, const std::function<bool()>& has_failed);
 
 }  // namespace tessera::comm

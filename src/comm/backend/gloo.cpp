@@ -26,12 +26,12 @@ void ignore_broken_pipes() {
 
 }  // namespace
 
-const MakeBackend make_gloo = [](const BackendOptions& options) -> BackendPtr {
+const MakeBackend make_gloo = [](const BackendOptions& options) -> Transport {
   ignore_broken_pipes();
   auto gloo = ProcessGroupGloo::Options::create(options.timeout);
   gloo->devices = {make_device()};
   gloo->threads = 2;
-  return c10::make_intrusive<ProcessGroupGloo>(options.store, options.rank, options.size, gloo);
+  return {"gloo", c10::make_intrusive<ProcessGroupGloo>(options.store, options.rank, options.size, gloo)};
 };
 
 }  // namespace tessera::comm

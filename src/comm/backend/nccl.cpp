@@ -4,10 +4,10 @@
 
 namespace tessera::comm {
 
-const MakeBackend make_nccl = [](const BackendOptions& options) -> BackendPtr {
+const MakeBackend make_nccl = [](const BackendOptions& options) -> Transport {
   auto nccl = ::c10d::ProcessGroupNCCL::Options::create();
   nccl->timeout = options.timeout;
-  return c10::make_intrusive<::c10d::ProcessGroupNCCL>(options.store, options.rank, options.size, nccl);
+  return {"nccl", c10::make_intrusive<::c10d::ProcessGroupNCCL>(options.store, options.rank, options.size, nccl)};
 };
 
 }  // namespace tessera::comm

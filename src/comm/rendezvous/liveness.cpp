@@ -15,7 +15,7 @@ using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
 
 constexpr char kFailure[] = "failure";
-constexpr char kLeft[] = "left";
+constexpr char kLeft[] = "left";  // the last sign of a rank, and a key that exists once a rank has left
 
 std::string sign_key(int rank) { return fmt::format("sign/{}", rank); }
 
@@ -68,9 +68,10 @@ std::string list_of(const std::vector<int>& ranks) {
 
 }  // namespace
 
-Liveness::Liveness(StorePtr store, bool keeps_store, int rank, int size, milliseconds dead_after)
+Liveness::Liveness(StorePtr store, bool keeps_store, int rank, int size, milliseconds dead_after, std::string keeper)
     : store_(std::move(store)),
       keeps_store_(keeps_store),
+      keeper_(std::move(keeper)),
       rank_(rank),
       size_(size),
       dead_after_(dead_after),
@@ -92,6 +93,7 @@ Liveness::~Liveness() {
   changed_.notify_all();
   thread_.join();
   try {
+    put_text(*store_, kLeft, "yes");
     put_text(*store_, sign_key(rank_), kLeft);
     if (keeps_store_) wait_for_others();
   } catch (const std::exception&) {
@@ -161,6 +163,10 @@ std::string Liveness::read(const std::string& key) {
   return get_text(*store_, key);
 }
 
+std::string Liveness::without_store(const std::string& why) const {
+  return fmt::format("{}, which keeps the store, is gone ({})", keeper_, why);
+}
+
 void Liveness::run() {
   last_heard_ = Clock::now();
   for (;;) {
@@ -175,7 +181,7 @@ void Liveness::run() {
     } catch (...) {
       const std::string why = message_of(std::current_exception());
       const std::lock_guard lock(mutex_);
-      if (failure_.empty()) failure_ = fmt::format("rank 0, which keeps the store, is gone ({})", why);
+      if (failure_.empty()) failure_ = without_store(why);
       return;
     }
     std::unique_lock lock(mutex_);
@@ -229,6 +235,7 @@ void Liveness::compare_calls(int other, const std::map<std::string, Call>& their
 }
 
 std::optional<std::string> Liveness::find_left(std::span<const int> ranks) {
+  if (read(kLeft).empty()) return std::nullopt;
   std::vector<int> left;
   for (const int other : ranks) {
     if (other != rank_ && read(sign_key(other)) == kLeft) left.push_back(other);
@@ -253,7 +260,7 @@ std::string Liveness::explain(std::span<const int> ranks, const std::string& cau
       std::this_thread::sleep_for(period_ / 2);
     } while (may_still_come());
   } catch (...) {
-    return report(fmt::format("rank 0, which keeps the store, is gone ({})", message_of(std::current_exception())));
+    return report(without_store(message_of(std::current_exception())));
   }
   return report(fmt::format("on rank {}: {}", rank_, cause));
 }
@@ -273,7 +280,7 @@ std::string Liveness::explain_timeout(std::span<const int> ranks, const Call& ca
       where += fmt::format("; rank {} is {}", other, where_it_is(there, call.group));
     }
   } catch (...) {
-    return report(fmt::format("rank 0, which keeps the store, is gone ({})", message_of(std::current_exception())));
+    return report(without_store(message_of(std::current_exception())));
   }
   if (missing.empty()) {
     return report(fmt::format("not complete after {} ms, although all ranks arrived", waited.count()));

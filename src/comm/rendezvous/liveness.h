@@ -23,8 +23,9 @@ namespace tessera::comm {
 class Liveness {
  public:
   // `store` must be used by this object alone. A rank without a sign of life for `dead_after` is dead. `keeps_store`:
-  // the store ends when this rank leaves.
-  Liveness(StorePtr store, bool keeps_store, int rank, int size, std::chrono::milliseconds dead_after);
+  // the store ends when this rank leaves. `keeper`: who keeps the store, for messages.
+  Liveness(StorePtr store, bool keeps_store, int rank, int size, std::chrono::milliseconds dead_after,
+           std::string keeper = "rank 0");
   Liveness(const Liveness&) = delete;
   Liveness& operator=(const Liveness&) = delete;
   // Reports that this rank has left. The rank that keeps the store gives the others, except those that are dead, some
@@ -44,9 +45,13 @@ class Liveness {
   std::string explain(std::span<const int> ranks, const std::string& cause);
   // The same for a call that other ranks have not arrived at.
   std::string explain_timeout(std::span<const int> ranks, const Call& call, std::chrono::milliseconds waited);
+  // Returns "rank <r> left the group" if some of these ranks did so. Reads one key if no rank did.
+  std::optional<std::string> find_left(std::span<const int> ranks);
+  std::chrono::milliseconds dead_after() const { return dead_after_; }
 
  private:
   void run();
+  std::string without_store(const std::string& why) const;
   std::uint64_t looks() const;
   void beat();
   void watch_next();
@@ -54,10 +59,10 @@ class Liveness {
   void listen_to_all();
   void wait_for_others();
   std::string read(const std::string& key);
-  std::optional<std::string> find_left(std::span<const int> ranks);
 
   StorePtr store_;
   bool keeps_store_;
+  std::string keeper_;
   int rank_, size_;
   std::chrono::milliseconds dead_after_, period_;
 
