@@ -149,9 +149,11 @@ std::vector<std::string> environment_of(int rank, const LaunchOptions& options, 
     const std::string_view name = variable.substr(0, variable.find('=') + 1);
     return std::any_of(own.begin(), own.end(), [&](const std::string& mine) { return mine.starts_with(name); });
   };
+  // Of a torchrun that started this process, whose store is not that of these ranks.
+  constexpr std::string_view kTorchrun = "TORCHELASTIC_";
   std::vector<std::string> all;
   for (char** variable = environ; *variable != nullptr; ++variable) {
-    if (!is_own(*variable)) all.emplace_back(*variable);
+    if (!is_own(*variable) && !std::string_view(*variable).starts_with(kTorchrun)) all.emplace_back(*variable);
   }
   all.insert(all.end(), own.begin(), own.end());
   return all;

@@ -42,6 +42,12 @@ TEST(RunTest, RanksThatAreSetAlreadyAreReplaced) {
   EXPECT_EQ(run(1, "echo $RANK $OMP_NUM_THREADS", {}, conditions).out, "[0] 0 5\n");
 }
 
+TEST(RunTest, RanksBelowTorchrunDoNotUseItsStore) {
+  Conditions conditions;
+  conditions.environment = {{"TORCHELASTIC_USE_AGENT_STORE", "True"}, {"TORCHELASTIC_RUN_ID", "7"}};
+  EXPECT_EQ(run(1, "env | grep -c TORCHELASTIC", {"--no-prefix"}, conditions).out, "0\n");
+}
+
 TEST(RunTest, ThePortIsFreeAndTheSameForAll) {
   const Outcome outcome = run(2, "echo $MASTER_PORT", {"--no-prefix"});
   const std::string first = outcome.out.substr(0, outcome.out.find('\n') + 1);

@@ -14,6 +14,7 @@
 
 #include "comm/rendezvous/deadline_store.h"
 #include "comm/rendezvous/liveness.h"
+#include "comm/rendezvous/meeting.h"
 #include "comm/rendezvous/store.h"
 #include "support/error_matchers.h"
 #include "support/rank_processes.h"
@@ -176,6 +177,47 @@ TEST(LivenessTest, TheRankWithTheStoreWaitsForLivingRanks) {
   EXPECT_EQ(comm::get_text(*store, "sign/2"), "left");
   EXPECT_LT(watch.elapsed(), milliseconds(4500));
   other.join();
+}
+
+// Ranks as threads meet in `store`. Returns the name that each got.
+std::vector<std::string> meet_all(const comm::StorePtr& store, int ranks) {
+  std::vector<std::string> names(static_cast<std::size_t>(ranks));
+  std::vector<std::thread> threads;
+  for (int rank = ranks - 1; rank >= 0; --rank) {
+    threads.emplace_back(
+        [&, rank] { names[static_cast<std::size_t>(rank)] = comm::meet(*store, rank, ranks, seconds(20)); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return names;
+}
+
+TEST(MeetingTest, RanksOfOneStartGetOneNameInAStoreThatHasKeysOfEarlierOnes) {
+  const comm::StorePtr store = comm::make_local_store();
+  std::vector<std::string> earlier;
+  for (const int ranks : {3, 3, 2, 4}) {  // torchrun restarts with as many ranks as there are then
+    const std::vector<std::string> names = meet_all(store, ranks);
+    EXPECT_THAT(names, ::testing::Each(names[0]));
+    EXPECT_THAT(earlier, ::testing::Not(::testing::Contains(names[0])));
+    earlier.push_back(names[0]);
+  }
+}
+
+TEST(MeetingTest, RanksThatDoNotJoinAreNamed) {
+  const comm::StorePtr store = comm::make_local_store();
+  meet_all(store, 3);  // whose keys do not count
+  EXPECT_ERROR(comm::meet(*store, 0, 3, milliseconds(200)), ErrorCode::rank_failure,
+               "ranks 1, 2 did not join within 200 ms, expected 3 ranks");
+  EXPECT_ERROR(comm::meet(*store, 1, 3, milliseconds(200)), ErrorCode::rank_failure,
+               "rank 0 did not answer rank 1 within 200 ms");
+}
+
+TEST(RendezvousTest, AnAgentThatDoesNotRunIsNamed) {
+  InitOptions options = second_of_two();
+  options.rank = 0;
+  options.agent_store = true;
+  options.master_port = testing::free_port();
+  EXPECT_ERROR(init_process_group(options), ErrorCode::rank_failure,
+               "rank 0 could not use the store of torchrun's agent at 127.0.0.1", "LibTorch here is ");
 }
 
 TEST(DeadlineWorkerTest, AFunctionThatIsLateFailsItsCallAndAllLaterOnes) {

@@ -24,6 +24,8 @@ struct InitOptions {
   /// Where rank 0 runs the store through which ranks find each other.
   std::string master_addr = "127.0.0.1";
   std::uint16_t master_port = 29500;
+  /// Whether torchrun's agent runs the store at this address. Otherwise rank 0 does.
+  bool agent_store = false;
   /// How long a rank waits for the others, in a collective and when the group is initialized.
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
   /// A rank that shows no sign of life for this long is considered dead.
@@ -37,12 +39,14 @@ using Environment = std::function<const char*(const char* name)>;
 ///   torchrun, `tessera run`   RANK, WORLD_SIZE
 ///   Open MPI's mpirun         OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE
 ///   MPICH's, Intel's mpirun   PMI_RANK, PMI_SIZE
-///   srun                      SLURM_PROCID, SLURM_NTASKS (the master is the first of SLURM_STEP_NODELIST)
+///   srun                      SLURM_PROCID, SLURM_STEP_NUM_TASKS or SLURM_NTASKS
 ///
 /// Without any of them there is one rank.
 /// MASTER_ADDR and MASTER_PORT override the address for all launchers. Without MASTER_ADDR all ranks must be on one
-/// host, except under srun. Throws `Error(invalid_argument)` naming a variable that is missing, not a number, or out of
-/// range.
+/// host, except under srun, where rank 0's host is the first of SLURM_STEP_NODELIST. Without MASTER_PORT, the port
+/// follows from the job under srun and Open MPI's mpirun. TORCHELASTIC_USE_AGENT_STORE sets `agent_store`.
+/// Throws `Error(invalid_argument)` naming a variable that is missing, not a number, or out of range, or two that
+/// contradict each other: RANK and WORLD_SIZE that were not set for the launcher that started this rank.
 InitOptions options_from_environment(const Environment& environment);
 InitOptions options_from_environment();
 

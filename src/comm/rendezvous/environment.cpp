@@ -1,8 +1,10 @@
 // The environment variables of launchers.
 
+#include <array>
 #include <charconv>
 #include <cstdlib>
 #include <limits>
+#include <optional>
 
 #include "tessera/base/error.h"
 #include "tessera/comm/init.h"
@@ -11,74 +13,184 @@ namespace tessera {
 
 namespace {
 
+// The variables of a launcher. Where one may be missing, the next of the list is read.
 struct Launcher {
   const char* rank;
-  const char* world_size;
+  std::array<const char*, 2> world_size;
+  const char* local_size = nullptr;  // number of ranks on this host
+  const char* job = nullptr;         // a name that differs between the jobs of a host
 };
-constexpr Launcher kLaunchers[] = {
-    {"RANK", "WORLD_SIZE"},
-    {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
-    {"PMI_RANK", "PMI_SIZE"},
-    {"SLURM_PROCID", "SLURM_NTASKS"},
+constexpr Launcher kByHand = {"RANK", {"WORLD_SIZE"}};
+constexpr Launcher kSlurm = {"SLURM_PROCID", {"SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"}};
+constexpr Launcher kOthers[] = {
+    {"OMPI_COMM_WORLD_RANK", {"OMPI_COMM_WORLD_SIZE"}, "OMPI_COMM_WORLD_LOCAL_SIZE", "PMIX_NAMESPACE"},
+    {"PMI_RANK", {"PMI_SIZE"}, "MPI_LOCALNRANKS"},
+    kSlurm,
+};
+
+constexpr int kMost = std::numeric_limits<int>::max();
+
+struct Ranks {
+  const Launcher* launcher = nullptr;
+  int rank = 0, world_size = 1;
 };
 
 class Variables {
  public:
   explicit Variables(const Environment& environment) : environment_(environment) {}
 
-  const char* find(const char* name) const { return environment_(name); }
+  const char* find(const char* name) const { return name == nullptr ? nullptr : environment_(name); }
 
-  int number(const char* name, int least, int most) const {
+  // `note` explains the range.
+  int number(const char* name, int least, int most, const std::string& note = "") const {
     const char* text = find(name);
     if (text == nullptr)
-      fail(ErrorCode::invalid_argument, "init process group: {} is not set, expected a number from {} to {}", name,
-           least, most);
+      fail(ErrorCode::invalid_argument, "init process group: {} is not set, expected a number from {} to {}{}", name,
+           least, most, note);
     const std::string_view digits(text);
     int value = 0;
     const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
     if (error != std::errc() || end != digits.data() + digits.size() || value < least || value > most) {
-      fail(ErrorCode::invalid_argument, "init process group: {} is '{}', expected a number from {} to {}", name,
-           printable(digits), least, most);
+      fail(ErrorCode::invalid_argument, "init process group: {} is '{}', expected a number from {} to {}{}", name,
+           printable(digits), least, most, note);
     }
     return value;
+  }
+
+  const char* name_of_size(const Launcher& launcher) const {
+    for (const char* name : launcher.world_size) {
+      if (find(name) != nullptr) return name;
+    }
+    return launcher.world_size[0];
+  }
+
+  // Reads the rank and the number of ranks, if one of them is set.
+  std::optional<Ranks> ranks(const Launcher& launcher) const {
+    const char* size = name_of_size(launcher);
+    if (find(launcher.rank) == nullptr && find(size) == nullptr) return std::nullopt;
+    const int world_size = number(size, 1, kMost);
+    return Ranks{&launcher, number(launcher.rank, 0, world_size - 1, fmt::format(" ({} is {})", size, world_size)),
+                 world_size};
   }
 
  private:
   const Environment& environment_;
 };
 
-// Returns the first host of a list such as "node[07-12,20],login": "node07".
-std::string first_host(std::string_view list) {
-  const std::size_t bracket = list.find('[');
-  const std::size_t comma = list.find(',');
-  if (bracket == std::string_view::npos || comma < bracket) return std::string(list.substr(0, comma));
-  const std::string_view ranges = list.substr(bracket + 1, list.find(']', bracket) - bracket - 1);
-  const std::size_t close = list.find(']', bracket);
-  std::string_view suffix = close == std::string_view::npos ? std::string_view() : list.substr(close + 1);
-  suffix = suffix.substr(0, suffix.find(','));
-  return std::string(list.substr(0, bracket)) + std::string(ranges.substr(0, ranges.find_first_of(",-"))) +
-         std::string(suffix);
+// Returns the first host of a list of Slurm such as "node[07-12,20],login": "node07".
+std::string first_host(const char* name, std::string_view list) {
+  const auto refuse = [&](const char* what) {
+    fail(ErrorCode::invalid_argument, "init process group: {} is '{}', {}, expected hosts such as node[01-04,7],other",
+         name, printable(list), what);
+  };
+  std::string host;
+  for (std::size_t i = 0; i < list.size() && list[i] != ',';) {
+    if (list[i] != '[') {
+      host += list[i++];
+      continue;
+    }
+    const std::size_t close = list.find(']', i);
+    if (close == std::string_view::npos) refuse("in which a ']' is missing");
+    const std::string_view ranges = list.substr(i + 1, close - i - 1);
+    const std::string_view first = ranges.substr(0, ranges.find_first_of(",-"));
+    if (first.empty()) refuse("in which a number is missing");
+    host += first;
+    i = close + 1;
+  }
+  if (host.empty()) refuse("which begins with no host");
+  return host;
+}
+
+// Variables that a user sets for one launcher and forgets under another would start the same rank several times. A
+// launcher below another, such as torchrun on each host of srun, has more ranks, or sets LOCAL_WORLD_SIZE.
+void check_by_hand(const Variables& variables, const Ranks& by_hand) {
+  if (variables.find("LOCAL_WORLD_SIZE") != nullptr) return;
+  for (const Launcher& launcher : kOthers) {
+    const std::optional<Ranks> other = variables.ranks(launcher);
+    if (!other) continue;
+    if (by_hand.world_size < other->world_size) {
+      fail(ErrorCode::invalid_argument,
+           "init process group: WORLD_SIZE is {} and {} is {}, expected the same number: unset WORLD_SIZE and RANK",
+           by_hand.world_size, variables.name_of_size(launcher), other->world_size);
+    }
+    if (by_hand.world_size == other->world_size && by_hand.rank != other->rank) {
+      fail(ErrorCode::invalid_argument,
+           "init process group: RANK is {} and {} is {}, expected the same rank: unset RANK and WORLD_SIZE",
+           by_hand.rank, launcher.rank, other->rank);
+    }
+    return;
+  }
+}
+
+Ranks find_ranks(const Variables& variables) {
+  if (const std::optional<Ranks> by_hand = variables.ranks(kByHand)) {
+    check_by_hand(variables, *by_hand);
+    return *by_hand;
+  }
+  for (const Launcher& launcher : kOthers) {
+    if (const std::optional<Ranks> ranks = variables.ranks(launcher)) return *ranks;
+  }
+  return {};
+}
+
+// Whether srun started exactly these ranks: its list of hosts begins with that of rank 0.
+bool is_from_srun(const Variables& variables, const Ranks& ranks) {
+  if (variables.find(kSlurm.rank) == nullptr) return false;
+  const std::optional<Ranks> srun = variables.ranks(kSlurm);
+  return srun && srun->rank == ranks.rank && srun->world_size == ranks.world_size;
+}
+
+std::string find_address(const Variables& variables, const Ranks& ranks, bool from_srun) {
+  if (const char* address = variables.find("MASTER_ADDR")) return address;
+  for (const char* name : {"SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"}) {
+    if (const char* hosts = variables.find(name); hosts != nullptr && from_srun) return first_host(name, hosts);
+  }
+  if (ranks.launcher != nullptr && variables.find(ranks.launcher->local_size) != nullptr) {
+    const int here = variables.number(ranks.launcher->local_size, 1, kMost);
+    if (here < ranks.world_size) {
+      fail(ErrorCode::invalid_argument,
+           "init process group: MASTER_ADDR is not set, and {} of {} ranks are on this host ({}), expected all or the "
+           "address of rank 0's host in MASTER_ADDR",
+           here, ranks.world_size, ranks.launcher->local_size);
+    }
+  }
+  return InitOptions().master_addr;
+}
+
+// Returns the same port on all ranks of a job, and mostly another one in other jobs. It is below the ports that Linux
+// gives to clients.
+std::uint16_t port_of_job(std::string_view job) {
+  std::uint32_t hash = 2166136261u;  // FNV-1a
+  for (const char c : job) hash = (hash ^ static_cast<unsigned char>(c)) * 16777619u;
+  return static_cast<std::uint16_t>(20000 + hash % 10000);
+}
+
+std::uint16_t find_port(const Variables& variables, const Ranks& ranks, bool from_srun) {
+  if (variables.find("MASTER_PORT") != nullptr)
+    return static_cast<std::uint16_t>(variables.number("MASTER_PORT", 1, 65535));
+  if (ranks.launcher != nullptr && ranks.launcher->job != nullptr) {
+    if (const char* job = variables.find(ranks.launcher->job)) return port_of_job(job);
+  }
+  if (const char* job = variables.find("SLURM_JOB_ID"); job != nullptr && from_srun) {
+    const char* step = variables.find("SLURM_STEP_ID");
+    return port_of_job(fmt::format("{}.{}", job, step != nullptr ? step : ""));
+  }
+  return InitOptions().master_port;
 }
 
 }  // namespace
 
 InitOptions options_from_environment(const Environment& environment) {
   const Variables variables(environment);
+  const Ranks ranks = find_ranks(variables);
+  const bool from_srun = is_from_srun(variables, ranks);
   InitOptions options;
-  for (const Launcher& launcher : kLaunchers) {
-    if (variables.find(launcher.rank) == nullptr && variables.find(launcher.world_size) == nullptr) continue;
-    options.world_size = variables.number(launcher.world_size, 1, std::numeric_limits<int>::max());
-    options.rank = variables.number(launcher.rank, 0, options.world_size - 1);
-    break;
-  }
-  if (const char* address = variables.find("MASTER_ADDR")) {
-    options.master_addr = address;
-  } else if (const char* hosts = variables.find("SLURM_STEP_NODELIST")) {
-    options.master_addr = first_host(hosts);
-  }
-  if (variables.find("MASTER_PORT") != nullptr) {
-    options.master_port = static_cast<std::uint16_t>(variables.number("MASTER_PORT", 1, 65535));
-  }
+  options.rank = ranks.rank;
+  options.world_size = ranks.world_size;
+  options.master_addr = find_address(variables, ranks, from_srun);
+  options.master_port = find_port(variables, ranks, from_srun);
+  const char* agent_store = variables.find("TORCHELASTIC_USE_AGENT_STORE");
+  options.agent_store = ranks.launcher == &kByHand && agent_store != nullptr && agent_store == std::string_view("True");
   return options;
 }
 

@@ -3,6 +3,7 @@
 #include <numeric>
 
 #include "comm/group_impl.h"
+#include "comm/rendezvous/meeting.h"
 #include "comm/rendezvous/store.h"
 #include "comm/rendezvous/world.h"
 #include "tessera/base/error.h"
@@ -44,18 +45,28 @@ ProcessGroup comm::make_world(const World& world) {
 ProcessGroup init_process_group(const InitOptions& options) {
   check(options);
   if (options.world_size == 1) return {};
-  const comm::StoreAddress address = {options.master_addr, options.master_port, options.rank, options.timeout,
-                                      std::min(options.liveness, options.timeout)};
+  const comm::StoreAddress address = {options.master_addr,
+                                      options.master_port,
+                                      options.rank,
+                                      options.timeout,
+                                      std::min(options.liveness, options.timeout),
+                                      options.agent_store};
   const comm::StorePtr store = comm::connect_store(address);
   comm::World world;
   world.backend = options.backend;
   world.rank = options.rank;
   world.size = options.world_size;
   world.timeout = options.timeout;
-  world.store = comm::with_prefix("tessera/world", store);
+  std::string prefix = "tessera";
+  if (options.agent_store) {
+    const comm::StorePtr meeting = comm::with_prefix("tessera/start", store);
+    prefix += "/" + comm::meet(*meeting, options.rank, options.world_size, options.timeout);
+  }
+  world.store = comm::with_prefix(prefix + "/world", store);
   const comm::StorePtr own = comm::reconnect_store(address);
-  world.liveness = std::make_shared<comm::Liveness>(comm::with_prefix("tessera/live", own), options.rank == 0,
-                                                    options.rank, options.world_size, options.liveness);
+  world.liveness =
+      std::make_shared<comm::Liveness>(comm::with_prefix(prefix + "/live", own), address.is_ours(), options.rank,
+                                       options.world_size, options.liveness, address.keeper());
   return comm::make_world(world);
 }
 

@@ -1,5 +1,6 @@
 #include "comm/rendezvous/store.h"
 
+#include <torch/version.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
@@ -30,6 +31,14 @@ StorePtr make_tcp_store(const StoreAddress& address, bool is_server) {
 }
 
 [[noreturn]] void fail_to_reach(const StoreAddress& address) {
+  if (address.is_agents) {
+    fail(ErrorCode::rank_failure,
+         "init process group: rank {} could not use the store of torchrun's agent at {}:{} within {} ms: {}; LibTorch "
+         "here is {}, "
+         "expected one of the same major version as torchrun's PyTorch",
+         address.rank, address.host, address.port, address.timeout.count(), message_of(std::current_exception()),
+         TORCH_VERSION);
+  }
   fail(ErrorCode::rank_failure, "init process group: rank {} could not reach rank 0's store at {}:{} within {} ms: {}",
        address.rank, address.host, address.port, address.timeout.count(), message_of(std::current_exception()));
 }
@@ -38,9 +47,9 @@ StorePtr make_tcp_store(const StoreAddress& address, bool is_server) {
 
 StorePtr connect_store(const StoreAddress& address) {
   try {
-    return make_tcp_store(address, address.rank == 0);
+    return make_tcp_store(address, address.is_ours());
   } catch (...) {
-    if (address.rank != 0) fail_to_reach(address);
+    if (!address.is_ours()) fail_to_reach(address);
     fail(ErrorCode::io, "init process group: rank 0 cannot run the store at {}:{}: {}", address.host, address.port,
          message_of(std::current_exception()));
   }

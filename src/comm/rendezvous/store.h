@@ -9,13 +9,17 @@
 
 namespace tessera::comm {
 
-// How to reach the store, which rank 0 runs.
+// How to reach the store, which rank 0 runs, or torchrun's agent.
 struct StoreAddress {
   std::string host;
   std::uint16_t port = 0;
   int rank = 0;                          // of this process
   std::chrono::milliseconds timeout{0};  // to connect, and to wait for a key
   std::chrono::milliseconds answer{0};   // within which the store answers any other call
+  bool is_agents = false;
+
+  bool is_ours() const { return rank == 0 && !is_agents; }
+  const char* keeper() const { return is_agents ? "torchrun's agent" : "rank 0"; }
 };
 
 // Connects to the store. Throws Error(io) if rank 0 cannot run it, and Error(rank_failure) on other ranks if they
