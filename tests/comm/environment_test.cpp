@@ -105,6 +105,14 @@ TEST(EnvironmentTest, AStepOfSrunMayHaveFewerTasksThanItsJob) {
   expect(options, 1, 2, "node01", options.master_port);
 }
 
+TEST(EnvironmentTest, ABatchScriptIsNoRankOfItsJob) {
+  const Variables script = {{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}, {"SLURM_JOB_ID", "7"}};
+  refuse(script, "SLURM_NTASKS is 4 and SLURM_STEP_ID is not set, expected ranks that srun started");
+  expect(options_from(with(script, {{"SLURM_NTASKS", "1"}})), 0, 1, "127.0.0.1", 29500);
+  expect(options_from(with(script, {{"RANK", "1"}, {"WORLD_SIZE", "2"}})), 1, 2, "127.0.0.1", 29500);
+  expect(options_from({{"SLURM_JOB_ID", "7"}}), 0, 1, "127.0.0.1", 29500);
+}
+
 TEST(EnvironmentTest, RanksOfMpiThatSrunStartedHaveItsHosts) {
   const Variables pmi2 = with(kSrun, {{"PMI_RANK", "5"}, {"PMI_SIZE", "6"}});
   expect(options_from(pmi2), 5, 6, "node01", options_from(kSrun).master_port);

@@ -46,7 +46,7 @@ def training_and_resuming(mpirun, programs, directory):
 
 def a_killed_rank_ends_all(mpirun, programs, directory):
     run = launch(mpirun, directory, 3, [programs / "mpi_ranks", "die", LIVENESS_MS])
-    run.fail_with(30, r",2\]", r"[Ss]ignal:? 9|Killed")
+    run.fail_with(30, r"process rank 2 [^\n]*exited on\s+signal 9")
     return f"ended after {run.seconds:.1f} s by mpirun"
 
 
@@ -61,7 +61,7 @@ def a_killed_rank_is_named(mpirun, programs, directory):
 
 
 def a_rank_that_exits_ends_all(mpirun, programs, directory):
-    launch(mpirun, directory, 3, [programs / "mpi_ranks", "exit", LIVENESS_MS]).fail_with(30, r",2\]|rank 2")
+    launch(mpirun, directory, 3, [programs / "mpi_ranks", "exit", LIVENESS_MS]).fail_with(30, r"@\d+,2\]|process rank 2 ")
 
 
 def a_rank_that_throws_is_named(mpirun, programs, directory):

@@ -19,9 +19,10 @@ struct Launcher {
   std::array<const char*, 2> world_size;
   const char* local_size = nullptr;  // number of ranks on this host
   const char* job = nullptr;         // a name that differs between the jobs of a host
+  bool is_slurm = false;
 };
 constexpr Launcher kByHand = {"RANK", {"WORLD_SIZE"}};
-constexpr Launcher kSlurm = {"SLURM_PROCID", {"SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"}};
+constexpr Launcher kSlurm = {"SLURM_PROCID", {"SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"}, nullptr, nullptr, true};
 constexpr Launcher kOthers[] = {
     {"OMPI_COMM_WORLD_RANK", {"OMPI_COMM_WORLD_SIZE"}, "OMPI_COMM_WORLD_LOCAL_SIZE", "PMIX_NAMESPACE"},
     {"PMI_RANK", {"PMI_SIZE"}, "MPI_LOCALNRANKS"},
@@ -101,11 +102,18 @@ std::string first_host(const char* name, std::string_view list) {
   return host;
 }
 
+// A batch script of Slurm and the shell of salloc have the number of tasks of their job, but are none of them.
+bool is_below_srun(const Variables& variables) {
+  return variables.find("SLURM_JOB_ID") == nullptr || variables.find("SLURM_STEP_ID") != nullptr ||
+         variables.find("SLURM_STEP_NUM_TASKS") != nullptr;
+}
+
 // Variables that a user sets for one launcher and forgets under another would start the same rank several times. A
 // launcher below another, such as torchrun on each host of srun, has more ranks, or sets LOCAL_WORLD_SIZE.
 void check_by_hand(const Variables& variables, const Ranks& by_hand) {
   if (variables.find("LOCAL_WORLD_SIZE") != nullptr) return;
   for (const Launcher& launcher : kOthers) {
+    if (launcher.is_slurm && !is_below_srun(variables)) continue;
     const std::optional<Ranks> other = variables.ranks(launcher);
     if (!other) continue;
     if (by_hand.world_size < other->world_size) {
@@ -122,12 +130,24 @@ void check_by_hand(const Variables& variables, const Ranks& by_hand) {
   }
 }
 
+// Returns the one rank of a job that has no more tasks.
+Ranks alone_in_job(const Variables& variables) {
+  const char* size = variables.name_of_size(kSlurm);
+  const int tasks = variables.find(size) == nullptr ? 1 : variables.number(size, 1, kMost);
+  if (tasks == 1) return {};
+  fail(ErrorCode::invalid_argument,
+       "init process group: {} is {} and SLURM_STEP_ID is not set, expected ranks that srun started: start the program "
+       "with srun, or set RANK and WORLD_SIZE",
+       size, tasks);
+}
+
 Ranks find_ranks(const Variables& variables) {
   if (const std::optional<Ranks> by_hand = variables.ranks(kByHand)) {
     check_by_hand(variables, *by_hand);
     return *by_hand;
   }
   for (const Launcher& launcher : kOthers) {
+    if (launcher.is_slurm && !is_below_srun(variables)) return alone_in_job(variables);
     if (const std::optional<Ranks> ranks = variables.ranks(launcher)) return *ranks;
   }
   return {};
@@ -135,7 +155,7 @@ Ranks find_ranks(const Variables& variables) {
 
 // Whether srun started exactly these ranks: its list of hosts begins with that of rank 0.
 bool is_from_srun(const Variables& variables, const Ranks& ranks) {
-  if (variables.find(kSlurm.rank) == nullptr) return false;
+  if (variables.find(kSlurm.rank) == nullptr || !is_below_srun(variables)) return false;
   const std::optional<Ranks> srun = variables.ranks(kSlurm);
   return srun && srun->rank == ranks.rank && srun->world_size == ranks.world_size;
 }
