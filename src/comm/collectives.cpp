@@ -29,7 +29,7 @@ at::Tensor bytes_of(const at::Tensor& tensor) {
 }
 
 // Returns whether the backend reduces this dtype itself. Gloo adds half only since 2.8 and only if it was built with
-// LibTorch's dtypes. c10d passes int8 to MPI as characters, which MPI does not add.
+// LibTorch's dtypes. c10d passes int8 to MPI as characters, which not every MPI adds.
 bool reduces(const comm::Transport& transport, at::ScalarType dtype, ReduceOp op) {
   const bool nccl = transport.name == "nccl";
   switch (dtype) {

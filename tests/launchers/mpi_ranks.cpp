@@ -13,6 +13,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <iostream>
+#include <limits>
 #include <numeric>
 
 #include "tessera/comm/init.h"
@@ -164,6 +165,14 @@ void check_errors(const ProcessGroup& group) {
   const at::Tensor tensor = at::ones({2});
   group.all_reduce(tensor);  // the group is still usable
   check_equal(tensor, at::full({2}, group.size(), at::kFloat), "all_reduce after an error");
+
+  // More than MPI counts. Memory that nothing writes to costs nothing.
+  const std::int64_t most = std::numeric_limits<int>::max();
+  const at::Tensor large = at::empty({most + 1}, at::kByte);
+  const Splits splits = {most + 1, 0, 0};
+  const std::string refused = message_of([&] { group.all_to_all(large, large, splits, splits); });
+  check(refused.find("out has 2147483648 bytes, expected at most 2147483647 with mpi") != std::string::npos, "{}",
+        refused);
 }
 
 void run_collectives(const InitOptions& options) {

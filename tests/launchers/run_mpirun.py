@@ -44,6 +44,18 @@ def training_and_resuming(mpirun, programs, directory):
     Launch([programs / "tessera", "verify", "sharded/step-12"], directory).succeed(LIMIT)
 
 
+# Their subgroups are on Gloo. Each job on a host has a port of its own.
+def jobs_of_hybrid_sharding_at_once(mpirun, programs, directory):
+    expected = losses(directory / "alone")
+    names = ["job-1", "job-2"]
+    train = [programs / "train_gpt", *TRAINING, "--backend", "mpi", "--strategy", "hybrid_shard", "--shard-ranks", 2,
+             "--steps", 12, "--directory"]
+    jobs = [launch(mpirun, directory, 4, [*train, name]) for name in names]
+    for job, name in zip(jobs, names):
+        check("4 ranks;" in job.succeed(LIMIT), f"no '4 ranks' in:\n{job.output()}")
+        check_losses(directory / name, expected, 1e-4, "hybrid sharding")
+
+
 def a_killed_rank_ends_all(mpirun, programs, directory):
     run = launch(mpirun, directory, 3, [programs / "mpi_ranks", "die", LIVENESS_MS])
     run.fail_with(30, r"process rank 2 [^\n]*exited on\s+signal 9")
@@ -78,7 +90,7 @@ def main():
     mpirun, programs = sys.argv[1], pathlib.Path(sys.argv[2]).resolve()
     with tempfile.TemporaryDirectory() as name:
         tests = []
-        for test in (collectives, training_and_resuming, a_killed_rank_ends_all, a_killed_rank_is_named,
+        for test in (collectives, training_and_resuming, jobs_of_hybrid_sharding_at_once, a_killed_rank_ends_all, a_killed_rank_is_named,
                      a_rank_that_exits_ends_all, a_rank_that_throws_is_named,
                      ranks_that_mpirun_did_not_start_are_refused):
             bound = functools.partial(test, mpirun, programs, pathlib.Path(name))

@@ -19,7 +19,7 @@ import time
 from launches import Launch, Failure, TRAINING, check, check_losses, losses, run_tests
 
 LIMIT = 240  # seconds, many times what each takes
-STEPS, SAVE_EVERY, KILL_AFTER = 60, 10, 20
+STEPS, SAVE_EVERY, KILL_AFTER = 240, 20, 30
 TORCHRUN = [sys.executable, pathlib.Path(__file__).resolve().parent / "torchrun.py"]
 
 

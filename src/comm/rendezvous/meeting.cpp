@@ -31,7 +31,7 @@ std::string ready_key(const std::string& start, int rank) { return fmt::format("
 // Answers the call of each rank with the name of the start, until the rank has read it. A call that is there at first
 // may be of a rank that is gone; the call of the new one replaces it and gets an answer too.
 std::string receive(::c10d::Store& store, int size, milliseconds timeout) {
-  const std::string start = random_name();
+  std::string start = random_name();
   const Clock::time_point deadline = Clock::now() + timeout;
   std::map<int, std::string> missing;  // the last call of each rank that has not read its answer
   for (int r = 1; r < size; ++r) missing[r];
@@ -46,6 +46,7 @@ std::string receive(::c10d::Store& store, int size, milliseconds timeout) {
     if (missing.empty()) return start;
     if (Clock::now() >= deadline) {
       std::vector<int> ranks;
+      ranks.reserve(missing.size());
       for (const auto& each : missing) ranks.push_back(each.first);
       fail(ErrorCode::rank_failure, "init process group: {} {} did not join within {} ms, expected {} ranks",
            ranks.size() == 1 ? "rank" : "ranks", fmt::join(ranks, ", "), timeout.count(), size);
@@ -61,7 +62,7 @@ std::string join(::c10d::Store& store, int rank, milliseconds timeout) {
   for (;;) {
     const std::string answer = get_text(store, answer_key(rank));
     if (answer.starts_with(call + " ")) {
-      const std::string start = answer.substr(call.size() + 1);
+      std::string start = answer.substr(call.size() + 1);
       put_text(store, ready_key(start, rank), "yes");
       return start;
     }
