@@ -22,8 +22,8 @@ namespace {
 using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
 
-constexpr milliseconds kPause(100);   // between two attempts
-constexpr milliseconds kMargin(200);  // before the timeout, so that this error is the one that is reported
+constexpr milliseconds kProbePause(100);  // between two attempts
+constexpr milliseconds kMargin(200);      // before the timeout, so that this error is the one that is reported
 
 class Socket {
  public:
@@ -124,8 +124,8 @@ void wait_for_store(const std::string& host, std::uint16_t port, milliseconds ti
     } catch (const std::exception& error) {
       why = error.what();
     }
-    if (Clock::now() + kPause >= deadline) throw std::runtime_error(why);
-    std::this_thread::sleep_for(kPause);
+    if (Clock::now() + kProbePause >= deadline) throw std::runtime_error(why);
+    std::this_thread::sleep_for(kProbePause);
   }
 }
 
