@@ -33,11 +33,9 @@ StorePtr make_tcp_store(const StoreAddress& address, bool is_server) {
 [[noreturn]] void fail_to_reach(const StoreAddress& address) {
   if (address.is_agents) {
     fail(ErrorCode::rank_failure,
-         "init process group: rank {} could not use the store of torchrun's agent at {}:{} within {} ms: {}; LibTorch "
-         "here is {}, "
-         "expected one of the same major version as torchrun's PyTorch",
-         address.rank, address.host, address.port, address.timeout.count(), message_of(std::current_exception()),
-         TORCH_VERSION);
+         "init process group: rank {} could not use the store of torchrun's agent at {}:{}: {}; LibTorch here is {}, "
+         "expected the same major version as torchrun's PyTorch",
+         address.rank, address.host, address.port, message_of(std::current_exception()), TORCH_VERSION);
   }
   fail(ErrorCode::rank_failure, "init process group: rank {} could not reach rank 0's store at {}:{} within {} ms: {}",
        address.rank, address.host, address.port, address.timeout.count(), message_of(std::current_exception()));
