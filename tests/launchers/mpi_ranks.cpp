@@ -48,6 +48,7 @@ void check_moves(const ProcessGroup& group, at::ScalarType dtype) {
   const int ranks = group.size(), rank = group.rank();
   constexpr std::int64_t kCount = 7;
   std::vector<at::Tensor> parts;
+  parts.reserve(static_cast<std::size_t>(ranks));
   for (int r = 0; r < ranks; ++r) parts.push_back(part_of(r, kCount, dtype));
   const at::Tensor all = at::cat(parts), mine = parts[static_cast<std::size_t>(rank)];
 
