@@ -12,6 +12,17 @@
 
 namespace tessera {
 
+void CallArguments::add_line(std::string_view line) {
+  for (const char c : line) {
+    if (c == '\n') {
+      text_ += "; ";
+    } else {
+      text_ += c;
+    }
+  }
+  text_ += '\n';
+}
+
 CallArguments& CallArguments::add_list(std::string_view name, std::span<const std::int64_t> values) {
   return add(name, fmt::format("[{}]", fmt::join(values, ", ")));
 }
@@ -38,13 +49,6 @@ std::vector<std::string> lines_of(std::string_view text) {
   return lines;
 }
 
-// "dtype float, root 0"
-std::string in_words(std::span<const std::string> arguments) {
-  std::string text;
-  for (const std::string& argument : arguments) text += (text.empty() ? "" : ", ") + argument;
-  return text;
-}
-
 // Throws for the first rank whose call differs from that of rank 0.
 [[noreturn]] void fail_for_difference(std::string_view operation, const std::vector<std::string>& calls) {
   const std::vector<std::string> first = lines_of(calls[0]);
@@ -55,13 +59,13 @@ std::string in_words(std::span<const std::string> arguments) {
       fail(ErrorCode::invalid_argument, "{}: rank 0 calls {} and rank {} calls {}, expected the same call on all ranks",
            operation, first[0], r, other[0]);
     }
-    for (std::size_t i = 1; i < std::min(first.size(), other.size()); ++i) {
-      if (first[i] == other[i]) continue;
+    for (std::size_t i = 1; i < std::max(first.size(), other.size()); ++i) {
+      const std::string ours = i < first.size() ? first[i] : "no such argument",
+                        theirs = i < other.size() ? other[i] : "no such argument";
+      if (ours == theirs) continue;
       fail(ErrorCode::invalid_argument, "{}: rank 0 has {} and rank {} has {}, expected the same on all ranks",
-           operation, first[i], r, other[i]);
+           operation, ours, r, theirs);
     }
-    fail(ErrorCode::invalid_argument, "{}: rank 0 has ({}) and rank {} has ({}), expected the same on all ranks",
-         operation, in_words(std::span(first).subspan(1)), r, in_words(std::span(other).subspan(1)));
   }
   fail(ErrorCode::internal, "{}: the fingerprints of equal calls differ", operation);
 }
@@ -85,6 +89,14 @@ std::vector<std::int64_t> ProcessGroup::Impl::compare_calls(const std::shared_pt
   }
   std::string text = std::string(compared_as.empty() ? operation : compared_as) + '\n';
   if (!failure) text += arguments.text();
+  struct Comparing {
+    explicit Comparing(bool& flag_in) : flag(flag_in) { flag = true; }
+    ~Comparing() { flag = false; }
+    Comparing(const Comparing&) = delete;
+    Comparing& operator=(const Comparing&) = delete;
+    bool& flag;
+  };
+  const Comparing comparing(is_comparing_);
   const at::Tensor mine = at::empty({kRecordWords}, at::kLong), all = at::empty({size() * kRecordWords}, at::kLong);
   auto* record = mine.data_ptr<std::int64_t>();
   record[0] = static_cast<std::int64_t>(fingerprint_of(text));

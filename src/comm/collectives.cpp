@@ -223,7 +223,8 @@ void check_alone(ProcessGroup::Impl& group, std::string_view name, const std::fu
     check();
   } catch (const Error& error) {
     if (!group.is_alone())
-      group.liveness->report(fmt::format("rank {} refused {}: {}", group.rank, name, error.what()));
+      group.liveness->report(fmt::format("rank {} refused {}: {}",
+                                         group.world_ranks[static_cast<std::size_t>(group.rank)], name, error.what()));
     throw;
   }
 }

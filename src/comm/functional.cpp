@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/base/error.h"
 #include "tessera/comm/internal/linear.h"
 
 namespace tessera::functional {
@@ -14,6 +15,27 @@ namespace {
 
 using Splits = std::vector<std::int64_t>;
 
+// What `compare` requires of the first dimension.
+enum class Rows : std::uint8_t { may_lack, equal, one_part_for_each_rank, may_differ };
+
+// Compares the ranks' calls. The collective may then start without a comparison of its own.
+void compare(const ProcessGroup& group, std::string_view call, const at::Tensor& tensor, Rows rows) {
+  group.check_call(call, [&](CallArguments& arguments) {
+    const auto refuse = [&](std::string_view found) {
+      fail(ErrorCode::invalid_argument, "{}: the input {}", call, found);
+    };
+    if (!tensor.defined()) refuse("is undefined, expected a tensor");
+    if (tensor.is_meta()) refuse("is on meta, expected a device with memory");
+    if (tensor.layout() != at::kStrided) refuse("is not strided, expected a strided tensor");
+    if (rows != Rows::may_lack && tensor.dim() == 0) refuse("has no dimension, expected at least one");
+    if (rows == Rows::one_part_for_each_rank && tensor.size(0) % group.size() != 0) {
+      refuse(fmt::format("has {} rows, expected a multiple of the {} ranks", tensor.size(0), group.size()));
+    }
+    arguments.add("dtype", c10::toString(tensor.scalar_type()))
+        .add_list("sizes", tensor.sizes().slice(rows == Rows::may_differ ? 1 : 0));
+  });
+}
+
 at::Tensor rows_like(const at::Tensor& tensor, std::int64_t rows) {
   std::vector<std::int64_t> sizes = tensor.sizes().vec();
   sizes[0] = rows;
@@ -21,25 +43,29 @@ at::Tensor rows_like(const at::Tensor& tensor, std::int64_t rows) {
 }
 
 at::Tensor gathered(const ProcessGroup& group, const at::Tensor& tensor) {
+  compare(group, "functional::all_gather", tensor, Rows::equal);
   at::Tensor out = rows_like(tensor, tensor.size(0) * group.size());
-  group.all_gather_into(out, tensor.contiguous());
+  group.start_all_gather_into(out, tensor.contiguous()).wait();
   return out;
 }
 
 at::Tensor reduced_and_scattered(const ProcessGroup& group, const at::Tensor& tensor) {
+  compare(group, "functional::reduce_scatter", tensor, Rows::one_part_for_each_rank);
   at::Tensor out = rows_like(tensor, tensor.size(0) / group.size());
-  group.reduce_scatter_into(out, tensor.contiguous());
+  group.start_reduce_scatter_into(out, tensor.contiguous()).wait();
   return out;
 }
 
 at::Tensor summed(const ProcessGroup& group, const at::Tensor& tensor) {
+  compare(group, "functional::all_reduce", tensor, Rows::may_lack);
   at::Tensor sum = tensor.clone(at::MemoryFormat::Contiguous);
-  group.all_reduce(sum);
+  group.start_all_reduce(sum).wait();
   return sum;
 }
 
 at::Tensor exchanged(const ProcessGroup& group, const at::Tensor& tensor, const Splits& out_splits,
                      const Splits& in_splits) {
+  compare(group, "functional::all_to_all", tensor, Rows::may_differ);
   at::Tensor out = rows_like(tensor, std::accumulate(out_splits.begin(), out_splits.end(), std::int64_t{0}));
   std::int64_t row = 1;
   for (const std::int64_t size : tensor.sizes().slice(1)) row *= size;

@@ -44,7 +44,7 @@ class ProcessGroup::Impl {
   void connect(std::string_view operation);
 
   // Numbers the next call of this group. All ranks must make the same calls.
-  comm::Call next_call(std::string_view call_name) { return {name, ++calls, std::string(call_name)}; }
+  comm::Call next_call(std::string_view call_name) { return {name, ++calls, std::string(call_name), is_comparing_}; }
   // Runs a step of `call`. An exception in it becomes Error(rank_failure), and the group is broken.
   void guard(const comm::Call& call, std::chrono::milliseconds limit, const std::function<void()>& step);
   using Start = std::function<comm::WorkPtr(comm::Backend&)>;
@@ -70,6 +70,10 @@ class ProcessGroup::Impl {
                                           const std::function<void(CallArguments&)>& describe, std::int64_t number = 0,
                                           std::string_view compared_as = {});
 
+  // Notes that this rank left a step; see internal/step.h.
+  void leave_step(std::string_view step, std::string_view reason);
+
+  bool is_broken() const { return !broken_.empty(); }
   std::string where(std::string_view call) const;
 
   // The process ids of the ranks, if all may read each other's memory (see peer_memory.h). Empty if they may not,
@@ -78,8 +82,15 @@ class ProcessGroup::Impl {
 
  private:
   [[noreturn]] void fail_as(const comm::Call& call, const std::string& why);
+  // Returns the note of a rank that left a step before `call`, if this rank did not; else an empty string.
+  std::string left_by_others(const comm::Call& call) const;
+  // Blocks until all ranks have left the steps that this rank has left, each after the same call.
+  void meet_after_left_step(const comm::Call& call);
 
   std::string broken_;
+  bool is_comparing_ = false;  // in compare_calls
+  // How many steps this rank has left, after which call the last one, and how many of them the others have left, too.
+  std::uint64_t left_steps_ = 0, left_after_ = 0, met_steps_ = 0;
 };
 
 // Collectives on a transport of the group that do not compare the ranks' calls. Arguments must be valid.

@@ -58,6 +58,7 @@ void ProcessGroup::Impl::fail_as(const Call& call, const std::string& why) {
 void ProcessGroup::Impl::guard(const Call& call, milliseconds limit, const std::function<void()>& step) {
   if (broken_.empty()) broken_ = liveness->failure();
   if (!broken_.empty()) fail_as(call, broken_);
+  if (met_steps_ < left_steps_ && call.number > left_after_) meet_after_left_step(call);
   liveness->enter(call);
   const Stopwatch watch;
   try {
@@ -68,7 +69,9 @@ void ProcessGroup::Impl::guard(const Call& call, milliseconds limit, const std::
   } catch (...) {
     // The backend has the same timeout and may be the first to notice.
     const milliseconds waited = watch.elapsed();
-    const std::string why = waited >= limit
+    const std::string left = left_by_others(call);
+    const std::string why = !left.empty() ? liveness->report(left)
+                            : waited >= limit
                                 ? liveness->explain_timeout(world_ranks, call, waited)
                                 : liveness->explain(world_ranks, comm::message_of(std::current_exception()));
     liveness->leave(call.group);
@@ -115,6 +118,7 @@ void ProcessGroup::Impl::wait(const comm::Transport& transport, const comm::Work
   for (;;) {
     if (comm::wait_for(*work, std::min(kSlice, limit))) return;
     if (const std::string why = liveness->failure(); !why.empty()) fail_as(call, why);
+    if (const std::string why = left_by_others(call); !why.empty()) fail_as(call, liveness->report(why));
     if (transport.misses_ranks_that_left && watch.elapsed() > kSecond) {
       // A rank may leave after the call when this rank is still in it.
       const std::optional<std::string> left = liveness->find_left(world_ranks);
@@ -148,11 +152,16 @@ std::optional<ProcessGroup> ProcessGroup::subgroup(std::span<const int> ranks) c
   const std::vector<int> members(ranks.begin(), ranks.end());
   std::vector<int> sorted = members;
   std::sort(sorted.begin(), sorted.end());
-  if (sorted.empty() || sorted.front() < 0 || sorted.back() >= size() ||
-      std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end()) {
-    fail(ErrorCode::invalid_argument, "{}: ranks [{}], expected some of 0 to {}, each once", impl_->where("subgroup"),
-         fmt::join(members, ", "), size() - 1);
-  }
+  const auto check = [&](CallArguments& arguments) {
+    if (sorted.empty() || sorted.front() < 0 || sorted.back() >= size() ||
+        std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end()) {
+      fail(ErrorCode::invalid_argument, "{}: ranks [{}], expected some of 0 to {}, each once", impl_->where("subgroup"),
+           fmt::join(members, ", "), size() - 1);
+    }
+    arguments.add("ranks", fmt::format("[{}]", fmt::join(members, ", ")));
+  };
+  // The last rank of a broken group needs no other for a group of its own.
+  if (!impl_->is_broken() || members != std::vector<int>{rank()}) check_call("subgroup", check);
   const std::uint64_t number = impl_->subgroups++;
   const auto mine = std::find(members.begin(), members.end(), rank());
   if (mine == members.end()) return std::nullopt;

@@ -42,8 +42,8 @@ class ShardedNorm {
       const at::Tensor power = at::full({1}, std::isnan(mine) ? 0 : mine, at::kDouble);
       const at::Tensor nans = at::full({1}, std::isnan(mine) ? 1 : 0, at::kDouble);
       for (const ProcessGroup& group : part.groups) {
-        group.all_reduce(power, is_max() ? ReduceOp::max : ReduceOp::sum);
-        group.all_reduce(nans);
+        group.start_all_reduce(power, is_max() ? ReduceOp::max : ReduceOp::sum).wait();
+        group.start_all_reduce(nans).wait();
       }
       is_nan = is_nan || nans.item<double>() != 0;
       all = is_max() ? std::max(all, power.item<double>()) : all + power.item<double>();
@@ -78,9 +78,18 @@ class ShardedNorm {
 }  // namespace
 
 at::Tensor ShardedModule::clip_grad_norm_(double max_norm, double norm_type) {
-  runtime_->check_idle("clip_grad_norm_");
-  if (!(norm_type > 0))
-    fail(ErrorCode::invalid_argument, "clip_grad_norm_: norm_type is {}, expected above 0", norm_type);
+  runtime_->check_call("clip_grad_norm_", [&](CallArguments& arguments) {
+    runtime_->check_idle("clip_grad_norm_");
+    if (!(norm_type > 0))
+      fail(ErrorCode::invalid_argument, "clip_grad_norm_: norm_type is {}, expected above 0", norm_type);
+    for (const Unit* unit : runtime_->units()) {
+      if (!unit->handle()->has_unsharded_gradient()) continue;
+      fail(ErrorCode::invalid_argument,
+           "clip_grad_norm_: the gradient of unit '{}' was not reduced, expected a backward without no_sync",
+           printable(unit->name()));
+    }
+    arguments.add("max_norm", max_norm).add("norm_type", norm_type);
+  });
   const c10::NoGradGuard no_grad;
   const ParameterParts parts(*module_ptr());
   const bool is_flat_sharded = is_sharded(options().strategy);
@@ -104,11 +113,6 @@ at::Tensor ShardedModule::clip_grad_norm_(double max_norm, double norm_type) {
   std::set<const void*> seen;
   for (const Unit* unit : runtime_->units()) {
     const FlatParamHandle& handle = *unit->handle();
-    if (handle.has_unsharded_gradient()) {
-      fail(ErrorCode::invalid_argument,
-           "clip_grad_norm_: the gradient of unit '{}' was not reduced, expected a backward without no_sync",
-           printable(unit->name()));
-    }
     for (const at::Tensor& param : handle.params()) seen.insert(param.unsafeGetTensorImpl());
     if (options().use_orig_params) {
       for (const at::Tensor& param : handle.params()) add_param(param, is_flat_sharded);

@@ -12,10 +12,13 @@
 namespace tessera::fsdp {
 
 HybridGroups hybrid_groups(const ProcessGroup& group, int shard_ranks) {
-  if (shard_ranks < 1 || group.size() % shard_ranks != 0) {
-    fail(ErrorCode::invalid_argument, "hybrid_groups: shard_ranks is {}, expected a divisor of the group's {} ranks",
-         shard_ranks, group.size());
-  }
+  group.check_call("hybrid_groups", [&](CallArguments& arguments) {
+    if (shard_ranks < 1 || group.size() % shard_ranks != 0) {
+      fail(ErrorCode::invalid_argument, "hybrid_groups: shard_ranks is {}, expected a divisor of the group's {} ranks",
+           shard_ranks, group.size());
+    }
+    arguments.add("shard_ranks", shard_ranks);
+  });
   std::optional<ProcessGroup> shards, replicas;
   std::vector<int> ranks(static_cast<std::size_t>(shard_ranks));
   for (int first = 0; first < group.size(); first += shard_ranks) {

@@ -54,14 +54,20 @@ bool unscale_on_cpu(const at::Tensor& gradient, float inverse) {
   });
 }
 
+void check_gradients(const torch::optim::Optimizer& optimizer) {
+  for (const torch::optim::OptimizerParamGroup& param_group : optimizer.param_groups()) {
+    for (const at::Tensor& parameter : param_group.params()) {
+      if (!parameter.grad().defined() || parameter.grad().is_floating_point()) continue;
+      fail(ErrorCode::unsupported, "unscale_: a gradient has dtype {}, expected a floating-point dtype",
+           c10::toString(parameter.grad().scalar_type()));
+    }
+  }
+}
+
 // Returns the elements of a parameter's gradient, undefined if it has none.
 at::Tensor elements_of(const at::Tensor& parameter) {
   at::Tensor gradient = parameter.grad();
   if (!gradient.defined()) return {};
-  if (!gradient.is_floating_point()) {
-    fail(ErrorCode::unsupported, "unscale_: a gradient has dtype {}, expected a floating-point dtype",
-         c10::toString(gradient.scalar_type()));
-  }
   if (!gradient.is_sparse()) return gradient;
   if (gradient.scalar_type() == at::kHalf && !gradient.is_coalesced()) {
     // Coalescing adds elements, and a sum of finite elements may overflow.
@@ -111,12 +117,20 @@ std::vector<at::Tensor> ShardedGradScaler::scale(const std::vector<at::Tensor>& 
 
 void ShardedGradScaler::unscale_(torch::optim::Optimizer& optimizer) {
   if (!options_.enabled) return;
-  check_scaled("unscale_");
+  group_.check_call("unscale_ of a gradient scaler", [&](CallArguments& arguments) {
+    check_scaled("unscale_");
+    if (const Stage stage = optimizers_[&optimizer].stage; stage != Stage::ready) {
+      fail(ErrorCode::invalid_argument, "unscale_: {} has been called for this optimizer, expected update() first",
+           stage == Stage::unscaled ? "unscale_()" : "step()");
+    }
+    check_gradients(optimizer);
+    if (scale_.is_cpu()) arguments.add("scale", scale_.item<float>());  // elsewhere this would wait for the device
+  });
+  unscale(optimizer);
+}
+
+void ShardedGradScaler::unscale(torch::optim::Optimizer& optimizer) {
   OptimizerState& state = optimizers_[&optimizer];
-  if (state.stage != Stage::ready) {
-    fail(ErrorCode::invalid_argument, "unscale_: {} has been called for this optimizer, expected update() first",
-         state.stage == Stage::unscaled ? "unscale_()" : "step()");
-  }
   const c10::NoGradGuard no_grad;
   // In float64, because not every device divides float32 exactly.
   const at::Tensor inverse = scale_.to(at::kDouble).reciprocal().to(at::kFloat);
@@ -139,7 +153,7 @@ void ShardedGradScaler::unscale_(torch::optim::Optimizer& optimizer) {
     at::_amp_foreach_non_finite_check_and_unscale_(gradients, found_inf, inverse.to(found_inf.device()));
     state.found_inf.add_(found_inf.to(scale_.device()));
   }
-  group_.all_reduce(state.found_inf, ReduceOp::max);
+  group_.start_all_reduce(state.found_inf, ReduceOp::max).wait();
   state.stage = Stage::unscaled;
 }
 
@@ -148,13 +162,19 @@ bool ShardedGradScaler::step(torch::optim::Optimizer& optimizer, torch::optim::O
     optimizer.step(std::move(closure));
     return true;
   }
-  if (closure) fail(ErrorCode::unsupported, "step: a closure was given, expected none while scaling is enabled");
-  check_scaled("step");
+  group_.check_call("step of a gradient scaler", [&](CallArguments& arguments) {
+    if (closure) fail(ErrorCode::unsupported, "step: a closure was given, expected none while scaling is enabled");
+    check_scaled("step");
+    const Stage stage = optimizers_[&optimizer].stage;
+    if (stage == Stage::stepped) {
+      fail(ErrorCode::invalid_argument, "step: step() has been called for this optimizer, expected update() first");
+    }
+    if (stage == Stage::ready) check_gradients(optimizer);
+    arguments.add("unscaled", stage == Stage::unscaled);
+    if (scale_.is_cpu()) arguments.add("scale", scale_.item<float>());
+  });
   OptimizerState& state = optimizers_[&optimizer];
-  if (state.stage == Stage::stepped) {
-    fail(ErrorCode::invalid_argument, "step: step() has been called for this optimizer, expected update() first");
-  }
-  if (state.stage == Stage::ready) unscale_(optimizer);
+  if (state.stage == Stage::ready) unscale(optimizer);
   const bool found_inf = state.found_inf.item<float>() != 0;
   if (!found_inf) optimizer.step();
   state.stage = Stage::stepped;

@@ -51,8 +51,14 @@ struct AsyncSaver::Impl {
   std::thread thread;
 };
 
-AsyncSaver::AsyncSaver(const ProcessGroup& group, const AsyncSaveOptions& options)
-    : impl_(std::make_unique<Impl>(group, options)) {}
+AsyncSaver::AsyncSaver(const ProcessGroup& group, const AsyncSaveOptions& options) {
+  group.check_call("make an AsyncSaver", [&](CallArguments& arguments) {
+    arguments.add("when_busy", static_cast<int>(options.when_busy))
+        .add("throw_at_next_call", options.throw_at_next_call)
+        .add("remember_plans", options.remember_plans);
+  });
+  impl_ = std::make_unique<Impl>(group, options);
+}
 
 AsyncSaver::~AsyncSaver() { impl_->join(); }
 
@@ -65,7 +71,7 @@ std::shared_future<SaveReport> AsyncSaver::save(const StateDict& state,
                                                 std::function<void()> then) {
   Impl& impl = *impl_;
   if (impl.options.when_busy == AsyncSaveOptions::WhenBusy::refuse) {
-    impl.group.agree_on("save in the background", [&] {
+    impl.group.check_call("begin to save in the background", [&](CallArguments&) {
       if (impl.is_busy()) {
         fail(ErrorCode::invalid_argument,
              "the previous save still runs, expected it to have finished; wait for it first");
@@ -73,8 +79,10 @@ std::shared_future<SaveReport> AsyncSaver::save(const StateDict& state,
     });
   }
   impl.join();
-  impl.group.agree_on("save in the background", [&] {
+  impl.group.check_call("save in the background", [&](CallArguments& arguments) {
     impl.throw_last();
+    describe_save(storage, impl.options, arguments);
+    arguments.add("then", then ? "given" : "null");
     impl.staged = impl.staging.copy(state, impl.group, impl.options);
   });
   std::promise<checkpoint::WriteReport> promise;
@@ -82,7 +90,7 @@ std::shared_future<SaveReport> AsyncSaver::save(const StateDict& state,
   impl.thread = std::thread([&impl, storage, then = std::move(then), promise = std::move(promise)]() mutable {
     try {
       checkpoint::WriteReport report = checkpoint::write_state(impl.staged, storage, impl.link, impl.options);
-      if (then) then();
+      if (then) impl.own_group.agree_on("after the save", then);
       promise.set_value(std::move(report));
     } catch (...) {
       impl.failed = std::current_exception();

@@ -4,11 +4,14 @@
 #include <charconv>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <span>
 #include <utility>
 
+#include "state/local_state.h"
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
 #include "tessera/checkpoint/internal/file_names.h"
+#include "tessera/comm/internal/step.h"
 
 namespace tessera {
 
@@ -88,15 +91,21 @@ void write_metrics(const fs::path& path, const std::map<std::int64_t, double>& m
 
 CheckpointManager::CheckpointManager(fs::path directory, const ProcessGroup& group, CheckpointManagerOptions options)
     : directory_(std::move(directory)), group_(group), options_(std::move(options)) {
-  if (options_.save_every < 1) {
-    fail(ErrorCode::invalid_argument, "checkpoint manager: save_every is {}, expected at least 1", options_.save_every);
-  }
-  if (options_.keep_last == std::size_t{0}) {
-    fail(ErrorCode::invalid_argument, "checkpoint manager: keep_last is 0, expected at least 1");
-  }
-  if (options_.save.format != checkpoint::SaveFormat::dcp) {
-    fail(ErrorCode::invalid_argument, "checkpoint manager: save.format is safetensors, expected dcp");
-  }
+  group_.check_call("make a CheckpointManager", [&](CallArguments& arguments) {
+    if (options_.save_every < 1) {
+      fail(ErrorCode::invalid_argument, "checkpoint manager: save_every is {}, expected at least 1",
+           options_.save_every);
+    }
+    if (options_.keep_last == std::size_t{0}) {
+      fail(ErrorCode::invalid_argument, "checkpoint manager: keep_last is 0, expected at least 1");
+    }
+    if (options_.save.format != checkpoint::SaveFormat::dcp) {
+      fail(ErrorCode::invalid_argument, "checkpoint manager: save.format is safetensors, expected dcp");
+    }
+    arguments.add("directory", last_name_of(checkpoint::file_system_storage(directory_)))
+        .add("save_every", options_.save_every)
+        .add("async", options_.async);
+  });
   group_.agree_on(fmt::format("open the checkpoint directory {}", directory_.string()), [&] {
     if (group_.rank() != 0) return;
     std::error_code error;
@@ -135,9 +144,10 @@ std::optional<std::int64_t> CheckpointManager::latest() const {
 }
 
 bool CheckpointManager::save(std::int64_t step, const StateDict& state, std::optional<double> metric, bool always) {
-  if (step < 0) {
+  comm::in_step(std::span(&group_, 1), "save of a CheckpointManager", [&] {
+    if (step >= 0) return;
     fail(ErrorCode::invalid_argument, "checkpoint manager: save of step {}, expected a step of at least 0", step);
-  }
+  });
   if (!always && !is_due(step)) return false;
   const auto storage = checkpoint::file_system_storage(path_of(step));
   if (saver_ != nullptr) {
@@ -190,6 +200,7 @@ void CheckpointManager::restore(std::int64_t step, StateDict& state) {
 }
 
 std::optional<std::int64_t> CheckpointManager::restore_latest(StateDict& state) {
+  group_.check_call("restore the latest checkpoint", [](CallArguments&) {});
   const Bytes encoded_steps =
       group_.broadcast_bytes(group_.agree_on(fmt::format("list the checkpoints in {}", directory_.string()),
                                              [&] {

@@ -1,11 +1,14 @@
 #include "tessera/state/load.h"
 
 #include <ATen/ops/empty.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <set>
+#include <sstream>
 #include <utility>
 
+#include "state/local_state.h"
 #include "state/local_tensor.h"
 #include "state/process_group_link.h"
 #include "tessera/base/error.h"
@@ -97,6 +100,29 @@ class StateLoader {
   std::vector<at::Tensor> kept_;
 };
 
+// Throws Error(invalid_argument) on all ranks unless the ranks of each node group pass the same one. Other ranks would
+// wait in it for a rank that does not.
+void check_node_groups(const ProcessGroup& group, const ProcessGroup& node_group) {
+  if (group.size() == 1) return;
+  std::string mine;
+  if (node_group.size() > 1) mine = fmt::format("{}", fmt::join(node_group.world_ranks(), " "));
+  const std::vector<Bytes> all = group.all_gather_bytes(as_bytes(mine));
+  for (std::size_t r = 0; r < all.size(); ++r) {
+    std::istringstream members{std::string(as_text(all[r]))};
+    for (int member = 0; members >> member;) {
+      const auto found = std::find(group.world_ranks().begin(), group.world_ranks().end(), member);
+      const auto place = static_cast<std::size_t>(found - group.world_ranks().begin());
+      if (found != group.world_ranks().end() && all[place] == all[r]) continue;
+      fail(
+          ErrorCode::invalid_argument,
+          "load: node_group of rank {} has the ranks [{}] of the world, that of rank {} [{}], expected the same on all "
+          "of them",
+          group.world_ranks()[r], as_text(all[r]), member,
+          found == group.world_ranks().end() ? std::string_view("not loading") : as_text(all[place]));
+    }
+  }
+}
+
 }  // namespace
 
 LoadReport load(StateDict& state, const std::filesystem::path& directory, const ProcessGroup& group,
@@ -106,6 +132,8 @@ LoadReport load(StateDict& state, const std::filesystem::path& directory, const 
 
 LoadReport load(StateDict& state, const std::shared_ptr<checkpoint::Storage>& storage, const ProcessGroup& group,
                 const LoadOptions& options) {
+  group.check_call("load", [&](CallArguments& arguments) { arguments.add("directory", last_name_of(storage)); });
+  check_node_groups(group, options.node_group);
   ProcessGroupLink link(group);
   checkpoint::OpenOptions open_options;
   open_options.check_checksums = options.check_checksums;

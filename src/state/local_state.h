@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <map>
+#include <memory>
 #include <string>
 #include <utility>
 
@@ -15,6 +16,13 @@ namespace tessera {
 // Shares elements with `state`. Copies elements of other devices and pickles objects only when they are requested.
 // Throws as save().
 checkpoint::FlatState local_state(const StateDict& state, const ProcessGroup& group, const SaveOptions& options);
+
+// Returns the last name of the storage's directory. All ranks must use the same directory, but hosts may have mounted
+// it under different paths. Throws Error(invalid_argument) if the storage is null.
+std::string last_name_of(const std::shared_ptr<checkpoint::Storage>& storage);
+// Adds what must be equal on all ranks of a save. Throws Error(invalid_argument) if the storage is null.
+void describe_save(const std::shared_ptr<checkpoint::Storage>& storage, const SaveOptions& options,
+                   CallArguments& arguments);
 
 // Copies elements to memory that is reused for the next copy of the same state; pinned if the elements are on CUDA.
 class StagingArea {

@@ -2,6 +2,7 @@
 
 #include "state/local_state.h"
 #include "state/process_group_link.h"
+#include "tessera/base/error.h"
 
 namespace tessera {
 
@@ -10,9 +11,29 @@ SaveReport save(const StateDict& state, const std::filesystem::path& directory, 
   return save(state, checkpoint::file_system_storage(directory), group, options);
 }
 
+std::string last_name_of(const std::shared_ptr<checkpoint::Storage>& storage) {
+  if (storage == nullptr) fail(ErrorCode::invalid_argument, "the storage is null, expected a storage");
+  std::filesystem::path path(storage->name());
+  if (!path.has_filename()) path = path.parent_path();
+  return path.filename().string();
+}
+
+void describe_save(const std::shared_ptr<checkpoint::Storage>& storage, const SaveOptions& options,
+                   CallArguments& arguments) {
+  arguments.add("directory", last_name_of(storage))
+      .add("format", static_cast<int>(options.format))
+      .add("dialect", static_cast<int>(options.dialect))
+      .add("flatten_state_dict", options.flatten_state_dict)
+      .add("flatten_sharded_tensors", options.flatten_sharded_tensors);
+}
+
 SaveReport save(const StateDict& state, const std::shared_ptr<checkpoint::Storage>& storage, const ProcessGroup& group,
                 const SaveOptions& options) {
-  const checkpoint::FlatState local = group.agree_on("save", [&] { return local_state(state, group, options); });
+  checkpoint::FlatState local;
+  group.check_call("save", [&](CallArguments& arguments) {
+    describe_save(storage, options, arguments);
+    local = local_state(state, group, options);
+  });
   ProcessGroupLink link(group);
   return checkpoint::write_state(local, storage, link, options);
 }

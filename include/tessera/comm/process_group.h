@@ -42,9 +42,11 @@
 
 namespace tessera {
 
+class ProcessGroup;
 namespace comm {
 class PeerMemory;
-}
+void leave_step(const ProcessGroup& group, std::string_view step, std::string_view reason) noexcept;
+}  // namespace comm
 
 /// A collective that has started and may still run. It keeps its tensors alive, even if it is never waited for. Until
 /// it has ended, its inputs must not be changed and its outputs must not be used.
@@ -67,14 +69,15 @@ class CallArguments {
  public:
   template <typename T>
   CallArguments& add(std::string_view name, const T& value) {
-    text_ += fmt::format("{} {}\n", name, value);
+    add_line(fmt::format("{} {}", name, value));
     return *this;
   }
   CallArguments& add_list(std::string_view name, std::span<const std::int64_t> values);
-  /// Returns a line "<name> <value>" for each argument.
+  /// Returns a line "<name> <value>" for each argument. A line break in a value becomes "; ".
   const std::string& text() const { return text_; }
 
  private:
+  void add_line(std::string_view line);
   std::string text_;
 };
 
@@ -150,8 +153,8 @@ class ProcessGroup {
   auto agree_on(std::string_view step, F&& f) const;
 
   /// Returns the group of the given ranks of this group, in this order, or nothing on ranks that are not in it. All
-  /// ranks of this group must call it with the same list. Throws `Error(invalid_argument)` for ranks that do not exist
-  /// or are listed twice.
+  /// ranks of this group must call it with the same list. A collective. Throws `Error(invalid_argument)` for ranks that
+  /// do not exist or are listed twice. Of a broken group, a rank can only make a group of itself.
   std::optional<ProcessGroup> subgroup(std::span<const int> ranks) const;
 
   /// Compares identity: two groups of the same ranks are not equal. All groups of one rank are equal.
@@ -165,6 +168,7 @@ class ProcessGroup {
  private:
   friend class Rpc;  // needs the store
   friend class comm::PeerMemory;
+  friend void comm::leave_step(const ProcessGroup& group, std::string_view step, std::string_view reason) noexcept;
   std::shared_ptr<Impl> impl_;
 };
 

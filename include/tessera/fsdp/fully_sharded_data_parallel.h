@@ -22,6 +22,12 @@
 /// collective throws `Error(rank_failure)` naming it, also out of forward or backward. The model cannot be used after
 /// that.
 ///
+/// Collectives compare the ranks' calls: if the arguments of a rank are invalid, or differ where they must be equal,
+/// every rank throws, and the model stays usable. forward and backward do not compare. A rank that leaves one of them
+/// by an exception is named to the others as a dead one is; if all ranks leave it at the same place, the model stays
+/// usable. An exception between forward and backward, for example in the loss, is not noticed before the rank exits or
+/// calls the model again.
+///
 /// A tensor parallel model (tessera/tensor/tensor_parallel.h) is sharded over ranks that have the same part of it:
 /// `group` is the group of the mesh's other dimension, `mesh.group("dp")`. Its state dicts cover the parameters of all
 /// ranks of the mesh; save and load them with the group of the full mesh, `mesh.group()`. Gathering full state dicts

@@ -58,9 +58,9 @@ class ShardedGradScaler {
   void unscale_(torch::optim::Optimizer& optimizer);
 
   /// Calls unscale_ unless it has been called, then the optimizer's step if the gradients are finite on all ranks.
-  /// Returns whether they are. May be called at most once per optimizer before update(). A collective unless unscale_
-  /// has been called. Blocks until the device has finished. Throws `Error(unsupported)` if a closure is passed while
-  /// scaling is enabled, because the optimizer would see its scaled gradients.
+  /// Returns whether they are. May be called at most once per optimizer before update(). A collective. Blocks until the
+  /// device has finished. Throws `Error(unsupported)` if a closure is passed while scaling is enabled, because the
+  /// optimizer would see its scaled gradients.
   bool step(torch::optim::Optimizer& optimizer, torch::optim::Optimizer::LossClosure closure = nullptr);
 
   /// Sets the scale of the next iteration: to `new_scale` if given, which must be positive, otherwise by the rule
@@ -93,6 +93,7 @@ class ShardedGradScaler {
     at::Tensor found_inf;  // 1 or 0, on the device of the scale
   };
   void check_scaled(const char* function) const;
+  void unscale(torch::optim::Optimizer& optimizer);
   std::int64_t growth_tracker() const;
 
   ProcessGroup group_;

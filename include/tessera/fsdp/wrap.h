@@ -46,8 +46,8 @@ class Wrappable {
   Unit* unit_ = nullptr;
 };
 
-/// One call of a unit's forward. The unit is unsharded from the constructor to `end`. If `forward` throws, the
-/// destructor shards it again. A collective of the unit's group.
+/// One call of a unit's forward. The unit is unsharded from the constructor to `end`. If `forward` throws, call `fail`;
+/// the destructor shards the unit again. A collective of the unit's group.
 class UnitCall {
  public:
   explicit UnitCall(Unit& unit);
@@ -60,6 +60,8 @@ class UnitCall {
   /// Registers the hooks of backward on a result of `forward`. Called before `end`.
   void output(at::Tensor& tensor);
   void end();
+  /// Lets the other ranks know that this rank leaves forward by an exception. Called in its handler.
+  void fail() noexcept;
 
  private:
   struct State;
@@ -82,18 +84,23 @@ template <typename Result, typename... Args, typename Forward>
 Result call_unit(Unit& unit, const Forward& forward, Args&&... arguments) {
   std::tuple<Kept<Args>...> kept(std::forward<Args>(arguments)...);
   UnitCall call(unit);
-  for_each_tensor(kept, [&](at::Tensor& tensor) { call.input(tensor); });
   const auto run = [&]() -> Result {
     return std::apply([&](auto&... items) -> Result { return forward(static_cast<Args&&>(items)...); }, kept);
   };
-  if constexpr (std::is_void_v<Result>) {
-    run();
-    call.end();
-  } else {
-    Result result = run();
-    for_each_tensor(result, [&](at::Tensor& tensor) { call.output(tensor); });
-    call.end();
-    return result;
+  try {
+    for_each_tensor(kept, [&](at::Tensor& tensor) { call.input(tensor); });
+    if constexpr (std::is_void_v<Result>) {
+      run();
+      call.end();
+    } else {
+      Result result = run();
+      for_each_tensor(result, [&](at::Tensor& tensor) { call.output(tensor); });
+      call.end();
+      return result;
+    }
+  } catch (...) {
+    call.fail();
+    throw;
   }
 }
 

@@ -67,8 +67,8 @@ class DeviceMesh {
   const ProcessGroup& group() const;
 
   /// Returns the sub-mesh along these dimensions that this rank is in: the ranks whose coordinates differ from this
-  /// rank's only in them. On a rank outside of this mesh, the result does not contain the rank either. The first call
-  /// with several but not all dimensions is a collective of the group that the original mesh was made from. Throws
+  /// rank's only in them. On a rank outside of this mesh, the result does not contain the rank either. A call with
+  /// several but not all dimensions is a collective of the group that the original mesh was made from. Throws
   /// `Error(invalid_argument)` for names that are unknown, duplicate, or not in the order of this mesh.
   DeviceMesh operator[](std::string_view name) const;
   DeviceMesh submesh(std::span<const std::string> names) const;
@@ -83,6 +83,7 @@ class DeviceMesh {
 
  private:
   struct State;
+  void add_dims(State& part) const;
   explicit DeviceMesh(std::shared_ptr<const State> state) : state_(std::move(state)) {}
   std::shared_ptr<const State> state_;
 };

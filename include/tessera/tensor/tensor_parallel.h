@@ -23,6 +23,7 @@
 #include <torch/nn/pimpl.h>
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -100,6 +101,8 @@ class TensorParallel : public DTensorParameters {
   DTensor input(const at::Tensor& local, std::optional<std::int64_t> last_size = std::nullopt) const;
   DTensor parameter(const std::string& name, const at::Tensor& local) const;
   at::Tensor output(const DTensor& result) const;
+  /// Returns forward(). If it throws, the other ranks are told, as they do not compare their calls there.
+  at::Tensor in_forward(const std::function<at::Tensor()>& forward) const;
   /// Throws `Error(unsupported)` if the module is parallelized, since `operation` would see only this rank's part.
   void check_not_parallelized(const char* operation) const;
 

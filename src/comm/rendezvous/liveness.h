@@ -40,6 +40,9 @@ class Liveness {
   std::string failure() const;
   // Reports a failure, unless one was reported before. Returns the first report.
   std::string report(const std::string& what);
+  // Writes and reads a note to all ranks, empty if there is none.
+  void put(const std::string& key, const std::string& text);
+  std::string read(const std::string& key);
   // Finds the rank that caused a call of this rank to fail with `cause`, waiting as long as it can take to find a rank
   // dead. Reports the failure.
   std::string explain(std::span<const int> ranks, const std::string& cause);
@@ -58,7 +61,6 @@ class Liveness {
   void compare_calls(int other, const std::map<std::string, Call>& theirs);
   void listen_to_all();
   void wait_for_others();
-  std::string read(const std::string& key);
 
   StorePtr store_;
   bool keeps_store_;

@@ -72,31 +72,35 @@ FlatParamLayout make_layout(const std::vector<NamedParameter>& params, const Pro
   return {std::move(inputs), layout};
 }
 
-// Describes all that must be equal on all ranks.
-std::string description_of(const FlatParamLayout& layout, at::ScalarType dtype) {
-  std::string text(name_of(dtype));
+// Adds all that must be equal on all ranks.
+void describe(const FlatParamLayout& layout, const std::vector<NamedParameter>& params, const FlatParamOptions& options,
+              CallArguments& arguments) {
+  const auto dtype_of = [](const std::optional<at::ScalarType>& dtype) { return dtype ? name_of(*dtype) : "its own"; };
+  arguments.add("strategy", static_cast<int>(options.strategy))
+      .add("param_dtype", dtype_of(options.mixed_precision.param_dtype))
+      .add("reduce_dtype", dtype_of(options.mixed_precision.reduce_dtype))
+      .add("use_orig_params", options.use_orig_params)
+      .add("dtype", name_of(params.front().parameter.scalar_type()));
   for (const ParamInfo& param : layout.params()) {
-    text += fmt::format("; {} {} {}", param.fqn, shape_to_string(param.shape), shape_to_string(param.strides));
+    const auto found = std::find_if(params.begin(), params.end(), [&](const auto& p) { return p.fqn == param.fqn; });
+    arguments.add("parameter", fmt::format("'{}' {} {}{}", printable(param.fqn), shape_to_string(param.shape),
+                                           shape_to_string(param.strides),
+                                           found->parameter.requires_grad() ? " that requires grad" : ""));
   }
-  for (const SharedParamInfo& shared : layout.shared_params())
-    text += fmt::format("; {} = {}", shared.fqn, shared.primary);
-  return text;
+  for (const SharedParamInfo& shared : layout.shared_params()) {
+    arguments.add("parameter", fmt::format("'{}' = parameter {}", printable(shared.fqn), shared.primary));
+  }
 }
 
 FlatParamLayout agreed_layout(const std::vector<NamedParameter>& params, const ProcessGroup& group,
                               const FlatParamOptions& options) {
-  FlatParamLayout layout = group.agree_on(kMake, [&] {
+  std::optional<FlatParamLayout> layout;
+  group.check_call(kMake, [&](CallArguments& arguments) {
     check(params, options);
-    return make_layout(params, group, options);
+    layout = make_layout(params, group, options);
+    describe(*layout, params, options, arguments);
   });
-  const std::vector<Bytes> all =
-      group.all_gather_bytes(as_bytes(description_of(layout, params.front().parameter.scalar_type())));
-  for (std::size_t rank = 1; rank < all.size(); ++rank) {
-    if (all[rank] == all[0]) continue;
-    fail(ErrorCode::invalid_argument, "{}: rank {} has '{}', expected '{}' as on rank 0", kMake, rank,
-         printable(as_text(all[rank]), 1000), printable(as_text(all[0]), 1000));
-  }
-  return layout;
+  return *std::move(layout);
 }
 
 // Returns the elements of a dense tensor in memory order.

@@ -2,6 +2,7 @@
 
 #include <c10/core/GradMode.h>
 
+#include "fsdp/groups.h"
 #include "tessera/base/error.h"
 #include "tessera/fsdp/meta_init.h"
 
@@ -49,10 +50,11 @@ at::Device device_of(const FoundUnit& unit, const Options& options) {
   return at::kCPU;
 }
 
-void initialize(const FoundUnit& unit, const ProcessGroup& group, const Options& options) {
+void initialize(const FoundUnit& unit, const ProcessGroup& group, std::span<const ProcessGroup> all_groups,
+                const Options& options) {
   const c10::NoGradGuard no_grad;
   const at::Device device = device_of(unit, options);
-  group.agree_on("initialize a model", [&] {
+  agree_on(all_groups, "initialize a model", [&] {
     for (torch::nn::Module* module : unit.modules) {
       materialize_module(*module, unit.name, device, options);
       for (const auto& buffer : module->named_buffers(/*recurse=*/false)) {

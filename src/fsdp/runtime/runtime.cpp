@@ -6,10 +6,12 @@
 
 #include "fsdp/environment.h"
 #include "fsdp/flat_param/storage.h"
+#include "fsdp/groups.h"
 #include "fsdp/runtime/find_units.h"
 #include "fsdp/runtime/initialize.h"
 #include "fsdp/state/sharded_params.h"
 #include "tessera/base/error.h"
+#include "tessera/comm/internal/step.h"
 
 namespace tessera::fsdp {
 
@@ -19,6 +21,42 @@ std::string quoted_name(const Unit& unit) {
   return unit.name().empty() ? "the model itself" : fmt::format("'{}'", printable(unit.name()));
 }
 
+std::string text_of(const std::optional<at::ScalarType>& dtype) { return dtype ? c10::toString(*dtype) : "its own"; }
+
+// Adds what must be equal on all ranks.
+void describe(const Options& options, CallArguments& arguments) {
+  const MixedPrecision& mixed = options.mixed_precision;
+  arguments.add("strategy", static_cast<int>(options.strategy))
+      .add("param_dtype", text_of(mixed.param_dtype))
+      .add("reduce_dtype", text_of(mixed.reduce_dtype))
+      .add("buffer_dtype", text_of(mixed.buffer_dtype))
+      .add("keep_low_precision_grads", mixed.keep_low_precision_grads)
+      .add("use_orig_params", options.use_orig_params)
+      .add("backward_prefetch", static_cast<int>(options.backward_prefetch))
+      .add("forward_prefetch", options.forward_prefetch)
+      .add("max_prefetched_units", options.max_prefetched_units)
+      .add("sync_module_states", options.sync_module_states)
+      .add("offload_params", options.offload_params)
+      .add("replicas", options.replicas.has_value());
+}
+
+void describe(const FoundUnit& unit, const Options& options, CallArguments& arguments) {
+  arguments.add("unit",
+                fmt::format("'{}' on {}", printable(unit.name), c10::DeviceTypeName(device_of(unit, options).type())));
+  const auto add = [&](const char* kind, const std::string& name, const at::Tensor& tensor) {
+    arguments.add(
+        kind, fmt::format("'{}' {} {}{}", printable(name), c10::toString(tensor.scalar_type()),
+                          shape_to_string(tensor.sizes().vec()), tensor.requires_grad() ? " that requires grad" : ""));
+  };
+  for (const NamedParameter& param : unit.params) add("parameter", param.fqn, param.parameter);
+  if (!options.sync_module_states) return;
+  for (const torch::nn::Module* module : unit.modules) {
+    for (const auto& buffer : module->named_buffers(/*recurse=*/false)) {
+      if (buffer.value().defined()) add("buffer", buffer.key(), buffer.value());
+    }
+  }
+}
+
 }  // namespace
 
 Runtime::Runtime(std::shared_ptr<torch::nn::Module> module, const ProcessGroup& group, Options options)
@@ -26,19 +64,34 @@ Runtime::Runtime(std::shared_ptr<torch::nn::Module> module, const ProcessGroup& 
       group_(group),
       options_(std::move(options)),
       full_precision_in_eval_(is_set("FSDP_USE_FULL_PREC_IN_EVAL")) {
-  const std::vector<FoundUnit> found = group_.agree_on("shard a model", [&] {
-    if (!module_) fail(ErrorCode::invalid_argument, "the module is null, expected a module");
-    if (options_.max_prefetched_units < 0) {
-      fail(ErrorCode::invalid_argument, "max_prefetched_units is {}, expected 0 or more",
-           options_.max_prefetched_units);
-    }
-    return find_units(*module_, options_);
-  });
-  check_same_parts(*module_, group_);
-  if (options_.replicas) check_same_parts(*module_, *options_.replicas);
+  std::vector<ProcessGroup> of_mesh = mesh_groups(module_.get());
+  std::vector<FoundUnit> found;
+  std::exception_ptr failure;
+  groups_.push_back(group_);
+  if (options_.replicas) groups_.push_back(*options_.replicas);
+  try {
+    fsdp::check_call(groups_, "shard a model", [&](CallArguments& arguments) {
+      if (!module_) fail(ErrorCode::invalid_argument, "the module is null, expected a module");
+      if (options_.max_prefetched_units < 0) {
+        fail(ErrorCode::invalid_argument, "max_prefetched_units is {}, expected 0 or more",
+             options_.max_prefetched_units);
+      }
+      found = find_units(*module_, options_);
+      describe(options_, arguments);
+    });
+    check_same_parts(*module_, group_);
+    if (options_.replicas) check_same_parts(*module_, *options_.replicas);
+    fsdp::check_call(groups_, "shard a model", [&](CallArguments& arguments) {
+      for (const FoundUnit& unit : found) describe(unit, options_, arguments);
+    });
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  fsdp::agree(of_mesh, "shard a model", failure);
+  groups_.insert(groups_.end(), of_mesh.begin(), of_mesh.end());
   for (const FoundUnit& unit : found) {
     std::unique_ptr<FlatParamHandle> handle;
-    initialize(unit, group_, options_);
+    initialize(unit, group_, groups_, options_);
     if (!unit.params.empty()) {
       FlatParamOptions flat;
       flat.strategy = options_.strategy;
@@ -61,6 +114,14 @@ Runtime::Runtime(std::shared_ptr<torch::nn::Module> module, const ProcessGroup& 
 
 Runtime::~Runtime() { *alive_ = false; }
 
+void Runtime::check_call(std::string_view operation, const std::function<void(CallArguments&)>& check) const {
+  fsdp::check_call(groups_, operation, check);
+}
+
+void Runtime::agree(std::string_view step, std::exception_ptr failure) const {
+  fsdp::agree(groups_, step, std::move(failure));
+}
+
 void Runtime::check_idle(std::string_view function) const {
   if (is_idle()) return;
   fail(ErrorCode::invalid_argument, "{}: called in {} of the model, expected outside of forward and backward", function,
@@ -70,6 +131,15 @@ void Runtime::check_idle(std::string_view function) const {
 // --- forward
 
 std::shared_ptr<Call> Runtime::begin_call(Unit& unit) {
+  try {
+    return try_to_begin_call(unit);
+  } catch (...) {
+    if (&unit == root_ || is_idle()) leave_forward(*root_);
+    throw;
+  }
+}
+
+std::shared_ptr<Call> Runtime::try_to_begin_call(Unit& unit) {
   if (&unit == root_) {
     begin_forward();
   } else if (is_idle()) {
@@ -123,7 +193,7 @@ void Runtime::cast_input(const Unit& unit, at::Tensor& tensor) const {
 
 void Runtime::hook_output(const std::shared_ptr<Call>& call, const at::Tensor& tensor) {
   tensor.register_hook([this, alive = alive_, call](const at::Tensor& /*gradient*/) {
-    if (*alive) pre_backward(call);
+    if (*alive) in_backward([&] { pre_backward(call); });
   });
 }
 
@@ -157,6 +227,12 @@ void Runtime::abandon_call(const std::shared_ptr<Call>& call) {
   if (&call->unit == root_) in_forward_ = false;
 }
 
+void Runtime::leave_forward(const Unit& unit) noexcept {
+  if (&unit != root_) return;  // forward of the model may handle the exception
+  for (const ProcessGroup& group : groups_)
+    comm::leave_step(group, "forward of a sharded model", std::current_exception());
+}
+
 // Returns whether this is the last call of forward, judging by the previous forward. Its backward is the first.
 bool Runtime::is_last_call() const { return calls_.size() == before_.size() && calls_ == before_; }
 
@@ -164,6 +240,11 @@ bool Runtime::is_last_call() const { return calls_.size() == before_.size() && c
 // forward; does nothing later.
 void Runtime::check_order(const Unit* unit) {
   if (is_order_checked_ || group_.size() == 1) return;
+  if (calls_.empty()) {
+    group_.check_call("the first forward of a sharded model", [&](CallArguments& arguments) {
+      arguments.add("gradients enabled", c10::GradMode::is_enabled()).add("training", module_->is_training());
+    });
+  }
   const auto found = std::find_if(owned_.begin(), owned_.end(), [&](const auto& owned) { return owned.get() == unit; });
   const at::Tensor mine = at::full({1}, static_cast<std::int64_t>(found - owned_.begin()), at::kLong);
   const at::Tensor all = at::empty({group_.size()}, at::kLong);
@@ -222,12 +303,45 @@ void Runtime::pre_backward(const std::shared_ptr<Call>& call) {
   if (options_.backward_prefetch == BackwardPrefetch::pre) prefetch_backward(unit);
 }
 
+// Notices that a backward has ended by an exception: autograd destroys its callbacks then, without calling them.
+class Runtime::BackwardEnd {
+ public:
+  BackwardEnd(Runtime& runtime, std::shared_ptr<bool> alive) : runtime_(runtime), alive_(std::move(alive)) {}
+  ~BackwardEnd() {
+    if (has_ended_ || !*alive_) return;
+    const std::string& why = runtime_.why_backward_failed_;
+    for (const ProcessGroup& group : runtime_.groups_) {
+      comm::leave_step(group, "backward of a sharded model", why.empty() ? "an exception in autograd" : why);
+    }
+  }
+  BackwardEnd(const BackwardEnd&) = delete;
+  BackwardEnd& operator=(const BackwardEnd&) = delete;
+  void end() {
+    if (*alive_) runtime_.in_backward([this] { runtime_.end_backward(); });
+    has_ended_ = true;
+  }
+
+ private:
+  Runtime& runtime_;
+  std::shared_ptr<bool> alive_;
+  bool has_ended_ = false;
+};
+
 void Runtime::begin_backward() {
   in_backward_ = true;
   ++backward_;
-  at_end_of_backward([this, alive = alive_] {
-    if (*alive) end_backward();
-  });
+  why_backward_failed_.clear();
+  at_end_of_backward([end = std::make_shared<BackwardEnd>(*this, alive_)] { end->end(); });
+}
+
+template <typename F>
+void Runtime::in_backward(const F& f) {
+  try {
+    f();
+  } catch (const std::exception& error) {
+    if (why_backward_failed_.empty()) why_backward_failed_ = printable(std::string_view(error.what()).substr(0, 1000));
+    throw;
+  }
 }
 
 void Runtime::open(const std::shared_ptr<Call>& call) {

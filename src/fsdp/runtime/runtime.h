@@ -12,7 +12,11 @@
 #include <chrono>
 #include <cstdint>
 #include <deque>
+#include <exception>
+#include <functional>
 #include <memory>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "fsdp/runtime/unit.h"
@@ -36,6 +40,13 @@ class Runtime {
   // Throws Error(invalid_argument) unless idle. `function` is the name of the caller.
   void check_idle(std::string_view function) const;
 
+  // Returns all groups whose ranks have a part of the model: its group, the replicas, and the groups along the
+  // dimensions of a tensor parallel model's mesh.
+  const std::vector<ProcessGroup>& groups() const { return groups_; }
+  // As ProcessGroup::check_call and agree, for all ranks of all groups.
+  void check_call(std::string_view operation, const std::function<void(CallArguments&)>& check) const;
+  void agree(std::string_view step, std::exception_ptr failure) const;
+
   // Casts the buffers to buffer_dtype of the options, or back to their own dtypes.
   void cast_buffers(bool own_dtype);
 
@@ -50,6 +61,8 @@ class Runtime {
   void end_call(const std::shared_ptr<Call>& call, bool has_gradient);
   // Called instead of end_call if forward threw.
   void abandon_call(const std::shared_ptr<Call>& call);
+  // Called in the handler of an exception of the unit's forward.
+  void leave_forward(const Unit& unit) noexcept;
 
   // --- backward
 
@@ -59,6 +72,7 @@ class Runtime {
   void complete_done_units();
 
  private:
+  std::shared_ptr<Call> try_to_begin_call(Unit& unit);
   void begin_forward();
   void end_forward(bool has_gradient);
   void abandon();
@@ -69,6 +83,10 @@ class Runtime {
   bool is_last_call() const;
   void pre_backward(const std::shared_ptr<Call>& call);
   void begin_backward();
+  class BackwardEnd;
+  // Runs `f`, a part of backward, and keeps the reason if it throws.
+  template <typename F>
+  void in_backward(const F& f);
   void open(const std::shared_ptr<Call>& call);
   void complete_after(std::uint64_t end);
   void complete(Unit& unit);
@@ -77,6 +95,7 @@ class Runtime {
 
   std::shared_ptr<torch::nn::Module> module_;
   ProcessGroup group_;
+  std::vector<ProcessGroup> groups_;
   Options options_;
   std::vector<std::unique_ptr<Unit>> owned_;
   Unit* root_ = nullptr;
@@ -95,7 +114,8 @@ class Runtime {
   std::vector<Unit*> ended_;           // units in the order in which their first calls ended
 
   std::uint64_t backward_ = 0;
-  std::vector<Unit*> open_;  // reached by backward and not completed, in the order of their calls
+  std::string why_backward_failed_;  // if a part of it did that belongs to this class
+  std::vector<Unit*> open_;          // reached by backward and not completed, in the order of their calls
   std::deque<Unit*> reducing_;
   std::chrono::steady_clock::duration waited_{};
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  // for hooks, which may outlive the runtime

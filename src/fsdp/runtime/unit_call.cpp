@@ -17,7 +17,16 @@ UnitCall::UnitCall(Unit& unit) {
 }
 
 UnitCall::~UnitCall() {
-  if (state_->call && !state_->has_ended) state_->runtime.abandon_call(state_->call);
+  if (!state_->call || state_->has_ended) return;
+  try {
+    state_->runtime.abandon_call(state_->call);
+  } catch (...) {
+    // A prefetched unit did not arrive: the group is broken, and the exception that `forward` threw is on its way.
+  }
+}
+
+void UnitCall::fail() noexcept {
+  if (state_->call) state_->runtime.leave_forward(state_->call->unit);
 }
 
 void UnitCall::input(at::Tensor& tensor) {

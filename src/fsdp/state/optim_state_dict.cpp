@@ -254,14 +254,25 @@ void ShardedModule::check_optimizer(const torch::optim::Optimizer& optimizer) co
 
 StateDict ShardedModule::optim_state_dict(const torch::optim::Optimizer& optimizer, StateDictType type,
                                           const FullStateOptions& full) {
-  runtime_->check_idle("optim_state_dict");
-  if (type == StateDictType::local) {
-    fail(ErrorCode::unsupported, "optim_state_dict: type is local, expected sharded or full");
-  }
   const c10::NoGradGuard no_grad;
-  StateDict state = group().agree_on("get an optimizer's state", [&] {
+  StateDict state;
+  runtime_->check_call("optim_state_dict", [&](CallArguments& arguments) {
+    runtime_->check_idle("optim_state_dict");
+    if (type == StateDictType::local) {
+      fail(ErrorCode::unsupported, "optim_state_dict: type is local, expected sharded or full");
+    }
     check_parameters(optimizer, parameters());
-    return state_of(*runtime_, optimizer);
+    state = state_of(*runtime_, optimizer);
+    arguments.add("type", type == StateDictType::full ? "full" : "sharded");
+    if (type != StateDictType::full) return;
+    arguments.add("rank0_only", full.rank0_only);
+    for (const auto& [name, of_param] : state.at("state").get<Dict>()) {
+      std::string keys;
+      for (const auto& [key, value] : of_param.get<Dict>()) {
+        keys += fmt::format(" {} {}", to_string(key), kind_name(value.kind()));
+      }
+      arguments.add("state of", to_string(name) + keys);
+    }
   });
   if (type == StateDictType::sharded) return state;
   make_full(state.at("state").get<Dict>(), sharded_params(*runtime_), runtime_->units(), full);
@@ -271,18 +282,19 @@ StateDict ShardedModule::optim_state_dict(const torch::optim::Optimizer& optimiz
 
 void ShardedModule::load_optim_state_dict(torch::optim::Optimizer& optimizer, const StateDict& state_dict,
                                           const FullStateOptions& full) {
-  runtime_->check_idle("load_optim_state_dict");
   const c10::NoGradGuard no_grad;
   const OptimizedModule optimized(*runtime_);
   StateDict states;
   const Value *all = state_dict.find("state"), *groups = state_dict.find("param_groups");
   const bool has_state = !full.rank0_only || group().rank() == 0;
-  group().agree_on("load an optimizer's state", [&] {
+  runtime_->check_call("load_optim_state_dict", [&](CallArguments& arguments) {
+    runtime_->check_idle("load_optim_state_dict");
     check_parameters(optimizer, parameters());
     if (has_state && (all == nullptr || groups == nullptr || !all->is<Dict>() || !groups->is<List>())) {
       fail(ErrorCode::invalid_argument,
            "the state dict has no 'state' or no 'param_groups', expected a dict and a list");
     }
+    arguments.add("rank0_only", full.rank0_only);
   });
   StateDict rest;
   if (has_state) rest["param_groups"] = *groups;
@@ -304,7 +316,7 @@ void ShardedModule::load_optim_state_dict(torch::optim::Optimizer& optimizer, co
   };
   const Dict none;
   for_each_entry(has_state ? all->get<Dict>() : none, group(), full, problems, take);
-  set_on_all(group(), "load an optimizer's state", [&](const std::function<void()>& confirm) {
+  set_on_all(*runtime_, "load an optimizer's state", [&](const std::function<void()>& confirm) {
     problems.raise("load an optimizer's state");
     OptimizerStateOptions options;
     options.confirm = confirm;

@@ -162,16 +162,16 @@ void for_each_entry(const StateDict& state, const ProcessGroup& group, const Ful
   }
 }
 
-void set_on_all(const ProcessGroup& group, std::string_view step,
+void set_on_all(const Runtime& runtime, std::string_view step,
                 const std::function<void(const std::function<void()>& confirm)>& set) {
   bool has_agreed = false;
   try {
     set([&] {
       has_agreed = true;
-      group.agree(step, nullptr);
+      runtime.agree(step, nullptr);
     });
   } catch (...) {
-    if (!has_agreed) group.agree(step, std::current_exception());
+    if (!has_agreed) runtime.agree(step, std::current_exception());
     throw;
   }
 }

@@ -62,8 +62,8 @@ void for_each_entry(const StateDict& state, const ProcessGroup& group, const Ful
                     Problems& problems, const std::function<void(const std::string& name, const Value& value)>& f);
 
 // Calls `set(confirm)` on all ranks. `set` must call `confirm` before it changes anything. If `set` throws on any rank
-// before that, every rank throws and nothing is changed. A collective.
-void set_on_all(const ProcessGroup& group, std::string_view step,
+// before that, every rank throws and nothing is changed. A collective of all groups.
+void set_on_all(const Runtime& runtime, std::string_view step,
                 const std::function<void(const std::function<void()>& confirm)>& set);
 
 }  // namespace tessera::fsdp

@@ -91,13 +91,24 @@ const at::Tensor& local_flat_param(const Value& value, const std::string& name, 
 }  // namespace
 
 StateDict ShardedModule::state_dict(StateDictType type, const FullStateOptions& full) {
-  runtime_->check_idle("state_dict");
-  runtime_->cast_buffers(/*own_dtype=*/true);
-  for (const Unit* unit : runtime_->units()) unit->handle()->write_back_params();
-  if (type == StateDictType::local && !ParameterParts(*module_ptr()).empty()) {
-    fail(ErrorCode::unsupported, "state_dict: type is local for a tensor parallel model, expected sharded or full");
+  StateDict state;
+  const auto get = [&] {
+    runtime_->check_idle("state_dict");
+    runtime_->cast_buffers(/*own_dtype=*/true);
+    for (const Unit* unit : runtime_->units()) unit->handle()->write_back_params();
+    if (type == StateDictType::local && !ParameterParts(*module_ptr()).empty()) {
+      fail(ErrorCode::unsupported, "state_dict: type is local for a tensor parallel model, expected sharded or full");
+    }
+    state = get_model_state_dict(*module_ptr(), unsharded_parts(*runtime_));
+  };
+  if (type != StateDictType::full) {
+    get();
+  } else {
+    runtime_->check_call("state_dict", [&](CallArguments& arguments) {
+      get();
+      arguments.add("rank0_only", full.rank0_only);
+    });
   }
-  StateDict state = get_model_state_dict(*module_ptr(), unsharded_parts(*runtime_));
   const ShardedParams params = sharded_params(*runtime_);
   if (type == StateDictType::sharded) return sharded_state(std::move(state), params);
   if (type == StateDictType::local) return local_state(state, params, runtime_->units());
@@ -106,10 +117,13 @@ StateDict ShardedModule::state_dict(StateDictType type, const FullStateOptions& 
 }
 
 void ShardedModule::load_state_dict(const StateDict& state_dict, const FullStateOptions& full) {
-  runtime_->check_idle("load_state_dict");
   const c10::NoGradGuard no_grad;
-  runtime_->cast_buffers(/*own_dtype=*/true);
-  for (const Unit* unit : runtime_->units()) unit->handle()->write_back_params();
+  runtime_->check_call("load_state_dict", [&](CallArguments& arguments) {
+    runtime_->check_idle("load_state_dict");
+    runtime_->cast_buffers(/*own_dtype=*/true);
+    for (const Unit* unit : runtime_->units()) unit->handle()->write_back_params();
+    arguments.add("rank0_only", full.rank0_only);
+  });
   const ShardedParams params = sharded_params(*runtime_);
   std::map<std::string, const Unit*> flat_params;
   for (const Unit* unit : runtime_->units()) flat_params[flat_name_of(*unit)] = unit;
@@ -138,7 +152,7 @@ void ShardedModule::load_state_dict(const StateDict& state_dict, const FullState
   };
   Problems problems;
   for_each_entry(state_dict, group(), full, problems, take);
-  set_on_all(group(), "load a model's state", [&](const std::function<void()>& confirm) {
+  set_on_all(*runtime_, "load a model's state", [&](const std::function<void()>& confirm) {
     problems.raise("load a model's state");
     StateDictOptions options;
     options.confirm = confirm;

@@ -2,6 +2,7 @@
 
 #include <c10/core/GradMode.h>
 
+#include "fsdp/groups.h"
 #include "fsdp/runtime/runtime.h"
 #include "tessera/base/error.h"
 
@@ -59,19 +60,26 @@ class Summoned {
 }  // namespace
 
 void ShardedModule::summon_full_params(const std::function<void()>& f, const SummonOptions& options) {
-  runtime_->check_idle("summon_full_params");
-  if (options.rank0_only && options.writeback) {
-    fail(ErrorCode::invalid_argument,
-         "summon_full_params: rank0_only and writeback are both set, expected at most one: changes of rank 0 do not "
-         "reach the other ranks");
-  }
+  runtime_->check_call("summon_full_params", [&](CallArguments& arguments) {
+    runtime_->check_idle("summon_full_params");
+    if (!f) fail(ErrorCode::invalid_argument, "summon_full_params: the function is null, expected a function");
+    if (options.rank0_only && options.writeback) {
+      fail(ErrorCode::invalid_argument,
+           "summon_full_params: rank0_only and writeback are both set, expected at most one: changes of rank 0 do not "
+           "reach the other ranks");
+    }
+    for (const Unit* unit : runtime_->units()) unit->handle()->write_back_params();
+    arguments.add("writeback", options.writeback)
+        .add("rank0_only", options.rank0_only)
+        .add("with_grads", options.with_grads);
+  });
   runtime_->cast_buffers(/*own_dtype=*/true);
   std::vector<std::unique_ptr<Summoned>> summoned;
   for (Unit* unit : runtime_->units()) {
     summoned.push_back(std::make_unique<Summoned>(*unit->handle()));
     summoned.back()->summon(options);
   }
-  group().agree_on("summon_full_params", [&] {
+  agree_on(runtime_->groups(), "summon_full_params", [&] {
     const c10::AutoGradMode no_gradient(false);
     runtime_->is_summoned = true;
     try {

@@ -34,6 +34,7 @@ class Root {
     std::iota(dims.begin(), dims.end(), std::size_t{0});
     return dims;
   }
+  const ProcessGroup& group() const { return group_; }
   const std::vector<std::int64_t>& shape() const { return shape_; }
   const std::optional<std::vector<std::int64_t>>& coordinate() const { return coordinate_; }
 
@@ -163,7 +164,13 @@ DeviceMesh::DeviceMesh(const ProcessGroup& group, std::vector<std::int64_t> shap
 
 DeviceMesh DeviceMesh::of_ranks(const ProcessGroup& group, std::vector<std::int64_t> shape, std::vector<int> ranks,
                                 std::vector<std::string> dim_names, c10::DeviceType device_type) {
-  group.agree_on("make a device mesh", [&] { check(group, shape, ranks, dim_names); });
+  group.check_call("make a device mesh", [&](CallArguments& arguments) {
+    check(group, shape, ranks, dim_names);
+    arguments.add_list("shape", shape)
+        .add("ranks", fmt::format("[{}]", fmt::join(ranks, ", ")))
+        .add("names", fmt::format("[{}]", fmt::join(dim_names, ", ")))
+        .add("device type", c10::DeviceTypeName(device_type));
+  });
   std::vector<Dims> dims;
   for (std::size_t d = 0; d < shape.size(); ++d) dims.push_back({d});
   const auto root = std::make_shared<Root>(group, std::move(shape), std::move(ranks));
@@ -219,6 +226,20 @@ DeviceMesh DeviceMesh::submesh(std::initializer_list<std::string> names) const {
 
 DeviceMesh DeviceMesh::submesh(std::span<const std::string> names) const {
   State part{state_->root, {}, {names.begin(), names.end()}, device_type()};
+  if (names.size() > 1 && static_cast<std::int64_t>(names.size()) != ndim()) {
+    state_->root->group().check_call("make a sub-mesh", [&](CallArguments& arguments) {
+      add_dims(part);
+      arguments.add("names", fmt::format("[{}]", fmt::join(names, ", "))).add("mesh", to_string());
+    });
+  } else {
+    add_dims(part);
+  }
+  return DeviceMesh(State::make(std::move(part)));
+}
+
+// Adds the dimensions of the mesh that have the names of `part`.
+void DeviceMesh::add_dims(State& part) const {
+  const std::vector<std::string>& names = part.names;
   std::int64_t last = -1;
   for (const std::string& name : names) {
     const std::int64_t d = dim(name);
@@ -231,7 +252,6 @@ DeviceMesh DeviceMesh::submesh(std::span<const std::string> names) const {
   }
   if (names.empty())
     fail(ErrorCode::invalid_argument, "sub-mesh of {}: no dimensions, expected at least one", to_string());
-  return DeviceMesh(State::make(std::move(part)));
 }
 
 DeviceMesh DeviceMesh::flattened(std::string name) const {

@@ -82,14 +82,15 @@ Sizes size_if_all_are_alike(const at::Tensor& local, const DeviceMesh& mesh, con
   return size;
 }
 
-// Returns the layout that `layout_of` returns, after all ranks have compared theirs and the dtype of the tensor.
+// Returns the layout that `layout_of` returns, after all ranks have compared theirs and the dtype of the tensor, which
+// is not known if the local part is a LocalShardsWrapper.
 MeshLayout agree_on_tensor(const ProcessGroup& group, std::string_view call, const at::Tensor& tensor,
                            const std::function<MeshLayout()>& layout_of) {
   std::optional<MeshLayout> layout;
   group.check_call(call, [&](CallArguments& arguments) {
     layout = layout_of();
     arguments.add("size", shape_to_string(layout->size()))
-        .add("dtype", c10::toString(tensor.scalar_type()))
+        .add("dtype", tensor.defined() ? c10::toString(tensor.scalar_type()) : "of local shards")
         .add("placements", to_string(layout->placements()));
   });
   return *std::move(layout);
@@ -204,7 +205,7 @@ DTensor DTensor::redistribute(Placements placements, bool compares_calls) const 
   if (placements.empty()) placements = all_replicate(mesh);
   const auto layout_of = [&] { return MeshLayout(size(), mesh.shape(), placements); };
   MeshLayout target =
-      compares_calls && mesh.has_this_rank() && !state_->shards
+      compares_calls && mesh.has_this_rank()
           ? agree_on_tensor(mesh.group(), fmt::format("redistribute from {}", tessera::to_string(this->placements())),
                             state_->local, layout_of)
           : layout_of();
@@ -222,7 +223,17 @@ DTensor DTensor::redistribute(Placements placements, bool compares_calls) const 
 }
 
 at::Tensor DTensor::full_tensor(const Placements& grad_placements) const {
-  return redistribute().to_local(grad_placements);
+  const DeviceMesh& mesh = device_mesh();
+  if (mesh.has_this_rank()) {
+    mesh.group().check_call("full tensor", [&](CallArguments& arguments) {
+      if (!grad_placements.empty()) static_cast<void>(MeshLayout(size(), mesh.shape(), grad_placements));
+      arguments.add("size", shape_to_string(size()))
+          .add("dtype", state_->shards ? "of local shards" : c10::toString(state_->local.scalar_type()))
+          .add("placements", tessera::to_string(placements()))
+          .add("placements of the gradient", tessera::to_string(grad_placements));
+    });
+  }
+  return redistribute({}, false).to_local(grad_placements);
 }
 
 std::optional<DTensor> DTensor::grad() const {
@@ -261,6 +272,7 @@ std::string DTensor::to_string() const {
 DTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh, Placements placements) {
   if (placements.empty()) placements = all_replicate(mesh);
   const auto layout_of = [&] {
+    if (!tensor.defined()) fail(ErrorCode::invalid_argument, "distribute a tensor: it is undefined, expected a tensor");
     MeshLayout layout(tensor.sizes().vec(), mesh.shape(), placements);
     for (const Placement& placement : layout.placements()) {
       if (placement.is_partial()) {

@@ -116,19 +116,24 @@ std::string LocalShardsWrapper::to_string() const {
 }
 
 PendingTensor LocalShardsWrapper::all_gather_into_tensor(const ProcessGroup& group) const {
-  if (local_shards().empty() || local_shards()[0].dim() < 2) {
-    fail(ErrorCode::invalid_argument,
-         "all_gather_into_tensor of local shards of size {}: expected shards of two dimensions or more",
-         shape_to_string(size()));
-  }
-  const std::int64_t row = local_shards()[0].size(1);
-  std::vector<at::Tensor> flat;
-  for (const at::Tensor& shard : local_shards()) flat.push_back(shard.detach().reshape({-1}));
-  const at::Tensor mine = at::cat(flat);
-  if (row == 0 || mine.numel() % row != 0) {
-    fail(ErrorCode::invalid_argument, "all_gather_into_tensor of {} elements in rows of {}: expected complete rows",
-         mine.numel(), row);
-  }
+  at::Tensor mine;
+  std::int64_t row = 0;
+  group.check_call("all_gather_into_tensor of local shards", [&](CallArguments& arguments) {
+    if (local_shards().empty() || local_shards()[0].dim() < 2) {
+      fail(ErrorCode::invalid_argument,
+           "all_gather_into_tensor of local shards of size {}: expected shards of two dimensions or more",
+           shape_to_string(size()));
+    }
+    row = local_shards()[0].size(1);
+    std::vector<at::Tensor> flat;
+    for (const at::Tensor& shard : local_shards()) flat.push_back(shard.detach().reshape({-1}));
+    mine = at::cat(flat);
+    if (row == 0 || mine.numel() % row != 0) {
+      fail(ErrorCode::invalid_argument, "all_gather_into_tensor of {} elements in rows of {}: expected complete rows",
+           mine.numel(), row);
+    }
+    arguments.add("dtype", c10::toString(mine.scalar_type())).add("elements", mine.numel()).add("row", row);
+  });
   const at::Tensor all = at::empty({group.size() * (mine.numel() / row), row}, mine.options());
   PendingCollective pending = group.start_all_gather_into(all, mine);
   return {all, std::move(pending)};

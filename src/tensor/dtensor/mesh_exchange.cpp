@@ -198,7 +198,7 @@ struct AllShards {
       mine.insert(mine.end(), chunk.offsets.begin(), chunk.offsets.end());
       mine.insert(mine.end(), chunk.sizes.begin(), chunk.sizes.end());
     }
-    std::optional<at::ScalarType> found;
+    std::optional<std::pair<std::size_t, at::ScalarType>> found;  // the first dtype, and a rank that has it
     for (const Bytes& bytes : group.all_gather_bytes(bytes_of(mine))) {
       LocalBoxes& of_rank = boxes.emplace_back();
       const std::size_t record = 2 * size.size() + 1;
@@ -208,16 +208,21 @@ struct AllShards {
         const auto middle = at + 1 + static_cast<std::ptrdiff_t>(size.size());
         Box box(Sizes(at + 1, middle), Sizes(middle, at + static_cast<std::ptrdiff_t>(record)));
         const auto type = static_cast<at::ScalarType>(*at);
-        if (!is_valid(box, size) || type != found.value_or(type)) {
-          fail(ErrorCode::invalid_argument,
-               "local shards of a tensor of shape {}: rank {} has {} of {}, expected shards within it and of one dtype",
-               shape_to_string(size), boxes.size() - 1, to_string(box), c10::toString(type));
+        const std::size_t rank = boxes.size() - 1;
+        if (!is_valid(box, size)) {
+          fail(ErrorCode::invalid_argument, "local shards of a tensor of shape {}: rank {} has {}, expected it within",
+               shape_to_string(size), rank, to_string(box));
         }
-        found = type;
+        if (!found) found = {rank, type};
+        if (type != found->second) {
+          fail(ErrorCode::invalid_argument,
+               "local shards of a tensor of shape {}: rank {} has {}, rank {} {}, expected shards of one dtype",
+               shape_to_string(size), found->first, c10::toString(found->second), rank, c10::toString(type));
+        }
         of_rank.push_back({std::move(box), Sizes(size.size(), 0)});
       }
     }
-    dtype = found.value_or(dtype);
+    if (found) dtype = found->second;
   }
 
  private:

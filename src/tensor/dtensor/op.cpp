@@ -2,6 +2,7 @@
 
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <limits>
 #include <map>
 #include <mutex>
@@ -9,6 +10,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/functional.h"
+#include "tessera/comm/internal/step.h"
 
 namespace tessera {
 
@@ -116,8 +118,25 @@ void register_placement_rule(const std::string& op, PlacementRule rule) {
   }
 }
 
-DTensor call(const std::string& op, std::span<const DTensor> inputs, const PlacementRule& own_rule,
-             const std::function<at::Tensor(std::span<const DTensor> inputs)>& compute) {
+namespace {
+
+// All groups of the meshes of the inputs.
+std::vector<ProcessGroup> groups_of(std::span<const DTensor> inputs) {
+  std::vector<ProcessGroup> groups;
+  const auto add = [&](const ProcessGroup& group) {
+    if (std::find(groups.begin(), groups.end(), group) == groups.end()) groups.push_back(group);
+  };
+  for (const DTensor& input : inputs) {
+    const DeviceMesh& mesh = input.device_mesh();
+    if (!mesh.has_this_rank()) continue;
+    add(mesh.group());
+    for (std::int64_t m = 0; m < mesh.ndim(); ++m) add(mesh.group(m));
+  }
+  return groups;
+}
+
+DTensor placed_call(const std::string& op, std::span<const DTensor> inputs, const PlacementRule& own_rule,
+                    const std::function<at::Tensor(std::span<const DTensor> inputs)>& compute) {
   check(op, inputs);
   PlacementRule rule_of = registered(op);
   if (!rule_of) rule_of = own_rule;
@@ -151,6 +170,20 @@ DTensor call(const std::string& op, std::span<const DTensor> inputs, const Place
     placed.push_back(local.is_same(input.local_tensor()) ? input : DTensor(mesh, input.layout(), local));
   }
   return DTensor(mesh, layout, compute(placed));
+}
+
+}  // namespace
+
+DTensor call(const std::string& op, std::span<const DTensor> inputs, const PlacementRule& own_rule,
+             const std::function<at::Tensor(std::span<const DTensor> inputs)>& compute) {
+  try {
+    return placed_call(op, inputs, own_rule, compute);
+  } catch (...) {
+    for (const ProcessGroup& group : groups_of(inputs)) {
+      comm::leave_step(group, fmt::format("op '{}' on DTensors", op), std::current_exception());
+    }
+    throw;
+  }
 }
 
 DTensor call(const std::string& op, std::span<const DTensor> inputs,

@@ -285,13 +285,26 @@ DTensor transpose(const DTensor& x, std::int64_t dim0, std::int64_t dim1) {
 }
 
 bool equal(const DTensor& a, const DTensor& b) {
+  const DeviceMesh& mesh = a.device_mesh();
+  if (mesh.has_this_rank()) {
+    mesh.group().check_call("equal of DTensors", [&](CallArguments& arguments) {
+      for (const DTensor* tensor : {&a, &b}) {
+        if (!(tensor->device_mesh() == mesh)) {
+          fail(ErrorCode::invalid_argument, "equal: {} and {}, expected one mesh", a.to_string(), b.to_string());
+        }
+        static_cast<void>(tensor->local_tensor());  // throws if it is a LocalShardsWrapper
+        arguments.add("tensor", tensor->to_string()).add("dtype", c10::toString(tensor->scalar_type()));
+      }
+    });
+  }
   if (a.size() != b.size() || a.scalar_type() != b.scalar_type()) return false;
   const DTensor first = a.detach(), second = b.detach();
   const Placements reduced = first.grad_placements();
-  const at::Tensor mine = first.redistribute(reduced).to_local(), theirs = second.redistribute(reduced).to_local();
-  if (!a.device_mesh().has_this_rank()) return true;
+  const at::Tensor mine = first.redistribute(reduced, false).to_local(),
+                   theirs = second.redistribute(reduced, false).to_local();
+  if (!mesh.has_this_rank()) return true;
   const at::Tensor is_equal = at::full({1}, at::equal(mine, theirs) ? 1 : 0, at::kLong);
-  a.device_mesh().group().all_reduce(is_equal, ReduceOp::min);
+  mesh.group().start_all_reduce(is_equal, ReduceOp::min).wait();
   return is_equal.item<std::int64_t>() != 0;
 }
 

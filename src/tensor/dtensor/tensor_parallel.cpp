@@ -10,6 +10,7 @@
 #include <set>
 
 #include "tessera/base/error.h"
+#include "tessera/comm/internal/step.h"
 #include "tessera/tensor/dtensor_ops.h"
 
 namespace tessera {
@@ -71,6 +72,22 @@ class Parallelizer {
         fail(ErrorCode::invalid_argument, "the plan names '{}', but no module matches", printable(pattern));
     }
     check_shared_parameters();
+  }
+
+  // Adds what must be equal on all ranks.
+  void describe(CallArguments& arguments) const {
+    for (const auto& [module, planned] : planned_) {
+      arguments.add("module", fmt::format("'{}' with input {}, computing with {}, and output {}",
+                                          printable(planned.name), to_string(planned.state.input),
+                                          to_string(planned.state.computes_with), to_string(planned.state.output)));
+      for (const auto& parameter : module->named_parameters(/*recurse=*/false)) {
+        const MeshLayout& layout = planned.state.specs.at(parameter.key()).layout;
+        arguments.add("parameter",
+                      fmt::format("'{}' {} {} as {}{}", printable(parameter.key()),
+                                  c10::toString(parameter.value().scalar_type()), shape_to_string(layout.size()),
+                                  to_string(layout.placements()), parameter.value().is_meta() ? " on meta" : ""));
+      }
+    }
   }
 
   // A collective.
@@ -169,7 +186,12 @@ class Parallelizer {
 void parallelize_module(torch::nn::Module& module, const DeviceMesh& mesh, const ParallelPlan& plan) {
   if (!mesh.has_this_rank()) return;
   const c10::NoGradGuard no_grad;
-  mesh.group().agree_on("parallelize a module", [&] { return Parallelizer(module, mesh, plan); }).apply();
+  std::optional<Parallelizer> parallelizer;
+  mesh.group().check_call("parallelize a module", [&](CallArguments& arguments) {
+    parallelizer.emplace(module, mesh, plan);
+    parallelizer->describe(arguments);
+  });
+  parallelizer->apply();
 }
 
 // --- common to all layers
@@ -216,6 +238,10 @@ at::Tensor TensorParallel::output(const DTensor& result) const {
   return result.redistribute({state_->output}, false).to_local();
 }
 
+at::Tensor TensorParallel::in_forward(const std::function<at::Tensor()>& forward) const {
+  return comm::in_step(std::span(&state_->mesh.group(), 1), "forward of a parallel layer", forward);
+}
+
 void TensorParallel::check_not_parallelized(const char* operation) const {
   if (state_)
     fail(ErrorCode::unsupported, "{} of a parallelized module, expected one that is not parallelized", operation);
@@ -241,9 +267,11 @@ TensorParallel::Parallelization ParallelLinearImpl::parallelization(const Parall
 
 at::Tensor ParallelLinearImpl::forward(const at::Tensor& x) {
   if (!is_parallelized()) return LinearImpl::forward(x);
-  std::optional<DTensor> of_bias;
-  if (bias.defined()) of_bias = parameter("bias", bias);
-  return output(dtensor::linear(input(x, options.in_features()), parameter("weight", weight), of_bias));
+  return in_forward([&] {
+    std::optional<DTensor> of_bias;
+    if (bias.defined()) of_bias = parameter("bias", bias);
+    return output(dtensor::linear(input(x, options.in_features()), parameter("weight", weight), of_bias));
+  });
 }
 
 std::shared_ptr<torch::nn::Module> ParallelLinearImpl::clone(const OptionalDevice& device) const {
@@ -270,7 +298,9 @@ TensorParallel::Parallelization ParallelEmbeddingImpl::parallelization(const Par
 
 at::Tensor ParallelEmbeddingImpl::forward(const at::Tensor& ids) {
   if (!is_parallelized()) return EmbeddingImpl::forward(ids);
-  return output(dtensor::embedding(parameter("weight", weight), input(ids), options.padding_idx().value_or(-1)));
+  return in_forward([&] {
+    return output(dtensor::embedding(parameter("weight", weight), input(ids), options.padding_idx().value_or(-1)));
+  });
 }
 
 std::shared_ptr<torch::nn::Module> ParallelEmbeddingImpl::clone(const OptionalDevice& device) const {
@@ -290,10 +320,12 @@ TensorParallel::Parallelization ParallelLayerNormImpl::parallelization(const Par
 
 at::Tensor ParallelLayerNormImpl::forward(const at::Tensor& x) {
   if (!is_parallelized()) return LayerNormImpl::forward(x);
-  std::optional<DTensor> of_weight, of_bias;
-  if (weight.defined()) of_weight = parameter("weight", weight);
-  if (bias.defined()) of_bias = parameter("bias", bias);
-  return output(dtensor::layer_norm(input(x), options.normalized_shape(), of_weight, of_bias, options.eps()));
+  return in_forward([&] {
+    std::optional<DTensor> of_weight, of_bias;
+    if (weight.defined()) of_weight = parameter("weight", weight);
+    if (bias.defined()) of_bias = parameter("bias", bias);
+    return output(dtensor::layer_norm(input(x), options.normalized_shape(), of_weight, of_bias, options.eps()));
+  });
 }
 
 std::shared_ptr<torch::nn::Module> ParallelLayerNormImpl::clone(const OptionalDevice& device) const {

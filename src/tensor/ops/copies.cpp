@@ -26,13 +26,16 @@ namespace {
 
 bool compare(const ShardedTensor& a, const ShardedTensor& b,
              const std::function<bool(const at::Tensor&, const at::Tensor&)>& same) {
+  a.process_group().check_call("compare sharded tensors", [&](CallArguments& arguments) {
+    arguments.add("first", to_string(a.metadata())).add("second", to_string(b.metadata()));
+  });
   if (a.metadata() != b.metadata()) return false;  // the same on all ranks
   bool result = true;
   for (std::size_t i = 0; result && i < a.local_shards().size(); ++i) {
     result = same(a.local_shards()[i].tensor, b.local_shards()[i].tensor);
   }
   const at::Tensor on_all = at::scalar_tensor(result, at::kInt);
-  a.process_group().all_reduce(on_all, ReduceOp::min);
+  a.process_group().start_all_reduce(on_all, ReduceOp::min).wait();
   return on_all.item<int>() != 0;
 }
 

@@ -32,6 +32,12 @@ void check_contiguous(const Shard& shard, std::string_view whose) {
   }
 }
 
+void check_defined(const Shard& shard, const ProcessGroup& group) {
+  if (shard.tensor.defined()) return;
+  fail(ErrorCode::invalid_argument, "shard {} on rank {}: the tensor is undefined, expected a tensor",
+       to_string(shard.metadata), group.rank());
+}
+
 // Checks the tensor against the shard's metadata and the expected properties.
 void check_shard(const Shard& shard, const TensorProperties& expected, const ProcessGroup& group) {
   const std::string whose = fmt::format("shard {} on rank {}", to_string(shard.metadata), group.rank());
@@ -102,9 +108,13 @@ ShardedTensorMetadata merge(const std::vector<Bytes>& descriptions) {
 
 ShardedTensor ShardedTensor::from_local_shards(std::vector<Shard> local_shards, const Sizes& size,
                                                const ProcessGroup& group, bool init_rrefs) {
-  group.agree_on("sharded tensor from local shards", [&] {
+  group.check_call("sharded tensor from local shards", [&](CallArguments& arguments) {
     require_rpc(init_rrefs);
-    for (const Shard& shard : local_shards) check_shard(shard, properties_of(local_shards[0].tensor), group);
+    for (const Shard& shard : local_shards) {
+      check_defined(shard, group);
+      check_shard(shard, properties_of(local_shards[0].tensor), group);
+    }
+    arguments.add("init_rrefs", init_rrefs);
   });
   const std::string mine = to_json(local_shards, size).dump();
   auto state = std::make_shared<State>();
@@ -184,23 +194,25 @@ ShardedTensor ShardedTensor::from_local_shards_and_global_metadata(std::vector<S
 
 ShardedTensor ShardedTensor::with_local_tensors(const std::vector<at::Tensor>& tensors, at::ScalarType dtype,
                                                 bool requires_grad) const {
-  if (tensors.size() != local_shards().size()) {
-    fail(ErrorCode::invalid_argument, "sharded tensor of size {} on rank {}: {} local tensors, expected {}",
-         shape_to_string(size()), process_group().rank(), tensors.size(), local_shards().size());
-  }
-  auto state = std::make_shared<State>();
-  state->group = process_group();
-  state->spec = shared_spec();
-  state->init_rrefs = init_rrefs();
-  state->metadata = metadata();
-  state->metadata.tensor_properties.dtype = to_dtype(dtype);
-  state->metadata.tensor_properties.requires_grad = requires_grad;
-  state->metadata.tensor_properties.pin_memory = false;
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
-    state->local_shards.push_back({tensors[i], local_shards()[i].metadata});
-    check_shard(state->local_shards.back(), state->metadata.tensor_properties, process_group());
-  }
-  return finish(std::move(state));
+  return finish(construct(process_group(), init_rrefs(), [&] {
+    if (tensors.size() != local_shards().size()) {
+      fail(ErrorCode::invalid_argument, "sharded tensor of size {} on rank {}: {} local tensors, expected {}",
+           shape_to_string(size()), process_group().rank(), tensors.size(), local_shards().size());
+    }
+    auto state = std::make_shared<State>();
+    state->group = process_group();
+    state->spec = shared_spec();
+    state->init_rrefs = init_rrefs();
+    state->metadata = metadata();
+    state->metadata.tensor_properties.dtype = to_dtype(dtype);
+    state->metadata.tensor_properties.requires_grad = requires_grad;
+    state->metadata.tensor_properties.pin_memory = false;
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      state->local_shards.push_back({tensors[i], local_shards()[i].metadata});
+      check_shard(state->local_shards.back(), state->metadata.tensor_properties, process_group());
+    }
+    return state;
+  }));
 }
 
 }  // namespace tessera

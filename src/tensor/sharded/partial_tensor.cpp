@@ -15,12 +15,28 @@ PartialTensor::PartialTensor(const ProcessGroup& group, const at::Tensor& local)
 at::Tensor PartialTensor::all_reduce() const { return functional::all_reduce(group_, local_); }
 
 ShardedTensor PartialTensor::reshard(ShardedTensor::SpecPtr spec) const {
-  const ShardedTensor::Sizes size = local_.sizes().vec();
-  if (spec->kind() != ChunkShardingSpec::kKind) {
-    fail(ErrorCode::unsupported, "reshard a partial tensor of size {}: {} is not supported, expected ChunkShardingSpec",
-         shape_to_string(size), spec->kind());
-  }
-  const ShardedTensorMetadata metadata = spec->build_metadata(size, properties_of(local_));
+  ShardedTensor::Sizes size;
+  ShardedTensorMetadata metadata;
+  group_.check_call("reshard a partial tensor", [&](CallArguments& arguments) {
+    if (!local_.defined())
+      fail(ErrorCode::invalid_argument, "reshard a partial tensor: its local tensor is undefined, expected a tensor");
+    if (spec == nullptr)
+      fail(ErrorCode::invalid_argument, "reshard a partial tensor: the spec is null, expected a sharding spec");
+    size = local_.sizes().vec();
+    if (spec->kind() != ChunkShardingSpec::kKind) {
+      fail(ErrorCode::unsupported,
+           "reshard a partial tensor of size {}: {} is not supported, expected ChunkShardingSpec",
+           shape_to_string(size), spec->kind());
+    }
+    metadata = spec->build_metadata(size, properties_of(local_));
+    const auto of_ranks = shards_by_rank(metadata.shards_metadata, group_);
+    for (std::size_t r = 0; r < of_ranks.size(); ++r) {
+      if (of_ranks[r].size() == 1) continue;
+      fail(ErrorCode::unsupported, "reshard a partial tensor by {}: rank {} gets {} shards, expected one on each rank",
+           spec->to_string(), r, of_ranks[r].size());
+    }
+    arguments.add("spec", spec->to_string()).add("metadata", to_string(metadata));
+  });
   const auto by_rank = shards_by_rank(metadata.shards_metadata, group_);
   std::int64_t dim = static_cast<const ChunkShardingSpec&>(*spec).dim();
   if (dim < 0) dim += local_.dim();
@@ -30,10 +46,6 @@ ShardedTensor PartialTensor::reshard(ShardedTensor::SpecPtr spec) const {
   std::vector<at::Tensor> parts;
   std::int64_t own_rows = 0;
   for (std::size_t r = 0; r < by_rank.size(); ++r) {
-    if (by_rank[r].size() != 1) {
-      fail(ErrorCode::unsupported, "reshard a partial tensor by {}: rank {} gets {} shards, expected one on each rank",
-           spec->to_string(), r, by_rank[r].size());
-    }
     const ShardMetadata& shard = metadata.shards_metadata[by_rank[r][0]];
     const std::int64_t count = shard.shard_sizes[static_cast<std::size_t>(dim)];
     const std::int64_t begin = std::min(shard.shard_offsets[static_cast<std::size_t>(dim)], local_.size(dim));

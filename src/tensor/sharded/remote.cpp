@@ -73,10 +73,13 @@ ShardedTensorState ShardedTensor::state() const {
 }
 
 ShardedTensor ShardedTensor::from_state(ShardedTensorState state, const ProcessGroup& group) {
-  group.agree_on("sharded tensor from its state", [&] {
+  group.check_call("sharded tensor from its state", [&](CallArguments& arguments) {
     check_same(state.process_group, state_of(group));
     check_complete(state, group);
     require_rpc(state.init_rrefs);
+    arguments.add("metadata", to_string(state.metadata))
+        .add("spec", state.sharding_spec->to_string())
+        .add("init_rrefs", state.init_rrefs);
   });
   auto made = std::make_shared<State>();
   made->group = group;

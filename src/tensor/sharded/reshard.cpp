@@ -1,9 +1,6 @@
 #include <ATen/ops/resolve_conj.h>
 #include <ATen/ops/resolve_neg.h>
 
-#include <algorithm>
-#include <string>
-
 #include "tensor/dtensor/placement.h"
 #include "tensor/sharded/reshard.h"
 #include "tensor/sharded/state.h"
@@ -35,23 +32,13 @@ Resharded reshard(const ShardedTensor& tensor, const ShardedTensorMetadata& targ
   return result;
 }
 
-namespace {
-
-std::string in_one_line(const ShardedTensorMetadata& metadata) {
-  std::string text = to_string(metadata);
-  std::replace(text.begin(), text.end(), '\n', ';');
-  return text;
-}
-
-}  // namespace
-
 void ShardedTensor::reshard(SpecPtr spec) {
   ShardedTensorMetadata target;
   process_group().check_call("reshard a sharded tensor", [&](CallArguments& arguments) {
     if (spec == nullptr) fail(ErrorCode::invalid_argument, "the spec is null, expected a sharding spec");
     target = spec->build_metadata(size(), metadata().tensor_properties);
     check_partition(target, "reshard");
-    arguments.add("from", in_one_line(metadata())).add("to", in_one_line(target));
+    arguments.add("from", to_string(metadata())).add("to", to_string(target)).add("spec", spec->to_string());
   });
   if (*spec == sharding_spec()) return;
   state_->local_shards = tessera::reshard(*this, target, {}).shards;
@@ -88,7 +75,7 @@ ShardedTensor ShardedTensor::from_tensor(const at::Tensor& tensor, SpecPtr spec,
   group.check_call("shard a tensor", [&](CallArguments& arguments) {
     state->metadata = spec->build_metadata(before.size(), before.metadata().tensor_properties);
     check_partition(state->metadata, "shard");
-    arguments.add("to", in_one_line(state->metadata));
+    arguments.add("to", to_string(state->metadata));
   });
   state->local_shards = tessera::reshard(before, state->metadata, {}).shards;
   state->spec = std::move(spec);

@@ -23,15 +23,18 @@ struct ShardedTensor::State {
 // Throws Error(invalid_argument) if `init_rrefs` and RPC is not initialized.
 void require_rpc(bool init_rrefs);
 
-// Runs `f`, a rank's own part of creating a tensor. With init_rrefs, a collective follows, so if `f` throws on any
-// rank, every rank throws.
+// Returns f(), the state of a new tensor, which is a rank's own part of creating it. With init_rrefs, a collective
+// follows, so if `f` throws on any rank, every rank throws.
 template <typename F>
 auto construct(const ProcessGroup& group, bool init_rrefs, F&& f) {
   if (!init_rrefs) return f();
-  return group.agree_on("sharded tensor with init_rrefs", [&] {
+  decltype(f()) made;
+  group.check_call("sharded tensor with init_rrefs", [&](CallArguments& arguments) {
     require_rpc(init_rrefs);
-    return f();
+    made = f();
+    arguments.add("metadata", to_string(made->metadata));
   });
+  return made;
 }
 
 }  // namespace tessera

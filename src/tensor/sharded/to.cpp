@@ -66,29 +66,32 @@ ShardedTensor ShardedTensor::to(const ToOptions& options) const {
   const at::ScalarType dtype = options.dtype.value_or(scalar_type());
   if (!options.copy && device == here && dtype == scalar_type()) return *this;
 
-  if (requires_grad() && !at::isFloatingType(dtype) && !at::isComplexType(dtype)) {
-    fail(ErrorCode::invalid_argument, "move a sharded tensor that requires grad to {}: expected a floating-point dtype",
-         dtype_name(to_dtype(dtype)));
-  }
-  ShardedTensorMetadata moved = metadata();
-  moved.tensor_properties.dtype = to_dtype(dtype);
-  moved.tensor_properties.pin_memory = false;
-  for (ShardMetadata& shard : moved.shards_metadata) place_on(shard, device);
-  std::vector<Shard> shards;
-  for (const Shard& shard : local_shards()) {
-    Shard copy = {shard.tensor.to(at::TensorOptions().device(device).dtype(dtype), options.non_blocking, options.copy,
-                                  options.memory_format),
-                  shard.metadata};
-    place_on(copy.metadata, device);
-    shards.push_back(std::move(copy));
-  }
-  auto state = std::make_shared<State>();
-  state->group = options.group.value_or(process_group());
-  state->spec = device == here ? state_->spec : infer_sharding_spec(moved.shards_metadata);
-  state->metadata = std::move(moved);
-  state->local_shards = std::move(shards);
-  state->init_rrefs = state_->init_rrefs;
-  return finish(std::move(state));
+  return finish(construct(options.group.value_or(process_group()), init_rrefs(), [&] {
+    if (requires_grad() && !at::isFloatingType(dtype) && !at::isComplexType(dtype)) {
+      fail(ErrorCode::invalid_argument,
+           "move a sharded tensor that requires grad to {}: expected a floating-point dtype",
+           dtype_name(to_dtype(dtype)));
+    }
+    ShardedTensorMetadata moved = metadata();
+    moved.tensor_properties.dtype = to_dtype(dtype);
+    moved.tensor_properties.pin_memory = false;
+    for (ShardMetadata& shard : moved.shards_metadata) place_on(shard, device);
+    std::vector<Shard> shards;
+    for (const Shard& shard : local_shards()) {
+      Shard copy = {shard.tensor.to(at::TensorOptions().device(device).dtype(dtype), options.non_blocking, options.copy,
+                                    options.memory_format),
+                    shard.metadata};
+      place_on(copy.metadata, device);
+      shards.push_back(std::move(copy));
+    }
+    auto state = std::make_shared<State>();
+    state->group = options.group.value_or(process_group());
+    state->spec = device == here ? state_->spec : infer_sharding_spec(moved.shards_metadata);
+    state->metadata = std::move(moved);
+    state->local_shards = std::move(shards);
+    state->init_rrefs = state_->init_rrefs;
+    return state;
+  }));
 }
 
 }  // namespace tessera

@@ -392,8 +392,8 @@ TEST_P(RemoteShardsOfSeveralTest, MetadataThatDifferBetweenRanksAreRefused) {
       if (*shard.placement->rank() == group.rank()) shards.push_back({at::zeros(shard.shard_sizes), shard});
     }
     EXPECT_ERROR(ShardedTensor::from_local_shards_and_global_metadata(shards, metadata, group, nullptr, true),
-                 ErrorCode::invalid_argument, "register remote shards",
-                 "rank " + std::to_string(world() - 1) + " of the world has 2 shards, expected 1 as in the metadata");
+                 ErrorCode::invalid_argument, "sharded tensor with init_rrefs", "rank 0 has metadata",
+                 "and rank " + std::to_string(world() - 1) + " has metadata");
     EXPECT_EQ(registered_sharded_tensors(), 0u);
     const WeakTensor alive(shards[0].tensor.getIntrusivePtr());
     shards.clear();

@@ -11,6 +11,7 @@ struct Call {
   std::string group;
   std::uint64_t number = 0;
   std::string name;
+  bool is_comparison = false;  // of the ranks' calls, which may differ
 };
 
 }  // namespace tessera::comm

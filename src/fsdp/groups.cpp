@@ -1,0 +1,64 @@
+#include "fsdp/groups.h"
+
+#include <algorithm>
+
+#include "tessera/state/internal/parameter_parts.h"
+
+namespace tessera::fsdp {
+
+namespace {
+
+// Calls `in_group` for each group, also after it has thrown; then it gets the exception.
+void in_each(std::span<const ProcessGroup> groups, std::exception_ptr failure,
+             const std::function<void(const ProcessGroup&, const std::exception_ptr&)>& in_group) {
+  for (const ProcessGroup& group : groups) {
+    try {
+      in_group(group, failure);
+    } catch (...) {
+      failure = std::current_exception();
+    }
+  }
+  if (failure) std::rethrow_exception(failure);
+}
+
+}  // namespace
+
+std::vector<ProcessGroup> mesh_groups(const torch::nn::Module* module) {
+  std::vector<ProcessGroup> groups;
+  if (module == nullptr) return groups;
+  const ParameterParts parts(*module);
+  if (parts.empty()) return groups;
+  for (const at::Tensor& param : module->parameters()) {
+    const DTensorSpec* spec = param.defined() ? parts.find(param) : nullptr;
+    if (spec == nullptr || !spec->mesh.has_this_rank()) continue;
+    for (std::int64_t dim = 0; dim < spec->mesh.ndim(); ++dim) {
+      const ProcessGroup& group = spec->mesh.group(dim);
+      if (std::find(groups.begin(), groups.end(), group) == groups.end()) groups.push_back(group);
+    }
+  }
+  return groups;
+}
+
+void check_call(std::span<const ProcessGroup> groups, std::string_view operation,
+                const std::function<void(CallArguments&)>& check) {
+  CallArguments arguments;
+  std::exception_ptr failure;
+  try {
+    check(arguments);
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  in_each(groups, failure, [&](const ProcessGroup& group, const std::exception_ptr& known) {
+    group.check_call(operation, [&](CallArguments& of_group) {
+      if (known) std::rethrow_exception(known);
+      of_group = arguments;
+    });
+  });
+}
+
+void agree(std::span<const ProcessGroup> groups, std::string_view step, std::exception_ptr failure) {
+  in_each(groups, std::move(failure),
+          [&](const ProcessGroup& group, const std::exception_ptr& known) { group.agree(step, known); });
+}
+
+}  // namespace tessera::fsdp

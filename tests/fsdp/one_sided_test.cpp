@@ -1,0 +1,337 @@
+// What is wrong on one rank in a collective of a sharded model is an error on all of them.
+
+#include "support/one_sided.h"
+
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
+
+#include <limits>
+
+#include "fsdp/small_model.h"
+#include "tessera/fsdp/meta_init.h"
+#include "tessera/fsdp/sharded_grad_scaler.h"
+
+namespace tessera::fsdp {
+namespace {
+
+using testing::expect_error_soon;
+using testing::expect_good_processes;
+using testing::expect_usable;
+using testing::OneSidedCall;
+using testing::quick;
+using Model = FullyShardedDataParallel<SmallModel>;
+
+std::vector<OneSidedCall> constructor_calls(const ProcessGroup& /*group*/) {
+  return {
+      {"a model",  // shard it, or initialize it
+       {"a null module", "another unit", "another strategy", "another dtype of parameters", "another reduce_dtype",
+        "use_orig_params", "another prefetch", "a negative limit of prefetches", "no broadcast", "an ignored module",
+        "another dtype", "a frozen parameter", "another shape", "hybrid without replicas", "meta without values"},
+       [](const ProcessGroup& g, const std::string& mistake) {
+         SmallModel model = make_model(mistake == "another dtype" ? at::kFloat : at::kDouble);
+         Options options;
+         options.sync_module_states = mistake != "no broadcast";
+         if (mistake == "another unit") options.policy = wrap_none();
+         if (mistake == "another strategy") options.strategy = ShardingStrategy::no_shard;
+         if (mistake == "another dtype of parameters") options.mixed_precision.param_dtype = at::kFloat;
+         if (mistake == "another reduce_dtype") options.mixed_precision.reduce_dtype = at::kFloat;
+         if (mistake == "use_orig_params") options.use_orig_params = false;
+         if (mistake == "another prefetch") options.backward_prefetch = BackwardPrefetch::none;
+         if (mistake == "a negative limit of prefetches") options.max_prefetched_units = -1;
+         if (mistake == "an ignored module") options.ignored_modules.push_back(model->never.ptr());
+         if (mistake == "a frozen parameter") model->head->weight.set_requires_grad(false);
+         if (mistake == "another shape") model->head->bias.set_data(at::ones({4}, at::kDouble));
+         if (mistake == "hybrid without replicas") options.strategy = ShardingStrategy::hybrid_shard;
+         if (mistake == "meta without values") {
+           const MetaInit without_memory;
+           model = SmallModel();
+           model->to(at::kDouble);
+         }
+         FullyShardedDataParallel<SmallModelImpl>(mistake == "a null module" ? nullptr : model.ptr(), g, options);
+       }},
+      {"make a flat parameter",
+       {"no parameter", "a parameter less", "another name", "another shape", "another dtype", "integers", "frozen",
+        "another strategy"},
+       [](const ProcessGroup& g, const std::string& mistake) {
+         const auto dtype = mistake == "another dtype" ? at::kDouble : mistake == "integers" ? at::kLong : at::kFloat;
+         std::vector<NamedParameter> params = {{"a", at::ones({3, 4}, dtype)},
+                                               {mistake == "another name" ? "c" : "b", at::ones({5}, dtype)}};
+         if (mistake == "no parameter") params.clear();
+         if (mistake == "a parameter less") params.pop_back();
+         if (mistake == "another shape") params[0].parameter = at::ones({4, 3}, dtype);
+         if (mistake != "integers" && mistake != "frozen") {
+           for (const NamedParameter& param : params) param.parameter.set_requires_grad(true);
+         }
+         FlatParamOptions options;
+         if (mistake == "another strategy") options.strategy = ShardingStrategy::no_shard;
+         FlatParamHandle(params, g, options);
+       }},
+      {"hybrid_groups",
+       {"another number", "no divisor", "none"},
+       [](const ProcessGroup& g, const std::string& mistake) {
+         const int good = g.size();
+         hybrid_groups(g, mistake == "another number" ? 1
+                          : mistake == "no divisor"   ? good + 1
+                          : mistake == "none"         ? 0
+                                                      : good);
+       }},
+  };
+}
+
+// A model that has trained a step, and its optimizer.
+struct Trained {
+  explicit Trained(const ProcessGroup& group)
+      : model(make_model(), group), optimizer(model.parameters(), torch::optim::AdamWOptions(1e-3)) {
+    loss_of(model(batch_of(0, group.rank()))).backward();
+    optimizer.step();
+  }
+  Model model;
+  torch::optim::AdamW optimizer;
+};
+
+std::vector<OneSidedCall> model_calls(const ProcessGroup& group) {
+  const auto trained = std::make_shared<Trained>(group);
+  const auto full = std::make_shared<StateDict>(trained->model.state_dict(StateDictType::full, {.rank0_only = false}));
+  const auto optim = std::make_shared<StateDict>(
+      trained->model.optim_state_dict(trained->optimizer, StateDictType::full, {.rank0_only = false}));
+  return {
+      {"clip_grad_norm_",
+       {"another limit", "another norm", "a negative norm", "a norm of NaN", "the norm of infinity"},
+       [=](const ProcessGroup&, const std::string& mistake) {
+         double norm = 2;
+         if (mistake == "another norm") norm = 3;
+         if (mistake == "a negative norm") norm = -1;
+         if (mistake == "a norm of NaN") norm = std::numeric_limits<double>::quiet_NaN();
+         if (mistake == "the norm of infinity") norm = std::numeric_limits<double>::infinity();
+         trained->model.clip_grad_norm_(mistake == "another limit" ? 2.0 : 1.0, norm);
+       }},
+      {"summon_full_params",
+       {"a null function", "a function that throws", "no writeback", "rank0_only", "rank0_only with writeback",
+        "with_grads"},
+       [=](const ProcessGroup&, const std::string& mistake) {
+         SummonOptions options;
+         options.writeback = mistake != "no writeback" && mistake != "rank0_only";
+         options.rank0_only = mistake == "rank0_only" || mistake == "rank0_only with writeback";
+         options.with_grads = mistake == "with_grads";
+         std::function<void()> f = [] {};
+         if (mistake == "a null function") f = nullptr;
+         if (mistake == "a function that throws") f = [] { throw std::runtime_error("it throws"); };
+         trained->model.summon_full_params(f, options);
+       }},
+      {"state_dict",
+       {"rank0_only", "data that does not fit"},
+       [=](const ProcessGroup&, const std::string& mistake) {
+         at::Tensor param = trained->model.module()->weight;
+         const at::Tensor before = param.data();
+         if (mistake == "data that does not fit") param.set_data(at::ones({1000}, at::kDouble));
+         try {
+           trained->model.state_dict(StateDictType::full, {.rank0_only = mistake == "rank0_only"});
+         } catch (...) {
+           param.set_data(before);
+           throw;
+         }
+       }},
+      {"load",
+       {"rank0_only", "an entry less", "an entry more", "another shape", "a number as a name", "a string as a value"},
+       [=](const ProcessGroup&, const std::string& mistake) {
+         StateDict state = *full;
+         if (mistake == "an entry less") state.erase("weight");
+         if (mistake == "an entry more") state["more"] = at::ones({2});
+         if (mistake == "another shape") state["weight"] = at::ones({2});
+         if (mistake == "a number as a name") state[3] = at::ones({2});
+         if (mistake == "a string as a value") state["weight"] = "weight";
+         trained->model.load_state_dict(state, {.rank0_only = mistake == "rank0_only"});
+       }},
+      {"optim_state_dict",
+       {"another type", "a type that it lacks", "rank0_only", "another optimizer", "the optimizer of another model"},
+       [=](const ProcessGroup&, const std::string& mistake) {
+         torch::optim::SGD sgd(trained->model.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+         torch::optim::AdamW foreign({at::ones({3}).set_requires_grad(true)}, torch::optim::AdamWOptions(1e-3));
+         const torch::optim::Optimizer* optimizer = &trained->optimizer;
+         if (mistake == "another optimizer") optimizer = &sgd;
+         if (mistake == "the optimizer of another model") optimizer = &foreign;
+         const StateDictType type = mistake == "another type"           ? StateDictType::sharded
+                                    : mistake == "a type that it lacks" ? StateDictType::local
+                                                                        : StateDictType::full;
+         trained->model.optim_state_dict(*optimizer, type, {.rank0_only = mistake == "rank0_only"});
+       }},
+      {"load",
+       {"no state", "rank0_only", "a parameter less", "the optimizer of another model", "another shape"},
+       [=](const ProcessGroup&, const std::string& mistake) {
+         StateDict state = *optim;
+         if (mistake == "no state") state.erase("state");
+         if (mistake == "a parameter less") state.at("state").get<Dict>().erase("weight");
+         if (mistake == "another shape")
+           state.at("state").get<Dict>().at("weight").get<Dict>()["exp_avg"] = at::ones({2});
+         torch::optim::AdamW foreign({at::ones({3}).set_requires_grad(true)}, torch::optim::AdamWOptions(1e-3));
+         trained->model.load_optim_state_dict(
+             mistake == "the optimizer of another model" ? foreign : trained->optimizer, state,
+             {.rank0_only = mistake == "rank0_only"});
+       }},
+      {"unscale_ of a gradient scaler",
+       {"another scale", "no scale", "unscaled before", "gradients of integers"},
+       [=](const ProcessGroup& g, const std::string& mistake) {
+         GradScalerOptions options;
+         if (mistake == "another scale") options.init_scale = 2;
+         ShardedGradScaler scaler(g, options);
+         if (mistake != "no scale") scaler.scale(at::ones({1}));
+         at::Tensor param = at::ones({2}).set_requires_grad(true);
+         param.mutable_grad() = at::ones({2});
+         if (mistake == "gradients of integers") {
+           param = at::ones({2}, at::kLong);
+           param.mutable_grad() = at::ones({2}, at::kLong);
+         }
+         torch::optim::SGD sgd({param}, 0.1), other({param}, 0.1);
+         scaler.unscale_(sgd);
+         scaler.unscale_(mistake == "unscaled before" ? sgd : other);
+       }},
+      {"step of a gradient scaler",
+       {"a closure", "no scale", "stepped before"},
+       [=](const ProcessGroup& g, const std::string& mistake) {
+         ShardedGradScaler scaler(g);
+         if (mistake != "no scale") scaler.scale(at::ones({1}));
+         at::Tensor param = at::ones({2}).set_requires_grad(true);
+         param.mutable_grad() = at::ones({2});
+         torch::optim::SGD sgd({param}, 0.1);
+         if (mistake == "a closure") {
+           scaler.step(sgd, [] { return at::ones({1}); });
+         } else {
+           scaler.step(sgd);
+         }
+         if (mistake == "stepped before") {
+           scaler.step(sgd);
+         } else {
+           scaler.update();
+           scaler.scale(at::ones({1}));
+           scaler.step(sgd);
+         }
+       }},
+  };
+}
+
+std::vector<OneSidedCall> all_calls(const ProcessGroup& group) {
+  std::vector<OneSidedCall> calls = constructor_calls(group);
+  const std::vector<OneSidedCall> more = model_calls(group);
+  calls.insert(calls.end(), more.begin(), more.end());
+  return calls;
+}
+
+class OneSidedFsdpTest : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Worlds, OneSidedFsdpTest, ::testing::Values(2, 3, 4));
+
+TEST_P(OneSidedFsdpTest, AMistakeIsAnErrorOnAllRanksAsThreads) {
+  testing::make_mistakes_as_threads(GetParam(), all_calls);
+}
+
+TEST_P(OneSidedFsdpTest, AMistakeIsAnErrorOnAllRanksAsProcesses) {
+  if (GetParam() == 4) return;  // as threads only, to save time
+  testing::make_mistakes_as_processes(GetParam(), all_calls);
+}
+
+// --- forward and backward do not compare
+
+enum class Where : std::uint8_t { input, forward, backward, gradient };
+const char* const kWhere[] = {"Input", "Forward", "Backward", "Gradient"};
+
+struct Thrown : std::runtime_error {
+  Thrown() : std::runtime_error("thrown by the user") {}
+};
+
+// Throws in forward, or in backward, when it is told to.
+struct ThrowingImpl : torch::nn::Module {
+  ThrowingImpl() { inner = register_module("inner", torch::nn::Linear(5, 5)); }
+  at::Tensor forward(const at::Tensor& x) {
+    if (throws == Where::forward) throw Thrown();
+    at::Tensor y = inner(x);
+    if (throws == Where::backward) y.register_hook([](const at::Tensor&) { throw Thrown(); });
+    return y;
+  }
+  torch::nn::Linear inner{nullptr};
+  std::optional<Where> throws;
+};
+TORCH_MODULE(Throwing);
+
+struct ChainImpl : torch::nn::Module {
+  ChainImpl() {
+    for (const char* name : {"a", "b", "c"}) links.push_back(register_module(name, Wrap<Throwing>()));
+    to(at::kDouble);
+  }
+  at::Tensor forward(at::Tensor x) {
+    for (auto& link : links) x = at::tanh(link(x));
+    return x;
+  }
+  std::vector<Wrap<Throwing>> links;
+};
+TORCH_MODULE(Chain);
+
+// Trains a step, in which this rank throws at `where` if `is_wrong`.
+void step(FullyShardedDataParallel<Chain>& model, std::size_t link, std::optional<Where> where) {
+  model->links[link]->throws = where;
+  const bool has_wrong_input = where == Where::input;
+  at::Tensor loss = model(at::ones({2, has_wrong_input ? 4 : 5}, at::kDouble)).sum();
+  const bool creates_graph = where == Where::gradient;
+  loss.backward({}, creates_graph, creates_graph);
+  model.zero_grad();
+}
+
+std::string named(int rank, Where where) {
+  const bool is_forward = where == Where::input || where == Where::forward;
+  return fmt::format("rank {} left {} of a sharded model: ", rank, is_forward ? "forward" : "backward");
+}
+
+void expect_named(const ProcessGroup& group, Where where, int wrong, std::size_t link) {
+  FullyShardedDataParallel<Chain> model(Chain(), group);
+  for (int i = 0; i < 2; ++i) step(model, link, std::nullopt);
+  expect_error_soon(
+      [&] {
+        try {
+          step(model, link, group.rank() == wrong ? std::optional(where) : std::nullopt);
+        } catch (const std::exception&) {
+          if (group.rank() != wrong) throw;
+        }
+        group.barrier();
+      },
+      {named(wrong, where)});
+  expect_error_soon([&] { group.barrier(); }, {named(wrong, where)});
+}
+
+class OneSidedStepTest : public ::testing::TestWithParam<Where> {};
+INSTANTIATE_TEST_SUITE_P(Places, OneSidedStepTest,
+                         ::testing::Values(Where::input, Where::forward, Where::backward, Where::gradient),
+                         [](const auto& test) { return kWhere[static_cast<std::size_t>(test.param)]; });
+
+TEST_P(OneSidedStepTest, ARankThatLeavesAStepIsNamedToAllAsThreads) {
+  for (std::size_t link = 0; link < 3; ++link) {
+    for (int wrong = 0; wrong < 2; ++wrong) {
+      SCOPED_TRACE(fmt::format("unit {}, rank {}", link, wrong));
+      run_local(2, [&](const ProcessGroup& group) { expect_named(group, GetParam(), wrong, link); });
+    }
+  }
+}
+
+TEST_P(OneSidedStepTest, ARankThatLeavesAStepIsNamedToAllAsProcesses) {
+  for (std::size_t link = 0; link < 3; link += 2) {
+    SCOPED_TRACE(link);
+    expect_good_processes(3, quick(), [&](const ProcessGroup& group) { expect_named(group, GetParam(), 1, link); });
+  }
+}
+
+TEST_P(OneSidedStepTest, IfAllRanksLeaveAStepTheModelStaysUsable) {
+  run_local(3, [](const ProcessGroup& group) {
+    FullyShardedDataParallel<Chain> model(Chain(), group);
+    for (std::size_t link = 0; link < 3; ++link) {
+      step(model, link, std::nullopt);
+      EXPECT_THROW(step(model, link, GetParam()), std::exception);
+      model->links[link]->throws.reset();
+      expect_usable(group);
+      step(model, link, std::nullopt);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace tessera::fsdp
