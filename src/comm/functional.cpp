@@ -36,6 +36,11 @@ void compare(const ProcessGroup& group, std::string_view call, const at::Tensor&
   });
 }
 
+// Refuses an undefined input, which autograd would before the ranks compare.
+void require_defined(const ProcessGroup& group, std::string_view call, const at::Tensor& input) {
+  if (!input.defined()) compare(group, call, input, Rows::may_lack);
+}
+
 at::Tensor rows_like(const at::Tensor& tensor, std::int64_t rows) {
   std::vector<std::int64_t> sizes = tensor.sizes().vec();
   sizes[0] = rows;
@@ -80,18 +85,21 @@ at::Tensor exchanged(const ProcessGroup& group, const at::Tensor& tensor, const 
 }  // namespace
 
 at::Tensor all_gather(const ProcessGroup& group, const at::Tensor& input) {
+  require_defined(group, "functional::all_gather", input);
   return comm::linear(
       input, [&](const at::Tensor& x) { return gathered(group, x); },
       [group](const at::Tensor& gradient) { return reduced_and_scattered(group, gradient); });
 }
 
 at::Tensor reduce_scatter(const ProcessGroup& group, const at::Tensor& input) {
+  require_defined(group, "functional::reduce_scatter", input);
   return comm::linear(
       input, [&](const at::Tensor& x) { return reduced_and_scattered(group, x); },
       [group](const at::Tensor& gradient) { return gathered(group, gradient); });
 }
 
 at::Tensor all_reduce(const ProcessGroup& group, const at::Tensor& input) {
+  require_defined(group, "functional::all_reduce", input);
   return comm::linear(
       input, [&](const at::Tensor& x) { return summed(group, x); },
       [group](const at::Tensor& gradient) { return summed(group, gradient); });

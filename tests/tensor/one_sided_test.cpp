@@ -200,14 +200,12 @@ std::vector<OneSidedCall> sharded_calls(const ProcessGroup& group) {
          ShardedTensor::from_tensor(at::ones({12, 4}), spec_of(mistake), g, src);
        }},
       {"sharded tensor from local shards",
-       {"an undefined shard", "a shard of another rank", "another dtype", "the same box as another rank",
-        "another size"},
+       {"an undefined shard", "a shard of another rank", "another dtype", "another size"},
        [](const ProcessGroup& g, const std::string& mistake) {
          const int other = (g.rank() + 1) % g.size();
-         const std::int64_t row = mistake == "the same box as another rank" ? other : g.rank();
          const at::Tensor tensor = at::ones({1, 4}, mistake == "another dtype" ? at::kDouble : at::kFloat);
-         Shard shard =
-             Shard::from_tensor_and_offsets(tensor, {row, 0}, mistake == "a shard of another rank" ? other : g.rank());
+         Shard shard = Shard::from_tensor_and_offsets(tensor, {g.rank(), 0},
+                                                      mistake == "a shard of another rank" ? other : g.rank());
          if (mistake == "an undefined shard") shard.tensor = at::Tensor();
          ShardedTensor::from_local_shards({shard}, {g.size() + (mistake == "another size" ? 1 : 0), 4}, g);
        }},

@@ -99,8 +99,12 @@ ShardedTensorMetadata merge(const std::vector<Bytes>& descriptions) {
   merged.tensor_properties.dtype = dtype_from_name(first.at("dtype").get<std::string>());
   merged.tensor_properties.requires_grad = first.at("requires_grad");
   merged.tensor_properties.pin_memory = first.at("pin_memory");
-  validate_non_overlapping(merged.shards_metadata);
-  check_tensor(merged.shards_metadata, merged.size);
+  try {
+    validate_non_overlapping(merged.shards_metadata);
+    check_tensor(merged.shards_metadata, merged.size);
+  } catch (const Error& error) {
+    fail(error.code(), "sharded tensor from local shards: {}", error.what());
+  }
   return merged;
 }
 
