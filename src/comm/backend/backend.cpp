@@ -24,7 +24,7 @@ std::array<std::pair<const char*, comm::MakeBackend>, 3> backends() {
 // Makes a backend in a thread of its own, which is abandoned if there is a failure: a backend waits for other ranks as
 // long as for a collective, even if they are dead.
 comm::Transport make_unless(const std::function<std::string()>& failure, comm::MakeBackend make,
-                             const comm::BackendOptions& options) {
+                            const comm::BackendOptions& options) {
   constexpr std::chrono::milliseconds kSlice(100);
   const auto promise = std::make_shared<std::promise<comm::Transport>>();
   std::future<comm::Transport> made = promise->get_future();

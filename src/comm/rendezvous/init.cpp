@@ -1,5 +1,7 @@
 #include "tessera/comm/init.h"
 
+#include <fmt/format.h>
+
 #include <numeric>
 
 #include "comm/group_impl.h"
@@ -60,7 +62,7 @@ ProcessGroup init_process_group(const InitOptions& options) {
   std::string prefix = "tessera";
   if (options.agent_store) {
     const comm::StorePtr meeting = comm::with_prefix("tessera/start", store);
-    prefix += "/" + comm::meet(*meeting, options.rank, options.world_size, options.timeout);
+    prefix = fmt::format("tessera/{}", comm::meet(*meeting, options.rank, options.world_size, options.timeout));
   }
   world.store = comm::with_prefix(prefix + "/world", store);
   const comm::StorePtr own = comm::reconnect_store(address);
