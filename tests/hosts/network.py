@@ -86,11 +86,12 @@ class Host:
 class Container:
     """What a container runtime separates on one host: processes, users, mounts, shared memory. The network is the host's.
 
-    The processes of all containers of all hosts have the same ids, and without a random layout of memory the same
+    The processes of all containers of all hosts have the same ids, and where the layout of memory may be fixed the same
     addresses.
     """
 
     def __init__(self, host):
         self.name, self.address = f"container on {host.name}", host.address
-        script = 'mount -t tmpfs none /dev/shm && exec setarch --addr-no-randomize "$@"'
+        script = ('mount -t tmpfs none /dev/shm || exit; '
+                  'if setarch --addr-no-randomize true 2>/dev/null; then exec setarch --addr-no-randomize "$@"; fi; exec "$@"')
         self.prefix = [*host.prefix, "unshare", *CONTAINER, "sh", "-c", script, "sh"]
