@@ -303,6 +303,17 @@ const std::vector<std::pair<std::string, Step>>& steps() {
          parallelize_module(*norm, mesh, {{"", SequenceParallel{1}}});
          norm(at::ones(is_wrong ? Sizes{4} : Sizes{2, 3, 4}));
        }},
+      {"op 'softmax'",
+       [](const DeviceMesh& mesh, bool is_wrong) {
+         const ProcessGroup& group = mesh.group(0);
+         ops::softmax(ShardedTensor::zeros(chunk_spec(0, ranks_of(group.size())), {6, 2}, group), is_wrong ? 2 : 0);
+       }},
+      {"op 'layer_norm'",
+       [](const DeviceMesh& mesh, bool is_wrong) {
+         const ProcessGroup& group = mesh.group(0);
+         const Sizes shape = is_wrong ? Sizes{3} : Sizes{6, 2};
+         ops::layer_norm(ShardedTensor::zeros(chunk_spec(0, ranks_of(group.size())), {6, 2}, group), shape, {});
+       }},
   };
   return all;
 }

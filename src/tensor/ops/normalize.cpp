@@ -11,16 +11,26 @@
 #include <algorithm>
 #include <limits>
 #include <numeric>
+#include <span>
+#include <string_view>
+#include <utility>
 
 #include "tensor/ops/built_in.h"
 #include "tensor/ops/chunks.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/functional.h"
+#include "tessera/comm/internal/step.h"
 #include "tessera/tensor/ops.h"
 
 namespace tessera::ops {
 
 namespace {
+
+// Runs an op that communicates only if it normalizes over the sharded dimension: a step whose calls are not compared.
+template <typename F>
+ShardedTensor in_step(std::string_view op, const ShardedTensor& input, F&& f) {
+  return comm::in_step(std::span(&input.process_group(), 1), fmt::format("op '{}'", op), std::forward<F>(f));
+}
 
 // Subtracts the maximum over all ranks, so that no exponential overflows.
 at::Tensor softmax_over_ranks(const at::Tensor& local, std::int64_t dim, const ProcessGroup& group) {
@@ -56,17 +66,48 @@ void check_layer_norm(const ShardedTensor& input, const std::vector<std::int64_t
   }
 }
 
+ShardedTensor layer_normalized(const ShardedTensor& input, const std::vector<std::int64_t>& shape,
+                               const LayerNormOptions& options) {
+  const Chunks chunks = chunks_of("layer_norm", input);
+  check_layer_norm(input, shape, options);
+  const ProcessGroup& group = input.process_group();
+  at::Tensor weight = replicated_parameter(group, options.weight), bias = replicated_parameter(group, options.bias);
+  at::Tensor local = input.local_tensor();
+  const auto first = static_cast<std::int64_t>(input.size().size() - shape.size());
+  if (chunks.dim < first) {
+    local = at::layer_norm(local, shape, weight, bias, options.eps);
+    return with_chunks(local, input.shared_spec(), input.size(), input);
+  }
+  std::vector<std::int64_t> dims(shape.size());
+  std::iota(dims.begin(), dims.end(), first);
+  const auto count =
+      static_cast<double>(std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>()));
+  const at::Tensor mean = functional::all_reduce(group, local.sum(dims, true)) / count;
+  const at::Tensor centred = local - mean;
+  const at::Tensor variance = functional::all_reduce(group, centred.square().sum(dims, true)) / count;
+  local = centred * at::rsqrt(variance + options.eps);
+  const auto part_of = [&](const at::Tensor& parameter) {
+    return parameter.narrow(chunks.dim - first, std::min(chunks.begin(), parameter.size(chunks.dim - first)),
+                            chunks.size());
+  };
+  if (weight.defined()) local = local * part_of(weight);
+  if (bias.defined()) local = local + part_of(bias);
+  return with_chunks(local, input.shared_spec(), input.size(), input);
+}
+
 }  // namespace
 
 const BuiltIn softmax_op(softmax, "softmax", ChunkShardingSpec::kKind,
                          [](const ShardedTensor& input, std::int64_t along) {
-                           const Chunks chunks = chunks_of("softmax", input);
-                           const std::int64_t dim = checked_dim("softmax", input, along);
-                           const at::Tensor& local = input.local_tensor();
-                           const at::Tensor result = dim == chunks.dim
-                                                         ? softmax_over_ranks(local, dim, input.process_group())
-                                                         : at::softmax(local, dim);
-                           return with_chunks(result, input.shared_spec(), input.size(), input);
+                           return in_step("softmax", input, [&] {
+                             const Chunks chunks = chunks_of("softmax", input);
+                             const std::int64_t dim = checked_dim("softmax", input, along);
+                             const at::Tensor& local = input.local_tensor();
+                             const at::Tensor result = dim == chunks.dim
+                                                           ? softmax_over_ranks(local, dim, input.process_group())
+                                                           : at::softmax(local, dim);
+                             return with_chunks(result, input.shared_spec(), input.size(), input);
+                           });
                          });
 
 std::string describe(const LayerNormOptions& options) {
@@ -74,35 +115,12 @@ std::string describe(const LayerNormOptions& options) {
                      options.eps);
 }
 
-const BuiltIn layer_norm_op(
-    layer_norm, "layer_norm", ChunkShardingSpec::kKind,
-    [](const ShardedTensor& input, const std::vector<std::int64_t>& shape, const LayerNormOptions& options) {
-      const Chunks chunks = chunks_of("layer_norm", input);
-      check_layer_norm(input, shape, options);
-      const ProcessGroup& group = input.process_group();
-      at::Tensor weight = replicated_parameter(group, options.weight), bias = replicated_parameter(group, options.bias);
-      at::Tensor local = input.local_tensor();
-      const auto first = static_cast<std::int64_t>(input.size().size() - shape.size());
-      if (chunks.dim < first) {
-        local = at::layer_norm(local, shape, weight, bias, options.eps);
-        return with_chunks(local, input.shared_spec(), input.size(), input);
-      }
-      std::vector<std::int64_t> dims(shape.size());
-      std::iota(dims.begin(), dims.end(), first);
-      const auto count =
-          static_cast<double>(std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>()));
-      const at::Tensor mean = functional::all_reduce(group, local.sum(dims, true)) / count;
-      const at::Tensor centred = local - mean;
-      const at::Tensor variance = functional::all_reduce(group, centred.square().sum(dims, true)) / count;
-      local = centred * at::rsqrt(variance + options.eps);
-      const auto part_of = [&](const at::Tensor& parameter) {
-        return parameter.narrow(chunks.dim - first, std::min(chunks.begin(), parameter.size(chunks.dim - first)),
-                                chunks.size());
-      };
-      if (weight.defined()) local = local * part_of(weight);
-      if (bias.defined()) local = local + part_of(bias);
-      return with_chunks(local, input.shared_spec(), input.size(), input);
-    });
+const BuiltIn layer_norm_op(layer_norm, "layer_norm", ChunkShardingSpec::kKind,
+                            [](const ShardedTensor& input, const std::vector<std::int64_t>& shape,
+                               const LayerNormOptions& options) {
+                              return in_step("layer_norm", input,
+                                             [&] { return layer_normalized(input, shape, options); });
+                            });
 
 const BuiltIn bmm_op(bmm, "bmm", ChunkShardingSpec::kKind, [](const ShardedTensor& a, const ShardedTensor& b) {
   const Chunks chunks = chunks_of("bmm", a), others = chunks_of("bmm", b);
