@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <functional>
 
 #include "support/error_matchers.h"
@@ -312,6 +313,8 @@ Damaged damage_an_element(const fs::path& from, const fs::path& to) {
   damaged.contents = read_file(to / damaged.file);
   damaged.contents[extent.offset_bytes] ^= 1;
   overwrite_file(to / damaged.file, damaged.contents);
+  // The kernel's clock of files may not have moved since they were written.
+  fs::last_write_time(to / damaged.file, fs::last_write_time(to / damaged.file) + std::chrono::seconds(1));
   return damaged;
 }
 

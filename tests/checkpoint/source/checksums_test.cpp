@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <random>
 
 #include "support/chaos.h"
@@ -216,6 +217,9 @@ TEST(SidecarOfAFileTest, IsComparedWithTheFileBesideItWhateverItsName) {
   bytes.back() ^= 1;
   fs::remove(directory / "b.safetensors");
   write_new_file(directory / "b.safetensors", bytes);
+  // The kernel's clock of files may not have moved since "a" was written.
+  fs::last_write_time(directory / "b.safetensors",
+                      fs::last_write_time(directory / "a.safetensors") + std::chrono::seconds(1));
   const VerifyReport report = verify(directory / "b.safetensors");
   ASSERT_EQ(report.problems.size(), 1u);
   EXPECT_FALSE(report.sidecar_agrees);
