@@ -32,12 +32,16 @@ constexpr std::size_t kMaxTransferBytes = 64u << 20;
   fail(ErrorCode::io, "{} {} at byte {}: {}", operation, printable(name, 4096), offset_bytes, std::strerror(error));
 }
 
+// Calls the system again for as long as a signal interrupts it.
+template <typename SystemCall>
+auto retrying(const SystemCall& call) {
+  auto result = call();
+  while (result < 0 && errno == EINTR) result = call();
+  return result;
+}
+
 int open_retrying(const std::string& name, int flags, mode_t mode) {
-  int descriptor = -1;
-  do {
-    descriptor = ::open(name.c_str(), flags | O_CLOEXEC, mode);
-  } while (descriptor < 0 && errno == EINTR);
-  return descriptor;
+  return retrying([&] { return ::open(name.c_str(), flags | O_CLOEXEC, mode); });
 }
 
 }  // namespace
@@ -86,11 +90,9 @@ void File::read_at(std::uint64_t offset_bytes, MutableByteView out) const {
   std::size_t done = 0;
   while (done < out.size()) {
     const std::size_t want = std::min(out.size() - done, kMaxTransferBytes);
-    const ssize_t got = ::pread(descriptor_, out.data() + done, want, static_cast<off_t>(offset_bytes + done));
-    if (got < 0) {
-      if (errno == EINTR) continue;
-      fail_system_at("read", name_, offset_bytes + done, errno);
-    }
+    const auto offset = static_cast<off_t>(offset_bytes + done);
+    const ssize_t got = retrying([&] { return ::pread(descriptor_, out.data() + done, want, offset); });
+    if (got < 0) fail_system_at("read", name_, offset_bytes + done, errno);
     if (got == 0) {
       fail(ErrorCode::corrupt, "read {} at byte {}: the file ends at byte {}, expected {} more bytes",
            printable(name_, 4096), offset_bytes + done, size_bytes(), out.size() - done);
@@ -109,11 +111,9 @@ void File::write_at(std::uint64_t offset_bytes, ByteView bytes) {
   std::size_t done = 0;
   while (done < bytes.size()) {
     const std::size_t want = std::min(bytes.size() - done, kMaxTransferBytes);
-    const ssize_t put = ::pwrite(descriptor_, bytes.data() + done, want, static_cast<off_t>(offset_bytes + done));
-    if (put < 0) {
-      if (errno == EINTR) continue;
-      fail_system_at("write", name_, offset_bytes + done, errno);
-    }
+    const auto offset = static_cast<off_t>(offset_bytes + done);
+    const ssize_t put = retrying([&] { return ::pwrite(descriptor_, bytes.data() + done, want, offset); });
+    if (put < 0) fail_system_at("write", name_, offset_bytes + done, errno);
     if (put == 0) fail_system_at("write", name_, offset_bytes + done, ENOSPC);
     done += static_cast<std::size_t>(put);
   }
@@ -121,16 +121,13 @@ void File::write_at(std::uint64_t offset_bytes, ByteView bytes) {
 
 void File::preallocate(std::uint64_t size_bytes) {
   if (size_bytes == 0) return;
-  int result = 0;
-  do {
-    result = ::fallocate(descriptor_, 0, 0, static_cast<off_t>(size_bytes));
-  } while (result != 0 && errno == EINTR);
-  if (result == 0) return;
+  const auto size = static_cast<off_t>(size_bytes);
+  if (retrying([&] { return ::fallocate(descriptor_, 0, 0, size); }) == 0) return;
   // On file systems that cannot reserve space, a full disk is detected when data is written.
   if (errno != EOPNOTSUPP && errno != ENOSYS && errno != EINVAL) {
     fail(ErrorCode::io, "reserve {} bytes for {}: {}", size_bytes, printable(name_, 4096), std::strerror(errno));
   }
-  if (::ftruncate(descriptor_, static_cast<off_t>(size_bytes)) != 0) fail_system("truncate", name_, errno);
+  if (retrying([&] { return ::ftruncate(descriptor_, size); }) != 0) fail_system("truncate", name_, errno);
 }
 
 void File::start_writeback(std::uint64_t offset_bytes, std::uint64_t length_bytes) noexcept {
@@ -139,11 +136,7 @@ void File::start_writeback(std::uint64_t offset_bytes, std::uint64_t length_byte
 }
 
 void File::sync() {
-  int result = 0;
-  do {
-    result = ::fsync(descriptor_);
-  } while (result != 0 && errno == EINTR);
-  if (result != 0) fail_system("fsync", name_, errno);
+  if (retrying([&] { return ::fsync(descriptor_); }) != 0) fail_system("fsync", name_, errno);
 }
 
 void File::close() {
@@ -188,10 +181,7 @@ void write_new_file(const std::filesystem::path& path, ByteView bytes) {
 void sync_directory(const std::filesystem::path& path) {
   const int descriptor = open_retrying(path.string(), O_RDONLY | O_DIRECTORY, 0);
   if (descriptor < 0) fail_system("open directory", path.string(), errno);
-  int result = 0;
-  do {
-    result = ::fsync(descriptor);
-  } while (result != 0 && errno == EINTR);
+  const int result = retrying([&] { return ::fsync(descriptor); });
   const int error = errno;
   ::close(descriptor);
   // Some file systems do not support fsync of directories.

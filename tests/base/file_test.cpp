@@ -2,9 +2,28 @@
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
 
 #include "support/error_matchers.h"
 #include "support/temporary_directory.h"
+
+namespace {
+std::atomic<int> interrupted_syncs = 0;
+}  // namespace
+
+// In place of the C library's: a signal interrupts the next `interrupted_syncs` calls.
+extern "C" int fsync(int descriptor) {
+  if (interrupted_syncs-- > 0) {
+    errno = EINTR;
+    return -1;
+  }
+  interrupted_syncs = 0;
+  return static_cast<int>(::syscall(SYS_fsync, descriptor));
+}
 
 namespace tessera {
 namespace {
@@ -55,6 +74,17 @@ TEST(FileTest, WritingToAFullDeviceNamesIt) {
   const TemporaryDirectory directory;
   File file = File::create_new(directory / "a");
   EXPECT_ERROR(file.preallocate(std::uint64_t{1} << 60), ErrorCode::io, "reserve", "/a");
+}
+
+TEST(FileTest, ASyncThatASignalInterruptsIsCalledAgain) {
+  const TemporaryDirectory directory;
+  File file = File::create_new(directory / "a");
+  interrupted_syncs = 3;
+  file.sync();
+  EXPECT_EQ(interrupted_syncs, 0);
+  interrupted_syncs = 3;
+  sync_directory(directory.path());
+  EXPECT_EQ(interrupted_syncs, 0);
 }
 
 TEST(FileTest, ReadingAWholeFileRespectsTheLimit) {
