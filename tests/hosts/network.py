@@ -65,7 +65,8 @@ class Host:
         self.keeper = subprocess.Popen(["unshare", *HOST, "sh", "-c", script], stdin=subprocess.DEVNULL,
                                        stdout=subprocess.PIPE, text=True)
         pid = str(wait_until_ready(self.keeper))
-        self.prefix = ["nsenter", "--target", pid, "--net", "--pid", "--uts", "--ipc", "--mount", "--"]
+        # In a chroot, --mount alone leads to the root of the machine.
+        self.prefix = ["nsenter", "--target", pid, "--net", "--pid", "--uts", "--ipc", "--mount", "--root", "--wd", "--"]
         run("ip", "link", "add", self.link, "type", "veth", "peer", "name", "eth0", "netns", pid)
         run("ip", "link", "set", self.link, "master", BRIDGE, "up")
         run(*self.prefix, "ip", "addr", "add", f"{self.address}/24", "dev", "eth0")
