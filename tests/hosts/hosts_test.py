@@ -159,7 +159,7 @@ def train(training):
         job = training.start(places, steps).succeed()
         check(f"resumed from step {before}\n" in job.ranks[0].output(), job.outputs())
     expect_same_losses(training.losses(), expected, range(1, 13))
-    check(expected[12] < expected[1] - 0.2, "nothing was learned")
+    check(expected[12] < expected[1] - 0.1, f"losses went from {expected[1]} to {expected[12]}, expected 0.1 less")
     check(training.verify(12), "the last checkpoint is damaged")
     reshard(training, hosts, "messages were sent")
     reshard(training, [hosts[0]] * 2, "memory was read")
