@@ -83,7 +83,9 @@ std::vector<OneSidedCall> dtensor_calls(const ProcessGroup& group) {
     const auto dtype = mistake == "another dtype" ? at::kFloat : at::kDouble;
     const Sizes size = mistake == "another size" ? Sizes{6, 4} : Sizes{4, 6};
     const MeshLayout layout(size, mesh.shape(), {Placement::shard(0)});
-    return DTensor(mesh, layout, at::ones(layout.local_shape(*mesh.coordinate()).sizes, at::kDouble).to(dtype));
+    at::Tensor local = at::ones(layout.local_shape(*mesh.coordinate()).sizes, at::kDouble).to(dtype);
+    if (mistake == "a tensor on meta") local = local.to(at::kMeta);
+    return DTensor(mesh, layout, local.set_requires_grad(mistake == "another requires_grad"));
   };
   const auto placements_of = [](const std::string& mistake) -> Placements {
     if (mistake == "other placements") return {Placement::shard(1)};
@@ -97,15 +99,19 @@ std::vector<OneSidedCall> dtensor_calls(const ProcessGroup& group) {
     return more;
   };
   return {
-      {"distribute a tensor", with({"another dtype", "another size", "an undefined tensor", "a partial placement"}),
+      {"distribute a tensor",
+       with({"another dtype", "another size", "an undefined tensor", "a partial placement", "a tensor on meta",
+             "another requires_grad"}),
        [=](const ProcessGroup&, const std::string& mistake) {
          at::Tensor full = at::ones(mistake == "another size" ? Sizes{6, 4} : Sizes{4, 6});
          if (mistake == "another dtype") full = full.to(at::kDouble);
+         if (mistake == "a tensor on meta") full = full.to(at::kMeta);
+         if (mistake == "another requires_grad") full.set_requires_grad(true);
          if (mistake == "an undefined tensor") full = at::Tensor();
          distribute_tensor(full, mesh,
                            mistake == "a partial placement" ? Placements{kPartial} : placements_of(mistake));
        }},
-      {"redistribute", with({"another dtype", "another size"}),
+      {"redistribute", with({"another dtype", "another size", "a tensor on meta", "another requires_grad"}),
        [=](const ProcessGroup&, const std::string& mistake) {
          distributed(mistake).redistribute(placements_of(mistake));
        }},
@@ -130,10 +136,15 @@ std::vector<OneSidedCall> dtensor_calls(const ProcessGroup& group) {
                                         {{g.rank(), 0}});
          DTensor::from_local(local, mesh, {Placement::shard(0)}, {g.size(), 6}).redistribute({kReplicate});
        }},
-      {"check local tensors", with({"another dtype", "another size", "a size that does not fit"}),
+      {"check local tensors",
+       with({"another dtype", "another size", "a size that does not fit", "an undefined tensor", "a tensor on meta",
+             "another requires_grad"}),
        [=](const ProcessGroup&, const std::string& mistake) {
-         const at::Tensor local = at::ones(mistake == "another size" ? Sizes{3, 2} : Sizes{2, 3},
-                                           mistake == "another dtype" ? at::kDouble : at::kFloat);
+         at::Tensor local = at::ones(mistake == "another size" ? Sizes{3, 2} : Sizes{2, 3},
+                                     mistake == "another dtype" ? at::kDouble : at::kFloat);
+         if (mistake == "a tensor on meta") local = local.to(at::kMeta);
+         if (mistake == "another requires_grad") local.set_requires_grad(true);
+         if (mistake == "an undefined tensor") local = at::Tensor();
          FromLocalOptions options;
          options.run_check = true;
          if (mistake == "a size that does not fit") options.size = Sizes{9, 9};
@@ -261,6 +272,30 @@ std::vector<OneSidedCall> sharded_calls(const ProcessGroup& group) {
              at::ones({mistake == "another size" ? 3 : 2, mistake == "inputs that do not fit" ? 5 : 4},
                       mistake == "another dtype" ? at::kDouble : at::kFloat);
          ops::linear(input, tensor_of(g, ""), {});
+       }},
+      {"op 'embedding'",
+       {"another size", "an undefined tensor", "a row that is not there", "sparse", "no maximal norm",
+        "a negative maximal norm", "another padding_idx"},
+       [=](const ProcessGroup& g, const std::string& mistake) {
+         at::Tensor ids = at::zeros({mistake == "another size" ? 3 : 2}, at::kLong);
+         if (mistake == "an undefined tensor") ids = at::Tensor();
+         if (mistake == "a row that is not there") ids.fill_(1000);
+         ops::EmbeddingOptions options;
+         options.sparse = mistake == "sparse";
+         if (mistake != "no maximal norm") options.max_norm = mistake == "a negative maximal norm" ? -1 : 5;
+         if (mistake == "another padding_idx") options.padding_idx = 1;
+         ops::embedding(ids, tensor_of(g, ""), options);
+       }},
+      {"op 'embedding_bag'",
+       {"another size", "another mode", "an unknown mode", "weights", "offsets", "sparse"},
+       [=](const ProcessGroup& g, const std::string& mistake) {
+         const at::Tensor ids = at::zeros({mistake == "another size" ? 3 : 2, 2}, at::kLong);
+         ops::EmbeddingBagOptions options;
+         options.mode = mistake == "another mode" ? "mean" : mistake == "an unknown mode" ? "median" : "sum";
+         if (mistake == "weights") options.per_sample_weights = at::ones({2, 2});
+         if (mistake == "offsets") options.offsets = at::zeros({1}, at::kLong);
+         options.sparse = mistake == "sparse";
+         ops::embedding_bag(ids, tensor_of(g, ""), options);
        }},
   };
 }

@@ -35,8 +35,9 @@ namespace tessera {
 struct FromLocalOptions {
   /// Size of the full tensor. If not given, every rank is assumed to have shards of the same size as this rank.
   std::optional<std::vector<std::int64_t>> size;
-  /// If true, a collective checks that all ranks pass the same arguments and that the local tensors fit, and broadcasts
-  /// replicated elements from coordinate 0 of their mesh dimension.
+  /// If true, a collective checks that all ranks pass the same arguments, that dtype, kind of device and requires_grad
+  /// of the local tensors are equal and that their sizes fit, and broadcasts replicated elements from coordinate 0 of
+  /// their mesh dimension.
   bool run_check = false;
 };
 
@@ -49,9 +50,10 @@ class DTensor {
   static DTensor from_local(const at::Tensor& local, const DeviceMesh& mesh, Placements placements = {},
                             const FromLocalOptions& options = {});
   /// Creates a DTensor of `size` from boxes at any place on each rank; the placements state along which mesh dimensions
-  /// the ranks' boxes differ. The result can be redistributed, saved and loaded; ops refuse it.
+  /// the ranks' boxes differ. The result can be redistributed, saved and loaded; ops refuse it. A rank without shards
+  /// knows the tensor's dtype only if it is given; saves and loads do not need it.
   static DTensor from_local(const LocalShardsWrapper& local, const DeviceMesh& mesh, Placements placements,
-                            std::vector<std::int64_t> size);
+                            std::vector<std::int64_t> size, std::optional<at::ScalarType> dtype = std::nullopt);
 
   /// Creates a DTensor from a computed local tensor, as `from_local`.
   DTensor(const DeviceMesh& mesh, MeshLayout layout, at::Tensor local);
@@ -63,6 +65,7 @@ class DTensor {
   std::int64_t size(std::int64_t dim) const;
   std::int64_t dim() const { return static_cast<std::int64_t>(size().size()); }
   std::int64_t numel() const;
+  /// Throws `Error(unsupported)` on a rank that does not know it: see `from_local` of local shards.
   at::ScalarType scalar_type() const;
   bool requires_grad() const;
   DTensor& requires_grad_(bool requires_grad = true);
@@ -105,8 +108,9 @@ class DTensor {
   std::shared_ptr<State> state_;
 };
 
-/// Distributes the elements that the mesh's first rank has. The other ranks' tensors must have the same size, dtype and
-/// device; their elements are ignored. The result is a leaf that requires grad if `tensor` does. Empty `placements`
+/// Distributes the elements that the mesh's first rank has. The other ranks' tensors must have the same size, dtype,
+/// kind of device and requires_grad; their elements are ignored. The result is a leaf that requires grad if `tensor`
+/// does, and is on meta if `tensor` is. Empty `placements`
 /// replicate. A collective of the mesh's ranks. Throws `Error(invalid_argument)` for partial placements; if the ranks'
 /// tensors differ, every rank throws it.
 DTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh, Placements placements = {});

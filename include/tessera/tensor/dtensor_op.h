@@ -9,8 +9,9 @@
 ///
 /// Law: `call(op, inputs, f).full_tensor()` equals `f` on the full inputs, up to rounding, and so do the gradients: if
 /// an input is replicated and each rank computes a part of the result, the input gets the sum of the ranks' gradients.
-/// `call` is a collective of the mesh's ranks. Rules are global; register the same on all ranks. PyTorch:
-/// torch/distributed/tensor/_dispatch.py, _sharding_prop.py, _op_schema.py.
+/// `call` is a collective of the mesh's ranks. Exceptions of LibTorch are thrown as `Error(invalid_argument)`. Rules
+/// are global; register the same on all ranks. PyTorch: torch/distributed/tensor/_dispatch.py, _sharding_prop.py,
+/// _op_schema.py.
 
 #include <ATen/core/Tensor.h>
 

@@ -3,8 +3,7 @@
 /// The built-in ops on DTensors, with ATen's names.
 ///
 /// Each gives what the ATen function of its name gives on the full tensors. An op marked "linear" takes partial inputs
-/// (sum or average) without reducing them first. All are collectives of the mesh's ranks. They throw as `call` does,
-/// and ATen's errors if local tensors do not fit.
+/// (sum or average) without reducing them first. All are collectives of the mesh's ranks. They throw as `call` does.
 ///
 /// `register_placement_rule` replaces the rule of an op, by its name ("relu"). The ops on sharded tensors
 /// (tessera/tensor/ops.h) overload with these. PyTorch: torch/distributed/tensor/_ops.

@@ -14,7 +14,9 @@
 ///     scale.register_for(ChunkShardingSpec::kKind, [](const ShardedTensor& x, double factor) { ... });
 ///
 /// Law: the sharded tensors of one call are of one group; otherwise it throws `Error(invalid_argument)` before anything
-/// runs. PyTorch: ShardedTensor.__torch_function__ in torch/distributed/_shard/sharded_tensor/api.py.
+/// runs. Ranks do not compare their calls. If an op throws on one rank, the others throw as soon as they wait for this
+/// rank. Exceptions of LibTorch are thrown as `Error(invalid_argument)`. PyTorch: ShardedTensor.__torch_function__ in
+/// torch/distributed/_shard/sharded_tensor/api.py.
 
 #include <ATen/core/Tensor.h>
 
@@ -71,6 +73,8 @@ class ShardedArguments {
   void add(const Other& /*argument*/) {}
   /// Throws `Error(invalid_argument)` if there is none.
   const ShardedTensor& first() const;
+  /// Throws the exception that is being handled, LibTorch's as `Error`, and lets the other ranks know of it.
+  [[noreturn]] void rethrow() const;
 
  private:
   std::string_view op_;
@@ -105,13 +109,17 @@ class Op<Result(Args...)> {
 
   Result operator()(Args... args) const {
     detail::ShardedArguments tensors(name_);
-    (tensors.add(args), ...);
-    const Function function = find(tensors.first().sharding_spec().kind());
-    if (!function) {
-      const std::array<std::string, sizeof...(Args)> arguments = {describe(args)...};
-      detail::fail_unsupported(name_, arguments, tensors.first());
+    try {
+      (tensors.add(args), ...);
+      const Function function = find(tensors.first().sharding_spec().kind());
+      if (!function) {
+        const std::array<std::string, sizeof...(Args)> arguments = {describe(args)...};
+        detail::fail_unsupported(name_, arguments, tensors.first());
+      }
+      return function(args...);
+    } catch (...) {
+      tensors.rethrow();
     }
-    return function(args...);
   }
 
   /// Replaces all implementations of the op, for every spec; null undoes this.

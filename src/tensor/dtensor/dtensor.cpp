@@ -17,11 +17,13 @@ using Sizes = std::vector<std::int64_t>;
 
 struct DTensor::State : Checkpointable {
   State(DeviceMesh mesh_in, MeshLayout layout_in, at::Tensor local_in,
-        std::optional<LocalShardsWrapper> shards_in = std::nullopt)
+        std::optional<LocalShardsWrapper> shards_in = std::nullopt,
+        std::optional<at::ScalarType> dtype_in = std::nullopt)
       : mesh(std::move(mesh_in)),
         layout(std::move(layout_in)),
         local(std::move(local_in)),
-        shards(std::move(shards_in)) {
+        shards(std::move(shards_in)),
+        dtype(dtype_in) {
     if (!mesh.has_this_rank()) return;
     if (shards) {
       for (const at::Tensor& shard : shards->local_shards()) {
@@ -37,8 +39,13 @@ struct DTensor::State : Checkpointable {
   }
 
   const Sizes& size() const override { return layout.size(); }
-  TensorProperties properties() const override {
-    return shards ? shards->storage_metadata().properties : properties_of(local);
+  std::optional<TensorProperties> properties() const override {
+    if (!shards) return properties_of(local);
+    if (!shards->local_shards().empty()) return shards->storage_metadata().properties;
+    if (!dtype) return std::nullopt;
+    TensorProperties given;
+    given.dtype = to_dtype(*dtype);
+    return given;
   }
   const std::vector<Box>& local_chunks() const override { return chunks; }
   at::Tensor local_tensor(std::size_t i) const override { return views[i]; }
@@ -47,6 +54,7 @@ struct DTensor::State : Checkpointable {
   MeshLayout layout;
   at::Tensor local;  // undefined if there are shards
   std::optional<LocalShardsWrapper> shards;
+  std::optional<at::ScalarType> dtype;  // given for shards
 
   std::vector<Box> chunks;
   std::vector<at::Tensor> views;
@@ -82,8 +90,8 @@ Sizes size_if_all_are_alike(const at::Tensor& local, const DeviceMesh& mesh, con
   return size;
 }
 
-// Returns the layout that `layout_of` returns, after all ranks have compared theirs and the dtype of the tensor, which
-// is not known if the local part is a LocalShardsWrapper.
+// Returns the layout that `layout_of` returns, after all ranks have compared theirs and the properties of the tensor,
+// which are not known if the local part is a LocalShardsWrapper.
 MeshLayout agree_on_tensor(const ProcessGroup& group, std::string_view call, const at::Tensor& tensor,
                            const std::function<MeshLayout()>& layout_of) {
   std::optional<MeshLayout> layout;
@@ -91,20 +99,26 @@ MeshLayout agree_on_tensor(const ProcessGroup& group, std::string_view call, con
     layout = layout_of();
     arguments.add("size", shape_to_string(layout->size()))
         .add("dtype", tensor.defined() ? c10::toString(tensor.scalar_type()) : "of local shards")
+        .add("device", tensor.defined() ? c10::DeviceTypeName(tensor.device().type(), true) : "of local shards")
+        .add("requires_grad", tensor.defined() && tensor.requires_grad())
         .add("placements", to_string(layout->placements()));
   });
   return *std::move(layout);
 }
 
-at::Tensor none_of(const at::Tensor& like) { return at::empty({0}, like.options().requires_grad(false)); }
+at::Tensor none_of(const at::Tensor& like) {
+  return at::empty({0}, like.defined() ? like.options().requires_grad(false) : at::TensorOptions());
+}
 
 }  // namespace
 
 DTensor DTensor::from_local(const at::Tensor& local, const DeviceMesh& mesh, Placements placements,
                             const FromLocalOptions& options) {
   if (placements.empty()) placements = all_replicate(mesh);
-  const std::size_t dims = options.size ? options.size->size() : static_cast<std::size_t>(local.dim());
   const auto layout_of = [&] {
+    if (!local.defined())
+      fail(ErrorCode::invalid_argument, "DTensor from a local tensor: it is undefined, expected a tensor");
+    const std::size_t dims = options.size ? options.size->size() : static_cast<std::size_t>(local.dim());
     const Placements from_front = normalized(placements, dims);
     MeshLayout layout(options.size ? *options.size : size_if_all_are_alike(local, mesh, from_front), mesh.shape(),
                       from_front);
@@ -112,6 +126,7 @@ DTensor DTensor::from_local(const at::Tensor& local, const DeviceMesh& mesh, Pla
     return layout;
   };
   if (!mesh.has_this_rank()) {
+    const std::size_t dims = local.defined() ? static_cast<std::size_t>(local.dim()) : 0;
     return DTensor(mesh, MeshLayout(options.size.value_or(Sizes(dims, 0)), mesh.shape(), placements), none_of(local));
   }
   if (!options.run_check) return DTensor(mesh, layout_of(), local);
@@ -120,6 +135,7 @@ DTensor DTensor::from_local(const at::Tensor& local, const DeviceMesh& mesh, Pla
   MeshLayout layout = agree_on_tensor(group, "check local tensors", local, layout_of);
   const auto broadcast_replicas = [&](const at::Tensor& mine) {
     at::Tensor same = mine.clone(at::MemoryFormat::Contiguous);
+    if (same.is_meta()) return same;
     for (std::int64_t m = 0; m < mesh.ndim(); ++m) {
       if (layout.placements()[static_cast<std::size_t>(m)].is_replicate()) mesh.group(m).broadcast(same, 0);
     }
@@ -129,8 +145,8 @@ DTensor DTensor::from_local(const at::Tensor& local, const DeviceMesh& mesh, Pla
   return DTensor(mesh, std::move(layout), std::move(same));
 }
 
-DTensor DTensor::from_local(const LocalShardsWrapper& local, const DeviceMesh& mesh, Placements placements,
-                            Sizes size) {
+DTensor DTensor::from_local(const LocalShardsWrapper& local, const DeviceMesh& mesh, Placements placements, Sizes size,
+                            std::optional<at::ScalarType> dtype) {
   MeshLayout layout(std::move(size), mesh.shape(), std::move(placements));
   for (const Placement& placement : layout.placements()) {
     if (placement.is_partial())
@@ -142,7 +158,12 @@ DTensor DTensor::from_local(const LocalShardsWrapper& local, const DeviceMesh& m
     fail(ErrorCode::invalid_argument, "local shard {} of a DTensor of size {}: expected a shard within that size",
          tessera::to_string(local.local_chunks()[i]), shape_to_string(layout.size()));
   }
-  return DTensor(std::make_shared<State>(mesh, std::move(layout), at::Tensor(), local));
+  for (const at::Tensor& shard : local.local_shards()) {
+    if (!dtype || shard.scalar_type() == *dtype) continue;
+    fail(ErrorCode::invalid_argument, "local shard of dtype {} of a DTensor of size {}: expected {}",
+         c10::toString(shard.scalar_type()), shape_to_string(layout.size()), c10::toString(*dtype));
+  }
+  return DTensor(std::make_shared<State>(mesh, std::move(layout), at::Tensor(), local, dtype));
 }
 
 DTensor::DTensor(const DeviceMesh& mesh, MeshLayout layout, at::Tensor local) {
@@ -157,8 +178,13 @@ Placements DTensor::grad_placements() const { return of_gradient(placements()); 
 const Sizes& DTensor::size() const { return layout().size(); }
 const std::vector<Box>& DTensor::local_chunks() const { return state_->chunks; }
 std::int64_t DTensor::numel() const { return volume(Box::full(size())); }
-at::ScalarType DTensor::scalar_type() const { return to_scalar_type(state_->properties().dtype); }
 const LocalShardsWrapper* DTensor::local_shards() const { return state_->shards ? &*state_->shards : nullptr; }
+
+at::ScalarType DTensor::scalar_type() const {
+  if (const std::optional<TensorProperties> properties = state_->properties()) return to_scalar_type(properties->dtype);
+  fail(ErrorCode::unsupported, "dtype of {}: this rank has no local shard, pass the dtype to DTensor::from_local",
+       to_string());
+}
 
 std::int64_t DTensor::size(std::int64_t dim) const {
   const std::int64_t d = dim < 0 ? dim + this->dim() : dim;
@@ -246,7 +272,7 @@ DTensor DTensor::detach() const {
   LocalShardsWrapper shards(state_->shards->local_shards(), state_->shards->local_shards().empty()
                                                                 ? std::vector<Sizes>()
                                                                 : state_->shards->local_offsets());
-  return DTensor(std::make_shared<State>(device_mesh(), layout(), at::Tensor(), shards.detach()));
+  return DTensor(std::make_shared<State>(device_mesh(), layout(), at::Tensor(), shards.detach(), state_->dtype));
 }
 
 std::shared_ptr<Checkpointable> DTensor::checkpointable() const {
@@ -283,7 +309,7 @@ DTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh, Plac
     return layout;
   };
   if (!mesh.has_this_rank()) {
-    return DTensor::from_local(none_of(tensor), mesh, placements, {tensor.sizes().vec()});
+    return DTensor::from_local(none_of(tensor), mesh, placements, {tensor.defined() ? tensor.sizes().vec() : Sizes{0}});
   }
   const ProcessGroup& group = mesh.group();
   const MeshLayout layout = agree_on_tensor(group, "distribute a tensor", tensor, layout_of);

@@ -236,6 +236,7 @@ struct AllShards {
 at::Tensor redistribute_local(const DeviceMesh& mesh, const MeshLayout& from, const MeshLayout& to,
                               const at::Tensor& local) {
   if (from == to || !mesh.has_this_rank()) return local;
+  if (local.is_meta()) return empty_like_part(local, to.local_shape(*mesh.coordinate()).sizes);
   const MeshRedistribution plan = plan_redistribution(from, to);
   at::Tensor now = plain(local);
   for (const MeshReduction& step : plan.reductions) {
@@ -283,6 +284,7 @@ at::Tensor distribute_from_first(const DeviceMesh& mesh, const MeshLayout& to, c
   const bool is_replicated = std::none_of(to.placements().begin(), to.placements().end(),
                                           [](const Placement& placement) { return placement.is_shard(); });
   at::Tensor local = empty_like_part(tensor, to.local_shape(coordinate).sizes);
+  if (tensor.is_meta()) return local;
   if (is_replicated) {
     if (mine == 0) local.copy_(plain(tensor));
     mesh.group().broadcast(local, 0);

@@ -8,6 +8,7 @@
 #include <mutex>
 #include <utility>
 
+#include "tensor/torch_errors.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/functional.h"
 #include "tessera/comm/internal/step.h"
@@ -182,7 +183,7 @@ DTensor call(const std::string& op, std::span<const DTensor> inputs, const Place
     for (const ProcessGroup& group : groups_of(inputs)) {
       comm::leave_step(group, fmt::format("op '{}' on DTensors", op), std::current_exception());
     }
-    throw;
+    rethrow_as_error(fmt::format("{}{}", op, described(inputs)));
   }
 }
 

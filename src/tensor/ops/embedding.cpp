@@ -14,7 +14,7 @@
 #include <cmath>
 
 #include "tensor/ops/built_in.h"
-#include "tensor/ops/rank_inputs.h"
+#include "tensor/ops/rank_arguments.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/functional.h"
 
@@ -131,11 +131,14 @@ std::string describe(const EmbeddingOptions& options) {
 
 const BuiltIn embedding_op(embedding, "embedding", ChunkShardingSpec::kKind,
                            [](const at::Tensor& input, const ShardedTensor& weight, const EmbeddingOptions& options) {
-                             check_embedding("embedding", weight, options);
-                             const Chunks chunks = chunks_of("embedding", weight);
                              const ProcessGroup& group = weight.process_group();
-                             agree_on_inputs("embedding", group, {input},
-                                             [&] { check_indices("embedding", input, weight); });
+                             Chunks chunks;
+                             agree_on_arguments("embedding", group,
+                                                {describe(input), describe(weight), describe(options)}, [&] {
+                                                  check_embedding("embedding", weight, options);
+                                                  chunks = chunks_of("embedding", weight);
+                                                  check_indices("embedding", input, weight);
+                                                });
                              const at::Tensor all = functional::all_gather(group, input.reshape({-1}).to(at::kLong));
                              renormalize(weight, chunks, all, options);
                              const at::Tensor rows =

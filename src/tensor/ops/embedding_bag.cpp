@@ -9,7 +9,7 @@
 
 #include "tensor/ops/built_in.h"
 #include "tensor/ops/embedding.h"
-#include "tensor/ops/rank_inputs.h"
+#include "tensor/ops/rank_arguments.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/functional.h"
 
@@ -123,14 +123,16 @@ std::string describe(const EmbeddingBagOptions& options) {
 const BuiltIn embedding_bag_op(
     embedding_bag, "embedding_bag", ChunkShardingSpec::kKind,
     [](const at::Tensor& input, const ShardedTensor& weight, const EmbeddingBagOptions& options) {
-      check_embedding("embedding_bag", weight, options);
-      const Mode mode = mode_of(options);
-      const Chunks chunks = chunks_of("embedding_bag", weight);
       const ProcessGroup& group = weight.process_group();
-      agree_on_inputs("embedding_bag", group, {input, options.offsets, options.per_sample_weights}, [&] {
+      Chunks chunks;
+      agree_on_arguments("embedding_bag", group, {describe(input), describe(weight), describe(options)}, [&] {
+        check_embedding("embedding_bag", weight, options);
+        mode_of(options);
+        chunks = chunks_of("embedding_bag", weight);
         check_indices("embedding_bag", input, weight);
         check_bags(input, options);
       });
+      const Mode mode = mode_of(options);
       const at::Tensor indices = input.reshape({-1}).to(at::kLong), offsets = offsets_of(input, options);
       const at::Tensor all = functional::all_gather(group, indices);
       const at::Tensor own_begin = offsets + group.rank() * indices.size(0);

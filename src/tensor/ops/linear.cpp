@@ -4,7 +4,7 @@
 
 #include "tensor/ops/built_in.h"
 #include "tensor/ops/chunks.h"
-#include "tensor/ops/rank_inputs.h"
+#include "tensor/ops/rank_arguments.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/functional.h"
 #include "tessera/tensor/ops.h"
@@ -88,12 +88,16 @@ LinearResult linear_of_sharded(const ShardedTensor& input, const ShardedTensor& 
 const BuiltIn linear_op(linear, "linear", ChunkShardingSpec::kKind,
                         [](const std::variant<at::Tensor, ShardedTensor>& input, const ShardedTensor& weight,
                            const at::Tensor& bias) -> LinearResult {
-                          check_weight(weight);
-                          if (const auto* sharded = std::get_if<ShardedTensor>(&input))
+                          if (const auto* sharded = std::get_if<ShardedTensor>(&input)) {
+                            check_weight(weight);
                             return linear_of_sharded(*sharded, weight, bias);
+                          }
                           const at::Tensor& own = std::get<at::Tensor>(input);
-                          const Chunks chunks = chunks_of("linear", weight);
-                          agree_on_inputs("linear", weight.process_group(), {own, bias}, [&] {
+                          const std::vector<std::string> arguments = {describe(own), describe(weight), describe(bias)};
+                          Chunks chunks;
+                          agree_on_arguments("linear", weight.process_group(), arguments, [&] {
+                            check_weight(weight);
+                            chunks = chunks_of("linear", weight);
                             check_input(own.defined() ? own.sizes().vec() : ShardedTensor::Sizes(), describe(own),
                                         weight);
                             check_bias(bias, weight);

@@ -19,18 +19,11 @@
 #include "tensor/ops/chunks.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/functional.h"
-#include "tessera/comm/internal/step.h"
 #include "tessera/tensor/ops.h"
 
 namespace tessera::ops {
 
 namespace {
-
-// Runs an op that communicates only if it normalizes over the sharded dimension: a step whose calls are not compared.
-template <typename F>
-ShardedTensor in_step(std::string_view op, const ShardedTensor& input, F&& f) {
-  return comm::in_step(std::span(&input.process_group(), 1), fmt::format("op '{}'", op), std::forward<F>(f));
-}
 
 // Subtracts the maximum over all ranks, so that no exponential overflows.
 at::Tensor softmax_over_ranks(const at::Tensor& local, std::int64_t dim, const ProcessGroup& group) {
@@ -99,15 +92,13 @@ ShardedTensor layer_normalized(const ShardedTensor& input, const std::vector<std
 
 const BuiltIn softmax_op(softmax, "softmax", ChunkShardingSpec::kKind,
                          [](const ShardedTensor& input, std::int64_t along) {
-                           return in_step("softmax", input, [&] {
-                             const Chunks chunks = chunks_of("softmax", input);
-                             const std::int64_t dim = checked_dim("softmax", input, along);
-                             const at::Tensor& local = input.local_tensor();
-                             const at::Tensor result = dim == chunks.dim
-                                                           ? softmax_over_ranks(local, dim, input.process_group())
-                                                           : at::softmax(local, dim);
-                             return with_chunks(result, input.shared_spec(), input.size(), input);
-                           });
+                           const Chunks chunks = chunks_of("softmax", input);
+                           const std::int64_t dim = checked_dim("softmax", input, along);
+                           const at::Tensor& local = input.local_tensor();
+                           const at::Tensor result = dim == chunks.dim
+                                                         ? softmax_over_ranks(local, dim, input.process_group())
+                                                         : at::softmax(local, dim);
+                           return with_chunks(result, input.shared_spec(), input.size(), input);
                          });
 
 std::string describe(const LayerNormOptions& options) {
@@ -115,12 +106,7 @@ std::string describe(const LayerNormOptions& options) {
                      options.eps);
 }
 
-const BuiltIn layer_norm_op(layer_norm, "layer_norm", ChunkShardingSpec::kKind,
-                            [](const ShardedTensor& input, const std::vector<std::int64_t>& shape,
-                               const LayerNormOptions& options) {
-                              return in_step("layer_norm", input,
-                                             [&] { return layer_normalized(input, shape, options); });
-                            });
+const BuiltIn layer_norm_op(layer_norm, "layer_norm", ChunkShardingSpec::kKind, layer_normalized);
 
 const BuiltIn bmm_op(bmm, "bmm", ChunkShardingSpec::kKind, [](const ShardedTensor& a, const ShardedTensor& b) {
   const Chunks chunks = chunks_of("bmm", a), others = chunks_of("bmm", b);

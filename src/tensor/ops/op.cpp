@@ -6,7 +6,9 @@
 
 #include <sstream>
 
+#include "tensor/torch_errors.h"
 #include "tessera/base/error.h"
+#include "tessera/comm/internal/step.h"
 
 namespace tessera {
 
@@ -49,6 +51,12 @@ const ShardedTensor& detail::ShardedArguments::first() const {
   if (first_ == nullptr)
     fail(ErrorCode::invalid_argument, "op '{}': none of its arguments is a sharded tensor, expected at least one", op_);
   return *first_;
+}
+
+void detail::ShardedArguments::rethrow() const {
+  const std::string step = fmt::format("op '{}'", op_);
+  if (first_ != nullptr) comm::leave_step(first_->process_group(), step, std::current_exception());
+  rethrow_as_error(step);
 }
 
 void detail::fail_unsupported(std::string_view op, std::span<const std::string> arguments, const ShardedTensor& on) {

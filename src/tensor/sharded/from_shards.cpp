@@ -40,6 +40,7 @@ void check_defined(const Shard& shard, const ProcessGroup& group) {
 
 // Checks the tensor against the shard's metadata and the expected properties.
 void check_shard(const Shard& shard, const TensorProperties& expected, const ProcessGroup& group) {
+  check_defined(shard, group);
   const std::string whose = fmt::format("shard {} on rank {}", to_string(shard.metadata), group.rank());
   check_contiguous(shard, whose);
   if (const int rank = rank_of(shard.metadata, group); rank != group.rank()) {
@@ -133,12 +134,16 @@ ShardedTensor ShardedTensor::from_local_shards(std::vector<Shard> local_shards, 
 ShardedTensor ShardedTensor::from_local_tensor(const at::Tensor& tensor, SpecPtr spec, Sizes size,
                                                const ProcessGroup& group, bool init_rrefs) {
   return finish(construct(group, init_rrefs, [&] {
+    if (!tensor.defined()) {
+      fail(ErrorCode::invalid_argument,
+           "sharded tensor from the local tensor of rank {}: it is undefined, expected a tensor", group.rank());
+    }
     if (!tensor.is_contiguous()) {
       fail(ErrorCode::invalid_argument,
            "sharded tensor from the local tensor of rank {}: it is not contiguous, expected a contiguous tensor",
            group.rank());
     }
-    ShardedTensorMetadata metadata = spec->build_metadata(size, properties_of(tensor));
+    ShardedTensorMetadata metadata = metadata_by(spec, size, properties_of(tensor));
     std::vector<Shard> mine;
     for (const ShardMetadata& shard : metadata.shards_metadata) {
       if (rank_of(shard, group) == group.rank()) mine.push_back({tensor, shard});

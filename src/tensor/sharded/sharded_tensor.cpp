@@ -6,6 +6,7 @@
 #include <ATen/ops/randn.h>
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
 #include <ostream>
 
 #include "tensor/dtensor/placement.h"
@@ -14,6 +15,18 @@
 #include "tessera/tensor/torch_types.h"
 
 namespace tessera {
+
+ShardedTensorMetadata metadata_by(const ShardedTensor::SpecPtr& spec, const ShardedTensor::Sizes& size,
+                                  const TensorProperties& properties) {
+  if (spec == nullptr) {
+    fail(ErrorCode::invalid_argument, "sharded tensor of size {}: the spec is null, expected a sharding spec",
+         shape_to_string(size));
+  }
+  if (std::any_of(size.begin(), size.end(), [](std::int64_t n) { return n < 0; })) {
+    fail(ErrorCode::invalid_argument, "sharded tensor of size {}: expected no negative size", shape_to_string(size));
+  }
+  return spec->build_metadata(size, properties);
+}
 
 ShardedTensor ShardedTensor::make(SpecPtr spec, Sizes size, const ProcessGroup& group,
                                   const ShardedTensorOptions& options,
@@ -34,7 +47,7 @@ ShardedTensor ShardedTensor::make(SpecPtr spec, Sizes size, const ProcessGroup& 
     properties.pin_memory = options.pin_memory;
     auto state = std::make_shared<State>();
     state->group = group;
-    state->metadata = spec->build_metadata(size, properties);
+    state->metadata = metadata_by(spec, size, properties);
     state->spec = std::move(spec);
     for (const ShardMetadata& shard : state->metadata.shards_metadata) {
       if (rank_of(shard, group) != group.rank()) continue;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "tensor/sharded/remote_shards.h"
+#include "tensor/torch_errors.h"
 #include "tessera/comm/process_group.h"
 #include "tessera/tensor/sharded_tensor.h"
 
@@ -27,14 +28,26 @@ void require_rpc(bool init_rrefs);
 // follows, so if `f` throws on any rank, every rank throws.
 template <typename F>
 auto construct(const ProcessGroup& group, bool init_rrefs, F&& f) {
-  if (!init_rrefs) return f();
+  const auto make = [&] {
+    try {
+      return f();
+    } catch (...) {
+      rethrow_as_error("sharded tensor");
+    }
+  };
+  if (!init_rrefs) return make();
   decltype(f()) made;
   group.check_call("sharded tensor with init_rrefs", [&](CallArguments& arguments) {
     require_rpc(init_rrefs);
-    made = f();
+    made = make();
     arguments.add("metadata", to_string(made->metadata));
   });
   return made;
 }
+
+// Returns the metadata of a tensor of `size` sharded by `spec`. Throws Error(invalid_argument) as build_metadata, and
+// for a null spec and a negative size.
+ShardedTensorMetadata metadata_by(const ShardedTensor::SpecPtr& spec, const ShardedTensor::Sizes& size,
+                                  const TensorProperties& properties);
 
 }  // namespace tessera

@@ -151,9 +151,9 @@ TEST(LayerRefusalTest, Linear) {
     EXPECT_ERROR(ops::linear(wrong, weight, bias), ErrorCode::invalid_argument, "rank 1", "expected 6 columns");
     const at::Tensor longer = group.rank() == 1 ? at::ones({3, 6}) : x;
     EXPECT_ERROR(ops::linear(longer, weight, bias), ErrorCode::invalid_argument,
-                 "rank 0 has inputs (Tensor [2, 6] Float", "rank 1 has inputs (Tensor [3, 6] Float");
+                 "rank 0 has arguments (Tensor [2, 6] Float", "rank 1 has arguments (Tensor [3, 6] Float");
     const at::Tensor other = group.rank() == 1 ? x.to(at::kDouble) : x;
-    EXPECT_ERROR(ops::linear(other, weight, bias), ErrorCode::invalid_argument, "rank 1 has inputs", "Double");
+    EXPECT_ERROR(ops::linear(other, weight, bias), ErrorCode::invalid_argument, "rank 1 has arguments", "Double");
     EXPECT_ERROR(PartialTensor(group, x).reshard(grid_spec({2, 6}, {1, 6}, {0, 1})), ErrorCode::unsupported,
                  "expected ChunkShardingSpec");
     EXPECT_ERROR(PartialTensor(group, x).reshard(chunk_spec(0, {0})), ErrorCode::unsupported,
@@ -336,7 +336,7 @@ TEST(LayerRefusalTest, Embedding) {
     EXPECT_ERROR(ops::embedding(x, ShardedTensor::ones(chunk_spec(0, {0, 1}), {4}, group), {}),
                  ErrorCode::invalid_argument, "2 dimensions");
     EXPECT_ERROR(ops::embedding(group.rank() == 1 ? at::zeros({3}, at::kLong) : x, weight, {}),
-                 ErrorCode::invalid_argument, "rank 0 has inputs", "rank 1 has inputs");
+                 ErrorCode::invalid_argument, "rank 0 has arguments", "rank 1 has arguments");
     EXPECT_EQ(ops::embedding(at::zeros({0, 2}, at::kLong), weight, {}).sizes(), at::IntArrayRef({0, 2, 6}));
   });
 }
@@ -411,7 +411,7 @@ TEST(LayerRefusalTest, EmbeddingBag) {
         [&](Options& o) {
           o.offsets = second ? at::tensor({0, 2, 3}, at::kLong) : o.offsets;
         },
-        "rank 1 has inputs");
+        "rank 1 has arguments");
   });
 }
 
