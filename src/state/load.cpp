@@ -78,7 +78,7 @@ class StateLoader {
       targets_.push_back({name, checkpoint::TargetObject{}});
       return;
     }
-    checkpoint::TargetTensor target{local->properties.dtype, local->shape, {}};
+    checkpoint::TargetTensor target{local->properties.value_or(TensorProperties()).dtype, local->shape, {}};
     for (const auto& [box, tensor] : local->chunks) {
       if (overlaps_itself(tensor)) {
         fail(ErrorCode::invalid_argument,

@@ -14,7 +14,7 @@
 namespace tessera {
 
 struct LocalTensor {
-  TensorProperties properties;
+  std::optional<TensorProperties> properties;      // nullopt if not known, then without chunks
   std::vector<std::int64_t> shape;                 // of the full tensor
   std::vector<std::pair<Box, at::Tensor>> chunks;  // detached; empty ones included
 };

@@ -87,6 +87,50 @@ TEST(DTensorStateTest, SeveralShardsOfARankAreSavedAndLoaded) {
   EXPECT_TRUE(at::equal(load_full(directory.path()).at("w").get<at::Tensor>(), kFull));
 }
 
+TEST(DTensorStateTest, ARankWithoutLocalShardsTakesTheDtypeOfTheOthers) {
+  const at::Tensor full = kFull.to(at::kHalf);
+  for (const int without : {0, 1, 2}) {  // this rank has no shard; the others have three rows each, and the seventh
+    for (const std::optional<at::ScalarType> given : {std::optional<at::ScalarType>(), std::optional(at::kHalf)}) {
+      const TemporaryDirectory directory;
+      run_local(3, [&](const ProcessGroup& group) {
+        const DeviceMesh mesh(group, {3});
+        const auto shards_of = [&](const at::Tensor& rows) {
+          LocalShardsWrapper local({}, {});
+          const bool is_first = group.rank() == (without == 0 ? 1 : 0);
+          if (group.rank() != without) {
+            local = is_first ? LocalShardsWrapper({rows.narrow(0, 0, 3).clone()}, {{0, 0}})
+                             : LocalShardsWrapper({rows.narrow(0, 6, 1).clone(), rows.narrow(0, 3, 3).clone()},
+                                                  {{6, 0}, {3, 0}});
+          }
+          return DTensor::from_local(local, mesh, {S0}, {7, 6}, given);
+        };
+        const DTensor saved = shards_of(full);
+        if (group.rank() != without || given) {
+          EXPECT_EQ(saved.scalar_type(), at::kHalf);
+        } else {
+          EXPECT_ERROR(saved.scalar_type(), ErrorCode::unsupported, "pass the dtype to DTensor::from_local");
+        }
+        save({{"w", saved}}, directory.path(), group);
+        const DTensor loaded = shards_of(at::zeros({7, 6}, at::kHalf));
+        StateDict state{{"w", loaded}};
+        load(state, directory.path(), group);
+        EXPECT_TRUE(loaded.local_shards()->equal(*shards_of(full).local_shards()));
+        EXPECT_TRUE(at::equal(loaded.redistribute().to_local(), full));
+        EXPECT_TRUE(at::equal(loaded.full_tensor(), full));
+      });
+      EXPECT_TRUE(at::equal(load_full(directory.path()).at("w").get<at::Tensor>(), full));
+    }
+  }
+}
+
+TEST(DTensorStateTest, LocalShardsOfAnotherDtypeThanGivenAreRefused) {
+  run_local(1, [&](const ProcessGroup& group) {
+    const LocalShardsWrapper local({at::zeros({1, 2})}, {{0, 0}});
+    EXPECT_ERROR(DTensor::from_local(local, DeviceMesh(group, {1}), {S0}, {1, 2}, at::kHalf),
+                 ErrorCode::invalid_argument, "dtype Float of a DTensor of size [1, 2]: expected Half");
+  });
+}
+
 TEST(DTensorStateTest, PartialOnesAndOtherSizesAreRefused) {
   const TemporaryDirectory directory;
   run_local(2, [&](const ProcessGroup& group) {

@@ -21,7 +21,7 @@ using testing::RandomValues;
 class Piece : public Checkpointable {
  public:
   const std::vector<std::int64_t>& size() const override { return size_; }
-  TensorProperties properties() const override { return {}; }
+  std::optional<TensorProperties> properties() const override { return TensorProperties(); }
   const std::vector<Box>& local_chunks() const override { return chunks_; }
   at::Tensor local_tensor(std::size_t) const override { return at::zeros({2}); }
 

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -35,9 +36,9 @@ struct StateChunk {
 };
 
 struct StateTensor {
-  TensorProperties properties;
-  std::vector<std::int64_t> shape;  ///< of the full tensor
-  std::vector<StateChunk> chunks;   ///< chunks that this rank has; other ranks may have the same ones
+  std::optional<TensorProperties> properties = TensorProperties();  ///< nullopt if not known, then without chunks
+  std::vector<std::int64_t> shape;                                  ///< of the full tensor
+  std::vector<StateChunk> chunks;  ///< chunks that this rank has; other ranks may have the same ones
 };
 
 struct StateObject {

@@ -30,7 +30,7 @@ struct TargetChunk {
 };
 
 struct TargetTensor {
-  DType dtype = DType::float32;
+  DType dtype = DType::float32;     ///< of the chunks
   std::vector<std::int64_t> shape;  ///< of the full tensor
   std::vector<TargetChunk> chunks;  ///< requested by this rank; disjoint, but may overlap other ranks' chunks
 };

@@ -38,12 +38,12 @@ enum class WriteItemType : std::uint8_t {
 
 class SavePlan {
  public:
-  /// The properties that all items of a name share, on all ranks.
+  /// What all items of a name share, on all ranks.
   struct Entry {
     std::string name;
     Path path;
     bool is_tensor = true;
-    TensorProperties properties;
+    std::optional<TensorProperties> properties = TensorProperties();  ///< nullopt if not known, then without items
     std::vector<std::int64_t> shape;
     bool operator==(const Entry&) const = default;
   };

@@ -15,6 +15,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "tessera/layout/box.h"
@@ -28,8 +29,8 @@ class Checkpointable {
 
   /// Returns the size of the full tensor, the same on all ranks.
   virtual const std::vector<std::int64_t>& size() const = 0;
-  /// Returns the same on all ranks.
-  virtual TensorProperties properties() const = 0;
+  /// Returns the same on all ranks that know them. A rank without local chunks need not: it returns nullopt.
+  virtual std::optional<TensorProperties> properties() const = 0;
   /// Returns the boxes that this rank has, any number, in an order of this rank's choice.
   virtual const std::vector<Box>& local_chunks() const = 0;
   /// Returns the elements of local_chunks()[i]: a strided view on any device. Writing to it writes to this tensor.

@@ -53,7 +53,8 @@ class Planner {
       return mismatch(fmt::format("tensor '{}' has shape {}, expected {}", printable(name),
                                   shape_to_string(stored.shape), shape_to_string(target.shape)));
     }
-    if (stored.dtype != target.dtype && !(rules_.allow_cast && can_cast(stored.dtype, target.dtype))) {
+    if (!target.chunks.empty() && stored.dtype != target.dtype &&
+        !(rules_.allow_cast && can_cast(stored.dtype, target.dtype))) {
       return mismatch(fmt::format("tensor '{}' has dtype {}, expected {}", printable(name), dtype_name(stored.dtype),
                                   dtype_name(target.dtype)));
     }

@@ -80,7 +80,7 @@ class DcpWriter final : public FormatWriter {
     const SavePlan::WriteItem item = items.plan[i];
     std::vector<Data> data;
     data.push_back(item_data(items, i));
-    return archive_unit(layouts_.of_chunk(items.plan.entries()[item.entry].properties.dtype, item.box.sizes),
+    return archive_unit(layouts_.of_chunk(items.plan.entries()[item.entry].properties->dtype, item.box.sizes),
                         std::move(data));
   }
 

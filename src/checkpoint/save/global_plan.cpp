@@ -44,6 +44,10 @@ class Names {
       if (found != by_name_.end()) {
         if (first_rank_[found->second] == rank) refuse_twice(entry.name, rank);
         check_same(found->second, entry, rank);
+        if (Entry& first = entries_[found->second]; !first.properties && entry.properties) {
+          first.properties = std::move(entry.properties);
+          first_rank_[found->second] = rank;
+        }
         numbers.push_back(found->second);
         continue;
       }
@@ -79,11 +83,12 @@ class Names {
     }
     if (first.path != entry.path) differ("its path", path_text(first.path), path_text(entry.path));
     if (!entry.is_tensor) return;
-    if (first.properties.dtype != entry.properties.dtype) {
-      differ("its dtype", std::string(dtype_name(first.properties.dtype)),
-             std::string(dtype_name(entry.properties.dtype)));
-    }
     if (first.shape != entry.shape) differ("its shape", shape_to_string(first.shape), shape_to_string(entry.shape));
+    if (!first.properties || !entry.properties) return;
+    if (first.properties->dtype != entry.properties->dtype) {
+      differ("its dtype", std::string(dtype_name(first.properties->dtype)),
+             std::string(dtype_name(entry.properties->dtype)));
+    }
   }
 
   static std::string path_text(const Path& path) {
@@ -216,7 +221,7 @@ class Merger {
     dcp::MetadataEntry& made = plan_.metadata.entries.emplace_back();
     made.name = entry.name;
     made.is_tensor = entry.is_tensor;
-    made.properties = entry.properties;
+    made.properties = entry.properties.value_or(TensorProperties());
     made.shape = entry.shape;
     made.chunks = BoxList(entry.shape.size());
     plan_.metadata.paths->push_back(entry.path.empty() ? Path{entry.name} : entry.path);

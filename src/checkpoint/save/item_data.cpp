@@ -49,7 +49,7 @@ Data item_data(const RankItems& items, std::uint32_t i) {
   const SavePlan::WriteItem item = items.plan[i];
   return memory_data(items.planner.resolve_tensor(items.state, items.plan, i),
                      {item.box.sizes.begin(), item.box.sizes.end()},
-                     dtype_size(items.plan.entries()[item.entry].properties.dtype));
+                     dtype_size(items.plan.entries()[item.entry].properties->dtype));
 }
 
 }  // namespace tessera::checkpoint

@@ -25,7 +25,8 @@ void encode(Bytes& out, const SavePlan::Entry& entry) {
   }
   out.push_back(entry.is_tensor ? 1 : 0);
   if (!entry.is_tensor) return;
-  const TensorProperties& properties = entry.properties;
+  out.push_back(entry.properties ? 1 : 0);
+  const TensorProperties properties = entry.properties.value_or(TensorProperties());
   out.push_back(static_cast<std::uint8_t>(properties.dtype));
   append_text(out, properties.layout);
   out.push_back(static_cast<std::uint8_t>(properties.memory_format));
@@ -53,13 +54,15 @@ SavePlan::Entry decode_entry(ByteCursor& cursor) {
   }
   entry.is_tensor = below(cursor, 2) == 1;
   if (!entry.is_tensor) return entry;
-  TensorProperties& properties = entry.properties;
+  const bool is_known = below(cursor, 2) == 1;
+  TensorProperties properties;
   properties.dtype = static_cast<DType>(below(cursor, kDTypeCount));
   properties.layout = cursor.text();
   properties.memory_format = static_cast<MemoryFormat>(below(cursor, 3));
   const std::uint8_t flags = below(cursor, 4);
   properties.requires_grad = (flags & 1) != 0;
   properties.pin_memory = (flags & 2) != 0;
+  entry.properties = is_known ? std::optional(std::move(properties)) : std::nullopt;
   const auto dims = cursor.number<std::uint32_t>();
   for (std::uint32_t d = 0; d < dims; ++d) {
     entry.shape.push_back(static_cast<std::int64_t>(cursor.number<std::uint64_t>()));

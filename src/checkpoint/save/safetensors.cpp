@@ -209,7 +209,7 @@ class SafetensorsWriter final : public FormatWriter {
       // shape.
       const Box box = bytes == 0 ? Box::full(entry.shape) : Box(items.plan[*piece.item].box);
       std::vector<std::int64_t> sizes = box.sizes, offsets = box.offsets;
-      const DType dtype = entry.properties.dtype;
+      const DType dtype = entry.properties.value_or(TensorProperties()).dtype;
       const safetensors_extra::StoredAs stored = safetensors_extra::stored_as(dtype, sizes);
       if (stored.dtype != dtype) dtypes[entry.name] = std::string(dtype_name(dtype));
       if (stored.as_pairs) {

@@ -82,7 +82,7 @@ class Saver {
         const SavePlan::WriteItem item = plan_[i];
         const SavePlan::Entry& entry = plan_.entries()[item.entry];
         if (!entry.is_tensor) continue;
-        plan_.set_stored_bytes(i, format_->chunk_bytes(entry.properties.dtype, item.box.sizes));
+        plan_.set_stored_bytes(i, format_->chunk_bytes(entry.properties->dtype, item.box.sizes));
       }
       entries_ = plan_.encode_entries();
       items_ = plan_.encode_items();

@@ -33,7 +33,7 @@ FlatParamPart::FlatParamPart(const FlatParamHandle& handle, std::size_t param, a
   }
 }
 
-TensorProperties FlatParamPart::properties() const { return properties_of(piece_); }
+std::optional<TensorProperties> FlatParamPart::properties() const { return properties_of(piece_); }
 
 at::Tensor FlatParamPart::local_tensor(std::size_t i) const {
   return piece_.detach().as_strided(chunks_[i].sizes, views_[i].strides, piece_.storage_offset() + views_[i].offset);

@@ -15,7 +15,7 @@ class FlatParamPart : public Checkpointable {
   FlatParamPart(const FlatParamHandle& handle, std::size_t param, at::Tensor piece, const DTensorSpec* spec);
 
   const std::vector<std::int64_t>& size() const override { return size_; }
-  TensorProperties properties() const override;
+  std::optional<TensorProperties> properties() const override;
   const std::vector<Box>& local_chunks() const override { return chunks_; }
   at::Tensor local_tensor(std::size_t i) const override;
 

@@ -65,8 +65,10 @@ class Printer {
       }
       case ValueKind::checkpointable: {
         const Checkpointable& tensor = *value.get<std::shared_ptr<Checkpointable>>();
-        return add(fmt::format("<checkpointable {} tensor {}, {} chunks here>", dtype_name(tensor.properties().dtype),
-                               shape_to_string(tensor.size()), tensor.local_chunks().size()));
+        const std::optional<TensorProperties> properties = tensor.properties();
+        return add(fmt::format("<checkpointable {} tensor {}, {} chunks here>",
+                               properties ? dtype_name(properties->dtype) : "unknown", shape_to_string(tensor.size()),
+                               tensor.local_chunks().size()));
       }
       case ValueKind::opaque:
         return add(pickle::repr(value.get<std::shared_ptr<const OpaqueObject>>()->value, left()));

@@ -38,16 +38,19 @@ SavePlan::Entry object(const std::string& name) {
 SavePlan sample() {
   SavePlan plan;
   SavePlan::Entry odd = tensor("odd", {2, 3, 4});
-  odd.properties.dtype = DType::bfloat16;
-  odd.properties.requires_grad = true;
-  odd.properties.pin_memory = true;
-  odd.properties.memory_format = MemoryFormat::preserve;
+  odd.properties->dtype = DType::bfloat16;
+  odd.properties->requires_grad = true;
+  odd.properties->pin_memory = true;
+  odd.properties->memory_format = MemoryFormat::preserve;
   const std::uint32_t a = plan.add_entry(odd), b = plan.add_entry(object("step")), c = plan.add_entry(tensor("s", {}));
   plan.add_chunk(a, Box({0, 0, 0}, {1, 3, 4}), {});
   plan.add_object(b, {});
   plan.add_chunk(c, Box(), {});
   plan.add_chunk(a, Box({1, 0, 0}, {1, 3, 2}), {});
   plan.set_stored_bytes(0, std::uint64_t{1} << 40);
+  SavePlan::Entry unknown = tensor("unknown", {5});
+  unknown.properties.reset();
+  plan.add_entry(unknown);
   return plan;
 }
 

@@ -86,7 +86,7 @@ TEST(SafetensorsSaveTest, ADtypeThatSafetensorsLacksComesBack) {
   const Shape shape = {6, 4};
   const auto errors = run_thread_ranks(2, [&](ThreadLink& link) {
     StateEntry entry = tensor_entry("c", shape, layouts()[0].boxes(shape, link.rank(), 2));
-    std::get<StateTensor>(entry.value).properties.dtype = DType::complex64;  // of equal size
+    std::get<StateTensor>(entry.value).properties->dtype = DType::complex64;  // of equal size
     write_state({std::move(entry)}, storage, link, as_safetensors());
   });
   EXPECT_THAT(errors, Each(""));

@@ -110,7 +110,7 @@ void each_element(const Chunk& chunk, const Box& box, F&& f) {
 inline StateEntry tensor_entry(const std::string& name, const Shape& shape, const std::vector<Box>& boxes,
                                bool padded = false, std::int64_t added = 0) {
   StateTensor tensor;
-  tensor.properties.dtype = DType::int64;
+  tensor.properties->dtype = DType::int64;
   tensor.shape = shape;
   for (const Box& box : boxes) {
     const Chunk chunk = make_chunk(box, padded);
