@@ -67,6 +67,11 @@ class DTensor {
   std::int64_t numel() const;
   /// Throws `Error(unsupported)` on a rank that does not know it: see `from_local` of local shards.
   at::ScalarType scalar_type() const;
+  /// Returns the device of the local tensor or shards; that of the mesh, without an index, if this rank has none.
+  at::Device device() const;
+  /// Returns the strides of the full tensor, in elements, if it is stored densely and in the order of dimensions of the
+  /// local tensor. Throws `Error(unsupported)` if the local part is a LocalShardsWrapper.
+  std::vector<std::int64_t> stride() const;
   bool requires_grad() const;
   DTensor& requires_grad_(bool requires_grad = true);
   /// Returns the boxes that this rank has.

@@ -54,7 +54,13 @@ void register_placement_rule(const std::string& op, PlacementRule rule);
 /// inputs, and for inputs on different meshes.
 DTensor call(const std::string& op, std::span<const DTensor> inputs, const PlacementRule& rule,
              const std::function<at::Tensor(std::span<const DTensor> inputs)>& compute);
-/// As above, with the registered rule only.
+/// As above, for a `compute` that writes the result to the first input's local tensor and returns it. The first input
+/// stays as it is placed; the others are redistributed for that. Returns the first input. Throws `Error(unsupported)`
+/// if no strategy leaves the first input's placements as they are, and `Error(invalid_argument)` for a result of
+/// another size.
+DTensor call_in_place(const std::string& op, std::span<const DTensor> inputs, const PlacementRule& rule,
+                      const std::function<at::Tensor(std::span<const DTensor> inputs)>& compute);
+/// As above, not in place and with the registered rule only.
 DTensor call(const std::string& op, std::span<const DTensor> inputs,
              const std::function<at::Tensor(std::span<const DTensor> inputs)>& compute);
 

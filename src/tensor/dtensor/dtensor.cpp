@@ -2,12 +2,15 @@
 
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
+#include <numeric>
 #include <ostream>
 #include <utility>
 
 #include "tensor/dtensor/mesh_exchange.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/internal/linear.h"
+#include "tessera/layout/byte_ranges.h"
 #include "tessera/tensor/internal/box_view.h"
 #include "tessera/tensor/torch_types.h"
 
@@ -184,6 +187,27 @@ at::ScalarType DTensor::scalar_type() const {
   if (const std::optional<TensorProperties> properties = state_->properties()) return to_scalar_type(properties->dtype);
   fail(ErrorCode::unsupported, "dtype of {}: this rank has no local shard, pass the dtype to DTensor::from_local",
        to_string());
+}
+
+at::Device DTensor::device() const {
+  if (!state_->shards) return state_->local.device();
+  return state_->shards->local_shards().empty() ? at::Device(device_mesh().device_type()) : state_->shards->device();
+}
+
+Sizes DTensor::stride() const {
+  const at::Tensor& local = local_tensor();
+  if (!device_mesh().has_this_rank()) return row_major_strides(size());
+  Sizes inner(size().size());  // dimensions from the outermost to the innermost
+  std::iota(inner.begin(), inner.end(), 0);
+  std::stable_sort(inner.begin(), inner.end(),
+                   [&](std::int64_t a, std::int64_t b) { return local.stride(a) > local.stride(b); });
+  Sizes strides(size().size());
+  std::int64_t stride = 1;
+  for (auto dim = inner.rbegin(); dim != inner.rend(); ++dim) {
+    strides[static_cast<std::size_t>(*dim)] = stride;
+    stride *= std::max<std::int64_t>(size(*dim), 1);
+  }
+  return strides;
 }
 
 std::int64_t DTensor::size(std::int64_t dim) const {

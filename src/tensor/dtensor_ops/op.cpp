@@ -68,11 +68,20 @@ bool only_adds_shards(const OpStrategy& strategy, std::span<const DTensor> input
   return adds;
 }
 
-const OpStrategy& cheapest(const OpRule& rule, std::span<const DTensor> inputs, std::size_t mesh_dim) {
-  const OpStrategy* best = &rule.strategies[0];
+// Returns whether the result can take the place of the first input.
+bool keeps_first_input(const OpStrategy& strategy, std::span<const DTensor> inputs, std::size_t mesh_dim) {
+  const Placement& placement = inputs[0].placements()[mesh_dim];
+  return strategy.inputs[0] == placement && strategy.output == placement;
+}
+
+// Returns null if the op is in place and would move its first input.
+const OpStrategy* cheapest(const OpRule& rule, std::span<const DTensor> inputs, std::size_t mesh_dim,
+                           bool is_in_place) {
+  const OpStrategy* best = is_in_place ? nullptr : &rule.strategies[0];
   double least = std::numeric_limits<double>::infinity();
   for (const OpStrategy& strategy : rule.strategies) {
-    if (!rule.may_shard && only_adds_shards(strategy, inputs, mesh_dim)) continue;
+    if (is_in_place && !keeps_first_input(strategy, inputs, mesh_dim)) continue;
+    if (!is_in_place && !rule.may_shard && only_adds_shards(strategy, inputs, mesh_dim)) continue;
     double cost = 0;
     for (std::size_t i = 0; i < inputs.size(); ++i) {
       const auto ranks = static_cast<double>(inputs[i].device_mesh().shape()[mesh_dim]);
@@ -83,7 +92,7 @@ const OpStrategy& cheapest(const OpRule& rule, std::span<const DTensor> inputs, 
       least = cost;
     }
   }
-  return *best;
+  return best;
 }
 
 void check(const std::string& op, std::span<const DTensor> inputs) {
@@ -136,8 +145,10 @@ std::vector<ProcessGroup> groups_of(std::span<const DTensor> inputs) {
   return groups;
 }
 
+using Compute = std::function<at::Tensor(std::span<const DTensor> inputs)>;
+
 DTensor placed_call(const std::string& op, std::span<const DTensor> inputs, const PlacementRule& own_rule,
-                    const std::function<at::Tensor(std::span<const DTensor> inputs)>& compute) {
+                    const Compute& compute, bool is_in_place) {
   check(op, inputs);
   PlacementRule rule_of = registered(op);
   if (!rule_of) rule_of = own_rule;
@@ -152,9 +163,20 @@ DTensor placed_call(const std::string& op, std::span<const DTensor> inputs, cons
   std::vector<Placements> wanted(inputs.size(), Placements(mesh_dims));
   Placements output(mesh_dims);
   for (std::size_t m = 0; m < mesh_dims; ++m) {
-    const OpStrategy& strategy = cheapest(rule, inputs, m);
-    for (std::size_t i = 0; i < inputs.size(); ++i) wanted[i][m] = strategy.inputs[i];
-    output[m] = strategy.output;
+    const OpStrategy* strategy = cheapest(rule, inputs, m, is_in_place);
+    if (strategy == nullptr) {
+      fail(ErrorCode::unsupported,
+           "{}{}: in place, this would change the placements of the first tensor; redistribute "
+           "it before",
+           op, described(inputs));
+    }
+    for (std::size_t i = 0; i < inputs.size(); ++i) wanted[i][m] = strategy->inputs[i];
+    output[m] = strategy->output;
+  }
+  if (is_in_place && rule.output_size != inputs[0].size()) {
+    fail(ErrorCode::invalid_argument,
+         "{}{}: in place, the result would have size {}, expected that of the first tensor", op, described(inputs),
+         shape_to_string(rule.output_size));
   }
   const MeshLayout layout(rule.output_size, mesh.shape(), output);
   if (!mesh.has_this_rank()) return DTensor(mesh, layout, inputs[0].local_tensor());
@@ -173,12 +195,10 @@ DTensor placed_call(const std::string& op, std::span<const DTensor> inputs, cons
   return DTensor(mesh, layout, compute(placed));
 }
 
-}  // namespace
-
 DTensor call(const std::string& op, std::span<const DTensor> inputs, const PlacementRule& own_rule,
-             const std::function<at::Tensor(std::span<const DTensor> inputs)>& compute) {
+             const Compute& compute, bool is_in_place) {
   try {
-    return placed_call(op, inputs, own_rule, compute);
+    return placed_call(op, inputs, own_rule, compute, is_in_place);
   } catch (...) {
     for (const ProcessGroup& group : groups_of(inputs)) {
       comm::leave_step(group, fmt::format("op '{}' on DTensors", op), std::current_exception());
@@ -187,9 +207,21 @@ DTensor call(const std::string& op, std::span<const DTensor> inputs, const Place
   }
 }
 
-DTensor call(const std::string& op, std::span<const DTensor> inputs,
-             const std::function<at::Tensor(std::span<const DTensor> inputs)>& compute) {
-  return call(op, inputs, nullptr, compute);
+}  // namespace
+
+DTensor call(const std::string& op, std::span<const DTensor> inputs, const PlacementRule& rule,
+             const Compute& compute) {
+  return call(op, inputs, rule, compute, false);
+}
+
+DTensor call(const std::string& op, std::span<const DTensor> inputs, const Compute& compute) {
+  return call(op, inputs, nullptr, compute, false);
+}
+
+DTensor call_in_place(const std::string& op, std::span<const DTensor> inputs, const PlacementRule& rule,
+                      const Compute& compute) {
+  call(op, inputs, rule, compute, true);
+  return inputs[0];
 }
 
 }  // namespace tessera

@@ -1,0 +1,221 @@
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+
+#include <array>
+#include <cmath>
+#include <numbers>
+
+#include "tensor/dtensor_ops/calls.h"
+#include "tensor/torch_errors.h"
+#include "tessera/base/error.h"
+#include "tessera/tensor/dtensor_factories.h"
+#include "tessera/tensor/dtensor_ops.h"
+#include "tessera/tensor/internal/box_view.h"
+
+namespace tessera::dtensor {
+
+namespace {
+
+// Two pairs of 32 random bits: the numbers of two neighboring elements.
+using Words = std::array<std::uint32_t, 4>;
+
+// Philox 4x32, 10 rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011).
+Words philox(std::uint64_t seed, std::uint64_t counter) {
+  Words x = {static_cast<std::uint32_t>(counter), static_cast<std::uint32_t>(counter >> 32), 0, 0};
+  auto key0 = static_cast<std::uint32_t>(seed), key1 = static_cast<std::uint32_t>(seed >> 32);
+  for (int round = 0; round < 10; ++round) {
+    const std::uint64_t a = std::uint64_t{0xD2511F53} * x[0], b = std::uint64_t{0xCD9E8D57} * x[2];
+    x = {static_cast<std::uint32_t>(b >> 32) ^ x[1] ^ key0, static_cast<std::uint32_t>(b),
+         static_cast<std::uint32_t>(a >> 32) ^ x[3] ^ key1, static_cast<std::uint32_t>(a)};
+    key0 += 0x9E3779B9;
+    key1 += 0xBB67AE85;
+  }
+  return x;
+}
+
+// Of 53 bits for a double, else of 24, so that the result is below 1.
+template <typename T>
+T uniform(std::uint32_t high, std::uint32_t low) {
+  if constexpr (std::is_same_v<T, double>) {
+    return static_cast<double>((std::uint64_t{high} << 32 | low) >> 11) * 0x1p-53;
+  } else {
+    return static_cast<float>(high >> 8) * 0x1p-24F;
+  }
+}
+
+// Box and Muller's method.
+template <typename T>
+T normal(std::uint32_t first, std::uint32_t second) {
+  const double radius = std::sqrt(-2 * std::log((static_cast<double>(first) + 1) * 0x1p-32));
+  return static_cast<T>(radius * std::cos(2 * std::numbers::pi * 0x1p-32 * static_cast<double>(second)));
+}
+
+enum class Distribution : std::uint8_t { uniform, normal };
+
+// Writes the numbers of `count` elements of the full tensor from element `first` on.
+template <typename T>
+void fill_run(T* out, std::int64_t count, std::uint64_t first, const PhiloxGenerator& from, Distribution distribution) {
+  Words words = {};
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::uint64_t element = first + static_cast<std::uint64_t>(i);
+    if (i == 0 || element % 2 == 0) words = philox(from.seed, from.offset + element / 2);
+    const std::uint32_t a = words[element % 2 * 2], b = words[element % 2 * 2 + 1];
+    out[i] = distribution == Distribution::uniform ? uniform<T>(a, b) : normal<T>(a, b);
+  }
+}
+
+// Calls run(i, first) for each run of elements of a box that are neighbors in the full tensor: the i-th has the
+// elements from `first` on. All are as long as the last dimension of the box.
+template <typename F>
+void each_run(const Box& box, const Sizes& size, const F& run) {
+  const std::size_t outer = size.empty() ? 0 : size.size() - 1;
+  std::int64_t runs = 1;
+  for (std::size_t d = 0; d < outer; ++d) runs *= box.sizes[d];
+  for (std::int64_t i = 0; i < runs; ++i) {
+    std::int64_t rest = i, first = size.empty() ? 0 : box.offsets[outer], stride = size.empty() ? 1 : size[outer];
+    for (std::size_t d = outer; d-- > 0; stride *= size[d]) {
+      first += (box.offsets[d] + rest % box.sizes[d]) * stride;
+      rest /= box.sizes[d];
+    }
+    run(i, static_cast<std::uint64_t>(first));
+  }
+}
+
+template <typename T>
+at::Tensor random_box(const Box& box, const Sizes& size, const PhiloxGenerator& from, Distribution distribution) {
+  const at::Tensor elements = at::empty(box.sizes, at::CppTypeToScalarType<T>::value);
+  const std::int64_t length = box.sizes.empty() ? 1 : box.sizes.back();
+  T* out = elements.template data_ptr<T>();
+  each_run(box, size,
+           [&](std::int64_t i, std::uint64_t first) { fill_run(out + i * length, length, first, from, distribution); });
+  return elements;
+}
+
+// Returns this rank's local tensor under `layout`, which has no partial placement.
+at::Tensor random_local(const MeshLayout& layout, const Sizes& coordinate, const at::TensorOptions& options,
+                        const PhiloxGenerator& from, Distribution distribution) {
+  const at::ScalarType dtype = c10::typeMetaToScalarType(options.dtype());
+  if (!at::isFloatingType(dtype)) {
+    fail(ErrorCode::invalid_argument, "random tensor of size {} of {}: expected a floating-point dtype",
+         shape_to_string(layout.size()), c10::toString(dtype));
+  }
+  at::Tensor local = at::empty(layout.local_shape(coordinate).sizes, options);
+  if (local.is_meta()) return local;
+  for (const LocalBox& box : layout.local_boxes(coordinate)) {
+    const at::Tensor elements = dtype == at::kDouble ? random_box<double>(box.box, layout.size(), from, distribution)
+                                                     : random_box<float>(box.box, layout.size(), from, distribution);
+    box_view(local, {box.local_offsets, box.box.sizes}).copy_(elements);
+  }
+  return local;
+}
+
+void advance(PhiloxGenerator& generator, std::int64_t elements) {
+  generator.offset += (static_cast<std::uint64_t>(elements) + 1) / 2;
+}
+
+using CreateLocal = std::function<at::Tensor(const MeshLayout& layout, const at::TensorOptions& options)>;
+
+// `create` returns the local tensor under a layout without partial placements.
+DTensor created(const Sizes& size, const DeviceMesh& mesh, Placements placements, const at::TensorOptions& options,
+                const CreateLocal& create) {
+  if (placements.empty()) placements.resize(static_cast<std::size_t>(mesh.ndim()));
+  const MeshLayout wanted(size, mesh.shape(), normalized(placements, size.size()));
+  Placements unreduced = wanted.placements();
+  for (Placement& placement : unreduced) {
+    if (placement.is_partial()) placement = Placement::replicate();
+  }
+  const MeshLayout layout(size, mesh.shape(), unreduced);
+  at::TensorOptions plain = options.requires_grad(false);
+  if (!options.has_device()) plain = plain.device(mesh.device_type());
+  try {
+    const at::Tensor local = mesh.has_this_rank() ? create(layout, plain) : at::empty({0}, plain);
+    const DTensor result = DTensor(mesh, layout, local).redistribute(wanted.placements(), false);
+    return result.detach().requires_grad_(options.requires_grad());
+  } catch (...) {
+    rethrow_as_error(fmt::format("DTensor of size {}", shape_to_string(size)));
+  }
+}
+
+}  // namespace
+
+DTensor empty(const Sizes& size, const DeviceMesh& mesh, Placements placements, const at::TensorOptions& options) {
+  return created(size, mesh, std::move(placements), options, [&](const MeshLayout& layout, const at::TensorOptions& o) {
+    return at::empty(layout.local_shape(*mesh.coordinate()).sizes, o);
+  });
+}
+
+DTensor full(const Sizes& size, const at::Scalar& value, const DeviceMesh& mesh, Placements placements,
+             const at::TensorOptions& options) {
+  return created(size, mesh, std::move(placements), options, [&](const MeshLayout& layout, const at::TensorOptions& o) {
+    return at::full(layout.local_shape(*mesh.coordinate()).sizes, value, o);
+  });
+}
+
+DTensor zeros(const Sizes& size, const DeviceMesh& mesh, Placements placements, const at::TensorOptions& options) {
+  return full(size, 0, mesh, std::move(placements), options.dtype(options.dtype()));
+}
+
+DTensor ones(const Sizes& size, const DeviceMesh& mesh, Placements placements, const at::TensorOptions& options) {
+  return full(size, 1, mesh, std::move(placements), options.dtype(options.dtype()));
+}
+
+namespace {
+
+DTensor random(const Sizes& size, const DeviceMesh& mesh, PhiloxGenerator& generator, Placements placements,
+               const at::TensorOptions& options, Distribution distribution) {
+  DTensor result =
+      created(size, mesh, std::move(placements), options, [&](const MeshLayout& layout, const at::TensorOptions& o) {
+        return random_local(layout, *mesh.coordinate(), o, generator, distribution);
+      });
+  advance(generator, result.numel());
+  return result;
+}
+
+at::TensorOptions options_of(const DTensor& like) {
+  return at::TensorOptions().dtype(like.scalar_type()).device(like.device());
+}
+
+}  // namespace
+
+DTensor rand(const Sizes& size, const DeviceMesh& mesh, PhiloxGenerator& generator, Placements placements,
+             const at::TensorOptions& options) {
+  return random(size, mesh, generator, std::move(placements), options, Distribution::uniform);
+}
+
+DTensor randn(const Sizes& size, const DeviceMesh& mesh, PhiloxGenerator& generator, Placements placements,
+              const at::TensorOptions& options) {
+  return random(size, mesh, generator, std::move(placements), options, Distribution::normal);
+}
+
+DTensor empty_like(const DTensor& like) {
+  return empty(like.size(), like.device_mesh(), like.placements(), options_of(like));
+}
+DTensor zeros_like(const DTensor& like) {
+  return zeros(like.size(), like.device_mesh(), like.placements(), options_of(like));
+}
+DTensor ones_like(const DTensor& like) {
+  return ones(like.size(), like.device_mesh(), like.placements(), options_of(like));
+}
+DTensor full_like(const DTensor& like, const at::Scalar& value) {
+  return full(like.size(), value, like.device_mesh(), like.placements(), options_of(like));
+}
+
+DTensor dropout(const DTensor& x, double p, PhiloxGenerator& generator) {
+  if (!(p >= 0 && p <= 1)) fail(ErrorCode::invalid_argument, "dropout with probability {}: expected 0 to 1", p);
+  const PhiloxGenerator from = generator;
+  advance(generator, x.numel());
+  return call(
+      "dropout", {&x, 1}, [](Inputs inputs) { return rules::elementwise("dropout", inputs, true); },
+      [&](Inputs inputs) -> at::Tensor {
+        const at::Tensor& local = inputs[0].local_tensor();
+        if (p == 1) return local * 0;
+        // The same numbers for all ranks of a partial mesh dimension.
+        const MeshLayout layout(x.size(), inputs[0].device_mesh().shape(), inputs[0].grad_placements());
+        const at::Tensor numbers =
+            random_local(layout, *inputs[0].device_mesh().coordinate(),
+                         local.options().dtype(at::kFloat).requires_grad(false), from, Distribution::uniform);
+        return local * numbers.ge(p).to(local.scalar_type()) / (1 - p);
+      });
+}
+
+}  // namespace tessera::dtensor

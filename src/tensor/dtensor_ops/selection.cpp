@@ -1,0 +1,207 @@
+#include <ATen/ops/cat.h>
+#include <ATen/ops/gather.h>
+#include <ATen/ops/index_select.h>
+
+#include <algorithm>
+
+#include "tensor/dtensor_ops/calls.h"
+#include "tessera/base/error.h"
+#include "tessera/tensor/dtensor_ops.h"
+
+namespace tessera::dtensor {
+
+namespace {
+
+void check_any(const char* op, const std::vector<DTensor>& tensors) {
+  if (tensors.empty()) fail(ErrorCode::invalid_argument, "{}: no tensors, expected at least one", op);
+}
+
+// Returns the map of an op that changes dimension `dim`, or removes it and so moves those after it.
+rules::DimMap without(const DTensor& x, std::int64_t dim, bool removes) {
+  rules::DimMap map = same_dims(x);
+  const auto d = static_cast<std::size_t>(dim);
+  for (std::size_t after = d + 1; removes && after < map.size(); ++after) map[after] = after - 1;
+  map[d] = std::nullopt;
+  return map;
+}
+
+// Returns x with no shard along `dim`.
+DTensor unsharded(const DTensor& x, std::int64_t dim) {
+  Placements placements = x.placements();
+  for (Placement& placement : placements) {
+    if (placement.is_shard(dim)) placement = Placement::replicate();
+  }
+  return x.redistribute(placements, false);
+}
+
+// Of LibTorch's numbers in slices and indices, which are symbolic in some versions.
+template <typename Number>
+std::int64_t to_number(const Number& number) {
+  if constexpr (std::is_integral_v<Number>) {
+    return number;
+  } else {
+    return number.expect_int();
+  }
+}
+
+}  // namespace
+
+DTensor cat(const std::vector<DTensor>& tensors, std::int64_t dim) {
+  check_any("cat", tensors);
+  const std::int64_t along = rules::dim_from_front("cat", dim, tensors[0].dim());
+  return call(
+      "cat", tensors, [&](Inputs inputs) { return rules::cat(inputs, static_cast<std::size_t>(along)); },
+      [&](Inputs inputs) {
+        std::vector<at::Tensor> locals;
+        for (const DTensor& input : inputs) locals.push_back(input.local_tensor());
+        return at::cat(locals, along);
+      });
+}
+
+DTensor stack(const std::vector<DTensor>& tensors, std::int64_t dim) {
+  check_any("stack", tensors);
+  const std::int64_t along = rules::dim_from_front("stack", dim, tensors[0].dim() + 1);
+  std::vector<DTensor> rows;
+  for (const DTensor& tensor : tensors) rows.push_back(unsqueeze(tensor, along));
+  return cat(rows, along);
+}
+
+DTensor slice(const DTensor& x, std::int64_t dim, std::int64_t begin, std::int64_t end, std::int64_t step) {
+  const std::int64_t along = rules::dim_from_front("slice", dim, x.dim());
+  if (step < 1) fail(ErrorCode::invalid_argument, "slice with step {}: expected a step of at least 1", step);
+  const std::int64_t length = x.size(along);
+  const auto place = [&](std::int64_t n) { return std::clamp<std::int64_t>(n < 0 ? n + length : n, 0, length); };
+  const std::int64_t first = place(begin), last = std::max(place(end), first);
+  if (first == 0 && last == length && step == 1) return x;
+  Sizes size = x.size();
+  size[static_cast<std::size_t>(along)] = (last - first + step - 1) / step;
+  return mapped("slice", x, size, without(x, along, false),
+                [&](const at::Tensor& local, const Sizes&) { return local.slice(along, first, last, step); });
+}
+
+DTensor narrow(const DTensor& x, std::int64_t dim, std::int64_t begin, std::int64_t length) {
+  const std::int64_t along = rules::dim_from_front("narrow", dim, x.dim()), size = x.size(along);
+  const std::int64_t first = begin < 0 ? begin + size : begin;
+  if (first < 0 || length < 0 || first > size - length) {
+    fail(ErrorCode::invalid_argument, "narrow dimension {} of size {} to {} elements from {}: expected them within it",
+         along, size, length, begin);
+  }
+  return slice(x, along, first, first + length);
+}
+
+DTensor select(const DTensor& x, std::int64_t dim, std::int64_t index) {
+  const std::int64_t along = rules::dim_from_front("select", dim, x.dim()), length = x.size(along);
+  if (index < -length || index >= length) {
+    fail(ErrorCode::invalid_argument, "select index {} of dimension {} of size {}: expected {} to {}", index, along,
+         length, -length, length - 1);
+  }
+  Sizes size = x.size();
+  size.erase(size.begin() + along);
+  return mapped("select", x, size, without(x, along, true),
+                [&](const at::Tensor& local, const Sizes&) { return local.select(along, index); });
+}
+
+std::vector<DTensor> split(const DTensor& x, const Sizes& sizes, std::int64_t dim) {
+  const std::int64_t along = rules::dim_from_front("split", dim, x.dim());
+  std::int64_t end = 0;
+  for (const std::int64_t size : sizes) {
+    if (size < 0) fail(ErrorCode::invalid_argument, "split in {}: expected no negative size", shape_to_string(sizes));
+    end += size;
+  }
+  if (end != x.size(along)) {
+    fail(ErrorCode::invalid_argument, "split dimension {} of size {} in {}: expected sizes that add up to it", along,
+         x.size(along), shape_to_string(sizes));
+  }
+  const DTensor full = unsharded(x, along);  // once, not for each part
+  std::vector<DTensor> parts;
+  std::int64_t begin = 0;
+  for (const std::int64_t size : sizes) {
+    parts.push_back(narrow(full, along, begin, size));
+    begin += size;
+  }
+  return parts;
+}
+
+std::vector<DTensor> split(const DTensor& x, std::int64_t size, std::int64_t dim) {
+  const std::int64_t length = x.size(rules::dim_from_front("split", dim, x.dim()));
+  if (size < 1) fail(ErrorCode::invalid_argument, "split in parts of {}: expected at least 1", size);
+  Sizes sizes(static_cast<std::size_t>(std::max<std::int64_t>((length + size - 1) / size, 1)), size);
+  sizes.back() = length - size * static_cast<std::int64_t>(sizes.size() - 1);
+  return split(x, sizes, dim);
+}
+
+std::vector<DTensor> chunk(const DTensor& x, std::int64_t chunks, std::int64_t dim) {
+  const std::int64_t length = x.size(rules::dim_from_front("chunk", dim, x.dim()));
+  if (chunks < 1) fail(ErrorCode::invalid_argument, "chunk in {}: expected at least 1 chunk", chunks);
+  return split(x, std::max<std::int64_t>((length + chunks - 1) / chunks, 1), dim);
+}
+
+DTensor index(const DTensor& x, const std::vector<at::indexing::TensorIndex>& indices) {
+  const auto takes_dim = [](const at::indexing::TensorIndex& i) { return !i.is_none() && !i.is_ellipsis(); };
+  const std::int64_t taken = std::count_if(indices.begin(), indices.end(), takes_dim);
+  if (taken > x.dim()) {
+    fail(ErrorCode::invalid_argument, "index of {}: {} indices, expected at most {}", x.to_string(), taken, x.dim());
+  }
+  DTensor result = x;
+  std::int64_t dim = 0;
+  for (const at::indexing::TensorIndex& i : indices) {
+    if (i.is_none()) {
+      result = unsqueeze(result, dim++);
+    } else if (i.is_ellipsis()) {
+      dim += x.dim() - taken;
+    } else if (i.is_integer()) {
+      result = select(result, dim, to_number(i.integer()));
+    } else if (i.is_slice()) {
+      result =
+          slice(result, dim, to_number(i.slice().start()), to_number(i.slice().stop()), to_number(i.slice().step()));
+      ++dim;
+    } else {
+      fail(
+          ErrorCode::unsupported,
+          "index of {} by a tensor or a bool: expected numbers, slices, None and Ellipsis; see index_select and gather",
+          x.to_string());
+    }
+  }
+  return result;
+}
+
+DTensor index_select(const DTensor& x, std::int64_t dim, const DTensor& index) {
+  const std::int64_t along = rules::dim_from_front("index_select", dim, x.dim());
+  const std::vector<DTensor> both = {x, index};
+  return call(
+      "index_select", both, [&](Inputs inputs) { return rules::index_select(inputs, static_cast<std::size_t>(along)); },
+      [&](Inputs inputs) { return at::index_select(inputs[0].local_tensor(), along, inputs[1].local_tensor()); });
+}
+
+namespace {
+
+// Looks up the elements that this rank has; zeros for others.
+at::Tensor gather_here(const DTensor& x, std::int64_t dim, const at::Tensor& index) {
+  const at::Tensor& local = x.local_tensor();
+  const std::int64_t length = x.size(dim);
+  if (index.numel() > 0 && !index.ge(0).logical_and(index.lt(length)).all().item<bool>()) {
+    fail(ErrorCode::invalid_argument, "gather along dimension {}: an index is out of range, expected 0 to {}", dim,
+         length - 1);
+  }
+  const LocalPlaces here = local_places(x, dim, index);
+  if (local.size(dim) == 0) {
+    return at::zeros(index.sizes(), local.options().requires_grad(false)).add(local.sum());  // tracked by autograd
+  }
+  return at::gather(local, dim, here.places).mul(here.is_here.to(local.scalar_type()));
+}
+
+}  // namespace
+
+DTensor gather(const DTensor& x, std::int64_t dim, const DTensor& index) {
+  const std::int64_t along = rules::dim_from_front("gather", dim, x.dim());
+  const std::vector<DTensor> both = {x, index};
+  return call(
+      "gather", both, [&](Inputs inputs) { return rules::gather(inputs, static_cast<std::size_t>(along)); },
+      [&](Inputs inputs) {
+        return is_sharded_along(inputs[0], along)
+                   ? gather_here(inputs[0], along, inputs[1].local_tensor())
+                   : at::gather(inputs[0].local_tensor(), along, inputs[1].local_tensor());
+      });
+}
+
+}  // namespace tessera::dtensor

@@ -1,0 +1,190 @@
+// Factories of DTensors, random numbers by place, and dropout.
+
+#include <ATen/ATen.h>
+#include <ATen/core/PhiloxRNGEngine.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "support/error_matchers.h"
+#include "tensor/mesh_support.h"
+#include "tessera/comm/local_ranks.h"
+#include "tessera/tensor/dtensor_factories.h"
+#include "tessera/tensor/dtensor_ops.h"
+
+namespace tessera {
+namespace {
+
+using testing::cross;
+using testing::indexed;
+using testing::local_of;
+using testing::Sizes;
+
+const Placement R = Placement::replicate(), S0 = Placement::shard(0), S1 = Placement::shard(1),
+                P = Placement::partial();
+const Placements kChoices = {
+    R, S0, S1, Placement::strided_shard(0, 2), Placement::strided_shard(1, 2), P, Placement::partial(ReduceOp::max)};
+const std::vector<Sizes> kMeshes = {{1}, {3}, {2, 2}, {2, 3}};
+
+// Returns the tensor that `create` creates in one process, after comparing those on all meshes with it.
+template <typename Create>
+at::Tensor same_on_all_meshes(const Create& create) {
+  at::Tensor expected;
+  run_local(1,
+            [&](const ProcessGroup& group) { expected = create(DeviceMesh(group, {1}), Placements()).full_tensor(); });
+  for (const Sizes& shape : kMeshes) {
+    run_local(static_cast<int>(mesh_size(shape)), [&](const ProcessGroup& group) {
+      const DeviceMesh mesh(group, shape);
+      for (const Placements& placements : cross(kChoices, shape.size())) {
+        const DTensor tensor = create(mesh, placements);
+        EXPECT_EQ(tensor.placements(), placements);
+        const at::Tensor full = tensor.full_tensor();
+        EXPECT_EQ(full.scalar_type(), expected.scalar_type());
+        const bool is_partial = std::any_of(placements.begin(), placements.end(),
+                                            [](const Placement& placement) { return placement.is_partial(); });
+        // Ranks divide a partial tensor among them, which rounds.
+        EXPECT_TRUE(is_partial ? at::allclose(full, expected, 1e-2, 1e-6) : at::equal(full, expected))
+            << to_string(placements) << full << expected;
+      }
+    });
+  }
+  return expected;
+}
+
+TEST(DTensorFactoryTest, ConstantsAreTheSameOnAnyMesh) {
+  EXPECT_TRUE(at::equal(same_on_all_meshes([](const DeviceMesh& mesh, const Placements& placements) {
+                          return dtensor::zeros({5, 4}, mesh, placements, at::kDouble);
+                        }),
+                        at::zeros({5, 4}, at::kDouble)));
+  EXPECT_TRUE(at::equal(same_on_all_meshes([](const DeviceMesh& mesh, const Placements& placements) {
+                          return dtensor::ones({5, 4}, mesh, placements);
+                        }),
+                        at::ones({5, 4})));
+  EXPECT_TRUE(at::equal(same_on_all_meshes([](const DeviceMesh& mesh, const Placements& placements) {
+                          return dtensor::full_like(dtensor::empty({5, 4}, mesh, placements, at::kHalf), 2.5);
+                        }),
+                        at::full({5, 4}, 2.5, at::kHalf)));
+  EXPECT_TRUE(at::equal(same_on_all_meshes([](const DeviceMesh& mesh, const Placements& placements) {
+                          return dtensor::full({5, 4}, 7, mesh, placements);
+                        }),
+                        at::full({5, 4}, 7)));
+}
+
+TEST(DTensorFactoryTest, RandomNumbersAreTheSameOnAnyMesh) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
+    for (const bool is_normal : {false, true}) {
+      const at::Tensor first = same_on_all_meshes([&](const DeviceMesh& mesh, const Placements& placements) {
+        PhiloxGenerator generator(17);
+        const auto draw = is_normal ? dtensor::randn : dtensor::rand;
+        draw({7}, mesh, generator, {}, at::kDouble);  // an odd number before
+        EXPECT_EQ(generator, PhiloxGenerator(17, 4));
+        DTensor tensor = draw({7, 6}, mesh, generator, placements, dtype);
+        EXPECT_EQ(generator, PhiloxGenerator(17, 25));
+        return tensor;
+      });
+      EXPECT_EQ(first.scalar_type(), dtype);
+    }
+  }
+}
+
+// The numbers are Philox's, as in LibTorch's generator on CUDA: words 0 and 1 for even elements, 2 and 3 for odd ones.
+TEST(DTensorFactoryTest, TheNumbersArePhiloxs) {
+  run_local(1, [](const ProcessGroup& group) {
+    for (const std::uint64_t seed : {std::uint64_t{0}, std::uint64_t{17}, std::uint64_t{0xFEDCBA9876543210}}) {
+      for (const std::uint64_t offset : {std::uint64_t{0}, std::uint64_t{5}, std::uint64_t{0x1FFFFFFFE}}) {
+        PhiloxGenerator generator(seed, offset);
+        const at::Tensor ours = dtensor::rand({8}, DeviceMesh(group, {1}), generator, {}, at::kDouble).full_tensor();
+        at::Philox4_32 theirs(seed, 0, offset);
+        for (std::int64_t i = 0; i < 8; ++i) {
+          const std::uint64_t high = theirs(), low = theirs();
+          EXPECT_EQ(ours[i].item<double>(), static_cast<double>((high << 32 | low) >> 11) / 9007199254740992.0);
+        }
+      }
+    }
+  });
+}
+
+TEST(DTensorFactoryTest, TheDistributionsAreAsNamed) {
+  run_local(1, [](const ProcessGroup& group) {
+    const DeviceMesh mesh(group, {1});
+    PhiloxGenerator generator(1);
+    for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
+      const at::Tensor uniform = dtensor::rand({1000, 1000}, mesh, generator, {}, dtype).full_tensor();
+      EXPECT_TRUE(uniform.ge(0).logical_and(uniform.lt(1)).all().item<bool>());
+      EXPECT_NEAR(uniform.mean().item<double>(), 0.5, 0.002);
+      EXPECT_NEAR(uniform.var().item<double>(), 1.0 / 12, 0.001);
+      const at::Tensor normal = dtensor::randn({1000, 1000}, mesh, generator, {}, dtype).full_tensor();
+      EXPECT_TRUE(normal.isfinite().all().item<bool>());
+      EXPECT_NEAR(normal.mean().item<double>(), 0, 0.005);
+      EXPECT_NEAR(normal.var().item<double>(), 1, 0.01);
+      EXPECT_NEAR(normal.lt(-1).to(at::kDouble).mean().item<double>(), 0.15866, 0.002);
+      EXPECT_NEAR(normal.gt(2).to(at::kDouble).mean().item<double>(), 0.02275, 0.001);
+      // Neighbors are independent.
+      EXPECT_NEAR((normal.slice(1, 1) * normal.slice(1, 0, -1)).mean().item<double>(), 0, 0.005);
+    }
+  });
+}
+
+TEST(DTensorFactoryTest, OptionsGiveDeviceAndRequiresGrad) {
+  run_local(2, [](const ProcessGroup& group) {
+    const DeviceMesh mesh(group, {2});
+    const DTensor leaf = dtensor::ones({3, 2}, mesh, {Placement::shard(-2)}, at::TensorOptions().requires_grad(true));
+    EXPECT_TRUE(leaf.requires_grad() && leaf.local_tensor().is_leaf());
+    EXPECT_EQ(leaf.placements(), Placements{S0});
+    EXPECT_EQ(leaf.device(), at::Device(at::kCPU));
+    PhiloxGenerator generator(3);
+    const DTensor meta = dtensor::rand({3, 2}, mesh, generator, {S0}, at::TensorOptions().device(at::kMeta));
+    EXPECT_TRUE(meta.local_tensor().is_meta());
+    EXPECT_EQ(dtensor::zeros_like(meta).device(), at::Device(at::kMeta));
+    EXPECT_EQ(meta.full_tensor().sizes(), (Sizes{3, 2}));
+    EXPECT_TRUE(at::equal(dtensor::ones_like(leaf).full_tensor(), at::ones({3, 2})));
+    EXPECT_ERROR(dtensor::rand({2}, mesh, generator, {}, at::kLong), ErrorCode::invalid_argument,
+                 "random tensor of size [2] of Long: expected a floating-point dtype");
+    EXPECT_ERROR(dtensor::zeros({-1}, mesh), ErrorCode::invalid_argument, "expected no negative size");
+    EXPECT_ERROR(dtensor::zeros({2}, mesh, {}, at::TensorOptions().dtype(at::kLong).requires_grad(true)),
+                 ErrorCode::invalid_argument, "DTensor of size [2]");
+    EXPECT_ERROR(dtensor::zeros({2}, mesh, {S1}), ErrorCode::invalid_argument, "dimension");
+  });
+}
+
+TEST(DropoutTest, TheSameElementsAreZeroOnAnyMesh) {
+  at::Tensor expected;
+  const at::Tensor full = indexed({7, 6});
+  for (const Sizes& shape : kMeshes) {
+    run_local(static_cast<int>(mesh_size(shape)), [&](const ProcessGroup& group) {
+      const DeviceMesh mesh(group, shape);
+      for (const Placements& placements : cross({R, S0, S1, P}, shape.size())) {
+        const MeshLayout layout({7, 6}, shape, placements);
+        const at::Tensor leaf = local_of(full, layout, *mesh.coordinate()).set_requires_grad(true);
+        const DTensor x = DTensor::from_local(leaf, mesh, placements, {Sizes{7, 6}});
+        PhiloxGenerator generator(5);
+        const DTensor result = dtensor::dropout(x, 0.25, generator);
+        EXPECT_EQ(generator, PhiloxGenerator(5, 21));
+        EXPECT_TRUE(mesh.size() == 1 || result.placements() == placements) << "something is sent";
+        const at::Tensor found = result.full_tensor();
+        found.sum().backward();
+        if (shape == Sizes{1}) expected = found.detach();
+        EXPECT_TRUE(at::allclose(found, expected)) << to_string(placements);
+        EXPECT_TRUE(at::allclose(x.grad()->full_tensor() * full, expected)) << to_string(placements);
+      }
+    });
+  }
+  const at::Tensor kept = expected / full;
+  EXPECT_TRUE(kept.eq(0).logical_or((kept - 1 / 0.75).abs().lt(1e-12)).all().item<bool>());
+  const auto zeros = kept.eq(0).sum().item<std::int64_t>();
+  EXPECT_THAT(zeros, ::testing::AllOf(::testing::Gt(3), ::testing::Lt(19)));
+}
+
+TEST(DropoutTest, ProbabilitiesAtTheEnds) {
+  run_local(1, [](const ProcessGroup& group) {
+    const DeviceMesh mesh(group, {1});
+    const DTensor x = DTensor::from_local(indexed({4}), mesh);
+    PhiloxGenerator generator(5);
+    EXPECT_TRUE(at::equal(dtensor::dropout(x, 0, generator).full_tensor(), indexed({4})));
+    EXPECT_TRUE(at::equal(dtensor::dropout(x, 1, generator).full_tensor(), at::zeros({4}, at::kDouble)));
+    EXPECT_ERROR(dtensor::dropout(x, -0.1, generator), ErrorCode::invalid_argument,
+                 "dropout with probability -0.1: expected 0 to 1");
+  });
+}
+
+}  // namespace
+}  // namespace tessera
