@@ -24,6 +24,9 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from pytorch_ranks import run_ranks
 
 SIZES = [[8, 4], [5, 7], [2, 3]]
+RISING = torch.arange(24, dtype=torch.float64).view(6, 4) * 1e-3  # no two elements are equal
+ROWS = torch.tensor([3, 0, 1, 1, 2, 0])
+TARGETS = torch.tensor([3, 0, -100, 1, 2, 0])
 PAIRS = 120  # of placements, at most, on a mesh of several dimensions
 # Earlier versions reorder elements when they redistribute strided shards, and sum a partial maximum when they shard it.
 IS_LATE = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 14)
@@ -117,6 +120,29 @@ class Cases:
             ("layer_norm", [[6, 4], [4], [4]], lambda x, w, b: F.layer_norm(x, [4], w, b)),
             ("sum", [[6, 4]], lambda x: x.sum(0)),
             ("mean", [[6, 4]], torch.mean),
+            ("sub_scalar", [[6, 4]], lambda x: (x - 2) * 3 / 7),
+            ("clamp", [[6, 4]], lambda x: torch.clamp(x, -3, 4)),
+            ("where", [[6, 4], [6, 4]], lambda x, y: torch.where(x > y, x, y)),
+            ("addmm", [[5], [6, 4], [4, 5]], lambda x, a, b: torch.addmm(x, a, b, beta=0.5, alpha=2)),
+            ("bmm", [[4, 6, 3], [4, 3, 5]], torch.bmm),
+            ("log_softmax", [[6, 4]], lambda x: torch.log_softmax(x, -1)),
+            ("var", [[6, 4]], lambda x: x.var(0)),
+            ("norm", [[6, 4]], lambda x: torch.linalg.vector_norm(x, 2, dim=1)),
+            ("cumsum", [[6, 4]], lambda x: x.cumsum(0)),
+            ("topk", [[6, 4]], lambda x: torch.topk(x + self.replicated(RISING), 2, dim=0).values),
+            ("view", [[12, 4]], lambda x: x.reshape(4, 3, 4)),
+            ("flatten", [[6, 4]], torch.flatten),
+            ("permute", [[6, 4, 2]], lambda x: x.permute(2, 0, 1)),
+            ("unsqueeze", [[6, 4]], lambda x: x.unsqueeze(1)),
+            ("cat", [[6, 4], [2, 4]], lambda x, y: torch.cat([x, y])),
+            ("stack", [[6, 4], [6, 4]], lambda x, y: torch.stack([x, y], 1)),
+            ("split", [[6, 4]], lambda x: torch.split(x, [2, 4])[1]),
+            ("slice", [[6, 4]], lambda x: x[1:5:2]),
+            ("select", [[6, 4]], lambda x: x.select(0, -2)),
+            ("gather", [[6, 4]], lambda x: torch.gather(x, 1, self.replicated(ROWS.view(6, 1)))),
+            ("index_select", [[6, 4]], lambda x: torch.index_select(x, 1, self.replicated(ROWS))),
+            ("cross_entropy", [[6, 4]], lambda x: F.cross_entropy(x, self.replicated(TARGETS))),
+            ("smooth", [[6, 4]], lambda x: F.cross_entropy(x, self.replicated(TARGETS), label_smoothing=0.1)),
         ]
         for name, sizes, f in table:
             choices = [
@@ -126,6 +152,9 @@ class Cases:
             every = list(itertools.product(*choices))
             for placements in every if len(every) <= 24 else self.random.sample(every, 24):
                 self.op(name, sizes, placements, f)
+
+    def replicated(self, tensor):
+        return DTensor.from_local(tensor, self.mesh, [Replicate()] * self.mesh.ndim, run_check=False)
 
     def op(self, name, sizes, placements, f):
         leaves, tensors = zip(*(self.from_local(size, p) for size, p in zip(sizes, placements)))

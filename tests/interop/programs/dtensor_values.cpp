@@ -92,6 +92,36 @@ DTensor result_of(const std::string& name, const std::vector<DTensor>& inputs) {
   if (name == "layer_norm") return dtensor::layer_norm(inputs[0], {4}, inputs[1], inputs[2]);
   if (name == "sum") return dtensor::sum(inputs[0], {0});
   if (name == "mean") return dtensor::mean(inputs[0]);
+  if (name == "sub_scalar") return (inputs[0] - 2) * 3 / 7;
+  if (name == "clamp") return dtensor::clamp(inputs[0], -3, 4);
+  if (name == "where") return dtensor::where(dtensor::gt(inputs[0], inputs[1]), inputs[0], inputs[1]);
+  if (name == "addmm") return dtensor::addmm(inputs[0], inputs[1], inputs[2], 0.5, 2);
+  if (name == "bmm") return dtensor::matmul(inputs[0], inputs[1]);
+  if (name == "log_softmax") return dtensor::log_softmax(inputs[0], -1);
+  if (name == "var") return dtensor::var(inputs[0], {0});
+  if (name == "norm") return dtensor::vector_norm(inputs[0], 2, {1});
+  if (name == "cumsum") return dtensor::cumsum(inputs[0], 0);
+  if (name == "view") return dtensor::reshape(inputs[0], {4, 3, 4});
+  if (name == "flatten") return dtensor::flatten(inputs[0]);
+  if (name == "permute") return dtensor::permute(inputs[0], {2, 0, 1});
+  if (name == "unsqueeze") return dtensor::unsqueeze(inputs[0], 1);
+  if (name == "cat") return dtensor::cat({inputs[0], inputs[1]});
+  if (name == "stack") return dtensor::stack({inputs[0], inputs[1]}, 1);
+  if (name == "split") return dtensor::split(inputs[0], Sizes{2, 4})[1];
+  if (name == "slice") return dtensor::slice(inputs[0], 0, 1, 5, 2);
+  if (name == "select") return dtensor::select(inputs[0], 0, -2);
+  const auto on_mesh = [&](const at::Tensor& full) { return DTensor::from_local(full, inputs[0].device_mesh()); };
+  // These tensors are in make_dtensor_values.py too.
+  const at::Tensor rising = at::arange(24, at::kDouble).view({6, 4}) * 1e-3;
+  const at::Tensor rows = at::tensor({3, 0, 1, 1, 2, 0}, at::kLong);
+  const at::Tensor targets = at::tensor({3, 0, -100, 1, 2, 0}, at::kLong);
+  if (name == "topk") return dtensor::topk(inputs[0] + on_mesh(rising), 2, 0).values;
+  if (name == "gather") return dtensor::gather(inputs[0], 1, on_mesh(rows.view({6, 1})));
+  if (name == "index_select") return dtensor::index_select(inputs[0], 1, on_mesh(rows));
+  if (name == "cross_entropy") return dtensor::cross_entropy(inputs[0], on_mesh(targets));
+  dtensor::LossOptions smooth;
+  smooth.label_smoothing = 0.1;
+  if (name == "smooth") return dtensor::cross_entropy(inputs[0], on_mesh(targets), smooth);
   fail(ErrorCode::unsupported, "no op {}", name);
 }
 
