@@ -18,7 +18,7 @@ def load_model(path):
         if name.startswith("model.")
     }
     model = {name: torch.zeros(size, dtype=torch.float64) for name, size in sizes.items()}
-    dcp.load({"model": model}, checkpoint_id=path, no_dist=True)
+    dcp.load({"model": model}, checkpoint_id=path)
     return model
 
 

@@ -35,6 +35,12 @@ DTensor rand(const std::vector<std::int64_t>& size, const DeviceMesh& mesh, Phil
 DTensor randn(const std::vector<std::int64_t>& size, const DeviceMesh& mesh, PhiloxGenerator& generator,
               Placements placements = {}, const at::TensorOptions& options = {});
 
+// Initialize x in place, without recording gradients. Advance the generator by the elements of x. Throw
+// `Error(unsupported)` if x is partial. `kaiming_uniform_` needs two dimensions or more. PyTorch: torch/nn/init.py.
+DTensor uniform_(const DTensor& x, PhiloxGenerator& generator, double low = 0, double high = 1);
+DTensor normal_(const DTensor& x, PhiloxGenerator& generator, double mean = 0, double std = 1);
+DTensor kaiming_uniform_(const DTensor& x, PhiloxGenerator& generator, double a = 0);
+
 // With the size, mesh, placements, dtype and device of `like`.
 DTensor empty_like(const DTensor& like);
 DTensor zeros_like(const DTensor& like);

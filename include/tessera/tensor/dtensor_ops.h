@@ -43,7 +43,7 @@ DTensor square(const DTensor& x);
 DTensor tanh(const DTensor& x);
 DTensor clamp(const DTensor& x, const std::optional<at::Scalar>& min, const std::optional<at::Scalar>& max);
 DTensor clone(const DTensor& x);                     ///< linear
-DTensor to(const DTensor& x, at::ScalarType dtype);  ///< linear
+DTensor to(const DTensor& x, at::ScalarType dtype);  ///< linear if every value has an equal in a floating-point `dtype`
 DTensor logical_not(const DTensor& x);
 
 // Both tensors are broadcast to a common size.
@@ -95,6 +95,7 @@ DTensor div_(const DTensor& x, const at::Scalar& b);   ///< linear
 DTensor copy_(const DTensor& x, const DTensor& from);  ///< linear
 DTensor fill_(const DTensor& x, const at::Scalar& value);
 DTensor zero_(const DTensor& x);  ///< linear
+DTensor masked_fill_(const DTensor& x, const DTensor& mask, const at::Scalar& value);
 
 // --- products
 
@@ -102,7 +103,7 @@ DTensor zero_(const DTensor& x);  ///< linear
 /// is a row on the left and a column on the right. Along a mesh dimension, it can shard the rows of a, the columns of
 /// b, the other dimensions, or both tensors along k, which makes the result partial.
 DTensor matmul(const DTensor& a, const DTensor& b);
-/// Returns beta * x + alpha * (a @ b); x is broadcast.
+/// Returns beta * x + alpha * matmul(a, b); x is broadcast. Also for batches, as at::baddbmm.
 DTensor addmm(const DTensor& x, const DTensor& a, const DTensor& b, const at::Scalar& beta = 1,
               const at::Scalar& alpha = 1);
 /// x is [..., in], weight [out, in], bias [out]. If the weight is sharded by rows, the result is sharded along its last
@@ -126,6 +127,10 @@ DTensor scaled_dot_product_attention(const DTensor& query, const DTensor& key, c
 DTensor layer_norm(const DTensor& x, const std::vector<std::int64_t>& normalized_shape,
                    const std::optional<DTensor>& weight = std::nullopt,
                    const std::optional<DTensor>& bias = std::nullopt, double eps = 1e-5);
+/// As above, divides by the root of the mean square instead: x * rsqrt(mean(x^2) + eps) * weight. `eps` is by default
+/// the smallest number e of the dtype with 1 + e != 1.
+DTensor rms_norm(const DTensor& x, const std::vector<std::int64_t>& normalized_shape,
+                 const std::optional<DTensor>& weight = std::nullopt, std::optional<double> eps = std::nullopt);
 // If x is sharded along `dim`, it stays so: the ranks exchange maxima and sums only.
 DTensor softmax(const DTensor& x, std::int64_t dim);
 DTensor log_softmax(const DTensor& x, std::int64_t dim);
@@ -134,18 +139,39 @@ DTensor sum(const DTensor& x, const std::vector<std::int64_t>& dims = {}, bool k
 DTensor mean(const DTensor& x, const std::vector<std::int64_t>& dims = {}, bool keepdim = false);  ///< linear
 DTensor amax(const DTensor& x, const std::vector<std::int64_t>& dims = {}, bool keepdim = false);
 DTensor amin(const DTensor& x, const std::vector<std::int64_t>& dims = {}, bool keepdim = false);
+DTensor prod(const DTensor& x, const std::vector<std::int64_t>& dims = {}, bool keepdim = false);
+/// Returns log(sum(exp(x))), without overflow.
+DTensor logsumexp(const DTensor& x, const std::vector<std::int64_t>& dims = {}, bool keepdim = false);
+// Return whether all, or any, of the elements are not 0; bool.
+DTensor all(const DTensor& x, const std::vector<std::int64_t>& dims = {}, bool keepdim = false);
+DTensor any(const DTensor& x, const std::vector<std::int64_t>& dims = {}, bool keepdim = false);
 /// `correction` is 1 for the sample variance, 0 for that of a population.
 DTensor var(const DTensor& x, const std::vector<std::int64_t>& dims = {}, std::int64_t correction = 1,
             bool keepdim = false);
-/// Returns (sum |x|^p)^(1/p); the greatest |x| if p is infinite. p > 0. The gradient of a norm of 0 is 0.
+DTensor std(const DTensor& x, const std::vector<std::int64_t>& dims = {}, std::int64_t correction = 1,
+            bool keepdim = false);
+/// Returns (sum |x|^p)^(1/p); the greatest |x| if p is infinite, the least if it is -infinite, and the number of
+/// elements that are not 0 if p is 0. The gradient of a norm of 0 is 0.
 DTensor vector_norm(const DTensor& x, double p = 2, const std::vector<std::int64_t>& dims = {}, bool keepdim = false);
 // These unshard `dim`.
 DTensor argmax(const DTensor& x, std::int64_t dim, bool keepdim = false);
+DTensor argmin(const DTensor& x, std::int64_t dim, bool keepdim = false);
 DTensor cumsum(const DTensor& x, std::int64_t dim);
-struct TopK {
+DTensor cumprod(const DTensor& x, std::int64_t dim);
+DTensor flip(const DTensor& x, const std::vector<std::int64_t>& dims);
+struct ValuesAndIndices {
   DTensor values, indices;
 };
-TopK topk(const DTensor& x, std::int64_t k, std::int64_t dim = -1, bool largest = true);
+ValuesAndIndices max(const DTensor& x, std::int64_t dim, bool keepdim = false);
+ValuesAndIndices min(const DTensor& x, std::int64_t dim, bool keepdim = false);
+ValuesAndIndices sort(const DTensor& x, std::int64_t dim = -1, bool descending = false);
+ValuesAndIndices topk(const DTensor& x, std::int64_t k, std::int64_t dim = -1, bool largest = true);
+
+/// Any other op of this kind: `compute` computes along `dims` of the first input, for each place in the other
+/// dimensions by itself, and the result has the same size. The op unshards these dimensions, and replicates the other
+/// inputs.
+DTensor along_dims(const std::string& op, const std::vector<DTensor>& inputs, const std::vector<std::int64_t>& dims,
+                   const std::function<at::Tensor(std::span<const DTensor> inputs)>& compute);
 
 // --- views: these rearrange elements, and are linear for every kind of partial. Unlike ATen's, a result may share
 // memory with x or not.
@@ -174,6 +200,8 @@ std::vector<DTensor> chunk(const DTensor& x, std::int64_t chunks, std::int64_t d
 DTensor slice(const DTensor& x, std::int64_t dim, std::int64_t begin, std::int64_t end, std::int64_t step = 1);
 DTensor narrow(const DTensor& x, std::int64_t dim, std::int64_t begin, std::int64_t length);
 DTensor select(const DTensor& x, std::int64_t dim, std::int64_t index);
+/// Returns select(x, dim, i) for each i.
+std::vector<DTensor> unbind(const DTensor& x, std::int64_t dim = 0);
 /// As at::Tensor::index with numbers, slices, `None` and `Ellipsis`: `index(x, {Slice(1, 3), Ellipsis, 0})`. Throws
 /// `Error(unsupported)` for tensors of indices: see `index_select` and `gather`.
 DTensor index(const DTensor& x, const std::vector<at::indexing::TensorIndex>& indices);

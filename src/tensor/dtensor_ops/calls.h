@@ -40,6 +40,13 @@ DTensor along_dims(const char* op, const std::vector<DTensor>& inputs, const Siz
       op, inputs, [&](Inputs given) { return rules::along_dims(given, unsharded_dims); }, f);
 }
 
+// For an op of one tensor; `f` takes a local tensor.
+template <typename F>
+DTensor along_dims(const char* op, const DTensor& x, const Sizes& unsharded_dims, const F& f) {
+  return along_dims(op, std::vector<DTensor>{x}, unsharded_dims,
+                    [&](Inputs inputs) -> at::Tensor { return f(inputs[0].local_tensor()); });
+}
+
 // `f` takes a local tensor and the dimensions, from the front. For `partial` see rules::reduction.
 template <typename F>
 DTensor reduction(const char* op, const DTensor& x, const Sizes& dims, bool keepdim, std::optional<Placement> partial,

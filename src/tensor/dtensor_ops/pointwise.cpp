@@ -102,7 +102,8 @@ DTensor clone(const DTensor& x) {
   return unary("clone", x, kLinear, [](const Tensor& t) { return t.clone(); });
 }
 DTensor to(const DTensor& x, at::ScalarType dtype) {
-  return unary("to", x, at::isFloatingType(dtype) ? kLinear : kNone, [&](const Tensor& t) { return t.to(dtype); });
+  const bool keeps_values = at::isFloatingType(dtype) && at::promoteTypes(x.scalar_type(), dtype) == dtype;
+  return unary("to", x, keeps_values ? kLinear : kNone, [&](const Tensor& t) { return t.to(dtype); });
 }
 DTensor logical_not(const DTensor& x) {
   return unary("logical_not", x, kNone, [](const Tensor& t) { return at::logical_not(t); });
@@ -260,6 +261,10 @@ DTensor div_(const DTensor& x, const Scalar& b) {
 }
 DTensor fill_(const DTensor& x, const Scalar& value) {
   return unary_in_place("fill_", x, kNone, [&](const Tensor& t) { t.fill_(value); });
+}
+DTensor masked_fill_(const DTensor& x, const DTensor& mask, const Scalar& value) {
+  return binary_in_place("masked_fill_", x, mask, kNone,
+                         [&](const Tensor& t, const Tensor& m) { t.masked_fill_(m, value); });
 }
 DTensor zero_(const DTensor& x) {
   return unary_in_place("zero_", x, kLinear, [](const Tensor& t) { t.zero_(); });

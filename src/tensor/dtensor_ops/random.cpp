@@ -187,6 +187,47 @@ DTensor randn(const Sizes& size, const DeviceMesh& mesh, PhiloxGenerator& genera
   return random(size, mesh, generator, std::move(placements), options, Distribution::normal);
 }
 
+namespace {
+
+// Fills x by f(numbers), in place.
+template <typename F>
+DTensor initialized(const char* op, const DTensor& x, PhiloxGenerator& generator, Distribution distribution,
+                    const F& f) {
+  const at::NoGradGuard no_grad;
+  const PhiloxGenerator from = generator;
+  advance(generator, x.numel());
+  return call_in_place(
+      op, {&x, 1}, [&](Inputs inputs) { return rules::elementwise(op, inputs, false); },
+      [&](Inputs inputs) -> at::Tensor {
+        const at::Tensor& local = inputs[0].local_tensor();
+        local.copy_(f(random_local(x.layout(), *x.device_mesh().coordinate(), local.options().requires_grad(false),
+                                   from, distribution)));
+        return local;
+      });
+}
+
+}  // namespace
+
+DTensor uniform_(const DTensor& x, PhiloxGenerator& generator, double low, double high) {
+  return initialized("uniform_", x, generator, Distribution::uniform,
+                     [&](const at::Tensor& numbers) { return numbers * (high - low) + low; });
+}
+
+DTensor normal_(const DTensor& x, PhiloxGenerator& generator, double mean, double std) {
+  return initialized("normal_", x, generator, Distribution::normal,
+                     [&](const at::Tensor& numbers) { return numbers * std + mean; });
+}
+
+DTensor kaiming_uniform_(const DTensor& x, PhiloxGenerator& generator, double a) {
+  if (x.dim() < 2) {
+    fail(ErrorCode::invalid_argument, "kaiming_uniform_ of size {}: expected two dimensions or more",
+         shape_to_string(x.size()));
+  }
+  const double fan_in = static_cast<double>(x.numel()) / static_cast<double>(std::max<std::int64_t>(x.size(0), 1));
+  const double bound = std::sqrt(6 / ((1 + a * a) * std::max(fan_in, 1.0)));
+  return uniform_(x, generator, -bound, bound);
+}
+
 DTensor empty_like(const DTensor& like) {
   return empty(like.size(), like.device_mesh(), like.placements(), options_of(like));
 }

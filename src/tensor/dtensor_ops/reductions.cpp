@@ -1,17 +1,25 @@
 #include <ATen/ops/amax.h>
 #include <ATen/ops/amin.h>
-#include <ATen/ops/argmax.h>
+#include <ATen/ops/cumprod.h>
 #include <ATen/ops/cumsum.h>
 #include <ATen/ops/equal.h>
+#include <ATen/ops/flip.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/layer_norm.h>
 #include <ATen/ops/log_softmax.h>
+#include <ATen/ops/max.h>
+#include <ATen/ops/min.h>
+#include <ATen/ops/prod.h>
+#include <ATen/ops/rsqrt.h>
 #include <ATen/ops/softmax.h>
+#include <ATen/ops/sort.h>
+#include <ATen/ops/square.h>
 #include <ATen/ops/sum.h>
 #include <ATen/ops/topk.h>
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 #include <tuple>
 
@@ -52,24 +60,48 @@ DTensor shifted(const DTensor& x, std::int64_t dim) {
 
 }  // namespace
 
-DTensor layer_norm(const DTensor& x, const Sizes& normalized_shape, const std::optional<DTensor>& weight,
-                   const std::optional<DTensor>& bias, double eps) {
+namespace {
+
+// Returns the last dimensions, whose sizes must be `normalized_shape`.
+Sizes last_dims(const char* op, const DTensor& x, const Sizes& normalized_shape) {
   Sizes last(x.size().end() - static_cast<std::ptrdiff_t>(std::min(normalized_shape.size(), x.size().size())),
              x.size().end());
   if (last != normalized_shape || last.empty()) {
-    fail(ErrorCode::invalid_argument, "layer_norm of size {} over {}: expected the sizes of its last dimensions",
+    fail(ErrorCode::invalid_argument, "{} of size {} over {}: expected the sizes of its last dimensions", op,
          shape_to_string(x.size()), shape_to_string(normalized_shape));
   }
+  Sizes over(normalized_shape.size());
+  std::iota(over.begin(), over.end(), x.dim() - static_cast<std::int64_t>(over.size()));
+  return over;
+}
+
+}  // namespace
+
+DTensor layer_norm(const DTensor& x, const Sizes& normalized_shape, const std::optional<DTensor>& weight,
+                   const std::optional<DTensor>& bias, double eps) {
+  const Sizes over = last_dims("layer_norm", x, normalized_shape);
   std::vector<DTensor> inputs = {x};
   if (weight) inputs.push_back(*weight);
   if (bias) inputs.push_back(*bias);
-  Sizes over(normalized_shape.size());
-  std::iota(over.begin(), over.end(), x.dim() - static_cast<std::int64_t>(over.size()));
   return along_dims("layer_norm", inputs, over, [&](Inputs local) {
     std::size_t next = 1;
     const at::Tensor scale = weight ? local[next++].local_tensor() : at::Tensor();
     return at::layer_norm(local[0].local_tensor(), normalized_shape, scale,
                           bias ? local[next].local_tensor() : at::Tensor(), eps);
+  });
+}
+
+DTensor rms_norm(const DTensor& x, const Sizes& normalized_shape, const std::optional<DTensor>& weight,
+                 std::optional<double> eps) {
+  const Sizes over = last_dims("rms_norm", x, normalized_shape);
+  std::vector<DTensor> inputs = {x};
+  if (weight) inputs.push_back(*weight);
+  return along_dims("rms_norm", inputs, over, [&](Inputs local) {
+    const at::Tensor& t = local[0].local_tensor();
+    const double added = eps.value_or(t.scalar_type() == at::kDouble ? std::numeric_limits<double>::epsilon()
+                                                                     : std::numeric_limits<float>::epsilon());
+    const at::Tensor result = t * at::rsqrt(at::square(t).mean(over, true) + added);
+    return weight ? result * local[1].local_tensor() : result;
   });
 }
 
@@ -79,7 +111,7 @@ DTensor softmax(const DTensor& x, std::int64_t dim) {
     const DTensor exponentials = exp(shifted(x, over));
     return to(div(exponentials, sum(exponentials, {over}, true)), x.scalar_type());
   }
-  return along_dims("softmax", {x}, {over}, [&](Inputs local) { return at::softmax(local[0].local_tensor(), over); });
+  return along_dims("softmax", x, {over}, [&](const at::Tensor& t) { return at::softmax(t, over); });
 }
 
 DTensor log_softmax(const DTensor& x, std::int64_t dim) {
@@ -88,8 +120,7 @@ DTensor log_softmax(const DTensor& x, std::int64_t dim) {
     const DTensor shift = shifted(x, over);
     return to(sub(shift, log(sum(exp(shift), {over}, true))), x.scalar_type());
   }
-  return along_dims("log_softmax", {x}, {over},
-                    [&](Inputs local) { return at::log_softmax(local[0].local_tensor(), over); });
+  return along_dims("log_softmax", x, {over}, [&](const at::Tensor& t) { return at::log_softmax(t, over); });
 }
 
 DTensor sum(const DTensor& x, const Sizes& dims, bool keepdim) {
@@ -119,9 +150,39 @@ DTensor var(const DTensor& x, const Sizes& dims, std::int64_t correction, bool k
   return div(sum(square(deviations), dims, keepdim), std::max(count, 0.0));
 }
 
+DTensor std(const DTensor& x, const Sizes& dims, std::int64_t correction, bool keepdim) {
+  return sqrt(var(x, dims, correction, keepdim));
+}
+
+DTensor prod(const DTensor& x, const Sizes& dims, bool keepdim) {
+  // The gradient needs the factors of the other ranks.
+  const std::optional<Placement> partial =
+      x.requires_grad() ? std::nullopt : std::optional(Placement::partial(ReduceOp::product));
+  return reduction("prod", x, dims, keepdim, partial, [&](at::Tensor t, const Sizes& over) {
+    for (auto dim = over.rbegin(); dim != over.rend(); ++dim) t = at::prod(t, *dim, keepdim);
+    return t;
+  });
+}
+
+DTensor logsumexp(const DTensor& x, const Sizes& dims, bool keepdim) {
+  const DTensor greatest = amax(x.detach(), dims, true);
+  const DTensor shift = masked_fill(greatest, eq(abs(greatest), std::numeric_limits<double>::infinity()), 0);
+  const DTensor result = add(log(sum(exp(sub(x, shift)), dims, true)), shift);
+  return keepdim ? result : sum(result, dims);  // over dimensions of size 1
+}
+
+DTensor any(const DTensor& x, const Sizes& dims, bool keepdim) {
+  return to(amax(to(ne(x, 0), at::kByte), dims, keepdim), at::kBool);
+}
+
+DTensor all(const DTensor& x, const Sizes& dims, bool keepdim) {
+  return to(amin(to(ne(x, 0), at::kByte), dims, keepdim), at::kBool);
+}
+
 DTensor vector_norm(const DTensor& x, double p, const Sizes& dims, bool keepdim) {
-  if (!(p > 0)) fail(ErrorCode::invalid_argument, "vector_norm of order {}: expected an order greater than 0", p);
-  if (std::isinf(p)) return amax(abs(x), dims, keepdim);
+  if (std::isnan(p)) fail(ErrorCode::invalid_argument, "vector_norm of order {}: expected a number", p);
+  if (std::isinf(p)) return p > 0 ? amax(abs(x), dims, keepdim) : amin(abs(x), dims, keepdim);
+  if (p == 0) return sum(to(ne(x.detach(), 0), x.scalar_type()), dims, keepdim);
   if (p == 1) return sum(abs(x), dims, keepdim);
   const DTensor powers = sum(p == 2 ? square(x) : pow(abs(x), p), dims, keepdim);
   // The root has no gradient at 0: take that of the root of 1, times 0.
@@ -130,32 +191,91 @@ DTensor vector_norm(const DTensor& x, double p, const Sizes& dims, bool keepdim)
   return masked_fill(p == 2 ? sqrt(safe) : pow(safe, 1 / p), is_zero, 0);
 }
 
-DTensor argmax(const DTensor& x, std::int64_t dim, bool keepdim) {
-  const std::int64_t over = rules::dim_from_front("argmax", dim, x.dim());
-  return reduction("argmax", x.detach(), {over}, keepdim, std::nullopt,
-                   [&](const at::Tensor& t, const Sizes&) { return at::argmax(t, over, keepdim); });
-}
+DTensor argmax(const DTensor& x, std::int64_t dim, bool keepdim) { return max(x.detach(), dim, keepdim).indices; }
+DTensor argmin(const DTensor& x, std::int64_t dim, bool keepdim) { return min(x.detach(), dim, keepdim).indices; }
 
 DTensor cumsum(const DTensor& x, std::int64_t dim) {
   const std::int64_t over = rules::dim_from_front("cumsum", dim, x.dim());
-  return along_dims("cumsum", {x}, {over}, [&](Inputs local) { return at::cumsum(local[0].local_tensor(), over); });
+  return along_dims("cumsum", x, {over}, [&](const at::Tensor& t) { return at::cumsum(t, over); });
 }
 
-TopK topk(const DTensor& x, std::int64_t k, std::int64_t dim, bool largest) {
-  const std::int64_t over = rules::dim_from_front("topk", dim, x.dim());
+DTensor cumprod(const DTensor& x, std::int64_t dim) {
+  const std::int64_t over = rules::dim_from_front("cumprod", dim, x.dim());
+  return along_dims("cumprod", x, {over}, [&](const at::Tensor& t) { return at::cumprod(t, over); });
+}
+
+DTensor flip(const DTensor& x, const Sizes& dims) {
+  if (dims.empty()) return x;
+  const Sizes over = rules::dims_from_front("flip", dims, x.dim());
+  return along_dims("flip", x, over, [&](const at::Tensor& t) { return at::flip(t, over); });
+}
+
+DTensor along_dims(const std::string& op, const std::vector<DTensor>& inputs, const Sizes& dims,
+                   const std::function<at::Tensor(Inputs inputs)>& compute) {
+  if (inputs.empty()) fail(ErrorCode::invalid_argument, "{}: no inputs, expected at least one DTensor", op);
+  const Sizes over = rules::dims_from_front(op.c_str(), dims, inputs[0].dim());
+  return call(
+      op, inputs, [&](Inputs given) { return rules::along_dims(given, over); }, compute);
+}
+
+namespace {
+
+using Pair = std::tuple<at::Tensor, at::Tensor>;
+
+// `f` returns the local values and their indices along `dim`.
+template <typename F>
+ValuesAndIndices with_indices(const char* op, const DTensor& x, const PlacementRule& rule, const F& f) {
   at::Tensor indices = at::full({0}, 0, at::kLong);  // on a rank outside of the mesh
-  const auto rule = [&](Inputs inputs) {
-    OpRule given = rules::along_dims(inputs, {over});
-    given.output_size[static_cast<std::size_t>(over)] = k;
-    return given;
-  };
-  DTensor values = call("topk", {&x, 1}, rule, [&](Inputs inputs) {
+  DTensor values = call(op, {&x, 1}, rule, [&](Inputs inputs) {
     at::Tensor found;
-    std::tie(found, indices) = at::topk(inputs[0].local_tensor(), k, over, largest);
+    std::tie(found, indices) = f(inputs[0].local_tensor());
     return found;
   });
   DTensor places(values.device_mesh(), values.layout(), indices);
   return {std::move(values), std::move(places)};
+}
+
+// `f` reduces dimension `over`.
+template <typename F>
+ValuesAndIndices extremes(const char* op, const DTensor& x, std::int64_t dim, bool keepdim, const F& f) {
+  const std::int64_t over = rules::dim_from_front(op, dim, x.dim());
+  const auto rule = [&](Inputs inputs) { return rules::reduction(inputs[0], {over}, keepdim, std::nullopt); };
+  return with_indices(op, x, rule, [&](const at::Tensor& t) { return f(t, over); });
+}
+
+// `f` leaves `length` elements along dimension `over`.
+template <typename F>
+ValuesAndIndices ordered(const char* op, const DTensor& x, std::int64_t dim, std::optional<std::int64_t> length,
+                         const F& f) {
+  const std::int64_t over = rules::dim_from_front(op, dim, x.dim());
+  const auto rule = [&](Inputs inputs) {
+    OpRule given = rules::along_dims(inputs, {over});
+    if (length) given.output_size[static_cast<std::size_t>(over)] = *length;
+    return given;
+  };
+  return with_indices(op, x, rule, [&](const at::Tensor& t) { return f(t, over); });
+}
+
+}  // namespace
+
+ValuesAndIndices max(const DTensor& x, std::int64_t dim, bool keepdim) {
+  return extremes("max", x, dim, keepdim,
+                  [&](const at::Tensor& t, std::int64_t over) -> Pair { return at::max(t, over, keepdim); });
+}
+
+ValuesAndIndices min(const DTensor& x, std::int64_t dim, bool keepdim) {
+  return extremes("min", x, dim, keepdim,
+                  [&](const at::Tensor& t, std::int64_t over) -> Pair { return at::min(t, over, keepdim); });
+}
+
+ValuesAndIndices sort(const DTensor& x, std::int64_t dim, bool descending) {
+  return ordered("sort", x, dim, std::nullopt,
+                 [&](const at::Tensor& t, std::int64_t over) -> Pair { return at::sort(t, over, descending); });
+}
+
+ValuesAndIndices topk(const DTensor& x, std::int64_t k, std::int64_t dim, bool largest) {
+  return ordered("topk", x, dim, k,
+                 [&](const at::Tensor& t, std::int64_t over) -> Pair { return at::topk(t, k, over, largest); });
 }
 
 bool equal(const DTensor& a, const DTensor& b) {

@@ -101,6 +101,14 @@ DTensor select(const DTensor& x, std::int64_t dim, std::int64_t index) {
                 [&](const at::Tensor& local, const Sizes&) { return local.select(along, index); });
 }
 
+std::vector<DTensor> unbind(const DTensor& x, std::int64_t dim) {
+  const std::int64_t along = rules::dim_from_front("unbind", dim, x.dim());
+  const DTensor full = unsharded(x, along);  // once, not for each part
+  std::vector<DTensor> parts;
+  for (std::int64_t i = 0; i < x.size(along); ++i) parts.push_back(select(full, along, i));
+  return parts;
+}
+
 std::vector<DTensor> split(const DTensor& x, const Sizes& sizes, std::int64_t dim) {
   const std::int64_t along = rules::dim_from_front("split", dim, x.dim());
   std::int64_t end = 0;

@@ -40,6 +40,8 @@ std::vector<Case> cases() {
       {"mul_number", [](D x, D) { return dtensor::mul_(x, 2); }, [](T x, T) { return x * 2; }, true},
       {"div_number", [](D x, D) { return dtensor::div_(x, 2); }, [](T x, T) { return x / 2; }, true},
       {"fill_", [](D x, D) { return dtensor::fill_(x, 2); }, [](T x, T) { return at::full_like(x, 2); }, false},
+      {"masked_fill_", [](D x, D row) { return dtensor::masked_fill_(x, dtensor::gt(row, 22), 5); },
+       [](T x, T row) { return x.masked_fill(row.gt(22), 5); }, false},
       {"zero_", [](D x, D) { return dtensor::zero_(x); }, [](T x, T) { return at::zeros_like(x); }, true},
   };
 }

@@ -146,6 +146,42 @@ TEST(DTensorFactoryTest, OptionsGiveDeviceAndRequiresGrad) {
   });
 }
 
+TEST(DTensorInitTest, AParameterIsTheSameOnAnyMesh) {
+  at::Tensor expected;
+  for (const Sizes& shape : kMeshes) {
+    run_local(static_cast<int>(mesh_size(shape)), [&](const ProcessGroup& group) {
+      const DeviceMesh mesh(group, shape);
+      for (const Placements& placements : cross({R, S0, S1, Placement::strided_shard(0, 2)}, shape.size())) {
+        PhiloxGenerator generator(9);
+        const DTensor x =
+            dtensor::zeros({40, 6}, mesh, placements, at::TensorOptions().dtype(at::kDouble).requires_grad(true));
+        std::vector<at::Tensor> found = {dtensor::uniform_(x, generator, -3, 5).full_tensor().detach().clone()};
+        found.push_back(dtensor::normal_(x, generator, 2, 0.5).full_tensor().detach().clone());
+        found.push_back(dtensor::kaiming_uniform_(x, generator, 2).full_tensor().detach().clone());
+        EXPECT_TRUE(x.requires_grad() && x.local_tensor().is_leaf());
+        EXPECT_EQ(generator, PhiloxGenerator(9, 360));
+        const at::Tensor all = at::stack(found);
+        if (shape == Sizes{1}) expected = all;
+        EXPECT_TRUE(at::equal(all, expected)) << to_string(placements);
+      }
+    });
+  }
+  const double bound = std::sqrt(6.0 / (5 * 6));
+  EXPECT_TRUE(expected[0].ge(-3).logical_and(expected[0].lt(5)).all().item<bool>());
+  EXPECT_NEAR(expected[0].mean().item<double>(), 1, 0.5);
+  EXPECT_NEAR(expected[1].mean().item<double>(), 2, 0.15);
+  EXPECT_NEAR(expected[1].std().item<double>(), 0.5, 0.1);
+  EXPECT_NEAR(expected[2].abs().max().item<double>(), bound, 0.05 * bound);
+  run_local(2, [](const ProcessGroup& group) {
+    const DeviceMesh mesh(group, {2});
+    PhiloxGenerator generator(9);
+    EXPECT_ERROR(dtensor::uniform_(dtensor::zeros({3}, mesh, {P}), generator), ErrorCode::unsupported,
+                 "would change the placements");
+    EXPECT_ERROR(dtensor::kaiming_uniform_(dtensor::zeros({3}, mesh), generator), ErrorCode::invalid_argument,
+                 "expected two dimensions or more");
+  });
+}
+
 TEST(DropoutTest, TheSameElementsAreZeroOnAnyMesh) {
   at::Tensor expected;
   const at::Tensor full = indexed({7, 6});
