@@ -121,7 +121,7 @@ class Cases:
             ("sum", [[6, 4]], lambda x: x.sum(0)),
             ("mean", [[6, 4]], torch.mean),
             ("sub_scalar", [[6, 4]], lambda x: (x - 2) * 3 / 7),
-            ("clamp", [[6, 4]], lambda x: torch.clamp(x, -3, 4)),
+            ("clamp", [[6, 4]], lambda x: torch.clamp(x, -3.5, 4.5)),
             ("where", [[6, 4], [6, 4]], lambda x, y: torch.where(x > y, x, y)),
             ("addmm", [[5], [6, 4], [4, 5]], lambda x, a, b: torch.addmm(x, a, b, beta=0.5, alpha=2)),
             ("bmm", [[4, 6, 3], [4, 3, 5]], torch.bmm),
@@ -157,6 +157,8 @@ class Cases:
         return DTensor.from_local(tensor, self.mesh, [Replicate()] * self.mesh.ndim, run_check=False)
 
     def op(self, name, sizes, placements, f):
+        if not IS_LATE and name == "gather" and ["S", 1] in placements[0]:
+            return  # a rank without columns raises, and the others wait for it
         leaves, tensors = zip(*(self.from_local(size, p) for size, p in zip(sizes, placements)))
         try:
             result = f(*tensors)
