@@ -33,9 +33,11 @@ Words philox(std::uint64_t seed, std::uint64_t counter) {
   return x;
 }
 
-// Of 53 bits for a double, else of 24, so that the result is below 1.
+enum class Distribution : std::uint8_t { uniform, normal };
+
+// Returns a number of [0, 1), of 53 random bits for a double, else of 24, so that it is below 1 in its type.
 template <typename T>
-T uniform(std::uint32_t high, std::uint32_t low) {
+T unit(std::uint32_t high, std::uint32_t low) {
   if constexpr (std::is_same_v<T, double>) {
     return static_cast<double>((std::uint64_t{high} << 32 | low) >> 11) * 0x1p-53;
   } else {
@@ -43,24 +45,24 @@ T uniform(std::uint32_t high, std::uint32_t low) {
   }
 }
 
-// Box and Muller's method.
+// Returns the numbers of the elements 2 * counter and 2 * counter + 1; normal ones by Box and Muller's method.
 template <typename T>
-T normal(std::uint32_t first, std::uint32_t second) {
-  const double radius = std::sqrt(-2 * std::log((static_cast<double>(first) + 1) * 0x1p-32));
-  return static_cast<T>(radius * std::cos(2 * std::numbers::pi * 0x1p-32 * static_cast<double>(second)));
+std::array<T, 2> numbers_of(std::uint64_t seed, std::uint64_t counter, Distribution distribution) {
+  const Words words = philox(seed, counter);
+  if (distribution == Distribution::uniform) return {unit<T>(words[0], words[1]), unit<T>(words[2], words[3])};
+  const double radius = std::sqrt(-2 * std::log(unit<double>(words[0], words[1]) + 0x1p-53));
+  const double angle = 2 * std::numbers::pi * unit<double>(words[2], words[3]);
+  return {static_cast<T>(radius * std::cos(angle)), static_cast<T>(radius * std::sin(angle))};
 }
-
-enum class Distribution : std::uint8_t { uniform, normal };
 
 // Writes the numbers of `count` elements of the full tensor from element `first` on.
 template <typename T>
 void fill_run(T* out, std::int64_t count, std::uint64_t first, const PhiloxGenerator& from, Distribution distribution) {
-  Words words = {};
+  std::array<T, 2> numbers = {};
   for (std::int64_t i = 0; i < count; ++i) {
     const std::uint64_t element = first + static_cast<std::uint64_t>(i);
-    if (i == 0 || element % 2 == 0) words = philox(from.seed, from.offset + element / 2);
-    const std::uint32_t a = words[element % 2 * 2], b = words[element % 2 * 2 + 1];
-    out[i] = distribution == Distribution::uniform ? uniform<T>(a, b) : normal<T>(a, b);
+    if (i == 0 || element % 2 == 0) numbers = numbers_of<T>(from.seed, from.offset + element / 2, distribution);
+    out[i] = numbers[element % 2];
   }
 }
 
