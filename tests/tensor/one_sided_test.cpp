@@ -193,13 +193,29 @@ std::vector<OneSidedCall> sharded_calls(const ProcessGroup& group) {
   };
   return {
       {"gather of a sharded tensor",
-       {"another root", "a root too high", "another size", "another dtype", "another out", "out of another dtype"},
+       {"another root", "a root too high", "another size", "another dtype", "another out", "out of another dtype",
+        "a gathered dtype", "a gathered dtype without a conversion"},
        [=](const ProcessGroup& g, const std::string& mistake) {
          const int root = mistake == "another root" ? 1 : mistake == "a root too high" ? g.size() : 0;
          at::Tensor out = g.rank() == 0 ? at::empty({12, 4}) : at::Tensor();
          if (mistake == "another out") out = out.defined() ? at::Tensor() : at::empty({12, 4});
          if (mistake == "out of another dtype") out = at::empty({12, 4}, at::kDouble);
-         tensor_of(g, mistake).gather(root, out);
+         std::optional<at::ScalarType> dtype;
+         if (mistake == "a gathered dtype") dtype = at::kDouble;
+         if (mistake == "a gathered dtype without a conversion") dtype = at::kQInt8;
+         tensor_of(g, mistake).gather(root, out, dtype);
+       }},
+      {"gather of a sharded tensor",
+       {"another gathered dtype", "no gathered dtype", "a real out", "a real gathered dtype"},
+       [=](const ProcessGroup& g, const std::string& mistake) {
+         const ShardedTensor tensor = testing::shard(testing::indexed({12, 4}, at::kComplexFloat), rows, g);
+         at::Tensor out = g.rank() == 0 ? at::empty({12, 4}, at::kComplexFloat) : at::Tensor();
+         std::optional<at::ScalarType> dtype = at::kComplexDouble;
+         if (mistake == "another gathered dtype") dtype = at::kComplexHalf;
+         if (mistake == "no gathered dtype") dtype.reset();
+         if (mistake == "a real gathered dtype") dtype = at::kFloat;
+         if (mistake == "a real out") out = at::empty({12, 4});
+         tensor.gather(0, out, dtype);
        }},
       {"reshard a sharded tensor",
        {"a null spec", "another spec", "another size", "another dtype"},

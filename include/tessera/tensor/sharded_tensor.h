@@ -124,7 +124,18 @@ class ShardedTensor {
   const at::Tensor& local_tensor() const;
   const ProcessGroup& process_group() const;
   const Sizes& size() const { return metadata().size; }
+  /// Returns the size of dimension `dim`; a negative one counts from the end. Throws `Error(invalid_argument)` unless
+  /// -dim() <= dim < dim().
+  std::int64_t size(std::int64_t dim) const;
+  /// Returns the number of dimensions.
+  std::int64_t dim() const { return static_cast<std::int64_t>(size().size()); }
+  /// Returns the number of elements of the full tensor.
+  std::int64_t numel() const;
   at::ScalarType scalar_type() const;
+  /// Returns the device of this rank's first shard. On a rank without shards, returns the current CUDA device if the
+  /// group's backend is NCCL, and otherwise CPU, as PyTorch does with Gloo: tensor_device in
+  /// torch/distributed/_shard/sharded_tensor/_ops/tensor_ops.py.
+  at::Device device() const;
   bool requires_grad() const { return metadata().tensor_properties.requires_grad; }
   bool init_rrefs() const;
   bool is_pinned() const { return metadata().tensor_properties.pin_memory; }
@@ -160,9 +171,15 @@ class ShardedTensor {
   /// `Error(invalid_argument)` if this tensor requires grad and the new dtype cannot.
   ShardedTensor to(const ToOptions& options) const;
 
-  /// Gathers the shards into `out` on rank `dst`, which must have this size and dtype and be contiguous. On other
-  /// ranks, `out` must be undefined. Every rank sends its shards once.
-  void gather(int dst = 0, const at::Tensor& out = {}) const;
+  /// Gathers the shards into `out` on rank `dst`, which must have this size and be contiguous. On other ranks, `out`
+  /// must be undefined. Every rank sends its shards once.
+  ///
+  /// If `dtype` is given, every rank converts its elements to it before it sends them, and `out` may be of any dtype,
+  /// to which the received elements are converted again. Otherwise `out` must have this tensor's dtype, which PyTorch
+  /// calls enforce_dtype. All ranks must call it with the same `dst` and `dtype`. Every rank throws
+  /// `Error(invalid_argument)` if they differ, if any rank's `out` is wrong, and for a conversion that LibTorch does
+  /// not have or that drops imaginary parts.
+  void gather(int dst = 0, const at::Tensor& out = {}, std::optional<at::ScalarType> dtype = std::nullopt) const;
 
   /// Reshards this tensor by `spec`: from any spec to any other, with any number of shards on a rank. Sends only the
   /// elements whose rank changes. All ranks must pass the same spec. Does nothing if the tensor already has this spec.

@@ -104,6 +104,18 @@ const ShardedTensor::SpecPtr& ShardedTensor::shared_spec() const { return state_
 const std::vector<Shard>& ShardedTensor::local_shards() const { return state_->local_shards; }
 const ProcessGroup& ShardedTensor::process_group() const { return state_->group; }
 bool ShardedTensor::init_rrefs() const { return state_->init_rrefs; }
+std::int64_t ShardedTensor::size(std::int64_t dim) const {
+  const std::int64_t dims = this->dim();
+  if (dim < -dims || dim >= dims) {
+    fail(ErrorCode::invalid_argument, "size of dimension {} of a sharded tensor of size {}: {}", dim,
+         shape_to_string(size()),
+         dims == 0 ? "it has no dimensions" : fmt::format("expected a dimension of {} to {}", -dims, dims - 1));
+  }
+  return size()[static_cast<std::size_t>(dim < 0 ? dim + dims : dim)];
+}
+
+std::int64_t ShardedTensor::numel() const { return volume(Box::full(size())); }
+
 at::ScalarType ShardedTensor::scalar_type() const { return to_scalar_type(metadata().tensor_properties.dtype); }
 
 const at::Tensor& ShardedTensor::local_tensor() const {

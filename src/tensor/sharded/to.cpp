@@ -31,6 +31,11 @@ void place_on(ShardMetadata& shard, const at::Device& device) {
 
 }  // namespace
 
+at::Device ShardedTensor::device() const {
+  if (!local_shards().empty()) return local_shards()[0].tensor.device();
+  return process_group().backend() == "nccl" ? current_cuda_device() : at::Device(at::kCPU);
+}
+
 ShardedTensor ShardedTensor::cpu(at::MemoryFormat memory_format, const std::optional<ProcessGroup>& group) const {
   check_memory_format(memory_format);
   const std::vector<ShardMetadata>& shards = metadata().shards_metadata;

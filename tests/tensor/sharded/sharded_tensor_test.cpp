@@ -211,6 +211,39 @@ TEST(ShardedTensorMakeTest, FillsAndProperties) {
   EXPECT_FALSE(ShardedTensor::zeros(spec, {3, 2}).is_same(zeros));
 }
 
+TEST(ShardedTensorSizeTest, DimensionsCountFromBothEnds) {
+  const ShardedTensor tensor = ShardedTensor::ones(chunk_spec(1, {0}), {4, 5, 6});
+  EXPECT_EQ(tensor.dim(), 3);
+  EXPECT_EQ(tensor.numel(), 120);
+  for (const std::int64_t dim : {0, 1, 2}) {
+    EXPECT_EQ(tensor.size(dim), 4 + dim);
+    EXPECT_EQ(tensor.size(dim - 3), 4 + dim);
+  }
+  EXPECT_ERROR(tensor.size(3), ErrorCode::invalid_argument,
+               "size of dimension 3 of a sharded tensor of size [4, 5, 6]: expected a dimension of -3 to 2");
+  EXPECT_ERROR(tensor.size(-4), ErrorCode::invalid_argument, "size of dimension -4");
+  const ShardedTensor scalar =
+      ShardedTensor::from_local_shards({{at::ones({}), {{}, {}, RemoteDevice(0, Device{})}}}, {});
+  EXPECT_EQ(scalar.dim(), 0);
+  EXPECT_EQ(scalar.numel(), 1);
+  EXPECT_ERROR(scalar.size(0), ErrorCode::invalid_argument, "it has no dimensions");
+  EXPECT_EQ(ShardedTensor::ones(chunk_spec(0, {0}), {0, 3}).numel(), 0);
+}
+
+TEST(ShardedTensorSizeTest, TheFullTensorCountsOnEveryRank) {
+  run_local(3, [](const ProcessGroup& group) {
+    const ShardedTensor tensor = ShardedTensor::ones(chunk_spec(0, {2, 1}), {5, 2}, group);
+    EXPECT_EQ(tensor.numel(), 10);
+    EXPECT_EQ(tensor.size(0), 5);
+    EXPECT_EQ(tensor.device(), at::Device(at::kCPU));  // rank 0 has no shard
+  });
+}
+
+TEST(ShardedTensorSizeTest, TheDeviceIsThatOfTheLocalShard) {
+  const SpecPtr spec = std::make_shared<ChunkShardingSpec>(0, std::vector<RemoteDevice>{RemoteDevice("rank:0/meta")});
+  EXPECT_EQ(ShardedTensor::empty(spec, {4}).device(), at::Device(at::kMeta));
+}
+
 TEST(ShardedTensorMakeTest, Refusals) {
   ShardedTensorOptions sparse, channels_last;
   sparse.layout = at::kSparse;
@@ -232,6 +265,57 @@ TEST(ShardedTensorMakeTest, Refusals) {
                "rank 0 has 2 shards, expected one");
 }
 
+// --- gather as another dtype
+
+TEST_P(ShardedTensorTest, GatherConvertsToTheDtypeAndThenToThatOfOut) {
+  run_local(world(), [&](const ProcessGroup& group) {
+    for (const Sizes& size : sizes()) {
+      for (const SpecPtr& spec : specs_of_every_kind(size, world())) {
+        ShardedTensorOptions options;
+        options.dtype = at::kDouble;
+        const ShardedTensor tensor = ShardedTensor::empty(spec, size, group, options);
+        fill_with_indices(tensor);
+        for (const Shard& shard : tensor.local_shards()) shard.tensor.add_(0.75);
+        const at::Tensor full = indexed(size, at::kDouble) + 0.75;
+        for (const at::ScalarType out_dtype : {at::kInt, at::kDouble, at::kFloat}) {
+          const at::Tensor out = group.rank() == 0 ? at::full(size, -1, out_dtype) : at::Tensor();
+          tensor.gather(0, out, at::kInt);
+          if (out.defined()) {
+            EXPECT_TRUE(at::equal(out, full.to(at::kInt).to(out_dtype))) << spec->to_string() << out_dtype;
+          }
+        }
+      }
+    }
+  });
+}
+
+TEST(GatherTest, ElementsAreRoundedToTheDtypeBeforeOutRoundsThem) {
+  const ShardedTensor tensor = ShardedTensor::full(chunk_spec(0, {0}), {3}, 1.0009765625);  // 1 + 2^-10
+  const at::Tensor exact = at::zeros({3}), rounded = at::zeros({3});
+  tensor.gather(0, exact, at::kHalf);
+  EXPECT_TRUE(at::equal(exact, at::full({3}, 1.0009765625)));
+  tensor.gather(0, rounded, at::kBFloat16);
+  EXPECT_TRUE(at::equal(rounded, at::ones({3})));
+}
+
+TEST(GatherTest, ConjugatedShardsAndOut) {
+  run_local(2, [](const ProcessGroup& group) {
+    const at::Tensor real = at::arange(4, at::kFloat).view({2, 2}) + static_cast<float>(4 * group.rank());
+    const at::Tensor conjugated = at::complex(real, real).conj();
+    const ShardedTensor tensor = ShardedTensor::from_local_tensor(conjugated, chunk_spec(0, {0, 1}), {4, 2}, group);
+    const at::Tensor expected_real = at::arange(8, at::kFloat).view({4, 2});
+    const at::Tensor expected = at::complex(expected_real, -expected_real);
+    for (const bool conjugates : {false, true}) {
+      at::Tensor out = group.rank() == 0 ? at::zeros({4, 2}, at::kComplexFloat) : at::Tensor();
+      if (conjugates && out.defined()) out = out.conj();
+      tensor.gather(0, out);
+      if (out.defined()) {
+        EXPECT_TRUE(at::equal(out.resolve_conj(), expected)) << conjugates;
+      }
+    }
+  });
+}
+
 TEST(GatherTest, Refusals) {
   run_local(2, [&](const ProcessGroup& group) {
     const ShardedTensor tensor = ShardedTensor::ones(chunk_spec(0, {0, 1}), {4, 2}, group);
@@ -251,6 +335,13 @@ TEST(GatherTest, Refusals) {
     refuse_on(0, at::ones({2, 4}).t(), "out is not contiguous");
     refuse_on(1, at::ones({4, 2}), "on rank 1, out is defined");
     EXPECT_ERROR(tensor.gather(group.rank()), ErrorCode::invalid_argument, "rank 0");
+    const at::Tensor real = is_first ? at::ones({4, 2}) : at::Tensor();
+    EXPECT_ERROR(tensor.gather(0, real, is_first ? at::kFloat : at::kDouble), ErrorCode::invalid_argument,
+                 "rank 0 has gathered dtype float32 and rank 1 has gathered dtype float64");
+    EXPECT_ERROR(tensor.gather(0, real, at::kComplexFloat), ErrorCode::invalid_argument,
+                 "on rank 0, the dtype of out is float32, expected a complex dtype as complex64");
+    EXPECT_ERROR(tensor.gather(0, real, at::kQInt8), ErrorCode::invalid_argument,
+                 "on rank 1, dtype is qint8, expected a dtype to which LibTorch converts float32");
     // Then the group is as before.
     const at::Tensor out = is_first ? at::zeros({4, 2}) : at::Tensor();
     tensor.gather(0, out);
