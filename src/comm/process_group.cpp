@@ -143,6 +143,7 @@ ProcessGroup::ProcessGroup() : impl_(std::make_shared<Impl>()) {}
 
 int ProcessGroup::rank() const { return impl_->rank; }
 int ProcessGroup::size() const { return impl_->size(); }
+const std::string& ProcessGroup::name() const { return impl_->name; }
 const std::string& ProcessGroup::backend() const { return impl_->backend_name; }
 const std::vector<int>& ProcessGroup::world_ranks() const { return impl_->world_ranks; }
 int ProcessGroup::world_size() const { return impl_->world_size; }

@@ -33,6 +33,8 @@ const Placement kPartial = Placement::partial(ReduceOp::sum);
 std::vector<OneSidedCall> mesh_calls(const ProcessGroup& group) {
   const std::int64_t n = group.size();
   const DeviceMesh cube(group, {n, 1, 1}, {"a", "b", "c"});
+  const ProcessGroup all = *group.subgroup(ranks_of(group.size())), twin = *group.subgroup(ranks_of(group.size()));
+  const ProcessGroup alone = cube.group("b");
   return {
       {"subgroup",
        {"another order", "no rank", "a rank twice", "a rank too high"},
@@ -57,6 +59,32 @@ std::vector<OneSidedCall> mesh_calls(const ProcessGroup& group) {
          if (mistake == "another order") std::swap(ranks[0], ranks[1]);
          DeviceMesh::of_ranks(g, shape, ranks, names,
                               mistake == "another device" ? c10::DeviceType::CUDA : c10::DeviceType::CPU);
+       }},
+      {"make a device mesh",
+       {"another name", "a name too many", "another device"},
+       [](const ProcessGroup& g, const std::string& mistake) {
+         std::vector<std::string> names = {mistake == "another name" ? "dp" : "tp"};
+         if (mistake == "a name too many") names.emplace_back("b");
+         DeviceMesh::from_group(g, names, mistake == "another device" ? c10::DeviceType::CUDA : c10::DeviceType::CPU);
+       }},
+      {"make a device mesh from groups",
+       {"another shape", "a shape that does not fit", "another order", "another name", "no names", "another device",
+        "no groups", "a group too many", "groups of other dimensions", "another group of the same ranks"},
+       [=](const ProcessGroup& g, const std::string& mistake) {
+         Sizes shape = {n, 1};
+         std::vector<int> ranks = ranks_of(g.size());
+         std::vector<std::string> names = {mistake == "another name" ? "pp" : "dp", "tp"};
+         std::vector<ProcessGroup> groups = {all, alone};
+         if (mistake == "another shape") shape = {1, n};
+         if (mistake == "a shape that does not fit") shape = {n, 2};
+         if (mistake == "another order") std::swap(ranks[0], ranks[1]);
+         if (mistake == "no names") names.clear();
+         if (mistake == "no groups") groups.clear();
+         if (mistake == "a group too many") groups.push_back(alone);
+         if (mistake == "groups of other dimensions") std::swap(groups[0], groups[1]);
+         if (mistake == "another group of the same ranks") groups[0] = twin;
+         DeviceMesh::from_groups(g, groups, shape, ranks, names,
+                                 mistake == "another device" ? c10::DeviceType::CUDA : c10::DeviceType::CPU);
        }},
       {"make a sub-mesh",
        {"other dimensions", "an unknown name", "another order"},
@@ -206,12 +234,11 @@ std::vector<OneSidedCall> sharded_calls(const ProcessGroup& group) {
          tensor_of(g, mistake).gather(root, out, dtype);
        }},
       {"gather of a sharded tensor",
-       {"another gathered dtype", "no gathered dtype", "a real out", "a real gathered dtype"},
+       {"no gathered dtype", "a real out", "a real gathered dtype"},
        [=](const ProcessGroup& g, const std::string& mistake) {
          const ShardedTensor tensor = testing::shard(testing::indexed({12, 4}, at::kComplexFloat), rows, g);
          at::Tensor out = g.rank() == 0 ? at::empty({12, 4}, at::kComplexFloat) : at::Tensor();
          std::optional<at::ScalarType> dtype = at::kComplexDouble;
-         if (mistake == "another gathered dtype") dtype = at::kComplexHalf;
          if (mistake == "no gathered dtype") dtype.reset();
          if (mistake == "a real gathered dtype") dtype = at::kFloat;
          if (mistake == "a real out") out = at::empty({12, 4});

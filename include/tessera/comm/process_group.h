@@ -89,6 +89,9 @@ class ProcessGroup {
 
   int rank() const;
   int size() const;
+  /// Returns the group's name, the same on its ranks: "world", or that of the group that it was made from and a number.
+  /// Errors name the group by it. PyTorch: group_name.
+  const std::string& name() const;
   /// Returns "gloo", "nccl" or "mpi", or "alone" for a group of one rank, which needs no backend.
   const std::string& backend() const;
   /// Returns the world rank of each rank of this group, by rank of this group.

@@ -42,6 +42,23 @@ class DeviceMesh {
                              std::vector<std::string> dim_names = {},
                              c10::DeviceType device_type = c10::DeviceType::CPU);
 
+  /// Creates a 1-D mesh of all ranks of `group`, in its order, whose group is `group`: none is created. A collective of
+  /// `group`. Throws as the constructor.
+  static DeviceMesh from_group(const ProcessGroup& group, std::vector<std::string> dim_names = {},
+                               c10::DeviceType device_type = c10::DeviceType::CPU);
+  /// Creates a mesh of `ranks` of `group` in row-major order, as `of_ranks`, from existing groups: `dim_groups[d]` is
+  /// this rank's group along dimension d. Only one group may be created, that of all ranks of the mesh: if the mesh has
+  /// several dimensions and is not all of `group` in its order. A collective of `group`, which is implicit in PyTorch
+  /// (the default group). Ranks outside of the mesh pass no `dim_groups`.
+  ///
+  /// Every rank throws `Error(invalid_argument)` as `of_ranks` does, and if `dim_names` is empty, or on any rank there
+  /// is not one group for each dimension, or a group's ranks are not those of the mesh along its dimension, in order,
+  /// or ranks along a dimension pass different groups. PyTorch checks the number of groups only. PyTorch: from_group
+  /// with a list.
+  static DeviceMesh from_groups(const ProcessGroup& group, const std::vector<ProcessGroup>& dim_groups,
+                                std::vector<std::int64_t> shape, std::vector<int> ranks,
+                                std::vector<std::string> dim_names, c10::DeviceType device_type = c10::DeviceType::CPU);
+
   std::int64_t ndim() const { return static_cast<std::int64_t>(shape().size()); }
   const std::vector<std::int64_t>& shape() const;
   /// Returns the number of ranks.

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <numeric>
 #include <set>
 #include <utility>
@@ -25,18 +26,20 @@ class Root {
       : group_(group), shape_(std::move(shape)), ranks_(std::move(ranks)) {
     const auto mine = std::find(ranks_.begin(), ranks_.end(), group_.rank());
     if (mine != ranks_.end()) coordinate_ = mesh_coordinate(shape_, mine - ranks_.begin());
-    for (std::size_t d = 0; d < shape_.size(); ++d) make_groups({d});
-    make_groups(all_dims());
   }
 
-  Dims all_dims() const {
-    Dims dims(shape_.size());
-    std::iota(dims.begin(), dims.end(), std::size_t{0});
-    return dims;
+  // Uses these groups of this rank, one along each dimension, instead of making them.
+  void use_groups(const std::vector<ProcessGroup>& dim_groups) {
+    for (std::size_t d = 0; d < shape_.size(); ++d) {
+      groups_[{d}] = coordinate_ ? std::optional(dim_groups[d]) : std::nullopt;
+    }
   }
+
   const ProcessGroup& group() const { return group_; }
   const std::vector<std::int64_t>& shape() const { return shape_; }
   const std::optional<std::vector<std::int64_t>>& coordinate() const { return coordinate_; }
+
+  int rank_at(std::int64_t place) const { return ranks_[static_cast<std::size_t>(place)]; }
 
   // Returns this rank's group, which must exist; null outside of the mesh.
   const ProcessGroup* group_of(const Dims& dims) const {
@@ -70,7 +73,7 @@ class Root {
       for (std::size_t k = 0; k < dims.size(); ++k) coordinate[dims[k]] = along[k];
       const std::int64_t place = mesh_index(shape_, coordinate);
       seen.insert(place);
-      ranks.push_back(ranks_[static_cast<std::size_t>(place)]);
+      ranks.push_back(rank_at(place));
     }
     return ranks;
   }
@@ -116,6 +119,74 @@ void check(const ProcessGroup& group, const std::vector<std::int64_t>& shape, co
          "device mesh of shape {}: dimensions are named [{}], expected a distinct name for each",
          shape_to_string(shape), fmt::join(names, ", "));
   }
+}
+
+std::string describe_dim(std::size_t dim, const std::vector<std::string>& names) {
+  return fmt::format("dimension {} ('{}')", dim, names[dim]);
+}
+
+// Checks that `groups` are this rank's groups along the dimensions.
+void check_groups(const Root& root, const std::vector<ProcessGroup>& groups, const std::vector<std::string>& names) {
+  if (!root.coordinate()) {
+    if (groups.empty()) return;
+    fail(ErrorCode::invalid_argument, "{} groups on rank {}, expected none outside of the mesh", groups.size(),
+         root.group().rank());
+  }
+  if (groups.size() != root.shape().size()) {
+    fail(ErrorCode::invalid_argument, "{} groups on rank {}, expected {}, one for each dimension of {}", groups.size(),
+         root.group().rank(), root.shape().size(), shape_to_string(root.shape()));
+  }
+  for (std::size_t d = 0; d < groups.size(); ++d) {
+    std::set<std::int64_t> seen;
+    std::vector<int> expected;
+    for (const int rank : root.ranks_along({d}, *root.coordinate(), seen)) {
+      expected.push_back(root.group().world_ranks()[static_cast<std::size_t>(rank)]);
+    }
+    if (groups[d].world_ranks() == expected) continue;
+    fail(ErrorCode::invalid_argument,
+         "the group of rank {} along {} has the world ranks [{}], expected [{}] as in the mesh", root.group().rank(),
+         describe_dim(d, names), fmt::join(groups[d].world_ranks(), ", "), fmt::join(expected, ", "));
+  }
+}
+
+// Checks that ranks along a dimension have the same group, not only one of the same ranks. A collective; if they do
+// not, every rank throws.
+void check_same_groups(const Root& root, const std::vector<ProcessGroup>& groups,
+                       const std::vector<std::string>& names) {
+  std::vector<std::string> mine(groups.size());
+  std::transform(groups.begin(), groups.end(), mine.begin(), [](const ProcessGroup& group) { return group.name(); });
+  std::vector<std::vector<std::string>> of_ranks;
+  for (const Bytes& bytes : root.group().all_gather_bytes(as_bytes(nlohmann::json(mine).dump()))) {
+    of_ranks.push_back(nlohmann::json::parse(bytes.begin(), bytes.end()).get<std::vector<std::string>>());
+  }
+  for (std::int64_t i = 0; i < mesh_size(root.shape()); ++i) {
+    for (std::size_t d = 0; d < root.shape().size(); ++d) {
+      std::vector<std::int64_t> coordinate = mesh_coordinate(root.shape(), i);
+      coordinate[d] = 0;
+      const int rank = root.rank_at(i), first = root.rank_at(mesh_index(root.shape(), coordinate));
+      const std::string& found = of_ranks[static_cast<std::size_t>(rank)][d];
+      const std::string& expected = of_ranks[static_cast<std::size_t>(first)][d];
+      if (found == expected) continue;
+      fail(ErrorCode::invalid_argument,
+           "make a device mesh from groups: along {}, rank {} has the group {} and rank {} has {}, expected one group",
+           describe_dim(d, names), first, expected, rank, found);
+    }
+  }
+}
+
+// Adds the arguments that must be equal on all ranks.
+void add_arguments(CallArguments& arguments, const std::vector<std::int64_t>& shape, const std::vector<int>& ranks,
+                   const std::vector<std::string>& names, c10::DeviceType device_type) {
+  arguments.add_list("shape", shape)
+      .add("ranks", fmt::format("[{}]", fmt::join(ranks, ", ")))
+      .add("names", fmt::format("[{}]", fmt::join(names, ", ")))
+      .add("device type", c10::DeviceTypeName(device_type));
+}
+
+std::vector<Dims> each_dim(std::size_t count) {
+  std::vector<Dims> dims;
+  for (std::size_t d = 0; d < count; ++d) dims.push_back({d});
+  return dims;
 }
 
 }  // namespace
@@ -166,15 +237,35 @@ DeviceMesh DeviceMesh::of_ranks(const ProcessGroup& group, std::vector<std::int6
                                 std::vector<std::string> dim_names, c10::DeviceType device_type) {
   group.check_call("make a device mesh", [&](CallArguments& arguments) {
     check(group, shape, ranks, dim_names);
-    arguments.add_list("shape", shape)
-        .add("ranks", fmt::format("[{}]", fmt::join(ranks, ", ")))
-        .add("names", fmt::format("[{}]", fmt::join(dim_names, ", ")))
-        .add("device type", c10::DeviceTypeName(device_type));
+    add_arguments(arguments, shape, ranks, dim_names, device_type);
   });
-  std::vector<Dims> dims;
-  for (std::size_t d = 0; d < shape.size(); ++d) dims.push_back({d});
+  std::vector<Dims> dims = each_dim(shape.size());
   const auto root = std::make_shared<Root>(group, std::move(shape), std::move(ranks));
   return DeviceMesh(State::make({root, std::move(dims), std::move(dim_names), device_type}));
+}
+
+DeviceMesh DeviceMesh::from_group(const ProcessGroup& group, std::vector<std::string> dim_names,
+                                  c10::DeviceType device_type) {
+  return DeviceMesh(group, {group.size()}, std::move(dim_names), device_type);
+}
+
+DeviceMesh DeviceMesh::from_groups(const ProcessGroup& group, const std::vector<ProcessGroup>& dim_groups,
+                                   std::vector<std::int64_t> shape, std::vector<int> ranks,
+                                   std::vector<std::string> dim_names, c10::DeviceType device_type) {
+  std::shared_ptr<Root> root;
+  group.check_call("make a device mesh from groups", [&](CallArguments& arguments) {
+    check(group, shape, ranks, dim_names);
+    if (dim_names.empty()) {
+      fail(ErrorCode::invalid_argument, "device mesh of shape {}: no names, expected one for each dimension",
+           shape_to_string(shape));
+    }
+    add_arguments(arguments, shape, ranks, dim_names, device_type);
+    root = std::make_shared<Root>(group, shape, ranks);
+    check_groups(*root, dim_groups, dim_names);
+  });
+  check_same_groups(*root, dim_groups, dim_names);
+  root->use_groups(dim_groups);
+  return DeviceMesh(State::make({root, each_dim(shape.size()), std::move(dim_names), device_type}));
 }
 
 const std::vector<std::int64_t>& DeviceMesh::shape() const { return state_->shape; }

@@ -5,6 +5,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <optional>
+
 #include "support/error_matchers.h"
 #include "tessera/comm/local_ranks.h"
 
@@ -81,6 +83,84 @@ TEST(DeviceMeshTest, RanksOutsideHaveNoCoordinate) {
     } else {
       EXPECT_THAT(members(mesh.group("tp")), ElementsAre(0, 3));
     }
+  });
+}
+
+TEST(DeviceMeshTest, FromOneGroupUsesTheGroup) {
+  run_local(4, [](const ProcessGroup& world) {
+    std::optional<ProcessGroup> group;
+    for (const std::vector<int>& each : {std::vector{2, 0}, std::vector{3, 1}}) {
+      if (std::optional<ProcessGroup> mine = world.subgroup(each)) group = mine;
+    }
+    const DeviceMesh mesh = DeviceMesh::from_group(*group, {"tp"});
+    EXPECT_EQ(mesh.group(), *group);
+    EXPECT_EQ(mesh.group("tp"), *group);
+    EXPECT_EQ(mesh.local_rank(), world.rank() < 2 ? 1 : 0);
+    EXPECT_EQ(mesh.to_string(), "DeviceMesh(tp=2)");
+    EXPECT_TRUE(mesh == DeviceMesh(*group, {2}, {"tp"}));
+    EXPECT_TRUE(DeviceMesh::from_group(*group).dim_names().empty());
+    EXPECT_ERROR(DeviceMesh::from_group(*group, {"a", "b"}), ErrorCode::invalid_argument, "named [a, b]");
+  });
+}
+
+TEST(DeviceMeshTest, FromGroupsUsesTheGroups) {
+  run_local(7, [](const ProcessGroup& world) {
+    const std::vector<int> ranks = {5, 0, 2, 1, 6, 4};  // without 3
+    const DeviceMesh made = DeviceMesh::of_ranks(world, {2, 3}, ranks, {"dp", "tp"});
+    const std::vector<ProcessGroup> groups =
+        made.has_this_rank() ? std::vector<ProcessGroup>{made.group(0), made.group(1)} : std::vector<ProcessGroup>{};
+    const DeviceMesh mesh = DeviceMesh::from_groups(world, groups, {2, 3}, ranks, {"dp", "tp"});
+    EXPECT_EQ(mesh.has_this_rank(), world.rank() != 3);
+    EXPECT_TRUE(mesh == made);
+    EXPECT_EQ(mesh.ranks(), ranks);
+    const DeviceMesh flat = mesh.flattened("all");
+    if (!mesh.has_this_rank()) return;
+    EXPECT_EQ(mesh.coordinate(), made.coordinate());
+    EXPECT_EQ(mesh.group("dp"), groups[0]);
+    EXPECT_EQ(mesh["tp"].group(), groups[1]);
+    EXPECT_THAT(members(mesh.group()), ElementsAre(5, 0, 2, 1, 6, 4));
+    EXPECT_EQ(flat.group(), mesh.group());
+  });
+}
+
+TEST(DeviceMeshTest, FromGroupsOfAllRanksMakesNoGroup) {
+  run_local(4, [](const ProcessGroup& world) {
+    const DeviceMesh made(world, {2, 2}, {"dp", "tp"});
+    const DeviceMesh mesh =
+        DeviceMesh::from_groups(world, {made.group(0), made.group(1)}, {2, 2}, {0, 1, 2, 3}, {"dp", "tp"});
+    EXPECT_EQ(mesh.group(), world);
+    const ProcessGroup all = *world.subgroup(std::vector{0, 1, 2, 3});
+    EXPECT_EQ(all.name(), "world/4");  // after two rows and two columns
+    EXPECT_EQ(DeviceMesh::from_groups(world, {all}, {4}, {0, 1, 2, 3}, {"dp"}).group(), all);
+  });
+}
+
+TEST(DeviceMeshTest, WhatAreNoGroupsOfAMeshIsRefusedOnAllRanks) {
+  run_local(4, [](const ProcessGroup& world) {
+    const DeviceMesh made(world, {2, 2}, {"dp", "tp"});
+    const std::vector<ProcessGroup> groups = {made.group(0), made.group(1)};
+    const auto refuse = [&](const std::vector<ProcessGroup>& given, const std::vector<int>& ranks,
+                            const std::string& what) {
+      EXPECT_ERROR(DeviceMesh::from_groups(world, given, {2, 2}, ranks, {"dp", "tp"}), ErrorCode::invalid_argument,
+                   "make a device mesh from groups", what);
+    };
+    const std::vector<int> all = {0, 1, 2, 3};
+    const bool is_wrong = world.rank() == 2;
+    refuse(is_wrong ? std::vector<ProcessGroup>{groups[0]} : groups, all,
+           "rank 2: 1 groups on rank 2, expected 2, one for each dimension of [2, 2]");
+    refuse(is_wrong ? std::vector<ProcessGroup>{groups[1], groups[0]} : groups, all,
+           "the group of rank 2 along dimension 0 ('dp') has the world ranks [2, 3], expected [0, 2] as in the mesh");
+    refuse(groups, {1, 0, 3, 2}, "along dimension 1 ('tp') has the world ranks [0, 1], expected [1, 0]");
+    EXPECT_ERROR(DeviceMesh::from_groups(world, groups, {2, 2}, all, {}), ErrorCode::invalid_argument,
+                 "no names, expected one for each dimension");
+    EXPECT_ERROR(DeviceMesh::from_groups(world, {groups[0]}, {2}, {0, 2}, {"dp"}), ErrorCode::invalid_argument,
+                 "1 groups on rank 1, expected none outside of the mesh");
+    // Another group of the same ranks, on one of the two.
+    const DeviceMesh other(world, {2, 2}, {"dp", "tp"});
+    refuse({groups[0], is_wrong ? other.group(1) : groups[1]}, all,
+           "along dimension 1 ('tp'), rank 2 has the group world/");
+    refuse({groups[0], world.rank() == 3 ? other.group(1) : groups[1]}, all, "and rank 3 has");
+    EXPECT_TRUE(DeviceMesh::from_groups(world, groups, {2, 2}, all, {"dp", "tp"}) == made);
   });
 }
 
