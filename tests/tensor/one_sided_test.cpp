@@ -13,6 +13,7 @@
 #include "tessera/tensor/dtensor_ops.h"
 #include "tessera/tensor/ops.h"
 #include "tessera/tensor/partial_tensor.h"
+#include "tessera/tensor/shard_module.h"
 #include "tessera/tensor/tensor_parallel.h"
 
 namespace tessera {
@@ -343,9 +344,67 @@ std::vector<OneSidedCall> sharded_calls(const ProcessGroup& group) {
   };
 }
 
+struct Weighted : torch::nn::Module, ShardedParameters {
+  explicit Weighted(const std::string& mistake) {
+    at::TensorOptions options(mistake == "another dtype" ? at::kDouble : at::kFloat);
+    if (mistake == "a tensor on meta") options = options.device(at::kMeta);
+    register_parameter("weight", at::ones({mistake == "another size" ? 5 : 6, 4}, options),
+                       mistake != "another requires_grad");
+    register_parameter("bias", at::ones({6}));
+  }
+};
+
+std::vector<OneSidedCall> shard_module_calls(const ProcessGroup& group) {
+  const SpecPtr rows = chunk_spec(0, ranks_of(group.size())), columns = chunk_spec(1, ranks_of(group.size()));
+  const std::vector<std::string> of_parameter = {"a null spec",       "another spec",          "a spec of one rank",
+                                                 "another src",       "a src too high",        "another size",
+                                                 "another dtype",     "another requires_grad", "a tensor on meta",
+                                                 "another parameter", "no parameter",          "a sharded parameter"};
+  const auto name_of = [](const std::string& mistake) -> std::string {
+    return mistake == "another parameter" ? "bias" : mistake == "no parameter" ? "weights" : "weight";
+  };
+  const auto spec_of = [=](const std::string& mistake) -> SpecPtr {
+    if (mistake == "a null spec") return nullptr;
+    if (mistake == "a spec of one rank") return chunk_spec(0, {0});
+    return mistake == "another spec" ? columns : rows;
+  };
+  const auto src_of = [](const ProcessGroup& g, const std::string& mistake) {
+    return mistake == "another src" ? 1 : mistake == "a src too high" ? g.size() : 0;
+  };
+  ShardedLinear sharded(4, 6);
+  shard_parameter(*sharded, "weight", rows, group);
+  return {
+      {"shard a parameter", of_parameter,
+       [=](const ProcessGroup& g, const std::string& mistake) {
+         ShardedLinear already = sharded;
+         Weighted own(mistake);
+         torch::nn::Module& module = mistake == "a sharded parameter" ? static_cast<torch::nn::Module&>(*already) : own;
+         shard_parameter(module, name_of(mistake), spec_of(mistake), g, src_of(g, mistake));
+       }},
+      {"shard a module",
+       {"a null spec", "another spec", "another src", "another size", "no parameter", "a plan with more",
+        "a module of LibTorch"},
+       [=](const ProcessGroup& g, const std::string& mistake) {
+         torch::nn::Sequential module(ShardedLinear(4, mistake == "another size" ? 5 : 6), ShardedLinear(4, 6),
+                                      torch::nn::Linear(4, 6));
+         ShardingPlan plan = {{"0." + name_of(mistake), spec_of(mistake)}};
+         if (mistake == "a plan with more") plan["1.weight"] = rows;
+         if (mistake == "a module of LibTorch") plan["2.weight"] = rows;
+         shard_module(*module, plan, g, src_of(g, mistake));
+       }},
+      {"op 'linear'",
+       {"another size", "another dtype", "inputs that do not fit"},
+       [=](const ProcessGroup&, const std::string& mistake) {
+         ShardedLinear layer = sharded;
+         layer(at::ones({mistake == "another size" ? 3 : 2, mistake == "inputs that do not fit" ? 5 : 4},
+                        mistake == "another dtype" ? at::kDouble : at::kFloat));
+       }},
+  };
+}
+
 std::vector<OneSidedCall> all_calls(const ProcessGroup& group) {
   std::vector<OneSidedCall> calls = mesh_calls(group);
-  for (const auto& more : {dtensor_calls(group), sharded_calls(group)}) {
+  for (const auto& more : {dtensor_calls(group), sharded_calls(group), shard_module_calls(group)}) {
     calls.insert(calls.end(), more.begin(), more.end());
   }
   return calls;
@@ -380,6 +439,14 @@ const std::vector<std::pair<std::string, Step>>& steps() {
          ParallelLayerNorm norm(torch::nn::LayerNormOptions({4}));
          parallelize_module(*norm, mesh, {{"", SequenceParallel{1}}});
          norm(at::ones(is_wrong ? Sizes{4} : Sizes{2, 3, 4}));
+       }},
+      {"forward of a layer with a sharded weight",
+       [](const DeviceMesh& mesh, bool is_wrong) {
+         const ProcessGroup& group = mesh.group(0);
+         ShardedLinear layer(4, 6);
+         shard_parameter(*layer, "weight", chunk_spec(0, ranks_of(group.size())), group);
+         if (is_wrong) layer->weight.set_data(at::ones({5, 5}));
+         layer(at::ones({2, 4}));
        }},
       {"op 'softmax'",
        [](const DeviceMesh& mesh, bool is_wrong) {
