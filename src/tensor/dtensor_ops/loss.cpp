@@ -79,7 +79,7 @@ DTensor cross_entropy(const DTensor& x, const DTensor& target, const LossOptions
 }
 
 DTensor mse_loss(const DTensor& x, const DTensor& target, Reduction reduction) {
-  const DTensor squares = square(sub(x, target));
+  DTensor squares = square(sub(x, target));
   if (reduction == Reduction::none) return squares;
   return reduction == Reduction::sum ? sum(squares) : mean(squares);
 }

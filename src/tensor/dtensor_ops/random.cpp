@@ -85,7 +85,7 @@ void each_run(const Box& box, const Sizes& size, const F& run) {
 
 template <typename T>
 at::Tensor random_box(const Box& box, const Sizes& size, const PhiloxGenerator& from, Distribution distribution) {
-  const at::Tensor elements = at::empty(box.sizes, at::CppTypeToScalarType<T>::value);
+  at::Tensor elements = at::empty(box.sizes, at::CppTypeToScalarType<T>::value);
   const std::int64_t length = box.sizes.empty() ? 1 : box.sizes.back();
   T* out = elements.template data_ptr<T>();
   each_run(box, size,

@@ -62,6 +62,7 @@ DTensor stack(const std::vector<DTensor>& tensors, std::int64_t dim) {
   check_any("stack", tensors);
   const std::int64_t along = rules::dim_from_front("stack", dim, tensors[0].dim() + 1);
   std::vector<DTensor> rows;
+  rows.reserve(tensors.size());
   for (const DTensor& tensor : tensors) rows.push_back(unsqueeze(tensor, along));
   return cat(rows, along);
 }

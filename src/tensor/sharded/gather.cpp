@@ -77,6 +77,7 @@ void check_gather(const ShardedTensor& tensor, int dst, const at::Tensor& out, s
 // Returns the elements of this rank's shards, one shard after the other.
 at::Tensor pack(const std::vector<Shard>& shards, const at::TensorOptions& options) {
   std::vector<at::Tensor> parts;
+  parts.reserve(shards.size());
   for (const Shard& shard : shards) {
     parts.push_back(shard.tensor.detach().resolve_conj().resolve_neg().to(options).reshape({-1}));
   }
