@@ -6,12 +6,16 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "state/parallel_mlp.h"
 #include "support/temporary_directory.h"
 #include "tessera/checkpoint/storage.h"
 #include "tessera/state/async_save.h"
 #include "tessera/state/checkpoint_manager.h"
+#include "tessera/state/gather_state_dict.h"
 #include "tessera/state/load.h"
 #include "tessera/state/save.h"
+#include "tessera/state/state_dict.h"
+#include "tessera/tensor/dtensor.h"
 
 namespace tessera {
 namespace {
@@ -120,6 +124,79 @@ std::vector<OneSidedCall> all_calls(const ProcessGroup& group, const fs::path& b
   };
 }
 
+StateDictOptions options_of(const ProcessGroup& group, const std::string& mistake) {
+  StateDictOptions options;
+  options.group = group;
+  options.full_state_dict = mistake != "not the full state";
+  options.cpu_offload = mistake == "only on rank 0";
+  options.ignore_frozen_params = mistake == "no frozen parameters";
+  options.strict = mistake != "not strict";
+  options.flatten_optimizer_state_dict = mistake == "flattened";
+  options.take_tensors = mistake == "taken tensors";
+  if (mistake == "a confirmation") options.confirm = [] {};
+  return options;
+}
+
+std::vector<OneSidedCall> state_dict_calls(const ProcessGroup& group) {
+  const DeviceMesh mesh(group, {group.size()});
+  const std::shared_ptr<testing::ParallelMlpImpl> model = testing::parallel_mlp(mesh).ptr();
+  const auto optimizer = std::make_shared<torch::optim::Adam>(model->parameters());
+  const StateDictOptions full = options_of(group, "");
+  const auto [model_state, optimizer_state] = get_state_dict(*model, {optimizer.get()}, full);
+  const auto optimizers_of = [optimizer](const std::string& mistake) {
+    std::vector<torch::optim::Optimizer*> optimizers = {optimizer.get()};
+    if (mistake == "no optimizer") optimizers.clear();
+    if (mistake == "a null optimizer") optimizers = {nullptr};
+    return optimizers;
+  };
+  return {
+      {"gather a state dict",
+       {"another size", "another name", "no sharded tensor", "only on rank 0", "a nested sharded tensor"},
+       [mesh](const ProcessGroup& g, const std::string& mistake) {
+         const at::Tensor rows = at::ones({2, 3});
+         const bool is_wide = mistake == "another size";
+         StateDict state{{mistake == "another name" ? "v" : "w",
+                          DTensor::from_local(is_wide ? at::ones({2, 4}) : rows, mesh, {Placement::shard(0)})}};
+         if (mistake == "no sharded tensor") state = {{"w", rows}};
+         if (mistake == "a nested sharded tensor") state["nested"] = NestedShardedTensor();
+         gather_state_dict(state, g, mistake == "only on rank 0");
+       }},
+      {"get state dict",
+       {"not the full state", "only on rank 0", "no frozen parameters", "flattened", "no optimizer", "a null optimizer",
+        "a submodule of another model", "a submodule"},
+       [model, optimizers_of](const ProcessGroup& g, const std::string& mistake) {
+         StateDictOptions options = options_of(g, mistake);
+         if (mistake == "a submodule") options.submodules = {model->up.ptr()};
+         if (mistake == "a submodule of another model") options.submodules = {testing::ParallelMlp()->up.ptr()};
+         get_state_dict(*model, optimizers_of(mistake), options);
+       }},
+      {"set state dict",
+       {"not strict", "taken tensors", "a confirmation", "no optimizer", "a null optimizer", "a missing name",
+        "another shape", "a missing option", "no state at all"},
+       [=, model_state = model_state, optimizer_state = optimizer_state](const ProcessGroup& g,
+                                                                         const std::string& mistake) {
+         StateDicts states{model_state, optimizer_state};
+         if (mistake == "a missing name") states.model.erase("up.bias");
+         if (mistake == "another shape") states.model["up.bias"] = at::ones({7});
+         if (mistake == "a missing option") {
+           states.optimizer.at("param_groups").get<List>()[0].get<Dict>().erase("lr");
+         }
+         if (mistake == "no state at all") states.optimizer = {};
+         set_state_dict(*model, optimizers_of(mistake), states.model, states.optimizer, options_of(g, mistake));
+       }},
+      {"set model state dict",
+       {"no broadcast", "a broadcast without full tensors", "another model"},
+       [=, model_state = model_state](const ProcessGroup& g, const std::string& mistake) {
+         StateDictOptions options = options_of(g, "");
+         options.broadcast_from_rank0 = mistake != "no broadcast";
+         options.full_state_dict = mistake != "a broadcast without full tensors";
+         const std::shared_ptr<torch::nn::Module> other = torch::nn::Linear(6, 5).ptr();
+         set_model_state_dict(mistake == "another model" ? *other : *model, g.rank() == 0 ? model_state : StateDict(),
+                              options);
+       }},
+  };
+}
+
 class OneSidedStateTest : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Worlds, OneSidedStateTest, ::testing::Values(2, 3, 4));
 
@@ -133,6 +210,14 @@ TEST_P(OneSidedStateTest, AMistakeIsAnErrorOnAllRanksAsProcesses) {
   const TemporaryDirectory directory;
   testing::make_mistakes_as_processes(
       GetParam(), [&](const ProcessGroup& group) { return all_calls(group, directory.path() / "checkpoints"); });
+}
+
+TEST_P(OneSidedStateTest, AMistakeWithStateDictsIsAnErrorOnAllRanksAsThreads) {
+  testing::make_mistakes_as_threads(GetParam(), state_dict_calls);
+}
+
+TEST_P(OneSidedStateTest, AMistakeWithStateDictsIsAnErrorOnAllRanksAsProcesses) {
+  testing::make_mistakes_as_processes(GetParam(), state_dict_calls);
 }
 
 // Steps that are not due do not communicate, so `save` does not compare before it knows that a step is due.

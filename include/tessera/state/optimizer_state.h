@@ -7,6 +7,12 @@
 ///     {"state": {"layer.weight": {"step": tensor(3.), "exp_avg": ..., "exp_avg_sq": ...}, ...},
 ///      "param_groups": [{"lr": 0.001, "betas": (0.9, 0.999), ..., "params": ["layer.weight", ...]}, ...]}
 ///
+/// Flattened (StateDictOptions::flatten_optimizer_state_dict), the state of each parameter and the options of its group
+/// are entries of their own, which ranks with different parameters, as in a pipeline, save under different names.
+/// Groups without parameters are left out. LBFGS cannot be flattened: `Error(unsupported)`.
+///
+///     {"state.layer.weight.step": tensor(3.), ..., "param_groups.layer.weight.lr": 0.001, ...}
+///
 /// Supports LibTorch's SGD, Adam, AdamW, Adagrad, RMSprop and LBFGS and classes derived from them; throws
 /// `Error(unsupported)` for other optimizers. Keys and types are those of the Python class in PyTorch 2.14; older
 /// versions load them too. An option that C++ does not have gets the value that describes what C++ does. A step is a
@@ -21,9 +27,10 @@
 
 #include <torch/nn/module.h>
 
-#include <functional>
+#include <vector>
 
 #include "tessera/state/module_state.h"
+#include "tessera/state/state_dict_options.h"
 #include "tessera/state/value.h"
 
 namespace torch::optim {
@@ -32,9 +39,11 @@ class Optimizer;
 
 namespace tessera {
 
-/// Returns the state of the optimizer. The tensors are the optimizer's own, detached; they share memory with it.
-/// Numbers are copies, including the steps. If a parameter is the local tensor of a DTensor, its state consists of
-/// DTensors too; LBFGS with such parameters throws `Error(unsupported)`.
+/// Returns the state of the optimizer, or of several in one state dict. The tensors are the optimizer's own, detached;
+/// they share memory with it, except those that are gathered or moved. Numbers are copies, including the steps. If a
+/// parameter is the local tensor of a DTensor, its state consists of DTensors too, or with `full_state_dict` of full
+/// tensors; LBFGS with such parameters throws `Error(unsupported)`. A collective of `options.group`. Throws as
+/// gather_state_dict.
 ///
 /// A parameter that requires grad and has no state yet gets its initial state in the result (step 0 and zeros), so that
 /// a checkpoint can be loaded into it; the optimizer is not changed. PyTorch instead takes a step to create that state,
@@ -42,25 +51,20 @@ namespace tessera {
 ///
 /// Law: setting the returned state has no visible effect, except for SGD with dampening: its first step is not dampened
 /// unless a momentum buffer exists.
-StateDict get_optimizer_state_dict(const torch::nn::Module& module, const torch::optim::Optimizer& optimizer);
+StateDict get_optimizer_state_dict(const torch::nn::Module& module, const torch::optim::Optimizer& optimizer,
+                                   const StateDictOptions& options = {});
+StateDict get_optimizer_state_dict(const torch::nn::Module& module,
+                                   const std::vector<torch::optim::Optimizer*>& optimizers,
+                                   const StateDictOptions& options = {});
 
-struct OptimizerStateOptions {
-  /// Whether the missing state of a parameter, unknown options and unknown keys are errors.
-  bool strict = true;
-  /// Whether to take over tensors whose dtype and device fit instead of copying them. The caller must not use the state
-  /// afterwards, so do not set it for a state that was returned for another optimizer.
-  bool take_tensors = false;
-  /// As StateDictOptions::confirm.
-  std::function<void()> confirm = nullptr;
-};
-
-/// Sets the state and the options of the optimizer from `state_dict`. Tensors are converted to the dtype of the
-/// parameter if it is a floating-point one, and moved to its device. State of other parameters is ignored, so
+/// Sets the state and the options of the optimizer, or of several, from `state_dict`, nested or flattened. Tensors are
+/// converted to the dtype of the parameter if it is a floating-point one, and moved to its device. A collective of
+/// `options.group`. State of other parameters is ignored, so
 /// `state_dict` may hold the state of several optimizers. Instead of names it may have numbers, as Python's
 /// `optimizer.state_dict()` does; groups and parameters then match by position, and their counts must be equal.
 ///
-/// Law: either everything is set or nothing is changed. The optimizer shares no memory with `state_dict` afterwards,
-/// unless `take_tensors` is set.
+/// Law: either everything is set, on all ranks, or nothing is changed. The optimizer shares no memory with `state_dict`
+/// afterwards, unless `take_tensors` is set.
 ///
 /// A state dict without state for any parameter describes an optimizer before its first step, and resets this one to
 /// that. Otherwise, a parameter that requires grad and has no state is an error if `strict`, and starts without state
@@ -68,11 +72,14 @@ struct OptimizerStateOptions {
 ///
 /// Throws one error that lists all problems by parameter or group, and key. It is `Error(invalid_argument)` for missing
 /// names, keys and options, tensors of another shape, values of other kinds, and parameters of one group that belong to
-/// several groups of `state_dict`. It is `Error(unsupported)` if the only problems are options that change the result
-/// and that C++ does not have (maximize, or decoupled_weight_decay for Adam; False is accepted) and, if `strict`,
-/// unknown options. These options are accepted and have no effect: foreach, fused, capturable, differentiable,
-/// param_names and those that schedulers add (initial_lr, max_lr, min_lr, base_momentum, max_momentum, swa_lr).
+/// several groups of `state_dict`, or have different options in a flattened one. It is `Error(unsupported)` if the only
+/// problems are options that change the result and that C++ does not have (maximize, or decoupled_weight_decay for
+/// Adam; False is accepted) and, if `strict`, unknown options. These options are accepted and have no effect: foreach,
+/// fused, capturable, differentiable, param_names and those that schedulers add (initial_lr, max_lr, min_lr,
+/// base_momentum, max_momentum, swa_lr).
 void set_optimizer_state_dict(const torch::nn::Module& module, torch::optim::Optimizer& optimizer,
-                              const StateDict& state_dict, const OptimizerStateOptions& options = {});
+                              const StateDict& state_dict, const StateDictOptions& options = {});
+void set_optimizer_state_dict(const torch::nn::Module& module, const std::vector<torch::optim::Optimizer*>& optimizers,
+                              const StateDict& state_dict, const StateDictOptions& options = {});
 
 }  // namespace tessera

@@ -8,7 +8,7 @@
 #include "fsdp/runtime/runtime.h"
 #include "fsdp/state/sharded_params.h"
 #include "tessera/base/error.h"
-#include "tessera/state/optimizer_state.h"
+#include "tessera/state/internal/local_state_dict.h"
 
 namespace tessera::fsdp {
 
@@ -20,7 +20,7 @@ bool is_elementwise(const Value& value) {
   return value.is_any_tensor() && !(tensor != nullptr && tensor->dim() == 0);
 }
 
-// A module with the parameters that an optimizer works on, for get_optimizer_state_dict: with use_orig_params the model
+// A module with the parameters that an optimizer works on, for local_optimizer_state: with use_orig_params the model
 // itself, otherwise a module that contains the flat parameters and the parameters that are in none.
 class OptimizedModule {
  public:
@@ -242,7 +242,7 @@ void check_parameters(const torch::optim::Optimizer& optimizer, const std::vecto
 
 StateDict state_of(Runtime& runtime, const torch::optim::Optimizer& optimizer) {
   const OptimizedModule optimized(runtime);
-  return optimized.to_parameters(get_optimizer_state_dict(optimized.module(), optimizer, optimized.parts()));
+  return optimized.to_parameters(local_optimizer_state(optimized.module(), optimizer, optimized.parts()));
 }
 
 }  // namespace
@@ -318,10 +318,10 @@ void ShardedModule::load_optim_state_dict(torch::optim::Optimizer& optimizer, co
   for_each_entry(has_state ? all->get<Dict>() : none, group(), full, problems, take);
   set_on_all(*runtime_, "load an optimizer's state", [&](const std::function<void()>& confirm) {
     problems.raise("load an optimizer's state");
-    OptimizerStateOptions options;
-    options.confirm = confirm;
-    set_optimizer_state_dict(optimized.module(), optimizer, optimized.to_optimized(states, group_list), options,
-                             optimized.parts());
+    const auto set = plan_optimizer_state(optimized.module(), optimizer, optimized.to_optimized(states, group_list),
+                                          optimized.parts());
+    confirm();
+    set();
   });
 }
 

@@ -1,7 +1,6 @@
 #include "fsdp/state/sharded_params.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
@@ -10,7 +9,7 @@
 
 #include "fsdp/runtime/runtime.h"
 #include "tessera/base/error.h"
-#include "tessera/state/object_archive.h"
+#include "tessera/state/internal/entries_of_rank0.h"
 #include "tessera/tensor/dtensor.h"
 
 namespace tessera::fsdp {
@@ -147,19 +146,7 @@ void for_each_entry(const StateDict& state, const ProcessGroup& group, const Ful
     for (const auto& [key, value] : state) take(key, value);
     return;
   }
-  const at::Tensor count = at::full({1}, static_cast<std::int64_t>(state.size()), at::kLong);
-  group.broadcast(count, 0);
-  auto entry = state.begin();
-  for (std::int64_t i = 0; i < count.item<std::int64_t>(); ++i) {
-    const Bytes archive = group.agree_on("send a state", [&] {
-      if (group.rank() != 0) return Bytes();
-      return save_object(Dict{{entry->key, entry->value}});
-    });
-    if (group.rank() == 0) ++entry;
-    const Bytes received = group.broadcast_bytes(archive, 0);
-    const Value sent = load_object(received, "state of rank 0");
-    for (const auto& [key, value] : sent.get<Dict>()) take(key, value);
-  }
+  for_each_entry_of_rank0(state, group, take);
 }
 
 void set_on_all(const Runtime& runtime, std::string_view step,

@@ -6,7 +6,7 @@
 #include "fsdp/state/sharded_params.h"
 #include "tessera/base/error.h"
 #include "tessera/layout/sharding_spec.h"
-#include "tessera/state/module_state.h"
+#include "tessera/state/internal/local_state_dict.h"
 #include "tessera/tensor/torch_types.h"
 
 namespace tessera::fsdp {
@@ -99,7 +99,7 @@ StateDict ShardedModule::state_dict(StateDictType type, const FullStateOptions& 
     if (type == StateDictType::local && !ParameterParts(*module_ptr()).empty()) {
       fail(ErrorCode::unsupported, "state_dict: type is local for a tensor parallel model, expected sharded or full");
     }
-    state = get_model_state_dict(*module_ptr(), unsharded_parts(*runtime_));
+    state = local_model_state(*module_ptr(), unsharded_parts(*runtime_));
   };
   if (type != StateDictType::full) {
     get();
@@ -129,7 +129,7 @@ void ShardedModule::load_state_dict(const StateDict& state_dict, const FullState
   for (const Unit* unit : runtime_->units()) flat_params[flat_name_of(*unit)] = unit;
 
   const ParameterParts parts = unsharded_parts(*runtime_);
-  const StateDict now = get_model_state_dict(*module_ptr(), parts);
+  const StateDict now = local_model_state(*module_ptr(), parts);
   StateDict own;                                          // the new value, but of sharded parameters that of `now`
   std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // destination in a shard, source
   const auto take = [&](const std::string& name, const Value& value) {
@@ -154,9 +154,9 @@ void ShardedModule::load_state_dict(const StateDict& state_dict, const FullState
   for_each_entry(state_dict, group(), full, problems, take);
   set_on_all(*runtime_, "load a model's state", [&](const std::function<void()>& confirm) {
     problems.raise("load a model's state");
-    StateDictOptions options;
-    options.confirm = confirm;
-    set_model_state_dict(*module_ptr(), own, options, parts);
+    const ModelStatePlan plan = plan_model_state(*module_ptr(), own, parts);
+    confirm();
+    plan.set();
   });
   for (const auto& [to, from] : copies) to.copy_(from);
 }

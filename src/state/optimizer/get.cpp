@@ -2,8 +2,7 @@
 
 #include "state/optimizer/fields.h"
 #include "state/parameter_names.h"
-#include "tessera/state/internal/parameter_parts.h"
-#include "tessera/state/optimizer_state.h"
+#include "tessera/state/internal/local_state_dict.h"
 
 namespace tessera {
 
@@ -103,12 +102,8 @@ StateDict get(const ParameterNames& names, const torch::optim::Optimizer& optimi
 
 }  // namespace
 
-StateDict get_optimizer_state_dict(const torch::nn::Module& module, const torch::optim::Optimizer& optimizer) {
-  return get_optimizer_state_dict(module, optimizer, ParameterParts(module));
-}
-
-StateDict get_optimizer_state_dict(const torch::nn::Module& module, const torch::optim::Optimizer& optimizer,
-                                   const ParameterParts& parts) {
+StateDict local_optimizer_state(const torch::nn::Module& module, const torch::optim::Optimizer& optimizer,
+                                const ParameterParts& parts) {
   const ParameterNames names(module);
   return with_fields(optimizer, [&]<typename Fields>(Fields) { return get<Fields>(names, optimizer, parts); });
 }

@@ -1,9 +1,9 @@
 #include <algorithm>
 
 #include "state/optimizer/fields_read.h"
+#include "state/optimizer/flatten.h"
 #include "state/parameter_names.h"
-#include "tessera/state/internal/parameter_parts.h"
-#include "tessera/state/optimizer_state.h"
+#include "tessera/state/internal/local_state_dict.h"
 #include "tessera/state/traverse.h"
 
 namespace tessera {
@@ -67,7 +67,7 @@ template <typename Fields>
 class Setter {
  public:
   Setter(const ParameterNames& names, torch::optim::Optimizer& optimizer, const SavedState& saved,
-         const OptimizerStateOptions& asked, const ParameterParts& parts)
+         const StateDictOptions& asked, const ParameterParts& parts)
       : names_(names),
         optimizer_(optimizer),
         saved_(saved),
@@ -77,24 +77,29 @@ class Setter {
     check_parts<Fields>(parts);
   }
 
-  void run(const std::function<void()>& confirm) {
+  // Checks everything and returns the function that makes the change.
+  std::function<void()> plan() {
     check_numbers();
     for (std::size_t g = 0; g < optimizer_.param_groups().size(); ++g) plan_group(g);
     problems_.raise(fmt::format("load optimizer state dict ({})", Fields::kName));
-    if (confirm) confirm();
-    for (std::size_t g = 0; g < options_.size(); ++g) {
-      static_cast<typename Fields::Options&>(optimizer_.param_groups()[g].options()) = options_[g];
-    }
-    for (auto& [key, state] : states_) {
-      if (state) {
-        optimizer_.state()[key] = std::move(state);
-      } else {
-        optimizer_.state().erase(key);
+    return [&optimizer = optimizer_, options = std::move(options_),
+            states = std::make_shared<States>(std::move(states_))] {
+      for (std::size_t g = 0; g < options.size(); ++g) {
+        static_cast<typename Fields::Options&>(optimizer.param_groups()[g].options()) = options[g];
       }
-    }
+      for (auto& [key, state] : *states) {
+        if (state) {
+          optimizer.state()[key] = std::move(state);
+        } else {
+          optimizer.state().erase(key);
+        }
+      }
+    };
   }
 
  private:
+  using States = std::vector<std::pair<OptimizerStateMap::key_type, std::unique_ptr<typename Fields::State>>>;
+
   void check_numbers() const {
     if (!saved_.by_number()) return;
     const auto& groups = optimizer_.param_groups();
@@ -195,23 +200,20 @@ class Setter {
   std::size_t next_ = 0;
   Problems problems_;
   std::vector<typename Fields::Options> options_;
-  std::vector<std::pair<OptimizerStateMap::key_type, std::unique_ptr<typename Fields::State>>> states_;
+  States states_;
 };
 
 }  // namespace
 
-void set_optimizer_state_dict(const torch::nn::Module& module, torch::optim::Optimizer& optimizer,
-                              const StateDict& state_dict, const OptimizerStateOptions& options) {
-  set_optimizer_state_dict(module, optimizer, state_dict, options, ParameterParts(module));
-}
-
-void set_optimizer_state_dict(const torch::nn::Module& module, torch::optim::Optimizer& optimizer,
-                              const StateDict& state_dict, const OptimizerStateOptions& options,
-                              const ParameterParts& parts) {
+std::function<void()> plan_optimizer_state(const torch::nn::Module& module, torch::optim::Optimizer& optimizer,
+                                           const StateDict& state_dict, const ParameterParts& parts,
+                                           const StateDictOptions& options) {
   const ParameterNames names(module);
-  const SavedState saved(state_dict);
-  with_fields(optimizer, [&]<typename Fields>(Fields) {
-    Setter<Fields>(names, optimizer, saved, options, parts).run(options.confirm);
+  const StateDict nested =
+      is_flattened(state_dict) ? unflatten_optimizer_state(state_dict, names, optimizer) : state_dict;
+  const SavedState saved(nested);
+  return with_fields(optimizer, [&]<typename Fields>(Fields) {
+    return Setter<Fields>(names, optimizer, saved, options, parts).plan();
   });
 }
 

@@ -10,8 +10,6 @@
 #include <vector>
 
 #include "tessera/base/error.h"
-#include "tessera/state/module_state.h"
-#include "tessera/state/optimizer_state.h"
 #include "tessera/state/value.h"
 #include "tessera/tensor/dtensor_parameters.h"
 
@@ -56,15 +54,5 @@ void check_parts(const ParameterParts& parts) {
        "optimizer state dict: {} with sharded parameters, expected an optimizer with a state for each parameter",
        Fields::kName);
 }
-
-// As the public functions of these names, which use ParameterParts(module).
-StateDict get_model_state_dict(const torch::nn::Module& module, const ParameterParts& parts);
-IncompatibleKeys set_model_state_dict(torch::nn::Module& module, const StateDict& state_dict,
-                                      const StateDictOptions& options, const ParameterParts& parts);
-StateDict get_optimizer_state_dict(const torch::nn::Module& module, const torch::optim::Optimizer& optimizer,
-                                   const ParameterParts& parts);
-void set_optimizer_state_dict(const torch::nn::Module& module, torch::optim::Optimizer& optimizer,
-                              const StateDict& state_dict, const OptimizerStateOptions& options,
-                              const ParameterParts& parts);
 
 }  // namespace tessera
