@@ -48,8 +48,8 @@ struct StateDictOptions {
   /// When setting: whether an optimizer takes over tensors whose dtype and device fit instead of copying them. The
   /// caller must not use the state afterwards, so do not set it for a state that was returned for another optimizer.
   bool take_tensors = false;
-  /// When setting: called after all checks and before the first change. If it throws, nothing is changed. All ranks of
-  /// the group must set it, or none.
+  /// When setting: called after all checks and before the first change. If it throws, nothing is changed on any rank.
+  /// All ranks of the group must set it, or none. It must not communicate in `group`, whose ranks agree on its outcome.
   std::function<void()> confirm = nullptr;
 };
 
