@@ -79,12 +79,14 @@ std::shared_future<SaveReport> AsyncSaver::save(const StateDict& state,
     });
   }
   impl.join();
-  impl.group.check_call("save in the background", [&](CallArguments& arguments) {
-    impl.throw_last();
-    describe_save(storage, impl.options, arguments);
-    arguments.add("then", then ? "given" : "null");
-    impl.staged = impl.staging.copy(state, impl.group, impl.options);
-  });
+  impl.staged = convert_on_all_ranks(
+      impl.group, "save in the background", state,
+      [&](CallArguments& arguments) {
+        impl.throw_last();
+        describe_save(storage, impl.options, arguments);
+        arguments.add("then", then ? "given" : "null");
+      },
+      [&](const StateDict& values) { return impl.staging.copy(values, impl.group, impl.options); });
   std::promise<checkpoint::WriteReport> promise;
   impl.last = promise.get_future().share();
   impl.thread = std::thread([&impl, storage, then = std::move(then), promise = std::move(promise)]() mutable {

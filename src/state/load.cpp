@@ -11,6 +11,7 @@
 #include "state/local_state.h"
 #include "state/local_tensor.h"
 #include "state/process_group_link.h"
+#include "state/stateful_values.h"
 #include "tessera/base/error.h"
 #include "tessera/state/flatten.h"
 #include "tessera/state/object_archive.h"
@@ -123,16 +124,9 @@ void check_node_groups(const ProcessGroup& group, const ProcessGroup& node_group
   }
 }
 
-}  // namespace
-
-LoadReport load(StateDict& state, const std::filesystem::path& directory, const ProcessGroup& group,
-                const LoadOptions& options) {
-  return load(state, checkpoint::file_system_storage(directory), group, options);
-}
-
-LoadReport load(StateDict& state, const std::shared_ptr<checkpoint::Storage>& storage, const ProcessGroup& group,
-                const LoadOptions& options) {
-  group.check_call("load", [&](CallArguments& arguments) { arguments.add("directory", last_name_of(storage)); });
+// Loads into a state dict without Statefuls.
+LoadReport load_values(StateDict& state, const std::shared_ptr<checkpoint::Storage>& storage, const ProcessGroup& group,
+                       const LoadOptions& options) {
   check_node_groups(group, options.node_group);
   ProcessGroupLink link(group);
   checkpoint::OpenOptions open_options;
@@ -146,6 +140,28 @@ LoadReport load(StateDict& state, const std::shared_ptr<checkpoint::Storage>& st
   checkpoint::ReadReport report = checkpoint::read_state(loader.targets(), checkpoint, link, load_options);
   link.agree_on(step, [&] { loader.finish(state, *checkpoint, report); });
   return {report.wanted_bytes, report.read_bytes, std::move(report.missing)};
+}
+
+}  // namespace
+
+LoadReport load(StateDict& state, const std::filesystem::path& directory, const ProcessGroup& group,
+                const LoadOptions& options) {
+  return load(state, checkpoint::file_system_storage(directory), group, options);
+}
+
+LoadReport load(StateDict& state, const std::shared_ptr<checkpoint::Storage>& storage, const ProcessGroup& group,
+                const LoadOptions& options) {
+  bool has_stateful = false;
+  group.check_call("load", [&](CallArguments& arguments) {
+    arguments.add("directory", last_name_of(storage));
+    has_stateful = describe_stateful(state, arguments);
+  });
+  if (!has_stateful) return load_values(state, storage, group, options);
+  StateDict loaded = with_states(state, group, "load");
+  LoadReport report = load_values(loaded, storage, group, options);
+  load_states(state, loaded, group);
+  state = std::move(loaded);
+  return report;
 }
 
 StateDict load_full(const std::filesystem::path& path) {

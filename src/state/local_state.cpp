@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "state/local_tensor.h"
+#include "state/stateful_values.h"
 #include "tessera/base/error.h"
 #include "tessera/state/flatten.h"
 #include "tessera/state/object_archive.h"
@@ -67,6 +68,22 @@ checkpoint::FlatState local_state(const StateDict& state, const ProcessGroup& gr
       state, group, options,
       {[](const std::string&, std::size_t, const at::Tensor& elements) { return elements; },
        [](const Value& value) -> std::function<Bytes()> { return [value] { return save_object(value); }; }});
+}
+
+checkpoint::FlatState convert_on_all_ranks(
+    const ProcessGroup& group, std::string_view operation, const StateDict& state,
+    const std::function<void(CallArguments& arguments)>& describe,
+    const std::function<checkpoint::FlatState(const StateDict& state)>& convert) {
+  bool has_stateful = false;
+  checkpoint::FlatState converted;
+  group.check_call(operation, [&](CallArguments& arguments) {
+    describe(arguments);
+    has_stateful = describe_stateful(state, arguments);
+    if (!has_stateful) converted = convert(state);
+  });
+  if (!has_stateful) return converted;
+  const StateDict states = with_states(state, group, operation);
+  return group.agree_on(operation, [&] { return convert(states); });
 }
 
 checkpoint::FlatState StagingArea::copy(const StateDict& state, const ProcessGroup& group, const SaveOptions& options) {

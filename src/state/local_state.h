@@ -3,9 +3,11 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "tessera/checkpoint/flat_state.h"
@@ -23,6 +25,13 @@ std::string last_name_of(const std::shared_ptr<checkpoint::Storage>& storage);
 // Adds what must be equal on all ranks of a save. Throws Error(invalid_argument) if the storage is null.
 void describe_save(const std::shared_ptr<checkpoint::Storage>& storage, const SaveOptions& options,
                    CallArguments& arguments);
+
+// Compares the ranks' calls, to which `describe` adds arguments, and returns `convert(state)` with the state of each
+// Stateful in its place. A collective.
+checkpoint::FlatState convert_on_all_ranks(const ProcessGroup& group, std::string_view operation,
+                                           const StateDict& state,
+                                           const std::function<void(CallArguments& arguments)>& describe,
+                                           const std::function<checkpoint::FlatState(const StateDict& state)>& convert);
 
 // Copies elements to memory that is reused for the next copy of the same state; pinned if the elements are on CUDA.
 class StagingArea {

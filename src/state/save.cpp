@@ -29,11 +29,9 @@ void describe_save(const std::shared_ptr<checkpoint::Storage>& storage, const Sa
 
 SaveReport save(const StateDict& state, const std::shared_ptr<checkpoint::Storage>& storage, const ProcessGroup& group,
                 const SaveOptions& options) {
-  checkpoint::FlatState local;
-  group.check_call("save", [&](CallArguments& arguments) {
-    describe_save(storage, options, arguments);
-    local = local_state(state, group, options);
-  });
+  const checkpoint::FlatState local = convert_on_all_ranks(
+      group, "save", state, [&](CallArguments& arguments) { describe_save(storage, options, arguments); },
+      [&](const StateDict& values) { return local_state(values, group, options); });
   ProcessGroupLink link(group);
   return checkpoint::write_state(local, storage, link, options);
 }

@@ -15,6 +15,7 @@
 #include "tessera/state/load.h"
 #include "tessera/state/save.h"
 #include "tessera/state/state_dict.h"
+#include "tessera/state/stateful.h"
 #include "tessera/tensor/dtensor.h"
 
 namespace tessera {
@@ -33,6 +34,30 @@ StateDict state_of(const std::string& mistake) {
   if (mistake == "a sparse tensor") state["weight"] = at::ones({4, 3}).to_sparse();
   if (mistake == "one name twice") state = {{"a", Dict{{"b", 1}}}, {"a.b", 2}};
   if (mistake == "a name that is not saved") state["more"] = at::ones({2});
+  return state;
+}
+
+// The functions of the second stateful are collectives.
+StateDict stateful_state(const ProcessGroup& group, const std::string& mistake) {
+  const StateDict inner{{"count", 3}};
+  const auto first = stateful(
+      [=] {
+        if (mistake == "a failing state_dict") fail(ErrorCode::io, "it fails");
+        return inner;
+      },
+      [=](const StateDict&) {
+        if (mistake == "a failing load_state_dict") fail(ErrorCode::io, "it fails");
+      });
+  const auto second = stateful(
+      [=] {
+        group.barrier();
+        return inner;
+      },
+      [=](const StateDict&) { group.barrier(); });
+  if (mistake == "no stateful") return {{"a", first}, {"b", inner}};
+  if (mistake == "a stateful in a list") return {{"a", first}, {"b", List{second}}};
+  StateDict state{{"a", first}, {"b", second}};
+  if (mistake == "one name twice") state["b.count"] = 3;
   return state;
 }
 
@@ -72,6 +97,17 @@ std::vector<OneSidedCall> all_calls(const ProcessGroup& group, const fs::path& b
          } else {
            load(state, directory_of(base, mistake), g, options);
          }
+       }},
+      {"save",
+       {"a failing state_dict", "no stateful", "a stateful in a list", "one name twice"},
+       [base](const ProcessGroup& g, const std::string& mistake) {
+         save(stateful_state(g, mistake), base / "stateful", g);
+       }},
+      {"load",
+       {"a failing state_dict", "a failing load_state_dict", "no stateful", "a stateful in a list"},
+       [base](const ProcessGroup& g, const std::string& mistake) {
+         StateDict state = stateful_state(g, mistake);
+         load(state, base / "stateful", g);
        }},
       {"make an AsyncSaver",
        {"another choice when busy", "another time to throw"},

@@ -7,7 +7,8 @@
 ///     std::int64_t step = state.at("step").get<std::int64_t>();
 ///
 /// The state dict specifies what to load. Tensors of any kind are filled in place, each rank's part on that rank; all
-/// other values are replaced by the saved ones. Only the bytes needed are read.
+/// other values are replaced by the saved ones. A Stateful (stateful.h) stays, and its state is set. Only the bytes
+/// needed are read.
 /// PyTorch: torch/distributed/checkpoint/state_dict_loader.py.
 
 #include <filesystem>
@@ -40,7 +41,8 @@ struct LoadReport {
 /// Loads `directory` into `state`. A collective of `group`; all ranks must pass the same directory. Checkpoints written
 /// before PyTorch 2.4 name values without tensors differently; they are detected by these names.
 ///
-/// If any rank fails, every rank throws; objects in `state` are then unchanged, but tensors may be partly filled.
+/// If any rank fails, every rank throws; objects in `state` are then unchanged, but tensors may be partly filled. If a
+/// Stateful throws when its state is set, those before it are set already.
 /// Throws `Error(not_found)` for names that are not in the checkpoint (unless `rules.allow_partial`),
 /// `Error(invalid_argument)` for tensors of another shape or dtype (unless `rules.allow_cast`) and for tensors whose
 /// elements overlap in memory, `Error(corrupt)` naming file, byte and tensor, `Error(io)`, and `Error(rank_failure)`.

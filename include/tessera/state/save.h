@@ -5,8 +5,8 @@
 ///     tessera::save({{"model", get_model_state_dict(*model)}, {"step", 100}}, "checkpoints/step-100", group);
 ///
 /// Each rank writes its shards of sharded tensors and Checkpointables. Tensors and objects that all ranks have are
-/// written once. Law: load(save(s)) == s, on any number of ranks and with any sharding.
-/// PyTorch: torch/distributed/checkpoint/state_dict_saver.py.
+/// written once. Of a Stateful (stateful.h), its state is saved. Law: load(save(s)) == s, on any number of ranks and
+/// with any sharding. PyTorch: torch/distributed/checkpoint/state_dict_saver.py.
 
 #include <filesystem>
 #include <memory>

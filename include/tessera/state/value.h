@@ -6,8 +6,8 @@
 ///     std::int64_t step = state.at("step").get<std::int64_t>();
 ///
 /// Copies: numbers, text, bytes, lists, tuples and dicts are copied by value. Tensors of every kind are references, as
-/// in LibTorch: a copy shares the elements. Opaque objects are immutable and shared. Copying a state dict therefore
-/// costs its names and numbers, never an element.
+/// in LibTorch: a copy shares the elements. Opaque objects are immutable and shared. Statefuls are shared. Copying a
+/// state dict therefore costs its names and numbers, never an element.
 ///
 /// Laws: values of different kinds are unequal (Value(1), Value(1.0) and Value(true) all differ). Floats are compared
 /// by bits (a NaN equals itself, 0.0 does not equal -0.0). Dicts are compared regardless of order. A dict keeps the
@@ -43,6 +43,7 @@
 namespace tessera {
 
 class DTensor;
+class Stateful;
 class Value;
 class List;
 class Tuple;
@@ -63,10 +64,11 @@ enum class ValueKind : std::uint8_t {
   nested_sharded_tensor,
   checkpointable,
   opaque,
+  stateful,
 };
 
 /// Returns the name of a kind for messages: "None", "bool", "int", "float", "str", "bytes", "list", "tuple", "dict",
-/// "tensor", "sharded tensor", "nested sharded tensor", "checkpointable" or "opaque object".
+/// "tensor", "sharded tensor", "nested sharded tensor", "checkpointable", "opaque object" or "stateful".
 std::string_view kind_name(ValueKind kind);
 
 /// A pickled object of an unknown type, kept unexecuted and complete so that it can be written again. `tree` owns
@@ -120,6 +122,9 @@ class Value {
   /// Holds `tensor.checkpointable()`; throws as that.
   Value(const DTensor& tensor);
   Value(std::shared_ptr<const OpaqueObject> object);
+  /// An object whose state is saved and loaded; see stateful.h.
+  template <std::derived_from<Stateful> T>
+  Value(std::shared_ptr<T> object) : Value(StatefulReference{std::move(object)}) {}
   // NOLINTEND(google-explicit-constructor)
 
   Value(const Value& other);
@@ -135,8 +140,8 @@ class Value {
   bool is_any_tensor() const { return kind() >= ValueKind::tensor && kind() <= ValueKind::checkpointable; }
 
   /// Returns the value as a T, or null if it is of another kind. T is bool, std::int64_t, double, std::string, Bytes,
-  /// List, Tuple, Dict, at::Tensor, ShardedTensor, NestedShardedTensor (const), std::shared_ptr<Checkpointable> or
-  /// std::shared_ptr<const OpaqueObject>. Ints and floats are not converted; see `number`.
+  /// List, Tuple, Dict, at::Tensor, ShardedTensor, NestedShardedTensor (const), std::shared_ptr<Checkpointable>,
+  /// std::shared_ptr<const OpaqueObject> or std::shared_ptr<Stateful>. Ints and floats are not converted; see `number`.
   template <typename T>
   const T* get_if() const;
   template <typename T>
@@ -162,10 +167,15 @@ class Value {
     std::shared_ptr<Checkpointable> tensor;
   };
   explicit Value(Reference reference);
-  using Data = std::variant<std::monostate, bool, std::int64_t, double, std::string, Bytes, std::unique_ptr<List>,
-                            std::unique_ptr<Tuple>, std::unique_ptr<Dict>, at::Tensor, ShardedTensor,
-                            std::shared_ptr<const NestedShardedTensor>, std::shared_ptr<Checkpointable>,
-                            std::shared_ptr<const OpaqueObject>>;  // in the order of ValueKind
+  struct StatefulReference {
+    std::shared_ptr<Stateful> object;
+  };
+  explicit Value(StatefulReference reference);
+  using Data =
+      std::variant<std::monostate, bool, std::int64_t, double, std::string, Bytes, std::unique_ptr<List>,
+                   std::unique_ptr<Tuple>, std::unique_ptr<Dict>, at::Tensor, ShardedTensor,
+                   std::shared_ptr<const NestedShardedTensor>, std::shared_ptr<Checkpointable>,
+                   std::shared_ptr<const OpaqueObject>, std::shared_ptr<Stateful>>;  // in the order of ValueKind
   static Data copy_of(const Data& data);
   template <std::integral T>
   static std::int64_t to_integer(T value) {
@@ -281,7 +291,8 @@ namespace detail {
 template <typename T>
 inline constexpr ValueKind kKindOf = [] {
   static_assert(OneOf<T, bool, std::int64_t, double, std::string, Bytes, List, Tuple, Dict, at::Tensor, ShardedTensor,
-                      NestedShardedTensor, std::shared_ptr<Checkpointable>, std::shared_ptr<const OpaqueObject>>,
+                      NestedShardedTensor, std::shared_ptr<Checkpointable>, std::shared_ptr<const OpaqueObject>,
+                      std::shared_ptr<Stateful>>,
                 "not the type of any kind of Value");
   if constexpr (std::same_as<T, bool>) return ValueKind::boolean;
   if constexpr (std::same_as<T, std::int64_t>) return ValueKind::integer;
@@ -295,7 +306,8 @@ inline constexpr ValueKind kKindOf = [] {
   if constexpr (std::same_as<T, ShardedTensor>) return ValueKind::sharded_tensor;
   if constexpr (std::same_as<T, NestedShardedTensor>) return ValueKind::nested_sharded_tensor;
   if constexpr (std::same_as<T, std::shared_ptr<Checkpointable>>) return ValueKind::checkpointable;
-  return ValueKind::opaque;
+  if constexpr (std::same_as<T, std::shared_ptr<const OpaqueObject>>) return ValueKind::opaque;
+  return ValueKind::stateful;
 }();
 
 }  // namespace detail

@@ -106,6 +106,7 @@ class ObjectWriter {
       case ValueKind::sharded_tensor:
       case ValueKind::nested_sharded_tensor:
       case ValueKind::checkpointable:
+      case ValueKind::stateful:
         fail(ErrorCode::unsupported, "save object: found {}, expected plain tensors and Python values only",
              to_string(value));
     }

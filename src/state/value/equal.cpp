@@ -90,6 +90,8 @@ bool Value::operator==(const Value& other) const {
     case ValueKind::opaque:
       return same_object(*get<std::shared_ptr<const OpaqueObject>>(),
                          *other.get<std::shared_ptr<const OpaqueObject>>());
+    case ValueKind::stateful:
+      return get<std::shared_ptr<Stateful>>() == other.get<std::shared_ptr<Stateful>>();
   }
   return false;
 }

@@ -72,6 +72,8 @@ class Printer {
       }
       case ValueKind::opaque:
         return add(pickle::repr(value.get<std::shared_ptr<const OpaqueObject>>()->value, left()));
+      case ValueKind::stateful:
+        return add("<stateful>");
     }
   }
 

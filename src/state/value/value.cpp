@@ -44,6 +44,8 @@ std::string_view kind_name(ValueKind kind) {
       return "checkpointable";
     case ValueKind::opaque:
       return "opaque object";
+    case ValueKind::stateful:
+      return "stateful";
   }
   return "?";
 }
@@ -84,6 +86,12 @@ Value::Value(Reference reference) : data_(std::move(reference.tensor)) {
 Value::Value(std::shared_ptr<const OpaqueObject> object) : data_(std::move(object)) {
   if (!std::get<std::shared_ptr<const OpaqueObject>>(data_)) {
     fail(ErrorCode::invalid_argument, "state value: found a null pointer, expected an opaque object");
+  }
+}
+
+Value::Value(StatefulReference reference) : data_(std::move(reference.object)) {
+  if (!std::get<std::shared_ptr<Stateful>>(data_)) {
+    fail(ErrorCode::invalid_argument, "state value: found a null pointer, expected a stateful");
   }
 }
 
