@@ -1,5 +1,5 @@
 #pragma once
-// A round trip between all ranks and rank 0.
+// A round trip between all ranks and the coordinator.
 
 #include <functional>
 #include <string_view>
@@ -17,9 +17,9 @@ class OutcomeUnknown : public Error {
   using Error::Error;
 };
 
-// Sends the result of `request` on every rank to rank 0, calls `answer` there with all of them, and returns this rank's
-// part of its result. If either function throws on any rank, every rank throws, naming `step` and the ranks. A
-// collective: one gather and one scatter.
+// Sends the result of `request` on every rank to the coordinator, calls `answer` there with all of them, and returns
+// this rank's part of its result. If either function throws on any rank, every rank throws, naming `step` and the
+// ranks. A collective: one gather and one scatter.
 //
 // `known_to_have_failed`, if not null, is set to true if this rank knows that `answer` has no effect: it was not
 // called, or it threw an exception other than OutcomeUnknown. If this function throws and the flag is not set, for

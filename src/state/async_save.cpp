@@ -24,7 +24,10 @@ ProcessGroup same_ranks(const ProcessGroup& group) {
 
 struct AsyncSaver::Impl {
   Impl(const ProcessGroup& group_in, const AsyncSaveOptions& options_in)
-      : group(group_in), options(options_in), own_group(same_ranks(group_in)), link(own_group) {
+      : group(group_in),
+        options(options_in),
+        own_group(same_ranks(group_in)),
+        link(own_group, options_in.coordinator_rank) {
     options.cache = options.remember_plans ? &cache : nullptr;
   }
 
@@ -56,6 +59,7 @@ AsyncSaver::AsyncSaver(const ProcessGroup& group, const AsyncSaveOptions& option
     arguments.add("when_busy", static_cast<int>(options.when_busy))
         .add("throw_at_next_call", options.throw_at_next_call)
         .add("remember_plans", options.remember_plans);
+    describe_coordinator(group, options.coordinator_rank, arguments);
   });
   impl_ = std::make_unique<Impl>(group, options);
 }
@@ -83,7 +87,7 @@ std::shared_future<SaveReport> AsyncSaver::save(const StateDict& state,
       impl.group, "save in the background", state,
       [&](CallArguments& arguments) {
         impl.throw_last();
-        describe_save(storage, impl.options, arguments);
+        describe_save(storage, impl.group, impl.options, arguments);
         arguments.add("then", then ? "given" : "null");
       },
       [&](const StateDict& values) { return impl.staging.copy(values, impl.group, impl.options); });

@@ -128,7 +128,7 @@ void check_node_groups(const ProcessGroup& group, const ProcessGroup& node_group
 LoadReport load_values(StateDict& state, const std::shared_ptr<checkpoint::Storage>& storage, const ProcessGroup& group,
                        const LoadOptions& options) {
   check_node_groups(group, options.node_group);
-  ProcessGroupLink link(group);
+  ProcessGroupLink link(group, options.coordinator_rank);
   checkpoint::OpenOptions open_options;
   open_options.check_checksums = options.check_checksums;
   const std::shared_ptr<const Checkpoint> checkpoint = checkpoint::open_on_all_ranks(storage, link, open_options);
@@ -154,6 +154,7 @@ LoadReport load(StateDict& state, const std::shared_ptr<checkpoint::Storage>& st
   bool has_stateful = false;
   group.check_call("load", [&](CallArguments& arguments) {
     arguments.add("directory", last_name_of(storage));
+    describe_coordinator(group, options.coordinator_rank, arguments);
     has_stateful = describe_stateful(state, arguments);
   });
   if (!has_stateful) return load_values(state, storage, group, options);

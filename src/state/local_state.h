@@ -22,9 +22,12 @@ checkpoint::FlatState local_state(const StateDict& state, const ProcessGroup& gr
 // Returns the last name of the storage's directory. All ranks must use the same directory, but hosts may have mounted
 // it under different paths. Throws Error(invalid_argument) if the storage is null.
 std::string last_name_of(const std::shared_ptr<checkpoint::Storage>& storage);
-// Adds what must be equal on all ranks of a save. Throws Error(invalid_argument) if the storage is null.
-void describe_save(const std::shared_ptr<checkpoint::Storage>& storage, const SaveOptions& options,
-                   CallArguments& arguments);
+// Adds the rank that coordinates a save or a load. Throws Error(invalid_argument) if it is not in the group.
+void describe_coordinator(const ProcessGroup& group, int rank, CallArguments& arguments);
+// Adds what must be equal on all ranks of a save. Throws Error(invalid_argument) if the storage is null, and as
+// describe_coordinator.
+void describe_save(const std::shared_ptr<checkpoint::Storage>& storage, const ProcessGroup& group,
+                   const SaveOptions& options, CallArguments& arguments);
 
 // Compares the ranks' calls, to which `describe` adds arguments, and returns `convert(state)` with the state of each
 // Stateful in its place. A collective.

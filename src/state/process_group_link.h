@@ -8,17 +8,20 @@ namespace tessera {
 
 class ProcessGroupLink final : public checkpoint::RankLink {
  public:
-  explicit ProcessGroupLink(const ProcessGroup& group) : group_(group) {}
+  explicit ProcessGroupLink(const ProcessGroup& group, int coordinator = 0)
+      : group_(group), coordinator_(coordinator) {}
   int rank() const override { return group_.rank(); }
   int size() const override { return group_.size(); }
-  std::vector<Bytes> gather(ByteView bytes) override { return group_.gather_bytes(bytes, 0); }
-  Bytes scatter(const std::vector<Bytes>& parts) override { return group_.scatter_bytes(parts, 0); }
-  Bytes broadcast(ByteView bytes) override { return group_.broadcast_bytes(bytes, 0); }
+  int coordinator() const override { return coordinator_; }
+  std::vector<Bytes> gather(ByteView bytes) override { return group_.gather_bytes(bytes, coordinator_); }
+  Bytes scatter(const std::vector<Bytes>& parts) override { return group_.scatter_bytes(parts, coordinator_); }
+  Bytes broadcast(ByteView bytes) override { return group_.broadcast_bytes(bytes, coordinator_); }
   std::vector<Bytes> all_to_all(const std::vector<Bytes>& parts) override { return group_.all_to_all_bytes(parts); }
   void agree(std::string_view step, const std::exception_ptr& failure) override { group_.agree(step, failure); }
 
  private:
   ProcessGroup group_;
+  int coordinator_;
 };
 
 }  // namespace tessera

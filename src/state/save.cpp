@@ -18,8 +18,17 @@ std::string last_name_of(const std::shared_ptr<checkpoint::Storage>& storage) {
   return path.filename().string();
 }
 
-void describe_save(const std::shared_ptr<checkpoint::Storage>& storage, const SaveOptions& options,
-                   CallArguments& arguments) {
+void describe_coordinator(const ProcessGroup& group, int rank, CallArguments& arguments) {
+  if (rank < 0 || rank >= group.size()) {
+    fail(ErrorCode::invalid_argument, "coordinator_rank is {}, expected a rank of the group, 0 to {}", rank,
+         group.size() - 1);
+  }
+  arguments.add("coordinator_rank", rank);
+}
+
+void describe_save(const std::shared_ptr<checkpoint::Storage>& storage, const ProcessGroup& group,
+                   const SaveOptions& options, CallArguments& arguments) {
+  describe_coordinator(group, options.coordinator_rank, arguments);
   arguments.add("directory", last_name_of(storage))
       .add("format", static_cast<int>(options.format))
       .add("dialect", static_cast<int>(options.dialect))
@@ -30,9 +39,9 @@ void describe_save(const std::shared_ptr<checkpoint::Storage>& storage, const Sa
 SaveReport save(const StateDict& state, const std::shared_ptr<checkpoint::Storage>& storage, const ProcessGroup& group,
                 const SaveOptions& options) {
   const checkpoint::FlatState local = convert_on_all_ranks(
-      group, "save", state, [&](CallArguments& arguments) { describe_save(storage, options, arguments); },
+      group, "save", state, [&](CallArguments& arguments) { describe_save(storage, group, options, arguments); },
       [&](const StateDict& values) { return local_state(values, group, options); });
-  ProcessGroupLink link(group);
+  ProcessGroupLink link(group, options.coordinator_rank);
   return checkpoint::write_state(local, storage, link, options);
 }
 

@@ -61,6 +61,10 @@ StateDict stateful_state(const ProcessGroup& group, const std::string& mistake) 
   return state;
 }
 
+int coordinator_of(const ProcessGroup& group, const std::string& mistake) {
+  return mistake == "another coordinator" ? 1 : mistake == "a coordinator outside of the group" ? group.size() : 0;
+}
+
 fs::path directory_of(const fs::path& base, const std::string& mistake) {
   return base / (mistake == "another directory" ? "step-2" : "step-1");
 }
@@ -73,12 +77,14 @@ std::vector<OneSidedCall> all_calls(const ProcessGroup& group, const fs::path& b
   return {
       {"save",
        {"another directory", "a null storage", "another format", "another dialect", "a state that is not flattened",
-        "one name twice", "a sparse tensor", "another shape", "another dtype"},
+        "another coordinator", "a coordinator outside of the group", "one name twice", "a sparse tensor",
+        "another shape", "another dtype"},
        [base](const ProcessGroup& g, const std::string& mistake) {
          SaveOptions options;
          if (mistake == "another format") options.format = checkpoint::SaveFormat::safetensors_shards;
          if (mistake == "another dialect") options.dialect = dcp::Dialect::torch_1_13;
          options.flatten_state_dict = mistake != "a state that is not flattened";
+         options.coordinator_rank = coordinator_of(g, mistake);
          if (mistake == "a null storage") {
            save(state_of(mistake), std::shared_ptr<checkpoint::Storage>(), g, options);
          } else {
@@ -87,11 +93,12 @@ std::vector<OneSidedCall> all_calls(const ProcessGroup& group, const fs::path& b
        }},
       {"load",
        {"another directory", "a null storage", "a name that is not saved", "another shape", "another dtype",
-        "a node group"},
+        "another coordinator", "a coordinator outside of the group", "a node group"},
        [base](const ProcessGroup& g, const std::string& mistake) {
          StateDict state = state_of(mistake);
          LoadOptions options;
          if (mistake == "a node group") options.node_group = g;
+         options.coordinator_rank = coordinator_of(g, mistake);
          if (mistake == "a null storage") {
            load(state, std::shared_ptr<checkpoint::Storage>(), g, options);
          } else {
@@ -110,11 +117,13 @@ std::vector<OneSidedCall> all_calls(const ProcessGroup& group, const fs::path& b
          load(state, base / "stateful", g);
        }},
       {"make an AsyncSaver",
-       {"another choice when busy", "another time to throw"},
+       {"another choice when busy", "another time to throw", "another coordinator",
+        "a coordinator outside of the group"},
        [](const ProcessGroup& g, const std::string& mistake) {
          AsyncSaveOptions options;
          if (mistake == "another choice when busy") options.when_busy = AsyncSaveOptions::WhenBusy::refuse;
          options.throw_at_next_call = mistake != "another time to throw";
+         options.coordinator_rank = coordinator_of(g, mistake);
          AsyncSaver(g, options);
        }},
       {"save",

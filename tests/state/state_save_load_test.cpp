@@ -88,6 +88,76 @@ TEST_P(SaveLoadTest, WhatIsSavedIsLoadedInPlaceBySomeRanksOrOthers) {
   }
 }
 
+// Notes whether a rank reads or writes `.metadata`.
+std::shared_ptr<checkpoint::Storage> noting_metadata(const std::shared_ptr<checkpoint::Storage>& inner, bool& touched) {
+  return checkpoint::faulty_storage(inner, [&touched](const checkpoint::StorageEvent& event) {
+    if (event.file.find("metadata") != std::string::npos) touched = true;
+    return checkpoint::StorageFault::none;
+  });
+}
+
+TEST(CoordinatorTest, ItAloneWritesAndReadsTheMetadata) {
+  for (const int coordinator : {0, 1, 2}) {
+    for (const int different : {0, 1, 2}) {  // this rank has another name than the others
+      const auto storage = checkpoint::memory_storage();
+      run_local(3, [&](const ProcessGroup& group) {
+        const auto with_own_name = [&](StateDict state, const Value& value) {
+          state[group.rank() == different ? "of one" : "of others"] = value;
+          return state;
+        };
+        bool wrote = false, read = false;
+        SaveOptions save_options;
+        save_options.coordinator_rank = coordinator;
+        save(with_own_name(state_of(group, true), 7), noting_metadata(storage, wrote), group, save_options);
+        EXPECT_EQ(wrote, group.rank() == coordinator);
+        LoadOptions load_options;
+        load_options.coordinator_rank = coordinator;
+        StateDict state = with_own_name(state_of(group, false), 0);
+        load(state, noting_metadata(storage, read), group, load_options);
+        EXPECT_EQ(read, group.rank() == coordinator);
+        const StateDict expected = with_own_name(state_of(group, true), 7);
+        for (const auto& [name, value] : expected) {
+          if (name == Key("model")) continue;
+          EXPECT_EQ(state.at(name), value) << to_string(name);
+        }
+        for (const auto& [name, tensor] : state.at("model").get<Dict>()) {
+          EXPECT_TRUE(holds_indices(tensor.get<ShardedTensor>())) << to_string(name);
+        }
+      });
+    }
+  }
+}
+
+TEST(CoordinatorTest, AnotherOnePlansAgainInsteadOfReusingThePlan) {
+  const auto storage = checkpoint::memory_storage();
+  run_local(2, [&](const ProcessGroup& group) {
+    checkpoint::SavePlanCache cache;
+    SaveOptions options;
+    options.cache = &cache;
+    std::vector<bool> reused;
+    for (const int coordinator : {0, 0, 1, 1}) {
+      options.coordinator_rank = coordinator;
+      reused.push_back(save(state_of(group, true), storage, group, options).plan_was_reused);
+    }
+    EXPECT_THAT(reused, ElementsAre(false, true, false, true));
+    StateDict state = state_of(group, false);
+    load(state, storage, group);
+    EXPECT_EQ(state.at("step"), state_of(group, true).at("step"));
+  });
+}
+
+// PyTorch: no_dist.
+TEST(SaveTest, WithoutAGroupARankSavesAndLoadsAlone) {
+  const TemporaryDirectory directory;
+  run_local(3, [&](const ProcessGroup& group) {
+    if (group.rank() != 1) return;  // the others do not take part
+    save({{"w", indexed({2, 3})}, {"step", 3}}, directory / "ckpt");
+    StateDict state{{"w", at::zeros({2, 3}, at::kLong)}, {"step", 0}};
+    load(state, directory / "ckpt");
+    EXPECT_EQ(Value(state), Value(Dict{{"w", indexed({2, 3})}, {"step", 3}}));
+  });
+}
+
 TEST(SaveTest, AWholeStateIsLoadedNestedAsItWas) {
   const TemporaryDirectory directory;
   const StateDict state = {{"z", Dict{{"w", indexed({2, 3}, at::kFloat)}, {"none", Value()}}},

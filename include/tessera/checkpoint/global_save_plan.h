@@ -22,18 +22,22 @@ namespace tessera::checkpoint {
 class GatheredPlans {
  public:
   struct Encoded {
-    Bytes entries;  ///< empty if equal to rank 0's
+    Bytes entries;  ///< empty if equal to those of the reference
     Bytes items;
   };
-  explicit GatheredPlans(std::vector<Encoded> plans) : plans_(std::move(plans)) {}
+  /// \param reference the rank whose entries other ranks need not repeat.
+  explicit GatheredPlans(std::vector<Encoded> plans, std::size_t reference = 0)
+      : plans_(std::move(plans)), reference_(reference) {}
   std::size_t ranks() const { return plans_.size(); }
-  ByteView entries(std::size_t rank) const { return plans_[plans_[rank].entries.empty() ? 0 : rank].entries; }
+  std::size_t reference() const { return reference_; }
+  ByteView entries(std::size_t rank) const { return plans_[plans_[rank].entries.empty() ? reference_ : rank].entries; }
   ByteView items(std::size_t rank) const { return plans_[rank].items; }
   SavePlan plan(std::size_t rank) const { return SavePlan::decode(entries(rank), items(rank)); }
   std::uint64_t size_bytes() const;  ///< of all encoded plans
 
  private:
   std::vector<Encoded> plans_;
+  std::size_t reference_;
 };
 
 struct GlobalSavePlan {

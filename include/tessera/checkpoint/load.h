@@ -54,8 +54,8 @@ struct ReadReport {
   std::map<std::string, ObjectValue> objects;  ///< by the target's name
 };
 
-/// Opens the checkpoint in `storage`. Rank 0 reads `.metadata` and the sidecar for all ranks, so that every rank gets
-/// the same checkpoint even if another save replaces it meanwhile. A collective. If one rank cannot open the
+/// Opens the checkpoint in `storage`. The coordinator reads `.metadata` and the sidecar for all ranks, so that every
+/// rank gets the same checkpoint even if another save replaces it meanwhile. A collective. If one rank cannot open the
 /// checkpoint, every rank throws.
 std::shared_ptr<const Checkpoint> open_on_all_ranks(const std::shared_ptr<const Storage>& storage, RankLink& link,
                                                     const OpenOptions& options = {});

@@ -71,11 +71,12 @@ struct WriteOptions {
 };
 
 struct WriteReport {
-  std::uint64_t written_bytes = 0;       ///< written to data files by this rank
-  std::vector<std::string> files;        ///< data files of this rank
-  std::uint64_t planned_bytes = 0;       ///< sent by this rank for planning
-  bool plan_was_reused = false;          ///< the plan came from the cache
-  std::vector<std::string> not_removed;  ///< on rank 0: files of the old checkpoint that could not be removed, and why
+  std::uint64_t written_bytes = 0;  ///< written to data files by this rank
+  std::vector<std::string> files;   ///< data files of this rank
+  std::uint64_t planned_bytes = 0;  ///< sent by this rank for planning
+  bool plan_was_reused = false;     ///< the plan came from the cache
+  std::vector<std::string>
+      not_removed;  ///< on the coordinator: files of the old checkpoint that could not be removed, and why
 };
 
 /// Saves `state` to `storage`. A collective of `link`; blocks until the checkpoint is committed. If any rank fails,

@@ -3,7 +3,7 @@
 /// A planner, which decides which rank saves what. The default behaves as PyTorch's. Derive from it to omit or rename
 /// values or to save other elements.
 ///
-/// A save calls `create_local_plan` on every rank and `create_global_plan` on rank 0. Then every rank calls
+/// A save calls `create_local_plan` on every rank and `create_global_plan` on the coordinator. Then every rank calls
 /// `resolve_tensor` and `resolve_object` for the items it writes, from several threads at once.
 /// PyTorch: torch/distributed/checkpoint/planner.py (SavePlanner), default_planner.py.
 

@@ -31,6 +31,8 @@ struct LoadOptions : checkpoint::ReadOptions {
   /// need and sends it to the others. Useful if storage is slower than the group. All ranks of the subgroup must load
   /// together. By default each rank reads for itself.
   ProcessGroup node_group = {};
+  /// The rank of the group that reads `.metadata` for all ranks.
+  int coordinator_rank = 0;
 };
 
 struct LoadReport {
@@ -39,7 +41,8 @@ struct LoadReport {
 };
 
 /// Loads `directory` into `state`. A collective of `group`; all ranks must pass the same directory. Checkpoints written
-/// before PyTorch 2.4 name values without tensors differently; they are detected by these names.
+/// before PyTorch 2.4 name values without tensors differently; they are detected by these names. Without a group, this
+/// process loads alone and does not communicate, even if it belongs to groups. PyTorch: `no_dist`.
 ///
 /// If any rank fails, every rank throws; objects in `state` are then unchanged, but tensors may be partly filled. If a
 /// Stateful throws when its state is set, those before it are set already.

@@ -27,15 +27,19 @@ struct SaveOptions : checkpoint::WriteOptions {
   bool flatten_state_dict = true;
   /// Whether nested sharded tensors are converted to plain ones; see flatten_sharded_tensors.h.
   bool flatten_sharded_tensors = true;
+  /// The rank of the group that makes the global plan and writes `.metadata`.
+  int coordinator_rank = 0;
 };
 
 /// Saves `state` to `directory`. A collective of `group`; all ranks must pass the same directory. Afterwards the
 /// directory holds only this checkpoint. After an error, or if the job is killed at any instant, it holds the previous
-/// checkpoint; see tessera/checkpoint/save.h. Elements on devices other than the CPU are copied while they are written.
+/// checkpoint; see tessera/checkpoint/save.h. Without a group, this process saves alone and does not communicate, even
+/// if it belongs to groups; `state` must then have all shards of its tensors. PyTorch: `no_dist`. Elements on devices
+/// other than the CPU are copied while they are written.
 ///
-/// If any rank fails, every rank throws an error naming it: `Error(invalid_argument)` for duplicate names and for
-/// states that do not match between ranks, `Error(unsupported)` for tensors that are not strided, `Error(io)`, or
-/// `Error(rank_failure)`.
+/// If any rank fails, every rank throws an error naming it: `Error(invalid_argument)` for duplicate names, for a
+/// coordinator that is not in the group and for states that do not match between ranks, `Error(unsupported)` for
+/// tensors that are not strided, `Error(io)`, or `Error(rank_failure)`.
 SaveReport save(const StateDict& state, const std::filesystem::path& directory, const ProcessGroup& group = {},
                 const SaveOptions& options = {});
 SaveReport save(const StateDict& state, const std::shared_ptr<checkpoint::Storage>& storage,

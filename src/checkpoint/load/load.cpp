@@ -372,7 +372,7 @@ std::shared_ptr<const Checkpoint> open_on_all_ranks(const std::shared_ptr<const 
   }));
   return link.agree_on(step, [&] {
     OpenOptions options = given;
-    ByteCursor cursor(description, "metadata from rank 0");
+    ByteCursor cursor(description, "metadata from the coordinator");
     const ByteView metadata = as_bytes(cursor.text()), sidecar = cursor.rest();
     if (!metadata.empty()) {
       options.metadata = std::make_shared<OwnedSource>(Bytes(metadata.begin(), metadata.end()),

@@ -25,9 +25,9 @@ struct FilePlan {
   std::vector<std::size_t> order;
 };
 
-// Places the items of one rank; rank 0 computes the same result. Tensors go in order into `files` files of about equal
-// size (0: one file per item). Objects follow them in the last file, because their sizes may change between saves of
-// the same layout.
+// Places the items of one rank; the coordinator computes the same result. Tensors go in order into `files` files of
+// about equal size (0: one file per item). Objects follow them in the last file, because their sizes may change between
+// saves of the same layout.
 FilePlan place_items(std::span<const ItemSize> items, std::size_t files);
 
 // Records in the metadata where the items that `rank` writes are stored. `object_bytes` are the sizes of its objects,

@@ -26,7 +26,7 @@ struct RankItems {
   std::span<const std::uint32_t> writes;  // items of the plan, ascending
 };
 
-// The report of a rank to rank 0 after its files are durable.
+// The report of a rank to the coordinator after its files are durable.
 struct RankReport {
   std::vector<std::uint64_t> object_bytes;  // of its objects' archives, in order, if the format stores archives
   Sidecar files;
@@ -44,15 +44,15 @@ class FormatWriter {
 
   // Returns the size of a chunk in storage, which does not depend on its elements.
   virtual std::uint64_t chunk_bytes(DType dtype, std::span<const std::int64_t> sizes) = 0;
-  // Called on rank 0 before any rank writes. Returns the generation of the new files. Throws if the format cannot be
-  // saved to this storage.
+  // Called on the coordinator before any rank writes. Returns the generation of the new files. Throws if the format
+  // cannot be saved to this storage.
   virtual std::int64_t begin(Storage& storage) = 0;
   // Plans the files of a rank and resolves its objects. The units must be made one at a time, while `items` are alive.
   virtual std::vector<PlannedFile> rank_files(const RankItems& items, int rank, std::int64_t generation,
                                               RankReport& report) = 0;
-  // Called on rank 0 after the files of all ranks are durable. Commits them, or throws and leaves everything but these
-  // files as it was. Throws OutcomeUnknown if that fails: then no file may be removed. `files_per_rank` has each rank's
-  // option. Returns the files of the old checkpoint that could not be removed, with the reasons.
+  // Called on the coordinator after the files of all ranks are durable. Commits them, or throws and leaves everything
+  // but these files as it was. Throws OutcomeUnknown if that fails: then no file may be removed. `files_per_rank` has
+  // each rank's option. Returns the files of the old checkpoint that could not be removed, with the reasons.
   virtual std::vector<std::string> commit(Storage& storage, GlobalSavePlan& plan,
                                           const std::vector<RankReport>& reports,
                                           const std::vector<std::size_t>& files_per_rank, std::int64_t generation) = 0;

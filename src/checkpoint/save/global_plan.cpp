@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <optional>
 #include <string_view>
 #include <unordered_map>
 #include <utility>
@@ -21,13 +22,16 @@ using Written = GlobalSavePlan::Written;
 class Names {
  public:
   explicit Names(const GatheredPlans& plans) {
+    std::optional<std::uint32_t> of_reference;
     for (std::size_t rank = 0; rank < plans.ranks(); ++rank) {
       const ByteView encoded = plans.entries(rank);
-      if (rank > 0 && encoded.data() == plans.entries(0).data()) {
-        numbers_.push_back(numbers_[0]);
+      const bool is_reference = encoded.data() == plans.entries(plans.reference()).data();
+      if (is_reference && of_reference) {
+        numbers_.push_back(*of_reference);
         continue;
       }
       numbers_.push_back(static_cast<std::uint32_t>(lists_.size()));
+      if (is_reference) of_reference = numbers_.back();
       lists_.push_back(unify(decode_entries(encoded), rank));
     }
   }

@@ -1,4 +1,4 @@
-// Serializes a rank's report to rank 0.
+// Serializes a rank's report to the coordinator.
 
 #include <utility>
 

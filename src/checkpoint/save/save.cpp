@@ -13,12 +13,13 @@ namespace tessera::checkpoint {
 
 using Written = GlobalSavePlan::Written;
 
-// A rank's last plan, and on rank 0 the merged plan of all ranks.
+// A rank's last plan, and on the coordinator the merged plan of all ranks.
 struct SavePlanCache::State {
   Bytes entries, items;               // this rank's plan, encoded
   std::vector<std::uint32_t> writes;  // items of the plan that this rank writes, ascending
   std::size_t files_per_rank = 1;
-  // On rank 0:
+  int coordinator = 0;
+  // On the coordinator:
   GlobalSavePlan global;
   std::vector<std::size_t> files_of_rank;  // files_per_rank of each rank
 };
@@ -87,7 +88,8 @@ class Saver {
       entries_ = plan_.encode_entries();
       items_ = plan_.encode_items();
       const bool is_same = remembered_ != nullptr && remembered_->entries == entries_ && remembered_->items == items_ &&
-                           remembered_->files_per_rank == options_.files_per_rank;
+                           remembered_->files_per_rank == options_.files_per_rank &&
+                           remembered_->coordinator == link_.coordinator();
       return Bytes{static_cast<std::uint8_t>(is_same ? 1 : 0)};
     };
     const auto answer = [&](const std::vector<Bytes>& same) {
@@ -105,10 +107,10 @@ class Saver {
 
   void plan() {
     remembered_ = std::make_unique<SavePlanCache::State>();
-    // Ranks with the same entries as rank 0, as most have, do not send them.
-    const Bytes entries_of_first = link_.broadcast(entries_);
+    // Ranks with the same entries as the coordinator, as most have, do not send them.
+    const Bytes entries_of_coordinator = link_.broadcast(entries_);
     const auto request = [&] {
-      const bool is_same = entries_ == entries_of_first;
+      const bool is_same = entries_ == entries_of_coordinator;
       Bytes out;
       append_little_endian<std::uint64_t>(out, options_.files_per_rank);
       append_text(out, is_same && !link_.is_coordinator() ? std::string_view() : as_text(entries_));
@@ -125,7 +127,7 @@ class Saver {
         encoded.push_back({{entries.begin(), entries.end()}, {items.begin(), items.end()}});
         one = Bytes();
       }
-      const GatheredPlans plans(std::move(encoded));
+      const GatheredPlans plans(std::move(encoded), static_cast<std::size_t>(link_.coordinator()));
       remembered_->global = planner_.create_global_plan(plans);
       std::vector<Bytes> answers;
       for (std::size_t r = 0; r < plans.ranks(); ++r) {
@@ -137,6 +139,7 @@ class Saver {
     const Bytes bits = consult(link_, "plan the save", request, answer);
     remembered_->writes = from_bits(bits, plan_.size());
     remembered_->files_per_rank = options_.files_per_rank;
+    remembered_->coordinator = link_.coordinator();
     remembered_->entries = std::move(entries_);
     remembered_->items = std::move(items_);
   }
@@ -184,12 +187,12 @@ class Saver {
     return report.encode();
   }
 
-  // Runs `f` on rank 0. Its errors reach all ranks, so they name rank 0.
+  // Runs `f` on the coordinator. Its errors reach all ranks, so they name it.
   template <typename F>
   void name_rank_of_error(const F& f) {
     const auto named = [&](const Error& error) {
       return link_.size() == 1 ? std::string(error.what())
-                               : fmt::format("save to {}: rank 0: {}", storage_.name(), error.what());
+                               : fmt::format("save to {}: rank {}: {}", storage_.name(), link_.rank(), error.what());
     };
     try {
       f();
@@ -200,7 +203,7 @@ class Saver {
     }
   }
 
-  // Commits on rank 0, after all ranks' files are durable.
+  // Commits on the coordinator, after all ranks' files are durable.
   void commit_all(const std::vector<Bytes>& encoded) {
     std::vector<RankReport> reports;
     reports.reserve(encoded.size());
