@@ -92,6 +92,37 @@ INSTANTIATE_TEST_SUITE_P(Ops, DTensorOpTest, ::testing::ValuesIn(parameters()),
                            return name;
                          });
 
+TEST(DTensorOpsTest, StridedShardsAndAveragesGiveTheSame) {
+  const Placement of_rows = Placement::strided_shard(0, 2), of_columns = Placement::strided_shard(1, 2),
+                  average = Placement::partial(ReduceOp::average);
+  const std::vector<Placements> choices = {{of_rows, S0}, {of_columns, S1}, {of_rows, S1},
+                                           {of_rows, R},  {R, of_columns},  {average, P}};
+  std::vector<OpCase> ops = testing::op_cases();
+  for (const OpCase& more : testing::more_op_cases()) ops.push_back(more);
+  run_local(4, [&](const ProcessGroup& group) {
+    const DeviceMesh mesh(group, {2, 2});
+    const auto on_mesh = [&](const at::Tensor& full, const Placements& placements) {
+      const bool fits = std::all_of(placements.begin(), placements.end(), [&](const Placement& placement) {
+        return !placement.is_shard() || placement.dim() < full.dim();
+      });
+      const MeshLayout layout(full.sizes().vec(), mesh.shape(), fits ? placements : Placements{R, R});
+      return DTensor::from_local(local_of(full, layout, *mesh.coordinate()), mesh, layout.placements(),
+                                 {layout.size()});
+    };
+    for (const OpCase& op : ops) {
+      std::vector<at::Tensor> wholes;
+      for (const Sizes& size : op.sizes) wholes.push_back(at::sin(indexed(size)).add(1.5));
+      const at::Tensor expected = op.aten(wholes);
+      for (const Placements& placements : choices) {
+        std::vector<DTensor> inputs;
+        for (const at::Tensor& full : wholes) inputs.push_back(on_mesh(full, placements));
+        const at::Tensor found = op.ours(inputs).full_tensor();
+        ASSERT_TRUE(at::allclose(found, expected, 1e-10, 1e-12)) << op.name << " of " << to_string(placements) << found;
+      }
+    }
+  });
+}
+
 TEST(DTensorOpsTest, TheCheapestPlacementIsTaken) {
   run_local(2, [](const ProcessGroup& group) {
     const DeviceMesh mesh(group, {2});
