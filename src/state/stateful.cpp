@@ -110,7 +110,8 @@ void load_states(const StateDict& state, StateDict& loaded, const ProcessGroup& 
   for (const auto& [key, value] : state) {
     if (const auto* object = value.get_if<std::shared_ptr<Stateful>>()) {
       const std::string step = fmt::format("load: load_state_dict of {}", printable(to_string(key)));
-      group.agree_on(step, [&] { (*object)->load_state_dict(loaded.at(key).get<Dict>()); });
+      const Dict& own = loaded.at(key).get<Dict>();
+      group.agree_on(step, [&] { (*object)->load_state_dict(own); });
       loaded.insert_or_assign(key, value);
     } else if (const auto* dict = value.get_if<Dict>()) {
       load_states(*dict, loaded.at(key).get<Dict>(), group);
