@@ -137,6 +137,7 @@ std::vector<Layout> layouts_of(const std::vector<Sharded>& tensors, const Proces
   if (tensors.empty()) return {};
   const std::vector<Bytes> encoded = group.all_gather_bytes(encode(tensors));
   std::vector<const std::uint8_t*> at;
+  at.reserve(encoded.size());
   for (const Bytes& bytes : encoded) at.push_back(bytes.data());
   std::vector<Layout> layouts(tensors.size());
   for (std::size_t t = 0; t < tensors.size(); ++t) {
