@@ -14,6 +14,7 @@
 #include "fsdp/small_model.h"
 #include "tessera/fsdp/meta_init.h"
 #include "tessera/fsdp/sharded_grad_scaler.h"
+#include "tessera/tensor/tensor_parallel.h"
 
 namespace tessera::fsdp {
 namespace {
@@ -24,6 +25,16 @@ using testing::expect_usable;
 using testing::OneSidedCall;
 using testing::quick;
 using Model = FullyShardedDataParallel<SmallModel>;
+
+struct ParallelPairImpl : torch::nn::Module {
+  ParallelPairImpl() {
+    up = register_module("up", ParallelLinear(4, 8));
+    down = register_module("down", ParallelLinear(8, 4));
+  }
+  at::Tensor forward(const at::Tensor& x) { return down(up(x)); }
+  ParallelLinear up{nullptr}, down{nullptr};
+};
+TORCH_MODULE(ParallelPair);
 
 std::vector<OneSidedCall> constructor_calls(const ProcessGroup& /*group*/) {
   return {
@@ -69,6 +80,30 @@ std::vector<OneSidedCall> constructor_calls(const ProcessGroup& /*group*/) {
          FlatParamOptions options;
          if (mistake == "another strategy") options.strategy = ShardingStrategy::no_shard;
          FlatParamHandle(params, g, options);
+       }},
+      {"a model",
+       {"not tensor parallel"},
+       [](const ProcessGroup& g, const std::string& mistake) {
+         const DeviceMesh mesh(g, {g.size(), 1}, {"dp", "tp"});
+         ParallelPair model;
+         const ParallelPlan plan = {{"up", ColwiseParallel{}}, {"down", RowwiseParallel{}}};
+         if (mistake != "not tensor parallel") parallelize_module(*model, mesh["tp"], plan);
+         FullyShardedDataParallel<ParallelPair>(model, mesh.group("dp"));
+       }},
+      {"unshard",
+       {"a gradient that is not reduced"},
+       [](const ProcessGroup& g, const std::string& mistake) {
+         FlatParamHandle handle({{"a", at::ones({3, 4}).set_requires_grad(true)}}, g, {});
+         const auto accumulate = [&] {
+           handle.params()[0].sum().backward();
+           handle.take_gradient(0);
+         };
+         handle.unshard();
+         accumulate();
+         handle.start_reduce_gradient();
+         handle.finish_reduce_gradient();
+         if (!mistake.empty()) accumulate();
+         handle.unshard_grad();
        }},
       {"hybrid_groups",
        {"another number", "no divisor", "none"},
