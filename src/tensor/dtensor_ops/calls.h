@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <initializer_list>
 #include <optional>
 #include <span>
 #include <vector>
@@ -16,6 +17,18 @@ using Inputs = std::span<const DTensor>;
 using Sizes = std::vector<std::int64_t>;
 
 enum class Linearity : std::uint8_t { none, linear };
+
+// Returns the inputs of a call: `optional` ones that are there come last.
+inline std::vector<DTensor> inputs_of(std::initializer_list<const DTensor*> inputs,
+                                      std::initializer_list<const std::optional<DTensor>*> optional) {
+  std::vector<DTensor> result;
+  result.reserve(inputs.size() + optional.size());
+  for (const DTensor* input : inputs) result.push_back(*input);
+  for (const std::optional<DTensor>* input : optional) {
+    if (*input) result.push_back(**input);
+  }
+  return result;
+}
 
 // Element by element. `f` takes as many local tensors as there are inputs.
 template <typename F>

@@ -30,8 +30,7 @@ DTensor addmm(const DTensor& x, const DTensor& a, const DTensor& b, const at::Sc
 }
 
 DTensor linear(const DTensor& x, const DTensor& weight, const std::optional<DTensor>& bias) {
-  std::vector<DTensor> inputs = {x, weight};
-  if (bias) inputs.push_back(*bias);
+  const std::vector<DTensor> inputs = inputs_of({&x, &weight}, {&bias});
   return call("linear", inputs, rules::linear, [](Inputs local) {
     return at::linear(local[0].local_tensor(), local[1].local_tensor(),
                       local.size() > 2 ? local[2].local_tensor() : at::Tensor());

@@ -80,9 +80,7 @@ Sizes last_dims(const char* op, const DTensor& x, const Sizes& normalized_shape)
 DTensor layer_norm(const DTensor& x, const Sizes& normalized_shape, const std::optional<DTensor>& weight,
                    const std::optional<DTensor>& bias, double eps) {
   const Sizes over = last_dims("layer_norm", x, normalized_shape);
-  std::vector<DTensor> inputs = {x};
-  if (weight) inputs.push_back(*weight);
-  if (bias) inputs.push_back(*bias);
+  const std::vector<DTensor> inputs = inputs_of({&x}, {&weight, &bias});
   return along_dims("layer_norm", inputs, over, [&](Inputs local) {
     std::size_t next = 1;
     const at::Tensor scale = weight ? local[next++].local_tensor() : at::Tensor();
@@ -94,8 +92,7 @@ DTensor layer_norm(const DTensor& x, const Sizes& normalized_shape, const std::o
 DTensor rms_norm(const DTensor& x, const Sizes& normalized_shape, const std::optional<DTensor>& weight,
                  std::optional<double> eps) {
   const Sizes over = last_dims("rms_norm", x, normalized_shape);
-  std::vector<DTensor> inputs = {x};
-  if (weight) inputs.push_back(*weight);
+  const std::vector<DTensor> inputs = inputs_of({&x}, {&weight});
   return along_dims("rms_norm", inputs, over, [&](Inputs local) {
     const at::Tensor& t = local[0].local_tensor();
     const double added = eps.value_or(t.scalar_type() == at::kDouble ? std::numeric_limits<double>::epsilon()
