@@ -183,7 +183,7 @@ at::Tensor full_tensor_of(const Layout& layout, const std::vector<std::int64_t>&
 // Returns the full tensor; undefined on ranks other than 0 with `cpu_offload`. A collective.
 at::Tensor gather(const LocalTensor& local, const Layout& layout, const ProcessGroup& group, bool cpu_offload) {
   if (layout.is_replicated) {
-    const at::Tensor& all = chunk_of(local, Box::full(local.shape));
+    const at::Tensor all = chunk_of(local, Box::full(local.shape));
     return cpu_offload ? all.cpu() : all;
   }
   const Bytes mine = elements_to_send(local, layout.boxes[static_cast<std::size_t>(group.rank())]);
