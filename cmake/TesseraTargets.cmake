@@ -55,12 +55,15 @@ function(tessera_module name)
   endif()
 endfunction()
 
-# tessera_tests(<module> SOURCES <file>... LINKS <library>... [SHARDS <n>]): the test program <module>_test, whose cases
-# run in processes of their own (tests/support/main.cpp). CTest runs it in <n> parts, side by side.
+# tessera_tests(<module> SOURCES <file>... [APART <file>...] LINKS <library>... [SHARDS <n>]): the test program
+# <module>_test, whose cases run in processes of their own (tests/support/main.cpp). CTest runs it in <n> parts, side by
+# side. The sources are compiled together, except those after APART, which have names that others have too.
 function(tessera_tests module)
-  cmake_parse_arguments(ARG "" "SHARDS" "SOURCES;LINKS" ${ARGN})
+  cmake_parse_arguments(ARG "" "SHARDS" "SOURCES;APART;LINKS" ${ARGN})
   set(name ${module}_test)
-  add_executable(${name} ${ARG_SOURCES} ${CMAKE_SOURCE_DIR}/tests/support/main.cpp)
+  add_executable(${name} ${ARG_SOURCES} ${ARG_APART} ${CMAKE_SOURCE_DIR}/tests/support/main.cpp)
+  set_source_files_properties(${ARG_APART} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+  set_target_properties(${name} PROPERTIES UNITY_BUILD ${TESSERA_UNITY} UNITY_BUILD_BATCH_SIZE 8)
   target_link_libraries(${name} PRIVATE tessera_test_paths)
   target_link_libraries(${name} PRIVATE ${ARG_LINKS} rapidcheck_gtest nlohmann_json::nlohmann_json tessera_test_flags)
   if("${ARG_LINKS}" MATCHES "tessera_(comm|tensor|state|fsdp)")

@@ -18,9 +18,13 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <iostream>
 #include <string>
 #include <string_view>
 #include <vector>
+
+// Defined in programs that a sanitizer is linked to.
+extern "C" __attribute__((weak)) void __sanitizer_print_stack_trace();  // NOLINT: a name of the sanitizers'
 
 namespace {
 
@@ -67,6 +71,15 @@ std::string_view without_parameter(std::string_view name) {
   return name.substr(0, name.find('/', dot == std::string_view::npos ? 0 : dot));
 }
 
+// Ends the process of a case. Destroying LibTorch's global objects takes longer than most cases do, so only programs
+// with a sanitizer, which reports at the end, do it.
+[[noreturn]] void end_case(int status) {
+  if (__sanitizer_print_stack_trace != nullptr) std::exit(status);
+  std::cout.flush();
+  std::fflush(nullptr);
+  ::_exit(status);
+}
+
 // Runs the case `name` and returns the status of waitpid().
 int run_case(const std::string& name, bool search_leaks) {
   std::fflush(nullptr);
@@ -81,7 +94,7 @@ int run_case(const std::string& name, bool search_leaks) {
     GTEST_FLAG_SET(filter, name);
     const int failed = RUN_ALL_TESTS();
     const bool skipped = ::testing::UnitTest::GetInstance()->skipped_test_count() != 0;
-    std::exit(failed != 0 ? 1 : skipped ? 77 : 0);  // 77: CTest's and automake's status of a skipped test
+    end_case(failed != 0 ? 1 : skipped ? 77 : 0);  // 77: CTest's and automake's status of a skipped test
   }
   int status = 0;
   while (::waitpid(pid, &status, 0) != pid) {

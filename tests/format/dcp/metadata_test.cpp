@@ -29,7 +29,7 @@ using ::testing::IsEmpty;
 const fs::path kGolden = fs::path(tessera::testing::source_dir()) / "tests" / "golden" / "dcp_metadata";
 
 Metadata read_golden(const std::string& name) { return read(File::open_read(kGolden / name)); }
-Metadata read_bytes(const Bytes& bytes) { return read(MemorySource(bytes, "again")); }
+Metadata read_again(const Bytes& bytes) { return read(MemorySource(bytes, "again")); }
 
 // The form that golden/dcp_metadata/describe.py gives it.
 
@@ -123,7 +123,7 @@ TEST_P(DcpMetadataGoldenTest, SaysWhatPyTorchReadsFromIt) {
 TEST_P(DcpMetadataGoldenTest, ReadsTheSameAfterWriting) {
   const Metadata metadata = read_golden(GetParam());
   const Bytes written = write(metadata);
-  const Metadata again = read_bytes(written);
+  const Metadata again = read_again(written);
   EXPECT_TRUE(equal(again, metadata));
   EXPECT_EQ(again.files, metadata.files);
   EXPECT_EQ(again.transforms, metadata.transforms);
@@ -167,7 +167,7 @@ TEST(DcpMetadataTest, TellsTheDialectByClassesAndFields) {
 }
 
 TEST(DcpMetadataTest, KeepsUnknownFields) {
-  const Metadata metadata = read_bytes(write(read_golden("odd-protocol2.metadata")));
+  const Metadata metadata = read_again(write(read_golden("odd-protocol2.metadata")));
   ASSERT_EQ(metadata.extra.size(), 1u);
   EXPECT_EQ(metadata.extra[0].name, "future");
   ASSERT_EQ(metadata.extra[0].value.items().size(), 3u);
@@ -200,7 +200,7 @@ TEST(DcpMetadataTest, JoinsThePartsOfAPath) {
     const auto path = forge.tree.make_object(pickle::Object::Made::reduce, forge.tree.make_global(module, name),
                                              forge.tree.make_tuple(values));
     const auto meta = forge.instance(Class::storage_meta, {{"checkpoint_id", path}});
-    return *read_bytes(forge.bytes({}, {}, {{"storage_meta", meta}})).storage_meta;
+    return *read_again(forge.bytes({}, {}, {{"storage_meta", meta}})).storage_meta;
   };
   EXPECT_EQ(checkpoint_id("pathlib", "PosixPath", {"/", "data", "ck"}).checkpoint_id, "/data/ck");
   EXPECT_EQ(checkpoint_id("pathlib._local", "PurePosixPath", {"data", "ck"}).checkpoint_id, "data/ck");
@@ -213,7 +213,7 @@ TEST(DcpMetadataTest, KeepsFieldsOfAnotherKindThanExpected) {
   const auto list = forge.tree.make_list(std::vector<pickle::NodeRef>{forge.tree.make_integer(7)});
   const auto meta = forge.instance(Class::storage_meta, {{"checkpoint_id", list}, {"save_id", forge.text("s")}});
   const Metadata metadata =
-      read_bytes(forge.bytes({}, {}, {{"planner_data", list}, {"storage_meta", meta}, {"version", list}}));
+      read_again(forge.bytes({}, {}, {{"planner_data", list}, {"storage_meta", meta}, {"version", list}}));
   EXPECT_FALSE(metadata.paths);
   EXPECT_FALSE(metadata.version);
   EXPECT_EQ(metadata.dialect, Dialect::torch_2_14);
@@ -223,7 +223,7 @@ TEST(DcpMetadataTest, KeepsFieldsOfAnotherKindThanExpected) {
   EXPECT_EQ(metadata.storage_meta->save_id, "s");
   ASSERT_EQ(metadata.storage_meta_extra.size(), 1u);
   EXPECT_EQ(metadata.storage_meta_extra[0].name, "checkpoint_id");
-  EXPECT_TRUE(equal(read_bytes(write(metadata)), metadata));
+  EXPECT_TRUE(equal(read_again(write(metadata)), metadata));
 }
 
 TEST(DcpMetadataTest, KnowsTheMemoryFormatByItsName) {
@@ -233,14 +233,14 @@ TEST(DcpMetadataTest, KnowsTheMemoryFormatByItsName) {
   const auto format = forge.tree.make_object(
       pickle::Object::Made::reduce, forge.tree.make_global("builtins", "getattr"), forge.tree.make_tuple(arguments));
   forge.memory_format = format;
-  const Metadata metadata = read_bytes(forge.bytes({{"x", forge.tensor({2}, {{{0}, {2}}})}}, {}));
+  const Metadata metadata = read_again(forge.bytes({{"x", forge.tensor({2}, {{{0}, {2}}})}}, {}));
   EXPECT_EQ(metadata.entries.at(0).properties.memory_format, MemoryFormat::channels_last);
 }
 
 TEST(DcpMetadataTest, NeedsOnlyTheStateDictMetadata) {
   Forge forge;
   const Metadata metadata =
-      read_bytes(forge.pickled(forge.instance(Class::metadata, {{"state_dict_metadata", forge.dict({})}})));
+      read_again(forge.pickled(forge.instance(Class::metadata, {{"state_dict_metadata", forge.dict({})}})));
   EXPECT_THAT(metadata.entries, IsEmpty());
   EXPECT_FALSE(metadata.paths);
   EXPECT_FALSE(metadata.storage_meta);
@@ -253,7 +253,7 @@ TEST(DcpMetadataTest, FindsEachChunkWhateverTheOrderAndTheHint) {
   const auto item = [&](std::int64_t offset, std::int64_t hint) {
     return std::pair(forge.index("x", std::vector{offset}, hint), forge.info("f", offset * 10, 20));
   };
-  const Metadata metadata = read_bytes(forge.bytes({{"x", tensor}}, {item(2, 0), item(4, -7), item(0, 99)}));
+  const Metadata metadata = read_again(forge.bytes({{"x", tensor}}, {item(2, 0), item(4, -7), item(0, 99)}));
   ASSERT_EQ(metadata.entries.at(0).items.size(), 3u);
   for (std::size_t i = 0; i < 3; ++i) {
     EXPECT_EQ(metadata.entries[0].items[i].offset_bytes, metadata.entries[0].chunks[i].offsets[0] * 10);
@@ -276,7 +276,7 @@ TEST(DcpMetadataTest, WritesTheClassNamesOfTheDialect) {
     const Bytes bytes = write(metadata);
     EXPECT_NE(as_text(bytes).find(names.first), std::string_view::npos) << names.first;
     EXPECT_NE(as_text(bytes).find(names.second), std::string_view::npos) << names.second;
-    EXPECT_EQ(read_bytes(bytes).dialect, dialect);
+    EXPECT_EQ(read_again(bytes).dialect, dialect);
   }
 }
 
@@ -300,7 +300,7 @@ TEST(DcpMetadataTest, WritesManyItemsInBatches) {
     tensor.chunks.push_back(Box({i}, {1}));
     tensor.items.push_back({0, 0, i, 1});
   }
-  EXPECT_TRUE(equal(read_bytes(write(metadata)), metadata));
+  EXPECT_TRUE(equal(read_again(write(metadata)), metadata));
 }
 
 TEST(DcpMetadataTest, LeavesOutWhatNothingRefersTo) {
@@ -309,7 +309,7 @@ TEST(DcpMetadataTest, LeavesOutWhatNothingRefersTo) {
   metadata.transforms = {{}, {"unused"}};
   metadata.entries.resize(1);
   metadata.entries[0].items = {{1, 0, 0, 5}};
-  const Metadata again = read_bytes(write(metadata));
+  const Metadata again = read_again(write(metadata));
   EXPECT_THAT(again.files, ElementsAre("used"));
   EXPECT_THAT(again.transforms, ElementsAre(IsEmpty()));
   EXPECT_TRUE(equal(again, metadata));
@@ -392,7 +392,7 @@ Metadata any_metadata() {
 RC_GTEST_PROP(DcpMetadataProperty, ReadsWhatWasWritten, ()) {
   const Metadata metadata = any_metadata();
   const Bytes written = write(metadata);
-  const Metadata again = read_bytes(written);
+  const Metadata again = read_again(written);
   RC_ASSERT(equal(again, metadata));
   RC_ASSERT(write(again) == written);
 }

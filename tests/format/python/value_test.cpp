@@ -21,7 +21,7 @@ using testing::read_pickled_values;
 constexpr std::string_view kLoop = "]\x94h\x00\x61."sv;  // l = [l]
 
 // 40 lists, each holding the previous one ten times.
-std::string laughs() {
+std::string nested_lists() {
   std::string bytes = "]\x94";
   for (char i = 0; i < 40; ++i) {
     bytes += "0](";
@@ -76,7 +76,7 @@ TEST(PythonValueTest, ReprOfFloats) {
 }
 
 TEST(PythonValueTest, SharingWithoutEndIsAnError) {
-  const ReadResult result = read_pickle(laughs());
+  const ReadResult result = read_pickle(nested_lists());
   EXPECT_EQ(repr(result.tree.root(), 100).size(), 103u);
   EXPECT_ERROR(repr(result.tree.root()), ErrorCode::corrupt,
                "repr of a pickled value: shared parts stand for more than");
