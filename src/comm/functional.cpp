@@ -88,21 +88,21 @@ at::Tensor all_gather(const ProcessGroup& group, const at::Tensor& input) {
   require_defined(group, "functional::all_gather", input);
   return comm::linear(
       input, [&](const at::Tensor& x) { return gathered(group, x); },
-      [group](const at::Tensor& gradient) { return reduced_and_scattered(group, gradient); });
+      [group](const at::Tensor& gradient) { return reduce_scatter(group, gradient); });
 }
 
 at::Tensor reduce_scatter(const ProcessGroup& group, const at::Tensor& input) {
   require_defined(group, "functional::reduce_scatter", input);
   return comm::linear(
       input, [&](const at::Tensor& x) { return reduced_and_scattered(group, x); },
-      [group](const at::Tensor& gradient) { return gathered(group, gradient); });
+      [group](const at::Tensor& gradient) { return all_gather(group, gradient); });
 }
 
 at::Tensor all_reduce(const ProcessGroup& group, const at::Tensor& input) {
   require_defined(group, "functional::all_reduce", input);
   return comm::linear(
       input, [&](const at::Tensor& x) { return summed(group, x); },
-      [group](const at::Tensor& gradient) { return summed(group, gradient); });
+      [group](const at::Tensor& gradient) { return all_reduce(group, gradient); });
 }
 
 at::Tensor all_to_all(const ProcessGroup& group, const at::Tensor& input, std::span<const std::int64_t> out_splits,
@@ -110,13 +110,18 @@ at::Tensor all_to_all(const ProcessGroup& group, const at::Tensor& input, std::s
   const Splits out(out_splits.begin(), out_splits.end()), in(in_splits.begin(), in_splits.end());
   return comm::linear(
       input, [&](const at::Tensor& x) { return exchanged(group, x, out, in); },
-      [group, out, in](const at::Tensor& gradient) { return exchanged(group, gradient, in, out); });
+      [group, out, in](const at::Tensor& gradient) { return all_to_all(group, gradient, in, out); });
 }
 
 at::Tensor sum_gradients(const ProcessGroup& group, const at::Tensor& input) {
+  const auto sum = [group](const at::Tensor& gradient) {
+    // The sum is equal on all ranks, and so is its gradient.
+    return comm::linear(
+        gradient, [&](const at::Tensor& x) { return summed(group, x); },
+        [group](const at::Tensor& x) { return sum_gradients(group, x); });
+  };
   return comm::linear(
-      input, [](const at::Tensor& x) { return x.view_as(x); },
-      [group](const at::Tensor& gradient) { return summed(group, gradient); });
+      input, [](const at::Tensor& x) { return x.view_as(x); }, sum);
 }
 
 }  // namespace tessera::functional

@@ -44,7 +44,7 @@ class ProcessGroup::Impl {
   void connect(std::string_view operation);
 
   // Numbers the next call of this group. All ranks must make the same calls.
-  comm::Call next_call(std::string_view call_name) { return {name, ++calls, std::string(call_name), is_comparing_}; }
+  comm::Call next_call(std::string_view call_name);
   // Runs a step of `call`. An exception in it becomes Error(rank_failure), and the group is broken.
   void guard(const comm::Call& call, std::chrono::milliseconds limit, const std::function<void()>& step);
   using Start = std::function<comm::WorkPtr(comm::Backend&)>;

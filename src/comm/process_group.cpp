@@ -50,6 +50,12 @@ void ProcessGroup::Impl::connect(std::string_view operation) {
   }
 }
 
+Call ProcessGroup::Impl::next_call(std::string_view call_name) {
+  Call call{name, ++calls, std::string(call_name), is_comparing_};
+  liveness->count(call);
+  return call;
+}
+
 void ProcessGroup::Impl::fail_as(const Call& call, const std::string& why) {
   broken_ = why;
   fail(ErrorCode::rank_failure, "{}: {}", where(call.name), why);

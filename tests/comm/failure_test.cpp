@@ -32,7 +32,7 @@ struct NamedCollective {
   std::function<void(const ProcessGroup& group)> call;
 };
 
-std::vector<NamedCollective> collectives() {
+std::vector<NamedCollective> named_collectives() {
   const auto numbers = [](std::int64_t count) { return at::ones({count}); };
   const auto ones = [](const ProcessGroup& group) {
     return std::vector<std::int64_t>(static_cast<std::size_t>(group.size()), 1);
@@ -55,13 +55,13 @@ std::vector<NamedCollective> collectives() {
 }
 
 class DeadRankTest : public ::testing::TestWithParam<std::size_t> {};
-INSTANTIATE_TEST_SUITE_P(Collectives, DeadRankTest, ::testing::Range(std::size_t{0}, collectives().size()),
-                         [](const auto& test) { return std::string(collectives()[test.param].name); });
+INSTANTIATE_TEST_SUITE_P(Collectives, DeadRankTest, ::testing::Range(std::size_t{0}, named_collectives().size()),
+                         [](const auto& test) { return std::string(named_collectives()[test.param].name); });
 
 // Rank 1 of 3 is killed before the collective. A rank that needs nothing from it may have completed by then; it gets
 // the error in the barrier that follows.
 TEST_P(DeadRankTest, IsNamedToEveryOther) {
-  const NamedCollective collective = collectives()[GetParam()];
+  const NamedCollective collective = named_collectives()[GetParam()];
   const std::vector<RankOutcome> outcomes = run_processes(3, quick(), [&](const ProcessGroup& group) {
     group.barrier();
     if (group.rank() == 1) ::kill(::getpid(), SIGKILL);

@@ -169,6 +169,7 @@ class ProcessGroup {
   explicit ProcessGroup(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
  private:
+  friend class CommDebugMode;
   friend class Rpc;  // needs the store
   friend class comm::PeerMemory;
   friend void comm::leave_step(const ProcessGroup& group, std::string_view step, std::string_view reason) noexcept;

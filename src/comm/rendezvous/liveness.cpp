@@ -141,6 +141,16 @@ void Liveness::leave(const std::string& group) {
   calls_.erase(group);
 }
 
+void Liveness::count(const Call& call) {
+  const std::lock_guard lock(mutex_);
+  ++(call.is_comparison ? counts_.comparisons : counts_.collectives[call.name]);
+}
+
+CallCounts Liveness::counts() const {
+  const std::lock_guard lock(mutex_);
+  return counts_;
+}
+
 std::string Liveness::failure() const {
   const std::lock_guard lock(mutex_);
   return failure_;

@@ -20,6 +20,12 @@
 
 namespace tessera::comm {
 
+// The calls that this rank has made.
+struct CallCounts {
+  std::map<std::string, std::int64_t> collectives;  // by name
+  std::int64_t comparisons = 0;
+};
+
 class Liveness {
  public:
   // `store` must be used by this object alone. A rank without a sign of life for `dead_after` is dead. `keeps_store`:
@@ -35,6 +41,9 @@ class Liveness {
   // Record that this rank is in `call`, or in no call of this group. Threads may be in calls of several groups at once.
   void enter(const Call& call);
   void leave(const std::string& group);
+  // Counts a call of any group.
+  void count(const Call& call);
+  CallCounts counts() const;
 
   // Returns the first failure that a rank reported; empty if there is none.
   std::string failure() const;
@@ -72,6 +81,7 @@ class Liveness {
   std::condition_variable changed_;
   bool stops_ = false;
   std::map<std::string, Call> calls_;  // the calls that this rank is in, by group
+  CallCounts counts_;
   std::string failure_;
   std::uint64_t looks_ = 0;  // how often the thread has checked the next rank
 
