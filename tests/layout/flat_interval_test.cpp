@@ -18,14 +18,14 @@ using testing::elements;
 using testing::flat_index;
 using testing::Shape;
 
-struct Interval {
+struct IntervalOfShape {
   Shape shape;
   std::int64_t begin, end;
   std::vector<Box> boxes;
 };
 
-Interval any_interval() {
-  Interval interval;
+IntervalOfShape any_interval() {
+  IntervalOfShape interval;
   interval.shape = any_shape();
   const std::int64_t numel = volume(Box::full(interval.shape));
   interval.begin = any_between(0, numel);
@@ -35,7 +35,7 @@ Interval any_interval() {
 }
 
 RC_GTEST_PROP(FlatIntervalTest, BoxesHoldTheIntervalOnceAndInOrder, ()) {
-  const Interval interval = any_interval();
+  const IntervalOfShape interval = any_interval();
   std::int64_t next = interval.begin;
   for (const Box& box : interval.boxes) {
     RC_ASSERT(is_valid(box, interval.shape));
@@ -48,12 +48,12 @@ RC_GTEST_PROP(FlatIntervalTest, BoxesHoldTheIntervalOnceAndInOrder, ()) {
 }
 
 RC_GTEST_PROP(FlatIntervalTest, EachBoxIsContiguousInTheTensor, ()) {
-  const Interval interval = any_interval();
+  const IntervalOfShape interval = any_interval();
   for (const Box& box : interval.boxes) RC_ASSERT(is_contiguous_in(box, Box::full(interval.shape)));
 }
 
 RC_GTEST_PROP(FlatIntervalTest, AtMostTwiceTheRankLessOne, ()) {
-  const Interval interval = any_interval();
+  const IntervalOfShape interval = any_interval();
   RC_ASSERT(interval.boxes.size() <= std::max<std::size_t>(2 * interval.shape.size(), 2) - 1);
 }
 

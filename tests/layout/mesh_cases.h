@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -12,6 +13,16 @@
 namespace tessera::testing {
 
 using Sizes = std::vector<std::int64_t>;
+
+inline const Placement R = Placement::replicate(), S0 = Placement::shard(0), S1 = Placement::shard(1),
+                       P = Placement::partial();
+
+// Returns "Mesh23" for a mesh [2, 3], as the name of a case.
+inline std::string mesh_name(const Sizes& shape) {
+  std::string name = "Mesh";
+  for (const std::int64_t length : shape) name += std::to_string(length);
+  return name;
+}
 
 // Returns every way to choose one placement for each mesh dimension.
 inline std::vector<Placements> cross(const Placements& choices, std::size_t mesh_dims) {

@@ -29,9 +29,9 @@ const nlohmann::json& golden(const char* name) {
   return cases.at(name);
 }
 
-Placements placements_of(const nlohmann::json& json) {
+Placements placements_of(const nlohmann::json& items) {
   Placements placements;
-  for (const nlohmann::json& item : json) {
+  for (const nlohmann::json& item : items) {
     const auto kind = item[0].get<std::string>();
     if (kind == "R") placements.push_back(Placement::replicate());
     if (kind == "S") placements.push_back(Placement::shard(item[1]));
@@ -142,6 +142,39 @@ TEST(MeshLayoutTest, WhatCantBePlacedIsRefused) {
   EXPECT_ERROR(MeshLayout({4}, {0}, {Placement::shard(0)}), ErrorCode::invalid_argument, "mesh of shape [0]");
   EXPECT_ERROR(MeshLayout({-1}, {2}, {Placement::shard(0)}), ErrorCode::invalid_argument, "shape [-1]");
   EXPECT_ERROR(Placement::strided_shard(0, 0), ErrorCode::invalid_argument, "split factor 0");
+}
+
+TEST(PlacementTest, IsOfOneKind) {
+  const Placement shard = Placement::shard(3), strided = Placement::strided_shard(3, 7), partial = Placement::partial(),
+                  replicate = Placement::replicate();
+  for (const Placement& each : {shard, strided}) {
+    EXPECT_TRUE(each.is_shard() && each.is_shard(3)) << each;
+    EXPECT_FALSE(each.is_shard(2) || each.is_partial() || each.is_replicate()) << each;
+  }
+  EXPECT_TRUE(strided.is_strided());
+  EXPECT_FALSE(shard.is_strided());
+  EXPECT_TRUE(partial.is_partial());
+  EXPECT_FALSE(partial.is_shard() || partial.is_shard(0) || partial.is_replicate() || partial.is_strided());
+  EXPECT_TRUE(replicate.is_replicate());
+  EXPECT_FALSE(replicate.is_shard() || replicate.is_shard(0) || replicate.is_partial() || replicate.is_strided());
+}
+
+TEST(MeshLayoutTest, ATensorIsShardableIfEachPartHasAnElement) {
+  const Placement shard = Placement::shard(0), of_two = Placement::strided_shard(0, 2),
+                  of_three = Placement::strided_shard(0, 3);
+  EXPECT_TRUE(is_tensor_shardable({8}, {4}, {shard}));
+  EXPECT_TRUE(is_tensor_shardable({10}, {4}, {shard}));
+  EXPECT_FALSE(is_tensor_shardable({2}, {4}, {shard}));
+  EXPECT_TRUE(is_tensor_shardable({8, 0}, {4, 2}, {shard, shard}));
+  EXPECT_FALSE(is_tensor_shardable({7, 8}, {4, 2}, {shard, shard}));
+  EXPECT_FALSE(is_tensor_shardable({8, 8}, {4, 2}, {shard, of_two}));
+  EXPECT_TRUE(is_tensor_shardable({0}, {4}, {Placement::partial()}));
+  EXPECT_TRUE(is_tensor_evenly_shardable({8}, {4}, {shard}));
+  EXPECT_FALSE(is_tensor_evenly_shardable({10}, {4}, {shard}));
+  EXPECT_TRUE(is_tensor_evenly_shardable({16, 7}, {4, 2}, {shard, shard}));
+  EXPECT_FALSE(is_tensor_evenly_shardable({16, 8}, {4, 2}, {of_three, shard}));
+  EXPECT_TRUE(is_tensor_evenly_shardable({6, 8}, {4, 2}, {Placement::shard(-1), shard}));
+  EXPECT_ERROR(is_tensor_shardable({8}, {4}, {Placement::shard(1)}), ErrorCode::invalid_argument, "dimension");
 }
 
 TEST(PlacementTest, PrintsAsPyTorchDoes) {

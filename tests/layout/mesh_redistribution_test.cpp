@@ -16,10 +16,11 @@ using testing::cross;
 using testing::each_index;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
+using testing::P;
+using testing::R;
+using testing::S0;
+using testing::S1;
 using testing::Sizes;
-
-const Placement R = Placement::replicate(), S0 = Placement::shard(0), S1 = Placement::shard(1),
-                P = Placement::partial();
 
 MeshRedistribution plan_of(const Sizes& size, const Sizes& mesh, const Placements& from, const Placements& to) {
   return plan_redistribution(MeshLayout(size, mesh, from), MeshLayout(size, mesh, to));
@@ -108,6 +109,28 @@ TEST(MeshRedistributionTest, PartialsAreMadeWithoutCommunication) {
   EXPECT_THAT(sharded.moved, ElementsAre(S0, R));
   EXPECT_THAT(plan_of({8, 8}, {2, 2}, {S0, S0}, {P, P}).exchanged_dims, IsEmpty());
   EXPECT_THAT(plan_of({8, 8}, {2, 2}, {S0, S0}, {P, P}).partial_dims, ElementsAre(1, 0));
+}
+
+TEST(MeshRedistributionTest, TheCostIsWhatAllRanksSend) {
+  const auto cost = [](const Sizes& size, const Sizes& mesh, const Placements& from, const Placements& to) {
+    return redistribution_cost(MeshLayout(size, mesh, from), MeshLayout(size, mesh, to));
+  };
+  const Placement max = Placement::partial(ReduceOp::max), strided = Placement::strided_shard(0, 2);
+  for (const Placement& same : {R, S0, S1, P, strided}) EXPECT_EQ(cost({8, 8}, {4}, {same}, {same}), 0) << same;
+  for (const Placement& local : {S0, S1, P, max}) EXPECT_EQ(cost({8, 8}, {4}, {R}, {local}), 0) << local;
+  EXPECT_EQ(cost({8, 8}, {4}, {S0}, {R}), 3 * 64);       // all-gather
+  EXPECT_EQ(cost({8, 8}, {4}, {S0}, {S1}), 3 * 64 / 4);  // all-to-all
+  EXPECT_EQ(cost({8, 8}, {4}, {P}, {S0}), 3 * 64);       // reduce-scatter
+  EXPECT_EQ(cost({8, 8}, {4}, {P}, {R}), 2 * 3 * 64);    // all-reduce
+  EXPECT_EQ(cost({8, 8}, {4}, {strided}, {R}), cost({8, 8}, {4}, {S0}, {R}));
+  EXPECT_EQ(cost({8, 8}, {4}, {P}, {max}), cost({8, 8}, {4}, {P}, {R}));
+  EXPECT_EQ(cost({5, 2}, {4}, {S0}, {R}), 3 * 10);
+  // On two dimensions, by the ranks along those that change. Mesh dimensions that split in another order cost an
+  // exchange.
+  EXPECT_EQ(cost({8, 8}, {2, 4}, {R, S0}, {R, R}), 2 * 3 * 64);
+  EXPECT_EQ(cost({8, 8}, {2, 4}, {S0, S1}, {S0, R}), 3 * 64);
+  EXPECT_EQ(cost({8, 8}, {2, 2}, {S0, S0}, {strided, S0}), 64 / 2);
+  EXPECT_GT(cost({8, 8}, {2, 2}, {P, P}, {R, R}), cost({8, 8}, {2, 2}, {P, P}, {S0, S0}));
 }
 
 TEST(MeshRedistributionTest, BoxesThatDontMakeTheTensorAreRefused) {

@@ -42,6 +42,7 @@ struct MeshRedistribution {
                                             ///< destination differ, ascending; none: no element is sent
   Placements moved;                         ///< the placements after the moves
   std::vector<std::size_t> partial_dims;    ///< the mesh dimensions that become partial after the moves, descending
+  std::int64_t sent = 0;                    ///< elements that all ranks send, in total
 };
 
 /// Plans the redistribution of a tensor. Throws `Error(invalid_argument)` for layouts of different sizes or meshes.
@@ -52,5 +53,9 @@ MeshRedistribution plan_redistribution(const MeshLayout& from, const MeshLayout&
 /// coordinates in all mesh dimensions that `from` does not shard, the boxes do not partition the tensor.
 MeshRedistribution plan_redistribution(const MeshLayout& from, const std::vector<std::vector<LocalBox>>& sources,
                                        const MeshLayout& to);
+/// Returns the elements that all ranks send, in total, to redistribute a tensor: 0 if none is sent. An all-reduce of n
+/// elements over r ranks counts as 2 n (r - 1), a reduce-scatter as n (r - 1). Takes as long as the plan. PyTorch:
+/// redistribute_cost, which estimates a time.
+std::int64_t redistribution_cost(const MeshLayout& from, const MeshLayout& to);
 
 }  // namespace tessera

@@ -50,9 +50,9 @@ struct ShardedTensorMetadata {
 /// Returns one line for the tensor and one for each shard.
 std::string to_string(const ShardedTensorMetadata& metadata);
 
-/// Throws `Error(invalid_argument)` naming two shards that overlap or have different ranks. Equal shards overlap, even
-/// if they are empty. An empty shard overlaps a shard if it is strictly inside of it, not if it only touches it. Takes
-/// O(n log n) for shards split in one dimension, otherwise as long as `find_overlap`.
+/// Throws `Error(invalid_argument)` naming two shards that overlap or have different ranks. Equal shards overlap,
+/// unless all are one empty box at offset 0. An empty shard overlaps a shard if it is strictly inside of it, not if it
+/// only touches it. Takes O(n log n) for shards split in one dimension, otherwise as long as `find_overlap`.
 void validate_non_overlapping(std::span<const ShardMetadata> shards);
 
 /// Throws `Error(invalid_argument)` unless there is a shard, every shard has the rank of `size` and ends within it, and

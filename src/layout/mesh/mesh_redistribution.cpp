@@ -107,6 +107,14 @@ bool is_sharded_after(const MeshLayout& layout, std::size_t m, std::int64_t dim)
                      [dim](const Placement& placement) { return placement.is_shard(dim); });
 }
 
+std::int64_t sent_by(const std::vector<MeshMove>& moves) {
+  std::int64_t sent = 0;
+  for (const MeshMove& move : moves) {
+    if (move.source != move.destination) sent += volume(move.box);
+  }
+  return sent;
+}
+
 bool commute(ReduceOp a, ReduceOp b) {
   const auto adds = [](ReduceOp op) { return op == ReduceOp::sum || op == ReduceOp::average; };
   return a == b || (adds(a) && adds(b));
@@ -169,13 +177,10 @@ class Search {
     plan.reduced = now.placements();
     plan.moves = moves_between(now, boxes_of_all(now), to_, false);
     plan.exchanged_dims = dims_of(plan.moves, now.mesh_shape());
-    for (const MeshMove& move : plan.moves) {
-      if (move.source != move.destination) sent += volume(move.box);
-    }
+    plan.sent = sent + sent_by(plan.moves);
     const std::size_t steps = done.size() + (plan.exchanged_dims.empty() ? 0 : 1);
-    if (best_ && std::pair(best_sent_, best_steps_) <= std::pair(sent, steps)) return;
+    if (best_ && std::pair(best_->sent, best_steps_) <= std::pair(plan.sent, steps)) return;
     best_ = std::move(plan);
-    best_sent_ = sent;
     best_steps_ = steps;
   }
 
@@ -190,7 +195,6 @@ class Search {
 
   const MeshLayout& to_;
   std::optional<MeshRedistribution> best_;
-  std::int64_t best_sent_ = 0;
   std::size_t best_steps_ = 0;
 };
 
@@ -234,7 +238,12 @@ MeshRedistribution plan_redistribution(const MeshLayout& from, const std::vector
   plan.moved = to.placements();
   plan.moves = moves_between(from, sources, to, true);
   plan.exchanged_dims = dims_of(plan.moves, from.mesh_shape());
+  plan.sent = sent_by(plan.moves);
   return plan;
+}
+
+std::int64_t redistribution_cost(const MeshLayout& from, const MeshLayout& to) {
+  return plan_redistribution(from, to).sent;
 }
 
 }  // namespace tessera

@@ -113,6 +113,36 @@ LocalShape compute_local_shape_and_global_offset(std::vector<std::int64_t> size,
   return MeshLayout(std::move(size), std::move(mesh_shape), std::move(placements)).local_shape(coordinate);
 }
 
+namespace {
+
+// Returns the number of parts that the shards make of each dimension.
+std::vector<std::int64_t> parts_of(const MeshLayout& layout) {
+  std::vector<std::int64_t> parts(layout.size().size(), 1);
+  for (std::size_t m = 0; m < layout.placements().size(); ++m) {
+    const Placement& placement = layout.placements()[m];
+    if (placement.is_shard())
+      parts[static_cast<std::size_t>(placement.dim())] *= layout.mesh_shape()[m] * placement.split_factor();
+  }
+  return parts;
+}
+
+}  // namespace
+
+bool is_tensor_shardable(std::vector<std::int64_t> size, std::vector<std::int64_t> mesh_shape, Placements placements) {
+  const MeshLayout layout(std::move(size), std::move(mesh_shape), std::move(placements));
+  const std::vector<std::int64_t> parts = parts_of(layout);
+  return std::equal(parts.begin(), parts.end(), layout.size().begin(),
+                    [](std::int64_t count, std::int64_t length) { return count == 1 || length >= count; });
+}
+
+bool is_tensor_evenly_shardable(std::vector<std::int64_t> size, std::vector<std::int64_t> mesh_shape,
+                                Placements placements) {
+  const MeshLayout layout(std::move(size), std::move(mesh_shape), std::move(placements));
+  const std::vector<std::int64_t> parts = parts_of(layout);
+  return std::equal(parts.begin(), parts.end(), layout.size().begin(),
+                    [](std::int64_t count, std::int64_t length) { return length % count == 0; });
+}
+
 std::int64_t mesh_size(std::span<const std::int64_t> mesh_shape) {
   std::int64_t size = 1;
   for (const std::int64_t length : mesh_shape) {
