@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -18,6 +19,7 @@
 #include "tessera/base/cancellation.h"
 #include "tessera/base/progress.h"
 #include "tessera/checkpoint/checkpoint.h"
+#include "tessera/checkpoint/rank_link.h"
 
 namespace tessera::checkpoint {
 
@@ -38,6 +40,10 @@ struct ConvertOptions {
   /// Largest file, not counting headers; 0 for the format's default. A tensor, or a chunk in dcp, is never split, so
   /// one that is larger gets a file of its own.
   std::uint64_t max_shard_bytes = 0;
+  /// For a directory of safetensors: the number of the file of each tensor, from 1, instead of a limit on the size of
+  /// files. Every selected tensor and every file up to the last must be in it; other names are ignored. PyTorch:
+  /// `fqn_to_index_mapping`.
+  std::map<std::string, std::size_t> file_of_tensor;
   std::size_t jobs = 0;  ///< threads that read and write; 0 for one per processor, but 4 to 16
   bool dry_run = false;  ///< plan and report, write nothing
   /// Whether tensors that store few elements and repeat them (`torch.Tensor.expand`) may take more than 64 MiB and 16
@@ -61,11 +67,20 @@ struct ConvertReport {
 
 /// Converts `source` to format `options.to` at `destination`, which must not exist. The destination is a directory for
 /// dcp, a directory or a file named *.safetensors for safetensors, and a file for torch. A dcp destination keeps the
-/// source's chunks. Throws `Error`: invalid_argument if the destination exists, is the source or is inside it;
+/// source's chunks. Throws `Error`: invalid_argument if the destination exists, is the source or is inside it, and for
+/// a wrong `file_of_tensor`;
 /// not_found if its parent directory does not exist; unsupported for a dtype that the format does not have or a cast
 /// that is not available; corrupt; io; cancelled.
 ConvertReport convert(const std::shared_ptr<const Checkpoint>& source, const std::filesystem::path& destination,
                       const ConvertOptions& options);
+
+/// Converts `source` to safetensors, each file by one of the ranks, on storage that all of them have mounted:
+/// consolidates what ranks saved. A collective of `link`; all ranks must pass the same checkpoint, destination and
+/// options. Returns the same report on all ranks. If any rank fails, every rank throws, and the destination does not
+/// exist. Throws as above, and `Error(unsupported)` for another format. PyTorch:
+/// consolidate_safetensors_files_on_every_rank.
+ConvertReport convert(const std::shared_ptr<const Checkpoint>& source, const std::filesystem::path& destination,
+                      const ConvertOptions& options, RankLink& link);
 
 struct ReshardOptions : ConvertOptions {
   std::int64_t ranks = 1;

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -66,12 +67,18 @@ struct LoadPlan {
 struct LoadRules {
   bool allow_partial = false;  ///< leave targets unchanged that the checkpoint does not have
   bool allow_cast = false;     ///< cast floating-point elements of another dtype; see base/cast.h
+  /// If set, a floating-point tensor "x" of two dimensions for which the checkpoint has "x_scale_inv" is dequantized:
+  /// each element is multiplied by the scale of its block, in float32, and cast to the target's floating-point dtype.
+  /// Blocks have this many rows and columns, fewer at the end; the scales have one element for each. Scales that are
+  /// requested themselves are loaded as they are. PyTorch: QuantizedHuggingFaceStorageReader.
+  std::optional<std::int64_t> dequantize_block_size = std::nullopt;
 };
 
 /// Plans how to fill `targets`. Throws `Error(not_found)` for names that the checkpoint does not have, unless
 /// `allow_partial`. Throws `Error(invalid_argument)` for targets whose shape or dtype differs or that are a tensor on
-/// one side and an object on the other. One message names all of them, up to a limit. Throws `Error(corrupt)` if the
-/// stored chunks of a requested tensor do not partition it.
+/// one side and an object on the other, and for scales of another shape than the blocks. One message names all of them,
+/// up to a limit. Throws `Error(corrupt)` if the stored chunks of a requested tensor, or of its scales, do not
+/// partition it.
 LoadPlan make_load_plan(const Targets& targets, const Checkpoint& checkpoint, const LoadRules& rules = {});
 
 }  // namespace tessera::checkpoint

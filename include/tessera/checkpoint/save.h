@@ -19,6 +19,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -66,6 +67,12 @@ struct WriteOptions {
   /// Number of files for this rank's data, about equal in bytes; 0 for one file per item.
   std::size_t files_per_rank = 1;
   dcp::Dialect dialect = dcp::Dialect::torch_2;  ///< for dcp: which PyTorch versions can load the checkpoint
+  /// For dcp: whether a DCP checkpoint in the storage is replaced. If not, and there is one, every rank throws
+  /// `Error(invalid_argument)` before any file is written. PyTorch: `overwrite` of FileSystemWriter.
+  bool overwrite = true;
+  /// For dcp: a name of this save, that of the coordinator, which readers find in Metadata::storage_meta. Not stored by
+  /// the dialects torch_1_13 and torch_2_0, which do not have it. PyTorch stores a random one.
+  std::optional<std::string> save_id = std::nullopt;
   ProgressSink* progress = nullptr;
   const Cancellation* cancellation = nullptr;
 };
@@ -80,9 +87,10 @@ struct WriteReport {
 };
 
 /// Saves `state` to `storage`. A collective of `link`; blocks until the checkpoint is committed. If any rank fails,
-/// every rank throws: `Error(invalid_argument)` if the ranks' states do not fit together (see make_global_plan),
-/// `Error(io)` naming rank and file, `Error(rank_failure)` if a rank died, `Error(cancelled)`. If a rank dies after
-/// the others reported success, they cannot tell whether the save was committed; only the storage can.
+/// every rank throws: `Error(invalid_argument)` if the ranks' states do not fit together (see make_global_plan) or
+/// the storage has a checkpoint that must not be replaced, `Error(io)` naming rank and file, `Error(rank_failure)` if a
+/// rank died, `Error(cancelled)`. If a rank dies after the others reported success, they cannot tell whether the save
+/// was committed; only the storage can.
 WriteReport write_state(const FlatState& state, const std::shared_ptr<Storage>& storage, RankLink& link = alone(),
                         const WriteOptions& options = {});
 

@@ -1,10 +1,12 @@
 #include "tessera/checkpoint/convert.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "checkpoint/convert/output_plan.h"
 #include "checkpoint/convert/staging.h"
+#include "checkpoint/save/format.h"
 #include "checkpoint/source/expansion.h"
 #include "tessera/base/error.h"
 
@@ -34,29 +36,37 @@ ConvertReport report_of(const OutputSource& source, const OutputPlan& plan) {
   return report;
 }
 
+// Writes the files of `plan` that are those of a rank.
 Sidecar write_files(const Checkpoint& source, const OutputPlan& plan, const fs::path& folder,
-                    const ConvertOptions& options, std::uint64_t tensor_bytes) {
+                    const ConvertOptions& options, std::uint64_t tensor_bytes, std::size_t rank = 0,
+                    std::size_t ranks = 1) {
   ProgressSink& progress = options.progress != nullptr ? *options.progress : no_progress();
   progress.begin("write", tensor_bytes);
   StreamWriter writer(file_system_storage(folder), threads_for(options.jobs), progress, options.cancellation);
-  for (const PlannedFile& file : plan.files) {
+  for (std::size_t i = rank; i < plan.files.size(); i += ranks) {
+    const PlannedFile& file = plan.files[i];
     writer.begin_file(file.name, file.size_bytes());
     for (const PlannedUnit& unit : file.units) writer.add(unit.make());
     writer.end_file();
   }
-  for (const auto& [name, bytes] : plan.small_files) writer.add_small_file(name, bytes);
+  if (rank == 0) {
+    for (const auto& [name, bytes] : plan.small_files) writer.add_small_file(name, bytes);
+  }
   Sidecar sidecar = writer.finish();
   source.compare_rest();
   progress.end();
   return sidecar;
 }
 
-void write_folder(const Checkpoint& source, const OutputPlan& plan, Staging& staging, const ConvertOptions& options,
-                  std::uint64_t tensor_bytes) {
-  const Sidecar sidecar = write_files(source, plan, staging.folder(), options, tensor_bytes);
+void commit_folder(Staging& staging, const Sidecar& sidecar, const ConvertOptions& options) {
   write_new_file(staging.folder() / kSidecarFileName, write_sidecar(sidecar));
   if (options.cancellation != nullptr) options.cancellation->check();
   staging.commit_folder();
+}
+
+void write_folder(const Checkpoint& source, const OutputPlan& plan, Staging& staging, const ConvertOptions& options,
+                  std::uint64_t tensor_bytes) {
+  commit_folder(staging, write_files(source, plan, staging.folder(), options, tensor_bytes), options);
 }
 
 // A torch.save file has checksums of its own; a safetensors file gets a sidecar beside it.
@@ -100,15 +110,69 @@ ConvertReport run(const std::shared_ptr<const Checkpoint>& source, const fs::pat
   return report;
 }
 
+void check_limits(const fs::path& destination, const ConvertOptions& options) {
+  if (is_single_file(destination, options.to) && options.max_shard_bytes != 0) {
+    fail(ErrorCode::invalid_argument, "convert to {}: found a limit on shard size, expected none for a single file",
+         destination.string());
+  }
+  if (options.file_of_tensor.empty()) return;
+  if (options.to == SourceKind::safetensors && !is_single_file(destination, options.to) &&
+      options.max_shard_bytes == 0) {
+    return;
+  }
+  fail(ErrorCode::invalid_argument,
+       "convert to {}: found file_of_tensor, expected it only for a directory of safetensors, without a limit on shard "
+       "size",
+       destination.string());
+}
+
+// A conversion of which each rank writes some files into a folder that the coordinator makes and commits.
+class SharedConversion {
+ public:
+  SharedConversion(const Checkpoint& source, const OutputPlan& plan, const ConvertOptions& options, RankLink& link)
+      : source_(source), plan_(plan), options_(options), link_(link) {}
+
+  void run(const fs::path& destination, std::uint64_t tensor_bytes, const std::string& step) {
+    const Bytes folder = link_.broadcast(link_.agree_on(step, [&] {
+      if (!link_.is_coordinator()) return Bytes();
+      staging_.emplace(destination, source_.path());
+      const std::string name = staging_->folder().string();
+      return Bytes(name.begin(), name.end());
+    }));
+    const Bytes report = link_.agree_on(step, [&] {
+      RankReport mine;
+      mine.files = write_files(source_, plan_, fs::path(std::string(as_text(folder))), options_, tensor_bytes,
+                               static_cast<std::size_t>(link_.rank()), static_cast<std::size_t>(link_.size()));
+      return mine.encode();
+    });
+    const std::vector<Bytes> reports = link_.gather(report);
+    link_.agree_on(step, [&] {
+      if (!link_.is_coordinator()) return;
+      Sidecar sidecar;
+      for (const Bytes& one : reports) sidecar.files.merge(RankReport::decode(one).files.files);
+      if (is_single_file(destination, options_.to)) {
+        write_new_file(staging_->folder() / kSidecarFileName, write_sidecar(sidecar));
+        staging_->commit_file(plan_.files.front().name, kSidecarFileName, std::string(kSidecarFileName));
+      } else {
+        commit_folder(*staging_, sidecar, options_);
+      }
+    });
+  }
+
+ private:
+  const Checkpoint& source_;
+  const OutputPlan& plan_;
+  const ConvertOptions& options_;
+  RankLink& link_;
+  std::optional<Staging> staging_;  // on the coordinator
+};
+
 }  // namespace
 
 ConvertReport convert(const std::shared_ptr<const Checkpoint>& source, const fs::path& destination,
                       const ConvertOptions& options) {
   const bool single = is_single_file(destination, options.to);
-  if (single && options.max_shard_bytes != 0) {
-    fail(ErrorCode::invalid_argument, "convert to {}: found a limit on shard size, expected none for a single file",
-         destination.string());
-  }
+  check_limits(destination, options);
   return run(source, destination, options, [&](const std::shared_ptr<const OutputSource>& output) {
     const std::string file_name = single ? destination.filename().string() : std::string();
     switch (options.to) {
@@ -121,6 +185,30 @@ ConvertReport convert(const std::shared_ptr<const Checkpoint>& source, const fs:
     }
     fail(ErrorCode::invalid_argument, "convert: unknown destination format {}", static_cast<int>(options.to));
   });
+}
+
+ConvertReport convert(const std::shared_ptr<const Checkpoint>& source, const fs::path& destination,
+                      const ConvertOptions& options, RankLink& link) {
+  if (link.size() == 1) return convert(source, destination, options);
+  const std::string step = fmt::format("convert to {}", destination.string());
+  std::shared_ptr<const OutputSource> output;
+  OutputPlan plan;
+  ConvertReport report = link.agree_on(step, [&] {
+    if (options.to != SourceKind::safetensors) {
+      fail(ErrorCode::unsupported, "{}: by several ranks to {}, expected safetensors", step,
+           source_kind_name(options.to));
+    }
+    check_limits(destination, options);
+    Staging::check_destination(destination, source->path());
+    if (!options.expand) check_expansion(*source, options.selection);
+    output = std::make_shared<const OutputSource>(source, options);
+    plan = plan_safetensors(output, is_single_file(destination, options.to) ? destination.filename().string() : "");
+    return report_of(*output, plan);
+  });
+  if (options.dry_run) return report;
+  SharedConversion(*source, plan, options, link).run(destination, report.tensor_bytes, step);
+  output->warn_of_elements_beyond_range();
+  return report;
 }
 
 ConvertReport reshard(const std::shared_ptr<const Checkpoint>& source, const fs::path& destination,

@@ -19,6 +19,7 @@ using safetensors_extra::add_path;
 using safetensors_extra::Json;
 using safetensors_extra::StoredAs;
 
+constexpr std::size_t kMaxFiles = 99'999;                    // as their names have five digits
 constexpr std::uint64_t kDefaultShardBytes = 5'000'000'000;  // the default of Hugging Face's writers
 
 StoredAs stored_as(const OutputTensor& tensor) {
@@ -30,7 +31,10 @@ class SafetensorsPlanner {
   explicit SafetensorsPlanner(std::shared_ptr<const OutputSource> source) : source_(std::move(source)) {}
 
   OutputPlan plan(const std::string& file_name) {
-    const std::vector<std::vector<std::size_t>> groups = file_name.empty() ? group_by_size() : one_group();
+    const bool is_mapped = !source_->options().file_of_tensor.empty();
+    const std::vector<std::vector<std::size_t>> groups = !file_name.empty() ? one_group()
+                                                         : is_mapped        ? group_by_map()
+                                                                            : group_by_size();
     collect_extras();
     safetensors::Index index;
     std::uint64_t total = 0;
@@ -76,6 +80,29 @@ class SafetensorsPlanner {
       groups.back().push_back(i);
       size += bytes;
     }
+    return groups;
+  }
+
+  std::vector<std::vector<std::size_t>> group_by_map() const {
+    const std::map<std::string, std::size_t>& files = source_->options().file_of_tensor;
+    std::vector<std::vector<std::size_t>> groups;
+    for (std::size_t i = 0; i < source_->tensors().size(); ++i) {
+      const std::string& name = source_->tensors()[i].info->name;
+      const auto file = files.find(name);
+      if (file == files.end() || file->second == 0 || file->second > kMaxFiles) {
+        fail(ErrorCode::invalid_argument, "convert to safetensors: file_of_tensor has {} for '{}', expected 1 to {}",
+             file == files.end() ? "nothing" : std::to_string(file->second), printable(name), kMaxFiles);
+      }
+      if (groups.size() < file->second) groups.resize(file->second);
+      groups[file->second - 1].push_back(i);
+    }
+    for (std::size_t g = 0; g < groups.size(); ++g) {
+      if (!groups[g].empty()) continue;
+      fail(ErrorCode::invalid_argument,
+           "convert to safetensors: file_of_tensor has no tensor of file {}, expected one for each of {} files", g + 1,
+           groups.size());
+    }
+    if (groups.empty()) groups.emplace_back();
     return groups;
   }
 

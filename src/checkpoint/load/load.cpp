@@ -6,6 +6,7 @@
 
 #include "checkpoint/buffer.h"
 #include "checkpoint/byte_cursor.h"
+#include "checkpoint/load/block_scales.h"
 #include "checkpoint/load/shared_reads.h"
 #include "tessera/base/cast.h"
 #include "tessera/base/error.h"
@@ -49,6 +50,7 @@ struct Piece {
   std::size_t stored_chunk = 0;
   Box box;
   DType dtype = DType::float32;  // of the target
+  const BlockScales* scales = nullptr;
   std::uint8_t* out = nullptr;
   std::vector<std::int64_t> strides;
 };
@@ -99,9 +101,24 @@ class Loader {
     LoadPlan plan = (options_.planner != nullptr ? *options_.planner : planner)
                         .create_local_plan(targets_, *checkpoint_, options_.rules);
     report_.missing = plan.missing;
-    for (const ReadItem& item : plan.items) report_.wanted_bytes += bytes_of(item.tensor, item.box);
+    for (const ReadItem& item : plan.items) {
+      report_.wanted_bytes += bytes_of(item.tensor, item.box);
+      as_damage([&] { read_scales(item.tensor); });
+    }
     progress_.begin("load", report_.wanted_bytes);
     return plan;
+  }
+
+  void read_scales(std::uint32_t tensor) {
+    if (!options_.rules.dequantize_block_size || scales_.contains(tensor)) return;
+    const auto found = find_scales(*checkpoint_, checkpoint_->tensors()[tensor]);
+    if (!found) return;
+    scales_.try_emplace(tensor, checkpoint_, *found, *options_.rules.dequantize_block_size, options_.check_checksums);
+  }
+  // Returns null if the tensor is not dequantized.
+  const BlockScales* scales_of(std::uint32_t tensor) const {
+    const auto found = scales_.find(tensor);
+    return found == scales_.end() ? nullptr : &found->second;
   }
 
   std::int64_t element_bytes(std::uint32_t tensor) const { return dtype_size(checkpoint_->tensors()[tensor].dtype); }
@@ -243,21 +260,29 @@ class Loader {
   void store(const ReadItem& item, const std::uint8_t* elements) const {
     const DType wanted = std::get<TargetTensor>(targets_.at(item.target).value).dtype;
     const Place to = place_of(item, item.box);
-    put(item.box.sizes, checkpoint_->tensors()[item.tensor].dtype, elements, wanted, to.data, to.strides);
+    put(item.box, checkpoint_->tensors()[item.tensor].dtype, elements, scales_of(item.tensor), wanted, to.data,
+        to.strides);
   }
 
-  // Copies row-major elements to strided memory, casting them if the dtypes differ.
-  static void put(std::span<const std::int64_t> sizes, DType stored, const std::uint8_t* elements, DType wanted,
+  // Copies row-major elements of a box to strided memory. Multiplies them by their scales if there are any, and casts
+  // them if the dtypes differ.
+  static void put(BoxView box, DType stored, const std::uint8_t* elements, const BlockScales* scales, DType wanted,
                   std::uint8_t* out, std::span<const std::int64_t> strides) {
-    thread_local Buffer as_wanted;
+    thread_local Buffer as_float, as_wanted;
+    const std::int64_t count = volume(box);
+    if (scales != nullptr) {
+      std::uint8_t* values = as_float.get(static_cast<std::size_t>(count) * sizeof(float)).data();
+      cast(stored, elements, DType::float32, values, count);
+      scales->apply(box, reinterpret_cast<float*>(values));
+      stored = DType::float32;
+      elements = values;
+    }
     if (stored != wanted) {
-      std::int64_t count = 1;
-      for (const std::int64_t size : sizes) count *= size;
       std::uint8_t* converted = as_wanted.get(static_cast<std::size_t>(count * dtype_size(wanted))).data();
       cast(stored, elements, wanted, converted, count);
       elements = converted;
     }
-    copy_strided(sizes, dtype_size(wanted), elements, row_major_strides(sizes), out, strides);
+    copy_strided(box.sizes, dtype_size(wanted), elements, row_major_strides(box.sizes), out, strides);
   }
 
   // --- elements that this rank reads for itself
@@ -284,7 +309,8 @@ class Loader {
       const DType dtype = std::get<TargetTensor>(targets_.at(item.target).value).dtype;
       for (Box& part : split_row_major(item.box, element_bytes(item.tensor), kTaskBytes)) {
         Place to = place_of(item, part);
-        add({tensor, item.stored_chunk, std::move(part), dtype, to.data, std::move(to.strides)});
+        add({tensor, item.stored_chunk, std::move(part), dtype, scales_of(item.tensor), to.data,
+             std::move(to.strides)});
       }
     }
     piece_done(*tensor);
@@ -315,14 +341,14 @@ class Loader {
   static void read(const Piece& piece) {
     const TensorReader& reader = piece.tensor->reader;
     const DType stored = reader.info().dtype;
-    if (stored == piece.dtype) {
+    if (stored == piece.dtype && piece.scales == nullptr) {
       reader.read_chunk(piece.stored_chunk, piece.box, piece.out, piece.strides);
       return;
     }
     thread_local Buffer as_stored;
     std::uint8_t* from = as_stored.get(static_cast<std::size_t>(volume(piece.box) * dtype_size(stored))).data();
     reader.read_chunk(piece.stored_chunk, piece.box, from, row_major_strides(piece.box.sizes));
-    put(piece.box.sizes, stored, from, piece.dtype, piece.out, piece.strides);
+    put(piece.box, stored, from, piece.scales, piece.dtype, piece.out, piece.strides);
   }
 
   // Runs `f`. A missing file of the checkpoint is damage: not_found becomes corrupt.
@@ -347,6 +373,7 @@ class Loader {
   const ReadOptions& options_;
   ProgressSink& progress_;
   ReadReport report_;
+  std::map<std::uint32_t, BlockScales> scales_;                          // by the tensor that they belong to
   std::map<std::uint32_t, std::shared_ptr<OpenTensor>> shared_tensors_;  // that this rank reads for several ranks
   std::vector<Piece> waiting_;
   std::int64_t waiting_bytes_ = 0;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "checkpoint/load/block_scales.h"
 #include "tessera/base/cast.h"
 #include "tessera/base/error.h"
 #include "tessera/layout/redistribution.h"
@@ -53,8 +54,13 @@ class Planner {
       return mismatch(fmt::format("tensor '{}' has shape {}, expected {}", printable(name),
                                   shape_to_string(stored.shape), shape_to_string(target.shape)));
     }
-    if (!target.chunks.empty() && stored.dtype != target.dtype &&
-        !(rules_.allow_cast && can_cast(stored.dtype, target.dtype))) {
+    const std::optional<std::size_t> scales =
+        rules_.dequantize_block_size ? find_scales(checkpoint_, stored) : std::nullopt;
+    if (scales) {
+      if (!check_scales(stored, checkpoint_.tensors()[*scales], target.dtype)) return;
+      checkpoint_.check_partition(*scales);
+    } else if (!target.chunks.empty() && stored.dtype != target.dtype &&
+               !(rules_.allow_cast && can_cast(stored.dtype, target.dtype))) {
       return mismatch(fmt::format("tensor '{}' has dtype {}, expected {}", printable(name), dtype_name(stored.dtype),
                                   dtype_name(target.dtype)));
     }
@@ -72,6 +78,27 @@ class Planner {
       plan_.items.push_back({t, static_cast<std::uint32_t>(transfer.destination), static_cast<std::uint32_t>(*found),
                              static_cast<std::uint32_t>(transfer.source), std::move(transfer.box)});
     }
+  }
+
+  // Returns whether the scales fit to the tensor and the target.
+  bool check_scales(const TensorInfo& stored, const TensorInfo& scales, DType wanted) {
+    const std::int64_t block_size = *rules_.dequantize_block_size;
+    const std::string name = printable(stored.name);
+    const auto is_floating = [](DType dtype) { return can_cast(dtype, DType::float32); };
+    if (block_size < 1) {
+      mismatch(fmt::format("dequantize_block_size is {}, expected at least 1", block_size));
+    } else if (stored.shape.size() != 2 || scales.shape != block_counts(stored.shape, block_size)) {
+      mismatch(
+          fmt::format("tensor '{}' has shape {} and scales of shape {}, expected two dimensions and a scale for each "
+                      "block of {}x{}",
+                      name, shape_to_string(stored.shape), shape_to_string(scales.shape), block_size, block_size));
+    } else if (!is_floating(stored.dtype) || !is_floating(scales.dtype) || !is_floating(wanted)) {
+      mismatch(fmt::format("tensor '{}' has dtype {} and scales of {}, expected floating-point ones for a target of {}",
+                           name, dtype_name(stored.dtype), dtype_name(scales.dtype), dtype_name(wanted)));
+    } else {
+      return true;
+    }
+    return false;
   }
 
   void report() {

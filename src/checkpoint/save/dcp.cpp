@@ -1,13 +1,17 @@
 // Saves in PyTorch's distributed format: data files per rank, committed by `.metadata`.
 
 #include <memory>
+#include <optional>
 #include <set>
+#include <string>
 #include <utility>
 
 #include "checkpoint/save/commit.h"
 #include "checkpoint/save/files.h"
 #include "checkpoint/save/format.h"
 #include "checkpoint/save/item_layouts.h"
+#include "checkpoint/source/source.h"
+#include "tessera/base/error.h"
 #include "tessera/checkpoint/internal/file_names.h"
 
 namespace tessera::checkpoint {
@@ -16,13 +20,22 @@ namespace {
 class DcpWriter final : public FormatWriter {
  public:
   explicit DcpWriter(const WriteOptions& options)
-      : files_per_rank_(options.files_per_rank), dialect_(options.dialect) {}
+      : files_per_rank_(options.files_per_rank),
+        dialect_(options.dialect),
+        overwrite_(options.overwrite),
+        save_id_(options.save_id) {}
 
   std::uint64_t chunk_bytes(DType dtype, std::span<const std::int64_t> sizes) override {
     return layouts_.of_chunk(dtype, sizes)->total_bytes();
   }
 
-  std::int64_t begin(Storage& storage) override { return next_generation(storage); }
+  std::int64_t begin(Storage& storage) override {
+    if (!overwrite_ && is_dcp(storage)) {
+      fail(ErrorCode::invalid_argument, "save to {}: found a checkpoint, expected none, because overwrite is false",
+           storage.name());
+    }
+    return next_generation(storage);
+  }
 
   std::vector<PlannedFile> rank_files(const RankItems& items, int rank, std::int64_t generation,
                                       RankReport& report) override {
@@ -56,7 +69,10 @@ class DcpWriter final : public FormatWriter {
                                   const std::vector<std::size_t>& files_per_rank, std::int64_t generation) override {
     dcp::Metadata& metadata = plan.metadata;
     metadata.dialect = dialect_;
-    metadata.storage_meta = dcp::StorageMeta();
+    metadata.storage_meta.reset();
+    if (dialect_ != dcp::Dialect::torch_1_13 && dialect_ != dcp::Dialect::torch_2_0) {  // they do not have the class
+      metadata.storage_meta.emplace().save_id = save_id_;
+    }
     metadata.files.clear();
     Sidecar sidecar;
     for (std::size_t rank = 0; rank < reports.size(); ++rank) {
@@ -86,6 +102,8 @@ class DcpWriter final : public FormatWriter {
 
   std::size_t files_per_rank_;
   dcp::Dialect dialect_;
+  bool overwrite_;
+  std::optional<std::string> save_id_;
   ItemLayouts layouts_;
 };
 

@@ -1,5 +1,6 @@
 #include "tessera/checkpoint/convert.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -11,6 +12,7 @@
 #include "support/error_matchers.h"
 #include "support/golden.h"
 #include "support/temporary_directory.h"
+#include "support/thread_ranks.h"
 #include "support/torch_file.h"
 #include "tessera/checkpoint/diff.h"
 #include "tessera/checkpoint/sidecar.h"
@@ -49,6 +51,15 @@ std::vector<std::string> names_in(const fs::path& directory) {
   }
   std::sort(names.begin(), names.end());
   return names;
+}
+
+// Returns the contents of all files in a directory and below, by path.
+std::map<std::string, Bytes> contents_below(const fs::path& directory) {
+  std::map<std::string, Bytes> contents;
+  for (const fs::directory_entry& entry : fs::recursive_directory_iterator(directory)) {
+    if (entry.is_regular_file()) contents[entry.path().lexically_relative(directory)] = read_file(entry.path());
+  }
+  return contents;
 }
 
 class ConvertGoldenTest : public ::testing::TestWithParam<std::string> {
@@ -226,6 +237,91 @@ TEST_F(ConvertTest, OutputIsTheSameWhateverTheNumberOfThreads) {
     convert(source_, directory_.path() / "other" / ("a" + extension), options);
     EXPECT_EQ(read_file(directory_ / ("a" + extension)), read_file(directory_.path() / "other" / ("a" + extension)));
   }
+}
+
+// PyTorch: consolidate_safetensors_files with fqn_to_index_mapping.
+TEST_F(ConvertTest, TensorsGoToTheFilesThatAMapStates) {
+  ConvertOptions options;
+  options.to = SourceKind::safetensors;
+  for (std::size_t i = 0; i < source_->tensors().size(); ++i) {
+    options.file_of_tensor[source_->tensors()[i].name] = i % 2 == 0 ? 2 : i % 3 == 0 ? 3 : 1;
+  }
+  options.file_of_tensor["of another checkpoint"] = 9;
+  convert(source_, directory_ / "out", options);
+  const auto result = Checkpoint::open(directory_ / "out");
+  for (const TensorInfo& tensor : result->tensors()) {
+    EXPECT_EQ(result->files()[tensor.stored.at(0).file].name,
+              fmt::format("model-0000{}-of-00003.safetensors", options.file_of_tensor.at(tensor.name)));
+  }
+  EXPECT_EQ(testing::read_tensors(result), golden_.tensors);
+  expect_same(golden_.checkpoint, directory_ / "out");
+  expect_verified(directory_ / "out");
+
+  const std::string first = source_->tensors()[0].name;
+  const auto refuse = [&](const std::function<void(ConvertOptions&)>& spoil, const fs::path& to,
+                          const std::string& what) {
+    ConvertOptions wrong = options;
+    spoil(wrong);
+    EXPECT_ERROR(convert(source_, to, wrong), ErrorCode::invalid_argument, what);
+    EXPECT_FALSE(fs::exists(to));
+  };
+  const fs::path to = directory_ / "refused";
+  refuse([&](ConvertOptions& wrong) { wrong.file_of_tensor.erase(first); }, to,
+         "file_of_tensor has nothing for '" + first);
+  refuse([&](ConvertOptions& wrong) { wrong.file_of_tensor[first] = 0; }, to, "file_of_tensor has 0 for '" + first);
+  refuse([&](ConvertOptions& wrong) { wrong.file_of_tensor[first] = 5; }, to, "has no tensor of file 4");
+  refuse([&](ConvertOptions& wrong) { wrong.max_shard_bytes = 9; }, to, "without a limit on shard size");
+  refuse([&](ConvertOptions& wrong) { wrong.to = SourceKind::dcp; }, to, "only for a directory of safetensors");
+  refuse([](ConvertOptions&) {}, directory_ / "refused.safetensors", "only for a directory of safetensors");
+}
+
+// PyTorch: consolidate_safetensors_files_on_every_rank.
+TEST_F(ConvertTest, SeveralRanksWriteTheFilesThatOneWrites) {
+  ConvertOptions options;
+  options.to = SourceKind::safetensors;
+  for (const std::uint64_t limit : {std::uint64_t{1000}, std::uint64_t{0}}) {
+    options.max_shard_bytes = limit;
+    for (const char* name : {"model", "model.safetensors"}) {
+      if (limit != 0 && fs::path(name).has_extension()) continue;
+      const TemporaryDirectory alone, together;
+      const ConvertReport expected = convert(source_, alone / name, options);
+      for (const int ranks : {2, 3}) {
+        const fs::path to = together.path() / std::to_string(ranks);
+        fs::create_directory(to);
+        const auto errors = testing::run_thread_ranks(ranks, [&](testing::ThreadLink& link) {
+          const ConvertReport report = convert(Checkpoint::open(golden_.checkpoint), to / name, options, link);
+          EXPECT_EQ(report.files.size(), expected.files.size());
+          EXPECT_EQ(report.tensor_bytes, expected.tensor_bytes);
+        });
+        EXPECT_THAT(errors, ::testing::Each(""));
+        EXPECT_EQ(contents_below(to), contents_below(alone.path()));
+        expect_verified(to / name);
+      }
+    }
+  }
+}
+
+TEST_F(ConvertTest, IfOneOfSeveralRanksFailsNothingIsLeft) {
+  ConvertOptions options;
+  options.to = SourceKind::safetensors;
+  options.max_shard_bytes = 1000;
+  const TemporaryDirectory to;
+  Cancellation cancelled;
+  cancelled.request();
+  const auto convert_on = [&](const std::function<void(ConvertOptions&, int rank)>& spoil) {
+    return testing::run_thread_ranks(3, [&](testing::ThreadLink& link) {
+      ConvertOptions mine = options;
+      spoil(mine, link.rank());
+      convert(source_, to / "out", mine, link);
+    });
+  };
+  EXPECT_THAT(convert_on([&](ConvertOptions& mine, int rank) { mine.cancellation = rank == 1 ? &cancelled : nullptr; }),
+              ::testing::Each(::testing::HasSubstr("cancelled: ")));
+  EXPECT_TRUE(fs::is_empty(to.path()));
+  EXPECT_THAT(convert_on([&](ConvertOptions& mine, int) { mine.to = SourceKind::dcp; }),
+              ::testing::Each(::testing::HasSubstr("by several ranks to dcp, expected safetensors")));
+  fs::create_directory(to / "out");
+  EXPECT_THAT(convert_on([&](ConvertOptions&, int) {}), ::testing::Each(::testing::HasSubstr("invalid_argument: ")));
 }
 
 TEST_F(ConvertTest, ADestinationThatExistsIsLeftAlone) {

@@ -31,7 +31,7 @@
 namespace tessera::checkpoint {
 namespace {
 
-using namespace checkpoint::testing;
+using namespace saved;
 using ::tessera::testing::run_thread_ranks;
 using ::tessera::testing::start_child;
 using ::tessera::testing::TemporaryDirectory;

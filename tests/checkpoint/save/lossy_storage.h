@@ -13,7 +13,7 @@
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/storage.h"
 
-namespace tessera::checkpoint::testing {
+namespace tessera::checkpoint::saved {
 
 class LossyStorage final : public Storage {
  public:
@@ -103,4 +103,4 @@ class LossyStorage final : public Storage {
   std::vector<std::function<void(Directory&)>> changes_;
 };
 
-}  // namespace tessera::checkpoint::testing
+}  // namespace tessera::checkpoint::saved

@@ -18,7 +18,7 @@
 namespace tessera::checkpoint {
 namespace {
 
-using namespace checkpoint::testing;
+using namespace saved;
 using ::tessera::testing::put_byte;
 using ::tessera::testing::run_thread_ranks;
 using ::tessera::testing::TemporaryDirectory;
@@ -100,6 +100,49 @@ TEST(SaveTest, OverACheckpointWithoutCollectivesNothingOfItIsLeft) {
   write_state({tensor_entry("a", {4}, {Box({0}, {4})})}, storage);
   EXPECT_THAT(storage->list(), ElementsAre(".metadata", ".tessera.json", "__0_0.1.distcp"));
   EXPECT_TRUE(verify(directory.path()).good());
+}
+
+// PyTorch: FileSystemWriter(overwrite=False).
+TEST(SaveTest, WithoutOverwriteACheckpointIsNotReplaced) {
+  WriteOptions options;
+  options.overwrite = false;
+  const Layout rows = layouts()[0].boxes;
+  const auto storage = memory_storage();
+  EXPECT_THAT(save_on(3, rows, storage, options), Each(""));
+  expect_loads_on(2, rows, storage);
+  const std::vector<std::string> files = storage->list();
+  EXPECT_THAT(save_on(3, rows, storage, options, 1000),
+              Each(HasSubstr("rank 0: save to memory: found a checkpoint, expected none, because overwrite is false")));
+  EXPECT_EQ(storage->list(), files);
+  expect_loads_on(2, rows, storage);
+  // Files that no checkpoint refers to are none, and one that ranks saved without collectives is one.
+  const auto left = memory_storage();
+  write_new_file(*left, "__0_0.distcp", as_bytes("of a save that was killed"));
+  EXPECT_THAT(save_on(2, rows, left, options), Each(""));
+  const auto by_rank = memory_storage();
+  write_new_file(*by_rank, "__0.metadata", as_bytes("old"));
+  EXPECT_THAT(save_on(2, rows, by_rank, options), Each(HasSubstr("found a checkpoint, expected none")));
+}
+
+TEST(SaveTest, TheMetadataHasTheNameOfTheSave) {
+  // PyTorch before 2.3 does not have the class that the name is stored in.
+  for (const dcp::Dialect dialect : {dcp::Dialect::torch_2, dcp::Dialect::torch_2_0, dcp::Dialect::torch_1_13}) {
+    const auto storage = memory_storage();
+    WriteOptions options;
+    options.dialect = dialect;
+    for (const std::optional<std::string>& id :
+         {std::optional<std::string>(), std::optional<std::string>("run-7/100")}) {
+      options.save_id = id;
+      EXPECT_THAT(save_on(2, layouts()[0].boxes, storage, options), Each(""));
+      const auto checkpoint = Checkpoint::open(storage);
+      const auto& meta = checkpoint->dcp_metadata()->storage_meta;
+      ASSERT_EQ(meta.has_value(), dialect == dcp::Dialect::torch_2);
+      if (meta) {
+        EXPECT_EQ(meta->save_id, id);
+      }
+      expect_loads_on(1, layouts()[0].boxes, storage);
+    }
+  }
 }
 
 TEST(SaveTest, AStateWithNothingInItIsACheckpoint) {
@@ -201,6 +244,29 @@ TEST(SavePlanCacheTest, AChangeOnOneRankIsSeenByAll) {
 }
 
 // --- loading
+
+TEST(SavePlanCacheTest, APlanThatFailedIsNotReused) {
+  const auto storage = memory_storage();
+  const auto errors = run_thread_ranks(3, [&](ThreadLink& link) {
+    SavePlanCache cache;
+    WriteOptions options;
+    options.cache = &cache;
+    const auto save = [&](bool is_right) {
+      const std::vector<Box> rows = layouts()[0].boxes({9}, link.rank(), 3);
+      const bool lacks_a_row = !is_right && link.rank() == 1;
+      return write_state({tensor_entry("rows", {9}, lacks_a_row ? std::vector<Box>{Box({3}, {2})} : rows)}, storage,
+                         link, options);
+    };
+    for (int round = 0; round < 2; ++round) {
+      EXPECT_FALSE(save(true).plan_was_reused) << round;
+      EXPECT_TRUE(save(true).plan_was_reused) << round;
+      for (int attempt = 0; attempt < 2; ++attempt) {
+        EXPECT_ERROR(save(false), ErrorCode::invalid_argument, "tensor 'rows' of shape [9]: no rank has [5, 6)");
+      }
+    }
+  });
+  EXPECT_THAT(errors, Each(""));
+}
 
 TEST(LoadTest, OnlyWantedBytesAreRead) {
   const auto storage = memory_storage();

@@ -23,7 +23,7 @@
 #include "tessera/layout/byte_ranges.h"
 #include "tessera/layout/sharding.h"
 
-namespace tessera::checkpoint::testing {
+namespace tessera::checkpoint::saved {
 
 using Shape = std::vector<std::int64_t>;
 
@@ -212,4 +212,4 @@ inline void expect_loads_on(int ranks, const Layout& layout, const std::shared_p
   EXPECT_THAT(errors, ::testing::Each(""));
 }
 
-}  // namespace tessera::checkpoint::testing
+}  // namespace tessera::checkpoint::saved
