@@ -11,6 +11,7 @@
 #include "layout/mesh_cases.h"
 #include "tessera/layout/mesh_layout.h"
 #include "tessera/tensor/device_mesh.h"
+#include "tessera/tensor/dtensor.h"
 #include "tessera/tensor/internal/box_view.h"
 
 namespace tessera::testing {
@@ -57,6 +58,12 @@ inline at::Tensor local_of(const at::Tensor& full, const MeshLayout& layout, con
     }
   }
   return part;
+}
+
+// Returns `full` as a DTensor with these placements.
+inline DTensor on_mesh(const at::Tensor& full, const DeviceMesh& mesh, const Placements& placements) {
+  const MeshLayout layout(full.sizes().vec(), mesh.shape(), placements);
+  return DTensor::from_local(local_of(full, layout, *mesh.coordinate()), mesh, placements, {layout.size()});
 }
 
 }  // namespace tessera::testing

@@ -218,7 +218,7 @@ std::vector<OneSidedCall> sharded_calls(const ProcessGroup& group) {
   };
   const auto tensor_of = [=](const ProcessGroup& g, const std::string& mistake) {
     const Sizes size = mistake == "another size" ? Sizes{12, 5} : Sizes{12, 4};
-    return testing::shard(testing::indexed(size, mistake == "another dtype" ? at::kDouble : at::kFloat), rows, g);
+    return testing::shard(testing::indices(size, mistake == "another dtype" ? at::kDouble : at::kFloat), rows, g);
   };
   return {
       {"gather of a sharded tensor",
@@ -237,7 +237,7 @@ std::vector<OneSidedCall> sharded_calls(const ProcessGroup& group) {
       {"gather of a sharded tensor",
        {"no gathered dtype", "a real out", "a real gathered dtype"},
        [=](const ProcessGroup& g, const std::string& mistake) {
-         const ShardedTensor tensor = testing::shard(testing::indexed({12, 4}, at::kComplexFloat), rows, g);
+         const ShardedTensor tensor = testing::shard(testing::indices({12, 4}, at::kComplexFloat), rows, g);
          at::Tensor out = g.rank() == 0 ? at::empty({12, 4}, at::kComplexFloat) : at::Tensor();
          std::optional<at::ScalarType> dtype = at::kComplexDouble;
          if (mistake == "no gathered dtype") dtype.reset();
@@ -419,6 +419,25 @@ TEST_P(OneSidedTensorTest, AMistakeIsAnErrorOnAllRanksAsThreads) {
 
 TEST_P(OneSidedTensorTest, AMistakeIsAnErrorOnAllRanksAsProcesses) {
   testing::make_mistakes_as_processes(GetParam(), all_calls);
+}
+
+// Without init_rrefs, `zeros` is not a collective: the ranks that do not ask for it find out in their next call.
+TEST(OneSidedRrefsTest, InitRrefsOnOneRankIsAnErrorOnAll) {
+  for (const int world : {2, 3}) {
+    run_local(world, [&](const ProcessGroup& group) {
+      for (int wrong = 0; wrong < world; ++wrong) {
+        expect_error_soon(
+            [&] {
+              ShardedTensorOptions options;
+              options.init_rrefs = group.rank() == wrong;
+              ShardedTensor::zeros(chunk_spec(0, ranks_of(world)), {6, 2}, group, options);
+              group.barrier();
+            },
+            {"init_rrefs", "rank " + std::to_string(wrong)});
+        expect_usable(group);
+      }
+    });
+  }
 }
 
 // --- ops and parallel layers do not compare: they are parts of training steps

@@ -65,14 +65,17 @@ inline std::vector<SpecPtr> specs_of_every_kind(const Sizes& size, int world) {
 }
 
 // Every element is its index in row-major order.
-inline at::Tensor indexed(const Sizes& size, at::ScalarType dtype = at::kLong) {
+inline at::Tensor indices(const Sizes& size, at::ScalarType dtype = at::kLong) {
   std::int64_t count = 1;
   for (const std::int64_t n : size) count *= n;
   return at::arange(count, at::kLong).view(size).to(dtype);
 }
 
+// Returns a copy that requires grad.
+inline at::Tensor leaf(const at::Tensor& tensor) { return tensor.detach().clone().set_requires_grad(true); }
+
 inline void fill_with_indices(const ShardedTensor& tensor) {
-  const at::Tensor full = indexed(tensor.size(), tensor.scalar_type());
+  const at::Tensor full = indices(tensor.size(), tensor.scalar_type());
   for (const Shard& shard : tensor.local_shards()) {
     if (shard.tensor.numel() != 0) shard.tensor.detach().copy_(box_view(full, shard.metadata.box()));
   }
@@ -80,7 +83,7 @@ inline void fill_with_indices(const ShardedTensor& tensor) {
 
 // Returns whether each shard of this rank has the right elements.
 inline bool holds_indices(const ShardedTensor& tensor) {
-  const at::Tensor full = indexed(tensor.size(), tensor.scalar_type());
+  const at::Tensor full = indices(tensor.size(), tensor.scalar_type());
   for (const Shard& shard : tensor.local_shards()) {
     if (shard.tensor.numel() != 0 && !at::equal(shard.tensor, box_view(full, shard.metadata.box()))) return false;
   }

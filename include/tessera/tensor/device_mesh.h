@@ -82,6 +82,10 @@ class DeviceMesh {
   const ProcessGroup& group(std::string_view name) const { return group(dim(name)); }
   /// Returns the group of all ranks of the mesh.
   const ProcessGroup& group() const;
+  /// Returns the group of the ranks whose coordinates differ from this rank's only in `dims`, ascending, if there is
+  /// one: along one dimension, along all, or along those of a sub-mesh that was made before. Otherwise, and outside of
+  /// the mesh, null.
+  const ProcessGroup* find_group(std::span<const std::int64_t> dims) const;
 
   /// Returns the sub-mesh along these dimensions that this rank is in: the ranks whose coordinates differ from this
   /// rank's only in them. On a rank outside of this mesh, the result does not contain the rank either. A call with

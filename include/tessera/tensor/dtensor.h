@@ -39,6 +39,19 @@ struct FromLocalOptions {
   /// of the local tensors are equal and that their sizes fit, and broadcasts replicated elements from coordinate 0 of
   /// their mesh dimension.
   bool run_check = false;
+  /// Placements that the gradient of the local tensor gets, by default `DTensor::grad_placements()`. The local tensor
+  /// of the result is then not the one that was passed, but a view of it.
+  Placements grad_placements = {};
+};
+
+/// PyTorch: arguments of DTensor.redistribute.
+struct RedistributeOptions {
+  /// The dtype in which elements are sent, and of the result; by default that of the tensor.
+  std::optional<at::ScalarType> forward_dtype = std::nullopt;
+  /// The dtype in which the gradient is sent; by default that of the tensor, to which the gradient is converted after.
+  std::optional<at::ScalarType> backward_dtype = std::nullopt;
+  /// False for a redistribution that an op makes by itself: its ranks do not compare their calls.
+  bool compares_calls = true;
 };
 
 class DTensor {
@@ -69,9 +82,14 @@ class DTensor {
   at::ScalarType scalar_type() const;
   /// Returns the device of the local tensor or shards; that of the mesh, without an index, if this rank has none.
   at::Device device() const;
-  /// Returns the strides of the full tensor, in elements, if it is stored densely and in the order of dimensions of the
-  /// local tensor. Throws `Error(unsupported)` if the local part is a LocalShardsWrapper.
-  std::vector<std::int64_t> stride() const;
+  // These describe a full tensor that is stored as the local tensor is: with the same order of dimensions, and the same
+  // gaps as a local tensor that is a slice of another. They throw `Error(unsupported)` if the local part is a
+  // LocalShardsWrapper.
+  std::vector<std::int64_t> stride() const;  ///< in elements
+  std::int64_t storage_offset() const;       ///< in elements, of the first one
+  bool is_contiguous() const;
+  /// Returns whether the local tensor is in pinned memory. Throws as `stride`.
+  bool is_pinned() const;
   bool requires_grad() const;
   DTensor& requires_grad_(bool requires_grad = true);
   /// Returns the boxes that this rank has.
@@ -88,8 +106,11 @@ class DTensor {
   /// Returns the same tensor with other placements, sending as little as possible (see `plan_redistribution`). Empty
   /// `placements` replicate. If nothing changes, the result shares the local tensor. A collective. Ops and tensor
   /// parallel layers, whose calls follow from compared ones, pass false for `compares_calls` and so save a round trip:
-  /// then a rank that passes something else is not noticed before it makes others wait.
+  /// then a rank that passes something else is not noticed before it makes others wait. May be differentiated any
+  /// number of times.
   DTensor redistribute(Placements placements = {}, bool compares_calls = true) const;
+  /// As above. Throws `Error(unsupported)` for another dtype of a LocalShardsWrapper.
+  DTensor redistribute(Placements placements, const RedistributeOptions& options) const;
 
   /// Returns the gradient of a leaf, placed as `grad_placements()`; nullopt if there is none.
   std::optional<DTensor> grad() const;
@@ -110,15 +131,28 @@ class DTensor {
  private:
   struct State;
   explicit DTensor(std::shared_ptr<State> state) : state_(std::move(state)) {}
+  DTensor redistributed(MeshLayout target, const RedistributeOptions& options) const;
   std::shared_ptr<State> state_;
 };
 
-/// Distributes the elements that the mesh's first rank has. The other ranks' tensors must have the same size, dtype,
-/// kind of device and requires_grad; their elements are ignored. The result is a leaf that requires grad if `tensor`
-/// does, and is on meta if `tensor` is. Empty `placements`
-/// replicate. A collective of the mesh's ranks. Throws `Error(invalid_argument)` for partial placements; if the ranks'
-/// tensors differ, every rank throws it.
-DTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh, Placements placements = {});
+/// Distributes the elements that one rank has: the one whose coordinate is `src_data_rank` in every mesh dimension, by
+/// default the mesh's first. The other ranks' tensors must have the same size, dtype, kind of device and requires_grad;
+/// their elements are ignored. The result is a leaf that requires grad if `tensor` does, and is on meta if `tensor` is.
+/// Empty `placements` replicate. A collective of the mesh's ranks, unless `src_data_rank` is nullopt: then each rank
+/// takes its part of its own tensor, without communication. Throws `Error(invalid_argument)` for partial placements,
+/// for a tensor that is not a leaf, and for a rank that a mesh dimension does not have; if the ranks' tensors differ,
+/// every rank throws it.
+DTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh, Placements placements = {},
+                          std::optional<std::int64_t> src_data_rank = 0);
+
+/// Returns the size of the full tensor whose local tensor on this rank has `local_size`: the ranks' lengths add up
+/// along the mesh dimensions that shard. They may be any, as opposed to those of a DTensor, which follow from the full
+/// size. A collective of the mesh's ranks. Every rank throws `Error(invalid_argument)` if the lengths of a dimension
+/// differ along a mesh dimension that does not shard it, or there is not one placement for each mesh dimension. On a
+/// rank outside of the mesh, returns `local_size`. PyTorch: compute_global_tensor_shape in
+/// torch/distributed/tensor/_utils.py, on meshes of one dimension.
+std::vector<std::int64_t> compute_global_tensor_shape(const std::vector<std::int64_t>& local_size,
+                                                      const DeviceMesh& mesh, const Placements& placements);
 
 std::ostream& operator<<(std::ostream& out, const DTensor& tensor);
 

@@ -41,10 +41,38 @@ DTensor uniform_(const DTensor& x, PhiloxGenerator& generator, double low = 0, d
 DTensor normal_(const DTensor& x, PhiloxGenerator& generator, double mean = 0, double std = 1);
 DTensor kaiming_uniform_(const DTensor& x, PhiloxGenerator& generator, double a = 0);
 
-// With the size, mesh, placements, dtype and device of `like`.
-DTensor empty_like(const DTensor& like);
-DTensor zeros_like(const DTensor& like);
-DTensor ones_like(const DTensor& like);
-DTensor full_like(const DTensor& like, const at::Scalar& value);
+/// Sets each element to 1 with probability p, else to 0.
+DTensor bernoulli_(const DTensor& x, PhiloxGenerator& generator, double p = 0.5);
+/// Makes x, of two dimensions, the identity, in place and without recording gradients. Throws `Error(unsupported)` if x
+/// is partial. PyTorch: torch.nn.init.eye_.
+DTensor eye_(const DTensor& x);
+
+/// Returns 1 with the probability that each element of x gives, else 0. It has no gradient. Advances the generator by
+/// the elements of x.
+DTensor bernoulli(const DTensor& x, PhiloxGenerator& generator);
+
+/// Returns a generator with `seed`, after the mesh's ranks compared their seeds: if they differ, every rank throws
+/// `Error(invalid_argument)`. Ranks of different meshes may pass different seeds. A collective of the mesh's ranks.
+/// PyTorch: manual_seed in torch/distributed/tensor/_random.py.
+PhiloxGenerator manual_seed(std::uint64_t seed, const DeviceMesh& mesh);
+
+// With the size, mesh, placements, dtype and device of `like`, unless `options` gives others.
+DTensor empty_like(const DTensor& like, const at::TensorOptions& options = {});
+DTensor zeros_like(const DTensor& like, const at::TensorOptions& options = {});
+DTensor ones_like(const DTensor& like, const at::TensorOptions& options = {});
+DTensor full_like(const DTensor& like, const at::Scalar& value, const at::TensorOptions& options = {});
+
+// With the mesh, dtype and device of `like`, and its placements too if `size` is its size; else replicated. PyTorch:
+// `Tensor.new_full` and so on.
+DTensor new_empty(const DTensor& like, const std::vector<std::int64_t>& size, const at::TensorOptions& options = {});
+DTensor new_zeros(const DTensor& like, const std::vector<std::int64_t>& size, const at::TensorOptions& options = {});
+DTensor new_ones(const DTensor& like, const std::vector<std::int64_t>& size, const at::TensorOptions& options = {});
+DTensor new_full(const DTensor& like, const std::vector<std::int64_t>& size, const at::Scalar& value,
+                 const at::TensorOptions& options = {});
+/// Returns a tensor with these strides, in elements. It is placed as `like` if it has its size, all shards of `like`
+/// are even and the strides are those of a permutation of dense dimensions, in whose order local tensors are stored
+/// then; else replicated. A partial placement replicates.
+DTensor new_empty_strided(const DTensor& like, const std::vector<std::int64_t>& size,
+                          const std::vector<std::int64_t>& strides, const at::TensorOptions& options = {});
 
 }  // namespace tessera::dtensor

@@ -17,6 +17,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -30,6 +31,7 @@ namespace tessera {
 struct OpStrategy {
   Placements inputs;
   Placement output;
+  std::optional<std::size_t> mesh_dim = std::nullopt;  ///< the only mesh dimension that it is for; by default all
 };
 
 struct OpRule {

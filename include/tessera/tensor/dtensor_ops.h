@@ -8,7 +8,6 @@
 /// `register_placement_rule` replaces the rule of an op, by its name ("relu"). The ops on sharded tensors
 /// (tessera/tensor/ops.h) overload with these. PyTorch: torch/distributed/tensor/_ops.
 
-#include <ATen/TensorIndexing.h>
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
@@ -16,56 +15,190 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
+#include <variant>
 #include <vector>
 
 #include "tessera/tensor/dtensor.h"
+#include "tessera/tensor/dtensor_ops/indexing.h"
 #include "tessera/tensor/philox_generator.h"
 
 namespace tessera::dtensor {
 
-// --- element by element
+/// A tensor that an op takes: a DTensor, or a plain tensor, which counts as replicated on the mesh of the op's first
+/// DTensor. A plain tensor must be equal on all ranks, which is not checked; it gets the gradient of the full tensor.
+/// At least one tensor of a call must be a DTensor.
+///
+/// PyTorch refuses plain tensors of more than one element outside of a scope, `implicit_replication`, since in Python
+/// any call takes either type. Here the signature of an op states what it takes, so no mode of the thread is needed;
+/// where an op takes DTensors only, `DTensor::from_local(tensor, mesh)` replicates a tensor.
+class AnyTensor {
+ public:
+  AnyTensor(DTensor tensor) : tensor_(std::move(tensor)) {}                  // NOLINT(google-explicit-constructor)
+  AnyTensor(at::Tensor tensor) : tensor_(std::move(tensor)) {}               // NOLINT(google-explicit-constructor)
+  const DTensor* dtensor() const { return std::get_if<DTensor>(&tensor_); }  ///< null if it is plain
+  const at::Tensor& plain() const { return std::get<at::Tensor>(tensor_); }
+
+ private:
+  std::variant<DTensor, at::Tensor> tensor_;
+};
+
+// --- element by element. An op marked "increasing" takes partial maxima and minima without reducing them first, if
+// their dtype is a floating-point one and they do not require grad.
 
 DTensor abs(const DTensor& x);
+DTensor acos(const DTensor& x);
+DTensor acosh(const DTensor& x);
+DTensor angle(const DTensor& x);
+DTensor asin(const DTensor& x);
+DTensor asinh(const DTensor& x);  ///< increasing
+DTensor atan(const DTensor& x);   ///< increasing
+DTensor atanh(const DTensor& x);
+DTensor bitwise_not(const DTensor& x);
+DTensor ceil(const DTensor& x);   ///< increasing
+DTensor clone(const DTensor& x);  ///< linear, and for every kind of partial
+DTensor conj_physical(const DTensor& x);
 DTensor cos(const DTensor& x);
-DTensor erf(const DTensor& x);
-DTensor exp(const DTensor& x);
+DTensor cosh(const DTensor& x);
+DTensor deg2rad(const DTensor& x);  ///< linear, increasing
+DTensor digamma(const DTensor& x);
+DTensor erf(const DTensor& x);  ///< increasing
+DTensor erfc(const DTensor& x);
+DTensor erfinv(const DTensor& x);
+DTensor exp(const DTensor& x);    ///< increasing
+DTensor exp2(const DTensor& x);   ///< increasing
+DTensor expm1(const DTensor& x);  ///< increasing
+DTensor floor(const DTensor& x);  ///< increasing
+DTensor frac(const DTensor& x);
 DTensor gelu(const DTensor& x);
+DTensor hardsigmoid(const DTensor& x);  ///< increasing
+DTensor hardswish(const DTensor& x);
+DTensor i0(const DTensor& x);
+DTensor isfinite(const DTensor& x);
+DTensor isinf(const DTensor& x);
+DTensor isnan(const DTensor& x);
+DTensor isneginf(const DTensor& x);
+DTensor isposinf(const DTensor& x);
+DTensor lgamma(const DTensor& x);
 DTensor log(const DTensor& x);
-DTensor neg(const DTensor& x);  ///< linear
+DTensor log10(const DTensor& x);
+DTensor log1p(const DTensor& x);
+DTensor log2(const DTensor& x);
+DTensor log_sigmoid(const DTensor& x);  ///< increasing
+DTensor logical_not(const DTensor& x);
+DTensor mish(const DTensor& x);
+DTensor neg(const DTensor& x);      ///< linear; a partial maximum becomes a partial minimum
+DTensor rad2deg(const DTensor& x);  ///< linear, increasing
 DTensor reciprocal(const DTensor& x);
-DTensor relu(const DTensor& x);
+DTensor relu(const DTensor& x);   ///< increasing
+DTensor relu6(const DTensor& x);  ///< increasing
+DTensor round(const DTensor& x);  ///< increasing
 DTensor rsqrt(const DTensor& x);
-DTensor sigmoid(const DTensor& x);
+DTensor sgn(const DTensor& x);
+DTensor sigmoid(const DTensor& x);  ///< increasing
+DTensor sign(const DTensor& x);     ///< increasing
+DTensor signbit(const DTensor& x);
 DTensor silu(const DTensor& x);
 DTensor sin(const DTensor& x);
+DTensor sinc(const DTensor& x);
+DTensor sinh(const DTensor& x);  ///< increasing
+DTensor special_airy_ai(const DTensor& x);
+DTensor special_bessel_j0(const DTensor& x);
+DTensor special_bessel_j1(const DTensor& x);
+DTensor special_bessel_y0(const DTensor& x);
+DTensor special_bessel_y1(const DTensor& x);
+DTensor special_entr(const DTensor& x);
+DTensor special_erfcx(const DTensor& x);
+DTensor special_i0e(const DTensor& x);
+DTensor special_i1(const DTensor& x);
+DTensor special_i1e(const DTensor& x);
+DTensor special_log_ndtr(const DTensor& x);
+DTensor special_modified_bessel_i0(const DTensor& x);
+DTensor special_modified_bessel_i1(const DTensor& x);
+DTensor special_modified_bessel_k0(const DTensor& x);
+DTensor special_modified_bessel_k1(const DTensor& x);
+DTensor special_ndtr(const DTensor& x);  ///< increasing
+DTensor special_ndtri(const DTensor& x);
+DTensor special_scaled_modified_bessel_k0(const DTensor& x);
+DTensor special_scaled_modified_bessel_k1(const DTensor& x);
+DTensor special_spherical_bessel_j0(const DTensor& x);
 DTensor sqrt(const DTensor& x);
 DTensor square(const DTensor& x);
-DTensor tanh(const DTensor& x);
-DTensor clamp(const DTensor& x, const std::optional<at::Scalar>& min, const std::optional<at::Scalar>& max);
-DTensor clone(const DTensor& x);                     ///< linear
-DTensor to(const DTensor& x, at::ScalarType dtype);  ///< linear if every value has an equal in a floating-point `dtype`
-DTensor logical_not(const DTensor& x);
+DTensor tan(const DTensor& x);
+DTensor tanh(const DTensor& x);   ///< increasing
+DTensor trunc(const DTensor& x);  ///< increasing
+
+// With options, as in torch::nn::functional.
+DTensor clamp(const DTensor& x, const std::optional<at::Scalar>& min,
+              const std::optional<at::Scalar>& max);  ///< increasing
+DTensor to(const DTensor& x, at::ScalarType dtype);   ///< linear, increasing if `dtype` has every value of x's and is a
+                                                      ///< floating-point one
+DTensor celu(const DTensor& x, const at::Scalar& alpha = 1);
+DTensor elu(const DTensor& x, const at::Scalar& alpha = 1);
+DTensor hardshrink(const DTensor& x, const at::Scalar& lambda = 0.5);
+DTensor hardtanh(const DTensor& x, const at::Scalar& min = -1, const at::Scalar& max = 1);  ///< increasing
+DTensor leaky_relu(const DTensor& x, const at::Scalar& slope = 0.01);
+DTensor logit(const DTensor& x, std::optional<double> eps = std::nullopt);
+DTensor nan_to_num(const DTensor& x, double nan = 0);
+DTensor polygamma(std::int64_t n, const DTensor& x);
+DTensor softplus(const DTensor& x, const at::Scalar& beta = 1, const at::Scalar& threshold = 20);
+DTensor softshrink(const DTensor& x, const at::Scalar& lambda = 0.5);
+/// Replaces the elements that are not greater than `least`.
+DTensor threshold(const DTensor& x, const at::Scalar& least, const at::Scalar& value);
 
 // Both tensors are broadcast to a common size.
-DTensor add(const DTensor& a, const DTensor& b);  ///< linear
-DTensor sub(const DTensor& a, const DTensor& b);  ///< linear
-DTensor mul(const DTensor& a, const DTensor& b);
-DTensor div(const DTensor& a, const DTensor& b);
-DTensor maximum(const DTensor& a, const DTensor& b);
-DTensor minimum(const DTensor& a, const DTensor& b);
-DTensor add(const DTensor& a, const at::Scalar& b);
-DTensor sub(const DTensor& a, const at::Scalar& b);
-DTensor mul(const DTensor& a, const at::Scalar& b);  ///< linear
-DTensor div(const DTensor& a, const at::Scalar& b);  ///< linear
+DTensor add(const AnyTensor& a,
+            const AnyTensor& b);  ///< linear; keeps partial maxima and minima if the other is replicated
+DTensor sub(const AnyTensor& a, const AnyTensor& b);      ///< as add
+DTensor mul(const AnyTensor& a, const AnyTensor& b);      ///< linear in each
+DTensor div(const AnyTensor& a, const AnyTensor& b);      ///< linear in a
+DTensor maximum(const AnyTensor& a, const AnyTensor& b);  ///< of partial maxima without reducing them
+DTensor minimum(const AnyTensor& a, const AnyTensor& b);  ///< of partial minima without reducing them
+DTensor atan2(const AnyTensor& a, const AnyTensor& b);
+DTensor bitwise_and(const AnyTensor& a, const AnyTensor& b);
+DTensor bitwise_left_shift(const AnyTensor& a, const AnyTensor& b);
+DTensor bitwise_or(const AnyTensor& a, const AnyTensor& b);
+DTensor bitwise_right_shift(const AnyTensor& a, const AnyTensor& b);
+DTensor bitwise_xor(const AnyTensor& a, const AnyTensor& b);
+DTensor copysign(const AnyTensor& a, const AnyTensor& b);
+DTensor float_power(const AnyTensor& a, const AnyTensor& b);
+DTensor floor_divide(const AnyTensor& a, const AnyTensor& b);
+DTensor fmax(const AnyTensor& a, const AnyTensor& b);
+DTensor fmin(const AnyTensor& a, const AnyTensor& b);
+DTensor fmod(const AnyTensor& a, const AnyTensor& b);
+DTensor gcd(const AnyTensor& a, const AnyTensor& b);
+DTensor heaviside(const AnyTensor& a, const AnyTensor& b);
+DTensor hypot(const AnyTensor& a, const AnyTensor& b);
+DTensor igamma(const AnyTensor& a, const AnyTensor& b);
+DTensor igammac(const AnyTensor& a, const AnyTensor& b);
+DTensor lcm(const AnyTensor& a, const AnyTensor& b);
+DTensor ldexp(const AnyTensor& a, const AnyTensor& b);
+DTensor logaddexp(const AnyTensor& a, const AnyTensor& b);
+DTensor logaddexp2(const AnyTensor& a, const AnyTensor& b);
+DTensor logical_and(const AnyTensor& a, const AnyTensor& b);
+DTensor logical_or(const AnyTensor& a, const AnyTensor& b);
+DTensor logical_xor(const AnyTensor& a, const AnyTensor& b);
+DTensor nextafter(const AnyTensor& a, const AnyTensor& b);
+DTensor pow(const AnyTensor& a, const AnyTensor& exponent);
+DTensor remainder(const AnyTensor& a, const AnyTensor& b);
+DTensor special_xlog1py(const AnyTensor& a, const AnyTensor& b);
+DTensor special_zeta(const AnyTensor& a, const AnyTensor& b);
+DTensor xlogy(const AnyTensor& a, const AnyTensor& b);
+
+DTensor add(const DTensor& a, const at::Scalar& b);  ///< increasing; keeps partial averages
+DTensor sub(const DTensor& a, const at::Scalar& b);  ///< as add
+DTensor mul(const DTensor& a, const at::Scalar& b);  ///< linear; increasing if b > 0, as `neg` if b < 0
+DTensor div(const DTensor& a, const at::Scalar& b);  ///< as mul
 DTensor pow(const DTensor& a, const at::Scalar& exponent);
 
 // Comparisons; the results are bool.
-DTensor eq(const DTensor& a, const DTensor& b);
-DTensor ne(const DTensor& a, const DTensor& b);
-DTensor lt(const DTensor& a, const DTensor& b);
-DTensor le(const DTensor& a, const DTensor& b);
-DTensor gt(const DTensor& a, const DTensor& b);
-DTensor ge(const DTensor& a, const DTensor& b);
+DTensor eq(const AnyTensor& a, const AnyTensor& b);
+DTensor ne(const AnyTensor& a, const AnyTensor& b);
+DTensor lt(const AnyTensor& a, const AnyTensor& b);
+DTensor le(const AnyTensor& a, const AnyTensor& b);
+DTensor gt(const AnyTensor& a, const AnyTensor& b);
+DTensor ge(const AnyTensor& a, const AnyTensor& b);
+DTensor isclose(const AnyTensor& a, const AnyTensor& b, double rtol = 1e-5, double atol = 1e-8, bool equal_nan = false);
 DTensor eq(const DTensor& a, const at::Scalar& b);
 DTensor ne(const DTensor& a, const at::Scalar& b);
 DTensor lt(const DTensor& a, const at::Scalar& b);
@@ -73,42 +206,70 @@ DTensor le(const DTensor& a, const at::Scalar& b);
 DTensor gt(const DTensor& a, const at::Scalar& b);
 DTensor ge(const DTensor& a, const at::Scalar& b);
 
-/// All three are broadcast to a common size; `condition` is bool.
-DTensor where(const DTensor& condition, const DTensor& a, const DTensor& b);
-DTensor masked_fill(const DTensor& x, const DTensor& mask, const at::Scalar& value);
+// Tensors are broadcast to a common size. `condition` and `mask` are bool.
+DTensor where(const AnyTensor& condition, const AnyTensor& a, const AnyTensor& b);
+DTensor where(const AnyTensor& condition, const AnyTensor& a, const at::Scalar& b);
+DTensor where(const AnyTensor& condition, const at::Scalar& a, const AnyTensor& b);
+DTensor where(const DTensor& condition, const at::Scalar& a, const at::Scalar& b);
+DTensor masked_fill(const AnyTensor& x, const AnyTensor& mask, const at::Scalar& value);
+DTensor lerp(const AnyTensor& a, const AnyTensor& b, const AnyTensor& weight);  ///< a + weight * (b - a)
+DTensor addcmul(const AnyTensor& x, const AnyTensor& a, const AnyTensor& b,
+                const at::Scalar& value = 1);  ///< x + value * a * b
+DTensor addcdiv(const AnyTensor& x, const AnyTensor& a, const AnyTensor& b,
+                const at::Scalar& value = 1);  ///< x + value * a / b
 
 /// Any other op of this kind: `compute` computes each element of the result from the elements of the inputs at the same
-/// place, after broadcasting. For example, `pointwise("atan2", {{a, b}}, f)` with an `f` that calls `at::atan2`.
+/// place, after broadcasting. For example, `pointwise("rsub", {{a, b}}, f)` with an `f` that calls `at::rsub`.
 DTensor pointwise(const std::string& op, const std::vector<DTensor>& inputs,
                   const std::function<at::Tensor(std::span<const DTensor> inputs)>& compute);
 
 // In place: `x` keeps its placements, and so do other references to it. They return `x`. They throw
-// `Error(unsupported)` if the result cannot be placed as `x` is: for all but linear ones, if `x` is partial.
-DTensor add_(const DTensor& x, const DTensor& b);  ///< linear
-DTensor sub_(const DTensor& x, const DTensor& b);  ///< linear
-DTensor mul_(const DTensor& x, const DTensor& b);
-DTensor div_(const DTensor& x, const DTensor& b);
+// `Error(unsupported)` if the result cannot be placed as `x` is, for example if `x` is partial and the op is not
+// linear.
+DTensor add_(const DTensor& x, const AnyTensor& b);  ///< linear
+DTensor sub_(const DTensor& x, const AnyTensor& b);  ///< linear
+DTensor mul_(const DTensor& x, const AnyTensor& b);  ///< linear in each
+DTensor div_(const DTensor& x, const AnyTensor& b);  ///< linear in x
 DTensor add_(const DTensor& x, const at::Scalar& b);
 DTensor sub_(const DTensor& x, const at::Scalar& b);
-DTensor mul_(const DTensor& x, const at::Scalar& b);   ///< linear
-DTensor div_(const DTensor& x, const at::Scalar& b);   ///< linear
-DTensor copy_(const DTensor& x, const DTensor& from);  ///< linear
+DTensor mul_(const DTensor& x, const at::Scalar& b);  ///< linear
+DTensor div_(const DTensor& x, const at::Scalar& b);  ///< linear
+// These take every kind of partial x. `fill_` gives `value`; PyTorch fills each rank's part of a sum with it.
+DTensor copy_(const DTensor& x, const AnyTensor& from);
 DTensor fill_(const DTensor& x, const at::Scalar& value);
-DTensor zero_(const DTensor& x);  ///< linear
-DTensor masked_fill_(const DTensor& x, const DTensor& mask, const at::Scalar& value);
+DTensor zero_(const DTensor& x);
+DTensor masked_fill_(const DTensor& x, const AnyTensor& mask, const at::Scalar& value);
+
+// Write the result to `out`, which has the result's size and keeps its placements: the others are redistributed for
+// that. They return `out`, and throw `Error(unsupported)` if no placements of the others give a result that is placed
+// as `out`, and `Error(invalid_argument)` for a result of another size or a tensor that requires grad. PyTorch: `out=`.
+DTensor add_out(const DTensor& out, const AnyTensor& a, const AnyTensor& b);
+DTensor sub_out(const DTensor& out, const AnyTensor& a, const AnyTensor& b);
+DTensor mul_out(const DTensor& out, const AnyTensor& a, const AnyTensor& b);
+DTensor div_out(const DTensor& out, const AnyTensor& a, const AnyTensor& b);
+DTensor matmul_out(const DTensor& out, const AnyTensor& a, const AnyTensor& b);  ///< of two dimensions or more
 
 // --- products
 
 /// Multiplies [..., m, k] by [..., k, n]; the other dimensions are broadcast to each other. A tensor of one dimension
 /// is a row on the left and a column on the right. Along a mesh dimension, it can shard the rows of a, the columns of
 /// b, the other dimensions, or both tensors along k, which makes the result partial.
-DTensor matmul(const DTensor& a, const DTensor& b);
+/// It is linear in each.
+DTensor matmul(const AnyTensor& a, const AnyTensor& b);
 /// Returns beta * x + alpha * matmul(a, b); x is broadcast. Also for batches, as at::baddbmm.
-DTensor addmm(const DTensor& x, const DTensor& a, const DTensor& b, const at::Scalar& beta = 1,
+DTensor addmm(const AnyTensor& x, const AnyTensor& a, const AnyTensor& b, const at::Scalar& beta = 1,
               const at::Scalar& alpha = 1);
+/// Returns the sum of products that `equation` states in at::einsum's notation: "bij,bjk->bik". Along a mesh dimension,
+/// the tensors can be sharded along one index; if it is summed over, the result is partial. Linear in each tensor.
+/// Throws `Error(invalid_argument)` for an equation that does not fit the tensors.
+DTensor einsum(const std::string& equation, const std::vector<DTensor>& tensors);
+/// Sums the products of a and b over pairs of dimensions: dims_a[i] of a and dims_b[i] of b. The result has the other
+/// dimensions of a, followed by those of b. Sharded and linear as einsum.
+DTensor tensordot(const DTensor& a, const DTensor& b, const std::vector<std::int64_t>& dims_a,
+                  const std::vector<std::int64_t>& dims_b);
 /// x is [..., in], weight [out, in], bias [out]. If the weight is sharded by rows, the result is sharded along its last
 /// dimension (column-wise parallel). If the weight is sharded by columns, and x along its last dimension, the result is
-/// partial (row-wise parallel).
+/// partial (row-wise parallel). Linear in x and in the weight.
 DTensor linear(const DTensor& x, const DTensor& weight, const std::optional<DTensor>& bias = std::nullopt);
 /// weight is [rows, width]; ids are of any shape, of long. If the weight is sharded by rows, each rank looks up the ids
 /// of its rows and the result is partial; in this case every rank throws `Error(invalid_argument)` for an id that is
@@ -135,8 +296,11 @@ DTensor rms_norm(const DTensor& x, const std::vector<std::int64_t>& normalized_s
 DTensor softmax(const DTensor& x, std::int64_t dim);
 DTensor log_softmax(const DTensor& x, std::int64_t dim);
 // Reduce over `dims`, or over all dimensions if empty. If x is sharded along one of them, the result is partial.
-DTensor sum(const DTensor& x, const std::vector<std::int64_t>& dims = {}, bool keepdim = false);   ///< linear
+DTensor sum(const DTensor& x, const std::vector<std::int64_t>& dims = {}, bool keepdim = false);  ///< linear
+DTensor nansum(const DTensor& x, const std::vector<std::int64_t>& dims = {},
+               bool keepdim = false);                                                              ///< NaN counts as 0
 DTensor mean(const DTensor& x, const std::vector<std::int64_t>& dims = {}, bool keepdim = false);  ///< linear
+// Partial maxima stay so in amax, and partial minima in amin, if x does not require grad.
 DTensor amax(const DTensor& x, const std::vector<std::int64_t>& dims = {}, bool keepdim = false);
 DTensor amin(const DTensor& x, const std::vector<std::int64_t>& dims = {}, bool keepdim = false);
 DTensor prod(const DTensor& x, const std::vector<std::int64_t>& dims = {}, bool keepdim = false);
@@ -153,17 +317,38 @@ DTensor std(const DTensor& x, const std::vector<std::int64_t>& dims = {}, std::i
 /// Returns (sum |x|^p)^(1/p); the greatest |x| if p is infinite, the least if it is -infinite, and the number of
 /// elements that are not 0 if p is 0. The gradient of a norm of 0 is 0.
 DTensor vector_norm(const DTensor& x, double p = 2, const std::vector<std::int64_t>& dims = {}, bool keepdim = false);
+/// Returns sum |x|^p, the norm before its root, for a finite p. PyTorch: linalg__powsum.
+DTensor powsum(const DTensor& x, double p, const std::vector<std::int64_t>& dims = {}, bool keepdim = false);
+/// Counts the elements in each of `bins` intervals of equal length from `min` to `max`; others are not counted. If both
+/// are equal, they are the extremes of x. The result has the dtype of x and is partial if x is sharded. It has no
+/// gradient.
+DTensor histc(const DTensor& x, std::int64_t bins = 100, const at::Scalar& min = 0, const at::Scalar& max = 0);
+// The middle element of all, the lower one of two; NaN if there is one, or without counting NaN. These unshard x.
+DTensor median(const DTensor& x);
+DTensor nanmedian(const DTensor& x);
+/// Returns the index of the greatest element of x in row-major order.
+DTensor argmax(const DTensor& x);
+DTensor argmin(const DTensor& x);
 // These unshard `dim`.
 DTensor argmax(const DTensor& x, std::int64_t dim, bool keepdim = false);
 DTensor argmin(const DTensor& x, std::int64_t dim, bool keepdim = false);
 DTensor cumsum(const DTensor& x, std::int64_t dim);
 DTensor cumprod(const DTensor& x, std::int64_t dim);
-DTensor flip(const DTensor& x, const std::vector<std::int64_t>& dims);
+DTensor logcumsumexp(const DTensor& x, std::int64_t dim);
 struct ValuesAndIndices {
   DTensor values, indices;
 };
 ValuesAndIndices max(const DTensor& x, std::int64_t dim, bool keepdim = false);
 ValuesAndIndices min(const DTensor& x, std::int64_t dim, bool keepdim = false);
+ValuesAndIndices median(const DTensor& x, std::int64_t dim, bool keepdim = false);
+ValuesAndIndices nanmedian(const DTensor& x, std::int64_t dim, bool keepdim = false);
+/// The most frequent element, the least of several.
+ValuesAndIndices mode(const DTensor& x, std::int64_t dim = -1, bool keepdim = false);
+/// The k-th least element, from 1.
+ValuesAndIndices kthvalue(const DTensor& x, std::int64_t k, std::int64_t dim = -1, bool keepdim = false);
+// The extreme of each element and those before it.
+ValuesAndIndices cummax(const DTensor& x, std::int64_t dim);
+ValuesAndIndices cummin(const DTensor& x, std::int64_t dim);
 ValuesAndIndices sort(const DTensor& x, std::int64_t dim = -1, bool descending = false);
 ValuesAndIndices topk(const DTensor& x, std::int64_t k, std::int64_t dim = -1, bool largest = true);
 
@@ -173,21 +358,75 @@ ValuesAndIndices topk(const DTensor& x, std::int64_t k, std::int64_t dim = -1, b
 DTensor along_dims(const std::string& op, const std::vector<DTensor>& inputs, const std::vector<std::int64_t>& dims,
                    const std::function<at::Tensor(std::span<const DTensor> inputs)>& compute);
 
+// --- linear algebra, of matrices in the last two dimensions. The other dimensions are broadcast to each other and keep
+// their shards; the op unshards those of the matrices. As in at::, with the prefix `linalg_`.
+
+struct Svd {
+  DTensor u, s, vh;
+};
+Svd linalg_svd(const DTensor& a, bool full_matrices = true);
+struct Factors {
+  DTensor first, second;
+};
+/// Returns eigenvalues and eigenvectors of symmetric matrices; `lower` selects the triangle that is read.
+Factors linalg_eigh(const DTensor& a, bool lower = true);
+Factors linalg_eig(const DTensor& a);        ///< complex eigenvalues and eigenvectors
+Factors linalg_qr(const DTensor& a);         ///< Q and R, reduced
+Factors linalg_lu_factor(const DTensor& a);  ///< LU and pivots
+DTensor linalg_cholesky(const DTensor& a);   ///< lower
+DTensor linalg_inv(const DTensor& a);
+DTensor linalg_det(const DTensor& a);
+/// Returns x with a @ x = b, for b [..., n, columns]. Keeps shards of the columns; linear in b.
+DTensor linalg_solve(const DTensor& a, const DTensor& b);
+/// Returns the cross product along `dim`, which has size 3.
+DTensor linalg_cross(const DTensor& a, const DTensor& b, std::int64_t dim = -1);
+
+// --- images and signals: [batch, channels, length], or [batch, channels, height, width], or with depth before. Shards
+// of batch and channels stay where they are; the op unshards the others.
+
+enum class Interpolation : std::uint8_t { nearest, linear, bicubic, area };
+/// Resamples to `size`, the lengths after the channels; linear is also bilinear and trilinear. PyTorch:
+/// nn.functional.interpolate.
+DTensor interpolate(const DTensor& x, const std::vector<std::int64_t>& size,
+                    Interpolation mode = Interpolation::nearest, bool align_corners = false);
+// Pooling is in tessera/tensor/dtensor_ops/convolution.h.
+
 // --- views: these rearrange elements, and are linear for every kind of partial. Unlike ATen's, a result may share
 // memory with x or not.
 
-/// One of `size` may be -1. Merging and splitting dimensions keeps the shards of the first dimension of each group if
-/// they are even (their length is divisible by the ranks); the op unshards others. `reshape` is the same.
+/// One of `size` may be -1. Merging and splitting dimensions keeps shards where it can, without communication: a shard
+/// of a dimension that is merged with ones in front of it becomes a strided shard, which splitting turns back. This
+/// takes even shards (their length is divisible by the ranks), unless no longer dimension follows in the group. The op
+/// unshards others. `reshape` is the same.
 DTensor view(const DTensor& x, std::vector<std::int64_t> size);
 DTensor reshape(const DTensor& x, std::vector<std::int64_t> size);
 DTensor flatten(const DTensor& x, std::int64_t start_dim = 0, std::int64_t end_dim = -1);
 DTensor transpose(const DTensor& x, std::int64_t dim0, std::int64_t dim1);
+DTensor t(const DTensor& x);  ///< transposes a tensor of two dimensions; returns one of fewer as it is
 DTensor permute(const DTensor& x, const std::vector<std::int64_t>& dims);
 DTensor unsqueeze(const DTensor& x, std::int64_t dim);
-/// Removes `dim` if its size is 1.
+/// Moves each of the dimensions `from` to the place `to`; the others keep their order.
+DTensor movedim(const DTensor& x, const std::vector<std::int64_t>& from, const std::vector<std::int64_t>& to);
+// Remove a dimension, or each of several, if its size is 1.
 DTensor squeeze(const DTensor& x, std::int64_t dim);
+DTensor squeeze(const DTensor& x, const std::vector<std::int64_t>& dims);
+DTensor squeeze(const DTensor& x);  ///< all
 /// Repeats dimensions of size 1, and new ones in front; -1 leaves a dimension as it is.
 DTensor expand(const DTensor& x, const std::vector<std::int64_t>& size);
+/// Repeats x so many times along each dimension; further ones in front are new. The op unshards dimensions that it
+/// repeats more than once. `tile` repeats along the last dimensions if there are fewer numbers than dimensions.
+DTensor repeat(const DTensor& x, const std::vector<std::int64_t>& times);
+DTensor tile(const DTensor& x, const std::vector<std::int64_t>& times);
+/// Splits `dim` into `sizes`, one of which may be -1.
+DTensor unflatten(const DTensor& x, std::int64_t dim, const std::vector<std::int64_t>& sizes);
+DTensor ravel(const DTensor& x);
+// Return x with at least so many dimensions.
+DTensor atleast_1d(const DTensor& x);
+DTensor atleast_2d(const DTensor& x);
+DTensor atleast_3d(const DTensor& x);
+DTensor broadcast_to(const DTensor& x, const std::vector<std::int64_t>& size);
+/// Returns x with local tensors that are contiguous.
+DTensor contiguous(const DTensor& x);
 
 // --- joining and selecting: as above. They unshard the dimension that they change.
 
@@ -202,14 +441,25 @@ DTensor narrow(const DTensor& x, std::int64_t dim, std::int64_t begin, std::int6
 DTensor select(const DTensor& x, std::int64_t dim, std::int64_t index);
 /// Returns select(x, dim, i) for each i.
 std::vector<DTensor> unbind(const DTensor& x, std::int64_t dim = 0);
-/// As at::Tensor::index with numbers, slices, `None` and `Ellipsis`: `index(x, {Slice(1, 3), Ellipsis, 0})`. Throws
-/// `Error(unsupported)` for tensors of indices: see `index_select` and `gather`.
-DTensor index(const DTensor& x, const std::vector<at::indexing::TensorIndex>& indices);
-/// Returns x[..., index[i], ...] along `dim`, for an `index` of one dimension, of long.
-DTensor index_select(const DTensor& x, std::int64_t dim, const DTensor& index);
-/// Returns the elements of x whose place along `dim` is `index`. If x is sharded along `dim`, each rank looks up the
-/// elements that it has and the result is partial.
-DTensor gather(const DTensor& x, std::int64_t dim, const DTensor& index);
+// See tessera/tensor/dtensor_ops/indexing.h for tensors of indices.
+
+DTensor flip(const DTensor& x, const std::vector<std::int64_t>& dims);
+/// Moves elements by `shifts` places along each of `dims`, the last ones to the front; without `dims`, along all of x
+/// in row-major order.
+DTensor roll(const DTensor& x, const std::vector<std::int64_t>& shifts, const std::vector<std::int64_t>& dims = {});
+enum class PadMode : std::uint8_t { constant, reflect, replicate, circular };
+/// Adds pad[0] elements in front of the last dimension and pad[1] after it, pad[2] and pad[3] to the one before, and so
+/// on. A negative number removes elements. `value` is that of PadMode::constant; if it is not 0, partial sums and
+/// products are reduced. The modes take the dimensions that LibTorch's take.
+DTensor pad(const DTensor& x, const std::vector<std::int64_t>& pad, PadMode mode = PadMode::constant,
+            const at::Scalar& value = 0);
+DTensor constant_pad_nd(const DTensor& x, const std::vector<std::int64_t>& pad, const at::Scalar& value = 0);
+/// Returns x [...], of long, as [..., classes] with 1 at place x and 0 elsewhere. By default there are as many classes
+/// as the greatest element takes, which all ranks compute.
+DTensor one_hot(const DTensor& x, std::int64_t classes = -1);
+/// Returns for each element of x the place of the first of the ascending `boundaries` that is not below it; that is
+/// above it if `right`.
+DTensor bucketize(const DTensor& x, const DTensor& boundaries, bool out_int32 = false, bool right = false);
 
 // --- loss and dropout
 
@@ -239,10 +489,11 @@ bool equal(const DTensor& a, const DTensor& b);
 
 namespace tessera {
 
-DTensor operator+(const DTensor& a, const DTensor& b);
-DTensor operator-(const DTensor& a, const DTensor& b);
-DTensor operator*(const DTensor& a, const DTensor& b);
-DTensor operator/(const DTensor& a, const DTensor& b);
+// Also of a DTensor and a plain tensor, which counts as replicated.
+DTensor operator+(const dtensor::AnyTensor& a, const dtensor::AnyTensor& b);
+DTensor operator-(const dtensor::AnyTensor& a, const dtensor::AnyTensor& b);
+DTensor operator*(const dtensor::AnyTensor& a, const dtensor::AnyTensor& b);
+DTensor operator/(const dtensor::AnyTensor& a, const dtensor::AnyTensor& b);
 DTensor operator+(const DTensor& a, const at::Scalar& b);
 DTensor operator-(const DTensor& a, const at::Scalar& b);
 DTensor operator*(const DTensor& a, const at::Scalar& b);

@@ -30,6 +30,8 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "tessera/tensor/dtensor_parameters.h"
 #include "tessera/tensor/ops.h"
@@ -60,6 +62,11 @@ void shard_parameter(torch::nn::Module& module, const std::string& name, Sharded
 /// Shards all parameters that `plan` names, as `shard_parameter` does. A parameter that is shared between modules is
 /// sharded if the plan has an equal spec for each of its names, and otherwise refused.
 void shard_module(torch::nn::Module& module, const ShardingPlan& plan, const ProcessGroup& group = {}, int src = 0);
+
+/// Returns the sharded parameters of `module` and its submodules as the ShardedTensors whose local tensors they are, by
+/// the parameter's name, the first if it has several. Since a parameter is the local shard itself, an optimizer of
+/// `module.parameters()` is one of the local shards. PyTorch: named_params_with_sharded_tensor, ShardedOptimizer.
+std::vector<std::pair<std::string, ShardedTensor>> named_sharded_parameters(torch::nn::Module& module);
 
 /// Returns this rank's part of the batch from the result of ops::linear with the inputs of all ranks: [n, ..., out] of
 /// [size * n, ..., out]; differentiable. A collective of the group. Throws `Error(unsupported)` for a sharded tensor

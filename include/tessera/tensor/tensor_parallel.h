@@ -34,6 +34,8 @@
 
 #include "tessera/tensor/dtensor.h"
 #include "tessera/tensor/dtensor_parameters.h"
+#include "tessera/tensor/parallel/prepare_module.h"
+#include "tessera/tensor/philox_generator.h"
 #include "tessera/tensor/torch_types.h"
 
 namespace tessera {
@@ -52,35 +54,48 @@ struct RowwiseParallel {
   Placement output_layout = Placement::replicate();  ///< of the result
 };
 
-/// Runs a layer norm (with or without parameters) on an input that is sharded along `sequence_dim`, as is the result.
-/// The parameters are replicated.
+/// Runs a layer norm, an RMS norm or a dropout on an input that is sharded along `sequence_dim`, as is the result. The
+/// parameters, if any, are replicated.
 struct SequenceParallel {
   std::int64_t sequence_dim = 1;
 };
 
-using ParallelStyle = std::variant<ColwiseParallel, RowwiseParallel, SequenceParallel>;
+using ParallelStyle = std::variant<ColwiseParallel, RowwiseParallel, SequenceParallel, PrepareModuleInput,
+                                   PrepareModuleOutput, PrepareModuleInputOutput>;
 /// "ColwiseParallel", ...
 std::string to_string(const ParallelStyle& style);
 
-/// Styles by module name ("layers.0.up"). Each part of a name may be a shell pattern ("layers.*.up"); "" is the module
-/// itself.
+/// Styles by module name ("layers.0.up"). Each part of a name may be a shell pattern ("layers.*.up", "net?",
+/// "net[1-2]");
+/// "" is the module itself.
 using ParallelPlan = std::vector<std::pair<std::string, ParallelStyle>>;
 
-/// Parallelizes the submodules of `module` that `plan` names along the only dimension of `mesh`. The parameters of the
-/// mesh's first rank are sharded and distributed; parameters on meta are sharded without communication. Existing
-/// gradients are dropped. Does nothing on a rank outside of the mesh. A collective of the mesh's ranks.
+/// Parallelizes the submodules of `module` that `plan` names along the only dimension of `mesh`. The parameters of
+/// `src_data_rank`, a rank of the mesh, are sharded and distributed; if it is nullopt, each rank takes its part of its
+/// own. Parameters on meta are sharded without communication. Existing gradients are dropped. Does nothing on a rank
+/// outside of the mesh. A collective of the mesh's ranks.
 ///
 /// Every rank throws before anything changes: `Error(invalid_argument)` for a mesh of several dimensions, a name that
-/// matches no module, a module that several names match, a module that is not of a type below or is already
-/// parallelized or sharded, a style that the module does not have, a partial layout, and a parameter that is shared
+/// matches no module, a module that several names match with the same kind of style, a module that is not of a type
+/// below (or a PreparedModule for its styles) or is already parallelized or sharded, a style that the module does not
+/// have, a partial layout of a layer, a `src_data_rank` that the mesh does not have, and a parameter that is shared
 /// with another module, unless both get the same part of it; `Error(unsupported)` as stated below.
-void parallelize_module(torch::nn::Module& module, const DeviceMesh& mesh, const ParallelPlan& plan);
+void parallelize_module(torch::nn::Module& module, const DeviceMesh& mesh, const ParallelPlan& plan,
+                        std::optional<std::int64_t> src_data_rank = 0);
+
+/// Gives the parameters of the parallel layers in `module` new random values: the same on any mesh, and without a
+/// parallel plan. They have the distributions of LibTorch's layers, not their numbers. Parameters on meta get memory on
+/// `device` first. All ranks must pass equal generators; nothing is communicated. Parameters of other modules stay as
+/// they are. PyTorch: `to_empty` and `reset_parameters` of a parallelized module.
+void initialize_parameters(torch::nn::Module& module, PhiloxGenerator& generator, at::Device device = at::kCPU);
 
 /// Base of the modules that can be parallelized.
 class TensorParallel : public DTensorParameters {
  public:
   bool is_parallelized() const { return state_.has_value(); }
   const DTensorSpec* dtensor_spec(const std::string& parameter) const override;
+  /// Gives the module's own parameters, which have memory, new values, as `initialize_parameters`.
+  virtual void initialize(PhiloxGenerator& generator);
 
  protected:
   /// How a style applies to a module.
@@ -97,8 +112,10 @@ class TensorParallel : public DTensorParameters {
 
   /// Redistributes the input, of which this rank has `local`, for the computation. `last_size` is the last size of the
   /// full input. If another dimension is sharded, its size is the sum over the ranks: a collective, which throws
-  /// `Error(invalid_argument)` unless the input is sharded as torch.chunk splits.
+  /// `Error(invalid_argument)` unless the input is sharded as torch.chunk splits. This and `output` are what
+  /// `distribute_module` was given, if it distributed the module.
   DTensor input(const at::Tensor& local, std::optional<std::int64_t> last_size = std::nullopt) const;
+  /// Returns the DTensor of a parameter, on a mesh of this process alone if the module is not parallelized.
   DTensor parameter(const std::string& name, const at::Tensor& local) const;
   at::Tensor output(const DTensor& result) const;
   /// Returns forward(). If it throws, the other ranks are told, as they do not compare their calls there.
@@ -107,11 +124,12 @@ class TensorParallel : public DTensorParameters {
   void check_not_parallelized(const char* operation) const;
 
  private:
-  friend class Parallelizer;
+  friend class ModulePlan;
   struct State {
     DeviceMesh mesh;
-    Placement input, computes_with, output;
     std::map<std::string, DTensorSpec> specs;
+    std::function<DTensor(const at::Tensor& local, std::optional<std::int64_t> last_size)> input;
+    std::function<at::Tensor(const DTensor& result)> output;
   };
   std::optional<State> state_;
 };
@@ -123,6 +141,7 @@ class ParallelLinearImpl : public torch::nn::LinearImpl, public TensorParallel {
   using LinearImpl::LinearImpl;
   at::Tensor forward(const at::Tensor& input);
   std::shared_ptr<Module> clone(const OptionalDevice& device = {}) const override;
+  void initialize(PhiloxGenerator& generator) override;
 
  protected:
   Parallelization parallelization(const ParallelStyle& style) const override;
@@ -134,6 +153,7 @@ class ParallelEmbeddingImpl : public torch::nn::EmbeddingImpl, public TensorPara
   using EmbeddingImpl::EmbeddingImpl;
   at::Tensor forward(const at::Tensor& ids);
   std::shared_ptr<Module> clone(const OptionalDevice& device = {}) const override;
+  void initialize(PhiloxGenerator& generator) override;
 
  protected:
   Parallelization parallelization(const ParallelStyle& style) const override;
@@ -145,13 +165,51 @@ class ParallelLayerNormImpl : public torch::nn::LayerNormImpl, public TensorPara
   using LayerNormImpl::LayerNormImpl;
   at::Tensor forward(const at::Tensor& input);
   std::shared_ptr<Module> clone(const OptionalDevice& device = {}) const override;
+  void initialize(PhiloxGenerator& generator) override;
 
  protected:
   Parallelization parallelization(const ParallelStyle& style) const override;
 };
 
+/// x * rsqrt(mean(x^2) + eps) * weight over the last dimensions, whose sizes are `normalized_shape`. Takes
+/// SequenceParallel. LibTorch has no such module. PyTorch: torch.nn.RMSNorm.
+class ParallelRMSNormImpl : public torch::nn::Module, public TensorParallel {
+ public:
+  /// `eps` as for dtensor::rms_norm. Without `has_weight` there is no parameter (PyTorch: elementwise_affine).
+  explicit ParallelRMSNormImpl(std::vector<std::int64_t> normalized_shape, std::optional<double> eps = std::nullopt,
+                               bool has_weight = true);
+  at::Tensor forward(const at::Tensor& input);
+  void initialize(PhiloxGenerator& generator) override;
+  at::Tensor weight;
+
+ protected:
+  Parallelization parallelization(const ParallelStyle& style) const override;
+
+ private:
+  std::vector<std::int64_t> normalized_shape_;
+  std::optional<double> eps_;
+};
+
+/// In training, dtensor::dropout with the module's generator: an element of the full input is dropped or not, whatever
+/// the plan and the mesh. Takes SequenceParallel. PyTorch: torch.nn.Dropout, with the numbers of its own generator.
+class ParallelDropoutImpl : public torch::nn::Module, public TensorParallel {
+ public:
+  /// `generator` must be equal on all ranks. Each forward in training advances it by the elements of the full input.
+  ParallelDropoutImpl(double p, PhiloxGenerator generator);
+  at::Tensor forward(const at::Tensor& input);
+  PhiloxGenerator generator;
+
+ protected:
+  Parallelization parallelization(const ParallelStyle& style) const override;
+
+ private:
+  double p_;
+};
+
 TORCH_MODULE(ParallelLinear);
 TORCH_MODULE(ParallelEmbedding);
 TORCH_MODULE(ParallelLayerNorm);
+TORCH_MODULE(ParallelRMSNorm);
+TORCH_MODULE(ParallelDropout);
 
 }  // namespace tessera

@@ -47,6 +47,9 @@ class Root {
     return group ? &*group : nullptr;
   }
 
+  // Returns the same if it exists, otherwise null.
+  const ProcessGroup* find_group(const Dims& dims) const { return groups_.count(dims) != 0 ? group_of(dims) : nullptr; }
+
   // A collective on the first call with `dims`.
   void make_groups(const Dims& dims) {
     if (groups_.count(dims) != 0) return;
@@ -307,6 +310,15 @@ const ProcessGroup& DeviceMesh::group() const {
   if (!has_this_rank())
     fail(ErrorCode::invalid_argument, "this rank is not in {}, expected a rank of the mesh", to_string());
   return *state_->root->group_of(state_->all);
+}
+
+const ProcessGroup* DeviceMesh::find_group(std::span<const std::int64_t> dims) const {
+  Dims of_root;
+  for (const std::int64_t d : dims) {
+    const Dims& each = state_->dims.at(static_cast<std::size_t>(d));
+    of_root.insert(of_root.end(), each.begin(), each.end());
+  }
+  return state_->root->find_group(of_root);
 }
 
 DeviceMesh DeviceMesh::operator[](std::string_view name) const { return submesh({std::string(name)}); }

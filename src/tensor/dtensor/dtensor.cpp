@@ -3,14 +3,18 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <cstring>
+#include <mutex>
 #include <numeric>
 #include <ostream>
 #include <utility>
 
+#include "tensor/dtensor/explicit_redistribution.h"
 #include "tensor/dtensor/mesh_exchange.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/internal/linear.h"
 #include "tessera/layout/byte_ranges.h"
+#include "tessera/layout/mesh_redistribution.h"
 #include "tessera/tensor/internal/box_view.h"
 #include "tessera/tensor/torch_types.h"
 
@@ -26,20 +30,7 @@ struct DTensor::State : Checkpointable {
         layout(std::move(layout_in)),
         local(std::move(local_in)),
         shards(std::move(shards_in)),
-        dtype(dtype_in) {
-    if (!mesh.has_this_rank()) return;
-    if (shards) {
-      for (const at::Tensor& shard : shards->local_shards()) {
-        chunks.push_back(shards->local_chunks()[chunks.size()]);
-        views.push_back(shard);
-      }
-      return;
-    }
-    for (LocalBox& box : layout.local_boxes(*mesh.coordinate())) {
-      views.push_back(box_view(local.detach(), {box.local_offsets, box.box.sizes}));
-      chunks.push_back(std::move(box.box));
-    }
-  }
+        dtype(dtype_in) {}
 
   const Sizes& size() const override { return layout.size(); }
   std::optional<TensorProperties> properties() const override {
@@ -50,8 +41,8 @@ struct DTensor::State : Checkpointable {
     given.dtype = to_dtype(*dtype);
     return given;
   }
-  const std::vector<Box>& local_chunks() const override { return chunks; }
-  at::Tensor local_tensor(std::size_t i) const override { return views[i]; }
+  const std::vector<Box>& local_chunks() const override { return boxes().chunks; }
+  at::Tensor local_tensor(std::size_t i) const override { return boxes().views[i]; }
 
   DeviceMesh mesh;
   MeshLayout layout;
@@ -59,8 +50,33 @@ struct DTensor::State : Checkpointable {
   std::optional<LocalShardsWrapper> shards;
   std::optional<at::ScalarType> dtype;  // given for shards
 
-  std::vector<Box> chunks;
-  std::vector<at::Tensor> views;
+ private:
+  struct Boxes {
+    std::vector<Box> chunks;
+    std::vector<at::Tensor> views;
+  };
+
+  // Computed when they are needed: a strided shard has many, and ops do not need them.
+  const Boxes& boxes() const {
+    std::call_once(has_boxes_, [this] {
+      if (!mesh.has_this_rank()) return;
+      if (shards) {
+        for (const at::Tensor& shard : shards->local_shards()) {
+          boxes_.chunks.push_back(shards->local_chunks()[boxes_.chunks.size()]);
+          boxes_.views.push_back(shard);
+        }
+        return;
+      }
+      for (LocalBox& box : layout.local_boxes(*mesh.coordinate())) {
+        boxes_.views.push_back(box_view(local.detach(), {box.local_offsets, box.box.sizes}));
+        boxes_.chunks.push_back(std::move(box.box));
+      }
+    });
+    return boxes_;
+  }
+
+  mutable std::once_flag has_boxes_;
+  mutable Boxes boxes_;
 };
 
 namespace {
@@ -109,6 +125,27 @@ MeshLayout agree_on_tensor(const ProcessGroup& group, std::string_view call, con
   return *std::move(layout);
 }
 
+MeshLayout gradient_of(const MeshLayout& layout) {
+  return {layout.size(), layout.mesh_shape(), of_gradient(layout.placements())};
+}
+
+// As redistribute_local, differentiable. `dtype`: in which elements are sent, and of the result. `gradient_dtype`: in
+// which the gradient is sent.
+at::Tensor redistributed(const DeviceMesh& mesh, const MeshLayout& from, const MeshLayout& to, const at::Tensor& local,
+                         at::ScalarType dtype, at::ScalarType gradient_dtype) {
+  const at::ScalarType original = local.scalar_type();
+  return comm::linear(
+      local, [&](const at::Tensor& now) { return redistribute_local(mesh, from, to, now.to(dtype)); },
+      [=, incoming = gradient_of(to), outgoing = gradient_of(from)](const at::Tensor& gradient) {
+        return redistributed(mesh, incoming, outgoing, gradient, gradient_dtype, dtype).to(original);
+      });
+}
+
+at::Tensor redistributed(const DeviceMesh& mesh, const MeshLayout& from, const MeshLayout& to,
+                         const at::Tensor& local) {
+  return redistributed(mesh, from, to, local, local.scalar_type(), local.scalar_type());
+}
+
 at::Tensor none_of(const at::Tensor& like) {
   return at::empty({0}, like.defined() ? like.options().requires_grad(false) : at::TensorOptions());
 }
@@ -132,7 +169,20 @@ DTensor DTensor::from_local(const at::Tensor& local, const DeviceMesh& mesh, Pla
     const std::size_t dims = local.defined() ? static_cast<std::size_t>(local.dim()) : 0;
     return DTensor(mesh, MeshLayout(options.size.value_or(Sizes(dims, 0)), mesh.shape(), placements), none_of(local));
   }
-  if (!options.run_check) return DTensor(mesh, layout_of(), local);
+  const auto with_gradient_placed = [&](const MeshLayout& layout, const at::Tensor& tensor) {
+    if (options.grad_placements.empty()) return tensor;
+    const MeshLayout given = gradient_of(layout), wanted(layout.size(), mesh.shape(), options.grad_placements);
+    return comm::linear(
+        tensor, [](const at::Tensor& x) { return x.view_as(x); },
+        [mesh, given, wanted](const at::Tensor& gradient) {
+          return tessera::redistributed(mesh, given, wanted, gradient);
+        });
+  };
+  if (!options.run_check) {
+    MeshLayout layout = layout_of();
+    at::Tensor placed = with_gradient_placed(layout, local);
+    return DTensor(mesh, std::move(layout), std::move(placed));
+  }
 
   const ProcessGroup& group = mesh.group();
   MeshLayout layout = agree_on_tensor(group, "check local tensors", local, layout_of);
@@ -144,7 +194,8 @@ DTensor DTensor::from_local(const at::Tensor& local, const DeviceMesh& mesh, Pla
     }
     return same;
   };
-  at::Tensor same = comm::linear(local, broadcast_replicas, [](const at::Tensor& gradient) { return gradient; });
+  at::Tensor same = comm::linear(with_gradient_placed(layout, local), broadcast_replicas,
+                                 [](const at::Tensor& gradient) { return gradient; });
   return DTensor(mesh, std::move(layout), std::move(same));
 }
 
@@ -179,7 +230,7 @@ const MeshLayout& DTensor::layout() const { return state_->layout; }
 const Placements& DTensor::placements() const { return layout().placements(); }
 Placements DTensor::grad_placements() const { return of_gradient(placements()); }
 const Sizes& DTensor::size() const { return layout().size(); }
-const std::vector<Box>& DTensor::local_chunks() const { return state_->chunks; }
+const std::vector<Box>& DTensor::local_chunks() const { return state_->local_chunks(); }
 std::int64_t DTensor::numel() const { return volume(Box::full(size())); }
 const LocalShardsWrapper* DTensor::local_shards() const { return state_->shards ? &*state_->shards : nullptr; }
 
@@ -194,21 +245,62 @@ at::Device DTensor::device() const {
   return state_->shards->local_shards().empty() ? at::Device(device_mesh().device_type()) : state_->shards->device();
 }
 
+namespace {
+
+// Returns the dimensions of a tensor in the order of its memory, from the innermost to the outermost.
+std::vector<std::size_t> dims_from_innermost(const at::Tensor& tensor) {
+  std::vector<std::size_t> dims(static_cast<std::size_t>(tensor.dim()));
+  std::iota(dims.rbegin(), dims.rend(), std::size_t{0});
+  std::stable_sort(dims.begin(), dims.end(),
+                   [&](std::size_t a, std::size_t b) { return tensor.strides()[a] < tensor.strides()[b]; });
+  return dims;
+}
+
+}  // namespace
+
 Sizes DTensor::stride() const {
   const at::Tensor& local = local_tensor();
   if (!device_mesh().has_this_rank()) return row_major_strides(size());
-  Sizes inner(size().size());  // dimensions from the outermost to the innermost
-  std::iota(inner.begin(), inner.end(), 0);
-  std::stable_sort(inner.begin(), inner.end(),
-                   [&](std::int64_t a, std::int64_t b) { return local.stride(a) > local.stride(b); });
-  Sizes strides(size().size());
-  std::int64_t stride = 1;
-  for (auto dim = inner.rbegin(); dim != inner.rend(); ++dim) {
-    strides[static_cast<std::size_t>(*dim)] = stride;
-    stride *= std::max<std::int64_t>(size(*dim), 1);
+  Sizes strides(size().size()), dense(size().size());
+  bool keeps_gaps = local.numel() > 0;  // of a local tensor that is a part of a longer one, as a slice is
+  std::int64_t end = 1, dense_end = 1, full = 1, part = 1;
+  for (const std::size_t dim : dims_from_innermost(local)) {
+    const std::int64_t length = std::max<std::int64_t>(size()[dim], 1);
+    dense[dim] = dense_end;
+    dense_end *= length;
+    if (!keeps_gaps) continue;
+    strides[dim] = local.strides()[dim] * full / part;
+    keeps_gaps = strides[dim] >= end && local.strides()[dim] * full % part == 0;
+    end = strides[dim] * length;
+    if (length == local.sizes()[dim]) continue;
+    full *= length;
+    part *= local.sizes()[dim];
   }
-  return strides;
+  return keeps_gaps ? strides : dense;
 }
+
+std::int64_t DTensor::storage_offset() const {
+  const at::Tensor& local = local_tensor();
+  const Sizes strides = stride();
+  std::int64_t rest = local.storage_offset(), offset = 0;
+  const std::vector<std::size_t> dims = dims_from_innermost(local);
+  for (auto dim = dims.rbegin(); dim != dims.rend(); ++dim) {
+    const std::int64_t step = std::max<std::int64_t>(local.strides()[*dim], 1);
+    offset += rest / step * strides[*dim];
+    rest %= step;
+  }
+  return offset + rest;
+}
+
+bool DTensor::is_contiguous() const {
+  const Sizes strides = stride(), row_major = row_major_strides(size());
+  for (std::size_t d = 0; d < strides.size(); ++d) {
+    if (strides[d] != row_major[d] && size()[d] != 1 && numel() > 0) return false;
+  }
+  return true;
+}
+
+bool DTensor::is_pinned() const { return local_tensor().is_pinned(); }
 
 std::int64_t DTensor::size(std::int64_t dim) const {
   const std::int64_t d = dim < 0 ? dim + this->dim() : dim;
@@ -246,29 +338,41 @@ at::Tensor DTensor::to_local(const Placements& grad_placements) const {
   return comm::linear(
       local, [](const at::Tensor& tensor) { return tensor.view_as(tensor); },
       [mesh = device_mesh(), given, wanted](const at::Tensor& gradient) {
-        return redistribute_local(mesh, given, wanted, gradient);
+        return tessera::redistributed(mesh, given, wanted, gradient);
       });
 }
 
 DTensor DTensor::redistribute(Placements placements, bool compares_calls) const {
+  RedistributeOptions options;
+  options.compares_calls = compares_calls;
+  return redistribute(std::move(placements), options);
+}
+
+DTensor DTensor::redistribute(Placements placements, const RedistributeOptions& options) const {
   const DeviceMesh& mesh = device_mesh();
   if (placements.empty()) placements = all_replicate(mesh);
   const auto layout_of = [&] { return MeshLayout(size(), mesh.shape(), placements); };
   MeshLayout target =
-      compares_calls && mesh.has_this_rank()
+      options.compares_calls && mesh.has_this_rank()
           ? agree_on_tensor(mesh.group(), fmt::format("redistribute from {}", tessera::to_string(this->placements())),
                             state_->local, layout_of)
           : layout_of();
-  if (target == layout()) return *this;
-  if (!mesh.has_this_rank()) return DTensor(mesh, std::move(target), state_->local);
-  if (state_->shards) return DTensor(mesh, target, redistribute_shards(mesh, layout(), target, *state_->shards));
-  const MeshLayout incoming(size(), mesh.shape(), of_gradient(target.placements()));
-  const MeshLayout outgoing(size(), mesh.shape(), grad_placements());
-  at::Tensor local = comm::linear(
-      state_->local, [&](const at::Tensor& now) { return redistribute_local(mesh, layout(), target, now); },
-      [mesh, incoming, outgoing](const at::Tensor& gradient) {
-        return redistribute_local(mesh, incoming, outgoing, gradient);
-      });
+  if (!options.compares_calls) check_explicit(*this, target);
+  return redistributed(std::move(target), options);
+}
+
+DTensor DTensor::redistributed(MeshLayout target, const RedistributeOptions& options) const {
+  const DeviceMesh& mesh = device_mesh();
+  if (state_->shards) {
+    if (options.forward_dtype) LocalShardsWrapper::refuse("redistribute in another dtype");
+    if (target == layout()) return *this;
+    return DTensor(mesh, target, redistribute_shards(mesh, layout(), target, *state_->shards));
+  }
+  const at::ScalarType own = state_->local.scalar_type(), dtype = options.forward_dtype.value_or(own);
+  if (target == layout() && dtype == own) return *this;
+  if (!mesh.has_this_rank()) return DTensor(mesh, std::move(target), state_->local.to(dtype));
+  at::Tensor local =
+      tessera::redistributed(mesh, layout(), target, state_->local, dtype, options.backward_dtype.value_or(own));
   return DTensor(mesh, std::move(target), std::move(local));
 }
 
@@ -283,7 +387,7 @@ at::Tensor DTensor::full_tensor(const Placements& grad_placements) const {
           .add("placements of the gradient", tessera::to_string(grad_placements));
     });
   }
-  return redistribute({}, false).to_local(grad_placements);
+  return redistributed(MeshLayout(size(), mesh.shape(), all_replicate(mesh)), {}).to_local(grad_placements);
 }
 
 std::optional<DTensor> DTensor::grad() const {
@@ -319,10 +423,20 @@ std::string DTensor::to_string() const {
                      device_mesh().to_string());
 }
 
-DTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh, Placements placements) {
+DTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh, Placements placements,
+                          std::optional<std::int64_t> src_data_rank) {
   if (placements.empty()) placements = all_replicate(mesh);
   const auto layout_of = [&] {
     if (!tensor.defined()) fail(ErrorCode::invalid_argument, "distribute a tensor: it is undefined, expected a tensor");
+    if (!tensor.is_leaf()) {
+      fail(ErrorCode::invalid_argument,
+           "distribute a tensor: it was computed from tensors that require gradients, expected a leaf: detach it");
+    }
+    for (const std::int64_t length : mesh.shape()) {
+      if (!src_data_rank || (*src_data_rank >= 0 && *src_data_rank < length)) continue;
+      fail(ErrorCode::invalid_argument, "distribute the tensor of rank {} on {}: expected 0 to {}", *src_data_rank,
+           mesh.to_string(), length - 1);
+    }
     MeshLayout layout(tensor.sizes().vec(), mesh.shape(), placements);
     for (const Placement& placement : layout.placements()) {
       if (placement.is_partial()) {
@@ -335,11 +449,60 @@ DTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh, Plac
   if (!mesh.has_this_rank()) {
     return DTensor::from_local(none_of(tensor), mesh, placements, {tensor.defined() ? tensor.sizes().vec() : Sizes{0}});
   }
-  const ProcessGroup& group = mesh.group();
-  const MeshLayout layout = agree_on_tensor(group, "distribute a tensor", tensor, layout_of);
-  at::Tensor local = distribute_from_first(mesh, layout, tensor);
+  const auto distributed = [&] {
+    if (!src_data_rank) {
+      MeshLayout layout = layout_of();
+      const MeshLayout full(layout.size(), mesh.shape(), all_replicate(mesh));
+      at::Tensor local = redistribute_local(mesh, full, layout, tensor.detach());
+      return std::pair(std::move(layout), local.is_alias_of(tensor) ? local.clone() : local);
+    }
+    MeshLayout layout =
+        agree_on_tensor(mesh.group(), fmt::format("distribute a tensor of rank {}", *src_data_rank), tensor, layout_of);
+    const Sizes source(mesh.shape().size(), *src_data_rank);
+    at::Tensor local = distribute_from(mesh_index(mesh.shape(), source), mesh, layout, tensor);
+    return std::pair(std::move(layout), std::move(local));
+  };
+  auto [layout, local] = distributed();
   local.set_requires_grad(tensor.requires_grad());
-  return DTensor(mesh, layout, std::move(local));
+  return DTensor(mesh, std::move(layout), std::move(local));
+}
+
+Sizes compute_global_tensor_shape(const Sizes& local_size, const DeviceMesh& mesh, const Placements& placements) {
+  if (!mesh.has_this_rank()) return local_size;
+  Placements from_front;
+  mesh.group().check_call("compute_global_tensor_shape", [&](CallArguments& arguments) {
+    from_front = MeshLayout(local_size, mesh.shape(), placements).placements();
+    arguments.add("placements", to_string(from_front)).add("dimensions", local_size.size());
+  });
+  Bytes mine(local_size.size() * sizeof(std::int64_t));
+  if (!mine.empty()) std::memcpy(mine.data(), local_size.data(), mine.size());
+  std::vector<Sizes> sizes;  // by rank of the mesh without the dimensions that are reduced
+  for (const Bytes& one : mesh.group().all_gather_bytes(mine)) {
+    Sizes size(local_size.size());
+    if (!one.empty()) std::memcpy(size.data(), one.data(), one.size());
+    sizes.push_back(std::move(size));
+  }
+  for (std::size_t m = from_front.size(); m-- > 0;) {
+    std::vector<Sizes> joined;
+    const auto ranks = static_cast<std::size_t>(mesh.shape()[m]);
+    for (std::size_t first = 0; first < sizes.size(); first += ranks) {
+      Sizes& full = joined.emplace_back(sizes[first]);
+      for (std::size_t i = first + 1; i < first + ranks; ++i) {
+        for (std::size_t d = 0; d < full.size(); ++d) {
+          if (from_front[m].is_shard(static_cast<std::int64_t>(d))) {
+            full[d] += sizes[i][d];
+          } else if (full[d] != sizes[i][d]) {
+            fail(ErrorCode::invalid_argument,
+                 "full size of local tensors as {} on {}: lengths {} and {} of dimension {} along mesh dimension {}, "
+                 "expected equal ones where it is not sharded",
+                 to_string(from_front), mesh.to_string(), full[d], sizes[i][d], d, m);
+          }
+        }
+      }
+    }
+    sizes = std::move(joined);
+  }
+  return sizes[0];
 }
 
 std::ostream& operator<<(std::ostream& out, const DTensor& tensor) { return out << tensor.to_string(); }

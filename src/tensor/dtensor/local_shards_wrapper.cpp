@@ -1,6 +1,7 @@
 #include "tessera/tensor/local_shards_wrapper.h"
 
 #include <ATen/ops/cat.h>
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/equal.h>
@@ -185,6 +186,32 @@ LocalShardsWrapper LocalShardsWrapper::clone(std::optional<at::MemoryFormat> mem
 
 LocalShardsWrapper LocalShardsWrapper::new_empty(const Sizes& /*size*/) const {
   return each([](const at::Tensor& shard) { return at::empty_like(shard); });
+}
+
+LocalShardsWrapper LocalShardsWrapper::constant_pad_nd(const Sizes& pad, const at::Scalar& value) const {
+  const auto refuse_pad = [&](ErrorCode code, const char* expected) {
+    fail(code, "pad local shards of size {} by {}: expected {}", shape_to_string(size()), shape_to_string(pad),
+         expected);
+  };
+  if (local_shards().empty()) refuse_pad(ErrorCode::invalid_argument, "at least one shard");
+  const std::size_t dims = size().size(), last = local_shards().size() - 1;
+  if (last > 0 && (dims == 0 || dims > 2)) refuse_pad(ErrorCode::unsupported, "one or two dimensions");
+  const bool fits = pad.size() % 2 == 0 && pad.size() <= 2 * dims &&
+                    std::all_of(pad.begin(), pad.end(), [](std::int64_t count) { return count >= 0; });
+  if (!fits) refuse_pad(ErrorCode::invalid_argument, "two counts for each of the last dimensions");
+  std::vector<at::Tensor> shards;
+  shards.reserve(local_shards().size());
+  std::vector<Sizes> offsets = local_offsets();
+  for (std::size_t i = 0; i <= last; ++i) {
+    Sizes of_shard = pad;  // shards are concatenated along the last dimension
+    if (i > 0 && !pad.empty()) {
+      offsets[i].back() += pad[0];
+      of_shard[0] = 0;
+    }
+    if (i < last && !pad.empty()) of_shard[1] = 0;
+    shards.push_back(at::constant_pad_nd(local_shards()[i], of_shard, value));
+  }
+  return {std::move(shards), std::move(offsets)};
 }
 
 void LocalShardsWrapper::refuse(std::string_view op) {

@@ -81,6 +81,56 @@ at::Tensor part_of_sharded(const at::Tensor& part, const MeshLayout& layout, con
   return op == ReduceOp::average ? result.mul(layout.mesh_shape()[m]) : result;
 }
 
+// --- reductions along several mesh dimensions at once
+
+// One collective that reduces all partial mesh dimensions of a tensor.
+struct MergedReduction {
+  const ProcessGroup* group;
+  ReduceOp op;
+  std::int64_t divisor;  // of the result: the ranks that average, if others sum
+  Placement to;          // of each of these mesh dimensions
+  MeshLayout reduced;
+};
+
+// Returns nullopt if there are fewer than two partial dimensions, if the ranks get different parts along them, or if
+// the mesh has no group along them.
+std::optional<MergedReduction> merged_reduction(const DeviceMesh& mesh, const MeshLayout& from, const MeshLayout& to) {
+  std::vector<std::int64_t> dims;
+  std::int64_t ranks = 1, averaging = 1;
+  bool adds = true;
+  Placements placements = from.placements();
+  for (std::size_t m = 0; m < placements.size(); ++m) {
+    if (!placements[m].is_partial()) continue;
+    const ReduceOp op = placements[m].reduce_op();
+    adds = adds && (op == ReduceOp::sum || op == ReduceOp::average);
+    if (op == ReduceOp::average) averaging *= mesh.shape()[m];
+    ranks *= mesh.shape()[m];
+    dims.push_back(static_cast<std::int64_t>(m));
+    placements[m] = to.placements()[m];
+  }
+  if (dims.size() < 2) return std::nullopt;
+  const Placement target = placements[static_cast<std::size_t>(dims[0])];
+  ReduceOp op = from.placements()[static_cast<std::size_t>(dims[0])].reduce_op();
+  bool is_mixed = false;
+  for (const std::int64_t m : dims) {
+    if (!(placements[static_cast<std::size_t>(m)] == target)) return std::nullopt;
+    is_mixed = is_mixed || from.placements()[static_cast<std::size_t>(m)].reduce_op() != op;
+  }
+  if (target.is_partial() || target.is_strided() || (is_mixed && !adds)) return std::nullopt;
+  if (target.is_shard()) {
+    // Chunks of chunks are chunks if they are even and nothing else splits the dimension.
+    const auto sharding = std::count_if(placements.begin(), placements.end(),
+                                        [&](const Placement& each) { return each.is_shard(target.dim()); });
+    const bool is_even = from.size()[static_cast<std::size_t>(target.dim())] % ranks == 0;
+    if (!is_even || sharding != static_cast<std::ptrdiff_t>(dims.size())) return std::nullopt;
+  }
+  const ProcessGroup* group = mesh.find_group(dims);
+  if (group == nullptr) return std::nullopt;
+  if (is_mixed) op = ReduceOp::sum;
+  return MergedReduction{group, op, is_mixed ? averaging : 1, target,
+                         MeshLayout(from.size(), from.mesh_shape(), std::move(placements))};
+}
+
 // --- elements that move
 
 // The ranks that exchange with this one, by their index in the mesh: along one dimension, or all.
@@ -237,6 +287,13 @@ at::Tensor redistribute_local(const DeviceMesh& mesh, const MeshLayout& from, co
                               const at::Tensor& local) {
   if (from == to || !mesh.has_this_rank()) return local;
   if (local.is_meta()) return empty_like_part(local, to.local_shape(*mesh.coordinate()).sizes);
+  if (const std::optional<MergedReduction> merged = merged_reduction(mesh, from, to)) {
+    at::Tensor reduced = merged->to.is_replicate()
+                             ? all_reduced(*merged->group, plain(local), merged->op)
+                             : reduce_scattered(*merged->group, plain(local), merged->op, merged->to.dim());
+    if (merged->divisor > 1) reduced = reduced.div(merged->divisor);
+    return redistribute_local(mesh, merged->reduced, to, reduced);
+  }
   const MeshRedistribution plan = plan_redistribution(from, to);
   at::Tensor now = plain(local);
   for (const MeshReduction& step : plan.reductions) {
@@ -278,7 +335,8 @@ at::Tensor redistribute_shards(const DeviceMesh& mesh, const MeshLayout& from, c
       [&](std::int64_t place) { return all.boxes[static_cast<std::size_t>(place)]; }, to, std::move(sources), target);
 }
 
-at::Tensor distribute_from_first(const DeviceMesh& mesh, const MeshLayout& to, const at::Tensor& tensor) {
+at::Tensor distribute_from(std::int64_t rank_of_data, const DeviceMesh& mesh, const MeshLayout& to,
+                           const at::Tensor& tensor) {
   const Sizes& coordinate = *mesh.coordinate();
   const std::int64_t mine = mesh_index(mesh.shape(), coordinate);
   const bool is_replicated = std::none_of(to.placements().begin(), to.placements().end(),
@@ -286,25 +344,25 @@ at::Tensor distribute_from_first(const DeviceMesh& mesh, const MeshLayout& to, c
   at::Tensor local = empty_like_part(tensor, to.local_shape(coordinate).sizes);
   if (tensor.is_meta()) return local;
   if (is_replicated) {
-    if (mine == 0) local.copy_(plain(tensor));
-    mesh.group().broadcast(local, 0);
+    if (mine == rank_of_data) local.copy_(plain(tensor));
+    mesh.group().broadcast(local, static_cast<int>(rank_of_data));
     return local;
   }
   std::vector<MeshMove> moves;
   for (std::int64_t place = 0; place < mesh.size(); ++place) {
     const LocalBoxes boxes = to.local_boxes(mesh_coordinate(mesh.shape(), place));
-    for (std::size_t i = 0; i < boxes.size(); ++i) moves.push_back({0, place, 0, i, boxes[i].box});
+    for (std::size_t i = 0; i < boxes.size(); ++i) moves.push_back({rank_of_data, place, 0, i, boxes[i].box});
   }
   std::vector<std::size_t> dims(static_cast<std::size_t>(mesh.ndim()));
   std::iota(dims.begin(), dims.end(), std::size_t{0});
-  const BoxesOf first_has_all = [&](std::int64_t place) {
+  const BoxesOf one_has_all = [&](std::int64_t place) {
     LocalBoxes boxes;
-    if (place == 0) boxes.push_back({Box::full(to.size()), Sizes(to.size().size(), 0)});
+    if (place == rank_of_data) boxes.push_back({Box::full(to.size()), Sizes(to.size().size(), 0)});
     return boxes;
   };
   std::vector<at::Tensor> sources;
-  if (mine == 0) sources.push_back(plain(tensor));
-  return moved(mesh, moves, dims, first_has_all, to, std::move(sources), local);
+  if (mine == rank_of_data) sources.push_back(plain(tensor));
+  return moved(mesh, moves, dims, one_has_all, to, std::move(sources), local);
 }
 
 }  // namespace tessera

@@ -17,7 +17,9 @@ at::Tensor redistribute_local(const DeviceMesh& mesh, const MeshLayout& from, co
 // Redistributes any boxes on each rank. `from` specifies along which mesh dimensions the ranks' boxes differ.
 at::Tensor redistribute_shards(const DeviceMesh& mesh, const MeshLayout& from, const MeshLayout& to,
                                const LocalShardsWrapper& local);
-// Distributes the full tensor of the mesh's first rank. The tensors of the others must have the same sizes.
-at::Tensor distribute_from_first(const DeviceMesh& mesh, const MeshLayout& to, const at::Tensor& tensor);
+// Distributes the full tensor of one rank, by its index in the mesh. The tensors of the others must have the same
+// sizes.
+at::Tensor distribute_from(std::int64_t rank_of_data, const DeviceMesh& mesh, const MeshLayout& to,
+                           const at::Tensor& tensor);
 
 }  // namespace tessera

@@ -2,21 +2,25 @@
 // Calls of built-in ops, by kind of rule.
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 
+#include <functional>
 #include <initializer_list>
+#include <numeric>
 #include <optional>
 #include <span>
 #include <vector>
 
-#include "tensor/dtensor_ops/rules.h"
+#include "tensor/dtensor_rules/rules.h"
 #include "tessera/tensor/dtensor_op.h"
+#include "tessera/tensor/dtensor_ops.h"
 
 namespace tessera::dtensor {
 
 using Inputs = std::span<const DTensor>;
 using Sizes = std::vector<std::int64_t>;
 
-enum class Linearity : std::uint8_t { none, linear };
+using rules::Linearity;
 
 // Returns the inputs of a call: `optional` ones that are there come last.
 inline std::vector<DTensor> inputs_of(std::initializer_list<const DTensor*> inputs,
@@ -30,19 +34,22 @@ inline std::vector<DTensor> inputs_of(std::initializer_list<const DTensor*> inpu
   return result;
 }
 
+// Returns the operands as DTensors: plain tensors are replicated on the mesh of the first DTensor. Throws
+// Error(invalid_argument) if there is none.
+std::vector<DTensor> on_one_mesh(const char* op, std::initializer_list<AnyTensor> operands);
+
 // Element by element. `f` takes as many local tensors as there are inputs.
 template <typename F>
 DTensor unary(const char* op, const DTensor& x, Linearity linearity, const F& f) {
   return call(
-      op, {&x, 1}, [&](Inputs inputs) { return rules::elementwise(op, inputs, linearity == Linearity::linear); },
+      op, {&x, 1}, [&](Inputs inputs) { return rules::elementwise(op, inputs, linearity); },
       [&](Inputs inputs) -> at::Tensor { return f(inputs[0].local_tensor()); });
 }
 
 template <typename F>
-DTensor binary(const char* op, const DTensor& a, const DTensor& b, Linearity linearity, const F& f) {
-  const std::vector<DTensor> both = {a, b};
+DTensor binary(const char* op, const AnyTensor& a, const AnyTensor& b, Linearity linearity, const F& f) {
   return call(
-      op, both, [&](Inputs inputs) { return rules::elementwise(op, inputs, linearity == Linearity::linear); },
+      op, on_one_mesh(op, {a, b}), [&](Inputs inputs) { return rules::elementwise(op, inputs, linearity); },
       [&](Inputs inputs) -> at::Tensor { return f(inputs[0].local_tensor(), inputs[1].local_tensor()); });
 }
 
@@ -70,11 +77,12 @@ DTensor reduction(const char* op, const DTensor& x, const Sizes& dims, bool keep
       [&](Inputs inputs) -> at::Tensor { return f(inputs[0].local_tensor(), over); });
 }
 
-// `f` takes the local tensor and the size of the local result.
+// `f` takes the local tensor and the size of the local result. For `reduced` see rules::mapped.
 template <typename F>
-DTensor mapped(const char* op, const DTensor& x, const Sizes& size, const rules::DimMap& map, const F& f) {
+DTensor mapped(const char* op, const DTensor& x, const Sizes& size, const rules::DimMap& map, const F& f,
+               std::span<const ReduceOp> reduced = {}) {
   return call(
-      op, {&x, 1}, [&](Inputs inputs) { return rules::mapped(inputs[0], size, map); },
+      op, {&x, 1}, [&](Inputs inputs) { return rules::mapped(inputs[0], size, map, reduced); },
       [&](Inputs inputs) -> at::Tensor {
         const DeviceMesh& mesh = inputs[0].device_mesh();
         const MeshLayout result(size, mesh.shape(), rules::mapped(inputs[0].placements(), map));
@@ -82,11 +90,68 @@ DTensor mapped(const char* op, const DTensor& x, const Sizes& size, const rules:
       });
 }
 
+// For an op of several results with the placements of the first. `f` returns the local tensors; `sizes` are those of
+// the full results after the first.
+template <typename F>
+std::vector<DTensor> call_for_all(const char* op, const std::vector<DTensor>& inputs, const PlacementRule& rule,
+                                  const std::vector<Sizes>& sizes, const F& f) {
+  std::vector<at::Tensor> others(sizes.size(), at::empty({0}));  // on a rank outside of the mesh
+  std::vector<DTensor> results = {call(op, inputs, rule, [&](Inputs local) -> at::Tensor {
+    std::vector<at::Tensor> found = f(local);
+    others.assign(found.begin() + 1, found.end());
+    return found[0];
+  })};
+  results.reserve(sizes.size() + 1);
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    const DeviceMesh& mesh = results[0].device_mesh();
+    results.emplace_back(mesh, MeshLayout(sizes[i], mesh.shape(), results[0].placements()), others[i]);
+  }
+  return results;
+}
+
+// For one tensor, of which `f` reduces or orders dimension `over`, and returns values and their indices of the same
+// size. `length`: of that dimension in the results; nullopt if it is removed.
+template <typename F>
+ValuesAndIndices with_indices(const char* op, const DTensor& x, std::int64_t dim, std::optional<std::int64_t> length,
+                              const F& f) {
+  const std::int64_t over = rules::dim_from_front(op, dim, x.dim());
+  Sizes size = x.size();
+  if (length) {
+    size[static_cast<std::size_t>(over)] = *length;
+  } else {
+    size.erase(size.begin() + over);
+  }
+  const auto rule = [&](Inputs inputs) {
+    if (!length) return rules::reduction(inputs[0], {over}, false, std::nullopt);
+    OpRule given = rules::along_dims(inputs, {over});
+    given.output_size = size;
+    return given;
+  };
+  std::vector<DTensor> both = call_for_all(op, {x}, rule, {size}, [&](Inputs inputs) {
+    auto [values, indices] = f(inputs[0].local_tensor(), over);
+    return std::vector<at::Tensor>{values, indices};
+  });
+  return {both[0], both[1]};
+}
+
+// Returns x^(1/p) of sums of powers; x itself if p is 0. The root has no gradient at 0: it takes that of the root of 1,
+// times 0.
+DTensor root(const DTensor& powers, double p);
+
 // Returns the map that leaves every dimension where it is.
 inline rules::DimMap same_dims(const DTensor& x) {
   rules::DimMap map;
   for (std::size_t d = 0; d < x.size().size(); ++d) map.emplace_back(d);
   return map;
+}
+
+// Returns the dimensions that such a map keeps.
+inline Sizes kept_by(const rules::DimMap& map) {
+  Sizes kept;
+  for (std::size_t d = 0; d < map.size(); ++d) {
+    if (map[d]) kept.push_back(static_cast<std::int64_t>(d));
+  }
+  return kept;
 }
 
 // Returns whether `x` is sharded along `dim`, counted from the front.
@@ -103,5 +168,41 @@ struct LocalPlaces {
   at::Tensor is_here;  // bool
 };
 LocalPlaces local_places(const DTensor& x, std::int64_t dim, const at::Tensor& ids);
+// The same for ids from `lowest` on: negative ones count from the end. Throws Error(invalid_argument) for others.
+LocalPlaces checked_places(const char* op, const DTensor& x, std::int64_t dim, const at::Tensor& ids,
+                           std::int64_t lowest = 0);
+// Returns `values` where `is_here`, else 0, also for values that are infinite.
+at::Tensor only_where(const at::Tensor& is_here, const at::Tensor& values);
+// Returns a tensor with one more place along `dim`, of 0.
+at::Tensor with_one_more(const at::Tensor& local, std::int64_t dim);
+
+// Returns f(local), for an `f` that computes each place along `dims` by itself but takes no tensor without places
+// there.
+template <typename F>
+at::Tensor even_if_empty(const at::Tensor& local, const Sizes& dims, const F& f) {
+  at::Tensor filled = local;
+  for (const std::int64_t dim : dims) {
+    if (local.size(dim) == 0) filled = with_one_more(filled, dim);
+  }
+  at::Tensor result = f(filled);
+  for (const std::int64_t dim : dims) {
+    if (local.size(dim) == 0) result = result.narrow(dim, 0, 0);
+  }
+  return result;
+}
+
+// Returns whether indices of this dtype are masks.
+inline bool is_mask(at::ScalarType dtype) { return dtype == at::kBool || dtype == at::kByte; }
+
+// A slice of x, from the front and within it.
+struct SliceBounds {
+  std::int64_t dim, begin, end;
+};
+SliceBounds slice_bounds(const char* op, const DTensor& x, std::int64_t dim, std::int64_t begin, std::int64_t end,
+                         std::int64_t step);
+
+inline std::int64_t volume(const Sizes& size) {
+  return std::accumulate(size.begin(), size.end(), std::int64_t{1}, std::multiplies<>());
+}
 
 }  // namespace tessera::dtensor

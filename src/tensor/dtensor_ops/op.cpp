@@ -8,9 +8,11 @@
 #include <mutex>
 #include <utility>
 
+#include "tensor/dtensor_ops/calls.h"
 #include "tensor/torch_errors.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/functional.h"
+#include "tessera/comm/internal/linear.h"
 #include "tessera/comm/internal/step.h"
 
 namespace tessera {
@@ -68,6 +70,17 @@ bool only_adds_shards(const OpStrategy& strategy, std::span<const DTensor> input
   return adds;
 }
 
+// Returns whether the strategy makes inputs partial and shards none, but no input is partial that way yet.
+bool only_adds_partials(const OpStrategy& strategy, std::span<const DTensor> inputs, std::size_t mesh_dim) {
+  bool adds = false;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    if (strategy.inputs[i].is_replicate()) continue;
+    if (strategy.inputs[i].is_shard() || inputs[i].placements()[mesh_dim] == strategy.inputs[i]) return false;
+    adds = true;
+  }
+  return adds;
+}
+
 // Returns whether the result can take the place of the first input.
 bool keeps_first_input(const OpStrategy& strategy, std::span<const DTensor> inputs, std::size_t mesh_dim) {
   const Placement& placement = inputs[0].placements()[mesh_dim];
@@ -80,8 +93,10 @@ const OpStrategy* cheapest(const OpRule& rule, std::span<const DTensor> inputs, 
   const OpStrategy* best = is_in_place ? nullptr : &rule.strategies[0];
   double least = std::numeric_limits<double>::infinity();
   for (const OpStrategy& strategy : rule.strategies) {
+    if (strategy.mesh_dim && *strategy.mesh_dim != mesh_dim) continue;
     if (is_in_place && !keeps_first_input(strategy, inputs, mesh_dim)) continue;
     if (!is_in_place && !rule.may_shard && only_adds_shards(strategy, inputs, mesh_dim)) continue;
+    if (only_adds_partials(strategy, inputs, mesh_dim)) continue;
     double cost = 0;
     for (std::size_t i = 0; i < inputs.size(); ++i) {
       const auto ranks = static_cast<double>(inputs[i].device_mesh().shape()[mesh_dim]);
@@ -147,6 +162,12 @@ std::vector<ProcessGroup> groups_of(std::span<const DTensor> inputs) {
 
 using Compute = std::function<at::Tensor(std::span<const DTensor> inputs)>;
 
+at::Tensor with_divided_gradient(const at::Tensor& input, std::int64_t divisor) {
+  return comm::linear(
+      input, [](const at::Tensor& tensor) { return tensor.view_as(tensor); },
+      [divisor](const at::Tensor& gradient) { return gradient.div(divisor); });
+}
+
 DTensor placed_call(const std::string& op, std::span<const DTensor> inputs, const PlacementRule& own_rule,
                     const Compute& compute, bool is_in_place) {
   check(op, inputs);
@@ -185,14 +206,23 @@ DTensor placed_call(const std::string& op, std::span<const DTensor> inputs, cons
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     const DTensor input = inputs[i].redistribute(wanted[i], false);
     at::Tensor local = input.local_tensor();
-    // Each rank uses this replicated input only for its part of the result, so gradients are summed.
+    // Each rank uses this replicated input only for its part of the result, so gradients are reduced as the result is.
     for (std::size_t m = 0; m < mesh_dims && local.requires_grad(); ++m) {
       if (!wanted[i][m].is_replicate() || output[m].is_replicate()) continue;
       local = functional::sum_gradients(mesh.group(static_cast<std::int64_t>(m)), local);
+      if (output[m] == Placement::partial(ReduceOp::average)) local = with_divided_gradient(local, mesh.shape()[m]);
     }
     placed.push_back(local.is_same(input.local_tensor()) ? input : DTensor(mesh, input.layout(), local));
   }
   return DTensor(mesh, layout, compute(placed));
+}
+
+// Tells waiting ranks of the current exception, and throws it.
+[[noreturn]] void leave(const std::string& op, std::span<const DTensor> inputs) {
+  for (const ProcessGroup& group : groups_of(inputs)) {
+    comm::leave_step(group, fmt::format("op '{}' on DTensors", op), std::current_exception());
+  }
+  rethrow_as_error(fmt::format("{}{}", op, described(inputs)));
 }
 
 DTensor call(const std::string& op, std::span<const DTensor> inputs, const PlacementRule& own_rule,
@@ -200,10 +230,7 @@ DTensor call(const std::string& op, std::span<const DTensor> inputs, const Place
   try {
     return placed_call(op, inputs, own_rule, compute, is_in_place);
   } catch (...) {
-    for (const ProcessGroup& group : groups_of(inputs)) {
-      comm::leave_step(group, fmt::format("op '{}' on DTensors", op), std::current_exception());
-    }
-    rethrow_as_error(fmt::format("{}{}", op, described(inputs)));
+    leave(op, inputs);
   }
 }
 
@@ -223,5 +250,36 @@ DTensor call_in_place(const std::string& op, std::span<const DTensor> inputs, co
   call(op, inputs, rule, compute, true);
   return inputs[0];
 }
+
+namespace dtensor {
+
+std::vector<DTensor> on_one_mesh(const char* op, std::initializer_list<AnyTensor> operands) {
+  std::vector<DTensor> tensors;
+  tensors.reserve(operands.size());
+  for (const AnyTensor& operand : operands) {
+    if (operand.dtensor() != nullptr) tensors.push_back(*operand.dtensor());
+  }
+  if (tensors.empty()) fail(ErrorCode::invalid_argument, "{}: only plain tensors, expected at least one DTensor", op);
+  const DeviceMesh mesh = tensors[0].device_mesh();
+  try {
+    std::vector<DTensor> all;
+    all.reserve(operands.size());
+    for (const AnyTensor& operand : operands) {
+      if (operand.dtensor() != nullptr) {
+        all.push_back(*operand.dtensor());
+      } else {
+        const at::Tensor& plain = operand.plain();
+        FromLocalOptions options;
+        if (plain.defined()) options.size = plain.sizes().vec();
+        all.push_back(DTensor::from_local(plain, mesh, {}, options));
+      }
+    }
+    return all;
+  } catch (...) {
+    leave(op, tensors);
+  }
+}
+
+}  // namespace dtensor
 
 }  // namespace tessera

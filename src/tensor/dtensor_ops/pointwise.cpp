@@ -1,38 +1,11 @@
-#include <ATen/ops/abs.h>
-#include <ATen/ops/add.h>
-#include <ATen/ops/clamp.h>
-#include <ATen/ops/cos.h>
-#include <ATen/ops/div.h>
-#include <ATen/ops/eq.h>
-#include <ATen/ops/erf.h>
-#include <ATen/ops/exp.h>
-#include <ATen/ops/full.h>
-#include <ATen/ops/ge.h>
-#include <ATen/ops/gelu.h>
-#include <ATen/ops/gt.h>
-#include <ATen/ops/le.h>
-#include <ATen/ops/log.h>
-#include <ATen/ops/logical_not.h>
-#include <ATen/ops/lt.h>
-#include <ATen/ops/maximum.h>
-#include <ATen/ops/minimum.h>
-#include <ATen/ops/mul.h>
-#include <ATen/ops/ne.h>
-#include <ATen/ops/neg.h>
-#include <ATen/ops/pow.h>
-#include <ATen/ops/reciprocal.h>
-#include <ATen/ops/relu.h>
-#include <ATen/ops/rsqrt.h>
-#include <ATen/ops/sigmoid.h>
-#include <ATen/ops/silu.h>
-#include <ATen/ops/sin.h>
-#include <ATen/ops/sqrt.h>
-#include <ATen/ops/square.h>
-#include <ATen/ops/sub.h>
-#include <ATen/ops/tanh.h>
-#include <ATen/ops/where.h>
+// Functions element by element that take options, in place or to a given tensor; those without are in elementary.cpp.
+
+#include <ATen/Functions.h>
+
+#include <numeric>
 
 #include "tensor/dtensor_ops/calls.h"
+#include "tensor/dtensor_rules/shared_dims.h"
 #include "tessera/tensor/dtensor_ops.h"
 
 namespace tessera {
@@ -43,122 +16,92 @@ using at::Scalar;
 using at::Tensor;
 constexpr Linearity kNone = Linearity::none, kLinear = Linearity::linear;
 
-DTensor abs(const DTensor& x) {
-  return unary("abs", x, kNone, [](const Tensor& t) { return at::abs(t); });
+namespace {
+
+// The rule of an op that computes nothing: the inputs may be partial in the same way.
+OpRule copied(Inputs inputs) {
+  OpRule rule = rules::elementwise("copy", inputs, kNone);
+  std::vector<std::size_t> all(inputs.size());
+  std::iota(all.begin(), all.end(), std::size_t{0});
+  rules::add_partials(rule, inputs, all, rules::Partials::any);
+  return rule;
 }
-DTensor cos(const DTensor& x) {
-  return unary("cos", x, kNone, [](const Tensor& t) { return at::cos(t); });
+
+// Of a product with a number.
+Linearity scaled(double by) {
+  if (by == 0) return kLinear;
+  return by > 0 ? Linearity::increasing_linear : Linearity::decreasing_linear;
 }
-DTensor erf(const DTensor& x) {
-  return unary("erf", x, kNone, [](const Tensor& t) { return at::erf(t); });
-}
-DTensor exp(const DTensor& x) {
-  return unary("exp", x, kNone, [](const Tensor& t) { return at::exp(t); });
-}
-DTensor gelu(const DTensor& x) {
-  return unary("gelu", x, kNone, [](const Tensor& t) { return at::gelu(t); });
-}
-DTensor log(const DTensor& x) {
-  return unary("log", x, kNone, [](const Tensor& t) { return at::log(t); });
-}
-DTensor neg(const DTensor& x) {
-  return unary("neg", x, kLinear, [](const Tensor& t) { return at::neg(t); });
-}
-DTensor relu(const DTensor& x) {
-  return unary("relu", x, kNone, [](const Tensor& t) { return at::relu(t); });
-}
-DTensor reciprocal(const DTensor& x) {
-  return unary("reciprocal", x, kNone, [](const Tensor& t) { return at::reciprocal(t); });
-}
-DTensor rsqrt(const DTensor& x) {
-  return unary("rsqrt", x, kNone, [](const Tensor& t) { return at::rsqrt(t); });
-}
-DTensor sigmoid(const DTensor& x) {
-  return unary("sigmoid", x, kNone, [](const Tensor& t) { return at::sigmoid(t); });
-}
-DTensor silu(const DTensor& x) {
-  return unary("silu", x, kNone, [](const Tensor& t) { return at::silu(t); });
-}
-DTensor sin(const DTensor& x) {
-  return unary("sin", x, kNone, [](const Tensor& t) { return at::sin(t); });
-}
-DTensor sqrt(const DTensor& x) {
-  return unary("sqrt", x, kNone, [](const Tensor& t) { return at::sqrt(t); });
-}
-DTensor square(const DTensor& x) {
-  return unary("square", x, kNone, [](const Tensor& t) { return at::square(t); });
-}
-DTensor tanh(const DTensor& x) {
-  return unary("tanh", x, kNone, [](const Tensor& t) { return at::tanh(t); });
-}
+Linearity scaled(const Scalar& by) { return by.isComplex() ? kLinear : scaled(by.toDouble()); }
+
+}  // namespace
+
 DTensor clamp(const DTensor& x, const std::optional<Scalar>& min, const std::optional<Scalar>& max) {
-  return unary("clamp", x, kNone, [&](Tensor t) {
+  return unary("clamp", x, Linearity::increasing, [&](Tensor t) {
     if (min) t = at::clamp_min(t, *min);
     if (max) t = at::clamp_max(t, *max);
     return t;
   });
 }
 DTensor clone(const DTensor& x) {
-  return unary("clone", x, kLinear, [](const Tensor& t) { return t.clone(); });
+  return call("clone", {&x, 1}, copied, [](Inputs inputs) { return inputs[0].local_tensor().clone(); });
 }
 DTensor to(const DTensor& x, at::ScalarType dtype) {
   const bool keeps_values = at::isFloatingType(dtype) && at::promoteTypes(x.scalar_type(), dtype) == dtype;
-  return unary("to", x, keeps_values ? kLinear : kNone, [&](const Tensor& t) { return t.to(dtype); });
+  return unary("to", x, keeps_values ? Linearity::increasing_linear : kNone,
+               [&](const Tensor& t) { return t.to(dtype); });
 }
-DTensor logical_not(const DTensor& x) {
-  return unary("logical_not", x, kNone, [](const Tensor& t) { return at::logical_not(t); });
+DTensor celu(const DTensor& x, const Scalar& alpha) {
+  return unary("celu", x, kNone, [&](const Tensor& t) { return at::celu(t, alpha); });
+}
+DTensor elu(const DTensor& x, const Scalar& alpha) {
+  return unary("elu", x, kNone, [&](const Tensor& t) { return at::elu(t, alpha); });
+}
+DTensor hardshrink(const DTensor& x, const Scalar& lambda) {
+  return unary("hardshrink", x, kNone, [&](const Tensor& t) { return at::hardshrink(t, lambda); });
+}
+DTensor hardtanh(const DTensor& x, const Scalar& min, const Scalar& max) {
+  return unary("hardtanh", x, Linearity::increasing, [&](const Tensor& t) { return at::hardtanh(t, min, max); });
+}
+DTensor leaky_relu(const DTensor& x, const Scalar& slope) {
+  return unary("leaky_relu", x, kNone, [&](const Tensor& t) { return at::leaky_relu(t, slope); });
+}
+DTensor logit(const DTensor& x, std::optional<double> eps) {
+  return unary("logit", x, kNone, [&](const Tensor& t) { return eps ? at::logit(t, *eps) : at::logit(t); });
+}
+DTensor nan_to_num(const DTensor& x, double nan) {
+  return unary("nan_to_num", x, kNone, [&](const Tensor& t) { return at::nan_to_num(t, nan); });
+}
+DTensor polygamma(std::int64_t n, const DTensor& x) {
+  return unary("polygamma", x, kNone, [&](const Tensor& t) { return at::polygamma(n, t); });
+}
+DTensor softplus(const DTensor& x, const Scalar& beta, const Scalar& threshold) {
+  return unary("softplus", x, kNone, [&](const Tensor& t) { return at::softplus(t, beta, threshold); });
+}
+DTensor softshrink(const DTensor& x, const Scalar& lambda) {
+  return unary("softshrink", x, kNone, [&](const Tensor& t) { return at::softshrink(t, lambda); });
+}
+DTensor threshold(const DTensor& x, const Scalar& least, const Scalar& value) {
+  return unary("threshold", x, kNone, [&](const Tensor& t) { return at::threshold(t, least, value); });
+}
+DTensor isclose(const AnyTensor& a, const AnyTensor& b, double rtol, double atol, bool equal_nan) {
+  return binary("isclose", a, b, kNone,
+                [&](const Tensor& s, const Tensor& t) { return at::isclose(s, t, rtol, atol, equal_nan); });
 }
 
-// --- of two tensors, and of a tensor and a number
-
-DTensor add(const DTensor& a, const DTensor& b) {
-  return binary("add", a, b, kLinear, [](const Tensor& s, const Tensor& t) { return at::add(s, t); });
-}
-DTensor sub(const DTensor& a, const DTensor& b) {
-  return binary("sub", a, b, kLinear, [](const Tensor& s, const Tensor& t) { return at::sub(s, t); });
-}
-DTensor mul(const DTensor& a, const DTensor& b) {
-  return binary("mul", a, b, kNone, [](const Tensor& s, const Tensor& t) { return at::mul(s, t); });
-}
-DTensor div(const DTensor& a, const DTensor& b) {
-  return binary("div", a, b, kNone, [](const Tensor& s, const Tensor& t) { return at::div(s, t); });
-}
-DTensor maximum(const DTensor& a, const DTensor& b) {
-  return binary("maximum", a, b, kNone, [](const Tensor& s, const Tensor& t) { return at::maximum(s, t); });
-}
-DTensor minimum(const DTensor& a, const DTensor& b) {
-  return binary("minimum", a, b, kNone, [](const Tensor& s, const Tensor& t) { return at::minimum(s, t); });
-}
-DTensor eq(const DTensor& a, const DTensor& b) {
-  return binary("eq", a, b, kNone, [](const Tensor& s, const Tensor& t) { return at::eq(s, t); });
-}
-DTensor ne(const DTensor& a, const DTensor& b) {
-  return binary("ne", a, b, kNone, [](const Tensor& s, const Tensor& t) { return at::ne(s, t); });
-}
-DTensor lt(const DTensor& a, const DTensor& b) {
-  return binary("lt", a, b, kNone, [](const Tensor& s, const Tensor& t) { return at::lt(s, t); });
-}
-DTensor le(const DTensor& a, const DTensor& b) {
-  return binary("le", a, b, kNone, [](const Tensor& s, const Tensor& t) { return at::le(s, t); });
-}
-DTensor gt(const DTensor& a, const DTensor& b) {
-  return binary("gt", a, b, kNone, [](const Tensor& s, const Tensor& t) { return at::gt(s, t); });
-}
-DTensor ge(const DTensor& a, const DTensor& b) {
-  return binary("ge", a, b, kNone, [](const Tensor& s, const Tensor& t) { return at::ge(s, t); });
-}
+// --- of a tensor and a number
 
 DTensor add(const DTensor& a, const Scalar& b) {
-  return unary("add", a, kNone, [&](const Tensor& t) { return at::add(t, b); });
+  return unary("add", a, Linearity::shifted, [&](const Tensor& t) { return at::add(t, b); });
 }
 DTensor sub(const DTensor& a, const Scalar& b) {
-  return unary("sub", a, kNone, [&](const Tensor& t) { return at::sub(t, b); });
+  return unary("sub", a, Linearity::shifted, [&](const Tensor& t) { return at::sub(t, b); });
 }
 DTensor mul(const DTensor& a, const Scalar& b) {
-  return unary("mul", a, kLinear, [&](const Tensor& t) { return at::mul(t, b); });
+  return unary("mul", a, scaled(b), [&](const Tensor& t) { return at::mul(t, b); });
 }
 DTensor div(const DTensor& a, const Scalar& b) {
-  return unary("div", a, kLinear, [&](const Tensor& t) { return at::div(t, b); });
+  return unary("div", a, scaled(b), [&](const Tensor& t) { return at::div(t, b); });
 }
 DTensor pow(const DTensor& a, const Scalar& exponent) {
   return unary("pow", a, kNone, [&](const Tensor& t) { return at::pow(t, exponent); });
@@ -187,16 +130,47 @@ DTensor ge(const DTensor& a, const Scalar& b) {
 DTensor pointwise(const std::string& op, const std::vector<DTensor>& inputs,
                   const std::function<Tensor(Inputs inputs)>& compute) {
   return call(
-      op, inputs, [&](Inputs given) { return rules::elementwise(op.c_str(), given, false); }, compute);
+      op, inputs, [&](Inputs given) { return rules::elementwise(op.c_str(), given, kNone); }, compute);
 }
 
-DTensor where(const DTensor& condition, const DTensor& a, const DTensor& b) {
-  return pointwise("where", {condition, a, b}, [](Inputs inputs) {
-    return at::where(inputs[0].local_tensor(), inputs[1].local_tensor(), inputs[2].local_tensor());
+namespace {
+
+template <typename F>
+DTensor of_three(const char* op, const AnyTensor& a, const AnyTensor& b, const AnyTensor& c, const F& f) {
+  return pointwise(op, on_one_mesh(op, {a, b, c}), [&](Inputs inputs) -> Tensor {
+    return f(inputs[0].local_tensor(), inputs[1].local_tensor(), inputs[2].local_tensor());
   });
 }
 
-DTensor masked_fill(const DTensor& x, const DTensor& mask, const Scalar& value) {
+}  // namespace
+
+DTensor where(const AnyTensor& condition, const AnyTensor& a, const AnyTensor& b) {
+  return of_three("where", condition, a, b,
+                  [](const Tensor& c, const Tensor& s, const Tensor& t) { return at::where(c, s, t); });
+}
+DTensor lerp(const AnyTensor& a, const AnyTensor& b, const AnyTensor& weight) {
+  return of_three("lerp", a, b, weight,
+                  [](const Tensor& s, const Tensor& t, const Tensor& w) { return at::lerp(s, t, w); });
+}
+DTensor addcmul(const AnyTensor& x, const AnyTensor& a, const AnyTensor& b, const Scalar& value) {
+  return of_three("addcmul", x, a, b,
+                  [&](const Tensor& t, const Tensor& u, const Tensor& v) { return at::addcmul(t, u, v, value); });
+}
+DTensor addcdiv(const AnyTensor& x, const AnyTensor& a, const AnyTensor& b, const Scalar& value) {
+  return of_three("addcdiv", x, a, b,
+                  [&](const Tensor& t, const Tensor& u, const Tensor& v) { return at::addcdiv(t, u, v, value); });
+}
+DTensor where(const AnyTensor& condition, const AnyTensor& a, const Scalar& b) {
+  return binary("where", condition, a, kNone, [&](const Tensor& c, const Tensor& t) { return at::where(c, t, b); });
+}
+DTensor where(const AnyTensor& condition, const Scalar& a, const AnyTensor& b) {
+  return binary("where", condition, b, kNone, [&](const Tensor& c, const Tensor& t) { return at::where(c, a, t); });
+}
+DTensor where(const DTensor& condition, const Scalar& a, const Scalar& b) {
+  return unary("where", condition, kNone, [&](const Tensor& c) { return at::where(c, a, b); });
+}
+
+DTensor masked_fill(const AnyTensor& x, const AnyTensor& mask, const Scalar& value) {
   return binary("masked_fill", x, mask, kNone, [&](const Tensor& t, const Tensor& m) {
     return at::where(m, at::full({}, value, t.options().requires_grad(false)), t);
   });
@@ -209,7 +183,7 @@ namespace {
 template <typename F>
 DTensor in_place(const char* op, const std::vector<DTensor>& inputs, Linearity linearity, const F& f) {
   return call_in_place(
-      op, inputs, [&](Inputs given) { return rules::elementwise(op, given, linearity == Linearity::linear); }, f);
+      op, inputs, [&](Inputs given) { return rules::elementwise(op, given, linearity); }, f);
 }
 
 template <typename F>
@@ -222,8 +196,8 @@ DTensor unary_in_place(const char* op, const DTensor& x, Linearity linearity, co
 }
 
 template <typename F>
-DTensor binary_in_place(const char* op, const DTensor& x, const DTensor& b, Linearity linearity, const F& f) {
-  return in_place(op, {x, b}, linearity, [&](Inputs inputs) -> Tensor {
+DTensor binary_in_place(const char* op, const DTensor& x, const AnyTensor& b, Linearity linearity, const F& f) {
+  return in_place(op, on_one_mesh(op, {x, b}), linearity, [&](Inputs inputs) -> Tensor {
     const Tensor& local = inputs[0].local_tensor();
     f(local, inputs[1].local_tensor());
     return local;
@@ -232,50 +206,117 @@ DTensor binary_in_place(const char* op, const DTensor& x, const DTensor& b, Line
 
 }  // namespace
 
-DTensor add_(const DTensor& x, const DTensor& b) {
-  return binary_in_place("add_", x, b, kLinear, [](const Tensor& s, const Tensor& t) { s.add_(t); });
+DTensor add_(const DTensor& x, const AnyTensor& b) {
+  return binary_in_place("add_", x, b, Linearity::sum, [](const Tensor& s, const Tensor& t) { s.add_(t); });
 }
-DTensor sub_(const DTensor& x, const DTensor& b) {
-  return binary_in_place("sub_", x, b, kLinear, [](const Tensor& s, const Tensor& t) { s.sub_(t); });
+DTensor sub_(const DTensor& x, const AnyTensor& b) {
+  return binary_in_place("sub_", x, b, Linearity::difference, [](const Tensor& s, const Tensor& t) { s.sub_(t); });
 }
-DTensor mul_(const DTensor& x, const DTensor& b) {
-  return binary_in_place("mul_", x, b, kNone, [](const Tensor& s, const Tensor& t) { s.mul_(t); });
+DTensor mul_(const DTensor& x, const AnyTensor& b) {
+  return binary_in_place("mul_", x, b, Linearity::product, [](const Tensor& s, const Tensor& t) { s.mul_(t); });
 }
-DTensor div_(const DTensor& x, const DTensor& b) {
-  return binary_in_place("div_", x, b, kNone, [](const Tensor& s, const Tensor& t) { s.div_(t); });
+DTensor div_(const DTensor& x, const AnyTensor& b) {
+  return binary_in_place("div_", x, b, Linearity::quotient, [](const Tensor& s, const Tensor& t) { s.div_(t); });
 }
-DTensor copy_(const DTensor& x, const DTensor& from) {
-  return binary_in_place("copy_", x, from, kLinear, [](const Tensor& s, const Tensor& t) { s.copy_(t); });
+
+namespace {
+
+DTensor copy_to(const char* op, const DTensor& x, const AnyTensor& from) {
+  return call_in_place(op, on_one_mesh(op, {x, from}), copied, [](Inputs inputs) -> Tensor {
+    const Tensor& local = inputs[0].local_tensor();
+    local.copy_(inputs[1].local_tensor());
+    return local;
+  });
+}
+
+}  // namespace
+
+DTensor copy_(const DTensor& x, const AnyTensor& from) { return copy_to("copy_", x, from); }
+DTensor fill_(const DTensor& x, const Scalar& value) {
+  const Tensor number = at::full({}, value, at::TensorOptions(x.scalar_type()).device(x.device()));
+  return copy_to("fill_", x, DTensor::from_local(number, x.device_mesh(), {}, {Sizes()}));
 }
 DTensor add_(const DTensor& x, const Scalar& b) {
-  return unary_in_place("add_", x, kNone, [&](const Tensor& t) { t.add_(b); });
+  return unary_in_place("add_", x, Linearity::shifted, [&](const Tensor& t) { t.add_(b); });
 }
 DTensor sub_(const DTensor& x, const Scalar& b) {
-  return unary_in_place("sub_", x, kNone, [&](const Tensor& t) { t.sub_(b); });
+  return unary_in_place("sub_", x, Linearity::shifted, [&](const Tensor& t) { t.sub_(b); });
 }
 DTensor mul_(const DTensor& x, const Scalar& b) {
-  return unary_in_place("mul_", x, kLinear, [&](const Tensor& t) { t.mul_(b); });
+  return unary_in_place("mul_", x, scaled(b), [&](const Tensor& t) { t.mul_(b); });
 }
 DTensor div_(const DTensor& x, const Scalar& b) {
-  return unary_in_place("div_", x, kLinear, [&](const Tensor& t) { t.div_(b); });
+  return unary_in_place("div_", x, scaled(b), [&](const Tensor& t) { t.div_(b); });
 }
-DTensor fill_(const DTensor& x, const Scalar& value) {
-  return unary_in_place("fill_", x, kNone, [&](const Tensor& t) { t.fill_(value); });
-}
-DTensor masked_fill_(const DTensor& x, const DTensor& mask, const Scalar& value) {
+DTensor masked_fill_(const DTensor& x, const AnyTensor& mask, const Scalar& value) {
   return binary_in_place("masked_fill_", x, mask, kNone,
                          [&](const Tensor& t, const Tensor& m) { t.masked_fill_(m, value); });
 }
 DTensor zero_(const DTensor& x) {
-  return unary_in_place("zero_", x, kLinear, [](const Tensor& t) { t.zero_(); });
+  return call_in_place("zero_", {&x, 1}, copied, [](Inputs inputs) -> Tensor {
+    const Tensor& local = inputs[0].local_tensor();
+    local.zero_();
+    return local;
+  });
+}
+
+// --- to a given tensor
+
+namespace {
+
+// `rule` is that of the op, of `a` and `b`; `f` writes its result to the first local tensor.
+template <typename Rule, typename F>
+DTensor binary_out(const char* op, const DTensor& out, const AnyTensor& a, const AnyTensor& b, const Rule& rule,
+                   const F& f) {
+  return call_in_place(
+      op, on_one_mesh(op, {out, a, b}),
+      [&](Inputs inputs) {
+        OpRule given = rule(inputs.subspan(1));
+        for (OpStrategy& strategy : given.strategies) strategy.inputs.insert(strategy.inputs.begin(), strategy.output);
+        return given;
+      },
+      [&](Inputs inputs) {
+        Tensor to = inputs[0].local_tensor();
+        return f(to, inputs[1].local_tensor(), inputs[2].local_tensor());
+      });
+}
+
+template <typename F>
+DTensor elementwise_out(const char* op, const DTensor& out, const AnyTensor& a, const AnyTensor& b, Linearity linearity,
+                        const F& f) {
+  return binary_out(
+      op, out, a, b, [&](Inputs inputs) { return rules::elementwise(op, inputs, linearity); }, f);
+}
+
+}  // namespace
+
+DTensor add_out(const DTensor& out, const AnyTensor& a, const AnyTensor& b) {
+  return elementwise_out("add_out", out, a, b, Linearity::sum,
+                         [](Tensor& to, const Tensor& s, const Tensor& t) { return at::add_out(to, s, t); });
+}
+DTensor sub_out(const DTensor& out, const AnyTensor& a, const AnyTensor& b) {
+  return elementwise_out("sub_out", out, a, b, Linearity::difference,
+                         [](Tensor& to, const Tensor& s, const Tensor& t) { return at::sub_out(to, s, t); });
+}
+DTensor mul_out(const DTensor& out, const AnyTensor& a, const AnyTensor& b) {
+  return elementwise_out("mul_out", out, a, b, Linearity::product,
+                         [](Tensor& to, const Tensor& s, const Tensor& t) { return at::mul_out(to, s, t); });
+}
+DTensor div_out(const DTensor& out, const AnyTensor& a, const AnyTensor& b) {
+  return elementwise_out("div_out", out, a, b, Linearity::quotient,
+                         [](Tensor& to, const Tensor& s, const Tensor& t) { return at::div_out(to, s, t); });
+}
+DTensor matmul_out(const DTensor& out, const AnyTensor& a, const AnyTensor& b) {
+  return binary_out("matmul_out", out, a, b, rules::matmul,
+                    [](Tensor& to, const Tensor& s, const Tensor& t) { return at::matmul_out(to, s, t); });
 }
 
 }  // namespace dtensor
 
-DTensor operator+(const DTensor& a, const DTensor& b) { return dtensor::add(a, b); }
-DTensor operator-(const DTensor& a, const DTensor& b) { return dtensor::sub(a, b); }
-DTensor operator*(const DTensor& a, const DTensor& b) { return dtensor::mul(a, b); }
-DTensor operator/(const DTensor& a, const DTensor& b) { return dtensor::div(a, b); }
+DTensor operator+(const dtensor::AnyTensor& a, const dtensor::AnyTensor& b) { return dtensor::add(a, b); }
+DTensor operator-(const dtensor::AnyTensor& a, const dtensor::AnyTensor& b) { return dtensor::sub(a, b); }
+DTensor operator*(const dtensor::AnyTensor& a, const dtensor::AnyTensor& b) { return dtensor::mul(a, b); }
+DTensor operator/(const dtensor::AnyTensor& a, const dtensor::AnyTensor& b) { return dtensor::div(a, b); }
 DTensor operator+(const DTensor& a, const at::Scalar& b) { return dtensor::add(a, b); }
 DTensor operator-(const DTensor& a, const at::Scalar& b) { return dtensor::sub(a, b); }
 DTensor operator*(const DTensor& a, const at::Scalar& b) { return dtensor::mul(a, b); }

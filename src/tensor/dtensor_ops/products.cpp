@@ -1,9 +1,12 @@
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/einsum.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/softmax.h>
+#include <ATen/ops/tensordot.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 
@@ -17,16 +20,74 @@
 
 namespace tessera::dtensor {
 
-DTensor matmul(const DTensor& a, const DTensor& b) {
-  if (a.dim() == 1 && b.dim() >= 1) return squeeze(matmul(unsqueeze(a, 0), b), b.dim() == 1 ? 0 : -2);
-  if (b.dim() == 1) return squeeze(matmul(a, unsqueeze(b, 1)), -1);
-  const std::vector<DTensor> both = {a, b};
+DTensor matmul(const AnyTensor& a, const AnyTensor& b) {
+  const std::vector<DTensor> both = on_one_mesh("matmul", {a, b});
+  const std::int64_t left = both[0].dim(), right = both[1].dim();
+  if (left == 1 && right >= 1) return squeeze(matmul(unsqueeze(both[0], 0), both[1]), right == 1 ? 0 : -2);
+  if (right == 1) return squeeze(matmul(both[0], unsqueeze(both[1], 1)), -1);
   return call("matmul", both, rules::matmul,
               [](Inputs inputs) { return at::matmul(inputs[0].local_tensor(), inputs[1].local_tensor()); });
 }
 
-DTensor addmm(const DTensor& x, const DTensor& a, const DTensor& b, const at::Scalar& beta, const at::Scalar& alpha) {
-  return add(mul(x, beta), mul(matmul(a, b), alpha));
+DTensor addmm(const AnyTensor& x, const AnyTensor& a, const AnyTensor& b, const at::Scalar& beta,
+              const at::Scalar& alpha) {
+  const std::vector<DTensor> inputs = on_one_mesh("addmm", {x, a, b});
+  return add(mul(inputs[0], beta), mul(matmul(inputs[1], inputs[2]), alpha));
+}
+
+namespace {
+
+template <typename F>
+DTensor product(const char* op, const std::vector<DTensor>& inputs, const rules::ProductLabels& labels, const F& f) {
+  return call(
+      op, inputs, [&](Inputs given) { return rules::product(op, given, labels); },
+      [&](Inputs given) -> at::Tensor {
+        std::vector<at::Tensor> locals;
+        locals.reserve(given.size());
+        for (const DTensor& input : given) locals.push_back(input.local_tensor());
+        return f(locals);
+      });
+}
+
+}  // namespace
+
+DTensor einsum(const std::string& equation, const std::vector<DTensor>& tensors) {
+  std::vector<std::size_t> dims;
+  dims.reserve(tensors.size());
+  for (const DTensor& tensor : tensors) dims.push_back(tensor.size().size());
+  return product("einsum", tensors, rules::einsum_labels(equation, dims),
+                 [&](const std::vector<at::Tensor>& locals) { return at::einsum(equation, locals); });
+}
+
+DTensor tensordot(const DTensor& a, const DTensor& b, const Sizes& dims_a, const Sizes& dims_b) {
+  if (dims_a.size() != dims_b.size()) {
+    fail(ErrorCode::invalid_argument, "tensordot over dimensions {} and {}: expected as many of each",
+         shape_to_string(dims_a), shape_to_string(dims_b));
+  }
+  rules::ProductLabels labels{{std::vector<int>(a.size().size()), std::vector<int>(b.size().size())}, {}};
+  std::vector<int>&of_a = labels.factors[0], &of_b = labels.factors[1];
+  for (std::size_t i = 0; i < dims_a.size(); ++i) {
+    const auto d = static_cast<std::size_t>(rules::dim_from_front("tensordot", dims_a[i], a.dim()));
+    const auto e = static_cast<std::size_t>(rules::dim_from_front("tensordot", dims_b[i], b.dim()));
+    if (of_a[d] != 0 || of_b[e] != 0 || a.size()[d] != b.size()[e]) {
+      fail(ErrorCode::invalid_argument,
+           "tensordot of sizes {} and {} over dimensions {} and {}: expected pairs of dimensions of equal size, each "
+           "once",
+           shape_to_string(a.size()), shape_to_string(b.size()), shape_to_string(dims_a), shape_to_string(dims_b));
+    }
+    of_a[d] = of_b[e] = static_cast<int>(i) + 1;
+  }
+  int next = static_cast<int>(dims_a.size());
+  for (std::vector<int>* factor : {&of_a, &of_b}) {
+    for (int& label : *factor) {
+      if (label != 0) continue;
+      label = ++next;
+      labels.result.push_back(label);
+    }
+  }
+  return product("tensordot", {a, b}, labels, [&](const std::vector<at::Tensor>& locals) {
+    return at::tensordot(locals[0], locals[1], dims_a, dims_b);
+  });
 }
 
 DTensor linear(const DTensor& x, const DTensor& weight, const std::optional<DTensor>& bias) {
@@ -35,18 +96,6 @@ DTensor linear(const DTensor& x, const DTensor& weight, const std::optional<DTen
     return at::linear(local[0].local_tensor(), local[1].local_tensor(),
                       local.size() > 2 ? local[2].local_tensor() : at::Tensor());
   });
-}
-
-LocalPlaces local_places(const DTensor& x, std::int64_t dim, const at::Tensor& ids) {
-  at::Tensor places = at::full_like(ids, -1);
-  std::int64_t begin = 0;
-  for (const Interval& interval :
-       x.layout().local_intervals(static_cast<std::size_t>(dim), *x.device_mesh().coordinate())) {
-    const at::Tensor is_here = ids.ge(interval.begin).logical_and(ids.lt(interval.end));
-    places = at::where(is_here, ids.add(begin - interval.begin), places);
-    begin += interval.size();
-  }
-  return {places.clamp_min(0), places.ge(0)};
 }
 
 namespace {
@@ -59,15 +108,12 @@ at::Tensor rows_here(const DTensor& weight, const at::Tensor& ids, std::int64_t 
     const bool is_in = ids.numel() == 0 || (ids.ge(0).logical_and(ids.lt(rows))).all().item<bool>();
     if (!is_in) fail(ErrorCode::invalid_argument, "embedding: an id is out of range, expected 0 to {}", rows - 1);
   });
-  if (local.size(0) == 0) {
-    Sizes size = ids.sizes().vec();
-    size.push_back(local.size(1));
-    return at::zeros(size, local.options().requires_grad(false)).add(local.sum());  // tracked by autograd
-  }
   const LocalPlaces here = local_places(weight, 0, ids);
   const LocalPlaces padding = local_places(weight, 0, at::full({}, padding_idx, ids.options()));
   const std::int64_t padding_place = padding.is_here.item<bool>() ? padding.places.item<std::int64_t>() : -1;
-  return at::embedding(local, here.places, padding_place).mul(here.is_here.unsqueeze(-1).to(local.scalar_type()));
+  const at::Tensor read =
+      at::embedding(local.size(0) == 0 ? with_one_more(local, 0) : local, here.places, padding_place);
+  return only_where(here.is_here.unsqueeze(-1), read);
 }
 
 }  // namespace

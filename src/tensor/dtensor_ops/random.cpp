@@ -1,9 +1,13 @@
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/full.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <numbers>
+#include <numeric>
 
 #include "tensor/dtensor_ops/calls.h"
 #include "tensor/torch_errors.h"
@@ -196,16 +200,16 @@ template <typename F>
 DTensor initialized(const char* op, const DTensor& x, PhiloxGenerator& generator, Distribution distribution,
                     const F& f) {
   const at::NoGradGuard no_grad;
-  const PhiloxGenerator from = generator;
-  advance(generator, x.numel());
-  return call_in_place(
-      op, {&x, 1}, [&](Inputs inputs) { return rules::elementwise(op, inputs, false); },
+  DTensor result = call_in_place(
+      op, {&x, 1}, [&](Inputs inputs) { return rules::elementwise(op, inputs, Linearity::none); },
       [&](Inputs inputs) -> at::Tensor {
         const at::Tensor& local = inputs[0].local_tensor();
         local.copy_(f(random_local(x.layout(), *x.device_mesh().coordinate(), local.options().requires_grad(false),
-                                   from, distribution)));
+                                   generator, distribution)));
         return local;
       });
+  advance(generator, x.numel());
+  return result;
 }
 
 }  // namespace
@@ -230,25 +234,126 @@ DTensor kaiming_uniform_(const DTensor& x, PhiloxGenerator& generator, double a)
   return uniform_(x, generator, -bound, bound);
 }
 
-DTensor empty_like(const DTensor& like) {
-  return empty(like.size(), like.device_mesh(), like.placements(), options_of(like));
+DTensor bernoulli_(const DTensor& x, PhiloxGenerator& generator, double p) {
+  if (!(p >= 0 && p <= 1)) fail(ErrorCode::invalid_argument, "bernoulli_ with probability {}: expected 0 to 1", p);
+  return initialized("bernoulli_", x, generator, Distribution::uniform,
+                     [&](const at::Tensor& numbers) { return numbers.lt(p); });
 }
-DTensor zeros_like(const DTensor& like) {
-  return zeros(like.size(), like.device_mesh(), like.placements(), options_of(like));
+
+DTensor bernoulli(const DTensor& x, PhiloxGenerator& generator) {
+  DTensor result = unary("bernoulli", x.detach(), Linearity::none, [&](const at::Tensor& local) { return local; });
+  const DeviceMesh& mesh = result.device_mesh();
+  if (mesh.has_this_rank()) {
+    const at::Tensor& local = result.local_tensor();
+    const at::Tensor numbers =
+        random_local(result.layout(), *mesh.coordinate(), local.options(), generator, Distribution::uniform);
+    result = DTensor(mesh, result.layout(), numbers.lt(local).to(local.scalar_type()));
+  }
+  advance(generator, x.numel());
+  return result;
 }
-DTensor ones_like(const DTensor& like) {
-  return ones(like.size(), like.device_mesh(), like.placements(), options_of(like));
+
+DTensor eye_(const DTensor& x) {
+  if (x.dim() != 2)
+    fail(ErrorCode::invalid_argument, "eye_ of size {}: expected two dimensions", shape_to_string(x.size()));
+  const at::NoGradGuard no_grad;
+  return call_in_place(
+      "eye_", {&x, 1}, [](Inputs inputs) { return rules::elementwise("eye_", inputs, rules::Linearity::none); },
+      [&](Inputs inputs) -> at::Tensor {
+        const at::Tensor& local = inputs[0].local_tensor();
+        local.zero_();
+        for (const LocalBox& box : x.layout().local_boxes(*x.device_mesh().coordinate())) {
+          const at::Tensor elements = box_view(local, {box.local_offsets, box.box.sizes});
+          const std::int64_t first_column = box.box.offsets[0] - box.box.offsets[1];  // of row 0, within the box
+          if (first_column > -elements.size(0) && first_column < elements.size(1))
+            elements.diagonal(first_column).fill_(1);
+        }
+        return local;
+      });
 }
-DTensor full_like(const DTensor& like, const at::Scalar& value) {
-  return full(like.size(), value, like.device_mesh(), like.placements(), options_of(like));
+
+PhiloxGenerator manual_seed(std::uint64_t seed, const DeviceMesh& mesh) {
+  if (mesh.has_this_rank())
+    mesh.group().check_call("manual_seed", [&](CallArguments& arguments) { arguments.add("seed", seed); });
+  return PhiloxGenerator(seed);
+}
+
+DTensor empty_like(const DTensor& like, const at::TensorOptions& options) {
+  return empty(like.size(), like.device_mesh(), like.placements(), options_of(like).merge_in(options));
+}
+DTensor zeros_like(const DTensor& like, const at::TensorOptions& options) { return full_like(like, 0, options); }
+DTensor ones_like(const DTensor& like, const at::TensorOptions& options) { return full_like(like, 1, options); }
+DTensor full_like(const DTensor& like, const at::Scalar& value, const at::TensorOptions& options) {
+  return full(like.size(), value, like.device_mesh(), like.placements(), options_of(like).merge_in(options));
+}
+
+namespace {
+
+// Returns the placements of a new tensor of `size`.
+Placements placements_for(const DTensor& like, const Sizes& size) {
+  return size == like.size() ? like.placements() : Placements();
+}
+
+}  // namespace
+
+DTensor new_empty(const DTensor& like, const Sizes& size, const at::TensorOptions& options) {
+  return empty(size, like.device_mesh(), placements_for(like, size), options_of(like).merge_in(options));
+}
+DTensor new_zeros(const DTensor& like, const Sizes& size, const at::TensorOptions& options) {
+  return new_full(like, size, 0, options);
+}
+DTensor new_ones(const DTensor& like, const Sizes& size, const at::TensorOptions& options) {
+  return new_full(like, size, 1, options);
+}
+DTensor new_full(const DTensor& like, const Sizes& size, const at::Scalar& value, const at::TensorOptions& options) {
+  return full(size, value, like.device_mesh(), placements_for(like, size), options_of(like).merge_in(options));
+}
+
+namespace {
+
+// Returns the strides of a dense tensor with dimensions in the order of `strides`.
+Sizes dense_strides(const Sizes& size, const Sizes& strides) {
+  Sizes inner(size.size());  // dimensions from the outermost to the innermost
+  std::iota(inner.begin(), inner.end(), std::int64_t{0});
+  const auto stride = [&](std::int64_t dim) { return strides[static_cast<std::size_t>(dim)]; };
+  std::stable_sort(inner.begin(), inner.end(), [&](std::int64_t a, std::int64_t b) { return stride(a) > stride(b); });
+  Sizes dense(size.size());
+  std::int64_t next = 1;
+  for (auto dim = inner.rbegin(); dim != inner.rend(); ++dim) {
+    dense[static_cast<std::size_t>(*dim)] = next;
+    next *= std::max<std::int64_t>(size[static_cast<std::size_t>(*dim)], 1);
+  }
+  return dense;
+}
+
+// Returns whether the tensor is sharded or replicated, with local tensors of one size.
+bool is_even(const DTensor& x) {
+  const Placements& placements = x.placements();
+  return std::none_of(placements.begin(), placements.end(), [](const Placement& each) { return each.is_partial(); }) &&
+         is_tensor_evenly_shardable(x.size(), x.device_mesh().shape(), placements);
+}
+
+}  // namespace
+
+DTensor new_empty_strided(const DTensor& like, const Sizes& size, const Sizes& strides,
+                          const at::TensorOptions& options) {
+  if (strides.size() != size.size()) {
+    fail(ErrorCode::invalid_argument, "new tensor of size {} with strides {}: expected a stride for each dimension",
+         shape_to_string(size), shape_to_string(strides));
+  }
+  const bool is_placed = size == like.size() && is_even(like) && dense_strides(size, strides) == strides;
+  const auto create = [&](const MeshLayout& layout, const at::TensorOptions& o) {
+    const Sizes local = layout.local_shape(*like.device_mesh().coordinate()).sizes;
+    return at::empty_strided(local, is_placed ? dense_strides(local, strides) : strides, o);
+  };
+  return created(size, like.device_mesh(), is_placed ? like.placements() : Placements(),
+                 options_of(like).merge_in(options), create);
 }
 
 DTensor dropout(const DTensor& x, double p, PhiloxGenerator& generator) {
   if (!(p >= 0 && p <= 1)) fail(ErrorCode::invalid_argument, "dropout with probability {}: expected 0 to 1", p);
-  const PhiloxGenerator from = generator;
-  advance(generator, x.numel());
-  return call(
-      "dropout", {&x, 1}, [](Inputs inputs) { return rules::elementwise("dropout", inputs, true); },
+  DTensor result = call(
+      "dropout", {&x, 1}, [](Inputs inputs) { return rules::elementwise("dropout", inputs, Linearity::linear); },
       [&](Inputs inputs) -> at::Tensor {
         const at::Tensor& local = inputs[0].local_tensor();
         if (p == 1) return local * 0;
@@ -256,9 +361,11 @@ DTensor dropout(const DTensor& x, double p, PhiloxGenerator& generator) {
         const MeshLayout layout(x.size(), inputs[0].device_mesh().shape(), inputs[0].grad_placements());
         const at::Tensor numbers =
             random_local(layout, *inputs[0].device_mesh().coordinate(),
-                         local.options().dtype(at::kFloat).requires_grad(false), from, Distribution::uniform);
+                         local.options().dtype(at::kFloat).requires_grad(false), generator, Distribution::uniform);
         return local * numbers.ge(p).to(local.scalar_type()) / (1 - p);
       });
+  advance(generator, x.numel());
+  return result;
 }
 
 }  // namespace tessera::dtensor

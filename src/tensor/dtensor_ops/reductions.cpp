@@ -1,27 +1,21 @@
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/amax.h>
 #include <ATen/ops/amin.h>
-#include <ATen/ops/cumprod.h>
-#include <ATen/ops/cumsum.h>
 #include <ATen/ops/equal.h>
-#include <ATen/ops/flip.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/histc.h>
 #include <ATen/ops/layer_norm.h>
 #include <ATen/ops/log_softmax.h>
-#include <ATen/ops/max.h>
-#include <ATen/ops/min.h>
 #include <ATen/ops/prod.h>
 #include <ATen/ops/rsqrt.h>
 #include <ATen/ops/softmax.h>
-#include <ATen/ops/sort.h>
 #include <ATen/ops/square.h>
 #include <ATen/ops/sum.h>
-#include <ATen/ops/topk.h>
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <numeric>
-#include <tuple>
 
 #include "tensor/dtensor_ops/calls.h"
 #include "tessera/base/error.h"
@@ -125,6 +119,12 @@ DTensor sum(const DTensor& x, const Sizes& dims, bool keepdim) {
                    [&](const at::Tensor& t, const Sizes& over) { return at::sum(t, over, keepdim); });
 }
 
+DTensor nansum(const DTensor& x, const Sizes& dims, bool keepdim) {
+  const DTensor numbers =
+      unary("nansum", x, Linearity::none, [](const at::Tensor& t) { return t.masked_fill(t.isnan(), 0); });
+  return sum(numbers, dims, keepdim);
+}
+
 DTensor mean(const DTensor& x, const Sizes& dims, bool keepdim) {
   return div(sum(x, dims, keepdim), volume_of("mean", x, dims));
 }
@@ -176,35 +176,54 @@ DTensor all(const DTensor& x, const Sizes& dims, bool keepdim) {
   return to(amin(to(ne(x, 0), at::kByte), dims, keepdim), at::kBool);
 }
 
-DTensor vector_norm(const DTensor& x, double p, const Sizes& dims, bool keepdim) {
-  if (std::isnan(p)) fail(ErrorCode::invalid_argument, "vector_norm of order {}: expected a number", p);
-  if (std::isinf(p)) return p > 0 ? amax(abs(x), dims, keepdim) : amin(abs(x), dims, keepdim);
+DTensor powsum(const DTensor& x, double p, const Sizes& dims, bool keepdim) {
+  if (!std::isfinite(p)) fail(ErrorCode::invalid_argument, "powsum of order {}: expected a finite number", p);
   if (p == 0) return sum(to(ne(x.detach(), 0), x.scalar_type()), dims, keepdim);
   if (p == 1) return sum(abs(x), dims, keepdim);
-  const DTensor powers = sum(p == 2 ? square(x) : pow(abs(x), p), dims, keepdim);
-  // The root has no gradient at 0: take that of the root of 1, times 0.
+  return sum(p == 2 ? square(x) : pow(abs(x), p), dims, keepdim);
+}
+
+DTensor root(const DTensor& powers, double p) {
+  if (p == 0 || p == 1) return powers;
   const DTensor is_zero = eq(powers.detach(), 0);
   const DTensor safe = masked_fill(powers, is_zero, 1);
   return masked_fill(p == 2 ? sqrt(safe) : pow(safe, 1 / p), is_zero, 0);
 }
 
-DTensor argmax(const DTensor& x, std::int64_t dim, bool keepdim) { return max(x.detach(), dim, keepdim).indices; }
-DTensor argmin(const DTensor& x, std::int64_t dim, bool keepdim) { return min(x.detach(), dim, keepdim).indices; }
-
-DTensor cumsum(const DTensor& x, std::int64_t dim) {
-  const std::int64_t over = rules::dim_from_front("cumsum", dim, x.dim());
-  return along_dims("cumsum", x, {over}, [&](const at::Tensor& t) { return at::cumsum(t, over); });
+DTensor vector_norm(const DTensor& x, double p, const Sizes& dims, bool keepdim) {
+  if (std::isnan(p)) fail(ErrorCode::invalid_argument, "vector_norm of order {}: expected a number", p);
+  if (std::isinf(p)) return p > 0 ? amax(abs(x), dims, keepdim) : amin(abs(x), dims, keepdim);
+  return root(powsum(x, p, dims, keepdim), p);
 }
 
-DTensor cumprod(const DTensor& x, std::int64_t dim) {
-  const std::int64_t over = rules::dim_from_front("cumprod", dim, x.dim());
-  return along_dims("cumprod", x, {over}, [&](const at::Tensor& t) { return at::cumprod(t, over); });
-}
-
-DTensor flip(const DTensor& x, const Sizes& dims) {
-  if (dims.empty()) return x;
-  const Sizes over = rules::dims_from_front("flip", dims, x.dim());
-  return along_dims("flip", x, over, [&](const at::Tensor& t) { return at::flip(t, over); });
+DTensor histc(const DTensor& x, std::int64_t bins, const at::Scalar& min, const at::Scalar& max) {
+  double low = min.toDouble(), high = max.toDouble();
+  if (bins < 1 || !(low <= high)) {
+    fail(ErrorCode::invalid_argument,
+         "histc in {} bins from {} to {}: expected one bin or more, and an ascending range", bins, low, high);
+  }
+  const DTensor values = x.detach();
+  if (low == high && x.numel() > 0) {
+    const at::Tensor least = amin(values).full_tensor(), greatest = amax(values).full_tensor();
+    if (x.device_mesh().has_this_rank()) {
+      low = least.item<double>();
+      high = greatest.item<double>();
+    }
+  }
+  if (low == high) {
+    low -= 1;
+    high += 1;
+  }
+  const auto rule = [&](Inputs inputs) {
+    OpRule given =
+        rules::reduction(inputs[0], rules::dims_from_front("histc", {}, x.dim()), false, Placement::partial());
+    given.output_size = {bins};
+    // Counts of partial sums are not those of the tensor.
+    std::erase_if(given.strategies, [](const OpStrategy& strategy) { return strategy.inputs[0].is_partial(); });
+    return given;
+  };
+  return call("histc", {&values, 1}, rule,
+              [&](Inputs inputs) { return at::histc(inputs[0].local_tensor().contiguous(), bins, low, high); });
 }
 
 DTensor along_dims(const std::string& op, const std::vector<DTensor>& inputs, const Sizes& dims,
@@ -213,66 +232,6 @@ DTensor along_dims(const std::string& op, const std::vector<DTensor>& inputs, co
   const Sizes over = rules::dims_from_front(op.c_str(), dims, inputs[0].dim());
   return call(
       op, inputs, [&](Inputs given) { return rules::along_dims(given, over); }, compute);
-}
-
-namespace {
-
-using Pair = std::tuple<at::Tensor, at::Tensor>;
-
-// `f` returns the local values and their indices along `dim`.
-template <typename F>
-ValuesAndIndices with_indices(const char* op, const DTensor& x, const PlacementRule& rule, const F& f) {
-  at::Tensor indices = at::full({0}, 0, at::kLong);  // on a rank outside of the mesh
-  DTensor values = call(op, {&x, 1}, rule, [&](Inputs inputs) {
-    at::Tensor found;
-    std::tie(found, indices) = f(inputs[0].local_tensor());
-    return found;
-  });
-  DTensor places(values.device_mesh(), values.layout(), indices);
-  return {std::move(values), std::move(places)};
-}
-
-// `f` reduces dimension `over`.
-template <typename F>
-ValuesAndIndices extremes(const char* op, const DTensor& x, std::int64_t dim, bool keepdim, const F& f) {
-  const std::int64_t over = rules::dim_from_front(op, dim, x.dim());
-  const auto rule = [&](Inputs inputs) { return rules::reduction(inputs[0], {over}, keepdim, std::nullopt); };
-  return with_indices(op, x, rule, [&](const at::Tensor& t) { return f(t, over); });
-}
-
-// `f` leaves `length` elements along dimension `over`.
-template <typename F>
-ValuesAndIndices ordered(const char* op, const DTensor& x, std::int64_t dim, std::optional<std::int64_t> length,
-                         const F& f) {
-  const std::int64_t over = rules::dim_from_front(op, dim, x.dim());
-  const auto rule = [&](Inputs inputs) {
-    OpRule given = rules::along_dims(inputs, {over});
-    if (length) given.output_size[static_cast<std::size_t>(over)] = *length;
-    return given;
-  };
-  return with_indices(op, x, rule, [&](const at::Tensor& t) { return f(t, over); });
-}
-
-}  // namespace
-
-ValuesAndIndices max(const DTensor& x, std::int64_t dim, bool keepdim) {
-  return extremes("max", x, dim, keepdim,
-                  [&](const at::Tensor& t, std::int64_t over) -> Pair { return at::max(t, over, keepdim); });
-}
-
-ValuesAndIndices min(const DTensor& x, std::int64_t dim, bool keepdim) {
-  return extremes("min", x, dim, keepdim,
-                  [&](const at::Tensor& t, std::int64_t over) -> Pair { return at::min(t, over, keepdim); });
-}
-
-ValuesAndIndices sort(const DTensor& x, std::int64_t dim, bool descending) {
-  return ordered("sort", x, dim, std::nullopt,
-                 [&](const at::Tensor& t, std::int64_t over) -> Pair { return at::sort(t, over, descending); });
-}
-
-ValuesAndIndices topk(const DTensor& x, std::int64_t k, std::int64_t dim, bool largest) {
-  return ordered("topk", x, dim, k,
-                 [&](const at::Tensor& t, std::int64_t over) -> Pair { return at::topk(t, k, over, largest); });
 }
 
 bool equal(const DTensor& a, const DTensor& b) {

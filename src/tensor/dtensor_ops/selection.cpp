@@ -1,6 +1,4 @@
 #include <ATen/ops/cat.h>
-#include <ATen/ops/gather.h>
-#include <ATen/ops/index_select.h>
 
 #include <algorithm>
 
@@ -67,13 +65,18 @@ DTensor stack(const std::vector<DTensor>& tensors, std::int64_t dim) {
   return cat(rows, along);
 }
 
-DTensor slice(const DTensor& x, std::int64_t dim, std::int64_t begin, std::int64_t end, std::int64_t step) {
-  const std::int64_t along = rules::dim_from_front("slice", dim, x.dim());
-  if (step < 1) fail(ErrorCode::invalid_argument, "slice with step {}: expected a step of at least 1", step);
-  const std::int64_t length = x.size(along);
+SliceBounds slice_bounds(const char* op, const DTensor& x, std::int64_t dim, std::int64_t begin, std::int64_t end,
+                         std::int64_t step) {
+  const std::int64_t along = rules::dim_from_front(op, dim, x.dim()), length = x.size(along);
+  if (step < 1) fail(ErrorCode::invalid_argument, "{} with step {}: expected a step of at least 1", op, step);
   const auto place = [&](std::int64_t n) { return std::clamp<std::int64_t>(n < 0 ? n + length : n, 0, length); };
-  const std::int64_t first = place(begin), last = std::max(place(end), first);
-  if (first == 0 && last == length && step == 1) return x;
+  return {along, place(begin), std::max(place(end), place(begin))};
+}
+
+DTensor slice(const DTensor& x, std::int64_t dim, std::int64_t begin, std::int64_t end, std::int64_t step) {
+  const SliceBounds bounds = slice_bounds("slice", x, dim, begin, end, step);
+  const std::int64_t along = bounds.dim, first = bounds.begin, last = bounds.end;
+  if (first == 0 && last == x.size(along) && step == 1) return x;
   Sizes size = x.size();
   size[static_cast<std::size_t>(along)] = (last - first + step - 1) / step;
   return mapped("slice", x, size, without(x, along, false),
@@ -146,13 +149,18 @@ std::vector<DTensor> chunk(const DTensor& x, std::int64_t chunks, std::int64_t d
 }
 
 DTensor index(const DTensor& x, const std::vector<at::indexing::TensorIndex>& indices) {
-  const auto takes_dim = [](const at::indexing::TensorIndex& i) { return !i.is_none() && !i.is_ellipsis(); };
-  const std::int64_t taken = std::count_if(indices.begin(), indices.end(), takes_dim);
+  const auto dims_of = [](const at::indexing::TensorIndex& i) -> std::int64_t {
+    if (i.is_none() || i.is_ellipsis()) return 0;
+    return i.is_tensor() && is_mask(i.tensor().scalar_type()) ? i.tensor().dim() : 1;
+  };
+  std::int64_t taken = 0;
+  for (const at::indexing::TensorIndex& i : indices) taken += dims_of(i);
   if (taken > x.dim()) {
     fail(ErrorCode::invalid_argument, "index of {}: {} indices, expected at most {}", x.to_string(), taken, x.dim());
   }
   DTensor result = x;
-  std::int64_t dim = 0;
+  DTensorIndices tensors;
+  std::int64_t dim = 0, indexed = 0;  // of `result`; those before `indexed` are in `tensors`
   for (const at::indexing::TensorIndex& i : indices) {
     if (i.is_none()) {
       result = unsqueeze(result, dim++);
@@ -164,53 +172,17 @@ DTensor index(const DTensor& x, const std::vector<at::indexing::TensorIndex>& in
       result =
           slice(result, dim, to_number(i.slice().start()), to_number(i.slice().stop()), to_number(i.slice().step()));
       ++dim;
+    } else if (i.is_tensor()) {
+      tensors.resize(tensors.size() + static_cast<std::size_t>(dim - indexed));
+      tensors.emplace_back(DTensor::from_local(i.tensor(), x.device_mesh(), {}, {i.tensor().sizes().vec()}));
+      dim += dims_of(i);
+      indexed = dim;
     } else {
-      fail(
-          ErrorCode::unsupported,
-          "index of {} by a tensor or a bool: expected numbers, slices, None and Ellipsis; see index_select and gather",
-          x.to_string());
+      fail(ErrorCode::unsupported, "index of {} by a bool: expected numbers, slices, None, Ellipsis and tensors",
+           x.to_string());
     }
   }
-  return result;
-}
-
-DTensor index_select(const DTensor& x, std::int64_t dim, const DTensor& index) {
-  const std::int64_t along = rules::dim_from_front("index_select", dim, x.dim());
-  const std::vector<DTensor> both = {x, index};
-  return call(
-      "index_select", both, [&](Inputs inputs) { return rules::index_select(inputs, static_cast<std::size_t>(along)); },
-      [&](Inputs inputs) { return at::index_select(inputs[0].local_tensor(), along, inputs[1].local_tensor()); });
-}
-
-namespace {
-
-// Looks up the elements that this rank has; zeros for others.
-at::Tensor gather_here(const DTensor& x, std::int64_t dim, const at::Tensor& index) {
-  const at::Tensor& local = x.local_tensor();
-  const std::int64_t length = x.size(dim);
-  if (index.numel() > 0 && !index.ge(0).logical_and(index.lt(length)).all().item<bool>()) {
-    fail(ErrorCode::invalid_argument, "gather along dimension {}: an index is out of range, expected 0 to {}", dim,
-         length - 1);
-  }
-  const LocalPlaces here = local_places(x, dim, index);
-  if (local.size(dim) == 0) {
-    return at::zeros(index.sizes(), local.options().requires_grad(false)).add(local.sum());  // tracked by autograd
-  }
-  return at::gather(local, dim, here.places).mul(here.is_here.to(local.scalar_type()));
-}
-
-}  // namespace
-
-DTensor gather(const DTensor& x, std::int64_t dim, const DTensor& index) {
-  const std::int64_t along = rules::dim_from_front("gather", dim, x.dim());
-  const std::vector<DTensor> both = {x, index};
-  return call(
-      "gather", both, [&](Inputs inputs) { return rules::gather(inputs, static_cast<std::size_t>(along)); },
-      [&](Inputs inputs) {
-        return is_sharded_along(inputs[0], along)
-                   ? gather_here(inputs[0], along, inputs[1].local_tensor())
-                   : at::gather(inputs[0].local_tensor(), along, inputs[1].local_tensor());
-      });
+  return tensors.empty() ? result : index(result, tensors);
 }
 
 }  // namespace tessera::dtensor

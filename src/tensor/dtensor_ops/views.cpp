@@ -9,10 +9,6 @@ namespace tessera::dtensor {
 
 namespace {
 
-std::int64_t product(const Sizes& size) {
-  return std::accumulate(size.begin(), size.end(), std::int64_t{1}, std::multiplies<>());
-}
-
 // Returns `size` with the length for its -1, if it has one.
 Sizes inferred(const DTensor& x, Sizes size) {
   const auto refuse = [&](const char* expected) {
@@ -24,12 +20,12 @@ Sizes inferred(const DTensor& x, Sizes size) {
   if (unknown != size.end()) {
     if (std::find(unknown + 1, size.end(), -1) != size.end()) refuse("at most one -1");
     *unknown = 1;
-    const std::int64_t others = product(size);
+    const std::int64_t others = volume(size);
     *unknown = -1;
     if (others == 0 || x.numel() % others != 0) refuse("a size that the number of elements is divisible by");
     *unknown = x.numel() / others;
   }
-  if (product(size) != x.numel()) refuse("as many elements");
+  if (volume(size) != x.numel()) refuse("as many elements");
   return size;
 }
 
@@ -37,8 +33,17 @@ Sizes inferred(const DTensor& x, Sizes size) {
 
 DTensor view(const DTensor& x, Sizes size) {
   const Sizes to = inferred(x, std::move(size));
-  return mapped("view", x, to, rules::view_map(x, to),
-                [](const at::Tensor& local, const Sizes& local_size) { return local.reshape(local_size); });
+  return call(
+      "view", {&x, 1}, [&](Inputs inputs) { return rules::view(inputs[0], to); },
+      [&](Inputs inputs) {
+        const DeviceMesh& mesh = inputs[0].device_mesh();
+        Placements placements;
+        for (const std::optional<Placement>& placement : rules::view_placements(inputs[0], to)) {
+          placements.push_back(placement.value_or(Placement::replicate()));
+        }
+        const MeshLayout layout(to, mesh.shape(), placements);
+        return inputs[0].local_tensor().reshape(layout.local_shape(*mesh.coordinate()).sizes);
+      });
 }
 
 DTensor reshape(const DTensor& x, Sizes size) { return view(x, std::move(size)); }
@@ -51,7 +56,7 @@ DTensor flatten(const DTensor& x, std::int64_t start_dim, std::int64_t end_dim) 
     fail(ErrorCode::invalid_argument, "flatten dimensions {} to {}: expected the first before the last", first, last);
   }
   Sizes size(x.size().begin(), x.size().begin() + first);
-  size.push_back(product(Sizes(x.size().begin() + first, x.size().begin() + last + 1)));
+  size.push_back(volume(Sizes(x.size().begin() + first, x.size().begin() + last + 1)));
   size.insert(size.end(), x.size().begin() + last + 1, x.size().end());
   return view(x, std::move(size));
 }
@@ -84,6 +89,13 @@ DTensor transpose(const DTensor& x, std::int64_t dim0, std::int64_t dim1) {
                 [&](const at::Tensor& local, const Sizes&) { return local.transpose(first, second); });
 }
 
+DTensor t(const DTensor& x) {
+  if (x.dim() > 2) {
+    fail(ErrorCode::invalid_argument, "t of size {}: expected at most two dimensions", shape_to_string(x.size()));
+  }
+  return x.dim() < 2 ? x : transpose(x, 0, 1);
+}
+
 DTensor unsqueeze(const DTensor& x, std::int64_t dim) {
   const std::int64_t at = rules::dim_from_front("unsqueeze", dim, x.dim() + 1);
   Sizes size = x.size();
@@ -93,15 +105,49 @@ DTensor unsqueeze(const DTensor& x, std::int64_t dim) {
   return mapped("unsqueeze", x, size, map, [&](const at::Tensor& local, const Sizes&) { return local.unsqueeze(at); });
 }
 
-DTensor squeeze(const DTensor& x, std::int64_t dim) {
-  const std::int64_t at = rules::dim_from_front("squeeze", dim, x.dim());
-  if (x.size(at) != 1) return x;
-  Sizes size = x.size();
-  size.erase(size.begin() + at);
-  rules::DimMap map = same_dims(x);
-  for (std::size_t d = static_cast<std::size_t>(at); d < map.size(); ++d) map[d] = d - 1;
-  map[static_cast<std::size_t>(at)] = std::nullopt;
-  return mapped("squeeze", x, size, map, [&](const at::Tensor& local, const Sizes&) { return local.squeeze(at); });
+DTensor movedim(const DTensor& x, const Sizes& from, const Sizes& to) {
+  if (from.size() != to.size() || from.empty()) {
+    fail(ErrorCode::invalid_argument, "movedim from dimensions {} to {}: expected as many, at least one",
+         shape_to_string(from), shape_to_string(to));
+  }
+  const Sizes sources = rules::dims_from_front("movedim", from, x.dim());  // throws if one is there twice
+  static_cast<void>(rules::dims_from_front("movedim", to, x.dim()));
+  Sizes order(x.size().size(), -1);
+  for (std::size_t i = 0; i < from.size(); ++i) {
+    order[static_cast<std::size_t>(rules::dim_from_front("movedim", to[i], x.dim()))] =
+        rules::dim_from_front("movedim", from[i], x.dim());
+  }
+  std::int64_t next = 0;
+  for (std::int64_t& dim : order) {
+    if (dim != -1) continue;
+    while (std::binary_search(sources.begin(), sources.end(), next)) ++next;
+    dim = next++;
+  }
+  return permute(x, order);
+}
+
+DTensor squeeze(const DTensor& x, const Sizes& dims) {
+  if (dims.empty()) return x;
+  const Sizes from_front = rules::dims_from_front("squeeze", dims, x.dim());
+  Sizes size;
+  rules::DimMap map(x.size().size());
+  for (std::size_t d = 0; d < map.size(); ++d) {
+    const bool is_removed = x.size()[d] == 1 && std::count(from_front.begin(), from_front.end(), d) != 0;
+    if (is_removed) continue;
+    map[d] = size.size();
+    size.push_back(x.size()[d]);
+  }
+  if (size == x.size()) return x;
+  return mapped("squeeze", x, size, map,
+                [](const at::Tensor& local, const Sizes& local_size) { return local.reshape(local_size); });
+}
+
+DTensor squeeze(const DTensor& x, std::int64_t dim) { return squeeze(x, Sizes{dim}); }
+
+DTensor squeeze(const DTensor& x) {
+  Sizes all(x.size().size());
+  std::iota(all.begin(), all.end(), std::int64_t{0});
+  return squeeze(x, all);
 }
 
 DTensor expand(const DTensor& x, const Sizes& size) {
@@ -125,6 +171,59 @@ DTensor expand(const DTensor& x, const Sizes& size) {
   }
   return mapped("expand", x, to, map,
                 [](const at::Tensor& local, const Sizes& local_size) { return local.expand(local_size); });
+}
+
+DTensor broadcast_to(const DTensor& x, const Sizes& size) { return expand(x, size); }
+
+DTensor repeat(const DTensor& x, const Sizes& times) {
+  if (times.size() < x.size().size() || std::any_of(times.begin(), times.end(), [](std::int64_t n) { return n < 0; })) {
+    fail(ErrorCode::invalid_argument, "repeat of size {} {} times: expected a number >= 0 for each dimension",
+         shape_to_string(x.size()), shape_to_string(times));
+  }
+  const std::size_t before = times.size() - x.size().size();
+  Sizes size = times;
+  rules::DimMap map(x.size().size());
+  for (std::size_t d = 0; d < map.size(); ++d) {
+    size[before + d] *= x.size()[d];
+    if (times[before + d] == 1) map[d] = before + d;
+  }
+  return mapped("repeat", x, size, map, [&](const at::Tensor& local, const Sizes&) { return local.repeat(times); });
+}
+
+DTensor tile(const DTensor& x, const Sizes& times) {
+  Sizes all = times;
+  if (all.size() < x.size().size()) all.insert(all.begin(), x.size().size() - all.size(), 1);
+  return repeat(x, all);
+}
+
+DTensor unflatten(const DTensor& x, std::int64_t dim, const Sizes& sizes) {
+  const std::int64_t at = rules::dim_from_front("unflatten", dim, x.dim());
+  Sizes parts = sizes;
+  const auto unknown = std::find(parts.begin(), parts.end(), -1);
+  if (unknown != parts.end()) {
+    *unknown = 1;
+    const std::int64_t others = volume(parts);
+    *unknown = others > 0 ? x.size(at) / others : 0;
+  }
+  if (volume(parts) != x.size(at)) {
+    fail(ErrorCode::invalid_argument, "unflatten dimension {} of size {} as {}: expected sizes whose product it is", at,
+         x.size(at), shape_to_string(sizes));
+  }
+  Sizes size = x.size();
+  size.erase(size.begin() + at);
+  size.insert(size.begin() + at, parts.begin(), parts.end());
+  return view(x, std::move(size));
+}
+
+DTensor ravel(const DTensor& x) { return flatten(x); }
+
+DTensor atleast_1d(const DTensor& x) { return x.dim() > 0 ? x : unsqueeze(x, 0); }
+DTensor atleast_2d(const DTensor& x) { return x.dim() > 1 ? x : unsqueeze(atleast_1d(x), 0); }
+DTensor atleast_3d(const DTensor& x) { return x.dim() > 2 ? x : unsqueeze(atleast_2d(x), -1); }
+
+DTensor contiguous(const DTensor& x) {
+  return mapped("contiguous", x, x.size(), same_dims(x),
+                [](const at::Tensor& local, const Sizes&) { return local.contiguous(); });
 }
 
 }  // namespace tessera::dtensor

@@ -1,10 +1,12 @@
 // Creates a ShardedTensor from existing shards: each rank checks its own, then the ranks' shards are merged.
 
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "tensor/dtensor/placement.h"
 #include "tensor/sharded/state.h"
 #include "tessera/base/error.h"
+#include "tessera/tensor/from_chunks.h"
 #include "tessera/tensor/torch_types.h"
 
 namespace tessera {
@@ -115,10 +117,8 @@ ShardedTensor ShardedTensor::from_local_shards(std::vector<Shard> local_shards, 
                                                const ProcessGroup& group, bool init_rrefs) {
   group.check_call("sharded tensor from local shards", [&](CallArguments& arguments) {
     require_rpc(init_rrefs);
-    for (const Shard& shard : local_shards) {
-      check_defined(shard, group);
-      check_shard(shard, properties_of(local_shards[0].tensor), group);
-    }
+    if (!local_shards.empty()) check_defined(local_shards[0], group);
+    for (const Shard& shard : local_shards) check_shard(shard, properties_of(local_shards[0].tensor), group);
     arguments.add("init_rrefs", init_rrefs);
   });
   const std::string mine = to_json(local_shards, size).dump();
@@ -129,6 +129,46 @@ ShardedTensor ShardedTensor::from_local_shards(std::vector<Shard> local_shards, 
   state->local_shards = std::move(local_shards);
   state->init_rrefs = init_rrefs;
   return finish(std::move(state));
+}
+
+ShardedTensor sharded_tensor_from_chunks(const at::Tensor& chunk, std::int64_t dim, const ProcessGroup& group,
+                                         bool init_rrefs) {
+  constexpr char kWhat[] = "sharded tensor from local chunks";
+  group.check_call(kWhat, [&](CallArguments& arguments) {
+    require_rpc(init_rrefs);
+    if (!chunk.defined()) fail(ErrorCode::invalid_argument, "the chunk is undefined, expected a tensor");
+    if (dim < 0 || dim >= chunk.dim()) {
+      fail(ErrorCode::invalid_argument, "dimension {} of a chunk of shape {}, expected a dimension of it, from 0", dim,
+           shape_to_string(chunk.sizes().vec()));
+    }
+    arguments.add("dim", dim).add("dimensions", chunk.dim()).add("init_rrefs", init_rrefs);
+  });
+  Bytes mine;
+  for (const std::int64_t size : chunk.sizes()) append_little_endian(mine, static_cast<std::uint64_t>(size));
+  const auto place = static_cast<std::size_t>(dim);
+  Sizes full, offsets(static_cast<std::size_t>(chunk.dim()), 0);
+  const std::vector<Bytes> all = group.all_gather_bytes(mine);
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    Sizes sizes;
+    for (std::size_t at = 0; at < all[rank].size(); at += sizeof(std::uint64_t)) {
+      sizes.push_back(static_cast<std::int64_t>(load_little_endian<std::uint64_t>(all[rank].data() + at)));
+    }
+    if (rank == 0) {
+      full = sizes;
+      full[place] = 0;
+    }
+    if (static_cast<int>(rank) == group.rank()) offsets[place] = full[place];
+    const std::int64_t length = std::exchange(sizes[place], full[place]);
+    if (sizes != full) {
+      sizes[place] = length;
+      fail(ErrorCode::invalid_argument,
+           "{}: the chunk of rank {} has shape {}, expected that of rank 0 but for dimension {}", kWhat, rank,
+           shape_to_string(sizes), dim);
+    }
+    full[place] += length;
+  }
+  return ShardedTensor::from_local_shards({Shard::from_tensor_and_offsets(chunk, std::move(offsets), group.rank())},
+                                          full, group, init_rrefs);
 }
 
 ShardedTensor ShardedTensor::from_local_tensor(const at::Tensor& tensor, SpecPtr spec, Sizes size,

@@ -4,6 +4,7 @@
 
 #include "tensor/dtensor/placement.h"
 #include "tensor/ops/chunks.h"
+#include "tensor/sharded/state.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/functional.h"
 #include "tessera/tensor/torch_types.h"
@@ -20,15 +21,14 @@ ShardedTensor PartialTensor::reshard(ShardedTensor::SpecPtr spec) const {
   group_.check_call("reshard a partial tensor", [&](CallArguments& arguments) {
     if (!local_.defined())
       fail(ErrorCode::invalid_argument, "reshard a partial tensor: its local tensor is undefined, expected a tensor");
-    if (spec == nullptr)
-      fail(ErrorCode::invalid_argument, "reshard a partial tensor: the spec is null, expected a sharding spec");
+    require_spec(spec);
     size = local_.sizes().vec();
     if (spec->kind() != ChunkShardingSpec::kKind) {
       fail(ErrorCode::unsupported,
            "reshard a partial tensor of size {}: {} is not supported, expected ChunkShardingSpec",
            shape_to_string(size), spec->kind());
     }
-    metadata = spec->build_metadata(size, properties_of(local_));
+    metadata = metadata_by(spec, size, properties_of(local_));
     const auto of_ranks = shards_by_rank(metadata.shards_metadata, group_);
     for (std::size_t r = 0; r < of_ranks.size(); ++r) {
       if (of_ranks[r].size() == 1) continue;

@@ -35,8 +35,7 @@ Resharded reshard(const ShardedTensor& tensor, const ShardedTensorMetadata& targ
 void ShardedTensor::reshard(SpecPtr spec) {
   ShardedTensorMetadata target;
   process_group().check_call("reshard a sharded tensor", [&](CallArguments& arguments) {
-    if (spec == nullptr) fail(ErrorCode::invalid_argument, "the spec is null, expected a sharding spec");
-    target = spec->build_metadata(size(), metadata().tensor_properties);
+    target = metadata_by(spec, size(), metadata().tensor_properties);
     check_partition(target, "reshard");
     arguments.add("from", to_string(metadata())).add("to", to_string(target)).add("spec", spec->to_string());
   });
@@ -57,7 +56,7 @@ ShardedTensor ShardedTensor::from_tensor(const at::Tensor& tensor, SpecPtr spec,
       fail(ErrorCode::invalid_argument, "sharded tensor from the tensor of rank {}: expected a rank of 0 to {}", src,
            group.size() - 1);
     }
-    if (spec == nullptr) fail(ErrorCode::invalid_argument, "the spec is null, expected a sharding spec");
+    require_spec(spec);
     arguments.add("src", src).add("spec", spec->to_string()).add("init_rrefs", init_rrefs);
     require_rpc(init_rrefs);
     if (group.rank() != src) return;
@@ -73,7 +72,7 @@ ShardedTensor ShardedTensor::from_tensor(const at::Tensor& tensor, SpecPtr spec,
   auto state = std::make_shared<State>();
   state->group = group;
   group.check_call("shard a tensor", [&](CallArguments& arguments) {
-    state->metadata = spec->build_metadata(before.size(), before.metadata().tensor_properties);
+    state->metadata = metadata_by(spec, before.size(), before.metadata().tensor_properties);
     check_partition(state->metadata, "shard");
     arguments.add("to", to_string(state->metadata));
   });

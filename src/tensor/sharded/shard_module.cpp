@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "tensor/dtensor/placement.h"
@@ -211,6 +212,24 @@ void shard_module(torch::nn::Module& module, const ShardingPlan& plan, const Pro
     sharder->describe(arguments);
   });
   sharder->apply();
+}
+
+std::vector<std::pair<std::string, ShardedTensor>> named_sharded_parameters(torch::nn::Module& module) {
+  Modules modules;
+  collect(module, "", modules);
+  std::vector<std::pair<std::string, ShardedTensor>> found;
+  std::set<const void*> known;
+  for (const auto& [name, each] : modules) {
+    const auto* sharded = dynamic_cast<const ShardedParameters*>(each);
+    if (sharded == nullptr) continue;
+    for (const auto& parameter : each->named_parameters(/*recurse=*/false)) {
+      if (!sharded->is_sharded(parameter.key())) continue;
+      if (!known.insert(parameter.value().unsafeGetTensorImpl()).second) continue;
+      found.emplace_back(name.empty() ? parameter.key() : name + "." + parameter.key(),
+                         sharded->sharded_parameter(parameter.key(), parameter.value()));
+    }
+  }
+  return found;
 }
 
 }  // namespace tessera

@@ -16,12 +16,13 @@
 
 namespace tessera {
 
+void require_spec(const ShardedTensor::SpecPtr& spec) {
+  if (spec == nullptr) fail(ErrorCode::invalid_argument, "sharded tensor: the spec is null, expected a sharding spec");
+}
+
 ShardedTensorMetadata metadata_by(const ShardedTensor::SpecPtr& spec, const ShardedTensor::Sizes& size,
                                   const TensorProperties& properties) {
-  if (spec == nullptr) {
-    fail(ErrorCode::invalid_argument, "sharded tensor of size {}: the spec is null, expected a sharding spec",
-         shape_to_string(size));
-  }
+  require_spec(spec);
   if (std::any_of(size.begin(), size.end(), [](std::int64_t n) { return n < 0; })) {
     fail(ErrorCode::invalid_argument, "sharded tensor of size {}: expected no negative size", shape_to_string(size));
   }

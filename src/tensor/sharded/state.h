@@ -45,6 +45,9 @@ auto construct(const ProcessGroup& group, bool init_rrefs, F&& f) {
   return made;
 }
 
+// Throws Error(invalid_argument) if `spec` is null.
+void require_spec(const ShardedTensor::SpecPtr& spec);
+
 // Returns the metadata of a tensor of `size` sharded by `spec`. Throws Error(invalid_argument) as build_metadata, and
 // for a null spec and a negative size.
 ShardedTensorMetadata metadata_by(const ShardedTensor::SpecPtr& spec, const ShardedTensor::Sizes& size,

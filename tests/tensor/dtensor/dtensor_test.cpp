@@ -8,9 +8,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "support/error_matchers.h"
 #include "tensor/mesh_support.h"
+#include "tessera/comm/comm_debug_mode.h"
 #include "tessera/comm/local_ranks.h"
+#include "tessera/layout/shard_order.h"
 
 namespace tessera {
 namespace {
@@ -19,11 +23,12 @@ using testing::cross;
 using ::testing::ElementsAre;
 using testing::indexed;
 using testing::local_of;
+using testing::P;
 using testing::part_of;
+using testing::R;
+using testing::S0;
+using testing::S1;
 using testing::Sizes;
-
-const Placement R = Placement::replicate(), S0 = Placement::shard(0), S1 = Placement::shard(1),
-                P = Placement::partial();
 
 DTensor from(const at::Tensor& full, const DeviceMesh& mesh, const Placements& placements) {
   const MeshLayout layout(full.sizes().vec(), mesh.shape(), placements);
@@ -89,9 +94,7 @@ INSTANTIATE_TEST_SUITE_P(Meshes, RedistributeTest,
                                            Cross{{2, 3}, {{7, 6}}, {R, S0, S1, P}}, Cross{{2, 2}, {{4, 3}}, kOps},
                                            Cross{{2, 2, 2}, {{9, 5}}, {R, S0, P}}),
                          [](const ::testing::TestParamInfo<Cross>& test) {
-                           std::string name = "Case" + std::to_string(test.index) + "Mesh";
-                           for (const std::int64_t length : test.param.mesh) name += std::to_string(length);
-                           return name;
+                           return "Case" + std::to_string(test.index) + testing::mesh_name(test.param.mesh);
                          });
 
 TEST(DTensorTest, EveryDtypeAndElementsThatDontLieInOnePiece) {
@@ -172,6 +175,56 @@ TEST(DTensorTest, TheFirstRanksTensorIsDistributed) {
       }
     });
   }
+}
+
+TEST(DTensorTest, TheTensorOfTheRankGivenIsDistributed) {
+  for (const Sizes& shape : {Sizes{3}, Sizes{2, 2}}) {
+    run_local(static_cast<int>(mesh_size(shape)), [&](const ProcessGroup& group) {
+      const DeviceMesh mesh(group, shape);
+      const at::Tensor mine = indexed({5, 6}).add(100 * group.rank());
+      for (const Placements& placements : cross({R, S0, S1}, shape.size())) {
+        for (std::int64_t source = 0; source < shape[0]; ++source) {
+          const std::int64_t rank = shape.size() == 1 ? source : 3 * source;  // the same coordinate in each dimension
+          const DTensor tensor = distribute_tensor(mine.clone().requires_grad_(), mesh, placements, source);
+          EXPECT_TRUE(tensor.requires_grad() && tensor.to_local().is_leaf());
+          EXPECT_TRUE(at::equal(tensor.full_tensor(), indexed({5, 6}).add(100 * rank))) << to_string(placements);
+        }
+        // Each rank's own, without communication and as new memory.
+        const CommDebugMode mode(group);
+        const DTensor own = distribute_tensor(mine, mesh, placements, std::nullopt);
+        EXPECT_TRUE(at::equal(own.to_local(), part_of(mine, own.layout(), *mesh.coordinate())));
+        EXPECT_TRUE(own.to_local().numel() == 0 || !own.to_local().is_alias_of(mine));
+        EXPECT_EQ(mode.total() + mode.comparisons(), 0);
+      }
+      EXPECT_ERROR(distribute_tensor(mine, mesh, {}, shape[0]), ErrorCode::invalid_argument, "expected 0 to ");
+      EXPECT_ERROR(distribute_tensor(mine, mesh, {}, -1), ErrorCode::invalid_argument, "the tensor of rank -1");
+      EXPECT_ERROR(distribute_tensor(mine, mesh, {}, group.rank() == 0 ? 0 : 1), ErrorCode::invalid_argument,
+                   "distribute a tensor of rank");
+      EXPECT_ERROR(distribute_tensor(mine.clone().requires_grad_() * 2, mesh), ErrorCode::invalid_argument,
+                   "it was computed from tensors that require gradients, expected a leaf");
+    });
+  }
+}
+
+TEST(RedistributeTest, EveryShardOrderToEveryOther) {
+  const Sizes shape = {2, 3, 2};
+  run_local(12, [&](const ProcessGroup& group) {
+    const DeviceMesh mesh(group, shape);
+    const at::Tensor full = indexed({24, 2});
+    std::vector<Placements> ordered = {{R, R, R}, {S0, R, S1}};
+    Sizes mesh_dims = {0, 1, 2};
+    do {
+      ordered.push_back(with_shard_order(Placements{S0, S0, S0}, {{0, mesh_dims}}, shape));
+    } while (std::next_permutation(mesh_dims.begin(), mesh_dims.end()));
+    for (const Placements& source : ordered) {
+      const DTensor before = distribute_tensor(full, mesh, source);
+      for (const Placements& target : ordered) {
+        const DTensor after = before.redistribute(target);
+        ASSERT_TRUE(at::equal(after.to_local(), part_of(full, after.layout(), *mesh.coordinate())))
+            << to_string(source) << " to " << to_string(target);
+      }
+    }
+  });
 }
 
 TEST(DTensorTest, FromLocalTakesTheSizeOfAllAlikeOrTheOneGiven) {

@@ -163,6 +163,46 @@ TEST(LocalShardsWrapperTest, AllRanksShardsAreGathered) {
   }
 }
 
+// Law: the concatenation of the padded shards is the padded concatenation.
+TEST(LocalShardsWrapperTest, PaddingIsThatOfTheConcatenatedShards) {
+  const at::Tensor rows = at::arange(10, at::kDouble).view({2, 5}), line = at::arange(5, at::kDouble);
+  const LocalShardsWrapper columns({rows.narrow(1, 0, 2), rows.narrow(1, 2, 2), rows.narrow(1, 4, 1)},
+                                   {{0, 0}, {0, 2}, {0, 4}});
+  for (const Sizes& pad : {Sizes{0, 0, 2, 0}, Sizes{0, 0, 0, 1}, Sizes{3, 0, 0, 0}, Sizes{0, 2, 0, 0},
+                           Sizes{1, 2, 1, 1}, Sizes{0, 2}, Sizes{}}) {
+    const LocalShardsWrapper padded = columns.constant_pad_nd(pad, 7.5);
+    EXPECT_TRUE(at::equal(at::cat(padded.local_shards(), 1), at::constant_pad_nd(rows, pad, 7.5)))
+        << shape_to_string(pad);
+    const std::int64_t left = pad.empty() ? 0 : pad[0];
+    EXPECT_EQ(padded.local_offsets(), (std::vector<Sizes>{{0, 0}, {0, 2 + left}, {0, 4 + left}}))
+        << shape_to_string(pad);
+    EXPECT_EQ(padded.size(), at::constant_pad_nd(rows, pad).sizes().vec());
+  }
+  const LocalShardsWrapper two({line.narrow(0, 0, 2), line.narrow(0, 2, 3)}, {{0}, {2}});
+  for (const Sizes& pad : {Sizes{2, 0}, Sizes{0, 1}, Sizes{1, 2}}) {
+    const LocalShardsWrapper padded = two.constant_pad_nd(pad, -1);
+    EXPECT_TRUE(at::equal(at::cat(padded.local_shards()), at::constant_pad_nd(line, pad, -1))) << shape_to_string(pad);
+    EXPECT_EQ(padded.local_offsets(), (std::vector<Sizes>{{0}, {2 + pad[0]}}));
+    EXPECT_EQ(padded.storage_metadata().size, (Sizes{5 + pad[0] + pad[1]}));
+    EXPECT_EQ(padded.storage_metadata().chunks[0], Box({0}, {2 + pad[0]}));
+    EXPECT_EQ(padded.storage_metadata().chunks[1], Box({2 + pad[0]}, {3 + pad[1]}));
+  }
+  EXPECT_TRUE(at::equal(LocalShardsWrapper({rows}, {{0, 0}}).constant_pad_nd({1, 2, 3, 4}).local_shards()[0],
+                        at::constant_pad_nd(rows, {1, 2, 3, 4})));
+  EXPECT_TRUE(at::equal(LocalShardsWrapper({line}, {{0}}).constant_pad_nd({2, 1}, -1).local_shards()[0],
+                        at::constant_pad_nd(line, {2, 1}, -1)));
+
+  EXPECT_ERROR(LocalShardsWrapper({}, {}).constant_pad_nd({1, 2}), ErrorCode::invalid_argument,
+               "pad local shards of size [0, 0] by [1, 2]: expected at least one shard");
+  for (const Sizes& pad : {Sizes{1}, Sizes{1, 2, 3}, Sizes{0, 0, 0, 0, 1, 1}, Sizes{0, -1}}) {
+    EXPECT_ERROR(columns.constant_pad_nd(pad), ErrorCode::invalid_argument, "expected two counts for each");
+  }
+  EXPECT_ERROR(two.constant_pad_nd({1}), ErrorCode::invalid_argument, "expected two counts for each");
+  const at::Tensor cube = at::ones({1, 2, 3});
+  EXPECT_ERROR(LocalShardsWrapper({cube, cube}, {{0, 0, 0}, {1, 0, 0}}).constant_pad_nd({1, 1, 1, 1, 1, 1}),
+               ErrorCode::unsupported, "expected one or two dimensions");
+}
+
 TEST(LocalShardsWrapperTest, WhatItCantDoIsRefused) {
   const at::Tensor rows = at::ones({2, 3});
   EXPECT_ERROR(LocalShardsWrapper({rows}, {}), ErrorCode::invalid_argument, "1 shards with 0 offsets");

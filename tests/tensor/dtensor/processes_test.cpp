@@ -19,12 +19,13 @@ using testing::cross;
 using testing::expect_good_processes;
 using testing::indexed;
 using testing::local_of;
+using testing::P;
 using testing::part_of;
 using testing::quick;
+using testing::R;
+using testing::S0;
+using testing::S1;
 using testing::Sizes;
-
-const Placement R = Placement::replicate(), S0 = Placement::shard(0), S1 = Placement::shard(1),
-                P = Placement::partial();
 
 class DTensorProcesses : public ::testing::TestWithParam<Sizes> {};
 INSTANTIATE_TEST_SUITE_P(, DTensorProcesses,
@@ -53,7 +54,7 @@ TEST_P(DTensorProcesses, RedistributeBetweenAllPlacements) {
       unsharded.sum().backward();
       const std::string what = to_string(from) + " to " + to_string(to);
       EXPECT_EQ(found.placements(), to) << what;
-      EXPECT_TRUE(at::equal(unsharded, full)) << what;
+      EXPECT_TRUE(at::allclose(unsharded, full, 1e-15, 0)) << what;  // a sixth is not exact
       EXPECT_TRUE(at::equal(local.grad(), at::ones_like(local))) << what;
     }
   });

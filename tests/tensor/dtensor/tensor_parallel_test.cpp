@@ -3,6 +3,7 @@
 #include "tessera/tensor/tensor_parallel.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/InferenceMode.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/nn/modules/activation.h>
@@ -10,18 +11,22 @@
 
 #include "support/error_matchers.h"
 #include "tensor/mesh_support.h"
+#include "tessera/comm/comm_debug_mode.h"
 #include "tessera/comm/local_ranks.h"
 #include "tessera/tensor/dtensor_ops.h"
+#include "tessera/tensor/internal/replace_data.h"
 
 namespace tessera {
 namespace {
 
 using testing::indexed;
 using testing::part_of;
+using testing::R;
+using testing::S0;
+using testing::S1;
 using testing::Sizes;
 
-const Placement R = Placement::replicate(), S0 = Placement::shard(0), S1 = Placement::shard(1),
-                Last = Placement::shard(-1);
+const Placement Last = Placement::shard(-1);
 
 // The same numbers on every rank.
 void fill(torch::nn::Module& module) {
@@ -227,6 +232,205 @@ TEST_P(TensorParallelWorlds, AModel) {
       }
     });
   }
+}
+
+// Which of net0, ..., net9 a pattern selects.
+TEST(TensorParallelTest, APatternSelectsNames) {
+  run_local(2, [](const ProcessGroup& group) {
+    const DeviceMesh mesh(group, {2});
+    const auto selected = [&](const std::vector<std::string>& patterns) {
+      const auto net = std::make_shared<torch::nn::Module>("net"), inner = std::make_shared<torch::nn::Module>("inner");
+      for (const char* name : {"net1", "net2", "net3", "net10"}) net->register_module(name, ParallelLinear(4, 4));
+      net->register_module("inner", inner);
+      inner->register_module("net1", ParallelLinear(4, 4));
+      ParallelPlan plan;
+      for (const std::string& pattern : patterns) plan.emplace_back(pattern, ColwiseParallel{});
+      parallelize_module(*net, mesh, plan);
+      std::string found;
+      for (const auto& module : net->named_modules()) {
+        const auto* layer = dynamic_cast<const ParallelLinearImpl*>(module.value().get());
+        if (layer != nullptr && layer->is_parallelized()) found += (found.empty() ? "" : " ") + module.key();
+      }
+      return found;
+    };
+    EXPECT_EQ(selected({"net*"}), "net1 net2 net3 net10");
+    EXPECT_EQ(selected({"net?"}), "net1 net2 net3");
+    EXPECT_EQ(selected({"net[1-2]"}), "net1 net2");
+    EXPECT_EQ(selected({"net[0-9][0-9]"}), "net10");
+    EXPECT_EQ(selected({"*.net1"}), "inner.net1");
+    EXPECT_EQ(selected({"inn*.n?t*", "net[!1]"}), "net2 net3 inner.net1");
+  });
+}
+
+TEST(TensorParallelTest, TheParametersAreThoseOfTheRankGiven) {
+  run_local(3, [](const ProcessGroup& group) {
+    const DeviceMesh mesh(group, {3});
+    const auto made = [&](std::optional<std::int64_t> src_data_rank) {
+      ParallelLinear layer(4, 7);
+      layer->weight.detach().fill_(group.rank());
+      layer->bias.detach().fill_(group.rank() + 10);
+      parallelize_module(*layer, mesh, {{"", ColwiseParallel{}}}, src_data_rank);
+      return layer;
+    };
+    const std::int64_t rows = group.rank() == 2 ? 1 : 3;
+    for (const std::int64_t source : {0, 1, 2}) {
+      const ParallelLinear layer = made(source);
+      EXPECT_TRUE(at::equal(layer->weight, at::full({rows, 4}, static_cast<double>(source), at::kFloat)));
+      EXPECT_TRUE(at::equal(layer->bias, at::full({rows}, static_cast<double>(source) + 10, at::kFloat)));
+    }
+    EXPECT_TRUE(at::equal(made(std::nullopt)->weight, at::full({rows, 4}, group.rank(), at::kFloat)));
+    EXPECT_ERROR(made(3), ErrorCode::invalid_argument, "parameters of rank 3 on DeviceMesh(3): expected 0 to 2");
+    EXPECT_ERROR(made(group.rank() == 1 ? 1 : 0), ErrorCode::invalid_argument,
+                 "rank 0 has src_data_rank 0 and rank 1 has src_data_rank 1");
+  });
+}
+
+TEST(TensorParallelTest, FrozenParametersStayFrozen) {
+  const at::Tensor x = input_of({3, 6});
+  for (const bool is_colwise : {true, false}) {
+    run_local(2, [&](const ProcessGroup& group) {
+      const DeviceMesh mesh(group, {2});
+      const ParallelStyle style =
+          is_colwise ? ParallelStyle(ColwiseParallel{R, R}) : ParallelStyle(RowwiseParallel{R, R});
+      for (const char* frozen : {"weight", "bias"}) {
+        ParallelLinear full(6, 5), layer(6, 5);
+        for (ParallelLinear each : {full, layer}) {
+          fill(*each);
+          each->named_parameters()[frozen].set_requires_grad(false);
+        }
+        parallelize_module(*layer, mesh, {{"", style}});
+        full(x).square().sum().backward();
+        layer(x).square().sum().backward();
+        for (const auto& parameter : layer->named_parameters()) {
+          EXPECT_EQ(parameter.value().requires_grad(), parameter.key() != frozen);
+          if (parameter.key() == frozen) {
+            EXPECT_FALSE(parameter.value().grad().defined());
+          } else {
+            expect_part(parameter.value().grad(), full->named_parameters()[parameter.key()].grad(), mesh,
+                        layer->dtensor_spec(parameter.key())->layout.placements()[0], parameter.key());
+          }
+        }
+      }
+    });
+  }
+}
+
+TEST(TensorParallelTest, AnRmsNormAndADropoutOnAShardOfTheSequence) {
+  const at::Tensor x = input_of({2, 5, 6});
+  for (const int ranks : {1, 2, 3, 7}) {
+    run_local(ranks, [&](const ProcessGroup& group) {
+      const DeviceMesh mesh(group, {ranks});
+      compare<ParallelRMSNorm>(
+          group, [] { return ParallelRMSNorm(Sizes{6}, 1e-6); }, SequenceParallel{}, x, S1, S1);
+      ParallelRMSNorm plain(Sizes{6}, 0.5, false);
+      EXPECT_TRUE(plain->parameters().empty());
+      EXPECT_TRUE(at::allclose(plain(x), x * at::rsqrt(x.square().mean(-1, true) + 0.5)));
+      EXPECT_ERROR(parallelize_module(*plain, mesh, {{"", ColwiseParallel{}}}), ErrorCode::invalid_argument,
+                   "parallelize an RMS norm: style is ColwiseParallel, expected SequenceParallel");
+
+      ParallelDropout full(0.4, PhiloxGenerator(5)), layer(0.4, PhiloxGenerator(5));
+      parallelize_module(*layer, mesh, {{"", SequenceParallel{}}});
+      for (int step = 0; step < 2; ++step) {
+        const at::Tensor leaf = x.clone().requires_grad_(), local = local_part(x, mesh, S1).requires_grad_();
+        const at::Tensor y = full(leaf), found = layer(local);
+        EXPECT_GT(y.eq(0).sum().item<std::int64_t>(), 5);
+        expect_part(found, y, mesh, S1, "dropout");
+        y.sum().backward();
+        found.sum().backward();
+        expect_part(local.grad(), leaf.grad(), mesh, S1, "gradient of a dropout");
+        EXPECT_EQ(layer->generator, full->generator);
+      }
+      layer->eval();
+      EXPECT_TRUE(layer(x).is_same(x));
+    });
+  }
+}
+
+// Built on meta and parallelized, a model gets the values that it gets in one process.
+TEST(TensorParallelTest, InitialValuesDontDependOnTheMesh) {
+  const auto made = [] {
+    torch::nn::Sequential net;
+    net->push_back("ids", ParallelEmbedding(torch::nn::EmbeddingOptions(11, 6).padding_idx(8)));
+    net->push_back("norm", ParallelLayerNorm(torch::nn::LayerNormOptions({6})));
+    net->push_back("rms", ParallelRMSNorm(Sizes{6}));
+    net->push_back("up", ParallelLinear(6, 9));
+    net->push_back("down", ParallelLinear(9, 6));
+    net->push_back("plain", torch::nn::Tanh());
+    return net;
+  };
+  torch::nn::Sequential full = made();
+  PhiloxGenerator of_full(7);
+  initialize_parameters(*full, of_full);
+  const auto of = [&](const char* name) { return full->named_parameters()[name]; };
+  EXPECT_LE(of("up.weight").abs().max().item<double>(), 1 / std::sqrt(6.0));
+  EXPECT_GT(of("up.weight").abs().max().item<double>(), 0.8 / std::sqrt(6.0));
+  EXPECT_LE(of("down.bias").abs().max().item<double>(), 1 / std::sqrt(9.0));
+  EXPECT_GT(of("down.bias").std().item<double>(), 0.05);
+  EXPECT_TRUE(at::equal(of("ids.weight").select(0, 8), at::zeros({6})));
+  EXPECT_NEAR(of("ids.weight").std().item<double>(), 1, 0.3);
+  EXPECT_TRUE(at::equal(of("norm.weight"), at::ones({6})) && at::equal(of("rms.weight"), at::ones({6})));
+  for (const int ranks : {1, 2, 4}) {
+    run_local(ranks, [&](const ProcessGroup& group) {
+      const DeviceMesh mesh(group, {ranks});
+      torch::nn::Sequential net = made();
+      for (const at::Tensor& parameter : net->parameters()) replace_data(parameter, parameter.detach().to(at::kMeta));
+      parallelize_module(*net, mesh,
+                         {{"ids", RowwiseParallel{}},
+                          {"norm", SequenceParallel{}},
+                          {"up", ColwiseParallel{}},
+                          {"down", RowwiseParallel{}}});
+      const at::Tensor before = net->named_parameters()["up.weight"];
+      ASSERT_TRUE(before.is_meta());
+      PhiloxGenerator generator(7);
+      initialize_parameters(*net, generator);
+      EXPECT_EQ(generator, of_full);
+      EXPECT_TRUE(before.is_same(net->named_parameters()["up.weight"]));
+      EXPECT_TRUE(before.requires_grad() && before.is_cpu());
+      for (const auto& parameter : net->named_parameters()) {
+        const auto is = [&](const char* part) { return parameter.key().find(part) != std::string::npos; };
+        const Placement placement = is("ids") || is("up") ? S0 : is("down.weight") ? S1 : R;
+        expect_part(parameter.value(), of(parameter.key().c_str()), mesh, placement, parameter.key());
+      }
+      // Once more, from the next numbers.
+      initialize_parameters(*net, generator);
+      EXPECT_TRUE(before.numel() == 0 || !at::equal(before, local_part(of("up.weight"), mesh, S0)));
+      net->named_parameters()["up.weight"].sum().backward();
+      EXPECT_TRUE(before.grad().defined());
+    });
+  }
+}
+
+TEST(TensorParallelTest, InferenceModeGivesTheSame) {
+  const at::Tensor x = input_of({3, 8});
+  Block full;
+  fill(*full);
+  const at::Tensor y = full->forward(x);
+  run_local(2, [&](const ProcessGroup& group) {
+    const DeviceMesh mesh(group, {2});
+    Block block;
+    fill(*block);
+    parallelize_module(*block, mesh, {{"up", ColwiseParallel{}}, {"down", RowwiseParallel{}}});
+    const c10::InferenceMode inference;
+    const at::Tensor found = block->forward(x);
+    EXPECT_TRUE(found.is_inference());
+    EXPECT_TRUE(at::allclose(found, y, 1e-10, 1e-12));
+  });
+}
+
+TEST(TensorParallelTest, AnMlpSendsOneSumForwardAndOneBackward) {
+  run_local(2, [](const ProcessGroup& group) {
+    const DeviceMesh mesh(group, {2});
+    Block block;
+    parallelize_module(*block, mesh, {{"up", ColwiseParallel{}}, {"down", RowwiseParallel{}}});
+    const at::Tensor x = input_of({3, 8}).to(at::kFloat).requires_grad_();
+    const std::map<std::string, std::int64_t> one_sum = {{"all_reduce", 1}};
+    const CommDebugMode forward(group);
+    const at::Tensor y = block->forward(x);
+    EXPECT_EQ(forward.counts(), one_sum);
+    const CommDebugMode backward(group);
+    y.sum().backward();
+    EXPECT_EQ(backward.counts(), one_sum);
+  });
 }
 
 TEST(TensorParallelTest, RanksOutsideOfTheMeshAreLeftAlone) {

@@ -16,6 +16,7 @@ using testing::chunk_spec;
 using testing::close;
 using testing::full_of;
 using testing::grid_spec;
+using testing::leaf;
 using testing::permuted_ranks;
 using testing::random;
 using testing::ranks_of;
@@ -31,8 +32,6 @@ class LayersTest : public ::testing::TestWithParam<int> {
   }
 };
 INSTANTIATE_TEST_SUITE_P(Worlds, LayersTest, ::testing::Values(1, 2, 3, 4, 8));
-
-at::Tensor leaf(const at::Tensor& tensor) { return tensor.detach().clone().set_requires_grad(true); }
 
 // Rank r's part of all ranks' inputs, along dimension 0.
 at::Tensor part_of(const at::Tensor& all, int rank, int world) {

@@ -25,7 +25,7 @@ using testing::chunk_spec;
 using testing::expect_good_processes;
 using testing::fill_with_indices;
 using testing::grid_spec;
-using testing::indexed;
+using testing::indices;
 using testing::quick;
 using testing::RankOutcome;
 using testing::run_processes;
@@ -79,7 +79,7 @@ void expect_all_remote_shards(const ShardedTensor& tensor) {
     const int rank = static_cast<int>(*shard.placement->rank());
     if (rank != group.rank()) expected[group.world_ranks()[static_cast<std::size_t>(rank)]].push_back(shard);
   }
-  const at::Tensor full = indexed(tensor.size(), tensor.scalar_type());
+  const at::Tensor full = indices(tensor.size(), tensor.scalar_type());
   ASSERT_EQ(tensor.remote_shards().size(), expected.size());
   for (const auto& [owner, shards] : tensor.remote_shards()) {
     ASSERT_EQ(shards.size(), expected[owner].size()) << "rank " << owner;

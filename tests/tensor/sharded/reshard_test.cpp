@@ -13,7 +13,7 @@ namespace {
 using testing::chunk_spec;
 using testing::fill_with_indices;
 using testing::grid_spec;
-using testing::indexed;
+using testing::indices;
 using testing::Sizes;
 using testing::SpecPtr;
 using testing::specs_of_every_kind;
@@ -77,7 +77,7 @@ INSTANTIATE_TEST_SUITE_P(Worlds, ReshardWayTest,
 TEST_P(ReshardWayTest, EverySpecToEverySpecMovesWhatChangesItsRankAndNothingElse) {
   run_local(world(), [&](const ProcessGroup& group) {
     for (const Sizes& size : {Sizes{7}, Sizes{5, 3}, Sizes{3, 2, 5}}) {
-      const at::Tensor full = indexed(size);
+      const at::Tensor full = indices(size);
       const std::vector<SpecPtr> specs = specs_of_every_kind(size, world());
       for (const SpecPtr& from : specs) {
         ShardedTensorOptions of_longs;
@@ -111,7 +111,7 @@ TEST_P(ReshardWayTest, EveryDtype) {
       const SpecPtr to = grid_spec(size, {2, 2}, testing::ranks_of(world()));
       const Resharded resharded =
           reshard(tensor, to->build_metadata(size, tensor.metadata().tensor_properties), options());
-      EXPECT_TRUE(hold_indices(resharded.shards, indexed(size, dtype))) << dtype;
+      EXPECT_TRUE(hold_indices(resharded.shards, indices(size, dtype))) << dtype;
     }
   });
 }
@@ -120,7 +120,7 @@ TEST_P(ReshardWayTest, EveryDtype) {
 TEST_P(ReshardWayTest, ALargeTensorThereAndBack) {
   run_local(world(), [&](const ProcessGroup& group) {
     const Sizes size = {3001, 1499};
-    const at::Tensor full = indexed(size, at::kInt);
+    const at::Tensor full = indices(size, at::kInt);
     ShardedTensorOptions of_ints;
     of_ints.dtype = at::kInt;
     ExchangeOptions how = options();

@@ -19,6 +19,7 @@ using testing::chunk_spec;
 using testing::close;
 using testing::full_of;
 using testing::grid_spec;
+using testing::leaf;
 using testing::permuted_ranks;
 using testing::random;
 using testing::ranks_of;
@@ -34,8 +35,6 @@ class ShardModuleTest : public ::testing::TestWithParam<int> {
   }
 };
 INSTANTIATE_TEST_SUITE_P(Worlds, ShardModuleTest, ::testing::Values(1, 2, 3, 5));
-
-at::Tensor leaf(const at::Tensor& tensor) { return tensor.detach().clone().set_requires_grad(true); }
 
 void assign(const at::Tensor& parameter, const at::Tensor& value) {
   const at::NoGradGuard no_grad;
@@ -143,8 +142,8 @@ TEST(ShardedEmbeddingBagTest, OffsetsAndWeightsOfSamples) {
   });
 }
 
-struct Net : torch::nn::Module {
-  Net() {
+struct ShardableNet : torch::nn::Module {
+  ShardableNet() {
     words = register_module("words", ShardedEmbedding(11, 6));
     inner = register_module("inner", ShardedLinear(6, 9));
     head = register_module("head", ShardedLinear(9, 4));
@@ -159,7 +158,7 @@ struct Net : torch::nn::Module {
 
 TEST_P(ShardModuleTest, TrainingGivesTheParametersOfOneProcess) {
   run_local(world(), [&](const ProcessGroup& group) {
-    Net full, net;
+    ShardableNet full, net;
     const at::Tensor ids = at::arange(world() * 6).remainder(11).view({world(), 6});
     torch::optim::SGD of_full(full.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
     torch::optim::SGD optimizer(net.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));  // before sharding
@@ -181,6 +180,70 @@ TEST_P(ShardModuleTest, TrainingGivesTheParametersOfOneProcess) {
       EXPECT_TRUE(close(full_of(layer->sharded_parameter("weight", layer->weight)), of_one->weight.detach()));
       EXPECT_TRUE(close(layer->bias.detach(), of_one->bias.detach()));
     }
+  });
+}
+
+// A planner of a user: every weight by rows. PyTorch: ShardingPlanner.
+ShardingPlan rows_of_all_weights(const torch::nn::Module& module, int ranks) {
+  ShardingPlan plan;
+  for (const auto& parameter : module.named_parameters()) {
+    if (parameter.key().ends_with("weight")) plan[parameter.key()] = chunk_spec(0, ranks_of(ranks));
+  }
+  return plan;
+}
+
+std::vector<std::string> names_of(const std::vector<std::pair<std::string, ShardedTensor>>& parameters) {
+  std::vector<std::string> names;
+  names.reserve(parameters.size());
+  for (const auto& [name, tensor] : parameters) names.push_back(name);
+  return names;
+}
+
+TEST_P(ShardModuleTest, APlannerOfAUserShardsAModuleAndItsShardedParametersAreListed) {
+  run_local(world(), [&](const ProcessGroup& group) {
+    ShardableNet full, net;
+    EXPECT_TRUE(named_sharded_parameters(net).empty());
+    shard_module(net, rows_of_all_weights(net, world()), group);
+    const auto sharded = named_sharded_parameters(net);
+    EXPECT_THAT(names_of(sharded), ::testing::ElementsAre("words.weight", "inner.weight", "head.weight"));
+    EXPECT_EQ(named_sharded_parameters(*net.inner).at(0).first, "weight");
+    const auto parameters = net.named_parameters(), of_full = full.named_parameters();
+    for (const auto& [name, tensor] : sharded) {
+      EXPECT_TRUE(tensor.local_tensor().is_same(parameters[name])) << name;
+      EXPECT_TRUE(close(full_of(tensor), of_full[name].detach())) << name;
+    }
+    // An optimizer of the local shards alone takes the step of the full parameters.
+    std::vector<at::Tensor> shards, weights;
+    for (const auto& [name, tensor] : sharded) {
+      for (const Shard& shard : tensor.local_shards()) shards.push_back(shard.tensor);
+      weights.push_back(of_full[name]);
+    }
+    torch::optim::SGD optimizer(shards, 0.1), optimizer_of_full(weights, 0.1);
+    const at::Tensor ids = at::arange(world() * 6).remainder(11).view({world(), 6});
+    full.forward(ids).square().sum().backward();
+    optimizer_of_full.step();
+    net.forward(ids[group.rank()]).square().sum().backward();
+    optimizer.step();
+    for (const auto& [name, tensor] : sharded) EXPECT_TRUE(close(full_of(tensor), of_full[name].detach())) << name;
+  });
+}
+
+TEST(ShardModuleInSubgroupTest, OnlyItsRanksShardAndCompute) {
+  run_local(4, [](const ProcessGroup& world) {
+    const auto group = world.subgroup(std::vector<int>{1, 3});
+    if (!group) return;
+    ShardableNet full, net;
+    shard_module(net, rows_of_all_weights(net, 2), *group);
+    const at::Tensor ids = at::arange(12).remainder(11).view({2, 6});
+    EXPECT_TRUE(close(net.forward(ids[group->rank()]).detach(), full.forward(ids)[group->rank()].detach()));
+    for (const auto& [name, tensor] : named_sharded_parameters(net)) {
+      EXPECT_TRUE(close(full_of(tensor), full.named_parameters()[name].detach())) << name;
+    }
+    // Ranks in placements are those of the subgroup.
+    EXPECT_ERROR(shard_module(net, {{"head.bias", chunk_spec(0, {1, 3})}}, *group), ErrorCode::unsupported, "'bias'");
+    ShardableNet other;
+    EXPECT_ERROR(shard_module(other, {{"head.weight", chunk_spec(0, {1, 3})}}, *group), ErrorCode::invalid_argument,
+                 "rank");
   });
 }
 
@@ -217,7 +280,7 @@ TEST_P(ShardModuleTest, TheShardsAreThoseOfADTensor) {
   run_local(world(), [&](const ProcessGroup& group) {
     for (const SpecPtr& spec : specs()) {
       ShardedLinear layer(3, 4);
-      const at::Tensor full = testing::indexed({4, 3}, at::kFloat);
+      const at::Tensor full = testing::indices({4, 3}, at::kFloat);
       assign(layer->weight, full);
       shard_parameter(*layer, "weight", spec, group);
       const DTensorSpec* of_weight = layer->dtensor_spec("weight");
@@ -278,7 +341,7 @@ TEST(ShardModuleSharedTest, AParameterOfSeveralModulesIsShardedOnceInAll) {
 TEST(ShardModuleRefusalTest, EveryRankThrowsBeforeAnythingChanges) {
   run_local(2, [](const ProcessGroup& group) {
     const SpecPtr rows = chunk_spec(0, {0, 1});
-    Net net;
+    ShardableNet net;
     net.register_module("plain", torch::nn::Linear(4, 4));
     const auto refuse = [&](const ShardingPlan& plan, ErrorCode code, const std::string& what) {
       ShardingPlan with_good = plan;

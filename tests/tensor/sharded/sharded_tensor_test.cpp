@@ -15,7 +15,7 @@ using testing::chunk_spec;
 using testing::fill_with_indices;
 using testing::grid_spec;
 using testing::holds_indices;
-using testing::indexed;
+using testing::indices;
 using testing::on_rank;
 using testing::Sizes;
 using testing::SpecPtr;
@@ -65,7 +65,7 @@ TEST_P(ShardedTensorTest, GatherOfEverySpecToEveryRank) {
           const at::Tensor out = group.rank() == dst ? at::full(size, -1, at::kLong) : at::Tensor();
           tensor.gather(dst, out);
           if (out.defined()) {
-            EXPECT_TRUE(at::equal(out, indexed(size))) << spec->to_string();
+            EXPECT_TRUE(at::equal(out, indices(size))) << spec->to_string();
           }
         }
       }
@@ -98,7 +98,7 @@ TEST_P(ShardedTensorTest, FromTheTensorOfOneRank) {
     for (const Sizes& size : sizes()) {
       for (const SpecPtr& spec : specs_of_every_kind(size, world())) {
         for (const int src : {0, world() - 1}) {
-          const at::Tensor full = group.rank() == src ? indexed(size) : at::Tensor();
+          const at::Tensor full = group.rank() == src ? indices(size) : at::Tensor();
           const ShardedTensor tensor = ShardedTensor::from_tensor(full, spec, group, src);
           EXPECT_TRUE(holds_indices(tensor)) << spec->to_string();
           EXPECT_EQ(tensor.scalar_type(), at::kLong);
@@ -115,7 +115,7 @@ TEST_P(ShardedTensorTest, FromTheTensorOfOneRank) {
 
 TEST_P(ShardedTensorTest, FromATensorThatIsNotContiguousAndRequiresGrad) {
   run_local(world(), [&](const ProcessGroup& group) {
-    const at::Tensor full = indexed({4, 6}, at::kDouble);
+    const at::Tensor full = indices({4, 6}, at::kDouble);
     const at::Tensor turned = full.t().contiguous().t().set_requires_grad(true);
     const ShardedTensor tensor = ShardedTensor::from_tensor(turned, chunk_spec(0, testing::ranks_of(world())), group);
     EXPECT_TRUE(holds_indices(tensor));
@@ -183,7 +183,7 @@ TEST(ShardedTensorDTypeTest, EveryDtypeIsGatheredAndResharded) {
       const at::Tensor out = group.rank() == 1 ? at::zeros({5, 4}, dtype) : at::Tensor();
       tensor.gather(1, out);
       if (out.defined()) {
-        EXPECT_TRUE(at::equal(out, indexed({5, 4}, dtype))) << dtype;
+        EXPECT_TRUE(at::equal(out, indices({5, 4}, dtype))) << dtype;
       }
     }
   });
@@ -276,7 +276,7 @@ TEST_P(ShardedTensorTest, GatherConvertsToTheDtypeAndThenToThatOfOut) {
         const ShardedTensor tensor = ShardedTensor::empty(spec, size, group, options);
         fill_with_indices(tensor);
         for (const Shard& shard : tensor.local_shards()) shard.tensor.add_(0.75);
-        const at::Tensor full = indexed(size, at::kDouble) + 0.75;
+        const at::Tensor full = indices(size, at::kDouble) + 0.75;
         for (const at::ScalarType out_dtype : {at::kInt, at::kDouble, at::kFloat}) {
           const at::Tensor out = group.rank() == 0 ? at::full(size, -1, out_dtype) : at::Tensor();
           tensor.gather(0, out, at::kInt);
@@ -357,7 +357,7 @@ TEST(OneSidedTest, RanksThatWantDifferentTensorsAllThrow) {
     EXPECT_ERROR(ShardedTensor::from_tensor(full, is_first ? rows : columns, group), ErrorCode::invalid_argument,
                  "rank 0 has spec ", "rank 1 has spec ");
     EXPECT_ERROR(ShardedTensor::from_tensor(full, is_first ? rows : nullptr, group), ErrorCode::invalid_argument,
-                 "rank 1: the spec is null");
+                 "rank 1: sharded tensor: the spec is null");
     EXPECT_ERROR(ShardedTensor::from_tensor(full, rows, group, is_first ? 0 : 1), ErrorCode::invalid_argument,
                  "rank 0 has src 0 and rank 1 has src 1");
     EXPECT_ERROR(ShardedTensor::from_tensor(full, rows, group, is_first ? 0 : 2), ErrorCode::invalid_argument,
@@ -365,7 +365,8 @@ TEST(OneSidedTest, RanksThatWantDifferentTensorsAllThrow) {
     ShardedTensor tensor = ShardedTensor::from_tensor(full, rows, group);
     EXPECT_ERROR(tensor.reshard(is_first ? rows : columns), ErrorCode::invalid_argument, "rank 0 has to ",
                  "rank 1 has to ");
-    EXPECT_ERROR(tensor.reshard(is_first ? nullptr : columns), ErrorCode::invalid_argument, "rank 0: the spec is null");
+    EXPECT_ERROR(tensor.reshard(is_first ? nullptr : columns), ErrorCode::invalid_argument,
+                 "rank 0: sharded tensor: the spec is null");
     tensor.reshard(columns);
     const at::Tensor out = is_first ? at::zeros({4, 2}, at::kLong) : at::Tensor();
     tensor.gather(0, out);

@@ -14,10 +14,11 @@ namespace {
 using testing::cross;
 using testing::indexed;
 using testing::local_of;
+using testing::P;
+using testing::R;
+using testing::S0;
+using testing::S1;
 using testing::Sizes;
-
-const Placement R = Placement::replicate(), S0 = Placement::shard(0), S1 = Placement::shard(1),
-                P = Placement::partial();
 
 struct Case {
   std::string name;
@@ -32,14 +33,14 @@ std::vector<Case> cases() {
   return {
       {"add_", [](D x, D row) { return dtensor::add_(x, row); }, [](T x, T row) { return x + row; }, true},
       {"sub_", [](D x, D row) { return dtensor::sub_(x, row); }, [](T x, T row) { return x - row; }, true},
-      {"mul_", [](D x, D row) { return dtensor::mul_(x, row); }, [](T x, T row) { return x * row; }, false},
-      {"div_", [](D x, D row) { return dtensor::div_(x, row); }, [](T x, T row) { return x / row; }, false},
+      {"mul_", [](D x, D row) { return dtensor::mul_(x, row); }, [](T x, T row) { return x * row; }, true},
+      {"div_", [](D x, D row) { return dtensor::div_(x, row); }, [](T x, T row) { return x / row; }, true},
       {"copy_", [](D x, D row) { return dtensor::copy_(x, row); }, [](T x, T row) { return row.expand_as(x); }, true},
       {"add_number", [](D x, D) { return dtensor::add_(x, 2); }, [](T x, T) { return x + 2; }, false},
       {"sub_number", [](D x, D) { return dtensor::sub_(x, 2); }, [](T x, T) { return x - 2; }, false},
       {"mul_number", [](D x, D) { return dtensor::mul_(x, 2); }, [](T x, T) { return x * 2; }, true},
       {"div_number", [](D x, D) { return dtensor::div_(x, 2); }, [](T x, T) { return x / 2; }, true},
-      {"fill_", [](D x, D) { return dtensor::fill_(x, 2); }, [](T x, T) { return at::full_like(x, 2); }, false},
+      {"fill_", [](D x, D) { return dtensor::fill_(x, 2); }, [](T x, T) { return at::full_like(x, 2); }, true},
       {"masked_fill_", [](D x, D row) { return dtensor::masked_fill_(x, dtensor::gt(row, 22), 5); },
        [](T x, T row) { return x.masked_fill(row.gt(22), 5); }, false},
       {"zero_", [](D x, D) { return dtensor::zero_(x); }, [](T x, T) { return at::zeros_like(x); }, true},
@@ -57,7 +58,9 @@ TEST(DTensorInPlaceTest, GivesWhatItGivesOnTheFullTensorsWhereItIs) {
                                    {tensor.sizes().vec()});
       };
       for (const Case& op : cases()) {
-        for (const Placements& placements : cross({R, S0, S1, P}, shape.size())) {
+        std::vector<Placements> choices = cross({R, S0, S1, P}, shape.size());
+        if (shape.size() == 2) choices.push_back({Placement::strided_shard(0, 2), S0});
+        for (const Placements& placements : choices) {
           for (const Placements& of_row : cross({R, S0, P}, shape.size())) {
             const DTensor x = on_mesh(full, placements), alias = x, other = on_mesh(row, of_row);
             const at::Tensor local = x.local_tensor();

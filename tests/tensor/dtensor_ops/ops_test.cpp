@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "support/error_matchers.h"
-#include "tensor/dtensor/op_cases.h"
+#include "tensor/dtensor_ops/op_cases.h"
 #include "tensor/mesh_support.h"
 #include "tessera/comm/local_ranks.h"
 #include "tessera/tensor/dtensor_op.h"
@@ -17,61 +17,20 @@ using testing::cross;
 using testing::indexed;
 using testing::local_of;
 using testing::OpCase;
+using testing::P;
 using testing::part_of;
+using testing::R;
+using testing::S0;
+using testing::S1;
 using testing::Sizes;
 
-const Placement R = Placement::replicate(), S0 = Placement::shard(0), S1 = Placement::shard(1),
-                S2 = Placement::shard(2), P = Placement::partial();
+const Placement S2 = Placement::shard(2);
 
 class DTensorOpTest : public ::testing::TestWithParam<std::tuple<OpCase, Sizes>> {};
 
 TEST_P(DTensorOpTest, GivesWhatItGivesOnTheWhole) {
   const auto& [op, shape] = GetParam();
-  std::vector<at::Tensor> wholes;
-  for (const Sizes& size : op.sizes) {
-    wholes.push_back(
-        at::sin(indexed(size).add(static_cast<double>(wholes.size()) * 7)).add(1.5).set_requires_grad(op.has_gradient));
-  }
-  const at::Tensor expected = op.aten(wholes);
-  const at::Tensor weights = at::cos(indexed(expected.sizes().vec()));
-  if (op.has_gradient) (expected * weights).sum().backward();
-  run_local(static_cast<int>(mesh_size(shape)), [&, &op = op, &shape = shape](const ProcessGroup& group) {
-    const DeviceMesh mesh(group, shape);
-    std::vector<std::vector<Placements>> choices;
-    for (const Sizes& size : op.sizes) {
-      choices.push_back(cross(size.size() > 1 ? Placements{R, S0, S1, P} : Placements{R, S0, P}, shape.size()));
-    }
-    std::vector<std::size_t> at(choices.size(), 0);
-    for (;;) {
-      std::vector<at::Tensor> leaves;
-      std::vector<DTensor> inputs;
-      std::string shown;
-      for (std::size_t i = 0; i < choices.size(); ++i) {
-        const MeshLayout layout(op.sizes[i], shape, choices[i][at[i]]);
-        leaves.push_back(local_of(wholes[i], layout, *mesh.coordinate()).set_requires_grad(op.has_gradient));
-        inputs.push_back(DTensor::from_local(leaves[i], mesh, layout.placements(), {op.sizes[i]}));
-        shown += to_string(layout.placements()) + " ";
-      }
-      const at::Tensor found = op.ours(inputs).full_tensor();
-      ASSERT_TRUE(at::allclose(found, expected.detach(), 1e-10, 1e-12)) << op.name << " of " << shown << found;
-      if (op.has_gradient) {
-        (found * weights).sum().backward();
-        for (std::size_t i = 0; i < leaves.size(); ++i) {
-          const at::Tensor gradient = part_of(wholes[i].grad(), inputs[i].layout(), *mesh.coordinate());
-          ASSERT_TRUE(leaves[i].grad().defined()) << op.name << " of " << shown;
-          ASSERT_TRUE(at::allclose(leaves[i].grad(), gradient, 1e-9, 1e-11))
-              << op.name << " of " << shown << ", gradient of " << i << leaves[i].grad() << gradient;
-        }
-      }
-      // Skip ahead: a sample of many combinations.
-      std::size_t i = 0;
-      for (std::size_t skip = shape.size() > 1 && choices.size() > 1 ? 37 : 1; skip > 0; --skip) {
-        for (i = 0; i < at.size() && ++at[i] == choices[i].size(); ++i) at[i] = 0;
-        if (i == at.size()) break;
-      }
-      if (i == at.size()) break;
-    }
-  });
+  testing::expect_as_on_full_tensors({op}, shape);
 }
 
 std::vector<std::tuple<OpCase, Sizes>> parameters() {
@@ -79,48 +38,24 @@ std::vector<std::tuple<OpCase, Sizes>> parameters() {
   for (const OpCase& op : testing::op_cases()) {
     for (const Sizes& mesh : {Sizes{1}, Sizes{2}, Sizes{3}, Sizes{2, 2}}) all.emplace_back(op, mesh);
   }
-  for (const OpCase& op : testing::more_op_cases()) {
-    for (const Sizes& mesh : {Sizes{3}, Sizes{2, 2}}) all.emplace_back(op, mesh);
+  for (const auto& more : {testing::more_op_cases(), testing::math_cases()}) {
+    for (const OpCase& op : more) {
+      for (const Sizes& mesh : {Sizes{3}, Sizes{2, 2}}) all.emplace_back(op, mesh);
+    }
   }
   return all;
 }
 
 INSTANTIATE_TEST_SUITE_P(Ops, DTensorOpTest, ::testing::ValuesIn(parameters()),
                          [](const ::testing::TestParamInfo<std::tuple<OpCase, Sizes>>& test) {
-                           std::string name = std::get<0>(test.param).name + "Mesh";
-                           for (const std::int64_t length : std::get<1>(test.param)) name += std::to_string(length);
-                           return name;
+                           return std::get<0>(test.param).name + testing::mesh_name(std::get<1>(test.param));
                          });
 
 TEST(DTensorOpsTest, StridedShardsAndAveragesGiveTheSame) {
-  const Placement of_rows = Placement::strided_shard(0, 2), of_columns = Placement::strided_shard(1, 2),
-                  average = Placement::partial(ReduceOp::average);
-  const std::vector<Placements> choices = {{of_rows, S0}, {of_columns, S1}, {of_rows, S1},
-                                           {of_rows, R},  {R, of_columns},  {average, P}};
   std::vector<OpCase> ops = testing::op_cases();
-  for (const OpCase& more : testing::more_op_cases()) ops.push_back(more);
-  run_local(4, [&](const ProcessGroup& group) {
-    const DeviceMesh mesh(group, {2, 2});
-    const auto on_mesh = [&](const at::Tensor& full, const Placements& placements) {
-      const bool fits = std::all_of(placements.begin(), placements.end(), [&](const Placement& placement) {
-        return !placement.is_shard() || placement.dim() < full.dim();
-      });
-      const MeshLayout layout(full.sizes().vec(), mesh.shape(), fits ? placements : Placements{R, R});
-      return DTensor::from_local(local_of(full, layout, *mesh.coordinate()), mesh, layout.placements(),
-                                 {layout.size()});
-    };
-    for (const OpCase& op : ops) {
-      std::vector<at::Tensor> wholes;
-      for (const Sizes& size : op.sizes) wholes.push_back(at::sin(indexed(size)).add(1.5));
-      const at::Tensor expected = op.aten(wholes);
-      for (const Placements& placements : choices) {
-        std::vector<DTensor> inputs;
-        for (const at::Tensor& full : wholes) inputs.push_back(on_mesh(full, placements));
-        const at::Tensor found = op.ours(inputs).full_tensor();
-        ASSERT_TRUE(at::allclose(found, expected, 1e-10, 1e-12)) << op.name << " of " << to_string(placements) << found;
-      }
-    }
-  });
+  for (const auto& more : {testing::more_op_cases(), testing::math_cases()})
+    ops.insert(ops.end(), more.begin(), more.end());
+  testing::expect_as_on_full_tensors_if_strided(ops);
 }
 
 TEST(DTensorOpsTest, TheCheapestPlacementIsTaken) {
@@ -271,7 +206,7 @@ TEST(DTensorOpsTest, WhatDoesntFitIsRefused) {
     EXPECT_ERROR(dtensor::select(x, 0, 4), ErrorCode::invalid_argument, "expected -4 to 3");
     EXPECT_ERROR(dtensor::slice(x, 0, 0, 4, 0), ErrorCode::invalid_argument, "expected a step of at least 1");
     EXPECT_ERROR(dtensor::index(x, {0, 0, 0}), ErrorCode::invalid_argument, "3 indices, expected at most 2");
-    EXPECT_ERROR(dtensor::index(x, {at::zeros({1}, at::kLong)}), ErrorCode::unsupported, "see index_select and gather");
+    EXPECT_ERROR(dtensor::index(x, {at::indexing::TensorIndex(true)}), ErrorCode::unsupported, "by a bool");
     EXPECT_ERROR(dtensor::topk(x, 5, 0), ErrorCode::invalid_argument, "topk(DTensor of size [4, 6]");
     EXPECT_ERROR(dtensor::vector_norm(x, NAN), ErrorCode::invalid_argument, "expected a number");
     const DTensor wrong = distribute_tensor(at::full({4}, 6, at::kLong), mesh);

@@ -23,5 +23,16 @@ struct OpCase {
 // Ops that are tried on four meshes, and ops that are tried on two.
 std::vector<OpCase> op_cases();
 std::vector<OpCase> more_op_cases();
+std::vector<OpCase> math_cases();
+// Further ops, by family.
+std::vector<OpCase> index_cases();
+std::vector<OpCase> rearranging_cases();
+std::vector<OpCase> spatial_cases();
+
+// Expects values and gradients of the full tensors for all placements of the inputs on a mesh of `shape`; for a sample
+// if it has several dimensions.
+void expect_as_on_full_tensors(const std::vector<OpCase>& ops, const Sizes& shape);
+// The same for inputs that are sharded with a stride or averages, on a mesh [2, 2].
+void expect_as_on_full_tensors_if_strided(const std::vector<OpCase>& ops);
 
 }  // namespace tessera::testing

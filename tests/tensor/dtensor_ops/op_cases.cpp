@@ -1,4 +1,4 @@
-#include "tensor/dtensor/op_cases.h"
+#include "tensor/dtensor_ops/op_cases.h"
 
 #include <ATen/ATen.h>
 

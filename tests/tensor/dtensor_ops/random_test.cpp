@@ -17,10 +17,12 @@ namespace {
 using testing::cross;
 using testing::indexed;
 using testing::local_of;
+using testing::P;
+using testing::R;
+using testing::S0;
+using testing::S1;
 using testing::Sizes;
 
-const Placement R = Placement::replicate(), S0 = Placement::shard(0), S1 = Placement::shard(1),
-                P = Placement::partial();
 const Placements kChoices = {
     R, S0, S1, Placement::strided_shard(0, 2), Placement::strided_shard(1, 2), P, Placement::partial(ReduceOp::max)};
 const std::vector<Sizes> kMeshes = {{1}, {3}, {2, 2}, {2, 3}};
@@ -163,6 +165,9 @@ TEST(DTensorInitTest, AParameterIsTheSameOnAnyMesh) {
         const at::Tensor all = at::stack(found);
         if (shape == Sizes{1}) expected = all;
         EXPECT_TRUE(at::equal(all, expected)) << to_string(placements);
+        EXPECT_TRUE(at::equal(dtensor::eye_(x).full_tensor(), at::eye(40, 6, at::kDouble))) << to_string(placements);
+        const DTensor wide = dtensor::ones({5, 9}, mesh, placements);
+        EXPECT_TRUE(at::equal(dtensor::eye_(wide).full_tensor(), at::eye(5, 9))) << to_string(placements);
       }
     });
   }
@@ -177,8 +182,58 @@ TEST(DTensorInitTest, AParameterIsTheSameOnAnyMesh) {
     PhiloxGenerator generator(9);
     EXPECT_ERROR(dtensor::uniform_(dtensor::zeros({3}, mesh, {P}), generator), ErrorCode::unsupported,
                  "would change the placements");
+    EXPECT_ERROR(dtensor::eye_(dtensor::zeros({3, 3}, mesh, {P})), ErrorCode::unsupported,
+                 "would change the placements");
+    EXPECT_ERROR(dtensor::eye_(dtensor::zeros({3}, mesh)), ErrorCode::invalid_argument, "expected two dimensions");
+    EXPECT_EQ(generator, PhiloxGenerator(9)) << "a call that failed advanced it";
     EXPECT_ERROR(dtensor::kaiming_uniform_(dtensor::zeros({3}, mesh), generator), ErrorCode::invalid_argument,
                  "expected two dimensions or more");
+  });
+}
+
+TEST(DTensorInitTest, BernoulliAndTheIdentityAreTheSameOnAnyMesh) {
+  at::Tensor expected;
+  const at::Tensor odds = at::sin(indexed({40, 6})).abs();
+  for (const Sizes& shape : kMeshes) {
+    run_local(static_cast<int>(mesh_size(shape)), [&](const ProcessGroup& group) {
+      const DeviceMesh mesh(group, shape);
+      for (const Placements& placements : cross({R, S0, S1, Placement::strided_shard(0, 2), P}, shape.size())) {
+        const MeshLayout layout({40, 6}, shape, placements);
+        const DTensor odds_here =
+            DTensor::from_local(local_of(odds, layout, *mesh.coordinate()), mesh, placements, {layout.size()});
+        PhiloxGenerator generator = dtensor::manual_seed(9, mesh);
+        std::vector<at::Tensor> found = {dtensor::bernoulli(odds_here, generator).full_tensor()};
+        EXPECT_EQ(generator, PhiloxGenerator(9, 120));
+        if (std::count(placements.begin(), placements.end(), P) == 0) {
+          found.push_back(dtensor::bernoulli_(odds_here, generator, 0.25).full_tensor().clone());
+          EXPECT_EQ(generator, PhiloxGenerator(9, 240));
+          EXPECT_TRUE(at::equal(dtensor::eye_(odds_here).full_tensor(), at::eye(40, 6, at::kDouble)))
+              << to_string(placements);
+        } else {
+          EXPECT_ERROR(dtensor::bernoulli_(odds_here, generator), ErrorCode::unsupported,
+                       "would change the placements");
+          EXPECT_EQ(generator, PhiloxGenerator(9, 120)) << "a call that failed advanced it";
+        }
+        if (shape == Sizes{1} && found.size() == 2 && !expected.defined()) expected = at::stack(found);
+        EXPECT_TRUE(at::equal(at::stack(found), expected.slice(0, 0, static_cast<std::int64_t>(found.size()))))
+            << to_string(placements);
+      }
+    });
+  }
+  EXPECT_TRUE(expected.eq(0).logical_or(expected.eq(1)).all().item<bool>());
+  EXPECT_NEAR(expected[0].mean().item<double>(), odds.mean().item<double>(), 0.1);
+  EXPECT_NEAR(expected[0].mul(odds).sum().div(expected[0].sum()).item<double>(),
+              odds.square().sum().div(odds.sum()).item<double>(), 0.1);
+  EXPECT_NEAR(expected[1].mean().item<double>(), 0.25, 0.1);
+  run_local(2, [](const ProcessGroup& group) {
+    const DeviceMesh mesh(group, {2}), alone = DeviceMesh::of_ranks(group, {1}, {0});
+    PhiloxGenerator generator(1);
+    const DTensor x = dtensor::zeros({3}, mesh);
+    EXPECT_ERROR(dtensor::bernoulli_(x, generator, 1.5), ErrorCode::invalid_argument, "expected 0 to 1");
+    EXPECT_ERROR(dtensor::eye_(x), ErrorCode::invalid_argument, "eye_ of size [3]: expected two dimensions");
+    const auto mine = static_cast<std::uint64_t>(group.rank());
+    EXPECT_ERROR(dtensor::manual_seed(mine, mesh), ErrorCode::invalid_argument, "seed 0", "seed 1");
+    EXPECT_EQ(dtensor::manual_seed(mine, alone), PhiloxGenerator(mine)) << "ranks of other meshes may differ";
   });
 }
 

@@ -1,0 +1,41 @@
+#pragma once
+/// \file
+/// A scope in which ops do not redistribute their inputs, so that every redistribution is one that the program asks
+/// for.
+///
+///     const ExplicitRedistributionContext context;
+///     dtensor::matmul(sharded, other);                      // throws if `sharded` had to be gathered
+///     dtensor::matmul(sharded.redistribute(), other);
+///
+/// Covers ops on DTensors that this thread calls, in forward. Not covered are redistribute() and full_tensor(), what a
+/// tensor parallel layer does by its style, and the backward pass. All ranks must be in the same scopes. PyTorch:
+/// ExplicitRedistributionContext in torch/distributed/tensor/_utils.py.
+
+#include <functional>
+#include <string>
+
+namespace tessera {
+
+struct ExplicitRedistributionOptions {
+  bool enable = true;   ///< false permits redistributions again, within another scope
+  bool strict = false;  ///< also refuses redistributions that send nothing
+  /// If set, is called with the message instead of throwing it.
+  std::function<void(const std::string&)> warn = {};
+};
+
+/// While it exists, an op of this thread that would redistribute an input throws `Error(invalid_argument)` instead, on
+/// every rank and before anything is sent. Of nested objects, the innermost counts. Destroy them in reverse order.
+class ExplicitRedistributionContext {
+ public:
+  explicit ExplicitRedistributionContext(ExplicitRedistributionOptions options = {});
+  ~ExplicitRedistributionContext();
+  ExplicitRedistributionContext(const ExplicitRedistributionContext&) = delete;
+  ExplicitRedistributionContext& operator=(const ExplicitRedistributionContext&) = delete;
+
+ private:
+  friend class ExplicitRedistributionCheck;
+  ExplicitRedistributionOptions options_;
+  const ExplicitRedistributionContext* outer_;
+};
+
+}  // namespace tessera

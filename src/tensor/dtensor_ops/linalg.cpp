@@ -1,0 +1,163 @@
+// Linear algebra on matrices in the last two dimensions.
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/linalg_cholesky.h>
+#include <ATen/ops/linalg_cross.h>
+#include <ATen/ops/linalg_det.h>
+#include <ATen/ops/linalg_eig.h>
+#include <ATen/ops/linalg_eigh.h>
+#include <ATen/ops/linalg_inv.h>
+#include <ATen/ops/linalg_lu_factor.h>
+#include <ATen/ops/linalg_qr.h>
+#include <ATen/ops/linalg_solve.h>
+#include <ATen/ops/linalg_svd.h>
+
+#include <algorithm>
+#include <tuple>
+
+#include "tensor/dtensor_ops/calls.h"
+#include "tessera/base/error.h"
+
+namespace tessera::dtensor {
+
+namespace {
+
+using Tensors = std::vector<at::Tensor>;
+
+struct MatrixSize {
+  Sizes batches;
+  std::int64_t rows = 0, columns = 0, least = 0;  // `least`: of both
+  Sizes with(const Sizes& more) const {
+    Sizes size = batches;
+    size.insert(size.end(), more.begin(), more.end());
+    return size;
+  }
+};
+
+MatrixSize matrix_size(const char* op, const DTensor& a, bool is_square) {
+  if (a.dim() < 2 || (is_square && a.size(-1) != a.size(-2))) {
+    fail(ErrorCode::invalid_argument, "{} of size {}: expected {}", op, shape_to_string(a.size()),
+         is_square ? "square matrices" : "two dimensions or more");
+  }
+  const std::int64_t rows = a.size(-2), columns = a.size(-1);
+  return {Sizes(a.size().begin(), a.size().end() - 2), rows, columns, std::min(rows, columns)};
+}
+
+// For results of `sizes`; `f` takes a local tensor and returns the local results.
+template <typename F>
+std::vector<DTensor> of_matrices(const char* op, const DTensor& a, const std::vector<Sizes>& sizes, const F& f) {
+  const auto rule = [&](Inputs inputs) {
+    OpRule given = rules::along_dims(inputs, {a.dim() - 2, a.dim() - 1});
+    given.output_size = sizes[0];
+    return given;
+  };
+  return call_for_all(op, {a}, rule, {sizes.begin() + 1, sizes.end()},
+                      [&](Inputs inputs) -> Tensors { return f(inputs[0].local_tensor()); });
+}
+
+// `f` returns a pair of local tensors.
+template <typename F>
+Factors factors_of(const char* op, const DTensor& a, const Sizes& first, const Sizes& second, const F& f) {
+  std::vector<DTensor> both = of_matrices(op, a, {first, second}, [&](const at::Tensor& t) {
+    auto [x, y] = f(t);
+    return Tensors{x, y};
+  });
+  return {both[0], both[1]};
+}
+
+}  // namespace
+
+Svd linalg_svd(const DTensor& a, bool full_matrices) {
+  const MatrixSize m = matrix_size("linalg_svd", a, false);
+  const std::int64_t of_u = full_matrices ? m.rows : m.least, of_vh = full_matrices ? m.columns : m.least;
+  std::vector<DTensor> all =
+      of_matrices("linalg_svd", a, {m.with({m.rows, of_u}), m.with({m.least}), m.with({of_vh, m.columns})},
+                  [&](const at::Tensor& t) {
+                    auto [u, s, vh] = at::linalg_svd(t, full_matrices);
+                    return Tensors{u, s, vh};
+                  });
+  return {all[0], all[1], all[2]};
+}
+
+Factors linalg_eigh(const DTensor& a, bool lower) {
+  const MatrixSize m = matrix_size("linalg_eigh", a, true);
+  return factors_of("linalg_eigh", a, m.with({m.rows}), a.size(),
+                    [&](const at::Tensor& t) { return at::linalg_eigh(t, lower ? "L" : "U"); });
+}
+
+Factors linalg_eig(const DTensor& a) {
+  const MatrixSize m = matrix_size("linalg_eig", a, true);
+  return factors_of("linalg_eig", a, m.with({m.rows}), a.size(), [](const at::Tensor& t) { return at::linalg_eig(t); });
+}
+
+Factors linalg_qr(const DTensor& a) {
+  const MatrixSize m = matrix_size("linalg_qr", a, false);
+  return factors_of("linalg_qr", a, m.with({m.rows, m.least}), m.with({m.least, m.columns}),
+                    [](const at::Tensor& t) { return at::linalg_qr(t); });
+}
+
+Factors linalg_lu_factor(const DTensor& a) {
+  const MatrixSize m = matrix_size("linalg_lu_factor", a, false);
+  return factors_of("linalg_lu_factor", a, a.size(), m.with({m.least}),
+                    [](const at::Tensor& t) { return at::linalg_lu_factor(t); });
+}
+
+DTensor linalg_cholesky(const DTensor& a) {
+  matrix_size("linalg_cholesky", a, true);
+  return of_matrices("linalg_cholesky", a, {a.size()},
+                     [](const at::Tensor& t) { return Tensors{at::linalg_cholesky(t)}; })[0];
+}
+
+DTensor linalg_inv(const DTensor& a) {
+  matrix_size("linalg_inv", a, true);
+  return of_matrices("linalg_inv", a, {a.size()}, [](const at::Tensor& t) { return Tensors{at::linalg_inv(t)}; })[0];
+}
+
+DTensor linalg_det(const DTensor& a) {
+  const MatrixSize m = matrix_size("linalg_det", a, true);
+  return of_matrices("linalg_det", a, {m.batches}, [](const at::Tensor& t) {
+    const at::Tensor det = at::linalg_det(t);
+    return Tensors{t.numel() > 0 ? det : det + t.sum()};  // ATen's has no gradient without elements
+  })[0];
+}
+
+DTensor linalg_solve(const DTensor& a, const DTensor& b) {
+  const std::vector<DTensor> inputs = {a, b};
+  const MatrixSize m = matrix_size("linalg_solve", a, true);
+  if (b.dim() < 2 || b.size(-2) != m.rows) rules::refuse_sizes("linalg_solve", inputs);
+  // The rows and columns of a have one label, and so are not sharded.
+  constexpr int kRow = -1, kColumn = -2;
+  const auto labels_of = [](std::int64_t dims, int last) {
+    std::vector<int> labels;
+    for (std::int64_t d = dims; d > 2; --d) labels.push_back(static_cast<int>(d));
+    labels.insert(labels.end(), {kRow, last});
+    return labels;
+  };
+  const rules::ProductLabels labels{{labels_of(a.dim(), kRow), labels_of(b.dim(), kColumn)},
+                                    labels_of(std::max(a.dim(), b.dim()), kColumn)};
+  const auto rule = [&](Inputs given) {
+    OpRule solve = rules::product("linalg_solve", given, labels);
+    std::erase_if(solve.strategies, [](const OpStrategy& strategy) { return strategy.inputs[0].is_partial(); });
+    return solve;
+  };
+  return call("linalg_solve", inputs, rule, [&](Inputs local) {
+    at::Tensor right = local[1].local_tensor();
+    while (right.dim() < a.dim()) right = right.unsqueeze(0);  // else it might count as vectors
+    return at::linalg_solve(local[0].local_tensor(), right);
+  });
+}
+
+DTensor linalg_cross(const DTensor& a, const DTensor& b, std::int64_t dim) {
+  const std::vector<DTensor> inputs = {a, b};
+  const std::int64_t dims = std::max(a.dim(), b.dim()), along = rules::dim_from_front("linalg_cross", dim, dims);
+  const auto rule = [&](Inputs given) {
+    OpRule cross = rules::elementwise("linalg_cross", given, Linearity::product);
+    std::erase_if(cross.strategies, [&](const OpStrategy& strategy) { return strategy.output.is_shard(along); });
+    return cross;
+  };
+  return call("linalg_cross", inputs, rule, [&](Inputs local) {
+    return at::linalg_cross(local[0].local_tensor(), local[1].local_tensor(), along - dims);
+  });
+}
+
+}  // namespace tessera::dtensor
