@@ -1,15 +1,11 @@
 #include "tessera/fsdp/meta_init.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/ops/empty_like.h>
-#include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <torch/csrc/autograd/variable.h>
 #include <torch/library.h>
 
-#include <mutex>
-
 #include "tessera/base/error.h"
+#include "tessera/tensor/internal/materialize.h"
 
 namespace tessera::fsdp {
 
@@ -63,24 +59,9 @@ void materialize(const at::Tensor& meta, at::Device device) {
   if (!meta.defined()) fail(ErrorCode::invalid_argument, "{}: it is undefined, expected a tensor", kWhat);
   if (!meta.is_meta()) return;
   if (device.is_meta()) fail(ErrorCode::invalid_argument, "{}: device is meta, expected a device with memory", kWhat);
-  if (meta.layout() != at::kStrided || meta.is_quantized()) {
-    fail(ErrorCode::unsupported, "{}: it is {}, expected a strided tensor that is not quantized", kWhat,
-         meta.is_quantized() ? "quantized" : "not strided");
-  }
-  if (!meta.is_leaf()) {
-    fail(ErrorCode::invalid_argument, "{}: it was computed from tensors that require gradients, expected a leaf",
-         kWhat);
-  }
-  const c10::InferenceMode mode(meta.is_inference());
+  check_can_materialize(meta, kWhat);
   const MetaInit::Pause pause;
-  const at::Tensor made = at::empty_like(meta, meta.options().device(device).requires_grad(false));
-  if (meta.grad().defined()) meta.mutable_grad().reset();
-  // The rest does the same as Tensor::set_data, which does not support a change from meta to another device.
-  if (torch::autograd::AutogradMeta* autograd = torch::autograd::impl::get_autograd_meta(meta)) {
-    const std::lock_guard lock(autograd->mutex_);
-    autograd->grad_accumulator_.reset();  // it stores the device
-  }
-  meta.unsafeGetTensorImpl()->shallow_copy_from(made.getIntrusivePtr());
+  materialize_in_place(meta, device);
 }
 
 }  // namespace tessera::fsdp

@@ -4,8 +4,11 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <functional>
 #include <set>
 #include <sstream>
+#include <string_view>
+#include <system_error>
 #include <utility>
 
 #include "state/local_state.h"
@@ -23,9 +26,15 @@ namespace {
 
 using checkpoint::Checkpoint;
 
-// Flattens by the rules since 2.4. If the checkpoint has names that only the older rules give, uses those.
+// Opens the checkpoint on all ranks, or throws on all.
+using Open = std::function<std::shared_ptr<const Checkpoint>(checkpoint::RankLink& link,
+                                                             const checkpoint::OpenOptions& options)>;
+
+// Flattens by the rules since 2.4. If the checkpoint has names that only the older rules give, uses those. The names in
+// a torch.save file always follow the newer rules.
 FlatStateDict flatten_as_saved(const StateDict& state, const Checkpoint& checkpoint) {
   FlatStateDict flat = flatten_state_dict(state);
+  if (checkpoint.kind() == checkpoint::SourceKind::torch) return flat;
   std::set<std::string> others;
   for (const auto& tensor : checkpoint.tensors()) {
     if (!flat.mapping.contains(tensor.name)) others.insert(tensor.name);
@@ -125,47 +134,74 @@ void check_node_groups(const ProcessGroup& group, const ProcessGroup& node_group
 }
 
 // Loads into a state dict without Statefuls.
-LoadReport load_values(StateDict& state, const std::shared_ptr<checkpoint::Storage>& storage, const ProcessGroup& group,
-                       const LoadOptions& options) {
+LoadReport load_values(StateDict& state, const Open& open, const ProcessGroup& group, const LoadOptions& options) {
   check_node_groups(group, options.node_group);
   ProcessGroupLink link(group, options.coordinator_rank);
   checkpoint::OpenOptions open_options;
   open_options.check_checksums = options.check_checksums;
-  const std::shared_ptr<const Checkpoint> checkpoint = checkpoint::open_on_all_ranks(storage, link, open_options);
-  const std::string step = fmt::format("load {}", storage->name());
-  StateLoader loader = link.agree_on(step, [&] { return StateLoader(state, *checkpoint, group, options); });
+  const std::shared_ptr<const Checkpoint> checkpoint = open(link, open_options);
+  const std::string step = fmt::format("load {}", checkpoint->path().string());
+  std::optional<StateDict> allocated;
+  StateLoader loader = link.agree_on(step, [&] {
+    allocated = with_memory(state);
+    return StateLoader(allocated ? *allocated : state, *checkpoint, group, options);
+  });
   ProcessGroupLink node(options.node_group);
   checkpoint::ReadOptions load_options = options;
   if (node.size() > 1) load_options.share_reads_among = &node;
   checkpoint::ReadReport report = checkpoint::read_state(loader.targets(), checkpoint, link, load_options);
-  link.agree_on(step, [&] { loader.finish(state, *checkpoint, report); });
+  link.agree_on(step, [&] { loader.finish(allocated ? *allocated : state, *checkpoint, report); });
+  if (allocated) state = *std::move(allocated);
   return {report.wanted_bytes, report.read_bytes, std::move(report.missing)};
 }
 
-}  // namespace
-
-LoadReport load(StateDict& state, const std::filesystem::path& directory, const ProcessGroup& group,
-                const LoadOptions& options) {
-  return load(state, checkpoint::file_system_storage(directory), group, options);
-}
-
-LoadReport load(StateDict& state, const std::shared_ptr<checkpoint::Storage>& storage, const ProcessGroup& group,
-                const LoadOptions& options) {
+// `describe` adds what is loaded, which must be equal on all ranks.
+LoadReport load_from(StateDict& state, const Open& open, const std::function<void(CallArguments&)>& describe,
+                     const ProcessGroup& group, const LoadOptions& options) {
   bool has_stateful = false;
   group.check_call("load", [&](CallArguments& arguments) {
-    arguments.add("directory", last_name_of(storage));
+    describe(arguments);
     describe_coordinator(group, options.coordinator_rank, arguments);
     has_stateful = describe_stateful(state, arguments);
   });
-  if (!has_stateful) return load_values(state, storage, group, options);
+  if (!has_stateful) return load_values(state, open, group, options);
   StateDict loaded = with_states(state, group, "load");
-  LoadReport report = load_values(loaded, storage, group, options);
+  LoadReport report = load_values(loaded, open, group, options);
   load_states(state, loaded, group);
   state = std::move(loaded);
   return report;
 }
 
-StateDict load_full(const std::filesystem::path& path) {
+// Whether a name is one of `names` or begins with one of them and a dot, and notes which of them are in use.
+class NameFilter {
+ public:
+  explicit NameFilter(const std::vector<std::string>* names) : names_(names) {
+    if (names != nullptr) is_used_.resize(names->size());
+  }
+  bool selects(std::string_view name) {
+    if (names_ == nullptr) return true;
+    bool found = false;
+    for (std::size_t i = 0; i < names_->size(); ++i) {
+      const std::string& given = (*names_)[i];
+      if (!name.starts_with(given) || (name.size() > given.size() && name[given.size()] != '.')) continue;
+      found = is_used_[i] = true;
+    }
+    return found;
+  }
+  // Throws Error(not_found) if a given name selected nothing.
+  void check_all_used(const std::filesystem::path& path) const {
+    for (std::size_t i = 0; i < is_used_.size(); ++i) {
+      if (is_used_[i]) continue;
+      fail(ErrorCode::not_found, "load {}: the checkpoint has no '{}'", path.string(), printable((*names_)[i]));
+    }
+  }
+
+ private:
+  const std::vector<std::string>* names_;  // null to select all
+  std::vector<bool> is_used_;
+};
+
+StateDict load_selected(const std::filesystem::path& path, NameFilter filter) {
   const std::shared_ptr<const Checkpoint> checkpoint = Checkpoint::open(path);
   struct Named {
     std::size_t position;
@@ -175,7 +211,12 @@ StateDict load_full(const std::filesystem::path& path) {
   std::vector<Named> order;
   StateDict flat;
   checkpoint::Targets targets;
+  std::vector<std::size_t> objects;
+  for (std::size_t i = 0; i < checkpoint->objects().size(); ++i) {
+    if (filter.selects(checkpoint->objects()[i].name)) objects.push_back(i);
+  }
   for (const checkpoint::TensorInfo& tensor : checkpoint->tensors()) {
+    if (!filter.selects(tensor.name)) continue;
     at::Tensor made = at::empty(tensor.shape, at::TensorOptions().dtype(to_scalar_type(tensor.dtype)));
     targets.push_back({tensor.name, checkpoint::TargetTensor{
                                         tensor.dtype,
@@ -185,8 +226,9 @@ StateDict load_full(const std::filesystem::path& path) {
     flat.insert_or_assign(tensor.name, std::move(made));
     order.push_back({tensor.position, tensor.name, tensor.path});
   }
+  filter.check_all_used(path);
   checkpoint::read_state(targets, checkpoint);
-  for (std::size_t i = 0; i < checkpoint->objects().size(); ++i) {
+  for (const std::size_t i : objects) {
     const checkpoint::ObjectInfo& object = checkpoint->objects()[i];
     flat.insert_or_assign(object.name, load_object(*checkpoint, i));
     order.push_back({object.position, object.name, object.path});
@@ -197,6 +239,39 @@ StateDict load_full(const std::filesystem::path& path) {
     set_element(state, one.path.empty() ? Path{one.name} : one.path, std::move(flat.at(one.name)));
   }
   return state;
+}
+
+}  // namespace
+
+LoadReport load(StateDict& state, const std::filesystem::path& path, const ProcessGroup& group,
+                const LoadOptions& options) {
+  std::error_code ignored;
+  if (!std::filesystem::is_regular_file(path, ignored)) {
+    return load(state, checkpoint::file_system_storage(path), group, options);
+  }
+  return load_from(
+      state,
+      [&](checkpoint::RankLink& link, const checkpoint::OpenOptions& open_options) {
+        return link.agree_on(fmt::format("open {}", path.string()),
+                             [&] { return Checkpoint::open(path, open_options); });
+      },
+      [&](CallArguments& arguments) { arguments.add("file", path.filename().string()); }, group, options);
+}
+
+LoadReport load(StateDict& state, const std::shared_ptr<checkpoint::Storage>& storage, const ProcessGroup& group,
+                const LoadOptions& options) {
+  return load_from(
+      state,
+      [&](checkpoint::RankLink& link, const checkpoint::OpenOptions& open_options) {
+        return checkpoint::open_on_all_ranks(storage, link, open_options);
+      },
+      [&](CallArguments& arguments) { arguments.add("directory", last_name_of(storage)); }, group, options);
+}
+
+StateDict load_full(const std::filesystem::path& path) { return load_selected(path, NameFilter(nullptr)); }
+
+StateDict load_full(const std::filesystem::path& path, const std::vector<std::string>& names) {
+  return load_selected(path, NameFilter(&names));
 }
 
 }  // namespace tessera

@@ -4,7 +4,10 @@
 #include <ATen/ops/resolve_conj.h>
 #include <ATen/ops/resolve_neg.h>
 
+#include <set>
+#include <tuple>
 #include <utility>
+#include <vector>
 
 #include "state/local_tensor.h"
 #include "state/stateful_values.h"
@@ -86,21 +89,40 @@ checkpoint::FlatState convert_on_all_ranks(
   return group.agree_on(operation, [&] { return convert(states); });
 }
 
+namespace {
+
+// What identifies the elements that a tensor shows.
+using View = std::tuple<const void*, std::vector<std::int64_t>, std::vector<std::int64_t>, at::ScalarType, bool, bool>;
+
+View view_of(const at::Tensor& tensor) {
+  return {tensor.data_ptr(),    tensor.sizes().vec(), tensor.strides().vec(),
+          tensor.scalar_type(), tensor.is_conj(),     tensor.is_neg()};
+}
+
+}  // namespace
+
 checkpoint::FlatState StagingArea::copy(const StateDict& state, const ProcessGroup& group, const SaveOptions& options) {
   std::map<std::pair<std::string, std::size_t>, at::Tensor> used;
+  std::map<View, at::Tensor> copied;
+  std::set<const void*> taken;  // buffers
   checkpoint::FlatState entries = entries_of(
       state, group, options,
       {[&](const std::string& name, std::size_t chunk, const at::Tensor& elements) {
          at::Tensor& buffer = used[{name, chunk}];
+         at::Tensor& copy = copied[view_of(elements)];
+         if (copy.defined()) return buffer = copy;
          const auto before = buffers_.find({name, chunk});
          if (before != buffers_.end() && before->second.sizes() == elements.sizes() &&
-             before->second.scalar_type() == elements.scalar_type()) {
+             before->second.scalar_type() == elements.scalar_type() &&
+             taken.insert(before->second.unsafeGetTensorImpl()).second) {
            buffer = before->second;
          } else {
            buffer = at::empty(elements.sizes(),
                               at::TensorOptions().dtype(elements.scalar_type()).pinned_memory(elements.is_cuda()));
          }
          buffer.copy_(elements);
+         copy = buffer;
+         taken.insert(buffer.unsafeGetTensorImpl());
          return buffer;
        },
        [](const Value& value) -> std::function<Bytes()> { return [bytes = save_object(value)] { return bytes; }; }});
@@ -110,7 +132,10 @@ checkpoint::FlatState StagingArea::copy(const StateDict& state, const ProcessGro
 
 std::uint64_t StagingArea::size_bytes() const {
   std::uint64_t sum = 0;
-  for (const auto& [key, buffer] : buffers_) sum += buffer.nbytes();
+  std::set<const void*> counted;
+  for (const auto& [key, buffer] : buffers_) {
+    if (counted.insert(buffer.unsafeGetTensorImpl()).second) sum += buffer.nbytes();
+  }
   return sum;
 }
 

@@ -37,6 +37,7 @@ checkpoint::FlatState convert_on_all_ranks(const ProcessGroup& group, std::strin
                                            const std::function<checkpoint::FlatState(const StateDict& state)>& convert);
 
 // Copies elements to memory that is reused for the next copy of the same state; pinned if the elements are on CUDA.
+// Elements that a state has under several names, such as a tied weight, are copied once.
 class StagingArea {
  public:
   // As local_state, but copies all elements and pickles all objects before it returns; the state may then be changed.

@@ -1,10 +1,15 @@
 #include "state/local_tensor.h"
 
+#include <ATen/ops/empty_like.h>
+
 #include <algorithm>
 #include <sstream>
 
+#include "state/map_tensors.h"
 #include "tessera/base/error.h"
 #include "tessera/state/flatten_sharded_tensors.h"
+#include "tessera/state/traverse.h"
+#include "tessera/tensor/dtensor.h"
 #include "tessera/tensor/torch_types.h"
 
 namespace tessera {
@@ -22,6 +27,20 @@ void add_chunk(LocalTensor& local, Box box, const at::Tensor& tensor) {
          shape_to_string(tensor.sizes().vec()), to_string(box));
   }
   local.chunks.emplace_back(std::move(box), tensor.detach());
+}
+
+// Whether this rank's part of a tensor of any kind is on meta.
+bool is_on_meta(const Value& value) {
+  if (const auto* tensor = value.get_if<at::Tensor>()) return tensor->is_meta();
+  if (const auto* sharded = value.get_if<ShardedTensor>()) {
+    return !sharded->local_shards().empty() && sharded->local_shards()[0].tensor.is_meta();
+  }
+  const auto* own = value.get_if<std::shared_ptr<Checkpointable>>();
+  if (own == nullptr) return false;
+  // The local tensor may be on meta even if it has no elements, and so no chunks.
+  const std::optional<DTensor> dtensor = DTensor::from_checkpointable(*own);
+  if (dtensor && !dtensor->local_shards()) return dtensor->local_tensor().is_meta();
+  return !(*own)->local_chunks().empty() && (*own)->local_tensor(0).is_meta();
 }
 
 }  // namespace
@@ -60,6 +79,30 @@ StateDict without_nested(StateDict flat, const ProcessGroup& group) {
     for (const Dict::Entry& kept : one) result.insert_or_assign(kept.key, kept.value);
   }
   return result;
+}
+
+std::optional<StateDict> with_memory(const StateDict& state) {
+  bool has_meta = false;
+  for_each_tensor(state, [&](const Path& path, const Value& value) {
+    if (!is_on_meta(value)) return;
+    has_meta = true;
+    const auto* own = value.get_if<std::shared_ptr<Checkpointable>>();
+    const auto dtensor = own != nullptr ? DTensor::from_checkpointable(*own) : std::nullopt;
+    if (value.is<at::Tensor>() || (dtensor && !dtensor->local_shards())) return;
+    fail(ErrorCode::unsupported, "load '{}': the {} is on meta, expected one with memory", printable(flat_name(path)),
+         kind_name(value.kind()));
+  });
+  if (!has_meta) return std::nullopt;
+  return map_tensors(state, [](const Value& value) -> Value {
+    if (!is_on_meta(value)) return value;
+    const auto made = [](const at::Tensor& meta, at::Device device) {
+      return at::empty_like(meta, meta.options().device(device).requires_grad(false));
+    };
+    if (const auto* tensor = value.get_if<at::Tensor>()) return made(*tensor, at::kCPU);
+    const DTensor tensor = *DTensor::from_checkpointable(value.get<std::shared_ptr<Checkpointable>>());
+    const DeviceMesh& mesh = tensor.device_mesh();
+    return DTensor(mesh, tensor.layout(), made(tensor.local_tensor(), at::Device(mesh.device_type())));
+  });
 }
 
 bool overlaps_itself(const at::Tensor& tensor) {

@@ -27,6 +27,11 @@ std::optional<LocalTensor> local_tensor_of(const Value& value);
 // rank.
 StateDict without_nested(StateDict flat, const ProcessGroup& group);
 
+// Returns `state` with a tensor with memory, of undefined values, in place of each tensor or DTensor on meta, on the
+// CPU or the device of the mesh; nothing if none is on meta. Throws Error(unsupported) naming the path of another
+// tensor on meta.
+std::optional<StateDict> with_memory(const StateDict& state);
+
 // Returns whether two elements share memory, as in an expanded tensor.
 bool overlaps_itself(const at::Tensor& tensor);
 

@@ -8,6 +8,7 @@
 #include "tessera/base/error.h"
 #include "tessera/state/internal/local_state_dict.h"
 #include "tessera/state/internal/problems.h"
+#include "tessera/tensor/internal/materialize.h"
 
 namespace tessera {
 
@@ -120,7 +121,11 @@ ModelStatePlan plan_model_state(const torch::nn::Module& module, const StateDict
   IncompatibleKeys incompatible;
   Problems problems;
   std::set<std::string> known;
-  std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // to, from
+  struct Copy {
+    at::Tensor to, from;
+    at::Device device;  // for a tensor on meta
+  };
+  std::vector<Copy> copies;
   for (const auto& [name, to, is_parameter, is_selected] : tensors_of(module, options)) {
     known.insert(name);
     const Value* given = state_dict.find(name);
@@ -136,8 +141,13 @@ ModelStatePlan plan_model_state(const torch::nn::Module& module, const StateDict
     } else if (from->is_complex() && !to.is_complex()) {
       problems.add("dtype mismatch", fmt::format("{} is complex, expected {}", in_quotes(name),
                                                  to_string(parts.to_state(to, to.detach()))));
+    } else if (from->is_meta() && from->numel() != 0) {
+      problems.add("without memory", in_quotes(name) + " is on meta");
     } else {
-      copies.emplace_back(to.detach(), *from);
+      if (to.is_meta()) check_can_materialize(to, "load model state dict: " + in_quotes(name));
+      const DTensorSpec* spec = parts.find(to);
+      const at::Device of_mesh = spec != nullptr ? at::Device(spec->mesh.device_type()) : at::Device(at::kCPU);
+      copies.push_back({to, *from, from->is_meta() ? of_mesh : from->device()});
     }
   }
   for (const auto& [key, value] : state_dict) {
@@ -149,7 +159,10 @@ ModelStatePlan plan_model_state(const torch::nn::Module& module, const StateDict
   problems.raise("load model state dict");
   return {std::move(incompatible), [copies = std::move(copies)] {
             const torch::NoGradGuard no_grad;
-            for (const auto& [to, from] : copies) to.copy_(from);
+            for (const Copy& copy : copies) {
+              if (copy.to.is_meta()) materialize_in_place(copy.to, copy.device);
+              if (copy.to.numel() != 0) copy.to.detach().copy_(copy.from);
+            }
           }};
 }
 

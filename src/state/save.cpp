@@ -32,6 +32,7 @@ void describe_save(const std::shared_ptr<checkpoint::Storage>& storage, const Pr
   arguments.add("directory", last_name_of(storage))
       .add("format", static_cast<int>(options.format))
       .add("dialect", static_cast<int>(options.dialect))
+      .add("overwrite", options.overwrite)
       .add("flatten_state_dict", options.flatten_state_dict)
       .add("flatten_sharded_tensors", options.flatten_sharded_tensors);
 }

@@ -19,7 +19,7 @@ using ::testing::StartsWith;
 
 enum class When : std::uint8_t { before_forward, in_forward, before_backward, in_backward };
 
-std::string name_of_case(const ::testing::TestParamInfo<When>& test) {
+std::string name_of_moment(const ::testing::TestParamInfo<When>& test) {
   const char* const names[] = {"BeforeForward", "InForward", "BeforeBackward", "InBackward"};
   return names[static_cast<std::size_t>(test.param)];
 }
@@ -28,7 +28,7 @@ class FsdpDeadRankTest : public ::testing::TestWithParam<When> {};
 INSTANTIATE_TEST_SUITE_P(Phases, FsdpDeadRankTest,
                          ::testing::Values(When::before_forward, When::in_forward, When::before_backward,
                                            When::in_backward),
-                         name_of_case);
+                         name_of_moment);
 
 TEST_P(FsdpDeadRankTest, IsNamedToEveryOther) {
   const std::vector<RankOutcome> outcomes = run_processes(3, quick(), [&](const ProcessGroup& group) {

@@ -34,7 +34,7 @@ std::vector<NamedParameter> make_params(at::ScalarType dtype = at::kDouble) {
 }
 
 // The loss over a rank's data.
-at::Tensor loss_of(const std::vector<at::Tensor>& params, int rank) {
+at::Tensor loss_of_params(const std::vector<at::Tensor>& params, int rank) {
   const at::ScalarType dtype = params[0].scalar_type();
   const at::Tensor input = at::arange(12, at::kDouble).add(rank).mul(0.17).cos().reshape({4, 3}).to(dtype);
   const at::Tensor hidden = at::tanh(at::matmul(input, params[0].t()) + params[1]);
@@ -49,14 +49,14 @@ std::vector<at::Tensor> tensors_of(const std::vector<NamedParameter>& named) {
 
 // One process with the data of all ranks, which averages the losses.
 void backward_of_all(const std::vector<at::Tensor>& params, int ranks) {
-  for (int rank = 0; rank < ranks; ++rank) loss_of(params, rank).div(ranks).backward();
+  for (int rank = 0; rank < ranks; ++rank) loss_of_params(params, rank).div(ranks).backward();
 }
 
 // Forward and backward of a rank. The parameters are freed between the two if the strategy requires it.
 double backward_of_rank(FlatParamHandle& handle, int rank, bool reduces = true) {
   handle.write_back_params();
   handle.unshard();
-  const at::Tensor loss = loss_of(handle.params(), rank);
+  const at::Tensor loss = loss_of_params(handle.params(), rank);
   handle.reshard(reshards_after_forward(handle.options().strategy));
   handle.prepare_gradient_for_backward();
   handle.unshard();
@@ -177,7 +177,7 @@ TEST_P(FlatParamHandleTest, TrainsAsOneProcessDoes) {
     FlatParamHandle handle(make_params(), group, options());
     for (int step = 0; step < 8; ++step) {
       zero_grad(full);
-      const double expected = loss_of(full, group.rank()).item<double>();
+      const double expected = loss_of_params(full, group.rank()).item<double>();
       backward_of_all(full, world());
       zero_grad(optimized(handle));
       EXPECT_NEAR(backward_of_rank(handle, group.rank()), expected, 1e-12 * std::abs(expected));

@@ -9,7 +9,9 @@
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
+#include <functional>
 #include <limits>
+#include <map>
 
 #include "fsdp/small_model.h"
 #include "tessera/fsdp/meta_init.h"
@@ -118,8 +120,8 @@ std::vector<OneSidedCall> constructor_calls(const ProcessGroup& /*group*/) {
 }
 
 // A model that has trained a step, and its optimizer.
-struct Trained {
-  explicit Trained(const ProcessGroup& group)
+struct TrainedOneStep {
+  explicit TrainedOneStep(const ProcessGroup& group)
       : model(make_model(), group), optimizer(model.parameters(), torch::optim::AdamWOptions(1e-3)) {
     loss_of(model(batch_of(0, group.rank()))).backward();
     optimizer.step();
@@ -129,7 +131,7 @@ struct Trained {
 };
 
 std::vector<OneSidedCall> model_calls(const ProcessGroup& group) {
-  const auto trained = std::make_shared<Trained>(group);
+  const auto trained = std::make_shared<TrainedOneStep>(group);
   const auto full = std::make_shared<StateDict>(trained->model.state_dict(StateDictType::full, {.rank0_only = false}));
   const auto optim = std::make_shared<StateDict>(
       trained->model.optim_state_dict(trained->optimizer, StateDictType::full, {.rank0_only = false}));
@@ -353,6 +355,58 @@ TEST_P(OneSidedStepTest, ARankThatLeavesAStepIsNamedToAllAsProcesses) {
     SCOPED_TRACE(link);
     expect_good_processes(3, quick(), [&](const ProcessGroup& group) { expect_named(group, GetParam(), 1, link); });
   }
+}
+
+// Each collective of a step compares which call the ranks are in, so a rank that takes another step is an error, too.
+TEST(OneSidedStepKindTest, ARankThatTakesAnotherStepIsNamedToAll) {
+  const std::map<std::string, std::function<void(FullyShardedDataParallel<Chain>&)>> others = {
+      {"no gradients",
+       [](auto& model) {
+         const at::NoGradGuard no_grad;
+         model(at::ones({2, 5}, at::kDouble));
+       }},
+      {"no backward",
+       [](auto& model) {
+         model(at::ones({2, 5}, at::kDouble));
+       }},
+      {"no synchronization",
+       [](auto& model) {
+         const auto no_sync = model.no_sync();
+         step(model, 0, std::nullopt);
+       }},
+  };
+  for (const auto& [name, other] : others) {
+    SCOPED_TRACE(name);
+    run_local(3, [&, &other_step = other](const ProcessGroup& group) {
+      FullyShardedDataParallel<Chain> model(Chain(), group);
+      for (int i = 0; i < 2; ++i) step(model, 0, std::nullopt);
+      const auto two_steps = [&] {
+        for (int i = 0; i < 2; ++i) {
+          if (group.rank() == 1) {
+            other_step(model);
+          } else {
+            step(model, 0, std::nullopt);
+          }
+        }
+      };
+      expect_error_soon(two_steps, {"rank 1", "in all_gather_into", "in reduce_scatter_into"});
+    });
+  }
+}
+
+TEST_P(OneSidedStepTest, ARankThatLeavesAStepIsNamedToTheReplicasToo) {
+  run_local(4, [&](const ProcessGroup& group) {
+    const HybridGroups groups = hybrid_groups(group, 2);
+    Options options;
+    options.strategy = ShardingStrategy::hybrid_shard;
+    options.replicas = groups.replicas;
+    FullyShardedDataParallel<Chain> model(Chain(), groups.shards, options);
+    for (int i = 0; i < 2; ++i) step(model, 1, std::nullopt);
+    const auto two_steps = [&] {
+      for (int i = 0; i < 2; ++i) step(model, 1, group.rank() == 2 ? std::optional(GetParam()) : std::nullopt);
+    };
+    expect_error_soon(two_steps, {group.rank() == 2 ? "" : "left"});
+  });
 }
 
 TEST_P(OneSidedStepTest, IfAllRanksLeaveAStepTheModelStaysUsable) {

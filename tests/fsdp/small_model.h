@@ -71,6 +71,21 @@ inline at::Tensor batch_of(int step, int rank, at::ScalarType dtype = at::kDoubl
 }
 inline at::Tensor loss_of(const at::Tensor& result) { return (result - 0.5).square().mean(); }
 
+inline Options options_of(ShardingStrategy strategy, bool use_orig_params) {
+  Options options;
+  options.strategy = strategy;
+  options.use_orig_params = use_orig_params;
+  return options;
+}
+
+// The ways to shard a model: with and without flat parameters that a program sees.
+inline const Options kWays[] = {
+    options_of(ShardingStrategy::full_shard, true), options_of(ShardingStrategy::full_shard, false),
+    options_of(ShardingStrategy::shard_grad_op, true), options_of(ShardingStrategy::no_shard, true),
+    options_of(ShardingStrategy::no_shard, false)};
+
+inline constexpr int kBatches = 4;  // per step, over all ranks
+
 // Runs backward of the average loss over `batches` batches, which are distributed over any number of ranks. Returns
 // that loss. `loss_of_batch` computes the loss of one batch.
 template <typename Model, typename Loss>

@@ -19,17 +19,8 @@ namespace {
 
 using testing::TemporaryDirectory;
 
-constexpr int kBatches = 4;  // per step, over all ranks
-
 std::unique_ptr<torch::optim::Optimizer> make_adamw(const std::vector<at::Tensor>& params) {
   return std::make_unique<torch::optim::AdamW>(params, torch::optim::AdamWOptions(0.02));
-}
-
-Options options_of(ShardingStrategy strategy, bool use_orig_params) {
-  Options options;
-  options.strategy = strategy;
-  options.use_orig_params = use_orig_params;
-  return options;
 }
 
 struct Trained {
@@ -57,11 +48,6 @@ std::vector<double> losses_of(int steps) {
   });
   return losses;
 }
-
-const Options kWays[] = {options_of(ShardingStrategy::full_shard, true),
-                         options_of(ShardingStrategy::full_shard, false),
-                         options_of(ShardingStrategy::shard_grad_op, true),
-                         options_of(ShardingStrategy::no_shard, true), options_of(ShardingStrategy::no_shard, false)};
 
 TEST(FsdpStateDictTest, SavedOnSomeRanksItGoesOnOnOthers) {
   const std::vector<double> losses = losses_of(6);
@@ -201,6 +187,85 @@ TEST(FsdpStateDictTest, AllThatIsWrongIsNamedAndNothingIsChanged) {
       EXPECT_EQ(one.model.state_dict(StateDictType::full, all), changed);
     }
   });
+}
+
+TEST(FsdpStateDictTest, APartIsLoadedIfItIsNotStrict) {
+  run_local(2, [&](const ProcessGroup& group) {
+    for (const Options& way : kWays) {
+      for (const bool is_full : {true, false}) {
+        Trained one(group, way), other(group, way);
+        one.step(0);
+        FullStateOptions all;
+        all.rank0_only = false;
+        const StateDict before = other.model.state_dict(StateDictType::full, all);
+        const StateDict trained = one.model.state_dict(StateDictType::full, all);
+        StateDict part = one.model.state_dict(is_full ? StateDictType::full : StateDictType::sharded, all);
+        part.erase("inner.bias");
+        part.erase("count");
+        part["stranger"] = at::ones({1});
+        EXPECT_ERROR(other.model.load_state_dict(part), ErrorCode::invalid_argument, "missing: ", "'inner.bias'");
+        EXPECT_EQ(other.model.state_dict(StateDictType::full, all), before);
+        const IncompatibleKeys keys = other.model.load_state_dict(part, {.rank0_only = false}, /*strict=*/false);
+        EXPECT_THAT(keys.missing, ::testing::UnorderedElementsAre("count", "inner.bias"));
+        EXPECT_THAT(keys.unexpected, ::testing::ElementsAre("stranger"));
+        const StateDict after = other.model.state_dict(StateDictType::full, all);
+        for (const auto& [name, value] : after) {
+          const bool is_missing = name == Key("inner.bias") || name == Key("count");
+          EXPECT_EQ(value, (is_missing ? before : trained).at(name)) << to_string(name);
+        }
+        EXPECT_NE(before.at("head.bias"), trained.at("head.bias"));
+        // What is of another shape stays an error, and all ranks must agree.
+        part["head.bias"] = at::ones({2}, at::kDouble);
+        EXPECT_ERROR(other.model.load_state_dict(part, {.rank0_only = false}, /*strict=*/false),
+                     ErrorCode::invalid_argument, "head.bias");
+        EXPECT_ERROR(other.model.load_state_dict(trained, {.rank0_only = false}, /*strict=*/group.rank() == 0),
+                     ErrorCode::invalid_argument, "strict");
+        EXPECT_EQ(other.model.state_dict(StateDictType::full, all), after);
+      }
+    }
+  });
+}
+
+// PyTorch: test_hsdp_checkpoint, test_hsdp_fsdp_checkpoint_conversion.
+TEST(FsdpStateDictTest, HybridShardingAndPlainShardingLoadTheStatesOfEachOther) {
+  const std::vector<double> losses = losses_of(6);
+  const auto trained = [](const ProcessGroup& group, int shards, bool use_orig_params) {
+    Options options =
+        options_of(shards == 0 ? ShardingStrategy::full_shard : ShardingStrategy::hybrid_shard, use_orig_params);
+    if (shards == 0) return std::make_unique<Trained>(group, options);
+    const HybridGroups groups = hybrid_groups(group, shards);
+    options.replicas = groups.replicas;
+    return std::make_unique<Trained>(groups.shards, options);
+  };
+  struct Way {
+    int ranks, shards;  // ranks that hold one replica, or 0 for plain sharding
+  };
+  const std::vector<Way> ways = {{4, 2}, {6, 3}, {3, 0}};
+  for (const Way& saved : ways) {
+    const auto storage = checkpoint::memory_storage();
+    run_local(saved.ranks, [&](const ProcessGroup& group) {
+      const auto one = trained(group, saved.shards, true);
+      for (int step = 0; step < 3; ++step) {
+        EXPECT_NEAR(one->step(step), losses[static_cast<std::size_t>(step)], 1e-10);
+      }
+      save(one->state(), storage, group);
+    });
+    for (const Way& loaded : ways) {
+      if (saved.shards == 0 && loaded.shards == 0) continue;
+      run_local(loaded.ranks, [&](const ProcessGroup& group) {
+        const auto one = trained(group, loaded.shards, /*use_orig_params=*/loaded.ranks != 6);
+        StateDict state = one->state();
+        load(state, storage, group);
+        one->model.load_state_dict(state.at("model").get<Dict>());
+        one->model.load_optim_state_dict(*one->optimizer, state.at("optim").get<Dict>());
+        for (int step = 3; step < 6; ++step) {
+          EXPECT_NEAR(one->step(step), losses[static_cast<std::size_t>(step)], 1e-10)
+              << saved.ranks << " ranks in shards of " << saved.shards << " to " << loaded.ranks << " in shards of "
+              << loaded.shards;
+        }
+      });
+    }
+  }
 }
 
 TEST(FsdpStateDictTest, AnOptimizerMadeBeforeShardingIsRefused) {

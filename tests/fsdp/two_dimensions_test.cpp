@@ -65,20 +65,6 @@ const ParallelPlan kPlan = {{"ids", RowwiseParallel{}},
                             {"*.down", RowwiseParallel{}},
                             {"head", ColwiseParallel{Placement::replicate(), Placement::replicate()}}};
 
-Options options_of(ShardingStrategy strategy, bool use_orig_params) {
-  Options options;
-  options.strategy = strategy;
-  options.use_orig_params = use_orig_params;
-  return options;
-}
-
-const Options kWays[] = {options_of(ShardingStrategy::full_shard, true),
-                         options_of(ShardingStrategy::full_shard, false),
-                         options_of(ShardingStrategy::shard_grad_op, true),
-                         options_of(ShardingStrategy::no_shard, true), options_of(ShardingStrategy::no_shard, false)};
-
-constexpr int kBatches = 4;  // per step, over all ranks
-
 Net make_net() {
   Net net;
   fill(*net);
@@ -88,9 +74,9 @@ Net make_net() {
 at::Tensor ids_of(int step, int batch) { return at::arange(6, at::kLong).mul(5).add(3 * step + batch).remainder(9); }
 
 // A model on a mesh [dp, tp] and its optimizer.
-struct Trained {
-  Trained(const DeviceMesh& on, const Options& options) : Trained(on, options, make_net()) {}
-  Trained(const DeviceMesh& on, const Options& options, const Net& net)
+struct TrainedOnMesh {
+  TrainedOnMesh(const DeviceMesh& on, const Options& options) : TrainedOnMesh(on, options, make_net()) {}
+  TrainedOnMesh(const DeviceMesh& on, const Options& options, const Net& net)
       : mesh(on),
         model(parallelized(net, on), on.group("dp"), options),
         optimizer(model.parameters(), torch::optim::AdamWOptions(0.02)) {}
@@ -167,7 +153,7 @@ TEST(TwoDimensionsTest, ATrainingIsThatOfOneProcess) {
   for (const Sizes& shape : kMeshes) {
     for (const Options& options : kWays) {
       on_mesh(shape, [&](const DeviceMesh& mesh) {
-        Trained one(mesh, options);
+        TrainedOnMesh one(mesh, options);
         expect_steps(one, 0, 4, expected, mesh.to_string());
       });
     }
@@ -179,13 +165,13 @@ void save_and_go_on(const Sizes& savers, const Options& saved, const std::vector
   const auto expected = expected_steps();
   const TemporaryDirectory directory;
   on_mesh(savers, [&](const DeviceMesh& mesh) {
-    Trained one(mesh, saved);
+    TrainedOnMesh one(mesh, saved);
     expect_steps(one, 0, 3, expected, "before");
     save(one.state(), directory.path(), mesh.group());
   });
   for (const auto& [shape, loaded] : loaders) {
     on_mesh(shape, [&, &options = loaded](const DeviceMesh& mesh) {
-      Trained one(mesh, options);
+      TrainedOnMesh one(mesh, options);
       StateDict state = one.state();
       load(state, directory.path(), mesh.group());
       one.model.load_state_dict(state.at("model").get<Dict>());
@@ -223,7 +209,7 @@ TEST(TwoDimensionsTest, AFullStateIsThatOfOneProcessAndGoesOnOnAnyMesh) {
   for (const Options& options : kWays) {
     for (const bool rank0_only : {true, false}) {
       on_mesh({2, 2}, [&](const DeviceMesh& mesh) {
-        Trained one(mesh, options);
+        TrainedOnMesh one(mesh, options);
         expect_steps(one, 0, 3, expected, "before");
         const FullStateOptions full{.rank0_only = rank0_only};
         const StateDict model = one.model.state_dict(StateDictType::full, full);
@@ -241,7 +227,7 @@ TEST(TwoDimensionsTest, AFullStateIsThatOfOneProcessAndGoesOnOnAnyMesh) {
           }
         }
         // A new model resumes from the saved state.
-        Trained other(mesh, options);
+        TrainedOnMesh other(mesh, options);
         other.model.load_state_dict(model, full);
         other.model.load_optim_state_dict(other.optimizer, optim, full);
         expect_steps(other, 3, 6, expected, "after");
@@ -309,7 +295,7 @@ TEST(TwoDimensionsTest, ActivationsThatAreComputedAgainAreTheSame) {
   on_mesh({2, 2}, [&](const DeviceMesh& mesh) {
     Net net = make_net();
     net->first->computes_again = net->second->computes_again = true;
-    Trained one(mesh, {}, net);
+    TrainedOnMesh one(mesh, {}, net);
     expect_steps(one, 0, 4, expected, "checkpointed");
   });
 }
@@ -320,7 +306,7 @@ TEST(TwoDimensionsTest, InMixedPrecisionALossIsNear) {
     Options options;
     options.mixed_precision.param_dtype = at::kBFloat16;
     options.mixed_precision.reduce_dtype = at::kFloat;
-    Trained one(mesh, options);
+    TrainedOnMesh one(mesh, options);
     for (int step = 0; step < 3; ++step) {
       const double loss = one.step(step).first, wanted = expected[static_cast<std::size_t>(step)].first;
       EXPECT_NEAR(loss, wanted, 0.02 * wanted);
@@ -343,10 +329,10 @@ TEST(TwoDimensionsTest, BuiltOnMetaNoRankEverHasItWhole) {
     options.param_init_fn = [](torch::nn::Module& module) {
       for (const at::Tensor& param : module.parameters(/*recurse=*/false)) param.detach().zero_();
     };
-    Trained one(mesh, options, net);
+    TrainedOnMesh one(mesh, options, net);
     // Each rank loads its values from a checkpoint.
     StateDict state = one.model.state_dict();
-    Trained reference(mesh, options);
+    TrainedOnMesh reference(mesh, options);
     one.model.load_state_dict(reference.model.state_dict());
     expect_steps(one, 0, 4, expected, "from meta");
   });
@@ -355,11 +341,11 @@ TEST(TwoDimensionsTest, BuiltOnMetaNoRankEverHasItWhole) {
 TEST(TwoDimensionsTest, WhatDoesntFitIsRefused) {
   on_mesh({2, 2}, [](const DeviceMesh& mesh) {
     // The ranks in the group of the wrong dimension have different parts.
-    const Net net = Trained::parallelized(make_net(), mesh);
+    const Net net = TrainedOnMesh::parallelized(make_net(), mesh);
     EXPECT_ERROR(FullyShardedDataParallel<Net>(net, mesh.group("tp")), ErrorCode::invalid_argument,
                  "such as the group of the mesh's other dimension");
 
-    Trained one(mesh, {});
+    TrainedOnMesh one(mesh, {});
     EXPECT_ERROR(one.model.state_dict(StateDictType::local), ErrorCode::unsupported, "tensor parallel");
     StateDict state = one.model.state_dict(StateDictType::full, {.rank0_only = false});
     state["first.up.weight"] = at::zeros({6, 6}, at::kDouble);  // this rank's part, not the full tensor
@@ -367,7 +353,7 @@ TEST(TwoDimensionsTest, WhatDoesntFitIsRefused) {
                  "'first.up.weight' has shape [6, 6], expected [11, 6]");
     // A state from a mesh with other ranks.
     const DeviceMesh other(mesh.group(), {1, 4}, {"dp", "tp"});
-    Trained of_others(other, {});
+    TrainedOnMesh of_others(other, {});
     EXPECT_ERROR(one.model.load_state_dict(of_others.model.state_dict()), ErrorCode::invalid_argument,
                  "is sharded differently");
     // Parallelized after FSDP.
@@ -377,7 +363,7 @@ TEST(TwoDimensionsTest, WhatDoesntFitIsRefused) {
     EXPECT_ERROR(parallelize_module(*plain.module_ptr(), mesh["tp"], kPlan), ErrorCode::invalid_argument,
                  "parallelize the model before anything else changes its parameters");
 
-    Net for_lbfgs = Trained::parallelized(make_net(), mesh);
+    Net for_lbfgs = TrainedOnMesh::parallelized(make_net(), mesh);
     const torch::optim::LBFGS lbfgs(for_lbfgs->parameters());
     EXPECT_ERROR(get_optimizer_state_dict(*for_lbfgs, lbfgs), ErrorCode::unsupported, "LBFGS");
     StateDict changed = get_model_state_dict(*for_lbfgs);

@@ -6,13 +6,16 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <cstring>
 #include <mutex>
 
 #include "support/error_matchers.h"
 #include "support/temporary_directory.h"
+#include "tensor/sharding_support.h"
 #include "tessera/checkpoint/faulty_storage.h"
 #include "tessera/comm/local_ranks.h"
 #include "tessera/state/load.h"
+#include "tessera/tensor/dtensor.h"
 
 namespace tessera {
 namespace {
@@ -59,6 +62,84 @@ TEST(AsyncSaverTest, WhatIsSavedIsTheStateAsItWas) {
   saver.wait();
   EXPECT_FALSE(saver.is_busy());
   EXPECT_EQ(load_full(directory / "ckpt"), (StateDict{{"w", at::ones({1000})}, {"step", 1}}));
+}
+
+// Changes every element of a tensor, whatever its dtype.
+void spoil(const at::Tensor& tensor) {
+  if (tensor.numel() != 0) std::memset(tensor.data_ptr(), 0x01, tensor.nbytes());
+}
+
+TEST(AsyncSaverTest, EveryDtypeAndTensorsWithoutElementsAreSavedAsTheyWere) {
+  const TemporaryDirectory directory;
+  StateDict state, expected;
+  for (const at::ScalarType type :
+       {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kByte, at::kChar, at::kShort, at::kInt, at::kLong,
+        at::kBool, at::kComplexHalf, at::kComplexFloat, at::kComplexDouble}) {
+    const at::Tensor bytes = at::arange(0, 24 * static_cast<std::int64_t>(c10::elementSize(type))).to(at::kByte);
+    const at::Tensor values = type == at::kBool ? bytes.remainder(2).to(at::kBool) : bytes.view(type);
+    state[c10::toString(type)] = values.view({4, 6});
+    state[std::string("scalar ") + c10::toString(type)] = values[5].clone();
+    state[std::string("empty ") + c10::toString(type)] = at::empty({0, 3}, values.options());
+  }
+  const at::Tensor base = at::arange(48, at::kFloat).view({6, 8}), one = at::ones({1});
+  std::vector<at::Tensor> memory = {base, one};
+  for (const auto& [name, value] : state) memory.push_back(value.get<at::Tensor>());
+  state["rows"] = base.slice(0, 1, 6, 2);
+  state["transposed"] = base.t();
+  state["expanded"] = one.expand({3, 2});
+  for (const auto& [name, value] : state) expected[name] = value.get<at::Tensor>().clone();
+  Gate gate;
+  AsyncSaver saver;
+  const auto future = saver.save(state, gate.storage(directory / "ckpt"));
+  for (const at::Tensor& tensor : memory) spoil(tensor);
+  gate.open();
+  future.get();
+  EXPECT_EQ(load_full(directory / "ckpt"), expected);
+}
+
+TEST(AsyncSaverTest, DTensorsAndShardedTensorsAreSavedAsTheyWere) {
+  const TemporaryDirectory directory;
+  const at::Tensor full = at::arange(42, at::kDouble).view({7, 6});
+  run_local(4, [&](const ProcessGroup& group) {
+    Gate gate;
+    AsyncSaver saver(group);
+    const DeviceMesh mesh(group, {2, 2});
+    StateDict state;
+    std::vector<at::Tensor> locals;
+    for (const Placements& placements :
+         {Placements{Placement::shard(0), Placement::replicate()}, Placements{Placement::shard(0), Placement::shard(1)},
+          Placements{Placement::replicate(), Placement::replicate()}}) {
+      const DTensor tensor = distribute_tensor(full, mesh, placements);
+      locals.push_back(tensor.local_tensor());
+      state[to_string(placements)] = tensor;
+    }
+    const ShardedTensor sharded = testing::shard(full, testing::chunk_spec(1, {3, 1, 2, 0}), group);
+    locals.push_back(sharded.local_tensor());
+    state["sharded"] = sharded;
+    const auto future = saver.save(state, gate.storage(directory / "ckpt"));
+    for (const at::Tensor& local : locals) local.detach().fill_(-1);
+    gate.open();
+    future.get();
+  });
+  const StateDict saved = load_full(directory / "ckpt");
+  EXPECT_EQ(saved.size(), 4u);
+  for (const auto& [name, value] : saved) EXPECT_TRUE(at::equal(value.get<at::Tensor>(), full)) << to_string(name);
+}
+
+TEST(AsyncSaverTest, ATensorUnderSeveralNamesIsCopiedOnce) {
+  const TemporaryDirectory directory;
+  const at::Tensor weight = at::full({100}, 1.0F), other = at::full({100}, 2.0F);
+  AsyncSaver saver;
+  const auto expect_saved = [&](const StateDict& state, std::uint64_t staged) {
+    saver.save(state, directory / "ckpt").get();
+    EXPECT_EQ(saver.staging_bytes(), staged);
+    EXPECT_EQ(load_full(directory / "ckpt"), state);
+  };
+  expect_saved({{"in", weight}, {"out", weight}, {"row", weight.view({1, 100})}, {"first", weight.slice(0, 0, 50)}},
+               400 + 400 + 200);
+  expect_saved({{"in", weight}, {"out", other}}, 800);  // a buffer of several names serves one of them
+  expect_saved({{"in", other}, {"out", other}}, 400);
+  expect_saved({{"in", weight}, {"out", weight.to(at::kInt)}}, 800);
 }
 
 TEST(AsyncSaverTest, MemoryIsUsedAgainAndPlansAreRemembered) {

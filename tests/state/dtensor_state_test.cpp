@@ -1,8 +1,10 @@
 // Saves DTensors in state dicts as the boxes of each rank, and loads them on any mesh.
 
+#include <ATen/ops/cat.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -13,6 +15,7 @@
 #include "tessera/state/load.h"
 #include "tessera/state/save.h"
 #include "tessera/tensor/dtensor.h"
+#include "tessera/tensor/internal/box_view.h"
 
 namespace tessera {
 namespace {
@@ -20,10 +23,12 @@ namespace {
 using testing::cross;
 using testing::indexed;
 using testing::part_of;
+using testing::R;
+using testing::S0;
+using testing::S1;
 using testing::Sizes;
 using testing::TemporaryDirectory;
 
-const Placement R = Placement::replicate(), S0 = Placement::shard(0), S1 = Placement::shard(1);
 const Placements kChoices = {R, S0, S1, Placement::strided_shard(0, 2)};
 
 // Returns one tensor for each combination of placements on this mesh.
@@ -85,6 +90,128 @@ TEST(DTensorStateTest, SeveralShardsOfARankAreSavedAndLoaded) {
     EXPECT_TRUE(loaded.local_shards()->equal(*shards_of(kFull).local_shards()));
   });
   EXPECT_TRUE(at::equal(load_full(directory.path()).at("w").get<at::Tensor>(), kFull));
+}
+
+// How 7 rows of 6 columns are distributed over ranks: the local shards of a rank.
+std::vector<Box> shards_of_rank(const std::string& how, int rank, int ranks) {
+  std::vector<Box> shards;
+  if (how == "rows by turns") {
+    for (std::int64_t row = rank; row < 7; row += ranks) shards.emplace_back(Sizes{row, 0}, Sizes{1, 6});
+  } else if (how == "columns by turns") {
+    for (std::int64_t column = rank; column < 6; column += ranks) shards.emplace_back(Sizes{0, column}, Sizes{7, 1});
+  } else if (how == "uneven rows") {  // the last rank has none if there are several
+    const std::int64_t begin = rank == 0 ? 0 : 4 + rank - 1, end = rank == 0 ? 4 : rank == ranks - 2 ? 7 : begin + 1;
+    if (ranks == 1) return {Box({4, 0}, {3, 6}), Box({0, 0}, {4, 6})};
+    if (ranks == 2) return rank == 0 ? std::vector<Box>{Box({4, 0}, {3, 6}), Box({0, 0}, {4, 6})} : shards;
+    if (rank < ranks - 1) shards.emplace_back(Sizes{begin, 0}, Sizes{end - begin, 6});
+  } else if (how == "a grid") {
+    const std::vector<Box> cells = {Box({0, 0}, {2, 5}), Box({2, 0}, {5, 5}), Box({0, 5}, {3, 1}), Box({3, 5}, {4, 1})};
+    for (std::size_t i = 0; i < cells.size(); ++i) {
+      if (static_cast<int>(i) % ranks == rank) shards.push_back(cells[cells.size() - 1 - i]);
+    }
+  }
+  return shards;
+}
+
+const std::vector<std::string> kDistributions = {"rows by turns", "columns by turns", "uneven rows", "a grid"};
+
+// PyTorch: test_uneven_reshard_with_dtensor_shards_wrapper_api.
+TEST(DTensorStateTest, LocalShardsAreLoadedIntoAnyOtherLocalShards) {
+  const auto tensor_of = [](const ProcessGroup& group, const std::string& how, const at::Tensor& full) {
+    std::vector<at::Tensor> shards;
+    std::vector<Sizes> offsets;
+    for (const Box& box : shards_of_rank(how, group.rank(), group.size())) {
+      shards.push_back(box_view(full, box).clone());
+      offsets.push_back(box.offsets);
+    }
+    const DeviceMesh mesh(group, {group.size()});
+    return DTensor::from_local(LocalShardsWrapper(shards, offsets), mesh, {S0}, {7, 6}, at::kDouble);
+  };
+  const auto storage = checkpoint::memory_storage();
+  for (const int from_ranks : {1, 2, 4}) {
+    run_local(from_ranks, [&](const ProcessGroup& group) {
+      StateDict state;
+      for (const std::string& how : kDistributions) state[how] = tensor_of(group, how, kFull);
+      save(state, storage, group);
+    });
+    for (const int to_ranks : {1, 3, 5}) {
+      run_local(to_ranks, [&](const ProcessGroup& group) {
+        for (const std::string& to : kDistributions) {
+          StateDict state;
+          for (const std::string& from : kDistributions) state[from] = tensor_of(group, to, at::zeros_like(kFull));
+          load(state, storage, group);
+          for (const auto& [from, value] : state) {
+            const DTensor loaded = *DTensor::from_checkpointable(value.get<std::shared_ptr<Checkpointable>>());
+            EXPECT_TRUE(loaded.local_shards()->equal(*tensor_of(group, to, kFull).local_shards()))
+                << to_string(from) << " to " << to << " on rank " << group.rank();
+          }
+        }
+        const DTensor rows = DTensor::from_local(at::zeros({7, 6}, at::kDouble), DeviceMesh(group, {to_ranks}), {R});
+        StateDict state{{"a grid", rows}};
+        load(state, storage, group);
+        EXPECT_TRUE(at::equal(rows.to_local(), kFull));
+      });
+    }
+  }
+}
+
+// A tensor of a user's own that has boxes of each rank, in one piece of memory. PyTorch: _Checkpointable.
+class BoxesOfAUser final : public Checkpointable {
+ public:
+  BoxesOfAUser(std::vector<Box> boxes, const at::Tensor& full) : boxes_(std::move(boxes)) {
+    for (const Box& box : boxes_) {
+      begins_.push_back(memory_.numel());
+      memory_ = at::cat({memory_, box_view(full, box).reshape({-1})});
+    }
+  }
+  const Sizes& size() const override { return size_; }
+  std::optional<TensorProperties> properties() const override {
+    TensorProperties properties;
+    properties.dtype = DType::float64;
+    return boxes_.empty() ? std::nullopt : std::optional(properties);
+  }
+  const std::vector<Box>& local_chunks() const override { return boxes_; }
+  at::Tensor local_tensor(std::size_t i) const override {
+    return memory_.narrow(0, begins_[i], volume(boxes_[i])).view(boxes_[i].sizes);
+  }
+  const at::Tensor& memory() const { return memory_; }
+
+ private:
+  Sizes size_ = {7, 6};
+  std::vector<Box> boxes_;
+  std::vector<std::int64_t> begins_;
+  at::Tensor memory_ = at::zeros({0}, at::kDouble);
+};
+
+TEST(CheckpointableTest, ATensorOfAUserIsSavedAndLoadedIntoOtherBoxesAndByItsFullTensor) {
+  const auto storage = checkpoint::memory_storage();
+  const auto tensor_of = [](const ProcessGroup& group, const std::string& how, const at::Tensor& full) {
+    return std::make_shared<BoxesOfAUser>(shards_of_rank(how, group.rank(), group.size()), full);
+  };
+  for (const std::string& from : kDistributions) {
+    run_local(4, [&](const ProcessGroup& group) {
+      save({{"own", tensor_of(group, from, kFull)}, {"step", 3}}, storage, group);
+    });
+    for (const int ranks : {1, 3}) {
+      run_local(ranks, [&](const ProcessGroup& group) {
+        for (const std::string& to : kDistributions) {
+          const auto loaded = tensor_of(group, to, at::zeros_like(kFull));
+          StateDict state{{"own", loaded}, {"step", 0}};
+          load(state, storage, group);
+          EXPECT_TRUE(at::equal(loaded->memory(), tensor_of(group, to, kFull)->memory())) << from << " to " << to;
+        }
+        const at::Tensor full = at::zeros_like(kFull);
+        StateDict state{{"own", full}};
+        load(state, storage, group);
+        EXPECT_TRUE(at::equal(full, kFull));
+      });
+    }
+  }
+  run_local(2, [&](const ProcessGroup& group) {
+    const auto rows = std::make_shared<BoxesOfAUser>(std::vector<Box>{Box({3 * group.rank(), 0}, {4, 6})}, kFull);
+    EXPECT_ERROR(save({{"own", rows}}, checkpoint::memory_storage(), group), ErrorCode::invalid_argument,
+                 "tensor 'own' of shape [7, 6]: chunks [0, 4)x[0, 6) of rank 0 and [3, 7)x[0, 6) of rank 1 overlap");
+  });
 }
 
 TEST(DTensorStateTest, ARankWithoutLocalShardsTakesTheDtypeOfTheOthers) {

@@ -18,10 +18,12 @@ namespace {
 using testing::cross;
 using testing::indexed;
 using testing::part_of;
+using testing::R;
+using testing::S0;
+using testing::S1;
 using testing::Sizes;
 
-const Placement R = Placement::replicate(), S0 = Placement::shard(0), S1 = Placement::shard(1);
-const at::Tensor kFull = indexed({7, 6});
+const at::Tensor kMatrix = indexed({7, 6});
 
 DTensor dtensor_of(const at::Tensor& full, const DeviceMesh& mesh, const Placements& placements) {
   const MeshLayout layout(full.sizes().vec(), mesh.shape(), placements);
@@ -52,13 +54,13 @@ std::shared_ptr<Boxes> boxes(const at::Tensor& full, std::vector<Box> boxes) {
   return std::make_shared<Boxes>(full.sizes().vec(), std::move(boxes), std::move(tensors));
 }
 
-// Rows [begin, end) of kFull.
+// Rows [begin, end) of kMatrix.
 Box rows(std::int64_t begin, std::int64_t end) { return {{begin, 0}, {end - begin, 6}}; }
 
 TEST(GatherStateDictTest, DTensorsOfAllPlacementsBecomeFullTensors) {
   for (const Sizes& shape : {Sizes{1}, Sizes{3}, Sizes{2, 2}}) {
     for (const at::ScalarType type : {at::kDouble, at::kBFloat16}) {
-      const at::Tensor full = kFull.to(type);
+      const at::Tensor full = kMatrix.to(type);
       run_local(static_cast<int>(mesh_size(shape)), [&](const ProcessGroup& group) {
         const DeviceMesh mesh(group, shape);
         StateDict state;
@@ -88,14 +90,14 @@ TEST(GatherStateDictTest, ShardedTensorsAndOtherCheckpointablesAreGatheredWhereT
     const auto chunks =
         std::make_shared<ChunkShardingSpec>(0, std::vector<RemoteDevice>{{0, Device()}, {1, Device()}, {2, Device()}});
     // Rank 1 has nothing, and rank 2 has a box that rank 0 has too.
-    const auto own = boxes(kFull, rank == 0   ? std::vector<Box>{rows(4, 7), rows(0, 1)}
-                                  : rank == 1 ? std::vector<Box>{}
-                                              : std::vector<Box>{rows(0, 1), rows(1, 4)});
+    const auto own = boxes(kMatrix, rank == 0   ? std::vector<Box>{rows(4, 7), rows(0, 1)}
+                                    : rank == 1 ? std::vector<Box>{}
+                                                : std::vector<Box>{rows(0, 1), rows(1, 4)});
     const StateDict state{
-        {"list", List{3, ShardedTensor::from_local_tensor(kFull.narrow(0, rank * 3, rank == 2 ? 1 : 3).clone(), chunks,
-                                                          {7, 6}, group)}},
+        {"list", List{3, ShardedTensor::from_local_tensor(kMatrix.narrow(0, rank * 3, rank == 2 ? 1 : 3).clone(),
+                                                          chunks, {7, 6}, group)}},
         {"dict", Dict{{"tuple", Tuple{own, "text"}}}}};
-    const StateDict expected{{"list", List{3, kFull}}, {"dict", Dict{{"tuple", Tuple{kFull, "text"}}}}};
+    const StateDict expected{{"list", List{3, kMatrix}}, {"dict", Dict{{"tuple", Tuple{kMatrix, "text"}}}}};
     EXPECT_EQ(Value(gather_state_dict(state, group)), Value(expected));
     EXPECT_EQ(Value(gather_state_dict(state, group, /*cpu_offload=*/true)), Value(rank == 0 ? expected : Dict()));
   });
@@ -103,19 +105,19 @@ TEST(GatherStateDictTest, ShardedTensorsAndOtherCheckpointablesAreGatheredWhereT
 
 TEST(GatherStateDictTest, WhatEveryRankHasIsNotCopied) {
   run_local(2, [&](const ProcessGroup& group) {
-    const DTensor replicated = dtensor_of(kFull, DeviceMesh(group, {2}), {R});
-    const StateDict full = gather_state_dict({{"plain", kFull}, {"replicated", replicated}}, group);
-    EXPECT_EQ(full.at("plain").get<at::Tensor>().data_ptr(), kFull.data_ptr());
+    const DTensor replicated = dtensor_of(kMatrix, DeviceMesh(group, {2}), {R});
+    const StateDict full = gather_state_dict({{"plain", kMatrix}, {"replicated", replicated}}, group);
+    EXPECT_EQ(full.at("plain").get<at::Tensor>().data_ptr(), kMatrix.data_ptr());
     EXPECT_EQ(full.at("replicated").get<at::Tensor>().data_ptr(), replicated.local_tensor().data_ptr());
   });
 }
 
 TEST(GatherStateDictTest, AGroupWithoutAllPartsIsAnErrorThatNamesTheHole) {
   run_local(2, [&](const ProcessGroup& group) {
-    const StateDict state{{"a", Dict{{"b", dtensor_of(kFull, DeviceMesh(group, {2}), {S0})}}}};
+    const StateDict state{{"a", Dict{{"b", dtensor_of(kMatrix, DeviceMesh(group, {2}), {S0})}}}};
     EXPECT_ERROR(gather_state_dict(state, ProcessGroup()), ErrorCode::invalid_argument, "gather a state dict",
                  group.rank() == 0 ? "[4, 7)x[0, 6)" : "[0, 4)x[0, 6)", "'a.b' of shape [7, 6]", "pass the group");
-    EXPECT_EQ(gather_state_dict(state, group).at("a").get<Dict>().at("b"), Value(kFull));
+    EXPECT_EQ(gather_state_dict(state, group).at("a").get<Dict>().at("b"), Value(kMatrix));
   });
 }
 
@@ -124,14 +126,14 @@ TEST(GatherStateDictTest, BoxesThatAreNotAPartitionAreAnErrorOnAllRanks) {
     const auto of_ranks = [&](const std::shared_ptr<Boxes>& first, const std::shared_ptr<Boxes>& second) {
       return StateDict{{"w", group.rank() == 0 ? first : second}};
     };
-    const auto low = boxes(kFull, {rows(0, 4)}), high = boxes(kFull, {rows(4, 7)});
-    EXPECT_ERROR(gather_state_dict(of_ranks(low, boxes(kFull, {rows(3, 7)})), group), ErrorCode::invalid_argument,
+    const auto low = boxes(kMatrix, {rows(0, 4)}), high = boxes(kMatrix, {rows(4, 7)});
+    EXPECT_ERROR(gather_state_dict(of_ranks(low, boxes(kMatrix, {rows(3, 7)})), group), ErrorCode::invalid_argument,
                  "[0, 4)x[0, 6) and [3, 7)x[0, 6) of 'w' overlap");
-    EXPECT_ERROR(gather_state_dict(of_ranks(low, boxes(kFull.to(at::kFloat), {rows(4, 7)})), group),
+    EXPECT_ERROR(gather_state_dict(of_ranks(low, boxes(kMatrix.to(at::kFloat), {rows(4, 7)})), group),
                  ErrorCode::invalid_argument, "'w' has dtype float32 on rank 1, expected float64");
     EXPECT_ERROR(gather_state_dict(of_ranks(low, boxes(indexed({6, 7}), {})), group), ErrorCode::invalid_argument,
                  "w [6, 7]");
-    EXPECT_EQ(gather_state_dict(of_ranks(low, high), group).at("w"), Value(kFull));
+    EXPECT_EQ(gather_state_dict(of_ranks(low, high), group).at("w"), Value(kMatrix));
   });
 }
 

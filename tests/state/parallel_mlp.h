@@ -33,6 +33,11 @@ inline ParallelMlp parallel_mlp(const DeviceMesh& mesh) {
   return model;
 }
 
+// The last dimension of a mesh of one or two dimensions, for parallel_mlp.
+inline DeviceMesh tensor_parallel_mesh(const ProcessGroup& group, const std::vector<std::int64_t>& shape) {
+  return shape.size() == 1 ? DeviceMesh(group, shape) : DeviceMesh(group, shape, {"dp", "tp"})["tp"];
+}
+
 // Takes a step in which each gradient is its parameter, so that the step of a part is the part of the step.
 inline void step(torch::optim::Optimizer& optimizer) {
   for (auto& group : optimizer.param_groups()) {

@@ -20,13 +20,13 @@ namespace {
 using testing::chunk_spec;
 using testing::TemporaryDirectory;
 
-struct Net : torch::nn::Module {
-  explicit Net(double value) {
+struct ShardedNet : torch::nn::Module {
+  explicit ShardedNet(double value) {
     words = register_module("words", ShardedEmbedding(7, 6));
     head = register_module("head", ShardedLinear(6, 5));
     const at::NoGradGuard no_grad;
     for (const at::Tensor& parameter : parameters()) {
-      parameter.copy_(testing::indexed(parameter.sizes().vec(), at::kFloat) / 50 + value);
+      parameter.copy_(testing::indices(parameter.sizes().vec(), at::kFloat) / 50 + value);
     }
   }
   at::Tensor forward(const at::Tensor& ids) { return head(words(ids)); }
@@ -35,8 +35,8 @@ struct Net : torch::nn::Module {
 };
 
 // A model and its optimizer after a step, on each rank with the same input.
-struct Training {
-  explicit Training(double value, const ShardingPlan& plan = {}, const ProcessGroup& group = {})
+struct ShardedTraining {
+  explicit ShardedTraining(double value, const ShardingPlan& plan = {}, const ProcessGroup& group = {})
       : net(value), optimizer(net.parameters(), torch::optim::AdamOptions(0.1)) {
     shard_module(net, plan, group);
     (net.forward(at::tensor({0, 3, 6, 3})).square().sum() / group.size()).backward();
@@ -49,7 +49,7 @@ struct Training {
     set_model_state_dict(net, state.at("model").get<Dict>());
     set_optimizer_state_dict(net, optimizer, state.at("optimizer").get<Dict>());
   }
-  Net net;
+  ShardedNet net;
   torch::optim::Adam optimizer;
 };
 
@@ -58,13 +58,13 @@ const ShardingPlan kOnTwo = {{"words.weight", chunk_spec(1, {0, 1})}, {"head.wei
 
 TEST(ShardModuleStateTest, StatesAreSavedAndLoadedWithAnyShards) {
   const TemporaryDirectory directory, again;
-  const Training of_one(0.5);
+  const ShardedTraining of_one(0.5);
   run_local(3, [&](const ProcessGroup& group) {
-    const Training training(0.5, kOnThree, group);
+    const ShardedTraining training(0.5, kOnThree, group);
     save(training.state(), directory.path(), group);
   });
   run_local(2, [&](const ProcessGroup& group) {
-    Training training(0.1, kOnTwo, group);
+    ShardedTraining training(0.1, kOnTwo, group);
     StateDict state = training.state();
     load(state, directory.path(), group);
     training.set(state);

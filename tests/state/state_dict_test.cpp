@@ -8,6 +8,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "state/names.h"
 #include "state/optimizer_cases.h"
 #include "state/parallel_mlp.h"
 #include "support/error_matchers.h"
@@ -18,6 +19,7 @@ namespace tessera {
 namespace {
 
 using ::testing::ElementsAre;
+using testing::names_of;
 using testing::parallel_mlp;
 using testing::ParallelMlp;
 namespace nn = torch::nn;
@@ -70,12 +72,6 @@ void on_meshes(const std::function<void(const ProcessGroup& group, const DeviceM
     run_local(ranks, [&](const ProcessGroup& group) { f(group, DeviceMesh(group, {ranks})); });
   }
   run_local(4, [&](const ProcessGroup& group) { f(group, DeviceMesh(group, {2, 2}, {"dp", "tp"})["tp"]); });
-}
-
-std::vector<std::string> names_of(const StateDict& state) {
-  std::vector<std::string> names;
-  for (const auto& [key, value] : state) names.push_back(std::get<std::string>(key));
-  return names;
 }
 
 TEST(FullStateDictTest, IsThatOfAModelThatIsNotParallelized) {
@@ -314,6 +310,63 @@ TEST(SeveralOptimizersTest, HaveOneStateDict) {
     EXPECT_EQ(Value(get_optimizer_state_dict(*other, {&other_adam, &other_sgd}, options)), Value(state));
     EXPECT_ERROR(get_optimizer_state_dict(*model, {&adam, nullptr}), ErrorCode::invalid_argument,
                  "optimizer 1 is null");
+  }
+}
+
+// The weights and the biases in groups of their own, in either order.
+optim::Adam in_two_groups(const ParallelMlp& model, bool weights_first, double lr_of_weights, double lr_of_biases) {
+  std::vector<at::Tensor> weights, biases;
+  for (const auto& parameter : model->named_parameters()) {
+    (parameter.key().ends_with("weight") ? weights : biases).push_back(parameter.value());
+  }
+  const auto group_of = [](const std::vector<at::Tensor>& parameters, double lr) {
+    return optim::OptimizerParamGroup(parameters, std::make_unique<optim::AdamOptions>(lr));
+  };
+  std::vector<optim::OptimizerParamGroup> groups;
+  groups.push_back(group_of(weights_first ? weights : biases, weights_first ? lr_of_weights : lr_of_biases));
+  groups.push_back(group_of(weights_first ? biases : weights, weights_first ? lr_of_biases : lr_of_weights));
+  return optim::Adam(groups, optim::AdamOptions(7));
+}
+
+// PyTorch: test_multi_param_groups.
+TEST(SeveralGroupsTest, OfAParallelModelAreFoundByTheirParametersOnAnyMesh) {
+  ParallelMlp alone;
+  optim::Adam optimizer_alone = in_two_groups(alone, true, 0.125, 0.25);
+  for (int i = 0; i < 2; ++i) testing::step(optimizer_alone);
+  for (const bool flatten : {false, true}) {
+    StateDictOptions options_alone;
+    options_alone.flatten_optimizer_state_dict = flatten;
+    const StateDict full = get_optimizer_state_dict(*alone, optimizer_alone, options_alone);
+    for (const std::vector<std::int64_t>& shape : {std::vector<std::int64_t>{1}, {3}, {2, 2}}) {
+      run_local(shape.size() == 2 ? 4 : static_cast<int>(shape[0]), [&](const ProcessGroup& group) {
+        StateDictOptions options = full_of(group);
+        options.flatten_optimizer_state_dict = flatten;
+        ParallelMlp model = parallel_mlp(testing::tensor_parallel_mesh(group, shape));
+        for (const bool weights_first : {true, false}) {
+          optim::Adam optimizer = in_two_groups(model, weights_first, 3, 4);
+          set_optimizer_state_dict(*model, optimizer, full);
+          const StateDict state = get_optimizer_state_dict(*model, optimizer, options);
+          if (flatten || weights_first) {
+            EXPECT_EQ(state, full);
+          } else {
+            EXPECT_EQ(state.at("state"), full.at("state"));
+            EXPECT_EQ(state.at("param_groups").get<List>()[0], full.at("param_groups").get<List>()[1]);
+            EXPECT_EQ(state.at("param_groups").get<List>()[1], full.at("param_groups").get<List>()[0]);
+          }
+          // Its own parts, too, in the other order of groups.
+          optim::Adam other = in_two_groups(model, !weights_first, 5, 6);
+          StateDictOptions parts;
+          parts.group = group;
+          parts.flatten_optimizer_state_dict = flatten;
+          set_optimizer_state_dict(*model, other, get_optimizer_state_dict(*model, optimizer, parts), parts);
+          const double lr = static_cast<optim::AdamOptions&>(other.param_groups()[0].options()).lr();
+          EXPECT_EQ(lr, weights_first ? 0.25 : 0.125);
+          if (flatten) {
+            EXPECT_EQ(get_optimizer_state_dict(*model, other, options), full);
+          }
+        }
+      });
+    }
   }
 }
 

@@ -25,7 +25,7 @@ using ::testing::ElementsAre;
 using testing::fill_with_indices;
 using ::testing::HasSubstr;
 using testing::holds_indices;
-using testing::indexed;
+using testing::indices;
 using testing::Sizes;
 using testing::SpecPtr;
 using testing::specs_of_every_kind;
@@ -55,10 +55,10 @@ Dict sharded_tensors(const ProcessGroup& group, bool filled) {
 StateDict state_of(const ProcessGroup& group, bool filled) {
   const std::int64_t step = filled ? 1234567890123 : 0;
   return {{"model", sharded_tensors(group, filled)},
-          {"replicated", filled ? indexed({5, 3}) : at::zeros({5, 3}, at::kLong)},
-          {"transposed", (filled ? indexed({4, 6}) : at::zeros({4, 6}, at::kLong)).t()},
+          {"replicated", filled ? indices({5, 3}) : at::zeros({5, 3}, at::kLong)},
+          {"transposed", (filled ? indices({4, 6}) : at::zeros({4, 6}, at::kLong)).t()},
           {"optimizer", Dict{{"groups", List{Dict{{"lr", filled ? 0.1 : 0.0}, {"betas", Tuple{0.9, 0.999}}}}},
-                             {"steps", List{filled ? indexed({2}) : at::zeros({2}, at::kLong), step}}}},
+                             {"steps", List{filled ? indices({2}) : at::zeros({2}, at::kLong), step}}}},
           {"step", step},
           {"name", filled ? "run" : ""}};
 }
@@ -151,18 +151,18 @@ TEST(SaveTest, WithoutAGroupARankSavesAndLoadsAlone) {
   const TemporaryDirectory directory;
   run_local(3, [&](const ProcessGroup& group) {
     if (group.rank() != 1) return;  // the others do not take part
-    save({{"w", indexed({2, 3})}, {"step", 3}}, directory / "ckpt");
+    save({{"w", indices({2, 3})}, {"step", 3}}, directory / "ckpt");
     StateDict state{{"w", at::zeros({2, 3}, at::kLong)}, {"step", 0}};
     load(state, directory / "ckpt");
-    EXPECT_EQ(Value(state), Value(Dict{{"w", indexed({2, 3})}, {"step", 3}}));
+    EXPECT_EQ(Value(state), Value(Dict{{"w", indices({2, 3})}, {"step", 3}}));
   });
 }
 
 TEST(SaveTest, AWholeStateIsLoadedNestedAsItWas) {
   const TemporaryDirectory directory;
-  const StateDict state = {{"z", Dict{{"w", indexed({2, 3}, at::kFloat)}, {"none", Value()}}},
+  const StateDict state = {{"z", Dict{{"w", indices({2, 3}, at::kFloat)}, {"none", Value()}}},
                            {"list", List{at::ones({}), 2, "three"}},
-                           {"tuple", Tuple{1, indexed({2})}},
+                           {"tuple", Tuple{1, indices({2})}},
                            {"flag", true}};
   save(state, directory / "ckpt");
   EXPECT_EQ(load_full(directory / "ckpt"), state);
@@ -185,7 +185,7 @@ TEST(SaveTest, EveryDtypeOfThisLibTorch) {
 
 TEST(SaveTest, ViewsAreSavedAsWhatTheyShow) {
   const TemporaryDirectory directory;
-  const at::Tensor base = indexed({6, 8}, at::kComplexFloat);
+  const at::Tensor base = indices({6, 8}, at::kComplexFloat);
   save({{"rows", base.slice(0, 1, 6, 2)},
         {"expanded", at::ones({1}).expand({3, 2})},
         {"conjugated", base.conj()},

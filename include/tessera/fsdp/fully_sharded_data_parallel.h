@@ -49,6 +49,7 @@
 #include "tessera/fsdp/options.h"
 #include "tessera/fsdp/wrap.h"
 #include "tessera/fsdp/wrap_policy.h"
+#include "tessera/state/module_state.h"
 #include "tessera/state/value.h"
 
 namespace torch::optim {
@@ -178,9 +179,11 @@ class ShardedModule {
   /// Returns parameters and buffers under their names in the module that was wrapped. A collective if `type` is `full`.
   StateDict state_dict(StateDictType type = StateDictType::sharded, const FullStateOptions& full = {});
   /// Loads a state dict of any type that state_dict returned, on any number of ranks. With `rank0_only`, ranks other
-  /// than 0 may pass an empty dict. Law: either all values are set on all ranks or none. A collective. Throws
-  /// `Error(invalid_argument)` naming all entries that are missing, unexpected or of another shape.
-  void load_state_dict(const StateDict& state_dict, const FullStateOptions& full = {.rank0_only = false});
+  /// than 0 may pass an empty dict. Returns the names that only the model or only the state dict has; if `strict`, they
+  /// are errors. Law: either all values are set on all ranks or none. A collective. Throws `Error(invalid_argument)`
+  /// naming all entries of another shape and, if `strict`, those that are missing or unexpected.
+  IncompatibleKeys load_state_dict(const StateDict& state_dict, const FullStateOptions& full = {.rank0_only = false},
+                                   bool strict = true);
 
   /// Returns the optimizer's state by parameter, with the keys of `get_optimizer_state_dict` for a model that is not
   /// sharded. A collective. Throws `Error(unsupported)` if `type` is `local`, and whenever check_optimizer throws.

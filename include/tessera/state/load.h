@@ -7,7 +7,8 @@
 ///     std::int64_t step = state.at("step").get<std::int64_t>();
 ///
 /// The state dict specifies what to load. Tensors of any kind are filled in place, each rank's part on that rank; all
-/// other values are replaced by the saved ones. A Stateful (stateful.h) stays, and its state is set. Only the bytes
+/// other values are replaced by the saved ones. A tensor or DTensor on meta is replaced by one with memory, on the CPU
+/// or the device of its mesh. A Stateful (stateful.h) stays, and its state is set. Only the bytes
 /// needed are read.
 /// PyTorch: torch/distributed/checkpoint/state_dict_loader.py.
 
@@ -40,16 +41,17 @@ struct LoadReport {
   std::vector<std::string> missing;                ///< flat names not in the checkpoint, left unchanged
 };
 
-/// Loads `directory` into `state`. A collective of `group`; all ranks must pass the same directory. Checkpoints written
-/// before PyTorch 2.4 name values without tensors differently; they are detected by these names. Without a group, this
-/// process loads alone and does not communicate, even if it belongs to groups. PyTorch: `no_dist`.
+/// Loads `path` into `state`: the directory of a checkpoint, or one torch.save or safetensors file, of which each rank
+/// reads its part. A collective of `group`; all ranks must pass the same path. Checkpoints written before PyTorch 2.4
+/// name values without tensors differently; they are detected by these names. Without a group, this process loads alone
+/// and does not communicate, even if it belongs to groups. PyTorch: `no_dist`.
 ///
 /// If any rank fails, every rank throws; objects in `state` are then unchanged, but tensors may be partly filled. If a
 /// Stateful throws when its state is set, those before it are set already.
 /// Throws `Error(not_found)` for names that are not in the checkpoint (unless `rules.allow_partial`),
 /// `Error(invalid_argument)` for tensors of another shape or dtype (unless `rules.allow_cast`) and for tensors whose
 /// elements overlap in memory, `Error(corrupt)` naming file, byte and tensor, `Error(io)`, and `Error(rank_failure)`.
-LoadReport load(StateDict& state, const std::filesystem::path& directory, const ProcessGroup& group = {},
+LoadReport load(StateDict& state, const std::filesystem::path& path, const ProcessGroup& group = {},
                 const LoadOptions& options = {});
 LoadReport load(StateDict& state, const std::shared_ptr<checkpoint::Storage>& storage, const ProcessGroup& group = {},
                 const LoadOptions& options = {});
@@ -57,5 +59,11 @@ LoadReport load(StateDict& state, const std::shared_ptr<checkpoint::Storage>& st
 /// Returns the full state of a checkpoint, nested as it was saved, with full tensors on the CPU. Not a collective.
 /// Throws as `load`, and `Error(unsupported)` for a dtype that this LibTorch does not have.
 StateDict load_full(const std::filesystem::path& path);
+/// Returns the part of that state that `names` selects: what has one of these flat names, or a flat name that begins
+/// with one of them and a dot. The checkpoint alone states shapes and dtypes. Also throws `Error(not_found)` for a name
+/// that selects nothing. PyTorch: `_load_state_dict_from_keys`.
+///
+///     const StateDict head = load_full("checkpoints/step-100", {"model.head", "step"});
+StateDict load_full(const std::filesystem::path& path, const std::vector<std::string>& names);
 
 }  // namespace tessera

@@ -31,9 +31,10 @@ struct IncompatibleKeys {
 };
 
 /// Copies every tensor of `state_dict` into the module's tensor of the same name. The module's tensors keep their
-/// memory, dtype and device, and stay shared if they were. For a DTensor, `state_dict` holds a DTensor with the same
-/// boxes or the full tensor. Returns the names that only one side has; if `strict`, they are errors. A collective of
-/// `options.group`.
+/// memory, dtype and device, and stay shared if they were. One on meta (see fsdp/meta_init.h) gets memory on the device
+/// of the given tensor and keeps its identity; PyTorch: `assign`. For a DTensor, `state_dict` holds a DTensor with the
+/// same boxes or the full tensor. Returns the names that only one side has; if `strict`, they are errors. A collective
+/// of `options.group`.
 ///
 /// Law: either everything is copied, on all ranks, or nothing is changed. Throws one `Error(invalid_argument)` that
 /// lists all problems, at most 20 of each kind: tensors of another shape or with other boxes, complex tensors for a

@@ -116,13 +116,14 @@ StateDict ShardedModule::state_dict(StateDictType type, const FullStateOptions& 
   return full.rank0_only && group().rank() != 0 ? StateDict() : state;
 }
 
-void ShardedModule::load_state_dict(const StateDict& state_dict, const FullStateOptions& full) {
+IncompatibleKeys ShardedModule::load_state_dict(const StateDict& state_dict, const FullStateOptions& full,
+                                                bool strict) {
   const c10::NoGradGuard no_grad;
   runtime_->check_call("load_state_dict", [&](CallArguments& arguments) {
     runtime_->check_idle("load_state_dict");
     runtime_->cast_buffers(/*own_dtype=*/true);
     for (const Unit* unit : runtime_->units()) unit->handle()->write_back_params();
-    arguments.add("rank0_only", full.rank0_only);
+    arguments.add("rank0_only", full.rank0_only).add("strict", strict);
   });
   const ShardedParams params = sharded_params(*runtime_);
   std::map<std::string, const Unit*> flat_params;
@@ -152,13 +153,18 @@ void ShardedModule::load_state_dict(const StateDict& state_dict, const FullState
   };
   Problems problems;
   for_each_entry(state_dict, group(), full, problems, take);
+  StateDictOptions options;
+  options.strict = strict;
+  IncompatibleKeys incompatible;
   set_on_all(*runtime_, "load a model's state", [&](const std::function<void()>& confirm) {
     problems.raise("load a model's state");
-    const ModelStatePlan plan = plan_model_state(*module_ptr(), own, parts);
+    ModelStatePlan plan = plan_model_state(*module_ptr(), own, parts, options);
     confirm();
     plan.set();
+    incompatible = std::move(plan.incompatible);
   });
   for (const auto& [to, from] : copies) to.copy_(from);
+  return incompatible;
 }
 
 }  // namespace tessera::fsdp

@@ -3,7 +3,7 @@
 files by 2.6, too.
 
     generate.py            everything
-    generate.py files      VERSION-objects.pt and VERSION-optimizers.pt alone
+    generate.py files      the files of VERSION alone
 
 traversal.json   [{"state", "since_2_4": {"visited": [[path, value], ...], "names": [...] or null}, "until_2_3": ...}]: what
                  is visited, and the flat names, null where two values would have one name
@@ -15,6 +15,8 @@ VERSION-objects.pt          the same by torch.save
 VERSION-optimizers.pt       torch.save of {name: {"initial", "model", "optim", "grads", "after"}}: a model as it begins, the same
                             and its optimizer (get_optimizer_state_dict) after two steps, and after another with these
                             gradients
+VERSION-flattened.pt        torch.save of {name: optim}: the same optimizer's state, but for LBFGS's, by
+                            get_optimizer_state_dict with flatten_optimizer_state_dict=True
 Values are written as encode.py says.
 """
 
@@ -29,7 +31,7 @@ import sys
 import torch
 from torch import nn
 from torch.distributed.checkpoint import _nested_dict, _traverse
-from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
 
 from encode import encode
 
@@ -285,7 +287,7 @@ def copies(state):
     return {key: value.detach().clone() for key, value in state.items()}
 
 
-def optimizer_case(name, seed=6):
+def trained(name, seed=6):
     torch.manual_seed(seed)
     model, optimizer = make(name)
     closure = closure_of(model, optimizer)
@@ -293,6 +295,16 @@ def optimizer_case(name, seed=6):
     for _ in range(2):
         optimizer.step(closure)
     closure()
+    return model, optimizer, closure, initial
+
+
+def flattened_case(name):
+    model, optimizer, _, _ = trained(name)
+    return get_optimizer_state_dict(model, optimizer, options=StateDictOptions(flatten_optimizer_state_dict=True))
+
+
+def optimizer_case(name, seed=6):
+    model, optimizer, closure, initial = trained(name, seed)
     saved = torch.utils._pytree.tree_map_only(torch.Tensor, torch.clone, get_optimizer_state_dict(model, optimizer))
     case = {"initial": initial, "model": copies(model.state_dict()), "optim": saved}
     case["grads"] = {key: parameter.grad.clone() for key, parameter in model.named_parameters()}
@@ -313,6 +325,8 @@ def main():
         write("objects.json", [encode(value) for value in objects()])
     torch.save(objects(), HERE / f"{VERSION}-objects.pt")
     torch.save({name: optimizer_case(name) for name in OPTIMIZERS}, HERE / f"{VERSION}-optimizers.pt")
+    flattened = {name: flattened_case(name) for name in OPTIMIZERS if name != "lbfgs"}
+    torch.save(flattened, HERE / f"{VERSION}-flattened.pt")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ namespace tessera {
 namespace {
 
 using testing::chunk_spec;
-using testing::indexed;
+using testing::indices;
 using testing::on_rank;
 using testing::Sizes;
 
@@ -30,7 +30,7 @@ NestedShardedTensor fsdp_over_tensor_parallel(const ProcessGroup& world) {
   const ShardMetadata upper({0, 0}, {4, 6}, on_rank(0)), lower({4, 0}, {4, 6}, on_rank(2));
   const ShardMetadata left({0, 0}, {4, 3}, on_rank(static_cast<int>(2 * half))),
       right({0, 3}, {4, 3}, on_rank(static_cast<int>(2 * half + 1)));
-  const at::Tensor mine = indexed({8, 6}).narrow(0, 4 * half, 4).narrow(1, 3 * part, 3).contiguous();
+  const at::Tensor mine = indices({8, 6}).narrow(0, 4 * half, 4).narrow(1, 3 * part, 3).contiguous();
   // The inner group is given by its ranks in the world.
   const ShardedTensor inner = ShardedTensor::from_local_shards_and_global_metadata(
       {{mine, part == 0 ? left : right}}, metadata_of({left, right}, {4, 6}), world);
@@ -67,7 +67,7 @@ TEST(FlattenShardedTensorsTest, ANestedTensorIsSavedAndLoadedBoxByBox) {
   });
   StateDict state{{"model", Dict{{"w", at::zeros({8, 6}, at::kLong)}}}};
   load(state, storage);
-  EXPECT_TRUE(at::equal(state.at("model").get<Dict>().at("w").get<at::Tensor>(), indexed({8, 6})));
+  EXPECT_TRUE(at::equal(state.at("model").get<Dict>().at("w").get<at::Tensor>(), indices({8, 6})));
 }
 
 TEST(FlattenShardedTensorsTest, OtherShardsAreThoseOfOuterAndInnerOnAnotherRank) {

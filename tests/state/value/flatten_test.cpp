@@ -6,17 +6,14 @@
 #include <rapidcheck/gtest.h>
 
 #include "state/golden_values.h"
+#include "state/names.h"
 #include "state/random_values.h"
 #include "support/error_matchers.h"
 
 namespace tessera {
 namespace {
 
-std::vector<std::string> names_of(const StateDict& state) {
-  std::vector<std::string> names;
-  for (const auto& [key, value] : state) names.push_back(std::get<std::string>(key));
-  return names;
-}
+using testing::names_of;
 
 TEST(FlattenTest, NamesAreThoseOfPyTorch) {
   const nlohmann::json cases = testing::read_state_json("traversal.json");
