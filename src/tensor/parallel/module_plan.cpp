@@ -205,7 +205,6 @@ void ModulePlan::add(const DistributeModuleOptions& options) {
 
 void ModulePlan::add_distributed(const NamedModule& found, const DistributeModuleOptions& options) {
   const std::string& name = found.name;
-  const std::string& kind = found.module->name();
   auto* layer = dynamic_cast<TensorParallel*>(found.module);
   if (layer != nullptr && layer->is_parallelized()) {
     fail(ErrorCode::invalid_argument, "'{}' is already parallelized, expected each module once", printable(name));
