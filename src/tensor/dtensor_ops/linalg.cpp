@@ -55,13 +55,16 @@ std::vector<DTensor> of_matrices(const char* op, const DTensor& a, const std::ve
                       [&](Inputs inputs) -> Tensors { return f(inputs[0].local_tensor()); });
 }
 
+template <typename Tuple>
+Tensors to_tensors(const Tuple& tuple) {
+  return std::apply([](const auto&... each) { return Tensors{each...}; }, tuple);
+}
+
 // `f` returns a pair of local tensors.
 template <typename F>
 Factors factors_of(const char* op, const DTensor& a, const Sizes& first, const Sizes& second, const F& f) {
-  std::vector<DTensor> both = of_matrices(op, a, {first, second}, [&](const at::Tensor& t) {
-    auto [x, y] = f(t);
-    return Tensors{x, y};
-  });
+  std::vector<DTensor> both =
+      of_matrices(op, a, {first, second}, [&](const at::Tensor& t) { return to_tensors(f(t)); });
   return {both[0], both[1]};
 }
 
@@ -72,10 +75,7 @@ Svd linalg_svd(const DTensor& a, bool full_matrices) {
   const std::int64_t of_u = full_matrices ? m.rows : m.least, of_vh = full_matrices ? m.columns : m.least;
   std::vector<DTensor> all =
       of_matrices("linalg_svd", a, {m.with({m.rows, of_u}), m.with({m.least}), m.with({of_vh, m.columns})},
-                  [&](const at::Tensor& t) {
-                    auto [u, s, vh] = at::linalg_svd(t, full_matrices);
-                    return Tensors{u, s, vh};
-                  });
+                  [&](const at::Tensor& t) { return to_tensors(at::linalg_svd(t, full_matrices)); });
   return {all[0], all[1], all[2]};
 }
 
