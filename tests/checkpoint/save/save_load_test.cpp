@@ -243,8 +243,6 @@ TEST(SavePlanCacheTest, AChangeOnOneRankIsSeenByAll) {
   EXPECT_THAT(errors, Each(""));
 }
 
-// --- loading
-
 TEST(SavePlanCacheTest, APlanThatFailedIsNotReused) {
   const auto storage = memory_storage();
   const auto errors = run_thread_ranks(3, [&](ThreadLink& link) {
@@ -267,6 +265,8 @@ TEST(SavePlanCacheTest, APlanThatFailedIsNotReused) {
   });
   EXPECT_THAT(errors, Each(""));
 }
+
+// --- loading
 
 TEST(LoadTest, OnlyWantedBytesAreRead) {
   const auto storage = memory_storage();
