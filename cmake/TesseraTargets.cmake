@@ -5,6 +5,10 @@ find_package(fmt REQUIRED)
 find_package(ZLIB REQUIRED)
 find_package(nlohmann_json REQUIRED)
 find_package(ISAL REQUIRED)
+find_package(Zstd QUIET) # checkpoints can be compressed where it is found
+if(Zstd_FOUND)
+  set(TESSERA_ZSTD Zstd::Zstd)
+endif()
 
 add_library(tessera_flags INTERFACE)
 target_include_directories(tessera_flags INTERFACE ${CMAKE_SOURCE_DIR}/include)
