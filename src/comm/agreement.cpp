@@ -49,22 +49,24 @@ std::vector<std::string> lines_of(std::string_view text) {
   return lines;
 }
 
-// Throws for the first rank whose call differs from that of rank 0.
-[[noreturn]] void fail_for_difference(std::string_view operation, const std::vector<std::string>& calls) {
+// Throws for the first rank whose call differs from that of the first one. `ranks`: of the world.
+[[noreturn]] void fail_for_difference(std::string_view operation, const std::vector<int>& ranks,
+                                      const std::vector<std::string>& calls) {
   const std::vector<std::string> first = lines_of(calls[0]);
   for (std::size_t r = 1; r < calls.size(); ++r) {
     if (calls[r] == calls[0]) continue;
     const std::vector<std::string> other = lines_of(calls[r]);
     if (first[0] != other[0]) {
-      fail(ErrorCode::invalid_argument, "{}: rank 0 calls {} and rank {} calls {}, expected the same call on all ranks",
-           operation, first[0], r, other[0]);
+      fail(ErrorCode::invalid_argument,
+           "{}: rank {} calls {} and rank {} calls {}, expected the same call on all ranks", operation, ranks[0],
+           first[0], ranks[r], other[0]);
     }
     for (std::size_t i = 1; i < std::max(first.size(), other.size()); ++i) {
       const std::string ours = i < first.size() ? first[i] : "no such argument",
                         theirs = i < other.size() ? other[i] : "no such argument";
       if (ours == theirs) continue;
-      fail(ErrorCode::invalid_argument, "{}: rank 0 has {} and rank {} has {}, expected the same on all ranks",
-           operation, ours, r, theirs);
+      fail(ErrorCode::invalid_argument, "{}: rank {} has {} and rank {} has {}, expected the same on all ranks",
+           operation, ranks[0], ours, ranks[r], theirs);
     }
   }
   fail(ErrorCode::internal, "{}: the fingerprints of equal calls differ", operation);
@@ -72,45 +74,27 @@ std::vector<std::string> lines_of(std::string_view text) {
 
 }  // namespace
 
-std::vector<std::int64_t> ProcessGroup::Impl::compare_calls(const std::shared_ptr<Impl>& self,
-                                                            std::string_view operation,
-                                                            const std::function<void(CallArguments&)>& describe,
-                                                            std::int64_t number, std::string_view compared_as) {
+std::vector<std::int64_t> comm::compare_calls(const CallExchange& exchange, std::string_view operation,
+                                              std::string_view where, std::string_view compared_as,
+                                              const std::function<void(CallArguments&)>& describe,
+                                              std::int64_t number) {
   CallArguments arguments;
-  if (is_alone()) {
-    describe(arguments);
-    return {number};
-  }
   std::exception_ptr failure;
   try {
     describe(arguments);
   } catch (...) {
     failure = std::current_exception();
   }
-  std::string text = std::string(compared_as.empty() ? operation : compared_as) + '\n';
+  std::string text = std::string(compared_as) + '\n';
   if (!failure) text += arguments.text();
-  struct Comparing {
-    explicit Comparing(bool& flag_in) : flag(flag_in) { flag = true; }
-    ~Comparing() { flag = false; }
-    Comparing(const Comparing&) = delete;
-    Comparing& operator=(const Comparing&) = delete;
-    bool& flag;
-  };
-  const Comparing comparing(is_comparing_);
-  const at::Tensor mine = at::empty({kRecordWords}, at::kLong), all = at::empty({size() * kRecordWords}, at::kLong);
-  auto* record = mine.data_ptr<std::int64_t>();
-  record[0] = static_cast<std::int64_t>(fingerprint_of(text));
-  record[1] = failure ? 1 : 0;
-  record[2] = number;
-  comm::start_all_gather(self, transports.control, operation, all, mine).wait();
-
-  const auto* records = all.data_ptr<std::int64_t>();
+  const std::vector<std::int64_t> records =
+      exchange.gather({static_cast<std::int64_t>(fingerprint_of(text)), failure ? 1 : 0, number});
   std::vector<std::int64_t> numbers;
   bool any_refuses = false, all_equal = true;
-  for (int r = 0; r < size(); ++r) {
-    any_refuses = any_refuses || records[r * kRecordWords + 1] != 0;
-    all_equal = all_equal && records[r * kRecordWords] == records[0];
-    numbers.push_back(records[r * kRecordWords + 2]);
+  for (std::size_t i = 0; i < exchange.ranks.size(); ++i) {
+    any_refuses = any_refuses || records[i * kRecordWords + 1] != 0;
+    all_equal = all_equal && records[i * kRecordWords] == records[0];
+    numbers.push_back(records[i * kRecordWords + 2]);
   }
   if (!any_refuses && all_equal) return numbers;
 
@@ -122,24 +106,55 @@ std::vector<std::int64_t> ProcessGroup::Impl::compare_calls(const std::shared_pt
   } else if (!any_refuses) {
     append(reason, text);
   }
-  const at::Tensor size_of_mine = at::empty({1}, at::kLong), size_of_all = at::empty({size()}, at::kLong);
-  size_of_mine.data_ptr<std::int64_t>()[0] = static_cast<std::int64_t>(reason.size());
-  comm::start_all_gather(self, transports.control, operation, size_of_all, size_of_mine).wait();
-  const auto* sizes = size_of_all.data_ptr<std::int64_t>();
-  const std::vector<Bytes> reasons = comm::all_gather_bytes(self, operation, reason, {sizes, sizes + size()});
+  const std::vector<Bytes> reasons =
+      exchange.gather_bytes(reason, exchange.gather({static_cast<std::int64_t>(reason.size())}));
   if (any_refuses) {
     std::vector<RankFailure> failed;
-    for (std::size_t r = 0; r < reasons.size(); ++r) {
-      if (reasons[r].empty()) continue;
-      failed.push_back({static_cast<int>(r), static_cast<ErrorCode>(reasons[r][0]),
-                        std::string(as_text(ByteView(reasons[r]).subspan(1)))});
+    for (std::size_t i = 0; i < reasons.size(); ++i) {
+      if (reasons[i].empty()) continue;
+      failed.push_back({exchange.ranks[i], static_cast<ErrorCode>(reasons[i][0]),
+                        std::string(as_text(ByteView(reasons[i]).subspan(1)))});
     }
-    fail_for_ranks(operation, failed, size());
+    fail_for_ranks(operation, failed, static_cast<int>(exchange.ranks.size()));
   }
   std::vector<std::string> texts;
   texts.reserve(reasons.size());
   for (const Bytes& one : reasons) texts.emplace_back(as_text(one));
-  fail_for_difference(where(operation), texts);
+  fail_for_difference(where, exchange.ranks, texts);
+}
+
+std::vector<std::int64_t> ProcessGroup::Impl::compare_calls(const std::shared_ptr<Impl>& self,
+                                                            std::string_view operation,
+                                                            const std::function<void(CallArguments&)>& describe,
+                                                            std::int64_t number, std::string_view compared_as) {
+  if (is_alone()) {
+    CallArguments arguments;
+    describe(arguments);
+    return {number};
+  }
+  struct Comparing {
+    explicit Comparing(bool& flag_in) : flag(flag_in) { flag = true; }
+    ~Comparing() { flag = false; }
+    Comparing(const Comparing&) = delete;
+    Comparing& operator=(const Comparing&) = delete;
+    bool& flag;
+  };
+  comm::CallExchange exchange;
+  exchange.ranks = world_ranks;
+  exchange.gather = [&](const std::vector<std::int64_t>& numbers) {
+    const Comparing comparing(is_comparing_);
+    const auto words = static_cast<std::int64_t>(numbers.size());
+    const at::Tensor mine = at::empty({words}, at::kLong), all = at::empty({size() * words}, at::kLong);
+    std::copy(numbers.begin(), numbers.end(), mine.data_ptr<std::int64_t>());
+    comm::start_all_gather(self, transports.control, operation, all, mine).wait();
+    return std::vector<std::int64_t>(all.data_ptr<std::int64_t>(), all.data_ptr<std::int64_t>() + all.numel());
+  };
+  exchange.gather_bytes = [&](ByteView bytes, const std::vector<std::int64_t>& sizes) {
+    const Comparing comparing(is_comparing_);
+    return comm::all_gather_bytes(self, operation, bytes, sizes);
+  };
+  return comm::compare_calls(exchange, operation, where(operation), compared_as.empty() ? operation : compared_as,
+                             describe, number);
 }
 
 void ProcessGroup::check_call(std::string_view operation, const std::function<void(CallArguments&)>& check) const {

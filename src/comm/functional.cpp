@@ -1,5 +1,6 @@
 #include "tessera/comm/functional.h"
 
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 
 #include <numeric>
@@ -18,19 +19,24 @@ using Splits = std::vector<std::int64_t>;
 // What `compare` requires of the first dimension.
 enum class Rows : std::uint8_t { may_lack, equal, one_part_for_each_rank, may_differ };
 
+// Throws for an input that this rank cannot pass.
+void check(const ProcessGroup& group, std::string_view call, const at::Tensor& tensor, Rows rows) {
+  const auto refuse = [&](std::string_view found) {
+    fail(ErrorCode::invalid_argument, "{}: the input {}", call, found);
+  };
+  if (!tensor.defined()) refuse("is undefined, expected a tensor");
+  if (tensor.is_meta()) refuse("is on meta, expected a device with memory");
+  if (tensor.layout() != at::kStrided) refuse("is not strided, expected a strided tensor");
+  if (rows != Rows::may_lack && tensor.dim() == 0) refuse("has no dimension, expected at least one");
+  if (rows == Rows::one_part_for_each_rank && tensor.size(0) % group.size() != 0) {
+    refuse(fmt::format("has {} rows, expected a multiple of the {} ranks", tensor.size(0), group.size()));
+  }
+}
+
 // Compares the ranks' calls. The collective may then start without a comparison of its own.
 void compare(const ProcessGroup& group, std::string_view call, const at::Tensor& tensor, Rows rows) {
   group.check_call(call, [&](CallArguments& arguments) {
-    const auto refuse = [&](std::string_view found) {
-      fail(ErrorCode::invalid_argument, "{}: the input {}", call, found);
-    };
-    if (!tensor.defined()) refuse("is undefined, expected a tensor");
-    if (tensor.is_meta()) refuse("is on meta, expected a device with memory");
-    if (tensor.layout() != at::kStrided) refuse("is not strided, expected a strided tensor");
-    if (rows != Rows::may_lack && tensor.dim() == 0) refuse("has no dimension, expected at least one");
-    if (rows == Rows::one_part_for_each_rank && tensor.size(0) % group.size() != 0) {
-      refuse(fmt::format("has {} rows, expected a multiple of the {} ranks", tensor.size(0), group.size()));
-    }
+    check(group, call, tensor, rows);
     arguments.add("dtype", c10::toString(tensor.scalar_type()))
         .add_list("sizes", tensor.sizes().slice(rows == Rows::may_differ ? 1 : 0));
   });
@@ -103,6 +109,39 @@ at::Tensor all_reduce(const ProcessGroup& group, const at::Tensor& input) {
   return comm::linear(
       input, [&](const at::Tensor& x) { return summed(group, x); },
       [group](const at::Tensor& gradient) { return all_reduce(group, gradient); });
+}
+
+std::vector<at::Tensor> all_reduce_coalesced(const ProcessGroup& group, std::span<const at::Tensor> inputs) {
+  constexpr std::string_view kCall = "functional::all_reduce_coalesced";
+  group.check_call(kCall, [&](CallArguments& arguments) {
+    arguments.add("tensors", inputs.size());
+    for (const at::Tensor& input : inputs) {
+      check(group, kCall, input, Rows::may_lack);
+      if (input.scalar_type() != inputs[0].scalar_type() || input.device() != inputs[0].device()) {
+        fail(ErrorCode::invalid_argument, "{}: inputs of {} on {} and of {} on {}, expected one dtype and device",
+             kCall, c10::toString(inputs[0].scalar_type()), inputs[0].device().str(),
+             c10::toString(input.scalar_type()), input.device().str());
+      }
+      arguments.add("dtype", c10::toString(input.scalar_type())).add_list("sizes", input.sizes());
+    }
+  });
+  std::vector<at::Tensor> parts;
+  for (const at::Tensor& input : inputs) parts.push_back(input.reshape({-1}));
+  if (parts.empty()) return parts;
+  const auto sum = [&](const at::Tensor& x) {
+    at::Tensor all = x.clone();
+    group.start_all_reduce(all).wait();
+    return all;
+  };
+  const at::Tensor all =
+      comm::linear(at::cat(parts), sum, [group](const at::Tensor& gradient) { return all_reduce(group, gradient); });
+  std::int64_t begin = 0;
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    const std::int64_t elements = inputs[i].numel();
+    parts[i] = all.narrow(0, begin, elements).reshape(inputs[i].sizes());
+    begin += elements;
+  }
+  return parts;
 }
 
 at::Tensor all_to_all(const ProcessGroup& group, const at::Tensor& input, std::span<const std::int64_t> out_splits,

@@ -46,7 +46,12 @@ class ProcessGroup::Impl {
   // Numbers the next call of this group. All ranks must make the same calls.
   comm::Call next_call(std::string_view call_name);
   // Runs a step of `call`. An exception in it becomes Error(rank_failure), and the group is broken.
-  void guard(const comm::Call& call, std::chrono::milliseconds limit, const std::function<void()>& step);
+  void guard(const comm::Call& call, std::chrono::milliseconds limit, const std::function<void()>& step) {
+    guard(call, limit, step, world_ranks);
+  }
+  // `others`: the world ranks that may be at fault.
+  void guard(const comm::Call& call, std::chrono::milliseconds limit, const std::function<void()>& step,
+             const std::vector<int>& others);
   using Start = std::function<comm::WorkPtr(comm::Backend&)>;
   // Both must run within guard(). If the backend throws when it starts a collective, only this rank refuses it.
   comm::WorkPtr start(const comm::Transport& transport, const comm::Call& call, const Start& start);
@@ -70,6 +75,14 @@ class ProcessGroup::Impl {
                                           const std::function<void(CallArguments&)>& describe, std::int64_t number = 0,
                                           std::string_view compared_as = {});
 
+  // A call in which only this rank and `peer` take part. It has no number of its own.
+  comm::Call call_with(int peer, std::string_view call_name) const;
+  // Waits for messages between this rank and `peer`. Must run within guard().
+  void wait_for_peer(const std::vector<comm::WorkPtr>& messages, const comm::Call& call, int peer);
+  // Compares the calls of this rank and `peer`, as compare_calls. Returns what `peer` passed as `number`.
+  std::int64_t compare_with(int peer, const comm::Call& call, std::string_view compared_as,
+                            const std::function<void(CallArguments&)>& describe, std::int64_t number = 0);
+
   // Notes that this rank left a step; see internal/step.h.
   void leave_step(std::string_view step, std::string_view reason);
 
@@ -82,6 +95,10 @@ class ProcessGroup::Impl {
 
  private:
   [[noreturn]] void fail_as(const comm::Call& call, const std::string& why);
+  // Sends `out` to `peer` and receives `in` from it, over Gloo.
+  void swap_with(int peer, const comm::Call& call, const at::Tensor& out, const at::Tensor& in);
+  // Returns the collective that `peer` waits in and this rank has not begun, or nothing.
+  std::optional<comm::Call> collective_of(int peer) const;
   // Returns the note of a rank that left a step before `call`, if this rank did not; else an empty string.
   std::string left_by_others(const comm::Call& call) const;
   // Blocks until all ranks have left the steps that this rank has left, each after the same call.
@@ -92,6 +109,24 @@ class ProcessGroup::Impl {
   // How many steps this rank has left, after which call the last one, and how many of them the others have left, too.
   std::uint64_t left_steps_ = 0, left_after_ = 0, met_steps_ = 0;
 };
+
+namespace comm {
+
+// How the ranks that compare their calls reach each other: all ranks of a group, or two.
+struct CallExchange {
+  std::vector<int> ranks;  // in the world
+  // Each returns what all of `ranks` passed, in their order. `numbers` has the same size on each.
+  std::function<std::vector<std::int64_t>(const std::vector<std::int64_t>& numbers)> gather;
+  std::function<std::vector<Bytes>(ByteView bytes, const std::vector<std::int64_t>& sizes)> gather_bytes;
+};
+
+// Runs `describe` and compares its arguments and `compared_as`. Returns what each rank passed as `number`. `where`:
+// operation and rank, for messages.
+std::vector<std::int64_t> compare_calls(const CallExchange& exchange, std::string_view operation,
+                                        std::string_view where, std::string_view compared_as,
+                                        const std::function<void(CallArguments&)>& describe, std::int64_t number);
+
+}  // namespace comm
 
 // Collectives on a transport of the group that do not compare the ranks' calls. Arguments must be valid.
 namespace comm {

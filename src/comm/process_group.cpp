@@ -61,7 +61,8 @@ void ProcessGroup::Impl::fail_as(const Call& call, const std::string& why) {
   fail(ErrorCode::rank_failure, "{}: {}", where(call.name), why);
 }
 
-void ProcessGroup::Impl::guard(const Call& call, milliseconds limit, const std::function<void()>& step) {
+void ProcessGroup::Impl::guard(const Call& call, milliseconds limit, const std::function<void()>& step,
+                               const std::vector<int>& others) {
   if (broken_.empty()) broken_ = liveness->failure();
   if (!broken_.empty()) fail_as(call, broken_);
   if (met_steps_ < left_steps_ && call.number > left_after_) meet_after_left_step(call);
@@ -76,10 +77,9 @@ void ProcessGroup::Impl::guard(const Call& call, milliseconds limit, const std::
     // The backend has the same timeout and may be the first to notice.
     const milliseconds waited = watch.elapsed();
     const std::string left = left_by_others(call);
-    const std::string why = !left.empty() ? liveness->report(left)
-                            : waited >= limit
-                                ? liveness->explain_timeout(world_ranks, call, waited)
-                                : liveness->explain(world_ranks, comm::message_of(std::current_exception()));
+    const std::string why = !left.empty()     ? liveness->report(left)
+                            : waited >= limit ? liveness->explain_timeout(others, call, waited)
+                                              : liveness->explain(others, comm::message_of(std::current_exception()));
     liveness->leave(call.group);
     fail_as(call, why);
   }

@@ -1,5 +1,7 @@
 #include "tessera/comm/comm_debug_mode.h"
 
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 #include <gmock/gmock.h>
@@ -61,6 +63,24 @@ TEST(CommDebugModeTest, CoversEveryGroupOfTheWorldAndTheBackwardPass) {
     EXPECT_EQ(mode.total(), before);  // neither communicates
     EXPECT_THAT(of_alone.counts(), IsEmpty());
     EXPECT_EQ(of_alone.comparisons(), 0);
+  });
+}
+
+TEST(CommDebugModeTest, SeveralTensorsAreSummedByOneCollective) {
+  run_local(3, [](const ProcessGroup& group) {
+    const at::Tensor a = at::ones({2, 3}).mul(group.rank() + 1).requires_grad_(), b = at::ones({}),
+                     c = at::ones({6, 2}).t();
+    const CommDebugMode mode(group);
+    const std::vector<at::Tensor> sums = functional::all_reduce_coalesced(group, std::vector<at::Tensor>{a, b, c});
+    EXPECT_THAT(mode.counts(), ElementsAre(Pair("all_reduce", 1)));
+    ASSERT_EQ(sums.size(), 3u);
+    EXPECT_TRUE(at::equal(sums[0], at::full({2, 3}, 6.0)));
+    EXPECT_TRUE(at::equal(sums[1], at::full({}, 3.0)));
+    EXPECT_TRUE(at::equal(sums[2], at::full({2, 6}, 3.0)));
+    EXPECT_EQ(b.item<float>(), 1) << "the inputs stay as they are";
+    (sums[0].sum() * 2).backward();
+    EXPECT_TRUE(at::equal(a.grad(), at::full({2, 3}, 6.0)));
+    EXPECT_TRUE(functional::all_reduce_coalesced(group, {}).empty());
   });
 }
 

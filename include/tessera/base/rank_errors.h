@@ -16,14 +16,13 @@ namespace tessera {
 
 /// The failure of one rank.
 struct RankFailure {
-  int rank = 0;
+  int rank = 0;  ///< in the world
   ErrorCode code = ErrorCode::rank_failure;
   std::string message;
 };
 
 /// Throws `Error` "<step>: 2 of 8 ranks failed; rank 1: ...; rank 5: ...", quoting the first 8 failures in full. Its
-/// code is the one that all failures share, else rank_failure. `failures` must not be empty and must be ordered by
-/// rank.
+/// code is the one that all failures share, else rank_failure. `failures` must not be empty.
 [[noreturn]] void fail_for_ranks(std::string_view step, std::span<const RankFailure> failures, int ranks);
 
 /// Runs `f`, passes its exception (or null) to `agree`, and returns the result of `f`. `agree` must throw if `f` threw

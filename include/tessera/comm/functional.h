@@ -12,6 +12,7 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "tessera/comm/process_group.h"
 
@@ -23,6 +24,9 @@ at::Tensor all_gather(const ProcessGroup& group, const at::Tensor& input);
 at::Tensor reduce_scatter(const ProcessGroup& group, const at::Tensor& input);
 /// Sums over the ranks.
 at::Tensor all_reduce(const ProcessGroup& group, const at::Tensor& input);
+/// Sums each tensor over the ranks, in one collective for all of them. They may have any sizes, and have one dtype and
+/// device. PyTorch: all_reduce_coalesced of torch/distributed/_functional_collectives.py.
+std::vector<at::Tensor> all_reduce_coalesced(const ProcessGroup& group, std::span<const at::Tensor> inputs);
 /// Sends the next in_splits[r] rows (of dimension 0) of `input` to rank r; the next out_splits[r] rows of the result
 /// come from rank r. The numbers of rows may differ between ranks, the other sizes must not.
 at::Tensor all_to_all(const ProcessGroup& group, const at::Tensor& input, std::span<const std::int64_t> out_splits,

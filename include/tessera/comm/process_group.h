@@ -16,6 +16,8 @@
 /// timeout, every waiting rank throws `Error(rank_failure)` naming the collective, the ranks and the reason. After that
 /// the group is broken: every later call throws the same error.
 ///
+/// Errors name ranks by their rank in the world, also those of a subgroup.
+///
 /// The asynchronous variants (`start_*`), with which training steps communicate, do not compare: a rank with invalid
 /// arguments throws `Error(invalid_argument)` and breaks the group for all ranks, as if it had died.
 ///
@@ -45,6 +47,7 @@ namespace tessera {
 class ProcessGroup;
 namespace comm {
 class PeerMemory;
+class PointToPoint;
 void leave_step(const ProcessGroup& group, std::string_view step, std::string_view reason) noexcept;
 }  // namespace comm
 
@@ -172,6 +175,7 @@ class ProcessGroup {
   friend class CommDebugMode;
   friend class Rpc;  // needs the store
   friend class comm::PeerMemory;
+  friend class comm::PointToPoint;
   friend void comm::leave_step(const ProcessGroup& group, std::string_view step, std::string_view reason) noexcept;
   std::shared_ptr<Impl> impl_;
 };

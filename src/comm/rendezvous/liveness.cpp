@@ -186,6 +186,12 @@ std::string Liveness::read(const std::string& key) {
   return get_text(*store_, key);
 }
 
+std::optional<Call> Liveness::call_of(int rank, const std::string& group) {
+  const std::map<std::string, Call> calls = calls_of(read(sign_key(rank)));
+  const auto found = calls.find(group);
+  return found != calls.end() ? std::optional(found->second) : std::nullopt;
+}
+
 std::string Liveness::without_store(const std::string& why) const {
   return fmt::format("{}, which keeps the store, is gone ({})", keeper_, why);
 }

@@ -52,6 +52,8 @@ class Liveness {
   // Writes and reads a note to all ranks, empty if there is none.
   void put(const std::string& key, const std::string& text);
   std::string read(const std::string& key);
+  // Returns the call of `group` that `rank` is in, as of its last sign of life.
+  std::optional<Call> call_of(int rank, const std::string& group);
   // Finds the rank that caused a call of this rank to fail with `cause`, waiting as long as it can take to find a rank
   // dead. Reports the failure.
   std::string explain(std::span<const int> ranks, const std::string& cause);
