@@ -9,6 +9,7 @@
 
 #include "tessera/layout/box.h"
 #include "tessera/layout/placement.h"
+#include "tessera/layout/placements.h"
 
 namespace tessera::testing {
 
@@ -24,7 +25,7 @@ inline std::string mesh_name(const Sizes& shape) {
   return name;
 }
 
-// Returns every way to choose one placement for each mesh dimension.
+// Returns every way to choose one placement for each mesh dimension, without those that mix kinds of partial tensors.
 inline std::vector<Placements> cross(const Placements& choices, std::size_t mesh_dims) {
   std::vector<Placements> all = {{}};
   for (std::size_t m = 0; m < mesh_dims; ++m) {
@@ -33,6 +34,7 @@ inline std::vector<Placements> cross(const Placements& choices, std::size_t mesh
       for (const Placement& choice : choices) {
         longer.push_back(placements);
         longer.back().push_back(choice);
+        if (mixes_partials(longer.back())) longer.pop_back();
       }
     }
     all = std::move(longer);

@@ -45,6 +45,7 @@ TEST(MeshLayoutTest, LocalShapesAreThoseOfPyTorch) {
   for (const nlohmann::json& item : golden("layouts")) {
     const auto mesh_shape = item[1].get<Sizes>();
     const Placements placements = placements_of(item[2]);
+    if (mixes_partials(placements)) continue;  // later versions refuse them, too
     for (std::int64_t i = 0; i < mesh_size(mesh_shape); ++i) {
       const LocalShape found = compute_local_shape_and_global_offset(item[0].get<Sizes>(), mesh_shape,
                                                                      mesh_coordinate(mesh_shape, i), placements);

@@ -14,10 +14,11 @@ namespace tessera {
 namespace {
 
 using testing::cross;
+using testing::P;
+using testing::R;
+using testing::S0;
+using testing::S1;
 using testing::Sizes;
-
-const Placement R = Placement::replicate(), S0 = Placement::shard(0), S1 = Placement::shard(1),
-                P = Placement::partial();
 
 // Every order of the mesh dimensions that shard each tensor dimension.
 std::vector<ShardOrder> orders_of(const Placements& placements) {

@@ -43,7 +43,8 @@ class MeshLayout {
  public:
   /// Places a tensor of `size` on a mesh of `mesh_shape`, with one placement per mesh dimension. Normalizes the
   /// placements. Throws `Error(invalid_argument)` for another number of placements, a mesh without ranks, a negative
-  /// size, and a shard of a dimension that the tensor does not have.
+  /// size, a shard of a dimension that the tensor does not have, and partial placements of several kinds other than
+  /// sums with averages.
   MeshLayout(std::vector<std::int64_t> size, std::vector<std::int64_t> mesh_shape, Placements placements);
 
   const std::vector<std::int64_t>& size() const { return size_; }

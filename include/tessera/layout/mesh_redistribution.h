@@ -1,11 +1,12 @@
 #pragma once
 /// \file
-/// Plans that redistribute a tensor from one layout to another on the same mesh, sending as few elements as possible.
+/// Plans that redistribute a tensor from one layout to another on the same mesh, at the least cost.
 ///
 /// A plan has three stages. First, partial mesh dimensions that must not stay partial are reduced, one after the other:
-/// to all ranks (all-reduce) or to each rank's part (reduce-scatter), whichever sends less in total. Then elements move
-/// in one exchange: each rank gets the elements that it lacks from the nearest rank that has them. Last, dimensions
-/// that become partial are made so, from the last mesh dimension to the first, without communication.
+/// to all ranks (all-reduce) or to each rank's part (reduce-scatter), whichever costs less in total: few collectives if
+/// the tensor is small, few elements if it is large (see redistribution_cost.h). Then elements move in one exchange:
+/// each rank gets the elements that it lacks from the nearest rank that has them. Last, dimensions that become partial
+/// are made so, from the last mesh dimension to the first, without communication.
 ///
 /// Pure functions with the same result on all ranks. Law: the moves to a rank partition its local tensor under `moved`.
 /// PyTorch: torch/distributed/tensor/_redistribute.py, which runs one collective per mesh dimension.

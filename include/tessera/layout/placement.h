@@ -34,7 +34,7 @@ class Placement {
   /// `shard(dim)`. Throws `Error(invalid_argument)` for a factor < 1.
   static Placement strided_shard(std::int64_t dim, std::int64_t split_factor);
   /// Every rank has a value for each element, and `op` reduces them to the tensor. If several mesh dimensions are
-  /// partial, the first is reduced first.
+  /// partial, they are reduced in any order, and so must be of one kind, or sums and averages.
   static Placement partial(ReduceOp op = ReduceOp::sum);
 
   Kind kind() const { return kind_; }

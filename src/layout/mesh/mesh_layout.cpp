@@ -5,6 +5,7 @@
 
 #include "tessera/base/checked.h"
 #include "tessera/base/error.h"
+#include "tessera/layout/placements.h"
 
 namespace tessera {
 
@@ -47,6 +48,12 @@ MeshLayout::MeshLayout(std::vector<std::int64_t> size, std::vector<std::int64_t>
   if (placements_.size() != mesh_shape_.size()) {
     fail(ErrorCode::invalid_argument, "placements {} on a mesh of shape {}: expected one for each of its {} dimensions",
          to_string(placements_), shape_to_string(mesh_shape_), mesh_shape_.size());
+  }
+  if (mixes_partials(placements_)) {
+    fail(ErrorCode::invalid_argument,
+         "placements {} on a mesh of shape {}: partial tensors of several kinds, expected one kind, or sums and "
+         "averages",
+         to_string(placements_), shape_to_string(mesh_shape_));
   }
   for (const std::int64_t length : size_) {
     if (length < 0)

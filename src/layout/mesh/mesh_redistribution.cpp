@@ -9,6 +9,7 @@
 #include "tessera/base/error.h"
 #include "tessera/layout/coverage.h"
 #include "tessera/layout/redistribution.h"
+#include "tessera/layout/redistribution_cost.h"
 
 namespace tessera {
 
@@ -115,26 +116,7 @@ std::int64_t sent_by(const std::vector<MeshMove>& moves) {
   return sent;
 }
 
-bool commute(ReduceOp a, ReduceOp b) {
-  const auto adds = [](ReduceOp op) { return op == ReduceOp::sum || op == ReduceOp::average; };
-  return a == b || (adds(a) && adds(b));
-}
-
-// Returns whether mesh dimension `m`, which is partial, can stay so. The first mesh dimension is reduced first: a later
-// one cannot be reduced before it, or become partial, unless the order does not matter.
-bool stays_partial(const MeshLayout& from, const MeshLayout& to, std::size_t m) {
-  for (std::size_t after = m + 1; after < from.placements().size(); ++after) {
-    const Placement &before = from.placements()[after], &target = to.placements()[after];
-    if (before == target) continue;
-    for (const Placement& placement : {before, target}) {
-      if (placement.is_partial() && !commute(placement.reduce_op(), from.placements()[m].reduce_op())) return false;
-    }
-  }
-  return true;
-}
-
-// Tries every way to reduce the partial mesh dimensions. Keeps the one that sends the fewest elements, and of these the
-// one with the fewest steps.
+// Tries every way to reduce the partial mesh dimensions. Keeps the one that costs least.
 class Search {
  public:
   Search(const MeshLayout& from, const MeshLayout& to) : to_(to) { reduce_from(0, from, {}, 0); }
@@ -178,10 +160,12 @@ class Search {
     plan.moves = moves_between(now, boxes_of_all(now), to_, false);
     plan.exchanged_dims = dims_of(plan.moves, now.mesh_shape());
     plan.sent = sent + sent_by(plan.moves);
-    const std::size_t steps = done.size() + (plan.exchanged_dims.empty() ? 0 : 1);
-    if (best_ && std::pair(best_->sent, best_steps_) <= std::pair(plan.sent, steps)) return;
+    const std::size_t collectives = done.size() + (plan.exchanged_dims.empty() ? 0 : 1);
+    const RedistributionCost cost{static_cast<std::int64_t>(collectives),
+                                  static_cast<double>(plan.sent) / static_cast<double>(mesh_size(now.mesh_shape()))};
+    if (best_ && best_cost_.total() <= cost.total()) return;
     best_ = std::move(plan);
-    best_steps_ = steps;
+    best_cost_ = cost;
   }
 
   static std::int64_t elements_of_all(const MeshLayout& layout) {
@@ -195,7 +179,7 @@ class Search {
 
   const MeshLayout& to_;
   std::optional<MeshRedistribution> best_;
-  std::size_t best_steps_ = 0;
+  RedistributionCost best_cost_;
 };
 
 void check(const MeshLayout& from, const MeshLayout& to) {
@@ -218,7 +202,7 @@ MeshRedistribution plan_redistribution(const MeshLayout& from, const MeshLayout&
   std::vector<std::size_t> partial_dims;
   for (std::size_t m = moved.size(); m-- > 0;) {
     const Placement before = from.placements()[m];
-    if (!moved[m].is_partial() || (moved[m] == before && stays_partial(from, to, m))) continue;
+    if (!moved[m].is_partial() || moved[m] == before) continue;  // what stays partial is reduced in any order
     const bool stays = before.is_shard() && !is_sharded_after(to, m, before.dim());
     moved[m] = stays ? before : Placement::replicate();
     partial_dims.push_back(m);
