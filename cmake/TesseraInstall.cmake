@@ -48,7 +48,7 @@ configure_package_config_file(cmake/tesseraConfig.cmake.in cmake/tesseraConfig.c
                               INSTALL_DESTINATION ${package_dir} NO_SET_AND_CHECK_MACRO NO_CHECK_REQUIRED_COMPONENTS_MACRO)
 write_basic_package_version_file(cmake/tesseraConfigVersion.cmake COMPATIBILITY SameMinorVersion)
 install(FILES ${CMAKE_BINARY_DIR}/cmake/tesseraConfig.cmake ${CMAKE_BINARY_DIR}/cmake/tesseraConfigVersion.cmake
-              cmake/FindISAL.cmake
+              cmake/FindISAL.cmake cmake/FindZstd.cmake
         DESTINATION ${package_dir})
 
 # LibTorch has no pkg-config file, so only the torch-free library can have one. Paths are relative to the file, for an
@@ -60,6 +60,9 @@ if(TESSERA_SHARED)
   set(pc_libs -ltessera_core)
 else()
   set(pc_requires "fmt nlohmann_json zlib libisal")
+  if(Zstd_FOUND)
+    string(APPEND pc_requires " libzstd")
+  endif()
   set(pc_libs "-ltessera_checkpoint -ltessera_format -ltessera_layout -ltessera_base -pthread")
 endif()
 configure_file(cmake/tessera-core.pc.in tessera-core.pc @ONLY)

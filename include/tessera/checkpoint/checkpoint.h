@@ -79,7 +79,7 @@ struct StoredCopy {
 
 /// The location of a chunk's elements: element x is at offset_bytes + sum(x[d] * strides[d]) * element size.
 struct Extent {
-  std::uint32_t file = 0;
+  std::uint32_t file = 0;  ///< for Checkpoint::open_file; not in Checkpoint::files() if the item has transforms
   std::uint64_t offset_bytes = 0;
   std::uint64_t length_bytes = 0;     ///< from the first element to the end of the last; 0 if there are no elements
   std::vector<std::int64_t> strides;  ///< in elements; empty for row-major
@@ -106,6 +106,7 @@ struct ObjectValue {
 
 class SourceBackend;
 class Storage;
+class TransformRegistry;  // tessera/checkpoint/transform.h
 struct Sidecar;
 
 struct OpenOptions {
@@ -116,6 +117,8 @@ struct OpenOptions {
   bool check_checksums = true;
   /// If not null, used instead of the sidecar in the storage.
   std::shared_ptr<const Sidecar> sidecar;
+  /// The transforms of stored items that can be undone; null for those of a new TransformRegistry.
+  std::shared_ptr<const TransformRegistry> transforms;
 };
 
 class Checkpoint {
@@ -164,6 +167,12 @@ class Checkpoint {
   /// Returns the location of a chunk's elements. For a DCP chunk, reads the directory and the pickle of its archive,
   /// and throws `Error(corrupt)` if dtype, shape or size differ from the metadata. Cost: one to three small reads.
   Extent locate(std::size_t tensor, std::size_t chunk) const;
+
+  /// Returns the range of a stored item as it was before its transforms, for `open_file`: `stored` itself if it has
+  /// none. Otherwise, its transforms are undone, and `file` is not in `files()`. Reading any other member of a
+  /// transformed item does the same. Throws `Error(unsupported)` for a transform that is not registered, and
+  /// `Error(corrupt)` if one cannot be undone, or if the item then has over 1 MiB more than twice the chunk's elements.
+  StoredRange without_transforms(const StoredRange& stored) const;
 
   /// Loads an object. Throws `Error(corrupt)` if it is damaged.
   ObjectValue load_object(std::size_t i) const;

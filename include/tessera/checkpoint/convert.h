@@ -68,9 +68,8 @@ struct ConvertReport {
 /// Converts `source` to format `options.to` at `destination`, which must not exist. The destination is a directory for
 /// dcp, a directory or a file named *.safetensors for safetensors, and a file for torch. A dcp destination keeps the
 /// source's chunks. Throws `Error`: invalid_argument if the destination exists, is the source or is inside it, and for
-/// a wrong `file_of_tensor`;
-/// not_found if its parent directory does not exist; unsupported for a dtype that the format does not have or a cast
-/// that is not available; corrupt; io; cancelled.
+/// a wrong `file_of_tensor`; not_found if its parent directory does not exist; unsupported for a dtype that the format
+/// does not have or a cast that is not available; corrupt; io; cancelled.
 ConvertReport convert(const std::shared_ptr<const Checkpoint>& source, const std::filesystem::path& destination,
                       const ConvertOptions& options);
 

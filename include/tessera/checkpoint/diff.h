@@ -42,8 +42,7 @@ struct DiffReport {
 };
 
 /// Compares names, dtypes, shapes, every element bit by bit, objects by value, and of two safetensors checkpoints all
-/// `__metadata__` but `format`. Ignores chunks, order and
-/// requires_grad. Throws `Error`: corrupt, io, cancelled.
+/// `__metadata__` but `format`. Ignores chunks, order and requires_grad. Throws `Error`: corrupt, io, cancelled.
 DiffReport diff(const std::shared_ptr<const Checkpoint>& a, const std::shared_ptr<const Checkpoint>& b,
                 const DiffOptions& options = {});
 

@@ -18,6 +18,7 @@
 /// committed.
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -28,6 +29,7 @@
 #include "tessera/checkpoint/flat_state.h"
 #include "tessera/checkpoint/rank_link.h"
 #include "tessera/checkpoint/storage.h"
+#include "tessera/checkpoint/transform.h"
 #include "tessera/format/dcp_dialect.h"
 
 namespace tessera::checkpoint {
@@ -75,6 +77,16 @@ struct WriteOptions {
   std::optional<std::string> save_id = std::nullopt;
   ProgressSink* progress = nullptr;
   const Cancellation* cancellation = nullptr;
+  /// For dcp: transforms that each item passes in this order before it is stored, for PyTorch 2.7 and later; see
+  /// transform.h. One thread transforms a file: use several files per rank to use several threads. Every rank throws
+  /// `Error(invalid_argument)` for another format, or a dialect of earlier versions. PyTorch: `_extensions`.
+  std::vector<TransformPtr> transforms = {};
+  /// Called on each rank when its files are durable, before any rank can see the checkpoint. If it throws on any rank,
+  /// the save fails on every rank and the storage is as it was. PyTorch: pre_commit of an experimental writer's hook.
+  std::function<void()> before_commit = nullptr;
+  /// Called on each rank after the commit. If it throws on any rank, every rank throws; the checkpoint stays. PyTorch:
+  /// post_commit.
+  std::function<void()> after_commit = nullptr;
 };
 
 struct WriteReport {

@@ -118,8 +118,9 @@ class DcpPlanner {
     if (checkpoint.kind() == SourceKind::dcp) {
       // Copy the stored archive byte for byte.
       for (const auto& [key, storage] : value.storages) check_entry(*checkpoint.open_file(storage.file), storage.entry);
-      entry.items.push_back(place(info.stored.length_bytes));
-      plan_.files.back().units.push_back({info.stored.length_bytes, [source = source_, stored = info.stored] {
+      const StoredRange stored = checkpoint.without_transforms(info.stored);
+      entry.items.push_back(place(stored.length_bytes));
+      plan_.files.back().units.push_back({stored.length_bytes, [source = source_, stored] {
                                             Unit unit;
                                             unit.segments.emplace_back(copy_of(source, stored));
                                             return unit;

@@ -425,17 +425,22 @@ class Verifier {
     if (stored.file == StoredRange::kNoFile) return;
     const std::string& file_name = checkpoint_->files()[stored.file].name;
     report_damage(file_name, stored.offset_bytes, name, [&] {
-      const std::shared_ptr<const ByteSource> file = checkpoint_->open_file(stored.file);
-      const zip::Directory directory = zip::read_directory(*file, stored.offset_bytes, stored.length_bytes);
-      for (const zip::Entry& entry : directory.entries) check_entry(*file, file_name, entry, name);
+      const StoredRange item = checkpoint_->without_transforms(stored);
+      const std::shared_ptr<const ByteSource> file = checkpoint_->open_file(item.file);
+      const zip::Directory directory = zip::read_directory(*file, item.offset_bytes, item.length_bytes);
+      for (const zip::Entry& entry : directory.entries) {
+        // Offsets in an item whose transforms are undone are none of the file.
+        const bool is_in_file = item.file == stored.file;
+        check_entry(*file, file_name, entry, name, is_in_file ? entry.data_offset_bytes : stored.offset_bytes);
+      }
     });
   }
 
   void check_entry(const ByteSource& file, const std::string& file_name, const zip::Entry& entry,
-                   const std::string& name) {
+                   const std::string& name, std::uint64_t offset_in_file) {
     const std::uint32_t crc = checksum(file, entry.data_offset_bytes, entry.size_bytes, !is_in_sidecar(file_name));
     if (crc == entry.crc32) return;
-    add_for_file(file_name, entry.data_offset_bytes, name,
+    add_for_file(file_name, offset_in_file, name,
                  fmt::format("the {} bytes of {} have CRC-32 {:08x}, expected {:08x}", entry.size_bytes,
                              printable(entry.name), crc, entry.crc32));
   }
@@ -453,7 +458,7 @@ class Verifier {
     }
     for (const zip::Entry& entry : directory.entries) {
       pool_.submit([this, file, entry, &source, name = names[entry.data_offset_bytes]] {
-        check_entry(*file, source.name, entry, name);
+        check_entry(*file, source.name, entry, name, entry.data_offset_bytes);
       });
     }
     pool_.wait();

@@ -1,5 +1,6 @@
 // Saves in PyTorch's distributed format: data files per rank, committed by `.metadata`.
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <set>
@@ -74,9 +75,16 @@ class DcpWriter final : public FormatWriter {
       metadata.storage_meta.emplace().save_id = save_id_;
     }
     metadata.files.clear();
+    metadata.transforms = {{}};
     Sidecar sidecar;
     for (std::size_t rank = 0; rank < reports.size(); ++rank) {
-      place_rank(plan, rank, files_per_rank.at(rank), reports[rank].object_bytes, generation);
+      const RankReport& report = reports[rank];
+      auto& lists = metadata.transforms;
+      const auto found = std::find(lists.begin(), lists.end(), report.descriptors);
+      const auto transforms = static_cast<std::uint32_t>(found - lists.begin());
+      if (found == lists.end()) lists.push_back(report.descriptors);
+      place_rank(plan, rank, files_per_rank.at(rank), {report.object_bytes, report.transformed_bytes}, transforms,
+                 generation);
       sidecar.files.insert(reports[rank].files.files.begin(), reports[rank].files.files.end());
     }
     checkpoint::commit(storage, dcp::write(metadata), sidecar);

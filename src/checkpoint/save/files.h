@@ -30,9 +30,14 @@ struct FilePlan {
 // saves of the same layout.
 FilePlan place_items(std::span<const ItemSize> items, std::size_t files);
 
-// Records in the metadata where the items that `rank` writes are stored. `object_bytes` are the sizes of its objects,
-// in order.
-void place_rank(GlobalSavePlan& plan, std::size_t rank, std::size_t files, std::span<const std::uint64_t> object_bytes,
-                std::int64_t generation);
+// The sizes that are known only to the rank that wrote the items; see RankReport.
+struct WrittenSizes {
+  std::span<const std::uint64_t> object_bytes, transformed_bytes;
+};
+
+// Records in the metadata where the items that `rank` writes are stored. `transforms` is the index of their transforms
+// in the metadata.
+void place_rank(GlobalSavePlan& plan, std::size_t rank, std::size_t files, const WrittenSizes& written,
+                std::uint32_t transforms, std::int64_t generation);
 
 }  // namespace tessera::checkpoint

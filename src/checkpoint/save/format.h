@@ -29,6 +29,10 @@ struct RankItems {
 // The report of a rank to the coordinator after its files are durable.
 struct RankReport {
   std::vector<std::uint64_t> object_bytes;  // of its objects' archives, in order, if the format stores archives
+  // Of each item with its transforms, in the order in which the files store them; empty if there are no transforms.
+  std::vector<std::uint64_t> transformed_bytes;
+  std::vector<std::string> descriptors;  // of the transforms, as the metadata lists them
+  bool has_after_commit = false;
   Sidecar files;
 
   Bytes encode() const;

@@ -66,7 +66,7 @@ class Planning {
     for (std::size_t r = 0; r < global.written.size(); ++r) {
       cost_.stored += global.written[r].size();
       cost_.scattered_bytes += (load_little_endian<std::uint64_t>(plans.items(r).data()) + 7) / 8;
-      place_rank(global, r, state_.files_per_rank, {}, 0);
+      place_rank(global, r, state_.files_per_rank, {}, 0, 0);
     }
     cost_.placement = placing.seconds();
     check_cancelled();

@@ -11,6 +11,11 @@ Bytes RankReport::encode() const {
   Bytes out;
   append_little_endian<std::uint64_t>(out, object_bytes.size());
   for (const std::uint64_t bytes : object_bytes) append_little_endian(out, bytes);
+  append_little_endian<std::uint64_t>(out, transformed_bytes.size());
+  for (const std::uint64_t bytes : transformed_bytes) append_little_endian(out, bytes);
+  append_little_endian<std::uint64_t>(out, descriptors.size());
+  for (const std::string& descriptor : descriptors) append_text(out, descriptor);
+  append_little_endian<std::uint8_t>(out, has_after_commit ? 1 : 0);
   append_little_endian<std::uint64_t>(out, files.files.size());
   for (const auto& [name, facts] : files.files) {
     append_text(out, name);
@@ -28,6 +33,11 @@ RankReport RankReport::decode(ByteView bytes) {
   for (auto n = cursor.number<std::uint64_t>(); n > 0; --n) {
     report.object_bytes.push_back(cursor.number<std::uint64_t>());
   }
+  for (auto n = cursor.number<std::uint64_t>(); n > 0; --n) {
+    report.transformed_bytes.push_back(cursor.number<std::uint64_t>());
+  }
+  for (auto n = cursor.number<std::uint64_t>(); n > 0; --n) report.descriptors.emplace_back(cursor.text());
+  report.has_after_commit = cursor.number<std::uint8_t>() == 1;
   for (auto n = cursor.number<std::uint64_t>(); n > 0; --n) {
     const std::string name(cursor.text());
     Sidecar::FileFacts& facts = report.files.files[name];

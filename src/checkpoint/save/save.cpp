@@ -6,6 +6,7 @@
 #include "checkpoint/byte_cursor.h"
 #include "checkpoint/consult.h"
 #include "checkpoint/save/format.h"
+#include "checkpoint/save/transformed_files.h"
 #include "tessera/base/error.h"
 #include "tessera/base/thread_pool.h"
 
@@ -51,6 +52,21 @@ std::unique_ptr<FormatWriter> make_writer(const WriteOptions& options) {
   return options.format == SaveFormat::dcp ? make_dcp_writer(options) : make_safetensors_writer(options);
 }
 
+// Throws Error(invalid_argument) for transforms that no reader would undo.
+void check_transforms(const WriteOptions& options) {
+  if (options.transforms.empty()) return;
+  if (options.format != SaveFormat::dcp) {
+    fail(ErrorCode::invalid_argument, "save: transforms of safetensors shards, expected none: only DCP stores them");
+  }
+  if (options.dialect == dcp::Dialect::torch_1_13 || options.dialect == dcp::Dialect::torch_2_0) {
+    fail(ErrorCode::invalid_argument,
+         "save: transforms in the dialect of an early PyTorch, expected none: it would not undo them");
+  }
+  for (const TransformPtr& transform : options.transforms) {
+    if (transform == nullptr) fail(ErrorCode::invalid_argument, "save: a transform is null, expected a transform");
+  }
+}
+
 }  // namespace
 
 class Saver {
@@ -77,6 +93,7 @@ class Saver {
   // new files.
   void begin() {
     const auto request = [&] {
+      check_transforms(options_);
       storage_.prepare();
       plan_ = planner_.create_local_plan(state_);
       for (std::size_t i = 0; i < plan_.size(); ++i) {
@@ -146,12 +163,19 @@ class Saver {
 
   void finish() {
     bool known_to_have_failed = false;
+    Bytes answer;  // one byte: whether any rank has a hook to call after the commit
+    const std::string step = fmt::format("save to {}", storage_.name());
     try {
-      consult(
-          link_, fmt::format("save to {}", storage_.name()), [&] { return write(); },
-          [&](const std::vector<Bytes>& reports) {
+      answer = consult(
+          link_, step, [&] { return write(); },
+          [&](const std::vector<Bytes>& encoded) {
+            std::vector<RankReport> reports;
+            reports.reserve(encoded.size());
+            for (const Bytes& one : encoded) reports.push_back(RankReport::decode(one));
             name_rank_of_error([&] { commit_all(reports); });
-            return std::vector<Bytes>(reports.size());
+            const bool has_hook = std::any_of(reports.begin(), reports.end(),
+                                              [](const RankReport& report) { return report.has_after_commit; });
+            return std::vector<Bytes>(reports.size(), Bytes{static_cast<std::uint8_t>(has_hook ? 1 : 0)});
           },
           &known_to_have_failed);
     } catch (...) {
@@ -160,18 +184,25 @@ class Saver {
       throw;
     }
     if (options_.cache != nullptr) options_.cache->state_ = std::move(remembered_);
+    if (answer.at(0) == 0) return;
+    link_.agree_on(step + ": after the commit", [&] {
+      if (options_.after_commit) options_.after_commit();
+    });
   }
 
   // Writes this rank's files and makes them durable.
   Bytes write() {
     RankReport report;
     const RankItems items{state_, plan_, planner_, remembered_->writes};
+    report.has_after_commit = options_.after_commit != nullptr;
     const std::vector<PlannedFile> files = format_->rank_files(items, link_.rank(), generation_, report);
     for (const PlannedFile& file : files) report_.written_bytes += file.size_bytes();
     ProgressSink& progress = options_.progress != nullptr ? *options_.progress : no_progress();
     progress.begin("save", report_.written_bytes);
-    {
-      const std::size_t threads = options_.threads != 0 ? options_.threads : available_processors();
+    const std::size_t threads = options_.threads != 0 ? options_.threads : available_processors();
+    if (!options_.transforms.empty()) {
+      report_.written_bytes = write_transformed(files, *shared_storage_, options_, threads, progress, report, created_);
+    } else {
       StreamWriter writer(shared_storage_, threads, progress, options_.cancellation);
       for (const PlannedFile& file : files) {
         writer.begin_file(file.name, file.size_bytes());
@@ -184,6 +215,7 @@ class Saver {
     if (!files.empty()) storage_.sync();
     progress.end();
     report_.files = created_;
+    if (options_.before_commit) options_.before_commit();
     return report.encode();
   }
 
@@ -204,10 +236,7 @@ class Saver {
   }
 
   // Commits on the coordinator, after all ranks' files are durable.
-  void commit_all(const std::vector<Bytes>& encoded) {
-    std::vector<RankReport> reports;
-    reports.reserve(encoded.size());
-    for (const Bytes& one : encoded) reports.push_back(RankReport::decode(one));
+  void commit_all(const std::vector<RankReport>& reports) {
     report_.not_removed =
         format_->commit(storage_, remembered_->global, reports, remembered_->files_of_rank, generation_);
   }

@@ -45,7 +45,12 @@ std::shared_ptr<const ByteSource> FileCache::open(std::uint32_t key,
 
 std::shared_ptr<const ByteSource> SourceBackend::open_file(std::uint32_t file) const {
   if (file == StoredRange::kNoFile) fail(ErrorCode::corrupt, "{}: no file is recorded for this data", path.string());
+  if (file >= kPlainItems) return open_plain_item(file - kPlainItems);
   return cache_.open(file, [&] { return open_name(files[file].name); });
+}
+
+std::shared_ptr<const ByteSource> SourceBackend::open_plain_item(std::uint32_t number) const {
+  fail(ErrorCode::internal, "{}: no item {} with transforms", path.string(), number);
 }
 
 std::shared_ptr<const ByteSource> SourceBackend::open_name(const std::string& name) const {
@@ -214,6 +219,9 @@ void Checkpoint::check_partition(std::size_t i) const {
 }
 
 Extent Checkpoint::locate(std::size_t tensor, std::size_t chunk) const { return backend_->locate(tensor, chunk); }
+StoredRange Checkpoint::without_transforms(const StoredRange& stored) const {
+  return backend_->without_transforms(stored);
+}
 ObjectValue Checkpoint::load_object(std::size_t i) const { return backend_->load_object(i); }
 std::shared_ptr<const ByteSource> Checkpoint::open_file(std::uint32_t file) const { return backend_->open_file(file); }
 

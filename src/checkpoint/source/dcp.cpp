@@ -1,14 +1,14 @@
 // Reads a DCP directory: `.metadata`, or one `__<rank>.metadata` per rank that saved without collectives.
 
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <set>
 #include <unordered_map>
 #include <utility>
 
 #include "checkpoint/buffer.h"
+#include "checkpoint/source/expansion.h"
 #include "checkpoint/source/source.h"
+#include "checkpoint/transform/plain_items.h"
 #include "tessera/base/checked.h"
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/internal/file_names.h"
@@ -66,7 +66,9 @@ constexpr std::uint64_t kReadAheadBytes = 64u << 10;
 class DcpSource final : public SourceBackend {
  public:
   DcpSource(const std::shared_ptr<const Storage>& storage_in, const OpenOptions& options)
-      : SourceBackend(storage_in->name(), storage_in, sidecar_of(*storage_in, options)) {
+      : SourceBackend(storage_in->name(), storage_in, sidecar_of(*storage_in, options)),
+        registry_(options.transforms != nullptr ? options.transforms : std::make_shared<const TransformRegistry>()),
+        max_object_bytes_(options.max_metadata_bytes) {
     kind = SourceKind::dcp;
     std::vector<std::string> names;
     if (options.metadata != nullptr || storage->size_bytes(std::string(kMetadataFileName))) {
@@ -95,6 +97,13 @@ class DcpSource final : public SourceBackend {
 
   const dcp::Metadata* dcp_metadata() const override { return &metadata_; }
 
+  StoredRange without_transforms(const StoredRange& stored) const override {
+    const auto found = transformed_numbers_.find({stored.file, stored.offset_bytes});
+    if (found == transformed_numbers_.end()) return stored;
+    const std::uint32_t file = kPlainItems + found->second;
+    return {file, 0, open_file(file)->size_bytes()};
+  }
+
   Extent locate(std::size_t tensor, std::size_t chunk) const override {
     const TensorInfo& info = tensors[tensor];
     const StoredRange& stored = info.stored[chunk];
@@ -106,14 +115,14 @@ class DcpSource final : public SourceBackend {
       fail(ErrorCode::corrupt, "{}: tensor '{}', chunk {}: the metadata does not specify where it is stored",
            path.string(), printable(info.name), to_string(info.chunks[chunk]));
     }
-    check_transforms(stored, where);
-    const std::shared_ptr<const ByteSource> file = open_file(stored.file);
-    check_bounds(*file, stored, where);
+    check_bounds(*open_file(stored.file), stored, where);
+    const StoredRange item = with_context(where, [&] { return without_transforms(stored); });
+    const std::shared_ptr<const ByteSource> file = open_file(item.file);
     const torch_archive::Archive archive =
-        stored.length_bytes <= kReadAheadBytes
-            ? torch_archive::open(ReadAhead(*file, stored.offset_bytes, stored.length_bytes), stored.offset_bytes,
-                                  stored.length_bytes)
-            : torch_archive::open(*file, stored.offset_bytes, stored.length_bytes);
+        item.length_bytes <= kReadAheadBytes
+            ? torch_archive::open(ReadAhead(*file, item.offset_bytes, item.length_bytes), item.offset_bytes,
+                                  item.length_bytes)
+            : torch_archive::open(*file, item.offset_bytes, item.length_bytes);
     const std::optional<torch_archive::TensorRef> found =
         with_context(where, [&] { return torch_archive::as_tensor(archive.tree.root()); });
     if (!found) fail(ErrorCode::corrupt, "{}: the stored item is not a strided tensor", where());
@@ -126,7 +135,7 @@ class DcpSource final : public SourceBackend {
       fail(ErrorCode::corrupt, "{}: the stored item has shape {}, expected {} as in the metadata", where(),
            shape_to_string(found->sizes), shape_to_string(box.sizes));
     }
-    return extent_of(*found, archive.storage_entry(found->storage), stored.file);
+    return extent_of(*found, archive.storage_entry(found->storage), item.file);
   }
 
   ObjectValue load_object(std::size_t i) const override {
@@ -140,27 +149,18 @@ class DcpSource final : public SourceBackend {
       return fmt::format("{} at byte {}: object '{}'", storage->name_of(files[stored.file].name), stored.offset_bytes,
                          printable(info.name));
     };
-    check_transforms(stored, where);
-    const std::shared_ptr<const ByteSource> file = open_file(stored.file);
-    check_bounds(*file, stored, where);
-    auto archive =
-        std::make_shared<torch_archive::Archive>(torch_archive::open(*file, stored.offset_bytes, stored.length_bytes));
+    check_bounds(*open_file(stored.file), stored, where);
+    const StoredRange item = with_context(where, [&] { return without_transforms(stored); });
+    auto archive = std::make_shared<torch_archive::Archive>(
+        torch_archive::open(*open_file(item.file), item.offset_bytes, item.length_bytes));
     ObjectValue result;
     result.value = archive->tree.root();
-    result.storages = storages_of(result.value, *archive, stored.file);
+    result.storages = storages_of(result.value, *archive, item.file);
     result.tree = std::shared_ptr<const pickle::Tree>(archive, &archive->tree);
     return result;
   }
 
  private:
-  template <typename Where>
-  void check_transforms(const StoredRange& stored, const Where& where) const {
-    const auto found = transformed_.find({stored.file, stored.offset_bytes});
-    if (found == transformed_.end()) return;
-    fail(ErrorCode::unsupported, "{}: stored with the transform '{}', which this version cannot undo", where(),
-         printable(found->second));
-  }
-
   template <typename Where>
   static void check_bounds(const ByteSource& file, const StoredRange& stored, const Where& where) {
     const std::uint64_t size = file.size_bytes();
@@ -170,19 +170,41 @@ class DcpSource final : public SourceBackend {
     }
   }
 
+  // Room for the archive of a storage that is larger than the chunk, as a view of it.
+  static std::uint64_t limit_of_chunk(const dcp::MetadataEntry& entry, std::size_t chunk) {
+    const auto bytes = static_cast<std::uint64_t>(volume(entry.chunks[chunk])) *
+                       static_cast<std::uint64_t>(dtype_size(entry.properties.dtype));
+    return (std::uint64_t{1} << 20) + 2 * bytes;
+  }
+
+  std::shared_ptr<const ByteSource> open_plain_item(std::uint32_t number) const override {
+    return plain_items_.get(number, [&] {
+      const Transformed& item = transformed_[number];
+      const std::vector<TransformPtr> transforms = registry_->create(item.descriptors);
+      return undo_transforms(*open_file(item.stored.file), item.stored.offset_bytes, item.stored.length_bytes,
+                             transforms, item.limit_bytes);
+    });
+  }
+
   std::uint32_t file_index(const std::string& name) {
     const auto [found, is_new] = file_numbers_.try_emplace(name, 0);
     if (is_new) found->second = add_file(name);
     return found->second;
   }
 
-  StoredRange range_of(const dcp::Metadata& part, const dcp::StoredItem& item) {
+  // `limit_bytes` is for the item without its transforms; by default, it depends on the bytes that are stored.
+  StoredRange range_of(const dcp::Metadata& part, const dcp::StoredItem& item,
+                       std::optional<std::uint64_t> limit_bytes) {
     if (item.file == dcp::StoredItem::kNoFile) return {};
     const StoredRange range{file_index(part.files[item.file]), static_cast<std::uint64_t>(item.offset_bytes),
                             static_cast<std::uint64_t>(item.length_bytes)};
     if (item.transforms != 0) {
-      const std::vector<std::string>& names = part.transforms[item.transforms];
-      transformed_.emplace(std::pair(range.file, range.offset_bytes), fmt::format("{}", fmt::join(names, ", ")));
+      const auto number = static_cast<std::uint32_t>(transformed_.size());
+      if (transformed_numbers_.try_emplace({range.file, range.offset_bytes}, number).second) {
+        const std::uint64_t expanded_bytes =
+            std::min(max_object_bytes_, ExpansionBudget(range.length_bytes).limit_bytes());
+        transformed_.push_back({range, part.transforms[item.transforms], limit_bytes.value_or(expanded_bytes)});
+      }
     }
     return range;
   }
@@ -196,7 +218,7 @@ class DcpSource final : public SourceBackend {
         take_tensor(part, entry, std::move(entry_path), metadata_name);
         continue;
       }
-      const StoredRange range = range_of(part, entry.items.empty() ? dcp::StoredItem() : entry.items[0]);
+      const StoredRange range = range_of(part, entry.items.empty() ? dcp::StoredItem() : entry.items[0], std::nullopt);
       if (object_numbers_.try_emplace(entry.name, objects.size()).second) {
         objects.push_back({entry.name, range, std::move(entry_path), tensors.size() + objects.size()});
       } else {
@@ -216,7 +238,9 @@ class DcpSource final : public SourceBackend {
     const auto [known, is_new] = tensor_numbers_.try_emplace(entry.name, tensors.size());
     std::vector<StoredRange> ranges;
     ranges.reserve(entry.items.size());
-    for (const dcp::StoredItem& item : entry.items) ranges.push_back(range_of(part, item));
+    for (std::size_t c = 0; c < entry.items.size(); ++c) {
+      ranges.push_back(range_of(part, entry.items[c], limit_of_chunk(entry, c)));
+    }
     if (is_new) {
       TensorInfo info;
       info.name = entry.name;
@@ -270,7 +294,17 @@ class DcpSource final : public SourceBackend {
   dcp::Metadata metadata_;  // chunks were moved from its entries to `tensors`
   std::unordered_map<std::string, std::uint32_t> file_numbers_;
   std::unordered_map<std::string, std::size_t> tensor_numbers_, object_numbers_;
-  std::map<std::pair<std::uint32_t, std::uint64_t>, std::string> transformed_;
+
+  struct Transformed {
+    StoredRange stored;
+    std::vector<std::string> descriptors;
+    std::uint64_t limit_bytes;
+  };
+  std::shared_ptr<const TransformRegistry> registry_;
+  std::uint64_t max_object_bytes_;
+  std::vector<Transformed> transformed_;
+  std::map<std::pair<std::uint32_t, std::uint64_t>, std::uint32_t> transformed_numbers_;  // by file and offset
+  mutable PlainItems plain_items_;
 };
 
 }  // namespace

@@ -52,7 +52,10 @@ class SourceBackend {
   virtual Extent locate(std::size_t tensor, std::size_t chunk) const = 0;
   virtual ObjectValue load_object(std::size_t i) const = 0;
   virtual const dcp::Metadata* dcp_metadata() const { return nullptr; }
+  virtual StoredRange without_transforms(const StoredRange& stored) const { return stored; }
 
+  // Files from this number on are items whose transforms are undone.
+  static constexpr std::uint32_t kPlainItems = std::uint32_t{1} << 31;
   std::shared_ptr<const ByteSource> open_file(std::uint32_t file) const;
   // Opens a file by name, for one use. Its reads are compared with the sidecar.
   std::shared_ptr<const ByteSource> open_name(const std::string& name) const;
@@ -74,6 +77,9 @@ class SourceBackend {
   std::vector<std::string> warnings;
   std::map<std::string, std::string> metadata;  // of safetensors
   std::unordered_map<std::string_view, std::size_t> tensor_index, object_index;
+
+ protected:
+  virtual std::shared_ptr<const ByteSource> open_plain_item(std::uint32_t number) const;
 
  private:
   mutable FileCache cache_;

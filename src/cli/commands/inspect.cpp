@@ -54,6 +54,7 @@ ShownObject show_object(const checkpoint::Checkpoint& checkpoint, std::size_t ob
 Place place_of(const checkpoint::Checkpoint& checkpoint, std::size_t tensor, std::size_t chunk) {
   try {
     checkpoint::Extent extent = checkpoint.locate(tensor, chunk);
+    if (extent.file >= checkpoint.files().size()) return {checkpoint.tensors()[tensor].stored[chunk], {}};
     return {{extent.file, extent.offset_bytes, extent.length_bytes}, std::move(extent.strides)};
   } catch (const Error&) {
     return {checkpoint.tensors()[tensor].stored[chunk], {}};

@@ -1,0 +1,115 @@
+#include "checkpoint/transform/plain_items.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <filesystem>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "tessera/base/error.h"
+
+namespace tessera::checkpoint {
+
+namespace {
+
+constexpr std::uint64_t kReadBytes = std::uint64_t{1} << 20;
+// Larger items are stored in a file.
+constexpr std::uint64_t kInMemoryBytes = std::uint64_t{4} << 20;
+
+// Creates a file that is removed when it is closed.
+File temporary_file() {
+  static std::atomic<std::uint64_t> count = 0;
+  const std::filesystem::path path =
+      std::filesystem::temp_directory_path() / fmt::format("tessera-item-{}-{}", ::getpid(), count.fetch_add(1));
+  File file = File::create_new(path);
+  std::filesystem::remove(path);
+  return file;
+}
+
+// The bytes of an item, which are written once and then read.
+class PlainItem final : public ByteSink, public ByteSource {
+ public:
+  PlainItem(std::string name, std::uint64_t limit_bytes) : name_(std::move(name)), limit_bytes_(limit_bytes) {}
+
+  void write(ByteView bytes) override {
+    if (bytes.size() > limit_bytes_ - size_bytes_) {
+      fail(ErrorCode::corrupt, "without its transforms the item has more than {} bytes, expected at most that many",
+           limit_bytes_);
+    }
+    if (!file_ && size_bytes_ + bytes.size() > kInMemoryBytes) {
+      file_ = temporary_file();
+      file_->write_at(0, memory_);
+      memory_ = Bytes();
+    }
+    if (file_) {
+      file_->write_at(size_bytes_, bytes);
+    } else {
+      append(memory_, bytes);
+    }
+    size_bytes_ += bytes.size();
+  }
+  void finish() override {}
+
+  void read_at(std::uint64_t offset_bytes, MutableByteView out) const override {
+    if (file_) return file_->read_at(offset_bytes, out);
+    MemorySource(memory_, name_).read_at(offset_bytes, out);
+  }
+  std::uint64_t size_bytes() const override { return size_bytes_; }
+  const std::string& name() const override { return name_; }
+
+ private:
+  std::string name_;
+  std::uint64_t limit_bytes_;
+  std::uint64_t size_bytes_ = 0;
+  Bytes memory_;
+  std::optional<File> file_;
+};
+
+}  // namespace
+
+std::shared_ptr<const ByteSource> undo_transforms(const ByteSource& file, std::uint64_t offset_bytes,
+                                                  std::uint64_t length_bytes, std::span<const TransformPtr> transforms,
+                                                  std::uint64_t limit_bytes) {
+  auto item =
+      std::make_shared<PlainItem>(fmt::format("the item at byte {} of {}", offset_bytes, file.name()), limit_bytes);
+  std::vector<std::unique_ptr<ByteSink>> streams;  // from the item back to the file
+  ByteSink* to = item.get();
+  for (std::size_t i = transforms.size(); i-- > 0;) {
+    streams.push_back(transforms[i]->undo(*to));
+    to = streams.back().get();
+  }
+  Bytes block(std::min(kReadBytes, length_bytes));
+  for (std::uint64_t done = 0; done < length_bytes;) {
+    const MutableByteView part = MutableByteView(block).first(std::min(kReadBytes, length_bytes - done));
+    file.read_at(offset_bytes + done, part);
+    to->write(part);
+    done += part.size();
+  }
+  to->finish();
+  return item;
+}
+
+std::shared_ptr<const ByteSource> PlainItems::get(std::uint32_t number, const Make& make) {
+  std::shared_ptr<Slot> slot;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found =
+        std::find_if(slots_.begin(), slots_.end(), [&](const auto& each) { return each.first == number; });
+    if (found != slots_.end()) {
+      slot = found->second;
+      slots_.erase(found);
+    } else {
+      slot = std::make_shared<Slot>();
+      if (slots_.size() >= kKept) slots_.pop_front();
+    }
+    slots_.emplace_back(number, slot);
+  }
+  const std::lock_guard lock(slot->mutex);
+  if (slot->item == nullptr) slot->item = make();
+  return slot->item;
+}
+
+}  // namespace tessera::checkpoint
