@@ -139,6 +139,7 @@ LoadReport load_values(StateDict& state, const Open& open, const ProcessGroup& g
   ProcessGroupLink link(group, options.coordinator_rank);
   checkpoint::OpenOptions open_options;
   open_options.check_checksums = options.check_checksums;
+  open_options.transforms = options.transforms;
   const std::shared_ptr<const Checkpoint> checkpoint = open(link, open_options);
   const std::string step = fmt::format("load {}", checkpoint->path().string());
   std::optional<StateDict> allocated;

@@ -1,11 +1,9 @@
 #include "state/local_state.h"
 
-#include <ATen/ops/empty.h>
 #include <ATen/ops/resolve_conj.h>
 #include <ATen/ops/resolve_neg.h>
 
-#include <set>
-#include <tuple>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -26,9 +24,9 @@ HostMemory host_memory(const at::Tensor& tensor) {
   return {static_cast<const std::uint8_t*>(host->data_ptr()), host->strides().vec(), host};
 }
 
-// Returns the elements and the pickled bytes of objects, by reference or as copies.
+// Returns the elements, which may be replaced before they are read, and the pickled bytes of objects.
 struct Access {
-  std::function<at::Tensor(const std::string& name, std::size_t chunk, const at::Tensor& elements)> elements;
+  std::function<std::shared_ptr<at::Tensor>(const at::Tensor& elements)> elements;
   std::function<std::function<Bytes()>(const Value& value)> object;
 };
 
@@ -36,10 +34,9 @@ checkpoint::StateEntry entry_of(const std::string& name, Path path, const Value&
   try {
     if (std::optional<LocalTensor> local = local_tensor_of(value)) {
       checkpoint::StateTensor tensor{local->properties, std::move(local->shape), {}};
-      for (std::size_t c = 0; c < local->chunks.size(); ++c) {
+      for (auto& [box, chunk] : local->chunks) {
         tensor.chunks.push_back(
-            {std::move(local->chunks[c].first),
-             [elements = access.elements(name, c, local->chunks[c].second)] { return host_memory(elements); }});
+            {std::move(box), [elements = access.elements(chunk)] { return host_memory(*elements); }});
       }
       return {name, std::move(path), std::move(tensor)};
     }
@@ -69,7 +66,7 @@ checkpoint::FlatState entries_of(const StateDict& state, const ProcessGroup& gro
 checkpoint::FlatState local_state(const StateDict& state, const ProcessGroup& group, const SaveOptions& options) {
   return entries_of(
       state, group, options,
-      {[](const std::string&, std::size_t, const at::Tensor& elements) { return elements; },
+      {[](const at::Tensor& elements) { return std::make_shared<at::Tensor>(elements); },
        [](const Value& value) -> std::function<Bytes()> { return [value] { return save_object(value); }; }});
 }
 
@@ -89,54 +86,18 @@ checkpoint::FlatState convert_on_all_ranks(
   return group.agree_on(operation, [&] { return convert(states); });
 }
 
-namespace {
-
-// What identifies the elements that a tensor shows.
-using View = std::tuple<const void*, std::vector<std::int64_t>, std::vector<std::int64_t>, at::ScalarType, bool, bool>;
-
-View view_of(const at::Tensor& tensor) {
-  return {tensor.data_ptr(),    tensor.sizes().vec(), tensor.strides().vec(),
-          tensor.scalar_type(), tensor.is_conj(),     tensor.is_neg()};
-}
-
-}  // namespace
-
 checkpoint::FlatState StagingArea::copy(const StateDict& state, const ProcessGroup& group, const SaveOptions& options) {
-  std::map<std::pair<std::string, std::size_t>, at::Tensor> used;
-  std::map<View, at::Tensor> copied;
-  std::set<const void*> taken;  // buffers
+  std::vector<std::shared_ptr<at::Tensor>> chunks;
   checkpoint::FlatState entries = entries_of(
       state, group, options,
-      {[&](const std::string& name, std::size_t chunk, const at::Tensor& elements) {
-         at::Tensor& buffer = used[{name, chunk}];
-         at::Tensor& copy = copied[view_of(elements)];
-         if (copy.defined()) return buffer = copy;
-         const auto before = buffers_.find({name, chunk});
-         if (before != buffers_.end() && before->second.sizes() == elements.sizes() &&
-             before->second.scalar_type() == elements.scalar_type() &&
-             taken.insert(before->second.unsafeGetTensorImpl()).second) {
-           buffer = before->second;
-         } else {
-           buffer = at::empty(elements.sizes(),
-                              at::TensorOptions().dtype(elements.scalar_type()).pinned_memory(elements.is_cuda()));
-         }
-         buffer.copy_(elements);
-         copy = buffer;
-         taken.insert(buffer.unsafeGetTensorImpl());
-         return buffer;
-       },
+      {[&](const at::Tensor& elements) { return chunks.emplace_back(std::make_shared<at::Tensor>(elements)); },
        [](const Value& value) -> std::function<Bytes()> { return [bytes = save_object(value)] { return bytes; }; }});
-  buffers_ = std::move(used);
+  std::vector<at::Tensor> tensors;
+  tensors.reserve(chunks.size());
+  for (const std::shared_ptr<at::Tensor>& chunk : chunks) tensors.push_back(*chunk);
+  tensors = copies_.copy(tensors);
+  for (std::size_t i = 0; i < chunks.size(); ++i) *chunks[i] = std::move(tensors[i]);
   return entries;
-}
-
-std::uint64_t StagingArea::size_bytes() const {
-  std::uint64_t sum = 0;
-  std::set<const void*> counted;
-  for (const auto& [key, buffer] : buffers_) {
-    if (counted.insert(buffer.unsafeGetTensorImpl()).second) sum += buffer.nbytes();
-  }
-  return sum;
 }
 
 }  // namespace tessera

@@ -1,15 +1,13 @@
 #pragma once
 // Converts a rank's part of a state dict to the form that module checkpoint accepts.
 
-#include <ATen/core/Tensor.h>
-
+#include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
-#include <utility>
 
+#include "state/transport/spans.h"
 #include "tessera/checkpoint/flat_state.h"
 #include "tessera/state/save.h"
 
@@ -36,17 +34,17 @@ checkpoint::FlatState convert_on_all_ranks(const ProcessGroup& group, std::strin
                                            const std::function<void(CallArguments& arguments)>& describe,
                                            const std::function<checkpoint::FlatState(const StateDict& state)>& convert);
 
-// Copies elements to memory that is reused for the next copy of the same state; pinned if the elements are on CUDA.
-// Elements that a state has under several names, such as a tied weight, are copied once.
+// Copies elements to memory that is reused for the next copy. Elements that a state has several times, such as a tied
+// weight or views of one storage, are copied once.
 class StagingArea {
  public:
   // As local_state, but copies all elements and pickles all objects before it returns; the state may then be changed.
   // The next call invalidates the result of the previous one.
   checkpoint::FlatState copy(const StateDict& state, const ProcessGroup& group, const SaveOptions& options);
-  std::uint64_t size_bytes() const;
+  std::uint64_t size_bytes() const { return copies_.size_bytes(); }
 
  private:
-  std::map<std::pair<std::string, std::size_t>, at::Tensor> buffers_;  // by name and chunk
+  HostCopies copies_;
 };
 
 }  // namespace tessera

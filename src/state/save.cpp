@@ -35,6 +35,10 @@ void describe_save(const std::shared_ptr<checkpoint::Storage>& storage, const Pr
       .add("overwrite", options.overwrite)
       .add("flatten_state_dict", options.flatten_state_dict)
       .add("flatten_sharded_tensors", options.flatten_sharded_tensors);
+  for (const checkpoint::TransformPtr& transform : options.transforms) {
+    if (transform == nullptr) fail(ErrorCode::invalid_argument, "a transform is null, expected a transform");
+    arguments.add("transform", transform->descriptor());
+  }
 }
 
 SaveReport save(const StateDict& state, const std::shared_ptr<checkpoint::Storage>& storage, const ProcessGroup& group,

@@ -8,7 +8,9 @@
 
 #include "state/parallel_mlp.h"
 #include "support/temporary_directory.h"
+#include "tessera/base/error.h"
 #include "tessera/checkpoint/storage.h"
+#include "tessera/checkpoint/transform.h"
 #include "tessera/state/async_save.h"
 #include "tessera/state/checkpoint_manager.h"
 #include "tessera/state/gather_state_dict.h"
@@ -69,6 +71,14 @@ fs::path directory_of(const fs::path& base, const std::string& mistake) {
   return base / (mistake == "another directory" ? "step-2" : "step-1");
 }
 
+struct NoTransform final : checkpoint::StreamTransform {
+  std::string descriptor() const override { return "none"; }
+  std::unique_ptr<checkpoint::ByteSink> apply(checkpoint::ByteSink&) const override { return nullptr; }
+  std::unique_ptr<checkpoint::ByteSink> undo(checkpoint::ByteSink&) const override { return nullptr; }
+};
+
+void refuse_commit() { fail(ErrorCode::io, "no commit"); }
+
 std::vector<OneSidedCall> all_calls(const ProcessGroup& group, const fs::path& base) {
   if (group.rank() == 0) fs::create_directories(base);
   group.barrier();
@@ -78,9 +88,14 @@ std::vector<OneSidedCall> all_calls(const ProcessGroup& group, const fs::path& b
       {"save",
        {"another directory", "a null storage", "another format", "another dialect", "a state that is not flattened",
         "another coordinator", "a coordinator outside of the group", "one name twice", "a sparse tensor",
-        "another shape", "another dtype"},
+        "another shape", "another dtype", "another transform", "a null transform",
+        "a hook before the commit that throws", "a hook after the commit that throws"},
        [base](const ProcessGroup& g, const std::string& mistake) {
          SaveOptions options;
+         if (mistake == "another transform") options.transforms = {std::make_shared<const NoTransform>()};
+         if (mistake == "a null transform") options.transforms = {nullptr};
+         if (mistake == "a hook before the commit that throws") options.before_commit = &refuse_commit;
+         if (mistake == "a hook after the commit that throws") options.after_commit = &refuse_commit;
          if (mistake == "another format") options.format = checkpoint::SaveFormat::safetensors_shards;
          if (mistake == "another dialect") options.dialect = dcp::Dialect::torch_1_13;
          options.flatten_state_dict = mistake != "a state that is not flattened";

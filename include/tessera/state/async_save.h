@@ -11,8 +11,8 @@
 ///     saver.wait();
 ///
 /// The copies (staging) are kept and reused by the next save of a state of the same shape, so they cost the size of
-/// this rank's part of the state, once; a tensor under several names counts once. PyTorch: async_save in
-/// torch/distributed/checkpoint/state_dict_saver.py.
+/// this rank's part of the state, once. Views of one storage that overlap, such as a tensor under several names, share
+/// their copy. PyTorch: async_save in torch/distributed/checkpoint/state_dict_saver.py.
 
 #include <cstdint>
 #include <exception>

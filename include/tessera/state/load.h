@@ -34,6 +34,8 @@ struct LoadOptions : checkpoint::ReadOptions {
   ProcessGroup node_group = {};
   /// The rank of the group that reads `.metadata` for all ranks.
   int coordinator_rank = 0;
+  /// The transforms of stored items that can be undone; null for those that tessera has. PyTorch: _extension_registry.
+  std::shared_ptr<const checkpoint::TransformRegistry> transforms = nullptr;
 };
 
 struct LoadReport {
