@@ -10,10 +10,12 @@
 #include "tensor/mesh_support.h"
 #include "tensor/sharding_support.h"
 #include "tessera/comm/functional.h"
+#include "tessera/tensor/dtensor/pending_dtensor.h"
 #include "tessera/tensor/dtensor_ops.h"
 #include "tessera/tensor/ops.h"
 #include "tessera/tensor/partial_tensor.h"
 #include "tessera/tensor/shard_module.h"
+#include "tessera/tensor/sharded/module_sharding_plan.h"
 #include "tessera/tensor/tensor_parallel.h"
 
 namespace tessera {
@@ -143,6 +145,10 @@ std::vector<OneSidedCall> dtensor_calls(const ProcessGroup& group) {
       {"redistribute", with({"another dtype", "another size", "a tensor on meta", "another requires_grad"}),
        [=](const ProcessGroup&, const std::string& mistake) {
          distributed(mistake).redistribute(placements_of(mistake));
+       }},
+      {"start_redistribute", with({"another dtype", "another size", "a tensor on meta", "another requires_grad"}),
+       [=](const ProcessGroup&, const std::string& mistake) {
+         start_redistribute(distributed(mistake), placements_of(mistake)).wait();
        }},
       {"full tensor", with({"another dtype", "another size"}),
        [=](const ProcessGroup&, const std::string& mistake) {
@@ -296,6 +302,17 @@ std::vector<OneSidedCall> sharded_calls(const ProcessGroup& group) {
          if (mistake == "a tensor on meta") local = local.to(at::kMeta);
          PartialTensor(g, local).all_reduce();
        }},
+      {"functional::all_reduce_coalesced",
+       {"another size", "another dtype", "two dtypes", "an undefined tensor", "a tensor on meta", "a tensor less"},
+       [](const ProcessGroup& g, const std::string& mistake) {
+         const at::ScalarType dtype = mistake == "another dtype" ? at::kDouble : at::kFloat;
+         std::vector<at::Tensor> locals = {at::ones(mistake == "another size" ? Sizes{3, 2} : Sizes{2, 3}, dtype),
+                                           at::ones({4}, mistake == "two dtypes" ? at::kDouble : dtype)};
+         if (mistake == "an undefined tensor") locals[1] = at::Tensor();
+         if (mistake == "a tensor on meta") locals[1] = locals[1].to(at::kMeta);
+         if (mistake == "a tensor less") locals.pop_back();
+         functional::all_reduce_coalesced(g, locals);
+       }},
       {"functional::all_gather",
        {"another size", "another dtype", "a scalar"},
        [](const ProcessGroup& g, const std::string& mistake) {
@@ -354,6 +371,8 @@ struct Weighted : torch::nn::Module, ShardedParameters {
   }
 };
 
+struct PlannedRoot : torch::nn::Module, PlannedOutput {};
+
 std::vector<OneSidedCall> shard_module_calls(const ProcessGroup& group) {
   const SpecPtr rows = chunk_spec(0, ranks_of(group.size())), columns = chunk_spec(1, ranks_of(group.size()));
   const std::vector<std::string> of_parameter = {"a null spec",       "another spec",          "a spec of one rank",
@@ -391,6 +410,16 @@ std::vector<OneSidedCall> shard_module_calls(const ProcessGroup& group) {
          if (mistake == "a plan with more") plan["1.weight"] = rows;
          if (mistake == "a module of LibTorch") plan["2.weight"] = rows;
          shard_module(*module, plan, g, src_of(g, mistake));
+       }},
+      {"shard a module by a plan",
+       {"a null spec", "another spec", "another src", "no local tensor", "no module", "a null sharder"},
+       [=](const ProcessGroup& g, const std::string& mistake) {
+         PlannedRoot module;
+         ModuleShardingPlan plan;
+         plan.output_plan[mistake == "no module" ? "0" : ""] = spec_of(mistake);
+         if (mistake != "no local tensor") plan.return_local_tensor = {""};
+         if (mistake == "a null sharder") plan.sharders["layer"] = nullptr;
+         shard_module(module, plan, g, src_of(g, mistake));
        }},
       {"op 'linear'",
        {"another size", "another dtype", "inputs that do not fit"},

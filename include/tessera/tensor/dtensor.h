@@ -12,12 +12,13 @@
 /// placements it is replicated (see `grad_placements`).
 ///
 /// A reference, as at::Tensor: copies are the same tensor. Functions that communicate are collectives of the mesh's
-/// ranks. On a rank outside of the mesh, a DTensor has an empty local tensor and these functions do nothing. PyTorch:
-/// torch/distributed/tensor/_api.py.
+/// ranks. On a rank outside of the mesh, a DTensor has an empty local tensor, or one of 0 if its size is [], and these
+/// functions do nothing. PyTorch: torch/distributed/tensor/_api.py.
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <iosfwd>
 #include <memory>
 #include <optional>
@@ -103,7 +104,7 @@ class DTensor {
   const LocalShardsWrapper* local_shards() const;
   /// Returns the full tensor on every rank. A collective.
   at::Tensor full_tensor(const Placements& grad_placements = {}) const;
-  /// Returns the same tensor with other placements, sending as little as possible (see `plan_redistribution`). Empty
+  /// Returns the same tensor with other placements, at the least cost (see `plan_redistribution`). Empty
   /// `placements` replicate. If nothing changes, the result shares the local tensor. A collective. Ops and tensor
   /// parallel layers, whose calls follow from compared ones, pass false for `compares_calls` and so save a round trip:
   /// then a rank that passes something else is not noticed before it makes others wait. May be differentiated any
@@ -118,6 +119,9 @@ class DTensor {
   Placements grad_placements() const;
   /// Returns a DTensor with the same elements and no autograd history.
   DTensor detach() const;
+  /// Gives this tensor and all references to it another layout. `change` changes the local tensor in place, to the size
+  /// that the layout implies. For ops that change a size in place, such as `squeeze_`. Throws as `to_local`.
+  void change_in_place(MeshLayout layout, const std::function<void(const at::Tensor& local)>& change) const;
 
   /// Returns the form in which state dicts hold this tensor: saved box by box and loaded in place. Throws
   /// `Error(invalid_argument)` if a placement is partial; PyTorch saves rank 0's elements then.

@@ -55,6 +55,10 @@ DTensor bernoulli(const DTensor& x, PhiloxGenerator& generator);
 /// `Error(invalid_argument)`. Ranks of different meshes may pass different seeds. A collective of the mesh's ranks.
 /// PyTorch: manual_seed in torch/distributed/tensor/_random.py.
 PhiloxGenerator manual_seed(std::uint64_t seed, const DeviceMesh& mesh);
+/// Returns a generator with the seed that the mesh's first rank passes, whatever the others pass: for seeds that each
+/// process chose by itself. A collective of the mesh's ranks; on a rank outside of it, the seed is that rank's own.
+/// PyTorch: OffsetBasedRNGTracker in torch/distributed/tensor/_random.py, which does so at the first random op.
+PhiloxGenerator generator_of_first_rank(std::uint64_t seed, const DeviceMesh& mesh);
 
 // With the size, mesh, placements, dtype and device of `like`, unless `options` gives others.
 DTensor empty_like(const DTensor& like, const at::TensorOptions& options = {});

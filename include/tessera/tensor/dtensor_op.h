@@ -3,9 +3,12 @@
 /// Placement rules: how an op on DTensors is computed from local tensors.
 ///
 /// A rule lists strategies for one mesh dimension. A strategy gives placements of the inputs under which each rank can
-/// compute with its local tensors alone, and the placement of the result. For each mesh dimension, a call picks the
-/// strategy that sends the least (the first listed on a tie) and redistributes the inputs for it. An op
-/// without a rule is refused by name.
+/// compute with its local tensors alone, and the placements of the results. A call picks a strategy for each mesh
+/// dimension, so that redistributing the inputs for them costs the least in total (see
+/// tessera/layout/redistribution_cost.h; the first listed on a tie), and that no tensor is partial in two kinds. It
+/// then redistributes the inputs. If there are very many ways, those that cost much along a single mesh dimension are
+/// left out. An op without a rule is refused by name. tessera/tensor/dtensor/op_calls.h shows what a call picked;
+/// tessera/tensor/dtensor/rule_check.h finds wrong strategies of a rule.
 ///
 /// Law: `call(op, inputs, f).full_tensor()` equals `f` on the full inputs, up to rounding, and so do the gradients: if
 /// an input is replicated and each rank computes a part of the result, the input gets the sum of the ranks' gradients.
@@ -32,6 +35,7 @@ struct OpStrategy {
   Placements inputs;
   Placement output;
   std::optional<std::size_t> mesh_dim = std::nullopt;  ///< the only mesh dimension that it is for; by default all
+  Placements more_outputs = {};  ///< of the results after the first; by default they are placed as the first
 };
 
 struct OpRule {
@@ -39,8 +43,9 @@ struct OpRule {
   /// The first one must always be possible; usually it replicates all inputs.
   std::vector<OpStrategy> strategies;
   /// If false, a strategy that shards inputs is considered only if one of them is already sharded that way. If true, it
-  /// is chosen whenever it sends less.
+  /// is chosen whenever it costs less.
   bool may_shard = false;
+  std::vector<std::vector<std::int64_t>> more_output_sizes = {};  ///< of the results after the first
 };
 
 /// Returns the strategies of an op for these inputs. Throws `Error(invalid_argument)` if the op cannot take them.
@@ -62,6 +67,15 @@ DTensor call(const std::string& op, std::span<const DTensor> inputs, const Place
 /// another size.
 DTensor call_in_place(const std::string& op, std::span<const DTensor> inputs, const PlacementRule& rule,
                       const std::function<at::Tensor(std::span<const DTensor> inputs)>& compute);
+/// As `call`, for an op of several results: one more than the rule has `more_output_sizes`. A registered rule without
+/// these gets those of `rule`. Throws `Error(invalid_argument)` for another number of results, and, if an input
+/// requires grad, for a strategy whose results do not have the same placement unless it shards them or none.
+std::vector<DTensor> call_with_results(
+    const std::string& op, std::span<const DTensor> inputs, const PlacementRule& rule,
+    const std::function<std::vector<at::Tensor>(std::span<const DTensor> inputs)>& compute);
+/// As `call`, for an op without a result, such as a check. What the rule states of the result is ignored.
+void call_without_result(const std::string& op, std::span<const DTensor> inputs, const PlacementRule& rule,
+                         const std::function<void(std::span<const DTensor> inputs)>& compute);
 /// As above, not in place and with the registered rule only.
 DTensor call(const std::string& op, std::span<const DTensor> inputs,
              const std::function<at::Tensor(std::span<const DTensor> inputs)>& compute);

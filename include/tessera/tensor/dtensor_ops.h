@@ -411,6 +411,11 @@ DTensor movedim(const DTensor& x, const std::vector<std::int64_t>& from, const s
 DTensor squeeze(const DTensor& x, std::int64_t dim);
 DTensor squeeze(const DTensor& x, const std::vector<std::int64_t>& dims);
 DTensor squeeze(const DTensor& x);  ///< all
+// The same in place: x and all references to it get another size. They send nothing, return x, and throw
+// `Error(unsupported)` if x is sharded along a dimension that they remove.
+DTensor squeeze_(const DTensor& x, std::int64_t dim);
+DTensor squeeze_(const DTensor& x, const std::vector<std::int64_t>& dims);
+DTensor squeeze_(const DTensor& x);  ///< all
 /// Repeats dimensions of size 1, and new ones in front; -1 leaves a dimension as it is.
 DTensor expand(const DTensor& x, const std::vector<std::int64_t>& size);
 /// Repeats x so many times along each dimension; further ones in front are new. The op unshards dimensions that it
@@ -427,6 +432,11 @@ DTensor atleast_3d(const DTensor& x);
 DTensor broadcast_to(const DTensor& x, const std::vector<std::int64_t>& size);
 /// Returns x with local tensors that are contiguous.
 DTensor contiguous(const DTensor& x);
+/// Returns a view of the memory of the full tensor, with strides and offset in elements, by default the offset of x.
+/// With size, strides and offset of x, it is x as it is placed. With others, the op unshards x, which must be
+/// contiguous and without an offset then: else it throws `Error(unsupported)`.
+DTensor as_strided(const DTensor& x, const std::vector<std::int64_t>& size, const std::vector<std::int64_t>& strides,
+                   std::optional<std::int64_t> storage_offset = std::nullopt);
 
 // --- joining and selecting: as above. They unshard the dimension that they change.
 

@@ -42,9 +42,9 @@ namespace tessera {
 
 /// The specs of the parameters to be sharded, by name: "layers.0.weight".
 ///
-/// PyTorch's ShardingPlan also has `output_plan` and `return_local_tensor`. They need forward hooks, which a LibTorch
-/// module does not have: call PartialTensor::reshard or `local_batch` in forward, as the layers below do. It also takes
-/// a `Sharder`, which replaces a submodule: replace it where the model is built.
+/// PyTorch's ShardingPlan also has `output_plan`, `return_local_tensor` and Sharders of submodules: see
+/// ModuleShardingPlan in tessera/tensor/sharded/module_sharding_plan.h. The layers below return each rank's part of the
+/// batch without a plan.
 using ShardingPlan = std::map<std::string, ShardedTensor::SpecPtr>;
 
 /// Shards the parameter `name` of `module` itself: that of rank `src` is sharded by `spec`, and every rank gets its

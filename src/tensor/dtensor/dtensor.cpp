@@ -9,7 +9,9 @@
 #include <ostream>
 #include <utility>
 
+#include "tensor/dtensor/differentiable.h"
 #include "tensor/dtensor/explicit_redistribution.h"
+#include "tensor/dtensor/local_outside.h"
 #include "tensor/dtensor/mesh_exchange.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/internal/linear.h"
@@ -43,6 +45,11 @@ struct DTensor::State : Checkpointable {
   }
   const std::vector<Box>& local_chunks() const override { return boxes().chunks; }
   at::Tensor local_tensor(std::size_t i) const override { return boxes().views[i]; }
+  // After a change of the layout or of the local tensor.
+  void forget_boxes() {
+    has_boxes_ = std::make_unique<std::once_flag>();
+    boxes_ = {};
+  }
 
   DeviceMesh mesh;
   MeshLayout layout;
@@ -58,7 +65,7 @@ struct DTensor::State : Checkpointable {
 
   // Computed when they are needed: a strided shard has many, and ops do not need them.
   const Boxes& boxes() const {
-    std::call_once(has_boxes_, [this] {
+    std::call_once(*has_boxes_, [this] {
       if (!mesh.has_this_rank()) return;
       if (shards) {
         for (const at::Tensor& shard : shards->local_shards()) {
@@ -75,7 +82,7 @@ struct DTensor::State : Checkpointable {
     return boxes_;
   }
 
-  mutable std::once_flag has_boxes_;
+  std::unique_ptr<std::once_flag> has_boxes_ = std::make_unique<std::once_flag>();
   mutable Boxes boxes_;
 };
 
@@ -125,29 +132,38 @@ MeshLayout agree_on_tensor(const ProcessGroup& group, std::string_view call, con
   return *std::move(layout);
 }
 
+}  // namespace
+
 MeshLayout gradient_of(const MeshLayout& layout) {
   return {layout.size(), layout.mesh_shape(), of_gradient(layout.placements())};
 }
 
+namespace {
+
 // As redistribute_local, differentiable. `dtype`: in which elements are sent, and of the result. `gradient_dtype`: in
-// which the gradient is sent.
-at::Tensor redistributed(const DeviceMesh& mesh, const MeshLayout& from, const MeshLayout& to, const at::Tensor& local,
-                         at::ScalarType dtype, at::ScalarType gradient_dtype) {
+// which the gradient is sent. `by_op`: whether an op does it, which an ExplicitRedistributionContext may refuse.
+at::Tensor redistributed_in(const DeviceMesh& mesh, const MeshLayout& from, const MeshLayout& to,
+                            const at::Tensor& local, at::ScalarType dtype, at::ScalarType gradient_dtype, bool by_op) {
   const at::ScalarType original = local.scalar_type();
   return comm::linear(
       local, [&](const at::Tensor& now) { return redistribute_local(mesh, from, to, now.to(dtype)); },
       [=, incoming = gradient_of(to), outgoing = gradient_of(from)](const at::Tensor& gradient) {
-        return redistributed(mesh, incoming, outgoing, gradient, gradient_dtype, dtype).to(original);
+        if (by_op) check_explicit("gradient", mesh, incoming, outgoing);
+        return redistributed_in(mesh, incoming, outgoing, gradient, gradient_dtype, dtype, by_op).to(original);
       });
 }
 
+}  // namespace
+
 at::Tensor redistributed(const DeviceMesh& mesh, const MeshLayout& from, const MeshLayout& to,
                          const at::Tensor& local) {
-  return redistributed(mesh, from, to, local, local.scalar_type(), local.scalar_type());
+  return redistributed_in(mesh, from, to, local, local.scalar_type(), local.scalar_type(), false);
 }
 
-at::Tensor none_of(const at::Tensor& like) {
-  return at::empty({0}, like.defined() ? like.options().requires_grad(false) : at::TensorOptions());
+namespace {
+
+at::TensorOptions options_of(const at::Tensor& like) {
+  return like.defined() ? like.options().requires_grad(false) : at::TensorOptions();
 }
 
 }  // namespace
@@ -167,7 +183,9 @@ DTensor DTensor::from_local(const at::Tensor& local, const DeviceMesh& mesh, Pla
   };
   if (!mesh.has_this_rank()) {
     const std::size_t dims = local.defined() ? static_cast<std::size_t>(local.dim()) : 0;
-    return DTensor(mesh, MeshLayout(options.size.value_or(Sizes(dims, 0)), mesh.shape(), placements), none_of(local));
+    MeshLayout layout(options.size.value_or(Sizes(dims, 0)), mesh.shape(), placements);
+    at::Tensor none = local_outside(layout.size(), options_of(local));
+    return DTensor(mesh, std::move(layout), std::move(none));
   }
   const auto with_gradient_placed = [&](const MeshLayout& layout, const at::Tensor& tensor) {
     if (options.grad_placements.empty()) return tensor;
@@ -357,7 +375,7 @@ DTensor DTensor::redistribute(Placements placements, const RedistributeOptions& 
           ? agree_on_tensor(mesh.group(), fmt::format("redistribute from {}", tessera::to_string(this->placements())),
                             state_->local, layout_of)
           : layout_of();
-  if (!options.compares_calls) check_explicit(*this, target);
+  if (!options.compares_calls) check_explicit("DTensor", mesh, layout(), target);
   return redistributed(std::move(target), options);
 }
 
@@ -372,7 +390,8 @@ DTensor DTensor::redistributed(MeshLayout target, const RedistributeOptions& opt
   if (target == layout() && dtype == own) return *this;
   if (!mesh.has_this_rank()) return DTensor(mesh, std::move(target), state_->local.to(dtype));
   at::Tensor local =
-      tessera::redistributed(mesh, layout(), target, state_->local, dtype, options.backward_dtype.value_or(own));
+      redistributed_in(mesh, layout(), target, state_->local, dtype, options.backward_dtype.value_or(own),
+                       !options.compares_calls && !is_permitted_explicitly());
   return DTensor(mesh, std::move(target), std::move(local));
 }
 
@@ -401,6 +420,18 @@ DTensor DTensor::detach() const {
                                                                 ? std::vector<Sizes>()
                                                                 : state_->shards->local_offsets());
   return DTensor(std::make_shared<State>(device_mesh(), layout(), at::Tensor(), shards.detach(), state_->dtype));
+}
+
+void DTensor::change_in_place(MeshLayout layout, const std::function<void(const at::Tensor& local)>& change) const {
+  const at::Tensor& local = local_tensor();
+  if (device_mesh().has_this_rank()) {
+    change(local);
+    check_local(device_mesh(), layout, local);
+  } else if (layout.size().empty() != this->layout().size().empty()) {
+    state_->local = local_outside(layout.size(), options_of(local));
+  }
+  state_->layout = std::move(layout);
+  state_->forget_boxes();
 }
 
 std::shared_ptr<Checkpointable> DTensor::checkpointable() const {
@@ -447,7 +478,9 @@ DTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh, Plac
     return layout;
   };
   if (!mesh.has_this_rank()) {
-    return DTensor::from_local(none_of(tensor), mesh, placements, {tensor.defined() ? tensor.sizes().vec() : Sizes{0}});
+    DTensor outside =
+        DTensor::from_local(tensor, mesh, placements, {tensor.defined() ? tensor.sizes().vec() : Sizes{0}});
+    return outside.requires_grad_(tensor.defined() && tensor.requires_grad());
   }
   const auto distributed = [&] {
     if (!src_data_rank) {

@@ -21,17 +21,22 @@ ExplicitRedistributionContext::~ExplicitRedistributionContext() { innermost = ou
 
 class ExplicitRedistributionCheck {
  public:
-  static void check(const DTensor& from, const MeshLayout& to) {
-    if (innermost == nullptr || !innermost->options_.enable || from.layout() == to) return;
-    if (!innermost->options_.strict && redistribution_cost(from.layout(), to) == 0) return;
-    const std::string what =
-        fmt::format("{} is redistributed to {} by an op, expected a call of redistribute before it", from.to_string(),
-                    to_string(to.placements()));
-    if (!innermost->options_.warn) fail(ErrorCode::invalid_argument, "explicit redistribution: {}", what);
-    innermost->options_.warn(what);
+  static bool is_permitted() { return innermost != nullptr && !innermost->options_.enable; }
+  static void check(std::string_view what, const DeviceMesh& mesh, const MeshLayout& from, const MeshLayout& to) {
+    if (innermost == nullptr || !innermost->options_.enable || from == to) return;
+    if (!innermost->options_.strict && redistribution_cost(from, to) == 0) return;
+    const std::string found = fmt::format(
+        "{} of size {} as {} on {} is redistributed to {} by an op, expected a call of redistribute before it", what,
+        shape_to_string(from.size()), to_string(from.placements()), mesh.to_string(), to_string(to.placements()));
+    if (!innermost->options_.warn) fail(ErrorCode::invalid_argument, "explicit redistribution: {}", found);
+    innermost->options_.warn(found);
   }
 };
 
-void check_explicit(const DTensor& from, const MeshLayout& to) { ExplicitRedistributionCheck::check(from, to); }
+void check_explicit(std::string_view what, const DeviceMesh& mesh, const MeshLayout& from, const MeshLayout& to) {
+  ExplicitRedistributionCheck::check(what, mesh, from, to);
+}
+
+bool is_permitted_explicitly() { return ExplicitRedistributionCheck::is_permitted(); }
 
 }  // namespace tessera

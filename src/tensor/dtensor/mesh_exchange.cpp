@@ -1,5 +1,6 @@
 #include "tensor/dtensor/mesh_exchange.h"
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/full_like.h>
 
 #include <algorithm>
@@ -7,6 +8,7 @@
 #include <functional>
 #include <limits>
 #include <map>
+#include <memory>
 #include <numeric>
 #include <optional>
 #include <utility>
@@ -17,6 +19,7 @@
 #include "tessera/base/bytes.h"
 #include "tessera/base/error.h"
 #include "tessera/layout/mesh_redistribution.h"
+#include "tessera/tensor/dtensor/separate_reductions.h"
 #include "tessera/tensor/internal/box_view.h"
 #include "tessera/tensor/internal/empty_shard.h"
 
@@ -83,6 +86,8 @@ at::Tensor part_of_sharded(const at::Tensor& part, const MeshLayout& layout, con
 
 // --- reductions along several mesh dimensions at once
 
+thread_local bool reduces_separately = false;
+
 // One collective that reduces all partial mesh dimensions of a tensor.
 struct MergedReduction {
   const ProcessGroup* group;
@@ -95,14 +100,13 @@ struct MergedReduction {
 // Returns nullopt if there are fewer than two partial dimensions, if the ranks get different parts along them, or if
 // the mesh has no group along them.
 std::optional<MergedReduction> merged_reduction(const DeviceMesh& mesh, const MeshLayout& from, const MeshLayout& to) {
+  if (reduces_separately) return std::nullopt;
   std::vector<std::int64_t> dims;
   std::int64_t ranks = 1, averaging = 1;
-  bool adds = true;
   Placements placements = from.placements();
   for (std::size_t m = 0; m < placements.size(); ++m) {
     if (!placements[m].is_partial()) continue;
     const ReduceOp op = placements[m].reduce_op();
-    adds = adds && (op == ReduceOp::sum || op == ReduceOp::average);
     if (op == ReduceOp::average) averaging *= mesh.shape()[m];
     ranks *= mesh.shape()[m];
     dims.push_back(static_cast<std::int64_t>(m));
@@ -116,7 +120,7 @@ std::optional<MergedReduction> merged_reduction(const DeviceMesh& mesh, const Me
     if (!(placements[static_cast<std::size_t>(m)] == target)) return std::nullopt;
     is_mixed = is_mixed || from.placements()[static_cast<std::size_t>(m)].reduce_op() != op;
   }
-  if (target.is_partial() || target.is_strided() || (is_mixed && !adds)) return std::nullopt;
+  if (target.is_partial() || target.is_strided()) return std::nullopt;
   if (target.is_shard()) {
     // Chunks of chunks are chunks if they are even and nothing else splits the dimension.
     const auto sharding = std::count_if(placements.begin(), placements.end(),
@@ -228,6 +232,80 @@ at::Tensor moved(const DeviceMesh& mesh, const std::vector<MeshMove>& moves, con
   return local;
 }
 
+// As `moved`, with one all-to-all that runs until `finish`.
+class StartedMove {
+ public:
+  StartedMove(const DeviceMesh& mesh, const std::vector<MeshMove>& moves, const std::vector<std::size_t>& dims,
+              const BoxesOf& from, const MeshLayout& to, std::vector<at::Tensor> sources, at::Tensor local)
+      : partners_(mesh, dims),
+        plan_(plan_of(moves, partners_, from, boxes_of(to), local)),
+        target_(local, to.local_boxes(*mesh.coordinate())),
+        sources_(std::move(sources)),
+        local_(std::move(local)) {
+    for (at::Tensor& source : sources_) source = source.contiguous();
+    const Exchange parts = all_parts();
+    const at::Tensor in = at::empty({count(true)}, local_.options());
+    received_ = at::empty({count(false)}, local_.options());
+    std::int64_t begin = 0;
+    each_move(true, [&](const Move& move) {
+      const std::int64_t elements = volume(move.box);
+      copy_elements(in.narrow(0, begin, elements).view(move.box.sizes), parts.taken(move, move.box));
+      begin += elements;
+    });
+    pending_ = partners_.group.start_all_to_all(received_, in, splits(false), splits(true));
+    parts.copy_what_stays();
+  }
+
+  at::Tensor finish() {
+    pending_.wait();
+    const Exchange parts = all_parts();
+    std::int64_t begin = 0;
+    each_move(false, [&](const Move& move) {
+      const std::int64_t elements = volume(move.box);
+      copy_elements(parts.given(move, move.box), received_.narrow(0, begin, elements).view(move.box.sizes));
+      begin += elements;
+    });
+    target_.finish();
+    return local_;
+  }
+
+ private:
+  Exchange all_parts() const { return {partners_.group, plan_, sources_, target_.tensors(), local_.scalar_type()}; }
+  // Returns the other rank of a move that this rank sends, or receives.
+  std::optional<int> partner(const Move& move, bool sends) const {
+    const int source = plan_.source_rank(move), destination = plan_.destination_rank(move),
+              mine = partners_.group.rank();
+    if (source == destination || (sends ? source : destination) != mine) return std::nullopt;
+    return sends ? destination : source;
+  }
+  // Visits the moves of this rank, by the other rank.
+  template <typename F>
+  void each_move(bool sends, const F& f) const {
+    for (int rank = 0; rank < partners_.group.size(); ++rank) {
+      for (const Move& move : plan_.moves) {
+        if (partner(move, sends) == rank) f(move);
+      }
+    }
+  }
+  std::vector<std::int64_t> splits(bool sends) const {
+    std::vector<std::int64_t> elements(static_cast<std::size_t>(partners_.group.size()), 0);
+    each_move(sends,
+              [&](const Move& move) { elements[static_cast<std::size_t>(*partner(move, sends))] += volume(move.box); });
+    return elements;
+  }
+  std::int64_t count(bool sends) const {
+    const std::vector<std::int64_t> elements = splits(sends);
+    return std::accumulate(elements.begin(), elements.end(), std::int64_t{0});
+  }
+
+  Partners partners_;
+  ReshardPlan plan_;
+  Target target_;
+  std::vector<at::Tensor> sources_;
+  at::Tensor local_, received_;
+  PendingCollective pending_;
+};
+
 std::vector<at::Tensor> views_of(const at::Tensor& local, const LocalBoxes& boxes) {
   std::vector<at::Tensor> views;
   for (const LocalBox& box : boxes) views.push_back(box_view(local, {box.local_offsets, box.box.sizes}));
@@ -283,6 +361,9 @@ struct AllShards {
 
 }  // namespace
 
+SeparateReductions::SeparateReductions() : outer_(std::exchange(reduces_separately, true)) {}
+SeparateReductions::~SeparateReductions() { reduces_separately = outer_; }
+
 at::Tensor redistribute_local(const DeviceMesh& mesh, const MeshLayout& from, const MeshLayout& to,
                               const at::Tensor& local) {
   if (from == to || !mesh.has_this_rank()) return local;
@@ -320,6 +401,48 @@ at::Tensor redistribute_local(const DeviceMesh& mesh, const MeshLayout& from, co
     layout = std::move(next);
   }
   return now.is_alias_of(local) ? now.clone() : now;
+}
+
+std::function<at::Tensor()> start_redistribute_local(const DeviceMesh& mesh, const MeshLayout& from,
+                                                     const MeshLayout& to, const at::Tensor& local) {
+  const auto only_local_steps = [&](const MeshLayout& now) {
+    const MeshRedistribution rest = plan_redistribution(now, to);
+    return rest.reductions.empty() && rest.exchanged_dims.empty();
+  };
+  if (local.is_meta() || only_local_steps(from)) {
+    return [result = redistribute_local(mesh, from, to, local)] { return result; };
+  }
+  const auto reduced = [](const ProcessGroup& group, const at::Tensor& tensor, ReduceOp op, const Placement& target) {
+    return target.is_replicate() ? start_all_reduce(group, tensor, op)
+                                 : start_reduce_scatter(group, tensor, op, target.dim());
+  };
+  if (const std::optional<MergedReduction> merged = merged_reduction(mesh, from, to)) {
+    const auto finish = [wait = reduced(*merged->group, plain(local), merged->op, merged->to),
+                         divisor = merged->divisor] {
+      const at::Tensor sum = wait();
+      return divisor > 1 ? sum.div(divisor) : sum;
+    };
+    if (!only_local_steps(merged->reduced)) return start_redistribute_local(mesh, merged->reduced, to, finish());
+    return [finish, mesh, now = merged->reduced, to] { return redistribute_local(mesh, now, to, finish()); };
+  }
+  const MeshRedistribution plan = plan_redistribution(from, to);
+  if (!plan.reductions.empty()) {
+    const MeshReduction& step = plan.reductions[0];
+    Placements placements = from.placements();
+    const ReduceOp op = placements[step.mesh_dim].reduce_op();
+    placements[step.mesh_dim] = step.to;
+    const MeshLayout now(from.size(), from.mesh_shape(), std::move(placements));
+    const auto finish = reduced(mesh.group(static_cast<std::int64_t>(step.mesh_dim)), plain(local), op, step.to);
+    if (!only_local_steps(now)) return start_redistribute_local(mesh, now, to, finish());
+    return [finish, mesh, now, to] { return redistribute_local(mesh, now, to, finish()); };
+  }
+  const Sizes& coordinate = *mesh.coordinate();
+  const MeshLayout layout(from.size(), from.mesh_shape(), plan.moved);
+  const at::Tensor now = plain(local);
+  const auto move = std::make_shared<StartedMove>(mesh, plan.moves, plan.exchanged_dims, boxes_of(from), layout,
+                                                  views_of(now, from.local_boxes(coordinate)),
+                                                  empty_like_part(now, layout.local_shape(coordinate).sizes));
+  return [move, mesh, layout, to] { return redistribute_local(mesh, layout, to, move->finish()); };
 }
 
 at::Tensor redistribute_shards(const DeviceMesh& mesh, const MeshLayout& from, const MeshLayout& to,

@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <vector>
 
 #include "tessera/layout/mesh_layout.h"
@@ -14,6 +15,10 @@ namespace tessera {
 
 at::Tensor redistribute_local(const DeviceMesh& mesh, const MeshLayout& from, const MeshLayout& to,
                               const at::Tensor& local);
+// Starts a redistribution to another layout. All of it but its last collective has ended when this returns. The
+// function that is returned waits for that one and returns what redistribute_local returns.
+std::function<at::Tensor()> start_redistribute_local(const DeviceMesh& mesh, const MeshLayout& from,
+                                                     const MeshLayout& to, const at::Tensor& local);
 // Redistributes any boxes on each rank. `from` specifies along which mesh dimensions the ranks' boxes differ.
 at::Tensor redistribute_shards(const DeviceMesh& mesh, const MeshLayout& from, const MeshLayout& to,
                                const LocalShardsWrapper& local);

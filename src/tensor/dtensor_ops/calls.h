@@ -2,7 +2,6 @@
 // Calls of built-in ops, by kind of rule.
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
 
 #include <functional>
 #include <initializer_list>
@@ -95,18 +94,12 @@ DTensor mapped(const char* op, const DTensor& x, const Sizes& size, const rules:
 template <typename F>
 std::vector<DTensor> call_for_all(const char* op, const std::vector<DTensor>& inputs, const PlacementRule& rule,
                                   const std::vector<Sizes>& sizes, const F& f) {
-  std::vector<at::Tensor> others(sizes.size(), at::empty({0}));  // on a rank outside of the mesh
-  std::vector<DTensor> results = {call(op, inputs, rule, [&](Inputs local) -> at::Tensor {
-    std::vector<at::Tensor> found = f(local);
-    others.assign(found.begin() + 1, found.end());
-    return found[0];
-  })};
-  results.reserve(sizes.size() + 1);
-  for (std::size_t i = 0; i < sizes.size(); ++i) {
-    const DeviceMesh& mesh = results[0].device_mesh();
-    results.emplace_back(mesh, MeshLayout(sizes[i], mesh.shape(), results[0].placements()), others[i]);
-  }
-  return results;
+  const auto rule_of_all = [&](Inputs given) {
+    OpRule of_all = rule(given);
+    of_all.more_output_sizes = sizes;
+    return of_all;
+  };
+  return call_with_results(op, inputs, rule_of_all, f);
 }
 
 // For one tensor, of which `f` reduces or orders dimension `over`, and returns values and their indices of the same

@@ -3,6 +3,9 @@
 #include <ATen/ops/adaptive_avg_pool1d.h>
 #include <ATen/ops/adaptive_avg_pool2d.h>
 #include <ATen/ops/adaptive_avg_pool3d.h>
+#include <ATen/ops/adaptive_max_pool1d.h>
+#include <ATen/ops/adaptive_max_pool2d.h>
+#include <ATen/ops/adaptive_max_pool3d.h>
 #include <ATen/ops/avg_pool1d.h>
 #include <ATen/ops/avg_pool2d.h>
 #include <ATen/ops/avg_pool3d.h>
@@ -10,10 +13,14 @@
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/convolution.h>
 #include <ATen/ops/max_pool1d.h>
+#include <ATen/ops/max_pool1d_with_indices.h>
 #include <ATen/ops/max_pool2d.h>
+#include <ATen/ops/max_pool2d_with_indices.h>
 #include <ATen/ops/max_pool3d.h>
+#include <ATen/ops/max_pool3d_with_indices.h>
 
 #include <algorithm>
+#include <tuple>
 
 #include "tensor/dtensor_ops/calls.h"
 #include "tensor/dtensor_rules/shared_dims.h"
@@ -105,6 +112,12 @@ OpRule rule_of_convolution(Inputs inputs, const Convolution& op) {
   if (op.groups == 1) dims.push_back(shared(1, std::nullopt, out, 0));
   if (op.groups > 1 && op.groups % x.device_mesh().size() == 0) dims.push_back(shared(1, 1, 0, 0));
   OpRule rule = rules::shared(inputs, op.size, dims);
+  // Strided shards along several mesh dimensions could split a group.
+  if (op.groups > 1) {
+    std::erase_if(rule.strategies, [](const OpStrategy& strategy) {
+      return strategy.output.is_strided() && strategy.output.is_shard(1);
+    });
+  }
   const auto add = [&](const Placement& of_x, const Placement& of_weight, const Placement& of_bias,
                        const Placement& output) {
     rule.strategies.push_back({{of_x, of_weight}, output});
@@ -216,16 +229,40 @@ DTensor convolution(const DTensor& x, const DTensor& weight, const std::optional
 
 namespace {
 
-// `f` takes a local tensor, and the result has spatial sizes `size`.
-template <typename F>
-DTensor pooled(const char* op, const DTensor& x, const Sizes& size, const F& f) {
-  const auto rule = [&](Inputs inputs) {
+// The rule of pooling to spatial sizes `size`.
+PlacementRule rule_of_pooling(const Sizes& size) {
+  return [&size](Inputs inputs) {
     Sizes output = {inputs[0].size()[0], inputs[0].size()[1]};
     output.insert(output.end(), size.begin(), size.end());
     const std::vector<rules::SharedDim> kept = {{0, {0}}, {1, {1}}};
     return rules::shared(inputs, output, kept);
   };
-  return call(op, {&x, 1}, rule, [&](Inputs inputs) { return even_if_empty(inputs[0].local_tensor(), {0, 1}, f); });
+}
+
+// `f` takes a local tensor, and the result has spatial sizes `size`.
+template <typename F>
+DTensor pooled(const char* op, const DTensor& x, const Sizes& size, const F& f) {
+  return call(op, {&x, 1}, rule_of_pooling(size), [&](Inputs inputs) {
+    return even_if_empty(inputs[0].local_tensor(), {0, 1}, f);
+  });
+}
+
+// As above, for an `f` that returns values and places.
+template <typename F>
+ValuesAndIndices pooled_with_indices(const char* op, const DTensor& x, const Sizes& size, const F& f) {
+  Sizes of_indices = {x.size()[0], x.size()[1]};
+  of_indices.insert(of_indices.end(), size.begin(), size.end());
+  std::vector<DTensor> both = call_for_all(op, {x}, rule_of_pooling(size), {of_indices}, [&](Inputs inputs) {
+    at::Tensor indices;
+    at::Tensor values = even_if_empty(inputs[0].local_tensor(), {0, 1}, [&](const at::Tensor& t) {
+      std::tuple<at::Tensor, at::Tensor> found = f(t);
+      indices = std::get<1>(found);
+      return std::get<0>(found);
+    });
+    for (const std::int64_t dim : {0, 1}) indices = indices.narrow(dim, 0, values.size(dim));
+    return std::vector<at::Tensor>{values, indices};
+  });
+  return {both[0], both[1]};
 }
 
 struct Pooling {
@@ -279,6 +316,30 @@ DTensor adaptive_avg_pool(const DTensor& x, const Sizes& size) {
     return dims == 1   ? at::adaptive_avg_pool1d(t, to)
            : dims == 2 ? at::adaptive_avg_pool2d(t, to)
                        : at::adaptive_avg_pool3d(t, to);
+  });
+}
+
+DTensor adaptive_max_pool(const DTensor& x, const Sizes& size) {
+  return adaptive_max_pool_with_indices(x, size).values;
+}
+
+ValuesAndIndices max_pool_with_indices(const DTensor& x, const PoolingOptions& options) {
+  const Pooling p("max_pool_with_indices", x, options);
+  return pooled_with_indices("max_pool_with_indices", x, p.size, [&](const at::Tensor& t) {
+    const bool ceil = options.ceil_mode;
+    return p.size.size() == 1   ? at::max_pool1d_with_indices(t, p.kernel, p.stride, p.padding, p.dilation, ceil)
+           : p.size.size() == 2 ? at::max_pool2d_with_indices(t, p.kernel, p.stride, p.padding, p.dilation, ceil)
+                                : at::max_pool3d_with_indices(t, p.kernel, p.stride, p.padding, p.dilation, ceil);
+  });
+}
+
+ValuesAndIndices adaptive_max_pool_with_indices(const DTensor& x, const Sizes& size) {
+  const std::size_t dims = spatial_dims("adaptive_max_pool", x);
+  const Sizes to = spatial("adaptive_max_pool", "size", size, dims, 1);
+  return pooled_with_indices("adaptive_max_pool", x, to, [&](const at::Tensor& t) {
+    return dims == 1   ? at::adaptive_max_pool1d(t, to)
+           : dims == 2 ? at::adaptive_max_pool2d(t, to)
+                       : at::adaptive_max_pool3d(t, to);
   });
 }
 

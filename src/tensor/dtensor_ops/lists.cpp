@@ -24,15 +24,24 @@ List foreach_apply(const List& xs, const std::function<DTensor(const DTensor&)>&
   return results;
 }
 
-List foreach_apply(const List& xs, const List& ys, const std::function<DTensor(const DTensor&, const DTensor&)>& f) {
+namespace {
+
+template <typename Others, typename F>
+List applied_to_pairs(const List& xs, const Others& ys, const F& f) {
   if (xs.size() != ys.size()) {
-    fail(ErrorCode::invalid_argument, "op on lists of {} and {} DTensors: expected as many of each", xs.size(),
+    fail(ErrorCode::invalid_argument, "op on lists of {} and {} tensors: expected as many of each", xs.size(),
          ys.size());
   }
   List results;
   results.reserve(xs.size());
   for (std::size_t i = 0; i < xs.size(); ++i) results.push_back(f(xs[i], ys[i]));
   return results;
+}
+
+}  // namespace
+
+List foreach_apply(const List& xs, const List& ys, const std::function<DTensor(const DTensor&, const DTensor&)>& f) {
+  return applied_to_pairs(xs, ys, f);
 }
 
 namespace {
@@ -43,15 +52,11 @@ using Two = DTensor (*)(const AnyTensor&, const AnyTensor&);
 using Number = DTensor (*)(const DTensor&, const at::Scalar&);
 using InPlace = DTensor (*)(const DTensor&, const AnyTensor&);
 
-List each(const List& xs, const List& ys, Two f) {
-  return foreach_apply(xs, ys, [f](const DTensor& x, const DTensor& y) { return f(x, y); });
-}
+List each(const List& xs, const AnyTensors& ys, Two f) { return applied_to_pairs(xs, ys, f); }
 List each(const List& xs, const at::Scalar& y, Number f) {
   return foreach_apply(xs, [&](const DTensor& x) { return f(x, y); });
 }
-void each_in_place(const List& xs, const List& ys, InPlace f) {
-  foreach_apply(xs, ys, [f](const DTensor& x, const DTensor& y) { return f(x, y); });
-}
+void each_in_place(const List& xs, const AnyTensors& ys, InPlace f) { applied_to_pairs(xs, ys, f); }
 
 }  // namespace
 
@@ -59,21 +64,21 @@ List foreach_abs(const List& xs) { return foreach_apply(xs, One(abs)); }
 List foreach_neg(const List& xs) { return foreach_apply(xs, One(neg)); }
 List foreach_sqrt(const List& xs) { return foreach_apply(xs, One(sqrt)); }
 List foreach_reciprocal(const List& xs) { return foreach_apply(xs, One(reciprocal)); }
-List foreach_add(const List& xs, const List& ys) { return each(xs, ys, add); }
-List foreach_sub(const List& xs, const List& ys) { return each(xs, ys, sub); }
-List foreach_mul(const List& xs, const List& ys) { return each(xs, ys, mul); }
-List foreach_div(const List& xs, const List& ys) { return each(xs, ys, div); }
-List foreach_maximum(const List& xs, const List& ys) { return each(xs, ys, maximum); }
-List foreach_minimum(const List& xs, const List& ys) { return each(xs, ys, minimum); }
+List foreach_add(const List& xs, const AnyTensors& ys) { return each(xs, ys, add); }
+List foreach_sub(const List& xs, const AnyTensors& ys) { return each(xs, ys, sub); }
+List foreach_mul(const List& xs, const AnyTensors& ys) { return each(xs, ys, mul); }
+List foreach_div(const List& xs, const AnyTensors& ys) { return each(xs, ys, div); }
+List foreach_maximum(const List& xs, const AnyTensors& ys) { return each(xs, ys, maximum); }
+List foreach_minimum(const List& xs, const AnyTensors& ys) { return each(xs, ys, minimum); }
 List foreach_add(const List& xs, const at::Scalar& y) { return each(xs, y, add); }
 List foreach_sub(const List& xs, const at::Scalar& y) { return each(xs, y, sub); }
 List foreach_mul(const List& xs, const at::Scalar& y) { return each(xs, y, mul); }
 List foreach_div(const List& xs, const at::Scalar& y) { return each(xs, y, div); }
-void foreach_add_(const List& xs, const List& ys) { each_in_place(xs, ys, add_); }
-void foreach_sub_(const List& xs, const List& ys) { each_in_place(xs, ys, sub_); }
-void foreach_mul_(const List& xs, const List& ys) { each_in_place(xs, ys, mul_); }
-void foreach_div_(const List& xs, const List& ys) { each_in_place(xs, ys, div_); }
-void foreach_copy_(const List& xs, const List& ys) { each_in_place(xs, ys, copy_); }
+void foreach_add_(const List& xs, const AnyTensors& ys) { each_in_place(xs, ys, add_); }
+void foreach_sub_(const List& xs, const AnyTensors& ys) { each_in_place(xs, ys, sub_); }
+void foreach_mul_(const List& xs, const AnyTensors& ys) { each_in_place(xs, ys, mul_); }
+void foreach_div_(const List& xs, const AnyTensors& ys) { each_in_place(xs, ys, div_); }
+void foreach_copy_(const List& xs, const AnyTensors& ys) { each_in_place(xs, ys, copy_); }
 void foreach_add_(const List& xs, const at::Scalar& y) { each(xs, y, Number(add_)); }
 void foreach_mul_(const List& xs, const at::Scalar& y) { each(xs, y, Number(mul_)); }
 void foreach_zero_(const List& xs) { foreach_apply(xs, One(zero_)); }

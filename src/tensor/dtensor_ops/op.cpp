@@ -3,12 +3,14 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <limits>
 #include <map>
 #include <mutex>
 #include <utility>
 
+#include "tensor/dtensor/local_outside.h"
 #include "tensor/dtensor_ops/calls.h"
+#include "tensor/strategies/choose.h"
+#include "tensor/strategies/observer.h"
 #include "tensor/torch_errors.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/functional.h"
@@ -41,75 +43,6 @@ PlacementRule registered(const std::string& op) {
   return found != registry().rules.end() ? found->second : nullptr;
 }
 
-// Returns the elements that all ranks along a mesh dimension send to change a tensor's placement. Each has `held`
-// elements.
-double cost_of(const Placement& from, const Placement& to, double held, double ranks) {
-  if (from == to || ranks == 1) return 0;
-  if (from.is_replicate()) return 0;
-  if (from.is_partial()) return held * (ranks - 1) * (to.is_shard() ? 1 : 2);
-  if (to.is_partial()) return 0;
-  return held * (ranks - 1) * (to.is_shard() ? 1 : ranks);
-}
-
-double held_by_each(const DTensor& tensor) {
-  double held = static_cast<double>(tensor.numel());
-  for (std::size_t m = 0; m < tensor.placements().size(); ++m) {
-    if (tensor.placements()[m].is_shard()) held /= static_cast<double>(tensor.device_mesh().shape()[m]);
-  }
-  return held;
-}
-
-// Returns whether the strategy shards inputs, but no input has its sharded placement yet.
-bool only_adds_shards(const OpStrategy& strategy, std::span<const DTensor> inputs, std::size_t mesh_dim) {
-  bool adds = false;
-  for (std::size_t i = 0; i < inputs.size(); ++i) {
-    if (!strategy.inputs[i].is_shard()) continue;
-    if (inputs[i].placements()[mesh_dim] == strategy.inputs[i]) return false;
-    adds = true;
-  }
-  return adds;
-}
-
-// Returns whether the strategy makes inputs partial and shards none, but no input is partial that way yet.
-bool only_adds_partials(const OpStrategy& strategy, std::span<const DTensor> inputs, std::size_t mesh_dim) {
-  bool adds = false;
-  for (std::size_t i = 0; i < inputs.size(); ++i) {
-    if (strategy.inputs[i].is_replicate()) continue;
-    if (strategy.inputs[i].is_shard() || inputs[i].placements()[mesh_dim] == strategy.inputs[i]) return false;
-    adds = true;
-  }
-  return adds;
-}
-
-// Returns whether the result can take the place of the first input.
-bool keeps_first_input(const OpStrategy& strategy, std::span<const DTensor> inputs, std::size_t mesh_dim) {
-  const Placement& placement = inputs[0].placements()[mesh_dim];
-  return strategy.inputs[0] == placement && strategy.output == placement;
-}
-
-// Returns null if the op is in place and would move its first input.
-const OpStrategy* cheapest(const OpRule& rule, std::span<const DTensor> inputs, std::size_t mesh_dim,
-                           bool is_in_place) {
-  const OpStrategy* best = is_in_place ? nullptr : &rule.strategies[0];
-  double least = std::numeric_limits<double>::infinity();
-  for (const OpStrategy& strategy : rule.strategies) {
-    if (strategy.mesh_dim && *strategy.mesh_dim != mesh_dim) continue;
-    if (is_in_place && !keeps_first_input(strategy, inputs, mesh_dim)) continue;
-    if (!is_in_place && !rule.may_shard && only_adds_shards(strategy, inputs, mesh_dim)) continue;
-    if (only_adds_partials(strategy, inputs, mesh_dim)) continue;
-    double cost = 0;
-    for (std::size_t i = 0; i < inputs.size(); ++i) {
-      const auto ranks = static_cast<double>(inputs[i].device_mesh().shape()[mesh_dim]);
-      cost += cost_of(inputs[i].placements()[mesh_dim], strategy.inputs[i], held_by_each(inputs[i]), ranks);
-    }
-    if (cost < least) {
-      best = &strategy;
-      least = cost;
-    }
-  }
-  return best;
-}
-
 void check(const std::string& op, std::span<const DTensor> inputs) {
   if (inputs.empty()) fail(ErrorCode::invalid_argument, "{}: no inputs, expected at least one DTensor", op);
   for (const DTensor& input : inputs) {
@@ -123,10 +56,16 @@ void check(const std::string& op, std::span<const DTensor> inputs) {
 
 void check(const std::string& op, const OpRule& rule, std::size_t inputs) {
   for (const OpStrategy& strategy : rule.strategies) {
-    if (strategy.inputs.size() == inputs) continue;
-    fail(ErrorCode::invalid_argument,
-         "placement rule of {}: a strategy has placements {}, expected one for each of {} inputs", op,
-         to_string(strategy.inputs), inputs);
+    if (strategy.inputs.size() != inputs) {
+      fail(ErrorCode::invalid_argument,
+           "placement rule of {}: a strategy has placements {}, expected one for each of {} inputs", op,
+           to_string(strategy.inputs), inputs);
+    }
+    if (!strategy.more_outputs.empty() && strategy.more_outputs.size() != rule.more_output_sizes.size()) {
+      fail(ErrorCode::invalid_argument,
+           "placement rule of {}: a strategy has placements {} of further results, expected one for each of {}", op,
+           to_string(strategy.more_outputs), rule.more_output_sizes.size());
+    }
   }
   if (rule.strategies.empty())
     fail(ErrorCode::invalid_argument, "placement rule of {}: no strategy, expected at least one", op);
@@ -162,59 +101,109 @@ std::vector<ProcessGroup> groups_of(std::span<const DTensor> inputs) {
 
 using Compute = std::function<at::Tensor(std::span<const DTensor> inputs)>;
 
+// What a call of an op computes.
+struct Computation {
+  ComputeResults compute;
+  bool is_in_place = false;
+  bool has_results = true;
+};
+
 at::Tensor with_divided_gradient(const at::Tensor& input, std::int64_t divisor) {
   return comm::linear(
       input, [](const at::Tensor& tensor) { return tensor.view_as(tensor); },
       [divisor](const at::Tensor& gradient) { return gradient.div(divisor); });
 }
 
-DTensor placed_call(const std::string& op, std::span<const DTensor> inputs, const PlacementRule& own_rule,
-                    const Compute& compute, bool is_in_place) {
-  check(op, inputs);
-  PlacementRule rule_of = registered(op);
-  if (!rule_of) rule_of = own_rule;
-  if (!rule_of) {
-    fail(ErrorCode::unsupported, "{}{} has no placement rule: register one with register_placement_rule", op,
-         described(inputs));
-  }
-  const OpRule rule = rule_of(inputs);
-  check(op, rule, inputs.size());
-  const DeviceMesh& mesh = inputs[0].device_mesh();
-  const auto mesh_dims = static_cast<std::size_t>(mesh.ndim());
-  std::vector<Placements> wanted(inputs.size(), Placements(mesh_dims));
-  Placements output(mesh_dims);
-  for (std::size_t m = 0; m < mesh_dims; ++m) {
-    const OpStrategy* strategy = cheapest(rule, inputs, m, is_in_place);
-    if (strategy == nullptr) {
-      fail(ErrorCode::unsupported,
-           "{}{}: in place, this would change the placements of the first tensor; redistribute "
-           "it before",
-           op, described(inputs));
+// A rank's gradient of a replicated input is a part of the gradient if the results are parts, so they must all be.
+void check_gradients(const std::string& op, std::span<const DTensor> inputs, const std::vector<Placements>& outputs) {
+  const bool has_gradient =
+      std::any_of(inputs.begin(), inputs.end(), [](const DTensor& input) { return input.requires_grad(); });
+  for (std::size_t k = 1; k < outputs.size() && has_gradient; ++k) {
+    for (std::size_t m = 0; m < outputs[k].size(); ++m) {
+      const Placement &first = outputs[0][m], &other = outputs[k][m];
+      if (first == other || (first.is_shard() && other.is_shard())) continue;
+      fail(ErrorCode::invalid_argument,
+           "{}{}: an input requires grad, and its results are placed as {} and {}, expected the same or shards", op,
+           described(inputs), to_string(outputs[0]), to_string(outputs[k]));
     }
-    for (std::size_t i = 0; i < inputs.size(); ++i) wanted[i][m] = strategy->inputs[i];
-    output[m] = strategy->output;
   }
-  if (is_in_place && rule.output_size != inputs[0].size()) {
-    fail(ErrorCode::invalid_argument,
-         "{}{}: in place, the result would have size {}, expected that of the first tensor", op, described(inputs),
-         shape_to_string(rule.output_size));
-  }
-  const MeshLayout layout(rule.output_size, mesh.shape(), output);
-  if (!mesh.has_this_rank()) return DTensor(mesh, layout, inputs[0].local_tensor());
+}
 
+OpRule rule_for(const std::string& op, std::span<const DTensor> inputs, const PlacementRule& rule_of,
+                const PlacementRule& own_rule) {
+  OpRule rule = rule_of(inputs);
+  if (own_rule && rule.more_output_sizes.empty()) rule.more_output_sizes = own_rule(inputs).more_output_sizes;
+  check(op, rule, inputs.size());
+  return rule;
+}
+
+// Returns the inputs, placed as they are wanted.
+std::vector<DTensor> placed_inputs(std::span<const DTensor> inputs, const std::vector<Placements>& wanted,
+                                   const Placements& output) {
+  const DeviceMesh& mesh = inputs[0].device_mesh();
   std::vector<DTensor> placed;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     const DTensor input = inputs[i].redistribute(wanted[i], false);
     at::Tensor local = input.local_tensor();
     // Each rank uses this replicated input only for its part of the result, so gradients are reduced as the result is.
-    for (std::size_t m = 0; m < mesh_dims && local.requires_grad(); ++m) {
+    for (std::size_t m = 0; m < output.size() && local.requires_grad(); ++m) {
       if (!wanted[i][m].is_replicate() || output[m].is_replicate()) continue;
       local = functional::sum_gradients(mesh.group(static_cast<std::int64_t>(m)), local);
       if (output[m] == Placement::partial(ReduceOp::average)) local = with_divided_gradient(local, mesh.shape()[m]);
     }
     placed.push_back(local.is_same(input.local_tensor()) ? input : DTensor(mesh, input.layout(), local));
   }
-  return DTensor(mesh, layout, compute(placed));
+  return placed;
+}
+
+std::vector<DTensor> placed_call(const std::string& op, std::span<const DTensor> inputs, const PlacementRule& own_rule,
+                                 const Computation& computation) {
+  check(op, inputs);
+  PlacementRule rule_of = registered(op);
+  const bool is_registered = rule_of != nullptr;
+  if (!rule_of) rule_of = own_rule;
+  if (!rule_of) {
+    fail(ErrorCode::unsupported, "{}{} has no placement rule: register one with register_placement_rule", op,
+         described(inputs));
+  }
+  const OpRule rule = rule_for(op, inputs, rule_of, is_registered ? own_rule : nullptr);
+  const std::optional<OpChoice> choice = choose_strategies(rule, inputs, computation.is_in_place);
+  if (!choice) {
+    fail(ErrorCode::unsupported,
+         "{}{}: in place, this would change the placements of the first tensor; redistribute "
+         "it before",
+         op, described(inputs));
+  }
+  if (computation.is_in_place && rule.output_size != inputs[0].size()) {
+    fail(ErrorCode::invalid_argument,
+         "{}{}: in place, the result would have size {}, expected that of the first tensor", op, described(inputs),
+         shape_to_string(rule.output_size));
+  }
+  const DeviceMesh& mesh = inputs[0].device_mesh();
+  std::vector<MeshLayout> layouts;
+  for (std::size_t k = 0; k < choice->outputs.size() && computation.has_results; ++k) {
+    layouts.emplace_back(k == 0 ? rule.output_size : rule.more_output_sizes[k - 1], mesh.shape(), choice->outputs[k]);
+  }
+  check_gradients(op, inputs, choice->outputs);
+  std::vector<DTensor> results;
+  results.reserve(layouts.size());
+  if (!mesh.has_this_rank()) {
+    for (MeshLayout& layout : layouts) {
+      const at::Tensor local = local_outside(layout.size(), inputs[0].local_tensor());
+      results.emplace_back(mesh, std::move(layout), local);
+    }
+    return results;
+  }
+  if (OpObserver* observer = op_observer())
+    observer->observe({op, inputs, rule_of, rule, *choice, computation.compute, computation.is_in_place});
+  const Placements output = computation.has_results ? choice->outputs[0] : Placements();
+  const std::vector<at::Tensor> locals = computation.compute(placed_inputs(inputs, choice->inputs, output));
+  if (locals.size() != layouts.size()) {
+    fail(ErrorCode::invalid_argument, "{}{}: {} results, expected {} as its placement rule has", op, described(inputs),
+         locals.size(), layouts.size());
+  }
+  for (std::size_t k = 0; k < locals.size(); ++k) results.emplace_back(mesh, std::move(layouts[k]), locals[k]);
+  return results;
 }
 
 // Tells waiting ranks of the current exception, and throws it.
@@ -225,30 +214,53 @@ DTensor placed_call(const std::string& op, std::span<const DTensor> inputs, cons
   rethrow_as_error(fmt::format("{}{}", op, described(inputs)));
 }
 
-DTensor call(const std::string& op, std::span<const DTensor> inputs, const PlacementRule& own_rule,
-             const Compute& compute, bool is_in_place) {
+std::vector<DTensor> call_and_report(const std::string& op, std::span<const DTensor> inputs,
+                                     const PlacementRule& own_rule, const Computation& computation) {
   try {
-    return placed_call(op, inputs, own_rule, compute, is_in_place);
+    return placed_call(op, inputs, own_rule, computation);
   } catch (...) {
     leave(op, inputs);
   }
 }
 
+ComputeResults one_result(const Compute& compute) {
+  return [&compute](std::span<const DTensor> inputs) { return std::vector<at::Tensor>{compute(inputs)}; };
+}
+
 }  // namespace
+
+OpObserver*& op_observer() {
+  thread_local OpObserver* observer = nullptr;
+  return observer;
+}
 
 DTensor call(const std::string& op, std::span<const DTensor> inputs, const PlacementRule& rule,
              const Compute& compute) {
-  return call(op, inputs, rule, compute, false);
+  return call_and_report(op, inputs, rule, {one_result(compute)})[0];
 }
 
 DTensor call(const std::string& op, std::span<const DTensor> inputs, const Compute& compute) {
-  return call(op, inputs, nullptr, compute, false);
+  return call(op, inputs, nullptr, compute);
 }
 
 DTensor call_in_place(const std::string& op, std::span<const DTensor> inputs, const PlacementRule& rule,
                       const Compute& compute) {
-  call(op, inputs, rule, compute, true);
+  call_and_report(op, inputs, rule, {one_result(compute), /*is_in_place=*/true});
   return inputs[0];
+}
+
+std::vector<DTensor> call_with_results(const std::string& op, std::span<const DTensor> inputs,
+                                       const PlacementRule& rule, const ComputeResults& compute) {
+  return call_and_report(op, inputs, rule, {compute});
+}
+
+void call_without_result(const std::string& op, std::span<const DTensor> inputs, const PlacementRule& rule,
+                         const std::function<void(std::span<const DTensor> inputs)>& compute) {
+  const auto nothing = [&](std::span<const DTensor> placed) {
+    compute(placed);
+    return std::vector<at::Tensor>();
+  };
+  call_and_report(op, inputs, rule, {nothing, /*is_in_place=*/false, /*has_results=*/false});
 }
 
 namespace dtensor {

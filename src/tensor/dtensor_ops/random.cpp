@@ -6,9 +6,11 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstring>
 #include <numbers>
 #include <numeric>
 
+#include "tensor/dtensor/local_outside.h"
 #include "tensor/dtensor_ops/calls.h"
 #include "tensor/torch_errors.h"
 #include "tessera/base/error.h"
@@ -134,7 +136,7 @@ DTensor created(const Sizes& size, const DeviceMesh& mesh, Placements placements
   at::TensorOptions plain = options.requires_grad(false);
   if (!options.has_device()) plain = plain.device(mesh.device_type());
   try {
-    const at::Tensor local = mesh.has_this_rank() ? create(layout, plain) : at::empty({0}, plain);
+    const at::Tensor local = mesh.has_this_rank() ? create(layout, plain) : local_outside(layout.size(), plain);
     const DTensor result = DTensor(mesh, layout, local).redistribute(wanted.placements(), false);
     return result.detach().requires_grad_(options.requires_grad());
   } catch (...) {
@@ -270,6 +272,15 @@ DTensor eye_(const DTensor& x) {
         }
         return local;
       });
+}
+
+PhiloxGenerator generator_of_first_rank(std::uint64_t seed, const DeviceMesh& mesh) {
+  if (!mesh.has_this_rank()) return PhiloxGenerator(seed);
+  Bytes bytes(sizeof(seed));
+  std::memcpy(bytes.data(), &seed, sizeof(seed));
+  bytes = mesh.group().broadcast_bytes(bytes, 0);
+  std::memcpy(&seed, bytes.data(), sizeof(seed));
+  return PhiloxGenerator(seed);
 }
 
 PhiloxGenerator manual_seed(std::uint64_t seed, const DeviceMesh& mesh) {

@@ -1,7 +1,10 @@
+#include <ATen/ops/as_strided.h>
+
 #include <algorithm>
 #include <numeric>
 
 #include "tensor/dtensor_ops/calls.h"
+#include "tensor/torch_errors.h"
 #include "tessera/base/error.h"
 #include "tessera/tensor/dtensor_ops.h"
 
@@ -126,29 +129,65 @@ DTensor movedim(const DTensor& x, const Sizes& from, const Sizes& to) {
   return permute(x, order);
 }
 
-DTensor squeeze(const DTensor& x, const Sizes& dims) {
-  if (dims.empty()) return x;
-  const Sizes from_front = rules::dims_from_front("squeeze", dims, x.dim());
+namespace {
+
+// What remains of x without those of `dims` that have size 1.
+struct Squeezed {
   Sizes size;
-  rules::DimMap map(x.size().size());
-  for (std::size_t d = 0; d < map.size(); ++d) {
-    const bool is_removed = x.size()[d] == 1 && std::count(from_front.begin(), from_front.end(), d) != 0;
-    if (is_removed) continue;
-    map[d] = size.size();
-    size.push_back(x.size()[d]);
+  rules::DimMap map;
+
+  Squeezed(const char* op, const DTensor& x, const Sizes& dims) : map(x.size().size()) {
+    const Sizes from_front = dims.empty() ? Sizes() : rules::dims_from_front(op, dims, x.dim());
+    for (std::size_t d = 0; d < map.size(); ++d) {
+      const bool is_removed = x.size()[d] == 1 && std::count(from_front.begin(), from_front.end(), d) != 0;
+      if (is_removed) continue;
+      map[d] = size.size();
+      size.push_back(x.size()[d]);
+    }
   }
-  if (size == x.size()) return x;
-  return mapped("squeeze", x, size, map,
+};
+
+Sizes all_dims(const DTensor& x) {
+  Sizes all(x.size().size());
+  std::iota(all.begin(), all.end(), std::int64_t{0});
+  return all;
+}
+
+}  // namespace
+
+DTensor squeeze(const DTensor& x, const Sizes& dims) {
+  const Squeezed to("squeeze", x, dims);
+  if (to.size == x.size()) return x;
+  return mapped("squeeze", x, to.size, to.map,
                 [](const at::Tensor& local, const Sizes& local_size) { return local.reshape(local_size); });
 }
 
 DTensor squeeze(const DTensor& x, std::int64_t dim) { return squeeze(x, Sizes{dim}); }
+DTensor squeeze(const DTensor& x) { return squeeze(x, all_dims(x)); }
 
-DTensor squeeze(const DTensor& x) {
-  Sizes all(x.size().size());
-  std::iota(all.begin(), all.end(), std::int64_t{0});
-  return squeeze(x, all);
+DTensor squeeze_(const DTensor& x, const Sizes& dims) {
+  const Squeezed to("squeeze_", x, dims);
+  if (to.size == x.size()) return x;
+  for (std::size_t d = to.map.size(); d-- > 0;) {
+    if (to.map[d] || !is_sharded_along(x, static_cast<std::int64_t>(d))) continue;
+    fail(ErrorCode::unsupported, "squeeze_ of dimension {} of {}, which is sharded: redistribute it before", d,
+         x.to_string());
+  }
+  const MeshLayout layout(to.size, x.device_mesh().shape(), rules::mapped(x.placements(), to.map));
+  try {
+    x.change_in_place(layout, [&](const at::Tensor& local) {
+      for (std::size_t d = to.map.size(); d-- > 0;) {
+        if (!to.map[d]) local.squeeze_(static_cast<std::int64_t>(d));
+      }
+    });
+  } catch (...) {
+    rethrow_as_error("squeeze_ of " + x.to_string());
+  }
+  return x;
 }
+
+DTensor squeeze_(const DTensor& x, std::int64_t dim) { return squeeze_(x, Sizes{dim}); }
+DTensor squeeze_(const DTensor& x) { return squeeze_(x, all_dims(x)); }
 
 DTensor expand(const DTensor& x, const Sizes& size) {
   const auto refuse = [&] {
@@ -220,6 +259,23 @@ DTensor ravel(const DTensor& x) { return flatten(x); }
 DTensor atleast_1d(const DTensor& x) { return x.dim() > 0 ? x : unsqueeze(x, 0); }
 DTensor atleast_2d(const DTensor& x) { return x.dim() > 1 ? x : unsqueeze(atleast_1d(x), 0); }
 DTensor atleast_3d(const DTensor& x) { return x.dim() > 2 ? x : unsqueeze(atleast_2d(x), -1); }
+
+DTensor as_strided(const DTensor& x, const Sizes& size, const Sizes& strides,
+                   std::optional<std::int64_t> storage_offset) {
+  const std::int64_t offset = storage_offset.value_or(x.storage_offset());
+  if (size == x.size() && strides == x.stride() && offset == x.storage_offset()) {
+    return mapped("as_strided", x, size, same_dims(x), [](const at::Tensor& local, const Sizes&) { return local; });
+  }
+  if (!x.is_contiguous() || x.storage_offset() != 0) {
+    fail(ErrorCode::unsupported,
+         "as_strided of {} with strides {} and offset {}: expected a contiguous one without offset", x.to_string(),
+         shape_to_string(x.stride()), x.storage_offset());
+  }
+  const rules::DimMap unsharded(x.size().size());
+  return mapped("as_strided", x, size, unsharded, [&](const at::Tensor& local, const Sizes&) {
+    return at::as_strided(local.contiguous(), size, strides, offset);
+  });
+}
 
 DTensor contiguous(const DTensor& x) {
   return mapped("contiguous", x, x.size(), same_dims(x),

@@ -99,10 +99,10 @@ std::vector<OpStrategy> partial_strategies(Linearity linearity, std::size_t inpu
       add({{{kSum, R}, kSum}, {{kAverage, R}, kAverage}});
       break;
     case Linearity::maximum:
-      add({{{kMax, kMax}, kMax}});
+      add({{{kMax, kMax}, kMax}, {{kMin, R}, kMin}, {{R, kMin}, kMin}});
       break;
     case Linearity::minimum:
-      add({{{kMin, kMin}, kMin}});
+      add({{{kMin, kMin}, kMin}, {{kMax, R}, kMax}, {{R, kMax}, kMax}});
       break;
     case Linearity::increasing:
       add(increasing);

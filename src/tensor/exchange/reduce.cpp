@@ -48,26 +48,60 @@ at::Tensor all_reduced_by_collective(const ProcessGroup& group, const at::Tensor
   return reduced;
 }
 
-// Chunks are padded to the length of the first one.
+namespace {
+
+// The buffers of a reduce-scatter along `dim`: chunks are padded to the length of the first one.
+struct ScatterBuffers {
+  std::int64_t dim, length, rows;
+  at::Tensor in, out;
+
+  ScatterBuffers(const ProcessGroup& group, const at::Tensor& local, std::int64_t along)
+      : dim(along), length(local.size(along)), rows((length + group.size() - 1) / group.size()), in(local) {
+    const std::int64_t ranks = group.size();
+    Sizes size = local.sizes().vec();
+    size[static_cast<std::size_t>(dim)] = rows;
+    if (dim != 0 || length != ranks * rows || !local.is_contiguous()) {
+      Sizes all = size;
+      all.insert(all.begin(), ranks);
+      in = length == ranks * rows ? empty_shard(all, options_of(local)) : at::zeros(all, options_of(local));
+      for (std::int64_t rank = 0; rank < ranks; ++rank) {
+        const std::int64_t begin = begin_of(rank), count = begin_of(rank + 1) - begin;
+        copy_elements(in[rank].narrow(dim, 0, count), local.narrow(dim, begin, count));
+      }
+    }
+    out = empty_shard(size, options_of(local));
+  }
+  std::int64_t begin_of(std::int64_t rank) const { return std::min(rank * rows, length); }
+  at::Tensor result(std::int64_t rank) const {
+    return out.narrow(dim, 0, begin_of(rank + 1) - begin_of(rank)).contiguous();
+  }
+};
+
+}  // namespace
+
 at::Tensor reduce_scattered_by_collective(const ProcessGroup& group, const at::Tensor& local, ReduceOp op,
                                           std::int64_t dim) {
-  const std::int64_t ranks = group.size(), length = local.size(dim), rows = (length + ranks - 1) / ranks;
-  const auto begin_of = [&](std::int64_t rank) { return std::min(rank * rows, length); };
-  Sizes size = local.sizes().vec();
-  size[static_cast<std::size_t>(dim)] = rows;
-  at::Tensor in = local;
-  if (dim != 0 || length != ranks * rows || !local.is_contiguous()) {
-    Sizes all = size;
-    all.insert(all.begin(), ranks);
-    in = length == ranks * rows ? empty_shard(all, options_of(local)) : at::zeros(all, options_of(local));
-    for (std::int64_t rank = 0; rank < ranks; ++rank) {
-      const std::int64_t begin = begin_of(rank), count = begin_of(rank + 1) - begin;
-      copy_elements(in[rank].narrow(dim, 0, count), local.narrow(dim, begin, count));
-    }
-  }
-  const at::Tensor out = empty_shard(size, options_of(local));
-  group.reduce_scatter_into(out, in, op);
-  return out.narrow(dim, 0, begin_of(group.rank() + 1) - begin_of(group.rank())).contiguous();
+  const ScatterBuffers buffers(group, local, dim);
+  group.reduce_scatter_into(buffers.out, buffers.in, op);
+  return buffers.result(group.rank());
+}
+
+std::function<at::Tensor()> start_reduce_scatter(const ProcessGroup& group, const at::Tensor& local, ReduceOp op,
+                                                 std::int64_t dim) {
+  const ScatterBuffers buffers(group, local.contiguous(), dim);
+  return
+      [buffers, rank = group.rank(), pending = group.start_reduce_scatter_into(buffers.out, buffers.in, op)]() mutable {
+        pending.wait();
+        return buffers.result(rank);
+      };
+}
+
+std::function<at::Tensor()> start_all_reduce(const ProcessGroup& group, const at::Tensor& local, ReduceOp op) {
+  at::Tensor reduced = local.clone(at::MemoryFormat::Contiguous);
+  return [reduced, pending = group.start_all_reduce(reduced, op)]() mutable {
+    pending.wait();
+    return reduced;
+  };
 }
 
 at::Tensor all_reduced(const ProcessGroup& group, const at::Tensor& local, ReduceOp op) {

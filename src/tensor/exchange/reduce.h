@@ -9,6 +9,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 
 #include "tessera/base/reduce_op.h"
 #include "tessera/comm/process_group.h"
@@ -19,6 +20,11 @@ namespace tessera {
 at::Tensor all_reduced(const ProcessGroup& group, const at::Tensor& local, ReduceOp op);
 // Returns this rank's chunk of the reduced tensor, split along `dim` as torch.chunk splits.
 at::Tensor reduce_scattered(const ProcessGroup& group, const at::Tensor& local, ReduceOp op, std::int64_t dim);
+
+// Start the same by collective. The function that is returned waits, and returns the result.
+std::function<at::Tensor()> start_all_reduce(const ProcessGroup& group, const at::Tensor& local, ReduceOp op);
+std::function<at::Tensor()> start_reduce_scatter(const ProcessGroup& group, const at::Tensor& local, ReduceOp op,
+                                                 std::int64_t dim);
 
 at::Tensor all_reduced_by_collective(const ProcessGroup& group, const at::Tensor& local, ReduceOp op);
 at::Tensor reduce_scattered_by_collective(const ProcessGroup& group, const at::Tensor& local, ReduceOp op,

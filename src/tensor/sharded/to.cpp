@@ -29,6 +29,12 @@ void place_on(ShardMetadata& shard, const at::Device& device) {
   }
 }
 
+// Whether all ranks' shards are placed on this type of device.
+bool all_on(const std::vector<ShardMetadata>& shards, const std::string& type) {
+  return std::all_of(shards.begin(), shards.end(),
+                     [&](const ShardMetadata& shard) { return shard.placement->device().type == type; });
+}
+
 }  // namespace
 
 at::Device ShardedTensor::device() const {
@@ -38,10 +44,7 @@ at::Device ShardedTensor::device() const {
 
 ShardedTensor ShardedTensor::cpu(at::MemoryFormat memory_format, const std::optional<ProcessGroup>& group) const {
   check_memory_format(memory_format);
-  const std::vector<ShardMetadata>& shards = metadata().shards_metadata;
-  const bool is_there = std::all_of(shards.begin(), shards.end(),
-                                    [](const ShardMetadata& shard) { return shard.placement->device().type == "cpu"; });
-  if (is_there) return *this;
+  if (all_on(metadata().shards_metadata, "cpu")) return *this;
   ToOptions options;
   options.device = at::kCPU;
   options.copy = true;
@@ -67,9 +70,12 @@ ShardedTensor ShardedTensor::to(const ToOptions& options) const {
   const at::Device here = local_shards().empty() ? to_device(metadata().shards_metadata[0].placement->device())
                                                  : local_shards()[0].tensor.device();
   at::Device device = options.device.value_or(here);
-  if (device.is_cuda()) device = current_cuda_device();
+  if (options.device && device.is_cuda()) device = current_cuda_device();
   const at::ScalarType dtype = options.dtype.value_or(scalar_type());
-  if (!options.copy && device == here && dtype == scalar_type()) return *this;
+  // A rank whose own shard does not move takes part in the change of all placements.
+  const bool is_there =
+      !options.device || (device == here && all_on(metadata().shards_metadata, to_device(device).type));
+  if (!options.copy && is_there && dtype == scalar_type()) return *this;
 
   return finish(construct(options.group.value_or(process_group()), init_rrefs(), [&] {
     if (requires_grad() && !at::isFloatingType(dtype) && !at::isComplexType(dtype)) {
@@ -80,18 +86,20 @@ ShardedTensor ShardedTensor::to(const ToOptions& options) const {
     ShardedTensorMetadata moved = metadata();
     moved.tensor_properties.dtype = to_dtype(dtype);
     moved.tensor_properties.pin_memory = false;
-    for (ShardMetadata& shard : moved.shards_metadata) place_on(shard, device);
+    for (ShardMetadata& shard : moved.shards_metadata) {
+      if (!is_there) place_on(shard, device);
+    }
     std::vector<Shard> shards;
     for (const Shard& shard : local_shards()) {
       Shard copy = {shard.tensor.to(at::TensorOptions().device(device).dtype(dtype), options.non_blocking, options.copy,
                                     options.memory_format),
                     shard.metadata};
-      place_on(copy.metadata, device);
+      if (!is_there) place_on(copy.metadata, device);
       shards.push_back(std::move(copy));
     }
     auto state = std::make_shared<State>();
     state->group = options.group.value_or(process_group());
-    state->spec = device == here ? state_->spec : infer_sharding_spec(moved.shards_metadata);
+    state->spec = is_there ? state_->spec : infer_sharding_spec(moved.shards_metadata);
     state->metadata = std::move(moved);
     state->local_shards = std::move(shards);
     state->init_rrefs = state_->init_rrefs;

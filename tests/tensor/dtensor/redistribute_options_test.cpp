@@ -12,6 +12,7 @@
 #include "tessera/comm/local_ranks.h"
 #include "tessera/tensor/dtensor.h"
 #include "tessera/tensor/dtensor/explicit_redistribution.h"
+#include "tessera/tensor/dtensor/separate_reductions.h"
 #include "tessera/tensor/dtensor_factories.h"
 #include "tessera/tensor/dtensor_ops.h"
 
@@ -210,10 +211,17 @@ TEST(MergedReductionTest, SeveralMeshDimensionsAreReducedAtOnceWhereThereIsAGrou
     EXPECT_EQ(count_of({8, 3}, {P, average, P}, {R, R, R}), sums(1));
     EXPECT_EQ(count_of({8, 3}, {average, average, average}, {R, R, R}), sums(1));
     EXPECT_EQ(count_of({8, 3}, {max, max, max}, {R, R, R}), sums(1));
+    {
+      const SeparateReductions separately;
+      EXPECT_EQ(count_of({8, 3}, {P, P, P}, {R, R, R}), sums(3));
+      EXPECT_EQ(count_of({8, 3}, {P, P, P}, {S0, S0, S0}), scatters(3));
+      { const SeparateReductions nested; }
+      EXPECT_EQ(count_of({8, 3}, {P, average, P}, {R, R, R}), sums(3));
+    }
+    EXPECT_EQ(count_of({8, 3}, {P, P, P}, {R, R, R}), sums(1));
     EXPECT_EQ(count_of({8, 3}, {P, P, P}, {S0, S0, S0}), scatters(1));
     EXPECT_EQ(count_of({8, 3}, {P, average, P}, {S0, S0, S0}), scatters(1));
     EXPECT_NE(count_of({6, 3}, {P, P, P}, {S0, S0, S0}), scatters(1));  // uneven
-    EXPECT_NE(count_of({8, 3}, {P, max, P}, {R, R, R}), sums(1));       // the order matters
     EXPECT_EQ(count_of({8, 4}, {P, P, R}, {S0, S1, R}), scatters(2));
     // Only where the mesh has a group along the dimensions: since sub-meshes were made.
     EXPECT_NE(count_of({8, 3}, {P, P, R}, {R, R, R}), sums(1));
@@ -273,6 +281,63 @@ TEST(ExplicitRedistributionTest, OpsThatWouldRedistributeAreRefusedOnAllRanks) {
     }
     EXPECT_THAT(warnings, ::testing::ElementsAre(::testing::HasSubstr("is redistributed to [R] by an op")));
     EXPECT_TRUE(at::equal(dtensor::matmul(rows, columns).full_tensor(), product));
+  });
+}
+
+TEST(ExplicitRedistributionTest, GradientsThatWouldBeRedistributedAreRefusedInBackward) {
+  run_local(2, [](const ProcessGroup& group) {
+    const DeviceMesh mesh(group, {2});
+    const at::Tensor full = indexed({4, 4});
+    const auto backward = [](const DTensor& y) { dtensor::sum(y).full_tensor().backward({}, /*retain_graph=*/true); };
+    const auto strict = [](bool is_strict, bool enable) {
+      ExplicitRedistributionOptions options;
+      options.strict = is_strict;
+      options.enable = enable;
+      return options;
+    };
+    const DTensor rows = distribute_tensor(full.clone().set_requires_grad(true), mesh, {S0}),
+                  columns = distribute_tensor(full, mesh, {S1}),
+                  replicated = distribute_tensor(full.clone().set_requires_grad(true), mesh, {R});
+    // The op gathers the rows; their gradient is sharded, which sends nothing.
+    const DTensor gathered = dtensor::cumsum(rows, 0);
+    {
+      const ExplicitRedistributionContext context(strict(true, true));
+      EXPECT_ERROR(backward(gathered), ErrorCode::invalid_argument,
+                   "gradient of size [4, 4] as [R] on DeviceMesh(2) is redistributed to [S(0)] by an op");
+      {
+        const ExplicitRedistributionContext lenient(strict(false, true));
+        backward(gathered);
+      }
+      {
+        const ExplicitRedistributionContext off(strict(true, false));
+        backward(gathered);
+      }
+      EXPECT_ERROR(backward(gathered), ErrorCode::invalid_argument, "gradient");
+    }
+    EXPECT_TRUE(
+        at::equal(rows.grad()->full_tensor(), 2 * at::arange(4, 0, -1, at::kDouble).view({4, 1}).expand({4, 4})));
+    // The op takes a shard of the full tensor; its gradient is gathered.
+    const DTensor sum = dtensor::add(replicated, columns);
+    std::vector<std::string> warnings;
+    {
+      const ExplicitRedistributionContext context;
+      EXPECT_ERROR(backward(sum), ErrorCode::invalid_argument, "gradient of size [4, 4] as [S(1)]", "to [R] by an op");
+      ExplicitRedistributionOptions options;
+      options.warn = [&](const std::string& warning) { warnings.push_back(warning); };
+      const ExplicitRedistributionContext warns(options);
+      backward(sum);
+    }
+    EXPECT_EQ(warnings.size(), 1u);
+    // What the program redistributes, and what a scope permitted, may be redistributed back.
+    const DTensor asked = dtensor::add(replicated.redistribute({S1}), columns);
+    const ExplicitRedistributionContext context(strict(true, true));
+    backward(asked);
+    const auto permitted = [&] {
+      const ExplicitRedistributionContext off(strict(true, false));
+      return dtensor::add(replicated, columns);
+    };
+    backward(permitted());
+    EXPECT_TRUE(at::equal(replicated.grad()->full_tensor(), at::full({4, 4}, 3.0, at::kDouble)));
   });
 }
 

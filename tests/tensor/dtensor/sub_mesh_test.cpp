@@ -36,6 +36,8 @@ TEST(SubMeshTest, RanksOutsideOfTheMeshTakePartInNothing) {
         const at::Tensor unsharded = found.full_tensor();
         if (is_in) {
           EXPECT_TRUE(at::equal(unsharded, expected));
+        } else if (expected.dim() == 0) {
+          EXPECT_TRUE(unsharded.dim() == 0 && unsharded.item<double>() == 0);
         } else {
           EXPECT_EQ(unsharded.numel(), 0);
         }
@@ -45,6 +47,11 @@ TEST(SubMeshTest, RanksOutsideOfTheMeshTakePartInNothing) {
       expect_full(dtensor::relu(x), full);
       expect_full(dtensor::sum(x), full.sum());
       expect_full(dtensor::sum(x, {0}), full.sum(0));
+      expect_full(dtensor::expand(dtensor::sum(x), {2}), full.sum().expand({2}));
+      expect_full(dtensor::max(dtensor::view(x, {24}), 0).values, full.max());
+      for (const DTensor& part : dtensor::split(x, 3, 1)) {
+        EXPECT_EQ(part.to_local().sizes(), is_in ? Sizes({2, 3}) : Sizes({0}));
+      }
       expect_full(dtensor::linear(x, y), at::linear(full, full));
       expect_full(dtensor::view(x, {24}), full.view({24}));
       expect_full(dtensor::cat({x, y}, 1), at::cat({full, full}, 1));
@@ -64,8 +71,8 @@ TEST(SubMeshTest, RanksOutsideOfTheMeshTakePartInNothing) {
       EXPECT_EQ(dtensor::rand({4, 6}, mesh, generator, rows).to_local().numel(), is_in ? 12 : 0);
       EXPECT_EQ(generator.offset, 12u);  // the same on all ranks
       EXPECT_EQ(dtensor::dropout(x, 0.5, generator).to_local().numel(), is_in ? 12 : 0);
+      dtensor::sum(x * y).redistribute().to_local().backward();  // on every rank
       if (is_in) {
-        dtensor::sum(x * y).redistribute().to_local().backward();
         EXPECT_TRUE(at::equal(x.grad()->full_tensor(), full));
       } else {
         EXPECT_EQ(mode.total(), 0);

@@ -19,8 +19,8 @@ using testing::S1;
 using testing::Sizes;
 using List = std::vector<DTensor>;
 
-const Placement kSum = Placement::partial();
-const Placement kMax = Placement::partial(ReduceOp::max);
+const Placement kListSum = Placement::partial();
+const Placement kListMax = Placement::partial(ReduceOp::max);
 
 std::vector<at::Tensor> full_tensors() { return {indexed({5, 4}) - 9, indexed({2, 3}) * -0.5, indexed({4, 6}) + 0.25}; }
 
@@ -45,7 +45,7 @@ TEST(DTensorListTest, GivesWhatTheOpGivesOnEach) {
   for (const Sizes& shape : {Sizes{3}, Sizes{2, 2}}) {
     run_local(static_cast<int>(mesh_size(shape)), [&](const ProcessGroup& group) {
       const DeviceMesh mesh(group, shape);
-      const std::vector<Placements> choices = cross({R, S0, S1, kSum}, shape.size());
+      const std::vector<Placements> choices = cross({R, S0, S1, kListSum}, shape.size());
       for (std::size_t c = 0; c < choices.size(); c += shape.size() * 2 - 1) {
         List x, y;
         for (std::size_t i = 0; i < a.size(); ++i) {
@@ -106,22 +106,82 @@ TEST(DTensorListTest, PlacementsAreThoseOfTheOpOnEach) {
       for (const DTensor& x : list) EXPECT_EQ(x.placements(), list[0].placements());
       return list[0].placements()[0];
     };
-    for (const Placement& kept : {R, S0, S1, kSum}) {
+    for (const Placement& kept : {R, S0, S1, kListSum}) {
       EXPECT_EQ(placement(dtensor::foreach_add(lists(kept), lists(kept))), kept);
       EXPECT_EQ(placement(dtensor::foreach_mul(lists(kept), 3)), kept);
       EXPECT_EQ(placement(dtensor::foreach_neg(lists(kept))), kept);
       EXPECT_EQ(placement(dtensor::foreach_sub(lists(kept), lists(R))), kept);
       EXPECT_EQ(placement(dtensor::foreach_mul(lists(kept), lists(R))), kept);
     }
-    EXPECT_EQ(placement(dtensor::foreach_maximum(lists(kMax), lists(kMax))), kMax);
-    EXPECT_EQ(placement(dtensor::foreach_sqrt(lists(kSum))), R);
-    EXPECT_EQ(placement(dtensor::foreach_powsum(lists(S0), 2)), kSum);
+    EXPECT_EQ(placement(dtensor::foreach_maximum(lists(kListMax), lists(kListMax))), kListMax);
+    EXPECT_EQ(placement(dtensor::foreach_sqrt(lists(kListSum))), R);
+    EXPECT_EQ(placement(dtensor::foreach_powsum(lists(S0), 2)), kListSum);
     EXPECT_EQ(placement(dtensor::foreach_norm(lists(S0))), R);
     EXPECT_TRUE(dtensor::foreach_norm({}).empty());
     EXPECT_EQ(dtensor::get_total_norm({}).item<double>(), 0);
     EXPECT_ERROR(dtensor::foreach_add(lists(R), List{}), ErrorCode::invalid_argument,
-                 "op on lists of 3 and 0 DTensors: expected as many of each");
+                 "op on lists of 3 and 0 tensors: expected as many of each");
     EXPECT_ERROR(dtensor::get_total_norm(lists(S0), NAN), ErrorCode::invalid_argument, "expected a number");
+  });
+}
+
+TEST(DTensorListTest, TheSecondListMayHoldPlainTensors) {
+  run_local(2, [](const ProcessGroup& group) {
+    const DeviceMesh mesh(group, {2});
+    const std::vector<at::Tensor> a = full_tensors(), b = {a[0] + 50, at::full({}, 3.0, at::kDouble), a[2] + 70};
+    for (const Placement& placement : {R, S0, S1, kListSum}) {
+      List x;
+      for (const at::Tensor& full : a) x.push_back(on_mesh(full, mesh, {placement}));
+      const dtensor::AnyTensors plain = b, both = {on_mesh(b[0], mesh, {S1}), b[1], on_mesh(b[2], mesh, {R})};
+      for (const dtensor::AnyTensors& y : {plain, both}) {
+        expect_equal("add", dtensor::foreach_add(x, y), {a[0] + b[0], a[1] + b[1], a[2] + b[2]});
+        expect_equal("mul", dtensor::foreach_mul(x, y), {a[0] * b[0], a[1] * b[1], a[2] * b[2]});
+        expect_equal("maximum", dtensor::foreach_maximum(x, y),
+                     {at::maximum(a[0], b[0]), at::maximum(a[1], b[1]), at::maximum(a[2], b[2])});
+        dtensor::foreach_add_(x, y);
+        dtensor::foreach_sub_(x, y);
+        dtensor::foreach_div_(x, {2 * at::ones({}, at::kDouble), on_mesh(b[1], mesh, {R}), b[2]});
+        dtensor::foreach_mul_(x, {2 * at::ones({}, at::kDouble), on_mesh(b[1], mesh, {R}), b[2]});
+        expect_equal("in place", x, a);
+        for (const DTensor& each : x) EXPECT_EQ(each.placements(), Placements{placement});
+      }
+      EXPECT_ERROR(dtensor::foreach_add(x, {b[0]}), ErrorCode::invalid_argument, "op on lists of 3 and 1 tensors");
+    }
+  });
+}
+
+TEST(DTensorListTest, OnAMeshOfThreeDimensionsPlacementsAreThoseOfTheOpOnEach) {
+  const std::vector<at::Tensor> a = {indexed({8, 4, 2}), indexed({2, 8}), indexed({8})},
+                                b = {a[0] * 2, a[1] * 3, a[2] + 7};
+  run_local(8, [&](const ProcessGroup& group) {
+    const DeviceMesh mesh(group, {2, 2, 2});
+    const Placement planes = Placement::shard(2);
+    struct Lists {
+      std::vector<Placements> of_a, of_b, of_sums;
+    };
+    const std::vector<Lists> cases = {
+        {{{S0, S1, planes}, {S0, S1, R}, {S0, R, S0}},
+         {{S0, S1, planes}, {S0, S1, R}, {S0, R, S0}},
+         {{S0, S1, planes}, {S0, S1, R}, {S0, R, S0}}},
+        {{{R, S0, kListSum}, {kListSum, kListSum, kListSum}, {R, R, R}},
+         {{R, S0, kListSum}, {kListSum, kListSum, kListSum}, {R, S0, R}},
+         {{R, S0, kListSum}, {kListSum, kListSum, kListSum}, {R, S0, R}}},
+        {{{S0, S0, S1}, {S1, R, S1}, {S0, S0, R}},
+         {{R, R, R}, {R, R, R}, {R, R, R}},
+         {{S0, S0, S1}, {S1, R, S1}, {S0, S0, R}}},
+    };
+    for (const Lists& lists : cases) {
+      List x, y;
+      for (std::size_t i = 0; i < a.size(); ++i) {
+        x.push_back(on_mesh(a[i], mesh, lists.of_a[i]));
+        y.push_back(on_mesh(b[i], mesh, lists.of_b[i]));
+      }
+      const List sums = dtensor::foreach_add(x, y);
+      expect_equal("add", sums, {a[0] + b[0], a[1] + b[1], a[2] + b[2]});
+      for (std::size_t i = 0; i < a.size(); ++i) EXPECT_EQ(sums[i].placements(), lists.of_sums[i]) << i;
+      dtensor::foreach_add_(x, y);
+      expect_equal("add_", x, {a[0] + b[0], a[1] + b[1], a[2] + b[2]});
+    }
   });
 }
 
@@ -129,7 +189,8 @@ TEST(DTensorListTest, TensorsMayBeOnSeveralMeshes) {
   run_local(4, [](const ProcessGroup& group) {
     const DeviceMesh both(group, {2, 2}, {"x", "y"}), x = both["x"], y = both["y"];
     const at::Tensor a = indexed({5, 4}), b = indexed({3, 2}) * 2, c = indexed({4});
-    const List list = {on_mesh(a, x, {S0}), on_mesh(b, y, {kSum}), on_mesh(c, both, {S0, kSum}), on_mesh(c, x, {R})};
+    const List list = {on_mesh(a, x, {S0}), on_mesh(b, y, {kListSum}), on_mesh(c, both, {S0, kListSum}),
+                       on_mesh(c, x, {R})};
     const List norms = dtensor::foreach_norm(list);
     EXPECT_EQ(norms[0].device_mesh(), x);
     EXPECT_EQ(norms[1].device_mesh(), y);

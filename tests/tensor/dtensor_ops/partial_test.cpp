@@ -68,7 +68,7 @@ std::vector<Kept> kept() {
       {"maximum", greater, at_greater, kMax, kMax, kMax},
       {"maximum", greater, at_greater, kMax, kSum, kMax},
       {"maximum", greater, at_greater, R, kMax, kMax},
-      {"maximum", greater, at_greater, kMin, kSum, R},
+      {"maximum", greater, at_greater, kMin, kSum, kMin},
       {"minimum", less, at_less, kMin, kMin, kMin},
       {"minimum", less, at_less, kAverage, kMin, kMin},
       {"neg", [](D a, D) { return dtensor::neg(a); }, [](T a, T) { return -a; }, kMax, R, kMin},

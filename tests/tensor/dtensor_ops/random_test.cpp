@@ -237,6 +237,47 @@ TEST(DTensorInitTest, BernoulliAndTheIdentityAreTheSameOnAnyMesh) {
   });
 }
 
+TEST(DTensorInitTest, TheSeedMayBeThatOfTheFirstRank) {
+  run_local(4, [](const ProcessGroup& group) {
+    const DeviceMesh mesh(group, {2, 2}), others = DeviceMesh::of_ranks(group, {2}, {3, 1});
+    const auto own = static_cast<std::uint64_t>(group.rank()) + (std::uint64_t{5} << 40);
+    PhiloxGenerator generator = dtensor::generator_of_first_rank(own, mesh), expected(std::uint64_t{5} << 40);
+    EXPECT_EQ(generator, expected);
+    const std::uint64_t first_of_others = group.rank() % 2 == 1 ? 3 : static_cast<std::uint64_t>(group.rank());
+    EXPECT_EQ(dtensor::generator_of_first_rank(static_cast<std::uint64_t>(group.rank()), others),
+              PhiloxGenerator(first_of_others));
+    // Replicas have the same numbers, and shards different ones.
+    const DTensor x = dtensor::rand({4, 6}, mesh, generator, {R, S0});
+    const std::vector<Bytes> all = group.all_gather_bytes(
+        {static_cast<const std::uint8_t*>(x.local_tensor().data_ptr()), x.local_tensor().nbytes()});
+    EXPECT_EQ(all[0], all[2]);
+    EXPECT_EQ(all[1], all[3]);
+    EXPECT_NE(all[0], all[1]);
+  });
+}
+
+TEST(DTensorFactoryTest, ATensorOnMetaGetsMemoryAndKeepsItsPlacements) {
+  run_local(2, [](const ProcessGroup& group) {
+    const DeviceMesh mesh(group, {2});
+    const at::Tensor full = at::empty({6, 4}, at::TensorOptions().device(at::kMeta));
+    const std::vector<DTensor> tensors = {
+        distribute_tensor(full, mesh, {S0}), distribute_tensor(full, mesh, {R}), DTensor::from_local(full, mesh, {S0}),
+        DTensor::from_local(full, mesh, {P}),
+        DTensor::from_local(at::empty({}, at::TensorOptions().device(at::kMeta)), mesh, {P})};
+    for (const DTensor& on_meta : tensors) {
+      EXPECT_TRUE(on_meta.device().is_meta());
+      const DTensor x = dtensor::empty_like(on_meta, at::TensorOptions().device(at::kCPU));
+      EXPECT_TRUE(x.device().is_cpu());
+      EXPECT_EQ(x.placements(), on_meta.placements());
+      EXPECT_EQ(x.size(), on_meta.size());
+      dtensor::fill_(x, 1.5);
+      EXPECT_TRUE(at::equal(x.full_tensor(), at::full(x.size(), 1.5F))) << x;
+      if (x.placements()[0].is_partial()) continue;
+      EXPECT_TRUE(at::equal(x.to_local(), at::full(on_meta.to_local().sizes(), 1.5F)));
+    }
+  });
+}
+
 TEST(DropoutTest, TheSameElementsAreZeroOnAnyMesh) {
   at::Tensor expected;
   const at::Tensor full = indexed({7, 6});

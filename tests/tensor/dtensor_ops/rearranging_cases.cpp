@@ -256,6 +256,39 @@ std::vector<OpCase> convolution_cases() {
                 dtensor::avg_pool(v[0], {.kernel = {3}, .stride = {2}, .padding = {1}, .count_include_pad = false});
        },
        [](Tensors a) { return at::avg_pool1d(a[0], 2) + at::avg_pool1d(a[0], 3, 2, 1, false, false); }},
+      {"adaptive_max_pool",
+       {{4, 2, 7}, {3, 2, 6, 5}, {2, 2, 4, 3, 2}},
+       [](Values v) {
+         return dtensor::sum(dtensor::adaptive_max_pool(v[0], {3})) *
+                    dtensor::sum(dtensor::adaptive_max_pool(v[2], {2, 2, 1})) +
+                dtensor::adaptive_max_pool_with_indices(v[1], {2, 3}).values;
+       },
+       [](Tensors a) {
+         return std::get<0>(at::adaptive_max_pool1d(a[0], {3})).sum() *
+                    std::get<0>(at::adaptive_max_pool3d(a[2], {2, 2, 1})).sum() +
+                std::get<0>(at::adaptive_max_pool2d(a[1], {2, 3}));
+       }},
+      {"places_of_maxima",
+       {{5, 3, 6, 4}},
+       [](Values v) {
+         return dtensor::to(dtensor::adaptive_max_pool_with_indices(v[0], {3, 2}).indices, at::kDouble) * 100 +
+                dtensor::to(dtensor::max_pool_with_indices(v[0], {.kernel = {2}}).indices, at::kDouble);
+       },
+       [](Tensors a) {
+         return std::get<1>(at::adaptive_max_pool2d(a[0], {3, 2})).to(at::kDouble) * 100 +
+                std::get<1>(at::max_pool2d_with_indices(a[0], {2})).to(at::kDouble);
+       },
+       false},
+      {"maxima_with_places",
+       {{5, 3, 6}, {3, 2, 4, 4}, {2, 2, 4, 3, 2}},
+       [](Values v) {
+         return dtensor::sum(dtensor::max_pool_with_indices(v[0], {.kernel = {2}, .padding = {1}}).values) *
+                    dtensor::sum(dtensor::max_pool_with_indices(v[2], {.kernel = {2}}).values) +
+                dtensor::max_pool_with_indices(v[1], {.kernel = {3, 2}, .stride = {1}}).values;
+       },
+       [](Tensors a) {
+         return at::max_pool1d(a[0], 2, 2, 1).sum() * at::max_pool3d(a[2], 2).sum() + at::max_pool2d(a[1], {3, 2}, 1);
+       }},
       {"adaptive_avg_pool2d",
        {{5, 3, 6, 5}},
        [](Values v) {

@@ -1,5 +1,4 @@
 // Remote shards between processes: each rank's references to the others' shards, their lifetime, and every failure.
-// Also the state from which a sharded tensor is created again.
 
 #include "tensor/sharded/remote_shards.h"
 
@@ -10,6 +9,7 @@
 #include <thread>
 
 #include "support/error_matchers.h"
+#include "support/one_sided.h"
 #include "support/rank_processes.h"
 #include "support/tensorpipe.h"
 #include "tensor/sharding_support.h"
@@ -403,6 +403,42 @@ TEST_P(RemoteShardsOfSeveralTest, MetadataThatDifferBetweenRanksAreRefused) {
   });
 }
 
+// A rank that has returned, because it creates no references, learns of it in its next collective.
+TEST_P(RemoteShardsOfSeveralTest, InitRrefsOnSomeRanksOnlyIsAnErrorOnAll) {
+  expect_good_processes(world(), quick(), [&](const ProcessGroup& group) {
+    Rpc rpc = init_quick_rpc(group);
+    const SpecPtr spec = rows();
+    const auto options_for = [](const std::string& mistake) {
+      ShardedTensorOptions options = with_rrefs();
+      options.init_rrefs = mistake != "no init_rrefs";
+      return options;
+    };
+    const std::vector<testing::OneSidedCall> calls = {
+        {"sharded tensor with init_rrefs",
+         {"no init_rrefs", "another size"},
+         [&](const ProcessGroup& g, const std::string& mistake) {
+           const Sizes size = mistake == "another size" ? Sizes{2, 2} : uneven_size();
+           ShardedTensor::empty(spec, size, g, options_for(mistake));
+           g.barrier();
+         }},
+        {"sharded tensor from the tensor of one rank",
+         {"no init_rrefs"},
+         [&](const ProcessGroup& g, const std::string& mistake) {
+           ShardedTensor::from_tensor(at::ones(uneven_size()), spec, g, 0, mistake.empty());
+         }},
+        {"sharded tensor from local shards",
+         {"no init_rrefs"},
+         [&](const ProcessGroup& g, const std::string& mistake) {
+           const ShardedTensor tensor = ShardedTensor::zeros(spec, uneven_size(), g);
+           ShardedTensor::from_local_shards(tensor.local_shards(), uneven_size(), g, mistake.empty());
+         }},
+    };
+    testing::make_mistakes(group, calls);
+    EXPECT_EQ(registered_sharded_tensors(), 0u);
+    rpc.shutdown();
+  });
+}
+
 TEST_P(RemoteShardsOfSeveralTest, RanksOfTheWorldAndOfRpcMustBeTheSame) {
   expect_good_processes(world(), quick(), [&](const ProcessGroup& group) {
     std::vector<int> descending = all_ranks(world());
@@ -490,86 +526,6 @@ TEST(RegisterTest, IdsCountUpAndEndWithTheTensor) {
       "no sharded tensor with id " + std::to_string(id) + ", expected one of [" + std::to_string(second->id()) + "]");
   EXPECT_ERROR(register_remote_shards(1000, {}), ErrorCode::not_found, "no sharded tensor with id 1000");
   EXPECT_EQ(RemoteShards::make()->id(), id + 2);  // ids are not reused
-}
-
-class StateTest : public ::testing::TestWithParam<int> {
- protected:
-  int world() const { return GetParam(); }
-  SpecPtr grid() const { return grid_spec({4, 3}, {1, 2}, all_ranks(world())); }
-};
-INSTANTIATE_TEST_SUITE_P(Worlds, StateTest, ::testing::Values(1, 2, 3, 4));
-
-TEST_P(StateTest, IsAllThatATensorIs) {
-  run_local(world(), [&](const ProcessGroup& group) {
-    const ShardedTensor tensor = ShardedTensor::rand(grid(), {4, 3}, group);
-    const ShardedTensorState state = tensor.state();
-    EXPECT_EQ(state.metadata, tensor.metadata());
-    EXPECT_EQ(state.process_group, (ProcessGroupState{group.rank(), group.rank(), world(), world()}));
-    EXPECT_TRUE(*state.sharding_spec == *grid());
-    EXPECT_FALSE(state.init_rrefs);
-    const ShardedTensor again = ShardedTensor::from_state(state, group);
-    EXPECT_FALSE(again.is_same(tensor));
-    EXPECT_EQ(again.metadata(), tensor.metadata());
-    EXPECT_TRUE(again.sharding_spec() == tensor.sharding_spec());
-    ASSERT_EQ(again.local_shards().size(), tensor.local_shards().size());
-    for (std::size_t i = 0; i < again.local_shards().size(); ++i) {
-      EXPECT_EQ(again.local_shards()[i].metadata, tensor.local_shards()[i].metadata);
-      EXPECT_TRUE(again.local_shards()[i].tensor.is_same(tensor.local_shards()[i].tensor));
-    }
-  });
-}
-
-TEST_P(StateTest, KnowsItsRankInTheGroupAndInTheWorld) {
-  run_local(world(), [&](const ProcessGroup& group) {
-    std::vector<int> descending = all_ranks(world());
-    std::reverse(descending.begin(), descending.end());
-    if (world() > 2) descending.pop_back();
-    const std::optional<ProcessGroup> part = group.subgroup(descending);
-    if (!part) return;
-    const int size = static_cast<int>(descending.size());
-    const SpecPtr spec = chunk_spec(0, all_ranks(size));
-    const ShardedTensor tensor = ShardedTensor::zeros(spec, {4, 3}, *part);
-    EXPECT_EQ(tensor.state().process_group,
-              (ProcessGroupState{world() - 1 - group.rank(), group.rank(), size, world()}));
-    ShardedTensor::from_state(tensor.state(), *part);
-  });
-}
-
-TEST_P(StateTest, OfAnotherRankOrSizeIsRefusedOnAllRanks) {
-  run_local(world(), [&](const ProcessGroup& group) {
-    const ShardedTensor tensor = ShardedTensor::zeros(grid(), {4, 3}, group);
-    const bool is_last = group.rank() == world() - 1;
-    const std::string who = world() == 1 ? "" : "rank " + std::to_string(world() - 1) + ": ";
-    const auto refuse = [&](int ProcessGroupState::*number, const std::string& what, int found) {
-      ShardedTensorState state = tensor.state();
-      if (is_last) state.process_group.*number = 7;
-      EXPECT_ERROR(ShardedTensor::from_state(state, group), ErrorCode::invalid_argument,
-                   who + "sharded tensor from its state: " + what + " is " + std::to_string(found) +
-                       ", expected 7 as in the state");
-    };
-    refuse(&ProcessGroupState::rank, "the rank in the group", world() - 1);
-    refuse(&ProcessGroupState::world_rank, "the rank in the world", world() - 1);
-    refuse(&ProcessGroupState::size, "the size of the group", world());
-    refuse(&ProcessGroupState::world_size, "the size of the world", world());
-  });
-}
-
-TEST_P(StateTest, WhoseShardsAreNotThoseOfItsMetadataIsRefusedOnAllRanks) {
-  run_local(world(), [&](const ProcessGroup& group) {
-    const ShardedTensor tensor = ShardedTensor::zeros(grid(), {4, 3}, group);
-    const auto refuse = [&](const std::function<void(ShardedTensorState&)>& spoil, const std::string& what) {
-      ShardedTensorState state = tensor.state();
-      if (group.rank() == world() - 1) spoil(state);
-      EXPECT_ERROR(ShardedTensor::from_state(state, group), ErrorCode::invalid_argument, what);
-    };
-    const std::string shards =
-        " local shards of rank " + std::to_string(world() - 1) + " do not match the metadata, expected ";
-    refuse([](ShardedTensorState& state) { state.sharding_spec = nullptr; }, "sharding_spec is null");
-    refuse([](ShardedTensorState& state) { state.local_shards.pop_back(); }, shards);
-    refuse([](ShardedTensorState& state) { state.local_shards[0].metadata.shard_offsets[0] += 1; }, shards);
-    refuse([](ShardedTensorState& state) { state.local_shards[0].tensor = at::zeros({9}); }, shards);
-    refuse([](ShardedTensorState& state) { state.local_shards[0].tensor = at::Tensor(); }, shards);
-  });
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "tessera/tensor/dtensor.h"
+#include "tessera/tensor/dtensor_ops.h"
 
 namespace tessera::dtensor {
 
@@ -46,5 +47,9 @@ DTensor max_pool(const DTensor& x, const PoolingOptions& options);
 DTensor avg_pool(const DTensor& x, const PoolingOptions& options);
 /// Returns a tensor with these spatial sizes.
 DTensor adaptive_avg_pool(const DTensor& x, const std::vector<std::int64_t>& size);
+DTensor adaptive_max_pool(const DTensor& x, const std::vector<std::int64_t>& size);
+// The same with the place of each maximum, in row-major order of the spatial dimensions. PyTorch: `return_indices`.
+ValuesAndIndices max_pool_with_indices(const DTensor& x, const PoolingOptions& options);
+ValuesAndIndices adaptive_max_pool_with_indices(const DTensor& x, const std::vector<std::int64_t>& size);
 
 }  // namespace tessera::dtensor

@@ -3,21 +3,41 @@
 /// Ops on lists of DTensors. PyTorch: `_foreach_*`.
 ///
 /// `foreach_f(xs, ...)` is f of each tensor; a second list has as many tensors as the first, else they throw
-/// `Error(invalid_argument)`. Tensors of a list may be on different meshes; f's tensors must be on one. What differs
+/// `Error(invalid_argument)`. The second list may hold plain tensors, which count as replicated (see AnyTensor), among
+/// DTensors. Tensors of a list may be on different meshes; f's tensors must be on one. What differs
 /// from a loop: norms and extremes of tensors with equal placements on a mesh are reduced by one collective for all of
 /// them.
 ///
 /// All ranks of the meshes call them with lists of the same tensors in the same order. They throw as the ops on
 /// DTensors.
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
+#include <utility>
 #include <vector>
 
 #include "tessera/tensor/dtensor.h"
 #include "tessera/tensor/dtensor_ops.h"
 
 namespace tessera::dtensor {
+
+/// A list of DTensors, of plain tensors, or of both.
+class AnyTensors {
+ public:
+  AnyTensors(std::vector<AnyTensor> tensors) : tensors_(std::move(tensors)) {}  // NOLINT(google-explicit-constructor)
+  AnyTensors(std::initializer_list<AnyTensor> tensors) : tensors_(tensors) {}
+  AnyTensors(const std::vector<DTensor>& tensors)  // NOLINT(google-explicit-constructor)
+      : tensors_(tensors.begin(), tensors.end()) {}
+  AnyTensors(const std::vector<at::Tensor>& tensors)  // NOLINT(google-explicit-constructor)
+      : tensors_(tensors.begin(), tensors.end()) {}
+  std::size_t size() const { return tensors_.size(); }
+  const AnyTensor& operator[](std::size_t i) const { return tensors_[i]; }
+
+ private:
+  std::vector<AnyTensor> tensors_;
+};
 
 /// Returns f(x) for each x, for any other op.
 std::vector<DTensor> foreach_apply(const std::vector<DTensor>& xs, const std::function<DTensor(const DTensor&)>& f);
@@ -29,23 +49,23 @@ std::vector<DTensor> foreach_abs(const std::vector<DTensor>& xs);
 std::vector<DTensor> foreach_neg(const std::vector<DTensor>& xs);
 std::vector<DTensor> foreach_sqrt(const std::vector<DTensor>& xs);
 std::vector<DTensor> foreach_reciprocal(const std::vector<DTensor>& xs);
-std::vector<DTensor> foreach_add(const std::vector<DTensor>& xs, const std::vector<DTensor>& ys);
-std::vector<DTensor> foreach_sub(const std::vector<DTensor>& xs, const std::vector<DTensor>& ys);
-std::vector<DTensor> foreach_mul(const std::vector<DTensor>& xs, const std::vector<DTensor>& ys);
-std::vector<DTensor> foreach_div(const std::vector<DTensor>& xs, const std::vector<DTensor>& ys);
-std::vector<DTensor> foreach_maximum(const std::vector<DTensor>& xs, const std::vector<DTensor>& ys);
-std::vector<DTensor> foreach_minimum(const std::vector<DTensor>& xs, const std::vector<DTensor>& ys);
+std::vector<DTensor> foreach_add(const std::vector<DTensor>& xs, const AnyTensors& ys);
+std::vector<DTensor> foreach_sub(const std::vector<DTensor>& xs, const AnyTensors& ys);
+std::vector<DTensor> foreach_mul(const std::vector<DTensor>& xs, const AnyTensors& ys);
+std::vector<DTensor> foreach_div(const std::vector<DTensor>& xs, const AnyTensors& ys);
+std::vector<DTensor> foreach_maximum(const std::vector<DTensor>& xs, const AnyTensors& ys);
+std::vector<DTensor> foreach_minimum(const std::vector<DTensor>& xs, const AnyTensors& ys);
 std::vector<DTensor> foreach_add(const std::vector<DTensor>& xs, const at::Scalar& y);
 std::vector<DTensor> foreach_sub(const std::vector<DTensor>& xs, const at::Scalar& y);
 std::vector<DTensor> foreach_mul(const std::vector<DTensor>& xs, const at::Scalar& y);
 std::vector<DTensor> foreach_div(const std::vector<DTensor>& xs, const at::Scalar& y);
 
 // In place: each x keeps its placements, as in `add_`.
-void foreach_add_(const std::vector<DTensor>& xs, const std::vector<DTensor>& ys);
-void foreach_sub_(const std::vector<DTensor>& xs, const std::vector<DTensor>& ys);
-void foreach_mul_(const std::vector<DTensor>& xs, const std::vector<DTensor>& ys);
-void foreach_div_(const std::vector<DTensor>& xs, const std::vector<DTensor>& ys);
-void foreach_copy_(const std::vector<DTensor>& xs, const std::vector<DTensor>& ys);
+void foreach_add_(const std::vector<DTensor>& xs, const AnyTensors& ys);
+void foreach_sub_(const std::vector<DTensor>& xs, const AnyTensors& ys);
+void foreach_mul_(const std::vector<DTensor>& xs, const AnyTensors& ys);
+void foreach_div_(const std::vector<DTensor>& xs, const AnyTensors& ys);
+void foreach_copy_(const std::vector<DTensor>& xs, const AnyTensors& ys);
 void foreach_add_(const std::vector<DTensor>& xs, const at::Scalar& y);
 void foreach_mul_(const std::vector<DTensor>& xs, const at::Scalar& y);
 void foreach_zero_(const std::vector<DTensor>& xs);

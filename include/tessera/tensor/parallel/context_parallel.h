@@ -29,12 +29,10 @@ namespace tessera {
 /// Which tokens a rank has.
 enum class TokenOrder : std::uint8_t {
   /// Rank r has chunk r of as many chunks as ranks, as torch.chunk splits. With a causal mask, the last rank computes
-  /// the
   /// most.
   contiguous,
-  /// The tokens are split in twice as many chunks as ranks. Of n ranks, rank r has chunk r followed by chunk 2n - 1 -
-  /// r,
-  /// so that with a causal mask all compute the same.
+  /// The tokens are split in twice as many chunks as ranks. Of n ranks, rank r has chunk r and chunk 2n - 1 - r, in
+  /// this order, so that with a causal mask all ranks compute equally much.
   head_tail,
 };
 
