@@ -121,8 +121,8 @@ std::vector<OneSidedCall> constructor_calls(const ProcessGroup& /*group*/) {
 
 // A model that has trained a step, and its optimizer.
 struct TrainedOneStep {
-  explicit TrainedOneStep(const ProcessGroup& group)
-      : model(make_model(), group), optimizer(model.parameters(), torch::optim::AdamWOptions(1e-3)) {
+  explicit TrainedOneStep(const ProcessGroup& group, const Options& options = {})
+      : model(make_model(), group, options), optimizer(model.parameters(), torch::optim::AdamWOptions(1e-3)) {
     loss_of(model(batch_of(0, group.rank()))).backward();
     optimizer.step();
   }
@@ -130,8 +130,7 @@ struct TrainedOneStep {
   torch::optim::AdamW optimizer;
 };
 
-std::vector<OneSidedCall> model_calls(const ProcessGroup& group) {
-  const auto trained = std::make_shared<TrainedOneStep>(group);
+std::vector<OneSidedCall> model_calls(const std::shared_ptr<TrainedOneStep>& trained) {
   const auto full = std::make_shared<StateDict>(trained->model.state_dict(StateDictType::full, {.rank0_only = false}));
   const auto optim = std::make_shared<StateDict>(
       trained->model.optim_state_dict(trained->optimizer, StateDictType::full, {.rank0_only = false}));
@@ -252,8 +251,28 @@ std::vector<OneSidedCall> model_calls(const ProcessGroup& group) {
 
 std::vector<OneSidedCall> all_calls(const ProcessGroup& group) {
   std::vector<OneSidedCall> calls = constructor_calls(group);
-  const std::vector<OneSidedCall> more = model_calls(group);
+  const std::vector<OneSidedCall> more = model_calls(std::make_shared<TrainedOneStep>(group));
   calls.insert(calls.end(), more.begin(), more.end());
+  return calls;
+}
+
+// Two copies of the model, each sharded over half of the ranks.
+std::vector<OneSidedCall> hybrid_calls(const ProcessGroup& group) {
+  const HybridGroups groups = hybrid_groups(group, group.size() / 2);
+  Options options;
+  options.strategy = ShardingStrategy::hybrid_shard;
+  options.replicas = groups.replicas;
+  std::vector<OneSidedCall> calls = model_calls(std::make_shared<TrainedOneStep>(groups.shards, options));
+  calls.push_back({"a model",
+                   {"another strategy", "another unit", "another shape"},
+                   [=](const ProcessGroup&, const std::string& mistake) {
+                     SmallModel model = make_model();
+                     Options mistaken = options;
+                     if (mistake == "another strategy") mistaken.strategy = ShardingStrategy::hybrid_shard_zero2;
+                     if (mistake == "another unit") mistaken.policy = wrap_none();
+                     if (mistake == "another shape") model->head->bias.set_data(at::ones({4}, at::kDouble));
+                     Model(model, groups.shards, mistaken);
+                   }});
   return calls;
 }
 
@@ -268,6 +287,8 @@ TEST_P(OneSidedFsdpTest, AMistakeIsAnErrorOnAllRanksAsProcesses) {
   if (GetParam() == 4) return;  // as threads only, to save time
   testing::make_mistakes_as_processes(GetParam(), all_calls);
 }
+
+TEST(OneSidedHybridTest, AMistakeIsAnErrorOnAllReplicasToo) { testing::make_mistakes_as_threads(4, hybrid_calls); }
 
 // --- forward and backward do not compare
 
@@ -392,6 +413,25 @@ TEST(OneSidedStepKindTest, ARankThatTakesAnotherStepIsNamedToAll) {
       expect_error_soon(two_steps, {"rank 1", "in all_gather_into", "in reduce_scatter_into"});
     });
   }
+}
+
+// With this switch, a rank that evaluates gathers elements of another size.
+TEST(OneSidedStepKindTest, ARankThatEvaluatesInFullPrecisionIsNamedToAll) {
+  ASSERT_EQ(::setenv("FSDP_USE_FULL_PREC_IN_EVAL", "1", 1), 0);
+  run_local(3, [&](const ProcessGroup& group) {
+    Options options;
+    options.mixed_precision.param_dtype = at::kFloat;
+    FullyShardedDataParallel<Chain> model(Chain(), group, options);
+    const auto forward = [&](bool trains) {
+      model.train(trains);
+      model(at::ones({2, 5}, at::kDouble)).sum().backward();
+    };
+    for (const bool trains : {true, false, true}) forward(trains);
+    expect_error_soon([&] { forward(group.rank() != 1); },
+                      {"forward of a sharded model", "rank 0 has training true and rank 1 has training false"});
+    forward(false);
+    forward(true);
+  });
 }
 
 TEST_P(OneSidedStepTest, ARankThatLeavesAStepIsNamedToTheReplicasToo) {

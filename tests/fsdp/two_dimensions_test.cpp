@@ -338,6 +338,61 @@ TEST(TwoDimensionsTest, BuiltOnMetaNoRankEverHasItWhole) {
   });
 }
 
+// Gives a module's own parameters random values that do not depend on the ranks.
+void set_random(torch::nn::Module& module) {
+  PhiloxGenerator generator(7);
+  if (auto* parallel = dynamic_cast<TensorParallel*>(&module)) return parallel->initialize(generator);
+  for (const at::Tensor& param : module.parameters(/*recurse=*/false)) param.detach().fill_(0.5);
+}
+
+// Built on meta, shards are the parts of one random tensor: they differ, and those of replicas do not.
+TEST(TwoDimensionsTest, BuiltOnMetaRandomValuesAreThoseOfOneProcess) {
+  Net expected = make_net();
+  expected->apply([](torch::nn::Module& module) { set_random(module); });
+  const auto values = expected->named_parameters();
+  const auto expect_values = [&](const DeviceMesh& tp, const ProcessGroup& shards, Options options) {
+    Net net = [] {
+      const MetaInit without_memory;
+      Net made;
+      made->to(at::kDouble);
+      return made;
+    }();
+    parallelize_module(*net, tp, kPlan);
+    options.param_init_fn = set_random;
+    FullyShardedDataParallel<Net> model(net, shards, options);
+    std::size_t parallel = 0;
+    model.summon_full_params([&] {
+      for (const auto& module : model.module_ptr()->named_modules("", false)) {
+        const auto* sharded = dynamic_cast<const DTensorParameters*>(module.value().get());
+        for (const auto& param : module.value()->named_parameters(false)) {
+          const std::string name = module.key() + "." + param.key();
+          const DTensorSpec* spec = sharded != nullptr ? sharded->dtensor_spec(param.key()) : nullptr;
+          if (spec == nullptr) {
+            EXPECT_TRUE(at::equal(param.value(), values[name])) << name;
+            continue;
+          }
+          ++parallel;
+          const LocalShape part = spec->layout.local_shape(*spec->mesh.coordinate());
+          at::Tensor wanted = values[name].detach();
+          for (std::size_t d = 0; d < part.sizes.size(); ++d)
+            wanted = wanted.narrow(static_cast<std::int64_t>(d), part.offsets[d], part.sizes[d]);
+          EXPECT_TRUE(at::equal(param.value(), wanted)) << name;
+        }
+      }
+    });
+    EXPECT_GT(parallel, 6u);
+  };
+  on_mesh({2, 2}, [&](const DeviceMesh& mesh) { expect_values(mesh["tp"], mesh.group("dp"), {}); });
+  on_mesh({1, 3}, [&](const DeviceMesh& mesh) { expect_values(mesh["tp"], mesh.group("dp"), {}); });
+  run_local(8, [&](const ProcessGroup& group) {
+    const DeviceMesh mesh(group, {2, 2, 2}, {"replicas", "shards", "tp"});
+    Options options;
+    options.strategy = ShardingStrategy::hybrid_shard;
+    options.replicas = mesh.group("replicas");
+    expect_values(mesh["tp"], mesh.group("shards"), options);
+  });
+}
+
 TEST(TwoDimensionsTest, WhatDoesntFitIsRefused) {
   on_mesh({2, 2}, [](const DeviceMesh& mesh) {
     // The ranks in the group of the wrong dimension have different parts.

@@ -78,6 +78,7 @@ Runtime::Runtime(std::shared_ptr<torch::nn::Module> module, const ProcessGroup& 
       }
       found = find_units(*module_, options_);
       describe(options_, arguments);
+      arguments.add("FSDP_USE_FULL_PREC_IN_EVAL", full_precision_in_eval_);
     });
     check_same_parts(*module_, group_);
     if (options_.replicas) check_same_parts(*module_, *options_.replicas);
@@ -169,6 +170,10 @@ void Runtime::begin_forward() {
   if (in_forward_)
     fail(ErrorCode::invalid_argument, "forward: the model was called in its own forward, expected one call at a time");
   if (in_backward_) abandon();
+  if (full_precision_in_eval_) {  // ranks that gather elements of other sizes would break the group
+    check_call("forward of a sharded model",
+               [this](CallArguments& arguments) { arguments.add("training", module_->is_training()); });
+  }
   in_full_precision_ = full_precision_in_eval_ && !module_->is_training();
   for (Unit* unit : units_) {
     unit->handle()->free_unsharded();  // the optimizer may have changed the shard
