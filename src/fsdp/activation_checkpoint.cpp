@@ -8,9 +8,12 @@
 #include <torch/csrc/autograd/engine.h>
 
 #include <algorithm>
+#include <deque>
+#include <exception>
 #include <mutex>
 
 #include "fsdp/autocast.h"
+#include "fsdp/runtime/op_observer.h"
 #include "tessera/base/error.h"
 #include "tessera/layout/box.h"
 
@@ -60,6 +63,38 @@ struct Surroundings {
   Autocast autocast;
 };
 
+// The listeners of a call's ops. They listen again when the call is repeated, unless they have ended since.
+class Listeners {
+ public:
+  Listeners() {
+    for (const auto& listener : OpObserver::listeners()) listeners_.emplace_back(listener);
+  }
+
+  // Calls `f` and tells the listeners of its ops.
+  template <typename F>
+  auto tell_of(const F& f) const {
+    std::vector<std::shared_ptr<OpListener>> listeners;
+    std::deque<OpObserver> observers;
+    for (const auto& weak : listeners_) {
+      if (auto listener = weak.lock()) observers.emplace_back(listeners.emplace_back(std::move(listener)));
+    }
+    try {
+      auto result = f();
+      for (const auto& listener : listeners) listener->finish();
+      return result;
+    } catch (...) {
+      std::exception_ptr why = std::current_exception();
+      for (const auto& listener : listeners) {
+        if (std::exception_ptr first = listener->abandon()) why = std::move(first);
+      }
+      std::rethrow_exception(why);
+    }
+  }
+
+ private:
+  std::vector<std::weak_ptr<OpListener>> listeners_;
+};
+
 // What the graph saves of a call, except for its inputs.
 struct Call : torch::CustomClassHolder {
   Call(TensorFunction again_in, Surroundings surroundings_in)
@@ -70,7 +105,7 @@ struct Call : torch::CustomClassHolder {
     const auto run = [&] {
       const c10::AutoGradMode graph(true);
       surroundings.restore();
-      return again(inputs);
+      return listeners.tell_of([&] { return again(inputs); });
     };
     try {
       std::vector<at::Tensor> outputs = run();
@@ -84,6 +119,7 @@ struct Call : torch::CustomClassHolder {
 
   TensorFunction again;
   Surroundings surroundings;
+  Listeners listeners;
 };
 
 using Run = std::function<std::vector<at::Tensor>()>;

@@ -1,6 +1,7 @@
 #include "tessera/fsdp/fully_sharded_data_parallel.h"
 
 #include <c10/core/GradMode.h>
+#include <torch/nn/modules/batchnorm.h>
 #include <torch/optim/optimizer.h>
 
 #include <numeric>
@@ -10,6 +11,12 @@
 #include "tessera/base/error.h"
 
 namespace tessera::fsdp {
+
+bool is_batch_norm(const torch::nn::Module& module) {
+  return dynamic_cast<const torch::nn::BatchNorm1dImpl*>(&module) != nullptr ||
+         dynamic_cast<const torch::nn::BatchNorm2dImpl*>(&module) != nullptr ||
+         dynamic_cast<const torch::nn::BatchNorm3dImpl*>(&module) != nullptr;
+}
 
 HybridGroups hybrid_groups(const ProcessGroup& group, int shard_ranks) {
   group.check_call("hybrid_groups", [&](CallArguments& arguments) {

@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <functional>
 
+#include "fsdp/grads.h"
 #include "fsdp/small_model.h"
 #include "support/error_matchers.h"
 #include "support/temporary_directory.h"
@@ -30,31 +31,6 @@ std::vector<std::string> unit_names(const ShardedModule& model) {
   return names;
 }
 
-std::vector<at::Tensor> unsharded_grads(ShardedModule& model) {
-  std::vector<at::Tensor> grads;
-  SummonOptions with_grads;
-  with_grads.with_grads = true;
-  model.summon_full_params(
-      [&] {
-        for (const at::Tensor& param : unique_params(*model.module_ptr())) {
-          grads.push_back(param.grad().defined() ? param.grad().clone() : at::Tensor());
-        }
-      },
-      with_grads);
-  return grads;
-}
-
-void expect_same_grads(const std::vector<at::Tensor>& found, const torch::nn::Module& expected) {
-  const std::vector<at::Tensor> params = unique_params(expected);
-  ASSERT_EQ(found.size(), params.size());
-  for (std::size_t i = 0; i < found.size(); ++i) {
-    ASSERT_EQ(found[i].defined(), params[i].grad().defined()) << i;
-    if (found[i].defined()) {
-      EXPECT_TRUE(at::allclose(found[i], params[i].grad(), 1e-12, 1e-14)) << i;
-    }
-  }
-}
-
 TEST(FsdpTest, EveryWrappedModuleIsAUnitUnlessAPolicySaysOtherwise) {
   const auto names_with = [](const WrapPolicy& policy) {
     Options options;
@@ -64,7 +40,8 @@ TEST(FsdpTest, EveryWrappedModuleIsAUnitUnlessAPolicySaysOtherwise) {
   EXPECT_THAT(names_with(nullptr), ElementsAre("", "first", "twice", "inner", "never", "head"));
   EXPECT_THAT(names_with(wrap_none()), ElementsAre(""));
   EXPECT_THAT(names_with(wrap_modules<BlockImpl>()), ElementsAre("", "first", "twice", "never"));
-  EXPECT_THAT(names_with(wrap_larger_than(40)), ElementsAre("", "first", "twice", "inner", "never"));
+  EXPECT_THAT(names_with(wrap_larger_than(40)),
+              ElementsAre("", "first.up", "first.down", "twice.up", "twice.down", "inner", "never.up", "never.down"));
 }
 
 // Nested units: each parameter belongs to the innermost.

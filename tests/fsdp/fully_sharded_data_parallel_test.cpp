@@ -25,15 +25,6 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer(Kind kind, const std::ve
   return std::make_unique<torch::optim::AdamW>(params, torch::optim::AdamWOptions(0.02));
 }
 
-// Returns copies of the full parameters.
-std::vector<at::Tensor> full_params(ShardedModule& model) {
-  std::vector<at::Tensor> params;
-  model.summon_full_params([&] {
-    for (const at::Tensor& param : model.module_ptr()->parameters()) params.push_back(param.detach().clone());
-  });
-  return params;
-}
-
 void expect_same(const std::vector<at::Tensor>& found, const std::vector<at::Tensor>& expected, double tolerance) {
   ASSERT_EQ(found.size(), expected.size());
   for (std::size_t i = 0; i < found.size(); ++i) {

@@ -105,6 +105,15 @@ double backward_of_batches(Model& model, int batches, const Loss& loss_of_batch)
   return total.template item<double>();
 }
 
+// Returns copies of the full parameters.
+inline std::vector<at::Tensor> full_params(ShardedModule& model) {
+  std::vector<at::Tensor> params;
+  model.summon_full_params([&] {
+    for (const at::Tensor& param : model.module_ptr()->parameters()) params.push_back(param.detach().clone());
+  });
+  return params;
+}
+
 // Returns each parameter once, as an optimizer requires.
 inline std::vector<at::Tensor> unique_params(const torch::nn::Module& module) {
   std::vector<at::Tensor> params;

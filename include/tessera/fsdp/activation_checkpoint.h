@@ -105,28 +105,6 @@ decltype(auto) as_argument(Kept& kept) {
   }
 }
 
-// Returns whether for_each_tensor finds all tensors that a `T` can contain.
-template <typename T>
-constexpr bool is_visited() {
-  if constexpr (std::is_same_v<T, at::Tensor> || VisitedByUser<T>) {
-    return true;
-  } else if constexpr (OptionalLike<T>) {
-    return is_visited<std::remove_cvref_t<decltype(*std::declval<T&>())>>();
-  } else if constexpr (TupleLike<T>) {
-    return []<std::size_t... i>(std::index_sequence<i...>) {
-      return (is_visited<std::remove_cvref_t<std::tuple_element_t<i, T>>>() && ...);
-    }
-    (std::make_index_sequence<std::tuple_size_v<T>>());
-  } else if constexpr (MapLike<T>) {
-    return is_visited<typename T::mapped_type>();
-  } else if constexpr (RangeOfOthers<T>) {
-    using Item = std::ranges::range_value_t<T>;
-    return std::is_lvalue_reference_v<std::ranges::range_reference_t<T>> ? is_visited<Item>() : !std::is_class_v<Item>;
-  } else {
-    return !std::is_class_v<T>;
-  }
-}
-
 template <typename T>
 std::vector<at::Tensor> tensors_in(T& value) {
   std::vector<at::Tensor> tensors;

@@ -20,6 +20,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -85,6 +86,14 @@ class FlatParamHandle {
   const at::Tensor& flat_param() const { return flat_param_; }
   /// Each parameter once, in the layout's order.
   const std::vector<at::Tensor>& params() const { return params_; }
+  /// Returns the unsharded flat parameter in each dtype that unshard() can give it. Unsharded parameters, and views of
+  /// them that autograd saved, share its storage, which is empty while nothing is gathered.
+  std::vector<at::Tensor> unsharded_flat_params() const;
+  /// Returns whether gradients are reduced: whether a parameter, or without `use_orig_params` the flat parameter,
+  /// requires a gradient now.
+  bool requires_grad() const;
+  /// Calls `f` while the parameters have the shapes and dtype of unsharded ones, but no memory.
+  void with_unsharded_shapes(const std::function<void()>& f);
   /// Returns the parameters that this rank has a piece of. PyTorch: shard_metadata.
   FlatParamShardMetadata shard_metadata() const { return layout_.shard_metadata(shard_rank()); }
 
@@ -184,7 +193,9 @@ class FlatParamHandle {
   at::ScalarType compute_dtype_;
   std::vector<at::Tensor> params_;
   at::Tensor flat_param_;
-  Unsharded unsharded_;
+  Unsharded computing_;       // in compute_dtype_
+  Unsharded full_precision_;  // in the parameters' own dtype, if that is another
+  Unsharded* unsharded_ = &computing_;
   std::vector<at::Tensor> sharded_views_;
   PendingCollective gathering_;
   bool is_gathered_ = false, is_unsharded_ = false;

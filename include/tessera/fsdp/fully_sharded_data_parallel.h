@@ -28,6 +28,9 @@
 /// usable. An exception between forward and backward, for example in the loss, is not noticed before the rank exits or
 /// calls the model again.
 ///
+/// Profilers (`at::RecordFunction`, user scope) see the ranges FullyShardedDataParallel.forward with the unit's name,
+/// .unshard, .pre_backward, .post_backward and .reduce.
+///
 /// A tensor parallel model (tessera/tensor/tensor_parallel.h) is sharded over ranks that have the same part of it:
 /// `group` is the group of the mesh's other dimension, `mesh.group("dp")`. Its state dicts cover the parameters of all
 /// ranks of the mesh; save and load them with the group of the full mesh, `mesh.group()`. Gathering full state dicts
@@ -58,6 +61,9 @@ class Optimizer;
 
 namespace tessera::fsdp {
 
+/// Returns whether a module is a batch norm.
+bool is_batch_norm(const torch::nn::Module& module);
+
 enum class BackwardPrefetch : std::uint8_t {
   none,
   pre,   ///< gathers the next unit while the gradients of this one are computed: fastest
@@ -67,9 +73,12 @@ enum class BackwardPrefetch : std::uint8_t {
 struct Options {
   ShardingStrategy strategy = ShardingStrategy::full_shard;
   MixedPrecision mixed_precision;
+  /// Selects modules whose own parameters and buffers keep their dtypes under mixed precision. They become units.
+  /// PyTorch: MixedPrecision._module_classes_to_ignore.
+  std::function<bool(const torch::nn::Module& module)> keeps_full_precision = is_batch_norm;
   /// Whether the optimizer works on the original parameters. If false, it works on one flat parameter per unit.
   bool use_orig_params = true;
-  /// Selects the units; by default every wrapped module is one.
+  /// Selects the units; by default every wrapped module is one. With a policy, any module can be.
   WrapPolicy policy = nullptr;
   /// Modules, including their submodules, and parameters that are not sharded and whose gradients are not averaged.
   std::vector<std::shared_ptr<torch::nn::Module>> ignored_modules;
@@ -227,11 +236,14 @@ class FullyShardedDataParallel : public ShardedModule {
   template <typename... Args>
   auto forward(Args&&... arguments) {
     if constexpr (std::is_base_of_v<Wrappable, std::remove_reference_t<decltype(*module_)>>) {
-      return module_->forward(std::forward<Args>(arguments)...);  // calls the root unit
+      return module_->call(std::forward<Args>(arguments)...);  // calls the root unit
     } else {
-      const auto call = [this](auto&&... args) { return module_->forward(std::forward<decltype(args)>(args)...); };
+      const auto call = [this](auto&&... args) -> decltype(module_->forward(std::forward<decltype(args)>(args)...)) {
+        return module_->forward(std::forward<decltype(args)>(args)...);
+      };
+      static_assert(std::is_invocable_v<decltype(call), Args...>, "the model's forward does not take these arguments");
       using Result = std::invoke_result_t<decltype(call), Args...>;
-      return detail::call_unit<Result, detail::ByValue<Args>...>(root(), call, std::forward<Args>(arguments)...);
+      return detail::call_unit_with<Result>(root(), call, std::forward<Args>(arguments)...);
     }
   }
   template <typename... Args>

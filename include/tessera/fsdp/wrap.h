@@ -12,18 +12,26 @@
 /// The class of a wrapped module derives from the module's class, with the same names and the same `forward`. So it can
 /// be stored and called like the module itself, also in `Sequential` and `AnyModule`. It behaves like the module until
 /// a FullyShardedDataParallel makes it a unit. Each call then unshards the parameters before forward and reshards them
-/// after it. `forward` must be a single function: if it is overloaded, select one by the second template argument of
-/// WrapImpl. Calls must pass all arguments, because default arguments are lost.
+/// after it. A call as the module's own class, such as `layers[i]->as<Block>()->forward(x)`, is found by the ops that
+/// take its parameters; only `cast_forward_inputs` requires a call as the wrapped class.
+///
+/// Overloaded functions and templates named `forward` can be wrapped, but not stored in Sequential and AnyModule,
+/// unless the second template argument of WrapImpl selects an overload. Default arguments of `forward` are those of the
+/// module in calls of the holder, `wrap(x)`; `wrap->forward(x, y)` must pass all arguments. A module without `forward`,
+/// such as ModuleList, cannot be wrapped; wrap the modules in it.
 
 #include <torch/nn/modules/container/any.h>
 #include <torch/nn/pimpl.h>
 
+#include <concepts>
 #include <memory>
+#include <string_view>
 #include <tuple>
 #include <type_traits>
 #include <utility>
 
 #include "tessera/fsdp/tensors_in.h"
+#include "tessera/tensor/torch_types.h"
 
 namespace tessera::fsdp {
 
@@ -41,13 +49,17 @@ class Wrappable {
   /// Null unless the module is a unit. Owned by the FullyShardedDataParallel.
   Unit* unit() const { return unit_; }
 
+ protected:
+  /// Throws `Error(invalid_argument)` if the module is a unit, unless `function` is permitted in summon_full_params.
+  void check_not_sharded(std::string_view function, bool permitted_when_summoned) const;
+
  private:
   friend class Unit;
   Unit* unit_ = nullptr;
 };
 
-/// One call of a unit's forward. The unit is unsharded from the constructor to `end`. If `forward` throws, call `fail`;
-/// the destructor shards the unit again. A collective of the unit's group.
+/// One call of a unit's forward. The unit is unsharded from the constructor to `end`. If `forward` throws, call
+/// `rethrow`; the destructor shards the unit again. A collective of the unit's group.
 class UnitCall {
  public:
   explicit UnitCall(Unit& unit);
@@ -60,8 +72,9 @@ class UnitCall {
   /// Registers the hooks of backward on a result of `forward`. Called before `end`.
   void output(at::Tensor& tensor);
   void end();
-  /// Lets the other ranks know that this rank leaves forward by an exception. Called in its handler.
-  void fail() noexcept;
+  /// Lets the other ranks know that this rank leaves forward by an exception. Called in its handler. Throws it, or the
+  /// reason for it if the unit could not be unsharded.
+  [[noreturn]] void rethrow();
 
  private:
   struct State;
@@ -70,10 +83,12 @@ class UnitCall {
 
 namespace detail {
 
-// The type in which an argument is stored until the call: mutable references stay references, others are values.
+// The type in which an argument is stored until the call: values where tensors may be replaced, else references.
+// Mutable references stay references.
 template <typename T>
-using Kept = std::conditional_t<std::is_lvalue_reference_v<T> && !std::is_const_v<std::remove_reference_t<T>>, T,
-                                std::remove_cvref_t<T>>;
+using Kept = std::conditional_t<std::is_lvalue_reference_v<T> && (!std::is_const_v<std::remove_reference_t<T>> ||
+                                                                  !may_hold_tensors<std::remove_cvref_t<T>>()),
+                                T, std::remove_cvref_t<T>>;
 
 // Prevents changes to an lvalue of the caller.
 template <typename T>
@@ -82,55 +97,203 @@ using ByValue = std::conditional_t<std::is_lvalue_reference_v<T>, const std::rem
 /// Calls `forward(arguments...)` as a call of `unit`.
 template <typename Result, typename... Args, typename Forward>
 Result call_unit(Unit& unit, const Forward& forward, Args&&... arguments) {
+  static_assert(std::is_void_v<Result> || is_visited<std::remove_cvref_t<Result>>(),
+                "the result of forward has a type whose tensors a unit cannot find: define visit_tensors for it, see "
+                "tessera/fsdp/tensors_in.h");
   std::tuple<Kept<Args>...> kept(std::forward<Args>(arguments)...);
   UnitCall call(unit);
   const auto run = [&]() -> Result {
     return std::apply([&](auto&... items) -> Result { return forward(static_cast<Args&&>(items)...); }, kept);
   };
+  const auto cast = [&](auto& item) {
+    if constexpr (!std::is_const_v<std::remove_reference_t<decltype(item)>>) {
+      for_each_tensor(item, [&](at::Tensor& tensor) { call.input(tensor); });
+    }
+  };
   try {
-    for_each_tensor(kept, [&](at::Tensor& tensor) { call.input(tensor); });
+    std::apply([&](auto&... items) { (cast(items), ...); }, kept);
     if constexpr (std::is_void_v<Result>) {
       run();
       call.end();
     } else {
       Result result = run();
-      for_each_tensor(result, [&](at::Tensor& tensor) { call.output(tensor); });
+      if constexpr (std::is_const_v<std::remove_reference_t<Result>>) {
+        auto tensors = result;  // not replaced
+        for_each_tensor(tensors, [&](at::Tensor& tensor) { call.output(tensor); });
+      } else {
+        for_each_tensor(result, [&](at::Tensor& tensor) { call.output(tensor); });
+      }
       call.end();
       return result;
     }
   } catch (...) {
-    call.fail();
-    throw;
+    call.rethrow();
   }
 }
 
-}  // namespace detail
+/// The same for a function whose parameters are not known. Lvalues of the caller stay as they are, unless the function
+/// takes mutable references.
+template <typename Result, typename Forward, typename... Args>
+Result call_unit_with(Unit& unit, const Forward& forward, Args&&... arguments) {
+  if constexpr (std::is_invocable_v<const Forward&, ByValue<Args>...>) {
+    return call_unit<Result, ByValue<Args>...>(unit, forward, std::forward<Args>(arguments)...);
+  } else {
+    return call_unit<Result, Args...>(unit, forward, std::forward<Args>(arguments)...);
+  }
+}
 
-template <typename Impl, typename Forward = decltype(&Impl::forward)>
-class WrapImpl;
+// Whether `T` has any member named forward: a name that a class inherits twice is ambiguous.
+struct NamedForward {
+  int forward;
+};
+template <typename T>
+struct WithTwo : T, NamedForward {};
+template <typename T>
+concept HasForward = !requires {
+  &WithTwo<T>::forward;
+};
 
-template <typename Impl, typename Class, typename Result, typename... Args>
-class WrapImpl<Impl, Result (Class::*)(Args...)> : public Impl, public Wrappable {
+// The type of a pointer to the only function named forward; void if there are several or it is a template.
+template <typename T>
+consteval auto forward_of() {
+  if constexpr (requires { &T::forward; }) {
+    return std::type_identity<decltype(&T::forward)>{};
+  } else {
+    return std::type_identity<void>{};
+  }
+}
+template <typename T>
+using ForwardOf = typename decltype(forward_of<T>())::type;
+
+// A module that exists and whose parameters, buffers and submodules a wrapped module shares.
+template <typename Impl>
+struct Existing {
+  const Impl& module;
+};
+
+/// What wrapped modules of class `Impl` have in common.
+template <typename Impl>
+class WrapBase : public Impl, public Wrappable {
+  static_assert(HasForward<Impl>, "this module has no forward, so it cannot be wrapped: wrap the modules in it");
+
  public:
   using Impl::Impl;
-  Result forward(Args... arguments) {
-    const auto forward = [this](Args... args) -> Result { return Impl::forward(std::forward<Args>(args)...); };
-    if (unit() == nullptr) return forward(std::forward<Args>(arguments)...);
-    return detail::call_unit<Result, Args...>(*unit(), forward, std::forward<Args>(arguments)...);
+  explicit WrapBase(Existing<Impl> existing) : Impl(existing.module) {
+    static_cast<torch::nn::Module&>(*this) = existing.module;  // a virtual base of LibTorch's modules
+  }
+  /// Shares the parameters, buffers and submodules of `module`.
+  template <typename Holder>
+  requires std::derived_from<std::remove_cvref_t<Holder>, torch::nn::ModuleHolder<Impl>>
+  explicit WrapBase(Holder&& module) : WrapBase(Existing<Impl>{*module}) {}
+
+  /// Calls forward, whose default arguments may be left out.
+  template <typename... Args>
+  decltype(auto) call(Args&&... arguments) {
+    const auto forward = [this](auto&&... args) -> decltype(Impl::forward(std::forward<decltype(args)>(args)...)) {
+      return Impl::forward(std::forward<decltype(args)>(args)...);
+    };
+    static_assert(std::is_invocable_v<decltype(forward), Args...>,
+                  "the module's forward does not take these arguments");
+    using Result = std::invoke_result_t<decltype(forward), Args...>;
+    if (unit() == nullptr) return static_cast<Result>(forward(std::forward<Args>(arguments)...));
+    return call_unit_with<Result>(*unit(), forward, std::forward<Args>(arguments)...);
+  }
+
+  /// As of the module. These throw `Error(invalid_argument)` if it is sharded.
+  void save(torch::serialize::OutputArchive& archive) const override {
+    check_not_sharded("torch::save", /*permitted_when_summoned=*/true);
+    Impl::save(archive);
+  }
+  void load(torch::serialize::InputArchive& archive) override {
+    check_not_sharded("torch::load", /*permitted_when_summoned=*/true);
+    Impl::load(archive);
+  }
+  void to(torch::Device device, torch::Dtype dtype, bool non_blocking = false) override {
+    check_not_sharded("to", /*permitted_when_summoned=*/false);
+    Impl::to(device, dtype, non_blocking);
+  }
+  void to(torch::Dtype dtype, bool non_blocking = false) override {
+    check_not_sharded("to", /*permitted_when_summoned=*/false);
+    Impl::to(dtype, non_blocking);
+  }
+  void to(torch::Device device, bool non_blocking = false) override {
+    check_not_sharded("to", /*permitted_when_summoned=*/false);
+    Impl::to(device, non_blocking);
   }
 };
 
-template <typename Impl, typename Class, typename Result, typename... Args>
-class WrapImpl<Impl, Result (Class::*)(Args...) const> : public WrapImpl<Impl, Result (Class::*)(Args...)> {
+// Declares forward like `Forward`, a pointer to the module's.
+template <typename Impl, typename Forward>
+class WrapForward : public WrapBase<Impl> {
+  static_assert(std::is_void_v<Forward>, "forward must be a function without & and volatile qualifiers");
+
  public:
-  using WrapImpl<Impl, Result (Class::*)(Args...)>::WrapImpl;
+  using WrapBase<Impl>::WrapBase;
+  template <typename... Args>
+  decltype(auto) forward(Args&&... arguments) {
+    return this->call(std::forward<Args>(arguments)...);
+  }
+};
+template <typename Impl, typename Class, typename Result, typename... Args>
+class WrapForward<Impl, Result (Class::*)(Args...)> : public WrapBase<Impl> {
+ public:
+  using WrapBase<Impl>::WrapBase;
+  Result forward(Args... arguments) {
+    const auto forward = [this](Args... args) -> Result { return Impl::forward(std::forward<Args>(args)...); };
+    if (this->unit() == nullptr) return forward(std::forward<Args>(arguments)...);
+    return call_unit<Result, Args...>(*this->unit(), forward, std::forward<Args>(arguments)...);
+  }
+};
+template <typename Impl, typename Class, typename Result, typename... Args>
+class WrapForward<Impl, Result (Class::*)(Args...) const> : public WrapForward<Impl, Result (Class::*)(Args...)> {
+ public:
+  using WrapForward<Impl, Result (Class::*)(Args...)>::WrapForward;
+};
+template <typename Impl, typename Class, typename Result, typename... Args>
+class WrapForward<Impl, Result (Class::*)(Args...) noexcept> : public WrapForward<Impl, Result (Class::*)(Args...)> {
+ public:
+  using WrapForward<Impl, Result (Class::*)(Args...)>::WrapForward;
+};
+template <typename Impl, typename Class, typename Result, typename... Args>
+class WrapForward<Impl, Result (Class::*)(Args...) const noexcept>
+    : public WrapForward<Impl, Result (Class::*)(Args...)> {
+ public:
+  using WrapForward<Impl, Result (Class::*)(Args...)>::WrapForward;
 };
 
-/// The holder of a wrapped module. Its constructor takes the arguments of the module's own holder.
+}  // namespace detail
+
+/// A wrapped module of class `Impl`. `Forward` is the type of a pointer to the forward to wrap, or void for all.
+template <typename Impl, typename Forward = detail::ForwardOf<Impl>>
+class WrapImpl : public detail::WrapForward<Impl, Forward> {
+ public:
+  using detail::WrapForward<Impl, Forward>::WrapForward;
+  /// Returns a wrapped copy. Throws `Error(invalid_argument)` if the module is sharded, but for summon_full_params.
+  std::shared_ptr<torch::nn::Module> clone(const OptionalDevice& device = {}) const override {
+    this->check_not_sharded("clone", /*permitted_when_summoned=*/true);
+    const std::shared_ptr<torch::nn::Module> copy = Impl::clone(device);
+    if constexpr (std::is_copy_constructible_v<Impl>) {
+      return std::make_shared<WrapImpl>(detail::Existing<Impl>{dynamic_cast<const Impl&>(*copy)});
+    } else {
+      return copy;
+    }
+  }
+};
+
+/// The holder of a wrapped module. Its constructor takes the arguments of the module's own holder, or such a holder.
 template <typename Module>
 class Wrap : public torch::nn::ModuleHolder<WrapImpl<typename Module::ContainedType>> {
+  using Impl = typename Module::ContainedType;
+
  public:
-  using torch::nn::ModuleHolder<WrapImpl<typename Module::ContainedType>>::ModuleHolder;
+  using torch::nn::ModuleHolder<WrapImpl<Impl>>::ModuleHolder;
+
+  template <typename... Args>
+  decltype(auto) operator()(Args&&... arguments) {
+    return this->get()->call(std::forward<Args>(arguments)...);
+  }
+  /// A member of the module's own holder type can hold the wrapped module.
+  operator Module() const { return Module(std::shared_ptr<Impl>(this->ptr())); }  // NOLINT(google-explicit-constructor)
 };
 
 }  // namespace tessera::fsdp

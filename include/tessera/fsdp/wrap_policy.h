@@ -1,17 +1,20 @@
 #pragma once
 /// \file
-/// Policies that select which wrapped modules of a model become units. PyTorch: torch/distributed/fsdp/wrap.py.
+/// Policies that select which modules of a model become units. PyTorch: torch/distributed/fsdp/wrap.py.
 
 #include <torch/nn/module.h>
+#include <torch/nn/modules/container/moduledict.h>
+#include <torch/nn/modules/container/modulelist.h>
 
 #include <cstdint>
 #include <functional>
 
 namespace tessera::fsdp {
 
-/// Returns whether a module becomes a unit. Called for every wrapped module, inner modules before outer ones. `numel`
-/// is the number of elements of the module's parameters that are not in a unit inside it. If the policy returns false,
-/// these parameters belong to the next enclosing unit.
+/// Returns whether a module becomes a unit. Called for every module that has parameters which are not in a unit inside
+/// it, inner modules before outer ones. `numel` is the number of elements of these parameters. If the policy returns
+/// false, they belong to the next enclosing unit. The modules need not be held in a Wrap: the unit is then unsharded
+/// from the first op that takes one of its parameters to the next op of another unit.
 using WrapPolicy = std::function<bool(const torch::nn::Module& module, std::int64_t numel)>;
 
 /// Selects modules of the given classes: `wrap_modules<BlockImpl, torch::nn::LinearImpl>()`. PyTorch: ModuleWrapPolicy.
@@ -22,9 +25,14 @@ WrapPolicy wrap_modules() {
   };
 }
 
-/// Selects modules with at least `min_numel` elements. PyTorch: size_based_auto_wrap_policy.
+/// Selects modules with at least `min_numel` elements, except for containers without forward. PyTorch:
+/// size_based_auto_wrap_policy.
 inline WrapPolicy wrap_larger_than(std::int64_t min_numel) {
-  return [min_numel](const torch::nn::Module&, std::int64_t numel) { return numel >= min_numel; };
+  return [min_numel](const torch::nn::Module& module, std::int64_t numel) {
+    const bool is_container = dynamic_cast<const torch::nn::ModuleListImpl*>(&module) != nullptr ||
+                              dynamic_cast<const torch::nn::ModuleDictImpl*>(&module) != nullptr;
+    return numel >= min_numel && !is_container;
+  };
 }
 
 /// Selects no module: the model is a single unit.

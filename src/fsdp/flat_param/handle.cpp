@@ -137,7 +137,8 @@ FlatParamHandle::FlatParamHandle(const std::vector<NamedParameter>& params, cons
         .copy_(in_memory_order(flattened(layout_.params()[i].fqn, params_[i], options_))
                    .narrow(0, info->intra_param_start_idx, info->numel_in_shard));
   }
-  unsharded_ = make_unsharded(compute_dtype_);
+  computing_ = make_unsharded(compute_dtype_);
+  if (compute_dtype_ != dtype) full_precision_ = make_unsharded(dtype);
   for (std::size_t i = 0; i < params_.size(); ++i) {
     const bool has_view = options_.use_orig_params || !is_sharded(options_.strategy);
     sharded_views_.push_back(has_view ? sharded_view_of(flat_param_, i) : flat_param_.detach().narrow(0, 0, 0));
@@ -165,6 +166,23 @@ FlatParamHandle::Unsharded FlatParamHandle::make_unsharded(at::ScalarType dtype)
   unsharded.views = unflatten_as(unsharded.flat);  // extensions may read it, so its memory is freed after this
   if (!unsharded.flat.is_alias_of(flat_param_)) free_storage(unsharded.flat);
   return unsharded;
+}
+
+std::vector<at::Tensor> FlatParamHandle::unsharded_flat_params() const {
+  std::vector<at::Tensor> flats{computing_.flat};
+  if (full_precision_.flat.defined()) flats.push_back(full_precision_.flat);
+  return flats;
+}
+
+void FlatParamHandle::with_unsharded_shapes(const std::function<void()>& f) {
+  set_params(unsharded_->views);
+  f();
+  set_params(sharded_views_);
+}
+
+bool FlatParamHandle::requires_grad() const {
+  if (!options_.use_orig_params) return flat_param_.requires_grad();
+  return std::any_of(params_.begin(), params_.end(), [](const at::Tensor& param) { return param.requires_grad(); });
 }
 
 // Returns parameter `i` in the shape that was flattened, in a tensor of the size of the unsharded flat parameter.
@@ -212,18 +230,18 @@ void FlatParamHandle::set_params(const std::vector<at::Tensor>& views) {
 // --- parameters
 
 void FlatParamHandle::start_unshard() {
-  if (is_gathered_ || unsharded_.flat.is_alias_of(flat_param_)) return;
+  if (is_gathered_ || unsharded_->flat.is_alias_of(flat_param_)) return;
   const c10::NoGradGuard no_grad;
-  allocate_storage(unsharded_.flat);
+  allocate_storage(unsharded_->flat);
   const at::Tensor shard = flat_param_.detach();
   if (!is_sharded(options_.strategy)) {
-    unsharded_.flat.copy_(shard);
+    unsharded_->flat.copy_(shard);
   } else if (switches_.fakes_all_gather) {
-    unsharded_.flat.zero_();
-    shard_of(unsharded_.flat).copy_(shard);
+    unsharded_->flat.zero_();
+    shard_of(unsharded_->flat).copy_(shard);
   } else {
     gathering_ =
-        group_.start_all_gather_into(unsharded_.flat, shard.to(options_.device, unsharded_.flat.scalar_type()));
+        group_.start_all_gather_into(unsharded_->flat, shard.to(options_.device, unsharded_->flat.scalar_type()));
   }
   is_gathered_ = true;
 }
@@ -232,7 +250,7 @@ void FlatParamHandle::unshard() {
   if (is_unsharded_) return;
   start_unshard();
   gathering_.wait();
-  set_params(unsharded_.views);
+  set_params(unsharded_->views);
   is_unsharded_ = true;
 }
 
@@ -245,27 +263,26 @@ void FlatParamHandle::reshard(bool frees_unsharded) {
 void FlatParamHandle::free_unsharded() {
   if (!is_gathered_ || is_unsharded_) return;
   gathering_.wait();
-  free_storage(unsharded_.flat);
+  free_storage(unsharded_->flat);
   is_gathered_ = false;
 }
 
 void FlatParamHandle::use_full_precision(bool on) {
-  const at::ScalarType dtype = on ? flat_param_.scalar_type() : compute_dtype_;
-  if (unsharded_.flat.scalar_type() == dtype) return;
+  Unsharded* wanted = on && compute_dtype_ != flat_param_.scalar_type() ? &full_precision_ : &computing_;
+  if (unsharded_ == wanted) return;
   if (is_gathered_ || is_unsharded_) {
     fail(ErrorCode::internal, "use_full_precision: the flat parameter of '{}' is {}, expected it sharded and freed",
          printable(layout_.params()[0].fqn), is_unsharded_ ? "unsharded" : "gathered");
   }
-  const c10::NoGradGuard no_grad;
-  unsharded_ = make_unsharded(dtype);
+  unsharded_ = wanted;
 }
 
 void FlatParamHandle::to_cpu() {
   const c10::NoGradGuard no_grad;
-  if (!is_unsharded_ || unsharded_.flat.is_cpu()) return;
-  set_params(unflatten_as(unsharded_.flat.cpu()));
+  if (!is_unsharded_ || unsharded_->flat.is_cpu()) return;
+  set_params(unflatten_as(unsharded_->flat.cpu()));
   if (!is_gathered_) return;
-  free_storage(unsharded_.flat);
+  free_storage(unsharded_->flat);
   is_gathered_ = false;
 }
 
@@ -305,6 +322,13 @@ bool FlatParamHandle::write_back_params() {
   bool wrote = false;
   for (std::size_t i = 0; i < params_.size(); ++i) {
     const at::Tensor &param = params_[i], &view = sharded_views_[i];
+    if (param.scalar_type() != view.scalar_type() || param.device() != view.device()) {
+      fail(ErrorCode::invalid_argument,
+           "write back parameters: sharded parameter '{}' was converted to {} on {}, expected {} on {}: convert the "
+           "model before it is sharded",
+           printable(layout_.params()[i].fqn), name_of(param.scalar_type()), param.device().str(),
+           name_of(view.scalar_type()), view.device().str());
+    }
     if (view.numel() == 0 || param.is_alias_of(flat_param_)) continue;
     if (param.numel() != view.numel()) {
       fail(

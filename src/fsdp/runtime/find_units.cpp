@@ -12,16 +12,22 @@ namespace {
 
 class Search {
  public:
-  explicit Search(const Options& options) : policy_(options.policy) {
+  explicit Search(const Options& options) : options_(options) {
     for (const auto& module : options.ignored_modules) {
+      if (!module) fail(ErrorCode::invalid_argument, "ignored_modules contains null, expected modules");
       for (const auto& inner : module->modules()) ignored_modules_.insert(inner.get());
     }
-    for (const at::Tensor& param : options.ignored_parameters) ignored_params_.insert(param.unsafeGetTensorImpl());
+    for (const at::Tensor& param : options.ignored_parameters) {
+      if (!param.defined()) {
+        fail(ErrorCode::invalid_argument, "ignored_parameters contains an undefined tensor, expected parameters");
+      }
+      ignored_params_.insert(param.unsafeGetTensorImpl());
+    }
   }
 
   std::vector<FoundUnit> run(torch::nn::Module& model) {
     FoundUnit root = visit(model, "", "", /*is_root=*/true);
-    root.wrappable = dynamic_cast<Wrappable*>(&model);
+    root.module = &model;
     check_free(root);
     units_.insert(units_.begin(), std::move(root));
     check_once();
@@ -46,18 +52,23 @@ class Search {
       own.params.insert(own.params.end(), rest.params.begin(), rest.params.end());
       own.modules.insert(own.modules.end(), rest.modules.begin(), rest.modules.end());
     }
-    own.wrappable = dynamic_cast<Wrappable*>(&module);
-    if (is_root || own.wrappable == nullptr || own.params.empty()) return own;
-    if (policy_ && !policy_(module, numel_of(own))) return own;
+    own.module = &module;
+    own.keeps_full_precision = keeps_full_precision(module, options_);
+    if (is_root || own.params.empty()) return own;
+    if (!own.keeps_full_precision && !is_selected(own)) return own;
     check_free(own);
     add(std::move(own));
     return FoundUnit{};
   }
 
+  bool is_selected(const FoundUnit& unit) const {
+    return options_.policy ? options_.policy(*unit.module, numel_of(unit)) : unit.wrappable() != nullptr;
+  }
+
   // A module that the model contains under two names is one unit.
   void add(FoundUnit unit) {
     const auto same =
-        std::find_if(units_.begin(), units_.end(), [&](const auto& u) { return u.wrappable == unit.wrappable; });
+        std::find_if(units_.begin(), units_.end(), [&](const auto& u) { return u.module == unit.module; });
     if (same == units_.end()) {
       units_.push_back(std::move(unit));
     } else {
@@ -75,7 +86,7 @@ class Search {
   }
 
   static void check_free(const FoundUnit& unit) {
-    if (unit.wrappable == nullptr || unit.wrappable->unit() == nullptr) return;
+    if (unit.wrappable() == nullptr || unit.wrappable()->unit() == nullptr) return;
     fail(ErrorCode::invalid_argument,
          "module '{}' is sharded already, expected it in one FullyShardedDataParallel only", printable(unit.name));
   }
@@ -96,13 +107,19 @@ class Search {
     }
   }
 
-  const WrapPolicy& policy_;
+  const Options& options_;
   std::set<const torch::nn::Module*> ignored_modules_;
   std::set<const void*> ignored_params_;
   std::vector<FoundUnit> units_;
 };
 
 }  // namespace
+
+bool keeps_full_precision(const torch::nn::Module& module, const Options& options) {
+  const MixedPrecision& mixed = options.mixed_precision;
+  return (mixed.param_dtype || mixed.buffer_dtype) && options.keeps_full_precision &&
+         options.keeps_full_precision(module);
+}
 
 std::vector<FoundUnit> find_units(torch::nn::Module& model, const Options& options) {
   return Search(options).run(model);

@@ -13,10 +13,17 @@ namespace tessera::fsdp {
 
 struct FoundUnit {
   std::string name;                         // of the unit's module in the model
-  Wrappable* wrappable = nullptr;           // null for a model that is not wrapped
+  torch::nn::Module* module = nullptr;      // the unit's module
   std::vector<NamedParameter> params;       // under their names in the model
   std::vector<torch::nn::Module*> modules;  // the modules that own the parameters
+  bool keeps_full_precision = false;        // whether the options select its module
+
+  // Null if the module is not wrapped.
+  Wrappable* wrappable() const { return dynamic_cast<Wrappable*>(module); }
 };
+
+// Returns whether mixed precision does not apply to parameters and buffers of a module itself.
+bool keeps_full_precision(const torch::nn::Module& module, const Options& options);
 
 // Returns the units: first the model itself, even if it has no parameters, then the units inside it in the order of the
 // modules' children, inner units before outer ones. Throws Error(invalid_argument) if a parameter would be in two units

@@ -3,6 +3,7 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "fsdp/environment.h"
 #include "fsdp/flat_param/storage.h"
@@ -96,19 +97,25 @@ Runtime::Runtime(std::shared_ptr<torch::nn::Module> module, const ProcessGroup& 
     if (!unit.params.empty()) {
       FlatParamOptions flat;
       flat.strategy = options_.strategy;
-      flat.mixed_precision = options_.mixed_precision;
+      if (!unit.keeps_full_precision) flat.mixed_precision = options_.mixed_precision;
       flat.use_orig_params = options_.use_orig_params;
       flat.device = device_of(unit, options_);
       flat.offload_params = options_.offload_params;
       flat.replicas = options_.replicas;
       handle = std::make_unique<FlatParamHandle>(unit.params, group_, flat);
     }
-    owned_.push_back(std::make_unique<Unit>(*this, unit.name, std::move(handle), unit.wrappable));
+    owned_.push_back(std::make_unique<Unit>(*this, unit.name, std::move(handle), unit.wrappable()));
     if (owned_.back()->handle() != nullptr) units_.push_back(owned_.back().get());
   }
   root_ = owned_.front().get();
-  for (const at::Tensor& buffer : module_->buffers()) {
-    if (buffer.defined() && buffer.is_floating_point()) buffers_.push_back({buffer, buffer.scalar_type()});
+  implicit_calls_ = std::make_shared<ImplicitCalls>(*this);
+  for (const FoundUnit& unit : found) {
+    for (const torch::nn::Module* owner : unit.modules) {
+      if (keeps_full_precision(*owner, options_)) continue;
+      for (const at::Tensor& buffer : owner->buffers(/*recurse=*/false)) {
+        if (buffer.defined() && buffer.is_floating_point()) buffers_.push_back({buffer, buffer.scalar_type()});
+      }
+    }
   }
   return_free_memory();  // memory of the full parameters
 }
@@ -131,16 +138,16 @@ void Runtime::check_idle(std::string_view function) const {
 
 // --- forward
 
-std::shared_ptr<Call> Runtime::begin_call(Unit& unit) {
+std::shared_ptr<Call> Runtime::begin_call(Unit& unit, bool may_have_gradient) {
   try {
-    return try_to_begin_call(unit);
+    return try_to_begin_call(unit, may_have_gradient);
   } catch (...) {
-    if (&unit == root_ || is_idle()) leave_forward(*root_);
+    if (&unit == root_ || is_idle()) report_failure(*root_, std::current_exception());
     throw;
   }
 }
 
-std::shared_ptr<Call> Runtime::try_to_begin_call(Unit& unit) {
+std::shared_ptr<Call> Runtime::try_to_begin_call(Unit& unit, bool may_have_gradient) {
   if (&unit == root_) {
     begin_forward();
   } else if (is_idle()) {
@@ -156,11 +163,12 @@ std::shared_ptr<Call> Runtime::try_to_begin_call(Unit& unit) {
     if (std::find(calls_.begin(), calls_.end(), &unit) == calls_.end()) unit.first_call = clock_ + 1;
     calls_.push_back(&unit);
   }
-  auto call = std::make_shared<Call>(Call{unit, unit.first_call, ++clock_, 0, nullptr, 0});
+  auto call = std::make_shared<Call>(Call{unit, unit.first_call, ++clock_, 0, nullptr, 0, false});
   if (unit.handle() != nullptr) {
     unit.handle()->set_training_state(TrainingState::forward);
     unshard(unit);
-    if (c10::GradMode::is_enabled()) call->accumulators = unit.accumulators();
+    unit.use_accumulators(true);  // a change of the parameters' dtype resets them
+    if (may_have_gradient) call->accumulators = unit.accumulators();
   }
   if (!is_recomputed && options_.forward_prefetch) prefetch_forward();
   return call;
@@ -179,8 +187,10 @@ void Runtime::begin_forward() {
     unit->handle()->free_unsharded();  // the optimizer may have changed the shard
     unit->handle()->write_back_params();
     unit->handle()->use_full_precision(in_full_precision_);
+    unit->use_accumulators(true);
   }
   cast_buffers(/*own_dtype=*/in_full_precision_);
+  forward_records_graph_ = c10::GradMode::is_enabled();
   before_ = std::move(calls_);
   calls_.clear();
   ended_.clear();
@@ -188,7 +198,8 @@ void Runtime::begin_forward() {
 }
 
 void Runtime::cast_input(const Unit& unit, at::Tensor& tensor) const {
-  const MixedPrecision& mixed = options_.mixed_precision;
+  const MixedPrecision& mixed =
+      unit.handle() != nullptr ? unit.handle()->options().mixed_precision : options_.mixed_precision;
   const bool casts = &unit == root_ ? mixed.cast_root_forward_inputs : mixed.cast_forward_inputs;
   if (&unit == root_ && options_.device && tensor.device() != *options_.device) tensor = tensor.to(*options_.device);
   if (casts && mixed.param_dtype && !in_full_precision_ && tensor.is_floating_point()) {
@@ -206,7 +217,10 @@ void Runtime::end_call(const std::shared_ptr<Call>& call, bool has_gradient) {
   Unit& unit = call->unit;
   call->end = ++clock_;
   if (in_backward_) return;  // its backward follows
-  if (has_gradient) ++unit.calls_ahead;
+  if (has_gradient) {
+    ++unit.calls_ahead;
+    call->is_ahead = true;
+  }
   if (std::find(ended_.begin(), ended_.end(), &unit) == ended_.end()) ended_.push_back(&unit);
   if (unit.handle() != nullptr) {
     const bool stays = &unit == root_ || !reshards_after_forward(options_.strategy) || is_last_call();
@@ -219,9 +233,14 @@ void Runtime::end_call(const std::shared_ptr<Call>& call, bool has_gradient) {
 void Runtime::end_forward(bool has_gradient) {
   check_order(nullptr);
   is_order_checked_ = true;
-  in_forward_ = false;
+  leave_forward();
   if (has_gradient) return;
   for (Unit* unit : units_) unit->handle()->reshard();  // frees units that were prefetched but not called
+}
+
+void Runtime::leave_forward() {
+  in_forward_ = false;
+  for (Unit* unit : units_) unit->use_accumulators(false);
 }
 
 void Runtime::abandon_call(const std::shared_ptr<Call>& call) {
@@ -229,13 +248,21 @@ void Runtime::abandon_call(const std::shared_ptr<Call>& call) {
     call->unit.handle()->reshard();
     call->unit.handle()->set_training_state(TrainingState::idle);
   }
-  if (&call->unit == root_) in_forward_ = false;
+  if (&call->unit == root_) leave_forward();
 }
 
-void Runtime::leave_forward(const Unit& unit) noexcept {
+void Runtime::report_failure(const Unit& unit, const std::exception_ptr& why) noexcept {
   if (&unit != root_) return;  // forward of the model may handle the exception
-  for (const ProcessGroup& group : groups_)
-    comm::leave_step(group, "forward of a sharded model", std::current_exception());
+  for (const ProcessGroup& group : groups_) comm::leave_step(group, "forward of a sharded model", why);
+}
+
+void Runtime::check_implicit_call(const Unit& unit) const {
+  const MixedPrecision& mixed = unit.handle()->options().mixed_precision;
+  if (!mixed.cast_forward_inputs || !mixed.param_dtype || in_full_precision_) return;
+  fail(ErrorCode::unsupported,
+       "forward: {} is used without a call through its Wrap, and cast_forward_inputs is true, expected that its module "
+       "is held and called as a Wrap, so that its inputs can be cast",
+       quoted_name(unit));
 }
 
 // Returns whether this is the last call of forward, judging by the previous forward. Its backward is the first.
@@ -267,6 +294,7 @@ void Runtime::check_order(const Unit* unit) {
 }
 
 void Runtime::unshard(Unit& unit) {
+  RECORD_USER_SCOPE("FullyShardedDataParallel.unshard");
   const auto begin = std::chrono::steady_clock::now();
   unit.handle()->unshard();
   waited_ += std::chrono::steady_clock::now() - begin;
@@ -293,6 +321,7 @@ void Runtime::cast_buffers(bool own_dtype) {
 // --- backward
 
 void Runtime::pre_backward(const std::shared_ptr<Call>& call) {
+  RECORD_USER_SCOPE("FullyShardedDataParallel.pre_backward");
   const c10::NoGradGuard no_grad;
   if (!in_backward_) begin_backward();
   if (call->backward == backward_) return;  // another result of the same call
@@ -305,6 +334,7 @@ void Runtime::pre_backward(const std::shared_ptr<Call>& call) {
   if (unit.prepared_in != backward_) unit.handle()->prepare_gradient_for_backward();
   unit.prepared_in = backward_;
   unshard(unit);
+  unit.use_accumulators(true);  // for calls that are repeated
   if (options_.backward_prefetch == BackwardPrefetch::pre) prefetch_backward(unit);
 }
 
@@ -351,7 +381,7 @@ void Runtime::in_backward(const F& f) {
 
 void Runtime::open(const std::shared_ptr<Call>& call) {
   Unit& unit = call->unit;
-  if (unit.calls_ahead > 0) --unit.calls_ahead;
+  if (std::exchange(call->is_ahead, false) && unit.calls_ahead > 0) --unit.calls_ahead;
   if (unit.open_calls.empty()) {
     const auto after = std::find_if(open_.begin(), open_.end(),
                                     [&](Unit* other) { return other->open_calls.front()->first > call->first; });
@@ -380,13 +410,15 @@ void Runtime::complete_after(std::uint64_t end) {
 }
 
 void Runtime::complete(Unit& unit) {
+  RECORD_USER_SCOPE("FullyShardedDataParallel.post_backward");
   const c10::NoGradGuard no_grad;
   FlatParamHandle& handle = *unit.handle();
   open_.erase(std::find(open_.begin(), open_.end(), &unit));
   unit.open_calls.clear();
   handle.set_training_state(TrainingState::backward_post);
   handle.reshard();
-  if (syncs_gradients && handle.flat_param().requires_grad()) {
+  unit.use_accumulators(false);
+  if (syncs_gradients && handle.requires_grad()) {
     while (std::find(reducing_.begin(), reducing_.end(), &unit) != reducing_.end()) finish_oldest_reduction();
     handle.start_reduce_gradient();
     reducing_.push_back(&unit);
@@ -396,6 +428,7 @@ void Runtime::complete(Unit& unit) {
 }
 
 void Runtime::finish_oldest_reduction() {
+  RECORD_USER_SCOPE("FullyShardedDataParallel.reduce");
   Unit& unit = *reducing_.front();
   reducing_.pop_front();
   const auto begin = std::chrono::steady_clock::now();
@@ -419,6 +452,7 @@ void Runtime::end_backward() {
   for (Unit* unit : units_) {
     unit->handle()->reshard();
     unit->handle()->set_training_state(TrainingState::idle);
+    unit->use_accumulators(false);
     unit->calls_ahead = 0;
     if (unit->prepared_in == backward_) unit->handle()->prepare_gradient_for_optim();
   }

@@ -19,6 +19,7 @@
 #include <string_view>
 #include <vector>
 
+#include "fsdp/runtime/implicit_calls.h"
 #include "fsdp/runtime/unit.h"
 #include "tessera/fsdp/fully_sharded_data_parallel.h"
 
@@ -55,14 +56,21 @@ class Runtime {
 
   // --- forward
 
-  std::shared_ptr<Call> begin_call(Unit& unit);
+  // With `may_have_gradient` backward may reach the call.
+  std::shared_ptr<Call> begin_call(Unit& unit, bool may_have_gradient);
   void cast_input(const Unit& unit, at::Tensor& tensor) const;
   void hook_output(const std::shared_ptr<Call>& call, const at::Tensor& tensor);
   void end_call(const std::shared_ptr<Call>& call, bool has_gradient);
   // Called instead of end_call if forward threw.
   void abandon_call(const std::shared_ptr<Call>& call);
-  // Called in the handler of an exception of the unit's forward.
-  void leave_forward(const Unit& unit) noexcept;
+  // Lets the other ranks know that the unit's forward threw `why`.
+  void report_failure(const Unit& unit, const std::exception_ptr& why) noexcept;
+
+  const std::shared_ptr<ImplicitCalls>& implicit_calls() const { return implicit_calls_; }
+  // Throws Error(unsupported) if calls of the unit must be made through a Wrap.
+  void check_implicit_call(const Unit& unit) const;
+  // Returns whether backward may reach calls that are made now, even where gradients are disabled.
+  bool records_graph() const { return in_backward_ || forward_records_graph_; }
 
   // --- backward
 
@@ -72,9 +80,10 @@ class Runtime {
   void complete_done_units();
 
  private:
-  std::shared_ptr<Call> try_to_begin_call(Unit& unit);
+  std::shared_ptr<Call> try_to_begin_call(Unit& unit, bool may_have_gradient);
   void begin_forward();
   void end_forward(bool has_gradient);
+  void leave_forward();
   void abandon();
   void check_order(const Unit* unit);
   void unshard(Unit& unit);
@@ -100,6 +109,7 @@ class Runtime {
   std::vector<std::unique_ptr<Unit>> owned_;
   Unit* root_ = nullptr;
   std::vector<Unit*> units_;
+  std::shared_ptr<ImplicitCalls> implicit_calls_;
   struct Buffer {
     at::Tensor tensor;
     at::ScalarType dtype;  // the original
@@ -107,7 +117,8 @@ class Runtime {
   std::vector<Buffer> buffers_;  // those with a floating-point dtype
 
   bool in_forward_ = false, in_backward_ = false, is_order_checked_ = false;
-  const bool full_precision_in_eval_;  // FSDP_USE_FULL_PREC_IN_EVAL, read by the constructor
+  bool forward_records_graph_ = false;  // whether gradients were enabled at the beginning of the latest forward
+  const bool full_precision_in_eval_;   // FSDP_USE_FULL_PREC_IN_EVAL, read by the constructor
   bool in_full_precision_ = false;
   std::uint64_t clock_ = 0;            // incremented when a call begins and when it ends
   std::vector<Unit*> calls_, before_;  // the calls of this forward, and of the previous one

@@ -3,12 +3,23 @@
 #include <algorithm>
 
 #include "fsdp/runtime/runtime.h"
+#include "tessera/base/error.h"
 
 namespace tessera::fsdp {
+
+void Wrappable::check_not_sharded(std::string_view function, bool permitted_when_summoned) const {
+  if (unit_ == nullptr || (permitted_when_summoned && unit_->runtime().is_summoned)) return;
+  fail(ErrorCode::invalid_argument, "{}: module '{}' is sharded, expected {}", function, printable(unit_->name()),
+       permitted_when_summoned ? "the call in summon_full_params, or the state dict of the FullyShardedDataParallel"
+                               : "the conversion before the model is sharded");
+}
 
 Unit::Unit(Runtime& runtime, std::string name, std::unique_ptr<FlatParamHandle> handle, Wrappable* module)
     : runtime_(runtime), name_(std::move(name)), handle_(std::move(handle)), module_(module) {
   if (module_ != nullptr) module_->unit_ = this;
+  if (!handle_) return;
+  handle_->with_unsharded_shapes([this] { accumulators(); });
+  use_accumulators(false);
 }
 
 Unit::~Unit() {
@@ -41,7 +52,39 @@ std::shared_ptr<Accumulators> Unit::accumulators() {
   return accumulators_ = now;
 }
 
+void Unit::use_accumulators(bool on) {
+  const std::vector<at::Tensor>& params = handle_->params();
+  refusing_.resize(params.size());
+  for (std::size_t i = 0; i < params.size(); ++i) {
+    if (!params[i].requires_grad()) continue;
+    if (!refusing_[i] || on) set_accumulator(params[i], Accumulator());
+    if (on) continue;
+    if (!refusing_[i]) {
+      refusing_[i] = torch::autograd::impl::grad_accumulator(params[i]);
+      before_node(refusing_[i], [link = link_, i] {
+        if (link->unit != nullptr) link->unit->refuse_gradient(i);
+      });
+    }
+    set_accumulator(params[i], refusing_[i]);
+  }
+  if (!on || !accumulators_) return;
+  for (std::size_t k = 0; k < accumulators_->nodes.size(); ++k) {
+    set_accumulator(params[accumulators_->params[k]], accumulators_->nodes[k]);
+  }
+}
+
+void Unit::refuse_gradient(std::size_t param) const {
+  fail(ErrorCode::invalid_argument,
+       "backward: a gradient reached parameter '{}' of unit '{}' outside of any call of the unit, expected that the "
+       "parameter is used in forward of the FullyShardedDataParallel only, by the thread that called it",
+       printable(handle_->layout().params()[param].fqn), printable(name_));
+}
+
 void Unit::on_gradient(Accumulators& accumulators, std::size_t param) {
+  if (open_calls.empty()) {
+    handle_->params()[param].mutable_grad().reset();
+    refuse_gradient(param);
+  }
   handle_->take_gradient(param);
   if (accumulators.backward != runtime_.backward() || accumulators.waiting == 0) return;
   if (--accumulators.waiting == 0) runtime_.complete_done_units();

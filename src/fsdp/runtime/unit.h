@@ -31,6 +31,7 @@ struct Call {
   std::uint64_t begin, end = 0;
   std::shared_ptr<Accumulators> accumulators;
   std::uint64_t backward = 0;  // the number of the backward that reached the call last
+  bool is_ahead = false;       // whether the call is counted in the unit's calls_ahead
 };
 
 class Unit {
@@ -47,8 +48,17 @@ class Unit {
 
   // Returns the accumulators of the parameters, which must be unsharded; null if none requires a gradient.
   std::shared_ptr<Accumulators> accumulators();
+  // Selects what graphs that are recorded from now on do with gradients of the parameters. If `on`, as during forward
+  // and while backward has the unit open, they accumulate those of the unsharded parameters, also in parts that are
+  // recorded before the unit is unsharded. If not, they refuse gradients: the parameters are shards then. Includes
+  // parameters that were unfrozen since.
+  void use_accumulators(bool on);
   // Returns whether all gradients of the open calls have arrived.
   bool is_done() const;
+
+  std::int64_t running_forwards = 0;  // calls through a Wrap that have not ended
+  // Returns whether a call is running, or backward has reached one: the unit is unsharded then.
+  bool is_in_use() const { return running_forwards != 0 || !open_calls.empty(); }
 
   // --- in a backward
 
@@ -63,6 +73,7 @@ class Unit {
     Unit* unit;
   };
   void on_gradient(Accumulators& accumulators, std::size_t param);
+  [[noreturn]] void refuse_gradient(std::size_t param) const;
 
   Runtime& runtime_;
   std::string name_;
@@ -70,6 +81,7 @@ class Unit {
   Wrappable* module_;
   std::shared_ptr<Link> link_ = std::make_shared<Link>(Link{this});
   std::shared_ptr<Accumulators> accumulators_;  // the latest
+  std::vector<Accumulator> refusing_;           // by parameter; made when first needed
 };
 
 }  // namespace tessera::fsdp

@@ -1,23 +1,41 @@
 #include <c10/core/GradMode.h>
 
+#include <optional>
+
 #include "fsdp/runtime/runtime.h"
 #include "tessera/fsdp/wrap.h"
 
 namespace tessera::fsdp {
 
 struct UnitCall::State {
+  explicit State(Unit& unit_in) : unit(unit_in), runtime(unit_in.runtime()) {
+    if (range.isActive()) range.before("FullyShardedDataParallel.forward " + unit.name());
+  }
+
+  Unit& unit;
   Runtime& runtime;
-  std::shared_ptr<Call> call;  // null while the model is summoned
+  at::RecordFunction range{at::RecordScope::USER_SCOPE};  // for profilers
+  std::shared_ptr<Call> call;                             // null while the model is summoned
+  std::optional<OpObserver> observer;                     // during forward of the model
   bool has_gradient = false, has_ended = false;
 };
 
-UnitCall::UnitCall(Unit& unit) {
-  Runtime& runtime = unit.runtime();
-  state_ = std::make_unique<State>(State{runtime, runtime.is_summoned ? nullptr : runtime.begin_call(unit)});
+UnitCall::UnitCall(Unit& unit) : state_(std::make_unique<State>(unit)) {
+  Runtime& runtime = state_->runtime;
+  if (runtime.is_summoned) return;
+  const UnobservedOps unobserved;
+  runtime.implicit_calls()->finish();
+  state_->call = runtime.begin_call(unit, c10::GradMode::is_enabled());
+  ++unit.running_forwards;
+  if (&unit == &runtime.root()) state_->observer.emplace(runtime.implicit_calls());
 }
 
 UnitCall::~UnitCall() {
-  if (!state_->call || state_->has_ended) return;
+  if (!state_->call) return;
+  --state_->unit.running_forwards;
+  if (state_->has_ended) return;
+  const UnobservedOps unobserved;
+  state_->runtime.implicit_calls()->abandon();
   try {
     state_->runtime.abandon_call(state_->call);
   } catch (...) {
@@ -25,12 +43,17 @@ UnitCall::~UnitCall() {
   }
 }
 
-void UnitCall::fail() noexcept {
-  if (state_->call) state_->runtime.leave_forward(state_->call->unit);
+void UnitCall::rethrow() {
+  std::exception_ptr why = std::current_exception();
+  if (state_->call) {
+    if (std::exception_ptr first = state_->runtime.implicit_calls()->abandon()) why = std::move(first);
+    state_->runtime.report_failure(state_->unit, why);
+  }
+  std::rethrow_exception(why);
 }
 
 void UnitCall::input(at::Tensor& tensor) {
-  if (state_->call) state_->runtime.cast_input(state_->call->unit, tensor);
+  if (state_->call) state_->runtime.cast_input(state_->unit, tensor);
 }
 
 void UnitCall::output(at::Tensor& tensor) {
@@ -40,7 +63,10 @@ void UnitCall::output(at::Tensor& tensor) {
 }
 
 void UnitCall::end() {
-  if (state_->call) state_->runtime.end_call(state_->call, state_->has_gradient);
+  if (!state_->call) return;
+  const UnobservedOps unobserved;
+  state_->runtime.implicit_calls()->finish();
+  state_->runtime.end_call(state_->call, state_->has_gradient);
   state_->has_ended = true;
 }
 

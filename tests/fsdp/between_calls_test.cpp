@@ -1,0 +1,163 @@
+// Changes to a sharded model between its calls, and what a unit leaves alone.
+
+#include <ATen/record_function.h>
+#include <gtest/gtest.h>
+#include <torch/nn/modules/batchnorm.h>
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "fsdp/grads.h"
+#include "fsdp/small_model.h"
+#include "support/error_matchers.h"
+#include "tessera/comm/local_ranks.h"
+
+namespace tessera::fsdp {
+namespace {
+
+TEST(FsdpTest, ParametersAreFrozenAndUnfrozenAtAnyTime) {
+  const auto freeze = [](SmallModelImpl& model, bool frozen) {
+    model.first->up->weight.set_requires_grad(!frozen);
+    for (const at::Tensor& param : model.inner->parameters()) param.set_requires_grad(!frozen);
+  };
+  SmallModel unfrozen = make_model(), frozen = make_model();
+  freeze(*frozen, true);
+  backward_of_all(unfrozen, {0}, 2);
+  backward_of_all(frozen, {0}, 2);
+  run_local(2, [&](const ProcessGroup& group) {
+    for (const auto strategy : {ShardingStrategy::full_shard, ShardingStrategy::no_shard}) {
+      for (const bool frozen_first : {true, false}) {
+        SmallModel plain = make_model();
+        freeze(*plain, frozen_first);
+        Options options;
+        options.strategy = strategy;
+        FullyShardedDataParallel<SmallModel> model(plain, group, options);
+        bool is_frozen = frozen_first;
+        for (int times = 0; times < 4; ++times) {
+          model.zero_grad();
+          loss_of(model(batch_of(0, group.rank()))).backward();
+          expect_same_grads(unsharded_grads(model), is_frozen ? *frozen : *unfrozen);
+          is_frozen = !is_frozen;
+          freeze(*plain, is_frozen);
+        }
+      }
+    }
+  });
+}
+
+// What autograd saved in forward has param_dtype. Full parameters have their own, in other memory.
+TEST(FsdpTest, SummonBetweenForwardAndBackwardInLowPrecision) {
+  run_local(2, [&](const ProcessGroup& group) {
+    Options options;
+    options.mixed_precision.param_dtype = at::kBFloat16;
+    std::vector<at::Tensor> grads[2];
+    for (const bool summons : {false, true}) {
+      FullyShardedDataParallel<SmallModel> model(make_model(at::kFloat), group, options);
+      const at::Tensor loss = loss_of(model(batch_of(0, group.rank(), at::kFloat)));
+      if (summons) model.summon_full_params([] {});
+      loss.backward();
+      for (const at::Tensor& grad : unsharded_grads(model)) {
+        grads[summons ? 1 : 0].push_back(grad.defined() ? grad : at::zeros({0}));
+      }
+    }
+    ASSERT_EQ(grads[0].size(), grads[1].size());
+    for (std::size_t i = 0; i < grads[0].size(); ++i) EXPECT_TRUE(at::equal(grads[0][i], grads[1][i])) << i;
+  });
+}
+
+// Profilers see what forward and backward do.
+TEST(FsdpTest, RangesForProfilers) {
+  static thread_local std::map<std::string, int> ranges;
+  const auto begin = [](const at::RecordFunction& range) -> std::unique_ptr<at::ObserverContext> {
+    ++ranges[range.name()];
+    return nullptr;
+  };
+  const auto handle =
+      at::addThreadLocalCallback(at::RecordFunctionCallback(begin).scopes({at::RecordScope::USER_SCOPE}));
+  FullyShardedDataParallel<SmallModel> model(make_model());
+  loss_of(model(batch_of(0, 0))).backward();
+  at::removeCallback(handle);
+  EXPECT_EQ(ranges["FullyShardedDataParallel.forward "], 1);
+  EXPECT_EQ(ranges["FullyShardedDataParallel.forward twice"], 2);
+  EXPECT_GE(ranges["FullyShardedDataParallel.unshard"], 6);
+  EXPECT_EQ(ranges["FullyShardedDataParallel.pre_backward"], 6);
+  EXPECT_EQ(ranges["FullyShardedDataParallel.post_backward"], 5);
+  EXPECT_EQ(ranges["FullyShardedDataParallel.reduce"], 5);
+}
+
+struct NormalizedImpl : torch::nn::Module {
+  NormalizedImpl() {
+    in = register_module("in", torch::nn::Linear(5, 4));
+    norm = register_module("norm", torch::nn::BatchNorm1d(4));
+    plain = register_module("plain", torch::nn::BatchNorm1d(torch::nn::BatchNormOptions(4).affine(false)));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    const at::Tensor y = norm(in(x));
+    dtypes = {in->weight.scalar_type(), norm->weight.scalar_type(), norm->running_mean.scalar_type(), y.scalar_type()};
+    return y;
+  }
+  torch::nn::Linear in{nullptr};
+  torch::nn::BatchNorm1d norm{nullptr}, plain{nullptr};
+  std::vector<at::ScalarType> dtypes;
+};
+TORCH_MODULE(Normalized);
+
+TEST(FsdpTest, BatchNormsKeepTheirPrecision) {
+  run_local(2, [](const ProcessGroup& group) {
+    Options options;
+    options.mixed_precision.param_dtype = at::kBFloat16;
+    options.mixed_precision.buffer_dtype = at::kBFloat16;
+    Normalized plain;
+    FullyShardedDataParallel<Normalized> model(plain, group, options);
+    EXPECT_EQ(model.unit_name(1), "norm");
+    loss_of(model(batch_of(0, group.rank(), at::kFloat))).backward();
+    EXPECT_EQ(plain->dtypes, (std::vector{at::kBFloat16, at::kFloat, at::kFloat, at::kBFloat16}));
+    EXPECT_EQ(plain->plain->running_mean.scalar_type(), at::kFloat);
+    EXPECT_TRUE(model.handle(1).sharded_gradient().defined());
+    options.keeps_full_precision = nullptr;
+    Normalized cast;
+    FullyShardedDataParallel<Normalized> all(cast, group, options);
+    EXPECT_EQ(all.unit_count(), 1);
+    all(batch_of(0, group.rank(), at::kFloat));
+    EXPECT_EQ(cast->dtypes, (std::vector{at::kBFloat16, at::kBFloat16, at::kBFloat16, at::kBFloat16}));
+  });
+}
+
+TEST(FsdpTest, TheCallersInputsKeepTheirDtype) {
+  Options options;
+  options.mixed_precision.param_dtype = at::kBFloat16;
+  at::Tensor input = at::ones({2, 3});
+  FullyShardedDataParallel<Wrap<torch::nn::Linear>> wrapped(Wrap<torch::nn::Linear>(3, 4), {}, options);
+  EXPECT_EQ(wrapped(input).scalar_type(), at::kBFloat16);
+  FullyShardedDataParallel<torch::nn::Linear> plain(torch::nn::Linear(3, 4), {}, options);
+  EXPECT_EQ(plain(input).scalar_type(), at::kBFloat16);
+  EXPECT_EQ(input.scalar_type(), at::kFloat);
+}
+
+TEST(FsdpTest, BuffersOfIgnoredModulesKeepTheirDtype) {
+  struct CountingImpl : torch::nn::Module {
+    CountingImpl() { count = register_buffer("count", at::zeros({2})); }
+    at::Tensor count;
+  };
+  SmallModel plain = make_model(at::kFloat);
+  const auto counting = plain->register_module("counting", std::make_shared<CountingImpl>());
+  Options options;
+  options.mixed_precision.buffer_dtype = at::kBFloat16;
+  options.ignored_modules = {counting};
+  FullyShardedDataParallel<SmallModel> model(plain, {}, options);
+  model(batch_of(0, 0, at::kFloat));
+  EXPECT_EQ(plain->count.scalar_type(), at::kBFloat16);
+  EXPECT_EQ(counting->count.scalar_type(), at::kFloat);
+  options.ignored_modules = {nullptr};
+  EXPECT_ERROR(FullyShardedDataParallel<SmallModel>(make_model(), {}, options), ErrorCode::invalid_argument,
+               "ignored_modules contains null");
+  options.ignored_modules = {};
+  options.ignored_parameters = {at::Tensor()};
+  EXPECT_ERROR(FullyShardedDataParallel<SmallModel>(make_model(), {}, options), ErrorCode::invalid_argument,
+               "ignored_parameters contains an undefined tensor");
+}
+
+}  // namespace
+}  // namespace tessera::fsdp
