@@ -83,6 +83,7 @@ at::Tensor ShardedModule::clip_grad_norm_(double max_norm, double norm_type) {
     if (!(norm_type > 0))
       fail(ErrorCode::invalid_argument, "clip_grad_norm_: norm_type is {}, expected above 0", norm_type);
     for (const Unit* unit : runtime_->units()) {
+      unit->handle()->adopt_visible_gradients();
       if (!unit->handle()->has_unsharded_gradient()) continue;
       fail(ErrorCode::invalid_argument,
            "clip_grad_norm_: the gradient of unit '{}' was not reduced, expected a backward without no_sync",

@@ -1,9 +1,12 @@
 // Changes to a sharded model between its calls, and what a unit leaves alone.
 
 #include <ATen/record_function.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/linear.h>
 
+#include <chrono>
 #include <map>
 #include <memory>
 #include <string>
@@ -65,6 +68,61 @@ TEST(FsdpTest, SummonBetweenForwardAndBackwardInLowPrecision) {
     ASSERT_EQ(grads[0].size(), grads[1].size());
     for (std::size_t i = 0; i < grads[0].size(); ++i) EXPECT_TRUE(at::equal(grads[0][i], grads[1][i])) << i;
   });
+}
+
+struct OrderedImpl : torch::nn::Module {
+  OrderedImpl() {
+    for (int i = 0; i < 4; ++i) {
+      layers.push_back(register_module("layer" + std::to_string(i), Wrap<torch::nn::Linear>(5, 5)));
+    }
+  }
+  at::Tensor forward(at::Tensor x) {
+    for (const std::size_t i : order) x = at::tanh(layers[i](x));
+    return x;
+  }
+  std::vector<Wrap<torch::nn::Linear>> layers;
+  std::vector<std::size_t> order{0, 1, 2, 3};
+};
+TORCH_MODULE(Ordered);
+
+Ordered make_ordered() {
+  Ordered model;
+  fill(*model);
+  return model;
+}
+
+const std::vector<std::size_t> kOrders[] = {{0, 1, 2, 3}, {0, 2, 3}, {0, 1, 2, 3, 3}, {3, 2, 1, 0}, {1}, {0, 1, 2, 3}};
+
+TEST(FsdpOrderTest, AllRanksMayChangeTheOrderOfUnits) {
+  run_local(2, [&](const ProcessGroup& group) {
+    FullyShardedDataParallel<Ordered> model(make_ordered(), group);
+    for (const std::vector<std::size_t>& order : kOrders) {
+      Ordered expected = make_ordered();
+      model->order = expected->order = order;
+      model.zero_grad();
+      backward_of_all(expected, {0}, 2);
+      loss_of(model(batch_of(0, group.rank()))).backward();
+      expect_same_grads(unsharded_grads(model), *expected);
+    }
+  });
+}
+
+TEST(FsdpOrderTest, ARankThatChangesTheOrderAloneIsNamed) {
+  for (const std::vector<std::size_t>& order : {kOrders[1], kOrders[2], kOrders[3]}) {
+    const auto begin = std::chrono::steady_clock::now();
+    run_local(3, [&](const ProcessGroup& group) {
+      FullyShardedDataParallel<Ordered> model(make_ordered(), group);
+      loss_of(model(batch_of(0, 0))).backward();
+      if (group.rank() == 1) model->order = order;
+      try {
+        loss_of(model(batch_of(0, 0))).backward();
+        ADD_FAILURE() << "rank " << group.rank() << " found nothing";
+      } catch (const Error& error) {
+        EXPECT_THAT(error.what(), ::testing::HasSubstr("rank 1 left the order of the previous forward: at call "));
+      }
+    });
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
+  }
 }
 
 // Profilers see what forward and backward do.

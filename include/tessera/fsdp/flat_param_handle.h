@@ -142,8 +142,12 @@ class FlatParamHandle {
 
   // --- gradients
 
-  /// Sets aside the sharded gradient, which the next reduction adds to, and resets the visible gradients so that
-  /// backward starts without any. Drops the gradients of parameters whose visible gradient was reset (`zero_grad`).
+  /// Drops the gradients of parameters whose visible gradient was reset (`zero_grad`), and takes those that were
+  /// assigned. Throws `Error(invalid_argument)` if an assigned gradient has another number of elements than this rank's
+  /// piece.
+  void adopt_visible_gradients();
+  /// The same; then sets aside the sharded gradient, which the next reduction adds to, and resets the visible gradients
+  /// so that backward starts without any.
   void prepare_gradient_for_backward();
   /// Moves the gradient that backward has accumulated in parameter `i`, if any, into the unsharded gradient. Throws
   /// `Error(unsupported)` if that gradient itself requires a gradient.

@@ -18,9 +18,10 @@
 ///
 /// Every rank calls the same units in the same order. The comments of functions that communicate state "A collective";
 /// forward and backward are collectives, too. In the first forward the ranks compare the order of their calls; if it
-/// differs, every rank throws `Error(invalid_argument)` naming the first two units that differ. If a rank dies, every
-/// collective throws `Error(rank_failure)` naming it, also out of forward or backward. The model cannot be used after
-/// that.
+/// differs, every rank throws `Error(invalid_argument)` naming the first two units that differ. Later, ranks whose
+/// order departs from that of the previous forward compare it; if not all ranks do so at the same call, every rank
+/// throws. If a rank dies, every collective throws `Error(rank_failure)` naming it, also out of forward or backward.
+/// The model cannot be used after that.
 ///
 /// Collectives compare the ranks' calls: if the arguments of a rank are invalid, or differ where they must be equal,
 /// every rank throws, and the model stays usable. forward and backward do not compare. A rank that leaves one of them

@@ -189,8 +189,10 @@ class WrapBase : public Impl, public Wrappable {
   /// Calls forward, whose default arguments may be left out.
   template <typename... Args>
   decltype(auto) call(Args&&... arguments) {
-    const auto forward = [this](auto&&... args) -> decltype(Impl::forward(std::forward<decltype(args)>(args)...)) {
-      return Impl::forward(std::forward<decltype(args)>(args)...);
+    Impl& module = *this;
+    const auto forward =
+        [&module](auto&&... args) -> decltype(module.Impl::forward(std::forward<decltype(args)>(args)...)) {
+      return module.Impl::forward(std::forward<decltype(args)>(args)...);
     };
     static_assert(std::is_invocable_v<decltype(forward), Args...>,
                   "the module's forward does not take these arguments");

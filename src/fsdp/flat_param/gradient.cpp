@@ -43,15 +43,22 @@ at::Tensor FlatParamGradient::visible(std::size_t param) const {
 }
 
 void FlatParamGradient::prepare_for_backward() {
+  adopt_visible();
+  if (!handle_.options().use_orig_params) {
+    handle_.flat_param().mutable_grad().reset();
+  } else {
+    for (const at::Tensor& param : handle_.params()) param.mutable_grad().reset();
+  }
+}
+
+void FlatParamGradient::adopt_visible() {
   const c10::NoGradGuard no_grad;
   if (!handle_.options().use_orig_params) {
-    const at::Tensor& flat_param = handle_.flat_param();
-    if (!flat_param.grad().defined()) drop();
-    flat_param.mutable_grad().reset();
+    if (!handle_.flat_param().grad().defined()) drop();
     return;
   }
   for (std::size_t i = 0; i < has_.size(); ++i) {
-    at::Tensor& grad = handle_.params()[i].mutable_grad();
+    const at::Tensor& grad = handle_.params()[i].grad();
     const at::Tensor ours = visible(i);
     if (ours.defined() && !grad.defined()) {
       if (sharded_.defined()) handle_.sharded_view_of(sharded_, i).zero_();
@@ -59,7 +66,6 @@ void FlatParamGradient::prepare_for_backward() {
     } else if (grad.defined() && !(ours.defined() && grad.is_alias_of(ours))) {
       take_user_gradient(i, grad);
     }
-    grad.reset();
   }
   if (std::none_of(has_.begin(), has_.end(), [](HasGradient has) { return has.unsharded; })) unsharded_.reset();
   if (std::none_of(has_.begin(), has_.end(), [](HasGradient has) { return has.sharded; })) sharded_.reset();

@@ -36,6 +36,7 @@ class FlatParamGradient {
   explicit FlatParamGradient(const FlatParamHandle& handle);
 
   void prepare_for_backward();
+  void adopt_visible();
   void take(std::size_t param);
   bool has_unsharded() const { return unsharded_.defined(); }
   void start_reduce();

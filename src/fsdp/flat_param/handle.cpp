@@ -347,6 +347,7 @@ bool FlatParamHandle::write_back_params() {
 // --- gradients
 
 void FlatParamHandle::prepare_gradient_for_backward() { gradient_->prepare_for_backward(); }
+void FlatParamHandle::adopt_visible_gradients() { gradient_->adopt_visible(); }
 void FlatParamHandle::take_gradient(std::size_t i) { gradient_->take(i); }
 bool FlatParamHandle::has_unsharded_gradient() const { return gradient_->has_unsharded(); }
 void FlatParamHandle::start_reduce_gradient() { gradient_->start_reduce(); }

@@ -193,6 +193,7 @@ void Runtime::begin_forward() {
   forward_records_graph_ = c10::GradMode::is_enabled();
   before_ = std::move(calls_);
   calls_.clear();
+  expected_ = 0;
   ended_.clear();
   in_forward_ = true;
 }
@@ -269,9 +270,10 @@ void Runtime::check_implicit_call(const Unit& unit) const {
 bool Runtime::is_last_call() const { return calls_.size() == before_.size() && calls_ == before_; }
 
 // Compares the next call, or the end of forward if null, with those of the other ranks. A collective in the first
-// forward; does nothing later.
+// forward, and later if it is not what the previous forward lets expect.
 void Runtime::check_order(const Unit* unit) {
-  if (is_order_checked_ || group_.size() == 1) return;
+  if (group_.size() == 1) return;
+  if (is_order_checked_) return check_order_with_before(unit);
   if (calls_.empty()) {
     group_.check_call("the first forward of a sharded model", [&](CallArguments& arguments) {
       arguments.add("gradients enabled", c10::GradMode::is_enabled()).add("training", module_->is_training());
@@ -291,6 +293,25 @@ void Runtime::check_order(const Unit* unit) {
          "forward: at call {} of a unit, rank {} {}, rank 0 {}, expected the same units in the same order on all ranks",
          calls_.size() + 1, rank, name_of(rank), name_of(0));
   }
+}
+
+// A rank that departs from the order of the previous forward waits until all ranks do so at the same place, and
+// compares their calls then. Other ranks wait for it in their next collective, where they find its note.
+void Runtime::check_order_with_before(const Unit* unit) {
+  const auto name_of = [](const Unit* call) { return call != nullptr ? quoted_name(*call) : "the end of forward"; };
+  const Unit* expected = expected_ < before_.size() ? before_[expected_] : nullptr;
+  if (unit == expected) {
+    ++expected_;
+    return;
+  }
+  comm::leave_step(group_, "the order of the previous forward",
+                   fmt::format("at call {} of a unit it reached {}, expected {} as before", calls_.size() + 1,
+                               name_of(unit), name_of(expected)));
+  group_.check_call("forward of a sharded model",
+                    [&](CallArguments& arguments) { arguments.add("next unit", name_of(unit)); });
+  const auto next = std::find(before_.begin() + static_cast<std::ptrdiff_t>(std::min(expected_, before_.size())),
+                              before_.end(), unit);
+  if (next != before_.end()) expected_ = static_cast<std::size_t>(next - before_.begin()) + 1;
 }
 
 void Runtime::unshard(Unit& unit) {

@@ -86,6 +86,7 @@ class Runtime {
   void leave_forward();
   void abandon();
   void check_order(const Unit* unit);
+  void check_order_with_before(const Unit* unit);
   void unshard(Unit& unit);
   void prefetch_forward();
   void prefetch_backward(const Unit& unit);
@@ -122,6 +123,7 @@ class Runtime {
   bool in_full_precision_ = false;
   std::uint64_t clock_ = 0;            // incremented when a call begins and when it ends
   std::vector<Unit*> calls_, before_;  // the calls of this forward, and of the previous one
+  std::size_t expected_ = 0;           // the index in before_ of the call that is expected next
   std::vector<Unit*> ended_;           // units in the order in which their first calls ended
 
   std::uint64_t backward_ = 0;

@@ -68,7 +68,10 @@ void ShardedModule::summon_full_params(const std::function<void()>& f, const Sum
            "summon_full_params: rank0_only and writeback are both set, expected at most one: changes of rank 0 do not "
            "reach the other ranks");
     }
-    for (const Unit* unit : runtime_->units()) unit->handle()->write_back_params();
+    for (const Unit* unit : runtime_->units()) {
+      unit->handle()->write_back_params();
+      if (options.with_grads) unit->handle()->adopt_visible_gradients();
+    }
     arguments.add("writeback", options.writeback)
         .add("rank0_only", options.rank0_only)
         .add("with_grads", options.with_grads);
