@@ -184,6 +184,7 @@ class WrapBase : public Impl, public Wrappable {
   /// Shares the parameters, buffers and submodules of `module`.
   template <typename Holder>
   requires std::derived_from<std::remove_cvref_t<Holder>, torch::nn::ModuleHolder<Impl>>
+  // NOLINTNEXTLINE(bugprone-forwarding-reference-overload): it takes holders only
   explicit WrapBase(Holder&& module) : WrapBase(Existing<Impl>{*module}) {}
 
   /// Calls forward, whose default arguments may be left out.
@@ -273,7 +274,7 @@ class WrapImpl : public detail::WrapForward<Impl, Forward> {
   /// Returns a wrapped copy. Throws `Error(invalid_argument)` if the module is sharded, but for summon_full_params.
   std::shared_ptr<torch::nn::Module> clone(const OptionalDevice& device = {}) const override {
     this->check_not_sharded("clone", /*permitted_when_summoned=*/true);
-    const std::shared_ptr<torch::nn::Module> copy = Impl::clone(device);
+    std::shared_ptr<torch::nn::Module> copy = Impl::clone(device);
     if constexpr (std::is_copy_constructible_v<Impl>) {
       return std::make_shared<WrapImpl>(detail::Existing<Impl>{dynamic_cast<const Impl&>(*copy)});
     } else {
