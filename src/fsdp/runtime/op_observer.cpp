@@ -8,6 +8,7 @@ namespace {
 
 struct Thread {
   std::vector<std::shared_ptr<OpListener>> listeners;
+  at::CallbackHandle callback = 0;  // while there are listeners
   int unobserved = 0;
   int depth = 0;  // of ops that call ops
 };
@@ -40,17 +41,17 @@ void on_end(const at::RecordFunction& op, at::ObserverContext* context) {
 
 OpObserver::OpObserver(std::shared_ptr<OpListener> listener) {
   if (this_thread.listeners.empty()) {
-    handle_ = at::addThreadLocalCallback(at::RecordFunctionCallback(on_start, on_end)
-                                             .needsInputs(true)
-                                             .needsOutputs(true)
-                                             .scopes({at::RecordScope::FUNCTION}));
+    this_thread.callback = at::addThreadLocalCallback(at::RecordFunctionCallback(on_start, on_end)
+                                                          .needsInputs(true)
+                                                          .needsOutputs(true)
+                                                          .scopes({at::RecordScope::FUNCTION}));
   }
   this_thread.listeners.push_back(std::move(listener));
 }
 
 OpObserver::~OpObserver() {
   this_thread.listeners.pop_back();
-  if (this_thread.listeners.empty()) at::removeCallback(handle_);
+  if (this_thread.listeners.empty()) at::removeCallback(this_thread.callback);
 }
 
 std::vector<std::shared_ptr<OpListener>> OpObserver::listeners() { return this_thread.listeners; }

@@ -23,7 +23,8 @@ class OpListener {
   virtual std::exception_ptr abandon() noexcept = 0;
 };
 
-// Tells a listener of this thread's ops during its lifetime. Observers of a thread end in the reverse order.
+// Tells a listener of this thread's ops during its lifetime. Observers of a thread end in the
+// reverse order, or together.
 class OpObserver {
  public:
   explicit OpObserver(std::shared_ptr<OpListener> listener);
@@ -33,9 +34,6 @@ class OpObserver {
 
   // Returns the listeners of this thread, outermost first.
   static std::vector<std::shared_ptr<OpListener>> listeners();
-
- private:
-  at::CallbackHandle handle_ = 0;  // of the thread's first observer
 };
 
 // Hides this thread's ops from all listeners during its lifetime.
