@@ -1,11 +1,8 @@
 #include "tessera/base/launcher.h"
 
-#include <arpa/inet.h>
 #include <fcntl.h>
-#include <netinet/in.h>
 #include <poll.h>
 #include <sys/prctl.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -18,6 +15,7 @@
 #include <optional>
 
 #include "tessera/base/error.h"
+#include "tessera/base/internal/free_port.h"
 #include "tessera/base/thread_pool.h"
 
 extern char** environ;
@@ -59,20 +57,6 @@ Pipe make_pipe(int flags) {
   int ends[2];
   if (::pipe2(ends, flags) != 0) fail(ErrorCode::io, "run ranks: create a pipe: {}", std::strerror(errno));
   return {Descriptor(ends[0]), Descriptor(ends[1])};
-}
-
-std::uint16_t free_port() {
-  const Descriptor listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof(address);
-  auto* generic = reinterpret_cast<sockaddr*>(&address);
-  if (!listener.is_open() || ::bind(listener.get(), generic, size) != 0 ||
-      ::getsockname(listener.get(), generic, &size) != 0) {
-    fail(ErrorCode::io, "run ranks: find a free port: {}", std::strerror(errno));
-  }
-  return ntohs(address.sin_port);
 }
 
 // The signal handler writes the signal's number to a pipe.

@@ -38,16 +38,20 @@ std::string ProcessGroup::Impl::where(std::string_view call) const {
 }
 
 void ProcessGroup::Impl::connect(std::string_view operation) {
+  liveness->enter({name, 0, "the connection to other ranks"});
   try {
     transports =
         comm::make_transports(backend_name, {store, rank, size(), timeout}, [&] { return liveness->failure(); });
   } catch (const Error&) {
+    liveness->leave(name);
     throw;
   } catch (...) {
     const std::string why = liveness->explain(world_ranks, comm::message_of(std::current_exception()));
+    liveness->leave(name);
     fail(ErrorCode::rank_failure, "{}: rank {} of {} could not connect to the others: {}", operation, rank, size(),
          why);
   }
+  liveness->leave(name);
 }
 
 Call ProcessGroup::Impl::next_call(std::string_view call_name) {

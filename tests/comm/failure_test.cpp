@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include <chrono>
 #include <mutex>
@@ -132,7 +133,7 @@ TEST(FailureTest, ARankThatLeavesIsNamed) {
 TEST(FailureTest, ARankThatNeverStartsIsMissed) {
   InitOptions options = quick();
   options.timeout = milliseconds(1500);
-  options.master_port = testing::free_port();
+  options.master_port = free_port();
   options.world_size = 2;
   EXPECT_ERROR(init_process_group(options), ErrorCode::rank_failure, "init process group: rank 0 of 2");
   options.rank = 1;
@@ -142,7 +143,7 @@ TEST(FailureTest, ARankThatNeverStartsIsMissed) {
 TEST(FailureTest, ARankThatDiesBeforeItHasConnectedIsNamed) {
   InitOptions options = quick();
   options.world_size = 2;
-  options.master_port = testing::free_port();
+  options.master_port = free_port();
   const pid_t rank_1 = testing::start_child([&] {
     const comm::StorePtr store =
         comm::connect_store({options.master_addr, options.master_port, 1, options.timeout, options.liveness});
@@ -180,7 +181,7 @@ TEST(FailureTest, OptionsThatCannotBeMeant) {
   options = quick();
   options.world_size = 2;
   options.backend = "smoke";
-  options.master_port = testing::free_port();
+  options.master_port = free_port();
   EXPECT_ERROR(init_process_group(options), ErrorCode::unsupported, "no backend 'smoke'", "expected one of: gloo");
 }
 
@@ -228,6 +229,49 @@ TEST(FailureTest, WhatTheBackendRefusesIsSaidAtOnce) {
   EXPECT_ERROR(group.run("broadcast", group.transports.control, refused), ErrorCode::rank_failure,
                "broadcast on rank 0 of 2", "gloo rejected the call: no such operation");
   EXPECT_LT(std::chrono::steady_clock::now() - begin, seconds(10));
+}
+
+class UnreachableStore final : public ::c10d::HashStore {
+ public:
+  void set(const std::string&, const std::vector<std::uint8_t>&) override {
+    throw std::runtime_error("connection refused");
+  }
+};
+
+// As if a stranger had connected to another rank, which took it for this one and waits in the first collective.
+TEST(FailureTest, AThreadThatCannotConnectReportsItLongBeforeOthersTimeOut) {
+  ProcessGroup::Impl group;
+  group.timeout = seconds(300);
+  group.world_ranks = {0, 1};
+  group.store = c10::make_intrusive<UnreachableStore>();
+  const comm::StorePtr signs = comm::make_local_store();
+  group.backend_name = "gloo";
+  group.liveness = std::make_shared<comm::Liveness>(signs, false, 0, 2, std::nullopt);
+  comm::Liveness other(signs, false, 1, 2, std::nullopt);
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_ERROR(group.connect("init process group"), ErrorCode::rank_failure, "rank 0 of 2 could not connect",
+               "connection refused");
+  EXPECT_TRUE(testing::soon([&] { return !other.failure().empty(); }));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, seconds(60));
+}
+
+TEST(FailureTest, ARankThatStillConnectsIsSaidToDoSo) {
+  ProcessGroup::Impl group;
+  group.timeout = seconds(60);
+  group.world_ranks = {0, 1};
+  group.rank = 1;
+  group.store = comm::make_local_store();  // in which rank 0 never appears
+  const comm::StorePtr signs = comm::make_local_store();
+  group.backend_name = "gloo";
+  group.liveness = std::make_shared<comm::Liveness>(signs, false, 1, 2, std::nullopt);
+  comm::Liveness other(signs, false, 0, 2, std::nullopt);
+  std::thread connecting(
+      [&] { EXPECT_ERROR(group.connect("init process group"), ErrorCode::rank_failure, "could not connect"); });
+  EXPECT_TRUE(testing::soon([&] { return other.call_of(1, "world").has_value(); }));
+  const int ranks[] = {0, 1};
+  EXPECT_THAT(other.explain_timeout(ranks, {"world", 1, "barrier"}, seconds(5)),
+              HasSubstr("rank 1 did not arrive within 5000 ms; rank 1 is in the connection to other ranks"));
+  connecting.join();
 }
 
 // A rank must not leave while others still connect to it.

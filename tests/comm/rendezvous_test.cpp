@@ -124,7 +124,7 @@ TEST(RendezvousTest, AHostWithoutAnAddressIsNamed) {
 
 TEST(RendezvousTest, AMasterThatDoesNotRunIsNamed) {
   InitOptions options = second_of_two();
-  options.master_port = testing::free_port();
+  options.master_port = free_port();
   const Stopwatch watch;
   EXPECT_ERROR(init_process_group(options), ErrorCode::rank_failure, "could not reach rank 0's store", "2000 ms");
   EXPECT_LT(watch.elapsed(), seconds(6));
@@ -132,7 +132,7 @@ TEST(RendezvousTest, AMasterThatDoesNotRunIsNamed) {
 
 // A thread of the server reads messages as they come.
 TEST(DeadlineStoreTest, IsFreedInTimeAfterHalfAMessage) {
-  const std::uint16_t port = testing::free_port();
+  const std::uint16_t port = free_port();
   comm::StorePtr store = comm::connect_store({"127.0.0.1", port, 0, seconds(10), seconds(1)});
   const int client = ::socket(AF_INET, SOCK_STREAM, 0);
   sockaddr_in address{};
@@ -215,7 +215,7 @@ TEST(RendezvousTest, AnAgentThatDoesNotRunIsNamed) {
   InitOptions options = second_of_two();
   options.rank = 0;
   options.agent_store = true;
-  options.master_port = testing::free_port();
+  options.master_port = free_port();
   EXPECT_ERROR(init_process_group(options), ErrorCode::rank_failure,
                "rank 0 could not use the store of torchrun's agent at 127.0.0.1", "LibTorch here is ");
 }

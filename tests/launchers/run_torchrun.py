@@ -9,6 +9,7 @@ with two agents, of which each counts its own restarts.
 import functools
 import os
 import pathlib
+import random
 import re
 import signal
 import socket
@@ -24,9 +25,16 @@ TORCHRUN = [sys.executable, pathlib.Path(__file__).resolve().parent / "torchrun.
 
 
 def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
+    """A free port that no socket is given by the system: another job's would take this job's ranks for its own."""
+    first_given = int(pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    for port in random.sample(range(10000, first_given), 100):
+        with socket.socket() as listener:
+            try:
+                listener.bind(("", port))
+            except OSError:
+                continue
+            return port
+    raise Failure("no free port")
 
 
 def training(programs, checkpoints):

@@ -1,10 +1,7 @@
 #pragma once
 // Ranks as processes, forked from the test, which must not have threads yet.
 
-#include <arpa/inet.h>
 #include <gtest/gtest.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -18,22 +15,10 @@
 #include <vector>
 
 #include "tessera/base/error.h"
+#include "tessera/base/internal/free_port.h"
 #include "tessera/comm/init.h"
 
 namespace tessera::testing {
-
-// Returns a port that was free a moment ago.
-inline std::uint16_t free_port() {
-  const int listener = ::socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof(address);
-  ::bind(listener, reinterpret_cast<sockaddr*>(&address), size);
-  ::getsockname(listener, reinterpret_cast<sockaddr*>(&address), &size);
-  ::close(listener);
-  return ntohs(address.sin_port);
-}
 
 // Options with which a dead rank is noticed soon.
 inline InitOptions quick() {

@@ -19,6 +19,9 @@ constexpr char kLeft[] = "left";  // the last sign of a rank, and a key that exi
 
 std::string sign_key(int rank) { return fmt::format("sign/{}", rank); }
 
+// The time in which a thread that failed reports it, so that others name its failure, not what followed from it.
+constexpr milliseconds kReportOfThread(3000);
+
 // Stands for a space within a name.
 constexpr char kSpace = '\x1f';
 // Begins the name of a comparison.
@@ -76,14 +79,16 @@ std::string list_of(const std::vector<int>& ranks) {
 
 }  // namespace
 
-Liveness::Liveness(StorePtr store, bool keeps_store, int rank, int size, milliseconds dead_after, std::string keeper)
+Liveness::Liveness(StorePtr store, bool keeps_store, int rank, int size, std::optional<milliseconds> dead_after,
+                   std::string keeper)
     : store_(std::move(store)),
       keeps_store_(keeps_store),
       keeper_(std::move(keeper)),
       rank_(rank),
       size_(size),
-      dead_after_(dead_after),
-      period_(std::clamp(dead_after / 10, milliseconds(20), milliseconds(1000))),
+      may_die_(dead_after.has_value()),
+      dead_after_(dead_after.value_or(kReportOfThread)),
+      period_(std::clamp(dead_after_ / 10, milliseconds(20), milliseconds(1000))),
       signs_(keeps_store ? static_cast<std::size_t>(size) : 0, Sign{"", Clock::now()}) {
   try {
     beat();  // before this rank meets others, so that they can miss it, however late the thread starts
@@ -241,7 +246,7 @@ void Liveness::watch_next() {
       last_sign_ = sign;
       last_heard_ = now;
       compare_calls(next, calls_of(sign));
-    } else if (now - last_heard_ > dead_after_ && !sign.empty()) {
+    } else if (may_die_ && now - last_heard_ > dead_after_ && !sign.empty()) {
       report(fmt::format("rank {} died: no sign of life for {} ms", next, dead_after_.count()));
     }
     return;

@@ -28,9 +28,10 @@ struct CallCounts {
 
 class Liveness {
  public:
-  // `store` must be used by this object alone. A rank without a sign of life for `dead_after` is dead. `keeps_store`:
-  // the store ends when this rank leaves. `keeper`: who keeps the store, for messages.
-  Liveness(StorePtr store, bool keeps_store, int rank, int size, std::chrono::milliseconds dead_after,
+  // `store` must be used by this object alone. A rank without a sign of life for `dead_after` is dead; without a value,
+  // ranks are threads, which cannot die unnoticed and may be late on a busy machine. `keeps_store`: the store ends when
+  // this rank leaves. `keeper`: who keeps the store, for messages.
+  Liveness(StorePtr store, bool keeps_store, int rank, int size, std::optional<std::chrono::milliseconds> dead_after,
            std::string keeper = "rank 0");
   Liveness(const Liveness&) = delete;
   Liveness& operator=(const Liveness&) = delete;
@@ -77,6 +78,7 @@ class Liveness {
   bool keeps_store_;
   std::string keeper_;
   int rank_, size_;
+  bool may_die_;
   std::chrono::milliseconds dead_after_, period_;
 
   mutable std::mutex mutex_;  // guards the following members

@@ -18,9 +18,8 @@ void run_local(int ranks, const std::function<void(const ProcessGroup& group)>& 
   std::mutex mutex;
   std::exception_ptr first;
   const auto run = [&](int rank) {
-    // A thread cannot die unnoticed, so the limit may be long.
-    const auto liveness = std::make_shared<comm::Liveness>(comm::with_prefix("live", store), false, rank, ranks,
-                                                           std::max(options.timeout, std::chrono::milliseconds(1000)));
+    const auto liveness =
+        std::make_shared<comm::Liveness>(comm::with_prefix("live", store), false, rank, ranks, std::nullopt);
     try {
       f(comm::make_world({"gloo", rank, ranks, options.timeout, comm::with_prefix("world", store), liveness}));
     } catch (...) {

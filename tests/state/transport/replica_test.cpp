@@ -169,7 +169,7 @@ TEST(ReplicaRestoreTest, AGroupOfOneRankOrOfOtherRanksIsRefused) {
 TEST(ReplicaRestoreTest, ARankThatDiedGetsItsStateFromTheRankThatKeepsIt) {
   InitOptions again = quick();
   again.world_size = 4;
-  again.master_port = testing::free_port();
+  again.master_port = free_port();
   const auto is_restored = [&](Replica& replica, StateDict state, int rank) {
     replica.restore(state, rank == 1);
     replica.update(state);
