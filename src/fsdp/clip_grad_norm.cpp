@@ -93,7 +93,6 @@ at::Tensor ShardedModule::clip_grad_norm_(double max_norm, double norm_type) {
   });
   const c10::NoGradGuard no_grad;
   const ParameterParts parts(*module_ptr());
-  const bool is_flat_sharded = is_sharded(options().strategy);
   std::vector<at::Tensor> grads;
   ShardedNorm norm_of_all(norm_type);
   // `elements` are this rank's elements of the gradient of `param`; `in_shard` states whether FSDP shards it.
@@ -114,6 +113,7 @@ at::Tensor ShardedModule::clip_grad_norm_(double max_norm, double norm_type) {
   std::set<const void*> seen;
   for (const Unit* unit : runtime_->units()) {
     const FlatParamHandle& handle = *unit->handle();
+    const bool is_flat_sharded = is_sharded(handle.options().strategy);
     for (const at::Tensor& param : handle.params()) seen.insert(param.unsafeGetTensorImpl());
     if (options().use_orig_params) {
       for (const at::Tensor& param : handle.params()) add_param(param, is_flat_sharded);

@@ -74,12 +74,13 @@ enum class BackwardPrefetch : std::uint8_t {
 struct Options {
   ShardingStrategy strategy = ShardingStrategy::full_shard;
   MixedPrecision mixed_precision;
-  /// Selects modules whose own parameters and buffers keep their dtypes under mixed precision. They become units.
-  /// PyTorch: MixedPrecision._module_classes_to_ignore.
+  /// Selects modules whose own parameters and buffers keep their dtypes under mixed precision. They become units, with
+  /// the precision that the policy states for them, if any. PyTorch: MixedPrecision._module_classes_to_ignore.
   std::function<bool(const torch::nn::Module& module)> keeps_full_precision = is_batch_norm;
   /// Whether the optimizer works on the original parameters. If false, it works on one flat parameter per unit.
   bool use_orig_params = true;
-  /// Selects the units; by default every wrapped module is one. With a policy, any module can be.
+  /// Selects the units and their options; by default every wrapped module is one. With a policy, any module can be. The
+  /// model itself has the options stated here.
   WrapPolicy policy = nullptr;
   /// Modules, including their submodules, and parameters that are not sharded and whose gradients are not averaged.
   std::vector<std::shared_ptr<torch::nn::Module>> ignored_modules;
@@ -223,8 +224,9 @@ class FullyShardedDataParallel : public ShardedModule {
   using Pointer = std::conditional_t<kIsHolder, Module, std::shared_ptr<Module>>;
 
   /// Shards the model over the ranks of `group`. A collective. Throws `Error(invalid_argument)` on all ranks if a
-  /// parameter is in two units, a module is sharded already, a parameter is on meta and there is no `param_init_fn`, or
-  /// the ranks have different parts of a tensor parallel model; and whenever FlatParamHandle throws.
+  /// parameter is in two units, a module is sharded already, options of a unit contradict those of the model, a
+  /// parameter is on meta and there is no `param_init_fn`, or the ranks have different parts of a tensor parallel model;
+  /// and whenever FlatParamHandle throws.
   explicit FullyShardedDataParallel(Pointer module, const ProcessGroup& group = {}, Options options = {})
       : ShardedModule(pointer_of(module), group, std::move(options)), module_(std::move(module)) {}
 

@@ -211,17 +211,17 @@ class WrapBase : public Impl, public Wrappable {
     check_not_sharded("torch::load", /*permitted_when_summoned=*/true);
     Impl::load(archive);
   }
-  void to(torch::Device device, torch::Dtype dtype, bool non_blocking = false) override {
+  void to(torch::Device target_device, torch::Dtype target_dtype, bool non_blocking = false) override {
     check_not_sharded("to", /*permitted_when_summoned=*/false);
-    Impl::to(device, dtype, non_blocking);
+    Impl::to(target_device, target_dtype, non_blocking);
   }
-  void to(torch::Dtype dtype, bool non_blocking = false) override {
+  void to(torch::Dtype target_dtype, bool non_blocking = false) override {
     check_not_sharded("to", /*permitted_when_summoned=*/false);
-    Impl::to(dtype, non_blocking);
+    Impl::to(target_dtype, non_blocking);
   }
-  void to(torch::Device device, bool non_blocking = false) override {
+  void to(torch::Device target_device, bool non_blocking = false) override {
     check_not_sharded("to", /*permitted_when_summoned=*/false);
-    Impl::to(device, non_blocking);
+    Impl::to(target_device, non_blocking);
   }
 };
 

@@ -1,6 +1,7 @@
 #pragma once
 /// \file
-/// Policies that select which modules of a model become units. PyTorch: torch/distributed/fsdp/wrap.py.
+/// Policies that select which modules of a model become units, and the options of each. PyTorch:
+/// torch/distributed/fsdp/wrap.py.
 
 #include <torch/nn/module.h>
 #include <torch/nn/modules/container/moduledict.h>
@@ -8,14 +9,45 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
+#include <utility>
+
+#include "tessera/fsdp/options.h"
 
 namespace tessera::fsdp {
 
-/// Returns whether a module becomes a unit. Called for every module that has parameters which are not in a unit inside
+/// Options of one unit. The model's `Options` apply where there is no value.
+struct UnitOptions {
+  /// Hybrid for all units of a model or for none: gradients are averaged over the same ranks.
+  std::optional<ShardingStrategy> strategy = std::nullopt;
+  /// Also of a module that `Options::keeps_full_precision` selects. `MixedPrecision()` keeps the parameters' dtype.
+  std::optional<MixedPrecision> mixed_precision = std::nullopt;
+  std::optional<bool> offload_params = std::nullopt;
+};
+
+/// The decision of a policy: whether a module becomes a unit, and its options. Converts from `bool` and `UnitOptions`.
+class UnitChoice {
+ public:
+  UnitChoice(bool is_unit) : is_unit_(is_unit) {}
+  UnitChoice(UnitOptions options) : is_unit_(true), options_(std::move(options)) {}
+  bool is_unit() const { return is_unit_; }
+  const UnitOptions& options() const { return options_; }
+
+ private:
+  bool is_unit_;
+  UnitOptions options_;
+};
+
+/// Decides whether a module becomes a unit. Called for every module that has parameters which are not in a unit inside
 /// it, inner modules before outer ones. `numel` is the number of elements of these parameters. If the policy returns
 /// false, they belong to the next enclosing unit. The modules need not be held in a Wrap: the unit is then unsharded
-/// from the first op that takes one of its parameters to the next op of another unit.
-using WrapPolicy = std::function<bool(const torch::nn::Module& module, std::int64_t numel)>;
+/// from the first op that takes one of its parameters to the next op of another unit. PyTorch: CustomPolicy.
+///
+///     options.policy = [](const torch::nn::Module& module, std::int64_t numel) -> fsdp::UnitChoice {
+///       if (module.as<torch::nn::EmbeddingImpl>()) return fsdp::UnitOptions{.mixed_precision = fsdp::MixedPrecision()};
+///       return module.as<BlockImpl>() != nullptr;
+///     };
+using WrapPolicy = std::function<UnitChoice(const torch::nn::Module& module, std::int64_t numel)>;
 
 /// Selects modules of the given classes: `wrap_modules<BlockImpl, torch::nn::LinearImpl>()`. PyTorch: ModuleWrapPolicy.
 template <typename... Impls>

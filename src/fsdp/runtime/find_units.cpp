@@ -10,6 +10,8 @@ namespace tessera::fsdp {
 
 namespace {
 
+bool lowers_precision(const MixedPrecision& mixed) { return mixed.param_dtype || mixed.buffer_dtype; }
+
 class Search {
  public:
   explicit Search(const Options& options) : options_(options) {
@@ -53,16 +55,39 @@ class Search {
       own.modules.insert(own.modules.end(), rest.modules.begin(), rest.modules.end());
     }
     own.module = &module;
-    own.keeps_full_precision = keeps_full_precision(module, options_);
+    if (is_root) set_options(own, {});
     if (is_root || own.params.empty()) return own;
-    if (!own.keeps_full_precision && !is_selected(own)) return own;
+    const UnitChoice choice = choose(own);
+    if (!choice.is_unit() && !keeps_full_precision(module, options_)) return own;
+    set_options(own, choice.options());
     check_free(own);
     add(std::move(own));
     return FoundUnit{};
   }
 
-  bool is_selected(const FoundUnit& unit) const {
-    return options_.policy ? options_.policy(*unit.module, numel_of(unit)) : unit.wrappable() != nullptr;
+  UnitChoice choose(const FoundUnit& unit) const {
+    return options_.policy ? options_.policy(*unit.module, numel_of(unit)) : UnitChoice(unit.wrappable() != nullptr);
+  }
+
+  void set_options(FoundUnit& unit, const UnitOptions& own) const {
+    unit.strategy = own.strategy.value_or(options_.strategy);
+    unit.offload_params = own.offload_params.value_or(options_.offload_params);
+    unit.mixed_precision = keeps_full_precision(*unit.module, options_)
+                               ? own.mixed_precision.value_or(MixedPrecision())
+                               : own.mixed_precision.value_or(options_.mixed_precision);
+    if (is_hybrid(unit.strategy) != is_hybrid(options_.strategy)) {
+      fail(ErrorCode::invalid_argument,
+           "the strategy of unit '{}' is {} and that of the model {}, expected a hybrid strategy for all units or none",
+           printable(unit.name), strategy_name(unit.strategy), strategy_name(options_.strategy));
+    }
+    if (lowers_precision(options_.mixed_precision) || !lowers_precision(unit.mixed_precision)) return;
+    for (const torch::nn::Module* module : unit.modules) {
+      if (module == unit.module || !options_.keeps_full_precision || !options_.keeps_full_precision(*module)) continue;
+      fail(ErrorCode::invalid_argument,
+           "unit '{}' has mixed precision and contains a {}, which keeps full precision, expected mixed precision in the "
+           "model's options, or a policy that selects this module with UnitOptions::mixed_precision",
+           printable(unit.name), module->name());
+    }
   }
 
   // A module that the model contains under two names is one unit.
@@ -115,9 +140,19 @@ class Search {
 
 }  // namespace
 
+std::string_view strategy_name(ShardingStrategy strategy) {
+  switch (strategy) {
+    case ShardingStrategy::full_shard: return "full_shard";
+    case ShardingStrategy::shard_grad_op: return "shard_grad_op";
+    case ShardingStrategy::no_shard: return "no_shard";
+    case ShardingStrategy::hybrid_shard: return "hybrid_shard";
+    case ShardingStrategy::hybrid_shard_zero2: return "hybrid_shard_zero2";
+  }
+  return "unknown";
+}
+
 bool keeps_full_precision(const torch::nn::Module& module, const Options& options) {
-  const MixedPrecision& mixed = options.mixed_precision;
-  return (mixed.param_dtype || mixed.buffer_dtype) && options.keeps_full_precision &&
+  return lowers_precision(options.mixed_precision) && options.keeps_full_precision &&
          options.keeps_full_precision(module);
 }
 

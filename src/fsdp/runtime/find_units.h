@@ -4,6 +4,7 @@
 #include <torch/nn/module.h>
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tessera/fsdp/flat_param_handle.h"
@@ -16,18 +17,24 @@ struct FoundUnit {
   torch::nn::Module* module = nullptr;      // the unit's module
   std::vector<NamedParameter> params;       // under their names in the model
   std::vector<torch::nn::Module*> modules;  // the modules that own the parameters
-  bool keeps_full_precision = false;        // whether the options select its module
+
+  // From the options of the model and those that the policy states for the unit.
+  ShardingStrategy strategy = ShardingStrategy::full_shard;
+  MixedPrecision mixed_precision;
+  bool offload_params = false;
 
   // Null if the module is not wrapped.
   Wrappable* wrappable() const { return dynamic_cast<Wrappable*>(module); }
 };
 
-// Returns whether mixed precision does not apply to parameters and buffers of a module itself.
+std::string_view strategy_name(ShardingStrategy strategy);
+
+// Returns whether the model's mixed precision does not apply to parameters and buffers of a module itself.
 bool keeps_full_precision(const torch::nn::Module& module, const Options& options);
 
 // Returns the units: first the model itself, even if it has no parameters, then the units inside it in the order of the
-// modules' children, inner units before outer ones. Throws Error(invalid_argument) if a parameter would be in two units
-// or a module is a unit already.
+// modules' children, inner units before outer ones. Throws Error(invalid_argument) if a parameter would be in two units,
+// a module is a unit already, or options of a unit contradict those of the model.
 std::vector<FoundUnit> find_units(torch::nn::Module& model, const Options& options);
 
 }  // namespace tessera::fsdp

@@ -24,26 +24,31 @@ std::string quoted_name(const Unit& unit) {
 
 std::string text_of(const std::optional<at::ScalarType>& dtype) { return dtype ? c10::toString(*dtype) : "its own"; }
 
-// Adds what must be equal on all ranks.
-void describe(const Options& options, CallArguments& arguments) {
-  const MixedPrecision& mixed = options.mixed_precision;
-  arguments.add("strategy", static_cast<int>(options.strategy))
+// Each of the following functions adds what must be equal on all ranks.
+
+void describe(ShardingStrategy strategy, const MixedPrecision& mixed, bool offload_params, CallArguments& arguments) {
+  arguments.add("strategy", strategy_name(strategy))
       .add("param_dtype", text_of(mixed.param_dtype))
       .add("reduce_dtype", text_of(mixed.reduce_dtype))
       .add("buffer_dtype", text_of(mixed.buffer_dtype))
       .add("keep_low_precision_grads", mixed.keep_low_precision_grads)
-      .add("use_orig_params", options.use_orig_params)
+      .add("offload_params", offload_params);
+}
+
+void describe(const Options& options, CallArguments& arguments) {
+  describe(options.strategy, options.mixed_precision, options.offload_params, arguments);
+  arguments.add("use_orig_params", options.use_orig_params)
       .add("backward_prefetch", static_cast<int>(options.backward_prefetch))
       .add("forward_prefetch", options.forward_prefetch)
       .add("max_prefetched_units", options.max_prefetched_units)
       .add("sync_module_states", options.sync_module_states)
-      .add("offload_params", options.offload_params)
       .add("replicas", options.replicas.has_value());
 }
 
 void describe(const FoundUnit& unit, const Options& options, CallArguments& arguments) {
   arguments.add("unit",
                 fmt::format("'{}' on {}", printable(unit.name), c10::DeviceTypeName(device_of(unit, options).type())));
+  describe(unit.strategy, unit.mixed_precision, unit.offload_params, arguments);
   const auto add = [&](const char* kind, const std::string& name, const at::Tensor& tensor) {
     arguments.add(
         kind, fmt::format("'{}' {} {}{}", printable(name), c10::toString(tensor.scalar_type()),
@@ -96,11 +101,11 @@ Runtime::Runtime(std::shared_ptr<torch::nn::Module> module, const ProcessGroup& 
     initialize(unit, group_, groups_, options_);
     if (!unit.params.empty()) {
       FlatParamOptions flat;
-      flat.strategy = options_.strategy;
-      if (!unit.keeps_full_precision) flat.mixed_precision = options_.mixed_precision;
+      flat.strategy = unit.strategy;
+      flat.mixed_precision = unit.mixed_precision;
       flat.use_orig_params = options_.use_orig_params;
       flat.device = device_of(unit, options_);
-      flat.offload_params = options_.offload_params;
+      flat.offload_params = unit.offload_params;
       flat.replicas = options_.replicas;
       handle = std::make_unique<FlatParamHandle>(unit.params, group_, flat);
     }
@@ -110,10 +115,11 @@ Runtime::Runtime(std::shared_ptr<torch::nn::Module> module, const ProcessGroup& 
   root_ = owned_.front().get();
   implicit_calls_ = std::make_shared<ImplicitCalls>(*this);
   for (const FoundUnit& unit : found) {
+    const std::optional<at::ScalarType> dtype = unit.mixed_precision.buffer_dtype;
     for (const torch::nn::Module* owner : unit.modules) {
-      if (keeps_full_precision(*owner, options_)) continue;
+      if (!dtype || (owner != unit.module && keeps_full_precision(*owner, options_))) continue;
       for (const at::Tensor& buffer : owner->buffers(/*recurse=*/false)) {
-        if (buffer.defined() && buffer.is_floating_point()) buffers_.push_back({buffer, buffer.scalar_type()});
+        if (buffer.defined() && buffer.is_floating_point()) buffers_.push_back({buffer, buffer.scalar_type(), *dtype});
       }
     }
   }
@@ -224,7 +230,8 @@ void Runtime::end_call(const std::shared_ptr<Call>& call, bool has_gradient) {
   }
   if (std::find(ended_.begin(), ended_.end(), &unit) == ended_.end()) ended_.push_back(&unit);
   if (unit.handle() != nullptr) {
-    const bool stays = &unit == root_ || !reshards_after_forward(options_.strategy) || is_last_call();
+    const bool stays =
+        &unit == root_ || !reshards_after_forward(unit.handle()->options().strategy) || is_last_call();
     unit.handle()->reshard(/*frees_unsharded=*/!(has_gradient && stays));
     unit.handle()->set_training_state(TrainingState::idle);
   }
@@ -331,10 +338,8 @@ void Runtime::prefetch_forward() {
 }
 
 void Runtime::cast_buffers(bool own_dtype) {
-  const std::optional<at::ScalarType> dtype = options_.mixed_precision.buffer_dtype;
-  if (!dtype) return;
   for (const Buffer& buffer : buffers_) {
-    const at::ScalarType wanted = own_dtype ? buffer.dtype : *dtype;
+    const at::ScalarType wanted = own_dtype ? buffer.dtype : buffer.compute_dtype;
     if (buffer.tensor.scalar_type() != wanted) buffer.tensor.set_data(buffer.tensor.detach().to(wanted));
   }
 }

@@ -48,7 +48,7 @@ class Runtime {
   void check_call(std::string_view operation, const std::function<void(CallArguments&)>& check) const;
   void agree(std::string_view step, std::exception_ptr failure) const;
 
-  // Casts the buffers to buffer_dtype of the options, or back to their own dtypes.
+  // Casts the buffers to buffer_dtype of their units, or back to their own dtypes.
   void cast_buffers(bool own_dtype);
 
   bool syncs_gradients = true;
@@ -113,9 +113,9 @@ class Runtime {
   std::shared_ptr<ImplicitCalls> implicit_calls_;
   struct Buffer {
     at::Tensor tensor;
-    at::ScalarType dtype;  // the original
+    at::ScalarType dtype, compute_dtype;  // the original one, and that of forward and backward
   };
-  std::vector<Buffer> buffers_;  // those with a floating-point dtype
+  std::vector<Buffer> buffers_;  // those whose unit has a buffer_dtype
 
   bool in_forward_ = false, in_backward_ = false, is_order_checked_ = false;
   bool forward_records_graph_ = false;  // whether gradients were enabled at the beginning of the latest forward

@@ -203,7 +203,6 @@ void make_full(Dict& states, const ShardedParams& params, const std::vector<Unit
       if (value.is_any_tensor()) states.at(name).get<Dict>()[key] = full_tensor_of(value);
     }
   }
-  if (params.empty()) return;
   for (const Unit* unit : units) {
     const FlatParamHandle& handle = *unit->handle();
     std::map<std::string, std::vector<Piece>> pieces;  // by the key of the state
@@ -275,7 +274,7 @@ StateDict ShardedModule::optim_state_dict(const torch::optim::Optimizer& optimiz
     }
   });
   if (type == StateDictType::sharded) return state;
-  make_full(state.at("state").get<Dict>(), sharded_params(*runtime_), runtime_->units(), full);
+  make_full(state.at("state").get<Dict>(), sharded_params(*runtime_), sharded_units(*runtime_), full);
   if (full.rank0_only && group().rank() != 0) return {};
   return state;
 }

@@ -18,11 +18,18 @@ const std::vector<std::int64_t>& ShardedParam::size() const {
   return spec != nullptr ? spec->layout.size() : handle->layout().params()[index].shape;
 }
 
+std::vector<Unit*> sharded_units(const Runtime& runtime) {
+  std::vector<Unit*> units;
+  for (Unit* unit : runtime.units()) {
+    if (is_sharded(unit->handle()->options().strategy)) units.push_back(unit);
+  }
+  return units;
+}
+
 ShardedParams sharded_params(const Runtime& runtime) {
   ShardedParams params;
-  if (!is_sharded(runtime.options().strategy)) return params;
   const ParameterParts parts(*runtime.module());
-  for (const Unit* unit : runtime.units()) {
+  for (const Unit* unit : sharded_units(runtime)) {
     FlatParamHandle* handle = unit->handle();
     const FlatParamLayout& layout = handle->layout();
     const auto add = [&](const std::string& fqn, std::size_t i) {
@@ -36,8 +43,7 @@ ShardedParams sharded_params(const Runtime& runtime) {
 
 ParameterParts unsharded_parts(const Runtime& runtime) {
   ParameterParts parts(*runtime.module());
-  if (!is_sharded(runtime.options().strategy)) return parts;
-  for (const Unit* unit : runtime.units()) {
+  for (const Unit* unit : sharded_units(runtime)) {
     for (const at::Tensor& param : unit->handle()->params()) parts.remove(param);
   }
   return parts;

@@ -29,8 +29,11 @@ struct ShardedParam {
   }
 };
 
+// Returns the units whose strategy shards parameters.
+std::vector<Unit*> sharded_units(const Runtime& runtime);
+
 using ShardedParams = std::map<std::string, ShardedParam>;
-// Returns the parameters of all units; empty if the strategy does not shard.
+// Returns the parameters of these units.
 ShardedParams sharded_params(const Runtime& runtime);
 // Returns the parts of all other parameters that are local tensors of DTensors.
 ParameterParts unsharded_parts(const Runtime& runtime);

@@ -45,7 +45,6 @@ StateDict local_state(const StateDict& state, const ShardedParams& params, const
   for (const auto& [key, value] : state) {
     if (params.count(std::get<std::string>(key)) == 0) local.insert_or_assign(key, value);
   }
-  if (params.empty()) return local;
   for (const Unit* unit : units) local.insert_or_assign(flat_name_of(*unit), flat_param_of(*unit->handle()));
   return local;
 }
@@ -59,7 +58,6 @@ StateDict full_state(StateDict state, const ShardedParams& params, const std::ve
     const at::Device device = full.offload_to_cpu ? at::Device(at::kCPU) : tensor.device();
     state.insert_or_assign(key, tensor.to(device, tensor.scalar_type(), /*non_blocking=*/false, /*copy=*/true));
   }
-  if (params.empty()) return state;
   for (const Unit* unit : units) {
     const FlatParamHandle& handle = *unit->handle();
     std::vector<Piece> pieces;
@@ -111,8 +109,8 @@ StateDict ShardedModule::state_dict(StateDictType type, const FullStateOptions& 
   }
   const ShardedParams params = sharded_params(*runtime_);
   if (type == StateDictType::sharded) return sharded_state(std::move(state), params);
-  if (type == StateDictType::local) return local_state(state, params, runtime_->units());
-  state = full_state(std::move(state), params, runtime_->units(), full);
+  if (type == StateDictType::local) return local_state(state, params, sharded_units(*runtime_));
+  state = full_state(std::move(state), params, sharded_units(*runtime_), full);
   return full.rank0_only && group().rank() != 0 ? StateDict() : state;
 }
 
@@ -127,14 +125,14 @@ IncompatibleKeys ShardedModule::load_state_dict(const StateDict& state_dict, con
   });
   const ShardedParams params = sharded_params(*runtime_);
   std::map<std::string, const Unit*> flat_params;
-  for (const Unit* unit : runtime_->units()) flat_params[flat_name_of(*unit)] = unit;
+  for (const Unit* unit : sharded_units(*runtime_)) flat_params[flat_name_of(*unit)] = unit;
 
   const ParameterParts parts = unsharded_parts(*runtime_);
   const StateDict now = local_model_state(*module_ptr(), parts);
   StateDict own;                                          // the new value, but of sharded parameters that of `now`
   std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // destination in a shard, source
   const auto take = [&](const std::string& name, const Value& value) {
-    if (const auto flat = flat_params.find(name); flat != flat_params.end() && !params.empty()) {
+    if (const auto flat = flat_params.find(name); flat != flat_params.end()) {
       const FlatParamHandle& handle = *flat->second->handle();
       copies.emplace_back(handle.flat_param().detach(), local_flat_param(value, name, handle));
       for (const auto& [param_name, param] : params) {
