@@ -74,6 +74,26 @@ void ShardedModule::zero_grad() {
   for (const at::Tensor& param : parameters()) param.mutable_grad().reset();
 }
 
+void ShardedModule::register_comm_hook(CommHook hook) {
+  runtime_->check_call("register_comm_hook", [&](CallArguments&) {
+    runtime_->check_idle("register_comm_hook");
+    if (!hook) fail(ErrorCode::invalid_argument, "register_comm_hook: the hook is null, expected a function");
+    if (runtime_->has_comm_hook) {
+      fail(ErrorCode::invalid_argument, "register_comm_hook: the model has a hook, expected one registration");
+    }
+    if (is_hybrid(options().strategy)) {
+      fail(ErrorCode::unsupported, "register_comm_hook: the strategy is hybrid, expected another strategy");
+    }
+  });
+  for (const Unit* unit : runtime_->units()) unit->handle()->set_comm_hook(hook);
+  runtime_->has_comm_hook = true;
+}
+
+void ShardedModule::register_post_reduce_hook(std::function<void(std::size_t unit)> hook) {
+  runtime_->check_idle("register_post_reduce_hook");
+  runtime_->post_reduce_hook = std::move(hook);
+}
+
 ShardedModule::NoSync::NoSync(Runtime& runtime, bool off) : runtime_(runtime), before_(runtime.syncs_gradients) {
   runtime_.syncs_gradients = runtime_.syncs_gradients && off;
 }

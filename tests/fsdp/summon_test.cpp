@@ -5,13 +5,18 @@
 
 #include <limits>
 #include <stdexcept>
+#include <string>
+#include <vector>
 
+#include "fsdp/grads.h"
 #include "fsdp/small_model.h"
 #include "support/error_matchers.h"
 #include "tessera/comm/local_ranks.h"
 
 namespace tessera::fsdp {
 namespace {
+
+using ::testing::ElementsAre;
 
 TEST(SummonTest, WholeParametersCanBeComputedWith) {
   SmallModel alone = make_model();
@@ -70,6 +75,136 @@ TEST(SummonTest, WhatIsDoneToWholeParametersIsKeptIfAskedFor) {
     both.rank0_only = true;
     EXPECT_ERROR(model.summon_full_params([] {}, both), ErrorCode::invalid_argument,
                  "rank0_only and writeback are both set");
+  });
+}
+
+std::vector<std::string> unsharded_units(const ShardedModule& model) {
+  std::vector<std::string> names;
+  for (std::size_t i = 0; i < model.unit_count(); ++i) {
+    if (model.handle(i).is_unsharded()) names.push_back(model.unit_name(i));
+  }
+  return names;
+}
+
+TEST(SummonTest, TheUnitsOfAModule) {
+  SmallModel alone = make_model();
+  const at::Tensor input = at::ones({2, 7}, at::kDouble);
+  const at::Tensor expected = alone->first->forward(input);
+  run_local(2, [&](const ProcessGroup& group) {
+    FullyShardedDataParallel<SmallModel> model(make_model(), group);
+    const auto units_of = [&](const torch::nn::Module* module, bool recurse) {
+      std::vector<std::string> names;
+      model.summon_full_params([&] { names = unsharded_units(model); }, {.module = module, .recurse = recurse});
+      return names;
+    };
+    EXPECT_THAT(units_of(nullptr, true), ElementsAre("", "first", "twice", "inner", "never", "head"));
+    EXPECT_THAT(units_of(nullptr, false), ElementsAre(""));
+    EXPECT_THAT(units_of(model->first.get(), true), ElementsAre("first"));
+    EXPECT_THAT(units_of(model->first->up.get(), false), ElementsAre("first"));  // a part of a unit
+
+    const SummonOptions of_first{.module = model->first.get()};
+    model.summon_full_params(
+        [&] {
+          EXPECT_TRUE(at::equal(model->first->forward(input), expected));
+          EXPECT_EQ(model->twice->up->weight.dim(), 1);
+          EXPECT_ERROR(model->twice->forward(input), ErrorCode::invalid_argument,
+                       "'twice' was called in summon_full_params of other units");
+          EXPECT_ERROR(model(batch_of(0, 0)), ErrorCode::invalid_argument, "the model itself was called");
+          model->first->up->bias.detach().fill_(3);
+        },
+        of_first);
+    model.summon_full_params([&] {
+      EXPECT_EQ(model->first->up->bias.mean().item<double>(), 3);
+      EXPECT_NE(model->twice->up->bias.mean().item<double>(), 3);
+    });
+
+    EXPECT_ERROR(units_of(alone.get(), true), ErrorCode::invalid_argument, "is not in the model");
+    EXPECT_ERROR(units_of(group.rank() == 0 ? model->first.get() : model->twice.get(), true),
+                 ErrorCode::invalid_argument, "rank 0 has unit first and rank 1 has unit twice");
+    EXPECT_ERROR(model.summon_full_params([&] { model.summon_full_params([] {}); }), ErrorCode::invalid_argument,
+                 "called in itself");
+    EXPECT_THAT(unsharded_units(model), ElementsAre());
+  });
+}
+
+TEST(SummonTest, ChangesToGradientsAreKept) {
+  run_local(3, [&](const ProcessGroup& group) {
+    for (const Options& way : kWays) {
+      FullyShardedDataParallel<SmallModel> model(make_model(), group, way);
+      loss_of(model(batch_of(0, group.rank()))).backward();
+      const std::vector<at::Tensor> before = unsharded_grads(model);
+      const auto change = [&](bool writeback) {
+        model.summon_full_params(
+            [&] {
+              for (const at::Tensor& param : unique_params(*model.module())) {
+                if (param.grad().defined()) param.mutable_grad() = param.grad() * 2;
+              }
+              model->scale.mutable_grad().reset();
+              model->never->up->bias.mutable_grad() = at::ones_like(model->never->up->bias);
+            },
+            {.writeback = writeback, .with_grads = true});
+      };
+      change(false);
+      const std::vector<at::Tensor> same = unsharded_grads(model);
+      for (std::size_t i = 0; i < before.size(); ++i) {
+        ASSERT_EQ(same[i].defined(), before[i].defined());
+        if (!same[i].defined()) continue;
+        EXPECT_TRUE(at::equal(same[i], before[i])) << i;
+      }
+      change(true);
+      model.summon_full_params(
+          [&] {
+            const std::vector<at::Tensor> params = unique_params(*model.module());
+            for (std::size_t i = 0; i < params.size(); ++i) {
+              const at::Tensor& grad = params[i].grad();
+              if (params[i].is_same(model->scale)) {
+                EXPECT_TRUE(!grad.defined() || grad.abs().max().item<double>() == 0);
+              } else if (params[i].is_same(model->never->up->bias)) {
+                EXPECT_TRUE(at::equal(grad, at::ones_like(grad)));
+              } else if (before[i].defined()) {
+                EXPECT_TRUE(at::allclose(grad, before[i] * 2)) << i;
+              }
+            }
+          },
+          {.writeback = false, .with_grads = true});
+      EXPECT_ERROR(model.summon_full_params([&] {
+        if (group.rank() == 1) model->inner->weight.set_data(at::ones({2}, at::kDouble));
+      }),
+                   ErrorCode::invalid_argument, "'inner.weight' has shape [2], expected [5, 7]");
+    }
+  });
+}
+
+TEST(SummonTest, NotInBackward) {
+  run_local(2, [&](const ProcessGroup& group) {
+    FullyShardedDataParallel<SmallModel> model(make_model(), group);
+    const at::Tensor first = model(batch_of(0, group.rank()));
+    first.register_hook([&](const at::Tensor&) {
+      EXPECT_ERROR(model.summon_full_params([] {}), ErrorCode::invalid_argument,
+                   "summon_full_params: called in backward of the model");
+    });
+    loss_of(first).backward();
+  });
+}
+
+struct SummonsImpl : torch::nn::Module {
+  SummonsImpl() { linear = register_module("linear", Wrap<torch::nn::Linear>(3, 3)); }
+  at::Tensor forward(const at::Tensor& x) {
+    EXPECT_ERROR(model->summon_full_params([] {}), ErrorCode::invalid_argument,
+                 "summon_full_params: called in forward of the model");
+    return linear(x);
+  }
+  Wrap<torch::nn::Linear> linear{nullptr};
+  ShardedModule* model = nullptr;
+};
+TORCH_MODULE(Summons);
+
+TEST(SummonTest, NotInForward) {
+  run_local(2, [&](const ProcessGroup& group) {
+    FullyShardedDataParallel<Summons> model(Summons(), group);
+    model->model = &model;
+    model(at::ones({2, 3})).sum().backward();
+    EXPECT_EQ(unsharded_grads(model).size(), 2u);
   });
 }
 

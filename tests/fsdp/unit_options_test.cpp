@@ -182,9 +182,7 @@ TEST(UnitOptionsOfPrecisionTest, EachUnitComputesInItsOwnDtype) {
       options.policy = by_name(*plain, units);
       FullyShardedDataParallel<torch::nn::Sequential> model(plain, group, options);
       model(at::ones({2, 4})).sum().backward();
-      const auto dtypes = [&](std::size_t i) {
-        return dynamic_cast<const ProbeImpl&>(*plain[i]).dtypes;
-      };
+      const auto dtypes = [&](std::size_t i) { return dynamic_cast<const ProbeImpl&>(*plain[i]).dtypes; };
       EXPECT_THAT(dtypes(0), ElementsAre(at::kFloat, at::kFloat, at::kFloat));
       EXPECT_THAT(dtypes(1), ElementsAre(casts_inputs ? at::kBFloat16 : at::kFloat, at::kBFloat16, at::kHalf));
       if (by_model) {

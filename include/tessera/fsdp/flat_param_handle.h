@@ -48,6 +48,13 @@ class FlatParamExtensions {
   virtual at::Tensor post_unflatten_transform(const std::string& fqn, const at::Tensor& view);
 };
 
+/// Reduces the gradient of a flat parameter instead of an average over the ranks of `group`. Starts to compute `shard`,
+/// this rank's elements of the result, from `gradient`, this rank's unsharded gradient; with `no_shard` both are one
+/// tensor. Returns a function that blocks until `shard` is complete. Both tensors are one-dimensional, in the dtype of
+/// reductions, and stay valid until then. Called on all ranks in the same order. PyTorch: register_comm_hook.
+using CommHook = std::function<std::function<void()>(const at::Tensor& gradient, const at::Tensor& shard,
+                                                     const ProcessGroup& group)>;
+
 struct FlatParamOptions {
   ShardingStrategy strategy = ShardingStrategy::full_shard;
   MixedPrecision mixed_precision;
@@ -120,7 +127,10 @@ class FlatParamHandle {
   void use_full_precision(bool on);
   /// Replaces the unsharded parameters by copies on CPU until reshard(), and frees their memory on the device.
   void to_cpu();
-  /// Copies the values of the unsharded parameters into the shards, on each rank those of its own shard.
+  /// Throws `Error(invalid_argument)` if an unsharded parameter, or with `with_grads` its gradient, has another shape.
+  void check_unsharded(bool with_grads) const;
+  /// Copies the values of the unsharded parameters into the shards, on each rank those of its own shard. Throws if
+  /// check_unsharded would.
   void write_back_unsharded();
   /// Returns `tensors`, one per parameter and of its shape, flattened in the layout of the unsharded flat parameter.
   /// Padding is 0. The inverse of unflatten_as.
@@ -154,6 +164,8 @@ class FlatParamHandle {
   void take_gradient(std::size_t i);
   /// Returns whether a gradient was taken that has not been reduced.
   bool has_unsharded_gradient() const;
+  /// Replaces the reduction; null restores the average. Must not be called while a reduction is pending.
+  void set_comm_hook(CommHook hook);
   /// Starts to average the gradients that were taken over all ranks. Parameters without one contribute 0.
   void start_reduce_gradient();
   /// Blocks until the reduction completes, and adds its result to the gradient that was set aside.
@@ -166,7 +178,10 @@ class FlatParamHandle {
   /// Sets the `grad` of the unsharded parameters to their full gradients; a parameter that has none on any rank is left
   /// alone. A collective. Throws `Error(invalid_argument)` on all ranks if a gradient has not been reduced.
   void unshard_grad();
-  /// Makes the sharded gradients visible again; changes to the full gradients are discarded.
+  /// Copies the full gradients that unshard_grad() set, or others that were assigned since, into the sharded gradient,
+  /// on each rank those of its own shard. Throws if check_unsharded would.
+  void write_back_unsharded_grad();
+  /// Makes the sharded gradients visible again.
   void reshard_grad() { prepare_gradient_for_optim(); }
 
  private:

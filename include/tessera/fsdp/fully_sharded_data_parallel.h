@@ -128,7 +128,11 @@ struct SummonOptions {
   bool writeback = true;    ///< keeps changes that `f` makes: each rank writes back its own shards
   bool rank0_only = false;  ///< other ranks see their shards; requires `writeback = false`
   bool offload_to_cpu = false;
-  bool with_grads = false;  ///< unshards gradients, too; changes to them are discarded
+  bool with_grads = false;  ///< unshards gradients, too
+  /// A module of the model: only units that have parameters of it are unsharded. Null for the model itself.
+  const torch::nn::Module* module = nullptr;
+  /// Whether units inside `module` are unsharded, too. If not, only the unit that `module` belongs to is.
+  bool recurse = true;
 };
 
 class Runtime;
@@ -177,14 +181,32 @@ class ShardedModule {
   };
   [[nodiscard]] NoSync no_sync(bool off = false) { return {*runtime_, off}; }
 
+  /// Replaces the reduction of all units' gradients, from the next backward on; see CommHook. All ranks must call it. A
+  /// collective. Throws `Error(invalid_argument)` if a hook is registered or `hook` is null, `Error(unsupported)` with
+  /// a hybrid strategy.
+  void register_comm_hook(CommHook hook);
+
+  /// Calls `hook` in backward for each unit once its gradient has been reduced and no call of it remains: the gradient
+  /// is visible as `grad` of the unit's parameters, or of its flat parameter, and both may be changed. An optimizer
+  /// that steps there, and sets the gradients to none, keeps only the gradients of a few units in memory:
+  ///
+  ///     model.register_post_reduce_hook([&](std::size_t unit) {
+  ///       optimizers[unit].step();  // of model.handle(unit).params()
+  ///       optimizers[unit].zero_grad();
+  ///     });
+  ///
+  /// Not called by a backward under no_sync. A new hook replaces the previous one; null removes it.
+  void register_post_reduce_hook(std::function<void(std::size_t unit)> hook);
+
   /// Scales all gradients so that their joint norm over the shards of all ranks is at most `max_norm`. Returns the norm
   /// before scaling. `norm_type` is any number above 0, or infinity. A collective. Throws `Error(invalid_argument)` if
   /// a gradient has not been reduced.
   at::Tensor clip_grad_norm_(double max_norm, double norm_type = 2.0);
 
-  /// Runs `f` while all parameters are unsharded, in their own dtype, and gradients are disabled. `f` may call the
-  /// model and its units like a model that is not sharded. A collective. Throws `Error(invalid_argument)` in forward or
-  /// backward. If `f` throws on any rank, nothing is written back and every rank throws.
+  /// Runs `f` while the parameters are unsharded, in their own dtype, and gradients are disabled. `f` may call what is
+  /// unsharded, the model or units, like a model that is not sharded. A collective. Throws `Error(invalid_argument)` in
+  /// forward or backward, and if `f` leaves a parameter or gradient of another shape that would be written back. If `f`
+  /// throws on any rank, nothing is written back and every rank throws.
   void summon_full_params(const std::function<void()>& f, const SummonOptions& options = {});
 
   /// Returns parameters and buffers under their names in the module that was wrapped. A collective if `type` is `full`.
@@ -225,8 +247,8 @@ class FullyShardedDataParallel : public ShardedModule {
 
   /// Shards the model over the ranks of `group`. A collective. Throws `Error(invalid_argument)` on all ranks if a
   /// parameter is in two units, a module is sharded already, options of a unit contradict those of the model, a
-  /// parameter is on meta and there is no `param_init_fn`, or the ranks have different parts of a tensor parallel model;
-  /// and whenever FlatParamHandle throws.
+  /// parameter is on meta and there is no `param_init_fn`, or the ranks have different parts of a tensor parallel
+  /// model; and whenever FlatParamHandle throws.
   explicit FullyShardedDataParallel(Pointer module, const ProcessGroup& group = {}, Options options = {})
       : ShardedModule(pointer_of(module), group, std::move(options)), module_(std::move(module)) {}
 

@@ -44,8 +44,8 @@ class UnitChoice {
 /// from the first op that takes one of its parameters to the next op of another unit. PyTorch: CustomPolicy.
 ///
 ///     options.policy = [](const torch::nn::Module& module, std::int64_t numel) -> fsdp::UnitChoice {
-///       if (module.as<torch::nn::EmbeddingImpl>()) return fsdp::UnitOptions{.mixed_precision = fsdp::MixedPrecision()};
-///       return module.as<BlockImpl>() != nullptr;
+///       if (module.as<torch::nn::EmbeddingImpl>()) return fsdp::UnitOptions{.mixed_precision =
+///       fsdp::MixedPrecision()}; return module.as<BlockImpl>() != nullptr;
 ///     };
 using WrapPolicy = std::function<UnitChoice(const torch::nn::Module& module, std::int64_t numel)>;
 

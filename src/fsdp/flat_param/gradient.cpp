@@ -144,6 +144,13 @@ void FlatParamGradient::start_reduce() {
   zero_missing_params();
   reducing_ = std::exchange(unsharded_, at::Tensor()).to(reduce_dtype_);
   for (HasGradient& has : has_) has.unsharded = false;
+  if (comm_hook_) {
+    reduced_ = is_sharded(handle_.options().strategy)
+                   ? empty_flat(handle_.layout().sharded_numel(), reducing_.options())
+                   : reducing_;
+    finish_reduce_ = comm_hook_(reducing_, reduced_, handle_.group());
+    return;
+  }
   if (const int factor = predivide_factor(averaged_ranks(), reduce_dtype_); factor != 1) reducing_.div_(factor);
   if (fakes_reduce_) {
     reduced_ = handle_.shard_of(reducing_).clone();
@@ -160,12 +167,16 @@ void FlatParamGradient::finish_reduce() {
   if (!reduced_.defined()) return;
   const c10::NoGradGuard no_grad;
   const at::Tensor& flat_param = handle_.flat_param();
-  reduction_.wait();
+  if (comm_hook_) {
+    if (const auto finish = std::exchange(finish_reduce_, nullptr)) finish();
+  } else {
+    reduction_.wait();
+    if (const auto& replicas = handle_.options().replicas) replicas->all_reduce(reduced_);
+    const double ranks = averaged_ranks();
+    if (const double factor = ranks / predivide_factor(averaged_ranks(), reduce_dtype_); factor != 1)
+      reduced_.div_(factor);
+  }
   reducing_.reset();
-  if (const auto& replicas = handle_.options().replicas) replicas->all_reduce(reduced_);
-  const double ranks = averaged_ranks();
-  if (const double factor = ranks / predivide_factor(averaged_ranks(), reduce_dtype_); factor != 1)
-    reduced_.div_(factor);
   const at::Tensor grad = std::exchange(reduced_, at::Tensor()).to(flat_param.device(), flat_param.scalar_type());
   if (sharded_.defined()) {
     sharded_ = sharded_.to(flat_param.scalar_type()).add_(grad);  // casts a gradient that was kept in low precision
@@ -217,6 +228,19 @@ void FlatParamGradient::unshard() {
     if (has[static_cast<std::int64_t>(i)].item<int>() == 0) continue;
     handle_.params()[i].mutable_grad() = handle_.view_of(unsharded, i);
   }
+}
+
+void FlatParamGradient::write_back_unsharded() {
+  const c10::NoGradGuard no_grad;
+  std::vector<at::Tensor> grads;
+  for (std::size_t i = 0; i < has_.size(); ++i) {
+    const at::Tensor& grad = handle_.params()[i].grad();
+    has_[i].sharded = grad.defined();
+    grads.push_back(grad.defined() ? grad : at::zeros_like(handle_.params()[i]));
+  }
+  if (std::none_of(has_.begin(), has_.end(), [](HasGradient has) { return has.sharded; })) return sharded_.reset();
+  if (!sharded_.defined()) sharded_ = at::zeros_like(handle_.flat_param());
+  sharded_.copy_(handle_.shard_of(handle_.flatten_tensors(grads)));
 }
 
 }  // namespace tessera::fsdp

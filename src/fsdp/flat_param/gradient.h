@@ -18,11 +18,13 @@
 //   - has_[i].sharded implies that sharded_ is defined.
 //   - `grad` of the parameters is undefined after prepare_for_backward(). After prepare_for_optim() it is visible(i),
 //     or, without use_orig_params, that of the flat parameter is unsharded_ or else sharded_. These share memory with
-//     this object, so changes that the user makes in place are kept. Only unshard() sets gradients that are not read
-//     back.
+//     this object, so changes that the user makes in place are kept. Only gradients that unshard() sets are not read
+//     back before write_back_unsharded().
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
+#include <utility>
 #include <vector>
 
 #include "tessera/fsdp/flat_param_handle.h"
@@ -39,11 +41,13 @@ class FlatParamGradient {
   void adopt_visible();
   void take(std::size_t param);
   bool has_unsharded() const { return unsharded_.defined(); }
+  void set_comm_hook(CommHook hook) { comm_hook_ = std::move(hook); }
   void start_reduce();
   void finish_reduce();
   void prepare_for_optim();
   const at::Tensor& sharded() const { return sharded_; }
   void unshard();
+  void write_back_unsharded();
 
  private:
   at::Tensor visible(std::size_t param) const;
@@ -59,6 +63,8 @@ class FlatParamGradient {
   at::Tensor unsharded_;           // of the handle's compute_dtype_
   at::Tensor reducing_, reduced_;  // input and result of the pending reduction
   PendingCollective reduction_;
+  CommHook comm_hook_;                   // null: the average over the ranks
+  std::function<void()> finish_reduce_;  // of the hook, if it reduces
   at::Tensor sharded_;
   struct HasGradient {
     bool unsharded = false, sharded = false;  // in unsharded_, in sharded_

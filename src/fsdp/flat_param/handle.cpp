@@ -311,6 +311,19 @@ at::Tensor FlatParamHandle::flatten_tensors(const std::vector<at::Tensor>& tenso
   return flat;
 }
 
+void FlatParamHandle::check_unsharded(bool with_grads) const {
+  for (std::size_t i = 0; i < params_.size(); ++i) {
+    const auto check = [&](const char* what, const at::Tensor& tensor) {
+      const at::IntArrayRef expected = unsharded_->views[i].sizes();
+      if (tensor.sizes() == expected) return;
+      fail(ErrorCode::invalid_argument, "write back parameters: {} '{}' has shape {}, expected {}", what,
+           printable(layout_.params()[i].fqn), shape_to_string(tensor.sizes().vec()), shape_to_string(expected.vec()));
+    };
+    check("unsharded parameter", params_[i]);
+    if (with_grads && params_[i].grad().defined()) check("the gradient of unsharded parameter", params_[i].grad());
+  }
+}
+
 void FlatParamHandle::write_back_unsharded() {
   const c10::NoGradGuard no_grad;
   flat_param_.detach().copy_(shard_of(flatten_tensors(params_)));
@@ -350,10 +363,12 @@ void FlatParamHandle::prepare_gradient_for_backward() { gradient_->prepare_for_b
 void FlatParamHandle::adopt_visible_gradients() { gradient_->adopt_visible(); }
 void FlatParamHandle::take_gradient(std::size_t i) { gradient_->take(i); }
 bool FlatParamHandle::has_unsharded_gradient() const { return gradient_->has_unsharded(); }
+void FlatParamHandle::set_comm_hook(CommHook hook) { gradient_->set_comm_hook(std::move(hook)); }
 void FlatParamHandle::start_reduce_gradient() { gradient_->start_reduce(); }
 void FlatParamHandle::finish_reduce_gradient() { gradient_->finish_reduce(); }
 void FlatParamHandle::prepare_gradient_for_optim() { gradient_->prepare_for_optim(); }
 const at::Tensor& FlatParamHandle::sharded_gradient() const { return gradient_->sharded(); }
 void FlatParamHandle::unshard_grad() { gradient_->unshard(); }
+void FlatParamHandle::write_back_unsharded_grad() { gradient_->write_back_unsharded(); }
 
 }  // namespace tessera::fsdp

@@ -84,7 +84,8 @@ class Search {
     for (const torch::nn::Module* module : unit.modules) {
       if (module == unit.module || !options_.keeps_full_precision || !options_.keeps_full_precision(*module)) continue;
       fail(ErrorCode::invalid_argument,
-           "unit '{}' has mixed precision and contains a {}, which keeps full precision, expected mixed precision in the "
+           "unit '{}' has mixed precision and contains a {}, which keeps full precision, expected mixed precision in "
+           "the "
            "model's options, or a policy that selects this module with UnitOptions::mixed_precision",
            printable(unit.name), module->name());
     }
@@ -142,11 +143,16 @@ class Search {
 
 std::string_view strategy_name(ShardingStrategy strategy) {
   switch (strategy) {
-    case ShardingStrategy::full_shard: return "full_shard";
-    case ShardingStrategy::shard_grad_op: return "shard_grad_op";
-    case ShardingStrategy::no_shard: return "no_shard";
-    case ShardingStrategy::hybrid_shard: return "hybrid_shard";
-    case ShardingStrategy::hybrid_shard_zero2: return "hybrid_shard_zero2";
+    case ShardingStrategy::full_shard:
+      return "full_shard";
+    case ShardingStrategy::shard_grad_op:
+      return "shard_grad_op";
+    case ShardingStrategy::no_shard:
+      return "no_shard";
+    case ShardingStrategy::hybrid_shard:
+      return "hybrid_shard";
+    case ShardingStrategy::hybrid_shard_zero2:
+      return "hybrid_shard_zero2";
   }
   return "unknown";
 }

@@ -33,8 +33,8 @@ std::string_view strategy_name(ShardingStrategy strategy);
 bool keeps_full_precision(const torch::nn::Module& module, const Options& options);
 
 // Returns the units: first the model itself, even if it has no parameters, then the units inside it in the order of the
-// modules' children, inner units before outer ones. Throws Error(invalid_argument) if a parameter would be in two units,
-// a module is a unit already, or options of a unit contradict those of the model.
+// modules' children, inner units before outer ones. Throws Error(invalid_argument) if a parameter would be in two
+// units, a module is a unit already, or options of a unit contradict those of the model.
 std::vector<FoundUnit> find_units(torch::nn::Module& model, const Options& options);
 
 }  // namespace tessera::fsdp

@@ -3,6 +3,8 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <iterator>
+#include <set>
 #include <utility>
 
 #include "fsdp/environment.h"
@@ -117,6 +119,7 @@ Runtime::Runtime(std::shared_ptr<torch::nn::Module> module, const ProcessGroup& 
   for (const FoundUnit& unit : found) {
     const std::optional<at::ScalarType> dtype = unit.mixed_precision.buffer_dtype;
     for (const torch::nn::Module* owner : unit.modules) {
+      unit_of_[owner] = owned_[static_cast<std::size_t>(&unit - found.data())].get();
       if (!dtype || (owner != unit.module && keeps_full_precision(*owner, options_))) continue;
       for (const at::Tensor& buffer : owner->buffers(/*recurse=*/false)) {
         if (buffer.defined() && buffer.is_floating_point()) buffers_.push_back({buffer, buffer.scalar_type(), *dtype});
@@ -140,6 +143,34 @@ void Runtime::check_idle(std::string_view function) const {
   if (is_idle()) return;
   fail(ErrorCode::invalid_argument, "{}: called in {} of the model, expected outside of forward and backward", function,
        in_forward_ ? "forward" : "backward");
+}
+
+void Runtime::check_summoned(const Unit& unit) const {
+  if (unit.is_summoned) return;
+  fail(ErrorCode::invalid_argument,
+       "forward: {} was called in summon_full_params of other units, expected a call of what is unsharded",
+       quoted_name(unit));
+}
+
+std::vector<Unit*> Runtime::units_of(const torch::nn::Module& module, bool recurse) const {
+  const std::vector<std::shared_ptr<torch::nn::Module>> all = module_->modules();
+  if (std::none_of(all.begin(), all.end(), [&](const auto& each) { return each.get() == &module; })) {
+    fail(ErrorCode::invalid_argument, "units of a module: the {} is not in the model, expected a module of the model",
+         module.name());
+  }
+  std::set<const Unit*> wanted;
+  const auto add = [&](const torch::nn::Module& each) {
+    if (const auto found = unit_of_.find(&each); found != unit_of_.end()) wanted.insert(found->second);
+  };
+  if (recurse) {
+    module.apply([&](const torch::nn::Module& each) { add(each); });
+  } else {
+    add(module);
+  }
+  std::vector<Unit*> units;
+  std::copy_if(units_.begin(), units_.end(), std::back_inserter(units),
+               [&](const Unit* unit) { return wanted.count(unit) != 0; });
+  return units;
 }
 
 // --- forward
@@ -230,8 +261,7 @@ void Runtime::end_call(const std::shared_ptr<Call>& call, bool has_gradient) {
   }
   if (std::find(ended_.begin(), ended_.end(), &unit) == ended_.end()) ended_.push_back(&unit);
   if (unit.handle() != nullptr) {
-    const bool stays =
-        &unit == root_ || !reshards_after_forward(unit.handle()->options().strategy) || is_last_call();
+    const bool stays = &unit == root_ || !reshards_after_forward(unit.handle()->options().strategy) || is_last_call();
     unit.handle()->reshard(/*frees_unsharded=*/!(has_gradient && stays));
     unit.handle()->set_training_state(TrainingState::idle);
   }
@@ -460,6 +490,17 @@ void Runtime::finish_oldest_reduction() {
   const auto begin = std::chrono::steady_clock::now();
   unit.handle()->finish_reduce_gradient();
   waited_ += std::chrono::steady_clock::now() - begin;
+  unit.awaits_hook = true;
+  if (unit.calls_ahead == 0 && unit.open_calls.empty()) call_post_reduce_hook(unit);
+}
+
+// The hook may change the parameters, so backward must not need them any more.
+void Runtime::call_post_reduce_hook(Unit& unit) {
+  if (!std::exchange(unit.awaits_hook, false) || !post_reduce_hook) return;
+  unit.handle()->prepare_gradient_for_optim();
+  post_reduce_hook(static_cast<std::size_t>(std::find(units_.begin(), units_.end(), &unit) - units_.begin()));
+  unit.handle()->write_back_params();
+  unit.handle()->adopt_visible_gradients();
 }
 
 void Runtime::prefetch_backward(const Unit& unit) {
@@ -480,6 +521,7 @@ void Runtime::end_backward() {
     unit->handle()->set_training_state(TrainingState::idle);
     unit->use_accumulators(false);
     unit->calls_ahead = 0;
+    call_post_reduce_hook(*unit);
     if (unit->prepared_in == backward_) unit->handle()->prepare_gradient_for_optim();
   }
   in_backward_ = false;
@@ -489,7 +531,9 @@ void Runtime::end_backward() {
 void Runtime::abandon() {
   open_.clear();
   for (Unit* unit : units_) unit->open_calls.clear();
+  const auto hook = std::exchange(post_reduce_hook, nullptr);  // not of gradients that are incomplete
   end_backward();
+  post_reduce_hook = hook;
 }
 
 }  // namespace tessera::fsdp

@@ -14,6 +14,7 @@
 #include <deque>
 #include <exception>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -52,7 +53,14 @@ class Runtime {
   void cast_buffers(bool own_dtype);
 
   bool syncs_gradients = true;
-  bool is_summoned = false;  // all units are unsharded, and calls are plain calls of the modules
+  std::function<void(std::size_t unit)> post_reduce_hook;  // may be null
+  bool has_comm_hook = false;
+  bool is_summoned = false;  // units are unsharded, and their calls are plain calls of the modules
+  // Throws Error(invalid_argument) unless the unit is unsharded by summon_full_params.
+  void check_summoned(const Unit& unit) const;
+  // Returns the units that have parameters of `module`; without `recurse` the unit that it belongs to. Throws
+  // Error(invalid_argument) if it is not in the model.
+  std::vector<Unit*> units_of(const torch::nn::Module& module, bool recurse) const;
 
   // --- forward
 
@@ -101,6 +109,7 @@ class Runtime {
   void complete_after(std::uint64_t end);
   void complete(Unit& unit);
   void finish_oldest_reduction();
+  void call_post_reduce_hook(Unit& unit);
   void end_backward();
 
   std::shared_ptr<torch::nn::Module> module_;
@@ -110,6 +119,7 @@ class Runtime {
   std::vector<std::unique_ptr<Unit>> owned_;
   Unit* root_ = nullptr;
   std::vector<Unit*> units_;
+  std::map<const torch::nn::Module*, Unit*> unit_of_;  // the unit that a module's own parameters belong to
   std::shared_ptr<ImplicitCalls> implicit_calls_;
   struct Buffer {
     at::Tensor tensor;

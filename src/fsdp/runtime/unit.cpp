@@ -8,7 +8,7 @@
 namespace tessera::fsdp {
 
 void Wrappable::check_not_sharded(std::string_view function, bool permitted_when_summoned) const {
-  if (unit_ == nullptr || (permitted_when_summoned && unit_->runtime().is_summoned)) return;
+  if (unit_ == nullptr || (permitted_when_summoned && unit_->is_summoned)) return;
   fail(ErrorCode::invalid_argument, "{}: module '{}' is sharded, expected {}", function, printable(unit_->name()),
        permitted_when_summoned ? "the call in summon_full_params, or the state dict of the FullyShardedDataParallel"
                                : "the conversion before the model is sharded");

@@ -56,6 +56,7 @@ class Unit {
   // Returns whether all gradients of the open calls have arrived.
   bool is_done() const;
 
+  bool is_summoned = false;           // unsharded by summon_full_params; of the model itself: all units are
   std::int64_t running_forwards = 0;  // calls through a Wrap that have not ended
   // Returns whether a call is running, or backward has reached one: the unit is unsharded then.
   bool is_in_use() const { return running_forwards != 0 || !open_calls.empty(); }
@@ -66,6 +67,7 @@ class Unit {
   std::int64_t calls_ahead = 0;                   // calls of forward that backward has not reached
   std::uint64_t first_call = 0;                   // the clock at the unit's first call in the latest forward
   std::uint64_t prepared_in = 0;                  // the number of the backward that the gradient was prepared for
+  bool awaits_hook = false;                       // whether the gradient was reduced since the hook was called
 
  private:
   // Shared with the hooks, which may outlive the unit.

@@ -22,7 +22,10 @@ struct UnitCall::State {
 
 UnitCall::UnitCall(Unit& unit) : state_(std::make_unique<State>(unit)) {
   Runtime& runtime = state_->runtime;
-  if (runtime.is_summoned) return;
+  if (runtime.is_summoned) {
+    runtime.check_summoned(unit);
+    return;
+  }
   const UnobservedOps unobserved;
   runtime.implicit_calls()->finish();
   state_->call = runtime.begin_call(unit, c10::GradMode::is_enabled());

@@ -57,20 +57,44 @@ class Summoned {
   HiddenGradients gradients_;
 };
 
+// Marks units as unsharded during its lifetime.
+class SummonedUnits {
+ public:
+  SummonedUnits(Runtime& runtime, const std::vector<Unit*>& units) : runtime_(runtime), units_(units) { mark(true); }
+  ~SummonedUnits() { mark(false); }
+  SummonedUnits(const SummonedUnits&) = delete;
+  SummonedUnits& operator=(const SummonedUnits&) = delete;
+
+ private:
+  void mark(bool on) {
+    runtime_.is_summoned = on;
+    for (Unit* unit : units_) unit->is_summoned = on;
+    runtime_.root().is_summoned = on && units_.size() == runtime_.units().size();
+  }
+  Runtime& runtime_;
+  const std::vector<Unit*>& units_;
+};
+
 }  // namespace
 
 void ShardedModule::summon_full_params(const std::function<void()>& f, const SummonOptions& options) {
+  std::vector<Unit*> units;
   runtime_->check_call("summon_full_params", [&](CallArguments& arguments) {
     runtime_->check_idle("summon_full_params");
+    if (runtime_->is_summoned) {
+      fail(ErrorCode::invalid_argument, "summon_full_params: called in itself, expected one call at a time");
+    }
     if (!f) fail(ErrorCode::invalid_argument, "summon_full_params: the function is null, expected a function");
     if (options.rank0_only && options.writeback) {
       fail(ErrorCode::invalid_argument,
            "summon_full_params: rank0_only and writeback are both set, expected at most one: changes of rank 0 do not "
            "reach the other ranks");
     }
-    for (const Unit* unit : runtime_->units()) {
+    units = runtime_->units_of(options.module != nullptr ? *options.module : *module_ptr(), options.recurse);
+    for (const Unit* unit : units) {
       unit->handle()->write_back_params();
       if (options.with_grads) unit->handle()->adopt_visible_gradients();
+      arguments.add("unit", unit->name());
     }
     arguments.add("writeback", options.writeback)
         .add("rank0_only", options.rank0_only)
@@ -78,23 +102,25 @@ void ShardedModule::summon_full_params(const std::function<void()>& f, const Sum
   });
   runtime_->cast_buffers(/*own_dtype=*/true);
   std::vector<std::unique_ptr<Summoned>> summoned;
-  for (Unit* unit : runtime_->units()) {
+  for (Unit* unit : units) {
     summoned.push_back(std::make_unique<Summoned>(*unit->handle()));
     summoned.back()->summon(options);
   }
   agree_on(runtime_->groups(), "summon_full_params", [&] {
     const c10::AutoGradMode no_gradient(false);
-    runtime_->is_summoned = true;
-    try {
-      f();
-    } catch (...) {
-      runtime_->is_summoned = false;
-      throw;
-    }
-    runtime_->is_summoned = false;
+    const SummonedUnits marked(*runtime_, units);
+    f();
+    if (!options.writeback) return;
+    for (const Unit* unit : units) unit->handle()->check_unsharded(options.with_grads);
   });
   if (!options.writeback) return;
-  for (Unit* unit : runtime_->units()) unit->handle()->write_back_unsharded();
+  for (const Unit* unit : units) {
+    unit->handle()->write_back_unsharded();
+    if (options.with_grads) unit->handle()->write_back_unsharded_grad();
+  }
+  summoned.clear();
+  if (!options.with_grads) return;
+  for (const Unit* unit : units) unit->handle()->reshard_grad();
 }
 
 }  // namespace tessera::fsdp
