@@ -48,7 +48,7 @@ std::vector<at::Tensor> tensors_of(const std::vector<NamedParameter>& named) {
 }
 
 // One process with the data of all ranks, which averages the losses.
-void backward_of_all(const std::vector<at::Tensor>& params, int ranks) {
+void backward_of_params(const std::vector<at::Tensor>& params, int ranks) {
   for (int rank = 0; rank < ranks; ++rank) loss_of_params(params, rank).div(ranks).backward();
 }
 
@@ -152,7 +152,7 @@ TEST_P(FlatParamHandleTest, ParametersKeepTheirIdentityAndComeBackWhole) {
 TEST_P(FlatParamHandleTest, GradientsAreTheAverageOverTheRanks) {
   run_local(world(), [&](const ProcessGroup& group) {
     const std::vector<at::Tensor> full = tensors_of(make_params());
-    backward_of_all(full, world());
+    backward_of_params(full, world());
     FlatParamHandle handle(make_params(), group, options());
     backward_of_rank(handle, group.rank());
     std::vector<at::Tensor> expected;
@@ -178,7 +178,7 @@ TEST_P(FlatParamHandleTest, TrainsAsOneProcessDoes) {
     for (int step = 0; step < 8; ++step) {
       zero_grad(full);
       const double expected = loss_of_params(full, group.rank()).item<double>();
-      backward_of_all(full, world());
+      backward_of_params(full, world());
       zero_grad(optimized(handle));
       EXPECT_NEAR(backward_of_rank(handle, group.rank()), expected, 1e-12 * std::abs(expected));
       sgd_step(full);
@@ -239,8 +239,8 @@ TEST_P(FlatParamHandleTest, LowPrecisionComputesAndReducesAndTheShardStaysWhole)
         backward_of_rank(handle, group.rank());
         EXPECT_EQ(handle.sharded_gradient().scalar_type(), grad_dtype);
       }
-      backward_of_all(full, world());
-      backward_of_all(full, world());
+      backward_of_params(full, world());
+      backward_of_params(full, world());
       for (std::size_t i = 0; i < full.size(); ++i) {
         if (!full[i].grad().defined()) full[i].mutable_grad() = at::zeros_like(full[i]);
       }

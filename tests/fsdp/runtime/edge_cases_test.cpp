@@ -1,0 +1,237 @@
+// Models and options at the edges: without parameters or gradients, with ignored modules, with results that the loss
+// does not use.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/container/moduledict.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/optim/sgd.h>
+
+#include <limits>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "fsdp/grads.h"
+#include "fsdp/small_model.h"
+#include "support/error_matchers.h"
+#include "tessera/comm/local_ranks.h"
+#include "tessera/fsdp/meta_init.h"
+
+namespace tessera::fsdp {
+namespace {
+
+using ::testing::ElementsAre;
+
+std::vector<std::string> names_of_units(const ShardedModule& model) {
+  std::vector<std::string> names;
+  for (std::size_t i = 0; i < model.unit_count(); ++i) names.push_back(model.unit_name(i));
+  return names;
+}
+
+TEST(FsdpEdgeTest, AModelWithoutParameters) {
+  run_local(2, [](const ProcessGroup& group) {
+    FullyShardedDataParallel<torch::nn::Sequential> model(torch::nn::Sequential{torch::nn::Tanh()}, group);
+    EXPECT_EQ(model.unit_count(), 0u);
+    EXPECT_TRUE(model.parameters().empty());
+    const at::Tensor input = at::ones({2}).requires_grad_();
+    model(input).sum().backward();
+    EXPECT_TRUE(input.grad().defined());
+    EXPECT_EQ(model.clip_grad_norm_(1.0).item<double>(), 0.0);
+    EXPECT_TRUE(model.state_dict().empty());
+    EXPECT_TRUE(model.state_dict(StateDictType::full).empty());
+    model.summon_full_params([] {});
+  });
+}
+
+TEST(FsdpEdgeTest, WithoutGradientsNothingIsClipped) {
+  run_local(2, [](const ProcessGroup& group) {
+    for (const Options& way : kWays) {
+      FullyShardedDataParallel<SmallModel> model(make_model(), group, way);
+      for (const double type : {1.0, 2.0, std::numeric_limits<double>::infinity()}) {
+        EXPECT_EQ(model.clip_grad_norm_(1.0, type).item<double>(), 0.0);
+      }
+    }
+  });
+}
+
+TEST(FsdpEdgeTest, IgnoredModulesOfOtherRanksOrOtherModels) {
+  run_local(2, [](const ProcessGroup& group) {
+    const SmallModel differs = make_model();
+    Options options;
+    options.ignored_modules = {group.rank() == 0 ? differs->first.ptr() : differs->never.ptr()};
+    EXPECT_ERROR(FullyShardedDataParallel<SmallModel>(differs, group, options), ErrorCode::invalid_argument,
+                 "expected the same on all ranks");
+    options.ignored_modules = {make_model().ptr()};  // none of this model
+    const FullyShardedDataParallel<SmallModel> model(make_model(), group, options);
+    EXPECT_EQ(model.unit_count(), 6u);
+  });
+}
+
+TEST(FsdpEdgeTest, TheModelItselfIsIgnored) {
+  run_local(2, [](const ProcessGroup& group) {
+    const SmallModel plain = make_model();
+    Options options;
+    options.ignored_modules = {plain.ptr()};
+    FullyShardedDataParallel<SmallModel> model(plain, group, options);
+    EXPECT_EQ(model.unit_count(), 0u);
+    loss_of(model(batch_of(0, group.rank()))).backward();
+    EXPECT_EQ(model->inner->weight.dim(), 2);
+    EXPECT_TRUE(model->inner->weight.grad().defined());
+  });
+}
+
+TEST(FsdpEdgeTest, IgnoredModulesStayOnMeta) {
+  run_local(2, [](const ProcessGroup& group) {
+    SmallModel plain = make_model();
+    {
+      const MetaInit without_memory;
+      plain->never->up = torch::nn::Linear(7, 15);
+      plain->never->replace_module("up", plain->never->up.ptr());
+    }
+    Options options;
+    options.ignored_modules = {plain->never->up.ptr()};
+    FullyShardedDataParallel<SmallModel> model(plain, group, options);
+    loss_of(model(batch_of(0, group.rank()))).backward();
+    EXPECT_TRUE(plain->never->up->weight.is_meta());
+  });
+}
+
+struct ByNameImpl : torch::nn::Module {
+  ByNameImpl() { linear = register_module("linear", Wrap<torch::nn::Linear>(4, 4)); }
+  std::map<std::string, at::Tensor> forward(const std::map<std::string, at::Tensor>& inputs,
+                                            const std::vector<at::Tensor>& list) {
+    for (const auto& [name, tensor] : inputs) EXPECT_EQ(tensor.scalar_type(), at::kBFloat16) << name;
+    for (const at::Tensor& tensor : list) EXPECT_EQ(tensor.scalar_type(), at::kBFloat16);
+    return {{"sum", linear(inputs.at("a") + list.at(0))}};
+  }
+  Wrap<torch::nn::Linear> linear{nullptr};
+};
+TORCH_MODULE(ByName);
+
+TEST(FsdpEdgeTest, InputsMayBeListsAndDicts) {
+  run_local(2, [](const ProcessGroup& group) {
+    Options options;
+    options.mixed_precision.param_dtype = at::kBFloat16;
+    FullyShardedDataParallel<ByName> model(ByName(), group, options);
+    const at::Tensor x = at::ones({2, 4});
+    model(std::map<std::string, at::Tensor>{{"a", x}}, std::vector<at::Tensor>{x}).at("sum").sum().backward();
+    EXPECT_TRUE(unsharded_grads(model)[0].defined());
+  });
+}
+
+struct TwoResultsImpl : torch::nn::Module {
+  TwoResultsImpl() {
+    used = register_module("used", Wrap<Block>(4));
+    unused = register_module("unused", Wrap<Block>(4));
+  }
+  std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& x) {
+    const at::Tensor y = used(x);
+    return {y, unused(y)};
+  }
+  Wrap<Block> used{nullptr}, unused{nullptr};
+};
+TORCH_MODULE(TwoResults);
+
+TEST(FsdpEdgeTest, ResultsThatTheLossDoesNotUse) {
+  const auto make = [] {
+    TwoResults plain;
+    fill(*plain);
+    return plain;
+  };
+  run_local(2, [&](const ProcessGroup& group) {
+    for (const Options& way : kWays) {
+      TwoResults alone = make();
+      FullyShardedDataParallel<TwoResults> model(make(), group, way);
+      torch::optim::SGD optimizer(model.parameters(), 0.1), expected(alone->parameters(), 0.1);
+      for (int step = 0; step < 3; ++step) {
+        const at::Tensor input = at::linspace(0, 1, 8, at::kDouble).reshape({2, 4});
+        const auto loss = [&](const auto& results) {  // of one result, of both, of one again
+          return step == 1 ? loss_of(results.first) + loss_of(results.second) : loss_of(results.first);
+        };
+        model.zero_grad();
+        alone->zero_grad();
+        loss(model(input)).backward();
+        loss(alone->forward(input)).backward();
+        for (std::size_t i = 0; i < model.unit_count(); ++i)
+          EXPECT_FALSE(model.handle(i).is_gathered() && is_sharded(way.strategy));
+        optimizer.step();
+        expected.step();
+      }
+      const std::vector<at::Tensor> found = full_params(model), params = alone->parameters();
+      for (std::size_t i = 0; i < found.size(); ++i) EXPECT_TRUE(at::allclose(found[i], params[i], 1e-10)) << i;
+    }
+  });
+}
+
+struct ScaledImpl : torch::nn::Module {
+  ScaledImpl() { factor = register_parameter("factor", at::full({1}, 2.0)); }
+  at::Tensor forward(const at::Tensor& x) { return x * factor; }
+  at::Tensor factor;
+};
+TORCH_MODULE(Scaled);
+
+TEST(FsdpEdgeTest, AUnitOfOneElement) {
+  run_local(3, [](const ProcessGroup& group) {
+    for (const bool writeback : {true, false}) {
+      FullyShardedDataParallel<Scaled> model(Scaled(), group);
+      model.summon_full_params([&] { model->factor.detach().fill_(5); }, {.writeback = writeback});
+      EXPECT_EQ(model(at::ones({1})).item<float>(), writeback ? 5 : 2);
+      model(at::ones({1})).sum().backward();
+      EXPECT_EQ(unsharded_grads(model)[0].item<float>(), 1);
+    }
+  });
+}
+
+struct ContainersImpl : torch::nn::Module {
+  ContainersImpl() {
+    list->push_back(torch::nn::Linear(8, 8));
+    list->push_back(torch::nn::Linear(2, 2));
+    register_module("list", list);
+    dict->update({{"a", torch::nn::Linear(2, 2).ptr()}});
+    register_module("dict", dict);
+  }
+  torch::nn::ModuleList list;
+  torch::nn::ModuleDict dict;
+};
+TORCH_MODULE(Containers);
+
+TEST(FsdpEdgeTest, SizesDoNotMakeUnitsOfContainersNorCountIgnoredParameters) {
+  Options options;
+  options.policy = wrap_larger_than(5);
+  EXPECT_THAT(names_of_units(FullyShardedDataParallel<Containers>(Containers(), {}, options)),
+              ElementsAre("list.0", "list.1", "dict.a"));
+  options.policy = wrap_larger_than(70);
+  EXPECT_THAT(names_of_units(FullyShardedDataParallel<Containers>(Containers(), {}, options)),
+              ElementsAre("", "list.0"));
+  Containers plain;
+  options.ignored_parameters = {plain->list[0]->as<torch::nn::Linear>()->bias};
+  EXPECT_THAT(names_of_units(FullyShardedDataParallel<Containers>(plain, {}, options)), ElementsAre(""));
+}
+
+TEST(FsdpEdgeTest, TrainingAfterAnEvaluationIsAsWithoutIt) {
+  SmallModel alone = make_model();
+  backward_of_all(alone, {0}, 2);
+  run_local(2, [&](const ProcessGroup& group) {
+    for (const Options& way : kWays) {
+      FullyShardedDataParallel<SmallModel> model(make_model(), group, way);
+      for (int times = 0; times < 2; ++times) {
+        {
+          const at::NoGradGuard no_grad;
+          model.eval();
+          model(batch_of(3, group.rank()));
+          model.train();
+        }
+        model.zero_grad();
+        loss_of(model(batch_of(0, group.rank()))).backward();
+        expect_same_grads(unsharded_grads(model), *alone);
+      }
+    }
+  });
+}
+
+}  // namespace
+}  // namespace tessera::fsdp
