@@ -168,6 +168,9 @@ class FlatParamHandle {
   void set_comm_hook(CommHook hook);
   /// Starts to average the gradients that were taken over all ranks. Parameters without one contribute 0.
   void start_reduce_gradient();
+  /// With `replicas`, blocks until the sum over the ranks of the group is complete and starts that over the replicas.
+  /// finish_reduce_gradient() does it if necessary.
+  void continue_reduce_gradient();
   /// Blocks until the reduction completes, and adds its result to the gradient that was set aside.
   void finish_reduce_gradient();
   /// Makes the gradient visible as the `grad` of the sharded parameters or of the flat parameter. A gradient that has

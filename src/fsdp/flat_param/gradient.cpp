@@ -163,6 +163,14 @@ void FlatParamGradient::start_reduce() {
   }
 }
 
+void FlatParamGradient::continue_reduce() {
+  const auto& replicas = handle_.options().replicas;
+  if (!replicas || !reduced_.defined() || is_over_replicas_) return;
+  reduction_.wait();
+  reduction_ = replicas->start_all_reduce(reduced_);
+  is_over_replicas_ = true;
+}
+
 void FlatParamGradient::finish_reduce() {
   if (!reduced_.defined()) return;
   const c10::NoGradGuard no_grad;
@@ -170,8 +178,9 @@ void FlatParamGradient::finish_reduce() {
   if (comm_hook_) {
     if (const auto finish = std::exchange(finish_reduce_, nullptr)) finish();
   } else {
+    continue_reduce();
     reduction_.wait();
-    if (const auto& replicas = handle_.options().replicas) replicas->all_reduce(reduced_);
+    is_over_replicas_ = false;
     const double ranks = averaged_ranks();
     if (const double factor = ranks / predivide_factor(averaged_ranks(), reduce_dtype_); factor != 1)
       reduced_.div_(factor);

@@ -43,6 +43,7 @@ class FlatParamGradient {
   bool has_unsharded() const { return unsharded_.defined(); }
   void set_comm_hook(CommHook hook) { comm_hook_ = std::move(hook); }
   void start_reduce();
+  void continue_reduce();
   void finish_reduce();
   void prepare_for_optim();
   const at::Tensor& sharded() const { return sharded_; }
@@ -63,6 +64,7 @@ class FlatParamGradient {
   at::Tensor unsharded_;           // of the handle's compute_dtype_
   at::Tensor reducing_, reduced_;  // input and result of the pending reduction
   PendingCollective reduction_;
+  bool is_over_replicas_ = false;  // whether reduction_ is the second one, over the replicas
   CommHook comm_hook_;                   // null: the average over the ranks
   std::function<void()> finish_reduce_;  // of the hook, if it reduces
   at::Tensor sharded_;

@@ -365,6 +365,7 @@ void FlatParamHandle::take_gradient(std::size_t i) { gradient_->take(i); }
 bool FlatParamHandle::has_unsharded_gradient() const { return gradient_->has_unsharded(); }
 void FlatParamHandle::set_comm_hook(CommHook hook) { gradient_->set_comm_hook(std::move(hook)); }
 void FlatParamHandle::start_reduce_gradient() { gradient_->start_reduce(); }
+void FlatParamHandle::continue_reduce_gradient() { gradient_->continue_reduce(); }
 void FlatParamHandle::finish_reduce_gradient() { gradient_->finish_reduce(); }
 void FlatParamHandle::prepare_gradient_for_optim() { gradient_->prepare_for_optim(); }
 const at::Tensor& FlatParamHandle::sharded_gradient() const { return gradient_->sharded(); }

@@ -478,7 +478,9 @@ void Runtime::complete(Unit& unit) {
     while (std::find(reducing_.begin(), reducing_.end(), &unit) != reducing_.end()) finish_oldest_reduction();
     handle.start_reduce_gradient();
     reducing_.push_back(&unit);
-    while (reducing_.size() > 1) finish_oldest_reduction();
+    // The sum over the replicas of one unit overlaps with the sum within the group of the next one.
+    if (options_.replicas && reducing_.size() > 1) reducing_[reducing_.size() - 2]->handle()->continue_reduce_gradient();
+    while (reducing_.size() > (options_.replicas ? 2 : 1)) finish_oldest_reduction();
   }
   if (options_.backward_prefetch == BackwardPrefetch::post) prefetch_backward(unit);
 }
