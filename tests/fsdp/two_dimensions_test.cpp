@@ -407,9 +407,11 @@ TEST(TwoDimensionsTest, WhatDoesntFitIsRefused) {
     EXPECT_ERROR(one.model.load_state_dict(state), ErrorCode::invalid_argument,
                  "'first.up.weight' has shape [6, 6], expected [11, 6]");
     // A state from a mesh with other ranks.
-    const DeviceMesh other(mesh.group(), {1, 4}, {"dp", "tp"});
-    TrainedOnMesh of_others(other, {});
-    EXPECT_ERROR(one.model.load_state_dict(of_others.model.state_dict()), ErrorCode::invalid_argument,
+    TrainedOnMesh by_columns(DeviceMesh(mesh.group(), {1, 4}, {"dp", "tp"}), {});
+    EXPECT_ERROR(one.model.load_state_dict(by_columns.model.state_dict()), ErrorCode::invalid_argument,
+                 "'first.up.weight' has kind checkpointable, expected a tensor or a value that state_dict returned");
+    TrainedOnMesh by_rows(DeviceMesh(mesh.group(), {4, 1}, {"dp", "tp"}), {});
+    EXPECT_ERROR(one.model.load_state_dict(by_rows.model.state_dict()), ErrorCode::invalid_argument,
                  "is sharded differently");
     // Parallelized after FSDP.
     EXPECT_ERROR(parallelize_module(*one.model.module_ptr(), mesh["tp"], kPlan), ErrorCode::invalid_argument,

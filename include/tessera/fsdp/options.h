@@ -11,7 +11,8 @@ namespace tessera::fsdp {
 
 /// The parts of the training state that are sharded.
 enum class ShardingStrategy : std::uint8_t {
-  full_shard,          ///< parameters, gradients and optimizer state; parameters are resharded after forward
+  full_shard,          ///< parameters, gradients and optimizer state; parameters are resharded after forward. In a
+                       ///< group of one rank this is no_shard, which copies nothing
   shard_grad_op,       ///< the same, but parameters stay unsharded until their backward
   no_shard,            ///< nothing; parameters are replicated and gradients averaged over the ranks
   hybrid_shard,        ///< full_shard within a group, no_shard between the groups

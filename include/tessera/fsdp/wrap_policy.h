@@ -10,7 +10,6 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
-#include <utility>
 
 #include "tessera/fsdp/options.h"
 
@@ -28,8 +27,8 @@ struct UnitOptions {
 /// The decision of a policy: whether a module becomes a unit, and its options. Converts from `bool` and `UnitOptions`.
 class UnitChoice {
  public:
-  UnitChoice(bool is_unit) : is_unit_(is_unit) {}
-  UnitChoice(UnitOptions options) : is_unit_(true), options_(std::move(options)) {}
+  UnitChoice(bool is_unit) : is_unit_(is_unit) {}                                // NOLINT(google-explicit-constructor)
+  UnitChoice(const UnitOptions& options) : is_unit_(true), options_(options) {}  // NOLINT(google-explicit-constructor)
   bool is_unit() const { return is_unit_; }
   const UnitOptions& options() const { return options_; }
 

@@ -64,7 +64,7 @@ class FlatParamGradient {
   at::Tensor unsharded_;           // of the handle's compute_dtype_
   at::Tensor reducing_, reduced_;  // input and result of the pending reduction
   PendingCollective reduction_;
-  bool is_over_replicas_ = false;  // whether reduction_ is the second one, over the replicas
+  bool is_over_replicas_ = false;        // whether reduction_ is the second one, over the replicas
   CommHook comm_hook_;                   // null: the average over the ranks
   std::function<void()> finish_reduce_;  // of the hook, if it reduces
   at::Tensor sharded_;

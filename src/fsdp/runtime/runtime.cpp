@@ -103,7 +103,9 @@ Runtime::Runtime(std::shared_ptr<torch::nn::Module> module, const ProcessGroup& 
     initialize(unit, group_, groups_, options_);
     if (!unit.params.empty()) {
       FlatParamOptions flat;
-      flat.strategy = unit.strategy;
+      // One rank has nothing to gather: its shard is the parameter itself.
+      const bool is_alone = group_.size() == 1 && !is_hybrid(unit.strategy);
+      flat.strategy = is_alone ? ShardingStrategy::no_shard : unit.strategy;
       flat.mixed_precision = unit.mixed_precision;
       flat.use_orig_params = options_.use_orig_params;
       flat.device = device_of(unit, options_);
@@ -479,7 +481,8 @@ void Runtime::complete(Unit& unit) {
     handle.start_reduce_gradient();
     reducing_.push_back(&unit);
     // The sum over the replicas of one unit overlaps with the sum within the group of the next one.
-    if (options_.replicas && reducing_.size() > 1) reducing_[reducing_.size() - 2]->handle()->continue_reduce_gradient();
+    if (options_.replicas && reducing_.size() > 1)
+      reducing_[reducing_.size() - 2]->handle()->continue_reduce_gradient();
     while (reducing_.size() > (options_.replicas ? 2 : 1)) finish_oldest_reduction();
   }
   if (options_.backward_prefetch == BackwardPrefetch::post) prefetch_backward(unit);
