@@ -467,6 +467,17 @@ TEST(FsdpTest, AModuleThatIsShardedAlreadyIsRefused) {
                "module 'first' is sharded already");
 }
 
+TEST(FsdpTest, APlainModuleThatIsShardedAlreadyIsRefused) {
+  run_local(2, [](const ProcessGroup& group) {
+    const auto linear = std::make_shared<torch::nn::LinearImpl>(4, 4);
+    {
+      const FullyShardedDataParallel<torch::nn::LinearImpl> model(linear, group);
+      EXPECT_ERROR(FullyShardedDataParallel<torch::nn::LinearImpl>(linear, group), ErrorCode::invalid_argument,
+                   "module '' is sharded already");
+    }
+  });
+}
+
 struct UnorderedImpl : torch::nn::Module {
   UnorderedImpl() {
     one = register_module("one", Wrap<torch::nn::Linear>(5, 5));

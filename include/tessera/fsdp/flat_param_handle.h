@@ -85,6 +85,9 @@ class FlatParamHandle {
   FlatParamHandle(const FlatParamHandle&) = delete;
   FlatParamHandle& operator=(const FlatParamHandle&) = delete;
 
+  /// Returns whether a handle has this parameter.
+  static bool has(const at::Tensor& parameter);
+
   const FlatParamLayout& layout() const { return layout_; }
   const ProcessGroup& group() const { return group_; }
   const FlatParamOptions& options() const { return options_; }
@@ -147,7 +150,8 @@ class FlatParamHandle {
 
   /// Copies data that was assigned to sharded parameters (`set_data`) into the shard, unless
   /// FSDP_SKIP_WRITEBACK_CHECK=1 was set when the handle was constructed. Returns whether there was any. Throws
-  /// `Error(invalid_argument)` if it has another number of elements than the piece that it replaces.
+  /// `Error(invalid_argument)` if it has another number of elements than the piece that it replaces, and if a parameter
+  /// was converted to another dtype or moved to another device.
   bool write_back_params();
 
   // --- gradients

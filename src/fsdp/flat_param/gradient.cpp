@@ -54,7 +54,15 @@ void FlatParamGradient::prepare_for_backward() {
 void FlatParamGradient::adopt_visible() {
   const c10::NoGradGuard no_grad;
   if (!handle_.options().use_orig_params) {
-    if (!handle_.flat_param().grad().defined()) drop();
+    const at::Tensor& grad = handle_.flat_param().grad();
+    const auto is_ours = [&](const at::Tensor& ours) { return ours.defined() && grad.is_alias_of(ours); };
+    if (!grad.defined()) {
+      drop();
+    } else if (!is_ours(unsharded_) && !is_ours(sharded_)) {
+      drop();
+      sharded_ = grad.detach().clone();
+      for (HasGradient& has : has_) has.sharded = true;
+    }
     return;
   }
   for (std::size_t i = 0; i < has_.size(); ++i) {

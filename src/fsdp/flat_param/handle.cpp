@@ -6,6 +6,8 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <mutex>
+#include <unordered_set>
 
 #include "fsdp/environment.h"
 #include "fsdp/flat_param/gradient.h"
@@ -103,6 +105,31 @@ FlatParamLayout agreed_layout(const std::vector<NamedParameter>& params, const P
   return *std::move(layout);
 }
 
+// The parameters of all handles of this process. Those of other modules look like any tensor once they are sharded.
+class HandledParameters {
+ public:
+  static HandledParameters& all() {
+    static auto& parameters = *new HandledParameters;  // handles may be destroyed after static objects
+    return parameters;
+  }
+  void add(const at::Tensor& param) {
+    const std::lock_guard lock(mutex_);
+    params_.insert(param.unsafeGetTensorImpl());
+  }
+  void remove(const at::Tensor& param) {
+    const std::lock_guard lock(mutex_);
+    params_.erase(param.unsafeGetTensorImpl());
+  }
+  bool contains(const at::Tensor& param) {
+    const std::lock_guard lock(mutex_);
+    return params_.count(param.unsafeGetTensorImpl()) != 0;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::unordered_set<const void*> params_;
+};
+
 // Returns the elements of a dense tensor in memory order.
 at::Tensor in_memory_order(const at::Tensor& tensor) { return tensor.detach().as_strided({tensor.numel()}, {1}); }
 
@@ -146,9 +173,14 @@ FlatParamHandle::FlatParamHandle(const std::vector<NamedParameter>& params, cons
   }
   gradient_ = std::make_unique<FlatParamGradient>(*this);
   set_params(sharded_views_);
+  for (const at::Tensor& param : params_) HandledParameters::all().add(param);
 }
 
-FlatParamHandle::~FlatParamHandle() = default;
+FlatParamHandle::~FlatParamHandle() {
+  for (const at::Tensor& param : params_) HandledParameters::all().remove(param);
+}
+
+bool FlatParamHandle::has(const at::Tensor& parameter) { return HandledParameters::all().contains(parameter); }
 
 at::Device FlatParamHandle::shard_device() const {
   return options_.offload_params ? at::Device(at::kCPU) : options_.device;
@@ -330,7 +362,7 @@ void FlatParamHandle::write_back_unsharded() {
 }
 
 bool FlatParamHandle::write_back_params() {
-  if (!options_.use_orig_params || is_unsharded_ || switches_.skips_writeback) return false;
+  if (is_unsharded_ || switches_.skips_writeback) return false;
   const c10::NoGradGuard no_grad;
   bool wrote = false;
   for (std::size_t i = 0; i < params_.size(); ++i) {
@@ -342,7 +374,7 @@ bool FlatParamHandle::write_back_params() {
            printable(layout_.params()[i].fqn), name_of(param.scalar_type()), param.device().str(),
            name_of(view.scalar_type()), view.device().str());
     }
-    if (view.numel() == 0 || param.is_alias_of(flat_param_)) continue;
+    if (!options_.use_orig_params || view.numel() == 0 || param.is_alias_of(flat_param_)) continue;
     if (param.numel() != view.numel()) {
       fail(
           ErrorCode::invalid_argument,

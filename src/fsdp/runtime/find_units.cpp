@@ -112,7 +112,9 @@ class Search {
   }
 
   static void check_free(const FoundUnit& unit) {
-    if (unit.wrappable() == nullptr || unit.wrappable()->unit() == nullptr) return;
+    const auto is_sharded = [](const NamedParameter& param) { return FlatParamHandle::has(param.parameter); };
+    const bool is_unit = unit.wrappable() != nullptr && unit.wrappable()->unit() != nullptr;
+    if (!is_unit && std::none_of(unit.params.begin(), unit.params.end(), is_sharded)) return;
     fail(ErrorCode::invalid_argument,
          "module '{}' is sharded already, expected it in one FullyShardedDataParallel only", printable(unit.name));
   }

@@ -420,11 +420,23 @@ class Runtime::BackwardEnd {
   bool has_ended_ = false;
 };
 
+// Data that was assigned to parameters after forward is that of backward, too, where it gathers them again.
+void Runtime::write_back_before_backward() {
+  for (Unit* unit : units_) {
+    const bool is_kept = unit->handle()->is_gathered() || !is_sharded(unit->handle()->options().strategy);
+    if (!unit->handle()->write_back_params() || !is_kept) continue;
+    fail(ErrorCode::invalid_argument,
+         "backward: data was assigned to parameters of {} after forward, expected none: they are not gathered again",
+         quoted_name(*unit));
+  }
+}
+
 void Runtime::begin_backward() {
   in_backward_ = true;
   ++backward_;
   why_backward_failed_.clear();
   at_end_of_backward([end = std::make_shared<BackwardEnd>(*this, alive_)] { end->end(); });
+  write_back_before_backward();
 }
 
 template <typename F>

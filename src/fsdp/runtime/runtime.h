@@ -101,6 +101,7 @@ class Runtime {
   bool is_last_call() const;
   void pre_backward(const std::shared_ptr<Call>& call);
   void begin_backward();
+  void write_back_before_backward();
   class BackwardEnd;
   // Runs `f`, a part of backward, and keeps the reason if it throws.
   template <typename F>

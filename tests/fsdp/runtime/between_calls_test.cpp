@@ -20,6 +20,49 @@
 namespace tessera::fsdp {
 namespace {
 
+TEST(FsdpAssignedTest, DataAssignedAfterForwardIsThatOfBackwardOrRefused) {
+  run_local(2, [](const ProcessGroup& group) {
+    for (const auto strategy :
+         {ShardingStrategy::full_shard, ShardingStrategy::shard_grad_op, ShardingStrategy::no_shard}) {
+      FullyShardedDataParallel<SmallModel> model(make_model(), group, options_of(strategy, true));
+      const at::Tensor loss = loss_of(model(batch_of(0, group.rank())));
+      const at::Tensor& weight = model->inner->weight;
+      const at::Tensor data = at::ones_like(weight.detach());
+      weight.set_data(data);
+      if (strategy != ShardingStrategy::full_shard) {
+        EXPECT_ERROR(loss.backward(), ErrorCode::invalid_argument,
+                     "data was assigned to parameters of 'inner' after forward");
+        continue;
+      }
+      loss.backward();
+      EXPECT_TRUE(at::equal(model->inner->weight.detach(), data));
+      EXPECT_TRUE(at::equal(full_params(model)[static_cast<std::size_t>(0)], make_model()->parameters()[0]));
+      model.summon_full_params([&] { EXPECT_EQ(model->inner->weight.sum().item<double>(), 35); });
+    }
+  });
+}
+
+TEST(FsdpAssignedTest, AGradientAssignedToAFlatParameterIsAddedTo) {
+  run_local(2, [](const ProcessGroup& group) {
+    FullyShardedDataParallel<SmallModel> model(make_model(), group, options_of(ShardingStrategy::full_shard, false));
+    const auto backward = [&] { loss_of(model(batch_of(0, group.rank()))).backward(); };
+    backward();
+    const at::Tensor flat = model.parameters()[1], once = flat.grad().clone();
+    flat.mutable_grad() = at::full_like(flat, 7.0).detach();
+    backward();
+    EXPECT_TRUE(at::allclose(flat.grad(), once + 7));
+  });
+}
+
+TEST(FsdpAssignedTest, AConversionIsRefusedAlsoWithoutOriginalParameters) {
+  run_local(2, [](const ProcessGroup& group) {
+    FullyShardedDataParallel<torch::nn::LinearImpl> model(std::make_shared<torch::nn::LinearImpl>(4, 4), group,
+                                                          options_of(ShardingStrategy::full_shard, false));
+    model.module()->to(at::kDouble);
+    EXPECT_ERROR(model(at::ones({2, 4})), ErrorCode::invalid_argument, "was converted to Double");
+  });
+}
+
 TEST(FsdpTest, ParametersAreFrozenAndUnfrozenAtAnyTime) {
   const auto freeze = [](SmallModelImpl& model, bool frozen) {
     model.first->up->weight.set_requires_grad(!frozen);
