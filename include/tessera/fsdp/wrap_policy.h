@@ -42,9 +42,9 @@ class UnitChoice {
 /// false, they belong to the next enclosing unit. The modules need not be held in a Wrap: the unit is then unsharded
 /// from the first op that takes one of its parameters to the next op of another unit. PyTorch: CustomPolicy.
 ///
-///     options.policy = [](const torch::nn::Module& module, std::int64_t numel) -> fsdp::UnitChoice {
-///       if (module.as<torch::nn::EmbeddingImpl>()) return fsdp::UnitOptions{.mixed_precision =
-///       fsdp::MixedPrecision()}; return module.as<BlockImpl>() != nullptr;
+///     options.policy = [](const torch::nn::Module& module, std::int64_t) -> fsdp::UnitChoice {
+///       if (module.as<HeadImpl>()) return fsdp::UnitOptions{.strategy = fsdp::ShardingStrategy::no_shard};
+///       return module.as<BlockImpl>() != nullptr;
 ///     };
 using WrapPolicy = std::function<UnitChoice(const torch::nn::Module& module, std::int64_t numel)>;
 
