@@ -153,10 +153,11 @@ void FlatParamGradient::start_reduce() {
   reducing_ = std::exchange(unsharded_, at::Tensor()).to(reduce_dtype_);
   for (HasGradient& has : has_) has.unsharded = false;
   if (comm_hook_) {
-    reduced_ = is_sharded(handle_.options().strategy)
-                   ? empty_flat(handle_.layout().sharded_numel(), reducing_.options())
-                   : reducing_;
-    finish_reduce_ = comm_hook_(reducing_, reduced_, handle_.group());
+    const at::Tensor shard = is_sharded(handle_.options().strategy)
+                                 ? empty_flat(handle_.layout().sharded_numel(), reducing_.options())
+                                 : reducing_;
+    finish_reduce_ = comm_hook_(reducing_, shard, handle_.group());
+    reduced_ = shard;  // pending only if the hook did not throw
     return;
   }
   if (const int factor = predivide_factor(averaged_ranks(), reduce_dtype_); factor != 1) reducing_.div_(factor);

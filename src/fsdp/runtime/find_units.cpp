@@ -85,8 +85,7 @@ class Search {
       if (module == unit.module || !options_.keeps_full_precision || !options_.keeps_full_precision(*module)) continue;
       fail(ErrorCode::invalid_argument,
            "unit '{}' has mixed precision and contains a {}, which keeps full precision, expected mixed precision in "
-           "the "
-           "model's options, or a policy that selects this module with UnitOptions::mixed_precision",
+           "the model's options, or a policy that selects this module with UnitOptions::mixed_precision",
            printable(unit.name), module->name());
     }
   }
