@@ -8,7 +8,6 @@ for each rank. Placements are ["R"], ["S", dim], ["_S", dim, split_factor] or ["
 import itertools
 import json
 import math
-import os
 import random
 import sys
 
@@ -185,7 +184,8 @@ class Cases:
             state[name] = self.from_local([5, 7], placements, local.contiguous())[1]
             described[name] = [placements, full]
         dcp.save(state, checkpoint_id=path)
-        self.cases.append({"op": "checkpoint", "path": os.path.basename(path), "tensors": described})
+        self.cases.append({"op": "checkpoint", "tensors": described})
+        self.cases += [{"op": "load", "mesh": mesh, "tensors": described} for mesh in ([1], [2], [3, 2])]
 
 
 def run(rank, out, seed, lengths):
@@ -199,7 +199,7 @@ def run(rank, out, seed, lengths):
     if rank == 0:
         tensors = []
         for case in cases.cases:
-            case["mesh"] = lengths
+            case.setdefault("mesh", lengths)
         text = json.dumps(cases.cases, default=lambda tensor: tensors.append(tensor.contiguous()) or {"tensor": len(tensors) - 1})
         with open(out, "wb") as file:
             file.write(torch._C._pickle_save((text, tensors)))

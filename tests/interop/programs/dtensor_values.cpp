@@ -5,7 +5,6 @@
 
 #include "interop/programs/cases.h"
 #include "tensor/mesh_support.h"
-#include "tessera/comm/local_ranks.h"
 #include "tessera/state/load.h"
 #include "tessera/state/save.h"
 #include "tessera/tensor/dtensor.h"
@@ -142,7 +141,7 @@ void op(const Case& test, const DeviceMesh& mesh) {
   }
 }
 
-void load_under_all(const Case& test, const DeviceMesh& mesh, const std::string& path) {
+void load_under_all(const Case& test, const DeviceMesh& mesh) {
   const Placements choices = {Placement::replicate(), Placement::shard(0), Placement::shard(1)};
   for (const Placements& placements : cross(choices, mesh.shape().size())) {
     StateDict state;
@@ -153,7 +152,7 @@ void load_under_all(const Case& test, const DeviceMesh& mesh, const std::string&
       const at::Tensor local = at::zeros(layout.local_shape(*mesh.coordinate()).sizes, full.options());
       state[name] = tensors.emplace(name, DTensor(mesh, layout, local)).first->second;
     }
-    load(state, path, mesh.group());
+    load(state, test.file() + ".checkpoint", mesh.group());
     for (const auto& [name, tensor] : tensors) {
       const at::Tensor full = test.to_tensor(test.content().at("tensors").at(name)[1]);
       require_equal(tensor.to_local(), part_of(full, tensor.layout(), *mesh.coordinate()),
@@ -163,33 +162,37 @@ void load_under_all(const Case& test, const DeviceMesh& mesh, const std::string&
 }
 
 // As PyTorch had them, on the same mesh.
-void resave(const Case& test, const DeviceMesh& mesh, const std::string& path) {
+void resave(const Case& test, const DeviceMesh& mesh) {
   StateDict state;
   for (const auto& [name, described] : test.content().at("tensors").items()) {
     const at::Tensor full = test.to_tensor(described[1]);
     const MeshLayout layout(full.sizes().vec(), mesh.shape(), placements_of(described[0]));
     state[name] = DTensor(mesh, layout, part_of(full, layout, *mesh.coordinate()));
   }
-  save(state, path, mesh.group());
+  save(state, test.file() + ".resaved", mesh.group());
 }
 
-void check(const Case& test, const std::string& path) {
-  const auto shape = test.get<Sizes>("mesh");
-  const auto what = test.get<std::string>("op");
-  run_local(static_cast<int>(mesh_size(shape)), [&](const ProcessGroup& group) {
-    const DeviceMesh mesh(group, shape);
-    if (what == "redistribute") return redistribute(test, mesh);
-    if (what == "chunks") return chunks(test, mesh);
-    if (what == "op") return op(test, mesh);
-    require(what == "checkpoint", "no such case: {}", what);
-    load_under_all(test, mesh, path + ".checkpoint");
-    resave(test, mesh, path + ".resaved");
-  });
-  if (what != "checkpoint") return;
-  for (const Sizes& other : {Sizes{1}, Sizes{2}, Sizes{3, 2}}) {
-    run_local(static_cast<int>(mesh_size(other)),
-              [&](const ProcessGroup& group) { load_under_all(test, DeviceMesh(group, other), path + ".checkpoint"); });
-  }
+void checkpoint(const Case& test, const DeviceMesh& mesh) {
+  load_under_all(test, mesh);
+  resave(test, mesh);
+}
+
+int ranks_of(const Case& test) { return static_cast<int>(mesh_size(test.get<Sizes>("mesh"))); }
+
+std::function<void(const Case& test)> checker(const ProcessGroup& group) {
+  static const std::map<std::string, void (*)(const Case& test, const DeviceMesh& mesh)> checks = {
+      {"redistribute", redistribute},
+      {"chunks", chunks},
+      {"op", op},
+      {"checkpoint", checkpoint},
+      {"load", load_under_all}};
+  return [group, mesh = std::optional<DeviceMesh>()](const Case& test) mutable {
+    const auto found = checks.find(test.get<std::string>("op"));
+    require(found != checks.end(), "no such case");
+    const auto shape = test.get<Sizes>("mesh");
+    if (!mesh || mesh->shape() != shape) mesh.emplace(group, shape);
+    found->second(test, *mesh);
+  };
 }
 
 std::string row_of(const Case& test) { return "dtensor " + test.get<std::string>("op"); }
@@ -206,5 +209,6 @@ std::string name_of(const Case& test) {
 }  // namespace tessera
 
 int main(int argc, char** argv) {
-  return tessera::interop::answer_all(argc, argv, tessera::check, tessera::row_of, tessera::name_of);
+  return tessera::interop::answer_all(argc, argv,
+                                      {tessera::ranks_of, tessera::checker, tessera::row_of, tessera::name_of});
 }

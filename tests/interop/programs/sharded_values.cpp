@@ -8,7 +8,6 @@
 
 #include "interop/programs/cases.h"
 #include "tensor/sharding_support.h"
-#include "tessera/comm/local_ranks.h"
 #include "tessera/tensor/internal/box_view.h"
 #include "tessera/tensor/ops.h"
 
@@ -204,7 +203,9 @@ void linear(const Case& test, const ProcessGroup& group) {
   }
 }
 
-void check(const Case& test, const std::string& /*path*/) {
+int ranks_of(const Case& test) { return test.get<int>("world"); }
+
+std::function<void(const Case& test)> checker(const ProcessGroup& group) {
   static const std::map<std::string, Check> checks = {{"build", build},
                                                       {"infer", infer},
                                                       {"gather", gather},
@@ -218,9 +219,11 @@ void check(const Case& test, const std::string& /*path*/) {
                                                       {"bmm", bmm},
                                                       {"layer_norm", layer_norm},
                                                       {"linear", linear}};
-  const auto found = checks.find(test.get<std::string>("op"));
-  require(found != checks.end(), "no such op");
-  run_local(test.get<int>("world"), [&](const ProcessGroup& group) { found->second(test, group); });
+  return [group](const Case& test) {
+    const auto found = checks.find(test.get<std::string>("op"));
+    require(found != checks.end(), "no such op");
+    found->second(test, group);
+  };
 }
 
 std::string row_of(const Case& test) { return "sharded " + test.get<std::string>("op"); }
@@ -234,5 +237,6 @@ std::string name_of(const Case& test) {
 }  // namespace tessera
 
 int main(int argc, char** argv) {
-  return tessera::interop::answer_all(argc, argv, tessera::check, tessera::row_of, tessera::name_of);
+  return tessera::interop::answer_all(argc, argv,
+                                      {tessera::ranks_of, tessera::checker, tessera::row_of, tessera::name_of});
 }
