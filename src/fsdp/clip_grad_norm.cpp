@@ -95,10 +95,17 @@ at::Tensor ShardedModule::clip_grad_norm_(double max_norm, double norm_type) {
   const ParameterParts parts(*module_ptr());
   std::vector<at::Tensor> grads;
   ShardedNorm norm_of_all(norm_type);
-  // `elements` are this rank's elements of the gradient of `param`; `in_shard` states whether FSDP shards it.
-  const auto add = [&](const at::Tensor& param, const at::Tensor& elements, bool in_shard) {
+  if (runtime_->has_own_groups()) norm_of_all.add(at::Tensor(), {group()});
+  // `elements` are this rank's elements of the gradient of `param`; `unit` is the one that has it, or null.
+  const auto add = [&](const at::Tensor& param, at::Tensor elements, const Unit* unit) {
+    const bool in_shard = unit != nullptr && is_sharded(unit->handle()->options().strategy);
     std::vector<ProcessGroup> groups;
-    if (in_shard) groups.push_back(group());
+    if (runtime_->group_of(unit) != group()) {  // other ranks have other parameters, and each is counted once
+      groups.push_back(group());
+      if (!in_shard && unit->handle()->group().rank() != 0) elements.reset();
+    } else if (in_shard) {
+      groups.push_back(group());
+    }
     if (const DTensorSpec* spec = parts.find(param)) {
       for (std::int64_t m = 0; m < spec->mesh.ndim(); ++m) {
         if (spec->layout.placements()[static_cast<std::size_t>(m)].is_shard()) groups.push_back(spec->mesh.group(m));
@@ -106,27 +113,26 @@ at::Tensor ShardedModule::clip_grad_norm_(double max_norm, double norm_type) {
     }
     norm_of_all.add(elements, groups);
   };
-  const auto add_param = [&](const at::Tensor& param, bool in_shard) {
+  const auto add_param = [&](const at::Tensor& param, const Unit* unit) {
     if (param.grad().defined()) grads.push_back(param.grad());
-    add(param, param.grad(), in_shard);
+    add(param, param.grad(), unit);
   };
   std::set<const void*> seen;
   for (const Unit* unit : runtime_->units()) {
     const FlatParamHandle& handle = *unit->handle();
-    const bool is_flat_sharded = is_sharded(handle.options().strategy);
     for (const at::Tensor& param : handle.params()) seen.insert(param.unsafeGetTensorImpl());
     if (options().use_orig_params) {
-      for (const at::Tensor& param : handle.params()) add_param(param, is_flat_sharded);
+      for (const at::Tensor& param : handle.params()) add_param(param, unit);
       continue;
     }
     const at::Tensor& grad = handle.flat_param().grad();
     if (grad.defined()) grads.push_back(grad);
     for (std::size_t i = 0; i < handle.params().size(); ++i) {
-      add(handle.params()[i], grad.defined() ? handle.piece_of(grad, i) : grad, is_flat_sharded);
+      add(handle.params()[i], grad.defined() ? handle.piece_of(grad, i) : grad, unit);
     }
   }
   for (const at::Tensor& param : runtime_->module()->parameters()) {
-    if (param.defined() && seen.insert(param.unsafeGetTensorImpl()).second) add_param(param, false);
+    if (param.defined() && seen.insert(param.unsafeGetTensorImpl()).second) add_param(param, nullptr);
   }
   const double norm = norm_of_all.norm();
   const double factor = max_norm / (norm + 1e-6);

@@ -39,8 +39,22 @@ std::vector<ProcessGroup> mesh_groups(const torch::nn::Module* module) {
   return groups;
 }
 
+std::vector<std::vector<std::string>> all_gather_texts(const ProcessGroup& group, std::span<const std::string> texts) {
+  std::string mine;  // each followed by a NUL
+  for (const std::string& text : texts) mine.append(text).push_back('\0');
+  std::vector<std::vector<std::string>> all;
+  for (const Bytes& bytes : group.all_gather_bytes(as_bytes(mine))) {
+    std::vector<std::string>& of_rank = all.emplace_back();
+    for (std::string_view rest = as_text(bytes); !rest.empty(); rest.remove_prefix(of_rank.back().size() + 1)) {
+      of_rank.emplace_back(rest.substr(0, rest.find('\0')));
+    }
+  }
+  return all;
+}
+
 void check_call(std::span<const ProcessGroup> groups, std::string_view operation,
-                const std::function<void(CallArguments&)>& check) {
+                const std::function<void(CallArguments&)>& check,
+                const std::function<void(const ProcessGroup& group, CallArguments&)>& describe) {
   CallArguments arguments;
   std::exception_ptr failure;
   try {
@@ -52,6 +66,7 @@ void check_call(std::span<const ProcessGroup> groups, std::string_view operation
     group.check_call(operation, [&](CallArguments& of_group) {
       if (known) std::rethrow_exception(known);
       of_group = arguments;
+      if (describe) describe(group, of_group);
     });
   });
 }

@@ -16,12 +16,12 @@
 /// model itself. Outside of forward, backward and summon_full_params, a parameter is the one-dimensional piece of it
 /// that this rank has, possibly empty.
 ///
-/// Every rank calls the same units in the same order. The comments of functions that communicate state "A collective";
-/// forward and backward are collectives, too. In the first forward the ranks compare the order of their calls; if it
-/// differs, every rank throws `Error(invalid_argument)` naming the first two units that differ. Later, ranks whose
-/// order departs from that of the previous forward compare it; if not all ranks do so at the same call, every rank
-/// throws. If a rank dies, every collective throws `Error(rank_failure)` naming it, also out of forward or backward.
-/// The model cannot be used after that.
+/// All ranks that shard a unit call it, in the same order as their other units. The comments of functions that
+/// communicate state "A collective"; forward and backward are collectives, too. In the first forward the ranks compare
+/// the order of their calls; if it differs, every rank throws `Error(invalid_argument)` naming the first two units that
+/// differ. Later, ranks whose order departs from that of the previous forward compare it; if not all ranks do so at the
+/// same call, every rank throws. If a rank dies, every collective throws `Error(rank_failure)` naming it, also out of
+/// forward or backward. The model cannot be used after that.
 ///
 /// Collectives compare the ranks' calls: if the arguments of a rank are invalid, or differ where they must be equal,
 /// every rank throws, and the model stays usable. forward and backward do not compare. A rank that leaves one of them
@@ -209,12 +209,14 @@ class ShardedModule {
   /// throws on any rank, nothing is written back and every rank throws.
   void summon_full_params(const std::function<void()>& f, const SummonOptions& options = {});
 
-  /// Returns parameters and buffers under their names in the module that was wrapped. A collective if `type` is `full`.
+  /// Returns parameters and buffers under their names in the module that was wrapped. If units have groups of their
+  /// own, those that this rank has; `full` requires `rank0_only = false` then. A collective if `type` is `full`.
   StateDict state_dict(StateDictType type = StateDictType::sharded, const FullStateOptions& full = {});
   /// Loads a state dict of any type that state_dict returned, on any number of ranks. With `rank0_only`, ranks other
-  /// than 0 may pass an empty dict. Returns the names that only the model or only the state dict has; if `strict`, they
-  /// are errors. Law: either all values are set on all ranks or none. A collective. Throws `Error(invalid_argument)`
-  /// naming all entries of another shape and, if `strict`, those that are missing or unexpected.
+  /// than 0 may pass an empty dict. Parameters that only other ranks have are skipped. Returns the names that only the
+  /// model or only the state dict has; if `strict`, they are errors. Law: either all values are set on all ranks or
+  /// none. A collective. Throws `Error(invalid_argument)` naming all entries of another shape and, if `strict`, those
+  /// that are missing or unexpected.
   IncompatibleKeys load_state_dict(const StateDict& state_dict, const FullStateOptions& full = {.rank0_only = false},
                                    bool strict = true);
 

@@ -11,6 +11,7 @@
 #include <functional>
 #include <optional>
 
+#include "tessera/comm/process_group.h"
 #include "tessera/fsdp/options.h"
 
 namespace tessera::fsdp {
@@ -22,6 +23,11 @@ struct UnitOptions {
   /// Also of a module that `Options::keeps_full_precision` selects. `MixedPrecision()` keeps the parameters' dtype.
   std::optional<MixedPrecision> mixed_precision = std::nullopt;
   std::optional<bool> offload_params = std::nullopt;
+  /// The ranks that shard the unit, a part of the model's group: for parameters that other ranks don't have, such as
+  /// the experts of a mixture. Their names differ from those of the parameters on other ranks, and the gradients are
+  /// averaged over these ranks only. Not with a hybrid strategy, nor in a tensor parallel model. PyTorch: process_group
+  /// of a nested FullyShardedDataParallel.
+  std::optional<ProcessGroup> group = std::nullopt;
 };
 
 /// The decision of a policy: whether a module becomes a unit, and its options. Converts from `bool` and `UnitOptions`.

@@ -4,17 +4,28 @@
 #include <map>
 #include <set>
 
+#include "fsdp/groups.h"
 #include "tessera/base/error.h"
 
 namespace tessera::fsdp {
 
 namespace {
 
+std::string to_text(std::vector<int> ranks) {
+  std::sort(ranks.begin(), ranks.end());
+  return fmt::format("{}", fmt::join(ranks, ", "));
+}
+
+// Returns the ranks of a unit's group. A group of one rank, which may be ProcessGroup(), has this rank.
+std::vector<int> ranks_of(const FoundUnit& unit, const ProcessGroup& model_group) {
+  return unit.group.size() == 1 ? std::vector<int>{model_group.world_rank()} : unit.group.world_ranks();
+}
+
 bool lowers_precision(const MixedPrecision& mixed) { return mixed.param_dtype || mixed.buffer_dtype; }
 
 class Search {
  public:
-  explicit Search(const Options& options) : options_(options) {
+  Search(const ProcessGroup& group, const Options& options) : group_(group), options_(options) {
     for (const auto& module : options.ignored_modules) {
       if (!module) fail(ErrorCode::invalid_argument, "ignored_modules contains null, expected modules");
       for (const auto& inner : module->modules()) ignored_modules_.insert(inner.get());
@@ -80,6 +91,8 @@ class Search {
            "the strategy of unit '{}' is {} and that of the model {}, expected a hybrid strategy for all units or none",
            printable(unit.name), strategy_name(unit.strategy), strategy_name(options_.strategy));
     }
+    unit.group = own.group.value_or(group_);
+    if (own.group) check_group(unit);
     if (lowers_precision(options_.mixed_precision) || !lowers_precision(unit.mixed_precision)) return;
     for (const torch::nn::Module* module : unit.modules) {
       if (module == unit.module || !options_.keeps_full_precision || !options_.keeps_full_precision(*module)) continue;
@@ -87,6 +100,21 @@ class Search {
            "unit '{}' has mixed precision and contains a {}, which keeps full precision, expected mixed precision in "
            "the model's options, or a policy that selects this module with UnitOptions::mixed_precision",
            printable(unit.name), module->name());
+    }
+  }
+
+  void check_group(const FoundUnit& unit) const {
+    if (is_hybrid(unit.strategy)) {
+      fail(ErrorCode::unsupported, "unit '{}' has a group and strategy {}, expected a strategy that is not hybrid",
+           printable(unit.name), strategy_name(unit.strategy));
+    }
+    const std::vector<int>& all = group_.world_ranks();
+    const std::vector<int> ranks = ranks_of(unit, group_);
+    for (const int rank : ranks) {
+      if (std::find(all.begin(), all.end(), rank) != all.end()) continue;
+      fail(ErrorCode::invalid_argument,
+           "the group of unit '{}' has the ranks {} and that of the model {}, expected ranks of the model's group",
+           printable(unit.name), to_text(ranks), to_text(all));
     }
   }
 
@@ -134,6 +162,7 @@ class Search {
     }
   }
 
+  const ProcessGroup& group_;
   const Options& options_;
   std::set<const torch::nn::Module*> ignored_modules_;
   std::set<const void*> ignored_params_;
@@ -163,8 +192,62 @@ bool keeps_full_precision(const torch::nn::Module& module, const Options& option
          options.keeps_full_precision(module);
 }
 
-std::vector<FoundUnit> find_units(torch::nn::Module& model, const Options& options) {
-  return Search(options).run(model);
+std::vector<FoundUnit> find_units(torch::nn::Module& model, const ProcessGroup& group, const Options& options) {
+  return Search(group, options).run(model);
+}
+
+std::vector<ProcessGroup> own_groups(const std::vector<FoundUnit>& units, const ProcessGroup& group) {
+  std::vector<ProcessGroup> groups;
+  for (const FoundUnit& unit : units) {
+    if (unit.group == group || std::find(groups.begin(), groups.end(), unit.group) != groups.end()) continue;
+    groups.push_back(unit.group);
+  }
+  return groups;
+}
+
+std::set<std::string> check_own_groups(const std::vector<FoundUnit>& units, const ProcessGroup& group) {
+  std::vector<std::string> mine;  // two per parameter: its name, and the ranks of its group
+  for (const FoundUnit& unit : units) {
+    if (unit.group == group) continue;
+    for (const NamedParameter& param : unit.params) {
+      mine.push_back(param.fqn);
+      mine.push_back(to_text(ranks_of(unit, group)));
+    }
+  }
+  struct Owners {
+    std::string ranks;  // of the parameter's group
+    std::vector<int> found;
+  };
+  std::map<std::string, Owners> owners;
+  std::string why;
+  const std::vector<std::vector<std::string>> all = all_gather_texts(group, mine);
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    const int rank = group.world_ranks()[i];
+    for (std::size_t k = 0; k + 1 < all[i].size(); k += 2) {
+      const std::string &name = all[i][k], &ranks = all[i][k + 1];
+      Owners& known = owners.try_emplace(name, Owners{ranks, {}}).first->second;
+      known.found.push_back(rank);
+      if (known.ranks == ranks || !why.empty()) continue;
+      why = fmt::format(
+          "parameter '{}' is sharded over ranks {} on rank {} and over ranks {} on rank {}, expected one group: give "
+          "parameters that differ between ranks different names",
+          printable(name), known.ranks, known.found.front(), ranks, rank);
+    }
+  }
+  std::set<std::string> names;
+  for (const auto& [name, known] : owners) {
+    names.insert(name);
+    const std::string found = to_text(known.found);
+    if (found == known.ranks || !why.empty()) continue;
+    why = fmt::format(
+        "parameter '{}' has a group of ranks {} in its unit's options on ranks {}, expected it on all of the group's "
+        "ranks",
+        printable(name), known.ranks, found);
+  }
+  group.agree_on("shard a model", [&] {
+    if (!why.empty()) throw Error(ErrorCode::invalid_argument, why);
+  });
+  return names;
 }
 
 }  // namespace tessera::fsdp

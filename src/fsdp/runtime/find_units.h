@@ -3,6 +3,7 @@
 
 #include <torch/nn/module.h>
 
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -22,6 +23,7 @@ struct FoundUnit {
   ShardingStrategy strategy = ShardingStrategy::full_shard;
   MixedPrecision mixed_precision;
   bool offload_params = false;
+  ProcessGroup group;
 
   // Null if the module is not wrapped.
   Wrappable* wrappable() const { return dynamic_cast<Wrappable*>(module); }
@@ -32,9 +34,18 @@ std::string_view strategy_name(ShardingStrategy strategy);
 // Returns whether the model's mixed precision does not apply to parameters and buffers of a module itself.
 bool keeps_full_precision(const torch::nn::Module& module, const Options& options);
 
-// Returns the units: first the model itself, even if it has no parameters, then the units inside it in the order of the
-// modules' children, inner units before outer ones. Throws Error(invalid_argument) if a parameter would be in two
-// units, a module is a unit already, or options of a unit contradict those of the model.
-std::vector<FoundUnit> find_units(torch::nn::Module& model, const Options& options);
+// Returns the units of a model that is sharded over `group`: first the model itself, even if it has no parameters, then
+// the units inside it in the order of the modules' children, inner units before outer ones. Throws
+// Error(invalid_argument) if a parameter would be in two units, a module is a unit already, or options of a unit
+// contradict those of the model.
+std::vector<FoundUnit> find_units(torch::nn::Module& model, const ProcessGroup& group, const Options& options);
+
+// Returns the groups of units that are not the model's own, in the order of the units.
+std::vector<ProcessGroup> own_groups(const std::vector<FoundUnit>& units, const ProcessGroup& group);
+
+// Returns the parameters of units of all ranks that have groups of their own. Throws Error(invalid_argument) on all
+// ranks unless all ranks of such a group have its parameters, and no others have parameters of these names. A
+// collective of `group`.
+std::set<std::string> check_own_groups(const std::vector<FoundUnit>& units, const ProcessGroup& group);
 
 }  // namespace tessera::fsdp

@@ -50,11 +50,12 @@ at::Device device_of(const FoundUnit& unit, const Options& options) {
   return at::kCPU;
 }
 
-void initialize(const FoundUnit& unit, const ProcessGroup& group, std::span<const ProcessGroup> all_groups,
-                const Options& options) {
+void initialize(const FoundUnit& unit, std::span<const ProcessGroup> agreeing_groups, const Options& options,
+                const std::exception_ptr& failure) {
   const c10::NoGradGuard no_grad;
   const at::Device device = device_of(unit, options);
-  agree_on(all_groups, "initialize a model", [&] {
+  agree_on(agreeing_groups, "initialize a model", [&] {
+    if (failure) std::rethrow_exception(failure);
     for (torch::nn::Module* module : unit.modules) {
       materialize_module(*module, unit.name, device, options);
       for (const auto& buffer : module->named_buffers(/*recurse=*/false)) {
@@ -68,7 +69,7 @@ void initialize(const FoundUnit& unit, const ProcessGroup& group, std::span<cons
   for (torch::nn::Module* module : unit.modules) {
     for (const NamedParameter& named : own_tensors(*module)) {
       if (options.replicas) broadcast(named.parameter, *options.replicas);
-      broadcast(named.parameter, group);
+      broadcast(named.parameter, unit.group);
     }
   }
 }

@@ -7,12 +7,7 @@
 #include <set>
 #include <utility>
 
-#include "fsdp/environment.h"
-#include "fsdp/flat_param/storage.h"
 #include "fsdp/groups.h"
-#include "fsdp/runtime/find_units.h"
-#include "fsdp/runtime/initialize.h"
-#include "fsdp/state/sharded_params.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/internal/step.h"
 
@@ -24,117 +19,32 @@ std::string quoted_name(const Unit& unit) {
   return unit.name().empty() ? "the model itself" : fmt::format("'{}'", printable(unit.name()));
 }
 
-std::string text_of(const std::optional<at::ScalarType>& dtype) { return dtype ? c10::toString(*dtype) : "its own"; }
-
-// Each of the following functions adds what must be equal on all ranks.
-
-void describe(ShardingStrategy strategy, const MixedPrecision& mixed, bool offload_params, CallArguments& arguments) {
-  arguments.add("strategy", strategy_name(strategy))
-      .add("param_dtype", text_of(mixed.param_dtype))
-      .add("reduce_dtype", text_of(mixed.reduce_dtype))
-      .add("buffer_dtype", text_of(mixed.buffer_dtype))
-      .add("keep_low_precision_grads", mixed.keep_low_precision_grads)
-      .add("offload_params", offload_params);
-}
-
-void describe(const Options& options, CallArguments& arguments) {
-  describe(options.strategy, options.mixed_precision, options.offload_params, arguments);
-  arguments.add("use_orig_params", options.use_orig_params)
-      .add("backward_prefetch", static_cast<int>(options.backward_prefetch))
-      .add("forward_prefetch", options.forward_prefetch)
-      .add("max_prefetched_units", options.max_prefetched_units)
-      .add("sync_module_states", options.sync_module_states)
-      .add("replicas", options.replicas.has_value());
-}
-
-void describe(const FoundUnit& unit, const Options& options, CallArguments& arguments) {
-  arguments.add("unit",
-                fmt::format("'{}' on {}", printable(unit.name), c10::DeviceTypeName(device_of(unit, options).type())));
-  describe(unit.strategy, unit.mixed_precision, unit.offload_params, arguments);
-  const auto add = [&](const char* kind, const std::string& name, const at::Tensor& tensor) {
-    arguments.add(
-        kind, fmt::format("'{}' {} {}{}", printable(name), c10::toString(tensor.scalar_type()),
-                          shape_to_string(tensor.sizes().vec()), tensor.requires_grad() ? " that requires grad" : ""));
-  };
-  for (const NamedParameter& param : unit.params) add("parameter", param.fqn, param.parameter);
-  if (!options.sync_module_states) return;
-  for (const torch::nn::Module* module : unit.modules) {
-    for (const auto& buffer : module->named_buffers(/*recurse=*/false)) {
-      if (buffer.value().defined()) add("buffer", buffer.key(), buffer.value());
-    }
-  }
-}
-
 }  // namespace
-
-Runtime::Runtime(std::shared_ptr<torch::nn::Module> module, const ProcessGroup& group, Options options)
-    : module_(std::move(module)),
-      group_(group),
-      options_(std::move(options)),
-      full_precision_in_eval_(is_set("FSDP_USE_FULL_PREC_IN_EVAL")) {
-  std::vector<ProcessGroup> of_mesh = mesh_groups(module_.get());
-  std::vector<FoundUnit> found;
-  std::exception_ptr failure;
-  groups_.push_back(group_);
-  if (options_.replicas) groups_.push_back(*options_.replicas);
-  try {
-    fsdp::check_call(groups_, "shard a model", [&](CallArguments& arguments) {
-      if (!module_) fail(ErrorCode::invalid_argument, "the module is null, expected a module");
-      if (options_.max_prefetched_units < 0) {
-        fail(ErrorCode::invalid_argument, "max_prefetched_units is {}, expected 0 or more",
-             options_.max_prefetched_units);
-      }
-      found = find_units(*module_, options_);
-      describe(options_, arguments);
-      arguments.add("FSDP_USE_FULL_PREC_IN_EVAL", full_precision_in_eval_);
-    });
-    check_same_parts(*module_, group_);
-    if (options_.replicas) check_same_parts(*module_, *options_.replicas);
-    fsdp::check_call(groups_, "shard a model", [&](CallArguments& arguments) {
-      for (const FoundUnit& unit : found) describe(unit, options_, arguments);
-    });
-  } catch (...) {
-    failure = std::current_exception();
-  }
-  fsdp::agree(of_mesh, "shard a model", failure);
-  groups_.insert(groups_.end(), of_mesh.begin(), of_mesh.end());
-  for (const FoundUnit& unit : found) {
-    std::unique_ptr<FlatParamHandle> handle;
-    initialize(unit, group_, groups_, options_);
-    if (!unit.params.empty()) {
-      FlatParamOptions flat;
-      // One rank has nothing to gather: its shard is the parameter itself.
-      const bool is_alone = group_.size() == 1 && !is_hybrid(unit.strategy);
-      flat.strategy = is_alone ? ShardingStrategy::no_shard : unit.strategy;
-      flat.mixed_precision = unit.mixed_precision;
-      flat.use_orig_params = options_.use_orig_params;
-      flat.device = device_of(unit, options_);
-      flat.offload_params = unit.offload_params;
-      flat.replicas = options_.replicas;
-      handle = std::make_unique<FlatParamHandle>(unit.params, group_, flat);
-    }
-    owned_.push_back(std::make_unique<Unit>(*this, unit.name, std::move(handle), unit.wrappable()));
-    if (owned_.back()->handle() != nullptr) units_.push_back(owned_.back().get());
-  }
-  root_ = owned_.front().get();
-  implicit_calls_ = std::make_shared<ImplicitCalls>(*this);
-  for (const FoundUnit& unit : found) {
-    const std::optional<at::ScalarType> dtype = unit.mixed_precision.buffer_dtype;
-    for (const torch::nn::Module* owner : unit.modules) {
-      unit_of_[owner] = owned_[static_cast<std::size_t>(&unit - found.data())].get();
-      if (!dtype || (owner != unit.module && keeps_full_precision(*owner, options_))) continue;
-      for (const at::Tensor& buffer : owner->buffers(/*recurse=*/false)) {
-        if (buffer.defined() && buffer.is_floating_point()) buffers_.push_back({buffer, buffer.scalar_type(), *dtype});
-      }
-    }
-  }
-  return_free_memory();  // memory of the full parameters
-}
 
 Runtime::~Runtime() { *alive_ = false; }
 
-void Runtime::check_call(std::string_view operation, const std::function<void(CallArguments&)>& check) const {
-  fsdp::check_call(groups_, operation, check);
+void Runtime::check_no_own_groups(std::string_view function) const {
+  if (!has_own_groups_) return;
+  fail(ErrorCode::unsupported,
+       "{}: rank0_only is true for a model with units that have groups of their own, expected false, or sharded state "
+       "dicts: rank 0 does not have all parameters",
+       function);
+}
+
+const ProcessGroup& Runtime::group_of(const Unit* unit) const {
+  return unit != nullptr && unit->handle() != nullptr ? unit->handle()->group() : group_;
+}
+
+void Runtime::check_call(std::string_view operation, const std::function<void(CallArguments&)>& check,
+                         const std::function<void(const Unit& unit, CallArguments&)>& describe) const {
+  fsdp::check_call(groups_, operation, check, [&](const ProcessGroup& group, CallArguments& arguments) {
+    if (!describe) return;
+    const auto is_of_unit = [&](const Unit* unit) { return group_of(unit) == group; };
+    const bool has_units = std::any_of(units_.begin(), units_.end(), is_of_unit);
+    for (const Unit* unit : units_) {
+      if (is_of_unit(unit) || (!has_units && group_of(unit) == group_)) describe(*unit, arguments);
+    }
+  });
 }
 
 void Runtime::agree(std::string_view step, std::exception_ptr failure) const {
@@ -308,25 +218,30 @@ void Runtime::check_implicit_call(const Unit& unit) const {
 // Returns whether this is the last call of forward, judging by the previous forward. Its backward is the first.
 bool Runtime::is_last_call() const { return calls_.size() == before_.size() && calls_ == before_; }
 
-// Compares the next call, or the end of forward if null, with those of the other ranks. A collective in the first
-// forward, and later if it is not what the previous forward lets expect.
+// Compares the next call, or the end of forward if null, with those of the other ranks that shard the unit. A
+// collective in the first forward, and later if it is not what the previous forward lets expect.
 void Runtime::check_order(const Unit* unit) {
-  if (group_.size() == 1) return;
+  const ProcessGroup& group = group_of(unit);
+  if (group.size() == 1) return;
   if (is_order_checked_) return check_order_with_before(unit);
   if (calls_.empty()) {
-    group_.check_call("the first forward of a sharded model", [&](CallArguments& arguments) {
+    group.check_call("the first forward of a sharded model", [&](CallArguments& arguments) {
       arguments.add("gradients enabled", c10::GradMode::is_enabled()).add("training", module_->is_training());
     });
   }
-  const auto found = std::find_if(owned_.begin(), owned_.end(), [&](const auto& owned) { return owned.get() == unit; });
-  const at::Tensor mine = at::full({1}, static_cast<std::int64_t>(found - owned_.begin()), at::kLong);
-  const at::Tensor all = at::empty({group_.size()}, at::kLong);
-  group_.all_gather_into(all, mine);
+  std::vector<const Unit*> known;  // by all ranks of the group, in this order
+  for (const auto& owned : owned_) {
+    if (group_of(owned.get()) == group) known.push_back(owned.get());
+  }
+  const auto found = std::find(known.begin(), known.end(), unit);
+  const at::Tensor mine = at::full({1}, static_cast<std::int64_t>(found - known.begin()), at::kLong);
+  const at::Tensor all = at::empty({group.size()}, at::kLong);
+  group.all_gather_into(all, mine);
   const auto name_of = [&](int rank) {
     const auto i = static_cast<std::size_t>(all[rank].item<std::int64_t>());
-    return i < owned_.size() ? "calls " + quoted_name(*owned_[i]) : std::string("ended forward");
+    return i < known.size() ? "calls " + quoted_name(*known[i]) : std::string("ended forward");
   };
-  for (int rank = 1; rank < group_.size(); ++rank) {
+  for (int rank = 1; rank < group.size(); ++rank) {
     if (all[rank].item<std::int64_t>() == all[0].item<std::int64_t>()) continue;
     fail(ErrorCode::invalid_argument,
          "forward: at call {} of a unit, rank {} {}, rank 0 {}, expected the same units in the same order on all ranks",
@@ -343,11 +258,12 @@ void Runtime::check_order_with_before(const Unit* unit) {
     ++expected_;
     return;
   }
-  comm::leave_step(group_, "the order of the previous forward",
+  const ProcessGroup& group = group_of(unit);
+  comm::leave_step(group, "the order of the previous forward",
                    fmt::format("at call {} of a unit it reached {}, expected {} as before", calls_.size() + 1,
                                name_of(unit), name_of(expected)));
-  group_.check_call("forward of a sharded model",
-                    [&](CallArguments& arguments) { arguments.add("next unit", name_of(unit)); });
+  group.check_call("forward of a sharded model",
+                   [&](CallArguments& arguments) { arguments.add("next unit", name_of(unit)); });
   const auto next = std::find(before_.begin() + static_cast<std::ptrdiff_t>(std::min(expected_, before_.size())),
                               before_.end(), unit);
   if (next != before_.end()) expected_ = static_cast<std::size_t>(next - before_.begin()) + 1;

@@ -16,6 +16,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -25,6 +26,8 @@
 #include "tessera/fsdp/fully_sharded_data_parallel.h"
 
 namespace tessera::fsdp {
+
+struct FoundUnit;
 
 class Runtime {
  public:
@@ -42,11 +45,21 @@ class Runtime {
   // Throws Error(invalid_argument) unless idle. `function` is the name of the caller.
   void check_idle(std::string_view function) const;
 
-  // Returns all groups whose ranks have a part of the model: its group, the replicas, and the groups along the
-  // dimensions of a tensor parallel model's mesh.
+  // Returns all groups whose ranks have a part of the model: those of units, the model's own, the replicas, and the
+  // groups along the dimensions of a tensor parallel model's mesh.
   const std::vector<ProcessGroup>& groups() const { return groups_; }
-  // As ProcessGroup::check_call and agree, for all ranks of all groups.
-  void check_call(std::string_view operation, const std::function<void(CallArguments&)>& check) const;
+  // Returns whether a unit of any rank has a group of its own.
+  bool has_own_groups() const { return has_own_groups_; }
+  // Returns whether this is a parameter of a unit that only other ranks have.
+  bool is_of_other_ranks(const std::string& fqn) const { return of_other_ranks_.contains(fqn); }
+  // Throws Error(unsupported) if units have groups of their own: no rank has all parameters.
+  void check_no_own_groups(std::string_view function) const;
+  // Returns the group that shards the unit; that of the model for null and for a unit without parameters.
+  const ProcessGroup& group_of(const Unit* unit) const;
+  // As ProcessGroup::check_call and agree, for all ranks of all groups. `describe` adds arguments that must be equal on
+  // the ranks that shard a unit.
+  void check_call(std::string_view operation, const std::function<void(CallArguments&)>& check,
+                  const std::function<void(const Unit& unit, CallArguments&)>& describe = nullptr) const;
   void agree(std::string_view step, std::exception_ptr failure) const;
 
   // Casts the buffers to buffer_dtype of their units, or back to their own dtypes.
@@ -88,6 +101,8 @@ class Runtime {
   void complete_done_units();
 
  private:
+  void find_and_compare(std::vector<FoundUnit>& found);
+  std::unique_ptr<Unit> make_unit(const FoundUnit& found, std::exception_ptr& failure);
   std::shared_ptr<Call> try_to_begin_call(Unit& unit, bool may_have_gradient);
   void begin_forward();
   void end_forward(bool has_gradient);
@@ -116,6 +131,8 @@ class Runtime {
   std::shared_ptr<torch::nn::Module> module_;
   ProcessGroup group_;
   std::vector<ProcessGroup> groups_;
+  bool has_own_groups_ = false;
+  std::set<std::string> of_other_ranks_;
   Options options_;
   std::vector<std::unique_ptr<Unit>> owned_;
   Unit* root_ = nullptr;

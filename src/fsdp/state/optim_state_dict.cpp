@@ -5,6 +5,7 @@
 
 #include <set>
 
+#include "fsdp/groups.h"
 #include "fsdp/runtime/runtime.h"
 #include "fsdp/state/sharded_params.h"
 #include "tessera/base/error.h"
@@ -25,7 +26,7 @@ bool is_elementwise(const Value& value) {
 class OptimizedModule {
  public:
   explicit OptimizedModule(const Runtime& runtime)
-      : params_(sharded_params(runtime)), parts_(unsharded_parts(runtime)) {
+      : runtime_(runtime), params_(sharded_params(runtime)), parts_(unsharded_parts(runtime)) {
     if (runtime.options().use_orig_params) {
       module_ = runtime.module();
       return;
@@ -118,6 +119,7 @@ class OptimizedModule {
       std::set<std::string> seen;
       for (const Value& param : group.get<Dict>().at("params").get<List>()) {
         const auto& fqn = param.get<std::string>();
+        if (runtime_.is_of_other_ranks(fqn)) continue;
         const auto found = names.find(fqn);
         const std::string& name = found == names.end() ? fqn : found->second;
         if (seen.insert(name).second) params.push_back(name);
@@ -187,6 +189,7 @@ class OptimizedModule {
          printable(handle.layout().params()[i].fqn), to_string(value, 60), shape_to_string(parts_.size_of(param)));
   }
 
+  const Runtime& runtime_;
   ShardedParams params_;
   ParameterParts parts_;
   std::shared_ptr<torch::nn::Module> module_;
@@ -200,7 +203,7 @@ void make_full(Dict& states, const ShardedParams& params, const std::vector<Unit
   for (const auto& [name, state] : Dict(states)) {
     if (params.count(std::get<std::string>(name)) != 0) continue;
     for (const auto& [key, value] : state.get<Dict>()) {
-      if (value.is_any_tensor()) states.at(name).get<Dict>()[key] = full_tensor_of(value);
+      if (value.is_any_tensor()) states.at(name).get<Dict>()[key] = full_copy_of(value, full);
     }
   }
   for (const Unit* unit : units) {
@@ -239,6 +242,31 @@ void check_parameters(const torch::optim::Optimizer& optimizer, const std::vecto
   }
 }
 
+// Adds the parameters that only other ranks have to the groups of an optimizer. A collective.
+void list_params_of_all(List& param_groups, const ProcessGroup& group) {
+  for (Value& param_group : param_groups) {
+    std::vector<std::string> mine;
+    List& params = param_group.get<Dict>().at("params").get<List>();
+    for (const Value& param : params) mine.push_back(param.get<std::string>());
+    params = {};
+    std::set<std::string> seen;
+    for (const std::vector<std::string>& of_rank : all_gather_texts(group, mine)) {
+      for (const std::string& name : of_rank) {
+        if (seen.insert(name).second) params.push_back(name);
+      }
+    }
+  }
+}
+
+// Adds the keys of a parameter's state, which must be equal on all ranks.
+void add_keys(const std::string& name, const Value& state, CallArguments& arguments) {
+  std::string keys;
+  for (const auto& [key, value] : state.get<Dict>()) {
+    keys += fmt::format(" {} {}", to_string(key), kind_name(value.kind()));
+  }
+  arguments.add("state of", name + keys);
+}
+
 StateDict state_of(Runtime& runtime, const torch::optim::Optimizer& optimizer) {
   const OptimizedModule optimized(runtime);
   return optimized.to_parameters(local_optimizer_state(optimized.module(), optimizer, optimized.parts()));
@@ -254,25 +282,37 @@ void ShardedModule::check_optimizer(const torch::optim::Optimizer& optimizer) co
 StateDict ShardedModule::optim_state_dict(const torch::optim::Optimizer& optimizer, StateDictType type,
                                           const FullStateOptions& full) {
   const c10::NoGradGuard no_grad;
+  std::set<std::string> in_units;
+  for (const Unit* unit : runtime_->units()) {
+    for (const ParamInfo& info : unit->handle()->layout().params()) in_units.insert(info.fqn);
+  }
   StateDict state;
-  runtime_->check_call("optim_state_dict", [&](CallArguments& arguments) {
-    runtime_->check_idle("optim_state_dict");
-    if (type == StateDictType::local) {
-      fail(ErrorCode::unsupported, "optim_state_dict: type is local, expected sharded or full");
-    }
-    check_parameters(optimizer, parameters());
-    state = state_of(*runtime_, optimizer);
-    arguments.add("type", type == StateDictType::full ? "full" : "sharded");
-    if (type != StateDictType::full) return;
-    arguments.add("rank0_only", full.rank0_only);
-    for (const auto& [name, of_param] : state.at("state").get<Dict>()) {
-      std::string keys;
-      for (const auto& [key, value] : of_param.get<Dict>()) {
-        keys += fmt::format(" {} {}", to_string(key), kind_name(value.kind()));
-      }
-      arguments.add("state of", to_string(name) + keys);
-    }
-  });
+  runtime_->check_call(
+      "optim_state_dict",
+      [&](CallArguments& arguments) {
+        runtime_->check_idle("optim_state_dict");
+        if (type == StateDictType::local) {
+          fail(ErrorCode::unsupported, "optim_state_dict: type is local, expected sharded or full");
+        }
+        check_parameters(optimizer, parameters());
+        state = state_of(*runtime_, optimizer);
+        arguments.add("type", type == StateDictType::full ? "full" : "sharded");
+        arguments.add("param_groups", state.at("param_groups").get<List>().size());
+        if (type != StateDictType::full) return;
+        if (full.rank0_only) runtime_->check_no_own_groups("optim_state_dict");
+        arguments.add("rank0_only", full.rank0_only);
+        for (const auto& [name, of_param] : state.at("state").get<Dict>()) {
+          if (!in_units.contains(std::get<std::string>(name))) add_keys(to_string(name), of_param, arguments);
+        }
+      },
+      [&](const Unit& unit, CallArguments& arguments) {
+        if (type != StateDictType::full) return;
+        for (const ParamInfo& info : unit.handle()->layout().params()) {
+          const Value* of_param = state.at("state").get<Dict>().find(info.fqn);
+          if (of_param != nullptr) add_keys(info.fqn, *of_param, arguments);
+        }
+      });
+  if (runtime_->has_own_groups()) list_params_of_all(state.at("param_groups").get<List>(), group());
   if (type == StateDictType::sharded) return state;
   make_full(state.at("state").get<Dict>(), sharded_params(*runtime_), sharded_units(*runtime_), full);
   if (full.rank0_only && group().rank() != 0) return {};
@@ -302,6 +342,7 @@ void ShardedModule::load_optim_state_dict(torch::optim::Optimizer& optimizer, co
   for_each_entry(rest, group(), full, problems,
                  [&](const std::string&, const Value& value) { group_list = value.get<List>(); });
   const auto take = [&](const std::string& name, const Value& value) {
+    if (runtime_->is_of_other_ranks(name)) return;
     const auto param = optimized.params().find(name);
     if (param == optimized.params().end()) {
       states[name] = value;

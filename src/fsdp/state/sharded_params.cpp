@@ -132,9 +132,13 @@ std::vector<at::Tensor> gather_full(const std::vector<Piece>& pieces, const Full
   return found;
 }
 
-at::Tensor full_tensor_of(const Value& value) {
-  if (const auto* tensor = value.get_if<at::Tensor>()) return *tensor;
-  return DTensor::from_checkpointable(value.get<std::shared_ptr<Checkpointable>>())->full_tensor();
+at::Tensor full_copy_of(const Value& value, const FullStateOptions& options) {
+  const auto* local = value.get_if<at::Tensor>();
+  const at::Tensor tensor =
+      local != nullptr ? *local
+                       : DTensor::from_checkpointable(value.get<std::shared_ptr<Checkpointable>>())->full_tensor();
+  const at::Device device = options.offload_to_cpu ? at::Device(at::kCPU) : tensor.device();
+  return tensor.to(device, tensor.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
 }
 
 void for_each_entry(const StateDict& state, const ProcessGroup& group, const FullStateOptions& options,

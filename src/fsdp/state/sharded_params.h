@@ -54,9 +54,9 @@ struct Piece {
 // vector on ranks other than 0 if `rank0_only`. A collective, also of the meshes of DTensors.
 std::vector<at::Tensor> gather_full(const std::vector<Piece>& pieces, const FullStateOptions& options);
 
-// Returns the full tensor of a value that FSDP does not shard: a tensor itself, or the full tensor of a DTensor. A
-// collective of the DTensor's mesh.
-at::Tensor full_tensor_of(const Value& value);
+// Returns a copy of the full tensor of a value that FSDP does not shard, a tensor or a DTensor. A collective of the
+// DTensor's mesh.
+at::Tensor full_copy_of(const Value& value, const FullStateOptions& options);
 
 // Calls `f` for each entry of `state`. With `rank0_only` calls it on all ranks for each entry of rank 0, which is sent
 // one entry at a time to save memory; a collective then. Adds errors that `f` throws, and keys that are not strings, to

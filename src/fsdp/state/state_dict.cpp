@@ -54,9 +54,7 @@ StateDict full_state(StateDict state, const ShardedParams& params, const std::ve
                      const FullStateOptions& full) {
   for (auto& [key, value] : state) {
     if (params.count(std::get<std::string>(key)) != 0) continue;
-    const at::Tensor tensor = full_tensor_of(value);
-    const at::Device device = full.offload_to_cpu ? at::Device(at::kCPU) : tensor.device();
-    state.insert_or_assign(key, tensor.to(device, tensor.scalar_type(), /*non_blocking=*/false, /*copy=*/true));
+    state.insert_or_assign(key, full_copy_of(value, full));
   }
   for (const Unit* unit : units) {
     const FlatParamHandle& handle = *unit->handle();
@@ -103,6 +101,7 @@ StateDict ShardedModule::state_dict(StateDictType type, const FullStateOptions& 
     get();
   } else {
     runtime_->check_call("state_dict", [&](CallArguments& arguments) {
+      if (full.rank0_only) runtime_->check_no_own_groups("state_dict");
       get();
       arguments.add("rank0_only", full.rank0_only);
     });
@@ -132,6 +131,7 @@ IncompatibleKeys ShardedModule::load_state_dict(const StateDict& state_dict, con
   StateDict own;                                          // the new value, but of sharded parameters that of `now`
   std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // destination in a shard, source
   const auto take = [&](const std::string& name, const Value& value) {
+    if (runtime_->is_of_other_ranks(name)) return;
     if (const auto flat = flat_params.find(name); flat != flat_params.end()) {
       const FlatParamHandle& handle = *flat->second->handle();
       copies.emplace_back(handle.flat_param().detach(), local_flat_param(value, name, handle));

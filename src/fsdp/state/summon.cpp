@@ -79,27 +79,32 @@ class SummonedUnits {
 
 void ShardedModule::summon_full_params(const std::function<void()>& f, const SummonOptions& options) {
   std::vector<Unit*> units;
-  runtime_->check_call("summon_full_params", [&](CallArguments& arguments) {
-    runtime_->check_idle("summon_full_params");
-    if (runtime_->is_summoned) {
-      fail(ErrorCode::invalid_argument, "summon_full_params: called in itself, expected one call at a time");
-    }
-    if (!f) fail(ErrorCode::invalid_argument, "summon_full_params: the function is null, expected a function");
-    if (options.rank0_only && options.writeback) {
-      fail(ErrorCode::invalid_argument,
-           "summon_full_params: rank0_only and writeback are both set, expected at most one: changes of rank 0 do not "
-           "reach the other ranks");
-    }
-    units = runtime_->units_of(options.module != nullptr ? *options.module : *module_ptr(), options.recurse);
-    for (const Unit* unit : units) {
-      unit->handle()->write_back_params();
-      if (options.with_grads) unit->handle()->adopt_visible_gradients();
-      arguments.add("unit", unit->name());
-    }
-    arguments.add("writeback", options.writeback)
-        .add("rank0_only", options.rank0_only)
-        .add("with_grads", options.with_grads);
-  });
+  runtime_->check_call(
+      "summon_full_params",
+      [&](CallArguments& arguments) {
+        runtime_->check_idle("summon_full_params");
+        if (runtime_->is_summoned) {
+          fail(ErrorCode::invalid_argument, "summon_full_params: called in itself, expected one call at a time");
+        }
+        if (!f) fail(ErrorCode::invalid_argument, "summon_full_params: the function is null, expected a function");
+        if (options.rank0_only && options.writeback) {
+          fail(ErrorCode::invalid_argument,
+               "summon_full_params: rank0_only and writeback are both set, expected at most one: changes of rank 0 do "
+               "not "
+               "reach the other ranks");
+        }
+        units = runtime_->units_of(options.module != nullptr ? *options.module : *module_ptr(), options.recurse);
+        for (const Unit* unit : units) {
+          unit->handle()->write_back_params();
+          if (options.with_grads) unit->handle()->adopt_visible_gradients();
+        }
+        arguments.add("writeback", options.writeback)
+            .add("rank0_only", options.rank0_only)
+            .add("with_grads", options.with_grads);
+      },
+      [&](const Unit& unit, CallArguments& arguments) {
+        if (std::find(units.begin(), units.end(), &unit) != units.end()) arguments.add("unit", unit.name());
+      });
   runtime_->cast_buffers(/*own_dtype=*/true);
   std::vector<std::unique_ptr<Summoned>> summoned;
   for (Unit* unit : units) {

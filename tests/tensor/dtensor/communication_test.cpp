@@ -4,7 +4,10 @@
 #include <ATen/record_function.h>
 #include <gtest/gtest.h>
 
+#include <map>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "tensor/mesh_support.h"
 #include "tessera/comm/comm_debug_mode.h"
@@ -16,6 +19,7 @@ namespace {
 
 using testing::indexed;
 using testing::on_mesh;
+using testing::P;
 using testing::R;
 using testing::S0;
 using testing::S1;
@@ -100,6 +104,33 @@ TEST(DTensorCommunicationTest, BackwardOfOpsThatKeepShardsGathersNothing) {
       EXPECT_TRUE(at::allclose(x.grad()->full_tensor(), leaf.grad())) << op.name;
     });
   }
+}
+
+TEST(DTensorCommunicationTest, ARedistributionAlongAMeshDimensionIsOneCollective) {
+  struct Change {
+    Placement from, to;
+    std::string collective;  // empty if nothing is sent
+  };
+  const Placement max = Placement::partial(ReduceOp::max);
+  const std::vector<Change> changes = {{P, R, "all_reduce"},
+                                       {max, R, "all_reduce"},
+                                       {P, S0, "reduce_scatter_into"},
+                                       {S0, R, "all_to_all"},
+                                       {S0, S1, "all_to_all"},
+                                       {R, S0, ""},
+                                       {R, P, ""},
+                                       {R, R, ""}};
+  run_local(2, [&](const ProcessGroup& group) {
+    const DeviceMesh mesh(group, {2});
+    for (const Change& change : changes) {
+      const DTensor before = DTensor::from_local(indexed({4, 8}), mesh, {change.from});
+      const CommDebugMode mode(group);
+      before.redistribute({change.to});
+      std::map<std::string, std::int64_t> expected;
+      if (!change.collective.empty()) expected[change.collective] = 1;
+      EXPECT_EQ(mode.counts(), expected) << to_string(change.from) << " to " << to_string(change.to);
+    }
+  });
 }
 
 // Counts the calls of an op of ATen on this thread.

@@ -1,0 +1,161 @@
+// Construction: finding the units of a model, comparing them on all ranks, and sharding them.
+
+#include <algorithm>
+#include <utility>
+
+#include "fsdp/environment.h"
+#include "fsdp/flat_param/storage.h"
+#include "fsdp/groups.h"
+#include "fsdp/runtime/find_units.h"
+#include "fsdp/runtime/initialize.h"
+#include "fsdp/runtime/runtime.h"
+#include "fsdp/state/sharded_params.h"
+#include "tessera/base/error.h"
+
+namespace tessera::fsdp {
+
+namespace {
+
+std::string text_of(const std::optional<at::ScalarType>& dtype) { return dtype ? c10::toString(*dtype) : "its own"; }
+
+// Each of the following functions adds what must be equal on all ranks.
+
+void describe(ShardingStrategy strategy, const MixedPrecision& mixed, bool offload_params, CallArguments& arguments) {
+  arguments.add("strategy", strategy_name(strategy))
+      .add("param_dtype", text_of(mixed.param_dtype))
+      .add("reduce_dtype", text_of(mixed.reduce_dtype))
+      .add("buffer_dtype", text_of(mixed.buffer_dtype))
+      .add("keep_low_precision_grads", mixed.keep_low_precision_grads)
+      .add("offload_params", offload_params);
+}
+
+void describe(const Options& options, CallArguments& arguments) {
+  describe(options.strategy, options.mixed_precision, options.offload_params, arguments);
+  arguments.add("use_orig_params", options.use_orig_params)
+      .add("backward_prefetch", static_cast<int>(options.backward_prefetch))
+      .add("forward_prefetch", options.forward_prefetch)
+      .add("max_prefetched_units", options.max_prefetched_units)
+      .add("sync_module_states", options.sync_module_states)
+      .add("replicas", options.replicas.has_value());
+}
+
+void describe(const FoundUnit& unit, const Options& options, CallArguments& arguments) {
+  arguments.add("unit",
+                fmt::format("'{}' on {}", printable(unit.name), c10::DeviceTypeName(device_of(unit, options).type())));
+  describe(unit.strategy, unit.mixed_precision, unit.offload_params, arguments);
+  const auto add = [&](const char* kind, const std::string& name, const at::Tensor& tensor) {
+    arguments.add(
+        kind, fmt::format("'{}' {} {}{}", printable(name), c10::toString(tensor.scalar_type()),
+                          shape_to_string(tensor.sizes().vec()), tensor.requires_grad() ? " that requires grad" : ""));
+  };
+  for (const NamedParameter& param : unit.params) add("parameter", param.fqn, param.parameter);
+  if (!options.sync_module_states) return;
+  for (const torch::nn::Module* module : unit.modules) {
+    for (const auto& buffer : module->named_buffers(/*recurse=*/false)) {
+      if (buffer.value().defined()) add("buffer", buffer.key(), buffer.value());
+    }
+  }
+}
+
+}  // namespace
+
+Runtime::Runtime(std::shared_ptr<torch::nn::Module> module, const ProcessGroup& group, Options options)
+    : module_(std::move(module)),
+      group_(group),
+      options_(std::move(options)),
+      full_precision_in_eval_(is_set("FSDP_USE_FULL_PREC_IN_EVAL")) {
+  const std::vector<ProcessGroup> of_mesh = mesh_groups(module_.get());
+  std::vector<FoundUnit> found;
+  std::exception_ptr failure;
+  groups_.push_back(group_);
+  if (options_.replicas) groups_.push_back(*options_.replicas);
+  try {
+    find_and_compare(found);
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  fsdp::agree(of_mesh, "shard a model", failure);
+  groups_.insert(groups_.end(), of_mesh.begin(), of_mesh.end());
+  for (const FoundUnit& unit : found) {
+    owned_.push_back(make_unit(unit, failure));
+    if (owned_.back()->handle() != nullptr) units_.push_back(owned_.back().get());
+  }
+  if (has_own_groups_) agree("shard a model", failure);
+  root_ = owned_.front().get();
+  implicit_calls_ = std::make_shared<ImplicitCalls>(*this);
+  for (const FoundUnit& unit : found) {
+    const std::optional<at::ScalarType> dtype = unit.mixed_precision.buffer_dtype;
+    for (const torch::nn::Module* owner : unit.modules) {
+      unit_of_[owner] = owned_[static_cast<std::size_t>(&unit - found.data())].get();
+      if (!dtype || (owner != unit.module && keeps_full_precision(*owner, options_))) continue;
+      for (const at::Tensor& buffer : owner->buffers(/*recurse=*/false)) {
+        if (buffer.defined() && buffer.is_floating_point()) buffers_.push_back({buffer, buffer.scalar_type(), *dtype});
+      }
+    }
+  }
+  return_free_memory();  // memory of the full parameters
+}
+
+// Finds the units, and compares them on all ranks. A collective of the group, of the replicas, and of the units'
+// groups, which it adds to groups_.
+void Runtime::find_and_compare(std::vector<FoundUnit>& found) {
+  fsdp::check_call(groups_, "shard a model", [&](CallArguments& arguments) {
+    if (!module_) fail(ErrorCode::invalid_argument, "the module is null, expected a module");
+    if (options_.max_prefetched_units < 0) {
+      fail(ErrorCode::invalid_argument, "max_prefetched_units is {}, expected 0 or more",
+           options_.max_prefetched_units);
+    }
+    found = find_units(*module_, group_, options_);
+    const bool is_parallel = !mesh_groups(module_.get()).empty();
+    if (is_parallel && !own_groups(found, group_).empty()) {
+      fail(ErrorCode::unsupported, "a unit of a tensor parallel model has a group, expected the model's group only");
+    }
+    describe(options_, arguments);
+    arguments.add("FSDP_USE_FULL_PREC_IN_EVAL", full_precision_in_eval_);
+  });
+  of_other_ranks_ = check_own_groups(found, group_);
+  has_own_groups_ = !of_other_ranks_.empty();
+  for (const FoundUnit& unit : found) {
+    for (const NamedParameter& param : unit.params) of_other_ranks_.erase(param.fqn);
+  }
+  check_same_parts(*module_, group_);
+  if (options_.replicas) check_same_parts(*module_, *options_.replicas);
+  const std::vector<ProcessGroup> own = own_groups(found, group_);
+  groups_.insert(groups_.begin(), own.begin(), own.end());  // the model's group lets all ranks know what these found
+  fsdp::check_call(
+      groups_, "shard a model", [](CallArguments&) {},
+      [&](const ProcessGroup& group, CallArguments& arguments) {
+        const bool is_own = std::find(own.begin(), own.end(), group) != own.end();
+        for (const FoundUnit& unit : found) {
+          if (unit.group == (is_own ? group : group_)) describe(unit, options_, arguments);
+        }
+      });
+}
+
+// A failure of a unit with a group of its own is kept in `failure`, and thrown at the next unit of the model's group:
+// other ranks learn of it there. Returns a unit without a handle then.
+std::unique_ptr<Unit> Runtime::make_unit(const FoundUnit& found, std::exception_ptr& failure) {
+  const bool is_own = found.group != group_;
+  std::unique_ptr<FlatParamHandle> handle;
+  try {
+    initialize(found, is_own ? std::span(&found.group, 1) : std::span(groups_), options_, failure);
+    if (!found.params.empty()) {
+      FlatParamOptions flat;
+      // One rank has nothing to gather: its shard is the parameter itself.
+      const bool is_alone = found.group.size() == 1 && !is_hybrid(found.strategy);
+      flat.strategy = is_alone ? ShardingStrategy::no_shard : found.strategy;
+      flat.mixed_precision = found.mixed_precision;
+      flat.use_orig_params = options_.use_orig_params;
+      flat.device = device_of(found, options_);
+      flat.offload_params = found.offload_params;
+      flat.replicas = options_.replicas;
+      handle = std::make_unique<FlatParamHandle>(found.params, found.group, flat);
+    }
+  } catch (...) {
+    if (!is_own) throw;
+    failure = std::current_exception();
+  }
+  return std::make_unique<Unit>(*this, found.name, std::move(handle), found.wrappable());
+}
+
+}  // namespace tessera::fsdp
