@@ -21,6 +21,7 @@
 
 #include "tessera/tensor/dtensor.h"
 #include "tessera/tensor/dtensor_ops/indexing.h"
+#include "tessera/tensor/dtensor_ops/linalg.h"
 #include "tessera/tensor/philox_generator.h"
 
 namespace tessera::dtensor {
@@ -94,6 +95,7 @@ DTensor relu(const DTensor& x);   ///< increasing
 DTensor relu6(const DTensor& x);  ///< increasing
 DTensor round(const DTensor& x);  ///< increasing
 DTensor rsqrt(const DTensor& x);
+DTensor selu(const DTensor& x);  ///< increasing
 DTensor sgn(const DTensor& x);
 DTensor sigmoid(const DTensor& x);  ///< increasing
 DTensor sign(const DTensor& x);     ///< increasing
@@ -139,6 +141,7 @@ DTensor hardshrink(const DTensor& x, const at::Scalar& lambda = 0.5);
 DTensor hardtanh(const DTensor& x, const at::Scalar& min = -1, const at::Scalar& max = 1);  ///< increasing
 DTensor leaky_relu(const DTensor& x, const at::Scalar& slope = 0.01);
 DTensor logit(const DTensor& x, std::optional<double> eps = std::nullopt);
+DTensor mvlgamma(const DTensor& x, std::int64_t p);
 DTensor nan_to_num(const DTensor& x, double nan = 0);
 DTensor polygamma(std::int64_t n, const DTensor& x);
 DTensor softplus(const DTensor& x, const at::Scalar& beta = 1, const at::Scalar& threshold = 20);
@@ -184,6 +187,19 @@ DTensor remainder(const AnyTensor& a, const AnyTensor& b);
 DTensor special_xlog1py(const AnyTensor& a, const AnyTensor& b);
 DTensor special_zeta(const AnyTensor& a, const AnyTensor& b);
 DTensor xlogy(const AnyTensor& a, const AnyTensor& b);
+// Polynomials of degree n, without gradients.
+DTensor special_chebyshev_polynomial_t(const AnyTensor& x, const AnyTensor& n);
+DTensor special_chebyshev_polynomial_u(const AnyTensor& x, const AnyTensor& n);
+DTensor special_chebyshev_polynomial_v(const AnyTensor& x, const AnyTensor& n);
+DTensor special_chebyshev_polynomial_w(const AnyTensor& x, const AnyTensor& n);
+DTensor special_hermite_polynomial_h(const AnyTensor& x, const AnyTensor& n);
+DTensor special_hermite_polynomial_he(const AnyTensor& x, const AnyTensor& n);
+DTensor special_laguerre_polynomial_l(const AnyTensor& x, const AnyTensor& n);
+DTensor special_legendre_polynomial_p(const AnyTensor& x, const AnyTensor& n);
+DTensor special_shifted_chebyshev_polynomial_t(const AnyTensor& x, const AnyTensor& n);
+DTensor special_shifted_chebyshev_polynomial_u(const AnyTensor& x, const AnyTensor& n);
+DTensor special_shifted_chebyshev_polynomial_v(const AnyTensor& x, const AnyTensor& n);
+DTensor special_shifted_chebyshev_polynomial_w(const AnyTensor& x, const AnyTensor& n);
 
 DTensor add(const DTensor& a, const at::Scalar& b);  ///< increasing; keeps partial averages
 DTensor sub(const DTensor& a, const at::Scalar& b);  ///< as add
@@ -357,29 +373,6 @@ ValuesAndIndices topk(const DTensor& x, std::int64_t k, std::int64_t dim = -1, b
 /// inputs.
 DTensor along_dims(const std::string& op, const std::vector<DTensor>& inputs, const std::vector<std::int64_t>& dims,
                    const std::function<at::Tensor(std::span<const DTensor> inputs)>& compute);
-
-// --- linear algebra, of matrices in the last two dimensions. The other dimensions are broadcast to each other and keep
-// their shards; the op unshards those of the matrices. As in at::, with the prefix `linalg_`.
-
-struct Svd {
-  DTensor u, s, vh;
-};
-Svd linalg_svd(const DTensor& a, bool full_matrices = true);
-struct Factors {
-  DTensor first, second;
-};
-/// Returns eigenvalues and eigenvectors of symmetric matrices; `lower` selects the triangle that is read.
-Factors linalg_eigh(const DTensor& a, bool lower = true);
-Factors linalg_eig(const DTensor& a);        ///< complex eigenvalues and eigenvectors
-Factors linalg_qr(const DTensor& a);         ///< Q and R, reduced
-Factors linalg_lu_factor(const DTensor& a);  ///< LU and pivots
-DTensor linalg_cholesky(const DTensor& a);   ///< lower
-DTensor linalg_inv(const DTensor& a);
-DTensor linalg_det(const DTensor& a);
-/// Returns x with a @ x = b, for b [..., n, columns]. Keeps shards of the columns; linear in b.
-DTensor linalg_solve(const DTensor& a, const DTensor& b);
-/// Returns the cross product along `dim`, which has size 3.
-DTensor linalg_cross(const DTensor& a, const DTensor& b, std::int64_t dim = -1);
 
 // --- images and signals: [batch, channels, length], or [batch, channels, height, width], or with depth before. Shards
 // of batch and channels stay where they are; the op unshards the others.

@@ -1,6 +1,8 @@
 // Linear algebra on matrices in the last two dimensions.
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/cholesky_solve.h>
+#include <ATen/ops/diag_embed.h>
 #include <ATen/ops/linalg_cholesky.h>
 #include <ATen/ops/linalg_cross.h>
 #include <ATen/ops/linalg_det.h>
@@ -8,11 +10,21 @@
 #include <ATen/ops/linalg_eigh.h>
 #include <ATen/ops/linalg_inv.h>
 #include <ATen/ops/linalg_lu_factor.h>
+#include <ATen/ops/linalg_matrix_exp.h>
+#include <ATen/ops/linalg_matrix_power.h>
+#include <ATen/ops/linalg_pinv.h>
 #include <ATen/ops/linalg_qr.h>
+#include <ATen/ops/linalg_slogdet.h>
 #include <ATen/ops/linalg_solve.h>
+#include <ATen/ops/linalg_solve_triangular.h>
 #include <ATen/ops/linalg_svd.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/tril.h>
+#include <ATen/ops/triu.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <tuple>
 
 #include "tensor/dtensor_ops/calls.h"
@@ -68,6 +80,62 @@ Factors factors_of(const char* op, const DTensor& a, const Sizes& first, const S
   return {both[0], both[1]};
 }
 
+// For one result, of the size of a. `f` takes a local tensor.
+template <typename F>
+DTensor of_square(const char* op, const DTensor& a, const F& f) {
+  matrix_size(op, a, true);
+  return of_matrices(op, a, {a.size()}, [&](const at::Tensor& t) { return Tensors{f(t)}; })[0];
+}
+
+// `f` takes local tensors of a and b.
+template <typename F>
+DTensor solve(const char* op, const DTensor& a, const DTensor& b, const F& f) {
+  const std::vector<DTensor> inputs = {a, b};
+  const MatrixSize m = matrix_size(op, a, true);
+  if (b.dim() < 2 || b.size(-2) != m.rows) rules::refuse_sizes(op, inputs);
+  // The rows and columns of a have one label, and so are not sharded.
+  constexpr int kRow = -1, kColumn = -2;
+  const auto labels_of = [](std::int64_t dims, int last) {
+    std::vector<int> labels;
+    for (std::int64_t d = dims; d > 2; --d) labels.push_back(static_cast<int>(d));
+    labels.insert(labels.end(), {kRow, last});
+    return labels;
+  };
+  const rules::ProductLabels labels{{labels_of(a.dim(), kRow), labels_of(b.dim(), kColumn)},
+                                    labels_of(std::max(a.dim(), b.dim()), kColumn)};
+  const auto rule = [&](Inputs given) {
+    OpRule product = rules::product(op, given, labels);
+    std::erase_if(product.strategies, [](const OpStrategy& strategy) { return strategy.inputs[0].is_partial(); });
+    return product;
+  };
+  return call(op, inputs, rule, [&](Inputs local) {
+    at::Tensor right = local[1].local_tensor();
+    while (right.dim() < a.dim()) right = right.unsqueeze(0);  // else it might count as vectors
+    return f(local[0].local_tensor(), right);
+  });
+}
+
+// `f` takes a matrix and the offset of a diagonal in it, and returns one of the triangles that this divides it into.
+template <typename F>
+DTensor triangle(const char* op, const DTensor& x, std::int64_t offset, const F& f) {
+  matrix_size(op, x, false);
+  const auto rule = [&](Inputs inputs) { return rules::elementwise(op, inputs, Linearity::linear); };
+  return call(op, {&x, 1}, rule, [&](Inputs inputs) -> at::Tensor {
+    const at::Tensor& local = inputs[0].local_tensor();
+    const at::TensorOptions options = at::TensorOptions().dtype(at::kBool).device(local.device());
+    const at::Tensor is_kept = at::zeros({local.size(-2), local.size(-1)}, options);
+    const auto row = static_cast<std::size_t>(x.dim() - 2), column = row + 1;
+    for (const LocalBox& part : inputs[0].layout().local_boxes(*inputs[0].device_mesh().coordinate())) {
+      const Sizes &offsets = part.box.offsets, &sizes = part.box.sizes;
+      const at::Tensor all = at::ones({sizes[row], sizes[column]}, options);
+      is_kept.narrow(0, part.local_offsets[row], sizes[row])
+          .narrow(1, part.local_offsets[column], sizes[column])
+          .copy_(f(all, offset + offsets[row] - offsets[column]));
+    }
+    return local.masked_fill(is_kept.logical_not(), 0);
+  });
+}
+
 }  // namespace
 
 Svd linalg_svd(const DTensor& a, bool full_matrices) {
@@ -102,15 +170,35 @@ Factors linalg_lu_factor(const DTensor& a) {
                     [](const at::Tensor& t) { return at::linalg_lu_factor(t); });
 }
 
+Factors linalg_slogdet(const DTensor& a) {
+  const MatrixSize m = matrix_size("linalg_slogdet", a, true);
+  return factors_of("linalg_slogdet", a, m.batches, m.batches, [](const at::Tensor& t) {
+    auto [sign, logarithm] = at::linalg_slogdet(t);
+    if (t.numel() == 0) logarithm = logarithm + t.sum();  // ATen's has no gradient without elements
+    return std::make_tuple(sign, logarithm);
+  });
+}
+
 DTensor linalg_cholesky(const DTensor& a) {
-  matrix_size("linalg_cholesky", a, true);
-  return of_matrices("linalg_cholesky", a, {a.size()},
-                     [](const at::Tensor& t) { return Tensors{at::linalg_cholesky(t)}; })[0];
+  return of_square("linalg_cholesky", a, [](const at::Tensor& t) { return at::linalg_cholesky(t); });
 }
 
 DTensor linalg_inv(const DTensor& a) {
-  matrix_size("linalg_inv", a, true);
-  return of_matrices("linalg_inv", a, {a.size()}, [](const at::Tensor& t) { return Tensors{at::linalg_inv(t)}; })[0];
+  return of_square("linalg_inv", a, [](const at::Tensor& t) { return at::linalg_inv(t); });
+}
+
+DTensor linalg_matrix_exp(const DTensor& a) {
+  return of_square("linalg_matrix_exp", a, [](const at::Tensor& t) { return at::linalg_matrix_exp(t); });
+}
+
+DTensor linalg_matrix_power(const DTensor& a, std::int64_t n) {
+  return of_square("linalg_matrix_power", a, [&](const at::Tensor& t) { return at::linalg_matrix_power(t, n); });
+}
+
+DTensor linalg_pinv(const DTensor& a) {
+  const MatrixSize m = matrix_size("linalg_pinv", a, false);
+  return of_matrices("linalg_pinv", a, {m.with({m.columns, m.rows})},
+                     [](const at::Tensor& t) { return Tensors{at::linalg_pinv(t)}; })[0];
 }
 
 DTensor linalg_det(const DTensor& a) {
@@ -122,29 +210,17 @@ DTensor linalg_det(const DTensor& a) {
 }
 
 DTensor linalg_solve(const DTensor& a, const DTensor& b) {
-  const std::vector<DTensor> inputs = {a, b};
-  const MatrixSize m = matrix_size("linalg_solve", a, true);
-  if (b.dim() < 2 || b.size(-2) != m.rows) rules::refuse_sizes("linalg_solve", inputs);
-  // The rows and columns of a have one label, and so are not sharded.
-  constexpr int kRow = -1, kColumn = -2;
-  const auto labels_of = [](std::int64_t dims, int last) {
-    std::vector<int> labels;
-    for (std::int64_t d = dims; d > 2; --d) labels.push_back(static_cast<int>(d));
-    labels.insert(labels.end(), {kRow, last});
-    return labels;
-  };
-  const rules::ProductLabels labels{{labels_of(a.dim(), kRow), labels_of(b.dim(), kColumn)},
-                                    labels_of(std::max(a.dim(), b.dim()), kColumn)};
-  const auto rule = [&](Inputs given) {
-    OpRule solve = rules::product("linalg_solve", given, labels);
-    std::erase_if(solve.strategies, [](const OpStrategy& strategy) { return strategy.inputs[0].is_partial(); });
-    return solve;
-  };
-  return call("linalg_solve", inputs, rule, [&](Inputs local) {
-    at::Tensor right = local[1].local_tensor();
-    while (right.dim() < a.dim()) right = right.unsqueeze(0);  // else it might count as vectors
-    return at::linalg_solve(local[0].local_tensor(), right);
-  });
+  return solve("linalg_solve", a, b, [](const at::Tensor& s, const at::Tensor& t) { return at::linalg_solve(s, t); });
+}
+
+DTensor linalg_solve_triangular(const DTensor& a, const DTensor& b, bool upper) {
+  return solve("linalg_solve_triangular", a, b,
+               [&](const at::Tensor& s, const at::Tensor& t) { return at::linalg_solve_triangular(s, t, upper); });
+}
+
+DTensor cholesky_solve(const DTensor& b, const DTensor& factor, bool upper) {
+  return solve("cholesky_solve", factor, b,
+               [&](const at::Tensor& s, const at::Tensor& t) { return at::cholesky_solve(t, s, upper); });
 }
 
 DTensor linalg_cross(const DTensor& a, const DTensor& b, std::int64_t dim) {
@@ -158,6 +234,26 @@ DTensor linalg_cross(const DTensor& a, const DTensor& b, std::int64_t dim) {
   return call("linalg_cross", inputs, rule, [&](Inputs local) {
     return at::linalg_cross(local[0].local_tensor(), local[1].local_tensor(), along - dims);
   });
+}
+
+DTensor tril(const DTensor& x, std::int64_t offset) {
+  return triangle("tril", x, offset, [](const at::Tensor& t, std::int64_t diagonal) { return at::tril(t, diagonal); });
+}
+DTensor triu(const DTensor& x, std::int64_t offset) {
+  return triangle("triu", x, offset, [](const at::Tensor& t, std::int64_t diagonal) { return at::triu(t, diagonal); });
+}
+
+DTensor diag_embed(const DTensor& x, std::int64_t offset) {
+  if (x.dim() < 1) fail(ErrorCode::invalid_argument, "diag_embed of size []: expected one dimension or more");
+  const std::int64_t length = x.size(-1) + std::abs(offset);
+  Sizes size = x.size();
+  size.back() = length;
+  size.push_back(length);
+  rules::DimMap map = same_dims(x);
+  map.back() = std::nullopt;
+  return mapped(
+      "diag_embed", x, size, map, [&](const at::Tensor& t, const Sizes&) { return at::diag_embed(t, offset); },
+      rules::kNotLinear);
 }
 
 }  // namespace tessera::dtensor

@@ -69,6 +69,9 @@ DTensor leaky_relu(const DTensor& x, const Scalar& slope) {
 DTensor logit(const DTensor& x, std::optional<double> eps) {
   return unary("logit", x, kNone, [&](const Tensor& t) { return eps ? at::logit(t, *eps) : at::logit(t); });
 }
+DTensor mvlgamma(const DTensor& x, std::int64_t p) {
+  return unary("mvlgamma", x, kNone, [&](const Tensor& t) { return at::mvlgamma(t, p); });
+}
 DTensor nan_to_num(const DTensor& x, double nan) {
   return unary("nan_to_num", x, kNone, [&](const Tensor& t) { return at::nan_to_num(t, nan); });
 }

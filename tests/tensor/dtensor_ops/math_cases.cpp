@@ -1,4 +1,4 @@
-// Functions, order statistics, products, linear algebra and interpolation on DTensors beside those of ATen.
+// Functions, order statistics, products and interpolation on DTensors beside those of ATen.
 
 #include <ATen/ATen.h>
 
@@ -26,53 +26,18 @@ using OfTwo = std::pair<DTensor (*)(const dtensor::AnyTensor&, const dtensor::An
 
 // Of 0.2 to 0.8.
 std::vector<OfOne> functions() {
-  return {BOTH(abs),
-          BOTH(acos),
-          BOTH(asin),
-          BOTH(asinh),
-          BOTH(atan),
-          BOTH(atanh),
-          BOTH(cos),
-          BOTH(cosh),
-          BOTH(deg2rad),
-          BOTH(digamma),
-          BOTH(erf),
-          BOTH(erfc),
-          BOTH(erfinv),
-          BOTH(exp),
-          BOTH(exp2),
-          BOTH(expm1),
-          BOTH(frac),
-          BOTH(hardsigmoid),
-          BOTH(hardswish),
-          BOTH(i0),
-          BOTH(lgamma),
-          BOTH(log),
-          BOTH(log10),
-          BOTH(log1p),
-          BOTH(log2),
-          BOTH(log_sigmoid),
-          BOTH(neg),
-          BOTH(rad2deg),
-          BOTH(reciprocal),
-          BOTH(relu),
-          BOTH(relu6),
-          BOTH(rsqrt),
-          BOTH(sigmoid),
-          BOTH(sin),
-          BOTH(sinc),
-          BOTH(sinh),
-          BOTH(special_entr),
-          BOTH(special_i0e),
-          BOTH(special_i1),
-          BOTH(special_i1e),
-          BOTH(special_erfcx),
-          BOTH(special_ndtr),
-          BOTH(special_log_ndtr),
-          BOTH(special_ndtri),
-          BOTH(sqrt),
-          BOTH(square),
-          BOTH(tan),
+  return {BOTH(abs),           BOTH(acos),          BOTH(asin),         BOTH(asinh),
+          BOTH(atan),          BOTH(atanh),         BOTH(cos),          BOTH(cosh),
+          BOTH(deg2rad),       BOTH(digamma),       BOTH(erf),          BOTH(erfc),
+          BOTH(erfinv),        BOTH(exp),           BOTH(exp2),         BOTH(expm1),
+          BOTH(frac),          BOTH(hardsigmoid),   BOTH(hardswish),    BOTH(i0),
+          BOTH(lgamma),        BOTH(log),           BOTH(log10),        BOTH(log1p),
+          BOTH(log2),          BOTH(log_sigmoid),   BOTH(neg),          BOTH(rad2deg),
+          BOTH(reciprocal),    BOTH(relu),          BOTH(relu6),        BOTH(rsqrt),
+          BOTH(selu),          BOTH(sigmoid),       BOTH(sin),          BOTH(sinc),
+          BOTH(sinh),          BOTH(special_entr),  BOTH(special_i0e),  BOTH(special_i1),
+          BOTH(special_i1e),   BOTH(special_erfcx), BOTH(special_ndtr), BOTH(special_log_ndtr),
+          BOTH(special_ndtri), BOTH(sqrt),          BOTH(square),       BOTH(tan),
           BOTH(tanh)};
 }
 
@@ -112,8 +77,27 @@ std::vector<OfTwo> functions_of_two() {
 }
 
 std::vector<OfTwo> functions_of_two_without_gradient() {
-  return {BOTH(float_power), BOTH(floor_divide), BOTH(heaviside),   BOTH(igamma),      BOTH(igammac),
-          BOTH(logical_and), BOTH(logical_or),   BOTH(logical_xor), BOTH(special_zeta)};
+  return {BOTH(float_power),
+          BOTH(floor_divide),
+          BOTH(heaviside),
+          BOTH(igamma),
+          BOTH(igammac),
+          BOTH(logical_and),
+          BOTH(logical_or),
+          BOTH(logical_xor),
+          BOTH(special_zeta),
+          BOTH(special_chebyshev_polynomial_t),
+          BOTH(special_chebyshev_polynomial_u),
+          BOTH(special_chebyshev_polynomial_v),
+          BOTH(special_chebyshev_polynomial_w),
+          BOTH(special_hermite_polynomial_h),
+          BOTH(special_hermite_polynomial_he),
+          BOTH(special_laguerre_polynomial_l),
+          BOTH(special_legendre_polynomial_p),
+          BOTH(special_shifted_chebyshev_polynomial_t),
+          BOTH(special_shifted_chebyshev_polynomial_u),
+          BOTH(special_shifted_chebyshev_polynomial_v),
+          BOTH(special_shifted_chebyshev_polynomial_w)};
 }
 
 // Of integers.
@@ -359,89 +343,6 @@ std::vector<OpCase> einsum_cases() {
        {{5, 4}, {4}},
        [](DTensors v) { return dtensor::matmul(dtensor::t(dtensor::t(v[0])), dtensor::t(v[1])); },
        [](Tensors a) { return at::matmul(a[0].t().t(), a[1].t()); }},
-  };
-}
-
-// --- linear algebra
-
-std::vector<OpCase> linalg_cases() {
-  // Positive definite.
-  const auto ours = [](const DTensor& x) {
-    return dtensor::matmul(x, dtensor::transpose(x, -1, -2)) + at::eye(3, at::kDouble);
-  };
-  const auto atens = [](const at::Tensor& x) { return at::matmul(x, x.mT()) + at::eye(3, at::kDouble); };
-  return {
-      {"linalg_of_definite",
-       {{4, 3, 3}},
-       [=](DTensors v) {
-         const DTensor a = ours(v[0]);
-         const dtensor::Factors eigen = dtensor::linalg_eigh(a);
-         return dtensor::linalg_cholesky(a) + dtensor::linalg_inv(a) * 2 +
-                dtensor::matmul(eigen.second * dtensor::unsqueeze(dtensor::log(eigen.first), -2),
-                                dtensor::transpose(eigen.second, -1, -2));
-       },
-       [=](Tensors a) {
-         const at::Tensor x = atens(a[0]);
-         const auto [values, vectors] = at::linalg_eigh(x);
-         return at::linalg_cholesky(x) + at::linalg_inv(x) * 2 +
-                at::matmul(vectors * values.log().unsqueeze(-2), vectors.mT());
-       }},
-      {"linalg_factors",
-       {{4, 3, 2}},
-       [](DTensors v) {
-         const dtensor::Svd svd = dtensor::linalg_svd(v[0], false);
-         const dtensor::Factors qr = dtensor::linalg_qr(v[0]);
-         return dtensor::matmul(svd.u * dtensor::unsqueeze(dtensor::exp(svd.s), -2), svd.vh) +
-                dtensor::matmul(qr.first, dtensor::square(qr.second));
-       },
-       [](Tensors a) {
-         const auto [u, s, vh] = at::linalg_svd(a[0], false);
-         const auto [q, r] = at::linalg_qr(a[0]);
-         return at::matmul(u * s.exp().unsqueeze(-2), vh) + at::matmul(q, r.square());
-       }},
-      {"linalg_det",
-       {{4, 3, 3}},
-       [](DTensors v) { return dtensor::linalg_det(v[0]); },
-       [](Tensors a) { return at::linalg_det(a[0]); }},
-      {"linalg_without_gradient",
-       {{4, 3, 3}},
-       [=](DTensors v) {
-         const dtensor::Factors lu = dtensor::linalg_lu_factor(v[0]), eigen = dtensor::linalg_eig(v[0]);
-         const dtensor::Svd svd = dtensor::linalg_svd(v[0]);
-         return lu.first + dtensor::to(dtensor::unsqueeze(lu.second, -1), at::kDouble) +
-                dtensor::unsqueeze(dtensor::abs(eigen.first), -1) * dtensor::abs(eigen.second) +
-                dtensor::abs(dtensor::matmul(svd.u, svd.vh)) + dtensor::unsqueeze(svd.s, -1);
-       },
-       [=](Tensors a) {
-         const auto [lu, pivots] = at::linalg_lu_factor(a[0]);
-         const auto [values, vectors] = at::linalg_eig(a[0]);
-         const auto [u, s, vh] = at::linalg_svd(a[0]);
-         return lu + pivots.unsqueeze(-1).to(at::kDouble) + values.abs().unsqueeze(-1) * vectors.abs() +
-                at::matmul(u, vh).abs() + s.unsqueeze(-1);
-       },
-       false},
-      {"complex_rotation",
-       {{5, 4, 2}, {4, 2}},
-       [](DTensors v) {
-         const DTensor turn = dtensor::conj_physical(dtensor::view_as_complex(v[1]));
-         return dtensor::view_as_real(dtensor::view_as_complex(v[0]) * turn + 1);
-       },
-       [](Tensors a) {
-         const at::Tensor turn = at::conj_physical(at::view_as_complex(a[1]));
-         return at::view_as_real(at::view_as_complex(a[0]) * turn + 1);
-       }},
-      {"linalg_solve",
-       {{4, 3, 3}, {3, 5}},
-       [=](DTensors v) { return dtensor::linalg_solve(ours(v[0]), v[1]); },
-       [=](Tensors a) { return at::linalg_solve(atens(a[0]), a[1].unsqueeze(0)); }},
-      {"linalg_cross",
-       {{4, 3}, {4, 3}},
-       [](DTensors v) { return dtensor::linalg_cross(v[0], v[1]); },
-       [](Tensors a) { return at::linalg_cross(a[0], a[1]); }},
-      {"linalg_cross_of_columns",
-       {{3, 4}, {3, 1}},
-       [](DTensors v) { return dtensor::linalg_cross(v[0], v[1], 0); },
-       [](Tensors a) { return at::linalg_cross(a[0], a[1], 0); }},
   };
 }
 

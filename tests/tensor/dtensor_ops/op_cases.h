@@ -24,6 +24,7 @@ struct OpCase {
 std::vector<OpCase> op_cases();
 std::vector<OpCase> more_op_cases();
 std::vector<OpCase> math_cases();
+std::vector<OpCase> linalg_cases();
 // Further ops, by family.
 std::vector<OpCase> index_cases();
 std::vector<OpCase> rearranging_cases();
