@@ -125,7 +125,9 @@ struct MixtureTraining {
 class OwnGroupsTest : public ::testing::TestWithParam<std::tuple<int, bool, ShardingStrategy>> {};
 
 TEST_P(OwnGroupsTest, ExpertsTrainAsInOneProcess) {
-  const auto [ranks, use_orig_params, strategy] = GetParam();
+  const int ranks = std::get<0>(GetParam());
+  const bool use_orig_params = std::get<1>(GetParam());
+  const ShardingStrategy strategy = std::get<2>(GetParam());
   std::vector<std::pair<double, double>> expected;
   std::map<std::string, at::Tensor> params;  // after the last step
   {
