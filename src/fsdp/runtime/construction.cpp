@@ -1,6 +1,5 @@
 // Construction: finding the units of a model, comparing them on all ranks, and sharding them.
 
-#include <algorithm>
 #include <utility>
 
 #include "fsdp/environment.h"
@@ -120,14 +119,14 @@ void Runtime::find_and_compare(std::vector<FoundUnit>& found) {
   }
   check_same_parts(*module_, group_);
   if (options_.replicas) check_same_parts(*module_, *options_.replicas);
-  const std::vector<ProcessGroup> own = own_groups(found, group_);
-  groups_.insert(groups_.begin(), own.begin(), own.end());  // the model's group lets all ranks know what these found
+  own_groups_ = own_groups(found, group_);
+  groups_.insert(groups_.begin(), own_groups_.begin(),
+                 own_groups_.end());  // the model's group lets all ranks know what these found
   fsdp::check_call(
       groups_, "shard a model", [](CallArguments&) {},
       [&](const ProcessGroup& group, CallArguments& arguments) {
-        const bool is_own = std::find(own.begin(), own.end(), group) != own.end();
         for (const FoundUnit& unit : found) {
-          if (unit.group == (is_own ? group : group_)) describe(unit, options_, arguments);
+          if (is_compared_in(group, unit.group)) describe(unit, options_, arguments);
         }
       });
 }

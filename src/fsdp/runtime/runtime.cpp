@@ -35,14 +35,17 @@ const ProcessGroup& Runtime::group_of(const Unit* unit) const {
   return unit != nullptr && unit->handle() != nullptr ? unit->handle()->group() : group_;
 }
 
+bool Runtime::is_compared_in(const ProcessGroup& group, const ProcessGroup& unit_group) const {
+  const bool is_own = std::find(own_groups_.begin(), own_groups_.end(), group) != own_groups_.end();
+  return unit_group == (is_own ? group : group_);
+}
+
 void Runtime::check_call(std::string_view operation, const std::function<void(CallArguments&)>& check,
                          const std::function<void(const Unit& unit, CallArguments&)>& describe) const {
   fsdp::check_call(groups_, operation, check, [&](const ProcessGroup& group, CallArguments& arguments) {
     if (!describe) return;
-    const auto is_of_unit = [&](const Unit* unit) { return group_of(unit) == group; };
-    const bool has_units = std::any_of(units_.begin(), units_.end(), is_of_unit);
     for (const Unit* unit : units_) {
-      if (is_of_unit(unit) || (!has_units && group_of(unit) == group_)) describe(*unit, arguments);
+      if (is_compared_in(group, group_of(unit))) describe(*unit, arguments);
     }
   });
 }

@@ -101,6 +101,9 @@ class Runtime {
   void complete_done_units();
 
  private:
+  // Returns whether what must be equal on the ranks of `unit_group` is compared in `group`. The units of the model's
+  // group are compared in all groups but those of other units.
+  bool is_compared_in(const ProcessGroup& group, const ProcessGroup& unit_group) const;
   void find_and_compare(std::vector<FoundUnit>& found);
   std::unique_ptr<Unit> make_unit(const FoundUnit& found, std::exception_ptr& failure);
   std::shared_ptr<Call> try_to_begin_call(Unit& unit, bool may_have_gradient);
@@ -131,7 +134,8 @@ class Runtime {
   std::shared_ptr<torch::nn::Module> module_;
   ProcessGroup group_;
   std::vector<ProcessGroup> groups_;
-  bool has_own_groups_ = false;
+  std::vector<ProcessGroup> own_groups_;  // of units, on this rank; the first of groups_
+  bool has_own_groups_ = false;           // on any rank
   std::set<std::string> of_other_ranks_;
   Options options_;
   std::vector<std::unique_ptr<Unit>> owned_;

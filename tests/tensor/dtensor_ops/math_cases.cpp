@@ -139,8 +139,10 @@ std::vector<OpCase> function_cases() {
   return {
       {"functions",
        {{5, 4}},
-       [](DTensors v) { return sum_of(functions(), v[0] * 0.3) + dtensor::acosh(v[0] + 1); },
-       [](Tensors a) { return sum_of(functions(), a[0] * 0.3) + at::acosh(a[0] + 1); }},
+       [](DTensors v) {
+         return sum_of(functions(), v[0] * 0.3) + dtensor::acosh(v[0] + 1) + dtensor::mvlgamma(v[0] + 3, 2);
+       },
+       [](Tensors a) { return sum_of(functions(), a[0] * 0.3) + at::acosh(a[0] + 1) + at::mvlgamma(a[0] + 3, 2); }},
       {"functions_without_gradient",
        {{5, 4}},
        [](DTensors v) {
