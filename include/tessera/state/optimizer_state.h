@@ -27,6 +27,7 @@
 
 #include <torch/nn/module.h>
 
+#include <cstdint>
 #include <vector>
 
 #include "tessera/state/module_state.h"
@@ -81,5 +82,23 @@ void set_optimizer_state_dict(const torch::nn::Module& module, torch::optim::Opt
                               const StateDict& state_dict, const StateDictOptions& options = {});
 void set_optimizer_state_dict(const torch::nn::Module& module, const std::vector<torch::optim::Optimizer*>& optimizers,
                               const StateDict& state_dict, const StateDictOptions& options = {});
+
+/// How an optimizer's state dict names parameters. PyTorch: OptimStateKeyType.
+enum class OptimStateKeyType : std::uint8_t {
+  param_name,  ///< by name in the module
+  param_id,    ///< by number, as Python's `optimizer.state_dict()` does
+};
+
+/// Returns an optimizer's nested state dict with names instead of numbers of parameters, or the reverse: that of a
+/// Python optimizer can be loaded by name into a model with other groups or into a sharded one, and a sharded model's
+/// into a Python optimizer. Numbers count the parameters of `optimizer`, group by group, or without one the parameters
+/// of the module, each once. A state dict that has such keys already is returned as it is. `state_dict` may lack
+/// "param_groups". Values are not changed, and share memory with those of `state_dict`.
+///
+/// Throws `Error(invalid_argument)` naming the key for a name or number that no parameter has, for names and numbers in
+/// one state dict, for two keys of one parameter, and if the groups do not have as many parameters as the numbers
+/// count. PyTorch: FullyShardedDataParallel.rekey_optim_state_dict.
+StateDict rekey_optim_state_dict(const StateDict& state_dict, OptimStateKeyType type, const torch::nn::Module& module,
+                                 const torch::optim::Optimizer* optimizer = nullptr);
 
 }  // namespace tessera
