@@ -10,6 +10,7 @@
 #include "fsdp/small_model.h"
 #include "support/error_matchers.h"
 #include "support/temporary_directory.h"
+#include "tessera/comm/comm_debug_mode.h"
 #include "tessera/comm/local_ranks.h"
 #include "tessera/fsdp/activation_checkpoint.h"
 #include "tessera/fsdp/meta_init.h"
@@ -24,6 +25,8 @@
 namespace tessera::fsdp {
 namespace {
 
+using ::testing::ElementsAre;
+using ::testing::Pair;
 using testing::TemporaryDirectory;
 using Sizes = std::vector<std::int64_t>;
 
@@ -236,6 +239,79 @@ TEST(TwoDimensionsTest, AFullStateIsThatOfOneProcessAndGoesOnOnAnyMesh) {
   }
 }
 
+std::optional<DTensor> dtensor_in(const Value& value) {
+  const auto* part = value.get_if<std::shared_ptr<Checkpointable>>();
+  return part != nullptr ? DTensor::from_checkpointable(*part) : std::nullopt;
+}
+
+TEST(TwoDimensionsTest, AShardedStateMayConsistOfDTensorsOnTheMesh) {
+  const auto expected = expected_steps();
+  const StateOptions all{.rank0_only = false};
+  for (const bool use_orig_params : {true, false}) {
+    on_mesh({2, 2}, [&](const DeviceMesh& mesh) {
+      const Options options = options_of(ShardingStrategy::full_shard, use_orig_params);
+      TrainedOnMesh one(mesh, options), other(mesh, options_of(ShardingStrategy::full_shard, !use_orig_params));
+      expect_steps(one, 0, 3, expected, "before");
+      const StateDict rows = one.model.state_dict(StateDictType::sharded, {.mesh = mesh});
+      const StateDict optim = one.model.optim_state_dict(one.optimizer, StateDictType::sharded, {.mesh = mesh});
+      const StateDict full = one.model.state_dict(StateDictType::full, all);
+      for (const auto& [name, value] : rows) {
+        const auto tensor = dtensor_in(value);
+        ASSERT_TRUE(tensor) << to_string(name);
+        EXPECT_EQ(tensor->device_mesh(), mesh);
+        EXPECT_TRUE(tensor->placements()[0].is_shard(0));
+        EXPECT_TRUE(at::equal(tensor->full_tensor(), full.at(name).get<at::Tensor>())) << to_string(name);
+      }
+      EXPECT_EQ(dtensor_in(rows.at("first.up.weight"))->placements(),
+                (Placements{Placement::shard(0), Placement::shard(0)}));
+      EXPECT_EQ(dtensor_in(rows.at("first.down.weight"))->placements(),
+                (Placements{Placement::shard(0), Placement::shard(1)}));
+      EXPECT_EQ(dtensor_in(rows.at("scale"))->placements(), (Placements{Placement::shard(0), Placement::replicate()}));
+      other.model.load_state_dict(rows);
+      other.model.load_optim_state_dict(other.optimizer, optim);
+      expect_steps(other, 3, 6, expected, "after");
+      EXPECT_ERROR(one.model.state_dict(StateDictType::sharded, {.mesh = mesh["dp"]}), ErrorCode::invalid_argument,
+                   "the mesh is DeviceMesh(dp=2), expected one with the dimensions of the mesh of the tensor parallel");
+    });
+  }
+}
+
+// PyTorch: test_fsdp_tp_extension_grad.
+TEST(TwoDimensionsTest, AStepSendsWhatFsdpAndTheParallelLayersSend) {
+  on_mesh({2, 2}, [](const DeviceMesh& mesh) {
+    TrainedOnMesh one(mesh, {});
+    const auto step = [&] { loss_of(one.model(ids_of(0, static_cast<int>(mesh.local_rank(0))))).backward(); };
+    step();  // the first one compares the order of units
+    const CommDebugMode mode(mesh.group());
+    step();
+    // FSDP gathers its 4 units, 2 of them again in backward, and reduces the gradients of each. The layers sum the
+    // results of ids and both down, and the gradients of the inputs of both up and of head. The results of head, which
+    // are uneven, are gathered by an all-to-all.
+    EXPECT_THAT(mode.counts(), ElementsAre(Pair("all_gather_into", 4 + 2), Pair("all_reduce", 3 + 3),
+                                           Pair("all_to_all", 1), Pair("reduce_scatter_into", 4)));
+    for (const at::Tensor& param : one.model.parameters()) {
+      EXPECT_FALSE(param.grad().isnan().any().item<bool>());
+    }
+  });
+}
+
+// PyTorch: test_fsdp_tp_sync_module_state.
+TEST(TwoDimensionsTest, TheFirstRanksPartsAreThoseOfAllRanksThatHaveTheSameOnes) {
+  on_mesh({2, 2}, [](const DeviceMesh& mesh) {
+    Net net = TrainedOnMesh::parallelized(make_net(), mesh);
+    for (const at::Tensor& param : net->parameters()) param.detach().fill_(10 + mesh.group().rank());
+    Options options;
+    options.sync_module_states = true;
+    FullyShardedDataParallel<Net> model(net, mesh.group("dp"), options);
+    model.summon_full_params([&] {
+      for (const auto& param : model.module_ptr()->named_parameters()) {
+        const double expected = static_cast<double>(10 + mesh.local_rank(1));
+        EXPECT_TRUE(at::equal(param.value(), at::full_like(param.value(), expected))) << param.key();
+      }
+    });
+  });
+}
+
 TEST(TwoDimensionsTest, WithoutFsdpAStateDictHoldsDTensors) {
   const auto expected = expected_steps();
   const TemporaryDirectory directory;
@@ -406,10 +482,12 @@ TEST(TwoDimensionsTest, WhatDoesntFitIsRefused) {
     state["first.up.weight"] = at::zeros({6, 6}, at::kDouble);  // this rank's part, not the full tensor
     EXPECT_ERROR(one.model.load_state_dict(state), ErrorCode::invalid_argument,
                  "'first.up.weight' has shape [6, 6], expected [11, 6]");
-    // A state from a mesh with other ranks.
+    // A state from a mesh with other ranks. If it consists of DTensors, it is loaded.
     TrainedOnMesh by_columns(DeviceMesh(mesh.group(), {1, 4}, {"dp", "tp"}), {});
-    EXPECT_ERROR(one.model.load_state_dict(by_columns.model.state_dict()), ErrorCode::invalid_argument,
-                 "'first.up.weight' has kind checkpointable, expected a tensor or a value that state_dict returned");
+    by_columns.step(0);
+    one.model.load_state_dict(by_columns.model.state_dict());
+    EXPECT_EQ(one.model.state_dict(StateDictType::full, {.rank0_only = false}),
+              by_columns.model.state_dict(StateDictType::full, {.rank0_only = false}));
     TrainedOnMesh by_rows(DeviceMesh(mesh.group(), {4, 1}, {"dp", "tp"}), {});
     EXPECT_ERROR(one.model.load_state_dict(by_rows.model.state_dict()), ErrorCode::invalid_argument,
                  "is sharded differently");

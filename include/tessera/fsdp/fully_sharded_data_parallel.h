@@ -55,6 +55,7 @@
 #include "tessera/fsdp/wrap_policy.h"
 #include "tessera/state/module_state.h"
 #include "tessera/state/value.h"
+#include "tessera/tensor/device_mesh.h"
 
 namespace torch::optim {
 class Optimizer;
@@ -116,17 +117,33 @@ HybridGroups hybrid_groups(const ProcessGroup& group, int shard_ranks);
 enum class StateDictType : std::uint8_t {
   sharded,  ///< this rank's boxes, no copy; can be loaded on any number of ranks and with any strategy
   full,     ///< full tensors, copied
-  local,    ///< this rank's flat parameters, no copy; for the same ranks and units only, not for tensor parallel models
+  /// This rank's flat parameters without the padding at their end, no copy; for the same units only, not for tensor
+  /// parallel models. With `use_orig_params = false` a checkpoint of them can be loaded on any number of ranks.
+  local,
 };
 
-struct FullStateOptions {
-  bool rank0_only = true;  ///< other ranks of the group get, or may pass, an empty dict
-  bool offload_to_cpu = true;
+/// The form of the tensors in a state dict. PyTorch: FullStateDictConfig and the other configs.
+struct StateOptions {
+  /// Of `full`: other ranks of the group get, or may pass, an empty dict. The other types ignore it.
+  bool rank0_only = true;
+  /// Whether tensors that are not on the CPU are copied to it. By default those of `full` are.
+  std::optional<bool> offload_to_cpu = std::nullopt;
+  /// Of `sharded`: returns the parameters that FSDP shards, and their optimizer state, as DTensors on this mesh, with
+  /// copies of this rank's rows. One dimension of the mesh has the group that shards the model's units, and shards
+  /// dimension 0 of the tensors (a tensor of size [] is replicated). The mesh also has the dimensions of a tensor
+  /// parallel model's mesh, with the placements of its parameters. Further dimensions replicate, such as that of a
+  /// hybrid strategy's replicas. Costs an all-gather of each unit. PyTorch: the argument `device_mesh`.
+  ///
+  ///     model.state_dict(StateDictType::sharded, {.mesh = DeviceMesh::from_group(model.group())});
+  std::optional<DeviceMesh> mesh = std::nullopt;
 };
+/// The former name.
+using FullStateOptions = StateOptions;
 
 struct SummonOptions {
   bool writeback = true;    ///< keeps changes that `f` makes: each rank writes back its own shards
   bool rank0_only = false;  ///< other ranks see their shards; requires `writeback = false`
+  /// Parameters and gradients are on the CPU. Without `rank0_only` each rank of a host has a copy of its own there.
   bool offload_to_cpu = false;
   bool with_grads = false;  ///< unshards gradients, too
   /// A module of the model: only units that have parameters of it are unsharded. Null for the model itself.
@@ -210,24 +227,33 @@ class ShardedModule {
   void summon_full_params(const std::function<void()>& f, const SummonOptions& options = {});
 
   /// Returns parameters and buffers under their names in the module that was wrapped. If units have groups of their
-  /// own, those that this rank has; `full` requires `rank0_only = false` then. A collective if `type` is `full`.
-  StateDict state_dict(StateDictType type = StateDictType::sharded, const FullStateOptions& full = {});
-  /// Loads a state dict of any type that state_dict returned, on any number of ranks. With `rank0_only`, ranks other
-  /// than 0 may pass an empty dict. Parameters that only other ranks have are skipped. Returns the names that only the
-  /// model or only the state dict has; if `strict`, they are errors. Law: either all values are set on all ranks or
-  /// none. A collective. Throws `Error(invalid_argument)` naming all entries of another shape and, if `strict`, those
-  /// that are missing or unexpected.
-  IncompatibleKeys load_state_dict(const StateDict& state_dict, const FullStateOptions& full = {.rank0_only = false},
+  /// own, those that this rank has; `full` requires `rank0_only = false` then. A collective if `type` is `full` or
+  /// there is a mesh. Throws `Error(invalid_argument)` if the mesh lacks a dimension that it must have.
+  StateDict state_dict(StateDictType type = StateDictType::sharded, const StateOptions& options = {});
+  /// Loads a state dict of any type that state_dict returned, on any number of ranks; also DTensors on any mesh, which
+  /// are gathered one by one. With `rank0_only`, ranks other than 0 may pass an empty dict. Parameters that only other
+  /// ranks have are skipped. Returns the names that only the model or only the state dict has; if `strict`, they are
+  /// errors. Law: either all values are set on all ranks or none. A collective. Throws `Error(invalid_argument)` naming
+  /// all entries of another shape and, if `strict`, those that are missing or unexpected.
+  IncompatibleKeys load_state_dict(const StateDict& state_dict, const StateOptions& options = {.rank0_only = false},
                                    bool strict = true);
 
   /// Returns the optimizer's state by parameter, with the keys of `get_optimizer_state_dict` for a model that is not
-  /// sharded. A collective. Throws `Error(unsupported)` if `type` is `local`, and whenever check_optimizer throws.
+  /// sharded. A collective. Throws `Error(unsupported)` if `type` is `local`, and whenever check_optimizer throws, or
+  /// state_dict for the mesh.
   StateDict optim_state_dict(const torch::optim::Optimizer& optimizer, StateDictType type = StateDictType::sharded,
-                             const FullStateOptions& full = {});
+                             const StateOptions& options = {});
+  /// Returns a state dict that optim_state_dict returned, or a full one with the same keys, in another form. The caller
+  /// may have changed its values or removed some of them, also "param_groups". All ranks must pass it. A collective.
+  /// Throws as above, and `Error(invalid_argument)` naming all tensors of another shape.
+  StateDict optim_state_dict(const StateDict& state_dict, StateDictType type, const StateOptions& options = {});
   /// Loads a state dict that optim_state_dict returned, on any number of ranks and with either value of
-  /// `use_orig_params`. A collective. Throws whenever set_optimizer_state_dict or check_optimizer throws.
+  /// `use_orig_params`. Instead of names, parameters may have numbers, as in Python's `optimizer.state_dict()` before
+  /// the model was sharded: they count the optimizer's parameters or, without `use_orig_params`, those of the module
+  /// (see rekey_optim_state_dict). Without "param_groups", the optimizer keeps its options. A collective. Throws
+  /// whenever set_optimizer_state_dict, with `strict`, or check_optimizer throws.
   void load_optim_state_dict(torch::optim::Optimizer& optimizer, const StateDict& state_dict,
-                             const FullStateOptions& full = {.rank0_only = false});
+                             const StateOptions& options = {.rank0_only = false}, bool strict = true);
 
  protected:
   ShardedModule(std::shared_ptr<torch::nn::Module> module, const ProcessGroup& group, Options options);

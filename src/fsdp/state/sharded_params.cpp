@@ -1,16 +1,11 @@
 #include "fsdp/state/sharded_params.h"
 
-#include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
-#include <c10/core/GradMode.h>
-
 #include <iterator>
 #include <sstream>
 
 #include "fsdp/runtime/runtime.h"
 #include "tessera/base/error.h"
 #include "tessera/state/internal/entries_of_rank0.h"
-#include "tessera/tensor/dtensor.h"
 
 namespace tessera::fsdp {
 
@@ -103,46 +98,8 @@ at::Tensor piece_in(const Value& value, const ShardedParam& param) {
   return part->piece();
 }
 
-std::vector<at::Tensor> gather_full(const std::vector<Piece>& pieces, const FullStateOptions& options) {
-  if (pieces.empty()) return {};
-  const c10::NoGradGuard no_grad;
-  const FlatParamHandle& handle = *pieces[0].param.handle;
-  const FlatParamLayout& layout = handle.layout();
-  const at::TensorOptions tensor_options =
-      pieces[0].piece.options().device(handle.options().device).requires_grad(false);
-  const at::Tensor shard = at::zeros({layout.sharded_numel()}, tensor_options);
-  for (const Piece& piece : pieces) handle.piece_of(shard, piece.param.index).copy_(piece.piece);
-  const bool has_all = !options.rank0_only || handle.group().rank() == 0;
-  at::Tensor unsharded;
-  if (has_all) unsharded = at::empty({layout.padded_unsharded_numel()}, tensor_options);
-  if (options.rank0_only) {
-    handle.group().gather(unsharded, shard, 0);
-  } else {
-    handle.group().all_gather_into(unsharded, shard);
-  }
-  if (!has_all) return {};
-  std::vector<at::Tensor> params = handle.unflatten_as(unsharded), found;
-  for (const Piece& piece : pieces) {
-    const DTensorSpec* spec = piece.param.spec;
-    at::Tensor param = params[piece.param.index];
-    if (spec != nullptr) param = DTensor(spec->mesh, spec->layout, param).full_tensor();
-    found.push_back(options.offload_to_cpu ? param.cpu() : param);
-    if (found.back().is_alias_of(unsharded)) found.back() = found.back().clone();  // does not keep the others alive
-  }
-  return found;
-}
-
-at::Tensor full_copy_of(const Value& value, const FullStateOptions& options) {
-  const auto* local = value.get_if<at::Tensor>();
-  const at::Tensor tensor =
-      local != nullptr ? *local
-                       : DTensor::from_checkpointable(value.get<std::shared_ptr<Checkpointable>>())->full_tensor();
-  const at::Device device = options.offload_to_cpu ? at::Device(at::kCPU) : tensor.device();
-  return tensor.to(device, tensor.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
-}
-
-void for_each_entry(const StateDict& state, const ProcessGroup& group, const FullStateOptions& options,
-                    Problems& problems, const std::function<void(const std::string& name, const Value& value)>& f) {
+void for_each_entry(const StateDict& state, const ProcessGroup& group, const StateOptions& options, Problems& problems,
+                    const std::function<void(const std::string& name, const Value& value)>& f) {
   const auto take = [&](const Key& key, const Value& value) {
     try {
       const auto* name = std::get_if<std::string>(&key);

@@ -45,24 +45,11 @@ void check_same_parts(const torch::nn::Module& module, const ProcessGroup& group
 // Throws Error(invalid_argument) if the value has another shape or is sharded differently.
 at::Tensor piece_in(const Value& value, const ShardedParam& param);
 
-// This rank's elements of a parameter.
-struct Piece {
-  ShardedParam param;
-  at::Tensor piece;
-};
-// Gathers full tensors from their pieces on all ranks. `pieces` are of parameters of one handle. Returns an empty
-// vector on ranks other than 0 if `rank0_only`. A collective, also of the meshes of DTensors.
-std::vector<at::Tensor> gather_full(const std::vector<Piece>& pieces, const FullStateOptions& options);
-
-// Returns a copy of the full tensor of a value that FSDP does not shard, a tensor or a DTensor. A collective of the
-// DTensor's mesh.
-at::Tensor full_copy_of(const Value& value, const FullStateOptions& options);
-
 // Calls `f` for each entry of `state`. With `rank0_only` calls it on all ranks for each entry of rank 0, which is sent
 // one entry at a time to save memory; a collective then. Adds errors that `f` throws, and keys that are not strings, to
 // `problems`.
-void for_each_entry(const StateDict& state, const ProcessGroup& group, const FullStateOptions& options,
-                    Problems& problems, const std::function<void(const std::string& name, const Value& value)>& f);
+void for_each_entry(const StateDict& state, const ProcessGroup& group, const StateOptions& options, Problems& problems,
+                    const std::function<void(const std::string& name, const Value& value)>& f);
 
 // Calls `set(confirm)` on all ranks. `set` must call `confirm` before it changes anything. If `set` throws on any rank
 // before that, every rank throws and nothing is changed. A collective of all groups.

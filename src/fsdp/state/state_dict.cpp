@@ -3,10 +3,11 @@
 #include <c10/core/GradMode.h>
 
 #include "fsdp/runtime/runtime.h"
-#include "fsdp/state/sharded_params.h"
+#include "fsdp/state/values.h"
 #include "tessera/base/error.h"
-#include "tessera/layout/sharding_spec.h"
+#include "tessera/layout/interval.h"
 #include "tessera/state/internal/local_state_dict.h"
+#include "tessera/tensor/shard.h"
 #include "tessera/tensor/torch_types.h"
 
 namespace tessera::fsdp {
@@ -19,42 +20,55 @@ std::string flat_name_of(const Unit& unit) {
   return unit.name().empty() ? std::string(kFlatParam) : fmt::format("{}.{}", unit.name(), kFlatParam);
 }
 
-// Returns a unit's flat parameter as a one-dimensional tensor that is sharded over the ranks, without a copy.
-ShardedTensor flat_param_of(const FlatParamHandle& handle) {
-  std::vector<RemoteDevice> placements;
-  placements.reserve(static_cast<std::size_t>(handle.group().size()));
+// Returns which elements of a flat parameter are in a rank's shard, without the padding at its end.
+Interval unpadded_shard(const FlatParamHandle& handle, std::int64_t rank) {
+  const FlatParamLayout& layout = handle.layout();
+  const std::int64_t begin = rank * layout.sharded_numel();
+  return {begin, begin + layout.sharded_numel() - layout.shard_numel_padded(rank)};
+}
+
+// Returns a unit's flat parameter as a one-dimensional tensor that is sharded over the ranks, without padding at its
+// end. Ranks without elements have no shard. Without a copy, unless it is moved to the CPU.
+ShardedTensor flat_param_of(const FlatParamHandle& handle, bool is_on_cpu) {
+  at::Tensor shard = handle.flat_param().detach();
+  if (is_on_cpu) shard = shard.cpu();
+  ShardedTensorMetadata metadata;
+  metadata.size = {handle.layout().unpadded_unsharded_numel()};
+  metadata.tensor_properties = properties_of(shard);
+  std::vector<Shard> local;
   for (int rank = 0; rank < handle.group().size(); ++rank) {
-    placements.push_back({rank, to_device(handle.flat_param().device())});
+    const Interval part = unpadded_shard(handle, rank);
+    if (part.size() == 0 && (rank != 0 || metadata.size[0] != 0)) continue;  // an empty tensor has one shard
+    const std::vector<std::int64_t> offsets{part.begin}, sizes{part.size()};
+    metadata.shards_metadata.emplace_back(offsets, sizes, RemoteDevice(rank, to_device(shard.device())));
+    if (rank == handle.group().rank()) {
+      local.push_back({shard.narrow(0, 0, part.size()), metadata.shards_metadata.back()});
+    }
   }
-  return ShardedTensor::from_local_tensor(handle.flat_param().detach(),
-                                          std::make_shared<ChunkShardingSpec>(0, std::move(placements)),
-                                          {handle.layout().padded_unsharded_numel()}, handle.group());
+  return ShardedTensor::from_local_shards_and_global_metadata(std::move(local), std::move(metadata), handle.group());
 }
 
 // Each of the following functions converts `state`, the state of the module with sharded parameters.
 
-StateDict sharded_state(StateDict state, const ShardedParams& params) {
-  for (const auto& [name, param] : params) {
-    state.insert_or_assign(name, param.part(param.handle->piece_of(param.handle->flat_param(), param.index)));
-  }
-  return state;
-}
-
-StateDict local_state(const StateDict& state, const ShardedParams& params, const std::vector<Unit*>& units) {
+StateDict local_state(const StateDict& state, const ShardedParams& params, const std::vector<Unit*>& units,
+                      const StateOptions& options) {
   StateDict local;
   for (const auto& [key, value] : state) {
-    if (params.count(std::get<std::string>(key)) == 0) local.insert_or_assign(key, value);
+    if (params.count(std::get<std::string>(key)) != 0) continue;
+    local.insert_or_assign(key, value_of_unsharded(value, StateDictType::local, options));
   }
-  for (const Unit* unit : units) local.insert_or_assign(flat_name_of(*unit), flat_param_of(*unit->handle()));
+  for (const Unit* unit : units) {
+    local.insert_or_assign(flat_name_of(*unit), flat_param_of(*unit->handle(), options.offload_to_cpu.value_or(false)));
+  }
   return local;
 }
 
-// A collective.
-StateDict full_state(StateDict state, const ShardedParams& params, const std::vector<Unit*>& units,
-                     const FullStateOptions& full) {
-  for (auto& [key, value] : state) {
+// A collective if it is full or on a mesh.
+StateDict state_of_params(StateDict state, const ShardedParams& params, const std::vector<Unit*>& units,
+                          StateDictType type, const StateOptions& options) {
+  for (const auto& [key, value] : StateDict(state)) {
     if (params.count(std::get<std::string>(key)) != 0) continue;
-    state.insert_or_assign(key, full_copy_of(value, full));
+    state.insert_or_assign(key, value_of_unsharded(value, type, options));
   }
   for (const Unit* unit : units) {
     const FlatParamHandle& handle = *unit->handle();
@@ -62,31 +76,48 @@ StateDict full_state(StateDict state, const ShardedParams& params, const std::ve
     for (std::size_t i = 0; i < handle.params().size(); ++i) {
       pieces.push_back({params.at(handle.layout().params()[i].fqn), handle.piece_of(handle.flat_param(), i)});
     }
-    const std::vector<at::Tensor> tensors = gather_full(pieces, full);
-    if (tensors.empty()) continue;
-    for (std::size_t i = 0; i < tensors.size(); ++i) {
-      state.insert_or_assign(handle.layout().params()[i].fqn, tensors[i]);
+    const std::vector<Value> values = values_of(pieces, type, options);
+    if (values.empty()) continue;
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      state.insert_or_assign(handle.layout().params()[i].fqn, values[i]);
     }
     for (const SharedParamInfo& shared : handle.layout().shared_params()) {
-      state.insert_or_assign(shared.fqn, tensors[shared.primary]);
+      state.insert_or_assign(shared.fqn, values[shared.primary]);
     }
   }
   return state;
 }
 
-// Returns this rank's shard of a unit's flat parameter. Throws Error(invalid_argument) if it has another size.
-const at::Tensor& local_flat_param(const Value& value, const std::string& name, const FlatParamHandle& handle) {
-  const at::Tensor& local = value.get<ShardedTensor>().local_tensor();
-  if (local.sizes() != handle.flat_param().sizes()) {
-    fail(ErrorCode::invalid_argument, "'{}' has {} elements on this rank, expected {}", printable(name), local.numel(),
-         handle.flat_param().numel());
+// Returns this rank's shard of a unit's flat parameter in a state of type local. Throws Error(invalid_argument) if it
+// is sharded differently.
+at::Tensor local_flat_param(const Value& value, const std::string& name, const FlatParamHandle& handle) {
+  const ShardedTensor& flat = value.get<ShardedTensor>();
+  const std::int64_t numel = handle.layout().unpadded_unsharded_numel();
+  if (flat.size() != std::vector<std::int64_t>{numel}) {
+    fail(ErrorCode::invalid_argument,
+         "'{}' has shape {}, expected [{}]: a local state is of the same units and, with use_orig_params, of as many "
+         "ranks",
+         printable(name), shape_to_string(flat.size()), numel);
   }
-  return local;
+  const Interval part = unpadded_shard(handle, handle.shard_rank());
+  if (part.size() == 0) return handle.flat_param().detach().narrow(0, 0, 0);
+  const std::vector<Shard>& shards = flat.local_shards();
+  const auto has_part = [&](const ShardMetadata& shard) {
+    return shard.shard_offsets[0] == part.begin && shard.shard_sizes[0] == part.size();
+  };
+  if (shards.size() == 1 && has_part(shards[0].metadata)) return shards[0].tensor.detach();
+  std::int64_t found = 0;
+  for (const Shard& shard : shards) found += shard.tensor.numel();
+  fail(
+      ErrorCode::invalid_argument,
+      "'{}' has {} elements on this rank in {} shards, expected {} in one shard that begins at {}: a local state is of "
+      "as many ranks",
+      printable(name), found, shards.size(), part.size(), part.begin);
 }
 
 }  // namespace
 
-StateDict ShardedModule::state_dict(StateDictType type, const FullStateOptions& full) {
+StateDict ShardedModule::state_dict(StateDictType type, const StateOptions& options) {
   StateDict state;
   const auto get = [&] {
     runtime_->check_idle("state_dict");
@@ -97,32 +128,46 @@ StateDict ShardedModule::state_dict(StateDictType type, const FullStateOptions& 
     }
     state = local_model_state(*module_ptr(), unsharded_parts(*runtime_));
   };
-  if (type != StateDictType::full) {
+  const bool is_full = type == StateDictType::full, is_on_mesh = type == StateDictType::sharded && options.mesh;
+  if (!is_full && !is_on_mesh) {
     get();
   } else {
     runtime_->check_call("state_dict", [&](CallArguments& arguments) {
-      if (full.rank0_only) runtime_->check_no_own_groups("state_dict");
+      if (is_full && options.rank0_only) runtime_->check_no_own_groups("state_dict");
+      if (is_on_mesh) check_mesh(*runtime_, *options.mesh);
       get();
-      arguments.add("rank0_only", full.rank0_only);
+      if (is_full) arguments.add("rank0_only", options.rank0_only);
+      if (is_on_mesh) arguments.add("mesh", options.mesh->to_string());
     });
   }
   const ShardedParams params = sharded_params(*runtime_);
-  if (type == StateDictType::sharded) return sharded_state(std::move(state), params);
-  if (type == StateDictType::local) return local_state(state, params, sharded_units(*runtime_));
-  state = full_state(std::move(state), params, sharded_units(*runtime_), full);
-  return full.rank0_only && group().rank() != 0 ? StateDict() : state;
+  const std::vector<Unit*> units = sharded_units(*runtime_);
+  if (type == StateDictType::local) return local_state(state, params, units, options);
+  state = state_of_params(std::move(state), params, units, type, options);
+  return is_full && options.rank0_only && group().rank() != 0 ? StateDict() : state;
 }
 
-IncompatibleKeys ShardedModule::load_state_dict(const StateDict& state_dict, const FullStateOptions& full,
-                                                bool strict) {
+IncompatibleKeys ShardedModule::load_state_dict(const StateDict& state_dict, const StateOptions& options, bool strict) {
   const c10::NoGradGuard no_grad;
-  runtime_->check_call("load_state_dict", [&](CallArguments& arguments) {
-    runtime_->check_idle("load_state_dict");
-    runtime_->cast_buffers(/*own_dtype=*/true);
-    for (const Unit* unit : runtime_->units()) unit->handle()->write_back_params();
-    arguments.add("rank0_only", full.rank0_only).add("strict", strict);
-  });
   const ShardedParams params = sharded_params(*runtime_);
+  StateDict given = state_dict;
+  GatheredDTensors dtensors(*runtime_, params);
+  if (!options.rank0_only) {
+    for (const auto& [key, value] : state_dict) {
+      if (const auto* name = std::get_if<std::string>(&key)) dtensors.add(*name, "", given.at(key));
+    }
+  }
+  runtime_->check_call(
+      "load_state_dict",
+      [&](CallArguments& arguments) {
+        runtime_->check_idle("load_state_dict");
+        runtime_->cast_buffers(/*own_dtype=*/true);
+        for (const Unit* unit : runtime_->units()) unit->handle()->write_back_params();
+        arguments.add("rank0_only", options.rank0_only).add("strict", strict);
+        dtensors.describe(arguments);
+      },
+      [&](const Unit& unit, CallArguments& arguments) { dtensors.describe(unit, arguments); });
+  dtensors.gather();
   std::map<std::string, const Unit*> flat_params;
   for (const Unit* unit : sharded_units(*runtime_)) flat_params[flat_name_of(*unit)] = unit;
 
@@ -134,7 +179,8 @@ IncompatibleKeys ShardedModule::load_state_dict(const StateDict& state_dict, con
     if (runtime_->is_of_other_ranks(name)) return;
     if (const auto flat = flat_params.find(name); flat != flat_params.end()) {
       const FlatParamHandle& handle = *flat->second->handle();
-      copies.emplace_back(handle.flat_param().detach(), local_flat_param(value, name, handle));
+      const at::Tensor from = local_flat_param(value, name, handle);
+      copies.emplace_back(handle.flat_param().detach().narrow(0, 0, from.numel()), from);
       for (const auto& [param_name, param] : params) {
         if (param.handle == &handle) own.insert_or_assign(param_name, now.at(param_name));
       }
@@ -150,13 +196,13 @@ IncompatibleKeys ShardedModule::load_state_dict(const StateDict& state_dict, con
     }
   };
   Problems problems;
-  for_each_entry(state_dict, group(), full, problems, take);
-  StateDictOptions options;
-  options.strict = strict;
+  for_each_entry(given, group(), options, problems, take);
+  StateDictOptions state_options;
+  state_options.strict = strict;
   IncompatibleKeys incompatible;
   set_on_all(*runtime_, "load a model's state", [&](const std::function<void()>& confirm) {
     problems.raise("load a model's state");
-    ModelStatePlan plan = plan_model_state(*module_ptr(), own, parts, options);
+    ModelStatePlan plan = plan_model_state(*module_ptr(), own, parts, state_options);
     confirm();
     plan.set();
     incompatible = std::move(plan.incompatible);

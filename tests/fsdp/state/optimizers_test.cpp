@@ -5,9 +5,12 @@
 #include <torch/optim/adamw.h>
 
 #include <memory>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "fsdp/small_model.h"
+#include "support/error_matchers.h"
 #include "tessera/comm/local_ranks.h"
 #include "tessera/state/optimizer_state.h"
 
@@ -140,6 +143,252 @@ TEST(FsdpOptimizersTest, ParametersThatAreFrozenAtTimes) {
         }
       }
       expect_equal_params(full_params(model), *alone);
+    }
+  });
+}
+
+// A sharded model and an optimizer with two groups, or with one of all parameters.
+struct WithOptimizer {
+  WithOptimizer(const ProcessGroup& group, const Options& options, bool has_two_groups)
+      : model(make_model(), group, options),
+        optimizer(has_two_groups ? groups_of(*model.module()) : one_group(model.parameters()),
+                  torch::optim::AdamWOptions(0.02)) {}
+  static std::vector<torch::optim::OptimizerParamGroup> one_group(std::vector<at::Tensor> params) {
+    std::vector<torch::optim::OptimizerParamGroup> groups;
+    groups.emplace_back(std::move(params));
+    return groups;
+  }
+  // Trains with the batches of `kBatches` ranks.
+  double step(int step) {
+    const double loss =
+        backward_of_batches(model, kBatches, [&](int batch) { return loss_of(model(batch_of(step, batch))); });
+    optimizer.step();
+    return loss;
+  }
+  StateDict full_model() { return model.state_dict(StateDictType::full, {.rank0_only = false}); }
+  StateDict full_optim() { return model.optim_state_dict(optimizer, StateDictType::full, {.rank0_only = false}); }
+  Value exp_avg_of(const std::string& name) {
+    return full_optim().at("state").get<Dict>().at(name).get<Dict>().at("exp_avg");
+  }
+
+  FullyShardedDataParallel<SmallModel> model;
+  torch::optim::AdamW optimizer;
+};
+
+// PyTorch: test_shard_full_optim_state_dict_nested, test_scatter_full_optim_state_dict_nested and those with
+// halve_world_size, test_use_orig_params.
+TEST(FsdpOptimizersTest, AFullStateGoesIntoOtherUnitsOnOtherRanks) {
+  for (const bool has_two_groups : {true, false}) {
+    StateDict model, optim;
+    std::vector<double> losses;
+    run_local(4, [&](const ProcessGroup& group) {
+      WithOptimizer one(group, {}, has_two_groups);
+      for (int step = 0; step < 2; ++step) one.step(step);
+      const StateDict params = one.full_model(), states = one.full_optim();
+      const std::vector<double> next{one.step(2), one.step(3)};
+      if (group.rank() == 0) model = params, optim = states, losses = next;
+    });
+    EXPECT_EQ(optim.at("param_groups").get<List>().size(), has_two_groups ? 2u : 1u);
+    run_local(2, [&](const ProcessGroup& group) {
+      for (const bool rank0_only : {true, false}) {
+        for (Options options : has_two_groups ? ways_with_parameters() : std::vector<Options>{kWays[1], kWays[4]}) {
+          options.policy = rank0_only ? wrap_none() : wrap_modules<torch::nn::LinearImpl>();
+          WithOptimizer other(group, options, has_two_groups);
+          const bool has_state = !rank0_only || group.rank() == 0;
+          other.model.load_state_dict(has_state ? model : StateDict(), {.rank0_only = rank0_only});
+          other.model.load_optim_state_dict(other.optimizer, has_state ? optim : StateDict(),
+                                            {.rank0_only = rank0_only});
+          for (int step = 2; step < 4; ++step) {
+            EXPECT_NEAR(other.step(step), losses[static_cast<std::size_t>(step - 2)], 1e-10);
+          }
+        }
+      }
+    });
+  }
+}
+
+TEST(FsdpOptimizersTest, GroupsOfFlatParameters) {
+  run_local(3, [](const ProcessGroup& group) {
+    const auto optimizer_of = [](const ShardedModule& model, double lr) {
+      std::vector<at::Tensor> params = model.parameters();
+      auto slow = std::make_unique<torch::optim::AdamWOptions>(lr / 10);
+      std::vector<torch::optim::OptimizerParamGroup> groups;
+      groups.emplace_back(std::vector<at::Tensor>{params.front()}, std::move(slow));
+      groups.emplace_back(std::vector<at::Tensor>(params.begin() + 1, params.end()));
+      return torch::optim::AdamW(std::move(groups), torch::optim::AdamWOptions(lr));
+    };
+    for (const Options& way : {kWays[1], kWays[4]}) {
+      FullyShardedDataParallel<SmallModel> model(make_model(), group, way), other(make_model(), group, way);
+      torch::optim::AdamW optimizer = optimizer_of(model, 0.02), of_other = optimizer_of(other, 0.7);
+      const auto step_of = [&](FullyShardedDataParallel<SmallModel>& of, torch::optim::AdamW& with, int step) {
+        of.zero_grad();
+        loss_of(of(batch_of(step, group.rank()))).backward();
+        with.step();
+      };
+      step_of(model, optimizer, 0);
+      const StateDict full = model.optim_state_dict(optimizer, StateDictType::full, {.rank0_only = false});
+      const List& groups = full.at("param_groups").get<List>();
+      ASSERT_EQ(groups.size(), 2u);
+      EXPECT_EQ(groups[0].get<Dict>().at("params"), Value(List{"scale", "weight"}));
+      EXPECT_EQ(groups[0].get<Dict>().at("lr"), Value(0.002));
+      other.load_state_dict(model.state_dict());
+      other.load_optim_state_dict(of_other, full);
+      step_of(model, optimizer, 1);
+      step_of(other, of_other, 1);
+      const std::vector<at::Tensor> expected = full_params(model), found = full_params(other);
+      for (std::size_t i = 0; i < found.size(); ++i) EXPECT_TRUE(at::equal(found[i], expected[i])) << i;
+    }
+  });
+}
+
+// PyTorch: test_shard_full_optim_state_dict_unmanaged_params.
+TEST(FsdpOptimizersTest, StateOfParametersThatAreNotShardedOrNotInTheModel) {
+  run_local(2, [](const ProcessGroup& group) {
+    for (const bool use_orig_params : {true, false}) {
+      const Options options = options_of(ShardingStrategy::full_shard, use_orig_params);
+      WithOptimizer one(group, options, false);
+      one.step(0);
+      StateDict state = one.full_optim();
+      state.at("state").get<Dict>()["elsewhere.weight"] = Dict{{"step", 3}, {"exp_avg", at::ones({2})}};
+      state.at("param_groups").get<List>()[0].get<Dict>().at("params").get<List>().push_back("elsewhere.weight");
+
+      const SmallModel plain = make_model();
+      Options ignoring = options;
+      ignoring.ignored_modules = {plain->first.ptr()};
+      FullyShardedDataParallel<SmallModel> other(plain, group, ignoring);
+      torch::optim::AdamW optimizer(other.parameters(), torch::optim::AdamWOptions(0.5));
+      other.load_optim_state_dict(optimizer, state);
+      const StateDict loaded = other.optim_state_dict(optimizer, StateDictType::full, {.rank0_only = false});
+      const Dict& states = loaded.at("state").get<Dict>();
+      EXPECT_FALSE(states.contains("elsewhere.weight"));
+      state.at("state").get<Dict>().erase("elsewhere.weight");
+      EXPECT_EQ(Value(states), state.at("state"));
+      EXPECT_TRUE(other.optim_state_dict(optimizer)
+                      .at("state")
+                      .get<Dict>()
+                      .at("first.up.bias")
+                      .get<Dict>()
+                      .at("exp_avg")
+                      .is<at::Tensor>());
+      EXPECT_EQ(static_cast<const torch::optim::AdamWOptions&>(optimizer.param_groups()[0].options()).lr(), 0.02);
+    }
+  });
+}
+
+// PyTorch: test_rekey_optim_state_dict_to_ids, test_rekey_optim_state_dict_to_names.
+TEST(FsdpOptimizersTest, ParametersOfAStateMayHaveNumbers) {
+  run_local(2, [](const ProcessGroup& group) {
+    for (const Options& way : kWays) {
+      for (const bool rank0_only : {true, false}) {
+        WithOptimizer one(group, way, false), other(group, way, false);
+        one.step(0);
+        const StateDict named = one.full_optim();
+        // As Python's optimizer of the model that is not sharded has it.
+        StateDict numbered = rekey_optim_state_dict(named, OptimStateKeyType::param_id, *make_model());
+        ASSERT_TRUE(numbered.at("state").get<Dict>().contains(3));
+        SmallModel plain = make_model();
+        torch::optim::AdamW of_plain(unique_params(*plain), torch::optim::AdamWOptions(0.3));
+        if (way.use_orig_params) {
+          const StateDict by_optimizer =
+              rekey_optim_state_dict(named, OptimStateKeyType::param_id, *one.model.module(), &one.optimizer);
+          EXPECT_EQ(by_optimizer.at("state"), numbered.at("state"));
+        }
+        set_optimizer_state_dict(*plain, of_plain,
+                                 rekey_optim_state_dict(numbered, OptimStateKeyType::param_name, *plain));
+        EXPECT_EQ(get_optimizer_state_dict(*plain, of_plain).at("state"), named.at("state"));
+
+        const StateDict given = rank0_only && group.rank() == 1 ? StateDict() : numbered;
+        other.model.load_optim_state_dict(other.optimizer, given, {.rank0_only = rank0_only});
+        EXPECT_EQ(other.full_optim().at("state"), named.at("state"));
+        if (group.rank() == 0) numbered.at("state").get<Dict>()["head.bias"] = Dict();
+        EXPECT_ERROR(other.model.load_optim_state_dict(other.optimizer, numbered, {.rank0_only = rank0_only}),
+                     ErrorCode::invalid_argument, "both names and numbers");
+      }
+    }
+  });
+}
+
+// PyTorch: test_optim_state_without_param_groups.
+TEST(FsdpOptimizersTest, WithoutGroupsAnOptimizerKeepsItsOptions) {
+  run_local(2, [](const ProcessGroup& group) {
+    for (const Options& way : kWays) {
+      for (const bool rank0_only : {true, false}) {
+        WithOptimizer one(group, way, false);
+        one.step(0);
+        StateDict state = one.full_optim();
+        const Value expected = state.at("state");
+        state.erase("param_groups");
+        const StateDict sharded = one.model.optim_state_dict(state, StateDictType::sharded);
+        EXPECT_FALSE(sharded.contains("param_groups"));
+        one.step(1);
+        EXPECT_NE(one.full_optim().at("state"), expected);
+        auto& options = static_cast<torch::optim::AdamWOptions&>(one.optimizer.param_groups()[0].options());
+        options.lr(0.125);
+        one.model.load_optim_state_dict(one.optimizer, rank0_only ? state : sharded, {.rank0_only = rank0_only});
+        EXPECT_EQ(one.full_optim().at("state"), expected);
+        EXPECT_EQ(options.lr(), 0.125);
+      }
+    }
+  });
+}
+
+// PyTorch: the argument optim_state_dict of FullyShardedDataParallel.optim_state_dict; shard_full_optim_state_dict.
+TEST(FsdpOptimizersTest, AStateThatWasChangedTakesAnotherForm) {
+  run_local(2, [](const ProcessGroup& group) {
+    for (const Options& way : kWays) {
+      WithOptimizer one(group, way, false);
+      one.step(0);
+      const StateDict full = one.full_optim();
+      StateDict doubled = full;
+      for (const auto& [name, state] : full.at("state").get<Dict>()) {
+        const Value twice = state.get<Dict>().at("exp_avg").get<at::Tensor>() * 2;
+        doubled.at("state").get<Dict>().at(name).get<Dict>()["exp_avg"] = twice;
+      }
+      const StateDict sharded = one.model.optim_state_dict(doubled, StateDictType::sharded);
+      const Value& value = sharded.at("state").get<Dict>().at("inner.bias").get<Dict>().at("exp_avg");
+      EXPECT_EQ(value.is<std::shared_ptr<Checkpointable>>(), is_sharded(way.strategy));
+      const StateDict rows =
+          one.model.optim_state_dict(sharded, StateDictType::sharded, {.mesh = DeviceMesh::from_group(group)});
+      for (const StateDict& state : {doubled, sharded, rows}) {
+        EXPECT_EQ(one.model.optim_state_dict(state, StateDictType::full, {.rank0_only = false}), doubled);
+        const StateDict of_rank_0 = one.model.optim_state_dict(state, StateDictType::full);
+        EXPECT_EQ(of_rank_0, group.rank() == 0 ? doubled : StateDict());
+      }
+      EXPECT_EQ(one.full_optim(), full);
+      one.model.load_optim_state_dict(one.optimizer, sharded);
+      EXPECT_EQ(one.full_optim(), doubled);
+
+      if (!is_sharded(way.strategy)) continue;
+      StateDict wrong = doubled;
+      if (group.rank() == 1) {
+        wrong.at("state").get<Dict>().at("inner.bias").get<Dict>()["exp_avg"] = at::ones({2}, at::kDouble);
+      }
+      EXPECT_ERROR(one.model.optim_state_dict(wrong, StateDictType::full), ErrorCode::invalid_argument,
+                   "'inner.bias' has shape [2], expected [5]");
+      EXPECT_ERROR(one.model.optim_state_dict(StateDict{{"state", 3}}, StateDictType::full),
+                   ErrorCode::invalid_argument, "expected a dict 'state'");
+    }
+  });
+}
+
+TEST(FsdpOptimizersTest, StateThatIsMissingIsAnErrorIfItIsStrict) {
+  run_local(2, [](const ProcessGroup& group) {
+    for (const Options& way : kWays) {
+      WithOptimizer one(group, way, false), other(group, way, false);
+      one.step(0);
+      StateDict state = one.full_optim();
+      for (const char* name : {"inner.bias", "head.weight", "head.bias"}) state.at("state").get<Dict>().erase(name);
+      const StateDict before = other.full_optim();
+      EXPECT_ERROR(other.model.load_optim_state_dict(other.optimizer, state), ErrorCode::invalid_argument,
+                   "missing: ", "'inner.bias'");
+      EXPECT_EQ(other.full_optim(), before);
+      other.model.load_optim_state_dict(other.optimizer, state, {.rank0_only = false}, /*strict=*/false);
+      EXPECT_EQ(other.exp_avg_of("inner.weight"), one.exp_avg_of("inner.weight"));
+      EXPECT_EQ(other.exp_avg_of("inner.bias"), Value(at::zeros({5}, at::kDouble)));
+      EXPECT_EQ(other.exp_avg_of("head.bias"), Value(at::zeros({3}, at::kDouble)));
+      EXPECT_ERROR(other.model.load_optim_state_dict(other.optimizer, state, {.rank0_only = false},
+                                                     /*strict=*/group.rank() == 0),
+                   ErrorCode::invalid_argument, "strict");
     }
   });
 }
