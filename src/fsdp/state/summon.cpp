@@ -42,7 +42,11 @@ class Summoned {
     handle_.unshard();
     if (options.with_grads) handle_.unshard_grad();
     if (options.rank0_only && handle_.group().rank() != 0) handle_.reshard();
-    if (options.offload_to_cpu) handle_.to_cpu();
+    if (!options.offload_to_cpu) return;
+    handle_.to_cpu();
+    for (const at::Tensor& param : handle_.params()) {
+      if (param.grad().defined()) param.mutable_grad() = param.grad().cpu();
+    }
   }
   ~Summoned() {
     handle_.reshard();

@@ -175,6 +175,108 @@ TEST(SummonTest, ChangesToGradientsAreKept) {
   });
 }
 
+// PyTorch: test_with_grads_core.
+TEST(SummonTest, GradientsBetweenForwardAndBackwardAreThoseOfTheBackwardBefore) {
+  SmallModel alone = make_model(), both = make_model();
+  backward_of_all(alone, {0}, 2);
+  backward_of_all(both, {0, 1}, 2);
+  run_local(2, [&](const ProcessGroup& group) {
+    for (const Options& way : kWays) {
+      FullyShardedDataParallel<SmallModel> model(make_model(), group, way);
+      loss_of(model(batch_of(0, group.rank()))).backward();
+      const at::Tensor loss = loss_of(model(batch_of(1, group.rank())));
+      expect_same_grads(unsharded_grads(model), *alone);
+      loss.backward();
+      expect_same_grads(unsharded_grads(model), *both);
+      model.zero_grad();
+      const at::Tensor again = loss_of(model(batch_of(0, group.rank())));
+      for (const at::Tensor& grad : unsharded_grads(model)) {
+        EXPECT_TRUE(!grad.defined() || grad.abs().max().item<double>() == 0);
+      }
+      again.backward();
+      expect_same_grads(unsharded_grads(model), *alone);
+    }
+  });
+}
+
+// PyTorch: test_unshard_params_writeback, test_unshard_params_writeback_no_shard.
+TEST(SummonTest, InMixedPrecisionChangesAreKeptAsTheyAre) {
+  run_local(3, [&](const ProcessGroup& group) {
+    for (Options way : kWays) {
+      way.mixed_precision.param_dtype = at::kBFloat16;
+      FullyShardedDataParallel<SmallModel> model(make_model(at::kFloat), group, way);
+      const auto values = [&] {
+        std::vector<at::Tensor> found;
+        model.summon_full_params(
+            [&] {
+              for (const at::Tensor& param : unique_params(*model.module())) {
+                EXPECT_EQ(param.scalar_type(), at::kFloat);
+                found.push_back(param.detach().clone());
+              }
+            },
+            {.writeback = false});
+        return found;
+      };
+      model(batch_of(0, group.rank(), at::kFloat)).sum().backward();
+      const std::vector<at::Tensor> before = values();
+      const auto add = [&](bool writeback) {
+        model.summon_full_params(
+            [&] {
+              for (const at::Tensor& param : unique_params(*model.module())) param.detach().add_(1.0 / 1024);
+            },
+            {.writeback = writeback});
+      };
+      if (is_sharded(way.strategy)) {
+        add(false);
+        const std::vector<at::Tensor> same = values();
+        for (std::size_t i = 0; i < before.size(); ++i) EXPECT_TRUE(at::equal(same[i], before[i])) << i;
+      }
+      add(true);
+      const std::vector<at::Tensor> after = values();
+      for (std::size_t i = 0; i < before.size(); ++i) {
+        EXPECT_TRUE(at::equal(after[i], before[i] + 1.0 / 1024)) << i;  // bfloat16 would round it
+      }
+      EXPECT_EQ(model(batch_of(0, group.rank(), at::kFloat)).scalar_type(), at::kBFloat16);
+    }
+  });
+}
+
+// PyTorch: test_unshard_params_param_data.
+TEST(SummonTest, ParametersAndGradientsOnTheCpu) {
+  SmallModel alone = make_model();
+  backward_of_all(alone, {0}, 2);
+  run_local(2, [&](const ProcessGroup& group) {
+    for (const Options& way : kWays) {
+      FullyShardedDataParallel<SmallModel> model(make_model(), group, way);
+      loss_of(model(batch_of(0, group.rank()))).backward();
+      const auto expect_all = [&](double added) {
+        const std::vector<at::Tensor> found = unique_params(*model.module()), expected = unique_params(*alone);
+        std::vector<at::Tensor> grads;
+        for (std::size_t i = 0; i < found.size(); ++i) {
+          EXPECT_TRUE(found[i].is_cpu() && at::equal(found[i], expected[i] + added)) << i;
+          EXPECT_TRUE(!found[i].grad().defined() || found[i].grad().is_cpu()) << i;
+          grads.push_back(found[i].grad());
+        }
+        expect_same_grads(grads, *alone);
+      };
+      SummonOptions on_rank_0{.writeback = false, .rank0_only = true, .offload_to_cpu = true, .with_grads = true};
+      model.summon_full_params(
+          [&] {
+            if (group.rank() == 0) expect_all(0);
+          },
+          on_rank_0);
+      const SummonOptions on_all{.offload_to_cpu = true, .with_grads = true};
+      model.summon_full_params(
+          [&] {
+            expect_all(0);
+            for (const at::Tensor& param : unique_params(*model.module())) param.detach().add_(1);
+          },
+          on_all);
+      model.summon_full_params([&] { expect_all(1); }, on_all);
+    }
+  });
+}
+
 TEST(SummonTest, NotInBackward) {
   run_local(2, [&](const ProcessGroup& group) {
     FullyShardedDataParallel<SmallModel> model(make_model(), group);
