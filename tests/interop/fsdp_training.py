@@ -31,6 +31,7 @@ BFLOAT16 = Allowed(1e-3, 2e-2, {"model": 0.1})
 BF16 = ["--mixed", "bf16"]
 FLAT, SGD = ["--orig-params", "0"], ["--optimizer", "sgd"]
 TP, FULLY_SHARD = ["--network", "mlp", "--tp"], ["--engine", "fully_shard"]
+LOCAL = ["--orig-params", "0", "--state", "local"]
 ACCUMULATED = ["--accumulate", "3", "--clip", "0.5"]
 CASES = {
     "full_shard": ["--ranks", "4"],
@@ -70,6 +71,7 @@ CASES = {
 SAVED = {
     "adamw": ["--optimizer", "adamw"],
     "flat, sgd": ["--optimizer", "sgd", "--orig-params", "0"],
+    "local": ["--optimizer", "stateless", *LOCAL],
     "two dimensions": ["--optimizer", "adamw", *TP, "2"],
     "two dimensions, fully_shard": ["--optimizer", "adamw", *TP, "2", *FULLY_SHARD],
 }
@@ -80,6 +82,8 @@ RESUMED = [
     ["--ranks", "2", "--strategy", "no_shard", "--orig-params", "1"],
     ["--ranks", "8", "--orig-params", "0"],
 ]
+# The same for local states, which PyTorch loads only on as many ranks.
+RESUMED_LOCAL = [["--ranks", ranks, *LOCAL] for ranks in ("4", "2", "3")]
 # The same for tensor parallel runs. If both dimensions of a mesh shard the same dimension of a parameter, PyTorch's
 # FullyShardedDataParallel cannot restore the optimizer's state, not even its own; its fully_shard can.
 RESUMED_TP = [
@@ -105,10 +109,14 @@ def can_run(root, arguments):
     """PyTorch 2.14's Gloo carries no bfloat16, and 2.6's fully_shard doesn't run on CPU."""
     if "fully_shard" in arguments:
         return root.version != "2.6"
+    if "local" in arguments and "--ranks" in arguments:
+        return arguments[arguments.index("--ranks") + 1] == "4"
     return not is_bfloat16(arguments) or root.version == "2.6"
 
 
 def resumed_as(arguments):
+    if "local" in arguments:
+        return RESUMED_LOCAL
     return RESUMED_TP if "--tp" in arguments else RESUMED
 
 
@@ -124,6 +132,11 @@ def optimizer_of(arguments):
 
 def network_of(arguments):
     return ["--network", "mlp"] if "mlp" in arguments else []
+
+
+def goes_on_plain(arguments):
+    """Whether one process with nothing sharded can load the state."""
+    return "local" not in arguments
 
 
 class Folder:
@@ -251,6 +264,7 @@ def check_fsdp_training(roots, work, program, report):
         plain = [
             (f"{name} plain", [*optimizer_of(arguments), *network_of(arguments), "--plain"], (HALF, STEPS), ours.path / f"half {name}")
             for name, arguments in SAVED.items()
+            if goes_on_plain(arguments)
         ]
         run_theirs(root, work, resumed_theirs[root], [*runs, *plain])
 
@@ -276,7 +290,8 @@ def check_fsdp_training(roots, work, program, report):
                 compare.add(step, name, (ours, name), (theirs[root], name), allowed_of(arguments), root)
         for name, arguments in SAVED.items():
             full = (ours, f"full {name}")
-            for run, how, *_ in [*resumed_runs(ours, name, arguments), (f"{name} plain", [])]:
+            plain = [(f"{name} plain", [])] if goes_on_plain(arguments) else []
+            for run, how, *_ in [*resumed_runs(ours, name, arguments), *plain]:
                 if not can_run(root, how):
                     continue
                 compare.add(step, f"Python resumes: {run}", (resumed_theirs[root], run), full, FLOAT32, root, True)

@@ -27,7 +27,7 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy, StateDictType
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -142,10 +142,11 @@ def shard(network, mesh, options):
             buffer_dtype=torch.bfloat16,
             keep_low_precision_grads=bool(options.keep_low_precision),
         )
-    # Over a mesh, so that state dicts have DTensors: PyTorch's can't have a ShardedTensor of which a rank has nothing.
+    # Over a mesh, so that state dicts have DTensors: PyTorch's can't have a ShardedTensor of which a rank has nothing. But
+    # local states are refused over a mesh.
     return FullyShardedDataParallel(
         network,
-        device_mesh=mesh,
+        device_mesh=None if options.state == "local" else mesh,
         sharding_strategy=ShardingStrategy[options.strategy.upper()],
         auto_wrap_policy=ModuleWrapPolicy({Block, Tower, ParallelBlock}),
         mixed_precision=mixed,
@@ -155,19 +156,31 @@ def shard(network, mesh, options):
 
 
 def make_optimizer(name, parameters):
+    if name == "stateless":
+        return torch.optim.SGD(parameters, lr=0.05)
     if name == "adamw":  # whose steps of elements that have hardly a gradient would be those of rounding errors, but for eps
         return torch.optim.AdamW(parameters, lr=0.02, eps=1e-4, weight_decay=0.1, amsgrad=True)
     return torch.optim.SGD(parameters, lr=0.05, momentum=0.9, weight_decay=0.01, nesterov=True)
 
 
-def load(model, optimizer, source):
+def load(model, optimizer, source, kind):
+    if kind == "local":
+        with FullyShardedDataParallel.state_dict_type(model, StateDictType.LOCAL_STATE_DICT):
+            state = {"model": model.state_dict()}
+            dcp.load(state, storage_reader=dcp.FileSystemReader(source))
+            model.load_state_dict(state["model"])
+        return
     state = {"model": get_model_state_dict(model), "optim": get_optimizer_state_dict(model, optimizer)}
     dcp.load(state, storage_reader=dcp.FileSystemReader(source))
     set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optim"])
 
 
-def save(model, optimizer, destination):
-    state = {"model": get_model_state_dict(model), "optim": get_optimizer_state_dict(model, optimizer)}
+def save(model, optimizer, destination, kind):
+    if kind == "local":
+        with FullyShardedDataParallel.state_dict_type(model, StateDictType.LOCAL_STATE_DICT):
+            state = {"model": model.state_dict()}
+    else:
+        state = {"model": get_model_state_dict(model), "optim": get_optimizer_state_dict(model, optimizer)}
     dcp.save(state, storage_writer=dcp.FileSystemWriter(destination))
 
 
@@ -199,7 +212,7 @@ def train(rank, options):
     optimizer = make_optimizer(options.optimizer, model.parameters())
     first, last = options.steps
     if first > 0:
-        load(model, optimizer, options.load)
+        load(model, optimizer, options.load, options.state)
     losses, norms = [], []
     for step in range(first + 1, last + 1):
         optimizer.zero_grad()
@@ -226,7 +239,7 @@ def train(rank, options):
             total /= options.tp  # the ranks that saw the same batch
         losses.append(total.item() / parts)
     if options.save:
-        save(model, optimizer, options.save)
+        save(model, optimizer, options.save, options.state)
     if rank == 0:
         with open(options.losses, "w", encoding="utf-8") as file:
             json.dump({"losses": losses, "norms": norms}, file)
@@ -247,7 +260,8 @@ def options_of(arguments):
     parser.add_argument("--keep-low-precision", type=int, choices=[0, 1], default=0)
     parser.add_argument("--accumulate", type=int, default=1, help="micro-batches in a step")
     parser.add_argument("--sync-each", type=int, choices=[0, 1], default=0, help="communicate after each of them")
-    parser.add_argument("--optimizer", choices=["sgd", "adamw"], default="adamw")
+    parser.add_argument("--optimizer", choices=["sgd", "adamw", "stateless"], default="adamw")
+    parser.add_argument("--state", choices=["sharded", "local"], default="sharded", help="the second without the optimizer's")
     parser.add_argument("--clip", type=float, default=0.0)
     parser.add_argument("--steps", type=int, nargs=2, required=True)
     parser.add_argument("--load")

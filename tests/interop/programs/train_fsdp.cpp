@@ -142,6 +142,7 @@ struct Arguments {
   int accumulate = 1;
   bool sync_each = false;
   std::string optimizer = "adamw";
+  bool is_local = false;  // whether flat parameters are saved and loaded, without the optimizer's state
   double clip = 0;
   std::vector<int> steps;
   std::string load, save, losses;
@@ -165,17 +166,19 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer(const std::string& name,
     return std::make_unique<torch::optim::AdamW>(
         std::move(parameters), torch::optim::AdamWOptions(0.02).eps(1e-4).weight_decay(0.1).amsgrad(true));
   }
+  if (name == "stateless") return std::make_unique<torch::optim::SGD>(std::move(parameters), 0.05);
   return std::make_unique<torch::optim::SGD>(
       std::move(parameters), torch::optim::SGDOptions(0.05).momentum(0.9).weight_decay(0.01).nesterov(true));
 }
 
-StateDict state_of(fsdp::ShardedModule& model, const torch::optim::Optimizer& optimizer) {
+StateDict state_of(fsdp::ShardedModule& model, const torch::optim::Optimizer& optimizer, bool is_local) {
+  if (is_local) return {{"model", model.state_dict(fsdp::StateDictType::local)}};
   return {{"model", model.state_dict()}, {"optim", model.optim_state_dict(optimizer)}};
 }
 
 void load_into(fsdp::ShardedModule& model, torch::optim::Optimizer& optimizer, const std::string& source,
-               const ProcessGroup& group) {
-  StateDict state = state_of(model, optimizer);
+               const ProcessGroup& group, bool is_local) {
+  StateDict state = state_of(model, optimizer, is_local);
   // An older PyTorch's optimizer has fewer options, and nothing else may be missing.
   LoadOptions options;
   options.rules.allow_partial = true;
@@ -184,7 +187,7 @@ void load_into(fsdp::ShardedModule& model, torch::optim::Optimizer& optimizer, c
     if (!missing.starts_with("optim.param_groups.")) fail(ErrorCode::not_found, "{} has no '{}'", source, missing);
   }
   model.load_state_dict(state.at("model").get<Dict>());
-  model.load_optim_state_dict(optimizer, state.at("optim").get<Dict>());
+  if (!is_local) model.load_optim_state_dict(optimizer, state.at("optim").get<Dict>());
 }
 
 std::string json_list(const std::vector<double>& values) { return fmt::format("[{}]", fmt::join(values, ", ")); }
@@ -195,7 +198,7 @@ void train(const Network& network, const DeviceMesh& mesh, const Arguments& argu
   fsdp::FullyShardedDataParallel<Network> model(network, dp, options_of(arguments));
   const auto optimizer = make_optimizer(arguments.optimizer, model.parameters());
   const int first = arguments.steps.at(0), last = arguments.steps.at(1);
-  if (first > 0) load_into(model, *optimizer, arguments.load, group);
+  if (first > 0) load_into(model, *optimizer, arguments.load, group, arguments.is_local);
   std::vector<double> losses, norms;
   for (int step = first + 1; step <= last; ++step) {
     optimizer->zero_grad();
@@ -215,7 +218,7 @@ void train(const Network& network, const DeviceMesh& mesh, const Arguments& argu
     dp.all_reduce(total);
     losses.push_back(total.item<double>() / dp.size());
   }
-  if (!arguments.save.empty()) save(state_of(model, *optimizer), arguments.save, group);
+  if (!arguments.save.empty()) save(state_of(model, *optimizer, arguments.is_local), arguments.save, group);
   if (group.rank() != 0) return;
   std::ofstream(arguments.losses) << fmt::format(R"({{"losses": {}, "norms": {}}})", json_list(losses),
                                                  json_list(norms));
@@ -242,7 +245,8 @@ int main(int argc, char** argv) {
   const std::map<std::string, Strategy> strategies{{"full_shard", Strategy::full_shard},
                                                    {"shard_grad_op", Strategy::shard_grad_op},
                                                    {"no_shard", Strategy::no_shard}};
-  const std::map<std::string, bool> mixed{{"none", false}, {"bf16", true}}, networks{{"tower", false}, {"mlp", true}};
+  const std::map<std::string, bool> mixed{{"none", false}, {"bf16", true}}, networks{{"tower", false}, {"mlp", true}},
+      states{{"sharded", false}, {"local", true}};
   Arguments arguments;
   CLI::App app("A small training under FullyShardedDataParallel; see train_fsdp.py");
   app.add_option("--ranks", arguments.ranks);
@@ -256,7 +260,8 @@ int main(int argc, char** argv) {
   app.add_option("--keep-low-precision", arguments.keep_low_precision);
   app.add_option("--accumulate", arguments.accumulate);
   app.add_option("--sync-each", arguments.sync_each);
-  app.add_option("--optimizer", arguments.optimizer)->check(CLI::IsMember({"sgd", "adamw"}));
+  app.add_option("--optimizer", arguments.optimizer)->check(CLI::IsMember({"sgd", "adamw", "stateless"}));
+  app.add_option("--state", arguments.is_local)->transform(CLI::CheckedTransformer(states));
   app.add_option("--clip", arguments.clip);
   app.add_option("--steps", arguments.steps)->required()->expected(2);
   app.add_option("--load", arguments.load);
