@@ -174,7 +174,9 @@ void Runtime::end_call(const std::shared_ptr<Call>& call, bool has_gradient) {
     ++unit.calls_ahead;
     call->is_ahead = true;
   }
-  if (std::find(ended_.begin(), ended_.end(), &unit) == ended_.end()) ended_.push_back(&unit);
+  // Without gradients, backward may still repeat the call.
+  const bool may_be_reached = has_gradient || !c10::GradMode::is_enabled();
+  if (may_be_reached && std::find(ended_.begin(), ended_.end(), &unit) == ended_.end()) ended_.push_back(&unit);
   if (unit.handle() != nullptr) {
     const bool stays = &unit == root_ || !reshards_after_forward(unit.handle()->options().strategy) || is_last_call();
     unit.handle()->reshard(/*frees_unsharded=*/!(has_gradient && stays));

@@ -156,7 +156,7 @@ class Runtime {
   std::uint64_t clock_ = 0;            // incremented when a call begins and when it ends
   std::vector<Unit*> calls_, before_;  // the calls of this forward, and of the previous one
   std::size_t expected_ = 0;           // the index in before_ of the call that is expected next
-  std::vector<Unit*> ended_;           // units in the order in which their first calls ended
+  std::vector<Unit*> ended_;           // units in the order in which their first calls ended that backward may reach
 
   std::uint64_t backward_ = 0;
   std::string why_backward_failed_;  // if a part of it did that belongs to this class
