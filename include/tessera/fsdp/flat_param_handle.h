@@ -125,8 +125,8 @@ class FlatParamHandle {
   bool is_unsharded() const { return is_unsharded_; }
   /// Returns whether start_unshard() was called and the memory has not been freed since.
   bool is_gathered() const { return is_gathered_; }
-  /// Sets whether unshard() uses the parameters' own dtype instead of `param_dtype`. May be called only while nothing
-  /// is gathered.
+  /// Sets whether unshard() uses the parameters' own dtype instead of `param_dtype`, and reductions instead of
+  /// `reduce_dtype`. May be called only while nothing is gathered.
   void use_full_precision(bool on);
   /// Replaces the unsharded parameters by copies on CPU until reshard(), and frees their memory on the device.
   void to_cpu();
@@ -224,7 +224,7 @@ class FlatParamHandle {
   Unsharded* unsharded_ = &computing_;
   std::vector<at::Tensor> sharded_views_;
   PendingCollective gathering_;
-  bool is_gathered_ = false, is_unsharded_ = false;
+  bool is_gathered_ = false, is_unsharded_ = false, in_full_precision_ = false;
   TrainingState training_state_ = TrainingState::idle;
   std::unique_ptr<FlatParamGradient> gradient_;
 };

@@ -110,8 +110,7 @@ void FlatParamGradient::take(std::size_t param) {
   }
   const c10::NoGradGuard no_grad;
   if (!unsharded_.defined()) {
-    unsharded_ = empty_flat(handle_.layout().padded_unsharded_numel(),
-                            at::TensorOptions().dtype(handle_.compute_dtype_).device(handle_.options().device));
+    unsharded_ = empty_flat(handle_.layout().padded_unsharded_numel(), handle_.unsharded_->flat.options());
   }
   const at::Tensor view = handle_.view_of(unsharded_, param);
   if (has_[param].unsharded) {
@@ -127,8 +126,7 @@ void FlatParamGradient::take(std::size_t param) {
 void FlatParamGradient::zero_missing_params() {
   const FlatParamLayout& layout = handle_.layout();
   if (!unsharded_.defined()) {
-    unsharded_ = at::zeros({layout.padded_unsharded_numel()},
-                           at::TensorOptions().dtype(handle_.compute_dtype_).device(handle_.options().device));
+    unsharded_ = at::zeros({layout.padded_unsharded_numel()}, handle_.unsharded_->flat.options());
     return;
   }
   std::size_t param = 0;
@@ -150,7 +148,8 @@ int FlatParamGradient::averaged_ranks() const {
 void FlatParamGradient::start_reduce() {
   const c10::NoGradGuard no_grad;
   zero_missing_params();
-  reducing_ = std::exchange(unsharded_, at::Tensor()).to(reduce_dtype_);
+  const at::ScalarType dtype = handle_.in_full_precision_ ? handle_.flat_param().scalar_type() : reduce_dtype_;
+  reducing_ = std::exchange(unsharded_, at::Tensor()).to(dtype);
   for (HasGradient& has : has_) has.unsharded = false;
   if (comm_hook_) {
     const at::Tensor shard = is_sharded(handle_.options().strategy)
@@ -160,7 +159,7 @@ void FlatParamGradient::start_reduce() {
     reduced_ = shard;  // pending only if the hook did not throw
     return;
   }
-  if (const int factor = predivide_factor(averaged_ranks(), reduce_dtype_); factor != 1) reducing_.div_(factor);
+  if (const int factor = predivide_factor(averaged_ranks(), dtype); factor != 1) reducing_.div_(factor);
   if (fakes_reduce_) {
     reduced_ = handle_.shard_of(reducing_).clone();
   } else if (is_sharded(handle_.options().strategy)) {
@@ -191,7 +190,7 @@ void FlatParamGradient::finish_reduce() {
     reduction_.wait();
     is_over_replicas_ = false;
     const double ranks = averaged_ranks();
-    if (const double factor = ranks / predivide_factor(averaged_ranks(), reduce_dtype_); factor != 1)
+    if (const double factor = ranks / predivide_factor(averaged_ranks(), reduced_.scalar_type()); factor != 1)
       reduced_.div_(factor);
   }
   reducing_.reset();

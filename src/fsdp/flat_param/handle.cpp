@@ -300,6 +300,7 @@ void FlatParamHandle::free_unsharded() {
 }
 
 void FlatParamHandle::use_full_precision(bool on) {
+  in_full_precision_ = on;
   Unsharded* wanted = on && compute_dtype_ != flat_param_.scalar_type() ? &full_precision_ : &computing_;
   if (unsharded_ == wanted) return;
   if (is_gathered_ || is_unsharded_) {

@@ -134,11 +134,13 @@ void Runtime::begin_forward() {
     check_call("forward of a sharded model",
                [this](CallArguments& arguments) { arguments.add("training", module_->is_training()); });
   }
-  in_full_precision_ = full_precision_in_eval_ && !module_->is_training();
+  const bool was_in_full_precision =
+      std::exchange(in_full_precision_, full_precision_in_eval_ && !module_->is_training());
   for (Unit* unit : units_) {
     unit->handle()->free_unsharded();  // the optimizer may have changed the shard
     unit->handle()->write_back_params();
     unit->handle()->use_full_precision(in_full_precision_);
+    if (in_full_precision_ != was_in_full_precision) unit->renew_accumulators();
     unit->use_accumulators(true);
   }
   cast_buffers(/*own_dtype=*/in_full_precision_);

@@ -18,7 +18,7 @@ Unit::Unit(Runtime& runtime, std::string name, std::unique_ptr<FlatParamHandle> 
     : runtime_(runtime), name_(std::move(name)), handle_(std::move(handle)), module_(module) {
   if (module_ != nullptr) module_->unit_ = this;
   if (!handle_) return;
-  handle_->with_unsharded_shapes([this] { accumulators(); });
+  renew_accumulators();
   use_accumulators(false);
 }
 
@@ -50,6 +50,12 @@ std::shared_ptr<Accumulators> Unit::accumulators() {
     });
   }
   return accumulators_ = now;
+}
+
+void Unit::renew_accumulators() {
+  accumulators_.reset();
+  use_accumulators(true);
+  handle_->with_unsharded_shapes([this] { accumulators(); });
 }
 
 void Unit::use_accumulators(bool on) {

@@ -48,6 +48,8 @@ class Unit {
 
   // Returns the accumulators of the parameters, which must be unsharded; null if none requires a gradient.
   std::shared_ptr<Accumulators> accumulators();
+  // Makes other accumulators, for another dtype of the unsharded parameters. May be called only while they are sharded.
+  void renew_accumulators();
   // Selects what graphs that are recorded from now on do with gradients of the parameters. If `on`, as during forward
   // and while backward has the unit open, they accumulate those of the unsharded parameters, also in parts that are
   // recorded before the unit is unsharded. If not, they refuse gradients: the parameters are shards then. Includes

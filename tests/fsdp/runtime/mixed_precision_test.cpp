@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "fsdp/grads.h"
@@ -185,9 +186,10 @@ TEST(FsdpPrecisionTest, ACopyIsUpdatedFromFullParametersAndEvaluated) {
   });
 }
 
-TEST(FsdpPrecisionTest, AScaledLossTrainsAsOneThatIsNotAndNoRankStepsAfterAnOverflow) {
-  run_local(2, [](const ProcessGroup& group) {
-    for (const Options& way : kWays) {
+void expect_scaled_training(at::ScalarType param_dtype) {
+  run_local(2, [&](const ProcessGroup& group) {
+    for (Options way : kWays) {
+      way.mixed_precision.param_dtype = param_dtype;
       FullyShardedDataParallel<SmallModel> scaled(make_model(at::kFloat), group, way),
           plain(make_model(at::kFloat), group, way);
       torch::optim::SGD of_scaled(scaled.parameters(), 0.1), of_plain(plain.parameters(), 0.1);
@@ -210,6 +212,102 @@ TEST(FsdpPrecisionTest, AScaledLossTrainsAsOneThatIsNotAndNoRankStepsAfterAnOver
       scaler.update();
       const std::vector<at::Tensor> after = full_params(scaled);
       for (std::size_t i = 0; i < found.size(); ++i) EXPECT_TRUE(at::equal(after[i], found[i]));
+    }
+  });
+}
+
+TEST(FsdpPrecisionTest, AScaledLossTrainsAsOneThatIsNotAndNoRankStepsAfterAnOverflow) {
+  for (const at::ScalarType param_dtype : {at::kFloat, at::kBFloat16}) expect_scaled_training(param_dtype);
+}
+
+TEST(FsdpPrecisionTest, AfterAStepEvaluationAndNoGradGiveTheSame) {
+  run_local(2, [](const ProcessGroup& group) {
+    for (Options way : kWays) {
+      way.mixed_precision = in_bfloat16().mixed_precision;
+      FullyShardedDataParallel<SmallModel> model(make_model(at::kFloat), group, way);
+      torch::optim::SGD optimizer(model.parameters(), 0.1);
+      loss_of(model(batch_of(0, group.rank(), at::kFloat))).backward();
+      optimizer.step();
+      model.eval();
+      const at::Tensor evaluated = model(batch_of(1, 0, at::kFloat)).detach();
+      const at::NoGradGuard no_grad;
+      EXPECT_TRUE(at::equal(model(batch_of(1, 0, at::kFloat)), evaluated));
+      EXPECT_EQ(evaluated.scalar_type(), at::kBFloat16);
+    }
+  });
+}
+
+// A gradient is reduced in low precision in training, and in its own in an evaluation in full precision.
+TEST(FsdpPrecisionTest, InEvalGradientsMayBeReducedInFullPrecision) {
+  ASSERT_EQ(::setenv("FSDP_USE_FULL_PREC_IN_EVAL", "1", 1), 0);
+  SmallModel alone = make_model(at::kFloat);
+  backward_of_all(alone, {0}, 2);
+  run_local(2, [&](const ProcessGroup& group) {
+    for (const std::optional<at::ScalarType> param_dtype : {std::optional(at::kBFloat16), {}}) {
+      for (Options way : kWays) {
+        way.mixed_precision.param_dtype = param_dtype;
+        way.mixed_precision.reduce_dtype = at::kBFloat16;
+        FullyShardedDataParallel<SmallModel> model(make_model(at::kFloat), group, way);
+        for (const bool trains : {true, false}) {
+          model.train(trains);
+          model.zero_grad();
+          loss_of(model(batch_of(0, group.rank(), at::kFloat))).backward();
+          const std::vector<at::Tensor> found = unsharded_grads(model), expected = unique_params(*alone);
+          bool is_exact = true;
+          for (std::size_t i = 0; i < found.size(); ++i) {
+            if (!found[i].defined()) continue;
+            is_exact = is_exact && at::allclose(found[i], expected[i].grad(), 1e-5, 1e-6);
+          }
+          EXPECT_EQ(is_exact, !trains);
+        }
+      }
+    }
+  });
+  ::unsetenv("FSDP_USE_FULL_PREC_IN_EVAL");
+}
+
+TEST(FsdpPrecisionTest, WithoutCommunicationGradientsHaveTheDtypeOfComputation) {
+  run_local(2, [](const ProcessGroup& group) {
+    FullyShardedDataParallel<SmallModel> model(make_model(at::kFloat), group, in_bfloat16());
+    const auto dtype_after_backward = [&](bool syncs) {
+      const auto no_sync = model.no_sync(/*off=*/syncs);
+      loss_of(model(batch_of(0, group.rank(), at::kFloat))).backward();
+      return model->head->weight.grad().scalar_type();
+    };
+    for (const bool syncs : {false, false, true}) {
+      EXPECT_EQ(dtype_after_backward(syncs), syncs ? at::kFloat : at::kBFloat16);
+    }
+  });
+}
+
+// A module that keeps its dtype because the model does not shard it.
+struct PartlyIgnoredImpl : torch::nn::Module {
+  PartlyIgnoredImpl() {
+    in = register_module("in", Wrap<torch::nn::Linear>(4, 4));
+    ignored = register_module("ignored", torch::nn::Linear(4, 4));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    const at::Tensor y = in(x);
+    dtypes = {y.scalar_type(), ignored->weight.scalar_type()};
+    return ignored(y.to(at::kFloat));
+  }
+  Wrap<torch::nn::Linear> in{nullptr};
+  torch::nn::Linear ignored{nullptr};
+  std::vector<at::ScalarType> dtypes;
+};
+TORCH_MODULE(PartlyIgnored);
+
+TEST(FsdpPrecisionTest, ParametersOfIgnoredModulesKeepTheirDtype) {
+  run_local(2, [](const ProcessGroup& group) {
+    for (Options way : kWays) {
+      const PartlyIgnored plain;
+      way.mixed_precision = in_bfloat16().mixed_precision;
+      way.ignored_modules = {plain->ignored.ptr()};
+      FullyShardedDataParallel<PartlyIgnored> model(plain, group, way);
+      model(at::ones({2, 4})).sum().backward();
+      EXPECT_EQ(plain->dtypes, (std::vector{at::kBFloat16, at::kFloat}));
+      EXPECT_EQ(plain->ignored->weight.grad().scalar_type(), at::kFloat);
+      EXPECT_EQ(model.handle(0).sharded_gradient().scalar_type(), at::kFloat);
     }
   });
 }
