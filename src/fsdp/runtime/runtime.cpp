@@ -303,8 +303,14 @@ void Runtime::cast_buffers(bool own_dtype) {
 
 void Runtime::pre_backward(const std::shared_ptr<Call>& call) {
   RECORD_USER_SCOPE("FullyShardedDataParallel.pre_backward");
+  const bool creates_graph = c10::GradMode::is_enabled();
   const c10::NoGradGuard no_grad;
   if (!in_backward_) begin_backward();
+  if (creates_graph) {
+    fail(ErrorCode::unsupported,
+         "backward of a sharded model: create_graph is true, expected false: gradients of gradients need parameters "
+         "that are sharded again by then");
+  }
   if (call->backward == backward_) return;  // another result of the same call
   call->backward = backward_;
   complete_after(call->end);

@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/container/moduledict.h>
 #include <torch/nn/modules/container/modulelist.h>
@@ -210,6 +211,48 @@ TEST(FsdpEdgeTest, SizesDoNotMakeUnitsOfContainersNorCountIgnoredParameters) {
   Containers plain;
   options.ignored_parameters = {plain->list[0]->as<torch::nn::Linear>()->bias};
   EXPECT_THAT(names_of_units(FullyShardedDataParallel<Containers>(plain, {}, options)), ElementsAre(""));
+}
+
+TEST(FsdpEdgeTest, GradientsOfInputsAloneLeaveTheModelAsItWas) {
+  SmallModel alone = make_model();
+  const auto gradient_of_input = [](auto&& forward, int rank) {
+    const at::Tensor input = batch_of(1, rank).requires_grad_();
+    return torch::autograd::grad({loss_of(forward(input))}, {input}).front();
+  };
+  backward_of_all(alone, {0}, 2);
+  run_local(2, [&](const ProcessGroup& group) {
+    for (const Options& way : kWays) {
+      SmallModel plain = make_model();
+      FullyShardedDataParallel<SmallModel> model(make_model(), group, way);
+      for (int times = 0; times < 2; ++times) {
+        model.zero_grad();
+        EXPECT_TRUE(at::allclose(
+            gradient_of_input([&](const at::Tensor& x) { return model(x); }, group.rank()),
+            gradient_of_input([&](const at::Tensor& x) { return plain->forward(x); }, group.rank()), 1e-12, 1e-14));
+        loss_of(model(batch_of(0, group.rank()))).backward();
+        expect_same_grads(unsharded_grads(model), *alone);
+      }
+    }
+  });
+}
+
+TEST(FsdpEdgeTest, GradientsOfGradientsAreRefused) {
+  SmallModel alone = make_model();
+  backward_of_all(alone, {0}, 2);
+  run_local(2, [&](const ProcessGroup& group) {
+    for (const Options& way : kWays) {
+      FullyShardedDataParallel<SmallModel> model(make_model(), group, way);
+      const at::Tensor input = batch_of(0, group.rank()).requires_grad_();
+      const at::Tensor loss = loss_of(model(input));
+      EXPECT_ERROR(torch::autograd::grad({loss}, {input}, {}, /*retain_graph=*/true, /*create_graph=*/true),
+                   ErrorCode::unsupported, "backward of a sharded model: create_graph is true, expected false");
+      EXPECT_ERROR(loss_of(model(input)).backward({}, /*keep_graph=*/true, /*create_graph=*/true),
+                   ErrorCode::unsupported, "create_graph is true");
+      model.zero_grad();
+      loss_of(model(batch_of(0, group.rank()))).backward();
+      expect_same_grads(unsharded_grads(model), *alone);
+    }
+  });
 }
 
 TEST(FsdpEdgeTest, TrainingAfterAnEvaluationIsAsWithoutIt) {
