@@ -15,7 +15,30 @@
 #include "fsdp/autocast.h"
 #include "fsdp/runtime/op_observer.h"
 #include "tessera/base/error.h"
+#include "tessera/fsdp/wrap.h"
 #include "tessera/layout/box.h"
+
+namespace tessera::fsdp {
+
+void apply_activation_checkpointing(torch::nn::Module& model,
+                                    const std::function<bool(const torch::nn::Module& module)>& selects) {
+  std::vector<Wrappable*> selected;
+  model.apply([&](const std::string& name, torch::nn::Module& module) {
+    if (selects && !selects(module)) return;
+    auto* wrapped = dynamic_cast<Wrappable*>(&module);
+    if (wrapped != nullptr) {
+      selected.push_back(wrapped);
+    } else if (selects) {
+      fail(
+          ErrorCode::invalid_argument,
+          "apply_activation_checkpointing: module '{}', a {}, is not held in a Wrap, expected a Wrap or a Checkpointed",
+          printable(name), module.name());
+    }
+  });
+  for (Wrappable* module : selected) module->checkpoint_activations(true);
+}
+
+}  // namespace tessera::fsdp
 
 namespace tessera::fsdp::detail {
 

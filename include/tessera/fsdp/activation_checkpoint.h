@@ -6,6 +6,7 @@
 ///
 ///     fsdp::Checkpointed<Block> block{64};                        // checkpoints every call
 ///     fsdp::Wrap<fsdp::Checkpointed<Block>> unit{64};             // inside a unit of FullyShardedDataParallel
+///     fsdp::apply_activation_checkpointing(*model, is_block);     // blocks of a model that are held in Wrap
 ///
 /// Law: results and gradients equal those of a plain call bit for bit, provided that the function is deterministic.
 /// There is one exception: if a tensor receives several gradients, those from inside the function are summed first. To
@@ -118,6 +119,39 @@ void replace_tensors(T& value, const std::vector<at::Tensor>& tensors) {
   for_each_tensor(value, [&](at::Tensor& tensor) { tensor = tensors.at(i++); });
 }
 
+// Returns whether a copy of a `T` compiles, and shares nothing but tensors and what pointers point to with the
+// original.
+template <typename T>
+constexpr bool is_value() {
+  if constexpr (!std::is_copy_constructible_v<T>) {
+    return false;
+  } else if constexpr (std::is_trivially_copyable_v<T> || std::is_same_v<T, at::Tensor> || VisitedByUser<T>) {
+    return true;
+  } else if constexpr (OptionalLike<T>) {
+    return is_value<std::remove_cvref_t<decltype(*std::declval<T&>())>>();
+  } else if constexpr (TupleLike<T>) {
+    return []<std::size_t... i>(std::index_sequence<i...>) {
+      return (is_value<std::remove_cvref_t<std::tuple_element_t<i, T>>>() && ...);
+    }
+    (std::make_index_sequence<std::tuple_size_v<T>>());
+  } else if constexpr (RangeOfOthers<T>) {
+    return is_value<std::remove_cvref_t<std::ranges::range_value_t<T>>>();
+  } else {
+    return false;
+  }
+}
+
+// Returns whether a call with this result and these arguments can be checkpointed in any program. A program that holds
+// the module in a Checkpointed itself warrants that copies of the arguments are independent.
+template <typename Result, typename... Args>
+constexpr bool can_checkpoint() {
+  if constexpr (std::is_object_v<Result> && !std::is_const_v<Result>) {
+    return is_visited<Result>() && std::is_copy_constructible_v<Result> && (is_value<OwnedOf<Args>>() && ...);
+  } else {
+    return false;
+  }
+}
+
 template <typename... Args, typename F>
 auto checkpoint_call(const torch::nn::Module* module, F&& f, Args&&... arguments) {
   using Function = std::decay_t<F>;
@@ -162,6 +196,14 @@ template <typename F, typename... Args>
 auto activation_checkpoint(F&& f, Args&&... arguments) {
   return detail::checkpoint_call<Args...>(nullptr, std::forward<F>(f), std::forward<Args>(arguments)...);
 }
+
+/// Checkpoints every later call of the modules in `model`, itself included, that `selects` selects; with null all that
+/// are held in a Wrap. The model may be sharded already. In a sharded model, the call is checkpointed inside the unit.
+/// Throws `Error(invalid_argument)`, before it changes anything, if a selected module is not held in a Wrap. A call
+/// throws `Error(unsupported)` if an argument of forward is of a class that may share more than tensors with its copy,
+/// or the result is a reference or none: hold the module in a Checkpointed. PyTorch: apply_activation_checkpointing.
+void apply_activation_checkpointing(torch::nn::Module& model,
+                                    const std::function<bool(const torch::nn::Module& module)>& selects = nullptr);
 
 template <typename Impl, typename Forward = decltype(&Impl::forward)>
 class CheckpointedImpl;

@@ -24,12 +24,14 @@
 #include <torch/nn/pimpl.h>
 
 #include <concepts>
+#include <functional>
 #include <memory>
 #include <string_view>
 #include <tuple>
 #include <type_traits>
 #include <utility>
 
+#include "tessera/fsdp/activation_checkpoint.h"
 #include "tessera/fsdp/tensors_in.h"
 #include "tessera/tensor/torch_types.h"
 
@@ -41,21 +43,27 @@ class Unit;
 class Wrappable {
  public:
   Wrappable() = default;
-  /// A copy of a module is not a unit.
-  Wrappable(const Wrappable&) {}
+  /// A copy of a module is not a unit. Its calls are checkpointed as those of the module.
+  Wrappable(const Wrappable& other) : checkpoints_activations_(other.checkpoints_activations_) {}
   Wrappable& operator=(const Wrappable&) = delete;
   virtual ~Wrappable() = default;
 
   /// Null unless the module is a unit. Owned by the FullyShardedDataParallel.
   Unit* unit() const { return unit_; }
+  /// Sets whether calls are checkpointed; see apply_activation_checkpointing.
+  void checkpoint_activations(bool on) { checkpoints_activations_ = on; }
+  bool checkpoints_activations() const { return checkpoints_activations_; }
 
  protected:
   /// Throws `Error(invalid_argument)` if the module is a unit, unless `function` is permitted in summon_full_params.
   void check_not_sharded(std::string_view function, bool permitted_when_summoned) const;
+  /// Throws `Error(unsupported)`: calls of this module cannot be checkpointed.
+  [[noreturn]] static void refuse_checkpoint(const torch::nn::Module& module);
 
  private:
   friend class Unit;
   Unit* unit_ = nullptr;
+  bool checkpoints_activations_ = false;
 };
 
 /// One call of a unit's forward. The unit is unsharded from the constructor to `end`. If `forward` throws, call
@@ -89,6 +97,9 @@ template <typename T>
 using Kept = std::conditional_t<std::is_lvalue_reference_v<T> && (!std::is_const_v<std::remove_reference_t<T>> ||
                                                                   !may_hold_tensors<std::remove_cvref_t<T>>()),
                                 T, std::remove_cvref_t<T>>;
+
+template <typename...>
+inline constexpr bool kNever = false;  // in a static_assert that fails where it is instantiated
 
 // Prevents changes to an lvalue of the caller.
 template <typename T>
@@ -195,11 +206,16 @@ class WrapBase : public Impl, public Wrappable {
         [&module](auto&&... args) -> decltype(module.Impl::forward(std::forward<decltype(args)>(args)...)) {
       return module.Impl::forward(std::forward<decltype(args)>(args)...);
     };
-    static_assert(std::is_invocable_v<decltype(forward), Args...>,
-                  "the module's forward does not take these arguments");
-    using Result = std::invoke_result_t<decltype(forward), Args...>;
-    if (unit() == nullptr) return static_cast<Result>(forward(std::forward<Args>(arguments)...));
-    return call_unit_with<Result>(*unit(), forward, std::forward<Args>(arguments)...);
+    if constexpr (std::is_invocable_v<decltype(forward), Args...>) {
+      using Result = std::invoke_result_t<decltype(forward), Args...>;
+      const auto run = [&](auto&&... args) -> std::invoke_result_t<decltype(forward), decltype(args)...> {
+        return run_forward<Result, decltype(args)...>(forward, std::forward<decltype(args)>(args)...);
+      };
+      if (unit() == nullptr) return static_cast<Result>(run(std::forward<Args>(arguments)...));
+      return call_unit_with<Result>(*unit(), run, std::forward<Args>(arguments)...);
+    } else {
+      static_assert(kNever<Args...>, "the module's forward does not take these arguments");
+    }
   }
 
   /// As of the module. These throw `Error(invalid_argument)` if it is sharded.
@@ -223,6 +239,26 @@ class WrapBase : public Impl, public Wrappable {
     check_not_sharded("to", /*permitted_when_summoned=*/false);
     Impl::to(target_device, non_blocking);
   }
+
+ protected:
+  /// Calls `forward`, which calls that of the module, and checkpoints the call if it is set.
+  template <typename Result, typename... Args, typename Forward>
+  Result run_forward(const Forward& forward, Args&&... arguments) {
+    if (!checkpoints_activations()) return forward(std::forward<Args>(arguments)...);
+    if constexpr (can_checkpoint<Result, Args...>()) {
+      const auto again = [forward, alive = this->weak_from_this().lock()](auto&&... args) -> Result {
+        return forward(std::forward<decltype(args)>(args)...);
+      };
+      using Shared = std::function<Result(Args...)>;  // so that modules with the same arguments share the code
+      if constexpr (std::is_invocable_v<Shared&, decltype(as_argument<Args>(std::declval<OwnedOf<Args>&>()))...>) {
+        return checkpoint_call<Args...>(this, Shared(again), std::forward<Args>(arguments)...);
+      } else {
+        return checkpoint_call<Args...>(this, again, std::forward<Args>(arguments)...);
+      }
+    } else {
+      refuse_checkpoint(*this);
+    }
+  }
 };
 
 // Declares forward like `Forward`, a pointer to the module's.
@@ -243,8 +279,11 @@ class WrapForward<Impl, Result (Class::*)(Args...)> : public WrapBase<Impl> {
   using WrapBase<Impl>::WrapBase;
   Result forward(Args... arguments) {
     const auto forward = [this](Args... args) -> Result { return Impl::forward(std::forward<Args>(args)...); };
-    if (this->unit() == nullptr) return forward(std::forward<Args>(arguments)...);
-    return call_unit<Result, Args...>(*this->unit(), forward, std::forward<Args>(arguments)...);
+    const auto run = [&](Args... args) -> Result {
+      return this->template run_forward<Result, Args...>(forward, std::forward<Args>(args)...);
+    };
+    if (this->unit() == nullptr) return run(std::forward<Args>(arguments)...);
+    return call_unit<Result, Args...>(*this->unit(), run, std::forward<Args>(arguments)...);
   }
 };
 template <typename Impl, typename Class, typename Result, typename... Args>
@@ -276,7 +315,9 @@ class WrapImpl : public detail::WrapForward<Impl, Forward> {
     this->check_not_sharded("clone", /*permitted_when_summoned=*/true);
     std::shared_ptr<torch::nn::Module> copy = Impl::clone(device);
     if constexpr (std::is_copy_constructible_v<Impl>) {
-      return std::make_shared<WrapImpl>(detail::Existing<Impl>{dynamic_cast<const Impl&>(*copy)});
+      auto wrapped = std::make_shared<WrapImpl>(detail::Existing<Impl>{dynamic_cast<const Impl&>(*copy)});
+      wrapped->checkpoint_activations(this->checkpoints_activations());
+      return wrapped;
     } else {
       return copy;
     }

@@ -14,6 +14,13 @@ void Wrappable::check_not_sharded(std::string_view function, bool permitted_when
                                : "the conversion before the model is sharded");
 }
 
+void Wrappable::refuse_checkpoint(const torch::nn::Module& module) {
+  fail(ErrorCode::unsupported,
+       "forward of a {}: apply_activation_checkpointing selected it, but an argument may share more than tensors with "
+       "its copy, or the result is a reference or none, expected values and tensors, or a module in a Checkpointed",
+       module.name());
+}
+
 Unit::Unit(Runtime& runtime, std::string name, std::unique_ptr<FlatParamHandle> handle, Wrappable* module)
     : runtime_(runtime), name_(std::move(name)), handle_(std::move(handle)), module_(module) {
   if (module_ != nullptr) module_->unit_ = this;

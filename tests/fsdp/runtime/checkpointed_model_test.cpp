@@ -1,0 +1,173 @@
+// Activation checkpointing of a sharded model, and of modules that a function selects.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/nn/modules/container/sequential.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "fsdp/grads.h"
+#include "fsdp/small_model.h"
+#include "support/error_matchers.h"
+#include "tessera/comm/local_ranks.h"
+#include "tessera/fsdp/activation_checkpoint.h"
+
+namespace tessera::fsdp {
+namespace {
+
+// Counts the calls of its forward, which backward repeats if they are checkpointed.
+struct CountedImpl : torch::nn::Module {
+  explicit CountedImpl(std::int64_t width) { block = register_module("block", Wrap<Block>(width)); }
+  at::Tensor forward(const at::Tensor& x, const std::string& name = "", std::vector<int> numbers = {}) {
+    ++calls;
+    return block(x) * (1.0 + static_cast<double>(name.size() + numbers.size()));
+  }
+  Wrap<Block> block{nullptr};
+  int calls = 0;
+};
+TORCH_MODULE(Counted);
+
+struct CountedModelImpl : torch::nn::Module {
+  CountedModelImpl() {
+    first = register_module("first", Wrap<Counted>(5));
+    second = register_module("second", Wrap<Counted>(5));
+    head = register_module("head", torch::nn::Linear(5, 3));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    return head(second->forward(first(first(x), "ab"), "", std::vector<int>{1, 2, 3}));
+  }
+  Wrap<Counted> first{nullptr}, second{nullptr};
+  torch::nn::Linear head{nullptr};
+};
+TORCH_MODULE(CountedModel);
+
+CountedModel make_counted() {
+  CountedModel model;
+  fill(*model);
+  return model;
+}
+
+TEST(ApplyCheckpointingTest, SelectedModulesAreCalledAgainInBackward) {
+  CountedModel plain = make_counted(), some = make_counted(), all = make_counted();
+  apply_activation_checkpointing(*some, [&](const torch::nn::Module& module) { return &module == some->first.get(); });
+  apply_activation_checkpointing(*all);
+  backward_of_all(plain, {0}, 1);
+  const std::vector<at::Tensor> expected = plain->parameters();
+  for (const auto& [model, first, second] : {std::tuple(some, 4, 1), {all, 4, 2}}) {
+    CountedModel checkpointed = model;
+    backward_of_all(checkpointed, {0}, 1);
+    EXPECT_EQ(checkpointed->first->calls, first);
+    EXPECT_EQ(checkpointed->second->calls, second);
+    const std::vector<at::Tensor> found = checkpointed->parameters();
+    for (std::size_t i = 0; i < found.size(); ++i) EXPECT_TRUE(at::allclose(found[i].grad(), expected[i].grad())) << i;
+  }
+}
+
+TEST(ApplyCheckpointingTest, UnitsOfAShardedModelTrainAsOneProcessDoes) {
+  CountedModel alone = make_counted();
+  backward_of_all(alone, {0}, 2);
+  run_local(2, [&](const ProcessGroup& group) {
+    for (const Options& way : kWays) {
+      for (const bool is_sharded_first : {false, true}) {
+        CountedModel plain = make_counted();
+        const auto apply = [&] { apply_activation_checkpointing(*plain, is_any_of<CountedImpl>); };
+        if (!is_sharded_first) apply();
+        FullyShardedDataParallel<CountedModel> model(plain, group, way);
+        if (is_sharded_first) apply();
+        for (int times = 0; times < 2; ++times) {
+          plain->second->calls = 0;
+          model.zero_grad();
+          loss_of(model(batch_of(0, group.rank()))).backward();
+          EXPECT_EQ(plain->second->calls, 2);
+          expect_same_grads(unsharded_grads(model), *alone);
+        }
+      }
+    }
+  });
+}
+
+TEST(ApplyCheckpointingTest, ACopyIsCheckpointedToo) {
+  Wrap<torch::nn::Linear> linear(5, 5);
+  apply_activation_checkpointing(*linear);
+  const auto copy = std::dynamic_pointer_cast<WrapImpl<torch::nn::LinearImpl>>(linear->clone());
+  ASSERT_NE(copy, nullptr);
+  EXPECT_TRUE(copy->checkpoints_activations());
+}
+
+struct TakesFunctionImpl : torch::nn::Module {
+  TakesFunctionImpl() { weight = register_parameter("weight", at::ones({3})); }
+  at::Tensor forward(const at::Tensor& x, const std::function<double()>& factor) { return x * weight * factor(); }
+  at::Tensor weight;
+};
+TORCH_MODULE(TakesFunction);
+
+TEST(ApplyCheckpointingTest, WhatCannotBeCheckpointedIsRefused) {
+  CountedModel model = make_counted();
+  EXPECT_ERROR(apply_activation_checkpointing(*model, [](const torch::nn::Module&) { return true; }),
+               ErrorCode::invalid_argument, "module '', a ",
+               "is not held in a Wrap, expected a Wrap or a Checkpointed");
+  EXPECT_ERROR(apply_activation_checkpointing(*model, is_any_of<CountedImpl, torch::nn::LinearImpl>),
+               ErrorCode::invalid_argument, "module 'first.block.up', a torch::nn::LinearImpl, is not held in a Wrap");
+  EXPECT_FALSE(model->first->checkpoints_activations());
+  Wrap<TakesFunction> takes_function;
+  apply_activation_checkpointing(*takes_function);
+  EXPECT_ERROR(takes_function->forward(at::ones({3}), [] { return 2.0; }), ErrorCode::unsupported,
+               "an argument may share more than tensors with its copy");
+}
+
+TEST(CheckpointedModelTest, ACallOfTheEntireShardedModel) {
+  SmallModel alone = make_model();
+  backward_of_all(alone, {0, 1}, 2);
+  run_local(2, [&](const ProcessGroup& group) {
+    for (const Options& way : kWays) {
+      FullyShardedDataParallel<SmallModel> model(make_model(), group, way);
+      const auto call = [&](int step) {
+        return activation_checkpoint([&](const at::Tensor& x) { return model(x); }, batch_of(step, group.rank()));
+      };
+      for (const bool in_one_backward : {false, true}) {
+        model.zero_grad();
+        if (in_one_backward) {
+          (loss_of(call(0)) + loss_of(call(1))).backward();
+        } else {
+          for (const int step : {0, 1}) loss_of(call(step)).backward();
+        }
+        expect_same_grads(unsharded_grads(model), *alone);
+        for (std::size_t i = 0; i < model.unit_count(); ++i) {
+          EXPECT_FALSE(model.handle(i).is_gathered() && is_sharded(way.strategy));
+        }
+      }
+    }
+  });
+}
+
+struct TwoBlocksImpl : torch::nn::Module {
+  explicit TwoBlocksImpl(torch::nn::Sequential layers_in) { layers = register_module("layers", std::move(layers_in)); }
+  at::Tensor forward(const at::Tensor& x) { return layers->forward(x); }
+  torch::nn::Sequential layers;
+};
+TORCH_MODULE(TwoBlocks);
+
+TEST(CheckpointedModelTest, StatesOfCheckpointedAndPlainModulesLoadIntoEachOther) {
+  run_local(2, [](const ProcessGroup& group) {
+    const auto checkpointed = [] {
+      return TwoBlocks(torch::nn::Sequential(Wrap<Checkpointed<Block>>(5), Checkpointed<Block>(5)));
+    };
+    const auto plain = [] { return TwoBlocks(torch::nn::Sequential(Wrap<Block>(5), Block(5))); };
+    for (const bool to_plain : {false, true}) {
+      TwoBlocks source = to_plain ? checkpointed() : plain(), target = to_plain ? plain() : checkpointed();
+      fill(*source);
+      target->to(at::kDouble);
+      FullyShardedDataParallel<TwoBlocks> from(source, group), to(target, group);
+      to.load_state_dict(from.state_dict(StateDictType::full, {.rank0_only = false}));
+      const at::NoGradGuard no_grad;
+      EXPECT_TRUE(at::equal(to(batch_of(0, 0)), from(batch_of(0, 0))));
+    }
+  });
+}
+
+}  // namespace
+}  // namespace tessera::fsdp
