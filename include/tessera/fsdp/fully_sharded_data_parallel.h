@@ -77,7 +77,7 @@ struct Options {
   MixedPrecision mixed_precision;
   /// Selects modules whose own parameters and buffers keep their dtypes under mixed precision. They become units, with
   /// the precision that the policy states for them, if any. PyTorch: MixedPrecision._module_classes_to_ignore.
-  std::function<bool(const torch::nn::Module& module)> keeps_full_precision = is_batch_norm;
+  ModulePredicate keeps_full_precision = is_batch_norm;
   /// Whether the optimizer works on the original parameters. If false, it works on one flat parameter per unit.
   bool use_orig_params = true;
   /// Selects the units and their options; by default every wrapped module is one. With a policy, any module can be. The

@@ -4,17 +4,20 @@
 /// torch/distributed/fsdp/wrap.py.
 
 #include <torch/nn/module.h>
-#include <torch/nn/modules/container/moduledict.h>
-#include <torch/nn/modules/container/modulelist.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <type_traits>
+#include <utility>
 
 #include "tessera/comm/process_group.h"
 #include "tessera/fsdp/options.h"
 
 namespace tessera::fsdp {
+
+using ModulePredicate = std::function<bool(const torch::nn::Module& module)>;
 
 /// Options of one unit. The model's `Options` apply where there is no value.
 struct UnitOptions {
@@ -43,34 +46,54 @@ class UnitChoice {
   UnitOptions options_;
 };
 
-/// Decides whether a module becomes a unit. Called for every module that has parameters which are not in a unit inside
-/// it, inner modules before outer ones. `numel` is the number of elements of these parameters. If the policy returns
-/// false, they belong to the next enclosing unit. The modules need not be held in a Wrap: the unit is then unsharded
-/// from the first op that takes one of its parameters to the next op of another unit. PyTorch: CustomPolicy.
+/// Decides whether a module becomes a unit. `choose` is called for every module that has parameters which are not in a
+/// unit inside it, inner modules before outer ones. `numel` is the number of elements of these parameters. If it
+/// returns false, they belong to the next enclosing unit. The modules need not be held in a Wrap: the unit is then
+/// unsharded from the first op that takes one of its parameters to the next op of another unit. PyTorch: CustomPolicy.
 ///
 ///     options.policy = [](const torch::nn::Module& module, std::int64_t) -> fsdp::UnitChoice {
 ///       if (module.as<HeadImpl>()) return fsdp::UnitOptions{.strategy = fsdp::ShardingStrategy::no_shard};
 ///       return module.as<BlockImpl>() != nullptr;
 ///     };
-using WrapPolicy = std::function<UnitChoice(const torch::nn::Module& module, std::int64_t numel)>;
+class WrapPolicy {
+ public:
+  WrapPolicy(std::nullptr_t = nullptr) {}  // NOLINT(google-explicit-constructor)
+  /// `choose` is not called for modules inside one that `undivided` selects.
+  template <typename Choose>
+  requires std::is_invocable_r_v<UnitChoice, Choose&, const torch::nn::Module&, std::int64_t> WrapPolicy(
+      Choose choose, ModulePredicate undivided = nullptr)  // NOLINT(google-explicit-constructor)
+      : choose_(std::move(choose)), undivided_(std::move(undivided)) {}
+
+  /// Returns false for null.
+  explicit operator bool() const { return choose_ != nullptr; }
+  UnitChoice operator()(const torch::nn::Module& module, std::int64_t numel) const { return choose_(module, numel); }
+  bool divides(const torch::nn::Module& module) const { return !undivided_ || !undivided_(module); }
+
+ private:
+  std::function<UnitChoice(const torch::nn::Module& module, std::int64_t numel)> choose_;
+  ModulePredicate undivided_;
+};
+
+/// Returns whether a module is of one of the given classes: `is_any_of<BlockImpl, torch::nn::LinearImpl>`.
+template <typename... Impls>
+bool is_any_of(const torch::nn::Module& module) {
+  return ((dynamic_cast<const Impls*>(&module) != nullptr) || ...);
+}
 
 /// Selects modules of the given classes: `wrap_modules<BlockImpl, torch::nn::LinearImpl>()`. PyTorch: ModuleWrapPolicy.
 template <typename... Impls>
 WrapPolicy wrap_modules() {
-  return [](const torch::nn::Module& module, std::int64_t) {
-    return ((dynamic_cast<const Impls*>(&module) != nullptr) || ...);
-  };
+  return [](const torch::nn::Module& module, std::int64_t) { return is_any_of<Impls...>(module); };
 }
 
-/// Selects modules with at least `min_numel` elements, except for containers without forward. PyTorch:
-/// size_based_auto_wrap_policy.
-inline WrapPolicy wrap_larger_than(std::int64_t min_numel) {
-  return [min_numel](const torch::nn::Module& module, std::int64_t numel) {
-    const bool is_container = dynamic_cast<const torch::nn::ModuleListImpl*>(&module) != nullptr ||
-                              dynamic_cast<const torch::nn::ModuleDictImpl*>(&module) != nullptr;
-    return numel >= min_numel && !is_container;
-  };
-}
+/// Return whether a module is a MultiheadAttention, and whether it is a container without forward.
+bool is_multihead_attention(const torch::nn::Module& module);
+bool is_container(const torch::nn::Module& module);
+
+/// Selects modules with at least `min_numel` elements, except for those that `excluded` selects and those inside a
+/// module that `undivided` selects. Null selects none. PyTorch: size_based_auto_wrap_policy.
+WrapPolicy wrap_larger_than(std::int64_t min_numel, ModulePredicate undivided = is_multihead_attention,
+                            ModulePredicate excluded = is_container);
 
 /// Selects no module: the model is a single unit.
 inline WrapPolicy wrap_none() {

@@ -1,6 +1,7 @@
 #include "fsdp/runtime/find_units.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <map>
 #include <set>
 
@@ -39,7 +40,7 @@ class Search {
   }
 
   std::vector<FoundUnit> run(torch::nn::Module& model) {
-    FoundUnit root = visit(model, "", "", /*is_root=*/true);
+    FoundUnit root = visit(model, "", "", Place::root);
     root.module = &model;
     check_free(root);
     units_.insert(units_.begin(), std::move(root));
@@ -48,8 +49,11 @@ class Search {
   }
 
  private:
+  // `undivided`: within a module that the policy does not divide.
+  enum class Place : std::uint8_t { root, divided, undivided };
+
   // Adds the units inside `module`. Returns the parameters and modules left for the enclosing unit.
-  FoundUnit visit(torch::nn::Module& module, const std::string& name, const std::string& prefix, bool is_root) {
+  FoundUnit visit(torch::nn::Module& module, const std::string& name, const std::string& prefix, Place place) {
     FoundUnit own;
     own.name = name;
     if (ignored_modules_.count(&module) != 0) return own;
@@ -59,16 +63,17 @@ class Search {
       if (!tensor.defined() || ignored_params_.count(tensor.unsafeGetTensorImpl()) != 0) continue;
       own.params.push_back({prefix + param.key(), tensor});
     }
+    const bool divides = place != Place::undivided && (!options_.policy || options_.policy.divides(module));
     for (const auto& child : module.named_children()) {
       const std::string child_name = prefix + child.key();
-      FoundUnit rest = visit(*child.value(), child_name, child_name + ".", /*is_root=*/false);
+      FoundUnit rest = visit(*child.value(), child_name, child_name + ".", divides ? Place::divided : Place::undivided);
       own.params.insert(own.params.end(), rest.params.begin(), rest.params.end());
       own.modules.insert(own.modules.end(), rest.modules.begin(), rest.modules.end());
     }
     own.module = &module;
-    if (is_root) set_options(own, {});
-    if (is_root || own.params.empty()) return own;
-    const UnitChoice choice = choose(own);
+    if (place == Place::root) set_options(own, {});
+    if (place == Place::root || own.params.empty()) return own;
+    const UnitChoice choice = place == Place::undivided ? UnitChoice(false) : choose(own);
     if (!choice.is_unit() && !keeps_full_precision(module, options_)) return own;
     set_options(own, choice.options());
     check_free(own);

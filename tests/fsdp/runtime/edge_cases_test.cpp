@@ -213,6 +213,54 @@ TEST(FsdpEdgeTest, SizesDoNotMakeUnitsOfContainersNorCountIgnoredParameters) {
   EXPECT_THAT(names_of_units(FullyShardedDataParallel<Containers>(plain, {}, options)), ElementsAre(""));
 }
 
+struct AttendingImpl : torch::nn::Module {
+  AttendingImpl() {
+    attention = register_module("attention", torch::nn::MultiheadAttention(4, 2));
+    norms->push_back(torch::nn::Linear(4, 8));
+    norms->push_back(torch::nn::Linear(8, 4));
+    register_module("norms", norms);
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    const at::Tensor y = x.unsqueeze(1);
+    return norms->forward(std::get<0>(attention(y, y, y)).squeeze(1));
+  }
+  torch::nn::MultiheadAttention attention{nullptr};
+  torch::nn::Sequential norms;
+};
+TORCH_MODULE(Attending);
+
+TEST(FsdpEdgeTest, SizesDoNotMakeUnitsWithinModulesThatAreNotDivided) {
+  const auto names_with = [](const WrapPolicy& policy) {
+    Options options;
+    options.policy = policy;
+    return names_of_units(FullyShardedDataParallel<Attending>(Attending(), {}, options));
+  };
+  EXPECT_THAT(names_with(wrap_larger_than(10)), ElementsAre("attention", "norms.0", "norms.1"));
+  EXPECT_THAT(names_with(wrap_larger_than(10, nullptr)),
+              ElementsAre("attention.out_proj", "attention", "norms.0", "norms.1"));
+  EXPECT_THAT(names_with(wrap_larger_than(10, is_any_of<torch::nn::SequentialImpl>)),
+              ElementsAre("attention.out_proj", "attention", "norms"));
+  EXPECT_THAT(names_with(wrap_larger_than(10, is_any_of<torch::nn::SequentialImpl>,
+                                          is_any_of<torch::nn::SequentialImpl, torch::nn::LinearImpl>)),
+              ElementsAre("", "attention"));
+  const auto make = [] {
+    Attending model;
+    fill(*model);
+    return model;
+  };
+  Attending alone = make();
+  const auto input = [](int rank) { return batch_of(0, rank).narrow(1, 0, 4); };
+  run_local(2, [&](const ProcessGroup& group) {
+    Options options;
+    options.policy = wrap_larger_than(10);
+    FullyShardedDataParallel<Attending> model(make(), group, options);
+    loss_of(model(input(0))).backward();
+    if (group.rank() == 0) loss_of(alone->forward(input(0))).backward();
+    group.barrier();
+    expect_same_grads(unsharded_grads(model), *alone);
+  });
+}
+
 TEST(FsdpEdgeTest, GradientsOfInputsAloneLeaveTheModelAsItWas) {
   SmallModel alone = make_model();
   const auto gradient_of_input = [](auto&& forward, int rank) {
