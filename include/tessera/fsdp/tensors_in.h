@@ -2,8 +2,9 @@
 /// \file
 /// Traversal of the tensors in the arguments and results of a module's `forward`.
 ///
-/// for_each_tensor visits tensors, and those in optionals, tuples, pairs, arrays, vectors, lists and the values of
-/// maps, nested to any depth. It ignores other types. To support a type, define this function in the type's namespace:
+/// for_each_tensor visits tensors, the data of a PackedSequence, and those in optionals, tuples, pairs, arrays,
+/// vectors, lists and the values of maps, nested to any depth. It ignores other types. To support a type, define this
+/// function in the type's namespace:
 ///
 ///     void visit_tensors(MyOutput& output, const tessera::fsdp::TensorVisitor& visit) { visit(output.logits); }
 
@@ -15,10 +16,17 @@
 #include <type_traits>
 #include <utility>
 
+namespace torch::nn::utils::rnn {
+class PackedSequence;
+}
+
 namespace tessera::fsdp {
 
 /// Called with a reference to each tensor; may assign another tensor to it.
 using TensorVisitor = std::function<void(at::Tensor&)>;
+
+/// Visits the data. If it is moved to another device, the indices follow. PyTorch: _apply_to_tensors.
+void visit_tensors(torch::nn::utils::rnn::PackedSequence& sequence, const TensorVisitor& visit);
 
 namespace detail {
 

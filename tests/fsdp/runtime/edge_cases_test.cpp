@@ -1,5 +1,5 @@
-// Models and options at the edges: without parameters or gradients, with ignored modules, with results that the loss
-// does not use.
+// Models, options and calls at the edges: without parameters or gradients, with ignored modules, with results that the
+// loss does not use, with packed sequences, copied, or differentiated twice.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,6 +8,8 @@
 #include <torch/nn/modules/container/moduledict.h>
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/rnn.h>
+#include <torch/nn/utils/rnn.h>
 #include <torch/optim/sgd.h>
 
 #include <limits>
@@ -299,6 +301,50 @@ TEST(FsdpEdgeTest, GradientsOfGradientsAreRefused) {
       model.zero_grad();
       loss_of(model(batch_of(0, group.rank()))).backward();
       expect_same_grads(unsharded_grads(model), *alone);
+    }
+  });
+}
+
+// --- packed sequences
+
+struct PackedModelImpl : torch::nn::Module {
+  PackedModelImpl() { lstm = register_module("lstm", Wrap<torch::nn::LSTM>(3, 4)); }
+  torch::nn::utils::rnn::PackedSequence forward(const torch::nn::utils::rnn::PackedSequence& sequence) {
+    dtype = sequence.data().scalar_type();
+    return std::get<0>(lstm->forward_with_packed_input(sequence));
+  }
+  Wrap<torch::nn::LSTM> lstm{nullptr};
+  at::ScalarType dtype = at::kLong;
+};
+TORCH_MODULE(PackedModel);
+
+TEST(FsdpEdgeTest, InputsAndResultsMayBePackedSequences) {
+  namespace rnn = torch::nn::utils::rnn;
+  const auto sequence = [](at::ScalarType dtype) {
+    const at::Tensor all = at::arange(24, at::kDouble).mul(0.3).sin().reshape({4, 2, 3}).to(dtype);
+    return rnn::pack_padded_sequence(all, at::tensor({2, 4}, at::kLong), /*batch_first=*/false,
+                                     /*enforce_sorted=*/false);
+  };
+  const auto make = [] {
+    PackedModel model;
+    fill(*model);
+    return model;
+  };
+  PackedModel alone = make();
+  loss_of(alone->forward(sequence(at::kDouble)).data()).backward();
+  run_local(2, [&](const ProcessGroup& group) {
+    for (Options way : kWays) {
+      FullyShardedDataParallel<PackedModel> model(make(), group, way);
+      loss_of(model(sequence(at::kDouble)).data()).backward();
+      expect_same_grads(unsharded_grads(model), *alone);
+
+      way.mixed_precision.param_dtype = at::kDouble;
+      FullyShardedDataParallel<PackedModel> casts(make(), group, way);
+      const rnn::PackedSequence input = sequence(at::kFloat), result = casts(input);
+      EXPECT_EQ(casts->dtype, at::kDouble);
+      EXPECT_EQ(input.data().scalar_type(), at::kFloat);
+      EXPECT_TRUE(at::equal(result.batch_sizes(), input.batch_sizes()));
+      EXPECT_TRUE(at::equal(result.sorted_indices(), input.sorted_indices()));
     }
   });
 }
