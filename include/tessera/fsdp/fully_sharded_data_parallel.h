@@ -154,11 +154,12 @@ struct SummonOptions {
 
 class Runtime;
 
-/// The part of FullyShardedDataParallel that does not depend on the class of its model.
+/// The part of FullyShardedDataParallel that does not depend on the class of its model. A copy is the same sharded
+/// model, as a copy of LibTorch's holders is the same module.
 class ShardedModule {
  public:
-  ShardedModule(const ShardedModule&) = delete;
-  ShardedModule& operator=(const ShardedModule&) = delete;
+  ShardedModule(const ShardedModule&) = default;
+  ShardedModule& operator=(const ShardedModule&) = default;
 
   const std::shared_ptr<torch::nn::Module>& module_ptr() const;
   const ProcessGroup& group() const;
@@ -261,7 +262,7 @@ class ShardedModule {
   Unit& root() const;
 
  private:
-  std::unique_ptr<Runtime> runtime_;
+  std::shared_ptr<Runtime> runtime_;
 };
 
 /// A model that is sharded over the ranks of a group. `Module` is a module holder, such as `Gpt` of
@@ -279,8 +280,16 @@ class FullyShardedDataParallel : public ShardedModule {
   /// model; and whenever FlatParamHandle throws.
   explicit FullyShardedDataParallel(Pointer module, const ProcessGroup& group = {}, Options options = {})
       : ShardedModule(pointer_of(module), group, std::move(options)), module_(std::move(module)) {}
+  FullyShardedDataParallel(const FullyShardedDataParallel&) = default;  // and no moves, which would leave a null model
+  FullyShardedDataParallel& operator=(const FullyShardedDataParallel&) = default;
 
-  /// The model itself. Call forward of this object instead of the model's.
+  /// The model itself, for its members. Call `model(x)` or `model.forward(x)`: `model->forward(x)` is a call of the
+  /// model's own class, which does not unshard. A Wrap in it then reports "was called while its parameters are
+  /// sharded". An op that takes a sharded parameter gets a one-dimensional tensor, and throws what LibTorch throws for
+  /// that shape: C++ cannot intercept a call of a class that it does not define, and LibTorch discards what observers
+  /// of ops throw. If no op throws, backward reports that a gradient reached a parameter outside of any call. Where the
+  /// model itself is a Wrap, `model->forward(x)` is the same as `model(x)`. For the same reason `torch::save` and
+  /// `clone` of a model without any Wrap see shards: call them in summon_full_params, or use state_dict.
   const Pointer& module() const { return module_; }
   auto* operator->() { return module_.operator->(); }
   auto* operator->() const { return module_.operator->(); }
@@ -315,5 +324,13 @@ class FullyShardedDataParallel : public ShardedModule {
 
   Pointer module_;
 };
+
+template <typename Holder>
+requires requires { typename Holder::ContainedType; }
+explicit FullyShardedDataParallel(Holder module, const ProcessGroup& group = {}, Options options = {})
+    ->FullyShardedDataParallel<Holder>;
+template <typename Impl>
+explicit FullyShardedDataParallel(std::shared_ptr<Impl> module, const ProcessGroup& group = {}, Options options = {})
+    -> FullyShardedDataParallel<Impl>;
 
 }  // namespace tessera::fsdp

@@ -263,6 +263,45 @@ TEST(FsdpEdgeTest, SizesDoNotMakeUnitsWithinModulesThatAreNotDivided) {
   });
 }
 
+// --- what programs do with a sharded model
+
+// `model->forward(x)` is a call of the model's own class.
+TEST(FsdpEdgeTest, ACallOfTheModelsOwnClassIsReported) {
+  run_local(2, [](const ProcessGroup& group) {
+    FullyShardedDataParallel<TwoResults> of_units(TwoResults(), group);
+    EXPECT_ERROR(of_units->forward(at::ones({2, 4})), ErrorCode::invalid_argument,
+                 "'used' was called while its parameters are sharded");
+    FullyShardedDataParallel<Scaled> of_one_element(Scaled(), group);
+    EXPECT_ERROR(of_one_element->forward(at::ones({1})).sum().backward(), ErrorCode::invalid_argument,
+                 "a gradient reached parameter 'factor' of unit '' outside of any call");
+    of_one_element(at::ones({1})).sum().backward();
+    FullyShardedDataParallel<Wrap<Scaled>> wrapped(Wrap<Scaled>(), group);
+    EXPECT_EQ(wrapped->forward(at::ones({1})).item<float>(), 2);
+  });
+}
+
+TEST(FsdpEdgeTest, ACopyIsTheSameModelAsOfLibTorchsHolders) {
+  SmallModel alone = make_model();
+  backward_of_all(alone, {0}, 2);
+  run_local(2, [&](const ProcessGroup& group) {
+    struct Trainer {
+      FullyShardedDataParallel<SmallModel> model;
+      std::vector<FullyShardedDataParallel<SmallModel>> models;
+    };
+    const auto shard = [&] { return FullyShardedDataParallel(make_model(), group); };  // deduces the class
+    Trainer trainer{shard(), {}};
+    auto moved = std::move(trainer.model);
+    trainer.models.push_back(moved);
+    moved = trainer.models.front();
+    loss_of(trainer.model(batch_of(0, group.rank()))).backward();
+    for (auto* model : {&trainer.model, &trainer.models.front(), &moved}) {
+      expect_same_grads(unsharded_grads(*model), *alone);
+    }
+    const FullyShardedDataParallel of_class(std::make_shared<BlockImpl>(4), group, Options());
+    EXPECT_EQ(of_class.unit_count(), 1u);
+  });
+}
+
 TEST(FsdpEdgeTest, GradientsOfInputsAloneLeaveTheModelAsItWas) {
   SmallModel alone = make_model();
   const auto gradient_of_input = [](auto&& forward, int rank) {
