@@ -274,6 +274,10 @@ TEST(WrapTest, OfAHolderThatExistsAndInAMemberOfThePlainType) {
   Wrap<Block> shared(block), moved{Block(3)};
   EXPECT_TRUE(shared->up->weight.is_same(block->up->weight));
   EXPECT_EQ(moved->parameters().size(), 4);
+  const auto make = [] { return Wrap<Block>(3); };
+  std::vector<Wrap<Block>> blocks{make(), nullptr};
+  blocks[1] = std::move(blocks[0]);
+  EXPECT_EQ(blocks[1]->parameters().size(), 4);
   Block plain = shared;
   plain = moved;
   fill(*moved);
@@ -324,6 +328,14 @@ TEST(WrapTest, AShardedModuleIsNotSavedCopiedOrConverted) {
     EXPECT_ERROR(plain->to(at::kFloat), ErrorCode::invalid_argument, "to: module 'first' is sharded");
     model.summon_full_params([&] { torch::save(plain->first, out); });
     loss_of(model(batch_of(0, 0))).backward();
+    nn::Sequential sequential(nn::Tanh(), Wrap<nn::Linear>(5, 5));
+    FullyShardedDataParallel<nn::Sequential> of_sequential(sequential, group);
+    EXPECT_ERROR(sequential->clone(), ErrorCode::invalid_argument, "clone: module '1' is sharded");
+    EXPECT_ERROR(torch::save(sequential, out), ErrorCode::invalid_argument, "torch::save: module '1' is sharded");
+    of_sequential.summon_full_params([&] {
+      const auto copy = std::dynamic_pointer_cast<nn::SequentialImpl>(sequential->clone());
+      EXPECT_EQ(copy->parameters()[0].sizes(), at::IntArrayRef({5, 5}));
+    });
   });
 }
 

@@ -300,12 +300,21 @@ class FullyShardedDataParallel : public ShardedModule {
     if constexpr (std::is_base_of_v<Wrappable, std::remove_reference_t<decltype(*module_)>>) {
       return module_->call(std::forward<Args>(arguments)...);  // calls the root unit
     } else {
-      const auto call = [this](auto&&... args) -> decltype(module_->forward(std::forward<decltype(args)>(args)...)) {
-        return module_->forward(std::forward<decltype(args)>(args)...);
+      // `model` is a parameter, so that a model without forward is no error here.
+      const auto forward_of = [](auto& model,
+                                 auto&&... args) -> decltype(model.forward(std::forward<decltype(args)>(args)...)) {
+        return model.forward(std::forward<decltype(args)>(args)...);
       };
-      static_assert(std::is_invocable_v<decltype(call), Args...>, "the model's forward does not take these arguments");
-      using Result = std::invoke_result_t<decltype(call), Args...>;
-      return detail::call_unit_with<Result>(root(), call, std::forward<Args>(arguments)...);
+      using Forward = decltype(forward_of);
+      if constexpr (std::is_invocable_v<Forward, decltype(*module_), Args...>) {
+        const auto call = [&](auto&&... args) -> std::invoke_result_t<Forward, decltype(*module_), decltype(args)...> {
+          return forward_of(*module_, std::forward<decltype(args)>(args)...);
+        };
+        using Result = std::invoke_result_t<decltype(call), Args...>;
+        return detail::call_unit_with<Result>(root(), call, std::forward<Args>(arguments)...);
+      } else {
+        static_assert(detail::kNever<Args...>, "the model's forward does not take these arguments, or it has none");
+      }
     }
   }
   template <typename... Args>
