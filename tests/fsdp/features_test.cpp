@@ -130,21 +130,30 @@ TEST(FsdpTest, TheModelIsCalledByForwardAlone) {
   });
 }
 
+// A module, a parameter of the model itself, and one of a unit.
 TEST(FsdpTest, WhatIsIgnoredStaysAsItIs) {
   run_local(2, [&](const ProcessGroup& group) {
-    SmallModel plain = make_model();
-    Options options;
-    options.ignored_modules = {plain->first.ptr()};
-    options.ignored_parameters = {plain->scale};
-    FullyShardedDataParallel<SmallModel> model(plain, group, options);
-    EXPECT_EQ(model->first->up->weight.sizes(), (std::vector<std::int64_t>{15, 7}));
-    EXPECT_EQ(model->scale.sizes(), (std::vector<std::int64_t>{5}));
-    EXPECT_THAT(unit_names(model), ElementsAre("", "twice", "inner", "never", "head"));
-    SmallModel alone = make_model();
-    loss_of(alone->forward(batch_of(0, group.rank()))).backward();
-    loss_of(model(batch_of(0, group.rank()))).backward();
-    EXPECT_TRUE(at::allclose(model->first->up->weight.grad(), alone->first->up->weight.grad()));  // this rank's own
-    EXPECT_EQ(model.parameters().size(), unique_params(*alone).size());
+    for (Options options : kWays) {
+      SmallModel plain = make_model();
+      options.ignored_modules = {plain->first.ptr()};
+      options.ignored_parameters = {plain->scale, plain->twice->up->bias};
+      FullyShardedDataParallel<SmallModel> model(plain, group, options);
+      EXPECT_EQ(model->first->up->weight.sizes(), (std::vector<std::int64_t>{15, 7}));
+      EXPECT_EQ(model->scale.sizes(), (std::vector<std::int64_t>{5}));
+      EXPECT_EQ(model->twice->up->bias.sizes(), (std::vector<std::int64_t>{15}));
+      EXPECT_THAT(unit_names(model), ElementsAre("", "twice", "inner", "never", "head"));
+      SmallModel alone = make_model();
+      loss_of(alone->forward(batch_of(0, group.rank()))).backward();
+      loss_of(model(batch_of(0, group.rank()))).backward();
+      for (const auto& [found, expected] : {std::pair(model->first->up->weight, alone->first->up->weight),
+                                            {model->scale, alone->scale},
+                                            {model->twice->up->bias, alone->twice->up->bias}}) {
+        EXPECT_TRUE(at::allclose(found.grad(), expected.grad()));  // this rank's own
+      }
+      constexpr std::size_t kIgnored = 4 + 1 + 1;
+      EXPECT_EQ(model.parameters().size(),
+                options.use_orig_params ? unique_params(*alone).size() : model.unit_count() + kIgnored);
+    }
   });
 }
 
@@ -233,9 +242,10 @@ TEST(FsdpTest, ParametersThatOnlySomeRanksUse) {
 TEST(FsdpTest, SeveralForwardsBeforeOneBackward) {
   SmallModel alone = make_model();
   (loss_of(alone->forward(batch_of(0, 0))) + loss_of(alone->forward(batch_of(1, 0)))).backward();
-  for (const bool low : {false, true}) {
-    run_local(2, [&](const ProcessGroup& group) {
+  for (const auto& [low, use_orig_params] : {std::pair(false, true), {true, true}, {false, false}, {true, false}}) {
+    run_local(2, [&, low = low, use_orig_params = use_orig_params](const ProcessGroup& group) {
       Options options;
+      options.use_orig_params = use_orig_params;
       if (low) options.mixed_precision.param_dtype = at::kFloat;
       FullyShardedDataParallel<SmallModel> model(make_model(), group, options);
       for (int times = 0; times < 2; ++times) {
@@ -387,27 +397,42 @@ TEST(FsdpTest, FullPrecisionInEvalWhereTheEnvironmentSaysSo) {
     EXPECT_TRUE(at::equal(found, alone->forward(batch)));
     model.train();
     EXPECT_EQ(model(batch).scalar_type(), at::kBFloat16);
+
+    torch::nn::Sequential units{Wrap<Block>(5), Wrap<Block>(5)};  // no parameters of its own
+    fill(*units, at::kFloat);
+    const at::Tensor expected = units->forward(batch).detach();
+    FullyShardedDataParallel<torch::nn::Sequential> of_units(units, group, options);
+    EXPECT_EQ(of_units(batch).scalar_type(), at::kBFloat16);
+    of_units.eval();
+    EXPECT_TRUE(at::equal(of_units(batch), expected));
   });
   ::unsetenv("FSDP_USE_FULL_PREC_IN_EVAL");
 }
 
 TEST(FsdpTest, RankZerosStateIsEveryones) {
-  run_local(3, [&](const ProcessGroup& group) {
-    SmallModel plain = make_model();
-    if (group.rank() != 0) {
-      const at::NoGradGuard no_grad;
-      for (const at::Tensor& param : plain->parameters()) param.detach().fill_(group.rank());
-      plain->count.fill_(group.rank());
+  run_local(4, [&](const ProcessGroup& group) {
+    for (const bool is_hybrid : {false, true}) {
+      SmallModel plain = make_model();
+      if (group.rank() != 0) {
+        const at::NoGradGuard no_grad;
+        for (const at::Tensor& param : plain->parameters()) param.detach().fill_(group.rank());
+        plain->count.fill_(group.rank());
+      }
+      Options options;
+      options.sync_module_states = true;
+      ProcessGroup shards = group;
+      if (is_hybrid) {
+        const HybridGroups groups = hybrid_groups(group, 2);
+        shards = groups.shards;
+        options.strategy = ShardingStrategy::hybrid_shard;
+        options.replicas = groups.replicas;
+      }
+      FullyShardedDataParallel<SmallModel> model(plain, shards, options);
+      SmallModel expected = make_model();
+      EXPECT_TRUE(at::equal(model->count, expected->count));
+      const std::vector<at::Tensor> found = full_params(model), params = expected->parameters();
+      for (std::size_t i = 0; i < found.size(); ++i) EXPECT_TRUE(at::equal(found[i], params[i])) << i;
     }
-    Options options;
-    options.sync_module_states = true;
-    FullyShardedDataParallel<SmallModel> model(plain, group, options);
-    SmallModel expected = make_model();
-    EXPECT_TRUE(at::equal(model->count, expected->count));
-    model.summon_full_params([&] {
-      const std::vector<at::Tensor> found = model->parameters();
-      for (std::size_t i = 0; i < found.size(); ++i) EXPECT_TRUE(at::equal(found[i], expected->parameters()[i]));
-    });
   });
 }
 

@@ -7,6 +7,7 @@
 #include <torch/nn/modules/linear.h>
 
 #include <chrono>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -93,23 +94,49 @@ TEST(FsdpTest, ParametersAreFrozenAndUnfrozenAtAnyTime) {
   });
 }
 
-// What autograd saved in forward has param_dtype. Full parameters have their own, in other memory.
-TEST(FsdpTest, SummonBetweenForwardAndBackwardInLowPrecision) {
+// What a program does between forward and backward, and then calls the model again, changes no gradient. Under mixed
+// precision, what autograd saved in forward has param_dtype; full parameters have their own, in other memory.
+void expect_same_gradients_after(const std::function<void(FullyShardedDataParallel<SmallModel>&)>& between) {
   run_local(2, [&](const ProcessGroup& group) {
-    Options options;
-    options.mixed_precision.param_dtype = at::kBFloat16;
-    std::vector<at::Tensor> grads[2];
-    for (const bool summons : {false, true}) {
-      FullyShardedDataParallel<SmallModel> model(make_model(at::kFloat), group, options);
-      const at::Tensor loss = loss_of(model(batch_of(0, group.rank(), at::kFloat)));
-      if (summons) model.summon_full_params([] {});
-      loss.backward();
-      for (const at::Tensor& grad : unsharded_grads(model)) {
-        grads[summons ? 1 : 0].push_back(grad.defined() ? grad : at::zeros({0}));
+    for (const ShardingStrategy strategy :
+         {ShardingStrategy::full_shard, ShardingStrategy::shard_grad_op, ShardingStrategy::no_shard}) {
+      for (const bool low : {true, false}) {
+        for (const bool use_orig_params : {true, false}) {
+          Options options = options_of(strategy, use_orig_params);
+          if (low) options.mixed_precision.param_dtype = at::kBFloat16;
+          std::vector<at::Tensor> grads[2];
+          for (const bool intervenes : {false, true}) {
+            FullyShardedDataParallel<SmallModel> model(make_model(at::kFloat), group, options);
+            const auto forward = [&](int step) { return loss_of(model(batch_of(step, group.rank(), at::kFloat))); };
+            forward(1);
+            if (intervenes) between(model);
+            const at::Tensor loss = forward(0);
+            if (intervenes) between(model);
+            loss.backward();
+            for (const at::Tensor& grad : unsharded_grads(model)) {
+              grads[intervenes ? 1 : 0].push_back(grad.defined() ? grad : at::zeros({0}));
+            }
+          }
+          ASSERT_EQ(grads[0].size(), grads[1].size());
+          for (std::size_t i = 0; i < grads[0].size(); ++i) EXPECT_TRUE(at::equal(grads[0][i], grads[1][i])) << i;
+        }
       }
     }
-    ASSERT_EQ(grads[0].size(), grads[1].size());
-    for (std::size_t i = 0; i < grads[0].size(); ++i) EXPECT_TRUE(at::equal(grads[0][i], grads[1][i])) << i;
+  });
+}
+
+TEST(FsdpTest, SummonAfterForward) {
+  expect_same_gradients_after([](ShardedModule& model) { model.summon_full_params([] {}, {.writeback = false}); });
+  expect_same_gradients_after([](ShardedModule& model) { model.summon_full_params([] {}); });
+}
+
+TEST(FsdpTest, AStateDictOrAnEvaluationAfterForward) {
+  expect_same_gradients_after([](ShardedModule& model) { model.state_dict(StateDictType::full); });
+  expect_same_gradients_after([](FullyShardedDataParallel<SmallModel>& model) {
+    const at::NoGradGuard no_grad;
+    model.eval();
+    model(batch_of(2, 0, at::kFloat));
+    model.train();
   });
 }
 

@@ -12,8 +12,10 @@
 #include <torch/nn/utils/rnn.h>
 #include <torch/optim/sgd.h>
 
+#include <algorithm>
 #include <limits>
 #include <map>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -341,6 +343,19 @@ TEST(FsdpEdgeTest, GradientsOfGradientsAreRefused) {
       loss_of(model(batch_of(0, group.rank()))).backward();
       expect_same_grads(unsharded_grads(model), *alone);
     }
+  });
+}
+
+// Optimizers with foreach ops do this. Ranks have no elements of some parameters.
+TEST(FsdpEdgeTest, ForeachOpsTakeShardsWithoutElements) {
+  run_local(4, [](const ProcessGroup& group) {
+    FullyShardedDataParallel<SmallModel> model(make_model(), group);
+    std::vector<at::Tensor> shards;
+    for (const at::Tensor& param : model.parameters()) shards.push_back(param.detach());
+    EXPECT_TRUE(std::any_of(shards.begin(), shards.end(), [](const at::Tensor& shard) { return shard.numel() == 0; }));
+    at::_foreach_mul_(shards, 0.5);
+    const std::vector<at::Tensor> found = full_params(model), expected = make_model()->parameters();
+    for (std::size_t i = 0; i < found.size(); ++i) EXPECT_TRUE(at::equal(found[i], expected[i].detach() * 0.5)) << i;
   });
 }
 
