@@ -98,7 +98,8 @@ struct Options {
   /// Keeps shards and their gradients on CPU except during computation.
   bool offload_params = false;
   /// Initializes a module's own parameters and buffers, not those of its children, after they were materialized from
-  /// meta. Called unit by unit, so that at most one unit is unsharded at a time.
+  /// meta. Called unit by unit, so that at most one unit is unsharded at a time. By default layers of LibTorch get the
+  /// values of their constructors, and other modules are refused: see reset_parameters.h.
   std::function<void(torch::nn::Module& module)> param_init_fn = nullptr;
   /// The ranks that have the same shard; see hybrid_groups. Required by the hybrid strategies; an error with any other.
   std::optional<ProcessGroup> replicas = std::nullopt;

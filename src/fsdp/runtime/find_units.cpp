@@ -57,7 +57,6 @@ class Search {
     FoundUnit own;
     own.name = name;
     if (ignored_modules_.count(&module) != 0) return own;
-    own.modules.push_back(&module);
     for (const auto& param : module.named_parameters(/*recurse=*/false)) {
       const at::Tensor& tensor = param.value();
       if (!tensor.defined() || ignored_params_.count(tensor.unsafeGetTensorImpl()) != 0) continue;
@@ -70,6 +69,7 @@ class Search {
       own.params.insert(own.params.end(), rest.params.begin(), rest.params.end());
       own.modules.insert(own.modules.end(), rest.modules.begin(), rest.modules.end());
     }
+    own.modules.push_back(&module);
     own.module = &module;
     if (place == Place::root) set_options(own, {});
     if (place == Place::root || own.params.empty()) return own;

@@ -17,7 +17,7 @@ struct FoundUnit {
   std::string name;                         // of the unit's module in the model
   torch::nn::Module* module = nullptr;      // the unit's module
   std::vector<NamedParameter> params;       // under their names in the model
-  std::vector<torch::nn::Module*> modules;  // the modules that own the parameters
+  std::vector<torch::nn::Module*> modules;  // the modules that own the parameters, inner ones first
 
   // From the options of the model and those that the policy states for the unit.
   ShardingStrategy strategy = ShardingStrategy::full_shard;

@@ -5,6 +5,8 @@
 #include "fsdp/groups.h"
 #include "tessera/base/error.h"
 #include "tessera/fsdp/meta_init.h"
+#include "tessera/fsdp/reset_parameters.h"
+#include "tessera/state/internal/parameter_parts.h"
 
 namespace tessera::fsdp {
 
@@ -18,19 +20,29 @@ std::vector<NamedParameter> own_tensors(const torch::nn::Module& module) {
   return tensors;
 }
 
-void materialize_module(torch::nn::Module& module, const std::string& unit, at::Device device, const Options& options) {
-  bool was_meta = false;
-  for (NamedParameter& named : own_tensors(module)) {
-    if (!named.parameter.is_meta()) continue;
-    if (!options.param_init_fn) {
-      fail(ErrorCode::invalid_argument,
-           "'{}' of a {} in unit '{}' is on meta, expected Options::param_init_fn to initialize it",
-           printable(named.fqn), module.name(), printable(unit));
-    }
-    materialize(named.parameter, device);
-    was_meta = true;
+// Returns the function that initializes the module's own tensors, null if there is none.
+std::function<void(torch::nn::Module&)> init_function(const torch::nn::Module& module, const Options& options) {
+  if (options.param_init_fn) return options.param_init_fn;
+  const ParameterParts parts(module);
+  for (const at::Tensor& param : module.parameters(/*recurse=*/false)) {
+    if (parts.find(param) != nullptr)
+      return nullptr;  // a part does not have the sizes that LibTorch's values depend on
   }
-  if (was_meta) options.param_init_fn(module);
+  return detail::libtorch_reset(module);
+}
+
+void materialize_module(torch::nn::Module& module, const std::string& unit, at::Device device, const Options& options) {
+  std::vector<NamedParameter> tensors = own_tensors(module);
+  std::erase_if(tensors, [](const NamedParameter& named) { return !named.parameter.is_meta(); });
+  if (tensors.empty()) return;
+  const std::function<void(torch::nn::Module&)> init = init_function(module, options);
+  if (!init) {
+    fail(ErrorCode::invalid_argument,
+         "'{}' of a {} in unit '{}' is on meta, expected Options::param_init_fn to initialize it",
+         printable(tensors[0].fqn), module.name(), printable(unit));
+  }
+  for (const NamedParameter& named : tensors) materialize(named.parameter, device);
+  init(module);
 }
 
 void broadcast(const at::Tensor& tensor, const ProcessGroup& group) {

@@ -238,6 +238,7 @@ TEST(OwnGroupsOfRanksTest, WhatDoesNotFitIsRefused) {
     if (expert == 1) {
       const MetaInit without_memory;
       on_meta->experts = on_meta->replace_module("experts", Mixture(std::vector<int>{expert})->experts);
+      on_meta->experts[1]->register_parameter("own", at::ones({2}));  // that nothing initializes
       on_meta->experts->to(at::kDouble);
     }
     EXPECT_ERROR((FullyShardedDataParallel<Mixture>(on_meta, group, with_policy({}, experts_in(own)))),
