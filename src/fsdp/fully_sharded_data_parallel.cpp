@@ -95,6 +95,7 @@ void ShardedModule::register_post_reduce_hook(std::function<void(std::size_t uni
 }
 
 ShardedModule::NoSync::NoSync(Runtime& runtime, bool off) : runtime_(runtime), before_(runtime.syncs_gradients) {
+  runtime_.check_idle("no_sync");
   runtime_.syncs_gradients = runtime_.syncs_gradients && off;
 }
 ShardedModule::NoSync::~NoSync() { runtime_.syncs_gradients = before_; }

@@ -115,18 +115,25 @@ class FlatParamHandle {
 
   /// Starts to gather the parameters, which stay sharded. Does nothing if they are being gathered or are gathered.
   void start_unshard();
+  /// Blocks until what start_unshard() started completes.
+  void wait_unshard() { gathering_.wait(); }
   /// Unshards the parameters, in `param_dtype`. Calls start_unshard() if necessary, then blocks until it completes.
   void unshard();
   /// Shards the parameters again. Without `frees_unsharded` their gathered memory is kept and the next unshard() does
-  /// not communicate; whoever changes the shard before that must call free_unsharded().
+  /// not communicate; whoever changes the shard before that must call free_unsharded(), on all ranks.
   void reshard(bool frees_unsharded = true);
   /// Frees the gathered memory unless the parameters are unsharded.
   void free_unsharded();
   bool is_unsharded() const { return is_unsharded_; }
   /// Returns whether start_unshard() was called and the memory has not been freed since.
   bool is_gathered() const { return is_gathered_; }
+  /// Returns whether this rank's elements in what is gathered are still those of the shard, bit by bit. True if nothing
+  /// is gathered, or nothing needs to be. Compares as many elements as the shard has.
+  bool is_gathered_current();
+  /// Returns whether write_back_params has changed the shard of what is gathered.
+  bool is_stale() const { return is_stale_; }
   /// Sets whether unshard() uses the parameters' own dtype instead of `param_dtype`, and reductions instead of
-  /// `reduce_dtype`. May be called only while nothing is gathered.
+  /// `reduce_dtype`. Frees what is gathered in the other dtype; the parameters must be sharded.
   void use_full_precision(bool on);
   /// Replaces the unsharded parameters by copies on CPU until reshard(), and frees their memory on the device.
   void to_cpu();
@@ -149,9 +156,10 @@ class FlatParamHandle {
   std::int64_t shard_rank() const { return is_sharded(options_.strategy) ? group_.rank() : 0; }
 
   /// Copies data that was assigned to sharded parameters (`set_data`) into the shard, unless
-  /// FSDP_SKIP_WRITEBACK_CHECK=1 was set when the handle was constructed. Returns whether there was any. Throws
-  /// `Error(invalid_argument)` if it has another number of elements than the piece that it replaces, and if a parameter
-  /// was converted to another dtype or moved to another device.
+  /// FSDP_SKIP_WRITEBACK_CHECK=1 was set when the handle was constructed. Returns whether there was any. What is
+  /// gathered stays as it is, because only some ranks may have such data. Throws `Error(invalid_argument)` if it has
+  /// another number of elements than the piece that it replaces, and if a parameter was converted to another dtype or
+  /// moved to another device.
   bool write_back_params();
 
   // --- gradients
@@ -224,7 +232,7 @@ class FlatParamHandle {
   Unsharded* unsharded_ = &computing_;
   std::vector<at::Tensor> sharded_views_;
   PendingCollective gathering_;
-  bool is_gathered_ = false, is_unsharded_ = false, in_full_precision_ = false;
+  bool is_gathered_ = false, is_unsharded_ = false, is_stale_ = false, in_full_precision_ = false;
   TrainingState training_state_ = TrainingState::idle;
   std::unique_ptr<FlatParamGradient> gradient_;
 };

@@ -29,6 +29,14 @@
 /// usable. An exception between forward and backward, for example in the loss, is not noticed before the rank exits or
 /// calls the model again.
 ///
+/// Keep the model's tensors while it is sharded: assign values with `copy_` or `set_data`, or in summon_full_params. In
+/// a forward after a registered parameter was replaced by another tensor, every rank that did so throws
+/// `Error(invalid_argument)`. A member such as `linear->weight` that is assigned another tensor is not noticed.
+///
+/// Warnings are LibTorch's (`TORCH_WARN`), each text once in a process: where options have no effect or cost more than
+/// it seems, and where environment variables disable a part. TORCH_DISTRIBUTED_DEBUG=INFO adds those about data that
+/// was assigned to parameters, and about gradients that only some ranks have.
+///
 /// Profilers (`at::RecordFunction`, user scope) see the ranges FullyShardedDataParallel.forward with the unit's name,
 /// .unshard, .pre_backward, .post_backward and .reduce.
 ///
@@ -51,6 +59,7 @@
 #include "tessera/comm/process_group.h"
 #include "tessera/fsdp/flat_param_handle.h"
 #include "tessera/fsdp/options.h"
+#include "tessera/fsdp/unshard_handle.h"
 #include "tessera/fsdp/wrap.h"
 #include "tessera/fsdp/wrap_policy.h"
 #include "tessera/state/module_state.h"
@@ -89,7 +98,8 @@ struct Options {
   BackwardPrefetch backward_prefetch = BackwardPrefetch::pre;
   /// Whether forward gathers the next unit while this one computes. Expects the order of the previous forward.
   bool forward_prefetch = true;
-  /// The maximum number of units that are gathered before they are needed.
+  /// The maximum number of units that are gathered before they are needed, except by `unshard`. PyTorch:
+  /// limit_all_gathers, which is 2 or no limit.
   int max_prefetched_units = 1;
   /// Whether to broadcast the parameters and buffers of rank 0 before sharding.
   bool sync_module_states = false;
@@ -185,8 +195,32 @@ class ShardedModule {
   /// The name of the unit's module in the model; "" for the model itself.
   const std::string& unit_name(std::size_t unit) const;
 
+  /// Starts to gather the units that have parameters of `module`, before their calls need them: all units by default;
+  /// without `recurse` only the unit that `module` belongs to. The parameters stay shards until the units are called.
+  /// Their calls wait, or `wait()` of the result. What was gathered is freed after the call like that of any unit.
+  ///
+  ///     model.unshard();                           // while the next batch is read
+  ///     loss_of(model(read_batch()), targets).backward();
+  ///
+  /// Outside of forward and backward this is a collective. In forward, where a model calls `unshard()` of a Wrap, it is
+  /// one of the calls of units that all ranks make in the same order, and is not compared by a collective of its own.
+  /// In backward, where activation checkpointing repeats a forward, and in summon_full_params it has no effect, as on
+  /// units that are gathered already. Throws `Error(invalid_argument)` if `module` is not in the model. The next
+  /// forward throws it, too, if this rank's shard was changed in between; call `unshard` after the optimizer's step, or
+  /// `reshard`. PyTorch: `_unshard(async_op=True)`.
+  UnshardHandle unshard(const torch::nn::Module* module = nullptr, bool recurse = true);
+  /// Frees what is gathered of these units: by unshard, or between a forward and its backward, which gathers it again.
+  /// A collective. Throws `Error(invalid_argument)` in forward and backward, and if `module` is not in the model.
+  void reshard(const torch::nn::Module* module = nullptr, bool recurse = true);
+
   /// During its lifetime, backward accumulates gradients without communication; the first backward after it reduces
-  /// them all. With `off` it has no effect: `auto guard = model.no_sync(is_last_of_the_batch)`.
+  /// them all. With `off` it has no effect: `auto guard = model.no_sync(is_last_of_the_batch)`. Throws
+  /// `Error(invalid_argument)` in forward and backward.
+  ///
+  /// Units that are not resharded after forward (shard_grad_op, hybrid_shard_zero2) stay gathered after such a
+  /// backward, so the next forward gathers nothing. Each rank compares its own part with its shard there: if it was
+  /// changed, by an optimizer or otherwise, forward throws `Error(invalid_argument)`. Call `reshard` after such a
+  /// change.
   class NoSync {
    public:
     NoSync(Runtime& runtime, bool off);

@@ -33,6 +33,7 @@
 
 #include "tessera/fsdp/activation_checkpoint.h"
 #include "tessera/fsdp/tensors_in.h"
+#include "tessera/fsdp/unshard_handle.h"
 #include "tessera/tensor/torch_types.h"
 
 namespace tessera::fsdp {
@@ -53,6 +54,9 @@ class Wrappable {
   /// Sets whether calls are checkpointed; see apply_activation_checkpointing.
   void checkpoint_activations(bool on) { checkpoints_activations_ = on; }
   bool checkpoints_activations() const { return checkpoints_activations_; }
+  /// Starts to gather the unit before it is called, for example by a forward that computes something else first; see
+  /// ShardedModule::unshard. Has no effect unless the module is a unit.
+  UnshardHandle unshard();
 
  protected:
   /// Throws `Error(invalid_argument)` if the module is a unit, unless `function` is permitted in summon_full_params.

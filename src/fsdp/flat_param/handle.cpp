@@ -297,16 +297,27 @@ void FlatParamHandle::free_unsharded() {
   gathering_.wait();
   free_storage(unsharded_->flat);
   is_gathered_ = false;
+  is_stale_ = false;
+}
+
+bool FlatParamHandle::is_gathered_current() {
+  if (!is_gathered_) return true;
+  gathering_.wait();
+  const at::Tensor& flat = unsharded_->flat;
+  const at::Tensor found = is_sharded(options_.strategy) ? shard_of(flat) : flat.detach();
+  const at::Tensor expected = flat_param_.detach().to(flat.device(), flat.scalar_type());
+  return at::equal(found.view(at::kByte), expected.view(at::kByte));  // NaN equals itself
 }
 
 void FlatParamHandle::use_full_precision(bool on) {
   in_full_precision_ = on;
   Unsharded* wanted = on && compute_dtype_ != flat_param_.scalar_type() ? &full_precision_ : &computing_;
   if (unsharded_ == wanted) return;
-  if (is_gathered_ || is_unsharded_) {
-    fail(ErrorCode::internal, "use_full_precision: the flat parameter of '{}' is {}, expected it sharded and freed",
-         printable(layout_.params()[0].fqn), is_unsharded_ ? "unsharded" : "gathered");
+  if (is_unsharded_) {
+    fail(ErrorCode::internal, "use_full_precision: the flat parameter of '{}' is unsharded, expected it sharded",
+         printable(layout_.params()[0].fqn));
   }
+  free_unsharded();
   unsharded_ = wanted;
 }
 
@@ -386,7 +397,7 @@ bool FlatParamHandle::write_back_params() {
     params_[i].set_data(view);
     wrote = true;
   }
-  if (wrote) free_unsharded();
+  is_stale_ = is_stale_ || (wrote && is_gathered_);
   return wrote;
 }
 

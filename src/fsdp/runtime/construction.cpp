@@ -81,6 +81,12 @@ Runtime::Runtime(std::shared_ptr<torch::nn::Module> module, const ProcessGroup& 
   }
   if (has_own_groups_) agree("shard a model", failure);
   root_ = owned_.front().get();
+  for (const Unit* unit : units_) {
+    const FlatParamLayout& layout = unit->handle()->layout();
+    const auto add = [&](const std::string& fqn, std::size_t i) { params_.emplace(fqn, unit->handle()->params()[i]); };
+    for (std::size_t i = 0; i < layout.params().size(); ++i) add(layout.params()[i].fqn, i);
+    for (const SharedParamInfo& shared : layout.shared_params()) add(shared.fqn, shared.primary);
+  }
   implicit_calls_ = std::make_shared<ImplicitCalls>(*this);
   for (const FoundUnit& unit : found) {
     const std::optional<at::ScalarType> dtype = unit.mixed_precision.buffer_dtype;

@@ -91,10 +91,12 @@ std::vector<Unit*> Runtime::units_of(const torch::nn::Module& module, bool recur
 // --- forward
 
 std::shared_ptr<Call> Runtime::begin_call(Unit& unit, bool may_have_gradient) {
+  const bool was_in_forward = in_forward_;
   try {
     return try_to_begin_call(unit, may_have_gradient);
   } catch (...) {
     if (&unit == root_ || is_idle()) report_failure(*root_, std::current_exception());
+    if (in_forward_ && !was_in_forward) leave_forward();
     throw;
   }
 }
@@ -111,14 +113,14 @@ std::shared_ptr<Call> Runtime::try_to_begin_call(Unit& unit, bool may_have_gradi
   }
   const bool is_recomputed = in_backward_;  // by activation checkpointing
   if (!is_recomputed) {
-    check_order(&unit);
+    check_order({&unit, /*is_call=*/true});
     if (std::find(calls_.begin(), calls_.end(), &unit) == calls_.end()) unit.first_call = clock_ + 1;
     calls_.push_back(&unit);
   }
   auto call = std::make_shared<Call>(Call{unit, unit.first_call, ++clock_, 0, nullptr, 0, false});
   if (unit.handle() != nullptr) {
     unit.handle()->set_training_state(TrainingState::forward);
-    unshard(unit);
+    unshard_for_call(unit);
     unit.use_accumulators(true);  // a change of the parameters' dtype resets them
     if (may_have_gradient) call->accumulators = unit.accumulators();
   }
@@ -136,20 +138,40 @@ void Runtime::begin_forward() {
   }
   const bool was_in_full_precision =
       std::exchange(in_full_precision_, full_precision_in_eval_ && !module_->is_training());
+  check_parameters();
   for (Unit* unit : units_) {
-    unit->handle()->free_unsharded();  // the optimizer may have changed the shard
-    unit->handle()->write_back_params();
-    unit->handle()->use_full_precision(in_full_precision_);
+    prepare_for_forward(*unit);
     if (in_full_precision_ != was_in_full_precision) unit->renew_accumulators();
-    unit->use_accumulators(true);
   }
   cast_buffers(/*own_dtype=*/in_full_precision_);
   forward_records_graph_ = c10::GradMode::is_enabled();
-  before_ = std::move(calls_);
-  calls_.clear();
+  before_ = std::exchange(calls_, {});
+  events_before_ = std::exchange(events_, {});
   expected_ = 0;
   ended_.clear();
   in_forward_ = true;
+}
+
+// Throws Error(invalid_argument) if a parameter of a unit was replaced by another tensor.
+void Runtime::check_parameters() const {
+  const auto now = module_->named_parameters();
+  for (const auto& [name, param] : params_) {
+    const at::Tensor* const found = now.find(name);
+    if (found == nullptr || found->is_same(param)) continue;
+    fail(
+        ErrorCode::invalid_argument,
+        "forward: parameter '{}' was replaced by another tensor, expected the one that was sharded: assign values with "
+        "set_data, or in summon_full_params",
+        printable(name));
+  }
+}
+
+void Runtime::prepare_for_forward(Unit& unit) {
+  FlatParamHandle& handle = *unit.handle();
+  if (!unit.is_kept) handle.free_unsharded();  // the optimizer may have changed the shard
+  handle.use_full_precision(in_full_precision_);
+  handle.write_back_params();
+  unit.use_accumulators(true);
 }
 
 void Runtime::cast_input(const Unit& unit, at::Tensor& tensor) const {
@@ -188,7 +210,7 @@ void Runtime::end_call(const std::shared_ptr<Call>& call, bool has_gradient) {
 }
 
 void Runtime::end_forward(bool has_gradient) {
-  check_order(nullptr);
+  check_order({nullptr, /*is_call=*/true});
   is_order_checked_ = true;
   leave_forward();
   if (has_gradient) return;
@@ -225,13 +247,17 @@ void Runtime::check_implicit_call(const Unit& unit) const {
 // Returns whether this is the last call of forward, judging by the previous forward. Its backward is the first.
 bool Runtime::is_last_call() const { return calls_.size() == before_.size() && calls_ == before_; }
 
-// Compares the next call, or the end of forward if null, with those of the other ranks that shard the unit. A
-// collective in the first forward, and later if it is not what the previous forward lets expect.
-void Runtime::check_order(const Unit* unit) {
-  const ProcessGroup& group = group_of(unit);
+// Compares the next event with those of the other ranks that shard the unit. A collective in the first forward, and
+// later if it is not what the previous forward lets expect.
+void Runtime::check_order(const Event& next) {
+  const ProcessGroup& group = group_of(next.unit);
   if (group.size() == 1) return;
-  if (is_order_checked_) return check_order_with_before(unit);
-  if (calls_.empty()) {
+  if (is_order_checked_) {
+    check_order_with_before(next);
+    events_.push_back(next);
+    return;
+  }
+  if (events_.empty()) {
     group.check_call("the first forward of a sharded model", [&](CallArguments& arguments) {
       arguments.add("gradients enabled", c10::GradMode::is_enabled()).add("training", module_->is_training());
     });
@@ -240,47 +266,67 @@ void Runtime::check_order(const Unit* unit) {
   for (const auto& owned : owned_) {
     if (group_of(owned.get()) == group) known.push_back(owned.get());
   }
-  const auto found = std::find(known.begin(), known.end(), unit);
-  const at::Tensor mine = at::full({1}, static_cast<std::int64_t>(found - known.begin()), at::kLong);
+  const auto found = std::find(known.begin(), known.end(), next.unit);
+  const std::int64_t code = 2 * (found - known.begin()) + (next.is_call ? 0 : 1);
+  const at::Tensor mine = at::full({1}, code, at::kLong);
   const at::Tensor all = at::empty({group.size()}, at::kLong);
   group.all_gather_into(all, mine);
   const auto name_of = [&](int rank) {
-    const auto i = static_cast<std::size_t>(all[rank].item<std::int64_t>());
-    return i < known.size() ? "calls " + quoted_name(*known[i]) : std::string("ended forward");
+    const auto theirs = static_cast<std::size_t>(all[rank].item<std::int64_t>());
+    if (theirs / 2 >= known.size()) return std::string("ended forward");
+    return (theirs % 2 == 0 ? "calls " : "unshards ") + quoted_name(*known[theirs / 2]);
   };
   for (int rank = 1; rank < group.size(); ++rank) {
     if (all[rank].item<std::int64_t>() == all[0].item<std::int64_t>()) continue;
     fail(ErrorCode::invalid_argument,
          "forward: at call {} of a unit, rank {} {}, rank 0 {}, expected the same units in the same order on all ranks",
-         calls_.size() + 1, rank, name_of(rank), name_of(0));
+         events_.size() + 1, rank, name_of(rank), name_of(0));
   }
+  events_.push_back(next);
 }
 
 // A rank that departs from the order of the previous forward waits until all ranks do so at the same place, and
 // compares their calls then. Other ranks wait for it in their next collective, where they find its note.
-void Runtime::check_order_with_before(const Unit* unit) {
-  const auto name_of = [](const Unit* call) { return call != nullptr ? quoted_name(*call) : "the end of forward"; };
-  const Unit* expected = expected_ < before_.size() ? before_[expected_] : nullptr;
-  if (unit == expected) {
+void Runtime::check_order_with_before(const Event& next) {
+  const auto name_of = [](const Event& event) -> std::string {
+    if (event.unit == nullptr) return "the end of forward";
+    return event.is_call ? quoted_name(*event.unit) : fmt::format("unshard of {}", quoted_name(*event.unit));
+  };
+  const Event expected = expected_ < events_before_.size() ? events_before_[expected_] : Event{nullptr, true};
+  if (next == expected) {
     ++expected_;
     return;
   }
-  const ProcessGroup& group = group_of(unit);
+  const ProcessGroup& group = group_of(next.unit);
   comm::leave_step(group, "the order of the previous forward",
-                   fmt::format("at call {} of a unit it reached {}, expected {} as before", calls_.size() + 1,
-                               name_of(unit), name_of(expected)));
+                   fmt::format("at call {} of a unit it reached {}, expected {} as before", events_.size() + 1,
+                               name_of(next), name_of(expected)));
   group.check_call("forward of a sharded model",
-                   [&](CallArguments& arguments) { arguments.add("next unit", name_of(unit)); });
-  const auto next = std::find(before_.begin() + static_cast<std::ptrdiff_t>(std::min(expected_, before_.size())),
-                              before_.end(), unit);
-  if (next != before_.end()) expected_ = static_cast<std::size_t>(next - before_.begin()) + 1;
+                   [&](CallArguments& arguments) { arguments.add("next unit", name_of(next)); });
+  const auto from = events_before_.begin() + static_cast<std::ptrdiff_t>(std::min(expected_, events_before_.size()));
+  const auto found = std::find(from, events_before_.end(), next);
+  if (found != events_before_.end()) expected_ = static_cast<std::size_t>(found - events_before_.begin()) + 1;
 }
 
-void Runtime::unshard(Unit& unit) {
+void Runtime::unshard_for_call(Unit& unit) {
   RECORD_USER_SCOPE("FullyShardedDataParallel.unshard");
   const auto begin = std::chrono::steady_clock::now();
+  if (std::exchange(unit.is_kept, false)) check_kept(unit);
   unit.handle()->unshard();
   waited_ += std::chrono::steady_clock::now() - begin;
+}
+
+// Throws Error(invalid_argument) if this rank's shard was changed after it was gathered.
+void Runtime::check_kept(Unit& unit) const {
+  if (unit.handle()->is_gathered_current()) return;
+  for (Unit* each : units_) {  // so that the next forward gathers them
+    each->is_kept = false;
+    each->handle()->free_unsharded();
+  }
+  fail(ErrorCode::invalid_argument,
+       "forward: parameters of {} were changed while they were gathered, by unshard or since a backward under no_sync, "
+       "expected a call of unshard or reshard after the change",
+       quoted_name(unit));
 }
 
 void Runtime::prefetch_forward() {
@@ -320,7 +366,7 @@ void Runtime::pre_backward(const std::shared_ptr<Call>& call) {
   unit.handle()->set_training_state(TrainingState::backward_pre);
   if (unit.prepared_in != backward_) unit.handle()->prepare_gradient_for_backward();
   unit.prepared_in = backward_;
-  unshard(unit);
+  unshard_for_call(unit);
   unit.use_accumulators(true);  // for calls that are repeated
   if (options_.backward_prefetch == BackwardPrefetch::pre) prefetch_backward(unit);
 }
@@ -352,8 +398,8 @@ class Runtime::BackwardEnd {
 // Data that was assigned to parameters after forward is that of backward, too, where it gathers them again.
 void Runtime::write_back_before_backward() {
   for (Unit* unit : units_) {
-    const bool is_kept = unit->handle()->is_gathered() || !is_sharded(unit->handle()->options().strategy);
-    if (!unit->handle()->write_back_params() || !is_kept) continue;
+    const bool wrote = unit->handle()->write_back_params();
+    if (!unit->handle()->is_stale() && (!wrote || is_sharded(unit->handle()->options().strategy))) continue;
     fail(ErrorCode::invalid_argument,
          "backward: data was assigned to parameters of {} after forward, expected none: they are not gathered again",
          quoted_name(*unit));
@@ -415,7 +461,7 @@ void Runtime::complete(Unit& unit) {
   open_.erase(std::find(open_.begin(), open_.end(), &unit));
   unit.open_calls.clear();
   handle.set_training_state(TrainingState::backward_post);
-  handle.reshard();
+  reshard_after_backward(unit);
   unit.use_accumulators(false);
   if (syncs_gradients && handle.requires_grad()) {
     while (std::find(reducing_.begin(), reducing_.end(), &unit) != reducing_.end()) finish_oldest_reduction();
@@ -427,6 +473,16 @@ void Runtime::complete(Unit& unit) {
     while (reducing_.size() > (options_.replicas ? 2 : 1)) finish_oldest_reduction();
   }
   if (options_.backward_prefetch == BackwardPrefetch::post) prefetch_backward(unit);
+}
+
+// Gradients that are not reduced leave the shards as they are, so that the next forward can use what is gathered. Units
+// that are resharded after forward are not kept: it would take the memory that this saves. PyTorch:
+// _should_free_in_backward.
+void Runtime::reshard_after_backward(Unit& unit) {
+  const ShardingStrategy strategy = unit.handle()->options().strategy;
+  unit.is_kept =
+      !syncs_gradients && unit.handle()->is_gathered() && is_sharded(strategy) && !reshards_after_forward(strategy);
+  unit.handle()->reshard(/*frees_unsharded=*/!unit.is_kept);
 }
 
 void Runtime::finish_oldest_reduction() {
@@ -463,7 +519,7 @@ void Runtime::end_backward() {
   while (!open_.empty()) complete(*open_.back());
   while (!reducing_.empty()) finish_oldest_reduction();
   for (Unit* unit : units_) {
-    unit->handle()->reshard();
+    reshard_after_backward(*unit);
     unit->handle()->set_training_state(TrainingState::idle);
     unit->use_accumulators(false);
     unit->calls_ahead = 0;
@@ -479,6 +535,10 @@ void Runtime::abandon() {
   for (Unit* unit : units_) unit->open_calls.clear();
   const auto hook = std::exchange(post_reduce_hook, nullptr);  // not of gradients that are incomplete
   end_backward();
+  for (Unit* unit : units_) {
+    unit->is_kept = false;
+    unit->handle()->free_unsharded();
+  }
   post_reduce_hook = hook;
 }
 

@@ -77,6 +77,13 @@ class Runtime {
 
   // --- forward
 
+  // Starts to gather the units of units_of() before they are called. A collective, which compares the ranks' calls
+  // outside of forward only.
+  UnshardHandle unshard(const torch::nn::Module& module, bool recurse);
+  UnshardHandle unshard(Unit& unit);
+  // Frees what is gathered of these units. A collective.
+  void reshard(const torch::nn::Module& module, bool recurse);
+
   // With `may_have_gradient` backward may reach the call.
   std::shared_ptr<Call> begin_call(Unit& unit, bool may_have_gradient);
   void cast_input(const Unit& unit, at::Tensor& tensor) const;
@@ -111,9 +118,18 @@ class Runtime {
   void end_forward(bool has_gradient);
   void leave_forward();
   void abandon();
-  void check_order(const Unit* unit);
-  void check_order_with_before(const Unit* unit);
-  void unshard(Unit& unit);
+  void check_parameters() const;
+  void prepare_for_forward(Unit& unit);
+  UnshardHandle unshard(const std::function<std::vector<Unit*>()>& units);
+  struct Event {
+    const Unit* unit;  // null: the end of forward
+    bool is_call;      // or unshard()
+    bool operator==(const Event& other) const { return unit == other.unit && is_call == other.is_call; }
+  };
+  void check_order(const Event& next);
+  void check_order_with_before(const Event& next);
+  void unshard_for_call(Unit& unit);
+  void check_kept(Unit& unit) const;
   void prefetch_forward();
   void prefetch_backward(const Unit& unit);
   bool is_last_call() const;
@@ -127,6 +143,7 @@ class Runtime {
   void open(const std::shared_ptr<Call>& call);
   void complete_after(std::uint64_t end);
   void complete(Unit& unit);
+  void reshard_after_backward(Unit& unit);
   void finish_oldest_reduction();
   void call_post_reduce_hook(Unit& unit);
   void end_backward();
@@ -142,6 +159,7 @@ class Runtime {
   Unit* root_ = nullptr;
   std::vector<Unit*> units_;
   std::map<const torch::nn::Module*, Unit*> unit_of_;  // the unit that a module's own parameters belong to
+  std::map<std::string, at::Tensor> params_;           // of all units, by each of their names
   std::shared_ptr<ImplicitCalls> implicit_calls_;
   struct Buffer {
     at::Tensor tensor;
@@ -155,7 +173,9 @@ class Runtime {
   bool in_full_precision_ = false;
   std::uint64_t clock_ = 0;            // incremented when a call begins and when it ends
   std::vector<Unit*> calls_, before_;  // the calls of this forward, and of the previous one
-  std::size_t expected_ = 0;           // the index in before_ of the call that is expected next
+  std::vector<Event> events_;          // what ranks have in common: those of units that are not on this rank alone
+  std::vector<Event> events_before_;   // of the previous forward
+  std::size_t expected_ = 0;           // the index in events_before_ of the event that is expected next
   std::vector<Unit*> ended_;           // units in the order in which their first calls ended that backward may reach
 
   std::uint64_t backward_ = 0;

@@ -58,6 +58,9 @@ class Unit {
   // Returns whether all gradients of the open calls have arrived.
   bool is_done() const;
 
+  // Whether what is gathered outlives the beginning of the next forward: after `unshard`, and after a backward under
+  // no_sync with a strategy that does not reshard after forward.
+  bool is_kept = false;
   bool is_summoned = false;           // unsharded by summon_full_params; of the model itself: all units are
   std::int64_t running_forwards = 0;  // calls through a Wrap that have not ended
   // Returns whether a call is running, or backward has reached one: the unit is unsharded then.

@@ -1,0 +1,27 @@
+#pragma once
+/// \file
+/// The result of a gather that a program starts before it is needed.
+
+#include <memory>
+#include <vector>
+
+namespace tessera::fsdp {
+
+class FlatParamHandle;
+
+/// The units that one call of `unshard` has started to gather. PyTorch: UnshardHandle.
+class UnshardHandle {
+ public:
+  /// Of no units.
+  UnshardHandle() = default;
+  /// `handles` are valid while `alive` is true.
+  UnshardHandle(std::vector<FlatParamHandle*> handles, std::shared_ptr<const bool> alive);
+  /// Blocks until the units are gathered. A second call does nothing, nor one after the model was destroyed.
+  void wait();
+
+ private:
+  std::vector<FlatParamHandle*> handles_;
+  std::shared_ptr<const bool> alive_;
+};
+
+}  // namespace tessera::fsdp
