@@ -1,14 +1,17 @@
 // The norm of all gradients of a sharded model, and scaling to a maximum norm.
 
-#include <ATen/ops/full.h>
+#include <ATen/ops/maximum.h>
 #include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/ScalarType.h>
 
 #include <algorithm>
 #include <cmath>
 #include <set>
 
 #include "fsdp/runtime/runtime.h"
+#include "fsdp/warn.h"
 #include "tessera/base/error.h"
 #include "tessera/state/internal/parameter_parts.h"
 
@@ -16,10 +19,12 @@ namespace tessera::fsdp {
 
 namespace {
 
-// The joint norm of tensors that are sharded over groups of ranks.
+// The joint norm of tensors that are sharded over groups of ranks. Computed on one device, without waiting for it, in
+// float64 on every rank: a rank that has no gradients does not know their dtype.
 class ShardedNorm {
  public:
-  explicit ShardedNorm(double type) : type_(type) {}
+  ShardedNorm(double type, at::Device device)
+      : type_(type), scalar_(at::TensorOptions().dtype(at::kDouble).device(device)) {}
 
   // Adds a tensor that is sharded over all of `groups` and replicated on other ranks. `elements` are this rank's,
   // undefined if it has none.
@@ -28,28 +33,18 @@ class ShardedNorm {
         std::find_if(parts_.begin(), parts_.end(), [&](const Part& part) { return same_groups(part.groups, groups); });
     if (found == parts_.end()) found = parts_.insert(parts_.end(), {groups, {}});
     if (!elements.defined() || elements.numel() == 0) return;
-    const at::Tensor norm = elements.detach().norm(type_, at::kDouble);
-    found->norms.push_back(found->norms.empty() ? norm : norm.to(found->norms[0].device()));
+    found->norms.push_back(elements.detach().norm(type_, at::kDouble).to(scalar_.device()));
   }
 
-  // Returns the norm. A collective of all groups that were passed to add().
-  double norm() const {
-    double all = 0;
-    bool is_nan = false;
+  // Returns the norm, a tensor of one number. A collective of all groups that were passed to add().
+  at::Tensor norm() const {
+    at::Tensor all = at::zeros({1}, scalar_);
     for (const Part& part : parts_) {
-      const double mine = power_of(part.norms);
-      // NaN is reduced separately: backends differ in the maximum of NaN and a number.
-      const at::Tensor power = at::full({1}, std::isnan(mine) ? 0 : mine, at::kDouble);
-      const at::Tensor nans = at::full({1}, std::isnan(mine) ? 1 : 0, at::kDouble);
-      for (const ProcessGroup& group : part.groups) {
-        group.start_all_reduce(power, is_max() ? ReduceOp::max : ReduceOp::sum).wait();
-        group.start_all_reduce(nans).wait();
-      }
-      is_nan = is_nan || nans.item<double>() != 0;
-      all = is_max() ? std::max(all, power.item<double>()) : all + power.item<double>();
+      at::Tensor power = power_of(part.norms);
+      for (const ProcessGroup& group : part.groups) power = reduced(power, group);
+      all = is_max() ? at::maximum(all, power) : all + power;
     }
-    if (is_nan) return std::nan("");
-    return is_max() ? all : std::pow(all, 1 / type_);
+    return is_max() ? all[0] : all[0].pow(1 / type_);
   }
 
  private:
@@ -65,15 +60,35 @@ class ShardedNorm {
   }
   bool is_max() const { return std::isinf(type_); }
   // Returns the sum of powers, which ranks add up; for the infinity norm the maximum.
-  double power_of(const std::vector<at::Tensor>& norms) const {
-    if (norms.empty()) return 0.0;
-    const auto norm = at::stack(norms).norm(type_).item<double>();
-    return is_max() ? norm : std::pow(norm, type_);
+  at::Tensor power_of(const std::vector<at::Tensor>& norms) const {
+    if (norms.empty()) return at::zeros({1}, scalar_);
+    const at::Tensor norm = at::stack(norms).norm(type_).reshape({1});
+    return is_max() ? norm : norm.pow(type_);
+  }
+  at::Tensor reduced(const at::Tensor& power, const ProcessGroup& group) const {
+    if (!is_max()) {
+      const at::Tensor sum = power.clone();
+      group.start_all_reduce(sum).wait();
+      return sum;
+    }
+    // NaN is reduced separately: backends differ in the maximum of NaN and a number.
+    const at::Tensor is_nan = power.isnan(), max = power.masked_fill(is_nan, 0), nans = is_nan.to(at::kDouble);
+    group.start_all_reduce(max, ReduceOp::max).wait();
+    group.start_all_reduce(nans, ReduceOp::max).wait();
+    return max.masked_fill(nans > 0, std::nan(""));
   }
 
   double type_;
+  at::TensorOptions scalar_;
   std::vector<Part> parts_;  // in the order of the parameters, which is the same on all ranks
 };
+
+// Returns the device of computation of the model.
+at::Device device_of(const Runtime& runtime) {
+  if (!runtime.units().empty()) return runtime.units()[0]->handle()->options().device;
+  const std::vector<at::Tensor> params = runtime.module()->parameters();
+  return params.empty() ? at::Device(at::kCPU) : params[0].device();
+}
 
 }  // namespace
 
@@ -94,7 +109,7 @@ at::Tensor ShardedModule::clip_grad_norm_(double max_norm, double norm_type) {
   const c10::NoGradGuard no_grad;
   const ParameterParts parts(*module_ptr());
   std::vector<at::Tensor> grads;
-  ShardedNorm norm_of_all(norm_type);
+  ShardedNorm norm_of_all(norm_type, device_of(*runtime_));
   if (runtime_->has_own_groups()) norm_of_all.add(at::Tensor(), {group()});
   // `elements` are this rank's elements of the gradient of `param`; `unit` is the one that has it, or null.
   const auto add = [&](const at::Tensor& param, at::Tensor elements, const Unit* unit) {
@@ -134,12 +149,17 @@ at::Tensor ShardedModule::clip_grad_norm_(double max_norm, double norm_type) {
   for (const at::Tensor& param : runtime_->module()->parameters()) {
     if (param.defined() && seen.insert(param.unsafeGetTensorImpl()).second) add_param(param, nullptr);
   }
-  const double norm = norm_of_all.norm();
-  const double factor = max_norm / (norm + 1e-6);
-  if (!(factor >= 1)) {  // also if it is NaN
-    for (const at::Tensor& grad : grads) grad.mul_(factor);
+  const at::Tensor norm = norm_of_all.norm();
+  const at::Tensor factor = (max_norm / (norm + 1e-6)).clamp_max(1.0);  // NaN stays
+  for (const at::Tensor& grad : grads) grad.mul_(factor.to(grad.device(), grad.scalar_type()));
+  if (grads.empty()) {
+    warn_once(
+        fmt::format("clip_grad_norm_: rank {} has no gradients, so its result is a float32", group().world_rank()));
+    return norm.to(at::kFloat);
   }
-  return at::full({}, norm, at::kDouble);
+  at::ScalarType dtype = grads[0].scalar_type();
+  for (const at::Tensor& grad : grads) dtype = c10::promoteTypes(dtype, grad.scalar_type());
+  return norm.to(dtype);
 }
 
 }  // namespace tessera::fsdp

@@ -10,6 +10,7 @@
 
 #include "fsdp/environment.h"
 #include "fsdp/flat_param/storage.h"
+#include "fsdp/warn.h"
 #include "tessera/base/error.h"
 
 namespace tessera::fsdp {
@@ -31,6 +32,8 @@ int predivide_factor(int ranks, at::ScalarType dtype) {
 FlatParamGradient::FlatParamGradient(const FlatParamHandle& handle)
     : handle_(handle), fakes_reduce_(is_set("FSDP_USE_FAKE_REDUCE")), has_(handle.params().size()) {
   const MixedPrecision& mixed = handle.options().mixed_precision;
+  if (fakes_reduce_)
+    warn_once("FSDP_USE_FAKE_REDUCE=1: gradients are not reduced, and training results are meaningless");
   reduce_dtype_ = mixed.reduce_dtype.value_or(mixed.param_dtype.value_or(handle.flat_param().scalar_type()));
 }
 
@@ -231,6 +234,12 @@ void FlatParamGradient::unshard() {
   });
   handle_.group().all_reduce(has, ReduceOp::max);
   if (has.max().item<int>() == 0) return;
+  for (std::size_t i = 0; explains_itself() && i < has_.size(); ++i) {
+    const auto index = static_cast<std::int64_t>(i);
+    if (mine[index].item<int>() == has[index].item<int>()) continue;
+    warn_once(fmt::format("unshard gradients: parameter '{}' has a gradient on other ranks only; on rank {} it is 0",
+                          printable(layout.params()[i].fqn), handle_.group().world_rank()));
+  }
   const at::ScalarType dtype =
       options.mixed_precision.keep_low_precision_grads ? handle_.compute_dtype_ : handle_.flat_param().scalar_type();
   const at::Tensor shard =

@@ -12,6 +12,7 @@
 #include "fsdp/environment.h"
 #include "fsdp/flat_param/gradient.h"
 #include "fsdp/flat_param/storage.h"
+#include "fsdp/warn.h"
 #include "tessera/base/error.h"
 
 namespace tessera::fsdp {
@@ -136,7 +137,14 @@ at::Tensor in_memory_order(const at::Tensor& tensor) { return tensor.detach().as
 }  // namespace
 
 FlatParamHandle::Switches FlatParamHandle::Switches::now() {
-  return {is_set("FSDP_SKIP_WRITEBACK_CHECK"), is_set("FSDP_USE_FAKE_ALL_GATHER")};
+  const Switches now{is_set("FSDP_SKIP_WRITEBACK_CHECK"), is_set("FSDP_USE_FAKE_ALL_GATHER")};
+  if (now.skips_writeback) {
+    warn_once("FSDP_SKIP_WRITEBACK_CHECK=1: data that is assigned to sharded parameters is not used");
+  }
+  if (now.fakes_all_gather) {
+    warn_once("FSDP_USE_FAKE_ALL_GATHER=1: nothing is gathered, and training results are meaningless");
+  }
+  return now;
 }
 
 at::Tensor FlatParamExtensions::pre_flatten_transform(const std::string& /*fqn*/, const at::Tensor& parameter) {
@@ -392,6 +400,12 @@ bool FlatParamHandle::write_back_params() {
           ErrorCode::invalid_argument,
           "write back parameters: the data assigned to sharded parameter '{}' has {} elements, expected this rank's {}",
           printable(layout_.params()[i].fqn), param.numel(), view.numel());
+    }
+    if (explains_itself()) {
+      warn_once(
+          fmt::format("write back parameters: data was assigned to sharded parameter '{}'; it is copied into the "
+                      "shard",
+                      printable(layout_.params()[i].fqn)));
     }
     view.copy_(param.detach().reshape(view.sizes()));
     params_[i].set_data(view);

@@ -1,5 +1,7 @@
 // Construction: finding the units of a model, comparing them on all ranks, and sharding them.
 
+#include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "fsdp/environment.h"
@@ -9,6 +11,7 @@
 #include "fsdp/runtime/initialize.h"
 #include "fsdp/runtime/runtime.h"
 #include "fsdp/state/sharded_params.h"
+#include "fsdp/warn.h"
 #include "tessera/base/error.h"
 
 namespace tessera::fsdp {
@@ -56,6 +59,41 @@ void describe(const FoundUnit& unit, const Options& options, CallArguments& argu
   }
 }
 
+// Warns of what a user may not expect of these options.
+void warn_about(const torch::nn::Module& model, const std::vector<FoundUnit>& units, const ProcessGroup& group,
+                const Options& options) {
+  const auto is_model = [&](const auto& module) { return module.get() == &model; };
+  if (std::any_of(options.ignored_modules.begin(), options.ignored_modules.end(), is_model)) {
+    warn_once("shard a model: ignored_modules contains the model itself, so nothing is sharded");
+  }
+  if (group.size() == 1 && options.strategy != ShardingStrategy::no_shard && !is_hybrid(options.strategy)) {
+    warn_once(fmt::format("shard a model: the group has one rank, so the strategy is no_shard in place of {}",
+                          strategy_name(options.strategy)));
+  }
+  const auto warn_of_units = [&](const auto& is_meant, std::string_view what) {
+    const auto count = std::count_if(units.begin(), units.end(), is_meant);
+    if (count == 0) return;
+    const auto first = std::find_if(units.begin(), units.end(), is_meant);
+    warn_once(fmt::format("shard a model: {} of {} units, such as '{}', {}", count, units.size(),
+                          printable(first->name), what));
+  };
+  const auto keeps_precision = [&](const FoundUnit& unit) {
+    return unit.module != &model && keeps_full_precision(*unit.module, options);
+  };
+  warn_of_units(keeps_precision,
+                "are single modules that keep their dtypes under mixed precision "
+                "(Options::keeps_full_precision)");
+  const auto is_partly_frozen = [](const FoundUnit& unit) {
+    const auto is_frozen = [](const NamedParameter& param) { return !param.parameter.requires_grad(); };
+    const auto frozen = std::count_if(unit.params.begin(), unit.params.end(), is_frozen);
+    return frozen != 0 && frozen != std::ssize(unit.params);
+  };
+  if (!options.use_orig_params) return;  // an error there
+  warn_of_units(is_partly_frozen,
+                "have frozen parameters among others: these take the memory of a gradient and are "
+                "reduced, too; separate units avoid that");
+}
+
 }  // namespace
 
 Runtime::Runtime(std::shared_ptr<torch::nn::Module> module, const ProcessGroup& group, Options options)
@@ -80,6 +118,7 @@ Runtime::Runtime(std::shared_ptr<torch::nn::Module> module, const ProcessGroup& 
     if (owned_.back()->handle() != nullptr) units_.push_back(owned_.back().get());
   }
   if (has_own_groups_) agree("shard a model", failure);
+  if (group_.rank() == 0) warn_about(*module_, found, group_, options_);
   root_ = owned_.front().get();
   for (const Unit* unit : units_) {
     const FlatParamLayout& layout = unit->handle()->layout();

@@ -1,0 +1,78 @@
+// The result of clip_grad_norm_, and how it is computed.
+
+#include <ATen/ATen.h>
+#include <ATen/record_function.h>
+#include <gtest/gtest.h>
+#include <torch/nn/modules/linear.h>
+
+#include <limits>
+#include <memory>
+#include <set>
+#include <string>
+
+#include "fsdp/small_model.h"
+#include "tessera/comm/local_ranks.h"
+
+namespace tessera::fsdp {
+namespace {
+
+// Parameters of two dtypes, in two units.
+struct TwoDtypesImpl : torch::nn::Module {
+  TwoDtypesImpl() {
+    low = register_module("low", Wrap<torch::nn::Linear>(5, 4));
+    high = register_module("high", Wrap<torch::nn::Linear>(4, 3));
+    high->to(at::kDouble);
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    const at::Tensor y = low(x);
+    return uses_both ? high(y.to(at::kDouble)) : y;
+  }
+  Wrap<torch::nn::Linear> low{nullptr}, high{nullptr};
+  bool uses_both = true;
+};
+TORCH_MODULE(TwoDtypes);
+
+TEST(ClipGradNormTest, TheNormHasTheDtypeThatTheGradientsPromoteTo) {
+  run_local(2, [](const ProcessGroup& group) {
+    for (const double type : {2.0, 3.0, std::numeric_limits<double>::infinity()}) {
+      FullyShardedDataParallel<TwoDtypes> model(TwoDtypes(), group);
+      for (const bool uses_both : {false, true}) {
+        model->uses_both = uses_both;
+        model(batch_of(0, group.rank(), at::kFloat)).sum().backward();
+        const at::Tensor norm = model.clip_grad_norm_(1, type);
+        EXPECT_EQ(norm.scalar_type(), uses_both ? at::kDouble : at::kFloat);
+        EXPECT_EQ(norm.dim(), 0);
+        EXPECT_GT(norm.item<double>(), 1);
+        EXPECT_NEAR(model.clip_grad_norm_(1, type).item<double>(), 1, 1e-5);
+      }
+    }
+    Options options;
+    options.mixed_precision = {.param_dtype = at::kBFloat16, .keep_low_precision_grads = true};
+    FullyShardedDataParallel<SmallModel> low(make_model(at::kFloat), group, options);
+    loss_of(low(batch_of(0, group.rank(), at::kFloat))).backward();
+    EXPECT_EQ(low.clip_grad_norm_(1).scalar_type(), at::kBFloat16);
+  });
+}
+
+// Reading a number makes the host wait for the device.
+TEST(ClipGradNormTest, NoNumberIsRead) {
+  run_local(2, [](const ProcessGroup& group) {
+    FullyShardedDataParallel<SmallModel> model(make_model(), group);
+    loss_of(model(batch_of(0, group.rank()))).backward();
+    static thread_local std::set<std::string> ops;
+    const auto handle = at::addThreadLocalCallback(
+        at::RecordFunctionCallback([](const at::RecordFunction& op) -> std::unique_ptr<at::ObserverContext> {
+          ops.insert(op.name());
+          return nullptr;
+        }).scopes({at::RecordScope::FUNCTION}));
+    for (const double type : {2.0, std::numeric_limits<double>::infinity()}) model.clip_grad_norm_(1e-3, type);
+    at::removeCallback(handle);
+    EXPECT_EQ(ops.count("aten::norm"), 1u);
+    EXPECT_EQ(ops.count("aten::item"), 0u);
+    EXPECT_EQ(ops.count("aten::_local_scalar_dense"), 0u);
+    EXPECT_EQ(ops.count("aten::is_nonzero"), 0u);
+  });
+}
+
+}  // namespace
+}  // namespace tessera::fsdp
