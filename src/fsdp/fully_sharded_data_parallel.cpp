@@ -74,6 +74,13 @@ void ShardedModule::zero_grad() {
   for (const at::Tensor& param : parameters()) param.mutable_grad().reset();
 }
 
+void ShardedModule::apply(const std::function<void(torch::nn::Module& module)>& f) {
+  summon_full_params([&] {
+    if (!f) fail(ErrorCode::invalid_argument, "apply: the function is null, expected a function");
+    runtime_->module()->apply(f);
+  });
+}
+
 void ShardedModule::register_comm_hook(CommHook hook) {
   runtime_->check_call("register_comm_hook", [&](CallArguments&) {
     runtime_->check_idle("register_comm_hook");

@@ -24,6 +24,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tessera/comm/process_group.h"
@@ -78,15 +79,18 @@ class FlatParamHandle {
  public:
   /// Flattens and shards the parameters; they are sharded on return. A collective. Throws `Error(invalid_argument)` on
   /// all ranks if the parameters differ between ranks, differ in dtype or device, have no floating-point dtype, are not
-  /// leaves, or, without `use_orig_params`, differ in `requires_grad`; and whenever FlatParamLayout throws.
+  /// leaves, belong to another handle or are the shards of one that was destroyed, or, without `use_orig_params`,
+  /// differ in `requires_grad`; and whenever FlatParamLayout throws.
   FlatParamHandle(const std::vector<NamedParameter>& params, const ProcessGroup& group,
                   const FlatParamOptions& options);
   ~FlatParamHandle();
   FlatParamHandle(const FlatParamHandle&) = delete;
   FlatParamHandle& operator=(const FlatParamHandle&) = delete;
 
-  /// Returns whether a handle has this parameter.
+  /// Returns whether a handle has this parameter, or has it as its flat parameter.
   static bool has(const at::Tensor& parameter);
+  /// Returns whether the parameter still is the shard as which a handle, destroyed since, has left it.
+  static bool is_left_over(const at::Tensor& parameter);
 
   const FlatParamLayout& layout() const { return layout_; }
   const ProcessGroup& group() const { return group_; }
@@ -150,7 +154,9 @@ class FlatParamHandle {
   /// Returns this rank's elements of parameter `i` in `shard`, which has as many elements as this rank's shard: a
   /// one-dimensional view, empty if the rank has none.
   at::Tensor piece_of(const at::Tensor& shard, std::size_t i) const;
-  /// Returns the same elements, taken from the full parameter: a tensor of its shape and any strides.
+  /// Returns a full parameter, or another tensor of its shape, in the form that is flattened.
+  at::Tensor flattened_form(const at::Tensor& full, std::size_t i) const;
+  /// Returns the same elements, taken from the full parameter in that form: a tensor of its shape and any strides.
   at::Tensor piece_of_full(const at::Tensor& full, std::size_t i) const;
   /// The rank whose shard in layout() this rank has. 0 with `no_shard`.
   std::int64_t shard_rank() const { return is_sharded(options_.strategy) ? group_.rank() : 0; }
@@ -162,7 +168,8 @@ class FlatParamHandle {
   /// moved to another device.
   bool write_back_params();
 
-  // --- gradients
+  // --- gradients. Functions that are called in the wrong order throw `Error(invalid_argument)`: those of unsharded
+  // gradients while the parameters are sharded, and those of another reduction while one is pending.
 
   /// Drops the gradients of parameters whose visible gradient was reset (`zero_grad`), and takes those that were
   /// assigned. Throws `Error(invalid_argument)` if an assigned gradient has another number of elements than this rank's
@@ -214,6 +221,7 @@ class FlatParamHandle {
   at::Tensor sharded_view_of(const at::Tensor& shard, std::size_t i) const;
   at::Tensor shard_of(const at::Tensor& unsharded) const;
   void set_params(const std::vector<at::Tensor>& views);
+  void expect_unsharded(std::string_view function) const;
 
   struct Switches {  // environment variables, read by the constructor
     bool skips_writeback, fakes_all_gather;

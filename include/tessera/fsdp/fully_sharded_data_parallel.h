@@ -87,7 +87,8 @@ struct Options {
   /// Selects modules whose own parameters and buffers keep their dtypes under mixed precision. They become units, with
   /// the precision that the policy states for them, if any. PyTorch: MixedPrecision._module_classes_to_ignore.
   ModulePredicate keeps_full_precision = is_batch_norm;
-  /// Whether the optimizer works on the original parameters. If false, it works on one flat parameter per unit.
+  /// Whether the optimizer works on the original parameters. If false, it works on one flat parameter per unit. False
+  /// in PyTorch; here the original parameters cost nothing, and parameters may be frozen and have options of their own.
   bool use_orig_params = true;
   /// Selects the units and their options; by default every wrapped module is one. With a policy, any module can be. The
   /// model itself has the options stated here.
@@ -96,12 +97,13 @@ struct Options {
   std::vector<std::shared_ptr<torch::nn::Module>> ignored_modules;
   std::vector<at::Tensor> ignored_parameters;
   BackwardPrefetch backward_prefetch = BackwardPrefetch::pre;
-  /// Whether forward gathers the next unit while this one computes. Expects the order of the previous forward.
+  /// Whether forward gathers the next unit while this one computes. Expects the order of the previous forward. False in
+  /// PyTorch, whose GPU streams run ahead; on the CPU nothing else would overlap.
   bool forward_prefetch = true;
   /// The maximum number of units that are gathered before they are needed, except by `unshard`. PyTorch:
   /// limit_all_gathers, which is 2 or no limit.
   int max_prefetched_units = 1;
-  /// Whether to broadcast the parameters and buffers of rank 0 before sharding.
+  /// Whether to broadcast the parameters and buffers of rank 0 before sharding, on any device.
   bool sync_module_states = false;
   /// The device of computation. By default the parameters' own, or CPU if they are on meta.
   std::optional<at::Device> device = std::nullopt;
@@ -113,6 +115,10 @@ struct Options {
   std::function<void(torch::nn::Module& module)> param_init_fn = nullptr;
   /// The ranks that have the same shard; see hybrid_groups. Required by the hybrid strategies; an error with any other.
   std::optional<ProcessGroup> replicas = std::nullopt;
+  /// Converts the parameters of all units. Full state dicts have them as the model has them, sharded ones in the form
+  /// that is flattened: load these into models with the same extensions. Not with no_shard. PyTorch:
+  /// _set_fsdp_extensions.
+  std::shared_ptr<FlatParamExtensions> extensions = nullptr;
 };
 
 /// The groups of a rank for hybrid sharding. Consecutive ranks shard one copy of the model (`shards`); the ranks at the
@@ -133,7 +139,8 @@ enum class StateDictType : std::uint8_t {
   local,
 };
 
-/// The form of the tensors in a state dict. PyTorch: FullStateDictConfig and the other configs.
+/// The form of the tensors in a state dict. PyTorch: FullStateDictConfig and the other configs, whose defaults are false;
+/// these keep one full copy in memory, as a program needs that saves the state.
 struct StateOptions {
   /// Of `full`: other ranks of the group get, or may pass, an empty dict. The other types ignore it.
   bool rank0_only = true;
@@ -185,6 +192,9 @@ class ShardedModule {
   /// that was constructed before the model was sharded. The message states how to construct it.
   void check_optimizer(const torch::optim::Optimizer& optimizer) const;
   void zero_grad();
+  /// Calls `f` for the model and each of its submodules, as Module::apply, in summon_full_params: changes of parameters
+  /// are kept. A collective. Throws whenever summon_full_params throws.
+  void apply(const std::function<void(torch::nn::Module& module)>& f);
   /// Returns the total time that this rank has waited for communication in forward and backward.
   double communication_seconds() const;
 
@@ -311,9 +321,10 @@ class FullyShardedDataParallel : public ShardedModule {
   using Pointer = std::conditional_t<kIsHolder, Module, std::shared_ptr<Module>>;
 
   /// Shards the model over the ranks of `group`. A collective. Throws `Error(invalid_argument)` on all ranks if a
-  /// parameter is in two units, a module is sharded already, options of a unit contradict those of the model, a
-  /// parameter is on meta and there is no `param_init_fn`, or the ranks have different parts of a tensor parallel
-  /// model; and whenever FlatParamHandle throws.
+  /// parameter is in two units, a module is sharded already, also one that is ignored or was sharded by an object that
+  /// is gone, units are on different devices, options of a unit contradict those of the model, a parameter is on meta
+  /// that nothing initializes, or the ranks have different parts of a tensor parallel model; and whenever
+  /// FlatParamHandle throws.
   explicit FullyShardedDataParallel(Pointer module, const ProcessGroup& group = {}, Options options = {})
       : ShardedModule(pointer_of(module), group, std::move(options)), module_(std::move(module)) {}
   FullyShardedDataParallel(const FullyShardedDataParallel&) = default;  // and no moves, which would leave a null model

@@ -45,7 +45,20 @@ at::Tensor FlatParamGradient::visible(std::size_t param) const {
   return handle_.sharded_view_of(sharded_, param).detach();
 }
 
+void FlatParamGradient::expect_no_reduction(std::string_view function) const {
+  if (!reduced_.defined()) return;
+  fail(ErrorCode::invalid_argument,
+       "{}: a reduction of the gradient of '{}' is pending, expected a call of finish_reduce_gradient before", function,
+       printable(handle_.layout().params()[0].fqn));
+}
+
+void FlatParamGradient::set_comm_hook(CommHook hook) {
+  expect_no_reduction("set_comm_hook");
+  comm_hook_ = std::move(hook);
+}
+
 void FlatParamGradient::prepare_for_backward() {
+  expect_no_reduction("prepare_gradient_for_backward");
   adopt_visible();
   if (!handle_.options().use_orig_params) {
     handle_.flat_param().mutable_grad().reset();
@@ -149,6 +162,7 @@ int FlatParamGradient::averaged_ranks() const {
 }
 
 void FlatParamGradient::start_reduce() {
+  expect_no_reduction("start_reduce_gradient");
   const c10::NoGradGuard no_grad;
   zero_missing_params();
   const at::ScalarType dtype = handle_.in_full_precision_ ? handle_.flat_param().scalar_type() : reduce_dtype_;
@@ -186,18 +200,19 @@ void FlatParamGradient::finish_reduce() {
   if (!reduced_.defined()) return;
   const c10::NoGradGuard no_grad;
   const at::Tensor& flat_param = handle_.flat_param();
+  if (!comm_hook_) continue_reduce();
+  at::Tensor reduced = std::exchange(reduced_, at::Tensor());  // not pending if the following throws
+  const at::Tensor reducing = std::exchange(reducing_, at::Tensor());
   if (comm_hook_) {
     if (const auto finish = std::exchange(finish_reduce_, nullptr)) finish();
   } else {
-    continue_reduce();
     reduction_.wait();
     is_over_replicas_ = false;
     const double ranks = averaged_ranks();
-    if (const double factor = ranks / predivide_factor(averaged_ranks(), reduced_.scalar_type()); factor != 1)
-      reduced_.div_(factor);
+    if (const double factor = ranks / predivide_factor(averaged_ranks(), reduced.scalar_type()); factor != 1)
+      reduced.div_(factor);
   }
-  reducing_.reset();
-  const at::Tensor grad = std::exchange(reduced_, at::Tensor()).to(flat_param.device(), flat_param.scalar_type());
+  const at::Tensor grad = reduced.to(flat_param.device(), flat_param.scalar_type());
   if (sharded_.defined()) {
     sharded_ = sharded_.to(flat_param.scalar_type()).add_(grad);  // casts a gradient that was kept in low precision
   } else {
@@ -224,6 +239,7 @@ void FlatParamGradient::unshard() {
   const FlatParamOptions& options = handle_.options();
   at::Tensor has = at::zeros({static_cast<std::int64_t>(has_.size())}, at::kInt);
   handle_.group().agree_on("unshard gradients", [&] {
+    handle_.expect_unsharded("unshard_grad");
     for (std::size_t i = 0; i < has_.size(); ++i) {
       if (has_[i].unsharded) {
         fail(ErrorCode::invalid_argument, "the gradient of '{}' was not reduced, expected a backward without no_sync",
@@ -232,6 +248,7 @@ void FlatParamGradient::unshard() {
       if (sharded_.defined() && has_[i].sharded) has[static_cast<std::int64_t>(i)] = 1;
     }
   });
+  const at::Tensor mine = has.clone();
   handle_.group().all_reduce(has, ReduceOp::max);
   if (has.max().item<int>() == 0) return;
   for (std::size_t i = 0; explains_itself() && i < has_.size(); ++i) {

@@ -24,6 +24,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <functional>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -41,7 +42,7 @@ class FlatParamGradient {
   void adopt_visible();
   void take(std::size_t param);
   bool has_unsharded() const { return unsharded_.defined(); }
-  void set_comm_hook(CommHook hook) { comm_hook_ = std::move(hook); }
+  void set_comm_hook(CommHook hook);
   void start_reduce();
   void continue_reduce();
   void finish_reduce();
@@ -51,6 +52,7 @@ class FlatParamGradient {
   void write_back_unsharded();
 
  private:
+  void expect_no_reduction(std::string_view function) const;
   at::Tensor visible(std::size_t param) const;
   void drop();
   void take_user_gradient(std::size_t param, const at::Tensor& grad);

@@ -2,11 +2,13 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/ops/equal.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
 #include <mutex>
+#include <unordered_map>
 #include <unordered_set>
 
 #include "fsdp/environment.h"
@@ -34,6 +36,10 @@ void check(const std::vector<NamedParameter>& params, const FlatParamOptions& op
       fail(ErrorCode::invalid_argument, "parameter '{}' {}", printable(named.fqn), why);
     };
     if (!param.defined()) refuse("is undefined, expected a tensor");
+    if (FlatParamHandle::has(param)) refuse("belongs to a flat parameter already, expected a parameter of no handle");
+    if (FlatParamHandle::is_left_over(param)) {
+      refuse("is a shard of a flat parameter that was destroyed, expected full parameters: assign them with set_data");
+    }
     if (param.layout() != at::kStrided) refuse("is not strided, expected a strided tensor");
     if (!param.is_floating_point()) {
       refuse(fmt::format("has dtype {}, expected a floating-point dtype", name_of(param.scalar_type())));
@@ -106,29 +112,46 @@ FlatParamLayout agreed_layout(const std::vector<NamedParameter>& params, const P
   return *std::move(layout);
 }
 
-// The parameters of all handles of this process. Those of other modules look like any tensor once they are sharded.
-class HandledParameters {
+// The tensors of all handles of this process, and the shards that destroyed handles have left. They look like any
+// tensor.
+class HandledTensors {
  public:
-  static HandledParameters& all() {
-    static auto& parameters = *new HandledParameters;  // handles may be destroyed after static objects
-    return parameters;
+  static HandledTensors& all() {
+    static auto& tensors = *new HandledTensors;  // handles may be destroyed after static objects
+    return tensors;
   }
-  void add(const at::Tensor& param) {
+  void add(const at::Tensor& tensor) {
     const std::lock_guard lock(mutex_);
-    params_.insert(param.unsafeGetTensorImpl());
+    handled_.insert(tensor.unsafeGetTensorImpl());
+    std::erase_if(left_, [](const auto& entry) { return entry.second.tensor.expired(); });
   }
-  void remove(const at::Tensor& param) {
+  // With `is_shard` the tensor is left without the elements of other ranks.
+  void remove(const at::Tensor& tensor, bool is_shard) {
     const std::lock_guard lock(mutex_);
-    params_.erase(param.unsafeGetTensorImpl());
+    handled_.erase(tensor.unsafeGetTensorImpl());
+    if (is_shard) left_.insert_or_assign(tensor.unsafeGetTensorImpl(), Left(tensor));
   }
-  bool contains(const at::Tensor& param) {
+  bool contains(const at::Tensor& tensor) {
     const std::lock_guard lock(mutex_);
-    return params_.count(param.unsafeGetTensorImpl()) != 0;
+    return handled_.count(tensor.unsafeGetTensorImpl()) != 0;
+  }
+  bool was_left(const at::Tensor& tensor) {
+    const std::lock_guard lock(mutex_);
+    const auto found = left_.find(tensor.unsafeGetTensorImpl());
+    return found != left_.end() && found->second.storage == tensor.storage().getWeakStorageImpl();
   }
 
  private:
+  struct Left {
+    explicit Left(const at::Tensor& left)
+        : tensor(left.getIntrusivePtr()), storage(left.storage().getWeakStorageImpl()) {}
+    c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> tensor;  // so that its address is not used again
+    c10::weak_intrusive_ptr<c10::StorageImpl> storage;                          // another one after set_data
+  };
+
   std::mutex mutex_;
-  std::unordered_set<const void*> params_;
+  std::unordered_set<const void*> handled_;
+  std::unordered_map<const void*, Left> left_;
 };
 
 // Returns the elements of a dense tensor in memory order.
@@ -181,14 +204,18 @@ FlatParamHandle::FlatParamHandle(const std::vector<NamedParameter>& params, cons
   }
   gradient_ = std::make_unique<FlatParamGradient>(*this);
   set_params(sharded_views_);
-  for (const at::Tensor& param : params_) HandledParameters::all().add(param);
+  for (const at::Tensor& param : params_) HandledTensors::all().add(param);
+  HandledTensors::all().add(flat_param_);
 }
 
 FlatParamHandle::~FlatParamHandle() {
-  for (const at::Tensor& param : params_) HandledParameters::all().remove(param);
+  const bool leaves_shards = is_sharded(options_.strategy);
+  for (const at::Tensor& param : params_) HandledTensors::all().remove(param, leaves_shards);
+  HandledTensors::all().remove(flat_param_, leaves_shards);
 }
 
-bool FlatParamHandle::has(const at::Tensor& parameter) { return HandledParameters::all().contains(parameter); }
+bool FlatParamHandle::has(const at::Tensor& parameter) { return HandledTensors::all().contains(parameter); }
+bool FlatParamHandle::is_left_over(const at::Tensor& parameter) { return HandledTensors::all().was_left(parameter); }
 
 at::Device FlatParamHandle::shard_device() const {
   return options_.offload_params ? at::Device(at::kCPU) : options_.device;
@@ -251,6 +278,10 @@ at::Tensor FlatParamHandle::piece_of(const at::Tensor& shard, std::size_t i) con
 // Returns parameter `i` as it looks while sharded, in a tensor of the size of a shard.
 at::Tensor FlatParamHandle::sharded_view_of(const at::Tensor& shard, std::size_t i) const {
   return is_sharded(options_.strategy) ? piece_of(shard, i) : view_of(shard, i);
+}
+
+at::Tensor FlatParamHandle::flattened_form(const at::Tensor& full, std::size_t i) const {
+  return flattened(layout_.params()[i].fqn, full, options_);
 }
 
 at::Tensor FlatParamHandle::piece_of_full(const at::Tensor& full, std::size_t i) const {
@@ -378,6 +409,7 @@ void FlatParamHandle::check_unsharded(bool with_grads) const {
 
 void FlatParamHandle::write_back_unsharded() {
   const c10::NoGradGuard no_grad;
+  expect_unsharded("write_back_unsharded");
   flat_param_.detach().copy_(shard_of(flatten_tensors(params_)));
 }
 
@@ -415,11 +447,20 @@ bool FlatParamHandle::write_back_params() {
   return wrote;
 }
 
+void FlatParamHandle::expect_unsharded(std::string_view function) const {
+  if (is_unsharded_) return;
+  fail(ErrorCode::invalid_argument, "{}: the parameters from '{}' on are sharded, expected a call of unshard before",
+       function, printable(layout_.params()[0].fqn));
+}
+
 // --- gradients
 
 void FlatParamHandle::prepare_gradient_for_backward() { gradient_->prepare_for_backward(); }
 void FlatParamHandle::adopt_visible_gradients() { gradient_->adopt_visible(); }
-void FlatParamHandle::take_gradient(std::size_t i) { gradient_->take(i); }
+void FlatParamHandle::take_gradient(std::size_t i) {
+  expect_unsharded("take_gradient");
+  gradient_->take(i);
+}
 bool FlatParamHandle::has_unsharded_gradient() const { return gradient_->has_unsharded(); }
 void FlatParamHandle::set_comm_hook(CommHook hook) { gradient_->set_comm_hook(std::move(hook)); }
 void FlatParamHandle::start_reduce_gradient() { gradient_->start_reduce(); }
@@ -428,6 +469,9 @@ void FlatParamHandle::finish_reduce_gradient() { gradient_->finish_reduce(); }
 void FlatParamHandle::prepare_gradient_for_optim() { gradient_->prepare_for_optim(); }
 const at::Tensor& FlatParamHandle::sharded_gradient() const { return gradient_->sharded(); }
 void FlatParamHandle::unshard_grad() { gradient_->unshard(); }
-void FlatParamHandle::write_back_unsharded_grad() { gradient_->write_back_unsharded(); }
+void FlatParamHandle::write_back_unsharded_grad() {
+  expect_unsharded("write_back_unsharded_grad");
+  gradient_->write_back_unsharded();
+}
 
 }  // namespace tessera::fsdp

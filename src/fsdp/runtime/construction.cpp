@@ -38,6 +38,7 @@ void describe(const Options& options, CallArguments& arguments) {
       .add("forward_prefetch", options.forward_prefetch)
       .add("max_prefetched_units", options.max_prefetched_units)
       .add("sync_module_states", options.sync_module_states)
+      .add("extensions", options.extensions != nullptr)
       .add("replicas", options.replicas.has_value());
 }
 
@@ -66,7 +67,8 @@ void warn_about(const torch::nn::Module& model, const std::vector<FoundUnit>& un
   if (std::any_of(options.ignored_modules.begin(), options.ignored_modules.end(), is_model)) {
     warn_once("shard a model: ignored_modules contains the model itself, so nothing is sharded");
   }
-  if (group.size() == 1 && options.strategy != ShardingStrategy::no_shard && !is_hybrid(options.strategy)) {
+  if (group.size() == 1 && options.strategy != ShardingStrategy::no_shard && !is_hybrid(options.strategy) &&
+      !options.extensions) {
     warn_once(fmt::format("shard a model: the group has one rank, so the strategy is no_shard in place of {}",
                           strategy_name(options.strategy)));
   }
@@ -150,6 +152,11 @@ void Runtime::find_and_compare(std::vector<FoundUnit>& found) {
            options_.max_prefetched_units);
     }
     found = find_units(*module_, group_, options_);
+    check_one_device(found, options_);
+    const auto is_replicated = [](const FoundUnit& unit) { return !is_sharded(unit.strategy); };
+    if (options_.extensions && std::any_of(found.begin(), found.end(), is_replicated)) {
+      fail(ErrorCode::unsupported, "extensions are given and a unit has strategy no_shard, expected another strategy");
+    }
     const bool is_parallel = !mesh_groups(module_.get()).empty();
     if (is_parallel && !own_groups(found, group_).empty()) {
       fail(ErrorCode::unsupported, "a unit of a tensor parallel model has a group, expected the model's group only");
@@ -186,13 +193,14 @@ std::unique_ptr<Unit> Runtime::make_unit(const FoundUnit& found, std::exception_
     if (!found.params.empty()) {
       FlatParamOptions flat;
       // One rank has nothing to gather: its shard is the parameter itself.
-      const bool is_alone = found.group.size() == 1 && !is_hybrid(found.strategy);
+      const bool is_alone = found.group.size() == 1 && !is_hybrid(found.strategy) && !options_.extensions;
       flat.strategy = is_alone ? ShardingStrategy::no_shard : found.strategy;
       flat.mixed_precision = found.mixed_precision;
       flat.use_orig_params = options_.use_orig_params;
       flat.device = device_of(found, options_);
       flat.offload_params = found.offload_params;
       flat.replicas = options_.replicas;
+      flat.extensions = options_.extensions;
       handle = std::make_unique<FlatParamHandle>(found.params, found.group, flat);
     }
   } catch (...) {

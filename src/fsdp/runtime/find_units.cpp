@@ -6,6 +6,7 @@
 #include <set>
 
 #include "fsdp/groups.h"
+#include "fsdp/runtime/initialize.h"
 #include "tessera/base/error.h"
 
 namespace tessera::fsdp {
@@ -56,10 +57,17 @@ class Search {
   FoundUnit visit(torch::nn::Module& module, const std::string& name, const std::string& prefix, Place place) {
     FoundUnit own;
     own.name = name;
-    if (ignored_modules_.count(&module) != 0) return own;
+    if (ignored_modules_.count(&module) != 0) {
+      check_not_sharded(module, name);
+      return own;
+    }
     for (const auto& param : module.named_parameters(/*recurse=*/false)) {
       const at::Tensor& tensor = param.value();
-      if (!tensor.defined() || ignored_params_.count(tensor.unsafeGetTensorImpl()) != 0) continue;
+      if (!tensor.defined()) continue;
+      if (ignored_params_.count(tensor.unsafeGetTensorImpl()) != 0) {
+        if (FlatParamHandle::has(tensor)) refuse_sharded("ignored parameter", prefix + param.key());
+        continue;
+      }
       own.params.push_back({prefix + param.key(), tensor});
     }
     const bool divides = place != Place::undivided && (!options_.policy || options_.policy.divides(module));
@@ -143,12 +151,41 @@ class Search {
     return numel;
   }
 
+  [[noreturn]] static void refuse_sharded(std::string_view what, const std::string& name) {
+    fail(ErrorCode::invalid_argument,
+         "{} '{}' is sharded already, expected it in one FullyShardedDataParallel only: shard the outer model alone, "
+         "and "
+         "state the options of inner units in its policy",
+         what, printable(name));
+  }
+
+  static bool is_unit(torch::nn::Module& module) {
+    const auto* const wrappable = dynamic_cast<Wrappable*>(&module);
+    return wrappable != nullptr && wrappable->unit() != nullptr;
+  }
+
   static void check_free(const FoundUnit& unit) {
     const auto is_sharded = [](const NamedParameter& param) { return FlatParamHandle::has(param.parameter); };
-    const bool is_unit = unit.wrappable() != nullptr && unit.wrappable()->unit() != nullptr;
-    if (!is_unit && std::none_of(unit.params.begin(), unit.params.end(), is_sharded)) return;
-    fail(ErrorCode::invalid_argument,
-         "module '{}' is sharded already, expected it in one FullyShardedDataParallel only", printable(unit.name));
+    if (is_unit(*unit.module) || std::any_of(unit.params.begin(), unit.params.end(), is_sharded)) {
+      refuse_sharded("module", unit.name);
+    }
+    for (const NamedParameter& param : unit.params) {
+      if (!FlatParamHandle::is_left_over(param.parameter)) continue;
+      fail(ErrorCode::invalid_argument,
+           "parameter '{}' is a shard of a FullyShardedDataParallel that was destroyed, expected the full parameter: "
+           "keep that object, or load its full state dict into a new model",
+           printable(param.fqn));
+    }
+  }
+
+  // An ignored module is called, saved and clipped as it is: its parameters must be full ones.
+  static void check_not_sharded(torch::nn::Module& module, const std::string& name) {
+    for (const auto& item : module.named_modules(name)) {
+      const std::vector<at::Tensor> params = item.value()->parameters(/*recurse=*/false);
+      if (is_unit(*item.value()) || std::any_of(params.begin(), params.end(), &FlatParamHandle::has)) {
+        refuse_sharded("ignored module", item.key());
+      }
+    }
   }
 
   void check_once() const {
@@ -199,6 +236,19 @@ bool keeps_full_precision(const torch::nn::Module& module, const Options& option
 
 std::vector<FoundUnit> find_units(torch::nn::Module& model, const ProcessGroup& group, const Options& options) {
   return Search(group, options).run(model);
+}
+
+void check_one_device(const std::vector<FoundUnit>& units, const Options& options) {
+  const FoundUnit* first = nullptr;  // with parameters, which have a device
+  for (const FoundUnit& unit : units) {
+    if (unit.params.empty()) continue;
+    if (first == nullptr) first = &unit;
+    const at::Device expected = device_of(*first, options), found = device_of(unit, options);
+    if (found == expected) continue;
+    fail(ErrorCode::invalid_argument,
+         "unit '{}' is on {} and unit '{}' on {}, expected one device for all units: set Options::device",
+         printable(unit.name), found.str(), printable(first->name), expected.str());
+  }
 }
 
 std::vector<ProcessGroup> own_groups(const std::vector<FoundUnit>& units, const ProcessGroup& group) {

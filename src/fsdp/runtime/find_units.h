@@ -40,6 +40,9 @@ bool keeps_full_precision(const torch::nn::Module& module, const Options& option
 // contradict those of the model.
 std::vector<FoundUnit> find_units(torch::nn::Module& model, const ProcessGroup& group, const Options& options);
 
+// Throws Error(invalid_argument) unless all units compute on one device.
+void check_one_device(const std::vector<FoundUnit>& units, const Options& options);
+
 // Returns the groups of units that are not the model's own, in the order of the units.
 std::vector<ProcessGroup> own_groups(const std::vector<FoundUnit>& units, const ProcessGroup& group);
 

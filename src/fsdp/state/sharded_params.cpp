@@ -79,8 +79,13 @@ at::Tensor piece_in(const Value& value, const ShardedParam& param) {
          shape_to_string(param.size()));
   };
   if (const at::Tensor* full = value.get_if<at::Tensor>()) {
+    if (param.spec == nullptr) {
+      const at::Tensor flat = param.handle->flattened_form(*full, param.index);
+      check_size(flat.sizes().vec());
+      return param.handle->piece_of_full(flat, param.index);
+    }
     check_size(full->sizes().vec());
-    const at::Tensor local = param.spec != nullptr ? local_of_full(*param.spec, *full) : *full;
+    const at::Tensor local = param.handle->flattened_form(local_of_full(*param.spec, *full), param.index);
     return param.handle->piece_of_full(local, param.index);
   }
   const auto* checkpointable = value.get_if<std::shared_ptr<Checkpointable>>();

@@ -89,10 +89,11 @@ TEST(ResetParametersTest, LayersHaveTheValuesOfTheirConstructors) {
   model.summon_full_params([&] { expect_same_values(*model.module(), *expected); });
 }
 
-TEST(ResetParametersTest, RanksWithOneSeedOrTheValuesOfRank0HaveTheSame) {
+TEST(ResetParametersTest, TheValuesOfRank0AreEveryones) {
   run_local(2, [](const ProcessGroup& group) {
     Options options;
     options.sync_module_states = true;
+    options.strategy = ShardingStrategy::no_shard;  // each rank has all values
     options.policy = wrap_modules<torch::nn::LinearImpl>();
     using torch::nn::Linear;
     FullyShardedDataParallel<torch::nn::Sequential> model(

@@ -154,7 +154,10 @@ TEST(UnshardTest, ARepeatedForwardGathersAsItsBackwardDoes) {
   };
   run_local(2, [&](const ProcessGroup& group) {
     FullyShardedDataParallel<RepeatingImpl> model(std::make_shared<RepeatingImpl>(), group);
-    loss_of(model(batch_of(0, group.rank()).set_requires_grad(true))).backward();
+    const at::Tensor loss = loss_of(model(batch_of(0, group.rank()).set_requires_grad(true)));
+    const CommDebugMode mode(group);
+    loss.backward();
+    EXPECT_EQ(mode.comparisons(), 0);
     expect_same_grads(unsharded_grads(model), *alone);
   });
 }
