@@ -104,7 +104,7 @@ StateDict rekey_optim_state_dict(const StateDict& state_dict, OptimStateKeyType 
 
   const NumberedParameters parameters(module, optimizer);
   const auto rekeyed = [&](const Key& key, std::set<Key>& seen) {
-    const Key now = parameters.other_key(key);
+    Key now = parameters.other_key(key);
     if (seen.insert(now).second) return now;
     fail(ErrorCode::invalid_argument, "{}: two keys are of parameter {}, expected one", kRekey, to_string(now));
   };

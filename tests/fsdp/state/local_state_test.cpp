@@ -51,6 +51,9 @@ TEST(FsdpLocalStateTest, SavedWithoutPaddingItIsLoadedOnOtherRanks) {
     ASSERT_EQ(head.local_shards().size(), 1u);
     EXPECT_EQ(head.local_shards()[0].tensor.numel(), group.rank() == 3 ? 3 : 5);
     EXPECT_TRUE(head.local_shards()[0].tensor.is_alias_of(model.handle(5).flat_param()));
+    const StateDict on_cpu = model.state_dict(StateDictType::local, {.offload_to_cpu = true});  // where it is already
+    const Shard& shard = on_cpu.at("head._flat_param").get<ShardedTensor>().local_shards().at(0);
+    EXPECT_TRUE(shard.tensor.is_alias_of(model.handle(5).flat_param()));
     save(state, storage, group);
     const StateDict full = model.state_dict(StateDictType::full, kOnAllRanks);
     if (group.rank() == 0) expected = full;
