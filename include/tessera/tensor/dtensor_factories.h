@@ -40,9 +40,15 @@ DTensor randn(const std::vector<std::int64_t>& size, const DeviceMesh& mesh, Phi
 DTensor uniform_(const DTensor& x, PhiloxGenerator& generator, double low = 0, double high = 1);
 DTensor normal_(const DTensor& x, PhiloxGenerator& generator, double mean = 0, double std = 1);
 DTensor kaiming_uniform_(const DTensor& x, PhiloxGenerator& generator, double a = 0);
-
+/// Of mean 1 / rate, for a rate > 0.
+DTensor exponential_(const DTensor& x, PhiloxGenerator& generator, double rate = 1);
+/// exp of a normal number, with this mean and standard deviation > 0.
+DTensor log_normal_(const DTensor& x, PhiloxGenerator& generator, double mean = 1, double std = 2);
+// These take integers, too.
 /// Sets each element to 1 with probability p, else to 0.
 DTensor bernoulli_(const DTensor& x, PhiloxGenerator& generator, double p = 0.5);
+/// The number of the first trial that succeeds, from 1, of trials that succeed with probability p; 0 < p < 1.
+DTensor geometric_(const DTensor& x, PhiloxGenerator& generator, double p);
 /// Makes x, of two dimensions, the identity, in place and without recording gradients. Throws `Error(unsupported)` if x
 /// is partial. PyTorch: torch.nn.init.eye_.
 DTensor eye_(const DTensor& x);
@@ -50,6 +56,12 @@ DTensor eye_(const DTensor& x);
 /// Returns 1 with the probability that each element of x gives, else 0. It has no gradient. Advances the generator by
 /// the elements of x.
 DTensor bernoulli(const DTensor& x, PhiloxGenerator& generator);
+/// Draws `samples` categories of each row of weights x, [categories] or [rows, categories], in proportion to the
+/// weights, which need not sum to 1. Returns [samples] or [rows, samples] of long, without gradient. Shards of the rows
+/// stay. Advances the generator by the elements of x, with replacement by those of the result. Every rank throws
+/// `Error(invalid_argument)` for a weight that is negative or not finite, and for a row with fewer weights > 0 than
+/// samples, or none with replacement.
+DTensor multinomial(const DTensor& x, std::int64_t samples, PhiloxGenerator& generator, bool replacement = false);
 
 /// Returns a generator with `seed`, after the mesh's ranks compared their seeds: if they differ, every rank throws
 /// `Error(invalid_argument)`. Ranks of different meshes may pass different seeds. A collective of the mesh's ranks.
@@ -65,6 +77,12 @@ DTensor empty_like(const DTensor& like, const at::TensorOptions& options = {});
 DTensor zeros_like(const DTensor& like, const at::TensorOptions& options = {});
 DTensor ones_like(const DTensor& like, const at::TensorOptions& options = {});
 DTensor full_like(const DTensor& like, const at::Scalar& value, const at::TensorOptions& options = {});
+
+// Random, as `rand` and `randn`. randint_like draws integers of [low, high), as the dtype of `like`.
+DTensor rand_like(const DTensor& like, PhiloxGenerator& generator, const at::TensorOptions& options = {});
+DTensor randn_like(const DTensor& like, PhiloxGenerator& generator, const at::TensorOptions& options = {});
+DTensor randint_like(const DTensor& like, PhiloxGenerator& generator, std::int64_t low, std::int64_t high,
+                     const at::TensorOptions& options = {});
 
 // With the mesh, dtype and device of `like`, and its placements too if `size` is its size; else replicated. PyTorch:
 // `Tensor.new_full` and so on.

@@ -22,6 +22,7 @@
 #include "tessera/tensor/dtensor.h"
 #include "tessera/tensor/dtensor_ops/indexing.h"
 #include "tessera/tensor/dtensor_ops/linalg.h"
+#include "tessera/tensor/dtensor_ops/spatial.h"
 #include "tessera/tensor/philox_generator.h"
 
 namespace tessera::dtensor {
@@ -149,6 +150,12 @@ DTensor softshrink(const DTensor& x, const at::Scalar& lambda = 0.5);
 /// Replaces the elements that are not greater than `least`.
 DTensor threshold(const DTensor& x, const at::Scalar& least, const at::Scalar& value);
 
+struct MantissaAndExponent {
+  DTensor mantissa, exponent;  ///< of 0.5 or more and less than 1, or 0; of int
+};
+/// Returns x as mantissa * 2^exponent.
+MantissaAndExponent frexp(const DTensor& x);
+
 // Both tensors are broadcast to a common size.
 DTensor add(const AnyTensor& a,
             const AnyTensor& b);  ///< linear; keeps partial maxima and minima if the other is replicated
@@ -275,6 +282,18 @@ DTensor matmul(const AnyTensor& a, const AnyTensor& b);
 /// Returns beta * x + alpha * matmul(a, b); x is broadcast. Also for batches, as at::baddbmm.
 DTensor addmm(const AnyTensor& x, const AnyTensor& a, const AnyTensor& b, const at::Scalar& beta = 1,
               const at::Scalar& alpha = 1);
+/// Multiplies a [m, k] by b [k, n], both of 8-bit floating-point numbers, as `matmul` of a * scale_a and b * scale_b.
+/// The scales are of float: [], or for each row of a [m, 1] and for each column of b [1, n]. It computes in float and
+/// returns `dtype`. Placed as matmul; a partial product is reduced before it is rounded to `dtype`. LibTorch 1.13 has
+/// no such numbers, and any other a and b throw `Error(invalid_argument)`. PyTorch: `_scaled_mm`.
+DTensor scaled_mm(const DTensor& a, const DTensor& b, const AnyTensor& scale_a, const AnyTensor& scale_b,
+                  at::ScalarType dtype = at::kBFloat16);
+/// Multiplies matrices group by group. Group i is the places from ends[i - 1], or 0, to ends[i] of one dimension: of
+/// the rows of a for a [rows, k] and b [groups, k, n], which returns [rows, n]; of the columns of b for a [groups, m,
+/// k] and b [k, columns], which returns [m, columns]; of k for a [m, k] and b [k, n], which returns [groups, m, n].
+/// Places after the last end give 0. It unshards the groups and the dimension that they divide, and is otherwise
+/// sharded and linear as matmul. PyTorch: `_grouped_mm`.
+DTensor grouped_mm(const DTensor& a, const DTensor& b, const std::vector<std::int64_t>& ends);
 /// Returns the sum of products that `equation` states in at::einsum's notation: "bij,bjk->bik". Along a mesh dimension,
 /// the tensors can be sharded along one index; if it is summed over, the result is partial. Linear in each tensor.
 /// Throws `Error(invalid_argument)` for an equation that does not fit the tensors.
@@ -308,6 +327,8 @@ DTensor layer_norm(const DTensor& x, const std::vector<std::int64_t>& normalized
 /// the smallest number e of the dtype with 1 + e != 1.
 DTensor rms_norm(const DTensor& x, const std::vector<std::int64_t>& normalized_shape,
                  const std::optional<DTensor>& weight = std::nullopt, std::optional<double> eps = std::nullopt);
+// group_norm and batch_norm are in tessera/tensor/dtensor_ops/normalization.h.
+
 // If x is sharded along `dim`, it stays so: the ranks exchange maxima and sums only.
 DTensor softmax(const DTensor& x, std::int64_t dim);
 DTensor log_softmax(const DTensor& x, std::int64_t dim);
@@ -374,15 +395,8 @@ ValuesAndIndices topk(const DTensor& x, std::int64_t k, std::int64_t dim = -1, b
 DTensor along_dims(const std::string& op, const std::vector<DTensor>& inputs, const std::vector<std::int64_t>& dims,
                    const std::function<at::Tensor(std::span<const DTensor> inputs)>& compute);
 
-// --- images and signals: [batch, channels, length], or [batch, channels, height, width], or with depth before. Shards
-// of batch and channels stay where they are; the op unshards the others.
-
-enum class Interpolation : std::uint8_t { nearest, linear, bicubic, area };
-/// Resamples to `size`, the lengths after the channels; linear is also bilinear and trilinear. PyTorch:
-/// nn.functional.interpolate.
-DTensor interpolate(const DTensor& x, const std::vector<std::int64_t>& size,
-                    Interpolation mode = Interpolation::nearest, bool align_corners = false);
-// Pooling is in tessera/tensor/dtensor_ops/convolution.h.
+// --- images and signals: see tessera/tensor/dtensor_ops/spatial.h, and for pooling
+// tessera/tensor/dtensor_ops/convolution.h.
 
 // --- views: these rearrange elements, and are linear for every kind of partial. Unlike ATen's, a result may share
 // memory with x or not.
@@ -484,6 +498,10 @@ DTensor mse_loss(const DTensor& x, const DTensor& target, Reduction reduction = 
 /// Sets each element to 0 with probability p and divides the others by 1 - p, with the same elements on any mesh.
 /// Linear. The generator must be in the same state on all ranks; it advances by the elements of x. PyTorch: dropout.
 DTensor dropout(const DTensor& x, double p, PhiloxGenerator& generator);
+// Multiply elements that are not greater than 0 by a slope: by the middle of both, or in training by one for each
+// element, drawn between both. The generator is that of dropout.
+DTensor rrelu(const DTensor& x, double lower = 1.0 / 8, double upper = 1.0 / 3);
+DTensor rrelu(const DTensor& x, PhiloxGenerator& generator, double lower = 1.0 / 8, double upper = 1.0 / 3);
 
 /// Returns whether sizes, dtypes and all elements are equal, the same on all ranks of the mesh.
 bool equal(const DTensor& a, const DTensor& b);

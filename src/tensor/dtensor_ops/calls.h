@@ -1,7 +1,9 @@
 #pragma once
 // Calls of built-in ops, by kind of rule.
 
+#include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/zeros.h>
 
 #include <functional>
 #include <initializer_list>
@@ -169,20 +171,47 @@ at::Tensor only_where(const at::Tensor& is_here, const at::Tensor& values);
 // Returns a tensor with one more place along `dim`, of 0.
 at::Tensor with_one_more(const at::Tensor& local, std::int64_t dim);
 
-// Returns f(local), for an `f` that computes each place along `dims` by itself but takes no tensor without places
-// there.
+// Returns f(locals), for an `f` that computes each place along `dims` by itself but takes no tensors without places
+// there. The tensors, and the results of `f`, have the same dims.
+template <typename F>
+std::vector<at::Tensor> all_even_if_empty(std::vector<at::Tensor> locals, const Sizes& dims, const F& f) {
+  Sizes empty;
+  for (const std::int64_t dim : dims) {
+    if (locals[0].size(dim) == 0) empty.push_back(dim);
+  }
+  for (const std::int64_t dim : empty) {
+    for (at::Tensor& local : locals) local = with_one_more(local, dim);
+  }
+  std::vector<at::Tensor> results = f(locals);
+  for (const std::int64_t dim : empty) {
+    for (at::Tensor& result : results) result = result.narrow(dim, 0, 0);
+  }
+  return results;
+}
+
+// The same for one tensor and one result.
 template <typename F>
 at::Tensor even_if_empty(const at::Tensor& local, const Sizes& dims, const F& f) {
-  at::Tensor filled = local;
-  for (const std::int64_t dim : dims) {
-    if (local.size(dim) == 0) filled = with_one_more(filled, dim);
-  }
-  at::Tensor result = f(filled);
-  for (const std::int64_t dim : dims) {
-    if (local.size(dim) == 0) result = result.narrow(dim, 0, 0);
-  }
-  return result;
+  return all_even_if_empty(
+      {local}, dims, [&](const std::vector<at::Tensor>& filled) { return std::vector<at::Tensor>{f(filled[0])}; })[0];
 }
+
+inline std::vector<at::Tensor> locals_of(Inputs inputs) {
+  std::vector<at::Tensor> locals;
+  locals.reserve(inputs.size());
+  for (const DTensor& input : inputs) locals.push_back(input.local_tensor());
+  return locals;
+}
+
+// Returns zeros that autograd tracks as a result of `locals`, whose gradients are 0.
+inline at::Tensor zeros_from(const Sizes& size, const std::vector<at::Tensor>& locals) {
+  at::Tensor zeros = at::zeros(size, locals[0].options().requires_grad(false));
+  for (const at::Tensor& local : locals) zeros = zeros + local.flatten().narrow(0, 0, 0).sum();
+  return zeros;
+}
+
+// Returns whether numbers of this dtype are floating-point ones of 8 bits, for which LibTorch has conversions alone.
+inline bool is_float8(at::ScalarType dtype) { return at::isFloatingType(dtype) && c10::elementSize(dtype) == 1; }
 
 // Returns whether indices of this dtype are masks.
 inline bool is_mask(at::ScalarType dtype) { return dtype == at::kBool || dtype == at::kByte; }

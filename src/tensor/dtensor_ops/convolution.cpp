@@ -12,12 +12,16 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/convolution.h>
+#include <ATen/ops/fractional_max_pool2d.h>
+#include <ATen/ops/fractional_max_pool3d.h>
 #include <ATen/ops/max_pool1d.h>
 #include <ATen/ops/max_pool1d_with_indices.h>
 #include <ATen/ops/max_pool2d.h>
 #include <ATen/ops/max_pool2d_with_indices.h>
 #include <ATen/ops/max_pool3d.h>
 #include <ATen/ops/max_pool3d_with_indices.h>
+#include <ATen/ops/max_unpool2d.h>
+#include <ATen/ops/max_unpool3d.h>
 
 #include <algorithm>
 #include <tuple>
@@ -229,13 +233,21 @@ DTensor convolution(const DTensor& x, const DTensor& weight, const std::optional
 
 namespace {
 
-// The rule of pooling to spatial sizes `size`.
+using Tensors = std::vector<at::Tensor>;
+
+// The size of x with other spatial sizes.
+Sizes with_spatial(const DTensor& x, const Sizes& size) {
+  Sizes all = {x.size()[0], x.size()[1]};
+  all.insert(all.end(), size.begin(), size.end());
+  return all;
+}
+
+// The rule of an op whose inputs and result, which has spatial sizes `size`, have the same batch and channels.
 PlacementRule rule_of_pooling(const Sizes& size) {
   return [&size](Inputs inputs) {
-    Sizes output = {inputs[0].size()[0], inputs[0].size()[1]};
-    output.insert(output.end(), size.begin(), size.end());
-    const std::vector<rules::SharedDim> kept = {{0, {0}}, {1, {1}}};
-    return rules::shared(inputs, output, kept);
+    const std::vector<std::optional<std::size_t>> batch(inputs.size(), 0), channels(inputs.size(), 1);
+    const std::vector<rules::SharedDim> kept = {{0, batch}, {1, channels}};
+    return rules::shared(inputs, with_spatial(inputs[0], size), kept);
   };
 }
 
@@ -247,21 +259,17 @@ DTensor pooled(const char* op, const DTensor& x, const Sizes& size, const F& f) 
   });
 }
 
-// As above, for an `f` that returns values and places.
+// As above, for an `f` that takes the local tensors of x and others, and returns values and places.
 template <typename F>
-ValuesAndIndices pooled_with_indices(const char* op, const DTensor& x, const Sizes& size, const F& f) {
-  Sizes of_indices = {x.size()[0], x.size()[1]};
-  of_indices.insert(of_indices.end(), size.begin(), size.end());
-  std::vector<DTensor> both = call_for_all(op, {x}, rule_of_pooling(size), {of_indices}, [&](Inputs inputs) {
-    at::Tensor indices;
-    at::Tensor values = even_if_empty(inputs[0].local_tensor(), {0, 1}, [&](const at::Tensor& t) {
-      std::tuple<at::Tensor, at::Tensor> found = f(t);
-      indices = std::get<1>(found);
-      return std::get<0>(found);
-    });
-    for (const std::int64_t dim : {0, 1}) indices = indices.narrow(dim, 0, values.size(dim));
-    return std::vector<at::Tensor>{values, indices};
-  });
+ValuesAndIndices pooled_with_indices(const char* op, const std::vector<DTensor>& inputs, const Sizes& size,
+                                     const F& f) {
+  std::vector<DTensor> both =
+      call_for_all(op, inputs, rule_of_pooling(size), {with_spatial(inputs[0], size)}, [&](Inputs placed) {
+        return all_even_if_empty(locals_of(placed), {0, 1}, [&](const Tensors& locals) {
+          const std::tuple<at::Tensor, at::Tensor> found = f(locals);
+          return Tensors{std::get<0>(found), std::get<1>(found)};
+        });
+      });
   return {both[0], both[1]};
 }
 
@@ -325,7 +333,8 @@ DTensor adaptive_max_pool(const DTensor& x, const Sizes& size) {
 
 ValuesAndIndices max_pool_with_indices(const DTensor& x, const PoolingOptions& options) {
   const Pooling p("max_pool_with_indices", x, options);
-  return pooled_with_indices("max_pool_with_indices", x, p.size, [&](const at::Tensor& t) {
+  return pooled_with_indices("max_pool_with_indices", {x}, p.size, [&](const Tensors& locals) {
+    const at::Tensor& t = locals[0];
     const bool ceil = options.ceil_mode;
     return p.size.size() == 1   ? at::max_pool1d_with_indices(t, p.kernel, p.stride, p.padding, p.dilation, ceil)
            : p.size.size() == 2 ? at::max_pool2d_with_indices(t, p.kernel, p.stride, p.padding, p.dilation, ceil)
@@ -336,10 +345,52 @@ ValuesAndIndices max_pool_with_indices(const DTensor& x, const PoolingOptions& o
 ValuesAndIndices adaptive_max_pool_with_indices(const DTensor& x, const Sizes& size) {
   const std::size_t dims = spatial_dims("adaptive_max_pool", x);
   const Sizes to = spatial("adaptive_max_pool", "size", size, dims, 1);
-  return pooled_with_indices("adaptive_max_pool", x, to, [&](const at::Tensor& t) {
+  return pooled_with_indices("adaptive_max_pool", {x}, to, [&](const Tensors& locals) {
+    const at::Tensor& t = locals[0];
     return dims == 1   ? at::adaptive_max_pool1d(t, to)
            : dims == 2 ? at::adaptive_max_pool2d(t, to)
                        : at::adaptive_max_pool3d(t, to);
+  });
+}
+
+DTensor max_unpool(const DTensor& x, const DTensor& indices, const Sizes& size) {
+  const std::size_t dims = spatial_dims("max_unpool", x);
+  const Sizes to = spatial("max_unpool", "size", size, dims, 1);
+  const std::vector<DTensor> inputs = {x, indices};
+  if (indices.size() != x.size()) rules::refuse_sizes("max_unpool", inputs);
+  const auto rule = [&](Inputs given) {
+    OpRule pooling = rule_of_pooling(to)(given);
+    const std::size_t of_x = 0;
+    rules::add_partials(pooling, given, {&of_x, 1}, rules::Partials::linear);
+    return pooling;
+  };
+  return call("max_unpool", inputs, rule, [&](Inputs placed) {
+    return all_even_if_empty(locals_of(placed), {0, 1}, [&](const Tensors& locals) {
+      const at::Tensor &t = locals[0], &places = locals[1];
+      if (dims == 1) return Tensors{at::max_unpool2d(t.unsqueeze(3), places.unsqueeze(3), {to[0], 1}).squeeze(3)};
+      return Tensors{dims == 2 ? at::max_unpool2d(t, places, to)
+                               : at::max_unpool3d(t, places, to, {1, 1, 1}, {0, 0, 0})};
+    })[0];
+  });
+}
+
+ValuesAndIndices fractional_max_pool(const DTensor& x, const Sizes& kernel, const Sizes& size, const DTensor& samples) {
+  const std::size_t dims = spatial_dims("fractional_max_pool", x);
+  const Sizes of = spatial("fractional_max_pool", "kernel", kernel, dims, 1);
+  const Sizes to = spatial("fractional_max_pool", "size", size, dims, 1);
+  bool fits = dims > 1 && samples.size() == Sizes{x.size(0), x.size(1), static_cast<std::int64_t>(dims)};
+  for (std::size_t d = 0; d < dims; ++d) fits = fits && of[d] - 1 <= x.size()[d + 2] - to[d];
+  if (!fits) {
+    fail(ErrorCode::invalid_argument,
+         "fractional_max_pool of size {} to {} with a kernel {} and samples of size {}: expected two or three spatial "
+         "dimensions, windows that fit, and [n, channels, spatial dimensions] samples",
+         shape_to_string(x.size()), shape_to_string(to), shape_to_string(of), shape_to_string(samples.size()));
+  }
+  return pooled_with_indices("fractional_max_pool", {x, samples.detach()}, to, [&](const Tensors& locals) {
+    const at::Tensor &t = locals[0], &drawn = locals[1];
+    if (!drawn.ge(0).logical_and(drawn.lt(1)).all().item<bool>())
+      fail(ErrorCode::invalid_argument, "fractional_max_pool: a sample is out of range, expected numbers of [0, 1)");
+    return dims == 2 ? at::fractional_max_pool2d(t, of, to, drawn) : at::fractional_max_pool3d(t, of, to, drawn);
   });
 }
 

@@ -1,15 +1,22 @@
 // Linear algebra on matrices in the last two dimensions.
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/cholesky_inverse.h>
 #include <ATen/ops/cholesky_solve.h>
 #include <ATen/ops/diag_embed.h>
+#include <ATen/ops/geqrf.h>
 #include <ATen/ops/linalg_cholesky.h>
 #include <ATen/ops/linalg_cross.h>
 #include <ATen/ops/linalg_det.h>
 #include <ATen/ops/linalg_eig.h>
 #include <ATen/ops/linalg_eigh.h>
+#include <ATen/ops/linalg_householder_product.h>
 #include <ATen/ops/linalg_inv.h>
+#include <ATen/ops/linalg_ldl_factor.h>
+#include <ATen/ops/linalg_ldl_solve.h>
+#include <ATen/ops/linalg_lu.h>
 #include <ATen/ops/linalg_lu_factor.h>
+#include <ATen/ops/linalg_lu_solve.h>
 #include <ATen/ops/linalg_matrix_exp.h>
 #include <ATen/ops/linalg_matrix_power.h>
 #include <ATen/ops/linalg_pinv.h>
@@ -18,7 +25,9 @@
 #include <ATen/ops/linalg_solve.h>
 #include <ATen/ops/linalg_solve_triangular.h>
 #include <ATen/ops/linalg_svd.h>
+#include <ATen/ops/lu_unpack.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/ormqr.h>
 #include <ATen/ops/tril.h>
 #include <ATen/ops/triu.h>
 #include <ATen/ops/zeros.h>
@@ -28,6 +37,7 @@
 #include <tuple>
 
 #include "tensor/dtensor_ops/calls.h"
+#include "tensor/dtensor_rules/shared_dims.h"
 #include "tessera/base/error.h"
 
 namespace tessera::dtensor {
@@ -113,6 +123,85 @@ DTensor solve(const char* op, const DTensor& a, const DTensor& b, const F& f) {
     while (right.dim() < a.dim()) right = right.unsqueeze(0);  // else it might count as vectors
     return f(local[0].local_tensor(), right);
   });
+}
+
+// The rule of an op on batches of several inputs, which are broadcast to each other. `inner[i]` is the number of the
+// last dimensions of input i that are not of the batch, and `last` are the sizes of those of the result. `kept`,
+// counted from the end, is a dimension of the last input that is also one of the result and keeps its shards; the op is
+// then linear in this input.
+OpRule batched(const char* op, Inputs inputs, const Sizes& inner, const Sizes& last,
+               std::optional<std::int64_t> kept = std::nullopt) {
+  const auto batch_of = [&](std::size_t i) {
+    const Sizes& size = inputs[i].size();
+    return Sizes(size.begin(), size.end() - static_cast<std::ptrdiff_t>(inner[i]));
+  };
+  Sizes batch;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    const std::optional<Sizes> both = rules::broadcast(batch, batch_of(i));
+    if (!both) rules::refuse_sizes(op, inputs);
+    batch = *both;
+  }
+  std::vector<rules::SharedDim> dims;
+  for (std::size_t d = 0; d < batch.size(); ++d) {
+    rules::SharedDim& dim = dims.emplace_back(rules::SharedDim{d, {}});
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      const Sizes own = batch_of(i);
+      const std::size_t before = batch.size() - own.size();
+      const bool is_broadcast = d < before || own[d - before] != batch[d];
+      dim.inputs.push_back(is_broadcast ? std::nullopt : std::optional(d - before));
+    }
+  }
+  Sizes size = batch;
+  size.insert(size.end(), last.begin(), last.end());
+  const std::size_t of_last = inputs.size() - 1;
+  if (kept) {
+    const auto from_end = static_cast<std::size_t>(*kept);
+    rules::SharedDim& dim = dims.emplace_back(rules::SharedDim{size.size() - from_end, {}});
+    dim.inputs.resize(inputs.size());
+    dim.inputs[of_last] = inputs[of_last].size().size() - from_end;
+  }
+  OpRule rule = rules::shared(inputs, size, dims);
+  rule.may_shard = false;
+  if (kept) rules::add_partials(rule, inputs, {&of_last, 1}, rules::Partials::linear);
+  return rule;
+}
+
+// Throws Error(invalid_argument) unless b has `columns` vectors of n, [..., n, columns], for matrices and pivots of n.
+void check_factored(const char* op, const DTensor& factor, const DTensor& pivots, const DTensor& b) {
+  const MatrixSize m = matrix_size(op, factor, true);
+  const std::vector<DTensor> inputs = {factor, pivots, b};
+  if (pivots.size() != m.with({m.rows}) || b.dim() < 2 || b.size(-2) != m.rows) rules::refuse_sizes(op, inputs);
+}
+
+// Throws Error(invalid_argument) if a pivot is no row of matrices with `rows` rows. LAPACK does not check it.
+void check_pivots(const char* op, const at::Tensor& pivots, std::int64_t rows) {
+  if (!pivots.ge(1).logical_and(pivots.le(rows)).all().item<bool>())
+    fail(ErrorCode::invalid_argument, "{}: a pivot is out of range, expected 1 to {}", op, rows);
+}
+
+// For matrices that are factored: `f` takes local tensors of the factors, the pivots and b.
+template <typename F>
+DTensor solve_factored(const char* op, const DTensor& factor, const DTensor& pivots, const DTensor& b, const F& f) {
+  check_factored(op, factor, pivots, b);
+  const auto rule = [&](Inputs inputs) { return batched(op, inputs, {2, 1, 2}, {b.size(-2), b.size(-1)}, 1); };
+  const std::vector<DTensor> inputs = {factor, pivots, b};
+  return call(op, inputs, rule, [&](Inputs local) -> at::Tensor {
+    return f(local[0].local_tensor(), local[1].local_tensor(), local[2].local_tensor());
+  });
+}
+
+// Throws Error(invalid_argument) unless a [..., m, n] and tau [..., k] are of batches of k <= n <= m reflections.
+void check_reflections(const char* op, Inputs inputs, bool are_tall) {
+  const MatrixSize m = matrix_size(op, inputs[0], false);
+  const DTensor& tau = inputs[1];
+  const bool fits = tau.dim() >= 1 && tau.size() == m.with({tau.size(-1)}) && tau.size(-1) <= m.least &&
+                    (!are_tall || m.columns <= m.rows);
+  if (!fits) rules::refuse_sizes(op, inputs);
+}
+
+// Returns `result`, computed from `inputs`; LibTorch's has no gradient without elements.
+at::Tensor tracked(const at::Tensor& result, Inputs inputs) {
+  return result.numel() > 0 ? result : zeros_from(result.sizes().vec(), locals_of(inputs));
 }
 
 // `f` takes a matrix and the offset of a diagonal in it, and returns one of the triangles that this divides it into.
@@ -221,6 +310,84 @@ DTensor linalg_solve_triangular(const DTensor& a, const DTensor& b, bool upper) 
 DTensor cholesky_solve(const DTensor& b, const DTensor& factor, bool upper) {
   return solve("cholesky_solve", factor, b,
                [&](const at::Tensor& s, const at::Tensor& t) { return at::cholesky_solve(t, s, upper); });
+}
+
+Factors linalg_ldl_factor(const DTensor& a, bool hermitian) {
+  const MatrixSize m = matrix_size("linalg_ldl_factor", a, true);
+  return factors_of("linalg_ldl_factor", a, a.size(), m.with({m.rows}),
+                    [&](const at::Tensor& t) { return at::linalg_ldl_factor(t, hermitian); });
+}
+
+PermutationAndTriangles linalg_lu(const DTensor& a) {
+  const MatrixSize m = matrix_size("linalg_lu", a, false);
+  std::vector<DTensor> all =
+      of_matrices("linalg_lu", a, {m.with({m.rows, m.rows}), m.with({m.rows, m.least}), m.with({m.least, m.columns})},
+                  [](const at::Tensor& t) { return to_tensors(at::linalg_lu(t)); });
+  return {all[0], all[1], all[2]};
+}
+
+PermutationAndTriangles lu_unpack(const DTensor& lu, const DTensor& pivots) {
+  const MatrixSize m = matrix_size("lu_unpack", lu, false);
+  const std::vector<DTensor> inputs = {lu, pivots};
+  if (pivots.size() != m.with({m.least})) rules::refuse_sizes("lu_unpack", inputs);
+  const auto rule = [&](Inputs given) { return batched("lu_unpack", given, {2, 1}, {m.rows, m.rows}); };
+  std::vector<DTensor> all = call_for_all(
+      "lu_unpack", inputs, rule, {m.with({m.rows, m.least}), m.with({m.least, m.columns})}, [&](Inputs local) {
+        check_pivots("lu_unpack", local[1].local_tensor(), m.rows);
+        return to_tensors(at::lu_unpack(local[0].local_tensor(), local[1].local_tensor()));
+      });
+  return {all[0], all[1], all[2]};
+}
+
+DTensor linalg_lu_solve(const DTensor& lu, const DTensor& pivots, const DTensor& b) {
+  return solve_factored("linalg_lu_solve", lu, pivots, b,
+                        [](const at::Tensor& factor, const at::Tensor& rows, const at::Tensor& t) {
+                          check_pivots("linalg_lu_solve", rows, factor.size(-1));
+                          return at::linalg_lu_solve(factor, rows, t);
+                        });
+}
+
+DTensor linalg_ldl_solve(const DTensor& ld, const DTensor& pivots, const DTensor& b, bool hermitian) {
+  return solve_factored("linalg_ldl_solve", ld, pivots, b,
+                        [&](const at::Tensor& factor, const at::Tensor& rows, const at::Tensor& t) {
+                          check_pivots("linalg_ldl_solve", rows.abs(), factor.size(-1));  // < 0 in blocks of two rows
+                          return at::linalg_ldl_solve(factor, rows, t, hermitian);
+                        });
+}
+
+DTensor cholesky_inverse(const DTensor& factor, bool upper) {
+  return of_square("cholesky_inverse", factor, [&](const at::Tensor& t) { return at::cholesky_inverse(t, upper); });
+}
+
+Factors geqrf(const DTensor& a) {
+  const MatrixSize m = matrix_size("geqrf", a, false);
+  return factors_of("geqrf", a, a.size(), m.with({m.least}), [](const at::Tensor& t) { return at::geqrf(t); });
+}
+
+DTensor linalg_householder_product(const DTensor& a, const DTensor& tau) {
+  const std::vector<DTensor> inputs = {a, tau};
+  check_reflections("linalg_householder_product", inputs, true);
+  const auto rule = [](Inputs given) {
+    return batched("linalg_householder_product", given, {2, 1}, {given[0].size(-2), given[0].size(-1)});
+  };
+  return call("linalg_householder_product", inputs, rule, [](Inputs local) {
+    return tracked(at::linalg_householder_product(local[0].local_tensor(), local[1].local_tensor()), local);
+  });
+}
+
+DTensor ormqr(const DTensor& a, const DTensor& tau, const DTensor& c, bool left, bool transpose) {
+  const std::vector<DTensor> inputs = {a, tau, c};
+  check_reflections("ormqr", inputs, false);
+  const bool fits = c.dim() == a.dim() && c.size(left ? -2 : -1) == a.size(-2) &&
+                    std::equal(a.size().begin(), a.size().end() - 2, c.size().begin());
+  if (!fits) rules::refuse_sizes("ormqr", inputs);
+  const auto rule = [&](Inputs given) {
+    return batched("ormqr", given, {2, 1, 2}, {c.size(-2), c.size(-1)}, left ? 1 : 2);
+  };
+  return call("ormqr", inputs, rule, [&](Inputs local) {
+    const at::Tensor &reflections = local[0].local_tensor(), &factors = local[1].local_tensor();
+    return tracked(at::ormqr(reflections, factors, local[2].local_tensor(), left, transpose), local);
+  });
 }
 
 DTensor linalg_cross(const DTensor& a, const DTensor& b, std::int64_t dim) {

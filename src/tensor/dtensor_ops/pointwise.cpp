@@ -6,6 +6,7 @@
 
 #include "tensor/dtensor_ops/calls.h"
 #include "tensor/dtensor_rules/shared_dims.h"
+#include "tessera/base/error.h"
 #include "tessera/tensor/dtensor_ops.h"
 
 namespace tessera {
@@ -37,6 +38,7 @@ Linearity scaled(const Scalar& by) { return by.isComplex() ? kLinear : scaled(by
 }  // namespace
 
 DTensor clamp(const DTensor& x, const std::optional<Scalar>& min, const std::optional<Scalar>& max) {
+  if (!min && !max) fail(ErrorCode::invalid_argument, "clamp: neither a minimum nor a maximum, expected one of them");
   return unary("clamp", x, Linearity::increasing, [&](Tensor t) {
     if (min) t = at::clamp_min(t, *min);
     if (max) t = at::clamp_max(t, *max);
@@ -47,9 +49,18 @@ DTensor clone(const DTensor& x) {
   return call("clone", {&x, 1}, copied, [](Inputs inputs) { return inputs[0].local_tensor().clone(); });
 }
 DTensor to(const DTensor& x, at::ScalarType dtype) {
-  const bool keeps_values = at::isFloatingType(dtype) && at::promoteTypes(x.scalar_type(), dtype) == dtype;
+  const bool keeps_values = at::isFloatingType(dtype) && !is_float8(dtype) && !is_float8(x.scalar_type()) &&
+                            at::promoteTypes(x.scalar_type(), dtype) == dtype;
   return unary("to", x, keeps_values ? Linearity::increasing_linear : kNone,
                [&](const Tensor& t) { return t.to(dtype); });
+}
+MantissaAndExponent frexp(const DTensor& x) {
+  const auto rule = [](Inputs inputs) { return rules::elementwise("frexp", inputs, kNone); };
+  std::vector<DTensor> both = call_for_all("frexp", {x}, rule, {x.size()}, [](Inputs inputs) {
+    auto [mantissa, exponent] = at::frexp(inputs[0].local_tensor());
+    return std::vector<Tensor>{mantissa, exponent};
+  });
+  return {both[0], both[1]};
 }
 DTensor celu(const DTensor& x, const Scalar& alpha) {
   return unary("celu", x, kNone, [&](const Tensor& t) { return at::celu(t, alpha); });
@@ -236,6 +247,9 @@ DTensor copy_to(const char* op, const DTensor& x, const AnyTensor& from) {
 
 DTensor copy_(const DTensor& x, const AnyTensor& from) { return copy_to("copy_", x, from); }
 DTensor fill_(const DTensor& x, const Scalar& value) {
+  if (value.isComplex() && !at::isComplexType(x.scalar_type()))
+    fail(ErrorCode::invalid_argument, "fill_ of {} by a complex number: expected a complex dtype",
+         c10::toString(x.scalar_type()));
   const Tensor number = at::full({}, value, at::TensorOptions(x.scalar_type()).device(x.device()));
   return copy_to("fill_", x, DTensor::from_local(number, x.device_mesh(), {}, {Sizes()}));
 }

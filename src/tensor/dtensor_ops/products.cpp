@@ -35,18 +35,57 @@ DTensor addmm(const AnyTensor& x, const AnyTensor& a, const AnyTensor& b, const 
   return add(mul(inputs[0], beta), mul(matmul(inputs[1], inputs[2]), alpha));
 }
 
+DTensor scaled_mm(const DTensor& a, const DTensor& b, const AnyTensor& scale_a, const AnyTensor& scale_b,
+                  at::ScalarType dtype) {
+  for (const DTensor* each : {&a, &b}) {
+    if (each->dim() == 2 && is_float8(each->scalar_type())) continue;
+    fail(ErrorCode::invalid_argument,
+         "scaled_mm of size {} of {}: expected matrices of 8-bit floating-point numbers, which LibTorch 1.13 lacks",
+         shape_to_string(each->size()), c10::toString(each->scalar_type()));
+  }
+  const DTensor product = matmul(to(a, at::kFloat), to(b, at::kFloat));
+  return to(mul(mul(product, scale_a), scale_b), dtype);
+}
+
+DTensor grouped_mm(const DTensor& a, const DTensor& b, const Sizes& ends) {
+  const bool has_groups = a.dim() == 3 || b.dim() == 3;
+  bool fits = (a.dim() == 2 || b.dim() == 2) && (a.dim() == 2 || a.dim() == 3) && (b.dim() == 2 || b.dim() == 3);
+  // The dimension that is divided into groups.
+  const std::int64_t of_a = b.dim() == 3 ? 0 : 1, of_b = a.dim() == 3 ? 1 : 0;
+  std::int64_t length = 0;
+  if (fits) {
+    length = a.dim() == 2 ? a.size(of_a) : b.size(of_b);
+    fits = a.size(-1) == b.size(-2) && !ends.empty() && ends.front() >= 0 && ends.back() <= length &&
+           std::is_sorted(ends.begin(), ends.end()) &&
+           (!has_groups || (a.dim() == 3 ? a : b).size(0) == static_cast<std::int64_t>(ends.size()));
+  }
+  if (!fits) {
+    fail(ErrorCode::invalid_argument,
+         "grouped_mm of sizes {} and {} with ends {}: expected two matrices, or one and groups of matrices, that fit "
+         "together, and ascending ends within the dimension that they divide",
+         shape_to_string(a.size()), shape_to_string(b.size()), shape_to_string(ends));
+  }
+  std::vector<DTensor> products;
+  std::int64_t begin = 0;
+  for (std::size_t i = 0; i < ends.size(); begin = ends[i++]) {
+    const auto group = [&](const DTensor& x, std::int64_t dim) {
+      return x.dim() == 3 ? select(x, 0, static_cast<std::int64_t>(i)) : slice(x, dim, begin, ends[i]);
+    };
+    products.push_back(matmul(group(a, of_a), group(b, of_b)));
+  }
+  if (!has_groups) return stack(products);
+  const std::int64_t along = b.dim() == 3 ? 0 : 1, rest = length - ends.back();
+  const DTensor result = cat(products, along);
+  return rest == 0 ? result : pad(result, along == 1 ? Sizes{0, rest} : Sizes{0, 0, 0, rest});
+}
+
 namespace {
 
 template <typename F>
 DTensor product(const char* op, const std::vector<DTensor>& inputs, const rules::ProductLabels& labels, const F& f) {
   return call(
       op, inputs, [&](Inputs given) { return rules::product(op, given, labels); },
-      [&](Inputs given) -> at::Tensor {
-        std::vector<at::Tensor> locals;
-        locals.reserve(given.size());
-        for (const DTensor& input : given) locals.push_back(input.local_tensor());
-        return f(locals);
-      });
+      [&](Inputs given) -> at::Tensor { return f(locals_of(given)); });
 }
 
 }  // namespace

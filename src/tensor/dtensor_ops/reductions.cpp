@@ -20,6 +20,7 @@
 #include "tensor/dtensor_ops/calls.h"
 #include "tessera/base/error.h"
 #include "tessera/tensor/dtensor_ops.h"
+#include "tessera/tensor/dtensor_ops/normalization.h"
 
 namespace tessera::dtensor {
 
@@ -96,6 +97,80 @@ DTensor rms_norm(const DTensor& x, const Sizes& normalized_shape, const std::opt
   });
 }
 
+namespace {
+
+// Throws unless x has channels and each of `parameters`, if it is there, has a number for each.
+void check_channels(const char* op, const DTensor& x, std::initializer_list<const std::optional<DTensor>*> parameters) {
+  bool fits = x.dim() >= 2;
+  for (const std::optional<DTensor>* each : parameters) fits = fits && (!*each || (*each)->size() == Sizes{x.size(1)});
+  if (!fits) rules::refuse_sizes(op, inputs_of({&x}, parameters));
+}
+
+// Returns numbers of channels so that they are broadcast to x.
+DTensor for_channels(const DTensor& numbers, const DTensor& x) {
+  Sizes size(x.size().size() - 1, 1);
+  size[0] = x.size(1);
+  return reshape(numbers, size);
+}
+
+DTensor with_weight_and_bias(const DTensor& normalized, const std::optional<DTensor>& weight,
+                             const std::optional<DTensor>& bias) {
+  const DTensor scaled = weight ? mul(normalized, for_channels(*weight, normalized)) : normalized;
+  return bias ? add(scaled, for_channels(*bias, normalized)) : scaled;
+}
+
+// Returns x without partial placements.
+DTensor without_partials(const DTensor& x) { return x.redistribute(x.grad_placements(), false); }
+
+}  // namespace
+
+DTensor group_norm(const DTensor& x, std::int64_t groups, const std::optional<DTensor>& weight,
+                   const std::optional<DTensor>& bias, double eps) {
+  check_channels("group_norm", x, {&weight, &bias});
+  if (groups < 1 || x.size(1) % groups != 0) {
+    fail(ErrorCode::invalid_argument, "group_norm of size {} in {} groups: expected a number that divides the channels",
+         shape_to_string(x.size()), groups);
+  }
+  const std::int64_t length = x.size(1) / groups * volume(Sizes(x.size().begin() + 2, x.size().end()));
+  const DTensor normalized =
+      layer_norm(view(x, {x.size(0), groups, length}), {length}, std::nullopt, std::nullopt, eps);
+  return with_weight_and_bias(view(normalized, x.size()), weight, bias);
+}
+
+DTensor batch_norm(const DTensor& x, const std::optional<DTensor>& weight, const std::optional<DTensor>& bias,
+                   const BatchNormOptions& options) {
+  const std::optional<DTensor>&running_mean = options.running_mean, &running_var = options.running_var;
+  const bool training = options.training;
+  check_channels("batch_norm", x, {&weight, &bias, &running_mean, &running_var});
+  const std::int64_t count = x.numel() / std::max<std::int64_t>(x.size(1), 1);
+  const bool has_running = running_mean && running_var;
+  if (running_mean.has_value() != running_var.has_value() || (!training && !has_running) || (training && count < 2)) {
+    fail(ErrorCode::invalid_argument,
+         "batch_norm of size {} {} training, with {} of running mean and variance: expected both or none, both without "
+         "training, and more than one value for each channel in training",
+         shape_to_string(x.size()), training ? "in" : "without",
+         has_running                   ? "both"
+         : running_mean || running_var ? "one"
+                                       : "none");
+  }
+  const bool is_half = x.scalar_type() == at::kHalf || x.scalar_type() == at::kBFloat16;
+  const DTensor wide = is_half ? to(x, at::kFloat) : x;
+  Sizes over(x.size().size() - 1, 0);
+  std::iota(over.begin() + 1, over.end(), 2);
+  const DTensor mean = training ? without_partials(dtensor::mean(wide, over, true)) : for_channels(*running_mean, x);
+  const DTensor var = training ? without_partials(dtensor::var(wide, over, 0, true)) : for_channels(*running_var, x);
+  const DTensor normalized = to(mul(sub(wide, mean), rsqrt(add(var, options.eps))), x.scalar_type());
+  if (training && has_running) {
+    const at::NoGradGuard no_grad;
+    const auto update = [&, by = options.momentum](const DTensor& running, const DTensor& found) {
+      copy_(running, add(mul(running, 1 - by), mul(reshape(found, running.size()), by)));
+    };
+    update(*running_mean, mean);
+    update(*running_var, mul(var, static_cast<double>(count) / static_cast<double>(count - 1)));
+  }
+  return with_weight_and_bias(normalized, weight, bias);
+}
+
 DTensor softmax(const DTensor& x, std::int64_t dim) {
   const std::int64_t over = rules::dim_from_front("softmax", dim, x.dim());
   if (is_sharded_along(x, over)) {
@@ -103,6 +178,11 @@ DTensor softmax(const DTensor& x, std::int64_t dim) {
     return to(div(exponentials, sum(exponentials, {over}, true)), x.scalar_type());
   }
   return along_dims("softmax", x, {over}, [&](const at::Tensor& t) { return at::softmax(t, over); });
+}
+
+DTensor safe_softmax(const DTensor& x, std::int64_t dim) {
+  const DTensor is_masked = all(eq(x.detach(), -std::numeric_limits<double>::infinity()), {dim}, true);
+  return masked_fill(softmax(masked_fill(x, is_masked, 0), dim), is_masked, 0);
 }
 
 DTensor log_softmax(const DTensor& x, std::int64_t dim) {
@@ -126,6 +206,10 @@ DTensor nansum(const DTensor& x, const Sizes& dims, bool keepdim) {
 }
 
 DTensor mean(const DTensor& x, const Sizes& dims, bool keepdim) {
+  if (!at::isFloatingType(x.scalar_type()) && !at::isComplexType(x.scalar_type())) {
+    fail(ErrorCode::invalid_argument, "mean of {}: expected a floating-point or complex dtype",
+         c10::toString(x.scalar_type()));
+  }
   return div(sum(x, dims, keepdim), volume_of("mean", x, dims));
 }
 

@@ -49,11 +49,7 @@ DTensor cat(const std::vector<DTensor>& tensors, std::int64_t dim) {
   const std::int64_t along = rules::dim_from_front("cat", dim, tensors[0].dim());
   return call(
       "cat", tensors, [&](Inputs inputs) { return rules::cat(inputs, static_cast<std::size_t>(along)); },
-      [&](Inputs inputs) {
-        std::vector<at::Tensor> locals;
-        for (const DTensor& input : inputs) locals.push_back(input.local_tensor());
-        return at::cat(locals, along);
-      });
+      [&](Inputs inputs) { return at::cat(locals_of(inputs), along); });
 }
 
 DTensor stack(const std::vector<DTensor>& tensors, std::int64_t dim) {

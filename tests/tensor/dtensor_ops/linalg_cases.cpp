@@ -13,6 +13,104 @@ namespace {
 using Tensors = const std::vector<at::Tensor>&;
 using DTensors = const std::vector<DTensor>&;
 
+// From the factors that other ops compute.
+std::vector<OpCase> factored_cases() {
+  return {
+      {"linalg_lu",
+       {{4, 3, 3}, {3, 5}},
+       [](DTensors v) {
+         const auto [lu, pivots] = dtensor::linalg_lu_factor(v[0]);
+         const auto [p, l, u] = dtensor::lu_unpack(lu, pivots);
+         const auto all = dtensor::linalg_lu(v[0]);
+         return dtensor::linalg_lu_solve(lu, pivots, v[1]) +
+                dtensor::sum(dtensor::matmul(p, l * 2) + u * all.l + dtensor::matmul(all.p, all.u));
+       },
+       [](Tensors a) {
+         const auto [lu, pivots] = at::linalg_lu_factor(a[0]);
+         const auto [p, l, u] = at::lu_unpack(lu, pivots);
+         const auto [p2, l2, u2] = at::linalg_lu(a[0]);
+         return at::linalg_lu_solve(lu, pivots, a[1].unsqueeze(0)) +
+                (at::matmul(p, l * 2) + u * l2 + at::matmul(p2, u2)).sum();
+       }},
+      {"lu_unpack_of_wide",
+       {{5, 2, 3}},
+       [](DTensors v) {
+         const auto [lu, pivots] = dtensor::linalg_lu_factor(v[0]);
+         const auto [p, l, u] = dtensor::lu_unpack(lu, pivots);
+         return dtensor::matmul(dtensor::matmul(p, l), dtensor::square(u));
+       },
+       [](Tensors a) {
+         const auto [lu, pivots] = at::linalg_lu_factor(a[0]);
+         const auto [p, l, u] = at::lu_unpack(lu, pivots);
+         return at::matmul(at::matmul(p, l), u.square());
+       }},
+      {"householder_product",
+       {{4, 3, 2}, {4, 2}},
+       [](DTensors v) { return dtensor::linalg_householder_product(v[0], v[1]); },
+       [](Tensors a) { return at::linalg_householder_product(a[0], a[1]); }},
+      {"reflections",
+       {{4, 3, 2}, {4, 3, 5}, {4, 5, 3}},
+       [](DTensors v) {
+         const auto [a, tau] = dtensor::geqrf(v[0]);
+         return dtensor::ormqr(a, tau, v[1]) + dtensor::ormqr(a, tau, v[1], true, true) * 2 +
+                dtensor::transpose(dtensor::ormqr(a, tau, v[2], false), 1, 2) +
+                dtensor::sum(a) * dtensor::unsqueeze(dtensor::unsqueeze(dtensor::sum(tau, {1}), -1), -1);
+       },
+       [](Tensors b) {
+         const auto [a, tau] = at::geqrf(b[0]);
+         return at::ormqr(a, tau, b[1]) + at::ormqr(a, tau, b[1], true, true) * 2 +
+                at::ormqr(a, tau, b[2], false).transpose(1, 2) + a.sum() * tau.sum(1).unsqueeze(-1).unsqueeze(-1);
+       },
+       false},
+      {"linalg_ldl",
+       {{4, 3, 3}, {3, 5}},
+       [](DTensors v) {
+         const auto [ld, pivots] = dtensor::linalg_ldl_factor(v[0] + dtensor::transpose(v[0], 1, 2));
+         return dtensor::linalg_ldl_solve(ld, pivots, v[1]) +
+                dtensor::unsqueeze(dtensor::to(pivots, at::kDouble), -1) * dtensor::sum(ld);
+       },
+       [](Tensors a) {
+         const auto [ld, pivots] = at::linalg_ldl_factor(a[0] + a[0].mT());
+         return at::linalg_ldl_solve(ld, pivots, a[1].unsqueeze(0)) + pivots.to(at::kDouble).unsqueeze(-1) * ld.sum();
+       },
+       false},
+      {"cholesky_inverse",
+       {{4, 3, 3}},
+       [](DTensors v) { return dtensor::cholesky_inverse(v[0]) + dtensor::cholesky_inverse(v[0], true) * 2; },
+       [](Tensors a) { return at::cholesky_inverse(a[0]) + at::cholesky_inverse(a[0], true) * 2; }},
+  };
+}
+
+// Of group i, places ends[i - 1] to ends[i]; the places after the last give 0.
+std::vector<OpCase> grouped_cases() {
+  const Sizes ends = {2, 2, 5};
+  return {
+      {"grouped_mm_of_rows",
+       {{6, 4}, {3, 4, 5}},
+       [=](DTensors v) { return dtensor::grouped_mm(v[0], v[1], ends); },
+       [](Tensors a) {
+         const at::Tensor first = a[0].narrow(0, 0, 2), last = a[0].narrow(0, 2, 3);
+         return at::cat({at::matmul(first, a[1][0]), at::matmul(last, a[1][2]), at::zeros({1, 5}, at::kDouble)});
+       }},
+      {"grouped_mm_of_columns",
+       {{3, 2, 4}, {4, 6}},
+       [=](DTensors v) { return dtensor::grouped_mm(v[0], v[1], ends); },
+       [](Tensors a) {
+         const at::Tensor first = a[1].narrow(1, 0, 2), last = a[1].narrow(1, 2, 3);
+         return at::cat({at::matmul(a[0][0], first), at::matmul(a[0][2], last), at::zeros({2, 1}, at::kDouble)}, 1);
+       }},
+      {"grouped_mm_of_two",
+       {{3, 6}, {6, 4}},
+       [=](DTensors v) { return dtensor::grouped_mm(v[0], v[1], ends); },
+       [](Tensors a) {
+         const auto part = [&](std::int64_t begin, std::int64_t length) {
+           return at::matmul(a[0].narrow(1, begin, length), a[1].narrow(0, begin, length));
+         };
+         return at::stack({part(0, 2), part(2, 0), part(2, 3)});
+       }},
+  };
+}
+
 }  // namespace
 
 std::vector<OpCase> linalg_cases() {
@@ -21,7 +119,7 @@ std::vector<OpCase> linalg_cases() {
     return dtensor::matmul(x, dtensor::transpose(x, -1, -2)) + at::eye(3, at::kDouble);
   };
   const auto atens = [](const at::Tensor& x) { return at::matmul(x, x.mT()) + at::eye(3, at::kDouble); };
-  return {
+  std::vector<OpCase> cases = {
       {"linalg_of_definite",
        {{4, 3, 3}},
        [=](DTensors v) {
@@ -137,6 +235,8 @@ std::vector<OpCase> linalg_cases() {
        [](DTensors v) { return dtensor::linalg_cross(v[0], v[1], 0); },
        [](Tensors a) { return at::linalg_cross(a[0], a[1], 0); }},
   };
+  for (const auto& more : {factored_cases(), grouped_cases()}) cases.insert(cases.end(), more.begin(), more.end());
+  return cases;
 }
 
 }  // namespace tessera::testing

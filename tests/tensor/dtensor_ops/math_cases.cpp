@@ -143,6 +143,20 @@ std::vector<OpCase> function_cases() {
          return sum_of(functions(), v[0] * 0.3) + dtensor::acosh(v[0] + 1) + dtensor::mvlgamma(v[0] + 3, 2);
        },
        [](Tensors a) { return sum_of(functions(), a[0] * 0.3) + at::acosh(a[0] + 1) + at::mvlgamma(a[0] + 3, 2); }},
+      {"frexp",
+       {{5, 4}},
+       [](DTensors v) {
+         const auto [mantissa, exponent] = dtensor::frexp(v[0] * 3);
+         return dtensor::square(mantissa) + dtensor::to(exponent, at::kDouble) * 2;
+       },
+       [](Tensors a) {
+         const auto [mantissa, exponent] = at::frexp(a[0] * 3);
+         return mantissa.square() + exponent.to(at::kDouble) * 2;
+       }},
+      {"rrelu",
+       {{5, 4}},
+       [](DTensors v) { return dtensor::rrelu(v[0] - 1.5) + dtensor::rrelu(v[0] - 1.5, -0.5, 0.1); },
+       [](Tensors a) { return at::rrelu(a[0] - 1.5) + at::rrelu(a[0] - 1.5, -0.5, 0.1); }},
       {"functions_without_gradient",
        {{5, 4}},
        [](DTensors v) {
@@ -358,32 +372,45 @@ std::vector<OpCase> interpolation_cases() {
        {{4, 2, 5}},
        [](DTensors v) {
          return dtensor::interpolate(v[0], {8}, Interpolation::linear, true) + dtensor::interpolate(v[0], {8}) +
-                dtensor::interpolate(v[0], {8}, Interpolation::area);
+                dtensor::interpolate(v[0], {8}, Interpolation::area) +
+                dtensor::interpolate(v[0], {8}, Interpolation::nearest_exact) * 2;
        },
        [](Tensors a) {
          return at::upsample_linear1d(a[0], {8}, true) + at::upsample_nearest1d(a[0], {8}) +
-                at::adaptive_avg_pool1d(a[0], {8});
+                at::adaptive_avg_pool1d(a[0], {8}) + at::_upsample_nearest_exact1d(a[0], {8}) * 2;
        }},
       {"interpolation_of_two",
        {{2, 3, 4, 3}},
        [](DTensors v) {
          return dtensor::interpolate(v[0], {6, 5}, Interpolation::linear) + dtensor::interpolate(v[0], {6, 5}) +
                 dtensor::interpolate(v[0], {6, 5}, Interpolation::bicubic, true) +
-                dtensor::interpolate(v[0], {6, 5}, Interpolation::area);
+                dtensor::interpolate(v[0], {6, 5}, Interpolation::area) +
+                dtensor::interpolate(v[0], {6, 5}, Interpolation::nearest_exact) * 2;
        },
        [](Tensors a) {
          return at::upsample_bilinear2d(a[0], {6, 5}, false) + at::upsample_nearest2d(a[0], {6, 5}) +
-                at::upsample_bicubic2d(a[0], {6, 5}, true) + at::adaptive_avg_pool2d(a[0], {6, 5});
+                at::upsample_bicubic2d(a[0], {6, 5}, true) + at::adaptive_avg_pool2d(a[0], {6, 5}) +
+                at::_upsample_nearest_exact2d(a[0], {6, 5}) * 2;
+       }},
+      {"interpolation_with_antialias",
+       {{2, 3, 5, 4}},
+       [](DTensors v) {
+         return dtensor::interpolate(v[0], {3, 2}, Interpolation::linear, false, true) +
+                dtensor::interpolate(v[0], {3, 2}, Interpolation::bicubic, true, true) * 2;
+       },
+       [](Tensors a) {
+         return at::_upsample_bilinear2d_aa(a[0], {3, 2}, false) + at::_upsample_bicubic2d_aa(a[0], {3, 2}, true) * 2;
        }},
       {"interpolation_of_three",
        {{3, 2, 2, 3, 2}},
        [](DTensors v) {
          return dtensor::interpolate(v[0], {4, 4, 3}, Interpolation::linear, true) +
-                dtensor::interpolate(v[0], {4, 4, 3}) + dtensor::adaptive_avg_pool(v[0], {4, 4, 3});
+                dtensor::interpolate(v[0], {4, 4, 3}) + dtensor::adaptive_avg_pool(v[0], {4, 4, 3}) +
+                dtensor::interpolate(v[0], {4, 4, 3}, Interpolation::nearest_exact) * 2;
        },
        [](Tensors a) {
          return at::upsample_trilinear3d(a[0], {4, 4, 3}, true) + at::upsample_nearest3d(a[0], {4, 4, 3}) +
-                at::adaptive_avg_pool3d(a[0], {4, 4, 3});
+                at::adaptive_avg_pool3d(a[0], {4, 4, 3}) + at::_upsample_nearest_exact3d(a[0], {4, 4, 3}) * 2;
        }},
       {"pooling_of_one",
        {{4, 2, 7}},

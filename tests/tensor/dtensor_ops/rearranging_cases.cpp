@@ -1,10 +1,9 @@
-// Ops on DTensors that rearrange elements, Fourier transforms and convolutions, beside those of ATen.
+// Ops on DTensors that rearrange elements, and Fourier transforms, beside those of ATen.
 
 #include <ATen/ATen.h>
 
 #include "tensor/dtensor_ops/op_cases.h"
 #include "tessera/tensor/dtensor_ops.h"
-#include "tessera/tensor/dtensor_ops/convolution.h"
 #include "tessera/tensor/dtensor_ops/fft.h"
 
 namespace tessera::testing {
@@ -200,106 +199,6 @@ std::vector<OpCase> complex_cases() {
   };
 }
 
-dtensor::ConvolutionOptions convolved(Sizes stride, Sizes padding, Sizes dilation = {1}, std::int64_t groups = 1) {
-  dtensor::ConvolutionOptions options;
-  options.stride = std::move(stride);
-  options.padding = std::move(padding);
-  options.dilation = std::move(dilation);
-  options.groups = groups;
-  return options;
-}
-
-std::vector<OpCase> convolution_cases() {
-  const auto transposed = [] {
-    dtensor::ConvolutionOptions options = convolved({2}, {1});
-    options.transposed = true;
-    options.output_padding = {1};
-    return options;
-  };
-  return {
-      {"conv1d",
-       {{5, 4, 6}, {3, 4, 3}, {3}},
-       [](Values v) { return dtensor::convolution(v[0], v[1], v[2], convolved({1}, {1})); },
-       [](Tensors a) { return at::conv1d(a[0], a[1], a[2], 1, 1); }},
-      {"conv2d_without_bias",
-       {{2, 3, 6, 5}, {4, 3, 3, 2}},
-       [](Values v) {
-         return dtensor::convolution(v[0], v[1], std::nullopt, convolved({2, 1}, {1, 0}, {2, 1}));
-       },
-       [](Tensors a) {
-         return at::conv2d(a[0], a[1], {}, {2, 1}, {1, 0}, {2, 1});
-       }},
-      {"conv2d_by_groups",
-       {{3, 4, 5, 4}, {8, 1, 2, 2}, {8}},
-       [](Values v) { return dtensor::convolution(v[0], v[1], v[2], convolved({1}, {1}, {1}, 4)); },
-       [](Tensors a) { return at::conv2d(a[0], a[1], a[2], 1, 1, 1, 4); }},
-      {"conv3d",
-       {{2, 2, 3, 4, 3}, {3, 2, 2, 2, 2}, {3}},
-       [](Values v) { return dtensor::convolution(v[0], v[1], v[2], convolved({1}, {1})); },
-       [](Tensors a) { return at::conv3d(a[0], a[1], a[2], 1, 1); }},
-      {"conv_transpose2d",
-       {{3, 2, 3, 4}, {2, 3, 3, 3}, {3}},
-       [=](Values v) { return dtensor::convolution(v[0], v[1], v[2], transposed()); },
-       [](Tensors a) { return at::conv_transpose2d(a[0], a[1], a[2], 2, 1, 1); }},
-      {"max_pool2d",
-       {{5, 3, 6, 5}},
-       [](Values v) {
-         return dtensor::max_pool(v[0], {.kernel = {3, 2}, .stride = {2}, .padding = {1}, .ceil_mode = true});
-       },
-       [](Tensors a) {
-         return at::max_pool2d(a[0], {3, 2}, 2, 1, 1, true);
-       }},
-      {"avg_pool",
-       {{5, 3, 6}},
-       [](Values v) {
-         return dtensor::avg_pool(v[0], {.kernel = {2}}) +
-                dtensor::avg_pool(v[0], {.kernel = {3}, .stride = {2}, .padding = {1}, .count_include_pad = false});
-       },
-       [](Tensors a) { return at::avg_pool1d(a[0], 2) + at::avg_pool1d(a[0], 3, 2, 1, false, false); }},
-      {"adaptive_max_pool",
-       {{4, 2, 7}, {3, 2, 6, 5}, {2, 2, 4, 3, 2}},
-       [](Values v) {
-         return dtensor::sum(dtensor::adaptive_max_pool(v[0], {3})) *
-                    dtensor::sum(dtensor::adaptive_max_pool(v[2], {2, 2, 1})) +
-                dtensor::adaptive_max_pool_with_indices(v[1], {2, 3}).values;
-       },
-       [](Tensors a) {
-         return std::get<0>(at::adaptive_max_pool1d(a[0], {3})).sum() *
-                    std::get<0>(at::adaptive_max_pool3d(a[2], {2, 2, 1})).sum() +
-                std::get<0>(at::adaptive_max_pool2d(a[1], {2, 3}));
-       }},
-      {"places_of_maxima",
-       {{5, 3, 6, 4}},
-       [](Values v) {
-         return dtensor::to(dtensor::adaptive_max_pool_with_indices(v[0], {3, 2}).indices, at::kDouble) * 100 +
-                dtensor::to(dtensor::max_pool_with_indices(v[0], {.kernel = {2}}).indices, at::kDouble);
-       },
-       [](Tensors a) {
-         return std::get<1>(at::adaptive_max_pool2d(a[0], {3, 2})).to(at::kDouble) * 100 +
-                std::get<1>(at::max_pool2d_with_indices(a[0], {2})).to(at::kDouble);
-       },
-       false},
-      {"maxima_with_places",
-       {{5, 3, 6}, {3, 2, 4, 4}, {2, 2, 4, 3, 2}},
-       [](Values v) {
-         return dtensor::sum(dtensor::max_pool_with_indices(v[0], {.kernel = {2}, .padding = {1}}).values) *
-                    dtensor::sum(dtensor::max_pool_with_indices(v[2], {.kernel = {2}}).values) +
-                dtensor::max_pool_with_indices(v[1], {.kernel = {3, 2}, .stride = {1}}).values;
-       },
-       [](Tensors a) {
-         return at::max_pool1d(a[0], 2, 2, 1).sum() * at::max_pool3d(a[2], 2).sum() + at::max_pool2d(a[1], {3, 2}, 1);
-       }},
-      {"adaptive_avg_pool2d",
-       {{5, 3, 6, 5}},
-       [](Values v) {
-         return dtensor::adaptive_avg_pool(v[0], {2, 3});
-       },
-       [](Tensors a) {
-         return at::adaptive_avg_pool2d(a[0], {2, 3});
-       }},
-  };
-}
-
 }  // namespace
 
 std::vector<OpCase> rearranging_cases() {
@@ -309,7 +208,5 @@ std::vector<OpCase> rearranging_cases() {
   }
   return all;
 }
-
-std::vector<OpCase> spatial_cases() { return convolution_cases(); }
 
 }  // namespace tessera::testing

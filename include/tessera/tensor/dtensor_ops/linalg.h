@@ -23,8 +23,15 @@ Factors linalg_eigh(const DTensor& a, bool lower = true);
 Factors linalg_eig(const DTensor& a);        ///< complex eigenvalues and eigenvectors
 Factors linalg_qr(const DTensor& a);         ///< Q and R, reduced
 Factors linalg_lu_factor(const DTensor& a);  ///< LU and pivots
-Factors linalg_slogdet(const DTensor& a);    ///< the determinant's sign and the logarithm of its absolute value
-DTensor linalg_cholesky(const DTensor& a);   ///< lower
+/// LD and pivots of symmetric matrices, complex ones Hermitian if `hermitian`. They have no gradient.
+Factors linalg_ldl_factor(const DTensor& a, bool hermitian = false);
+struct PermutationAndTriangles {
+  DTensor p, l, u;
+};
+PermutationAndTriangles linalg_lu(const DTensor& a);                          ///< p @ l @ u = a
+PermutationAndTriangles lu_unpack(const DTensor& lu, const DTensor& pivots);  ///< of linalg_lu_factor
+Factors linalg_slogdet(const DTensor& a);   ///< the determinant's sign and the logarithm of its absolute value
+DTensor linalg_cholesky(const DTensor& a);  ///< lower
 DTensor linalg_inv(const DTensor& a);
 DTensor linalg_pinv(const DTensor& a);
 DTensor linalg_det(const DTensor& a);
@@ -36,6 +43,22 @@ DTensor linalg_solve(const DTensor& a, const DTensor& b);
 DTensor linalg_solve_triangular(const DTensor& a, const DTensor& b, bool upper);
 /// For the a whose Cholesky factor is `factor`: factor @ factor^T, or factor^T @ factor if `upper`.
 DTensor cholesky_solve(const DTensor& b, const DTensor& factor, bool upper = false);
+DTensor linalg_lu_solve(const DTensor& lu, const DTensor& pivots, const DTensor& b);
+DTensor linalg_ldl_solve(const DTensor& ld, const DTensor& pivots, const DTensor& b, bool hermitian = false);
+
+/// Returns the inverse of the matrices whose Cholesky factor is `factor`.
+DTensor cholesky_inverse(const DTensor& factor, bool upper = false);
+
+// Householder reflections: the columns of a [..., m, n] below the diagonal, with factors tau [..., k], are those of an
+// orthogonal matrix Q.
+/// Returns the reflections of a QR decomposition: a with R on and above the diagonal, and tau. They have no gradient.
+Factors geqrf(const DTensor& a);
+/// Returns the first n columns of Q.
+DTensor linalg_householder_product(const DTensor& a, const DTensor& tau);
+/// Returns Q @ c, or c @ Q if not `left`; Q is transposed if `transpose`. Keeps shards of the other dimension of c, and
+/// is linear in c. LibTorch 1.13 has no gradient of it.
+DTensor ormqr(const DTensor& a, const DTensor& tau, const DTensor& c, bool left = true, bool transpose = false);
+
 /// Returns the cross product along `dim`, which has size 3.
 DTensor linalg_cross(const DTensor& a, const DTensor& b, std::int64_t dim = -1);
 
