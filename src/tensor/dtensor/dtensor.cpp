@@ -7,6 +7,7 @@
 #include <mutex>
 #include <numeric>
 #include <ostream>
+#include <sstream>
 #include <utility>
 
 #include "tensor/dtensor/differentiable.h"
@@ -97,6 +98,13 @@ Placements of_gradient(Placements placements) {
   return placements;
 }
 
+void check_strided(std::string_view operation, const at::Tensor& tensor) {
+  if (tensor.layout() == at::kStrided) return;
+  std::ostringstream layout;
+  layout << tensor.layout();
+  fail(ErrorCode::invalid_argument, "{}: its layout is {}, expected Strided", operation, layout.str());
+}
+
 void check_local(const DeviceMesh& mesh, const MeshLayout& layout, const at::Tensor& local) {
   if (!mesh.has_this_rank()) return;
   const LocalShape expected = layout.local_shape(*mesh.coordinate());
@@ -174,6 +182,7 @@ DTensor DTensor::from_local(const at::Tensor& local, const DeviceMesh& mesh, Pla
   const auto layout_of = [&] {
     if (!local.defined())
       fail(ErrorCode::invalid_argument, "DTensor from a local tensor: it is undefined, expected a tensor");
+    check_strided("DTensor from a local tensor", local);
     const std::size_t dims = options.size ? options.size->size() : static_cast<std::size_t>(local.dim());
     const Placements from_front = normalized(placements, dims);
     MeshLayout layout(options.size ? *options.size : size_if_all_are_alike(local, mesh, from_front), mesh.shape(),
@@ -334,6 +343,11 @@ bool DTensor::requires_grad() const {
 }
 
 DTensor& DTensor::requires_grad_(bool requires_grad) {
+  if (requires_grad && !at::isFloatingType(scalar_type()) && !at::isComplexType(scalar_type())) {
+    fail(ErrorCode::invalid_argument,
+         "requires_grad_ of a DTensor of size {} of {}: expected a floating-point or complex dtype",
+         shape_to_string(size()), c10::toString(scalar_type()));
+  }
   if (state_->shards) {
     state_->shards->requires_grad_(requires_grad);
   } else {
@@ -459,6 +473,7 @@ DTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh, Plac
   if (placements.empty()) placements = all_replicate(mesh);
   const auto layout_of = [&] {
     if (!tensor.defined()) fail(ErrorCode::invalid_argument, "distribute a tensor: it is undefined, expected a tensor");
+    check_strided("distribute a tensor", tensor);
     if (!tensor.is_leaf()) {
       fail(ErrorCode::invalid_argument,
            "distribute a tensor: it was computed from tensors that require gradients, expected a leaf: detach it");

@@ -31,6 +31,10 @@ void check(const std::vector<at::Tensor>& shards, const std::vector<Sizes>& offs
          offsets.size());
   }
   for (std::size_t i = 0; i < shards.size(); ++i) {
+    if (!shards[i].defined() || std::any_of(offsets[i].begin(), offsets[i].end(), [](auto n) { return n < 0; })) {
+      fail(ErrorCode::invalid_argument, "local shards: shard {} is {} at {}, expected a tensor and no negative offset",
+           i, shards[i].defined() ? "a tensor" : "undefined", shape_to_string(offsets[i]));
+    }
     if (shards[i].device() != shards[0].device()) {
       fail(ErrorCode::invalid_argument, "local shards: shard {} is on {}, expected {} as the first shard", i,
            shards[i].device().str(), shards[0].device().str());

@@ -244,6 +244,12 @@ TEST(DTensorTest, FromLocalTakesTheSizeOfAllAlikeOrTheOneGiven) {
         "a DTensor of size [7] as [S(0)] on DeviceMesh(dp=2): this rank's local tensor has size [2], expected");
     EXPECT_ERROR(DTensor::from_local(at::ones({2}), mesh, {S1}), ErrorCode::invalid_argument, "placement S(1)");
     EXPECT_ERROR(DTensor::from_local(at::ones({2}), mesh, {S0, R}), ErrorCode::invalid_argument, "for each of its 1");
+    const at::Tensor sparse = at::ones({2, 3}).to_sparse();
+    EXPECT_ERROR(DTensor::from_local(sparse, mesh, {S0}), ErrorCode::invalid_argument,
+                 "DTensor from a local tensor: its layout is Sparse, expected Strided");
+    EXPECT_ERROR(distribute_tensor(sparse, mesh, {S0}), ErrorCode::invalid_argument, "its layout is Sparse");
+    EXPECT_ERROR(DTensor::from_local(at::ones({2}, at::kLong), mesh).requires_grad_(), ErrorCode::invalid_argument,
+                 "requires_grad_ of a DTensor of size [2] of Long: expected a floating-point or complex dtype");
     EXPECT_ERROR(alike.size(2), ErrorCode::invalid_argument, "dimension 2 of DTensor of size [2, 6]");
     EXPECT_ERROR(distribute_tensor(at::ones({2}), mesh, {P}), ErrorCode::invalid_argument,
                  "distribute a tensor as [P(sum)]: expected no partial placement");

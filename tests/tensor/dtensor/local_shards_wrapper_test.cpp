@@ -211,6 +211,9 @@ TEST(LocalShardsWrapperTest, WhatItCantDoIsRefused) {
   EXPECT_ERROR(LocalShardsWrapper({rows, rows[0]}, {{0, 0}, {2}}), ErrorCode::invalid_argument,
                "shard 1 is of shape [3]");
   EXPECT_ERROR(LocalShardsWrapper({rows}, {{0}}), ErrorCode::invalid_argument, "expected 2 dimensions");
+  EXPECT_ERROR(LocalShardsWrapper({rows, at::Tensor()}, {{0, 0}, {2, 0}}), ErrorCode::invalid_argument,
+               "local shards: shard 1 is undefined at [2, 0], expected a tensor and no negative offset");
+  EXPECT_ERROR(LocalShardsWrapper({rows}, {{-1, 0}}), ErrorCode::invalid_argument, "shard 0 is a tensor at [-1, 0]");
   const LocalShardsWrapper two({rows, rows}, {{0, 0}, {0, 3}});
   EXPECT_ERROR(two.view({12}), ErrorCode::invalid_argument, "as [12]: expected their size [2, 6]");
   const at::Tensor cube = at::ones({1, 2, 3});
