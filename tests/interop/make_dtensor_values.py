@@ -25,6 +25,7 @@ from pytorch_ranks import run_ranks
 SIZES = [[8, 4], [5, 7], [2, 3]]
 RISING = torch.arange(24, dtype=torch.float64).view(6, 4) * 1e-3  # no two elements are equal
 ROWS = torch.tensor([3, 0, 1, 1, 2, 0])
+DIAGONAL = 20 * torch.eye(4, dtype=torch.float64)
 TARGETS = torch.tensor([3, 0, -100, 1, 2, 0])
 PAIRS = 120  # of placements, at most, on a mesh of several dimensions
 # Earlier versions reorder elements when they redistribute strided shards, and sum a partial maximum when they shard it.
@@ -142,6 +143,16 @@ class Cases:
             ("index_select", [[6, 4]], lambda x: torch.index_select(x, 1, self.replicated(ROWS))),
             ("cross_entropy", [[6, 4]], lambda x: F.cross_entropy(x, self.replicated(TARGETS))),
             ("smooth", [[6, 4]], lambda x: F.cross_entropy(x, self.replicated(TARGETS), label_smoothing=0.1)),
+            ("frexp", [[6, 4]], lambda x: torch.frexp(x).mantissa),
+            ("group_norm", [[8, 4, 3], [4], [4]], lambda x, w, b: F.group_norm(x, 2, w, b)),
+            ("batch_norm", [[8, 4, 3], [4], [4]], lambda x, w, b: F.batch_norm(x, None, None, w, b, training=True)),
+            ("grid_sample", [[8, 4, 5, 4], [8, 4, 3, 2]], lambda x, g: F.grid_sample(x, g / 8, align_corners=False)),
+            ("nearest_exact", [[8, 4, 5]], lambda x: F.interpolate(x, 7, mode="nearest-exact")),
+            ("antialias", [[8, 4, 6, 5]], lambda x: F.interpolate(x, (3, 3), mode="bicubic", antialias=True)),
+            ("max_unpool", [[8, 4, 6, 4]], lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2)),
+            ("householder", [[8, 4, 3], [8, 3]], torch.linalg.householder_product),
+            ("lu", [[8, 4, 4]], lambda x: torch.add(*torch.linalg.lu(x + self.replicated(DIAGONAL))[1:])),
+            ("cholesky_inverse", [[8, 4, 4]], lambda x: torch.cholesky_inverse(x + self.replicated(DIAGONAL))),
         ]
         for name, sizes, f in table:
             choices = [

@@ -9,10 +9,13 @@
 #include "tessera/state/save.h"
 #include "tessera/tensor/dtensor.h"
 #include "tessera/tensor/dtensor_ops.h"
+#include "tessera/tensor/dtensor_ops/convolution.h"
+#include "tessera/tensor/dtensor_ops/normalization.h"
 
 namespace tessera {
 namespace {
 
+using dtensor::Interpolation;
 using interop::Case;
 using interop::json;
 using interop::require;
@@ -109,11 +112,28 @@ DTensor result_of(const std::string& name, const std::vector<DTensor>& inputs) {
   if (name == "split") return dtensor::split(inputs[0], Sizes{2, 4})[1];
   if (name == "slice") return dtensor::slice(inputs[0], 0, 1, 5, 2);
   if (name == "select") return dtensor::select(inputs[0], 0, -2);
+  if (name == "frexp") return dtensor::frexp(inputs[0]).mantissa;
+  if (name == "group_norm") return dtensor::group_norm(inputs[0], 2, inputs[1], inputs[2]);
+  if (name == "batch_norm") return dtensor::batch_norm(inputs[0], inputs[1], inputs[2], {.training = true});
+  if (name == "grid_sample") return dtensor::grid_sampler(inputs[0], inputs[1] / 8);
+  if (name == "nearest_exact") return dtensor::interpolate(inputs[0], {7}, Interpolation::nearest_exact);
+  if (name == "antialias") return dtensor::interpolate(inputs[0], {3, 3}, Interpolation::bicubic, false, true);
+  if (name == "max_unpool") {
+    const auto [values, indices] = dtensor::max_pool_with_indices(inputs[0], {.kernel = {2}});
+    return dtensor::max_unpool(values, indices, {6, 4});
+  }
+  if (name == "householder") return dtensor::linalg_householder_product(inputs[0], inputs[1]);
   const auto on_mesh = [&](const at::Tensor& full) { return DTensor::from_local(full, inputs[0].device_mesh()); };
   // These tensors are in make_dtensor_values.py too.
   const at::Tensor rising = at::arange(24, at::kDouble).view({6, 4}) * 1e-3;
   const at::Tensor rows = at::tensor({3, 0, 1, 1, 2, 0}, at::kLong);
   const at::Tensor targets = at::tensor({3, 0, -100, 1, 2, 0}, at::kLong);
+  const at::Tensor diagonal = at::eye(4, at::kDouble) * 20;
+  if (name == "lu") {
+    const auto factors = dtensor::linalg_lu(inputs[0] + diagonal);
+    return factors.l + factors.u;
+  }
+  if (name == "cholesky_inverse") return dtensor::cholesky_inverse(inputs[0] + diagonal);
   if (name == "topk") return dtensor::topk(inputs[0] + on_mesh(rising), 2, 0).values;
   if (name == "gather") return dtensor::gather(inputs[0], 1, on_mesh(rows.view({6, 1})));
   if (name == "index_select") return dtensor::index_select(inputs[0], 1, on_mesh(rows));
