@@ -154,7 +154,8 @@ class Journey:
         if self.write("convert", "convert", file, "--to", "torch", excluded=self.objects_with_keys()):
             self.job("torch", file)
             if self.kind == "dcp" and self.manifest.get("flatten", True):
-                self.job("same-nested", file, reference=str(self.source))
+                compressed = self.manifest.get("compressed", False)
+                self.job("same-nested", file, reference=str(self.source), compressed=compressed)
             if self.kind == "torch":
                 self.job("same-nested", file, reference=str(self.source))
         copy = out / "dcp"
@@ -184,7 +185,8 @@ class Journey:
         done = self.expect("inspect", 0, "inspect", self.source, "--json")
         if done:
             inspected.write_text(done.stdout)
-            self.job("chunks", self.source, inspected=str(inspected))
+            if not self.manifest.get("compressed", False):
+                self.job("chunks", self.source, inspected=str(inspected))
         names = list(self.manifest["tensors"])
         if names:
             done = self.expect("inspect", 0, "inspect", self.source, names[-1])
@@ -264,7 +266,8 @@ class Journey:
         manifest = {**self.manifest, "plain": self.manifest["plain"] | changed}
         manifest_path = folder / "manifest.json"
         manifest_path.write_text(json.dumps(manifest))
-        for ranks, dim, form in ((1, 0, "dcp"), (3, 0, "dcp"), (2, 1, "dcp"), (3, 0, "safetensors"), (2, 1, "safetensors")):
+        ways = [(1, 0, "dcp"), (3, 0, "dcp"), (2, 1, "dcp"), (2, 0, "zstd"), (3, 0, "safetensors"), (2, 1, "safetensors")]
+        for ranks, dim, form in ways:
             output = folder / f"{form}-{ranks}-dim{dim}"
             command = [self.resaver, self.source, output, ranks, dim, form]
             done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=120, check=False)
@@ -286,7 +289,9 @@ class Journey:
                 if self.native_in_safetensors():
                     self.job("huggingface", output, manifest=str(manifest_path))
                 continue
-            self.job("dcp", output, manifest=str(manifest_path))
+            self.job("dcp", output, manifest=str(manifest_path), compressed=form == "zstd")
+            if form == "zstd":
+                continue
             for kind in ("dtensor", "sharded-tensor"):
                 self.job(kind, output, ranks=2, dim=dim, manifest=str(manifest_path))
             if self.manifest.get("flatten", True):

@@ -25,9 +25,15 @@ import layouts
 import torch_files
 from values import manifest_of
 
+try:
+    from torch.distributed.checkpoint._extension import ZStandard
+except ImportError:  # before PyTorch 2.7
+    ZStandard = None
+
 VERSION = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
 # Has the HuggingFace writer, saving without collectives, and the newer dtypes.
 IS_RECENT = VERSION >= (2, 9)
+HAS_ZSTD = ZStandard is not None and ZStandard.is_available()
 
 
 class Case:
@@ -37,15 +43,16 @@ class Case:
         self.ranks, self.layout, self.kind, self.writer, self.needs = ranks, layout, kind, writer, needs
         self.single, self.threads = how.get("single", True), how.get("threads", 1)
         self.flatten, self.collectives = how.get("flatten", True), how.get("collectives", True)
-        self.asynchronous = how.get("asynchronous", False)
+        self.asynchronous, self.compressed = how.get("asynchronous", False), how.get("compressed", False)
 
     def save(self, state, path):
         if self.writer:
             dcp.save(state, storage_writer=self.writer(path, state))
             return
         options = {} if self.collectives else {"use_collectives": False}
+        compression = {"_extensions": [ZStandard()]} if self.compressed else {}
         options["storage_writer"] = dcp.FileSystemWriter(
-            path, single_file_per_rank=self.single, thread_count=self.threads
+            path, single_file_per_rank=self.single, thread_count=self.threads, **compression
         )
         options["planner"] = dcp.DefaultSavePlanner(self.flatten, flatten_sharded_tensors=self.flatten)
         if self.asynchronous:
@@ -74,6 +81,8 @@ CASES = {
     "fsdp1": Case(2, layouts.fsdp1),
     "fsdp2": Case(4, layouts.fsdp2),
     "async": Case(3, layouts.fsdp, asynchronous=True),
+    "zstd": Case(3, layouts.fsdp, compressed=True, threads=2, needs=HAS_ZSTD),
+    "zstd-objects": Case(1, layouts.objects, compressed=True, single=False, needs=HAS_ZSTD),
     "mesh2d": Case(4, layouts.mesh2d, threads=2),
     "sharded": Case(3, layouts.sharded, single=False),
     "sharded-2": Case(2, layouts.sharded),
@@ -114,7 +123,8 @@ def one_rank(rank, world, rendezvous, root, seed, names):
         case.save(saved, root / name / "ck")
         if rank == 0:
             facts = manifest_of(full, case.flatten)
-            write_manifest(root / name, name, case.kind, seed, "ck", ranks=world, flatten=case.flatten, **facts)
+            facts |= {"ranks": world, "flatten": case.flatten, "compressed": case.compressed}
+            write_manifest(root / name, name, case.kind, seed, "ck", **facts)
         dist.barrier()
     os._exit(0)  # destroy_process_group of 2.6 can wait for ever for a rank that has left
 

@@ -1,7 +1,7 @@
 // Loads a checkpoint with ranks as threads, every tensor sharded in one dimension, and saves it again: through the
 // library, as the command does.
 //
-//   resave SOURCE DESTINATION RANKS DIM dcp|safetensors
+//   resave SOURCE DESTINATION RANKS DIM dcp|zstd|safetensors
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
@@ -15,6 +15,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/checkpoint.h"
+#include "tessera/checkpoint/transform.h"
 #include "tessera/comm/local_ranks.h"
 #include "tessera/format/dcp_metadata.h"
 #include "tessera/layout/sharding_spec.h"
@@ -40,11 +41,9 @@ Value empty_tensor(const checkpoint::TensorInfo& info, std::int64_t dim, const P
 }
 
 void resave(const std::filesystem::path& source, const std::filesystem::path& destination, std::int64_t dim,
-            checkpoint::SaveFormat format, const ProcessGroup& group) {
+            SaveOptions save_options, const ProcessGroup& group) {
   StateDict state;
   LoadOptions load_options;
-  SaveOptions save_options;
-  save_options.format = format;
   {
     const auto opened = checkpoint::Checkpoint::open(source);
     load_options.flatten_state_dict = save_options.flatten_state_dict = opened->dcp_metadata()->paths.has_value();
@@ -71,14 +70,16 @@ void resave(const std::filesystem::path& source, const std::filesystem::path& de
 
 int main(int argc, char** argv) {
   const std::string format = argc == 6 ? argv[5] : "";
-  if (format != "dcp" && format != "safetensors") {
-    fmt::print(stderr, "usage: resave SOURCE DESTINATION RANKS DIM dcp|safetensors\n");
+  if (format != "dcp" && format != "zstd" && format != "safetensors") {
+    fmt::print(stderr, "usage: resave SOURCE DESTINATION RANKS DIM dcp|zstd|safetensors\n");
     return 2;
   }
   try {
-    const auto to = format == "dcp" ? checkpoint::SaveFormat::dcp : checkpoint::SaveFormat::safetensors_shards;
+    SaveOptions options;
+    if (format == "safetensors") options.format = checkpoint::SaveFormat::safetensors_shards;
+    if (format == "zstd") options.transforms = {checkpoint::zstd_transform()};
     run_local(std::atoi(argv[3]),
-              [&](const ProcessGroup& group) { resave(argv[1], argv[2], std::atoll(argv[4]), to, group); });
+              [&](const ProcessGroup& group) { resave(argv[1], argv[2], std::atoll(argv[4]), options, group); });
   } catch (const Error& error) {
     fmt::print(stderr, "resave: {}: {}\n", error_code_name(error.code()), error.what());
     return 3;
