@@ -139,8 +139,8 @@ enum class StateDictType : std::uint8_t {
   local,
 };
 
-/// The form of the tensors in a state dict. PyTorch: FullStateDictConfig and the other configs, whose defaults are false;
-/// these keep one full copy in memory, as a program needs that saves the state.
+/// The form of the tensors in a state dict. PyTorch: FullStateDictConfig and the other configs, whose defaults are
+/// false; these keep one full copy in memory, as a program needs that saves the state.
 struct StateOptions {
   /// Of `full`: other ranks of the group get, or may pass, an empty dict. The other types ignore it.
   bool rank0_only = true;
