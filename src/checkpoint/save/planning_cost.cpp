@@ -2,12 +2,11 @@
 
 #include <algorithm>
 #include <chrono>
-#include <fstream>
-#include <sstream>
 
 #include "checkpoint/save/files.h"
 #include "checkpoint/save/item_layouts.h"
 #include "tessera/base/error.h"
+#include "tessera/base/internal/process_memory.h"
 #include "tessera/checkpoint/global_save_plan.h"
 #include "tessera/checkpoint/save_planner.h"
 #include "tessera/layout/sharding.h"
@@ -22,19 +21,6 @@ class Stopwatch {
  private:
   std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
 };
-
-// Returns "VmHWM" or "VmRSS" of this process in bytes, or 0 if /proc does not have it.
-std::uint64_t memory(const std::string& what) {
-  std::ifstream status("/proc/self/status");
-  for (std::string line; std::getline(status, line);) {
-    if (!line.starts_with(what + ":")) continue;
-    std::istringstream words(line.substr(what.size() + 1));
-    std::uint64_t kib = 0;
-    words >> kib;
-    return kib * 1024;
-  }
-  return 0;
-}
 
 void check(const PlannedState& state) {
   const auto refuse = [](std::string_view what, std::int64_t found, std::int64_t most) {
@@ -73,7 +59,7 @@ class Planning {
     const Stopwatch writing;
     cost_.metadata_bytes = dcp::write(global.metadata).size();
     cost_.metadata_write = writing.seconds();
-    cost_.peak_memory_bytes = memory("VmHWM") - std::min(memory("VmHWM"), before_bytes_);
+    cost_.peak_memory_bytes = status_bytes("VmHWM") - std::min(status_bytes("VmHWM"), before_bytes_);
     return cost_;
   }
 
@@ -116,7 +102,7 @@ class Planning {
     for (std::int64_t rank = 0; rank < state_.ranks; ++rank) {
       check_cancelled();
       plan_of(rank);
-      if (rank == 0) before_bytes_ = memory("VmRSS");
+      if (rank == 0) before_bytes_ = status_bytes("VmRSS");
       cost_.items += load_little_endian<std::uint64_t>(items_.data());
       encoded.push_back({rank == 0 ? entries_ : Bytes(), items_});
     }
