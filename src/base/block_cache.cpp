@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <deque>
 #include <mutex>
+#include <new>
 
 #include "tessera/base/internal/huge_pages.h"
 
@@ -16,6 +17,14 @@ struct Cache {
   std::mutex mutex;
   std::deque<Block> blocks;  // oldest first
   std::size_t size_bytes = 0;
+  std::size_t largest_bytes = 0;  // the largest block that was taken since all were released
+
+  std::size_t limit_bytes() const { return std::min(kCachedBlockBytes, kCachedBlocks * largest_bytes); }
+  void release_oldest() noexcept {
+    unmap_huge_pages(blocks.front().data, blocks.front().size_bytes);
+    size_bytes -= blocks.front().size_bytes;
+    blocks.pop_front();
+  }
 };
 
 // Never destroyed: blocks are also released while the program ends.
@@ -35,6 +44,7 @@ Block take_block(std::size_t size_bytes) {
   {
     Cache& kept = cache();
     const std::lock_guard lock(kept.mutex);
+    kept.largest_bytes = std::max(kept.largest_bytes, size_bytes);
     // The newest block: the kernel is least likely to have taken its pages.
     const auto found = std::find_if(kept.blocks.rbegin(), kept.blocks.rend(),
                                     [&](const Block& block) { return fits(block.size_bytes, size_bytes); });
@@ -45,7 +55,12 @@ Block take_block(std::size_t size_bytes) {
       return block;
     }
   }
-  return {map_huge_pages(size_bytes), size_bytes};
+  try {
+    return {map_huge_pages(size_bytes), size_bytes};
+  } catch (const std::bad_alloc&) {
+    release_cached_blocks();
+    return {map_huge_pages(size_bytes), size_bytes};
+  }
 }
 
 void give_back(Block block) noexcept {
@@ -55,17 +70,21 @@ void give_back(Block block) noexcept {
   }
   Cache& kept = cache();
   const std::lock_guard lock(kept.mutex);
-  while (kept.size_bytes + block.size_bytes > kCachedBlockBytes) {
-    unmap_huge_pages(kept.blocks.front().data, kept.blocks.front().size_bytes);
-    kept.size_bytes -= kept.blocks.front().size_bytes;
-    kept.blocks.pop_front();
-  }
+  while (!kept.blocks.empty() && kept.size_bytes + block.size_bytes > kept.limit_bytes()) kept.release_oldest();
   try {
+    if (block.size_bytes > kept.limit_bytes()) return unmap_huge_pages(block.data, block.size_bytes);
     kept.blocks.push_back(block);
     kept.size_bytes += block.size_bytes;
   } catch (...) {
     unmap_huge_pages(block.data, block.size_bytes);
   }
+}
+
+void release_cached_blocks() noexcept {
+  Cache& kept = cache();
+  const std::lock_guard lock(kept.mutex);
+  while (!kept.blocks.empty()) kept.release_oldest();
+  kept.largest_bytes = 0;
 }
 
 }  // namespace tessera

@@ -1,10 +1,14 @@
 #include "tessera/base/internal/block_cache.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <cstdint>
 #include <cstring>
+#include <new>
 #include <vector>
+
+#include "tessera/base/internal/process_memory.h"
 
 namespace tessera {
 namespace {
@@ -38,17 +42,48 @@ TEST(BlockCacheTest, BlocksAreAlignedHoldWhatIsWrittenAndAreNobodyElses) {
   }
 }
 
-// Without the limit this would need 64 GiB of address space.
+double mapped_mib() { return static_cast<double>(status_bytes("VmSize")) / kMiB; }
+
+// Returns how many MiB stay mapped after `count` blocks were taken and given back.
+double kept_mib(std::size_t block_mib, int count) {
+  release_cached_blocks();
+  const double before = mapped_mib();
+  std::vector<Block> blocks;
+  for (int i = 0; i < count; ++i) blocks.push_back(take_block(block_mib * kMiB));
+  EXPECT_NEAR(mapped_mib() - before, static_cast<double>(block_mib) * count, 1);
+  for (const Block& block : blocks) give_back(block);
+  return mapped_mib() - before;
+}
+
 TEST(BlockCacheTest, OnlySoMuchIsKept) {
-  for (int round = 0; round < 4; ++round) {
-    std::vector<Block> blocks;
-    for (int i = 0; i < 20; ++i) blocks.push_back(take_block(kCachedBlockBytes / 16));
-    for (const Block& block : blocks) give_back(block);
-  }
-  give_back(take_block(2 * kCachedBlockBytes));
-  std::vector<Block> kept;
-  for (int i = 0; i < 16; ++i) kept.push_back(take_block(kCachedBlockBytes / 16));
-  for (const Block& block : kept) give_back(block);
+  EXPECT_NEAR(kept_mib(16, 20), kCachedBlocks * 16, 1);
+  EXPECT_NEAR(kept_mib(512, 6), 1024, 1);
+  EXPECT_NEAR(kept_mib(2048, 1), 0, 1);
+}
+
+TEST(BlockCacheTest, TheLargestBlockLimitsWhatIsKeptOfSmallerOnes) {
+  release_cached_blocks();
+  const Block large = take_block(16 * kMiB);
+  const double before = mapped_mib();
+  std::vector<Block> blocks;
+  for (int i = 0; i < 100; ++i) blocks.push_back(take_block(kMiB));
+  for (const Block& block : blocks) give_back(block);
+  EXPECT_NEAR(mapped_mib() - before, kCachedBlocks * 16, 1);
+  give_back(large);
+  release_cached_blocks();
+  EXPECT_NEAR(before - mapped_mib(), 16, 1);
+}
+
+// Blocks of 300 MiB are kept, so that one of 1 GiB has memory only once they are released.
+TEST(BlockCacheTest, CachedBlocksAreReleasedIfThereIsNoMemory) {
+  rlimit limit{};
+  limit.rlim_cur = limit.rlim_max = status_bytes("VmData") + 1200 * kMiB;
+  ASSERT_EQ(::setrlimit(RLIMIT_DATA, &limit), 0);
+  const Block first = take_block(300 * kMiB), second = take_block(300 * kMiB);
+  EXPECT_THROW(take_block(kCachedBlockBytes), std::bad_alloc);
+  give_back(first);
+  give_back(second);
+  give_back(take_block(kCachedBlockBytes));
 }
 
 }  // namespace

@@ -3,7 +3,9 @@
 // filling it. A caller that frees about as much as it will allocate next avoids that cost.
 //
 // A cached block stays mapped and counts as memory of the process until the kernel takes its pages, which it may do
-// when memory is short (MADV_FREE). Any number of threads may call these functions.
+// when memory is short (MADV_FREE). Law: the cached blocks have at most kCachedBlocks times the size of the largest
+// block, so that what a program frees for good is returned to the system. Any number of threads may call these
+// functions.
 
 #include <cstddef>
 
@@ -14,11 +16,16 @@ struct Block {
   std::size_t size_bytes = 0;  // at least the requested size
 };
 
-// The limit on the total size of cached blocks. Beyond it the oldest blocks are released.
+// The limits on the total size of cached blocks, in bytes and in blocks of the largest size that was taken. Beyond them
+// the oldest blocks are released.
 constexpr std::size_t kCachedBlockBytes = std::size_t{1} << 30;
+constexpr std::size_t kCachedBlocks = 4;
 
-// Returns memory of undefined contents, aligned to 2 MiB, in huge pages if the system has them. Throws std::bad_alloc.
+// Returns memory of undefined contents, aligned to 2 MiB, in huge pages if the system has them. If there is no memory,
+// releases the cached blocks and tries again. Throws std::bad_alloc.
 Block take_block(std::size_t size_bytes);
 void give_back(Block block) noexcept;
+// Returns all cached blocks to the system.
+void release_cached_blocks() noexcept;
 
 }  // namespace tessera
