@@ -3,13 +3,20 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <system_error>
 #include <utility>
+
+#include "tessera/base/error.h"
 
 namespace tessera {
 
 ThreadPool::ThreadPool(std::size_t threads, std::size_t queue_limit)
     : queue_limit_(queue_limit == 0 ? std::max<std::size_t>(threads, 1) : queue_limit) {
-  for (std::size_t i = 0; i < std::max<std::size_t>(threads, 1); ++i) threads_.emplace_back([this] { work(); });
+  try {
+    for (std::size_t i = 0; i < std::max<std::size_t>(threads, 1); ++i) threads_.emplace_back([this] { work(); });
+  } catch (const std::system_error& error) {  // such as a limit on memory, which a stack needs; those that run suffice
+    if (threads_.empty()) fail(ErrorCode::io, "start a thread: the system refused ({}), expected one", error.what());
+  }
 }
 
 ThreadPool::~ThreadPool() {

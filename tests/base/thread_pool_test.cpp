@@ -1,11 +1,16 @@
 #include "tessera/base/thread_pool.h"
 
 #include <gtest/gtest.h>
+#include <pthread.h>
+#include <sys/resource.h>
 
 #include <atomic>
 #include <chrono>
 #include <stdexcept>
 #include <thread>
+
+#include "tessera/base/error.h"
+#include "tessera/base/internal/process_memory.h"
 
 namespace tessera {
 namespace {
@@ -16,6 +21,41 @@ TEST(ThreadPoolTest, EveryTaskRunsOnce) {
   for (int i = 1; i <= 1000; ++i) pool.submit([&sum, i] { sum += i; });
   pool.wait();
   EXPECT_EQ(sum, 500500);
+}
+
+void set_stack_size(std::size_t bytes) {
+  pthread_attr_t attributes;
+  pthread_attr_init(&attributes);
+  ASSERT_EQ(pthread_attr_setstacksize(&attributes, bytes), 0);
+  ASSERT_EQ(pthread_setattr_default_np(&attributes), 0);
+  pthread_attr_destroy(&attributes);
+}
+
+// There is memory for the stacks of 9 threads at most.
+TEST(ThreadPoolTest, ThreadsThatCannotStartAreLeftOut) {
+  constexpr std::size_t kMiB = std::size_t{1} << 20;
+  set_stack_size(64 * kMiB);
+  rlimit limit{};
+  limit.rlim_cur = limit.rlim_max = status_bytes("VmData") + 600 * kMiB;
+  ASSERT_EQ(::setrlimit(RLIMIT_DATA, &limit), 0);
+  ThreadPool pool(20);
+  EXPECT_GE(pool.threads(), 1u);
+  EXPECT_LT(pool.threads(), 10u);
+  std::atomic<int> sum = 0;
+  for (int i = 0; i < 100; ++i) pool.submit([&sum] { ++sum; });
+  pool.wait();
+  EXPECT_EQ(sum, 100);
+}
+
+TEST(ThreadPoolTest, APoolWithoutAnyThreadIsAnError) {
+  set_stack_size(std::size_t{1} << 47);
+  try {
+    const ThreadPool pool(2);
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::io);
+    EXPECT_EQ(std::string(error.what()).find("start a thread: the system refused ("), 0u) << error.what();
+  }
 }
 
 TEST(ThreadPoolTest, SubmitBlocksWhileTheQueueIsFull) {

@@ -20,7 +20,8 @@ namespace tessera {
 /// A fixed number of threads that begin tasks in order of submission.
 class ThreadPool {
  public:
-  /// `threads` >= 1. A `queue_limit` of 0 means the number of threads.
+  /// `threads` >= 1. A `queue_limit` of 0 means the number of threads. If the system refuses some of the threads, the
+  /// pool has fewer; if it refuses all, throws `Error(io)`.
   explicit ThreadPool(std::size_t threads, std::size_t queue_limit = 0);
   /// Drops tasks that have not begun and waits for running tasks.
   ~ThreadPool();
