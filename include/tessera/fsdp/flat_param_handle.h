@@ -171,9 +171,10 @@ class FlatParamHandle {
   // --- gradients. Functions that are called in the wrong order throw `Error(invalid_argument)`: those of unsharded
   // gradients while the parameters are sharded, and those of another reduction while one is pending.
 
-  /// Drops the gradients of parameters whose visible gradient was reset (`zero_grad`), and takes those that were
-  /// assigned. Throws `Error(invalid_argument)` if an assigned gradient has another number of elements than this rank's
-  /// piece.
+  /// Frees the gradients of parameters whose visible gradient was reset (`zero_grad`).
+  void drop_reset_gradients();
+  /// The same; then takes the gradients that were assigned. Throws `Error(invalid_argument)` if an assigned gradient
+  /// has another number of elements than this rank's piece.
   void adopt_visible_gradients();
   /// The same; then sets aside the sharded gradient, which the next reduction adds to, and resets the visible gradients
   /// so that backward starts without any.

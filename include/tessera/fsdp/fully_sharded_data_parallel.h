@@ -11,10 +11,18 @@
 ///     save({{"model", model.state_dict()}, {"optim", model.optim_state_dict(optimizer)}}, "step-1", group);
 ///
 /// Law: up to rounding, a training step has the result of one process that sees the batches of all ranks and averages
-/// their losses. Memory: a rank holds its shards of parameters, gradients and optimizer state. During forward and
-/// backward it also holds the full parameters of the units that compute or are prefetched, and those that belong to the
-/// model itself. Outside of forward, backward and summon_full_params, a parameter is the one-dimensional piece of it
+/// their losses. Outside of forward, backward and summon_full_params, a parameter is the one-dimensional piece of it
 /// that this rank has, possibly empty.
+///
+/// Memory of a rank at its peak in a step, with P bytes of parameters, of which the largest unit has U, G of gradients,
+/// O of optimizer state, A of activations, N ranks that shard the model, and k = max_prefetched_units:
+///
+///     full_shard, hybrid_shard             (P + G + O) / N + (k + 6) U + A
+///     shard_grad_op, hybrid_shard_zero2    (P + O) / N + P + (k + 6) U + A
+///     no_shard                             P + G + O + 2 U + A
+///
+/// While it is constructed from a model on meta (tessera/fsdp/meta_init.h): P / N + 2 U + 16 MiB. docs/memory.md has
+/// the conditions, and what was measured.
 ///
 /// All ranks that shard a unit call it, in the same order as their other units. The comments of functions that
 /// communicate state "A collective"; forward and backward are collectives, too. In the first forward the ranks compare

@@ -67,38 +67,49 @@ void FlatParamGradient::prepare_for_backward() {
   }
 }
 
+void FlatParamGradient::drop_reset() {
+  const c10::NoGradGuard no_grad;
+  if (!handle_.options().use_orig_params) {
+    if (!handle_.flat_param().grad().defined()) drop();
+    return;
+  }
+  for (std::size_t i = 0; i < has_.size(); ++i) {
+    if (!(has_[i].unsharded || has_[i].sharded) || handle_.params()[i].grad().defined()) continue;
+    if (sharded_.defined()) handle_.sharded_view_of(sharded_, i).zero_();
+    has_[i] = {};
+  }
+  free_unused();
+}
+
 void FlatParamGradient::adopt_visible() {
+  drop_reset();
   const c10::NoGradGuard no_grad;
   if (!handle_.options().use_orig_params) {
     const at::Tensor& grad = handle_.flat_param().grad();
     const auto is_ours = [&](const at::Tensor& ours) { return ours.defined() && grad.is_alias_of(ours); };
-    if (!grad.defined()) {
-      drop();
-    } else if (!is_ours(unsharded_) && !is_ours(sharded_)) {
-      drop();
-      sharded_ = grad.detach().clone();
-      for (HasGradient& has : has_) has.sharded = true;
-    }
+    if (!grad.defined() || is_ours(unsharded_) || is_ours(sharded_)) return;
+    drop();
+    sharded_ = grad.detach().clone();
+    for (HasGradient& has : has_) has.sharded = true;
     return;
   }
   for (std::size_t i = 0; i < has_.size(); ++i) {
     const at::Tensor& grad = handle_.params()[i].grad();
     const at::Tensor ours = visible(i);
-    if (ours.defined() && !grad.defined()) {
-      if (sharded_.defined()) handle_.sharded_view_of(sharded_, i).zero_();
-      has_[i] = {};
-    } else if (grad.defined() && !(ours.defined() && grad.is_alias_of(ours))) {
-      take_user_gradient(i, grad);
-    }
+    if (grad.defined() && !(ours.defined() && grad.is_alias_of(ours))) take_user_gradient(i, grad);
   }
-  if (std::none_of(has_.begin(), has_.end(), [](HasGradient has) { return has.unsharded; })) unsharded_.reset();
-  if (std::none_of(has_.begin(), has_.end(), [](HasGradient has) { return has.sharded; })) sharded_.reset();
+  free_unused();
 }
 
 void FlatParamGradient::drop() {
   sharded_.reset();
   unsharded_.reset();
   has_.assign(has_.size(), {});
+}
+
+void FlatParamGradient::free_unused() {
+  if (std::none_of(has_.begin(), has_.end(), [](HasGradient has) { return has.unsharded; })) unsharded_.reset();
+  if (std::none_of(has_.begin(), has_.end(), [](HasGradient has) { return has.sharded; })) sharded_.reset();
 }
 
 // Takes a gradient that the user has assigned to a sharded parameter.

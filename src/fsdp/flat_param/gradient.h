@@ -39,6 +39,7 @@ class FlatParamGradient {
   explicit FlatParamGradient(const FlatParamHandle& handle);
 
   void prepare_for_backward();
+  void drop_reset();
   void adopt_visible();
   void take(std::size_t param);
   bool has_unsharded() const { return unsharded_.defined(); }
@@ -55,6 +56,7 @@ class FlatParamGradient {
   void expect_no_reduction(std::string_view function) const;
   at::Tensor visible(std::size_t param) const;
   void drop();
+  void free_unused();
   void take_user_gradient(std::size_t param, const at::Tensor& grad);
   void zero_missing_params();
   int averaged_ranks() const;

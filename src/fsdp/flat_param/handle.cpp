@@ -1,6 +1,5 @@
 #include "tessera/fsdp/flat_param_handle.h"
 
-#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/zeros.h>
@@ -187,7 +186,7 @@ FlatParamHandle::FlatParamHandle(const std::vector<NamedParameter>& params, cons
     const auto found = std::find_if(params.begin(), params.end(), [&](const auto& p) { return p.fqn == info.fqn; });
     params_.push_back(found->parameter);
   }
-  flat_param_ = at::zeros({layout_.sharded_numel()}, at::TensorOptions().dtype(dtype).device(shard_device()));
+  flat_param_ = empty_flat(layout_.sharded_numel(), at::TensorOptions().dtype(dtype).device(shard_device())).zero_();
   for (std::size_t i = 0; i < params_.size(); ++i) {
     const std::optional<ShardParamInfo> info = layout_.shard_param_info(shard_rank(), i);
     if (!info) continue;
@@ -226,7 +225,7 @@ FlatParamHandle::Unsharded FlatParamHandle::make_unsharded(at::ScalarType dtype)
   Unsharded unsharded;
   if (is_sharded(options_.strategy) || dtype != flat_param_.scalar_type() || shard_device() != options_.device) {
     unsharded.flat =
-        at::empty({layout_.padded_unsharded_numel()}, at::TensorOptions().dtype(dtype).device(options_.device));
+        empty_flat(layout_.padded_unsharded_numel(), at::TensorOptions().dtype(dtype).device(options_.device));
   } else {
     unsharded.flat = flat_param_.detach();
   }
@@ -457,6 +456,7 @@ void FlatParamHandle::expect_unsharded(std::string_view function) const {
 
 void FlatParamHandle::prepare_gradient_for_backward() { gradient_->prepare_for_backward(); }
 void FlatParamHandle::adopt_visible_gradients() { gradient_->adopt_visible(); }
+void FlatParamHandle::drop_reset_gradients() { gradient_->drop_reset(); }
 void FlatParamHandle::take_gradient(std::size_t i) {
   expect_unsharded("take_gradient");
   gradient_->take(i);

@@ -7,6 +7,7 @@
 #include <malloc.h>
 #endif
 
+#include "tessera/base/internal/block_cache.h"
 #include "tessera/tensor/internal/empty_shard.h"
 
 namespace tessera::fsdp {
@@ -37,6 +38,7 @@ at::Tensor empty_flat(std::int64_t numel, const at::TensorOptions& options) {
 }
 
 void return_free_memory() {
+  release_cached_blocks();
 #ifdef __GLIBC__
   // Only for glibc's own malloc. If another has replaced it (jemalloc, a sanitizer), this would create a second heap.
   Dl_info malloc_info, trim_info;

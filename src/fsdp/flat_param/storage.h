@@ -13,8 +13,8 @@ void allocate_storage(const at::Tensor& tensor);
 // Returns a one-dimensional tensor with undefined contents.
 at::Tensor empty_flat(std::int64_t numel, const at::TensorOptions& options);
 
-// Returns unused memory of the heap to the system, if the allocator supports it. Otherwise small allocations fill the
-// gaps that large tensors leave, and that memory cannot be returned later.
+// Returns cached blocks and unused memory of the heap to the system, the latter if the allocator supports it. Otherwise
+// small allocations fill the gaps that large tensors leave, and that memory cannot be returned later.
 void return_free_memory();
 
 }  // namespace tessera::fsdp

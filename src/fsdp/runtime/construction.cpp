@@ -18,6 +18,10 @@ namespace tessera::fsdp {
 
 namespace {
 
+// Of how many bytes of parameters, which units were made from, the memory may be unused before it is returned to the
+// system: otherwise the shards of later units would not fit the holes, and the memory of all would be kept.
+constexpr std::size_t kReturnedBytes = std::size_t{16} << 20;
+
 std::string text_of(const std::optional<at::ScalarType>& dtype) { return dtype ? c10::toString(*dtype) : "its own"; }
 
 // Each of the following functions adds what must be equal on all ranks.
@@ -115,9 +119,14 @@ Runtime::Runtime(std::shared_ptr<torch::nn::Module> module, const ProcessGroup& 
   }
   fsdp::agree(of_mesh, "shard a model", failure);
   groups_.insert(groups_.end(), of_mesh.begin(), of_mesh.end());
+  std::size_t freed_bytes = 0;
   for (const FoundUnit& unit : found) {
+    for (const NamedParameter& param : unit.params) freed_bytes += param.parameter.nbytes();
     owned_.push_back(make_unit(unit, failure));
     if (owned_.back()->handle() != nullptr) units_.push_back(owned_.back().get());
+    if (freed_bytes < kReturnedBytes && &unit != &found.back()) continue;
+    return_free_memory();  // memory of the full parameters
+    freed_bytes = 0;
   }
   if (has_own_groups_) agree("shard a model", failure);
   if (group_.rank() == 0) warn_about(*module_, found, group_, options_);
@@ -139,7 +148,6 @@ Runtime::Runtime(std::shared_ptr<torch::nn::Module> module, const ProcessGroup& 
       }
     }
   }
-  return_free_memory();  // memory of the full parameters
 }
 
 // Finds the units, and compares them on all ranks. A collective of the group, of the replicas, and of the units'

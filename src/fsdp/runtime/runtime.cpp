@@ -171,6 +171,7 @@ void Runtime::prepare_for_forward(Unit& unit) {
   if (!unit.is_kept) handle.free_unsharded();  // the optimizer may have changed the shard
   handle.use_full_precision(in_full_precision_);
   handle.write_back_params();
+  handle.drop_reset_gradients();
   unit.use_accumulators(true);
 }
 
