@@ -3,9 +3,14 @@
 /// line of JSON, with {"side"} as side.h describes it.
 ///   fsdp_bench step|plain BLOCKS WIDTH BATCH REPEATS
 ///     A training step of an MLP that has one unit per block. `plain` trains the same MLP without sharding; it is meant
-///     for one rank. {"seconds"}: the median. {"peak_bytes"}: how much the resident memory of a rank grew, at its peak
-///     in a step, over the value before the model was made; the maximum over the ranks. Pages of files do not count:
-///     they belong to libraries, and their number depends on what the process happened to touch.
+///     for one rank. {"seconds"}: the median. {"peak_bytes"}: how much the memory of a rank grew, at its peak in a
+///     step, over the value before the model was made; the maximum over the ranks. Pages of files do not count.
+///   fsdp_bench memory STRATEGY sgd|adamw full|meta BLOCKS WIDTH BATCH REPEATS
+///     The same for a strategy of fsdp::ShardingStrategy or `plain`, an optimizer, and a model that is built in full or
+///     on meta: {"build_bytes"}, the peak until the model is sharded, {"peak_bytes"}, that of the training after it,
+///     and
+///     {"build_formula_bytes"} and {"formula_bytes"}, what docs/memory.md states for them. The libraries have been
+///     used.
 ///   fsdp_bench state_dict BLOCKS WIDTH BATCH REPEATS
 ///     The sharded state dict of that MLP: {"seconds"}.
 ///   fsdp_bench unshard BYTES REPEATS
@@ -14,19 +19,27 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <fmt/format.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
+#include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
-#include <fstream>
+#include <algorithm>
 #include <iostream>
+#include <memory>
+#include <optional>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "measure_ranks.h"
 #include "side.h"
+#include "tessera/base/internal/process_memory.h"
 #include "tessera/comm/init.h"
 #include "tessera/fsdp/fully_sharded_data_parallel.h"
+#include "tessera/fsdp/meta_init.h"
 
 namespace {
 
@@ -50,16 +63,16 @@ torch::nn::Sequential make_mlp(std::int64_t blocks, std::int64_t width) {
   return mlp;
 }
 
-std::int64_t status_bytes(const std::string& field) {
-  std::ifstream status("/proc/self/status");
-  for (std::string line; std::getline(status, line);) {
-    if (line.starts_with(field + ":")) return std::stoll(line.substr(field.size() + 1)) * 1024;
-  }
-  return 0;
+constexpr std::string_view kStrategies[] = {"full_shard", "shard_grad_op", "no_shard", "hybrid_shard",
+                                            "hybrid_shard_zero2"};
+
+struct MemoryCase {
+  std::string strategy, optimizer, build;
+};
+
+std::int64_t grown_bytes(std::uint64_t bytes, std::uint64_t before) {
+  return static_cast<std::int64_t>(bytes) - static_cast<std::int64_t>(before);
 }
-// `field` is "VmRSS" or "VmHWM", the peak since forget_peak. Without pages of files.
-std::int64_t memory_bytes(const std::string& field) { return status_bytes(field) - status_bytes("RssFile"); }
-void forget_peak() { std::ofstream("/proc/self/clear_refs") << "5"; }
 
 struct Bench {
   ProcessGroup group = init_process_group();
@@ -67,12 +80,12 @@ struct Bench {
   int repeats = 0;
 
   template <typename Model>
-  void step(Model& model, std::vector<at::Tensor> parameters, std::int64_t bytes_before) const {
+  void step(Model& model, std::vector<at::Tensor> parameters, std::uint64_t bytes_before) const {
     torch::optim::SGD optimizer(std::move(parameters), torch::optim::SGDOptions(0.01));
     const at::Tensor rows = at::randn({batch, width});
     std::vector<double> times;
     for (int i = -2; i < repeats; ++i) {  // the first two warm up
-      if (i == 0) forget_peak();
+      if (i == 0) forget_peak_memory();
       const double time = seconds(group, [&] {
         optimizer.zero_grad();
         model->forward(rows).square().mean().backward();
@@ -80,10 +93,15 @@ struct Bench {
       });
       if (i >= 0) times.push_back(time);
     }
-    const at::Tensor peak = at::tensor({memory_bytes("VmHWM") - bytes_before}, at::kLong);
-    group.all_reduce(peak, ReduceOp::max);
-    print("\"seconds\": " + std::to_string(median(times)) +
-          ", \"peak_bytes\": " + std::to_string(peak.item<std::int64_t>()));
+    const std::int64_t peak = most(grown_bytes(peak_own_memory_bytes(), bytes_before));
+    print("\"seconds\": " + std::to_string(median(times)) + ", \"peak_bytes\": " + std::to_string(peak));
+  }
+
+  // The maximum over the ranks.
+  std::int64_t most(std::int64_t value) const {
+    const at::Tensor all = at::tensor({value}, at::kLong);
+    group.all_reduce(all, ReduceOp::max);
+    return all.item<std::int64_t>();
   }
 
   // On rank 0, while the others wait.
@@ -93,13 +111,13 @@ struct Bench {
   }
 
   void plain() const {
-    const std::int64_t before = memory_bytes("VmRSS");
+    const std::uint64_t before = own_memory_bytes();
     torch::nn::Sequential mlp = make_mlp<Block>(blocks, width);
     step(mlp, mlp->parameters(), before);
   }
 
   void sharded() const {
-    const std::int64_t before = memory_bytes("VmRSS");
+    const std::uint64_t before = own_memory_bytes();
     fsdp::FullyShardedDataParallel<torch::nn::Sequential> model(make_mlp<fsdp::Wrap<Block>>(blocks, width), group);
     auto* pointer = &model;
     step(pointer, model.parameters(), before);
@@ -110,6 +128,86 @@ struct Bench {
     std::vector<double> times;
     for (int i = 0; i < repeats; ++i) times.push_back(seconds(group, [&] { model.state_dict(); }));
     print("\"seconds\": " + std::to_string(median(times)));
+  }
+
+  // Trains for `repeats` steps, in which gradients are reset before forward.
+  template <typename Model>
+  void train(Model& model, const std::vector<at::Tensor>& parameters, const std::string& optimizer) const {
+    std::unique_ptr<torch::optim::Optimizer> steps;
+    if (optimizer == "sgd") {
+      steps = std::make_unique<torch::optim::SGD>(parameters, torch::optim::SGDOptions(0.01));
+    } else {
+      steps = std::make_unique<torch::optim::AdamW>(parameters);
+    }
+    for (int i = 0; i < repeats; ++i) {
+      for (const at::Tensor& parameter : parameters) parameter.mutable_grad().reset();
+      model->forward(at::randn({batch, width})).square().mean().backward();
+      steps->step();
+    }
+  }
+
+  // Builds and trains a model of `count` blocks. Returns how much the memory grew until the model was sharded, and
+  // after it.
+  std::pair<std::int64_t, std::int64_t> peaks_of(const MemoryCase& wanted, const fsdp::Options& options,
+                                                 std::int64_t count) const {
+    forget_peak_memory();
+    const std::uint64_t before = own_memory_bytes();
+    if (wanted.strategy == "plain") {
+      torch::nn::Sequential mlp = make_mlp<Block>(count, width);
+      const std::int64_t built = grown_bytes(peak_own_memory_bytes(), before);
+      forget_peak_memory();
+      train(mlp, mlp->parameters(), wanted.optimizer);
+      return {built, grown_bytes(peak_own_memory_bytes(), before)};
+    }
+    torch::nn::Sequential mlp = [&] {
+      std::optional<fsdp::MetaInit> on_meta;
+      if (wanted.build == "meta") on_meta.emplace();
+      return make_mlp<fsdp::Wrap<Block>>(count, width);
+    }();
+    fsdp::FullyShardedDataParallel<torch::nn::Sequential> model(std::exchange(mlp, nullptr), group, options);
+    const std::int64_t built = grown_bytes(peak_own_memory_bytes(), before);
+    forget_peak_memory();
+    auto* pointer = &model;
+    train(pointer, model.parameters(), wanted.optimizer);
+    return {built, grown_bytes(peak_own_memory_bytes(), before)};
+  }
+
+  void memory(const MemoryCase& wanted) const {
+    fsdp::Options options;
+    options.param_init_fn = [](torch::nn::Module& module) {
+      if (auto* linear = module.as<torch::nn::LinearImpl>()) linear->reset_parameters();
+    };
+    const auto* const strategy = std::find(std::begin(kStrategies), std::end(kStrategies), wanted.strategy);
+    ProcessGroup shards = group;
+    if (strategy != std::end(kStrategies)) {
+      options.strategy = static_cast<fsdp::ShardingStrategy>(strategy - std::begin(kStrategies));
+      if (fsdp::is_hybrid(options.strategy)) {
+        const fsdp::HybridGroups groups = fsdp::hybrid_groups(group, group.size() / 2);
+        shards = groups.shards, options.replicas = groups.replicas;
+      }
+    }
+    Bench bench = *this;
+    bench.group = shards;
+    bench.peaks_of(wanted, options, 2);
+    const auto [build, peak] = bench.peaks_of(wanted, options, blocks);
+    const auto [build_formula, formula] = stated_peaks(wanted, options.strategy, shards.size());
+    print(fmt::format("\"build_bytes\": {}, \"build_formula_bytes\": {}, \"peak_bytes\": {}, \"formula_bytes\": {}",
+                      most(build), build_formula, most(peak), formula));
+  }
+
+  // Those of docs/memory.md: until the model is sharded, and after it.
+  std::pair<std::int64_t, std::int64_t> stated_peaks(const MemoryCase& wanted, fsdp::ShardingStrategy strategy,
+                                                     int ranks) const {
+    const std::int64_t unit = 4 * width * (width + 1), parameters = blocks * unit;
+    const std::int64_t state = wanted.optimizer == "adamw" ? 2 * parameters : 0;
+    const std::int64_t activations = blocks * 2 * 4 * batch * width;
+    if (wanted.strategy == "plain") return {parameters, 2 * parameters + state + activations};
+    const std::int64_t parts = is_sharded(strategy) ? ranks : 1;
+    const std::int64_t build = wanted.build == "meta" ? parameters / parts : parameters;
+    const bool gathers_all = is_sharded(strategy) && !reshards_after_forward(strategy);
+    const std::int64_t kept =
+        gathers_all ? (parameters + state) / parts + parameters : (2 * parameters + state) / parts;
+    return {build + 2 * unit + (16 << 20), kept + (is_sharded(strategy) ? 7 : 2) * unit + activations};
   }
 
   void unshard(std::int64_t bytes) const {
@@ -138,25 +236,30 @@ struct Bench {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const std::string work = argc > 1 ? argv[1] : "";
-  const bool is_unshard = work == "unshard" && argc == 4;
-  if (!is_unshard && !((work == "step" || work == "plain" || work == "state_dict") && argc == 6)) {
+  const std::vector<std::string> arguments(argv + 1, argv + argc);
+  const std::string work = arguments.empty() ? "" : arguments[0];
+  const std::size_t numbers = work == "unshard" ? 2 : 4, words = work == "memory" ? 4 : 1;
+  if ((work != "step" && work != "plain" && work != "state_dict" && work != "unshard" && work != "memory") ||
+      arguments.size() != words + numbers) {
     std::cerr << "usage: fsdp_bench step|plain|state_dict BLOCKS WIDTH BATCH REPEATS\n"
+                 "       fsdp_bench memory STRATEGY|plain sgd|adamw full|meta BLOCKS WIDTH BATCH REPEATS\n"
                  "       fsdp_bench unshard BYTES REPEATS\n";
     return 2;
   }
   try {
     at::set_num_threads(1);
     Bench bench;
-    bench.repeats = std::stoi(argv[argc - 1]);
-    if (is_unshard) {
-      bench.unshard(std::stoll(argv[2]));
+    bench.repeats = std::stoi(arguments.back());
+    if (work == "unshard") {
+      bench.unshard(std::stoll(arguments[1]));
       return 0;
     }
-    bench.blocks = std::stoll(argv[2]), bench.width = std::stoll(argv[3]), bench.batch = std::stoll(argv[4]);
+    bench.blocks = std::stoll(arguments[words]), bench.width = std::stoll(arguments[words + 1]);
+    bench.batch = std::stoll(arguments[words + 2]);
     if (work == "plain") bench.plain();
     if (work == "step") bench.sharded();
     if (work == "state_dict") bench.state_dict();
+    if (work == "memory") bench.memory({arguments[1], arguments[2], arguments[3]});
   } catch (const std::exception& error) {
     std::cerr << "fsdp_bench: " << error.what() << '\n';
     return 3;
