@@ -4,6 +4,7 @@
 
 #include "fsdp/groups.h"
 #include "fsdp/runtime/runtime.h"
+#include "fsdp/warn.h"
 #include "tessera/base/error.h"
 
 namespace tessera::fsdp {
@@ -109,6 +110,10 @@ void ShardedModule::summon_full_params(const std::function<void()>& f, const Sum
       [&](const Unit& unit, CallArguments& arguments) {
         if (std::find(units.begin(), units.end(), &unit) != units.end()) arguments.add("unit", unit.name());
       });
+  if (options.offload_to_cpu && !options.rank0_only && group().rank() == 0 && group().size() > 1) {
+    warn_once(
+        "summon_full_params: offload_to_cpu without rank0_only: each rank of a host has all parameters in its memory");
+  }
   runtime_->cast_buffers(/*own_dtype=*/true);
   std::vector<std::unique_ptr<Summoned>> summoned;
   for (Unit* unit : units) {

@@ -11,6 +11,7 @@
 #include "fsdp/grads.h"
 #include "fsdp/small_model.h"
 #include "support/error_matchers.h"
+#include "support/warnings.h"
 #include "tessera/comm/local_ranks.h"
 
 namespace tessera::fsdp {
@@ -245,7 +246,10 @@ TEST(SummonTest, InMixedPrecisionChangesAreKeptAsTheyAre) {
 TEST(SummonTest, ParametersAndGradientsOnTheCpu) {
   SmallModel alone = make_model();
   backward_of_all(alone, {0}, 2);
+  testing::Warnings warnings;
+  const char* const warning = "offload_to_cpu without rank0_only";
   run_local(2, [&](const ProcessGroup& group) {
+    const testing::WarningGuard guard(warnings);
     for (const Options& way : kWays) {
       FullyShardedDataParallel<SmallModel> model(make_model(), group, way);
       loss_of(model(batch_of(0, group.rank()))).backward();
@@ -265,6 +269,7 @@ TEST(SummonTest, ParametersAndGradientsOnTheCpu) {
             if (group.rank() == 0) expect_all(0);
           },
           on_rank_0);
+      EXPECT_TRUE(group.rank() != 0 || &way != &kWays[0] || warnings.count(warning) == 0);
       const SummonOptions on_all{.offload_to_cpu = true, .with_grads = true};
       model.summon_full_params(
           [&] {
@@ -275,6 +280,7 @@ TEST(SummonTest, ParametersAndGradientsOnTheCpu) {
       model.summon_full_params([&] { expect_all(1); }, on_all);
     }
   });
+  EXPECT_EQ(warnings.count(warning), 1);
 }
 
 TEST(SummonTest, NotInBackward) {
