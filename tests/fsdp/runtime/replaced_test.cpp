@@ -67,8 +67,8 @@ TEST(FsdpReplacedTest, AModuleThatIsReplacedIsNamed) {
   });
 }
 
-struct OuterImpl : torch::nn::Module {
-  explicit OuterImpl(const SmallModel& shared) {
+struct TwiceShardedImpl : torch::nn::Module {
+  explicit TwiceShardedImpl(const SmallModel& shared) {
     inner = register_module("inner", shared);
     head = register_module("head", torch::nn::Linear(3, 2));
   }
@@ -76,7 +76,7 @@ struct OuterImpl : torch::nn::Module {
   SmallModel inner{nullptr};
   torch::nn::Linear head{nullptr};
 };
-TORCH_MODULE(Outer);
+TORCH_MODULE(TwiceSharded);
 
 TEST(FsdpNestedTest, WhatAnotherObjectShardsIsNeitherShardedNorIgnored) {
   run_local(2, [](const ProcessGroup& group) {
@@ -85,16 +85,16 @@ TEST(FsdpNestedTest, WhatAnotherObjectShardsIsNeitherShardedNorIgnored) {
       Options options;
       if (!wrapped) options.policy = wrap_none();
       std::optional<Model> sharded(std::in_place, plain, group, options);
-      const Outer outer(plain);
-      EXPECT_ERROR(FullyShardedDataParallel<Outer>(outer, group), ErrorCode::invalid_argument, "is sharded already",
-                   "state the options of inner units in its policy");
+      const TwiceSharded outer(plain);
+      EXPECT_ERROR(FullyShardedDataParallel<TwiceSharded>(outer, group), ErrorCode::invalid_argument,
+                   "is sharded already", "state the options of inner units in its policy");
       Options ignoring;
       ignoring.ignored_modules = {plain.ptr()};
-      EXPECT_ERROR(FullyShardedDataParallel<Outer>(outer, group, ignoring), ErrorCode::invalid_argument,
+      EXPECT_ERROR(FullyShardedDataParallel<TwiceSharded>(outer, group, ignoring), ErrorCode::invalid_argument,
                    "ignored module 'inner' is sharded already");
       ignoring.ignored_modules = {};
       ignoring.ignored_parameters = plain->parameters();
-      EXPECT_ERROR(FullyShardedDataParallel<Outer>(outer, group, ignoring), ErrorCode::invalid_argument,
+      EXPECT_ERROR(FullyShardedDataParallel<TwiceSharded>(outer, group, ignoring), ErrorCode::invalid_argument,
                    "ignored parameter 'inner.", "' is sharded already");
       ignoring.ignored_modules = {plain.ptr()};  // not in the model: of no importance
       ignoring.ignored_parameters = {};

@@ -38,8 +38,8 @@ TEST(FsdpWarningTest, AGroupOfOneRankAndAnIgnoredModel) {
   EXPECT_EQ(warnings.count(""), 2);
 }
 
-struct NormedImpl : torch::nn::Module {
-  NormedImpl() {
+struct WithNormImpl : torch::nn::Module {
+  WithNormImpl() {
     in = register_module("in", torch::nn::Linear(5, 4));
     norm = register_module("norm", torch::nn::BatchNorm1d(4));
   }
@@ -53,9 +53,9 @@ TEST(FsdpWarningTest, UnitsThatCostMoreThanItSeems) {
   run_local(2, [&](const ProcessGroup& group) {
     const WarningGuard guard(warnings);
     const auto shard = [&](Options options, bool frozen) {
-      auto plain = std::make_shared<NormedImpl>();
+      auto plain = std::make_shared<WithNormImpl>();
       plain->in->bias.set_requires_grad(!frozen);
-      const FullyShardedDataParallel<NormedImpl> model(plain, group, std::move(options));
+      const FullyShardedDataParallel<WithNormImpl> model(plain, group, std::move(options));
     };
     shard({}, false);
     EXPECT_EQ(warnings.count(""), 0);
