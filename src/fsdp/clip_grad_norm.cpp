@@ -67,7 +67,7 @@ class ShardedNorm {
   }
   at::Tensor reduced(const at::Tensor& power, const ProcessGroup& group) const {
     if (!is_max()) {
-      const at::Tensor sum = power.clone();
+      at::Tensor sum = power.clone();
       group.start_all_reduce(sum).wait();
       return sum;
     }

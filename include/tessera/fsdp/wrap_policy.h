@@ -59,9 +59,9 @@ class WrapPolicy {
  public:
   WrapPolicy(std::nullptr_t = nullptr) {}  // NOLINT(google-explicit-constructor)
   /// `choose` is not called for modules inside one that `undivided` selects.
-  template <typename Choose>
+  template <typename Choose>  // NOLINTNEXTLINE(google-explicit-constructor)
   requires std::is_invocable_r_v<UnitChoice, Choose&, const torch::nn::Module&, std::int64_t> WrapPolicy(
-      Choose choose, ModulePredicate undivided = nullptr)  // NOLINT(google-explicit-constructor)
+      Choose choose, ModulePredicate undivided = nullptr)
       : choose_(std::move(choose)), undivided_(std::move(undivided)) {}
 
   /// Returns false for null.
