@@ -254,7 +254,14 @@ OpRule mapped(const DTensor& input, Sizes output_size, const DimMap& map, std::s
 Placements mapped(const Placements& placements, const DimMap& map) {
   Placements result = placements;
   for (Placement& placement : result) {
-    if (placement.is_shard()) placement = moved_to(placement, *map[static_cast<std::size_t>(placement.dim())]);
+    if (!placement.is_shard()) continue;
+    const auto& dim = map[static_cast<std::size_t>(placement.dim())];
+    // No rule permits it, but a check of rules tries all placements.
+    if (!dim) {
+      fail(ErrorCode::internal,
+           "a DTensor op: the input is sharded along dimension {}, expected one that the result has", placement.dim());
+    }
+    placement = moved_to(placement, *dim);
   }
   return result;
 }
