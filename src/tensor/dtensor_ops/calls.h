@@ -10,6 +10,7 @@
 #include <numeric>
 #include <optional>
 #include <span>
+#include <tuple>
 #include <vector>
 
 #include "tensor/dtensor_rules/rules.h"
@@ -201,6 +202,12 @@ inline std::vector<at::Tensor> locals_of(Inputs inputs) {
   locals.reserve(inputs.size());
   for (const DTensor& input : inputs) locals.push_back(input.local_tensor());
   return locals;
+}
+
+// Returns the results of an op of several results.
+template <typename Tuple>
+std::vector<at::Tensor> to_tensors(const Tuple& results) {
+  return std::apply([](const auto&... each) { return std::vector<at::Tensor>{each...}; }, results);
 }
 
 // Returns zeros that autograd tracks as a result of `locals`, whose gradients are 0.

@@ -77,11 +77,6 @@ std::vector<DTensor> of_matrices(const char* op, const DTensor& a, const std::ve
                       [&](Inputs inputs) -> Tensors { return f(inputs[0].local_tensor()); });
 }
 
-template <typename Tuple>
-Tensors to_tensors(const Tuple& tuple) {
-  return std::apply([](const auto&... each) { return Tensors{each...}; }, tuple);
-}
-
 // `f` returns a pair of local tensors.
 template <typename F>
 Factors factors_of(const char* op, const DTensor& a, const Sizes& first, const Sizes& second, const F& f) {

@@ -56,10 +56,8 @@ DTensor to(const DTensor& x, at::ScalarType dtype) {
 }
 MantissaAndExponent frexp(const DTensor& x) {
   const auto rule = [](Inputs inputs) { return rules::elementwise("frexp", inputs, kNone); };
-  std::vector<DTensor> both = call_for_all("frexp", {x}, rule, {x.size()}, [](Inputs inputs) {
-    auto [mantissa, exponent] = at::frexp(inputs[0].local_tensor());
-    return std::vector<Tensor>{mantissa, exponent};
-  });
+  const std::vector<DTensor> both = call_for_all(
+      "frexp", {x}, rule, {x.size()}, [](Inputs inputs) { return to_tensors(at::frexp(inputs[0].local_tensor())); });
   return {both[0], both[1]};
 }
 DTensor celu(const DTensor& x, const Scalar& alpha) {
