@@ -93,11 +93,11 @@ at::Device device_of(const Runtime& runtime) {
 }  // namespace
 
 at::Tensor ShardedModule::clip_grad_norm_(double max_norm, double norm_type) {
-  runtime_->check_call("clip_grad_norm_", [&](CallArguments& arguments) {
-    runtime_->check_idle("clip_grad_norm_");
+  runtime().check_call("clip_grad_norm_", [&](CallArguments& arguments) {
+    runtime().check_idle("clip_grad_norm_");
     if (!(norm_type > 0))
       fail(ErrorCode::invalid_argument, "clip_grad_norm_: norm_type is {}, expected above 0", norm_type);
-    for (const Unit* unit : runtime_->units()) {
+    for (const Unit* unit : runtime().units()) {
       unit->handle()->adopt_visible_gradients();
       if (!unit->handle()->has_unsharded_gradient()) continue;
       fail(ErrorCode::invalid_argument,
@@ -109,14 +109,15 @@ at::Tensor ShardedModule::clip_grad_norm_(double max_norm, double norm_type) {
   const c10::NoGradGuard no_grad;
   const ParameterParts parts(*module_ptr());
   std::vector<at::Tensor> grads;
-  ShardedNorm norm_of_all(norm_type, device_of(*runtime_));
-  if (runtime_->has_own_groups()) norm_of_all.add(at::Tensor(), {group()});
+  ShardedNorm norm_of_all(norm_type, device_of(runtime()));
+  if (runtime().has_own_groups()) norm_of_all.add(at::Tensor(), {group()});
   // `elements` are this rank's elements of the gradient of `param`; `unit` is the one that has it, or null.
   const auto add = [&](const at::Tensor& param, at::Tensor elements, const Unit* unit) {
     const bool in_shard = unit != nullptr && is_sharded(unit->handle()->options().strategy);
     std::vector<ProcessGroup> groups;
-    if (runtime_->group_of(unit) != group()) {  // other ranks have other parameters, and each is counted once
+    if (runtime().group_of(unit) != group()) {  // other ranks have other parameters, and each is counted once
       groups.push_back(group());
+      if (options().replicas) groups.push_back(*options().replicas);  // the unit's group has all ranks then
       if (!in_shard && unit->handle()->group().rank() != 0) elements.reset();
     } else if (in_shard) {
       groups.push_back(group());
@@ -133,7 +134,7 @@ at::Tensor ShardedModule::clip_grad_norm_(double max_norm, double norm_type) {
     add(param, param.grad(), unit);
   };
   std::set<const void*> seen;
-  for (const Unit* unit : runtime_->units()) {
+  for (const Unit* unit : runtime().units()) {
     const FlatParamHandle& handle = *unit->handle();
     for (const at::Tensor& param : handle.params()) seen.insert(param.unsafeGetTensorImpl());
     if (options().use_orig_params) {
@@ -146,7 +147,7 @@ at::Tensor ShardedModule::clip_grad_norm_(double max_norm, double norm_type) {
       add(handle.params()[i], grad.defined() ? handle.piece_of(grad, i) : grad, unit);
     }
   }
-  for (const at::Tensor& param : runtime_->module()->parameters()) {
+  for (const at::Tensor& param : runtime().module()->parameters()) {
     if (param.defined() && seen.insert(param.unsafeGetTensorImpl()).second) add_param(param, nullptr);
   }
   const at::Tensor norm = norm_of_all.norm();

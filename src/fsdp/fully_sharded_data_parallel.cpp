@@ -44,27 +44,31 @@ ShardedModule::ShardedModule(std::shared_ptr<torch::nn::Module> module, const Pr
     : runtime_(std::make_unique<Runtime>(std::move(module), group, std::move(options))) {}
 ShardedModule::~ShardedModule() = default;
 
-Unit& ShardedModule::root() const { return runtime_->root(); }
+Runtime& ShardedModule::runtime() const {
+  runtime_->check_not_released();
+  return *runtime_;
+}
+Unit& ShardedModule::root() const { return runtime().root(); }
 const std::shared_ptr<torch::nn::Module>& ShardedModule::module_ptr() const { return runtime_->module(); }
 const ProcessGroup& ShardedModule::group() const { return runtime_->group(); }
 const Options& ShardedModule::options() const { return runtime_->options(); }
 void ShardedModule::train(bool on) { runtime_->module()->train(on); }
-double ShardedModule::communication_seconds() const { return runtime_->communication_seconds(); }
+double ShardedModule::communication_seconds() const { return runtime().communication_seconds(); }
 
-std::size_t ShardedModule::unit_count() const { return runtime_->units().size(); }
-const FlatParamHandle& ShardedModule::handle(std::size_t unit) const { return *runtime_->units().at(unit)->handle(); }
-const std::string& ShardedModule::unit_name(std::size_t unit) const { return runtime_->units().at(unit)->name(); }
+std::size_t ShardedModule::unit_count() const { return runtime().units().size(); }
+const FlatParamHandle& ShardedModule::handle(std::size_t unit) const { return *runtime().units().at(unit)->handle(); }
+const std::string& ShardedModule::unit_name(std::size_t unit) const { return runtime().units().at(unit)->name(); }
 
 std::vector<at::Tensor> ShardedModule::parameters() const {
   std::vector<at::Tensor> parameters;
   std::set<const void*> seen;  // also those that are replaced by a flat parameter
   if (!options().use_orig_params) {
-    for (const Unit* unit : runtime_->units()) {
+    for (const Unit* unit : runtime().units()) {
       parameters.push_back(unit->handle()->flat_param());
       for (const at::Tensor& param : unit->handle()->params()) seen.insert(param.unsafeGetTensorImpl());
     }
   }
-  for (const at::Tensor& param : runtime_->module()->parameters()) {
+  for (const at::Tensor& param : runtime().module()->parameters()) {
     if (param.defined() && seen.insert(param.unsafeGetTensorImpl()).second) parameters.push_back(param);
   }
   return parameters;
@@ -77,28 +81,28 @@ void ShardedModule::zero_grad() {
 void ShardedModule::apply(const std::function<void(torch::nn::Module& module)>& f) {
   summon_full_params([&] {
     if (!f) fail(ErrorCode::invalid_argument, "apply: the function is null, expected a function");
-    runtime_->module()->apply(f);
+    runtime().module()->apply(f);
   });
 }
 
 void ShardedModule::register_comm_hook(CommHook hook) {
-  runtime_->check_call("register_comm_hook", [&](CallArguments&) {
-    runtime_->check_idle("register_comm_hook");
+  runtime().check_call("register_comm_hook", [&](CallArguments&) {
+    runtime().check_idle("register_comm_hook");
     if (!hook) fail(ErrorCode::invalid_argument, "register_comm_hook: the hook is null, expected a function");
-    if (runtime_->has_comm_hook) {
+    if (runtime().has_comm_hook) {
       fail(ErrorCode::invalid_argument, "register_comm_hook: the model has a hook, expected one registration");
     }
     if (is_hybrid(options().strategy)) {
       fail(ErrorCode::unsupported, "register_comm_hook: the strategy is hybrid, expected another strategy");
     }
   });
-  for (const Unit* unit : runtime_->units()) unit->handle()->set_comm_hook(hook);
-  runtime_->has_comm_hook = true;
+  for (const Unit* unit : runtime().units()) unit->handle()->set_comm_hook(hook);
+  runtime().has_comm_hook = true;
 }
 
 void ShardedModule::register_post_reduce_hook(std::function<void(std::size_t unit)> hook) {
-  runtime_->check_idle("register_post_reduce_hook");
-  runtime_->post_reduce_hook = std::move(hook);
+  runtime().check_idle("register_post_reduce_hook");
+  runtime().post_reduce_hook = std::move(hook);
 }
 
 ShardedModule::NoSync::NoSync(Runtime& runtime, bool off) : runtime_(runtime), before_(runtime.syncs_gradients) {

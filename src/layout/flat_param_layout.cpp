@@ -129,6 +129,11 @@ void FlatParamLayout::pad_to_multiple_of(std::int64_t numel) {
   is_padding_.push_back(true);
 }
 
+void FlatParamLayout::add_prefix(const std::string& prefix) {
+  for (ParamInfo& param : params_) param.fqn.insert(0, prefix);
+  for (SharedParamInfo& shared : shared_params_) shared.fqn.insert(0, prefix);
+}
+
 void FlatParamLayout::check_rank(std::int64_t rank) const {
   if (rank < 0 || rank >= world_size_) {
     fail(ErrorCode::invalid_argument, "{}: rank {}, expected 0 to {}", kMake, rank, world_size_ - 1);

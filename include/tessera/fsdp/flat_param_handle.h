@@ -95,6 +95,8 @@ class FlatParamHandle {
   const FlatParamLayout& layout() const { return layout_; }
   const ProcessGroup& group() const { return group_; }
   const FlatParamOptions& options() const { return options_; }
+  /// Adds `prefix` to the names of all parameters, which are names in an outer module then.
+  void add_prefix(const std::string& prefix) { layout_.add_prefix(prefix); }
   /// This rank's shard: a leaf of layout().sharded_numel() elements in the parameters' dtype. Without `use_orig_params`
   /// the optimizer works on it.
   const at::Tensor& flat_param() const { return flat_param_; }
@@ -120,7 +122,7 @@ class FlatParamHandle {
   /// Starts to gather the parameters, which stay sharded. Does nothing if they are being gathered or are gathered.
   void start_unshard();
   /// Blocks until what start_unshard() started completes.
-  void wait_unshard() { gathering_.wait(); }
+  void wait_unshard() { unsharded_->gathering.wait(); }
   /// Unshards the parameters, in `param_dtype`. Calls start_unshard() if necessary, then blocks until it completes.
   void unshard();
   /// Shards the parameters again. Without `frees_unsharded` their gathered memory is kept and the next unshard() does
@@ -130,12 +132,17 @@ class FlatParamHandle {
   void free_unsharded();
   bool is_unsharded() const { return is_unsharded_; }
   /// Returns whether start_unshard() was called and the memory has not been freed since.
-  bool is_gathered() const { return is_gathered_; }
+  bool is_gathered() const { return unsharded_->is_gathered; }
   /// Returns whether this rank's elements in what is gathered are still those of the shard, bit by bit. True if nothing
   /// is gathered, or nothing needs to be. Compares as many elements as the shard has.
   bool is_gathered_current();
+  /// As unshard(), in the parameters' own dtype and in memory that end_summon() frees: what is gathered stays as it is,
+  /// for forward and backward. The parameters must be sharded.
+  void summon();
+  /// Shards the parameters again after summon().
+  void end_summon();
   /// Returns whether write_back_params has changed the shard of what is gathered.
-  bool is_stale() const { return is_stale_; }
+  bool is_stale() const { return unsharded_->is_stale; }
   /// Sets whether unshard() uses the parameters' own dtype instead of `param_dtype`, and reductions instead of
   /// `reduce_dtype`. Frees what is gathered in the other dtype; the parameters must be sharded.
   void use_full_precision(bool on);
@@ -213,9 +220,12 @@ class FlatParamHandle {
   struct Unsharded {
     at::Tensor flat;  // shares flat_param_'s storage if nothing needs to be gathered, cast or copied to a device
     std::vector<at::Tensor> views;
+    PendingCollective gathering;
+    bool is_gathered = false, is_stale = false;
   };
 
   at::Device shard_device() const;
+  void use(Unsharded& unsharded);
   Unsharded make_unsharded(at::ScalarType dtype) const;
   at::Tensor view_of(const at::Tensor& unsharded, std::size_t i) const;
   at::Tensor flat_view_of(const at::Tensor& unsharded, std::size_t i) const;
@@ -238,10 +248,11 @@ class FlatParamHandle {
   at::Tensor flat_param_;
   Unsharded computing_;       // in compute_dtype_
   Unsharded full_precision_;  // in the parameters' own dtype, if that is another
+  Unsharded summoned_;        // from summon() to end_summon()
   Unsharded* unsharded_ = &computing_;
+  Unsharded* before_summon_ = nullptr;
   std::vector<at::Tensor> sharded_views_;
-  PendingCollective gathering_;
-  bool is_gathered_ = false, is_unsharded_ = false, is_stale_ = false, in_full_precision_ = false;
+  bool is_unsharded_ = false, in_full_precision_ = false;
   TrainingState training_state_ = TrainingState::idle;
   std::unique_ptr<FlatParamGradient> gradient_;
 };

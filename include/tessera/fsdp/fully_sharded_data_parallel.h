@@ -42,8 +42,8 @@
 /// `Error(invalid_argument)`. A member such as `linear->weight` that is assigned another tensor is not noticed.
 ///
 /// Warnings are LibTorch's (`TORCH_WARN`), each text once in a process: where options have no effect or cost more than
-/// it seems, and where environment variables disable a part. TORCH_DISTRIBUTED_DEBUG=INFO adds those about data that
-/// was assigned to parameters, and about gradients that only some ranks have.
+/// it seems, and where environment variables disable a part. TORCH_DISTRIBUTED_DEBUG=INFO adds those about padding,
+/// about data that was assigned to parameters, and about gradients that only some ranks have.
 ///
 /// Profilers (`at::RecordFunction`, user scope) see the ranges FullyShardedDataParallel.forward with the unit's name,
 /// .unshard, .pre_backward, .post_backward and .reduce.
@@ -141,7 +141,7 @@ HybridGroups hybrid_groups(const ProcessGroup& group, int shard_ranks);
 /// The form in which a state dict holds parameters.
 enum class StateDictType : std::uint8_t {
   sharded,  ///< this rank's boxes, no copy; can be loaded on any number of ranks and with any strategy
-  full,     ///< full tensors, copied
+  full,     ///< full tensors: copies, but for ignored tensors and buffers that are not moved to the CPU
   /// This rank's flat parameters without the padding at their end, no copy; for the same units only, not for tensor
   /// parallel models. With `use_orig_params = false` a checkpoint of them can be loaded on any number of ranks.
   local,
@@ -250,7 +250,7 @@ class ShardedModule {
     Runtime& runtime_;
     bool before_;
   };
-  [[nodiscard]] NoSync no_sync(bool off = false) { return {*runtime_, off}; }
+  [[nodiscard]] NoSync no_sync(bool off = false) { return {runtime(), off}; }
 
   /// Replaces the reduction of all units' gradients, from the next backward on; see CommHook. All ranks must call it. A
   /// collective. Throws `Error(invalid_argument)` if a hook is registered or `hook` is null, `Error(unsupported)` with
@@ -278,7 +278,8 @@ class ShardedModule {
   /// Runs `f` while the parameters are unsharded, in their own dtype, and gradients are disabled. `f` may call what is
   /// unsharded, the model or units, like a model that is not sharded. A collective. Throws `Error(invalid_argument)` in
   /// forward or backward, and if `f` leaves a parameter or gradient of another shape that would be written back. If `f`
-  /// throws on any rank, nothing is written back and every rank throws.
+  /// throws on any rank, nothing is written back and every rank throws. What is gathered between a forward and its
+  /// backward stays, unless a rank changes its shard of it.
   void summon_full_params(const std::function<void()>& f, const SummonOptions& options = {});
 
   /// Returns parameters and buffers under their names in the module that was wrapped. If units have groups of their
@@ -316,6 +317,8 @@ class ShardedModule {
   Unit& root() const;
 
  private:
+  Runtime& runtime() const;
+
   std::shared_ptr<Runtime> runtime_;
 };
 
@@ -328,11 +331,21 @@ class FullyShardedDataParallel : public ShardedModule {
  public:
   using Pointer = std::conditional_t<kIsHolder, Module, std::shared_ptr<Module>>;
 
-  /// Shards the model over the ranks of `group`. A collective. Throws `Error(invalid_argument)` on all ranks if a
-  /// parameter is in two units, a module is sharded already, also one that is ignored or was sharded by an object that
-  /// is gone, units are on different devices, options of a unit contradict those of the model, a parameter is on meta
-  /// that nothing initializes, or the ranks have different parts of a tensor parallel model; and whenever
-  /// FlatParamHandle throws.
+  /// Shards the model over the ranks of `group`. A collective.
+  ///
+  /// Models inside it that are sharded already, also inside ignored modules, become parts of it. Their units keep their
+  /// options, groups and comm hooks, and optimizers of them stay valid. Their own objects throw from then on. PyTorch:
+  /// nested FullyShardedDataParallel modules.
+  ///
+  ///     fsdp::FullyShardedDataParallel<Encoder> encoder(model->encoder, group, {.strategy =
+  ///     ShardingStrategy::no_shard}); fsdp::FullyShardedDataParallel<Model> sharded(model, group);
+  ///
+  /// Throws `Error(invalid_argument)` on all ranks if a parameter is in two units; if the model, an ignored module or
+  /// an ignored parameter is sharded already, or it has parts of a larger sharded model or of one whose object is gone;
+  /// if a sharded model inside it is in use, has other `use_orig_params` or `replicas`, or a hook after reductions; if
+  /// units are on different devices, options of a unit contradict those of the model, a parameter is on meta that
+  /// nothing initializes, or the ranks have different parts of a tensor parallel model; and whenever FlatParamHandle
+  /// throws. Models inside it are unchanged then.
   explicit FullyShardedDataParallel(Pointer module, const ProcessGroup& group = {}, Options options = {})
       : ShardedModule(pointer_of(module), group, std::move(options)), module_(std::move(module)) {}
   FullyShardedDataParallel(const FullyShardedDataParallel&) = default;  // and no moves, which would leave a null model

@@ -21,15 +21,16 @@ using ModulePredicate = std::function<bool(const torch::nn::Module& module)>;
 
 /// Options of one unit. The model's `Options` apply where there is no value.
 struct UnitOptions {
-  /// Hybrid for all units of a model or for none: gradients are averaged over the same ranks.
+  /// A hybrid strategy for units of a model with one. Such a model may have units of other strategies with a `group`.
   std::optional<ShardingStrategy> strategy = std::nullopt;
   /// Also of a module that `Options::keeps_full_precision` selects. `MixedPrecision()` keeps the parameters' dtype.
   std::optional<MixedPrecision> mixed_precision = std::nullopt;
   std::optional<bool> offload_params = std::nullopt;
   /// The ranks that shard the unit, a part of the model's group: for parameters that other ranks don't have, such as
   /// the experts of a mixture. Their names differ from those of the parameters on other ranks, and the gradients are
-  /// averaged over these ranks only. Not with a hybrid strategy, nor in a tensor parallel model. PyTorch: process_group
-  /// of a nested FullyShardedDataParallel.
+  /// averaged over these ranks only. In a model with a hybrid strategy it is instead a group of all ranks that have the
+  /// model, over all of which this unit is sharded. Not for a unit with a hybrid strategy, nor in a tensor parallel
+  /// model. PyTorch: process_group of a nested FullyShardedDataParallel.
   std::optional<ProcessGroup> group = std::nullopt;
 };
 

@@ -71,7 +71,7 @@ struct FlatParamPiece {
   bool operator==(const FlatParamPiece&) const = default;
 };
 
-/// The layout of a flat parameter. Immutable.
+/// The layout of a flat parameter. Immutable but for the names.
 class FlatParamLayout {
  public:
   struct Options {
@@ -88,6 +88,9 @@ class FlatParamLayout {
   /// names, names with equal identity but different shapes, a negative alignment, and a world size below 1. Throws
   /// `Error(corrupt)` for a negative size and for more elements than an int64 can count.
   FlatParamLayout(std::vector<FlatParamInput> params, const Options& options);
+
+  /// Adds `prefix` to the names of all parameters.
+  void add_prefix(const std::string& prefix);
 
   const std::vector<ParamInfo>& params() const { return params_; }
   const std::vector<SharedParamInfo>& shared_params() const { return shared_params_; }

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 
 #include "fsdp/environment.h"
 #include "fsdp/flat_param/gradient.h"
@@ -153,6 +154,19 @@ class HandledTensors {
   std::unordered_map<const void*, Left> left_;
 };
 
+// Reports the elements of the flat parameter that no parameter has, if the environment asks for it.
+void explain_padding(const FlatParamLayout& layout, const ProcessGroup& group) {
+  if (!explains_itself() || group.rank() != 0) return;
+  std::int64_t numel = 0;
+  for (const ParamInfo& param : layout.params()) numel += param.numel;
+  const std::int64_t padded = layout.padded_unsharded_numel();
+  if (padded == numel) return;
+  warn_once(
+      fmt::format("{}: the parameters from '{}' on have {} elements and the flat parameter {}: {} are padding, "
+                  "which aligns parameters and makes the shards of {} ranks equal",
+                  kMake, printable(layout.params()[0].fqn), numel, padded, padded - numel, layout.world_size()));
+}
+
 // Returns the elements of a dense tensor in memory order.
 at::Tensor in_memory_order(const at::Tensor& tensor) { return tensor.detach().as_strided({tensor.numel()}, {1}); }
 
@@ -203,6 +217,7 @@ FlatParamHandle::FlatParamHandle(const std::vector<NamedParameter>& params, cons
   }
   gradient_ = std::make_unique<FlatParamGradient>(*this);
   set_params(sharded_views_);
+  explain_padding(layout_, group_);
   for (const at::Tensor& param : params_) HandledTensors::all().add(param);
   HandledTensors::all().add(flat_param_);
 }
@@ -300,7 +315,7 @@ void FlatParamHandle::set_params(const std::vector<at::Tensor>& views) {
 // --- parameters
 
 void FlatParamHandle::start_unshard() {
-  if (is_gathered_ || unsharded_->flat.is_alias_of(flat_param_)) return;
+  if (unsharded_->is_gathered || unsharded_->flat.is_alias_of(flat_param_)) return;
   const c10::NoGradGuard no_grad;
   allocate_storage(unsharded_->flat);
   const at::Tensor shard = flat_param_.detach();
@@ -310,16 +325,16 @@ void FlatParamHandle::start_unshard() {
     unsharded_->flat.zero_();
     shard_of(unsharded_->flat).copy_(shard);
   } else {
-    gathering_ =
+    unsharded_->gathering =
         group_.start_all_gather_into(unsharded_->flat, shard.to(options_.device, unsharded_->flat.scalar_type()));
   }
-  is_gathered_ = true;
+  unsharded_->is_gathered = true;
 }
 
 void FlatParamHandle::unshard() {
   if (is_unsharded_) return;
   start_unshard();
-  gathering_.wait();
+  wait_unshard();
   set_params(unsharded_->views);
   is_unsharded_ = true;
 }
@@ -331,16 +346,15 @@ void FlatParamHandle::reshard(bool frees_unsharded) {
 }
 
 void FlatParamHandle::free_unsharded() {
-  if (!is_gathered_ || is_unsharded_) return;
-  gathering_.wait();
+  if (!unsharded_->is_gathered || is_unsharded_) return;
+  wait_unshard();
   free_storage(unsharded_->flat);
-  is_gathered_ = false;
-  is_stale_ = false;
+  unsharded_->is_gathered = unsharded_->is_stale = false;
 }
 
 bool FlatParamHandle::is_gathered_current() {
-  if (!is_gathered_) return true;
-  gathering_.wait();
+  if (!is_gathered()) return true;
+  wait_unshard();
   const at::Tensor& flat = unsharded_->flat;
   const at::Tensor found = is_sharded(options_.strategy) ? shard_of(flat) : flat.detach();
   const at::Tensor expected = flat_param_.detach().to(flat.device(), flat.scalar_type());
@@ -351,21 +365,39 @@ void FlatParamHandle::use_full_precision(bool on) {
   in_full_precision_ = on;
   Unsharded* wanted = on && compute_dtype_ != flat_param_.scalar_type() ? &full_precision_ : &computing_;
   if (unsharded_ == wanted) return;
+  free_unsharded();
+  use(*wanted);
+}
+
+void FlatParamHandle::use(Unsharded& unsharded) {
   if (is_unsharded_) {
-    fail(ErrorCode::internal, "use_full_precision: the flat parameter of '{}' is unsharded, expected it sharded",
+    fail(ErrorCode::internal, "the flat parameter of '{}' is unsharded, expected it sharded",
          printable(layout_.params()[0].fqn));
   }
-  free_unsharded();
-  unsharded_ = wanted;
+  unsharded_ = &unsharded;
+}
+
+void FlatParamHandle::summon() {
+  before_summon_ = unsharded_;
+  summoned_ = make_unsharded(flat_param_.scalar_type());
+  use(summoned_);
+  unshard();
+}
+
+void FlatParamHandle::end_summon() {
+  if (before_summon_ == nullptr) return;
+  reshard();
+  use(*std::exchange(before_summon_, nullptr));
+  summoned_ = {};
 }
 
 void FlatParamHandle::to_cpu() {
   const c10::NoGradGuard no_grad;
   if (!is_unsharded_ || unsharded_->flat.is_cpu()) return;
   set_params(unflatten_as(unsharded_->flat.cpu()));
-  if (!is_gathered_) return;
+  if (!unsharded_->is_gathered) return;
   free_storage(unsharded_->flat);
-  is_gathered_ = false;
+  unsharded_->is_gathered = false;
 }
 
 // Returns this rank's shard in a tensor of the size of the unsharded flat parameter.
@@ -442,7 +474,7 @@ bool FlatParamHandle::write_back_params() {
     params_[i].set_data(view);
     wrote = true;
   }
-  is_stale_ = is_stale_ || (wrote && is_gathered_);
+  unsharded_->is_stale = unsharded_->is_stale || (wrote && is_gathered());
   return wrote;
 }
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <iterator>
+#include <map>
+#include <mutex>
 #include <utility>
 
 #include "fsdp/environment.h"
@@ -46,10 +48,24 @@ void describe(const Options& options, CallArguments& arguments) {
       .add("replicas", options.replicas.has_value());
 }
 
+// Adds a unit that is sharded already: its parameters are this rank's shards.
+void describe_sharded(const FoundUnit& unit, CallArguments& arguments) {
+  const FlatParamHandle& handle = *unit.sharded->handle();
+  arguments.add("sharded before", printable(unit.name));
+  for (std::size_t i = 0; i < handle.params().size(); ++i) {
+    const ParamInfo& param = handle.layout().params()[i];
+    arguments.add(
+        "parameter",
+        fmt::format("'{}' {} {}{}", printable(param.fqn), c10::toString(handle.params()[i].scalar_type()),
+                    shape_to_string(param.shape), handle.params()[i].requires_grad() ? " that requires grad" : ""));
+  }
+}
+
 void describe(const FoundUnit& unit, const Options& options, CallArguments& arguments) {
   arguments.add("unit",
                 fmt::format("'{}' on {}", printable(unit.name), c10::DeviceTypeName(device_of(unit, options).type())));
   describe(unit.strategy, unit.mixed_precision, unit.offload_params, arguments);
+  if (unit.sharded != nullptr) return describe_sharded(unit, arguments);
   const auto add = [&](const char* kind, const std::string& name, const at::Tensor& tensor) {
     arguments.add(
         kind, fmt::format("'{}' {} {}{}", printable(name), c10::toString(tensor.scalar_type()),
@@ -100,6 +116,34 @@ void warn_about(const torch::nn::Module& model, const std::vector<FoundUnit>& un
                 "reduced, too; separate units avoid that");
 }
 
+// The models of this process that are sharded, by their modules.
+class ShardedModels {
+ public:
+  static ShardedModels& all() {
+    static auto& models = *new ShardedModels;  // models may be destroyed after static objects
+    return models;
+  }
+  void add(Runtime& runtime) {
+    const std::lock_guard lock(mutex_);
+    models_.insert_or_assign(runtime.module().get(), &runtime);
+  }
+  void remove(const Runtime& runtime) {
+    const std::lock_guard lock(mutex_);
+    if (const auto found = models_.find(runtime.module().get()); found != models_.end() && found->second == &runtime) {
+      models_.erase(found);
+    }
+  }
+  Runtime* find(const torch::nn::Module& module) {
+    const std::lock_guard lock(mutex_);
+    const auto found = models_.find(&module);
+    return found == models_.end() ? nullptr : found->second;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<const torch::nn::Module*, Runtime*> models_;
+};
+
 }  // namespace
 
 Runtime::Runtime(std::shared_ptr<torch::nn::Module> module, const ProcessGroup& group, Options options)
@@ -121,16 +165,21 @@ Runtime::Runtime(std::shared_ptr<torch::nn::Module> module, const ProcessGroup& 
   groups_.insert(groups_.end(), of_mesh.begin(), of_mesh.end());
   std::size_t freed_bytes = 0;
   for (const FoundUnit& unit : found) {
+    owned_.emplace_back();
+    if (unit.sharded != nullptr) continue;
     for (const NamedParameter& param : unit.params) freed_bytes += param.parameter.nbytes();
-    owned_.push_back(make_unit(unit, failure));
-    if (owned_.back()->handle() != nullptr) units_.push_back(owned_.back().get());
+    owned_.back() = make_unit(unit, failure);
     if (freed_bytes < kReturnedBytes && &unit != &found.back()) continue;
     return_free_memory();  // memory of the full parameters
     freed_bytes = 0;
   }
   if (has_own_groups_) agree("shard a model", failure);
+  take_units(found);
   if (group_.rank() == 0) warn_about(*module_, found, group_, options_);
   root_ = owned_.front().get();
+  for (const auto& unit : owned_) {
+    if (unit->handle() != nullptr) units_.push_back(unit.get());
+  }
   for (const Unit* unit : units_) {
     const FlatParamLayout& layout = unit->handle()->layout();
     const auto add = [&](const std::string& fqn, std::size_t i) { params_.emplace(fqn, unit->handle()->params()[i]); };
@@ -148,6 +197,48 @@ Runtime::Runtime(std::shared_ptr<torch::nn::Module> module, const ProcessGroup& 
       }
     }
   }
+  ShardedModels::all().add(*this);
+}
+
+Runtime::~Runtime() {
+  *alive_ = false;
+  if (!is_released_) ShardedModels::all().remove(*this);
+}
+
+Runtime* Runtime::of(const torch::nn::Module& module) { return ShardedModels::all().find(module); }
+
+void Runtime::check_not_released() const {
+  if (!is_released_) return;
+  fail(ErrorCode::invalid_argument,
+       "the model is a part of another one that was sharded since, expected calls of that FullyShardedDataParallel");
+}
+
+// Takes over the units of models inside this one that are sharded already.
+void Runtime::take_units(const std::vector<FoundUnit>& found) {
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    Unit* const unit = found[i].sharded;
+    if (unit == nullptr) continue;
+    Runtime& from = unit->runtime();
+    has_comm_hook = has_comm_hook || from.has_comm_hook;
+    owned_[i] = from.release(*unit);
+    unit->move_to(*this, found[i].name, found[i].prefix);
+  }
+}
+
+// Gives a unit away. From the first one on, the model cannot be used by itself.
+std::unique_ptr<Unit> Runtime::release(Unit& unit) {
+  if (!std::exchange(is_released_, true)) {
+    ShardedModels::all().remove(*this);
+    cast_buffers(/*own_dtype=*/true);
+    *alive_ = false;
+    units_.clear();
+    root_ = nullptr;
+  }
+  const auto found =
+      std::find_if(owned_.begin(), owned_.end(), [&](const auto& owned) { return owned.get() == &unit; });
+  std::unique_ptr<Unit> released = std::move(*found);
+  owned_.erase(found);
+  return released;
 }
 
 // Finds the units, and compares them on all ranks. A collective of the group, of the replicas, and of the units'
@@ -161,7 +252,9 @@ void Runtime::find_and_compare(std::vector<FoundUnit>& found) {
     }
     found = find_units(*module_, group_, options_);
     check_one_device(found, options_);
-    const auto is_replicated = [](const FoundUnit& unit) { return !is_sharded(unit.strategy); };
+    const auto is_replicated = [](const FoundUnit& unit) {
+      return unit.sharded == nullptr && !is_sharded(unit.strategy);
+    };
     if (options_.extensions && std::any_of(found.begin(), found.end(), is_replicated)) {
       fail(ErrorCode::unsupported, "extensions are given and a unit has strategy no_shard, expected another strategy");
     }
@@ -172,8 +265,10 @@ void Runtime::find_and_compare(std::vector<FoundUnit>& found) {
     describe(options_, arguments);
     arguments.add("FSDP_USE_FULL_PREC_IN_EVAL", full_precision_in_eval_);
   });
-  of_other_ranks_ = check_own_groups(found, group_);
+  OwnGroupParams own = check_own_groups(found, group_);
+  of_other_ranks_ = std::move(own.names);
   has_own_groups_ = !of_other_ranks_.empty();
+  has_all_params_ = own.are_on_all_ranks;
   for (const FoundUnit& unit : found) {
     for (const NamedParameter& param : unit.params) of_other_ranks_.erase(param.fqn);
   }
@@ -207,7 +302,7 @@ std::unique_ptr<Unit> Runtime::make_unit(const FoundUnit& found, std::exception_
       flat.use_orig_params = options_.use_orig_params;
       flat.device = device_of(found, options_);
       flat.offload_params = found.offload_params;
-      flat.replicas = options_.replicas;
+      if (is_hybrid(found.strategy)) flat.replicas = options_.replicas;
       flat.extensions = options_.extensions;
       handle = std::make_unique<FlatParamHandle>(found.params, found.group, flat);
     }
@@ -215,7 +310,7 @@ std::unique_ptr<Unit> Runtime::make_unit(const FoundUnit& found, std::exception_
     if (!is_own) throw;
     failure = std::current_exception();
   }
-  return std::make_unique<Unit>(*this, found.name, std::move(handle), found.wrappable());
+  return std::make_unique<Unit>(*this, found.name, std::move(handle), *found.module);
 }
 
 }  // namespace tessera::fsdp

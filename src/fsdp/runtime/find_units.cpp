@@ -7,6 +7,7 @@
 
 #include "fsdp/groups.h"
 #include "fsdp/runtime/initialize.h"
+#include "fsdp/runtime/runtime.h"
 #include "tessera/base/error.h"
 
 namespace tessera::fsdp {
@@ -30,6 +31,7 @@ class Search {
   Search(const ProcessGroup& group, const Options& options) : group_(group), options_(options) {
     for (const auto& module : options.ignored_modules) {
       if (!module) fail(ErrorCode::invalid_argument, "ignored_modules contains null, expected modules");
+      ignored_roots_.insert(module.get());
       for (const auto& inner : module->modules()) ignored_modules_.insert(inner.get());
     }
     for (const at::Tensor& param : options.ignored_parameters) {
@@ -58,9 +60,11 @@ class Search {
     FoundUnit own;
     own.name = name;
     if (ignored_modules_.count(&module) != 0) {
-      check_not_sharded(module, name);
+      visit_ignored(module, name, prefix);
       return own;
     }
+    Runtime* const sharded = place == Place::root ? nullptr : Runtime::of(module);
+    if (sharded != nullptr) return take(*sharded, name, prefix);
     for (const auto& param : module.named_parameters(/*recurse=*/false)) {
       const at::Tensor& tensor = param.value();
       if (!tensor.defined()) continue;
@@ -90,7 +94,8 @@ class Search {
   }
 
   UnitChoice choose(const FoundUnit& unit) const {
-    return options_.policy ? options_.policy(*unit.module, numel_of(unit)) : UnitChoice(unit.wrappable() != nullptr);
+    return options_.policy ? options_.policy(*unit.module, numel_of(unit))
+                           : UnitChoice(dynamic_cast<Wrappable*>(unit.module) != nullptr);
   }
 
   void set_options(FoundUnit& unit, const UnitOptions& own) const {
@@ -99,13 +104,8 @@ class Search {
     unit.mixed_precision = keeps_full_precision(*unit.module, options_)
                                ? own.mixed_precision.value_or(MixedPrecision())
                                : own.mixed_precision.value_or(options_.mixed_precision);
-    if (is_hybrid(unit.strategy) != is_hybrid(options_.strategy)) {
-      fail(ErrorCode::invalid_argument,
-           "the strategy of unit '{}' is {} and that of the model {}, expected a hybrid strategy for all units or none",
-           printable(unit.name), strategy_name(unit.strategy), strategy_name(options_.strategy));
-    }
     unit.group = own.group.value_or(group_);
-    if (own.group) check_group(unit);
+    check_group(unit, own.group.has_value());
     if (lowers_precision(options_.mixed_precision) || !lowers_precision(unit.mixed_precision)) return;
     for (const torch::nn::Module* module : unit.modules) {
       if (module == unit.module || !options_.keeps_full_precision || !options_.keeps_full_precision(*module)) continue;
@@ -116,19 +116,106 @@ class Search {
     }
   }
 
-  void check_group(const FoundUnit& unit) const {
+  void check_group(const FoundUnit& unit, bool is_own) const {
+    if (is_hybrid(unit.strategy) ? !is_hybrid(options_.strategy) : is_hybrid(options_.strategy) && !is_own) {
+      fail(
+          ErrorCode::invalid_argument,
+          "the strategy of unit '{}' is {} and that of the model {}, expected a hybrid strategy for both, or for none, "
+          "or for the model and UnitOptions::group with all ranks that have the model",
+          printable(unit.name), strategy_name(unit.strategy), strategy_name(options_.strategy));
+    }
+    if (!is_own) return;
     if (is_hybrid(unit.strategy)) {
       fail(ErrorCode::unsupported, "unit '{}' has a group and strategy {}, expected a strategy that is not hybrid",
            printable(unit.name), strategy_name(unit.strategy));
     }
-    const std::vector<int>& all = group_.world_ranks();
     const std::vector<int> ranks = ranks_of(unit, group_);
-    for (const int rank : ranks) {
-      if (std::find(all.begin(), all.end(), rank) != all.end()) continue;
+    if (is_hybrid(options_.strategy)) return check_has_all_ranks(unit, ranks);
+    if (const std::vector<int>& all = group_.world_ranks(); !contains(all, ranks)) {
       fail(ErrorCode::invalid_argument,
            "the group of unit '{}' has the ranks {} and that of the model {}, expected ranks of the model's group",
            printable(unit.name), to_text(ranks), to_text(all));
     }
+  }
+
+  // For a unit of a model with replicas.
+  void check_has_all_ranks(const FoundUnit& unit, const std::vector<int>& ranks) const {
+    const std::vector<int>&shards = group_.world_ranks(), &replicas = options_.replicas->world_ranks();
+    if (contains(ranks, shards) && contains(ranks, replicas) && ranks.size() == shards.size() * replicas.size()) return;
+    fail(
+        ErrorCode::invalid_argument,
+        "the group of unit '{}' has the ranks {}, the model is sharded over the ranks {} and has replicas on the ranks "
+        "{}, expected a group of all {} ranks",
+        printable(unit.name), to_text(ranks), to_text(shards), to_text(replicas), shards.size() * replicas.size());
+  }
+
+  // Adds the units of `inner`, a model inside this one. Returns its modules that are in no unit.
+  FoundUnit take(Runtime& inner, const std::string& name, const std::string& prefix) {
+    check_can_be_taken(inner, name);
+    std::map<const Unit*, std::vector<torch::nn::Module*>> modules;
+    for (const auto& module : inner.module()->modules()) {
+      if (const Unit* unit = inner.unit_of(*module)) modules[unit].push_back(module.get());
+    }
+    std::vector<Unit*> units = inner.units();
+    if (!units.empty() && units[0] == &inner.root()) std::rotate(units.begin(), units.begin() + 1, units.end());
+    for (Unit* unit : units) {
+      const FlatParamHandle& handle = *unit->handle();
+      FoundUnit taken;
+      taken.name = unit->name().empty() ? name : prefix + unit->name();
+      taken.module = &unit->module();
+      for (std::size_t i = 0; i < handle.params().size(); ++i) {
+        taken.params.push_back({prefix + handle.layout().params()[i].fqn, handle.params()[i]});
+      }
+      for (const SharedParamInfo& shared : handle.layout().shared_params()) {
+        taken.params.push_back({prefix + shared.fqn, handle.params()[shared.primary]});
+      }
+      taken.modules = std::move(modules[unit]);
+      taken.sharded = unit;
+      taken.prefix = prefix;
+      taken.strategy = handle.options().strategy;
+      taken.mixed_precision = handle.options().mixed_precision;
+      taken.offload_params = handle.options().offload_params;
+      taken.group = handle.group();
+      check_taken(taken);
+      units_.push_back(std::move(taken));
+    }
+    FoundUnit rest;
+    rest.name = name;
+    if (inner.root().handle() == nullptr) rest.modules = std::move(modules[&inner.root()]);
+    return rest;
+  }
+
+  void check_can_be_taken(Runtime& inner, const std::string& name) {
+    const auto expect = [&](bool is_so, std::string_view found, std::string_view expected) {
+      if (is_so) return;
+      fail(ErrorCode::invalid_argument, "the sharded module '{}' in this model {}, expected {}", printable(name), found,
+           expected);
+    };
+    expect(inner.is_idle() && !inner.is_summoned, "is in forward, backward or summon_full_params", "none of these");
+    expect(inner.syncs_gradients, "is under no_sync", "that it is not");
+    expect(!inner.post_reduce_hook, "has a hook after reductions", "it on this model: remove it");
+    expect(inner.options().use_orig_params == options_.use_orig_params, "has another use_orig_params", "one for both");
+    expect(taken_.insert(&inner).second, "has two names", "one: shard this model alone");
+  }
+
+  void check_taken(const FoundUnit& unit) const {
+    const std::optional<ProcessGroup>& replicas = unit.sharded->handle()->options().replicas;
+    if (is_hybrid(unit.strategy) && (replicas != options_.replicas || unit.group != group_)) {
+      fail(ErrorCode::invalid_argument,
+           "unit '{}' is sharded already with strategy {}, expected the groups of shards and of replicas of this model",
+           printable(unit.name), strategy_name(unit.strategy));
+    }
+    check_group(unit, unit.group != group_);
+    for (const NamedParameter& param : unit.params) {
+      if (ignored_params_.count(param.parameter.unsafeGetTensorImpl()) != 0) {
+        refuse_sharded("ignored parameter", param.fqn);
+      }
+    }
+  }
+
+  static bool contains(const std::vector<int>& all, const std::vector<int>& ranks) {
+    return std::all_of(ranks.begin(), ranks.end(),
+                       [&](int rank) { return std::find(all.begin(), all.end(), rank) != all.end(); });
   }
 
   // A module that the model contains under two names is one unit.
@@ -153,9 +240,9 @@ class Search {
 
   [[noreturn]] static void refuse_sharded(std::string_view what, const std::string& name) {
     fail(ErrorCode::invalid_argument,
-         "{} '{}' is sharded already, expected it in one FullyShardedDataParallel only: shard the outer model alone, "
-         "and "
-         "state the options of inner units in its policy",
+         "{} '{}' is sharded already, expected it in one FullyShardedDataParallel, or that the model contains "
+         "everything "
+         "that the other one shards",
          what, printable(name));
   }
 
@@ -178,13 +265,20 @@ class Search {
     }
   }
 
-  // An ignored module is called, saved and clipped as it is: its parameters must be full ones.
-  static void check_not_sharded(torch::nn::Module& module, const std::string& name) {
-    for (const auto& item : module.named_modules(name)) {
-      const std::vector<at::Tensor> params = item.value()->parameters(/*recurse=*/false);
-      if (is_unit(*item.value()) || std::any_of(params.begin(), params.end(), &FlatParamHandle::has)) {
-        refuse_sharded("ignored module", item.key());
-      }
+  // An ignored module is called, saved and clipped as it is: its parameters must be full ones. Sharded models inside it
+  // keep their units.
+  void visit_ignored(torch::nn::Module& module, const std::string& name, const std::string& prefix) {
+    if (Runtime* const sharded = Runtime::of(module); sharded != nullptr && ignored_roots_.count(&module) == 0) {
+      take(*sharded, name, prefix);
+      return;
+    }
+    const std::vector<at::Tensor> params = module.parameters(/*recurse=*/false);
+    if (is_unit(module) || std::any_of(params.begin(), params.end(), &FlatParamHandle::has)) {
+      refuse_sharded("ignored module", name);
+    }
+    for (const auto& child : module.named_children()) {
+      const std::string child_name = prefix + child.key();
+      visit_ignored(*child.value(), child_name, child_name + ".");
     }
   }
 
@@ -206,7 +300,8 @@ class Search {
 
   const ProcessGroup& group_;
   const Options& options_;
-  std::set<const torch::nn::Module*> ignored_modules_;
+  std::set<const torch::nn::Module*> ignored_roots_, ignored_modules_;  // without and with what is inside
+  std::set<const Runtime*> taken_;
   std::set<const void*> ignored_params_;
   std::vector<FoundUnit> units_;
 };
@@ -260,17 +355,22 @@ std::vector<ProcessGroup> own_groups(const std::vector<FoundUnit>& units, const 
   return groups;
 }
 
-std::set<std::string> check_own_groups(const std::vector<FoundUnit>& units, const ProcessGroup& group) {
-  std::vector<std::string> mine;  // two per parameter: its name, and the ranks of its group
+OwnGroupParams check_own_groups(const std::vector<FoundUnit>& units, const ProcessGroup& group) {
+  std::vector<std::string>
+      mine;  // three per parameter: its name, the ranks of its group, and those that are in `group`
   for (const FoundUnit& unit : units) {
     if (unit.group == group) continue;
+    const std::vector<int> ranks = ranks_of(unit, group);
+    std::vector<int> here = ranks;
+    std::erase_if(here, [&](int rank) {
+      return std::find(group.world_ranks().begin(), group.world_ranks().end(), rank) == group.world_ranks().end();
+    });
     for (const NamedParameter& param : unit.params) {
-      mine.push_back(param.fqn);
-      mine.push_back(to_text(ranks_of(unit, group)));
+      mine.insert(mine.end(), {param.fqn, to_text(ranks), to_text(here)});
     }
   }
   struct Owners {
-    std::string ranks;  // of the parameter's group
+    std::string ranks, here;
     std::vector<int> found;
   };
   std::map<std::string, Owners> owners;
@@ -278,9 +378,9 @@ std::set<std::string> check_own_groups(const std::vector<FoundUnit>& units, cons
   const std::vector<std::vector<std::string>> all = all_gather_texts(group, mine);
   for (std::size_t i = 0; i < all.size(); ++i) {
     const int rank = group.world_ranks()[i];
-    for (std::size_t k = 0; k + 1 < all[i].size(); k += 2) {
-      const std::string &name = all[i][k], &ranks = all[i][k + 1];
-      Owners& known = owners.try_emplace(name, Owners{ranks, {}}).first->second;
+    for (std::size_t k = 0; k + 2 < all[i].size(); k += 3) {
+      const std::string &name = all[i][k], &ranks = all[i][k + 1], &here = all[i][k + 2];
+      Owners& known = owners.try_emplace(name, Owners{ranks, here, {}}).first->second;
       known.found.push_back(rank);
       if (known.ranks == ranks || !why.empty()) continue;
       why = fmt::format(
@@ -289,11 +389,12 @@ std::set<std::string> check_own_groups(const std::vector<FoundUnit>& units, cons
           printable(name), known.ranks, known.found.front(), ranks, rank);
     }
   }
-  std::set<std::string> names;
+  OwnGroupParams params;
   for (const auto& [name, known] : owners) {
-    names.insert(name);
+    params.names.insert(name);
+    params.are_on_all_ranks = params.are_on_all_ranks && known.found.size() == all.size();
     const std::string found = to_text(known.found);
-    if (found == known.ranks || !why.empty()) continue;
+    if (found == known.here || !why.empty()) continue;
     why = fmt::format(
         "parameter '{}' has a group of ranks {} in its unit's options on ranks {}, expected it on all of the group's "
         "ranks",
@@ -302,7 +403,7 @@ std::set<std::string> check_own_groups(const std::vector<FoundUnit>& units, cons
   group.agree_on("shard a model", [&] {
     if (!why.empty()) throw Error(ErrorCode::invalid_argument, why);
   });
-  return names;
+  return params;
 }
 
 }  // namespace tessera::fsdp

@@ -18,15 +18,14 @@ struct FoundUnit {
   torch::nn::Module* module = nullptr;      // the unit's module
   std::vector<NamedParameter> params;       // under their names in the model
   std::vector<torch::nn::Module*> modules;  // the modules that own the parameters, inner ones first
+  Unit* sharded = nullptr;                  // the unit of a model inside this one that is sharded already; else null
+  std::string prefix;                       // of names of that model
 
   // From the options of the model and those that the policy states for the unit.
   ShardingStrategy strategy = ShardingStrategy::full_shard;
   MixedPrecision mixed_precision;
   bool offload_params = false;
   ProcessGroup group;
-
-  // Null if the module is not wrapped.
-  Wrappable* wrappable() const { return dynamic_cast<Wrappable*>(module); }
 };
 
 std::string_view strategy_name(ShardingStrategy strategy);
@@ -35,9 +34,9 @@ std::string_view strategy_name(ShardingStrategy strategy);
 bool keeps_full_precision(const torch::nn::Module& module, const Options& options);
 
 // Returns the units of a model that is sharded over `group`: first the model itself, even if it has no parameters, then
-// the units inside it in the order of the modules' children, inner units before outer ones. Throws
-// Error(invalid_argument) if a parameter would be in two units, a module is a unit already, or options of a unit
-// contradict those of the model.
+// the units inside it in the order of the modules' children, inner units before outer ones. Models inside it that are
+// sharded already keep their units. Throws Error(invalid_argument) if a parameter would be in two units, a module is a
+// unit of a model that is not inside this one, or options of a unit contradict those of the model.
 std::vector<FoundUnit> find_units(torch::nn::Module& model, const ProcessGroup& group, const Options& options);
 
 // Throws Error(invalid_argument) unless all units compute on one device.
@@ -46,9 +45,13 @@ void check_one_device(const std::vector<FoundUnit>& units, const Options& option
 // Returns the groups of units that are not the model's own, in the order of the units.
 std::vector<ProcessGroup> own_groups(const std::vector<FoundUnit>& units, const ProcessGroup& group);
 
-// Returns the parameters of units of all ranks that have groups of their own. Throws Error(invalid_argument) on all
-// ranks unless all ranks of such a group have its parameters, and no others have parameters of these names. A
-// collective of `group`.
-std::set<std::string> check_own_groups(const std::vector<FoundUnit>& units, const ProcessGroup& group);
+// The parameters of units that have groups of their own.
+struct OwnGroupParams {
+  std::set<std::string> names;  // on any rank
+  bool are_on_all_ranks = true;
+};
+// Returns those of all ranks of `group`. Throws Error(invalid_argument) on all ranks unless all ranks of such a group
+// have its parameters, and no others have parameters of these names. A collective of `group`.
+OwnGroupParams check_own_groups(const std::vector<FoundUnit>& units, const ProcessGroup& group);
 
 }  // namespace tessera::fsdp

@@ -3,6 +3,7 @@
 #include <c10/core/GradMode.h>
 
 #include "fsdp/groups.h"
+#include "fsdp/runtime/unit.h"
 #include "tessera/base/error.h"
 #include "tessera/fsdp/meta_init.h"
 #include "tessera/fsdp/reset_parameters.h"
@@ -55,6 +56,7 @@ void broadcast(const at::Tensor& tensor, const ProcessGroup& group) {
 }  // namespace
 
 at::Device device_of(const FoundUnit& unit, const Options& options) {
+  if (unit.sharded != nullptr) return unit.sharded->handle()->options().device;
   if (options.device) return *options.device;
   for (const NamedParameter& named : unit.params) {
     if (!named.parameter.is_meta()) return named.parameter.device();

@@ -21,10 +21,8 @@ std::string quoted_name(const Unit& unit) {
 
 }  // namespace
 
-Runtime::~Runtime() { *alive_ = false; }
-
-void Runtime::check_no_own_groups(std::string_view function) const {
-  if (!has_own_groups_) return;
+void Runtime::check_has_all_params(std::string_view function) const {
+  if (has_all_params_) return;
   fail(ErrorCode::unsupported,
        "{}: rank0_only is true for a model with units that have groups of their own, expected false, or sharded state "
        "dicts: rank 0 does not have all parameters",
@@ -74,9 +72,7 @@ std::vector<Unit*> Runtime::units_of(const torch::nn::Module& module, bool recur
          module.name());
   }
   std::set<const Unit*> wanted;
-  const auto add = [&](const torch::nn::Module& each) {
-    if (const auto found = unit_of_.find(&each); found != unit_of_.end()) wanted.insert(found->second);
-  };
+  const auto add = [&](const torch::nn::Module& each) { wanted.insert(unit_of(each)); };
   if (recurse) {
     module.apply([&](const torch::nn::Module& each) { add(each); });
   } else {
@@ -86,6 +82,11 @@ std::vector<Unit*> Runtime::units_of(const torch::nn::Module& module, bool recur
   std::copy_if(units_.begin(), units_.end(), std::back_inserter(units),
                [&](const Unit* unit) { return wanted.count(unit) != 0; });
   return units;
+}
+
+Unit* Runtime::unit_of(const torch::nn::Module& module) const {
+  const auto found = unit_of_.find(&module);
+  return found == unit_of_.end() ? nullptr : found->second;
 }
 
 // --- forward
@@ -187,7 +188,13 @@ void Runtime::cast_input(const Unit& unit, at::Tensor& tensor) const {
 
 void Runtime::hook_output(const std::shared_ptr<Call>& call, const at::Tensor& tensor) {
   tensor.register_hook([this, alive = alive_, call](const at::Tensor& /*gradient*/) {
-    if (*alive) in_backward([&] { pre_backward(call); });
+    if (!*alive) {
+      fail(
+          ErrorCode::invalid_argument,
+          "backward: the FullyShardedDataParallel that computed this result was destroyed, or is a part of another one "
+          "since, expected backward before");
+    }
+    in_backward([&] { pre_backward(call); });
   });
 }
 

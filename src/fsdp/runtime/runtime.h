@@ -33,6 +33,13 @@ class Runtime {
  public:
   Runtime(std::shared_ptr<torch::nn::Module> module, const ProcessGroup& group, Options options);
   ~Runtime();
+  Runtime(const Runtime&) = delete;
+  Runtime& operator=(const Runtime&) = delete;
+
+  // Returns the runtime of the model that is this module, null if there is none.
+  static Runtime* of(const torch::nn::Module& module);
+  // Throws Error(invalid_argument) if the model is a part of another one that was sharded since.
+  void check_not_released() const;
 
   const std::shared_ptr<torch::nn::Module>& module() const { return module_; }
   const ProcessGroup& group() const { return group_; }
@@ -50,10 +57,12 @@ class Runtime {
   const std::vector<ProcessGroup>& groups() const { return groups_; }
   // Returns whether a unit of any rank has a group of its own.
   bool has_own_groups() const { return has_own_groups_; }
+  // Returns whether this is a parameter of a unit of this rank.
+  bool has_param(const std::string& fqn) const { return params_.contains(fqn); }
   // Returns whether this is a parameter of a unit that only other ranks have.
   bool is_of_other_ranks(const std::string& fqn) const { return of_other_ranks_.contains(fqn); }
-  // Throws Error(unsupported) if units have groups of their own: no rank has all parameters.
-  void check_no_own_groups(std::string_view function) const;
+  // Throws Error(unsupported) if a rank lacks parameters of units that have groups of their own.
+  void check_has_all_params(std::string_view function) const;
   // Returns the group that shards the unit; that of the model for null and for a unit without parameters.
   const ProcessGroup& group_of(const Unit* unit) const;
   // As ProcessGroup::check_call and agree, for all ranks of all groups. `describe` adds arguments that must be equal on
@@ -67,13 +76,15 @@ class Runtime {
 
   bool syncs_gradients = true;
   std::function<void(std::size_t unit)> post_reduce_hook;  // may be null
-  bool has_comm_hook = false;
+  bool has_comm_hook = false;                              // of any unit
   bool is_summoned = false;  // units are unsharded, and their calls are plain calls of the modules
   // Throws Error(invalid_argument) unless the unit is unsharded by summon_full_params.
   void check_summoned(const Unit& unit) const;
   // Returns the units that have parameters of `module`; without `recurse` the unit that it belongs to. Throws
   // Error(invalid_argument) if it is not in the model.
   std::vector<Unit*> units_of(const torch::nn::Module& module, bool recurse) const;
+  // Returns the unit that the module's own parameters belong to, null if there is none.
+  Unit* unit_of(const torch::nn::Module& module) const;
 
   // --- forward
 
@@ -113,6 +124,8 @@ class Runtime {
   bool is_compared_in(const ProcessGroup& group, const ProcessGroup& unit_group) const;
   void find_and_compare(std::vector<FoundUnit>& found);
   std::unique_ptr<Unit> make_unit(const FoundUnit& found, std::exception_ptr& failure);
+  void take_units(const std::vector<FoundUnit>& found);
+  std::unique_ptr<Unit> release(Unit& unit);
   std::shared_ptr<Call> try_to_begin_call(Unit& unit, bool may_have_gradient);
   void begin_forward();
   void end_forward(bool has_gradient);
@@ -153,6 +166,8 @@ class Runtime {
   std::vector<ProcessGroup> groups_;
   std::vector<ProcessGroup> own_groups_;  // of units, on this rank; the first of groups_
   bool has_own_groups_ = false;           // on any rank
+  bool has_all_params_ = true;            // every rank of the group
+  bool is_released_ = false;              // the units are those of a model that contains this one
   std::set<std::string> of_other_ranks_;
   Options options_;
   std::vector<std::unique_ptr<Unit>> owned_;

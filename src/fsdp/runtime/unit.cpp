@@ -21,17 +21,31 @@ void Wrappable::refuse_checkpoint(const torch::nn::Module& module) {
        module.name());
 }
 
-Unit::Unit(Runtime& runtime, std::string name, std::unique_ptr<FlatParamHandle> handle, Wrappable* module)
-    : runtime_(runtime), name_(std::move(name)), handle_(std::move(handle)), module_(module) {
-  if (module_ != nullptr) module_->unit_ = this;
+Unit::Unit(Runtime& runtime, std::string name, std::unique_ptr<FlatParamHandle> handle, torch::nn::Module& module)
+    : runtime_(&runtime),
+      name_(std::move(name)),
+      handle_(std::move(handle)),
+      module_(module),
+      wrappable_(dynamic_cast<Wrappable*>(&module)) {
+  if (wrappable_ != nullptr) wrappable_->unit_ = this;
   if (!handle_) return;
   renew_accumulators();
   use_accumulators(false);
 }
 
 Unit::~Unit() {
-  if (module_ != nullptr) module_->unit_ = nullptr;
+  if (wrappable_ != nullptr) wrappable_->unit_ = nullptr;
   link_->unit = nullptr;
+}
+
+void Unit::move_to(Runtime& runtime, std::string name, const std::string& prefix) {
+  runtime_ = &runtime;
+  name_ = std::move(name);
+  handle_->add_prefix(prefix);
+  handle_->use_full_precision(false);
+  calls_ahead = 0;
+  renew_accumulators();
+  use_accumulators(false);
 }
 
 std::shared_ptr<Accumulators> Unit::accumulators() {
@@ -99,8 +113,8 @@ void Unit::on_gradient(Accumulators& accumulators, std::size_t param) {
     refuse_gradient(param);
   }
   handle_->take_gradient(param);
-  if (accumulators.backward != runtime_.backward() || accumulators.waiting == 0) return;
-  if (--accumulators.waiting == 0) runtime_.complete_done_units();
+  if (accumulators.backward != runtime_->backward() || accumulators.waiting == 0) return;
+  if (--accumulators.waiting == 0) runtime_->complete_done_units();
 }
 
 bool Unit::is_done() const {

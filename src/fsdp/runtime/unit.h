@@ -37,14 +37,18 @@ struct Call {
 class Unit {
  public:
   // `handle` is null if all parameters of the model are in units inside it.
-  Unit(Runtime& runtime, std::string name, std::unique_ptr<FlatParamHandle> handle, Wrappable* module);
+  Unit(Runtime& runtime, std::string name, std::unique_ptr<FlatParamHandle> handle, torch::nn::Module& module);
   ~Unit();
   Unit(const Unit&) = delete;
   Unit& operator=(const Unit&) = delete;
 
-  Runtime& runtime() const { return runtime_; }
+  Runtime& runtime() const { return *runtime_; }
   const std::string& name() const { return name_; }
+  torch::nn::Module& module() const { return module_; }
   FlatParamHandle* handle() const { return handle_.get(); }
+  // Makes this a unit of a model that contains the previous one, where its name is `name` and the names of its
+  // parameters begin with `prefix`. Both models must be idle.
+  void move_to(Runtime& runtime, std::string name, const std::string& prefix);
 
   // Returns the accumulators of the parameters, which must be unsharded; null if none requires a gradient.
   std::shared_ptr<Accumulators> accumulators();
@@ -82,10 +86,11 @@ class Unit {
   void on_gradient(Accumulators& accumulators, std::size_t param);
   [[noreturn]] void refuse_gradient(std::size_t param) const;
 
-  Runtime& runtime_;
+  Runtime* runtime_;
   std::string name_;
   std::unique_ptr<FlatParamHandle> handle_;
-  Wrappable* module_;
+  torch::nn::Module& module_;
+  Wrappable* wrappable_;  // the module, or null if it is not held in a Wrap
   std::shared_ptr<Link> link_ = std::make_shared<Link>(Link{this});
   std::shared_ptr<Accumulators> accumulators_;  // the latest
   std::vector<Accumulator> refusing_;           // by parameter; made when first needed

@@ -77,10 +77,10 @@ void Runtime::reshard(const torch::nn::Module& module, bool recurse) {
 UnshardHandle Wrappable::unshard() { return unit_ != nullptr ? unit_->runtime().unshard(*unit_) : UnshardHandle(); }
 
 UnshardHandle ShardedModule::unshard(const torch::nn::Module* module, bool recurse) {
-  return runtime_->unshard(module != nullptr ? *module : *module_ptr(), recurse);
+  return runtime().unshard(module != nullptr ? *module : *module_ptr(), recurse);
 }
 void ShardedModule::reshard(const torch::nn::Module* module, bool recurse) {
-  runtime_->reshard(module != nullptr ? *module : *module_ptr(), recurse);
+  runtime().reshard(module != nullptr ? *module : *module_ptr(), recurse);
 }
 
 }  // namespace tessera::fsdp

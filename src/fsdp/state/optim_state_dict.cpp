@@ -119,7 +119,8 @@ void set_form(Dict& states, const Runtime& runtime, const ShardedParams& params,
   for (const auto& [name, state] : Dict(states)) {
     if (params.count(std::get<std::string>(name)) != 0) continue;
     for (const auto& [key, value] : state.get<Dict>()) {
-      if (value.is_any_tensor()) states.at(name).get<Dict>()[key] = value_of_unsharded(value, type, options);
+      if (value.is_any_tensor())
+        states.at(name).get<Dict>()[key] = value_of_unsharded(value, type, options, /*copies=*/true);
     }
   }
   for (const Unit* unit : sharded_units(runtime)) {
@@ -136,7 +137,7 @@ void set_form(Dict& states, const Runtime& runtime, const ShardedParams& params,
       }
     }
     for (const auto& [key, parts] : pieces) {
-      const std::vector<Value> values = values_of(parts, type, options);
+      const std::vector<Value> values = values_of(parts, type, options, runtime.group());
       for (std::size_t k = 0; k < values.size(); ++k) states.at(parts[k].param.fqn()).get<Dict>()[key] = values[k];
     }
   }
@@ -162,7 +163,7 @@ StateDict in_form(const Runtime& runtime, StateDictType type, const StateOptions
         if (type == StateDictType::local) {
           fail(ErrorCode::unsupported, "optim_state_dict: type is local, expected sharded or full");
         }
-        if (is_full && options.rank0_only) runtime.check_no_own_groups("optim_state_dict");
+        if (is_full && options.rank0_only) runtime.check_has_all_params("optim_state_dict");
         if (!is_full && options.mesh) check_mesh(runtime, *options.mesh);
         state = get();
         Dict& states = state.at("state").get<Dict>();
@@ -211,20 +212,20 @@ StateDict in_form(const Runtime& runtime, StateDictType type, const StateOptions
 
 void ShardedModule::check_optimizer(const torch::optim::Optimizer& optimizer) const {
   check_parameters(optimizer, parameters());
-  state_of(*runtime_, optimizer);
+  state_of(runtime(), optimizer);
 }
 
 StateDict ShardedModule::optim_state_dict(const torch::optim::Optimizer& optimizer, StateDictType type,
                                           const StateOptions& options) {
-  return in_form(*runtime_, type, options, /*has_other_forms=*/false, [&] {
+  return in_form(runtime(), type, options, /*has_other_forms=*/false, [&] {
     check_parameters(optimizer, parameters());
-    return state_of(*runtime_, optimizer);
+    return state_of(runtime(), optimizer);
   });
 }
 
 StateDict ShardedModule::optim_state_dict(const StateDict& state_dict, StateDictType type,
                                           const StateOptions& options) {
-  return in_form(*runtime_, type, options, /*has_other_forms=*/true, [&] {
+  return in_form(runtime(), type, options, /*has_other_forms=*/true, [&] {
     check_form(state_dict);
     return state_dict;
   });
@@ -233,15 +234,15 @@ StateDict ShardedModule::optim_state_dict(const StateDict& state_dict, StateDict
 void ShardedModule::load_optim_state_dict(torch::optim::Optimizer& optimizer, const StateDict& state_dict,
                                           const StateOptions& options, bool strict) {
   const c10::NoGradGuard no_grad;
-  const OptimizedModule optimized(*runtime_);
-  GatheredDTensors dtensors(*runtime_, optimized.params());
+  const OptimizedModule optimized(runtime());
+  GatheredDTensors dtensors(runtime(), optimized.params());
   StateDict given;
   Dict states;
   const bool has_state = !options.rank0_only || group().rank() == 0;
-  runtime_->check_call(
+  runtime().check_call(
       "load_optim_state_dict",
       [&](CallArguments& arguments) {
-        runtime_->check_idle("load_optim_state_dict");
+        runtime().check_idle("load_optim_state_dict");
         check_parameters(optimizer, parameters());
         arguments.add("rank0_only", options.rank0_only).add("strict", strict);
         if (!has_state) return;
@@ -262,7 +263,7 @@ void ShardedModule::load_optim_state_dict(torch::optim::Optimizer& optimizer, co
   for_each_entry(rest, group(), options, problems,
                  [&](const std::string&, const Value& value) { groups = value.get<List>(); });
   const auto take = [&](const std::string& name, const Value& value) {
-    if (runtime_->is_of_other_ranks(name)) return;
+    if (runtime().is_of_other_ranks(name)) return;
     const auto param = optimized.params().find(name);
     if (param == optimized.params().end()) {
       states[name] = value;
@@ -276,8 +277,8 @@ void ShardedModule::load_optim_state_dict(torch::optim::Optimizer& optimizer, co
   };
   const Dict none;
   for_each_entry(has_state ? given.at("state").get<Dict>() : none, group(), options, problems, take);
-  set_on_all(*runtime_, "load an optimizer's state", [&](const std::function<void()>& confirm) {
-    if (!groups) groups = state_of(*runtime_, optimizer).at("param_groups").get<List>();
+  set_on_all(runtime(), "load an optimizer's state", [&](const std::function<void()>& confirm) {
+    if (!groups) groups = state_of(runtime(), optimizer).at("param_groups").get<List>();
     problems.raise("load an optimizer's state");
     const StateDict of_module = optimized.to_optimized(states, *groups, strict, problems);
     problems.raise("load an optimizer's state");

@@ -55,7 +55,7 @@ StateDict local_state(const StateDict& state, const ShardedParams& params, const
   StateDict local;
   for (const auto& [key, value] : state) {
     if (params.count(std::get<std::string>(key)) != 0) continue;
-    local.insert_or_assign(key, value_of_unsharded(value, StateDictType::local, options));
+    local.insert_or_assign(key, value_of_unsharded(value, StateDictType::local, options, /*copies=*/false));
   }
   for (const Unit* unit : units) {
     local.insert_or_assign(flat_name_of(*unit), flat_param_of(*unit->handle(), options.offload_to_cpu.value_or(false)));
@@ -64,19 +64,20 @@ StateDict local_state(const StateDict& state, const ShardedParams& params, const
 }
 
 // A collective if it is full or on a mesh.
-StateDict state_of_params(StateDict state, const ShardedParams& params, const std::vector<Unit*>& units,
-                          StateDictType type, const StateOptions& options) {
+StateDict state_of_params(StateDict state, const Runtime& runtime, const ShardedParams& params, StateDictType type,
+                          const StateOptions& options) {
   for (const auto& [key, value] : StateDict(state)) {
-    if (params.count(std::get<std::string>(key)) != 0) continue;
-    state.insert_or_assign(key, value_of_unsharded(value, type, options));
+    const auto& name = std::get<std::string>(key);
+    if (params.count(name) != 0) continue;
+    state.insert_or_assign(key, value_of_unsharded(value, type, options, /*copies=*/runtime.has_param(name)));
   }
-  for (const Unit* unit : units) {
+  for (const Unit* unit : sharded_units(runtime)) {
     const FlatParamHandle& handle = *unit->handle();
     std::vector<Piece> pieces;
     for (std::size_t i = 0; i < handle.params().size(); ++i) {
       pieces.push_back({params.at(handle.layout().params()[i].fqn), handle.piece_of(handle.flat_param(), i)});
     }
-    const std::vector<Value> values = values_of(pieces, type, options);
+    const std::vector<Value> values = values_of(pieces, type, options, runtime.group());
     if (values.empty()) continue;
     for (std::size_t i = 0; i < values.size(); ++i) {
       state.insert_or_assign(handle.layout().params()[i].fqn, values[i]);
@@ -120,63 +121,62 @@ at::Tensor local_flat_param(const Value& value, const std::string& name, const F
 StateDict ShardedModule::state_dict(StateDictType type, const StateOptions& options) {
   StateDict state;
   const auto get = [&] {
-    runtime_->check_idle("state_dict");
-    runtime_->cast_buffers(/*own_dtype=*/true);
-    for (const Unit* unit : runtime_->units()) unit->handle()->write_back_params();
+    runtime().check_idle("state_dict");
+    runtime().cast_buffers(/*own_dtype=*/true);
+    for (const Unit* unit : runtime().units()) unit->handle()->write_back_params();
     if (type == StateDictType::local && !ParameterParts(*module_ptr()).empty()) {
       fail(ErrorCode::unsupported, "state_dict: type is local for a tensor parallel model, expected sharded or full");
     }
-    state = local_model_state(*module_ptr(), unsharded_parts(*runtime_));
+    state = local_model_state(*module_ptr(), unsharded_parts(runtime()));
   };
   const bool is_full = type == StateDictType::full, is_on_mesh = type == StateDictType::sharded && options.mesh;
   if (!is_full && !is_on_mesh) {
     get();
   } else {
-    runtime_->check_call("state_dict", [&](CallArguments& arguments) {
-      if (is_full && options.rank0_only) runtime_->check_no_own_groups("state_dict");
-      if (is_on_mesh) check_mesh(*runtime_, *options.mesh);
+    runtime().check_call("state_dict", [&](CallArguments& arguments) {
+      if (is_full && options.rank0_only) runtime().check_has_all_params("state_dict");
+      if (is_on_mesh) check_mesh(runtime(), *options.mesh);
       get();
       if (is_full) arguments.add("rank0_only", options.rank0_only);
       if (is_on_mesh) arguments.add("mesh", options.mesh->to_string());
     });
   }
-  const ShardedParams params = sharded_params(*runtime_);
-  const std::vector<Unit*> units = sharded_units(*runtime_);
-  if (type == StateDictType::local) return local_state(state, params, units, options);
-  state = state_of_params(std::move(state), params, units, type, options);
+  const ShardedParams params = sharded_params(runtime());
+  if (type == StateDictType::local) return local_state(state, params, sharded_units(runtime()), options);
+  state = state_of_params(std::move(state), runtime(), params, type, options);
   return is_full && options.rank0_only && group().rank() != 0 ? StateDict() : state;
 }
 
 IncompatibleKeys ShardedModule::load_state_dict(const StateDict& state_dict, const StateOptions& options, bool strict) {
   const c10::NoGradGuard no_grad;
-  const ShardedParams params = sharded_params(*runtime_);
+  const ShardedParams params = sharded_params(runtime());
   StateDict given = state_dict;
-  GatheredDTensors dtensors(*runtime_, params);
+  GatheredDTensors dtensors(runtime(), params);
   if (!options.rank0_only) {
     for (const auto& [key, value] : state_dict) {
       if (const auto* name = std::get_if<std::string>(&key)) dtensors.add(*name, "", given.at(key));
     }
   }
-  runtime_->check_call(
+  runtime().check_call(
       "load_state_dict",
       [&](CallArguments& arguments) {
-        runtime_->check_idle("load_state_dict");
-        runtime_->cast_buffers(/*own_dtype=*/true);
-        for (const Unit* unit : runtime_->units()) unit->handle()->write_back_params();
+        runtime().check_idle("load_state_dict");
+        runtime().cast_buffers(/*own_dtype=*/true);
+        for (const Unit* unit : runtime().units()) unit->handle()->write_back_params();
         arguments.add("rank0_only", options.rank0_only).add("strict", strict);
         dtensors.describe(arguments);
       },
       [&](const Unit& unit, CallArguments& arguments) { dtensors.describe(unit, arguments); });
   dtensors.gather();
   std::map<std::string, const Unit*> flat_params;
-  for (const Unit* unit : sharded_units(*runtime_)) flat_params[flat_name_of(*unit)] = unit;
+  for (const Unit* unit : sharded_units(runtime())) flat_params[flat_name_of(*unit)] = unit;
 
-  const ParameterParts parts = unsharded_parts(*runtime_);
+  const ParameterParts parts = unsharded_parts(runtime());
   const StateDict now = local_model_state(*module_ptr(), parts);
   StateDict own;                                          // the new value, but of sharded parameters that of `now`
   std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // destination in a shard, source
   const auto take = [&](const std::string& name, const Value& value) {
-    if (runtime_->is_of_other_ranks(name)) return;
+    if (runtime().is_of_other_ranks(name)) return;
     if (const auto flat = flat_params.find(name); flat != flat_params.end()) {
       const FlatParamHandle& handle = *flat->second->handle();
       const at::Tensor from = local_flat_param(value, name, handle);
@@ -200,7 +200,7 @@ IncompatibleKeys ShardedModule::load_state_dict(const StateDict& state_dict, con
   StateDictOptions state_options;
   state_options.strict = strict;
   IncompatibleKeys incompatible;
-  set_on_all(*runtime_, "load a model's state", [&](const std::function<void()>& confirm) {
+  set_on_all(runtime(), "load a model's state", [&](const std::function<void()>& confirm) {
     problems.raise("load a model's state");
     ModelStatePlan plan = plan_model_state(*module_ptr(), own, parts, state_options);
     confirm();

@@ -1,5 +1,6 @@
 // Full parameters and gradients outside of forward and backward.
 
+#include <ATen/ops/full.h>
 #include <c10/core/GradMode.h>
 
 #include "fsdp/groups.h"
@@ -38,9 +39,7 @@ class Summoned {
   void summon(const SummonOptions& options) {
     handle_.set_training_state(TrainingState::summon_full_params);
     handle_.write_back_params();
-    handle_.free_unsharded();
-    handle_.use_full_precision(true);
-    handle_.unshard();
+    handle_.summon();
     if (options.with_grads) handle_.unshard_grad();
     if (options.rank0_only && handle_.group().rank() != 0) handle_.reshard();
     if (!options.offload_to_cpu) return;
@@ -50,8 +49,7 @@ class Summoned {
     }
   }
   ~Summoned() {
-    handle_.reshard();
-    handle_.use_full_precision(false);
+    handle_.end_summon();
     handle_.set_training_state(TrainingState::idle);
   }
   Summoned(const Summoned&) = delete;
@@ -61,6 +59,15 @@ class Summoned {
   FlatParamHandle& handle_;
   HiddenGradients gradients_;
 };
+
+// Frees what a unit has gathered for forward and backward, unless the shards of all ranks are as they were when it was
+// gathered. A collective if it has.
+void free_if_changed(FlatParamHandle& handle) {
+  if (!handle.is_gathered()) return;
+  const at::Tensor changed = at::full({1}, handle.is_gathered_current() ? 0 : 1, at::kInt);
+  handle.group().all_reduce(changed, ReduceOp::max);
+  if (changed.item<int>() != 0) handle.free_unsharded();
+}
 
 // Marks units as unsharded during its lifetime.
 class SummonedUnits {
@@ -84,11 +91,11 @@ class SummonedUnits {
 
 void ShardedModule::summon_full_params(const std::function<void()>& f, const SummonOptions& options) {
   std::vector<Unit*> units;
-  runtime_->check_call(
+  runtime().check_call(
       "summon_full_params",
       [&](CallArguments& arguments) {
-        runtime_->check_idle("summon_full_params");
-        if (runtime_->is_summoned) {
+        runtime().check_idle("summon_full_params");
+        if (runtime().is_summoned) {
           fail(ErrorCode::invalid_argument, "summon_full_params: called in itself, expected one call at a time");
         }
         if (!f) fail(ErrorCode::invalid_argument, "summon_full_params: the function is null, expected a function");
@@ -98,7 +105,7 @@ void ShardedModule::summon_full_params(const std::function<void()>& f, const Sum
                "not "
                "reach the other ranks");
         }
-        units = runtime_->units_of(options.module != nullptr ? *options.module : *module_ptr(), options.recurse);
+        units = runtime().units_of(options.module != nullptr ? *options.module : *module_ptr(), options.recurse);
         for (const Unit* unit : units) {
           unit->handle()->write_back_params();
           if (options.with_grads) unit->handle()->adopt_visible_gradients();
@@ -114,26 +121,28 @@ void ShardedModule::summon_full_params(const std::function<void()>& f, const Sum
     warn_once(
         "summon_full_params: offload_to_cpu without rank0_only: each rank of a host has all parameters in its memory");
   }
-  runtime_->cast_buffers(/*own_dtype=*/true);
+  runtime().cast_buffers(/*own_dtype=*/true);
   std::vector<std::unique_ptr<Summoned>> summoned;
   for (Unit* unit : units) {
     summoned.push_back(std::make_unique<Summoned>(*unit->handle()));
     summoned.back()->summon(options);
   }
-  agree_on(runtime_->groups(), "summon_full_params", [&] {
+  agree_on(runtime().groups(), "summon_full_params", [&] {
     const c10::AutoGradMode no_gradient(false);
-    const SummonedUnits marked(*runtime_, units);
+    const SummonedUnits marked(runtime(), units);
     f();
     if (!options.writeback) return;
     for (const Unit* unit : units) unit->handle()->check_unsharded(options.with_grads);
   });
-  if (!options.writeback) return;
-  for (const Unit* unit : units) {
-    unit->handle()->write_back_unsharded();
-    if (options.with_grads) unit->handle()->write_back_unsharded_grad();
+  if (options.writeback) {
+    for (const Unit* unit : units) {
+      unit->handle()->write_back_unsharded();
+      if (options.with_grads) unit->handle()->write_back_unsharded_grad();
+    }
   }
   summoned.clear();
-  if (!options.with_grads) return;
+  for (const Unit* unit : units) free_if_changed(*unit->handle());
+  if (!options.writeback || !options.with_grads) return;
   for (const Unit* unit : units) unit->handle()->reshard_grad();
 }
 

@@ -93,7 +93,8 @@ void check_mesh(const Runtime& runtime, const DeviceMesh& mesh) {
   }
 }
 
-std::vector<Value> values_of(const std::vector<Piece>& pieces, StateDictType type, const StateOptions& options) {
+std::vector<Value> values_of(const std::vector<Piece>& pieces, StateDictType type, const StateOptions& options,
+                             const ProcessGroup& group) {
   if (pieces.empty()) return {};
   const c10::NoGradGuard no_grad;
   const bool is_full = type == StateDictType::full, is_on_cpu = is_offloaded(type, options);
@@ -104,8 +105,10 @@ std::vector<Value> values_of(const std::vector<Piece>& pieces, StateDictType typ
     }
     return values;
   }
-  const at::Tensor flat = gather_flat(pieces, is_full && options.rank0_only);
-  if (!flat.defined()) return {};
+  const bool rank0_only = is_full && options.rank0_only;
+  // Another group has its rank 0 elsewhere.
+  const at::Tensor flat = gather_flat(pieces, rank0_only && pieces[0].param.handle->group() == group);
+  if (!flat.defined() || (rank0_only && group.rank() != 0)) return {};
   const auto copied = [&](const at::Tensor& tensor) {
     const at::Tensor moved = is_on_cpu ? tensor.cpu() : tensor;
     return moved.is_alias_of(flat) ? moved.clone() : moved;  // does not keep the unit's other parameters alive
@@ -126,16 +129,16 @@ std::vector<Value> values_of(const std::vector<Piece>& pieces, StateDictType typ
   return values;
 }
 
-Value value_of_unsharded(const Value& value, StateDictType type, const StateOptions& options) {
+Value value_of_unsharded(const Value& value, StateDictType type, const StateOptions& options, bool copies) {
   const bool is_full = type == StateDictType::full, is_on_cpu = is_offloaded(type, options);
   if (const auto* tensor = value.get_if<at::Tensor>()) {
     const at::Device device = is_on_cpu ? at::Device(at::kCPU) : tensor->device();
-    return tensor->to(device, tensor->scalar_type(), /*non_blocking=*/false, /*copy=*/is_full);
+    return tensor->to(device, tensor->scalar_type(), /*non_blocking=*/false, /*copy=*/is_full && copies);
   }
   const auto* checkpointable = value.get_if<std::shared_ptr<Checkpointable>>();
   const auto dtensor = checkpointable != nullptr ? DTensor::from_checkpointable(*checkpointable) : std::nullopt;
   if (!dtensor) return value;
-  if (is_full) return value_of_unsharded(dtensor->full_tensor(), type, options);
+  if (is_full) return value_of_unsharded(dtensor->full_tensor(), type, options, copies);
   if (!is_on_cpu || dtensor->device().is_cpu()) return value;
   return DTensor(dtensor->device_mesh(), dtensor->layout(), dtensor->local_tensor().detach().cpu());
 }

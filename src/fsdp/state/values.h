@@ -21,13 +21,15 @@ struct Piece {
   at::Tensor piece;
 };
 // Returns the values of pieces in a state dict, sharded or full. `pieces` are of parameters of one handle. Returns an
-// empty vector on ranks that get no state dict. A collective if it is full or on a mesh, also of the meshes of
-// DTensors.
-std::vector<Value> values_of(const std::vector<Piece>& pieces, StateDictType type, const StateOptions& options);
+// empty vector on ranks that get no state dict: with `rank0_only` all but rank 0 of `group`, the model's. A collective
+// if it is full or on a mesh, also of the meshes of DTensors.
+std::vector<Value> values_of(const std::vector<Piece>& pieces, StateDictType type, const StateOptions& options,
+                             const ProcessGroup& group);
 
-// Returns the value in a state dict, of any type, of a tensor or DTensor that FSDP does not shard. A collective of the
+// Returns the value in a state dict, of any type, of a tensor or DTensor that FSDP does not shard. Unless it is moved
+// to the CPU, or gathered, it shares the tensor's memory, but for `copies` in a full state. A collective of the
 // DTensor's mesh if it is full.
-Value value_of_unsharded(const Value& value, StateDictType type, const StateOptions& options);
+Value value_of_unsharded(const Value& value, StateDictType type, const StateOptions& options, bool copies);
 
 // The DTensors in a state dict of which this rank needs other elements than it has.
 class GatheredDTensors {

@@ -130,6 +130,69 @@ TEST(FsdpTest, SummonAfterForward) {
   expect_same_gradients_after([](ShardedModule& model) { model.summon_full_params([] {}); });
 }
 
+std::vector<bool> gathered_units(const ShardedModule& model) {
+  std::vector<bool> gathered;
+  for (std::size_t i = 0; i < model.unit_count(); ++i) gathered.push_back(model.handle(i).is_gathered());
+  return gathered;
+}
+
+// PyTorch: test_unshard_params_respects_reshard.
+TEST(FsdpTest, WhatForwardLeavesGatheredStaysInASummonThatChangesNothing) {
+  run_local(2, [](const ProcessGroup& group) {
+    for (const bool lowers_precision : {false, true}) {
+      for (const auto strategy : {ShardingStrategy::full_shard, ShardingStrategy::shard_grad_op}) {
+        Options options = options_of(strategy, true);
+        if (lowers_precision) options.mixed_precision.param_dtype = options.mixed_precision.reduce_dtype = at::kFloat;
+        FullyShardedDataParallel<SmallModel> model(make_model(), group, options);
+        const auto forward = [&] { return loss_of(model(batch_of(0, group.rank()))); };
+        forward().backward();
+        const std::vector<at::Tensor> expected = unsharded_grads(model);
+        for (const SummonOptions& way :
+             {SummonOptions{}, SummonOptions{.writeback = false}, SummonOptions{.writeback = false, .rank0_only = true},
+              SummonOptions{.with_grads = true}}) {
+          model.zero_grad();
+          const at::Tensor loss = forward();
+          const std::vector<bool> before = gathered_units(model);
+          EXPECT_TRUE(before[0]);  // the model itself
+          EXPECT_EQ(before[1], strategy == ShardingStrategy::shard_grad_op);
+          const void* memory = model.handle(0).unsharded_flat_params()[0].data_ptr();
+          model.summon_full_params([&] { EXPECT_EQ(model.module_ptr()->parameters()[0].scalar_type(), at::kDouble); },
+                                   way);
+          EXPECT_EQ(gathered_units(model), before);
+          EXPECT_EQ(model.handle(0).unsharded_flat_params()[0].data_ptr(), memory);
+          loss.backward();
+          const std::vector<at::Tensor> found = unsharded_grads(model);
+          for (std::size_t i = 0; i < found.size(); ++i) {
+            ASSERT_EQ(found[i].defined(), expected[i].defined()) << i;
+            EXPECT_TRUE(!found[i].defined() || at::equal(found[i], expected[i])) << i;
+          }
+        }
+        // Changes that are not written back are changes of copies; others are gathered again, on all ranks.
+        forward();
+        const auto change = [&] { model->scale.fill_(group.rank() == 1 ? 3 : 1); };
+        model.summon_full_params(change, {.writeback = false});
+        EXPECT_TRUE(gathered_units(model)[0]);
+        model.summon_full_params(change);
+        EXPECT_FALSE(gathered_units(model)[0]);
+        EXPECT_FALSE(gathered_units(model)[1] && strategy == ShardingStrategy::full_shard);
+      }
+    }
+  });
+}
+
+TEST(FsdpTest, TheModelIsDestroyedBetweenForwardAndBackward) {
+  run_local(2, [](const ProcessGroup& group) {
+    for (const Options& way : kWays) {
+      at::Tensor loss;
+      {
+        FullyShardedDataParallel<SmallModel> model(make_model(), group, way);
+        loss = loss_of(model(batch_of(0, group.rank())));
+      }
+      EXPECT_ERROR(loss.backward(), ErrorCode::invalid_argument, "computed this result was destroyed");
+    }
+  });
+}
+
 TEST(FsdpTest, AStateDictOrAnEvaluationAfterForward) {
   expect_same_gradients_after([](ShardedModule& model) { model.state_dict(StateDictType::full); });
   expect_same_gradients_after([](FullyShardedDataParallel<SmallModel>& model) {

@@ -6,17 +6,21 @@
 #include <gtest/gtest.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
+#include <torch/nn/utils/clip_grad.h>
 
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "fsdp/grads.h"
 #include "fsdp/small_model.h"
+#include "support/error_matchers.h"
 #include "tessera/comm/local_ranks.h"
+#include "tessera/state/module_state.h"
 
 namespace tessera::fsdp {
 namespace {
@@ -95,6 +99,53 @@ TEST(CommunicationTest, HybridUnitsMayBeOfBothStrategies) {
       loss_of(model(batch_of(0, group.rank()))).backward();
       expect_same_grads(unsharded_grads(model), *alone);
     }
+  });
+}
+
+// PyTorch: test_fsdp_hybrid_shard_basic_setup with MIXED_HYBRID_FULL_SHARD.
+TEST(CommunicationTest, UnitsOfAHybridModelMayBeShardedOverAllRanks) {
+  torch::nn::Sequential alone = make_chain();
+  const StateDict before = get_model_state_dict(*alone);
+  backward_of_all(alone, {0}, 4);
+  const double norm = torch::nn::utils::clip_grad_norm_(alone->parameters(), 0.1);
+  run_local(4, [&](const ProcessGroup& group) {
+    const HybridGroups groups = hybrid_groups(group, 2);
+    const auto shard = [&](const UnitOptions& of_first) {
+      Options options = options_of(ShardingStrategy::hybrid_shard, true);
+      options.replicas = groups.replicas;
+      const torch::nn::Sequential plain = make_chain();
+      options.policy = [first = plain->ptr(0), of_first](const torch::nn::Module& module, std::int64_t) -> UnitChoice {
+        if (&module != first.get()) return module.as<torch::nn::LinearImpl>() != nullptr;
+        return of_first;
+      };
+      return FullyShardedDataParallel<torch::nn::Sequential>(plain, groups.shards, options);
+    };
+    for (const auto& [strategy, counts] :
+         {std::pair(
+              ShardingStrategy::full_shard,
+              Counts{{"all_gather_into", 2 * kUnits - 1}, {"reduce_scatter_into", kUnits}, {"all_reduce", kUnits - 1}}),
+          {ShardingStrategy::no_shard,
+           Counts{{"all_gather_into", 2 * kUnits - 3}, {"reduce_scatter_into", kUnits - 1}, {"all_reduce", kUnits}}}}) {
+      auto model = shard({.strategy = strategy, .group = group});
+      EXPECT_EQ(collectives_of_step(model, group, true), counts);
+      model.zero_grad();
+      const StateDict full = model.state_dict(StateDictType::full);  // each copy's rank 0 has all parameters
+      EXPECT_EQ(full, groups.shards.rank() == 0 ? before : StateDict());
+      loss_of(model(batch_of(0, group.rank()))).backward();
+      EXPECT_NEAR(model.clip_grad_norm_(0.1).item<double>(), norm, 1e-12);
+      expect_same_grads(unsharded_grads(model), *alone);
+      auto other = shard({.strategy = strategy, .group = group});
+      other.apply([](torch::nn::Module& module) {
+        for (const at::Tensor& param : module.parameters(/*recurse=*/false)) param.zero_();
+      });
+      other.load_state_dict(model.state_dict());
+      EXPECT_EQ(other.state_dict(StateDictType::full), full);
+    }
+    const auto full_shard = ShardingStrategy::full_shard;
+    EXPECT_ERROR(shard({.strategy = full_shard}), ErrorCode::invalid_argument,
+                 "expected a hybrid strategy for both, or for none, or for the model and UnitOptions::group");
+    EXPECT_ERROR(shard({.strategy = full_shard, .group = groups.shards}), ErrorCode::invalid_argument,
+                 "expected a group of all 4 ranks");
   });
 }
 

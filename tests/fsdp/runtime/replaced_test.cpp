@@ -1,4 +1,4 @@
-// Modules and parameters that are replaced, sharded twice, or sharded by another object.
+// Modules and parameters that are replaced, and shards that are left.
 
 #include <ATen/ATen.h>
 #include <c10/core/ScalarTypeToTypeMeta.h>
@@ -64,43 +64,6 @@ TEST(FsdpReplacedTest, AModuleThatIsReplacedIsNamed) {
     Model larger(make_model(), group);
     larger->register_parameter("more", at::ones({2}));
     larger(batch_of(0, 0));
-  });
-}
-
-struct TwiceShardedImpl : torch::nn::Module {
-  explicit TwiceShardedImpl(const SmallModel& shared) {
-    inner = register_module("inner", shared);
-    head = register_module("head", torch::nn::Linear(3, 2));
-  }
-  at::Tensor forward(const at::Tensor& x) { return head(inner(x)); }
-  SmallModel inner{nullptr};
-  torch::nn::Linear head{nullptr};
-};
-TORCH_MODULE(TwiceSharded);
-
-TEST(FsdpNestedTest, WhatAnotherObjectShardsIsNeitherShardedNorIgnored) {
-  run_local(2, [](const ProcessGroup& group) {
-    for (const bool wrapped : {true, false}) {
-      SmallModel plain = make_model();
-      Options options;
-      if (!wrapped) options.policy = wrap_none();
-      std::optional<Model> sharded(std::in_place, plain, group, options);
-      const TwiceSharded outer(plain);
-      EXPECT_ERROR(FullyShardedDataParallel<TwiceSharded>(outer, group), ErrorCode::invalid_argument,
-                   "is sharded already", "state the options of inner units in its policy");
-      Options ignoring;
-      ignoring.ignored_modules = {plain.ptr()};
-      EXPECT_ERROR(FullyShardedDataParallel<TwiceSharded>(outer, group, ignoring), ErrorCode::invalid_argument,
-                   "ignored module 'inner' is sharded already");
-      ignoring.ignored_modules = {};
-      ignoring.ignored_parameters = plain->parameters();
-      EXPECT_ERROR(FullyShardedDataParallel<TwiceSharded>(outer, group, ignoring), ErrorCode::invalid_argument,
-                   "ignored parameter 'inner.", "' is sharded already");
-      ignoring.ignored_modules = {plain.ptr()};  // not in the model: of no importance
-      ignoring.ignored_parameters = {};
-      const Model other(make_model(), group, ignoring);
-      loss_of((*sharded)(batch_of(0, group.rank()))).backward();  // not disturbed
-    }
   });
 }
 

@@ -122,5 +122,22 @@ TEST(FsdpWarningTest, WhatIsAssignedIsExplainedIfTheEnvironmentAsksForIt) {
   ::unsetenv("TORCH_DISTRIBUTED_DEBUG");
 }
 
+TEST(FsdpWarningTest, PaddingIsExplainedIfTheEnvironmentAsksForIt) {
+  for (const char* level : {"", "INFO"}) {
+    ::setenv("TORCH_DISTRIBUTED_DEBUG", level, 1);
+    Warnings warnings;
+    run_local(2, [&](const ProcessGroup& group) {
+      const WarningGuard guard(warnings);
+      const FlatParamHandle padded({{"a", at::ones({3})}, {"b", at::ones({2})}}, group, {});
+      const FlatParamHandle even({{"c", at::ones({8})}}, group, {});
+    });
+    const bool is_explained = *level != '\0';
+    EXPECT_EQ(warnings.count("the parameters from 'a' on have 5 elements and the flat parameter 6: 1 are padding"),
+              is_explained ? 1 : 0);
+    EXPECT_EQ(warnings.count(""), is_explained ? 1 : 0);
+  }
+  ::unsetenv("TORCH_DISTRIBUTED_DEBUG");
+}
+
 }  // namespace
 }  // namespace tessera::fsdp

@@ -148,9 +148,11 @@ TEST(FsdpModelStatesTest, WhatIsIgnoredIsNotCopiedIntoStatesOfShards) {
         const StateDict sharded = model.state_dict(),
                         on_cpu = model.state_dict(StateDictType::sharded, {.offload_to_cpu = true});
         const StateDict rows = model.state_dict(StateDictType::sharded, {.mesh = DeviceMesh::from_group(group)});
+        const StateDict full = model.state_dict(StateDictType::full, kEachRank);
+        EXPECT_NE(full.at("weight").get<at::Tensor>().data_ptr(), tensors["weight"].data_ptr());
         for (const std::string& name : ignored) {
           const at::Tensor& expected = name == "count" ? plain->count : tensors[name];
-          for (const StateDict& state : {sharded, local, on_cpu, rows}) {
+          for (const StateDict& state : {sharded, local, on_cpu, rows, full}) {
             EXPECT_EQ(state.at(name).get<at::Tensor>().data_ptr(), expected.data_ptr()) << name;
           }
         }
