@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/engine.h>
 
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "tessera/base/error.h"
@@ -70,8 +71,8 @@ SavedTensorHooks::~SavedTensorHooks() { hooks_of_thread.pop_back(); }
 
 PackHook save_on_cpu(bool pin_memory) {
   return [pin_memory](const at::Tensor& saved) -> std::function<at::Tensor()> {
-    const at::Tensor tensor = saved.detach();
-    if (tensor.is_cpu() || is_parameter(saved)) return [tensor] { return tensor; };
+    at::Tensor tensor = saved.detach();
+    if (tensor.is_cpu() || is_parameter(saved)) return [tensor = std::move(tensor)] { return tensor; };
     const bool pins = pin_memory && tensor.is_cuda() && tensor.layout() == at::kStrided;
     const at::Tensor on_cpu =
         at::empty_like(tensor, tensor.options().device(at::kCPU).pinned_memory(pins)).copy_(tensor);

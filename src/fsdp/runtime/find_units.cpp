@@ -1,5 +1,7 @@
 #include "fsdp/runtime/find_units.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <map>

@@ -2,6 +2,7 @@
 // and vice versa. train_fsdp.py does the same with PyTorch's class and documents the options.
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
 #include <torch/optim/adamw.h>
