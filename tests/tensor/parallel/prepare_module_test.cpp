@@ -43,9 +43,11 @@ TEST(PrepareModuleTest, InputsAndResultsGetTheDesiredLayouts) {
         for (const Placement& desired : {R, S0, S1}) {
           for (const bool of_input : {true, false}) {
             Echo echo;
-            const ParallelStyle style = of_input ? ParallelStyle(PrepareModuleInput{{given}, {desired}})
-                                                 : ParallelStyle(PrepareModuleOutput{{given}, {desired}});
-            parallelize_module(*echo, mesh, {{"", style}});
+            if (of_input) {
+              parallelize_module(*echo, mesh, {{"", PrepareModuleInput{{given}, {desired}}}});
+            } else {
+              parallelize_module(*echo, mesh, {{"", PrepareModuleOutput{{given}, {desired}}}});
+            }
             const at::Tensor leaf = local_part_of(full, mesh, given).requires_grad_();
             const CommDebugMode mode(group);
             const at::Tensor result = echo->forward(leaf);
