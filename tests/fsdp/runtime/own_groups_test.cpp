@@ -178,7 +178,8 @@ TEST_P(OwnGroupsTest, ExpertsTrainAsInOneProcess) {
     MixtureTraining some({group.rank() % kExperts}, group,
                          with_policy(options_of(ShardingStrategy::full_shard, use_orig_params),
                                      experts_in(expert_group(group), strategy)));
-    some.load_state(group.rank() == 0 ? full : StateDict{{"model", Dict()}, {"optim", Dict()}}, {.rank0_only = true});
+    const StateDict empty{{"model", Dict()}, {"optim", Dict()}};
+    some.load_state(group.rank() == 0 ? full : empty, {.rank0_only = true});
     for (const std::size_t step : {2, 3}) expect_step(some, step);
   });
 }
