@@ -1,5 +1,6 @@
 # LibTorch, and the c10d backends that it has. CMAKE_PREFIX_PATH tells where it is, if it is not a system library.
 
+include(TesseraCudaRuntime)
 find_package(Torch REQUIRED)
 add_library(tessera_torch INTERFACE)
 target_include_directories(tessera_torch SYSTEM INTERFACE ${TORCH_INCLUDE_DIRS})
