@@ -4,6 +4,7 @@
 #   make check       format, rules, two compilers, lint  make bench     the speed table; ONLY=row,row for a part
 #   make chaos       the campaigns of docs/campaigns.md, 20 times as long; CHAOS=N
 #   make libtorch    all tests on LibTorch 2.6 and 2.14 (root)
+#   make cuda        builds with CUDA and NCCL, and runs all tests that need no GPU (root)
 #   make asan, tsan  all tests under sanitizers          make fuzz      FUZZ_SECONDS=600 for each target
 #   make install     PREFIX, DESTDIR; TORCH=no SHARED=yes  make uninstall  what make install installed last
 #   make deb         Debian packages, in build-deb        make shared    tests an install of shared libraries
@@ -11,7 +12,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := all
-.PHONY: all test demo interop chaos libtorch check bench asan tsan fuzz install uninstall shared deb clean distclean
+.PHONY: all test demo interop chaos libtorch cuda check bench asan tsan fuzz install uninstall shared deb clean distclean
 
 JOBS ?= $(shell nproc)
 PREFIX ?= /usr/local
@@ -69,6 +70,10 @@ chaos:
 libtorch:
 	[[ $$EUID -ne 0 ]] || $(call setup,interop)
 	JOBS=$(JOBS) tools/test-libtorch 2.6 2.14
+
+cuda:
+	[[ $$EUID -ne 0 ]] || $(call setup,interop)
+	JOBS=$(JOBS) tools/test-libtorch 2.6-cuda
 
 check:
 	$(call setup,build torch test bench check)
