@@ -123,7 +123,7 @@ TEST_P(OrderedOpsTest, ListsOfTensors) {
 }
 
 TEST_P(OrderedOpsTest, Indices) {
-  const Tensor indices = at::tensor({2, 0, 1, 2});
+  const Tensor indices = at::tensor({2, 0, 1, 2}).to(at::kLong);
   expect_same({some({3, 4}), indices, some({4, 4}), some({3, 4}).abs()}, [](std::vector<Tensor> in) {
     in[0].index_put_({in[1]}, in[2], /*accumulate=*/true);
     in[0].index_add_(0, in[1], in[2]);

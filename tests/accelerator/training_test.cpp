@@ -99,7 +99,7 @@ TEST_P(OrderedTrainingTest, BackwardRunsOnTheStreamsOfTheForward) {
 
 TEST_P(OrderedTrainingTest, BackwardOverTwoStreamsIsSynchronizedByAutograd) {
   const auto run = [](c10::Device where) {
-    const Tensor x = torch::full({1000}, 2, torch::TensorOptions().device(where).requires_grad(true));
+    const Tensor x = torch::full({1000}, 2.0, torch::TensorOptions().device(where).requires_grad(true));
     const Tensor y = x * x;
     Tensor z;
     if (where.is_cpu()) {
@@ -145,7 +145,7 @@ TEST_P(OrderedTrainingTest, FusedOpsStepAsOnTheCPU) {
       steps.push_back(torch::ones({}).to(where));
     }
     at::_fused_adamw_(p, g, m, v, max, steps, 0.01, 0.9, 0.999, 0.01, 1e-8, false, false);
-    const Tensor found = torch::zeros({1}).to(where);
+    Tensor found = torch::zeros({1}).to(where);
     g[1][2] = std::numeric_limits<float>::infinity();
     at::_amp_foreach_non_finite_check_and_unscale_(g, found, torch::full({1}, 0.5).to(where));
     return std::vector<Tensor>{p[0].cpu(), p[1].cpu(), m[1].cpu(), v[1].cpu(), g[0].cpu(), found.cpu()};

@@ -64,7 +64,7 @@ Call::Element Call::element_of(const at::Tensor& tensor, bool may_be_on_cpu, boo
                 device_.value_or(c10::kPrivateUse1), " and cpu!");
     const PlainDispatch plain;
     const at::Tensor copy = at::clone(tensor);
-    copy.unsafeGetTensorImpl()->set_wrapped_number(impl->is_wrapped_number());
+    if (impl->is_wrapped_number()) copy.unsafeGetTensorImpl()->set_wrapped_number(true);
     const std::int64_t size = tensor.numel();
     add_to_key(impl->is_wrapped_number() ? 'w' : 'c', &size, sizeof(size));
     add_value_to_key(static_cast<std::int64_t>(tensor.scalar_type()));
@@ -123,12 +123,6 @@ void Call::add(const c10::IValue& argument, bool may_be_on_cpu, bool is_written)
         has_masks_ = true;
       added.elements.push_back(element_of(tensor.value_or(at::Tensor()), may_be_on_cpu, is_written));
     }
-  } else if (argument.isGenerator()) {
-    added.kind = Argument::Kind::generator;
-    takes_generator_ = true;
-    generator_ = argument.toGenerator();
-    TORCH_CHECK(generator_.device().is_privateuseone(), "Expected a 'sim' device type for generator but found '",
-                generator_.device(), "'");
   } else if (argument.isDevice()) {
     if (!device_) device_ = argument.toDevice();
     added.value = c10::Device(c10::kCPU);
@@ -138,6 +132,17 @@ void Call::add(const c10::IValue& argument, bool may_be_on_cpu, bool is_written)
     add_value_to_key(argument);
   }
   arguments_.push_back(std::move(added));
+}
+
+void Call::add_generator(const c10::IValue& argument) {
+  takes_generator_ = true;
+  if (!argument.isNone()) {
+    generator_ = argument.toGenerator();
+    TORCH_CHECK(generator_.device().is_privateuseone(), "Expected a 'sim' device type for generator but found '",
+                generator_.device(), "'");
+  }
+  arguments_.emplace_back();
+  arguments_.back().kind = Argument::Kind::generator;
 }
 
 void Call::forget_tensors() { tensors_.clear(); }

@@ -35,6 +35,8 @@ class Call {
   // Adds the next argument. Tensors of the CPU are copied: they are scalars, or indices if `may_be_on_cpu`.
   // `is_written` tells whether the op writes the argument. Throws c10::Error for tensors of other devices.
   void add(const c10::IValue& argument, bool may_be_on_cpu, bool is_written);
+  // Adds an argument for a generator, which is None for the default one.
+  void add_generator(const c10::IValue& argument);
 
   // The device of the tensors; that of a Device argument if there are none, or nothing.
   std::optional<c10::Device> device() const { return device_; }

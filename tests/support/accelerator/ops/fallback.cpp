@@ -214,6 +214,12 @@ void copy_results(const Stack& from, const std::vector<Returned::Fresh>& to) {
   }
 }
 
+bool is_generator(const c10::Argument& argument) {
+  const c10::TypePtr type = argument.type();
+  const auto optional = type->cast<c10::OptionalType>();
+  return (optional ? optional->getElementType() : type)->kind() == c10::TypeKind::GeneratorType;
+}
+
 Call read_call(const c10::OperatorHandle& op, const Stack& stack) {
   const std::vector<c10::Argument>& arguments = op.schema().arguments();
   Call call;
@@ -222,20 +228,14 @@ Call read_call(const c10::OperatorHandle& op, const Stack& stack) {
   for (std::size_t i = 0; i < arguments.size(); ++i)
     takes_indices = takes_indices || stack[first + i].isOptionalTensorList();
   for (std::size_t i = 0; i < arguments.size(); ++i) {
+    if (is_generator(arguments[i])) {
+      call.add_generator(stack[first + i]);
+      continue;
+    }
     const c10::AliasInfo* alias = arguments[i].alias_info();
     call.add(stack[first + i], stack[first + i].isOptionalTensorList(), alias != nullptr && alias->isWrite());
   }
   return call;
-}
-
-bool has_generator(const c10::OperatorHandle& op) {
-  for (const c10::Argument& argument : op.schema().arguments()) {
-    const c10::TypePtr type = argument.type();
-    if (type->kind() == c10::TypeKind::GeneratorType) return true;
-    const auto optional = type->cast<c10::OptionalType>();
-    if (optional && optional->getElementType()->kind() == c10::TypeKind::GeneratorType) return true;
-  }
-  return false;
 }
 
 bool depends_on_data(const c10::OperatorHandle& op, const Call& call) {
@@ -280,7 +280,7 @@ void fallback(const c10::OperatorHandle& op, Stack* stack) {
     values = run_now(op, call, stream);
   } else {
     at::Generator generator;
-    const bool draws = has_generator(op);
+    const bool draws = call.takes_generator();
     TORCH_CHECK(draws || !op.hasTag(at::Tag::nondeterministic_seeded), "sim: ", op.operator_name(),
                 " draws random numbers without a generator, which is not supported");
     OutcomePtr outcome = draws ? draw(op, call, where.index(), generator) : Outcomes::get().find(op, call);
@@ -311,15 +311,17 @@ void register_fallback() {
   static torch::Library& all =
       *new torch::Library(torch::Library::IMPL, "_", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
   all.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
-  // Ops with a kernel of the CPU and one made of other ops: the former, so that results equal the CPU's.
+  // Ops with a kernel of the CPU and one made of other ops: the former, so that results equal the CPU's. A convolution
+  // chooses its kernel by the device.
   static torch::Library& aten =
       *new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
   for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
     if (name.name.rfind("aten::", 0) != 0) continue;
     const auto op = c10::Dispatcher::singleton().findSchema(name);
-    if (!op || !op->hasKernelForDispatchKey(c10::DispatchKey::CPU) ||
-        op->hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1))
-      continue;
+    const bool is_convolution =
+        name.overload_name.empty() && (name.name == "aten::convolution" || name.name == "aten::convolution_backward");
+    if (!op || op->hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1)) continue;
+    if (!op->hasKernelForDispatchKey(c10::DispatchKey::CPU) && !is_convolution) continue;
     aten.impl(c10::toString(name).c_str(), torch::CppFunction::makeFromBoxedFunction<&fallback>());
   }
 }

@@ -104,6 +104,15 @@ void record_tensor_stream(Tensor& self, c10::Stream stream) {
   record_stream(self.storage().data_ptr(), key_of(stream));
 }
 
+// Module::to() sets the data of a parameter on the CPU to a tensor on the device. LibTorch 2.6 does not know that these
+// are alike.
+bool has_compatible_type(const Tensor& self, const Tensor& from) {
+  const auto is_plain = [](const Tensor& tensor) {
+    return tensor.layout() == at::kStrided && (tensor.is_cpu() || tensor.is_privateuseone());
+  };
+  return is_plain(self) && is_plain(from);
+}
+
 // The CPU's kernel has no argument for a generator. This draws what it draws.
 std::tuple<Tensor, Tensor> native_dropout(const Tensor& input, double p, std::optional<bool> train) {
   if (input.numel() == 0 || !train.value_or(true))
@@ -144,6 +153,10 @@ void register_tensor_ops() {
   library.impl("is_set_to", &at::native::is_set_to);
   library.impl("record_stream", &record_tensor_stream);
   library.impl("native_dropout", &native_dropout);
+  library.impl("_has_compatible_shallow_copy_type", &has_compatible_type);
+  static torch::Library& autograd =
+      *new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::AutogradPrivateUse1, __FILE__, __LINE__);
+  autograd.impl("_has_compatible_shallow_copy_type", &has_compatible_type);
 }
 
 }  // namespace tessera::sim
