@@ -5,7 +5,7 @@
 //   all_reduce of a dtype that a backend cannot add is an all-gather and a local sum
 //   what has more elements than a backend counts is carried by Gloo
 
-#include <ATen/ops/from_blob.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/minimum.h>
 #include <fmt/ranges.h>
@@ -20,30 +20,31 @@ namespace {
 
 using Splits = std::vector<std::int64_t>;
 
-// Returns the same memory as bytes and keeps `tensor` alive.
+// Returns the same memory as bytes. It shares the storage, so that a backend on streams can tell the allocator of its
+// use.
 at::Tensor bytes_of(const at::Tensor& tensor) {
   if (!tensor.defined()) return {};
-  return at::from_blob(
-      tensor.data_ptr(), {static_cast<std::int64_t>(tensor.nbytes())}, [tensor](void*) {},
-      at::TensorOptions().dtype(at::kByte).device(tensor.device()));
+  const auto element_size = static_cast<std::int64_t>(tensor.element_size());
+  return at::empty({0}, at::TensorOptions().dtype(at::kByte).device(tensor.device()))
+      .set_(tensor.storage(), tensor.storage_offset() * element_size, {tensor.numel() * element_size});
 }
 
 // Returns whether the backend reduces this dtype itself. Gloo adds half only since 2.8 and only if it was built with
 // LibTorch's dtypes. c10d passes int8 to MPI as characters, which not every MPI adds.
 bool reduces(const comm::Transport& transport, at::ScalarType dtype, ReduceOp op) {
-  const bool nccl = transport.name == "nccl";
+  const bool is_on_stream = transport.is_on_stream;
   switch (dtype) {
     case at::kFloat:
     case at::kDouble:
     case at::kByte:
     case at::kInt:
     case at::kLong:
-      return nccl || op != ReduceOp::average;
+      return is_on_stream || op != ReduceOp::average;
     case at::kChar:
-      return nccl || (transport.name == "gloo" && op != ReduceOp::average);
+      return is_on_stream || (transport.name == "gloo" && op != ReduceOp::average);
     case at::kHalf:
     case at::kBFloat16:
-      return nccl;
+      return is_on_stream;
     default:
       return false;
   }
@@ -124,8 +125,11 @@ class Checks {
     }
   }
   void check_reduction(const at::Tensor& tensor, ReduceOp op) const {
+    const at::ScalarType dtype = tensor.scalar_type();
+    if (std::string_view(c10::toString(dtype)).starts_with("Float8") || c10::isQIntType(dtype))
+      refuse("reduction of {}, expected a dtype that can be added", c10::toString(dtype));
     if (op == ReduceOp::average && !tensor.is_floating_point() && !tensor.is_complex()) {
-      refuse("average of {}, expected a floating-point dtype", c10::toString(tensor.scalar_type()));
+      refuse("average of {}, expected a floating-point dtype", c10::toString(dtype));
     }
   }
 
@@ -198,7 +202,11 @@ Start all_to_all(const at::Tensor& out, const at::Tensor& in, Splits out_splits,
              comm::Backend& backend) mutable { return backend.alltoall_base(to, from, to_splits, from_splits); };
 }
 
-Start all_gather(const ProcessGroup::Impl& group, const at::Tensor& out, const at::Tensor& in) {
+Start all_gather(const ProcessGroup::Impl& group, const comm::Transport& transport, const at::Tensor& out,
+                 const at::Tensor& in) {
+  if (transport.is_on_stream) {
+    return [to = out, from = in](comm::Backend& backend) mutable { return backend._allgather_base(to, from); };
+  }
   const std::int64_t part = in.numel();
   std::vector<std::vector<at::Tensor>> outs(1);
   for (int r = 0; r < group.size(); ++r) outs[0].push_back(out.narrow(0, r * part, part));
@@ -255,8 +263,9 @@ PendingCollective start_reduction(const comm::GroupPtr& group, const at::Tensor&
     return begin(ReduceOp::sum, [tensor, ranks = group->size()] { tensor.detach().div_(ranks); });
   }
   const at::Tensor parts = at::empty({group->size(), tensor.numel()}, tensor.options().requires_grad(false));
-  return ProcessGroup::Impl::begin(group, "all_reduce", carrier_of(*group, tensor, byte_count(tensor)),
-                                   all_gather(*group, bytes_of(parts), bytes_of(tensor)),
+  const comm::Transport& carrier = carrier_of(*group, tensor, byte_count(tensor));
+  return ProcessGroup::Impl::begin(group, "all_reduce", carrier,
+                                   all_gather(*group, carrier, bytes_of(parts), bytes_of(tensor)),
                                    [tensor, parts, op] { reduce_rows(tensor, parts, op); });
 }
 
@@ -266,7 +275,7 @@ PendingCollective start_reduce_scatter(const comm::GroupPtr& group, const at::Te
   if (group->is_alone()) copy_elements(out, in);
   if (group->is_alone() || out.numel() == 0) return {};
   const comm::Transport& transport = group->transports.of(in);
-  if (transport.name == "nccl" && reduces(transport, in.scalar_type(), op)) {
+  if (transport.is_on_stream && reduces(transport, in.scalar_type(), op)) {
     ::c10d::ReduceScatterOptions options;
     options.reduceOp = c10d_op(op);
     at::Tensor to = out.detach(), from = in.detach();
@@ -287,7 +296,7 @@ PendingCollective comm::start_all_gather(const GroupPtr& group, const Transport&
                                          const at::Tensor& out, const at::Tensor& in) {
   if (group->is_alone()) copy_elements(out, in);
   if (group->is_alone() || in.numel() == 0) return {};
-  return ProcessGroup::Impl::begin(group, name, transport, all_gather(*group, bytes_of(out), bytes_of(in)));
+  return ProcessGroup::Impl::begin(group, name, transport, all_gather(*group, transport, bytes_of(out), bytes_of(in)));
 }
 
 PendingCollective comm::start_all_to_all(const GroupPtr& group, const Transport& transport, std::string_view name,

@@ -122,7 +122,7 @@ comm::Call begin_call(const ProcessGroup::Impl& group, std::string_view name, co
 // NCCL orders messages on the stream; Gloo reads and writes the memory of the CPU.
 const comm::Transport& carrier_of(const ProcessGroup::Impl& group, const at::Tensor& tensor) {
   const comm::Transport& own = group.transports.of(tensor);
-  return own.on_stream() ? own : group.transports.control;
+  return own.is_on_stream ? own : group.transports.control;
 }
 
 // Must run within guard(), which explains a connection that is closed already.
@@ -140,7 +140,7 @@ void transfer(ProcessGroup::Impl& group, const comm::Call& call, const Direction
   for (const at::Tensor& tensor : tensors) {
     if (tensor.numel() == 0) continue;
     const comm::Transport& carrier = carrier_of(group, tensor);
-    if (carrier.on_stream()) {
+    if (carrier.is_on_stream) {
       start_message(carrier, way, tensor, kDataTag)->wait();
       continue;
     }

@@ -118,7 +118,7 @@ PendingCollective ProcessGroup::Impl::begin(const std::shared_ptr<Impl>& group, 
 // Waits in slices and checks between them whether a rank has reported a failure.
 void ProcessGroup::Impl::wait(const comm::Transport& transport, const comm::WorkPtr& work, const Call& call,
                               milliseconds limit) {
-  if (transport.on_stream()) {  // it makes the current stream wait
+  if (transport.is_on_stream) {  // it makes the current stream wait
     work->wait();
     return;
   }
@@ -148,6 +148,8 @@ void PendingCollective::wait() {
                      [&] { state.group->wait(state.transport, state.work, state.call, state.group->timeout); });
   if (state.finish) state.finish();
 }
+
+bool PendingCollective::completes_on_stream() const { return state_ == nullptr || state_->transport.is_on_stream; }
 
 ProcessGroup::ProcessGroup() : impl_(std::make_shared<Impl>()) {}
 

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <functional>
+#include <string>
 
 #include "tessera/comm/process_group.h"
 
@@ -12,9 +13,12 @@ namespace tessera {
 /// Options of `run_local`.
 struct LocalOptions {
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
+  /// "gloo", or a backend whose ranks may be threads; see `available_backends`. With "nccl", each rank selects a device
+  /// of its own.
+  std::string backend = "gloo";
 };
 
-/// Runs `f` on `ranks` threads, each of which is one rank of a Gloo group, and returns when all have returned. If a
+/// Runs `f` on `ranks` threads, each of which is one rank of a group, and returns when all have returned. If a
 /// rank throws, the others get `Error(rank_failure)` from the collective that they are waiting in, and the first
 /// exception is rethrown here. Throws `Error(invalid_argument)` if `ranks` < 1.
 void run_local(int ranks, const std::function<void(const ProcessGroup& group)>& f, const LocalOptions& options = {});

@@ -60,6 +60,9 @@ class PendingCollective {
   /// Blocks until the results may be used, as the blocking collective does, and throws the same errors. The pending
   /// collectives of a group may be waited for in any order. A second call does nothing.
   void wait();
+  /// Returns whether wait() returns at once, because only the current stream waits, or because the collective has
+  /// ended.
+  bool completes_on_stream() const;
 
  private:
   friend class ProcessGroup;

@@ -74,6 +74,8 @@ struct FlatParamOptions {
 enum class TrainingState : std::uint8_t { idle, forward, backward_pre, backward_post, summon_full_params };
 
 class FlatParamGradient;
+class Mark;
+class Streams;
 
 class FlatParamHandle {
  public:
@@ -119,22 +121,26 @@ class FlatParamHandle {
 
   // --- parameters
 
+  // On a device, the parameters are gathered on a stream of their own, and "blocks" below means that the current stream
+  // waits, not the host, unless the backend communicates on the host.
+
   /// Starts to gather the parameters, which stay sharded. Does nothing if they are being gathered or are gathered.
   void start_unshard();
   /// Blocks until what start_unshard() started completes.
-  void wait_unshard() { unsharded_->gathering.wait(); }
+  void wait_unshard();
   /// Unshards the parameters, in `param_dtype`. Calls start_unshard() if necessary, then blocks until it completes.
   void unshard();
   /// Shards the parameters again. Without `frees_unsharded` their gathered memory is kept and the next unshard() does
   /// not communicate; whoever changes the shard before that must call free_unsharded(), on all ranks.
   void reshard(bool frees_unsharded = true);
-  /// Frees the gathered memory unless the parameters are unsharded.
+  /// Frees the gathered memory unless the parameters are unsharded. On a device it is held until another unit needs it.
   void free_unsharded();
   bool is_unsharded() const { return is_unsharded_; }
   /// Returns whether start_unshard() was called and the memory has not been freed since.
   bool is_gathered() const { return unsharded_->is_gathered; }
   /// Returns whether this rank's elements in what is gathered are still those of the shard, bit by bit. True if nothing
-  /// is gathered, or nothing needs to be. Compares as many elements as the shard has.
+  /// is gathered, or nothing needs to be. Compares as many elements as the shard has. On a device, where the host would
+  /// have to wait for that, compares whether ops on the shard or its pieces have written since.
   bool is_gathered_current();
   /// As unshard(), in the parameters' own dtype and in memory that end_summon() frees: what is gathered stays as it is,
   /// for forward and backward. The parameters must be sharded.
@@ -146,6 +152,8 @@ class FlatParamHandle {
   /// Sets whether unshard() uses the parameters' own dtype instead of `param_dtype`, and reductions instead of
   /// `reduce_dtype`. Frees what is gathered in the other dtype; the parameters must be sharded.
   void use_full_precision(bool on);
+  /// Shares the streams and the freed memory of other handles. Nothing may be gathered or pending.
+  void use_streams(std::shared_ptr<Streams> streams);
   /// Replaces the unsharded parameters by copies on CPU until reshard(), and frees their memory on the device.
   void to_cpu();
   /// Throws `Error(invalid_argument)` if an unsharded parameter, or with `with_grads` its gradient, has another shape.
@@ -221,11 +229,17 @@ class FlatParamHandle {
     at::Tensor flat;  // shares flat_param_'s storage if nothing needs to be gathered, cast or copied to a device
     std::vector<at::Tensor> views;
     PendingCollective gathering;
+    at::Tensor input;                     // of `gathering`, if it is a copy of the shard
+    std::shared_ptr<Mark> gathered;       // on the unshard stream; null if `gathering` completes on the host
+    std::vector<std::uint32_t> versions;  // of the shard and its pieces when they were gathered, on a device
     bool is_gathered = false, is_stale = false;
   };
 
   at::Device shard_device() const;
   void use(Unsharded& unsharded);
+  std::vector<std::uint32_t> versions() const;
+  void finish_gathering();
+  void free_gathered();
   Unsharded make_unsharded(at::ScalarType dtype) const;
   at::Tensor view_of(const at::Tensor& unsharded, std::size_t i) const;
   at::Tensor flat_view_of(const at::Tensor& unsharded, std::size_t i) const;
@@ -244,6 +258,7 @@ class FlatParamHandle {
   ProcessGroup group_;
   FlatParamLayout layout_;
   at::ScalarType compute_dtype_;
+  std::shared_ptr<Streams> streams_;
   std::vector<at::Tensor> params_;
   at::Tensor flat_param_;
   Unsharded computing_;       // in compute_dtype_

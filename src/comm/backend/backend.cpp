@@ -2,12 +2,12 @@
 
 #include <fmt/ranges.h>
 
-#include <array>
 #include <future>
 #include <memory>
 #include <stdexcept>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "comm/rendezvous/store.h"
 #include "tessera/base/error.h"
@@ -17,8 +17,11 @@ namespace tessera {
 
 namespace {
 
-std::array<std::pair<const char*, comm::MakeBackend>, 3> backends() {
-  return {{{"gloo", comm::make_gloo}, {"nccl", comm::make_nccl}, {"mpi", comm::make_mpi}}};
+using Backends = std::vector<std::pair<std::string, comm::MakeBackend>>;
+
+Backends& backends() {
+  static Backends backends{{"gloo", comm::make_gloo}, {"nccl", comm::make_nccl}, {"mpi", comm::make_mpi}};
+  return backends;
 }
 
 // Makes a backend in a thread of its own, which is abandoned if there is a failure: a backend waits for other ranks as
@@ -41,12 +44,9 @@ comm::Transport make_unless(const std::function<std::string()>& failure, comm::M
   return made.get();
 }
 
-comm::Transport make_transport(const std::string& name, const comm::BackendOptions& options,
-                               const std::function<std::string()>& failure) {
+comm::MakeBackend find_backend(const std::string& name) {
   for (const auto& [known, make] : backends()) {
-    if (name != known || make == nullptr) continue;
-    // The thread that initializes MPI is its main thread.
-    return name == "mpi" ? make(options) : make_unless(failure, make, options);
+    if (name == known && make != nullptr) return make;
   }
   fail(ErrorCode::unsupported, "init process group: this LibTorch has no backend '{}', expected one of: {}",
        printable(name), fmt::join(available_backends(), ", "));
@@ -57,22 +57,26 @@ comm::Transport make_transport(const std::string& name, const comm::BackendOptio
 std::vector<std::string> available_backends() {
   std::vector<std::string> names;
   for (const auto& [name, make] : backends()) {
-    if (make != nullptr) names.emplace_back(name);
+    if (make != nullptr) names.push_back(name);
   }
   return names;
 }
 
+void comm::register_backend(const std::string& name, MakeBackend make) { backends().emplace_back(name, make); }
+
 comm::Transports comm::make_transports(const std::string& name, const BackendOptions& options,
                                        const std::function<std::string()>& failure) {
-  if (name != "nccl" && name != "mpi") {
-    const Transport transport = make_transport(name, options, failure);
+  const MakeBackend make = find_backend(name);
+  if (make == make_gloo) {
+    const Transport transport = make_unless(failure, make, options);
     return {transport, transport, transport};
   }
   BackendOptions beside = options;
   beside.store = with_prefix("cpu", options.store);
-  const Transport gloo = make_transport("gloo", beside, failure);  // first: it finds out whether all ranks are there
-  const Transport transport = make_transport(name, options, failure);
-  return {gloo, name == "nccl" ? gloo : transport, transport};
+  const Transport gloo = make_unless(failure, make_gloo, beside);  // first: it finds out whether all ranks are there
+  // The thread that initializes MPI is its main thread.
+  const Transport transport = make == make_mpi ? make(options) : make_unless(failure, make, options);
+  return {gloo, transport.is_on_stream ? gloo : transport, transport};
 }
 
 std::string comm::backend_of_subgroups(const std::string& name) { return name == "mpi" ? "gloo" : name; }

@@ -31,13 +31,14 @@ struct Transport {
   void (*after_close)() = nullptr;
   // Whether work with a rank that left never ends. The other backends report an error.
   bool misses_ranks_that_left = false;
-  // Whether its work completes in the current stream, not when the host waits.
-  bool on_stream() const { return name == "nccl"; }
+  // Whether its work completes in the current stream, not when the host waits. Such a backend carries no tensors on
+  // CPU, gathers into one buffer, and reduces half, bfloat16 and averages itself.
+  bool is_on_stream = false;
 };
 
-// The backends of a group. NCCL carries CUDA tensors only, and a rank that waits in MPI cannot stop waiting. So both
-// have a Gloo backend next to them, which carries payloads of bytes and the comparison of calls, and with NCCL the
-// tensors on the CPU.
+// The backends of a group. NCCL carries CUDA tensors only, and a rank that waits in MPI cannot stop waiting. So all but
+// Gloo have a Gloo backend next to them, which carries payloads of bytes and the comparison of calls, and with a
+// backend on streams the tensors on CPU.
 struct Transports {
   Transport control, cpu, accelerator;
   const Transport& of(const at::Tensor& tensor) const { return tensor.is_cpu() ? cpu : accelerator; }
@@ -46,6 +47,9 @@ struct Transports {
 // Null if LibTorch lacks the backend.
 using MakeBackend = Transport (*)(const BackendOptions& options);
 extern const MakeBackend make_gloo, make_nccl, make_mpi;
+
+// Makes a backend of another library available by a name of its own. Call it before the first group is made.
+void register_backend(const std::string& name, MakeBackend make);
 
 // Returns when the backends have connected to the other ranks. Throws Error(unsupported) listing the available
 // backends, and std::runtime_error with what `failure` returns, soon after that is no longer empty.

@@ -15,7 +15,11 @@ const MakeBackend make_nccl = [](const BackendOptions& options) -> Transport {
   }
   auto nccl = ::c10d::ProcessGroupNCCL::Options::create();
   nccl->timeout = options.timeout;
-  return {"nccl", c10::make_intrusive<::c10d::ProcessGroupNCCL>(options.store, options.rank, options.size, nccl)};
+  Transport transport;
+  transport.name = "nccl";
+  transport.backend = c10::make_intrusive<::c10d::ProcessGroupNCCL>(options.store, options.rank, options.size, nccl);
+  transport.is_on_stream = true;
+  return transport;
 };
 
 }  // namespace tessera::comm

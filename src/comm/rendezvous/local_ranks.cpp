@@ -21,7 +21,7 @@ void run_local(int ranks, const std::function<void(const ProcessGroup& group)>& 
     const auto liveness =
         std::make_shared<comm::Liveness>(comm::with_prefix("live", store), false, rank, ranks, std::nullopt);
     try {
-      f(comm::make_world({"gloo", rank, ranks, options.timeout, comm::with_prefix("world", store), liveness}));
+      f(comm::make_world({options.backend, rank, ranks, options.timeout, comm::with_prefix("world", store), liveness}));
     } catch (...) {
       const std::lock_guard lock(mutex);
       if (!first) first = std::current_exception();

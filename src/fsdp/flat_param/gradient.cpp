@@ -46,7 +46,7 @@ at::Tensor FlatParamGradient::visible(std::size_t param) const {
 }
 
 void FlatParamGradient::expect_no_reduction(std::string_view function) const {
-  if (!reduced_.defined()) return;
+  if (inputs_.empty()) return;
   fail(ErrorCode::invalid_argument,
        "{}: a reduction of the gradient of '{}' is pending, expected a call of finish_reduce_gradient before", function,
        printable(handle_.layout().params()[0].fqn));
@@ -69,6 +69,7 @@ void FlatParamGradient::prepare_for_backward() {
 
 void FlatParamGradient::drop_reset() {
   const c10::NoGradGuard no_grad;
+  land();
   if (!handle_.options().use_orig_params) {
     if (!handle_.flat_param().grad().defined()) drop();
     return;
@@ -172,68 +173,126 @@ int FlatParamGradient::averaged_ranks() const {
   return handle_.group().size() * (replicas ? replicas->size() : 1);
 }
 
+// Casts a sharded gradient that was kept in low precision, or allocates the one that `reduced` will be cast to.
+void FlatParamGradient::prepare_sharded(const at::Tensor& reduced) {
+  const at::Tensor& flat_param = handle_.flat_param();
+  const at::ScalarType dtype = flat_param.scalar_type();
+  if (sharded_.defined()) {
+    sharded_ = sharded_.to(dtype);
+  } else if (reduced.scalar_type() != dtype && reduced.device() == flat_param.device()) {
+    fresh_ = empty_flat(reduced.numel(), reduced.options().dtype(dtype));
+  }
+}
+
 void FlatParamGradient::start_reduce() {
   expect_no_reduction("start_reduce_gradient");
   const c10::NoGradGuard no_grad;
   zero_missing_params();
   const at::ScalarType dtype = handle_.in_full_precision_ ? handle_.flat_param().scalar_type() : reduce_dtype_;
-  reducing_ = std::exchange(unsharded_, at::Tensor()).to(dtype);
+  const at::Tensor gradient = std::exchange(unsharded_, at::Tensor());
   for (HasGradient& has : has_) has.unsharded = false;
+  // Allocated here, so that all of it belongs to the stream of the computation, which uses the result.
+  const bool has_shard = is_sharded(handle_.options().strategy);
+  at::Tensor reducing = gradient;
+  if (dtype != gradient.scalar_type()) reducing = empty_flat(gradient.numel(), gradient.options().dtype(dtype));
+  const at::Tensor reduced = has_shard ? empty_flat(handle_.layout().sharded_numel(), reducing.options()) : reducing;
+  prepare_sharded(reduced);
+  handle_.streams_->reduce.wait_for_current();
+  const OnStream on(handle_.streams_->reduce);
+  if (!reducing.is_same(gradient)) reducing.copy_(gradient);
   if (comm_hook_) {
-    const at::Tensor shard = is_sharded(handle_.options().strategy)
-                                 ? empty_flat(handle_.layout().sharded_numel(), reducing_.options())
-                                 : reducing_;
-    finish_reduce_ = comm_hook_(reducing_, shard, handle_.group());
-    reduced_ = shard;  // pending only if the hook did not throw
+    reduced_ = reduced;
+    finish_reduce_ = comm_hook_(reducing, reduced_, handle_.group());
+    inputs_ = {gradient, reducing};  // pending only if the hook did not throw
     return;
   }
-  if (const int factor = predivide_factor(averaged_ranks(), dtype); factor != 1) reducing_.div_(factor);
+  if (const int factor = predivide_factor(averaged_ranks(), dtype); factor != 1) reducing.div_(factor);
   if (fakes_reduce_) {
-    reduced_ = handle_.shard_of(reducing_).clone();
-  } else if (is_sharded(handle_.options().strategy)) {
-    reduced_ = empty_flat(handle_.layout().sharded_numel(), reducing_.options());
-    reduction_ = handle_.group().start_reduce_scatter_into(reduced_, reducing_);
+    reduced_ = has_shard ? reduced.copy_(handle_.shard_of(reducing)) : reduced;
+  } else if (has_shard) {
+    reduced_ = reduced;
+    reduction_ = handle_.group().start_reduce_scatter_into(reduced_, reducing);
   } else {
-    reduced_ = reducing_;
+    reduced_ = reduced;
     reduction_ = handle_.group().start_all_reduce(reduced_);
   }
+  inputs_ = {gradient, reducing};
+  if (!reduction_.completes_on_stream()) return;
+  continue_reduce();
+  if (reduction_.completes_on_stream()) complete();
 }
 
 void FlatParamGradient::continue_reduce() {
   const auto& replicas = handle_.options().replicas;
-  if (!replicas || !reduced_.defined() || is_over_replicas_) return;
-  reduction_.wait();
+  if (!replicas || !reduced_.defined() || is_over_replicas_ || comm_hook_) return;
+  const c10::NoGradGuard no_grad;
+  {
+    const OnStream on(handle_.streams_->reduce);
+    reduction_.wait();
+    completed_.set(handle_.streams_->device());
+  }
+  handle_.streams_->replicas.wait_for(completed_);
+  const OnStream on(handle_.streams_->replicas);
   reduction_ = replicas->start_all_reduce(reduced_);
   is_over_replicas_ = true;
 }
 
-void FlatParamGradient::finish_reduce() {
-  if (!reduced_.defined()) return;
-  const c10::NoGradGuard no_grad;
-  const at::Tensor& flat_param = handle_.flat_param();
-  if (!comm_hook_) continue_reduce();
-  at::Tensor reduced = std::exchange(reduced_, at::Tensor());  // not pending if the following throws
-  const at::Tensor reducing = std::exchange(reducing_, at::Tensor());
+// Waits for the reduction, and adds its result to sharded_.
+void FlatParamGradient::complete() {
+  continue_reduce();
+  const bool is_over_replicas = std::exchange(is_over_replicas_, false);
+  const OnStream on(is_over_replicas ? handle_.streams_->replicas : handle_.streams_->reduce);
+  const at::Tensor reduced = std::exchange(reduced_, at::Tensor());
   if (comm_hook_) {
     if (const auto finish = std::exchange(finish_reduce_, nullptr)) finish();
   } else {
     reduction_.wait();
-    is_over_replicas_ = false;
     const double ranks = averaged_ranks();
     if (const double factor = ranks / predivide_factor(averaged_ranks(), reduced.scalar_type()); factor != 1)
       reduced.div_(factor);
   }
-  const at::Tensor grad = reduced.to(flat_param.device(), flat_param.scalar_type());
-  if (sharded_.defined()) {
-    sharded_ = sharded_.to(flat_param.scalar_type()).add_(grad);  // casts a gradient that was kept in low precision
-  } else {
-    sharded_ = grad;
-  }
+  accumulate(reduced);
+  completed_.set(handle_.streams_->device());
+  inputs_.push_back(reduced);
+}
+
+void FlatParamGradient::accumulate(const at::Tensor& reduced) {
+  const at::Tensor& flat_param = handle_.flat_param();
+  const at::ScalarType dtype = flat_param.scalar_type();
   for (std::size_t i = 0; i < has_.size(); ++i) has_[i].sharded = handle_.params()[i].requires_grad();
+  if (flat_param.device() != reduced.device()) {
+    land();
+    const at::Tensor grad = reduced.to(dtype);
+    landing_ = at::empty(grad.sizes(), flat_param.options().requires_grad(false).pinned_memory(true));
+    landing_.copy_(grad, /*non_blocking=*/true);
+  } else if (sharded_.defined()) {
+    sharded_.add_(reduced.to(dtype));
+  } else {
+    sharded_ = fresh_.defined() ? fresh_.copy_(reduced) : reduced;
+  }
+  fresh_.reset();
+}
+
+// Adds what was copied to CPU to sharded_.
+void FlatParamGradient::land() {
+  if (!landing_.defined()) return;
+  completed_.synchronize();
+  const at::Tensor landed = std::exchange(landing_, at::Tensor());
+  sharded_ = sharded_.defined() ? sharded_.to(landed.scalar_type()).add_(landed) : landed;
+}
+
+void FlatParamGradient::finish_reduce() {
+  if (inputs_.empty()) return;
+  const c10::NoGradGuard no_grad;
+  const std::vector<at::Tensor> inputs = std::exchange(inputs_, {});  // not pending if the following throws
+  if (reduced_.defined()) complete();
+  completed_.block_current();
+  inputs_.clear();
 }
 
 void FlatParamGradient::prepare_for_optim() {
   const c10::NoGradGuard no_grad;
+  land();
   if (handle_.options().mixed_precision.keep_low_precision_grads && sharded_.defined()) {
     sharded_ = sharded_.to(handle_.compute_dtype_);
   }

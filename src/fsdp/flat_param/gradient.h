@@ -6,7 +6,8 @@
 //   none          no tensor is defined
 //   accumulating  take() has moved gradients of parameters into unsharded_
 //   reducing      start_reduce() has replaced unsharded_ by a pending reduction
-//   sharded       finish_reduce() has added the result to sharded_, this rank's shard of the average
+//   sharded       finish_reduce() has added the result to sharded_, this rank's shard of the average. If a backend
+//                 completes on streams, start_reduce() has enqueued that as well.
 //
 // They may overlap: backward passes under no_sync accumulate while the result of an earlier one is sharded, and a unit
 // that is called again accumulates while its last reduction is pending. Hence each state is a tensor of its own.
@@ -14,7 +15,12 @@
 // Invariants between calls:
 //   - unsharded_ is defined if and only if has_[i].unsharded for some i. Elements of other parameters, and padding, are
 //     uninitialized until start_reduce() sets them to 0.
-//   - reduced_ is defined if and only if a reduction is pending. The caller finishes it before it starts another.
+//   - inputs_ is not empty if and only if a reduction is pending. The caller finishes it before it starts another.
+//   - Memory belongs to the stream of the computation. On a device, the reduction and the sum into sharded_ run on the
+//   reduce stream, with replicas the last part on the
+//     replicas stream. finish_reduce() makes the current stream wait for it, and frees what was reduced after that.
+//   - With parameters on CPU, landing_ is what was copied there and not added to sharded_. The host waits for the copy
+//     when it needs sharded_.
 //   - has_[i].sharded implies that sharded_ is defined.
 //   - `grad` of the parameters is undefined after prepare_for_backward(). After prepare_for_optim() it is visible(i),
 //     or, without use_orig_params, that of the flat parameter is unsharded_ or else sharded_. These share memory with
@@ -28,6 +34,7 @@
 #include <utility>
 #include <vector>
 
+#include "fsdp/streams.h"
 #include "tessera/fsdp/flat_param_handle.h"
 
 namespace tessera::fsdp {
@@ -60,18 +67,25 @@ class FlatParamGradient {
   void take_user_gradient(std::size_t param, const at::Tensor& grad);
   void zero_missing_params();
   int averaged_ranks() const;
+  void prepare_sharded(const at::Tensor& reduced);
+  void complete();
+  void accumulate(const at::Tensor& reduced);
+  void land();
 
   const FlatParamHandle& handle_;
   const bool fakes_reduce_;  // FSDP_USE_FAKE_REDUCE, read by the constructor
   at::ScalarType reduce_dtype_;
 
-  at::Tensor unsharded_;           // of the handle's compute_dtype_
-  at::Tensor reducing_, reduced_;  // input and result of the pending reduction
+  at::Tensor unsharded_;            // of the handle's compute_dtype_
+  std::vector<at::Tensor> inputs_;  // of the pending reduction: unsharded_, and a copy in reduce_dtype_
+  at::Tensor reduced_;              // its result, until that is added to sharded_
   PendingCollective reduction_;
+  Mark completed_;                       // on the stream that adds to sharded_
   bool is_over_replicas_ = false;        // whether reduction_ is the second one, over the replicas
   CommHook comm_hook_;                   // null: the average over the ranks
   std::function<void()> finish_reduce_;  // of the hook, if it reduces
-  at::Tensor sharded_;
+  at::Tensor fresh_;                     // becomes sharded_
+  at::Tensor sharded_, landing_;
   struct HasGradient {
     bool unsharded = false, sharded = false;  // in unsharded_, in sharded_
   };

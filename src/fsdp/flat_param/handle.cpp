@@ -14,6 +14,7 @@
 #include "fsdp/environment.h"
 #include "fsdp/flat_param/gradient.h"
 #include "fsdp/flat_param/storage.h"
+#include "fsdp/streams.h"
 #include "fsdp/warn.h"
 #include "tessera/base/error.h"
 
@@ -192,7 +193,10 @@ at::Tensor FlatParamExtensions::post_unflatten_transform(const std::string& /*fq
 
 FlatParamHandle::FlatParamHandle(const std::vector<NamedParameter>& params, const ProcessGroup& group,
                                  const FlatParamOptions& options)
-    : options_(options), group_(group), layout_(agreed_layout(params, group, options)) {
+    : options_(options),
+      group_(group),
+      layout_(agreed_layout(params, group, options)),
+      streams_(std::make_shared<Streams>(options.device)) {
   const c10::NoGradGuard no_grad;
   const at::ScalarType dtype = params.front().parameter.scalar_type();
   compute_dtype_ = options_.mixed_precision.param_dtype.value_or(dtype);
@@ -200,7 +204,11 @@ FlatParamHandle::FlatParamHandle(const std::vector<NamedParameter>& params, cons
     const auto found = std::find_if(params.begin(), params.end(), [&](const auto& p) { return p.fqn == info.fqn; });
     params_.push_back(found->parameter);
   }
-  flat_param_ = empty_flat(layout_.sharded_numel(), at::TensorOptions().dtype(dtype).device(shard_device())).zero_();
+  const at::TensorOptions of_shard = at::TensorOptions().dtype(dtype).device(shard_device());
+  flat_param_ =
+      shard_device() == options_.device
+          ? empty_flat(layout_.sharded_numel(), of_shard).zero_()
+          : at::zeros({layout_.sharded_numel()}, of_shard.pinned_memory(true));  // copies do not block the host
   for (std::size_t i = 0; i < params_.size(); ++i) {
     const std::optional<ShardParamInfo> info = layout_.shard_param_info(shard_rank(), i);
     if (!info) continue;
@@ -314,21 +322,54 @@ void FlatParamHandle::set_params(const std::vector<at::Tensor>& views) {
 
 // --- parameters
 
+void FlatParamHandle::use_streams(std::shared_ptr<Streams> streams) { streams_ = std::move(streams); }
+
 void FlatParamHandle::start_unshard() {
   if (unsharded_->is_gathered || unsharded_->flat.is_alias_of(flat_param_)) return;
   const c10::NoGradGuard no_grad;
-  allocate_storage(unsharded_->flat);
-  const at::Tensor shard = flat_param_.detach();
+  if (!streams_->is_in_step) streams_->wait_for_current();
+  const at::Tensor &flat = unsharded_->flat, shard = flat_param_.detach();
+  at::Tensor input = shard;
+  if (input.device() != flat.device() || input.scalar_type() != flat.scalar_type()) {
+    const OnStream on(streams_->cast);
+    input = shard.to(flat.device(), /*non_blocking=*/true).to(flat.scalar_type());
+    Mark cast;
+    cast.set(streams_->device());
+    streams_->unshard.wait_for(cast);
+  }
+  const OnStream on(streams_->unshard);
+  allocate_storage(flat);
   if (!is_sharded(options_.strategy)) {
-    unsharded_->flat.copy_(shard);
+    flat.copy_(input);
   } else if (switches_.fakes_all_gather) {
-    unsharded_->flat.zero_();
-    shard_of(unsharded_->flat).copy_(shard);
+    flat.zero_();
+    shard_of(flat).copy_(input);
   } else {
-    unsharded_->gathering =
-        group_.start_all_gather_into(unsharded_->flat, shard.to(options_.device, unsharded_->flat.scalar_type()));
+    unsharded_->gathering = group_.start_all_gather_into(flat, input);
   }
   unsharded_->is_gathered = true;
+  if (!flat.is_cpu()) unsharded_->versions = versions();
+  if (!input.is_same(shard)) unsharded_->input = std::move(input);
+  if (unsharded_->gathering.completes_on_stream()) finish_gathering();
+}
+
+// Makes the unshard stream, which is the current one, wait for what was started on it.
+void FlatParamHandle::finish_gathering() {
+  unsharded_->gathering.wait();
+  unsharded_->gathered = std::make_shared<Mark>();
+  unsharded_->gathered->set(streams_->device());
+}
+
+void FlatParamHandle::wait_unshard() {
+  if (!unsharded_->is_gathered) return;
+  if (unsharded_->gathered == nullptr) {
+    const OnStream on(streams_->unshard);
+    finish_gathering();
+  }
+  unsharded_->gathered->block_current();
+  if (!unsharded_->input.defined()) return;
+  streams_->cast.wait_for(*unsharded_->gathered);  // owns the input's memory
+  unsharded_->input.reset();
 }
 
 void FlatParamHandle::unshard() {
@@ -346,16 +387,28 @@ void FlatParamHandle::reshard(bool frees_unsharded) {
 }
 
 void FlatParamHandle::free_unsharded() {
-  if (!unsharded_->is_gathered || is_unsharded_) return;
+  if (!is_unsharded_) free_gathered();
+}
+
+void FlatParamHandle::free_gathered() {
+  if (!unsharded_->is_gathered) return;
   wait_unshard();
-  free_storage(unsharded_->flat);
+  streams_->free(unsharded_->flat);
+  unsharded_->gathered.reset();
   unsharded_->is_gathered = unsharded_->is_stale = false;
+}
+
+std::vector<std::uint32_t> FlatParamHandle::versions() const {
+  std::vector<std::uint32_t> versions{static_cast<std::uint32_t>(flat_param_._version())};
+  for (const at::Tensor& param : params_) versions.push_back(static_cast<std::uint32_t>(param._version()));
+  return versions;
 }
 
 bool FlatParamHandle::is_gathered_current() {
   if (!is_gathered()) return true;
   wait_unshard();
   const at::Tensor& flat = unsharded_->flat;
+  if (!flat.is_cpu()) return unsharded_->versions == versions();
   const at::Tensor found = is_sharded(options_.strategy) ? shard_of(flat) : flat.detach();
   const at::Tensor expected = flat_param_.detach().to(flat.device(), flat.scalar_type());
   return at::equal(found.view(at::kByte), expected.view(at::kByte));  // NaN equals itself
@@ -395,9 +448,7 @@ void FlatParamHandle::to_cpu() {
   const c10::NoGradGuard no_grad;
   if (!is_unsharded_ || unsharded_->flat.is_cpu()) return;
   set_params(unflatten_as(unsharded_->flat.cpu()));
-  if (!unsharded_->is_gathered) return;
-  free_storage(unsharded_->flat);
-  unsharded_->is_gathered = false;
+  free_gathered();
 }
 
 // Returns this rank's shard in a tensor of the size of the unsharded flat parameter.

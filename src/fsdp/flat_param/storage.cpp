@@ -19,11 +19,13 @@ constexpr std::size_t kLargeBytes = std::size_t{1} << 20;
 
 }  // namespace
 
-void free_storage(const at::Tensor& tensor) {
+c10::DataPtr take_storage(const at::Tensor& tensor) {
   c10::StorageImpl& storage = *tensor.storage().unsafeGetStorageImpl();
   storage.set_nbytes(0);
-  storage.set_data_ptr_noswap(c10::DataPtr(nullptr, storage.device()));
+  return storage.set_data_ptr(c10::DataPtr(nullptr, storage.device()));
 }
+
+void free_storage(const at::Tensor& tensor) { take_storage(tensor); }
 
 void allocate_storage(const at::Tensor& tensor) {
   c10::StorageImpl& storage = *tensor.storage().unsafeGetStorageImpl();

@@ -5,7 +5,9 @@
 
 namespace tessera::fsdp {
 
-// Frees a tensor's memory. The tensor and its views remain, but must not be accessed before allocate_storage.
+// Takes a tensor's memory out of it. The tensor and its views remain, but must not be accessed before allocate_storage.
+c10::DataPtr take_storage(const at::Tensor& tensor);
+// Frees it.
 void free_storage(const at::Tensor& tensor);
 // Allocates memory with undefined contents for a tensor that spans its entire storage.
 void allocate_storage(const at::Tensor& tensor);

@@ -163,6 +163,9 @@ Runtime::Runtime(std::shared_ptr<torch::nn::Module> module, const ProcessGroup& 
   }
   fsdp::agree(of_mesh, "shard a model", failure);
   groups_.insert(groups_.end(), of_mesh.begin(), of_mesh.end());
+  const auto with_params =
+      std::find_if(found.begin(), found.end(), [](const auto& unit) { return !unit.params.empty(); });
+  streams_ = std::make_shared<Streams>(with_params == found.end() ? at::kCPU : device_of(*with_params, options_));
   std::size_t freed_bytes = 0;
   for (const FoundUnit& unit : found) {
     owned_.emplace_back();
@@ -175,6 +178,9 @@ Runtime::Runtime(std::shared_ptr<torch::nn::Module> module, const ProcessGroup& 
   }
   if (has_own_groups_) agree("shard a model", failure);
   take_units(found);
+  has_offloaded_params_ = std::any_of(owned_.begin(), owned_.end(), [](const auto& unit) {
+    return unit->handle() != nullptr && unit->handle()->options().offload_params;
+  });
   if (group_.rank() == 0) warn_about(*module_, found, group_, options_);
   root_ = owned_.front().get();
   for (const auto& unit : owned_) {

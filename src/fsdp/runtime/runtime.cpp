@@ -146,6 +146,7 @@ void Runtime::begin_forward() {
   }
   cast_buffers(/*own_dtype=*/in_full_precision_);
   forward_records_graph_ = c10::GradMode::is_enabled();
+  begin_step();
   before_ = std::exchange(calls_, {});
   events_before_ = std::exchange(events_, {});
   expected_ = 0;
@@ -225,7 +226,21 @@ void Runtime::end_forward(bool has_gradient) {
   for (Unit* unit : units_) unit->handle()->reshard();  // frees units that were prefetched but not called
 }
 
+// The streams start after what has been enqueued, such as the optimizer's step and data that was written back.
+void Runtime::begin_step() {
+  streams_->wait_for_current();
+  streams_->hold_at_most(0);
+  streams_->is_in_step = true;
+}
+
+void Runtime::end_step() {
+  streams_->is_in_step = false;
+  streams_->hold_at_most(0);
+  if (has_offloaded_params_) streams_->finish_copies();
+}
+
 void Runtime::leave_forward() {
+  end_step();
   in_forward_ = false;
   for (Unit* unit : units_) unit->use_accumulators(false);
 }
@@ -320,6 +335,7 @@ void Runtime::unshard_for_call(Unit& unit) {
   RECORD_USER_SCOPE("FullyShardedDataParallel.unshard");
   const auto begin = std::chrono::steady_clock::now();
   if (std::exchange(unit.is_kept, false)) check_kept(unit);
+  make_room(/*is_prefetched=*/false);
   unit.handle()->unshard();
   waited_ += std::chrono::steady_clock::now() - begin;
 }
@@ -337,13 +353,30 @@ void Runtime::check_kept(Unit& unit) const {
        quoted_name(unit));
 }
 
+// On a device, the host may be many calls ahead. So memory that units have freed is returned, after its last use, when
+// the next unit needs it: units that are gathered before their calls and memory that is held are at most
+// max_prefetched_units, and one more for a unit that is called now.
+void Runtime::make_room(bool is_prefetched) {
+  if (streams_->held() == 0) return;
+  const auto is_ahead = [](const Unit* unit) {
+    return unit->handle()->is_gathered() && !unit->handle()->is_unsharded();
+  };
+  const std::int64_t ahead = std::count_if(units_.begin(), units_.end(), is_ahead);
+  const std::int64_t limit = std::max<std::int64_t>(options_.max_prefetched_units, 1) - (is_prefetched ? 1 : 0);
+  streams_->hold_at_most(static_cast<std::size_t>(std::max<std::int64_t>(limit - ahead, 0)));
+}
+
 void Runtime::prefetch_forward() {
   if (calls_.size() > before_.size() || !std::equal(calls_.begin(), calls_.end(), before_.begin())) return;
   const auto next = before_.begin() + static_cast<std::ptrdiff_t>(calls_.size());
   const auto count = std::min<std::ptrdiff_t>(before_.end() - next, options_.max_prefetched_units);
-  std::for_each(next, next + count, [](Unit* unit) {
-    if (unit->handle() != nullptr) unit->handle()->start_unshard();
-  });
+  std::for_each(next, next + count, [this](Unit* unit) { prefetch(*unit); });
+}
+
+void Runtime::prefetch(Unit& unit) {
+  if (unit.handle() == nullptr || unit.handle()->is_gathered()) return;
+  make_room(/*is_prefetched=*/true);
+  unit.handle()->start_unshard();
 }
 
 void Runtime::cast_buffers(bool own_dtype) {
@@ -420,6 +453,7 @@ void Runtime::begin_backward() {
   why_backward_failed_.clear();
   at_end_of_backward([end = std::make_shared<BackwardEnd>(*this, alive_)] { end->end(); });
   write_back_before_backward();
+  begin_step();
 }
 
 template <typename F>
@@ -517,9 +551,7 @@ void Runtime::prefetch_backward(const Unit& unit) {
   const auto found = std::find(ended_.rbegin(), ended_.rend(), &unit);
   if (found == ended_.rend()) return;
   const auto count = std::min<std::ptrdiff_t>(ended_.rend() - found - 1, options_.max_prefetched_units);
-  std::for_each(found + 1, found + 1 + count, [](Unit* next) {
-    if (next->handle() != nullptr) next->handle()->start_unshard();
-  });
+  std::for_each(found + 1, found + 1 + count, [this](Unit* next) { prefetch(*next); });
 }
 
 void Runtime::end_backward() {
@@ -534,6 +566,7 @@ void Runtime::end_backward() {
     call_post_reduce_hook(*unit);
     if (unit->prepared_in == backward_) unit->handle()->prepare_gradient_for_optim();
   }
+  end_step();
   in_backward_ = false;
 }
 

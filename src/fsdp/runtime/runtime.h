@@ -23,6 +23,7 @@
 
 #include "fsdp/runtime/implicit_calls.h"
 #include "fsdp/runtime/unit.h"
+#include "fsdp/streams.h"
 #include "tessera/fsdp/fully_sharded_data_parallel.h"
 
 namespace tessera::fsdp {
@@ -115,6 +116,7 @@ class Runtime {
 
   // The number of backward passes that have begun.
   std::uint64_t backward() const { return backward_; }
+  const std::shared_ptr<Streams>& streams() const { return streams_; }
   // Completes units from the last called on, as long as their gradients have arrived.
   void complete_done_units();
 
@@ -143,6 +145,10 @@ class Runtime {
   void check_order_with_before(const Event& next);
   void unshard_for_call(Unit& unit);
   void check_kept(Unit& unit) const;
+  void begin_step();
+  void end_step();
+  void make_room(bool is_prefetched);
+  void prefetch(Unit& unit);
   void prefetch_forward();
   void prefetch_backward(const Unit& unit);
   bool is_last_call() const;
@@ -173,6 +179,8 @@ class Runtime {
   std::vector<std::unique_ptr<Unit>> owned_;
   Unit* root_ = nullptr;
   std::vector<Unit*> units_;
+  std::shared_ptr<Streams> streams_;
+  bool has_offloaded_params_ = false;
   std::map<const torch::nn::Module*, Unit*> unit_of_;  // the unit that a module's own parameters belong to
   std::map<std::string, at::Tensor> params_;           // of all units, by each of their names
   std::shared_ptr<ImplicitCalls> implicit_calls_;

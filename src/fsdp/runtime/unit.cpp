@@ -29,6 +29,7 @@ Unit::Unit(Runtime& runtime, std::string name, std::unique_ptr<FlatParamHandle> 
       wrappable_(dynamic_cast<Wrappable*>(&module)) {
   if (wrappable_ != nullptr) wrappable_->unit_ = this;
   if (!handle_) return;
+  handle_->use_streams(runtime.streams());
   renew_accumulators();
   use_accumulators(false);
 }
@@ -43,6 +44,7 @@ void Unit::move_to(Runtime& runtime, std::string name, const std::string& prefix
   name_ = std::move(name);
   handle_->add_prefix(prefix);
   handle_->use_full_precision(false);
+  handle_->use_streams(runtime.streams());
   calls_ahead = 0;
   renew_accumulators();
   use_accumulators(false);
@@ -108,6 +110,7 @@ void Unit::refuse_gradient(std::size_t param) const {
 }
 
 void Unit::on_gradient(Accumulators& accumulators, std::size_t param) {
+  const OnComputation on(*runtime_->streams());
   if (open_calls.empty()) {
     handle_->params()[param].mutable_grad().reset();
     refuse_gradient(param);
