@@ -2,6 +2,8 @@
 
 #include <gmock/gmock.h>
 
+#include <barrier>
+
 #include "accelerator/sim.h"
 #include "support/accelerator/nccl/rank_threads.h"
 
@@ -167,13 +169,15 @@ TEST_P(OrderedNcclTest, NothingWaitsOnTheHost) {
 
 TEST_F(NcclTest, ResultThatIsNotWaitedForIsMissingInTheOrderLate) {
   set_order(Order::late);
-  run_nccl_ranks(2, [](NcclBackend& backend) {
+  std::barrier<> before_waits(2);
+  run_nccl_ranks(2, [&](NcclBackend& backend) {
     const int rank = backend.getRank();
     std::vector<Tensor> tensors = {at::ones({10}, on(rank))};
     current(rank).synchronize();
     const auto work = backend.allreduce(tensors);
     EXPECT_FALSE(work->isCompleted());
     EXPECT_TRUE(same(tensors[0], at::ones({10})));
+    before_waits.arrive_and_wait();
     work->wait();
     EXPECT_TRUE(same(tensors[0], at::full({10}, 2, at::kFloat)));
     EXPECT_TRUE(work->isCompleted());
@@ -182,7 +186,8 @@ TEST_F(NcclTest, ResultThatIsNotWaitedForIsMissingInTheOrderLate) {
 
 TEST_F(NcclTest, InputThatIsFreedIsKeptUntilTheCollectiveRan) {
   set_order(Order::late);
-  run_nccl_ranks(2, [](NcclBackend& backend) {
+  std::barrier<> before_waits(2);
+  run_nccl_ranks(2, [&](NcclBackend& backend) {
     const int rank = backend.getRank();
     Tensor output = at::empty({200}, on(rank)), input = at::full({100}, rank + 1, on(rank));
     const void* address = input.data_ptr();
@@ -191,6 +196,7 @@ TEST_F(NcclTest, InputThatIsFreedIsKeptUntilTheCollectiveRan) {
     const Tensor other = at::zeros({100}, on(rank));
     EXPECT_NE(other.data_ptr(), address);
     current(rank).synchronize();  // overtakes the collective
+    before_waits.arrive_and_wait();
     work->wait();
     EXPECT_TRUE(same(output, at::cat({at::full({100}, 1, at::kFloat), at::full({100}, 2, at::kFloat)})));
   });

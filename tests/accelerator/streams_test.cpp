@@ -205,6 +205,7 @@ TEST_P(OrderedStreamTest, CopyBetweenDevicesWaitsForBothStreams) {
   const at::Tensor from = at::ones({kNumel}, on(0)), to = at::zeros({kNumel}, on(1));
   to.fill_(5);
   to.copy_(from);
+  current(0).synchronize();  // runs the copy, after what its destination's stream has to do
   EXPECT_EQ(to.sum().item<float>(), kNumel);
 }
 
