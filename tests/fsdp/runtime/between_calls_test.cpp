@@ -258,9 +258,10 @@ TEST(FsdpOrderTest, ARankThatChangesTheOrderAloneIsNamed) {
   }
 }
 
+thread_local std::map<std::string, int> ranges;
+
 // Profilers see what forward and backward do.
 TEST(FsdpTest, RangesForProfilers) {
-  static thread_local std::map<std::string, int> ranges;
   const auto begin = [](const at::RecordFunction& range) -> std::unique_ptr<at::ObserverContext> {
     ++ranges[range.name()];
     return nullptr;
