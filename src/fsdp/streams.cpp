@@ -1,59 +1,12 @@
 #include "fsdp/streams.h"
 
-#include <chrono>
-#include <thread>
 #include <utility>
 
 #include "fsdp/flat_param/storage.h"
 
 namespace tessera::fsdp {
 
-namespace {
-
-c10::impl::VirtualGuardImpl guard_of(at::Device device) { return c10::impl::VirtualGuardImpl(device.type()); }
-
-at::Device with_index(at::Device device) {
-  return device.is_cpu() || device.has_index() ? device : guard_of(device).getDevice();
-}
-
-}  // namespace
-
-void Mark::set(at::Device device) {
-  if (device.is_cpu()) return;
-  auto event = std::make_shared<c10::Event>(device.type());
-  event->record(guard_of(device).getStream(device));
-  event_ = std::move(event);
-}
-
-void Mark::block_current() const {
-  if (event_ == nullptr) return;
-  const at::Device device(event_->device_type(), event_->device_index());
-  event_->block(guard_of(device).getStream(device));
-}
-
-void Mark::synchronize() const {
-  // LibTorch 1.13 cannot wait for an event of any device, only ask.
-  while (event_ != nullptr && !event_->query()) std::this_thread::sleep_for(std::chrono::microseconds(20));
-}
-
-SideStream::SideStream(at::Device device) : device_(device) {
-  if (!device.is_cpu()) stream_ = guard_of(device).getStreamFromGlobalPool(device, /*isHighPriority=*/true);
-}
-
-void SideStream::wait_for(const Mark& mark) const {
-  const OnStream on(*this);
-  mark.block_current();
-}
-
-void SideStream::wait_for_current() const {
-  Mark mark;
-  mark.set(device_);
-  wait_for(mark);
-}
-
-OnStream::OnStream(const SideStream& stream) {
-  if (stream.stream_) guard_.emplace(*stream.stream_);
-}
+using comm::guard_of;
 
 OnComputation::OnComputation(const Streams& streams) : streams_(streams) {
   const std::optional<c10::Stream>& computation = streams.computation_;
@@ -73,7 +26,7 @@ OnComputation::~OnComputation() {
 }
 
 Streams::Streams(at::Device device)
-    : device_(with_index(device)), cast(device_), unshard(device_), reduce(device_), replicas(device_) {}
+    : device_(comm::with_index(device)), cast(device_), unshard(device_), reduce(device_), replicas(device_) {}
 
 void Streams::wait_for_current() {
   if (device_.is_cpu()) return;

@@ -1,63 +1,22 @@
 #pragma once
 // The streams of a device on which FSDP gathers parameters and reduces gradients beside the computation, which is on
-// the current stream. A device runs the work of a stream in order. Streams wait for each other by events, which the
-// host does not wait for. On CPU work is done when a function returns, and nothing in this file does anything.
-//
-// Memory belongs to the stream that was current when it was allocated: the allocator hands it out again to work on that
-// stream as soon as it is freed. So what another stream uses is freed only after its own stream waits for that use.
+// the current stream; see comm/internal/streams.h. On CPU nothing in this file does anything.
 //
 // PyTorch: _init_streams and _FreeEventQueue of torch/distributed/fsdp.
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/Event.h>
-#include <c10/core/Stream.h>
-#include <c10/core/impl/InlineStreamGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <cstddef>
 #include <deque>
-#include <memory>
 #include <optional>
+
+#include "tessera/comm/internal/streams.h"
 
 namespace tessera::fsdp {
 
-// A place in a stream: all work that was enqueued before it. Every place is reached until set() is called.
-class Mark {
- public:
-  // Sets it to the end of the current stream of `device`.
-  void set(at::Device device);
-  // Makes work that is enqueued on the current stream from now on wait until the place is reached.
-  void block_current() const;
-  // Blocks the host until the place is reached.
-  void synchronize() const;
-
- private:
-  std::shared_ptr<c10::Event> event_;
-};
-
-// A stream beside the current one.
-class SideStream {
- public:
-  // Takes a stream of the device; on CPU none.
-  explicit SideStream(at::Device device);
-  // Makes what is enqueued here from now on wait for `mark`, and for all that was enqueued on the current stream.
-  void wait_for(const Mark& mark) const;
-  void wait_for_current() const;
-
- private:
-  friend class OnStream;
-  at::Device device_;
-  std::optional<c10::Stream> stream_;
-};
-
-// Makes a stream the current one while it exists.
-class OnStream {
- public:
-  explicit OnStream(const SideStream& stream);
-
- private:
-  std::optional<c10::impl::InlineStreamGuard<c10::impl::VirtualGuardImpl>> guard_;
-};
+using comm::Mark;
+using comm::OnStream;
+using comm::SideStream;
 
 class Streams;
 

@@ -15,9 +15,11 @@
 #include "state/local_tensor.h"
 #include "state/process_group_link.h"
 #include "state/stateful_values.h"
+#include "state/transport/device_staging.h"
 #include "tessera/base/error.h"
 #include "tessera/state/flatten.h"
 #include "tessera/state/object_archive.h"
+#include "tessera/tensor/internal/box_view.h"
 #include "tessera/tensor/torch_types.h"
 
 namespace tessera {
@@ -52,7 +54,8 @@ FlatStateDict flatten_as_saved(const StateDict& state, const Checkpoint& checkpo
 class StateLoader {
  public:
   StateLoader(const StateDict& state, const Checkpoint& checkpoint, const ProcessGroup& group,
-              const LoadOptions& options) {
+              const LoadOptions& options)
+      : stagings_(options.staging_bytes) {
     FlatStateDict flat{state, {}};
     if (options.flatten_state_dict) flat = flatten_as_saved(state, checkpoint);
     if (options.flatten_sharded_tensors) flat.state_dict = without_nested(std::move(flat.state_dict), group);
@@ -73,6 +76,7 @@ class StateLoader {
   // Copies tensors that were loaded to temporary memory, and puts the objects into `state`.
   void finish(StateDict& state, const Checkpoint& checkpoint, const checkpoint::ReadReport& report) {
     for (auto& [tensor, loaded] : staged_) tensor.copy_(loaded);
+    stagings_.finish();
     std::vector<std::pair<const Path*, Value>> objects;
     for (const auto& [name, object] : report.objects) {
       objects.emplace_back(&paths_.find(name)->second,
@@ -94,7 +98,11 @@ class StateLoader {
         fail(ErrorCode::invalid_argument,
              "the tensor of {} has overlapping elements, expected separate memory for each", to_string(box));
       }
-      const bool is_plain = tensor.is_cpu() && !tensor.is_conj() && !tensor.is_neg();
+      if (!tensor.is_cpu()) {
+        target.chunks.push_back({box, {nullptr, {}, store_in(tensor, box)}});
+        continue;
+      }
+      const bool is_plain = !tensor.is_conj() && !tensor.is_neg();
       const at::Tensor memory =
           is_plain ? tensor : at::empty(tensor.sizes(), at::TensorOptions().dtype(tensor.scalar_type()));
       if (!is_plain) staged_.emplace_back(tensor, memory);
@@ -104,9 +112,18 @@ class StateLoader {
     targets_.push_back({name, std::move(target)});
   }
 
+  // Returns how elements are stored in a tensor on a device, which has the elements of `box`.
+  decltype(checkpoint::TargetMemory::store) store_in(const at::Tensor& tensor, const Box& box) {
+    return [tensor, box, staging = stagings_.of(tensor.device())](
+               BoxView part, const std::function<void(std::uint8_t * row_major)>& fill) {
+      staging->write(box_view(tensor, box, part), fill);
+    };
+  }
+
+  DeviceStagings stagings_;
   checkpoint::Targets targets_;
   FlattenMapping paths_;
-  std::vector<std::pair<at::Tensor, at::Tensor>> staged_;  // destination, and the memory that it is loaded to
+  std::vector<std::pair<at::Tensor, at::Tensor>> staged_;  // destination on CPU, and the memory that it is loaded to
   std::vector<at::Tensor> kept_;
 };
 

@@ -9,6 +9,7 @@
 
 #include "state/local_tensor.h"
 #include "state/stateful_values.h"
+#include "state/transport/device_staging.h"
 #include "tessera/base/error.h"
 #include "tessera/state/flatten.h"
 #include "tessera/state/object_archive.h"
@@ -20,13 +21,13 @@ namespace {
 using checkpoint::HostMemory;
 
 HostMemory host_memory(const at::Tensor& tensor) {
-  const auto host = std::make_shared<const at::Tensor>(tensor.cpu().resolve_conj().resolve_neg());
+  const auto host = std::make_shared<const at::Tensor>(tensor.resolve_conj().resolve_neg());
   return {static_cast<const std::uint8_t*>(host->data_ptr()), host->strides().vec(), host};
 }
 
-// Returns the elements, which may be replaced before they are read, and the pickled bytes of objects.
+// How elements are read, and the pickled bytes of objects.
 struct Access {
-  std::function<std::shared_ptr<at::Tensor>(const at::Tensor& elements)> elements;
+  std::function<std::function<HostMemory()>(const at::Tensor& elements)> memory;
   std::function<std::function<Bytes()>(const Value& value)> object;
 };
 
@@ -35,8 +36,7 @@ checkpoint::StateEntry entry_of(const std::string& name, Path path, const Value&
     if (std::optional<LocalTensor> local = local_tensor_of(value)) {
       checkpoint::StateTensor tensor{local->properties, std::move(local->shape), {}};
       for (auto& [box, chunk] : local->chunks) {
-        tensor.chunks.push_back(
-            {std::move(box), [elements = access.elements(chunk)] { return host_memory(*elements); }});
+        tensor.chunks.push_back({std::move(box), access.memory(chunk)});
       }
       return {name, std::move(path), std::move(tensor)};
     }
@@ -64,10 +64,20 @@ checkpoint::FlatState entries_of(const StateDict& state, const ProcessGroup& gro
 }  // namespace
 
 checkpoint::FlatState local_state(const StateDict& state, const ProcessGroup& group, const SaveOptions& options) {
-  return entries_of(
-      state, group, options,
-      {[](const at::Tensor& elements) { return std::make_shared<at::Tensor>(elements); },
-       [](const Value& value) -> std::function<Bytes()> { return [value] { return save_object(value); }; }});
+  DeviceStagings stagings(options.staging_bytes);
+  const auto memory_of = [&](const at::Tensor& elements) -> std::function<HostMemory()> {
+    if (elements.is_cpu() || elements.is_meta()) return [elements] { return host_memory(elements); };
+    return [elements, staging = stagings.of(elements.device())] {
+      HostMemory memory;
+      memory.read = [elements, staging](std::uint64_t begin_bytes, MutableByteView out) {
+        staging->read(elements, begin_bytes, out);
+      };
+      return memory;
+    };
+  };
+  return entries_of(state, group, options, {memory_of, [](const Value& value) -> std::function<Bytes()> {
+                                              return [value] { return save_object(value); };
+                                            }});
 }
 
 checkpoint::FlatState convert_on_all_ranks(
@@ -87,16 +97,20 @@ checkpoint::FlatState convert_on_all_ranks(
 }
 
 checkpoint::FlatState StagingArea::copy(const StateDict& state, const ProcessGroup& group, const SaveOptions& options) {
-  std::vector<std::shared_ptr<at::Tensor>> chunks;
-  checkpoint::FlatState entries = entries_of(
-      state, group, options,
-      {[&](const at::Tensor& elements) { return chunks.emplace_back(std::make_shared<at::Tensor>(elements)); },
-       [](const Value& value) -> std::function<Bytes()> { return [bytes = save_object(value)] { return bytes; }; }});
   std::vector<at::Tensor> tensors;
-  tensors.reserve(chunks.size());
-  for (const std::shared_ptr<at::Tensor>& chunk : chunks) tensors.push_back(*chunk);
-  tensors = copies_.copy(tensors);
-  for (std::size_t i = 0; i < chunks.size(); ++i) *chunks[i] = std::move(tensors[i]);
+  const auto copies = std::make_shared<std::vector<HostCopy>>();
+  const auto memory_of = [&](const at::Tensor& elements) -> std::function<HostMemory()> {
+    tensors.push_back(elements);
+    return [copies, i = tensors.size() - 1] {
+      (*copies)[i].copied.synchronize();
+      return host_memory((*copies)[i].elements);
+    };
+  };
+  checkpoint::FlatState entries =
+      entries_of(state, group, options, {memory_of, [](const Value& value) -> std::function<Bytes()> {
+                                           return [bytes = save_object(value)] { return bytes; };
+                                         }});
+  *copies = copies_.copy(tensors);
   return entries;
 }
 

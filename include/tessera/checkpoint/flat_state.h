@@ -21,11 +21,15 @@
 
 namespace tessera::checkpoint {
 
-/// Elements of a chunk in host memory: element x is at data + sum(x[d] * strides[d]) * element size.
+/// Elements of a chunk in host memory: element x is at data + sum(x[d] * strides[d]) * element size. Elements that are
+/// elsewhere, such as on a GPU, are read by a function in parts, so that no copy of all of them is needed.
 struct HostMemory {
   const std::uint8_t* data = nullptr;
   std::vector<std::int64_t> strides;  ///< in elements, >= 0; empty for row-major
   std::shared_ptr<const void> owner;  ///< keeps the elements alive until they are written; null if not needed
+  /// If set, it is called instead of reading `data`, from any thread: copies `out.size()` bytes of the elements, in
+  /// row-major order from byte `begin_bytes` on. Parts begin and end between elements.
+  std::function<void(std::uint64_t begin_bytes, MutableByteView out)> read = nullptr;
 };
 
 struct StateChunk {

@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -19,10 +20,14 @@
 namespace tessera::checkpoint {
 
 /// The destination of a chunk's elements: element x goes to data + sum(x[d] * strides[d]) * element size. Owned by the
-/// caller.
+/// caller. A destination that is not in host memory, such as a GPU's, takes the elements by a function in parts.
 struct TargetMemory {
   std::uint8_t* data = nullptr;
   std::vector<std::int64_t> strides;  ///< in elements, >= 0; empty for row-major
+  /// If set, it is called instead of writing to `data`, from several threads, each element of the chunk in one call: it
+  /// calls `fill` once with memory for the elements of `part`, a box within the chunk's, in row-major order, and then
+  /// stores them. Parts have a few MiB at most. If `fill` throws, it stores nothing and lets the exception pass.
+  std::function<void(BoxView part, const std::function<void(std::uint8_t* row_major)>& fill)> store = nullptr;
 };
 
 struct TargetChunk {

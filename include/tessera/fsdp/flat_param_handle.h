@@ -31,6 +31,10 @@
 #include "tessera/fsdp/options.h"
 #include "tessera/layout/flat_param_layout.h"
 
+namespace tessera::comm {
+class Mark;
+}
+
 namespace tessera::fsdp {
 
 /// A parameter and one of its names. A tensor that is listed under several names is one parameter.
@@ -74,7 +78,6 @@ struct FlatParamOptions {
 enum class TrainingState : std::uint8_t { idle, forward, backward_pre, backward_post, summon_full_params };
 
 class FlatParamGradient;
-class Mark;
 class Streams;
 
 class FlatParamHandle {
@@ -229,9 +232,9 @@ class FlatParamHandle {
     at::Tensor flat;  // shares flat_param_'s storage if nothing needs to be gathered, cast or copied to a device
     std::vector<at::Tensor> views;
     PendingCollective gathering;
-    at::Tensor input;                     // of `gathering`, if it is a copy of the shard
-    std::shared_ptr<Mark> gathered;       // on the unshard stream; null if `gathering` completes on the host
-    std::vector<std::uint32_t> versions;  // of the shard and its pieces when they were gathered, on a device
+    at::Tensor input;                      // of `gathering`, if it is a copy of the shard
+    std::shared_ptr<comm::Mark> gathered;  // on the unshard stream; null if `gathering` completes on the host
+    std::vector<std::uint32_t> versions;   // of the shard and its pieces when they were gathered, on a device
     bool is_gathered = false, is_stale = false;
   };
 

@@ -36,6 +36,9 @@ struct LoadOptions : checkpoint::ReadOptions {
   int coordinator_rank = 0;
   /// The transforms of stored items that can be undone; null for those that tessera has. PyTorch: _extension_registry.
   std::shared_ptr<const checkpoint::TransformRegistry> transforms = nullptr;
+  /// The most pinned memory through which elements are copied to a device while files are read, in bytes for each
+  /// device of this rank; one block of 4 MiB if less.
+  std::uint64_t staging_bytes = std::uint64_t{256} << 20;
 };
 
 struct LoadReport {

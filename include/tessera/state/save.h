@@ -8,6 +8,7 @@
 /// written once. Of a Stateful (stateful.h), its state is saved. Law: load(save(s)) == s, on any number of ranks and
 /// with any sharding. PyTorch: torch/distributed/checkpoint/state_dict_saver.py.
 
+#include <cstdint>
 #include <filesystem>
 #include <memory>
 
@@ -29,13 +30,16 @@ struct SaveOptions : checkpoint::WriteOptions {
   bool flatten_sharded_tensors = true;
   /// The rank of the group that makes the global plan and writes `.metadata`.
   int coordinator_rank = 0;
+  /// The most pinned memory through which elements of a device are copied while files are written, in bytes for each
+  /// device of this rank; one block of 4 MiB if less. AsyncSaver copies all of the state instead.
+  std::uint64_t staging_bytes = std::uint64_t{256} << 20;
 };
 
 /// Saves `state` to `directory`. A collective of `group`; all ranks must pass the same directory. Afterwards the
 /// directory holds only this checkpoint. After an error, or if the job is killed at any instant, it holds the previous
 /// checkpoint; see tessera/checkpoint/save.h. Without a group, this process saves alone and does not communicate, even
-/// if it belongs to groups; `state` must then have all shards of its tensors. PyTorch: `no_dist`. Elements on devices
-/// other than the CPU are copied while they are written.
+/// if it belongs to groups; `state` must then have all shards of its tensors. PyTorch: `no_dist`. Elements on a
+/// device are those that the work on its current stream computes; they are copied while files are written.
 ///
 /// If any rank fails, every rank throws an error naming it: `Error(invalid_argument)` for duplicate names, for a
 /// coordinator that is not in the group, for states that do not match between ranks and for a checkpoint that

@@ -44,6 +44,23 @@ struct OpenTensor {
   std::atomic<std::size_t> open_pieces = 1;  // includes one until all pieces are added
 };
 
+// The destination of a box of elements.
+struct Place {
+  const TargetMemory* memory;         // of the chunk
+  std::uint8_t* data;                 // of the first element, if the memory has no `store`
+  std::vector<std::int64_t> strides;  // likewise
+
+  // Calls `put(data, strides)`, which puts the elements of `box` there.
+  template <typename Put>
+  void fill(BoxView box, const Put& put) const {
+    if (!memory->store) return put(data, std::span(strides));
+    memory->store(box, [&](std::uint8_t* row_major) {
+      const std::vector<std::int64_t> of_box = row_major_strides(box.sizes);
+      put(row_major, std::span(of_box));
+    });
+  }
+};
+
 // Elements that one task reads.
 struct Piece {
   std::shared_ptr<OpenTensor> tensor;
@@ -51,8 +68,7 @@ struct Piece {
   Box box;
   DType dtype = DType::float32;  // of the target
   const BlockScales* scales = nullptr;
-  std::uint8_t* out = nullptr;
-  std::vector<std::int64_t> strides;
+  Place to;
 };
 
 class Loader {
@@ -259,9 +275,9 @@ class Loader {
   // Copies row-major elements of an item's box, in the stored dtype, to the item's target.
   void store(const ReadItem& item, const std::uint8_t* elements) const {
     const DType wanted = std::get<TargetTensor>(targets_.at(item.target).value).dtype;
-    const Place to = place_of(item, item.box);
-    put(item.box, checkpoint_->tensors()[item.tensor].dtype, elements, scales_of(item.tensor), wanted, to.data,
-        to.strides);
+    place_of(item, item.box).fill(item.box, [&](std::uint8_t* out, std::span<const std::int64_t> strides) {
+      put(item.box, checkpoint_->tensors()[item.tensor].dtype, elements, scales_of(item.tensor), wanted, out, strides);
+    });
   }
 
   // Copies row-major elements of a box to strided memory. Multiplies them by their scales if there are any, and casts
@@ -287,19 +303,16 @@ class Loader {
 
   // --- elements that this rank reads for itself
 
-  struct Place {
-    std::uint8_t* data;
-    std::vector<std::int64_t> strides;
-  };
   // Returns the destination of `part` of an item.
   Place place_of(const ReadItem& item, const Box& part) const {
     const auto& target = std::get<TargetTensor>(targets_.at(item.target).value);
     const TargetChunk& chunk = target.chunks.at(item.target_chunk);
+    if (chunk.memory.store) return {&chunk.memory, nullptr, {}};
     std::vector<std::int64_t> strides =
         chunk.memory.strides.empty() ? row_major_strides(chunk.box.sizes) : chunk.memory.strides;
     std::int64_t offset = 0;
     for (std::size_t d = 0; d < part.rank(); ++d) offset += (part.offsets[d] - chunk.box.offsets[d]) * strides[d];
-    return {chunk.memory.data + offset * dtype_size(target.dtype), std::move(strides)};
+    return {&chunk.memory, chunk.memory.data + offset * dtype_size(target.dtype), std::move(strides)};
   }
 
   // Reads all items of one stored tensor.
@@ -309,8 +322,7 @@ class Loader {
       const DType dtype = std::get<TargetTensor>(targets_.at(item.target).value).dtype;
       for (Box& part : split_row_major(item.box, element_bytes(item.tensor), kTaskBytes)) {
         Place to = place_of(item, part);
-        add({tensor, item.stored_chunk, std::move(part), dtype, scales_of(item.tensor), to.data,
-             std::move(to.strides)});
+        add({tensor, item.stored_chunk, std::move(part), dtype, scales_of(item.tensor), std::move(to)});
       }
     }
     piece_done(*tensor);
@@ -339,16 +351,18 @@ class Loader {
   }
 
   static void read(const Piece& piece) {
-    const TensorReader& reader = piece.tensor->reader;
-    const DType stored = reader.info().dtype;
-    if (stored == piece.dtype && piece.scales == nullptr) {
-      reader.read_chunk(piece.stored_chunk, piece.box, piece.out, piece.strides);
-      return;
-    }
-    thread_local Buffer as_stored;
-    std::uint8_t* from = as_stored.get(static_cast<std::size_t>(volume(piece.box) * dtype_size(stored))).data();
-    reader.read_chunk(piece.stored_chunk, piece.box, from, row_major_strides(piece.box.sizes));
-    put(piece.box, stored, from, piece.scales, piece.dtype, piece.out, piece.strides);
+    piece.to.fill(piece.box, [&](std::uint8_t* out, std::span<const std::int64_t> strides) {
+      const TensorReader& reader = piece.tensor->reader;
+      const DType stored = reader.info().dtype;
+      if (stored == piece.dtype && piece.scales == nullptr) {
+        reader.read_chunk(piece.stored_chunk, piece.box, out, strides);
+        return;
+      }
+      thread_local Buffer as_stored;
+      std::uint8_t* from = as_stored.get(static_cast<std::size_t>(volume(piece.box) * dtype_size(stored))).data();
+      reader.read_chunk(piece.stored_chunk, piece.box, from, row_major_strides(piece.box.sizes));
+      put(piece.box, stored, from, piece.scales, piece.dtype, out, strides);
+    });
   }
 
   // Runs `f`. A missing file of the checkpoint is damage: not_found becomes corrupt.

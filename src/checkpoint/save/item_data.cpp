@@ -17,6 +17,12 @@ Data memory_data(HostMemory memory, std::vector<std::int64_t> sizes, std::int64_
   for (const std::int64_t size : sizes) count *= size;
   data.length_bytes = static_cast<std::uint64_t>(count * dtype_bytes);
   data.granule_bytes = static_cast<std::uint64_t>(dtype_bytes);
+  if (memory.read) {
+    data.produce = [memory = std::move(memory)](std::uint64_t begin_bytes, MutableByteView out) {
+      memory.read(begin_bytes, out);
+    };
+    return data;
+  }
   const std::vector<std::int64_t> row_major = row_major_strides(sizes);
   bool is_row_major = true;
   for (std::size_t d = 0; d < memory.strides.size(); ++d) {

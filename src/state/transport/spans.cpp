@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <span>
 #include <tuple>
 #include <utility>
@@ -132,9 +133,14 @@ class SpanPlan {
 
 Spans spans_of(const std::vector<at::Tensor>& tensors) { return SpanPlan(tensors).take(); }
 
+at::Tensor elements_in(const at::Tensor& memory, at::ScalarType dtype, at::IntArrayRef sizes,
+                       std::int64_t begin_bytes) {
+  const auto item_bytes = static_cast<std::int64_t>(c10::elementSize(dtype));
+  return view_in(memory, {0, dtype, begin_bytes / item_bytes, sizes.vec(), row_major(sizes.vec()), false, false});
+}
+
 void copy_span(const at::Tensor& memory, const at::Tensor& source) {
-  const std::vector<std::int64_t> sizes = source.sizes().vec();
-  view_in(memory, {0, source.scalar_type(), 0, sizes, row_major(sizes), false, false}).copy_(source);
+  elements_in(memory, source.scalar_type(), source.sizes()).copy_(source);
 }
 
 at::Tensor view_in(const at::Tensor& memory, const SpanView& view) {
@@ -164,7 +170,14 @@ at::Tensor view_in(const at::Tensor& memory, const SpanView& view) {
   return view.is_neg ? at::_neg_view(tensor) : tensor;
 }
 
-std::vector<at::Tensor> HostCopies::copy(const std::vector<at::Tensor>& tensors) {
+const comm::SideStream& HostCopies::stream_of(at::Device device) {
+  for (const auto& [known, stream] : streams_) {
+    if (known == device) return stream;
+  }
+  return streams_.emplace_back(device, comm::SideStream(device)).second;
+}
+
+std::vector<HostCopy> HostCopies::copy(const std::vector<at::Tensor>& tensors) {
   const Spans spans = spans_of(tensors);
   std::multimap<std::pair<std::int64_t, bool>, at::Tensor> unused;  // by bytes and whether it is pinned
   for (Buffer& buffer : buffers_) {
@@ -172,9 +185,12 @@ std::vector<at::Tensor> HostCopies::copy(const std::vector<at::Tensor>& tensors)
     unused.emplace(key, std::move(buffer.memory));
   }
   buffers_.clear();
-  for (const at::Tensor& source : spans.sources) {
+  std::vector<comm::Mark> copied(spans.sources.size());
+  std::set<const comm::SideStream*> used;
+  for (std::size_t i = 0; i < spans.sources.size(); ++i) {
+    const at::Tensor& source = spans.sources[i];
     const auto bytes = static_cast<std::int64_t>(source.nbytes());
-    const bool is_pinned = source.is_cuda();
+    const bool is_pinned = !source.is_cpu() && !source.is_meta();
     if (const auto found = unused.find({bytes, is_pinned}); found != unused.end()) {
       buffers_.push_back({std::move(found->second), is_pinned});
       unused.erase(found);
@@ -182,10 +198,22 @@ std::vector<at::Tensor> HostCopies::copy(const std::vector<at::Tensor>& tensors)
       buffers_.push_back(
           {at::empty({bytes}, at::TensorOptions().dtype(at::kByte).pinned_memory(is_pinned)), is_pinned});
     }
-    copy_span(buffers_.back().memory, source);
+    const at::Tensor& memory = buffers_.back().memory;
+    if (!is_pinned) {
+      copy_span(memory, source);
+      continue;
+    }
+    const comm::SideStream& stream = stream_of(source.device());
+    if (used.insert(&stream).second) stream.wait_for_current();
+    const comm::OnStream on(stream);
+    elements_in(memory, source.scalar_type(), source.sizes())
+        .copy_(source.resolve_conj().resolve_neg(), /*non_blocking=*/true);
+    copied[i].set(source.device());
   }
-  std::vector<at::Tensor> copies;
-  for (const SpanView& view : spans.views) copies.push_back(view_in(buffers_[view.span].memory, view));
+  for (const comm::Mark& mark : copied) mark.block_current();
+  std::vector<HostCopy> copies;
+  for (const SpanView& view : spans.views)
+    copies.push_back({view_in(buffers_[view.span].memory, view), copied[view.span]});
   return copies;
 }
 

@@ -10,7 +10,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
+#include <utility>
 #include <vector>
+
+#include "tessera/comm/internal/streams.h"
 
 namespace tessera {
 
@@ -33,6 +37,10 @@ struct Spans {
 // Returns the spans of strided tensors.
 Spans spans_of(const std::vector<at::Tensor>& tensors);
 
+// Returns elements in `memory`, a contiguous tensor of bytes, from one of its bytes on, as a row-major tensor.
+at::Tensor elements_in(const at::Tensor& memory, at::ScalarType dtype, at::IntArrayRef sizes,
+                       std::int64_t begin_bytes = 0);
+
 // Copies the elements of a span to `memory`, a contiguous tensor of source.nbytes() bytes.
 void copy_span(const at::Tensor& memory, const at::Tensor& source);
 
@@ -40,11 +48,18 @@ void copy_span(const at::Tensor& memory, const at::Tensor& source);
 // Error(corrupt) if an element is not in the span.
 at::Tensor view_in(const at::Tensor& memory, const SpanView& view);
 
-// Copies of tensors in memory of the CPU, which is reused for the next copies; pinned for elements on CUDA.
+// A copy of a tensor on the CPU.
+struct HostCopy {
+  at::Tensor elements;
+  comm::Mark copied;  // before which the elements are not there
+};
+
+// Copies of tensors in memory of the CPU, which is reused for the next copies. Elements on a device are copied to
+// pinned memory on a stream of its own, which the current stream waits for, and the host does not.
 class HostCopies {
  public:
   // Returns the copies, in order. Views of one storage that overlap share their copy. The next call invalidates them.
-  std::vector<at::Tensor> copy(const std::vector<at::Tensor>& tensors);
+  std::vector<HostCopy> copy(const std::vector<at::Tensor>& tensors);
   std::uint64_t size_bytes() const;
 
  private:
@@ -52,7 +67,9 @@ class HostCopies {
     at::Tensor memory;  // of a span
     bool is_pinned;
   };
+  const comm::SideStream& stream_of(at::Device device);
   std::vector<Buffer> buffers_;
+  std::deque<std::pair<at::Device, comm::SideStream>> streams_;
 };
 
 }  // namespace tessera
