@@ -146,6 +146,17 @@ std::string to_string(const ShardedTensorMetadata& metadata) {
   return text;
 }
 
+std::string comparable_text(const ShardedTensorMetadata& metadata) {
+  ShardedTensorMetadata without_indices = metadata;
+  for (ShardMetadata& shard : without_indices.shards_metadata) {
+    if (!shard.placement) continue;
+    Device device = shard.placement->device();
+    device.index = -1;
+    shard.placement = shard.placement->with(device);
+  }
+  return to_string(without_indices);
+}
+
 void validate_non_overlapping(std::span<const ShardMetadata> shards) {
   if (shards.size() < 2) return;
   for (const ShardMetadata& shard : shards) {

@@ -62,7 +62,11 @@ DType to_dtype(at::ScalarType type) {
 
 at::Device to_device(const Device& device) { return at::Device(to_string(device)); }
 
-Device to_device(const at::Device& device) { return Device::parse(device.str()); }
+Device to_device(const at::Device& device) {
+  // str() has the name that an extension gave to its kind of device, which other processes may not know.
+  if (device.type() != c10::DeviceType::PrivateUse1) return Device::parse(device.str());
+  return Device::parse(device.has_index() ? fmt::format("privateuseone:{}", device.index()) : "privateuseone");
+}
 
 TensorProperties properties_of(const at::Tensor& tensor) {
   TensorProperties properties;

@@ -45,6 +45,12 @@ class RemoteDevice {
   const std::optional<std::string>& worker_name() const { return worker_name_; }
   std::optional<std::int64_t> rank() const { return rank_; }
   const Device& device() const { return device_; }
+  /// Returns another device of the same worker or rank.
+  RemoteDevice with(Device device) const {
+    RemoteDevice other = *this;
+    other.device_ = std::move(device);
+    return other;
+  }
 
   bool operator==(const RemoteDevice&) const = default;
 

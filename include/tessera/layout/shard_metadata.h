@@ -49,6 +49,9 @@ struct ShardedTensorMetadata {
 
 /// Returns one line for the tensor and one for each shard.
 std::string to_string(const ShardedTensorMetadata& metadata);
+/// As to_string, but devices without their indices: what is equal on all ranks of a sharded tensor. Each rank may have
+/// placed all shards on the current device of its own, as ShardedTensor::to does.
+std::string comparable_text(const ShardedTensorMetadata& metadata);
 
 /// Throws `Error(invalid_argument)` naming two shards that overlap or have different ranks. Equal shards overlap,
 /// unless all are one empty box at offset 0. An empty shard overlaps a shard if it is strictly inside of it, not if it

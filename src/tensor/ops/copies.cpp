@@ -27,7 +27,7 @@ namespace {
 bool compare(const ShardedTensor& a, const ShardedTensor& b,
              const std::function<bool(const at::Tensor&, const at::Tensor&)>& same) {
   a.process_group().check_call("compare sharded tensors", [&](CallArguments& arguments) {
-    arguments.add("first", to_string(a.metadata())).add("second", to_string(b.metadata()));
+    arguments.add("first", comparable_text(a.metadata())).add("second", comparable_text(b.metadata()));
   });
   if (a.metadata() != b.metadata()) return false;  // the same on all ranks
   bool result = true;

@@ -37,7 +37,7 @@ void ShardedTensor::reshard(SpecPtr spec) {
   process_group().check_call("reshard a sharded tensor", [&](CallArguments& arguments) {
     target = metadata_by(spec, size(), metadata().tensor_properties);
     check_partition(target, "reshard");
-    arguments.add("from", to_string(metadata())).add("to", to_string(target)).add("spec", spec->to_string());
+    arguments.add("from", comparable_text(metadata())).add("to", to_string(target)).add("spec", spec->to_string());
   });
   if (*spec == sharding_spec()) return;
   state_->local_shards = tessera::reshard(*this, target, {}).shards;

@@ -40,7 +40,7 @@ auto construct(const ProcessGroup& group, bool init_rrefs, F&& f) {
   group.check_call("sharded tensor with init_rrefs", [&](CallArguments& arguments) {
     require_rpc(init_rrefs);
     made = make();
-    arguments.add("metadata", to_string(made->metadata));
+    arguments.add("metadata", comparable_text(made->metadata));
   });
   return made;
 }

@@ -20,13 +20,7 @@ void check_memory_format(at::MemoryFormat format) {
 at::Device current_cuda_device() { return c10::impl::VirtualGuardImpl(at::kCUDA).getDevice(); }
 
 void place_on(ShardMetadata& shard, const at::Device& device) {
-  const RemoteDevice& before = *shard.placement;
-  const Device there = to_device(device);
-  if (before.worker_name()) {
-    shard.placement = RemoteDevice(*before.worker_name() + "/" + to_string(there));
-  } else {
-    shard.placement = before.rank() ? RemoteDevice(*before.rank(), there) : RemoteDevice(there);
-  }
+  shard.placement = shard.placement->with(to_device(device));
 }
 
 // Whether all ranks' shards are placed on this type of device.
