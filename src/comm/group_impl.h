@@ -14,6 +14,7 @@
 
 #include "comm/backend/backend.h"
 #include "comm/rendezvous/liveness.h"
+#include "comm/watchdog.h"
 #include "tessera/comm/process_group.h"
 
 namespace tessera {
@@ -30,6 +31,7 @@ class ProcessGroup::Impl {
   comm::Transports transports;
   comm::StorePtr store;  // of this group
   std::shared_ptr<comm::Liveness> liveness;
+  std::unique_ptr<comm::Watchdog> watchdog;  // of a backend on streams; null with another
   std::uint64_t calls = 0, subgroups = 0;
 
   Impl() = default;

@@ -141,7 +141,9 @@ void transfer(ProcessGroup::Impl& group, const comm::Call& call, const Direction
     if (tensor.numel() == 0) continue;
     const comm::Transport& carrier = carrier_of(group, tensor);
     if (carrier.is_on_stream) {
-      start_message(carrier, way, tensor, kDataTag)->wait();
+      const comm::WorkPtr message = start_message(carrier, way, tensor, kDataTag);
+      if (group.watchdog != nullptr) group.watchdog->watch(*message, call);
+      message->wait();
       continue;
     }
     at::Tensor host = tensor.detach();

@@ -29,6 +29,7 @@ class Stopwatch {
 }  // namespace
 
 ProcessGroup::Impl::~Impl() {
+  watchdog.reset();
   if (is_alone() || (broken_.empty() && transports.accelerator.after_close == nullptr)) return;
   comm::close(std::move(transports), [this] { return !broken_.empty() || !liveness->failure().empty(); });
 }
@@ -52,6 +53,9 @@ void ProcessGroup::Impl::connect(std::string_view operation) {
          why);
   }
   liveness->leave(name);
+  const comm::Transport& transport = transports.accelerator;
+  if (transport.is_on_stream && transport.abort != nullptr)
+    watchdog = std::make_unique<comm::Watchdog>(transport, liveness, world_ranks, timeout);
 }
 
 Call ProcessGroup::Impl::next_call(std::string_view call_name) {
@@ -92,7 +96,9 @@ void ProcessGroup::Impl::guard(const Call& call, milliseconds limit, const std::
 
 comm::WorkPtr ProcessGroup::Impl::start(const comm::Transport& transport, const Call& call, const Start& start) {
   try {
-    return start(*transport.backend);
+    comm::WorkPtr work = start(*transport.backend);
+    if (transport.is_on_stream && watchdog != nullptr) watchdog->watch(*work, call);
+    return work;
   } catch (...) {
     fail_as(call, fmt::format("{} rejected the call: {}", transport.name, comm::message_of(std::current_exception())));
   }

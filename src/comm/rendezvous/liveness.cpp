@@ -141,6 +141,11 @@ void Liveness::enter(const Call& call) {
   calls_[call.group] = call;
 }
 
+void Liveness::enter_if_in_none(const Call& call) {
+  const std::lock_guard lock(mutex_);
+  calls_.try_emplace(call.group, call);
+}
+
 void Liveness::leave(const std::string& group) {
   const std::lock_guard lock(mutex_);
   calls_.erase(group);

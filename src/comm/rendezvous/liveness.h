@@ -41,6 +41,8 @@ class Liveness {
 
   // Record that this rank is in `call`, or in no call of this group. Threads may be in calls of several groups at once.
   void enter(const Call& call);
+  // The same if this rank is in no call of the group: the work of `call` runs, although the host has left it.
+  void enter_if_in_none(const Call& call);
   void leave(const std::string& group);
   // Counts a call of any group.
   void count(const Call& call);

@@ -75,6 +75,12 @@ void Engine::meet(StreamKey stream, const MeetingPtr& meeting, std::size_t membe
   push(stream, {meeting->name, {}, nullptr, nullptr, meeting, member});
 }
 
+void Engine::cancel(const MeetingPtr& meeting, std::size_t member) {
+  const Lock lock(mutex_);
+  meeting->is_cancelled[member] = true;
+  changed_.notify_all();
+}
+
 bool Engine::query(const PointPtr& point) {
   if (point == nullptr || point->reached) return true;
   const Lock lock(mutex_);
@@ -181,8 +187,9 @@ bool Engine::step(StreamKey stream, Visited& visited) {
 bool Engine::step_meeting(StreamKey stream, const Task& head, Visited& visited) {
   Meeting& meeting = *head.meeting;
   meeting.has_arrived[head.member] = true;
-  if (!meeting.is_done) {
+  if (!meeting.is_done && !meeting.is_cancelled[head.member]) {
     for (std::size_t i = 0; i < meeting.streams.size(); ++i) {
+      if (meeting.is_cancelled[i]) return false;
       if (meeting.has_arrived[i]) continue;
       if (meeting.streams[i] && step(*meeting.streams[i], visited)) return true;
       if (!meeting.has_arrived[i]) return false;

@@ -43,12 +43,14 @@ using PointPtr = std::shared_ptr<Point>;
 
 // Tasks of several streams that run as one, when all of them are at the heads of their queues.
 struct Meeting {
-  explicit Meeting(std::string title, std::size_t size) : name(std::move(title)), streams(size), has_arrived(size) {}
+  explicit Meeting(std::string title, std::size_t size)
+      : name(std::move(title)), streams(size), has_arrived(size), is_cancelled(size) {}
   std::string name;
   std::function<void()> run;  // set before the last member is enqueued
   // Guarded by the engine's mutex.
   std::vector<std::optional<StreamKey>> streams;  // by member, from the time when its task was enqueued
   std::vector<bool> has_arrived;                  // whether its task is at the head
+  std::vector<bool> is_cancelled;
   bool is_done = false;
 };
 using MeetingPtr = std::shared_ptr<Meeting>;
@@ -66,6 +68,9 @@ class Engine {
   // Makes what is enqueued on `stream` from now on wait for `point`. Null is reached.
   void wait(StreamKey stream, const PointPtr& point);
   void meet(StreamKey stream, const MeetingPtr& meeting, std::size_t member);
+
+  // Ends the task of a member without the others, whose tasks never run then.
+  void cancel(const MeetingPtr& meeting, std::size_t member);
 
   // Whether `point` is reached. A program that asks again and again makes progress, as on a device: after 100 times,
   // each call runs a task that the point depends on.

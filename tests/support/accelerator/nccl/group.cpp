@@ -183,6 +183,19 @@ std::string Group::new_name() {
   return "sim-nccl-" + std::to_string(++names);
 }
 
+void Group::abort(int rank) {
+  const std::lock_guard lock(mutex_);
+  aborted_.insert(rank);
+  for (const auto& [key, gathering] : gatherings_) {
+    const auto& [source, destination, number] = key;
+    if (source < 0) {
+      Engine::get().cancel(gathering.meeting, static_cast<std::size_t>(rank));
+    } else if (rank == source || rank == destination) {
+      Engine::get().cancel(gathering.meeting, rank == source ? 0 : 1);
+    }
+  }
+}
+
 void Group::enqueue(std::uint64_t number, int rank, StreamKey stream, Part part) {
   enqueue(Key(-1, -1, number), static_cast<std::size_t>(size_), static_cast<std::size_t>(rank), stream,
           std::move(part));
@@ -204,6 +217,9 @@ void Group::enqueue(const Key& key, std::size_t members, std::size_t member, Str
     }
     (*gathering.parts)[member] = std::move(part);
     meeting = gathering.meeting;
+    const auto& [source, destination, number] = key;
+    const int rank = source < 0 ? static_cast<int>(member) : member == 0 ? source : destination;
+    if (aborted_.contains(rank)) Engine::get().cancel(meeting, member);
     if (++gathering.arrived == members) gatherings_.erase(key);
   }
   Engine::get().meet(stream, meeting, member);

@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 #include <tuple>
@@ -63,6 +64,9 @@ class Group {
 
   int size() const { return size_; }
 
+  // Ends the collectives and messages of a rank that wait for others, and those that it enqueues from now on.
+  void abort(int rank);
+
   // Enqueues the collective `number` of `rank`.
   void enqueue(std::uint64_t number, int rank, StreamKey stream, Part part);
   // Enqueues the message `number` from `source` to `destination`. `rank` is one of them.
@@ -81,6 +85,7 @@ class Group {
   int size_;
   std::mutex mutex_;
   std::map<Key, Gathering> gatherings_;
+  std::set<int> aborted_;
 };
 
 }  // namespace tessera::sim

@@ -1,0 +1,70 @@
+// A rank that fails ends what the others' streams wait for, and is named.
+
+#include <chrono>
+#include <thread>
+
+#include "accelerator/fsdp_training.h"
+#include "support/error_matchers.h"
+
+namespace tessera {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+class WatchdogTest : public sim::InOrder {
+ protected:
+  void SetUp() override {
+    sim::InOrder::SetUp();
+    fsdp::use_accelerator();
+  }
+};
+INSTANTIATE_TEST_SUITE_P(, WatchdogTest, ::testing::Values(sim::Order::late, sim::Order::early), sim::order_name);
+
+// Runs on three ranks, of which rank 1 calls `fails` instead of an all-reduce. Returns what rank 0 and 2 were told by
+// the collective that follows, after they waited for the device.
+std::vector<std::string> told(const std::function<void()>& fails, milliseconds timeout) {
+  std::vector<std::string> told(3);
+  const auto run = [&](const ProcessGroup& group) {
+    const c10::DeviceGuard guard(sim::device(group.rank()));
+    at::Tensor x = at::ones({8}, sim::on(group.rank()));
+    group.start_all_reduce(x).wait();  // as in a training step, the ranks do not compare their calls
+    EXPECT_EQ(x.cpu()[0].item<float>(), 3);
+    if (group.rank() == 1) return fails();
+    group.start_all_reduce(x).wait();
+    x.cpu();  // the stream waits for rank 1
+    try {
+      group.start_all_reduce(x).wait();
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::rank_failure);
+      told[static_cast<std::size_t>(group.rank())] = error.what();
+    }
+  };
+  try {
+    run_local(3, run, {.timeout = timeout, .backend = "sim"});
+  } catch (const std::exception&) {
+  }
+  return told;
+}
+
+TEST_P(WatchdogTest, ARankThatThrowsIsNamed) {
+  const auto begin = steady_clock::now();
+  const auto all = told([] { throw std::runtime_error("the disk is full"); }, std::chrono::minutes(5));
+  for (const std::size_t rank : {0, 2}) EXPECT_THAT(all[rank], ::testing::HasSubstr("rank 1"));
+  EXPECT_LT(steady_clock::now() - begin, std::chrono::seconds(30));
+}
+
+// In the order `late`, the stream that waits for work runs only if the host waits for it, so that the first work seems to
+// take too long.
+TEST(WatchdogTimeoutTest, ARankThatDoesNotArriveIsNamed) {
+  fsdp::use_accelerator();
+  sim::set_order(sim::Order::early);
+  const auto all = told([] { std::this_thread::sleep_for(std::chrono::seconds(6)); }, std::chrono::seconds(2));
+  for (const std::size_t rank : {0, 2}) {
+    EXPECT_THAT(all[rank], ::testing::HasSubstr("rank 1 did not arrive within"));
+    EXPECT_THAT(all[rank], ::testing::Not(::testing::HasSubstr("rank 2 is")));
+  }
+}
+
+}  // namespace
+}  // namespace tessera
