@@ -11,6 +11,7 @@
 #include <deque>
 #include <exception>
 #include <mutex>
+#include <set>
 
 #include "fsdp/autocast.h"
 #include "fsdp/runtime/op_observer.h"
@@ -46,16 +47,22 @@ namespace {
 
 using torch::autograd::variable_list;
 
-// The states of the random generators of the CPU and of all CUDA devices in use.
+// The states of the random generators of the CPU, of the devices of a function's inputs, and of all CUDA devices in
+// use.
 class RandomState {
  public:
-  static RandomState now() {
+  static RandomState now(const std::vector<at::Tensor>& inputs) {
     RandomState now;
     now.keep(at::detail::getDefaultCPUGenerator());
     for (std::size_t i = 0; i < at::getNumGPUs(); ++i) {
       const auto device = static_cast<c10::DeviceIndex>(i);
       if (!at::detail::getCUDAHooks().hasPrimaryContext(device)) continue;  // not in use: do not initialize it
       now.keep(at::globalContext().defaultGenerator(at::Device(at::kCUDA, device)));
+    }
+    std::set<c10::DeviceIndex> kept;
+    for (const at::Tensor& input : inputs) {
+      if (!input.defined() || input.is_cpu() || input.is_cuda() || input.is_meta()) continue;
+      if (kept.insert(input.device().index()).second) now.keep(at::globalContext().defaultGenerator(input.device()));
     }
     return now;
   }
@@ -77,7 +84,7 @@ class RandomState {
 
 // The state, other than its arguments, that determines the results of a function.
 struct Surroundings {
-  static Surroundings now() { return {RandomState::now(), Autocast::now()}; }
+  static Surroundings now(const std::vector<at::Tensor>& inputs) { return {RandomState::now(inputs), Autocast::now()}; }
   void restore() const {
     random.restore();
     autocast.restore();
@@ -124,7 +131,7 @@ struct Call : torch::CustomClassHolder {
       : again(std::move(again_in)), surroundings(std::move(surroundings_in)) {}
 
   std::vector<at::Tensor> repeat(const std::vector<at::Tensor>& inputs) const {
-    const Surroundings before = Surroundings::now();
+    const Surroundings before = Surroundings::now(inputs);
     const auto run = [&] {
       const c10::AutoGradMode graph(true);
       surroundings.restore();
@@ -251,7 +258,7 @@ std::vector<at::Tensor> run_checkpointed(const std::vector<at::Tensor>& inputs, 
   };
   const std::vector<std::int64_t> versions = versions_of(tensors);
   std::vector<at::Tensor> outputs =
-      Recomputed::apply(at::TensorList(tensors), run, c10::make_intrusive<Call>(repeat, Surroundings::now()));
+      Recomputed::apply(at::TensorList(tensors), run, c10::make_intrusive<Call>(repeat, Surroundings::now(inputs)));
   const std::vector<std::int64_t> now = versions_of(tensors);
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     if (now[distinct.indices[i]] == versions[distinct.indices[i]]) continue;

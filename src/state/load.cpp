@@ -14,7 +14,7 @@
 #include "state/local_state.h"
 #include "state/local_tensor.h"
 #include "state/process_group_link.h"
-#include "state/stateful_values.h"
+#include "state/stateful/values.h"
 #include "state/transport/device_staging.h"
 #include "tessera/base/error.h"
 #include "tessera/state/flatten.h"

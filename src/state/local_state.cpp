@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "state/local_tensor.h"
-#include "state/stateful_values.h"
+#include "state/stateful/values.h"
 #include "state/transport/device_staging.h"
 #include "tessera/base/error.h"
 #include "tessera/state/flatten.h"
@@ -102,8 +102,9 @@ checkpoint::FlatState StagingArea::copy(const StateDict& state, const ProcessGro
   const auto memory_of = [&](const at::Tensor& elements) -> std::function<HostMemory()> {
     tensors.push_back(elements);
     return [copies, i = tensors.size() - 1] {
-      (*copies)[i].copied.synchronize();
-      return host_memory((*copies)[i].elements);
+      const HostCopy& copy = (*copies)[i];
+      copy.copied.synchronize();
+      return host_memory(copy.elements);
     };
   };
   checkpoint::FlatState entries =

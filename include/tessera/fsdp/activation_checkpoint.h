@@ -10,9 +10,9 @@
 ///
 /// Law: results and gradients equal those of a plain call bit for bit, provided that the function is deterministic.
 /// There is one exception: if a tensor receives several gradients, those from inside the function are summed first. To
-/// repeat the first run, the second one gets the original arguments, the state of the random generators (of the CPU and
-/// of every CUDA device in use) and the autocast state. Side effects, such as counting or updating the statistics of
-/// BatchNorm, happen twice.
+/// repeat the first run, the second one gets the original arguments, the state of the random generators (of the CPU,
+/// of the arguments' devices and of every CUDA device in use) and the autocast state. Side effects, such as counting or
+/// updating the statistics of BatchNorm, happen twice.
 ///
 /// Tensors that require gradients must be arguments, found by for_each_tensor, and results. Parameters may also be
 /// captured by the function; other tensors that were computed and require gradients may not. Arguments must not

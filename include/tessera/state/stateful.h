@@ -24,6 +24,7 @@
 #include <memory>
 #include <vector>
 
+#include "tessera/comm/process_group.h"
 #include "tessera/state/state_dict_options.h"
 #include "tessera/state/value.h"
 
@@ -62,5 +63,17 @@ std::shared_ptr<Stateful> stateful_model(std::shared_ptr<torch::nn::Module> modu
 std::shared_ptr<Stateful> stateful_optimizer(std::shared_ptr<torch::nn::Module> module,
                                              std::vector<torch::optim::Optimizer*> optimizers,
                                              StateDictOptions options = {});
+/// Returns a Stateful of this rank's random generators, that of the CPU and those of `devices`, so that a run that
+/// resumes draws the numbers that it would have drawn:
+///
+///     {"random", stateful_random(group, {device})}
+///
+/// A checkpoint has the generators of each rank under its number, each named by its type of device and its number among
+/// `devices` of that type ("cuda0"): a rank may resume on another device. On fewer ranks, the generators of the others
+/// are not used; on more ranks, load with `allow_partial`, which leaves those of the additional ranks as they are. Its
+/// functions do not communicate; they may wait for a device. Ranks that are threads of one process share the CPU's
+/// generator. Throws `Error(invalid_argument)` if a device is the CPU or given twice, and LibTorch's error for a device
+/// that has no generator. PyTorch: torch.get_rng_state and torch.cuda.get_rng_state, which programs save by themselves.
+std::shared_ptr<Stateful> stateful_random(const ProcessGroup& group = {}, const std::vector<at::Device>& devices = {});
 
 }  // namespace tessera

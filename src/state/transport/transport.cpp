@@ -8,7 +8,7 @@
 #include <memory>
 #include <utility>
 
-#include "state/stateful_values.h"
+#include "state/stateful/values.h"
 #include "state/transport/portable_state.h"
 #include "state/transport/spans.h"
 #include "tessera/base/error.h"

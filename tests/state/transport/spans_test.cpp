@@ -15,9 +15,15 @@ namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
+Tensors copies_in(HostCopies& memory, const Tensors& tensors) {
+  Tensors copies;
+  for (const HostCopy& copy : memory.copy(tensors)) copies.push_back(copy.elements);
+  return copies;
+}
+
 void expect_copies(const Tensors& tensors, std::uint64_t bytes) {
   HostCopies memory;
-  const Tensors copies = memory.copy(tensors);
+  const Tensors copies = copies_in(memory, tensors);
   EXPECT_EQ(memory.size_bytes(), bytes);
   ASSERT_EQ(copies.size(), tensors.size());
   for (std::size_t i = 0; i < tensors.size(); ++i) {
@@ -65,7 +71,7 @@ TEST(SpansTest, WhatOverlapsIsCopiedOnceAndStaysShared) {
   const Tensors views = {base, base.view(100), base.slice(0, 2, 8).slice(1, 2, 8), base.slice(1, 0, 5), base.t()};
   expect_copies(views, 400);
   HostCopies memory;
-  const Tensors copies = memory.copy(views);
+  const Tensors copies = copies_in(memory, views);
   copies[0].fill_(42);
   for (const at::Tensor& copy : copies) EXPECT_TRUE(copy.eq(42).all().item<bool>());
   expect_copies({base.slice(0, 0, 3), base.slice(0, 2, 5), base.slice(0, 7, 9)}, 200 + 80);
@@ -84,7 +90,7 @@ TEST(SpansTest, MemoryOfEqualSizeIsUsedAgain) {
   HostCopies memory;
   const auto pointers = [&](const Tensors& tensors) {
     std::set<const void*> result;
-    for (const at::Tensor& copy : memory.copy(tensors)) result.insert(copy.data_ptr());
+    for (const at::Tensor& copy : copies_in(memory, tensors)) result.insert(copy.data_ptr());
     return result;
   };
   const at::Tensor a = at::ones({3}), b = at::ones({5}), c = at::ones({5}, at::kInt);

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "state/stateful_values.h"
+#include "state/stateful/values.h"
 #include "tessera/base/error.h"
 #include "tessera/state/module_state.h"
 #include "tessera/state/optimizer_state.h"
