@@ -5,6 +5,7 @@
 #   make chaos       the campaigns of docs/campaigns.md, 20 times as long; CHAOS=N
 #   make libtorch    all tests on LibTorch 2.6 and 2.14 (root)
 #   make cuda        builds with CUDA and NCCL, and runs all tests that need no GPU (root)
+#   make mutation    removes each wait for a device in turn and expects a test to fail (root)
 #   make asan, tsan  all tests under sanitizers          make fuzz      FUZZ_SECONDS=600 for each target
 #   make install     PREFIX, DESTDIR; TORCH=no SHARED=yes  make uninstall  what make install installed last
 #   make deb         Debian packages, in build-deb        make shared    tests an install of shared libraries
@@ -12,7 +13,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := all
-.PHONY: all test demo interop chaos libtorch cuda check bench asan tsan fuzz install uninstall shared deb clean distclean
+.PHONY: all test demo interop chaos libtorch cuda mutation check bench asan tsan fuzz install uninstall shared deb clean distclean
 
 JOBS ?= $(shell nproc)
 PREFIX ?= /usr/local
@@ -74,6 +75,10 @@ libtorch:
 cuda:
 	[[ $$EUID -ne 0 ]] || $(call setup,interop)
 	JOBS=$(JOBS) tools/test-libtorch 2.6-cuda
+
+mutation:
+	[[ $$EUID -ne 0 ]] || $(call setup,interop)
+	tests/accelerator/mutate
 
 check:
 	$(call setup,build torch test bench check)
