@@ -4,6 +4,7 @@
 #   make check       format, rules, two compilers, lint  make bench     the speed table; ONLY=row,row for a part
 #   make chaos       the campaigns of docs/campaigns.md, 20 times as long; CHAOS=N
 #   make libtorch    all tests on LibTorch 2.6 and 2.14 (root)
+#   make accelerator tests on a simulated accelerator, LibTorch 2.6 (root)
 #   make cuda        builds with CUDA and NCCL, and runs all tests that need no GPU (root)
 #   make mutation    removes each wait for a device in turn and expects a test to fail (root)
 #   make asan, tsan  all tests under sanitizers          make fuzz      FUZZ_SECONDS=600 for each target
@@ -13,7 +14,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := all
-.PHONY: all test demo interop chaos libtorch cuda mutation check bench asan tsan fuzz install uninstall shared deb clean distclean
+.PHONY: all test demo interop chaos libtorch accelerator cuda mutation check bench asan tsan fuzz install uninstall shared deb clean distclean
 
 JOBS ?= $(shell nproc)
 PREFIX ?= /usr/local
@@ -71,6 +72,10 @@ chaos:
 libtorch:
 	[[ $$EUID -ne 0 ]] || $(call setup,interop)
 	JOBS=$(JOBS) tools/test-libtorch 2.6 2.14
+
+accelerator:
+	[[ $$EUID -ne 0 ]] || $(call setup,interop)
+	JOBS=$(JOBS) TARGETS=accelerator_test tools/test-libtorch 2.6 -- -R accelerator_test
 
 cuda:
 	[[ $$EUID -ne 0 ]] || $(call setup,interop)
