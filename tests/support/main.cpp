@@ -2,12 +2,19 @@
 // threads: cases share no state, ranks may be forked from them, and a case that crashes or hangs fails alone. LibTorch
 // is loaded once for a program, not once for each case.
 //
+// With AddressSanitizer a process costs more than most cases, above all the search for leaks at its end. So there the
+// cases of a suite run in one process first, up to a few. If anything fails there, or a case forks, its output is
+// dropped and each of them runs in a process of its own, which decides.
+//
 //   --in-process     runs all cases in this process, for a debugger
 //
 // The other flags are GoogleTest's. With TESSERA_TEST_TIMES=FILE the duration of each case is appended to FILE.
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <pthread.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -19,6 +26,8 @@
 #include <cstring>
 #include <fstream>
 #include <iostream>
+#include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -29,7 +38,8 @@ extern "C" __attribute__((weak)) void __lsan_do_leak_check();  // NOLINT: a name
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr unsigned kCaseSeconds = 600;
+constexpr unsigned kCaseSeconds = 600, kTogetherSeconds = 300;
+constexpr int kSkipped = 77;  // CTest's and automake's status of a skipped test
 
 // Whether LeakSanitizer searches at the end of this process, which takes longer than most cases run.
 bool leaks_are_searched = true;
@@ -80,6 +90,21 @@ std::string_view without_parameter(std::string_view name) {
   ::_exit(status);
 }
 
+int status_of_wait(pid_t pid) {
+  int status = 0;
+  while (::waitpid(pid, &status, 0) != pid) {
+  }
+  return status;
+}
+
+// Runs a case in this process. Returns the status with which a process of its own ends.
+int run_here(const std::string& name) {
+  GTEST_FLAG_SET(filter, name);
+  const int failed = RUN_ALL_TESTS();
+  const bool skipped = ::testing::UnitTest::GetInstance()->skipped_test_count() != 0;
+  return failed != 0 ? 1 : skipped ? kSkipped : 0;
+}
+
 // Runs the case `name` and returns the status of waitpid().
 int run_case(const std::string& name, bool search_leaks) {
   std::fflush(nullptr);
@@ -91,33 +116,88 @@ int run_case(const std::string& name, bool search_leaks) {
   if (pid == 0) {
     ::alarm(kCaseSeconds);
     leaks_are_searched = search_leaks;
-    GTEST_FLAG_SET(filter, name);
-    const int failed = RUN_ALL_TESTS();
-    const bool skipped = ::testing::UnitTest::GetInstance()->skipped_test_count() != 0;
-    end_case(failed != 0 ? 1 : skipped ? 77 : 0);  // 77: CTest's and automake's status of a skipped test
+    end_case(run_here(name));
   }
-  int status = 0;
-  while (::waitpid(pid, &status, 0) != pid) {
+  return status_of_wait(pid);
+}
+
+struct Outcome {
+  int status;  // of waitpid()
+  long milliseconds;
+};
+
+long milliseconds_since(Clock::time_point start) {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - start).count();
+}
+
+// Runs cases in one process, which searches for leaks once. Returns nothing unless all of them passed or were skipped.
+std::optional<std::vector<Outcome>> run_together(std::span<const std::string> names) {
+  const std::size_t size = names.size() * sizeof(Outcome);
+  auto* const outcomes =
+      static_cast<Outcome*>(::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  if (outcomes == MAP_FAILED) return std::nullopt;
+  std::fflush(nullptr);
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    ::alarm(kTogetherSeconds);
+    const int nowhere = ::open("/dev/null", O_WRONLY);
+    ::dup2(nowhere, STDOUT_FILENO);
+    ::dup2(nowhere, STDERR_FILENO);
+    // The process has threads now, of which a child would have none.
+    ::pthread_atfork([] { ::_exit(1); }, nullptr, nullptr);
+    for (std::size_t i = 0; i < names.size(); ++i) {
+      const auto start = Clock::now();
+      const int status = run_here(names[i]);
+      if (status != 0 && status != kSkipped) ::_exit(1);
+      outcomes[i] = {status << 8, milliseconds_since(start)};
+    }
+    end_case(0);
   }
-  return status;
+  std::optional<std::vector<Outcome>> result;
+  if (pid > 0 && status_of_wait(pid) == 0) result.emplace(outcomes, outcomes + names.size());
+  ::munmap(outcomes, size);
+  return result;
+}
+
+// Returns how many of `names` are cases of the suite of the first, a few at most.
+std::size_t count_of_suite(std::span<const std::string> names) {
+  constexpr std::size_t kMost = 12;
+  const auto suite_of = [](const std::string& name) { return std::string_view(name).substr(0, name.find('.')); };
+  std::size_t count = 1;
+  while (count < std::min(names.size(), kMost) && suite_of(names[count]) == suite_of(names[0])) ++count;
+  return count;
 }
 
 int run_each_case_in_a_process(const std::vector<std::string>& names) {
   const char* times_file = std::getenv("TESSERA_TEST_TIMES");
   std::ofstream times;
   if (times_file != nullptr) times.open(times_file, std::ios::app);
+  const bool are_processes_slow = __lsan_do_leak_check != nullptr;
   std::vector<std::string> failed;
-  std::size_t skipped = 0;
+  std::vector<Outcome> together;  // of the case `i` and those after it, if they passed in one process
+  std::size_t skipped = 0, alone_until = 0;
   for (std::size_t i = 0; i < names.size(); ++i) {
     const std::string& name = names[i];
-    // Of the instances of a case, which run the same code, the last has most ranks.
-    const bool last_instance = i + 1 == names.size() || without_parameter(names[i + 1]) != without_parameter(name);
-    const auto start = Clock::now();
-    const int status = run_case(name, last_instance);
-    const long milliseconds = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - start).count();
+    if (are_processes_slow && together.empty() && i >= alone_until) {
+      const std::size_t count = count_of_suite(std::span(names).subspan(i));
+      if (count > 1) together = run_together(std::span(names).subspan(i, count)).value_or(std::vector<Outcome>());
+      if (together.empty()) alone_until = i + count;
+    }
+    Outcome found{};
+    if (!together.empty()) {
+      found = together.front();
+      together.erase(together.begin());
+    } else {
+      // Of the instances of a case, which run the same code, the last has most ranks.
+      const bool last_instance = i + 1 == names.size() || without_parameter(names[i + 1]) != without_parameter(name);
+      const auto start = Clock::now();
+      found.status = run_case(name, last_instance);
+      found.milliseconds = milliseconds_since(start);
+    }
+    const auto [status, milliseconds] = found;
     if (times.is_open()) times << milliseconds << '\t' << name << '\n';
     const char* outcome = "     OK";
-    if (WIFEXITED(status) && WEXITSTATUS(status) == 77) {
+    if (WIFEXITED(status) && WEXITSTATUS(status) == kSkipped) {
       outcome = " SKIPPED";
       ++skipped;
     } else if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) {
@@ -129,6 +209,7 @@ int run_each_case_in_a_process(const std::vector<std::string>& names) {
       }
     }
     std::printf("[ %s ] %s (%ld ms)\n", outcome, name.c_str(), milliseconds);
+    if (!failed.empty() && GTEST_FLAG_GET(fail_fast)) break;
   }
   for (const std::string& name : failed) std::printf("[  FAILED  ] %s\n", name.c_str());
   std::printf("[  %s  ] %zu tests, %zu failed, %zu skipped.\n", failed.empty() ? "PASSED" : "FAILED", names.size(),
