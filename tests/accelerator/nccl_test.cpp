@@ -57,6 +57,33 @@ TEST_P(OrderedNcclTest, AllReduceComputesByRankOrderInItsDtype) {
   }
 }
 
+TEST_F(NcclTest, TraceCountsTheBytesThatARankSendsInARing) {
+  constexpr int kRanks = 4;
+  start_trace();
+  run_nccl_ranks(kRanks, [](NcclBackend& backend) {
+    const int rank = backend.getRank();
+    Tensor full = on_device(input_of(rank, 40), rank), shard = at::empty({10}, on(rank));
+    backend._reduce_scatter_base(shard, full)->wait();
+    backend._allgather_base(full, shard)->wait();
+    reduce_to(backend, full);
+    current(rank).synchronize();
+  });
+  std::map<std::string, std::vector<TraceEntry>> collectives;
+  for (const TraceEntry& entry : take_trace()) {
+    if (entry.meeting != 0) collectives[entry.name].push_back(entry);
+  }
+  const std::map<std::string, std::int64_t> expected{
+      {"nccl:reduce_scatter", 120}, {"nccl:all_gather", 120}, {"nccl:all_reduce", 240}};
+  EXPECT_EQ(collectives.size(), expected.size());
+  for (const auto& [name, bytes] : expected) {
+    ASSERT_EQ(collectives[name].size(), static_cast<std::size_t>(kRanks)) << name;
+    for (const TraceEntry& entry : collectives[name]) {
+      EXPECT_EQ(entry.bytes, bytes) << name;
+      EXPECT_EQ(entry.meeting, collectives[name][0].meeting) << name;
+    }
+  }
+}
+
 TEST_P(OrderedNcclTest, GathersAndScatters) {
   run_nccl_ranks(3, [](NcclBackend& backend) {
     const int rank = backend.getRank();

@@ -102,8 +102,54 @@ TEST_F(StreamTest, TraceNamesTasksInTheirOrder) {
   current().synchronize();
   const std::vector<TraceEntry> trace = take_trace();
   ASSERT_GE(trace.size(), 2U);
-  EXPECT_EQ(trace[0], (TraceEntry{0, 0, "aten::fill_.Scalar"}));
-  EXPECT_EQ(trace[1], (TraceEntry{0, 0, "aten::add.out"}));
+  EXPECT_EQ(trace[0], (TraceEntry{.name = "aten::fill_.Scalar", .bytes = 16}));
+  EXPECT_EQ(trace[1], (TraceEntry{.name = "aten::add.out", .bytes = 48}));
+}
+
+TEST_F(StreamTest, TraceCountsTheOperationsOfProductsOfMatrices) {
+  const at::Tensor a = at::ones({3, 5}, on(0)), b = at::ones({5, 2}, on(0)), c = at::ones({2}, on(0));
+  current().synchronize();
+  start_trace();
+  const at::Tensor product = at::mm(a, b), sum = at::addmm(c, a, b),
+                   batch = at::bmm(a.view({1, 3, 5}), b.view({1, 5, 2}));
+  current().synchronize();
+  std::vector<TraceEntry> trace = take_trace();
+  std::erase_if(trace, [](const TraceEntry& entry) { return entry.flops == 0; });
+  EXPECT_THAT(trace, ElementsAre(TraceEntry{.name = "aten::mm", .bytes = 4 * (15 + 10 + 6), .flops = 60},
+                                 TraceEntry{.name = "aten::addmm", .bytes = 4 * (2 + 15 + 10 + 6), .flops = 60},
+                                 TraceEntry{.name = "aten::bmm", .bytes = 4 * (15 + 10 + 6), .flops = 60}));
+}
+
+TEST_P(OrderedStreamTest, TraceHasPointsThatWereReachedWhenTheyWereWaitedFor) {
+  const c10::Stream side = stream_from_pool();
+  current().synchronize();
+  side.synchronize();
+  start_trace();
+  wait_for(side, current());
+  note("default");
+  {
+    const c10::StreamGuard guard(side);
+    note("side");
+  }
+  side.synchronize();
+  current().synchronize();
+  std::vector<TraceEntry> trace = take_trace();
+  note("after");
+  const auto of = [&](std::int64_t stream) {
+    std::vector<TraceEntry> entries;
+    for (const TraceEntry& entry : trace) {
+      if (entry.stream == stream) entries.push_back(entry);
+    }
+    return entries;
+  };
+  const std::vector<TraceEntry> first = of(0), second = of(side.id());
+  ASSERT_GE(first.size(), 2U);
+  ASSERT_GE(second.size(), 2U);
+  EXPECT_EQ(first[0].name, "record");
+  EXPECT_GT(first[0].point, 0);
+  EXPECT_EQ(first[1], (TraceEntry{.name = "note", .text = "default"}));
+  EXPECT_EQ(second[0], (TraceEntry{.stream = side.id(), .name = "wait", .point = first[0].point}));
+  EXPECT_EQ(second[1], (TraceEntry{.stream = side.id(), .name = "note", .text = "side"}));
 }
 
 TEST_F(StreamTest, FailedTaskIsAFailureOfEveryLaterSynchronization) {

@@ -30,6 +30,7 @@ Synchronizations synchronizations(int device) { return Engine::get().counts(devi
 void reset_synchronizations(int device) { Engine::get().reset_counts(device); }
 
 void start_trace() { Engine::get().start_trace(); }
+void note(const std::string& text) { Engine::get().note(current_stream(current_device()), text); }
 std::vector<TraceEntry> take_trace() { return Engine::get().take_trace(); }
 
 }  // namespace tessera::sim

@@ -77,11 +77,20 @@ void reset_peak(int device);
 struct TraceEntry {
   int device = 0;
   std::int64_t stream = 0;  // 0 is the default stream
-  std::string name;         // of the op, "aten::add.out"; or "copy", "poison", "record", "wait" or a collective's
+  // Of the op, "aten::add.out"; or "copy", "poison", "record", "wait", "note" or a collective's, "nccl:all_gather".
+  std::string name;
+  std::int64_t point = 0;    // the number, from 1 on, of what "record" reaches and "wait" waits for
+  std::int64_t meeting = 0;  // the number, from 1 on, of the collective, which all its ranks share
+  std::int64_t bytes = 0;    // of arguments and results; of a collective, those that a rank sends in a ring
+  std::int64_t flops = 0;    // of products of matrices
+  std::string text = {};     // of a note
   friend bool operator==(const TraceEntry&, const TraceEntry&) = default;
 };
-// Starts to note the tasks that run, from an empty list.
+// Starts to list the tasks that run. Until take_trace(), points that are reached already are recorded and waited for as
+// well. So if no task is enqueued now, the trace has all that orders its tasks.
 void start_trace();
+// Adds the text to the trace, at the end of the current stream. Does nothing if there is no trace.
+void note(const std::string& text);
 // Returns the tasks that ran since start_trace(), in their order, and stops.
 std::vector<TraceEntry> take_trace();
 

@@ -191,7 +191,8 @@ class DeviceAllocator final : public c10::Allocator {
   void copy_data(void* to, const void* from, std::size_t bytes) const override {
     std::byte* out = Memory::get().readable(to);
     const std::byte* in = Memory::get().readable(from);
-    Engine::get().enqueue(current_stream(Memory::get().device_of(to)), "copy", [=] { std::memmove(out, in, bytes); });
+    Engine::get().enqueue(current_stream(Memory::get().device_of(to)), "copy", [=] { std::memmove(out, in, bytes); },
+                          {.bytes = 2 * static_cast<std::int64_t>(bytes)});
   }
 };
 

@@ -42,18 +42,21 @@ void Engine::push(StreamKey stream, Task task) {
   changed_.notify_all();
 }
 
-void Engine::enqueue(StreamKey stream, std::string name, std::function<void()> run) {
+void Engine::enqueue(StreamKey stream, std::string name, std::function<void()> run, Cost cost) {
   const Lock lock(mutex_);
-  push(stream, {std::move(name), std::move(run), nullptr, nullptr, nullptr});
+  push(stream, {std::move(name), std::move(run), nullptr, nullptr, nullptr, 0, cost});
 }
 
 PointPtr Engine::push_point(StreamKey stream) {
   auto point = std::make_shared<Point>();
   point->stream = stream;
+  point->number = ++last_point_;
+  Task task{"record", {}, point, nullptr, nullptr};
   if (queues_[stream].empty()) {
     point->reached = true;
+    trace(stream, task);
   } else {
-    push(stream, {"record", {}, point, nullptr, nullptr});
+    push(stream, std::move(task));
   }
   return point;
 }
@@ -64,15 +67,16 @@ PointPtr Engine::record(StreamKey stream) {
 }
 
 void Engine::wait(StreamKey stream, const PointPtr& point) {
-  if (point == nullptr || point->reached || point->stream == stream) return;
+  if (point == nullptr || point->stream == stream || (point->reached && !is_traced_)) return;
   const Lock lock(mutex_);
   push(stream, {"wait", {}, nullptr, point, nullptr});
 }
 
-void Engine::meet(StreamKey stream, const MeetingPtr& meeting, std::size_t member) {
+void Engine::meet(StreamKey stream, const MeetingPtr& meeting, std::size_t member, std::int64_t bytes) {
   const Lock lock(mutex_);
   meeting->streams[member] = stream;
-  push(stream, {meeting->name, {}, nullptr, nullptr, meeting, member});
+  if (meeting->number == 0) meeting->number = ++last_meeting_;
+  push(stream, {meeting->name, {}, nullptr, nullptr, meeting, member, {.bytes = bytes}});
 }
 
 void Engine::cancel(const MeetingPtr& meeting, std::size_t member) {
@@ -203,8 +207,15 @@ bool Engine::step_meeting(StreamKey stream, const Task& head, Visited& visited) 
 
 void Engine::pop(StreamKey stream) {
   std::deque<Task>& queue = queues_[stream];
-  if (trace_) trace_->push_back({stream.device, stream.id, queue.front().name});
+  trace(stream, queue.front());
   queue.pop_front();
+}
+
+void Engine::trace(StreamKey stream, const Task& task) {
+  if (!trace_) return;
+  const PointPtr& point = task.reaches != nullptr ? task.reaches : task.awaits;
+  trace_->push_back({stream.device, stream.id, task.name, point == nullptr ? 0 : point->number,
+                     task.meeting == nullptr ? 0 : task.meeting->number, task.cost.bytes, task.cost.flops, task.text});
 }
 
 void Engine::run(const std::string& name, const std::function<void()>& function) {
@@ -248,10 +259,17 @@ void Engine::reset_counts(int device) {
 void Engine::start_trace() {
   const Lock lock(mutex_);
   trace_.emplace();
+  is_traced_ = true;
+}
+
+void Engine::note(StreamKey stream, const std::string& text) {
+  const Lock lock(mutex_);
+  if (trace_) push(stream, {"note", {}, nullptr, nullptr, nullptr, 0, {}, text});
 }
 
 std::vector<TraceEntry> Engine::take_trace() {
   const Lock lock(mutex_);
+  is_traced_ = false;
   return std::exchange(trace_, std::nullopt).value_or(std::vector<TraceEntry>());
 }
 

@@ -36,6 +36,7 @@ struct StreamKey {
 // A place in the queue of a stream. It is reached when all tasks before it ran.
 struct Point {
   StreamKey stream;
+  std::int64_t number = 0;  // from 1 on
   std::atomic<bool> reached = false;
   int queries = 0;  // guarded by the engine's mutex
 };
@@ -48,12 +49,18 @@ struct Meeting {
   std::string name;
   std::function<void()> run;  // set before the last member is enqueued
   // Guarded by the engine's mutex.
+  std::int64_t number = 0;                        // from 1 on
   std::vector<std::optional<StreamKey>> streams;  // by member, from the time when its task was enqueued
   std::vector<bool> has_arrived;                  // whether its task is at the head
   std::vector<bool> is_cancelled;
   bool is_done = false;
 };
 using MeetingPtr = std::shared_ptr<Meeting>;
+
+// What a task costs, for the trace alone; see TraceEntry.
+struct Cost {
+  std::int64_t bytes = 0, flops = 0;
+};
 
 class Engine {
  public:
@@ -62,12 +69,12 @@ class Engine {
 
   static Engine& get();
 
-  void enqueue(StreamKey stream, std::string name, std::function<void()> run);
+  void enqueue(StreamKey stream, std::string name, std::function<void()> run, Cost cost = {});
   // Enqueues a point.
   PointPtr record(StreamKey stream);
   // Makes what is enqueued on `stream` from now on wait for `point`. Null is reached.
   void wait(StreamKey stream, const PointPtr& point);
-  void meet(StreamKey stream, const MeetingPtr& meeting, std::size_t member);
+  void meet(StreamKey stream, const MeetingPtr& meeting, std::size_t member, std::int64_t bytes);
 
   // Ends the task of a member without the others, whose tasks never run then.
   void cancel(const MeetingPtr& meeting, std::size_t member);
@@ -91,6 +98,7 @@ class Engine {
   Synchronizations counts(int device);
   void reset_counts(int device);
   void start_trace();
+  void note(StreamKey stream, const std::string& text);
   std::vector<TraceEntry> take_trace();
 
  private:
@@ -100,6 +108,8 @@ class Engine {
     PointPtr reaches, awaits;
     MeetingPtr meeting;
     std::size_t member = 0;
+    Cost cost = {};
+    std::string text = {};
   };
   using Lock = std::unique_lock<std::mutex>;
   using Visited = std::vector<StreamKey>;
@@ -115,6 +125,7 @@ class Engine {
   bool step(StreamKey stream);
   bool step_meeting(StreamKey stream, const Task& head, Visited& visited);
   void pop(StreamKey stream);
+  void trace(StreamKey stream, const Task& task);
   void run(const std::string& name, const std::function<void()>& function);
   // In the order `early`, runs the side streams as far as possible.
   void run_side_streams();
@@ -126,7 +137,9 @@ class Engine {
   std::map<int, std::int64_t> last_stream_;
   std::atomic<Order> order_;
   std::vector<Synchronizations> counts_;
+  std::int64_t last_point_ = 0, last_meeting_ = 0;
   std::optional<std::vector<TraceEntry>> trace_;
+  std::atomic<bool> is_traced_ = false;  // whether there is a trace
   std::string failure_;
 };
 

@@ -4,6 +4,7 @@
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/minimum.h>
 
+#include <algorithm>
 #include <atomic>
 #include <functional>
 #include <tuple>
@@ -127,6 +128,27 @@ std::string name_of(Collective collective) {
   return "nccl";
 }
 
+std::int64_t sent_bytes(const Part& part, std::size_t ranks) {
+  const auto bytes_of = [](const std::vector<RawTensor>& tensors) {
+    std::int64_t bytes = 0;
+    for (const RawTensor& tensor : tensors) bytes += tensor.bytes();
+    return bytes;
+  };
+  const std::int64_t bytes = std::max(bytes_of(part.inputs), bytes_of(part.outputs));
+  const auto size = static_cast<std::int64_t>(ranks);
+  switch (part.collective) {
+    case Collective::reduce:
+    case Collective::broadcast:
+    case Collective::message:
+    case Collective::barrier:
+      return bytes;
+    case Collective::all_reduce:
+      return 2 * bytes * (size - 1) / size;
+    default:
+      return bytes * (size - 1) / size;
+  }
+}
+
 void run_collective(const Parts& parts) {
   check_alike(parts);
   const auto root = static_cast<std::size_t>(parts[0].root);
@@ -207,6 +229,7 @@ void Group::enqueue_message(std::uint64_t number, int source, int destination, i
 
 void Group::enqueue(const Key& key, std::size_t members, std::size_t member, StreamKey stream, Part part) {
   MeetingPtr meeting;
+  const std::int64_t bytes = sent_bytes(part, members);
   {
     const std::lock_guard lock(mutex_);
     Gathering& gathering = gatherings_[key];
@@ -222,7 +245,7 @@ void Group::enqueue(const Key& key, std::size_t members, std::size_t member, Str
     if (aborted_.contains(rank)) Engine::get().cancel(meeting, member);
     if (++gathering.arrived == members) gatherings_.erase(key);
   }
-  Engine::get().meet(stream, meeting, member);
+  Engine::get().meet(stream, meeting, member, bytes);
 }
 
 }  // namespace tessera::sim

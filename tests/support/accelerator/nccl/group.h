@@ -50,6 +50,9 @@ struct Part {
 
 std::string name_of(Collective collective);
 
+// Returns what a rank sends if ranks form a ring, as NCCL's do: its slowest link carries as many bytes.
+std::int64_t sent_bytes(const Part& part, std::size_t ranks);
+
 // Runs the collective to which each rank contributes a part.
 void run_collective(const std::vector<Part>& parts);
 

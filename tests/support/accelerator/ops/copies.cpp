@@ -27,8 +27,9 @@ namespace {
 using at::Tensor;
 
 void enqueue_copy(StreamKey stream, const Tensor& to, const Tensor& from) {
-  Engine::get().enqueue(stream, "copy",
-                        [out = RawTensor(to), in = RawTensor(from)] { out.on_cpu().copy_(in.on_cpu()); });
+  const RawTensor out(to), in(from);
+  Engine::get().enqueue(stream, "copy", [out, in] { out.on_cpu().copy_(in.on_cpu()); },
+                        {.bytes = out.bytes() + in.bytes()});
 }
 
 void copy_between_devices(const Tensor& to, const Tensor& from) {
@@ -48,7 +49,9 @@ void copy_to_device(const Tensor& to, const Tensor& from, bool non_blocking) {
     record_pinned(from.const_data_ptr(), stream);
   } else {
     const PlainDispatch plain;
-    Engine::get().enqueue(stream, "copy", [out = RawTensor(to), in = at::clone(from)] { out.on_cpu().copy_(in); });
+    const RawTensor out(to);
+    Engine::get().enqueue(stream, "copy", [out, in = at::clone(from)] { out.on_cpu().copy_(in); },
+                          {.bytes = 2 * out.bytes()});
   }
 }
 

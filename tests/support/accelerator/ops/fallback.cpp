@@ -238,6 +238,31 @@ Call read_call(const c10::OperatorHandle& op, const Stack& stack) {
   return call;
 }
 
+// Of the tensors among the arguments and of the fresh results. A product of matrices has arguments "mat2" or "batch2",
+// "mat1" or "batch1", or "self" for the latter (aten's native_functions.yaml).
+Cost cost_of(const c10::OperatorHandle& op, const Stack& stack, const std::vector<Returned::Fresh>& fresh) {
+  const std::vector<c10::Argument>& arguments = op.schema().arguments();
+  Cost cost;
+  Tensor left, right;
+  const auto add = [&](const Tensor& tensor) {
+    if (tensor.defined()) cost.bytes += tensor.numel() * static_cast<std::int64_t>(tensor.itemsize());
+  };
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    const c10::IValue& argument = stack[stack.size() - arguments.size() + i];
+    const std::string& name = arguments[i].name();
+    if (argument.isTensorList()) {
+      for (const Tensor& tensor : argument.toTensorVector()) add(tensor);
+    } else if (argument.isTensor()) {
+      add(argument.toTensor());
+      if (name == "mat2" || name == "batch2") right = argument.toTensor();
+      if (name == "mat1" || name == "batch1" || (name == "self" && !left.defined())) left = argument.toTensor();
+    }
+  }
+  for (const Returned::Fresh& result : fresh) cost.bytes += result.memory.bytes();
+  if (right.defined()) cost.flops = 2 * left.numel() * right.size(-1);
+  return cost;
+}
+
 bool depends_on_data(const c10::OperatorHandle& op, const Call& call) {
   if (call.has_masks() || op.hasTag(at::Tag::data_dependent_output)) return true;
   const bool indexes = op.operator_name().name.rfind("aten::index", 0) == 0;
@@ -292,14 +317,17 @@ void fallback(const c10::OperatorHandle& op, Stack* stack) {
       call = read_call(op, *stack);
     }
     Returned returned = make_results(*outcome, call, where);
+    const Cost cost = cost_of(op, *stack, returned.fresh);
     values = std::move(returned.values);
     call.forget_tensors();
-    Engine::get().enqueue(stream, c10::toString(op.operator_name()),
-                          [op, call = std::move(call), to = std::move(returned.fresh), generator] {
-                            Stack task = call.stack(call.over_memory(), generator);
-                            op.callBoxed(task);
-                            copy_results(task, to);
-                          });
+    Engine::get().enqueue(
+        stream, c10::toString(op.operator_name()),
+        [op, call = std::move(call), to = std::move(returned.fresh), generator] {
+          Stack task = call.stack(call.over_memory(), generator);
+          op.callBoxed(task);
+          copy_results(task, to);
+        },
+        cost);
   }
   torch::jit::drop(*stack, count);
   for (c10::IValue& value : values) stack->push_back(std::move(value));

@@ -1,6 +1,7 @@
 #include "support/accelerator/ops/raw_tensor.h"
 
 #include <ATen/Functions.h>
+#include <c10/util/accumulate.h>
 
 #include "support/accelerator/memory.h"
 
@@ -17,6 +18,10 @@ RawTensor::RawTensor(const at::Tensor& tensor)
   if (tensor.numel() == 0) return;
   void* data = const_cast<void*>(tensor.const_data_ptr());  // NOLINT: a task may be a writer or a reader
   address = tensor.is_cpu() ? data : Memory::get().readable(data);
+}
+
+std::int64_t RawTensor::bytes() const {
+  return c10::multiply_integers(sizes) * static_cast<std::int64_t>(c10::elementSize(dtype));
 }
 
 at::Tensor RawTensor::on_cpu() const {

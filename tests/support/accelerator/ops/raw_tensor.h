@@ -20,6 +20,8 @@ struct RawTensor {
   RawTensor() = default;
   // Of a strided tensor on a device or the CPU.
   explicit RawTensor(const at::Tensor& tensor);
+  // Of its elements, without what is between them.
+  std::int64_t bytes() const;
   // Returns a CPU tensor over the memory.
   at::Tensor on_cpu() const;
 };
