@@ -14,7 +14,7 @@
 
 #include "comm/backend/backend.h"
 #include "comm/rendezvous/liveness.h"
-#include "comm/watchdog.h"
+#include "comm/device/watchdog.h"
 #include "tessera/comm/process_group.h"
 
 namespace tessera {

@@ -54,8 +54,8 @@ TEST_P(WatchdogTest, ARankThatThrowsIsNamed) {
   EXPECT_LT(steady_clock::now() - begin, std::chrono::seconds(30));
 }
 
-// In the order `late`, the stream that waits for work runs only if the host waits for it, so that the first work seems to
-// take too long.
+// In the order `late`, the stream that waits for work runs only if the host waits for it, so that the first work seems
+// to take too long.
 TEST(WatchdogTimeoutTest, ARankThatDoesNotArriveIsNamed) {
   fsdp::use_accelerator();
   sim::set_order(sim::Order::early);

@@ -1,4 +1,4 @@
-#include "comm/watchdog.h"
+#include "comm/device/watchdog.h"
 
 #include <string>
 #include <utility>
