@@ -20,8 +20,6 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
-#include <torch/nn/modules/container/sequential.h>
-#include <torch/nn/modules/linear.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
@@ -35,6 +33,7 @@
 #include <vector>
 
 #include "measure_ranks.h"
+#include "mlp.h"
 #include "side.h"
 #include "tessera/base/internal/process_memory.h"
 #include "tessera/comm/init.h"
@@ -44,24 +43,10 @@
 namespace {
 
 using namespace tessera;
+using bench::Block;
+using bench::make_mlp;
 using bench::median;
 using bench::seconds;
-
-struct BlockImpl : torch::nn::Module {
-  explicit BlockImpl(std::int64_t width) : linear(register_module("linear", torch::nn::Linear(width, width))) {}
-  at::Tensor forward(at::Tensor x) { return at::relu(linear(x)); }
-
-  torch::nn::Linear linear;
-};
-TORCH_MODULE(Block);
-
-// `Unit` is Block, or fsdp::Wrap<Block> for a model to shard.
-template <typename Unit>
-torch::nn::Sequential make_mlp(std::int64_t blocks, std::int64_t width) {
-  torch::nn::Sequential mlp;
-  for (std::int64_t i = 0; i < blocks; ++i) mlp->push_back(Unit(width));
-  return mlp;
-}
 
 constexpr std::string_view kStrategies[] = {"full_shard", "shard_grad_op", "no_shard", "hybrid_shard",
                                             "hybrid_shard_zero2"};

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstdint>
+#include <cstdio>
 #include <exception>
 #include <functional>
 #include <string>
@@ -56,6 +57,7 @@ inline std::vector<RankOutcome> run_processes(int ranks, InitOptions options,
   for (options.rank = 0; options.rank < ranks; ++options.rank) {
     int ends[2];
     if (::pipe(ends) != 0) throw std::runtime_error("no pipe");
+    std::fflush(stdout);
     const pid_t pid = ::fork();
     if (pid < 0) throw std::runtime_error("fork");
     if (pid == 0) {
@@ -67,6 +69,7 @@ inline std::vector<RankOutcome> run_processes(int ranks, InitOptions options,
       } catch (const std::exception& error) {
         report = std::string("exception: ") + error.what();
       }
+      std::fflush(stdout);
       const bool is_written = ::write(ends[1], report.data(), report.size()) == static_cast<ssize_t>(report.size());
       ::_exit(is_written ? 0 : 1);
     }
