@@ -4,7 +4,9 @@
 //   tessera run -n 4 -- build/bin/train_gpt --directory checkpoints --steps 200
 //   tessera run -n 2 -- build/bin/train_gpt --directory checkpoints --steps 400 --sample 500
 
+#include <c10/core/DeviceGuard.h>
 #include <fmt/format.h>
+#include <torch/cuda.h>
 #include <torch/nn/functional/loss.h>
 #include <torch/optim/adamw.h>
 #include <torch/types.h>
@@ -40,7 +42,7 @@ struct Flags {
   std::int64_t steps = 1000, batch = 32, accumulate = 1, save_every = 100, print_every = 1, sample = 0;
   double learning_rate = 0.005;
   bool mixed_precision = false;
-  std::string strategy = "full_shard", backend = "gloo";
+  std::string strategy = "full_shard", backend = "gloo", device = "cpu";
   int shard_ranks = 2;
 };
 
@@ -79,10 +81,21 @@ void add_flags(CLI::App& app, Flags& flags) {
       ->check(CLI::IsMember(available_backends()).description(""))
       ->capture_default_str()
       ->type_name("NAME");
+  app.add_option("--device", flags.device, "cpu or cuda; ranks share GPUs if there are fewer")
+      ->check(CLI::IsMember({"cpu", "cuda"}).description(""))
+      ->capture_default_str()
+      ->type_name("NAME");
   add_count("--save-every", flags.save_every, "Steps between checkpoints");
   add_count("--print-every", flags.print_every, "Steps between printed lines");
   add_count("--sample", flags.sample, "Characters to generate at the end");
   app.add_option("--plot", flags.plot, "Plot the loss to this SVG file")->type_name("FILE");
+}
+
+at::Device device_of(const Flags& flags, const ProcessGroup& group) {
+  if (flags.device == "cpu") return at::kCPU;
+  const auto count = static_cast<int>(torch::cuda::device_count());
+  if (count == 0) fail(ErrorCode::unsupported, "--device cuda: found no GPU, expected at least one");
+  return {at::kCUDA, static_cast<c10::DeviceIndex>(group.rank() % count)};
 }
 
 using Model = fsdp::FullyShardedDataParallel<Gpt>;
@@ -112,10 +125,11 @@ double resident_mib() {
 
 class Trainer {
  public:
-  Trainer(const Gpt& gpt, const Flags& flags, const ProcessGroup& group, const Text& text)
+  Trainer(const Gpt& gpt, const Flags& flags, const ProcessGroup& group, const Text& text, at::Device device)
       : flags_(flags),
         group_(group),
         text_(text),
+        device_(device),
         model_(shard(gpt, flags, group)),
         optimizer_(model_.parameters(), torch::optim::AdamWOptions(flags_.learning_rate)) {}
 
@@ -124,7 +138,7 @@ class Trainer {
   // Trains on the rows of a step; returns their average loss.
   double train_step(std::int64_t step) {
     model_.zero_grad();
-    at::Tensor sum = torch::zeros({}, torch::kDouble);
+    at::Tensor sum = torch::zeros({}, torch::TensorOptions(device_).dtype(torch::kDouble));
     const std::int64_t parts = flags_.accumulate * group_.size();
     for (std::int64_t part = group_.rank(); part < parts; part += group_.size()) {
       const auto no_sync = model_.no_sync(part + group_.size() >= parts);
@@ -181,7 +195,7 @@ class Trainer {
     const torch::NoGradGuard no_grad;
     model_.eval();
     torch::manual_seed(0);
-    at::Tensor tokens = text_.tokens().slice(0, 0, 1).to(torch::kLong).view({1, 1});
+    at::Tensor tokens = text_.tokens().slice(0, 0, 1).to(device_, torch::kLong).view({1, 1});
     std::string generated;
     for (std::int64_t i = 0; i < count; ++i) {
       const at::Tensor logits = model_(tokens.slice(1, -flags_.model.context)).select(1, -1).to(torch::kFloat);
@@ -197,7 +211,7 @@ class Trainer {
 
  private:
   at::Tensor loss_sum(std::int64_t step, std::int64_t part, std::int64_t parts) {
-    const at::Tensor rows = text_.rows(step, flags_.batch, flags_.model.context + 1, part, parts);
+    const at::Tensor rows = text_.rows(step, flags_.batch, flags_.model.context + 1, part, parts).to(device_);
     const at::Tensor logits = model_(rows.slice(1, 0, -1)).flatten(0, 1).to(torch::kFloat);
     const auto sum = torch::nn::functional::CrossEntropyFuncOptions().reduction(torch::kSum);
     return torch::nn::functional::cross_entropy(logits, rows.slice(1, 1).flatten(), sum);
@@ -206,6 +220,7 @@ class Trainer {
   const Flags& flags_;
   const ProcessGroup& group_;
   const Text& text_;
+  at::Device device_;
   Model model_;
   torch::optim::AdamW optimizer_;
 };
@@ -258,9 +273,12 @@ void train(Flags flags) {
   const Text text(read_text(flags.texts));
   flags.model.characters = static_cast<std::int64_t>(text.characters().size());
   torch::manual_seed(0);  // the same initial model on any number of ranks
-  const Gpt gpt(flags.model);
+  Gpt gpt(flags.model);
+  const at::Device device = device_of(flags, group);
+  const c10::DeviceGuard guard(device);
+  gpt->to(device);
   if (is_printer) introduce(gpt, text, group.size());
-  Trainer trainer(gpt, flags, group, text);
+  Trainer trainer(gpt, flags, group, text, device);
 
   CheckpointManager manager(flags.directory, group, checkpoint_options(flags));
   std::int64_t step = trainer.restore(manager);
