@@ -4,16 +4,20 @@
 # then looks for nothing. Without CUDA, or if the targets exist, this does nothing.
 
 # pip's PyTorch is torch/ and has its CUDA in nvidia/*/include and nvidia/*/lib next to it, libraries by their version alone.
-set(tessera_pip_includes "")
-set(tessera_pip_cudart "")
+set(tessera_pip "")
 foreach(tessera_prefix ${Torch_DIR} ${CMAKE_PREFIX_PATH})
   foreach(tessera_up ../../.. ../../../..)
-    if(tessera_pip_includes STREQUAL "" AND EXISTS ${tessera_prefix}/${tessera_up}/torch/lib/libtorch_cuda.so)
-      file(GLOB tessera_pip_includes ${tessera_prefix}/${tessera_up}/nvidia/*/include)
-      file(GLOB tessera_pip_cudart ${tessera_prefix}/${tessera_up}/nvidia/*/lib/libcudart.so*)
+    if(tessera_pip STREQUAL "" AND EXISTS ${tessera_prefix}/${tessera_up}/torch/lib/libtorch_cuda.so)
+      get_filename_component(tessera_pip ${tessera_prefix}/${tessera_up} ABSOLUTE)
     endif()
   endforeach()
 endforeach()
+set(tessera_pip_includes "")
+set(tessera_pip_cudart "")
+if(NOT tessera_pip STREQUAL "")
+  file(GLOB tessera_pip_includes ${tessera_pip}/nvidia/*/include)
+  file(GLOB tessera_pip_cudart ${tessera_pip}/nvidia/*/lib/libcudart.so*)
+endif()
 
 if(NOT TARGET torch::cudart)
   find_program(TESSERA_NVCC nvcc HINTS ${CUDA_TOOLKIT_ROOT_DIR} ENV CUDA_HOME ENV CUDA_PATH PATHS /usr/local/cuda
@@ -41,11 +45,22 @@ if(NOT TARGET torch::cudart)
     add_library(torch::cudart INTERFACE IMPORTED)
     target_include_directories(torch::cudart INTERFACE ${tessera_cuda_includes})
     target_link_libraries(torch::cudart INTERFACE ${tessera_cudart})
-    # Headers of NVTX 3 replace its library since LibTorch 2.5.
+    # Headers of NVTX 3 replace its library in newer ones.
     add_library(torch::nvtoolsext INTERFACE IMPORTED)
     add_library(torch::nvtx3 INTERFACE IMPORTED)
     if(TESSERA_NVTX)
       target_link_libraries(torch::nvtoolsext INTERFACE ${TESSERA_NVTX})
+    endif()
+    # Libraries of CUDA that LibTorch's own targets may name; LibTorch loads them itself.
+    if(EXISTS ${tessera_pip}/torch/share/cmake/Caffe2/Caffe2Targets.cmake)
+      file(READ ${tessera_pip}/torch/share/cmake/Caffe2/Caffe2Targets.cmake tessera_targets)
+      string(REGEX MATCHALL "(CUDA::[A-Za-z0-9_]+|(caffe2|torch)::(cu[a-zA-Z0-9]+|nv[a-zA-Z0-9]+))" tessera_targets
+             "${tessera_targets}")
+      foreach(tessera_target ${tessera_targets})
+        if(NOT TARGET ${tessera_target})
+          add_library(${tessera_target} INTERFACE IMPORTED)
+        endif()
+      endforeach()
     endif()
   endif()
 endif()
