@@ -111,7 +111,9 @@ def run(work, kind, dtype, blocks, width, batch, repeats, directory, backend, ra
             if i >= 0:
                 times.append(seconds)
     else:
-        step()
+        for parameter in model.parameters():  # gives the optimizer a state without a step, which Gloo may not carry
+            parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
         clear()
         if work == "load":
             dcp.save(state_of(), checkpoint_id=path)
