@@ -1,6 +1,7 @@
 // A rank that fails ends what the others' streams wait for, and is named.
 
 #include <chrono>
+#include <future>
 #include <thread>
 
 #include "accelerator/fsdp_training.h"
@@ -52,6 +53,20 @@ TEST_P(WatchdogTest, ARankThatThrowsIsNamed) {
   const auto all = told([] { throw std::runtime_error("the disk is full"); }, std::chrono::minutes(5));
   for (const std::size_t rank : {0, 2}) EXPECT_THAT(all[rank], ::testing::HasSubstr("rank 1"));
   EXPECT_LT(steady_clock::now() - begin, std::chrono::seconds(30));
+}
+
+TEST_P(WatchdogTest, WhatIsWatchedDoesNotDelayTheCurrentStream) {
+  std::promise<void> computed;
+  const std::shared_future<void> has_computed = computed.get_future().share();
+  fsdp::run_on_devices(2, [&](const ProcessGroup& group, at::Device device) {
+    const at::Tensor x = at::ones({8}, sim::on(device.index()));
+    if (group.rank() == 1) has_computed.wait();
+    PendingCollective pending = group.start_all_reduce(x);
+    EXPECT_EQ((at::ones({2}, sim::on(device.index())) + 1).cpu()[1].item<float>(), 2);
+    if (group.rank() == 0) computed.set_value();
+    pending.wait();
+    EXPECT_EQ(x.cpu()[7].item<float>(), 2);
+  });
 }
 
 // In the order `late`, the stream that waits for work runs only if the host waits for it, so that the first work seems

@@ -226,11 +226,8 @@ void FlatParamGradient::continue_reduce() {
   const auto& replicas = handle_.options().replicas;
   if (!replicas || !reduced_.defined() || is_over_replicas_ || comm_hook_) return;
   const c10::NoGradGuard no_grad;
-  {
-    const OnStream on(handle_.streams_->reduce);
-    reduction_.wait();
-    completed_.set(handle_.streams_->device());
-  }
+  reduction_.wait();  // on the reduce stream if it completes there
+  completed_.set(handle_.streams_->device());
   handle_.streams_->replicas.wait_for(completed_);
   const OnStream on(handle_.streams_->replicas);
   reduction_ = replicas->start_all_reduce(reduced_);
