@@ -141,9 +141,11 @@ void transfer(ProcessGroup::Impl& group, const comm::Call& call, const Direction
     if (tensor.numel() == 0) continue;
     const comm::Transport& carrier = carrier_of(group, tensor);
     if (carrier.is_on_stream) {
-      const comm::WorkPtr message = start_message(carrier, way, tensor, kDataTag);
-      if (group.watchdog != nullptr) group.watchdog->watch(*message, call);
-      message->wait();
+      start_message(carrier, way, tensor, kDataTag)->wait();
+      comm::Call watched = call;
+      watched.number = 0;  // ranks number messages by themselves
+      if (group.watchdog != nullptr)
+        group.watchdog->watch(watched, {group.world_ranks[static_cast<std::size_t>(way.peer)]});
       continue;
     }
     at::Tensor host = tensor.detach();

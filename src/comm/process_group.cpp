@@ -29,6 +29,7 @@ class Stopwatch {
 }  // namespace
 
 ProcessGroup::Impl::~Impl() {
+  if (watchdog != nullptr && broken_.empty()) watchdog->finish();  // a backend aborts its work when it is destroyed
   watchdog.reset();
   if (is_alone() || (broken_.empty() && transports.accelerator.after_close == nullptr)) return;
   comm::close(std::move(transports), [this] { return !broken_.empty() || !liveness->failure().empty(); });
@@ -55,7 +56,7 @@ void ProcessGroup::Impl::connect(std::string_view operation) {
   liveness->leave(name);
   const comm::Transport& transport = transports.accelerator;
   if (transport.is_on_stream && transport.abort != nullptr)
-    watchdog = std::make_unique<comm::Watchdog>(transport, liveness, world_ranks, timeout);
+    watchdog = std::make_unique<comm::Watchdog>(transport, liveness, timeout);
 }
 
 Call ProcessGroup::Impl::next_call(std::string_view call_name) {
@@ -96,9 +97,7 @@ void ProcessGroup::Impl::guard(const Call& call, milliseconds limit, const std::
 
 comm::WorkPtr ProcessGroup::Impl::start(const comm::Transport& transport, const Call& call, const Start& start) {
   try {
-    comm::WorkPtr work = start(*transport.backend);
-    if (transport.is_on_stream && watchdog != nullptr) watchdog->watch(*work, call);
-    return work;
+    return start(*transport.backend);
   } catch (...) {
     fail_as(call, fmt::format("{} rejected the call: {}", transport.name, comm::message_of(std::current_exception())));
   }
@@ -126,6 +125,7 @@ void ProcessGroup::Impl::wait(const comm::Transport& transport, const comm::Work
                               milliseconds limit) {
   if (transport.is_on_stream) {  // it makes the current stream wait
     work->wait();
+    if (watchdog != nullptr) watchdog->watch(call, world_ranks);
     return;
   }
   constexpr milliseconds kSlice(100), kSecond(1000);

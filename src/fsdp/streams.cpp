@@ -1,5 +1,6 @@
 #include "fsdp/streams.h"
 
+#include <exception>
 #include <utility>
 
 #include "fsdp/flat_param/storage.h"
@@ -19,10 +20,13 @@ OnComputation::OnComputation(const Streams& streams) : streams_(streams) {
 
 OnComputation::~OnComputation() {
   if (!guard_) return;
-  Mark mark;
-  mark.set(streams_.device_);
-  guard_.reset();
-  mark.block_current();
+  try {
+    Mark mark;
+    mark.set(streams_.device_);
+    guard_.reset();
+    mark.block_current();
+  } catch (const std::exception&) {  // the device has failed, which the next call on it throws
+  }
 }
 
 Streams::Streams(at::Device device)

@@ -52,6 +52,7 @@ TEST_P(DeviceCheckpointTest, TheHostDoesNotWaitForTheCopiesOfASaveInTheBackgroun
     for (const auto& entry : expected) before.at(entry.key).get<at::Tensor>().copy_(entry.value.get<at::Tensor>());
     sim::reset_synchronizations(0);
     const auto saved = saver.save(state, path);
+    EXPECT_EQ(sim::synchronizations(0).total(), 0);
     change(state);  // comes after the copies
     change(expected);
     saved.get();

@@ -21,6 +21,7 @@ inline void use_accelerator() {
                                                            transport.backend = c10::make_intrusive<sim::NcclBackend>(
                                                                options.store, options.rank, options.size);
                                                            transport.is_on_stream = true;
+                                                           transport.device_type = c10::DeviceType::PrivateUse1;
                                                            transport.abort = [](comm::Backend& backend) {
                                                              static_cast<sim::NcclBackend&>(backend).abort_work();
                                                            };

@@ -69,6 +69,17 @@ TEST_P(WatchdogTest, WhatIsWatchedDoesNotDelayTheCurrentStream) {
   });
 }
 
+TEST_P(WatchdogTest, AGroupEndsAfterItsWork) {
+  fsdp::run_on_devices(2, [](const ProcessGroup& group, at::Device device) {
+    const at::Tensor x = at::ones({8}, sim::on(device.index()));
+    {
+      const std::optional<ProcessGroup> own = group.subgroup(std::vector<int>{0, 1});
+      own->start_all_reduce(x).wait();
+    }
+    EXPECT_EQ(x.cpu()[7].item<float>(), 2);
+  });
+}
+
 // In the order `late`, the stream that waits for work runs only if the host waits for it, so that the first work seems
 // to take too long.
 TEST(WatchdogTimeoutTest, ARankThatDoesNotArriveIsNamed) {

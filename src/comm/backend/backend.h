@@ -34,6 +34,7 @@ struct Transport {
   // Whether its work completes in the current stream, not when the host waits. Such a backend carries no tensors on
   // CPU, gathers into one buffer, and reduces half, bfloat16 and averages itself.
   bool is_on_stream = false;
+  c10::DeviceType device_type = c10::DeviceType::CPU;  // of the streams, if it is
   // Ends all work that waits for other ranks, if not null: what streams compute from then on is undefined.
   void (*abort)(Backend& backend) = nullptr;
 };

@@ -1,4 +1,5 @@
 #include <torch/cuda.h>
+#include <torch/version.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
 #include <cstdlib>
@@ -10,9 +11,14 @@ namespace tessera::comm {
 
 namespace {
 
+// Lets Watchdog end work, if LibTorch can abort it, which 1.13 cannot. Then NCCL's own watchdog ends the process.
 template <typename Nccl>
-void abort_work(Nccl& nccl) {
-  if constexpr (requires { nccl.abort(); }) nccl.abort();  // LibTorch 2
+void let_watchdog_abort(Transport& transport) {
+  if constexpr (requires(Nccl & nccl) { nccl.abort(); }) {
+    transport.abort = [](Backend& backend) { static_cast<Nccl&>(backend).abort(); };
+    // Before NCCL's watchdog does, which names no rank.
+    ::setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", /*replace=*/0);
+  }
 }
 
 }  // namespace
@@ -24,16 +30,19 @@ const MakeBackend make_nccl = [](const BackendOptions& options) -> Transport {
          "tensors on the CPU",
          options.rank, options.size);
   }
-  // Watchdog finds what failed and names the rank; NCCL's own watchdog would end the process.
-  for (const char* name : {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING"})
-    ::setenv(name, "0", /*replace=*/0);
+  Transport transport;
+  let_watchdog_abort<::c10d::ProcessGroupNCCL>(transport);
+#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 8
+  // Memory is freed after its stream waits for the work. To note each use on a stream, which NCCL does by default,
+  // would keep freed memory from the next allocation.
+  ::setenv("TORCH_NCCL_AVOID_RECORD_STREAMS", "1", /*replace=*/0);
+#endif
   auto nccl = ::c10d::ProcessGroupNCCL::Options::create();
   nccl->timeout = options.timeout;
-  Transport transport;
   transport.name = "nccl";
   transport.backend = c10::make_intrusive<::c10d::ProcessGroupNCCL>(options.store, options.rank, options.size, nccl);
   transport.is_on_stream = true;
-  transport.abort = [](Backend& backend) { abort_work(static_cast<::c10d::ProcessGroupNCCL&>(backend)); };
+  transport.device_type = c10::DeviceType::CUDA;
   return transport;
 };
 

@@ -1,23 +1,24 @@
 #include "comm/device/watchdog.h"
 
-#include <string>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <exception>
+#include <optional>
 #include <utility>
+
+#include "comm/exceptions.h"
 
 namespace tessera::comm {
 
 namespace {
 
-constexpr std::chrono::milliseconds kPeriod(100);
+constexpr std::chrono::milliseconds kPeriod(100), kDrainingPeriod(1);
 
 }  // namespace
 
-Watchdog::Watchdog(Transport transport, std::shared_ptr<Liveness> liveness, std::vector<int> ranks,
-                   std::chrono::milliseconds timeout)
-    : transport_(std::move(transport)),
-      liveness_(std::move(liveness)),
-      ranks_(std::move(ranks)),
-      timeout_(timeout),
-      thread_([this] { run(); }) {}
+Watchdog::Watchdog(Transport transport, std::shared_ptr<Liveness> liveness, std::chrono::milliseconds timeout)
+    : transport_(std::move(transport)), liveness_(std::move(liveness)), timeout_(timeout), thread_([this] { run(); }) {}
 
 Watchdog::~Watchdog() {
   {
@@ -28,40 +29,65 @@ Watchdog::~Watchdog() {
   thread_.join();
 }
 
-void Watchdog::watch(::c10d::Work& work, const Call& call) {
-  const auto future = work.getFuture();
-  // Completed means that the work is on a stream.
-  if (future == nullptr || !future->completed() || future->devices().empty()) return;
-  const c10::Device device = future->devices()[0];
-  Watched watched{{}, call, Clock::now()};
+void Watchdog::watch(const Call& call, const std::vector<int>& others) {
+  const c10::Device device = with_index(c10::Device(transport_.device_type));
+  Watched watched{{}, device, call, others, Clock::now()};
+  watched.end.set(device);
   const std::lock_guard<std::mutex> lock(mutex_);
-  {
-    const OnStream on(streams_.try_emplace(device.index(), device).first->second);
-    future->wait();  // makes this stream wait
-    watched.end.set(device);
+  if (!has_failed_) watched_.push_back(std::move(watched));
+}
+
+std::optional<Watchdog::Watched> Watchdog::oldest() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto has_ended = [this](const Watched& work) {
+    if (!work.end.is_reached()) return false;
+    liveness_->leave_if_in(work.call);
+    return true;
+  };
+  watched_.erase(std::remove_if(watched_.begin(), watched_.end(), has_ended), watched_.end());
+  return watched_.empty() ? std::nullopt : std::optional(watched_.front());
+}
+
+void Watchdog::finish() {
+  try {
+    while (oldest()) std::this_thread::sleep_for(kDrainingPeriod);
+  } catch (const std::exception&) {  // the device has failed
   }
-  watched_.push_back(std::move(watched));
+}
+
+bool Watchdog::has_failed(const Watched& work) {
+  liveness_->enter_if_in_none(work.call);
+  if (!liveness_->failure().empty()) return true;
+  const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - work.started);
+  if (waited < timeout_) return false;
+  liveness_->explain_timeout(work.others, work.call, waited);
+  return true;
 }
 
 void Watchdog::run() {
   std::unique_lock<std::mutex> lock(mutex_);
-  while (!stopped_.wait_for(lock, kPeriod, [this] { return stops_; })) {
+  bool fails = false;
+  while (!fails && !stopped_.wait_for(lock, kPeriod, [this] { return stops_; })) {
     if (watched_.empty()) continue;
-    const Watched oldest = watched_.front();
+    // Of a thread on another device, a destroyed event would initialize that one.
+    guard_of(watched_.front().device).setDevice(watched_.front().device);
     lock.unlock();
-    const bool has_ended = oldest.end.is_reached();  // on the one stream, in the order of the starts
-    if (!has_ended) liveness_->enter_if_in_none(oldest.call);
-    std::string failure = has_ended ? std::string() : liveness_->failure();
-    const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - oldest.started);
-    if (!has_ended && failure.empty() && waited >= timeout_)
-      failure = liveness_->explain_timeout(ranks_, oldest.call, waited);
-    if (!failure.empty()) transport_.abort(*transport_.backend);
-    lock.lock();
-    if (has_ended) {
-      watched_.pop_front();
-    } else if (!failure.empty()) {
-      return watched_.clear();
+    try {
+      const std::optional<Watched> work = oldest();
+      fails = work && has_failed(*work);
+    } catch (...) {  // of a device that has failed
+      liveness_->report(message_of(std::current_exception()));
+      fails = true;
     }
+    lock.lock();
+  }
+  if (!fails) return;
+  has_failed_ = true;
+  watched_.clear();
+  lock.unlock();
+  try {
+    transport_.abort(*transport_.backend);
+  } catch (...) {  // the failure is reported already
   }
 }
 

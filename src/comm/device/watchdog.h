@@ -1,11 +1,10 @@
 #pragma once
 // Ends the work of a backend that runs on streams if a rank fails. A stream waits for other ranks without limit and
-// without a way to ask, and the host with it, so a thread looks after the work that was started.
+// without a way to ask, and the host with it, so a thread looks after the work that streams wait for.
 
 #include <chrono>
 #include <condition_variable>
 #include <deque>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -18,41 +17,49 @@
 
 namespace tessera::comm {
 
-// Law: at most `timeout`, and the time that Liveness takes to find a rank dead, after work was started, it has ended or
-// the failure is reported and the backend is aborted. Streams that waited for it then continue, with undefined
+// Law: at most `timeout`, and the time that Liveness takes to find a rank dead, after a stream began to wait for work,
+// it has ended, or the failure is reported and the backend is aborted. The streams then continue, with undefined
 // elements; the next call of the group throws the failure.
+//
+// Not watched is what the host waits for within a call: NCCL connects in the first collective on a device, and in the
+// first message to a rank.
 class Watchdog {
  public:
-  // `ranks`: of the group, in the world.
-  Watchdog(Transport transport, std::shared_ptr<Liveness> liveness, std::vector<int> ranks,
-           std::chrono::milliseconds timeout);
-  // Does not wait for the work.
+  // The transport has `abort`.
+  Watchdog(Transport transport, std::shared_ptr<Liveness> liveness, std::chrono::milliseconds timeout);
   ~Watchdog();
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
 
-  // Looks after work that was just started from this thread.
-  void watch(::c10d::Work& work, const Call& call);
+  // Looks after work for which the current stream was just made to wait. `others`: the ranks, in the world, that may be
+  // at fault. May be called from any thread.
+  void watch(const Call& call, const std::vector<int>& others);
+  // Blocks until all work has ended, or a failure was found.
+  void finish();
 
  private:
   using Clock = std::chrono::steady_clock;
   struct Watched {
-    Mark end;  // of the work, which itself would keep its tensors alive
+    Mark end;
+    c10::Device device;
     Call call;
+    std::vector<int> others;
     Clock::time_point started;
   };
   void run();
+  // Forgets work that has ended. Returns what has run longest of the rest.
+  std::optional<Watched> oldest();
+  // Reports why `work` cannot end, if that is known or it has run too long. Returns whether it is so.
+  bool has_failed(const Watched& work);
 
   const Transport transport_;
   const std::shared_ptr<Liveness> liveness_;
-  const std::vector<int> ranks_;
   const std::chrono::milliseconds timeout_;
-  std::mutex mutex_;  // guards the following members
+  std::mutex mutex_;  // guards the following members; no function of a device that may block is called with it
   std::condition_variable stopped_;
-  bool stops_ = false;
-  std::map<c10::DeviceIndex, SideStream> streams_;  // which wait for the work
-  std::deque<Watched> watched_;                     // in the order in which they were started
-  std::thread thread_;                              // last: it uses all of the above
+  bool stops_ = false, has_failed_ = false;
+  std::deque<Watched> watched_;  // in the order in which streams began to wait
+  std::thread thread_;           // last: it uses all of the above
 };
 
 }  // namespace tessera::comm

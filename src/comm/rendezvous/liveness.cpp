@@ -146,6 +146,13 @@ void Liveness::enter_if_in_none(const Call& call) {
   calls_.try_emplace(call.group, call);
 }
 
+void Liveness::leave_if_in(const Call& call) {
+  const std::lock_guard lock(mutex_);
+  const auto found = calls_.find(call.group);
+  if (found != calls_.end() && found->second.number == call.number && found->second.name == call.name)
+    calls_.erase(found);
+}
+
 void Liveness::leave(const std::string& group) {
   const std::lock_guard lock(mutex_);
   calls_.erase(group);

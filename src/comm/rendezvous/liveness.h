@@ -43,6 +43,8 @@ class Liveness {
   void enter(const Call& call);
   // The same if this rank is in no call of the group: the work of `call` runs, although the host has left it.
   void enter_if_in_none(const Call& call);
+  // Ends that.
+  void leave_if_in(const Call& call);
   void leave(const std::string& group);
   // Counts a call of any group.
   void count(const Call& call);

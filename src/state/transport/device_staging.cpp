@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <exception>
 
 #include "state/transport/spans.h"
 #include "tessera/layout/flat_interval.h"
@@ -47,7 +48,12 @@ DeviceStaging::DeviceStaging(c10::Device device, std::uint64_t limit_bytes)
   stream_.wait_for_current();
 }
 
-DeviceStaging::~DeviceStaging() { end_of_stream().synchronize(); }
+DeviceStaging::~DeviceStaging() {
+  try {
+    end_of_stream().synchronize();
+  } catch (const std::exception&) {  // the device has failed, and copies nothing any more
+  }
+}
 
 comm::Mark DeviceStaging::end_of_stream() const {
   const comm::OnStream on(stream_);
@@ -58,7 +64,8 @@ comm::Mark DeviceStaging::end_of_stream() const {
 
 void DeviceStaging::finish() { end_of_stream().block_current(); }
 
-// Blocks until memory of `size_bytes` is within the limit.
+// Blocks until memory of `size_bytes` is within the limit. Does not keep others from their blocks while it allocates
+// memory or waits for a copy.
 DeviceStaging::Block DeviceStaging::take(std::uint64_t size_bytes) {
   const std::uint64_t wanted = std::max(size_bytes, kBlockBytes);
   std::unique_lock<std::mutex> lock(mutex_);
@@ -67,21 +74,34 @@ DeviceStaging::Block DeviceStaging::take(std::uint64_t size_bytes) {
     if (!idle_.empty() && (!can_allocate || idle_.front().copied.is_reached())) {
       Block block = std::move(idle_.front());
       idle_.pop_front();
-      if (block.memory.nbytes() >= size_bytes) {
-        lock.unlock();
-        block.copied.synchronize();
-        return block;
-      }
+      lock.unlock();
       block.copied.synchronize();
-      allocated_bytes_ -= block.memory.nbytes();
+      if (block.memory.nbytes() >= size_bytes) return block;
+      const std::uint64_t freed = block.memory.nbytes();
+      drop(std::move(block));
+      lock.lock();
+      allocated_bytes_ -= freed;
     } else if (can_allocate) {
-      Block block{pinned_bytes(wanted), {}};
       allocated_bytes_ += wanted;
-      return block;
+      lock.unlock();
+      try {
+        return {pinned_bytes(wanted), {}};
+      } catch (...) {
+        lock.lock();
+        allocated_bytes_ -= wanted;
+        given_back_.notify_one();
+        throw;
+      }
     } else {
       given_back_.wait(lock);
     }
   }
+}
+
+// Frees a block. Of a thread on another device, a destroyed event would initialize that one.
+void DeviceStaging::drop(Block block) {
+  const comm::OnStream on(stream_);
+  const Block dropped = std::move(block);
 }
 
 void DeviceStaging::give_back(Block block) {

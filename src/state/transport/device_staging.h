@@ -48,6 +48,7 @@ class DeviceStaging {
   class Taken;
   Block take(std::uint64_t size_bytes);
   void give_back(Block block);
+  void drop(Block block);
   comm::Mark end_of_stream() const;
 
   const c10::Device device_;

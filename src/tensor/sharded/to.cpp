@@ -67,8 +67,8 @@ ShardedTensor ShardedTensor::to(const ToOptions& options) const {
   if (options.device && device.is_cuda()) device = current_cuda_device();
   const at::ScalarType dtype = options.dtype.value_or(scalar_type());
   // A rank whose own shard does not move takes part in the change of all placements.
-  const bool is_there =
-      !options.device || (device == here && all_on(metadata().shards_metadata, to_device(device).type));
+  const bool is_there = !options.device || ((device == here || local_shards().empty()) &&
+                                            all_on(metadata().shards_metadata, to_device(device).type));
   if (!options.copy && is_there && dtype == scalar_type()) return *this;
 
   return finish(construct(options.group.value_or(process_group()), init_rrefs(), [&] {

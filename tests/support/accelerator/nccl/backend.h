@@ -40,6 +40,8 @@ class NcclBackend final : public ::c10d::Backend {
   const std::string getBackendName() const override { return "nccl"; }  // NOLINT(readability-const-return-type): c10d's
   void setSequenceNumberForGroup() override {}
   std::uint64_t getSequenceNumberForGroup() override { return calls_; }
+  // Ends the work that waits for other ranks, as NCCL's does.
+  ~NcclBackend() override { abort_work(); }
   // As ncclCommAbort.
   void abort_work() { group_->abort(getRank()); }
   void startCoalescing() override;
