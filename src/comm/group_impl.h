@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "comm/backend/backend.h"
-#include "comm/rendezvous/liveness.h"
 #include "comm/device/watchdog.h"
+#include "comm/rendezvous/liveness.h"
 #include "tessera/comm/process_group.h"
 
 namespace tessera {
