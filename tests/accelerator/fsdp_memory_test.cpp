@@ -39,7 +39,7 @@ std::size_t stated_peak(std::size_t max_prefetched) {
 }
 
 struct Peak {
-  std::size_t before = 0, in_step = 0, after = 0;
+  std::size_t built = 0, before = 0, in_step = 0, after = 0;
 };
 
 Peak measured(const ProcessGroup& group, at::Device device, const Options& options, std::size_t blocks,
@@ -50,6 +50,7 @@ Peak measured(const ProcessGroup& group, at::Device device, const Options& optio
   FullyShardedDataParallel<Stack> model(stack, group, options);
   torch::optim::SGD optimizer(model.parameters(), torch::optim::SGDOptions(0.01));
   const at::Tensor x = at::ones({kRows, width}).to(device);
+  peak.built = sim::memory_statistics(device.index()).allocated_bytes;
   for (int step = 0; step < steps; ++step) {
     if (step == steps - 1) {
       peak.before = sim::memory_statistics(device.index()).allocated_bytes;
@@ -75,7 +76,11 @@ TEST_P(FsdpDeviceMemoryTest, APeakIsShardsGradientsUnitsAndActivations) {
     Options options = options_of(ShardingStrategy::full_shard, true);
     options.device = device;
     options.max_prefetched_units = GetParam();
-    const std::size_t found = measured(group, device, options, kBlocks, kWidth, 3).in_step;
+    const Peak peak = measured(group, device, options, kBlocks, kWidth, 3);
+    // Gradients that were reset are freed in the next forward, all else of a step at its end.
+    const std::size_t gradients = kBlocks * float_bytes(kBlockNumel / 2) + float_bytes(kHeadNumel / 2);
+    EXPECT_EQ(peak.after, peak.built + gradients);
+    const std::size_t found = peak.in_step;
     const std::size_t stated = stated_peak(static_cast<std::size_t>(GetParam()));
     EXPECT_LE(found, stated + stated / 50);
     EXPECT_GE(found, stated - stated / 16);

@@ -2,6 +2,7 @@
 // Training with FSDP on the simulated accelerator.
 
 #include <functional>
+#include <memory>
 
 #include "accelerator/sim.h"
 #include "comm/backend/backend.h"
@@ -45,7 +46,14 @@ inline void run_on_devices(int ranks, const std::function<void(const ProcessGrou
 
 // As train(), and counts how often the host waits for the device.
 inline Trained train_on_device(const ProcessGroup& group, at::Device device, const Training& training) {
-  return train(group, device, training, [&] { return sim::synchronizations(device.index()).total(); });
+  const auto enter_side_stream = [&]() -> std::shared_ptr<void> {
+    if (!training.is_on_side_stream) return nullptr;
+    const c10::Stream side = sim::stream_from_pool(device.index());
+    sim::wait_for(side, sim::current(device.index()));
+    return std::make_shared<c10::StreamGuard>(side);
+  };
+  return train(
+      group, device, training, [&] { return sim::synchronizations(device.index()).total(); }, enter_side_stream);
 }
 
 }  // namespace tessera::fsdp

@@ -39,6 +39,10 @@ struct Training {
   bool is_scaled = false;          // by a ShardedGradScaler
   bool changes_between = false;    // parameters are changed in summon_full_params after each step
   bool evaluates_between = false;  // forward without a graph after each step
+  bool writes_between = false;   // then parameters are changed in place, which the host does at once if they are on CPU
+  bool unshards_before = false;  // by hand, before the forward of a step
+  bool syncs_each = false;       // gradients are reduced in each of the accumulated backwards
+  bool is_on_side_stream = false;  // steps are not on the stream on which the model was sharded; of devices
   int steps = 3;
   at::ScalarType dtype = at::kFloat;  // of the parameters
 
@@ -54,9 +58,11 @@ inline at::Tensor batch_on(at::Device device, int step, int rank, at::ScalarType
   return at::arange(28, dtype).add(7 * step + 3 * rank).mul(0.31).cos().view({4, 7}).to(device);
 }
 
-// `count_waits` returns how often the host has waited for the device of this rank.
+// `count_waits` returns how often the host has waited for the device of this rank. `enter_steps` is called after
+// construction, and what it returns exists from then on.
 inline Trained train(const ProcessGroup& group, at::Device device, const Training& training,
-                     const std::function<std::int64_t()>& count_waits = nullptr) {
+                     const std::function<std::int64_t()>& count_waits = nullptr,
+                     const std::function<std::shared_ptr<void>()>& enter_steps = nullptr) {
   Trained trained;
   std::optional<HybridGroups> hybrid;
   Options options = options_of(training.strategy, true);
@@ -77,12 +83,14 @@ inline Trained train(const ProcessGroup& group, at::Device device, const Trainin
     batches.push_back(batch_on(device, i, group.rank(), training.dtype));
   }
   const auto forward = [&](std::size_t batch) { return loss_of(model(batches[batch]).to(training.dtype)); };
+  const std::shared_ptr<void> steps = enter_steps ? enter_steps() : nullptr;
   std::size_t batch = 0;
   for (int step = 0; step < training.steps; ++step) {
     const std::int64_t waits_before = count_waits ? count_waits() : 0;
     optimizer.zero_grad();
+    if (training.unshards_before) model.unshard();
     for (std::int64_t k = 0; k < training.accumulated; ++k) {
-      const auto no_sync = model.no_sync(/*off=*/k + 1 == training.accumulated);
+      const auto no_sync = model.no_sync(/*off=*/training.syncs_each || k + 1 == training.accumulated);
       const at::Tensor loss = forward(batch++);
       scaler.scale(loss).backward();
       trained.results.push_back(loss.detach());
@@ -99,6 +107,9 @@ inline Trained train(const ProcessGroup& group, at::Device device, const Trainin
     if (training.evaluates_between) {
       const at::NoGradGuard no_grad;
       trained.results.push_back(forward(batch - 1));
+    }
+    if (training.writes_between) {
+      for (const at::Tensor& param : model.parameters()) param.detach().mul_(1.25);
     }
     if (training.changes_between) {
       model.summon_full_params([&] {

@@ -353,7 +353,8 @@ void FlatParamHandle::start_unshard() {
   if (unsharded_->gathering.completes_on_stream()) finish_gathering();
 }
 
-// Makes the unshard stream, which is the current one, wait for what was started on it.
+// Makes the current stream wait for what was started: the unshard stream if that completes on a stream, otherwise,
+// after the host, the one that needs the parameters.
 void FlatParamHandle::finish_gathering() {
   unsharded_->gathering.wait();
   unsharded_->gathered = std::make_shared<Mark>();
@@ -362,10 +363,7 @@ void FlatParamHandle::finish_gathering() {
 
 void FlatParamHandle::wait_unshard() {
   if (!unsharded_->is_gathered) return;
-  if (unsharded_->gathered == nullptr) {
-    const OnStream on(streams_->unshard);
-    finish_gathering();
-  }
+  if (unsharded_->gathered == nullptr) finish_gathering();
   unsharded_->gathered->block_current();
   if (!unsharded_->input.defined()) return;
   streams_->cast.wait_for(*unsharded_->gathered);  // owns the input's memory

@@ -229,7 +229,6 @@ void Runtime::end_forward(bool has_gradient) {
 // The streams start after what has been enqueued, such as the optimizer's step and data that was written back.
 void Runtime::begin_step() {
   streams_->wait_for_current();
-  streams_->hold_at_most(0);
   streams_->is_in_step = true;
 }
 

@@ -46,12 +46,14 @@ using TensorLists = NcclBackend::TensorLists;
 
 class NcclWork final : public ::c10d::Work {
  public:
-  NcclWork(int rank, Collective collective, StreamKey stream, std::vector<PointPtr> points, Tensors results)
+  NcclWork(int rank, Collective collective, StreamKey stream, std::vector<PointPtr> points, Tensors results,
+           Tensors kept)
       : Work(rank, op_type(collective)),
         collective_(collective),
         device_(stream.device),
         points_(std::move(points)),
         results_(std::move(results)),
+        kept_(std::move(kept)),
         future_(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()),
                                                          std::vector<c10::Device>{device(device_)})) {
     const c10::StreamGuard guard(stream_of(stream));
@@ -67,6 +69,7 @@ class NcclWork final : public ::c10d::Work {
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
   void synchronize() override {
     for (const PointPtr& point : points_) Engine::get().wait(current_stream(device_), point);
+    kept_.clear();
   }
   bool wait(std::chrono::milliseconds /*timeout*/) override {
     synchronize();
@@ -76,12 +79,13 @@ class NcclWork final : public ::c10d::Work {
   }
   const std::vector<PointPtr>& points() const { return points_; }
   int device_index() const { return device_; }
+  Tensors take_kept() { return std::exchange(kept_, {}); }
 
  private:
   Collective collective_;
   int device_;
   std::vector<PointPtr> points_;
-  Tensors results_;
+  Tensors results_, kept_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
 
@@ -163,16 +167,16 @@ StreamKey NcclBackend::collective_stream(int device) {
 
 void NcclBackend::order_streams(StreamKey stream, Contribution& contribution) {
   Engine::get().wait(stream, Engine::get().record(current_stream(stream.device)));
-  for (const Tensors& tensors : {contribution.inputs, contribution.outputs}) {
-    for (const Tensor& tensor : tensors) record_stream(tensor.storage().data_ptr(), stream);
-  }
+  for (const Tensors& tensors : {contribution.inputs, contribution.outputs})
+    kept_.insert(kept_.end(), tensors.begin(), tensors.end());
   for (const Tensor& tensor : contribution.inputs) contribution.part.inputs.emplace_back(tensor);
   for (const Tensor& tensor : contribution.outputs) contribution.part.outputs.emplace_back(tensor);
 }
 
 WorkPtr NcclBackend::work_of(Collective collective, StreamKey stream, Tensors results) {
-  WorkPtr work = c10::make_intrusive<NcclWork>(getRank(), collective, stream,
-                                               std::vector<PointPtr>{Engine::get().record(stream)}, std::move(results));
+  WorkPtr work =
+      c10::make_intrusive<NcclWork>(getRank(), collective, stream, std::vector<PointPtr>{Engine::get().record(stream)},
+                                    std::move(results), std::exchange(kept_, {}));
   if (coalesced_) coalesced_->push_back(work);
   return work;
 }
@@ -210,17 +214,18 @@ WorkPtr NcclBackend::endCoalescing() {
   TORCH_CHECK(coalesced_ && !coalesced_->empty(), "sim: endCoalescing: no call was coalesced");
   const std::vector<WorkPtr> works = *std::exchange(coalesced_, std::nullopt);
   std::vector<PointPtr> points;
-  Tensors results;
+  Tensors results, kept;
   int index = 0;
   for (const WorkPtr& work : works) {
-    const auto& part = static_cast<const NcclWork&>(*work);
+    auto& part = static_cast<NcclWork&>(*work);
     points.insert(points.end(), part.points().begin(), part.points().end());
     const Tensors more = work->result();
     results.insert(results.end(), more.begin(), more.end());
+    for (Tensor& tensor : part.take_kept()) kept.push_back(std::move(tensor));
     index = part.device_index();
   }
   return c10::make_intrusive<NcclWork>(getRank(), Collective::all_reduce, collective_stream(index), std::move(points),
-                                       std::move(results));
+                                       std::move(results), std::move(kept));
 }
 
 WorkPtr NcclBackend::broadcast(Tensors& tensors, const ::c10d::BroadcastOptions& options) {
@@ -282,7 +287,7 @@ WorkPtr NcclBackend::allgather(TensorLists& outputs, Tensors& inputs, const ::c1
     Engine::get().enqueue(stream, "copy", [to = RawTensor(outputs[0][rank]), from = RawTensor(parts[rank])] {
       to.on_cpu().copy_(from.on_cpu().view(to.sizes));
     });
-    record_stream(outputs[0][rank].storage().data_ptr(), stream);
+    kept_.push_back(outputs[0][rank]);
   }
   return work_of(Collective::all_gather, stream, outputs[0]);
 }

@@ -7,7 +7,8 @@
 //   at once.
 // - Work::wait() and synchronize() make the caller's current stream wait for the collective. The host waits for a
 // barrier only.
-// - The memory of inputs and outputs waits for the backend's stream when it is freed (record_stream).
+// - The work keeps inputs and outputs until a stream waits for it, and no longer: their memory does not wait for the
+// backend's stream when it is freed (TORCH_NCCL_AVOID_RECORD_STREAMS, the default since PyTorch 2.8).
 // - Collectives run in the order of their calls. Messages have streams of their own, one for each direction between two
 // ranks.
 // - Tensors are contiguous and on one device. Sums are computed in the dtype of the tensors, by rank order (group.h).
@@ -78,13 +79,14 @@ class NcclBackend final : public ::c10d::Backend {
   // Starts a collective. `results` are what its work returns.
   WorkPtr start(Contribution contribution, Tensors results);
   WorkPtr start_message(Contribution contribution, int source, int destination, const at::Tensor& tensor);
-  // Makes `stream` wait for the current stream, and the memory of the tensors for `stream`.
+  // Makes `stream` wait for the current stream. The next work keeps the tensors.
   void order_streams(StreamKey stream, Contribution& contribution);
   WorkPtr work_of(Collective collective, StreamKey stream, Tensors results);
   StreamKey collective_stream(int device);
 
   std::shared_ptr<Group> group_;
   std::uint64_t calls_ = 0;
+  Tensors kept_;                                              // by the next work
   std::map<int, StreamKey> streams_;                          // of collectives, by device
   std::map<std::pair<int, int>, StreamKey> message_streams_;  // by source and destination
   std::map<std::pair<int, int>, std::uint64_t> messages_;     // their numbers
