@@ -227,9 +227,6 @@ void FlatParamGradient::continue_reduce() {
   if (!replicas || !reduced_.defined() || is_over_replicas_ || comm_hook_) return;
   const c10::NoGradGuard no_grad;
   reduction_.wait();  // on the reduce stream if it completes there
-  completed_.set(handle_.streams_->device());
-  handle_.streams_->replicas.wait_for(completed_);
-  const OnStream on(handle_.streams_->replicas);
   reduction_ = replicas->start_all_reduce(reduced_);
   is_over_replicas_ = true;
 }
