@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 
 #include "accelerator/sim.h"
 #include "comm/backend/backend.h"
@@ -44,16 +45,32 @@ inline void run_on_devices(int ranks, const std::function<void(const ProcessGrou
             {.backend = "sim"});
 }
 
+// Makes another stream the current one while it exists; the one that was waits for it then.
+class OnAnotherStream {
+ public:
+  explicit OnAnotherStream(int device) : before_(sim::current(device)), stream_(sim::stream_from_pool(device)) {
+    sim::wait_for(stream_, before_);
+    guard_.emplace(stream_);
+  }
+  ~OnAnotherStream() {
+    guard_.reset();
+    sim::wait_for(before_, stream_);
+  }
+  OnAnotherStream(const OnAnotherStream&) = delete;
+  OnAnotherStream& operator=(const OnAnotherStream&) = delete;
+
+ private:
+  c10::Stream before_, stream_;
+  std::optional<c10::StreamGuard> guard_;
+};
+
 // As train(), and counts how often the host waits for the device.
 inline Trained train_on_device(const ProcessGroup& group, at::Device device, const Training& training) {
-  const auto enter_side_stream = [&]() -> std::shared_ptr<void> {
-    if (!training.is_on_side_stream) return nullptr;
-    const c10::Stream side = sim::stream_from_pool(device.index());
-    sim::wait_for(side, sim::current(device.index()));
-    return std::make_shared<c10::StreamGuard>(side);
+  const auto enter_first_step = [&]() -> std::shared_ptr<void> {
+    return training.begins_on_side_stream ? std::make_shared<OnAnotherStream>(device.index()) : nullptr;
   };
   return train(
-      group, device, training, [&] { return sim::synchronizations(device.index()).total(); }, enter_side_stream);
+      group, device, training, [&] { return sim::synchronizations(device.index()).total(); }, enter_first_step);
 }
 
 }  // namespace tessera::fsdp

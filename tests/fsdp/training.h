@@ -42,7 +42,7 @@ struct Training {
   bool writes_between = false;   // then parameters are changed in place, which the host does at once if they are on CPU
   bool unshards_before = false;  // by hand, before the forward of a step
   bool syncs_each = false;       // gradients are reduced in each of the accumulated backwards
-  bool is_on_side_stream = false;  // steps after the first are on another stream; of devices
+  bool begins_on_side_stream = false;  // the first step is on another stream, as the gradients of parameters then are
   int steps = 3;
   at::ScalarType dtype = at::kFloat;  // of the parameters
 
@@ -58,11 +58,11 @@ inline at::Tensor batch_on(at::Device device, int step, int rank, at::ScalarType
   return at::arange(28, dtype).add(7 * step + 3 * rank).mul(0.31).cos().view({4, 7}).to(device);
 }
 
-// `count_waits` returns how often the host has waited for the device of this rank. `enter_steps` is called after the
-// first step, and what it returns exists from then on.
+// `count_waits` returns how often the host has waited for the device of this rank. What `enter_first_step` returns
+// exists during the first step.
 inline Trained train(const ProcessGroup& group, at::Device device, const Training& training,
                      const std::function<std::int64_t()>& count_waits = nullptr,
-                     const std::function<std::shared_ptr<void>()>& enter_steps = nullptr) {
+                     const std::function<std::shared_ptr<void>()>& enter_first_step = nullptr) {
   Trained trained;
   std::optional<HybridGroups> hybrid;
   Options options = options_of(training.strategy, true);
@@ -83,10 +83,10 @@ inline Trained train(const ProcessGroup& group, at::Device device, const Trainin
     batches.push_back(batch_on(device, i, group.rank(), training.dtype));
   }
   const auto forward = [&](std::size_t batch) { return loss_of(model(batches[batch]).to(training.dtype)); };
-  std::shared_ptr<void> entered;
+  std::shared_ptr<void> entered = enter_first_step ? enter_first_step() : nullptr;
   std::size_t batch = 0;
   for (int step = 0; step < training.steps; ++step) {
-    if (step == 1 && enter_steps) entered = enter_steps();
+    if (step == 1) entered.reset();
     const std::int64_t waits_before = count_waits ? count_waits() : 0;
     optimizer.zero_grad();
     if (training.unshards_before) model.unshard();
