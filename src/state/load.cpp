@@ -76,7 +76,6 @@ class StateLoader {
   // Copies tensors that were loaded to temporary memory, and puts the objects into `state`.
   void finish(StateDict& state, const Checkpoint& checkpoint, const checkpoint::ReadReport& report) {
     for (auto& [tensor, loaded] : staged_) tensor.copy_(loaded);
-    stagings_.finish();
     std::vector<std::pair<const Path*, Value>> objects;
     for (const auto& [name, object] : report.objects) {
       objects.emplace_back(&paths_.find(name)->second,
@@ -120,7 +119,7 @@ class StateLoader {
     };
   }
 
-  DeviceStagings stagings_;
+  DeviceStagings stagings_;  // when it is destroyed, all elements are there
   checkpoint::Targets targets_;
   FlattenMapping paths_;
   std::vector<std::pair<at::Tensor, at::Tensor>> staged_;  // destination on CPU, and the memory that it is loaded to

@@ -50,19 +50,15 @@ DeviceStaging::DeviceStaging(c10::Device device, std::uint64_t limit_bytes)
 
 DeviceStaging::~DeviceStaging() {
   try {
-    end_of_stream().synchronize();
+    comm::Mark end;
+    {
+      const comm::OnStream on(stream_);
+      end.set(device_);
+    }
+    end.synchronize();
   } catch (const std::exception&) {  // the device has failed, and copies nothing any more
   }
 }
-
-comm::Mark DeviceStaging::end_of_stream() const {
-  const comm::OnStream on(stream_);
-  comm::Mark end;
-  end.set(device_);
-  return end;
-}
-
-void DeviceStaging::finish() { end_of_stream().block_current(); }
 
 // Blocks until memory of `size_bytes` is within the limit. Does not keep others from their blocks while it allocates
 // memory or waits for a copy.
@@ -147,10 +143,6 @@ std::shared_ptr<DeviceStaging> DeviceStagings::of(c10::Device device) {
     if (known == indexed) return staging;
   }
   return stagings_.emplace_back(indexed, std::make_shared<DeviceStaging>(indexed, limit_bytes_)).second;
-}
-
-void DeviceStagings::finish() {
-  for (const auto& [device, staging] : stagings_) staging->finish();
 }
 
 }  // namespace tessera

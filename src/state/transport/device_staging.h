@@ -35,10 +35,8 @@ class DeviceStaging {
   // `out`.
   void read(const at::Tensor& elements, std::uint64_t begin_bytes, MutableByteView out);
   // Calls `fill` with memory for the elements of a tensor on the device, in row-major order, and starts to copy them to
-  // it.
+  // it. They are there when the DeviceStaging is destroyed.
   void write(const at::Tensor& elements, const std::function<void(std::uint8_t* row_major)>& fill);
-  // Makes the current stream wait for what was written.
-  void finish();
 
  private:
   struct Block {
@@ -49,7 +47,6 @@ class DeviceStaging {
   Block take(std::uint64_t size_bytes);
   void give_back(Block block);
   void drop(Block block);
-  comm::Mark end_of_stream() const;
 
   const c10::Device device_;
   const std::uint64_t limit_bytes_;
@@ -65,7 +62,6 @@ class DeviceStagings {
  public:
   explicit DeviceStagings(std::uint64_t limit_bytes) : limit_bytes_(limit_bytes) {}
   std::shared_ptr<DeviceStaging> of(c10::Device device);
-  void finish();
 
  private:
   std::uint64_t limit_bytes_;
