@@ -4,6 +4,7 @@
 
 #include "accelerator/fsdp_training.h"
 #include "state/device_states.h"
+#include "state/transport/spans.h"
 #include "support/temporary_directory.h"
 #include "tessera/state/async_save.h"
 #include "tessera/state/load.h"
@@ -59,6 +60,16 @@ TEST_P(DeviceCheckpointTest, TheHostDoesNotWaitForTheCopiesOfASaveInTheBackgroun
     expect_equal(load_full(path), before);
   }
   expect_equal(state, expected);
+}
+
+TEST_P(DeviceCheckpointTest, WhatChangesAfterACopyWaitsForIt) {
+  const at::Tensor x = at::arange(1000).to(on_device);
+  HostCopies memory;
+  const std::vector<HostCopy> copies = memory.copy({x});
+  x.mul_(2);
+  EXPECT_EQ(x.cpu()[3].item<std::int64_t>(), 6);  // runs the current stream
+  copies[0].copied.synchronize();
+  EXPECT_TRUE(at::equal(copies[0].elements, at::arange(1000)));
 }
 
 TEST_P(DeviceCheckpointTest, ALoadIsOrderedBetweenTheWorkOnTheCurrentStream) {
