@@ -233,7 +233,7 @@ class FlatParamHandle {
     std::vector<at::Tensor> views;
     PendingCollective gathering;
     at::Tensor input;                      // of `gathering`, if it is a copy of the shard
-    std::shared_ptr<comm::Mark> gathered;  // on the unshard stream; null if `gathering` completes on the host
+    std::shared_ptr<comm::Mark> gathered;  // the end of `gathering`; null until that was waited for
     std::vector<std::uint32_t> versions;   // of the shard and its pieces when they were gathered, on a device
     bool is_gathered = false, is_stale = false;
   };

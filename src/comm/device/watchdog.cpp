@@ -1,10 +1,7 @@
 #include "comm/device/watchdog.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <exception>
-#include <optional>
 #include <utility>
 
 #include "comm/exceptions.h"
@@ -69,10 +66,10 @@ void Watchdog::run() {
   bool fails = false;
   while (!fails && !stopped_.wait_for(lock, kPeriod, [this] { return stops_; })) {
     if (watched_.empty()) continue;
-    // Of a thread on another device, a destroyed event would initialize that one.
-    guard_of(watched_.front().device).setDevice(watched_.front().device);
+    const c10::Device device = watched_.front().device;
     lock.unlock();
     try {
+      guard_of(device).setDevice(device);  // of a thread on another device, a destroyed event would initialize that one
       const std::optional<Watched> work = oldest();
       fails = work && has_failed(*work);
     } catch (...) {  // of a device that has failed

@@ -41,11 +41,12 @@ class Liveness {
 
   // Record that this rank is in `call`, or in no call of this group. Threads may be in calls of several groups at once.
   void enter(const Call& call);
-  // The same if this rank is in no call of the group: the work of `call` runs, although the host has left it.
-  void enter_if_in_none(const Call& call);
-  // Ends that.
-  void leave_if_in(const Call& call);
   void leave(const std::string& group);
+  // Records that this rank is in `call`, if it is in no call of the group: the work of `call` runs, although the host
+  // has left it.
+  void enter_if_in_none(const Call& call);
+  // Records that this rank is in no call of the group, if it is in `call`.
+  void leave_if_in(const Call& call);
   // Counts a call of any group.
   void count(const Call& call);
   CallCounts counts() const;
