@@ -38,15 +38,7 @@ class GpuCheckpointTest : public ::testing::Test {
 TEST_F(GpuCheckpointTest, ASaveHasWhatWasComputedBeforeOnTheCurrentStream) {
   const comm::SideStream side(device);
   const comm::OnStream guard(side);
-  const StateDict state = state_on(device), expected = state_on(at::kCPU);
-  change(state);
-  change(expected);
-  for (const std::uint64_t limit : {std::uint64_t{1}, std::uint64_t{256} << 20}) {
-    SaveOptions options;
-    options.staging_bytes = limit;
-    save(state, path, {}, options);
-    expect_equal(load_full(path), expected);
-  }
+  testing::expect_saves_in_order(device, path);
 }
 
 TEST_F(GpuCheckpointTest, ASaveInTheBackgroundHasTheStateOfItsCall) {

@@ -4,7 +4,12 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <cstdint>
+#include <filesystem>
+
 #include "tessera/state/flatten.h"
+#include "tessera/state/load.h"
+#include "tessera/state/save.h"
 #include "tessera/state/value.h"
 
 namespace tessera::testing {
@@ -44,6 +49,19 @@ inline void expect_equal(const StateDict& found, const StateDict& expected) {
   for (const auto& entry : expected) {
     EXPECT_TRUE(at::equal(found.at(entry.key).get<at::Tensor>().cpu(), entry.value.get<at::Tensor>().cpu()))
         << flat_name({entry.key});
+  }
+}
+
+// Checks that a save has what the current stream of `device` computes before it, with little and with much memory.
+inline void expect_saves_in_order(at::Device device, const std::filesystem::path& path) {
+  const StateDict state = state_on(device), expected = state_on(at::kCPU);
+  change(state);
+  change(expected);
+  for (const std::uint64_t limit : {std::uint64_t{1}, std::uint64_t{256} << 20}) {
+    SaveOptions options;
+    options.staging_bytes = limit;
+    save(state, path, {}, options);
+    expect_equal(load_full(path), expected);
   }
 }
 
