@@ -1,6 +1,11 @@
 #include "fsdp/runtime/initialize.h"
 
+#include <ATen/ops/cat.h>
+#include <ATen/ops/constant_pad_nd.h>
 #include <c10/core/GradMode.h>
+
+#include <span>
+#include <vector>
 
 #include "fsdp/groups.h"
 #include "fsdp/runtime/unit.h"
@@ -46,11 +51,43 @@ void materialize_module(torch::nn::Module& module, const std::string& unit, at::
   init(module);
 }
 
-void broadcast(const at::Tensor& tensor, const ProcessGroup& group) {
-  if (tensor.is_contiguous()) return group.broadcast(tensor.detach(), 0);
-  const at::Tensor copy = tensor.detach().contiguous();
-  group.broadcast(copy, 0);
-  tensor.detach().copy_(copy);
+// Copies tensors of rank 0 to the other ranks. Small ones are sent together, as bytes. PyTorch:
+// _sync_module_params_and_buffers, with buckets of 250 MiB.
+void broadcast(std::span<const at::Tensor> tensors, const ProcessGroup& group) {
+  constexpr std::int64_t kBucketBytes = 64 << 20, kAlignBytes = 16;
+  struct Part {
+    at::Tensor tensor, bytes;  // `bytes` is padded
+  };
+  std::vector<Part> bucket;
+  std::int64_t bucket_bytes = 0;
+  const auto flush = [&] {
+    if (bucket.empty()) return;
+    std::vector<at::Tensor> pieces;
+    for (const Part& part : bucket) pieces.push_back(part.bytes);
+    const at::Tensor all = pieces.size() == 1 ? pieces[0] : at::cat(pieces);
+    group.broadcast(all, 0);
+    std::int64_t begin = 0;
+    for (const Part& part : bucket) {
+      const at::Tensor elements = all.narrow(0, begin, static_cast<std::int64_t>(part.tensor.nbytes()));
+      part.tensor.copy_(elements.view(part.tensor.scalar_type()).view(part.tensor.sizes()));
+      begin += part.bytes.numel();
+    }
+    bucket.clear();
+    bucket_bytes = 0;
+  };
+  for (const at::Tensor& given : tensors) {
+    const at::Tensor tensor = given.detach();
+    if (tensor.numel() == 0) continue;
+    at::Tensor bytes = tensor.contiguous().view({-1}).view(at::kByte);
+    if (const std::int64_t rest = bytes.numel() % kAlignBytes; rest != 0)
+      bytes = at::constant_pad_nd(bytes, {0, kAlignBytes - rest});
+    if (!bucket.empty() &&
+        (bucket_bytes + bytes.numel() > kBucketBytes || bytes.device() != bucket.front().bytes.device()))
+      flush();
+    bucket_bytes += bytes.numel();
+    bucket.push_back({tensor, std::move(bytes)});
+  }
+  flush();
 }
 
 }  // namespace
@@ -80,12 +117,12 @@ void initialize(const FoundUnit& unit, std::span<const ProcessGroup> agreeing_gr
     }
   });
   if (!options.sync_module_states) return;
+  std::vector<at::Tensor> tensors;
   for (torch::nn::Module* module : unit.modules) {
-    for (const NamedParameter& named : own_tensors(*module)) {
-      if (options.replicas) broadcast(named.parameter, *options.replicas);
-      broadcast(named.parameter, unit.group);
-    }
+    for (const NamedParameter& named : own_tensors(*module)) tensors.push_back(named.parameter);
   }
+  if (options.replicas) broadcast(tensors, *options.replicas);
+  broadcast(tensors, unit.group);
 }
 
 }  // namespace tessera::fsdp
