@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "accelerator/fsdp_training.h"
+#include "fsdp/streams.h"
 
 namespace tessera::fsdp {
 namespace {
@@ -68,6 +69,57 @@ TEST(FsdpStreamsTest, ReductionsOverReplicasDoNotDelayThoseOverShards) {
   ASSERT_EQ(streams_that_wait.count("nccl:all_reduce"), 1u);
   for (const std::int64_t stream : streams_that_wait["nccl:reduce_scatter"]) {
     EXPECT_EQ(streams_that_wait["nccl:all_reduce"].count(stream), 0u) << "stream " << stream;
+  }
+}
+
+class FsdpStreamsOrderTest : public sim::InOrder {};
+INSTANTIATE_TEST_SUITE_P(, FsdpStreamsOrderTest, ::testing::Values(sim::Order::late, sim::Order::early),
+                         sim::order_name);
+
+// Autograd accumulates gradients on a stream of its choice, before and after which the computation runs.
+TEST_P(FsdpStreamsOrderTest, TheComputationComesAfterTheStreamThatItIsCalledOnAndBeforeIt) {
+  Streams streams(sim::device(0));
+  const c10::Stream autograd = sim::stream_from_pool(0);
+  at::Tensor x = at::zeros({1000}, sim::on(0)), y = at::zeros({1000}, sim::on(0));
+  sim::current().synchronize();
+  autograd.synchronize();
+  const c10::Stream computation = sim::stream_from_pool(0);
+  {
+    const c10::StreamGuard guard(computation);
+    streams.wait_for_current();
+  }
+  {
+    const c10::StreamGuard guard(autograd);
+    x.fill_(1);
+    {
+      const OnComputation on(streams);
+      EXPECT_EQ(sim::current(), computation);
+      at::add_out(y, x, 1);
+    }
+    EXPECT_EQ(sim::current(), autograd);
+    x.copy_(y);
+  }
+  autograd.synchronize();
+  EXPECT_EQ(x.sum().item<float>(), 2000);
+}
+
+// The host may write shards after they were copied, while the computation still runs.
+TEST_P(FsdpStreamsOrderTest, TheEndOfCopiesDoesNotWaitForTheComputation) {
+  Streams streams(sim::device(0));
+  const at::Tensor shard = at::ones({1000}, sim::pinned());
+  at::Tensor copy = at::zeros({1000}, sim::on(0)), computed = at::zeros({1000}, sim::on(0));
+  streams.wait_for_current();
+  {
+    const OnStream on(streams.cast);
+    copy.copy_(shard, /*non_blocking=*/true);
+  }
+  computed.fill_(1);
+  streams.finish_copies();
+  EXPECT_FALSE(sim::current().query());
+  shard.fill_(2);
+  {
+    const OnStream on(streams.cast);
+    EXPECT_EQ(copy.sum().item<float>(), 1000);
   }
 }
 
