@@ -238,8 +238,8 @@ void check_alone(ProcessGroup::Impl& group, std::string_view name, const std::fu
 }
 
 // Returns what carries `elements` of `tensor`. Their number is equal on all ranks.
-const comm::Transport& carrier_of(const ProcessGroup::Impl& group, const at::Tensor& tensor, std::int64_t elements) {
-  const comm::Transport& transport = group.transports.of(tensor);
+const comm::Transport& carrier_of(ProcessGroup::Impl& group, const at::Tensor& tensor, std::int64_t elements) {
+  const comm::Transport& transport = group.carrier(tensor);
   return elements <= transport.most_elements ? transport : group.transports.control;
 }
 
@@ -274,7 +274,7 @@ PendingCollective start_reduce_scatter(const comm::GroupPtr& group, const at::Te
   constexpr std::string_view kName = "reduce_scatter_into";
   if (group->is_alone()) copy_elements(out, in);
   if (group->is_alone() || out.numel() == 0) return {};
-  const comm::Transport& transport = group->transports.of(in);
+  const comm::Transport& transport = group->carrier(in);
   if (transport.is_on_stream && reduces(transport, in.scalar_type(), op)) {
     ::c10d::ReduceScatterOptions options;
     options.reduceOp = c10d_op(op);
@@ -393,14 +393,14 @@ void ProcessGroup::all_to_all(const at::Tensor& out, const at::Tensor& in, std::
            impl_->where("all_to_all"), r, comes, expected);
     }
   });
-  comm::start_all_to_all(impl_, impl_->transports.of(in), "all_to_all", out, in, out_splits, in_splits).wait();
+  comm::start_all_to_all(impl_, impl_->carrier(in), "all_to_all", out, in, out_splits, in_splits).wait();
 }
 
 PendingCollective ProcessGroup::start_all_to_all(const at::Tensor& out, const at::Tensor& in,
                                                  std::span<const std::int64_t> out_splits,
                                                  std::span<const std::int64_t> in_splits) const {
   check_alone(*impl_, "all_to_all", [&] { check_all_to_all(*impl_, out, in, out_splits, in_splits); });
-  return comm::start_all_to_all(impl_, impl_->transports.of(in), "all_to_all", out, in, out_splits, in_splits);
+  return comm::start_all_to_all(impl_, impl_->carrier(in), "all_to_all", out, in, out_splits, in_splits);
 }
 
 void ProcessGroup::gather(const at::Tensor& out, const at::Tensor& in, int root) const {

@@ -43,7 +43,13 @@ class ProcessGroup::Impl {
   bool is_alone() const { return transports.cpu.backend == nullptr; }
 
   // Makes the transports. Throws Error(rank_failure) naming `operation` if other ranks do not connect.
-  void connect(std::string_view operation);
+  void connect(std::string_view operation, const std::optional<comm::Split>& split = {});
+  // Returns the transport that carries a collective on `tensor`, after all ranks have connected on its device.
+  const comm::Transport& carrier(const at::Tensor& tensor);
+  // Returns how all ranks of this group together make a subgroup, if the backend can make one from its connections.
+  std::optional<comm::Split> next_split() const;
+  // Takes part in a split for a subgroup that this rank is not in.
+  void leave_split(const comm::Split& split);
 
   // Numbers the next call of this group. All ranks must make the same calls.
   comm::Call next_call(std::string_view call_name);
@@ -97,6 +103,8 @@ class ProcessGroup::Impl {
 
  private:
   [[noreturn]] void fail_as(const comm::Call& call, const std::string& why);
+  // Runs `step` of the backend, which waits for all ranks, as the call `name`.
+  void connect_devices(std::string_view name, std::function<void(comm::Backend& backend)> step);
   // Sends `out` to `peer` and receives `in` from it, over Gloo.
   void swap_with(int peer, const comm::Call& call, const at::Tensor& out, const at::Tensor& in);
   // Returns the collective that `peer` waits in and this rank has not begun, or nothing.
@@ -107,7 +115,8 @@ class ProcessGroup::Impl {
   void meet_after_left_step(const comm::Call& call);
 
   std::string broken_;
-  bool is_comparing_ = false;  // in compare_calls
+  bool is_comparing_ = false;           // in compare_calls
+  std::vector<c10::Device> connected_;  // devices on which the ranks have connected
   // How many steps this rank has left, after which call the last one, and how many of them the others have left, too.
   std::uint64_t left_steps_ = 0, left_after_ = 0, met_steps_ = 0;
 };

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "comm/backend/run_unless.h"
 #include "comm/exceptions.h"
 #include "comm/group_impl.h"
 #include "comm/rendezvous/store.h"
@@ -39,11 +40,11 @@ std::string ProcessGroup::Impl::where(std::string_view call) const {
   return fmt::format("{} on rank {} of {} ({})", call, rank, size(), name);
 }
 
-void ProcessGroup::Impl::connect(std::string_view operation) {
+void ProcessGroup::Impl::connect(std::string_view operation, const std::optional<comm::Split>& split) {
   liveness->enter({name, 0, "the connection to other ranks"});
   try {
     transports =
-        comm::make_transports(backend_name, {store, rank, size(), timeout}, [&] { return liveness->failure(); });
+        comm::make_transports(backend_name, {store, rank, size(), timeout, split}, [&] { return liveness->failure(); });
   } catch (const Error&) {
     liveness->leave(name);
     throw;
@@ -57,6 +58,37 @@ void ProcessGroup::Impl::connect(std::string_view operation) {
   const comm::Transport& transport = transports.accelerator;
   if (transport.is_on_stream && transport.abort != nullptr)
     watchdog = std::make_unique<comm::Watchdog>(transport, liveness, timeout);
+  if (split) connected_.push_back(split->device);
+}
+
+void ProcessGroup::Impl::connect_devices(std::string_view call_name, std::function<void(comm::Backend&)> step) {
+  const Call call = next_call(call_name);
+  guard(call, timeout, [&] {
+    comm::run_unless([this] { return liveness->failure(); }, timeout,
+                     [backend = transports.accelerator.backend, step = std::move(step)] { step(*backend); });
+  });
+}
+
+const comm::Transport& ProcessGroup::Impl::carrier(const at::Tensor& tensor) {
+  const comm::Transport& transport = transports.of(tensor);
+  const c10::Device device = tensor.device();
+  if (transport.connect == nullptr || std::find(connected_.begin(), connected_.end(), device) != connected_.end())
+    return transport;
+  connect_devices("the connection on a device",
+                  [connect = transport.connect, device](comm::Backend& backend) { connect(backend, device); });
+  connected_.push_back(device);
+  return transport;
+}
+
+std::optional<comm::Split> ProcessGroup::Impl::next_split() const {
+  const comm::Transport& transport = transports.accelerator;
+  if (transport.leave_split == nullptr || connected_.empty()) return std::nullopt;
+  return comm::Split{transport.backend, connected_.front(), static_cast<int>(subgroups)};
+}
+
+void ProcessGroup::Impl::leave_split(const comm::Split& split) {
+  connect_devices("subgroup", [leave = transports.accelerator.leave_split,
+                               device = split.device](comm::Backend& backend) { leave(backend, device); });
 }
 
 Call ProcessGroup::Impl::next_call(std::string_view call_name) {
@@ -181,9 +213,13 @@ std::optional<ProcessGroup> ProcessGroup::subgroup(std::span<const int> ranks) c
   };
   // The last rank of a broken group needs no other for a group of its own.
   if (!impl_->is_broken() || members != std::vector<int>{rank()}) check_call("subgroup", check);
+  const std::optional<comm::Split> split = members.size() > 1 ? impl_->next_split() : std::nullopt;
   const std::uint64_t number = impl_->subgroups++;
   const auto mine = std::find(members.begin(), members.end(), rank());
-  if (mine == members.end()) return std::nullopt;
+  if (mine == members.end()) {
+    if (split) impl_->leave_split(*split);
+    return std::nullopt;
+  }
 
   auto group = std::make_shared<Impl>();
   group->name = fmt::format("{}/{}", impl_->name, number);
@@ -196,7 +232,7 @@ std::optional<ProcessGroup> ProcessGroup::subgroup(std::span<const int> ranks) c
   if (impl_->is_alone() || members.size() == 1) return ProcessGroup(std::move(group));
   group->store = comm::with_prefix(group->name, impl_->store);
   group->backend_name = comm::backend_of_subgroups(impl_->backend_name);
-  group->connect(impl_->where("subgroup"));
+  group->connect(impl_->where("subgroup"), split);
   ProcessGroup met(std::move(group));
   met.barrier();  // as for the world: no rank leaves while others connect
   return met;

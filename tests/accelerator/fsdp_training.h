@@ -13,23 +13,29 @@
 
 namespace tessera::fsdp {
 
+// Returns a transport of the simulated NCCL, as make_nccl does.
+inline comm::Transport make_sim(const comm::BackendOptions& options) {
+  using Sim = sim::NcclBackend;
+  comm::Transport transport;
+  transport.name = "sim";
+  if (options.split) {
+    transport.backend = static_cast<Sim&>(*options.split->group)
+                            .split(Sim::SplitOptions{options.split->color, options.rank, options.size});
+  } else {
+    transport.backend = c10::make_intrusive<Sim>(options.store, options.rank, options.size);
+  }
+  transport.is_on_stream = true;
+  transport.device_type = c10::DeviceType::PrivateUse1;
+  transport.abort = [](comm::Backend& backend) { static_cast<Sim&>(backend).abort_work(); };
+  transport.connect = [](comm::Backend& backend, c10::Device) { static_cast<Sim&>(backend).connect(); };
+  transport.leave_split = [](comm::Backend& backend, c10::Device) { static_cast<Sim&>(backend).split(std::nullopt); };
+  return transport;
+}
+
 // Registers the accelerator, and the backend "sim", which has NCCL's semantics on it.
 inline void use_accelerator() {
   sim::install();
-  static const bool registered = (comm::register_backend("sim",
-                                                         [](const comm::BackendOptions& options) {
-                                                           comm::Transport transport;
-                                                           transport.name = "sim";
-                                                           transport.backend = c10::make_intrusive<sim::NcclBackend>(
-                                                               options.store, options.rank, options.size);
-                                                           transport.is_on_stream = true;
-                                                           transport.device_type = c10::DeviceType::PrivateUse1;
-                                                           transport.abort = [](comm::Backend& backend) {
-                                                             static_cast<sim::NcclBackend&>(backend).abort_work();
-                                                           };
-                                                           return transport;
-                                                         }),
-                                  true);
+  static const bool registered = (comm::register_backend("sim", make_sim), true);
   (void)registered;
 }
 

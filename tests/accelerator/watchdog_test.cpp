@@ -55,10 +55,48 @@ TEST_P(WatchdogTest, ARankThatThrowsIsNamed) {
   EXPECT_LT(steady_clock::now() - begin, std::chrono::seconds(30));
 }
 
+// The host itself waits there.
+TEST_P(WatchdogTest, ARankThatIsMissingWhenTheOthersConnectIsNamed) {
+  std::vector<std::string> told(3);
+  const auto run = [&](const ProcessGroup& group) {
+    const c10::DeviceGuard guard(sim::device(group.rank()));
+    if (group.rank() == 1) throw std::runtime_error("the disk is full");
+    try {
+      group.start_all_reduce(at::ones({8}, sim::on(group.rank()))).wait();
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::rank_failure);
+      told[static_cast<std::size_t>(group.rank())] = error.what();
+    }
+  };
+  EXPECT_THROW(run_local(3, run, {.timeout = std::chrono::minutes(5), .backend = "sim"}), std::exception);
+  for (const std::size_t rank : {0, 2}) {
+    EXPECT_THAT(told[rank], ::testing::HasSubstr("the connection on a device"));
+    EXPECT_THAT(told[rank], ::testing::HasSubstr("rank 1"));
+  }
+}
+
+TEST_P(WatchdogTest, SubgroupsTakeOverTheConnectionsOfTheirGroup) {
+  fsdp::run_on_devices(3, [](const ProcessGroup& group, at::Device device) {
+    const auto sum_in = [&](std::vector<int> ranks) {
+      const std::optional<ProcessGroup> own = group.subgroup(ranks);
+      if (!own) return -1.0F;
+      const at::Tensor x = at::full({4}, 1 << group.rank(), sim::on(device.index()));
+      own->start_all_reduce(x).wait();
+      return x.cpu()[3].item<float>();
+    };
+    EXPECT_EQ(sum_in({0, 1}), group.rank() < 2 ? 3 : -1) << "before the group has connected";
+    group.start_all_reduce(at::ones({8}, sim::on(device.index()))).wait();
+    EXPECT_EQ(sum_in({2, 0}), group.rank() != 1 ? 5 : -1);
+    EXPECT_EQ(sum_in({1}), group.rank() == 1 ? 2 : -1);
+    EXPECT_EQ(sum_in({0, 1, 2}), 7);
+  });
+}
+
 TEST_P(WatchdogTest, WhatIsWatchedDoesNotDelayTheCurrentStream) {
   std::promise<void> computed;
   const std::shared_future<void> has_computed = computed.get_future().share();
   fsdp::run_on_devices(2, [&](const ProcessGroup& group, at::Device device) {
+    group.start_all_reduce(at::ones({8}, sim::on(device.index()))).wait();  // the ranks connect
     const at::Tensor x = at::ones({8}, sim::on(device.index()));
     if (group.rank() == 1) has_computed.wait();
     PendingCollective pending = group.start_all_reduce(x);

@@ -3,12 +3,11 @@
 #include <fmt/ranges.h>
 
 #include <future>
-#include <memory>
-#include <stdexcept>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "comm/backend/run_unless.h"
 #include "comm/rendezvous/store.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/init.h"
@@ -22,26 +21,6 @@ using Backends = std::vector<std::pair<std::string, comm::MakeBackend>>;
 Backends& backends() {
   static Backends backends{{"gloo", comm::make_gloo}, {"nccl", comm::make_nccl}, {"mpi", comm::make_mpi}};
   return backends;
-}
-
-// Makes a backend in a thread of its own, which is abandoned if there is a failure: a backend waits for other ranks as
-// long as for a collective, even if they are dead.
-comm::Transport make_unless(const std::function<std::string()>& failure, comm::MakeBackend make,
-                            const comm::BackendOptions& options) {
-  constexpr std::chrono::milliseconds kSlice(100);
-  const auto promise = std::make_shared<std::promise<comm::Transport>>();
-  std::future<comm::Transport> made = promise->get_future();
-  std::thread([promise, make, options] {
-    try {
-      promise->set_value(make(options));
-    } catch (...) {
-      promise->set_exception(std::current_exception());
-    }
-  }).detach();
-  while (made.wait_for(kSlice) != std::future_status::ready) {
-    if (const std::string why = failure(); !why.empty()) throw std::runtime_error(why);
-  }
-  return made.get();
 }
 
 comm::MakeBackend find_backend(const std::string& name) {
@@ -67,15 +46,20 @@ void comm::register_backend(const std::string& name, MakeBackend make) { backend
 comm::Transports comm::make_transports(const std::string& name, const BackendOptions& options,
                                        const std::function<std::string()>& failure) {
   const MakeBackend make = find_backend(name);
+  // Gloo and MPI end by themselves after the timeout.
+  const auto make_in_thread = [&](MakeBackend make_backend, const BackendOptions& with,
+                                  std::optional<std::chrono::milliseconds> limit = {}) {
+    return run_unless(failure, limit, [make_backend, with] { return make_backend(with); });
+  };
   if (make == make_gloo) {
-    const Transport transport = make_unless(failure, make, options);
+    const Transport transport = make_in_thread(make, options);
     return {transport, transport, transport};
   }
   BackendOptions beside = options;
   beside.store = with_prefix("cpu", options.store);
-  const Transport gloo = make_unless(failure, make_gloo, beside);  // first: it finds out whether all ranks are there
+  const Transport gloo = make_in_thread(make_gloo, beside);  // first: it finds out whether all ranks are there
   // The thread that initializes MPI is its main thread.
-  const Transport transport = make == make_mpi ? make(options) : make_unless(failure, make, options);
+  const Transport transport = make == make_mpi ? make(options) : make_in_thread(make, options, options.timeout);
   return {gloo, transport.is_on_stream ? gloo : transport, transport};
 }
 

@@ -8,17 +8,26 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
+#include <optional>
 #include <string>
 
 #include "comm/c10d.h"
 
 namespace tessera::comm {
 
+// A subgroup that takes over the connections of the group it is made from. All ranks of that group take part.
+struct Split {
+  BackendPtr group;
+  c10::Device device;  // on which the group is connected
+  int color = 0;       // a number that no other subgroup of the group has
+};
+
 struct BackendOptions {
   StorePtr store;
   int rank = 0;
   int size = 1;
   std::chrono::milliseconds timeout{0};
+  std::optional<Split> split = {};  // for a backend with `leave_split`
 };
 
 // A backend that carries tensors of one kind of device.
@@ -37,6 +46,11 @@ struct Transport {
   c10::DeviceType device_type = c10::DeviceType::CPU;  // of the streams, if it is
   // Ends all work that waits for other ranks, if not null: what streams compute from then on is undefined.
   void (*abort)(Backend& backend) = nullptr;
+  // Connects the ranks on a device, if not null. Else the first collective on the device does, where nothing ends it
+  // if a rank is missing.
+  void (*connect)(Backend& backend, c10::Device device) = nullptr;
+  // Takes part in a split by which other ranks of the group make a subgroup, if the backend can split.
+  void (*leave_split)(Backend& backend, c10::Device device) = nullptr;
 };
 
 // The backends of a group. NCCL carries CUDA tensors only, and a rank that waits in MPI cannot stop waiting. So all but

@@ -22,8 +22,8 @@ namespace tessera::comm {
 // it has ended, or the failure is reported and the backend is aborted. The streams then continue, with undefined
 // elements; the next call of the group throws the failure.
 //
-// Not watched is what the host waits for within a call: NCCL connects in the first collective on a device, and in the
-// first message to a rank.
+// Not watched is what the host waits for within a call: NCCL may connect in the first message to a rank. Before the
+// first collective on a device the group connects (ProcessGroup::Impl::carrier).
 class Watchdog {
  public:
   // The transport has `abort`.

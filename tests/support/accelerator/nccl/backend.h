@@ -43,6 +43,14 @@ class NcclBackend final : public ::c10d::Backend {
   std::uint64_t getSequenceNumberForGroup() override { return calls_; }
   // Ends the work that waits for other ranks, as NCCL's does.
   ~NcclBackend() override { abort_work(); }
+  // Blocks until all ranks have connected, as the first collective on a device does.
+  void connect() { group_->meet(getRank()); }
+  // Returns the backend of a subgroup that all ranks of this group make together, as ncclCommSplit does. A rank that is
+  // not in it passes no options, and gets none.
+  struct SplitOptions {
+    int color = 0, rank = 0, size = 1;
+  };
+  c10::intrusive_ptr<NcclBackend> split(const std::optional<SplitOptions>& options);
   // As ncclCommAbort.
   void abort_work() { group_->abort(getRank()); }
   void startCoalescing() override;
@@ -84,6 +92,7 @@ class NcclBackend final : public ::c10d::Backend {
   WorkPtr work_of(Collective collective, StreamKey stream, Tensors results);
   StreamKey collective_stream(int device);
 
+  std::string name_;
   std::shared_ptr<Group> group_;
   std::uint64_t calls_ = 0;
   Tensors kept_;                                              // by the next work

@@ -205,9 +205,23 @@ std::string Group::new_name() {
   return "sim-nccl-" + std::to_string(++names);
 }
 
+void Group::meet(int rank) {
+  std::unique_lock lock(mutex_);
+  const int mine = ++meetings_[rank];
+  met_.notify_all();
+  met_.wait(lock, [&] {
+    if (aborted_.contains(rank)) return true;
+    for (int other = 0; other < size_; ++other) {
+      if (meetings_[other] < mine) return false;
+    }
+    return true;
+  });
+}
+
 void Group::abort(int rank) {
   const std::lock_guard lock(mutex_);
   aborted_.insert(rank);
+  met_.notify_all();
   for (const auto& [key, gathering] : gatherings_) {
     const auto& [source, destination, number] = key;
     if (source < 0) {

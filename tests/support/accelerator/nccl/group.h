@@ -5,6 +5,7 @@
 // result is computed by rank order, in the dtype of the tensors, once for all ranks: a reduction of r ranks is ((x0 +
 // x1) + x2) + ..., an average is that divided by r. A task that finds different collectives or sizes fails.
 
+#include <condition_variable>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -67,6 +68,9 @@ class Group {
 
   int size() const { return size_; }
 
+  // Blocks until all ranks have called it as often as this rank, or this rank was aborted.
+  void meet(int rank);
+
   // Ends the collectives and messages of a rank that wait for others, and those that it enqueues from now on.
   void abort(int rank);
 
@@ -89,6 +93,8 @@ class Group {
   std::mutex mutex_;
   std::map<Key, Gathering> gatherings_;
   std::set<int> aborted_;
+  std::map<int, int> meetings_;  // how often a rank has called meet()
+  std::condition_variable met_;
 };
 
 }  // namespace tessera::sim
