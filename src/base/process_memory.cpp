@@ -9,12 +9,8 @@ namespace tessera {
 
 namespace {
 
-std::uint64_t without_files(std::uint64_t bytes) { return bytes - std::min(bytes, status_bytes("RssFile")); }
-
-}  // namespace
-
-std::uint64_t status_bytes(std::string_view field) {
-  std::ifstream status("/proc/self/status");
+std::uint64_t bytes_in(const char* file, std::string_view field) {
+  std::ifstream status(file);
   for (std::string line; std::getline(status, line);) {
     if (!line.starts_with(field) || line.compare(field.size(), 1, ":") != 0) continue;
     return std::strtoull(line.c_str() + field.size() + 1, nullptr, 10) * 1024;
@@ -22,8 +18,18 @@ std::uint64_t status_bytes(std::string_view field) {
   return 0;
 }
 
-std::uint64_t own_memory_bytes() { return without_files(status_bytes("VmRSS")); }
-std::uint64_t peak_own_memory_bytes() { return without_files(status_bytes("VmHWM")); }
+// Of memory that processes share, each has its part.
+std::uint64_t own_part(std::uint64_t bytes) {
+  const std::uint64_t shared = status_bytes("RssFile") + status_bytes("RssShmem");
+  return bytes - std::min(bytes, shared) + bytes_in("/proc/self/smaps_rollup", "Pss_Shmem");
+}
+
+}  // namespace
+
+std::uint64_t status_bytes(std::string_view field) { return bytes_in("/proc/self/status", field); }
+
+std::uint64_t own_memory_bytes() { return own_part(status_bytes("VmRSS")); }
+std::uint64_t peak_own_memory_bytes() { return own_part(status_bytes("VmHWM")); }
 void forget_peak_memory() { std::ofstream("/proc/self/clear_refs") << "5"; }
 
 }  // namespace tessera

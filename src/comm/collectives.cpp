@@ -32,6 +32,7 @@ at::Tensor bytes_of(const at::Tensor& tensor) {
 // Returns whether the backend reduces this dtype itself. Gloo adds half only since 2.8 and only if it was built with
 // LibTorch's dtypes. c10d passes int8 to MPI as characters, which not every MPI adds.
 bool reduces(const comm::Transport& transport, at::ScalarType dtype, ReduceOp op) {
+  if (transport.is_complete) return true;
   const bool is_on_stream = transport.is_on_stream;
   switch (dtype) {
     case at::kFloat:
@@ -204,7 +205,7 @@ Start all_to_all(const at::Tensor& out, const at::Tensor& in, Splits out_splits,
 
 Start all_gather(const ProcessGroup::Impl& group, const comm::Transport& transport, const at::Tensor& out,
                  const at::Tensor& in) {
-  if (transport.is_on_stream) {
+  if (transport.is_on_stream || transport.is_complete) {
     return [to = out, from = in](comm::Backend& backend) mutable { return backend._allgather_base(to, from); };
   }
   const std::int64_t part = in.numel();
@@ -275,7 +276,7 @@ PendingCollective start_reduce_scatter(const comm::GroupPtr& group, const at::Te
   if (group->is_alone()) copy_elements(out, in);
   if (group->is_alone() || out.numel() == 0) return {};
   const comm::Transport& transport = group->carrier(in);
-  if (transport.is_on_stream && reduces(transport, in.scalar_type(), op)) {
+  if ((transport.is_on_stream || transport.is_complete) && reduces(transport, in.scalar_type(), op)) {
     ::c10d::ReduceScatterOptions options;
     options.reduceOp = c10d_op(op);
     at::Tensor to = out.detach(), from = in.detach();

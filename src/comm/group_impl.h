@@ -51,8 +51,8 @@ class ProcessGroup::Impl {
   // Takes part in a split for a subgroup that this rank is not in.
   void leave_split(const comm::Split& split);
 
-  // Numbers the next call of this group. All ranks must make the same calls.
-  comm::Call next_call(std::string_view call_name);
+  // Numbers the next call of this group. All ranks must make the same calls. CommDebugMode counts it if it `is_counted`.
+  comm::Call next_call(std::string_view call_name, bool is_counted = true);
   // Runs a step of `call`. An exception in it becomes Error(rank_failure), and the group is broken.
   void guard(const comm::Call& call, std::chrono::milliseconds limit, const std::function<void()>& step) {
     guard(call, limit, step, world_ranks);
@@ -75,7 +75,7 @@ class ProcessGroup::Impl {
   // Starts a collective without waiting. `finish` runs after it has ended.
   static PendingCollective begin(const std::shared_ptr<Impl>& group, std::string_view call_name,
                                  const comm::Transport& transport, const Start& start,
-                                 std::function<void()> finish = {});
+                                 std::function<void()> finish = {}, bool is_counted = true);
 
   // Compares calls, as ProcessGroup::check_call. Returns what each rank passed as `number`. If `describe` throws, its
   // exception reaches all ranks. `compared_as`, if not empty, is compared instead of the operation.

@@ -122,7 +122,7 @@ comm::Call begin_call(const ProcessGroup::Impl& group, std::string_view name, co
 // NCCL orders messages on the stream; Gloo reads and writes the memory of the CPU.
 const comm::Transport& carrier_of(const ProcessGroup::Impl& group, const at::Tensor& tensor) {
   const comm::Transport& own = group.transports.of(tensor);
-  return own.is_on_stream ? own : group.transports.control;
+  return own.is_on_stream ? own : group.transports.messages;
 }
 
 // Must run within guard(), which explains a connection that is closed already.
@@ -248,7 +248,7 @@ void ProcessGroup::Impl::swap_with(int peer, const comm::Call& call, const at::T
           for (const bool sends : {true, false}) {
             const at::Tensor& tensor = sends ? out : in;
             if (tensor.numel() != 0) {
-              messages.push_back(start_message(transports.control, {sends, peer}, tensor, kCallTag));
+              messages.push_back(start_message(transports.messages, {sends, peer}, tensor, kCallTag));
             }
           }
           wait_for_peer(messages, call, peer);

@@ -7,6 +7,7 @@
 #include "comm/backend/run_unless.h"
 #include "comm/exceptions.h"
 #include "comm/group_impl.h"
+#include "comm/host/connect.h"
 #include "comm/rendezvous/store.h"
 #include "comm/work.h"
 
@@ -91,9 +92,9 @@ void ProcessGroup::Impl::leave_split(const comm::Split& split) {
                                device = split.device](comm::Backend& backend) { leave(backend, device); });
 }
 
-Call ProcessGroup::Impl::next_call(std::string_view call_name) {
+Call ProcessGroup::Impl::next_call(std::string_view call_name, bool is_counted) {
   Call call{name, ++calls, std::string(call_name), is_comparing_};
-  liveness->count(call);
+  if (is_counted) liveness->count(call);
   return call;
 }
 
@@ -143,10 +144,10 @@ void ProcessGroup::Impl::run(std::string_view call_name, const comm::Transport& 
 
 PendingCollective ProcessGroup::Impl::begin(const std::shared_ptr<Impl>& group, std::string_view call_name,
                                             const comm::Transport& transport, const Start& start,
-                                            std::function<void()> finish) {
+                                            std::function<void()> finish, bool is_counted) {
   PendingCollective pending;
   pending.state_ = std::make_shared<PendingCollective::State>(
-      PendingCollective::State{group, transport, comm::WorkPtr(), group->next_call(call_name), std::move(finish)});
+      PendingCollective::State{group, transport, comm::WorkPtr(), group->next_call(call_name, is_counted), std::move(finish)});
   PendingCollective::State& state = *pending.state_;
   group->guard(state.call, group->timeout, [&] { state.work = group->start(state.transport, state.call, start); });
   return pending;
@@ -233,6 +234,7 @@ std::optional<ProcessGroup> ProcessGroup::subgroup(std::span<const int> ranks) c
   group->store = comm::with_prefix(group->name, impl_->store);
   group->backend_name = comm::backend_of_subgroups(impl_->backend_name);
   group->connect(impl_->where("subgroup"), split);
+  comm::use_host_memory(group);
   ProcessGroup met(std::move(group));
   met.barrier();  // as for the world: no rank leaves while others connect
   return met;

@@ -61,6 +61,8 @@ class Streams {
   // Whether all work on shards comes after wait_for_current(): during forward and backward of a model. Otherwise each
   // unshard waits for the current stream.
   bool is_in_step = false;
+  // Whether ranks that share memory meet at the end of forward and backward, and not after each reshard.
+  bool meets_after_backward = false;
 
   // Frees the memory of a tensor that was allocated on the unshard stream and last used on the current one. In a step
   // it is held.

@@ -14,12 +14,19 @@
 ///
 /// Every function that communicates is a collective of `group`. A handle may be used by one thread at a time.
 ///
+/// If all ranks of the group are on one host, the unsharded flat parameter on the CPU is one piece of memory that they
+/// share, and each rank's shard is a part of it if `param_dtype` is that of the parameters. Nothing is copied then:
+/// unsharding waits until all ranks have called it, and resharding until all have resharded, after which shards may be
+/// written to. What a rank writes to unsharded parameters outside of a summon is seen by no other rank, and lost when
+/// it reshards, as without shared memory. TESSERA_HOST_MEMORY=0 in the environment of any rank turns this off.
+///
 /// Two environment variables, read by the constructor, help to measure the cost of communication; training results are
 /// meaningless with either. FSDP_USE_FAKE_ALL_GATHER=1 gathers nothing and sets the other ranks' elements to 0.
 /// FSDP_USE_FAKE_REDUCE=1 reduces nothing. PyTorch: torch/distributed/fsdp/_flat_param.py.
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -32,6 +39,7 @@
 #include "tessera/layout/flat_param_layout.h"
 
 namespace tessera::comm {
+class HostMemory;
 class Mark;
 }
 
@@ -133,17 +141,23 @@ class FlatParamHandle {
   void wait_unshard();
   /// Unshards the parameters, in `param_dtype`. Calls start_unshard() if necessary, then blocks until it completes.
   void unshard();
-  /// Shards the parameters again. Without `frees_unsharded` their gathered memory is kept and the next unshard() does
+  /// Shards the parameters again. A collective if the ranks share memory. Without `frees_unsharded` their gathered memory is kept and the next unshard() does
   /// not communicate; whoever changes the shard before that must call free_unsharded(), on all ranks.
   void reshard(bool frees_unsharded = true);
-  /// Frees the gathered memory unless the parameters are unsharded. On a device it is held until another unit needs it.
+  /// Frees the gathered memory unless the parameters are unsharded. A collective if the ranks share memory. On a device it is held until another unit needs it.
   void free_unsharded();
+  /// Returns whether the unsharded flat parameter is in memory that the ranks share.
+  bool shares_memory() const { return computing_.host != nullptr; }
+  /// If the ranks share memory, blocks until all of them have called it; shards may be written to then. reshard() does
+  /// this itself, unless a FullyShardedDataParallel does it once for all units. Returns false if they share no memory.
+  bool meet_after_reshard();
   bool is_unsharded() const { return is_unsharded_; }
   /// Returns whether start_unshard() was called and the memory has not been freed since.
   bool is_gathered() const { return unsharded_->is_gathered; }
   /// Returns whether this rank's elements in what is gathered are still those of the shard, bit by bit. True if nothing
   /// is gathered, or nothing needs to be. Compares as many elements as the shard has. On a device, where the host would
-  /// have to wait for that, compares whether ops on the shard or its pieces have written since.
+  /// have to wait for that, compares whether ops on the shard or its pieces have written since; in memory that ranks
+  /// share, compares a checksum if they have.
   bool is_gathered_current();
   /// As unshard(), in the parameters' own dtype and in memory that end_summon() frees: what is gathered stays as it is,
   /// for forward and backward. The parameters must be sharded.
@@ -234,7 +248,9 @@ class FlatParamHandle {
     PendingCollective gathering;
     at::Tensor input;                      // of `gathering`, if it is a copy of the shard
     std::shared_ptr<comm::Mark> gathered;  // the end of `gathering`; null until that was waited for
-    std::vector<std::uint32_t> versions;   // of the shard and its pieces when they were gathered, on a device
+    std::vector<std::uint32_t> versions;   // of the shard and its pieces when they were gathered, if that is compared
+    std::optional<std::uint32_t> checksum;  // of the shard when it was resharded and kept, if it is part of `flat`
+    std::shared_ptr<comm::HostMemory> host;  // what `flat` is a view of; null if it has memory of its own
     bool is_gathered = false, is_stale = false;
   };
 
@@ -243,7 +259,13 @@ class FlatParamHandle {
   std::vector<std::uint32_t> versions() const;
   void finish_gathering();
   void free_gathered();
-  Unsharded make_unsharded(at::ScalarType dtype) const;
+  std::shared_ptr<comm::HostMemory> make_host_memory() const;
+  at::Tensor part_of(const comm::HostMemory& host) const;
+  bool has_shard_in_host_memory() const;
+  std::uint32_t shard_checksum() const;
+  void start_unshard_in_host_memory();
+  at::Tensor make_shard(at::ScalarType dtype, const std::shared_ptr<comm::HostMemory>& host) const;
+  Unsharded make_unsharded(at::ScalarType dtype, std::shared_ptr<comm::HostMemory> host = nullptr) const;
   at::Tensor view_of(const at::Tensor& unsharded, std::size_t i) const;
   at::Tensor flat_view_of(const at::Tensor& unsharded, std::size_t i) const;
   at::Tensor sharded_view_of(const at::Tensor& shard, std::size_t i) const;

@@ -53,14 +53,14 @@ comm::Transports comm::make_transports(const std::string& name, const BackendOpt
   };
   if (make == make_gloo) {
     const Transport transport = make_in_thread(make, options);
-    return {transport, transport, transport};
+    return {transport, transport, transport, transport};
   }
   BackendOptions beside = options;
   beside.store = with_prefix("cpu", options.store);
   const Transport gloo = make_in_thread(make_gloo, beside);  // first: it finds out whether all ranks are there
   // The thread that initializes MPI is its main thread.
   const Transport transport = make == make_mpi ? make(options) : make_in_thread(make, options, options.timeout);
-  return {gloo, transport.is_on_stream ? gloo : transport, transport};
+  return {gloo, transport.is_on_stream ? gloo : transport, transport, gloo};
 }
 
 std::string comm::backend_of_subgroups(const std::string& name) { return name == "mpi" ? "gloo" : name; }

@@ -43,6 +43,8 @@ struct Transport {
   // Whether its work completes in the current stream, not when the host waits. Such a backend carries no tensors on
   // CPU, gathers into one buffer, and reduces half, bfloat16 and averages itself.
   bool is_on_stream = false;
+  // Whether it gathers into one buffer, and reduces every dtype and averages itself.
+  bool is_complete = false;
   c10::DeviceType device_type = c10::DeviceType::CPU;  // of the streams, if it is
   // Ends all work that waits for other ranks, if not null: what streams compute from then on is undefined.
   void (*abort)(Backend& backend) = nullptr;
@@ -56,8 +58,17 @@ struct Transport {
 // The backends of a group. NCCL carries CUDA tensors only, and a rank that waits in MPI cannot stop waiting. So all but
 // Gloo have a Gloo backend next to them, which carries payloads of bytes and the comparison of calls, and with a
 // backend on streams the tensors on CPU.
+//
+// Ranks that share a host's memory communicate through it instead, but for messages and what is on a device.
 struct Transports {
   Transport control, cpu, accelerator;
+  Transport messages;  // of two ranks
+  // Replaces what carries tensors on the CPU and the comparison of calls, unless the group is on MPI.
+  void use_on_cpu(const Transport& transport) {
+    control = transport;
+    if (accelerator.is_on_stream || accelerator.name == "gloo") cpu = transport;
+    if (accelerator.name == "gloo") accelerator = transport;
+  }
   const Transport& of(const at::Tensor& tensor) const { return tensor.is_cpu() ? cpu : accelerator; }
 };
 

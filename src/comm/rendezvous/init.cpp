@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "comm/group_impl.h"
+#include "comm/host/connect.h"
 #include "comm/rendezvous/meeting.h"
 #include "comm/rendezvous/store.h"
 #include "comm/rendezvous/world.h"
@@ -38,6 +39,7 @@ ProcessGroup comm::make_world(const World& world) {
   group->store = world.store;
   group->liveness = world.liveness;
   group->connect("init process group");
+  use_host_memory(group);
   // Keeps a rank from leaving while others still connect to it.
   ProcessGroup met(std::move(group));
   met.barrier();

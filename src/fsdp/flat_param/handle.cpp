@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/equal.h>
+#include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
@@ -16,7 +17,9 @@
 #include "fsdp/flat_param/storage.h"
 #include "fsdp/streams.h"
 #include "fsdp/warn.h"
+#include "tessera/base/crc32.h"
 #include "tessera/base/error.h"
+#include "tessera/comm/internal/host_memory.h"
 
 namespace tessera::fsdp {
 
@@ -168,6 +171,9 @@ void explain_padding(const FlatParamLayout& layout, const ProcessGroup& group) {
                   kMake, printable(layout.params()[0].fqn), numel, padded, padded - numel, layout.world_size()));
 }
 
+// Returns whether tensors of one dtype are equal, NaN to itself.
+bool have_same_bits(const at::Tensor& a, const at::Tensor& b) { return at::equal(a.view(at::kByte), b.view(at::kByte)); }
+
 // Returns the elements of a dense tensor in memory order.
 at::Tensor in_memory_order(const at::Tensor& tensor) { return tensor.detach().as_strided({tensor.numel()}, {1}); }
 
@@ -204,11 +210,8 @@ FlatParamHandle::FlatParamHandle(const std::vector<NamedParameter>& params, cons
     const auto found = std::find_if(params.begin(), params.end(), [&](const auto& p) { return p.fqn == info.fqn; });
     params_.push_back(found->parameter);
   }
-  const at::TensorOptions of_shard = at::TensorOptions().dtype(dtype).device(shard_device());
-  flat_param_ =
-      shard_device() == options_.device
-          ? empty_flat(layout_.sharded_numel(), of_shard).zero_()
-          : at::zeros({layout_.sharded_numel()}, of_shard.pinned_memory(true));  // copies do not block the host
+  const std::shared_ptr<comm::HostMemory> host = make_host_memory();
+  flat_param_ = make_shard(dtype, host);
   for (std::size_t i = 0; i < params_.size(); ++i) {
     const std::optional<ShardParamInfo> info = layout_.shard_param_info(shard_rank(), i);
     if (!info) continue;
@@ -216,7 +219,7 @@ FlatParamHandle::FlatParamHandle(const std::vector<NamedParameter>& params, cons
         .copy_(in_memory_order(flattened(layout_.params()[i].fqn, params_[i], options_))
                    .narrow(0, info->intra_param_start_idx, info->numel_in_shard));
   }
-  computing_ = make_unsharded(compute_dtype_);
+  computing_ = make_unsharded(compute_dtype_, host);
   if (compute_dtype_ != dtype) full_precision_ = make_unsharded(dtype);
   for (std::size_t i = 0; i < params_.size(); ++i) {
     const bool has_view = options_.use_orig_params || !is_sharded(options_.strategy);
@@ -243,15 +246,45 @@ at::Device FlatParamHandle::shard_device() const {
   return options_.offload_params ? at::Device(at::kCPU) : options_.device;
 }
 
+// Returns memory for the unsharded flat parameter that the ranks share, null if they cannot.
+std::shared_ptr<comm::HostMemory> FlatParamHandle::make_host_memory() const {
+  if (!is_sharded(options_.strategy) || !comm::HostMemory::is_available(group_)) return nullptr;
+  const bool can_share = options_.device.is_cpu() && !switches_.fakes_all_gather;
+  const auto numel = static_cast<std::size_t>(layout_.padded_unsharded_numel());
+  return comm::HostMemory::make(group_, numel * c10::elementSize(compute_dtype_), can_share);
+}
+
+// Returns this rank's part of that memory.
+at::Tensor FlatParamHandle::part_of(const comm::HostMemory& host) const {
+  const std::int64_t numel = layout_.sharded_numel();
+  const std::size_t offset_bytes =
+      static_cast<std::size_t>(shard_rank() * numel) * c10::elementSize(compute_dtype_);
+  return host.tensor(offset_bytes, numel, compute_dtype_);
+}
+
+at::Tensor FlatParamHandle::make_shard(at::ScalarType dtype, const std::shared_ptr<comm::HostMemory>& host) const {
+  if (host != nullptr && dtype == compute_dtype_) return part_of(*host).zero_();
+  const at::TensorOptions options = at::TensorOptions().dtype(dtype).device(shard_device());
+  if (shard_device() == options_.device) return empty_flat(layout_.sharded_numel(), options).zero_();
+  return at::zeros({layout_.sharded_numel()}, options.pinned_memory(true));  // copies do not block the host
+}
+
 // Returns an unsharded flat parameter, without memory unless it shares the shard's.
-FlatParamHandle::Unsharded FlatParamHandle::make_unsharded(at::ScalarType dtype) const {
+FlatParamHandle::Unsharded FlatParamHandle::make_unsharded(at::ScalarType dtype,
+                                                           std::shared_ptr<comm::HostMemory> host) const {
   Unsharded unsharded;
-  if (is_sharded(options_.strategy) || dtype != flat_param_.scalar_type() || shard_device() != options_.device) {
+  if (host != nullptr) {
+    unsharded.flat = at::from_blob(
+        host->view()->data(), {layout_.padded_unsharded_numel()}, [view = host->view()](void*) {},
+        at::TensorOptions().dtype(dtype));
+  } else if (is_sharded(options_.strategy) || dtype != flat_param_.scalar_type() ||
+             shard_device() != options_.device) {
     unsharded.flat =
         empty_flat(layout_.padded_unsharded_numel(), at::TensorOptions().dtype(dtype).device(options_.device));
   } else {
     unsharded.flat = flat_param_.detach();
   }
+  unsharded.host = std::move(host);
   unsharded.views = unflatten_as(unsharded.flat);  // extensions may read it, so its memory is freed after this
   if (!unsharded.flat.is_alias_of(flat_param_)) free_storage(unsharded.flat);
   return unsharded;
@@ -327,6 +360,7 @@ void FlatParamHandle::use_streams(std::shared_ptr<Streams> streams) { streams_ =
 void FlatParamHandle::start_unshard() {
   if (unsharded_->is_gathered || unsharded_->flat.is_alias_of(flat_param_)) return;
   const c10::NoGradGuard no_grad;
+  if (unsharded_->host != nullptr) return start_unshard_in_host_memory();
   if (!streams_->is_in_step) streams_->wait_for_current();
   const at::Tensor &flat = unsharded_->flat, shard = flat_param_.detach();
   at::Tensor input = shard;
@@ -351,6 +385,26 @@ void FlatParamHandle::start_unshard() {
   if (!flat.is_cpu()) unsharded_->versions = versions();
   if (!input.is_same(shard)) unsharded_->input = std::move(input);
   if (unsharded_->gathering.completes_on_stream()) finish_gathering();
+}
+
+// The parameters are gathered when all ranks have written their shards.
+void FlatParamHandle::start_unshard_in_host_memory() {
+  const std::shared_ptr<comm::HostView>& view = unsharded_->host->view();
+  if (!has_shard_in_host_memory()) part_of(*unsharded_->host).copy_(flat_param_.detach());
+  unsharded_->gathering = comm::HostMemory::start_meeting(group_, "all_gather_into", /*is_counted=*/true);
+  set_storage(unsharded_->flat, view->data(), view);
+  unsharded_->is_gathered = true;
+  unsharded_->versions = versions();
+}
+
+bool FlatParamHandle::has_shard_in_host_memory() const {
+  return computing_.host != nullptr && compute_dtype_ == flat_param_.scalar_type();
+}
+
+bool FlatParamHandle::meet_after_reshard() {
+  if (computing_.host == nullptr) return false;
+  comm::HostMemory::start_meeting(group_, "reshard", /*is_counted=*/false).wait();
+  return true;
 }
 
 // Makes the current stream wait for what was started: the unshard stream if that completes on a stream, otherwise,
@@ -381,7 +435,8 @@ void FlatParamHandle::unshard() {
 void FlatParamHandle::reshard(bool frees_unsharded) {
   if (is_unsharded_) set_params(sharded_views_);
   is_unsharded_ = false;
-  if (frees_unsharded) free_unsharded();
+  if (frees_unsharded) return free_unsharded();
+  if (unsharded_->host != nullptr && has_shard_in_host_memory()) unsharded_->checksum = shard_checksum();
 }
 
 void FlatParamHandle::free_unsharded() {
@@ -391,8 +446,15 @@ void FlatParamHandle::free_unsharded() {
 void FlatParamHandle::free_gathered() {
   if (!unsharded_->is_gathered) return;
   wait_unshard();
-  streams_->free(unsharded_->flat);
+  if (unsharded_->host != nullptr) {
+    free_storage(unsharded_->flat);
+    unsharded_->host->view()->drop_writes();
+    if (!streams_->meets_after_backward) meet_after_reshard();
+  } else {
+    streams_->free(unsharded_->flat);
+  }
   unsharded_->gathered.reset();
+  unsharded_->checksum.reset();
   unsharded_->is_gathered = unsharded_->is_stale = false;
 }
 
@@ -402,14 +464,21 @@ std::vector<std::uint32_t> FlatParamHandle::versions() const {
   return versions;
 }
 
+std::uint32_t FlatParamHandle::shard_checksum() const {
+  return crc32({static_cast<const std::uint8_t*>(flat_param_.data_ptr()), flat_param_.nbytes()});
+}
+
 bool FlatParamHandle::is_gathered_current() {
   if (!is_gathered()) return true;
   wait_unshard();
   const at::Tensor& flat = unsharded_->flat;
-  if (!flat.is_cpu()) return unsharded_->versions == versions();
+  const bool is_the_shard = unsharded_->host != nullptr && has_shard_in_host_memory();
+  if (!flat.is_cpu() || is_the_shard) {
+    return unsharded_->versions == versions() || (is_the_shard && unsharded_->checksum == shard_checksum());
+  }
   const at::Tensor found = is_sharded(options_.strategy) ? shard_of(flat) : flat.detach();
   const at::Tensor expected = flat_param_.detach().to(flat.device(), flat.scalar_type());
-  return at::equal(found.view(at::kByte), expected.view(at::kByte));  // NaN equals itself
+  return have_same_bits(found, expected);
 }
 
 void FlatParamHandle::use_full_precision(bool on) {
@@ -490,7 +559,8 @@ void FlatParamHandle::check_unsharded(bool with_grads) const {
 void FlatParamHandle::write_back_unsharded() {
   const c10::NoGradGuard no_grad;
   expect_unsharded("write_back_unsharded");
-  flat_param_.detach().copy_(shard_of(flatten_tensors(params_)));
+  const at::Tensor shard = flat_param_.detach(), changed = shard_of(flatten_tensors(params_));
+  if (!have_same_bits(shard, changed)) shard.copy_(changed);  // what is gathered stays current if nothing changes
 }
 
 bool FlatParamHandle::write_back_params() {

@@ -7,6 +7,8 @@
 #include <malloc.h>
 #endif
 
+#include <utility>
+
 #include "tessera/base/internal/block_cache.h"
 #include "tessera/tensor/internal/empty_shard.h"
 
@@ -33,6 +35,14 @@ void allocate_storage(const at::Tensor& tensor) {
   c10::StorageImpl& from = *fresh.storage().unsafeGetStorageImpl();
   storage.set_nbytes(from.nbytes());
   storage.set_data_ptr_noswap(from.set_data_ptr(c10::DataPtr(nullptr, from.device())));
+}
+
+void set_storage(const at::Tensor& tensor, void* data, std::shared_ptr<const void> owner) {
+  using Owner = std::shared_ptr<const void>;
+  c10::StorageImpl& storage = *tensor.storage().unsafeGetStorageImpl();
+  storage.set_nbytes(static_cast<std::size_t>(tensor.numel()) * tensor.element_size());
+  storage.set_data_ptr_noswap(c10::DataPtr(
+      data, new Owner(std::move(owner)), [](void* context) { delete static_cast<Owner*>(context); }, at::kCPU));
 }
 
 at::Tensor empty_flat(std::int64_t numel, const at::TensorOptions& options) {

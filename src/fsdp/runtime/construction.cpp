@@ -166,6 +166,7 @@ Runtime::Runtime(std::shared_ptr<torch::nn::Module> module, const ProcessGroup& 
   const auto with_params =
       std::find_if(found.begin(), found.end(), [](const auto& unit) { return !unit.params.empty(); });
   streams_ = std::make_shared<Streams>(with_params == found.end() ? at::kCPU : device_of(*with_params, options_));
+  streams_->meets_after_backward = true;
   std::size_t freed_bytes = 0;
   for (const FoundUnit& unit : found) {
     owned_.emplace_back();

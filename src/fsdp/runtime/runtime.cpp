@@ -222,8 +222,21 @@ void Runtime::end_forward(bool has_gradient) {
   check_order({nullptr, /*is_call=*/true});
   is_order_checked_ = true;
   leave_forward();
-  if (has_gradient) return;
-  for (Unit* unit : units_) unit->handle()->reshard();  // frees units that were prefetched but not called
+  if (!has_gradient) {
+    for (Unit* unit : units_) unit->handle()->reshard();  // frees units that were prefetched but not called
+  }
+  meet();
+}
+
+// Waits until all ranks that share memory with this one have come here, and no longer read the parameters in it, so
+// that shards may be written to.
+void Runtime::meet() {
+  std::vector<std::string> met;  // groups
+  for (const Unit* unit : units_) {
+    const std::string& group = unit->handle()->group().name();
+    if (std::find(met.begin(), met.end(), group) != met.end()) continue;
+    if (unit->handle()->meet_after_reshard()) met.push_back(group);
+  }
 }
 
 // The streams start after what has been enqueued, such as the optimizer's step and data that was written back.
@@ -425,7 +438,12 @@ class Runtime::BackwardEnd {
   BackwardEnd(const BackwardEnd&) = delete;
   BackwardEnd& operator=(const BackwardEnd&) = delete;
   void end() {
-    if (*alive_) runtime_.in_backward([this] { runtime_.end_backward(); });
+    if (*alive_) {
+      runtime_.in_backward([this] {
+        runtime_.end_backward();
+        runtime_.meet();
+      });
+    }
     has_ended_ = true;
   }
 

@@ -132,6 +132,7 @@ class Runtime {
   void begin_forward();
   void end_forward(bool has_gradient);
   void leave_forward();
+  void meet();
   void abandon();
   void check_parameters() const;
   void prepare_for_forward(Unit& unit);

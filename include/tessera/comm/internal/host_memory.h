@@ -1,0 +1,63 @@
+#pragma once
+// Memory that all ranks of a group have in common, where all of them are on one host.
+//
+// Each rank writes to a part of its own through tensor(), and reads all of it through a HostView. The ranks order writes
+// and reads by meetings:
+//
+//   write my part; meet; read through the view; meet; write my part again
+//
+// Law: a read after a meeting sees what each rank wrote before it called start_meeting.
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <memory>
+#include <string_view>
+
+#include "tessera/comm/process_group.h"
+
+namespace tessera::comm {
+
+class Descriptor;
+class Mapping;
+
+// A view of host memory that this rank may also write to: no other rank sees that, and this rank until drop_writes().
+class HostView {
+ public:
+  HostView(const Descriptor& memory, std::size_t size_bytes);
+  ~HostView();
+  HostView(const HostView&) = delete;
+  HostView& operator=(const HostView&) = delete;
+
+  void* data() const { return data_; }
+  // Lets the view be that of the memory again where this rank has written to it.
+  void drop_writes() noexcept;
+
+ private:
+  std::uint8_t* data_ = nullptr;
+  std::size_t size_bytes_;
+};
+
+class HostMemory {
+ public:
+  // Returns whether the ranks of the group share memory, the same on all of them. Does not communicate.
+  static bool is_available(const ProcessGroup& group);
+  // Allocates `size_bytes`, set to 0, for the group. A collective. Requires is_available(). Returns null on all ranks if
+  // some rank does not want it, or has no such memory.
+  static std::shared_ptr<HostMemory> make(const ProcessGroup& group, std::size_t size_bytes, bool wants_it);
+
+  // Returns a one-dimensional tensor that shares the memory, and keeps it.
+  at::Tensor tensor(std::size_t offset_bytes, std::int64_t numel, at::ScalarType dtype) const;
+  const std::shared_ptr<HostView>& view() const { return view_; }
+
+  // Starts a meeting of the ranks of a group, which has ended when all of them have started it. `name` is that of a
+  // collective in errors, and in CommDebugMode if it `is_counted`. As ProcessGroup::start_*, it does not compare the
+  // ranks' calls.
+  static PendingCollective start_meeting(const ProcessGroup& group, std::string_view name, bool is_counted);
+
+ private:
+  std::shared_ptr<Mapping> mapping_;
+  std::shared_ptr<HostView> view_;
+};
+
+}  // namespace tessera::comm

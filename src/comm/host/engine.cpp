@@ -1,0 +1,78 @@
+#include "comm/host/engine.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <stdexcept>
+
+namespace tessera::comm {
+
+using Clock = std::chrono::steady_clock;
+
+void HostEngine::start(const HostOpPtr& op, bool after_previous) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  op->header().number = ++started_;
+  queue_.push_back({op, after_previous});
+  advance();
+}
+
+void HostEngine::advance() {
+  if (failure_) std::rethrow_exception(failure_);
+  try {
+    bool sends = true, receives = true;
+    for (std::size_t i = 0; i < queue_.size() && (sends || receives); ++i) {
+      Queued& queued = queue_[i];
+      if (queued.after_previous && i > 0) sends = false;  // the previous one has not ended
+      if (sends && !queued.has_sent) sends = queued.has_sent = queued.op->send(*host_);
+      if (queued.op->is_in_place() && !queued.has_sent) receives = false;
+      if (receives && !queued.has_received) receives = queued.has_received = queued.op->receive(*host_);
+      if (i == 0 && queued.has_sent && queued.has_received) {
+        queue_.pop_front();
+        --i;  // the next one is the first now
+      }
+    }
+  } catch (...) {
+    failure_ = std::current_exception();
+    throw;
+  }
+}
+
+bool HostEngine::is_queued(const HostOp& op) const {
+  return std::any_of(queue_.begin(), queue_.end(), [&](const Queued& queued) { return queued.op.get() == &op; });
+}
+
+bool HostEngine::has_ended(const HostOp& op) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  advance();
+  return !is_queued(op);
+}
+
+bool HostEngine::wait(const HostOp& op, std::chrono::milliseconds limit) {
+  const auto poll = [&] {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    advance();
+    return !is_queued(op);
+  };
+  return host_->wait(poll, [&] { check(); }, Clock::now() + limit);
+}
+
+void HostEngine::check() {
+  constexpr std::chrono::seconds kMostMismatched(3);
+  std::vector<int> left;
+  for (int r = 0; r < host_->size(); ++r) {
+    if (r != host_->rank() && host_->has_left(r)) left.push_back(r);
+  }
+  const std::lock_guard<std::mutex> lock(mutex_);
+  advance();  // what ranks had sent before they left
+  for (const int r : left) {
+    const bool is_awaited = std::any_of(queue_.begin(), queue_.end(), [r](const Queued& queued) {
+      return queued.op->awaits(r) || !queued.has_sent;
+    });
+    if (is_awaited) throw std::runtime_error(fmt::format("rank {} of the group has closed its shared memory", r));
+  }
+  if (queue_.empty() || queue_.front().op->mismatch().empty()) return mismatched_since_.reset();
+  if (!mismatched_since_) mismatched_since_ = Clock::now();
+  if (Clock::now() - *mismatched_since_ > kMostMismatched) throw std::runtime_error(queue_.front().op->mismatch());
+}
+
+}  // namespace tessera::comm

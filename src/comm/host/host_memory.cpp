@@ -1,0 +1,154 @@
+#include "tessera/comm/internal/host_memory.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "comm/group_impl.h"
+#include "comm/host/backend.h"
+
+namespace tessera::comm {
+
+namespace {
+
+constexpr char kAllocate[] = "allocate shared memory";
+
+HostBackend* backend_of(const ProcessGroup::Impl& group) {
+  return dynamic_cast<HostBackend*>(group.transports.control.backend.get());
+}
+
+// Memory in this process. The descriptor is closed when each rank has what it needs.
+struct Allocation {
+  Allocation() = default;
+  Allocation(Descriptor memory_in, std::size_t size_bytes)
+      : memory(std::make_shared<Descriptor>(std::move(memory_in))),
+        mapping(std::make_shared<Mapping>(*memory, 0, size_bytes)) {}
+  std::shared_ptr<Descriptor> memory;
+  std::shared_ptr<Mapping> mapping;
+};
+
+// Allocations of rank 0 for the threads of its process, by the group's memory.
+std::map<const void*, Allocation>& handed_over() {
+  static auto& allocations = *new std::map<const void*, Allocation>;
+  return allocations;
+}
+std::mutex& handed_over_mutex() {
+  static auto& mutex = *new std::mutex;
+  return mutex;
+}
+
+bool all_are(const GroupPtr& group, bool mine) {
+  const at::Tensor in = at::empty({1}, at::kLong), out = at::empty({group->size()}, at::kLong);
+  in.data_ptr<std::int64_t>()[0] = mine ? 1 : 0;
+  start_all_gather(group, group->transports.control, kAllocate, out, in).wait();
+  const auto* const all = out.data_ptr<std::int64_t>();
+  return std::all_of(all, all + group->size(), [](std::int64_t each) { return each == 1; });
+}
+
+bool succeeds(const std::function<void()>& step) {
+  try {
+    step();
+    return true;
+  } catch (const std::exception&) {  // the caller uses memory of its own
+    return false;
+  }
+}
+
+}  // namespace
+
+HostView::HostView(const Descriptor& memory, std::size_t size_bytes) : size_bytes_(size_bytes) {
+  void* const data =
+      ::mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, memory.number(), 0);
+  if (data == MAP_FAILED) throw std::bad_alloc();
+  data_ = static_cast<std::uint8_t*>(data);
+}
+
+HostView::~HostView() { ::munmap(data_, size_bytes_); }
+
+// A page that was written to is a copy, and no longer one of the file. To drop all pages would cost as many page faults,
+// so the kernel is asked first whether there are any.
+void HostView::drop_writes() noexcept {
+  constexpr std::uint64_t kIsPresent = std::uint64_t{1} << 63, kIsSwapped = std::uint64_t{1} << 62,
+                          kIsOfFile = std::uint64_t{1} << 61;
+  static const int pagemap = ::open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+  const std::size_t pages = (size_bytes_ + page_bytes() - 1) / page_bytes();
+  const std::size_t first = reinterpret_cast<std::uintptr_t>(data_) / page_bytes();
+  std::array<std::uint64_t, 512> entries;
+  for (std::size_t done = 0; done < pages;) {
+    const std::size_t count = std::min(entries.size(), pages - done);
+    const ssize_t wanted = static_cast<ssize_t>(count * sizeof(std::uint64_t));
+    const bool is_known = pagemap >= 0 && ::pread(pagemap, entries.data(), static_cast<std::size_t>(wanted),
+                                                  static_cast<off_t>((first + done) * sizeof(std::uint64_t))) == wanted;
+    const bool has_copy = !is_known || std::any_of(entries.begin(), entries.begin() + static_cast<std::ptrdiff_t>(count),
+                                                   [](std::uint64_t page) {
+                                                     return (page & (kIsPresent | kIsSwapped)) != 0 &&
+                                                            (page & kIsOfFile) == 0;
+                                                   });
+    if (has_copy) ::madvise(data_ + done * page_bytes(), count * page_bytes(), MADV_DONTNEED);
+    done += count;
+  }
+}
+
+bool HostMemory::is_available(const ProcessGroup& group) {
+  return group.size() > 1 && backend_of(*group.impl_) != nullptr;
+}
+
+std::shared_ptr<HostMemory> HostMemory::make(const ProcessGroup& group, std::size_t size_bytes,
+                                             bool wants_it) {
+  group.check_call(kAllocate, [&](CallArguments& arguments) { arguments.add("bytes", size_bytes); });
+  const GroupPtr& impl = group.impl_;
+  const Host& host = backend_of(*impl)->engine()->host();
+  const std::size_t in_pages = std::max((size_bytes + page_bytes() - 1) / page_bytes(), std::size_t{1}) * page_bytes();
+  Allocation allocation;
+  const auto allocate = [&] {
+    allocation = Allocation(make_shared_memory(in_pages), in_pages);
+    const std::lock_guard<std::mutex> lock(handed_over_mutex());
+    handed_over()[host.identity()] = allocation;
+  };
+  bool is_good = all_are(impl, wants_it && (host.rank() != 0 || succeeds(allocate)));
+  auto memory = std::make_shared<HostMemory>();
+  const auto share = [&] {
+    if (host.rank() == 0) {
+      for (const Descriptor& socket : host.sockets()) {
+        if (socket.is_open()) send_descriptor(socket, *allocation.memory);
+      }
+    } else if (host.sockets().empty()) {
+      const std::lock_guard<std::mutex> lock(handed_over_mutex());
+      allocation = handed_over().at(host.identity());
+    } else {
+      allocation = Allocation(receive_descriptor(host.sockets()[0], group.timeout()), in_pages);
+    }
+    memory->mapping_ = allocation.mapping;
+    memory->view_ = std::make_shared<HostView>(*allocation.memory, in_pages);
+  };
+  is_good = is_good && all_are(impl, succeeds(share));
+  if (host.rank() == 0) {
+    const std::lock_guard<std::mutex> lock(handed_over_mutex());
+    handed_over().erase(host.identity());
+  }
+  return is_good ? memory : nullptr;
+}
+
+at::Tensor HostMemory::tensor(std::size_t offset_bytes, std::int64_t numel, at::ScalarType dtype) const {
+  return at::from_blob(
+      mapping_->data() + offset_bytes, {numel}, [kept = mapping_](void*) {}, at::TensorOptions().dtype(dtype));
+}
+
+PendingCollective HostMemory::start_meeting(const ProcessGroup& group, std::string_view name, bool is_counted) {
+  const GroupPtr& impl = group.impl_;
+  if (impl->is_alone()) return {};
+  return ProcessGroup::Impl::begin(
+      impl, name, impl->transports.control, [](Backend& backend) { return backend.barrier(::c10d::BarrierOptions()); },
+      {}, is_counted);
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,354 @@
+#include "comm/host/ops.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+#include <utility>
+
+#include "comm/host/reduce.h"
+
+namespace tessera::comm {
+
+namespace {
+
+using Kind = OpHeader::Kind;
+
+// What is copied before others are told, so that they read it while it is in the cache.
+constexpr std::size_t kBlockBytes = std::size_t{64} << 10;
+
+std::uint8_t* bytes_of(const at::Tensor& tensor) { return static_cast<std::uint8_t*>(tensor.data_ptr()); }
+
+std::size_t byte_count(const at::Tensor& tensor) { return tensor.nbytes(); }
+
+std::string_view name_of(Kind kind) {
+  switch (kind) {
+    case Kind::barrier:
+      return "barrier";
+    case Kind::broadcast:
+      return "broadcast";
+    case Kind::all_gather:
+      return "all-gather";
+    case Kind::all_to_all:
+      return "all-to-all";
+    case Kind::reduce_scatter:
+      return "reduce-scatter";
+    case Kind::all_reduce:
+      return "all-reduce";
+  }
+  return "no known collective";
+}
+
+std::string to_string(const OpHeader& header) {
+  return fmt::format("{} {} of {} bytes ({})", name_of(header.kind), header.number, header.common, header.detail);
+}
+
+std::uint32_t detail_of(const at::Tensor& tensor, ReduceOp op) {
+  return static_cast<std::uint32_t>(tensor.scalar_type()) << 8 | static_cast<std::uint32_t>(op);
+}
+
+}  // namespace
+
+HostOp::HostOp(const Host& host, OpHeader header, std::vector<at::Tensor> kept)
+    : header_(header), kept_(std::move(kept)), sources_(static_cast<std::size_t>(host.size())) {
+  Source& own = source(host.rank());
+  own.has_begun = own.has_ended = true;
+}
+
+void HostOp::add_piece(const void* data, std::size_t size_bytes) {
+  if (size_bytes == 0) return;
+  pieces_.push_back({static_cast<const std::uint8_t*>(data), size_bytes});
+  header_.following += size_bytes;
+}
+
+bool HostOp::send(Host& host) {
+  std::size_t room = host.room();
+  if (!has_sent_header_) {
+    if (room < sizeof(header_)) return false;
+    padding_ = (alignof(OpHeader) - header_.following % alignof(OpHeader)) % alignof(OpHeader);
+    header_.following += padding_;
+    std::memcpy(host.space(), &header_, sizeof(header_));
+    room -= sizeof(header_);
+    has_sent_header_ = true;
+    std::size_t size_bytes = sizeof(header_);
+    // What is small is sent with the header.
+    while (piece_ < pieces_.size() && pieces_[piece_].size_bytes <= std::min(room, kBlockBytes - size_bytes)) {
+      const Piece& piece = pieces_[piece_++];
+      std::memcpy(host.space() + size_bytes, piece.data, piece.size_bytes);
+      size_bytes += piece.size_bytes;
+      room -= piece.size_bytes;
+    }
+    host.commit(size_bytes);
+  }
+  for (; piece_ < pieces_.size(); ++piece_, in_piece_ = 0) {
+    const Piece& piece = pieces_[piece_];
+    while (in_piece_ < piece.size_bytes) {
+      if (room == 0 && (room = host.room()) == 0) return false;
+      const std::size_t size_bytes = std::min({room, piece.size_bytes - in_piece_, kBlockBytes});
+      std::memcpy(host.space(), piece.data + in_piece_, size_bytes);
+      host.commit(size_bytes);
+      in_piece_ += size_bytes;
+      room -= size_bytes;
+    }
+  }
+  if (padding_ > room && padding_ > host.room()) return false;
+  if (padding_ > 0) host.commit(std::exchange(padding_, 0));
+  return true;
+}
+
+void HostOp::skip(Host& host, int r, std::uint64_t size_bytes) {
+  host.consume(r, size_bytes);
+  source(r).position += size_bytes;
+}
+
+// Reads the header of another rank.
+bool HostOp::begin(Host& host, int r) {
+  if (source(r).has_begun) return true;
+  OpHeader theirs;
+  if (host.available(r) < sizeof(theirs)) return false;
+  std::memcpy(&theirs, host.front(r), sizeof(theirs));
+  if (theirs.kind != header_.kind || theirs.number != header_.number || theirs.common != header_.common ||
+      theirs.detail != header_.detail) {
+    mismatch_ = fmt::format("rank {} of the group is in {}, expected {} as this rank", r, to_string(theirs),
+                            to_string(header_));
+    return false;
+  }
+  host.consume(r, sizeof(theirs));
+  source(r).following = theirs.following;
+  source(r).has_begun = true;
+  source(r).has_ended = theirs.following == 0;
+  return true;
+}
+
+bool HostOp::receive(Host& host) {
+  bool all_have_begun = true;
+  for (int r = 0; r < host.size(); ++r) all_have_begun = begin(host, r) && all_have_begun;
+  take(host);
+  return all_have_begun &&
+         std::all_of(sources_.begin(), sources_.end(), [](const Source& source) { return source.has_ended; });
+}
+
+bool HostOp::awaits(int r) const { return !sources_[static_cast<std::size_t>(r)].has_ended; }
+
+namespace {
+
+// A collective in which elements move. Each rank takes one range of bytes of each other rank's.
+class Move final : public HostOp {
+ public:
+  // The ranks' ranges may be preceded by a table of the sizes of the ranges for each rank.
+  Move(const Host& host, OpHeader header, std::vector<at::Tensor> kept, bool has_table = false)
+      : HostOp(host, header, std::move(kept)), has_table_(has_table), ranges_(static_cast<std::size_t>(host.size())) {}
+
+  void send_piece(const at::Tensor& tensor) { add_piece(tensor.data_ptr(), byte_count(tensor)); }
+  void send_table(std::vector<std::uint64_t> sizes) {
+    table_ = std::move(sizes);
+    add_piece(table_.data(), table_.size() * sizeof(std::uint64_t));
+  }
+  // Takes the range from byte `begin` on into `out`. With a table, `begin` follows from that.
+  void take_into(int r, const at::Tensor& out, std::uint64_t begin = 0) {
+    ranges_[static_cast<std::size_t>(r)] = {bytes_of(out), byte_count(out), begin, has_table_};
+  }
+
+ private:
+  struct Range {
+    std::uint8_t* out = nullptr;
+    std::uint64_t size_bytes = 0, begin = 0;
+    bool awaits_table = false;
+    std::uint64_t taken = 0;
+  };
+
+  void take(Host& host) override {
+    for (int r = 0; r < host.size(); ++r) {
+      if (source(r).has_begun && !source(r).has_ended) take_from(host, r);
+    }
+  }
+
+  // Returns false until the table has arrived.
+  bool read_table(Host& host, int r, Range& range) {
+    const auto ranks = static_cast<std::size_t>(host.size());
+    std::vector<std::uint64_t> sizes(ranks);
+    if (host.available(r) < ranks * sizeof(std::uint64_t)) return false;
+    std::memcpy(sizes.data(), host.front(r), ranks * sizeof(std::uint64_t));
+    skip(host, r, ranks * sizeof(std::uint64_t));
+    range.begin = source(r).position;
+    // The ranges of rank r begin with that of the next rank.
+    for (int to = (r + 1) % host.size(); to != host.rank(); to = (to + 1) % host.size())
+      range.begin += sizes[static_cast<std::size_t>(to)];
+    const std::uint64_t comes = sizes[static_cast<std::size_t>(host.rank())];
+    if (comes != range.size_bytes) {
+      throw std::runtime_error(fmt::format("rank {} of the group sends {} bytes to this rank, expected {}", r, comes,
+                                           range.size_bytes));
+    }
+    range.awaits_table = false;
+    return true;
+  }
+
+  void take_from(Host& host, int r) {
+    Range& range = ranges_[static_cast<std::size_t>(r)];
+    if (range.awaits_table && !read_table(host, r, range)) return;
+    if (range.taken == 0 && source(r).position < range.begin) skip(host, r, range.begin - source(r).position);
+    while (range.taken < range.size_bytes) {
+      const std::uint64_t available = host.available(r);
+      if (available == 0) return;
+      const std::uint64_t size_bytes = std::min<std::uint64_t>({available, range.size_bytes - range.taken, kBlockBytes});
+      std::memcpy(range.out + range.taken, host.front(r), size_bytes);
+      range.taken += size_bytes;
+      skip(host, r, size_bytes);
+    }
+    skip(host, r, source(r).following - source(r).position);
+    source(r).has_ended = true;
+  }
+
+  bool has_table_;
+  std::vector<std::uint64_t> table_;
+  std::vector<Range> ranges_;  // by source
+};
+
+// A collective in which each rank reduces one part of all tensors, of which all ranks send blocks in turn: a row has a
+// block of each part but the rank's own.
+class Reduction final : public HostOp {
+ public:
+  // With one part, each rank reduces all of it.
+  Reduction(const Host& host, OpHeader header, const at::Tensor& out, const std::vector<at::Tensor>& parts, ReduceOp op)
+      : HostOp(host, header, kept_of(out, parts)),
+        out_(out),
+        dtype_(out.scalar_type()),
+        item_bytes_(out.element_size()),
+        op_(op),
+        is_shared_(parts.size() == 1) {
+    own_ = is_shared_ ? parts[0] : parts[static_cast<std::size_t>(host.rank())];
+    for (const at::Tensor& part : parts) part_bytes_.push_back(byte_count(part));
+    const std::size_t in_row = is_shared_ ? 1 : parts.size() - 1;
+    block_bytes_ = std::clamp(HostMapping::ring_bytes() / 2 / in_row, std::size_t{4096}, kBlockBytes);
+    const std::size_t most = *std::max_element(part_bytes_.begin(), part_bytes_.end());
+    rows_ = (most + block_bytes_ - 1) / block_bytes_;
+    for (std::size_t row = 0; row < rows_; ++row) {
+      for (std::size_t part = 0; part < parts.size(); ++part) {
+        if (!is_shared_ && static_cast<int>(part) == host.rank()) continue;
+        add_piece(bytes_of(parts[part]) + row * block_bytes_, block_of(part, row));
+      }
+    }
+    is_positioned_.resize(static_cast<std::size_t>(host.size()));
+  }
+
+  bool is_in_place() const override { return is_shared_; }
+
+ private:
+  static std::vector<at::Tensor> kept_of(const at::Tensor& out, std::vector<at::Tensor> parts) {
+    parts.push_back(out);
+    return parts;
+  }
+
+  // Returns the bytes of a part in a row.
+  std::size_t block_of(std::size_t part, std::size_t row) const {
+    const std::size_t begin = row * block_bytes_;
+    return begin >= part_bytes_[part] ? 0 : std::min(block_bytes_, part_bytes_[part] - begin);
+  }
+
+  // Skips the blocks of rank `r` in this row that are before that of this rank, or after it.
+  void skip_blocks(Host& host, int r, bool before) {
+    if (is_shared_) return;
+    std::uint64_t size_bytes = 0;
+    for (int part = before ? 0 : host.rank() + 1; part < (before ? host.rank() : host.size()); ++part) {
+      if (part != r) size_bytes += block_of(static_cast<std::size_t>(part), row_);
+    }
+    skip(host, r, size_bytes);
+  }
+
+  void take(Host& host) override {
+    for (; row_ < rows_; ++row_) {
+      const std::size_t size_bytes = block_of(is_shared_ ? 0 : static_cast<std::size_t>(host.rank()), row_);
+      std::vector<const void*> blocks;
+      for (int r = 0; r < host.size(); ++r) {
+        if (r == host.rank()) {
+          blocks.push_back(bytes_of(own_) + row_ * block_bytes_);
+          continue;
+        }
+        if (!source(r).has_begun) return;
+        if (!is_positioned_[static_cast<std::size_t>(r)]) skip_blocks(host, r, /*before=*/true);
+        is_positioned_[static_cast<std::size_t>(r)] = true;
+        if (host.available(r) < size_bytes) return;
+        blocks.push_back(host.front(r));
+      }
+      if (size_bytes > 0) {
+        reduce_elements(dtype_, op_, bytes_of(out_) + row_ * block_bytes_, blocks,
+                        static_cast<std::int64_t>(size_bytes / item_bytes_));
+      }
+      for (int r = 0; r < host.size(); ++r) {
+        if (r == host.rank()) continue;
+        skip(host, r, size_bytes);
+        skip_blocks(host, r, /*before=*/false);
+        is_positioned_[static_cast<std::size_t>(r)] = false;
+        if (row_ + 1 < rows_) continue;
+        skip(host, r, source(r).following - source(r).position);
+        source(r).has_ended = true;
+      }
+    }
+  }
+
+  const at::Tensor out_;
+  const at::ScalarType dtype_;
+  const std::size_t item_bytes_;
+  const ReduceOp op_;
+  const bool is_shared_;
+  at::Tensor own_;
+  std::vector<std::size_t> part_bytes_;
+  std::size_t block_bytes_ = 0, rows_ = 0, row_ = 0;
+  std::vector<bool> is_positioned_;  // by source: whether its blocks before this rank's were skipped
+};
+
+}  // namespace
+
+HostOpPtr barrier_op(const Host& host) {
+  return std::make_shared<Move>(host, OpHeader{.kind = Kind::barrier}, std::vector<at::Tensor>());
+}
+
+HostOpPtr broadcast_op(const Host& host, const at::Tensor& tensor, int root) {
+  const OpHeader header{
+      .kind = Kind::broadcast, .detail = static_cast<std::uint32_t>(root), .common = byte_count(tensor)};
+  auto op = std::make_shared<Move>(host, header, std::vector<at::Tensor>{tensor});
+  if (root == host.rank()) {
+    op->send_piece(tensor);
+  } else {
+    op->take_into(root, tensor);
+  }
+  return op;
+}
+
+HostOpPtr all_gather_op(const Host& host, const std::vector<at::Tensor>& parts) {
+  std::uint64_t all = 0;
+  for (const at::Tensor& part : parts) all += byte_count(part);
+  auto op = std::make_shared<Move>(host, OpHeader{.kind = Kind::all_gather, .common = all}, parts);
+  op->send_piece(parts[static_cast<std::size_t>(host.rank())]);
+  for (int r = 0; r < host.size(); ++r) op->take_into(r, parts[static_cast<std::size_t>(r)]);
+  return op;
+}
+
+HostOpPtr all_to_all_op(const Host& host, const std::vector<at::Tensor>& outs, const std::vector<at::Tensor>& ins) {
+  std::vector<at::Tensor> kept = outs;
+  kept.insert(kept.end(), ins.begin(), ins.end());
+  auto op = std::make_shared<Move>(host, OpHeader{.kind = Kind::all_to_all}, kept, /*has_table=*/true);
+  std::vector<std::uint64_t> sizes;
+  for (const at::Tensor& in : ins) sizes.push_back(byte_count(in));
+  op->send_table(sizes);
+  for (int to = (host.rank() + 1) % host.size(); to != host.rank(); to = (to + 1) % host.size())
+    op->send_piece(ins[static_cast<std::size_t>(to)]);
+  for (int r = 0; r < host.size(); ++r) op->take_into(r, outs[static_cast<std::size_t>(r)]);
+  return op;
+}
+
+HostOpPtr reduce_scatter_op(const Host& host, const at::Tensor& out, const std::vector<at::Tensor>& parts,
+                            ReduceOp op) {
+  std::uint64_t all = 0;
+  for (const at::Tensor& part : parts) all += byte_count(part);
+  const OpHeader header{.kind = Kind::reduce_scatter, .detail = detail_of(out, op), .common = all};
+  return std::make_shared<Reduction>(host, header, out, parts, op);
+}
+
+HostOpPtr all_reduce_op(const Host& host, const at::Tensor& tensor, ReduceOp op) {
+  const OpHeader header{.kind = Kind::all_reduce, .detail = detail_of(tensor, op), .common = byte_count(tensor)};
+  return std::make_shared<Reduction>(host, header, tensor, std::vector<at::Tensor>{tensor}, op);
+}
+
+}  // namespace tessera::comm

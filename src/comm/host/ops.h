@@ -1,0 +1,91 @@
+#pragma once
+// Collectives as bytes in streams.
+//
+// Each rank adds to its stream, for one collective after the other, a header and what it sends; every rank reads all
+// streams in the same order and takes what it needs. So ranks need no other agreement on where data is, and may be as
+// far apart as rings have room.
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/host/host.h"
+#include "tessera/base/reduce_op.h"
+
+namespace tessera::comm {
+
+// What all ranks of a collective have in common. Headers, and so elements, are aligned.
+struct alignas(64) OpHeader {
+  enum class Kind : std::uint32_t { barrier = 1, broadcast, all_gather, all_to_all, reduce_scatter, all_reduce };
+  Kind kind = Kind::barrier;
+  std::uint32_t detail = 0;       // of reductions the dtype and operation, of a broadcast the root
+  std::uint64_t number = 0;       // of the collective among those of the group
+  std::uint64_t common = 0;       // bytes, equal on all ranks; 0 if they have different numbers of bytes
+  std::uint64_t following = 0;    // bytes of this rank after the header, with padding
+};
+
+// One collective, as this rank takes part in it.
+class HostOp {
+ public:
+  HostOp(const Host& host, OpHeader header, std::vector<at::Tensor> kept);
+  virtual ~HostOp() = default;
+  HostOp(const HostOp&) = delete;
+  HostOp& operator=(const HostOp&) = delete;
+
+  OpHeader& header() { return header_; }
+  // Adds to this rank's stream what there is room for. Returns whether it has all.
+  bool send(Host& host);
+  // Takes what has arrived. Returns whether that was all, which it never is if another rank is in another collective.
+  bool receive(Host& host);
+  // Returns which rank is in which other collective, empty if none is known to be.
+  const std::string& mismatch() const { return mismatch_; }
+  // Returns whether something is missing that rank `r` sends.
+  bool awaits(int r) const;
+  // Whether what this rank sends is overwritten by what it receives.
+  virtual bool is_in_place() const { return false; }
+
+ protected:
+  struct Piece {
+    const std::uint8_t* data;
+    std::size_t size_bytes;
+  };
+  struct Source {
+    bool has_begun = false, has_ended = false;
+    std::uint64_t position = 0;  // bytes after the header that were taken or skipped
+    std::uint64_t following = 0;
+  };
+  void add_piece(const void* data, std::size_t size_bytes);
+  Source& source(int r) { return sources_[static_cast<std::size_t>(r)]; }
+  void skip(Host& host, int r, std::uint64_t size_bytes);
+  // Takes what follows the headers. Sets has_ended of sources.
+  virtual void take(Host& host) = 0;
+
+ private:
+  bool begin(Host& host, int r);
+
+  OpHeader header_;
+  std::vector<at::Tensor> kept_;
+  std::vector<Piece> pieces_;  // after the header
+  std::vector<Source> sources_;
+  std::size_t piece_ = 0, in_piece_ = 0;
+  std::size_t padding_ = 0;  // after the pieces
+  bool has_sent_header_ = false;
+  std::string mismatch_;
+};
+using HostOpPtr = std::shared_ptr<HostOp>;
+
+HostOpPtr barrier_op(const Host& host);
+HostOpPtr broadcast_op(const Host& host, const at::Tensor& tensor, int root);
+// `parts[r]` is where the bytes of rank r are put; this rank sends its own part.
+HostOpPtr all_gather_op(const Host& host, const std::vector<at::Tensor>& parts);
+// This rank sends `ins[r]` to rank r, and receives `outs[r]` from it.
+HostOpPtr all_to_all_op(const Host& host, const std::vector<at::Tensor>& outs, const std::vector<at::Tensor>& ins);
+// Reduces parts of the tensors of all ranks: rank r has the result of part r in `out`, which may be that part of its tensor.
+HostOpPtr reduce_scatter_op(const Host& host, const at::Tensor& out, const std::vector<at::Tensor>& parts, ReduceOp op);
+// Reduces a tensor that is small: each rank reduces all of it.
+HostOpPtr all_reduce_op(const Host& host, const at::Tensor& tensor, ReduceOp op);
+
+}  // namespace tessera::comm
