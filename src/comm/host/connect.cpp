@@ -112,7 +112,8 @@ class Connecting {
     std::shared_ptr<HostMapping> mapping;
     attempt([&] {
       if (is_first) {
-        mapping = std::make_shared<HostMapping>(make_shared_memory(HostMapping::size_bytes(group_->size())), group_->size());
+        mapping =
+            std::make_shared<HostMapping>(make_shared_memory(HostMapping::size_bytes(group_->size())), group_->size());
         Mappings::all().add(own.secret, mapping);
       } else if (all[0].process != own.process) {
         sockets_.push_back(connect_to(socket_name(all[0].name)));
@@ -169,8 +170,8 @@ class Connecting {
   // Gives the memory to the ranks in other processes.
   void accept_all(const std::vector<Introduction>& all, const HostMapping& mapping) {
     std::vector<Descriptor> of_rank(all.size());
-    const auto others = std::count_if(all.begin(), all.end(),
-                                      [&](const Introduction& rank) { return rank.process != all[0].process; });
+    const auto others =
+        std::count_if(all.begin(), all.end(), [&](const Introduction& rank) { return rank.process != all[0].process; });
     for (std::ptrdiff_t accepted = 0; accepted < others;) {
       Descriptor socket = accept_from(listening_, group_->timeout);
       Greeting greeting;

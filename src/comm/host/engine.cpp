@@ -53,7 +53,8 @@ bool HostEngine::wait(const HostOp& op, std::chrono::milliseconds limit) {
     advance();
     return !is_queued(op);
   };
-  return host_->wait(poll, [&] { check(); }, Clock::now() + limit);
+  return host_->wait(
+      poll, [&] { check(); }, Clock::now() + limit);
 }
 
 void HostEngine::check() {
@@ -65,9 +66,8 @@ void HostEngine::check() {
   const std::lock_guard<std::mutex> lock(mutex_);
   advance();  // what ranks had sent before they left
   for (const int r : left) {
-    const bool is_awaited = std::any_of(queue_.begin(), queue_.end(), [r](const Queued& queued) {
-      return queued.op->awaits(r) || !queued.has_sent;
-    });
+    const bool is_awaited = std::any_of(queue_.begin(), queue_.end(),
+                                        [r](const Queued& queued) { return queued.op->awaits(r) || !queued.has_sent; });
     if (is_awaited) throw std::runtime_error(fmt::format("rank {} of the group has closed its shared memory", r));
   }
   if (queue_.empty() || queue_.front().op->mismatch().empty()) return mismatched_since_.reset();

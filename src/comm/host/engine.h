@@ -2,9 +2,9 @@
 // Runs the collectives of a group on a Host, in the order in which they were started.
 //
 // Nothing runs in the background: a collective advances when it is started, and whenever this rank waits for any
-// collective of the group. Law: if all ranks start the same collectives in the same order and wait for them in any order,
-// all of them end, however small the rings are: of the collectives that some rank has not ended, the first is the head of
-// that rank's queue, and all ranks that wait advance it.
+// collective of the group. Law: if all ranks start the same collectives in the same order and wait for them in any
+// order, all of them end, however small the rings are: of the collectives that some rank has not ended, the first is
+// the head of that rank's queue, and all ranks that wait advance it.
 
 #include <chrono>
 #include <cstdint>
@@ -31,8 +31,8 @@ class HostEngine {
   // Returns whether the collective has ended: its tensors may be changed, and its results be used.
   bool has_ended(const HostOp& op);
   // Blocks until `op` has ended. Returns false if it has not after `limit`. Throws std::runtime_error if a rank that
-  // something is missing from has left, or has been in another collective for some time: the group finds out first which
-  // ranks are in which of its calls.
+  // something is missing from has left, or has been in another collective for some time: the group finds out first
+  // which ranks are in which of its calls.
   bool wait(const HostOp& op, std::chrono::milliseconds limit);
 
  private:

@@ -1,12 +1,14 @@
 #include "comm/host/host.h"
 
 #include <linux/futex.h>
+#include <pthread.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <ctime>
+#include <mutex>
 #include <random>
 #include <utility>
 
@@ -47,10 +49,16 @@ void pause_processor() {
 }  // namespace
 
 std::uint64_t process_number() {
-  static const std::uint64_t number = [] {
+  static std::atomic<std::uint64_t> number;
+  static const auto draw = [] {
     std::random_device device;
-    return (static_cast<std::uint64_t>(device()) << 32) | device();
-  }();
+    number = (static_cast<std::uint64_t>(device()) << 32) | device();
+  };
+  static std::once_flag once;
+  std::call_once(once, [] {
+    draw();
+    ::pthread_atfork(nullptr, nullptr, [] { draw(); });  // a child is another process
+  });
   return number;
 }
 
@@ -68,8 +76,8 @@ std::size_t HostMapping::size_bytes(int ranks) {
 std::size_t HostMapping::ring_bytes() { return kRingBytes; }
 
 std::atomic<std::uint64_t>& HostMapping::tail(int reader, int writer) const {
-  auto* const tails = reinterpret_cast<std::atomic<std::uint64_t>*>(
-      control_.data() + static_cast<std::size_t>(ranks_) * sizeof(Rank));
+  auto* const tails =
+      reinterpret_cast<std::atomic<std::uint64_t>*>(control_.data() + static_cast<std::size_t>(ranks_) * sizeof(Rank));
   return tails[static_cast<std::size_t>(reader) * tails_of_reader(ranks_) + static_cast<std::size_t>(writer)];
 }
 

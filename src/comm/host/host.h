@@ -3,8 +3,9 @@
 // read.
 //
 // Layout of the memory: a record for each rank, the places up to which each rank has read each stream, the rings of the
-// streams. A stream is a ring of ring_bytes(): its rank writes at `head`, the others read at their `tails`, and the room is
-// what the slowest has read. Places are counted in bytes from the beginning of the stream and never wrap around.
+// streams. A stream is a ring of ring_bytes(): its rank writes at `head`, the others read at their `tails`, and the
+// room is what the slowest has read. Places are counted in bytes from the beginning of the stream and never wrap
+// around.
 //
 // A rank sleeps on its `bell` if it waits for others: whoever changes something that it may wait for calls ring().
 //

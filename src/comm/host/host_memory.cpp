@@ -74,8 +74,8 @@ HostView::HostView(const Descriptor& memory, std::size_t size_bytes) : size_byte
 
 HostView::~HostView() { ::munmap(data_, size_bytes_); }
 
-// A page that was written to is a copy, and no longer one of the file. To drop all pages would cost as many page faults,
-// so the kernel is asked first whether there are any.
+// A page that was written to is a copy, and no longer one of the file. To drop all pages would cost as many page
+// faults, so the kernel is asked first whether there are any.
 void HostView::drop_writes() noexcept {
   constexpr std::uint64_t kIsPresent = std::uint64_t{1} << 63, kIsSwapped = std::uint64_t{1} << 62,
                           kIsOfFile = std::uint64_t{1} << 61;
@@ -88,11 +88,11 @@ void HostView::drop_writes() noexcept {
     const ssize_t wanted = static_cast<ssize_t>(count * sizeof(std::uint64_t));
     const bool is_known = pagemap >= 0 && ::pread(pagemap, entries.data(), static_cast<std::size_t>(wanted),
                                                   static_cast<off_t>((first + done) * sizeof(std::uint64_t))) == wanted;
-    const bool has_copy = !is_known || std::any_of(entries.begin(), entries.begin() + static_cast<std::ptrdiff_t>(count),
-                                                   [](std::uint64_t page) {
-                                                     return (page & (kIsPresent | kIsSwapped)) != 0 &&
-                                                            (page & kIsOfFile) == 0;
-                                                   });
+    const bool has_copy =
+        !is_known ||
+        std::any_of(entries.begin(), entries.begin() + static_cast<std::ptrdiff_t>(count), [](std::uint64_t page) {
+          return (page & (kIsPresent | kIsSwapped)) != 0 && (page & kIsOfFile) == 0;
+        });
     if (has_copy) ::madvise(data_ + done * page_bytes(), count * page_bytes(), MADV_DONTNEED);
     done += count;
   }
@@ -102,8 +102,7 @@ bool HostMemory::is_available(const ProcessGroup& group) {
   return group.size() > 1 && backend_of(*group.impl_) != nullptr;
 }
 
-std::shared_ptr<HostMemory> HostMemory::make(const ProcessGroup& group, std::size_t size_bytes,
-                                             bool wants_it) {
+std::shared_ptr<HostMemory> HostMemory::make(const ProcessGroup& group, std::size_t size_bytes, bool wants_it) {
   group.check_call(kAllocate, [&](CallArguments& arguments) { arguments.add("bytes", size_bytes); });
   const GroupPtr& impl = group.impl_;
   const Host& host = backend_of(*impl)->engine()->host();

@@ -177,8 +177,8 @@ class Move final : public HostOp {
       range.begin += sizes[static_cast<std::size_t>(to)];
     const std::uint64_t comes = sizes[static_cast<std::size_t>(host.rank())];
     if (comes != range.size_bytes) {
-      throw std::runtime_error(fmt::format("rank {} of the group sends {} bytes to this rank, expected {}", r, comes,
-                                           range.size_bytes));
+      throw std::runtime_error(
+          fmt::format("rank {} of the group sends {} bytes to this rank, expected {}", r, comes, range.size_bytes));
     }
     range.awaits_table = false;
     return true;
@@ -191,7 +191,8 @@ class Move final : public HostOp {
     while (range.taken < range.size_bytes) {
       const std::uint64_t available = host.available(r);
       if (available == 0) return;
-      const std::uint64_t size_bytes = std::min<std::uint64_t>({available, range.size_bytes - range.taken, kBlockBytes});
+      const std::uint64_t size_bytes =
+          std::min<std::uint64_t>({available, range.size_bytes - range.taken, kBlockBytes});
       std::memcpy(range.out + range.taken, host.front(r), size_bytes);
       range.taken += size_bytes;
       skip(host, r, size_bytes);

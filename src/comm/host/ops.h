@@ -21,10 +21,10 @@ namespace tessera::comm {
 struct alignas(64) OpHeader {
   enum class Kind : std::uint32_t { barrier = 1, broadcast, all_gather, all_to_all, reduce_scatter, all_reduce };
   Kind kind = Kind::barrier;
-  std::uint32_t detail = 0;       // of reductions the dtype and operation, of a broadcast the root
-  std::uint64_t number = 0;       // of the collective among those of the group
-  std::uint64_t common = 0;       // bytes, equal on all ranks; 0 if they have different numbers of bytes
-  std::uint64_t following = 0;    // bytes of this rank after the header, with padding
+  std::uint32_t detail = 0;     // of reductions the dtype and operation, of a broadcast the root
+  std::uint64_t number = 0;     // of the collective among those of the group
+  std::uint64_t common = 0;     // bytes, equal on all ranks; 0 if they have different numbers of bytes
+  std::uint64_t following = 0;  // bytes of this rank after the header, with padding
 };
 
 // One collective, as this rank takes part in it.
@@ -83,7 +83,8 @@ HostOpPtr broadcast_op(const Host& host, const at::Tensor& tensor, int root);
 HostOpPtr all_gather_op(const Host& host, const std::vector<at::Tensor>& parts);
 // This rank sends `ins[r]` to rank r, and receives `outs[r]` from it.
 HostOpPtr all_to_all_op(const Host& host, const std::vector<at::Tensor>& outs, const std::vector<at::Tensor>& ins);
-// Reduces parts of the tensors of all ranks: rank r has the result of part r in `out`, which may be that part of its tensor.
+// Reduces parts of the tensors of all ranks: rank r has the result of part r in `out`, which may be that part of its
+// tensor.
 HostOpPtr reduce_scatter_op(const Host& host, const at::Tensor& out, const std::vector<at::Tensor>& parts, ReduceOp op);
 // Reduces a tensor that is small: each rank reduces all of it.
 HostOpPtr all_reduce_op(const Host& host, const at::Tensor& tensor, ReduceOp op);

@@ -10,8 +10,8 @@
 
 namespace tessera::comm {
 
-// Reduces `numel` elements of each source to `out`: ((x0 op x1) op x2) ..., rounded to the dtype after each; an average is
-// that divided by their number. `out` may be one of the sources, but overlaps no other.
+// Reduces `numel` elements of each source to `out`: ((x0 op x1) op x2) ..., rounded to the dtype after each; an average
+// is that divided by their number. `out` may be one of the sources, but overlaps no other.
 void reduce_elements(at::ScalarType dtype, ReduceOp op, void* out, std::span<const void* const> sources,
                      std::int64_t numel);
 

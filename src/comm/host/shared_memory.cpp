@@ -19,9 +19,7 @@ namespace tessera::comm {
 
 namespace {
 
-[[noreturn]] void throw_error(const char* what) {
-  throw std::system_error(errno, std::generic_category(), what);
-}
+[[noreturn]] void throw_error(const char* what) { throw std::system_error(errno, std::generic_category(), what); }
 
 template <typename F>
 auto retried(const F& call) {

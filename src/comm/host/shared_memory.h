@@ -25,8 +25,8 @@ class Descriptor {
   int number_ = -1;
 };
 
-// Returns shared memory of zeros, whose size can no longer change. All of it is reserved, so that no later access fails.
-// Throws std::system_error.
+// Returns shared memory of zeros, whose size can no longer change. All of it is reserved, so that no later access
+// fails. Throws std::system_error.
 Descriptor make_shared_memory(std::size_t size_bytes);
 // Returns the size of a page, of which offsets and sizes of mappings are multiples.
 std::size_t page_bytes();

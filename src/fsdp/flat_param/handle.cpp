@@ -172,7 +172,9 @@ void explain_padding(const FlatParamLayout& layout, const ProcessGroup& group) {
 }
 
 // Returns whether tensors of one dtype are equal, NaN to itself.
-bool have_same_bits(const at::Tensor& a, const at::Tensor& b) { return at::equal(a.view(at::kByte), b.view(at::kByte)); }
+bool have_same_bits(const at::Tensor& a, const at::Tensor& b) {
+  return at::equal(a.view(at::kByte), b.view(at::kByte));
+}
 
 // Returns the elements of a dense tensor in memory order.
 at::Tensor in_memory_order(const at::Tensor& tensor) { return tensor.detach().as_strided({tensor.numel()}, {1}); }
@@ -257,8 +259,7 @@ std::shared_ptr<comm::HostMemory> FlatParamHandle::make_host_memory() const {
 // Returns this rank's part of that memory.
 at::Tensor FlatParamHandle::part_of(const comm::HostMemory& host) const {
   const std::int64_t numel = layout_.sharded_numel();
-  const std::size_t offset_bytes =
-      static_cast<std::size_t>(shard_rank() * numel) * c10::elementSize(compute_dtype_);
+  const std::size_t offset_bytes = static_cast<std::size_t>(shard_rank() * numel) * c10::elementSize(compute_dtype_);
   return host.tensor(offset_bytes, numel, compute_dtype_);
 }
 
@@ -277,8 +278,7 @@ FlatParamHandle::Unsharded FlatParamHandle::make_unsharded(at::ScalarType dtype,
     unsharded.flat = at::from_blob(
         host->view()->data(), {layout_.padded_unsharded_numel()}, [view = host->view()](void*) {},
         at::TensorOptions().dtype(dtype));
-  } else if (is_sharded(options_.strategy) || dtype != flat_param_.scalar_type() ||
-             shard_device() != options_.device) {
+  } else if (is_sharded(options_.strategy) || dtype != flat_param_.scalar_type() || shard_device() != options_.device) {
     unsharded.flat =
         empty_flat(layout_.padded_unsharded_numel(), at::TensorOptions().dtype(dtype).device(options_.device));
   } else {

@@ -1,8 +1,8 @@
 #pragma once
 // Memory that all ranks of a group have in common, where all of them are on one host.
 //
-// Each rank writes to a part of its own through tensor(), and reads all of it through a HostView. The ranks order writes
-// and reads by meetings:
+// Each rank writes to a part of its own through tensor(), and reads all of it through a HostView. The ranks order
+// writes and reads by meetings:
 //
 //   write my part; meet; read through the view; meet; write my part again
 //
@@ -42,8 +42,8 @@ class HostMemory {
  public:
   // Returns whether the ranks of the group share memory, the same on all of them. Does not communicate.
   static bool is_available(const ProcessGroup& group);
-  // Allocates `size_bytes`, set to 0, for the group. A collective. Requires is_available(). Returns null on all ranks if
-  // some rank does not want it, or has no such memory.
+  // Allocates `size_bytes`, set to 0, for the group. A collective. Requires is_available(). Returns null on all ranks
+  // if some rank does not want it, or has no such memory.
   static std::shared_ptr<HostMemory> make(const ProcessGroup& group, std::size_t size_bytes, bool wants_it);
 
   // Returns a one-dimensional tensor that shares the memory, and keeps it.
