@@ -20,7 +20,7 @@ inline comm::Transport make_sim(const comm::BackendOptions& options) {
   transport.name = "sim";
   if (options.split) {
     transport.backend = static_cast<Sim&>(*options.split->group)
-                            .split(Sim::SplitOptions{options.split->color, options.rank, options.size});
+                            .make_subgroup(Sim::SplitOptions{options.split->color, options.rank, options.size});
   } else {
     transport.backend = c10::make_intrusive<Sim>(options.store, options.rank, options.size);
   }
@@ -28,7 +28,7 @@ inline comm::Transport make_sim(const comm::BackendOptions& options) {
   transport.device_type = c10::DeviceType::PrivateUse1;
   transport.abort = [](comm::Backend& backend) { static_cast<Sim&>(backend).abort_work(); };
   transport.connect = [](comm::Backend& backend, c10::Device) { static_cast<Sim&>(backend).connect(); };
-  transport.leave_split = [](comm::Backend& backend, c10::Device) { static_cast<Sim&>(backend).split(std::nullopt); };
+  transport.leave_split = [](comm::Backend& backend, c10::Device) { static_cast<Sim&>(backend).make_subgroup(std::nullopt); };
   return transport;
 }
 

@@ -59,7 +59,13 @@ Tensors parts_of(const at::Tensor& tensor, int ranks) {
   return parts;
 }
 
-Tensors split(const at::Tensor& tensor, const std::vector<std::int64_t>& splits) {
+std::vector<MemoryPieces> pieces_of_all(const Tensors& parts) {
+  std::vector<MemoryPieces> pieces;
+  for (const at::Tensor& part : parts) pieces.push_back(pieces_of(part));
+  return pieces;
+}
+
+Tensors divided(const at::Tensor& tensor, const std::vector<std::int64_t>& splits) {
   const at::Tensor flat = tensor.view({-1});
   Tensors parts;
   std::int64_t begin = 0;
@@ -91,7 +97,8 @@ WorkPtr HostBackend::allreduce(Tensors& tensors, const ::c10d::AllreduceOptions&
   if (tensor.nbytes() <= kSmallBytes)
     return start(all_reduce_op(engine_->host(), tensor, op), ::c10d::OpType::ALLREDUCE);
   const Tensors parts = parts_of(tensor, getSize());
-  engine_->start(reduce_scatter_op(engine_->host(), parts[static_cast<std::size_t>(getRank())], parts, op));
+  engine_->start(reduce_scatter_op(engine_->host(), parts[static_cast<std::size_t>(getRank())], pieces_of_all(parts),
+                                   {tensor}, op));
   const HostOpPtr gathering = all_gather_op(engine_->host(), parts);
   engine_->start(gathering, /*after_previous=*/true);
   return c10::make_intrusive<HostWork>(getRank(), ::c10d::OpType::ALLREDUCE, engine_, gathering);
@@ -107,14 +114,20 @@ WorkPtr HostBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
 
 WorkPtr HostBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                           const ::c10d::ReduceScatterOptions& options) {
-  return start(reduce_scatter_op(engine_->host(), output, parts_of(input, getSize()), reduction_of(options.reduceOp)),
+  return start_reduce_scatter(output, pieces_of_all(parts_of(input, getSize())), {input},
+                              reduction_of(options.reduceOp));
+}
+
+WorkPtr HostBackend::start_reduce_scatter(const at::Tensor& output, std::vector<MemoryPieces> parts,
+                                          std::vector<at::Tensor> kept, ReduceOp op) {
+  return start(reduce_scatter_op(engine_->host(), output, std::move(parts), std::move(kept), op),
                ::c10d::OpType::_REDUCE_SCATTER_BASE);
 }
 
 WorkPtr HostBackend::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<std::int64_t>& output_splits,
                                    std::vector<std::int64_t>& input_splits,
                                    const ::c10d::AllToAllOptions& /*options*/) {
-  const Tensors outs = split(output, output_splits), ins = split(input, input_splits);
+  const Tensors outs = divided(output, output_splits), ins = divided(input, input_splits);
   const auto own = static_cast<std::size_t>(getRank());
   outs[own].copy_(ins[own]);
   return start(all_to_all_op(engine_->host(), outs, ins), ::c10d::OpType::ALLTOALL_BASE);

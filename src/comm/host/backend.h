@@ -24,6 +24,9 @@ class HostBackend final : public Backend {
                                const ::c10d::ReduceScatterOptions& options) override;
   WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<std::int64_t>& output_splits,
                         std::vector<std::int64_t>& input_splits, const ::c10d::AllToAllOptions& options) override;
+  // The same as _reduce_scatter_base for an input in pieces, of which each part has as many bytes as `output`.
+  WorkPtr start_reduce_scatter(const at::Tensor& output, std::vector<MemoryPieces> parts, std::vector<at::Tensor> kept,
+                               ReduceOp op);
   WorkPtr barrier(const ::c10d::BarrierOptions& options) override;
 
  private:

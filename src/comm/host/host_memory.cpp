@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <fcntl.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -10,6 +11,7 @@
 #include <array>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -74,28 +76,66 @@ HostView::HostView(const Descriptor& memory, std::size_t size_bytes) : size_byte
 
 HostView::~HostView() { ::munmap(data_, size_bytes_); }
 
-// A page that was written to is a copy, and no longer one of the file. To drop all pages would cost as many page
-// faults, so the kernel is asked first whether there are any.
-void HostView::drop_writes() noexcept {
+namespace {
+
+// As pm_scan_arg of linux/fs.h, since 6.7.
+struct ScanArguments {
+  std::uint64_t size, flags, start, end, walk_end, vec, vec_len, max_pages, category_inverted, category_mask,
+      category_anyof_mask, return_mask;
+};
+struct ScannedRegion {
+  std::uint64_t start, end, categories;
+};
+constexpr std::uint64_t kScanFile = 1u << 2, kScanPresent = 1u << 3, kScanSwapped = 1u << 4;
+constexpr unsigned long kScan = _IOWR('f', 16, ScanArguments);
+
+int pagemap() {
+  static const int file = ::open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+  return file;
+}
+
+// Returns whether some page of a private mapping of a file is a copy, nothing if this kernel does not tell at once.
+std::optional<bool> scan_for_copies(const std::uint8_t* data, std::size_t size_bytes) {
+  ScannedRegion found{};
+  ScanArguments scan{};
+  scan.size = sizeof(scan);
+  scan.start = reinterpret_cast<std::uintptr_t>(data);
+  scan.end = scan.start + size_bytes;
+  scan.vec = reinterpret_cast<std::uintptr_t>(&found);
+  scan.vec_len = scan.max_pages = 1;
+  scan.category_inverted = scan.category_mask = kScanFile;
+  scan.category_anyof_mask = kScanPresent | kScanSwapped;
+  scan.return_mask = kScanFile;
+  const int regions = ::ioctl(pagemap(), kScan, &scan);
+  return regions < 0 ? std::nullopt : std::optional(regions > 0);
+}
+
+// The same for any kernel. If nothing is known of a page, it may be a copy.
+bool has_copies(const std::uint8_t* data, std::size_t size_bytes) {
   constexpr std::uint64_t kIsPresent = std::uint64_t{1} << 63, kIsSwapped = std::uint64_t{1} << 62,
                           kIsOfFile = std::uint64_t{1} << 61;
-  static const int pagemap = ::open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
-  const std::size_t pages = (size_bytes_ + page_bytes() - 1) / page_bytes();
-  const std::size_t first = reinterpret_cast<std::uintptr_t>(data_) / page_bytes();
+  const std::size_t first = reinterpret_cast<std::uintptr_t>(data) / page_bytes(),
+                    end = first + size_bytes / page_bytes();
   std::array<std::uint64_t, 512> entries;
-  for (std::size_t done = 0; done < pages;) {
-    const std::size_t count = std::min(entries.size(), pages - done);
+  for (std::size_t page = first; page < end; page += entries.size()) {
+    const std::size_t count = std::min(entries.size(), end - page);
     const ssize_t wanted = static_cast<ssize_t>(count * sizeof(std::uint64_t));
-    const bool is_known = pagemap >= 0 && ::pread(pagemap, entries.data(), static_cast<std::size_t>(wanted),
-                                                  static_cast<off_t>((first + done) * sizeof(std::uint64_t))) == wanted;
-    const bool has_copy =
-        !is_known ||
-        std::any_of(entries.begin(), entries.begin() + static_cast<std::ptrdiff_t>(count), [](std::uint64_t page) {
-          return (page & (kIsPresent | kIsSwapped)) != 0 && (page & kIsOfFile) == 0;
-        });
-    if (has_copy) ::madvise(data_ + done * page_bytes(), count * page_bytes(), MADV_DONTNEED);
-    done += count;
+    const auto offset = static_cast<off_t>(page * sizeof(std::uint64_t));
+    if (::pread(pagemap(), entries.data(), static_cast<std::size_t>(wanted), offset) != wanted) return true;
+    for (std::size_t i = 0; i < count; ++i) {
+      if ((entries[i] & (kIsPresent | kIsSwapped)) != 0 && (entries[i] & kIsOfFile) == 0) return true;
+    }
   }
+  return false;
+}
+
+}  // namespace
+
+// A page that was written to is a copy, and no longer one of the file. To drop all pages would cost as many page
+// faults, so the kernel is asked first.
+void HostView::drop_writes() noexcept {
+  const std::optional<bool> scanned = scan_for_copies(data_, size_bytes_);
+  if (scanned ? *scanned : has_copies(data_, size_bytes_)) ::madvise(data_, size_bytes_, MADV_DONTNEED);
 }
 
 bool HostMemory::is_available(const ProcessGroup& group) {
@@ -140,6 +180,34 @@ std::shared_ptr<HostMemory> HostMemory::make(const ProcessGroup& group, std::siz
 at::Tensor HostMemory::tensor(std::size_t offset_bytes, std::int64_t numel, at::ScalarType dtype) const {
   return at::from_blob(
       mapping_->data() + offset_bytes, {numel}, [kept = mapping_](void*) {}, at::TensorOptions().dtype(dtype));
+}
+
+PendingCollective HostMemory::start_reduce_scatter(const ProcessGroup& group, const at::Tensor& out,
+                                                   const std::vector<Piece>& pieces, ReduceOp op) {
+  const std::size_t part_bytes = out.nbytes();
+  std::vector<MemoryPieces> parts(1);
+  std::vector<at::Tensor> kept;
+  std::size_t in_part = 0;
+  for (const Piece& piece : pieces) {
+    MemoryPiece left{nullptr, static_cast<std::size_t>(piece.numel) * out.element_size()};
+    if (piece.tensor.defined()) left.data = static_cast<const std::uint8_t*>(piece.tensor.data_ptr());
+    kept.push_back(piece.tensor);
+    while (left.size_bytes > 0) {
+      if (in_part == part_bytes) {
+        parts.emplace_back();
+        in_part = 0;
+      }
+      const std::size_t size_bytes = std::min(left.size_bytes, part_bytes - in_part);
+      parts.back().push_back({left.data, size_bytes});
+      if (left.data != nullptr) left.data += size_bytes;
+      left.size_bytes -= size_bytes;
+      in_part += size_bytes;
+    }
+  }
+  return ProcessGroup::Impl::begin(
+      group.impl_, "reduce_scatter_into", group.impl_->transports.control, [&](Backend& backend) {
+        return static_cast<HostBackend&>(backend).start_reduce_scatter(out, std::move(parts), std::move(kept), op);
+      });
 }
 
 PendingCollective HostMemory::start_meeting(const ProcessGroup& group, std::string_view name, bool is_counted) {

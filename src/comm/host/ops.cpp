@@ -22,6 +22,14 @@ std::uint8_t* bytes_of(const at::Tensor& tensor) { return static_cast<std::uint8
 
 std::size_t byte_count(const at::Tensor& tensor) { return tensor.nbytes(); }
 
+void copy_or_clear(std::uint8_t* to, const std::uint8_t* from, std::size_t size_bytes) {
+  if (from != nullptr) {
+    std::memcpy(to, from, size_bytes);
+  } else {
+    std::memset(to, 0, size_bytes);
+  }
+}
+
 std::string_view name_of(Kind kind) {
   switch (kind) {
     case Kind::barrier:
@@ -50,16 +58,18 @@ std::uint32_t detail_of(const at::Tensor& tensor, ReduceOp op) {
 
 }  // namespace
 
-HostOp::HostOp(const Host& host, OpHeader header, std::vector<at::Tensor> kept)
+MemoryPieces pieces_of(const at::Tensor& tensor) { return {{bytes_of(tensor), byte_count(tensor)}}; }
+
+HostOp::HostOp(const Host& host, const OpHeader& header, std::vector<at::Tensor> kept)
     : header_(header), kept_(std::move(kept)), sources_(static_cast<std::size_t>(host.size())) {
   Source& own = source(host.rank());
   own.has_begun = own.has_ended = true;
 }
 
-void HostOp::add_piece(const void* data, std::size_t size_bytes) {
-  if (size_bytes == 0) return;
-  pieces_.push_back({static_cast<const std::uint8_t*>(data), size_bytes});
-  header_.following += size_bytes;
+void HostOp::add_piece(MemoryPiece piece) {
+  if (piece.size_bytes == 0) return;
+  pieces_.push_back(piece);
+  header_.following += piece.size_bytes;
 }
 
 bool HostOp::send(Host& host) {
@@ -74,19 +84,19 @@ bool HostOp::send(Host& host) {
     std::size_t size_bytes = sizeof(header_);
     // What is small is sent with the header.
     while (piece_ < pieces_.size() && pieces_[piece_].size_bytes <= std::min(room, kBlockBytes - size_bytes)) {
-      const Piece& piece = pieces_[piece_++];
-      std::memcpy(host.space() + size_bytes, piece.data, piece.size_bytes);
+      const MemoryPiece& piece = pieces_[piece_++];
+      copy_or_clear(host.space() + size_bytes, piece.data, piece.size_bytes);
       size_bytes += piece.size_bytes;
       room -= piece.size_bytes;
     }
     host.commit(size_bytes);
   }
   for (; piece_ < pieces_.size(); ++piece_, in_piece_ = 0) {
-    const Piece& piece = pieces_[piece_];
+    const MemoryPiece& piece = pieces_[piece_];
     while (in_piece_ < piece.size_bytes) {
       if (room == 0 && (room = host.room()) == 0) return false;
       const std::size_t size_bytes = std::min({room, piece.size_bytes - in_piece_, kBlockBytes});
-      std::memcpy(host.space(), piece.data + in_piece_, size_bytes);
+      copy_or_clear(host.space(), piece.data == nullptr ? nullptr : piece.data + in_piece_, size_bytes);
       host.commit(size_bytes);
       in_piece_ += size_bytes;
       room -= size_bytes;
@@ -137,13 +147,13 @@ namespace {
 class Move final : public HostOp {
  public:
   // The ranks' ranges may be preceded by a table of the sizes of the ranges for each rank.
-  Move(const Host& host, OpHeader header, std::vector<at::Tensor> kept, bool has_table = false)
+  Move(const Host& host, const OpHeader& header, std::vector<at::Tensor> kept, bool has_table = false)
       : HostOp(host, header, std::move(kept)), has_table_(has_table), ranges_(static_cast<std::size_t>(host.size())) {}
 
-  void send_piece(const at::Tensor& tensor) { add_piece(tensor.data_ptr(), byte_count(tensor)); }
+  void send_piece(const at::Tensor& tensor) { add_piece({bytes_of(tensor), byte_count(tensor)}); }
   void send_table(std::vector<std::uint64_t> sizes) {
     table_ = std::move(sizes);
-    add_piece(table_.data(), table_.size() * sizeof(std::uint64_t));
+    add_piece({reinterpret_cast<const std::uint8_t*>(table_.data()), table_.size() * sizeof(std::uint64_t)});
   }
   // Takes the range from byte `begin` on into `out`. With a table, `begin` follows from that.
   void take_into(int r, const at::Tensor& out, std::uint64_t begin = 0) {
@@ -206,28 +216,57 @@ class Move final : public HostOp {
   std::vector<Range> ranges_;  // by source
 };
 
-// A collective in which each rank reduces one part of all tensors, of which all ranks send blocks in turn: a row has a
-// block of each part but the rank's own.
+// Walks through pieces from their beginning.
+class PieceCursor {
+ public:
+  explicit PieceCursor(const MemoryPieces& pieces) : pieces_(&pieces) {}
+  // Returns the next bytes that are together, at most `most` of them.
+  MemoryPiece next(std::size_t most) {
+    while ((*pieces_)[piece_].size_bytes == done_) ++piece_, done_ = 0;
+    const MemoryPiece& piece = (*pieces_)[piece_];
+    const MemoryPiece found{piece.data == nullptr ? nullptr : piece.data + done_,
+                            std::min(most, piece.size_bytes - done_)};
+    done_ += found.size_bytes;
+    return found;
+  }
+
+ private:
+  const MemoryPieces* pieces_;
+  std::size_t piece_ = 0, done_ = 0;
+};
+
+// A collective in which each rank reduces one part of what all have, of which all ranks send blocks in turn: a row has
+// a block of each part but the rank's own.
 class Reduction final : public HostOp {
  public:
   // With one part, each rank reduces all of it.
-  Reduction(const Host& host, OpHeader header, const at::Tensor& out, const std::vector<at::Tensor>& parts, ReduceOp op)
-      : HostOp(host, header, kept_of(out, parts)),
+  Reduction(const Host& host, const OpHeader& header, const at::Tensor& out, std::vector<MemoryPieces> parts,
+            std::vector<at::Tensor> kept, ReduceOp op)
+      : HostOp(host, header, std::move(kept)),
         out_(out),
         dtype_(out.scalar_type()),
         item_bytes_(out.element_size()),
         op_(op),
-        is_shared_(parts.size() == 1) {
-    own_ = is_shared_ ? parts[0] : parts[static_cast<std::size_t>(host.rank())];
-    for (const at::Tensor& part : parts) part_bytes_.push_back(byte_count(part));
-    const std::size_t in_row = is_shared_ ? 1 : parts.size() - 1;
+        is_shared_(parts.size() == 1),
+        parts_(std::move(parts)),
+        own_(parts_[is_shared_ ? 0 : static_cast<std::size_t>(host.rank())]) {
+    for (const MemoryPieces& part : parts_) {
+      std::size_t& size_bytes = part_bytes_.emplace_back(0);
+      for (const MemoryPiece& piece : part) size_bytes += piece.size_bytes;
+    }
+    const std::size_t in_row = is_shared_ ? 1 : parts_.size() - 1;
     block_bytes_ = std::clamp(HostMapping::ring_bytes() / 2 / in_row, std::size_t{4096}, kBlockBytes);
     const std::size_t most = *std::max_element(part_bytes_.begin(), part_bytes_.end());
     rows_ = (most + block_bytes_ - 1) / block_bytes_;
+    std::vector<PieceCursor> cursors(parts_.begin(), parts_.end());
     for (std::size_t row = 0; row < rows_; ++row) {
-      for (std::size_t part = 0; part < parts.size(); ++part) {
+      for (std::size_t part = 0; part < parts_.size(); ++part) {
         if (!is_shared_ && static_cast<int>(part) == host.rank()) continue;
-        add_piece(bytes_of(parts[part]) + row * block_bytes_, block_of(part, row));
+        for (std::size_t left = block_of(part, row); left > 0;) {
+          const MemoryPiece piece = cursors[part].next(left);
+          add_piece(piece);
+          left -= piece.size_bytes;
+        }
       }
     }
     is_positioned_.resize(static_cast<std::size_t>(host.size()));
@@ -236,11 +275,6 @@ class Reduction final : public HostOp {
   bool is_in_place() const override { return is_shared_; }
 
  private:
-  static std::vector<at::Tensor> kept_of(const at::Tensor& out, std::vector<at::Tensor> parts) {
-    parts.push_back(out);
-    return parts;
-  }
-
   // Returns the bytes of a part in a row.
   std::size_t block_of(std::size_t part, std::size_t row) const {
     const std::size_t begin = row * block_bytes_;
@@ -257,25 +291,34 @@ class Reduction final : public HostOp {
     skip(host, r, size_bytes);
   }
 
+  // Reduces the block of this row, which all ranks have sent.
+  void reduce_block(Host& host, std::size_t size_bytes) {
+    alignas(64) static const std::uint8_t kZeros[kBlockBytes] = {};
+    std::vector<const void*> sources(static_cast<std::size_t>(host.size()));
+    for (std::size_t done = 0; done < size_bytes;) {
+      const MemoryPiece own = own_.next(size_bytes - done);
+      for (int r = 0; r < host.size(); ++r) {
+        sources[static_cast<std::size_t>(r)] = r != host.rank()      ? host.front(r) + done
+                                               : own.data != nullptr ? own.data
+                                                                     : kZeros;
+      }
+      reduce_elements(dtype_, op_, bytes_of(out_) + row_ * block_bytes_ + done, sources,
+                      static_cast<std::int64_t>(own.size_bytes / item_bytes_));
+      done += own.size_bytes;
+    }
+  }
+
   void take(Host& host) override {
     for (; row_ < rows_; ++row_) {
       const std::size_t size_bytes = block_of(is_shared_ ? 0 : static_cast<std::size_t>(host.rank()), row_);
-      std::vector<const void*> blocks;
       for (int r = 0; r < host.size(); ++r) {
-        if (r == host.rank()) {
-          blocks.push_back(bytes_of(own_) + row_ * block_bytes_);
-          continue;
-        }
+        if (r == host.rank()) continue;
         if (!source(r).has_begun) return;
         if (!is_positioned_[static_cast<std::size_t>(r)]) skip_blocks(host, r, /*before=*/true);
         is_positioned_[static_cast<std::size_t>(r)] = true;
         if (host.available(r) < size_bytes) return;
-        blocks.push_back(host.front(r));
       }
-      if (size_bytes > 0) {
-        reduce_elements(dtype_, op_, bytes_of(out_) + row_ * block_bytes_, blocks,
-                        static_cast<std::int64_t>(size_bytes / item_bytes_));
-      }
+      reduce_block(host, size_bytes);
       for (int r = 0; r < host.size(); ++r) {
         if (r == host.rank()) continue;
         skip(host, r, size_bytes);
@@ -293,7 +336,8 @@ class Reduction final : public HostOp {
   const std::size_t item_bytes_;
   const ReduceOp op_;
   const bool is_shared_;
-  at::Tensor own_;
+  const std::vector<MemoryPieces> parts_;
+  PieceCursor own_;
   std::vector<std::size_t> part_bytes_;
   std::size_t block_bytes_ = 0, rows_ = 0, row_ = 0;
   std::vector<bool> is_positioned_;  // by source: whether its blocks before this rank's were skipped
@@ -339,17 +383,21 @@ HostOpPtr all_to_all_op(const Host& host, const std::vector<at::Tensor>& outs, c
   return op;
 }
 
-HostOpPtr reduce_scatter_op(const Host& host, const at::Tensor& out, const std::vector<at::Tensor>& parts,
-                            ReduceOp op) {
+HostOpPtr reduce_scatter_op(const Host& host, const at::Tensor& out, std::vector<MemoryPieces> parts,
+                            std::vector<at::Tensor> kept, ReduceOp op) {
   std::uint64_t all = 0;
-  for (const at::Tensor& part : parts) all += byte_count(part);
+  for (const MemoryPieces& part : parts) {
+    for (const MemoryPiece& piece : part) all += piece.size_bytes;
+  }
   const OpHeader header{.kind = Kind::reduce_scatter, .detail = detail_of(out, op), .common = all};
-  return std::make_shared<Reduction>(host, header, out, parts, op);
+  kept.push_back(out);
+  return std::make_shared<Reduction>(host, header, out, std::move(parts), std::move(kept), op);
 }
 
 HostOpPtr all_reduce_op(const Host& host, const at::Tensor& tensor, ReduceOp op) {
   const OpHeader header{.kind = Kind::all_reduce, .detail = detail_of(tensor, op), .common = byte_count(tensor)};
-  return std::make_shared<Reduction>(host, header, tensor, std::vector<at::Tensor>{tensor}, op);
+  return std::make_shared<Reduction>(host, header, tensor, std::vector<MemoryPieces>{pieces_of(tensor)},
+                                     std::vector<at::Tensor>{tensor}, op);
 }
 
 }  // namespace tessera::comm

@@ -17,6 +17,14 @@
 
 namespace tessera::comm {
 
+// Bytes in the order in which they are sent, divided anyhow. Those without `data` are 0.
+struct MemoryPiece {
+  const std::uint8_t* data = nullptr;
+  std::size_t size_bytes = 0;
+};
+using MemoryPieces = std::vector<MemoryPiece>;
+MemoryPieces pieces_of(const at::Tensor& tensor);
+
 // What all ranks of a collective have in common. Headers, and so elements, are aligned.
 struct alignas(64) OpHeader {
   enum class Kind : std::uint32_t { barrier = 1, broadcast, all_gather, all_to_all, reduce_scatter, all_reduce };
@@ -30,7 +38,7 @@ struct alignas(64) OpHeader {
 // One collective, as this rank takes part in it.
 class HostOp {
  public:
-  HostOp(const Host& host, OpHeader header, std::vector<at::Tensor> kept);
+  HostOp(const Host& host, const OpHeader& header, std::vector<at::Tensor> kept);
   virtual ~HostOp() = default;
   HostOp(const HostOp&) = delete;
   HostOp& operator=(const HostOp&) = delete;
@@ -48,16 +56,12 @@ class HostOp {
   virtual bool is_in_place() const { return false; }
 
  protected:
-  struct Piece {
-    const std::uint8_t* data;
-    std::size_t size_bytes;
-  };
   struct Source {
     bool has_begun = false, has_ended = false;
     std::uint64_t position = 0;  // bytes after the header that were taken or skipped
     std::uint64_t following = 0;
   };
-  void add_piece(const void* data, std::size_t size_bytes);
+  void add_piece(MemoryPiece piece);
   Source& source(int r) { return sources_[static_cast<std::size_t>(r)]; }
   void skip(Host& host, int r, std::uint64_t size_bytes);
   // Takes what follows the headers. Sets has_ended of sources.
@@ -68,7 +72,7 @@ class HostOp {
 
   OpHeader header_;
   std::vector<at::Tensor> kept_;
-  std::vector<Piece> pieces_;  // after the header
+  MemoryPieces pieces_;  // after the header
   std::vector<Source> sources_;
   std::size_t piece_ = 0, in_piece_ = 0;
   std::size_t padding_ = 0;  // after the pieces
@@ -83,9 +87,10 @@ HostOpPtr broadcast_op(const Host& host, const at::Tensor& tensor, int root);
 HostOpPtr all_gather_op(const Host& host, const std::vector<at::Tensor>& parts);
 // This rank sends `ins[r]` to rank r, and receives `outs[r]` from it.
 HostOpPtr all_to_all_op(const Host& host, const std::vector<at::Tensor>& outs, const std::vector<at::Tensor>& ins);
-// Reduces parts of the tensors of all ranks: rank r has the result of part r in `out`, which may be that part of its
-// tensor.
-HostOpPtr reduce_scatter_op(const Host& host, const at::Tensor& out, const std::vector<at::Tensor>& parts, ReduceOp op);
+// Reduces parts of what all ranks have, of which each rank has its own pieces in memory: rank r has the result of part
+// r in `out`, which may be that part. `kept` is what the pieces are in.
+HostOpPtr reduce_scatter_op(const Host& host, const at::Tensor& out, std::vector<MemoryPieces> parts,
+                            std::vector<at::Tensor> kept, ReduceOp op);
 // Reduces a tensor that is small: each rank reduces all of it.
 HostOpPtr all_reduce_op(const Host& host, const at::Tensor& tensor, ReduceOp op);
 

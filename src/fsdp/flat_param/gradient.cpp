@@ -1,6 +1,7 @@
 #include "fsdp/flat_param/gradient.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
@@ -12,6 +13,7 @@
 #include "fsdp/flat_param/storage.h"
 #include "fsdp/warn.h"
 #include "tessera/base/error.h"
+#include "tessera/comm/internal/host_memory.h"
 
 namespace tessera::fsdp {
 
@@ -30,7 +32,12 @@ int predivide_factor(int ranks, at::ScalarType dtype) {
 }  // namespace
 
 FlatParamGradient::FlatParamGradient(const FlatParamHandle& handle)
-    : handle_(handle), fakes_reduce_(is_set("FSDP_USE_FAKE_REDUCE")), has_(handle.params().size()) {
+    : handle_(handle),
+      fakes_reduce_(is_set("FSDP_USE_FAKE_REDUCE")),
+      keeps_pieces_(handle.shares_memory() && handle.options().use_orig_params &&
+                    handle.options().extensions == nullptr),
+      pieces_(handle.params().size()),
+      has_(handle.params().size()) {
   const MixedPrecision& mixed = handle.options().mixed_precision;
   if (fakes_reduce_)
     warn_once("FSDP_USE_FAKE_REDUCE=1: gradients are not reduced, and training results are meaningless");
@@ -40,7 +47,8 @@ FlatParamGradient::FlatParamGradient(const FlatParamHandle& handle)
 // The gradient of a parameter as seen outside of backward, undefined for none. Detached, because zero_grad of LibTorch
 // 1.13 does not accept a view.
 at::Tensor FlatParamGradient::visible(std::size_t param) const {
-  if (has_[param].unsharded) return handle_.view_of(unsharded_, param).detach();
+  if (has_[param].unsharded)
+    return keeps_pieces_ ? pieces_[param].detach() : handle_.view_of(unsharded_, param).detach();
   if (!has_[param].sharded) return {};
   return handle_.sharded_view_of(sharded_, param).detach();
 }
@@ -77,6 +85,7 @@ void FlatParamGradient::drop_reset() {
   for (std::size_t i = 0; i < has_.size(); ++i) {
     if (!(has_[i].unsharded || has_[i].sharded) || handle_.params()[i].grad().defined()) continue;
     if (sharded_.defined()) handle_.sharded_view_of(sharded_, i).zero_();
+    pieces_[i].reset();
     has_[i] = {};
   }
   free_unused();
@@ -105,11 +114,12 @@ void FlatParamGradient::adopt_visible() {
 void FlatParamGradient::drop() {
   sharded_.reset();
   unsharded_.reset();
+  pieces_.assign(pieces_.size(), {});
   has_.assign(has_.size(), {});
 }
 
 void FlatParamGradient::free_unused() {
-  if (std::none_of(has_.begin(), has_.end(), [](HasGradient has) { return has.unsharded; })) unsharded_.reset();
+  if (!has_unsharded()) unsharded_.reset();
   if (std::none_of(has_.begin(), has_.end(), [](HasGradient has) { return has.sharded; })) sharded_.reset();
 }
 
@@ -125,7 +135,12 @@ void FlatParamGradient::take_user_gradient(std::size_t param, const at::Tensor& 
   if (!sharded_.defined()) sharded_ = at::zeros_like(flat_param);
   const at::Tensor view = handle_.sharded_view_of(sharded_, param);
   view.copy_(grad.detach().reshape(view.sizes()));
+  pieces_[param].reset();
   has_[param] = {false, true};
+}
+
+bool FlatParamGradient::has_unsharded() const {
+  return std::any_of(has_.begin(), has_.end(), [](HasGradient has) { return has.unsharded; });
 }
 
 void FlatParamGradient::take(std::size_t param) {
@@ -137,6 +152,7 @@ void FlatParamGradient::take(std::size_t param) {
          printable(handle_.layout().params()[param].fqn));
   }
   const c10::NoGradGuard no_grad;
+  if (keeps_pieces_) return take_piece(param, std::exchange(grad, at::Tensor()));
   if (!unsharded_.defined()) {
     unsharded_ = empty_flat(handle_.layout().padded_unsharded_numel(), handle_.unsharded_->flat.options());
   }
@@ -148,6 +164,57 @@ void FlatParamGradient::take(std::size_t param) {
   }
   has_[param].unsharded = true;
   grad.reset();
+}
+
+// Keeps the memory that backward has allocated, if elements are in the order of the flat parameter there.
+void FlatParamGradient::take_piece(std::size_t param, const at::Tensor& grad) {
+  at::Tensor& piece = pieces_[param];
+  const at::IntArrayRef strides = handle_.layout().params()[param].strides;
+  if (has_[param].unsharded) {
+    piece.add_(grad);
+  } else if (grad.layout() == at::kStrided && grad.strides() == strides) {
+    piece = grad.detach();
+  } else {
+    piece = at::empty_strided(grad.sizes(), strides, grad.options()).copy_(grad);
+  }
+  has_[param].unsharded = true;
+}
+
+// Returns whether the gradients are to be averaged as they are. The same on all ranks.
+bool FlatParamGradient::can_reduce_pieces() const {
+  const at::ScalarType dtype = handle_.compute_dtype_;
+  return keeps_pieces_ && !comm_hook_ && !fakes_reduce_ && !handle_.in_full_precision_ && reduce_dtype_ == dtype &&
+         predivide_factor(averaged_ranks(), dtype) == 1;
+}
+
+void FlatParamGradient::start_reduce_pieces() {
+  const FlatParamLayout& layout = handle_.layout();
+  std::vector<comm::HostMemory::Piece> pieces;
+  std::size_t param = 0;
+  std::int64_t all = 0;
+  for (std::size_t part = 0; part < layout.is_padding().size(); ++part) {
+    const std::int64_t numel = layout.numels_with_padding()[part];
+    pieces.push_back({layout.is_padding()[part] ? at::Tensor() : pieces_[param++], numel});
+    all += numel;
+  }
+  pieces.push_back({at::Tensor(), layout.padded_unsharded_numel() - all});
+  is_averaged_ = !handle_.options().replicas;
+  reduced_ = empty_flat(layout.sharded_numel(), at::TensorOptions().dtype(handle_.compute_dtype_));
+  prepare_sharded(reduced_);
+  reduction_ = comm::HostMemory::start_reduce_scatter(handle_.group(), reduced_, pieces,
+                                                      is_averaged_ ? ReduceOp::average : ReduceOp::sum);
+  inputs_ = {reduced_};
+}
+
+// Moves the gradients into unsharded_.
+void FlatParamGradient::flatten_pieces() {
+  for (std::size_t i = 0; i < pieces_.size(); ++i) {
+    const at::Tensor piece = std::exchange(pieces_[i], at::Tensor());
+    if (!piece.defined()) continue;
+    if (!unsharded_.defined())
+      unsharded_ = empty_flat(handle_.layout().padded_unsharded_numel(), handle_.unsharded_->flat.options());
+    handle_.view_of(unsharded_, i).copy_(piece);
+  }
 }
 
 // Sets to 0 what no gradient was taken for: parameters and padding.
@@ -187,6 +254,14 @@ void FlatParamGradient::prepare_sharded(const at::Tensor& reduced) {
 void FlatParamGradient::start_reduce() {
   expect_no_reduction("start_reduce_gradient");
   const c10::NoGradGuard no_grad;
+  is_averaged_ = false;
+  if (can_reduce_pieces()) {
+    start_reduce_pieces();
+    pieces_.assign(pieces_.size(), {});
+    for (HasGradient& has : has_) has.unsharded = false;
+    return;
+  }
+  flatten_pieces();
   zero_missing_params();
   const at::ScalarType dtype = handle_.in_full_precision_ ? handle_.flat_param().scalar_type() : reduce_dtype_;
   const at::Tensor gradient = std::exchange(unsharded_, at::Tensor());
@@ -241,9 +316,8 @@ void FlatParamGradient::complete() {
     if (const auto finish = std::exchange(finish_reduce_, nullptr)) finish();
   } else {
     reduction_.wait();
-    const double ranks = averaged_ranks();
-    if (const double factor = ranks / predivide_factor(averaged_ranks(), reduced.scalar_type()); factor != 1)
-      reduced.div_(factor);
+    const double ranks = averaged_ranks(), divided_before = predivide_factor(averaged_ranks(), reduced.scalar_type());
+    if (!is_averaged_ && ranks != divided_before) reduced.div_(ranks / divided_before);
   }
   accumulate(reduced);
   completed_.set(handle_.streams_->device());

@@ -4,7 +4,8 @@
 // A gradient passes through these states:
 //
 //   none          no tensor is defined
-//   accumulating  take() has moved gradients of parameters into unsharded_
+//   accumulating  take() has moved gradients of parameters into unsharded_, or into pieces_ where ranks reduce these
+//                 through memory that they share
 //   reducing      start_reduce() has replaced unsharded_ by a pending reduction
 //   sharded       finish_reduce() has added the result to sharded_, this rank's shard of the average. If a backend
 //                 completes on streams, start_reduce() has enqueued that as well.
@@ -13,8 +14,8 @@
 // that is called again accumulates while its last reduction is pending. Hence each state is a tensor of its own.
 //
 // Invariants between calls:
-//   - unsharded_ is defined if and only if has_[i].unsharded for some i. Elements of other parameters, and padding, are
-//     uninitialized until start_reduce() sets them to 0.
+//   - unsharded_, or pieces_[i], is defined if and only if has_[i].unsharded for some i, or this one. Elements of other
+//     parameters, and padding, are uninitialized until start_reduce() sets them to 0.
 //   - inputs_ is not empty if and only if a reduction is pending. The caller finishes it before it starts another.
 //   - Memory belongs to the stream of the computation. On a device, the reduction and the sum into sharded_ run on the
 //   reduce stream, with replicas the last part on the
@@ -49,7 +50,7 @@ class FlatParamGradient {
   void drop_reset();
   void adopt_visible();
   void take(std::size_t param);
-  bool has_unsharded() const { return unsharded_.defined(); }
+  bool has_unsharded() const;
   void set_comm_hook(CommHook hook);
   void start_reduce();
   void continue_reduce();
@@ -65,6 +66,10 @@ class FlatParamGradient {
   void drop();
   void free_unused();
   void take_user_gradient(std::size_t param, const at::Tensor& grad);
+  void take_piece(std::size_t param, const at::Tensor& grad);
+  bool can_reduce_pieces() const;
+  void start_reduce_pieces();
+  void flatten_pieces();
   void zero_missing_params();
   int averaged_ranks() const;
   void prepare_sharded(const at::Tensor& reduced);
@@ -76,12 +81,15 @@ class FlatParamGradient {
   const bool fakes_reduce_;  // FSDP_USE_FAKE_REDUCE, read by the constructor
   at::ScalarType reduce_dtype_;
 
+  const bool keeps_pieces_;         // whether pieces_ is used
   at::Tensor unsharded_;            // of the handle's compute_dtype_
+  std::vector<at::Tensor> pieces_;  // the same by parameter, in its shape and strides; as backward has allocated them
   std::vector<at::Tensor> inputs_;  // of the pending reduction: unsharded_, and a copy in reduce_dtype_
   at::Tensor reduced_;              // its result, until that is added to sharded_
   PendingCollective reduction_;
   Mark completed_;                       // on the stream that adds to sharded_
   bool is_over_replicas_ = false;        // whether reduction_ is the second one, over the replicas
+  bool is_averaged_ = false;             // whether reduced_ needs no division
   CommHook comm_hook_;                   // null: the average over the ranks
   std::function<void()> finish_reduce_;  // of the hook, if it reduces
   at::Tensor fresh_;                     // becomes sharded_

@@ -13,6 +13,7 @@
 #include <cstddef>
 #include <memory>
 #include <string_view>
+#include <vector>
 
 #include "tessera/comm/process_group.h"
 
@@ -54,6 +55,14 @@ class HostMemory {
   // collective in errors, and in CommDebugMode if it `is_counted`. As ProcessGroup::start_*, it does not compare the
   // ranks' calls.
   static PendingCollective start_meeting(const ProcessGroup& group, std::string_view name, bool is_counted);
+  // As ProcessGroup::start_reduce_scatter_into, for an input that is not in one tensor: the elements of the tensors, one
+  // after the other, in the order in which they are in memory. A tensor is dense, or undefined with `numel` zeros.
+  struct Piece {
+    at::Tensor tensor;
+    std::int64_t numel = 0;
+  };
+  static PendingCollective start_reduce_scatter(const ProcessGroup& group, const at::Tensor& out,
+                                                const std::vector<Piece>& pieces, ReduceOp op);
 
  private:
   std::shared_ptr<Mapping> mapping_;

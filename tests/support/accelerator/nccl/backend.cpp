@@ -141,7 +141,7 @@ void check_parts(const Tensor& full, const Tensor& part, int ranks, const char* 
 NcclBackend::NcclBackend(const std::string& group_name, int rank, int size)
     : Backend(rank, size), name_(group_name), group_(Group::join(group_name, size)) {}
 
-c10::intrusive_ptr<NcclBackend> NcclBackend::split(const std::optional<SplitOptions>& options) {
+c10::intrusive_ptr<NcclBackend> NcclBackend::make_subgroup(const std::optional<SplitOptions>& options) {
   connect();
   if (!options) return {};
   return c10::make_intrusive<NcclBackend>(name_ + "/" + std::to_string(options->color), options->rank, options->size);

@@ -50,7 +50,7 @@ class NcclBackend final : public ::c10d::Backend {
   struct SplitOptions {
     int color = 0, rank = 0, size = 1;
   };
-  c10::intrusive_ptr<NcclBackend> split(const std::optional<SplitOptions>& options);
+  c10::intrusive_ptr<NcclBackend> make_subgroup(const std::optional<SplitOptions>& options);
   // As ncclCommAbort.
   void abort_work() { group_->abort(getRank()); }
   void startCoalescing() override;
