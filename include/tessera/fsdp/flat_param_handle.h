@@ -18,7 +18,7 @@
 /// share, and each rank's shard is a part of it if `param_dtype` is that of the parameters. Nothing is copied then:
 /// unsharding waits until all ranks have called it, and resharding until all have resharded, after which shards may be
 /// written to. What a rank writes to unsharded parameters outside of a summon is seen by no other rank, and lost when
-/// it reshards, as without shared memory. TESSERA_HOST_MEMORY=0 in the environment of any rank turns this off.
+/// it reshards after backward, or after forward if no backward follows. TESSERA_HOST_MEMORY=0 in the environment of any rank turns this off.
 ///
 /// Two environment variables, read by the constructor, help to measure the cost of communication; training results are
 /// meaningless with either. FSDP_USE_FAKE_ALL_GATHER=1 gathers nothing and sets the other ranks' elements to 0.

@@ -82,13 +82,16 @@ void FlatParamGradient::drop_reset() {
     if (!handle_.flat_param().grad().defined()) drop();
     return;
   }
+  std::vector<std::size_t> reset;
   for (std::size_t i = 0; i < has_.size(); ++i) {
     if (!(has_[i].unsharded || has_[i].sharded) || handle_.params()[i].grad().defined()) continue;
-    if (sharded_.defined()) handle_.sharded_view_of(sharded_, i).zero_();
+    reset.push_back(i);
     pieces_[i].reset();
     has_[i] = {};
   }
   free_unused();
+  if (!sharded_.defined()) return;
+  for (const std::size_t i : reset) handle_.sharded_view_of(sharded_, i).zero_();
 }
 
 void FlatParamGradient::adopt_visible() {
@@ -112,7 +115,7 @@ void FlatParamGradient::adopt_visible() {
 }
 
 void FlatParamGradient::drop() {
-  sharded_.reset();
+  free_sharded();
   unsharded_.reset();
   pieces_.assign(pieces_.size(), {});
   has_.assign(has_.size(), {});
@@ -120,7 +123,15 @@ void FlatParamGradient::drop() {
 
 void FlatParamGradient::free_unused() {
   if (!has_unsharded()) unsharded_.reset();
-  if (std::none_of(has_.begin(), has_.end(), [](HasGradient has) { return has.sharded; })) sharded_.reset();
+  if (std::none_of(has_.begin(), has_.end(), [](HasGradient has) { return has.sharded; })) free_sharded();
+}
+
+// Frees the sharded gradient, or keeps its memory for the next one: that is written as soon as it is allocated, and the
+// kernel would have to clear the pages.
+void FlatParamGradient::free_sharded() {
+  const bool is_ours = sharded_.defined() && sharded_.use_count() == 1 && sharded_.storage().use_count() == 1;
+  if (keeps_pieces_ && is_ours) spare_ = std::move(sharded_);
+  sharded_.reset();
 }
 
 // Takes a gradient that the user has assigned to a sharded parameter.
@@ -199,7 +210,9 @@ void FlatParamGradient::start_reduce_pieces() {
   }
   pieces.push_back({at::Tensor(), layout.padded_unsharded_numel() - all});
   is_averaged_ = !handle_.options().replicas;
-  reduced_ = empty_flat(layout.sharded_numel(), at::TensorOptions().dtype(handle_.compute_dtype_));
+  reduced_ = std::exchange(spare_, at::Tensor());
+  if (!reduced_.defined() || reduced_.scalar_type() != handle_.compute_dtype_)
+    reduced_ = empty_flat(layout.sharded_numel(), at::TensorOptions().dtype(handle_.compute_dtype_));
   prepare_sharded(reduced_);
   reduction_ = comm::HostMemory::start_reduce_scatter(handle_.group(), reduced_, pieces,
                                                       is_averaged_ ? ReduceOp::average : ReduceOp::sum);

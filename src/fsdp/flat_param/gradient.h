@@ -65,6 +65,7 @@ class FlatParamGradient {
   at::Tensor visible(std::size_t param) const;
   void drop();
   void free_unused();
+  void free_sharded();
   void take_user_gradient(std::size_t param, const at::Tensor& grad);
   void take_piece(std::size_t param, const at::Tensor& grad);
   bool can_reduce_pieces() const;
@@ -94,6 +95,7 @@ class FlatParamGradient {
   std::function<void()> finish_reduce_;  // of the hook, if it reduces
   at::Tensor fresh_;                     // becomes sharded_
   at::Tensor sharded_, landing_;
+  at::Tensor spare_;  // memory of a sharded gradient that was freed
   struct HasGradient {
     bool unsharded = false, sharded = false;  // in unsharded_, in sharded_
   };

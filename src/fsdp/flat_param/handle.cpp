@@ -448,7 +448,9 @@ void FlatParamHandle::free_gathered() {
   wait_unshard();
   if (unsharded_->host != nullptr) {
     free_storage(unsharded_->flat);
-    unsharded_->host->view()->drop_writes();
+    // Not between forward and backward, which reads what forward has read.
+    const bool is_before_backward = training_state_ == TrainingState::forward && c10::GradMode::is_enabled();
+    if (!is_before_backward) unsharded_->host->view()->drop_writes();
     if (!streams_->meets_after_backward) meet_after_reshard();
   } else {
     streams_->free(unsharded_->flat);
