@@ -5,6 +5,10 @@
 ///     A training step of an MLP that has one unit per block. `plain` trains the same MLP without sharding; it is meant
 ///     for one rank. {"seconds"}: the median. {"peak_bytes"}: how much the memory of a rank grew, at its peak in a
 ///     step, over the value before the model was made; the maximum over the ranks. Pages of files do not count.
+///   fsdp_bench gpt|plain_gpt BLOCKS WIDTH BATCH REPEATS
+///     The same for the GPT of the examples, with 8 heads and rows of 128 tokens: {"seconds"}, {"peak_bytes"}.
+///   fsdp_bench all_reduce BYTES REPEATS
+///     The sum of a tensor over the ranks: {"seconds"}.
 ///   fsdp_bench memory STRATEGY sgd|adamw full|meta BLOCKS WIDTH BATCH REPEATS
 ///     The same for a strategy of fsdp::ShardingStrategy or `plain`, an optimizer, and a model that is built in full or
 ///     on meta: {"build_bytes"}, the peak until the model is sharded, {"peak_bytes"}, that of the training after it,
@@ -24,6 +28,7 @@
 #include <torch/optim/sgd.h>
 
 #include <algorithm>
+#include <functional>
 #include <iostream>
 #include <memory>
 #include <optional>
@@ -32,11 +37,13 @@
 #include <utility>
 #include <vector>
 
+#include "gpt.h"
 #include "measure_ranks.h"
 #include "mlp.h"
 #include "side.h"
 #include "tessera/base/internal/process_memory.h"
 #include "tessera/comm/init.h"
+#include "tessera/comm/internal/host_memory.h"
 #include "tessera/fsdp/fully_sharded_data_parallel.h"
 #include "tessera/fsdp/meta_init.h"
 
@@ -64,21 +71,21 @@ struct Bench {
   std::int64_t blocks = 0, width = 0, batch = 0;
   int repeats = 0;
 
-  template <typename Model>
-  void step(Model& model, std::vector<at::Tensor> parameters, std::uint64_t bytes_before) const {
+  // `loss_of` runs forward.
+  template <typename Loss>
+  void step(const Loss& loss_of, std::vector<at::Tensor> parameters, std::uint64_t bytes_before) const {
     torch::optim::SGD optimizer(std::move(parameters), torch::optim::SGDOptions(0.01));
-    const at::Tensor rows = at::randn({batch, width});
     std::vector<double> times;
     for (int i = -2; i < repeats; ++i) {  // the first two warm up
       if (i == 0) forget_peak_memory();
       const double time = seconds(group, [&] {
         optimizer.zero_grad();
-        model->forward(rows).square().mean().backward();
+        loss_of().backward();
         optimizer.step();
       });
       if (i >= 0) times.push_back(time);
     }
-    const std::int64_t peak = most(grown_bytes(peak_own_memory_bytes(), bytes_before));
+    const std::int64_t peak = most(grown_bytes(peak_own_memory_bytes(), bytes_before));  // of shared memory, its part
     print("\"seconds\": " + std::to_string(median(times)) + ", \"peak_bytes\": " + std::to_string(peak));
   }
 
@@ -95,17 +102,38 @@ struct Bench {
     group.barrier();
   }
 
-  void plain() const {
-    const std::uint64_t before = own_memory_bytes();
-    torch::nn::Sequential mlp = make_mlp<Block>(blocks, width);
-    step(mlp, mlp->parameters(), before);
+  // Trains `model`, sharded or not.
+  template <typename Model>
+  void train_steps(Model model, bool is_sharded, const at::Tensor& input,
+                   const std::function<at::Tensor(const at::Tensor& output)>& loss_of, std::uint64_t before) const {
+    if (!is_sharded) return step([&] { return loss_of(model->forward(input)); }, model->parameters(), before);
+    fsdp::FullyShardedDataParallel<Model> sharded(std::exchange(model, nullptr), group);
+    step([&] { return loss_of(sharded(input)); }, sharded.parameters(), before);
   }
 
-  void sharded() const {
+  void mlp(bool is_sharded) const {
     const std::uint64_t before = own_memory_bytes();
-    fsdp::FullyShardedDataParallel<torch::nn::Sequential> model(make_mlp<fsdp::Wrap<Block>>(blocks, width), group);
-    auto* pointer = &model;
-    step(pointer, model.parameters(), before);
+    train_steps(
+        is_sharded ? make_mlp<fsdp::Wrap<Block>>(blocks, width) : make_mlp<Block>(blocks, width), is_sharded,
+        at::randn({batch, width}), [](const at::Tensor& output) { return output.square().mean(); }, before);
+  }
+
+  void gpt(bool is_sharded) const {
+    constexpr std::int64_t kTokens = 128, kCharacters = 256;
+    const std::uint64_t before = own_memory_bytes();
+    const examples::GptConfig config{kCharacters, kTokens, blocks, /*heads=*/8, width};
+    const at::Tensor tokens = at::randint(kCharacters, {batch, kTokens}, at::kLong);
+    const auto loss_of = [&](const at::Tensor& logits) {
+      return at::cross_entropy_loss(logits.view({-1, kCharacters}), tokens.view({-1}));
+    };
+    train_steps(examples::Gpt(config), is_sharded, tokens, loss_of, before);
+  }
+
+  void all_reduce(std::int64_t bytes) const {
+    const at::Tensor tensor = at::ones({bytes / 4});
+    std::vector<double> times;
+    for (int i = 0; i < repeats; ++i) times.push_back(seconds(group, [&] { group.start_all_reduce(tensor).wait(); }));
+    print(fmt::format("\"seconds\": {:.9f}", median(times)));
   }
 
   void state_dict() const {
@@ -154,7 +182,9 @@ struct Bench {
     forget_peak_memory();
     auto* pointer = &model;
     train(pointer, model.parameters(), wanted.optimizer);
-    return {built, grown_bytes(peak_own_memory_bytes(), before)};
+    const std::int64_t grown = grown_bytes(peak_own_memory_bytes(), before);
+    group.barrier();  // until then the ranks share the parameters
+    return {built, grown};
   }
 
   void memory(const MemoryCase& wanted) const {
@@ -175,24 +205,27 @@ struct Bench {
     bench.group = shards;
     bench.peaks_of(wanted, options, 2);
     const auto [build, peak] = bench.peaks_of(wanted, options, blocks);
-    const auto [build_formula, formula] = stated_peaks(wanted, options.strategy, shards.size());
+    const auto [build_formula, formula] = stated_peaks(wanted, options.strategy, shards);
     print(fmt::format("\"build_bytes\": {}, \"build_formula_bytes\": {}, \"peak_bytes\": {}, \"formula_bytes\": {}",
                       most(build), build_formula, most(peak), formula));
   }
 
   // Those of docs/memory.md: until the model is sharded, and after it.
   std::pair<std::int64_t, std::int64_t> stated_peaks(const MemoryCase& wanted, fsdp::ShardingStrategy strategy,
-                                                     int ranks) const {
+                                                     const ProcessGroup& shards) const {
+    const int ranks = shards.size();
+    const bool shares_memory = comm::HostMemory::is_available(shards);
     const std::int64_t unit = 4 * width * (width + 1), parameters = blocks * unit;
     const std::int64_t state = wanted.optimizer == "adamw" ? 2 * parameters : 0;
     const std::int64_t activations = blocks * 2 * 4 * batch * width;
     if (wanted.strategy == "plain") return {parameters, 2 * parameters + state + activations};
     const std::int64_t parts = is_sharded(strategy) ? ranks : 1;
     const std::int64_t build = wanted.build == "meta" ? parameters / parts : parameters;
-    const bool gathers_all = is_sharded(strategy) && !reshards_after_forward(strategy);
+    const bool gathers_all = is_sharded(strategy) && !reshards_after_forward(strategy) && !shares_memory;
+    const std::int64_t units = !is_sharded(strategy) ? 2 : shares_memory ? 3 : 7;
     const std::int64_t kept =
         gathers_all ? (parameters + state) / parts + parameters : (2 * parameters + state) / parts;
-    return {build + 2 * unit + (16 << 20), kept + (is_sharded(strategy) ? 7 : 2) * unit + activations};
+    return {build + 2 * unit + (16 << 20), kept + units * unit + activations};
   }
 
   void unshard(std::int64_t bytes) const {
@@ -223,26 +256,30 @@ struct Bench {
 int main(int argc, char** argv) {
   const std::vector<std::string> arguments(argv + 1, argv + argc);
   const std::string work = arguments.empty() ? "" : arguments[0];
-  const std::size_t numbers = work == "unshard" ? 2 : 4, words = work == "memory" ? 4 : 1;
-  if ((work != "step" && work != "plain" && work != "state_dict" && work != "unshard" && work != "memory") ||
+  const bool takes_bytes = work == "unshard" || work == "all_reduce";
+  const std::size_t numbers = takes_bytes ? 2 : 4, words = work == "memory" ? 4 : 1;
+  const std::vector<std::string> works{"step", "plain", "gpt", "plain_gpt", "state_dict", "memory"};
+  if ((!takes_bytes && std::find(works.begin(), works.end(), work) == works.end()) ||
       arguments.size() != words + numbers) {
-    std::cerr << "usage: fsdp_bench step|plain|state_dict BLOCKS WIDTH BATCH REPEATS\n"
+    std::cerr << "usage: fsdp_bench step|plain|gpt|plain_gpt|state_dict BLOCKS WIDTH BATCH REPEATS\n"
                  "       fsdp_bench memory STRATEGY|plain sgd|adamw full|meta BLOCKS WIDTH BATCH REPEATS\n"
-                 "       fsdp_bench unshard BYTES REPEATS\n";
+                 "       fsdp_bench unshard|all_reduce BYTES REPEATS\n";
     return 2;
   }
   try {
     at::set_num_threads(1);
     Bench bench;
     bench.repeats = std::stoi(arguments.back());
-    if (work == "unshard") {
-      bench.unshard(std::stoll(arguments[1]));
+    if (takes_bytes) {
+      const std::int64_t bytes = std::stoll(arguments[1]);
+      if (work == "unshard") bench.unshard(bytes);
+      if (work == "all_reduce") bench.all_reduce(bytes);
       return 0;
     }
     bench.blocks = std::stoll(arguments[words]), bench.width = std::stoll(arguments[words + 1]);
     bench.batch = std::stoll(arguments[words + 2]);
-    if (work == "plain") bench.plain();
-    if (work == "step") bench.sharded();
+    if (work == "plain" || work == "step") bench.mlp(work == "step");
+    if (work == "plain_gpt" || work == "gpt") bench.gpt(work == "gpt");
     if (work == "state_dict") bench.state_dict();
     if (work == "memory") bench.memory({arguments[1], arguments[2], arguments[3]});
   } catch (const std::exception& error) {
