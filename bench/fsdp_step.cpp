@@ -43,7 +43,7 @@
 #include "side.h"
 #include "tessera/base/internal/process_memory.h"
 #include "tessera/comm/init.h"
-#include "tessera/comm/internal/host_memory.h"
+#include "tessera/comm/internal/shared_memory.h"
 #include "tessera/fsdp/fully_sharded_data_parallel.h"
 #include "tessera/fsdp/meta_init.h"
 
@@ -214,7 +214,7 @@ struct Bench {
   std::pair<std::int64_t, std::int64_t> stated_peaks(const MemoryCase& wanted, fsdp::ShardingStrategy strategy,
                                                      const ProcessGroup& shards) const {
     const int ranks = shards.size();
-    const bool shares_memory = comm::HostMemory::is_available(shards);
+    const bool shares_memory = comm::SharedMemory::is_available(shards);
     const std::int64_t unit = 4 * width * (width + 1), parameters = blocks * unit;
     const std::int64_t state = wanted.optimizer == "adamw" ? 2 * parameters : 0;
     const std::int64_t activations = blocks * 2 * 4 * batch * width;

@@ -14,6 +14,7 @@
 
 #include "comm/backend/backend.h"
 #include "comm/device/watchdog.h"
+#include "comm/host/engine.h"
 #include "comm/rendezvous/liveness.h"
 #include "tessera/comm/process_group.h"
 
@@ -31,7 +32,8 @@ class ProcessGroup::Impl {
   comm::Transports transports;
   comm::StorePtr store;  // of this group
   std::shared_ptr<comm::Liveness> liveness;
-  std::unique_ptr<comm::Watchdog> watchdog;  // of a backend on streams; null with another
+  std::shared_ptr<comm::HostEngines> engines;  // of all groups of this rank
+  std::unique_ptr<comm::Watchdog> watchdog;    // of a backend on streams; null with another
   std::uint64_t calls = 0, subgroups = 0;
 
   Impl() = default;
@@ -51,7 +53,8 @@ class ProcessGroup::Impl {
   // Takes part in a split for a subgroup that this rank is not in.
   void leave_split(const comm::Split& split);
 
-  // Numbers the next call of this group. All ranks must make the same calls. CommDebugMode counts it if it `is_counted`.
+  // Numbers the next call of this group. All ranks must make the same calls. CommDebugMode counts it if it
+  // `is_counted`.
   comm::Call next_call(std::string_view call_name, bool is_counted = true);
   // Runs a step of `call`. An exception in it becomes Error(rank_failure), and the group is broken.
   void guard(const comm::Call& call, std::chrono::milliseconds limit, const std::function<void()>& step) {

@@ -223,6 +223,7 @@ void ProcessGroup::Impl::wait_for_peer(const std::vector<comm::WorkPtr>& message
   Clock::time_point last_free = begin;  // when the peer was in no collective that needs this rank
   MessageWait messages_end(messages);
   while (!messages_end.wait_for(std::min(kSlice, timeout))) {
+    engines->advance();
     if (const std::string why = liveness->failure(); !why.empty()) fail_as(call, why);
     const milliseconds waited = since(begin);
     if (waited >= timeout) {

@@ -146,8 +146,8 @@ PendingCollective ProcessGroup::Impl::begin(const std::shared_ptr<Impl>& group, 
                                             const comm::Transport& transport, const Start& start,
                                             std::function<void()> finish, bool is_counted) {
   PendingCollective pending;
-  pending.state_ = std::make_shared<PendingCollective::State>(
-      PendingCollective::State{group, transport, comm::WorkPtr(), group->next_call(call_name, is_counted), std::move(finish)});
+  pending.state_ = std::make_shared<PendingCollective::State>(PendingCollective::State{
+      group, transport, comm::WorkPtr(), group->next_call(call_name, is_counted), std::move(finish)});
   PendingCollective::State& state = *pending.state_;
   group->guard(state.call, group->timeout, [&] { state.work = group->start(state.transport, state.call, start); });
   return pending;
@@ -166,6 +166,7 @@ void ProcessGroup::Impl::wait(const comm::Transport& transport, const comm::Work
   std::optional<Stopwatch> since_left;
   for (;;) {
     if (comm::wait_for(*work, std::min(kSlice, limit))) return;
+    engines->advance();
     if (const std::string why = liveness->failure(); !why.empty()) fail_as(call, why);
     if (const std::string why = left_by_others(call); !why.empty()) fail_as(call, liveness->report(why));
     if (transport.misses_ranks_that_left && watch.elapsed() > kSecond) {
@@ -230,6 +231,7 @@ std::optional<ProcessGroup> ProcessGroup::subgroup(std::span<const int> ranks) c
   group->world_size = impl_->world_size;
   group->timeout = impl_->timeout;
   group->liveness = impl_->liveness;
+  group->engines = impl_->engines;
   if (impl_->is_alone() || members.size() == 1) return ProcessGroup(std::move(group));
   group->store = comm::with_prefix(group->name, impl_->store);
   group->backend_name = comm::backend_of_subgroups(impl_->backend_name);

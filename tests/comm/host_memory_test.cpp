@@ -15,20 +15,21 @@
 #include <vector>
 
 #include "support/rank_processes.h"
-#include "tessera/comm/internal/host_memory.h"
+#include "tessera/comm/internal/shared_memory.h"
 #include "tessera/comm/local_ranks.h"
+#include "tessera/comm/point_to_point.h"
 
 namespace tessera {
 namespace {
 
-using comm::HostMemory;
+using comm::SharedMemory;
 using testing::expect_good_processes;
 using testing::quick;
 
 // Runs `f` on ranks that are threads, and on ranks that are processes.
 void on_ranks(int ranks, const std::function<void(const ProcessGroup&)>& f) {
   const auto run = [&](const ProcessGroup& group) {
-    EXPECT_TRUE(HostMemory::is_available(group));
+    EXPECT_TRUE(SharedMemory::is_available(group));
     f(group);
   };
   expect_good_processes(ranks, quick(), run);
@@ -48,10 +49,10 @@ at::Tensor sum_in_order(int ranks, std::int64_t numel, at::ScalarType dtype) {
 
 TEST(HostMemoryTest, RanksOfAHostShareMemory) {
   on_ranks(3, [](const ProcessGroup& group) {
-    EXPECT_TRUE(HostMemory::is_available(group));
+    EXPECT_TRUE(SharedMemory::is_available(group));
     const std::optional<ProcessGroup> pair = group.subgroup(std::vector<int>{2, 0});
-    EXPECT_TRUE(!pair || HostMemory::is_available(*pair));
-    EXPECT_FALSE(HostMemory::is_available(ProcessGroup()));
+    EXPECT_TRUE(!pair || SharedMemory::is_available(*pair));
+    EXPECT_FALSE(SharedMemory::is_available(ProcessGroup()));
   });
 }
 
@@ -59,7 +60,7 @@ TEST(HostMemoryTest, OneRankThatDoesNotShareKeepsAllOnTheBackend) {
   expect_good_processes(2, quick(), [](const ProcessGroup& group) {
     if (group.rank() == 1) ::setenv("TESSERA_HOST_MEMORY", "0", 1);
     const std::optional<ProcessGroup> own = group.subgroup(std::vector<int>{0, 1});
-    EXPECT_FALSE(HostMemory::is_available(*own));
+    EXPECT_FALSE(SharedMemory::is_available(*own));
     const at::Tensor x = at::ones({4});
     own->all_reduce(x);
     EXPECT_TRUE(at::equal(x, at::full({4}, 2)));
@@ -146,6 +147,26 @@ TEST(HostMemoryTest, ManyCollectivesMayPend) {
   });
 }
 
+// Rank 0 waits elsewhere, while rank 1 waits for what no ring has room for.
+TEST(HostMemoryTest, ARankThatWaitsElsewhereAdvancesWhatItHasStarted) {
+  on_ranks(2, [](const ProcessGroup& group) {
+    const std::optional<ProcessGroup> other = group.subgroup(std::vector<int>{0, 1});
+    const at::Tensor own = values_of(group.rank(), 3'000'000), all = at::empty({6'000'000}), x = at::ones({3});
+    for (const bool is_message : {false, true}) {
+      const auto meet = [&] {
+        if (!is_message) return other->start_all_reduce(x).wait();
+        if (group.rank() == 0) receive_bytes(group, 1);
+        if (group.rank() == 1) send_bytes(group, {}, 0);
+      };
+      PendingCollective gathering = group.start_all_gather_into(all, own);
+      if (group.rank() == 0) meet();
+      gathering.wait();
+      if (group.rank() == 1) meet();
+      EXPECT_TRUE(at::equal(all, at::cat({values_of(0, 3'000'000), values_of(1, 3'000'000)})));
+    }
+  });
+}
+
 TEST(HostMemoryTest, MoreRanksThanProcessors) {
   expect_good_processes(9, quick(), [](const ProcessGroup& group) {
     at::Tensor x = at::ones({100}, at::kLong);
@@ -190,7 +211,7 @@ std::string sockets_left() {
 TEST(HostMemoryTest, ARankThatIsKilledIsNamedAndNothingIsLeft) {
   for (int instant = 0; instant < 4; ++instant) {
     const auto outcomes = testing::run_processes(3, quick(), [&](const ProcessGroup& group) {
-      const auto memory = HostMemory::make(group, 1 << 20, true);
+      const auto memory = SharedMemory::make(group, 1 << 20, true);
       at::Tensor x = values_of(group.rank(), 3'000'000);
       if (group.rank() == 1) {
         std::thread([instant] {
@@ -200,7 +221,7 @@ TEST(HostMemoryTest, ARankThatIsKilledIsNamedAndNothingIsLeft) {
       }
       for (;;) {
         group.start_all_reduce(x).wait();
-        HostMemory::start_meeting(group, "meeting", true).wait();
+        SharedMemory::start_meeting(group, "meeting", true).wait();
       }
       return std::string("ended");
     });
@@ -216,18 +237,18 @@ TEST(HostMemoryTest, ARankThatIsKilledIsNamedAndNothingIsLeft) {
 TEST(HostMemoryTest, WhatRanksWriteIsSeenAfterAMeeting) {
   constexpr std::int64_t kNumel = 100'000;
   on_ranks(3, [](const ProcessGroup& group) {
-    const auto memory = HostMemory::make(group, 3 * kNumel * sizeof(float), true);
+    const auto memory = SharedMemory::make(group, 3 * kNumel * sizeof(float), true);
     ASSERT_NE(memory, nullptr);
     const at::Tensor own =
         memory->tensor(static_cast<std::size_t>(group.rank()) * kNumel * sizeof(float), kNumel, at::kFloat);
     const at::Tensor all = at::from_blob(memory->view()->data(), {3, kNumel});
     EXPECT_EQ(all.abs().sum().item<float>(), 0);
-    HostMemory::start_meeting(group, "meeting", true).wait();
+    SharedMemory::start_meeting(group, "meeting", true).wait();
     for (int round = 1; round < 20; ++round) {
       own.fill_(round * (group.rank() + 1));
-      HostMemory::start_meeting(group, "meeting", true).wait();
+      SharedMemory::start_meeting(group, "meeting", true).wait();
       for (int r = 0; r < 3; ++r) EXPECT_TRUE(at::equal(all[r], at::full({kNumel}, round * (r + 1), at::kFloat)));
-      HostMemory::start_meeting(group, "meeting", true).wait();
+      SharedMemory::start_meeting(group, "meeting", true).wait();
     }
   });
 }
@@ -235,7 +256,7 @@ TEST(HostMemoryTest, WhatRanksWriteIsSeenAfterAMeeting) {
 TEST(HostMemoryTest, WritesToAViewAreOwnUntilTheyAreDropped) {
   constexpr std::int64_t kNumel = 700'000;  // more pages than are looked at in one call
   on_ranks(2, [](const ProcessGroup& group) {
-    const auto memory = HostMemory::make(group, kNumel * sizeof(float), true);
+    const auto memory = SharedMemory::make(group, kNumel * sizeof(float), true);
     const at::Tensor mine = at::from_blob(memory->view()->data(), {kNumel}),
                      shared = memory->tensor(0, kNumel, at::kFloat);
     mine[kNumel - 1] = 1 + group.rank();
@@ -255,8 +276,8 @@ TEST(HostMemoryTest, WritesToAViewAreOwnUntilTheyAreDropped) {
 
 TEST(HostMemoryTest, MemoryThatOneRankDoesNotWantIsMadeOnNone) {
   on_ranks(2, [](const ProcessGroup& group) {
-    EXPECT_EQ(HostMemory::make(group, 100, group.rank() == 0), nullptr);
-    EXPECT_NE(HostMemory::make(group, 100, true), nullptr);
+    EXPECT_EQ(SharedMemory::make(group, 100, group.rank() == 0), nullptr);
+    EXPECT_NE(SharedMemory::make(group, 100, true), nullptr);
   });
 }
 

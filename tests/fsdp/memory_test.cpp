@@ -17,7 +17,7 @@
 
 #include "support/rank_processes.h"
 #include "tessera/base/internal/process_memory.h"
-#include "tessera/comm/internal/host_memory.h"
+#include "tessera/comm/internal/shared_memory.h"
 #include "tessera/fsdp/fully_sharded_data_parallel.h"
 #include "tessera/fsdp/meta_init.h"
 
@@ -86,7 +86,7 @@ Peaks measured(const MemoryCase& test, const ProcessGroup& group, const Options&
 // docs/memory.md, for this model.
 Peaks stated(const MemoryCase& test, const ProcessGroup& group) {
   const std::int64_t shard_ranks = group.size();
-  const bool shares_memory = comm::HostMemory::is_available(group);
+  const bool shares_memory = comm::SharedMemory::is_available(group);
   const std::int64_t unit = 4 * kBlockWidth * (kBlockWidth + 1), params = kBlockCount * unit;
   const std::int64_t states = test.has_adamw ? 2 * params : 0, activations = kBlockCount * 2 * 4 * kRows * kBlockWidth;
   const std::int64_t parts = is_sharded(test.strategy) ? shard_ranks : 1;

@@ -46,7 +46,7 @@ namespace tessera {
 
 class ProcessGroup;
 namespace comm {
-class HostMemory;
+class SharedMemory;
 class PeerMemory;
 class PointToPoint;
 void leave_step(const ProcessGroup& group, std::string_view step, std::string_view reason) noexcept;
@@ -178,7 +178,7 @@ class ProcessGroup {
  private:
   friend class CommDebugMode;
   friend class Rpc;  // needs the store
-  friend class comm::HostMemory;
+  friend class comm::SharedMemory;
   friend class comm::PeerMemory;
   friend class comm::PointToPoint;
   friend void comm::leave_step(const ProcessGroup& group, std::string_view step, std::string_view reason) noexcept;

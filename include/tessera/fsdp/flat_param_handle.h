@@ -39,7 +39,7 @@
 #include "tessera/layout/flat_param_layout.h"
 
 namespace tessera::comm {
-class HostMemory;
+class SharedMemory;
 class Mark;
 }
 
@@ -250,7 +250,7 @@ class FlatParamHandle {
     std::shared_ptr<comm::Mark> gathered;  // the end of `gathering`; null until that was waited for
     std::vector<std::uint32_t> versions;   // of the shard and its pieces when they were gathered, if that is compared
     std::optional<std::uint32_t> checksum;  // of the shard when it was resharded and kept, if it is part of `flat`
-    std::shared_ptr<comm::HostMemory> host;  // what `flat` is a view of; null if it has memory of its own
+    std::shared_ptr<comm::SharedMemory> host;  // what `flat` is a view of; null if it has memory of its own
     bool is_gathered = false, is_stale = false;
   };
 
@@ -259,13 +259,13 @@ class FlatParamHandle {
   std::vector<std::uint32_t> versions() const;
   void finish_gathering();
   void free_gathered();
-  std::shared_ptr<comm::HostMemory> make_host_memory() const;
-  at::Tensor part_of(const comm::HostMemory& host) const;
+  std::shared_ptr<comm::SharedMemory> make_host_memory() const;
+  at::Tensor part_of(const comm::SharedMemory& host) const;
   bool has_shard_in_host_memory() const;
   std::uint32_t shard_checksum() const;
   void start_unshard_in_host_memory();
-  at::Tensor make_shard(at::ScalarType dtype, const std::shared_ptr<comm::HostMemory>& host) const;
-  Unsharded make_unsharded(at::ScalarType dtype, std::shared_ptr<comm::HostMemory> host = nullptr) const;
+  at::Tensor make_shard(at::ScalarType dtype, const std::shared_ptr<comm::SharedMemory>& host) const;
+  Unsharded make_unsharded(at::ScalarType dtype, std::shared_ptr<comm::SharedMemory> host = nullptr) const;
   at::Tensor view_of(const at::Tensor& unsharded, std::size_t i) const;
   at::Tensor flat_view_of(const at::Tensor& unsharded, std::size_t i) const;
   at::Tensor sharded_view_of(const at::Tensor& shard, std::size_t i) const;

@@ -78,8 +78,10 @@ Tensors divided(const at::Tensor& tensor, const std::vector<std::int64_t>& split
 
 }  // namespace
 
-HostBackend::HostBackend(std::unique_ptr<Host> host)
-    : Backend(host->rank(), host->size()), engine_(std::make_shared<HostEngine>(std::move(host))) {}
+HostBackend::HostBackend(std::unique_ptr<Host> host, std::shared_ptr<HostEngines> engines)
+    : Backend(host->rank(), host->size()), engine_(std::make_shared<HostEngine>(std::move(host), engines)) {
+  engines->add(engine_);
+}
 
 WorkPtr HostBackend::start(const HostOpPtr& op, ::c10d::OpType type) {
   engine_->start(op);

@@ -12,7 +12,7 @@ namespace tessera::comm {
 
 class HostBackend final : public Backend {
  public:
-  explicit HostBackend(std::unique_ptr<Host> host);
+  HostBackend(std::unique_ptr<Host> host, std::shared_ptr<HostEngines> engines);
 
   const std::shared_ptr<HostEngine>& engine() const { return engine_; }
 

@@ -215,7 +215,7 @@ void use_host_memory(const GroupPtr& group) {
   if (host == nullptr) return;
   Transport transport;
   transport.name = "host";
-  transport.backend = c10::make_intrusive<HostBackend>(std::move(host));
+  transport.backend = c10::make_intrusive<HostBackend>(std::move(host), group->engines);
   transport.is_complete = true;
   group->transports.use_on_cpu(transport);
 }

@@ -9,6 +9,32 @@ namespace tessera::comm {
 
 using Clock = std::chrono::steady_clock;
 
+void HostEngines::add(const std::shared_ptr<HostEngine>& engine) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  std::erase_if(engines_, [](const auto& known) { return known.expired(); });
+  engines_.push_back(engine);
+}
+
+void HostEngines::advance() noexcept {
+  std::vector<std::shared_ptr<HostEngine>> engines;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (const auto& known : engines_) {
+      if (auto engine = known.lock()) engines.push_back(std::move(engine));
+    }
+  }
+  for (const auto& engine : engines) engine->try_to_advance();
+}
+
+void HostEngine::try_to_advance() noexcept {
+  const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
+  if (!lock.owns_lock() || failure_) return;  // who holds it advances
+  try {
+    advance();
+  } catch (...) {  // failure_
+  }
+}
+
 void HostEngine::start(const HostOpPtr& op, bool after_previous) {
   const std::lock_guard<std::mutex> lock(mutex_);
   op->header().number = ++started_;
@@ -59,6 +85,7 @@ bool HostEngine::wait(const HostOp& op, std::chrono::milliseconds limit) {
 
 void HostEngine::check() {
   constexpr std::chrono::seconds kMostMismatched(3);
+  of_rank_->advance();
   std::vector<int> left;
   for (int r = 0; r < host_->size(); ++r) {
     if (r != host_->rank() && host_->has_left(r)) left.push_back(r);

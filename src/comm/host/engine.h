@@ -2,9 +2,10 @@
 // Runs the collectives of a group on a Host, in the order in which they were started.
 //
 // Nothing runs in the background: a collective advances when it is started, and whenever this rank waits for any
-// collective of the group. Law: if all ranks start the same collectives in the same order and wait for them in any
-// order, all of them end, however small the rings are: of the collectives that some rank has not ended, the first is
-// the head of that rank's queue, and all ranks that wait advance it.
+// collective of the group; now and then as well when it waits in another group, or for a message. Law: if all ranks
+// start the same collectives in the same order and wait for them in any order, all of them end, however small the rings
+// are: of the collectives that some rank has not ended, the first is the head of that rank's queue, and all ranks that
+// wait advance it.
 
 #include <chrono>
 #include <cstdint>
@@ -21,13 +22,30 @@
 
 namespace tessera::comm {
 
+class HostEngine;
+
+// The engines of all groups of a rank, so that a rank that waits in one group does not keep the others waiting.
+class HostEngines {
+ public:
+  void add(const std::shared_ptr<HostEngine>& engine);
+  // Advances the collectives of all groups.
+  void advance() noexcept;
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::weak_ptr<HostEngine>> engines_;
+};
+
 class HostEngine {
  public:
-  explicit HostEngine(std::unique_ptr<Host> host) : host_(std::move(host)) {}
+  HostEngine(std::unique_ptr<Host> host, std::shared_ptr<HostEngines> of_rank)
+      : host_(std::move(host)), of_rank_(std::move(of_rank)) {}
 
   const Host& host() const { return *host_; }
   // Starts a collective. With `after_previous`, it sends what the previous one has received.
   void start(const HostOpPtr& op, bool after_previous = false);
+  // Advances what was started. Keeps an exception for who waits.
+  void try_to_advance() noexcept;
   // Returns whether the collective has ended: its tensors may be changed, and its results be used.
   bool has_ended(const HostOp& op);
   // Blocks until `op` has ended. Returns false if it has not after `limit`. Throws std::runtime_error if a rank that
@@ -47,6 +65,7 @@ class HostEngine {
 
   std::mutex mutex_;
   const std::unique_ptr<Host> host_;
+  const std::shared_ptr<HostEngines> of_rank_;
   std::uint64_t started_ = 0;
   std::deque<Queued> queue_;
   std::exception_ptr failure_;

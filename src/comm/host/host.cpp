@@ -18,7 +18,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::size_t kRingBytes = std::size_t{4} << 20;
+constexpr std::size_t kAllRingsBytes = std::size_t{16} << 20, kLeastRingBytes = std::size_t{256} << 10,
+                      kMostRingBytes = std::size_t{4} << 20;
 constexpr std::chrono::microseconds kSpin(20);
 constexpr std::chrono::milliseconds kSleep(20);
 
@@ -66,14 +67,17 @@ HostMapping::HostMapping(Descriptor memory, int ranks)
     : memory_(std::move(memory)), ranks_(ranks), control_(memory_, 0, control_bytes(ranks)) {
   static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<std::uint32_t>::is_always_lock_free);
   for (int r = 0; r < ranks; ++r)
-    rings_.emplace_back(memory_, control_bytes(ranks) + static_cast<std::size_t>(r) * kRingBytes, kRingBytes, 2);
+    rings_.emplace_back(memory_, control_bytes(ranks) + static_cast<std::size_t>(r) * ring_bytes(ranks),
+                        ring_bytes(ranks), 2);
 }
 
 std::size_t HostMapping::size_bytes(int ranks) {
-  return control_bytes(ranks) + static_cast<std::size_t>(ranks) * kRingBytes;
+  return control_bytes(ranks) + static_cast<std::size_t>(ranks) * ring_bytes(ranks);
 }
 
-std::size_t HostMapping::ring_bytes() { return kRingBytes; }
+std::size_t HostMapping::ring_bytes(int ranks) {
+  return in_pages(std::clamp(kAllRingsBytes / static_cast<std::size_t>(ranks), kLeastRingBytes, kMostRingBytes));
+}
 
 std::atomic<std::uint64_t>& HostMapping::tail(int reader, int writer) const {
   auto* const tails =
@@ -85,6 +89,7 @@ Host::Host(std::shared_ptr<HostMapping> mapping, int rank, int ranks, std::vecto
     : mapping_(std::move(mapping)),
       rank_(rank),
       ranks_(ranks),
+      ring_bytes_(HostMapping::ring_bytes(ranks)),
       sockets_(std::move(sockets)),
       may_spin_(may_spin),
       tails_(static_cast<std::size_t>(ranks)) {
@@ -98,11 +103,11 @@ Host::~Host() {
 }
 
 std::size_t Host::room() const {
-  std::uint64_t room = kRingBytes;
+  std::uint64_t room = ring_bytes_;
   for (int r = 0; r < ranks_; ++r) {
     if (r == rank_) continue;
     const std::uint64_t tail = mapping_->tail(r, rank_).load();
-    if (tail < head_) room = std::min(room, kRingBytes - (head_ - tail));
+    if (tail < head_) room = std::min(room, ring_bytes_ - (head_ - tail));
   }
   return room;
 }
@@ -119,7 +124,7 @@ std::size_t Host::available(int writer) const {
 }
 
 const std::uint8_t* Host::front(int writer) const {
-  return mapping_->ring(writer) + tails_[static_cast<std::size_t>(writer)] % kRingBytes;
+  return mapping_->ring(writer) + tails_[static_cast<std::size_t>(writer)] % ring_bytes_;
 }
 
 void Host::consume(int writer, std::size_t size_bytes) {

@@ -3,7 +3,7 @@
 // read.
 //
 // Layout of the memory: a record for each rank, the places up to which each rank has read each stream, the rings of the
-// streams. A stream is a ring of ring_bytes(): its rank writes at `head`, the others read at their `tails`, and the
+// streams. A stream is a ring: its rank writes at `head`, the others read at their `tails`, and the
 // room is what the slowest has read. Places are counted in bytes from the beginning of the stream and never wrap
 // around.
 //
@@ -21,7 +21,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/host/shared_memory.h"
+#include "comm/host/descriptor.h"
 
 namespace tessera::comm {
 
@@ -30,7 +30,8 @@ class HostMapping {
  public:
   HostMapping(Descriptor memory, int ranks);
   static std::size_t size_bytes(int ranks);
-  static std::size_t ring_bytes();
+  // Large, so that ranks may be apart; with many ranks less, as each has a ring.
+  static std::size_t ring_bytes(int ranks);
   static constexpr int kMostRanks = 256;
 
   struct alignas(128) Rank {
@@ -65,13 +66,14 @@ class Host {
 
   int rank() const { return rank_; }
   int size() const { return ranks_; }
+  std::size_t ring_bytes() const { return ring_bytes_; }
   // Returns what ranks have in common that are threads of one process, and no other rank has.
   const void* identity() const { return mapping_.get(); }
   const std::vector<Descriptor>& sockets() const { return sockets_; }
 
   // --- this rank's stream
   std::size_t room() const;
-  std::uint8_t* space() const { return mapping_->ring(rank_) + head_ % HostMapping::ring_bytes(); }
+  std::uint8_t* space() const { return mapping_->ring(rank_) + head_ % ring_bytes_; }
   void commit(std::size_t size_bytes);
 
   // --- the stream of another rank. consume() may skip what has not been written yet.
@@ -92,6 +94,7 @@ class Host {
  private:
   const std::shared_ptr<HostMapping> mapping_;
   const int rank_, ranks_;
+  const std::size_t ring_bytes_;
   const std::vector<Descriptor> sockets_;
   const bool may_spin_;
   std::uint64_t head_ = 0;

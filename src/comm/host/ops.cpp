@@ -255,7 +255,7 @@ class Reduction final : public HostOp {
       for (const MemoryPiece& piece : part) size_bytes += piece.size_bytes;
     }
     const std::size_t in_row = is_shared_ ? 1 : parts_.size() - 1;
-    block_bytes_ = std::clamp(HostMapping::ring_bytes() / 2 / in_row, std::size_t{4096}, kBlockBytes);
+    block_bytes_ = std::clamp(host.ring_bytes() / 2 / in_row, std::size_t{4096}, kBlockBytes);
     const std::size_t most = *std::max_element(part_bytes_.begin(), part_bytes_.end());
     rows_ = (most + block_bytes_ - 1) / block_bytes_;
     std::vector<PieceCursor> cursors(parts_.begin(), parts_.end());

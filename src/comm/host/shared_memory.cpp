@@ -1,206 +1,221 @@
-#include "comm/host/shared_memory.h"
+#include "tessera/comm/internal/shared_memory.h"
 
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 #include <fcntl.h>
-#include <poll.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
-#include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 
-#include <cerrno>
-#include <cstring>
-#include <stdexcept>
-#include <system_error>
+#include <algorithm>
+#include <array>
+#include <map>
+#include <mutex>
+#include <optional>
 #include <utility>
+#include <vector>
 
-#include "tessera/base/internal/huge_pages.h"
+#include "comm/group_impl.h"
+#include "comm/host/backend.h"
 
 namespace tessera::comm {
 
 namespace {
 
-[[noreturn]] void throw_error(const char* what) { throw std::system_error(errno, std::generic_category(), what); }
+constexpr char kAllocate[] = "allocate shared memory";
 
-template <typename F>
-auto retried(const F& call) {
-  auto result = call();
-  while (result < 0 && errno == EINTR) result = call();
-  return result;
+HostBackend* backend_of(const ProcessGroup::Impl& group) {
+  return dynamic_cast<HostBackend*>(group.transports.control.backend.get());
 }
 
-// Returns the address of a name that no file system has.
-sockaddr_un address_of(const std::string& name, socklen_t& size_bytes) {
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  if (name.size() + 1 > sizeof(address.sun_path)) throw std::runtime_error("the name of a socket is too long");
-  std::memcpy(address.sun_path + 1, name.data(), name.size());
-  size_bytes = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
-  return address;
+// Memory in this process. The descriptor is closed when each rank has what it needs.
+struct Allocation {
+  Allocation() = default;
+  Allocation(Descriptor memory_in, std::size_t size_bytes)
+      : memory(std::make_shared<Descriptor>(std::move(memory_in))),
+        mapping(std::make_shared<Mapping>(*memory, 0, size_bytes)) {}
+  std::shared_ptr<Descriptor> memory;
+  std::shared_ptr<Mapping> mapping;
+};
+
+// Allocations of rank 0 for the threads of its process, by the group's memory.
+std::map<const void*, Allocation>& handed_over() {
+  static auto& allocations = *new std::map<const void*, Allocation>;
+  return allocations;
+}
+std::mutex& handed_over_mutex() {
+  static auto& mutex = *new std::mutex;
+  return mutex;
 }
 
-Descriptor make_socket() {
-  Descriptor socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  if (!socket.is_open()) throw_error("socket");
-  return socket;
+bool all_are(const GroupPtr& group, bool mine) {
+  const at::Tensor in = at::empty({1}, at::kLong), out = at::empty({group->size()}, at::kLong);
+  in.data_ptr<std::int64_t>()[0] = mine ? 1 : 0;
+  start_all_gather(group, group->transports.control, kAllocate, out, in).wait();
+  const auto* const all = out.data_ptr<std::int64_t>();
+  return std::all_of(all, all + group->size(), [](std::int64_t each) { return each == 1; });
 }
 
-void wait_readable(const Descriptor& socket, std::chrono::milliseconds limit) {
-  pollfd waited{socket.number(), POLLIN, 0};
-  const int ready = retried([&] { return ::poll(&waited, 1, static_cast<int>(limit.count())); });
-  if (ready < 0) throw_error("poll");
-  if (ready == 0) throw std::runtime_error("no connection after " + std::to_string(limit.count()) + " ms");
+bool succeeds(const std::function<void()>& step) {
+  try {
+    step();
+    return true;
+  } catch (const std::exception&) {  // the caller uses memory of its own
+    return false;
+  }
 }
 
 }  // namespace
 
-Descriptor::~Descriptor() {
-  if (is_open()) ::close(number_);
+SharedMemoryView::SharedMemoryView(const Descriptor& memory, std::size_t size_bytes) : size_bytes_(size_bytes) {
+  void* const data =
+      ::mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, memory.number(), 0);
+  if (data == MAP_FAILED) throw std::bad_alloc();
+  data_ = static_cast<std::uint8_t*>(data);
 }
 
-Descriptor& Descriptor::operator=(Descriptor&& other) noexcept {
-  if (this == &other) return *this;
-  if (is_open()) ::close(number_);
-  number_ = other.release();
-  return *this;
+SharedMemoryView::~SharedMemoryView() { ::munmap(data_, size_bytes_); }
+
+namespace {
+
+// As pm_scan_arg of linux/fs.h, since 6.7.
+struct ScanArguments {
+  std::uint64_t size, flags, start, end, walk_end, vec, vec_len, max_pages, category_inverted, category_mask,
+      category_anyof_mask, return_mask;
+};
+struct ScannedRegion {
+  std::uint64_t start, end, categories;
+};
+constexpr std::uint64_t kScanFile = 1u << 2, kScanPresent = 1u << 3, kScanSwapped = 1u << 4;
+constexpr unsigned long kScan = _IOWR('f', 16, ScanArguments);
+
+int pagemap() {
+  static const int file = ::open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+  return file;
 }
 
-int Descriptor::release() { return std::exchange(number_, -1); }
-
-Descriptor make_shared_memory(std::size_t size_bytes) {
-  Descriptor memory(::memfd_create("tessera", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (!memory.is_open()) throw_error("memfd_create");
-  if (const int error = ::posix_fallocate(memory.number(), 0, static_cast<off_t>(size_bytes)); error != 0)
-    throw std::system_error(error, std::generic_category(), "posix_fallocate");
-  if (::fcntl(memory.number(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) throw_error("fcntl");
-  return memory;
+// Returns whether some page of a private mapping of a file is a copy, nothing if this kernel does not tell at once.
+std::optional<bool> scan_for_copies(const std::uint8_t* data, std::size_t size_bytes) {
+  ScannedRegion found{};
+  ScanArguments scan{};
+  scan.size = sizeof(scan);
+  scan.start = reinterpret_cast<std::uintptr_t>(data);
+  scan.end = scan.start + size_bytes;
+  scan.vec = reinterpret_cast<std::uintptr_t>(&found);
+  scan.vec_len = scan.max_pages = 1;
+  scan.category_inverted = scan.category_mask = kScanFile;
+  scan.category_anyof_mask = kScanPresent | kScanSwapped;
+  scan.return_mask = kScanFile;
+  const int regions = ::ioctl(pagemap(), kScan, &scan);
+  return regions < 0 ? std::nullopt : std::optional(regions > 0);
 }
 
-std::size_t page_bytes() {
-  static const auto size_bytes = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
-  return size_bytes;
-}
-
-Mapping::Mapping(const Descriptor& memory, std::size_t offset_bytes, std::size_t size_bytes, int times) {
-  const std::size_t all_bytes = size_bytes * static_cast<std::size_t>(times);
-  void* reserved = ::mmap(nullptr, all_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (reserved == MAP_FAILED) throw_error("mmap");
-  data_ = static_cast<std::uint8_t*>(reserved);
-  mapped_bytes_ = all_bytes;
-  for (int i = 0; i < times; ++i) {
-    void* const at = data_ + size_bytes * static_cast<std::size_t>(i);
-    if (::mmap(at, size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, memory.number(),
-               static_cast<off_t>(offset_bytes)) == MAP_FAILED) {
-      const int error = errno;
-      ::munmap(data_, mapped_bytes_);
-      data_ = nullptr;
-      throw std::system_error(error, std::generic_category(), "mmap");
+// The same for any kernel. If nothing is known of a page, it may be a copy.
+bool has_copies(const std::uint8_t* data, std::size_t size_bytes) {
+  constexpr std::uint64_t kIsPresent = std::uint64_t{1} << 63, kIsSwapped = std::uint64_t{1} << 62,
+                          kIsOfFile = std::uint64_t{1} << 61;
+  const std::size_t first = reinterpret_cast<std::uintptr_t>(data) / page_bytes(),
+                    end = first + size_bytes / page_bytes();
+  std::array<std::uint64_t, 512> entries;
+  for (std::size_t page = first; page < end; page += entries.size()) {
+    const std::size_t count = std::min(entries.size(), end - page);
+    const ssize_t wanted = static_cast<ssize_t>(count * sizeof(std::uint64_t));
+    const auto offset = static_cast<off_t>(page * sizeof(std::uint64_t));
+    if (::pread(pagemap(), entries.data(), static_cast<std::size_t>(wanted), offset) != wanted) return true;
+    for (std::size_t i = 0; i < count; ++i) {
+      if ((entries[i] & (kIsPresent | kIsSwapped)) != 0 && (entries[i] & kIsOfFile) == 0) return true;
     }
   }
-  advise_huge_pages(data_, all_bytes);
+  return false;
 }
 
-Mapping::~Mapping() {
-  if (data_ != nullptr) ::munmap(data_, mapped_bytes_);
+}  // namespace
+
+// A page that was written to is a copy, and no longer one of the file. To drop all pages would cost as many page
+// faults, so the kernel is asked first.
+void SharedMemoryView::drop_writes() noexcept {
+  const std::optional<bool> scanned = scan_for_copies(data_, size_bytes_);
+  if (scanned ? *scanned : has_copies(data_, size_bytes_)) ::madvise(data_, size_bytes_, MADV_DONTNEED);
 }
 
-Mapping& Mapping::operator=(Mapping&& other) noexcept {
-  std::swap(data_, other.data_);
-  std::swap(mapped_bytes_, other.mapped_bytes_);
-  return *this;
+bool SharedMemory::is_available(const ProcessGroup& group) {
+  return group.size() > 1 && backend_of(*group.impl_) != nullptr;
 }
 
-void hold_lock(const Descriptor& memory, int number) {
-  struct flock lock {};
-  lock.l_type = F_WRLCK;
-  lock.l_whence = SEEK_SET;
-  lock.l_start = number;
-  lock.l_len = 1;
-  if (retried([&] { return ::fcntl(memory.number(), F_SETLK, &lock); }) != 0) throw_error("fcntl");
+std::shared_ptr<SharedMemory> SharedMemory::make(const ProcessGroup& group, std::size_t size_bytes, bool wants_it) {
+  group.check_call(kAllocate, [&](CallArguments& arguments) { arguments.add("bytes", size_bytes); });
+  const GroupPtr& impl = group.impl_;
+  const Host& host = backend_of(*impl)->engine()->host();
+  const std::size_t in_pages = std::max((size_bytes + page_bytes() - 1) / page_bytes(), std::size_t{1}) * page_bytes();
+  Allocation allocation;
+  const auto allocate = [&] {
+    allocation = Allocation(make_shared_memory(in_pages), in_pages);
+    const std::lock_guard<std::mutex> lock(handed_over_mutex());
+    handed_over()[host.identity()] = allocation;
+  };
+  bool is_good = all_are(impl, wants_it && (host.rank() != 0 || succeeds(allocate)));
+  auto memory = std::make_shared<SharedMemory>();
+  const auto share = [&] {
+    if (host.rank() == 0) {
+      for (const Descriptor& socket : host.sockets()) {
+        if (socket.is_open()) send_descriptor(socket, *allocation.memory);
+      }
+    } else if (host.sockets().empty()) {
+      const std::lock_guard<std::mutex> lock(handed_over_mutex());
+      allocation = handed_over().at(host.identity());
+    } else {
+      allocation = Allocation(receive_descriptor(host.sockets()[0], group.timeout()), in_pages);
+    }
+    memory->mapping_ = allocation.mapping;
+    memory->view_ = std::make_shared<SharedMemoryView>(*allocation.memory, in_pages);
+  };
+  is_good = is_good && all_are(impl, succeeds(share));
+  if (host.rank() == 0) {
+    const std::lock_guard<std::mutex> lock(handed_over_mutex());
+    handed_over().erase(host.identity());
+  }
+  return is_good ? memory : nullptr;
 }
 
-bool is_locked(const Descriptor& memory, int number) {
-  struct flock lock {};
-  lock.l_type = F_WRLCK;
-  lock.l_whence = SEEK_SET;
-  lock.l_start = number;
-  lock.l_len = 1;
-  if (retried([&] { return ::fcntl(memory.number(), F_GETLK, &lock); }) != 0) throw_error("fcntl");
-  return lock.l_type != F_UNLCK;
+at::Tensor SharedMemory::tensor(std::size_t offset_bytes, std::int64_t numel, at::ScalarType dtype) const {
+  return at::from_blob(
+      mapping_->data() + offset_bytes, {numel}, [kept = mapping_](void*) {}, at::TensorOptions().dtype(dtype));
 }
 
-Descriptor listen_at(const std::string& name) {
-  Descriptor socket = make_socket();
-  socklen_t size_bytes = 0;
-  const sockaddr_un address = address_of(name, size_bytes);
-  if (::bind(socket.number(), reinterpret_cast<const sockaddr*>(&address), size_bytes) != 0) throw_error("bind");
-  if (::listen(socket.number(), SOMAXCONN) != 0) throw_error("listen");
-  return socket;
+PendingCollective SharedMemory::start_reduce_scatter(const ProcessGroup& group, const at::Tensor& out,
+                                                     const std::vector<Piece>& pieces, ReduceOp op) {
+  const std::size_t part_bytes = out.nbytes();
+  std::vector<MemoryPieces> parts(1);
+  std::vector<at::Tensor> kept;
+  std::size_t in_part = 0;
+  for (const Piece& piece : pieces) {
+    MemoryPiece left{nullptr, static_cast<std::size_t>(piece.numel) * out.element_size()};
+    if (piece.tensor.defined()) left.data = static_cast<const std::uint8_t*>(piece.tensor.data_ptr());
+    kept.push_back(piece.tensor);
+    while (left.size_bytes > 0) {
+      if (in_part == part_bytes) {
+        parts.emplace_back();
+        in_part = 0;
+      }
+      const std::size_t size_bytes = std::min(left.size_bytes, part_bytes - in_part);
+      parts.back().push_back({left.data, size_bytes});
+      if (left.data != nullptr) left.data += size_bytes;
+      left.size_bytes -= size_bytes;
+      in_part += size_bytes;
+    }
+  }
+  return ProcessGroup::Impl::begin(
+      group.impl_, "reduce_scatter_into", group.impl_->transports.control, [&](Backend& backend) {
+        return static_cast<HostBackend&>(backend).start_reduce_scatter(out, std::move(parts), std::move(kept), op);
+      });
 }
 
-Descriptor connect_to(const std::string& name) {
-  Descriptor socket = make_socket();
-  socklen_t size_bytes = 0;
-  const sockaddr_un address = address_of(name, size_bytes);
-  if (retried([&] { return ::connect(socket.number(), reinterpret_cast<const sockaddr*>(&address), size_bytes); }) != 0)
-    throw_error("connect");
-  return socket;
-}
-
-Descriptor accept_from(const Descriptor& listening, std::chrono::milliseconds limit) {
-  wait_readable(listening, limit);
-  Descriptor socket(retried([&] { return ::accept4(listening.number(), nullptr, nullptr, SOCK_CLOEXEC); }));
-  if (!socket.is_open()) throw_error("accept");
-  return socket;
-}
-
-void send_bytes(const Descriptor& socket, const void* data, std::size_t size_bytes) {
-  const auto sent = retried([&] { return ::send(socket.number(), data, size_bytes, MSG_NOSIGNAL); });
-  if (sent < 0) throw_error("send");
-  if (static_cast<std::size_t>(sent) != size_bytes) throw std::runtime_error("send: the connection is full");
-}
-
-void receive_bytes(const Descriptor& socket, void* data, std::size_t size_bytes, std::chrono::milliseconds limit) {
-  wait_readable(socket, limit);
-  const auto received = retried([&] { return ::recv(socket.number(), data, size_bytes, MSG_WAITALL); });
-  if (received < 0) throw_error("recv");
-  if (static_cast<std::size_t>(received) != size_bytes) throw std::runtime_error("recv: the connection was closed");
-}
-
-void send_descriptor(const Descriptor& socket, const Descriptor& sent) {
-  char byte = 0;
-  iovec content{&byte, 1};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-  msghdr message{};
-  message.msg_iov = &content;
-  message.msg_iovlen = 1;
-  message.msg_control = control;
-  message.msg_controllen = sizeof(control);
-  cmsghdr* const header = CMSG_FIRSTHDR(&message);
-  header->cmsg_level = SOL_SOCKET;
-  header->cmsg_type = SCM_RIGHTS;
-  header->cmsg_len = CMSG_LEN(sizeof(int));
-  const int number = sent.number();
-  std::memcpy(CMSG_DATA(header), &number, sizeof(number));
-  if (retried([&] { return ::sendmsg(socket.number(), &message, MSG_NOSIGNAL); }) < 0) throw_error("sendmsg");
-}
-
-Descriptor receive_descriptor(const Descriptor& socket, std::chrono::milliseconds limit) {
-  wait_readable(socket, limit);
-  char byte = 0;
-  iovec content{&byte, 1};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-  msghdr message{};
-  message.msg_iov = &content;
-  message.msg_iovlen = 1;
-  message.msg_control = control;
-  message.msg_controllen = sizeof(control);
-  const auto received = retried([&] { return ::recvmsg(socket.number(), &message, MSG_CMSG_CLOEXEC); });
-  if (received < 0) throw_error("recvmsg");
-  const cmsghdr* const header = received == 0 ? nullptr : CMSG_FIRSTHDR(&message);
-  if (header == nullptr || header->cmsg_type != SCM_RIGHTS) throw std::runtime_error("recvmsg: found no descriptor");
-  int number = -1;
-  std::memcpy(&number, CMSG_DATA(header), sizeof(number));
-  return Descriptor(number);
+PendingCollective SharedMemory::start_meeting(const ProcessGroup& group, std::string_view name, bool is_counted) {
+  const GroupPtr& impl = group.impl_;
+  if (impl->is_alone()) return {};
+  return ProcessGroup::Impl::begin(
+      impl, name, impl->transports.control, [](Backend& backend) { return backend.barrier(::c10d::BarrierOptions()); },
+      {}, is_counted);
 }
 
 }  // namespace tessera::comm

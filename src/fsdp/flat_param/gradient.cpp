@@ -13,7 +13,7 @@
 #include "fsdp/flat_param/storage.h"
 #include "fsdp/warn.h"
 #include "tessera/base/error.h"
-#include "tessera/comm/internal/host_memory.h"
+#include "tessera/comm/internal/shared_memory.h"
 
 namespace tessera::fsdp {
 
@@ -200,7 +200,7 @@ bool FlatParamGradient::can_reduce_pieces() const {
 
 void FlatParamGradient::start_reduce_pieces() {
   const FlatParamLayout& layout = handle_.layout();
-  std::vector<comm::HostMemory::Piece> pieces;
+  std::vector<comm::SharedMemory::Piece> pieces;
   std::size_t param = 0;
   std::int64_t all = 0;
   for (std::size_t part = 0; part < layout.is_padding().size(); ++part) {
@@ -214,8 +214,8 @@ void FlatParamGradient::start_reduce_pieces() {
   if (!reduced_.defined() || reduced_.scalar_type() != handle_.compute_dtype_)
     reduced_ = empty_flat(layout.sharded_numel(), at::TensorOptions().dtype(handle_.compute_dtype_));
   prepare_sharded(reduced_);
-  reduction_ = comm::HostMemory::start_reduce_scatter(handle_.group(), reduced_, pieces,
-                                                      is_averaged_ ? ReduceOp::average : ReduceOp::sum);
+  reduction_ = comm::SharedMemory::start_reduce_scatter(handle_.group(), reduced_, pieces,
+                                                        is_averaged_ ? ReduceOp::average : ReduceOp::sum);
   inputs_ = {reduced_};
 }
 

@@ -19,7 +19,7 @@
 #include "fsdp/warn.h"
 #include "tessera/base/crc32.h"
 #include "tessera/base/error.h"
-#include "tessera/comm/internal/host_memory.h"
+#include "tessera/comm/internal/shared_memory.h"
 
 namespace tessera::fsdp {
 
@@ -212,7 +212,7 @@ FlatParamHandle::FlatParamHandle(const std::vector<NamedParameter>& params, cons
     const auto found = std::find_if(params.begin(), params.end(), [&](const auto& p) { return p.fqn == info.fqn; });
     params_.push_back(found->parameter);
   }
-  const std::shared_ptr<comm::HostMemory> host = make_host_memory();
+  const std::shared_ptr<comm::SharedMemory> host = make_host_memory();
   flat_param_ = make_shard(dtype, host);
   for (std::size_t i = 0; i < params_.size(); ++i) {
     const std::optional<ShardParamInfo> info = layout_.shard_param_info(shard_rank(), i);
@@ -249,21 +249,21 @@ at::Device FlatParamHandle::shard_device() const {
 }
 
 // Returns memory for the unsharded flat parameter that the ranks share, null if they cannot.
-std::shared_ptr<comm::HostMemory> FlatParamHandle::make_host_memory() const {
-  if (!is_sharded(options_.strategy) || !comm::HostMemory::is_available(group_)) return nullptr;
+std::shared_ptr<comm::SharedMemory> FlatParamHandle::make_host_memory() const {
+  if (!is_sharded(options_.strategy) || !comm::SharedMemory::is_available(group_)) return nullptr;
   const bool can_share = options_.device.is_cpu() && !switches_.fakes_all_gather;
   const auto numel = static_cast<std::size_t>(layout_.padded_unsharded_numel());
-  return comm::HostMemory::make(group_, numel * c10::elementSize(compute_dtype_), can_share);
+  return comm::SharedMemory::make(group_, numel * c10::elementSize(compute_dtype_), can_share);
 }
 
 // Returns this rank's part of that memory.
-at::Tensor FlatParamHandle::part_of(const comm::HostMemory& host) const {
+at::Tensor FlatParamHandle::part_of(const comm::SharedMemory& host) const {
   const std::int64_t numel = layout_.sharded_numel();
   const std::size_t offset_bytes = static_cast<std::size_t>(shard_rank() * numel) * c10::elementSize(compute_dtype_);
   return host.tensor(offset_bytes, numel, compute_dtype_);
 }
 
-at::Tensor FlatParamHandle::make_shard(at::ScalarType dtype, const std::shared_ptr<comm::HostMemory>& host) const {
+at::Tensor FlatParamHandle::make_shard(at::ScalarType dtype, const std::shared_ptr<comm::SharedMemory>& host) const {
   if (host != nullptr && dtype == compute_dtype_) return part_of(*host).zero_();
   const at::TensorOptions options = at::TensorOptions().dtype(dtype).device(shard_device());
   if (shard_device() == options_.device) return empty_flat(layout_.sharded_numel(), options).zero_();
@@ -272,7 +272,7 @@ at::Tensor FlatParamHandle::make_shard(at::ScalarType dtype, const std::shared_p
 
 // Returns an unsharded flat parameter, without memory unless it shares the shard's.
 FlatParamHandle::Unsharded FlatParamHandle::make_unsharded(at::ScalarType dtype,
-                                                           std::shared_ptr<comm::HostMemory> host) const {
+                                                           std::shared_ptr<comm::SharedMemory> host) const {
   Unsharded unsharded;
   if (host != nullptr) {
     unsharded.flat = at::from_blob(
@@ -389,9 +389,9 @@ void FlatParamHandle::start_unshard() {
 
 // The parameters are gathered when all ranks have written their shards.
 void FlatParamHandle::start_unshard_in_host_memory() {
-  const std::shared_ptr<comm::HostView>& view = unsharded_->host->view();
+  const std::shared_ptr<comm::SharedMemoryView>& view = unsharded_->host->view();
   if (!has_shard_in_host_memory()) part_of(*unsharded_->host).copy_(flat_param_.detach());
-  unsharded_->gathering = comm::HostMemory::start_meeting(group_, "all_gather_into", /*is_counted=*/true);
+  unsharded_->gathering = comm::SharedMemory::start_meeting(group_, "all_gather_into", /*is_counted=*/true);
   set_storage(unsharded_->flat, view->data(), view);
   unsharded_->is_gathered = true;
   unsharded_->versions = versions();
@@ -403,7 +403,7 @@ bool FlatParamHandle::has_shard_in_host_memory() const {
 
 bool FlatParamHandle::meet_after_reshard() {
   if (computing_.host == nullptr) return false;
-  comm::HostMemory::start_meeting(group_, "reshard", /*is_counted=*/false).wait();
+  comm::SharedMemory::start_meeting(group_, "reshard", /*is_counted=*/false).wait();
   return true;
 }
 

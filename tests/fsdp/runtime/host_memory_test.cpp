@@ -12,7 +12,7 @@
 
 #include "fsdp/training_cases.h"
 #include "support/rank_processes.h"
-#include "tessera/comm/internal/host_memory.h"
+#include "tessera/comm/internal/shared_memory.h"
 #include "tessera/comm/local_ranks.h"
 
 namespace tessera::fsdp {
@@ -28,7 +28,7 @@ TEST_P(HostTrainingTest, TrainsAsWithoutSharedMemory) {
     ::setenv("TESSERA_HOST_MEMORY", shares, /*replace=*/1);
     std::vector<Trained> of_ranks(static_cast<std::size_t>(training.ranks()));
     run_local(training.ranks(), [&](const ProcessGroup& group) {
-      EXPECT_EQ(comm::HostMemory::is_available(group), *shares == '1');
+      EXPECT_EQ(comm::SharedMemory::is_available(group), *shares == '1');
       of_ranks[static_cast<std::size_t>(group.rank())] = train(group, at::kCPU, training);
     });
     return of_ranks;

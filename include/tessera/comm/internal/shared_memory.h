@@ -1,8 +1,8 @@
 #pragma once
 // Memory that all ranks of a group have in common, where all of them are on one host.
 //
-// Each rank writes to a part of its own through tensor(), and reads all of it through a HostView. The ranks order
-// writes and reads by meetings:
+// Each rank writes to a part of its own through tensor(), and reads all of it through a SharedMemoryView. The ranks
+// order writes and reads by meetings:
 //
 //   write my part; meet; read through the view; meet; write my part again
 //
@@ -23,12 +23,12 @@ class Descriptor;
 class Mapping;
 
 // A view of host memory that this rank may also write to: no other rank sees that, and this rank until drop_writes().
-class HostView {
+class SharedMemoryView {
  public:
-  HostView(const Descriptor& memory, std::size_t size_bytes);
-  ~HostView();
-  HostView(const HostView&) = delete;
-  HostView& operator=(const HostView&) = delete;
+  SharedMemoryView(const Descriptor& memory, std::size_t size_bytes);
+  ~SharedMemoryView();
+  SharedMemoryView(const SharedMemoryView&) = delete;
+  SharedMemoryView& operator=(const SharedMemoryView&) = delete;
 
   void* data() const { return data_; }
   // Lets the view be that of the memory again where this rank has written to it.
@@ -39,24 +39,24 @@ class HostView {
   std::size_t size_bytes_;
 };
 
-class HostMemory {
+class SharedMemory {
  public:
   // Returns whether the ranks of the group share memory, the same on all of them. Does not communicate.
   static bool is_available(const ProcessGroup& group);
   // Allocates `size_bytes`, set to 0, for the group. A collective. Requires is_available(). Returns null on all ranks
   // if some rank does not want it, or has no such memory.
-  static std::shared_ptr<HostMemory> make(const ProcessGroup& group, std::size_t size_bytes, bool wants_it);
+  static std::shared_ptr<SharedMemory> make(const ProcessGroup& group, std::size_t size_bytes, bool wants_it);
 
   // Returns a one-dimensional tensor that shares the memory, and keeps it.
   at::Tensor tensor(std::size_t offset_bytes, std::int64_t numel, at::ScalarType dtype) const;
-  const std::shared_ptr<HostView>& view() const { return view_; }
+  const std::shared_ptr<SharedMemoryView>& view() const { return view_; }
 
   // Starts a meeting of the ranks of a group, which has ended when all of them have started it. `name` is that of a
   // collective in errors, and in CommDebugMode if it `is_counted`. As ProcessGroup::start_*, it does not compare the
   // ranks' calls.
   static PendingCollective start_meeting(const ProcessGroup& group, std::string_view name, bool is_counted);
-  // As ProcessGroup::start_reduce_scatter_into, for an input that is not in one tensor: the elements of the tensors, one
-  // after the other, in the order in which they are in memory. A tensor is dense, or undefined with `numel` zeros.
+  // As ProcessGroup::start_reduce_scatter_into, for an input that is not in one tensor: the elements of the tensors,
+  // one after the other, in the order in which they are in memory. A tensor is dense, or undefined with `numel` zeros.
   struct Piece {
     at::Tensor tensor;
     std::int64_t numel = 0;
@@ -66,7 +66,7 @@ class HostMemory {
 
  private:
   std::shared_ptr<Mapping> mapping_;
-  std::shared_ptr<HostView> view_;
+  std::shared_ptr<SharedMemoryView> view_;
 };
 
 }  // namespace tessera::comm

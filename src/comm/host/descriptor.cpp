@@ -1,0 +1,206 @@
+#include "comm/host/descriptor.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <stdexcept>
+#include <system_error>
+#include <utility>
+
+#include "tessera/base/internal/huge_pages.h"
+
+namespace tessera::comm {
+
+namespace {
+
+[[noreturn]] void throw_error(const char* what) { throw std::system_error(errno, std::generic_category(), what); }
+
+template <typename F>
+auto retried(const F& call) {
+  auto result = call();
+  while (result < 0 && errno == EINTR) result = call();
+  return result;
+}
+
+// Returns the address of a name that no file system has.
+sockaddr_un address_of(const std::string& name, socklen_t& size_bytes) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  if (name.size() + 1 > sizeof(address.sun_path)) throw std::runtime_error("the name of a socket is too long");
+  std::memcpy(address.sun_path + 1, name.data(), name.size());
+  size_bytes = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+  return address;
+}
+
+Descriptor make_socket() {
+  Descriptor socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (!socket.is_open()) throw_error("socket");
+  return socket;
+}
+
+void wait_readable(const Descriptor& socket, std::chrono::milliseconds limit) {
+  pollfd waited{socket.number(), POLLIN, 0};
+  const int ready = retried([&] { return ::poll(&waited, 1, static_cast<int>(limit.count())); });
+  if (ready < 0) throw_error("poll");
+  if (ready == 0) throw std::runtime_error("no connection after " + std::to_string(limit.count()) + " ms");
+}
+
+}  // namespace
+
+Descriptor::~Descriptor() {
+  if (is_open()) ::close(number_);
+}
+
+Descriptor& Descriptor::operator=(Descriptor&& other) noexcept {
+  if (this == &other) return *this;
+  if (is_open()) ::close(number_);
+  number_ = other.release();
+  return *this;
+}
+
+int Descriptor::release() { return std::exchange(number_, -1); }
+
+Descriptor make_shared_memory(std::size_t size_bytes) {
+  Descriptor memory(::memfd_create("tessera", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!memory.is_open()) throw_error("memfd_create");
+  if (const int error = ::posix_fallocate(memory.number(), 0, static_cast<off_t>(size_bytes)); error != 0)
+    throw std::system_error(error, std::generic_category(), "posix_fallocate");
+  if (::fcntl(memory.number(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) throw_error("fcntl");
+  return memory;
+}
+
+std::size_t page_bytes() {
+  static const auto size_bytes = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  return size_bytes;
+}
+
+Mapping::Mapping(const Descriptor& memory, std::size_t offset_bytes, std::size_t size_bytes, int times) {
+  const std::size_t all_bytes = size_bytes * static_cast<std::size_t>(times);
+  void* reserved = ::mmap(nullptr, all_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (reserved == MAP_FAILED) throw_error("mmap");
+  data_ = static_cast<std::uint8_t*>(reserved);
+  mapped_bytes_ = all_bytes;
+  for (int i = 0; i < times; ++i) {
+    void* const at = data_ + size_bytes * static_cast<std::size_t>(i);
+    if (::mmap(at, size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, memory.number(),
+               static_cast<off_t>(offset_bytes)) == MAP_FAILED) {
+      const int error = errno;
+      ::munmap(data_, mapped_bytes_);
+      data_ = nullptr;
+      throw std::system_error(error, std::generic_category(), "mmap");
+    }
+  }
+  advise_huge_pages(data_, all_bytes);
+}
+
+Mapping::~Mapping() {
+  if (data_ != nullptr) ::munmap(data_, mapped_bytes_);
+}
+
+Mapping& Mapping::operator=(Mapping&& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(mapped_bytes_, other.mapped_bytes_);
+  return *this;
+}
+
+void hold_lock(const Descriptor& memory, int number) {
+  struct flock lock {};
+  lock.l_type = F_WRLCK;
+  lock.l_whence = SEEK_SET;
+  lock.l_start = number;
+  lock.l_len = 1;
+  if (retried([&] { return ::fcntl(memory.number(), F_SETLK, &lock); }) != 0) throw_error("fcntl");
+}
+
+bool is_locked(const Descriptor& memory, int number) {
+  struct flock lock {};
+  lock.l_type = F_WRLCK;
+  lock.l_whence = SEEK_SET;
+  lock.l_start = number;
+  lock.l_len = 1;
+  if (retried([&] { return ::fcntl(memory.number(), F_GETLK, &lock); }) != 0) throw_error("fcntl");
+  return lock.l_type != F_UNLCK;
+}
+
+Descriptor listen_at(const std::string& name) {
+  Descriptor socket = make_socket();
+  socklen_t size_bytes = 0;
+  const sockaddr_un address = address_of(name, size_bytes);
+  if (::bind(socket.number(), reinterpret_cast<const sockaddr*>(&address), size_bytes) != 0) throw_error("bind");
+  if (::listen(socket.number(), SOMAXCONN) != 0) throw_error("listen");
+  return socket;
+}
+
+Descriptor connect_to(const std::string& name) {
+  Descriptor socket = make_socket();
+  socklen_t size_bytes = 0;
+  const sockaddr_un address = address_of(name, size_bytes);
+  if (retried([&] { return ::connect(socket.number(), reinterpret_cast<const sockaddr*>(&address), size_bytes); }) != 0)
+    throw_error("connect");
+  return socket;
+}
+
+Descriptor accept_from(const Descriptor& listening, std::chrono::milliseconds limit) {
+  wait_readable(listening, limit);
+  Descriptor socket(retried([&] { return ::accept4(listening.number(), nullptr, nullptr, SOCK_CLOEXEC); }));
+  if (!socket.is_open()) throw_error("accept");
+  return socket;
+}
+
+void send_bytes(const Descriptor& socket, const void* data, std::size_t size_bytes) {
+  const auto sent = retried([&] { return ::send(socket.number(), data, size_bytes, MSG_NOSIGNAL); });
+  if (sent < 0) throw_error("send");
+  if (static_cast<std::size_t>(sent) != size_bytes) throw std::runtime_error("send: the connection is full");
+}
+
+void receive_bytes(const Descriptor& socket, void* data, std::size_t size_bytes, std::chrono::milliseconds limit) {
+  wait_readable(socket, limit);
+  const auto received = retried([&] { return ::recv(socket.number(), data, size_bytes, MSG_WAITALL); });
+  if (received < 0) throw_error("recv");
+  if (static_cast<std::size_t>(received) != size_bytes) throw std::runtime_error("recv: the connection was closed");
+}
+
+void send_descriptor(const Descriptor& socket, const Descriptor& sent) {
+  char byte = 0;
+  iovec content{&byte, 1};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  msghdr message{};
+  message.msg_iov = &content;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof(control);
+  cmsghdr* const header = CMSG_FIRSTHDR(&message);
+  header->cmsg_level = SOL_SOCKET;
+  header->cmsg_type = SCM_RIGHTS;
+  header->cmsg_len = CMSG_LEN(sizeof(int));
+  const int number = sent.number();
+  std::memcpy(CMSG_DATA(header), &number, sizeof(number));
+  if (retried([&] { return ::sendmsg(socket.number(), &message, MSG_NOSIGNAL); }) < 0) throw_error("sendmsg");
+}
+
+Descriptor receive_descriptor(const Descriptor& socket, std::chrono::milliseconds limit) {
+  wait_readable(socket, limit);
+  char byte = 0;
+  iovec content{&byte, 1};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  msghdr message{};
+  message.msg_iov = &content;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof(control);
+  const auto received = retried([&] { return ::recvmsg(socket.number(), &message, MSG_CMSG_CLOEXEC); });
+  if (received < 0) throw_error("recvmsg");
+  const cmsghdr* const header = received == 0 ? nullptr : CMSG_FIRSTHDR(&message);
+  if (header == nullptr || header->cmsg_type != SCM_RIGHTS) throw std::runtime_error("recvmsg: found no descriptor");
+  int number = -1;
+  std::memcpy(&number, CMSG_DATA(header), sizeof(number));
+  return Descriptor(number);
+}
+
+}  // namespace tessera::comm
