@@ -92,3 +92,10 @@ function(tessera_tests module)
       "GTEST_TOTAL_SHARDS=${ARG_SHARDS};GTEST_SHARD_INDEX=${shard};TESSERA_TEST_TIMES=${CMAKE_BINARY_DIR}/test-times.txt")
   endforeach()
 endfunction()
+
+# tessera_tests_without_shared_memory(MODULE FILTER): some cases of a module's tests again, on c10d between the ranks of this host.
+function(tessera_tests_without_shared_memory module filter)
+  add_test(NAME ${module}_test.without_shared_memory COMMAND ${module}_test --gtest_filter=${filter})
+  set_tests_properties(${module}_test.without_shared_memory PROPERTIES ENVIRONMENT
+    "TESSERA_HOST_MEMORY=0;TESSERA_TEST_TIMES=${CMAKE_BINARY_DIR}/test-times.txt")
+endfunction()

@@ -112,6 +112,8 @@ void train(const std::filesystem::path& checkpoint, std::int64_t steps, std::int
 }  // namespace
 
 int main(int argc, char** argv) {
+  // The limit would count parameters that ranks of a host share in full for each rank.
+  ::setenv("TESSERA_HOST_MEMORY", "0", /*replace=*/0);
   if (argc != 4) {
     std::cerr << "usage: train_large CHECKPOINT STEPS LIMIT_MIB\n";
     return 2;

@@ -72,7 +72,7 @@ TEST(HostMemoryTest, SumsAreInTheOrderOfTheRanksForEverySize) {
     on_ranks(ranks, [&](const ProcessGroup& group) {
       for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
         // Within a block, several blocks, more than a ring.
-        for (const std::int64_t part : {1, 7, 5000, 33'333, ranks == 3 ? 500'000 : 2}) {
+        for (const std::int64_t part : {1, 7, 33'333, ranks == 3 ? 400'000 : 2}) {
           const std::int64_t numel = part * ranks;
           const at::Tensor expected = sum_in_order(ranks, numel, dtype), own = values_of(group.rank(), numel, dtype);
           const at::Tensor reduced = own.clone(), scattered = at::empty({part}, own.options());
