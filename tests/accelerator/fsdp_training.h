@@ -28,7 +28,9 @@ inline comm::Transport make_sim(const comm::BackendOptions& options) {
   transport.device_type = c10::DeviceType::PrivateUse1;
   transport.abort = [](comm::Backend& backend) { static_cast<Sim&>(backend).abort_work(); };
   transport.connect = [](comm::Backend& backend, c10::Device) { static_cast<Sim&>(backend).connect(); };
-  transport.leave_split = [](comm::Backend& backend, c10::Device) { static_cast<Sim&>(backend).make_subgroup(std::nullopt); };
+  transport.leave_split = [](comm::Backend& backend, c10::Device) {
+    static_cast<Sim&>(backend).make_subgroup(std::nullopt);
+  };
   return transport;
 }
 

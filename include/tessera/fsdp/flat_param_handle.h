@@ -18,7 +18,8 @@
 /// share, and each rank's shard is a part of it if `param_dtype` is that of the parameters. Nothing is copied then:
 /// unsharding waits until all ranks have called it, and resharding until all have resharded, after which shards may be
 /// written to. What a rank writes to unsharded parameters outside of a summon is seen by no other rank, and lost when
-/// it reshards after backward, or after forward if no backward follows. TESSERA_HOST_MEMORY=0 in the environment of any rank turns this off.
+/// it reshards after backward, or after forward if no backward follows. TESSERA_HOST_MEMORY=0 in the environment of any
+/// rank turns this off.
 ///
 /// Two environment variables, read by the constructor, help to measure the cost of communication; training results are
 /// meaningless with either. FSDP_USE_FAKE_ALL_GATHER=1 gathers nothing and sets the other ranks' elements to 0.
@@ -41,7 +42,7 @@
 namespace tessera::comm {
 class SharedMemory;
 class Mark;
-}
+}  // namespace tessera::comm
 
 namespace tessera::fsdp {
 
@@ -141,10 +142,12 @@ class FlatParamHandle {
   void wait_unshard();
   /// Unshards the parameters, in `param_dtype`. Calls start_unshard() if necessary, then blocks until it completes.
   void unshard();
-  /// Shards the parameters again. A collective if the ranks share memory. Without `frees_unsharded` their gathered memory is kept and the next unshard() does
-  /// not communicate; whoever changes the shard before that must call free_unsharded(), on all ranks.
+  /// Shards the parameters again. A collective if the ranks share memory. Without `frees_unsharded` their gathered
+  /// memory is kept and the next unshard() does not communicate; whoever changes the shard before that must call
+  /// free_unsharded(), on all ranks.
   void reshard(bool frees_unsharded = true);
-  /// Frees the gathered memory unless the parameters are unsharded. A collective if the ranks share memory. On a device it is held until another unit needs it.
+  /// Frees the gathered memory unless the parameters are unsharded. A collective if the ranks share memory. On a device
+  /// it is held until another unit needs it.
   void free_unsharded();
   /// Returns whether the unsharded flat parameter is in memory that the ranks share.
   bool shares_memory() const { return computing_.host != nullptr; }
@@ -246,9 +249,9 @@ class FlatParamHandle {
     at::Tensor flat;  // shares flat_param_'s storage if nothing needs to be gathered, cast or copied to a device
     std::vector<at::Tensor> views;
     PendingCollective gathering;
-    at::Tensor input;                      // of `gathering`, if it is a copy of the shard
-    std::shared_ptr<comm::Mark> gathered;  // the end of `gathering`; null until that was waited for
-    std::vector<std::uint32_t> versions;   // of the shard and its pieces when they were gathered, if that is compared
+    at::Tensor input;                       // of `gathering`, if it is a copy of the shard
+    std::shared_ptr<comm::Mark> gathered;   // the end of `gathering`; null until that was waited for
+    std::vector<std::uint32_t> versions;    // of the shard and its pieces when they were gathered, if that is compared
     std::optional<std::uint32_t> checksum;  // of the shard when it was resharded and kept, if it is part of `flat`
     std::shared_ptr<comm::SharedMemory> host;  // what `flat` is a view of; null if it has memory of its own
     bool is_gathered = false, is_stale = false;

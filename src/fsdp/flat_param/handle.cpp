@@ -17,7 +17,6 @@
 #include "fsdp/flat_param/storage.h"
 #include "fsdp/streams.h"
 #include "fsdp/warn.h"
-#include "tessera/base/crc32.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/internal/shared_memory.h"
 
@@ -248,21 +247,6 @@ at::Device FlatParamHandle::shard_device() const {
   return options_.offload_params ? at::Device(at::kCPU) : options_.device;
 }
 
-// Returns memory for the unsharded flat parameter that the ranks share, null if they cannot.
-std::shared_ptr<comm::SharedMemory> FlatParamHandle::make_host_memory() const {
-  if (!is_sharded(options_.strategy) || !comm::SharedMemory::is_available(group_)) return nullptr;
-  const bool can_share = options_.device.is_cpu() && !switches_.fakes_all_gather;
-  const auto numel = static_cast<std::size_t>(layout_.padded_unsharded_numel());
-  return comm::SharedMemory::make(group_, numel * c10::elementSize(compute_dtype_), can_share);
-}
-
-// Returns this rank's part of that memory.
-at::Tensor FlatParamHandle::part_of(const comm::SharedMemory& host) const {
-  const std::int64_t numel = layout_.sharded_numel();
-  const std::size_t offset_bytes = static_cast<std::size_t>(shard_rank() * numel) * c10::elementSize(compute_dtype_);
-  return host.tensor(offset_bytes, numel, compute_dtype_);
-}
-
 at::Tensor FlatParamHandle::make_shard(at::ScalarType dtype, const std::shared_ptr<comm::SharedMemory>& host) const {
   if (host != nullptr && dtype == compute_dtype_) return part_of(*host).zero_();
   const at::TensorOptions options = at::TensorOptions().dtype(dtype).device(shard_device());
@@ -387,26 +371,6 @@ void FlatParamHandle::start_unshard() {
   if (unsharded_->gathering.completes_on_stream()) finish_gathering();
 }
 
-// The parameters are gathered when all ranks have written their shards.
-void FlatParamHandle::start_unshard_in_host_memory() {
-  const std::shared_ptr<comm::SharedMemoryView>& view = unsharded_->host->view();
-  if (!has_shard_in_host_memory()) part_of(*unsharded_->host).copy_(flat_param_.detach());
-  unsharded_->gathering = comm::SharedMemory::start_meeting(group_, "all_gather_into", /*is_counted=*/true);
-  set_storage(unsharded_->flat, view->data(), view);
-  unsharded_->is_gathered = true;
-  unsharded_->versions = versions();
-}
-
-bool FlatParamHandle::has_shard_in_host_memory() const {
-  return computing_.host != nullptr && compute_dtype_ == flat_param_.scalar_type();
-}
-
-bool FlatParamHandle::meet_after_reshard() {
-  if (computing_.host == nullptr) return false;
-  comm::SharedMemory::start_meeting(group_, "reshard", /*is_counted=*/false).wait();
-  return true;
-}
-
 // Makes the current stream wait for what was started: the unshard stream if that completes on a stream, otherwise,
 // after the host, the one that needs the parameters.
 void FlatParamHandle::finish_gathering() {
@@ -464,10 +428,6 @@ std::vector<std::uint32_t> FlatParamHandle::versions() const {
   std::vector<std::uint32_t> versions{static_cast<std::uint32_t>(flat_param_._version())};
   for (const at::Tensor& param : params_) versions.push_back(static_cast<std::uint32_t>(param._version()));
   return versions;
-}
-
-std::uint32_t FlatParamHandle::shard_checksum() const {
-  return crc32({static_cast<const std::uint8_t*>(flat_param_.data_ptr()), flat_param_.nbytes()});
 }
 
 bool FlatParamHandle::is_gathered_current() {

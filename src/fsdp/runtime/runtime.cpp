@@ -228,17 +228,6 @@ void Runtime::end_forward(bool has_gradient) {
   meet();
 }
 
-// Waits until all ranks that share memory with this one have come here, and no longer read the parameters in it, so
-// that shards may be written to.
-void Runtime::meet() {
-  std::vector<std::string> met;  // groups
-  for (const Unit* unit : units_) {
-    const std::string& group = unit->handle()->group().name();
-    if (std::find(met.begin(), met.end(), group) != met.end()) continue;
-    if (unit->handle()->meet_after_reshard()) met.push_back(group);
-  }
-}
-
 // The streams start after what has been enqueued, such as the optimizer's step and data that was written back.
 void Runtime::begin_step() {
   streams_->wait_for_current();

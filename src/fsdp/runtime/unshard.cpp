@@ -1,6 +1,9 @@
 // Units that a program gathers before they are called, and frees again.
 
+#include <algorithm>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "fsdp/runtime/op_observer.h"
 #include "fsdp/runtime/runtime.h"
@@ -71,6 +74,17 @@ void Runtime::reshard(const torch::nn::Module& module, bool recurse) {
   for (Unit* unit : units) {
     unit->is_kept = false;
     unit->handle()->free_unsharded();
+  }
+}
+
+// Waits until all ranks that share memory with this one have come here, and no longer read the parameters in it, so
+// that shards may be written to.
+void Runtime::meet() {
+  std::vector<std::string> met;  // groups
+  for (const Unit* unit : units_) {
+    const std::string& group = unit->handle()->group().name();
+    if (std::find(met.begin(), met.end(), group) != met.end()) continue;
+    if (unit->handle()->meet_after_reshard()) met.push_back(group);
   }
 }
 
