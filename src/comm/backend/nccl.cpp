@@ -27,10 +27,11 @@ void let_watchdog_abort(Transport& transport) {
 // can, which 1.13 cannot.
 template <typename Nccl>
 void let_group_connect(Transport& transport) {
-  if constexpr (requires(Nccl & nccl, c10::Device device) { nccl.eagerConnectSingleDevice(device); }) {
+  constexpr bool kConnects = requires(Nccl & nccl, c10::Device device) { nccl.eagerConnectSingleDevice(device); };
+  if constexpr (kConnects) {
     transport.connect = [](Backend& backend, c10::Device device) { backend.eagerConnectSingleDevice(device); };
   }
-  if constexpr (requires(Nccl & nccl, c10::Device device) { nccl.performNocolorSplit(device); }) {
+  if constexpr (kConnects && requires(Nccl & nccl, c10::Device device) { nccl.performNocolorSplit(device); }) {
     transport.leave_split = [](Backend& backend, c10::Device device) {
       static_cast<Nccl&>(backend).performNocolorSplit(device);
     };
