@@ -375,6 +375,7 @@ HostOpPtr all_to_all_op(const Host& host, const std::vector<at::Tensor>& outs, c
   kept.insert(kept.end(), ins.begin(), ins.end());
   auto op = std::make_shared<Move>(host, OpHeader{.kind = Kind::all_to_all}, kept, /*has_table=*/true);
   std::vector<std::uint64_t> sizes;
+  sizes.reserve(ins.size());
   for (const at::Tensor& in : ins) sizes.push_back(byte_count(in));
   op->send_table(sizes);
   for (int to = (host.rank() + 1) % host.size(); to != host.rank(); to = (to + 1) % host.size())

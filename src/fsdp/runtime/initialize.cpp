@@ -63,6 +63,7 @@ void broadcast(std::span<const at::Tensor> tensors, const ProcessGroup& group) {
   const auto flush = [&] {
     if (bucket.empty()) return;
     std::vector<at::Tensor> pieces;
+    pieces.reserve(bucket.size());
     for (const Part& part : bucket) pieces.push_back(part.bytes);
     const at::Tensor all = pieces.size() == 1 ? pieces[0] : at::cat(pieces);
     group.broadcast(all, 0);
