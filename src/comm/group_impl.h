@@ -32,8 +32,8 @@ class ProcessGroup::Impl {
   comm::Transports transports;
   comm::StorePtr store;  // of this group
   std::shared_ptr<comm::Liveness> liveness;
-  std::shared_ptr<comm::HostEngines> engines;  // of all groups of this rank
-  std::unique_ptr<comm::Watchdog> watchdog;    // of a backend on streams; null with another
+  std::shared_ptr<comm::HostEngines> engines = std::make_shared<comm::HostEngines>();  // of all groups of this rank
+  std::unique_ptr<comm::Watchdog> watchdog;  // of a backend on streams; null with another
   std::uint64_t calls = 0, subgroups = 0;
 
   Impl() = default;

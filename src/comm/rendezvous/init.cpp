@@ -38,7 +38,6 @@ ProcessGroup comm::make_world(const World& world) {
   group->timeout = world.timeout;
   group->store = world.store;
   group->liveness = world.liveness;
-  group->engines = std::make_shared<HostEngines>();
   group->connect("init process group");
   use_host_memory(group);
   // Keeps a rank from leaving while others still connect to it.
