@@ -91,7 +91,7 @@ class Connecting {
   explicit Connecting(const GroupPtr& group) : group_(group) {}
 
   std::unique_ptr<Host> run() {
-    if (group_->size() > HostMapping::kMostRanks) return nullptr;
+    if (group_->size() == 1 || group_->size() > HostMapping::kMostRanks) return nullptr;
     const bool is_first = group_->rank == 0;
     Introduction own;
     own.process = process_number();

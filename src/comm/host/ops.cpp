@@ -314,8 +314,8 @@ class Reduction final : public HostOp {
       for (int r = 0; r < host.size(); ++r) {
         if (r == host.rank()) continue;
         if (!source(r).has_begun) return;
-        if (!is_positioned_[static_cast<std::size_t>(r)]) skip_blocks(host, r, /*before=*/true);
-        is_positioned_[static_cast<std::size_t>(r)] = true;
+        if (is_positioned_[static_cast<std::size_t>(r)] == 0) skip_blocks(host, r, /*before=*/true);
+        is_positioned_[static_cast<std::size_t>(r)] = 1;
         if (host.available(r) < size_bytes) return;
       }
       reduce_block(host, size_bytes);
@@ -323,7 +323,7 @@ class Reduction final : public HostOp {
         if (r == host.rank()) continue;
         skip(host, r, size_bytes);
         skip_blocks(host, r, /*before=*/false);
-        is_positioned_[static_cast<std::size_t>(r)] = false;
+        is_positioned_[static_cast<std::size_t>(r)] = 0;
         if (row_ + 1 < rows_) continue;
         skip(host, r, source(r).following - source(r).position);
         source(r).has_ended = true;
@@ -340,7 +340,7 @@ class Reduction final : public HostOp {
   PieceCursor own_;
   std::vector<std::size_t> part_bytes_;
   std::size_t block_bytes_ = 0, rows_ = 0, row_ = 0;
-  std::vector<bool> is_positioned_;  // by source: whether its blocks before this rank's were skipped
+  std::vector<std::uint8_t> is_positioned_;  // by source: whether its blocks before this rank's were skipped
 };
 
 }  // namespace
