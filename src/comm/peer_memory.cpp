@@ -5,15 +5,13 @@
 #include <unistd.h>
 
 #include <climits>
-#include <cstdlib>
 #include <cstring>
-#include <fstream>
 #include <random>
 #include <string>
-#include <string_view>
 #include <system_error>
 
 #include "comm/group_impl.h"
+#include "comm/host/place.h"
 
 namespace tessera::comm {
 
@@ -25,19 +23,6 @@ struct Introduction {
   std::uint64_t address = 0;  // of `mark`
   std::uint64_t mark = 0;
 };
-
-// Returns a name for the host and PID namespace: ranks with the same name know each other's processes by the same ids.
-// Empty if it is unknown or disabled.
-std::string process_space() {
-  const char* wanted = std::getenv("TESSERA_PEER_MEMORY");
-  if (wanted != nullptr && std::string_view(wanted) == "0") return {};
-  std::string boot;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
-  char space[64];
-  const ssize_t length = ::readlink("/proc/self/ns/pid", space, sizeof(space));
-  if (boot.empty() || length <= 0) return {};
-  return boot + "/" + std::string(space, static_cast<std::size_t>(length));
-}
 
 std::uint64_t random_mark() {
   std::random_device device;
@@ -86,7 +71,8 @@ bool can_read(const Introduction& peer) {
 std::vector<pid_t> find_peers(const ProcessGroup& group) {
   const volatile std::uint64_t mark = random_mark();
   const Introduction mine{::getpid(), reinterpret_cast<std::uintptr_t>(&mark), mark};
-  const std::string space = process_space();
+  // Ranks with the same name know each other's processes by the same ids.
+  const std::string space = host_place("pid", "TESSERA_PEER_MEMORY");
   Bytes message(sizeof(mine));
   std::memcpy(message.data(), &mine, sizeof(mine));
   append(message, space);

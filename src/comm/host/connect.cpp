@@ -2,22 +2,19 @@
 
 #include <ATen/ops/empty.h>
 #include <sched.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
-#include <cstdlib>
 #include <cstring>
-#include <fstream>
 #include <map>
 #include <mutex>
 #include <random>
 #include <string>
-#include <string_view>
 #include <utility>
 
 #include "comm/exceptions.h"
 #include "comm/host/backend.h"
+#include "comm/host/place.h"
 
 namespace tessera::comm {
 
@@ -50,17 +47,6 @@ Secret random_secret() {
 }
 
 std::string socket_name(const Secret& name) { return fmt::format("tessera-{:016x}{:016x}", name[0], name[1]); }
-
-std::string place_of_this_rank() {
-  const char* wanted = std::getenv("TESSERA_HOST_MEMORY");
-  if (wanted != nullptr && std::string_view(wanted) == "0") return {};
-  std::string boot;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
-  char space[64];
-  const ssize_t length = ::readlink("/proc/self/ns/net", space, sizeof(space));
-  if (boot.empty() || length <= 0) return {};
-  return boot + "/" + std::string(space, static_cast<std::size_t>(length));
-}
 
 // The mappings of this process, by the secret of their group, through which threads find them.
 class Mappings {
@@ -97,7 +83,7 @@ class Connecting {
     own.process = process_number();
     ::sched_getaffinity(0, sizeof(own.processors), &own.processors);
     attempt([&] {
-      const std::string place = place_of_this_rank();
+      const std::string place = host_place("net", "TESSERA_HOST_MEMORY");
       if (place.size() < sizeof(own.place)) std::memcpy(own.place, place.data(), place.size());
       if (!is_first) return;
       own.name = random_secret();

@@ -166,40 +166,47 @@ void receive_bytes(const Descriptor& socket, void* data, std::size_t size_bytes,
   if (static_cast<std::size_t>(received) != size_bytes) throw std::runtime_error("recv: the connection was closed");
 }
 
-void send_descriptor(const Descriptor& socket, const Descriptor& sent) {
+namespace {
+
+// A message of one byte that has room for a descriptor.
+struct DescriptorMessage {
+  DescriptorMessage() {
+    header.msg_iov = &content;
+    header.msg_iovlen = 1;
+    header.msg_control = control;
+    header.msg_controllen = sizeof(control);
+  }
+  DescriptorMessage(const DescriptorMessage&) = delete;
+  DescriptorMessage& operator=(const DescriptorMessage&) = delete;
+
   char byte = 0;
   iovec content{&byte, 1};
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-  msghdr message{};
-  message.msg_iov = &content;
-  message.msg_iovlen = 1;
-  message.msg_control = control;
-  message.msg_controllen = sizeof(control);
-  cmsghdr* const header = CMSG_FIRSTHDR(&message);
-  header->cmsg_level = SOL_SOCKET;
-  header->cmsg_type = SCM_RIGHTS;
-  header->cmsg_len = CMSG_LEN(sizeof(int));
+  msghdr header{};
+};
+
+}  // namespace
+
+void send_descriptor(const Descriptor& socket, const Descriptor& sent) {
+  DescriptorMessage message;
+  cmsghdr* const rights = CMSG_FIRSTHDR(&message.header);
+  rights->cmsg_level = SOL_SOCKET;
+  rights->cmsg_type = SCM_RIGHTS;
+  rights->cmsg_len = CMSG_LEN(sizeof(int));
   const int number = sent.number();
-  std::memcpy(CMSG_DATA(header), &number, sizeof(number));
-  if (retried([&] { return ::sendmsg(socket.number(), &message, MSG_NOSIGNAL); }) < 0) throw_error("sendmsg");
+  std::memcpy(CMSG_DATA(rights), &number, sizeof(number));
+  if (retried([&] { return ::sendmsg(socket.number(), &message.header, MSG_NOSIGNAL); }) < 0) throw_error("sendmsg");
 }
 
 Descriptor receive_descriptor(const Descriptor& socket, std::chrono::milliseconds limit) {
   wait_readable(socket, limit);
-  char byte = 0;
-  iovec content{&byte, 1};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-  msghdr message{};
-  message.msg_iov = &content;
-  message.msg_iovlen = 1;
-  message.msg_control = control;
-  message.msg_controllen = sizeof(control);
-  const auto received = retried([&] { return ::recvmsg(socket.number(), &message, MSG_CMSG_CLOEXEC); });
+  DescriptorMessage message;
+  const auto received = retried([&] { return ::recvmsg(socket.number(), &message.header, MSG_CMSG_CLOEXEC); });
   if (received < 0) throw_error("recvmsg");
-  const cmsghdr* const header = received == 0 ? nullptr : CMSG_FIRSTHDR(&message);
-  if (header == nullptr || header->cmsg_type != SCM_RIGHTS) throw std::runtime_error("recvmsg: found no descriptor");
+  const cmsghdr* const rights = received == 0 ? nullptr : CMSG_FIRSTHDR(&message.header);
+  if (rights == nullptr || rights->cmsg_type != SCM_RIGHTS) throw std::runtime_error("recvmsg: found no descriptor");
   int number = -1;
-  std::memcpy(&number, CMSG_DATA(header), sizeof(number));
+  std::memcpy(&number, CMSG_DATA(rights), sizeof(number));
   return Descriptor(number);
 }
 

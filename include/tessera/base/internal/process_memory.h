@@ -10,7 +10,8 @@ namespace tessera {
 std::uint64_t status_bytes(std::string_view field);
 
 // Resident memory without pages of files: these belong to libraries, and their number depends on what the process
-// happened to touch. The second is the peak since forget_peak_memory().
+// happened to touch. Of memory that processes share, each has its part, as of now. The second is the peak since
+// forget_peak_memory().
 std::uint64_t own_memory_bytes();
 std::uint64_t peak_own_memory_bytes();
 void forget_peak_memory();
