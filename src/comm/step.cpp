@@ -38,9 +38,11 @@ std::string key_of(const std::string& group, std::uint64_t number) {
 void ProcessGroup::Impl::leave_step(std::string_view step, std::string_view reason) {
   if (is_alone() || !broken_.empty() || !liveness->failure().empty()) return;
   const int world_rank = world_ranks[static_cast<std::size_t>(rank)];
-  const std::string note = to_text({calls, fmt::format("rank {} left {}: {}", world_rank, step, reason)});
+  const std::string text = fmt::format("rank {} left {}: {}", world_rank, step, reason);
+  const std::string note = to_text({calls, text});
   ++left_steps_;
   left_after_ = calls;
+  liveness->record_reason(text);
   liveness->put(key_of(name, left_steps_, rank), note);
   liveness->put(key_of(name, left_steps_), note);
 }
@@ -81,6 +83,7 @@ void ProcessGroup::Impl::meet_after_left_step(const comm::Call& call) {
       if (mine.calls != note.calls) fail_as(call, liveness->report(fmt::format("{}; {}", mine.text, note.text)));
     }
   }
+  liveness->record_reason({});
 }
 
 void comm::leave_step(const ProcessGroup& group, std::string_view step, std::string_view reason) noexcept {

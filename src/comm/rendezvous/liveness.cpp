@@ -18,6 +18,7 @@ constexpr char kFailure[] = "failure";
 constexpr char kLeft[] = "left";  // the last sign of a rank, and a key that exists once a rank has left
 
 std::string sign_key(int rank) { return fmt::format("sign/{}", rank); }
+std::string reason_key(int rank) { return fmt::format("reason/{}", rank); }
 
 // The time in which a thread that failed reports it, so that others name its failure, not what followed from it.
 constexpr milliseconds kReportOfThread(3000);
@@ -203,6 +204,8 @@ std::string Liveness::read(const std::string& key) {
   return get_text(*store_, key);
 }
 
+void Liveness::record_reason(const std::string& reason) { put(reason_key(rank_), reason); }
+
 std::optional<Call> Liveness::call_of(int rank, const std::string& group) {
   const std::map<std::string, Call> calls = calls_of(read(sign_key(rank)));
   const auto found = calls.find(group);
@@ -259,7 +262,9 @@ void Liveness::watch_next() {
       last_heard_ = now;
       compare_calls(next, calls_of(sign));
     } else if (may_die_ && now - last_heard_ > dead_after_ && !sign.empty()) {
-      report(fmt::format("rank {} died: no sign of life for {} ms", next, dead_after_.count()));
+      const std::string reason = read(reason_key(next));
+      const std::string before = reason.empty() ? std::string() : reason + "; then ";
+      report(fmt::format("{}rank {} died: no sign of life for {} ms", before, next, dead_after_.count()));
     }
     return;
   }
