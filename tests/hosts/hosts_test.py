@@ -165,6 +165,15 @@ def train(training):
     reshard(training, [hosts[0]] * 2, "memory was read")
 
 
+def link(training):
+    """Collectives of two hosts and of three with two ranks each: no byte reaches a host twice."""
+    hosts = [Host(i) for i in range(3)]
+    for count in (2, 3):
+        places = [host for host in hosts[:count] for _ in range(2)]
+        command = [str(training.binaries / "collectives_on_hosts"), str(count)]
+        print(Job(places, command, training.scratch).succeed().ranks[0].output(), end="")
+
+
 def disconnect(training, victim, messages):
     """Disconnects one of three hosts at a random time of a training that saves often, and connects it again after all
     ranks have ended.
@@ -226,7 +235,7 @@ def containers(training):
     check(training.verify(8), "the last checkpoint is damaged")
 
 
-CASES = {each.__name__: each for each in (train, disconnect_last, disconnect_store, flicker, containers)}
+CASES = {each.__name__: each for each in (train, link, disconnect_last, disconnect_store, flicker, containers)}
 
 
 def main():

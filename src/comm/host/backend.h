@@ -30,7 +30,7 @@ class HostBackend final : public Backend {
   WorkPtr barrier(const ::c10d::BarrierOptions& options) override;
 
  private:
-  WorkPtr start(const HostOpPtr& op, ::c10d::OpType type);
+  WorkPtr start(const EngineOpPtr& op, ::c10d::OpType type);
 
   std::shared_ptr<HostEngine> engine_;
 };

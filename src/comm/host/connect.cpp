@@ -12,9 +12,12 @@
 #include <string>
 #include <utility>
 
+#include "comm/backend/run_unless.h"
 #include "comm/exceptions.h"
 #include "comm/host/backend.h"
+#include "comm/host/hosts.h"
 #include "comm/host/place.h"
+#include "comm/rendezvous/store.h"
 
 namespace tessera::comm {
 
@@ -71,61 +74,91 @@ class Mappings {
   std::map<Secret, std::weak_ptr<HostMapping>> mappings_;
 };
 
+// The ranks of the group on each host, in their order; hosts in the order of their first ranks.
+using RanksOfHosts = HostsBackend::RanksOfHosts;
+
+// Returns nothing unless all ranks share memory, and each host has as many of them, at least two.
+RanksOfHosts hosts_of(const std::vector<Introduction>& all) {
+  std::vector<std::string> places;
+  RanksOfHosts hosts;
+  for (std::size_t r = 0; r < all.size(); ++r) {
+    const std::string place = all[r].place;
+    if (place.empty()) return {};
+    const auto known = std::find(places.begin(), places.end(), place) - places.begin();
+    if (known == std::ssize(places)) {
+      places.push_back(place);
+      hosts.emplace_back();
+    }
+    hosts[static_cast<std::size_t>(known)].push_back(static_cast<int>(r));
+  }
+  const bool is_even = std::all_of(hosts.begin(), hosts.end(), [&](const std::vector<int>& ranks) {
+    return ranks.size() == hosts[0].size() && ranks.size() > 1 && ranks.size() <= HostMapping::kMostRanks;
+  });
+  return is_even ? hosts : RanksOfHosts();
+}
+
 // The steps of one rank. Each may fail on a rank alone, so the ranks agree after it.
 class Connecting {
  public:
   explicit Connecting(const GroupPtr& group) : group_(group) {}
 
+  // Connects this rank with the others of its host. Returns null if the group stays on c10d.
   std::unique_ptr<Host> run() {
-    if (group_->size() == 1 || group_->size() > HostMapping::kMostRanks) return nullptr;
-    const bool is_first = group_->rank == 0;
+    if (group_->size() == 1) return nullptr;
     Introduction own;
     own.process = process_number();
     ::sched_getaffinity(0, sizeof(own.processors), &own.processors);
     attempt([&] {
       const std::string place = host_place("net", "TESSERA_HOST_MEMORY");
       if (place.size() < sizeof(own.place)) std::memcpy(own.place, place.data(), place.size());
-      if (!is_first) return;
       own.name = random_secret();
       own.secret = random_secret();
-      listening_ = listen_at(socket_name(own.name));
+      listening_ = listen_at(socket_name(own.name));  // this rank may be the first of its host
     });
     if (!is_good_) own.place[0] = '\0';
-    const std::vector<Introduction> all = gather(own);
-    for (const Introduction& rank : all) {
-      if (rank.place[0] == '\0' || std::strcmp(rank.place, all[0].place) != 0) return nullptr;
+    all_ = gather(own);
+    hosts_ = hosts_of(all_);
+    if (hosts_.empty()) return nullptr;
+    for (std::size_t h = 0; h < hosts_.size(); ++h) {
+      const auto found = std::find(hosts_[h].begin(), hosts_[h].end(), group_->rank);
+      if (found == hosts_[h].end()) continue;
+      host_index_ = static_cast<int>(h);
+      place_ = static_cast<int>(found - hosts_[h].begin());
     }
+    const Introduction& first = of_place(0);
     std::shared_ptr<HostMapping> mapping;
     attempt([&] {
-      if (is_first) {
-        mapping =
-            std::make_shared<HostMapping>(make_shared_memory(HostMapping::size_bytes(group_->size())), group_->size());
+      if (place_ == 0) {
+        mapping = std::make_shared<HostMapping>(make_shared_memory(HostMapping::size_bytes(ranks())), ranks());
         Mappings::all().add(own.secret, mapping);
-      } else if (all[0].process != own.process) {
-        sockets_.push_back(connect_to(socket_name(all[0].name)));
+      } else if (first.process != own.process) {
+        sockets_.push_back(connect_to(socket_name(first.name)));
       }
     });
     if (!all_are_good()) return nullptr;
     attempt([&] {
-      if (is_first) {
-        accept_all(all, *mapping);
-      } else if (all[0].process == own.process) {
-        mapping = Mappings::all().find(all[0].secret);
+      if (place_ == 0) {
+        accept_all(*mapping);
+      } else if (first.process == own.process) {
+        mapping = Mappings::all().find(first.secret);
       } else {
-        const Greeting greeting{all[0].secret, group_->rank};
+        const Greeting greeting{first.secret, place_};
         send_bytes(sockets_[0], &greeting, sizeof(greeting));
-        // Threads of a process that is not rank 0's use one mapping, too.
+        // Threads of a process that is not the first rank's use one mapping, too.
         Descriptor memory = receive_descriptor(sockets_[0], group_->timeout);
-        mapping = shared_in_process(all[0].secret, std::move(memory));
+        mapping = shared_in_process(first.secret, std::move(memory));
       }
-      if (mapping != nullptr) {
-        host_ = std::make_unique<Host>(mapping, group_->rank, group_->size(), std::move(sockets_), may_spin(all));
-      }
+      if (mapping != nullptr) host_ = std::make_unique<Host>(mapping, place_, ranks(), std::move(sockets_), may_spin());
     });
     is_good_ = is_good_ && host_ != nullptr;
     if (!all_are_good()) return nullptr;
     return std::move(host_);
   }
+
+  const RanksOfHosts& hosts() const { return hosts_; }
+  // The index of this rank's host, and of the rank on it.
+  int host_index() const { return host_index_; }
+  int place() const { return place_; }
 
  private:
   void attempt(const std::function<void()>& step) {
@@ -153,16 +186,23 @@ class Connecting {
     return std::all_of(good.begin(), good.end(), [](std::int64_t each) { return each == 1; });
   }
 
-  // Gives the memory to the ranks in other processes.
-  void accept_all(const std::vector<Introduction>& all, const HostMapping& mapping) {
-    std::vector<Descriptor> of_rank(all.size());
-    const auto others =
-        std::count_if(all.begin(), all.end(), [&](const Introduction& rank) { return rank.process != all[0].process; });
-    for (std::ptrdiff_t accepted = 0; accepted < others;) {
+  int ranks() const { return static_cast<int>(hosts_[static_cast<std::size_t>(host_index_)].size()); }
+  // The introduction of a rank of this host.
+  const Introduction& of_place(int place) const {
+    const int rank = hosts_[static_cast<std::size_t>(host_index_)][static_cast<std::size_t>(place)];
+    return all_[static_cast<std::size_t>(rank)];
+  }
+
+  // Gives the memory to the ranks of the host in other processes.
+  void accept_all(const HostMapping& mapping) {
+    std::vector<Descriptor> of_rank(static_cast<std::size_t>(ranks()));
+    int others = 0;
+    for (int p = 0; p < ranks(); ++p) others += of_place(p).process != of_place(0).process ? 1 : 0;
+    for (int accepted = 0; accepted < others;) {
       Descriptor socket = accept_from(listening_, group_->timeout);
       Greeting greeting;
       receive_bytes(socket, &greeting, sizeof(greeting), group_->timeout);
-      const bool is_known = greeting.secret == all[0].secret && greeting.rank > 0 && greeting.rank < group_->size();
+      const bool is_known = greeting.secret == of_place(0).secret && greeting.rank > 0 && greeting.rank < ranks();
       if (!is_known) continue;  // a stranger
       send_descriptor(socket, mapping.memory());
       of_rank[static_cast<std::size_t>(greeting.rank)] = std::move(socket);
@@ -175,34 +215,60 @@ class Connecting {
     static std::mutex mutex;
     const std::lock_guard<std::mutex> lock(mutex);
     if (std::shared_ptr<HostMapping> known = Mappings::all().find(secret)) return known;
-    auto mapping = std::make_shared<HostMapping>(std::move(memory), group_->size());
+    auto mapping = std::make_shared<HostMapping>(std::move(memory), ranks());
     Mappings::all().add(secret, mapping);
     return mapping;
   }
 
   // Whether the ranks of the host have a processor each. Other ranks of the world may be on the host as well.
-  bool may_spin(const std::vector<Introduction>& all) const {
+  bool may_spin() const {
     cpu_set_t any = {};
-    for (const Introduction& rank : all) CPU_OR(&any, &any, &rank.processors);
-    return CPU_COUNT(&any) >= group_->world_size;
+    for (int p = 0; p < ranks(); ++p) CPU_OR(&any, &any, &of_place(p).processors);
+    return CPU_COUNT(&any) >= (group_->size() == group_->world_size ? ranks() : group_->world_size);
   }
 
   const GroupPtr& group_;
   bool is_good_ = true;
   Descriptor listening_;
   std::vector<Descriptor> sockets_;
+  std::vector<Introduction> all_;
+  RanksOfHosts hosts_;
+  int host_index_ = 0, place_ = 0;
   std::unique_ptr<Host> host_;
 };
+
+// Connects the ranks with one place on each host.
+BackendPtr connect_rail(const GroupPtr& group, int place, int host, int hosts) {
+  const BackendOptions options{.store = with_prefix(fmt::format("rail/{}", place), group->store),
+                               .rank = host,
+                               .size = hosts,
+                               .timeout = group->timeout};
+  BackendPtr rail;
+  const Call call = group->next_call(kConnect, /*is_counted=*/false);
+  group->guard(call, group->timeout, [&] {
+    rail = run_unless([&] { return group->liveness->failure(); }, group->timeout,
+                      [options] { return make_gloo(options).backend; });
+  });
+  return rail;
+}
 
 }  // namespace
 
 void use_host_memory(const GroupPtr& group) {
-  std::unique_ptr<Host> host = Connecting(group).run();
+  Connecting connecting(group);
+  std::unique_ptr<Host> host = connecting.run();
   if (host == nullptr) return;
   Transport transport;
   transport.name = "host";
-  transport.backend = c10::make_intrusive<HostBackend>(std::move(host), group->engines);
   transport.is_complete = true;
+  if (const auto hosts = static_cast<int>(connecting.hosts().size()); hosts == 1) {
+    transport.backend = c10::make_intrusive<HostBackend>(std::move(host), group->engines);
+  } else {
+    BackendPtr rail = connect_rail(group, connecting.place(), connecting.host_index(), hosts);
+    transport.backend =
+        c10::make_intrusive<HostsBackend>(group->rank, connecting.hosts(), std::move(host), std::move(rail),
+                                          group->transports.messages.backend, group->engines);
+  }
   group->transports.use_on_cpu(transport);
 }
 

@@ -35,9 +35,9 @@ void HostEngine::try_to_advance() noexcept {
   }
 }
 
-void HostEngine::start(const HostOpPtr& op, bool after_previous) {
+void HostEngine::start(const EngineOpPtr& op, bool after_previous) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  op->header().number = ++started_;
+  if (op->take_number(started_ + 1)) ++started_;
   queue_.push_back({op, after_previous});
   advance();
 }
@@ -45,14 +45,19 @@ void HostEngine::start(const HostOpPtr& op, bool after_previous) {
 void HostEngine::advance() {
   if (failure_) std::rethrow_exception(failure_);
   try {
-    bool sends = true, receives = true;
-    for (std::size_t i = 0; i < queue_.size() && (sends || receives); ++i) {
+    struct Channel {
+      bool sends = true, receives = true;
+    };
+    Channel host, link;
+    const auto may_do_something = [](const Channel& channel) { return channel.sends || channel.receives; };
+    for (std::size_t i = 0; i < queue_.size() && (may_do_something(host) || may_do_something(link)); ++i) {
       Queued& queued = queue_[i];
-      if (queued.after_previous && i > 0) sends = false;  // the previous one has not ended
-      if (sends && !queued.has_sent) sends = queued.has_sent = queued.op->send(*host_);
-      if (queued.op->is_in_place() && !queued.has_sent) receives = false;
-      if (receives && !queued.has_received) receives = queued.has_received = queued.op->receive(*host_);
-      if (i == 0 && queued.has_sent && queued.has_received) {
+      Channel& channel = queued.op->is_on_link() ? link : host;
+      if (queued.after_previous && i > 0 && !queue_[i - 1].has_ended()) channel.sends = false;
+      if (channel.sends && !queued.has_sent) channel.sends = queued.has_sent = queued.op->send(*host_);
+      if (queued.op->is_in_place() && !queued.has_sent) channel.receives = false;
+      if (channel.receives && !queued.has_received) channel.receives = queued.has_received = queued.op->receive(*host_);
+      if (i == 0 && queued.has_ended()) {
         queue_.pop_front();
         --i;  // the next one is the first now
       }
@@ -63,17 +68,17 @@ void HostEngine::advance() {
   }
 }
 
-bool HostEngine::is_queued(const HostOp& op) const {
+bool HostEngine::is_queued(const EngineOp& op) const {
   return std::any_of(queue_.begin(), queue_.end(), [&](const Queued& queued) { return queued.op.get() == &op; });
 }
 
-bool HostEngine::has_ended(const HostOp& op) {
+bool HostEngine::has_ended(const EngineOp& op) {
   const std::lock_guard<std::mutex> lock(mutex_);
   advance();
   return !is_queued(op);
 }
 
-bool HostEngine::wait(const HostOp& op, std::chrono::milliseconds limit) {
+bool HostEngine::wait(const EngineOp& op, std::chrono::milliseconds limit) {
   const auto poll = [&] {
     const std::lock_guard<std::mutex> lock(mutex_);
     advance();
@@ -93,13 +98,15 @@ void HostEngine::check() {
   const std::lock_guard<std::mutex> lock(mutex_);
   advance();  // what ranks had sent before they left
   for (const int r : left) {
-    const bool is_awaited = std::any_of(queue_.begin(), queue_.end(),
-                                        [r](const Queued& queued) { return queued.op->awaits(r) || !queued.has_sent; });
+    const bool is_awaited =
+        std::any_of(queue_.begin(), queue_.end(), [r](const Queued& queued) { return queued.op->awaits(r); });
     if (is_awaited) throw std::runtime_error(fmt::format("rank {} of the group has closed its shared memory", r));
   }
-  if (queue_.empty() || queue_.front().op->mismatch().empty()) return mismatched_since_.reset();
+  const auto mismatched =
+      std::find_if(queue_.begin(), queue_.end(), [](const Queued& queued) { return !queued.op->mismatch().empty(); });
+  if (mismatched == queue_.end()) return mismatched_since_.reset();
   if (!mismatched_since_) mismatched_since_ = Clock::now();
-  if (Clock::now() - *mismatched_since_ > kMostMismatched) throw std::runtime_error(queue_.front().op->mismatch());
+  if (Clock::now() - *mismatched_since_ > kMostMismatched) throw std::runtime_error(mismatched->op->mismatch());
 }
 
 }  // namespace tessera::comm

@@ -1,5 +1,6 @@
 #pragma once
-// Runs the collectives of a group on a Host, in the order in which they were started.
+// Runs the collectives of a group on a Host, in the order in which they were started. What goes over a link to other
+// hosts has an order of its own, so that neither keeps the other waiting.
 //
 // Nothing runs in the background: a collective advances when it is started, and whenever this rank waits for any
 // collective of the group; now and then as well when it waits in another group, or for a message. Law: if all ranks
@@ -43,23 +44,24 @@ class HostEngine {
 
   const Host& host() const { return *host_; }
   // Starts a collective. With `after_previous`, it sends what the previous one has received.
-  void start(const HostOpPtr& op, bool after_previous = false);
+  void start(const EngineOpPtr& op, bool after_previous = false);
   // Advances what was started. Keeps an exception for who waits.
   void try_to_advance() noexcept;
   // Returns whether the collective has ended: its tensors may be changed, and its results be used.
-  bool has_ended(const HostOp& op);
+  bool has_ended(const EngineOp& op);
   // Blocks until `op` has ended. Returns false if it has not after `limit`. Throws std::runtime_error if a rank that
   // something is missing from has left, or has been in another collective for some time: the group finds out first
   // which ranks are in which of its calls.
-  bool wait(const HostOp& op, std::chrono::milliseconds limit);
+  bool wait(const EngineOp& op, std::chrono::milliseconds limit);
 
  private:
   struct Queued {
-    HostOpPtr op;
+    EngineOpPtr op;
     bool after_previous = false, has_sent = false, has_received = false;
+    bool has_ended() const { return has_sent && has_received; }
   };
   void advance();
-  bool is_queued(const HostOp& op) const;
+  bool is_queued(const EngineOp& op) const;
   // Throws if what is queued cannot end.
   void check();
 

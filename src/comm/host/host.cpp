@@ -39,6 +39,12 @@ void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t value, Clock::du
   ::syscall(SYS_futex, &word, FUTEX_WAIT, value, &time, nullptr, 0);  // whatever it returns, the caller looks again
 }
 
+void wake(HostMapping::Rank& rank) {
+  if (rank.sleepers.load() == 0) return;
+  rank.bell.fetch_add(1);
+  ::syscall(SYS_futex, &rank.bell, FUTEX_WAKE, INT32_MAX, nullptr, nullptr, 0);
+}
+
 void pause_processor() {
 #if defined(__x86_64__) || defined(__i386__)
   __builtin_ia32_pause();
@@ -133,11 +139,10 @@ void Host::consume(int writer, std::size_t size_bytes) {
   ring(writer);
 }
 
-void Host::ring(int r) const {
-  HostMapping::Rank& other = mapping_->rank(r);
-  if (other.sleepers.load() == 0) return;
-  other.bell.fetch_add(1);
-  ::syscall(SYS_futex, &other.bell, FUTEX_WAKE, INT32_MAX, nullptr, nullptr, 0);
+void Host::ring(int r) const { wake(mapping_->rank(r)); }
+
+std::function<void()> Host::own_bell() const {
+  return [mapping = mapping_, rank = rank_] { wake(mapping->rank(rank)); };
 }
 
 void Host::ring_all() const {

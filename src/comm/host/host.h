@@ -85,6 +85,8 @@ class Host {
   // Wakes a rank, or all other ranks, if they sleep.
   void ring(int r) const;
   void ring_all() const;
+  // Returns what wakes this rank, from any thread and after this object was destroyed.
+  std::function<void()> own_bell() const;
   // Returns true as soon as `poll` does, false at `deadline`. `check` is called now and then while this rank sleeps.
   bool wait(const std::function<bool()>& poll, const std::function<void()>& check,
             std::chrono::steady_clock::time_point deadline) const;

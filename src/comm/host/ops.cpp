@@ -60,6 +60,36 @@ std::uint32_t detail_of(const at::Tensor& tensor, ReduceOp op) {
 
 MemoryPieces pieces_of(const at::Tensor& tensor) { return {{bytes_of(tensor), byte_count(tensor)}}; }
 
+std::vector<MemoryPieces> each_piece(const std::vector<at::Tensor>& tensors) {
+  std::vector<MemoryPieces> pieces;
+  for (const at::Tensor& tensor : tensors) pieces.push_back(pieces_of(tensor));
+  return pieces;
+}
+
+std::vector<std::vector<at::Tensor>> each_alone(const std::vector<at::Tensor>& tensors) {
+  std::vector<std::vector<at::Tensor>> alone;
+  for (const at::Tensor& tensor : tensors) alone.push_back({tensor});
+  return alone;
+}
+
+std::vector<at::Tensor> parts_of(const at::Tensor& tensor, int parts) {
+  const std::int64_t numel = tensor.numel(), most = (numel + parts - 1) / parts;
+  std::vector<std::int64_t> numels;
+  for (int i = 0; i < parts; ++i) numels.push_back(std::clamp(numel - i * most, std::int64_t{0}, most));
+  return divided(tensor, numels);
+}
+
+std::vector<at::Tensor> divided(const at::Tensor& tensor, const std::vector<std::int64_t>& numels) {
+  const at::Tensor flat = tensor.view({-1});
+  std::vector<at::Tensor> parts;
+  std::int64_t begin = 0;
+  for (const std::int64_t numel : numels) {
+    parts.push_back(flat.narrow(0, begin, numel));
+    begin += numel;
+  }
+  return parts;
+}
+
 HostOp::HostOp(const Host& host, const OpHeader& header, std::vector<at::Tensor> kept)
     : header_(header), kept_(std::move(kept)), sources_(static_cast<std::size_t>(host.size())) {
   Source& own = source(host.rank());
@@ -104,7 +134,7 @@ bool HostOp::send(Host& host) {
   }
   if (padding_ > room && padding_ > host.room()) return false;
   if (padding_ > 0) host.commit(std::exchange(padding_, 0));
-  return true;
+  return has_sent_ = true;
 }
 
 void HostOp::skip(Host& host, int r, std::uint64_t size_bytes) {
@@ -139,7 +169,7 @@ bool HostOp::receive(Host& host) {
          std::all_of(sources_.begin(), sources_.end(), [](const Source& source) { return source.has_ended; });
 }
 
-bool HostOp::awaits(int r) const { return !sources_[static_cast<std::size_t>(r)].has_ended; }
+bool HostOp::awaits(int r) const { return !has_sent_ || !sources_[static_cast<std::size_t>(r)].has_ended; }
 
 namespace {
 
@@ -155,17 +185,21 @@ class Move final : public HostOp {
     table_ = std::move(sizes);
     add_piece({reinterpret_cast<const std::uint8_t*>(table_.data()), table_.size() * sizeof(std::uint64_t)});
   }
-  // Takes the range from byte `begin` on into `out`. With a table, `begin` follows from that.
-  void take_into(int r, const at::Tensor& out, std::uint64_t begin = 0) {
-    ranges_[static_cast<std::size_t>(r)] = {bytes_of(out), byte_count(out), begin, has_table_};
+  // Appends `out` to where the range of rank `r` is put, which begins at byte 0, or where its table says.
+  void take_into(int r, const at::Tensor& out) {
+    Range& range = ranges_[static_cast<std::size_t>(r)];
+    range.awaits_table = has_table_;
+    range.size_bytes += byte_count(out);
+    if (byte_count(out) > 0) range.outs.push_back(out);
   }
 
  private:
   struct Range {
-    std::uint8_t* out = nullptr;
+    std::vector<at::Tensor> outs;  // none is empty
     std::uint64_t size_bytes = 0, begin = 0;
     bool awaits_table = false;
     std::uint64_t taken = 0;
+    std::size_t out = 0, in_out = 0;  // the place in `outs`
   };
 
   void take(Host& host) override {
@@ -201,10 +235,13 @@ class Move final : public HostOp {
     while (range.taken < range.size_bytes) {
       const std::uint64_t available = host.available(r);
       if (available == 0) return;
+      const at::Tensor& out = range.outs[range.out];
       const std::uint64_t size_bytes =
-          std::min<std::uint64_t>({available, range.size_bytes - range.taken, kBlockBytes});
-      std::memcpy(range.out + range.taken, host.front(r), size_bytes);
+          std::min<std::uint64_t>({available, byte_count(out) - range.in_out, kBlockBytes});
+      std::memcpy(bytes_of(out) + range.in_out, host.front(r), size_bytes);
       range.taken += size_bytes;
+      range.in_out += size_bytes;
+      if (range.in_out == byte_count(out)) ++range.out, range.in_out = 0;
       skip(host, r, size_bytes);
     }
     skip(host, r, source(r).following - source(r).position);
@@ -345,11 +382,11 @@ class Reduction final : public HostOp {
 
 }  // namespace
 
-HostOpPtr barrier_op(const Host& host) {
+EngineOpPtr barrier_op(const Host& host) {
   return std::make_shared<Move>(host, OpHeader{.kind = Kind::barrier}, std::vector<at::Tensor>());
 }
 
-HostOpPtr broadcast_op(const Host& host, const at::Tensor& tensor, int root) {
+EngineOpPtr broadcast_op(const Host& host, const at::Tensor& tensor, int root) {
   const OpHeader header{
       .kind = Kind::broadcast, .detail = static_cast<std::uint32_t>(root), .common = byte_count(tensor)};
   auto op = std::make_shared<Move>(host, header, std::vector<at::Tensor>{tensor});
@@ -361,16 +398,26 @@ HostOpPtr broadcast_op(const Host& host, const at::Tensor& tensor, int root) {
   return op;
 }
 
-HostOpPtr all_gather_op(const Host& host, const std::vector<at::Tensor>& parts) {
+EngineOpPtr all_gather_op(const Host& host, const std::vector<std::vector<at::Tensor>>& parts) {
+  std::vector<at::Tensor> kept;
   std::uint64_t all = 0;
-  for (const at::Tensor& part : parts) all += byte_count(part);
-  auto op = std::make_shared<Move>(host, OpHeader{.kind = Kind::all_gather, .common = all}, parts);
-  op->send_piece(parts[static_cast<std::size_t>(host.rank())]);
-  for (int r = 0; r < host.size(); ++r) op->take_into(r, parts[static_cast<std::size_t>(r)]);
+  for (const std::vector<at::Tensor>& part : parts) {
+    for (const at::Tensor& piece : part) {
+      kept.push_back(piece);
+      all += byte_count(piece);
+    }
+  }
+  auto op = std::make_shared<Move>(host, OpHeader{.kind = Kind::all_gather, .common = all}, std::move(kept));
+  for (int r = 0; r < host.size(); ++r) {
+    for (const at::Tensor& piece : parts[static_cast<std::size_t>(r)]) {
+      if (r == host.rank()) op->send_piece(piece);
+      op->take_into(r, piece);
+    }
+  }
   return op;
 }
 
-HostOpPtr all_to_all_op(const Host& host, const std::vector<at::Tensor>& outs, const std::vector<at::Tensor>& ins) {
+EngineOpPtr all_to_all_op(const Host& host, const std::vector<at::Tensor>& outs, const std::vector<at::Tensor>& ins) {
   std::vector<at::Tensor> kept = outs;
   kept.insert(kept.end(), ins.begin(), ins.end());
   auto op = std::make_shared<Move>(host, OpHeader{.kind = Kind::all_to_all}, kept, /*has_table=*/true);
@@ -384,8 +431,8 @@ HostOpPtr all_to_all_op(const Host& host, const std::vector<at::Tensor>& outs, c
   return op;
 }
 
-HostOpPtr reduce_scatter_op(const Host& host, const at::Tensor& out, std::vector<MemoryPieces> parts,
-                            std::vector<at::Tensor> kept, ReduceOp op) {
+EngineOpPtr reduce_scatter_op(const Host& host, const at::Tensor& out, std::vector<MemoryPieces> parts,
+                              std::vector<at::Tensor> kept, ReduceOp op) {
   std::uint64_t all = 0;
   for (const MemoryPieces& part : parts) {
     for (const MemoryPiece& piece : part) all += piece.size_bytes;
@@ -395,7 +442,7 @@ HostOpPtr reduce_scatter_op(const Host& host, const at::Tensor& out, std::vector
   return std::make_shared<Reduction>(host, header, out, std::move(parts), std::move(kept), op);
 }
 
-HostOpPtr all_reduce_op(const Host& host, const at::Tensor& tensor, ReduceOp op) {
+EngineOpPtr all_reduce_op(const Host& host, const at::Tensor& tensor, ReduceOp op) {
   const OpHeader header{.kind = Kind::all_reduce, .detail = detail_of(tensor, op), .common = byte_count(tensor)};
   return std::make_shared<Reduction>(host, header, tensor, std::vector<MemoryPieces>{pieces_of(tensor)},
                                      std::vector<at::Tensor>{tensor}, op);

@@ -24,6 +24,12 @@ struct MemoryPiece {
 };
 using MemoryPieces = std::vector<MemoryPiece>;
 MemoryPieces pieces_of(const at::Tensor& tensor);
+// Returns the pieces of each tensor, and each tensor by itself.
+std::vector<MemoryPieces> each_piece(const std::vector<at::Tensor>& tensors);
+std::vector<std::vector<at::Tensor>> each_alone(const std::vector<at::Tensor>& tensors);
+// Divides the elements of a tensor: into parts as equal as possible, of which the last may be smaller, or into these.
+std::vector<at::Tensor> parts_of(const at::Tensor& tensor, int parts);
+std::vector<at::Tensor> divided(const at::Tensor& tensor, const std::vector<std::int64_t>& numels);
 
 // What all ranks of a collective have in common. Headers, and so elements, are aligned.
 struct alignas(64) OpHeader {
@@ -35,25 +41,45 @@ struct alignas(64) OpHeader {
   std::uint64_t following = 0;  // bytes of this rank after the header, with padding
 };
 
-// One collective, as this rank takes part in it.
-class HostOp {
+// What an engine runs: a collective of the host's ranks, or what one of them does before or after it.
+class EngineOp {
  public:
-  HostOp(const Host& host, const OpHeader& header, std::vector<at::Tensor> kept);
-  virtual ~HostOp() = default;
-  HostOp(const HostOp&) = delete;
-  HostOp& operator=(const HostOp&) = delete;
+  EngineOp() = default;
+  virtual ~EngineOp() = default;
+  EngineOp(const EngineOp&) = delete;
+  EngineOp& operator=(const EngineOp&) = delete;
 
-  OpHeader& header() { return header_; }
-  // Adds to this rank's stream what there is room for. Returns whether it has all.
-  bool send(Host& host);
-  // Takes what has arrived. Returns whether that was all, which it never is if another rank is in another collective.
-  bool receive(Host& host);
+  // Takes the number of the next collective of the host. Returns false if it is none.
+  virtual bool take_number(std::uint64_t /*number*/) { return false; }
+  // Sends what there is room for. Returns whether it has all.
+  virtual bool send(Host& host) = 0;
+  // Takes what has arrived. Returns whether that was all. Without a call of send() before, nothing arrives.
+  virtual bool receive(Host& host) = 0;
   // Returns which rank is in which other collective, empty if none is known to be.
-  const std::string& mismatch() const { return mismatch_; }
-  // Returns whether something is missing that rank `r` sends.
-  bool awaits(int r) const;
+  virtual std::string mismatch() const { return {}; }
+  // Returns whether something is missing that rank `r` of the host sends.
+  virtual bool awaits(int r) const = 0;
   // Whether what this rank sends is overwritten by what it receives.
   virtual bool is_in_place() const { return false; }
+  // Whether it uses the link between hosts. What uses it, and what does not, each keep an order of their own.
+  virtual bool is_on_link() const { return false; }
+};
+using EngineOpPtr = std::shared_ptr<EngineOp>;
+
+// One collective of the host's ranks, as this rank takes part in it.
+class HostOp : public EngineOp {
+ public:
+  HostOp(const Host& host, const OpHeader& header, std::vector<at::Tensor> kept);
+
+  bool take_number(std::uint64_t number) final {
+    header_.number = number;
+    return true;
+  }
+  bool send(Host& host) final;
+  // Returns false if another rank is in another collective.
+  bool receive(Host& host) final;
+  std::string mismatch() const final { return mismatch_; }
+  bool awaits(int r) const final;
 
  protected:
   struct Source {
@@ -76,22 +102,21 @@ class HostOp {
   std::vector<Source> sources_;
   std::size_t piece_ = 0, in_piece_ = 0;
   std::size_t padding_ = 0;  // after the pieces
-  bool has_sent_header_ = false;
+  bool has_sent_header_ = false, has_sent_ = false;
   std::string mismatch_;
 };
-using HostOpPtr = std::shared_ptr<HostOp>;
 
-HostOpPtr barrier_op(const Host& host);
-HostOpPtr broadcast_op(const Host& host, const at::Tensor& tensor, int root);
-// `parts[r]` is where the bytes of rank r are put; this rank sends its own part.
-HostOpPtr all_gather_op(const Host& host, const std::vector<at::Tensor>& parts);
+EngineOpPtr barrier_op(const Host& host);
+EngineOpPtr broadcast_op(const Host& host, const at::Tensor& tensor, int root);
+// `parts[r]` is where the bytes of rank r are put, in order; this rank sends its own part.
+EngineOpPtr all_gather_op(const Host& host, const std::vector<std::vector<at::Tensor>>& parts);
 // This rank sends `ins[r]` to rank r, and receives `outs[r]` from it.
-HostOpPtr all_to_all_op(const Host& host, const std::vector<at::Tensor>& outs, const std::vector<at::Tensor>& ins);
+EngineOpPtr all_to_all_op(const Host& host, const std::vector<at::Tensor>& outs, const std::vector<at::Tensor>& ins);
 // Reduces parts of what all ranks have, of which each rank has its own pieces in memory: rank r has the result of part
 // r in `out`, which may be that part. `kept` is what the pieces are in.
-HostOpPtr reduce_scatter_op(const Host& host, const at::Tensor& out, std::vector<MemoryPieces> parts,
-                            std::vector<at::Tensor> kept, ReduceOp op);
+EngineOpPtr reduce_scatter_op(const Host& host, const at::Tensor& out, std::vector<MemoryPieces> parts,
+                              std::vector<at::Tensor> kept, ReduceOp op);
 // Reduces a tensor that is small: each rank reduces all of it.
-HostOpPtr all_reduce_op(const Host& host, const at::Tensor& tensor, ReduceOp op);
+EngineOpPtr all_reduce_op(const Host& host, const at::Tensor& tensor, ReduceOp op);
 
 }  // namespace tessera::comm

@@ -1,5 +1,6 @@
 #include "comm/host/place.h"
 
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -8,15 +9,16 @@
 
 namespace tessera::comm {
 
-std::string host_place(const char* kind, const char* off_if_0) {
-  const char* wanted = std::getenv(off_if_0);
-  if (wanted != nullptr && std::string_view(wanted) == "0") return {};
+std::string host_place(const char* kind, const char* variable) {
+  const char* const wanted = std::getenv(variable);
+  const std::string_view value = wanted != nullptr ? wanted : "";
+  if (value == "0") return {};
   std::string boot;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
   char space[64];
   const ssize_t length = ::readlink((std::string("/proc/self/ns/") + kind).c_str(), space, sizeof(space));
   if (boot.empty() || length <= 0) return {};
-  return boot + "/" + std::string(space, static_cast<std::size_t>(length));
+  return fmt::format("{}/{}/{}", boot, std::string_view(space, static_cast<std::size_t>(length)), value);
 }
 
 }  // namespace tessera::comm

@@ -40,6 +40,22 @@ void sum(T* out, std::span<const void* const> sources, std::int64_t numel, bool 
 
 }  // namespace
 
+ReduceOp reduction_of(const ::c10d::ReduceOp& op) {
+  using Type = ::c10d::ReduceOp::RedOpType;
+  switch (static_cast<Type>(op)) {
+    case Type::AVG:
+      return ReduceOp::average;
+    case Type::PRODUCT:
+      return ReduceOp::product;
+    case Type::MIN:
+      return ReduceOp::min;
+    case Type::MAX:
+      return ReduceOp::max;
+    default:
+      return ReduceOp::sum;
+  }
+}
+
 void reduce_elements(at::ScalarType dtype, ReduceOp op, void* out, std::span<const void* const> sources,
                      std::int64_t numel) {
   const bool is_average = op == ReduceOp::average;
