@@ -185,7 +185,7 @@ class Move final : public HostOp {
     table_ = std::move(sizes);
     add_piece({reinterpret_cast<const std::uint8_t*>(table_.data()), table_.size() * sizeof(std::uint64_t)});
   }
-  // Appends `out` to where the range of rank `r` is put, which begins at byte 0, or where its table says.
+  // Appends `out` to where the range of rank `r` is put, which begins at byte 0, or at the place in its table.
   void take_into(int r, const at::Tensor& out) {
     Range& range = ranges_[static_cast<std::size_t>(r)];
     range.awaits_table = has_table_;
