@@ -221,6 +221,18 @@ TEST(HostMemoryTest, ARankThatIsKilledIsNamed) {
   }
 }
 
+// Such a rank is not found dead.
+TEST(HostMemoryTest, ARankThatLeavesIsNamedLongBeforeTheTimeout) {
+  const auto begin = std::chrono::steady_clock::now();
+  const auto outcomes = testing::run_processes(2, quick(), [](const ProcessGroup& group) {
+    if (group.rank() == 0) group.start_all_reduce(at::ones({3})).wait();
+    return std::string("ended");
+  });
+  EXPECT_THAT(outcomes[0].report, ::testing::StartsWith("rank_failure: "));
+  EXPECT_THAT(outcomes[0].report, ::testing::HasSubstr("rank 1 left the group"));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, quick().timeout / 2);
+}
+
 TEST(HostMemoryTest, WhatRanksWriteIsSeenAfterAMeeting) {
   constexpr std::int64_t kNumel = 100'000;
   on_ranks(3, [](const ProcessGroup& group) {

@@ -16,6 +16,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "comm/host/host.h"
@@ -64,6 +65,7 @@ class HostEngine {
   bool is_queued(const EngineOp& op) const;
   // Throws if what is queued cannot end.
   void check();
+  [[noreturn]] void fail(const std::string& why);
 
   std::mutex mutex_;
   const std::unique_ptr<Host> host_;
