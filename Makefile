@@ -64,9 +64,10 @@ interop:
 chaos:
 	$(call setup,build torch test)
 	cmake --preset release -DTESSERA_TESTS=ON
-	cmake --build --preset release --parallel $(JOBS) --target checkpoint_test comm_test tessera train_gpt reshard_on_hosts
+	cmake --build --preset release --parallel $(JOBS) --target checkpoint_test comm_test fsdp_test tessera train_gpt reshard_on_hosts collectives_on_hosts
 	TESSERA_CHAOS=$(CHAOS) build/bin/checkpoint_test --gtest_filter='Save*:*FlippedBit*:ConvertTest.OfMany*:*DamagedMetadata*'
 	build/bin/comm_test --gtest_filter='*OneSided*:Rendezvous*:*DyingRank*:*DeadRank*'
+	TESSERA_CHAOS=$(CHAOS) build/bin/fsdp_test --gtest_filter='KillsTest.*'
 	ctest --test-dir build --output-on-failure --parallel 3 -R '^hosts_' --repeat until-fail:$(CHAOS)
 
 libtorch:
