@@ -17,7 +17,7 @@ import tempfile
 import time
 
 import network
-from network import Container, Host
+from network import Container, Host, User
 
 SMALL = ["--layers", "2", "--width", "16", "--context", "16", "--batch", "12"]
 END_SECONDS = 15  # in which all ranks end after a host was disconnected; a dead rank is found after 10
@@ -145,9 +145,10 @@ def resume_and_compare(training, places):
     expect_same_losses(training.losses(), expected, range(newest + 1, newest + 6))
 
 
-def reshard(training, places, expected):
+def reshard(training, places, *expected):
     job = Job(places, [str(training.binaries / "reshard_on_hosts")], training.scratch).succeed()
-    check(expected in job.ranks[0].output().splitlines(), f"expected that {expected}:\n{job.outputs()}")
+    for line in expected:
+        check(line in job.ranks[0].output().splitlines(), f"expected that {line}:\n{job.outputs()}")
 
 
 def train(training):
@@ -161,8 +162,8 @@ def train(training):
     expect_same_losses(training.losses(), expected, range(1, 13))
     check(expected[12] < expected[1] - 0.1, f"losses went from {expected[1]} to {expected[12]}, expected 0.1 less")
     check(training.verify(12), "the last checkpoint is damaged")
-    reshard(training, hosts, "messages were sent")
-    reshard(training, [hosts[0]] * 2, "memory was read")
+    reshard(training, hosts, "messages were sent", "no memory is shared")
+    reshard(training, [hosts[0]] * 2, "memory was read", "memory is shared")
 
 
 def link(training):
@@ -227,7 +228,7 @@ def containers(training):
     hosts = [Host(i) for i in range(2)]
     places = [Container(hosts[0]), Container(hosts[0]), Container(hosts[1])]
     reshard(training, places, "messages were sent")
-    reshard(training, places[:2], "messages were sent")
+    reshard(training, places[:2], "messages were sent", "memory is shared")
     expected = training.on_one_rank(hosts[0], 8).losses()
     training.start(places, 4).succeed()
     training.start(places[1:], 8).succeed()
@@ -235,7 +236,14 @@ def containers(training):
     check(training.verify(8), "the last checkpoint is damaged")
 
 
-CASES = {each.__name__: each for each in (train, link, disconnect_last, disconnect_store, flicker, containers)}
+def users(training):
+    """Two users of one host share memory, although neither may read the other's."""
+    host = Host(0)
+    program = training.binaries / "reshard_on_hosts"
+    reshard(training, [User(host, number, program) for number in (1001, 1002)], "messages were sent", "memory is shared")
+
+
+CASES = {each.__name__: each for each in (train, link, disconnect_last, disconnect_store, flicker, containers, users)}
 
 
 def main():

@@ -96,3 +96,15 @@ class Container:
         script = ('mount -t tmpfs none /dev/shm || exit; '
                   'if setarch --addr-no-randomize true 2>/dev/null; then exec setarch --addr-no-randomize "$@"; fi; exec "$@"')
         self.prefix = [*host.prefix, "unshare", *CONTAINER, "sh", "-c", script, "sh"]
+
+
+class User:
+    """A user of a host, who may not read the memory of other users' processes."""
+
+    def __init__(self, host, number, program):
+        self.name, self.address = f"user {number} on {host.name}", host.address
+        self.prefix = [*host.prefix, "setpriv", "--reuid", str(number), "--regid", str(number), "--clear-groups", "--"]
+        tried = subprocess.run([*self.prefix, "test", "-x", program], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                               stderr=subprocess.STDOUT, text=True, check=False)
+        if tried.returncode != 0:
+            skip(f"user {number} may not run {program}: {tried.stdout.strip()}")

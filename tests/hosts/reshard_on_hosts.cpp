@@ -1,5 +1,6 @@
 // Reshards a matrix from rows to columns and checks every element, which is the number of its place, in this rank's
-// shards and, by RPC, in those of the others. Rank 0 prints whether the ranks read each other's memory.
+// shards and, by RPC, in those of the others. Rank 0 prints whether the ranks read each other's memory, and whether
+// they share memory.
 
 #include <ATen/ATen.h>
 
@@ -8,6 +9,7 @@
 
 #include "tessera/comm/init.h"
 #include "tessera/comm/internal/peer_memory.h"
+#include "tessera/comm/internal/shared_memory.h"
 #include "tessera/comm/rpc.h"
 #include "tessera/tensor/remote_shard.h"
 #include "tessera/tensor/sharded_tensor.h"
@@ -46,6 +48,9 @@ int main() {
   }
   if (!is_right) std::cout << "reshard: wrong elements on rank " << group.rank() << "\n";
   const bool reads_memory = comm::PeerMemory::is_available(group);
-  if (group.rank() == 0) std::cout << (reads_memory ? "memory was read\n" : "messages were sent\n");
+  if (group.rank() == 0) {
+    std::cout << (reads_memory ? "memory was read\n" : "messages were sent\n")
+              << (comm::SharedMemory::is_available(group) ? "memory is shared\n" : "no memory is shared\n");
+  }
   return is_right ? 0 : 1;
 }
