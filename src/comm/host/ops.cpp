@@ -62,12 +62,14 @@ MemoryPieces pieces_of(const at::Tensor& tensor) { return {{bytes_of(tensor), by
 
 std::vector<MemoryPieces> each_piece(const std::vector<at::Tensor>& tensors) {
   std::vector<MemoryPieces> pieces;
+  pieces.reserve(tensors.size());
   for (const at::Tensor& tensor : tensors) pieces.push_back(pieces_of(tensor));
   return pieces;
 }
 
 std::vector<std::vector<at::Tensor>> each_alone(const std::vector<at::Tensor>& tensors) {
   std::vector<std::vector<at::Tensor>> alone;
+  alone.reserve(tensors.size());
   for (const at::Tensor& tensor : tensors) alone.push_back({tensor});
   return alone;
 }
@@ -75,6 +77,7 @@ std::vector<std::vector<at::Tensor>> each_alone(const std::vector<at::Tensor>& t
 std::vector<at::Tensor> parts_of(const at::Tensor& tensor, int parts) {
   const std::int64_t numel = tensor.numel(), most = (numel + parts - 1) / parts;
   std::vector<std::int64_t> numels;
+  numels.reserve(static_cast<std::size_t>(parts));
   for (int i = 0; i < parts; ++i) numels.push_back(std::clamp(numel - i * most, std::int64_t{0}, most));
   return divided(tensor, numels);
 }
@@ -82,6 +85,7 @@ std::vector<at::Tensor> parts_of(const at::Tensor& tensor, int parts) {
 std::vector<at::Tensor> divided(const at::Tensor& tensor, const std::vector<std::int64_t>& numels) {
   const at::Tensor flat = tensor.view({-1});
   std::vector<at::Tensor> parts;
+  parts.reserve(numels.size());
   std::int64_t begin = 0;
   for (const std::int64_t numel : numels) {
     parts.push_back(flat.narrow(0, begin, numel));

@@ -522,7 +522,9 @@ void FlatParamHandle::write_back_unsharded() {
   const c10::NoGradGuard no_grad;
   expect_unsharded("write_back_unsharded");
   const at::Tensor shard = flat_param_.detach(), changed = shard_of(flatten_tensors(params_));
-  if (!have_same_bits(shard, changed)) shard.copy_(changed);  // what is gathered stays current if nothing changes
+  // What is gathered stays current if nothing changes. To compare on a device, the host would wait for it.
+  const bool are_on_cpu = shard.is_cpu() && changed.is_cpu();
+  if (!are_on_cpu || !have_same_bits(shard, changed)) shard.copy_(changed);
 }
 
 bool FlatParamHandle::write_back_params() {
