@@ -98,7 +98,7 @@ function(tessera_tests module)
     endif()
     add_test(NAME ${test} COMMAND ${name})
     set_tests_properties(${test} PROPERTIES ENVIRONMENT
-      "GTEST_TOTAL_SHARDS=${ARG_SHARDS};GTEST_SHARD_INDEX=${shard};TESSERA_TEST_TIMES=${CMAKE_BINARY_DIR}/test-times.txt${threads}")
+      "TESSERA_TEST_SHARDS=${ARG_SHARDS};TESSERA_TEST_SHARD=${shard};TESSERA_TEST_TIMES=${CMAKE_BINARY_DIR}/test-times.txt${threads}")
   endforeach()
 endfunction()
 

@@ -53,23 +53,38 @@ class FailurePrinter : public ::testing::EmptyTestEventListener {
   }
 };
 
-// Returns the cases that the filter and the shard select. Listing them makes GoogleTest apply both.
-std::vector<std::string> selected_cases() {
+// The part of the cases that this program runs.
+struct CaseShard {
+  std::size_t index = 0, count = 1;
+};
+
+// Reads the shard that CTest has put into the environment. GoogleTest's own variables would divide each single case
+// again.
+CaseShard shard_of_environment() {
+  CaseShard shard;
+  if (const char* index = std::getenv("TESSERA_TEST_SHARD")) shard.index = std::strtoull(index, nullptr, 10);
+  if (const char* count = std::getenv("TESSERA_TEST_SHARDS")) shard.count = std::strtoull(count, nullptr, 10);
+  shard.count = std::max<std::size_t>(shard.count, 1);
+  return shard;
+}
+
+// Returns the cases that the filter and the shard select. Listing them makes GoogleTest apply the filter.
+std::vector<std::string> selected_cases(const CaseShard& shard) {
   ::testing::internal::CaptureStdout();
   GTEST_FLAG_SET(list_tests, true);
   const int listed = RUN_ALL_TESTS();
   GTEST_FLAG_SET(list_tests, false);
   ::testing::internal::GetCapturedStdout();
   if (listed != 0) std::exit(listed);
-  ::unsetenv("GTEST_TOTAL_SHARDS");
-  ::unsetenv("GTEST_SHARD_INDEX");
   const auto* unit_test = ::testing::UnitTest::GetInstance();
   std::vector<std::string> names;
+  std::size_t number = 0;
   for (int i = 0; i < unit_test->total_test_suite_count(); ++i) {
     const ::testing::TestSuite* suite = unit_test->GetTestSuite(i);
     for (int k = 0; k < suite->total_test_count(); ++k) {
       const ::testing::TestInfo* info = suite->GetTestInfo(k);
-      if (info->should_run()) names.push_back(std::string(suite->name()) + "." + info->name());
+      if (info->should_run() && number++ % shard.count == shard.index)
+        names.push_back(std::string(suite->name()) + "." + info->name());
     }
   }
   return names;
@@ -101,6 +116,10 @@ int status_of_wait(pid_t pid) {
 int run_here(const std::string& name) {
   GTEST_FLAG_SET(filter, name);
   const int failed = RUN_ALL_TESTS();
+  if (::testing::UnitTest::GetInstance()->test_to_run_count() != 1) {
+    std::fprintf(stderr, "%s: was not run\n", name.c_str());
+    return 1;
+  }
   const bool skipped = ::testing::UnitTest::GetInstance()->skipped_test_count() != 0;
   return failed != 0 ? 1 : skipped ? kSkipped : 0;
 }
@@ -227,7 +246,7 @@ int main(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) in_process = in_process || std::strcmp(argv[i], "--in-process") == 0;
   ::testing::InitGoogleMock(&argc, argv);
   if (in_process || GTEST_FLAG_GET(list_tests)) return RUN_ALL_TESTS();
-  const std::vector<std::string> names = selected_cases();
+  const std::vector<std::string> names = selected_cases(shard_of_environment());
   ::testing::TestEventListeners& listeners = ::testing::UnitTest::GetInstance()->listeners();
   delete listeners.Release(listeners.default_result_printer());
   listeners.Append(new FailurePrinter);
