@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "comm/host_cases.h"
 #include "support/rank_processes.h"
 #include "tessera/comm/internal/shared_memory.h"
 #include "tessera/comm/local_ranks.h"
@@ -22,7 +23,9 @@ namespace {
 
 using comm::SharedMemory;
 using testing::expect_good_processes;
+using testing::expect_sums;
 using testing::quick;
+using testing::values_of;
 
 // Runs `f` on ranks that are threads, and on ranks that are processes.
 void on_ranks(int ranks, const std::function<void(const ProcessGroup&)>& f) {
@@ -32,10 +35,6 @@ void on_ranks(int ranks, const std::function<void(const ProcessGroup&)>& f) {
   };
   expect_good_processes(ranks, quick(), run);
   run_local(ranks, run);
-}
-
-at::Tensor values_of(int rank, std::int64_t numel, at::ScalarType dtype = at::kFloat) {
-  return at::arange(numel, at::kDouble).mul(0.37).add(1.7 * rank).sin().mul(1 + 1e3 * rank).to(dtype);
 }
 
 // The sum in the order of the ranks, rounded after each.
@@ -71,17 +70,7 @@ TEST(HostMemoryTest, SumsAreInTheOrderOfTheRanksForEverySize) {
       for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
         // Within a block, several blocks, more than a ring.
         for (const std::int64_t part : {1, 7, 33'333, ranks == 3 ? 400'000 : 2}) {
-          const std::int64_t numel = part * ranks;
-          const at::Tensor expected = sum_in_order(ranks, numel, dtype), own = values_of(group.rank(), numel, dtype);
-          const at::Tensor reduced = own.clone(), scattered = at::empty({part}, own.options());
-          PendingCollective reducing = group.start_all_reduce(reduced);
-          group.start_reduce_scatter_into(scattered, own).wait();
-          reducing.wait();
-          EXPECT_TRUE(at::equal(reduced, expected)) << dtype << ' ' << numel;
-          EXPECT_TRUE(at::equal(scattered, expected.narrow(0, group.rank() * part, part))) << dtype << ' ' << numel;
-          const at::Tensor odd = values_of(group.rank(), numel - 1, dtype);  // parts of different sizes
-          group.start_all_reduce(odd).wait();
-          EXPECT_TRUE(at::equal(odd, sum_in_order(ranks, numel - 1, dtype))) << dtype << ' ' << numel - 1;
+          expect_sums(group, part, dtype, [&](std::int64_t numel) { return sum_in_order(ranks, numel, dtype); });
         }
       }
     });

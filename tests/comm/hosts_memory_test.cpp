@@ -13,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "comm/host_cases.h"
 #include "support/rank_processes.h"
 #include "tessera/comm/internal/shared_memory.h"
 
@@ -20,7 +21,9 @@ namespace tessera {
 namespace {
 
 using testing::expect_good_processes;
+using testing::expect_sums;
 using testing::quick;
+using testing::values_of;
 using Hosts = std::vector<std::vector<int>>;
 
 const Hosts kInOrder = {{0, 1}, {2, 3}}, kInterleaved = {{0, 2}, {1, 3}}, kThree = {{0, 5}, {1, 2}, {3, 4}};
@@ -42,17 +45,13 @@ void on_hosts(const Hosts& hosts, const std::function<void(const ProcessGroup&)>
   expect_good_processes(ranks, quick(), [&](const ProcessGroup& world) { f(group_on(world, hosts)); });
 }
 
-at::Tensor numbers_of(int rank, std::int64_t numel, at::ScalarType dtype = at::kFloat) {
-  return at::arange(numel, at::kDouble).mul(0.37).add(1.7 * rank).sin().mul(1 + 1e3 * rank).to(dtype);
-}
-
 // The sum of the hosts' sums, each in order, rounded after each addition.
 at::Tensor sum_of(const Hosts& hosts, std::int64_t numel, at::ScalarType dtype) {
   at::Tensor sum;
   for (const std::vector<int>& ranks : hosts) {
     at::Tensor of_host;
     for (const int r : ranks) {
-      const at::Tensor values = numbers_of(r, numel, dtype);
+      const at::Tensor values = values_of(r, numel, dtype);
       of_host = of_host.defined() ? of_host + values : values;
     }
     sum = sum.defined() ? sum + of_host : of_host;
@@ -66,20 +65,10 @@ TEST(HostsMemoryTest, SumsAreThoseOfTheHostsInTheirOrder) {
       EXPECT_FALSE(comm::SharedMemory::is_available(group));
       for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kLong}) {
         for (const std::int64_t part : {1, 7, 3'333, 200'001}) {
-          const std::int64_t numel = part * group.size();
-          const at::Tensor expected = sum_of(hosts, numel, dtype), own = numbers_of(group.rank(), numel, dtype);
-          const at::Tensor reduced = own.clone(), scattered = at::empty({part}, own.options());
-          PendingCollective reducing = group.start_all_reduce(reduced);
-          group.start_reduce_scatter_into(scattered, own).wait();
-          reducing.wait();
-          EXPECT_TRUE(at::equal(reduced, expected)) << dtype << ' ' << numel;
-          EXPECT_TRUE(at::equal(scattered, expected.narrow(0, group.rank() * part, part))) << dtype << ' ' << numel;
-          const at::Tensor odd = numbers_of(group.rank(), numel - 1, dtype);  // parts of different sizes
-          group.all_reduce(odd);
-          EXPECT_TRUE(at::equal(odd, sum_of(hosts, numel - 1, dtype))) << dtype << ' ' << numel - 1;
+          expect_sums(group, part, dtype, [&](std::int64_t numel) { return sum_of(hosts, numel, dtype); });
         }
       }
-      const at::Tensor average = numbers_of(group.rank(), 1001), most = numbers_of(group.rank(), 100'001),
+      const at::Tensor average = values_of(group.rank(), 1001), most = values_of(group.rank(), 100'001),
                        one = at::full({1}, group.rank() + 1, at::kLong);
       group.all_reduce(average, ReduceOp::average);
       EXPECT_TRUE(at::equal(average, sum_of(hosts, 1001, at::kFloat) / group.size()));
@@ -88,8 +77,8 @@ TEST(HostsMemoryTest, SumsAreThoseOfTheHostsInTheirOrder) {
       for (int r = 1; r <= group.size(); ++r) product *= r;
       EXPECT_EQ(one.item<std::int64_t>(), product);
       group.all_reduce(most, ReduceOp::max);
-      at::Tensor expected = numbers_of(0, 100'001);
-      for (int r = 1; r < group.size(); ++r) expected = at::maximum(expected, numbers_of(r, 100'001));
+      at::Tensor expected = values_of(0, 100'001);
+      for (int r = 1; r < group.size(); ++r) expected = at::maximum(expected, values_of(r, 100'001));
       EXPECT_TRUE(at::equal(most, expected));
     });
   }
@@ -121,15 +110,15 @@ TEST(HostsMemoryTest, ElementsMoveWhateverTheirSizes) {
       }
       for (const std::int64_t numel : {1, 3, 1'000'001}) {
         for (int root = 0; root < size; ++root) {
-          const at::Tensor sent = numbers_of(root, numel), received = at::zeros({numel});
+          const at::Tensor sent = values_of(root, numel), received = at::zeros({numel});
           if (group.rank() == root) received.copy_(sent);
           group.broadcast(received, root);
           EXPECT_TRUE(at::equal(received, sent)) << numel << " from " << root;
         }
         std::vector<at::Tensor> of_all;
-        for (int r = 0; r < size; ++r) of_all.push_back(numbers_of(r, numel));
+        for (int r = 0; r < size; ++r) of_all.push_back(values_of(r, numel));
         const at::Tensor all = at::empty({size * numel});
-        group.all_gather_into(all, numbers_of(group.rank(), numel));
+        group.all_gather_into(all, values_of(group.rank(), numel));
         EXPECT_TRUE(at::equal(all, at::cat(of_all))) << numel;
       }
       group.barrier();
@@ -145,7 +134,7 @@ TEST(HostsMemoryTest, ManyCollectivesMayPend) {
     std::vector<at::Tensor> results, kept;
     std::vector<PendingCollective> pending;
     for (int i = 0; i < kCount; ++i) {
-      const at::Tensor own = kept.emplace_back(numbers_of(group.rank() + i, 4 * kNumel));
+      const at::Tensor own = kept.emplace_back(values_of(group.rank() + i, 4 * kNumel));
       if (i % 3 == 0) {
         pending.push_back(group.start_all_reduce(results.emplace_back(own.clone())));
       } else if (i % 3 == 1) {
@@ -157,7 +146,7 @@ TEST(HostsMemoryTest, ManyCollectivesMayPend) {
     for (int i = 0; i < kCount; ++i) pending[static_cast<std::size_t>((7 * i + 4 * group.rank()) % kCount)].wait();
     for (int i = 0; i < kCount; ++i) {
       std::vector<at::Tensor> of;
-      for (int r = 0; r < 4; ++r) of.push_back(numbers_of(r + i, 4 * kNumel));
+      for (int r = 0; r < 4; ++r) of.push_back(values_of(r + i, 4 * kNumel));
       const at::Tensor sum = (of[0] + of[2]) + (of[1] + of[3]);
       const at::Tensor& result = results[static_cast<std::size_t>(i)];
       const at::Tensor expected = i % 3 == 0   ? sum
@@ -180,7 +169,7 @@ TEST(HostsMemoryTest, ARankThatIsKilledIsNamedOnAllHosts) {
   for (const int instant : {0, 7, 20}) {
     const auto outcomes = testing::run_processes(4, quick(), [&](const ProcessGroup& world) {
       const ProcessGroup group = group_on(world, kInOrder);
-      const at::Tensor x = numbers_of(group.rank(), 1'000'000);
+      const at::Tensor x = values_of(group.rank(), 1'000'000);
       if (group.rank() == 1) {
         std::thread([instant] {
           std::this_thread::sleep_for(std::chrono::milliseconds(instant));
