@@ -100,7 +100,7 @@ void HostEngine::check() {
   for (const int r : left) {
     const bool is_awaited =
         std::any_of(queue_.begin(), queue_.end(), [r](const Queued& queued) { return queued.op->awaits(r); });
-    if (is_awaited) fail(fmt::format("rank {} of the group has closed its shared memory", r));
+    if (is_awaited) fail(fmt::format("rank {} of those on this host has closed its shared memory", r));
   }
   const auto mismatched =
       std::find_if(queue_.begin(), queue_.end(), [](const Queued& queued) { return !queued.op->mismatch().empty(); });

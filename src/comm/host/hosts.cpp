@@ -247,7 +247,9 @@ WorkPtr HostsBackend::alltoall_base(at::Tensor& output, at::Tensor& input, Split
     host_outs.push_back(std::exchange(outs[static_cast<std::size_t>(r)], output.view({-1}).narrow(0, 0, 0)));
     host_ins.push_back(std::exchange(ins[static_cast<std::size_t>(r)], input.view({-1}).narrow(0, 0, 0)));
   }
-  const at::Tensor in = at::cat(ins), out = at::empty_like(at::cat(outs));
+  std::int64_t received = 0;
+  for (const at::Tensor& part : outs) received += part.numel();
+  const at::Tensor in = at::cat(ins), out = at::empty({received}, output.options());
   start(all_to_all_op(host, host_outs, host_ins));
   start(link_op(
       [all = all_, out, in, out_sizes = sizes_in_bytes(outs), in_sizes = sizes_in_bytes(ins)]() mutable {

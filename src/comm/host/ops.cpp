@@ -154,7 +154,7 @@ bool HostOp::begin(Host& host, int r) {
   std::memcpy(&theirs, host.front(r), sizeof(theirs));
   if (theirs.kind != header_.kind || theirs.number != header_.number || theirs.common != header_.common ||
       theirs.detail != header_.detail) {
-    mismatch_ = fmt::format("rank {} of the group is in {}, expected {} as this rank", r, to_string(theirs),
+    mismatch_ = fmt::format("rank {} of those on this host is in {}, expected {} as this rank", r, to_string(theirs),
                             to_string(header_));
     return false;
   }
@@ -225,8 +225,8 @@ class Move final : public HostOp {
       range.begin += sizes[static_cast<std::size_t>(to)];
     const std::uint64_t comes = sizes[static_cast<std::size_t>(host.rank())];
     if (comes != range.size_bytes) {
-      throw std::runtime_error(
-          fmt::format("rank {} of the group sends {} bytes to this rank, expected {}", r, comes, range.size_bytes));
+      throw std::runtime_error(fmt::format("rank {} of those on this host sends {} bytes to this rank, expected {}", r,
+                                           comes, range.size_bytes));
     }
     range.awaits_table = false;
     return true;

@@ -204,7 +204,13 @@ std::string Liveness::read(const std::string& key) {
   return get_text(*store_, key);
 }
 
-void Liveness::record_reason(const std::string& reason) { put(reason_key(rank_), reason); }
+void Liveness::record_reason(const std::string& reason) noexcept {
+  try {
+    put(reason_key(rank_), reason);
+  } catch (...) {
+    // The store is gone. The thread reports that.
+  }
+}
 
 std::optional<Call> Liveness::call_of(int rank, const std::string& group) {
   const std::map<std::string, Call> calls = calls_of(read(sign_key(rank)));

@@ -60,7 +60,7 @@ class Liveness {
   std::string read(const std::string& key);
   // Records that this rank left a step for this reason: what others name if they then find it dead. Empty: it has met
   // them since.
-  void record_reason(const std::string& reason);
+  void record_reason(const std::string& reason) noexcept;
   // Returns the call of `group` that `rank` is in, as of its last sign of life.
   std::optional<Call> call_of(int rank, const std::string& group);
   // Finds the rank that caused a call of this rank to fail with `cause`, waiting as long as it can take to find a rank
