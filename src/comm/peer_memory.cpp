@@ -18,7 +18,7 @@ namespace tessera::comm {
 namespace {
 
 // What a rank tells the others, so that they can test whether they can read its memory.
-struct Introduction {
+struct MarkOfRank {
   pid_t pid = 0;
   std::uint64_t address = 0;  // of `mark`
   std::uint64_t mark = 0;
@@ -57,7 +57,7 @@ void copy_from(pid_t pid, Stretches to, Stretches from) {
   }
 }
 
-bool can_read(const Introduction& peer) {
+bool can_read(const MarkOfRank& peer) {
   std::uint64_t mark = 0;
   try {
     copy_from(peer.pid, Stretches({{&mark, sizeof(mark)}}),
@@ -70,7 +70,7 @@ bool can_read(const Introduction& peer) {
 
 std::vector<pid_t> find_peers(const ProcessGroup& group) {
   const volatile std::uint64_t mark = random_mark();
-  const Introduction mine{::getpid(), reinterpret_cast<std::uintptr_t>(&mark), mark};
+  const MarkOfRank mine{::getpid(), reinterpret_cast<std::uintptr_t>(&mark), mark};
   // Ranks with the same name know each other's processes by the same ids.
   const std::string space = host_place("pid", "TESSERA_PEER_MEMORY");
   Bytes message(sizeof(mine));
@@ -81,7 +81,7 @@ std::vector<pid_t> find_peers(const ProcessGroup& group) {
   for (const Bytes& other : group.all_gather_bytes(message)) {
     can = can && as_text(ByteView(other).subspan(sizeof(mine))) == space;
     if (!can) break;
-    Introduction peer;
+    MarkOfRank peer;
     std::memcpy(&peer, other.data(), sizeof(peer));
     can = can_read(peer);
     pids.push_back(peer.pid);

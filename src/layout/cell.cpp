@@ -6,7 +6,7 @@
 namespace tessera {
 namespace {
 
-struct Split {
+struct CellSplit {
   std::size_t dimension = 0;
   std::vector<std::int64_t> at;  // ascending, strictly inside the cell
 };
@@ -49,8 +49,8 @@ std::int64_t median_edge(const std::vector<Interval>& intervals, std::int64_t be
   return *middle;
 }
 
-Split choose_split(const BoxList& boxes, const Cell& cell, const std::vector<std::size_t>& uneven) {
-  Split best;
+CellSplit choose_split(const BoxList& boxes, const Cell& cell, const std::vector<std::size_t>& uneven) {
+  CellSplit best;
   std::ptrdiff_t fewest_divided = std::numeric_limits<std::ptrdiff_t>::max();
   for (const std::size_t d : uneven) {
     std::vector<Interval> intervals = clipped_members(boxes, cell, d);

@@ -33,10 +33,10 @@ void set_stack_size(std::size_t bytes) {
 
 // There is memory for the stacks of 9 threads at most.
 TEST(ThreadPoolTest, ThreadsThatCannotStartAreLeftOut) {
-  constexpr std::size_t kMiB = std::size_t{1} << 20;
-  set_stack_size(64 * kMiB);
+  constexpr std::size_t kStackUnit = std::size_t{1} << 20;
+  set_stack_size(64 * kStackUnit);
   rlimit limit{};
-  limit.rlim_cur = limit.rlim_max = status_bytes("VmData") + 600 * kMiB;
+  limit.rlim_cur = limit.rlim_max = status_bytes("VmData") + 600 * kStackUnit;
   ASSERT_EQ(::setrlimit(RLIMIT_DATA, &limit), 0);
   ThreadPool pool(20);
   EXPECT_GE(pool.threads(), 1u);

@@ -9,7 +9,7 @@ namespace {
 // Of an item of a list: a pointer, and its pickle.
 constexpr std::uint64_t kItemBytes = 16;
 constexpr std::int64_t kMaxListLength = std::int64_t{1} << 40;
-constexpr std::size_t kMaxDepth = 200;
+constexpr std::size_t kMaxPathDepth = 200;
 
 }  // namespace
 
@@ -52,9 +52,9 @@ Nested& Nested::child(const Key& item, const std::string& name, ExpansionBudget&
 }
 
 void Nested::set(const Path& path, std::size_t leaf_in, const std::string& name, ExpansionBudget& budget) {
-  if (path.size() > kMaxDepth) {
+  if (path.size() > kMaxPathDepth) {
     fail(ErrorCode::corrupt, "the path of '{}' has {} parts, expected at most {}", printable(name), path.size(),
-         kMaxDepth);
+         kMaxPathDepth);
   }
   Nested* at = this;
   for (const Key& item : path) at = &at->child(item, name, budget);

@@ -27,8 +27,8 @@ namespace {
 constexpr std::size_t kReprBytes = 2000;
 
 std::string json_string(std::string_view text) {
-  using Json = nlohmann::json;
-  const std::string quoted = Json(std::string(text)).dump(-1, ' ', false, Json::error_handler_t::replace);
+  using Document = nlohmann::json;
+  const std::string quoted = Document(std::string(text)).dump(-1, ' ', false, Document::error_handler_t::replace);
   std::string safe;
   for (const char c : quoted) {
     if (c == '<') {
@@ -54,8 +54,8 @@ std::string html_text(std::string_view text) {
   return safe;
 }
 
-// Removes the number at the beginning of `text` and returns it.
-std::optional<std::int64_t> take_number(std::string_view& text) {
+// Removes the number at the beginning of `text`, which may have leading zeros, and returns it.
+std::optional<std::int64_t> take_padded_number(std::string_view& text) {
   std::int64_t number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
   if (error != std::errc() || text.starts_with('-')) return std::nullopt;
@@ -170,12 +170,12 @@ std::optional<std::int64_t> rank_of_file(std::string_view file_name) {
   file_name.remove_prefix(std::min(file_name.size(), file_name.rfind('/') + 1));
   if (file_name.starts_with("__")) {
     file_name.remove_prefix(2);
-    const auto rank = take_number(file_name);
+    const auto rank = take_padded_number(file_name);
     return rank && file_name.starts_with('_') ? rank : std::nullopt;
   }
   if (file_name.starts_with("shard-")) {
     file_name.remove_prefix(6);
-    const auto number = take_number(file_name);
+    const auto number = take_padded_number(file_name);
     return number && *number > 0 && file_name.starts_with('-') ? std::optional(*number - 1) : std::nullopt;
   }
   return std::nullopt;

@@ -18,7 +18,7 @@
 
 namespace tessera::checkpoint {
 namespace fs = std::filesystem;
-using Json = nlohmann::ordered_json;
+using safetensors_extra::Json;
 namespace {
 
 class SafetensorsSource final : public SourceBackend {

@@ -17,11 +17,11 @@ using pickle::Kind;
 using pickle::NodeRef;
 namespace {
 
-constexpr std::size_t kMaxDepth = 200;
+constexpr std::size_t kMaxStateDepth = 200;
 
 void collect_persistent_ids(NodeRef value, std::vector<NodeRef>& found, std::unordered_set<std::uint64_t>& seen,
                             std::size_t depth) {
-  if (depth > kMaxDepth) fail(ErrorCode::unsupported, "an object is nested deeper than {} levels", kMaxDepth);
+  if (depth > kMaxStateDepth) fail(ErrorCode::unsupported, "an object is nested deeper than {} levels", kMaxStateDepth);
   const auto visit = [&](NodeRef child) { collect_persistent_ids(child, found, seen, depth + 1); };
   switch (value.kind()) {
     case Kind::list:
@@ -125,7 +125,7 @@ class TorchSource final : public SourceBackend {
 
   // Whether a value is not flattened: it is neither a mapping nor a list that contains a tensor or a mapping.
   bool is_terminal(NodeRef value, std::size_t depth) {
-    if (depth > kMaxDepth) fail(ErrorCode::unsupported, "the state is nested deeper than {} levels", kMaxDepth);
+    if (depth > kMaxStateDepth) fail(ErrorCode::unsupported, "the state is nested deeper than {} levels", kMaxStateDepth);
     if (as_mapping(value)) return false;
     if (!value.is(Kind::list)) return true;
     const auto [known, is_new] = terminal_lists_.try_emplace(value.identity(), true);
@@ -154,8 +154,8 @@ class TorchSource final : public SourceBackend {
 
   void flatten(NodeRef value, const Path& at, std::size_t depth) {
     charge(at);
-    if (depth > kMaxDepth) {
-      fail(ErrorCode::unsupported, "{}: the state is nested deeper than {} levels", path.string(), kMaxDepth);
+    if (depth > kMaxStateDepth) {
+      fail(ErrorCode::unsupported, "{}: the state is nested deeper than {} levels", path.string(), kMaxStateDepth);
     }
     if (const auto pairs = as_mapping(value)) {
       // An empty mapping has no leaves. Keep it as an object, so that it is not lost.

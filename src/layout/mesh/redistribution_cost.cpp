@@ -13,53 +13,53 @@ namespace {
 using Lengths = std::span<const std::int64_t>;
 
 // A mesh dimension that splits a tensor dimension.
-struct Split {
+struct DimSplit {
   std::size_t mesh_dim = 0;
   std::int64_t factor = 1;  // of a strided shard that only splits parts of others into more parts; otherwise 1
-  bool operator==(const Split&) const = default;
+  bool operator==(const DimSplit&) const = default;
 };
 
 // Returns the mesh dimensions that split tensor dimension `dim`, the first one first. A strided shard comes after those
 // whose ranks make up its factor (see shard_order.h).
-std::vector<Split> splits_of(const Placements& placements, Lengths mesh_shape, std::int64_t dim) {
-  std::vector<Split> splits;
+std::vector<DimSplit> splits_of(const Placements& placements, Lengths mesh_shape, std::int64_t dim) {
+  std::vector<DimSplit> splits;
   for (std::size_t m = placements.size(); m-- > 0;) {
     if (!placements[m].is_shard(dim) || mesh_shape[m] == 1) continue;
     std::size_t place = 0;
     std::int64_t parts = 1;
     while (place < splits.size() && parts < placements[m].split_factor()) parts *= mesh_shape[splits[place++].mesh_dim];
     const bool fits = parts == placements[m].split_factor();
-    const Split split{m, fits ? 1 : placements[m].split_factor()};
+    const DimSplit split{m, fits ? 1 : placements[m].split_factor()};
     splits.insert(splits.begin() + static_cast<std::ptrdiff_t>(fits ? place : 0), split);
   }
   return splits;
 }
 
-std::int64_t part_count(std::span<const Split> splits, Lengths mesh_shape) {
+std::int64_t part_count(std::span<const DimSplit> splits, Lengths mesh_shape) {
   std::int64_t parts = 1;
-  for (const Split& split : splits) parts *= mesh_shape[split.mesh_dim];
+  for (const DimSplit& split : splits) parts *= mesh_shape[split.mesh_dim];
   return parts;
 }
 
 // Returns which part a rank has.
-std::int64_t part_at(std::span<const Split> splits, Lengths mesh_shape, std::span<const std::int64_t> coordinate) {
+std::int64_t part_at(std::span<const DimSplit> splits, Lengths mesh_shape, std::span<const std::int64_t> coordinate) {
   std::int64_t part = 0;
-  for (const Split& split : splits) part = part * mesh_shape[split.mesh_dim] + coordinate[split.mesh_dim];
+  for (const DimSplit& split : splits) part = part * mesh_shape[split.mesh_dim] + coordinate[split.mesh_dim];
   return part;
 }
 
-bool shares_mesh_dims(std::span<const Split> a, std::span<const Split> b) {
-  return std::any_of(a.begin(), a.end(), [&](const Split& split) {
-    return std::any_of(b.begin(), b.end(), [&](const Split& other) { return other.mesh_dim == split.mesh_dim; });
+bool shares_mesh_dims(std::span<const DimSplit> a, std::span<const DimSplit> b) {
+  return std::any_of(a.begin(), a.end(), [&](const DimSplit& split) {
+    return std::any_of(b.begin(), b.end(), [&](const DimSplit& other) { return other.mesh_dim == split.mesh_dim; });
   });
 }
 
 // What splits a tensor dimension before and after, without what both begin with.
 struct SplitChange {
-  std::vector<Split> before, after;
+  std::vector<DimSplit> before, after;
   std::int64_t before_parts = 1, after_parts = 1;
 
-  SplitChange(std::vector<Split> a, std::vector<Split> b, Lengths mesh_shape) {
+  SplitChange(std::vector<DimSplit> a, std::vector<DimSplit> b, Lengths mesh_shape) {
     std::size_t common = 0;
     while (common < a.size() && common < b.size() && a[common] == b[common]) ++common;
     before.assign(a.begin() + static_cast<std::ptrdiff_t>(common), a.end());
@@ -69,7 +69,7 @@ struct SplitChange {
   }
   // Whether the part that a rank has before of its part after depends on the rank.
   bool depends_on_rank() const {
-    const auto is_spread = [](const Split& split) { return split.factor > 1; };
+    const auto is_spread = [](const DimSplit& split) { return split.factor > 1; };
     return !before.empty() && !after.empty() && std::none_of(before.begin(), before.end(), is_spread) &&
            std::none_of(after.begin(), after.end(), is_spread);
   }
@@ -100,7 +100,7 @@ double kept(const std::vector<SplitChange>& changes, Lengths mesh_shape) {
   std::vector<std::int64_t> lengths(mesh_shape.size(), 1), coordinate(mesh_shape.size(), 0);
   for (const SplitChange* change : others) {
     for (const auto* splits : {&change->before, &change->after}) {
-      for (const Split& split : *splits) lengths[split.mesh_dim] = mesh_shape[split.mesh_dim];
+      for (const DimSplit& split : *splits) lengths[split.mesh_dim] = mesh_shape[split.mesh_dim];
     }
   }
   double sum = 0;

@@ -19,7 +19,7 @@ using Sizes = std::vector<std::int64_t>;
 // Size of a chunk that is copied while the previous one is reduced.
 constexpr std::int64_t kReducedBytes = std::int64_t{16} << 20;
 
-at::TensorOptions options_of(const at::Tensor& tensor) {
+at::TensorOptions reduction_options(const at::Tensor& tensor) {
   return at::TensorOptions().dtype(tensor.scalar_type()).device(tensor.device());
 }
 
@@ -34,7 +34,7 @@ bool uses_peer_memory(const ProcessGroup& group, const at::Tensor& local, std::i
 }  // namespace
 
 at::Tensor all_reduced_by_collective(const ProcessGroup& group, const at::Tensor& local, ReduceOp op) {
-  at::Tensor reduced = empty_shard(local.sizes(), options_of(local));
+  at::Tensor reduced = empty_shard(local.sizes(), reduction_options(local));
   const at::Tensor from = local.contiguous().view({-1}), to = reduced.view({-1});
   const std::int64_t step = std::max<std::int64_t>(kReducedBytes / static_cast<std::int64_t>(local.element_size()), 1);
   std::vector<PendingCollective> pending;
@@ -63,13 +63,13 @@ struct ScatterBuffers {
     if (dim != 0 || length != ranks * rows || !local.is_contiguous()) {
       Sizes all = size;
       all.insert(all.begin(), ranks);
-      in = length == ranks * rows ? empty_shard(all, options_of(local)) : at::zeros(all, options_of(local));
+      in = length == ranks * rows ? empty_shard(all, reduction_options(local)) : at::zeros(all, reduction_options(local));
       for (std::int64_t rank = 0; rank < ranks; ++rank) {
         const std::int64_t begin = begin_of(rank), count = begin_of(rank + 1) - begin;
         copy_elements(in[rank].narrow(dim, 0, count), local.narrow(dim, begin, count));
       }
     }
-    out = empty_shard(size, options_of(local));
+    out = empty_shard(size, reduction_options(local));
   }
   std::int64_t begin_of(std::int64_t rank) const { return std::min(rank * rows, length); }
   at::Tensor result(std::int64_t rank) const {

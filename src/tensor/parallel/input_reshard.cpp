@@ -36,7 +36,7 @@ struct ReshardedCall : torch::CustomClassHolder {
 using CallPtr = c10::intrusive_ptr<ReshardedCall>;
 
 // `reached` requires a gradient, so that backward reaches the parameters of the call.
-struct Resharded : torch::autograd::Function<Resharded> {
+struct InputResharded : torch::autograd::Function<InputResharded> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& local,
                             const at::Tensor& /*reached*/, const CallPtr& call) {
     context->saved_data["call"] = c10::IValue::make_capsule(call);
@@ -67,7 +67,7 @@ at::Tensor resharded(OnLocals f, const at::Tensor& local, const DeviceMesh& mesh
   const bool is_replicated = std::all_of(placed.placements().begin(), placed.placements().end(),
                                          [](const Placement& each) { return each.is_replicate(); });
   const MeshLayout kept = is_replicated ? sharded : placed;
-  return Resharded::apply(local, at::empty({0}).requires_grad_(),
+  return InputResharded::apply(local, at::empty({0}).requires_grad_(),
                           c10::make_intrusive<ReshardedCall>(std::move(f), mesh, placed, kept, local.requires_grad()));
 }
 

@@ -71,17 +71,17 @@ struct SlowModelImpl : torch::nn::Module {
 };
 TORCH_MODULE(SlowModel);
 
-using Model = FullyShardedDataParallel<SlowModel>;
+using SlowFsdp = FullyShardedDataParallel<SlowModel>;
 
 at::Tensor rows() { return at::arange(64, at::kFloat).mul(0.1).sin().view({4, 16}); }
 
 // Runs `read` on two ranks, of which rank 1 is slow, and `write` as soon as it returns. Both ranks read the same
 // values, and what both have written is there at the next forward.
-void expect_no_write_is_seen(const Options& options, const std::function<at::Tensor(Model&)>& read) {
+void expect_no_write_is_seen(const Options& options, const std::function<at::Tensor(SlowFsdp&)>& read) {
   testing::expect_good_processes(2, testing::quick(), [&](const ProcessGroup& group) {
     SlowModel slow;
     fill(*slow, at::kFloat);
-    Model model(slow, group, options);
+    SlowFsdp model(slow, group, options);
     loss_of(model(rows())).backward();  // in the first forward the ranks compare each call
     model.zero_grad();
     for (Wrap<SlowBlock>& block : slow->blocks) block->is_slow = group.rank() == 1;
@@ -109,18 +109,18 @@ INSTANTIATE_TEST_SUITE_P(Strategies, HostMemoryTest,
                          });
 
 TEST_P(HostMemoryTest, AnEvaluationDoesNotSeeWritesAfterThatOfAnotherRank) {
-  expect_no_write_is_seen(options_of(GetParam(), true), [](Model& model) {
+  expect_no_write_is_seen(options_of(GetParam(), true), [](SlowFsdp& model) {
     const at::NoGradGuard no_grad;
     return model(rows());
   });
 }
 
 TEST_P(HostMemoryTest, AForwardDoesNotSeeWritesAfterThatOfAnotherRank) {
-  expect_no_write_is_seen(options_of(GetParam(), true), [](Model& model) { return model(rows()).detach(); });
+  expect_no_write_is_seen(options_of(GetParam(), true), [](SlowFsdp& model) { return model(rows()).detach(); });
 }
 
 TEST_P(HostMemoryTest, ABackwardDoesNotSeeTheStepOfAnotherRank) {
-  expect_no_write_is_seen(options_of(GetParam(), true), [](Model& model) {
+  expect_no_write_is_seen(options_of(GetParam(), true), [](SlowFsdp& model) {
     at::Tensor x = rows().requires_grad_();
     model(x).square().sum().backward();
     return x.grad();
@@ -129,7 +129,7 @@ TEST_P(HostMemoryTest, ABackwardDoesNotSeeTheStepOfAnotherRank) {
 
 // No gradient of a parameter is reduced, which would order the ranks.
 TEST_P(HostMemoryTest, ABackwardWithoutReductionsDoesNotSeeWritesOfAnotherRank) {
-  expect_no_write_is_seen(options_of(GetParam(), true), [](Model& model) {
+  expect_no_write_is_seen(options_of(GetParam(), true), [](SlowFsdp& model) {
     for (const at::Tensor& param : model.module_ptr()->parameters()) param.set_requires_grad(false);
     at::Tensor x = rows().requires_grad_();
     model(x).square().sum().backward();
@@ -143,7 +143,7 @@ TEST_P(HostMemoryTest, LowPrecisionCopiesAreNotReplacedWhileTheyAreRead) {
   testing::expect_good_processes(2, testing::quick(), [&](const ProcessGroup& group) {
     SlowModel slow;
     fill(*slow, at::kDouble);
-    Model model(slow, group, options);
+    SlowFsdp model(slow, group, options);
     EXPECT_TRUE(model.handle(0).shares_memory());
     for (Wrap<SlowBlock>& block : slow->blocks) block->is_slow = group.rank() == 1;
     SlowModel alone;

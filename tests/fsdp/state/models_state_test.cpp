@@ -17,7 +17,7 @@
 namespace tessera::fsdp {
 namespace {
 
-const StateOptions kEachRank{.rank0_only = false};
+const StateOptions kOnEachRank{.rank0_only = false};
 
 template <typename Holder>
 struct TwoLayersImpl : torch::nn::Module {
@@ -68,13 +68,13 @@ void expect_exchange() {
     for (const Options& way : kWays) {
       FullyShardedDataParallel<From> trained(filled<From>(), group, way);
       train_a_step(trained, batch_of(0, group.rank()));
-      const StateDict full = trained.state_dict(StateDictType::full, kEachRank);
+      const StateDict full = trained.state_dict(StateDictType::full, kOnEachRank);
       EXPECT_EQ(names_of(full), names_of(plain));
       EXPECT_NE(full, plain);
       for (const auto type : {StateDictType::sharded, StateDictType::full, StateDictType::local}) {
         FullyShardedDataParallel<To> other(filled<To>(), group, way);
-        other.load_state_dict(trained.state_dict(type, kEachRank));
-        EXPECT_EQ(other.state_dict(StateDictType::full, kEachRank), full);
+        other.load_state_dict(trained.state_dict(type, kOnEachRank));
+        EXPECT_EQ(other.state_dict(StateDictType::full, kOnEachRank), full);
       }
     }
   });
@@ -110,7 +110,7 @@ TEST(FsdpModelStatesTest, AModuleUnderTwoNamesIsInTheStateUnderBoth) {
     for (const Options& way : kWays) {
       FullyShardedDataParallel<OneModuleTwoNames> model(filled<OneModuleTwoNames>(), group, way);
       train_a_step(model, batch_of(0, group.rank()));
-      const StateDict full = model.state_dict(StateDictType::full, kEachRank);
+      const StateDict full = model.state_dict(StateDictType::full, kOnEachRank);
       EXPECT_EQ(names_of(full), names_of(get_model_state_dict(*plain)));
       for (const char* name : {"up.weight", "up.bias", "down.weight", "down.bias"}) {
         EXPECT_EQ(full.at(std::string("first.") + name), full.at(std::string("again.") + name)) << name;
@@ -120,7 +120,7 @@ TEST(FsdpModelStatesTest, AModuleUnderTwoNamesIsInTheStateUnderBoth) {
       for (const StateDict& state : {full, model.state_dict(), rows, model.state_dict(StateDictType::local)}) {
         FullyShardedDataParallel<OneModuleTwoNames> other(filled<OneModuleTwoNames>(), group, way);
         other.load_state_dict(state);
-        EXPECT_EQ(other.state_dict(StateDictType::full, kEachRank), full);
+        EXPECT_EQ(other.state_dict(StateDictType::full, kOnEachRank), full);
       }
       set_model_state_dict(*plain, full);
       EXPECT_EQ(get_model_state_dict(*plain), full);
@@ -148,7 +148,7 @@ TEST(FsdpModelStatesTest, WhatIsIgnoredIsNotCopiedIntoStatesOfShards) {
         const StateDict sharded = model.state_dict(),
                         on_cpu = model.state_dict(StateDictType::sharded, {.offload_to_cpu = true});
         const StateDict rows = model.state_dict(StateDictType::sharded, {.mesh = DeviceMesh::from_group(group)});
-        const StateDict full = model.state_dict(StateDictType::full, kEachRank);
+        const StateDict full = model.state_dict(StateDictType::full, kOnEachRank);
         EXPECT_NE(full.at("weight").get<at::Tensor>().data_ptr(), tensors["weight"].data_ptr());
         for (const std::string& name : ignored) {
           const at::Tensor& expected = name == "count" ? plain->count : tensors[name];
@@ -159,8 +159,8 @@ TEST(FsdpModelStatesTest, WhatIsIgnoredIsNotCopiedIntoStatesOfShards) {
         EXPECT_EQ(sharded.contains("inner.weight") && sharded.at("inner.weight").is<at::Tensor>(), ignores_more);
         FullyShardedDataParallel<SmallModel> other(make_model(), group, Options());
         plain->first->up->bias.detach().fill_(7);
-        other.load_state_dict(model.state_dict(StateDictType::full, kEachRank));
-        EXPECT_EQ(other.state_dict(StateDictType::full, kEachRank), model.state_dict(StateDictType::full, kEachRank));
+        other.load_state_dict(model.state_dict(StateDictType::full, kOnEachRank));
+        EXPECT_EQ(other.state_dict(StateDictType::full, kOnEachRank), model.state_dict(StateDictType::full, kOnEachRank));
       }
     }
   });
