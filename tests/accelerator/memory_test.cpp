@@ -14,16 +14,16 @@ using MemoryTest = OnDevice;
 using OrderedMemoryTest = InOrder;
 INSTANTIATE_TEST_SUITE_P(Orders, OrderedMemoryTest, ::testing::Values(Order::late, Order::early), order_name);
 
-constexpr std::int64_t kNumel = 1000;
+constexpr std::int64_t kElements = 1000;
 
 TEST_F(MemoryDeathTest, HostFaultsWhereItReadsADevice) {
-  const at::Tensor tensor = at::ones({kNumel}, on(0));
+  const at::Tensor tensor = at::ones({kElements}, on(0));
   EXPECT_EXIT(std::exit(*static_cast<volatile float*>(tensor.data_ptr()) == 1 ? 0 : 1),
               ::testing::KilledBySignal(SIGSEGV), "");
 }
 
 TEST_F(MemoryDeathTest, HostFaultsWhereItWritesADevice) {
-  const at::Tensor tensor = at::ones({kNumel}, on(0));
+  const at::Tensor tensor = at::ones({kElements}, on(0));
   EXPECT_EXIT(
       {
         *static_cast<volatile float*>(tensor.data_ptr()) = 1;
@@ -33,37 +33,37 @@ TEST_F(MemoryDeathTest, HostFaultsWhereItWritesADevice) {
 }
 
 TEST_P(OrderedMemoryTest, MemoryIsNaNUntilItIsWritten) {
-  const at::Tensor fresh = at::empty({kNumel}, on(0));
+  const at::Tensor fresh = at::empty({kElements}, on(0));
   EXPECT_TRUE(at::isnan(fresh.cpu()).all().item<bool>());
   void* address = fresh.data_ptr();
   {
-    const at::Tensor written = at::ones({kNumel}, on(0));
-    EXPECT_EQ(written.sum().item<float>(), kNumel);
+    const at::Tensor written = at::ones({kElements}, on(0));
+    EXPECT_EQ(written.sum().item<float>(), kElements);
     address = written.data_ptr();
   }
-  const at::Tensor again = at::empty({kNumel}, on(0));
+  const at::Tensor again = at::empty({kElements}, on(0));
   EXPECT_EQ(again.data_ptr(), address);
   EXPECT_TRUE(at::isnan(again.cpu()).all().item<bool>());
 }
 
 TEST_F(MemoryTest, FreedBlockIsHandedOutAtOnceOnItsStream) {
-  at::Tensor first = at::ones({kNumel}, on(0));
+  at::Tensor first = at::ones({kElements}, on(0));
   const at::Tensor sum = first.sum();  // not run yet
   const void* address = first.data_ptr();
   first.reset();
-  const at::Tensor second = at::zeros({kNumel}, on(0));
+  const at::Tensor second = at::zeros({kElements}, on(0));
   EXPECT_EQ(second.data_ptr(), address);
-  EXPECT_EQ(sum.item<float>(), kNumel);
+  EXPECT_EQ(sum.item<float>(), kElements);
   EXPECT_EQ(second.sum().item<float>(), 0);
 }
 
 TEST_F(MemoryTest, FreedBlockIsNotHandedOutToAnotherStream) {
-  const void* address = at::ones({kNumel}, on(0)).data_ptr();
+  const void* address = at::ones({kElements}, on(0)).data_ptr();
   {
     const c10::StreamGuard guard(stream_from_pool());
-    EXPECT_NE(at::empty({kNumel}, on(0)).data_ptr(), address);
+    EXPECT_NE(at::empty({kElements}, on(0)).data_ptr(), address);
   }
-  EXPECT_EQ(at::empty({kNumel}, on(0)).data_ptr(), address);
+  EXPECT_EQ(at::empty({kElements}, on(0)).data_ptr(), address);
 }
 
 TEST_F(MemoryTest, BlockBelongsToTheStreamItWasAllocatedOn) {
@@ -71,13 +71,13 @@ TEST_F(MemoryTest, BlockBelongsToTheStreamItWasAllocatedOn) {
   at::Tensor tensor;
   {
     const c10::StreamGuard guard(side);
-    tensor = at::empty({kNumel}, on(0));
+    tensor = at::empty({kElements}, on(0));
   }
   const void* address = tensor.data_ptr();
   tensor.reset();  // while the default stream is current
-  EXPECT_NE(at::empty({kNumel}, on(0)).data_ptr(), address);
+  EXPECT_NE(at::empty({kElements}, on(0)).data_ptr(), address);
   const c10::StreamGuard guard(side);
-  EXPECT_EQ(at::empty({kNumel}, on(0)).data_ptr(), address);
+  EXPECT_EQ(at::empty({kElements}, on(0)).data_ptr(), address);
 }
 
 TEST_F(MemoryTest, BlocksAreSplitAndMerged) {
@@ -95,7 +95,7 @@ TEST_F(MemoryTest, BlocksAreSplitAndMerged) {
 // What another stream reads while the memory is freed, with and without record_stream().
 float read_after_free(bool is_recorded) {
   const c10::Stream side = stream_from_pool();
-  at::Tensor input = at::ones({kNumel}, on(0));
+  at::Tensor input = at::ones({kElements}, on(0));
   wait_for(side, current());
   at::Tensor result;
   {
@@ -105,7 +105,7 @@ float read_after_free(bool is_recorded) {
   if (is_recorded) input.record_stream(side);
   const void* address = input.data_ptr();
   input.reset();
-  const at::Tensor next = at::zeros({kNumel}, on(0));
+  const at::Tensor next = at::zeros({kElements}, on(0));
   EXPECT_EQ(next.data_ptr() != address, is_recorded && order() == Order::late);
   (void)next.sum().item<float>();  // the default stream overtakes
   wait_for(current(), side);
@@ -113,18 +113,18 @@ float read_after_free(bool is_recorded) {
 }
 
 TEST_P(OrderedMemoryTest, RecordStreamKeepsTheBlockUntilTheStreamHasPassed) {
-  EXPECT_EQ(read_after_free(true), 2 * kNumel);
+  EXPECT_EQ(read_after_free(true), 2 * kElements);
 }
 
 TEST_F(MemoryTest, WithoutRecordStreamAnotherStreamReadsWhatCameLater) {
   set_order(Order::late);
-  EXPECT_EQ(read_after_free(false), kNumel);
+  EXPECT_EQ(read_after_free(false), kElements);
 }
 
 TEST_F(MemoryTest, RecordedBlockIsHandedOutAfterTheStreamHasPassed) {
   set_order(Order::late);
   const c10::Stream side = stream_from_pool();
-  at::Tensor tensor = at::ones({kNumel}, on(0)), other = at::ones({1}, on(0));
+  at::Tensor tensor = at::ones({kElements}, on(0)), other = at::ones({1}, on(0));
   {
     const c10::StreamGuard guard(side);
     other.add_(1);
@@ -132,9 +132,9 @@ TEST_F(MemoryTest, RecordedBlockIsHandedOutAfterTheStreamHasPassed) {
   tensor.record_stream(side);
   const void* address = tensor.data_ptr();
   tensor.reset();
-  EXPECT_NE(at::empty({kNumel}, on(0)).data_ptr(), address);
+  EXPECT_NE(at::empty({kElements}, on(0)).data_ptr(), address);
   side.synchronize();
-  EXPECT_EQ(at::empty({kNumel}, on(0)).data_ptr(), address);
+  EXPECT_EQ(at::empty({kElements}, on(0)).data_ptr(), address);
 }
 
 TEST_F(MemoryTest, StatisticsCountUnitsOf512Bytes) {
@@ -160,19 +160,19 @@ TEST_F(MemoryTest, ResizedStorageKeepsWhatFits) {
 
 TEST_F(MemoryTest, PinnedBlockIsKeptWhileAStreamUsesIt) {
   set_order(Order::late);
-  at::Tensor host = at::ones({kNumel}, pinned());
+  at::Tensor host = at::ones({kElements}, pinned());
   ASSERT_TRUE(host.is_pinned());
   const at::Tensor copy = host.to(device(0), at::kFloat, /*non_blocking=*/true);
   const void* address = host.data_ptr();
   host.reset();
-  EXPECT_NE(at::empty({kNumel}, pinned()).data_ptr(), address);
-  EXPECT_EQ(copy.sum().item<float>(), kNumel);
-  EXPECT_EQ(at::empty({kNumel}, pinned()).data_ptr(), address);
+  EXPECT_NE(at::empty({kElements}, pinned()).data_ptr(), address);
+  EXPECT_EQ(copy.sum().item<float>(), kElements);
+  EXPECT_EQ(at::empty({kElements}, pinned()).data_ptr(), address);
 }
 
 TEST_F(MemoryTest, PinnedBlockThatNoStreamUsesIsHandedOutAtOnce) {
-  const void* address = at::ones({kNumel}, pinned()).data_ptr();
-  EXPECT_EQ(at::empty({kNumel}, pinned()).data_ptr(), address);
+  const void* address = at::ones({kElements}, pinned()).data_ptr();
+  EXPECT_EQ(at::empty({kElements}, pinned()).data_ptr(), address);
 }
 
 }  // namespace

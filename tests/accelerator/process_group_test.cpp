@@ -28,7 +28,7 @@ TEST_P(OrderedProcessGroupTest, CollectivesEqualGloos) {
     });
     both([&](const Tensor& tensor) {
       const Tensor part = at::empty({4}, tensor.options());
-      group.reduce_scatter_into(part, tensor, ReduceOp::average);
+      group.reduce_scatter_into(part, tensor, tessera::ReduceOp::average);
       return part;
     });
     both([&](const Tensor& tensor) {

@@ -12,7 +12,6 @@
 
 namespace tessera::checkpoint {
 
-
 // A rank's last plan, and on the coordinator the merged plan of all ranks.
 struct SavePlanCache::State {
   Bytes entries, items;               // this rank's plan, encoded
@@ -32,7 +31,8 @@ namespace {
 // Returns a bit for each item of a rank: whether the rank writes it.
 Bytes bits_of(const std::vector<GlobalSavePlan::Written>& written, std::size_t items) {
   Bytes bits((items + 7) / 8, 0);
-  for (const GlobalSavePlan::Written& one : written) bits[one.item / 8] |= static_cast<std::uint8_t>(1u << (one.item % 8));
+  for (const GlobalSavePlan::Written& one : written)
+    bits[one.item / 8] |= static_cast<std::uint8_t>(1u << (one.item % 8));
   return bits;
 }
 

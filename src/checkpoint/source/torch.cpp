@@ -125,7 +125,8 @@ class TorchSource final : public SourceBackend {
 
   // Whether a value is not flattened: it is neither a mapping nor a list that contains a tensor or a mapping.
   bool is_terminal(NodeRef value, std::size_t depth) {
-    if (depth > kMaxStateDepth) fail(ErrorCode::unsupported, "the state is nested deeper than {} levels", kMaxStateDepth);
+    if (depth > kMaxStateDepth)
+      fail(ErrorCode::unsupported, "the state is nested deeper than {} levels", kMaxStateDepth);
     if (as_mapping(value)) return false;
     if (!value.is(Kind::list)) return true;
     const auto [known, is_new] = terminal_lists_.try_emplace(value.identity(), true);

@@ -63,7 +63,8 @@ struct ScatterBuffers {
     if (dim != 0 || length != ranks * rows || !local.is_contiguous()) {
       Sizes all = size;
       all.insert(all.begin(), ranks);
-      in = length == ranks * rows ? empty_shard(all, reduction_options(local)) : at::zeros(all, reduction_options(local));
+      in = length == ranks * rows ? empty_shard(all, reduction_options(local))
+                                  : at::zeros(all, reduction_options(local));
       for (std::int64_t rank = 0; rank < ranks; ++rank) {
         const std::int64_t begin = begin_of(rank), count = begin_of(rank + 1) - begin;
         copy_elements(in[rank].narrow(dim, 0, count), local.narrow(dim, begin, count));

@@ -67,8 +67,9 @@ at::Tensor resharded(OnLocals f, const at::Tensor& local, const DeviceMesh& mesh
   const bool is_replicated = std::all_of(placed.placements().begin(), placed.placements().end(),
                                          [](const Placement& each) { return each.is_replicate(); });
   const MeshLayout kept = is_replicated ? sharded : placed;
-  return InputResharded::apply(local, at::empty({0}).requires_grad_(),
-                          c10::make_intrusive<ReshardedCall>(std::move(f), mesh, placed, kept, local.requires_grad()));
+  return InputResharded::apply(
+      local, at::empty({0}).requires_grad_(),
+      c10::make_intrusive<ReshardedCall>(std::move(f), mesh, placed, kept, local.requires_grad()));
 }
 
 }  // namespace

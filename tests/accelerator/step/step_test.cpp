@@ -30,17 +30,17 @@ Step step_of(bool prefetches) {
   return schedule_step(model, kStepRates);
 }
 
-constexpr int kBlocks = StepModel().blocks;
+constexpr int kStepBlocks = StepModel().blocks;
 
 TEST(FsdpStepTest, UnitsAreGatheredWhileTheUnitBeforeIsComputed) {
   const Step step = step_of(true);
-  for (int i = 0; i + 1 < kBlocks; ++i) {
+  for (int i = 0; i + 1 < kStepBlocks; ++i) {
     const std::vector<sim::Interval> next = times_of(step, Kind::gather, i + 1);
     ASSERT_FALSE(next.empty()) << i;
     EXPECT_DOUBLE_EQ(sim::common_seconds({next.front()}, times_of(step, Kind::forward, i)), next.front().seconds())
         << "forward of block " << i;
   }
-  for (int i = kBlocks - 1; i > 0; --i) {
+  for (int i = kStepBlocks - 1; i > 0; --i) {
     const std::vector<sim::Interval> next = times_of(step, Kind::gather, i - 1);
     ASSERT_EQ(next.size(), 2U) << i;
     EXPECT_DOUBLE_EQ(sim::common_seconds({next.back()}, times_of(step, Kind::backward, i)), next.back().seconds())
@@ -50,7 +50,7 @@ TEST(FsdpStepTest, UnitsAreGatheredWhileTheUnitBeforeIsComputed) {
 
 TEST(FsdpStepTest, GradientsAreReducedDuringTheBackwardOfTheUnitAfter) {
   const Step step = step_of(true);
-  for (int i = kBlocks - 1; i > 0; --i) {
+  for (int i = kStepBlocks - 1; i > 0; --i) {
     const std::vector<sim::Interval> reduction = times_of(step, Kind::reduction, i);
     ASSERT_EQ(reduction.size(), 1U) << i;
     EXPECT_DOUBLE_EQ(sim::common_seconds(reduction, times_of(step, Kind::backward, i - 1)), reduction.front().seconds())
@@ -61,7 +61,7 @@ TEST(FsdpStepTest, GradientsAreReducedDuringTheBackwardOfTheUnitAfter) {
 TEST(FsdpStepTest, OnlyTheFirstGatherAndTheLastReductionAreExposed) {
   const Step step = step_of(true), without = step_of(false);
   const double exposed = sim::seconds_of(step.exposed);
-  EXPECT_LE(exposed, sim::seconds_of(times_of(step, Kind::gather, kBlocks)) +
+  EXPECT_LE(exposed, sim::seconds_of(times_of(step, Kind::gather, kStepBlocks)) +
                          times_of(step, Kind::gather, 0).front().seconds() +
                          sim::seconds_of(times_of(step, Kind::reduction, 0)) + step.seconds / 1000);
   EXPECT_LT(step.exposed_share(), 0.08);

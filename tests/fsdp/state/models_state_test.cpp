@@ -160,7 +160,8 @@ TEST(FsdpModelStatesTest, WhatIsIgnoredIsNotCopiedIntoStatesOfShards) {
         FullyShardedDataParallel<SmallModel> other(make_model(), group, Options());
         plain->first->up->bias.detach().fill_(7);
         other.load_state_dict(model.state_dict(StateDictType::full, kOnEachRank));
-        EXPECT_EQ(other.state_dict(StateDictType::full, kOnEachRank), model.state_dict(StateDictType::full, kOnEachRank));
+        EXPECT_EQ(other.state_dict(StateDictType::full, kOnEachRank),
+                  model.state_dict(StateDictType::full, kOnEachRank));
       }
     }
   });
