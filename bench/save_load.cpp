@@ -23,7 +23,7 @@
 #include <vector>
 
 #include "measure_ranks.h"
-#include "plain_io.h"
+#include "plain/plain_io.h"
 #include "side.h"
 #include "tessera/comm/init.h"
 #include "tessera/state/async_save.h"
