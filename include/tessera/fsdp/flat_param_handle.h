@@ -162,8 +162,10 @@ class FlatParamHandle {
   /// have to wait for that, compares whether ops on the shard or its pieces have written since; in memory that ranks
   /// share, compares a checksum if they have.
   bool is_gathered_current();
-  /// As unshard(), in the parameters' own dtype and in memory that end_summon() frees: what is gathered stays as it is,
-  /// for forward and backward. The parameters must be sharded.
+  /// As unshard(), in the parameters' own dtype and without changing what is gathered for forward and backward. The
+  /// parameters must be sharded. Takes the memory of an unsharded flat parameter until end_summon(), unless ranks share
+  /// memory with the parameters in their own dtype and nothing is gathered in it: then this rank reads that memory, and
+  /// only pages that it writes to are copied.
   void summon();
   /// Shards the parameters again after summon().
   void end_summon();

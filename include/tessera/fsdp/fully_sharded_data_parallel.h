@@ -169,7 +169,8 @@ using FullStateOptions = StateOptions;
 struct SummonOptions {
   bool writeback = true;    ///< keeps changes that `f` makes: each rank writes back its own shards
   bool rank0_only = false;  ///< other ranks see their shards; requires `writeback = false`
-  /// Parameters and gradients are on the CPU. Without `rank0_only` each rank of a host has a copy of its own there.
+  /// Parameters and gradients are on the CPU. Without `rank0_only` each rank of a host has a copy of its own there,
+  /// unless the ranks share the memory of their shards.
   bool offload_to_cpu = false;
   bool with_grads = false;  ///< unshards gradients, too
   /// A module of the model: only units that have parameters of it are unsharded. Null for the model itself.
@@ -337,8 +338,9 @@ class FullyShardedDataParallel : public ShardedModule {
   /// options, groups and comm hooks, and optimizers of them stay valid. Their own objects throw from then on. PyTorch:
   /// nested FullyShardedDataParallel modules.
   ///
-  ///     fsdp::FullyShardedDataParallel<Encoder> encoder(model->encoder, group, {.strategy =
-  ///     ShardingStrategy::no_shard}); fsdp::FullyShardedDataParallel<Model> sharded(model, group);
+  ///     const fsdp::Options replicated{.strategy = ShardingStrategy::no_shard};
+  ///     fsdp::FullyShardedDataParallel<Encoder> encoder(model->encoder, group, replicated);
+  ///     fsdp::FullyShardedDataParallel<Model> sharded(model, group);
   ///
   /// Throws `Error(invalid_argument)` on all ranks if a parameter is in two units; if the model, an ignored module or
   /// an ignored parameter is sharded already, or it has parts of a larger sharded model or of one whose object is gone;

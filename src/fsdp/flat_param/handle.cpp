@@ -461,8 +461,10 @@ void FlatParamHandle::use(Unsharded& unsharded) {
 
 void FlatParamHandle::summon() {
   before_summon_ = unsharded_;
-  summoned_ = make_unsharded(flat_param_.scalar_type());
-  use(summoned_);
+  // This rank's view of memory that the ranks share needs no copy, unless forward and backward have it in use.
+  const bool needs_no_copy = has_shard_in_host_memory() && !computing_.is_gathered;
+  if (!needs_no_copy) summoned_ = make_unsharded(flat_param_.scalar_type());
+  use(needs_no_copy ? computing_ : summoned_);
   unshard();
 }
 
@@ -521,10 +523,13 @@ void FlatParamHandle::check_unsharded(bool with_grads) const {
 void FlatParamHandle::write_back_unsharded() {
   const c10::NoGradGuard no_grad;
   expect_unsharded("write_back_unsharded");
-  const at::Tensor shard = flat_param_.detach(), changed = shard_of(flatten_tensors(params_));
-  // What is gathered stays current if nothing changes. To compare on a device, the host would wait for it.
-  const bool are_on_cpu = shard.is_cpu() && changed.is_cpu();
-  if (!are_on_cpu || !have_same_bits(shard, changed)) shard.copy_(changed);
+  check_unsharded(/*with_grads=*/false);
+  for (std::size_t i = 0; i < params_.size(); ++i) {
+    const at::Tensor piece = piece_of(flat_param_, i), changed = piece_of_full(flattened_form(params_[i], i), i);
+    // What is gathered stays current if nothing changes. To compare on a device, the host would wait for it.
+    const bool can_compare = piece.is_cpu() && changed.is_cpu() && piece.scalar_type() == changed.scalar_type();
+    if (!can_compare || !have_same_bits(piece, changed)) piece.copy_(changed);
+  }
 }
 
 bool FlatParamHandle::write_back_params() {

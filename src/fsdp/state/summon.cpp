@@ -115,7 +115,8 @@ void ShardedModule::summon_full_params(const std::function<void()>& f, const Sum
             .add("with_grads", options.with_grads);
       },
       [&](const Unit& unit, CallArguments& arguments) {
-        if (std::find(units.begin(), units.end(), &unit) != units.end()) arguments.add("unit", unit.name());
+        if (std::find(units.begin(), units.end(), &unit) == units.end()) return;
+        arguments.add("unit", unit.name()).add("is gathered", unit.handle()->is_gathered());
       });
   if (options.offload_to_cpu && !options.rank0_only && group().rank() == 0 && group().size() > 1) {
     warn_once(

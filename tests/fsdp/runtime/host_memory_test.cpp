@@ -137,6 +137,48 @@ TEST_P(HostMemoryTest, ABackwardWithoutReductionsDoesNotSeeWritesOfAnotherRank) 
   });
 }
 
+// Returns all summoned parameters, as a rank sees them that is slow if `is_slow`.
+at::Tensor summoned(SlowFsdp& model, bool is_slow) {
+  std::vector<at::Tensor> found;
+  const SummonOptions options{.writeback = false};
+  model.summon_full_params(
+      [&] {
+        sleep_on(is_slow);
+        for (const at::Tensor& param : model.module_ptr()->parameters())
+          found.push_back(param.detach().reshape({-1}).clone());
+      },
+      options);
+  return at::cat(found);
+}
+
+TEST_P(HostMemoryTest, SummonedParametersDoNotSeeWritesOfAnotherRankAfterThem) {
+  expect_no_write_is_seen(options_of(GetParam(), true),
+                          [](SlowFsdp& model) { return summoned(model, model.group().rank() == 1); });
+}
+
+TEST_P(HostMemoryTest, SummonedParametersAreCopiedOnlyWhereARankWritesToThem) {
+  testing::expect_good_processes(2, testing::quick(), [&](const ProcessGroup& group) {
+    SlowModel plain;
+    fill(*plain, at::kFloat);
+    SlowFsdp model(plain, group, options_of(GetParam(), true));
+    const double own = group.rank() + 1;
+    model.summon_full_params([&] {
+      for (std::size_t i = 0; i < model.unit_count(); ++i) {
+        const FlatParamHandle& handle = model.handle(i);
+        for (const at::Tensor& param : handle.params())
+          EXPECT_TRUE(param.is_alias_of(handle.unsharded_flat_params()[0]));
+      }
+      for (const at::Tensor& param : model.module_ptr()->parameters()) param.fill_(own);
+      group.barrier();  // both ranks have written
+      for (const at::Tensor& param : model.module_ptr()->parameters())
+        EXPECT_TRUE(at::equal(param, at::full_like(param, own)));
+    });
+    const at::Tensor kept = summoned(model, false);  // of each rank what it has a shard of
+    EXPECT_TRUE((kept == 1).logical_or(kept == 2).all().item<bool>());
+    EXPECT_TRUE((kept == 1).any().item<bool>() && (kept == 2).any().item<bool>());
+  });
+}
+
 TEST_P(HostMemoryTest, LowPrecisionCopiesAreNotReplacedWhileTheyAreRead) {
   Options options = options_of(GetParam(), true);
   options.mixed_precision.param_dtype = at::kFloat;
