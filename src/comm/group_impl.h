@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "comm/backend/backend.h"
@@ -35,6 +36,7 @@ class ProcessGroup::Impl {
   std::shared_ptr<comm::HostEngines> engines = std::make_shared<comm::HostEngines>();  // of all groups of this rank
   std::unique_ptr<comm::Watchdog> watchdog;  // of a backend on streams; null with another
   std::uint64_t calls = 0, subgroups = 0;
+  std::vector<std::pair<c10::Device, int>> connected_peers;  // with which messages were exchanged on a device
 
   Impl() = default;
   Impl(const Impl&) = delete;

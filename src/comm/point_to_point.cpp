@@ -13,8 +13,10 @@
 #include <future>
 #include <thread>
 
+#include "comm/backend/run_unless.h"
 #include "comm/exceptions.h"
 #include "comm/group_impl.h"
+#include "tessera/comm/internal/streams.h"
 
 namespace tessera {
 
@@ -132,6 +134,24 @@ comm::WorkPtr start_message(const comm::Transport& carrier, const Direction& way
   return way.sends ? carrier.backend->send(bytes, way.peer, tag) : carrier.backend->recv(bytes, way.peer, tag);
 }
 
+// As start_message, on the current stream. The first message between two ranks on a device connects them, for which the
+// host waits, also for a rank that has failed since the calls were compared. So a thread waits, which is left then.
+comm::WorkPtr start_on_stream(ProcessGroup::Impl& group, const comm::Transport& carrier, const Direction& way,
+                              const at::Tensor& tensor) {
+  const std::pair<c10::Device, int> connection(tensor.device(), way.peer);
+  std::vector<std::pair<c10::Device, int>>& connected = group.connected_peers;
+  if (std::find(connected.begin(), connected.end(), connection) != connected.end())
+    return start_message(carrier, way, tensor, kDataTag);
+  const c10::Stream stream = comm::guard_of(tensor.device()).getStream(tensor.device());
+  comm::WorkPtr work = comm::run_unless([&group] { return group.liveness->failure(); }, group.timeout,
+                                        [carrier, way, tensor, stream] {
+                                          const comm::OnStream on(stream);
+                                          return start_message(carrier, way, tensor, kDataTag);
+                                        });
+  connected.push_back(connection);
+  return work;
+}
+
 // Sends or receives tensors after the calls were compared.
 void transfer(ProcessGroup::Impl& group, const comm::Call& call, const Direction& way,
               std::span<const at::Tensor> tensors) {
@@ -141,7 +161,7 @@ void transfer(ProcessGroup::Impl& group, const comm::Call& call, const Direction
     if (tensor.numel() == 0) continue;
     const comm::Transport& carrier = carrier_of(group, tensor);
     if (carrier.is_on_stream) {
-      start_message(carrier, way, tensor, kDataTag)->wait();
+      start_on_stream(group, carrier, way, tensor)->wait();
       comm::Call watched = call;
       watched.number = 0;  // ranks number messages by themselves
       if (group.watchdog != nullptr)

@@ -2,10 +2,13 @@
 
 #include <chrono>
 #include <future>
+#include <span>
 #include <thread>
 
 #include "accelerator/fsdp_training.h"
+#include "support/accelerator/nccl/group.h"
 #include "support/error_matchers.h"
+#include "tessera/comm/point_to_point.h"
 
 namespace tessera {
 namespace {
@@ -73,6 +76,30 @@ TEST_P(WatchdogTest, ARankThatIsMissingWhenTheOthersConnectIsNamed) {
     EXPECT_THAT(told[rank], ::testing::HasSubstr("the connection on a device"));
     EXPECT_THAT(told[rank], ::testing::HasSubstr("rank 1"));
   }
+}
+
+// The ranks have compared their calls, and rank 0 waits for the connection that its first message needs.
+TEST_P(WatchdogTest, ARankThatFailsInItsFirstMessageIsNamed) {
+  std::string told;
+  const auto run = [&](const ProcessGroup& group) {
+    const c10::DeviceGuard guard(sim::device(group.rank()));
+    const at::Tensor x = at::full({8}, group.rank(), sim::on(group.rank()));
+    if (group.rank() == 1) return receive_tensors(group, std::span(&x, 1), 0);
+    try {
+      send_tensors(group, std::span(&x, 1), 1);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::rank_failure);
+      told = error.what();
+    }
+  };
+  const LocalOptions options{.timeout = std::chrono::minutes(5), .backend = "sim"};
+  const auto begin = steady_clock::now();
+  sim::Group::refuse_messages_of(1);
+  EXPECT_THROW(run_local(2, run, options), std::exception);
+  sim::Group::refuse_messages_of(-1);
+  EXPECT_THAT(told, ::testing::HasSubstr("rank 1"));
+  EXPECT_LT(steady_clock::now() - begin, std::chrono::seconds(30));
+  run_local(2, run, options);
 }
 
 TEST_P(WatchdogTest, SubgroupsTakeOverTheConnectionsOfTheirGroup) {

@@ -60,6 +60,7 @@ class SideStream {
 class OnStream {
  public:
   explicit OnStream(const SideStream& stream);
+  explicit OnStream(c10::Stream stream) { guard_.emplace(stream); }
 
  private:
   std::optional<c10::impl::InlineStreamGuard<c10::impl::VirtualGuardImpl>> guard_;

@@ -204,6 +204,8 @@ WorkPtr NcclBackend::start(Contribution contribution, Tensors results) {
 
 WorkPtr NcclBackend::start_message(Contribution contribution, int source, int destination, const Tensor& tensor) {
   check(tensor);
+  // Messages of one group call connect together, in no order.
+  if (!coalesced_) group_->connect(getRank(), getRank() == source ? destination : source);
   const std::pair<int, int> direction(source, destination);
   auto stream = message_streams_.find(direction);
   if (stream == message_streams_.end())

@@ -218,6 +218,20 @@ void Group::meet(int rank) {
   });
 }
 
+namespace {
+std::atomic<int> refused_rank = -1;
+}  // namespace
+
+void Group::refuse_messages_of(int rank) { refused_rank = rank; }
+
+void Group::connect(int rank, int peer) {
+  TORCH_CHECK(rank != refused_rank, "sim: the message of rank ", rank, " is refused");
+  std::unique_lock lock(mutex_);
+  connections_.insert({rank, peer});
+  met_.notify_all();
+  met_.wait(lock, [&] { return aborted_.contains(rank) || connections_.contains({peer, rank}); });
+}
+
 void Group::abort(int rank) {
   const std::lock_guard lock(mutex_);
   aborted_.insert(rank);

@@ -71,6 +71,12 @@ class Group {
   // Blocks until all ranks have called it as often as this rank, or this rank was aborted.
   void meet(int rank);
 
+  // Blocks until `peer` has called it for this rank as well, or this rank was aborted. As the first message of two
+  // ranks.
+  void connect(int rank, int peer);
+  // Makes messages of a rank fail from now on, in all groups; of none if it is negative.
+  static void refuse_messages_of(int rank);
+
   // Ends the collectives and messages of a rank that wait for others, and those that it enqueues from now on.
   void abort(int rank);
 
@@ -93,7 +99,8 @@ class Group {
   std::mutex mutex_;
   std::map<Key, Gathering> gatherings_;
   std::set<int> aborted_;
-  std::map<int, int> meetings_;  // how often a rank has called meet()
+  std::map<int, int> meetings_;                // how often a rank has called meet()
+  std::set<std::pair<int, int>> connections_;  // rank and peer of the calls of connect()
   std::condition_variable met_;
 };
 
