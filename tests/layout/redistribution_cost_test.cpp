@@ -46,7 +46,7 @@ TEST(RedistributionCostTest, ItIsWhatThePlanSends) {
           const bool has_order = shard_order(from, mesh) && shard_order(to, mesh);
           if (from == to || (mesh.size() > 1 && !has_order)) continue;
           const MeshLayout before(size, mesh, from), after(size, mesh, to);
-          const MeshRedistribution plan = plan_redistribution(before, after);
+          const MeshRedistribution plan = plan_redistribution(before, after, 0);
           const RedistributionCost cost = estimated_cost(before, after);
           std::int64_t collectives = plan.exchanged_dims.empty() ? 0 : 1;
           for (const MeshReduction& reduction : plan.reductions) collectives += mesh[reduction.mesh_dim] > 1 ? 1 : 0;
@@ -90,7 +90,7 @@ TEST(RedistributionCostTest, ASmallTensorTakesFewCollectivesAndALargeOneFewEleme
   EXPECT_EQ(cost_of({8, 8}, {4}, {P}, {strided}).collectives, 1);
   EXPECT_EQ(cost_of({8000, 8000}, {4}, {P}, {strided}).collectives, 2);
   const auto plan_of = [&](const Sizes& size) {
-    return plan_redistribution(MeshLayout(size, {4}, {P}), MeshLayout(size, {4}, {strided}));
+    return plan_redistribution(MeshLayout(size, {4}, {P}), MeshLayout(size, {4}, {strided}), 0);
   };
   EXPECT_EQ(plan_of({8, 8}).reductions[0].to, R);
   EXPECT_TRUE(plan_of({8000, 8000}).reductions[0].to.is_shard());

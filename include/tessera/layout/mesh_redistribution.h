@@ -8,8 +8,10 @@
 /// each rank gets the elements that it lacks from the nearest rank that has them. Last, dimensions that become partial
 /// are made so, from the last mesh dimension to the first, without communication.
 ///
-/// Pure functions with the same result on all ranks. Law: the moves to a rank partition its local tensor under `moved`.
-/// PyTorch: torch/distributed/tensor/_redistribute.py, which runs one collective per mesh dimension.
+/// Pure functions. A plan lists the moves of one rank; all else in it is the same on all ranks, and takes O(n) for n
+/// ranks. Law: the moves to a rank partition its local tensor under `moved`. Law: the moves from one rank to another
+/// are in the same order in the plans of both. PyTorch: torch/distributed/tensor/_redistribute.py, which runs one
+/// collective per mesh dimension.
 
 #include <cstdint>
 #include <vector>
@@ -31,6 +33,7 @@ struct MeshMove {
   std::int64_t source = 0, destination = 0;
   std::size_t source_box = 0, destination_box = 0;  ///< indices of the local boxes that contain it
   Box box;
+  Box source_extent;  ///< the local box of the source that contains it
   bool operator==(const MeshMove&) const = default;
 };
 
@@ -38,25 +41,33 @@ struct MeshMove {
 struct MeshRedistribution {
   std::vector<MeshReduction> reductions;    ///< in this order
   Placements reduced;                       ///< the placements after the reductions
-  std::vector<MeshMove> moves;              ///< from `reduced` to `moved`, by destination, including boxes that stay
+  std::vector<MeshMove> moves;              ///< from `reduced` to `moved`: what the rank gets, by source, also from
+                                            ///< itself; then what it sends to others, by destination
   std::vector<std::size_t> exchanged_dims;  ///< the mesh dimensions in which the coordinates of a source and its
                                             ///< destination differ, ascending; none: no element is sent
   Placements moved;                         ///< the placements after the moves
   std::vector<std::size_t> partial_dims;    ///< the mesh dimensions that become partial after the moves, descending
-  std::int64_t sent = 0;                    ///< elements that all ranks send, in total
+  std::int64_t sent = 0;                    ///< elements that all ranks send, in total, with those of the reductions
+  /// Of the moves alone, in elements: those that all ranks send, a number that no message between two ranks exceeds,
+  /// and the mean length of a contiguous run of a move in the source's or the destination's local tensor, whichever has
+  /// shorter runs (exact if the ranks divide the sizes).
+  std::int64_t moved_elements = 0, largest_message = 0, run_length = 0;
+  bool operator==(const MeshRedistribution&) const = default;
 };
 
-/// Plans the redistribution of a tensor. Throws `Error(invalid_argument)` for layouts of different sizes or meshes.
-/// Takes O(n log n) for n ranks, plus the moves.
-MeshRedistribution plan_redistribution(const MeshLayout& from, const MeshLayout& to);
+/// Plans the redistribution of a tensor for the rank at position `rank` of the mesh, row-major. Throws
+/// `Error(invalid_argument)` for layouts of different sizes or meshes, and for a position that the mesh does not have.
+MeshRedistribution plan_redistribution(const MeshLayout& from, const MeshLayout& to, std::int64_t rank);
 /// Plans the redistribution of a tensor whose ranks hold `sources` (by rank, row-major) instead of the boxes that
-/// `from` gives them. No placement may be partial. Throws `Error(invalid_argument)` also if, among ranks with equal
-/// coordinates in all mesh dimensions that `from` does not shard, the boxes do not partition the tensor.
+/// `from` gives them. The plan has the moves of all ranks, by destination. No placement may be partial. Throws
+/// `Error(invalid_argument)` for layouts of different sizes or meshes, and if, among ranks with equal coordinates in
+/// all mesh dimensions that `from` does not shard, the boxes do not partition the tensor. Takes O(n log n) for n ranks,
+/// plus the moves.
 MeshRedistribution plan_redistribution(const MeshLayout& from, const std::vector<std::vector<LocalBox>>& sources,
                                        const MeshLayout& to);
 /// Returns the elements that all ranks send, in total, to redistribute a tensor: 0 if none is sent. An all-reduce of n
-/// elements over r ranks counts as 2 n (r - 1), a reduce-scatter as n (r - 1). Takes as long as the plan. PyTorch:
-/// redistribute_cost, which estimates a time.
+/// elements over r ranks counts as 2 n (r - 1), a reduce-scatter as n (r - 1). PyTorch: redistribute_cost, which
+/// estimates a time.
 std::int64_t redistribution_cost(const MeshLayout& from, const MeshLayout& to);
 
 }  // namespace tessera

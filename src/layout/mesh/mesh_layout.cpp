@@ -3,44 +3,12 @@
 #include <algorithm>
 #include <utility>
 
+#include "layout/mesh/split.h"
 #include "tessera/base/checked.h"
 #include "tessera/base/error.h"
 #include "tessera/layout/placements.h"
 
 namespace tessera {
-
-namespace {
-
-// Returns the i-th of n chunks of `count` elements, as torch.chunk splits them.
-Interval chunk(std::int64_t count, std::int64_t n, std::int64_t i) {
-  const std::int64_t rows = count / n + (count % n != 0 ? 1 : 0);
-  const std::int64_t begin = std::min(rows * i, count);
-  return {begin, std::min(begin + rows, count)};
-}
-
-// Appends the elements at positions [part.begin, part.end) of the concatenated intervals `from` to `to`.
-void append_part(std::vector<Interval>& to, std::span<const Interval> from, Interval part) {
-  std::int64_t position = 0;
-  for (const Interval& interval : from) {
-    const std::int64_t begin = std::max(part.begin - position, std::int64_t{0}) + interval.begin;
-    const std::int64_t end = std::min(part.end - position, interval.size()) + interval.begin;
-    position += interval.size();
-    if (begin >= end) continue;
-    if (!to.empty() && to.back().end == begin) {
-      to.back().end = end;
-    } else {
-      to.push_back({begin, end});
-    }
-  }
-}
-
-std::int64_t count_of(std::span<const Interval> intervals) {
-  std::int64_t count = 0;
-  for (const Interval& interval : intervals) count += interval.size();
-  return count;
-}
-
-}  // namespace
 
 MeshLayout::MeshLayout(std::vector<std::int64_t> size, std::vector<std::int64_t> mesh_shape, Placements placements)
     : size_(std::move(size)), mesh_shape_(std::move(mesh_shape)), placements_(normalized(placements, size_.size())) {
@@ -68,13 +36,8 @@ std::vector<Interval> MeshLayout::local_intervals(std::size_t dim, std::span<con
   for (std::size_t m = 0; m < placements_.size(); ++m) {
     const Placement& placement = placements_[m];
     if (!placement.is_shard(static_cast<std::int64_t>(dim))) continue;
-    const std::int64_t count = count_of(intervals);
     std::vector<Interval> sharded;
-    for (std::int64_t i = 0; i < placement.split_factor(); ++i) {
-      const Interval part = chunk(count, placement.split_factor(), i);
-      const Interval piece = chunk(part.size(), mesh_shape_[m], coordinate[m]);
-      append_part(sharded, intervals, {part.begin + piece.begin, part.begin + piece.end});
-    }
+    append_shard(sharded, 0, intervals, placement, mesh_shape_[m], coordinate[m]);
     intervals = std::move(sharded);
   }
   return intervals;

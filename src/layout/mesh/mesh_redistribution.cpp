@@ -6,8 +6,10 @@
 #include <set>
 #include <utility>
 
+#include "layout/mesh/mesh_moves.h"
 #include "tessera/base/error.h"
 #include "tessera/layout/coverage.h"
+#include "tessera/layout/internal/exchange_size.h"
 #include "tessera/layout/redistribution.h"
 #include "tessera/layout/redistribution_cost.h"
 
@@ -64,7 +66,7 @@ void check_partition(const MeshLayout& layout, const RankBoxes& has) {
 // Ranks with equal coordinates in all dimensions that `from` does not shard hold each element once. So every rank finds
 // the elements that it lacks among these ranks, its own elements first.
 std::vector<MeshMove> moves_between(const MeshLayout& from, const std::vector<LocalBoxes>& sources,
-                                    const MeshLayout& to, bool checks) {
+                                    const MeshLayout& to) {
   std::map<Indices, Indices> slices;  // ranks by the coordinates that a move keeps
   for (std::int64_t rank = 0; rank < mesh_size(from.mesh_shape()); ++rank) {
     Indices kept;
@@ -78,10 +80,11 @@ std::vector<MeshMove> moves_between(const MeshLayout& from, const std::vector<Lo
   std::vector<MeshMove> moves;
   for (const auto& [kept, ranks] : slices) {
     const RankBoxes has(from.size().size(), sources, ranks), wants(from.size().size(), destinations, ranks);
-    if (checks) check_partition(from, has);
+    check_partition(from, has);
     for (Transfer& transfer : plan_transfers(has.boxes, wants.boxes)) {
       const RankBoxes::Owner &source = has.owners[transfer.source], &destination = wants.owners[transfer.destination];
-      moves.push_back({source.rank, destination.rank, source.box, destination.box, std::move(transfer.box)});
+      moves.push_back({source.rank, destination.rank, source.box, destination.box, std::move(transfer.box),
+                       Box(has.boxes[transfer.source])});
     }
   }
   std::stable_sort(moves.begin(), moves.end(),
@@ -108,19 +111,28 @@ bool is_sharded_after(const MeshLayout& layout, std::size_t m, std::int64_t dim)
                      [dim](const Placement& placement) { return placement.is_shard(dim); });
 }
 
-std::int64_t sent_by(const std::vector<MeshMove>& moves) {
-  std::int64_t sent = 0;
-  for (const MeshMove& move : moves) {
-    if (move.source != move.destination) sent += volume(move.box);
+// Sets what follows from the moves of all ranks.
+void measure(MeshRedistribution& plan, const MeshLayout& to) {
+  ExchangeSizeSum sum;
+  for (const MeshMove& move : plan.moves) {
+    const auto boxes = to.local_boxes(mesh_coordinate(to.mesh_shape(), move.destination));
+    sum.add(move.source, move.destination, move.box, move.source_extent, boxes[move.destination_box].box);
   }
-  return sent;
+  const ExchangeSize size = sum.total();
+  plan.sent = plan.moved_elements = size.sent;
+  plan.largest_message = size.largest_message;
+  plan.run_length = size.run_length;
 }
 
 // Tries every way to reduce the partial mesh dimensions. Keeps the one that costs least.
 class Search {
  public:
+  struct Found {
+    MeshRedistribution plan;  // without moves
+    MeshMoves moves;
+  };
   Search(const MeshLayout& from, const MeshLayout& to) : to_(to) { reduce_from(0, from, {}, 0); }
-  MeshRedistribution best() && { return std::move(*best_); }
+  Found best() && { return std::move(*best_); }
 
  private:
   // `sent`: elements, over all ranks.
@@ -154,31 +166,31 @@ class Search {
   }
 
   void finish(const MeshLayout& now, const std::vector<MeshReduction>& done, std::int64_t sent) {
+    MeshMoves moves(now, to_);
     MeshRedistribution plan;
     plan.reductions = done;
     plan.reduced = now.placements();
-    plan.moves = moves_between(now, boxes_of_all(now), to_, false);
-    plan.exchanged_dims = dims_of(plan.moves, now.mesh_shape());
-    plan.sent = sent + sent_by(plan.moves);
+    plan.exchanged_dims = moves.exchanged_dims();
+    plan.moved_elements = moves.sent();
+    plan.sent = sent + plan.moved_elements;
     const std::size_t collectives = done.size() + (plan.exchanged_dims.empty() ? 0 : 1);
     const RedistributionCost cost{static_cast<std::int64_t>(collectives),
                                   static_cast<double>(plan.sent) / static_cast<double>(mesh_size(now.mesh_shape()))};
     if (best_ && best_cost_.total() <= cost.total()) return;
-    best_ = std::move(plan);
+    best_ = Found{std::move(plan), std::move(moves)};
     best_cost_ = cost;
   }
 
   static std::int64_t elements_of_all(const MeshLayout& layout) {
-    std::int64_t count = 0;
-    for (std::int64_t rank = 0; rank < mesh_size(layout.mesh_shape()); ++rank) {
-      const std::vector<std::int64_t> sizes = layout.local_shape(mesh_coordinate(layout.mesh_shape(), rank)).sizes;
-      count += volume(Box::full(sizes));
+    std::int64_t count = volume(Box::full(layout.size()));
+    for (std::size_t m = 0; m < layout.placements().size(); ++m) {
+      if (!layout.placements()[m].is_shard()) count *= layout.mesh_shape()[m];
     }
     return count;
   }
 
   const MeshLayout& to_;
-  std::optional<MeshRedistribution> best_;
+  std::optional<Found> best_;
   RedistributionCost best_cost_;
 };
 
@@ -194,7 +206,10 @@ void check(const MeshLayout& from, const MeshLayout& to) {
 
 }  // namespace
 
-MeshRedistribution plan_redistribution(const MeshLayout& from, const MeshLayout& to) {
+namespace {
+
+// Returns the best plan, and what dimensions that become partial are until then.
+Search::Found best_plan(const MeshLayout& from, const MeshLayout& to) {
   check(from, to);
   // A dimension that becomes partial is replicated until then. It stays sharded if it was, unless a later shard of the
   // same tensor dimension would then have other elements.
@@ -208,9 +223,24 @@ MeshRedistribution plan_redistribution(const MeshLayout& from, const MeshLayout&
     partial_dims.push_back(m);
   }
   const MeshLayout target(to.size(), to.mesh_shape(), moved);
-  MeshRedistribution plan = Search(from, target).best();
-  plan.moved = std::move(moved);
-  plan.partial_dims = std::move(partial_dims);
+  Search::Found best = Search(from, target).best();
+  best.plan.moved = std::move(moved);
+  best.plan.partial_dims = std::move(partial_dims);
+  return best;
+}
+
+}  // namespace
+
+MeshRedistribution plan_redistribution(const MeshLayout& from, const MeshLayout& to, std::int64_t rank) {
+  Search::Found best = best_plan(from, to);
+  if (rank < 0 || rank >= mesh_size(from.mesh_shape())) {
+    fail(ErrorCode::invalid_argument, "redistribute a tensor on a mesh of shape {}: rank {}, expected 0 to {}",
+         shape_to_string(from.mesh_shape()), rank, mesh_size(from.mesh_shape()) - 1);
+  }
+  MeshRedistribution plan = std::move(best.plan);
+  plan.moves = best.moves.of_rank(rank);
+  plan.run_length = best.moves.run_length();
+  if (!plan.exchanged_dims.empty()) plan.largest_message = best.moves.largest_message();
   return plan;
 }
 
@@ -220,14 +250,12 @@ MeshRedistribution plan_redistribution(const MeshLayout& from, const std::vector
   MeshRedistribution plan;
   plan.reduced = from.placements();
   plan.moved = to.placements();
-  plan.moves = moves_between(from, sources, to, true);
+  plan.moves = moves_between(from, sources, to);
   plan.exchanged_dims = dims_of(plan.moves, from.mesh_shape());
-  plan.sent = sent_by(plan.moves);
+  measure(plan, to);
   return plan;
 }
 
-std::int64_t redistribution_cost(const MeshLayout& from, const MeshLayout& to) {
-  return plan_redistribution(from, to).sent;
-}
+std::int64_t redistribution_cost(const MeshLayout& from, const MeshLayout& to) { return best_plan(from, to).plan.sent; }
 
 }  // namespace tessera

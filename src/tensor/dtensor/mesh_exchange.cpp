@@ -7,17 +7,18 @@
 #include <cstring>
 #include <functional>
 #include <limits>
-#include <map>
 #include <memory>
 #include <numeric>
 #include <optional>
 #include <utility>
 
+#include "tensor/dtensor/rank_redistribution.h"
 #include "tensor/exchange/box_copy.h"
 #include "tensor/exchange/exchange.h"
 #include "tensor/exchange/reduce.h"
 #include "tessera/base/bytes.h"
 #include "tessera/base/error.h"
+#include "tessera/layout/internal/exchange_size.h"
 #include "tessera/layout/mesh_redistribution.h"
 #include "tessera/tensor/dtensor/separate_reductions.h"
 #include "tessera/tensor/internal/box_view.h"
@@ -137,67 +138,6 @@ std::optional<MergedReduction> merged_reduction(const DeviceMesh& mesh, const Me
 
 // --- elements that move
 
-// The ranks that exchange with this one, by their index in the mesh: along one dimension, or all.
-struct Partners {
-  ProcessGroup group;
-  std::vector<std::int64_t> places;
-
-  Partners(const DeviceMesh& mesh, const std::vector<std::size_t>& dims) {
-    if (dims.empty()) {
-      places.push_back(mesh_index(mesh.shape(), *mesh.coordinate()));
-    } else if (dims.size() == 1) {
-      group = mesh.group(static_cast<std::int64_t>(dims[0]));
-      Sizes coordinate = *mesh.coordinate();
-      for (coordinate[dims[0]] = 0; coordinate[dims[0]] < mesh.shape()[dims[0]]; ++coordinate[dims[0]]) {
-        places.push_back(mesh_index(mesh.shape(), coordinate));
-      }
-    } else {
-      group = mesh.group();
-      places.resize(static_cast<std::size_t>(mesh.size()));
-      std::iota(places.begin(), places.end(), std::int64_t{0});
-    }
-  }
-};
-
-using BoxesOf = std::function<LocalBoxes(std::int64_t place)>;
-
-BoxesOf boxes_of(const MeshLayout& layout) {
-  return [&layout](std::int64_t place) { return layout.local_boxes(mesh_coordinate(layout.mesh_shape(), place)); };
-}
-
-// The boxes of `places` in the order of a plan, and where each rank's begin.
-struct Places {
-  std::vector<ShardPlace> boxes;
-  std::map<std::int64_t, std::size_t> begins;
-
-  Places(const std::vector<std::int64_t>& places, const BoxesOf& boxes_of) {
-    for (std::size_t rank = 0; rank < places.size(); ++rank) {
-      begins[places[rank]] = boxes.size();
-      std::size_t local = 0;
-      for (LocalBox& box : boxes_of(places[rank])) {
-        boxes.push_back({static_cast<int>(rank), local++, std::move(box.box)});
-      }
-    }
-  }
-};
-
-ReshardPlan plan_of(const std::vector<MeshMove>& moves, const Partners& partners, const BoxesOf& from,
-                    const BoxesOf& to, const at::Tensor& like) {
-  Places sources(partners.places, from), destinations(partners.places, to);
-  ReshardPlan plan;
-  plan.element_bytes = static_cast<std::int64_t>(like.element_size());
-  plan.staging_device = like.device();
-  plan.is_on_cpu = like.is_cpu();
-  for (const MeshMove& move : moves) {
-    const auto source = sources.begins.find(move.source), destination = destinations.begins.find(move.destination);
-    if (source == sources.begins.end() || destination == destinations.begins.end()) continue;
-    plan.moves.push_back({source->second + move.source_box, destination->second + move.destination_box, move.box});
-  }
-  plan.sources = std::move(sources.boxes);
-  plan.destinations = std::move(destinations.boxes);
-  return plan;
-}
-
 // Contiguous tensors to receive a local tensor's boxes: views of it, or buffers that `finish` copies into it if a box
 // is not contiguous there.
 class Target {
@@ -220,14 +160,13 @@ class Target {
   std::vector<at::Tensor> places_, tensors_;
 };
 
-// Fills `local`, the local tensor under `to`. `sources` are this rank's tensors of its boxes under `from`.
-at::Tensor moved(const DeviceMesh& mesh, const std::vector<MeshMove>& moves, const std::vector<std::size_t>& dims,
-                 const BoxesOf& from, const MeshLayout& to, std::vector<at::Tensor> sources, const at::Tensor& local) {
+// Fills `local`, this rank's local tensor after the moves. `sources` are its tensors of the boxes before.
+at::Tensor moved(const DeviceMesh& mesh, const RankRedistribution& plan, std::vector<at::Tensor> sources,
+                 const at::Tensor& local) {
   for (at::Tensor& source : sources) source = source.contiguous();
-  const Partners partners(mesh, dims);
-  const ReshardPlan plan = plan_of(moves, partners, from, boxes_of(to), local);
-  const Target target(local, to.local_boxes(*mesh.coordinate()));
-  exchange({partners.group, plan, sources, target.tensors(), local.scalar_type()}, {});
+  const ProcessGroup group = plan.exchange_group(mesh);
+  const Target target(local, plan.gets);
+  exchange({group, plan.exchange, sources, target.tensors(), local.scalar_type(), local.device(), local.is_cpu()}, {});
   target.finish();
   return local;
 }
@@ -235,71 +174,66 @@ at::Tensor moved(const DeviceMesh& mesh, const std::vector<MeshMove>& moves, con
 // As `moved`, with one all-to-all that runs until `finish`.
 class StartedMove {
  public:
-  StartedMove(const DeviceMesh& mesh, const std::vector<MeshMove>& moves, const std::vector<std::size_t>& dims,
-              const BoxesOf& from, const MeshLayout& to, std::vector<at::Tensor> sources, at::Tensor local)
-      : partners_(mesh, dims),
-        plan_(plan_of(moves, partners_, from, boxes_of(to), local)),
-        target_(local, to.local_boxes(*mesh.coordinate())),
+  StartedMove(const DeviceMesh& mesh, std::shared_ptr<const RankRedistribution> plan, std::vector<at::Tensor> sources,
+              at::Tensor local)
+      : plan_(std::move(plan)),
+        group_(plan_->exchange_group(mesh)),
+        target_(local, plan_->gets),
         sources_(std::move(sources)),
         local_(std::move(local)) {
     for (at::Tensor& source : sources_) source = source.contiguous();
     const Exchange parts = all_parts();
-    const at::Tensor in = at::empty({count(true)}, local_.options());
-    received_ = at::empty({count(false)}, local_.options());
-    std::int64_t begin = 0;
-    each_move(true, [&](const Move& move) {
-      const std::int64_t elements = volume(move.box);
-      copy_elements(in.narrow(0, begin, elements).view(move.box.sizes), parts.taken(move, move.box));
-      begin += elements;
+    const std::vector<std::int64_t> sent = splits(true), received = splits(false);
+    const at::Tensor in = at::empty({total(sent)}, local_.options());
+    received_ = at::empty({total(received)}, local_.options());
+    each_move(true, [&](const Move& move, std::int64_t begin) {
+      const at::Tensor packed = in.narrow(0, begin, volume(move.box)).view(move.box.sizes);
+      copy_elements(packed, parts.taken(move, move.box));
     });
-    pending_ = partners_.group.start_all_to_all(received_, in, splits(false), splits(true));
+    pending_ = group_.start_all_to_all(received_, in, received, sent);
     parts.copy_what_stays();
   }
 
   at::Tensor finish() {
     pending_.wait();
     const Exchange parts = all_parts();
-    std::int64_t begin = 0;
-    each_move(false, [&](const Move& move) {
-      const std::int64_t elements = volume(move.box);
-      copy_elements(parts.given(move, move.box), received_.narrow(0, begin, elements).view(move.box.sizes));
-      begin += elements;
+    each_move(false, [&](const Move& move, std::int64_t begin) {
+      const at::Tensor packed = received_.narrow(0, begin, volume(move.box)).view(move.box.sizes);
+      copy_elements(parts.given(move, move.box), packed);
     });
     target_.finish();
     return local_;
   }
 
  private:
-  Exchange all_parts() const { return {partners_.group, plan_, sources_, target_.tensors(), local_.scalar_type()}; }
-  // Returns the other rank of a move that this rank sends, or receives.
-  std::optional<int> partner(const Move& move, bool sends) const {
-    const int source = plan_.source_rank(move), destination = plan_.destination_rank(move),
-              mine = partners_.group.rank();
-    if (source == destination || (sends ? source : destination) != mine) return std::nullopt;
-    return sends ? destination : source;
+  Exchange all_parts() const {
+    return {group_,          plan_->exchange, sources_, target_.tensors(), local_.scalar_type(),
+            local_.device(), local_.is_cpu()};
   }
-  // Visits the moves of this rank, by the other rank.
+  // Visits what this rank sends to others, or gets from them, in the plan's order, which is by the other rank. `f` gets
+  // the place of a move's first element among all of them.
   template <typename F>
   void each_move(bool sends, const F& f) const {
-    for (int rank = 0; rank < partners_.group.size(); ++rank) {
-      for (const Move& move : plan_.moves) {
-        if (partner(move, sends) == rank) f(move);
-      }
+    std::int64_t begin = 0;
+    for (const Move& move : plan_->exchange.moves) {
+      if (move.source_rank == move.destination_rank || (move.source_rank == group_.rank()) != sends) continue;
+      f(move, begin);
+      begin += volume(move.box);
     }
   }
   std::vector<std::int64_t> splits(bool sends) const {
-    std::vector<std::int64_t> elements(static_cast<std::size_t>(partners_.group.size()), 0);
-    each_move(sends,
-              [&](const Move& move) { elements[static_cast<std::size_t>(*partner(move, sends))] += volume(move.box); });
+    std::vector<std::int64_t> elements(static_cast<std::size_t>(group_.size()), 0);
+    each_move(sends, [&](const Move& move, std::int64_t) {
+      elements[static_cast<std::size_t>(sends ? move.destination_rank : move.source_rank)] += volume(move.box);
+    });
     return elements;
   }
-  std::int64_t count(bool sends) const {
-    const std::vector<std::int64_t> elements = splits(sends);
+  static std::int64_t total(const std::vector<std::int64_t>& elements) {
     return std::accumulate(elements.begin(), elements.end(), std::int64_t{0});
   }
 
-  Partners partners_;
-  ReshardPlan plan_;
+  std::shared_ptr<const RankRedistribution> plan_;
+  ProcessGroup group_;
   Target target_;
   std::vector<at::Tensor> sources_;
   at::Tensor local_, received_;
@@ -375,23 +309,19 @@ at::Tensor redistribute_local(const DeviceMesh& mesh, const MeshLayout& from, co
     if (merged->divisor > 1) reduced = reduced.div(merged->divisor);
     return redistribute_local(mesh, merged->reduced, to, reduced);
   }
-  const MeshRedistribution plan = plan_redistribution(from, to);
+  const Sizes& coordinate = *mesh.coordinate();
+  const std::shared_ptr<const RankRedistribution> plan = redistribution_of(from, to, coordinate);
   at::Tensor now = plain(local);
-  for (const MeshReduction& step : plan.reductions) {
+  for (const MeshReduction& step : plan->steps.reductions) {
     const ProcessGroup& group = mesh.group(static_cast<std::int64_t>(step.mesh_dim));
     const ReduceOp op = from.placements()[step.mesh_dim].reduce_op();
     now = step.to.is_replicate() ? all_reduced(group, now, op) : reduce_scattered(group, now, op, step.to.dim());
   }
-  const Sizes& coordinate = *mesh.coordinate();
-  const MeshLayout reduced(from.size(), from.mesh_shape(), plan.reduced);
-  MeshLayout layout(from.size(), from.mesh_shape(), plan.moved);
-  const LocalBoxes has = reduced.local_boxes(coordinate);
+  MeshLayout layout(from.size(), from.mesh_shape(), plan->steps.moved);
   const Sizes size = layout.local_shape(coordinate).sizes;
-  if (!plan.exchanged_dims.empty() || has != layout.local_boxes(coordinate) || now.sizes() != at::IntArrayRef(size)) {
-    now = moved(mesh, plan.moves, plan.exchanged_dims, boxes_of(reduced), layout, views_of(now, has),
-                empty_like_part(now, size));
-  }
-  for (const std::size_t m : plan.partial_dims) {
+  if (!plan->steps.exchanged_dims.empty() || plan->has != plan->gets || now.sizes() != at::IntArrayRef(size))
+    now = moved(mesh, *plan, views_of(now, plan->has), empty_like_part(now, size));
+  for (const std::size_t m : plan->steps.partial_dims) {
     Placements placements = layout.placements();
     placements[m] = to.placements()[m];
     MeshLayout next(from.size(), from.mesh_shape(), std::move(placements));
@@ -406,7 +336,7 @@ at::Tensor redistribute_local(const DeviceMesh& mesh, const MeshLayout& from, co
 std::function<at::Tensor()> start_redistribute_local(const DeviceMesh& mesh, const MeshLayout& from,
                                                      const MeshLayout& to, const at::Tensor& local) {
   const auto only_local_steps = [&](const MeshLayout& now) {
-    const MeshRedistribution rest = plan_redistribution(now, to);
+    const MeshRedistribution& rest = redistribution_of(now, to, *mesh.coordinate())->steps;
     return rest.reductions.empty() && rest.exchanged_dims.empty();
   };
   if (local.is_meta() || only_local_steps(from)) {
@@ -425,9 +355,10 @@ std::function<at::Tensor()> start_redistribute_local(const DeviceMesh& mesh, con
     if (!only_local_steps(merged->reduced)) return start_redistribute_local(mesh, merged->reduced, to, finish());
     return [finish, mesh, now = merged->reduced, to] { return redistribute_local(mesh, now, to, finish()); };
   }
-  const MeshRedistribution plan = plan_redistribution(from, to);
-  if (!plan.reductions.empty()) {
-    const MeshReduction& step = plan.reductions[0];
+  const Sizes& coordinate = *mesh.coordinate();
+  const std::shared_ptr<const RankRedistribution> plan = redistribution_of(from, to, coordinate);
+  if (!plan->steps.reductions.empty()) {
+    const MeshReduction& step = plan->steps.reductions[0];
     Placements placements = from.placements();
     const ReduceOp op = placements[step.mesh_dim].reduce_op();
     placements[step.mesh_dim] = step.to;
@@ -436,11 +367,9 @@ std::function<at::Tensor()> start_redistribute_local(const DeviceMesh& mesh, con
     if (!only_local_steps(now)) return start_redistribute_local(mesh, now, to, finish());
     return [finish, mesh, now, to] { return redistribute_local(mesh, now, to, finish()); };
   }
-  const Sizes& coordinate = *mesh.coordinate();
-  const MeshLayout layout(from.size(), from.mesh_shape(), plan.moved);
+  const MeshLayout layout(from.size(), from.mesh_shape(), plan->steps.moved);
   const at::Tensor now = plain(local);
-  const auto move = std::make_shared<StartedMove>(mesh, plan.moves, plan.exchanged_dims, boxes_of(from), layout,
-                                                  views_of(now, from.local_boxes(coordinate)),
+  const auto move = std::make_shared<StartedMove>(mesh, plan, views_of(now, plan->has),
                                                   empty_like_part(now, layout.local_shape(coordinate).sizes));
   return [move, mesh, layout, to] { return redistribute_local(mesh, layout, to, move->finish()); };
 }
@@ -448,14 +377,15 @@ std::function<at::Tensor()> start_redistribute_local(const DeviceMesh& mesh, con
 at::Tensor redistribute_shards(const DeviceMesh& mesh, const MeshLayout& from, const MeshLayout& to,
                                const LocalShardsWrapper& local) {
   const AllShards all(mesh.group(), from.size(), local);
-  const MeshRedistribution plan = plan_redistribution(from, all.boxes, to);
-  const at::Tensor target = empty_shard(to.local_shape(*mesh.coordinate()).sizes,
-                                        at::TensorOptions().dtype(all.dtype).device(mesh.device_type()));
+  const Sizes& coordinate = *mesh.coordinate();
+  const std::int64_t mine = mesh_index(mesh.shape(), coordinate);
+  const RankRedistribution plan(plan_redistribution(from, all.boxes, to), all.boxes[static_cast<std::size_t>(mine)],
+                                to.local_boxes(coordinate), mesh.shape(), mine);
+  const at::Tensor target =
+      empty_shard(to.local_shape(coordinate).sizes, at::TensorOptions().dtype(all.dtype).device(mesh.device_type()));
   std::vector<at::Tensor> sources;
   for (const at::Tensor& shard : local.local_shards()) sources.push_back(plain(shard));
-  return moved(
-      mesh, plan.moves, plan.exchanged_dims,
-      [&](std::int64_t place) { return all.boxes[static_cast<std::size_t>(place)]; }, to, std::move(sources), target);
+  return moved(mesh, plan, std::move(sources), target);
 }
 
 at::Tensor distribute_from(std::int64_t rank_of_data, const DeviceMesh& mesh, const MeshLayout& to,
@@ -471,21 +401,31 @@ at::Tensor distribute_from(std::int64_t rank_of_data, const DeviceMesh& mesh, co
     mesh.group().broadcast(local, static_cast<int>(rank_of_data));
     return local;
   }
-  std::vector<MeshMove> moves;
+  const Box full = Box::full(to.size());
+  MeshRedistribution plan;
+  ExchangeSizeSum sum;
   for (std::int64_t place = 0; place < mesh.size(); ++place) {
     const LocalBoxes boxes = to.local_boxes(mesh_coordinate(mesh.shape(), place));
-    for (std::size_t i = 0; i < boxes.size(); ++i) moves.push_back({rank_of_data, place, 0, i, boxes[i].box});
+    for (std::size_t i = 0; i < boxes.size(); ++i) {
+      sum.add(rank_of_data, place, boxes[i].box, full, boxes[i].box);
+      plan.moves.push_back({rank_of_data, place, 0, i, boxes[i].box, full});
+    }
   }
-  std::vector<std::size_t> dims(static_cast<std::size_t>(mesh.ndim()));
-  std::iota(dims.begin(), dims.end(), std::size_t{0});
-  const BoxesOf one_has_all = [&](std::int64_t place) {
-    LocalBoxes boxes;
-    if (place == rank_of_data) boxes.push_back({Box::full(to.size()), Sizes(to.size().size(), 0)});
-    return boxes;
-  };
+  const ExchangeSize size = sum.total();
+  plan.moved_elements = size.sent;
+  plan.largest_message = size.largest_message;
+  plan.run_length = size.run_length;
+  plan.exchanged_dims.resize(static_cast<std::size_t>(mesh.ndim()));
+  std::iota(plan.exchanged_dims.begin(), plan.exchanged_dims.end(), std::size_t{0});
+  LocalBoxes has;
   std::vector<at::Tensor> sources;
-  if (mine == rank_of_data) sources.push_back(plain(tensor));
-  return moved(mesh, moves, dims, one_has_all, to, std::move(sources), local);
+  if (mine == rank_of_data) {
+    has.push_back({full, Sizes(to.size().size(), 0)});
+    sources.push_back(plain(tensor));
+  }
+  return moved(mesh,
+               RankRedistribution(std::move(plan), std::move(has), to.local_boxes(coordinate), mesh.shape(), mine),
+               std::move(sources), local);
 }
 
 }  // namespace tessera

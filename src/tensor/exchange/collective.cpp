@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <array>
-#include <map>
 #include <numeric>
+#include <utility>
 
 #include "tensor/exchange/box_copy.h"
 #include "tensor/exchange/exchange.h"
-#include "tessera/layout/byte_ranges.h"
+#include "tessera/layout/flat_interval.h"
 
 namespace tessera {
 
@@ -25,32 +25,37 @@ struct Round {
   std::vector<std::vector<Piece>> sent, received;
 };
 
-// Splits the moves of all ranks, so that all ranks get the same number of rounds.
+// Returns the elements [begin, end) of a box, in row-major order, as boxes.
+std::vector<Box> boxes_of_elements(const Box& box, std::int64_t begin, std::int64_t end) {
+  std::vector<Box> boxes = boxes_of_flat_interval(box.sizes, begin, end);
+  for (Box& part : boxes) {
+    for (std::size_t d = 0; d < box.rank(); ++d) part.offsets[d] += box.offsets[d];
+  }
+  return boxes;
+}
+
+// Splits what this rank sends to each other rank, and gets from it, into rounds of equal size. How many there are
+// follows from the largest message of any two ranks, so it is the same on all.
 std::vector<Round> split_into_rounds(const Exchange& exchange, std::int64_t round_bytes) {
-  const ReshardPlan& plan = exchange.plan;
   const auto ranks = static_cast<std::size_t>(exchange.group.size());
-  const std::int64_t pair_bytes = std::max<std::int64_t>(round_bytes / std::max<int>(exchange.group.size() - 1, 1), 1);
-  struct Filled {
-    std::size_t round = 0;
-    std::int64_t bytes = 0;
-  };
-  std::map<std::pair<int, int>, Filled> pairs;
-  std::vector<Round> rounds;
-  for (const Move& move : plan.moves) {
+  const std::int64_t others = std::max<int>(exchange.group.size() - 1, 1);
+  const std::int64_t in_round = std::max<std::int64_t>(round_bytes / others / exchange.element_bytes(), 1);
+  const std::int64_t most = exchange.plan.size.largest_message;
+  std::vector<Round> rounds(static_cast<std::size_t>((most + in_round - 1) / in_round), Round(ranks));
+  std::vector<std::int64_t> sent(ranks, 0), received(ranks, 0);  // elements so far, by the other rank
+  for (const Move& move : exchange.plan.moves) {
     if (exchange.stays(move)) continue;
-    const int source = plan.source_rank(move), destination = plan.destination_rank(move);
-    Filled& filled = pairs[{source, destination}];
-    for (Box& box : split_row_major(move.box, plan.element_bytes, pair_bytes)) {
-      const std::int64_t bytes = volume(box) * plan.element_bytes;
-      if (filled.bytes != 0 && filled.bytes + bytes > pair_bytes) filled = {filled.round + 1, 0};
-      filled.bytes += bytes;
-      while (rounds.size() <= filled.round) rounds.emplace_back(ranks);
-      Round& round = rounds[filled.round];
-      if (exchange.is_taken_here(move)) {
-        round.sent[static_cast<std::size_t>(destination)].push_back({&move, std::move(box)});
-      } else if (exchange.is_given_here(move)) {
-        round.received[static_cast<std::size_t>(source)].push_back({&move, std::move(box)});
-      }
+    const bool sends = exchange.is_taken_here(move);
+    const auto other = static_cast<std::size_t>(sends ? move.destination_rank : move.source_rank);
+    std::int64_t& position = (sends ? sent : received)[other];
+    const std::int64_t elements = volume(move.box);
+    for (std::int64_t begin = 0; begin < elements;) {
+      const std::int64_t end = std::min(elements, begin + in_round - position % in_round);
+      Round& round = rounds.at(static_cast<std::size_t>(position / in_round));
+      for (Box& box : boxes_of_elements(move.box, begin, end))
+        (sends ? round.sent : round.received)[other].push_back({&move, std::move(box)});
+      position += end - begin;
+      begin = end;
     }
   }
   return rounds;
@@ -109,7 +114,7 @@ struct InFlight {
 ReceivedBytes exchange_by_collective(const Exchange& exchange, std::int64_t round_bytes) {
   const std::vector<Round> rounds = split_into_rounds(exchange, round_bytes);
   ReceivedBytes received_bytes(static_cast<std::size_t>(exchange.group.size()), 0);
-  const at::TensorOptions options = at::TensorOptions().dtype(exchange.dtype).device(exchange.plan.staging_device);
+  const at::TensorOptions options = at::TensorOptions().dtype(exchange.dtype).device(exchange.staging_device);
   std::array<InFlight, 2> flights = {InFlight(options), InFlight(options)};
 
   const auto start = [&](std::size_t r) {
@@ -122,7 +127,7 @@ ReceivedBytes exchange_by_collective(const Exchange& exchange, std::int64_t roun
     flight.received = flight.out.take(total(out_splits));
     flight.pending = exchange.group.start_all_to_all(flight.received, in, out_splits, in_splits);
     for (std::size_t rank = 0; rank < out_splits.size(); ++rank) {
-      received_bytes[rank] += out_splits[rank] * exchange.plan.element_bytes;
+      received_bytes[rank] += out_splits[rank] * exchange.element_bytes();
     }
   };
   const auto finish = [&](std::size_t r) {

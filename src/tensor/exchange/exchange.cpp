@@ -7,25 +7,24 @@
 namespace tessera {
 
 at::Tensor Exchange::taken(const Move& move, BoxView box) const {
-  const ShardPlace& place = plan.sources[move.source];
-  return box_view(sources[place.local], place.box, box);
+  return box_view(sources[move.source], plan.sources[move.source], box);
 }
 
 at::Tensor Exchange::given(const Move& move, BoxView box) const {
-  const ShardPlace& place = plan.destinations[move.destination];
-  return box_view(destinations[place.local], place.box, box);
+  return box_view(destinations[move.destination], plan.destinations[move.destination], box);
 }
 
 void Exchange::copy_what_stays() const {
   for (const Move& move : plan.moves) {
-    if (stays(move) && is_taken_here(move)) copy_elements(given(move, move.box), taken(move, move.box));
+    if (stays(move)) copy_elements(given(move, move.box), taken(move, move.box));
   }
 }
 
 ReceivedBytes exchange(const Exchange& exchange, const ExchangeOptions& options) {
-  const ReshardPlan& plan = exchange.plan;
-  const bool reading_pays = options.use_peer_memory && plan.is_on_cpu && plan.sent_bytes() >= options.peer_sent_bytes &&
-                            plan.mean_run_bytes() >= options.peer_run_bytes;
+  const ExchangeSize& size = exchange.plan.size;
+  const bool reading_pays = options.use_peer_memory && exchange.is_on_cpu &&
+                            size.sent * exchange.element_bytes() >= options.peer_sent_bytes &&
+                            size.run_length * exchange.element_bytes() >= options.peer_run_bytes;
   if (reading_pays && comm::PeerMemory::is_available(exchange.group)) return exchange_by_peer_memory(exchange);
   return exchange_by_collective(exchange, options.round_bytes);
 }

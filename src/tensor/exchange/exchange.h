@@ -9,6 +9,8 @@
 // All ranks must choose the same way, with the same options.
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
 
 #include <cstdint>
 #include <vector>
@@ -35,10 +37,13 @@ struct Exchange {
   const std::vector<at::Tensor>& sources;
   const std::vector<at::Tensor>& destinations;
   at::ScalarType dtype;
+  // Where elements are packed to be sent; whether the tensors of all ranks are on CPU.
+  at::Device staging_device;
+  bool is_on_cpu;
 
-  bool stays(const Move& move) const { return plan.source_rank(move) == plan.destination_rank(move); }
-  bool is_taken_here(const Move& move) const { return plan.source_rank(move) == group.rank(); }
-  bool is_given_here(const Move& move) const { return plan.destination_rank(move) == group.rank(); }
+  std::int64_t element_bytes() const { return static_cast<std::int64_t>(c10::elementSize(dtype)); }
+  bool stays(const Move& move) const { return move.source_rank == move.destination_rank; }
+  bool is_taken_here(const Move& move) const { return move.source_rank == group.rank(); }
   // Return the part `box` of this rank's source or destination shard.
   at::Tensor taken(const Move& move, BoxView box) const;
   at::Tensor given(const Move& move, BoxView box) const;

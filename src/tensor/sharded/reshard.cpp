@@ -25,9 +25,11 @@ Resharded reshard(const ShardedTensor& tensor, const ShardedTensorMetadata& targ
                                                               .pinned_memory(tensor.is_pinned())));
     result.shards.push_back({destinations.back(), shard});
   }
-  const auto element_bytes = static_cast<std::int64_t>(c10::elementSize(tensor.scalar_type()));
-  const ReshardPlan plan = plan_reshard(tensor.metadata(), target, element_bytes, group);
-  result.received_bytes = exchange({group, plan, sources, destinations, tensor.scalar_type()}, options);
+  const std::vector<ShardMetadata>& before = tensor.metadata().shards_metadata;
+  const ReshardPlan plan = plan_reshard(tensor.metadata(), target, group);
+  result.received_bytes = exchange({group, plan, sources, destinations, tensor.scalar_type(), staging_device(before),
+                                    are_on_cpu(before) && are_on_cpu(target.shards_metadata)},
+                                   options);
   for (const Shard& shard : result.shards) shard.tensor.set_requires_grad(tensor.requires_grad());
   return result;
 }

@@ -1,52 +1,38 @@
 #pragma once
-// The moves of elements that resharding needs, computed on every rank alike without communication.
+// The moves of elements that a rank takes part in when tensors are laid out in another way, computed without
+// communication.
 //
 // Law: each element is in one move to each of its destination shards, from a source shard that has it. Moves between
-// shards of one rank are not sent.
-
-#include <c10/core/Device.h>
+// shards of one rank are not sent. The moves from one rank to another are in the same order in the plans of both.
 
 #include <cstdint>
 #include <vector>
 
 #include "tessera/comm/process_group.h"
 #include "tessera/layout/box.h"
+#include "tessera/layout/internal/exchange_size.h"
 #include "tessera/layout/shard_metadata.h"
 
 namespace tessera {
 
-// A shard of a rank: its index among the rank's local shards, and its box in the full tensor.
-struct ShardPlace {
-  int rank = 0;
-  std::size_t local = 0;
-  Box box;
-};
-
 struct Move {
-  std::size_t source = 0, destination = 0;  // shards of the plan
-  Box box;                                  // in the full tensor's coordinates, never empty
+  int source_rank = 0, destination_rank = 0;  // of the group
+  std::size_t source = 0, destination = 0;    // shards, by their index among those of their rank
+  Box box;                                    // in the full tensor's coordinates, never empty
+  Box source_shard;                           // that contains it, in the same coordinates
 };
 
 struct ReshardPlan {
-  std::vector<ShardPlace> sources, destinations;
-  std::vector<Move> moves;
-  std::int64_t element_bytes = 0;
-  // Where elements are packed to be sent; whether all source and destination shards are on CPU.
-  at::Device staging_device = at::kCPU;
-  bool is_on_cpu = false;
-
-  int source_rank(const Move& move) const { return sources[move.source].rank; }
-  int destination_rank(const Move& move) const { return destinations[move.destination].rank; }
-  std::int64_t bytes(const Move& move) const { return volume(move.box) * element_bytes; }
-  // Returns the total bytes of all moves between different ranks.
-  std::int64_t sent_bytes() const;
-  // Returns the mean length of the contiguous runs of all moves between different ranks, in the source or the
-  // destination, whichever is shorter; 0 if there are no such moves.
-  std::int64_t mean_run_bytes() const;
+  std::vector<Box> sources, destinations;  // the shards of this rank
+  std::vector<Move> moves;                 // of which this rank is the source or the destination
+  ExchangeSize size;                       // of the moves of all ranks
 };
 
-// Throws Error(invalid_argument) if a shard's placement has no rank of the group.
-ReshardPlan plan_reshard(const ShardedTensorMetadata& from, const ShardedTensorMetadata& to, std::int64_t element_bytes,
-                         const ProcessGroup& group);
+// The plan for shards of sharded tensors. Throws Error(invalid_argument) if a shard's placement has no rank of the
+// group.
+ReshardPlan plan_reshard(const ShardedTensorMetadata& from, const ShardedTensorMetadata& to, const ProcessGroup& group);
+
+// Returns whether all shards are on CPU.
+bool are_on_cpu(const std::vector<ShardMetadata>& shards);
 
 }  // namespace tessera
