@@ -105,7 +105,7 @@ def need_libtorch(version: str, program: str) -> None:
     if (version, program) in built:
         return
     folder = f"/tessera/build-bench-{version}"
-    script = (f"/tessera/tools/setup build torch bench && cmake -S /tessera --preset release -B {folder} -DTESSERA_TESTS=OFF && "
+    script = (f"/tessera/tools/setup build torch bench && cmake -S /tessera --preset release -B {folder} -DTESSERA_TESTS=OFF -DTESSERA_BENCH=ON && "
               f"cmake --build {folder} --parallel {os.environ.get('JOBS', os.cpu_count())} --target {program}")
     environment = dict(os.environ, TESSERA_PYTORCH_ROOTS=str(ROOTS))
     print(f"building {program} on LibTorch {version}", flush=True)
