@@ -7,9 +7,9 @@
 /// Reductions along several mesh dimensions count singly, even where the mesh has a group that merges them.
 ///
 /// Law: if the ranks divide the sizes, `estimated_cost(from, to)` has the collectives of `plan_redistribution(from,
-/// to)` and its `sent` elements, divided by the ranks. Strided shards must then express an order of mesh dimensions
-/// (see shard_order.h), and no placement be partial. Otherwise it is an estimate. It takes a time that hardly depends
-/// on the number of ranks. Pure functions. PyTorch: torch/distributed/tensor/_collective_utils.py.
+/// to, rank)` and its `sent` elements, divided by the ranks. Strided shards must then express an order of mesh
+/// dimensions (see shard_order.h), and no placement be partial. Otherwise it is an estimate. It takes a time that
+/// hardly depends on the number of ranks. Pure functions. PyTorch: torch/distributed/tensor/_collective_utils.py.
 
 #include <cstdint>
 #include <span>
