@@ -187,5 +187,25 @@ TEST(HostsMemoryTest, ARankThatIsKilledIsNamedOnAllHosts) {
   }
 }
 
+// A collective that starts after the link to a dead rank has failed is none that this rank refuses.
+TEST(HostsMemoryTest, ARankThatIsKilledIsNamedByCollectivesThatStartAfterIt) {
+  const auto outcomes = testing::run_processes(4, quick(), [&](const ProcessGroup& world) {
+    const ProcessGroup group = group_on(world, kInOrder);
+    const at::Tensor x = values_of(group.rank(), 1000), y = x.clone();
+    group.all_reduce(x);
+    if (group.rank() == 1) ::kill(::getpid(), SIGKILL);
+    PendingCollective first = group.start_all_reduce(x);
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    PendingCollective second = group.start_all_reduce(y);
+    first.wait();
+    second.wait();
+    return std::string("ended");
+  });
+  for (const std::size_t rank : {0u, 2u, 3u}) {
+    EXPECT_THAT(outcomes[rank].report, ::testing::StartsWith("rank_failure: all_reduce"));
+    EXPECT_THAT(outcomes[rank].report, ::testing::HasSubstr("rank 1 "));
+  }
+}
+
 }  // namespace
 }  // namespace tessera

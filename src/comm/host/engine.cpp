@@ -39,7 +39,10 @@ void HostEngine::start(const EngineOpPtr& op, bool after_previous) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (op->take_number(started_ + 1)) ++started_;
   queue_.push_back({op, after_previous});
-  advance();
+  try {
+    advance();
+  } catch (...) {  // failure_
+  }
 }
 
 void HostEngine::advance() {

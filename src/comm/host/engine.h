@@ -44,7 +44,8 @@ class HostEngine {
       : host_(std::move(host)), of_rank_(std::move(of_rank)) {}
 
   const Host& host() const { return *host_; }
-  // Starts a collective. With `after_previous`, it sends what the previous one has received.
+  // Starts a collective. With `after_previous`, it sends what the previous one has received. Keeps an exception for who
+  // waits: that of another rank, or of a link, is no refusal of this collective.
   void start(const EngineOpPtr& op, bool after_previous = false);
   // Advances what was started. Keeps an exception for who waits.
   void try_to_advance() noexcept;
