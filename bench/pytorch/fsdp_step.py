@@ -43,12 +43,18 @@ def status_bytes(field):
         return next(int(line.split()[1]) * 1024 for line in status if line.startswith(field + ":"))
 
 
+files_at_forget = 0
+
+
 def memory_bytes(field):
-    """`field` is "VmRSS" or "VmHWM", the peak since forget_peak. Without pages of files."""
-    return status_bytes(field) - status_bytes("RssFile")
+    """`field` is "VmRSS" or "VmHWM", the peak since forget_peak. Without pages of files, which the system may reclaim."""
+    of_files = status_bytes("RssFile")
+    return status_bytes(field) - (max(of_files, files_at_forget) if field == "VmHWM" else of_files)
 
 
 def forget_peak():
+    global files_at_forget
+    files_at_forget = status_bytes("RssFile")
     with open("/proc/self/clear_refs", "w", encoding="ascii") as clear:
         clear.write("5")
 

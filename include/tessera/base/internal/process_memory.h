@@ -11,7 +11,7 @@ std::uint64_t status_bytes(std::string_view field);
 
 // Resident memory without pages of files: these belong to libraries, and their number depends on what the process
 // happened to touch. Of memory that processes share, each has its part, as of now. The second is the peak since
-// forget_peak_memory().
+// forget_peak_memory(); a little less than that if the system reclaimed pages of files before it, and reads them again.
 std::uint64_t own_memory_bytes();
 std::uint64_t peak_own_memory_bytes();
 void forget_peak_memory();
