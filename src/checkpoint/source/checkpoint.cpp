@@ -201,19 +201,19 @@ std::optional<std::size_t> Checkpoint::find_object(std::string_view name) const 
 
 void Checkpoint::check_partition(std::size_t i) const {
   const TensorInfo& tensor = tensors()[i];
-  const std::string where = fmt::format("{}: tensor '{}'", path().string(), printable(tensor.name));
+  const auto where = [&] { return fmt::format("{}: tensor '{}'", path().string(), printable(tensor.name)); };
   for (std::size_t c = 0; c < tensor.chunks.size(); ++c) {
     if (!is_valid(tensor.chunks[c], tensor.shape)) {
-      fail(ErrorCode::corrupt, "{}: chunk {} is outside of the shape {}", where, to_string(tensor.chunks[c]),
+      fail(ErrorCode::corrupt, "{}: chunk {} is outside of the shape {}", where(), to_string(tensor.chunks[c]),
            shape_to_string(tensor.shape));
     }
   }
   if (const auto pair = find_overlap(tensor.chunks)) {
-    fail(ErrorCode::corrupt, "{}: chunks {} and {} overlap", where, to_string(tensor.chunks[pair->first]),
+    fail(ErrorCode::corrupt, "{}: chunks {} and {} overlap", where(), to_string(tensor.chunks[pair->first]),
          to_string(tensor.chunks[pair->second]));
   }
   if (const auto hole = find_hole(tensor.shape, tensor.chunks)) {
-    fail(ErrorCode::corrupt, "{}: no chunk holds {} of the shape {}", where, to_string(*hole),
+    fail(ErrorCode::corrupt, "{}: no chunk holds {} of the shape {}", where(), to_string(*hole),
          shape_to_string(tensor.shape));
   }
 }

@@ -12,6 +12,19 @@ namespace {
 
 constexpr std::uint64_t kPieceBytes = 4u << 20;
 
+// The last block that a thread read because it needed a part of it: other small parts of it often follow.
+struct LastBlock {
+  std::uint64_t file = 0;  // ComparedFile::id_, 0 for none
+  std::size_t number = 0;
+  Buffer buffer;
+  MutableByteView bytes;
+};
+
+std::uint64_t next_id() {
+  static std::atomic<std::uint64_t> last = 0;
+  return ++last;
+}
+
 class ComparedSource final : public ByteSource {
  public:
   ComparedSource(std::shared_ptr<const ByteSource> file, std::shared_ptr<ComparedFile> compared)
@@ -37,30 +50,37 @@ class ComparedSource final : public ByteSource {
 }  // namespace
 
 ComparedFile::ComparedFile(Sidecar::FileFacts facts)
-    : facts_(std::move(facts)), states_(std::make_unique<std::atomic<std::uint8_t>[]>(facts_.blocks())) {}
+    : facts_(std::move(facts)),
+      id_(next_id()),
+      states_(std::make_unique<std::atomic<std::uint8_t>[]>(facts_.blocks())) {}
 
 void ComparedFile::read(const ByteSource& file, std::uint64_t offset_bytes, MutableByteView out, bool is_scattered) {
   const std::uint64_t size = facts_.size_bytes;
   if (out.empty() || offset_bytes >= size || out.size() > size - offset_bytes) return file.read_at(offset_bytes, out);
   const std::uint64_t end = offset_bytes + out.size();
   const std::uint64_t block_bytes = facts_.block_end(0);
+  thread_local LastBlock last;
   for (std::uint64_t at = offset_bytes; at < end;) {
     const auto block = static_cast<std::size_t>(at / block_bytes);
     const std::uint64_t begin = facts_.block_begin(block), block_end = facts_.block_end(block);
     const std::uint64_t part_end = std::min(end, block_end);
     const MutableByteView part = out.subspan(at - offset_bytes, part_end - at);
     std::atomic<std::uint8_t>& state = states_[block];
-    if (state.load(std::memory_order_relaxed) == compared) {
+    if (last.file == id_ && last.number == block) {
+      std::copy_n(last.bytes.data() + (at - begin), part.size(), part.data());
+    } else if (state.load(std::memory_order_relaxed) == compared) {
       file.read_at(at, part);
     } else if (at == begin && part_end == block_end) {
       file.read_at(at, part);
       compare(file, block, crc32(part));
     } else if (!is_scattered && block_end - begin <= kMaxEdgeBytes) {
-      thread_local Buffer buffer;
-      const MutableByteView all = buffer.get(block_end - begin);
-      file.read_at(begin, all);
-      compare(file, block, crc32(all));
-      std::copy_n(all.data() + (at - begin), part.size(), part.data());
+      last.file = 0;
+      last.bytes = last.buffer.get(block_end - begin);
+      file.read_at(begin, last.bytes);
+      compare(file, block, crc32(last.bytes));
+      last.file = id_;
+      last.number = block;
+      std::copy_n(last.bytes.data() + (at - begin), part.size(), part.data());
     } else {
       file.read_at(at, part);
       std::uint8_t expected = unread;

@@ -40,6 +40,7 @@ class ComparedFile {
   void compare(const ByteSource& file, std::size_t block, std::uint32_t found);
 
   Sidecar::FileFacts facts_;
+  std::uint64_t id_;                                     // of no other object
   std::unique_ptr<std::atomic<std::uint8_t>[]> states_;  // of each block
 };
 

@@ -7,6 +7,7 @@
 
 #include "checkpoint/buffer.h"
 #include "checkpoint/source/expansion.h"
+#include "checkpoint/source/known_items.h"
 #include "checkpoint/source/source.h"
 #include "checkpoint/transform/plain_items.h"
 #include "tessera/base/checked.h"
@@ -53,6 +54,7 @@ class ReadAhead final : public ByteSource {
   }
   std::uint64_t size_bytes() const override { return file_.size_bytes(); }
   const std::string& name() const override { return file_.name(); }
+  ByteView bytes() const { return bytes_; }
 
  private:
   const ByteSource& file_;
@@ -118,24 +120,19 @@ class DcpSource final : public SourceBackend {
     check_bounds(*open_file(stored.file), stored, where);
     const StoredRange item = with_context(where, [&] { return without_transforms(stored); });
     const std::shared_ptr<const ByteSource> file = open_file(item.file);
-    const torch_archive::Archive archive =
-        item.length_bytes <= kReadAheadBytes
-            ? torch_archive::open(ReadAhead(*file, item.offset_bytes, item.length_bytes), item.offset_bytes,
-                                  item.length_bytes)
-            : torch_archive::open(*file, item.offset_bytes, item.length_bytes);
-    const std::optional<torch_archive::TensorRef> found =
-        with_context(where, [&] { return torch_archive::as_tensor(archive.tree.root()); });
-    if (!found) fail(ErrorCode::corrupt, "{}: the stored item is not a strided tensor", where());
-    if (found->dtype != info.dtype) {
-      fail(ErrorCode::corrupt, "{}: the stored item has dtype {}, expected {} as in the metadata", where(),
-           dtype_name(found->dtype), dtype_name(info.dtype));
+    if (item.length_bytes > kReadAheadBytes)
+      return parsed_extent(torch_archive::open(*file, item.offset_bytes, item.length_bytes), tensor, chunk, item,
+                           where);
+    const ReadAhead ahead(*file, item.offset_bytes, item.length_bytes);
+    if (const auto elements = known_items_.find(ahead.bytes(), info.dtype, info.chunks[chunk].sizes)) {
+      const std::uint64_t begin = item.offset_bytes + elements->offset_bytes;
+      return {item.file,
+              begin,
+              elements->length_bytes,
+              {},
+              Extent::Checksum{begin, elements->length_bytes, elements->crc32}};
     }
-    const BoxView box = info.chunks[chunk];
-    if (!std::equal(found->sizes.begin(), found->sizes.end(), box.sizes.begin(), box.sizes.end())) {
-      fail(ErrorCode::corrupt, "{}: the stored item has shape {}, expected {} as in the metadata", where(),
-           shape_to_string(found->sizes), shape_to_string(box.sizes));
-    }
-    return extent_of(*found, archive.storage_entry(found->storage), item.file);
+    return parsed_extent(torch_archive::open(ahead, item.offset_bytes, item.length_bytes), tensor, chunk, item, where);
   }
 
   ObjectValue load_object(std::size_t i) const override {
@@ -168,6 +165,26 @@ class DcpSource final : public SourceBackend {
       fail(ErrorCode::corrupt, "{}: the stored item of {} bytes extends past the end of the file, which has {} bytes",
            where(), stored.length_bytes, size);
     }
+  }
+
+  // Returns where the elements of a chunk are, of which `item` is the archive.
+  template <typename Where>
+  Extent parsed_extent(const torch_archive::Archive& archive, std::size_t tensor, std::size_t chunk,
+                       const StoredRange& item, const Where& where) const {
+    const TensorInfo& info = tensors[tensor];
+    const std::optional<torch_archive::TensorRef> found =
+        with_context(where, [&] { return torch_archive::as_tensor(archive.tree.root()); });
+    if (!found) fail(ErrorCode::corrupt, "{}: the stored item is not a strided tensor", where());
+    if (found->dtype != info.dtype) {
+      fail(ErrorCode::corrupt, "{}: the stored item has dtype {}, expected {} as in the metadata", where(),
+           dtype_name(found->dtype), dtype_name(info.dtype));
+    }
+    const BoxView box = info.chunks[chunk];
+    if (!std::equal(found->sizes.begin(), found->sizes.end(), box.sizes.begin(), box.sizes.end())) {
+      fail(ErrorCode::corrupt, "{}: the stored item has shape {}, expected {} as in the metadata", where(),
+           shape_to_string(found->sizes), shape_to_string(box.sizes));
+    }
+    return extent_of(*found, archive.storage_entry(found->storage), item.file);
   }
 
   // Room for the archive of a storage that is larger than the chunk, as a view of it.
@@ -305,6 +322,7 @@ class DcpSource final : public SourceBackend {
   std::vector<Transformed> transformed_;
   std::map<std::pair<std::uint32_t, std::uint64_t>, std::uint32_t> transformed_numbers_;  // by file and offset
   mutable PlainItems plain_items_;
+  mutable KnownItems known_items_;
 };
 
 }  // namespace
