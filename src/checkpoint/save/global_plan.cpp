@@ -114,99 +114,120 @@ class Names {
 // An item of a rank. Rows of one entry are adjacent, ordered by rank.
 struct Row {
   static constexpr std::uint32_t kNotWritten = UINT32_MAX;
-  std::uint32_t rank;
+  std::uint32_t rank, item;
   std::uint32_t chunk = kNotWritten;  // of the entry, if this rank writes it
   std::uint64_t stored_bytes;
 };
 
 // A chunk that several ranks have: holders_[first, first + count).
 struct Replica {
-  std::uint32_t chunk;
+  std::uint32_t entry, chunk;  // in the metadata
   std::uint64_t bytes;
   std::size_t first, count;
 };
 
-// The amount that a rank writes.
-struct Load {
-  std::uint64_t bytes = 0;
-  std::size_t items = 0;
+// What was read of a rank's items.
+struct Cursor {
+  std::size_t item = 0, coordinate = 0;
 };
 
-// Resizes an empty vector, using huge pages.
+// Resizes a vector and keeps none of its elements. Memory that is new is in huge pages.
 template <typename T>
-void resize_new(std::vector<T>& vector, std::size_t size) {
-  vector.reserve(size);
-  advise_huge_pages(vector.data(), vector.capacity() * sizeof(T));
+void resize_anew(std::vector<T>& vector, std::size_t size) {
+  vector.clear();
+  if (vector.capacity() < size) {
+    vector.reserve(size);
+    advise_huge_pages(vector.data(), vector.capacity() * sizeof(T));
+  }
   vector.resize(size);
 }
 
+// Merges entries in blocks whose rows fit into a cache, so that memory is in proportion to what is returned.
 class Merger {
  public:
   Merger(const GatheredPlans& plans, Replicas replicas) : plans_(plans), replicas_(replicas), names_(plans) {}
 
   GlobalSavePlan merge() {
     count_rows();
-    fill_rows();
     plan_.metadata.paths.emplace();
-    loads_.assign(plans_.ranks(), {});
-    entry_numbers_.assign(names_.entries().size(), 0);
-    for (std::uint32_t e = 0; e < names_.entries().size(); ++e) {
-      if (names_.entries()[e].is_tensor) {
-        merge_tensor(e);
-      } else {
-        merge_object(e);
+    plan_.written.resize(plans_.ranks());
+    cursors_.resize(plans_.ranks());
+    loads_.assign(plans_.ranks(), 0);
+    const auto entries = static_cast<std::uint32_t>(names_.entries().size());
+    for (std::uint32_t begin = 0, end = 0; begin < entries; begin = end) {
+      for (std::size_t rows = 0; end < entries && (end == begin || !are_ordered_ || rows < kBlockRows); ++end)
+        rows += rows_of_[end];
+      fill_rows(begin, end);
+      for (std::uint32_t e = begin; e < end; ++e) {
+        if (rows_of_[e] > 0 || names_.entries()[e].is_tensor) merge_entry(e);
       }
     }
     place_replicas();
-    collect_written();
+    if (!are_ordered_ || !replicated_.empty()) {
+      for (std::vector<Written>& written : plan_.written)
+        std::sort(written.begin(), written.end(), [](const Written& a, const Written& b) { return a.item < b.item; });
+    }
     return std::move(plan_);
   }
 
  private:
+  static constexpr std::size_t kBlockRows = std::size_t{1} << 18;
+
   std::size_t dims(std::uint32_t e) const { return names_.entries()[e].shape.size(); }
 
   void count_rows() {
-    row_begin_.assign(names_.entries().size() + 1, 0);
+    rows_of_.assign(names_.entries().size(), 0);
     for (std::size_t rank = 0; rank < plans_.ranks(); ++rank) {
       const EncodedItems items(plans_.items(rank));
       const std::vector<std::uint32_t>& numbers = names_.of_rank(rank);
+      std::uint32_t last = 0;
       for (std::size_t i = 0; i < items.size(); ++i) {
         if (items.entry(i) >= numbers.size()) {
           fail(ErrorCode::corrupt, "save plan of rank {}: item {} refers to entry {}, expected less than {}", rank, i,
                items.entry(i), numbers.size());
         }
-        ++row_begin_[numbers[items.entry(i)] + 1];
+        const std::uint32_t e = numbers[items.entry(i)];
+        are_ordered_ = are_ordered_ && e >= last;
+        last = e;
+        ++rows_of_[e];
       }
-    }
-    coordinate_begin_.push_back(0);
-    for (std::uint32_t e = 0; e < names_.entries().size(); ++e) {
-      coordinate_begin_.push_back(coordinate_begin_[e] + row_begin_[e + 1] * 2 * dims(e));
-      row_begin_[e + 1] += row_begin_[e];
     }
   }
 
-  void fill_rows() {
-    resize_new(rows_, row_begin_.back());
-    resize_new(coordinates_, coordinate_begin_.back());
+  // Reads the rows of the entries [begin, end).
+  void fill_rows(std::uint32_t begin, std::uint32_t end) {
+    block_begin_ = begin;
+    row_begin_.assign(1, 0);
+    coordinate_begin_.assign(1, 0);
+    for (std::uint32_t e = begin; e < end; ++e) {
+      row_begin_.push_back(row_begin_.back() + rows_of_[e]);
+      coordinate_begin_.push_back(coordinate_begin_.back() + rows_of_[e] * 2 * dims(e));
+    }
+    resize_anew(rows_, row_begin_.back());
+    resize_anew(coordinates_, coordinate_begin_.back());
     std::vector<std::size_t> filled(row_begin_.begin(), row_begin_.end() - 1);
     for (std::size_t rank = 0; rank < plans_.ranks(); ++rank) {
       const EncodedItems items(plans_.items(rank));
       const std::vector<std::uint32_t>& numbers = names_.of_rank(rank);
-      std::size_t at = 0;
-      for (std::size_t i = 0; i < items.size(); ++i) {
-        const std::uint32_t e = numbers[items.entry(i)];
-        const std::size_t row = filled[e]++;
-        rows_[row] = {static_cast<std::uint32_t>(rank), Row::kNotWritten, items.stored_bytes(i)};
+      Cursor& cursor = cursors_[rank];
+      for (; cursor.item < items.size(); ++cursor.item) {
+        const std::uint32_t e = numbers[items.entry(cursor.item)];
+        if (e >= end) break;
+        const std::size_t row = filled[e - begin]++;
+        rows_[row] = {static_cast<std::uint32_t>(rank), static_cast<std::uint32_t>(cursor.item), Row::kNotWritten,
+                      items.stored_bytes(cursor.item)};
         if (!names_.entries()[e].is_tensor) continue;
         const std::size_t width = 2 * dims(e);
-        items.coordinates(at, width, box_of(e, row - row_begin_[e]));
-        at += width;
+        items.coordinates(cursor.coordinate, width, box_of(e, row - first_row(e)));
+        cursor.coordinate += width;
       }
     }
   }
 
+  std::size_t first_row(std::uint32_t e) const { return row_begin_[e - block_begin_]; }
+
   std::int64_t* box_of(std::uint32_t e, std::size_t k) {
-    return coordinates_.data() + coordinate_begin_[e] + k * 2 * dims(e);
+    return coordinates_.data() + coordinate_begin_[e - block_begin_] + k * 2 * dims(e);
   }
 
   BoxView view(std::uint32_t e, std::size_t k) {
@@ -219,8 +240,9 @@ class Merger {
          shape_to_string(names_.entries()[e].shape), why);
   }
 
-  void add_entry(std::uint32_t e) {
-    entry_numbers_[e] = static_cast<std::uint32_t>(plan_.metadata.entries.size());
+  // Adds an entry to the metadata, and what ranks write of it to their lists.
+  void merge_entry(std::uint32_t e) {
+    const auto number = static_cast<std::uint32_t>(plan_.metadata.entries.size());
     const Entry& entry = names_.entries()[e];
     dcp::MetadataEntry& made = plan_.metadata.entries.emplace_back();
     made.name = entry.name;
@@ -229,24 +251,24 @@ class Merger {
     made.shape = entry.shape;
     made.chunks = BoxList(entry.shape.size());
     plan_.metadata.paths->push_back(entry.path.empty() ? Path{entry.name} : entry.path);
+    if (entry.is_tensor) {
+      merge_tensor(e);
+    } else {
+      made.items.resize(1);
+      rows_[first_row(e)].chunk = 0;
+    }
+    for (std::size_t row = first_row(e); row < first_row(e + 1); ++row) {
+      if (rows_[row].chunk != Row::kNotWritten) write(rows_[row], number, rows_[row].chunk);
+    }
   }
 
-  void write(Row& row, std::uint32_t chunk) {
-    row.chunk = chunk;
-    loads_[row.rank].bytes += row.stored_bytes;
-    ++loads_[row.rank].items;
-  }
-
-  void merge_object(std::uint32_t e) {
-    if (row_begin_[e] == row_begin_[e + 1]) return;
-    add_entry(e);
-    plan_.metadata.entries.back().items.resize(1);
-    write(rows_[row_begin_[e]], 0);
+  void write(const Row& row, std::uint32_t number, std::uint32_t chunk) {
+    loads_[row.rank] += row.stored_bytes;
+    plan_.written[row.rank].push_back({row.item, number, chunk, row.stored_bytes});
   }
 
   void merge_tensor(std::uint32_t e) {
-    const std::size_t begin = row_begin_[e], count = row_begin_[e + 1] - begin;
-    add_entry(e);
+    const std::size_t begin = first_row(e), count = rows_of_[e];
     const std::vector<std::int64_t>& shape = names_.entries()[e].shape;
     const bool has_elements = std::find(shape.begin(), shape.end(), 0) == shape.end();
     for (std::size_t k = 0; k < count; ++k) {
@@ -273,7 +295,7 @@ class Merger {
       Row& first = rows_[begin + order[i]];
       rank_of_chunk.push_back(first.rank);
       if (last - i == 1 || replicas_ == Replicas::lowest_rank) {
-        write(first, chunk);
+        first.chunk = chunk;
       } else {
         add_replica(e, chunk, order, i, last);
       }
@@ -301,11 +323,12 @@ class Merger {
     const std::size_t begin = holders_.size();
     std::uint64_t bytes = 0;
     for (std::size_t i = first; i < last; ++i) {
-      const std::size_t row = row_begin_[e] + order[i];
-      bytes = std::max(bytes, rows_[row].stored_bytes);
-      if (i == first || rows_[row].rank != rows_[holders_.back()].rank) holders_.push_back(row);
+      const Row& row = rows_[first_row(e) + order[i]];
+      bytes = std::max(bytes, row.stored_bytes);
+      if (i == first || row.rank != holders_.back().rank) holders_.push_back(row);
     }
-    replicated_.push_back({chunk, bytes, begin, holders_.size() - begin});
+    const auto number = static_cast<std::uint32_t>(plan_.metadata.entries.size() - 1);
+    replicated_.push_back({number, chunk, bytes, begin, holders_.size() - begin});
   }
 
   // Assigns the largest replicas first, each to the rank with the fewest bytes so far.
@@ -314,29 +337,9 @@ class Merger {
                      [](const Replica& a, const Replica& b) { return a.bytes > b.bytes; });
     for (const Replica& replica : replicated_) {
       const auto begin = holders_.begin() + static_cast<std::ptrdiff_t>(replica.first);
-      const auto load = [&](std::size_t row) { return loads_[rows_[row].rank].bytes; };
       const auto best = std::min_element(begin, begin + static_cast<std::ptrdiff_t>(replica.count),
-                                         [&](std::size_t a, std::size_t b) { return load(a) < load(b); });
-      write(rows_[*best], replica.chunk);
-    }
-  }
-
-  // Goes through the rows by rank, in the order in which fill_rows() filled them. This is much faster than going by
-  // entry and appending to the lists of many ranks.
-  void collect_written() {
-    plan_.written.resize(plans_.ranks());
-    std::vector<std::size_t> seen(row_begin_.begin(), row_begin_.end() - 1);
-    for (std::size_t rank = 0; rank < plans_.ranks(); ++rank) {
-      const EncodedItems items(plans_.items(rank));
-      const std::vector<std::uint32_t>& numbers = names_.of_rank(rank);
-      std::vector<Written>& written = plan_.written[rank];
-      written.reserve(loads_[rank].items);
-      for (std::size_t i = 0; i < items.size(); ++i) {
-        const std::uint32_t e = numbers[items.entry(i)];
-        const Row& row = rows_[seen[e]++];
-        if (row.chunk == Row::kNotWritten) continue;
-        written.push_back({static_cast<std::uint32_t>(i), entry_numbers_[e], row.chunk, row.stored_bytes});
-      }
+                                         [&](const Row& a, const Row& b) { return loads_[a.rank] < loads_[b.rank]; });
+      write(*best, replica.entry, replica.chunk);
     }
   }
 
@@ -354,13 +357,17 @@ class Merger {
   Replicas replicas_;
   Names names_;
   GlobalSavePlan plan_;
-  std::vector<std::size_t> row_begin_, coordinate_begin_;  // of each entry, then the end
+  std::vector<std::size_t> rows_of_;  // how many rows each entry has
+  bool are_ordered_ = true;           // whether the items of each rank are in the order of the entries
+  std::vector<Cursor> cursors_;       // of each rank
+  // The block of entries that is merged.
+  std::uint32_t block_begin_ = 0;
+  std::vector<std::size_t> row_begin_, coordinate_begin_;  // of each of its entries, then the end
   std::vector<Row> rows_;
   std::vector<std::int64_t> coordinates_;  // offsets, then sizes, of each row of a tensor
   std::vector<Replica> replicated_;
-  std::vector<std::size_t> holders_;          // rows
-  std::vector<std::uint32_t> entry_numbers_;  // in the metadata
-  std::vector<Load> loads_;                   // of each rank
+  std::vector<Row> holders_;
+  std::vector<std::uint64_t> loads_;  // the bytes that each rank writes
 };
 
 }  // namespace

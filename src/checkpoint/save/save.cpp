@@ -139,9 +139,10 @@ class Saver {
       for (Bytes& one : all) {
         ByteCursor cursor(one, "save plan");
         remembered_->files_of_rank.push_back(cursor.number<std::uint64_t>());
-        const ByteView entries = as_bytes(cursor.text()), items = cursor.rest();
-        encoded.push_back({{entries.begin(), entries.end()}, {items.begin(), items.end()}});
-        one = Bytes();
+        const ByteView view = as_bytes(cursor.text());
+        Bytes entries(view.begin(), view.end());
+        one.erase(one.begin(), one.end() - static_cast<std::ptrdiff_t>(cursor.rest().size()));
+        encoded.push_back({std::move(entries), std::move(one)});
       }
       const GatheredPlans plans(std::move(encoded), static_cast<std::size_t>(link_.coordinator()));
       remembered_->global = planner_.create_global_plan(plans);
