@@ -4,8 +4,7 @@
 /// {"ours", "bare"}, medians in seconds, and {"side"}, see side.h.
 ///   gather    a tensor in row chunks to rank 0; bare: ProcessGroup::gather of flat buffers
 ///   reshard   row chunks to column chunks and back, alternating; bare: ProcessGroup::all_to_all of flat buffers, which
-///             are mapped, with exactly the bytes that change their rank. With TESSERA_PEER_MEMORY=0, reshard uses
-///             all_to_all too.
+///             are mapped, with exactly the bytes that change their rank.
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>

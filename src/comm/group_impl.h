@@ -1,8 +1,6 @@
 #pragma once
 // The implementation of ProcessGroup, shared by the source files of this module.
 
-#include <sys/types.h>
-
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -101,10 +99,6 @@ class ProcessGroup::Impl {
 
   bool is_broken() const { return !broken_.empty(); }
   std::string where(std::string_view call) const;
-
-  // The process ids of the ranks, if all may read each other's memory (see peer_memory.h). Empty if they may not,
-  // nothing until this was tested.
-  std::optional<std::vector<pid_t>> peer_pids;
 
  private:
   [[noreturn]] void fail_as(const comm::Call& call, const std::string& why);

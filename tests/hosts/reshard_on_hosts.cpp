@@ -1,6 +1,6 @@
 // Reshards a matrix from rows to columns and checks every element, which is the number of its place, in this rank's
-// shards and, by RPC, in those of the others. Rank 0 prints whether the ranks read each other's memory, and whether
-// they share memory.
+// shards and, by RPC, in those of the others. Rank 0 prints whether the ranks
+// share memory.
 
 #include <ATen/ATen.h>
 
@@ -8,7 +8,6 @@
 #include <optional>
 
 #include "tessera/comm/init.h"
-#include "tessera/comm/internal/peer_memory.h"
 #include "tessera/comm/internal/shared_memory.h"
 #include "tessera/comm/rpc.h"
 #include "tessera/tensor/remote_shard.h"
@@ -16,7 +15,7 @@
 
 int main() {
   using namespace tessera;
-  constexpr std::int64_t kRows = 2048, kColumns = 1024;  // large enough for reading memory to pay
+  constexpr std::int64_t kRows = 2048, kColumns = 1024;
   const at::Tensor full = at::arange(kRows * kColumns, at::kFloat).view({kRows, kColumns});
   const auto expected = [&](const Shard& shard) {
     const std::vector<std::int64_t>&offsets = shard.metadata.shard_offsets, &sizes = shard.metadata.shard_sizes;
@@ -47,10 +46,8 @@ int main() {
     rpc->shutdown();
   }
   if (!is_right) std::cout << "reshard: wrong elements on rank " << group.rank() << "\n";
-  const bool reads_memory = comm::PeerMemory::is_available(group);
   if (group.rank() == 0) {
-    std::cout << (reads_memory ? "memory was read\n" : "messages were sent\n")
-              << (comm::SharedMemory::is_available(group) ? "memory is shared\n" : "no memory is shared\n");
+    std::cout << (comm::SharedMemory::is_available(group) ? "memory is shared\n" : "no memory is shared\n");
   }
   return is_right ? 0 : 1;
 }

@@ -24,9 +24,9 @@ class CommDebugMode {
   explicit CommDebugMode(const ProcessGroup& group);
 
   /// Returns how many collectives this rank has started since, by name: that of the function of ProcessGroup
-  /// ("all_reduce", "all_gather_into", "broadcast", ...), or "read_peer_memory" for an exchange between ranks of one
-  /// host. A collective whose ranks first exchange sizes counts twice (`all_to_all`, and those of bytes). What a group
-  /// of one rank does, and a collective without elements, is not counted.
+  /// ("all_reduce", "all_gather_into", "broadcast", ...). A collective whose ranks first exchange sizes counts twice
+  /// (`all_to_all`, and those of bytes). What a group of one rank does, and a collective without elements, is not
+  /// counted.
   std::map<std::string, std::int64_t> counts() const;
   /// Returns the sum of `counts()`.
   std::int64_t total() const;

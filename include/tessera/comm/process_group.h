@@ -47,7 +47,6 @@ namespace tessera {
 class ProcessGroup;
 namespace comm {
 class SharedMemory;
-class PeerMemory;
 class PointToPoint;
 void leave_step(const ProcessGroup& group, std::string_view step, std::string_view reason) noexcept;
 }  // namespace comm
@@ -179,7 +178,6 @@ class ProcessGroup {
   friend class CommDebugMode;
   friend class Rpc;  // needs the store
   friend class comm::SharedMemory;
-  friend class comm::PeerMemory;
   friend class comm::PointToPoint;
   friend void comm::leave_step(const ProcessGroup& group, std::string_view step, std::string_view reason) noexcept;
   std::shared_ptr<Impl> impl_;

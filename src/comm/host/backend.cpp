@@ -32,13 +32,17 @@ WorkPtr HostBackend::broadcast(Tensors& tensors, const ::c10d::BroadcastOptions&
 }
 
 WorkPtr HostBackend::allreduce(Tensors& tensors, const ::c10d::AllreduceOptions& options) {
-  const at::Tensor& tensor = tensors.at(0);
-  const ReduceOp op = reduction_of(options.reduceOp);
-  if (tensor.nbytes() <= kSmallBytes)
-    return start(all_reduce_op(engine_->host(), tensor, op), ::c10d::OpType::ALLREDUCE);
-  const Tensors parts = parts_of(tensor, getSize());
-  engine_->start(
-      reduce_scatter_op(engine_->host(), parts[static_cast<std::size_t>(getRank())], each_piece(parts), {tensor}, op));
+  return start_all_reduce(tensors.at(0), tensors[0], reduction_of(options.reduceOp));
+}
+
+WorkPtr HostBackend::start_all_reduce(const at::Tensor& output, const at::Tensor& input, ReduceOp op) {
+  if (output.nbytes() <= kSmallBytes) {
+    if (!output.is_same(input)) output.copy_(input);
+    return start(all_reduce_op(engine_->host(), output, op), ::c10d::OpType::ALLREDUCE);
+  }
+  const Tensors parts = parts_of(output, getSize());
+  engine_->start(reduce_scatter_op(engine_->host(), parts[static_cast<std::size_t>(getRank())],
+                                   each_piece(parts_of(input, getSize())), {input}, op));
   const EngineOpPtr gathering = all_gather_op(engine_->host(), each_alone(parts));
   engine_->start(gathering, /*after_previous=*/true);
   return c10::make_intrusive<EngineWork>(getRank(), ::c10d::OpType::ALLREDUCE, engine_, gathering);
@@ -69,7 +73,12 @@ WorkPtr HostBackend::alltoall_base(at::Tensor& output, at::Tensor& input, std::v
   const Tensors outs = divided(output, output_splits), ins = divided(input, input_splits);
   const auto own = static_cast<std::size_t>(getRank());
   outs[own].copy_(ins[own]);
-  return start(all_to_all_op(engine_->host(), outs, ins), ::c10d::OpType::ALLTOALL_BASE);
+  return start_all_to_all(each_piece(outs), each_piece(ins), {output, input});
+}
+
+WorkPtr HostBackend::start_all_to_all(const std::vector<MemoryPieces>& outs, const std::vector<MemoryPieces>& ins,
+                                      std::vector<at::Tensor> kept) {
+  return start(all_to_all_op(engine_->host(), outs, ins, std::move(kept)), ::c10d::OpType::ALLTOALL_BASE);
 }
 
 WorkPtr HostBackend::barrier(const ::c10d::BarrierOptions& /*options*/) {

@@ -24,7 +24,11 @@ class HostBackend final : public Backend {
                                const ::c10d::ReduceScatterOptions& options) override;
   WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<std::int64_t>& output_splits,
                         std::vector<std::int64_t>& input_splits, const ::c10d::AllToAllOptions& options) override;
-  // The same as _reduce_scatter_base for an input in pieces, of which each part has as many bytes as `output`.
+  // The same as alltoall_base between pieces of memory, as allreduce into another tensor, and as _reduce_scatter_base
+  // of parts in pieces, of which each rank may have another number of bytes.
+  WorkPtr start_all_to_all(const std::vector<MemoryPieces>& outs, const std::vector<MemoryPieces>& ins,
+                           std::vector<at::Tensor> kept);
+  WorkPtr start_all_reduce(const at::Tensor& output, const at::Tensor& input, ReduceOp op);
   WorkPtr start_reduce_scatter(const at::Tensor& output, std::vector<MemoryPieces> parts, std::vector<at::Tensor> kept,
                                ReduceOp op);
   WorkPtr barrier(const ::c10d::BarrierOptions& options) override;

@@ -250,7 +250,7 @@ WorkPtr HostsBackend::alltoall_base(at::Tensor& output, at::Tensor& input, Split
   std::int64_t received = 0;
   for (const at::Tensor& part : outs) received += part.numel();
   const at::Tensor in = at::cat(ins), out = at::empty({received}, output.options());
-  start(all_to_all_op(host, host_outs, host_ins));
+  start(all_to_all_op(host, each_piece(host_outs), each_piece(host_ins), {output, input}));
   start(link_op(
       [all = all_, out, in, out_sizes = sizes_in_bytes(outs), in_sizes = sizes_in_bytes(ins)]() mutable {
         at::Tensor to = as_bytes(out), from = as_bytes(in);

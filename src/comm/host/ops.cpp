@@ -22,6 +22,12 @@ std::uint8_t* bytes_of(const at::Tensor& tensor) { return static_cast<std::uint8
 
 std::size_t byte_count(const at::Tensor& tensor) { return tensor.nbytes(); }
 
+std::size_t size_of(const MemoryPieces& pieces) {
+  std::size_t size_bytes = 0;
+  for (const MemoryPiece& piece : pieces) size_bytes += piece.size_bytes;
+  return size_bytes;
+}
+
 void copy_or_clear(std::uint8_t* to, const std::uint8_t* from, std::size_t size_bytes) {
   if (from != nullptr) {
     std::memcpy(to, from, size_bytes);
@@ -106,6 +112,19 @@ void HostOp::add_piece(MemoryPiece piece) {
   header_.following += piece.size_bytes;
 }
 
+std::size_t HostOp::fill(std::uint8_t* to, std::size_t most) {
+  std::size_t filled = 0;
+  while (filled < most && piece_ < pieces_.size()) {
+    const MemoryPiece& piece = pieces_[piece_];
+    const std::size_t size_bytes = std::min(most - filled, piece.size_bytes - in_piece_);
+    copy_or_clear(to + filled, piece.data == nullptr ? nullptr : piece.data + in_piece_, size_bytes);
+    filled += size_bytes;
+    in_piece_ += size_bytes;
+    if (in_piece_ == piece.size_bytes) ++piece_, in_piece_ = 0;
+  }
+  return filled;
+}
+
 bool HostOp::send(Host& host) {
   std::size_t room = host.room();
   if (!has_sent_header_) {
@@ -113,28 +132,18 @@ bool HostOp::send(Host& host) {
     padding_ = (alignof(OpHeader) - header_.following % alignof(OpHeader)) % alignof(OpHeader);
     header_.following += padding_;
     std::memcpy(host.space(), &header_, sizeof(header_));
-    room -= sizeof(header_);
     has_sent_header_ = true;
-    std::size_t size_bytes = sizeof(header_);
     // What is small is sent with the header.
-    while (piece_ < pieces_.size() && pieces_[piece_].size_bytes <= std::min(room, kBlockBytes - size_bytes)) {
-      const MemoryPiece& piece = pieces_[piece_++];
-      copy_or_clear(host.space() + size_bytes, piece.data, piece.size_bytes);
-      size_bytes += piece.size_bytes;
-      room -= piece.size_bytes;
-    }
+    const std::size_t size_bytes =
+        sizeof(header_) + fill(host.space() + sizeof(header_), std::min(room, kBlockBytes) - sizeof(header_));
     host.commit(size_bytes);
+    room -= size_bytes;
   }
-  for (; piece_ < pieces_.size(); ++piece_, in_piece_ = 0) {
-    const MemoryPiece& piece = pieces_[piece_];
-    while (in_piece_ < piece.size_bytes) {
-      if (room == 0 && (room = host.room()) == 0) return false;
-      const std::size_t size_bytes = std::min({room, piece.size_bytes - in_piece_, kBlockBytes});
-      copy_or_clear(host.space(), piece.data == nullptr ? nullptr : piece.data + in_piece_, size_bytes);
-      host.commit(size_bytes);
-      in_piece_ += size_bytes;
-      room -= size_bytes;
-    }
+  while (piece_ < pieces_.size()) {
+    if (room == 0 && (room = host.room()) == 0) return false;
+    const std::size_t size_bytes = fill(host.space(), std::min(room, kBlockBytes));
+    host.commit(size_bytes);
+    room -= size_bytes;
   }
   if (padding_ > room && padding_ > host.room()) return false;
   if (padding_ > 0) host.commit(std::exchange(padding_, 0));
@@ -180,26 +189,36 @@ namespace {
 // A collective in which elements move. Each rank takes one range of bytes of each other rank's.
 class Move final : public HostOp {
  public:
-  // The ranks' ranges may be preceded by a table of the sizes of the ranges for each rank.
+  // The range for a rank among those that follow a table of them.
+  struct Place {
+    std::uint64_t begin = 0, size_bytes = 0;
+  };
+
+  // The ranks' ranges may be preceded by a table of the place of each rank's.
   Move(const Host& host, const OpHeader& header, std::vector<at::Tensor> kept, bool has_table = false)
       : HostOp(host, header, std::move(kept)), has_table_(has_table), ranges_(static_cast<std::size_t>(host.size())) {}
 
-  void send_piece(const at::Tensor& tensor) { add_piece({bytes_of(tensor), byte_count(tensor)}); }
-  void send_table(std::vector<std::uint64_t> sizes) {
-    table_ = std::move(sizes);
-    add_piece({reinterpret_cast<const std::uint8_t*>(table_.data()), table_.size() * sizeof(std::uint64_t)});
+  void send_pieces(const MemoryPieces& pieces) {
+    for (const MemoryPiece& piece : pieces) add_piece(piece);
+  }
+  void send_table(std::vector<Place> places) {
+    table_ = std::move(places);
+    add_piece({reinterpret_cast<std::uint8_t*>(table_.data()), table_.size() * sizeof(Place)});
   }
   // Appends `out` to where the range of rank `r` is put, which begins at byte 0, or at the place in its table.
-  void take_into(int r, const at::Tensor& out) {
+  void take_into(int r, const MemoryPieces& out) {
     Range& range = ranges_[static_cast<std::size_t>(r)];
     range.awaits_table = has_table_;
-    range.size_bytes += byte_count(out);
-    if (byte_count(out) > 0) range.outs.push_back(out);
+    for (const MemoryPiece& piece : out) {
+      if (piece.size_bytes == 0) continue;
+      range.size_bytes += piece.size_bytes;
+      range.outs.push_back(piece);
+    }
   }
 
  private:
   struct Range {
-    std::vector<at::Tensor> outs;  // none is empty
+    MemoryPieces outs;  // none is empty
     std::uint64_t size_bytes = 0, begin = 0;
     bool awaits_table = false;
     std::uint64_t taken = 0;
@@ -214,20 +233,17 @@ class Move final : public HostOp {
 
   // Returns false until the table has arrived.
   bool read_table(Host& host, int r, Range& range) {
-    const auto ranks = static_cast<std::size_t>(host.size());
-    std::vector<std::uint64_t> sizes(ranks);
-    if (host.available(r) < ranks * sizeof(std::uint64_t)) return false;
-    std::memcpy(sizes.data(), host.front(r), ranks * sizeof(std::uint64_t));
-    skip(host, r, ranks * sizeof(std::uint64_t));
-    range.begin = source(r).position;
-    // The ranges of rank r begin with that of the next rank.
-    for (int to = (r + 1) % host.size(); to != host.rank(); to = (to + 1) % host.size())
-      range.begin += sizes[static_cast<std::size_t>(to)];
-    const std::uint64_t comes = sizes[static_cast<std::size_t>(host.rank())];
-    if (comes != range.size_bytes) {
+    std::vector<Place> places(static_cast<std::size_t>(host.size()));
+    const std::size_t size_bytes = places.size() * sizeof(Place);
+    if (host.available(r) < size_bytes) return false;
+    std::memcpy(places.data(), host.front(r), size_bytes);
+    skip(host, r, size_bytes);
+    const Place& comes = places[static_cast<std::size_t>(host.rank())];
+    if (comes.size_bytes != range.size_bytes) {
       throw std::runtime_error(fmt::format("rank {} of those on this host sends {} bytes to this rank, expected {}", r,
-                                           comes, range.size_bytes));
+                                           comes.size_bytes, range.size_bytes));
     }
+    range.begin = source(r).position + comes.begin;
     range.awaits_table = false;
     return true;
   }
@@ -239,21 +255,24 @@ class Move final : public HostOp {
     while (range.taken < range.size_bytes) {
       const std::uint64_t available = host.available(r);
       if (available == 0) return;
-      const at::Tensor& out = range.outs[range.out];
-      const std::uint64_t size_bytes =
-          std::min<std::uint64_t>({available, byte_count(out) - range.in_out, kBlockBytes});
-      std::memcpy(bytes_of(out) + range.in_out, host.front(r), size_bytes);
-      range.taken += size_bytes;
-      range.in_out += size_bytes;
-      if (range.in_out == byte_count(out)) ++range.out, range.in_out = 0;
-      skip(host, r, size_bytes);
+      const std::uint64_t most = std::min<std::uint64_t>({available, range.size_bytes - range.taken, kBlockBytes});
+      for (std::uint64_t done = 0; done < most;) {
+        const MemoryPiece& out = range.outs[range.out];
+        const std::uint64_t size_bytes = std::min<std::uint64_t>(most - done, out.size_bytes - range.in_out);
+        std::memcpy(out.data + range.in_out, host.front(r) + done, size_bytes);
+        done += size_bytes;
+        range.in_out += size_bytes;
+        if (range.in_out == out.size_bytes) ++range.out, range.in_out = 0;
+      }
+      range.taken += most;
+      skip(host, r, most);
     }
     skip(host, r, source(r).following - source(r).position);
     source(r).has_ended = true;
   }
 
   bool has_table_;
-  std::vector<std::uint64_t> table_;
+  std::vector<Place> table_;
   std::vector<Range> ranges_;  // by source
 };
 
@@ -291,10 +310,7 @@ class Reduction final : public HostOp {
         is_shared_(parts.size() == 1),
         parts_(std::move(parts)),
         own_(parts_[is_shared_ ? 0 : static_cast<std::size_t>(host.rank())]) {
-    for (const MemoryPieces& part : parts_) {
-      std::size_t& size_bytes = part_bytes_.emplace_back(0);
-      for (const MemoryPiece& piece : part) size_bytes += piece.size_bytes;
-    }
+    for (const MemoryPieces& part : parts_) part_bytes_.push_back(size_of(part));
     const std::size_t in_row = is_shared_ ? 1 : parts_.size() - 1;
     block_bytes_ = std::clamp(host.ring_bytes() / 2 / in_row, std::size_t{4096}, kBlockBytes);
     const std::size_t most = *std::max_element(part_bytes_.begin(), part_bytes_.end());
@@ -395,9 +411,9 @@ EngineOpPtr broadcast_op(const Host& host, const at::Tensor& tensor, int root) {
       .kind = Kind::broadcast, .detail = static_cast<std::uint32_t>(root), .common = byte_count(tensor)};
   auto op = std::make_shared<Move>(host, header, std::vector<at::Tensor>{tensor});
   if (root == host.rank()) {
-    op->send_piece(tensor);
+    op->send_pieces(pieces_of(tensor));
   } else {
-    op->take_into(root, tensor);
+    op->take_into(root, pieces_of(tensor));
   }
   return op;
 }
@@ -414,23 +430,33 @@ EngineOpPtr all_gather_op(const Host& host, const std::vector<std::vector<at::Te
   auto op = std::make_shared<Move>(host, OpHeader{.kind = Kind::all_gather, .common = all}, std::move(kept));
   for (int r = 0; r < host.size(); ++r) {
     for (const at::Tensor& piece : parts[static_cast<std::size_t>(r)]) {
-      if (r == host.rank()) op->send_piece(piece);
-      op->take_into(r, piece);
+      if (r == host.rank()) op->send_pieces(pieces_of(piece));
+      op->take_into(r, pieces_of(piece));
     }
   }
   return op;
 }
 
-EngineOpPtr all_to_all_op(const Host& host, const std::vector<at::Tensor>& outs, const std::vector<at::Tensor>& ins) {
-  std::vector<at::Tensor> kept = outs;
-  kept.insert(kept.end(), ins.begin(), ins.end());
-  auto op = std::make_shared<Move>(host, OpHeader{.kind = Kind::all_to_all}, kept, /*has_table=*/true);
-  std::vector<std::uint64_t> sizes;
-  sizes.reserve(ins.size());
-  for (const at::Tensor& in : ins) sizes.push_back(byte_count(in));
-  op->send_table(sizes);
-  for (int to = (host.rank() + 1) % host.size(); to != host.rank(); to = (to + 1) % host.size())
-    op->send_piece(ins[static_cast<std::size_t>(to)]);
+EngineOpPtr all_to_all_op(const Host& host, const std::vector<MemoryPieces>& outs, const std::vector<MemoryPieces>& ins,
+                          std::vector<at::Tensor> kept) {
+  auto op = std::make_shared<Move>(host, OpHeader{.kind = Kind::all_to_all}, std::move(kept), /*has_table=*/true);
+  // What several ranks get is sent once.
+  std::vector<Move::Place> places(ins.size());
+  std::vector<std::size_t> sent;  // the first rank of each list of pieces
+  std::uint64_t size_bytes = 0;
+  for (std::size_t i = 1; i < ins.size(); ++i) {
+    const std::size_t to = (static_cast<std::size_t>(host.rank()) + i) % ins.size();
+    const auto same = std::find_if(sent.begin(), sent.end(), [&](std::size_t other) { return ins[other] == ins[to]; });
+    if (same != sent.end()) {
+      places[to] = places[*same];
+      continue;
+    }
+    places[to] = {size_bytes, size_of(ins[to])};
+    size_bytes += places[to].size_bytes;
+    sent.push_back(to);
+  }
+  op->send_table(std::move(places));
+  for (const std::size_t to : sent) op->send_pieces(ins[to]);
   for (int r = 0; r < host.size(); ++r) op->take_into(r, outs[static_cast<std::size_t>(r)]);
   return op;
 }
@@ -438,9 +464,7 @@ EngineOpPtr all_to_all_op(const Host& host, const std::vector<at::Tensor>& outs,
 EngineOpPtr reduce_scatter_op(const Host& host, const at::Tensor& out, std::vector<MemoryPieces> parts,
                               std::vector<at::Tensor> kept, ReduceOp op) {
   std::uint64_t all = 0;
-  for (const MemoryPieces& part : parts) {
-    for (const MemoryPiece& piece : part) all += piece.size_bytes;
-  }
+  for (const MemoryPieces& part : parts) all += size_of(part);
   const OpHeader header{.kind = Kind::reduce_scatter, .detail = detail_of(out, op), .common = all};
   kept.push_back(out);
   return std::make_shared<Reduction>(host, header, out, std::move(parts), std::move(kept), op);

@@ -14,18 +14,14 @@
 
 #include "comm/host/host.h"
 #include "tessera/base/reduce_op.h"
+#include "tessera/comm/internal/memory_pieces.h"
 
 namespace tessera::comm {
 
-// Bytes in the order in which they are sent, divided anyhow. Those without `data` are 0.
-struct MemoryPiece {
-  const std::uint8_t* data = nullptr;
-  std::size_t size_bytes = 0;
-};
-using MemoryPieces = std::vector<MemoryPiece>;
 MemoryPieces pieces_of(const at::Tensor& tensor);
-// Returns the pieces of each tensor, and each tensor by itself.
+// Returns the pieces of each tensor.
 std::vector<MemoryPieces> each_piece(const std::vector<at::Tensor>& tensors);
+// Returns each tensor by itself.
 std::vector<std::vector<at::Tensor>> each_alone(const std::vector<at::Tensor>& tensors);
 // Divides the elements of a tensor: into parts as equal as possible, of which the last may be smaller, or into these.
 std::vector<at::Tensor> parts_of(const at::Tensor& tensor, int parts);
@@ -88,6 +84,8 @@ class HostOp : public EngineOp {
     std::uint64_t following = 0;
   };
   void add_piece(MemoryPiece piece);
+  // Copies the next bytes of the pieces, at most `most`, and returns how many there were.
+  std::size_t fill(std::uint8_t* to, std::size_t most);
   Source& source(int r) { return sources_[static_cast<std::size_t>(r)]; }
   void skip(Host& host, int r, std::uint64_t size_bytes);
   // Takes what follows the headers. Sets has_ended of sources.
@@ -110,8 +108,10 @@ EngineOpPtr barrier_op(const Host& host);
 EngineOpPtr broadcast_op(const Host& host, const at::Tensor& tensor, int root);
 // `parts[r]` is where the bytes of rank r are put, in order; this rank sends its own part.
 EngineOpPtr all_gather_op(const Host& host, const std::vector<std::vector<at::Tensor>>& parts);
-// This rank sends `ins[r]` to rank r, and receives `outs[r]` from it.
-EngineOpPtr all_to_all_op(const Host& host, const std::vector<at::Tensor>& outs, const std::vector<at::Tensor>& ins);
+// This rank sends `ins[r]` to rank r, and receives `outs[r]` from it; nothing to and from itself. `kept` is what the
+// pieces are in.
+EngineOpPtr all_to_all_op(const Host& host, const std::vector<MemoryPieces>& outs, const std::vector<MemoryPieces>& ins,
+                          std::vector<at::Tensor> kept);
 // Reduces parts of what all ranks have, of which each rank has its own pieces in memory: rank r has the result of part
 // r in `out`, which may be that part. `kept` is what the pieces are in.
 EngineOpPtr reduce_scatter_op(const Host& host, const at::Tensor& out, std::vector<MemoryPieces> parts,

@@ -182,6 +182,16 @@ at::Tensor SharedMemory::tensor(std::size_t offset_bytes, std::int64_t numel, at
       mapping_->data() + offset_bytes, {numel}, [kept = mapping_](void*) {}, at::TensorOptions().dtype(dtype));
 }
 
+namespace {
+
+PendingCollective begin(const GroupPtr& group, std::string_view name,
+                        const std::function<WorkPtr(HostBackend& backend)>& start) {
+  return ProcessGroup::Impl::begin(group, name, group->transports.control,
+                                   [&](Backend& backend) { return start(static_cast<HostBackend&>(backend)); });
+}
+
+}  // namespace
+
 PendingCollective SharedMemory::start_reduce_scatter(const ProcessGroup& group, const at::Tensor& out,
                                                      const std::vector<Piece>& pieces, ReduceOp op) {
   const std::size_t part_bytes = out.nbytes();
@@ -190,7 +200,7 @@ PendingCollective SharedMemory::start_reduce_scatter(const ProcessGroup& group, 
   std::size_t in_part = 0;
   for (const Piece& piece : pieces) {
     MemoryPiece left{nullptr, static_cast<std::size_t>(piece.numel) * out.element_size()};
-    if (piece.tensor.defined()) left.data = static_cast<const std::uint8_t*>(piece.tensor.data_ptr());
+    if (piece.tensor.defined()) left.data = static_cast<std::uint8_t*>(piece.tensor.data_ptr());
     kept.push_back(piece.tensor);
     while (left.size_bytes > 0) {
       if (in_part == part_bytes) {
@@ -204,10 +214,26 @@ PendingCollective SharedMemory::start_reduce_scatter(const ProcessGroup& group, 
       in_part += size_bytes;
     }
   }
-  return ProcessGroup::Impl::begin(
-      group.impl_, "reduce_scatter_into", group.impl_->transports.control, [&](Backend& backend) {
-        return static_cast<HostBackend&>(backend).start_reduce_scatter(out, std::move(parts), std::move(kept), op);
-      });
+  return start_reduce_scatter(group, out, std::move(parts), std::move(kept), op);
+}
+
+PendingCollective SharedMemory::start_reduce_scatter(const ProcessGroup& group, const at::Tensor& out,
+                                                     std::vector<MemoryPieces> parts, std::vector<at::Tensor> kept,
+                                                     ReduceOp op) {
+  return begin(group.impl_, "reduce_scatter_into", [&](HostBackend& backend) {
+    return backend.start_reduce_scatter(out, std::move(parts), std::move(kept), op);
+  });
+}
+
+PendingCollective SharedMemory::start_all_reduce(const ProcessGroup& group, const at::Tensor& out, const at::Tensor& in,
+                                                 ReduceOp op) {
+  return begin(group.impl_, "all_reduce", [&](HostBackend& backend) { return backend.start_all_reduce(out, in, op); });
+}
+
+PendingCollective SharedMemory::start_all_to_all(const ProcessGroup& group, std::vector<MemoryPieces> outs,
+                                                 std::vector<MemoryPieces> ins, std::vector<at::Tensor> kept) {
+  return begin(group.impl_, "all_to_all",
+               [&](HostBackend& backend) { return backend.start_all_to_all(outs, ins, std::move(kept)); });
 }
 
 PendingCollective SharedMemory::start_meeting(const ProcessGroup& group, std::string_view name, bool is_counted) {

@@ -1,12 +1,10 @@
 #pragma once
-// Moves elements between ranks by a plan, from existing shards into new ones, in one of two ways:
+// Moves elements between ranks by a plan, from existing shards into new ones, in all-to-alls of bounded size: while one
+// runs, the next is started and the previous finished. What ranks that share their host's memory exchange is copied
+// from where it is to where it goes. Other elements, and short runs of them, are packed into staging buffers that stay
+// in the cache, and unpacked; any backend, any device.
 //
-//   by collective    All-to-alls of bounded size. While one runs, the elements of the next are packed and those of the
-//                    previous unpacked, through staging buffers that stay in the cache. Any backend, any device.
-//   by peer memory   Each rank copies the elements of its new shards out of the other ranks' memory. All ranks must be
-//                    on one host and the tensor on CPU.
-//
-// All ranks must choose the same way, with the same options.
+// All ranks must pass the same options.
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
@@ -21,13 +19,12 @@
 namespace tessera {
 
 struct ExchangeOptions {
-  // Most bytes that a rank sends in one round of the exchange by collective; at least one element goes to each rank.
+  // Most bytes that a rank sends in one round of packed elements; at least one element goes to each rank.
   std::int64_t round_bytes = std::int64_t{4} << 20;
-  // Peers' memory is read if all ranks together move more than peer_sent_bytes, in runs of at least peer_run_bytes on
-  // average. For less, sending is fast enough. Short runs are cheap to pack, while reading each costs a page lookup.
-  bool use_peer_memory = true;
-  std::int64_t peer_sent_bytes = std::int64_t{1} << 20;
-  std::int64_t peer_run_bytes = 512;
+  // The same of elements that are not packed, whose runs have at least `run_bytes` on average.
+  std::int64_t unpacked_round_bytes = std::int64_t{64} << 20;
+  std::int64_t run_bytes = 512;
+  bool use_shared_memory = true;
 };
 
 // This rank's source and destination shards, in the order of their `local` index; contiguous, of one dtype.
@@ -51,10 +48,8 @@ struct Exchange {
   void copy_what_stays() const;
 };
 
-// Each returns the bytes received from each rank.
+// Returns the bytes received from each rank.
 using ReceivedBytes = std::vector<std::int64_t>;
 ReceivedBytes exchange(const Exchange& exchange, const ExchangeOptions& options);
-ReceivedBytes exchange_by_collective(const Exchange& exchange, std::int64_t round_bytes);
-ReceivedBytes exchange_by_peer_memory(const Exchange& exchange);
 
 }  // namespace tessera

@@ -7,7 +7,8 @@
 
 #include "tensor/exchange/box_copy.h"
 #include "tensor/exchange/exchange.h"
-#include "tessera/comm/internal/peer_memory.h"
+#include "tensor/exchange/pieces.h"
+#include "tessera/comm/internal/shared_memory.h"
 #include "tessera/tensor/internal/empty_shard.h"
 
 namespace tessera {
@@ -23,101 +24,105 @@ at::TensorOptions reduction_options(const at::Tensor& tensor) {
   return at::TensorOptions().dtype(tensor.scalar_type()).device(tensor.device());
 }
 
-// Returns the same on all ranks. `run_bytes`: the length of the contiguous runs that a rank reduces.
-bool uses_peer_memory(const ProcessGroup& group, const at::Tensor& local, std::int64_t run_bytes) {
-  const ExchangeOptions limits;
-  return local.is_cpu() && is_reduced_in_memory(local.scalar_type()) &&
-         static_cast<std::int64_t>(local.nbytes()) > limits.peer_sent_bytes && run_bytes >= limits.peer_run_bytes &&
-         comm::PeerMemory::is_available(group);
+// Returns the same on all ranks.
+bool is_shared(const ProcessGroup& group, const at::Tensor& local) {
+  return local.is_cpu() && comm::SharedMemory::is_available(group);
 }
 
-}  // namespace
-
-at::Tensor all_reduced_by_collective(const ProcessGroup& group, const at::Tensor& local, ReduceOp op) {
-  at::Tensor reduced = empty_shard(local.sizes(), reduction_options(local));
-  const at::Tensor from = local.contiguous().view({-1}), to = reduced.view({-1});
-  const std::int64_t step = std::max<std::int64_t>(kReducedBytes / static_cast<std::int64_t>(local.element_size()), 1);
-  std::vector<PendingCollective> pending;
-  for (std::int64_t begin = 0; begin == 0 || begin < to.numel(); begin += step) {
-    const std::int64_t count = std::min(step, to.numel() - begin);
-    const at::Tensor part = to.narrow(0, begin, count);
-    copy_elements(part, from.narrow(0, begin, count));
-    pending.push_back(group.start_all_reduce(part, op));
-  }
-  for (PendingCollective& one : pending) one.wait();
-  return reduced;
-}
-
-namespace {
-
-// The buffers of a reduce-scatter along `dim`: chunks are padded to the length of the first one.
-struct ScatterBuffers {
+// The chunks of a tensor along `dim`, as torch.chunk splits, one for each rank. The last ones may be empty.
+struct Chunks {
   std::int64_t dim, length, rows;
-  at::Tensor in, out;
 
-  ScatterBuffers(const ProcessGroup& group, const at::Tensor& local, std::int64_t along)
-      : dim(along), length(local.size(along)), rows((length + group.size() - 1) / group.size()), in(local) {
-    const std::int64_t ranks = group.size();
-    Sizes size = local.sizes().vec();
-    size[static_cast<std::size_t>(dim)] = rows;
-    if (dim != 0 || length != ranks * rows || !local.is_contiguous()) {
-      Sizes all = size;
-      all.insert(all.begin(), ranks);
-      in = length == ranks * rows ? empty_shard(all, reduction_options(local))
-                                  : at::zeros(all, reduction_options(local));
-      for (std::int64_t rank = 0; rank < ranks; ++rank) {
-        const std::int64_t begin = begin_of(rank), count = begin_of(rank + 1) - begin;
-        copy_elements(in[rank].narrow(dim, 0, count), local.narrow(dim, begin, count));
-      }
-    }
-    out = empty_shard(size, reduction_options(local));
-  }
-  std::int64_t begin_of(std::int64_t rank) const { return std::min(rank * rows, length); }
-  at::Tensor result(std::int64_t rank) const {
-    return out.narrow(dim, 0, begin_of(rank + 1) - begin_of(rank)).contiguous();
+  Chunks(const ProcessGroup& group, const at::Tensor& tensor, std::int64_t along)
+      : dim(along), length(tensor.size(along)), rows((length + group.size() - 1) / group.size()) {}
+  std::int64_t begin(std::int64_t rank) const { return std::min(rank * rows, length); }
+  std::int64_t count(std::int64_t rank) const { return begin(rank + 1) - begin(rank); }
+  Box box(at::IntArrayRef sizes, std::int64_t rank) const {
+    Box chunk = Box::full(sizes);
+    chunk.offsets[static_cast<std::size_t>(dim)] = begin(rank);
+    chunk.sizes[static_cast<std::size_t>(dim)] = count(rank);
+    return chunk;
   }
 };
 
-}  // namespace
-
-at::Tensor reduce_scattered_by_collective(const ProcessGroup& group, const at::Tensor& local, ReduceOp op,
-                                          std::int64_t dim) {
-  const ScatterBuffers buffers(group, local, dim);
-  group.reduce_scatter_into(buffers.out, buffers.in, op);
-  return buffers.result(group.rank());
-}
-
-std::function<at::Tensor()> start_reduce_scatter(const ProcessGroup& group, const at::Tensor& local, ReduceOp op,
-                                                 std::int64_t dim) {
-  const ScatterBuffers buffers(group, local.contiguous(), dim);
+// Reduces the parts of a contiguous tensor where they are.
+std::function<at::Tensor()> start_shared_reduce_scatter(const ProcessGroup& group, const at::Tensor& local, ReduceOp op,
+                                                        const Chunks& chunks) {
+  const Box full = Box::full(local.sizes());
+  std::vector<comm::MemoryPieces> parts;
+  for (std::int64_t rank = 0; rank < group.size(); ++rank)
+    parts.push_back(pieces_of_box(chunks.box(local.sizes(), rank), full, local));
+  const at::Tensor out = empty_shard(chunks.box(local.sizes(), group.rank()).sizes, reduction_options(local));
   return
-      [buffers, rank = group.rank(), pending = group.start_reduce_scatter_into(buffers.out, buffers.in, op)]() mutable {
+      [out, pending = comm::SharedMemory::start_reduce_scatter(group, out, std::move(parts), {local}, op)]() mutable {
         pending.wait();
-        return buffers.result(rank);
+        return out;
       };
 }
 
+// Copies the chunks one after the other, each padded to the length of the first one, unless they are so already.
+at::Tensor padded_chunks(const ProcessGroup& group, const at::Tensor& local, const Chunks& chunks) {
+  const std::int64_t ranks = group.size();
+  if (chunks.dim == 0 && chunks.length == ranks * chunks.rows) return local;
+  Sizes sizes = local.sizes().vec();
+  sizes[static_cast<std::size_t>(chunks.dim)] = chunks.rows;
+  sizes.insert(sizes.begin(), ranks);
+  at::Tensor all = chunks.length == ranks * chunks.rows ? empty_shard(sizes, reduction_options(local))
+                                                        : at::zeros(sizes, reduction_options(local));
+  for (std::int64_t rank = 0; rank < ranks; ++rank) {
+    copy_elements(all[rank].narrow(chunks.dim, 0, chunks.count(rank)),
+                  local.narrow(chunks.dim, chunks.begin(rank), chunks.count(rank)));
+  }
+  return all;
+}
+
+}  // namespace
+
 std::function<at::Tensor()> start_all_reduce(const ProcessGroup& group, const at::Tensor& local, ReduceOp op) {
-  at::Tensor reduced = local.clone(at::MemoryFormat::Contiguous);
-  return [reduced, pending = group.start_all_reduce(reduced, op)]() mutable {
-    pending.wait();
+  const at::Tensor reduced = empty_shard(local.sizes(), reduction_options(local)), from = local.contiguous();
+  std::vector<PendingCollective> pending;
+  if (is_shared(group, from)) {
+    pending.push_back(comm::SharedMemory::start_all_reduce(group, reduced, from, op));
+  } else {
+    const at::Tensor flat = from.view({-1}), to = reduced.view({-1});
+    const auto step = std::max<std::int64_t>(kReducedBytes / static_cast<std::int64_t>(local.element_size()), 1);
+    for (std::int64_t begin = 0; begin == 0 || begin < to.numel(); begin += step) {
+      const std::int64_t count = std::min(step, to.numel() - begin);
+      const at::Tensor part = to.narrow(0, begin, count);
+      copy_elements(part, flat.narrow(0, begin, count));
+      pending.push_back(group.start_all_reduce(part, op));
+    }
+  }
+  return [reduced, pending = std::move(pending)]() mutable {
+    for (PendingCollective& one : pending) one.wait();
     return reduced;
   };
 }
 
-at::Tensor all_reduced(const ProcessGroup& group, const at::Tensor& local, ReduceOp op) {
+std::function<at::Tensor()> start_reduce_scatter(const ProcessGroup& group, const at::Tensor& local, ReduceOp op,
+                                                 std::int64_t dim) {
   const at::Tensor from = local.contiguous();
-  return uses_peer_memory(group, from, static_cast<std::int64_t>(from.nbytes()))
-             ? all_reduced_by_peer_memory(group, from, op)
-             : all_reduced_by_collective(group, from, op);
+  const Chunks chunks(group, from, dim);
+  const auto item_bytes = static_cast<std::int64_t>(from.element_size());
+  if (is_shared(group, from) && chunks.rows * from.stride(dim) * item_bytes >= ExchangeOptions().run_bytes)
+    return start_shared_reduce_scatter(group, from, op, chunks);
+  const at::Tensor in = padded_chunks(group, from, chunks);
+  Sizes sizes = from.sizes().vec();
+  sizes[static_cast<std::size_t>(dim)] = chunks.rows;
+  const at::Tensor out = empty_shard(sizes, reduction_options(from));
+  return
+      [out, dim, count = chunks.count(group.rank()), pending = group.start_reduce_scatter_into(out, in, op)]() mutable {
+        pending.wait();
+        return out.narrow(dim, 0, count).contiguous();
+      };
+}
+
+at::Tensor all_reduced(const ProcessGroup& group, const at::Tensor& local, ReduceOp op) {
+  return start_all_reduce(group, local, op)();
 }
 
 at::Tensor reduce_scattered(const ProcessGroup& group, const at::Tensor& local, ReduceOp op, std::int64_t dim) {
-  const at::Tensor from = local.contiguous();
-  const std::int64_t rows = (local.size(dim) + group.size() - 1) / group.size();
-  return uses_peer_memory(group, from, rows * from.stride(dim) * static_cast<std::int64_t>(from.element_size()))
-             ? reduce_scattered_by_peer_memory(group, from, op, dim)
-             : reduce_scattered_by_collective(group, from, op, dim);
+  return start_reduce_scatter(group, local, op, dim)();
 }
 
 }  // namespace tessera

@@ -1,13 +1,16 @@
-// Both ways to reduce give the same results.
+// Reductions of ranks that share memory, and of others.
 
 #include "tensor/exchange/reduce.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+#include <tuple>
+
 #include "support/rank_processes.h"
 #include "tensor/mesh_support.h"
-#include "tessera/comm/internal/peer_memory.h"
+#include "tessera/comm/internal/shared_memory.h"
 #include "tessera/comm/local_ranks.h"
 
 namespace tessera {
@@ -37,7 +40,6 @@ at::Tensor expected_of(const Sizes& shape, at::ScalarType type, int ranks, Reduc
 }
 
 void compare(const ProcessGroup& group, const Sizes& shape, at::ScalarType type, ReduceOp op) {
-  const bool reads = comm::PeerMemory::is_available(group);  // depends on the kernel; peer_memory_test checks it
   const at::Tensor local = local_of(shape, type, group.rank()), before = local.clone();
   const at::Tensor expected = expected_of(shape, type, group.size(), op);
   const auto check = [&](const at::Tensor& found, const at::Tensor& wanted, const char* what) {
@@ -45,15 +47,11 @@ void compare(const ProcessGroup& group, const Sizes& shape, at::ScalarType type,
     EXPECT_TRUE(found.sizes() == wanted.sizes() && at::allclose(found, wanted, 1e-6, 0))
         << what << " of " << local.sizes() << " on " << group.size();
   };
-  check(all_reduced_by_collective(group, local, op), expected, "all-reduce by collective");
-  if (reads) check(all_reduced_by_peer_memory(group, local, op), expected, "all-reduce by peer memory");
   check(all_reduced(group, local, op), expected, "all-reduce");
   for (std::int64_t dim = 0; dim < local.dim(); ++dim) {
     const std::int64_t length = local.size(dim), rows = (length + group.size() - 1) / group.size();
     const std::int64_t begin = std::min(group.rank() * rows, length);
     const at::Tensor part = expected.narrow(dim, begin, std::min(begin + rows, length) - begin);
-    check(reduce_scattered_by_collective(group, local, op, dim), part, "reduce-scatter by collective");
-    if (reads) check(reduce_scattered_by_peer_memory(group, local, op, dim), part, "reduce-scatter by peer memory");
     check(reduce_scattered(group, local, op, dim), part, "reduce-scatter");
   }
   EXPECT_TRUE(at::equal(local, before));
@@ -70,13 +68,26 @@ void compare_all(const ProcessGroup& group) {
   for (const Sizes& shape : kLarge) compare(group, shape, at::kFloat, ReduceOp::average);
 }
 
-class ReduceWorlds : public ::testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(, ReduceWorlds, ::testing::Values(2, 3, 5), ::testing::PrintToStringParamName());
+class ReduceWorlds : public ::testing::TestWithParam<std::tuple<int, bool>> {
+ protected:
+  ReduceWorlds() { ::setenv("TESSERA_HOST_MEMORY", shares_memory() ? "1" : "0", /*replace=*/1); }
+  ~ReduceWorlds() override { ::unsetenv("TESSERA_HOST_MEMORY"); }
+  static int ranks() { return std::get<0>(GetParam()); }
+  static bool shares_memory() { return std::get<1>(GetParam()); }
+  static void compare_in(const ProcessGroup& group) {
+    ASSERT_EQ(comm::SharedMemory::is_available(group), shares_memory());
+    compare_all(group);
+  }
+};
+INSTANTIATE_TEST_SUITE_P(, ReduceWorlds, ::testing::Combine(::testing::Values(2, 3, 5), ::testing::Bool()),
+                         [](const auto& test) {
+                           return std::to_string(std::get<0>(test.param)) + (std::get<1>(test.param) ? "" : "Apart");
+                         });
 
-TEST_P(ReduceWorlds, InProcesses) { testing::expect_good_processes(GetParam(), testing::quick(), compare_all); }
-TEST_P(ReduceWorlds, InThreads) { run_local(GetParam(), compare_all); }
+TEST_P(ReduceWorlds, InProcesses) { testing::expect_good_processes(ranks(), testing::quick(), compare_in); }
+TEST_P(ReduceWorlds, InThreads) { run_local(ranks(), compare_in); }
 
-TEST(ReduceTest, OtherTensorsGoByCollective) {
+TEST(ReduceTest, OtherTensors) {
   run_local(2, [](const ProcessGroup& group) {
     const at::Tensor wide = at::ones({600, 900}).t();
     EXPECT_TRUE(at::equal(all_reduced(group, wide, ReduceOp::sum), wide * 2));

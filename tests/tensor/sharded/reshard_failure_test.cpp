@@ -21,7 +21,7 @@ using testing::RankOutcome;
 
 class DyingRankTest : public ::testing::TestWithParam<bool> {};
 INSTANTIATE_TEST_SUITE_P(Ways, DyingRankTest, ::testing::Bool(),
-                         [](const auto& test) { return test.param ? "ByPeerMemory" : "ByCollective"; });
+                         [](const auto& test) { return test.param ? "InSharedMemory" : "Packed"; });
 
 TEST_P(DyingRankTest, IsNamedToEveryOtherAndTheTensorStaysAsItWas) {
   InitOptions init;
@@ -34,7 +34,7 @@ TEST_P(DyingRankTest, IsNamedToEveryOtherAndTheTensorStaysAsItWas) {
     const ShardedTensorMetadata target =
         chunk_spec(1, ranks)->build_metadata(tensor.size(), tensor.metadata().tensor_properties);
     ExchangeOptions options;
-    options.use_peer_memory = GetParam();
+    options.use_shared_memory = GetParam();
     options.round_bytes = std::int64_t{256} << 10;
     reshard(tensor, target, options);
     if (group.rank() == 1) {

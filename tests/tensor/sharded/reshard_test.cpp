@@ -18,18 +18,19 @@ using testing::Sizes;
 using testing::SpecPtr;
 using testing::specs_of_every_kind;
 
-enum class Way : std::uint8_t { collective, many_rounds, peer_memory };
+enum class Way : std::uint8_t { packed, many_rounds, unpacked };
 
 ExchangeOptions options_of(Way way) {
   ExchangeOptions options;
-  options.use_peer_memory = way == Way::peer_memory;
-  options.peer_sent_bytes = options.peer_run_bytes = 1;
+  options.use_shared_memory = way == Way::unpacked;
+  options.run_bytes = 1;
+  options.unpacked_round_bytes = 64;
   if (way == Way::many_rounds) options.round_bytes = 24;
   return options;
 }
 
 std::string name_of(Way way) {
-  return way == Way::collective ? "ByCollective" : way == Way::many_rounds ? "InManyRounds" : "ByPeerMemory";
+  return way == Way::packed ? "Packed" : way == Way::many_rounds ? "InManyRounds" : "InSharedMemory";
 }
 
 // Returns whether the elements of the shards are their indices.
@@ -69,7 +70,7 @@ class ReshardWayTest : public ::testing::TestWithParam<std::tuple<int, Way>> {
 };
 INSTANTIATE_TEST_SUITE_P(Worlds, ReshardWayTest,
                          ::testing::Combine(::testing::Values(1, 2, 3, 4, 8),
-                                            ::testing::Values(Way::collective, Way::many_rounds, Way::peer_memory)),
+                                            ::testing::Values(Way::packed, Way::many_rounds, Way::unpacked)),
                          [](const auto& test) {
                            return name_of(std::get<1>(test.param)) + std::to_string(std::get<0>(test.param));
                          });

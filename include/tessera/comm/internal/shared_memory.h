@@ -15,6 +15,7 @@
 #include <string_view>
 #include <vector>
 
+#include "tessera/comm/internal/memory_pieces.h"
 #include "tessera/comm/process_group.h"
 
 namespace tessera::comm {
@@ -55,8 +56,23 @@ class SharedMemory {
   // collective in errors, and in CommDebugMode if it `is_counted`. As ProcessGroup::start_*, it does not compare the
   // ranks' calls.
   static PendingCollective start_meeting(const ProcessGroup& group, std::string_view name, bool is_counted);
-  // As ProcessGroup::start_reduce_scatter_into, for an input that is not in one tensor: the elements of the tensors,
-  // one after the other, in the order in which they are in memory. A tensor is dense, or undefined with `numel` zeros.
+
+  // Collectives of a group whose ranks share memory, as those of ProcessGroup::start_* of the same name, but for memory
+  // that is not in one tensor. `kept` has the memory of the pieces. Lists of pieces have one entry for each rank.
+
+  // Sends `ins[r]` to rank r, which has as many bytes in its `outs` of this rank; equal pieces once to all ranks that
+  // get them. Nothing is sent to this rank itself.
+  static PendingCollective start_all_to_all(const ProcessGroup& group, std::vector<MemoryPieces> outs,
+                                            std::vector<MemoryPieces> ins, std::vector<at::Tensor> kept);
+  // Reduces `in` to `out`, of its size and dtype. Both are contiguous, and may be the same.
+  static PendingCollective start_all_reduce(const ProcessGroup& group, const at::Tensor& out, const at::Tensor& in,
+                                            ReduceOp op);
+  // Reduces part r of all ranks to `out` of rank r. The parts of different ranks may have different numbers of bytes.
+  static PendingCollective start_reduce_scatter(const ProcessGroup& group, const at::Tensor& out,
+                                                std::vector<MemoryPieces> parts, std::vector<at::Tensor> kept,
+                                                ReduceOp op);
+  // The same for parts of equal size: the elements of the tensors, one after the other, in the order in which they are
+  // in memory. A tensor is dense, or undefined with `numel` zeros.
   struct Piece {
     at::Tensor tensor;
     std::int64_t numel = 0;
