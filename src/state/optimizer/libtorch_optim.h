@@ -3,25 +3,12 @@
 
 #include <torch/optim.h>
 
-#include <sstream>
-#include <string>
 #include <type_traits>
 #include <utility>
 
-namespace tessera {
+#include "tessera/tensor/internal/optimizer_key.h"
 
-// Returns the key of a parameter in Optimizer::state(): the address of its TensorImpl, as text before 2.1.
-using OptimizerStateMap = std::remove_reference_t<decltype(std::declval<torch::optim::Optimizer&>().state())>;
-template <typename Key = OptimizerStateMap::key_type>
-Key optimizer_key(const at::Tensor& parameter) {
-  if constexpr (std::is_same_v<Key, std::string>) {
-    std::ostringstream text;
-    text << parameter.unsafeGetTensorImpl();
-    return text.str();
-  } else {
-    return parameter.unsafeGetTensorImpl();
-  }
-}
+namespace tessera {
 
 // c10::optional became std::optional in 2.5.
 using OptionalInt = std::decay_t<decltype(std::declval<torch::optim::LBFGSOptions&>().max_eval())>;

@@ -13,6 +13,7 @@
 #include "support/error_matchers.h"
 #include "tessera/comm/local_ranks.h"
 #include "tessera/state/optimizer_state.h"
+#include "tessera/tensor/optim/fused_optimizers.h"
 
 namespace tessera::fsdp {
 namespace {
@@ -45,12 +46,15 @@ std::vector<Options> ways_with_parameters() {
           options_of(ShardingStrategy::no_shard, true)};
 }
 
-TEST(FsdpOptimizersTest, GroupsWithOptionsOfTheirOwn) {
+// Trains a sharded model with `Optimizer`, and one process with LibTorch's, each also from the other's state.
+template <typename Optimizer>
+void expect_groups_with_options_of_their_own() {
   run_local(3, [](const ProcessGroup& group) {
     for (const Options& way : ways_with_parameters()) {
       SmallModel alone = make_model();
       FullyShardedDataParallel<SmallModel> model(make_model(), group, way);
-      torch::optim::AdamW expected(groups_of(*alone)), optimizer(groups_of(*model.module()));
+      torch::optim::AdamW expected(groups_of(*alone));
+      Optimizer optimizer(groups_of(*model.module()));
       for (int step = 0; step < 3; ++step) {
         backward_of_all(alone, {step}, 3);
         expected.step();
@@ -68,7 +72,7 @@ TEST(FsdpOptimizersTest, GroupsWithOptionsOfTheirOwn) {
       set_model_state_dict(*plain, model.state_dict(StateDictType::full, {.rank0_only = false}));
       set_optimizer_state_dict(*plain, of_plain, full);
       FullyShardedDataParallel<SmallModel> again(make_model(), group, way);
-      torch::optim::AdamW of_again(groups_of(*again.module()));
+      Optimizer of_again(groups_of(*again.module()));
       again.load_state_dict(model.state_dict());
       again.load_optim_state_dict(of_again, full);
       backward_of_all(alone, {7}, 3);
@@ -83,6 +87,12 @@ TEST(FsdpOptimizersTest, GroupsWithOptionsOfTheirOwn) {
     }
   });
 }
+
+TEST(FsdpOptimizersTest, GroupsWithOptionsOfTheirOwn) {
+  expect_groups_with_options_of_their_own<torch::optim::AdamW>();
+}
+
+TEST(FsdpOptimizersTest, FusedStepsAreThoseOfLibTorch) { expect_groups_with_options_of_their_own<FusedAdamW>(); }
 
 TEST(FsdpOptimizersTest, OneOptimizerForEachPart) {
   run_local(2, [](const ProcessGroup& group) {

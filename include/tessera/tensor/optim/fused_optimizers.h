@@ -1,0 +1,34 @@
+#pragma once
+/// \file
+/// Adam and AdamW in one pass over each parameter, its gradient and its state. LibTorch's take about ten, and allocate
+/// memory in each step. They are for parameters of any kind, such as those of a
+/// `fsdp::FullyShardedDataParallel`.
+///
+/// Law: parameters and state are those of torch::optim::Adam, or AdamW, with the same options, up to rounding. The
+/// state has the same classes, so that state dicts have the same entries, and each optimizer resumes from the other's.
+/// Tensors of CPU of float or double that are stored alike take one pass; others take ops of ATen.
+///
+/// PyTorch: torch.optim.Adam and AdamW with `fused=True`.
+
+#include <ATen/core/Tensor.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+
+namespace tessera {
+
+class FusedAdam final : public torch::optim::Adam {
+ public:
+  using torch::optim::Adam::Adam;
+  /// Throws `Error(unsupported)` for a sparse gradient, before anything changes.
+  at::Tensor step(LossClosure closure = nullptr) override;
+};
+
+/// Decays the weights apart from the gradient.
+class FusedAdamW final : public torch::optim::AdamW {
+ public:
+  using torch::optim::AdamW::AdamW;
+  /// Throws `Error(unsupported)` for a sparse gradient, before anything changes.
+  at::Tensor step(LossClosure closure = nullptr) override;
+};
+
+}  // namespace tessera
