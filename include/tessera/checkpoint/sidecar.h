@@ -40,6 +40,18 @@ struct Sidecar {
   bool operator==(const Sidecar&) const = default;
 };
 
+/// Sums up the contents of a file, piece by piece.
+class FileSums {
+ public:
+  void add(ByteView bytes);
+  std::uint64_t size_bytes() const { return size_bytes_; }
+  Sidecar::FileFacts facts() const;
+
+ private:
+  std::uint64_t size_bytes_ = 0;
+  std::vector<std::uint32_t> crcs_;  // of blocks of Sidecar::kBlockBytes, of which the last may not be complete
+};
+
 /// Returns the facts of a file with these contents.
 Sidecar::FileFacts facts_of(ByteView contents);
 

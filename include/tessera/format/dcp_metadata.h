@@ -8,6 +8,7 @@
 /// per chunk.
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -119,5 +120,7 @@ Metadata read(const ByteSource& source);
 /// `metadata`: items that do not match the chunks, different items for chunks of equal offsets, bad indices, negative
 /// numbers, duplicate names, a version in another dialect than torch_2_14.
 Bytes write(const Metadata& metadata);
+/// Writes the same bytes in pieces of about 1 MiB, which `sink` gets in order.
+void write(const Metadata& metadata, const std::function<void(ByteView bytes)>& sink);
 
 }  // namespace tessera::dcp

@@ -26,10 +26,10 @@ class Commit {
     old_sidecar_ = contents_of(sidecar_name_);
   }
 
-  void run(const Bytes& metadata, const Bytes& sidecar) {
+  void run(const WriteMetadata& write_metadata, Sidecar sidecar) {
     try {
-      write_new_file(storage_, sidecar_temporary_, sidecar);
-      write_new_file(storage_, metadata_temporary_, metadata);
+      sidecar.files[metadata_name_] = write_temporary(write_metadata);
+      write_new_file(storage_, sidecar_temporary_, write_sidecar(sidecar));
       storage_.sync();
       metadata_may_be_new_ = true;
       storage_.rename(metadata_temporary_, metadata_name_);
@@ -49,6 +49,18 @@ class Commit {
     if (!read_interrupted_sidecar(storage_)) return;
     storage_.rename(sidecar_temporary_, sidecar_name_);
     storage_.sync();
+  }
+
+  Sidecar::FileFacts write_temporary(const WriteMetadata& write_metadata) {
+    const std::unique_ptr<OutputFile> file = storage_.create(metadata_temporary_, 0);  // its size is not known yet
+    FileSums sums;
+    write_metadata([&](ByteView bytes) {
+      file->write_at(sums.size_bytes(), bytes);
+      file->start_writeback(sums.size_bytes(), bytes.size());
+      sums.add(bytes);
+    });
+    file->finish();
+    return sums.facts();
   }
 
   std::optional<Bytes> contents_of(const std::string& name) const {
@@ -122,9 +134,8 @@ std::int64_t next_generation(const Storage& storage) {
   return next;
 }
 
-void commit(Storage& storage, const Bytes& metadata, Sidecar sidecar) {
-  sidecar.files[std::string(kMetadataFileName)] = facts_of(metadata);
-  Commit(storage).run(metadata, write_sidecar(sidecar));
+void commit(Storage& storage, const WriteMetadata& write_metadata, Sidecar sidecar) {
+  Commit(storage).run(write_metadata, std::move(sidecar));
 }
 
 std::vector<std::string> remove_unreferenced(Storage& storage, const std::set<std::string>& referenced) {

@@ -2,6 +2,7 @@
 // Commits a DCP checkpoint whose data files are durable.
 
 #include <cstdint>
+#include <functional>
 #include <set>
 #include <string>
 #include <vector>
@@ -18,12 +19,14 @@ std::int64_t next_generation(const Storage& storage);
 
 // Replaces `.metadata` and then the sidecar, each by renaming a durable file. Between the two renames, the sidecar that
 // belongs to `.metadata` has its temporary name; read_sidecar() handles that. `sidecar` must not list `.metadata`. If
-// anything fails, restores the old files and rethrows the error.
+// anything fails, restores the old files and rethrows the error. `write_metadata` passes the bytes of `.metadata` to a
+// sink, in order and in any pieces.
 //
 // Law: after `.metadata` may have been renamed, nothing that either `.metadata` names may be removed until one of them
 // is durable. If the old one cannot be restored and made durable, throws OutcomeUnknown: the storage holds one of the
 // two checkpoints, and the caller must not remove files of either.
-void commit(Storage& storage, const Bytes& metadata, Sidecar sidecar);
+using WriteMetadata = std::function<void(const std::function<void(ByteView bytes)>& sink)>;
+void commit(Storage& storage, const WriteMetadata& write_metadata, Sidecar sidecar);
 
 // Removes data files, metadata of single ranks, and files of interrupted saves, except those in `referenced`. Returns
 // the files that could not be removed, with the reasons.

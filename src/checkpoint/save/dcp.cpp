@@ -87,7 +87,8 @@ class DcpWriter final : public FormatWriter {
                  generation);
       sidecar.files.insert(reports[rank].files.files.begin(), reports[rank].files.files.end());
     }
-    checkpoint::commit(storage, dcp::write(metadata), sidecar);
+    checkpoint::commit(
+        storage, [&](const auto& sink) { dcp::write(metadata, sink); }, sidecar);
     std::set<std::string> referenced;
     for (const auto& [name, facts] : sidecar.files) referenced.insert(name);
     return remove_unreferenced(storage, referenced);

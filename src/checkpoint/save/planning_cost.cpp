@@ -9,6 +9,7 @@
 #include "tessera/base/internal/process_memory.h"
 #include "tessera/checkpoint/global_save_plan.h"
 #include "tessera/checkpoint/save_planner.h"
+#include "tessera/checkpoint/sidecar.h"
 #include "tessera/layout/sharding.h"
 
 namespace tessera::checkpoint {
@@ -57,7 +58,9 @@ class Planning {
     cost_.placement = placing.seconds();
     check_cancelled();
     const Stopwatch writing;
-    cost_.metadata_bytes = dcp::write(global.metadata).size();
+    FileSums sums;
+    dcp::write(global.metadata, [&](ByteView bytes) { sums.add(bytes); });
+    cost_.metadata_bytes = sums.size_bytes();
     cost_.metadata_write = writing.seconds();
     cost_.peak_memory_bytes = status_bytes("VmHWM") - std::min(status_bytes("VmHWM"), before_bytes_);
     return cost_;

@@ -94,12 +94,23 @@ Sidecar parse_sidecar(ByteView contents, const std::string& name) {
   return sidecar;
 }
 
-Sidecar::FileFacts facts_of(ByteView contents) {
-  std::vector<std::uint32_t> crcs;
-  for (std::size_t at = 0; at < contents.size(); at += Sidecar::kBlockBytes) {
-    crcs.push_back(crc32(contents.subspan(at, std::min<std::size_t>(Sidecar::kBlockBytes, contents.size() - at))));
+void FileSums::add(ByteView bytes) {
+  while (!bytes.empty()) {
+    const std::uint64_t in_block = size_bytes_ % Sidecar::kBlockBytes;
+    if (in_block == 0) crcs_.push_back(0);
+    const ByteView part = bytes.first(std::min<std::uint64_t>(bytes.size(), Sidecar::kBlockBytes - in_block));
+    crcs_.back() = crc32(part, crcs_.back());
+    size_bytes_ += part.size();
+    bytes = bytes.subspan(part.size());
   }
-  return facts_of_blocks(contents.size(), std::move(crcs));
+}
+
+Sidecar::FileFacts FileSums::facts() const { return facts_of_blocks(size_bytes_, crcs_); }
+
+Sidecar::FileFacts facts_of(ByteView contents) {
+  FileSums sums;
+  sums.add(contents);
+  return sums.facts();
 }
 
 Sidecar::FileFacts facts_of_blocks(std::uint64_t size_bytes, std::vector<std::uint32_t> block_crcs) {

@@ -15,6 +15,9 @@ using pickle::Writer;
 
 constexpr std::size_t kBatch = 1000;  // items between MARK and SETITEMS or APPENDS, as Python does it
 constexpr int kProtocol = 4;
+constexpr std::size_t kPieceBytes = std::size_t{1} << 20;
+
+using Sink = std::function<void(ByteView bytes)>;
 
 // An object that is written at its first use and fetched from the memo later.
 class Shared {
@@ -71,9 +74,15 @@ class FieldWriter {
 
 class MetadataWriter {
  public:
-  MetadataWriter(const Metadata& metadata, Bytes& out)
-      : metadata_(metadata), writer_(out, kProtocol), names_(metadata.entries.size()), files_(metadata.files.size()) {
-    out.reserve(expected_bytes());
+  // With a sink, `out` has only what the sink has not got yet.
+  MetadataWriter(const Metadata& metadata, Bytes& out, const Sink* sink)
+      : metadata_(metadata),
+        out_(out),
+        sink_(sink),
+        writer_(out, kProtocol),
+        names_(metadata.entries.size()),
+        files_(metadata.files.size()) {
+    out.reserve(sink != nullptr ? 2 * kPieceBytes : expected_bytes());
     advise_huge_pages(out.data(), out.capacity());
     count_uses();
   }
@@ -106,9 +115,17 @@ class MetadataWriter {
     });
     FieldWriter<Fields>::end(writer_);
     writer_.stop();
+    pass_on(0);
   }
 
  private:
+  // Passes on what there is if it has more than so many bytes.
+  void pass_on(std::size_t most) {
+    if (sink_ == nullptr || out_.size() <= most) return;
+    (*sink_)(out_);
+    out_.clear();
+  }
+
   std::size_t expected_bytes() const {
     std::size_t bytes = 1024;
     for (const MetadataEntry& entry : metadata_.entries) {
@@ -186,6 +203,7 @@ class MetadataWriter {
     if (open == 0) writer_.mark();
     write();
     if (++open == kBatch) batch_end(open, end);
+    pass_on(kPieceBytes);
   }
   void batch_end(std::size_t& open, void (Writer::*end)()) {
     if (open > 0) (writer_.*end)();
@@ -424,6 +442,8 @@ class MetadataWriter {
   }
 
   const Metadata& metadata_;
+  Bytes& out_;
+  const Sink* sink_;
   Writer writer_;
   std::vector<SharedString> names_, files_;                  // of entries, of files
   std::unordered_map<std::string_view, SharedString> keys_;  // of paths
@@ -441,8 +461,14 @@ class MetadataWriter {
 Bytes write(const Metadata& metadata) {
   check_writable(metadata);
   Bytes out;
-  MetadataWriter(metadata, out).write();
+  MetadataWriter(metadata, out, nullptr).write();
   return out;
+}
+
+void write(const Metadata& metadata, const std::function<void(ByteView bytes)>& sink) {
+  check_writable(metadata);
+  Bytes out;
+  MetadataWriter(metadata, out, &sink).write();
 }
 
 }  // namespace tessera::dcp

@@ -4,11 +4,27 @@
 
 #include "support/error_matchers.h"
 #include "support/temporary_directory.h"
+#include "tessera/base/crc32.h"
 
 namespace tessera::checkpoint {
 namespace {
 
 using testing::TemporaryDirectory;
+
+TEST(FileSumsTest, PiecesOfAnySizeHaveTheFactsOfAllTogether) {
+  Bytes contents(3 * Sidecar::kBlockBytes + 77);
+  for (std::size_t i = 0; i < contents.size(); ++i) contents[i] = static_cast<std::uint8_t>(i * i >> 7);
+  for (const std::size_t piece : {std::size_t{1000}, std::size_t{Sidecar::kBlockBytes}, contents.size()}) {
+    FileSums sums;
+    for (std::size_t at = 0; at < contents.size(); at += piece)
+      sums.add(ByteView(contents).subspan(at, std::min(piece, contents.size() - at)));
+    EXPECT_EQ(sums.size_bytes(), contents.size());
+    EXPECT_EQ(sums.facts(), facts_of(contents));
+    EXPECT_EQ(sums.facts().crc32, crc32(contents));
+    EXPECT_EQ(sums.facts().blocks(), 4u);
+  }
+  EXPECT_EQ(FileSums().facts(), facts_of({}));
+}
 
 TEST(SidecarTest, WhatIsWrittenIsRead) {
   const TemporaryDirectory directory;

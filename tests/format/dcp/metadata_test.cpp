@@ -303,6 +303,32 @@ TEST(DcpMetadataTest, WritesManyItemsInBatches) {
   EXPECT_TRUE(equal(read_again(write(metadata)), metadata));
 }
 
+TEST(DcpMetadataTest, WritesTheSameInPieces) {
+  Metadata metadata;
+  metadata.files = {"__0_0.distcp"};
+  for (int i = 0; i < 3; ++i) {
+    MetadataEntry& entry = metadata.entries.emplace_back();
+    entry.name = fmt::format("tensor {}", i);
+    entry.is_tensor = true;
+    entry.shape = {20'000, 2};
+    entry.chunks = BoxList(2);
+    for (std::int64_t row = 0; row < entry.shape[0]; ++row) {
+      entry.chunks.push_back(Box({row, 0}, {1, 2}));
+      entry.items.push_back({0, 0, row * 1000, 1000});
+    }
+  }
+  Bytes all;
+  std::size_t pieces = 0, most = 0;
+  write(metadata, [&](ByteView piece) {
+    append(all, piece);
+    ++pieces;
+    most = std::max(most, piece.size());
+  });
+  EXPECT_TRUE(all == write(metadata));
+  EXPECT_GT(pieces, 3u);
+  EXPECT_LT(most, std::size_t{2} << 20);
+}
+
 TEST(DcpMetadataTest, LeavesOutWhatNothingRefersTo) {
   Metadata metadata;
   metadata.files = {"unused", "used"};
