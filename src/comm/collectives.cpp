@@ -293,6 +293,10 @@ PendingCollective start_reduce_scatter(const comm::GroupPtr& group, const at::Te
 
 }  // namespace
 
+void comm::check_reduction(ProcessGroup::Impl& group, std::string_view name, const at::Tensor& tensor, ReduceOp op) {
+  check_alone(group, name, [&] { Checks(group, name).check_reduction(tensor, op); });
+}
+
 PendingCollective comm::start_all_gather(const GroupPtr& group, const Transport& transport, std::string_view name,
                                          const at::Tensor& out, const at::Tensor& in) {
   if (group->is_alone()) copy_elements(out, in);

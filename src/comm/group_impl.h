@@ -150,6 +150,8 @@ void broadcast(const GroupPtr& group, const Transport& transport, std::string_vi
                int root);
 std::vector<Bytes> all_gather_bytes(const GroupPtr& group, std::string_view name, ByteView bytes,
                                     const std::vector<std::int64_t>& sizes);
+// Throws Error(invalid_argument), and tells the other ranks, if this dtype cannot be reduced in this way.
+void check_reduction(ProcessGroup::Impl& group, std::string_view name, const at::Tensor& tensor, ReduceOp op);
 }  // namespace comm
 
 struct PendingCollective::State {

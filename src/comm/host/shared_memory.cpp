@@ -220,6 +220,7 @@ PendingCollective SharedMemory::start_reduce_scatter(const ProcessGroup& group, 
 PendingCollective SharedMemory::start_reduce_scatter(const ProcessGroup& group, const at::Tensor& out,
                                                      std::vector<MemoryPieces> parts, std::vector<at::Tensor> kept,
                                                      ReduceOp op) {
+  check_reduction(*group.impl_, "reduce_scatter_into", out, op);
   return begin(group.impl_, "reduce_scatter_into", [&](HostBackend& backend) {
     return backend.start_reduce_scatter(out, std::move(parts), std::move(kept), op);
   });
@@ -227,6 +228,7 @@ PendingCollective SharedMemory::start_reduce_scatter(const ProcessGroup& group, 
 
 PendingCollective SharedMemory::start_all_reduce(const ProcessGroup& group, const at::Tensor& out, const at::Tensor& in,
                                                  ReduceOp op) {
+  check_reduction(*group.impl_, "all_reduce", out, op);
   return begin(group.impl_, "all_reduce", [&](HostBackend& backend) { return backend.start_all_reduce(out, in, op); });
 }
 

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <tuple>
 
+#include "support/error_matchers.h"
 #include "support/rank_processes.h"
 #include "tensor/mesh_support.h"
 #include "tessera/comm/internal/shared_memory.h"
@@ -96,6 +97,20 @@ TEST(ReduceTest, OtherTensors) {
     EXPECT_TRUE(at::equal(all_reduced(group, bytes, ReduceOp::sum), bytes * 2));
     EXPECT_EQ(all_reduced(group, at::zeros({0, 3}), ReduceOp::sum).sizes(), at::IntArrayRef({0, 3}));
   });
+}
+
+TEST(ReduceTest, WhatCannotBeReducedIsRefused) {
+  for (const bool scatters : {false, true}) {
+    for (const at::Tensor& local : {at::ones({600}, at::kLong), at::ones({600}, at::kBool)}) {
+      run_local(2, [&](const ProcessGroup& group) {
+        const auto reduce = [&] {
+          scatters ? reduce_scattered(group, local, ReduceOp::average, 0)
+                   : all_reduced(group, local, ReduceOp::average);
+        };
+        EXPECT_ERROR(reduce(), ErrorCode::invalid_argument, "average of", "expected a floating-point dtype");
+      });
+    }
+  }
 }
 
 }  // namespace
