@@ -56,8 +56,7 @@ class StateLoader {
   StateLoader(const StateDict& state, const Checkpoint& checkpoint, const ProcessGroup& group,
               const LoadOptions& options)
       : stagings_(options.staging_bytes) {
-    FlatStateDict flat{state, {}};
-    if (options.flatten_state_dict) flat = flatten_as_saved(state, checkpoint);
+    FlatStateDict flat = options.flatten_state_dict ? flatten_as_saved(state, checkpoint) : FlatStateDict{state, {}};
     if (options.flatten_sharded_tensors) flat.state_dict = without_nested(std::move(flat.state_dict), group);
     for (const auto& [key, value] : flat.state_dict) {
       const std::string name = flat_name({key});

@@ -48,8 +48,7 @@ checkpoint::StateEntry entry_of(const std::string& name, Path path, const Value&
 
 checkpoint::FlatState entries_of(const StateDict& state, const ProcessGroup& group, const SaveOptions& options,
                                  const Access& access) {
-  FlatStateDict flat{state, {}};
-  if (options.flatten_state_dict) flat = flatten_state_dict(state);
+  FlatStateDict flat = options.flatten_state_dict ? flatten_state_dict(state) : FlatStateDict{state, {}};
   if (options.flatten_sharded_tensors) flat.state_dict = without_nested(std::move(flat.state_dict), group);
   checkpoint::FlatState entries;
   entries.reserve(flat.state_dict.size());
