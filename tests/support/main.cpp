@@ -240,8 +240,8 @@ int run_each_case_in_a_process(const std::vector<std::string>& names) {
 
 }  // namespace
 
-// AddressSanitizer keeps freed memory, which each case would touch anew, and the stack of each allocation. Less of both
-// is enough for a case, and takes a tenth less time.
+// AddressSanitizer keeps freed memory, so that a case touches ever new pages, and the stack of each allocation. Less of
+// each is enough for a case, and takes a tenth less time.
 extern "C" const char* __asan_default_options() {  // NOLINT: a name of the sanitizer's
   return "quarantine_size_mb=32:malloc_context_size=8";
 }
