@@ -126,6 +126,7 @@ TEST_P(ReshardWayTest, ALargeTensorThereAndBack) {
     of_ints.dtype = at::kInt;
     ExchangeOptions how = options();
     how.round_bytes = std::max(how.round_bytes / 16, std::int64_t{64} << 10);
+    how.unpacked_round_bytes = std::max(how.unpacked_round_bytes, std::int64_t{1} << 20);
     const std::vector<int> ranks = testing::ranks_of(world());
     const std::vector<SpecPtr> specs = {chunk_spec(0, ranks), chunk_spec(1, ranks), grid_spec(size, {700, 900}, ranks)};
     for (const SpecPtr& from : specs) {
