@@ -52,7 +52,7 @@ std::function<at::Tensor()> start_shared_reduce_scatter(const ProcessGroup& grou
   std::vector<comm::MemoryPieces> parts;
   for (std::int64_t rank = 0; rank < group.size(); ++rank)
     parts.push_back(pieces_of_box(chunks.box(local.sizes(), rank), full, local));
-  const at::Tensor out = empty_shard(chunks.box(local.sizes(), group.rank()).sizes, reduction_options(local));
+  at::Tensor out = empty_shard(chunks.box(local.sizes(), group.rank()).sizes, reduction_options(local));
   return
       [out, pending = comm::SharedMemory::start_reduce_scatter(group, out, std::move(parts), {local}, op)]() mutable {
         pending.wait();
@@ -79,7 +79,8 @@ at::Tensor padded_chunks(const ProcessGroup& group, const at::Tensor& local, con
 }  // namespace
 
 std::function<at::Tensor()> start_all_reduce(const ProcessGroup& group, const at::Tensor& local, ReduceOp op) {
-  const at::Tensor reduced = empty_shard(local.sizes(), reduction_options(local)), from = local.contiguous();
+  at::Tensor reduced = empty_shard(local.sizes(), reduction_options(local));
+  const at::Tensor from = local.contiguous();
   std::vector<PendingCollective> pending;
   if (is_shared(group, from)) {
     pending.push_back(comm::SharedMemory::start_all_reduce(group, reduced, from, op));
