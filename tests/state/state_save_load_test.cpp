@@ -278,7 +278,7 @@ INSTANTIATE_TEST_SUITE_P(Phases, DyingRankTest, ::testing::Bool());
 
 TEST_P(DyingRankTest, IsNamedToAllOthers) {
   int died = 0;
-  for (std::uint64_t at = 0; at < 60; at += GetParam() ? 5 : 2) {
+  for (std::uint64_t at = 0; at < (GetParam() ? 12 : 60); at += GetParam() ? 3 : 2) {
     const TemporaryDirectory directory;
     const auto outcomes = testing::run_processes(3, testing::quick(), [&](const ProcessGroup& group) {
       return save_then_load(group, directory / "ckpt", at, GetParam());

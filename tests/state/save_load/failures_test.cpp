@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <set>
 
 #include "support/error_matchers.h"
@@ -56,14 +57,18 @@ std::vector<std::vector<StorageStep>> steps_of(const std::shared_ptr<checkpoint:
   return steps;
 }
 
-// Calls `call` with a storage on which event `n` of `failing` fails; returns the errors of the ranks.
+// Calls `call` with a storage on which event `n` of `failing` fails; returns the errors of the ranks, or nothing if
+// there was no such event.
 template <typename F>
 std::vector<std::string> errors_of(const std::shared_ptr<checkpoint::Storage>& storage, int failing, std::uint64_t n,
                                    const F& call) {
   std::vector<std::string> errors(kRanks);
+  std::atomic<bool> has_happened = false;
   run_local(kRanks, [&](const ProcessGroup& group) {
     const auto faulty = checkpoint::faulty_storage(storage, [&](const StorageEvent& event) {
-      return group.rank() == failing && event.number == n ? StorageFault::io_error : StorageFault::none;
+      if (group.rank() != failing || event.number != n) return StorageFault::none;
+      has_happened = true;
+      return StorageFault::io_error;
     });
     try {
       call(group, faulty);
@@ -73,7 +78,9 @@ std::vector<std::string> errors_of(const std::shared_ptr<checkpoint::Storage>& s
     }
     group.barrier();  // the group is still usable
   });
-  return errors;
+  if (has_happened) return errors;
+  EXPECT_THAT(errors, ::testing::Each(""));
+  return {};
 }
 
 void expect_named_on_all(const std::vector<std::string>& errors, int failing, StorageStep step) {
@@ -109,8 +116,9 @@ TEST(FailingStorageTest, EveryStepOfALoadIsAnErrorOnEveryRankWhoeverCoordinates)
       for (std::uint64_t n = 0; n < of_rank.size(); ++n) {
         SCOPED_TRACE(fmt::format("coordinator {}, rank {}, event {}", coordinator, rank, n));
         const auto errors = errors_of(storage, rank, n, call);
+        // The order of the steps of several threads varies. If one thread does what two did, there are fewer reads.
+        if (errors.empty()) continue;
         ASSERT_THAT(errors, ::testing::Each(::testing::Not("")));
-        // The order of the steps of several threads varies, but not which there are.
         EXPECT_THAT(errors[0], ::testing::HasSubstr("rank " + std::to_string(rank) + ": "));
         EXPECT_THAT(errors[0], ::testing::HasSubstr("failed on command"));
         EXPECT_THAT(errors, ::testing::Each(errors[0]));
