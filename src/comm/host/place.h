@@ -5,7 +5,7 @@
 
 namespace tessera::comm {
 
-// Returns a name for the running kernel, this process's namespace of a kind, such as "pid" or "net", and the value of
+// Returns a name for the running kernel, this process's namespace of a kind, such as "net", and the value of
 // an environment variable. Empty if it is unknown, or if the variable is "0".
 std::string host_place(const char* kind, const char* variable);
 

@@ -98,7 +98,7 @@ RankRedistribution::RankRedistribution(MeshRedistribution plan, std::vector<Loca
   for (MeshMove& move : std::exchange(steps.moves, {})) {
     if (move.source != rank && move.destination != rank) continue;
     exchange.moves.push_back({ranks.rank_of(move.source), ranks.rank_of(move.destination), move.source_box,
-                              move.destination_box, std::move(move.box), std::move(move.source_extent)});
+                              move.destination_box, std::move(move.box)});
   }
 }
 

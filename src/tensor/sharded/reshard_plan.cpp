@@ -58,8 +58,7 @@ ReshardPlan plan_reshard(const ShardedTensorMetadata& from, const ShardedTensorM
     const ShardPlace &source = sources[transfer.source], &destination = destinations[transfer.destination];
     sum.add(source.rank, destination.rank, transfer.box, has[transfer.source], wants[transfer.destination]);
     if (source.rank != group.rank() && destination.rank != group.rank()) continue;
-    plan.moves.push_back({source.rank, destination.rank, source.local, destination.local, std::move(transfer.box),
-                          Box(has[transfer.source])});
+    plan.moves.push_back({source.rank, destination.rank, source.local, destination.local, std::move(transfer.box)});
   }
   plan.size = sum.total();
   return plan;

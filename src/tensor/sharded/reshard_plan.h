@@ -19,7 +19,6 @@ struct Move {
   int source_rank = 0, destination_rank = 0;  // of the group
   std::size_t source = 0, destination = 0;    // shards, by their index among those of their rank
   Box box;                                    // in the full tensor's coordinates, never empty
-  Box source_shard;                           // that contains it, in the same coordinates
 };
 
 struct ReshardPlan {
