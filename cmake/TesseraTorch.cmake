@@ -2,7 +2,26 @@
 
 include(TesseraCudaRuntime)
 find_package(Torch REQUIRED)
+# A LibTorch that contains protobuf names an alias of an empty target in its place, which a test of a compilation can't import.
+if(TARGET torch_cpu AND TARGET protobuf::libprotobuf)
+  get_target_property(tessera_protobuf protobuf::libprotobuf ALIASED_TARGET)
+  if(tessera_protobuf)
+    get_target_property(tessera_links torch_cpu INTERFACE_LINK_LIBRARIES)
+    list(REMOVE_ITEM tessera_links protobuf::libprotobuf)
+    set_target_properties(torch_cpu PROPERTIES INTERFACE_LINK_LIBRARIES "${tessera_links}")
+  endif()
+endif()
 add_library(tessera_torch INTERFACE)
+# A LibTorch that has headers of fmt beside its own, as pip's, includes these, and so must everything that is linked with it: another
+# version's library does not have what they declare. System headers are searched last, so a LibTorch of the system has the system's fmt.
+list(GET TORCH_INCLUDE_DIRS 0 tessera_torch_include)
+get_filename_component(tessera_torch_include ${tessera_torch_include} REALPATH)
+if(EXISTS ${tessera_torch_include}/fmt/format.h AND NOT tessera_torch_include IN_LIST CMAKE_CXX_IMPLICIT_INCLUDE_DIRECTORIES)
+  message(STATUS "fmt: the headers of LibTorch, ${tessera_torch_include}/fmt")
+  set_target_properties(fmt::fmt PROPERTIES INTERFACE_INCLUDE_DIRECTORIES ${tessera_torch_include})
+  target_compile_definitions(fmt::fmt INTERFACE FMT_HEADER_ONLY=1)
+  target_compile_definitions(tessera_torch INTERFACE FMT_HEADER_ONLY=1)
+endif()
 target_include_directories(tessera_torch SYSTEM INTERFACE ${TORCH_INCLUDE_DIRS})
 target_link_libraries(tessera_torch INTERFACE ${TORCH_LIBRARIES})
 target_compile_definitions(tessera_torch INTERFACE USE_DISTRIBUTED USE_RPC USE_TENSORPIPE USE_C10D USE_C10D_GLOO)
