@@ -46,6 +46,14 @@ function(tessera_position_independent target)
   target_compile_options(${target} PRIVATE -fno-semantic-interposition)
 endfunction()
 
+# tessera_precompiles(<target>): the target compiles headers for others. ccache identifies them by the text of what they include; clang
+# would compare times as well, and refuse them after an update of the system that changed no header.
+function(tessera_precompiles target)
+  if(CMAKE_CXX_COMPILER_ID MATCHES "Clang" AND CCACHE)
+    target_compile_options(${target} PRIVATE "SHELL:-Xclang -fno-pch-timestamp")
+  endif()
+endfunction()
+
 # tessera_module(<name> SOURCES <file>... LINKS <module or library>...): one module, a static library tessera_<name>. LINKS is
 # what the module may know; see the module law in docs/architecture.md.
 function(tessera_module name)

@@ -39,6 +39,7 @@ file(GENERATE OUTPUT ${CMAKE_BINARY_DIR}/torch_headers.cpp CONTENT "")
 add_library(tessera_torch_headers OBJECT ${CMAKE_BINARY_DIR}/torch_headers.cpp)
 target_compile_features(tessera_torch_headers PUBLIC cxx_std_20)
 tessera_position_independent(tessera_torch_headers)
+tessera_precompiles(tessera_torch_headers)
 target_link_libraries(tessera_torch_headers PRIVATE tessera_torch tessera_flags fmt::fmt)
 target_precompile_headers(tessera_torch_headers PRIVATE <torch/nn/module.h> <fmt/format.h>)
 

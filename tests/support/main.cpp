@@ -2,9 +2,9 @@
 // threads: cases share no state, ranks may be forked from them, and a case that crashes or hangs fails alone. LibTorch
 // is loaded once for a program, not once for each case.
 //
-// With AddressSanitizer a process costs more than most cases, above all the search for leaks at its end. So there the
-// cases of a suite run in one process first, up to a few. If anything fails there, or a case forks, its output is
-// dropped and each of them runs in a process of its own, which decides.
+// With AddressSanitizer a process costs more than most cases, above all the search for leaks at its end. So there many
+// cases run in one process first. If one fails or forks there, its output is dropped and it runs in a process of its
+// own, which decides.
 //
 //   --in-process     runs all cases in this process, for a debugger
 //
@@ -24,9 +24,11 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <fstream>
+#include <functional>
 #include <iostream>
-#include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -40,7 +42,9 @@ extern "C" __attribute__((weak)) void __lsan_do_leak_check();  // NOLINT: a name
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr unsigned kCaseSeconds = 600, kTogetherSeconds = 300;
+constexpr unsigned kCaseSeconds = 600;
+constexpr std::size_t kTogether = 50;
+constexpr std::chrono::seconds kTogetherTime(20);
 constexpr int kSkipped = 77;  // CTest's and automake's status of a skipped test
 
 // Whether LeakSanitizer searches at the end of this process, which takes longer than most cases run.
@@ -151,42 +155,56 @@ long milliseconds_since(Clock::time_point start) {
   return std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - start).count();
 }
 
-// Runs cases in one process, which searches for leaks once. Returns nothing unless all of them passed or were skipped.
-std::optional<std::vector<Outcome>> run_together(std::span<const std::string> names) {
-  const std::size_t size = names.size() * sizeof(Outcome);
-  auto* const outcomes =
-      static_cast<Outcome*>(::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
-  if (outcomes == MAP_FAILED) return std::nullopt;
+// What the process of run_together() has done, in memory that it shares.
+struct Progress {
+  std::size_t done;  // cases that passed or were skipped
+  bool is_stopped;   // the next one must run alone
+  Outcome outcomes[kTogether];
+};
+Progress* progress = nullptr;
+
+// Ends that process where it cannot go further: after a case that failed, and before one forks, since the process has
+// threads, of which a child would have none. What was done until then counts.
+[[noreturn]] void end_early() {
+  progress->is_stopped = true;
+  if (progress->done > 0) end_case(0);
+  ::_exit(1);
+}
+
+struct Together {
+  std::vector<Outcome> outcomes;  // of the cases that passed or were skipped
+  bool is_stopped;                // the next one must run alone
+  bool is_clean;                  // they leak nothing, and nothing crashed
+};
+
+// Runs at most kTogether cases in one process, which searches for leaks once, until one fails or forks or some seconds
+// are over.
+Together run_together(std::span<const std::string> names) {
+  void* const memory = ::mmap(nullptr, sizeof(Progress), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) return {};
+  progress = static_cast<Progress*>(memory);
   std::fflush(nullptr);
   const pid_t pid = ::fork();
   if (pid == 0) {
-    ::alarm(kTogetherSeconds * static_cast<unsigned>(tessera::testing::chaos_factor()));
+    ::alarm(kCaseSeconds * static_cast<unsigned>(tessera::testing::chaos_factor()));
     const int nowhere = ::open("/dev/null", O_WRONLY);
     ::dup2(nowhere, STDOUT_FILENO);
     ::dup2(nowhere, STDERR_FILENO);
-    // The process has threads now, of which a child would have none.
-    ::pthread_atfork([] { ::_exit(1); }, nullptr, nullptr);
-    for (std::size_t i = 0; i < names.size(); ++i) {
+    ::pthread_atfork(end_early, nullptr, nullptr);
+    const auto begin = Clock::now();
+    for (std::size_t i = 0; i < names.size() && Clock::now() - begin < kTogetherTime; ++i) {
       const auto start = Clock::now();
       const int status = run_here(names[i]);
-      if (status != 0 && status != kSkipped) ::_exit(1);
-      outcomes[i] = {status << 8, milliseconds_since(start)};
+      if (status != 0 && status != kSkipped) end_early();
+      progress->outcomes[i] = {status << 8, milliseconds_since(start)};
+      progress->done = i + 1;
     }
     end_case(0);
   }
-  std::optional<std::vector<Outcome>> result;
-  if (pid > 0 && status_of_wait(pid) == 0) result.emplace(outcomes, outcomes + names.size());
-  ::munmap(outcomes, size);
+  const bool is_clean = pid > 0 && status_of_wait(pid) == 0;
+  Together result{{progress->outcomes, progress->outcomes + progress->done}, progress->is_stopped, is_clean};
+  ::munmap(memory, sizeof(Progress));
   return result;
-}
-
-// Returns how many of `names` are cases of the suite of the first, a few at most.
-std::size_t count_of_suite(std::span<const std::string> names) {
-  constexpr std::size_t kMost = 12;
-  const auto suite_of = [](const std::string& name) { return std::string_view(name).substr(0, name.find('.')); };
-  std::size_t count = 1;
-  while (count < std::min(names.size(), kMost) && suite_of(names[count]) == suite_of(names[0])) ++count;
-  return count;
 }
 
 int run_each_case_in_a_process(const std::vector<std::string>& names) {
@@ -195,19 +213,34 @@ int run_each_case_in_a_process(const std::vector<std::string>& names) {
   if (times_file != nullptr) times.open(times_file, std::ios::app);
   const bool are_processes_slow = __lsan_do_leak_check != nullptr;
   std::vector<std::string> failed;
-  std::vector<Outcome> together;  // of the case `i` and those after it, if they passed in one process
-  std::size_t skipped = 0, alone_until = 0;
+  std::deque<Outcome> together;                   // of the case `i` and those after it, if they passed in one process
+  std::set<std::string_view, std::less<>> alone;  // tests that did not, without their parameters
+  std::size_t skipped = 0;
   for (std::size_t i = 0; i < names.size(); ++i) {
     const std::string& name = names[i];
-    if (are_processes_slow && together.empty() && i >= alone_until) {
-      const std::size_t count = count_of_suite(std::span(names).subspan(i));
-      if (count > 1) together = run_together(std::span(names).subspan(i, count)).value_or(std::vector<Outcome>());
-      if (together.empty()) alone_until = i + count;
+    if (are_processes_slow && together.empty()) {
+      std::size_t count = 0;
+      while (count < kTogether && i + count < names.size() && !alone.contains(without_parameter(names[i + count])))
+        ++count;
+      if (count > 1) {
+        const auto [outcomes, is_stopped, is_clean] = run_together(std::span(names).subspan(i, count));
+        const std::size_t done = outcomes.size();
+        const auto run_alone = [&](std::size_t k) { alone.insert(without_parameter(names[i + k])); };
+        if (done < count && (is_stopped || !is_clean)) run_alone(done);
+        if (done == count && !is_clean) {  // which of them leaks is not known
+          for (std::size_t k = 0; k < count; ++k) run_alone(k);
+        }
+        if (!is_clean || done == 0) {
+          --i;  // again, without what runs alone
+          continue;
+        }
+        together.assign(outcomes.begin(), outcomes.end());
+      }
     }
     Outcome found{};
     if (!together.empty()) {
       found = together.front();
-      together.erase(together.begin());
+      together.pop_front();
     } else {
       // Of the instances of a case, which run the same code, the last has most ranks.
       const bool last_instance = i + 1 == names.size() || without_parameter(names[i + 1]) != without_parameter(name);
