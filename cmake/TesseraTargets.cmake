@@ -13,6 +13,8 @@ endif()
 add_library(tessera_flags INTERFACE)
 target_include_directories(tessera_flags INTERFACE ${CMAKE_SOURCE_DIR}/include)
 target_compile_options(tessera_flags INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion)
+# Names of files in assertions are those within the tree: a clone elsewhere then compiles to the same, and ccache finds it.
+target_compile_options(tessera_flags INTERFACE -fmacro-prefix-map=${CMAKE_SOURCE_DIR}/=)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
   # False alarms: on std::string, GCC bug 105651; on std::vector and std::string, GCC bug 105329.
   target_compile_options(tessera_flags INTERFACE -Wno-restrict -Wno-stringop-overflow)
