@@ -249,7 +249,8 @@ int run_each_case_in_a_process(const std::vector<std::string>& names) {
       found.milliseconds = milliseconds_since(start);
     }
     const auto [status, milliseconds] = found;
-    if (times.is_open()) times << milliseconds << '\t' << name << '\n';
+    // Programs that run beside this one append to the same file: a line is written at once.
+    if (times.is_open()) times << milliseconds << '\t' << name << std::endl;
     const char* outcome = "     OK";
     if (WIFEXITED(status) && WEXITSTATUS(status) == kSkipped) {
       outcome = " SKIPPED";
