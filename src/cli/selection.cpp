@@ -20,26 +20,13 @@ Option exclude_option(checkpoint::Selection& selection) {
           .target = &selection.exclude};
 }
 
-void check_selection(const checkpoint::Selection& selection,
-                     const std::vector<const checkpoint::Checkpoint*>& checkpoints) {
-  if (selection.select.empty() && selection.exclude.empty()) return;
-  std::vector<bool> matched(selection.select.size(), false);
-  bool any_name = false, any_selected = false;
-  const auto visit = [&](std::string_view name) {
-    any_name = true;
-    any_selected = any_selected || selection.takes(name);
-    for (std::size_t i = 0; i < matched.size(); ++i) {
-      if (!matched[i]) matched[i] = checkpoint::glob_matches(selection.select[i], name);
-    }
-  };
-  for (const checkpoint::Checkpoint* checkpoint : checkpoints) {
-    for (const auto& tensor : checkpoint->tensors()) visit(tensor.name);
-    for (const auto& object : checkpoint->objects()) visit(object.name);
+void check_select_options(const checkpoint::Selection& selection,
+                          const std::vector<const checkpoint::Checkpoint*>& checkpoints) {
+  try {
+    checkpoint::check_selection(selection, checkpoints);
+  } catch (const Error& error) {
+    throw UsageError(std::string("--") + error.what());
   }
-  for (std::size_t i = 0; i < matched.size(); ++i) {
-    if (!matched[i]) throw UsageError(fmt::format("--select: no name matches '{}'", selection.select[i]));
-  }
-  if (any_name && !any_selected) throw UsageError("--select and --exclude leave nothing");
 }
 
 }  // namespace tessera::cli

@@ -138,7 +138,7 @@ TEST(UsageTest, SelectionMustFindSomething) {
     };
     expect_usage_error(with({"--select", "nope.*"}), "--select: no name matches 'nope.*'");
     expect_usage_error(with({"--select", "model.*", "--select", "modle.0"}), "--select: no name matches 'modle.0'");
-    expect_usage_error(with({"--exclude", "*"}), "--select and --exclude leave nothing");
+    expect_usage_error(with({"--exclude", "*"}), "--select and exclude leave nothing");
     EXPECT_EQ(run_tessera(with({"--select", "model.*", "--exclude", "nope", "--jobs", "1"})).status, 0);
   }
 }

@@ -66,4 +66,27 @@ bool Selection::takes(std::string_view name) const {
          std::none_of(exclude.begin(), exclude.end(), matches);
 }
 
+void check_selection(const Selection& selection, const std::vector<const Checkpoint*>& checkpoints) {
+  if (selection.select.empty() && selection.exclude.empty()) return;
+  std::vector<bool> matched(selection.select.size(), false);
+  bool any_name = false, any_selected = false;
+  const auto visit = [&](std::string_view name) {
+    any_name = true;
+    any_selected = any_selected || selection.takes(name);
+    for (std::size_t i = 0; i < matched.size(); ++i) {
+      if (!matched[i]) matched[i] = glob_matches(selection.select[i], name);
+    }
+  };
+  for (const Checkpoint* checkpoint : checkpoints) {
+    for (const auto& tensor : checkpoint->tensors()) visit(tensor.name);
+    for (const auto& object : checkpoint->objects()) visit(object.name);
+  }
+  for (std::size_t i = 0; i < matched.size(); ++i) {
+    if (!matched[i]) {
+      fail(ErrorCode::invalid_argument, "select: no name matches '{}'", printable(selection.select[i]));
+    }
+  }
+  if (any_name && !any_selected) fail(ErrorCode::invalid_argument, "select and exclude leave nothing");
+}
+
 }  // namespace tessera::checkpoint

@@ -15,6 +15,7 @@
 #include "cli/text/text_table.h"
 #include "tessera/base/bytes.h"
 #include "tessera/base/dtype.h"
+#include "tessera/checkpoint/report_json.h"
 
 namespace tessera::cli {
 namespace {
@@ -140,15 +141,10 @@ void print_for_people(Session& session, const Flags& flags, const ConvertReport&
 
 void print_as_json(Session& session, const Flags& flags, const ConvertReport& report, const Warnings& warnings,
                    double seconds) {
-  using Json = nlohmann::ordered_json;
-  Json files = Json::array();
-  for (const ConvertReport::OutputFile& file : report.files) {
-    files.push_back({{"name", file.name}, {"bytes", file.size_bytes}, {"tensors", file.tensors}});
-  }
-  const Json json = {{"destination", flags.destination},    {"dry_run", flags.dry_run},
-                     {"tensors", report.tensors},           {"objects", report.objects},
-                     {"tensor_bytes", report.tensor_bytes}, {"files", files},
-                     {"warnings", warnings.texts()},        {"seconds", seconds}};
+  nlohmann::ordered_json json = {{"destination", flags.destination}, {"dry_run", flags.dry_run}};
+  json.update(report_json(report));
+  json["warnings"] = warnings.texts();
+  json["seconds"] = seconds;
   session.out.print("{}\n", json_text(json, 2));
 }
 
@@ -181,7 +177,7 @@ ExitStatus convert(const ConvertFlags& flags, Session& session) {
   options.to = target_kind(flags);
   set_common_options(flags, session, warnings, options);
   const auto source = session.open(flags.source, flags.no_checksums);
-  check_selection(flags.selection, {source.get()});
+  check_select_options(flags.selection, {source.get()});
   return run_and_report(flags, session, warnings,
                         [&] { return checkpoint::convert(source, flags.destination, options); });
 }
@@ -192,7 +188,7 @@ ExitStatus reshard(const ReshardFlags& flags, Session& session) {
   if (flags.ranks == 0 && flags.like.empty()) throw UsageError("either --ranks or --like is required");
   set_common_options(flags, session, warnings, options);
   const auto source = session.open(flags.source, flags.no_checksums);
-  check_selection(flags.selection, {source.get()});
+  check_select_options(flags.selection, {source.get()});
   options.dim = flags.dim;
   if (flags.like.empty()) {
     options.ranks = flags.ranks;

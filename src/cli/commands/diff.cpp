@@ -10,6 +10,7 @@
 #include "cli/text/json_text.h"
 #include "cli/text/text_table.h"
 #include "tessera/base/bytes.h"
+#include "tessera/checkpoint/report_json.h"
 
 namespace tessera::cli {
 namespace {
@@ -24,28 +25,6 @@ struct Flags {
   bool json = false, no_checksums = false, expand = false;
 };
 
-std::string_view kind_name(Difference::Kind kind) {
-  switch (kind) {
-    case Difference::Kind::only_in_a:
-      return "only_in_a";
-    case Difference::Kind::only_in_b:
-      return "only_in_b";
-    case Difference::Kind::dtype:
-      return "dtype";
-    case Difference::Kind::shape:
-      return "shape";
-    case Difference::Kind::elements:
-      return "elements";
-    case Difference::Kind::object:
-      return "object";
-    case Difference::Kind::kind:
-      return "kind";
-    case Difference::Kind::metadata:
-      return "metadata";
-  }
-  return "unknown";
-}
-
 void print_for_people(Session& session, const DiffReport& report) {
   for (const Difference& difference : report.differences) {
     session.out.print("{}\n", wrap(one_line(to_string(difference)), session.out.columns()));
@@ -55,30 +34,10 @@ void print_for_people(Session& session, const DiffReport& report) {
                     counted(report.tensors, "tensor"), format_bytes(report.bytes), counted(report.objects, "object"));
 }
 
-void print_as_json(Session& session, const DiffReport& report) {
-  using Json = nlohmann::ordered_json;
-  Json differences = Json::array();
-  for (const Difference& difference : report.differences) {
-    Json one = {
-        {"kind", kind_name(difference.kind)}, {"name", difference.name}, {"a", difference.a}, {"b", difference.b}};
-    if (difference.kind == Difference::Kind::elements) {
-      one["index"] = difference.index;
-      one["differing_elements"] = difference.differing_elements;
-    }
-    differences.push_back(std::move(one));
-  }
-  const Json json = {{"same", report.same()},
-                     {"differences", differences},
-                     {"tensors", report.tensors},
-                     {"objects", report.objects},
-                     {"bytes", report.bytes}};
-  session.out.print("{}\n", json_text(json, 2));
-}
-
 ExitStatus diff(const Flags& flags, Session& session) {
   const auto a = session.open(flags.a, flags.no_checksums);
   const auto b = session.open(flags.b, flags.no_checksums);
-  check_selection(flags.selection, {a.get(), b.get()});
+  check_select_options(flags.selection, {a.get(), b.get()});
   checkpoint::DiffOptions options;
   options.selection = flags.selection;
   options.expand = flags.expand;
@@ -88,7 +47,7 @@ ExitStatus diff(const Flags& flags, Session& session) {
   const DiffReport report = checkpoint::diff(a, b, options);
   session.progress.end();
   if (flags.json) {
-    print_as_json(session, report);
+    session.out.print("{}\n", json_text(report_json(report), 2));
   } else {
     print_for_people(session, report);
   }

@@ -9,6 +9,7 @@
 #include "cli/text/json_text.h"
 #include "cli/text/text_table.h"
 #include "tessera/base/bytes.h"
+#include "tessera/checkpoint/report_json.h"
 
 namespace tessera::cli {
 namespace {
@@ -51,31 +52,6 @@ void print_for_people(Session& session, const VerifyReport& report) {
                                            : ", sidecar disagrees"));
 }
 
-void print_as_json(Session& session, const VerifyReport& report) {
-  using Json = nlohmann::ordered_json;
-  Json problems = Json::array();
-  for (const Problem& problem : report.problems) {
-    problems.push_back({{"file", problem.file.empty() ? Json() : Json(problem.file)},
-                        {"offset_bytes", problem.offset_bytes ? Json(*problem.offset_bytes) : Json()},
-                        {"name", problem.name.empty() ? Json() : Json(problem.name)},
-                        {"what", problem.what}});
-  }
-  const Json json = {{"good", report.good()},
-                     {"problems", problems},
-                     {"problem_count", report.problem_count},
-                     {"tensors", report.tensors},
-                     {"chunks", report.chunks},
-                     {"objects", report.objects},
-                     {"files", report.files},
-                     {"bytes_checked", report.bytes_checked},
-                     {"bytes_without_checksum", report.bytes_without_checksum},
-                     {"has_sidecar", report.has_sidecar},
-                     {"sidecar_agrees", report.sidecar_agrees},
-                     {"left_over", report.left_over},
-                     {"other_files", report.other_files}};
-  session.out.print("{}\n", json_text(json, 2));
-}
-
 ExitStatus verify(const Flags& flags, Session& session) {
   checkpoint::VerifyOptions options;
   options.jobs = static_cast<std::size_t>(flags.jobs);
@@ -84,7 +60,7 @@ ExitStatus verify(const Flags& flags, Session& session) {
   const VerifyReport report = checkpoint::verify(flags.path, options);
   session.progress.end();
   if (flags.json) {
-    print_as_json(session, report);
+    session.out.print("{}\n", json_text(report_json(report), 2));
   } else {
     print_for_people(session, report);
   }
