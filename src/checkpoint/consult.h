@@ -7,15 +7,10 @@
 
 #include "tessera/base/bytes.h"
 #include "tessera/base/error.h"
+#include "tessera/checkpoint/internal/save_steps.h"
 #include "tessera/checkpoint/rank_link.h"
 
 namespace tessera::checkpoint {
-
-// A failure of `answer` whose effects could not be undone.
-class OutcomeUnknown : public Error {
- public:
-  using Error::Error;
-};
 
 // Sends the result of `request` on every rank to the coordinator, calls `answer` there with all of them, and returns
 // this rank's part of its result. If either function throws on any rank, every rank throws, naming `step` and the
