@@ -29,6 +29,12 @@ if(NOT TESSERA_SHARED)
   endif()
 endif()
 
+# The C interface. Its library holds what it needs of the modules.
+if(TARGET tessera_c_shared)
+  install(TARGETS tessera_c_shared EXPORT tessera)
+endif()
+install(FILES include/tessera/c/tessera.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/tessera/c COMPONENT headers)
+
 # Headers: those of the modules that are installed, without what only tessera's own modules include.
 if(TESSERA_TORCH)
   list(APPEND modules ${torch_modules})
@@ -67,4 +73,5 @@ else()
   set(pc_libs "-ltessera_checkpoint -ltessera_format -ltessera_layout -ltessera_base -pthread")
 endif()
 configure_file(cmake/tessera-core.pc.in tessera-core.pc @ONLY)
-install(FILES ${CMAKE_BINARY_DIR}/tessera-core.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+configure_file(cmake/tessera.pc.in tessera.pc @ONLY)
+install(FILES ${CMAKE_BINARY_DIR}/tessera-core.pc ${CMAKE_BINARY_DIR}/tessera.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)

@@ -1,0 +1,308 @@
+"""Open checkpoints."""
+
+import collections
+import collections.abc
+import ctypes
+import operator
+import os
+import threading
+
+from . import _library, _memory, _objects
+from ._errors import InvalidArgumentError, NotFoundError
+from ._library import functions, handle
+from ._objects import Opaque
+
+# Reads of more bytes can be interrupted. Less is read in the calling thread, in a few milliseconds.
+_LARGE_READ_BYTES = 32 << 20
+
+
+Chunk = collections.namedtuple("Chunk", ["offsets", "sizes", "file", "offset_bytes", "length_bytes"])
+Chunk.__doc__ = """A stored chunk of a tensor: the box of elements, and the bytes of a file that hold it. The name of the file is
+relative to the checkpoint, and None if the location is not recorded."""
+
+
+class Tensor:
+    """A tensor of a checkpoint. Its elements are read by `read`, `numpy` and `torch`, each time they are called."""
+
+    def __init__(self, checkpoint, number, info):
+        self._checkpoint, self._number = checkpoint, number
+        self.name = _library.text_of(ctypes.string_at(info.name, info.name_bytes))
+        self.dtype = info.dtype.decode()
+        self.shape = tuple(info.shape[: info.dims])
+        self.size_bytes = info.size_bytes
+        self.requires_grad = bool(info.requires_grad)
+        self._element_bytes = info.element_bytes
+        self._chunks = info.chunks
+
+    def __repr__(self):
+        return f"<tessera.Tensor {self.name!r}: {self.dtype} {list(self.shape)}>"
+
+    @property
+    def chunks(self):
+        """The stored chunks, as a list of Chunk."""
+        info = _library.ChunkInfo()
+        files = self._checkpoint.files
+        found = []
+        with self._checkpoint._use() as opened:
+            for number in range(self._chunks):
+                _library.check(functions.chunk(opened, self._number, number, ctypes.byref(info)))
+                dims = len(self.shape)
+                file = files[info.file] if info.file < len(files) else None
+                found.append(
+                    Chunk(tuple(info.offsets[:dims]), tuple(info.sizes[:dims]), file, info.offset_bytes, info.length_bytes)
+                )
+        return found
+
+    def read(self, box=None, out=None, *, cast=False, progress=None):
+        """Reads the elements of `box`; see Checkpoint.read."""
+        return self._checkpoint.read(self.name, box, out, cast=cast, progress=progress)
+
+    def numpy(self, box=None):
+        """Reads the elements of `box` into a new array of NumPy."""
+        return self._checkpoint.read(self.name, box, _memory.new_array(_shape(self, box)[0], self.dtype))
+
+    def torch(self, box=None):
+        """Reads the elements of `box` into a new tensor of PyTorch, on the CPU."""
+        return self._checkpoint.read(self.name, box, _memory.new_tensor(_shape(self, box)[0], self.dtype))
+
+
+def _range_of(item, size, name, dimension):
+    """The offset, the size and whether the dimension remains, of an index or a slice in one dimension."""
+    if isinstance(item, slice):
+        start, stop, step = item.indices(size)
+        if step != 1:
+            raise InvalidArgumentError(f"read '{name}': the box has step {step} in dimension {dimension}, expected 1")
+        return start, max(stop - start, 0), True
+    try:
+        index = operator.index(item)
+    except TypeError:
+        raise InvalidArgumentError(
+            f"read '{name}': the box has {item!r} in dimension {dimension}, expected a slice or an index"
+        ) from None
+    if not -size <= index < size:
+        raise InvalidArgumentError(
+            f"read '{name}': the box has index {index} in dimension {dimension}, expected {-size} to {size - 1}"
+        )
+    return index % size, 1, False
+
+
+def _shape(tensor, box):
+    """The shape of what is read, and the offsets and sizes of the box in the tensor."""
+    if box is None:
+        return tensor.shape, [0] * len(tensor.shape), list(tensor.shape)
+    box = box if isinstance(box, tuple) else (box,)
+    if len(box) > len(tensor.shape):
+        raise InvalidArgumentError(
+            f"read '{tensor.name}': the box has {len(box)} dimensions, expected at most {len(tensor.shape)}"
+        )
+    box += (slice(None),) * (len(tensor.shape) - len(box))
+    ranges = [_range_of(item, size, tensor.name, d) for d, (item, size) in enumerate(zip(box, tensor.shape))]
+    shape = tuple(size for _, size, remains in ranges if remains)
+    return shape, [offset for offset, _, _ in ranges], [size for _, size, _ in ranges]
+
+
+class _Objects(collections.abc.Mapping):
+    """The objects of a checkpoint by name. A value is read when it is asked for."""
+
+    def __init__(self, checkpoint, numbers):
+        self._checkpoint, self._numbers = checkpoint, numbers
+
+    def __getitem__(self, name):
+        return self.value(name)
+
+    def value(self, name, torch=None):
+        """The value of an object. With the module `torch`, sizes, dtypes and devices in it are PyTorch's."""
+        return _objects.value_of(self._bytes(functions.read_object, name), torch)
+
+    def archive(self, name):
+        """The bytes of an object as torch.save wrote them, if the checkpoint has them."""
+        return self._bytes(functions.read_object_archive, name)
+
+    def _bytes(self, read, name):
+        with self._checkpoint._use() as opened:
+            made = handle()
+            _library.check(read(opened, self._numbers[name], ctypes.byref(made)))
+            return _library.take(made)
+
+    def __iter__(self):
+        return iter(self._numbers)
+
+    def __len__(self):
+        return len(self._numbers)
+
+    def __repr__(self):
+        return f"<objects of {self._checkpoint!r}: {len(self)}>"
+
+
+class Checkpoint(collections.abc.Mapping):
+    """An open checkpoint: a mapping of the names of its tensors to `Tensor`, in the checkpoint's order.
+
+    `objects` maps the names of all other values to these values. The files must not change while the checkpoint is open.
+    Several threads may use it. `close()`, or the end of `with`, closes the files.
+    """
+
+    def __init__(self, path, *, checksums=True):
+        self._handle = None
+        self._users = 0
+        self._free = threading.Condition()
+        self.path = os.fspath(path)
+        opened = handle()
+        options = _library.options(_library.OpenOptions, no_checksums=not checksums)
+        _library.check(functions.open(_library.path_bytes(path), ctypes.byref(options), ctypes.byref(opened)))
+        self._handle = opened
+        self.kind = functions.kind(opened).decode()
+        """"dcp", "safetensors" or "torch"."""
+        self.version = _library.text_of(functions.format_version(opened))
+        """The version of the format, as text for users."""
+        self.warnings = [
+            _library.text_of(functions.warning(opened, i)) for i in range(functions.warning_count(opened))
+        ]
+        """What was noticed while it was opened, such as ignored files."""
+        self.files = [_library.text_of(functions.file_name(opened, i)) for i in range(functions.file_count(opened))]
+        """The names of the files that hold data."""
+        self._tensors = self._list_tensors()
+        self.objects = _Objects(self, {self._name_of_object(i): i for i in range(functions.object_count(opened))})
+        """The values that are no tensors, by name. See `Opaque` for those that only Python could make."""
+
+    def _name_of_object(self, number):
+        info = _library.ObjectInfo()
+        _library.check(functions.object(self._handle, number, ctypes.byref(info)))
+        return _library.text_of(ctypes.string_at(info.name, info.name_bytes))
+
+    def _list_tensors(self):
+        info = _library.TensorInfo()
+        tensors = {}
+        for number in range(functions.tensor_count(self._handle)):
+            _library.check(functions.tensor(self._handle, number, ctypes.byref(info)))
+            tensor = Tensor(self, number, info)
+            tensors[tensor.name] = tensor
+        return tensors
+
+    def _use(self):
+        return _Use(self)
+
+    def close(self):
+        """Closes the checkpoint, after the calls that other threads are in. May be called twice."""
+        with self._free:
+            closed, self._handle = self._handle, None
+            self._free.wait_for(lambda: self._users == 0)
+        if closed is not None:
+            functions.close(closed)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def __del__(self):
+        if getattr(self, "_handle", None) is not None and functions is not None:
+            functions.close(self._handle)
+
+    def __reduce__(self):
+        raise TypeError("a tessera.Checkpoint cannot be pickled: pass its path, and open it there")
+
+    def __repr__(self):
+        state = "closed " if self._handle is None else ""
+        return f"<{state}tessera.Checkpoint {str(self.path)!r}: {self.kind}, {len(self)} tensors, {len(self.objects)} objects>"
+
+    def __getitem__(self, name):
+        return self._tensors[name]
+
+    def __iter__(self):
+        return iter(self._tensors)
+
+    def __len__(self):
+        return len(self._tensors)
+
+    def read(self, name, box=None, out=None, *, cast=False, progress=None):
+        """Reads elements of a tensor, and no other bytes than they need.
+
+        box       slices and indices as of NumPy, without steps: `(slice(0, 4), 7)`; None for the full tensor
+        out       memory for the elements: a writable buffer, such as a NumPy array, or a tensor of PyTorch on the CPU,
+                  of the box's shape, with any strides. Or contiguous bytes. None for a new memoryview.
+        cast      whether floating-point elements are cast to the dtype of `out`, which must otherwise be the tensor's
+
+        Returns `out`. Raises NotFoundError, InvalidArgumentError, CorruptError (naming file, offset and tensor),
+        StorageError.
+        """
+        tensor = self._tensors.get(name)
+        if tensor is None:
+            raise NotFoundError(f"{self.path} has no tensor {name!r}")
+        shape, offsets, sizes = _shape(tensor, box)
+        if out is None:
+            out = _memory.new_buffer(shape, tensor.dtype, tensor._element_bytes)
+        target = _memory.target_of(out, shape, tensor.dtype, tensor._element_bytes)
+        strides = None
+        if target.strides is not None:
+            # A dimension that an index takes away has one element.
+            remaining = iter(target.strides)
+            strides = [next(remaining) if keeps else 0 for keeps in self._kept(tensor, box)]
+        self._read(tensor, offsets, sizes, strides, target, cast, progress)
+        return out
+
+    @staticmethod
+    def _kept(tensor, box):
+        box = () if box is None else box if isinstance(box, tuple) else (box,)
+        kept = [isinstance(item, slice) for item in box]
+        return kept + [True] * (len(tensor.shape) - len(kept))
+
+    def _read(self, tensor, offsets, sizes, strides, target, cast, progress):
+        dims = len(sizes)
+        numbers = ctypes.c_int64 * max(dims, 1)
+        boxes = _library.options(
+            _library.Boxes,
+            count=1,
+            names=(ctypes.c_char_p * 1)(_library.bytes_of(tensor.name)),
+            dtypes=(ctypes.c_char_p * 1)(target.dtype.encode() if target.dtype else None),
+            dims=(ctypes.c_size_t * 1)(dims),
+            offsets=numbers(*offsets),
+            sizes=numbers(*sizes),
+            data=(ctypes.c_void_p * 1)(target.address),
+            data_bytes=(ctypes.c_size_t * 1)(target.size_bytes),
+            strides=None if strides is None else numbers(*strides),
+        )
+
+        def call(task):
+            options = _library.options(_library.ReadOptions, cast=cast, task=task)
+            _library.check(functions.read(opened, ctypes.byref(boxes), ctypes.byref(options), None))
+
+        with self._use() as opened:
+            if progress is None and _memory.product(sizes) * tensor._element_bytes < _LARGE_READ_BYTES:
+                call(None)
+            else:
+                _library.run(call, progress)
+
+
+class _Use:
+    """A call that needs the checkpoint to stay open."""
+
+    def __init__(self, checkpoint):
+        self._checkpoint = checkpoint
+
+    def __enter__(self):
+        checkpoint = self._checkpoint
+        with checkpoint._free:
+            if checkpoint._handle is None:
+                raise InvalidArgumentError(f"the checkpoint {checkpoint.path} is closed")
+            checkpoint._users += 1
+            return checkpoint._handle
+
+    def __exit__(self, *_):
+        checkpoint = self._checkpoint
+        with checkpoint._free:
+            checkpoint._users -= 1
+            checkpoint._free.notify_all()
+
+
+def open(path, *, checksums=True):
+    """Opens the checkpoint at `path`: a directory of PyTorch's distributed checkpoint or of safetensors, a file of
+    safetensors, or one of torch.save. Reads no tensors.
+
+    With `checksums`, all that is read is compared with the checkpoint's `.tessera.json`, if it has one. Raises
+    NotFoundError, UnsupportedError, CorruptError, StorageError.
+    """
+    return Checkpoint(path, checksums=checksums)
+
+
+__all__ = ["Checkpoint", "Chunk", "Opaque", "Tensor", "open"]

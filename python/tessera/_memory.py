@@ -1,0 +1,166 @@
+"""Where elements are read to: buffers and tensors of the caller, and new ones."""
+
+import ctypes
+import sys
+
+from ._errors import InvalidArgumentError, UnsupportedError
+
+# The formats of the buffer protocol, by PyTorch's dtype.
+FORMATS = {
+    "float32": "f",
+    "float64": "d",
+    "float16": "e",
+    "complex64": "Zf",
+    "complex128": "Zd",
+    "uint8": "B",
+    "int8": "b",
+    "int16": "h",
+    "int32": "i",
+    "int64": "q",
+    "bool": "?",
+    "uint16": "H",
+    "uint32": "I",
+    "uint64": "Q",
+}
+_DTYPES = {**{text: dtype for dtype, text in FORMATS.items()}, "l": "int64", "L": "uint64"}
+
+
+class Target:
+    """The address, the size, the strides in elements and the dtype of the memory for a box. Keeps the memory."""
+
+    def __init__(self, address, size_bytes, strides, dtype, owner):
+        self.address, self.size_bytes, self.strides, self.dtype, self.owner = address, size_bytes, strides, dtype, owner
+
+
+def product(sizes):
+    result = 1
+    for size in sizes:
+        result *= size
+    return result
+
+
+def _expect_shape(found, expected):
+    if tuple(found) != tuple(expected):
+        raise InvalidArgumentError(f"out has shape {list(found)}, expected {list(expected)}")
+
+
+def target_of(out, shape, dtype, element_bytes):
+    """The target for elements of `shape` in `out`: a writable buffer, or a tensor of PyTorch on the CPU."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(out, torch.Tensor):
+        return _tensor_target(torch, out, shape)
+    try:
+        view = memoryview(out)
+    except TypeError:
+        raise InvalidArgumentError(
+            f"out is of type {type(out).__name__}, expected a writable buffer (bytearray, memoryview, NumPy array, ...)"
+            " or a tensor of PyTorch"
+        ) from None
+    if view.readonly:
+        raise InvalidArgumentError("out is read-only, expected a writable buffer")
+    given = view.format.lstrip("@=<")
+    if given in ("B", "b", "c") and view.ndim == 1 and view.contiguous:  # any dtype, as bytes
+        if view.nbytes != product(shape) * element_bytes:
+            raise InvalidArgumentError(
+                f"out has {view.nbytes} bytes, expected {product(shape) * element_bytes}, or an array of shape {list(shape)}"
+            )
+        return Target(_address(view), view.nbytes, None, None, view)
+    _expect_shape(view.shape, shape)
+    if given in _DTYPES:
+        memory_dtype = _DTYPES[given]
+    elif view.itemsize == element_bytes:  # a dtype that the buffer protocol has no format for
+        memory_dtype = None
+    else:
+        raise InvalidArgumentError(
+            f"out has elements of {view.itemsize} bytes and format '{view.format}', expected {element_bytes} bytes for {dtype}"
+        )
+    if any(stride < 0 or stride % view.itemsize for stride in view.strides):
+        raise InvalidArgumentError(f"out has strides {list(view.strides)}, expected multiples of {view.itemsize}, not negative")
+    strides = [stride // view.itemsize for stride in view.strides]
+    size_bytes = _extent(shape, strides) * view.itemsize
+    return Target(_address(view), size_bytes, strides, memory_dtype, view)
+
+
+def _extent(shape, strides):
+    return 0 if 0 in shape else 1 + sum((size - 1) * stride for size, stride in zip(shape, strides))
+
+
+class _Buffer(ctypes.Structure):
+    """Py_buffer of the stable ABI."""
+
+    _fields_ = [
+        ("buf", ctypes.c_void_p),
+        ("obj", ctypes.py_object),
+        ("len", ctypes.c_ssize_t),
+        ("itemsize", ctypes.c_ssize_t),
+        ("readonly", ctypes.c_int),
+        ("ndim", ctypes.c_int),
+        ("format", ctypes.c_char_p),
+        ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("suboffsets", ctypes.c_void_p),
+        ("internal", ctypes.c_void_p),
+    ]
+
+
+_FULL = 0x0001 | 0x0008 | 0x0010 | 0x0004  # PyBUF_WRITABLE, ND, STRIDES, FORMAT
+
+
+def _address(view):
+    """The address of the first element. `view` holds the memory."""
+    buffer = _Buffer()
+    ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(view), ctypes.byref(buffer), _FULL)
+    try:
+        return buffer.buf or 0
+    finally:
+        ctypes.pythonapi.PyBuffer_Release(ctypes.byref(buffer))
+
+
+def _tensor_target(torch, out, shape):
+    if out.device.type != "cpu" or out.layout != torch.strided:
+        raise InvalidArgumentError(
+            f"out is a {out.layout} tensor on {out.device}, expected a strided one on cpu; read to the cpu and copy it"
+        )
+    _expect_shape(out.shape, shape)
+    strides = list(out.stride())
+    return Target(
+        out.data_ptr(), _extent(shape, strides) * out.element_size(), strides, str(out.dtype).removeprefix("torch."), out
+    )
+
+
+def new_buffer(shape, dtype, element_bytes):
+    """A memoryview of new memory: with shape and format where it can have them, otherwise of bytes."""
+    view = memoryview(bytearray(product(shape) * element_bytes))
+    if dtype not in FORMATS or 0 in shape:
+        return view
+    try:
+        return view.cast(FORMATS[dtype], shape=list(shape))
+    except (ValueError, TypeError):  # a format that memoryview cannot have
+        return view
+
+
+def new_array(shape, dtype):
+    try:
+        import numpy
+    except ImportError as error:
+        raise UnsupportedError("numpy() needs NumPy, which is not installed") from error
+    try:
+        return numpy.empty(shape, dtype=dtype)
+    except TypeError:
+        pass
+    try:
+        import ml_dtypes  # bfloat16, float8, ...
+
+        return numpy.empty(shape, dtype=getattr(ml_dtypes, dtype))
+    except (ImportError, AttributeError) as error:
+        raise UnsupportedError(f"NumPy has no dtype {dtype}: install ml_dtypes, or use torch()") from error
+
+
+def new_tensor(shape, dtype):
+    try:
+        import torch
+    except ImportError as error:
+        raise UnsupportedError("torch() needs PyTorch, which is not installed") from error
+    if not hasattr(torch, dtype):
+        raise UnsupportedError(f"PyTorch {torch.__version__} has no dtype {dtype}")
+    return torch.empty(shape, dtype=getattr(torch, dtype))

@@ -1,0 +1,256 @@
+"""Operations on checkpoints at paths."""
+
+import contextlib
+import ctypes
+import os
+import types
+
+from . import _library
+from ._checkpoint import Checkpoint
+from ._errors import InvalidArgumentError
+from ._library import functions, handle
+
+
+class VerifyReport(types.SimpleNamespace):
+    """What `verify` found. `problems` has `file`, `offset_bytes`, `name` and `what` of each, None where there is none."""
+
+    good: bool
+    problems: list
+    problem_count: int
+    tensors: int
+    chunks: int
+    objects: int
+    files: int
+    bytes_checked: int
+    bytes_without_checksum: int
+    has_sidecar: bool
+    sidecar_agrees: bool
+    left_over: list
+    other_files: list
+
+    def __bool__(self):
+        return self.good
+
+
+class DiffReport(types.SimpleNamespace):
+    """What `diff` found. `differences` has `kind`, `name`, `a` and `b` of each; of elements also `index`, of the first, and
+    `differing_elements`."""
+
+    same: bool
+    differences: list
+    tensors: int
+    objects: int
+    bytes: int
+
+    def __bool__(self):
+        return self.same
+
+
+class ConvertReport(types.SimpleNamespace):
+    """What `convert` and `reshard` wrote. `files` has `name`, `bytes` and `tensors` of each."""
+
+    tensors: int
+    objects: int
+    tensor_bytes: int
+    files: list
+    warnings: list
+
+
+def _report(structure, text):
+    """The report in `text`; members that a later library adds are left out."""
+    import json  # imported when needed: `import tessera` takes half as long without
+
+    return structure(**{name: value for name, value in json.loads(text).items() if name in structure.__annotations__})
+
+
+class _Opened:
+    """The checkpoint that a caller passed, or one that is open as long as the operation takes."""
+
+    def __init__(self, given):
+        self._given, self._use = given, None
+
+    def __enter__(self):
+        self._own = not isinstance(self._given, Checkpoint)
+        self._checkpoint = Checkpoint(self._given) if self._own else self._given
+        self._use = self._checkpoint._use()
+        return self._use.__enter__()
+
+    def __exit__(self, *_):
+        self._use.__exit__()
+        if self._own:
+            self._checkpoint.close()
+
+
+def _count(name, value):
+    if not isinstance(value, int) or value < 0:
+        raise InvalidArgumentError(f"{name} is {value!r}, expected a number of at least 0")
+    return value
+
+
+def verify(path, *, jobs=0, progress=None):
+    """Verifies every byte of the checkpoint at `path`. Damage is in the report, and no exception.
+
+    jobs    threads; 0 for one for each processor, but 4 to 16
+    """
+    path = _library.path_bytes(path.path if isinstance(path, Checkpoint) else path)
+
+    def call(task):
+        options = _library.options(_library.VerifyOptions, jobs=_count("jobs", jobs), task=task)
+        problems, text = ctypes.c_uint64(), handle()
+        _library.check(functions.verify(path, ctypes.byref(options), ctypes.byref(problems), ctypes.byref(text)))
+        return _report(VerifyReport, _library.take(text))
+
+    return _library.run(call, progress)
+
+
+def diff(a, b, *, select=None, exclude=None, expand=False, jobs=0, progress=None):
+    """Compares the states of two checkpoints, paths or open ones, whatever their formats and layouts.
+
+    select, exclude    globs of names
+    expand             as of `convert`
+    """
+    with _Opened(a) as opened_a, _Opened(b) as opened_b:
+
+        def call(task):
+            options = _library.options(
+                _library.DiffOptions,
+                selection=_library.Selection(_library.texts(select), _library.texts(exclude)),
+                expand=expand,
+                jobs=_count("jobs", jobs),
+                task=task,
+            )
+            differences, text = ctypes.c_uint64(), handle()
+            _library.check(
+                functions.diff(opened_a, opened_b, ctypes.byref(options), ctypes.byref(differences), ctypes.byref(text))
+            )
+            return _report(DiffReport, _library.take(text))
+
+        return _library.run(call, progress)
+
+
+_FORMAT_OF_ENDING = {".safetensors": "safetensors", ".pt": "torch", ".pth": "torch", ".bin": "torch"}
+
+
+def _convert_options(select, exclude, dtype, max_shard_bytes, dry_run, expand, jobs, task):
+    return _library.options(
+        _library.ConvertOptions,
+        selection=_library.Selection(_library.texts(select), _library.texts(exclude)),
+        dtype=None if dtype is None else str(dtype).removeprefix("torch.").encode(),
+        max_shard_bytes=_count("max_shard_bytes", max_shard_bytes),
+        dry_run=dry_run,
+        expand=expand,
+        jobs=_count("jobs", jobs),
+        task=task,
+    )
+
+
+def convert(
+    source,
+    destination,
+    *,
+    to=None,
+    select=None,
+    exclude=None,
+    dtype=None,
+    max_shard_bytes=0,
+    dry_run=False,
+    expand=False,
+    jobs=0,
+    progress=None,
+):
+    """Writes a checkpoint, a path or an open one, at `destination`, which must not exist. It appears complete or not at all.
+
+    to                 "dcp", "safetensors" or "torch"; None: by the ending of `destination`
+    select, exclude    globs of names
+    dtype              floating-point tensors are cast to it: "bfloat16", torch.bfloat16
+    max_shard_bytes    largest file, not counting headers; 0 for the format's default
+    dry_run            only reports
+    expand             whether tensors that repeat few stored elements may take many times their size
+    """
+    if to is None:
+        ending = os.path.splitext(os.fspath(destination))[1]
+        to = _FORMAT_OF_ENDING.get(ending)
+        if to is None:
+            raise InvalidArgumentError(
+                f"convert: to is None and {destination!r} does not end in {', '.join(_FORMAT_OF_ENDING)}, expected a format"
+            )
+    with _Opened(source) as opened:
+
+        def call(task):
+            options = _convert_options(select, exclude, dtype, max_shard_bytes, dry_run, expand, jobs, task)
+            text = handle()
+            _library.check(
+                functions.convert(
+                    opened, _library.path_bytes(destination), to.encode(), ctypes.byref(options), ctypes.byref(text)
+                )
+            )
+            return _report(ConvertReport, _library.take(text))
+
+        return _library.run(call, progress)
+
+
+def reshard(
+    source,
+    destination,
+    ranks=None,
+    *,
+    dim=0,
+    like=None,
+    select=None,
+    exclude=None,
+    dtype=None,
+    max_shard_bytes=0,
+    dry_run=False,
+    expand=False,
+    jobs=0,
+    progress=None,
+):
+    """Writes a checkpoint as a distributed checkpoint of `ranks` ranks, each tensor sharded in dimension `dim`.
+
+    like    a checkpoint whose ranks and boxes are taken, in place of `ranks` and `dim`
+
+    The other arguments are those of `convert`.
+    """
+    if (ranks is None) == (like is None):
+        raise InvalidArgumentError("reshard: expected either ranks or like")
+    with _Opened(source) as opened, _Opened(like) if like is not None else contextlib.nullcontext() as opened_like:
+
+        def call(task):
+            options = _convert_options(select, exclude, dtype, max_shard_bytes, dry_run, expand, jobs, task)
+            text = handle()
+            _library.check(
+                functions.reshard(
+                    opened,
+                    _library.path_bytes(destination),
+                    0 if ranks is None else _count("ranks", ranks),
+                    dim,
+                    opened_like,
+                    ctypes.byref(options),
+                    ctypes.byref(text),
+                )
+            )
+            return _report(ConvertReport, _library.take(text))
+
+        return _library.run(call, progress)
+
+
+def inspect(path):
+    """Describes the checkpoint at `path` with plain values: its kind and version, the dtype, shape and chunks of each tensor,
+    the value of each object, its files and its size."""
+    with Checkpoint(path) as checkpoint:
+        return {
+            "kind": checkpoint.kind,
+            "version": checkpoint.version,
+            "tensors": {
+                name: {
+                    "dtype": tensor.dtype,
+                    "shape": list(tensor.shape),
+                    "bytes": tensor.size_bytes,
+                    "chunks": [chunk._asdict() for chunk in tensor.chunks],
+                }
+                for name, tensor in checkpoint.items()
+            },
+            "objects": dict(checkpoint.objects),
+            "files": checkpoint.files,
+            "total_bytes": sum(tensor.size_bytes for tensor in checkpoint.values()),
+        }

@@ -1,0 +1,289 @@
+// Saving the state of a rank, step by step.
+
+#include <algorithm>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "c/call.h"
+#include "c/handles.h"
+#include "c/memory.h"
+#include "tessera/base/bytes.h"
+#include "tessera/checkpoint/internal/save_steps.h"
+#include "tessera/checkpoint/storage.h"
+
+struct tessera_save {
+  tessera::checkpoint::FlatState state;
+  std::vector<std::size_t> entry_of_row, row_of_entry;  // entries are those of `state`; the first row of each
+  std::map<std::size_t, tessera::Bytes> archives;       // of objects, by their entry
+  tessera::checkpoint::WriteOptions options;
+  tessera::checkpoint::MergedPlans merged;  // on the coordinator
+  std::int64_t generation = 0;              // likewise
+  std::optional<tessera::checkpoint::SaveSteps> steps;
+};
+
+namespace tessera::c {
+namespace {
+
+using checkpoint::FlatState;
+using checkpoint::HostMemory;
+using checkpoint::StateChunk;
+using checkpoint::StateEntry;
+using checkpoint::StateObject;
+using checkpoint::StateTensor;
+
+// Reads the columns of a state, row by row.
+class StateColumns {
+ public:
+  StateColumns(const tessera_state& columns, tessera_save& save) : columns_(columns), save_(save), state_(save.state) {
+    if (columns.count == 0) return;
+    for (const void* column : {static_cast<const void*>(columns.names), static_cast<const void*>(columns.dtypes),
+                               static_cast<const void*>(columns.dims), static_cast<const void*>(columns.data),
+                               static_cast<const void*>(columns.data_bytes)}) {
+      required(column, kCall, "a column of the state");
+    }
+  }
+
+  void read() {
+    for (std::size_t row = 0; row < columns_.count; ++row) {
+      name_ = required(columns_.names[row], kCall, "a name");
+      if (columns_.dtypes[row] == nullptr) {
+        add_object(row);
+      } else {
+        add_chunk(row);
+      }
+      save_.entry_of_row.push_back(entries_.at(name_));
+      if (save_.row_of_entry.size() < state_.size()) save_.row_of_entry.push_back(row);
+    }
+  }
+
+ private:
+  static constexpr std::string_view kCall = "tessera_save_new";
+
+  template <typename... Args>
+  [[noreturn]] void refuse(fmt::format_string<Args...> format, Args&&... args) const {
+    fail(ErrorCode::invalid_argument, "{}: '{}' {}", kCall, printable(name_),
+         fmt::format(format, std::forward<Args>(args)...));
+  }
+
+  Path path_of(std::size_t row) const {
+    if (columns_.paths == nullptr || columns_.paths[row] == nullptr) return {name_};
+    const auto json = nlohmann::json::parse(columns_.paths[row], nullptr, false);
+    Path path;
+    if (!json.is_array()) refuse("has the path {}, expected a JSON array", printable(columns_.paths[row]));
+    for (const auto& key : json) {
+      if (key.is_string()) {
+        path.emplace_back(key.get<std::string>());
+      } else if (key.is_number_integer()) {
+        path.emplace_back(key.get<std::int64_t>());
+      } else {
+        refuse("has the path {}, expected texts and integers", printable(columns_.paths[row]));
+      }
+    }
+    return path;
+  }
+
+  void add_object(std::size_t row) {
+    if (columns_.dims[row] != 0) refuse("is an object with {} dimensions, expected 0", columns_.dims[row]);
+    if (!entries_.try_emplace(name_, state_.size()).second) refuse("occurs twice, expected an object once");
+    const auto archive = [&save = save_, entry = state_.size(), name = name_] {
+      const auto found = save.archives.find(entry);
+      if (found == save.archives.end()) {
+        fail(ErrorCode::invalid_argument, "tessera_save_write: '{}' was not passed, expected tessera_save_set_object",
+             printable(name));
+      }
+      return found->second;
+    };
+    state_.push_back({name_, path_of(row), StateObject{archive}});
+  }
+
+  std::vector<std::int64_t> numbers(const std::int64_t* column, std::size_t dims) const {
+    if (dims > 0) required(column, kCall, "a column of the state");
+    return {column + numbers_before_, column + numbers_before_ + dims};
+  }
+
+  void add_chunk(std::size_t row) {
+    const std::optional<DType> dtype = find_dtype(columns_.dtypes[row]);
+    if (!dtype) refuse("has dtype '{}', expected one of PyTorch such as float32", printable(columns_.dtypes[row]));
+    const std::size_t dims = columns_.dims[row];
+    const std::vector<std::int64_t> shape = numbers(columns_.shapes, dims);
+    const Box box(numbers(columns_.offsets, dims), numbers(columns_.sizes, dims));
+    std::vector<std::int64_t> strides;
+    if (columns_.strides != nullptr) strides = numbers(columns_.strides, dims);
+    numbers_before_ += dims;
+    if (!is_valid(box, shape)) {
+      refuse("has a chunk {}, expected a box within shape {}", to_string(box), shape_to_string(shape));
+    }
+    if (std::any_of(strides.begin(), strides.end(), [](std::int64_t stride) { return stride < 0; })) {
+      refuse("has strides {}, expected none below 0", shape_to_string(strides));
+    }
+    const std::uint64_t bytes = extent_bytes(box, strides, *dtype);
+    if (columns_.data_bytes[row] < bytes) {
+      refuse("has memory of {} bytes, expected at least {}", columns_.data_bytes[row], bytes);
+    }
+    const auto* data = static_cast<const std::uint8_t*>(columns_.data[row]);
+    if (bytes > 0) required(data, kCall, "the data of a chunk");
+
+    TensorProperties properties;
+    properties.dtype = *dtype;
+    properties.requires_grad = columns_.requires_grad != nullptr && columns_.requires_grad[row] != 0;
+    const auto [found, is_new] = entries_.try_emplace(name_, state_.size());
+    if (is_new) state_.push_back({name_, path_of(row), StateTensor{properties, shape, {}}});
+    auto* tensor = std::get_if<StateTensor>(&state_[found->second].value);
+    if (tensor == nullptr || tensor->shape != shape || tensor->properties != properties) {
+      refuse("has chunks that differ in dtype, shape or requires_grad, expected the same");
+    }
+    HostMemory memory{data, std::move(strides), nullptr, nullptr};
+    tensor->chunks.push_back({box, [memory] { return memory; }});
+  }
+
+  const tessera_state& columns_;
+  tessera_save& save_;
+  FlatState& state_;                            // of save_
+  std::string name_;                            // of the row
+  std::size_t numbers_before_ = 0;              // of the rows before, in the columns with one for each dimension
+  std::map<std::string, std::size_t> entries_;  // by name, in state_
+};
+
+std::unique_ptr<tessera_bytes> bytes_of(const Bytes& bytes) {
+  return std::make_unique<tessera_bytes>(std::string(as_text(bytes)));
+}
+
+std::vector<Bytes> messages_of(std::size_t count, const void* const* messages, const std::size_t* sizes,
+                               std::string_view function) {
+  std::vector<Bytes> all;
+  for (std::size_t r = 0; r < count; ++r) {
+    const auto* begin = static_cast<const std::uint8_t*>(messages[r]);
+    if (sizes[r] > 0) required(begin, function, "the bytes of a rank");
+    all.emplace_back(begin, begin + sizes[r]);
+  }
+  return all;
+}
+
+checkpoint::SaveSteps::Answer answer_of(const tessera_save& save, const void* answer, std::size_t answer_bytes) {
+  return save.steps->read_answer(ByteView(static_cast<const std::uint8_t*>(answer), answer_bytes));
+}
+
+}  // namespace
+}  // namespace tessera::c
+
+using namespace tessera;
+
+extern "C" {
+
+tessera_status tessera_save_new(const char* path, const tessera_state* state, const tessera_save_options* options,
+                                tessera_save** save) {
+  return c::call([&] {
+    c::required(path, "tessera_save_new", "path");
+    c::required(state, "tessera_save_new", "state");
+    c::required(save, "tessera_save_new", "save");
+    const tessera_save_options given = c::options_of(options, "tessera_save_new");
+    auto made = std::make_unique<tessera_save>();
+    const tessera_state columns = c::options_of(state, "tessera_save_new");
+    c::StateColumns(columns, *made).read();
+    made->options.files_per_rank = std::max<std::size_t>(given.files_per_rank, 1);
+    made->options.threads = given.threads;
+    made->options.overwrite = given.keep == 0;
+    if (given.save_id != nullptr) made->options.save_id = given.save_id;
+    c::observe(given.task, made->options);
+    made->steps.emplace(made->state, checkpoint::file_system_storage(path), made->options);
+    c::give(std::move(made), save);
+  });
+}
+
+tessera_status tessera_save_plan(tessera_save* save, tessera_bytes** plan) {
+  return c::call([&] {
+    c::required(save, "tessera_save_plan", "save");
+    c::required(plan, "tessera_save_plan", "plan");
+    save->steps->make_plan();
+    c::give(c::bytes_of(save->steps->plan_message()), plan);
+  });
+}
+
+tessera_status tessera_save_answer(tessera_save* save, size_t ranks, const void* const* plans, const size_t* plan_bytes,
+                                   tessera_bytes** answers) {
+  return c::call([&] {
+    c::required(save, "tessera_save_answer", "save");
+    c::required(plans, "tessera_save_answer", "plans");
+    c::required(plan_bytes, "tessera_save_answer", "plan_bytes");
+    c::required(answers, "tessera_save_answer", "answers");
+    std::vector<Bytes> messages = c::messages_of(ranks, plans, plan_bytes, "tessera_save_answer");
+    save->merged = {};
+    std::vector<std::unique_ptr<tessera_bytes>> made;
+    for (const Bytes& answer : save->steps->answer_plans(std::move(messages), save->merged, save->generation)) {
+      made.push_back(c::bytes_of(answer));
+    }
+    for (std::size_t r = 0; r < ranks; ++r) c::give(std::move(made.at(r)), &answers[r]);
+  });
+}
+
+tessera_status tessera_save_objects(tessera_save* save, const void* answer, size_t answer_bytes, size_t* rows,
+                                    size_t* count) {
+  return c::call([&] {
+    c::required(save, "tessera_save_objects", "save");
+    c::required(answer, "tessera_save_objects", "answer");
+    c::required(rows, "tessera_save_objects", "rows");
+    c::required(count, "tessera_save_objects", "count");
+    const checkpoint::SavePlan& plan = save->steps->plan();
+    std::size_t found = 0;
+    for (const std::uint32_t item : c::answer_of(*save, answer, answer_bytes).writes) {
+      if (plan.entries()[plan[item].entry].is_tensor) continue;
+      rows[found++] = save->row_of_entry[plan[item].source.entry];
+    }
+    *count = found;
+  });
+}
+
+tessera_status tessera_save_set_object(tessera_save* save, size_t row, const void* archive, size_t archive_bytes) {
+  return c::call([&] {
+    c::required(save, "tessera_save_set_object", "save");
+    const auto* begin = static_cast<const std::uint8_t*>(c::required(archive, "tessera_save_set_object", "archive"));
+    if (row >= save->entry_of_row.size() ||
+        !std::holds_alternative<checkpoint::StateObject>(save->state[save->entry_of_row[row]].value)) {
+      fail(ErrorCode::invalid_argument, "tessera_save_set_object: row {} is not an object of the state", row);
+    }
+    save->archives[save->entry_of_row[row]] = Bytes(begin, begin + archive_bytes);
+  });
+}
+
+tessera_status tessera_save_write(tessera_save* save, const void* answer, size_t answer_bytes, tessera_bytes** report) {
+  return c::call([&] {
+    c::required(save, "tessera_save_write", "save");
+    c::required(answer, "tessera_save_write", "answer");
+    c::required(report, "tessera_save_write", "report");
+    const auto mine = c::answer_of(*save, answer, answer_bytes);
+    c::give(c::bytes_of(save->steps->write(mine.writes, mine.rank, mine.generation)), report);
+  });
+}
+
+tessera_status tessera_save_commit(tessera_save* save, size_t ranks, const void* const* reports,
+                                   const size_t* report_bytes, int* outcome_unknown) {
+  return c::call([&] {
+    c::required(save, "tessera_save_commit", "save");
+    c::required(reports, "tessera_save_commit", "reports");
+    c::required(report_bytes, "tessera_save_commit", "report_bytes");
+    if (ranks != save->merged.files_of_rank.size()) {
+      fail(ErrorCode::invalid_argument,
+           "tessera_save_commit: reports of {} ranks, expected {} as in tessera_save_answer", ranks,
+           save->merged.files_of_rank.size());
+    }
+    try {
+      save->steps->commit(c::messages_of(ranks, reports, report_bytes, "tessera_save_commit"), save->merged,
+                          save->generation);
+    } catch (const checkpoint::OutcomeUnknown&) {
+      if (outcome_unknown != nullptr) *outcome_unknown = 1;
+      throw;
+    }
+  });
+}
+
+void tessera_save_abandon(tessera_save* save) {
+  if (save != nullptr) save->steps->remove_created();
+}
+uint64_t tessera_save_written_bytes(const tessera_save* save) { return save->steps->report().written_bytes; }
+void tessera_save_free(tessera_save* save) { delete save; }
+
+}  // extern "C"

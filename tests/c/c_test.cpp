@@ -1,0 +1,370 @@
+// The C interface, as a C program calls it.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "support/golden.h"
+#include "support/temporary_directory.h"
+#include "tessera/base/crc32.h"
+#include "tessera/c/tessera.h"
+
+namespace tessera::c {
+namespace {
+
+using nlohmann::json;
+using testing::Golden;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+using testing::TemporaryDirectory;
+
+using Opened = std::unique_ptr<tessera_checkpoint, void (*)(tessera_checkpoint*)>;
+using Text = std::unique_ptr<tessera_bytes, void (*)(tessera_bytes*)>;
+
+Opened open(const std::string& path) {
+  tessera_checkpoint* checkpoint = nullptr;
+  EXPECT_EQ(tessera_open(path.c_str(), nullptr, &checkpoint), TESSERA_OK) << tessera_last_error();
+  return {checkpoint, tessera_close};
+}
+
+json json_of(tessera_bytes* text) {
+  const Text owned(text, tessera_bytes_free);
+  return json::parse(std::string(tessera_bytes_data(text), tessera_bytes_size(text)));
+}
+
+class CTest : public ::testing::TestWithParam<std::string> {
+ protected:
+  const Golden golden_ = testing::read_golden(GetParam());
+};
+
+TEST_P(CTest, EveryTensorOfPyTorchIsRead) {
+  const Opened checkpoint = open(golden_.checkpoint);
+  ASSERT_EQ(tessera_tensor_count(checkpoint.get()), golden_.tensors.size());
+  EXPECT_STREQ(tessera_kind(checkpoint.get()), GetParam() == "2.14-hf" ? "safetensors" : "dcp");
+  for (size_t i = 0; i < golden_.tensors.size(); ++i) {
+    tessera_tensor_info info{};
+    ASSERT_EQ(tessera_tensor(checkpoint.get(), i, &info), TESSERA_OK);
+    const auto& expected = golden_.tensors.at(std::string(info.name, info.name_bytes));
+    EXPECT_EQ(info.dtype, expected.dtype);
+    EXPECT_EQ(std::vector(info.shape, info.shape + info.dims), expected.shape);
+    Bytes data(info.size_bytes);
+    ASSERT_EQ(tessera_read_tensor(checkpoint.get(), info.name, data.data(), data.size(), nullptr), TESSERA_OK)
+        << tessera_last_error();
+    EXPECT_EQ(crc32(data), expected.crc32) << info.name;
+  }
+}
+
+TEST_P(CTest, ChunksPartitionEachTensor) {
+  const Opened checkpoint = open(golden_.checkpoint);
+  for (size_t i = 0; i < tessera_tensor_count(checkpoint.get()); ++i) {
+    tessera_tensor_info info{};
+    ASSERT_EQ(tessera_tensor(checkpoint.get(), i, &info), TESSERA_OK);
+    std::int64_t elements = 0, expected = 1;
+    for (size_t c = 0; c < info.chunks; ++c) {
+      tessera_chunk_info chunk{};
+      ASSERT_EQ(tessera_chunk(checkpoint.get(), i, c, &chunk), TESSERA_OK);
+      std::int64_t in_chunk = 1;
+      for (size_t d = 0; d < info.dims; ++d) in_chunk *= chunk.sizes[d];
+      elements += in_chunk;
+      ASSERT_NE(tessera_file_name(checkpoint.get(), chunk.file), nullptr);
+    }
+    for (size_t d = 0; d < info.dims; ++d) expected *= info.shape[d];
+    EXPECT_EQ(elements, expected) << info.name;
+  }
+}
+
+TEST_P(CTest, ObjectsHaveTheirValues) {
+  const Opened checkpoint = open(golden_.checkpoint);
+  for (size_t i = 0; i < tessera_object_count(checkpoint.get()); ++i) {
+    tessera_bytes* text = nullptr;
+    ASSERT_EQ(tessera_read_object(checkpoint.get(), i, &text), TESSERA_OK) << tessera_last_error();
+    const json object = json_of(text);
+    tessera_object_info info{};
+    ASSERT_EQ(tessera_object(checkpoint.get(), i, &info), TESSERA_OK);
+    const auto expected = golden_.plain.find(std::string(info.name, info.name_bytes));
+    if (expected != golden_.plain.end()) {
+      EXPECT_EQ(object.at("repr"), expected->second);
+    }
+    EXPECT_EQ(object.at("value").is_null() && object.at("type") != "NoneType", object.contains("opaque"));
+  }
+}
+
+TEST_P(CTest, VerifyConvertReshardAndDiffAgree) {
+  const TemporaryDirectory directory;
+  const std::string path = golden_.checkpoint, converted = directory.path() / "converted.pt",
+                    resharded = directory.path() / "resharded";
+  std::uint64_t count = 99;
+  tessera_bytes* text = nullptr;
+  ASSERT_EQ(tessera_verify(path.c_str(), nullptr, &count, &text), TESSERA_OK) << tessera_last_error();
+  EXPECT_EQ(count, 0u);
+  EXPECT_EQ(json_of(text).at("tensors"), golden_.tensors.size());
+  const Opened source = open(path);
+  ASSERT_EQ(tessera_convert(source.get(), converted.c_str(), "torch", nullptr, &text), TESSERA_OK)
+      << tessera_last_error();
+  EXPECT_EQ(json_of(text).at("tensors"), golden_.tensors.size());
+  ASSERT_EQ(tessera_reshard(source.get(), resharded.c_str(), 3, 0, nullptr, nullptr, nullptr), TESSERA_OK)
+      << tessera_last_error();
+  for (const std::string& other : {converted, resharded}) {
+    count = 99;
+    ASSERT_EQ(tessera_diff(source.get(), open(other).get(), nullptr, &count, &text), TESSERA_OK)
+        << tessera_last_error();
+    EXPECT_EQ(json_of(text).at("same"), true);
+    EXPECT_EQ(count, 0u);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Checkpoints, CTest, ::testing::ValuesIn(testing::golden_names()),
+                         [](const auto& test) { return testing::test_name(test.param); });
+
+const std::string kName = "model.layers.0.bias";  // int32, 3 x 13
+
+class CReadTest : public ::testing::Test {
+ protected:
+  CReadTest() : full_(39) {
+    EXPECT_EQ(tessera_read_tensor(checkpoint_.get(), kName.c_str(), full_.data(), 39 * 4, nullptr), TESSERA_OK);
+    boxes_.struct_size = sizeof boxes_;
+    boxes_.count = 2;
+    boxes_.names = names_;
+    boxes_.dims = dims_;
+    boxes_.offsets = offsets_;
+    boxes_.sizes = sizes_;
+    boxes_.data = data_;
+    boxes_.data_bytes = bytes_;
+  }
+  tessera_status read() { return tessera_read(checkpoint_.get(), &boxes_, nullptr, nullptr); }
+
+  const Opened checkpoint_ = open(testing::read_golden("2.6-sharded").checkpoint);
+  std::vector<std::int32_t> full_, first_ = std::vector<std::int32_t>(4), second_ = std::vector<std::int32_t>(13);
+  const char* names_[2] = {kName.c_str(), kName.c_str()};
+  size_t dims_[2] = {2, 2};
+  std::int64_t offsets_[4] = {1, 5, 0, 12}, sizes_[4] = {2, 2, 3, 1};
+  void* data_[2] = {first_.data(), second_.data()};
+  size_t bytes_[2] = {16, 52};
+  tessera_boxes boxes_{};
+};
+
+TEST_F(CReadTest, BoxesGoToRowMajorAndToStridedMemory) {
+  tessera_read_report report{};
+  ASSERT_EQ(tessera_read(checkpoint_.get(), &boxes_, nullptr, &report), TESSERA_OK) << tessera_last_error();
+  EXPECT_EQ(first_, (std::vector{full_[18], full_[19], full_[31], full_[32]}));
+  EXPECT_EQ(std::vector(second_.begin(), second_.begin() + 3), (std::vector{full_[12], full_[25], full_[38]}));
+  EXPECT_GE(report.read_bytes, 28u);
+  const std::int64_t strides[] = {1, 2, 5, 1};  // column-major, and rows that are five elements apart
+  boxes_.strides = strides;
+  second_.assign(13, 0);
+  ASSERT_EQ(read(), TESSERA_OK) << tessera_last_error();
+  EXPECT_EQ(first_, (std::vector{full_[18], full_[31], full_[19], full_[32]}));
+  EXPECT_EQ(second_, (std::vector{full_[12], 0, 0, 0, 0, full_[25], 0, 0, 0, 0, full_[38], 0, 0}));
+}
+
+TEST_F(CReadTest, WithoutBoxesItReadsFullTensors) {
+  boxes_.count = 1;
+  boxes_.dims = nullptr;
+  boxes_.offsets = boxes_.sizes = nullptr;
+  std::vector<std::int32_t> all(39);
+  data_[0] = all.data();
+  bytes_[0] = 39 * 4;
+  ASSERT_EQ(read(), TESSERA_OK) << tessera_last_error();
+  EXPECT_EQ(all, full_);
+}
+
+TEST_F(CReadTest, WrongArgumentsAreNamedAndNothingIsRead) {
+  const auto expect = [&](tessera_status status, const char* message) {
+    EXPECT_EQ(read(), status);
+    EXPECT_THAT(tessera_last_error(), HasSubstr(message));
+    EXPECT_EQ(first_, std::vector<std::int32_t>(4));
+  };
+  bytes_[1] = 11;
+  expect(TESSERA_INVALID_ARGUMENT,
+         "box 1, of tensor 'model.layers.0.bias', has memory of 11 bytes, expected at least 12");
+  bytes_[1] = 52;
+  sizes_[0] = 3;
+  expect(TESSERA_INVALID_ARGUMENT, "box 0, of tensor 'model.layers.0.bias', is [1, 4)x[5, 7), expected a box within");
+  sizes_[0] = 2;
+  dims_[1] = 3;
+  expect(TESSERA_INVALID_ARGUMENT, "box 1, of tensor 'model.layers.0.bias', has 3 dimensions, expected 2");
+  dims_[1] = 2;
+  const std::int64_t strides[] = {1, 2, -1, 1};
+  boxes_.strides = strides;
+  expect(TESSERA_INVALID_ARGUMENT, "has strides [-1, 1], expected none below 0");
+  const std::int64_t huge[] = {1, 2, INT64_MAX / 2, 1};
+  boxes_.strides = huge;
+  EXPECT_NE(read(), TESSERA_OK);
+  EXPECT_THAT(tessera_last_error(), HasSubstr("overflows"));
+  boxes_.strides = nullptr;
+  const char* dtypes[] = {"int32", "intt"};
+  boxes_.dtypes = dtypes;
+  expect(TESSERA_INVALID_ARGUMENT, "has memory of dtype 'intt', expected one of PyTorch");
+  dtypes[1] = "float32";
+  expect(TESSERA_INVALID_ARGUMENT, "has dtype int32, expected float32");
+  boxes_.dtypes = nullptr;
+  boxes_.sizes = nullptr;
+  expect(TESSERA_INVALID_ARGUMENT, "one of dims, offsets and sizes is NULL, expected all of them or none");
+  boxes_.sizes = sizes_;
+  names_[1] = "nope";
+  expect(TESSERA_NOT_FOUND, "there is no tensor 'nope'");
+  names_[1] = nullptr;
+  expect(TESSERA_INVALID_ARGUMENT, "a name is NULL, expected a pointer");
+  names_[1] = kName.c_str();
+  data_[0] = nullptr;
+  expect(TESSERA_INVALID_ARGUMENT, "the data of a box is NULL, expected a pointer");
+}
+
+TEST_F(CReadTest, FloatingPointElementsAreCastIfAsked) {
+  const std::string name = "model.layers.13.scale";  // bfloat16, 5 x 8
+  std::vector<float> values(40);
+  const char* const names[] = {name.c_str()};
+  const char* const dtypes[] = {"float32"};
+  void* const data[] = {values.data()};
+  const size_t bytes[] = {160};
+  tessera_boxes boxes{};
+  boxes.struct_size = sizeof boxes;
+  boxes.count = 1;
+  boxes.names = names;
+  boxes.dtypes = dtypes;
+  boxes.data = data;
+  boxes.data_bytes = bytes;
+  EXPECT_EQ(tessera_read(checkpoint_.get(), &boxes, nullptr, nullptr), TESSERA_INVALID_ARGUMENT);
+  tessera_read_options options{sizeof options, 1, 0, 0, nullptr};
+  ASSERT_EQ(tessera_read(checkpoint_.get(), &boxes, &options, nullptr), TESSERA_OK) << tessera_last_error();
+  std::vector<std::uint16_t> stored(40);
+  ASSERT_EQ(tessera_read_tensor(checkpoint_.get(), name.c_str(), stored.data(), 80, nullptr), TESSERA_OK);
+  for (std::size_t i = 0; i < 40; ++i)
+    EXPECT_EQ(std::bit_cast<std::uint32_t>(values[i]), std::uint32_t{stored[i]} << 16);
+}
+
+TEST(CErrorTest, AreAStatusAndAMessageOfTheThread) {
+  tessera_checkpoint* checkpoint = nullptr;
+  EXPECT_EQ(tessera_open("/nowhere/at-all", nullptr, &checkpoint), TESSERA_NOT_FOUND);
+  EXPECT_EQ(checkpoint, nullptr);
+  EXPECT_THAT(tessera_last_error(), HasSubstr("/nowhere/at-all"));
+  std::thread([] { EXPECT_STREQ(tessera_last_error(), ""); }).join();
+  EXPECT_THAT(tessera_last_error(), HasSubstr("/nowhere/at-all"));
+  EXPECT_EQ(tessera_open(nullptr, nullptr, &checkpoint), TESSERA_INVALID_ARGUMENT);
+  EXPECT_STREQ(tessera_last_error(), "tessera_open: path is NULL, expected a pointer");
+  EXPECT_EQ(tessera_open("x", nullptr, nullptr), TESSERA_INVALID_ARGUMENT);
+  EXPECT_STREQ(tessera_status_name(TESSERA_CORRUPT), "corrupt");
+  EXPECT_STREQ(tessera_status_name(static_cast<tessera_status>(15)), "unknown");
+  tessera_close(nullptr);
+  tessera_bytes_free(nullptr);
+  tessera_task_free(nullptr);
+}
+
+TEST(COptionsTest, OlderAndNewerCallersAreUnderstood) {
+  const std::string path = testing::read_golden("2.6-sharded").checkpoint;
+  struct Newer {
+    tessera_open_options known;
+    int of_the_future[2];
+  } newer{{sizeof(Newer), 0}, {0, 0}};
+  tessera_checkpoint* checkpoint = nullptr;
+  EXPECT_EQ(tessera_open(path.c_str(), &newer.known, &checkpoint), TESSERA_OK) << tessera_last_error();
+  tessera_close(checkpoint);
+  newer.of_the_future[1] = 1;
+  EXPECT_EQ(tessera_open(path.c_str(), &newer.known, &checkpoint), TESSERA_UNSUPPORTED);
+  EXPECT_THAT(tessera_last_error(), HasSubstr("set a member that this library does not know"));
+  tessera_open_options older{sizeof(size_t), 1};  // knows of no member
+  EXPECT_EQ(tessera_open(path.c_str(), &older, &checkpoint), TESSERA_OK);
+  tessera_close(checkpoint);
+  older.struct_size = 0;
+  EXPECT_EQ(tessera_open(path.c_str(), &older, &checkpoint), TESSERA_INVALID_ARGUMENT);
+  EXPECT_THAT(tessera_last_error(), HasSubstr("struct_size of the options is 0"));
+}
+
+TEST(CTaskTest, ACancelledTaskEndsEveryOperationAndLeavesNothing) {
+  const TemporaryDirectory directory;
+  const Opened checkpoint = open(testing::read_golden("2.6-sharded").checkpoint);
+  tessera_task* task = nullptr;
+  ASSERT_EQ(tessera_task_new(&task), TESSERA_OK);
+  tessera_convert_options options{};
+  options.struct_size = sizeof options;
+  options.task = task;
+  const std::string first = directory.path() / "a.safetensors", second = directory.path() / "b.safetensors";
+  ASSERT_EQ(tessera_convert(checkpoint.get(), first.c_str(), "safetensors", &options, nullptr), TESSERA_OK)
+      << tessera_last_error();
+  std::uint64_t done = 0, total = 0;
+  tessera_task_progress(task, &done, &total);
+  EXPECT_GT(total, 0u);
+  EXPECT_EQ(done, total);
+  const auto files = [&] { return std::distance(std::filesystem::directory_iterator(directory.path()), {}); };
+  const auto before = files();
+  tessera_task_cancel(task);
+  EXPECT_EQ(tessera_convert(checkpoint.get(), second.c_str(), "safetensors", &options, nullptr), TESSERA_CANCELLED);
+  EXPECT_EQ(files(), before);
+  tessera_task_free(task);
+}
+
+TEST(CSelectionTest, ChoosesNamesAndRefusesThoseThatMatchNothing) {
+  const TemporaryDirectory directory;
+  const Opened checkpoint = open(testing::read_golden("2.6-sharded").checkpoint);
+  const char* select[] = {"model.layers.?.*", nullptr};
+  const char* exclude[] = {"*.weight", nullptr};
+  tessera_convert_options options{};
+  options.struct_size = sizeof options;
+  options.selection = {select, exclude};
+  options.dry_run = 1;
+  tessera_bytes* text = nullptr;
+  const std::string path = directory.path() / "x.pt";
+  ASSERT_EQ(tessera_convert(checkpoint.get(), path.c_str(), "torch", &options, &text), TESSERA_OK)
+      << tessera_last_error();
+  EXPECT_LT(json_of(text).at("tensors"), tessera_tensor_count(checkpoint.get()));
+  EXPECT_FALSE(std::filesystem::exists(path));
+  select[0] = "modle.*";
+  EXPECT_EQ(tessera_convert(checkpoint.get(), path.c_str(), "torch", &options, &text), TESSERA_INVALID_ARGUMENT);
+  EXPECT_THAT(tessera_last_error(), HasSubstr("no name matches 'modle.*'"));
+  options.selection = {};
+  options.dtype = "bf17";
+  EXPECT_EQ(tessera_convert(checkpoint.get(), path.c_str(), "torch", &options, &text), TESSERA_INVALID_ARGUMENT);
+  options.dtype = nullptr;
+  EXPECT_EQ(tessera_convert(checkpoint.get(), path.c_str(), "gguf", &options, &text), TESSERA_INVALID_ARGUMENT);
+  EXPECT_THAT(tessera_last_error(), HasSubstr("the format is 'gguf', expected dcp, safetensors or torch"));
+  EXPECT_EQ(tessera_reshard(checkpoint.get(), path.c_str(), 0, 0, nullptr, nullptr, nullptr), TESSERA_INVALID_ARGUMENT);
+}
+
+TEST(CListTest, NumbersBeyondTheEndAreRefused) {
+  const Opened checkpoint = open(testing::read_golden("2.6-sharded").checkpoint);
+  tessera_tensor_info info{};
+  tessera_chunk_info chunk{};
+  tessera_bytes* text = nullptr;
+  EXPECT_EQ(tessera_tensor(checkpoint.get(), 1000, &info), TESSERA_INVALID_ARGUMENT);
+  EXPECT_THAT(tessera_last_error(), HasSubstr("there is no tensor 1000 in"));
+  EXPECT_EQ(tessera_chunk(checkpoint.get(), 0, 1000, &chunk), TESSERA_INVALID_ARGUMENT);
+  EXPECT_THAT(tessera_last_error(), HasSubstr("has no chunk 1000, expected a number below"));
+  EXPECT_EQ(tessera_read_object(checkpoint.get(), 1000, &text), TESSERA_INVALID_ARGUMENT);
+  tessera_object_info object{};
+  EXPECT_EQ(tessera_object(checkpoint.get(), 1000, &object), TESSERA_INVALID_ARGUMENT);
+  EXPECT_THAT(tessera_last_error(), HasSubstr("there is no object 1000 in"));
+  EXPECT_EQ(tessera_file_name(checkpoint.get(), 1000), nullptr);
+  EXPECT_EQ(tessera_warning(checkpoint.get(), 1000), nullptr);
+  size_t tensor = 0;
+  EXPECT_EQ(tessera_find_tensor(checkpoint.get(), "nope", &tensor), TESSERA_NOT_FOUND);
+}
+
+TEST(CDamageTest, IsReportedByVerifyAndNamedByARead) {
+  const TemporaryDirectory directory;
+  const std::filesystem::path copy = directory.path() / "copy";
+  std::filesystem::copy(testing::read_golden("2.6-sharded").checkpoint, copy, std::filesystem::copy_options::recursive);
+  const Opened checkpoint = open(copy);
+  tessera_tensor_info info{};
+  tessera_chunk_info chunk{};
+  ASSERT_EQ(tessera_tensor(checkpoint.get(), 0, &info), TESSERA_OK);
+  ASSERT_EQ(tessera_chunk(checkpoint.get(), 0, 0, &chunk), TESSERA_OK);
+  std::filesystem::resize_file(copy / tessera_file_name(checkpoint.get(), chunk.file), chunk.offset_bytes + 10);
+  std::uint64_t problems = 0;
+  tessera_bytes* text = nullptr;
+  ASSERT_EQ(tessera_verify(copy.c_str(), nullptr, &problems, &text), TESSERA_OK) << tessera_last_error();
+  EXPECT_GT(problems, 0u);
+  EXPECT_EQ(json_of(text).at("good"), false);
+  Bytes data(info.size_bytes);
+  EXPECT_EQ(tessera_read_tensor(checkpoint.get(), info.name, data.data(), data.size(), nullptr), TESSERA_CORRUPT);
+  EXPECT_THAT(tessera_last_error(), HasSubstr(".distcp"));
+}
+
+}  // namespace
+}  // namespace tessera::c
