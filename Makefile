@@ -58,7 +58,7 @@ interop:
 	$(call setup,build torch test)
 	[[ $$EUID -ne 0 ]] || $(call setup,interop)
 	cmake --preset release -DTESSERA_TESTS=ON
-	cmake --build --preset release --parallel $(JOBS) --target tessera sharded_values dtensor_values layout_test state_values resave train_checkpoint train_fsdp dtensor_transformer
+	cmake --build --preset release --parallel $(JOBS) --target tessera tessera_c_shared sharded_values dtensor_values layout_test state_values resave train_checkpoint train_fsdp dtensor_transformer
 	tools/with-pytorch -- tests/interop/run
 
 chaos:

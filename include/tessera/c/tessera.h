@@ -236,9 +236,9 @@ typedef struct tessera_save_options {
 ///                                                                        its report goes to the coordinator
 ///   coordinator    tessera_save_commit
 ///
-/// Nobody sees the checkpoint before the commit, and the one that was there before is complete until then. If a step
+/// The checkpoint is visible from the commit on, and the one that it replaces is complete until then. If a step
 /// fails on any rank, or a rank dies, every rank calls tessera_save_abandon, unless tessera_save_commit set
-/// `*outcome_unknown`. What a rank that died leaves behind, the next save removes.
+/// `*outcome_unknown`. The next save removes files of a rank that died.
 typedef struct tessera_save tessera_save;
 /// Begins a save of `state` to the directory `path`, which is created. The memory that the state's columns point to,
 /// `data`, must stay as it is until tessera_save_write returns. Release the save with tessera_save_free. Fails with

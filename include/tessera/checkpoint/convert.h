@@ -29,8 +29,8 @@ struct Selection {
   std::vector<std::string> select, exclude;
   bool takes(std::string_view name) const;
 };
-/// Throws `Error(invalid_argument)` if a glob of `select` matches no name of the checkpoints, or if nothing is selected:
-/// a misspelt name must not pass for an empty state.
+/// Throws `Error(invalid_argument)` if a glob of `select` matches no name of the checkpoints, or if nothing is
+/// selected: a misspelt name must not pass for an empty state.
 void check_selection(const Selection& selection, const std::vector<const Checkpoint*>& checkpoints);
 /// Returns whether `glob` matches all of `text`: `*` matches any characters, `?` one, `[a-z]` and `[!a-z]` one inside
 /// or outside a set.

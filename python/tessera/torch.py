@@ -1,0 +1,579 @@
+"""PyTorch's distributed checkpoints at tessera's speed.
+
+    import torch.distributed.checkpoint as dcp
+    from tessera.torch import LoadPlanner, Reader, SavePlanner, Writer
+
+    dcp.save(state, checkpoint_id=path, storage_writer=Writer(), planner=SavePlanner())
+    dcp.load(state, checkpoint_id=path, storage_reader=Reader(), planner=LoadPlanner())
+
+or, in one line, `tessera.torch.save(state, path)`, `load(state, path)` and `async_save(state, path)`.
+
+States are those that PyTorch accepts: nested dicts and lists of DTensors, ShardedTensors, tensors and other values, as
+`get_state_dict` and FSDP return them. What is written, `dcp.load` reads without tessera, and the other way round. A save
+replaces the checkpoint at the path by one rename: killed at any instant, the old one or the new one is there.
+
+A planner and a writer, or a planner and a reader, work together: the plans of all tensors travel as bytes, in place of
+objects of Python for each tensor. Those of others are refused.
+"""
+
+import ctypes
+import dataclasses
+import io
+import json
+import os
+import uuid
+import warnings
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
+from torch.distributed.checkpoint.planner import LoadPlan, SavePlan
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
+
+from . import _checkpoint, _library, _memory, _objects
+from ._errors import InvalidArgumentError, NotFoundError, OutcomeUnknownError, UnsupportedError
+from ._library import functions, handle
+
+# Tensors that are not on the CPU are loaded in groups of this size.
+_STAGED_BYTES = 256 << 20
+
+
+class _Row:
+    """A chunk of a tensor of the state that this rank has."""
+
+    __slots__ = ("dtype", "name", "offsets", "shape", "sizes", "tensor")
+
+    def __init__(self, name, shape, offsets, sizes, tensor):
+        self.name, self.shape, self.offsets, self.sizes, self.tensor = name, shape, offsets, sizes, tensor
+        self.dtype = str(tensor.dtype).removeprefix("torch.")
+
+
+class _Chunks:
+    """The chunks of tensors. Where a DTensor's are depends on its mesh, placements and shape alone, so they are kept."""
+
+    def __init__(self):
+        self._known = {}
+
+    def rows(self, name, value):
+        """The rows of a value of the state, or None if it is no tensor."""
+        if not isinstance(value, torch.Tensor) and not isinstance(value, ShardedTensor):
+            return None
+        if isinstance(value, ShardedTensor):
+            return [
+                _Row(name, value.size(), shard.metadata.shard_offsets, shard.metadata.shard_sizes, shard.tensor.detach())
+                for shard in value.local_shards()
+            ]
+        if not hasattr(value, "__create_chunk_list__"):
+            value = value.detach()
+            return [_Row(name, value.shape, (0,) * value.dim(), value.shape, value)]
+        shape = value.size()
+        key = None
+        if hasattr(value, "device_mesh") and hasattr(value, "placements"):
+            if value.device_mesh.get_coordinate() is None:  # this rank has no part of it
+                return []
+            key = (value.device_mesh, value.placements, shape)
+        boxes = self._known.get(key) if key is not None else None
+        if boxes is None:
+            boxes = [(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in value.__create_chunk_list__()]
+            if key is not None:
+                self._known[key] = boxes
+        if len(boxes) == 1 and hasattr(value, "to_local"):
+            local = value.to_local()
+            if isinstance(local, torch.Tensor) and tuple(local.shape) == boxes[0][1]:
+                return [_Row(name, shape, *boxes[0], local.detach())]
+        return [
+            _Row(name, shape, offsets, sizes, value.__get_tensor_shard__(MetadataIndex(name, offsets)).detach())
+            for offsets, sizes in boxes
+        ]
+
+
+class _Rows:
+    """The columns of rows, as the C interface takes them, and what must live as long as they do."""
+
+    def __init__(self, rows):
+        self.count = len(rows)
+        self.kept = []
+        numbers, pointers, sizes, names, dtypes, dims = [], [], [], [], [], []
+        shapes, offsets, extents = [], [], []
+        for row in rows:
+            names.append(_library.bytes_of(row.name))
+            tensor = getattr(row, "tensor", None)
+            if tensor is None:  # an object
+                dtypes.append(None)
+                dims.append(0)
+                pointers.append(None)
+                sizes.append(0)
+                continue
+            self.kept.append(tensor)
+            strides = tensor.stride()
+            dtypes.append(row.dtype.encode())
+            dims.append(len(row.sizes))
+            shapes.extend(row.shape)
+            offsets.extend(row.offsets)
+            extents.extend(row.sizes)
+            numbers.extend(strides)
+            pointers.append(tensor.data_ptr() or None)
+            sizes.append(_memory._extent(row.sizes, strides) * tensor.element_size())
+        total = max(len(shapes), 1)
+        self.names = (ctypes.c_char_p * (self.count + 1))(*names)
+        self.dtypes = (ctypes.c_char_p * (self.count + 1))(*dtypes)
+        self.dims = (ctypes.c_size_t * (self.count + 1))(*dims)
+        self.shapes = (ctypes.c_int64 * total)(*shapes)
+        self.offsets = (ctypes.c_int64 * total)(*offsets)
+        self.sizes = (ctypes.c_int64 * total)(*extents)
+        self.strides = (ctypes.c_int64 * total)(*numbers)
+        self.data = (ctypes.c_void_p * (self.count + 1))(*pointers)
+        self.data_bytes = (ctypes.c_size_t * (self.count + 1))(*sizes)
+
+    def columns(self):
+        return {name: getattr(self, name) for name in ("names", "dtypes", "dims", "offsets", "sizes", "data", "data_bytes", "strides")}
+
+
+def _on_cpu(row):
+    if row.tensor.device.type != "cpu":
+        row.tensor = row.tensor.cpu()
+    if row.tensor.layout != torch.strided:
+        raise UnsupportedError(f"save '{row.name}': the tensor's layout is {row.tensor.layout}, expected torch.strided")
+    if row.tensor.is_conj() or row.tensor.is_neg():
+        row.tensor = row.tensor.resolve_conj().resolve_neg()
+    return row
+
+
+class _Object:
+    """An object of the state."""
+
+    __slots__ = ("name", "value")
+
+    def __init__(self, name, value):
+        self.name, self.value = name, value
+
+    def archive(self):
+        stream = io.BytesIO()
+        torch.save(self.value, stream)
+        return stream.getvalue()
+
+
+class _LocalState:
+    """What SavePlanner passes to Writer within a rank. It does not travel: a plan that a Writer did not take loses it."""
+
+    def __init__(self, rows=None, paths=None, requires_grad=None):
+        self.rows, self.paths, self.requires_grad = rows, paths, requires_grad
+
+    def __reduce__(self):
+        return _LocalState, ()
+
+
+class SavePlanner(dcp.DefaultSavePlanner):
+    """Plans a save for `Writer`. Flattens the state as PyTorch's default planner does."""
+
+    def __init__(self, *, flatten_state_dict=True, flatten_sharded_tensors=True):
+        super().__init__(flatten_state_dict=flatten_state_dict, flatten_sharded_tensors=flatten_sharded_tensors)
+        self._chunks = _Chunks()
+
+    def create_local_plan(self):
+        rows, paths, requires_grad = [], [], []
+        mappings = getattr(self, "mappings", None) or {}
+        for name, value in self.state_dict.items():
+            found = self._chunks.rows(name, value)
+            path = mappings.get(name)
+            text = None if path is None or path == (name,) else json.dumps(list(path)).encode()
+            for row in [_Object(name, value)] if found is None else map(_on_cpu, found):
+                rows.append(row)
+                paths.append(text)
+                requires_grad.append(found is not None and bool(value.requires_grad))
+        return SavePlan(items=[], planner_data=_LocalState(rows, paths, requires_grad))
+
+    def create_global_plan(self, all_plans):
+        for plan in all_plans:
+            if not isinstance(plan.planner_data, bytes):
+                raise InvalidArgumentError(
+                    "tessera.torch.SavePlanner got a plan that tessera.torch.Writer did not prepare: pass"
+                    " storage_writer=tessera.torch.Writer() to save"
+                )
+        return all_plans, Metadata(state_dict_metadata={})
+
+    def finish_plan(self, new_plan):
+        return new_plan
+
+    def resolve_data(self, write_item):
+        raise InvalidArgumentError("tessera.torch.SavePlanner works with tessera.torch.Writer alone")
+
+
+class Writer(dcp.StorageWriter):
+    """Writes what `SavePlanner` plans: files for each rank, a checksum of every block, and one rename that commits.
+
+    path               of the checkpoint; or pass `checkpoint_id` to `save`
+    files_per_rank     files of each rank, about equal in size
+    threads            threads of each rank that read tensors and write files; 0 for one for each processor
+    overwrite          whether a checkpoint that is there is replaced; otherwise the save fails
+    progress           as of tessera.convert, of this rank
+    """
+
+    def __init__(self, path=None, *, files_per_rank=1, threads=0, overwrite=True, progress=None):
+        super().__init__()
+        self.checkpoint_id = path
+        self._files_per_rank, self._threads, self._overwrite = files_per_rank, threads, overwrite
+        self._progress = progress
+        self._save = None
+        self._save_id = str(uuid.uuid4())
+
+    def reset(self, checkpoint_id=None):
+        if checkpoint_id is not None:
+            self.checkpoint_id = checkpoint_id
+        self._save = None
+        self._save_id = str(uuid.uuid4())
+
+    def set_up_storage_writer(self, is_coordinator, *args, **kwargs):
+        if kwargs.get("use_collectives") is False:
+            raise UnsupportedError("tessera.torch.Writer: use_collectives is False, expected True: the ranks commit together")
+        if self.checkpoint_id is None:
+            raise InvalidArgumentError("tessera.torch.Writer has no path: pass one, or checkpoint_id to save")
+
+    def storage_meta(self):
+        return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self._save_id)
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id):
+        return isinstance(checkpoint_id, (str, os.PathLike))
+
+    def prepare_local_plan(self, plan):
+        state = plan.planner_data
+        if not isinstance(state, _LocalState):
+            raise InvalidArgumentError(
+                "tessera.torch.Writer got a plan of another planner: pass planner=tessera.torch.SavePlanner() to save"
+            )
+        self._save = _Save(self.checkpoint_id, state, self._files_per_rank, self._threads, self._overwrite, self._save_id)
+        return dataclasses.replace(plan, planner_data=self._save.plan())
+
+    def prepare_global_plan(self, plans):
+        answers = self._save.answer([plan.planner_data for plan in plans])
+        return [dataclasses.replace(plan, planner_data=answer) for plan, answer in zip(plans, answers, strict=True)]
+
+    def write_data(self, plan, planner):
+        report = self._save.write(plan.planner_data, self._progress)
+        future = Future()
+        future.set_result([WriteResult(MetadataIndex("tessera"), self._save.written_bytes(), report)])
+        return future
+
+    def finish(self, metadata, results):
+        self._save.commit([rank[0].storage_data for rank in results])
+
+    def abandon(self):
+        """Removes the files of a save that failed. Without it, the next save to the path removes them."""
+        if self._save is not None:
+            self._save.abandon()
+
+
+class _Save:
+    """A tessera_save, and the memory that it refers to."""
+
+    def __init__(self, path, state, files_per_rank, threads, overwrite, save_id):
+        self._rows, self._state = _Rows(state.rows), state
+        count = len(state.rows)
+        paths = (ctypes.c_char_p * (count + 1))(*state.paths)
+        columns = self._rows.columns()
+        # A task is passed here, since that is where options are: progress and ^C of `write`.
+        self._task = _library.Task()
+        given = _library.options(
+            _library.State,
+            count=count,
+            paths=paths,
+            shapes=self._rows.shapes,
+            requires_grad=(ctypes.c_int * (count + 1))(*state.requires_grad),
+            **columns,
+        )
+        options = _library.options(
+            _library.SaveOptions,
+            files_per_rank=files_per_rank,
+            threads=threads,
+            keep=not overwrite,
+            save_id=save_id.encode(),
+            task=self._task.handle,
+        )
+        self._handle = handle()
+        _library.check(
+            functions.save_new(
+                _library.path_bytes(path), ctypes.byref(given), ctypes.byref(options), ctypes.byref(self._handle)
+            )
+        )
+
+    def __del__(self):
+        if functions is not None and getattr(self, "_handle", None) is not None:
+            functions.save_free(self._handle)
+
+    def plan(self):
+        made = handle()
+        _library.check(functions.save_plan(self._handle, ctypes.byref(made)))
+        return _library.take(made)
+
+    def answer(self, plans):
+        answers = (handle * len(plans))()
+        _library.check(functions.save_answer(self._handle, *_messages(plans), answers))
+        return [_library.take(answer) for answer in answers]
+
+    def write(self, answer, progress):
+        rows, count = (ctypes.c_size_t * (self._rows.count + 1))(), ctypes.c_size_t()
+        _library.check(functions.save_objects(self._handle, answer, len(answer), rows, ctypes.byref(count)))
+        for row in rows[: count.value]:
+            archive = self._state.rows[row].archive()
+            _library.check(functions.save_set_object(self._handle, row, archive, len(archive)))
+        report = handle()
+
+        def call(_):
+            _library.check(functions.save_write(self._handle, answer, len(answer), ctypes.byref(report)))
+
+        _library.run(call, progress, self._task)
+        return _library.take(report)
+
+    def written_bytes(self):
+        return functions.save_written_bytes(self._handle)
+
+    def commit(self, reports):
+        unknown = ctypes.c_int(0)
+        status = functions.save_commit(self._handle, *_messages(reports), ctypes.byref(unknown))
+        if status != 0 and unknown.value:
+            raise OutcomeUnknownError(_library.text_of(functions.last_error()))
+        _library.check(status)
+
+    def abandon(self):
+        functions.save_abandon(self._handle)
+
+
+def _messages(messages):
+    count = len(messages)
+    pointers = (ctypes.c_char_p * max(count, 1))(*messages)
+    return count, ctypes.cast(pointers, ctypes.POINTER(ctypes.c_void_p)), (ctypes.c_size_t * max(count, 1))(*map(len, messages))
+
+
+class _LocalTargets:
+    """What LoadPlanner passes to Reader within a rank."""
+
+    def __init__(self, state=None):
+        self.state = state
+
+    def __reduce__(self):
+        return _LocalTargets, ()
+
+
+class LoadPlanner(dcp.DefaultLoadPlanner):
+    """Plans a load by `Reader`. Flattens the state as PyTorch's default planner does.
+
+    allow_partial_load    whether values that the checkpoint does not have keep theirs; otherwise they are an error
+    """
+
+    def __init__(self, *, flatten_state_dict=True, flatten_sharded_tensors=True, allow_partial_load=False):
+        super().__init__(
+            flatten_state_dict=flatten_state_dict,
+            flatten_sharded_tensors=flatten_sharded_tensors,
+            allow_partial_load=allow_partial_load,
+        )
+        self._chunks = _Chunks()
+
+    def create_local_plan(self):
+        return LoadPlan(items=[], planner_data=_LocalTargets(self.state_dict))
+
+    def create_global_plan(self, global_plan):
+        return global_plan
+
+    def finish_plan(self, new_plan):
+        return new_plan
+
+    def _set(self, name, value):
+        """Puts an object to its place in the state."""
+        if not self.flatten_state_dict:
+            self.state_dict[name] = value
+            return
+        *path, last = self.mappings[name]
+        container = self.original_state_dict
+        for key in path:
+            container = container[_key_in(container, key)]
+        container[_key_in(container, last)] = value
+
+
+def _key_in(container, key):
+    """The key of a container that a path names: PyTorch's paths have the keys of dicts as text."""
+    if isinstance(container, dict) and key not in container:
+        return next((found for found in container if str(found) == key), key)
+    return key
+
+
+_NEEDS_PLANNER = (
+    "tessera.torch.Reader got another planner: pass planner=tessera.torch.LoadPlanner() to load, since the descriptions of"
+    " tensors are no objects of Python here"
+)
+
+
+class _NoDescriptions(dict):
+    """In place of the descriptions of tensors, for which planners of others would look."""
+
+    def _refuse(self, *_):
+        raise InvalidArgumentError(_NEEDS_PLANNER)
+
+    __contains__ = __getitem__ = __iter__ = get = items = keys = values = _refuse
+
+
+class Reader(dcp.StorageReader):
+    """Reads what `LoadPlanner` plans. Each rank reads the bytes of its own chunks, whatever ranks wrote them.
+
+    path           of the checkpoint; or pass `checkpoint_id` to `load`
+    checksums      whether all that is read is compared with the checkpoint's checksums
+    unpickle       whether objects that tessera does not understand are made by executing their pickles, as PyTorch does for
+                   every object. Only for checkpoints that you trust.
+    """
+
+    def __init__(self, path=None, *, checksums=True, unpickle=False, progress=None):
+        super().__init__()
+        self.checkpoint_id = path
+        self._checksums, self._unpickle, self._progress = checksums, unpickle, progress
+
+    def reset(self, checkpoint_id=None):
+        if checkpoint_id is not None:
+            self.checkpoint_id = checkpoint_id
+
+    def read_metadata(self, *args):
+        if self.checkpoint_id is None:
+            raise InvalidArgumentError("tessera.torch.Reader has no path: pass one, or checkpoint_id to load")
+        return Metadata(state_dict_metadata=_NoDescriptions())
+
+    def set_up_storage_reader(self, metadata, is_coordinator, *args):
+        pass
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id):
+        return isinstance(checkpoint_id, (str, os.PathLike))
+
+    def prepare_local_plan(self, plan):
+        if not isinstance(plan.planner_data, _LocalTargets):
+            raise InvalidArgumentError(_NEEDS_PLANNER)
+        return plan
+
+    def prepare_global_plan(self, plans):
+        return plans
+
+    def read_data(self, plan, planner):
+        with _checkpoint.open(self.checkpoint_id, checksums=self._checksums) as checkpoint:
+            self._read(checkpoint, planner)
+        future = Future()
+        future.set_result(None)
+        return future
+
+    def _read(self, checkpoint, planner):
+        rows, objects, missing = [], [], []
+        for name, value in planner.state_dict.items():
+            found = planner._chunks.rows(name, value)
+            if name not in (checkpoint if found is not None else checkpoint.objects):
+                if name in checkpoint or name in checkpoint.objects:
+                    kinds = ("an object", "a tensor") if found is not None else ("a tensor", "an object")
+                    raise InvalidArgumentError(f"load {checkpoint.path}: '{name}' is {kinds[0]}, expected {kinds[1]}")
+                missing.append(name)
+                continue
+            if found is None:
+                objects.append(name)
+                continue
+            stored = checkpoint[name].shape
+            for row in found:
+                if tuple(row.shape) != stored:
+                    raise InvalidArgumentError(
+                        f"load {checkpoint.path}: tensor '{name}' has shape {list(stored)}, expected {list(row.shape)}"
+                    )
+                rows.append(row)
+        if missing and not planner.allow_partial_load:
+            shown = ", ".join(map(repr, missing[:20])) + (f" and {len(missing) - 20} more" if len(missing) > 20 else "")
+            raise NotFoundError(f"load {checkpoint.path}: the checkpoint has no {shown}")
+        self._read_rows(checkpoint, rows)
+        for name in objects:
+            planner._set(name, self._object(checkpoint, name))
+
+    def _read_rows(self, checkpoint, rows):
+        on_cpu = [row for row in rows if row.tensor.device.type == "cpu"]
+        self._fill(checkpoint, on_cpu)
+        group, size = [], 0
+        for row in rows:
+            if row.tensor.device.type == "cpu":
+                continue
+            group.append(row)
+            size += row.tensor.numel() * row.tensor.element_size()
+            if size >= _STAGED_BYTES:
+                self._fill_staged(checkpoint, group)
+                group, size = [], 0
+        self._fill_staged(checkpoint, group)
+
+    def _fill_staged(self, checkpoint, rows):
+        staged = [_Row(row.name, row.shape, row.offsets, row.sizes, torch.empty_like(row.tensor, device="cpu")) for row in rows]
+        self._fill(checkpoint, staged)
+        for row, copy in zip(rows, staged, strict=True):
+            row.tensor.copy_(copy.tensor)
+
+    def _fill(self, checkpoint, rows):
+        if not rows:
+            return
+        memory = _Rows(rows)
+        boxes = _library.options(_library.Boxes, count=memory.count, **memory.columns())
+
+        def call(task):
+            options = _library.options(_library.ReadOptions, cast=1, task=task)
+            _library.check(functions.read(opened, ctypes.byref(boxes), ctypes.byref(options), None))
+
+        with checkpoint._use() as opened:
+            _library.run(call, self._progress)
+
+    def _object(self, checkpoint, name):
+        value = checkpoint.objects.value(name, torch)
+        if not isinstance(value, _objects.Opaque):
+            return value
+        if not self._unpickle:
+            raise UnsupportedError(
+                f"load {checkpoint.path}: object '{name}' {value.reason}; pass unpickle=True to Reader or load if you trust"
+                " the checkpoint"
+            )
+        return torch.load(io.BytesIO(checkpoint.objects.archive(name)), map_location="cpu", weights_only=False)
+
+
+def save(state_dict, path, *, process_group=None, on_error="raise", retries=0, **options):
+    """Saves a state at `path`. All ranks of `process_group` call it. `options` are those of `Writer`.
+
+    on_error    "raise", or "warn": a failed save is a warning, and the training continues
+    retries     how often a save that failed is tried again
+
+    If a rank fails, every rank raises torch.distributed.checkpoint.CheckpointException (a BaseException), which names it, and
+    the checkpoint that was there is as it was.
+    """
+    if on_error not in ("raise", "warn"):
+        raise InvalidArgumentError(f"on_error is {on_error!r}, expected 'raise' or 'warn'")
+    for attempt in range(retries + 1):
+        writer = Writer(path, **options)
+        try:
+            return dcp.save(state_dict, storage_writer=writer, planner=SavePlanner(), process_group=process_group)
+        except (Exception, dcp.api.CheckpointException) as error:  # which is no Exception
+            failures = getattr(error, "failures", {}).values()
+            if not any(isinstance(failure, OutcomeUnknownError) for failure, _ in failures):
+                writer.abandon()
+            if attempt < retries:
+                continue
+            if on_error == "raise":
+                raise
+            warnings.warn(f"the save to {path} failed: {error}", RuntimeWarning, stacklevel=2)
+    return None
+
+
+def async_save(state_dict, path, *, process_group=None, **options):
+    """Copies a state and saves the copy in another thread. Returns a future. `options` are those of `Writer`."""
+    return dcp.async_save(
+        state_dict, storage_writer=Writer(path, **options), planner=SavePlanner(), process_group=process_group
+    )
+
+
+def load(state_dict, path, *, process_group=None, allow_partial_load=False, **options):
+    """Loads a state into the tensors of `state_dict`. All ranks of `process_group` call it. `options` are those of
+    `Reader`."""
+    dcp.load(
+        state_dict,
+        storage_reader=Reader(path, **options),
+        planner=LoadPlanner(allow_partial_load=allow_partial_load),
+        process_group=process_group,
+    )
+
+
+__all__ = ["LoadPlanner", "Reader", "SavePlanner", "Writer", "async_save", "load", "save"]
