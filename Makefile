@@ -93,7 +93,7 @@ check:
 bench:
 	$(call setup,build torch bench interop)
 	cmake --preset release -DTESSERA_BENCH=ON
-	cmake --build --preset release --parallel $(JOBS) --target tessera bench_programs
+	cmake --build --preset release --parallel $(JOBS) --target tessera tessera_c_shared bench_programs
 	JOBS=$(JOBS) tools/with-pytorch -- bench/run $(ONLY)
 
 asan tsan:

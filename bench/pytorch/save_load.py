@@ -1,6 +1,7 @@
 #!/usr/bin/python3
 """Times PyTorch's distributed checkpoint, with the same work as save_load.cpp:
-`save_load.py save|load|load_other_dim|async DIRECTORY TENSORS TENSOR_BYTES REPEATS RANKS`.
+`save_load.py save|load|load_other_dim|async DIRECTORY TENSORS TENSOR_BYTES REPEATS RANKS [tessera]`, the last for
+the planner, writer and reader of the package tessera, which is beside this file.
 Prints one line of JSON: {"seconds"}, the median; for saves, that of the faster of one and two writer threads, as
 {"threads"} states; and {"side"}, see side.py."""
 
@@ -18,6 +19,10 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
+try:
+    import tessera.torch
+except ImportError:
+    pass  # not asked for
 from pytorch_ranks import run_ranks
 from side import describe_side
 
@@ -43,7 +48,7 @@ def make_state(mesh, dim, tensors, tensor_bytes, ranks):
     return {"model": model, "step": 1}
 
 
-def run(work, directory, tensors, tensor_bytes, repeats, rank, ranks):
+def run(work, directory, tensors, tensor_bytes, repeats, rank, ranks, by_tessera):
     warnings.simplefilter("ignore")
     torch.set_num_threads(max(1, os.cpu_count() // ranks))
     dist.init_process_group("gloo", rank=rank, world_size=ranks)
@@ -57,7 +62,14 @@ def run(work, directory, tensors, tensor_bytes, repeats, rank, ranks):
         dist.barrier()
 
     def save(state, threads=1):
+        if by_tessera:
+            return tessera.torch.save(state, path, threads=threads)
         dcp.save(state, storage_writer=dcp.FileSystemWriter(path, thread_count=threads))
+
+    def load(state):
+        if by_tessera:
+            return tessera.torch.load(state, path)
+        dcp.load(state, storage_reader=dcp.FileSystemReader(path))
 
     times = []
     by_threads = {1: times}
@@ -78,7 +90,7 @@ def run(work, directory, tensors, tensor_bytes, repeats, rank, ranks):
         save(make_state(mesh, 0, tensors, tensor_bytes, ranks))
         wanted = make_state(mesh, 0 if work == "load" else 1, tensors, tensor_bytes, ranks)
         for _ in range(repeats):
-            times.append(timed(lambda: dcp.load(wanted, storage_reader=dcp.FileSystemReader(path))))
+            times.append(timed(lambda: load(wanted)))
     clean()
     seconds, threads = min((statistics.median(values), threads) for threads, values in by_threads.items())
     if rank == 0:
@@ -87,8 +99,9 @@ def run(work, directory, tensors, tensor_bytes, repeats, rank, ranks):
 
 
 def main():
-    work, directory, tensors, tensor_bytes, repeats, ranks = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:])
-    run_ranks(lambda rank: run(work, directory, tensors, tensor_bytes, repeats, rank, ranks), ranks)
+    work, directory, tensors, tensor_bytes, repeats, ranks = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:7])
+    by_tessera = sys.argv[7:] == ["tessera"]
+    run_ranks(lambda rank: run(work, directory, tensors, tensor_bytes, repeats, rank, ranks, by_tessera), ranks)
 
 
 if __name__ == "__main__":

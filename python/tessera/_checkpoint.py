@@ -1,5 +1,7 @@
 """Open checkpoints."""
 
+from __future__ import annotations
+
 import collections
 import collections.abc
 import ctypes
@@ -24,6 +26,12 @@ relative to the checkpoint, and None if the location is not recorded."""
 class Tensor:
     """A tensor of a checkpoint. Its elements are read by `read`, `numpy` and `torch`, each time they are called."""
 
+    name: str
+    dtype: str  # PyTorch's name without "torch."
+    shape: tuple[int, ...]
+    size_bytes: int
+    requires_grad: bool
+
     def __init__(self, checkpoint, number, info):
         self._checkpoint, self._number = checkpoint, number
         self.name = _library.text_of(ctypes.string_at(info.name, info.name_bytes))
@@ -38,7 +46,7 @@ class Tensor:
         return f"<tessera.Tensor {self.name!r}: {self.dtype} {list(self.shape)}>"
 
     @property
-    def chunks(self):
+    def chunks(self) -> list[Chunk]:
         """The stored chunks, as a list of Chunk."""
         info = _library.ChunkInfo()
         files = self._checkpoint.files
@@ -53,7 +61,7 @@ class Tensor:
                 )
         return found
 
-    def read(self, box=None, out=None, *, cast=False, progress=None):
+    def read(self, box=None, out=None, *, cast: bool = False, progress=None):
         """Reads the elements of `box`; see Checkpoint.read."""
         return self._checkpoint.read(self.name, box, out, cast=cast, progress=progress)
 
@@ -110,11 +118,11 @@ class _Objects(collections.abc.Mapping):
     def __getitem__(self, name):
         return self.value(name)
 
-    def value(self, name, torch=None):
+    def value(self, name: str, torch=None) -> object:
         """The value of an object. With the module `torch`, sizes, dtypes and devices in it are PyTorch's."""
         return _objects.value_of(self._bytes(functions.read_object, name), torch)
 
-    def archive(self, name):
+    def archive(self, name: str) -> bytes:
         """The bytes of an object as torch.save wrote them, if the checkpoint has them."""
         return self._bytes(functions.read_object_archive, name)
 
@@ -141,7 +149,14 @@ class Checkpoint(collections.abc.Mapping):
     Several threads may use it. `close()`, or the end of `with`, closes the files.
     """
 
-    def __init__(self, path, *, checksums=True):
+    path: str | os.PathLike
+    kind: str
+    version: str
+    warnings: list[str]
+    files: list[str]
+    objects: collections.abc.Mapping[str, object]
+
+    def __init__(self, path: str | os.PathLike, *, checksums: bool = True):
         self._handle = None
         self._users = 0
         self._free = threading.Condition()
@@ -181,7 +196,7 @@ class Checkpoint(collections.abc.Mapping):
     def _use(self):
         return _Use(self)
 
-    def close(self):
+    def close(self) -> None:
         """Closes the checkpoint, after the calls that other threads are in. May be called twice."""
         with self._free:
             closed, self._handle = self._handle, None
@@ -189,10 +204,10 @@ class Checkpoint(collections.abc.Mapping):
         if closed is not None:
             functions.close(closed)
 
-    def __enter__(self):
+    def __enter__(self) -> Checkpoint:
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_) -> None:
         self.close()
 
     def __del__(self):
@@ -206,7 +221,7 @@ class Checkpoint(collections.abc.Mapping):
         state = "closed " if self._handle is None else ""
         return f"<{state}tessera.Checkpoint {str(self.path)!r}: {self.kind}, {len(self)} tensors, {len(self.objects)} objects>"
 
-    def __getitem__(self, name):
+    def __getitem__(self, name: str) -> Tensor:
         return self._tensors[name]
 
     def __iter__(self):
@@ -215,7 +230,7 @@ class Checkpoint(collections.abc.Mapping):
     def __len__(self):
         return len(self._tensors)
 
-    def read(self, name, box=None, out=None, *, cast=False, progress=None):
+    def read(self, name: str, box=None, out=None, *, cast: bool = False, progress=None):
         """Reads elements of a tensor, and no other bytes than they need.
 
         box       slices and indices as of NumPy, without steps: `(slice(0, 4), 7)`; None for the full tensor
@@ -295,7 +310,7 @@ class _Use:
             checkpoint._free.notify_all()
 
 
-def open(path, *, checksums=True):
+def open(path: str | os.PathLike, *, checksums: bool = True) -> Checkpoint:
     """Opens the checkpoint at `path`: a directory of PyTorch's distributed checkpoint or of safetensors, a file of
     safetensors, or one of torch.save. Reads no tensors.
 

@@ -1,5 +1,7 @@
 """Operations on checkpoints at paths."""
 
+from __future__ import annotations
+
 import contextlib
 import ctypes
 import os
@@ -87,7 +89,7 @@ def _count(name, value):
     return value
 
 
-def verify(path, *, jobs=0, progress=None):
+def verify(path: str | os.PathLike | Checkpoint, *, jobs: int = 0, progress=None) -> VerifyReport:
     """Verifies every byte of the checkpoint at `path`. Damage is in the report, and no exception.
 
     jobs    threads; 0 for one for each processor, but 4 to 16
@@ -103,7 +105,16 @@ def verify(path, *, jobs=0, progress=None):
     return _library.run(call, progress)
 
 
-def diff(a, b, *, select=None, exclude=None, expand=False, jobs=0, progress=None):
+def diff(
+    a: str | os.PathLike | Checkpoint,
+    b: str | os.PathLike | Checkpoint,
+    *,
+    select: list[str] | str | None = None,
+    exclude: list[str] | str | None = None,
+    expand: bool = False,
+    jobs: int = 0,
+    progress=None,
+) -> DiffReport:
     """Compares the states of two checkpoints, paths or open ones, whatever their formats and layouts.
 
     select, exclude    globs of names
@@ -145,19 +156,19 @@ def _convert_options(select, exclude, dtype, max_shard_bytes, dry_run, expand, j
 
 
 def convert(
-    source,
-    destination,
+    source: str | os.PathLike | Checkpoint,
+    destination: str | os.PathLike,
     *,
-    to=None,
-    select=None,
-    exclude=None,
+    to: str | None = None,
+    select: list[str] | str | None = None,
+    exclude: list[str] | str | None = None,
     dtype=None,
-    max_shard_bytes=0,
-    dry_run=False,
-    expand=False,
-    jobs=0,
+    max_shard_bytes: int = 0,
+    dry_run: bool = False,
+    expand: bool = False,
+    jobs: int = 0,
     progress=None,
-):
+) -> ConvertReport:
     """Writes a checkpoint, a path or an open one, at `destination`, which must not exist. It appears complete or not at all.
 
     to                 "dcp", "safetensors" or "torch"; None: by the ending of `destination`
@@ -190,21 +201,21 @@ def convert(
 
 
 def reshard(
-    source,
-    destination,
-    ranks=None,
+    source: str | os.PathLike | Checkpoint,
+    destination: str | os.PathLike,
+    ranks: int | None = None,
     *,
-    dim=0,
-    like=None,
-    select=None,
-    exclude=None,
+    dim: int = 0,
+    like: str | os.PathLike | Checkpoint | None = None,
+    select: list[str] | str | None = None,
+    exclude: list[str] | str | None = None,
     dtype=None,
-    max_shard_bytes=0,
-    dry_run=False,
-    expand=False,
-    jobs=0,
+    max_shard_bytes: int = 0,
+    dry_run: bool = False,
+    expand: bool = False,
+    jobs: int = 0,
     progress=None,
-):
+) -> ConvertReport:
     """Writes a checkpoint as a distributed checkpoint of `ranks` ranks, each tensor sharded in dimension `dim`.
 
     like    a checkpoint whose ranks and boxes are taken, in place of `ranks` and `dim`
@@ -234,7 +245,7 @@ def reshard(
         return _library.run(call, progress)
 
 
-def inspect(path):
+def inspect(path: str | os.PathLike) -> dict:
     """Describes the checkpoint at `path` with plain values: its kind and version, the dtype, shape and chunks of each tensor,
     the value of each object, its files and its size."""
     with Checkpoint(path) as checkpoint:

@@ -16,6 +16,8 @@ A planner and a writer, or a planner and a reader, work together: the plans of a
 objects of Python for each tensor. Those of others are refused.
 """
 
+from __future__ import annotations
+
 import ctypes
 import dataclasses
 import io
@@ -26,133 +28,18 @@ import warnings
 
 import torch
 import torch.distributed.checkpoint as dcp
-from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
 from torch.distributed.checkpoint.planner import LoadPlan, SavePlan
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from . import _checkpoint, _library, _memory, _objects
+from . import _checkpoint, _library, _objects
 from ._errors import InvalidArgumentError, NotFoundError, OutcomeUnknownError, UnsupportedError
 from ._library import functions, handle
+from ._torch_state import Chunks, Row, Rows, StateObject, on_cpu
 
 # Tensors that are not on the CPU are loaded in groups of this size.
 _STAGED_BYTES = 256 << 20
-
-
-class _Row:
-    """A chunk of a tensor of the state that this rank has."""
-
-    __slots__ = ("dtype", "name", "offsets", "shape", "sizes", "tensor")
-
-    def __init__(self, name, shape, offsets, sizes, tensor):
-        self.name, self.shape, self.offsets, self.sizes, self.tensor = name, shape, offsets, sizes, tensor
-        self.dtype = str(tensor.dtype).removeprefix("torch.")
-
-
-class _Chunks:
-    """The chunks of tensors. Where a DTensor's are depends on its mesh, placements and shape alone, so they are kept."""
-
-    def __init__(self):
-        self._known = {}
-
-    def rows(self, name, value):
-        """The rows of a value of the state, or None if it is no tensor."""
-        if not isinstance(value, torch.Tensor) and not isinstance(value, ShardedTensor):
-            return None
-        if isinstance(value, ShardedTensor):
-            return [
-                _Row(name, value.size(), shard.metadata.shard_offsets, shard.metadata.shard_sizes, shard.tensor.detach())
-                for shard in value.local_shards()
-            ]
-        if not hasattr(value, "__create_chunk_list__"):
-            value = value.detach()
-            return [_Row(name, value.shape, (0,) * value.dim(), value.shape, value)]
-        shape = value.size()
-        key = None
-        if hasattr(value, "device_mesh") and hasattr(value, "placements"):
-            if value.device_mesh.get_coordinate() is None:  # this rank has no part of it
-                return []
-            key = (value.device_mesh, value.placements, shape)
-        boxes = self._known.get(key) if key is not None else None
-        if boxes is None:
-            boxes = [(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in value.__create_chunk_list__()]
-            if key is not None:
-                self._known[key] = boxes
-        if len(boxes) == 1 and hasattr(value, "to_local"):
-            local = value.to_local()
-            if isinstance(local, torch.Tensor) and tuple(local.shape) == boxes[0][1]:
-                return [_Row(name, shape, *boxes[0], local.detach())]
-        return [
-            _Row(name, shape, offsets, sizes, value.__get_tensor_shard__(MetadataIndex(name, offsets)).detach())
-            for offsets, sizes in boxes
-        ]
-
-
-class _Rows:
-    """The columns of rows, as the C interface takes them, and what must live as long as they do."""
-
-    def __init__(self, rows):
-        self.count = len(rows)
-        self.kept = []
-        numbers, pointers, sizes, names, dtypes, dims = [], [], [], [], [], []
-        shapes, offsets, extents = [], [], []
-        for row in rows:
-            names.append(_library.bytes_of(row.name))
-            tensor = getattr(row, "tensor", None)
-            if tensor is None:  # an object
-                dtypes.append(None)
-                dims.append(0)
-                pointers.append(None)
-                sizes.append(0)
-                continue
-            self.kept.append(tensor)
-            strides = tensor.stride()
-            dtypes.append(row.dtype.encode())
-            dims.append(len(row.sizes))
-            shapes.extend(row.shape)
-            offsets.extend(row.offsets)
-            extents.extend(row.sizes)
-            numbers.extend(strides)
-            pointers.append(tensor.data_ptr() or None)
-            sizes.append(_memory._extent(row.sizes, strides) * tensor.element_size())
-        total = max(len(shapes), 1)
-        self.names = (ctypes.c_char_p * (self.count + 1))(*names)
-        self.dtypes = (ctypes.c_char_p * (self.count + 1))(*dtypes)
-        self.dims = (ctypes.c_size_t * (self.count + 1))(*dims)
-        self.shapes = (ctypes.c_int64 * total)(*shapes)
-        self.offsets = (ctypes.c_int64 * total)(*offsets)
-        self.sizes = (ctypes.c_int64 * total)(*extents)
-        self.strides = (ctypes.c_int64 * total)(*numbers)
-        self.data = (ctypes.c_void_p * (self.count + 1))(*pointers)
-        self.data_bytes = (ctypes.c_size_t * (self.count + 1))(*sizes)
-
-    def columns(self):
-        return {name: getattr(self, name) for name in ("names", "dtypes", "dims", "offsets", "sizes", "data", "data_bytes", "strides")}
-
-
-def _on_cpu(row):
-    if row.tensor.device.type != "cpu":
-        row.tensor = row.tensor.cpu()
-    if row.tensor.layout != torch.strided:
-        raise UnsupportedError(f"save '{row.name}': the tensor's layout is {row.tensor.layout}, expected torch.strided")
-    if row.tensor.is_conj() or row.tensor.is_neg():
-        row.tensor = row.tensor.resolve_conj().resolve_neg()
-    return row
-
-
-class _Object:
-    """An object of the state."""
-
-    __slots__ = ("name", "value")
-
-    def __init__(self, name, value):
-        self.name, self.value = name, value
-
-    def archive(self):
-        stream = io.BytesIO()
-        torch.save(self.value, stream)
-        return stream.getvalue()
 
 
 class _LocalState:
@@ -168,9 +55,9 @@ class _LocalState:
 class SavePlanner(dcp.DefaultSavePlanner):
     """Plans a save for `Writer`. Flattens the state as PyTorch's default planner does."""
 
-    def __init__(self, *, flatten_state_dict=True, flatten_sharded_tensors=True):
+    def __init__(self, *, flatten_state_dict: bool = True, flatten_sharded_tensors: bool = True):
         super().__init__(flatten_state_dict=flatten_state_dict, flatten_sharded_tensors=flatten_sharded_tensors)
-        self._chunks = _Chunks()
+        self._chunks = Chunks()
 
     def create_local_plan(self):
         rows, paths, requires_grad = [], [], []
@@ -179,7 +66,7 @@ class SavePlanner(dcp.DefaultSavePlanner):
             found = self._chunks.rows(name, value)
             path = mappings.get(name)
             text = None if path is None or path == (name,) else json.dumps(list(path)).encode()
-            for row in [_Object(name, value)] if found is None else map(_on_cpu, found):
+            for row in [StateObject(name, value)] if found is None else map(on_cpu, found):
                 rows.append(row)
                 paths.append(text)
                 requires_grad.append(found is not None and bool(value.requires_grad))
@@ -211,7 +98,15 @@ class Writer(dcp.StorageWriter):
     progress           as of tessera.convert, of this rank
     """
 
-    def __init__(self, path=None, *, files_per_rank=1, threads=0, overwrite=True, progress=None):
+    def __init__(
+        self,
+        path: str | os.PathLike | None = None,
+        *,
+        files_per_rank: int = 1,
+        threads: int = 0,
+        overwrite: bool = True,
+        progress=None,
+    ):
         super().__init__()
         self.checkpoint_id = path
         self._files_per_rank, self._threads, self._overwrite = files_per_rank, threads, overwrite
@@ -270,7 +165,7 @@ class _Save:
     """A tessera_save, and the memory that it refers to."""
 
     def __init__(self, path, state, files_per_rank, threads, overwrite, save_id):
-        self._rows, self._state = _Rows(state.rows), state
+        self._rows, self._state = Rows(state.rows), state
         count = len(state.rows)
         paths = (ctypes.c_char_p * (count + 1))(*state.paths)
         columns = self._rows.columns()
@@ -325,6 +220,7 @@ class _Save:
             _library.check(functions.save_write(self._handle, answer, len(answer), ctypes.byref(report)))
 
         _library.run(call, progress, self._task)
+        self._rows = self._state = None  # written: the tensors are not needed any more
         return _library.take(report)
 
     def written_bytes(self):
@@ -369,7 +265,7 @@ class LoadPlanner(dcp.DefaultLoadPlanner):
             flatten_sharded_tensors=flatten_sharded_tensors,
             allow_partial_load=allow_partial_load,
         )
-        self._chunks = _Chunks()
+        self._chunks = Chunks()
 
     def create_local_plan(self):
         return LoadPlan(items=[], planner_data=_LocalTargets(self.state_dict))
@@ -423,7 +319,14 @@ class Reader(dcp.StorageReader):
                    every object. Only for checkpoints that you trust.
     """
 
-    def __init__(self, path=None, *, checksums=True, unpickle=False, progress=None):
+    def __init__(
+        self,
+        path: str | os.PathLike | None = None,
+        *,
+        checksums: bool = True,
+        unpickle: bool = False,
+        progress=None,
+    ):
         super().__init__()
         self.checkpoint_id = path
         self._checksums, self._unpickle, self._progress = checksums, unpickle, progress
@@ -501,7 +404,7 @@ class Reader(dcp.StorageReader):
         self._fill_staged(checkpoint, group)
 
     def _fill_staged(self, checkpoint, rows):
-        staged = [_Row(row.name, row.shape, row.offsets, row.sizes, torch.empty_like(row.tensor, device="cpu")) for row in rows]
+        staged = [Row(row.name, row.shape, row.offsets, row.sizes, torch.empty_like(row.tensor, device="cpu")) for row in rows]
         self._fill(checkpoint, staged)
         for row, copy in zip(rows, staged, strict=True):
             row.tensor.copy_(copy.tensor)
@@ -509,7 +412,7 @@ class Reader(dcp.StorageReader):
     def _fill(self, checkpoint, rows):
         if not rows:
             return
-        memory = _Rows(rows)
+        memory = Rows(rows)
         boxes = _library.options(_library.Boxes, count=memory.count, **memory.columns())
 
         def call(task):
@@ -531,7 +434,15 @@ class Reader(dcp.StorageReader):
         return torch.load(io.BytesIO(checkpoint.objects.archive(name)), map_location="cpu", weights_only=False)
 
 
-def save(state_dict, path, *, process_group=None, on_error="raise", retries=0, **options):
+def save(
+    state_dict: dict,
+    path: str | os.PathLike,
+    *,
+    process_group=None,
+    on_error: str = "raise",
+    retries: int = 0,
+    **options,
+) -> Metadata | None:
     """Saves a state at `path`. All ranks of `process_group` call it. `options` are those of `Writer`.
 
     on_error    "raise", or "warn": a failed save is a warning, and the training continues
@@ -558,14 +469,16 @@ def save(state_dict, path, *, process_group=None, on_error="raise", retries=0, *
     return None
 
 
-def async_save(state_dict, path, *, process_group=None, **options):
+def async_save(state_dict: dict, path: str | os.PathLike, *, process_group=None, **options):
     """Copies a state and saves the copy in another thread. Returns a future. `options` are those of `Writer`."""
     return dcp.async_save(
         state_dict, storage_writer=Writer(path, **options), planner=SavePlanner(), process_group=process_group
     )
 
 
-def load(state_dict, path, *, process_group=None, allow_partial_load=False, **options):
+def load(
+    state_dict: dict, path: str | os.PathLike, *, process_group=None, allow_partial_load: bool = False, **options
+) -> None:
     """Loads a state into the tensors of `state_dict`. All ranks of `process_group` call it. `options` are those of
     `Reader`."""
     dcp.load(

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Saves and loads states by the package tessera within PyTorch, beside PyTorch's own dcp.save and dcp.load.
 
-    check_python.py FOLDER SEED
+    check_python.py FOLDER SEED [KILLS]
 
-For each layout of make_checkpoints.py: both save it, and the checkpoints are the same state; then fewer or more ranks load
+Kills that many saves at random instants: PyTorch then loads the old state or the new one. For each layout of make_checkpoints.py: both save it, and the checkpoints are the same state; then fewer or more ranks load
 each checkpoint with each, and all have the same bits. Prints a line of JSON for each check.
 """
 
@@ -11,8 +11,12 @@ import datetime
 import json
 import os
 import pathlib
+import random
+import shutil
+import signal
 import sys
 import tempfile
+import time
 import traceback
 
 import torch
@@ -255,8 +259,79 @@ def save_again(rank, world, folder, seed):
         tell(rank, "saves", what, attempt(check))
 
 
+KILLED_RANKS = 2
+KILLED_TENSORS = 24
+
+
+def killed_state(rank, world, value):
+    mesh = layouts.init_device_mesh("cpu", (world,))
+    return {f"w{i}": layouts.Bench(rank, world, 0).dtensor(torch.full((64, 999 + i), value), mesh, layouts.Shard(0)) for i in range(KILLED_TENSORS)}
+
+
+def save_when_told(rank, world, place, value, begins):
+    state = killed_state(rank, world, value)
+    dist.barrier()
+    os.write(begins, b"x")
+    tessera.torch.save(state, place)
+    os.write(begins, b"x")
+
+
+def wait_for_ranks(ends):
+    """Waits until each rank has written a byte."""
+    for _ in range(KILLED_RANKS):
+        os.read(ends, 1)
+
+
+def start_save(meeting, place, value):
+    """Starts ranks that save. Returns their processes, and what they write a byte to before and after the save."""
+    ends, begins = os.pipe()
+    arguments = (KILLED_RANKS, f"{meeting}/{place.name}", save_when_told, place, value, begins)
+    context = mp.start_processes(one_rank, args=arguments, nprocs=KILLED_RANKS, start_method="fork", join=False)
+    os.close(begins)
+    wait_for_ranks(ends)
+    return context.processes, ends
+
+
+def value_at(place):
+    """The value that all elements of a checkpoint have, as PyTorch loads it."""
+    state = {f"w{i}": torch.zeros(64, 999 + i) for i in range(KILLED_TENSORS)}
+    dcp.load(state, checkpoint_id=place, no_dist=True)
+    values = {value.item() for tensor in state.values() for value in (tensor.min(), tensor.max())}
+    return values.pop() if len(values) == 1 else values
+
+
+def kill_saves(folder, seed, kills):
+    folder.mkdir()
+    instants, found = random.Random(seed), {1.0: 0, 2.0: 0}
+    with tempfile.TemporaryDirectory() as meeting:
+        processes, ends = start_save(meeting, folder / "old", 1.0)
+        began = time.monotonic()
+        wait_for_ranks(ends)
+        duration = time.monotonic() - began
+        for process in processes:
+            process.join()
+        for i in range(kills):
+            place = folder / str(i)
+            shutil.copytree(folder / "old", place)
+            processes, ends = start_save(meeting, place, 2.0)
+            time.sleep(instants.uniform(0, 1.5 * duration))
+            for process in processes:
+                os.kill(process.pid, signal.SIGKILL)
+            for process in processes:
+                process.join()
+            os.close(ends)
+            value, verified = value_at(place), tessera.verify(place)
+            good = value in found and verified.good
+            if good:
+                found[value] += 1
+            why = "" if good else f"all elements are {value}, expected 1 or 2; {verified.problems[:3]}"
+            print(json.dumps({"row": "python kills", "what": f"kill {i}", "ok": good, "why": why}), flush=True)
+            shutil.rmtree(place)
+    print(json.dumps({"row": "python kills", "what": "some kept the old state and some got the new one", "ok": all(found.values()), "why": str(found)}))
+
+
 def main():
-    folder, seed = pathlib.Path(sys.argv[1]), int(sys.argv[2])
+    folder, seed, kills = pathlib.Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else 0
     quiet()
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     for name, (savers, loaders) in LAYOUTS.items():
@@ -268,6 +343,8 @@ def main():
         for world in loaders:
             on_ranks(world, load_both, name, place, seed)
     on_ranks(3, save_again, folder, seed)
+    if kills:
+        kill_saves(folder / "killed", seed, kills)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,126 @@
+"""States of PyTorch as rows: a chunk of a tensor that this rank has, or an object."""
+
+import ctypes
+import io
+
+import torch
+from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torch.distributed.checkpoint.metadata import MetadataIndex
+
+from . import _library, _memory
+from ._errors import UnsupportedError
+
+
+class Row:
+    """A chunk of a tensor of the state that this rank has."""
+
+    __slots__ = ("dtype", "name", "offsets", "shape", "sizes", "tensor")
+
+    def __init__(self, name, shape, offsets, sizes, tensor):
+        self.name, self.shape, self.offsets, self.sizes, self.tensor = name, shape, offsets, sizes, tensor
+        self.dtype = str(tensor.dtype).removeprefix("torch.")
+
+
+class Chunks:
+    """The chunks of tensors. Where a DTensor's are depends on its mesh, placements and shape alone, so they are kept."""
+
+    def __init__(self):
+        self._known = {}
+
+    def rows(self, name, value):
+        """The rows of a value of the state, or None if it is no tensor."""
+        if not isinstance(value, torch.Tensor) and not isinstance(value, ShardedTensor):
+            return None
+        if isinstance(value, ShardedTensor):
+            return [
+                Row(name, value.size(), shard.metadata.shard_offsets, shard.metadata.shard_sizes, shard.tensor.detach())
+                for shard in value.local_shards()
+            ]
+        if not hasattr(value, "__create_chunk_list__"):
+            value = value.detach()
+            return [Row(name, value.shape, (0,) * value.dim(), value.shape, value)]
+        shape = value.size()
+        key = None
+        if hasattr(value, "device_mesh") and hasattr(value, "placements"):
+            if value.device_mesh.get_coordinate() is None:  # this rank has no part of it
+                return []
+            key = (value.device_mesh, value.placements, shape)
+        boxes = self._known.get(key) if key is not None else None
+        if boxes is None:
+            boxes = [(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in value.__create_chunk_list__()]
+            if key is not None:
+                self._known[key] = boxes
+        if len(boxes) == 1 and hasattr(value, "to_local"):
+            local = value.to_local()
+            if isinstance(local, torch.Tensor) and tuple(local.shape) == boxes[0][1]:
+                return [Row(name, shape, *boxes[0], local.detach())]
+        return [
+            Row(name, shape, offsets, sizes, value.__get_tensor_shard__(MetadataIndex(name, offsets)).detach())
+            for offsets, sizes in boxes
+        ]
+
+
+class Rows:
+    """The columns of rows, as the C interface takes them, and what must live as long as they do."""
+
+    def __init__(self, rows):
+        self.count = len(rows)
+        self.kept = []
+        numbers, pointers, sizes, names, dtypes, dims = [], [], [], [], [], []
+        shapes, offsets, extents = [], [], []
+        for row in rows:
+            names.append(_library.bytes_of(row.name))
+            tensor = getattr(row, "tensor", None)
+            if tensor is None:  # an object
+                dtypes.append(None)
+                dims.append(0)
+                pointers.append(None)
+                sizes.append(0)
+                continue
+            self.kept.append(tensor)
+            strides = tensor.stride()
+            dtypes.append(row.dtype.encode())
+            dims.append(len(row.sizes))
+            shapes.extend(row.shape)
+            offsets.extend(row.offsets)
+            extents.extend(row.sizes)
+            numbers.extend(strides)
+            pointers.append(tensor.data_ptr() or None)
+            sizes.append(_memory._extent(row.sizes, strides) * tensor.element_size())
+        total = max(len(shapes), 1)
+        self.names = (ctypes.c_char_p * (self.count + 1))(*names)
+        self.dtypes = (ctypes.c_char_p * (self.count + 1))(*dtypes)
+        self.dims = (ctypes.c_size_t * (self.count + 1))(*dims)
+        self.shapes = (ctypes.c_int64 * total)(*shapes)
+        self.offsets = (ctypes.c_int64 * total)(*offsets)
+        self.sizes = (ctypes.c_int64 * total)(*extents)
+        self.strides = (ctypes.c_int64 * total)(*numbers)
+        self.data = (ctypes.c_void_p * (self.count + 1))(*pointers)
+        self.data_bytes = (ctypes.c_size_t * (self.count + 1))(*sizes)
+
+    def columns(self):
+        return {name: getattr(self, name) for name in ("names", "dtypes", "dims", "offsets", "sizes", "data", "data_bytes", "strides")}
+
+
+def on_cpu(row):
+    if row.tensor.device.type != "cpu":
+        row.tensor = row.tensor.cpu()
+    if row.tensor.layout != torch.strided:
+        raise UnsupportedError(f"save '{row.name}': the tensor's layout is {row.tensor.layout}, expected torch.strided")
+    if row.tensor.is_conj() or row.tensor.is_neg():
+        row.tensor = row.tensor.resolve_conj().resolve_neg()
+    return row
+
+
+class StateObject:
+    """An object of the state."""
+
+    __slots__ = ("name", "value")
+
+    def __init__(self, name, value):
+        self.name, self.value = name, value
+
+    def archive(self):
+        stream = io.BytesIO()
+        torch.save(self.value, stream)
+        return stream.getvalue()
