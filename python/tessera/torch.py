@@ -18,11 +18,14 @@ objects of Python for each tensor. Those of others are refused.
 
 from __future__ import annotations
 
+import copyreg
 import ctypes
 import dataclasses
 import io
 import json
 import os
+import pickle
+import traceback
 import uuid
 import warnings
 
@@ -37,6 +40,20 @@ from . import _checkpoint, _library, _objects
 from ._errors import InvalidArgumentError, NotFoundError, OutcomeUnknownError, UnsupportedError
 from ._library import functions, handle
 from ._torch_state import Chunks, Row, Rows, StateObject, on_cpu
+
+
+def _make_frames_picklable():
+    """Lets ranks send the frames of an exception to each other, as PyTorch's saves and loads do where a rank fails. From Python
+    3.13 on, a frame has its code, which cannot be pickled: with PyTorch 2.6 the other ranks would wait until they time out."""
+    try:
+        pickle.dumps(traceback.extract_stack(limit=1))
+    except TypeError:
+        copyreg.pickle(
+            traceback.FrameSummary, lambda frame: (traceback.FrameSummary, (frame.filename, frame.lineno, frame.name))
+        )
+
+
+_make_frames_picklable()
 
 # Tensors that are not on the CPU are loaded in groups of this size.
 _STAGED_BYTES = 256 << 20
