@@ -1,5 +1,6 @@
 // Operations on checkpoints that take long: they can be observed and cancelled, and report in JSON.
 
+#include <mutex>
 #include <nlohmann/json.hpp>
 
 #include "c/call.h"
