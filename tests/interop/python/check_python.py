@@ -261,6 +261,7 @@ def save_again(rank, world, folder, seed):
 
 KILLED_RANKS = 2
 KILLED_TENSORS = 24
+ENOUGH_KILLS = 100
 
 
 def killed_state(rank, world, value):
@@ -327,7 +328,9 @@ def kill_saves(folder, seed, kills):
             why = "" if good else f"all elements are {value}, expected 1 or 2; {verified.problems[:3]}"
             print(json.dumps({"row": "python kills", "what": f"kill {i}", "ok": good, "why": why}), flush=True)
             shutil.rmtree(place)
-    print(json.dumps({"row": "python kills", "what": "some kept the old state and some got the new one", "ok": all(found.values()), "why": str(found)}))
+    if kills >= ENOUGH_KILLS:  # fewer may all be on one side of the commit
+        what = "some kept the old state and some got the new one"
+        print(json.dumps({"row": "python kills", "what": what, "ok": all(found.values()), "why": str(found)}))
 
 
 def main():
