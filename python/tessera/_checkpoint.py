@@ -95,10 +95,8 @@ def _range_of(item, size, name, dimension):
 
 
 def _shape(tensor, box):
-    """The shape of what is read, and the offsets and sizes of the box in the tensor."""
-    if box is None:
-        return tensor.shape, [0] * len(tensor.shape), list(tensor.shape)
-    box = box if isinstance(box, tuple) else (box,)
+    """The shape of what is read, the offsets and sizes of the box in the tensor, and which dimensions remain."""
+    box = () if box is None else box if isinstance(box, tuple) else (box,)
     if len(box) > len(tensor.shape):
         raise InvalidArgumentError(
             f"read '{tensor.name}': the box has {len(box)} dimensions, expected at most {len(tensor.shape)}"
@@ -106,7 +104,7 @@ def _shape(tensor, box):
     box += (slice(None),) * (len(tensor.shape) - len(box))
     ranges = [_range_of(item, size, tensor.name, d) for d, (item, size) in enumerate(zip(box, tensor.shape))]
     shape = tuple(size for _, size, remains in ranges if remains)
-    return shape, [offset for offset, _, _ in ranges], [size for _, size, _ in ranges]
+    return shape, *([item[i] for item in ranges] for i in range(3))
 
 
 class _Objects(collections.abc.Mapping):
@@ -244,7 +242,7 @@ class Checkpoint(collections.abc.Mapping):
         tensor = self._tensors.get(name)
         if tensor is None:
             raise NotFoundError(f"{self.path} has no tensor {name!r}")
-        shape, offsets, sizes = _shape(tensor, box)
+        shape, offsets, sizes, remain = _shape(tensor, box)
         if out is None:
             out = _memory.new_buffer(shape, tensor.dtype, tensor._element_bytes)
         target = _memory.target_of(out, shape, tensor.dtype, tensor._element_bytes)
@@ -252,15 +250,9 @@ class Checkpoint(collections.abc.Mapping):
         if target.strides is not None:
             # A dimension that an index takes away has one element.
             remaining = iter(target.strides)
-            strides = [next(remaining) if keeps else 0 for keeps in self._kept(tensor, box)]
+            strides = [next(remaining) if remains else 0 for remains in remain]
         self._read(tensor, offsets, sizes, strides, target, cast, progress)
         return out
-
-    @staticmethod
-    def _kept(tensor, box):
-        box = () if box is None else box if isinstance(box, tuple) else (box,)
-        kept = [isinstance(item, slice) for item in box]
-        return kept + [True] * (len(tensor.shape) - len(kept))
 
     def _read(self, tensor, offsets, sizes, strides, target, cast, progress):
         dims = len(sizes)

@@ -77,11 +77,11 @@ def target_of(out, shape, dtype, element_bytes):
     if any(stride < 0 or stride % view.itemsize for stride in view.strides):
         raise InvalidArgumentError(f"out has strides {list(view.strides)}, expected multiples of {view.itemsize}, not negative")
     strides = [stride // view.itemsize for stride in view.strides]
-    size_bytes = _extent(shape, strides) * view.itemsize
+    size_bytes = extent(shape, strides) * view.itemsize
     return Target(_address(view), size_bytes, strides, memory_dtype, view)
 
 
-def _extent(shape, strides):
+def extent(shape, strides):
     return 0 if 0 in shape else 1 + sum((size - 1) * stride for size, stride in zip(shape, strides))
 
 
@@ -124,7 +124,7 @@ def _tensor_target(torch, out, shape):
     _expect_shape(out.shape, shape)
     strides = list(out.stride())
     return Target(
-        out.data_ptr(), _extent(shape, strides) * out.element_size(), strides, str(out.dtype).removeprefix("torch."), out
+        out.data_ptr(), extent(shape, strides) * out.element_size(), strides, str(out.dtype).removeprefix("torch."), out
     )
 
 

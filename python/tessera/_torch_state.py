@@ -86,7 +86,7 @@ class Rows:
             extents.extend(row.sizes)
             numbers.extend(strides)
             pointers.append(tensor.data_ptr() or None)
-            sizes.append(_memory._extent(row.sizes, strides) * tensor.element_size())
+            sizes.append(_memory.extent(row.sizes, strides) * tensor.element_size())
         total = max(len(shapes), 1)
         self.names = (ctypes.c_char_p * (self.count + 1))(*names)
         self.dtypes = (ctypes.c_char_p * (self.count + 1))(*dtypes)

@@ -173,7 +173,8 @@ class Writer(dcp.StorageWriter):
         self._save.commit([rank[0].storage_data for rank in results])
 
     def abandon(self):
-        """Removes the files of a save that failed. Without it, the next save to the path removes them."""
+        """Removes the files of a save of which it is known that it was not committed. Without it, the next save to the path
+        removes them."""
         if self._save is not None:
             self._save.abandon()
 
@@ -276,7 +277,9 @@ class LoadPlanner(dcp.DefaultLoadPlanner):
     allow_partial_load    whether values that the checkpoint does not have keep theirs; otherwise they are an error
     """
 
-    def __init__(self, *, flatten_state_dict=True, flatten_sharded_tensors=True, allow_partial_load=False):
+    def __init__(
+        self, *, flatten_state_dict: bool = True, flatten_sharded_tensors: bool = True, allow_partial_load: bool = False
+    ):
         super().__init__(
             flatten_state_dict=flatten_state_dict,
             flatten_sharded_tensors=flatten_sharded_tensors,
@@ -474,9 +477,10 @@ def save(
         writer = Writer(path, **options)
         try:
             return dcp.save(state_dict, storage_writer=writer, planner=SavePlanner(), process_group=process_group)
-        except (Exception, dcp.api.CheckpointException) as error:  # which is no Exception
-            failures = getattr(error, "failures", {}).values()
-            if not any(isinstance(failure, OutcomeUnknownError) for failure, _ in failures):
+        # All ranks get this one. After any other, such as that of a lost connection, a rank does not know whether the
+        # coordinator has committed, so its files must stay: if they belong to no checkpoint, the next save removes them.
+        except dcp.api.CheckpointException as error:
+            if not any(isinstance(failure, OutcomeUnknownError) for failure, _ in error.failures.values()):
                 writer.abandon()
             if attempt < retries:
                 continue

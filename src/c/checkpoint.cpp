@@ -2,7 +2,6 @@
 
 #include "tessera/checkpoint/checkpoint.h"
 
-#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "c/call.h"
@@ -13,7 +12,6 @@ namespace tessera::c {
 namespace {
 
 using checkpoint::Checkpoint;
-using checkpoint::StoredRange;
 using checkpoint::TensorInfo;
 
 const Checkpoint& of(const tessera_checkpoint* handle) { return *handle->checkpoint; }

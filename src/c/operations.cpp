@@ -13,7 +13,6 @@
 namespace tessera::c {
 namespace {
 
-using checkpoint::ConvertReport;
 using checkpoint::SourceKind;
 using nlohmann::ordered_json;
 

@@ -366,5 +366,147 @@ TEST(CDamageTest, IsReportedByVerifyAndNamedByARead) {
   EXPECT_THAT(tessera_last_error(), HasSubstr(".distcp"));
 }
 
+// Two ranks in one process: each has half of a tensor, and both have an object.
+class CSaveTest : public ::testing::Test {
+ protected:
+  static constexpr int kRanks = 2;
+  using Save = std::unique_ptr<tessera_save, void (*)(tessera_save*)>;
+
+  Save begin(int rank, const tessera_save_options* options = nullptr) {
+    const char* const names[] = {"w", "step"};
+    const char* const dtypes[] = {"float32", nullptr};
+    const size_t dims[] = {1, 0};
+    const std::int64_t shape = 4, offset = 2 * rank, size = 2;
+    const void* const data[] = {&values_[2 * rank], nullptr};
+    const size_t bytes[] = {8, 0};
+    tessera_state state{};
+    state.struct_size = sizeof state;
+    state.count = 2;
+    state.names = names;
+    state.dtypes = dtypes;
+    state.dims = dims;
+    state.shapes = &shape;
+    state.offsets = &offset;
+    state.sizes = &size;
+    state.data = data;
+    state.data_bytes = bytes;
+    tessera_save* save = nullptr;
+    EXPECT_EQ(tessera_save_new(path_.c_str(), &state, options, &save), TESSERA_OK) << tessera_last_error();
+    return {save, tessera_save_free};
+  }
+
+  // What a step of each rank returned, for the next step.
+  struct Messages {
+    explicit Messages(std::vector<tessera_bytes*> made) {
+      for (tessera_bytes* bytes : made) owned.emplace_back(bytes, tessera_bytes_free);
+      for (const Text& text : owned) {
+        data.push_back(tessera_bytes_data(text.get()));
+        sizes.push_back(tessera_bytes_size(text.get()));
+      }
+    }
+    std::vector<Text> owned;
+    std::vector<const void*> data;
+    std::vector<size_t> sizes;
+  };
+
+  Messages answers_to(const std::vector<Save>& saves) {
+    std::vector<tessera_bytes*> plans(kRanks), answers(kRanks);
+    for (int r = 0; r < kRanks; ++r) {
+      EXPECT_EQ(tessera_save_plan(saves[r].get(), &plans[r]), TESSERA_OK) << tessera_last_error();
+    }
+    const Messages sent(plans);
+    EXPECT_EQ(tessera_save_answer(saves[0].get(), kRanks, sent.data.data(), sent.sizes.data(), answers.data()),
+              TESSERA_OK)
+        << tessera_last_error();
+    return Messages(answers);
+  }
+
+  // Writes both ranks' files. The rank that must write the object gets `archive`.
+  Messages write(const std::vector<Save>& saves, const Messages& answers, const std::string& archive) {
+    std::vector<tessera_bytes*> reports(kRanks);
+    size_t objects = 0;
+    for (int r = 0; r < kRanks; ++r) {
+      size_t rows[2], count = 0;
+      EXPECT_EQ(tessera_save_objects(saves[r].get(), answers.data[r], answers.sizes[r], rows, &count), TESSERA_OK);
+      objects += count;
+      for (size_t i = 0; i < count; ++i) {
+        EXPECT_EQ(rows[i], 1u);
+        EXPECT_EQ(tessera_save_set_object(saves[r].get(), 1, archive.data(), archive.size()), TESSERA_OK);
+      }
+      EXPECT_EQ(tessera_save_write(saves[r].get(), answers.data[r], answers.sizes[r], &reports[r]), TESSERA_OK)
+          << tessera_last_error();
+    }
+    EXPECT_EQ(objects, 1u);
+    return Messages(reports);
+  }
+
+  // The archive of an object that PyTorch wrote.
+  static std::string archive() {
+    const Opened golden = open(testing::read_golden("2.14-optim").checkpoint);
+    tessera_bytes* bytes = nullptr;
+    EXPECT_EQ(tessera_read_object_archive(golden.get(), 0, &bytes), TESSERA_OK) << tessera_last_error();
+    const Text owned(bytes, tessera_bytes_free);
+    return {tessera_bytes_data(bytes), tessera_bytes_size(bytes)};
+  }
+
+  std::ptrdiff_t files() const { return std::distance(std::filesystem::directory_iterator(path_), {}); }
+
+  const TemporaryDirectory directory_;
+  const std::string path_ = directory_.path() / "saved";
+  const std::vector<float> values_ = {1, 2, 3, 4};
+};
+
+TEST_F(CSaveTest, WhatTwoRanksSaveIsRead) {
+  std::vector<Save> saves;
+  for (int r = 0; r < kRanks; ++r) saves.push_back(begin(r));
+  const Messages answers = answers_to(saves), reports = write(saves, answers, archive());
+  ASSERT_EQ(tessera_save_commit(saves[0].get(), kRanks, reports.data.data(), reports.sizes.data(), nullptr), TESSERA_OK)
+      << tessera_last_error();
+  tessera_save_abandon(saves[0].get());  // too late: the files belong to the checkpoint
+  std::uint64_t problems = 1;
+  ASSERT_EQ(tessera_verify(path_.c_str(), nullptr, &problems, nullptr), TESSERA_OK) << tessera_last_error();
+  EXPECT_EQ(problems, 0u);
+  const Opened saved = open(path_);
+  std::vector<float> found(4);
+  ASSERT_EQ(tessera_read_tensor(saved.get(), "w", found.data(), 16, nullptr), TESSERA_OK) << tessera_last_error();
+  EXPECT_EQ(found, values_);
+  EXPECT_EQ(tessera_object_count(saved.get()), 1u);
+
+  tessera_save_options options{};
+  options.struct_size = sizeof options;
+  options.keep = 1;
+  std::vector<Save> again;
+  std::vector<tessera_bytes*> plans(kRanks), refused(kRanks);
+  for (int r = 0; r < kRanks; ++r) {
+    again.push_back(begin(r, &options));
+    ASSERT_EQ(tessera_save_plan(again[r].get(), &plans[r]), TESSERA_OK);
+  }
+  const Messages sent(plans);
+  EXPECT_EQ(tessera_save_answer(again[0].get(), kRanks, sent.data.data(), sent.sizes.data(), refused.data()),
+            TESSERA_INVALID_ARGUMENT);
+  EXPECT_THAT(tessera_last_error(), HasSubstr("found a checkpoint, expected none"));
+}
+
+TEST_F(CSaveTest, AnAbandonedSaveLeavesNothingAndMistakesAreNamed) {
+  std::vector<Save> saves;
+  for (int r = 0; r < kRanks; ++r) saves.push_back(begin(r));
+  const Messages answers = answers_to(saves);
+  tessera_bytes* report = nullptr;
+  int missing = 0;
+  for (int r = 0; r < kRanks; ++r) {
+    if (tessera_save_write(saves[r].get(), answers.data[r], answers.sizes[r], &report) == TESSERA_OK) {
+      tessera_bytes_free(report);
+    } else {
+      EXPECT_THAT(tessera_last_error(), HasSubstr("'step' was not passed, expected tessera_save_set_object"));
+      ++missing;
+    }
+  }
+  EXPECT_EQ(missing, 1);
+  EXPECT_EQ(tessera_save_set_object(saves[0].get(), 0, "x", 1), TESSERA_INVALID_ARGUMENT);
+  EXPECT_EQ(tessera_save_write(saves[0].get(), "x", 1, &report), TESSERA_CORRUPT);
+  for (const Save& save : saves) tessera_save_abandon(save.get());
+  EXPECT_EQ(files(), 0);
+}
+
 }  // namespace
 }  // namespace tessera::c

@@ -236,9 +236,10 @@ typedef struct tessera_save_options {
 ///                                                                        its report goes to the coordinator
 ///   coordinator    tessera_save_commit
 ///
-/// The checkpoint is visible from the commit on, and the one that it replaces is complete until then. If a step
-/// fails on any rank, or a rank dies, every rank calls tessera_save_abandon, unless tessera_save_commit set
-/// `*outcome_unknown`. The next save removes files of a rank that died.
+/// The checkpoint is visible from the commit on, and the one that it replaces is complete until then. If a step before
+/// the commit fails on any rank, or the commit fails without setting `*outcome_unknown`, every rank calls
+/// tessera_save_abandon. A rank that does not know whether there was a commit, as when the coordinator died, must not:
+/// its files may belong to the checkpoint. The next save removes them if they do not.
 typedef struct tessera_save tessera_save;
 /// Begins a save of `state` to the directory `path`, which is created. The memory that the state's columns point to,
 /// `data`, must stay as it is until tessera_save_write returns. Release the save with tessera_save_free. Fails with
@@ -265,7 +266,7 @@ tessera_status tessera_save_write(tessera_save* save, const void* answer, size_t
 /// sets `*outcome_unknown` to 1: then one of the two is there. `outcome_unknown` may be NULL. Fails with TESSERA_IO.
 tessera_status tessera_save_commit(tessera_save* save, size_t ranks, const void* const* reports,
                                    const size_t* report_bytes, int* outcome_unknown);
-/// Removes the files that this rank wrote.
+/// Removes the files that this rank wrote. Has no effect on the coordinator after a commit.
 void tessera_save_abandon(tessera_save* save);
 /// Returns the size of the files that this rank wrote.
 uint64_t tessera_save_written_bytes(const tessera_save* save);

@@ -169,6 +169,7 @@ bool SaveSteps::commit(const std::vector<Bytes>& reports, MergedPlans& merged, s
   decoded.reserve(reports.size());
   for (const Bytes& report : reports) decoded.push_back(RankReport::decode(report));
   report_.not_removed = format_->commit(storage_, merged.global, decoded, merged.files_of_rank, generation);
+  created_.clear();
   return std::any_of(decoded.begin(), decoded.end(), [](const RankReport& report) { return report.has_after_commit; });
 }
 

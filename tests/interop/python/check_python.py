@@ -249,12 +249,29 @@ def save_again(rank, world, folder, seed):
         wrong["model"]["rotary.inv_freq"] = torch.zeros(7)
         return why or refused("has shape [6], expected [7]", lambda: tessera.torch.load(wrong, path))
 
+    def lost():
+        """An error of the connection after the commit."""
+        real = dcp.save
+
+        def save_and_lose(*arguments, **options):
+            real(*arguments, **options)
+            raise RuntimeError("connection lost")
+
+        dcp.save = save_and_lose
+        try:
+            why = refused("connection lost", lambda: tessera.torch.save(state(8), path, on_error="warn"))
+        finally:
+            dcp.save = real
+        dist.barrier()
+        return why or expect(8)
+
     for what, check in [
         ("a save replaces a checkpoint", replaced),
         ("an asynchronous save", asynchronous),
         ("foreign planners are refused", foreign),
         ("a rank that fails is named, and nothing is left", failing),
         ("what the checkpoint lacks is named", missing),
+        ("after a lost connection, what was committed stays", lost),
     ]:
         tell(rank, "saves", what, attempt(check))
 

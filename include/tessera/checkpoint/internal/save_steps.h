@@ -4,8 +4,8 @@
 // `answer_plans` there, sends each rank its answer, which `write` takes, gathers what that returns, and calls `commit`
 // on the coordinator.
 //
-// If a step throws on any rank, every rank calls `remove_created`, unless `commit` threw OutcomeUnknown. One object for
-// each rank and save.
+// If a step before the commit throws on any rank, or `commit` throws anything but OutcomeUnknown, every rank calls
+// `remove_created`. A rank that does not know must not. One object for each rank and save.
 
 #include <cstdint>
 #include <memory>
@@ -75,7 +75,8 @@ class SaveSteps {
   // Removes the files that this rank wrote. Those that cannot be removed, the next save removes.
   void remove_created() noexcept;
 
-  // --- coordinator: the commit. Returns whether any rank has a hook to call after it.
+  // --- coordinator: the commit, after which remove_created has no effect. Returns whether any rank has a hook to call
+  // after it.
   bool commit(const std::vector<Bytes>& reports, MergedPlans& merged, std::int64_t generation);
 
   WriteReport& report() { return report_; }
