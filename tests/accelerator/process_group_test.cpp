@@ -1,7 +1,9 @@
 // Groups of this project on the simulated NCCL.
 
 #include "support/accelerator/nccl/process_group.h"
+
 #include "accelerator/sim.h"
+#include "support/error_matchers.h"
 
 namespace tessera::sim {
 namespace {
@@ -55,6 +57,15 @@ TEST_P(OrderedProcessGroupTest, SubgroupsCanBeAttached) {
     const Tensor tensor = at::full({3}, group.rank(), on(group.rank()));
     half->all_reduce(tensor);
     EXPECT_TRUE(same(tensor, at::full({3}, group.rank() < 2 ? 1 : 5, at::kFloat)));
+  });
+}
+
+// Ranks of one host share memory, by which tensors on the CPU travel. Those on a device stay Gloo's, which carries CUDA
+// and refuses this device.
+TEST_P(OrderedProcessGroupTest, GlooGetsTensorsOnADevice) {
+  run_local(2, [](const ProcessGroup& group) {
+    const Tensor tensor = at::ones({8}, on(group.rank()));
+    EXPECT_ERROR(group.start_all_reduce(tensor), ErrorCode::rank_failure, "gloo rejected the call", "device");
   });
 }
 

@@ -67,7 +67,6 @@ struct Transports {
   void use_on_cpu(const Transport& transport) {
     control = transport;
     if (accelerator.is_on_stream || accelerator.name == "gloo") cpu = transport;
-    if (accelerator.name == "gloo") accelerator = transport;
   }
   const Transport& of(const at::Tensor& tensor) const { return tensor.is_cpu() ? cpu : accelerator; }
 };
