@@ -9,12 +9,13 @@
 #   make mutation    removes each wait for a device in turn and expects a test to fail (root)
 #   make asan, tsan  all tests under sanitizers          make fuzz      FUZZ_SECONDS=600 for each target
 #   make install     PREFIX, DESTDIR; TORCH=no SHARED=yes  make uninstall  what make install installed last
-#   make deb         Debian packages, in build-deb        make shared    tests an install of shared libraries
+#   make deb         Debian packages, in build-deb        make wheel     the wheel of the Python package, in dist
+#   make shared      tests an install of shared libraries
 #   make clean       and distclean: the PyTorch folders too
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := all
-.PHONY: all test demo interop chaos libtorch accelerator cuda mutation check bench asan tsan fuzz install uninstall shared deb clean distclean
+.PHONY: all test demo interop chaos libtorch accelerator cuda mutation check bench asan tsan fuzz install uninstall shared deb wheel clean distclean
 
 JOBS ?= $(shell nproc)
 PREFIX ?= /usr/local
@@ -134,10 +135,14 @@ deb:
 	$(call setup,build torch deb)
 	JOBS=$(JOBS) packaging/build
 
+wheel:
+	$(call setup,build test)
+	JOBS=$(JOBS) packaging/wheel/build
+
 # The PyTorch folders, which take minutes and root to make, stay.
 clean:
 	[[ ! -d build ]] || find build -mindepth 1 -maxdepth 1 ! -name pytorch -exec rm -rf {} +
-	rm -rf build-*
+	rm -rf build-* dist
 
 # Mounts first: what is mounted in those folders is not ours to delete.
 distclean: clean

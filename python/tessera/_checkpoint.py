@@ -8,11 +8,16 @@ import ctypes
 import operator
 import os
 import threading
+import weakref
 
 from . import _library, _memory, _objects
 from ._errors import InvalidArgumentError, NotFoundError
 from ._library import functions, handle
 from ._objects import Opaque
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .typing import Any, Box, Out, Progress
 
 # Reads of more bytes can be interrupted. Less is read in the calling thread, in a few milliseconds.
 _LARGE_READ_BYTES = 32 << 20
@@ -24,10 +29,17 @@ relative to the checkpoint, and None if the location is not recorded."""
 
 
 class Tensor:
-    """A tensor of a checkpoint. Its elements are read by `read`, `numpy` and `torch`, each time they are called."""
+    """A tensor of a checkpoint. Its elements are read by `read`, `numpy` and `torch`, each time they are called.
+
+    name             as the checkpoint has it
+    dtype            PyTorch's name of its dtype, without "torch."
+    shape            the sizes of its dimensions
+    size_bytes       of all elements
+    requires_grad    whether it is saved as one that requires a gradient
+    """
 
     name: str
-    dtype: str  # PyTorch's name without "torch."
+    dtype: str
     shape: tuple[int, ...]
     size_bytes: int
     requires_grad: bool
@@ -61,15 +73,17 @@ class Tensor:
                 )
         return found
 
-    def read(self, box=None, out=None, *, cast: bool = False, progress=None):
+    def read(
+        self, box: Box = None, out: Out | None = None, *, cast: bool = False, progress: Progress | None = None
+    ) -> Any:
         """Reads the elements of `box`; see Checkpoint.read."""
         return self._checkpoint.read(self.name, box, out, cast=cast, progress=progress)
 
-    def numpy(self, box=None):
+    def numpy(self, box: Box = None) -> Any:
         """Reads the elements of `box` into a new array of NumPy."""
         return self._checkpoint.read(self.name, box, _memory.new_array(_shape(self, box)[0], self.dtype))
 
-    def torch(self, box=None):
+    def torch(self, box: Box = None) -> Any:
         """Reads the elements of `box` into a new tensor of PyTorch, on the CPU."""
         return self._checkpoint.read(self.name, box, _memory.new_tensor(_shape(self, box)[0], self.dtype))
 
@@ -143,8 +157,16 @@ class _Objects(collections.abc.Mapping):
 class Checkpoint(collections.abc.Mapping):
     """An open checkpoint: a mapping of the names of its tensors to `Tensor`, in the checkpoint's order.
 
-    `objects` maps the names of all other values to these values. The files must not change while the checkpoint is open.
-    Several threads may use it. `close()`, or the end of `with`, closes the files.
+    path        as it was given
+    kind        "dcp", "safetensors" or "torch"
+    version     of the format, as text for users
+    warnings    what was noticed while it was opened, such as ignored files
+    files       the names of the files that hold data
+    objects     maps the names of all values that are no tensors to these values; see `Opaque` for those that only Python
+                could make
+
+    The files must not change while the checkpoint is open. Several threads may use it, and a forked process, unless another
+    thread was in a call of it during the fork. `close()`, or the end of `with`, closes the files.
     """
 
     path: str | os.PathLike
@@ -156,26 +178,22 @@ class Checkpoint(collections.abc.Mapping):
 
     def __init__(self, path: str | os.PathLike, *, checksums: bool = True):
         self._handle = None
-        self._users = 0
+        self._users = []  # the threads that are in calls
         self._free = threading.Condition()
         self.path = os.fspath(path)
         opened = handle()
         options = _library.options(_library.OpenOptions, no_checksums=not checksums)
         _library.check(functions.open(_library.path_bytes(path), ctypes.byref(options), ctypes.byref(opened)))
         self._handle = opened
+        _opened[id(self)] = self
         self.kind = functions.kind(opened).decode()
-        """"dcp", "safetensors" or "torch"."""
         self.version = _library.text_of(functions.format_version(opened))
-        """The version of the format, as text for users."""
         self.warnings = [
             _library.text_of(functions.warning(opened, i)) for i in range(functions.warning_count(opened))
         ]
-        """What was noticed while it was opened, such as ignored files."""
         self.files = [_library.text_of(functions.file_name(opened, i)) for i in range(functions.file_count(opened))]
-        """The names of the files that hold data."""
         self._tensors = self._list_tensors()
         self.objects = _Objects(self, {self._name_of_object(i): i for i in range(functions.object_count(opened))})
-        """The values that are no tensors, by name. See `Opaque` for those that only Python could make."""
 
     def _name_of_object(self, number):
         info = _library.ObjectInfo()
@@ -195,10 +213,13 @@ class Checkpoint(collections.abc.Mapping):
         return _Use(self)
 
     def close(self) -> None:
-        """Closes the checkpoint, after the calls that other threads are in. May be called twice."""
+        """Closes the checkpoint, after the calls that other threads are in. May be called twice, but not by `progress` of a
+        call of this checkpoint."""
         with self._free:
+            if threading.get_ident() in self._users:
+                raise InvalidArgumentError(f"close {self.path}: this thread is in a call of it, expected close() after the call")
             closed, self._handle = self._handle, None
-            self._free.wait_for(lambda: self._users == 0)
+            self._free.wait_for(lambda: not self._users)
         if closed is not None:
             functions.close(closed)
 
@@ -228,13 +249,22 @@ class Checkpoint(collections.abc.Mapping):
     def __len__(self):
         return len(self._tensors)
 
-    def read(self, name: str, box=None, out=None, *, cast: bool = False, progress=None):
+    def read(
+        self,
+        name: str,
+        box: Box = None,
+        out: Out | None = None,
+        *,
+        cast: bool = False,
+        progress: Progress | None = None,
+    ) -> Any:
         """Reads elements of a tensor, and no other bytes than they need.
 
         box       slices and indices as of NumPy, without steps: `(slice(0, 4), 7)`; None for the full tensor
         out       memory for the elements: a writable buffer, such as a NumPy array, or a tensor of PyTorch on the CPU,
                   of the box's shape, with any strides. Or contiguous bytes. None for a new memoryview.
         cast      whether floating-point elements are cast to the dtype of `out`, which must otherwise be the tensor's
+        progress  shows the bytes that are done: an object like tqdm's, or a function of the bytes that are done and their total
 
         Returns `out`. Raises NotFoundError, InvalidArgumentError, CorruptError (naming file, offset and tensor),
         StorageError.
@@ -271,7 +301,7 @@ class Checkpoint(collections.abc.Mapping):
         )
 
         def call(task):
-            options = _library.options(_library.ReadOptions, cast=cast, task=task)
+            options = _library.options(_library.ReadOptions, cast=bool(cast), task=task)
             _library.check(functions.read(opened, ctypes.byref(boxes), ctypes.byref(options), None))
 
         with self._use() as opened:
@@ -292,14 +322,27 @@ class _Use:
         with checkpoint._free:
             if checkpoint._handle is None:
                 raise InvalidArgumentError(f"the checkpoint {checkpoint.path} is closed")
-            checkpoint._users += 1
+            checkpoint._users.append(threading.get_ident())
             return checkpoint._handle
 
     def __exit__(self, *_):
         checkpoint = self._checkpoint
         with checkpoint._free:
-            checkpoint._users -= 1
+            checkpoint._users.remove(threading.get_ident())
             checkpoint._free.notify_all()
+
+
+_opened = weakref.WeakValueDictionary()  # a mapping has no hash
+
+
+def _after_fork():
+    """In the process that was forked, which has no thread but the one that did it."""
+    for checkpoint in _opened.values():
+        checkpoint._free = threading.Condition()
+        checkpoint._users = [thread for thread in checkpoint._users if thread == threading.get_ident()]
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def open(path: str | os.PathLike, *, checksums: bool = True) -> Checkpoint:

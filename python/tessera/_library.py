@@ -246,7 +246,12 @@ def text_of(data):
 
 
 def bytes_of(text):
-    data = text.encode("utf-8", "surrogateescape")
+    if not isinstance(text, str):
+        raise _errors.InvalidArgumentError(f"{text!r} is of type {type(text).__name__}, expected text")
+    try:
+        data = text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        raise _errors.InvalidArgumentError(f"{text!r} has a surrogate, which is no character") from None
     if b"\0" in data:
         raise _errors.InvalidArgumentError(f"{text!r} has a zero byte, which no name or path can have here")
     return data
@@ -259,12 +264,14 @@ def path_bytes(path):
     return data
 
 
-def texts(names):
-    """An array of texts with a NULL at the end; NULL for None."""
+def texts(argument, names):
+    """An array of texts with a NULL at the end; NULL for None. `argument` names it in errors."""
     if names is None:
         return None
-    if isinstance(names, str):
-        names = [names]
+    try:
+        names = [names] if isinstance(names, str) else list(names)
+    except TypeError:
+        raise _errors.InvalidArgumentError(f"{argument} is {names!r}, expected a list of globs") from None
     return (ctypes.c_char_p * (len(names) + 1))(*(bytes_of(name) for name in names), None)
 
 

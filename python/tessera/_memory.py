@@ -51,10 +51,10 @@ def target_of(out, shape, dtype, element_bytes):
         return _tensor_target(torch, out, shape)
     try:
         view = memoryview(out)
-    except TypeError:
+    except (TypeError, ValueError, BufferError) as error:
         raise InvalidArgumentError(
             f"out is of type {type(out).__name__}, expected a writable buffer (bytearray, memoryview, NumPy array, ...)"
-            " or a tensor of PyTorch"
+            f" or a tensor of PyTorch: {error}"
         ) from None
     if view.readonly:
         raise InvalidArgumentError("out is read-only, expected a writable buffer")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import operator
 import os
 import types
 
@@ -12,9 +13,26 @@ from ._checkpoint import Checkpoint
 from ._errors import InvalidArgumentError
 from ._library import functions, handle
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .typing import Progress
+
 
 class VerifyReport(types.SimpleNamespace):
-    """What `verify` found. `problems` has `file`, `offset_bytes`, `name` and `what` of each, None where there is none."""
+    """What `verify` found. It is true if there is no problem.
+
+    good                      whether there is no problem
+    problems                  the first ones, each with `file`, `offset_bytes`, `name` and `what`, None where there is none
+    problem_count             the number of all
+    tensors, chunks, objects, files
+                              the numbers of what was verified
+    bytes_checked             compared with a checksum
+    bytes_without_checksum    read, and compared with none
+    has_sidecar               whether the checkpoint has a `.tessera.json`
+    sidecar_agrees            whether its checksums are those of the files
+    left_over                 files of saves and conversions that did not end
+    other_files               files that are not of the checkpoint
+    """
 
     good: bool
     problems: list
@@ -35,8 +53,13 @@ class VerifyReport(types.SimpleNamespace):
 
 
 class DiffReport(types.SimpleNamespace):
-    """What `diff` found. `differences` has `kind`, `name`, `a` and `b` of each; of elements also `index`, of the first, and
-    `differing_elements`."""
+    """What `diff` found. It is true if the states are the same.
+
+    same              whether there is no difference
+    differences       each with `kind`, `name`, `a` and `b`; of elements also `index`, of the first, and `differing_elements`
+    tensors, objects  the numbers of what was compared
+    bytes             of elements that were compared
+    """
 
     same: bool
     differences: list
@@ -49,7 +72,13 @@ class DiffReport(types.SimpleNamespace):
 
 
 class ConvertReport(types.SimpleNamespace):
-    """What `convert` and `reshard` wrote. `files` has `name`, `bytes` and `tensors` of each."""
+    """What `convert` and `reshard` wrote.
+
+    tensors, objects  their numbers
+    tensor_bytes      of the elements of all tensors
+    files             each with `name`, `bytes` and `tensors`
+    warnings          what was lost or may surprise, each a text
+    """
 
     tensors: int
     objects: int
@@ -83,16 +112,26 @@ class _Opened:
             self._checkpoint.close()
 
 
+def _integer(name, value, least, expected):
+    """An argument as an integer that C has."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or not least <= number < 1 << 63:
+        raise InvalidArgumentError(f"{name} is {value!r}, expected {expected}")
+    return number
+
+
 def _count(name, value):
-    if not isinstance(value, int) or value < 0:
-        raise InvalidArgumentError(f"{name} is {value!r}, expected a number of at least 0")
-    return value
+    return _integer(name, value, 0, "a number of at least 0")
 
 
-def verify(path: str | os.PathLike | Checkpoint, *, jobs: int = 0, progress=None) -> VerifyReport:
+def verify(path: str | os.PathLike | Checkpoint, *, jobs: int = 0, progress: Progress | None = None) -> VerifyReport:
     """Verifies every byte of the checkpoint at `path`. Damage is in the report, and no exception.
 
-    jobs    threads; 0 for one for each processor, but 4 to 16
+    jobs        threads; 0 for one for each processor, but 4 to 16
+    progress    shows the bytes that are done: an object like tqdm's, or a function of the bytes that are done and their total
     """
     path = _library.path_bytes(path.path if isinstance(path, Checkpoint) else path)
 
@@ -113,20 +152,21 @@ def diff(
     exclude: list[str] | str | None = None,
     expand: bool = False,
     jobs: int = 0,
-    progress=None,
+    progress: Progress | None = None,
 ) -> DiffReport:
     """Compares the states of two checkpoints, paths or open ones, whatever their formats and layouts.
 
     select, exclude    globs of names
     expand             as of `convert`
+    jobs, progress     as of `verify`
     """
     with _Opened(a) as opened_a, _Opened(b) as opened_b:
 
         def call(task):
             options = _library.options(
                 _library.DiffOptions,
-                selection=_library.Selection(_library.texts(select), _library.texts(exclude)),
-                expand=expand,
+                selection=_selection(select, exclude),
+                expand=bool(expand),
                 jobs=_count("jobs", jobs),
                 task=task,
             )
@@ -142,14 +182,18 @@ def diff(
 _FORMAT_OF_ENDING = {".safetensors": "safetensors", ".pt": "torch", ".pth": "torch", ".bin": "torch"}
 
 
+def _selection(select, exclude):
+    return _library.Selection(_library.texts("select", select), _library.texts("exclude", exclude))
+
+
 def _convert_options(select, exclude, dtype, max_shard_bytes, dry_run, expand, jobs, task):
     return _library.options(
         _library.ConvertOptions,
-        selection=_library.Selection(_library.texts(select), _library.texts(exclude)),
-        dtype=None if dtype is None else str(dtype).removeprefix("torch.").encode(),
+        selection=_selection(select, exclude),
+        dtype=None if dtype is None else _library.bytes_of(str(dtype).removeprefix("torch.")),
         max_shard_bytes=_count("max_shard_bytes", max_shard_bytes),
-        dry_run=dry_run,
-        expand=expand,
+        dry_run=bool(dry_run),
+        expand=bool(expand),
         jobs=_count("jobs", jobs),
         task=task,
     )
@@ -162,12 +206,12 @@ def convert(
     to: str | None = None,
     select: list[str] | str | None = None,
     exclude: list[str] | str | None = None,
-    dtype=None,
+    dtype: object = None,
     max_shard_bytes: int = 0,
     dry_run: bool = False,
     expand: bool = False,
     jobs: int = 0,
-    progress=None,
+    progress: Progress | None = None,
 ) -> ConvertReport:
     """Writes a checkpoint, a path or an open one, at `destination`, which must not exist. It appears complete or not at all.
 
@@ -177,9 +221,10 @@ def convert(
     max_shard_bytes    largest file, not counting headers; 0 for the format's default
     dry_run            only reports
     expand             whether tensors that repeat few stored elements may take many times their size
+    jobs, progress     as of `verify`
     """
     if to is None:
-        ending = os.path.splitext(os.fspath(destination))[1]
+        ending = os.path.splitext(os.fsdecode(destination))[1]
         to = _FORMAT_OF_ENDING.get(ending)
         if to is None:
             raise InvalidArgumentError(
@@ -192,7 +237,7 @@ def convert(
             text = handle()
             _library.check(
                 functions.convert(
-                    opened, _library.path_bytes(destination), to.encode(), ctypes.byref(options), ctypes.byref(text)
+                    opened, _library.path_bytes(destination), _library.bytes_of(to), ctypes.byref(options), ctypes.byref(text)
                 )
             )
             return _report(ConvertReport, _library.take(text))
@@ -209,12 +254,12 @@ def reshard(
     like: str | os.PathLike | Checkpoint | None = None,
     select: list[str] | str | None = None,
     exclude: list[str] | str | None = None,
-    dtype=None,
+    dtype: object = None,
     max_shard_bytes: int = 0,
     dry_run: bool = False,
     expand: bool = False,
     jobs: int = 0,
-    progress=None,
+    progress: Progress | None = None,
 ) -> ConvertReport:
     """Writes a checkpoint as a distributed checkpoint of `ranks` ranks, each tensor sharded in dimension `dim`.
 
@@ -234,7 +279,7 @@ def reshard(
                     opened,
                     _library.path_bytes(destination),
                     0 if ranks is None else _count("ranks", ranks),
-                    dim,
+                    _integer("dim", dim, -(1 << 63), "a dimension"),
                     opened_like,
                     ctypes.byref(options),
                     ctypes.byref(text),

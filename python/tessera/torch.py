@@ -41,6 +41,10 @@ from ._errors import InvalidArgumentError, NotFoundError, OutcomeUnknownError, U
 from ._library import functions, handle
 from ._torch_state import Chunks, Row, Rows, StateObject, on_cpu
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .typing import Progress
+
 
 def _make_frames_picklable():
     """Lets ranks send the frames of an exception to each other, as PyTorch's saves and loads do where a rank fails. From Python
@@ -122,7 +126,7 @@ class Writer(dcp.StorageWriter):
         files_per_rank: int = 1,
         threads: int = 0,
         overwrite: bool = True,
-        progress=None,
+        progress: Progress | None = None,
     ):
         super().__init__()
         self.checkpoint_id = path
@@ -345,7 +349,7 @@ class Reader(dcp.StorageReader):
         *,
         checksums: bool = True,
         unpickle: bool = False,
-        progress=None,
+        progress: Progress | None = None,
     ):
         super().__init__()
         self.checkpoint_id = path

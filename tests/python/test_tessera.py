@@ -322,7 +322,7 @@ class Operations(Folder):
 
     def test_control_c_ends_a_long_operation_and_leaves_nothing(self):
         big = self.folder / "big.pt"
-        _write_safetensors(self.folder / "big.safetensors", 1 << 30)
+        write_safetensors(self.folder / "big.safetensors", 1 << 30)
         program = (
             "import sys, tessera\n"
             "print('ready', flush=True)\n"
@@ -342,7 +342,7 @@ class Operations(Folder):
         self.assertEqual([path.name for path in self.folder.iterdir()], ["big.safetensors"])
 
 
-def _write_safetensors(path, size):
+def write_safetensors(path, size):
     header = json.dumps({"x": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode()
     with open(path, "wb") as file:
         file.write(struct.pack("<Q", len(header)) + header)
