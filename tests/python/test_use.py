@@ -11,6 +11,7 @@ import sys
 import threading
 import typing
 import unittest
+import warnings
 
 import tessera
 import tessera.typing
@@ -19,7 +20,9 @@ from test_tessera import NAME, SHARDED, Folder, write_safetensors
 
 def in_fork(call):
     """Whether `call` returns True in a process that is forked here."""
-    pid = os.fork()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12, if there are threads
+        pid = os.fork()
     if pid == 0:
         good = False
         try:
