@@ -44,18 +44,26 @@ def _expect_shape(found, expected):
         raise InvalidArgumentError(f"out has shape {list(found)}, expected {list(expected)}")
 
 
+def _view_of(out):
+    """A view of a buffer, and its dtype where the buffer protocol has none for it, such as bfloat16 of ml_dtypes."""
+    numpy = sys.modules.get("numpy")
+    try:
+        return memoryview(out), None
+    except (TypeError, ValueError, BufferError) as error:
+        if numpy is not None and isinstance(out, numpy.ndarray):
+            return memoryview(out.view(f"V{out.itemsize}")), out.dtype.name
+        raise InvalidArgumentError(
+            f"out is of type {type(out).__name__}, expected a writable buffer (bytearray, memoryview, NumPy array, ...)"
+            f" or a tensor of PyTorch: {error}"
+        ) from None
+
+
 def target_of(out, shape, dtype, element_bytes):
     """The target for elements of `shape` in `out`: a writable buffer, or a tensor of PyTorch on the CPU."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(out, torch.Tensor):
         return _tensor_target(torch, out, shape)
-    try:
-        view = memoryview(out)
-    except (TypeError, ValueError, BufferError) as error:
-        raise InvalidArgumentError(
-            f"out is of type {type(out).__name__}, expected a writable buffer (bytearray, memoryview, NumPy array, ...)"
-            f" or a tensor of PyTorch: {error}"
-        ) from None
+    view, named = _view_of(out)
     if view.readonly:
         raise InvalidArgumentError("out is read-only, expected a writable buffer")
     given = view.format.lstrip("@=<")
@@ -66,7 +74,9 @@ def target_of(out, shape, dtype, element_bytes):
             )
         return Target(_address(view), view.nbytes, None, None, view)
     _expect_shape(view.shape, shape)
-    if given in _DTYPES:
+    if named is not None:
+        memory_dtype = named
+    elif given in _DTYPES:
         memory_dtype = _DTYPES[given]
     elif view.itemsize == element_bytes:  # a dtype that the buffer protocol has no format for
         memory_dtype = None

@@ -77,6 +77,15 @@ class WrongUse(Folder):
         out.release()
         self.expect(tessera.InvalidArgumentError, "out is of type memoryview", self.checkpoint.read, NAME, out=out)
 
+    def test_an_array_of_a_dtype_without_a_format_is_of_that_dtype(self):
+        try:
+            import numpy
+        except ImportError:
+            self.skipTest("there is no NumPy")
+        dates = numpy.zeros((3, 13), "M8[s]")
+        self.expect(tessera.InvalidArgumentError, "has memory of dtype 'datetime64[s]'", self.checkpoint.read, NAME, out=dates)
+        self.expect(tessera.InvalidArgumentError, "out has shape [13, 3]", self.checkpoint.read, NAME, out=dates.T)
+
     def test_memory_cannot_be_resized_while_it_is_filled(self):
         out = bytearray(156)
         self.expect(BufferError, "", self.checkpoint.read, NAME, out=out, progress=lambda done, total: out.extend(b"x"))
