@@ -70,9 +70,12 @@ class DcpWriter final : public FormatWriter {
                                   const std::vector<std::size_t>& files_per_rank, std::int64_t generation) override {
     dcp::Metadata& metadata = plan.metadata;
     metadata.dialect = dialect_;
+    const bool has_class = dialect_ != dcp::Dialect::torch_1_13 && dialect_ != dcp::Dialect::torch_2_0;
     metadata.storage_meta.reset();
-    if (dialect_ != dcp::Dialect::torch_1_13 && dialect_ != dcp::Dialect::torch_2_0) {  // they do not have the class
-      metadata.storage_meta.emplace().save_id = save_id_;
+    if (has_class) {
+      dcp::StorageMeta meta;
+      meta.save_id = save_id_;
+      metadata.storage_meta = std::move(meta);
     }
     metadata.files.clear();
     metadata.transforms = {{}};
