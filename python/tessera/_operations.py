@@ -56,7 +56,8 @@ class DiffReport(types.SimpleNamespace):
     """What `diff` found. It is true if the states are the same.
 
     same              whether there is no difference
-    differences       each with `kind`, `name`, `a` and `b`; of elements also `index`, of the first, and `differing_elements`
+    differences       each with `kind`, `name`, `a` and `b`; of elements also `index`, of the first, `differing_elements`, `elements`,
+                      and `worst_absolute` and `worst_relative`, which are dicts or None
     tensors, objects  the numbers of what was compared
     bytes             of elements that were compared
     """

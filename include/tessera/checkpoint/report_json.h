@@ -6,6 +6,8 @@
 
 #include "tessera/checkpoint/convert.h"
 #include "tessera/checkpoint/diff.h"
+#include "tessera/checkpoint/inspect/size_tree.h"
+#include "tessera/checkpoint/inspect/stats.h"
 #include "tessera/checkpoint/verify.h"
 
 namespace tessera::checkpoint {
@@ -13,9 +15,18 @@ namespace tessera::checkpoint {
 /// {"good", "problems": [{"file", "offset_bytes", "name", "what"}], "problem_count", "tensors", "chunks", "objects",
 /// "files", "bytes_checked", "bytes_without_checksum", "has_sidecar", "sidecar_agrees", "left_over", "other_files"}
 nlohmann::ordered_json report_json(const VerifyReport& report);
-/// {"same", "differences": [{"kind", "name", "a", "b", "index", "differing_elements"}], "tensors", "objects", "bytes"},
-/// the last two members of a difference only if its kind is "elements"
+/// {"same", "differences": [{"kind", "name", "a", "b", "index", "differing_elements", "elements", "worst_absolute",
+/// "worst_relative"}], "tensors", "objects", "bytes"}. "kind" is an enumerator of Difference::Kind. From "index" on,
+/// the members of a difference are there only if its kind is "elements". The worst elements are {"value", "index", "a",
+/// "b"}, or null for elements without numbers.
 nlohmann::ordered_json report_json(const DiffReport& report);
+/// {"tensors": [{"name", "dtype", "shape", "bytes", "elements", "nan", "inf", "zeros", "min", "max", "mean", "std",
+/// "norm"}], "total": {"tensors", "bytes", "elements", "nan", "inf", "zeros", "norm"}}. What a tensor does not have is
+/// null, and so is everything from "elements" on of a tensor without numbers. Numbers that JSON does not have are text:
+/// "inf", "-inf", "nan", "(1-2j)".
+nlohmann::ordered_json report_json(const StatsReport& report);
+/// {"name", "bytes", "tensors", "objects", "children": [the same]}
+nlohmann::ordered_json report_json(const SizeNode& node);
 /// {"tensors", "objects", "tensor_bytes", "files": [{"name", "bytes", "tensors"}]}
 nlohmann::ordered_json report_json(const ConvertReport& report);
 

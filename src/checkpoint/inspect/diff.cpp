@@ -1,8 +1,8 @@
 #include "tessera/checkpoint/diff.h"
 
 #include <algorithm>
-#include <atomic>
-#include <cstring>
+#include <array>
+#include <cmath>
 #include <map>
 #include <mutex>
 #include <set>
@@ -10,54 +10,46 @@
 
 #include "checkpoint/buffer.h"
 #include "checkpoint/convert/output_plan.h"
+#include "checkpoint/inspect/compare_elements.h"
+#include "checkpoint/inspect/numbers.h"
+#include "checkpoint/inspect/pieces.h"
 #include "checkpoint/source/expansion.h"
-#include "tessera/base/cast.h"
 #include "tessera/base/error.h"
-#include "tessera/base/thread_pool.h"
 #include "tessera/checkpoint/tensor_reader.h"
 #include "tessera/format/python_value.h"
-#include "tessera/layout/byte_ranges.h"
 
 namespace tessera::checkpoint {
 namespace {
 
-constexpr std::int64_t kCompareBytes = 4 << 20;
+// Small enough that the bytes of both sides are still in the second cache when they are compared.
+constexpr std::int64_t kDiffPieceBytes = 512 << 10;
 constexpr std::size_t kShownValue = 200;
 
-// Compares one tensor block by block. The last block to finish verifies the checksums and reports.
+// Compares one tensor piece by piece.
 struct TensorDiff {
   TensorDiff(const std::shared_ptr<const Checkpoint>& checkpoint_a, std::size_t index_a,
              const std::shared_ptr<const Checkpoint>& checkpoint_b, std::size_t index_b)
       : a(checkpoint_a, index_a), b(checkpoint_b, index_b) {}
   TensorReader a, b;
-  std::atomic<std::size_t> blocks_left = 1;  // includes one until all are submitted
   std::mutex mutex;
-  std::uint64_t differing = 0;
-  std::optional<std::int64_t> first;  // flat index
-  std::string value_a, value_b;       // at `first`
+  ElementDifferences found;
 
-  void compare(const Box& block, std::int64_t flat_begin) {
-    const DType dtype = a.info().dtype;
-    const auto size = static_cast<std::size_t>(dtype_size(dtype));
-    const std::size_t bytes = static_cast<std::size_t>(volume(block)) * size;
-    thread_local Buffer buffer_a, buffer_b;
-    const MutableByteView bytes_a = buffer_a.get(bytes), bytes_b = buffer_b.get(bytes);
-    a.read(block, bytes_a);
-    b.read(block, bytes_b);
-    if (bytes == 0 || std::memcmp(bytes_a.data(), bytes_b.data(), bytes) == 0) return;
-    std::uint64_t count = 0;
-    std::size_t first_here = 0;
-    for (std::size_t at = 0; at < bytes; at += size) {
-      if (std::memcmp(bytes_a.data() + at, bytes_b.data() + at, size) == 0) continue;
-      if (count++ == 0) first_here = at;
-    }
-    const std::int64_t index = flat_begin + static_cast<std::int64_t>(first_here / size);
+  void compare(const Box& piece, std::int64_t begin, const std::optional<Tolerance>& tolerance) {
+    const std::int64_t count = volume(piece);
+    const Elements side_a{a.info().dtype, read(a, piece, 0)}, side_b{b.info().dtype, read(b, piece, 1)};
+    const ElementDifferences here = compare_elements(side_a, side_b, count, begin, tolerance);
+    if (here.count == 0) return;
     const std::lock_guard lock(mutex);
-    differing += count;
-    if (first && *first < index) return;
-    first = index;
-    value_a = element_to_string(dtype, bytes_a.data() + first_here);
-    value_b = element_to_string(dtype, bytes_b.data() + first_here);
+    found.merge(here);
+  }
+
+ private:
+  static const std::uint8_t* read(const TensorReader& reader, const Box& piece, std::size_t side) {
+    thread_local std::array<Buffer, 2> buffers;
+    const MutableByteView bytes =
+        buffers[side].get(static_cast<std::size_t>(volume(piece) * dtype_size(reader.info().dtype)));
+    reader.read(piece, bytes);
+    return bytes.data();
   }
 };
 
@@ -74,6 +66,16 @@ std::string describe(const TensorInfo& tensor) {
   return fmt::format("{} {}", dtype_name(tensor.dtype), shape_to_string(tensor.shape));
 }
 
+// "; by at most 6 at [2] (3 and 9), relatively 0.714286 at [1] (2 and 7)"
+std::string describe_worst(const Difference& difference) {
+  if (!difference.worst_absolute || !difference.worst_relative) return "";
+  const auto text = [](const WorstElement& worst) {
+    return fmt::format("{:.6g} at {} ({} and {})", worst.value, shape_to_string(worst.index), worst.a, worst.b);
+  };
+  return fmt::format("; by at most {}, relatively {}", text(*difference.worst_absolute),
+                     text(*difference.worst_relative));
+}
+
 bool same_object(const ObjectValue& a, const ObjectValue& b) {
   if (a.storages.empty() && b.storages.empty()) return pickle::equal(a.value, b.value);
   const ObjectArchive left = make_object_archive(a), right = make_object_archive(b);
@@ -88,18 +90,14 @@ class Differ {
  public:
   Differ(const std::shared_ptr<const Checkpoint>& a, const std::shared_ptr<const Checkpoint>& b,
          const DiffOptions& options)
-      : a_(a),
-        b_(b),
-        options_(options),
-        progress_(options.progress != nullptr ? *options.progress : no_progress()),
-        pool_(options.jobs != 0 ? options.jobs : std::clamp<std::size_t>(available_processors(), 4, 16)) {}
+      : a_(a), b_(b), options_(options), workers_(options.jobs, options.progress, options.cancellation) {}
 
   DiffReport run() {
     if (!options_.expand) {
       check_expansion(*a_, options_.selection);
       check_expansion(*b_, options_.selection);
     }
-    progress_.begin("compare", a_->tensor_bytes());
+    workers_.progress.begin("compare", a_->tensor_bytes());
     for (std::size_t i = 0; i < a_->tensors().size(); ++i) {
       if (options_.selection.takes(a_->tensors()[i].name)) compare_tensor(i);
     }
@@ -114,10 +112,10 @@ class Differ {
       if (!has(*a_, name)) only_in(Difference::Kind::only_in_b, name, show_object(*b_, i));
     }
     if (a_->kind() == SourceKind::safetensors && b_->kind() == SourceKind::safetensors) compare_metadata();
-    pool_.wait();
+    workers_.pool.wait();
     a_->compare_rest();
     b_->compare_rest();
-    progress_.end();
+    workers_.progress.end();
     std::sort(report_.differences.begin(), report_.differences.end(),
               [](const Difference& x, const Difference& y) { return x.name < y.name; });
     return std::move(report_);
@@ -155,7 +153,7 @@ class Differ {
       return;
     }
     const TensorInfo& other = b_->tensors()[*other_index];
-    if (tensor.dtype != other.dtype || tensor.shape != other.shape) {
+    if (tensor.shape != other.shape || !comparable(tensor.dtype, other.dtype)) {
       const auto kind = tensor.dtype != other.dtype ? Difference::Kind::dtype : Difference::Kind::shape;
       add({kind, tensor.name, describe(tensor), describe(other), {}, 0});
       return;
@@ -165,27 +163,37 @@ class Differ {
     ++report_.tensors;
     report_.bytes += tensor.size_bytes();
     const auto work = std::make_shared<TensorDiff>(a_, i, b_, *other_index);
-    std::int64_t begin = 0;
-    const Box full = Box::full(tensor.shape);
-    for_each_row_major_piece(full, dtype_size(tensor.dtype), kCompareBytes, [&](const Box& block) {
-      work->blocks_left.fetch_add(1);
-      pool_.submit([this, work, block, begin] {
-        if (options_.cancellation != nullptr) options_.cancellation->check();
-        work->compare(block, begin);
-        progress_.advance(static_cast<std::uint64_t>(volume(block) * dtype_size(work->a.info().dtype)));
-        if (work->blocks_left.fetch_sub(1) == 1) finish(*work);
-      });
-      begin += volume(block);
-    });
-    if (work->blocks_left.fetch_sub(1) == 1) finish(*work);
+    workers_.submit_pieces(
+        tensor, kDiffPieceBytes,
+        [this, work](const Box& piece, std::int64_t begin) { work->compare(piece, begin, options_.tolerance); },
+        [this, work] { finish(*work); });
+  }
+
+  bool comparable(DType a, DType b) const {
+    return a == b || (options_.tolerance && numbers_per_element(a) == 1 && numbers_per_element(b) == 1) ||
+           (options_.tolerance && number_kind(a) == NumberKind::complex && number_kind(b) == NumberKind::complex);
   }
 
   void finish(const TensorDiff& work) {
     work.a.verify_checksums();
     work.b.verify_checksums();
-    if (!work.first) return;
-    add({Difference::Kind::elements, work.a.info().name, work.value_a, work.value_b,
-         unflatten(*work.first, work.a.info().shape), work.differing});
+    const ElementDifferences& found = work.found;
+    if (found.count == 0) return;
+    const std::vector<std::int64_t>& shape = work.a.info().shape;
+    const auto worst = [&](const DifferingElement& element) -> std::optional<WorstElement> {
+      if (element.position < 0) return std::nullopt;
+      return WorstElement{element.difference, unflatten(element.position, shape), element.a, element.b};
+    };
+    Difference difference{Difference::Kind::elements,
+                          work.a.info().name,
+                          found.first.a,
+                          found.first.b,
+                          unflatten(found.first.position, shape),
+                          found.count};
+    difference.elements = static_cast<std::uint64_t>(volume(Box::full(shape)));
+    difference.worst_absolute = worst(found.worst_absolute);
+    difference.worst_relative = worst(found.worst_relative);
+    add(std::move(difference));
   }
 
   // `format` names the library that wrote a file.
@@ -232,73 +240,22 @@ class Differ {
 
   std::shared_ptr<const Checkpoint> a_, b_;
   const DiffOptions& options_;
-  ProgressSink& progress_;
   std::mutex mutex_;
   DiffReport report_;
-  ThreadPool pool_;  // last: its threads use all of the above
+  Workers workers_;  // last: its threads use all of the above
 };
-
-template <typename T>
-T element_as(const std::uint8_t* element) {
-  T value;
-  std::memcpy(&value, element, sizeof value);
-  return value;
-}
-
-std::string real_to_string(DType dtype, const std::uint8_t* element) {
-  double value = 0;
-  cast(dtype, element, DType::float64, reinterpret_cast<std::uint8_t*>(&value), 1);
-  if (dtype == DType::float32) return fmt::format("{}", static_cast<float>(value));
-  return fmt::format("{}", value);
-}
-
-std::string complex_to_string(DType real, const std::uint8_t* element) {
-  const std::string imaginary = real_to_string(real, element + dtype_size(real));
-  return fmt::format("({}{}{}j)", real_to_string(real, element), imaginary.starts_with('-') ? "" : "+", imaginary);
-}
 
 }  // namespace
 
 DiffReport diff(const std::shared_ptr<const Checkpoint>& a, const std::shared_ptr<const Checkpoint>& b,
                 const DiffOptions& options) {
-  return Differ(a, b, options).run();
-}
-
-std::string element_to_string(DType dtype, const std::uint8_t* element) {
-  switch (dtype) {
-    case DType::bool_:
-      return element[0] != 0 ? "True" : "False";
-    case DType::uint8:
-      return fmt::format("{}", element_as<std::uint8_t>(element));
-    case DType::int8:
-      return fmt::format("{}", element_as<std::int8_t>(element));
-    case DType::int16:
-      return fmt::format("{}", element_as<std::int16_t>(element));
-    case DType::int32:
-      return fmt::format("{}", element_as<std::int32_t>(element));
-    case DType::int64:
-      return fmt::format("{}", element_as<std::int64_t>(element));
-    case DType::uint16:
-      return fmt::format("{}", element_as<std::uint16_t>(element));
-    case DType::uint32:
-      return fmt::format("{}", element_as<std::uint32_t>(element));
-    case DType::uint64:
-      return fmt::format("{}", element_as<std::uint64_t>(element));
-    case DType::complex32:
-      return complex_to_string(DType::float16, element);
-    case DType::complex64:
-      return complex_to_string(DType::float32, element);
-    case DType::complex128:
-      return complex_to_string(DType::float64, element);
-    case DType::bcomplex32:
-      return complex_to_string(DType::bfloat16, element);
-    default:
-      break;
+  if (options.tolerance) {
+    for (const double tolerance : {options.tolerance->atol, options.tolerance->rtol}) {
+      if (std::isfinite(tolerance) && tolerance >= 0) continue;
+      fail(ErrorCode::invalid_argument, "diff: a tolerance is {}, expected a finite number of at least 0", tolerance);
+    }
   }
-  if (is_floating_point(dtype) && can_cast(dtype, DType::float64)) return real_to_string(dtype, element);
-  std::string text = "0x";
-  for (std::int64_t i = dtype_size(dtype); i-- > 0;) text += fmt::format("{:02x}", element[i]);
-  return text;
+  return Differ(a, b, options).run();
 }
 
 std::string to_string(const Difference& difference) {
@@ -320,8 +277,9 @@ std::string to_string(const Difference& difference) {
     case Kind::metadata:
       return fmt::format("metadata {}: {} and {}", name, difference.a, difference.b);
     case Kind::elements:
-      return fmt::format("{}: {} elements differ, first at {}: {} and {}", name, difference.differing_elements,
-                         shape_to_string(difference.index), difference.a, difference.b);
+      return fmt::format("{}: {} of {} elements differ, first at {}: {} and {}{}", name, difference.differing_elements,
+                         difference.elements, shape_to_string(difference.index), difference.a, difference.b,
+                         describe_worst(difference));
   }
   return name;
 }

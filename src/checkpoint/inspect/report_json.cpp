@@ -1,6 +1,9 @@
 #include "tessera/checkpoint/report_json.h"
 
+#include <cmath>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <variant>
 
 namespace tessera::checkpoint {
 namespace {
@@ -27,6 +30,25 @@ std::string_view kind_name(Difference::Kind kind) {
       return "metadata";
   }
   return "unknown";
+}
+
+Json number_json(double value) { return std::isfinite(value) ? Json(value) : Json(to_string(Number(value))); }
+
+Json number_json(const Number& number) {
+  if (const auto* real = std::get_if<double>(&number)) return number_json(*real);
+  if (const auto* integer = std::get_if<std::int64_t>(&number)) return *integer;
+  if (const auto* integer = std::get_if<std::uint64_t>(&number)) return *integer;
+  return to_string(number);
+}
+
+template <typename T>
+Json optional_json(const std::optional<T>& number) {
+  return number ? number_json(*number) : Json();
+}
+
+Json worst_json(const std::optional<WorstElement>& worst) {
+  if (!worst) return {};
+  return {{"value", number_json(worst->value)}, {"index", worst->index}, {"a", worst->a}, {"b", worst->b}};
 }
 
 }  // namespace
@@ -62,6 +84,9 @@ Json report_json(const DiffReport& report) {
     if (difference.kind == Difference::Kind::elements) {
       one["index"] = difference.index;
       one["differing_elements"] = difference.differing_elements;
+      one["elements"] = difference.elements;
+      one["worst_absolute"] = worst_json(difference.worst_absolute);
+      one["worst_relative"] = worst_json(difference.worst_relative);
     }
     differences.push_back(std::move(one));
   }
@@ -70,6 +95,44 @@ Json report_json(const DiffReport& report) {
           {"tensors", report.tensors},
           {"objects", report.objects},
           {"bytes", report.bytes}};
+}
+
+Json report_json(const StatsReport& report) {
+  Json tensors = Json::array();
+  for (const TensorStats& tensor : report.tensors) {
+    const auto count = [&](std::uint64_t value) { return tensor.is_numeric ? Json(value) : Json(); };
+    tensors.push_back({{"name", tensor.name},
+                       {"dtype", dtype_name(tensor.dtype)},
+                       {"shape", tensor.shape},
+                       {"bytes", tensor.size_bytes},
+                       {"elements", count(tensor.elements)},
+                       {"nan", count(tensor.nans)},
+                       {"inf", count(tensor.infs)},
+                       {"zeros", count(tensor.zeros)},
+                       {"min", optional_json(tensor.min)},
+                       {"max", optional_json(tensor.max)},
+                       {"mean", optional_json(tensor.mean)},
+                       {"std", optional_json(tensor.stddev)},
+                       {"norm", optional_json(tensor.norm)}});
+  }
+  const Json total = {{"tensors", report.tensors.size()},
+                      {"bytes", report.bytes},
+                      {"elements", report.elements},
+                      {"nan", report.nans},
+                      {"inf", report.infs},
+                      {"zeros", report.zeros},
+                      {"norm", number_json(report.norm)}};
+  return {{"tensors", tensors}, {"total", total}};
+}
+
+Json report_json(const SizeNode& node) {
+  Json children = Json::array();
+  for (const SizeNode& child : node.children) children.push_back(report_json(child));
+  return {{"name", node.name},
+          {"bytes", node.bytes},
+          {"tensors", node.tensors},
+          {"objects", node.objects},
+          {"children", children}};
 }
 
 Json report_json(const ConvertReport& report) {

@@ -25,22 +25,34 @@ std::uint64_t stored_bytes(const Checkpoint& checkpoint) {
 }
 
 void check_expansion(const Checkpoint& checkpoint, const Selection& selection) {
-  const std::uint64_t stored = stored_bytes(checkpoint);
-  const std::uint64_t budget = ExpansionBudget(stored).limit_bytes();
+  std::vector<std::size_t> tensors;
+  for (std::size_t i = 0; i < checkpoint.tensors().size(); ++i) {
+    if (selection.takes(checkpoint.tensors()[i].name)) tensors.push_back(i);
+  }
+  check_expansion(checkpoint, tensors);
+}
+
+void check_expansion(const Checkpoint& checkpoint, const std::vector<std::size_t>& tensors) {
   const TensorInfo* largest = nullptr;
   std::uint64_t total = 0;
-  for (const TensorInfo& tensor : checkpoint.tensors()) {
-    if (!selection.takes(tensor.name)) continue;
+  for (const std::size_t i : tensors) {
+    const TensorInfo& tensor = checkpoint.tensors()[i];
     const std::uint64_t bytes = tensor.size_bytes();
     if (largest == nullptr || bytes > largest->size_bytes()) largest = &tensor;
     total = bytes > UINT64_MAX - total ? UINT64_MAX : total + bytes;
   }
-  if (total <= stored || total - stored <= budget) return;
+  if (largest != nullptr) check_expansion(checkpoint, total, *largest);
+}
+
+void check_expansion(const Checkpoint& checkpoint, std::uint64_t bytes, const TensorInfo& largest) {
+  const std::uint64_t stored = stored_bytes(checkpoint);
+  const std::uint64_t budget = ExpansionBudget(stored).limit_bytes();
+  if (bytes <= stored || bytes - stored <= budget) return;
   fail(ErrorCode::unsupported,
        "{}: {} of elements are stored in {}, of which tensor '{}' has {}; expected at most {} more than is stored (64 "
        "MiB, or 16 times the files); --expand allows it",
-       checkpoint.path().string(), format_bytes(total), format_bytes(stored), printable(largest->name),
-       format_bytes(largest->size_bytes()), format_bytes(budget));
+       checkpoint.path().string(), format_bytes(bytes), format_bytes(stored), printable(largest.name),
+       format_bytes(largest.size_bytes()), format_bytes(budget));
 }
 
 }  // namespace tessera::checkpoint

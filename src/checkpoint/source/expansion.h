@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string_view>
+#include <vector>
 
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/convert.h"
@@ -33,5 +34,9 @@ std::uint64_t stored_bytes(const Checkpoint& checkpoint);
 // Throws Error(unsupported), naming the largest of them, if the elements of the selected tensors exceed the size of the
 // files by more than the budget.
 void check_expansion(const Checkpoint& checkpoint, const Selection& selection);
+// The same for tensors that are listed by index.
+void check_expansion(const Checkpoint& checkpoint, const std::vector<std::size_t>& tensors);
+// The same for `bytes` of elements, most of them of `largest`.
+void check_expansion(const Checkpoint& checkpoint, std::uint64_t bytes, const TensorInfo& largest);
 
 }  // namespace tessera::checkpoint

@@ -1,0 +1,45 @@
+#include "checkpoint/inspect/pieces.h"
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <utility>
+
+#include "tessera/layout/byte_ranges.h"
+
+namespace tessera::checkpoint {
+
+Workers::Workers(std::size_t jobs, ProgressSink* progress_in, const Cancellation* cancellation_in)
+    : progress(progress_in != nullptr ? *progress_in : no_progress()),
+      cancellation(cancellation_in),
+      pool(jobs != 0 ? jobs : std::clamp<std::size_t>(available_processors(), 4, 16)) {}
+
+void Workers::submit_pieces(const TensorInfo& tensor, std::int64_t limit_bytes,
+                            std::function<void(const Box&, std::int64_t)> work, std::function<void()> finish) {
+  struct Shared {
+    std::function<void(const Box&, std::int64_t)> work;
+    std::function<void()> finish;
+    std::atomic<std::size_t> left = 1;  // includes one until all are submitted
+    void done() {
+      if (left.fetch_sub(1) == 1) finish();
+    }
+  };
+  const auto shared = std::make_shared<Shared>();
+  shared->work = std::move(work);
+  shared->finish = std::move(finish);
+  const std::int64_t element_bytes = dtype_size(tensor.dtype);
+  std::int64_t begin = 0;
+  for_each_row_major_piece(Box::full(tensor.shape), element_bytes, limit_bytes, [&](const Box& piece) {
+    shared->left.fetch_add(1);
+    pool.submit([this, shared, piece, begin, element_bytes] {
+      if (cancellation != nullptr) cancellation->check();
+      shared->work(piece, begin);
+      progress.advance(static_cast<std::uint64_t>(volume(piece) * element_bytes));
+      shared->done();
+    });
+    begin += volume(piece);
+  });
+  shared->done();
+}
+
+}  // namespace tessera::checkpoint
