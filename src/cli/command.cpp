@@ -10,12 +10,13 @@ Program tessera_program(bool& show_version) {
               "Checkpoints are PyTorch's distributed checkpoints (DCP), files of torch.save, and safetensors, as "
               "single files or sharded. The format is detected.",
           .exit_statuses = {"Success; verify: no problem was found; diff: the checkpoints are equal.",
-                            "verify: the checkpoint is damaged; diff: the checkpoints differ.",
+                            "verify: the checkpoint is damaged; diff: the checkpoints differ; stats: found what "
+                            "--fail-on names.",
                             "The command line is invalid.", "The operation failed; standard error has the reason."},
           .examples = {"tessera inspect step-1000", "tessera convert step-1000 model.safetensors --select 'model.*'"},
           .options = {{.name = "version", .help = "Print the version and exit", .target = &show_version}},
-          .commands = {inspect_command(), verify_command(), convert_command(), reshard_command(), diff_command(),
-                       map_command(), plan_command(), run_command()}};
+          .commands = {inspect_command(), stats_command(), show_command(), verify_command(), convert_command(),
+                       reshard_command(), diff_command(), map_command(), plan_command(), run_command()}};
 }
 
 std::string command_names(const Program& program) {

@@ -59,6 +59,8 @@ struct Command {
 
 // Each makes its command. What the options are bound to is owned by `run`.
 Command inspect_command();
+Command stats_command();
+Command show_command();
 Command verify_command();
 Command convert_command();
 Command reshard_command();

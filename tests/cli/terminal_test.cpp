@@ -47,6 +47,9 @@ TEST_P(TerminalTest, NoLineIsWiderThanTheTerminal) {
   for (const std::vector<std::string>& command :
        std::vector<std::vector<std::string>>{{"inspect", "."},
                                              {"inspect", ".", "model.head.weight"},
+                                             {"inspect", ".", "--tree"},
+                                             {"stats", "."},
+                                             {"show", ".", "model.head.weight", "--all"},
                                              {"verify", "."},
                                              {"diff", ".", golden("2.14-optim")},
                                              {"convert", ".", folder / "a.pt"},

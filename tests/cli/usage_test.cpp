@@ -13,7 +13,8 @@ namespace {
 
 using ::testing::HasSubstr;
 
-const std::vector<std::string> kCommands = {"inspect", "verify", "convert", "reshard", "diff", "map", "plan", "run"};
+const std::vector<std::string> kCommands = {"inspect", "stats", "show", "verify", "convert",
+                                            "reshard", "diff",  "map",  "plan",   "run"};
 
 void expect_usage_error(const std::vector<std::string>& arguments, const std::string& message) {
   const Outcome outcome = run_tessera(arguments);
@@ -63,13 +64,14 @@ TEST(UsageTest, HelpFitsAHundredColumnsAndSaysWhatItIs) {
 }
 
 TEST(UsageTest, NoCommandListsTheCommands) {
-  expect_usage_error({}, "no command given, expected one of inspect, verify, convert, reshard, diff, map, plan, run");
+  expect_usage_error(
+      {}, "no command given, expected one of inspect, stats, show, verify, convert, reshard, diff, map, plan, run");
 }
 
 TEST(UsageTest, UnknownCommandListsTheCommands) {
-  expect_usage_error(
-      {"inspekt", "x"},
-      "unknown command 'inspekt', expected one of inspect, verify, convert, reshard, diff, map, plan, run");
+  expect_usage_error({"inspekt", "x"},
+                     "unknown command 'inspekt', expected one of inspect, stats, show, verify, convert, reshard, diff, "
+                     "map, plan, run");
   expect_usage_error({"plan"}, "--ranks is required");
   expect_usage_error({"plan", "--ranks", "2", "--tensors", "3", "--shard", "x"}, "--shard: 'x', expected a dimension");
 }

@@ -1,5 +1,5 @@
 #pragma once
-// The two outputs of `tessera inspect`: text and JSON.
+// The outputs of `tessera inspect`: text, JSON, and sizes by prefix.
 
 #include <optional>
 #include <string>
@@ -7,6 +7,7 @@
 
 #include "cli/session.h"
 #include "cli/text/names.h"
+#include "tessera/checkpoint/inspect/size_tree.h"
 
 namespace tessera::cli {
 
@@ -30,5 +31,13 @@ Place place_of(const checkpoint::Checkpoint& checkpoint, std::size_t tensor, std
 void print_overview(Session& session, const checkpoint::Checkpoint& checkpoint);
 void print_details(Session& session, const checkpoint::Checkpoint& checkpoint, const NamedItems& items);
 void print_json(Session& session, const checkpoint::Checkpoint& checkpoint, const NamedItems& items);
+
+// --tree: each prefix below the one that contains it, the largest first.
+void print_size_tree(Session& session, const checkpoint::SizeNode& root);
+void print_size_tree_json(Session& session, const checkpoint::SizeNode& root);
+// --du: a list of all prefixes, the largest first.
+void print_size_list(Session& session, const checkpoint::SizeNode& root);
+// {"bytes", "tensors", "objects", "prefixes": [{"prefix", "bytes", "tensors", "objects"}]}
+void print_size_list_json(Session& session, const checkpoint::SizeNode& root);
 
 }  // namespace tessera::cli

@@ -1,11 +1,11 @@
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <memory>
 #include <string>
 #include <system_error>
 
+#include "cli/output_file.h"
 #include "cli/session.h"
 #include "tessera/base/bytes.h"
 #include "tessera/base/error.h"
@@ -38,20 +38,6 @@ void check_may_replace(const fs::path& output) {
        output.string());
 }
 
-// Writes a temporary file first, so that the page appears complete or not at all.
-void write_page(const fs::path& output, const std::string& page) {
-  fs::path temporary = output;
-  temporary += fmt::format(".{}.partial", ::getpid());
-  try {
-    write_new_file(temporary, as_bytes(page));
-    rename_replacing(temporary, output);
-  } catch (...) {
-    std::error_code ignored;
-    fs::remove(temporary, ignored);
-    throw;
-  }
-}
-
 ExitStatus map(const Flags& flags, Session& session) {
   if (flags.output.empty()) throw UsageError("--output: the name is empty, expected a file or - for standard output");
   const bool to_standard_output = flags.output == "-";
@@ -63,7 +49,9 @@ ExitStatus map(const Flags& flags, Session& session) {
     session.out.write(page);
     return kYes;
   }
-  write_page(flags.output, page);
+  OutputFile file(flags.output, true);
+  file.write(as_bytes(page));
+  file.commit();
   session.out.print("wrote {}: {} in {}\n", one_line(flags.output), counted(opened->tensors().size(), "tensor"),
                     format_bytes(page.size()));
   return kYes;
