@@ -149,8 +149,10 @@ const std::vector<Way>& ways_to_write() {
 }
 
 const std::vector<Way>& ways_to_read() {
-  static const std::vector<Way> ways = {
-      {"16 MiB a call", 16 * kMiB}, {"1 MiB a call", kMiB}, {"4 MiB a call, 2 threads", 4 * kMiB, 2}};
+  static const std::vector<Way> ways = {{"16 MiB a call", 16 * kMiB},
+                                        {"1 MiB a call", kMiB},
+                                        {"4 MiB a call, 2 threads", 4 * kMiB, 2},
+                                        {"512 KiB a call, 2 threads", kMiB / 2, 2}};
   return ways;
 }
 
