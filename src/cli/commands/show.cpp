@@ -40,7 +40,8 @@ Named find_named(const Checkpoint& checkpoint, const std::string& text) {
   };
   Named named = find(text, "");
   if (named.tensor || named.object) return named;
-  const std::size_t bracket = text.ends_with(']') ? text.rfind('[') : std::string::npos;
+  std::size_t bracket = text.ends_with(']') ? text.rfind('[') : std::string::npos;
+  if (bracket == 0) bracket = std::string::npos;
   const std::string name = text.substr(0, bracket);
   const std::string subscript = bracket == std::string::npos ? "" : text.substr(bracket);
   named = find(name, subscript);
