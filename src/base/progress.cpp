@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <mutex>
 #include <string>
 
@@ -38,6 +40,20 @@ struct TerminalProgress::State {
   Clock::time_point begin;
   std::atomic<Clock::duration::rep> next_redraw = 0;
   bool drawn = false;
+  // Of the last redraw, and the rate since then, of which older ones count less and less.
+  Clock::time_point last;
+  std::uint64_t last_bytes = 0;
+  double rate = 0;  // bytes per second
+
+  void measure(Clock::time_point now, std::uint64_t done) {
+    constexpr double kMemorySeconds = 3;
+    const double seconds = std::chrono::duration<double>(now - last).count();
+    if (seconds <= 0) return;
+    const double weight = last_bytes == 0 ? 1 : 1 - std::exp(-seconds / kMemorySeconds);
+    rate += weight * (static_cast<double>(done - std::min(done, last_bytes)) / seconds - rate);
+    last = now;
+    last_bytes = done;
+  }
 
   void draw(Clock::time_point now) {
     const std::uint64_t done = done_bytes.load(std::memory_order_relaxed);
@@ -48,8 +64,20 @@ struct TerminalProgress::State {
                           100.0 * static_cast<double>(done) / static_cast<double>(total_bytes));
     }
     if (seconds > 0.2) line += fmt::format("  {}/s", format_bytes(static_cast<std::uint64_t>(double(done) / seconds)));
+    measure(now, done);
+    if (seconds > 2 && total_bytes > done && rate >= 1) {
+      line += fmt::format("  {} left", duration(static_cast<double>(total_bytes - done) / rate));
+    }
     write(line);
     drawn = true;
+  }
+  // "7 s", "3:05", "2:03:05"
+  static std::string duration(double seconds) {
+    if (seconds > 360000) return "over 100 h";
+    const auto all = static_cast<std::int64_t>(seconds + 0.5);
+    if (all < 60) return fmt::format("{} s", all);
+    if (all < 3600) return fmt::format("{}:{:02}", all / 60, all % 60);
+    return fmt::format("{}:{:02}:{:02}", all / 3600, all / 60 % 60, all % 60);
   }
   static void write(const std::string& text) {
     // A terminal that was closed is not an error.
@@ -70,7 +98,9 @@ void TerminalProgress::begin(std::string_view phase, std::uint64_t total_bytes) 
   state_->phase = phase;
   state_->total_bytes = total_bytes;
   state_->done_bytes = 0;
-  state_->begin = Clock::now();
+  state_->begin = state_->last = Clock::now();
+  state_->last_bytes = 0;
+  state_->rate = 0;
   state_->next_redraw = (state_->begin + kRedrawInterval).time_since_epoch().count();
 }
 

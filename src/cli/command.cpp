@@ -10,13 +10,14 @@ Program tessera_program(bool& show_version) {
               "Checkpoints are PyTorch's distributed checkpoints (DCP), files of torch.save, and safetensors, as "
               "single files or sharded. The format is detected.",
           .exit_statuses = {"Success; verify: no problem was found; diff: the checkpoints are equal.",
-                            "verify: the checkpoint is damaged; diff: the checkpoints differ; stats: found what "
+                            "verify, sum: the checkpoint is damaged; diff: the checkpoints differ; stats: found what "
                             "--fail-on names.",
                             "The command line is invalid.", "The operation failed; standard error has the reason."},
           .examples = {"tessera inspect step-1000", "tessera convert step-1000 model.safetensors --select 'model.*'"},
           .options = {{.name = "version", .help = "Print the version and exit", .target = &show_version}},
           .commands = {inspect_command(), stats_command(), show_command(), verify_command(), convert_command(),
-                       reshard_command(), diff_command(), map_command(), plan_command(), run_command()}};
+                       reshard_command(), diff_command(), map_command(), sum_command(), prune_command(), plan_command(),
+                       run_command()}};
 }
 
 std::string command_names(const Program& program) {
@@ -60,6 +61,15 @@ Option expand_option(bool& expand) {
   return {.name = "expand",
           .help = "Allow repeated elements to take more than 64 MiB and 16 times the files",
           .target = &expand};
+}
+
+Option quiet_option(bool& quiet) {
+  return {.name = "quiet", .letter = 'q', .help = "Show no progress", .target = &quiet};
+}
+
+Option all_warnings_option(bool& all_warnings) {
+  return {
+      .name = "all-warnings", .help = "Print every warning, not only the first 5 of a kind", .target = &all_warnings};
 }
 
 Option jobs_option(std::int64_t& jobs) {

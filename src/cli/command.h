@@ -54,6 +54,7 @@ struct Command {
   std::string_view details{};  // a paragraph; lines are filled when printed
   std::vector<std::string_view> examples{};
   std::vector<Option> options{};
+  std::string_view alias{};            // another name of the command
   std::function<int(Session&)> run{};  // returns the exit status: an ExitStatus, or that of the program that `run` ran
 };
 
@@ -62,6 +63,8 @@ Command inspect_command();
 Command stats_command();
 Command show_command();
 Command verify_command();
+Command sum_command();
+Command prune_command();
 Command convert_command();
 Command reshard_command();
 Command diff_command();
@@ -94,5 +97,7 @@ Option json_option(bool& json);
 Option jobs_option(std::int64_t& jobs);
 Option no_checksums_option(bool& no_checksums);
 Option expand_option(bool& expand);
+Option quiet_option(bool& quiet);
+Option all_warnings_option(bool& all_warnings);
 
 }  // namespace tessera::cli

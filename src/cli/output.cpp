@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstdint>
 #include <cstdlib>
+#include <map>
 #include <system_error>
 
 #include "tessera/base/error.h"
@@ -25,6 +26,17 @@ void write_to_standard_error(const std::string& line) {
   if (::write(STDERR_FILENO, line.data(), line.size()) < 0) return;
 }
 
+// Returns what warnings of one kind have in common: the text without digits and what is in quotes.
+std::string kind_of_warning(std::string_view message) {
+  std::string kind;
+  bool in_quotes = false;
+  for (const char c : message) {
+    if (c == '\'') in_quotes = !in_quotes;
+    if (!in_quotes && (c < '0' || c > '9')) kind += c;
+  }
+  return kind;
+}
+
 }  // namespace
 
 void occupy_standard_streams() {
@@ -35,11 +47,15 @@ void occupy_standard_streams() {
 }
 
 Output::Output(const Cancellation& cancellation) : cancellation_(cancellation) {
-  if (::isatty(STDOUT_FILENO) == 0) return;
+  const bool is_terminal = ::isatty(STDOUT_FILENO) != 0;
+  const char* forced = std::getenv("CLICOLOR_FORCE");
+  const bool is_forced = forced != nullptr && *forced != '\0' && std::string_view(forced) != "0";
+  const char* terminal = std::getenv("TERM");
+  const bool can = is_terminal && terminal != nullptr && std::string_view(terminal) != "dumb";
+  attributes_ = !environment_has("NO_COLOR") && (can || is_forced);
+  if (!is_terminal) return;
   winsize size{};
   columns_ = ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
-  const char* terminal = std::getenv("TERM");
-  attributes_ = !environment_has("NO_COLOR") && terminal != nullptr && std::string_view(terminal) != "dumb";
 }
 
 void Output::write(std::string_view text) {
@@ -92,6 +108,22 @@ std::string one_line(std::string_view text) {
 void print_error(std::string_view message) { write_to_standard_error("tessera: " + one_line(message) + "\n"); }
 void print_warning(std::string_view message) {
   write_to_standard_error("tessera: warning: " + one_line(message) + "\n");
+}
+
+void print_warnings(const std::vector<std::string>& messages, bool all) {
+  constexpr std::size_t kShown = 5;
+  std::map<std::string, std::size_t> counts;
+  std::vector<std::string> kinds;
+  for (const std::string& message : messages) {
+    std::string kind = kind_of_warning(message);
+    const std::size_t count = ++counts[kind];
+    if (all || count <= kShown) print_warning(message);
+    if (count == kShown + 1) kinds.push_back(std::move(kind));
+  }
+  if (all) return;
+  for (const std::string& kind : kinds) {
+    print_warning(fmt::format("and {} more of the kind '{}'; --all-warnings shows them", counts[kind] - kShown, kind));
+  }
 }
 
 }  // namespace tessera::cli

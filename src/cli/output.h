@@ -5,6 +5,7 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "tessera/base/cancellation.h"
 
@@ -32,7 +33,8 @@ class Output {
 
   // The width of the terminal; 0 (no limit) if standard output is not a terminal.
   std::size_t columns() const { return columns_; }
-  // Returns `text` with terminal attributes; unchanged if standard output is not a terminal or NO_COLOR is set.
+  // Returns `text` with terminal attributes; unchanged if standard output is not a terminal that
+  // knows them, unless CLICOLOR_FORCE is set and not 0, or if NO_COLOR is set.
   std::string bold(std::string_view text) const;
   std::string faint(std::string_view text) const;
 
@@ -55,5 +57,9 @@ std::string counted(std::size_t count, std::string_view noun);
 // Write "tessera: <message>" or "tessera: warning: <message>" to standard error, on one line. Errors are ignored.
 void print_error(std::string_view message);
 void print_warning(std::string_view message);
+
+// Prints warnings. Of those that differ in names and numbers only, prints the first 5 and the number of the others,
+// unless `all`.
+void print_warnings(const std::vector<std::string>& messages, bool all);
 
 }  // namespace tessera::cli

@@ -18,6 +18,7 @@
 #include <utility>
 
 #include "cli/text/help.h"
+#include "cli/text/similar_names.h"
 
 namespace tessera::cli {
 namespace {
@@ -130,6 +131,28 @@ class ParsedCommand {
   CLI::Option* list_option_ = nullptr;
 };
 
+constexpr std::string_view kHelp = "help";
+
+// Returns a message for the first option between `begin` and `end`, or "--", that is not one of `options`.
+std::string unknown_option(const std::vector<Option>& options, Strings::const_iterator begin,
+                           Strings::const_iterator end) {
+  for (auto at = begin; at != end && *at != "--"; ++at) {
+    if (!at->starts_with("--")) continue;
+    const std::string_view name = std::string_view(*at).substr(2, at->find('=') - 2);
+    const auto is_it = [&](const Option& option) { return !option.positional && option.name == name; };
+    if (name == kHelp || std::ranges::any_of(options, is_it)) continue;
+    const std::string wanted = fmt::format("--{}", name);
+    Strings known = {fmt::format("--{}", kHelp)};
+    for (const Option& option : options) {
+      if (!option.positional) known.push_back(fmt::format("--{}", option.name));
+    }
+    SimilarNames similar(wanted);
+    for (const std::string& each : known) similar.add(each);
+    return fmt::format("unknown option '{}'{}", wanted, similar.suggestion());
+  }
+  return "";
+}
+
 }  // namespace
 
 CommandLine parse(const Program& program, int argc, char** argv) {
@@ -139,21 +162,40 @@ CommandLine parse(const Program& program, int argc, char** argv) {
   const ParsedCommand top(app, program.options, {});
   std::optional<ParsedCommand> command;
   // The first argument that is not a flag must be a command. CLI11's message for another word does not list them.
-  const auto word = std::ranges::find_if(arguments, [](const std::string& text) { return !text.starts_with("-"); });
+  const auto is_word = [](const std::string& text) { return !text.starts_with("-"); };
+  auto word = std::ranges::find_if(arguments, is_word);
+  if (word != arguments.end() && *word == kHelp) {
+    // "tessera help COMMAND" is "tessera COMMAND --help".
+    line.wants_help = true;
+    arguments.erase(word);
+    word = std::ranges::find_if(arguments, is_word);
+  }
   if (word != arguments.end()) {
-    const auto found = std::ranges::find(program.commands, *word, &Command::name);
+    const auto found = std::ranges::find_if(program.commands, [&](const Command& known) {
+      return known.name == *word || (!known.alias.empty() && known.alias == *word);
+    });
     if (found == program.commands.end()) {
-      line.error = fmt::format("unknown command '{}', expected one of {}", *word, command_names(program));
+      SimilarNames similar(*word);
+      for (const Command& known : program.commands) similar.add(known.name);
+      line.error = fmt::format("unknown command '{}', expected one of {}{}", *word, command_names(program),
+                               similar.suggestion());
       return line;
     }
     line.command = &*found;
+    if (line.wants_help) return line;
+    *word = found->name;
     if (std::ranges::any_of(found->options, &Option::takes_rest)) {
       const auto dashes = std::find(word, arguments.end(), "--");
       if (dashes != arguments.end()) rest.assign(dashes + 1, arguments.end());
       arguments.erase(dashes, arguments.end());
     }
+    if (std::string error = unknown_option(found->options, word, arguments.end()); !error.empty()) {
+      line.error = std::move(error);
+      return line;
+    }
     command.emplace(*app.add_subcommand(std::string(found->name)), found->options, rest);
   }
+  if (line.wants_help) return line;
   try {
     std::ranges::reverse(arguments);  // as CLI11 takes them
     app.parse(arguments);

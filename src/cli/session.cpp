@@ -2,11 +2,12 @@
 
 namespace tessera::cli {
 
-std::shared_ptr<const checkpoint::Checkpoint> Session::open(const std::string& path, bool no_checksums) {
+std::shared_ptr<const checkpoint::Checkpoint> Session::open(const std::string& path, bool no_checksums,
+                                                            bool all_warnings) {
   checkpoint::OpenOptions options;
   options.check_checksums = !no_checksums;
   auto opened = checkpoint::Checkpoint::open(path, options);
-  for (const std::string& warning : opened->warnings()) print_warning(warning);
+  print_warnings(opened->warnings(), all_warnings);
   return opened;
 }
 

@@ -1,7 +1,6 @@
 #include "tessera/state/checkpoint_manager.h"
 
 #include <algorithm>
-#include <charconv>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <span>
@@ -11,6 +10,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
 #include "tessera/checkpoint/internal/file_names.h"
+#include "tessera/checkpoint/manage/run_directory.h"
 #include "tessera/comm/internal/step.h"
 
 namespace tessera {
@@ -20,19 +20,13 @@ using Json = nlohmann::ordered_json;
 
 namespace {
 
-constexpr std::string_view kPrefix = "step-";
 // The metrics of the steps: {"100": 0.25, ...}.
 constexpr std::string_view kMetrics = "metrics.json";
 
-// Returns the step that a directory's name stands for, or nothing for other names.
+// Returns the step that a name stands for which this class gives, or nothing for other names of steps.
 std::optional<std::int64_t> step_of(const std::string& name) {
-  if (!name.starts_with(kPrefix)) return std::nullopt;
-  const char *begin = name.data() + kPrefix.size(), *end = name.data() + name.size();
-  std::int64_t step = 0;
-  const auto [last, error] = std::from_chars(begin, end, step);
-  return error == std::errc() && last == end && fmt::to_string(step) == std::string_view(begin, end)
-             ? std::optional(step)
-             : std::nullopt;
+  const auto parsed = checkpoint::parse_step_name(name);
+  return parsed && checkpoint::step_name(parsed->step) == name ? std::optional(parsed->step) : std::nullopt;
 }
 
 struct Found {
@@ -42,26 +36,13 @@ struct Found {
 
 std::vector<Found> find_steps(const fs::path& directory) {
   std::vector<Found> found;
-  std::error_code error;
-  for (fs::directory_iterator it(directory, error), end; !error && it != end; it.increment(error)) {
+  for (const checkpoint::NamedStep& named : checkpoint::find_steps(directory)) {
     std::error_code ignored;
-    if (const auto step = step_of(it->path().filename().string()); step && it->is_directory(ignored)) {
-      found.push_back({*step, fs::exists(it->path() / checkpoint::kMetadataFileName, ignored)});
+    if (const auto step = step_of(named.name)) {
+      found.push_back({*step, fs::exists(directory / named.name / checkpoint::kMetadataFileName, ignored)});
     }
   }
-  if (error && error != std::errc::no_such_file_or_directory) {
-    fail(ErrorCode::io, "list {}: {}", directory.string(), error.message());
-  }
-  std::sort(found.begin(), found.end(), [](const Found& a, const Found& b) { return a.step < b.step; });
   return found;
-}
-
-// Removes .metadata first, durably: a checkpoint without it does not count as committed.
-void remove_checkpoint(const fs::path& path) {
-  std::error_code error;
-  if (fs::remove(path / checkpoint::kMetadataFileName, error)) sync_directory(path);
-  if (!error) fs::remove_all(path, error);
-  if (error) fail(ErrorCode::io, "remove {}: {}", path.string(), error.message());
 }
 
 std::map<std::int64_t, double> read_metrics(const fs::path& path) {
@@ -72,7 +53,7 @@ std::map<std::int64_t, double> read_metrics(const fs::path& path) {
   const Json json = Json::parse(bytes.begin(), bytes.end(), nullptr, false);
   if (!json.is_object()) return metrics;  // a damaged file: no step has a metric
   for (const auto& [key, value] : json.items()) {
-    if (const auto step = step_of(std::string(kPrefix) + key); step && value.is_number()) metrics[*step] = value;
+    if (const auto step = step_of("step-" + key); step && value.is_number()) metrics[*step] = value;
   }
   return metrics;
 }
@@ -124,11 +105,12 @@ void CheckpointManager::warn(const std::string& what) const {
 
 void CheckpointManager::remove_uncommitted() const {
   for (const Found& found : find_steps(directory_)) {
-    if (!found.is_committed) remove_checkpoint(path_of(found.step));
+    if (!found.is_committed) checkpoint::remove_step(directory_, checkpoint::step_name(found.step));
   }
+  checkpoint::finish_removals(directory_);
 }
 
-fs::path CheckpointManager::path_of(std::int64_t step) const { return directory_ / fmt::format("{}{}", kPrefix, step); }
+fs::path CheckpointManager::path_of(std::int64_t step) const { return directory_ / checkpoint::step_name(step); }
 
 std::vector<std::int64_t> CheckpointManager::steps() const {
   std::vector<std::int64_t> steps;
@@ -184,7 +166,7 @@ void CheckpointManager::after_save(std::int64_t step, std::optional<double> metr
     for (std::size_t i = 0; i < std::min(options_.keep_best, ranked.size()); ++i) kept.insert(-ranked[i].second);
     if (metrics != before) write_metrics(path, metrics);
     for (const std::int64_t old : all) {
-      if (!kept.contains(old)) remove_checkpoint(path_of(old));
+      if (!kept.contains(old)) checkpoint::remove_step(directory_, checkpoint::step_name(old));
     }
   } catch (const Error& error) {
     warn(error.what());

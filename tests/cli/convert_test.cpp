@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
@@ -238,6 +239,35 @@ TEST_F(DestinationTest, DamagedSourceLeavesNothing) {
     expect_failure(run_tessera({"convert", folder_ / "ck", folder_ / name}), "__0_0.distcp");
   }
   EXPECT_THAT(names_in(folder_.path()), ElementsAre("ck"));
+}
+
+TEST(ConvertForceTest, ReplacesTheDestination) {
+  const TemporaryDirectory folder;
+  const std::vector<std::string> command = {"convert", golden("2.14-optim"), folder / "a.safetensors", "--select",
+                                            "model.*"};
+  EXPECT_EQ(run_tessera(command).status, 0);
+  const Outcome refused = run_tessera(command);
+  EXPECT_EQ(refused.status, 3);
+  EXPECT_THAT(refused.err, HasSubstr("already exists"));
+  std::vector<std::string> forced = command;
+  forced.insert(forced.end(), {"--force", "--quiet"});
+  EXPECT_EQ(run_tessera(forced).status, 0);
+  EXPECT_EQ(run_tessera({"verify", folder / "a.safetensors"}).status, 0);
+}
+
+TEST(WarningsTest, ManyOfAKindAreCountedUnlessAllAreWanted) {
+  const TemporaryDirectory folder;
+  ASSERT_EQ(run_tessera({"convert", golden("2.14-optim"), folder / "m", "--to", "safetensors", "--select", "model.*",
+                         "--max-shard-size", "100"})
+                .status,
+            0);
+  for (int i = 0; i < 9; ++i) write_text(folder / ("m/stray-" + std::to_string(i) + ".safetensors"), "");
+  const Outcome outcome = run_tessera({"inspect", folder / "m"});
+  EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 6) << outcome.err;
+  EXPECT_THAT(outcome.err, HasSubstr("and 4 more of the kind"));
+  EXPECT_THAT(outcome.err, HasSubstr("--all-warnings"));
+  const Outcome all = run_tessera({"inspect", folder / "m", "--all-warnings"});
+  EXPECT_EQ(std::count(all.err.begin(), all.err.end(), '\n'), 9) << all.err;
 }
 
 }  // namespace

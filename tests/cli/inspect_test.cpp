@@ -181,7 +181,8 @@ TEST(InspectTest, FlagsMayStandAnywhere) {
 TEST(InspectTest, UnknownFlagAmongNamesIsUsage) {
   const Outcome outcome = run_tessera({"inspect", golden("2.14-optim"), "model.0.bias", "--jsn"});
   EXPECT_EQ(outcome.status, 2);
-  EXPECT_EQ(outcome.err, "tessera: inspect: unknown flag --jsn (see 'tessera inspect --help')\n");
+  EXPECT_EQ(outcome.err,
+            "tessera: inspect: unknown option '--jsn'; did you mean '--json'? (see 'tessera inspect --help')\n");
 }
 
 TEST(InspectTest, NamedTensorShowsEveryChunkWithItsPlace) {

@@ -60,7 +60,8 @@ TEST_P(SourceTest, MissingOrOfNoUse) {
   expect_failure(run_on(folder_ / "loop"), "Too many levels of symbolic links");
   expect_failure(run_on(folder_ / "fifo"), "fifo: found a special file, expected a regular file");
   expect_failure(run_on("/dev/zero"), "/dev/zero: found a special file, expected a regular file");
-  expect_failure(run_on(folder_ / "empty"), "empty: no checkpoint in this directory (no .metadata, no *.safetensors)");
+  expect_failure(run_on(folder_ / "empty"),
+                 "empty: no checkpoint in this directory (no .metadata, no *.safetensors, no *.index.json)");
   expect_failure(run_on(folder_ / "odd"), "odd/.metadata: found a directory, expected a regular file");
   expect_failure(run_on(""), "no such file or directory");
 }

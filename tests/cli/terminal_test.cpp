@@ -89,6 +89,14 @@ TEST(AttributesTest, OnlyOnATerminalThatKnowsThemAndWithoutNoColor) {
   EXPECT_THAT(run_tessera(command, terminal(120, "1", "xterm")).out, Not(HasSubstr("\x1b")));
   EXPECT_THAT(run_tessera(command, terminal(120, "", "dumb")).out, Not(HasSubstr("\x1b")));
   EXPECT_THAT(run_tessera(command).out, Not(HasSubstr("\x1b")));
+  const auto forced = [&](const std::string& force, const std::string& no_color) {
+    Conditions conditions;
+    conditions.environment = {{"CLICOLOR_FORCE", force}, {"NO_COLOR", no_color}};
+    return run_tessera(command, conditions).out;
+  };
+  EXPECT_THAT(forced("1", ""), HasSubstr("\x1b[1m"));
+  EXPECT_THAT(forced("0", ""), Not(HasSubstr("\x1b")));
+  EXPECT_THAT(forced("1", "1"), Not(HasSubstr("\x1b")));
 }
 
 TEST(TableTest, AnEndlessNameDoesNotWidenTheOtherRows) {

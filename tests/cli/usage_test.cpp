@@ -13,8 +13,8 @@ namespace {
 
 using ::testing::HasSubstr;
 
-const std::vector<std::string> kCommands = {"inspect", "stats", "show", "verify", "convert",
-                                            "reshard", "diff",  "map",  "plan",   "run"};
+const std::vector<std::string> kCommands = {"inspect", "stats", "show", "verify", "convert", "reshard",
+                                            "diff",    "map",   "sum",  "prune",  "plan",    "run"};
 
 void expect_usage_error(const std::vector<std::string>& arguments, const std::string& message) {
   const Outcome outcome = run_tessera(arguments);
@@ -65,13 +65,15 @@ TEST(UsageTest, HelpFitsAHundredColumnsAndSaysWhatItIs) {
 
 TEST(UsageTest, NoCommandListsTheCommands) {
   expect_usage_error(
-      {}, "no command given, expected one of inspect, stats, show, verify, convert, reshard, diff, map, plan, run");
+      {},
+      "no command given, expected one of inspect, stats, show, verify, convert, reshard, diff, map, sum, prune, plan, "
+      "run");
 }
 
 TEST(UsageTest, UnknownCommandListsTheCommands) {
   expect_usage_error({"inspekt", "x"},
                      "unknown command 'inspekt', expected one of inspect, stats, show, verify, convert, reshard, diff, "
-                     "map, plan, run");
+                     "map, sum, prune, plan, run");
   expect_usage_error({"plan"}, "--ranks is required");
   expect_usage_error({"plan", "--ranks", "2", "--tensors", "3", "--shard", "x"}, "--shard: 'x', expected a dimension");
 }
@@ -85,6 +87,38 @@ TEST(UsageTest, UnknownFlagIsNamed) {
   for (const std::string& command : kCommands) {
     expect_usage_error({command, "--frobnicate"}, "(see 'tessera " + command + " --help')");
   }
+}
+
+TEST(UsageTest, HelpOfACommandIsThatOfItsOption) {
+  EXPECT_EQ(run_tessera({"help"}).out, run_tessera({"--help"}).out);
+  for (const std::string& command : kCommands) {
+    const Outcome outcome = run_tessera({"help", command});
+    EXPECT_EQ(outcome.status, 0);
+    EXPECT_EQ(outcome.out, run_tessera({command, "--help"}).out);
+  }
+  EXPECT_EQ(run_tessera({"help", "ls"}).out, run_tessera({"inspect", "--help"}).out);
+  expect_usage_error({"help", "inspekt"}, "unknown command 'inspekt'");
+}
+
+TEST(UsageTest, SimilarNamesAreSuggested) {
+  expect_usage_error({"inspekt", "x"}, "; did you mean 'inspect'?");
+  expect_usage_error({"verify", "x", "--jsn"}, "unknown option '--jsn'; did you mean '--json'");
+  expect_usage_error({"convert", "a", "b.pt", "--dtyp=bf16"}, "unknown option '--dtyp'; did you mean '--dtype'");
+  expect_usage_error({"convert", "a", "b.pt", "--dtype", "bfloat61"}, "did you mean 'bfloat16'");
+  EXPECT_THAT(run_tessera({"frobnicate"}).err, ::testing::Not(HasSubstr("did you mean")));
+}
+
+TEST(UsageTest, ShortNamesOfDtypesAreKnown) {
+  const TemporaryDirectory folder;
+  for (const char* name : {"bf16", "fp16", "fp32", "fp64", "bfloat16"}) {
+    EXPECT_EQ(run_tessera({"convert", golden("2.14-optim"), folder / "a.pt", "--dtype", name, "--dry-run"}).status, 0);
+  }
+  expect_usage_error({"convert", "a", "b.pt", "--dtype", "fp8"}, "'fp8' names several dtypes, expected float8_e4m3fn");
+}
+
+TEST(UsageTest, AMeasurementThatNeedsTooMuchMemoryIsRefused) {
+  expect_usage_error({"plan", "--ranks", "1000000", "--tensors", "1000000"}, "1.0e+12 items take about 118.2 TiB");
+  expect_usage_error({"plan", "--ranks", "1000000", "--tensors", "1000000"}, "--large measures them all the same");
 }
 
 TEST(UsageTest, MissingArgumentsAreNamed) {

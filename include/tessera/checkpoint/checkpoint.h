@@ -31,7 +31,7 @@ namespace tessera::checkpoint {
 enum class SourceKind : std::uint8_t {
   dcp,          ///< a directory with `.metadata`, or with one `__<rank>.metadata` per rank
   safetensors,  ///< one file, or a directory of files with or without an index
-  torch,        ///< one torch.save file
+  torch,        ///< one torch.save file, or a directory of files with an index
 };
 /// Returns "dcp", "safetensors" or "torch".
 std::string_view source_kind_name(SourceKind kind);
@@ -125,7 +125,8 @@ class Checkpoint {
  public:
   /// Detects the format of `path` and reads its description. Throws `Error`: not_found if `path` does not exist or is a
   /// directory without a checkpoint; invalid_argument for a file inside a DCP directory; unsupported for a torch.save
-  /// file from before PyTorch 1.6, a TorchScript file, ...; corrupt; io.
+  /// file from before PyTorch 1.6, a TorchScript file, a checkpoint of another framework, ...; corrupt; io. An index
+  /// (`*.index.json`) stands for its directory.
   static std::shared_ptr<const Checkpoint> open(const std::filesystem::path& path, const OpenOptions& options = {});
   /// Opens the checkpoint directory that `storage` holds.
   static std::shared_ptr<const Checkpoint> open(const std::shared_ptr<const Storage>& storage,
@@ -140,7 +141,9 @@ class Checkpoint {
   /// 3".
   const std::string& version() const;
 
-  const std::vector<SourceFile>& files() const;    ///< the files that hold data
+  const std::vector<SourceFile>& files() const;  ///< the files that hold data
+  /// Returns the names of the checkpoint's other files, which describe it: `.metadata`, an index. Not the sidecar.
+  const std::vector<std::string>& description_files() const;
   const std::vector<TensorInfo>& tensors() const;  ///< in the checkpoint's order, names unique
   const std::vector<ObjectInfo>& objects() const;
   const std::vector<StoredCopy>& copies() const;  ///< redundant copies, which are not part of the state
@@ -191,6 +194,7 @@ class Checkpoint {
   void compare_rest() const;
 
  private:
+  static std::shared_ptr<const Checkpoint> made(std::unique_ptr<SourceBackend> backend);
   explicit Checkpoint(std::unique_ptr<SourceBackend> backend);
   std::unique_ptr<SourceBackend> backend_;
 };

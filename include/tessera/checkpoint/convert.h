@@ -49,6 +49,9 @@ struct ConvertOptions {
   std::map<std::string, std::size_t> file_of_tensor;
   std::size_t jobs = 0;  ///< threads that read and write; 0 for one per processor, but 4 to 16
   bool dry_run = false;  ///< plan and report, write nothing
+  /// Whether a destination that exists is replaced, if it is a file, or a directory of a checkpoint without directories
+  /// in it. At every instant the old one or the new one is there, complete; a file may lack its sidecar for an instant.
+  bool replace = false;
   /// Whether tensors that store few elements and repeat them (`torch.Tensor.expand`) may take more than 64 MiB and 16
   /// times the size of the checkpoint's files. If false, that is `Error(unsupported)`.
   bool expand = false;
@@ -68,11 +71,11 @@ struct ConvertReport {
   std::vector<OutputFile> files;
 };
 
-/// Converts `source` to format `options.to` at `destination`, which must not exist. The destination is a directory for
-/// dcp, a directory or a file named *.safetensors for safetensors, and a file for torch. A dcp destination keeps the
-/// source's chunks. Throws `Error`: invalid_argument if the destination exists, is the source or is inside it, and for
-/// a wrong `file_of_tensor`; not_found if its parent directory does not exist; unsupported for a dtype that the format
-/// does not have or a cast that is not available; corrupt; io; cancelled.
+/// Converts `source` to format `options.to` at `destination`, which must not exist unless `options.replace`. The
+/// destination is a directory for dcp, a directory or a file named *.safetensors for safetensors, and a file for torch.
+/// A dcp destination keeps the source's chunks. Throws `Error`: invalid_argument if the destination exists, is the
+/// source or is inside it, and for a wrong `file_of_tensor`; not_found if its parent directory does not exist;
+/// unsupported for a dtype that the format does not have or a cast that is not available; corrupt; io; cancelled.
 ConvertReport convert(const std::shared_ptr<const Checkpoint>& source, const std::filesystem::path& destination,
                       const ConvertOptions& options);
 

@@ -8,6 +8,9 @@
 #include "tessera/checkpoint/diff.h"
 #include "tessera/checkpoint/inspect/size_tree.h"
 #include "tessera/checkpoint/inspect/stats.h"
+#include "tessera/checkpoint/manage/add_sidecar.h"
+#include "tessera/checkpoint/manage/prune.h"
+#include "tessera/checkpoint/manage/run_directory.h"
 #include "tessera/checkpoint/verify.h"
 
 namespace tessera::checkpoint {
@@ -29,5 +32,13 @@ nlohmann::ordered_json report_json(const StatsReport& report);
 nlohmann::ordered_json report_json(const SizeNode& node);
 /// {"tensors", "objects", "tensor_bytes", "files": [{"name", "bytes", "tensors"}]}
 nlohmann::ordered_json report_json(const ConvertReport& report);
+/// {"run", "steps": [{"name", "step", "unit", "kind", "format", "modified", "ranks", "bytes", "complete", "newest",
+/// "in_use", "problem"}], "newest"}: `kind` is "step", "link", "unfinished" or "removed", `modified` a time of UTC as
+/// "2026-01-31T12:00:00Z", `newest` the name of the newest complete step. What is not known is null.
+nlohmann::ordered_json report_json(const RunDirectory& run);
+/// {"removed": [{"name", "why", "bytes"}], "kept": [{"name", "why"}], "failed": [message], "freed_bytes"}
+nlohmann::ordered_json report_json(const PruneReport& report);
+/// {"sidecar", "written", "replaced", "files", "bytes", "problems": as of a VerifyReport, "problem_count"}
+nlohmann::ordered_json report_json(const AddSidecarReport& report);
 
 }  // namespace tessera::checkpoint

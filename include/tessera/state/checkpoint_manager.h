@@ -1,6 +1,7 @@
 #pragma once
 /// \file
-/// Manages a directory of checkpoints, one for each saved step: `<directory>/step-<n>`.
+/// Manages a directory of checkpoints, one for each saved step: `<directory>/step-<n>`. `tessera ls` lists them
+/// (tessera/checkpoint/manage/run_directory.h).
 ///
 ///     CheckpointManager manager("checkpoints", group, {.save_every = 100, .keep_last = 3});
 ///     std::int64_t step = manager.restore_latest(state).value_or(0);
@@ -11,8 +12,8 @@
 ///     manager.wait();
 ///
 /// Laws: a step exists if and only if its save was committed. The constructor removes what a killed job left of
-/// unfinished saves. An older checkpoint is removed only after a newer one is committed, in an order such that every
-/// existing checkpoint is complete, whenever the job is killed. Only one job at a time may use a directory.
+/// unfinished saves and removals. An older checkpoint is removed only after a newer one is committed, by a rename, so
+/// that every existing checkpoint is complete, whenever the job is killed. Only one job at a time may use a directory.
 
 #include <cstdint>
 #include <filesystem>

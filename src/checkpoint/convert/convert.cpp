@@ -82,6 +82,8 @@ void write_single_file(const Checkpoint& source, const OutputPlan& plan, Staging
   staging.commit_file(plan.files.front().name, companion, std::string(kSidecarFileName));
 }
 
+Existing existing_of(const ConvertOptions& options) { return options.replace ? Existing::replace : Existing::refuse; }
+
 bool is_single_file(const fs::path& destination, SourceKind to) {
   return to == SourceKind::torch || (to == SourceKind::safetensors && destination.extension() == ".safetensors");
 }
@@ -89,7 +91,7 @@ bool is_single_file(const fs::path& destination, SourceKind to) {
 template <typename MakePlan>
 ConvertReport run(const std::shared_ptr<const Checkpoint>& source, const fs::path& destination,
                   const ConvertOptions& options, const MakePlan& make_plan) {
-  Staging::check_destination(destination, source->path());
+  Staging::check_destination(destination, source->path(), existing_of(options));
   if (!options.expand) check_expansion(*source, options.selection);
   const auto output = std::make_shared<const OutputSource>(source, options);
   if (options.to != SourceKind::safetensors) {
@@ -100,7 +102,7 @@ ConvertReport run(const std::shared_ptr<const Checkpoint>& source, const fs::pat
   const OutputPlan plan = make_plan(output);
   ConvertReport report = report_of(*output, plan);
   if (options.dry_run) return report;
-  Staging staging(destination, source->path());
+  Staging staging(destination, source->path(), existing_of(options));
   if (is_single_file(destination, options.to)) {
     write_single_file(*source, plan, staging, options, report.tensor_bytes);
   } else {
@@ -135,7 +137,7 @@ class SharedConversion {
   void run(const fs::path& destination, std::uint64_t tensor_bytes, const std::string& step) {
     const Bytes folder = link_.broadcast(link_.agree_on(step, [&] {
       if (!link_.is_coordinator()) return Bytes();
-      staging_.emplace(destination, source_.path());
+      staging_.emplace(destination, source_.path(), existing_of(options_));
       const std::string name = staging_->folder().string();
       return Bytes(name.begin(), name.end());
     }));
@@ -199,7 +201,7 @@ ConvertReport convert(const std::shared_ptr<const Checkpoint>& source, const fs:
            source_kind_name(options.to));
     }
     check_limits(destination, options);
-    Staging::check_destination(destination, source->path());
+    Staging::check_destination(destination, source->path(), existing_of(options));
     if (!options.expand) check_expansion(*source, options.selection);
     output = std::make_shared<const OutputSource>(source, options);
     plan = plan_safetensors(output, is_single_file(destination, options.to) ? destination.filename().string() : "");

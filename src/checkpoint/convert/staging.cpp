@@ -2,26 +2,24 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 
+#include "checkpoint/source/foreign.h"
+#include "checkpoint/source/source.h"
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
+#include "tessera/checkpoint/internal/file_names.h"
 
 namespace tessera::checkpoint {
 namespace fs = std::filesystem;
 namespace {
-
-constexpr std::string_view kSuffix = ".partial";
-
-std::string prefix_of(const fs::path& destination) {
-  return fmt::format(".{}.tessera-", destination.filename().string());
-}
 
 // Returns the absolute path without a trailing slash, so that filename() is not empty.
 fs::path normal(const fs::path& path) {
@@ -29,21 +27,47 @@ fs::path normal(const fs::path& path) {
   return absolute.has_filename() ? absolute : absolute.parent_path();
 }
 
-void check_is_new(const fs::path& destination) {
+bool is_there(const fs::path& path) {
   std::error_code error;
-  if (fs::exists(fs::symlink_status(destination, error))) {
+  return fs::exists(fs::symlink_status(path, error));
+}
+
+void check_is_new(const fs::path& destination) {
+  if (is_there(destination)) {
     fail(ErrorCode::invalid_argument, "{}: the destination already exists, expected a new path", destination.string());
   }
 }
 
-int open_directory(const fs::path& path) {
-  return ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+// A directory of anything else must not be lost by a mistaken path.
+void check_may_replace(const fs::path& destination) {
+  std::error_code error;
+  const fs::file_status status = fs::symlink_status(destination, error);
+  if (!fs::exists(status) || fs::is_regular_file(status)) return;
+  if (!fs::is_directory(status)) {
+    fail(ErrorCode::invalid_argument,
+         "{}: found a special file or a symbolic link, expected a file or a directory to replace",
+         destination.string());
+  }
+  const bool is_checkpoint = directory_kind(*file_system_storage(destination)).has_value();
+  const fs::directory_iterator entries(destination);
+  const bool has_directory = std::any_of(begin(entries), end(entries),
+                                         [](const auto& entry) { return entry.is_directory() && !entry.is_symlink(); });
+  if (is_checkpoint && !has_directory) return;
+  fail(ErrorCode::invalid_argument, "{}: found a directory that {}, expected that of a checkpoint to replace",
+       destination.string(), is_checkpoint ? "has directories in it" : "is no checkpoint");
+}
+
+void exchange(const fs::path& a, const fs::path& b) {
+  if (::renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE) == 0) return;
+  fail(ErrorCode::io, "exchange {} and {}: {}; remove the destination first", a.string(), b.string(),
+       std::strerror(errno));
 }
 
 }  // namespace
 
-void Staging::check_destination(const fs::path& destination, const fs::path& source) {
+void Staging::check_destination(const fs::path& destination, const fs::path& source, Existing existing) {
   if (destination.empty()) fail(ErrorCode::invalid_argument, "the destination has no name");
+  refuse_no_path(destination);
   std::error_code error;
   const fs::path target = normal(destination);
   const fs::path real_source = fs::weakly_canonical(source, error);
@@ -51,7 +75,14 @@ void Staging::check_destination(const fs::path& destination, const fs::path& sou
   if (!error && real_source == real_target) {
     fail(ErrorCode::invalid_argument, "{}: the destination is the source, expected another path", destination.string());
   }
-  check_is_new(target);
+  if (existing == Existing::refuse) check_is_new(target);
+  for (fs::path above = real_source.parent_path(); above.has_relative_path(); above = above.parent_path()) {
+    if (above == real_target) {
+      fail(ErrorCode::invalid_argument, "{}: the source is within the destination, expected a path outside of it",
+           destination.string());
+    }
+  }
+  if (existing == Existing::replace) check_may_replace(target);
   for (fs::path above = real_target.parent_path(); above.has_relative_path(); above = above.parent_path()) {
     if (above == real_source) {
       fail(ErrorCode::invalid_argument, "{}: the destination is within the source, expected a path outside of it",
@@ -64,60 +95,64 @@ void Staging::check_destination(const fs::path& destination, const fs::path& sou
   }
 }
 
-Staging::Staging(const fs::path& destination, const fs::path& source)
-    : destination_(normal(destination)), parent_(destination_.parent_path()) {
-  check_destination(destination, source);
+Staging::Staging(const fs::path& destination, const fs::path& source, Existing existing)
+    : destination_(normal(destination)), parent_(destination_.parent_path()), existing_(existing) {
+  check_destination(destination, source, existing);
   remove_leftovers();
   static std::atomic<unsigned> counter = 0;
-  folder_ = parent_ / fmt::format("{}{}-{}{}", prefix_of(destination_), ::getpid(), counter++, kSuffix);
+  folder_ = parent_ / staging_name({destination_.filename().string(), ::getpid(), counter++});
   if (::mkdir(folder_.c_str(), 0777) != 0) {
     fail(ErrorCode::io, "create {} next to the destination: {}", folder_.string(), std::strerror(errno));
   }
-  lock_ = open_directory(folder_);
-  if (lock_ >= 0) ::flock(lock_, LOCK_EX | LOCK_NB);  // if locks do not work, leftovers are never removed
+  // Whoever finds out whether it is locked holds the lock for an instant. If locks do not work, leftovers are never
+  // removed.
+  lock_ = DirectoryLock::wait(folder_);
 }
 
 Staging::~Staging() {
   std::error_code ignored;
   if (!folder_.empty()) fs::remove_all(folder_, ignored);
-  if (lock_ >= 0) ::close(lock_);
 }
 
 void Staging::remove_leftovers() const {
   std::error_code error;
-  const std::string prefix = prefix_of(destination_);
   for (fs::directory_iterator it(parent_, error), end; !error && it != end; it.increment(error)) {
-    const std::string name = it->path().filename().string();
-    if (!name.starts_with(prefix) || !name.ends_with(kSuffix)) continue;
-    const int descriptor = open_directory(it->path());
-    if (descriptor < 0) continue;
+    const auto staging = parse_staging_name(it->path().filename().string());
+    if (!staging || staging->name != destination_.filename()) continue;
     std::error_code ignored;
-    if (::flock(descriptor, LOCK_EX | LOCK_NB) == 0) fs::remove_all(it->path(), ignored);
-    ::close(descriptor);
+    if (const DirectoryLock lock = DirectoryLock::try_lock(it->path())) fs::remove_all(it->path(), ignored);
   }
 }
 
 void Staging::commit_folder() {
   sync_directory(folder_);
-  rename_new(folder_, destination_);
-  folder_.clear();
+  if (existing_ == Existing::replace && is_there(destination_)) {
+    if (!fs::is_directory(destination_)) {
+      fail(ErrorCode::invalid_argument, "{}: found a file, expected a directory to replace", destination_.string());
+    }
+    exchange(folder_, destination_);
+  } else {
+    rename_new(folder_, destination_);
+    folder_.clear();
+  }
   sync_parent();
 }
 
 void Staging::commit_file(const fs::path& file, const fs::path& companion, const std::string& suffix) {
   // Two conversions to one destination must not mix their files. Where locks do not work, the last check before the
   // renames leaves an instant in which they could.
-  const int parent_lock = open_directory(parent_);
-  if (parent_lock >= 0) ::flock(parent_lock, LOCK_EX);
-  try {
+  const DirectoryLock parent_lock = DirectoryLock::wait(parent_);
+  const fs::path companion_path(destination_.string() + suffix);
+  if (existing_ == Existing::replace && is_there(destination_)) {
+    if (fs::remove(companion_path)) sync_directory(parent_);
+    rename_replacing(folder_ / file, destination_);
+    sync_directory(parent_);
+    if (!companion.empty()) rename_replacing(folder_ / companion, companion_path);
+  } else {
     check_is_new(destination_);
-    if (!companion.empty()) rename_replacing(folder_ / companion, fs::path(destination_.string() + suffix));
+    if (!companion.empty()) rename_replacing(folder_ / companion, companion_path);
     rename_new(folder_ / file, destination_);
-  } catch (...) {
-    if (parent_lock >= 0) ::close(parent_lock);
-    throw;
   }
-  if (parent_lock >= 0) ::close(parent_lock);
   sync_parent();
 }
 

@@ -1,8 +1,11 @@
 #include "tessera/checkpoint/report_json.h"
 
+#include <array>
 #include <cmath>
+#include <ctime>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <string>
 #include <variant>
 
 namespace tessera::checkpoint {
@@ -51,9 +54,29 @@ Json worst_json(const std::optional<WorstElement>& worst) {
   return {{"value", number_json(worst->value)}, {"index", worst->index}, {"a", worst->a}, {"b", worst->b}};
 }
 
-}  // namespace
+std::string_view kind_name(RunEntry::Kind kind) {
+  switch (kind) {
+    case RunEntry::Kind::step:
+      return "step";
+    case RunEntry::Kind::link:
+      return "link";
+    case RunEntry::Kind::staging:
+      return "unfinished";
+    case RunEntry::Kind::removed:
+      return "removed";
+  }
+  return "unknown";
+}
 
-Json report_json(const VerifyReport& report) {
+std::string utc_time(std::int64_t seconds) {
+  const auto time = static_cast<std::time_t>(seconds);
+  std::tm parts = {};
+  ::gmtime_r(&time, &parts);
+  std::array<char, 64> text{};
+  return {text.data(), std::strftime(text.data(), text.size(), "%Y-%m-%dT%H:%M:%SZ", &parts)};
+}
+
+Json problems_json(const VerifyReport& report) {
   Json problems = Json::array();
   for (const Problem& problem : report.problems) {
     problems.push_back({{"file", problem.file.empty() ? Json() : Json(problem.file)},
@@ -61,8 +84,14 @@ Json report_json(const VerifyReport& report) {
                         {"name", problem.name.empty() ? Json() : Json(problem.name)},
                         {"what", problem.what}});
   }
+  return problems;
+}
+
+}  // namespace
+
+Json report_json(const VerifyReport& report) {
   return {{"good", report.good()},
-          {"problems", problems},
+          {"problems", problems_json(report)},
           {"problem_count", report.problem_count},
           {"tensors", report.tensors},
           {"chunks", report.chunks},
@@ -144,6 +173,48 @@ Json report_json(const ConvertReport& report) {
           {"objects", report.objects},
           {"tensor_bytes", report.tensor_bytes},
           {"files", files}};
+}
+
+Json report_json(const RunDirectory& run) {
+  const auto name_or_null = [&](const std::optional<std::size_t>& entry) {
+    return entry ? Json(run.entries[*entry].name) : Json();
+  };
+  Json steps = Json::array();
+  for (std::size_t i = 0; i < run.entries.size(); ++i) {
+    const RunEntry& entry = run.entries[i];
+    steps.push_back({{"name", entry.name},
+                     {"step", entry.of.step},
+                     {"unit", entry.of.unit},
+                     {"kind", kind_name(entry.kind)},
+                     {"format", entry.format ? Json(source_kind_name(*entry.format)) : Json()},
+                     {"modified", entry.modified_s == 0 ? Json() : Json(utc_time(entry.modified_s))},
+                     {"ranks", entry.ranks ? Json(*entry.ranks) : Json()},
+                     {"bytes", entry.size_bytes},
+                     {"complete", entry.complete},
+                     {"newest", run.newest_complete == i},
+                     {"in_use", entry.in_use},
+                     {"problem", entry.problem.empty() ? Json() : Json(entry.problem)}});
+  }
+  return {{"run", run.path.string()}, {"steps", steps}, {"newest", name_or_null(run.newest_complete)}};
+}
+
+Json report_json(const PruneReport& report) {
+  Json removed = Json::array(), kept = Json::array();
+  for (const PrunedEntry& entry : report.removed) {
+    removed.push_back({{"name", entry.name}, {"why", entry.why}, {"bytes", entry.size_bytes}});
+  }
+  for (const KeptEntry& entry : report.kept) kept.push_back({{"name", entry.name}, {"why", entry.why}});
+  return {{"removed", removed}, {"kept", kept}, {"failed", report.failed}, {"freed_bytes", report.freed_bytes}};
+}
+
+Json report_json(const AddSidecarReport& report) {
+  return {{"sidecar", report.sidecar.string()},
+          {"written", report.written},
+          {"replaced", report.replaced},
+          {"files", report.files},
+          {"bytes", report.bytes},
+          {"problems", problems_json(report.verified)},
+          {"problem_count", report.verified.problem_count}};
 }
 
 }  // namespace tessera::checkpoint

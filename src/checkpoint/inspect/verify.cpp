@@ -8,6 +8,8 @@
 #include <utility>
 
 #include "checkpoint/buffer.h"
+#include "checkpoint/source/foreign.h"
+#include "checkpoint/source/shard_index.h"
 #include "checkpoint/source/source.h"
 #include "tessera/base/crc32.h"
 #include "tessera/base/error.h"
@@ -246,7 +248,7 @@ class Verifier {
         report_.left_over.push_back(name);
       } else if (name.ends_with(".distcp") && checkpoint_) {
         add_for_file(name, {}, {}, "the metadata does not refer to it");
-      } else if (name != kMetadataFileName && name != safetensors::kIndexFileName && !parse_rank_metadata_name(name)) {
+      } else if (name != kMetadataFileName && !index_kind(name) && !parse_rank_metadata_name(name)) {
         report_.other_files.push_back(name);
       }
     }
@@ -447,19 +449,22 @@ class Verifier {
 
   void check_archive() {
     check_objects();
-    const SourceFile& source = checkpoint_->files()[0];
-    const std::shared_ptr<const ByteSource> file = checkpoint_->open_file(0);
-    const zip::Directory directory = zip::read_directory(*file, 0, *source.size_bytes);
-    std::map<std::uint64_t, std::string> names;  // names of the tensors in an entry, by its data offset
+    // Names of the tensors in an entry, by the file and its data offset.
+    std::map<std::pair<std::uint32_t, std::uint64_t>, std::string> names;
     for (std::size_t t = 0; t < checkpoint_->tensors().size(); ++t) {
       const Extent extent = checkpoint_->locate(t, 0);
-      std::string& name = names[extent.checksum ? extent.checksum->offset_bytes : extent.offset_bytes];
+      std::string& name = names[{extent.file, extent.checksum ? extent.checksum->offset_bytes : extent.offset_bytes}];
       name += (name.empty() ? "" : ", ") + checkpoint_->tensors()[t].name;
     }
-    for (const zip::Entry& entry : directory.entries) {
-      pool_.submit([this, file, entry, &source, name = names[entry.data_offset_bytes]] {
-        check_entry(*file, source.name, entry, name, entry.data_offset_bytes);
-      });
+    for (std::uint32_t f = 0; f < checkpoint_->files().size(); ++f) {
+      const SourceFile& source = checkpoint_->files()[f];
+      const std::shared_ptr<const ByteSource> file = checkpoint_->open_file(f);
+      const zip::Directory directory = zip::read_directory(*file, 0, *source.size_bytes);
+      for (const zip::Entry& entry : directory.entries) {
+        pool_.submit([this, file, entry, &source, name = names[{f, entry.data_offset_bytes}]] {
+          check_entry(*file, source.name, entry, name, entry.data_offset_bytes);
+        });
+      }
     }
     pool_.wait();
   }
@@ -489,6 +494,7 @@ class Verifier {
 }  // namespace
 
 VerifyReport verify(const fs::path& path, const VerifyOptions& options) {
+  if (!fs::exists(path)) refuse_no_path(path);
   if (!fs::exists(path)) fail(ErrorCode::not_found, "{}: no such file or directory", path.string());
   return Verifier(path, options).run();
 }

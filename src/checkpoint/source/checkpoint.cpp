@@ -4,9 +4,13 @@
 #include <system_error>
 #include <utility>
 
+#include "checkpoint/source/foreign.h"
+#include "checkpoint/source/shard_index.h"
 #include "checkpoint/source/source.h"
 #include "tessera/base/checked.h"
 #include "tessera/base/error.h"
+#include "tessera/checkpoint/internal/checkpoint_files.h"
+#include "tessera/checkpoint/manage/run_directory.h"
 #include "tessera/format/safetensors.h"
 #include "tessera/layout/coverage.h"
 
@@ -106,29 +110,97 @@ std::optional<Sidecar> sidecar_of(const Storage& storage, const OpenOptions& opt
 }
 
 std::optional<Sidecar> sidecar_of(const fs::path& file, const OpenOptions& options) {
-  return options.check_checksums ? read_sidecar(file) : std::nullopt;
+  if (!options.check_checksums) return std::nullopt;
+  return options.sidecar != nullptr ? std::optional(*options.sidecar) : read_sidecar(file);
+}
+
+std::optional<SourceKind> directory_kind(const Storage& storage) {
+  if (is_dcp(storage)) return SourceKind::dcp;
+  const std::vector<std::string> names = storage.list();
+  const auto any = [&](const auto& what) { return std::any_of(names.begin(), names.end(), what); };
+  const auto is_of = [](const std::string& name, SourceKind kind) { return index_kind(name) == kind; };
+  if (any([&](const std::string& name) {
+        return name.ends_with(kSafetensorsSuffix) || is_of(name, SourceKind::safetensors);
+      })) {
+    return SourceKind::safetensors;
+  }
+  if (any([&](const std::string& name) { return is_of(name, SourceKind::torch); })) return SourceKind::torch;
+  if (any([](const std::string& name) { return name.ends_with(".distcp"); })) return SourceKind::dcp;
+  return std::nullopt;
 }
 
 namespace {
 
-std::unique_ptr<SourceBackend> open_storage(const std::shared_ptr<const Storage>& storage, const OpenOptions& options) {
-  if (options.metadata != nullptr || is_dcp(*storage)) return open_dcp(storage, options);
+// Returns what to do with a directory that has no checkpoint, but may have some in it.
+std::string hint_for_directory(const fs::path& directory, const std::vector<std::string>& names) {
+  const auto hint = [](std::string_view name, std::size_t count, std::string_view what) {
+    return fmt::format("; it has '{}'{}: pass one of them", printable(name),
+                       count == 1 ? "" : fmt::format(" and {} more {}", count - 1, what));
+  };
+  const std::vector<NamedStep> steps = directory.empty() ? std::vector<NamedStep>() : find_steps(directory);
+  if (!steps.empty()) return hint(steps.back().name, steps.size(), "steps") + " ('tessera ls' lists them)";
+  const auto is_torch = [](const std::string& name) { return has_torch_ending(name); };
+  const auto first = std::ranges::find_if(names, is_torch);
+  if (first == names.end()) return "";
+  return hint(*first, static_cast<std::size_t>(std::ranges::count_if(names, is_torch)), "files");
+}
+
+// `directory` is empty if the storage is not in the file system.
+std::unique_ptr<SourceBackend> open_storage(const std::shared_ptr<const Storage>& storage, const fs::path& directory,
+                                            const OpenOptions& options) {
+  if (options.metadata != nullptr) return open_dcp(storage, options);
   const std::vector<std::string> names = storage->list();
-  const auto any = [&](const auto& what) { return std::any_of(names.begin(), names.end(), what); };
-  const bool has_safetensors = any(
-      [](const std::string& name) { return name.ends_with(".safetensors") || name == safetensors::kIndexFileName; });
-  if (has_safetensors) return open_safetensors_directory(storage, options);
-  if (any([](const std::string& name) { return name.ends_with(".distcp"); })) {
+  switch (directory_kind(*storage).value_or(SourceKind::dcp)) {
+    case SourceKind::safetensors:
+      return open_safetensors_directory(
+          storage, options,
+          find_index(names, SourceKind::safetensors, safetensors::kIndexFileName, storage->name()).value_or(""));
+    case SourceKind::torch:
+      return open_torch_directory(
+          storage, options, find_index(names, SourceKind::torch, kTorchIndexFileName, storage->name()).value_or(""));
+    case SourceKind::dcp:
+      break;
+  }
+  if (is_dcp(*storage)) return open_dcp(storage, options);
+  if (directory_kind(*storage)) {
     fail(ErrorCode::corrupt, "{}: found data files but no .metadata; the save was never completed", storage->name());
   }
-  fail(ErrorCode::not_found, "{}: no checkpoint in this directory (no .metadata, no *.safetensors)", storage->name());
+  if (!directory.empty()) {
+    if (const auto what = foreign_directory(directory)) {
+      fail(ErrorCode::unsupported, "{}: found {}", directory.string(), *what);
+    }
+  }
+  fail(ErrorCode::not_found, "{}: no checkpoint in this directory (no .metadata, no *.safetensors, no *.index.json){}",
+       storage->name(), hint_for_directory(directory, names));
+}
+
+// Throws Error(invalid_argument), naming the directory to pass, for a file that is a part of a checkpoint.
+void refuse_part(const fs::path& path) {
+  const std::string name = path.filename().string();
+  const char* what = name == kMetadataFileName || parse_rank_metadata_name(name) ? "metadata"
+                     : name.ends_with(".distcp")                                 ? "data"
+                                                                                 : nullptr;
+  if (what == nullptr) return;
+  const fs::path directory = path.has_parent_path() ? path.parent_path() : fs::path(".");
+  fail(ErrorCode::invalid_argument, "{}: found a {} file, expected the checkpoint's directory; pass '{}'",
+       path.string(), what, printable(directory.string()));
+}
+
+// Opens the directory of an index.
+std::unique_ptr<SourceBackend> open_index(const fs::path& path, SourceKind kind, const OpenOptions& options) {
+  const auto storage = file_system_storage(path.has_parent_path() ? path.parent_path() : fs::path("."));
+  return (kind == SourceKind::torch ? open_torch_directory : open_safetensors_directory)(storage, options,
+                                                                                         path.filename().string());
 }
 
 std::unique_ptr<SourceBackend> open_file_source(const fs::path& path, const OpenOptions& options) {
+  refuse_part(path);
+  if (const auto kind = index_kind(path.filename().string())) return open_index(path, *kind, options);
   const File file = File::open_read(path);
   const std::uint64_t size = file.size_bytes();
-  Bytes first(std::min<std::uint64_t>(size, 64));
+  Bytes first(std::min<std::uint64_t>(size, kForeignBytes));
   file.read_at(0, first);
+  if (const auto what = foreign_file(first, file)) fail(ErrorCode::unsupported, "{}: found {}", path.string(), *what);
   if (zip::looks_like_zip(first)) return open_torch_file(path, options);
   if (torch_archive::looks_like_legacy(first)) {
     fail(ErrorCode::unsupported,
@@ -138,12 +210,6 @@ std::unique_ptr<SourceBackend> open_file_source(const fs::path& path, const Open
   if (safetensors::looks_like_safetensors(first, size) || path.extension() == ".safetensors") {
     return open_safetensors_file(path, options);
   }
-  if (path.filename() == ".metadata") {
-    fail(ErrorCode::invalid_argument, "{}: found a metadata file, expected the checkpoint's directory", path.string());
-  }
-  if (path.extension() == ".distcp") {
-    fail(ErrorCode::invalid_argument, "{}: found a data file, expected the checkpoint's directory", path.string());
-  }
   fail(ErrorCode::corrupt, "{} at byte 0: neither a torch.save archive nor a safetensors file", path.string());
 }
 
@@ -151,20 +217,22 @@ std::unique_ptr<SourceBackend> open_file_source(const fs::path& path, const Open
 
 std::shared_ptr<const Checkpoint> Checkpoint::open(const std::shared_ptr<const Storage>& storage,
                                                    const OpenOptions& options) {
-  std::unique_ptr<SourceBackend> backend = open_storage(storage, options);
-  backend->finish();
-  return std::shared_ptr<const Checkpoint>(new Checkpoint(std::move(backend)));
+  return made(open_storage(storage, {}, options));
 }
 
 std::shared_ptr<const Checkpoint> Checkpoint::open(const fs::path& path, const OpenOptions& options) {
   std::error_code error;
   const fs::file_status status = fs::status(path, error);
   if (status.type() == fs::file_type::not_found) {
+    refuse_no_path(path);
     fail(ErrorCode::not_found, "{}: no such file or directory", path.string());
   }
   if (error) fail(ErrorCode::io, "open {}: {}", path.string(), error.message());
-  if (fs::is_directory(status)) return open(file_system_storage(path), options);
-  std::unique_ptr<SourceBackend> backend = open_file_source(path, options);
+  return made(fs::is_directory(status) ? open_storage(file_system_storage(path), path, options)
+                                       : open_file_source(path, options));
+}
+
+std::shared_ptr<const Checkpoint> Checkpoint::made(std::unique_ptr<SourceBackend> backend) {
   backend->finish();
   return std::shared_ptr<const Checkpoint>(new Checkpoint(std::move(backend)));
 }
@@ -176,6 +244,7 @@ const fs::path& Checkpoint::path() const { return backend_->path; }
 SourceKind Checkpoint::kind() const { return backend_->kind; }
 const std::string& Checkpoint::version() const { return backend_->version; }
 const std::vector<SourceFile>& Checkpoint::files() const { return backend_->files; }
+const std::vector<std::string>& Checkpoint::description_files() const { return backend_->description_files; }
 const std::vector<TensorInfo>& Checkpoint::tensors() const { return backend_->tensors; }
 const std::vector<ObjectInfo>& Checkpoint::objects() const { return backend_->objects; }
 const std::vector<StoredCopy>& Checkpoint::copies() const { return backend_->copies; }

@@ -94,6 +94,7 @@ class DcpSource final : public SourceBackend {
       }
     }
     version = version_name(metadata_);
+    description_files = names;
     if (names.size() > 1) version += fmt::format(", {} ranks' metadata", names.size());
   }
 

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "checkpoint/source/safetensors_extra.h"
+#include "checkpoint/source/shard_index.h"
 #include "checkpoint/source/source.h"
 #include "tessera/base/checked.h"
 #include "tessera/base/error.h"
@@ -35,32 +36,25 @@ class SafetensorsSource final : public SourceBackend {
     finish_extras();
   }
 
-  void read_directory_source() {
+  // `index_name` is that of its index, or empty.
+  void read_directory_source(const std::string& index_name) {
     std::set<std::string> names;
     for (const std::string& name : storage->list()) {
       if (name.ends_with(kSafetensorsSuffix)) names.insert(name);
     }
-    const std::string index_name(safetensors::kIndexFileName);
-    std::optional<safetensors::Index> index;
-    if (storage->size_bytes(index_name)) {
-      const std::shared_ptr<const ByteSource> opened = open_name(index_name);
-      require_size_within(*opened, safetensors::kMaxHeaderBytes);
-      index = safetensors::read_index(read_all(*opened), opened->name());
-      std::set<std::string> listed;
-      MissingFiles::NamesOfFile missing;
-      for (const auto& [tensor, file] : index->weight_map) {
-        listed.insert(file);
-        if (!names.contains(file) && !has_file(file)) missing[file].push_back(tensor);
-      }
-      if (!missing.empty()) throw MissingFiles(storage->name_of(index_name), std::move(missing));
+    std::optional<ShardIndex> index;
+    if (!index_name.empty()) {
+      index.emplace(*this, index_name);
       for (const std::string& name : names) {
-        if (!listed.contains(name)) warnings.push_back(fmt::format("{} is not in the index and is ignored", name));
+        if (!index->files().contains(name)) {
+          warnings.push_back(fmt::format("'{}' is not in the index and is ignored", name));
+        }
       }
-      names = std::move(listed);
+      names = index->files();
     }
     for (const std::string& name : names) take_file(name);
     if (!index) check_shards_are_all_there(names);
-    if (index) check_index(*index, storage->name_of(index_name));
+    if (index) index->check();
     finish_extras();
   }
 
@@ -226,33 +220,6 @@ class SafetensorsSource final : public SourceBackend {
         std::move(missing));
   }
 
-  // Names that leave the directory are refused later.
-  bool has_file(const std::string& name) const {
-    return name.empty() || name.find('\0') != std::string::npos || fs::path(name).is_absolute() ||
-           storage->size_bytes(name).has_value();
-  }
-
-  void check_index(const safetensors::Index& index, const std::string& name) {
-    for (const auto& entry : index.weight_map) {
-      const std::string& tensor = entry.first;
-      const std::string& file = entry.second;
-      const auto found = numbers_.find(tensor);
-      const bool there = found != numbers_.end() &&
-                         std::any_of(tensors[found->second].stored.begin(), tensors[found->second].stored.end(),
-                                     [&](const StoredRange& range) { return files[range.file].name == file; });
-      if (!there) {
-        fail(ErrorCode::corrupt, "{}: it lists '{}' in {}, which does not have it", name, printable(tensor),
-             printable(file));
-      }
-    }
-    for (const TensorInfo& tensor : tensors) {
-      if (!index.weight_map.contains(tensor.name)) {
-        fail(ErrorCode::corrupt, "{}: it does not list '{}', which is in {}", name, printable(tensor.name),
-             printable(files[tensor.stored[0].file].name));
-      }
-    }
-  }
-
   std::shared_ptr<pickle::Tree> tree_;
   std::vector<pickle::NodeRef> object_values_;
   std::unordered_map<std::string, std::size_t> numbers_;
@@ -262,9 +229,9 @@ class SafetensorsSource final : public SourceBackend {
 }  // namespace
 
 std::unique_ptr<SourceBackend> open_safetensors_directory(const std::shared_ptr<const Storage>& storage,
-                                                          const OpenOptions& options) {
+                                                          const OpenOptions& options, const std::string& index) {
   auto source = std::make_unique<SafetensorsSource>(storage->name(), storage, sidecar_of(*storage, options));
-  source->read_directory_source();
+  source->read_directory_source(index);
   return source;
 }
 

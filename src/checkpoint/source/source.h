@@ -71,6 +71,7 @@ class SourceBackend {
   SourceKind kind = SourceKind::dcp;
   std::string version;
   std::vector<SourceFile> files;
+  std::vector<std::string> description_files;  // files of the checkpoint without data: `.metadata`, an index
   std::vector<TensorInfo> tensors;
   std::vector<ObjectInfo> objects;
   std::vector<StoredCopy> copies;
@@ -86,14 +87,20 @@ class SourceBackend {
 };
 
 std::unique_ptr<SourceBackend> open_dcp(std::shared_ptr<const Storage> storage, const OpenOptions& options);
+// `index` is the name of the index in the directory; empty if it has none.
 std::unique_ptr<SourceBackend> open_safetensors_directory(const std::shared_ptr<const Storage>& storage,
-                                                          const OpenOptions& options);
+                                                          const OpenOptions& options, const std::string& index);
+std::unique_ptr<SourceBackend> open_torch_directory(const std::shared_ptr<const Storage>& storage,
+                                                    const OpenOptions& options, const std::string& index);
 std::unique_ptr<SourceBackend> open_safetensors_file(const std::filesystem::path& file, const OpenOptions& options);
 std::unique_ptr<SourceBackend> open_torch_file(const std::filesystem::path& file, const OpenOptions& options);
 
 // Returns the sidecar to compare reads with, or nothing.
 std::optional<Sidecar> sidecar_of(const Storage& storage, const OpenOptions& options);
 std::optional<Sidecar> sidecar_of(const std::filesystem::path& file, const OpenOptions& options);
+
+// Returns the format of the checkpoint in a directory, complete or not; nothing if it has none.
+std::optional<SourceKind> directory_kind(const Storage& storage);
 
 // Whether `storage` has `.metadata` or a `__<rank>.metadata`.
 bool is_dcp(const Storage& storage);

@@ -27,6 +27,24 @@ bool take(std::string_view& text, std::string_view expected) {
   return true;
 }
 
+constexpr std::string_view kOfTessera = ".tessera-", kStaging = ".partial", kRemoved = ".removed";
+
+std::string hidden_name(const HiddenName& name, std::string_view suffix) {
+  return fmt::format(".{}{}{}-{}{}", name.name, kOfTessera, name.process, name.number, suffix);
+}
+
+std::optional<HiddenName> parse_hidden_name(std::string_view text, std::string_view suffix) {
+  if (!take(text, ".")) return std::nullopt;
+  const std::size_t end = text.rfind(kOfTessera);
+  if (end == 0 || end == std::string_view::npos) return std::nullopt;
+  std::string_view rest = text.substr(end + kOfTessera.size());
+  const auto process = take_number(rest);
+  if (!process || !take(rest, "-")) return std::nullopt;
+  const auto number = take_number(rest);
+  if (!number || rest != suffix) return std::nullopt;
+  return HiddenName{std::string(text.substr(0, end)), *process, *number};
+}
+
 }  // namespace
 
 std::string to_string(const DataFileName& name) {
@@ -75,5 +93,10 @@ bool may_be_left_by_a_save(std::string_view name) {
   return parse_data_file_name(name) || parse_uncommitted_safetensors_name(name) || is_temporary_of(kMetadataFileName) ||
          is_temporary_of(kSidecarFileName);
 }
+
+std::string staging_name(const HiddenName& name) { return hidden_name(name, kStaging); }
+std::optional<HiddenName> parse_staging_name(std::string_view text) { return parse_hidden_name(text, kStaging); }
+std::string removed_name(const HiddenName& name) { return hidden_name(name, kRemoved); }
+std::optional<HiddenName> parse_removed_name(std::string_view text) { return parse_hidden_name(text, kRemoved); }
 
 }  // namespace tessera::checkpoint

@@ -10,6 +10,7 @@
 
 #include "cli/selection.h"
 #include "cli/session.h"
+#include "cli/text/dtype.h"
 #include "cli/text/json_text.h"
 #include "cli/text/size.h"
 #include "cli/text/text_table.h"
@@ -30,6 +31,7 @@ struct Flags {
   checkpoint::Selection selection;
   std::int64_t jobs = 0;
   bool dry_run = false, json = false, no_checksums = false, expand = false;
+  bool force = false, quiet = false, all_warnings = false;
 };
 
 struct ConvertFlags : Flags {
@@ -44,7 +46,7 @@ struct ReshardFlags : Flags {
 void add_common_options(Flags& flags, std::vector<Option>& options) {
   options.push_back(checkpoint_argument("SRC", flags.source));
   options.push_back({.name = "DST",
-                     .help = "Directory or file to write; must not exist",
+                     .help = "Directory or file to write; must not exist unless --force is given",
                      .target = &flags.destination,
                      .positional = true,
                      .required = true,
@@ -53,7 +55,7 @@ void add_common_options(Flags& flags, std::vector<Option>& options) {
   options.push_back(exclude_option(flags.selection));
   options.push_back({.name = "dtype",
                      .value_name = "D",
-                     .help = "Convert floating-point tensors to this type, for example bfloat16",
+                     .help = "Convert floating-point tensors to this type, for example bfloat16 or bf16",
                      .target = &flags.dtype});
   options.push_back({.name = "max-shard-size",
                      .value_name = "SIZE",
@@ -62,8 +64,15 @@ void add_common_options(Flags& flags, std::vector<Option>& options) {
   options.push_back(jobs_option(flags.jobs));
   options.push_back(
       {.name = "dry-run", .help = "Print what would be written, and write nothing", .target = &flags.dry_run});
+  options.push_back({.name = "force",
+                     .help =
+                         "Replace DST, a file or the directory of a checkpoint: the old one or the new one is there "
+                         "at any instant",
+                     .target = &flags.force});
   options.push_back(no_checksums_option(flags.no_checksums));
   options.push_back(expand_option(flags.expand));
+  options.push_back(quiet_option(flags.quiet));
+  options.push_back(all_warnings_option(flags.all_warnings));
   options.push_back(json_option(flags.json));
 }
 
@@ -87,9 +96,7 @@ class Warnings {
     const std::lock_guard lock(mutex_);
     texts_.push_back(text);
   }
-  void print() const {
-    for (const std::string& text : texts_) print_warning(text);
-  }
+  void print(bool all) const { print_warnings(texts_, all); }
   const std::vector<std::string>& texts() const { return texts_; }
 
  private:
@@ -99,17 +106,13 @@ class Warnings {
 
 void set_common_options(const Flags& flags, Session& session, Warnings& warnings, checkpoint::ConvertOptions& options) {
   options.selection = flags.selection;
-  if (!flags.dtype.empty()) {
-    options.dtype = find_dtype(flags.dtype);
-    if (!options.dtype)
-      throw UsageError(
-          fmt::format("--dtype: PyTorch has no dtype '{}', expected one such as bfloat16 or float32", flags.dtype));
-  }
+  if (!flags.dtype.empty()) options.dtype = parse_dtype("--dtype", flags.dtype);
   if (!flags.max_shard_size.empty()) options.max_shard_bytes = parse_size("--max-shard-size", flags.max_shard_size);
   options.jobs = static_cast<std::size_t>(flags.jobs);
   options.dry_run = flags.dry_run;
   options.expand = flags.expand;
-  options.progress = &session.progress;
+  options.replace = flags.force;
+  options.progress = session.progress_unless(flags.quiet);
   options.cancellation = &session.cancellation;
   options.warn = [&warnings](const std::string& text) { warnings.add(text); };
 }
@@ -157,12 +160,12 @@ ExitStatus run_and_report(const Flags& flags, Session& session, const Warnings& 
     report = work();
   } catch (...) {
     session.progress.end();
-    warnings.print();
+    warnings.print(flags.all_warnings);
     throw;
   }
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   session.progress.end();
-  warnings.print();
+  warnings.print(flags.all_warnings);
   if (flags.json) {
     print_as_json(session, flags, report, warnings, seconds);
   } else {
@@ -176,7 +179,7 @@ ExitStatus convert(const ConvertFlags& flags, Session& session) {
   Warnings warnings;
   options.to = target_kind(flags);
   set_common_options(flags, session, warnings, options);
-  const auto source = session.open(flags.source, flags.no_checksums);
+  const auto source = session.open(flags.source, flags.no_checksums, flags.all_warnings);
   check_select_options(flags.selection, {source.get()});
   return run_and_report(flags, session, warnings,
                         [&] { return checkpoint::convert(source, flags.destination, options); });
@@ -187,13 +190,13 @@ ExitStatus reshard(const ReshardFlags& flags, Session& session) {
   Warnings warnings;
   if (flags.ranks == 0 && flags.like.empty()) throw UsageError("either --ranks or --like is required");
   set_common_options(flags, session, warnings, options);
-  const auto source = session.open(flags.source, flags.no_checksums);
+  const auto source = session.open(flags.source, flags.no_checksums, flags.all_warnings);
   check_select_options(flags.selection, {source.get()});
   options.dim = flags.dim;
   if (flags.like.empty()) {
     options.ranks = flags.ranks;
   } else {
-    options.like = session.open(flags.like, flags.no_checksums);
+    options.like = session.open(flags.like, flags.no_checksums, flags.all_warnings);
   }
   return run_and_report(flags, session, warnings,
                         [&] { return checkpoint::reshard(source, flags.destination, options); });
@@ -208,7 +211,7 @@ Command convert_command() {
       .summary = "Write a checkpoint in another format.",
       .details =
           "Streams the tensors: memory use does not grow with the size of the checkpoint. DST appears complete "
-          "or not at all.",
+          "or not at all. With --force, a directory DST is replaced with all files in it.",
       .examples = {"tessera convert step-1000 model.safetensors --select 'model.*' --dtype bfloat16",
                    "tessera convert step-1000 model/ --to safetensors --max-shard-size 5GB",
                    "tessera convert model.pt step-0 --to dcp"},

@@ -28,7 +28,8 @@ struct Flags {
   checkpoint::Selection selection;
   std::string atol, rtol;
   std::int64_t jobs = 0;
-  bool json = false, no_checksums = false, expand = false, equal_nan = false, all = false;
+  bool json = false, no_checksums = false, expand = false, equal_nan = false, all = false, quiet = false;
+  bool all_warnings = false;
 };
 
 constexpr std::size_t kShownDifferences = 40;  // without --all
@@ -63,13 +64,13 @@ void print_for_people(Session& session, const DiffReport& report, bool all) {
 ExitStatus diff(const Flags& flags, Session& session) {
   checkpoint::DiffOptions options;
   options.tolerance = tolerance_of(flags);
-  const auto a = session.open(flags.a, flags.no_checksums);
-  const auto b = session.open(flags.b, flags.no_checksums);
+  const auto a = session.open(flags.a, flags.no_checksums, flags.all_warnings);
+  const auto b = session.open(flags.b, flags.no_checksums, flags.all_warnings);
   check_select_options(flags.selection, {a.get(), b.get()});
   options.selection = flags.selection;
   options.expand = flags.expand;
   options.jobs = static_cast<std::size_t>(flags.jobs);
-  options.progress = &session.progress;
+  options.progress = session.progress_unless(flags.quiet);
   options.cancellation = &session.cancellation;
   const DiffReport report = checkpoint::diff(a, b, options);
   session.progress.end();
@@ -110,6 +111,8 @@ Command diff_command() {
            jobs_option(flags->jobs),
            no_checksums_option(flags->no_checksums),
            expand_option(flags->expand),
+           quiet_option(flags->quiet),
+           all_warnings_option(flags->all_warnings),
            json_option(flags->json)},
       .run = [flags](Session& session) { return diff(*flags, session); }};
 }

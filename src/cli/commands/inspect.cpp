@@ -8,6 +8,8 @@
 
 #include "cli/text/json_text.h"
 #include "tessera/base/error.h"
+#include "tessera/checkpoint/manage/run_directory.h"
+#include "tessera/checkpoint/report_json.h"
 #include "tessera/format/python_value.h"
 
 namespace tessera::cli {
@@ -16,8 +18,8 @@ namespace {
 struct Flags {
   std::string path;
   std::vector<std::string> names;
-  std::int64_t depth = 0;
-  bool json = false, tree = false, du = false;
+  std::int64_t depth = 0, jobs = 0;
+  bool json = false, tree = false, du = false, steps = false, verify = false, quiet = false, all_warnings = false;
 };
 
 constexpr std::size_t kListDepth = 2;
@@ -35,16 +37,45 @@ void print_sizes(const Flags& flags, Session& session, const checkpoint::Checkpo
   }
 }
 
+// Lists the steps of a run's directory. If all data is verified, the answer is no if a step is damaged that seemed to
+// be complete.
+ExitStatus inspect_run(const Flags& flags, Session& session) {
+  checkpoint::RunDirectory run = checkpoint::list_run(flags.path, &session.cancellation);
+  std::size_t damaged = 0;
+  if (flags.verify) {
+    checkpoint::VerifyOptions options;
+    options.jobs = static_cast<std::size_t>(flags.jobs);
+    options.progress = session.progress_unless(flags.quiet);
+    options.cancellation = &session.cancellation;
+    damaged = checkpoint::verify_steps(run, options);
+    session.progress.end();
+  }
+  if (flags.json) {
+    session.out.print("{}\n", json_text(checkpoint::report_json(run), 2));
+  } else {
+    print_run(session, run);
+  }
+  return damaged == 0 ? kYes : kNo;
+}
+
 ExitStatus inspect(const Flags& flags, Session& session) {
-  if (flags.depth != 0 && !flags.tree && !flags.du) throw UsageError("--depth is for --tree and --du");
-  const auto opened = session.open(flags.path);
+  const bool shows_sizes = flags.tree || flags.du;
+  if (flags.depth != 0 && !shows_sizes) throw UsageError("--depth is for --tree and --du");
+  if (flags.steps || (flags.names.empty() && !shows_sizes && checkpoint::is_run_directory(flags.path))) {
+    if (!flags.names.empty()) throw UsageError("--steps takes no names, expected the directory of a run alone");
+    if (shows_sizes) throw UsageError("--tree and --du are for a checkpoint, expected no --steps");
+    return inspect_run(flags, session);
+  }
+  if (flags.verify) throw UsageError("--verify is for the directory of a run; 'tessera verify' verifies a checkpoint");
+  const auto opened = session.open(flags.path, false, flags.all_warnings);
   const NamedItems items = find_names(*opened, flags.names);
-  if (flags.tree || flags.du) {
+  if (shows_sizes) {
     print_sizes(flags, session, *opened, items);
   } else if (flags.json) {
     print_json(session, *opened, items);
   } else if (flags.names.empty()) {
     print_overview(session, *opened);
+    print_steps_note(session, flags.path);
   } else {
     print_details(session, *opened, items);
   }
@@ -82,36 +113,33 @@ Place place_of(const checkpoint::Checkpoint& checkpoint, std::size_t tensor, std
 
 Command inspect_command() {
   const auto flags = std::make_shared<Flags>();
-  return {
-      .name = "inspect",
-      .summary = "Show the contents of a checkpoint.",
-      .details =
-          "Without names, prints tables of the tensors, objects and files. With names, prints every chunk of "
-          "these tensors, with its file and byte offset, and the values of these objects. --tree and --du add up the "
-          "sizes of tensors by prefix: keys of nested state dicts, and the parts of names between dots.",
-      .examples = {"tessera inspect step-1000", "tessera inspect step-1000 'model.layers.0.*'",
-                   "tessera inspect step-1000 --json | jq '.tensors | keys'",
-                   "tessera inspect step-1000 --du --depth 3"},
-      .options = {checkpoint_argument("CKPT", flags->path),
-                  {.name = "FQN",
-                   .help = "Names or globs of tensors and objects",
-                   .target = &flags->names,
-                   .positional = true},
-                  {.name = "tree",
-                   .help = "Print the tree of prefixes with the bytes of their tensors, the largest first",
-                   .target = &flags->tree},
-                  {.name = "du",
-                   .help = "Print a list of prefixes with the bytes of their tensors, the largest first",
-                   .target = &flags->du,
-                   .conflicts = "tree"},
-                  {.name = "depth",
-                   .value_name = "N",
-                   .help = "Levels of --tree and --du",
-                   .target = &flags->depth,
-                   .default_text = "2 for --du, all for --tree",
-                   .range = Range{1, 64}},
-                  json_option(flags->json)},
-      .run = [flags](Session& session) { return inspect(*flags, session); }};
+  return {.name = "inspect",
+          .summary = "Show the contents of a checkpoint, or list the steps of a run.",
+          .details =
+              "Without names, prints tables of the tensors, objects and files. With names, prints every chunk of "
+              "these tensors, with its file and byte offset, and the values of these objects. Of the directory of a "
+              "run, lists its steps: when each was written, by how many ranks, its size, and whether it is complete. "
+              "With --verify, the exit status is 1 if a step is damaged that is complete otherwise.",
+          .examples = {"tessera inspect step-1000", "tessera inspect step-1000 'model.layers.0.*'",
+                       "tessera inspect step-1000 --du --depth 3", "tessera ls checkpoints",
+                       "tessera inspect step-1000 --json | jq '.tensors | keys'"},
+          .options = {checkpoint_argument("CKPT", flags->path),
+                      {.name = "FQN",
+                       .help = "Names or globs of tensors and objects",
+                       .target = &flags->names,
+                       .positional = true},
+                      {.name = "steps",
+                       .help = "List the steps in a directory that has a checkpoint of its own too",
+                       .target = &flags->steps},
+                      {.name = "verify",
+                       .help = "Of the directory of a run: read all data and compare every checksum",
+                       .target = &flags->verify},
+                      jobs_option(flags->jobs),
+                      quiet_option(flags->quiet),
+                      all_warnings_option(flags->all_warnings),
+                      json_option(flags->json)},
+          .alias = "ls",
+          .run = [flags](Session& session) { return inspect(*flags, session); }};
 }
 
 }  // namespace tessera::cli

@@ -8,6 +8,7 @@
 #include "cli/session.h"
 #include "cli/text/names.h"
 #include "tessera/checkpoint/inspect/size_tree.h"
+#include "tessera/checkpoint/manage/run_directory.h"
 
 namespace tessera::cli {
 
@@ -39,5 +40,8 @@ void print_size_tree_json(Session& session, const checkpoint::SizeNode& root);
 void print_size_list(Session& session, const checkpoint::SizeNode& root);
 // {"bytes", "tensors", "objects", "prefixes": [{"prefix", "bytes", "tensors", "objects"}]}
 void print_size_list_json(Session& session, const checkpoint::SizeNode& root);
+void print_run(Session& session, const checkpoint::RunDirectory& run);
+// Prints that the directory of a checkpoint has steps in it too, if it does.
+void print_steps_note(Session& session, const std::string& directory);
 
 }  // namespace tessera::cli

@@ -19,6 +19,7 @@ namespace fs = std::filesystem;
 
 struct Flags {
   std::string path, output;
+  bool force = false, all_warnings = false;
 };
 
 // Throws unless `output` does not exist or is a page of this command: no other file may be replaced.
@@ -34,15 +35,16 @@ void check_may_replace(const fs::path& output) {
       if (as_text(begin) == checkpoint::kMosaicBegin) return;
     }
   }
-  fail(ErrorCode::invalid_argument, "write {}: the file exists and was not written by 'tessera map'; name another one",
+  fail(ErrorCode::invalid_argument,
+       "write {}: the file exists and was not written by 'tessera map'; name another one, or pass --force",
        output.string());
 }
 
 ExitStatus map(const Flags& flags, Session& session) {
   if (flags.output.empty()) throw UsageError("--output: the name is empty, expected a file or - for standard output");
   const bool to_standard_output = flags.output == "-";
-  if (!to_standard_output) check_may_replace(flags.output);
-  const auto opened = session.open(flags.path);
+  if (!to_standard_output && !flags.force) check_may_replace(flags.output);
+  const auto opened = session.open(flags.path, false, flags.all_warnings);
   const std::string page = checkpoint::mosaic_html(*opened);
   session.cancellation.check();
   if (to_standard_output) {
@@ -72,7 +74,11 @@ Command map_command() {
                        .help = "Page to write; - for standard output",
                        .target = &flags->output,
                        .required = true,
-                       .is_path = true}},
+                       .is_path = true},
+                      {.name = "force",
+                       .help = "Replace the file even if it is no page of tessera",
+                       .target = &flags->force},
+                      all_warnings_option(flags->all_warnings)},
           .run = [flags](Session& session) { return map(*flags, session); }};
 }
 

@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -22,8 +23,22 @@ struct Flags {
   PlannedState state;
   std::string sharding = "0";
   std::int64_t files_per_rank = 1;
-  bool json = false;
+  bool json = false, large = false;
 };
+
+// A measurement holds the plans of all ranks. Of this many items it takes some 13 GB and minutes.
+constexpr double kMaxItems = 1e8;
+constexpr double kBytesPerItem = 130;
+
+void check_scale(const Flags& flags) {
+  const double items = static_cast<double>(flags.state.ranks) * static_cast<double>(flags.state.tensors);
+  if (items <= kMaxItems || flags.large) return;
+  const double bytes = std::min(items * kBytesPerItem, 9e18);
+  throw UsageError(
+      fmt::format("{:.1e} items take about {} of memory to measure, expected at most {:.0e} items; --large "
+                  "measures them all the same",
+                  items, format_bytes(static_cast<std::uint64_t>(bytes)), kMaxItems));
+}
 
 PlannedState state_of(const Flags& flags) {
   PlannedState state = flags.state;
@@ -82,6 +97,7 @@ void print_as_json(Session& session, const PlanningCost& cost) {
 
 ExitStatus plan(const Flags& flags, Session& session) {
   const PlannedState state = state_of(flags);
+  check_scale(flags);
   const PlanningCost cost = checkpoint::measure_planning(state, &session.cancellation);
   if (flags.json) {
     print_as_json(session, cost);
@@ -128,6 +144,9 @@ Command plan_command() {
                        .target = &flags->files_per_rank,
                        .default_text = "1",
                        .range = Range{0, 1 << 20}},
+                      {.name = "large",
+                       .help = "Measure more than 100 million items, which takes much memory and time",
+                       .target = &flags->large},
                       json_option(flags->json)},
           .run = [flags](Session& session) { return plan(*flags, session); }};
 }

@@ -1,4 +1,4 @@
-#include "tessera/checkpoint/verify.h"
+#include "cli/commands/verify.h"
 
 #include <fmt/ranges.h>
 
@@ -20,15 +20,12 @@ using checkpoint::VerifyReport;
 struct Flags {
   std::string path;
   std::int64_t jobs = 0;
-  bool json = false;
+  bool json = false, quiet = false;
 };
 
 void print_for_people(Session& session, const VerifyReport& report) {
   const auto print = [&](const std::string& text) { session.out.print("{}\n", wrap(text, session.out.columns())); };
-  for (const Problem& problem : report.problems) print(one_line(problem.what));
-  if (report.problem_count > report.problems.size()) {
-    print(fmt::format("... and {} more", report.problem_count - report.problems.size()));
-  }
+  print_problems(session, report);
   if (!report.left_over.empty()) {
     print(fmt::format("note: {} without a reference, left by an interrupted save: {}",
                       counted(report.left_over.size(), "file"),
@@ -55,7 +52,7 @@ void print_for_people(Session& session, const VerifyReport& report) {
 ExitStatus verify(const Flags& flags, Session& session) {
   checkpoint::VerifyOptions options;
   options.jobs = static_cast<std::size_t>(flags.jobs);
-  options.progress = &session.progress;
+  options.progress = session.progress_unless(flags.quiet);
   options.cancellation = &session.cancellation;
   const VerifyReport report = checkpoint::verify(flags.path, options);
   session.progress.end();
@@ -69,13 +66,22 @@ ExitStatus verify(const Flags& flags, Session& session) {
 
 }  // namespace
 
+void print_problems(Session& session, const VerifyReport& report) {
+  const auto print = [&](const std::string& text) { session.out.print("{}\n", wrap(text, session.out.columns())); };
+  for (const Problem& problem : report.problems) print(one_line(problem.what));
+  if (report.problem_count > report.problems.size()) {
+    print(fmt::format("... and {} more", report.problem_count - report.problems.size()));
+  }
+}
+
 Command verify_command() {
   const auto flags = std::make_shared<Flags>();
   return {.name = "verify",
           .summary = "Check that every byte is accounted for and every checksum matches.",
           .details = "Prints each problem with its file, byte offset and name. Exit status 0: no problem; 1: damaged.",
           .examples = {"tessera verify step-1000 && rm -r step-0900"},
-          .options = {checkpoint_argument("CKPT", flags->path), json_option(flags->json), jobs_option(flags->jobs)},
+          .options = {checkpoint_argument("CKPT", flags->path), json_option(flags->json), jobs_option(flags->jobs),
+                      quiet_option(flags->quiet)},
           .run = [flags](Session& session) { return verify(*flags, session); }};
 }
 

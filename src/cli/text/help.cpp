@@ -95,6 +95,7 @@ std::string command_help(const Command& command) {
   text += rows("Arguments", command.options, true);
   text += rows("Options", command.options, false);
   if (!command.details.empty()) text += "\n" + filled(command.details, 0) + "\n";
+  if (!command.alias.empty()) text += fmt::format("\n'tessera {}' is the same command.\n", command.alias);
   return text + examples_of(command.examples);
 }
 

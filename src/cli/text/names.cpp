@@ -2,44 +2,15 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <numeric>
 #include <string_view>
-#include <utility>
 
 #include "cli/output.h"
+#include "cli/text/similar_names.h"
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/convert.h"
 
 namespace tessera::cli {
 namespace {
-
-constexpr std::size_t kSuggestions = 3;
-
-// The Levenshtein distance of a and b, at most `limit`.
-std::size_t edit_distance(std::string_view a, std::string_view b, std::size_t limit) {
-  if (std::max(a.size(), b.size()) - std::min(a.size(), b.size()) >= limit) return limit;
-  std::vector<std::size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), std::size_t{0});
-  for (std::size_t i = 1; i <= a.size(); ++i) {
-    std::size_t diagonal = std::exchange(row[0], i);
-    std::size_t best = i;
-    for (std::size_t j = 1; j <= b.size(); ++j) {
-      const std::size_t replaced = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
-      diagonal = row[j];
-      row[j] = std::min({replaced, row[j] + 1, row[j - 1] + 1});
-      best = std::min(best, row[j]);
-    }
-    if (best >= limit) return limit;
-  }
-  return std::min(row.back(), limit);
-}
-
-// The distance of `name` from the name that was asked for, at most `limit`.
-std::size_t remoteness(std::string_view wanted, std::string_view name, std::size_t limit) {
-  if (wanted.size() >= 3 && name.find(wanted) != std::string_view::npos) return 1;
-  return edit_distance(wanted, name, limit);
-}
 
 class Names {
  public:
@@ -54,21 +25,13 @@ class Names {
   std::string suggestion(std::string_view wanted) const {
     std::size_t below = 0;
     const std::string prefix = std::string(wanted) + ".";
-    const std::size_t limit = std::max<std::size_t>(3, wanted.size() / 3);
-    std::vector<std::pair<std::size_t, std::string_view>> close;
+    SimilarNames similar(wanted);
     for_each([&](const std::string& name, std::size_t, bool) {
       below += name.starts_with(prefix) ? 1 : 0;
-      const std::size_t distance = remoteness(wanted, name, limit);
-      if (distance < limit) close.emplace_back(distance, name);
+      similar.add(name);
     });
     if (below > 0) return fmt::format("; '{}*' has {}", printable(prefix), counted(below, "name"));
-    std::partial_sort(close.begin(), close.begin() + std::min(kSuggestions, close.size()), close.end());
-    close.resize(std::min(kSuggestions, close.size()));
-    std::string text;
-    for (const auto& [distance, name] : close) {
-      text += fmt::format("{} '{}'", text.empty() ? "; did you mean" : ",", printable(name));
-    }
-    return text + (text.empty() ? "" : "?");
+    return similar.suggestion();
   }
 
  private:

@@ -189,6 +189,12 @@ void TextTable::print(Output& out) const {
   for (const std::vector<std::string>& row : rows_) {
     out.write(line([&](std::size_t i) -> const std::string& { return row[i]; }) + "\n");
   }
+  if (widths.size() == columns_.size()) return;
+  std::string omitted = "not shown: ";
+  for (std::size_t i = widths.size(); i < columns_.size(); ++i) {
+    omitted += (i == widths.size() ? "" : ", ") + columns_[i].title;
+  }
+  out.write(out.faint(wrap(omitted + " (the terminal is too narrow)", out.columns())) + "\n");
 }
 
 }  // namespace tessera::cli

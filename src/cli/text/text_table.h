@@ -24,8 +24,8 @@ std::string truncate_middle(std::string_view text, std::size_t columns);
 std::string wrap(std::string_view text, std::size_t columns);
 
 // Rows of cells. If the terminal is too narrow, columns are truncated, the last first, to their minimum widths; if that
-// is not enough, the last ones are omitted. Without a terminal nothing is truncated, and an overlong cell shifts the
-// rest of its row. A cell must not contain line breaks.
+// is not enough, the last ones are omitted, which a line after the table names. Without a terminal nothing is
+// truncated, and an overlong cell shifts the rest of its row. A cell must not contain line breaks.
 class TextTable {
  public:
   enum class Align : unsigned char { left, right };

@@ -1,5 +1,6 @@
 #pragma once
-// The names of the files that a save writes.
+// The names of the files that a save writes, and of the entries next to a checkpoint that are not visible yet, or no
+// more.
 
 #include <cstdint>
 #include <optional>
@@ -37,5 +38,22 @@ std::optional<std::int64_t> parse_rank_metadata_name(std::string_view text);
 
 // Whether an interrupted save may have left this file, provided that nothing refers to it.
 bool may_be_left_by_a_save(std::string_view name);
+
+// The name of an entry that process `process` made for, or of, the entry `name` of the same directory.
+struct HiddenName {
+  std::string name;
+  std::int64_t process = 0;
+  std::int64_t number = 0;  // among those of the process
+  bool operator==(const HiddenName&) const = default;
+};
+
+// ".<name>.tessera-<process>-<number>.partial": a folder that is about to be renamed to `name`, or that holds the file
+// that is. Locked while its process lives.
+std::string staging_name(const HiddenName& name);
+std::optional<HiddenName> parse_staging_name(std::string_view text);
+
+// ".<name>.tessera-<process>-<number>.removed": what was called `name` and is being deleted.
+std::string removed_name(const HiddenName& name);
+std::optional<HiddenName> parse_removed_name(std::string_view text);
 
 }  // namespace tessera::checkpoint

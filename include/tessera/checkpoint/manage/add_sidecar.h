@@ -1,0 +1,37 @@
+#pragma once
+/// \file
+/// Checksums for a checkpoint that another program wrote: adds a sidecar (see sidecar.h) to it.
+
+#include <cstdint>
+#include <filesystem>
+
+#include "tessera/base/cancellation.h"
+#include "tessera/base/progress.h"
+#include "tessera/checkpoint/verify.h"
+
+namespace tessera::checkpoint {
+
+struct AddSidecarOptions {
+  std::size_t jobs = 0;  ///< threads; 0 for one per processor, but 4 to 16
+  /// Whether to write the sidecar even if the checkpoint has problems, or differs from the sidecar that it has.
+  bool force = false;
+  ProgressSink* progress = nullptr;
+  const Cancellation* cancellation = nullptr;
+};
+
+struct AddSidecarReport {
+  std::filesystem::path sidecar;
+  std::uint64_t files = 0, bytes = 0;  ///< that the sidecar lists
+  bool written = false;                ///< false if the sidecar was there and agrees, or if there are problems
+  bool replaced = false;               ///< whether another sidecar was there before
+  VerifyReport verified;               ///< what verify() found before
+};
+
+/// Verifies a checkpoint and writes the size and the checksums of all its files into its sidecar, as a save does. If
+/// the checkpoint has a sidecar and agrees with it, writes nothing. If there are problems, writes nothing unless
+/// `options.force` is true. The sidecar appears complete or not at all, whenever the process is killed. Memory does not
+/// grow with the data, but for 4 bytes for each 128 KiB. The files must not change meanwhile: throws `Error(io)` if one
+/// does. Otherwise throws as verify and Checkpoint::open.
+AddSidecarReport add_sidecar(const std::filesystem::path& checkpoint, const AddSidecarOptions& options = {});
+
+}  // namespace tessera::checkpoint

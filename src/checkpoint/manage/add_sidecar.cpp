@@ -1,0 +1,158 @@
+#include "tessera/checkpoint/manage/add_sidecar.h"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "checkpoint/buffer.h"
+#include "tessera/base/crc32.h"
+#include "tessera/base/error.h"
+#include "tessera/base/thread_pool.h"
+#include "tessera/checkpoint/checkpoint.h"
+#include "tessera/checkpoint/internal/file_names.h"
+#include "tessera/checkpoint/sidecar.h"
+
+namespace tessera::checkpoint {
+namespace fs = std::filesystem;
+namespace {
+
+constexpr std::uint64_t kPieceBytes = 32 * Sidecar::kBlockBytes;
+
+// What changes when a file is written to.
+using FileState = std::tuple<ino_t, off_t, std::int64_t, std::int64_t>;
+
+FileState state_of_file(const fs::path& path) {
+  struct stat status = {};
+  if (::stat(path.c_str(), &status) != 0) fail(ErrorCode::io, "stat {}: the file was removed", path.string());
+  return {status.st_ino, status.st_size, status.st_mtim.tv_sec, status.st_mtim.tv_nsec};
+}
+
+// A file whose blocks threads sum up.
+struct SummedFile {
+  std::string name;
+  fs::path path;
+  FileState before;
+  std::uint64_t size_bytes = 0;
+  std::vector<std::uint32_t> block_crcs;
+};
+
+class Summing {
+ public:
+  Summing(const fs::path& checkpoint, const AddSidecarOptions& options)
+      : directory_(fs::is_directory(checkpoint) ? checkpoint : checkpoint.parent_path()),
+        options_(options),
+        progress_(options.progress != nullptr ? *options.progress : no_progress()),
+        pool_(options.jobs != 0 ? options.jobs : std::clamp<std::size_t>(available_processors(), 4, 16)) {}
+
+  Sidecar run(const std::vector<std::string>& names) {
+    std::uint64_t total = 0;
+    for (const std::string& name : names) {
+      auto& file = *files_.emplace_back(std::make_unique<SummedFile>());
+      file.name = name;
+      file.path = directory_ / name;
+      file.before = state_of_file(file.path);
+      total += file.size_bytes = static_cast<std::uint64_t>(std::get<1>(file.before));
+    }
+    progress_.begin("sum", total);
+    for (const auto& file : files_) submit(*file);
+    pool_.wait();
+    progress_.end();
+    Sidecar sidecar;
+    for (const auto& file : files_) {
+      if (state_of_file(file->path) != file->before) {
+        fail(ErrorCode::io, "sum {}: the file was changed meanwhile, expected that no program writes to the checkpoint",
+             file->path.string());
+      }
+      sidecar.files[file->name] = facts_of_blocks(file->size_bytes, std::move(file->block_crcs));
+    }
+    return sidecar;
+  }
+
+ private:
+  void submit(SummedFile& file) {
+    file.block_crcs.resize((file.size_bytes + Sidecar::kBlockBytes - 1) / Sidecar::kBlockBytes);
+    const auto opened = std::make_shared<const File>(File::open_read(file.path));
+    for (std::uint64_t begin = 0; begin < file.size_bytes; begin += kPieceBytes) {
+      const std::uint64_t end = std::min(begin + kPieceBytes, file.size_bytes);
+      pool_.submit([this, &file, opened, begin, end] {
+        if (options_.cancellation != nullptr) options_.cancellation->check();
+        sum_blocks(*opened, begin, end, file.block_crcs);
+        progress_.advance(end - begin);
+      });
+    }
+  }
+
+  static void sum_blocks(const File& file, std::uint64_t begin, std::uint64_t end, std::vector<std::uint32_t>& crcs) {
+    thread_local Buffer buffer;
+    const MutableByteView piece = buffer.get(end - begin);
+    file.read_at(begin, piece);
+    for (std::uint64_t at = begin; at < end; at += Sidecar::kBlockBytes) {
+      const std::uint64_t length = std::min(Sidecar::kBlockBytes, end - at);
+      crcs[at / Sidecar::kBlockBytes] = crc32(piece.subspan(at - begin, length));
+    }
+  }
+
+  fs::path directory_;
+  const AddSidecarOptions& options_;
+  ProgressSink& progress_;
+  std::vector<std::unique_ptr<SummedFile>> files_;
+  ThreadPool pool_;  // last: its threads use all of the above
+};
+
+std::vector<std::string> names_of_files(const Checkpoint& checkpoint) {
+  std::vector<std::string> names = checkpoint.description_files();
+  for (const SourceFile& file : checkpoint.files()) {
+    if (file.size_bytes) names.push_back(file.name);
+  }
+  return names;
+}
+
+// Writes a file under a temporary name, which a killed process may leave and the next call replaces.
+void replace_file(const fs::path& path, ByteView contents) {
+  const fs::path temporary = path.string() + std::string(kTemporarySuffix);
+  std::error_code ignored;
+  fs::remove(temporary, ignored);
+  write_new_file(temporary, contents);
+  rename_replacing(temporary, path);
+  sync_directory(path.has_parent_path() ? path.parent_path() : fs::path("."));
+}
+
+void count(const Sidecar& sidecar, AddSidecarReport& report) {
+  report.files = sidecar.files.size();
+  for (const auto& [name, facts] : sidecar.files) report.bytes += facts.size_bytes;
+}
+
+}  // namespace
+
+AddSidecarReport add_sidecar(const fs::path& checkpoint, const AddSidecarOptions& options) {
+  AddSidecarReport report;
+  report.sidecar = sidecar_path(checkpoint);
+  VerifyOptions verify_options;
+  verify_options.jobs = options.jobs;
+  verify_options.progress = options.progress;
+  verify_options.cancellation = options.cancellation;
+  report.verified = verify(checkpoint, verify_options);
+  std::error_code ignored;
+  const bool had_sidecar = fs::exists(report.sidecar, ignored);
+  if (report.verified.good() && report.verified.has_sidecar) {
+    if (const auto sidecar = read_sidecar(checkpoint)) count(*sidecar, report);
+    return report;
+  }
+  if (!report.verified.good() && !options.force) return report;
+  OpenOptions open_options;
+  open_options.check_checksums = false;
+  const auto opened = Checkpoint::open(checkpoint, open_options);
+  const Sidecar sidecar = Summing(checkpoint, options).run(names_of_files(*opened));
+  replace_file(report.sidecar, write_sidecar(sidecar));
+  report.written = true;
+  report.replaced = had_sidecar;
+  count(sidecar, report);
+  return report;
+}
+
+}  // namespace tessera::checkpoint

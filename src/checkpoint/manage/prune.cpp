@@ -1,0 +1,178 @@
+#include "tessera/checkpoint/manage/prune.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "checkpoint/storage/directory_lock.h"
+#include "tessera/base/error.h"
+#include "tessera/base/file.h"
+#include "tessera/checkpoint/internal/file_names.h"
+#include "tessera/checkpoint/manage/run_directory.h"
+
+namespace tessera::checkpoint {
+namespace fs = std::filesystem;
+namespace {
+
+using Kind = RunEntry::Kind;
+constexpr std::uint64_t kMaxReferenceBytes = 4096;
+
+std::string text_of(const fs::path& path) {
+  std::error_code ignored;
+  if (!fs::is_regular_file(path, ignored) || fs::file_size(path, ignored) > kMaxReferenceBytes) return "";
+  const Bytes bytes = read_file(path, kMaxReferenceBytes);
+  std::string text(as_text(bytes));
+  while (!text.empty() && (text.back() == '\n' || text.back() == ' ')) text.pop_back();
+  return text;
+}
+
+// Returns the names of entries that something in the directory refers to, and what refers to them.
+std::map<std::string, std::string> references(const RunDirectory& run) {
+  std::map<std::string, std::string> found;
+  const fs::path root = fs::canonical(run.path);
+  for (const fs::directory_entry& entry : fs::directory_iterator(run.path)) {
+    if (!entry.is_symlink()) continue;
+    std::error_code error;
+    const fs::path relative = fs::weakly_canonical(entry.path(), error).lexically_relative(root);
+    if (!error && !relative.empty()) found.try_emplace(relative.begin()->string(), entry.path().filename().string());
+  }
+  const std::string latest = text_of(run.path / "latest");
+  if (!latest.empty()) found.try_emplace(latest, "latest");
+  constexpr const char* kOfMegatron = "latest_checkpointed_iteration.txt";
+  if (const auto iteration = parse_step_name(text_of(run.path / kOfMegatron))) {
+    for (const RunEntry& entry : run.entries) {
+      if (entry.of.step == iteration->step) found.try_emplace(entry.name, kOfMegatron);
+    }
+  }
+  return found;
+}
+
+class Pruning {
+ public:
+  Pruning(RunDirectory run, const PruneOptions& options)
+      : run_(std::move(run)), options_(options), references_(references(run_)) {
+    check_units();
+    std::size_t kept = 0;
+    for (std::size_t i = run_.entries.size(); i-- > 0 && kept < options_.keep;) {
+      if (!run_.entries[i].complete) continue;
+      newest_.insert(i);
+      ++kept;
+    }
+  }
+
+  PruneReport run() {
+    for (std::size_t i = 0; i < run_.entries.size(); ++i) {
+      if (options_.cancellation != nullptr) options_.cancellation->check();
+      const RunEntry& entry = run_.entries[i];
+      std::string why_kept, why_removed;
+      decide(i, why_kept, why_removed);
+      if (!why_removed.empty()) remove({entry.name, std::move(why_removed), entry.size_bytes});
+      if (!why_kept.empty()) report_.kept.push_back({entry.name, std::move(why_kept)});
+    }
+    if (!options_.dry_run && !report_.removed.empty()) sync_directory(run_.path);
+    return std::move(report_);
+  }
+
+ private:
+  // Numbers of epochs and of steps have no common order, so none of them is the newest.
+  void check_units() const {
+    const RunEntry* first = nullptr;
+    for (const RunEntry& entry : run_.entries) {
+      if (!entry.complete) continue;
+      if (first == nullptr) first = &entry;
+      if (entry.of.unit == first->of.unit) continue;
+      fail(ErrorCode::invalid_argument,
+           "prune {}: found the steps '{}' and '{}', expected names of one kind, whose numbers can be compared; move "
+           "one "
+           "kind to another directory",
+           run_.path.string(), printable(first->name), printable(entry.name));
+    }
+  }
+
+  bool is_older_than_newest(std::size_t i) const {
+    return run_.newest_complete && run_.entries[i].of.step < run_.entries[*run_.newest_complete].of.step;
+  }
+
+  // Sets one of the reasons.
+  void decide(std::size_t i, std::string& why_kept, std::string& why_removed) const {
+    const RunEntry& entry = run_.entries[i];
+    const auto reference = references_.find(entry.name);
+    const bool is_ours = entry.kind == Kind::step || parse_staging_name(entry.name);
+    if (entry.kind == Kind::removed) {
+      why_removed = "removed before";
+    } else if (entry.kind == Kind::link) {
+      why_kept = entry.problem;
+    } else if (newest_.contains(i)) {
+      why_kept = "newest";
+    } else if (entry.in_use) {
+      why_kept = "being written";
+    } else if (reference != references_.end()) {
+      why_kept = fmt::format("'{}' refers to it", printable(reference->second));
+    } else if (entry.kind == Kind::step && options_.every && entry.of.step % *options_.every == 0) {
+      why_kept = fmt::format("a multiple of {}", *options_.every);
+    } else if (entry.complete) {
+      why_removed = "old";
+    } else if (!is_ours || (entry.kind == Kind::step && !entry.format)) {
+      why_kept = entry.problem;
+    } else if (!is_older_than_newest(i)) {
+      why_kept = "newer than the newest complete step, and may be being written";
+    } else if (!options_.incomplete) {
+      why_kept = entry.problem;
+    } else {
+      why_removed = entry.kind == Kind::staging ? "unfinished" : "incomplete";
+    }
+  }
+
+  void remove(PrunedEntry entry) {
+    if (options_.dry_run) {
+      take(std::move(entry));
+      return;
+    }
+    try {
+      const fs::path path = run_.path / entry.name;
+      DirectoryLock lock;
+      if (parse_removed_name(entry.name)) {
+        finish_removals(run_.path);
+      } else {
+        if (parse_staging_name(entry.name) && !(lock = DirectoryLock::try_lock(path))) {
+          report_.kept.push_back({entry.name, "being written"});
+          return;
+        }
+        remove_step(run_.path, entry.name);
+      }
+      take(std::move(entry));
+    } catch (const Error& error) {
+      // Another process removed it.
+      if (error.code() != ErrorCode::not_found) report_.failed.push_back(error.what());
+    }
+  }
+
+  void take(PrunedEntry entry) {
+    report_.freed_bytes += entry.size_bytes;
+    if (options_.removed) options_.removed(entry);
+    report_.removed.push_back(std::move(entry));
+  }
+
+  const RunDirectory run_;
+  const PruneOptions& options_;
+  const std::map<std::string, std::string> references_;  // by the names of entries
+  std::set<std::size_t> newest_;                         // the complete steps that are kept as such
+  PruneReport report_;
+};
+
+}  // namespace
+
+PruneReport prune(const fs::path& directory, const PruneOptions& options) {
+  if (options.keep < 1) {
+    fail(ErrorCode::invalid_argument, "prune {}: keep is 0, expected at least 1", directory.string());
+  }
+  if (options.every && *options.every < 1) {
+    fail(ErrorCode::invalid_argument, "prune {}: every is {}, expected at least 1", directory.string(), *options.every);
+  }
+  return Pruning(list_run(directory, options.cancellation), options).run();
+}
+
+}  // namespace tessera::checkpoint

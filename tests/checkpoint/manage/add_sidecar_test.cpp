@@ -1,0 +1,126 @@
+#include "tessera/checkpoint/manage/add_sidecar.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "checkpoint/manage/runs.h"
+#include "support/error_matchers.h"
+#include "tessera/checkpoint/checkpoint.h"
+#include "tessera/checkpoint/sidecar.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+
+class AddSidecarTest : public runs::RunTest {
+ protected:
+  // Expects that the sidecar has the facts of the files as they are.
+  void expect_facts(const fs::path& checkpoint, std::size_t files) const {
+    const auto sidecar = read_sidecar(checkpoint);
+    ASSERT_TRUE(sidecar);
+    EXPECT_EQ(sidecar->files.size(), files);
+    const fs::path directory = fs::is_directory(checkpoint) ? checkpoint : checkpoint.parent_path();
+    for (const auto& [name, facts] : sidecar->files) EXPECT_EQ(facts, facts_of(read_file(directory / name))) << name;
+    const VerifyReport report = verify(checkpoint);
+    EXPECT_TRUE(report.good());
+    EXPECT_TRUE(report.sidecar_agrees);
+    EXPECT_EQ(report.bytes_without_checksum, 0u);
+    EXPECT_FALSE(fs::exists(report_path(checkpoint)));
+  }
+  static fs::path report_path(const fs::path& checkpoint) { return sidecar_path(checkpoint).string() + ".tmp"; }
+};
+
+TEST_F(AddSidecarTest, EveryFormatGetsOneThatVerifyAgreesWith) {
+  add_dcp("dcp");
+  fs::remove(run() / "dcp/.tessera.json");
+  fs::copy(runs::golden_safetensors_file(), run() / "model.safetensors");
+  add_torch("model.pt");
+  fs::copy(runs::golden_checkpoint("2.14-hf"), run() / "hf", fs::copy_options::recursive);
+  const auto add = [&](const char* name) {
+    const AddSidecarReport report = add_sidecar(run() / name);
+    EXPECT_TRUE(report.written) << name;
+    EXPECT_FALSE(report.replaced) << name;
+    EXPECT_GT(report.bytes, 0u);
+    return report.files;
+  };
+  EXPECT_EQ(add("dcp"), 5u);
+  expect_facts(run() / "dcp", 5);
+  EXPECT_EQ(add("model.safetensors"), 1u);
+  expect_facts(run() / "model.safetensors", 1);
+  EXPECT_EQ(add("model.pt"), 1u);
+  expect_facts(run() / "model.pt", 1);
+  expect_facts(run() / "hf", add("hf"));
+}
+
+TEST_F(AddSidecarTest, FilesOfManyBlocksAreSummedByThreadsAsInOnePiece) {
+  const std::uint64_t bytes = 40 * Sidecar::kBlockBytes + 17;
+  std::string header = R"({"a":{"dtype":"U8","shape":[)" + std::to_string(bytes) + R"(],"data_offsets":[0,)" +
+                       std::to_string(bytes) + "]}}";
+  header.append(8 - header.size() % 8, ' ');
+  Bytes file;
+  append_little_endian(file, std::uint64_t{header.size()});
+  append(file, header);
+  for (std::uint64_t i = 0; i < bytes; ++i) file.push_back(static_cast<std::uint8_t>(i * i >> 9));
+  write_new_file(run() / "a.safetensors", file);
+  AddSidecarOptions options;
+  options.jobs = 4;
+  add_sidecar(run() / "a.safetensors", options);
+  expect_facts(run() / "a.safetensors", 1);
+}
+
+TEST_F(AddSidecarTest, OneThatAgreesIsNotWrittenAgain) {
+  fs::copy(runs::golden_safetensors_file(), run() / "a.safetensors");
+  add_sidecar(run() / "a.safetensors");
+  const auto written = fs::last_write_time(sidecar_path(run() / "a.safetensors"));
+  const AddSidecarReport report = add_sidecar(run() / "a.safetensors");
+  EXPECT_FALSE(report.written);
+  EXPECT_TRUE(report.verified.good());
+  EXPECT_EQ(report.files, 1u);
+  EXPECT_EQ(fs::last_write_time(sidecar_path(run() / "a.safetensors")), written);
+}
+
+TEST_F(AddSidecarTest, OneThatDisagreesIsReplacedByForceOnly) {
+  fs::copy(runs::golden_safetensors_file(), run() / "a.safetensors");
+  add_sidecar(run() / "a.safetensors");
+  const Bytes before = read_file(sidecar_path(run() / "a.safetensors"));
+  testing::put_byte(run() / "a.safetensors", static_cast<std::int64_t>(fs::file_size(run() / "a.safetensors") - 1),
+                    0x55);
+  const AddSidecarReport refused = add_sidecar(run() / "a.safetensors");
+  EXPECT_FALSE(refused.written);
+  ASSERT_EQ(refused.verified.problem_count, 1u);
+  EXPECT_THAT(refused.verified.problems[0].what, HasSubstr("expected"));
+  EXPECT_EQ(read_file(sidecar_path(run() / "a.safetensors")), before);
+  AddSidecarOptions force;
+  force.force = true;
+  const AddSidecarReport replaced = add_sidecar(run() / "a.safetensors", force);
+  EXPECT_TRUE(replaced.written);
+  EXPECT_TRUE(replaced.replaced);
+  expect_facts(run() / "a.safetensors", 1);
+}
+
+TEST_F(AddSidecarTest, DamageThatTheFormatShowsIsNotBlessed) {
+  add_dcp("dcp");
+  fs::remove(run() / "dcp/.tessera.json");
+  testing::put_byte(run() / "dcp/__0_0.distcp", 5000, 0x55);
+  const AddSidecarReport refused = add_sidecar(run() / "dcp");
+  EXPECT_FALSE(refused.written);
+  EXPECT_FALSE(refused.verified.good());
+  EXPECT_FALSE(fs::exists(run() / "dcp/.tessera.json"));
+}
+
+TEST_F(AddSidecarTest, WhatAKilledCallLeftIsReplaced) {
+  fs::copy(runs::golden_safetensors_file(), run() / "a.safetensors");
+  add_text("a.safetensors.tessera.json.tmp", "{");
+  EXPECT_TRUE(add_sidecar(run() / "a.safetensors").written);
+  expect_facts(run() / "a.safetensors", 1);
+}
+
+TEST_F(AddSidecarTest, WhatIsNoCheckpointIsRefused) {
+  EXPECT_ERROR(add_sidecar(run() / "nothing"), ErrorCode::not_found, "no such file or directory");
+  EXPECT_ERROR(add_sidecar(run()), ErrorCode::not_found, "no checkpoint in this directory");
+}
+
+}  // namespace
+}  // namespace tessera::checkpoint
