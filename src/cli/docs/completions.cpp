@@ -26,9 +26,16 @@ std::string flags_of(const std::vector<Option>& options) {
   return text + flags_of(help_option());
 }
 
+// The name of a command and its alias, if it has one.
+std::string names_of(const Command& command, std::string_view separator) {
+  std::string text(command.name);
+  if (!command.alias.empty()) text += fmt::format("{}{}", separator, command.alias);
+  return text;
+}
+
 std::string command_words(const Program& program) {
   std::string text;
-  for (const Command& command : program.commands) text += fmt::format("{}{}", text.empty() ? "" : " ", command.name);
+  for (const Command& command : program.commands) text += (text.empty() ? "" : " ") + names_of(command, " ");
   return text;
 }
 
@@ -126,7 +133,7 @@ std::string bash_completion(const Program& program) {
   text += fmt::format("    '') _tessera_words {}; return ;;\n",
                       quoted(command_words(program) + " " + flags_of(program.options)));
   for (const Command& command : program.commands) {
-    text += fmt::format("    {})\n      options={}\n", command.name, quoted(flags_of(command.options)));
+    text += fmt::format("    {})\n      options={}\n", names_of(command, " | "), quoted(flags_of(command.options)));
     const std::string values = bash_values(command);
     if (!values.empty()) text += "      case $previous in\n" + values + "      esac\n";
     text += "      ;;\n";
@@ -150,11 +157,13 @@ std::string zsh_completion(const Program& program) {
   text += "    " + zsh_option(help_option()) + " \\\n    '1:command:->command' '*::argument:->argument'\n";
   text += "  case $state in\n    command)\n      local -a commands=(\n";
   for (const Command& command : program.commands) {
-    text += fmt::format("        {}\n", quoted(fmt::format("{}:{}", command.name, command.summary)));
+    for (const std::string& name : words_of(names_of(command, " "))) {
+      text += fmt::format("        {}\n", quoted(fmt::format("{}:{}", name, command.summary)));
+    }
   }
   text += "      )\n      _describe command commands\n      ;;\n    argument)\n      case $words[1] in\n";
   for (const Command& command : program.commands) {
-    text += fmt::format("        {})\n          _arguments", command.name);
+    text += fmt::format("        {})\n          _arguments", names_of(command, "|"));
     std::size_t number = 0;
     for (const Option& option : command.options) {
       text += " \\\n            " + (option.positional ? zsh_argument(option, ++number) : zsh_option(option));
@@ -171,10 +180,11 @@ std::string fish_completion(const Program& program) {
   for (const Option& option : program.options) text += fish_option(none, option);
   text += fish_option("true", help_option());
   for (const Command& command : program.commands) {
-    text += fmt::format("complete -c tessera -n {} -a {} -d {}\n", fish_quoted(none), command.name,
-                        fish_quoted(command.summary));
+    text += fmt::format("complete -c tessera -n {} -a {} -d {}\n", fish_quoted(none),
+                        fish_quoted(names_of(command, " ")), fish_quoted(command.summary));
+    const std::string seen = "__fish_seen_subcommand_from " + names_of(command, " ");
     for (const Option& option : command.options) {
-      if (!option.positional) text += fish_option(fmt::format("__fish_seen_subcommand_from {}", command.name), option);
+      if (!option.positional) text += fish_option(seen, option);
     }
   }
   return text;

@@ -119,6 +119,7 @@ std::string command_page(const Program& program, const Command& command, std::st
   text += ".SH SYNOPSIS\n" + bold(fmt::format("tessera {}", command.name)) + "\n" + escaped(usage_of(command.options)) +
           "\n";
   text += ".SH DESCRIPTION\n" + paragraph(command.summary) + paragraph(command.details);
+  if (!command.alias.empty()) text += paragraph(alias_sentence(command));
   return text + options_section("ARGUMENTS", command.options, true) +
          options_section("OPTIONS", command.options, false) + exit_section(program) +
          examples_section(command.examples) + see_also(program, &command);

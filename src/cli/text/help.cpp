@@ -68,6 +68,10 @@ const Option& help_option() {
   return option;
 }
 
+std::string alias_sentence(const Command& command) {
+  return fmt::format("'tessera {}' is the same command.", command.alias);
+}
+
 std::string names_of(const Option& option) {
   if (option.positional) return fmt::format("{}{}", option.name, is_list(option) ? " ..." : "");
   return option.letter == '\0' ? fmt::format("--{}", option.name)
@@ -95,7 +99,7 @@ std::string command_help(const Command& command) {
   text += rows("Arguments", command.options, true);
   text += rows("Options", command.options, false);
   if (!command.details.empty()) text += "\n" + filled(command.details, 0) + "\n";
-  if (!command.alias.empty()) text += fmt::format("\n'tessera {}' is the same command.\n", command.alias);
+  if (!command.alias.empty()) text += "\n" + alias_sentence(command) + "\n";
   return text + examples_of(command.examples);
 }
 

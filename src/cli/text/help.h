@@ -18,6 +18,9 @@ const Option& help_option();
 // "[OPTIONS] CKPT [FQN...]"
 std::string usage_of(const std::vector<Option>& options);
 
+// "'tessera ls' is the same command.", of a command with an alias.
+std::string alias_sentence(const Command& command);
+
 // "-o, --output"; the bare name of a positional argument.
 std::string names_of(const Option& option);
 
