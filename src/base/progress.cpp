@@ -1,6 +1,7 @@
 #include "tessera/base/progress.h"
 
 #include <fmt/format.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -58,18 +59,29 @@ struct TerminalProgress::State {
   void draw(Clock::time_point now) {
     const std::uint64_t done = done_bytes.load(std::memory_order_relaxed);
     const double seconds = std::chrono::duration<double>(now - begin).count();
-    std::string line = fmt::format("\r\x1b[K{}  {}", phase, format_bytes(done));
-    if (total_bytes > 0) {
-      line += fmt::format(" of {}  {:.0f}%", format_bytes(total_bytes),
-                          100.0 * static_cast<double>(done) / static_cast<double>(total_bytes));
-    }
-    if (seconds > 0.2) line += fmt::format("  {}/s", format_bytes(static_cast<std::uint64_t>(double(done) / seconds)));
     measure(now, done);
-    if (seconds > 2 && total_bytes > done && rate >= 1) {
-      line += fmt::format("  {} left", duration(static_cast<double>(total_bytes - done) / rate));
+    const std::size_t columns = terminal_columns();
+    std::string line = fmt::format("{}  {}", phase, format_bytes(done));
+    // What does not fit is left out: a line that wraps cannot be redrawn.
+    const auto add = [&](const std::string& part) {
+      if (line.size() + part.size() < columns) line += part;
+    };
+    if (total_bytes > 0) {
+      add(fmt::format(" of {}", format_bytes(total_bytes)));
+      add(fmt::format("  {:.0f}%", 100.0 * static_cast<double>(done) / static_cast<double>(total_bytes)));
     }
+    if (seconds > 0.2) add(fmt::format("  {}/s", format_bytes(static_cast<std::uint64_t>(double(done) / seconds))));
+    if (seconds > 2 && total_bytes > done && rate >= 1) {
+      add(fmt::format("  {} left", duration(static_cast<double>(total_bytes - done) / rate)));
+    }
+    line.resize(std::min(line.size(), columns - 1));
+    line.insert(0, "\r\x1b[K");
     write(line);
     drawn = true;
+  }
+  static std::size_t terminal_columns() {
+    winsize size{};
+    return ::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 1 ? size.ws_col : 80;
   }
   // "7 s", "3:05", "2:03:05"
   static std::string duration(double seconds) {

@@ -22,8 +22,9 @@ class ProgressSink {
 /// Returns a sink that ignores all calls.
 ProgressSink& no_progress();
 
-/// A line on standard error that is redrawn in place at most ten times a second. Shows nothing if standard error is not
-/// a terminal. A process may have one at a time.
+/// A line on standard error that is redrawn in place at most ten times a second, from 2 seconds on with the time that
+/// is left at the rate of the last seconds. Leaves out what the terminal has no room for. Shows nothing if standard
+/// error is not a terminal. A process may have one at a time.
 class TerminalProgress final : public ProgressSink {
  public:
   TerminalProgress();
