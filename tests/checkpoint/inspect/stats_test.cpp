@@ -312,7 +312,7 @@ void expect_same_bits(const TensorStats& a, const TensorStats& b, const std::str
 
 TEST_F(StatsTest, ThreadsAndChunksDoNotChangeABit) {
   // Several pieces of 1 MiB, of numbers whose sums are all rounded.
-  constexpr std::int64_t kRows = 1100, kColumns = 700;
+  constexpr std::int64_t kRows = 4400, kColumns = 700;
   std::vector<float> values;
   std::uint32_t state = 1;
   for (std::int64_t i = 0; i < kRows * kColumns; ++i) {
@@ -324,7 +324,8 @@ TEST_F(StatsTest, ThreadsAndChunksDoNotChangeABit) {
   file.write(directory_ / "a.safetensors");
   const TensorStats expected = stats_of(directory_ / "a.safetensors", 1).at(0);
   expect_is(expected, {values.begin(), values.end()});
-  for (const std::size_t jobs : {2, 3, 7}) {
+  // Pieces end in any order.
+  for (const std::size_t jobs : {2, 3, 7, 7, 7, 7}) {
     expect_same_bits(stats_of(directory_ / "a.safetensors", jobs).at(0), expected, std::to_string(jobs) + " threads");
   }
   for (const auto& [ranks, dim] : std::vector<std::pair<int, int>>{{2, 0}, {5, 0}, {3, 1}}) {
