@@ -131,5 +131,6 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   convert_to(SourceKind::dcp, "dcp");
   convert_to(SourceKind::torch, "out.pt");
   convert_to(SourceKind::safetensors, "out.safetensors");
+  convert_to(SourceKind::torch_checkpointing, "out");
   return 0;
 }

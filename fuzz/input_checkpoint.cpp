@@ -1,5 +1,6 @@
 #include "input_checkpoint.h"
 
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -39,10 +40,16 @@ Bytes archived_one() {
   return bytes;
 }
 
+// {"a": a tensor of float32, [5, 2]}
+constexpr std::string_view kTensorPickle(
+    "\x80\x02}X\x01\0\0\0actorch._utils\n_rebuild_tensor_v2\n((X\x07\0\0\0storagectorch\nFloatStorage\n"
+    "X\x01\0\0\0000X\x03\0\0\0cpuM\0\x04tQK\0K\x05K\x02\x86K\x02K\x01\x86\x89}tRs.",
+    113);
+
 }  // namespace
 
 fs::path written(const Folder& folder, std::uint8_t kind, ByteView input) {
-  switch (kind % 3) {
+  switch (kind % 5) {
     case 0:
       fs::create_directory(folder / "in");
       write_new_file(folder / "in/.metadata", input);
@@ -51,9 +58,18 @@ fs::path written(const Folder& folder, std::uint8_t kind, ByteView input) {
     case 1:
       write_new_file(folder / "in.pt", archive_of(input));
       return folder / "in.pt";
-    default:
+    case 2:
       write_new_file(folder / "in.safetensors", input);
       return folder / "in.safetensors";
+    case 3:
+      fs::create_directory(folder / "in");
+      write_new_file(folder / "in/metadata.pkl", input);
+      write_new_file(folder / "in/model_0.pt", archive_of(as_bytes(kTensorPickle)));
+      return folder / "in";
+    default:
+      fs::create_directory(folder / "in");
+      write_new_file(folder / "in/model_0.pt", archive_of(input));
+      return folder / "in";
   }
 }
 

@@ -158,7 +158,7 @@ class Checkpoint(collections.abc.Mapping):
     """An open checkpoint: a mapping of the names of its tensors to `Tensor`, in the checkpoint's order.
 
     path        as it was given
-    kind        "dcp", "safetensors" or "torch"
+    kind        "dcp", "safetensors", "torch" or "torch_checkpointing"
     version     of the format, as text for users
     warnings    what was noticed while it was opened, such as ignored files
     files       the names of the files that hold data

@@ -216,7 +216,7 @@ def convert(
 ) -> ConvertReport:
     """Writes a checkpoint, a path or an open one, at `destination`, which must not exist. It appears complete or not at all.
 
-    to                 "dcp", "safetensors" or "torch"; None: by the ending of `destination`
+    to                 "dcp", "safetensors", "torch" or "torch_checkpointing"; None: by the ending of `destination`
     select, exclude    globs of names
     dtype              floating-point tensors are cast to it: "bfloat16", torch.bfloat16
     max_shard_bytes    largest file, not counting headers; 0 for the format's default

@@ -30,11 +30,12 @@ checkpoint::Selection selection_of(const tessera_selection& given) {
 }
 
 SourceKind kind_of(std::string_view format) {
-  for (const SourceKind kind : {SourceKind::dcp, SourceKind::safetensors, SourceKind::torch}) {
+  for (const SourceKind kind :
+       {SourceKind::dcp, SourceKind::safetensors, SourceKind::torch, SourceKind::torch_checkpointing}) {
     if (format == source_kind_name(kind)) return kind;
   }
-  fail(ErrorCode::invalid_argument, "convert: the format is '{}', expected dcp, safetensors or torch",
-       printable(format));
+  fail(ErrorCode::invalid_argument,
+       "convert: the format is '{}', expected dcp, safetensors, torch or torch_checkpointing", printable(format));
 }
 
 // Converts with what convert and reshard share, and reports. `work` is called with the options set.

@@ -47,7 +47,9 @@ class CTest : public ::testing::TestWithParam<std::string> {
 TEST_P(CTest, EveryTensorOfPyTorchIsRead) {
   const Opened checkpoint = open(golden_.checkpoint);
   ASSERT_EQ(tessera_tensor_count(checkpoint.get()), golden_.tensors.size());
-  EXPECT_STREQ(tessera_kind(checkpoint.get()), GetParam() == "2.14-hf" ? "safetensors" : "dcp");
+  EXPECT_STREQ(tessera_kind(checkpoint.get()), GetParam() == "2.14-hf"                        ? "safetensors"
+                                               : GetParam().find("-tc-") != std::string::npos ? "torch_checkpointing"
+                                                                                              : "dcp");
   for (size_t i = 0; i < golden_.tensors.size(); ++i) {
     tessera_tensor_info info{};
     ASSERT_EQ(tessera_tensor(checkpoint.get(), i, &info), TESSERA_OK);

@@ -1,5 +1,5 @@
 #pragma once
-// The golden checkpoints, written by real PyTorch, and their manifests.
+// The golden checkpoints, written by real PyTorch, and their manifests. Those named `tc` are of torch_checkpointing.
 
 #include <gtest/gtest.h>
 
@@ -54,8 +54,9 @@ inline Golden read_golden(const std::string& name) {
 }
 
 inline std::vector<std::string> golden_names() {
-  return {"1.13-sharded", "2.6-dtensor", "2.6-optim",       "2.6-sharded", "2.14-dtensor",
-          "2.14-hf",      "2.14-optim",  "2.14-replicated", "2.14-sharded"};
+  return {"1.13-sharded",  "2.6-dtensor",  "2.6-optim",       "2.6-sharded",  "2.14-dtensor",
+          "2.14-hf",       "2.14-optim",   "2.14-replicated", "2.14-sharded", "2.6-tc-local",
+          "2.14-tc-files", "2.14-tc-fsdp", "2.14-tc-local",   "2.14-tc-mesh", "2.14-tc-one"};
 }
 
 // Returns a name for parameterized tests.

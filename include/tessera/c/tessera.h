@@ -92,7 +92,7 @@ typedef struct tessera_open_options {
 tessera_status tessera_open(const char* path, const tessera_open_options* options, tessera_checkpoint** checkpoint);
 void tessera_close(tessera_checkpoint* checkpoint);
 
-/// Returns "dcp", "safetensors" or "torch".
+/// Returns "dcp", "safetensors", "torch" or "torch_checkpointing".
 const char* tessera_kind(const tessera_checkpoint* checkpoint);
 /// Returns the version of the format as text for users: "PyTorch 2.x".
 const char* tessera_format_version(const tessera_checkpoint* checkpoint);
@@ -319,10 +319,10 @@ typedef struct tessera_convert_options {
   tessera_task* task;        ///< may be NULL
 } tessera_convert_options;
 
-/// Writes `source` at `destination`, which must not exist, in `format`: "dcp", "safetensors" or "torch". The
-/// destination appears complete or not at all. Sets `*json`, unless `json` is NULL, to a report as of `tessera convert
-/// --json`; release it with tessera_bytes_free. Fails with TESSERA_INVALID_ARGUMENT, TESSERA_NOT_FOUND,
-/// TESSERA_UNSUPPORTED, TESSERA_CORRUPT, TESSERA_IO, TESSERA_CANCELLED.
+/// Writes `source` at `destination`, which must not exist, in `format`: "dcp", "safetensors", "torch" or
+/// "torch_checkpointing". The destination appears complete or not at all. Sets `*json`, unless `json` is NULL, to a
+/// report as of `tessera convert --json`; release it with tessera_bytes_free. Fails with TESSERA_INVALID_ARGUMENT,
+/// TESSERA_NOT_FOUND, TESSERA_UNSUPPORTED, TESSERA_CORRUPT, TESSERA_IO, TESSERA_CANCELLED.
 tessera_status tessera_convert(const tessera_checkpoint* source, const char* destination, const char* format,
                                const tessera_convert_options* options, tessera_bytes** json);
 

@@ -32,13 +32,16 @@ enum class SourceKind : std::uint8_t {
   dcp,          ///< a directory with `.metadata`, or with one `__<rank>.metadata` per rank
   safetensors,  ///< one file, or a directory of files with or without an index
   torch,        ///< one torch.save file, or a directory of files with an index
+  /// A directory with `metadata.pkl` or files `<item>_<rank>.pt`, as Meta's torch_checkpointing saves it.
+  torch_checkpointing,
 };
-/// Returns "dcp", "safetensors" or "torch".
+/// Returns "dcp", "safetensors", "torch" or "torch_checkpointing".
 std::string_view source_kind_name(SourceKind kind);
 
 struct SourceFile {
   std::string name;  ///< relative to the checkpoint's directory; the file's own name if the checkpoint is one file
   std::optional<std::uint64_t> size_bytes;  ///< empty if the file is missing
+  std::optional<std::int64_t> rank;         ///< the rank that saved it, if the format has ranks
 };
 
 /// The bytes of one stored chunk or object: [offset_bytes, offset_bytes + length_bytes) of a file. In a DCP checkpoint

@@ -16,6 +16,7 @@
 #include "tessera/format/pickle_value.h"
 #include "tessera/format/pickle_writer.h"
 #include "tessera/format/zip.h"
+#include "tessera/layout/placement.h"
 
 namespace tessera::torch_archive {
 
@@ -50,6 +51,22 @@ bool is_tensor_like(pickle::NodeRef value);
 /// bytes are its values (sparse, quantized, a subclass, a conjugated view, ...). Ignores attributes of a tensor or
 /// parameter. Throws `Error(corrupt)` if it is malformed: wrong types, negative sizes, elements outside of the storage.
 std::optional<TensorRef> as_tensor(pickle::NodeRef value);
+
+/// A DTensor: the tensor that a rank saved of it, and how it is distributed.
+struct DTensorRef {
+  TensorRef local;
+  std::vector<std::int64_t> shape;  ///< of the full tensor
+  std::vector<std::int64_t> mesh_shape;
+  std::vector<std::int64_t> coordinate;  ///< of the rank in the mesh
+  Placements placements;                 ///< one per mesh dimension
+};
+
+/// Returns the DTensor that `value` describes, or nothing if it is not one. Throws `Error(unsupported)` for a kind of
+/// placement, mesh or local tensor that is not known, naming its class, and `Error(corrupt)` if it is malformed.
+std::optional<DTensorRef> as_dtensor(pickle::NodeRef value);
+/// Returns the tensor that a rank saved of a DTensor, or nothing if `value` is no DTensor. Throws as above, but does
+/// not look at mesh and placements.
+std::optional<TensorRef> as_local_tensor(pickle::NodeRef value);
 
 /// Returns the storage that a persistent id names, or nothing if the id has another form or class. Throws
 /// `Error(corrupt)` if the storage is malformed.

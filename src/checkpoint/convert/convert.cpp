@@ -117,6 +117,13 @@ void check_limits(const fs::path& destination, const ConvertOptions& options) {
     fail(ErrorCode::invalid_argument, "convert to {}: found a limit on shard size, expected none for a single file",
          destination.string());
   }
+  if (options.to == SourceKind::torch_checkpointing && options.max_shard_bytes != 0) {
+    fail(ErrorCode::invalid_argument,
+         "convert to {}: found a limit on shard size, expected none for torch_checkpointing, which has one file for "
+         "each "
+         "item and rank",
+         destination.string());
+  }
   if (options.file_of_tensor.empty()) return;
   if (options.to == SourceKind::safetensors && !is_single_file(destination, options.to) &&
       options.max_shard_bytes == 0) {
@@ -184,6 +191,8 @@ ConvertReport convert(const std::shared_ptr<const Checkpoint>& source, const fs:
         return plan_safetensors(output, file_name);
       case SourceKind::torch:
         return plan_torch(output, file_name);
+      case SourceKind::torch_checkpointing:
+        return plan_torch_checkpointing(output);
     }
     fail(ErrorCode::invalid_argument, "convert: unknown destination format {}", static_cast<int>(options.to));
   });

@@ -8,7 +8,6 @@
 #include "checkpoint/save/item_layouts.h"
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/internal/file_names.h"
-#include "tessera/checkpoint/mosaic.h"
 #include "tessera/format/dcp_metadata.h"
 #include "tessera/layout/sharding.h"
 
@@ -176,7 +175,7 @@ void place_by_files(DcpLayout& layout, const Checkpoint& like, const TensorInfo&
     if (is_empty(info.chunks[c])) continue;
     std::int64_t rank = 0;
     if (info.stored[c].file != StoredRange::kNoFile) {
-      rank = rank_of_file(like.files()[info.stored[c].file].name).value_or(info.stored[c].file);
+      rank = like.files()[info.stored[c].file].rank.value_or(info.stored[c].file);
     }
     layout.ranks[rank].push_back({tensor, Box(info.chunks[c])});
   }

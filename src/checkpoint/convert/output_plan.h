@@ -54,6 +54,8 @@ class OutputSource {
   void warn(const std::string& message) const;
   // Warns of each tensor with elements that were beyond the range of the destination's dtype. Call it after writing.
   void warn_of_elements_beyond_range() const;
+  // States, before anything is read, how many times every element of a tensor is; otherwise it is read once.
+  void expect_reads(std::size_t tensor, std::uint64_t times) const;
 
   // Returns the elements of `box` of a tensor (an index into tensors()), row-major, in the destination's dtype.
   Data tensor_data(std::size_t tensor, const Box& box) const;
@@ -99,5 +101,6 @@ OutputPlan plan_dcp(const std::shared_ptr<const OutputSource>& source, const Dcp
 // If `file_name` is not empty, plans one file of this name without an index; otherwise a directory.
 OutputPlan plan_safetensors(const std::shared_ptr<const OutputSource>& source, const std::string& file_name);
 OutputPlan plan_torch(const std::shared_ptr<const OutputSource>& source, const std::string& file_name);
+OutputPlan plan_torch_checkpointing(const std::shared_ptr<const OutputSource>& source);
 
 }  // namespace tessera::checkpoint

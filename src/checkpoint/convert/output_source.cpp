@@ -6,6 +6,7 @@
 #include "checkpoint/buffer.h"
 #include "checkpoint/convert/output_plan.h"
 #include "tessera/base/cast.h"
+#include "tessera/base/checked.h"
 #include "tessera/base/crc32.h"
 #include "tessera/base/error.h"
 #include "tessera/layout/byte_ranges.h"
@@ -64,6 +65,10 @@ OutputSource::OutputSource(std::shared_ptr<const Checkpoint> checkpoint, const C
   }
   readers_ = std::make_shared<std::vector<ReaderSlot>>(tensors_.size());
   for (std::size_t i = 0; i < tensors_.size(); ++i) (*readers_)[i].unread_bytes = tensors_[i].info->size_bytes();
+}
+
+void OutputSource::expect_reads(std::size_t tensor, std::uint64_t times) const {
+  (*readers_)[tensor].unread_bytes = checked_multiply(tensors_[tensor].info->size_bytes(), times, "bytes to read");
 }
 
 void OutputSource::warn(const std::string& message) const {

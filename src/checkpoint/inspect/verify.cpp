@@ -18,6 +18,7 @@
 #include "tessera/checkpoint/internal/file_names.h"
 #include "tessera/checkpoint/sidecar.h"
 #include "tessera/format/safetensors.h"
+#include "tessera/format/torch_checkpointing.h"
 
 namespace tessera::checkpoint {
 namespace fs = std::filesystem;
@@ -248,7 +249,8 @@ class Verifier {
         report_.left_over.push_back(name);
       } else if (name.ends_with(".distcp") && checkpoint_) {
         add_for_file(name, {}, {}, "the metadata does not refer to it");
-      } else if (name != kMetadataFileName && !index_kind(name) && !parse_rank_metadata_name(name)) {
+      } else if (name != kMetadataFileName && name != torch_checkpointing::kMetadataFileName && !index_kind(name) &&
+                 !parse_rank_metadata_name(name)) {
         report_.other_files.push_back(name);
       }
     }
@@ -365,18 +367,15 @@ class Verifier {
         check_items();
         break;
       case SourceKind::torch:
-        check_archive();
+      case SourceKind::torch_checkpointing:
+        check_archives();
         break;
       case SourceKind::safetensors:
         check_objects();
         break;
     }
     pool_.wait();
-    if (checkpoint_->kind() != SourceKind::safetensors) return;
-    for (const SourceFile& file : checkpoint_->files()) {
-      if (!sidecar_ || !sidecar_->files.contains(file.name))
-        report_.bytes_without_checksum += file.size_bytes.value_or(0);
-    }
+    count_unchecked();
   }
 
   bool can_read(const StoredRange& stored) const {
@@ -447,26 +446,52 @@ class Verifier {
                              printable(entry.name), crc, entry.crc32));
   }
 
-  void check_archive() {
+  // Checks the CRC-32 of every entry of each file that is an archive.
+  void check_archives() {
     check_objects();
-    // Names of the tensors in an entry, by the file and its data offset.
-    std::map<std::pair<std::uint32_t, std::uint64_t>, std::string> names;
-    for (std::size_t t = 0; t < checkpoint_->tensors().size(); ++t) {
-      const Extent extent = checkpoint_->locate(t, 0);
-      std::string& name = names[{extent.file, extent.checksum ? extent.checksum->offset_bytes : extent.offset_bytes}];
-      name += (name.empty() ? "" : ", ") + checkpoint_->tensors()[t].name;
+    std::vector<std::map<std::uint64_t, std::string>> names(checkpoint_->files().size());  // by offset in the file
+    const auto take = [&](const StoredRange& stored, const std::string& name) {
+      std::string& known = names[stored.file][stored.offset_bytes];
+      if (!known.empty()) known += ", ";
+      known += name;
+    };
+    for (const TensorInfo& tensor : checkpoint_->tensors()) {
+      for (const StoredRange& stored : tensor.stored) take(stored, tensor.name);
     }
-    for (std::uint32_t f = 0; f < checkpoint_->files().size(); ++f) {
+    for (const StoredCopy& copy : checkpoint_->copies()) take(copy.stored, copy.name);
+    for (std::size_t f = 0; f < names.size(); ++f) {
       const SourceFile& source = checkpoint_->files()[f];
-      const std::shared_ptr<const ByteSource> file = checkpoint_->open_file(f);
+      const std::shared_ptr<const ByteSource> file = checkpoint_->open_file(static_cast<std::uint32_t>(f));
+      if (!is_archive(*file)) continue;
       const zip::Directory directory = zip::read_directory(*file, 0, *source.size_bytes);
       for (const zip::Entry& entry : directory.entries) {
-        pool_.submit([this, file, entry, &source, name = names[{f, entry.data_offset_bytes}]] {
-          check_entry(*file, source.name, entry, name, entry.data_offset_bytes);
+        std::string in_entry;
+        for (auto at = names[f].lower_bound(entry.data_offset_bytes);
+             at != names[f].end() && at->first - entry.data_offset_bytes < entry.size_bytes; ++at) {
+          in_entry += (in_entry.empty() ? "" : ", ") + at->second;
+        }
+        pool_.submit([this, file, entry, &source, in_entry] {
+          check_entry(*file, source.name, entry, in_entry, entry.data_offset_bytes);
         });
       }
     }
     pool_.wait();
+  }
+
+  static bool is_archive(const ByteSource& file) {
+    Bytes first(std::min<std::uint64_t>(file.size_bytes(), 64));
+    file.read_at(0, first);
+    return zip::looks_like_zip(first);
+  }
+
+  // Counts the bytes of files whose format has no checksums and that no sidecar lists.
+  void count_unchecked() {
+    if (checkpoint_->kind() == SourceKind::dcp) return;
+    for (std::size_t f = 0; f < checkpoint_->files().size(); ++f) {
+      const SourceFile& file = checkpoint_->files()[f];
+      if (is_in_sidecar(file.name) || is_archive(*checkpoint_->open_file(static_cast<std::uint32_t>(f)))) continue;
+      report_.bytes_without_checksum += file.size_bytes.value_or(0);
+    }
   }
 
   fs::path path_, directory_;

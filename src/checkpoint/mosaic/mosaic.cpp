@@ -126,9 +126,8 @@ class PageData {
   }
 
   void add_file(const SourceFile& file) {
-    const auto rank = rank_of_file(file.name);
     put("[{},{},{}]", json_string(file.name), file.size_bytes ? fmt::to_string(*file.size_bytes) : "null",
-        rank ? fmt::to_string(*rank) : "null");
+        file.rank ? fmt::to_string(*file.rank) : "null");
   }
 
   void add_tensor(const TensorInfo& tensor) {

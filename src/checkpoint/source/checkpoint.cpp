@@ -12,6 +12,7 @@
 #include "tessera/checkpoint/internal/checkpoint_files.h"
 #include "tessera/checkpoint/manage/run_directory.h"
 #include "tessera/format/safetensors.h"
+#include "tessera/format/torch_checkpointing.h"
 #include "tessera/layout/coverage.h"
 
 namespace tessera::checkpoint {
@@ -25,6 +26,8 @@ std::string_view source_kind_name(SourceKind kind) {
       return "safetensors";
     case SourceKind::torch:
       return "torch";
+    case SourceKind::torch_checkpointing:
+      return "torch_checkpointing";
   }
   return "unknown";
 }
@@ -70,7 +73,7 @@ std::uint32_t SourceBackend::add_file(const std::string& name) {
          "{}: data file name '{}' leaves the checkpoint's directory, expected a relative path without '..'",
          path.string(), printable(name));
   }
-  files.push_back({name, storage->size_bytes(name)});
+  files.push_back({name, storage->size_bytes(name), rank_of_file(name)});
   return static_cast<std::uint32_t>(files.size() - 1);
 }
 
@@ -119,12 +122,16 @@ std::optional<SourceKind> directory_kind(const Storage& storage) {
   const std::vector<std::string> names = storage.list();
   const auto any = [&](const auto& what) { return std::any_of(names.begin(), names.end(), what); };
   const auto is_of = [](const std::string& name, SourceKind kind) { return index_kind(name) == kind; };
+  if (any([](const std::string& name) { return name == torch_checkpointing::kMetadataFileName; })) {
+    return SourceKind::torch_checkpointing;
+  }
   if (any([&](const std::string& name) {
         return name.ends_with(kSafetensorsSuffix) || is_of(name, SourceKind::safetensors);
       })) {
     return SourceKind::safetensors;
   }
   if (any([&](const std::string& name) { return is_of(name, SourceKind::torch); })) return SourceKind::torch;
+  if (any(is_torch_checkpointing_file)) return SourceKind::torch_checkpointing;
   if (any([](const std::string& name) { return name.ends_with(".distcp"); })) return SourceKind::dcp;
   return std::nullopt;
 }
@@ -158,6 +165,8 @@ std::unique_ptr<SourceBackend> open_storage(const std::shared_ptr<const Storage>
     case SourceKind::torch:
       return open_torch_directory(
           storage, options, find_index(names, SourceKind::torch, kTorchIndexFileName, storage->name()).value_or(""));
+    case SourceKind::torch_checkpointing:
+      return open_torch_checkpointing(storage, options);
     case SourceKind::dcp:
       break;
   }
@@ -170,7 +179,8 @@ std::unique_ptr<SourceBackend> open_storage(const std::shared_ptr<const Storage>
       fail(ErrorCode::unsupported, "{}: found {}", directory.string(), *what);
     }
   }
-  fail(ErrorCode::not_found, "{}: no checkpoint in this directory (no .metadata, no *.safetensors, no *.index.json){}",
+  fail(ErrorCode::not_found, "{}: no checkpoint in this directory (no .metadata, no metadata.pkl, no *.safetensors, no *.index.json, "
+       "no <item>_0.pt){}",
        storage->name(), hint_for_directory(directory, names));
 }
 

@@ -95,6 +95,9 @@ std::unique_ptr<SourceBackend> open_torch_directory(const std::shared_ptr<const 
 std::unique_ptr<SourceBackend> open_safetensors_file(const std::filesystem::path& file, const OpenOptions& options);
 std::unique_ptr<SourceBackend> open_torch_file(const std::filesystem::path& file, const OpenOptions& options);
 
+std::unique_ptr<SourceBackend> open_torch_checkpointing(const std::shared_ptr<const Storage>& storage,
+                                                        const OpenOptions& options);
+
 // Returns the sidecar to compare reads with, or nothing.
 std::optional<Sidecar> sidecar_of(const Storage& storage, const OpenOptions& options);
 std::optional<Sidecar> sidecar_of(const std::filesystem::path& file, const OpenOptions& options);
@@ -104,6 +107,8 @@ std::optional<SourceKind> directory_kind(const Storage& storage);
 
 // Whether `storage` has `.metadata` or a `__<rank>.metadata`.
 bool is_dcp(const Storage& storage);
+// Whether a name is that of a file of rank 0, as torch_checkpointing names it, and of no step of a run.
+bool is_torch_checkpointing_file(const std::string& name);
 
 // Returns the storages that persistent ids within `value` name, by key.
 std::map<std::string, ObjectValue::Storage> storages_of(pickle::NodeRef value, const torch_archive::Archive& archive,

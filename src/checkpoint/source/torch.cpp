@@ -1,14 +1,11 @@
-// Reads one torch.save file. Nested containers are flattened to names with the rules of PyTorch's DCP.
-// PyTorch: torch/distributed/checkpoint/_traverse.py, _nested_dict.py.
+// Reads one torch.save file. Nested containers are flattened to names.
 
-#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
-#include "checkpoint/source/expansion.h"
+#include "checkpoint/source/flatten.h"
 #include "checkpoint/source/source.h"
 #include "tessera/base/error.h"
-#include "tessera/format/python_value.h"
 #include "tessera/layout/byte_ranges.h"
 
 namespace tessera::checkpoint {
@@ -17,11 +14,12 @@ using pickle::Kind;
 using pickle::NodeRef;
 namespace {
 
-constexpr std::size_t kMaxStateDepth = 200;
+constexpr std::size_t kMaxObjectDepth = 200;
 
 void collect_persistent_ids(NodeRef value, std::vector<NodeRef>& found, std::unordered_set<std::uint64_t>& seen,
                             std::size_t depth) {
-  if (depth > kMaxStateDepth) fail(ErrorCode::unsupported, "an object is nested deeper than {} levels", kMaxStateDepth);
+  if (depth > kMaxObjectDepth)
+    fail(ErrorCode::unsupported, "an object is nested deeper than {} levels", kMaxObjectDepth);
   const auto visit = [&](NodeRef child) { collect_persistent_ids(child, found, seen, depth + 1); };
   switch (value.kind()) {
     case Kind::list:
@@ -60,17 +58,6 @@ void collect_persistent_ids(NodeRef value, std::vector<NodeRef>& found, std::uno
   }
 }
 
-// Returns the key-value pairs of a value that is a Mapping in Python.
-std::optional<std::span<const pickle::Pair>> as_mapping(NodeRef value) {
-  if (value.is(Kind::dict)) return value.pairs();
-  if (!value.is(Kind::object)) return std::nullopt;
-  const pickle::Object& object = value.object();
-  if (object.calls("collections", "OrderedDict") || object.calls("collections", "defaultdict")) {
-    return object.dict_items();
-  }
-  return std::nullopt;
-}
-
 class TorchSource final : public SourceBackend {
  public:
   TorchSource(const fs::path& file_path, const OpenOptions& options)
@@ -89,11 +76,10 @@ class TorchSource final : public SourceBackend {
       while (!text.empty() && (text.back() == '\n' || text.back() == '\r')) text.pop_back();
       version += " " + printable(as_text(text));
     }
-    budget_ = ExpansionBudget(file->size_bytes());
     const NodeRef root = archive_->tree.root();
-    const bool is_container = as_mapping(root) || (root.is(Kind::list) && !is_terminal(root, 0));
-    if (is_container) {
-      flatten(root, {}, 0);
+    StateFlattener flattener(path.string(), file->size_bytes(), StateFlattener::Tuples::are_leaves);
+    if (flattener.is_container(root)) {
+      flattener.flatten(root, {}, [this](NodeRef value, const Path& at) { leaf(value, at); });
     } else {
       leaf(root, {torch_archive::is_tensor_like(root) ? "tensor" : "object"});
     }
@@ -110,76 +96,8 @@ class TorchSource final : public SourceBackend {
   }
 
  private:
-  static std::string name_of(const Path& path_in) {
-    std::string name;
-    for (std::size_t i = 0; i < path_in.size(); ++i) {
-      if (i > 0) name += '.';
-      if (const auto* key = std::get_if<std::string>(&path_in[i])) {
-        name += *key;
-      } else {
-        name += std::to_string(std::get<std::int64_t>(path_in[i]));
-      }
-    }
-    return name;
-  }
-
-  // Whether a value is not flattened: it is neither a mapping nor a list that contains a tensor or a mapping.
-  bool is_terminal(NodeRef value, std::size_t depth) {
-    if (depth > kMaxStateDepth)
-      fail(ErrorCode::unsupported, "the state is nested deeper than {} levels", kMaxStateDepth);
-    if (as_mapping(value)) return false;
-    if (!value.is(Kind::list)) return true;
-    const auto [known, is_new] = terminal_lists_.try_emplace(value.identity(), true);
-    if (!is_new) return known->second;
-    for (const NodeRef item : value.items()) {
-      const bool leads_on = (as_mapping(item) || item.is(Kind::list)) && !is_terminal(item, depth + 1);
-      if (leads_on || torch_archive::is_tensor_like(item)) return terminal_lists_[value.identity()] = false;
-    }
-    return true;
-  }
-
-  // A pickle can define a container once and refer to it often.
-  void charge(const Path& at) {
-    std::uint64_t bytes = sizeof(TensorInfo);
-    for (const Key& item : at) {
-      const auto* key = std::get_if<std::string>(&item);
-      bytes += sizeof(item) + 2 * (key == nullptr ? 0 : key->size());
-    }
-    if (!budget_.charge(bytes)) {
-      fail(ErrorCode::corrupt,
-           "{}: the flattened state takes more than {}, expected at most 64 MiB or 16 times the file; it repeats the "
-           "same containers many times",
-           path.string(), format_bytes(budget_.limit_bytes()));
-    }
-  }
-
-  void flatten(NodeRef value, const Path& at, std::size_t depth) {
-    charge(at);
-    if (depth > kMaxStateDepth) {
-      fail(ErrorCode::unsupported, "{}: the state is nested deeper than {} levels", path.string(), kMaxStateDepth);
-    }
-    if (const auto pairs = as_mapping(value)) {
-      // An empty mapping has no leaves. Keep it as an object, so that it is not lost.
-      if (pairs->empty() && depth > 0) return leaf(value, at);
-      for (const pickle::Pair& pair : *pairs) {
-        Path next = at;
-        next.emplace_back(pair.key.is(Kind::string) ? std::string(pair.key.string()) : pickle::repr(pair.key, 1000));
-        flatten(pair.value, next, depth + 1);
-      }
-    } else if (value.is(Kind::list) && !is_terminal(value, 0)) {
-      const auto items = value.items();
-      for (std::size_t i = 0; i < items.size(); ++i) {
-        Path next = at;
-        next.emplace_back(static_cast<std::int64_t>(i));
-        flatten(items[i], next, depth + 1);
-      }
-    } else {
-      leaf(value, at);
-    }
-  }
-
   void leaf(NodeRef value, const Path& at) {
-    const std::string name = name_of(at);
+    const std::string name = name_of_path(at);
     const std::optional<torch_archive::TensorRef> found =
         with_context([&] { return fmt::format("{}: '{}'", path.string(), printable(name)); },
                      [&] { return torch_archive::as_tensor(value); });
@@ -206,8 +124,6 @@ class TorchSource final : public SourceBackend {
   std::shared_ptr<torch_archive::Archive> archive_;
   std::vector<Extent> extents_;
   std::vector<NodeRef> object_values_;
-  std::unordered_map<std::uint64_t, bool> terminal_lists_;
-  ExpansionBudget budget_{0};
 };
 
 }  // namespace

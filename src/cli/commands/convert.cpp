@@ -80,6 +80,7 @@ SourceKind target_kind(const ConvertFlags& flags) {
   if (flags.to == "dcp") return SourceKind::dcp;
   if (flags.to == "safetensors") return SourceKind::safetensors;
   if (flags.to == "torch") return SourceKind::torch;
+  if (flags.to == "torch_checkpointing") return SourceKind::torch_checkpointing;
   const std::string_view destination = flags.destination;
   if (destination.ends_with(".safetensors")) return SourceKind::safetensors;
   for (const std::string_view ending : {".pt", ".pth", ".bin"}) {
@@ -217,9 +218,9 @@ Command convert_command() {
                    "tessera convert model.pt step-0 --to dcp"},
       .options = {{.name = "to",
                    .value_name = "FORMAT",
-                   .help = "dcp, safetensors or torch; optional if DST ends in .safetensors, .pt, .pth or .bin",
+                   .help = "The format; optional if DST ends in .safetensors, .pt, .pth or .bin",
                    .target = &flags->to,
-                   .choices = "dcp safetensors torch"}},
+                   .choices = "dcp safetensors torch torch_checkpointing"}},
       .run = [flags](Session& session) { return convert(*flags, session); }};
   add_common_options(*flags, command.options);
   return command;

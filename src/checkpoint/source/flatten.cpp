@@ -1,0 +1,99 @@
+#include "checkpoint/source/flatten.h"
+
+#include "tessera/base/error.h"
+#include "tessera/checkpoint/checkpoint.h"
+#include "tessera/format/python_value.h"
+#include "tessera/format/torch_archive.h"
+
+namespace tessera::checkpoint {
+using pickle::Kind;
+using pickle::NodeRef;
+namespace {
+
+constexpr std::size_t kMaxFlattenedDepth = 200;
+
+// Returns the key-value pairs of a value that is a Mapping in Python.
+std::optional<std::span<const pickle::Pair>> as_mapping(NodeRef value) {
+  if (value.is(Kind::dict)) return value.pairs();
+  if (!value.is(Kind::object)) return std::nullopt;
+  const pickle::Object& object = value.object();
+  if (object.calls("collections", "OrderedDict") || object.calls("collections", "defaultdict")) {
+    return object.dict_items();
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::string name_of_path(const Path& path) {
+  std::string name;
+  for (std::size_t i = 0; i < path.size(); ++i) {
+    if (i > 0) name += '.';
+    if (const auto* key = std::get_if<std::string>(&path[i])) {
+      name += *key;
+    } else {
+      name += std::to_string(std::get<std::int64_t>(path[i]));
+    }
+  }
+  return name;
+}
+
+bool StateFlattener::is_sequence(NodeRef value) const {
+  return value.is(Kind::list) || (tuples_ == Tuples::are_flattened && value.is(Kind::tuple));
+}
+
+bool StateFlattener::is_terminal(NodeRef value, std::size_t depth) {
+  if (depth > kMaxFlattenedDepth)
+    fail(ErrorCode::unsupported, "{}: the state is nested deeper than {} levels", where_, kMaxFlattenedDepth);
+  if (as_mapping(value)) return false;
+  if (!is_sequence(value)) return true;
+  const auto [known, is_new] = terminal_.try_emplace(value.identity(), true);
+  if (!is_new) return known->second;
+  for (const NodeRef item : value.items()) {
+    const bool leads_on = (as_mapping(item) || is_sequence(item)) && !is_terminal(item, depth + 1);
+    if (leads_on || torch_archive::is_tensor_like(item)) return terminal_[value.identity()] = false;
+  }
+  return true;
+}
+
+// A pickle can define a container once and refer to it often.
+void StateFlattener::charge(const Path& at) {
+  std::uint64_t bytes = sizeof(TensorInfo);
+  for (const Key& item : at) {
+    const auto* key = std::get_if<std::string>(&item);
+    bytes += sizeof(item) + 2 * (key == nullptr ? 0 : key->size());
+  }
+  if (!budget_.charge(bytes)) {
+    fail(ErrorCode::corrupt,
+         "{}: the flattened state takes more than {}, expected at most 64 MiB or 16 times the file; it repeats the "
+         "same containers many times",
+         where_, format_bytes(budget_.limit_bytes()));
+  }
+}
+
+void StateFlattener::flatten(NodeRef value, const Path& at, const Leaf& leaf, std::size_t depth) {
+  charge(at);
+  if (depth > kMaxFlattenedDepth) {
+    fail(ErrorCode::unsupported, "{}: the state is nested deeper than {} levels", where_, kMaxFlattenedDepth);
+  }
+  if (const auto pairs = as_mapping(value)) {
+    // An empty mapping has no leaves. Keep it as an object, so that it is not lost.
+    if (pairs->empty() && !at.empty()) return leaf(value, at);
+    for (const pickle::Pair& pair : *pairs) {
+      Path next = at;
+      next.emplace_back(pair.key.is(Kind::string) ? std::string(pair.key.string()) : pickle::repr(pair.key, 1000));
+      flatten(pair.value, next, leaf, depth + 1);
+    }
+  } else if (is_sequence(value) && !is_terminal(value, 0)) {
+    const auto items = value.items();
+    for (std::size_t i = 0; i < items.size(); ++i) {
+      Path next = at;
+      next.emplace_back(static_cast<std::int64_t>(i));
+      flatten(items[i], next, leaf, depth + 1);
+    }
+  } else {
+    leaf(value, at);
+  }
+}
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,48 @@
+#pragma once
+// Flattens the nested state of a torch.save archive to leaves with paths, by the rules of PyTorch's DCP.
+// PyTorch: torch/distributed/checkpoint/_traverse.py, _nested_dict.py.
+
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <unordered_map>
+
+#include "checkpoint/source/expansion.h"
+#include "tessera/base/state_path.h"
+#include "tessera/format/pickle_value.h"
+
+namespace tessera::checkpoint {
+
+// The keys and indices of a path, with dots between them: the name that DCP gives to a leaf.
+std::string name_of_path(const Path& path);
+
+class StateFlattener {
+ public:
+  // Whether tuples are flattened as lists are.
+  enum class Tuples : std::uint8_t { are_leaves, are_flattened };
+  using Leaf = std::function<void(pickle::NodeRef value, const Path& at)>;
+
+  // `where` is for messages, `stored_bytes` the size of the archive.
+  StateFlattener(std::string where, std::uint64_t stored_bytes, Tuples tuples)
+      : where_(std::move(where)), tuples_(tuples), budget_(stored_bytes) {}
+
+  // Whether a value is flattened: a mapping, or a list that contains a tensor or a mapping.
+  bool is_container(pickle::NodeRef value) { return !is_terminal(value, 0); }
+  // Calls `leaf` for each leaf of `value`, which is at the path `at`. Throws Error(unsupported) for deep nesting, and
+  // Error(corrupt) if containers that occur often make too many leaves.
+  void flatten(pickle::NodeRef value, const Path& at, const Leaf& leaf) { flatten(value, at, leaf, 0); }
+
+ private:
+  void flatten(pickle::NodeRef value, const Path& at, const Leaf& leaf, std::size_t depth);
+  bool is_sequence(pickle::NodeRef value) const;
+  bool is_terminal(pickle::NodeRef value, std::size_t depth);
+  void charge(const Path& at);
+
+  std::string where_;
+  Tuples tuples_;
+  ExpansionBudget budget_;
+  std::unordered_map<std::uint64_t, bool> terminal_;  // of sequences
+};
+
+}  // namespace tessera::checkpoint

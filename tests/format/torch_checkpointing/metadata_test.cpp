@@ -1,0 +1,136 @@
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "support/error_matchers.h"
+#include "support/paths.h"
+#include "tessera/base/file.h"
+#include "tessera/format/pickle_reader.h"
+#include "tessera/format/pickle_writer.h"
+#include "tessera/format/python_value.h"
+#include "tessera/format/torch_checkpointing.h"
+
+namespace tessera::torch_checkpointing {
+namespace {
+
+Bytes golden_bytes(const std::string& name) {
+  return read_file(tessera::testing::source_dir() + "/tests/golden/checkpoints/" + name + "/ck/metadata.pkl");
+}
+
+// A source in memory.
+class BytesSource final : public ByteSource {
+ public:
+  explicit BytesSource(Bytes bytes) : bytes_(std::move(bytes)) {}
+  void read_at(std::uint64_t offset_bytes, MutableByteView out) const override {
+    std::copy_n(bytes_.begin() + static_cast<std::ptrdiff_t>(offset_bytes), out.size(), out.begin());
+  }
+  std::uint64_t size_bytes() const override { return bytes_.size(); }
+  const std::string& name() const override { return name_; }
+
+ private:
+  Bytes bytes_;
+  std::string name_ = "metadata.pkl";
+};
+
+Metadata read_bytes(Bytes bytes) { return read(BytesSource(std::move(bytes))); }
+
+pickle::NodeRef get(pickle::NodeRef dict, std::string_view key) { return dict.find(key).value(); }
+
+// Reads the golden metadata with one text replaced by another of the same length.
+Metadata read_changed(const std::string& from, const std::string& to) {
+  Bytes bytes = golden_bytes("2.14-tc-fsdp");
+  std::string text(bytes.begin(), bytes.end());
+  const std::size_t at = text.find(from);
+  EXPECT_NE(at, std::string::npos);
+  text.replace(at, from.size(), to);
+  return read_bytes(Bytes(text.begin(), text.end()));
+}
+
+TEST(TorchCheckpointingMetadataTest, ReadsWhatThePackageWrote) {
+  const Metadata metadata = read_bytes(golden_bytes("2.14-tc-mesh"));
+  EXPECT_EQ(metadata.version, "2.0");
+  EXPECT_EQ(metadata.ranks, 4);
+  ASSERT_EQ(metadata.items.size(), 1u);
+  EXPECT_EQ(metadata.items[0].key, "model");
+  EXPECT_TRUE(metadata.items[0].files.empty());
+  for (const Entry& entry : metadata.items[0].entries) {
+    if (entry.path != Path{"strided"}) continue;
+    ASSERT_EQ(entry.groups.size(), 1u);
+    const Group& group = entry.groups[0];
+    EXPECT_EQ(group.dtype, DType::float32);
+    EXPECT_EQ(group.shape, (std::vector<std::int64_t>{8, 2}));
+    EXPECT_EQ(group.mesh->shape, (std::vector<std::int64_t>{2, 2}));
+    EXPECT_EQ(group.mesh->ranks, (std::vector<std::int64_t>{0, 1, 2, 3}));
+    EXPECT_EQ(to_string(group.placements), "[_S(0, 2), S(0)]");
+    return;
+  }
+  FAIL() << "no entry 'strided'";
+}
+
+TEST(TorchCheckpointingMetadataTest, WhatIsWrittenIsWhatWasRead) {
+  for (const std::string name : {"2.14-tc-fsdp", "2.14-tc-mesh", "2.14-tc-files", "2.14-tc-one"}) {
+    const Bytes theirs = golden_bytes(name);
+    const Bytes ours = write(read_bytes(theirs));
+    const pickle::ReadResult a = pickle::read(theirs, "theirs"), b = pickle::read(ours, "ours");
+    // All but the strides of tensors, which PyTorch takes from the tensors, and the names of mesh dimensions.
+    EXPECT_EQ(pickle::repr(get(a.tree.root(), "world_size")), pickle::repr(get(b.tree.root(), "world_size")));
+    EXPECT_TRUE(pickle::equal(a.tree.root(), b.tree.root())) << name << "\n"
+                                                             << pickle::repr(a.tree.root()) << "\n"
+                                                             << pickle::repr(b.tree.root());
+  }
+}
+
+TEST(TorchCheckpointingMetadataTest, UnknownClassesAndVersionsAreNamed) {
+  EXPECT_ERROR(read_changed("DTensorShardingMetadata", "MyTensorShardingMetadat"), ErrorCode::unsupported,
+               "item 'model'", "MyTensorShardingMetadat", "expected DTensorShardingMetadata");
+  EXPECT_ERROR(read_changed("Replicate", "Scattered"), ErrorCode::unsupported, "the placement Scattered");
+  EXPECT_ERROR(read_changed("torch.float64", "torch.float65"), ErrorCode::unsupported, "unknown dtype torch.float65");
+  const std::string version(
+      "\x8c\x03"
+      "2.0",
+      5);
+  EXPECT_ERROR(read_changed(version,
+                            "\x8c\x03"
+                            "3.0"),
+               ErrorCode::unsupported, "metadata of version 3.0");
+}
+
+TEST(TorchCheckpointingMetadataTest, MissingFieldsAndWrongKindsAreErrors) {
+  EXPECT_ERROR(read_changed("world_size", "world_sise"), ErrorCode::corrupt, "metadata has no 'world_size'");
+  EXPECT_ERROR(read_changed("mesh_data", "mesh_dada"), ErrorCode::corrupt, "has no 'mesh_data'");
+  EXPECT_ERROR(read_changed("[\"count\"]", "[\"count\"}"), ErrorCode::corrupt, "is not a JSON list");
+  Bytes list;
+  pickle::Writer writer(list, 4);
+  writer.empty_list();
+  writer.stop();
+  EXPECT_ERROR(read_bytes(list), ErrorCode::corrupt, "found a list, expected a dict");
+}
+
+TEST(TorchCheckpointingMetadataTest, RanksAreThoseOfTheMeshAndTheWorld) {
+  const auto bytes_with = [](std::int64_t ranks, std::vector<std::int64_t> of_mesh) {
+    Metadata metadata;
+    metadata.ranks = ranks;
+    auto mesh = std::make_shared<Mesh>();
+    mesh->shape = {std::ssize(of_mesh)};
+    mesh->ranks = std::move(of_mesh);
+    metadata.items.push_back({"model", {{{"w"}, {{DType::float32, {4}, mesh, {Placement::shard(0)}}}}}, {}});
+    return write(metadata);
+  };
+  EXPECT_EQ(read_bytes(bytes_with(2, {1, 0})).items[0].entries[0].groups[0].mesh->places.at(0), 1);
+  EXPECT_ERROR(read_bytes(bytes_with(2, {0, 2})), ErrorCode::corrupt, "has 2, expected a rank from 0 to 1");
+  EXPECT_ERROR(read_bytes(bytes_with(2, {1, 1})), ErrorCode::corrupt, "has rank 1 twice");
+  EXPECT_ERROR(read_bytes(bytes_with(0, {})), ErrorCode::corrupt, "world_size is 0");
+}
+
+TEST(TorchCheckpointingMetadataTest, FileNames) {
+  EXPECT_EQ(parse_file_name("model_0.pt"), (FileName{"model", 0}));
+  EXPECT_EQ(parse_file_name("my-item_2_17.pt"), (FileName{"my-item_2", 17}));
+  for (const std::string name : {"model.pt", "model_.pt", "_1.pt", "model_01.pt", "model_1.pth", "a b_1.pt",
+                                 "model_-1.pt", "model_1234567890.pt", ""}) {
+    EXPECT_FALSE(parse_file_name(name)) << name;
+  }
+  EXPECT_EQ(to_string(FileName{"optimizer", 12}), "optimizer_12.pt");
+}
+
+}  // namespace
+}  // namespace tessera::torch_checkpointing
