@@ -325,7 +325,8 @@ TEST(CSelectionTest, ChoosesNamesAndRefusesThoseThatMatchNothing) {
   EXPECT_EQ(tessera_convert(checkpoint.get(), path.c_str(), "torch", &options, &text), TESSERA_INVALID_ARGUMENT);
   options.dtype = nullptr;
   EXPECT_EQ(tessera_convert(checkpoint.get(), path.c_str(), "gguf", &options, &text), TESSERA_INVALID_ARGUMENT);
-  EXPECT_THAT(tessera_last_error(), HasSubstr("the format is 'gguf', expected dcp, safetensors or torch"));
+  EXPECT_THAT(tessera_last_error(),
+              HasSubstr("the format is 'gguf', expected dcp, safetensors, torch or torch_checkpointing"));
   EXPECT_EQ(tessera_reshard(checkpoint.get(), path.c_str(), 0, 0, nullptr, nullptr, nullptr), TESSERA_INVALID_ARGUMENT);
 }
 

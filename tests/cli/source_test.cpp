@@ -60,8 +60,7 @@ TEST_P(SourceTest, MissingOrOfNoUse) {
   expect_failure(run_on(folder_ / "loop"), "Too many levels of symbolic links");
   expect_failure(run_on(folder_ / "fifo"), "fifo: found a special file, expected a regular file");
   expect_failure(run_on("/dev/zero"), "/dev/zero: found a special file, expected a regular file");
-  expect_failure(run_on(folder_ / "empty"),
-                 "empty: no checkpoint in this directory (no .metadata, no *.safetensors, no *.index.json)");
+  expect_failure(run_on(folder_ / "empty"), "empty: no checkpoint in this directory (no .metadata, no metadata.pkl,");
   expect_failure(run_on(folder_ / "odd"), "odd/.metadata: found a directory, expected a regular file");
   expect_failure(run_on(""), "no such file or directory");
 }
@@ -72,6 +71,12 @@ TEST_P(SourceTest, EmptyFiles) {
   expect_damage(run_on(folder_ / "a.pt"), "a.pt at byte 0: neither a torch.save archive nor a safetensors file");
   expect_damage(run_on(folder_ / "a.safetensors"), "a.safetensors: safetensors: 0 bytes, expected at least 8");
   expect_damage(run_on(folder_ / "dcp"), ".metadata: end of the bytes at byte 0");
+}
+
+TEST_P(SourceTest, TorchCheckpointingWithoutTheFileOfARank) {
+  fs::copy(golden("2.14-tc-fsdp"), folder_ / "ck");
+  fs::remove(folder_ / "ck/model_1.pt");
+  expect_damage(run_on(folder_ / "ck"), "model_1.pt");
 }
 
 TEST_P(SourceTest, WithoutThePermission) {

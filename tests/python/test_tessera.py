@@ -286,7 +286,7 @@ class Operations(Folder):
     def test_wrong_arguments_are_named_and_nothing_is_left(self):
         self.expect(tessera.InvalidArgumentError, "expected a format", tessera.convert, SHARDED, self.folder / "x")
         for options, text in [
-            ({"to": "gguf"}, "the format is 'gguf', expected dcp, safetensors or torch"),
+            ({"to": "gguf"}, "the format is 'gguf', expected dcp, safetensors, torch or torch_checkpointing"),
             ({"dtype": "bf17"}, "the dtype is 'bf17'"),
             ({"select": ["modle.*"]}, "no name matches 'modle.*'"),
             ({"exclude": ["*"]}, "leave nothing"),

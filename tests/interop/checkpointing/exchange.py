@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Exchanges checkpoints with torch_checkpointing, of which a checkout must be given. Runs under each PyTorch's Python.
 
-    exchange_torch_checkpointing.py make PACKAGE FOLDER [--seed N]
-    exchange_torch_checkpointing.py check PACKAGE CHECKPOINT MANIFEST RANKS
+    exchange.py make PACKAGE FOLDER [--seed N]
+    exchange.py check PACKAGE CHECKPOINT MANIFEST RANKS
 
 PACKAGE is the folder that contains the package torch_checkpointing (0.1.0 of github.com/meta-pytorch/torch_checkpointing).
 
@@ -34,8 +34,9 @@ from torch.distributed.tensor import _utils as tensor_utils
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from layouts import Bench, both, Pair
-from values import describe, fill, manifest_of, row_major_bytes
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+from layouts import Bench, both, Pair  # noqa: E402
+from values import describe, fill, manifest_of, row_major_bytes  # noqa: E402
 
 # What the package's resharder imports is not in PyTorch 2.6.
 IS_RESHARDABLE = hasattr(tensor_utils, "_compute_local_shape_and_global_offset")
