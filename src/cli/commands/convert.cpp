@@ -218,7 +218,8 @@ Command convert_command() {
                    "tessera convert model.pt step-0 --to dcp"},
       .options = {{.name = "to",
                    .value_name = "FORMAT",
-                   .help = "The format; optional if DST ends in .safetensors, .pt, .pth or .bin",
+                   .help =
+                       "dcp, safetensors, torch or torch_checkpointing; or DST ends in .safetensors, .pt, .pth, .bin",
                    .target = &flags->to,
                    .choices = "dcp safetensors torch torch_checkpointing"}},
       .run = [flags](Session& session) { return convert(*flags, session); }};
