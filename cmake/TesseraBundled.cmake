@@ -6,7 +6,7 @@
 
 set(TESSERA_VENDOR ${CMAKE_CURRENT_LIST_DIR}/../vendor CACHE PATH "The folder with Debian's packages, unpacked")
 get_filename_component(TESSERA_VENDOR ${TESSERA_VENDOR} REALPATH)
-set(tessera_bundled_packages fmt ZLIB nlohmann_json ISAL Zstd CLI11 GTest rapidcheck)
+set(tessera_bundled_packages fmt ZLIB nlohmann_json ISAL RE2 Zstd CLI11 GTest rapidcheck)
 
 # tessera_bundled_headers(<target>...): targets that are headers alone.
 function(tessera_bundled_headers)
@@ -71,6 +71,9 @@ macro(tessera_provide_bundled method package)
     set(${package}_FOUND TRUE)
     if("${package}" STREQUAL "Zstd" AND NOT TARGET Zstd::Zstd)
       set(Zstd_FOUND FALSE)
+    endif()
+    if("${package}" STREQUAL "RE2")
+      set(RE2_FOUND FALSE) # it is C++, and its package has no sources; maps of names are refused then
     endif()
   endif()
 endmacro()

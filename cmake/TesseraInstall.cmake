@@ -50,12 +50,14 @@ configure_file(cmake/version.h.in include/tessera/version.h @ONLY)
 install(FILES ${CMAKE_BINARY_DIR}/include/tessera/version.h
         DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/tessera COMPONENT headers)
 install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
+# The command has its maps within it; these are to be read, and to begin maps of one's own from.
+install(DIRECTORY assets/maps DESTINATION ${CMAKE_INSTALL_DATADIR}/tessera)
 
 configure_package_config_file(cmake/tesseraConfig.cmake.in cmake/tesseraConfig.cmake
                               INSTALL_DESTINATION ${package_dir} NO_SET_AND_CHECK_MACRO NO_CHECK_REQUIRED_COMPONENTS_MACRO)
 write_basic_package_version_file(cmake/tesseraConfigVersion.cmake COMPATIBILITY SameMinorVersion)
 install(FILES ${CMAKE_BINARY_DIR}/cmake/tesseraConfig.cmake ${CMAKE_BINARY_DIR}/cmake/tesseraConfigVersion.cmake
-              cmake/FindISAL.cmake cmake/FindZstd.cmake
+              cmake/FindISAL.cmake cmake/FindRE2.cmake cmake/FindZstd.cmake
         DESTINATION ${package_dir})
 
 # LibTorch has no pkg-config file, so only the torch-free library can have one. Paths are relative to the file, for an
@@ -69,6 +71,9 @@ else()
   set(pc_requires "fmt nlohmann_json zlib libisal")
   if(Zstd_FOUND)
     string(APPEND pc_requires " libzstd")
+  endif()
+  if(RE2_FOUND)
+    string(APPEND pc_requires " re2")
   endif()
   set(pc_libs "-ltessera_checkpoint -ltessera_format -ltessera_layout -ltessera_base -pthread")
 endif()

@@ -29,7 +29,7 @@ function(tessera_install_shared export name)
 endfunction()
 
 tessera_shared_library(core MODULES base layout format checkpoint LINKS fmt::fmt Threads::Threads nlohmann_json::nlohmann_json
-                       PRIVATE_LINKS ISAL::ISAL ZLIB::ZLIB ${TESSERA_ZSTD})
+                       PRIVATE_LINKS ISAL::ISAL ZLIB::ZLIB ${TESSERA_ZSTD} ${TESSERA_RE2})
 if(TESSERA_TORCH)
   tessera_shared_library(torch MODULES comm tensor state fsdp LINKS tessera_core_shared tessera_torch)
 endif()

@@ -9,6 +9,10 @@ find_package(Zstd QUIET) # checkpoints can be compressed where it is found
 if(Zstd_FOUND)
   set(TESSERA_ZSTD Zstd::Zstd)
 endif()
+find_package(RE2 QUIET) # maps of names need it
+if(RE2_FOUND)
+  set(TESSERA_RE2 RE2::RE2)
+endif()
 
 add_library(tessera_flags INTERFACE)
 target_include_directories(tessera_flags INTERFACE ${CMAKE_SOURCE_DIR}/include)

@@ -155,7 +155,9 @@ LoadReport load_values(StateDict& state, const Open& open, const ProcessGroup& g
   checkpoint::OpenOptions open_options;
   open_options.check_checksums = options.check_checksums;
   open_options.transforms = options.transforms;
-  const std::shared_ptr<const Checkpoint> checkpoint = open(link, open_options);
+  const std::shared_ptr<const Checkpoint> stored = open(link, open_options);
+  const std::shared_ptr<const Checkpoint> checkpoint =
+      options.map ? link.agree_on("apply the map", [&] { return options.map->apply(stored); }) : stored;
   const std::string step = fmt::format("load {}", checkpoint->path().string());
   std::optional<StateDict> allocated;
   StateLoader loader = link.agree_on(step, [&] {

@@ -109,6 +109,7 @@ struct ObjectValue {
 
 class SourceBackend;
 class Storage;
+class TensorReader;
 class TransformRegistry;  // tessera/checkpoint/transform.h
 struct Sidecar;
 
@@ -172,7 +173,13 @@ class Checkpoint {
 
   /// Returns the location of a chunk's elements. For a DCP chunk, reads the directory and the pickle of its archive,
   /// and throws `Error(corrupt)` if dtype, shape or size differ from the metadata. Cost: one to three small reads.
+  /// Throws `Error(unsupported)` if the tensor is computed.
   Extent locate(std::size_t tensor, std::size_t chunk) const;
+
+  /// Returns whether the elements of tensor `i` are computed from those of stored tensors: this is a view (see
+  /// tensor_map.h), and the map does more with the tensor than rename it. `stored` of its chunks then names the files
+  /// that they mostly come from. Any tensor can be read with TensorReader.
+  bool is_computed(std::size_t tensor) const;
 
   /// Returns the range of a stored item as it was before its transforms, for `open_file`: `stored` itself if it has
   /// none. Otherwise, its transforms are undone, and `file` is not in `files()`. Reading any other member of a
@@ -197,6 +204,8 @@ class Checkpoint {
   void compare_rest() const;
 
  private:
+  friend class TensorReader;
+  friend struct CheckpointAccess;  // of tessera's own sources
   static std::shared_ptr<const Checkpoint> made(std::unique_ptr<SourceBackend> backend);
   explicit Checkpoint(std::unique_ptr<SourceBackend> backend);
   std::unique_ptr<SourceBackend> backend_;

@@ -14,6 +14,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tessera/base/cancellation.h"
@@ -47,6 +48,9 @@ struct ConvertOptions {
   /// files. Every selected tensor and every file up to the last must be in it; other names are ignored. PyTorch:
   /// `fqn_to_index_mapping`.
   std::map<std::string, std::size_t> file_of_tensor;
+  /// For a directory of safetensors, if not empty: the directory of a Hugging Face model, whose configuration and
+  /// tokenizer files (see `hf_config_files`) are copied into the destination. The sidecar does not list them.
+  std::filesystem::path hf_config;
   std::size_t jobs = 0;  ///< threads that read and write; 0 for one per processor, but 4 to 16
   bool dry_run = false;  ///< plan and report, write nothing
   /// Whether a destination that exists is replaced, if it is a file, or a directory of a checkpoint without directories
@@ -59,6 +63,13 @@ struct ConvertOptions {
   const Cancellation* cancellation = nullptr;
   std::function<void(const std::string&)> warn;  ///< receives what could not be carried over, by name
 };
+
+/// The file of a Hugging Face model that specifies its architecture.
+inline constexpr std::string_view kHfConfigFileName = "config.json";
+/// Returns the names of the configuration and tokenizer files in the directory of a Hugging Face model, sorted:
+/// config.json, generation_config.json, preprocessor_config.json, added_tokens.json, special_tokens_map.json,
+/// merges.txt, tokenizer*, vocab*, chat_template*. Throws `Error(not_found)` if there is no config.json.
+std::vector<std::string> hf_config_files(const std::filesystem::path& directory);
 
 struct ConvertReport {
   struct OutputFile {
@@ -78,8 +89,8 @@ struct ConvertReport {
 /// the dimensions that are, as by `Shard(dim)`, and each rank has the other tensors and all objects. Its items are the
 /// keys at the root of the state, or one item `model` if a key is no name of an item. Throws `Error`: invalid_argument
 /// if the destination exists, is the source or is inside it, and for a wrong `file_of_tensor`; not_found if its parent
-/// directory does not exist;
-/// unsupported for a dtype that the format does not have or a cast that is not available; corrupt; io; cancelled.
+/// directory or a config.json in `hf_config` does not exist; unsupported for a dtype that the format does not have or a
+/// cast that is not available; corrupt; io; cancelled.
 ConvertReport convert(const std::shared_ptr<const Checkpoint>& source, const std::filesystem::path& destination,
                       const ConvertOptions& options);
 

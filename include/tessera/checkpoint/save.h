@@ -34,7 +34,7 @@
 
 namespace tessera::checkpoint {
 
-class SavePlanner;  // tessera/checkpoint/save_planner.h
+class SavePlanner;  // tessera/checkpoint/global_save_plan.h
 
 /// Each rank's memory of the last save. If the plans of all ranks equal those of the last save, each rank sends one
 /// byte and the plans are not gathered again. Use one cache for saves with the same planner and the same link, one save

@@ -4,18 +4,23 @@
 
 #include <atomic>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <vector>
 
 #include "tessera/base/bytes.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/layout/redistribution.h"
+#include "tessera/layout/tensor_view.h"
 
 namespace tessera::checkpoint {
 
-/// A reader of one tensor. All members are thread-safe. Memory: a fixed amount per chunk of the tensor, and at most
-/// `kSpanBytes` per running read.
+class ComputedTensors;
+
+/// A reader of one tensor, stored or computed. All members are thread-safe. Memory: a fixed amount per chunk of the
+/// tensor, or of those that it is computed from, and at most `kSpanBytes` per running read, twice that for a cast.
 class TensorReader {
  public:
   static constexpr std::uint64_t kSpanBytes = 16u << 20;
@@ -30,27 +35,38 @@ class TensorReader {
   /// `Error(corrupt)` if a chunk is damaged or an element is in no chunk.
   void read(BoxView box, MutableByteView out) const;
 
-  /// Reads `box`, which must be inside stored chunk `chunk`, to strided memory: element x goes to
+  /// Reads `box`, which must be inside chunk `chunk`, to strided memory: element x goes to
   /// out + sum((x[d] - box.offsets[d]) * out_strides[d]) * element size, with strides in elements. Elements that are
   /// contiguous both in memory and in the file are read without a copy.
   void read_chunk(std::size_t chunk, BoxView box, std::uint8_t* out, std::span<const std::int64_t> out_strides) const;
 
+  /// Reads the elements of `lattice`, which must be within the tensor: the element at place p goes to out + p * element
+  /// size. Throws as `read`.
+  void read_lattice(const Lattice& lattice, std::uint8_t* out) const;
+
   /// Verifies the checksum of every chunk that was read, unless the file's sidecar has vouched for each byte. A chunk
   /// of which every byte was read exactly once is not read again; other chunks are. Call it after the last read. Throws
-  /// `Error(corrupt)` naming tensor, file and offset.
+  /// `Error(corrupt)` naming tensor, file and offset. Of a computed tensor, only what has been read completely is
+  /// verified, since other tensors may be computed from the same chunks; Checkpoint::compare_rest verifies the rest.
   void verify_checksums() const;
   /// Verifies the chunks of which every byte was read exactly once, and reads nothing. Throws as `verify_checksums`.
-  void verify_complete_chunks() const;
+  /// Returns whether these are all chunks that were read.
+  bool verify_complete_chunks() const;
 
-  /// Returns the bytes read so far, including gaps between requested elements.
+  /// Returns the bytes read so far, including gaps between requested elements; of a computed tensor, without gaps.
   std::uint64_t read_bytes() const { return read_bytes_; }
+  /// Returns how many of the elements read so far were beyond the range of a dtype that a map casts them to.
+  std::int64_t elements_beyond_range() const { return beyond_range_; }
 
  private:
   struct Chunk;
   Chunk& located(std::size_t chunk) const;
   void check_checksum(std::size_t chunk, std::uint32_t found) const;
-  void read_strided(const Chunk& chunk, const ByteSource& file, std::span<const std::int64_t> begin,
-                    std::span<const std::int64_t> sizes, std::uint8_t* out, std::span<const std::int64_t> out_strides,
+  void read_part(std::size_t chunk, const Lattice& part, std::uint8_t* out) const;
+  void read_computed(const Lattice& lattice, std::uint8_t* out) const;
+  void read_cast(const TensorReader& input, std::span<const DType> casts, const Lattice& part, std::uint8_t* out) const;
+  void read_strided(const Chunk& chunk, const ByteSource& file, std::int64_t first, std::span<const std::int64_t> sizes,
+                    std::span<const std::int64_t> strides, std::uint8_t* out, std::span<const std::int64_t> out_strides,
                     bool is_scattered) const;
   void read_recorded(const Chunk& chunk, const ByteSource& file, std::uint64_t offset_bytes, MutableByteView out,
                      bool is_scattered) const;
@@ -61,7 +77,11 @@ class TensorReader {
   BoxIndex index_;
   bool sums_bytes_;
   std::unique_ptr<Chunk[]> chunks_;
+  const ComputedTensors* computed_ = nullptr;  // null if the tensor is stored
+  std::map<std::size_t, std::shared_ptr<const TensorReader>>
+      input_readers_;  // by number of an input, if it is computed
   mutable std::atomic<std::uint64_t> read_bytes_ = 0;
+  mutable std::atomic<std::int64_t> beyond_range_ = 0;
 };
 
 }  // namespace tessera::checkpoint

@@ -14,11 +14,13 @@
 
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "tessera/checkpoint/load.h"
 #include "tessera/checkpoint/storage.h"
+#include "tessera/checkpoint/tensor_map.h"
 #include "tessera/comm/process_group.h"
 #include "tessera/state/value.h"
 
@@ -34,6 +36,8 @@ struct LoadOptions : checkpoint::ReadOptions {
   ProcessGroup node_group = {};
   /// The rank of the group that reads `.metadata` for all ranks.
   int coordinator_rank = 0;
+  /// A map from the names and shapes of the checkpoint to those of the state, if they differ; the same on all ranks.
+  std::optional<checkpoint::TensorMap> map = std::nullopt;
   /// The transforms of stored items that can be undone; null for those that tessera has. PyTorch: _extension_registry.
   std::shared_ptr<const checkpoint::TransformRegistry> transforms = nullptr;
   /// The most pinned memory through which elements are copied to a device while files are read, in bytes for each

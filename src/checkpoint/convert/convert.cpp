@@ -4,6 +4,7 @@
 #include <optional>
 #include <utility>
 
+#include "checkpoint/convert/hf_config.h"
 #include "checkpoint/convert/output_plan.h"
 #include "checkpoint/convert/staging.h"
 #include "checkpoint/save/format.h"
@@ -33,6 +34,7 @@ ConvertReport report_of(const OutputSource& source, const OutputPlan& plan) {
   }
   for (const PlannedFile& file : plan.files) report.files.push_back({file.name, file.size_bytes(), file.tensors});
   for (const auto& [name, bytes] : plan.small_files) report.files.push_back({name, bytes.size(), 0});
+  for (const PlannedFile& file : plan.companions) report.files.push_back({file.name, file.size_bytes(), 0});
   return report;
 }
 
@@ -43,16 +45,18 @@ Sidecar write_files(const Checkpoint& source, const OutputPlan& plan, const fs::
   ProgressSink& progress = options.progress != nullptr ? *options.progress : no_progress();
   progress.begin("write", tensor_bytes);
   StreamWriter writer(file_system_storage(folder), threads_for(options.jobs), progress, options.cancellation);
-  for (std::size_t i = rank; i < plan.files.size(); i += ranks) {
-    const PlannedFile& file = plan.files[i];
+  const auto write = [&](const PlannedFile& file) {
     writer.begin_file(file.name, file.size_bytes());
     for (const PlannedUnit& unit : file.units) writer.add(unit.make());
     writer.end_file();
-  }
+  };
+  for (std::size_t i = rank; i < plan.files.size(); i += ranks) write(plan.files[i]);
   if (rank == 0) {
     for (const auto& [name, bytes] : plan.small_files) writer.add_small_file(name, bytes);
+    for (const PlannedFile& file : plan.companions) write(file);
   }
   Sidecar sidecar = writer.finish();
+  for (const PlannedFile& file : plan.companions) sidecar.files.erase(file.name);
   source.compare_rest();
   progress.end();
   return sidecar;
@@ -120,8 +124,12 @@ void check_limits(const fs::path& destination, const ConvertOptions& options) {
   if (options.to == SourceKind::torch_checkpointing && options.max_shard_bytes != 0) {
     fail(ErrorCode::invalid_argument,
          "convert to {}: found a limit on shard size, expected none for torch_checkpointing, which has one file for "
-         "each "
-         "item and rank",
+         "each item and rank",
+         destination.string());
+  }
+  if (!options.hf_config.empty() &&
+      (options.to != SourceKind::safetensors || is_single_file(destination, options.to))) {
+    fail(ErrorCode::invalid_argument, "convert to {}: found hf_config, expected it only for a directory of safetensors",
          destination.string());
   }
   if (options.file_of_tensor.empty()) return;
@@ -133,6 +141,13 @@ void check_limits(const fs::path& destination, const ConvertOptions& options) {
        "convert to {}: found file_of_tensor, expected it only for a directory of safetensors, without a limit on shard "
        "size",
        destination.string());
+}
+
+OutputPlan plan_safetensors_folder_or_file(const std::shared_ptr<const OutputSource>& output,
+                                           const std::string& file_name, const ConvertOptions& options) {
+  OutputPlan plan = plan_safetensors(output, file_name);
+  if (!options.hf_config.empty()) plan.companions = plan_hf_config(options.hf_config);
+  return plan;
 }
 
 // A conversion of which each rank writes some files into a folder that the coordinator makes and commits.
@@ -188,7 +203,7 @@ ConvertReport convert(const std::shared_ptr<const Checkpoint>& source, const fs:
       case SourceKind::dcp:
         return plan_dcp(output, layout_of_source(*output));
       case SourceKind::safetensors:
-        return plan_safetensors(output, file_name);
+        return plan_safetensors_folder_or_file(output, file_name, options);
       case SourceKind::torch:
         return plan_torch(output, file_name);
       case SourceKind::torch_checkpointing:
@@ -213,7 +228,8 @@ ConvertReport convert(const std::shared_ptr<const Checkpoint>& source, const fs:
     Staging::check_destination(destination, source->path(), existing_of(options));
     if (!options.expand) check_expansion(*source, options.selection);
     output = std::make_shared<const OutputSource>(source, options);
-    plan = plan_safetensors(output, is_single_file(destination, options.to) ? destination.filename().string() : "");
+    plan = plan_safetensors_folder_or_file(
+        output, is_single_file(destination, options.to) ? destination.filename().string() : "", options);
     return report_of(*output, plan);
   });
   if (options.dry_run) return report;

@@ -80,7 +80,7 @@ std::string NestedArchivePlanner::storage_key(const Leaf& leaf, Building& buildi
   const OutputTensor& output = source_->tensors()[leaf.number];
   std::string key = std::to_string(building.storages.size());
   if (source_->checkpoint()->kind() == SourceKind::torch && volume(leaf.box) > 0 &&
-      leaf.box == Box::full(output.info->shape)) {
+      leaf.box == Box::full(output.info->shape) && !source_->checkpoint()->is_computed(output.source)) {
     const Extent extent = source_->checkpoint()->locate(output.source, 0);
     const auto [found, is_new] = building.tied.try_emplace(
         {extent.offset_bytes, extent.length_bytes, extent.strides, output.info->shape, output.info->dtype}, key);

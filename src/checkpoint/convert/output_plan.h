@@ -32,6 +32,8 @@ struct OutputPlan {
   std::vector<PlannedFile> files;
   // Small files, written last: `.metadata`, an index.
   std::vector<std::pair<std::string, Bytes>> small_files;
+  // Files that are written with the others and are no part of the checkpoint: its sidecar does not list them.
+  std::vector<PlannedFile> companions;
 };
 
 // A selected tensor.

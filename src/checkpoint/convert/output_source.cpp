@@ -40,7 +40,9 @@ struct OutputSource::ReaderSlot {
       unread_bytes -= bytes;
       if (unread_bytes == 0) finished = std::exchange(reader, nullptr);
     }
-    if (finished) finished->verify_checksums();
+    if (!finished) return;
+    beyond_range += finished->elements_beyond_range();
+    finished->verify_checksums();
   }
 };
 

@@ -4,6 +4,8 @@
 #include <utility>
 
 #include "checkpoint/buffer.h"
+#include "checkpoint/source/mapped.h"
+#include "tessera/base/cast.h"
 #include "tessera/base/crc32.h"
 #include "tessera/base/error.h"
 #include "tessera/layout/byte_ranges.h"
@@ -60,7 +62,18 @@ TensorReader::TensorReader(std::shared_ptr<const Checkpoint> checkpoint, std::si
       info_(&checkpoint_->tensors()[tensor]),
       index_(info_->chunks),
       sums_bytes_(sums_bytes),
-      chunks_(std::make_unique<Chunk[]>(info_->chunks.size())) {}
+      computed_(checkpoint_->backend_->computed()) {
+  if (computed_ == nullptr) {
+    chunks_ = std::make_unique<Chunk[]>(info_->chunks.size());
+    return;
+  }
+  std::vector<std::size_t> numbers;
+  computed_->view(tensor).add_inputs(numbers);
+  for (const std::size_t number : numbers) {
+    std::shared_ptr<const TensorReader>& reader = input_readers_[number];
+    if (!reader) reader = computed_->reader(computed_->inputs()[number].tensor, sums_bytes);
+  }
+}
 
 TensorReader::~TensorReader() = default;
 
@@ -82,6 +95,7 @@ void TensorReader::read(BoxView box, MutableByteView out) const {
   }
   if (out.empty()) return;
   const std::vector<std::int64_t> out_strides = row_major_strides(box.sizes);
+  if (computed_ != nullptr) return read_computed(Lattice::of(box, out_strides), out.data());
   std::int64_t found = 0;
   for (const std::size_t i : index_.overlapping(box)) {
     const std::optional<Box> part = intersect(box, info_->chunks[i]);
@@ -100,13 +114,47 @@ void TensorReader::read(BoxView box, MutableByteView out) const {
 void TensorReader::read_chunk(std::size_t i, BoxView box, std::uint8_t* out,
                               std::span<const std::int64_t> out_strides) const {
   if (is_empty(box)) return;
+  const Lattice lattice = Lattice::of(box, out_strides);
+  if (computed_ != nullptr) return read_computed(lattice, out);
+  read_part(i, lattice, out);
+}
+
+void TensorReader::read_lattice(const Lattice& lattice, std::uint8_t* out) const {
+  if (computed_ != nullptr) return read_computed(lattice, out);
+  // What reaches beyond a chunk is split at its end.
+  std::vector<Lattice> open = {lattice};
+  while (!open.empty()) {
+    Lattice part = std::move(open.back());
+    open.pop_back();
+    const Box bounds = part.bounds();
+    const std::vector<std::size_t> overlapping = index_.overlapping(bounds);
+    if (overlapping.empty()) {
+      fail(ErrorCode::corrupt, "{}: tensor '{}': no chunk holds {}", checkpoint_->path().string(),
+           printable(info_->name), to_string(bounds));
+    }
+    const BoxView chunk = info_->chunks[overlapping[0]];
+    if (contains(chunk, bounds)) {
+      read_part(overlapping[0], part, out);
+      continue;
+    }
+    for (std::size_t d = 0; d < bounds.rank(); ++d) {
+      const std::int64_t chunk_end = chunk.offsets[d] + chunk.sizes[d];
+      const bool begins_before = bounds.offsets[d] < chunk.offsets[d];
+      if (!begins_before && bounds.offsets[d] + bounds.sizes[d] <= chunk_end) continue;
+      split_lattice(std::move(part), d, begins_before ? chunk.offsets[d] : chunk_end, open, open);
+      break;
+    }
+  }
+}
+
+void TensorReader::read_part(std::size_t i, const Lattice& part, std::uint8_t* out) const {
   const BoxView chunk_box = info_->chunks[i];
   try {
     const Chunk& chunk = located(i);
-    std::vector<std::int64_t> begin(box.rank());
-    for (std::size_t d = 0; d < box.rank(); ++d) begin[d] = box.offsets[d] - chunk_box.offsets[d];
+    const LatticeInMemory memory = lattice_in_memory(part, chunk_box.offsets, chunk.strides);
     const std::shared_ptr<const ByteSource> file = checkpoint_->open_file(chunk.extent.file);
-    read_strided(chunk, *file, begin, box.sizes, out, out_strides, false);
+    read_strided(chunk, *file, memory.first, memory.sizes, memory.strides, out + memory.out * dtype_size(info_->dtype),
+                 memory.out_strides, false);
   } catch (const Error& error) {
     const std::string name = fmt::format("tensor '{}'", printable(info_->name));
     if (std::string_view(error.what()).find(name) != std::string_view::npos) throw;
@@ -114,25 +162,87 @@ void TensorReader::read_chunk(std::size_t i, BoxView box, std::uint8_t* out,
   }
 }
 
-// Reads the sub-box `begin`, `sizes` of a chunk. Its span is the bytes from the first to the last wanted element. If
-// the span is small or mostly wanted, it is read at once. Otherwise the box is halved in the dimension of the largest
-// stride.
-void TensorReader::read_strided(const Chunk& chunk, const ByteSource& file, std::span<const std::int64_t> begin,
-                                std::span<const std::int64_t> sizes, std::uint8_t* out,
-                                std::span<const std::int64_t> out_strides, bool is_scattered) const {
+void TensorReader::read_computed(const Lattice& lattice, std::uint8_t* out) const {
+  computed_->view(tensor_).for_each_part(lattice, [&](std::size_t number, const Lattice& part) {
+    const TensorReader& input = *input_readers_.at(number);
+    const std::vector<DType>& casts = computed_->inputs()[number].casts;
+    read_bytes_ += static_cast<std::uint64_t>(part.count() * dtype_size(input.info().dtype));
+    if (casts.empty()) {
+      input.read_lattice(part, out);
+    } else {
+      read_cast(input, casts, part, out);
+    }
+  });
+}
+
+// Reads elements as they are stored, densely, and casts them to each of `casts` in turn.
+void TensorReader::read_cast(const TensorReader& input, std::span<const DType> casts, const Lattice& part,
+                             std::uint8_t* out) const {
+  const std::int64_t count = part.count();
+  std::int64_t most_bytes = dtype_size(input.info().dtype);  // of an element on its way
+  for (const DType dtype : casts) most_bytes = std::max(most_bytes, dtype_size(dtype));
+  const auto buffer_bytes = static_cast<std::uint64_t>(count * most_bytes);
+  if (buffer_bytes > kSpanBytes && count > 1) {
+    const auto longest = std::ranges::max_element(part.steps, {}, &Lattice::Step::count);
+    Lattice first = part, second = part;
+    const auto step = static_cast<std::size_t>(longest - part.steps.begin());
+    const std::int64_t half = longest->count / 2;
+    first.steps[step].count = half;
+    second.steps[step].count -= half;
+    second.base[longest->dim] += half * longest->step;
+    second.out += half * longest->out_stride;
+    read_cast(input, casts, first, out);
+    read_cast(input, casts, second, out);
+    return;
+  }
+  // The inputs may be computed by a cast too, so the buffers are taken while they are in use.
+  thread_local Buffer spare_stored, spare_cast;
+  Buffer stored = std::exchange(spare_stored, {}), cast_to = std::exchange(spare_cast, {});
+  Lattice dense = part;
+  std::ranges::stable_sort(dense.steps, [](const Lattice::Step& a, const Lattice::Step& b) {
+    return a.dim != b.dim ? a.dim < b.dim : a.step > b.step;
+  });
+  std::vector<std::int64_t> sizes, out_strides;
+  for (const Lattice::Step& step : dense.steps) {
+    sizes.push_back(step.count);
+    out_strides.push_back(step.out_stride);
+  }
+  const std::vector<std::int64_t> strides = row_major_strides(sizes);
+  for (std::size_t j = 0; j < sizes.size(); ++j) dense.steps[j].out_stride = strides[j];
+  dense.out = 0;
+  DType dtype = input.info().dtype;
+  std::uint8_t* elements = stored.get(buffer_bytes).data();
+  std::uint8_t* other = cast_to.get(buffer_bytes).data();
+  input.read_lattice(dense, elements);
+  for (const DType to : casts) {
+    beyond_range_ += count_beyond_range(dtype, elements, to, count);
+    cast(dtype, elements, to, other, count);
+    std::swap(elements, other);
+    dtype = to;
+  }
+  copy_strided(sizes, dtype_size(dtype), elements, strides, out + part.out * dtype_size(dtype), out_strides);
+  spare_stored = std::move(stored);
+  spare_cast = std::move(cast_to);
+}
+
+// Reads elements of a chunk at these strides, from element `first` on. Their span is the bytes from the first to the
+// last wanted element. If the span is small or mostly wanted, it is read at once. Otherwise the box is halved in the
+// dimension of the largest stride.
+void TensorReader::read_strided(const Chunk& chunk, const ByteSource& file, std::int64_t first,
+                                std::span<const std::int64_t> sizes, std::span<const std::int64_t> strides,
+                                std::uint8_t* out, std::span<const std::int64_t> out_strides, bool is_scattered) const {
   const std::int64_t element_bytes = dtype_size(info_->dtype);
-  std::int64_t first = 0, last = 0, count = 1, expected_stride = 1, run = 1;
+  std::int64_t last = 0, count = 1, expected_stride = 1, run = 1;
   std::size_t widest = sizes.size();
   bool dense = true;  // the wanted elements are contiguous, in the file and in memory
   for (std::size_t d = sizes.size(); d-- > 0;) {
-    first += begin[d] * chunk.strides[d];
-    last += (sizes[d] - 1) * chunk.strides[d];
+    last += (sizes[d] - 1) * strides[d];
     count *= sizes[d];
     if (sizes[d] == 1) continue;
-    if (chunk.strides[d] == run) run *= sizes[d];
-    dense = dense && chunk.strides[d] == expected_stride && out_strides[d] == expected_stride;
+    if (strides[d] == run) run *= sizes[d];
+    dense = dense && strides[d] == expected_stride && out_strides[d] == expected_stride;
     expected_stride *= sizes[d];
-    if (widest == sizes.size() || chunk.strides[d] > chunk.strides[widest]) widest = d;
+    if (widest == sizes.size() || strides[d] > strides[widest]) widest = d;
   }
   const std::uint64_t offset_bytes = chunk.extent.offset_bytes + static_cast<std::uint64_t>(first * element_bytes);
   const auto span_bytes = static_cast<std::uint64_t>((last + 1) * element_bytes);
@@ -148,17 +258,26 @@ void TensorReader::read_strided(const Chunk& chunk, const ByteSource& file, std:
     thread_local Buffer buffer;
     const MutableByteView span = buffer.get(span_bytes);
     read_recorded(chunk, file, offset_bytes, span, is_scattered);
-    copy_strided(sizes, element_bytes, span.data(), chunk.strides, out, out_strides);
+    copy_strided(sizes, element_bytes, span.data(), strides, out, out_strides);
     return;
   }
-  std::vector<std::int64_t> half_begin(begin.begin(), begin.end());
-  std::vector<std::int64_t> half_sizes(sizes.begin(), sizes.end());
-  half_sizes[widest] = sizes[widest] / 2;
-  read_strided(chunk, file, half_begin, half_sizes, out, out_strides, true);
-  half_begin[widest] += half_sizes[widest];
-  out += half_sizes[widest] * out_strides[widest] * element_bytes;
-  half_sizes[widest] = sizes[widest] - half_sizes[widest];
-  read_strided(chunk, file, half_begin, half_sizes, out, out_strides, true);
+  // Runs that do not stay together in memory, as in a transpose, are collected first: rearranging many of them at once
+  // uses each cache line of the destination once.
+  if (strides.back() == 1 && out_strides.back() != 1 && sizes.back() > 1 && wanted_bytes <= kSpanBytes) {
+    thread_local Buffer buffer;
+    const MutableByteView collected = buffer.get(wanted_bytes);
+    const std::vector<std::int64_t> dense_strides = row_major_strides(sizes);
+    read_strided(chunk, file, first, sizes, strides, collected.data(), dense_strides, is_scattered);
+    copy_strided(sizes, element_bytes, collected.data(), dense_strides, out, out_strides);
+    return;
+  }
+  std::vector<std::int64_t> half(sizes.begin(), sizes.end());
+  half[widest] = sizes[widest] / 2;
+  read_strided(chunk, file, first, half, strides, out, out_strides, true);
+  first += half[widest] * strides[widest];
+  out += half[widest] * out_strides[widest] * element_bytes;
+  half[widest] = sizes[widest] - half[widest];
+  read_strided(chunk, file, first, half, strides, out, out_strides, true);
 }
 
 void TensorReader::read_recorded(const Chunk& chunk, const ByteSource& file, std::uint64_t offset_bytes,
@@ -188,6 +307,10 @@ void TensorReader::read_recorded(const Chunk& chunk, const ByteSource& file, std
 }
 
 void TensorReader::verify_checksums() const {
+  if (computed_ != nullptr) {
+    verify_complete_chunks();
+    return;
+  }
   for (std::size_t i = 0; i < info_->chunks.size(); ++i) {
     Chunk& chunk = chunks_[i];
     const std::lock_guard lock(chunk.mutex);
@@ -210,13 +333,18 @@ void TensorReader::verify_checksums() const {
   }
 }
 
-void TensorReader::verify_complete_chunks() const {
+bool TensorReader::verify_complete_chunks() const {
+  if (computed_ != nullptr) return computed_->verify_complete(input_readers_);
+  bool all = true;
   for (std::size_t i = 0; i < info_->chunks.size(); ++i) {
     Chunk& chunk = chunks_[i];
     const std::lock_guard lock(chunk.mutex);
     if (!chunk.extent.checksum || chunk.pieces.empty()) continue;
-    if (const std::optional<std::uint32_t> found = chunk.crc_of_pieces()) check_checksum(i, *found);
+    const std::optional<std::uint32_t> found = chunk.crc_of_pieces();
+    if (found) check_checksum(i, *found);
+    all = all && found;
   }
+  return all;
 }
 
 void TensorReader::check_checksum(std::size_t i, std::uint32_t found) const {

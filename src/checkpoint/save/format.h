@@ -12,7 +12,6 @@
 #include "tessera/checkpoint/flat_state.h"
 #include "tessera/checkpoint/global_save_plan.h"
 #include "tessera/checkpoint/save.h"
-#include "tessera/checkpoint/save_planner.h"
 #include "tessera/checkpoint/sidecar.h"
 #include "tessera/checkpoint/storage.h"
 

@@ -1,4 +1,4 @@
-#include "tessera/checkpoint/save_planner.h"
+#include "tessera/checkpoint/global_save_plan.h"
 
 #include "tessera/base/error.h"
 

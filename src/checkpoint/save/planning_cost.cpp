@@ -8,7 +8,6 @@
 #include "tessera/base/error.h"
 #include "tessera/base/internal/process_memory.h"
 #include "tessera/checkpoint/global_save_plan.h"
-#include "tessera/checkpoint/save_planner.h"
 #include "tessera/checkpoint/sidecar.h"
 #include "tessera/layout/sharding.h"
 

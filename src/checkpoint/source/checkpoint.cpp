@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "checkpoint/source/foreign.h"
+#include "checkpoint/source/mapped.h"
 #include "checkpoint/source/shard_index.h"
 #include "checkpoint/source/source.h"
 #include "tessera/base/checked.h"
@@ -58,6 +59,10 @@ std::shared_ptr<const ByteSource> SourceBackend::open_file(std::uint32_t file) c
 
 std::shared_ptr<const ByteSource> SourceBackend::open_plain_item(std::uint32_t number) const {
   fail(ErrorCode::internal, "{}: no item {} with transforms", path.string(), number);
+}
+
+void SourceBackend::compare_rest() const {
+  checksums.compare_rest([this](const std::string& name) { return storage->open(name); });
 }
 
 std::shared_ptr<const ByteSource> SourceBackend::open_name(const std::string& name) const {
@@ -304,10 +309,12 @@ StoredRange Checkpoint::without_transforms(const StoredRange& stored) const {
 ObjectValue Checkpoint::load_object(std::size_t i) const { return backend_->load_object(i); }
 std::shared_ptr<const ByteSource> Checkpoint::open_file(std::uint32_t file) const { return backend_->open_file(file); }
 
-bool Checkpoint::has_sidecar() const { return backend_->checksums.has_sidecar(); }
-std::uint64_t Checkpoint::bytes_not_compared() const { return backend_->checksums.bytes_not_compared(); }
-void Checkpoint::compare_rest() const {
-  backend_->checksums.compare_rest([this](const std::string& name) { return backend_->storage->open(name); });
+bool Checkpoint::is_computed(std::size_t tensor) const {
+  return backend_->computed() != nullptr && !backend_->computed()->same_tensor(tensor);
 }
+
+bool Checkpoint::has_sidecar() const { return backend_->has_sidecar(); }
+std::uint64_t Checkpoint::bytes_not_compared() const { return backend_->bytes_not_compared(); }
+void Checkpoint::compare_rest() const { backend_->compare_rest(); }
 
 }  // namespace tessera::checkpoint

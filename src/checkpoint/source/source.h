@@ -42,6 +42,8 @@ class MissingFiles : public Error {
   NamesOfFile files_;
 };
 
+class ComputedTensors;  // checkpoint/source/mapped.h
+
 class SourceBackend {
  public:
   // Reads are compared with `sidecar`, if there is one.
@@ -53,10 +55,15 @@ class SourceBackend {
   virtual ObjectValue load_object(std::size_t i) const = 0;
   virtual const dcp::Metadata* dcp_metadata() const { return nullptr; }
   virtual StoredRange without_transforms(const StoredRange& stored) const { return stored; }
+  // What the tensors are computed from; null if they are stored.
+  virtual const ComputedTensors* computed() const { return nullptr; }
+  virtual bool has_sidecar() const { return checksums.has_sidecar(); }
+  virtual std::uint64_t bytes_not_compared() const { return checksums.bytes_not_compared(); }
+  virtual void compare_rest() const;
 
   // Files from this number on are items whose transforms are undone.
   static constexpr std::uint32_t kPlainItems = std::uint32_t{1} << 31;
-  std::shared_ptr<const ByteSource> open_file(std::uint32_t file) const;
+  virtual std::shared_ptr<const ByteSource> open_file(std::uint32_t file) const;
   // Opens a file by name, for one use. Its reads are compared with the sidecar.
   std::shared_ptr<const ByteSource> open_name(const std::string& name) const;
   // Adds a file of the checkpoint's directory, which need not exist, and returns its index. Throws Error(corrupt) for a
@@ -84,6 +91,13 @@ class SourceBackend {
 
  private:
   mutable FileCache cache_;
+};
+
+// Makes checkpoints of backends.
+struct CheckpointAccess {
+  static std::shared_ptr<const Checkpoint> make(std::unique_ptr<SourceBackend> backend) {
+    return std::shared_ptr<const Checkpoint>(new Checkpoint(std::move(backend)));
+  }
 };
 
 std::unique_ptr<SourceBackend> open_dcp(std::shared_ptr<const Storage> storage, const OpenOptions& options);

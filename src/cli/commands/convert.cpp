@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "cli/mapping.h"
 #include "cli/selection.h"
 #include "cli/session.h"
 #include "cli/text/dtype.h"
@@ -32,10 +33,11 @@ struct Flags {
   std::int64_t jobs = 0;
   bool dry_run = false, json = false, no_checksums = false, expand = false;
   bool force = false, quiet = false, all_warnings = false;
+  MapFlags map;
 };
 
 struct ConvertFlags : Flags {
-  std::string to;
+  std::string to, hf_config;
 };
 
 struct ReshardFlags : Flags {
@@ -57,6 +59,7 @@ void add_common_options(Flags& flags, std::vector<Option>& options) {
                      .value_name = "D",
                      .help = "Convert floating-point tensors to this type, for example bfloat16 or bf16",
                      .target = &flags.dtype});
+  add_map_options(flags.map, options);
   options.push_back({.name = "max-shard-size",
                      .value_name = "SIZE",
                      .help = "Size limit of a file: 5GB, 500MB, 2GiB or a number of bytes",
@@ -175,15 +178,36 @@ ExitStatus run_and_report(const Flags& flags, Session& session, const Warnings& 
   return kYes;
 }
 
+// Returns the config.json that states the parameters of maps: that of `hf_config` if it is given, or else the one
+// beside the source; empty if there is none.
+std::filesystem::path config_of(const Flags& flags, const std::string& hf_config) {
+  const std::filesystem::path folder = hf_config.empty() ? flags.source : hf_config;
+  std::filesystem::path config = folder / checkpoint::kHfConfigFileName;
+  std::error_code ignored;
+  return std::filesystem::is_regular_file(config, ignored) ? config : std::filesystem::path();
+}
+
+// Opens the source, calls work(source) with the view of it that the options specify, or carries out --check.
+template <typename Work>
+ExitStatus with_source(const Flags& flags, Session& session, const std::string& hf_config, const Work& work) {
+  const std::optional<checkpoint::TensorMap> map = map_of(flags.map, config_of(flags, hf_config));
+  auto source = session.open(flags.source, flags.no_checksums, flags.all_warnings);
+  if (flags.map.check) return print_check(session, *map, source, flags.json) ? kYes : kNo;
+  if (map) source = map->apply(source);
+  check_select_options(flags.selection, {source.get()});
+  return work(source);
+}
+
 ExitStatus convert(const ConvertFlags& flags, Session& session) {
   checkpoint::ConvertOptions options;
   Warnings warnings;
   options.to = target_kind(flags);
   set_common_options(flags, session, warnings, options);
-  const auto source = session.open(flags.source, flags.no_checksums, flags.all_warnings);
-  check_select_options(flags.selection, {source.get()});
-  return run_and_report(flags, session, warnings,
-                        [&] { return checkpoint::convert(source, flags.destination, options); });
+  options.hf_config = flags.hf_config;
+  return with_source(flags, session, flags.hf_config, [&](const auto& source) {
+    return run_and_report(flags, session, warnings,
+                          [&] { return checkpoint::convert(source, flags.destination, options); });
+  });
 }
 
 ExitStatus reshard(const ReshardFlags& flags, Session& session) {
@@ -191,16 +215,16 @@ ExitStatus reshard(const ReshardFlags& flags, Session& session) {
   Warnings warnings;
   if (flags.ranks == 0 && flags.like.empty()) throw UsageError("either --ranks or --like is required");
   set_common_options(flags, session, warnings, options);
-  const auto source = session.open(flags.source, flags.no_checksums, flags.all_warnings);
-  check_select_options(flags.selection, {source.get()});
   options.dim = flags.dim;
-  if (flags.like.empty()) {
-    options.ranks = flags.ranks;
-  } else {
-    options.like = session.open(flags.like, flags.no_checksums, flags.all_warnings);
-  }
-  return run_and_report(flags, session, warnings,
-                        [&] { return checkpoint::reshard(source, flags.destination, options); });
+  return with_source(flags, session, "", [&](const auto& source) {
+    if (flags.like.empty()) {
+      options.ranks = flags.ranks;
+    } else {
+      options.like = session.open(flags.like, flags.no_checksums, flags.all_warnings);
+    }
+    return run_and_report(flags, session, warnings,
+                          [&] { return checkpoint::reshard(source, flags.destination, options); });
+  });
 }
 
 }  // namespace
@@ -215,13 +239,19 @@ Command convert_command() {
           "or not at all. With --force, a directory DST is replaced with all files in it.",
       .examples = {"tessera convert step-1000 model.safetensors --select 'model.*' --dtype bfloat16",
                    "tessera convert step-1000 model/ --to safetensors --max-shard-size 5GB",
-                   "tessera convert model.pt step-0 --to dcp"},
+                   "tessera convert model.pt step-0 --to dcp",
+                   "tessera convert step-1000 model/ --to safetensors --map llama-torchtitan-to-hf --hf-config base/"},
       .options = {{.name = "to",
                    .value_name = "FORMAT",
                    .help =
                        "dcp, safetensors, torch or torch_checkpointing; or DST ends in .safetensors, .pt, .pth, .bin",
                    .target = &flags->to,
-                   .choices = "dcp safetensors torch torch_checkpointing"}},
+                   .choices = "dcp safetensors torch torch_checkpointing"},
+                  {.name = "hf-config",
+                   .value_name = "DIR",
+                   .help = "Copy the configuration and tokenizer files of a Hugging Face model beside the tensors",
+                   .target = &flags->hf_config,
+                   .is_path = true}},
       .run = [flags](Session& session) { return convert(*flags, session); }};
   add_common_options(*flags, command.options);
   return command;

@@ -18,7 +18,6 @@
 #include "tessera/checkpoint/flat_state.h"
 #include "tessera/checkpoint/global_save_plan.h"
 #include "tessera/checkpoint/save.h"
-#include "tessera/checkpoint/save_planner.h"
 
 namespace tessera::checkpoint {
 

@@ -1,0 +1,30 @@
+#pragma once
+// Integer expressions of a map's shapes and sizes, such as "heads / kv_heads + 2".
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace tessera::checkpoint {
+
+// Numbers, names, + - * / and parentheses, with the usual precedence. A division must have no remainder.
+class Expression {
+ public:
+  explicit Expression(std::int64_t number);
+  // Throws Error(invalid_argument) if `text` is no expression.
+  explicit Expression(std::string_view text);
+
+  // Returns the value. `value_of` returns nothing for a name that it does not know. Throws Error(invalid_argument) for
+  // such a name, a remainder, a division by 0 and an overflow.
+  using Names = std::function<std::optional<std::int64_t>(std::string_view name)>;
+  std::int64_t value(const Names& value_of) const;
+
+  const std::string& text() const { return text_; }
+
+ private:
+  std::string text_;
+};
+
+}  // namespace tessera::checkpoint

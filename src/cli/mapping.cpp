@@ -1,0 +1,108 @@
+#include "cli/mapping.h"
+
+#include <fmt/format.h>
+
+#include <charconv>
+#include <nlohmann/json.hpp>
+
+#include "cli/output.h"
+#include "cli/text/json_text.h"
+#include "tessera/base/bytes.h"
+#include "tessera/base/error.h"
+#include "tessera/base/file.h"
+
+namespace tessera::cli {
+namespace {
+
+using checkpoint::TensorMap;
+
+TensorMap::Parameters parameters_of(const std::vector<std::string>& set) {
+  TensorMap::Parameters parameters;
+  for (const std::string& one : set) {
+    const std::size_t equals = one.find('=');
+    std::int64_t value = 0;
+    const char* const begin = one.data() + std::min(equals, one.size() - 1) + 1;
+    const char* const end = one.data() + one.size();
+    const auto [parsed, error] = std::from_chars(begin, end, value);
+    if (equals == std::string::npos || equals == 0 || error != std::errc() || parsed != end) {
+      throw UsageError(fmt::format("--set: found '{}', expected NAME=NUMBER", printable(one)));
+    }
+    parameters[one.substr(0, equals)] = value;
+  }
+  return parameters;
+}
+
+}  // namespace
+
+void add_map_options(MapFlags& flags, std::vector<Option>& options) {
+  options.push_back({.name = "map",
+                     .value_name = "MAP",
+                     .help =
+                         "Change names and shapes by this map: a JSON file, or the name of one of tessera's maps; can "
+                         "be given several times",
+                     .target = &flags.maps,
+                     .is_path = true});
+  options.push_back({.name = "rename",
+                     .value_name = "s/A/B/",
+                     .help =
+                         "Replace what matches the regular expression A in names by B, after the maps; with the flag "
+                         "g everywhere in a name; can be given several times",
+                     .target = &flags.renames});
+  options.push_back({.name = "set",
+                     .value_name = "NAME=N",
+                     .help = "Set a parameter of the maps, such as heads=32; can be given several times",
+                     .target = &flags.set});
+  options.push_back({.name = "invert", .help = "Apply the inverse of the maps", .target = &flags.invert});
+  options.push_back({.name = "check",
+                     .help = "Print what prevents the map from being applied, and write nothing; exit status 1 if "
+                             "anything does",
+                     .target = &flags.check});
+}
+
+std::optional<TensorMap> map_of(const MapFlags& flags, const std::filesystem::path& config) {
+  if (!flags.any()) {
+    if (!flags.set.empty() || flags.invert || flags.check) {
+      throw UsageError(fmt::format("--{} needs --map", !flags.set.empty() ? "set" : flags.invert ? "invert" : "check"));
+    }
+    return std::nullopt;
+  }
+  if (flags.maps.empty() && (flags.invert || !flags.set.empty())) {
+    throw UsageError(fmt::format("--{} needs --map", flags.invert ? "invert" : "set"));
+  }
+  const TensorMap::Parameters parameters = parameters_of(flags.set);
+  Bytes config_text;
+  if (!flags.maps.empty() && !config.empty()) config_text = read_file(config);
+  TensorMap map;
+  for (const std::string& one : flags.maps) map = map.then(TensorMap::read(one, parameters, as_text(config_text)));
+  if (flags.invert) map = map.inverse();
+  for (const std::string& one : flags.renames) {
+    try {
+      map = map.then(TensorMap::substitution(one));
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::invalid_argument) throw;
+      throw UsageError(fmt::format("--rename: {}", error.what()));
+    }
+  }
+  return map;
+}
+
+bool print_check(Session& session, const TensorMap& map, const std::shared_ptr<const checkpoint::Checkpoint>& source,
+                 bool json) {
+  const std::vector<std::string> problems = map.check(source);
+  if (json) {
+    session.out.print("{}\n", json_text(nlohmann::ordered_json{{"problems", problems}}, 2));
+    return problems.empty();
+  }
+  for (const std::string& problem : problems) session.out.print("{}\n", one_line(problem));
+  if (problems.empty()) {
+    const auto view = map.apply(source);
+    session.out.print("the map fits: {} and {} become {} and {}\n", counted(source->tensors().size(), "tensor"),
+                      counted(source->objects().size(), "object"), counted(view->tensors().size(), "tensor"),
+                      counted(view->objects().size(), "object"));
+  } else {
+    session.out.print("{}\n", counted(problems.size(), "problem"));
+  }
+  return problems.empty();
+}
+
+}  // namespace tessera::cli

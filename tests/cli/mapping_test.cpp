@@ -1,0 +1,140 @@
+// Names and shapes on the way: `--map`, `--rename`, `--set`, `--invert`, `--check` and `--hf-config`.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "cli/command.h"
+#include "support/paths.h"
+#include "support/temporary_directory.h"
+
+namespace tessera::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+// tests/golden/demo/ck, a small GPT with its optimizer.
+std::string demo() { return source_dir() + "/tests/golden/demo/ck"; }
+
+void write_text(const fs::path& path, const std::string& text) { std::ofstream(path) << text; }
+
+std::vector<std::string> names_of(const fs::path& checkpoint) {
+  std::vector<std::string> names;
+  const json report = json::parse(run_tessera({"inspect", "--json", checkpoint}).out);
+  for (const json& tensor : report["tensors"]) names.push_back(tensor["name"]);
+  return names;
+}
+
+constexpr const char* kHalves = R"j({"tessera_map": 1, "unmatched": "keep", "parameters": {"parts": 2}, "rules": [
+  {"op": "unflatten", "match": "model\\.layers\\.\\d+\\.up\\.weight", "dim": 0, "sizes": ["parts", -1]},
+  {"op": "rename", "match": "model\\.layers\\.(\\d+)\\.up\\.weight", "to": "up.\\1"}]})j";
+
+TEST(MappingTest, ANameIsReplacedAsSedDoes) {
+  const TemporaryDirectory folder;
+  const Outcome outcome = run_tessera({"convert", demo(), folder / "a.safetensors", "--rename", "s/^model\\.//",
+                                       "--rename", "s/norm/ln/", "--select", "ln.*"});
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_THAT(names_of(folder / "a.safetensors"), ElementsAre("ln.weight"));
+}
+
+TEST(MappingTest, AMapAndItsInverseRestoreTheCheckpoint) {
+  const TemporaryDirectory folder;
+  write_text(folder / "m.json", kHalves);
+  EXPECT_EQ(
+      run_tessera({"convert", demo(), folder / "a", "--to", "dcp", "--map", folder / "m.json", "--set", "parts=4"})
+          .status,
+      0);
+  EXPECT_EQ(run_tessera({"diff", demo(), folder / "a"}).status, 1);
+  const Outcome back = run_tessera({"reshard", folder / "a", folder / "b", "--ranks", "3", "--map", folder / "m.json",
+                                    "--set", "parts=4", "--invert"});
+  EXPECT_EQ(back.status, 0) << back.err;
+  const Outcome same = run_tessera({"diff", demo(), folder / "b"});
+  EXPECT_EQ(same.status, 0) << same.out;
+}
+
+TEST(MappingTest, ACheckPrintsWhatDoesNotFitAndWritesNothing) {
+  const TemporaryDirectory folder;
+  write_text(folder / "m.json", kHalves);
+  const std::vector<std::string> command = {"convert", demo(),  folder / "a",      "--to",
+                                            "dcp",     "--map", folder / "m.json", "--check"};
+  const Outcome good = run_tessera(command);
+  EXPECT_EQ(good.status, 0);
+  EXPECT_EQ(good.out, "the map fits: 48 tensors and 26 objects become 48 tensors and 26 objects\n");
+  std::vector<std::string> wrong = command;
+  wrong.insert(wrong.end(), {"--set", "parts=5"});
+  const Outcome bad = run_tessera(wrong);
+  EXPECT_EQ(bad.status, 1);
+  EXPECT_EQ(bad.err, "");
+  EXPECT_THAT(bad.out, HasSubstr("rule 1 (unflatten): tensor 'model.layers.0.up.weight' of shape"));
+  EXPECT_THAT(bad.out, HasSubstr("problems\n"));
+  wrong.emplace_back("--json");
+  EXPECT_EQ(json::parse(run_tessera(wrong).out)["problems"].size(), 2U);
+  wrong.resize(wrong.size() - 1);
+  std::erase(wrong, "--check");
+  const Outcome refused = run_tessera(wrong);
+  EXPECT_EQ(refused.status, 3);
+  EXPECT_THAT(refused.err, HasSubstr("rule 1 (unflatten)"));
+  EXPECT_FALSE(fs::exists(folder / "a"));
+}
+
+TEST(MappingTest, WrongOptionsAreUsageErrors) {
+  const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
+      {{"--check"}, "--check needs --map"},
+      {{"--invert"}, "--invert needs --map"},
+      {{"--set", "a=1"}, "--set needs --map"},
+      {{"--rename", "s/a/"}, "--rename: 's/a/' is no substitution, expected s/PATTERN/REPLACEMENT/"},
+      {{"--map", "gpt2-nanogpt-to-hf", "--set", "a"}, "--set: found 'a', expected NAME=NUMBER"},
+      {{"--map", "gpt2-nanogpt-to-hf", "--set", "a=1x"}, "--set: found 'a=1x', expected NAME=NUMBER"},
+      {{"--map", "gpt2-nanogpt-to-hf", "--set", "=1"}, "--set: found '=1', expected NAME=NUMBER"},
+  };
+  for (const auto& [options, message] : cases) {
+    std::vector<std::string> command = {"convert", demo(), "out.pt"};
+    command.insert(command.end(), options.begin(), options.end());
+    const Outcome outcome = run_tessera(command);
+    EXPECT_EQ(outcome.status, 2);
+    EXPECT_THAT(outcome.err, HasSubstr(message));
+  }
+  const Outcome unset = run_tessera({"convert", demo(), "out.pt", "--map", "llama-torchtitan-to-hf"});
+  EXPECT_EQ(unset.status, 3);
+  EXPECT_THAT(unset.err, HasSubstr("llama-torchtitan-to-hf: the parameter 'heads' has no value; set it: heads=N"));
+}
+
+TEST(MappingTest, ConfigurationAndTokenizerAreCopiedBesideTheTensors) {
+  const TemporaryDirectory folder;
+  fs::create_directory(folder / "hf");
+  const std::vector<std::string> copied = {"config.json",    "generation_config.json", "merges.txt",
+                                           "tokenizer.json", "tokenizer_config.json",  "vocab.json"};
+  for (const std::string& name : copied) write_text(folder / "hf" / name, "{\"name\": \"" + name + "\"}");
+  write_text(folder / "hf" / "tokenizer.safetensors", "no");
+  write_text(folder / "hf" / "modeling.py", "no");
+  const Outcome outcome = run_tessera(
+      {"convert", demo(), folder / "out", "--to", "safetensors", "--select", "model.*", "--hf-config", folder / "hf"});
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_THAT(names_in(folder / "out"),
+              ElementsAre(".tessera.json", "config.json", "generation_config.json", "merges.txt", "model.safetensors",
+                          "tokenizer.json", "tokenizer_config.json", "vocab.json"));
+  for (const std::string& name : copied) {
+    EXPECT_EQ(read_text(folder / "out" / name), read_text(folder / "hf" / name));
+  }
+  write_text(folder / "out" / "config.json", "{\"changed\": true}");
+  const Outcome verified = run_tessera({"verify", folder / "out"});
+  EXPECT_EQ(verified.status, 0) << verified.out;
+  fs::remove(folder / "hf" / "config.json");
+  const Outcome missing =
+      run_tessera({"convert", demo(), folder / "b", "--to", "safetensors", "--hf-config", folder / "hf"});
+  EXPECT_EQ(missing.status, 3);
+  EXPECT_THAT(missing.err, HasSubstr("found no config.json, expected the directory of a Hugging Face model"));
+  EXPECT_FALSE(fs::exists(folder / "b"));
+  const Outcome file = run_tessera({"convert", demo(), folder / "b.pt", "--hf-config", folder / "hf"});
+  EXPECT_EQ(file.status, 3);
+  EXPECT_THAT(file.err, HasSubstr("found hf_config, expected it only for a directory of safetensors"));
+}
+
+}  // namespace
+}  // namespace tessera::testing
