@@ -44,6 +44,10 @@ class TensorReader {
   /// size. Throws as `read`.
   void read_lattice(const Lattice& lattice, std::uint8_t* out) const;
 
+  /// Returns whether the elements of a row, which differ in the last dimension alone, are in several rows of the stored
+  /// tensors, as in a transpose. Then larger boxes are read faster.
+  bool is_rearranged() const;
+
   /// Verifies the checksum of every chunk that was read, unless the file's sidecar has vouched for each byte. A chunk
   /// of which every byte was read exactly once is not read again; other chunks are. Call it after the last read. Throws
   /// `Error(corrupt)` naming tensor, file and offset. Of a computed tensor, only what has been read completely is

@@ -13,16 +13,17 @@
 
 namespace tessera::checkpoint {
 namespace fs = std::filesystem;
-namespace {
-
-constexpr std::int64_t kMaxRanks = 1 << 20;
-// Of a safetensors file: which library wrote it.
-constexpr std::string_view kFormatKey = "format";
 
 // Reading and writing wait for the disk more than for the processor, so small machines get a few extra threads.
 std::size_t threads_for(std::size_t jobs) {
   return jobs != 0 ? jobs : std::clamp<std::size_t>(available_processors(), 4, 16);
 }
+
+namespace {
+
+constexpr std::int64_t kMaxRanks = 1 << 20;
+// Of a safetensors file: which library wrote it.
+constexpr std::string_view kFormatKey = "format";
 
 ConvertReport report_of(const OutputSource& source, const OutputPlan& plan) {
   ConvertReport report;

@@ -13,6 +13,12 @@
 #include "tessera/layout/flat_interval.h"
 
 namespace tessera::checkpoint {
+namespace {
+
+// The blocks of all threads, if elements are rearranged: with larger blocks, longer runs are read.
+constexpr std::uint64_t kRearrangedBytes = 48u << 20;
+
+}  // namespace
 
 std::uint64_t PlannedFile::size_bytes() const {
   std::uint64_t size = 0;
@@ -101,6 +107,11 @@ Data OutputSource::tensor_data(std::size_t tensor, const Box& box) const {
     const std::uint64_t next = granule * static_cast<std::uint64_t>(std::max<std::int64_t>(box.sizes[d], 1));
     if (next > StreamWriter::kBlockBytes / 4) break;
     granule = next;
+  }
+  if (checkpoint_->is_computed(output.source) && TensorReader(checkpoint_, output.source, false).is_rearranged()) {
+    const std::uint64_t block = std::clamp(kRearrangedBytes / threads_for(options_->jobs), StreamWriter::kBlockBytes,
+                                           4 * StreamWriter::kBlockBytes);
+    granule = std::max<std::uint64_t>(block / granule, 1) * granule;
   }
   Data data;
   data.length_bytes = static_cast<std::uint64_t>(volume(box)) * to_bytes;

@@ -20,6 +20,10 @@ constexpr std::uint64_t kSmallSpanBytes = 64u << 10;
 constexpr double kMaxSpanWaste = 4;
 // With longer runs, nearly all of the span must be wanted.
 constexpr double kMaxSpanWasteOfLongRuns = 1.05;
+// If runs do not stay together in memory, as in a transpose, they are rearranged anyway. Then a span in the cache is
+// cheaper than many reads, even with gaps.
+constexpr std::uint64_t kRearrangedSpanBytes = 1u << 20;
+constexpr double kMaxSpanWasteRearranged = 16;
 // Bytes read before their CRC-32 is computed, small enough to stay in the cache.
 constexpr std::uint64_t kChecksumBytes = 128u << 10;
 constexpr std::uint64_t kVerifyBlockBytes = 4u << 20;
@@ -117,6 +121,21 @@ void TensorReader::read_chunk(std::size_t i, BoxView box, std::uint8_t* out,
   const Lattice lattice = Lattice::of(box, out_strides);
   if (computed_ != nullptr) return read_computed(lattice, out);
   read_part(i, lattice, out);
+}
+
+bool TensorReader::is_rearranged() const {
+  const std::vector<std::int64_t>& shape = info_->shape;
+  if (computed_ == nullptr || shape.empty() || is_empty(Box::full(shape))) return false;
+  Box row(std::vector<std::int64_t>(shape.size(), 0), std::vector<std::int64_t>(shape.size(), 1));
+  row.sizes.back() = shape.back();
+  bool rearranged = false;
+  const Lattice lattice = Lattice::of(row, row_major_strides(row.sizes));
+  computed_->view(tensor_).for_each_part(lattice, [&](std::size_t /*input*/, const Lattice& part) {
+    rearranged = rearranged || std::ranges::any_of(part.steps, [&](const Lattice::Step& step) {
+                   return step.dim + 1 != part.base.size();
+                 });
+  });
+  return rearranged;
 }
 
 void TensorReader::read_lattice(const Lattice& lattice, std::uint8_t* out) const {
@@ -253,7 +272,9 @@ void TensorReader::read_strided(const Chunk& chunk, const ByteSource& file, std:
   }
   const bool is_short = static_cast<std::uint64_t>(run * element_bytes) < kShortRunBytes;
   const double waste = static_cast<double>(span_bytes) / static_cast<double>(wanted_bytes);
+  const bool rearranges = strides.back() == 1 && out_strides.back() != 1 && sizes.back() > 1;
   if ((is_short && span_bytes <= kSmallSpanBytes) ||
+      (rearranges && span_bytes <= kRearrangedSpanBytes && waste <= kMaxSpanWasteRearranged) ||
       (waste <= (is_short ? kMaxSpanWaste : kMaxSpanWasteOfLongRuns) && span_bytes <= kSpanBytes)) {
     thread_local Buffer buffer;
     const MutableByteView span = buffer.get(span_bytes);
@@ -261,9 +282,9 @@ void TensorReader::read_strided(const Chunk& chunk, const ByteSource& file, std:
     copy_strided(sizes, element_bytes, span.data(), strides, out, out_strides);
     return;
   }
-  // Runs that do not stay together in memory, as in a transpose, are collected first: rearranging many of them at once
-  // uses each cache line of the destination once.
-  if (strides.back() == 1 && out_strides.back() != 1 && sizes.back() > 1 && wanted_bytes <= kSpanBytes) {
+  // With larger gaps, runs are collected first: rearranging many of them at once uses each cache line of the
+  // destination once.
+  if (rearranges && waste > kMaxSpanWasteRearranged && wanted_bytes <= kRearrangedSpanBytes) {
     thread_local Buffer buffer;
     const MutableByteView collected = buffer.get(wanted_bytes);
     const std::vector<std::int64_t> dense_strides = row_major_strides(sizes);

@@ -175,8 +175,9 @@ TEST_F(TensorMapTest, CastsSomeTensorsAndConcatenatesThem) {
 TEST_F(TensorMapTest, SubstitutesAsSedDoes) {
   const auto from = source({{"model.a.model", {1}}, {"x/y", {1}}});
   const auto names = [&](const std::string& text) {
+    const auto view = TensorMap::substitution(text).apply(from);
     std::vector<std::string> result;
-    for (const TensorInfo& info : TensorMap::substitution(text).apply(from)->tensors()) result.push_back(info.name);
+    for (const TensorInfo& info : view->tensors()) result.push_back(info.name);
     return result;
   };
   EXPECT_THAT(names("s/^model\\.//"), ElementsAre("a.model", "x/y"));
