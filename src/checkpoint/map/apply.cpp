@@ -489,7 +489,9 @@ class MapApplication {
   void join(const Families& families, const Join& join_members) {
     std::map<std::size_t, MapItem> joined;  // by the place
     std::set<std::size_t> gone;
-    for (const auto& [groups, parts] : families) {
+    for (const auto& family : families) {
+      const std::vector<std::string>& groups = family.first;
+      const std::map<std::size_t, std::size_t>& parts = family.second;
       std::vector<std::size_t> members;
       for (const auto& [part, item] : parts) members.push_back(item);
       const MapItem& first = items_[members[0]];
