@@ -26,7 +26,8 @@ std::shared_ptr<const TensorReader> ComputedTensors::reader(std::size_t input_te
 
 bool ComputedTensors::verify_complete(const Readers& readers) const {
   bool all = true;
-  for (const auto& [number, reader] : readers) {
+  for (const auto& used : readers) {
+    const std::shared_ptr<const TensorReader>& reader = used.second;
     const bool is_finished = reader->verify_complete_chunks();
     const std::lock_guard lock(mutex_);
     if (is_finished) {
