@@ -82,8 +82,12 @@ std::string NestedArchivePlanner::storage_key(const Leaf& leaf, Building& buildi
   if (source_->checkpoint()->kind() == SourceKind::torch && volume(leaf.box) > 0 &&
       leaf.box == Box::full(output.info->shape) && !source_->checkpoint()->is_computed(output.source)) {
     const Extent extent = source_->checkpoint()->locate(output.source, 0);
-    const auto [found, is_new] = building.tied.try_emplace(
-        {extent.offset_bytes, extent.length_bytes, extent.strides, output.info->shape, output.info->dtype}, key);
+    const auto [found, is_new] = building.tied.try_emplace({{extent.file, extent.offset_bytes},
+                                                            extent.length_bytes,
+                                                            extent.strides,
+                                                            output.info->shape,
+                                                            output.info->dtype},
+                                                           key);
     if (!is_new) return found->second;
   }
   const auto bytes = static_cast<std::uint64_t>(volume(leaf.box) * dtype_size(output.dtype));

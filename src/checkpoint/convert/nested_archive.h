@@ -41,10 +41,10 @@ class NestedArchivePlanner {
   struct Building {
     std::vector<torch_archive::ArchiveLayout::Storage> storages;
     std::vector<StorageSource> sources;
-    std::map<std::tuple<std::uint64_t, std::uint64_t, std::vector<std::int64_t>, std::vector<std::int64_t>, DType>,
-             std::string>
+    using Place = std::pair<std::uint32_t, std::uint64_t>;  // file, offset
+    std::map<std::tuple<Place, std::uint64_t, std::vector<std::int64_t>, std::vector<std::int64_t>, DType>, std::string>
         tied;
-    std::map<std::pair<std::uint32_t, std::uint64_t>, std::string> raw_keys;
+    std::map<Place, std::string> raw_keys;
   };
 
   void write(pickle::Writer& writer, const Nested& node, const std::vector<Leaf>& leaves, Building& building);

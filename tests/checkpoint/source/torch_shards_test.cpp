@@ -87,6 +87,19 @@ TEST_F(TorchShardsTest, VerifyConvertDiffAndSumWork) {
   EXPECT_THAT(damaged.problems[0].what, HasSubstr("00002-of-00002.bin"));
 }
 
+TEST_F(TorchShardsTest, TensorsAtTheSameOffsetOfTwoFilesAreNotTied) {
+  write("pytorch_model-00001-of-00002.bin", {"a"}, 1);
+  write("pytorch_model-00002-of-00002.bin", {"c"}, 2);
+  write_index(R"({"a": "pytorch_model-00001-of-00002.bin", "c": "pytorch_model-00002-of-00002.bin"})");
+  const auto opened = Checkpoint::open(path());
+  ASSERT_EQ(opened->locate(0, 0).offset_bytes, opened->locate(1, 0).offset_bytes);
+  const testing::TemporaryDirectory out;
+  ConvertOptions options;
+  options.to = SourceKind::torch;
+  convert(opened, out / "model.pt", options);
+  EXPECT_TRUE(diff(opened, Checkpoint::open(out / "model.pt"), {}).same());
+}
+
 TEST_F(TorchShardsTest, DamageIsFoundWithoutASidecarToo) {
   const auto opened = Checkpoint::open(path());
   testing::put_byte(path("pytorch_model-00002-of-00002.bin"),
