@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <set>
 #include <utility>
 
@@ -80,18 +79,6 @@ class TreeWalk {
   TreeFacts facts_;
 };
 
-// The rank in "__<rank>_<n>.distcp", "__<rank>.metadata" or "shard-<rank>-<...>.safetensors".
-std::optional<std::int64_t> rank_of(std::string_view name) {
-  if (const auto data = parse_data_file_name(name)) return data->rank;
-  if (const auto rank = parse_rank_metadata_name(name)) return rank;
-  constexpr std::string_view kShard = "shard-";
-  if (!name.starts_with(kShard) || !name.ends_with(kSafetensorsSuffix)) return std::nullopt;
-  std::int64_t rank = 0;
-  name.remove_prefix(kShard.size());
-  const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), rank);
-  return error == std::errc() && *end == '-' ? std::optional(rank) : std::nullopt;
-}
-
 // Throws Error(corrupt) unless all data that the description names is in its files.
 void check_files_hold_the_data(const Checkpoint& checkpoint) {
   const auto check = [&](const StoredRange& stored, const std::string& name) {
@@ -146,7 +133,7 @@ std::optional<std::size_t> check_step(const fs::path& path, const TreeFacts& fac
     const auto opened = Checkpoint::open(path, options);
     check_files_hold_the_data(*opened);
     for (const SourceFile& file : opened->files()) {
-      if (const auto rank = rank_of(file.name)) ranks.insert(*rank);
+      if (file.rank) ranks.insert(*file.rank);
     }
   }
   for (const fs::path& file : facts.torch_files) check_archive_is_complete(file);

@@ -12,6 +12,7 @@
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/internal/checkpoint_files.h"
 #include "tessera/checkpoint/manage/run_directory.h"
+#include "tessera/checkpoint/mosaic.h"
 #include "tessera/format/safetensors.h"
 #include "tessera/format/torch_checkpointing.h"
 #include "tessera/layout/coverage.h"
