@@ -40,8 +40,8 @@ class Folder {
 };
 
 /// Writes the input as a checkpoint and returns its path. `kind` chooses what the input is: the `.metadata` of a DCP
-/// checkpoint, the `data.pkl` of a torch.save archive (both with some KiB of data beside them), a safetensors file, or of
-/// a torch_checkpointing directory `metadata.pkl` or the `data.pkl` of a rank's file.
+/// checkpoint, the `data.pkl` of a torch.save archive (both with some KiB of data beside them), a safetensors file, or
+/// of a torch_checkpointing directory `metadata.pkl` or the `data.pkl` of a rank's file.
 std::filesystem::path written(const Folder& folder, std::uint8_t kind, ByteView input);
 
 }  // namespace tessera::fuzz

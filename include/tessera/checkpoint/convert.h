@@ -84,13 +84,13 @@ struct ConvertReport {
 
 /// Converts `source` to format `options.to` at `destination`, which must not exist unless `options.replace`. The
 /// destination is a directory for dcp and torch_checkpointing, a directory or a file named *.safetensors for
-/// safetensors, and a file for torch. A dcp destination keeps the source's chunks. A torch_checkpointing destination has
-/// as many ranks as the source's tensors are sharded over; each tensor that is sharded there is sharded in the first of
-/// the dimensions that are, as by `Shard(dim)`, and each rank has the other tensors and all objects. Its items are the
-/// keys at the root of the state, or one item `model` if a key is no name of an item. Throws `Error`: invalid_argument
-/// if the destination exists, is the source or is inside it, and for a wrong `file_of_tensor`; not_found if its parent
-/// directory or a config.json in `hf_config` does not exist; unsupported for a dtype that the format does not have or a
-/// cast that is not available; corrupt; io; cancelled.
+/// safetensors, and a file for torch. A dcp destination keeps the source's chunks. A torch_checkpointing destination
+/// has as many ranks as the source's tensors are sharded over; each tensor that is sharded there is sharded in the
+/// first of the dimensions that are, as by `Shard(dim)`, and each rank has the other tensors and all objects. Its items
+/// are the keys at the root of the state, or one item `model` if a key is no name of an item. Throws `Error`:
+/// invalid_argument if the destination exists, is the source or is inside it, and for a wrong `file_of_tensor`;
+/// not_found if its parent directory or a config.json in `hf_config` does not exist; unsupported for a dtype that the
+/// format does not have or a cast that is not available; corrupt; io; cancelled.
 ConvertReport convert(const std::shared_ptr<const Checkpoint>& source, const std::filesystem::path& destination,
                       const ConvertOptions& options);
 

@@ -185,7 +185,8 @@ std::unique_ptr<SourceBackend> open_storage(const std::shared_ptr<const Storage>
       fail(ErrorCode::unsupported, "{}: found {}", directory.string(), *what);
     }
   }
-  fail(ErrorCode::not_found, "{}: no checkpoint in this directory (no .metadata, no metadata.pkl, no *.safetensors, no *.index.json, "
+  fail(ErrorCode::not_found,
+       "{}: no checkpoint in this directory (no .metadata, no metadata.pkl, no *.safetensors, no *.index.json, "
        "no <item>_0.pt){}",
        storage->name(), hint_for_directory(directory, names));
 }

@@ -113,33 +113,49 @@ Place place_of(const checkpoint::Checkpoint& checkpoint, std::size_t tensor, std
 
 Command inspect_command() {
   const auto flags = std::make_shared<Flags>();
-  return {.name = "inspect",
-          .summary = "Show the contents of a checkpoint, or list the steps of a run.",
-          .details =
-              "Without names, prints tables of the tensors, objects and files. With names, prints every chunk of "
-              "these tensors, with its file and byte offset, and the values of these objects. Of the directory of a "
-              "run, lists its steps: when each was written, by how many ranks, its size, and whether it is complete. "
-              "With --verify, the exit status is 1 if a step is damaged that is complete otherwise.",
-          .examples = {"tessera inspect step-1000", "tessera inspect step-1000 'model.layers.0.*'",
-                       "tessera inspect step-1000 --du --depth 3", "tessera ls checkpoints",
-                       "tessera inspect step-1000 --json | jq '.tensors | keys'"},
-          .options = {checkpoint_argument("CKPT", flags->path),
-                      {.name = "FQN",
-                       .help = "Names or globs of tensors and objects",
-                       .target = &flags->names,
-                       .positional = true},
-                      {.name = "steps",
-                       .help = "List the steps in a directory that has a checkpoint of its own too",
-                       .target = &flags->steps},
-                      {.name = "verify",
-                       .help = "Of the directory of a run: read all data and compare every checksum",
-                       .target = &flags->verify},
-                      jobs_option(flags->jobs),
-                      quiet_option(flags->quiet),
-                      all_warnings_option(flags->all_warnings),
-                      json_option(flags->json)},
-          .alias = "ls",
-          .run = [flags](Session& session) { return inspect(*flags, session); }};
+  return {
+      .name = "inspect",
+      .summary = "Show the contents of a checkpoint, or list the steps of a run.",
+      .details =
+          "Without names, prints tables of the tensors, objects and files. With names, prints every chunk of "
+          "these tensors, with its file and byte offset, and the values of these objects. --tree and --du add up the "
+          "sizes of tensors by prefix: keys of nested state dicts, and the parts of names between dots. Of the "
+          "directory of a run, lists its steps: when each was written, by how many ranks, its size, and whether "
+          "it is complete. "
+          "With --verify, the exit status is 1 if a step is damaged that is complete otherwise.",
+      .examples = {"tessera inspect step-1000", "tessera inspect step-1000 'model.layers.0.*'",
+                   "tessera inspect step-1000 --du --depth 3", "tessera ls checkpoints",
+                   "tessera inspect step-1000 --json | jq '.tensors | keys'"},
+      .options = {checkpoint_argument("CKPT", flags->path),
+                  {.name = "FQN",
+                   .help = "Names or globs of tensors and objects",
+                   .target = &flags->names,
+                   .positional = true},
+                  {.name = "tree",
+                   .help = "Print the tree of prefixes with the bytes of their tensors, the largest first",
+                   .target = &flags->tree},
+                  {.name = "du",
+                   .help = "Print a list of prefixes with the bytes of their tensors, the largest first",
+                   .target = &flags->du,
+                   .conflicts = "tree"},
+                  {.name = "depth",
+                   .value_name = "N",
+                   .help = "Levels of --tree and --du",
+                   .target = &flags->depth,
+                   .default_text = "2 for --du, all for --tree",
+                   .range = Range{1, 64}},
+                  {.name = "steps",
+                   .help = "List the steps in a directory that has a checkpoint of its own too",
+                   .target = &flags->steps},
+                  {.name = "verify",
+                   .help = "Of the directory of a run: read all data and compare every checksum",
+                   .target = &flags->verify},
+                  jobs_option(flags->jobs),
+                  quiet_option(flags->quiet),
+                  all_warnings_option(flags->all_warnings),
+                  json_option(flags->json)},
+      .alias = "ls",
+      .run = [flags](Session& session) { return inspect(*flags, session); }};
 }
 
 }  // namespace tessera::cli

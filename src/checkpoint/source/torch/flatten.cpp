@@ -1,4 +1,4 @@
-#include "checkpoint/source/flatten.h"
+#include "checkpoint/source/torch/flatten.h"
 
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/checkpoint.h"

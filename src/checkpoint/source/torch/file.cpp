@@ -3,7 +3,7 @@
 #include <unordered_set>
 #include <utility>
 
-#include "checkpoint/source/flatten.h"
+#include "checkpoint/source/torch/flatten.h"
 #include "checkpoint/source/source.h"
 #include "tessera/base/error.h"
 #include "tessera/layout/byte_ranges.h"

@@ -9,7 +9,7 @@
 #include <unordered_map>
 #include <utility>
 
-#include "checkpoint/source/flatten.h"
+#include "checkpoint/source/torch/flatten.h"
 #include "checkpoint/source/source.h"
 #include "tessera/base/checked.h"
 #include "tessera/base/error.h"
