@@ -26,7 +26,7 @@ namespace tessera::torch_checkpointing {
 
 inline constexpr std::string_view kMetadataFileName = "metadata.pkl";
 /// The largest number of ranks that a reader accepts.
-inline constexpr std::int64_t kMaxRanks = std::int64_t{1} << 22;
+inline constexpr std::int64_t kMaxRanks = 1 << 22;
 
 /// A device mesh. `ranks` are in row-major order, unique, and as many as the product of `shape`.
 struct Mesh {
@@ -46,7 +46,7 @@ struct Group {
 };
 
 /// A tensor of an item. Ranks may hold it in several ways.
-struct Entry {
+struct TensorEntry {
   Path path;  ///< in the item; empty if the item is the tensor
   std::vector<Group> groups;
 };
@@ -59,11 +59,11 @@ struct FileLayout {
 
 struct Item {
   std::string key;
-  std::vector<Entry> entries;
+  std::vector<TensorEntry> entries;
   std::map<std::int64_t, FileLayout> files;  ///< of the ranks whose file does not have the default name
 };
 
-struct Metadata {
+struct CheckpointMetadata {
   std::string version = "2.0";
   std::int64_t ranks = 1;
   std::vector<Item> items;
@@ -72,9 +72,9 @@ struct Metadata {
 /// Reads `metadata.pkl` of version 1.0 or 2.0. Placements are normalized, and ranks and meshes are valid. Throws
 /// `Error(unsupported)`, naming it, for another version, a kind of sharding metadata that a program defines itself, and
 /// items that are stored as JSON or raw bytes; `Error(corrupt)`.
-Metadata read(const ByteSource& source);
+CheckpointMetadata read(const ByteSource& source);
 /// Returns `metadata.pkl` of version 2.0.
-Bytes write(const Metadata& metadata);
+Bytes write(const CheckpointMetadata& metadata);
 
 /// The default name of an item's file: `<item>_<rank>.pt`.
 struct FileName {

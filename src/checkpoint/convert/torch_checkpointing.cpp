@@ -128,7 +128,7 @@ class TorchCheckpointingPlanner {
   std::vector<std::optional<std::int64_t>> dims_;  // of each tensor that is sharded
   std::int64_t ranks_ = 1;
   std::shared_ptr<const tc::Mesh> replicas_, shards_;
-  tc::Metadata metadata_;
+  tc::CheckpointMetadata metadata_;
   OutputPlan plan_;
 };
 

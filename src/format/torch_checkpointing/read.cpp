@@ -21,8 +21,8 @@ class MetadataReader {
  public:
   explicit MetadataReader(std::string name) : name_(std::move(name)) {}
 
-  Metadata read(NodeRef root) {
-    Metadata metadata;
+  CheckpointMetadata read(NodeRef root) {
+    CheckpointMetadata metadata;
     if (!root.is(Kind::dict)) {
       fail(ErrorCode::corrupt, "{}: found a {}, expected a dict with the keys metadata, world_size and version", name_,
            kind_name(root.kind()));
@@ -114,7 +114,7 @@ class MetadataReader {
 
   // --- items
 
-  void add_item(Metadata& metadata, std::string key, NodeRef value) const {
+  void add_item(CheckpointMetadata& metadata, std::string key, NodeRef value) const {
     Item& item = begin_item(metadata, std::move(key));
     const std::string what = fmt::format("item '{}'", printable(item.key));
     for (const pickle::Pair& pair : dict(member(value, "nested_path_to_metadata", what), what)) {
@@ -132,7 +132,7 @@ class MetadataReader {
   }
 
   // Version 1.0: paths begin with the item's key, and the layouts of all items are in one dict.
-  void add_flat_items(Metadata& metadata, NodeRef entries, NodeRef layouts) const {
+  void add_flat_items(CheckpointMetadata& metadata, NodeRef entries, NodeRef layouts) const {
     std::map<std::string, std::size_t> numbers;
     for (const pickle::Pair& pair : dict(entries, "metadata")) {
       Path full = path(text(pair.key, "a path"), "metadata");
@@ -155,7 +155,7 @@ class MetadataReader {
     }
   }
 
-  Item& begin_item(Metadata& metadata, std::string key) const {
+  Item& begin_item(CheckpointMetadata& metadata, std::string key) const {
     if (!is_item_key(key)) {
       fail(ErrorCode::corrupt, "{}: an item is named '{}', expected letters, digits, '-' and '_'", name_,
            printable(key));
@@ -202,8 +202,8 @@ class MetadataReader {
 
   // --- sharding
 
-  Entry entry(const std::string& key, Path in_item, NodeRef groups) const {
-    Entry result;
+  TensorEntry entry(const std::string& key, Path in_item, NodeRef groups) const {
+    TensorEntry result;
     result.path = std::move(in_item);
     std::string what = fmt::format("item '{}'", printable(key));
     for (const Key& part : result.path) {
@@ -303,7 +303,7 @@ class MetadataReader {
 
 }  // namespace
 
-Metadata read(const ByteSource& source) {
+CheckpointMetadata read(const ByteSource& source) {
   const Bytes bytes = read_all(source);
   const pickle::ReadResult pickle = pickle::read(bytes, source.name());
   return MetadataReader(source.name()).read(pickle.tree.root());

@@ -18,7 +18,7 @@ class MetadataWriter {
  public:
   explicit MetadataWriter(Bytes& out) : out_(out, 4) {}
 
-  void write(const Metadata& metadata) {
+  void write(const CheckpointMetadata& metadata) {
     out_.empty_dict();
     out_.mark();
     key("metadata");
@@ -46,7 +46,7 @@ class MetadataWriter {
     key("nested_path_to_metadata");
     out_.empty_dict();
     out_.mark();
-    for (const Entry& entry : item.entries) {
+    for (const TensorEntry& entry : item.entries) {
       out_.string(json_of(entry.path));
       out_.empty_list();
       out_.mark();
@@ -174,7 +174,7 @@ class MetadataWriter {
 
 }  // namespace
 
-Bytes write(const Metadata& metadata) {
+Bytes write(const CheckpointMetadata& metadata) {
   Bytes bytes;
   MetadataWriter(bytes).write(metadata);
   return bytes;

@@ -35,8 +35,8 @@ class TorchCheckpointingSourceTest : public ::testing::Test {
   }
 
   // Overwrites `metadata.pkl` with what `change` makes of it.
-  static void change_metadata(const fs::path& checkpoint, const std::function<void(tc::Metadata&)>& change) {
-    tc::Metadata metadata = tc::read(File::open_read(checkpoint / "metadata.pkl"));
+  static void change_metadata(const fs::path& checkpoint, const std::function<void(tc::CheckpointMetadata&)>& change) {
+    tc::CheckpointMetadata metadata = tc::read(File::open_read(checkpoint / "metadata.pkl"));
     change(metadata);
     fs::remove(checkpoint / "metadata.pkl");
     write_new_file(checkpoint / "metadata.pkl", tc::write(metadata));
@@ -98,7 +98,7 @@ TEST_F(TorchCheckpointingSourceTest, AMissingFileOfReplicasIsAWarning) {
   const fs::path checkpoint = directory_ / "replicas";
   const Bytes elements(8, 1);
   write_item(checkpoint, "model", 0, elements);
-  tc::Metadata metadata;
+  tc::CheckpointMetadata metadata;
   metadata.ranks = 2;
   auto mesh = std::make_shared<tc::Mesh>();
   mesh->shape = {2};
@@ -141,17 +141,18 @@ TEST_F(TorchCheckpointingSourceTest, FilesOfAnotherNumberOfRanksAreRefused) {
 
 TEST_F(TorchCheckpointingSourceTest, MetadataThatNamesAMissingFileIsRefused) {
   const fs::path checkpoint = copy_of("2.14-tc-one");
-  change_metadata(checkpoint, [](tc::Metadata& metadata) {
+  change_metadata(checkpoint, [](tc::CheckpointMetadata& metadata) {
     metadata.items[0].files[0] = {"elsewhere.pt", tc::Serialization::torch};
   });
   EXPECT_ERROR(Checkpoint::open(checkpoint), ErrorCode::corrupt, "'elsewhere.pt' is missing");
-  change_metadata(checkpoint, [](tc::Metadata& metadata) { metadata.items[0].files[0].file = "../model_0.pt"; });
+  change_metadata(checkpoint,
+                  [](tc::CheckpointMetadata& metadata) { metadata.items[0].files[0].file = "../model_0.pt"; });
   EXPECT_ERROR(Checkpoint::open(checkpoint), ErrorCode::corrupt, "'../model_0.pt' leaves the checkpoint's directory");
 }
 
 TEST_F(TorchCheckpointingSourceTest, TwoRanksInOneFileAreRefused) {
   const fs::path checkpoint = copy_of("2.14-tc-fsdp");
-  change_metadata(checkpoint, [](tc::Metadata& metadata) {
+  change_metadata(checkpoint, [](tc::CheckpointMetadata& metadata) {
     metadata.items[0].files[1] = {tc::to_string({metadata.items[0].key, 0}), tc::Serialization::torch};
   });
   EXPECT_ERROR(Checkpoint::open(checkpoint), ErrorCode::corrupt, "two ranks or items are stored in", "_0.pt'");
@@ -159,8 +160,8 @@ TEST_F(TorchCheckpointingSourceTest, TwoRanksInOneFileAreRefused) {
 
 TEST_F(TorchCheckpointingSourceTest, ATensorOfAnotherShapeThanListedIsRefused) {
   const fs::path checkpoint = copy_of("2.14-tc-one");
-  change_metadata(checkpoint, [](tc::Metadata& metadata) {
-    for (tc::Entry& entry : metadata.items[0].entries) {
+  change_metadata(checkpoint, [](tc::CheckpointMetadata& metadata) {
+    for (tc::TensorEntry& entry : metadata.items[0].entries) {
       if (entry.path == Path{"a"}) entry.groups[0].shape = {6, 2};
     }
   });
@@ -170,8 +171,8 @@ TEST_F(TorchCheckpointingSourceTest, ATensorOfAnotherShapeThanListedIsRefused) {
 
 TEST_F(TorchCheckpointingSourceTest, ATensorThatIsListedAndNotThereIsRefused) {
   const fs::path checkpoint = copy_of("2.14-tc-one");
-  change_metadata(checkpoint, [](tc::Metadata& metadata) {
-    tc::Entry more = metadata.items[0].entries[0];
+  change_metadata(checkpoint, [](tc::CheckpointMetadata& metadata) {
+    tc::TensorEntry more = metadata.items[0].entries[0];
     more.path = {"more"};
     metadata.items[0].entries.push_back(more);
   });
@@ -217,7 +218,7 @@ TEST_F(TorchCheckpointingSourceTest, ReplicasThatDifferAreAWarning) {
   const fs::path checkpoint = directory_ / "ck";
   write_item(checkpoint, "model", 0, Bytes(8, 1));
   write_item(checkpoint, "model", 1, Bytes(8, 2));
-  tc::Metadata metadata;
+  tc::CheckpointMetadata metadata;
   metadata.ranks = 2;
   auto mesh = std::make_shared<tc::Mesh>();
   mesh->shape = {2};

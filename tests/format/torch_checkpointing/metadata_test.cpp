@@ -32,12 +32,12 @@ class BytesSource final : public ByteSource {
   std::string name_ = "metadata.pkl";
 };
 
-Metadata read_bytes(Bytes bytes) { return read(BytesSource(std::move(bytes))); }
+CheckpointMetadata read_bytes(Bytes bytes) { return read(BytesSource(std::move(bytes))); }
 
 pickle::NodeRef get(pickle::NodeRef dict, std::string_view key) { return dict.find(key).value(); }
 
 // Reads the golden metadata with one text replaced by another of the same length.
-Metadata read_changed(const std::string& from, const std::string& to) {
+CheckpointMetadata read_changed(const std::string& from, const std::string& to) {
   Bytes bytes = golden_bytes("2.14-tc-fsdp");
   std::string text(bytes.begin(), bytes.end());
   const std::size_t at = text.find(from);
@@ -47,13 +47,13 @@ Metadata read_changed(const std::string& from, const std::string& to) {
 }
 
 TEST(TorchCheckpointingMetadataTest, ReadsWhatThePackageWrote) {
-  const Metadata metadata = read_bytes(golden_bytes("2.14-tc-mesh"));
+  const CheckpointMetadata metadata = read_bytes(golden_bytes("2.14-tc-mesh"));
   EXPECT_EQ(metadata.version, "2.0");
   EXPECT_EQ(metadata.ranks, 4);
   ASSERT_EQ(metadata.items.size(), 1u);
   EXPECT_EQ(metadata.items[0].key, "model");
   EXPECT_TRUE(metadata.items[0].files.empty());
-  for (const Entry& entry : metadata.items[0].entries) {
+  for (const TensorEntry& entry : metadata.items[0].entries) {
     if (entry.path != Path{"strided"}) continue;
     ASSERT_EQ(entry.groups.size(), 1u);
     const Group& group = entry.groups[0];
@@ -108,7 +108,7 @@ TEST(TorchCheckpointingMetadataTest, MissingFieldsAndWrongKindsAreErrors) {
 
 TEST(TorchCheckpointingMetadataTest, RanksAreThoseOfTheMeshAndTheWorld) {
   const auto bytes_with = [](std::int64_t ranks, std::vector<std::int64_t> of_mesh) {
-    Metadata metadata;
+    CheckpointMetadata metadata;
     metadata.ranks = ranks;
     auto mesh = std::make_shared<Mesh>();
     mesh->shape = {std::ssize(of_mesh)};

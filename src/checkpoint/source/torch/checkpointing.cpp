@@ -9,8 +9,8 @@
 #include <unordered_map>
 #include <utility>
 
-#include "checkpoint/source/torch/flatten.h"
 #include "checkpoint/source/source.h"
+#include "checkpoint/source/torch/flatten.h"
 #include "tessera/base/checked.h"
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/manage/run_directory.h"
@@ -79,8 +79,8 @@ struct SavedLeaf {
 
 struct Leaf {
   Path path;
-  std::vector<SavedLeaf> saved;       // in order of ranks
-  const tc::Entry* listed = nullptr;  // in metadata.pkl
+  std::vector<SavedLeaf> saved;             // in order of ranks
+  const tc::TensorEntry* listed = nullptr;  // in metadata.pkl
 };
 
 bool same_objects(const ObjectValue& a, const ObjectValue& b) {
@@ -186,10 +186,10 @@ class TorchCheckpointingSource final : public SourceBackend {
       return leaves[found->second];
     };
     const auto item = entries_of_.find(key);
-    std::vector<std::pair<std::string, const tc::Entry*>> listed;
-    std::unordered_map<std::string, const tc::Entry*> entries;
+    std::vector<std::pair<std::string, const tc::TensorEntry*>> listed;
+    std::unordered_map<std::string, const tc::TensorEntry*> entries;
     if (item != entries_of_.end()) {
-      for (const tc::Entry& entry : item->second->entries) {
+      for (const tc::TensorEntry& entry : item->second->entries) {
         Path full{key};
         full.insert(full.end(), entry.path.begin(), entry.path.end());
         listed.emplace_back(name_of_path(full), &entry);
@@ -288,7 +288,7 @@ class TorchCheckpointingSource final : public SourceBackend {
 
   template <typename Add>
   void read_safetensors(const std::string& key, std::uint32_t file,
-                        const std::unordered_map<std::string, const tc::Entry*>& entries, const Add& add) {
+                        const std::unordered_map<std::string, const tc::TensorEntry*>& entries, const Add& add) {
     const std::shared_ptr<const ByteSource> source = open_file(file);
     const safetensors::Header header = safetensors::read_header(*source);
     for (const safetensors::Tensor& stored : header.tensors) {
@@ -482,7 +482,7 @@ class TorchCheckpointingSource final : public SourceBackend {
   }
 
   std::uint64_t max_pickle_bytes_;
-  tc::Metadata metadata_;
+  tc::CheckpointMetadata metadata_;
   std::map<std::string, ItemFiles> items_;
   std::map<std::string, const tc::Item*> entries_of_;  // in metadata_
   std::vector<std::vector<Extent>> extents_;

@@ -3,8 +3,8 @@
 #include <unordered_set>
 #include <utility>
 
-#include "checkpoint/source/torch/flatten.h"
 #include "checkpoint/source/source.h"
+#include "checkpoint/source/torch/flatten.h"
 #include "tessera/base/error.h"
 #include "tessera/layout/byte_ranges.h"
 
