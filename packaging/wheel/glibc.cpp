@@ -61,6 +61,15 @@ int pthread_rwlock_wrlock(pthread_rwlock_t* lock) noexcept { return first_pthrea
 FIRST(pthread_setspecific);
 int pthread_setspecific(pthread_key_t key, const void* value) noexcept { return first_pthread_setspecific(key, value); }
 
+// --- glibc 2.35 and 2.29: hypot and exp without the error handling of SVID
+
+double exp(double x) noexcept;
+FIRST(exp);
+double exp(double x) noexcept { return first_exp(x); }
+double hypot(double x, double y) noexcept;
+FIRST(hypot);
+double hypot(double x, double y) noexcept { return first_hypot(x, y); }
+
 // --- glibc 2.33: stat and others are functions
 
 int __fxstat(int version, int file, struct stat* found) noexcept __attribute__((visibility("default")));

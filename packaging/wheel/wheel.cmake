@@ -4,6 +4,9 @@
 
 set(tessera_wheel_folder ${CMAKE_CURRENT_LIST_DIR})
 set(tessera_wheel_isal libisal-t.so)
+# Debian's static RE2 cannot be linked into a shared library, and the shared one needs a newer libstdc++.
+set(CMAKE_DISABLE_FIND_PACKAGE_RE2 ON)
+add_compile_options(-ffunction-sections -fdata-sections) # so that what a file does not use is left out of it
 
 # tessera_find_libraries_of_wheel(): at the first find_package, when the compiler and its folders are known.
 function(tessera_find_libraries_of_wheel)
@@ -34,7 +37,7 @@ cmake_language(SET_DEPENDENCY_PROVIDER tessera_provide_for_wheel SUPPORTED_METHO
 function(tessera_link_for_wheel target folder)
   target_sources(${target} PRIVATE $<TARGET_OBJECTS:tessera_glibc>)
   # libpthread.so.0 has symbols that libc.so.6 has from glibc 2.34 on, so the linker would leave it out.
-  target_link_options(${target} PRIVATE -s -static-libstdc++ LINKER:--push-state,--no-as-needed,-l:libpthread.so.0,--pop-state)
+  target_link_options(${target} PRIVATE -s -static-libstdc++ LINKER:--gc-sections LINKER:--push-state,--no-as-needed,-l:libpthread.so.0,--pop-state)
   set_target_properties(${target} PROPERTIES BUILD_WITH_INSTALL_RPATH ON INSTALL_RPATH ${folder})
 endfunction()
 
