@@ -178,10 +178,10 @@ def make(folder):
         state = random_state(layout)
         expected[layout] = logits(layout, state)
         if layout == "torchtitan":
-            dcp.save({**state, "train_state": {"step": torch.tensor(3)}, "lr_scheduler": {"last_epoch": 3}},
-                     checkpoint_id=folder / layout, no_dist=True)
+            saved = {**state, "train_state": {"step": torch.tensor(3)}, "lr_scheduler": {"last_epoch": 3}}
+            dcp.save(saved, checkpoint_id=folder / layout)
         elif layout == "megatron":
-            dcp.save({**stacked(state), "iteration": 3}, checkpoint_id=folder / layout, no_dist=True)
+            dcp.save({**stacked(state), "iteration": 3}, checkpoint_id=folder / layout)
             torch.save({"model": state, "iteration": 3, "args": {"hidden_size": HIDDEN}}, folder / "megatron.pt")
         elif layout == "nanogpt":
             state["lm_head.weight"] = state["transformer.wte.weight"]
@@ -206,7 +206,7 @@ def make(folder):
 def load(path, layout):
     if path.is_dir() and (path / ".metadata").exists():
         state = {name: torch.zeros(shape) for name, shape in shapes(layout).items()}
-        dcp.load(state, checkpoint_id=path, no_dist=True)
+        dcp.load(state, checkpoint_id=path)
         return state
     if path.is_dir():
         return load_file(path / "model.safetensors")
