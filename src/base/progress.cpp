@@ -86,7 +86,7 @@ struct TerminalProgress::State {
   // "7 s", "3:05", "2:03:05"
   static std::string duration(double seconds) {
     if (seconds > 360000) return "over 100 h";
-    const auto all = static_cast<std::int64_t>(seconds + 0.5);
+    const auto all = static_cast<std::int64_t>(std::llround(seconds));
     if (all < 60) return fmt::format("{} s", all);
     if (all < 3600) return fmt::format("{}:{:02}", all / 60, all % 60);
     return fmt::format("{}:{:02}:{:02}", all / 3600, all / 60 % 60, all % 60);

@@ -21,7 +21,7 @@ namespace tessera::checkpoint {
 namespace fs = std::filesystem;
 namespace {
 
-constexpr std::uint64_t kPieceBytes = 32 * Sidecar::kBlockBytes;
+constexpr std::uint64_t kSummedBytes = 32 * Sidecar::kBlockBytes;
 
 // What changes when a file is written to.
 using FileState = std::tuple<ino_t, off_t, std::int64_t, std::int64_t>;
@@ -77,8 +77,8 @@ class Summing {
   void submit(SummedFile& file) {
     file.block_crcs.resize((file.size_bytes + Sidecar::kBlockBytes - 1) / Sidecar::kBlockBytes);
     const auto opened = std::make_shared<const File>(File::open_read(file.path));
-    for (std::uint64_t begin = 0; begin < file.size_bytes; begin += kPieceBytes) {
-      const std::uint64_t end = std::min(begin + kPieceBytes, file.size_bytes);
+    for (std::uint64_t begin = 0; begin < file.size_bytes; begin += kSummedBytes) {
+      const std::uint64_t end = std::min(begin + kSummedBytes, file.size_bytes);
       pool_.submit([this, &file, opened, begin, end] {
         if (options_.cancellation != nullptr) options_.cancellation->check();
         sum_blocks(*opened, begin, end, file.block_crcs);

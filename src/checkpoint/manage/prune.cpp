@@ -17,7 +17,7 @@ namespace tessera::checkpoint {
 namespace fs = std::filesystem;
 namespace {
 
-using Kind = RunEntry::Kind;
+using EntryKind = RunEntry::Kind;
 constexpr std::uint64_t kMaxReferenceBytes = 4096;
 
 std::string text_of(const fs::path& path) {
@@ -100,10 +100,10 @@ class Pruning {
   void decide(std::size_t i, std::string& why_kept, std::string& why_removed) const {
     const RunEntry& entry = run_.entries[i];
     const auto reference = references_.find(entry.name);
-    const bool is_ours = entry.kind == Kind::step || parse_staging_name(entry.name);
-    if (entry.kind == Kind::removed) {
+    const bool is_ours = entry.kind == EntryKind::step || parse_staging_name(entry.name);
+    if (entry.kind == EntryKind::removed) {
       why_removed = "removed before";
-    } else if (entry.kind == Kind::link) {
+    } else if (entry.kind == EntryKind::link) {
       why_kept = entry.problem;
     } else if (newest_.contains(i)) {
       why_kept = "newest";
@@ -111,18 +111,18 @@ class Pruning {
       why_kept = "being written";
     } else if (reference != references_.end()) {
       why_kept = fmt::format("'{}' refers to it", printable(reference->second));
-    } else if (entry.kind == Kind::step && options_.every && entry.of.step % *options_.every == 0) {
+    } else if (entry.kind == EntryKind::step && options_.every && entry.of.step % *options_.every == 0) {
       why_kept = fmt::format("a multiple of {}", *options_.every);
     } else if (entry.complete) {
       why_removed = "old";
-    } else if (!is_ours || (entry.kind == Kind::step && !entry.format)) {
+    } else if (!is_ours || (entry.kind == EntryKind::step && !entry.format)) {
       why_kept = entry.problem;
     } else if (!is_older_than_newest(i)) {
       why_kept = "newer than the newest complete step, and may be being written";
     } else if (!options_.incomplete) {
       why_kept = entry.problem;
     } else {
-      why_removed = entry.kind == Kind::staging ? "unfinished" : "incomplete";
+      why_removed = entry.kind == EntryKind::staging ? "unfinished" : "incomplete";
     }
   }
 

@@ -16,7 +16,7 @@ namespace {
 fs::path hide(const fs::path& directory, const std::string& name) {
   static std::atomic<std::int64_t> counter = 0;
   for (;;) {
-    const fs::path hidden = directory / removed_name({name, ::getpid(), counter++});
+    fs::path hidden = directory / removed_name({name, ::getpid(), counter++});
     std::error_code ignored;
     if (fs::exists(fs::symlink_status(hidden, ignored))) continue;  // of an earlier process with this number
     rename_new(directory / name, hidden);
