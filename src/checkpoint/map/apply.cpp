@@ -493,6 +493,7 @@ class MapApplication {
       const std::vector<std::string>& groups = family.first;
       const std::map<std::size_t, std::size_t>& parts = family.second;
       std::vector<std::size_t> members;
+      members.reserve(parts.size());
       for (const auto& [part, item] : parts) members.push_back(item);
       const MapItem& first = items_[members[0]];
       with_problems(first, [&] {

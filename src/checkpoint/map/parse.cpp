@@ -248,6 +248,7 @@ MapRule parse_rule(const MapJson& json, const std::string& map, std::size_t numb
   const auto fields = std::ranges::find(table, name, &OpFields::name);
   if (fields == table.end()) {
     std::vector<std::string_view> names;
+    names.reserve(table.size());
     for (const OpFields& known : table) names.push_back(known.name);
     object.wrong("op", name, fmt::format("one of {}", listed(names)));
   }
