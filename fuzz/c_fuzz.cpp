@@ -131,7 +131,8 @@ class Program {
     std::vector<std::int64_t> offsets, sizes, strides;
     for (std::size_t d = 0; d < info.dims; ++d) {
       offsets.push_back(number_to(info.shape[d]));
-      sizes.push_back(number_to(std::min<std::int64_t>(info.shape[d] - offsets.back(), 8)));
+      const bool is_inside = offsets.back() >= 0 && offsets.back() <= info.shape[d];
+      sizes.push_back(number_to(is_inside ? std::min<std::int64_t>(info.shape[d] - offsets.back(), 8) : 8));
       strides.push_back(number_to(8));
     }
     constexpr const char* kDtypes[] = {nullptr, "float32", "bfloat16", "complex128", "no dtype"};

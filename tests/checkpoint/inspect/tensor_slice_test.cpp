@@ -107,7 +107,7 @@ RC_GTEST_PROP(ReadSliceProperty, TheElementsAreThoseOfTheSubscript, ()) {
   }
   const Bytes found = read_all_of(reader, slice, DType::int32, testing::any_between(1, 200));
   RC_ASSERT(found.size() == expected.size() * 4);
-  RC_ASSERT(std::memcmp(found.data(), expected.data(), found.size()) == 0);
+  RC_ASSERT(found.empty() || std::memcmp(found.data(), expected.data(), found.size()) == 0);
 }
 
 class ReadSliceTest : public ::testing::Test {
