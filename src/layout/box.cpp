@@ -89,7 +89,10 @@ std::string to_string(BoxView box) {
   if (box.rank() == 0) return "[]";
   std::string text;
   for (std::size_t d = 0; d < box.rank(); ++d) {
-    text += fmt::format("{}[{}, {})", d == 0 ? "" : "x", box.offsets[d], box.offsets[d] + box.sizes[d]);
+    std::int64_t end = 0;  // a box that is refused may have one that overflows
+    const bool overflows = __builtin_add_overflow(box.offsets[d], box.sizes[d], &end);
+    text += overflows ? fmt::format("{}[{}, + {})", d == 0 ? "" : "x", box.offsets[d], box.sizes[d])
+                      : fmt::format("{}[{}, {})", d == 0 ? "" : "x", box.offsets[d], end);
   }
   return text;
 }
