@@ -69,6 +69,7 @@ class MapApplication {
   }
 
   void apply(const MapStage& stage) {
+    if (has_too_many_problems()) return;
     stage_ = &stage;
     for (MapItem& item : items_) item.is_matched = false;
     for (const MapRule& rule : stage.rules) {
@@ -77,7 +78,7 @@ class MapApplication {
                            : rule.op == MapOp::stack ? apply_stack()
                                                      : apply_to_each();
       if (!matched && !rule.optional) problem("its pattern matches no name");
-      if (problems_.size() >= kMaxMapProblems) return;
+      if (has_too_many_problems()) return;
     }
     rule_ = nullptr;
     finish_unmatched();
@@ -91,6 +92,7 @@ class MapApplication {
     std::vector<TensorInfo> tensors;
     std::vector<TensorView> views;
     std::vector<MappedObject> objects;
+    std::set<std::size_t> checked;  // tensors of the checkpoint
     for (std::size_t position = 0; position < items_.size(); ++position) {
       MapItem& item = items_[position];
       if (!item.tensor) {
@@ -107,7 +109,7 @@ class MapApplication {
       info.path = item.path;
       info.position = position;
       views.push_back(item.tensor->view());
-      check_inputs(views.back());
+      check_inputs(views.back(), checked);
       tensors.push_back(std::move(info));
     }
     result.view = CheckpointAccess::make(open_mapped(
@@ -118,22 +120,27 @@ class MapApplication {
 
  private:
   // A view may have fewer chunks than its inputs, so that a hole or an overlap of those would not show.
-  void check_inputs(const TensorView& view) const {
+  void check_inputs(const TensorView& view, std::set<std::size_t>& checked) const {
     if (view.is_input()) return;
     std::vector<std::size_t> numbers;
     view.add_inputs(numbers);
-    for (const std::size_t number : numbers) checkpoint_->check_partition(inputs_[number].tensor);
+    for (const std::size_t number : numbers) {
+      const std::size_t tensor = inputs_[number].tensor;
+      if (checked.insert(tensor).second) checkpoint_->check_partition(tensor);
+    }
   }
 
   std::string where() const { return rule_ != nullptr ? stage_->where(*rule_) : stage_->name; }
+  // Then the rules end at once, and the items are not complete.
+  bool has_too_many_problems() const { return problems_.size() >= kMaxMapProblems; }
   void problem(const std::string& text) { problems_.push_back(fmt::format("{}: {}", where(), text)); }
 
   std::string describe(const MapItem& item) const {
     return fmt::format("tensor '{}' of shape {}", printable(item.name), shape_to_string(item.tensor->shape()));
   }
 
-  // Calls f(), and makes an Error(invalid_argument) or an overflow of it a problem with `item`.
-  // Returns whether f() threw nothing.
+  // Calls f(), and makes an error of it a problem with `item`, unless it is one of input or a cancellation. Returns
+  // whether f() threw nothing.
   template <typename F>
   bool with_problems(const MapItem& item, const F& f) {
     try {
@@ -215,13 +222,10 @@ class MapApplication {
   }
 
   void name_item(MapItem& item, std::string name) {
-    if (name == item.name) {
-      item.made_by = where();
-      return;
-    }
+    item.made_by = where();
+    if (name == item.name) return;
     item.path = renamed_path(item.path, name);
     item.name = std::move(name);
-    item.made_by = where();
   }
 
   void check_count(std::size_t results) const {
@@ -259,7 +263,7 @@ class MapApplication {
         results.push_back(std::move(item));
       });
       if (!done) results.push_back(std::move(item));
-      if (problems_.size() >= kMaxMapProblems) return any;
+      if (has_too_many_problems()) return any;
     }
     items_ = std::move(results);
     return any;
@@ -563,7 +567,7 @@ class MapApplication {
       const auto from = [](const MapItem& one) { return one.made_by.empty() ? "the checkpoint" : one.made_by; };
       problem(fmt::format("two results have the name '{}': of {} and of {}", printable(item.name), from(*first->second),
                           from(item)));
-      if (problems_.size() >= kMaxMapProblems) return;
+      if (has_too_many_problems()) return;
     }
   }
 

@@ -13,11 +13,11 @@ namespace tessera::checkpoint {
 class Expression {
  public:
   explicit Expression(std::int64_t number);
-  // Throws Error(invalid_argument) if `text` is no expression.
+  // Throws Error(invalid_argument) if `text` is too long. Whether it is an expression shows with its value.
   explicit Expression(std::string_view text);
 
   // Returns the value. `value_of` returns nothing for a name that it does not know. Throws Error(invalid_argument) for
-  // such a name, a remainder, a division by 0 and an overflow.
+  // such a name, a text that is no expression, a remainder, a division by 0 and an overflow.
   using Names = std::function<std::optional<std::int64_t>(std::string_view name)>;
   std::int64_t value(const Names& value_of) const;
 

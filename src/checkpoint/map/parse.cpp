@@ -13,7 +13,7 @@ namespace {
 
 using MapJson = nlohmann::ordered_json;
 
-constexpr std::size_t kMaxMapBytes = 16u << 20;
+constexpr int kMaxMapNesting = 64;  // of lists and objects; a parser's values are written recursively
 constexpr std::size_t kMaxRules = 10'000;
 constexpr std::size_t kMaxMapDims = 64;  // PyTorch's limit on dimensions
 constexpr std::int64_t kMapVersion = 1;
@@ -262,14 +262,17 @@ MapRule parse_rule(const MapJson& json, const std::string& map, std::size_t numb
   return rule;
 }
 
-// Returns a JSON text as a value. Refuses keys that occur twice, of which a parser would take one.
+// Returns a JSON text as a value. Refuses deep nesting, and keys that occur twice, of which a parser would take one.
 MapJson parse_json(std::string_view text, const std::string& name) {
   if (text.size() > kMaxMapBytes) {
     fail(ErrorCode::invalid_argument, "{}: {} bytes, expected at most {}", name, text.size(), kMaxMapBytes);
   }
   std::vector<std::set<std::string>> keys;
   std::string twice;
-  const auto callback = [&](int /*depth*/, MapJson::parse_event_t event, MapJson& value) {
+  const auto callback = [&](int depth, MapJson::parse_event_t event, MapJson& value) {
+    if (depth > kMaxMapNesting) {
+      fail(ErrorCode::invalid_argument, "{}: nested deeper than {} levels", name, kMaxMapNesting);
+    }
     if (event == MapJson::parse_event_t::object_start) keys.emplace_back();
     if (event == MapJson::parse_event_t::object_end) keys.pop_back();
     if (event == MapJson::parse_event_t::key && !keys.back().insert(value.get<std::string>()).second) {

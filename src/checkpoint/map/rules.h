@@ -1,8 +1,9 @@
 #pragma once
 // The rules of a map, after parsing.
 
+#include <cstddef>
 #include <cstdint>
-#include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -68,6 +69,8 @@ struct MapStage {
 struct TensorMap::Stages {
   std::vector<MapStage> stages;
 };
+
+inline constexpr std::size_t kMaxMapBytes = 16u << 20;
 
 MapStage parse_map_stage(std::string_view json, const std::string& name, const TensorMap::Parameters& set,
                          std::string_view config);

@@ -387,6 +387,19 @@ TEST_F(TensorMapTest, HostileMapsAreRefused) {
       ElementsAre(HasSubstr("it makes 2000000 tensors, expected at most 1048576 in all")));
 }
 
+TEST_F(TensorMapTest, ADeeplyNestedMapIsRefused) {
+  const std::string deep = std::string(1'000'000, '[') + std::string(1'000'000, ']');
+  EXPECT_ERROR(TensorMap::parse(deep, "m"), ErrorCode::invalid_argument, "m: nested deeper than 64 levels");
+  EXPECT_ERROR(map_of_rules(deep), ErrorCode::invalid_argument, "m: nested deeper than 64 levels");
+}
+
+TEST_F(TensorMapTest, AMapAfterOneWithTooManyProblemsIsNotApplied) {
+  std::vector<NamedTensor> tensors;
+  for (int i = 0; i < 1200; ++i) tensors.push_back({std::to_string(i), {2}});
+  const TensorMap map = map_of_rules(R"j({"op": "transpose", "match": ".*", "dims": [0, 1]})j");
+  EXPECT_EQ(map.then(map).check(source(tensors)).size(), 1000u);
+}
+
 TEST_F(TensorMapTest, AMapThatCannotBeInvertedNamesTheRules) {
   const auto inverse = [](const std::string& rules) { return map_of_rules(rules).inverse(); };
   const std::vector<std::pair<std::string, std::string>> cases = {
