@@ -19,7 +19,8 @@ using pickle::NodeRef;
 
 class MetadataReader {
  public:
-  explicit MetadataReader(std::string name) : name_(std::move(name)) {}
+  MetadataReader(std::string name, std::uint64_t pickle_bytes)
+      : name_(std::move(name)), limit_bytes_(std::max(kLeastBytes, kTimesPickle * pickle_bytes)) {}
 
   CheckpointMetadata read(NodeRef root) {
     CheckpointMetadata metadata;
@@ -50,6 +51,17 @@ class MetadataReader {
   }
 
  private:
+  // A pickle can define a dict once and refer to it often.
+  static constexpr std::uint64_t kLeastBytes = std::uint64_t{64} << 20, kTimesPickle = 16;
+  void charge(std::uint64_t bytes) const {
+    made_bytes_ += bytes;
+    if (made_bytes_ <= limit_bytes_) return;
+    fail(ErrorCode::corrupt,
+         "{}: it describes more than {}, expected at most 64 MiB or 16 times the file; it repeats the same dicts many "
+         "times",
+         name_, format_bytes(limit_bytes_));
+  }
+
   // --- values of a kind
 
   NodeRef member(NodeRef value, std::string_view key, std::string_view what) const {
@@ -122,6 +134,7 @@ class MetadataReader {
     }
     std::set<std::int64_t> seen;
     for (const pickle::Pair& pair : dict(member(value, "rank_to_layout_info", what), what)) {
+      charge(sizeof pair);
       const std::int64_t of = rank(pair.key, what + ": rank_to_layout_info");
       seen.insert(of);
       add_file(item, of, pair.value);
@@ -170,6 +183,7 @@ class MetadataReader {
     const std::string what = fmt::format("the layout of item '{}' on rank {}", printable(item.key), of);
     FileLayout file;
     file.file = text(member(layout, "file_path", what), what);
+    charge(sizeof file + file.file.size());
     const std::string type = text(member(member(layout, "serialization_format", what), "type", what), what);
     if (type == "SafetensorsSerialization") {
       file.serialization = Serialization::safetensors;
@@ -203,6 +217,7 @@ class MetadataReader {
   // --- sharding
 
   TensorEntry entry(const std::string& key, Path in_item, NodeRef groups) const {
+    charge(sizeof(TensorEntry));
     TensorEntry result;
     result.path = std::move(in_item);
     std::string what = fmt::format("item '{}'", printable(key));
@@ -226,6 +241,7 @@ class MetadataReader {
     const NodeRef data = member(sharding, "data", what);
     Group group;
     group.shape = sizes(member(data, "global_shape", what), what + ": global_shape");
+    charge(sizeof group + group.shape.size() * sizeof group.shape[0]);
     const std::string dtype = text(member(data, "dtype", what), what);
     const std::optional<DType> known =
         dtype.starts_with("torch.") ? find_dtype(std::string_view(dtype).substr(6)) : std::nullopt;
@@ -296,6 +312,8 @@ class MetadataReader {
   }
 
   std::string name_;
+  std::uint64_t limit_bytes_;
+  mutable std::uint64_t made_bytes_ = 0;
   std::int64_t ranks_ = 1;
   mutable std::unordered_map<std::uint64_t, std::shared_ptr<const Mesh>> meshes_;
   mutable std::set<std::pair<std::uint64_t, const Mesh*>> checked_ranks_;  // lists of ranks that were checked
@@ -306,7 +324,7 @@ class MetadataReader {
 CheckpointMetadata read(const ByteSource& source) {
   const Bytes bytes = read_all(source);
   const pickle::ReadResult pickle = pickle::read(bytes, source.name());
-  return MetadataReader(source.name()).read(pickle.tree.root());
+  return MetadataReader(source.name(), bytes.size()).read(pickle.tree.root());
 }
 
 }  // namespace tessera::torch_checkpointing

@@ -169,6 +169,20 @@ TEST_F(TorchCheckpointingSourceTest, ATensorOfAnotherShapeThanListedIsRefused) {
                "found float32 [5, 2], expected float32 [6, 2] as in metadata.pkl");
 }
 
+TEST_F(TorchCheckpointingSourceTest, AStridedShardOfManyPartsIsRefusedBeforeTheyAreMade) {
+  const fs::path checkpoint = copy_of("2.14-tc-mesh");
+  change_metadata(checkpoint, [](tc::CheckpointMetadata& metadata) {
+    for (tc::TensorEntry& entry : metadata.items[0].entries) {
+      if (entry.path != Path{"strided"}) continue;
+      tc::Group& group = entry.groups[0];
+      group.shape = {std::int64_t{1} << 30};
+      for (Placement& placement : group.placements) placement = Placement::strided_shard(0, 1 << 10);
+    }
+  });
+  EXPECT_ERROR(Checkpoint::open(checkpoint), ErrorCode::corrupt,
+               "the parts of strided shards take more than 64.0 MiB, expected at most 64 MiB or 16 times the files");
+}
+
 TEST_F(TorchCheckpointingSourceTest, ATensorThatIsListedAndNotThereIsRefused) {
   const fs::path checkpoint = copy_of("2.14-tc-one");
   change_metadata(checkpoint, [](tc::CheckpointMetadata& metadata) {

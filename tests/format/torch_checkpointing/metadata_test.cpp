@@ -122,6 +122,47 @@ TEST(TorchCheckpointingMetadataTest, RanksAreThoseOfTheMeshAndTheWorld) {
   EXPECT_ERROR(read_bytes(bytes_with(0, {})), ErrorCode::corrupt, "world_size is 0");
 }
 
+TEST(TorchCheckpointingMetadataTest, OneDictThatManyItemsShareIsRefused) {
+  constexpr int kRanks = 3000, kItems = 3000;
+  Bytes bytes;
+  pickle::Writer writer(bytes, 4);
+  writer.empty_dict();
+  writer.mark();
+  writer.string("version");
+  writer.string("2.0");
+  writer.string("world_size");
+  writer.integer(kRanks);
+  writer.string("metadata");
+  writer.empty_dict();
+  writer.mark();
+  std::uint32_t layouts = 0;
+  for (int i = 0; i < kItems; ++i) {
+    writer.string("item" + std::to_string(i));
+    writer.empty_dict();
+    writer.mark();
+    writer.string("nested_path_to_metadata");
+    writer.empty_dict();
+    writer.string("rank_to_layout_info");
+    if (i == 0) {
+      writer.empty_dict();
+      layouts = writer.memoize();
+      writer.mark();
+      for (int rank = 0; rank < kRanks; ++rank) {
+        writer.integer(rank);
+        writer.none();
+      }
+      writer.set_items();
+    } else {
+      writer.get(layouts);
+    }
+    writer.set_items();
+  }
+  writer.set_items();
+  writer.set_items();
+  writer.stop();
+  EXPECT_ERROR(read_bytes(bytes), ErrorCode::corrupt, "it describes more than 64.0 MiB", "repeats the same dicts");
+}
+
 TEST(TorchCheckpointingMetadataTest, FileNames) {
   EXPECT_EQ(parse_file_name("model_0.pt"), (FileName{"model", 0}));
   EXPECT_EQ(parse_file_name("my-item_2_17.pt"), (FileName{"my-item_2", 17}));

@@ -9,6 +9,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "checkpoint/source/expansion.h"
 #include "checkpoint/source/source.h"
 #include "checkpoint/source/torch/flatten.h"
 #include "tessera/base/checked.h"
@@ -106,6 +107,7 @@ class TorchCheckpointingSource final : public SourceBackend {
     if (has_metadata) {
       const std::shared_ptr<const ByteSource> file = open_name(std::string(tc::kMetadataFileName));
       require_size_within(*file, options.max_metadata_bytes);
+      stored_bytes_ = file->size_bytes();
       metadata_ = tc::read(*file);
       checksums.compare_rest([this](const std::string& name) { return storage->open(name); });
     }
@@ -128,6 +130,15 @@ class TorchCheckpointingSource final : public SourceBackend {
  private:
   using ItemFiles = std::map<std::int64_t, tc::FileLayout>;  // by rank
 
+  // Throws Error(corrupt) if what was made of the files that were read exceeds the budget of their size.
+  void charge(std::uint64_t bytes, std::string_view what) {
+    const std::uint64_t limit = ExpansionBudget(stored_bytes_).limit_bytes();
+    if (__builtin_add_overflow(made_bytes_, bytes, &made_bytes_) || made_bytes_ > limit) {
+      fail(ErrorCode::corrupt, "{}: {} take more than {}, expected at most 64 MiB or 16 times the files", path.string(),
+           what, format_bytes(limit));
+    }
+  }
+
   // --- files
 
   void find_files(bool has_metadata) {
@@ -143,6 +154,7 @@ class TorchCheckpointingSource final : public SourceBackend {
           fail(ErrorCode::corrupt, "{}: two ranks or items are stored in '{}', expected a file for each",
                storage->name_of(std::string(tc::kMetadataFileName)), printable(layout.file));
         }
+        charge(sizeof(ItemFiles::value_type) + 2 * layout.file.size(), "the names of the ranks' files");
         of_item.emplace(rank, layout);
       }
     }
@@ -208,6 +220,7 @@ class TorchCheckpointingSource final : public SourceBackend {
         missing[rank] = layout.file;
         continue;
       }
+      stored_bytes_ += *files[file].size_bytes;
       const auto add = [&, rank = rank](const Path& at, SavedLeaf saved, const pickle::NodeRef* value) {
         Leaf& leaf = leaf_of(at);
         if (!leaf.saved.empty() && leaf.saved.back().rank == rank) {
@@ -310,10 +323,28 @@ class TorchCheckpointingSource final : public SourceBackend {
 
   // --- tensors
 
+  // Charges the boxes of a part before they are made: a strided shard has up to split_factor of them.
+  void charge_boxes(const MeshLayout& layout) {
+    std::uint64_t boxes = 1;
+    const auto multiply = [](std::uint64_t& product, std::int64_t factor, std::uint64_t limit) {
+      if (__builtin_mul_overflow(product, static_cast<std::uint64_t>(factor), &product)) product = limit;
+      product = std::min(product, limit);
+    };
+    for (std::size_t d = 0; d < layout.size().size(); ++d) {
+      std::uint64_t of_dim = 1;
+      for (const Placement& placement : layout.placements()) {
+        if (!placement.is_shard(static_cast<std::int64_t>(d))) continue;
+        multiply(of_dim, placement.split_factor(), static_cast<std::uint64_t>(layout.size()[d]));
+      }
+      multiply(boxes, static_cast<std::int64_t>(of_dim), std::uint64_t{1} << 40);
+    }
+    if (boxes > 1) charge(boxes * sizeof(LocalBox), "the parts of strided shards");
+  }
+
   // Returns which part of a tensor a rank has, or nothing if it is not distributed. `dtensor` is null for a plain
   // tensor.
   std::optional<Part> part_of(const Leaf& leaf, std::int64_t rank, const SavedTensor& tensor,
-                              const pickle::NodeRef* dtensor) const {
+                              const pickle::NodeRef* dtensor) {
     const auto where = [&] {
       return fmt::format("{}: '{}'", storage->name_of(files[tensor.file].name), printable(name_of_path(leaf.path)));
     };
@@ -342,6 +373,7 @@ class TorchCheckpointingSource final : public SourceBackend {
       coordinate = std::move(found.coordinate);
     }
     if (!layout) return std::nullopt;
+    charge_boxes(*layout);
     Part part{layout->size(), layout->local_shape(coordinate), layout->local_boxes(coordinate)};
     if (part.local.sizes != tensor.sizes || dtype != tensor.dtype) {
       fail(ErrorCode::corrupt, "{}: found {} {}, expected {} {} as in {}", where(), dtype_name(tensor.dtype),
@@ -482,6 +514,7 @@ class TorchCheckpointingSource final : public SourceBackend {
   }
 
   std::uint64_t max_pickle_bytes_;
+  std::uint64_t stored_bytes_ = 0, made_bytes_ = 0;  // of the files that were read, and what they were charged
   tc::CheckpointMetadata metadata_;
   std::map<std::string, ItemFiles> items_;
   std::map<std::string, const tc::Item*> entries_of_;  // in metadata_
