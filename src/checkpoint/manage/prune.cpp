@@ -85,15 +85,21 @@ class Pruning {
       if (first == nullptr) first = &entry;
       if (entry.of.unit == first->of.unit) continue;
       fail(ErrorCode::invalid_argument,
-           "prune {}: found the steps '{}' and '{}', expected names of one kind, whose numbers can be compared; move "
-           "one "
-           "kind to another directory",
+           "prune {}: found the steps '{}' and '{}', expected names of one kind, whose numbers can be compared; "
+           "move one kind to another directory",
            run_.path.string(), printable(first->name), printable(entry.name));
     }
   }
 
-  bool is_older_than_newest(std::size_t i) const {
-    return run_.newest_complete && run_.entries[i].of.step < run_.entries[*run_.newest_complete].of.step;
+  // Returns why an incomplete step may be newer than the newest complete one, or nothing if it is older.
+  std::string why_it_may_be_new(const StepName& of) const {
+    if (!run_.newest_complete) return "no step is complete, and it may be being written";
+    const RunEntry& newest = run_.entries[*run_.newest_complete];
+    if (of.unit != newest.of.unit) {
+      return fmt::format("its number cannot be compared with that of '{}', and it may be being written",
+                         printable(newest.name));
+    }
+    return of.step < newest.of.step ? "" : "newer than the newest complete step, and may be being written";
   }
 
   // Sets one of the reasons.
@@ -101,6 +107,7 @@ class Pruning {
     const RunEntry& entry = run_.entries[i];
     const auto reference = references_.find(entry.name);
     const bool is_ours = entry.kind == EntryKind::step || parse_staging_name(entry.name);
+    std::string why_new = why_it_may_be_new(entry.of);
     if (entry.kind == EntryKind::removed) {
       why_removed = "removed before";
     } else if (entry.kind == EntryKind::link) {
@@ -117,8 +124,8 @@ class Pruning {
       why_removed = "old";
     } else if (!is_ours || (entry.kind == EntryKind::step && !entry.format)) {
       why_kept = entry.problem;
-    } else if (!is_older_than_newest(i)) {
-      why_kept = "newer than the newest complete step, and may be being written";
+    } else if (!why_new.empty()) {
+      why_kept = std::move(why_new);
     } else if (!options_.incomplete) {
       why_kept = entry.problem;
     } else {

@@ -130,6 +130,18 @@ TEST_F(PruneTest, NumbersOfEpochsAndOfStepsAreNotCompared) {
                "every is 0");
 }
 
+TEST_F(PruneTest, AnIncompleteStepOfAnotherUnitMayBeTheNewest) {
+  for (const char* name : {"step-100", "epoch-3", "step-1"}) add_dcp(name);
+  for (const char* name : {"epoch-3", "step-1"}) fs::remove(run() / name / ".metadata");
+  fs::create_directory(run() / ".epoch-4.tessera-1-0.partial");
+  const PruneReport report = prune_with(1, [](PruneOptions& options) { options.incomplete = true; });
+  EXPECT_THAT(removed_in(report), ElementsAre("step-1"));
+  ASSERT_EQ(report.kept.size(), 3u);
+  for (const std::size_t i : {0u, 1u}) {
+    EXPECT_THAT(report.kept[i].why, HasSubstr("cannot be compared with that of 'step-100'")) << report.kept[i].name;
+  }
+}
+
 TEST_F(PruneTest, ADryRunReportsTheSameAndRemovesNothing) {
   for (const char* name : {"step-1", "step-2", "step-3"}) add_dcp(name);
   const auto before = names();

@@ -45,13 +45,13 @@ struct PruneReport {
 };
 
 /// Removes old steps. These are kept:
-///   the newest `keep` complete steps, and so the newest complete one, whatever the options
-///   multiples of `every`
-///   a step that a symbolic link in the directory refers to, or that a file `latest` (DeepSpeed) or
+/// - the newest `keep` complete steps, and so the newest complete one, whatever the options
+/// - multiples of `every`
+/// - a step that a symbolic link in the directory refers to, or that a file `latest` (DeepSpeed) or
 ///   `latest_checkpointed_iteration.txt` (Megatron) names
-///   incomplete steps newer than the newest complete one, which a job may be writing, and older ones unless
-///   `incomplete` entries that a process of tessera writes to, symbolic links, and all that is not a checkpoint of a
-///   known format
+/// - incomplete steps that are newer than the newest complete one or have another unit, which a job may be writing, and
+///   older ones unless `incomplete`
+/// - entries that a process of tessera writes to, symbolic links, and all that is not a checkpoint of a known format
 ///
 /// Each removal is a remove_step(), oldest first: killed at any instant, every step is complete or gone, and the next
 /// call deletes the rest. Throws `Error(invalid_argument)` for invalid options, and if the complete steps have numbers
