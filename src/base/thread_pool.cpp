@@ -86,4 +86,8 @@ std::size_t available_processors() {
   return std::max(1u, std::thread::hardware_concurrency());
 }
 
+std::size_t threads_for(std::size_t jobs) {
+  return jobs != 0 ? jobs : std::clamp<std::size_t>(available_processors(), 4, 16);
+}
+
 }  // namespace tessera

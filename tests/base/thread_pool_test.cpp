@@ -113,5 +113,12 @@ TEST(ThreadPoolTest, DestructionDropsWhatHasNotBegun) {
 
 TEST(ThreadPoolTest, ThereIsAtLeastOneProcessor) { EXPECT_GE(available_processors(), 1u); }
 
+TEST(ThreadPoolTest, ThreadsForFilesAreAsAskedOrFourToSixteen) {
+  EXPECT_EQ(threads_for(1), 1u);
+  EXPECT_EQ(threads_for(100), 100u);
+  EXPECT_GE(threads_for(0), 4u);
+  EXPECT_LE(threads_for(0), 16u);
+}
+
 }  // namespace
 }  // namespace tessera

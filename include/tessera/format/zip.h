@@ -37,6 +37,8 @@ struct Directory {
 
 /// Returns whether a file with these first bytes (4 or more) starts like a zip archive.
 bool looks_like_zip(ByteView first_bytes);
+/// Returns the same for the file `source`. Cost: one read of 4 bytes.
+bool looks_like_zip(const ByteSource& source);
 
 /// Reads the directory of the archive in the `length_bytes` at `offset_bytes` of `source`. Checks every local header
 /// and, where flagged, every data descriptor. Does not read the data. Cost: one read for an archive of up to 64 KiB;

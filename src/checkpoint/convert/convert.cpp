@@ -1,6 +1,5 @@
 #include "tessera/checkpoint/convert.h"
 
-#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -13,12 +12,6 @@
 
 namespace tessera::checkpoint {
 namespace fs = std::filesystem;
-
-// Reading and writing wait for the disk more than for the processor, so small machines get a few extra threads.
-std::size_t threads_for(std::size_t jobs) {
-  return jobs != 0 ? jobs : std::clamp<std::size_t>(available_processors(), 4, 16);
-}
-
 namespace {
 
 constexpr std::int64_t kMaxRanks = 1 << 20;

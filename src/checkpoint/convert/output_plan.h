@@ -36,9 +36,6 @@ struct OutputPlan {
   std::vector<PlannedFile> companions;
 };
 
-// The number of threads of a conversion with this option.
-std::size_t threads_for(std::size_t jobs);
-
 // A selected tensor.
 struct OutputTensor {
   std::size_t source = 0;  // index in the source

@@ -9,6 +9,7 @@
 #include "tessera/base/checked.h"
 #include "tessera/base/crc32.h"
 #include "tessera/base/error.h"
+#include "tessera/base/thread_pool.h"
 #include "tessera/layout/byte_ranges.h"
 #include "tessera/layout/flat_interval.h"
 

@@ -6,6 +6,7 @@
 #include <map>
 #include <mutex>
 #include <set>
+#include <tuple>
 #include <utility>
 
 #include "checkpoint/buffer.h"
@@ -116,8 +117,9 @@ class Differ {
     a_->compare_rest();
     b_->compare_rest();
     workers_.progress.end();
-    std::sort(report_.differences.begin(), report_.differences.end(),
-              [](const Difference& x, const Difference& y) { return x.name < y.name; });
+    std::sort(report_.differences.begin(), report_.differences.end(), [](const Difference& x, const Difference& y) {
+      return std::tie(x.name, x.kind) < std::tie(y.name, y.kind);  // metadata may have the name of a tensor
+    });
     return std::move(report_);
   }
 

@@ -1,6 +1,5 @@
 #include "checkpoint/inspect/pieces.h"
 
-#include <algorithm>
 #include <atomic>
 #include <memory>
 #include <utility>
@@ -12,7 +11,7 @@ namespace tessera::checkpoint {
 Workers::Workers(std::size_t jobs, ProgressSink* progress_in, const Cancellation* cancellation_in)
     : progress(progress_in != nullptr ? *progress_in : no_progress()),
       cancellation(cancellation_in),
-      pool(jobs != 0 ? jobs : std::clamp<std::size_t>(available_processors(), 4, 16)) {}
+      pool(threads_for(jobs)) {}
 
 void Workers::submit_pieces(const TensorInfo& tensor, std::int64_t limit_bytes,
                             std::function<void(const Box&, std::int64_t)> work, std::function<void()> finish) {

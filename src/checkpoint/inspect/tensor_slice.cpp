@@ -131,9 +131,9 @@ std::vector<std::int64_t> TensorSlice::shape() const {
 }
 
 std::int64_t TensorSlice::elements() const {
-  std::int64_t count = 1;
-  for (const Dim& dim : dims) count *= dim.size;
-  return count;
+  std::vector<std::int64_t> sizes;
+  for (const Dim& dim : dims) sizes.push_back(dim.size);
+  return volume(Box::full(sizes));
 }
 
 TensorSlice parse_slice(std::string_view text, const std::vector<std::int64_t>& shape) {

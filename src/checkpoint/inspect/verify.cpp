@@ -1,5 +1,4 @@
 #include "tessera/checkpoint/verify.h"
-#include "tessera/format/dcp_metadata.h"
 
 #include <algorithm>
 #include <atomic>
@@ -17,8 +16,9 @@
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/internal/file_names.h"
 #include "tessera/checkpoint/sidecar.h"
-#include "tessera/format/safetensors.h"
+#include "tessera/format/dcp_metadata.h"
 #include "tessera/format/torch_checkpointing.h"
+#include "tessera/format/zip.h"
 
 namespace tessera::checkpoint {
 namespace fs = std::filesystem;
@@ -41,7 +41,7 @@ class Verifier {
       : path_(std::move(path)),
         options_(options),
         progress_(options.progress != nullptr ? *options.progress : no_progress()),
-        pool_(options.jobs != 0 ? options.jobs : std::clamp<std::size_t>(available_processors(), 4, 16)) {}
+        pool_(threads_for(options.jobs)) {}
 
   VerifyReport run() {
     directory_ = fs::is_directory(path_) ? path_ : path_.parent_path();
@@ -462,7 +462,7 @@ class Verifier {
     for (std::size_t f = 0; f < names.size(); ++f) {
       const SourceFile& source = checkpoint_->files()[f];
       const std::shared_ptr<const ByteSource> file = checkpoint_->open_file(static_cast<std::uint32_t>(f));
-      if (!is_archive(*file)) continue;
+      if (!zip::looks_like_zip(*file)) continue;
       const zip::Directory directory = zip::read_directory(*file, 0, *source.size_bytes);
       for (const zip::Entry& entry : directory.entries) {
         std::string in_entry;
@@ -478,18 +478,13 @@ class Verifier {
     pool_.wait();
   }
 
-  static bool is_archive(const ByteSource& file) {
-    Bytes first(std::min<std::uint64_t>(file.size_bytes(), 64));
-    file.read_at(0, first);
-    return zip::looks_like_zip(first);
-  }
-
   // Counts the bytes of files whose format has no checksums and that no sidecar lists.
   void count_unchecked() {
     if (checkpoint_->kind() == SourceKind::dcp) return;
     for (std::size_t f = 0; f < checkpoint_->files().size(); ++f) {
       const SourceFile& file = checkpoint_->files()[f];
-      if (is_in_sidecar(file.name) || is_archive(*checkpoint_->open_file(static_cast<std::uint32_t>(f)))) continue;
+      if (is_in_sidecar(file.name) || zip::looks_like_zip(*checkpoint_->open_file(static_cast<std::uint32_t>(f))))
+        continue;
       report_.bytes_without_checksum += file.size_bytes.value_or(0);
     }
   }
@@ -519,8 +514,7 @@ class Verifier {
 }  // namespace
 
 VerifyReport verify(const fs::path& path, const VerifyOptions& options) {
-  if (!fs::exists(path)) refuse_no_path(path);
-  if (!fs::exists(path)) fail(ErrorCode::not_found, "{}: no such file or directory", path.string());
+  if (!fs::exists(path)) refuse_missing(path);
   return Verifier(path, options).run();
 }
 

@@ -47,7 +47,7 @@ class Summing {
       : directory_(fs::is_directory(checkpoint) ? checkpoint : checkpoint.parent_path()),
         options_(options),
         progress_(options.progress != nullptr ? *options.progress : no_progress()),
-        pool_(options.jobs != 0 ? options.jobs : std::clamp<std::size_t>(available_processors(), 4, 16)) {}
+        pool_(threads_for(options.jobs)) {}
 
   Sidecar run(const std::vector<std::string>& names) {
     std::uint64_t total = 0;

@@ -4,8 +4,8 @@
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <array>
 #include <set>
+#include <tuple>
 #include <utility>
 
 #include "checkpoint/source/foreign.h"
@@ -96,23 +96,17 @@ void check_files_hold_the_data(const Checkpoint& checkpoint) {
   for (const ObjectInfo& object : checkpoint.objects()) check(object.stored, object.name);
 }
 
-Bytes first_bytes_of(const ByteSource& file) {
+bool is_torch_file(const fs::path& path) {
+  const File file = File::open_read(path);
   Bytes first(std::min<std::uint64_t>(file.size_bytes(), 64));
   file.read_at(0, first);
-  return first;
-}
-
-bool is_zip_file(const fs::path& path) { return zip::looks_like_zip(first_bytes_of(File::open_read(path))); }
-
-bool is_torch_file(const fs::path& path) {
-  return is_zip_file(path) || torch_archive::looks_like_legacy(first_bytes_of(File::open_read(path)));
+  return zip::looks_like_zip(first) || torch_archive::looks_like_legacy(first);
 }
 
 // Throws Error(corrupt) if a file is a zip archive and not complete.
 void check_archive_is_complete(const fs::path& path) {
-  if (!is_zip_file(path)) return;
   const File file = File::open_read(path);
-  zip::read_directory(file, 0, file.size_bytes());
+  if (zip::looks_like_zip(file)) zip::read_directory(file, 0, file.size_bytes());
 }
 
 std::optional<SourceKind> format_of(const fs::path& path, const TreeFacts& facts) {
@@ -151,7 +145,7 @@ std::vector<std::string> problems_of(const fs::path& path, const VerifyOptions& 
   if (!is_directory) return problems;
   const TreeFacts facts = TreeWalk(path, options.cancellation).facts();
   for (const fs::path& file : facts.torch_files) {
-    if (is_zip_file(file)) check(file);
+    if (zip::looks_like_zip(File::open_read(file))) check(file);
   }
   return problems;
 }
@@ -253,8 +247,7 @@ bool is_run_directory(const fs::path& path) {
 RunDirectory list_run(const fs::path& directory, const Cancellation* cancellation) {
   std::error_code error;
   const fs::file_status status = fs::status(directory, error);
-  if (!fs::exists(status)) refuse_no_path(directory);
-  if (!fs::exists(status)) fail(ErrorCode::not_found, "{}: no such file or directory", directory.string());
+  if (!fs::exists(status)) refuse_missing(directory);
   if (!fs::is_directory(status)) {
     fail(ErrorCode::not_found, "{}: found a file, expected the directory of a run", directory.string());
   }

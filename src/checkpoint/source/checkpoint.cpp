@@ -240,10 +240,7 @@ std::shared_ptr<const Checkpoint> Checkpoint::open(const std::shared_ptr<const S
 std::shared_ptr<const Checkpoint> Checkpoint::open(const fs::path& path, const OpenOptions& options) {
   std::error_code error;
   const fs::file_status status = fs::status(path, error);
-  if (status.type() == fs::file_type::not_found) {
-    refuse_no_path(path);
-    fail(ErrorCode::not_found, "{}: no such file or directory", path.string());
-  }
+  if (status.type() == fs::file_type::not_found) refuse_missing(path);
   if (error) fail(ErrorCode::io, "open {}: {}", path.string(), error.message());
   return made(fs::is_directory(status) ? open_storage(file_system_storage(path), path, options)
                                        : open_file_source(path, options));

@@ -133,4 +133,9 @@ void refuse_no_path(const fs::path& path) {
        printable(text), tool);
 }
 
+void refuse_missing(const fs::path& path) {
+  refuse_no_path(path);
+  fail(ErrorCode::not_found, "{}: no such file or directory", path.string());
+}
+
 }  // namespace tessera::checkpoint

@@ -23,4 +23,7 @@ std::optional<std::string_view> foreign_directory(const std::filesystem::path& d
 // Throws Error(invalid_argument), with what to do, if `path` is a URL, or "-".
 void refuse_no_path(const std::filesystem::path& path);
 
+// Throws the same, or else Error(not_found). `path` does not exist.
+[[noreturn]] void refuse_missing(const std::filesystem::path& path);
+
 }  // namespace tessera::checkpoint

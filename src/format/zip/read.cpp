@@ -315,6 +315,13 @@ bool looks_like_zip(ByteView first_bytes) {
   return first_bytes.size() >= 4 && load_little_endian<std::uint32_t>(first_bytes.data()) == kLocalSignature;
 }
 
+bool looks_like_zip(const ByteSource& source) {
+  std::array<std::uint8_t, 4> first;
+  if (source.size_bytes() < first.size()) return false;
+  source.read_at(0, first);
+  return looks_like_zip(ByteView(first));
+}
+
 Directory read_directory(Window& window) { return Reader(window).read(); }
 
 Directory read_directory(const ByteSource& source, std::uint64_t offset_bytes, std::uint64_t length_bytes) {

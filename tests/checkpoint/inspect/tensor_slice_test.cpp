@@ -48,6 +48,7 @@ TEST(ParseSliceTest, SubscriptsMeanWhatTheyMeanInPython) {
   EXPECT_EQ(parse_slice("[1:3, :, -1]", shape).shape(), (std::vector<std::int64_t>{2, 7}));
   EXPECT_EQ(parse_slice("[1:3, :, -1]", shape).elements(), 14);
   EXPECT_TRUE(parse_slice("[...]", {}).dims.empty());
+  EXPECT_EQ(TensorSlice::full({INT64_MAX, 4, 0}).elements(), 0);
 }
 
 TEST(ParseSliceTest, WhatIsNoSubscriptIsRefused) {

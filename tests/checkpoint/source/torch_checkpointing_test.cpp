@@ -52,6 +52,17 @@ class TorchCheckpointingSourceTest : public ::testing::Test {
     write_new_file(folder / tc::to_string({item, rank}), file.bytes());
   }
 
+  // Writes a `metadata.pkl` by which two ranks have all of "w", of 8 bytes, in the item "model".
+  static void write_metadata_of_replicas(const fs::path& folder) {
+    tc::CheckpointMetadata metadata;
+    metadata.ranks = 2;
+    auto mesh = std::make_shared<tc::Mesh>();
+    mesh->shape = {2};
+    mesh->ranks = {0, 1};
+    metadata.items.push_back({"model", {{{"w"}, {{DType::float32, {2}, mesh, {Placement::replicate()}}}}}, {}});
+    write_new_file(folder / "metadata.pkl", tc::write(metadata));
+  }
+
   testing::TemporaryDirectory directory_;
   int copies_ = 0;
 };
@@ -98,13 +109,7 @@ TEST_F(TorchCheckpointingSourceTest, AMissingFileOfReplicasIsAWarning) {
   const fs::path checkpoint = directory_ / "replicas";
   const Bytes elements(8, 1);
   write_item(checkpoint, "model", 0, elements);
-  tc::CheckpointMetadata metadata;
-  metadata.ranks = 2;
-  auto mesh = std::make_shared<tc::Mesh>();
-  mesh->shape = {2};
-  mesh->ranks = {0, 1};
-  metadata.items.push_back({"model", {{{"w"}, {{DType::float32, {2}, mesh, {Placement::replicate()}}}}}, {}});
-  write_new_file(checkpoint / "metadata.pkl", tc::write(metadata));
+  write_metadata_of_replicas(checkpoint);
   EXPECT_THAT(Checkpoint::open(checkpoint)->warnings(), ElementsAre(HasSubstr("'model_1.pt' is not there")));
 }
 
@@ -232,13 +237,7 @@ TEST_F(TorchCheckpointingSourceTest, ReplicasThatDifferAreAWarning) {
   const fs::path checkpoint = directory_ / "ck";
   write_item(checkpoint, "model", 0, Bytes(8, 1));
   write_item(checkpoint, "model", 1, Bytes(8, 2));
-  tc::CheckpointMetadata metadata;
-  metadata.ranks = 2;
-  auto mesh = std::make_shared<tc::Mesh>();
-  mesh->shape = {2};
-  mesh->ranks = {0, 1};
-  metadata.items.push_back({"model", {{{"w"}, {{DType::float32, {2}, mesh, {Placement::replicate()}}}}}, {}});
-  write_new_file(checkpoint / "metadata.pkl", tc::write(metadata));
+  write_metadata_of_replicas(checkpoint);
   EXPECT_THAT(Checkpoint::open(checkpoint)->warnings(),
               ElementsAre(HasSubstr("1 tensor that ranks share differs between them, for example 'model.w'")));
 }
