@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <set>
 #include <sstream>
 
 #include "cli/command.h"
@@ -98,6 +99,18 @@ TEST(UsageTest, HelpOfACommandIsThatOfItsOption) {
   }
   EXPECT_EQ(run_tessera({"help", "ls"}).out, run_tessera({"inspect", "--help"}).out);
   expect_usage_error({"help", "inspekt"}, "unknown command 'inspekt'");
+}
+
+// A new command must have both, or be named here.
+TEST(UsageTest, ProgressAndWarningsHaveTheirOptionsInEveryCommand) {
+  const std::set<std::string> without_progress = {"map", "plan", "prune", "run"};
+  const std::set<std::string> without_warnings = {"plan", "prune", "run", "sum", "verify"};
+  for (const std::string& command : kCommands) {
+    const std::string help = run_tessera({command, "--help"}).out;
+    const auto has = [&](const char* option) { return help.find(option) != std::string::npos; };
+    EXPECT_EQ(has("-q, --quiet "), !without_progress.contains(command)) << help;
+    EXPECT_EQ(has("--all-warnings "), !without_warnings.contains(command)) << help;
+  }
 }
 
 TEST(UsageTest, SimilarNamesAreSuggested) {

@@ -24,7 +24,7 @@ constexpr std::int64_t kWriteBytes = 4 << 20;
 
 struct Flags {
   std::string path, name, npy, raw, dtype;
-  bool all = false, no_checksums = false, expand = false;
+  bool all = false, no_checksums = false, expand = false, quiet = false, all_warnings = false;
 };
 
 // A tensor or an object, and the subscript after its name.
@@ -71,8 +71,8 @@ void print_object(Session& session, const Checkpoint& checkpoint, const Flags& f
 }
 
 // Writes the elements to a file, after `header`.
-void write_elements(Session& session, const std::string& path, ByteView header, const TensorReader& reader,
-                    const TensorSlice& slice, DType dtype) {
+void write_elements(Session& session, const Flags& flags, const std::string& path, ByteView header,
+                    const TensorReader& reader, const TensorSlice& slice, DType dtype) {
   std::optional<OutputFile> file;
   if (path != "-") file.emplace(path);
   const auto write = [&](ByteView bytes) {
@@ -85,11 +85,12 @@ void write_elements(Session& session, const std::string& path, ByteView header, 
   };
   const std::uint64_t element_bytes = static_cast<std::uint64_t>(dtype_size(dtype));
   const std::uint64_t total_bytes = static_cast<std::uint64_t>(slice.elements()) * element_bytes;
-  session.progress.begin("write", total_bytes);
+  ProgressSink& progress = *session.progress_unless(flags.quiet);
+  progress.begin("write", total_bytes);
   write(header);
   checkpoint::read_slice(reader, slice, dtype, kWriteBytes, [&](ByteView elements) {
     write(elements);
-    session.progress.advance(elements.size());
+    progress.advance(elements.size());
   });
   reader.verify_complete_chunks();
   session.progress.end();
@@ -106,7 +107,7 @@ ExitStatus show(const Flags& flags, Session& session) {
     if (!dtype)
       throw UsageError(fmt::format("--dtype: PyTorch has no dtype '{}', expected one such as float32", flags.dtype));
   }
-  const auto opened = session.open(flags.path, flags.no_checksums);
+  const auto opened = session.open(flags.path, flags.no_checksums, flags.all_warnings);
   const Named named = find_named(*opened, flags.name);
   if (named.object) {
     print_object(session, *opened, flags, named);
@@ -124,9 +125,9 @@ ExitStatus show(const Flags& flags, Session& session) {
       fail(ErrorCode::unsupported, "write {}: NumPy has no dtype {}; use --dtype float32, or --raw for the bytes",
            flags.npy, dtype_name(shown));
     }
-    write_elements(session, flags.npy, npy::header(shown, slice.shape()), reader, slice, shown);
+    write_elements(session, flags, flags.npy, npy::header(shown, slice.shape()), reader, slice, shown);
   } else if (!flags.raw.empty()) {
-    write_elements(session, flags.raw, {}, reader, slice, shown);
+    write_elements(session, flags, flags.raw, {}, reader, slice, shown);
   } else {
     session.out.print("{}\n",
                       wrap(fmt::format("{}  {} {}", session.out.bold(one_line(reader.info().name) + named.subscript),
@@ -175,7 +176,9 @@ Command show_command() {
                        .help = "Convert floating-point elements to this type, for example float32",
                        .target = &flags->dtype},
                       no_checksums_option(flags->no_checksums),
-                      expand_option(flags->expand)},
+                      expand_option(flags->expand),
+                      quiet_option(flags->quiet),
+                      all_warnings_option(flags->all_warnings)},
           .run = [flags](Session& session) { return show(*flags, session); }};
 }
 

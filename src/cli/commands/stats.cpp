@@ -27,7 +27,7 @@ struct Flags {
   std::vector<std::string> names;
   checkpoint::Selection selection;
   std::int64_t jobs = 0;
-  bool json = false, no_checksums = false, expand = false;
+  bool json = false, no_checksums = false, expand = false, quiet = false, all_warnings = false;
 };
 
 std::string number_text(const std::optional<checkpoint::Number>& number) {
@@ -87,13 +87,13 @@ std::vector<std::size_t> chosen_tensors(const checkpoint::Checkpoint& checkpoint
 }
 
 ExitStatus stats(const Flags& flags, Session& session) {
-  const auto opened = session.open(flags.path, flags.no_checksums);
+  const auto opened = session.open(flags.path, flags.no_checksums, flags.all_warnings);
   check_select_options(flags.selection, {opened.get()});
   checkpoint::StatsOptions options;
   options.tensors = chosen_tensors(*opened, flags);
   options.expand = flags.expand;
   options.jobs = static_cast<std::size_t>(flags.jobs);
-  options.progress = &session.progress;
+  options.progress = session.progress_unless(flags.quiet);
   options.cancellation = &session.cancellation;
   StatsReport report = checkpoint::stats(opened, options);
   session.progress.end();
@@ -140,6 +140,8 @@ Command stats_command() {
                       jobs_option(flags->jobs),
                       no_checksums_option(flags->no_checksums),
                       expand_option(flags->expand),
+                      quiet_option(flags->quiet),
+                      all_warnings_option(flags->all_warnings),
                       json_option(flags->json)},
           .run = [flags](Session& session) { return stats(*flags, session); }};
 }
