@@ -126,6 +126,8 @@ TEST(UsageTest, ShortNamesOfDtypesAreKnown) {
   for (const char* name : {"bf16", "fp16", "fp32", "fp64", "bfloat16"}) {
     EXPECT_EQ(run_tessera({"convert", golden("2.14-optim"), folder / "a.pt", "--dtype", name, "--dry-run"}).status, 0);
   }
+  const Outcome shown = run_tessera({"show", golden("2.14-optim"), "model.0.weight", "--dtype", "bf16"});
+  EXPECT_EQ(shown.status, 0) << shown.err;
   expect_usage_error({"convert", "a", "b.pt", "--dtype", "fp8"}, "'fp8' names several dtypes, expected float8_e4m3fn");
 }
 

@@ -8,6 +8,7 @@
 
 #include "cli/commands/inspect.h"
 #include "cli/output_file.h"
+#include "cli/text/dtype.h"
 #include "cli/text/names.h"
 #include "cli/text/text_table.h"
 #include "tessera/base/error.h"
@@ -102,11 +103,7 @@ void write_elements(Session& session, const Flags& flags, const std::string& pat
 
 ExitStatus show(const Flags& flags, Session& session) {
   std::optional<DType> dtype;
-  if (!flags.dtype.empty()) {
-    dtype = find_dtype(flags.dtype);
-    if (!dtype)
-      throw UsageError(fmt::format("--dtype: PyTorch has no dtype '{}', expected one such as float32", flags.dtype));
-  }
+  if (!flags.dtype.empty()) dtype = parse_dtype("--dtype", flags.dtype);
   const auto opened = session.open(flags.path, flags.no_checksums, flags.all_warnings);
   const Named named = find_named(*opened, flags.name);
   if (named.object) {
