@@ -143,7 +143,7 @@ void print_for_people(Session& session, const Flags& flags, const ConvertReport&
       summary += fmt::format(", {}/s", format_bytes(static_cast<std::uint64_t>(double(report.tensor_bytes) / seconds)));
     }
   }
-  session.out.print("{}\n", wrap(summary, session.out.columns()));
+  print_wrapped(session.out, summary);
 }
 
 void print_as_json(Session& session, const Flags& flags, const ConvertReport& report, const Warnings& warnings,

@@ -54,7 +54,7 @@ void print_for_people(Session& session, const DiffReport& report, bool all) {
   const std::size_t count = report.differences.size();
   const std::size_t shown = all || count <= kShownDifferences + 1 ? count : kShownDifferences;
   for (std::size_t i = 0; i < shown; ++i) {
-    session.out.print("{}\n", wrap(one_line(to_string(report.differences[i])), session.out.columns()));
+    print_wrapped(session.out, one_line(to_string(report.differences[i])));
   }
   if (shown < count) session.out.print("... and {}; --all prints them\n", counted(count - shown, "more difference"));
   session.out.print("{}: {} ({}) and {} compared\n", report.same() ? "same" : counted(count, "difference"),

@@ -63,20 +63,18 @@ void print_run(Session& session, const RunDirectory& run) {
   table.print(session.out);
   for (const RunEntry& entry : run.entries) {
     if (entry.problem.empty()) continue;
-    session.out.print("{}\n", wrap(fmt::format("note: {}: {}", one_line(entry.name), one_line(entry.problem)),
-                                   session.out.columns()));
+    print_wrapped(session.out, fmt::format("note: {}: {}", one_line(entry.name), one_line(entry.problem)));
   }
-  session.out.print("\n{}\n", wrap(fmt::format("{}: {} of {} complete, {}", one_line(run.path.string()), complete,
-                                               counted(run.entries.size(), "step"), format_bytes(bytes)),
-                                   session.out.columns()));
+  session.out.write("\n");
+  print_wrapped(session.out, fmt::format("{}: {} of {} complete, {}", one_line(run.path.string()), complete,
+                                         counted(run.entries.size(), "step"), format_bytes(bytes)));
 }
 
 void print_steps_note(Session& session, const std::string& directory) {
   const std::size_t steps = checkpoint::find_steps(directory).size();
   if (steps == 0) return;
-  session.out.print("{}\n", wrap(fmt::format("note: {} in this directory; --steps lists {}", counted(steps, "step"),
-                                             steps == 1 ? "it" : "them"),
-                                 session.out.columns()));
+  print_wrapped(session.out, fmt::format("note: {} in this directory; --steps lists {}", counted(steps, "step"),
+                                         steps == 1 ? "it" : "them"));
 }
 
 }  // namespace tessera::cli

@@ -127,7 +127,8 @@ void print_overview(Session& session, const Checkpoint& checkpoint) {
       "{} in {}, {}, {}; {} of tensors, {} in files", counted(checkpoint.tensors().size(), "tensor"),
       counted(chunks, "chunk"), counted(checkpoint.objects().size(), "object"),
       counted(checkpoint.files().size(), "file"), format_bytes(checkpoint.tensor_bytes()), format_bytes(on_disk));
-  session.out.print("\n{}\n", wrap(totals, session.out.columns()));
+  session.out.write("\n");
+  print_wrapped(session.out, totals);
 }
 
 void print_details(Session& session, const Checkpoint& checkpoint, const NamedItems& items) {

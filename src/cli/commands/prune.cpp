@@ -25,7 +25,7 @@ struct Flags {
 };
 
 void print_summary(Session& session, const Flags& flags, const PruneReport& report) {
-  const auto print = [&](const std::string& text) { session.out.print("{}\n", wrap(text, session.out.columns())); };
+  const auto print = [&](const std::string& text) { print_wrapped(session.out, text); };
   for (const KeptEntry& entry : report.kept)
     print(fmt::format("kept {}: {}", one_line(entry.name), one_line(entry.why)));
   const std::size_t removed = report.removed.size();
@@ -43,9 +43,8 @@ ExitStatus prune(const Flags& flags, Session& session) {
   options.cancellation = &session.cancellation;
   if (!flags.json) {
     options.removed = [&](const PrunedEntry& entry) {
-      session.out.print("{}\n", wrap(fmt::format("{} {}: {}, {}", flags.dry_run ? "would remove" : "removed",
-                                                 one_line(entry.name), entry.why, format_bytes(entry.size_bytes)),
-                                     session.out.columns()));
+      print_wrapped(session.out, fmt::format("{} {}: {}, {}", flags.dry_run ? "would remove" : "removed",
+                                             one_line(entry.name), entry.why, format_bytes(entry.size_bytes)));
       session.out.flush();
     };
   }

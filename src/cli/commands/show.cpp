@@ -126,10 +126,9 @@ ExitStatus show(const Flags& flags, Session& session) {
   } else if (!flags.raw.empty()) {
     write_elements(session, flags, flags.raw, {}, reader, slice, shown);
   } else {
-    session.out.print("{}\n",
-                      wrap(fmt::format("{}  {} {}", session.out.bold(one_line(reader.info().name) + named.subscript),
-                                       dtype_name(shown), shape_to_string(slice.shape())),
-                           session.out.columns()));
+    print_wrapped(session.out,
+                  fmt::format("{}  {} {}", session.out.bold(one_line(reader.info().name) + named.subscript),
+                              dtype_name(shown), shape_to_string(slice.shape())));
     print_values(session, reader, slice, shown, flags.all);
   }
   return kYes;

@@ -66,7 +66,7 @@ void print_for_people(Session& session, const StatsReport& report) {
       fmt::format("total: {} ({}), {}: {} NaN, {} Inf, {}, norm {:.6g}", counted(report.tensors.size(), "tensor"),
                   format_bytes(report.bytes), counted(report.elements, "element"), report.nans, report.infs,
                   report.zeros == 1 ? "1 zero" : fmt::format("{} zeros", report.zeros), report.norm);
-  session.out.print("{}\n", wrap(total, session.out.columns()));
+  print_wrapped(session.out, total);
 }
 
 // Returns the tensors that names and globs select.

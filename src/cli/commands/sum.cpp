@@ -35,7 +35,7 @@ void print_for_people(Session& session, const AddSidecarReport& report) {
     text = fmt::format("{} was not written: {}; --force writes the checksums of the files as they are", sidecar,
                        counted(report.verified.problem_count, "problem"));
   }
-  session.out.print("{}\n", wrap(text, session.out.columns()));
+  print_wrapped(session.out, text);
 }
 
 ExitStatus sum(const Flags& flags, Session& session) {

@@ -24,7 +24,7 @@ struct Flags {
 };
 
 void print_for_people(Session& session, const VerifyReport& report) {
-  const auto print = [&](const std::string& text) { session.out.print("{}\n", wrap(text, session.out.columns())); };
+  const auto print = [&](const std::string& text) { print_wrapped(session.out, text); };
   print_problems(session, report);
   if (!report.left_over.empty()) {
     print(fmt::format("note: {} without a reference, left by an interrupted save: {}",
@@ -67,7 +67,7 @@ ExitStatus verify(const Flags& flags, Session& session) {
 }  // namespace
 
 void print_problems(Session& session, const VerifyReport& report) {
-  const auto print = [&](const std::string& text) { session.out.print("{}\n", wrap(text, session.out.columns())); };
+  const auto print = [&](const std::string& text) { print_wrapped(session.out, text); };
   for (const Problem& problem : report.problems) print(one_line(problem.what));
   if (report.problem_count > report.problems.size()) {
     print(fmt::format("... and {} more", report.problem_count - report.problems.size()));

@@ -133,6 +133,8 @@ std::string wrap(std::string_view text, std::size_t columns) {
   return lines;
 }
 
+void print_wrapped(Output& out, std::string_view text) { out.write(wrap(text, out.columns()) + "\n"); }
+
 TextTable::TextTable(std::vector<Column> columns, std::size_t indent) : columns_(std::move(columns)), indent_(indent) {
   for (const Column& column : columns_) widths_.push_back(display_width(column.title));
 }

@@ -23,6 +23,9 @@ std::string truncate_middle(std::string_view text, std::size_t columns);
 // `columns` 0 means one line.
 std::string wrap(std::string_view text, std::size_t columns);
 
+// Prints `text`, wrapped, and a line break.
+void print_wrapped(Output& out, std::string_view text);
+
 // Rows of cells. If the terminal is too narrow, columns are truncated, the last first, to their minimum widths; if that
 // is not enough, the last ones are omitted, which a line after the table names. Without a terminal nothing is
 // truncated, and an overlong cell shifts the rest of its row. A cell must not contain line breaks.
