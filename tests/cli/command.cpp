@@ -191,6 +191,8 @@ std::string golden(const std::string& name) {
   return tessera::testing::source_dir() + "/tests/golden/checkpoints/" + name + "/ck";
 }
 
+std::string demo() { return tessera::testing::source_dir() + "/tests/golden/demo/ck"; }
+
 std::string read_text(const fs::path& path) {
   std::ifstream file(path, std::ios::binary);
   if (!file) throw std::runtime_error("cannot read " + path.string());

@@ -57,6 +57,9 @@ std::vector<std::string> names_in(const std::filesystem::path& folder);
 // tests/golden/checkpoints/<name>/ck
 std::string golden(const std::string& name);
 
+// tests/golden/demo/ck: a small GPT with its optimizer, saved by four ranks.
+std::string demo();
+
 std::string read_text(const std::filesystem::path& path);
 void write_text(const std::filesystem::path& path, const std::string& text);
 

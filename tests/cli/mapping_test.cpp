@@ -4,11 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "cli/command.h"
-#include "support/paths.h"
 #include "support/temporary_directory.h"
 
 namespace tessera::testing {
@@ -18,11 +16,6 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-
-// tests/golden/demo/ck, a small GPT with its optimizer.
-std::string demo() { return source_dir() + "/tests/golden/demo/ck"; }
-
-void write_text(const fs::path& path, const std::string& text) { std::ofstream(path) << text; }
 
 std::vector<std::string> names_of(const fs::path& checkpoint) {
   std::vector<std::string> names;

@@ -7,7 +7,6 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/command.h"
-#include "support/paths.h"
 #include "support/temporary_directory.h"
 
 namespace tessera::testing {
@@ -23,7 +22,7 @@ class RunsTest : public ::testing::Test {
  protected:
   RunsTest() {
     for (const char* name : {"step-1", "step-2", "step-10"}) {
-      fs::copy(source_dir() + "/tests/golden/demo/ck", run_ / name, fs::copy_options::recursive);
+      fs::copy(demo(), run_ / name, fs::copy_options::recursive);
     }
     fs::remove(run_ / "step-2/.metadata");
   }

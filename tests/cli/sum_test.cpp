@@ -7,7 +7,6 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/command.h"
-#include "support/paths.h"
 #include "support/temporary_directory.h"
 
 namespace tessera::testing {

@@ -8,7 +8,6 @@
 #include <sstream>
 
 #include "cli/command.h"
-#include "support/paths.h"
 #include "support/temporary_directory.h"
 
 namespace tessera::testing {
@@ -43,7 +42,6 @@ class TerminalTest : public ::testing::TestWithParam<unsigned short> {};
 
 TEST_P(TerminalTest, NoLineIsWiderThanTheTerminal) {
   const TemporaryDirectory folder;
-  const std::string demo = tessera::testing::source_dir() + "/tests/golden/demo/ck";
   for (const std::vector<std::string>& command :
        std::vector<std::vector<std::string>>{{"inspect", "."},
                                              {"inspect", ".", "model.head.weight"},
@@ -54,8 +52,8 @@ TEST_P(TerminalTest, NoLineIsWiderThanTheTerminal) {
                                              {"diff", ".", golden("2.14-optim")},
                                              {"convert", ".", folder / "a.pt"},
                                              {"reshard", ".", folder / "ck", "--ranks", "3", "--dry-run"}}) {
-    for (const std::string& checkpoint : {demo, golden("2.6-dtensor"), golden("2.14-hf")}) {
-      if (checkpoint != demo && command.size() > 2) continue;
+    for (const std::string& checkpoint : {demo(), golden("2.6-dtensor"), golden("2.14-hf")}) {
+      if (checkpoint != demo() && command.size() > 2) continue;
       std::vector<std::string> arguments = command;
       arguments[1] = checkpoint;
       // Only the path as given may be longer.
@@ -68,8 +66,7 @@ TEST_P(TerminalTest, NoLineIsWiderThanTheTerminal) {
 }
 
 TEST_P(TerminalTest, NamesAreCutInTheMiddleAndColumnsStayAligned) {
-  const Outcome outcome =
-      run_tessera({"inspect", tessera::testing::source_dir() + "/tests/golden/demo/ck"}, terminal(GetParam()));
+  const Outcome outcome = run_tessera({"inspect", demo()}, terminal(GetParam()));
   const std::vector<std::string> lines = lines_of(outcome.out);
   ASSERT_GT(lines.size(), 50u);
   EXPECT_THAT(lines[2], ::testing::StartsWith("TENSOR "));
