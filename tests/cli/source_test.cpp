@@ -25,6 +25,7 @@ class SourceTest : public ::testing::TestWithParam<std::string> {
     std::vector<std::string> arguments = {command, source};
     if (command == "convert") arguments.insert(arguments.end(), {out_ / "ck", "--to", "dcp"});
     if (command == "reshard") arguments.insert(arguments.end(), {out_ / "ck", "--ranks", "2"});
+    if (command == "show") arguments.push_back("model.layers.6.weight");  // of 2.14-hf
     if (command == "diff") arguments.push_back(golden("2.14-optim"));
     if (command == "map") arguments.insert(arguments.end(), {"-o", out_ / "map.html"});
     return run_tessera(arguments, conditions);
@@ -38,9 +39,9 @@ class SourceTest : public ::testing::TestWithParam<std::string> {
     EXPECT_THAT(names_in(out_.path()), IsEmpty());
   }
 
-  // `verify` reports damage as its result, with exit status 1.
+  // `verify` and `sum` report damage as their result, with exit status 1.
   void expect_damage(const Outcome& outcome, const std::string& message) const {
-    if (GetParam() != "verify") return expect_failure(outcome, message);
+    if (GetParam() != "verify" && GetParam() != "sum") return expect_failure(outcome, message);
     EXPECT_EQ(outcome.status, 1);
     EXPECT_THAT(outcome.out, HasSubstr(message));
     EXPECT_EQ(outcome.err, "");
@@ -116,7 +117,8 @@ TEST_P(SourceTest, SymbolicLinksAreFollowed) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Commands, SourceTest,
-                         ::testing::Values("inspect", "verify", "convert", "reshard", "diff", "map"),
+                         ::testing::Values("inspect", "stats", "show", "verify", "convert", "reshard", "diff", "map",
+                                           "sum"),
                          [](const auto& name) { return name.param; });
 
 }  // namespace
