@@ -10,9 +10,9 @@
     assert tessera.verify("step-1000").good
     tessera.convert("step-1000", "model.safetensors", select=["model.*"], dtype="bfloat16")
 
-A checkpoint is a directory of PyTorch's distributed checkpoint, safetensors, or a file of torch.save. Nothing in it is
-executed. Neither PyTorch nor NumPy is needed; both are used where they are. Errors are `tessera.Error` and its
-subclasses.
+A checkpoint is a directory of PyTorch's distributed checkpoint or of torch_checkpointing, safetensors, or a file of
+torch.save. Nothing in it is executed. Neither PyTorch nor NumPy is needed; both are used where they are. Errors are
+`tessera.Error` and its subclasses.
 
 Functions that may take long release the interpreter lock, can be interrupted by ^C, and take `progress`: an object like
 tqdm's, of which `total` is set and `update(bytes)` is called, or a function of the bytes that are done and their total.

@@ -346,8 +346,8 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def open(path: str | os.PathLike, *, checksums: bool = True) -> Checkpoint:
-    """Opens the checkpoint at `path`: a directory of PyTorch's distributed checkpoint or of safetensors, a file of
-    safetensors, or one of torch.save. Reads no tensors.
+    """Opens the checkpoint at `path`: a directory of PyTorch's distributed checkpoint, of torch_checkpointing or of
+    safetensors, a file of safetensors, or one of torch.save. Reads no tensors.
 
     With `checksums`, all that is read is compared with the checkpoint's `.tessera.json`, if it has one. Raises
     NotFoundError, UnsupportedError, CorruptError, StorageError.

@@ -7,11 +7,13 @@ namespace tessera::cli {
 Program tessera_program(bool& show_version) {
   return {.summary = "Inspect, verify, convert, reshard and compare PyTorch checkpoints without Python.",
           .details =
-              "Checkpoints are PyTorch's distributed checkpoints (DCP), files of torch.save, and safetensors, as "
-              "single files or sharded. The format is detected.",
+              "Checkpoints are PyTorch's distributed checkpoints (DCP), directories of Meta's torch_checkpointing, "
+              "files of "
+              "torch.save, and safetensors, as single files or sharded. The format is detected.",
           .exit_statuses = {"Success; verify: no problem was found; diff: the checkpoints are equal.",
-                            "verify, sum: the checkpoint is damaged; diff: the checkpoints differ; stats: found what "
-                            "--fail-on names.",
+                            "verify, sum: the checkpoint is damaged; inspect --verify: a complete step is; diff: the "
+                            "checkpoints differ; stats: found what --fail-on names; convert, reshard --check: the map "
+                            "does not fit.",
                             "The command line is invalid.", "The operation failed; standard error has the reason."},
           .examples = {"tessera inspect step-1000", "tessera convert step-1000 model.safetensors --select 'model.*'"},
           .options = {{.name = "version", .help = "Print the version and exit", .target = &show_version}},
