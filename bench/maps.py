@@ -1,9 +1,9 @@
 """Rows of conversions through a map: against the same conversion without one, in turn."""
 
-import json
 import os
 
 from harness import COMMAND, REPEATS, WORK, Table, median, remove, run, settle
+from safetensors_file import size_bytes, write_safetensors
 
 MIB = 2**20
 MAP_BYTES = int(float(os.environ.get("TESSERA_BENCH_GIB", "2")) * 2**29)
@@ -45,36 +45,14 @@ def nanogpt_shapes(layers):
 CASES = {"llama-torchtitan-to-hf": torchtitan_shapes, "llama-megatron-to-hf": megatron_shapes, "gpt2-nanogpt-to-hf": nanogpt_shapes}
 
 
-def numel(shape):
-    count = 1
-    for size in shape:
-        count *= size
-    return count
-
-
-def write_safetensors(path, shapes):
-    """bfloat16 tensors of arbitrary bytes."""
-    header, offset = {}, 0
-    for name, shape in shapes.items():
-        end = offset + 2 * numel(shape)
-        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [offset, end]}
-        offset = end
-    text = json.dumps(header).encode()
-    block = os.urandom(MIB)
-    with open(path, "wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for begin in range(0, offset, MIB):
-            file.write(block[: min(MIB, offset - begin)])
-
-
 def map_rows(table: Table, wanted) -> None:
     if "convert_map" not in wanted:
         return
     WORK.mkdir(parents=True, exist_ok=True)
     source, destination = WORK / "map.safetensors", WORK / "out-map"
     for name, shapes in CASES.items():
-        one, two = (2 * sum(map(numel, shapes(layers).values())) for layers in (1, 2))
-        write_safetensors(source, shapes(max(1, (MAP_BYTES - one) // (two - one))))
+        one, two = (size_bytes("BF16", shapes(layers)) for layers in (1, 2))
+        write_safetensors(source, "BF16", shapes(max(1, (MAP_BYTES - one) // (two - one))), os.urandom(MIB))
         parameters = ["--set", f"heads={HEADS}", "--set", f"kv_heads={KV_HEADS}"] if name.startswith("llama") else []
         sides = {"plain": [], "mapped": ["--map", name, *parameters]}
         times, peak = {side: [] for side in sides}, 0
