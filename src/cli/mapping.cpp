@@ -10,6 +10,7 @@
 #include "tessera/base/bytes.h"
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
+#include "tessera/checkpoint/report_json.h"
 
 namespace tessera::cli {
 namespace {
@@ -90,7 +91,9 @@ bool print_check(Session& session, const TensorMap& map, const std::shared_ptr<c
                  bool json) {
   const std::vector<std::string> problems = map.check(source);
   if (json) {
-    session.out.print("{}\n", json_text(nlohmann::ordered_json{{"problems", problems}}, 2));
+    session.out.print("{}\n", json_text(nlohmann::ordered_json{{"schema", checkpoint::json_schema("convert-check")},
+                                                               {"problems", problems}},
+                                        2));
     return problems.empty();
   }
   for (const std::string& problem : problems) session.out.print("{}\n", one_line(problem));

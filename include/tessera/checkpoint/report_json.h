@@ -1,8 +1,11 @@
 #pragma once
 /// \file
-/// Reports of operations on checkpoints as JSON, for programs: what the command prints with --json.
+/// Reports of operations on checkpoints as JSON, for programs: what the command prints with --json. `docs/json` has a
+/// schema of each. The first member, "schema", names it.
 
 #include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <string_view>
 
 #include "tessera/checkpoint/convert.h"
 #include "tessera/checkpoint/diff.h"
@@ -15,30 +18,35 @@
 
 namespace tessera::checkpoint {
 
-/// {"good", "problems": [{"file", "offset_bytes", "name", "what"}], "problem_count", "tensors", "chunks", "objects",
-/// "files", "bytes_checked", "bytes_without_checksum", "has_sidecar", "sidecar_agrees", "left_over", "other_files"}
+/// Returns the value of "schema" for `output`, a name of a schema in `docs/json` such as "verify": "tessera/verify/1",
+/// with the version of the schema. It changes where a member is removed, or means something else.
+std::string json_schema(std::string_view output);
+
+/// {"schema", "good", "problems": [{"file", "offset_bytes", "name", "what"}], "problem_count", "tensors", "chunks",
+/// "objects", "files", "bytes_checked", "bytes_without_checksum", "has_sidecar", "sidecar_agrees", "left_over",
+/// "other_files"}
 nlohmann::ordered_json report_json(const VerifyReport& report);
-/// {"same", "differences": [{"kind", "name", "a", "b", "index", "differing_elements", "elements", "worst_absolute",
-/// "worst_relative"}], "tensors", "objects", "bytes"}. "kind" is an enumerator of Difference::Kind. From "index" on,
-/// the members of a difference are there only if its kind is "elements". The worst elements are {"value", "index", "a",
-/// "b"}, or null for elements without numbers.
+/// {"schema", "same", "differences": [{"kind", "name", "a", "b", "index", "differing_elements", "elements",
+/// "worst_absolute", "worst_relative"}], "tensors", "objects", "bytes"}. "kind" is an enumerator of Difference::Kind.
+/// From "index" on, the members of a difference are there only if its kind is "elements". The worst elements are
+/// {"value", "index", "a", "b"}, or null for elements without numbers.
 nlohmann::ordered_json report_json(const DiffReport& report);
-/// {"tensors": [{"name", "dtype", "shape", "bytes", "elements", "nan", "inf", "zeros", "min", "max", "mean", "std",
-/// "norm"}], "total": {"tensors", "bytes", "elements", "nan", "inf", "zeros", "norm"}}. What a tensor does not have is
-/// null, and so is everything from "elements" on of a tensor without numbers. Numbers that JSON does not have are text:
-/// "inf", "-inf", "nan", "(1-2j)".
+/// {"schema", "tensors": [{"name", "dtype", "shape", "bytes", "elements", "nan", "inf", "zeros", "min", "max", "mean",
+/// "std", "norm"}], "total": {"tensors", "bytes", "elements", "nan", "inf", "zeros", "norm"}}. What a tensor does not
+/// have is null, and so is everything from "elements" on of a tensor without numbers. Numbers that JSON does not have
+/// are text: "inf", "-inf", "nan", "(1-2j)".
 nlohmann::ordered_json report_json(const StatsReport& report);
-/// {"name", "bytes", "tensors", "objects", "children": [the same]}
+/// {"schema", "name", "bytes", "tensors", "objects", "children": [the same, without "schema"]}
 nlohmann::ordered_json report_json(const SizeNode& node);
-/// {"tensors", "objects", "tensor_bytes", "files": [{"name", "bytes", "tensors"}]}
+/// {"schema", "tensors", "objects", "tensor_bytes", "files": [{"name", "bytes", "tensors"}]}
 nlohmann::ordered_json report_json(const ConvertReport& report);
-/// {"run", "steps": [{"name", "step", "unit", "kind", "format", "modified", "ranks", "bytes", "complete", "newest",
-/// "in_use", "problem"}], "newest"}: `kind` is "step", "link", "unfinished" or "removed", `modified` a time of UTC as
-/// "2026-01-31T12:00:00Z", `newest` the name of the newest complete step. What is not known is null.
+/// {"schema", "run", "steps": [{"name", "step", "unit", "kind", "format", "modified", "ranks", "bytes", "complete",
+/// "newest", "in_use", "problem"}], "newest"}: `kind` is "step", "link", "unfinished" or "removed", `modified` a time
+/// of UTC as "2026-01-31T12:00:00Z", `newest` the name of the newest complete step. What is not known is null.
 nlohmann::ordered_json report_json(const RunDirectory& run);
-/// {"removed": [{"name", "why", "bytes"}], "kept": [{"name", "why"}], "failed": [message], "freed_bytes"}
+/// {"schema", "removed": [{"name", "why", "bytes"}], "kept": [{"name", "why"}], "failed": [message], "freed_bytes"}
 nlohmann::ordered_json report_json(const PruneReport& report);
-/// {"sidecar", "written", "replaced", "files", "bytes", "problems": as of a VerifyReport, "problem_count"}
+/// {"schema", "sidecar", "written", "replaced", "files", "bytes", "problems": as of a VerifyReport, "problem_count"}
 nlohmann::ordered_json report_json(const AddSidecarReport& report);
 
 }  // namespace tessera::checkpoint

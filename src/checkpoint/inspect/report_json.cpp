@@ -1,5 +1,7 @@
 #include "tessera/checkpoint/report_json.h"
 
+#include <fmt/format.h>
+
 #include <array>
 #include <cmath>
 #include <ctime>
@@ -87,10 +89,24 @@ Json problems_json(const VerifyReport& report) {
   return problems;
 }
 
+// The sizes of a node and of those below it.
+Json node_json(const SizeNode& node) {
+  Json children = Json::array();
+  for (const SizeNode& child : node.children) children.push_back(node_json(child));
+  return {{"name", node.name},
+          {"bytes", node.bytes},
+          {"tensors", node.tensors},
+          {"objects", node.objects},
+          {"children", children}};
+}
+
 }  // namespace
 
+std::string json_schema(std::string_view output) { return fmt::format("tessera/{}/1", output); }
+
 Json report_json(const VerifyReport& report) {
-  return {{"good", report.good()},
+  return {{"schema", json_schema("verify")},
+          {"good", report.good()},
           {"problems", problems_json(report)},
           {"problem_count", report.problem_count},
           {"tensors", report.tensors},
@@ -119,11 +135,8 @@ Json report_json(const DiffReport& report) {
     }
     differences.push_back(std::move(one));
   }
-  return {{"same", report.same()},
-          {"differences", differences},
-          {"tensors", report.tensors},
-          {"objects", report.objects},
-          {"bytes", report.bytes}};
+  return {{"schema", json_schema("diff")}, {"same", report.same()},     {"differences", differences},
+          {"tensors", report.tensors},     {"objects", report.objects}, {"bytes", report.bytes}};
 }
 
 Json report_json(const StatsReport& report) {
@@ -151,17 +164,13 @@ Json report_json(const StatsReport& report) {
                       {"inf", report.infs},
                       {"zeros", report.zeros},
                       {"norm", number_json(report.norm)}};
-  return {{"tensors", tensors}, {"total", total}};
+  return {{"schema", json_schema("stats")}, {"tensors", tensors}, {"total", total}};
 }
 
 Json report_json(const SizeNode& node) {
-  Json children = Json::array();
-  for (const SizeNode& child : node.children) children.push_back(report_json(child));
-  return {{"name", node.name},
-          {"bytes", node.bytes},
-          {"tensors", node.tensors},
-          {"objects", node.objects},
-          {"children", children}};
+  Json json = {{"schema", json_schema("inspect-tree")}};
+  json.update(node_json(node));
+  return json;
 }
 
 Json report_json(const ConvertReport& report) {
@@ -169,7 +178,8 @@ Json report_json(const ConvertReport& report) {
   for (const ConvertReport::OutputFile& file : report.files) {
     files.push_back({{"name", file.name}, {"bytes", file.size_bytes}, {"tensors", file.tensors}});
   }
-  return {{"tensors", report.tensors},
+  return {{"schema", json_schema("convert")},
+          {"tensors", report.tensors},
           {"objects", report.objects},
           {"tensor_bytes", report.tensor_bytes},
           {"files", files}};
@@ -195,7 +205,10 @@ Json report_json(const RunDirectory& run) {
                      {"in_use", entry.in_use},
                      {"problem", entry.problem.empty() ? Json() : Json(entry.problem)}});
   }
-  return {{"run", run.path.string()}, {"steps", steps}, {"newest", name_or_null(run.newest_complete)}};
+  return {{"schema", json_schema("inspect-steps")},
+          {"run", run.path.string()},
+          {"steps", steps},
+          {"newest", name_or_null(run.newest_complete)}};
 }
 
 Json report_json(const PruneReport& report) {
@@ -204,11 +217,16 @@ Json report_json(const PruneReport& report) {
     removed.push_back({{"name", entry.name}, {"why", entry.why}, {"bytes", entry.size_bytes}});
   }
   for (const KeptEntry& entry : report.kept) kept.push_back({{"name", entry.name}, {"why", entry.why}});
-  return {{"removed", removed}, {"kept", kept}, {"failed", report.failed}, {"freed_bytes", report.freed_bytes}};
+  return {{"schema", json_schema("prune")},
+          {"removed", removed},
+          {"kept", kept},
+          {"failed", report.failed},
+          {"freed_bytes", report.freed_bytes}};
 }
 
 Json report_json(const AddSidecarReport& report) {
-  return {{"sidecar", report.sidecar.string()},
+  return {{"schema", json_schema("sum")},
+          {"sidecar", report.sidecar.string()},
           {"written", report.written},
           {"replaced", report.replaced},
           {"files", report.files},

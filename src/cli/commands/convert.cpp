@@ -148,8 +148,9 @@ void print_for_people(Session& session, const Flags& flags, const ConvertReport&
 
 void print_as_json(Session& session, const Flags& flags, const ConvertReport& report, const Warnings& warnings,
                    double seconds) {
-  nlohmann::ordered_json json = {{"destination", flags.destination}, {"dry_run", flags.dry_run}};
-  json.update(report_json(report));
+  nlohmann::ordered_json json = report_json(report);
+  json["destination"] = flags.destination;
+  json["dry_run"] = flags.dry_run;
   json["warnings"] = warnings.texts();
   json["seconds"] = seconds;
   session.out.print("{}\n", json_text(json, 2));

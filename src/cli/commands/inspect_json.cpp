@@ -9,6 +9,7 @@
 #include "cli/commands/inspect.h"
 #include "cli/text/json_text.h"
 #include "tessera/base/thread_pool.h"
+#include "tessera/checkpoint/report_json.h"
 
 namespace tessera::cli {
 namespace {
@@ -108,8 +109,9 @@ std::vector<bool> files_of(const Checkpoint& checkpoint, const NamedItems& items
 void print_json(Session& session, const Checkpoint& checkpoint, const NamedItems& items) {
   std::vector<std::string> file_names;
   for (const checkpoint::SourceFile& file : checkpoint.files()) file_names.push_back(json_string(file.name));
-  session.out.print("{{\n  \"kind\": \"{}\",\n  \"version\": {},\n  \"tensors\": {{",
-                    checkpoint::source_kind_name(checkpoint.kind()), json_string(checkpoint.version()));
+  session.out.print("{{\n  \"schema\": \"{}\",\n  \"kind\": \"{}\",\n  \"version\": {},\n  \"tensors\": {{",
+                    checkpoint::json_schema("inspect"), checkpoint::source_kind_name(checkpoint.kind()),
+                    json_string(checkpoint.version()));
   print_tensors(session, checkpoint, items.tensors, file_names);
   session.out.write("\n  },\n  \"objects\": {");
   print_objects(session, checkpoint, items.objects);

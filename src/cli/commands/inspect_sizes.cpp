@@ -92,8 +92,11 @@ void print_size_list_json(Session& session, const SizeNode& root) {
                         {"tensors", prefix.node->tensors},
                         {"objects", prefix.node->objects}});
   }
-  const nlohmann::ordered_json json = {
-      {"bytes", root.bytes}, {"tensors", root.tensors}, {"objects", root.objects}, {"prefixes", prefixes}};
+  const nlohmann::ordered_json json = {{"schema", checkpoint::json_schema("inspect-du")},
+                                       {"bytes", root.bytes},
+                                       {"tensors", root.tensors},
+                                       {"objects", root.objects},
+                                       {"prefixes", prefixes}};
   session.out.print("{}\n", json_text(json, 2));
 }
 

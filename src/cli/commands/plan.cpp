@@ -12,6 +12,7 @@
 #include "tessera/base/bytes.h"
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/planning_cost.h"
+#include "tessera/checkpoint/report_json.h"
 
 namespace tessera::cli {
 namespace {
@@ -81,7 +82,8 @@ void print_for_people(Session& session, const PlannedState& state, const Plannin
 }
 
 void print_as_json(Session& session, const PlanningCost& cost) {
-  const nlohmann::ordered_json json = {{"items", cost.items},
+  const nlohmann::ordered_json json = {{"schema", checkpoint::json_schema("plan")},
+                                       {"items", cost.items},
                                        {"stored", cost.stored},
                                        {"local_plan_s", cost.local_plan},
                                        {"global_plan_s", cost.global_plan},

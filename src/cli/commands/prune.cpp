@@ -50,8 +50,9 @@ ExitStatus prune(const Flags& flags, Session& session) {
   }
   const PruneReport report = checkpoint::prune(flags.path, options);
   if (flags.json) {
-    nlohmann::ordered_json json = {{"run", flags.path}, {"dry_run", flags.dry_run}};
-    json.update(checkpoint::report_json(report));
+    nlohmann::ordered_json json = checkpoint::report_json(report);
+    json["run"] = flags.path;
+    json["dry_run"] = flags.dry_run;
     session.out.print("{}\n", json_text(json, 2));
   } else {
     print_summary(session, flags, report);
