@@ -39,7 +39,7 @@ struct Option {
   Target target{};
   bool positional = false;
   bool required = false;
-  bool is_path = false;             // shells complete file names
+  bool is_path = false;             // not empty; shells complete file names; "-" only for options
   bool takes_rest = false;          // a positional list: also takes everything after "--", unexamined
   std::string_view default_text{};  // for the help text only
   std::string_view choices{};       // if not empty, the words that are accepted, separated by spaces

@@ -2,7 +2,11 @@
 
 #include <fmt/format.h>
 
+#include <cerrno>
 #include <charconv>
+#include <cstring>
+#include <fstream>
+#include <iostream>
 #include <nlohmann/json.hpp>
 
 #include "cli/output.h"
@@ -33,16 +37,39 @@ TensorMap::Parameters parameters_of(const std::vector<std::string>& set) {
   return parameters;
 }
 
+// Returns what standard input, a pipe or another stream has up to its end, or a byte more than a map may have.
+std::string read_stream(std::istream& in, const std::string& name) {
+  std::string text(TensorMap::kMaxBytes + 1, '\0');
+  in.read(text.data(), static_cast<std::streamsize>(text.size()));
+  if (!in && !in.eof()) fail(ErrorCode::io, "read {}: {}", name, std::strerror(errno));
+  text.resize(static_cast<std::size_t>(in.gcount()));
+  return text;
+}
+
+// A map may come from a pipe: "-", or what a shell makes of <(...).
+TensorMap read_map(const std::string& file_or_name, const TensorMap::Parameters& parameters, std::string_view config) {
+  if (file_or_name == "-") {
+    return TensorMap::parse(read_stream(std::cin, "standard input"), "standard input", parameters, config);
+  }
+  std::error_code error;
+  const std::filesystem::file_status status = std::filesystem::status(file_or_name, error);
+  if (!std::filesystem::is_fifo(status) && !std::filesystem::is_character_file(status)) {
+    return TensorMap::read(file_or_name, parameters, config);
+  }
+  std::ifstream in(file_or_name, std::ios::binary);
+  return TensorMap::parse(read_stream(in, file_or_name), file_or_name, parameters, config);
+}
+
 }  // namespace
 
 void add_map_options(MapFlags& flags, std::vector<Option>& options) {
-  options.push_back({.name = "map",
-                     .value_name = "MAP",
-                     .help =
-                         "Change names and shapes by this map: a JSON file, or the name of one of tessera's maps; can "
-                         "be given several times",
-                     .target = &flags.maps,
-                     .is_path = true});
+  options.push_back(
+      {.name = "map",
+       .value_name = "MAP",
+       .help = "Change names and shapes by this map: a JSON file, - for standard input, or the name of one of "
+               "tessera's maps; can be given several times",
+       .target = &flags.maps,
+       .is_path = true});
   options.push_back({.name = "rename",
                      .value_name = "s/A/B/",
                      .help =
@@ -74,7 +101,7 @@ std::optional<TensorMap> map_of(const MapFlags& flags, const std::filesystem::pa
   Bytes config_text;
   if (!flags.maps.empty() && !config.empty()) config_text = read_file(config);
   TensorMap map;
-  for (const std::string& one : flags.maps) map = map.then(TensorMap::read(one, parameters, as_text(config_text)));
+  for (const std::string& one : flags.maps) map = map.then(read_map(one, parameters, as_text(config_text)));
   if (flags.invert) map = map.inverse();
   for (const std::string& one : flags.renames) {
     try {

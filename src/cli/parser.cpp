@@ -53,6 +53,10 @@ void store(const Target& target, const Strings& values) {
 
 // Returns what is wrong with a value; empty if nothing is.
 std::string check_value(const Option& option, const std::string& value) {
+  if (option.is_path && value.empty()) return "the path is empty";
+  if (option.is_path && option.positional && value == "-") {
+    return "'-', expected a path: a checkpoint cannot be read from standard input or written to standard output";
+  }
   const Strings choices = words_of(option.choices);
   if (!choices.empty() && std::ranges::find(choices, value) == choices.end()) {
     return fmt::format("'{}', expected one of {}", value, fmt::join(choices, ", "));
@@ -82,14 +86,11 @@ class ParsedCommand {
     }
   }
 
-  // Collects the values of a positional list. Throws UsageError for an unknown flag among them.
+  // Collects the values of a positional list.
   void finish(const Strings& rest) const {
     if (list_ == nullptr) return;
     Strings values = list_option_->results();
     for (const std::string& value : app_.remaining()) values.push_back(value);
-    for (const std::string& value : values) {
-      if (value.starts_with("-")) throw UsageError("unknown flag " + value);
-    }
     if (list_->takes_rest) values.insert(values.end(), rest.begin(), rest.end());
     store(list_->target, values);
   }
@@ -133,22 +134,42 @@ class ParsedCommand {
 
 constexpr std::string_view kHelp = "help";
 
+// The option that an argument names: "--name", "--name=value", "-n" or "-nvalue"; null if there is none.
+const Option* find_option(const std::vector<Option>& options, std::string_view argument) {
+  const bool is_long = argument.starts_with("--");
+  const std::string_view name = argument.substr(2, argument.find('=') - 2);
+  const auto is_it = [&](const Option& option) {
+    return !option.positional &&
+           (is_long ? option.name == name : option.letter != '\0' && option.letter == argument[1]);
+  };
+  const auto found = std::ranges::find_if(options, is_it);
+  return found == options.end() ? nullptr : &*found;
+}
+
+std::string unknown_option_message(const std::vector<Option>& options, std::string_view argument) {
+  if (!argument.starts_with("--")) {
+    return fmt::format("unknown option '{}'; expected '--' before arguments that begin with '-'", argument);
+  }
+  const std::string wanted(argument.substr(0, argument.find('=')));
+  Strings known = {fmt::format("--{}", kHelp)};
+  for (const Option& option : options) {
+    if (!option.positional) known.push_back(fmt::format("--{}", option.name));
+  }
+  SimilarNames similar(wanted);
+  for (const std::string& each : known) similar.add(each);
+  return fmt::format("unknown option '{}'{}", wanted, similar.suggestion());
+}
+
 // Returns a message for the first option between `begin` and `end`, or "--", that is not one of `options`.
 std::string unknown_option(const std::vector<Option>& options, Strings::const_iterator begin,
                            Strings::const_iterator end) {
   for (auto at = begin; at != end && *at != "--"; ++at) {
-    if (!at->starts_with("--")) continue;
-    const std::string_view name = std::string_view(*at).substr(2, at->find('=') - 2);
-    const auto is_it = [&](const Option& option) { return !option.positional && option.name == name; };
-    if (name == kHelp || std::ranges::any_of(options, is_it)) continue;
-    const std::string wanted = fmt::format("--{}", name);
-    Strings known = {fmt::format("--{}", kHelp)};
-    for (const Option& option : options) {
-      if (!option.positional) known.push_back(fmt::format("--{}", option.name));
-    }
-    SimilarNames similar(wanted);
-    for (const std::string& each : known) similar.add(each);
-    return fmt::format("unknown option '{}'{}", wanted, similar.suggestion());
+    if (!at->starts_with("-") || *at == "-" || *at == "-h" || *at == fmt::format("--{}", kHelp)) continue;
+    const Option* const option = find_option(options, *at);
+    if (option == nullptr) return unknown_option_message(options, *at);
+    const bool has_value = at->starts_with("--") ? at->find('=') != std::string::npos : at->size() > 2;
+    // A value may begin with '-', as numbers do.
+    if (!std::holds_alternative<bool*>(option->target) && !has_value && at + 1 != end && *(at + 1) != "--") ++at;
   }
   return "";
 }

@@ -206,7 +206,9 @@ TEST_F(DestinationTest, MustNotLieWithinTheSource) {
 }
 
 TEST_F(DestinationTest, NeedsAName) {
-  expect_failure(run_tessera({"convert", folder_ / "ck", "", "--to", "dcp"}), "the destination has no name");
+  const Outcome outcome = run_tessera({"convert", folder_ / "ck", "", "--to", "dcp"});
+  EXPECT_EQ(outcome.status, 2);
+  EXPECT_THAT(outcome.err, HasSubstr("DST: the path is empty"));
 }
 
 TEST_F(DestinationTest, NeedsAFolderToBeIn) {

@@ -1,5 +1,6 @@
 // Names and shapes on the way: `--map`, `--rename`, `--set`, `--invert`, `--check` and `--hf-config`.
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -7,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/command.h"
+#include "support/paths.h"
 #include "support/temporary_directory.h"
 
 namespace tessera::testing {
@@ -49,6 +51,26 @@ TEST(MappingTest, AMapAndItsInverseRestoreTheCheckpoint) {
   EXPECT_EQ(back.status, 0) << back.err;
   const Outcome same = run_tessera({"diff", demo(), folder / "b"});
   EXPECT_EQ(same.status, 0) << same.out;
+}
+
+TEST(MappingTest, AMapIsReadFromAPipe) {
+  const TemporaryDirectory folder;
+  write_text(folder / "m.json", kHalves);
+  const auto convert = [&](const std::string& name, const std::string& input, const std::string& map) {
+    return run_program({"bash", "-c", fmt::format(R"("$0" convert "$1" "$2" --map {} {} --set parts=7)", map, input),
+                        command_path(), demo(), folder / name});
+  };
+  const Outcome file = convert("a.safetensors", "", "\"${2%/*}/m.json\"");
+  EXPECT_EQ(file.status, 0) << file.err;
+  const Outcome standard_input = convert("b.safetensors", "<\"${2%/*}/m.json\"", "-");
+  EXPECT_EQ(standard_input.status, 0) << standard_input.err;
+  const Outcome pipe = convert("c.safetensors", "", "<(cat \"${2%/*}/m.json\")");
+  EXPECT_EQ(pipe.status, 0) << pipe.err;
+  for (const char* other : {"b.safetensors", "c.safetensors"})
+    EXPECT_TRUE(read_text(folder / other) == read_text(folder / "a.safetensors")) << other;
+  const Outcome endless = convert("d.safetensors", "</dev/zero", "-");
+  EXPECT_EQ(endless.status, 3);
+  EXPECT_THAT(endless.err, HasSubstr("standard input: 16777217 bytes, expected at most 16777216"));
 }
 
 TEST(MappingTest, ACheckPrintsWhatDoesNotFitAndWritesNothing) {
@@ -124,7 +146,7 @@ TEST(MappingTest, ConfigurationAndTokenizerAreCopiedBesideTheTensors) {
   EXPECT_EQ(missing.status, 3);
   EXPECT_THAT(missing.err, HasSubstr("found no config.json, expected the directory of a Hugging Face model"));
   EXPECT_FALSE(fs::exists(folder / "b"));
-  const Outcome file = run_tessera({"convert", demo(), folder / "b.pt", "--hf-config", folder / "hf"});
+  const Outcome file = run_tessera({"convert", demo(), folder / "b.safetensors", "--hf-config", folder / "hf"});
   EXPECT_EQ(file.status, 3);
   EXPECT_THAT(file.err, HasSubstr("found hf_config, expected it only for a directory of safetensors"));
 }

@@ -3,10 +3,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <set>
 #include <sstream>
 
 #include "cli/command.h"
+#include "support/paths.h"
 #include "support/temporary_directory.h"
 
 namespace tessera::testing {
@@ -163,7 +165,7 @@ TEST(UsageTest, NumbersAreChecked) {
   expect_usage_error({"reshard", "a", "b", "--ranks", "2", "--dim", "first"},
                      "--dim: 'first', expected a 64-bit integer");
   expect_usage_error({"plan", "--ranks", "2", "--tensors", "2", "--shape", "4,x"},
-                     "--shape: 'x', expected a 64-bit integer");
+                     "--shape: 'x', expected a number from 1 to 9223372036854775807");
   expect_usage_error({"plan", "--ranks", "2", "--tensors", "2", "--files", "-1"},
                      "--files: '-1', expected a number from 0");
   expect_usage_error({"verify", "a", "--jobs", "99999999999999999999"}, "expected a number from 1 to 1024");
@@ -194,8 +196,32 @@ TEST(UsageTest, SelectionMustFindSomething) {
   }
 }
 
-TEST(UsageTest, OutputNeedsAName) {
-  expect_usage_error({"map", golden("2.14-optim"), "-o", ""}, "--output: the name is empty");
+TEST(UsageTest, PathsAreNotEmptyAndCheckpointsAreNotStreams) {
+  expect_usage_error({"map", golden("2.14-optim"), "-o", ""}, "--output: the path is empty");
+  for (const std::string command : {"inspect", "stats", "verify", "map", "sum", "ls"}) {
+    expect_usage_error({command, ""}, "the path is empty");
+    expect_usage_error({command, "-"}, "'-', expected a path");
+  }
+  expect_usage_error({"convert", golden("2.14-optim"), "-", "--to", "torch"}, "DST: '-', expected a path");
+  EXPECT_THAT(run_tessera({"map", golden("2.14-optim"), "-o", "-"}).out, ::testing::StartsWith("<!doctype html>"));
+}
+
+TEST(UsageTest, ArgumentsThatBeginWithADashFollowTwoDashes) {
+  const TemporaryDirectory folder;
+  std::filesystem::copy(golden("2.14-optim"), folder / "-dash");
+  const auto in_folder = [&](const std::string& arguments) {
+    return run_program({"bash", "-c", "cd \"$1\" && \"$0\" " + arguments, command_path(), folder.path()});
+  };
+  EXPECT_EQ(in_folder("verify -- -dash").status, 0);
+  const Outcome name = in_folder("inspect -- -dash --json");
+  EXPECT_EQ(name.status, 3);
+  EXPECT_THAT(name.err, HasSubstr("no tensor or object is named '--json'"));
+  const Outcome without = in_folder("verify -dash");
+  EXPECT_EQ(without.status, 2);
+  EXPECT_THAT(without.err, HasSubstr("unknown option '-dash'; expected '--' before arguments that begin with '-'"));
+  EXPECT_EQ(in_folder("diff -- -dash -dash").status, 0);
+  const Outcome value = in_folder("diff --atol -1 -- -dash -dash");
+  EXPECT_THAT(value.err, HasSubstr("--atol: '-1', expected a number of at least 0"));
 }
 
 TEST(UsageTest, DtypeMustBeOne) {

@@ -15,6 +15,7 @@
 /// one that it makes, then m.inverse().apply(m.apply(c)) has the tensors of c, except those that `m` is told to drop as
 /// copies.
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -32,6 +33,8 @@ class TensorMap {
  public:
   /// Values of a map's parameters by name, such as the number of attention heads.
   using Parameters = std::map<std::string, std::int64_t>;
+  /// Limit on the text of a map.
+  static constexpr std::size_t kMaxBytes = 16u << 20;
 
   /// Makes the map that changes nothing.
   TensorMap();

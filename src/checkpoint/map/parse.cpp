@@ -264,8 +264,8 @@ MapRule parse_rule(const MapJson& json, const std::string& map, std::size_t numb
 
 // Returns a JSON text as a value. Refuses deep nesting, and keys that occur twice, of which a parser would take one.
 MapJson parse_json(std::string_view text, const std::string& name) {
-  if (text.size() > kMaxMapBytes) {
-    fail(ErrorCode::invalid_argument, "{}: {} bytes, expected at most {}", name, text.size(), kMaxMapBytes);
+  if (text.size() > TensorMap::kMaxBytes) {
+    fail(ErrorCode::invalid_argument, "{}: {} bytes, expected at most {}", name, text.size(), TensorMap::kMaxBytes);
   }
   std::vector<std::set<std::string>> keys;
   std::string twice;

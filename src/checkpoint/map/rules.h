@@ -70,8 +70,6 @@ struct TensorMap::Stages {
   std::vector<MapStage> stages;
 };
 
-inline constexpr std::size_t kMaxMapBytes = 16u << 20;
-
 MapStage parse_map_stage(std::string_view json, const std::string& name, const TensorMap::Parameters& set,
                          std::string_view config);
 // Returns a map with one rule, of which the pattern and the replacement are known.

@@ -39,7 +39,7 @@ TensorMap TensorMap::read(const std::string& file_or_name, const Parameters& set
     fail(ErrorCode::not_found, "{}: no such file, and none of tessera's maps, which are {}", printable(file_or_name),
          names);
   }
-  const Bytes text = read_file(file_or_name, kMaxMapBytes);
+  const Bytes text = read_file(file_or_name, kMaxBytes);
   return parse(as_text(text), file_or_name, set, config);
 }
 

@@ -41,7 +41,6 @@ void check_may_replace(const fs::path& output) {
 }
 
 ExitStatus map(const Flags& flags, Session& session) {
-  if (flags.output.empty()) throw UsageError("--output: the name is empty, expected a file or - for standard output");
   const bool to_standard_output = flags.output == "-";
   if (!to_standard_output && !flags.force) check_may_replace(flags.output);
   const auto opened = session.open(flags.path, false, flags.all_warnings);

@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -134,6 +135,7 @@ Command plan_command() {
                        .help = "Shape of each tensor",
                        .target = &flags->state.shape,
                        .default_text = "8192,8192",
+                       .range = Range{1, std::numeric_limits<std::int64_t>::max()},
                        .max_count = 16},
                       {.name = "shard",
                        .value_name = "DIM",
