@@ -2,11 +2,13 @@
 // A directory that is removed when the test ends, even if its permissions were changed.
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
-#include <atomic>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <stdexcept>
 #include <string>
 
 #include "tessera/base/file.h"
@@ -16,10 +18,9 @@ namespace tessera::testing {
 class TemporaryDirectory {
  public:
   TemporaryDirectory() {
-    static std::atomic<unsigned> counter = 0;
-    path_ = std::filesystem::temp_directory_path() /
-            ("tessera-test-" + std::to_string(::getpid()) + "-" + std::to_string(counter++));
-    std::filesystem::create_directory(path_);
+    std::string name = std::filesystem::temp_directory_path() / "tessera-test-XXXXXX";
+    if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error(name + ": " + std::strerror(errno));
+    path_ = name;
   }
   ~TemporaryDirectory() {
     std::error_code ignored;
