@@ -1,9 +1,12 @@
 // Checkpoints of tensors on the simulated accelerator.
 
 #include <cstdlib>
+#include <cstring>
+#include <thread>
 
 #include "accelerator/fsdp_training.h"
 #include "state/device_states.h"
+#include "state/transport/device_staging.h"
 #include "state/transport/spans.h"
 #include "support/temporary_directory.h"
 #include "tessera/state/async_save.h"
@@ -79,6 +82,24 @@ TEST_P(DeviceCheckpointTest, ALoadIsOrderedBetweenTheWorkOnTheCurrentStream) {
     change(expected);
     expect_equal(state, expected);
   }
+}
+
+TEST_P(DeviceCheckpointTest, AThreadThatFreesABlockUsesNoOtherDevice) {
+  constexpr std::int64_t kLarge = 5 << 20;  // more than a block has
+  const at::Tensor small = at::zeros({64}, sim::on(1, at::kByte)), large = at::zeros({kLarge}, sim::on(1, at::kByte));
+  const std::int64_t before = sim::destroyed_events(0);
+  {
+    const c10::DeviceGuard guard(sim::device(1));
+    DeviceStaging staging(sim::device(1), 1);
+    std::thread([&] {  // its current device is 0
+      staging.write(small, [](std::uint8_t* elements) { std::memset(elements, 1, 64); });
+      staging.write(large, [](std::uint8_t* elements) { std::memset(elements, 2, kLarge); });
+    })
+        .join();
+  }
+  EXPECT_EQ(sim::destroyed_events(0), before);
+  EXPECT_EQ(small.sum().item<std::int64_t>(), 64);
+  EXPECT_EQ(large.sum().item<std::int64_t>(), 2 * kLarge);
 }
 
 TEST_P(DeviceCheckpointTest, AShardedModelIsSavedOnDevicesAndResumesOnOthers) {

@@ -95,6 +95,8 @@ TEST_P(FsdpStreamsOrderTest, TheComputationComesAfterTheStreamThatItIsCalledOnAn
       const OnComputation on(streams);
       EXPECT_EQ(sim::current(), computation);
       at::add_out(y, x, 1);
+      EXPECT_EQ(y.sum().item<float>(), 2000) << "after the stream that it is called on";
+      at::add_out(y, x, 1);
     }
     EXPECT_EQ(sim::current(), autograd);
     x.copy_(y);

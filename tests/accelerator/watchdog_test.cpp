@@ -102,6 +102,21 @@ TEST_P(WatchdogTest, ARankThatFailsInItsFirstMessageIsNamed) {
   run_local(2, run, options);
 }
 
+// The ranks connect in a thread.
+TEST_P(WatchdogTest, TheFirstMessageFollowsTheCurrentStream) {
+  fsdp::run_on_devices(2, [](const ProcessGroup& group, at::Device device) {
+    const c10::StreamGuard guard(sim::stream_from_pool(device.index()));
+    const at::Tensor x = at::zeros({8}, sim::on(device.index()));
+    sim::current(device.index()).synchronize();
+    if (group.rank() == 0) {
+      x.fill_(7);
+      return send_tensors(group, std::span(&x, 1), 1);
+    }
+    receive_tensors(group, std::span(&x, 1), 0);
+    EXPECT_EQ(x.cpu()[7].item<float>(), 7);
+  });
+}
+
 TEST_P(WatchdogTest, SubgroupsTakeOverTheConnectionsOfTheirGroup) {
   fsdp::run_on_devices(3, [](const ProcessGroup& group, at::Device device) {
     const auto sum_in = [&](std::vector<int> ranks) {

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <map>
-#include <set>
 #include <span>
 #include <tuple>
 #include <utility>
@@ -170,13 +169,6 @@ at::Tensor view_in(const at::Tensor& memory, const SpanView& view) {
   return view.is_neg ? at::_neg_view(tensor) : tensor;
 }
 
-const comm::SideStream& HostCopies::stream_of(at::Device device) {
-  for (const auto& [known, stream] : streams_) {
-    if (known == device) return stream;
-  }
-  return streams_.emplace_back(device, comm::SideStream(device)).second;
-}
-
 std::vector<HostCopy> HostCopies::copy(const std::vector<at::Tensor>& tensors) {
   const Spans spans = spans_of(tensors);
   std::multimap<std::pair<std::int64_t, bool>, at::Tensor> unused;  // by bytes and whether it is pinned
@@ -186,7 +178,6 @@ std::vector<HostCopy> HostCopies::copy(const std::vector<at::Tensor>& tensors) {
   }
   buffers_.clear();
   std::vector<comm::Mark> copied(spans.sources.size());
-  std::set<const comm::SideStream*> used;
   for (std::size_t i = 0; i < spans.sources.size(); ++i) {
     const at::Tensor& source = spans.sources[i];
     const auto bytes = static_cast<std::int64_t>(source.nbytes());
@@ -203,14 +194,10 @@ std::vector<HostCopy> HostCopies::copy(const std::vector<at::Tensor>& tensors) {
       copy_span(memory, source);
       continue;
     }
-    const comm::SideStream& stream = stream_of(source.device());
-    if (used.insert(&stream).second) stream.wait_for_current();
-    const comm::OnStream on(stream);
     elements_in(memory, source.scalar_type(), source.sizes())
         .copy_(source.resolve_conj().resolve_neg(), /*non_blocking=*/true);
     copied[i].set(source.device());
   }
-  for (const comm::Mark& mark : copied) mark.block_current();
   std::vector<HostCopy> copies;
   for (const SpanView& view : spans.views)
     copies.push_back({view_in(buffers_[view.span].memory, view), copied[view.span]});

@@ -10,7 +10,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <utility>
 #include <vector>
 
@@ -55,7 +54,7 @@ struct HostCopy {
 };
 
 // Copies of tensors in memory of the CPU, which is reused for the next copies. Elements on a device are copied to
-// pinned memory on a stream of its own, which the current stream waits for, and the host does not.
+// pinned memory on the current stream, so that what changes them later comes after, and the host does not wait.
 class HostCopies {
  public:
   // Returns the copies, in order. Views of one storage that overlap share their copy. The next call invalidates them.
@@ -67,9 +66,7 @@ class HostCopies {
     at::Tensor memory;  // of a span
     bool is_pinned;
   };
-  const comm::SideStream& stream_of(at::Device device);
   std::vector<Buffer> buffers_;
-  std::deque<std::pair<at::Device, comm::SideStream>> streams_;
 };
 
 }  // namespace tessera

@@ -94,6 +94,10 @@ void note(const std::string& text);
 // Returns the tasks that ran since start_trace(), in their order, and stops.
 std::vector<TraceEntry> take_trace();
 
+// Returns how many events were destroyed by threads of which this was the current device. On CUDA, that initializes the
+// device: it costs hundreds of MiB of its memory if the thread's rank uses another one.
+std::int64_t destroyed_events(int device);
+
 // Seeds the generators of all devices. After this and torch::manual_seed(seed), a device draws what the CPU draws.
 // LibTorch 2.6 does not seed devices of this kind in torch::manual_seed.
 void manual_seed(std::uint64_t seed);

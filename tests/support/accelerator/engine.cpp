@@ -85,6 +85,11 @@ void Engine::cancel(const MeetingPtr& meeting, std::size_t member) {
   changed_.notify_all();
 }
 
+bool Engine::is_done(const MeetingPtr& meeting) {
+  const Lock lock(mutex_);
+  return meeting->is_done;
+}
+
 bool Engine::query(const PointPtr& point) {
   if (point == nullptr || point->reached) return true;
   const Lock lock(mutex_);

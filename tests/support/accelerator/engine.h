@@ -78,6 +78,7 @@ class Engine {
 
   // Ends the task of a member without the others, whose tasks never run then.
   void cancel(const MeetingPtr& meeting, std::size_t member);
+  bool is_done(const MeetingPtr& meeting);
 
   // Whether `point` is reached. A program that asks again and again makes progress, as on a device: after 100 times,
   // each call runs a task that the point depends on.

@@ -16,6 +16,7 @@ struct Selection {
   std::array<std::int64_t, kDevices> streams = {};
 };
 thread_local Selection selection;
+std::array<std::atomic<std::int64_t>, kDevices> destroyed = {};  // events, by current device
 
 int checked_index(c10::Device device) {
   TORCH_CHECK(device.is_privateuseone() && device.index() < kDevices, "sim: found device ", device,
@@ -79,6 +80,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     if (event != nullptr) Engine::get().synchronize(point_of(event), Engine::Kind::event);
   }
   void destroyEvent(void* event, const c10::DeviceIndex /*index*/) const noexcept override {
+    if (event != nullptr) ++destroyed[static_cast<std::size_t>(selection.device)];
     delete static_cast<PointPtr*>(event);
   }
 
@@ -90,6 +92,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
 }  // namespace
 
 int current_device() { return selection.device; }
+std::int64_t destroyed_events(int device) { return destroyed[static_cast<std::size_t>(device)]; }
 StreamKey current_stream(int device) { return {device, selection.streams[static_cast<std::size_t>(device)]}; }
 
 StreamKey key_of(const c10::Stream& stream) { return {stream.device_index(), stream.id()}; }

@@ -232,18 +232,21 @@ void Group::connect(int rank, int peer) {
   met_.wait(lock, [&] { return aborted_.contains(rank) || connections_.contains({peer, rank}); });
 }
 
+void Group::cancel(const Key& key, const MeetingPtr& meeting, int rank) const {
+  const auto& [source, destination, number] = key;
+  if (source < 0) {
+    Engine::get().cancel(meeting, static_cast<std::size_t>(rank));
+  } else if (rank == source || rank == destination) {
+    Engine::get().cancel(meeting, rank == source ? 0 : 1);
+  }
+}
+
 void Group::abort(int rank) {
   const std::lock_guard lock(mutex_);
   aborted_.insert(rank);
   met_.notify_all();
-  for (const auto& [key, gathering] : gatherings_) {
-    const auto& [source, destination, number] = key;
-    if (source < 0) {
-      Engine::get().cancel(gathering.meeting, static_cast<std::size_t>(rank));
-    } else if (rank == source || rank == destination) {
-      Engine::get().cancel(gathering.meeting, rank == source ? 0 : 1);
-    }
-  }
+  for (const auto& [key, gathering] : gatherings_) cancel(key, gathering.meeting, rank);
+  for (const auto& [key, meeting] : complete_) cancel(key, meeting, rank);
 }
 
 void Group::enqueue(std::uint64_t number, int rank, StreamKey stream, Part part) {
@@ -271,7 +274,11 @@ void Group::enqueue(const Key& key, std::size_t members, std::size_t member, Str
     const auto& [source, destination, number] = key;
     const int rank = source < 0 ? static_cast<int>(member) : member == 0 ? source : destination;
     if (aborted_.contains(rank)) Engine::get().cancel(meeting, member);
-    if (++gathering.arrived == members) gatherings_.erase(key);
+    if (++gathering.arrived == members) {
+      std::erase_if(complete_, [](const auto& one) { return Engine::get().is_done(one.second); });
+      complete_.emplace(key, meeting);
+      gatherings_.erase(key);
+    }
   }
   Engine::get().meet(stream, meeting, member, bytes);
 }

@@ -77,7 +77,7 @@ class Group {
   // Makes messages of a rank fail from now on, in all groups; of none if it is negative.
   static void refuse_messages_of(int rank);
 
-  // Ends the collectives and messages of a rank that wait for others, and those that it enqueues from now on.
+  // Ends the collectives and messages of a rank that did not run yet, and those that it enqueues from now on.
   void abort(int rank);
 
   // Enqueues the collective `number` of `rank`.
@@ -93,11 +93,13 @@ class Group {
   };
   using Key = std::tuple<int, int, std::uint64_t>;  // source and destination, -1 for a collective, and the number
 
+  void cancel(const Key& key, const MeetingPtr& meeting, int rank) const;
   void enqueue(const Key& key, std::size_t members, std::size_t member, StreamKey stream, Part part);
 
   int size_;
   std::mutex mutex_;
-  std::map<Key, Gathering> gatherings_;
+  std::map<Key, Gathering> gatherings_;  // of which some ranks are missing
+  std::map<Key, MeetingPtr> complete_;   // those of all ranks, of which the latest did not run yet
   std::set<int> aborted_;
   std::map<int, int> meetings_;                // how often a rank has called meet()
   std::set<std::pair<int, int>> connections_;  // rank and peer of the calls of connect()
