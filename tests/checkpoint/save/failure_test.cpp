@@ -222,7 +222,9 @@ TEST(SaveCrashTest, OfStorageThatLosesWhatWasNotSyncedTheOldCheckpointOrTheNewOn
                          [&](ThreadLink& link) { write_state(state_of(link.rank(), kRanks, 1000), storage, link); });
       }
       std::atomic<std::uint64_t> calls_of_first = 0;
+      std::size_t calls = 0;
       const auto crash_everywhere = [&] {
+        if (calls++ % ::tessera::testing::stride_if_sanitized(2) != 0) return;
         for (const bool all : {false, true}) check(storage->after_crash([all](std::size_t) { return all; }), has_old);
         for (int i = 0; i < 4 * ::tessera::testing::chaos_factor(); ++i) {
           check(storage->after_crash([&](std::size_t) { return random() % 2 == 0; }), has_old);
@@ -412,7 +414,9 @@ TEST(SaveKilledTest, AtRandomInstantsTheOldCheckpointOrTheNewOneIsWhole) {
   save_and_kill(killed.directory(), std::uint64_t{1} << 60, {});
   const auto duration = std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begin);
   std::size_t old_ones = 0, new_ones = 0;
-  for (int i = 0; i < 500 * ::tessera::testing::chaos_factor(); ++i) {
+  const int kills =
+      500 * ::tessera::testing::chaos_factor() / static_cast<int>(::tessera::testing::stride_if_sanitized(5));
+  for (int i = 0; i < kills; ++i) {
     killed.restore();
     const std::chrono::microseconds after(
         std::uniform_int_distribution<std::int64_t>(0, duration.count() * 5 / 4)(random));

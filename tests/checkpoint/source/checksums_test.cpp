@@ -69,7 +69,8 @@ class FlippedBitTest : public ::testing::TestWithParam<std::tuple<SourceKind, in
   void for_each_flip(const std::function<void(const std::string& file, std::size_t at)>& use) {
     std::mt19937 random(1);
     const bool is_large = std::get<0>(GetParam()) == SourceKind::dcp;
-    const auto step = static_cast<std::size_t>(is_large ? std::max(8 / testing::chaos_factor(), 1) : 1);
+    const auto step = static_cast<std::size_t>(is_large ? std::max(8 / testing::chaos_factor(), 1) : 1) *
+                      testing::stride_if_sanitized(7);
     for (auto& [name, bytes] : files_) {
       if (name == kSidecarFileName) continue;
       for (std::size_t at = 0; at < bytes.size(); at += step) {
