@@ -108,7 +108,8 @@ RC_GTEST_PROP(ReadSliceProperty, TheElementsAreThoseOfTheSubscript, ()) {
   }
   const Bytes found = read_all_of(reader, slice, DType::int32, testing::any_between(1, 200));
   RC_ASSERT(found.size() == expected.size() * 4);
-  RC_ASSERT(found.empty() || std::memcmp(found.data(), expected.data(), found.size()) == 0);
+  // Parentheses, since the macro evaluates both sides of a bare ||, and memcmp takes no null.
+  RC_ASSERT((found.empty() || std::memcmp(found.data(), expected.data(), found.size()) == 0));
 }
 
 class ReadSliceTest : public ::testing::Test {
