@@ -1,6 +1,9 @@
 #include <algorithm>
 #include <array>
+#include <cstdint>
 #include <cstring>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "tessera/layout/byte_ranges.h"
@@ -69,29 +72,80 @@ void copy_line(const Dimension& line, const std::uint8_t* source, std::uint8_t* 
   }
 }
 
+// As many units of `kBytes` bytes as a vector register has.
+template <std::size_t kBytes>
+struct Vectors {
+  using Unit = std::conditional_t<
+      kBytes == 1, std::uint8_t,
+      std::conditional_t<kBytes == 2, std::uint16_t, std::conditional_t<kBytes == 4, std::uint32_t, std::uint64_t>>>;
+  typedef Unit Vector __attribute__((vector_size(16)));  // NOLINT(modernize-use-using): an alias drops the attribute
+  static constexpr std::size_t kCount = 16 / sizeof(Unit);
+  struct Row {
+    Vector lanes;
+  };
+  using Block = std::array<Row, kCount>;
+
+  // Transposes a square of units. Each round moves the highest bit of the row to the lowest of the lane, and the
+  // highest of the lane to the lowest of the row.
+  static void transpose(Block& rows) { transpose(rows, std::make_index_sequence<kCount>()); }
+
+ private:
+  template <std::size_t... kLane>
+  static void transpose(Block& rows, std::index_sequence<kLane...> /*lanes*/) {
+    for (std::size_t round = 1; round < kCount; round *= 2) {
+      Block next;
+      for (std::size_t i = 0; i < kCount / 2; ++i) {
+        const Vector a = rows[i].lanes, b = rows[i + kCount / 2].lanes;
+        next[2 * i].lanes = __builtin_shufflevector(a, b, (kLane / 2 + kLane % 2 * kCount)...);
+        next[2 * i + 1].lanes = __builtin_shufflevector(a, b, (kCount / 2 + kLane / 2 + kLane % 2 * kCount)...);
+      }
+      rows = next;
+    }
+  }
+};
+
 // Transposes: `across` is contiguous in the source, `along` in the destination. Copies through a small square tile, so
 // that both sides are accessed in full cache lines, each only once, whatever the strides.
 template <std::size_t kBytes>
 void copy_transposed(const Dimension& across, const Dimension& along, const std::uint8_t* source,
                      std::uint8_t* destination) {
-  constexpr std::int64_t kSide = kBytes <= 4 ? 64 : 32;
+  constexpr std::int64_t kUnit = kBytes, kSide = kBytes <= 4 ? 64 : 32;
   alignas(64) std::array<std::uint8_t, kSide * kSide * kBytes> square;
   for (std::int64_t j = 0; j < along.size; j += kSide) {
     const std::int64_t columns = std::min(kSide, along.size - j);
     for (std::int64_t i = 0; i < across.size; i += kSide) {
       const std::int64_t rows = std::min(kSide, across.size - i);
+      const std::uint8_t* const from = source + j * along.source_bytes + i * kUnit;
+      std::int64_t moved_rows = 0, moved_columns = 0;
+      if constexpr (kBytes < 16) {
+        using Square = Vectors<kBytes>;
+        constexpr auto kCount = static_cast<std::int64_t>(Square::kCount);
+        moved_rows = rows / kCount * kCount;
+        moved_columns = columns / kCount * kCount;
+        for (std::int64_t column = 0; column < moved_columns; column += kCount) {
+          for (std::int64_t row = 0; row < moved_rows; row += kCount) {
+            typename Square::Block block;
+            for (std::int64_t k = 0; k < kCount; ++k) {
+              std::memcpy(&block[static_cast<std::size_t>(k)], from + (column + k) * along.source_bytes + row * kUnit,
+                          16);
+            }
+            Square::transpose(block);
+            for (std::int64_t k = 0; k < kCount; ++k) {
+              std::memcpy(square.data() + ((row + k) * kSide + column) * kUnit, &block[static_cast<std::size_t>(k)],
+                          16);
+            }
+          }
+        }
+      }
       for (std::int64_t column = 0; column < columns; ++column) {
-        const std::uint8_t* from = source + (j + column) * along.source_bytes + i * across.source_bytes;
-        std::uint8_t* to = square.data() + column * static_cast<std::int64_t>(kBytes);
-        for (std::int64_t row = 0; row < rows; ++row) {
-          std::memcpy(to + row * kSide * static_cast<std::int64_t>(kBytes),
-                      from + row * static_cast<std::int64_t>(kBytes), kBytes);
+        for (std::int64_t row = column < moved_columns ? moved_rows : 0; row < rows; ++row) {
+          std::memcpy(square.data() + (row * kSide + column) * kUnit, from + column * along.source_bytes + row * kUnit,
+                      kBytes);
         }
       }
       for (std::int64_t row = 0; row < rows; ++row) {
         std::memcpy(destination + (i + row) * across.destination_bytes + j * along.destination_bytes,
-                    square.data() + row * kSide * static_cast<std::int64_t>(kBytes),
-                    static_cast<std::size_t>(columns) * kBytes);
+                    square.data() + row * kSide * kUnit, static_cast<std::size_t>(columns * kUnit));
       }
     }
   }
