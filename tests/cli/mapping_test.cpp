@@ -98,6 +98,15 @@ TEST(MappingTest, ACheckPrintsWhatDoesNotFitAndWritesNothing) {
   EXPECT_FALSE(fs::exists(folder / "a"));
 }
 
+TEST(MappingTest, ACheckNeedsNoDestination) {
+  for (const char* command : {"convert", "reshard"}) {
+    const Outcome good = run_tessera({command, demo(), "--rename", "s/norm/ln/", "--check"});
+    EXPECT_EQ(good.status, 0) << good.err;
+    EXPECT_THAT(good.out, HasSubstr("the map fits"));
+    EXPECT_EQ(run_tessera({command, demo(), "--rename", "s/norm/ln/"}).status, 2);
+  }
+}
+
 TEST(MappingTest, WrongOptionsAreUsageErrors) {
   const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
       {{"--check"}, "--check needs --map"},

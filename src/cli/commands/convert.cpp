@@ -47,12 +47,12 @@ struct ReshardFlags : Flags {
 
 void add_common_options(Flags& flags, std::vector<Option>& options) {
   options.push_back(checkpoint_argument("SRC", flags.source));
-  options.push_back({.name = "DST",
-                     .help = "Directory or file to write; must not exist unless --force is given",
-                     .target = &flags.destination,
-                     .positional = true,
-                     .required = true,
-                     .is_path = true});
+  options.push_back(
+      {.name = "DST",
+       .help = "Directory or file to write; must not exist unless --force is given; not needed with --check",
+       .target = &flags.destination,
+       .positional = true,
+       .is_path = true});
   options.push_back(select_option(flags.selection));
   options.push_back(exclude_option(flags.selection));
   options.push_back({.name = "dtype",
@@ -188,6 +188,10 @@ std::filesystem::path config_of(const Flags& flags, const std::string& hf_config
   return std::filesystem::is_regular_file(config, ignored) ? config : std::filesystem::path();
 }
 
+void require_destination(const Flags& flags) {
+  if (flags.destination.empty() && !flags.map.check) throw UsageError("DST is required");
+}
+
 // Opens the source, calls work(source) with the view of it that the options specify, or carries out --check.
 template <typename Work>
 ExitStatus with_source(const Flags& flags, Session& session, const std::string& hf_config, const Work& work) {
@@ -202,7 +206,8 @@ ExitStatus with_source(const Flags& flags, Session& session, const std::string& 
 ExitStatus convert(const ConvertFlags& flags, Session& session) {
   checkpoint::ConvertOptions options;
   Warnings warnings;
-  options.to = target_kind(flags);
+  require_destination(flags);
+  if (!flags.map.check) options.to = target_kind(flags);
   set_common_options(flags, session, warnings, options);
   options.hf_config = flags.hf_config;
   return with_source(flags, session, flags.hf_config, [&](const auto& source) {
@@ -214,7 +219,10 @@ ExitStatus convert(const ConvertFlags& flags, Session& session) {
 ExitStatus reshard(const ReshardFlags& flags, Session& session) {
   checkpoint::ReshardOptions options;
   Warnings warnings;
-  if (flags.ranks == 0 && flags.like.empty()) throw UsageError("either --ranks or --like is required");
+  require_destination(flags);
+  if (flags.ranks == 0 && flags.like.empty() && !flags.map.check) {
+    throw UsageError("either --ranks or --like is required");
+  }
   set_common_options(flags, session, warnings, options);
   options.dim = flags.dim;
   return with_source(flags, session, "", [&](const auto& source) {
