@@ -14,23 +14,22 @@ constexpr std::int64_t kSummaryBlock = 2048;
 // Squares of numbers within 2^-kPlainExponent and 2^kPlainExponent, and sums of 2^64 of them, are normal numbers.
 constexpr int kPlainExponent = 400;
 
-// Vectors of 16 bytes, which every x86-64 has. GCC does not vectorize these loops by itself.
-using Doubles = double __attribute__((vector_size(16)));
+// Vectors of 32 bytes: registers of AVX2, and pairs of registers elsewhere. GCC does not vectorize these loops by
+// itself.
+using Doubles = double __attribute__((vector_size(32)));
 template <typename T>
 struct VectorOf;
 template <>
 struct VectorOf<float> {
-  using Values = float __attribute__((vector_size(16)));
-  using Counts = std::int32_t __attribute__((vector_size(16)));
-  static Doubles half(Values values, int i) {
-    return Doubles{static_cast<double>(values[2 * i]), static_cast<double>(values[2 * i + 1])};
-  }
+  using Values = float __attribute__((vector_size(32)));
+  using Narrow = float __attribute__((vector_size(16)));  // as many as Doubles
+  using Counts = std::int32_t __attribute__((vector_size(32)));
 };
 template <>
 struct VectorOf<double> {
   using Values = Doubles;
-  using Counts = std::int64_t __attribute__((vector_size(16)));
-  static Doubles half(Values values, int) { return values; }
+  using Narrow = Doubles;
+  using Counts = std::int64_t __attribute__((vector_size(32)));
 };
 
 template <typename T>
@@ -49,45 +48,59 @@ struct Pass {
   }
 };
 
+// Adds the numbers of complete vectors, and returns how many that were. Inlined into functions for several processors,
+// which give the same bits.
+template <typename T>
+[[gnu::always_inline]] inline std::int64_t add_vectors(const T* values, std::int64_t count, Pass<T>& result) {
+  using Values = typename VectorOf<T>::Values;
+  constexpr int kLanes = sizeof(Values) / sizeof(T), kWide = sizeof(Doubles) / sizeof(double), kParts = kLanes / kWide;
+  std::array<Doubles, kParts> sums{}, squares{};
+  Values least = Values{} + result.min, most = Values{} + result.max;
+  typename VectorOf<T>::Counts zeros{};
+  std::int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    Values v;
+    std::memcpy(&v, values + i, sizeof v);
+    for (int part = 0; part < kParts; ++part) {
+      typename VectorOf<T>::Narrow narrow;
+      std::memcpy(&narrow, values + i + part * kWide, sizeof narrow);
+      const Doubles wide = __builtin_convertvector(narrow, Doubles);
+      sums[part] += wide;
+      squares[part] += wide * wide;
+    }
+    least = v < least ? v : least;
+    most = v > most ? v : most;
+    zeros -= v == Values{};
+  }
+  for (int lane = 0; lane < kLanes; ++lane) {
+    result.sum += sums[lane / kWide][lane % kWide];
+    result.squares += squares[lane / kWide][lane % kWide];
+    result.min = std::min(result.min, static_cast<T>(least[lane]));
+    result.max = std::max(result.max, static_cast<T>(most[lane]));
+    result.zeros += static_cast<std::uint64_t>(zeros[lane]);
+  }
+  return i;
+}
+
+#if defined(__x86_64__)
+template <typename T>
+__attribute__((target("avx2"))) std::int64_t add_vectors_by_avx2(const T* values, std::int64_t count, Pass<T>& result) {
+  return add_vectors(values, count, result);
+}
+#endif
+
 // Of at most kSummaryBlock numbers. If any of them is not finite, `squares` is not finite and only `zeros` is right.
 template <typename T>
 Pass<T> first_pass(const T* values, std::int64_t count) {
-  using Vector = VectorOf<T>;
-  using Values = typename Vector::Values;
-  constexpr int kLanes = 16 / static_cast<int>(sizeof(T)), kHalves = kLanes / 2;
-  constexpr int kVectors = 2;  // two of each, for the latency of additions
-  constexpr int kStep = kVectors * kLanes;
   Pass<T> result;
-  std::array<Doubles, kVectors * kHalves> sums{}, squares{};
-  std::array<Values, kVectors> least, most;
-  std::array<typename Vector::Counts, kVectors> zeros{};
-  least.fill(Values{} + result.min);
-  most.fill(Values{} + result.max);
-  std::int64_t i = 0;
-  for (; i + kStep <= count; i += kStep) {
-    for (int k = 0; k < kVectors; ++k) {
-      Values v;
-      std::memcpy(&v, values + i + k * kLanes, sizeof v);
-      for (int half = 0; half < kHalves; ++half) {
-        const Doubles wide = Vector::half(v, half);
-        sums[k * kHalves + half] += wide;
-        squares[k * kHalves + half] += wide * wide;
-      }
-      least[k] = v < least[k] ? v : least[k];
-      most[k] = v > most[k] ? v : most[k];
-      zeros[k] -= v == Values{};
-    }
-  }
-  for (int k = 0; k < kVectors; ++k) {
-    for (int lane = 0; lane < kLanes; ++lane) {
-      result.sum += sums[k * kHalves + lane / 2][lane % 2];
-      result.squares += squares[k * kHalves + lane / 2][lane % 2];
-      result.min = std::min(result.min, static_cast<T>(least[k][lane]));
-      result.max = std::max(result.max, static_cast<T>(most[k][lane]));
-      result.zeros += static_cast<std::uint64_t>(zeros[k][lane]);
-    }
-  }
-  for (; i < count; ++i) result.add(values[i]);
+  std::int64_t done = 0;
+#if defined(__x86_64__)
+  static const bool has_avx2 = __builtin_cpu_supports("avx2");
+  done = has_avx2 ? add_vectors_by_avx2(values, count, result) : add_vectors(values, count, result);
+#else
+  done = add_vectors(values, count, result);
+#endif
+  for (std::int64_t i = done; i < count; ++i) result.add(values[i]);
   return result;
 }
 
