@@ -26,13 +26,27 @@ void write_to_standard_error(const std::string& line) {
   if (::write(STDERR_FILENO, line.data(), line.size()) < 0) return;
 }
 
-// Returns what warnings of one kind have in common: the text without digits and what is in quotes.
+// Returns what warnings of one kind have in common: the text, with "..." for what is in quotes and N for a number.
 std::string kind_of_warning(std::string_view message) {
   std::string kind;
-  bool in_quotes = false;
+  bool in_quotes = false, in_word = false, in_number = false;
   for (const char c : message) {
-    if (c == '\'') in_quotes = !in_quotes;
-    if (!in_quotes && (c < '0' || c > '9')) kind += c;
+    if (c == '\'') {
+      if (!in_quotes) kind += "'...'";
+      in_quotes = !in_quotes;
+      in_word = in_number = false;
+      continue;
+    }
+    if (in_quotes) continue;
+    const bool is_digit = c >= '0' && c <= '9';
+    if (is_digit && !in_word) {
+      if (!in_number) kind += 'N';
+      in_number = true;
+      continue;
+    }
+    in_number = false;
+    in_word = is_digit || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_';
+    kind += c;
   }
   return kind;
 }
@@ -122,7 +136,8 @@ void print_warnings(const std::vector<std::string>& messages, bool all) {
   }
   if (all) return;
   for (const std::string& kind : kinds) {
-    print_warning(fmt::format("and {} more of the kind '{}'; --all-warnings shows them", counts[kind] - kShown, kind));
+    print_warning(
+        fmt::format("and {} more of the kind \"{}\"; --all-warnings shows them", counts[kind] - kShown, kind));
   }
 }
 
