@@ -169,7 +169,9 @@ std::string unknown_option(const std::vector<Option>& options, Strings::const_it
     if (option == nullptr) return unknown_option_message(options, *at);
     const bool has_value = at->starts_with("--") ? at->find('=') != std::string::npos : at->size() > 2;
     // A value may begin with '-', as numbers do.
-    if (!std::holds_alternative<bool*>(option->target) && !has_value && at + 1 != end && *(at + 1) != "--") ++at;
+    if (!std::holds_alternative<bool*>(option->target) && !has_value && at + 1 != end && !(at + 1)->starts_with("--")) {
+      ++at;
+    }
   }
   return "";
 }

@@ -220,6 +220,7 @@ TEST(UsageTest, ArgumentsThatBeginWithADashFollowTwoDashes) {
   EXPECT_EQ(without.status, 2);
   EXPECT_THAT(without.err, HasSubstr("unknown option '-dash'; expected '--' before arguments that begin with '-'"));
   EXPECT_EQ(in_folder("diff -- -dash -dash").status, 0);
+  expect_usage_error({"verify", "x", "--jobs", "--frob"}, "unknown option '--frob'");
   const Outcome value = in_folder("diff --atol -1 -- -dash -dash");
   EXPECT_THAT(value.err, HasSubstr("--atol: '-1', expected a number of at least 0"));
 }
