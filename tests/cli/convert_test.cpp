@@ -257,6 +257,41 @@ TEST(ConvertForceTest, ReplacesTheDestination) {
   EXPECT_EQ(run_tessera({"verify", folder / "a.safetensors"}).status, 0);
 }
 
+TEST(LargeTest, WhatHasNoRoomIsRefusedBeforeAnythingIsWritten) {
+  const TemporaryDirectory folder;
+  const std::uint64_t bytes = 2 * fs::space(folder.path()).available;
+  try {
+    write_sparse_safetensors(folder / "w.safetensors", 1, bytes);
+  } catch (const fs::filesystem_error& error) {
+    GTEST_SKIP() << "the file system has no sparse files of " << bytes << " bytes: " << error.what();
+  }
+  for (const std::vector<std::string>& command :
+       {std::vector<std::string>{"convert", folder / "w.safetensors", folder / "ck", "--to", "dcp"},
+        {"reshard", folder / "w.safetensors", folder / "ck", "--ranks", "4"}}) {
+    Conditions conditions;
+    conditions.max_file = 1 << 20;  // if it began all the same
+    expect_failure(run_tessera(command, conditions), "free in its file system; --large begins all the same");
+    std::vector<std::string> dry = command;
+    dry.emplace_back("--dry-run");
+    const Outcome warned = run_tessera(dry);
+    EXPECT_EQ(warned.status, 0) << warned.err;
+    EXPECT_THAT(warned.err, HasSubstr("free in its file system"));
+    dry.emplace_back("--large");
+    expect_done(dry);
+  }
+  EXPECT_THAT(names_in(folder.path()), ElementsAre("w.safetensors"));
+}
+
+TEST(LargeTest, APlanThatDoesNotFitTheMemoryIsRefused) {
+  const TemporaryDirectory folder;
+  write_sparse_safetensors(folder / "w.safetensors", 11, 4 << 20);
+  const Outcome outcome = run_tessera({"reshard", folder / "w.safetensors", folder / "ck", "--ranks", "1000000"});
+  EXPECT_EQ(outcome.status, 2);
+  EXPECT_THAT(outcome.err,
+              HasSubstr("--ranks 1000000 makes 1.1e+07 pieces of tensors, expected at most 1e+07; --large"));
+  EXPECT_THAT(names_in(folder.path()), ElementsAre("w.safetensors"));
+}
+
 TEST(WarningsTest, ManyOfAKindAreCountedUnlessAllAreWanted) {
   const TemporaryDirectory folder;
   ASSERT_EQ(run_tessera({"convert", golden("2.14-optim"), folder / "m", "--to", "safetensors", "--select", "model.*",

@@ -228,13 +228,16 @@ TEST(DiskTest, FullDiskLeavesNothing) {
     GTEST_SKIP() << "no right to mount: a full disk was not tested";
   }
   for (const std::string name : {"a.pt", "b.safetensors", "ck --to dcp"}) {
-    const Outcome outcome = run_program({"unshare", "-m", "sh", "-c",
-                                         mount + "; " + tessera::testing::command_path() + " convert " +
-                                             (folder / "big.safetensors").string() + " " + disk + "/" + name +
-                                             "; echo status $?; ls -A " + disk + "; echo end"});
-    EXPECT_EQ(outcome.out, "status 3\nend\n") << name;
-    EXPECT_TRUE(is_one_error_line(outcome.err)) << outcome.err;
-    EXPECT_THAT(outcome.err, HasSubstr("No space left on device"));
+    for (const auto& [option, message] :
+         {std::pair("", "found 2.0 MiB free in its file system"), std::pair(" --large", "No space left on device")}) {
+      const Outcome outcome = run_program({"unshare", "-m", "sh", "-c",
+                                           mount + "; " + tessera::testing::command_path() + " convert " +
+                                               (folder / "big.safetensors").string() + " " + disk + "/" + name +
+                                               option + "; echo status $?; ls -A " + disk + "; echo end"});
+      EXPECT_EQ(outcome.out, "status 3\nend\n") << name;
+      EXPECT_TRUE(is_one_error_line(outcome.err)) << outcome.err;
+      EXPECT_THAT(outcome.err, HasSubstr(message));
+    }
   }
 }
 

@@ -37,6 +37,18 @@ void check_selection(const Selection& selection, const std::vector<const Checkpo
 /// or outside a set.
 bool glob_matches(std::string_view glob, std::string_view text);
 
+struct ConvertReport {
+  struct OutputFile {
+    std::string name;
+    std::uint64_t size_bytes = 0;
+    std::uint64_t tensors = 0;  ///< tensors and chunks of tensors in it
+  };
+  std::uint64_t tensors = 0, objects = 0;
+  std::uint64_t tensor_bytes = 0;  ///< size of the elements written
+  std::vector<OutputFile> files;
+  std::uint64_t file_bytes() const;
+};
+
 struct ConvertOptions {
   SourceKind to = SourceKind::dcp;
   Selection selection;
@@ -59,6 +71,9 @@ struct ConvertOptions {
   /// Whether tensors that store few elements and repeat them (`torch.Tensor.expand`) may take more than 64 MiB and 16
   /// times the size of the checkpoint's files. If false, that is `Error(unsupported)`.
   bool expand = false;
+  /// Receives what will be written, once it is planned and before anything is; with several ranks, on the coordinator.
+  /// What it throws ends the conversion.
+  std::function<void(const ConvertReport&)> before_writing;
   ProgressSink* progress = nullptr;
   const Cancellation* cancellation = nullptr;
   std::function<void(const std::string&)> warn;  ///< receives what could not be carried over, by name
@@ -70,17 +85,6 @@ inline constexpr std::string_view kHfConfigFileName = "config.json";
 /// config.json, generation_config.json, preprocessor_config.json, added_tokens.json, special_tokens_map.json,
 /// merges.txt, tokenizer*, vocab*, chat_template*. Throws `Error(not_found)` if there is no config.json.
 std::vector<std::string> hf_config_files(const std::filesystem::path& directory);
-
-struct ConvertReport {
-  struct OutputFile {
-    std::string name;
-    std::uint64_t size_bytes = 0;
-    std::uint64_t tensors = 0;  ///< tensors and chunks of tensors in it
-  };
-  std::uint64_t tensors = 0, objects = 0;
-  std::uint64_t tensor_bytes = 0;  ///< size of the elements written
-  std::vector<OutputFile> files;
-};
 
 /// Converts `source` to format `options.to` at `destination`, which must not exist unless `options.replace`. The
 /// destination is a directory for dcp and torch_checkpointing, a directory or a file named *.safetensors for

@@ -1,5 +1,6 @@
 #include "tessera/checkpoint/convert.h"
 
+#include <numeric>
 #include <optional>
 #include <utility>
 
@@ -99,6 +100,7 @@ ConvertReport run(const std::shared_ptr<const Checkpoint>& source, const fs::pat
   }
   const OutputPlan plan = make_plan(output);
   ConvertReport report = report_of(*output, plan);
+  if (options.before_writing) options.before_writing(report);
   if (options.dry_run) return report;
   Staging staging(destination, source->path(), existing_of(options));
   if (is_single_file(destination, options.to)) {
@@ -187,6 +189,11 @@ class SharedConversion {
 
 }  // namespace
 
+std::uint64_t ConvertReport::file_bytes() const {
+  return std::accumulate(files.begin(), files.end(), std::uint64_t{0},
+                         [](std::uint64_t sum, const OutputFile& file) { return sum + file.size_bytes; });
+}
+
 ConvertReport convert(const std::shared_ptr<const Checkpoint>& source, const fs::path& destination,
                       const ConvertOptions& options) {
   const bool single = is_single_file(destination, options.to);
@@ -224,7 +231,9 @@ ConvertReport convert(const std::shared_ptr<const Checkpoint>& source, const fs:
     output = std::make_shared<const OutputSource>(source, options);
     plan = plan_safetensors_folder_or_file(
         output, is_single_file(destination, options.to) ? destination.filename().string() : "", options);
-    return report_of(*output, plan);
+    ConvertReport planned = report_of(*output, plan);
+    if (options.before_writing && link.is_coordinator()) options.before_writing(planned);
+    return planned;
   });
   if (options.dry_run) return report;
   SharedConversion(*source, plan, options, link).run(destination, report.tensor_bytes, step);

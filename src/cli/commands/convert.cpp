@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
+#include <filesystem>
 #include <memory>
 #include <mutex>
 #include <nlohmann/json.hpp>
@@ -32,7 +34,7 @@ struct Flags {
   checkpoint::Selection selection;
   std::int64_t jobs = 0;
   bool dry_run = false, json = false, no_checksums = false, expand = false;
-  bool force = false, quiet = false, all_warnings = false;
+  bool force = false, large = false, quiet = false, all_warnings = false;
   MapFlags map;
 };
 
@@ -44,6 +46,9 @@ struct ReshardFlags : Flags {
   std::int64_t ranks = 0, dim = 0;
   std::string like;
 };
+
+// Pieces of tensors are planned in memory, of which this many take some GB.
+constexpr double kMaxPieces = 1e7;
 
 void add_common_options(Flags& flags, std::vector<Option>& options) {
   options.push_back(checkpoint_argument("SRC", flags.source));
@@ -72,6 +77,11 @@ void add_common_options(Flags& flags, std::vector<Option>& options) {
                          "Replace DST, a file or the directory of a checkpoint: the old one or the new one is there "
                          "at any instant",
                      .target = &flags.force});
+  options.push_back({.name = "large",
+                     .help =
+                         "Write more than 10 million pieces of tensors, or more than the file system of DST has room "
+                         "for",
+                     .target = &flags.large});
   options.push_back(no_checksums_option(flags.no_checksums));
   options.push_back(expand_option(flags.expand));
   options.push_back(quiet_option(flags.quiet));
@@ -108,6 +118,19 @@ class Warnings {
   std::vector<std::string> texts_;
 };
 
+// A conversion for which there is no room would fail hours later. A file system that compresses may have more.
+void check_room(const Flags& flags, const ConvertReport& planned, Warnings& warnings) {
+  std::error_code unknown;
+  const std::filesystem::path folder = std::filesystem::absolute(flags.destination).parent_path();
+  const std::uint64_t room = std::filesystem::space(folder, unknown).available;
+  if (unknown || flags.large || planned.file_bytes() <= room) return;
+  const std::string text =
+      fmt::format("write {}: {} are needed, found {} free in its file system", one_line(flags.destination),
+                  format_bytes(planned.file_bytes()), format_bytes(room));
+  if (!flags.dry_run) fail(ErrorCode::io, "{}; --large begins all the same", text);
+  warnings.add(text);
+}
+
 void set_common_options(const Flags& flags, Session& session, Warnings& warnings, checkpoint::ConvertOptions& options) {
   options.selection = flags.selection;
   if (!flags.dtype.empty()) options.dtype = parse_dtype("--dtype", flags.dtype);
@@ -119,11 +142,10 @@ void set_common_options(const Flags& flags, Session& session, Warnings& warnings
   options.progress = session.progress_unless(flags.quiet);
   options.cancellation = &session.cancellation;
   options.warn = [&warnings](const std::string& text) { warnings.add(text); };
+  options.before_writing = [&flags, &warnings](const ConvertReport& planned) { check_room(flags, planned, warnings); };
 }
 
 void print_for_people(Session& session, const Flags& flags, const ConvertReport& report, double seconds) {
-  std::uint64_t file_bytes = 0;
-  for (const ConvertReport::OutputFile& file : report.files) file_bytes += file.size_bytes;
   if (flags.dry_run) {
     TextTable table({{"BYTES", TextTable::Align::right},
                      {"PIECES", TextTable::Align::right},
@@ -133,10 +155,10 @@ void print_for_people(Session& session, const Flags& flags, const ConvertReport&
     }
     table.print(session.out);
   }
-  std::string summary =
-      fmt::format("{} {}: {} ({}), {}, {} of {}", flags.dry_run ? "would write" : "wrote", one_line(flags.destination),
-                  counted(report.tensors, "tensor"), format_bytes(report.tensor_bytes),
-                  counted(report.objects, "object"), counted(report.files.size(), "file"), format_bytes(file_bytes));
+  std::string summary = fmt::format("{} {}: {} ({}), {}, {} of {}", flags.dry_run ? "would write" : "wrote",
+                                    one_line(flags.destination), counted(report.tensors, "tensor"),
+                                    format_bytes(report.tensor_bytes), counted(report.objects, "object"),
+                                    counted(report.files.size(), "file"), format_bytes(report.file_bytes()));
   if (!flags.dry_run) {
     summary += fmt::format("; {:.2f} s", seconds);
     if (seconds >= 0.01) {
@@ -216,6 +238,21 @@ ExitStatus convert(const ConvertFlags& flags, Session& session) {
   });
 }
 
+// Refuses a plan that would not fit the memory.
+void check_pieces(const ReshardFlags& flags, const checkpoint::Checkpoint& source) {
+  double pieces = 0;
+  for (const checkpoint::TensorInfo& tensor : source.tensors()) {
+    if (!flags.selection.takes(tensor.name) || tensor.shape.empty()) continue;
+    const auto dims = static_cast<std::int64_t>(tensor.shape.size());
+    const std::int64_t dim = std::clamp(flags.dim < 0 ? flags.dim + dims : flags.dim, std::int64_t{0}, dims - 1);
+    pieces += static_cast<double>(std::min(flags.ranks, tensor.shape[static_cast<std::size_t>(dim)]));
+  }
+  if (pieces <= kMaxPieces || flags.large) return;
+  throw UsageError(fmt::format(
+      "--ranks {} makes {:.1e} pieces of tensors, expected at most {:.0e}; --large writes them all the same",
+      flags.ranks, pieces, kMaxPieces));
+}
+
 ExitStatus reshard(const ReshardFlags& flags, Session& session) {
   checkpoint::ReshardOptions options;
   Warnings warnings;
@@ -228,6 +265,7 @@ ExitStatus reshard(const ReshardFlags& flags, Session& session) {
   return with_source(flags, session, "", [&](const auto& source) {
     if (flags.like.empty()) {
       options.ranks = flags.ranks;
+      check_pieces(flags, *source);
     } else {
       options.like = session.open(flags.like, flags.no_checksums, flags.all_warnings);
     }
