@@ -8,6 +8,7 @@
 #include <torch/optim/sgd.h>
 
 #include "fsdp/small_model.h"
+#include "support/chaos.h"
 #include "support/error_matchers.h"
 #include "support/temporary_directory.h"
 #include "tessera/comm/comm_debug_mode.h"
@@ -27,6 +28,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::Pair;
+using testing::SampleIfSanitized;
 using testing::TemporaryDirectory;
 using Sizes = std::vector<std::int64_t>;
 
@@ -153,8 +155,10 @@ const std::vector<Sizes> kMeshes = {{1, 1}, {1, 2}, {2, 1}, {2, 2}, {1, 4}, {3, 
 
 TEST(TwoDimensionsTest, ATrainingIsThatOfOneProcess) {
   const auto expected = expected_steps();
+  SampleIfSanitized sample(3);
   for (const Sizes& shape : kMeshes) {
     for (const Options& options : kWays) {
+      if (!sample.takes_next()) continue;
       on_mesh(shape, [&](const DeviceMesh& mesh) {
         TrainedOnMesh one(mesh, options);
         expect_steps(one, 0, 4, expected, mesh.to_string());
@@ -200,7 +204,10 @@ TEST(TwoDimensionsTest, SavedOnOneMeshItGoesOnOnOthersAndInOneProcess) {
 
 TEST(TwoDimensionsTest, SavedInOneWayItGoesOnInOthers) {
   const std::vector<std::pair<Sizes, Options>> loaders = {{{3, 2}, kWays[0]}, {{2, 2}, kWays[1]}, {{2, 3}, kWays[4]}};
-  for (const Options& saved : kWays) save_and_go_on({2, 2}, saved, loaders);
+  SampleIfSanitized sample(2);
+  for (const Options& saved : kWays) {
+    if (sample.takes_next()) save_and_go_on({2, 2}, saved, loaders);
+  }
 }
 
 TEST(TwoDimensionsTest, AFullStateIsThatOfOneProcessAndGoesOnOnAnyMesh) {
@@ -209,8 +216,10 @@ TEST(TwoDimensionsTest, AFullStateIsThatOfOneProcessAndGoesOnOnAnyMesh) {
   for (int step = 0; step < 3; ++step) alone.step(step);
   const StateDict unsharded = get_model_state_dict(*alone.net);
   const StateDict of_optimizer = get_optimizer_state_dict(*alone.net, alone.optimizer);
+  SampleIfSanitized sample(3);
   for (const Options& options : kWays) {
     for (const bool rank0_only : {true, false}) {
+      if (!sample.takes_next()) continue;
       on_mesh({2, 2}, [&](const DeviceMesh& mesh) {
         TrainedOnMesh one(mesh, options);
         expect_steps(one, 0, 3, expected, "before");

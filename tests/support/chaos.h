@@ -30,4 +30,16 @@ constexpr std::size_t stride_if_sanitized([[maybe_unused]] std::size_t stride) {
 #endif
 }
 
+// Tells which cases a test takes of those that it goes through: all of them, or one of `stride` in a sanitized build.
+// A prime stride that divides none of the numbers of choices takes each choice in some case.
+class SampleIfSanitized {
+ public:
+  explicit SampleIfSanitized(std::size_t stride, std::size_t begin = 0)
+      : stride_(stride_if_sanitized(stride)), next_(begin) {}
+  bool takes_next() { return next_++ % stride_ == 0; }
+
+ private:
+  std::size_t stride_, next_;
+};
+
 }  // namespace tessera::testing

@@ -163,7 +163,7 @@ TEST(SaveFailingForGoodTest, LeavesTheOldCheckpointOrTheNewOne) {
   std::size_t cases = 0, old_ones = 0, new_ones = 0;
   for (const std::set<int>& where : {std::set<int>{0}, {1}, {0, 1, 2}}) {
     for (const auto& step : kSteps) {
-      for (std::uint64_t n = 0;; ++n) {
+      for (std::uint64_t n = 0;; n += ::tessera::testing::stride_if_sanitized(3)) {
         const auto storage = memory_storage();
         run_thread_ranks(kRanks,
                          [&](ThreadLink& link) { write_state(state_of(link.rank(), kRanks, 1000), storage, link); });
@@ -197,8 +197,8 @@ TEST(SaveFailingForGoodTest, LeavesTheOldCheckpointOrTheNewOne) {
     }
   }
   fmt::print("{} cases: {} times the old checkpoint, {} times the new one\n", cases, old_ones, new_ones);
-  EXPECT_GT(cases, 100u);
-  EXPECT_GT(new_ones, 5u);
+  EXPECT_GT(cases, 100 / ::tessera::testing::stride_if_sanitized(3));
+  EXPECT_GT(new_ones, 5 / ::tessera::testing::stride_if_sanitized(3));
 }
 
 // After every call of a save, and after every call of the undo when calls fail for good, the machine crashes: any part
@@ -224,7 +224,7 @@ TEST(SaveCrashTest, OfStorageThatLosesWhatWasNotSyncedTheOldCheckpointOrTheNewOn
       std::atomic<std::uint64_t> calls_of_first = 0;
       std::size_t calls = 0;
       const auto crash_everywhere = [&] {
-        if (calls++ % ::tessera::testing::stride_if_sanitized(2) != 0) return;
+        if (calls++ % ::tessera::testing::stride_if_sanitized(5) != 0) return;
         for (const bool all : {false, true}) check(storage->after_crash([all](std::size_t) { return all; }), has_old);
         for (int i = 0; i < 4 * ::tessera::testing::chaos_factor(); ++i) {
           check(storage->after_crash([&](std::size_t) { return random() % 2 == 0; }), has_old);
@@ -249,9 +249,9 @@ TEST(SaveCrashTest, OfStorageThatLosesWhatWasNotSyncedTheOldCheckpointOrTheNewOn
     }
   }
   fmt::print("{} crashes: {} times the old checkpoint, {} times the new one\n", crashes, old_ones, new_ones);
-  EXPECT_GT(crashes, 1000u);
-  EXPECT_GT(old_ones, 500u);
-  EXPECT_GT(new_ones, 100u);
+  EXPECT_GT(crashes, 1000 / ::tessera::testing::stride_if_sanitized(5));
+  EXPECT_GT(old_ones, 500 / ::tessera::testing::stride_if_sanitized(5));
+  EXPECT_GT(new_ones, 100 / ::tessera::testing::stride_if_sanitized(5));
 }
 
 // --- on a full disk

@@ -10,6 +10,7 @@
 #include <filesystem>
 
 #include "checkpoint/save/saved_states.h"
+#include "support/chaos.h"
 #include "support/error_matchers.h"
 #include "support/temporary_directory.h"
 #include "support/thread_ranks.h"
@@ -129,6 +130,7 @@ void expect_loads_transformed(int ranks, const Layout& layout, const std::shared
 
 // PyTorch: `_extensions` of FileSystemWriter, with Rot13Example and ZStandard.
 TEST(TransformTest, EveryLayoutIsSavedThroughThemAndLoadedInEveryOther) {
+  ::tessera::testing::SampleIfSanitized sample(5);
   for (const std::vector<TransformPtr>& transforms : lists_of_transforms()) {
     for (const std::size_t files : {std::size_t{1}, std::size_t{3}, std::size_t{0}}) {
       WriteOptions options;
@@ -137,7 +139,9 @@ TEST(TransformTest, EveryLayoutIsSavedThroughThemAndLoadedInEveryOther) {
       for (const NamedLayout& from : layouts()) {
         const auto storage = memory_storage();
         EXPECT_THAT(save_on(3, from.boxes, storage, options), Each(""));
-        for (const NamedLayout& to : layouts()) expect_loads_transformed(4, to.boxes, storage);
+        for (const NamedLayout& to : layouts()) {
+          if (sample.takes_next()) expect_loads_transformed(4, to.boxes, storage);
+        }
       }
     }
   }

@@ -7,6 +7,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "support/chaos.h"
 #include "support/error_matchers.h"
 #include "support/paths.h"
 
@@ -118,7 +119,7 @@ TEST(SafetensorsReadTest, AnyBitFlippedInTheHeaderIsRefusedOrSaysSomething) {
     SCOPED_TRACE(path);
     Bytes bytes = read_file(path);
     const std::size_t header_bits = static_cast<std::size_t>(read(bytes).data_offset_bytes) * 8;
-    for (std::size_t bit = 0; bit < header_bits; ++bit) {
+    for (std::size_t bit = 0; bit < header_bits; bit += testing::stride_if_sanitized(7)) {
       const auto mask = static_cast<std::uint8_t>(1u << (bit % 8));
       bytes[bit / 8] ^= mask;
       try {

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "support/chaos.h"
 #include "support/error_matchers.h"
 #include "tensor/dtensor_ops/op_cases.h"
 #include "tensor/mesh_support.h"
@@ -27,7 +28,9 @@ using testing::P;
 using testing::R;
 using testing::S0;
 using testing::S1;
+using testing::SampleIfSanitized;
 using testing::Sizes;
+using testing::stride_if_sanitized;
 using ::testing::UnorderedElementsAreArray;
 
 using Operands = std::vector<DTensor>;
@@ -283,6 +286,8 @@ TEST(RuleCheckTest, NoBuiltInRuleHasAWrongStrategy) {
                            testing::rearranging_cases(), testing::spatial_cases()}) {
     ops.insert(ops.end(), more.begin(), more.end());
   }
+  SampleIfSanitized sample(3);
+  std::erase_if(ops, [&](const OpCase& /*op*/) { return !sample.takes_next(); });
   RuleCheckOptions options;
   options.finds_missing = false;
   const RuleCheck check = check_placement_rules(
@@ -299,7 +304,7 @@ TEST(RuleCheckTest, NoBuiltInRuleHasAWrongStrategy) {
       },
       options);
   EXPECT_THAT(check.wrong, IsEmpty()) << to_string(check);
-  EXPECT_GT(check.right.size(), 300u);
+  EXPECT_GT(check.right.size(), 300 / stride_if_sanitized(5));
 }
 
 TEST(LocalValueTest, PartialValuesReduceToTheTensorAndDifferBetweenInputs) {
