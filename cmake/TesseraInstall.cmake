@@ -52,6 +52,9 @@ install(FILES ${CMAKE_BINARY_DIR}/include/tessera/version.h
 install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 # The command has its maps within it; these are to be read, and to begin maps of one's own from.
 install(DIRECTORY assets/maps DESTINATION ${CMAKE_INSTALL_DATADIR}/tessera)
+# Of what the command prints and reads.
+install(DIRECTORY docs/json/ DESTINATION ${CMAKE_INSTALL_DATADIR}/tessera/schemas FILES_MATCHING PATTERN "*.schema.json")
+install(FILES docs/formats/tensor_map.schema.json DESTINATION ${CMAKE_INSTALL_DATADIR}/tessera/schemas)
 
 configure_package_config_file(cmake/tesseraConfig.cmake.in cmake/tesseraConfig.cmake
                               INSTALL_DESTINATION ${package_dir} NO_SET_AND_CHECK_MACRO NO_CHECK_REQUIRED_COMPONENTS_MACRO)
