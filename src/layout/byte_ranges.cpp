@@ -65,6 +65,7 @@ void for_each_row_major_piece(BoxView box, std::int64_t element_bytes, std::int6
                               const std::function<void(const Box&)>& f) {
   if (is_empty(box)) return;
   const std::int64_t limit = std::max<std::int64_t>(limit_bytes / element_bytes, 1);
+  if (volume(box) <= limit) return f(Box(box));
   const std::vector<std::int64_t> strides = row_major_strides(box.sizes);
   // The outermost dimension of which one step fits; a piece is as many steps as fit.
   std::size_t outer = 0;

@@ -85,6 +85,7 @@ void push_reversed(std::vector<Cell>& stack, std::vector<Cell> cells) {
 }  // namespace
 
 std::optional<std::pair<std::size_t, std::size_t>> find_overlap(const BoxList& boxes) {
+  if (boxes.size() < 2) return std::nullopt;
   const auto ordered = [](std::size_t a, std::size_t b) { return std::pair(std::min(a, b), std::max(a, b)); };
   std::vector<std::size_t> all = non_empty(boxes);
   if (all.size() < 2) return std::nullopt;
@@ -124,6 +125,7 @@ std::optional<std::pair<std::size_t, std::size_t>> find_overlap(const BoxList& b
 
 std::optional<Box> find_hole(std::span<const std::int64_t> shape, const BoxList& boxes) {
   if (is_empty({shape, shape})) return std::nullopt;
+  if (boxes.size() == 1 && std::ranges::equal(boxes[0].sizes, shape)) return std::nullopt;
   std::vector<Cell> stack;
   stack.push_back({std::vector<std::int64_t>(shape.size(), 0), {shape.begin(), shape.end()}, non_empty(boxes)});
   while (!stack.empty()) {

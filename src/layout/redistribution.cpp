@@ -10,6 +10,7 @@ constexpr std::size_t kLeafBoxes = 8;
 }  // namespace
 
 BoxIndex::BoxIndex(const BoxList& boxes) : boxes_(&boxes) {
+  if (boxes.size() <= kLeafBoxes) return;  // `overlapping` compares with each of them
   for (std::size_t i = 0; i < boxes.size(); ++i) {
     if (!is_empty(boxes[i])) order_.push_back(i);
   }
@@ -63,6 +64,12 @@ bool BoxIndex::reaches(std::size_t node, BoxView box) const {
 
 std::vector<std::size_t> BoxIndex::overlapping(BoxView box) const {
   std::vector<std::size_t> found;
+  if (boxes_->size() <= kLeafBoxes) {
+    for (std::size_t i = 0; i < boxes_->size(); ++i) {
+      if (overlaps((*boxes_)[i], box)) found.push_back(i);
+    }
+    return found;
+  }
   if (nodes_.empty() || is_empty(box)) return found;
   std::vector<std::size_t> stack = {0};
   while (!stack.empty()) {

@@ -128,6 +128,14 @@ TEST(FindHoleTest, AScalarNeedsItsOneBox) {
   EXPECT_EQ(find_hole(Shape{}, scalars), std::nullopt);
 }
 
+TEST(FindHoleTest, OneBoxMustBeTheShape) {
+  const Shape shape = {3, 4};
+  EXPECT_EQ(find_hole(shape, {Box({0, 0}, {3, 4})}), std::nullopt);
+  EXPECT_EQ(find_hole(shape, {Box({0, 0}, {3, 3})}), Box({0, 3}, {3, 1}));
+  EXPECT_EQ(find_hole(shape, {Box({1, 0}, {2, 4})}), Box({0, 0}, {1, 4}));
+  EXPECT_EQ(find_hole(shape, {Box({0, 0}, {0, 4})}), Box({0, 0}, {3, 4}));
+}
+
 TEST(FindHoleTest, AnEmptyShapeHasNone) { EXPECT_EQ(find_hole(Shape{3, 0}, BoxList(2)), std::nullopt); }
 
 TEST(FindHoleTest, WithoutBoxesTheWholeIsOne) { EXPECT_EQ(find_hole(Shape{3, 4}, BoxList()), Box({0, 0}, {3, 4})); }

@@ -81,6 +81,18 @@ TEST(BoxIndexTest, AnEmptyListHasNone) {
   EXPECT_TRUE(BoxIndex(none).overlapping(Box({0, 0}, {5, 5})).empty());
 }
 
+TEST(BoxIndexTest, FewBoxesAndMany) {
+  for (std::int64_t count = 1; count <= 12; ++count) {
+    BoxList rows(2);
+    for (std::int64_t i = 0; i < count; ++i) rows.push_back(Box({i, 0}, {1, i == 0 ? 0 : 4}));
+    const BoxIndex index(rows);
+    const std::size_t found = static_cast<std::size_t>(count - 1);
+    EXPECT_EQ(index.overlapping(Box({0, 1}, {count, 2})).size(), found) << "the first box is empty";
+    EXPECT_EQ(index.overlapping(Box({count - 1, 0}, {1, 4})).size(), count == 1 ? 0u : 1u);
+    EXPECT_TRUE(index.overlapping(Box({0, 1}, {count, 0})).empty());
+  }
+}
+
 TEST(BoxIndexTest, ScalarsOverlap) {
   BoxList scalars(0);
   for (int i = 0; i < 20; ++i) scalars.push_back(Box());
