@@ -5,19 +5,20 @@
 
 #include <algorithm>
 #include <functional>
+#include <map>
 #include <set>
 #include <sstream>
 #include <string_view>
 #include <system_error>
 #include <utility>
 
+#include "state/flat_values.h"
 #include "state/local_state.h"
 #include "state/local_tensor.h"
 #include "state/process_group_link.h"
 #include "state/stateful/values.h"
 #include "state/transport/device_staging.h"
 #include "tessera/base/error.h"
-#include "tessera/state/flatten.h"
 #include "tessera/state/object_archive.h"
 #include "tessera/tensor/internal/box_view.h"
 #include "tessera/tensor/torch_types.h"
@@ -34,21 +35,20 @@ using Open = std::function<std::shared_ptr<const Checkpoint>(checkpoint::RankLin
 
 // Flattens by the rules since 2.4. If the checkpoint has names that only the older rules give, uses those. The names in
 // a torch.save file always follow the newer rules.
-FlatStateDict flatten_as_saved(const StateDict& state, const Checkpoint& checkpoint) {
-  FlatStateDict flat = flatten_state_dict(state);
-  if (checkpoint.kind() == checkpoint::SourceKind::torch) return flat;
-  std::set<std::string> others;
-  for (const auto& tensor : checkpoint.tensors()) {
-    if (!flat.mapping.contains(tensor.name)) others.insert(tensor.name);
-  }
-  for (const auto& object : checkpoint.objects()) {
-    if (!flat.mapping.contains(object.name)) others.insert(object.name);
-  }
-  if (others.empty()) return flat;
-  FlatStateDict old = flatten_state_dict(state, TraversalRules::until_2_3);
-  const bool is_old = std::any_of(old.mapping.begin(), old.mapping.end(),
-                                  [&](const auto& name_and_path) { return others.contains(name_and_path.first); });
-  return is_old ? old : flat;
+std::vector<FlatValue> flatten_as_saved(const StateDict& state, const Checkpoint& checkpoint) {
+  std::vector<FlatValue> values = flat_values(state);
+  if (checkpoint.kind() == checkpoint::SourceKind::torch) return values;
+  const auto is_stored = [&](const FlatValue& one) {
+    return checkpoint.find_tensor(one.name) || checkpoint.find_object(one.name);
+  };
+  const auto found = static_cast<std::size_t>(std::count_if(values.begin(), values.end(), is_stored));
+  if (found == checkpoint.tensors().size() + checkpoint.objects().size()) return values;
+  std::set<std::string_view> names;
+  for (const FlatValue& one : values) names.insert(one.name);
+  std::vector<FlatValue> old = flat_values(state, TraversalRules::until_2_3);
+  const bool is_old = std::any_of(old.begin(), old.end(),
+                                  [&](const FlatValue& one) { return !names.contains(one.name) && is_stored(one); });
+  return is_old ? old : values;
 }
 
 class StateLoader {
@@ -56,18 +56,17 @@ class StateLoader {
   StateLoader(const StateDict& state, const Checkpoint& checkpoint, const ProcessGroup& group,
               const LoadOptions& options)
       : stagings_(options.staging_bytes) {
-    FlatStateDict flat = options.flatten_state_dict ? flatten_as_saved(state, checkpoint) : FlatStateDict{state, {}};
-    if (options.flatten_sharded_tensors) flat.state_dict = without_nested(std::move(flat.state_dict), group);
-    for (const auto& [key, value] : flat.state_dict) {
-      const std::string name = flat_name({key});
-      if (!options.flatten_state_dict) flat.mapping.emplace(name, Path{name});
+    std::vector<FlatValue> values =
+        options.flatten_state_dict ? flatten_as_saved(state, checkpoint) : outermost_values(state);
+    if (options.flatten_sharded_tensors) flatten_nested(values, group);
+    targets_.reserve(values.size());
+    for (FlatValue& one : values) {
       try {
-        add(name, value);
+        add(one);
       } catch (const Error& error) {
-        fail(error.code(), "load '{}': {}", printable(name), error.what());
+        fail(error.code(), "load '{}': {}", printable(one.name), error.what());
       }
     }
-    paths_ = std::move(flat.mapping);
   }
 
   const checkpoint::Targets& targets() const { return targets_; }
@@ -77,37 +76,43 @@ class StateLoader {
     for (auto& [tensor, loaded] : staged_) tensor.copy_(loaded);
     std::vector<std::pair<const Path*, Value>> objects;
     for (const auto& [name, object] : report.objects) {
-      objects.emplace_back(&paths_.find(name)->second,
+      objects.emplace_back(&object_paths_.find(name)->second,
                            load_object(object, [&](std::uint32_t file) { return checkpoint.open_file(file); }));
     }
     for (auto& [path, value] : objects) set_element(state, *path, std::move(value));
   }
 
  private:
-  void add(const std::string& name, const Value& value) {
-    const std::optional<LocalTensor> local = local_tensor_of(value);
+  // Takes the name and the path, unless it throws.
+  void add(FlatValue& one) {
+    std::optional<LocalTensor> local = attached_tensor_of(one.value);
     if (!local) {
-      targets_.push_back({name, checkpoint::TargetObject{}});
+      object_paths_.emplace(one.name, std::move(one.path));
+      targets_.push_back({std::move(one.name), checkpoint::TargetObject{}});
       return;
     }
-    checkpoint::TargetTensor target{local->properties.value_or(TensorProperties()).dtype, local->shape, {}};
-    for (const auto& [box, tensor] : local->chunks) {
+    const DType dtype = local->properties ? local->properties->dtype : TensorProperties().dtype;
+    checkpoint::TargetTensor target{dtype, std::move(local->shape), {}};
+    target.chunks.reserve(local->chunks.size());
+    for (auto& [box, tensor] : local->chunks) {
       if (overlaps_itself(tensor)) {
         fail(ErrorCode::invalid_argument,
              "the tensor of {} has overlapping elements, expected separate memory for each", to_string(box));
       }
       if (!tensor.is_cpu()) {
-        target.chunks.push_back({box, {nullptr, {}, store_in(tensor, box)}});
+        auto store = store_in(tensor.detach(), box);
+        target.chunks.push_back({std::move(box), {nullptr, {}, std::move(store)}});
         continue;
       }
       const bool is_plain = !tensor.is_conj() && !tensor.is_neg();
-      const at::Tensor memory =
+      at::Tensor memory =
           is_plain ? tensor : at::empty(tensor.sizes(), at::TensorOptions().dtype(tensor.scalar_type()));
-      if (!is_plain) staged_.emplace_back(tensor, memory);
-      target.chunks.push_back({box, {static_cast<std::uint8_t*>(memory.data_ptr()), memory.strides().vec()}});
-      kept_.push_back(memory);
+      if (!is_plain) staged_.emplace_back(tensor.detach(), memory);
+      target.chunks.push_back(
+          {std::move(box), {static_cast<std::uint8_t*>(memory.data_ptr()), memory.strides().vec()}});
+      kept_.push_back(std::move(memory));
     }
-    targets_.push_back({name, std::move(target)});
+    targets_.push_back({std::move(one.name), std::move(target)});
   }
 
   // Returns how elements are stored in a tensor on a device, which has the elements of `box`.
@@ -120,7 +125,7 @@ class StateLoader {
 
   DeviceStagings stagings_;  // when it is destroyed, all elements are there
   checkpoint::Targets targets_;
-  FlattenMapping paths_;
+  std::map<std::string, Path> object_paths_;
   std::vector<std::pair<at::Tensor, at::Tensor>> staged_;  // destination on CPU, and the memory that it is loaded to
   std::vector<at::Tensor> kept_;
 };

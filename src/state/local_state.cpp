@@ -7,11 +7,11 @@
 #include <utility>
 #include <vector>
 
+#include "state/flat_values.h"
 #include "state/local_tensor.h"
 #include "state/stateful/values.h"
 #include "state/transport/device_staging.h"
 #include "tessera/base/error.h"
-#include "tessera/state/flatten.h"
 #include "tessera/state/object_archive.h"
 
 namespace tessera {
@@ -21,7 +21,9 @@ namespace {
 using checkpoint::HostMemory;
 
 HostMemory host_memory(const at::Tensor& tensor) {
-  const auto host = std::make_shared<const at::Tensor>(tensor.resolve_conj().resolve_neg());
+  const bool is_plain = !tensor.is_conj() && !tensor.is_neg();
+  const auto host =
+      std::make_shared<const at::Tensor>(is_plain ? tensor : tensor.detach().resolve_conj().resolve_neg());
   return {static_cast<const std::uint8_t*>(host->data_ptr()), host->strides().vec(), host};
 }
 
@@ -31,32 +33,30 @@ struct Access {
   std::function<std::function<Bytes()>(const Value& value)> object;
 };
 
-checkpoint::StateEntry entry_of(const std::string& name, Path path, const Value& value, const Access& access) {
+checkpoint::StateEntry entry_of(FlatValue one, const Access& access) {
   try {
-    if (std::optional<LocalTensor> local = local_tensor_of(value)) {
-      checkpoint::StateTensor tensor{local->properties, std::move(local->shape), {}};
+    if (std::optional<LocalTensor> local = attached_tensor_of(one.value)) {
+      checkpoint::StateTensor tensor{std::move(local->properties), std::move(local->shape), {}};
+      tensor.chunks.reserve(local->chunks.size());
       for (auto& [box, chunk] : local->chunks) {
         tensor.chunks.push_back({std::move(box), access.memory(chunk)});
       }
-      return {name, std::move(path), std::move(tensor)};
+      return {std::move(one.name), std::move(one.path), std::move(tensor)};
     }
-    return {name, std::move(path), checkpoint::StateObject{access.object(value)}};
+    std::function<Bytes()> archive = access.object(one.value);
+    return {std::move(one.name), std::move(one.path), checkpoint::StateObject{std::move(archive)}};
   } catch (const Error& error) {
-    fail(error.code(), "save '{}': {}", printable(name), error.what());
+    fail(error.code(), "save '{}': {}", printable(one.name), error.what());
   }
 }
 
 checkpoint::FlatState entries_of(const StateDict& state, const ProcessGroup& group, const SaveOptions& options,
                                  const Access& access) {
-  FlatStateDict flat = options.flatten_state_dict ? flatten_state_dict(state) : FlatStateDict{state, {}};
-  if (options.flatten_sharded_tensors) flat.state_dict = without_nested(std::move(flat.state_dict), group);
+  std::vector<FlatValue> values = options.flatten_state_dict ? flat_values(state) : outermost_values(state);
+  if (options.flatten_sharded_tensors) flatten_nested(values, group);
   checkpoint::FlatState entries;
-  entries.reserve(flat.state_dict.size());
-  for (const auto& [key, value] : flat.state_dict) {
-    const std::string name = flat_name({key});
-    const auto path = flat.mapping.find(name);
-    entries.push_back(entry_of(name, path == flat.mapping.end() ? Path{name} : path->second, value, access));
-  }
+  entries.reserve(values.size());
+  for (FlatValue& one : values) entries.push_back(entry_of(std::move(one), access));
   return entries;
 }
 
@@ -66,7 +66,7 @@ checkpoint::FlatState local_state(const StateDict& state, const ProcessGroup& gr
   DeviceStagings stagings(options.staging_bytes);
   const auto memory_of = [&](const at::Tensor& elements) -> std::function<HostMemory()> {
     if (elements.is_cpu() || elements.is_meta()) return [elements] { return host_memory(elements); };
-    return [elements, staging = stagings.of(elements.device())] {
+    return [elements = elements.detach(), staging = stagings.of(elements.device())] {
       HostMemory memory;
       memory.read = [elements, staging](std::uint64_t begin_bytes, MutableByteView out) {
         staging->read(elements, begin_bytes, out);
@@ -99,7 +99,7 @@ checkpoint::FlatState StagingArea::copy(const StateDict& state, const ProcessGro
   std::vector<at::Tensor> tensors;
   const auto copies = std::make_shared<std::vector<HostCopy>>();
   const auto memory_of = [&](const at::Tensor& elements) -> std::function<HostMemory()> {
-    tensors.push_back(elements);
+    tensors.push_back(elements.detach());
     return [copies, i = tensors.size() - 1] {
       const HostCopy& copy = (*copies)[i];
       copy.copied.synchronize();

@@ -7,7 +7,6 @@
 
 #include "state/map_tensors.h"
 #include "tessera/base/error.h"
-#include "tessera/state/flatten_sharded_tensors.h"
 #include "tessera/state/traverse.h"
 #include "tessera/tensor/dtensor.h"
 #include "tessera/tensor/torch_types.h"
@@ -26,7 +25,7 @@ void add_chunk(LocalTensor& local, Box box, const at::Tensor& tensor) {
     fail(ErrorCode::invalid_argument, "the local tensor has shape {}, expected that of {}",
          shape_to_string(tensor.sizes().vec()), to_string(box));
   }
-  local.chunks.emplace_back(std::move(box), tensor.detach());
+  local.chunks.emplace_back(std::move(box), tensor);
 }
 
 // Whether this rank's part of a tensor of any kind is on meta.
@@ -46,6 +45,13 @@ bool is_on_meta(const Value& value) {
 }  // namespace
 
 std::optional<LocalTensor> local_tensor_of(const Value& value) {
+  std::optional<LocalTensor> local = attached_tensor_of(value);
+  if (!local) return local;
+  for (auto& [box, tensor] : local->chunks) tensor = tensor.detach();
+  return local;
+}
+
+std::optional<LocalTensor> attached_tensor_of(const Value& value) {
   LocalTensor local;
   if (const auto* tensor = value.get_if<at::Tensor>()) {
     local.properties = properties_of(*tensor);
@@ -67,18 +73,6 @@ std::optional<LocalTensor> local_tensor_of(const Value& value) {
     return std::nullopt;
   }
   return local;
-}
-
-StateDict without_nested(StateDict flat, const ProcessGroup& group) {
-  const auto is_nested = [](const Dict::Entry& entry) { return entry.value.is<NestedShardedTensor>(); };
-  if (std::none_of(flat.begin(), flat.end(), is_nested)) return flat;
-  StateDict result;
-  for (const Dict::Entry& entry : flat) {
-    StateDict one{entry};
-    if (is_nested(entry)) one = flatten_sharded_tensors(one, group);
-    for (const Dict::Entry& kept : one) result.insert_or_assign(kept.key, kept.value);
-  }
-  return result;
 }
 
 std::optional<StateDict> with_memory(const StateDict& state) {

@@ -16,16 +16,14 @@ namespace tessera {
 struct LocalTensor {
   std::optional<TensorProperties> properties;      // nullopt if not known, then without chunks
   std::vector<std::int64_t> shape;                 // of the full tensor
-  std::vector<std::pair<Box, at::Tensor>> chunks;  // detached; empty ones included
+  std::vector<std::pair<Box, at::Tensor>> chunks;  // empty ones included
 };
 
-// Returns nothing if the value is not a tensor. Throws Error(unsupported) for a tensor that is not strided, for a dtype
-// without a name in PyTorch, and for a nested sharded tensor.
+// Returns detached chunks; nothing if the value is not a tensor. Throws Error(unsupported) for a tensor that is not
+// strided, for a dtype without a name in PyTorch, and for a nested sharded tensor.
 std::optional<LocalTensor> local_tensor_of(const Value& value);
-
-// Converts the nested sharded tensors of a flat state dict to plain ones; leaves out those without a shard on this
-// rank.
-StateDict without_nested(StateDict flat, const ProcessGroup& group);
+// As local_tensor_of, but with the chunks of the value itself, which may require grad, for access to their memory.
+std::optional<LocalTensor> attached_tensor_of(const Value& value);
 
 // Returns `state` with a tensor with memory, of undefined values, in place of each tensor or DTensor on meta, on the
 // CPU or the device of the mesh; nothing if none is on meta. Throws Error(unsupported) naming the path of another

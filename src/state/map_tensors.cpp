@@ -39,14 +39,34 @@ Value mapped(const Value& value, Path& path, const Map& f) {
   return value;
 }
 
+void visit_tensors(const Value& value, Path& path,
+                   const std::function<void(const Path& path, const Value& tensor)>& f) {
+  const auto visit_items = [&](const auto& items) {
+    for (std::size_t i = 0; i < items.size(); ++i) {
+      path.emplace_back(static_cast<std::int64_t>(i));
+      visit_tensors(items[i], path, f);
+      path.pop_back();
+    }
+  };
+  if (value.is_any_tensor()) return f(path, value);
+  if (const auto* list = value.get_if<List>()) return visit_items(*list);
+  if (const auto* tuple = value.get_if<Tuple>()) return visit_items(*tuple);
+  const auto* dict = value.get_if<Dict>();
+  if (dict == nullptr) return;
+  for (const auto& [key, item] : *dict) {
+    path.push_back(key);
+    visit_tensors(item, path, f);
+    path.pop_back();
+  }
+}
+
 }  // namespace
 
 void for_each_tensor(const StateDict& state, const std::function<void(const Path& path, const Value& tensor)>& f) {
-  Path path;
-  mapped_entries(state, path, [&](const Path& at, const Value& tensor) {
-    f(at, tensor);
-    return Value();
-  });
+  for (const auto& [key, value] : state) {
+    Path path{key};
+    visit_tensors(value, path, f);
+  }
 }
 
 StateDict map_tensors(const StateDict& state, const std::function<Value(const Value& tensor)>& f) {

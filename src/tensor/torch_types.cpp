@@ -71,10 +71,12 @@ Device to_device(const at::Device& device) {
 TensorProperties properties_of(const at::Tensor& tensor) {
   TensorProperties properties;
   properties.dtype = to_dtype(tensor.scalar_type());
-  std::ostringstream layout;
-  layout << tensor.layout();
-  properties.layout = "torch." + layout.str();
-  for (char& c : properties.layout) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  if (tensor.layout() != at::kStrided) {
+    std::ostringstream layout;
+    layout << tensor.layout();
+    properties.layout = "torch." + layout.str();
+    for (char& c : properties.layout) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  }
   properties.requires_grad = tensor.requires_grad();
   properties.pin_memory = tensor.is_pinned();
   return properties;

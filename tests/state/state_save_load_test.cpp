@@ -198,6 +198,22 @@ TEST(SaveTest, ViewsAreSavedAsWhatTheyShow) {
   EXPECT_TRUE(at::equal(loaded.at("negative").get<at::Tensor>(), at::imag(base.conj()).clone()));
 }
 
+TEST(SaveTest, TensorsThatRequireGradAreSavedAndLoadedInPlace) {
+  const TemporaryDirectory directory;
+  const at::Tensor base = indices({6, 8}, at::kComplexFloat);
+  const auto with_grad = [](const at::Tensor& tensor) { return tensor.clone().requires_grad_(); };
+  const at::Tensor leaf = with_grad(base), history = leaf * 2;
+  save({{"leaf", leaf}, {"history", history}, {"conjugated", leaf.conj()}}, directory / "ckpt");
+  const at::Tensor zeros = with_grad(at::zeros_like(base)),
+                   conjugated = with_grad(at::zeros_like(base)).detach().conj();
+  StateDict loaded{{"leaf", zeros}, {"history", with_grad(at::zeros_like(base))}, {"conjugated", conjugated}};
+  load(loaded, directory / "ckpt");
+  EXPECT_TRUE(at::equal(zeros.detach(), base));
+  EXPECT_TRUE(zeros.requires_grad() && zeros.is_leaf());
+  EXPECT_TRUE(at::equal(loaded.at("history").get<at::Tensor>().detach(), base * 2));
+  EXPECT_TRUE(at::equal(conjugated.resolve_conj(), base.conj().resolve_conj()));
+}
+
 TEST(SaveTest, WhatCannotBeSavedIsNamedOnAllRanks) {
   run_local(2, [](const ProcessGroup& group) {
     StateDict state{{"a", Dict{{"good", at::ones({2})}}}};

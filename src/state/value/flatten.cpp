@@ -1,22 +1,18 @@
 #include "tessera/state/flatten.h"
 
+#include <utility>
+
+#include "state/flat_values.h"
 #include "tessera/base/error.h"
 
 namespace tessera {
 
 FlatStateDict flatten_state_dict(const StateDict& state_dict, TraversalRules rules) {
   FlatStateDict flat;
-  traverse_state_dict(
-      state_dict,
-      [&](const Path& path, const Value& value) {
-        std::string name = flat_name(path);
-        if (!flat.mapping.emplace(name, path).second) {
-          fail(ErrorCode::invalid_argument, "flatten state dict: two values have the name '{}', expected unique names",
-               printable(name));
-        }
-        flat.state_dict.insert_or_assign(name, value);
-      },
-      rules);
+  for (FlatValue& one : flat_values(state_dict, rules)) {
+    flat.state_dict.insert_or_assign(one.name, std::move(one.value));
+    flat.mapping.emplace(std::move(one.name), std::move(one.path));
+  }
   return flat;
 }
 

@@ -98,7 +98,11 @@ std::string flat_name(const Path& path) {
   std::string name;
   for (std::size_t i = 0; i < path.size(); ++i) {
     if (i != 0) name += '.';
-    name += part_text(path[i]);
+    if (const auto* key = std::get_if<std::string>(&path[i])) {
+      name += *key;
+    } else {
+      name += std::to_string(std::get<std::int64_t>(path[i]));
+    }
   }
   return name;
 }
