@@ -1,5 +1,7 @@
 #include "format/dcp/records.h"
 
+#include <algorithm>
+
 #include "tessera/base/internal/huge_pages.h"
 
 namespace tessera::dcp {
@@ -36,7 +38,7 @@ Records::Records(Input& input, std::uint64_t pickle_bytes) : input_(input) {
 }
 
 std::optional<std::uint64_t> Records::take(NodeRef global, RecordCursor& cursor) {
-  if (global.identity() == other_class_) return std::nullopt;
+  if (std::ranges::find(other_classes_, global.identity()) != other_classes_.end()) return std::nullopt;
   Row row{words_.size(), Table::chunk, 0};
   bool is_taken = false;
   if (chunk_class_.is_class(global)) {
@@ -48,7 +50,7 @@ std::optional<std::uint64_t> Records::take(NodeRef global, RecordCursor& cursor)
     row.table = Table::storage;
     is_taken = take_storage(cursor);
   } else {
-    other_class_ = global.identity();
+    other_classes_[next_other_++ % other_classes_.size()] = global.identity();
   }
   if (is_taken && row.begin < Row::kMaxBegin) return row.number();
   words_.resize(row.begin);

@@ -2,6 +2,7 @@
 // The three records that a checkpoint has millions of: chunks, indices and storage infos. Records in PyTorch's form are
 // decoded from the pickle's bytes into rows of plain numbers; others are read from the tree.
 
+#include <array>
 #include <bit>
 #include <cstdint>
 #include <optional>
@@ -89,7 +90,9 @@ class Records final : public pickle::RecordTaker {
   FieldReader<IndexFields> index_{input_};
   FieldReader<StorageInfoFields> storage_{input_};
   ClassReader chunk_class_{Class::chunk}, index_class_{Class::index}, storage_class_{Class::storage_info};
-  std::uint64_t size_class_ = 0, other_class_ = 0;  // identities of globals
+  std::uint64_t size_class_ = 0;                     // identity of a global
+  std::array<std::uint64_t, 8> other_classes_ = {};  // identities of the last globals that are none of the classes
+  std::size_t next_other_ = 0;
   Known offsets_key_{"offsets"}, sizes_key_{"sizes"};
   Known fqn_key_{"fqn"}, position_key_{"index"}, offset_key_{"offset"};
   Known path_key_{"relative_path"}, start_key_{"offset"}, length_key_{"length"},
