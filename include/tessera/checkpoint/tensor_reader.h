@@ -66,7 +66,12 @@ class TensorReader {
   struct Chunk;
   Chunk& located(std::size_t chunk) const;
   void check_checksum(std::size_t chunk, std::uint32_t found) const;
+  // Calls read(chunk, file) with the chunk's place. Errors name the tensor and the chunk.
+  template <typename Read>
+  void with_chunk(std::size_t chunk, const Read& read) const;
   void read_part(std::size_t chunk, const Lattice& part, std::uint8_t* out) const;
+  void read_from(std::size_t i, const Chunk& chunk, const ByteSource& file, const Lattice& part,
+                 std::uint8_t* out) const;
   void read_computed(const Lattice& lattice, std::uint8_t* out) const;
   void read_cast(const TensorReader& input, std::span<const DType> casts, const Lattice& part, std::uint8_t* out) const;
   void read_strided(const Chunk& chunk, const ByteSource& file, std::int64_t first, std::span<const std::int64_t> sizes,

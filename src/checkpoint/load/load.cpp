@@ -46,18 +46,23 @@ struct OpenTensor {
 
 // The destination of a box of elements.
 struct Place {
-  const TargetMemory* memory;         // of the chunk
-  std::uint8_t* data;                 // of the first element, if the memory has no `store`
-  std::vector<std::int64_t> strides;  // likewise
+  const TargetChunk* chunk;
+  std::uint8_t* data;  // of the first element, if the chunk's memory has no `store`
 
   // Calls `put(data, strides)`, which puts the elements of `box` there.
   template <typename Put>
   void fill(BoxView box, const Put& put) const {
-    if (!memory->store) return put(data, std::span(strides));
-    memory->store(box, [&](std::uint8_t* row_major) {
-      const std::vector<std::int64_t> of_box = row_major_strides(box.sizes);
-      put(row_major, std::span(of_box));
-    });
+    if (chunk->memory.store) {
+      chunk->memory.store(box, [&](std::uint8_t* row_major) {
+        const std::vector<std::int64_t> of_box = row_major_strides(box.sizes);
+        put(row_major, std::span(of_box));
+      });
+    } else if (chunk->memory.strides.empty()) {
+      const std::vector<std::int64_t> of_chunk = row_major_strides(chunk->box.sizes);
+      put(data, std::span(of_chunk));
+    } else {
+      put(data, std::span(chunk->memory.strides));
+    }
   }
 };
 
@@ -307,12 +312,13 @@ class Loader {
   Place place_of(const ReadItem& item, const Box& part) const {
     const auto& target = std::get<TargetTensor>(targets_.at(item.target).value);
     const TargetChunk& chunk = target.chunks.at(item.target_chunk);
-    if (chunk.memory.store) return {&chunk.memory, nullptr, {}};
-    std::vector<std::int64_t> strides =
-        chunk.memory.strides.empty() ? row_major_strides(chunk.box.sizes) : chunk.memory.strides;
+    if (chunk.memory.store) return {&chunk, nullptr};
+    const std::vector<std::int64_t> row_major =
+        chunk.memory.strides.empty() ? row_major_strides(chunk.box.sizes) : std::vector<std::int64_t>();
+    const std::vector<std::int64_t>& strides = chunk.memory.strides.empty() ? row_major : chunk.memory.strides;
     std::int64_t offset = 0;
     for (std::size_t d = 0; d < part.rank(); ++d) offset += (part.offsets[d] - chunk.box.offsets[d]) * strides[d];
-    return {&chunk.memory, chunk.memory.data + offset * dtype_size(target.dtype), std::move(strides)};
+    return {&chunk, chunk.memory.data + offset * dtype_size(target.dtype)};
   }
 
   // Reads all items of one stored tensor.
@@ -320,10 +326,10 @@ class Loader {
     const auto tensor = std::make_shared<OpenTensor>(checkpoint_, items[0].tensor, options_.check_checksums);
     for (const ReadItem& item : items) {
       const DType dtype = std::get<TargetTensor>(targets_.at(item.target).value).dtype;
-      for (Box& part : split_row_major(item.box, element_bytes(item.tensor), kTaskBytes)) {
-        Place to = place_of(item, part);
-        add({tensor, item.stored_chunk, std::move(part), dtype, scales_of(item.tensor), std::move(to)});
-      }
+      const BlockScales* const scales = scales_of(item.tensor);
+      for_each_row_major_piece(item.box, element_bytes(item.tensor), kTaskBytes, [&](const Box& part) {
+        add({tensor, item.stored_chunk, part, dtype, scales, place_of(item, part)});
+      });
     }
     piece_done(*tensor);
   }

@@ -17,6 +17,7 @@ class Planner {
       : targets_(targets), checkpoint_(checkpoint), rules_(rules) {}
 
   LoadPlan plan() {
+    plan_.items.reserve(targets_.size());
     for (std::uint32_t t = 0; t < targets_.size(); ++t) {
       const TargetEntry& target = targets_[t];
       if (const auto* tensor = std::get_if<TargetTensor>(&target.value)) {
@@ -65,6 +66,7 @@ class Planner {
                                   dtype_name(target.dtype)));
     }
     BoxList wanted(target.shape.size());
+    wanted.reserve(target.chunks.size());
     for (const TargetChunk& chunk : target.chunks) {
       if (!is_empty(chunk.box) && !is_valid(chunk.box, target.shape)) {
         return mismatch(fmt::format("the target of tensor '{}' has chunk {}, expected a box within shape {}",

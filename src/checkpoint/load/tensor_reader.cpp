@@ -91,6 +91,19 @@ TensorReader::Chunk& TensorReader::located(std::size_t i) const {
   return chunk;
 }
 
+template <typename Read>
+void TensorReader::with_chunk(std::size_t i, const Read& read) const {
+  try {
+    const Chunk& chunk = located(i);
+    const std::shared_ptr<const ByteSource> file = checkpoint_->open_file(chunk.extent.file);
+    read(chunk, *file);
+  } catch (const Error& error) {
+    const std::string name = fmt::format("tensor '{}'", printable(info_->name));
+    if (std::string_view(error.what()).find(name) != std::string_view::npos) throw;
+    fail(error.code(), "{}; read for {}, chunk {}", error.what(), name, to_string(info_->chunks[i]));
+  }
+}
+
 void TensorReader::read(BoxView box, MutableByteView out) const {
   const std::int64_t element_bytes = dtype_size(info_->dtype);
   if (out.size() != static_cast<std::uint64_t>(volume(box) * element_bytes)) {
@@ -118,9 +131,13 @@ void TensorReader::read(BoxView box, MutableByteView out) const {
 void TensorReader::read_chunk(std::size_t i, BoxView box, std::uint8_t* out,
                               std::span<const std::int64_t> out_strides) const {
   if (is_empty(box)) return;
-  const Lattice lattice = Lattice::of(box, out_strides);
-  if (computed_ != nullptr) return read_computed(lattice, out);
-  read_part(i, lattice, out);
+  if (computed_ != nullptr) return read_computed(Lattice::of(box, out_strides), out);
+  with_chunk(i, [&](const Chunk& chunk, const ByteSource& file) {
+    const bool is_copy = chunk.row_major && box == info_->chunks[i] && std::ranges::equal(out_strides, chunk.strides);
+    if (!is_copy) return read_from(i, chunk, file, Lattice::of(box, out_strides), out);
+    const auto bytes = static_cast<std::uint64_t>(volume(box) * dtype_size(info_->dtype));
+    read_recorded(chunk, file, chunk.extent.offset_bytes, {out, bytes}, false);
+  });
 }
 
 bool TensorReader::is_rearranged() const {
@@ -167,18 +184,14 @@ void TensorReader::read_lattice(const Lattice& lattice, std::uint8_t* out) const
 }
 
 void TensorReader::read_part(std::size_t i, const Lattice& part, std::uint8_t* out) const {
-  const BoxView chunk_box = info_->chunks[i];
-  try {
-    const Chunk& chunk = located(i);
-    const LatticeInMemory memory = lattice_in_memory(part, chunk_box.offsets, chunk.strides);
-    const std::shared_ptr<const ByteSource> file = checkpoint_->open_file(chunk.extent.file);
-    read_strided(chunk, *file, memory.first, memory.sizes, memory.strides, out + memory.out * dtype_size(info_->dtype),
-                 memory.out_strides, false);
-  } catch (const Error& error) {
-    const std::string name = fmt::format("tensor '{}'", printable(info_->name));
-    if (std::string_view(error.what()).find(name) != std::string_view::npos) throw;
-    fail(error.code(), "{}; read for {}, chunk {}", error.what(), name, to_string(chunk_box));
-  }
+  with_chunk(i, [&](const Chunk& chunk, const ByteSource& file) { read_from(i, chunk, file, part, out); });
+}
+
+void TensorReader::read_from(std::size_t i, const Chunk& chunk, const ByteSource& file, const Lattice& part,
+                             std::uint8_t* out) const {
+  const LatticeInMemory memory = lattice_in_memory(part, info_->chunks[i].offsets, chunk.strides);
+  read_strided(chunk, file, memory.first, memory.sizes, memory.strides, out + memory.out * dtype_size(info_->dtype),
+               memory.out_strides, false);
 }
 
 void TensorReader::read_computed(const Lattice& lattice, std::uint8_t* out) const {

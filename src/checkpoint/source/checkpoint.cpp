@@ -84,6 +84,7 @@ std::uint32_t SourceBackend::add_file(const std::string& name) {
 }
 
 void SourceBackend::finish() {
+  tensor_index.reserve(tensors.size());
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     if (!tensor_index.emplace(tensors[i].name, i).second) {
       fail(ErrorCode::corrupt, "{}: the name '{}' occurs twice, expected unique names", path.string(),

@@ -39,7 +39,7 @@ class ComparedSource final : public ByteSource {
     const Sidecar::FileFacts& facts = compared_->facts();
     return facts.block_end(0) <= ComparedFile::kMaxEdgeBytes;
   }
-  std::uint64_t size_bytes() const override { return file_->size_bytes(); }
+  std::uint64_t size_bytes() const override { return compared_->facts().size_bytes; }  // which the file had when opened
   const std::string& name() const override { return file_->name(); }
 
  private:

@@ -86,7 +86,7 @@ class DcpSource final : public SourceBackend {
       checksums.compare_rest([&](const std::string& name) {
         return options.metadata != nullptr ? options.metadata : storage->open(name);
       });
-      take_entries(part, names[i]);
+      take_entries(part, names[i], names.size() == 1);
       if (i == 0) {
         metadata_ = std::move(part);
       } else {
@@ -118,9 +118,10 @@ class DcpSource final : public SourceBackend {
       fail(ErrorCode::corrupt, "{}: tensor '{}', chunk {}: the metadata does not specify where it is stored",
            path.string(), printable(info.name), to_string(info.chunks[chunk]));
     }
-    check_bounds(*open_file(stored.file), stored, where);
+    std::shared_ptr<const ByteSource> file = open_file(stored.file);
+    check_bounds(*file, stored, where);
     const StoredRange item = with_context(where, [&] { return without_transforms(stored); });
-    const std::shared_ptr<const ByteSource> file = open_file(item.file);
+    if (item.file != stored.file) file = open_file(item.file);
     if (item.length_bytes > kReadAheadBytes)
       return parsed_extent(torch_archive::open(*file, item.offset_bytes, item.length_bytes), tensor, chunk, item,
                            where);
@@ -227,17 +228,19 @@ class DcpSource final : public SourceBackend {
     return range;
   }
 
-  void take_entries(dcp::Metadata& part, const std::string& metadata_name) {
+  // The names of one part are unique. If there is `only_part`, no entry is looked up.
+  void take_entries(dcp::Metadata& part, const std::string& metadata_name, bool only_part) {
     for (const std::string& name : part.files) file_index(name);
+    if (only_part) tensors.reserve(part.entries.size());
     for (std::size_t i = 0; i < part.entries.size(); ++i) {
       dcp::MetadataEntry& entry = part.entries[i];
       Path entry_path = part.paths ? (*part.paths)[i] : Path();
       if (entry.is_tensor) {
-        take_tensor(part, entry, std::move(entry_path), metadata_name);
+        take_tensor(part, entry, std::move(entry_path), metadata_name, only_part);
         continue;
       }
       const StoredRange range = range_of(part, entry.items.empty() ? dcp::StoredItem() : entry.items[0], std::nullopt);
-      if (object_numbers_.try_emplace(entry.name, objects.size()).second) {
+      if (only_part || object_numbers_.try_emplace(entry.name, objects.size()).second) {
         objects.push_back({entry.name, range, std::move(entry_path), tensors.size() + objects.size()});
       } else {
         add_copy(entry.name, range);
@@ -252,14 +255,15 @@ class DcpSource final : public SourceBackend {
   // Ranks that save without collectives each describe the same tensor with their own chunks. If several have the same
   // chunk (a replicated tensor), all but the first are copies.
   void take_tensor(const dcp::Metadata& part, dcp::MetadataEntry& entry, Path entry_path,
-                   const std::string& metadata_name) {
-    const auto [known, is_new] = tensor_numbers_.try_emplace(entry.name, tensors.size());
+                   const std::string& metadata_name, bool only_part) {
+    const std::size_t number =
+        only_part ? tensors.size() : tensor_numbers_.try_emplace(entry.name, tensors.size()).first->second;
     std::vector<StoredRange> ranges;
     ranges.reserve(entry.items.size());
     for (std::size_t c = 0; c < entry.items.size(); ++c) {
       ranges.push_back(range_of(part, entry.items[c], limit_of_chunk(entry, c)));
     }
-    if (is_new) {
+    if (number == tensors.size()) {
       TensorInfo info;
       info.name = entry.name;
       info.dtype = entry.properties.dtype;
@@ -274,7 +278,7 @@ class DcpSource final : public SourceBackend {
       tensors.push_back(std::move(info));
       return;
     }
-    TensorInfo& info = tensors[known->second];
+    TensorInfo& info = tensors[number];
     if (info.dtype != entry.properties.dtype || info.shape != entry.shape) {
       fail(ErrorCode::corrupt, "{}: tensor '{}' is {} {}, expected {} {} as in another rank's metadata",
            storage->name_of(metadata_name), printable(entry.name), dtype_name(entry.properties.dtype),
