@@ -97,6 +97,8 @@ struct StreamWriter::Running {
   Running(Unit unit_in, std::shared_ptr<OpenFile> file_in, std::uint64_t offset_in)
       : unit(std::move(unit_in)), file(std::move(file_in)), offset_bytes(offset_in) {
     std::size_t data = 0;
+    segment_offsets.reserve(unit.segments.size());
+    data_number.reserve(unit.segments.size());
     for (const Segment& segment : unit.segments) {
       segment_offsets.push_back(length_bytes);
       data_number.push_back(data);
@@ -104,8 +106,6 @@ struct StreamWriter::Running {
       if (std::holds_alternative<Data>(segment)) ++data;
       has_late = has_late || std::holds_alternative<Late>(segment);
     }
-    block_crcs.resize(unit.segments.size());
-    block_bytes.resize(unit.segments.size());
     data_crcs.resize(data);
   }
 };
@@ -190,6 +190,8 @@ void StreamWriter::assemble(Running& unit, std::size_t first, std::size_t last, 
 // segment is written block by block, and the late segments that depend on it are written at the end.
 void StreamWriter::run_large(std::shared_ptr<Running> unit) {
   const std::vector<Segment>& segments = unit->unit.segments;
+  unit->block_crcs.resize(segments.size());
+  unit->block_bytes.resize(segments.size());
   const auto submit = [&](std::function<void()> work) {
     unit->open_tasks.fetch_add(1);
     pool_.submit([this, unit, work = std::move(work)] {

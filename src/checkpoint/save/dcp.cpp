@@ -27,7 +27,7 @@ class DcpWriter final : public FormatWriter {
         save_id_(options.save_id) {}
 
   std::uint64_t chunk_bytes(DType dtype, std::span<const std::int64_t> sizes) override {
-    return layouts_.of_chunk(dtype, sizes)->total_bytes();
+    return forms_.of_chunk(dtype, sizes)->total_bytes();
   }
 
   std::int64_t begin(Storage& storage) override {
@@ -106,17 +106,23 @@ class DcpWriter final : public FormatWriter {
       return unit;
     }
     const SavePlan::WriteItem item = items.plan[i];
-    std::vector<Data> data;
-    data.push_back(item_data(items, i));
-    return archive_unit(layouts_.of_chunk(items.plan.entries()[item.entry].properties->dtype, item.box.sizes),
-                        std::move(data));
+    const std::shared_ptr<const ItemForm> form =
+        forms_.of_chunk(items.plan.entries()[item.entry].properties->dtype, item.box.sizes);
+    Unit unit;
+    unit.segments.reserve(3);
+    unit.segments.emplace_back(form->head);
+    unit.segments.emplace_back(item_data(items, i));
+    unit.segments.emplace_back(Late{form->tail.size(), true, [form](const std::vector<std::uint32_t>& crcs) {
+                                      return form->tail_with(crcs.at(0));
+                                    }});
+    return unit;
   }
 
   std::size_t files_per_rank_;
   dcp::Dialect dialect_;
   bool overwrite_;
   std::optional<std::string> save_id_;
-  ItemLayouts layouts_;
+  ItemForms forms_;
 };
 
 }  // namespace

@@ -20,12 +20,38 @@ torch_archive::ArchiveLayout chunk_layout(DType dtype, std::span<const std::int6
   return {kItemPrefix, std::move(data_pkl), {{"0", static_cast<std::uint64_t>(bytes)}}};
 }
 
-std::shared_ptr<const torch_archive::ArchiveLayout> ItemLayouts::of_chunk(DType dtype,
-                                                                          std::span<const std::int64_t> sizes) {
+ItemForm item_form(DType dtype, std::span<const std::int64_t> sizes) {
+  const torch_archive::ArchiveLayout layout = chunk_layout(dtype, sizes);
+  ItemForm form;
+  form.head = layout.before_storage(0, {});
+  form.length_bytes = layout.storage_size_bytes(0);
+  form.tail = layout.trailer({0});
+  // All bytes of these checksums differ.
+  const Bytes other = layout.trailer({UINT32_MAX});
+  for (std::size_t at = 0; at < form.tail.size();) {
+    if (form.tail[at] == other[at]) {
+      ++at;
+      continue;
+    }
+    form.crc_at.push_back(at);
+    at += sizeof(std::uint32_t);
+  }
+  return form;
+}
+
+Bytes ItemForm::tail_with(std::uint32_t crc32) const {
+  Bytes bytes = tail;
+  for (const std::size_t at : crc_at) {
+    for (std::size_t i = 0; i < sizeof crc32; ++i) bytes[at + i] = static_cast<std::uint8_t>(crc32 >> (8 * i));
+  }
+  return bytes;
+}
+
+std::shared_ptr<const ItemForm> ItemForms::of_chunk(DType dtype, std::span<const std::int64_t> sizes) {
   const std::lock_guard lock(mutex_);
-  auto& layout = layouts_[{dtype, {sizes.begin(), sizes.end()}}];
-  if (layout == nullptr) layout = std::make_shared<const torch_archive::ArchiveLayout>(chunk_layout(dtype, sizes));
-  return layout;
+  auto& form = forms_[{dtype, {sizes.begin(), sizes.end()}}];
+  if (form == nullptr) form = std::make_shared<const ItemForm>(item_form(dtype, sizes));
+  return form;
 }
 
 }  // namespace tessera::checkpoint

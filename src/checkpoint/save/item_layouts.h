@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/base/bytes.h"
 #include "tessera/base/dtype.h"
 #include "tessera/format/torch_archive.h"
 #include "tessera/layout/box.h"
@@ -20,14 +21,25 @@ inline constexpr const char* kItemPrefix = "archive";
 // Returns the layout of a chunk's archive, which depends only on dtype and sizes.
 torch_archive::ArchiveLayout chunk_layout(DType dtype, std::span<const std::int64_t> sizes);
 
-// A cache of chunk layouts, since many chunks share one. Thread-safe.
-class ItemLayouts {
+// What the archive of a chunk has before and after its elements. The second part has their CRC-32 in several places.
+struct ItemForm {
+  Bytes head, tail;
+  std::uint64_t length_bytes = 0;   // of the elements
+  std::vector<std::size_t> crc_at;  // in `tail`; none if there are no elements
+
+  std::uint64_t total_bytes() const { return head.size() + length_bytes + tail.size(); }
+  Bytes tail_with(std::uint32_t crc32) const;
+};
+ItemForm item_form(DType dtype, std::span<const std::int64_t> sizes);
+
+// A cache of forms, since many chunks share one. Thread-safe.
+class ItemForms {
  public:
-  std::shared_ptr<const torch_archive::ArchiveLayout> of_chunk(DType dtype, std::span<const std::int64_t> sizes);
+  std::shared_ptr<const ItemForm> of_chunk(DType dtype, std::span<const std::int64_t> sizes);
 
  private:
   std::mutex mutex_;
-  std::map<std::pair<DType, std::vector<std::int64_t>>, std::shared_ptr<const torch_archive::ArchiveLayout>> layouts_;
+  std::map<std::pair<DType, std::vector<std::int64_t>>, std::shared_ptr<const ItemForm>> forms_;
 };
 
 }  // namespace tessera::checkpoint

@@ -91,7 +91,7 @@ class Planning {
     SavePlanner planner;
     SavePlan plan = planner.create_local_plan(state);
     for (std::size_t i = 0; i < plan.size(); ++i) {
-      plan.set_stored_bytes(i, layouts_.of_chunk(DType::float32, plan[i].box.sizes)->total_bytes());
+      plan.set_stored_bytes(i, forms_.of_chunk(DType::float32, plan[i].box.sizes)->total_bytes());
     }
     entries_ = plan.encode_entries();
     items_ = plan.encode_items();
@@ -114,7 +114,7 @@ class Planning {
   const PlannedState& state_;
   const Cancellation* cancellation_;
   BoxList boxes_;
-  ItemLayouts layouts_;
+  ItemForms forms_;
   Bytes entries_, items_;
   std::uint64_t before_bytes_ = 0;
   PlanningCost cost_;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "checkpoint/save/item_layouts.h"
 #include "tessera/base/error.h"
 
 namespace tessera::checkpoint {
@@ -25,38 +24,20 @@ bool fit_into(std::size_t size_bytes, DType dtype, std::span<const std::int64_t>
 
 }  // namespace
 
-KnownItems::Form KnownItems::form_of(DType dtype, std::span<const std::int64_t> sizes) {
-  const torch_archive::ArchiveLayout layout = chunk_layout(dtype, sizes);
-  Form form;
-  form.head = layout.before_storage(0, {});
-  form.length_bytes = layout.storage_size_bytes(0);
-  form.tail = layout.trailer({0});
-  // All bytes of these checksums differ.
-  const Bytes other = layout.trailer({UINT32_MAX});
-  for (std::size_t at = 0; at < form.tail.size();) {
-    if (form.tail[at] == other[at]) {
-      ++at;
-      continue;
-    }
-    form.crc_at.push_back(at);
-    at += kCrcBytes;
-  }
-  return form;
-}
-
-const KnownItems::Form* KnownItems::known_form(DType dtype, std::span<const std::int64_t> sizes) {
-  std::pair<DType, std::vector<std::int64_t>> key(dtype, {sizes.begin(), sizes.end()});
+const ItemForm* KnownItems::known_form(DType dtype, std::span<const std::int64_t> sizes) {
   const std::lock_guard lock(mutex_);
-  const auto found = forms_.find(key);
+  const auto found = forms_.find(Key(dtype, sizes));
   if (found == forms_.end()) {
-    if (forms_.size() < kMostForms) forms_.emplace(std::move(key), std::nullopt);
+    if (forms_.size() < kMostForms) {
+      forms_.try_emplace({dtype, std::vector<std::int64_t>(sizes.begin(), sizes.end())}, std::nullopt);
+    }
     return nullptr;
   }
   if (!found->second) {
     try {
-      found->second = form_of(dtype, sizes);
+      found->second = item_form(dtype, sizes);
     } catch (const Error&) {  // of a dtype that is read and not written
-      found->second = Form();
+      found->second = ItemForm();
     }
   }
   return &*found->second;
@@ -64,8 +45,8 @@ const KnownItems::Form* KnownItems::known_form(DType dtype, std::span<const std:
 
 std::optional<KnownItems::Elements> KnownItems::find(ByteView item, DType dtype, std::span<const std::int64_t> sizes) {
   if (!fit_into(item.size(), dtype, sizes)) return std::nullopt;
-  const Form* const form = known_form(dtype, sizes);
-  if (form == nullptr || item.size() != form->head.size() + form->length_bytes + form->tail.size()) return std::nullopt;
+  const ItemForm* const form = known_form(dtype, sizes);
+  if (form == nullptr || item.size() != form->total_bytes()) return std::nullopt;
   const ByteView head = item.first(form->head.size()), tail = item.last(form->tail.size());
   if (!std::equal(head.begin(), head.end(), form->head.begin())) return std::nullopt;
   const auto crc = load_little_endian<std::uint32_t>(tail.data() + form->crc_at.front());

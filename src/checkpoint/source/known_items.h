@@ -4,6 +4,7 @@
 // Law: an item is recognised only if parsing it would find the same tensor. All of its bytes but the elements are
 // compared.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -13,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "checkpoint/save/item_layouts.h"
 #include "tessera/base/bytes.h"
 #include "tessera/base/dtype.h"
 
@@ -30,17 +32,17 @@ class KnownItems {
   std::optional<Elements> find(ByteView item, DType dtype, std::span<const std::int64_t> sizes);
 
  private:
-  // What an item has before and after its elements. The second part has their CRC-32 in several places.
-  struct Form {
-    Bytes head, tail;
-    std::uint64_t length_bytes = 0;   // of the elements
-    std::vector<std::size_t> crc_at;  // in `tail`
+  using Key = std::pair<DType, std::span<const std::int64_t>>;
+  struct Less {
+    using is_transparent = void;
+    bool operator()(const auto& a, const auto& b) const {
+      return a.first != b.first ? a.first < b.first : std::ranges::lexicographical_compare(a.second, b.second);
+    }
   };
-  static Form form_of(DType dtype, std::span<const std::int64_t> sizes);
-  const Form* known_form(DType dtype, std::span<const std::int64_t> sizes);
+  const ItemForm* known_form(DType dtype, std::span<const std::int64_t> sizes);
 
   std::mutex mutex_;
-  std::map<std::pair<DType, std::vector<std::int64_t>>, std::optional<Form>> forms_;
+  std::map<std::pair<DType, std::vector<std::int64_t>>, std::optional<ItemForm>, Less> forms_;
 };
 
 }  // namespace tessera::checkpoint

@@ -35,6 +35,21 @@ std::vector<DType> dtypes_that_are_written() {
   return dtypes;
 }
 
+TEST(ItemFormTest, IsWhatTheLayoutWrites) {
+  for (const DType dtype : dtypes_that_are_written()) {
+    for (const ItemSizes& sizes : {ItemSizes{}, ItemSizes{3, 5}, ItemSizes{0}, ItemSizes{2, 0}}) {
+      const torch_archive::ArchiveLayout layout = chunk_layout(dtype, sizes);
+      const ItemForm form = item_form(dtype, sizes);
+      EXPECT_EQ(form.head, layout.before_storage(0, {}));
+      EXPECT_EQ(form.length_bytes, layout.storage_size_bytes(0));
+      EXPECT_EQ(form.total_bytes(), layout.total_bytes());
+      for (const std::uint32_t crc : {0u, 0x01020304u, UINT32_MAX}) {
+        EXPECT_EQ(form.tail_with(crc), layout.trailer({crc})) << dtype_name(dtype) << ' ' << crc;
+      }
+    }
+  }
+}
+
 TEST(KnownItemsTest, FindsWhatParsingFinds) {
   for (const DType dtype : dtypes_that_are_written()) {
     for (const ItemSizes& sizes :
