@@ -38,11 +38,13 @@ class Names {
 
   const std::vector<std::uint32_t>& of_rank(std::size_t rank) const { return lists_[numbers_[rank]]; }
   const std::vector<Entry>& entries() const { return entries_; }
+  Entry take(std::uint32_t number) { return std::move(entries_[number]); }
 
  private:
   std::vector<std::uint32_t> unify(std::vector<Entry> entries, std::size_t rank) {
     std::vector<std::uint32_t> numbers;
     numbers.reserve(entries.size());
+    by_name_.reserve(entries.size());
     for (Entry& entry : entries) {
       const auto found = by_name_.find(entry.name);
       if (found != by_name_.end()) {
@@ -150,6 +152,8 @@ class Merger {
   GlobalSavePlan merge() {
     count_rows();
     plan_.metadata.paths.emplace();
+    plan_.metadata.paths->reserve(names_.entries().size());
+    plan_.metadata.entries.reserve(names_.entries().size());
     plan_.written.resize(plans_.ranks());
     cursors_.resize(plans_.ranks());
     loads_.assign(plans_.ranks(), 0);
@@ -243,20 +247,20 @@ class Merger {
   // Adds an entry to the metadata, and what ranks write of it to their lists.
   void merge_entry(std::uint32_t e) {
     const auto number = static_cast<std::uint32_t>(plan_.metadata.entries.size());
-    const Entry& entry = names_.entries()[e];
     dcp::MetadataEntry& made = plan_.metadata.entries.emplace_back();
-    made.name = entry.name;
-    made.is_tensor = entry.is_tensor;
-    made.properties = entry.properties.value_or(TensorProperties());
-    made.shape = entry.shape;
-    made.chunks = BoxList(entry.shape.size());
-    plan_.metadata.paths->push_back(entry.path.empty() ? Path{entry.name} : entry.path);
-    if (entry.is_tensor) {
+    made.is_tensor = names_.entries()[e].is_tensor;
+    if (made.is_tensor) {
       merge_tensor(e);
     } else {
       made.items.resize(1);
       rows_[first_row(e)].chunk = 0;
     }
+    Entry entry = names_.take(e);
+    Path path = entry.path.empty() ? Path{entry.name} : std::move(entry.path);
+    plan_.metadata.paths->push_back(std::move(path));
+    made.name = std::move(entry.name);
+    made.properties = std::move(entry.properties).value_or(TensorProperties());
+    made.shape = std::move(entry.shape);
     for (std::size_t row = first_row(e); row < first_row(e + 1); ++row) {
       if (rows_[row].chunk != Row::kNotWritten) write(rows_[row], number, rows_[row].chunk);
     }
