@@ -18,8 +18,10 @@ Writer::Writer(Bytes& out, int protocol) : out_(out), protocol_(protocol) {
 
 template <typename T>
 void Writer::number(std::uint8_t opcode, T value) {
-  out_.push_back(opcode);
-  append_little_endian(out_, value);
+  const std::size_t at = out_.size();
+  out_.resize(at + 1 + sizeof(T));
+  out_[at] = opcode;
+  for (std::size_t i = 0; i < sizeof(T); ++i) out_[at + 1 + i] = static_cast<std::uint8_t>(value >> (8 * i));
 }
 
 // Uses the shortest of three length fields that fits the payload; 0 means that the protocol has no such opcode.
