@@ -49,8 +49,9 @@ Bytes ItemForm::tail_with(std::uint32_t crc32) const {
 
 std::shared_ptr<const ItemForm> ItemForms::of_chunk(DType dtype, std::span<const std::int64_t> sizes) {
   const std::lock_guard lock(mutex_);
-  auto& form = forms_[{dtype, {sizes.begin(), sizes.end()}}];
-  if (form == nullptr) form = std::make_shared<const ItemForm>(item_form(dtype, sizes));
+  if (const auto found = forms_.find(std::pair(dtype, sizes)); found != forms_.end()) return found->second;
+  auto form = std::make_shared<const ItemForm>(item_form(dtype, sizes));
+  forms_.emplace(ItemKind(dtype, {sizes.begin(), sizes.end()}), form);
   return form;
 }
 

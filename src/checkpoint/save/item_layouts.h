@@ -1,10 +1,12 @@
 #pragma once
 // Layouts of the torch.save archives that hold the chunks of a DCP checkpoint.
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -32,6 +34,15 @@ struct ItemForm {
 };
 ItemForm item_form(DType dtype, std::span<const std::int64_t> sizes);
 
+// What a form depends on. Maps by it can be searched with a span in place of the vector.
+using ItemKind = std::pair<DType, std::vector<std::int64_t>>;
+struct ItemKindLess {
+  using is_transparent = void;
+  bool operator()(const auto& a, const auto& b) const {
+    return a.first != b.first ? a.first < b.first : std::ranges::lexicographical_compare(a.second, b.second);
+  }
+};
+
 // A cache of forms, since many chunks share one. Thread-safe.
 class ItemForms {
  public:
@@ -39,7 +50,7 @@ class ItemForms {
 
  private:
   std::mutex mutex_;
-  std::map<std::pair<DType, std::vector<std::int64_t>>, std::shared_ptr<const ItemForm>> forms_;
+  std::map<ItemKind, std::shared_ptr<const ItemForm>, ItemKindLess> forms_;
 };
 
 }  // namespace tessera::checkpoint

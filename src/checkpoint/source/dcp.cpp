@@ -125,14 +125,21 @@ class DcpSource final : public SourceBackend {
     if (item.length_bytes > kReadAheadBytes)
       return parsed_extent(torch_archive::open(*file, item.offset_bytes, item.length_bytes), tensor, chunk, item,
                            where);
+    const auto extent = [&](const KnownItems::Elements& elements) -> Extent {
+      const std::uint64_t begin = item.offset_bytes + elements.offset_bytes;
+      const Extent::Checksum checksum{begin, elements.length_bytes, elements.crc32};
+      return {item.file, begin, elements.length_bytes, {}, checksum};
+    };
+    const std::span<const std::int64_t> sizes = info.chunks[chunk].sizes;
+    // A file that is compared block by block has small parts in memory.
+    const bool reads_parts = file->compares_every_byte();
+    if (reads_parts) {
+      const auto elements = known_items_.find(*file, item.offset_bytes, item.length_bytes, info.dtype, sizes);
+      if (elements) return extent(*elements);
+    }
     const ReadAhead ahead(*file, item.offset_bytes, item.length_bytes);
-    if (const auto elements = known_items_.find(ahead.bytes(), info.dtype, info.chunks[chunk].sizes)) {
-      const std::uint64_t begin = item.offset_bytes + elements->offset_bytes;
-      return {item.file,
-              begin,
-              elements->length_bytes,
-              {},
-              Extent::Checksum{begin, elements->length_bytes, elements->crc32}};
+    if (!reads_parts) {
+      if (const auto elements = known_items_.find(ahead.bytes(), info.dtype, sizes)) return extent(*elements);
     }
     return parsed_extent(torch_archive::open(ahead, item.offset_bytes, item.length_bytes), tensor, chunk, item, where);
   }

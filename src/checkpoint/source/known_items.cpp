@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "checkpoint/buffer.h"
 #include "tessera/base/error.h"
 
 namespace tessera::checkpoint {
@@ -26,10 +27,10 @@ bool fit_into(std::size_t size_bytes, DType dtype, std::span<const std::int64_t>
 
 const ItemForm* KnownItems::known_form(DType dtype, std::span<const std::int64_t> sizes) {
   const std::lock_guard lock(mutex_);
-  const auto found = forms_.find(Key(dtype, sizes));
+  const auto found = forms_.find(std::pair(dtype, sizes));
   if (found == forms_.end()) {
     if (forms_.size() < kMostForms) {
-      forms_.try_emplace({dtype, std::vector<std::int64_t>(sizes.begin(), sizes.end())}, std::nullopt);
+      forms_.emplace(ItemKind(dtype, {sizes.begin(), sizes.end()}), std::nullopt);
     }
     return nullptr;
   }
@@ -43,22 +44,43 @@ const ItemForm* KnownItems::known_form(DType dtype, std::span<const std::int64_t
   return &*found->second;
 }
 
-std::optional<KnownItems::Elements> KnownItems::find(ByteView item, DType dtype, std::span<const std::int64_t> sizes) {
-  if (!fit_into(item.size(), dtype, sizes)) return std::nullopt;
-  const ItemForm* const form = known_form(dtype, sizes);
-  if (form == nullptr || item.size() != form->total_bytes()) return std::nullopt;
-  const ByteView head = item.first(form->head.size()), tail = item.last(form->tail.size());
-  if (!std::equal(head.begin(), head.end(), form->head.begin())) return std::nullopt;
-  const auto crc = load_little_endian<std::uint32_t>(tail.data() + form->crc_at.front());
+namespace {
+
+std::optional<KnownItems::Elements> elements_between(const ItemForm& form, ByteView head, ByteView tail) {
+  if (!std::equal(head.begin(), head.end(), form.head.begin())) return std::nullopt;
+  const auto crc = load_little_endian<std::uint32_t>(tail.data() + form.crc_at.front());
   std::size_t at = 0;
-  for (const std::size_t of_crc : form->crc_at) {
-    if (!std::equal(tail.data() + at, tail.data() + of_crc, form->tail.data() + at) ||
+  for (const std::size_t of_crc : form.crc_at) {
+    if (!std::equal(tail.data() + at, tail.data() + of_crc, form.tail.data() + at) ||
         load_little_endian<std::uint32_t>(tail.data() + of_crc) != crc)
       return std::nullopt;
     at = of_crc + kCrcBytes;
   }
-  if (!std::equal(tail.data() + at, tail.data() + tail.size(), form->tail.data() + at)) return std::nullopt;
-  return Elements{head.size(), form->length_bytes, crc};
+  if (!std::equal(tail.data() + at, tail.data() + tail.size(), form.tail.data() + at)) return std::nullopt;
+  return KnownItems::Elements{head.size(), form.length_bytes, crc};
+}
+
+}  // namespace
+
+std::optional<KnownItems::Elements> KnownItems::find(ByteView item, DType dtype, std::span<const std::int64_t> sizes) {
+  if (!fit_into(item.size(), dtype, sizes)) return std::nullopt;
+  const ItemForm* const form = known_form(dtype, sizes);
+  if (form == nullptr || form->crc_at.empty() || item.size() != form->total_bytes()) return std::nullopt;
+  return elements_between(*form, item.first(form->head.size()), item.last(form->tail.size()));
+}
+
+std::optional<KnownItems::Elements> KnownItems::find(const ByteSource& file, std::uint64_t offset_bytes,
+                                                     std::uint64_t length_bytes, DType dtype,
+                                                     std::span<const std::int64_t> sizes) {
+  if (!fit_into(length_bytes, dtype, sizes)) return std::nullopt;
+  const ItemForm* const form = known_form(dtype, sizes);
+  if (form == nullptr || form->crc_at.empty() || length_bytes != form->total_bytes()) return std::nullopt;
+  thread_local Buffer buffer;
+  const MutableByteView both = buffer.get(form->head.size() + form->tail.size());
+  const MutableByteView head = both.first(form->head.size()), tail = both.last(form->tail.size());
+  file.read_at(offset_bytes, head);
+  file.read_at(offset_bytes + length_bytes - tail.size(), tail);
+  return elements_between(*form, head, tail);
 }
 
 }  // namespace tessera::checkpoint

@@ -4,14 +4,12 @@
 // Law: an item is recognised only if parsing it would find the same tensor. All of its bytes but the elements are
 // compared.
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <map>
 #include <mutex>
 #include <optional>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include "checkpoint/save/item_layouts.h"
@@ -30,19 +28,15 @@ class KnownItems {
   };
   // Returns nothing for an item of another form, and for the first one of its dtype and sizes.
   std::optional<Elements> find(ByteView item, DType dtype, std::span<const std::int64_t> sizes);
+  // As above, for an item in a file, of which it reads all but the elements.
+  std::optional<Elements> find(const ByteSource& file, std::uint64_t offset_bytes, std::uint64_t length_bytes,
+                               DType dtype, std::span<const std::int64_t> sizes);
 
  private:
-  using Key = std::pair<DType, std::span<const std::int64_t>>;
-  struct Less {
-    using is_transparent = void;
-    bool operator()(const auto& a, const auto& b) const {
-      return a.first != b.first ? a.first < b.first : std::ranges::lexicographical_compare(a.second, b.second);
-    }
-  };
   const ItemForm* known_form(DType dtype, std::span<const std::int64_t> sizes);
 
   std::mutex mutex_;
-  std::map<std::pair<DType, std::vector<std::int64_t>>, std::optional<ItemForm>, Less> forms_;
+  std::map<ItemKind, std::optional<ItemForm>, ItemKindLess> forms_;
 };
 
 }  // namespace tessera::checkpoint

@@ -67,6 +67,14 @@ TEST(KnownItemsTest, FindsWhatParsingFinds) {
         EXPECT_EQ(found->offset_bytes, storage.data_offset_bytes);
         EXPECT_EQ(found->length_bytes, storage.size_bytes);
         EXPECT_EQ(found->crc32, storage.crc32);
+        Bytes file(7);
+        append(file, item);
+        file.resize(file.size() + 9);
+        const auto in_file = items.find(MemorySource(file, "file"), 7, item.size(), dtype, sizes);
+        ASSERT_TRUE(in_file) << dtype_name(dtype);
+        EXPECT_EQ(in_file->offset_bytes, found->offset_bytes);
+        EXPECT_EQ(in_file->length_bytes, found->length_bytes);
+        EXPECT_EQ(in_file->crc32, found->crc32);
       }
     }
   }
@@ -100,6 +108,7 @@ TEST(KnownItemsTest, SizesThatCannotBeMeant) {
     for (int again = 0; again < 3; ++again) EXPECT_FALSE(items.find(item, DType::float32, sizes));
   }
   for (int again = 0; again < 3; ++again) EXPECT_FALSE(items.find(item, DType::qint8, ItemSizes{4}));
+  for (int again = 0; again < 3; ++again) EXPECT_FALSE(items.find({}, DType::qint8, ItemSizes{}));
 }
 
 }  // namespace
