@@ -31,7 +31,9 @@ constexpr std::uint64_t kVerifyBlockBytes = 4u << 20;
 }  // namespace
 
 struct TensorReader::Chunk {
-  std::once_flag located;
+  std::mutex mutex;  // of what follows
+  // Whether the next three are set; then they do not change. std::call_once would make a system call for each chunk.
+  std::atomic<bool> is_located = false;
   Extent extent;
   std::vector<std::int64_t> strides;  // of the extent; explicit even if row-major
   bool row_major = true;
@@ -41,7 +43,6 @@ struct TensorReader::Chunk {
     std::uint64_t offset_bytes, length_bytes;
     std::uint32_t crc32;
   };
-  std::mutex mutex;
   std::vector<Piece> pieces;
 
   // Returns the CRC-32 of the range if the pieces have each of its bytes exactly once.
@@ -83,11 +84,13 @@ TensorReader::~TensorReader() = default;
 
 TensorReader::Chunk& TensorReader::located(std::size_t i) const {
   Chunk& chunk = chunks_[i];
-  std::call_once(chunk.located, [&] {
-    chunk.extent = checkpoint_->locate(tensor_, i);
-    chunk.row_major = chunk.extent.strides.empty();
-    chunk.strides = chunk.row_major ? row_major_strides(info_->chunks[i].sizes) : chunk.extent.strides;
-  });
+  if (chunk.is_located.load(std::memory_order_acquire)) return chunk;
+  const std::lock_guard lock(chunk.mutex);
+  if (chunk.is_located.load(std::memory_order_relaxed)) return chunk;
+  chunk.extent = checkpoint_->locate(tensor_, i);
+  chunk.row_major = chunk.extent.strides.empty();
+  chunk.strides = chunk.row_major ? row_major_strides(info_->chunks[i].sizes) : chunk.extent.strides;
+  chunk.is_located.store(true, std::memory_order_release);
   return chunk;
 }
 
