@@ -39,18 +39,23 @@ def placement_of(text):
     return {"R": Replicate, "S": Shard, "P": Partial}[kind](*rest)
 
 
-def of_all(tensor):
-    """Gathers the value of each rank."""
-    found = [None] * dist.get_world_size()
-    dist.all_gather_object(found, tensor)
-    return found
+class OfAll:
+    """The values of all ranks, by their number in Cases.values."""
+
+    def __init__(self, number):
+        self.number = number
 
 
 class Cases:
     def __init__(self, mesh, seed):
         self.mesh, self.cases = mesh, []
+        self.values = []  # of this rank, for rank 0: to gather each by itself takes minutes
         self.random = random.Random(seed)  # the same on all ranks
         self.generator = torch.Generator().manual_seed(seed * 100 + dist.get_rank())
+
+    def of_all(self, value):
+        self.values.append(value)
+        return OfAll(len(self.values) - 1)
 
     def integer_values(self, size):
         """Returns values whose sums are exact in any order."""
@@ -94,10 +99,10 @@ class Cases:
             return  # this PyTorch does not support it
         weight = self.integer_values(result.shape)
         case = {"op": "redistribute", "size": size, "source": source, "target": target,
-                "input": of_all(leaf.detach()), "expected": of_all(result.detach()), "weight": of_all(weight)}
+                "input": self.of_all(leaf.detach()), "expected": self.of_all(result.detach()), "weight": self.of_all(weight)}
         try:
             (result * weight).sum().backward()
-            case["gradient"] = of_all(leaf.grad)
+            case["gradient"] = self.of_all(leaf.grad)
         except (RuntimeError, AssertionError, NotImplementedError, ValueError):
             pass
         self.cases.append(case)
@@ -107,7 +112,7 @@ class Cases:
             for placements in itertools.product([["R"], ["S", 0], ["S", 1]], repeat=self.mesh.ndim):
                 _, tensor = self.from_local(size, placements)
                 chunks = [[list(c.offsets), list(c.sizes)] for c in tensor.__create_chunk_list__()]
-                self.cases.append({"op": "chunks", "size": size, "source": placements, "expected": of_all(chunks)})
+                self.cases.append({"op": "chunks", "size": size, "source": placements, "expected": self.of_all(chunks)})
 
     def ops(self):
         table = [
@@ -181,7 +186,7 @@ class Cases:
                                         shape=torch.Size(size), stride=torch.empty(tuple(size)).stride()).full_tensor()
                      for leaf, of, size in zip(leaves, placements, sizes)]
         self.cases.append({"op": "op", "name": name, "sizes": sizes, "placements": placements,
-                           "inputs": [of_all(leaf.detach()) for leaf in leaves], "expected": full.detach(),
+                           "inputs": [self.of_all(leaf.detach()) for leaf in leaves], "expected": full.detach(),
                            "weight": weight, "gradients": gradients})
 
     def checkpoint(self, path):
@@ -207,11 +212,20 @@ def run(rank, out, seed, lengths):
     cases.chunks()
     cases.ops()
     cases.checkpoint(out + ".checkpoint")
+    everyone = [None] * dist.get_world_size() if rank == 0 else None
+    dist.gather_object(cases.values, everyone)
     if rank == 0:
         tensors = []
+
+        def written(value):
+            if isinstance(value, OfAll):
+                return [values[value.number] for values in everyone]
+            tensors.append(value.contiguous())
+            return {"tensor": len(tensors) - 1}
+
         for case in cases.cases:
             case.setdefault("mesh", lengths)
-        text = json.dumps(cases.cases, default=lambda tensor: tensors.append(tensor.contiguous()) or {"tensor": len(tensors) - 1})
+        text = json.dumps(cases.cases, default=written)
         with open(out, "wb") as file:
             file.write(torch._C._pickle_save((text, tensors)))
     dist.barrier()
