@@ -125,7 +125,11 @@ std::optional<std::pair<std::size_t, std::size_t>> find_overlap(const BoxList& b
 
 std::optional<Box> find_hole(std::span<const std::int64_t> shape, const BoxList& boxes) {
   if (is_empty({shape, shape})) return std::nullopt;
-  if (boxes.size() == 1 && std::ranges::equal(boxes[0].sizes, shape)) return std::nullopt;
+  const auto is_shape = [&](BoxView box) {
+    return std::ranges::equal(box.sizes, shape) &&
+           std::ranges::all_of(box.offsets, [](std::int64_t offset) { return offset == 0; });
+  };
+  if (boxes.size() == 1 && is_shape(boxes[0])) return std::nullopt;
   std::vector<Cell> stack;
   stack.push_back({std::vector<std::int64_t>(shape.size(), 0), {shape.begin(), shape.end()}, non_empty(boxes)});
   while (!stack.empty()) {

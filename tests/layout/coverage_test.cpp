@@ -134,6 +134,7 @@ TEST(FindHoleTest, OneBoxMustBeTheShape) {
   EXPECT_EQ(find_hole(shape, {Box({0, 0}, {3, 3})}), Box({0, 3}, {3, 1}));
   EXPECT_EQ(find_hole(shape, {Box({1, 0}, {2, 4})}), Box({0, 0}, {1, 4}));
   EXPECT_EQ(find_hole(shape, {Box({0, 0}, {0, 4})}), Box({0, 0}, {3, 4}));
+  EXPECT_EQ(find_hole(shape, {Box({1, 0}, {3, 4})}), Box({0, 0}, {1, 4})) << "not valid, but no shape either";
 }
 
 TEST(FindHoleTest, AnEmptyShapeHasNone) { EXPECT_EQ(find_hole(Shape{3, 0}, BoxList(2)), std::nullopt); }
