@@ -23,29 +23,6 @@ bool fit_into(std::size_t size_bytes, DType dtype, std::span<const std::int64_t>
   return true;
 }
 
-}  // namespace
-
-const ItemForm* KnownItems::known_form(DType dtype, std::span<const std::int64_t> sizes) {
-  const std::lock_guard lock(mutex_);
-  const auto found = forms_.find(std::pair(dtype, sizes));
-  if (found == forms_.end()) {
-    if (forms_.size() < kMostForms) {
-      forms_.emplace(ItemKind(dtype, {sizes.begin(), sizes.end()}), std::nullopt);
-    }
-    return nullptr;
-  }
-  if (!found->second) {
-    try {
-      found->second = item_form(dtype, sizes);
-    } catch (const Error&) {  // of a dtype that is read and not written
-      found->second = ItemForm();
-    }
-  }
-  return &*found->second;
-}
-
-namespace {
-
 std::optional<KnownItems::Elements> elements_between(const ItemForm& form, ByteView head, ByteView tail) {
   if (!std::equal(head.begin(), head.end(), form.head.begin())) return std::nullopt;
   const auto crc = load_little_endian<std::uint32_t>(tail.data() + form.crc_at.front());
@@ -62,19 +39,39 @@ std::optional<KnownItems::Elements> elements_between(const ItemForm& form, ByteV
 
 }  // namespace
 
+// Returns the form of items of so many bytes; null if it is not known, or has no checksum.
+const ItemForm* KnownItems::known_form(std::uint64_t length_bytes, DType dtype, std::span<const std::int64_t> sizes) {
+  if (!fit_into(length_bytes, dtype, sizes)) return nullptr;
+  const std::lock_guard lock(mutex_);
+  const auto found = forms_.find(std::pair(dtype, sizes));
+  if (found == forms_.end()) {
+    if (forms_.size() < kMostForms) {
+      forms_.emplace(ItemKind(dtype, {sizes.begin(), sizes.end()}), std::nullopt);
+    }
+    return nullptr;
+  }
+  if (!found->second) {
+    try {
+      found->second = item_form(dtype, sizes);
+    } catch (const Error&) {  // of a dtype that is read and not written
+      found->second = ItemForm();
+    }
+  }
+  const ItemForm& form = *found->second;
+  return form.crc_at.empty() || form.total_bytes() != length_bytes ? nullptr : &form;
+}
+
 std::optional<KnownItems::Elements> KnownItems::find(ByteView item, DType dtype, std::span<const std::int64_t> sizes) {
-  if (!fit_into(item.size(), dtype, sizes)) return std::nullopt;
-  const ItemForm* const form = known_form(dtype, sizes);
-  if (form == nullptr || form->crc_at.empty() || item.size() != form->total_bytes()) return std::nullopt;
+  const ItemForm* const form = known_form(item.size(), dtype, sizes);
+  if (form == nullptr) return std::nullopt;
   return elements_between(*form, item.first(form->head.size()), item.last(form->tail.size()));
 }
 
 std::optional<KnownItems::Elements> KnownItems::find(const ByteSource& file, std::uint64_t offset_bytes,
                                                      std::uint64_t length_bytes, DType dtype,
                                                      std::span<const std::int64_t> sizes) {
-  if (!fit_into(length_bytes, dtype, sizes)) return std::nullopt;
-  const ItemForm* const form = known_form(dtype, sizes);
-  if (form == nullptr || form->crc_at.empty() || length_bytes != form->total_bytes()) return std::nullopt;
+  const ItemForm* const form = known_form(length_bytes, dtype, sizes);
+  if (form == nullptr) return std::nullopt;
   thread_local Buffer buffer;
   const MutableByteView both = buffer.get(form->head.size() + form->tail.size());
   const MutableByteView head = both.first(form->head.size()), tail = both.last(form->tail.size());

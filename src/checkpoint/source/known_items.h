@@ -33,7 +33,7 @@ class KnownItems {
                                DType dtype, std::span<const std::int64_t> sizes);
 
  private:
-  const ItemForm* known_form(DType dtype, std::span<const std::int64_t> sizes);
+  const ItemForm* known_form(std::uint64_t length_bytes, DType dtype, std::span<const std::int64_t> sizes);
 
   std::mutex mutex_;
   std::map<ItemKind, std::optional<ItemForm>, ItemKindLess> forms_;
