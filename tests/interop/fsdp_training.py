@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import dataclasses
+import itertools
 import json
 import os
 import subprocess
@@ -160,22 +161,24 @@ class Folder:
 
 
 def run_ours(program, folder, runs):
-    """Runs: name, arguments, steps and what is loaded, if anything."""
+    """Runs: name, arguments, steps and what is loaded, if anything. In as many processes as there are processors, since to
+    load LibTorch takes as long as a run."""
 
-    def one(run):
-        name, arguments, steps, source = run
-        command = [str(program), *folder.arguments(name, for_us(arguments), steps, source=source)]
+    def several(mine):
+        lines = [
+            json.dumps(folder.arguments(name, for_us(arguments), steps, source=source)) for name, arguments, steps, source in mine
+        ]
+        environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
         try:
-            environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=TIMEOUT)
-        except subprocess.TimeoutExpired:
-            folder.errors[name] = "hangs"
-            return
-        if done.returncode != 0:
-            folder.errors[name] = done.stderr[-SHOWN_ERROR:] or f"exit status {done.returncode}"
+            done = subprocess.run([str(program)], input="\n".join(lines), env=environment, capture_output=True, text=True, check=False, timeout=TIMEOUT)
+            output, why = done.stdout, done.stderr[-SHOWN_ERROR:] or f"exit status {done.returncode}"
+        except subprocess.TimeoutExpired as expired:
+            output, why = (expired.stdout or b"").decode(), "hangs"
+        record_errors(folder, mine, output, why)
 
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(one, runs))
+    processes = os.cpu_count()
+    with concurrent.futures.ThreadPoolExecutor(processes) as pool:
+        list(pool.map(several, [runs[i::processes] for i in range(processes)]))
 
 
 def run_theirs(root, work, folder, runs):
@@ -184,8 +187,13 @@ def run_theirs(root, work, folder, runs):
         json.dumps(folder.arguments(name, arguments, steps, root.inside, source)) for name, arguments, steps, source in runs
     ]
     done = root.script(work, "train_fsdp.py", "--runs", input="\n".join(lines), timeout=TIMEOUT)
-    answers = [json.loads(line)["why"] for line in done.stdout.splitlines() if line.startswith("{")]
-    for (name, *_), why in zip(runs, answers, strict=True):
+    record_errors(folder, runs, done.stdout, "no answer")
+
+
+def record_errors(folder, runs, output, why_unanswered):
+    """Of runs, of which the output has a line for each that has ended."""
+    answers = [json.loads(line)["why"] for line in output.splitlines() if line.startswith("{")]
+    for (name, *_), why in itertools.zip_longest(runs, answers[: len(runs)], fillvalue=why_unanswered):
         if why:
             folder.errors[name] = why[-SHOWN_ERROR:]
 

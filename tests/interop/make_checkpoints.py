@@ -17,6 +17,7 @@ import tempfile
 import warnings
 
 import torch
+import torch._dynamo  # here once, or each forked rank imports it with its first optimizer: half a second
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.multiprocessing as mp

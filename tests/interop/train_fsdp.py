@@ -22,6 +22,7 @@ import warnings
 os.environ["OPENBLAS_NUM_THREADS"] = "1"  # which it reads as it is loaded
 
 import torch
+import torch._dynamo  # here once, or each forked rank imports it with its first optimizer: half a second
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn

@@ -1,5 +1,6 @@
-// Trains a small network under FullyShardedDataParallel on ranks as threads, so that Python can compare and resume it,
-// and vice versa. train_fsdp.py does the same with PyTorch's class and documents the options.
+// Trains small networks under FullyShardedDataParallel on ranks as threads, so that Python can compare and resume them,
+// and vice versa. train_fsdp.py --runs does the same with PyTorch's class, and documents the options: each line of the
+// input is a JSON list of those of a run, and each line of the output has "why" it failed, or nothing.
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -10,11 +11,14 @@
 #include <torch/utils.h>
 
 #include <CLI/CLI.hpp>
-#include <cstdio>
+#include <algorithm>
 #include <fstream>
+#include <iostream>
 #include <map>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tessera/base/error.h"
@@ -239,9 +243,8 @@ void train(const ProcessGroup& group, const Arguments& arguments) {
   train(network, mesh, arguments);
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
+// Throws CLI::Error or std::exception.
+void run(std::vector<std::string> words) {
   using Strategy = fsdp::ShardingStrategy;
   const std::map<std::string, Strategy> strategies{{"full_shard", Strategy::full_shard},
                                                    {"shard_grad_op", Strategy::shard_grad_op},
@@ -249,7 +252,7 @@ int main(int argc, char** argv) {
   const std::map<std::string, bool> mixed{{"none", false}, {"bf16", true}}, networks{{"tower", false}, {"mlp", true}},
       states{{"sharded", false}, {"local", true}};
   Arguments arguments;
-  CLI::App app("A small training under FullyShardedDataParallel; see train_fsdp.py");
+  CLI::App app;
   app.add_option("--ranks", arguments.ranks);
   app.add_option("--network", arguments.is_mlp)->transform(CLI::CheckedTransformer(networks));
   app.add_option("--tp", arguments.tp);
@@ -268,12 +271,22 @@ int main(int argc, char** argv) {
   app.add_option("--load", arguments.load);
   app.add_option("--save", arguments.save);
   app.add_option("--losses", arguments.losses)->required();
-  CLI11_PARSE(app, argc, argv);
-  try {
-    run_local(arguments.ranks, [&](const ProcessGroup& group) { train(group, arguments); });
-  } catch (const std::exception& error) {
-    fmt::print(stderr, "train_fsdp: {}\n", error.what());
-    return 3;
+  std::reverse(words.begin(), words.end());  // as CLI11 takes them
+  app.parse(std::move(words));
+  run_local(arguments.ranks, [&](const ProcessGroup& group) { train(group, arguments); });
+}
+
+}  // namespace
+
+int main() {
+  for (std::string line; std::getline(std::cin, line);) {
+    std::string why;
+    try {
+      run(nlohmann::json::parse(line).get<std::vector<std::string>>());
+    } catch (const std::exception& error) {
+      why = error.what();
+    }
+    std::cout << nlohmann::json{{"why", why}}.dump() << std::endl;
   }
   return 0;
 }
