@@ -76,6 +76,12 @@ class ObjectInfo(ctypes.Structure):
     _fields_ = [("name", ctypes.c_void_p), ("name_bytes", ctypes.c_size_t)]
 
 
+# tessera_read_elements
+ReadElements = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p
+)
+
+
 class State(ctypes.Structure):
     _fields_ = [
         ("struct_size", ctypes.c_size_t),
@@ -91,6 +97,8 @@ class State(ctypes.Structure):
         ("data_bytes", c_size_p),
         ("strides", c_int64_p),
         ("requires_grad", ctypes.POINTER(ctypes.c_int)),
+        ("read", ReadElements),
+        ("context", ctypes.c_void_p),
     ]
 
 

@@ -61,9 +61,10 @@ class Chunks:
 
 
 class Rows:
-    """The columns of rows, as the C interface takes them, and what must live as long as they do."""
+    """The columns of rows, as the C interface takes them, and what must live as long as they do. `is_on_host` is whether the
+    library can read the elements of a tensor by itself."""
 
-    def __init__(self, rows):
+    def __init__(self, rows, is_on_host=lambda tensor: True):
         self.count = len(rows)
         self.kept = []
         numbers, pointers, sizes, names, dtypes, dims = [], [], [], [], [], []
@@ -85,8 +86,9 @@ class Rows:
             offsets.extend(row.offsets)
             extents.extend(row.sizes)
             numbers.extend(strides)
-            pointers.append(tensor.data_ptr() or None)
-            sizes.append(_memory.extent(row.sizes, strides) * tensor.element_size())
+            on_host = is_on_host(tensor)
+            pointers.append(tensor.data_ptr() or None if on_host else None)
+            sizes.append(_memory.extent(row.sizes, strides) * tensor.element_size() if on_host else 0)
         total = max(len(shapes), 1)
         self.names = (ctypes.c_char_p * (self.count + 1))(*names)
         self.dtypes = (ctypes.c_char_p * (self.count + 1))(*dtypes)
@@ -102,12 +104,11 @@ class Rows:
         return {name: getattr(self, name) for name in ("names", "dtypes", "dims", "offsets", "sizes", "data", "data_bytes", "strides")}
 
 
-def on_cpu(row):
-    if row.tensor.device.type != "cpu":
-        row.tensor = row.tensor.cpu()
+def savable(row):
+    """A row whose elements can be saved where they are."""
     if row.tensor.layout != torch.strided:
         raise UnsupportedError(f"save '{row.name}': the tensor's layout is {row.tensor.layout}, expected torch.strided")
-    if row.tensor.is_conj() or row.tensor.is_neg():
+    if row.tensor.device.type == "cpu" and (row.tensor.is_conj() or row.tensor.is_neg()):
         row.tensor = row.tensor.resolve_conj().resolve_neg()
     return row
 

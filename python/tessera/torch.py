@@ -36,10 +36,10 @@ from torch.distributed.checkpoint.planner import LoadPlan, SavePlan
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from . import _checkpoint, _library, _objects
-from ._errors import InvalidArgumentError, NotFoundError, OutcomeUnknownError, UnsupportedError
+from . import _checkpoint, _library, _objects, _staging
+from ._errors import InvalidArgumentError, NotFoundError, OutcomeUnknownError, StorageError, UnsupportedError
 from ._library import functions, handle
-from ._torch_state import Chunks, Row, Rows, StateObject, on_cpu
+from ._torch_state import Chunks, Rows, StateObject, savable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -58,9 +58,6 @@ def _make_frames_picklable():
 
 
 _make_frames_picklable()
-
-# Tensors that are not on the CPU are loaded in groups of this size.
-_STAGED_BYTES = 256 << 20
 
 
 class _LocalState:
@@ -87,7 +84,7 @@ class SavePlanner(dcp.DefaultSavePlanner):
             found = self._chunks.rows(name, value)
             path = mappings.get(name)
             text = None if path is None or path == (name,) else json.dumps(list(path)).encode()
-            for row in [StateObject(name, value)] if found is None else map(on_cpu, found):
+            for row in [StateObject(name, value)] if found is None else map(savable, found):
                 rows.append(row)
                 paths.append(text)
                 requires_grad.append(found is not None and bool(value.requires_grad))
@@ -187,7 +184,9 @@ class _Save:
     """A tessera_save, and the memory that it refers to."""
 
     def __init__(self, path, state, files_per_rank, threads, overwrite, save_id):
-        self._rows, self._state = Rows(state.rows), state
+        self._rows, self._state = Rows(state.rows, _staging.is_on_host), state
+        self._source = _staging.Source(state.rows)
+        self._read = _library.ReadElements(*[self._source.read] if self._source.devices else [])
         count = len(state.rows)
         paths = (ctypes.c_char_p * (count + 1))(*state.paths)
         columns = self._rows.columns()
@@ -199,6 +198,7 @@ class _Save:
             paths=paths,
             shapes=self._rows.shapes,
             requires_grad=(ctypes.c_int * (count + 1))(*state.requires_grad),
+            read=self._read,
             **columns,
         )
         options = _library.options(
@@ -241,8 +241,14 @@ class _Save:
         def call(_):
             _library.check(functions.save_write(self._handle, answer, len(answer), ctypes.byref(report)))
 
-        _library.run(call, progress, self._task)
-        self._rows = self._state = None  # written: the tensors are not needed any more
+        self._source.begin()
+        try:
+            _library.run(call, progress, self._task)
+        except StorageError as error:
+            if self._source.error is not None:
+                raise self._source.error from error
+            raise
+        self._rows = self._state = self._source = None  # written: the tensors are not needed any more
         return _library.take(report)
 
     def written_bytes(self):
@@ -414,24 +420,11 @@ class Reader(dcp.StorageReader):
             planner._set(name, self._object(checkpoint, name))
 
     def _read_rows(self, checkpoint, rows):
-        on_cpu = [row for row in rows if row.tensor.device.type == "cpu"]
-        self._fill(checkpoint, on_cpu)
-        group, size = [], 0
+        on_host, elsewhere = [], []
         for row in rows:
-            if row.tensor.device.type == "cpu":
-                continue
-            group.append(row)
-            size += row.tensor.numel() * row.tensor.element_size()
-            if size >= _STAGED_BYTES:
-                self._fill_staged(checkpoint, group)
-                group, size = [], 0
-        self._fill_staged(checkpoint, group)
-
-    def _fill_staged(self, checkpoint, rows):
-        staged = [Row(row.name, row.shape, row.offsets, row.sizes, torch.empty_like(row.tensor, device="cpu")) for row in rows]
-        self._fill(checkpoint, staged)
-        for row, copy in zip(rows, staged, strict=True):
-            row.tensor.copy_(copy.tensor)
+            (on_host if _staging.is_on_host(row.tensor) else elsewhere).append(row)
+        self._fill(checkpoint, on_host)
+        _staging.load(elsewhere, lambda staged: self._fill(checkpoint, staged))
 
     def _fill(self, checkpoint, rows):
         if not rows:

@@ -120,12 +120,8 @@ class StateColumns {
     if (std::any_of(strides.begin(), strides.end(), [](std::int64_t stride) { return stride < 0; })) {
       refuse("has strides {}, expected none below 0", shape_to_string(strides));
     }
-    const std::uint64_t bytes = extent_bytes(box, strides, *dtype);
-    if (columns_.data_bytes[row] < bytes) {
-      refuse("has memory of {} bytes, expected at least {}", columns_.data_bytes[row], bytes);
-    }
-    const auto* data = static_cast<const std::uint8_t*>(columns_.data[row]);
-    if (bytes > 0) required(data, kCall, "the data of a chunk");
+    HostMemory memory = memory_of(row, extent_bytes(box, strides, *dtype));
+    memory.strides = std::move(strides);
 
     TensorProperties properties;
     properties.dtype = *dtype;
@@ -136,8 +132,28 @@ class StateColumns {
     if (tensor == nullptr || tensor->shape != shape || tensor->properties != properties) {
       refuse("has chunks that differ in dtype, shape or requires_grad, expected the same");
     }
-    HostMemory memory{data, std::move(strides), nullptr, nullptr};
     tensor->chunks.push_back({box, [memory] { return memory; }});
+  }
+
+  HostMemory memory_of(std::size_t row, std::uint64_t bytes) const {
+    HostMemory memory;
+    memory.data = static_cast<const std::uint8_t*>(columns_.data[row]);
+    if (memory.data == nullptr && columns_.read != nullptr) {
+      memory.read = [read = columns_.read, context = columns_.context, row, name = name_](std::uint64_t begin_bytes,
+                                                                                          MutableByteView out) {
+        if (out.empty()) return;
+        const int status = read(context, row, begin_bytes, out.size(), out.data());
+        if (status == 0) return;
+        fail(ErrorCode::io, "tessera_save_write: the caller's function that reads '{}' returned {}, expected 0",
+             printable(name), status);
+      };
+      return memory;
+    }
+    if (columns_.data_bytes[row] < bytes) {
+      refuse("has memory of {} bytes, expected at least {}", columns_.data_bytes[row], bytes);
+    }
+    if (bytes > 0) required(memory.data, kCall, "the data of a chunk");
+    return memory;
   }
 
   const tessera_state& columns_;

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -380,8 +381,8 @@ class CSaveTest : public ::testing::Test {
     const char* const dtypes[] = {"float32", nullptr};
     const size_t dims[] = {1, 0};
     const std::int64_t shape = 4, offset = 2 * rank, size = 2;
-    const void* const data[] = {&values_[2 * rank], nullptr};
-    const size_t bytes[] = {8, 0};
+    const void* const data[] = {read_ == nullptr ? &values_[2 * rank] : nullptr, nullptr};
+    const size_t bytes[] = {read_ == nullptr ? 8u : 0u, 0};
     tessera_state state{};
     state.struct_size = sizeof state;
     state.count = 2;
@@ -393,6 +394,8 @@ class CSaveTest : public ::testing::Test {
     state.sizes = &size;
     state.data = data;
     state.data_bytes = bytes;
+    state.read = read_;
+    state.context = const_cast<float*>(&values_[2 * rank]);
     tessera_save* save = nullptr;
     EXPECT_EQ(tessera_save_new(path_.c_str(), &state, options, &save), TESSERA_OK) << tessera_last_error();
     return {save, tessera_save_free};
@@ -457,6 +460,7 @@ class CSaveTest : public ::testing::Test {
   const TemporaryDirectory directory_;
   const std::string path_ = directory_.path() / "saved";
   const std::vector<float> values_ = {1, 2, 3, 4};
+  tessera_read_elements* read_ = nullptr;  // if set, no elements are passed as memory
 };
 
 TEST_F(CSaveTest, WhatTwoRanksSaveIsRead) {
@@ -508,6 +512,38 @@ TEST_F(CSaveTest, AnAbandonedSaveLeavesNothingAndMistakesAreNamed) {
   EXPECT_EQ(tessera_save_set_object(saves[0].get(), 0, "x", 1), TESSERA_INVALID_ARGUMENT);
   EXPECT_EQ(tessera_save_write(saves[0].get(), "x", 1, &report), TESSERA_CORRUPT);
   for (const Save& save : saves) tessera_save_abandon(save.get());
+  EXPECT_EQ(files(), 0);
+}
+
+TEST_F(CSaveTest, ElementsThatAreElsewhereAreReadByAFunction) {
+  read_ = [](void* context, size_t row, std::uint64_t begin_bytes, size_t size_bytes, void* out) {
+    std::memcpy(out, static_cast<const char*>(context) + begin_bytes, size_bytes);
+    return static_cast<int>(row);  // 0
+  };
+  std::vector<Save> saves;
+  for (int r = 0; r < kRanks; ++r) saves.push_back(begin(r));
+  const Messages answers = answers_to(saves), reports = write(saves, answers, archive());
+  ASSERT_EQ(tessera_save_commit(saves[0].get(), kRanks, reports.data.data(), reports.sizes.data(), nullptr), TESSERA_OK)
+      << tessera_last_error();
+  const Opened saved = open(path_);
+  std::vector<float> found(4);
+  ASSERT_EQ(tessera_read_tensor(saved.get(), "w", found.data(), 16, nullptr), TESSERA_OK) << tessera_last_error();
+  EXPECT_EQ(found, values_);
+}
+
+TEST_F(CSaveTest, AFunctionThatCannotReadElementsFailsTheSave) {
+  read_ = [](void*, size_t, std::uint64_t, size_t, void*) { return 5; };
+  std::vector<Save> saves;
+  for (int r = 0; r < kRanks; ++r) saves.push_back(begin(r));
+  const Messages answers = answers_to(saves);
+  const std::string object = archive();
+  for (int r = 0; r < kRanks; ++r) {
+    tessera_bytes* report = nullptr;
+    EXPECT_EQ(tessera_save_set_object(saves[r].get(), 1, object.data(), object.size()), TESSERA_OK);
+    EXPECT_EQ(tessera_save_write(saves[r].get(), answers.data[r], answers.sizes[r], &report), TESSERA_IO);
+    EXPECT_THAT(tessera_last_error(), HasSubstr("the caller's function that reads 'w' returned 5, expected 0"));
+    tessera_save_abandon(saves[r].get());
+  }
   EXPECT_EQ(files(), 0);
 }
 

@@ -201,6 +201,11 @@ tessera_status tessera_read_tensor(const tessera_checkpoint* checkpoint, const c
 
 // --- saving
 
+/// Copies `size_bytes` of the elements of a row of a state, in row-major order from byte `begin_bytes` on, to `out`.
+/// Called by tessera_save_write for rows whose `data` is NULL, for parts of a row, which begin and end between
+/// elements, from its threads, several at a time. Returns 0, or another number, with which the save fails.
+typedef int tessera_read_elements(void* context, size_t row, uint64_t begin_bytes, size_t size_bytes, void* out);
+
 /// The part of a state that a rank has, in columns: chunks of tensors, and objects. Arrays of one number for each
 /// dimension have those of row 0, then those of row 1, and so on; all others have `count` elements.
 typedef struct tessera_state {
@@ -217,6 +222,9 @@ typedef struct tessera_state {
   const size_t* data_bytes;   ///< size of that memory
   const int64_t* strides;     ///< in elements, at least 0; NULL for row-major
   const int* requires_grad;   ///< of the tensors; NULL for none
+  /// Reads elements that are not in the memory of the host, such as those on a GPU. NULL if all are in it.
+  tessera_read_elements* read;
+  void* context;  ///< of `read`
 } tessera_state;
 
 typedef struct tessera_save_options {
@@ -242,8 +250,9 @@ typedef struct tessera_save_options {
 /// its files may belong to the checkpoint. The next save removes them if they do not.
 typedef struct tessera_save tessera_save;
 /// Begins a save of `state` to the directory `path`, which is created. The memory that the state's columns point to,
-/// `data`, must stay as it is until tessera_save_write returns. Release the save with tessera_save_free. Fails with
-/// TESSERA_INVALID_ARGUMENT for a chunk that is not inside its shape, memory that is too small, and the like.
+/// `data`, and what `read` reads must stay as they are until tessera_save_write returns. Release the save with
+/// tessera_save_free. Fails with TESSERA_INVALID_ARGUMENT for a chunk that is not inside its shape, memory that is too
+/// small, and the like.
 tessera_status tessera_save_new(const char* path, const tessera_state* state, const tessera_save_options* options,
                                 tessera_save** save);
 /// Sets `*plan` to what the coordinator needs. Release it with tessera_bytes_free. Fails with TESSERA_IO.

@@ -26,6 +26,7 @@ import torch.multiprocessing as mp
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.distributed.tensor import DTensor
 
+import devices
 import layouts
 import tessera
 import tessera.torch
@@ -363,6 +364,8 @@ def main():
         for world in loaders:
             on_ranks(world, load_both, name, place, seed)
     on_ranks(3, save_again, folder, seed)
+    for what, why in devices.checks_without_device(folder):
+        print(json.dumps({"row": "python devices", "what": what, "ok": not why, "why": why}), flush=True)
     if kills:
         kill_saves(folder / "killed", seed, kills)
 

@@ -1,0 +1,170 @@
+"""Copies of elements between a device, such as a GPU, and the memory of the host, through a bounded amount of pinned memory."""
+
+import ctypes
+import threading
+
+import torch
+
+from ._torch_state import Row
+
+# The most pinned memory of a save or a load of one rank, in bytes. Saves copy through blocks, loads fill one half of it while the
+# other is copied.
+LIMIT_BYTES = 256 << 20
+BLOCK_BYTES = 8 << 20
+
+
+def is_on_host(tensor):
+    return tensor.device.type == "cpu"
+
+
+class Lane:
+    """A stream of a device for copies, which come after what the current stream has so far."""
+
+    def __init__(self, device):
+        self._module = torch.get_device_module(device)
+        self._stream = self._module.Stream(device)
+        self._stream.wait_stream(self._module.current_stream(device))
+
+    def pinned(self, size_bytes):
+        return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
+
+    def copy(self, target, source):
+        """Begins target.copy_(source). `source` may be a function that makes the tensor on the stream."""
+        with self._module.stream(self._stream):
+            target.copy_(source() if callable(source) else source, non_blocking=True)
+
+    def wait(self):
+        """Returns when all copies are done."""
+        self._stream.synchronize()
+
+    def mark(self):
+        """Returns a function that waits for the copies so far."""
+        event = self._module.Event()
+        event.record(self._stream)
+        return event.synchronize
+
+
+class Source:
+    """Reads elements of rows that are on devices, in parts, for tessera_save_write, whose threads call `read`."""
+
+    def __init__(self, rows):
+        self._rows = rows
+        tensors = [row.tensor for row in rows if hasattr(row, "tensor")]
+        self.devices = {tensor.device for tensor in tensors if not is_on_host(tensor)}
+        self._lock = threading.Lock()
+        self._lanes = {}
+        self._blocks = {}  # that are free, by device
+        self._room = threading.BoundedSemaphore(LIMIT_BYTES // BLOCK_BYTES)
+        self._dense = (None, None)  # the last row that was not contiguous, and its elements in row-major order
+        self.error = None
+
+    def begin(self):
+        """Orders the reads after what the caller's current streams have so far."""
+        self._lanes = {device: Lane(device) for device in self.devices}
+        self._blocks = {device: [] for device in self.devices}
+
+    def read(self, _, row, begin_bytes, size_bytes, out):
+        """A tessera_read_elements. An exception is kept for the thread that waits for the save."""
+        try:
+            with self._room:
+                self._read(row, begin_bytes, size_bytes, out)
+            return 0
+        except BaseException as error:
+            self.error = self.error or error
+            return 1
+
+    def _read(self, row, begin_bytes, size_bytes, out):
+        device = self._rows[row].tensor.device
+        lane = self._lanes[device]
+        with self._lock:
+            free = self._blocks[device]
+            block = free.pop() if free else lane.pinned(BLOCK_BYTES)
+        try:
+            for done in range(0, size_bytes, BLOCK_BYTES):
+                part = min(BLOCK_BYTES, size_bytes - done)
+                begin = begin_bytes + done
+                lane.copy(block[:part], lambda: self._bytes_of(row)[begin : begin + part])
+                lane.wait()
+                ctypes.memmove(out + done, block.data_ptr(), part)
+        finally:
+            with self._lock:
+                free.append(block)
+
+    def _bytes_of(self, row):
+        """The elements of a row in row-major order. Called on the stream of its lane."""
+        tensor = self._rows[row].tensor
+        if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+            with self._lock:
+                if self._dense[0] != row:
+                    self._dense = (row, tensor.resolve_conj().resolve_neg().contiguous())
+                tensor = self._dense[1]
+        return tensor.reshape(-1).view(torch.uint8)
+
+
+def _pieces(row, limit_bytes):
+    """Splits a row into pieces of at most `limit_bytes`, or of single elements."""
+    size_bytes = row.tensor.numel() * row.tensor.element_size()
+    dim = next((d for d, size in enumerate(row.sizes) if size > 1), None)
+    if size_bytes <= limit_bytes or dim is None:
+        yield row
+        return
+    count = max(1, limit_bytes * row.sizes[dim] // size_bytes)
+    for begin in range(0, row.sizes[dim], count):
+        piece = row.tensor.narrow(dim, begin, min(count, row.sizes[dim] - begin))
+        offsets = (*row.offsets[:dim], row.offsets[dim] + begin, *row.offsets[dim + 1 :])
+        yield from _pieces(Row(row.name, row.shape, offsets, tuple(piece.shape), piece), limit_bytes)
+
+
+def _aligned_bytes(tensor):
+    return -(-tensor.numel() * tensor.element_size() // 64) * 64
+
+
+class _Half:
+    """One half of the pinned memory of a load."""
+
+    def __init__(self, lane, size_bytes):
+        self._memory = lane.pinned(size_bytes)
+        self.wait = lambda: None  # until it can be filled again
+        self.clear()
+
+    def clear(self):
+        self.rows, self._targets, self._used = [], [], 0
+
+    def add(self, row):
+        """Whether there was room for the row."""
+        size_bytes = row.tensor.numel() * row.tensor.element_size()
+        if self._used + size_bytes > self._memory.numel():
+            return False
+        memory = self._memory[self._used : self._used + size_bytes].view(row.tensor.dtype).view(row.tensor.shape)
+        self._used += _aligned_bytes(row.tensor)
+        self.rows.append(Row(row.name, row.shape, row.offsets, row.sizes, memory))
+        self._targets.append(row.tensor)
+        return True
+
+    def copy(self, lane):
+        for row, target in zip(self.rows, self._targets, strict=True):
+            lane.copy(target, row.tensor)
+        self.wait = lane.mark()
+        self.clear()
+
+
+def load(rows, fill):
+    """Loads rows that are on devices: fill(rows) reads such in the memory of the host."""
+    by_device = {}
+    for row in rows:
+        by_device.setdefault(row.tensor.device, []).append(row)
+    for device, mine in by_device.items():
+        lane = Lane(device)
+        size_bytes = min(LIMIT_BYTES // 2, sum(_aligned_bytes(row.tensor) for row in mine))
+        half, other = _Half(lane, size_bytes), None
+        for row in mine:
+            for piece in _pieces(row, size_bytes):
+                if not half.add(piece):
+                    fill(half.rows)
+                    half.copy(lane)
+                    half, other = other or _Half(lane, size_bytes), half
+                    half.wait()
+                    half.add(piece)
+        fill(half.rows)
+        half.copy(lane)
+        lane.wait()
