@@ -176,7 +176,7 @@ class Checkpoint(collections.abc.Mapping):
     files: list[str]
     objects: collections.abc.Mapping[str, object]
 
-    def __init__(self, path: str | os.PathLike, *, checksums: bool = True):
+    def __init__(self, path: str | os.PathLike, *, checksums: bool = True, _lists_tensors: bool = True):
         self._handle = None
         self._users = []  # the threads that are in calls
         self._free = threading.Condition()
@@ -192,7 +192,9 @@ class Checkpoint(collections.abc.Mapping):
             _library.text_of(functions.warning(opened, i)) for i in range(functions.warning_count(opened))
         ]
         self.files = [_library.text_of(functions.file_name(opened, i)) for i in range(functions.file_count(opened))]
-        self._tensors = self._list_tensors()
+        self._tensors = {}
+        if _lists_tensors:
+            self._list_tensors()
         self.objects = _Objects(self, {self._name_of_object(i): i for i in range(functions.object_count(opened))})
 
     def _name_of_object(self, number):
@@ -202,12 +204,10 @@ class Checkpoint(collections.abc.Mapping):
 
     def _list_tensors(self):
         info = _library.TensorInfo()
-        tensors = {}
         for number in range(functions.tensor_count(self._handle)):
             _library.check(functions.tensor(self._handle, number, ctypes.byref(info)))
             tensor = Tensor(self, number, info)
-            tensors[tensor.name] = tensor
-        return tensors
+            self._tensors[tensor.name] = tensor
 
     def _use(self):
         return _Use(self)

@@ -59,6 +59,7 @@ class Boxes(ctypes.Structure):
         ("data", ctypes.POINTER(ctypes.c_void_p)),
         ("data_bytes", c_size_p),
         ("strides", c_int64_p),
+        ("shapes", c_int64_p),
     ]
 
 

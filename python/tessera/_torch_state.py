@@ -14,11 +14,10 @@ from ._errors import UnsupportedError
 class Row:
     """A chunk of a tensor of the state that this rank has."""
 
-    __slots__ = ("dtype", "name", "offsets", "shape", "sizes", "tensor")
+    __slots__ = ("name", "offsets", "shape", "sizes", "tensor")
 
     def __init__(self, name, shape, offsets, sizes, tensor):
         self.name, self.shape, self.offsets, self.sizes, self.tensor = name, shape, offsets, sizes, tensor
-        self.dtype = str(tensor.dtype).removeprefix("torch.")
 
 
 class Chunks:
@@ -67,8 +66,9 @@ class Rows:
     def __init__(self, rows, is_on_host=lambda tensor: True):
         self.count = len(rows)
         self.kept = []
-        numbers, pointers, sizes, names, dtypes, dims = [], [], [], [], [], []
-        shapes, offsets, extents = [], [], []
+        pointers, data_bytes, names, dtypes, dims = [], [], [], [], []
+        shapes, offsets, sizes, strides = [], [], [], []
+        known_dtypes = {}
         for row in rows:
             names.append(_library.bytes_of(row.name))
             tensor = getattr(row, "tensor", None)
@@ -76,29 +76,34 @@ class Rows:
                 dtypes.append(None)
                 dims.append(0)
                 pointers.append(None)
-                sizes.append(0)
+                data_bytes.append(0)
                 continue
             self.kept.append(tensor)
-            strides = tensor.stride()
-            dtypes.append(row.dtype.encode())
+            dtype = known_dtypes.get(tensor.dtype)
+            if dtype is None:
+                dtype = known_dtypes[tensor.dtype] = str(tensor.dtype).removeprefix("torch.").encode()
+            dtypes.append(dtype)
             dims.append(len(row.sizes))
-            shapes.extend(row.shape)
-            offsets.extend(row.offsets)
-            extents.extend(row.sizes)
-            numbers.extend(strides)
-            on_host = is_on_host(tensor)
-            pointers.append(tensor.data_ptr() or None if on_host else None)
-            sizes.append(_memory.extent(row.sizes, strides) * tensor.element_size() if on_host else 0)
-        total = max(len(shapes), 1)
+            shapes += row.shape
+            offsets += row.offsets
+            sizes += row.sizes
+            tensor_strides = tensor.stride()
+            strides += tensor_strides
+            if is_on_host(tensor):
+                elements = tensor.numel() if tensor.is_contiguous() else _memory.extent(row.sizes, tensor_strides)
+                pointers.append(tensor.data_ptr() or None)
+                data_bytes.append(elements * tensor.element_size())
+            else:
+                pointers.append(None)
+                data_bytes.append(0)
+        numbers = ctypes.c_int64 * max(len(shapes), 1)
+        sized = ctypes.c_size_t * (self.count + 1)
         self.names = (ctypes.c_char_p * (self.count + 1))(*names)
         self.dtypes = (ctypes.c_char_p * (self.count + 1))(*dtypes)
-        self.dims = (ctypes.c_size_t * (self.count + 1))(*dims)
-        self.shapes = (ctypes.c_int64 * total)(*shapes)
-        self.offsets = (ctypes.c_int64 * total)(*offsets)
-        self.sizes = (ctypes.c_int64 * total)(*extents)
-        self.strides = (ctypes.c_int64 * total)(*numbers)
+        self.dims = sized(*dims)
+        self.shapes, self.offsets, self.sizes, self.strides = numbers(*shapes), numbers(*offsets), numbers(*sizes), numbers(*strides)
         self.data = (ctypes.c_void_p * (self.count + 1))(*pointers)
-        self.data_bytes = (ctypes.c_size_t * (self.count + 1))(*sizes)
+        self.data_bytes = sized(*data_bytes)
 
     def columns(self):
         return {name: getattr(self, name) for name in ("names", "dtypes", "dims", "offsets", "sizes", "data", "data_bytes", "strides")}

@@ -80,8 +80,9 @@ class SavePlanner(dcp.DefaultSavePlanner):
     def create_local_plan(self):
         rows, paths, requires_grad = [], [], []
         mappings = getattr(self, "mappings", None) or {}
-        for name, value in self.state_dict.items():
-            found = self._chunks.rows(name, value)
+        with torch.no_grad():  # in which DTensors give their local tensors as they are
+            all_rows = [self._chunks.rows(name, value) for name, value in self.state_dict.items()]
+        for (name, value), found in zip(self.state_dict.items(), all_rows, strict=True):
             path = mappings.get(name)
             text = None if path is None or path == (name,) else json.dumps(list(path)).encode()
             for row in [StateObject(name, value)] if found is None else map(savable, found):
@@ -386,38 +387,51 @@ class Reader(dcp.StorageReader):
         return plans
 
     def read_data(self, plan, planner):
-        with _checkpoint.open(self.checkpoint_id, checksums=self._checksums) as checkpoint:
+        # To list all tensors takes longer than to read small ones.
+        with _checkpoint.Checkpoint(self.checkpoint_id, checksums=self._checksums, _lists_tensors=False) as checkpoint:
             self._read(checkpoint, planner)
         future = Future()
         future.set_result(None)
         return future
 
     def _read(self, checkpoint, planner):
-        rows, objects, missing = [], [], []
-        for name, value in planner.state_dict.items():
-            found = planner._chunks.rows(name, value)
-            if name not in (checkpoint if found is not None else checkpoint.objects):
+        with torch.no_grad():  # in which DTensors give their local tensors as they are
+            wanted = {name: planner._chunks.rows(name, value) for name, value in planner.state_dict.items()}
+        objects = [name for name, rows in wanted.items() if rows is None]
+        if planner.allow_partial_load or not all(name in checkpoint.objects for name in objects):
+            wanted = self._present(checkpoint, wanted, planner.allow_partial_load)
+            objects = [name for name in objects if name in wanted]
+        try:
+            self._read_rows(checkpoint, [row for rows in wanted.values() for row in rows or ()])
+        except (NotFoundError, InvalidArgumentError):
+            self._present(checkpoint, wanted, planner.allow_partial_load)  # which names all that is missing
+            raise
+        for name in objects:
+            planner._set(name, self._object(checkpoint, name))
+
+    def _present(self, checkpoint, wanted, allow_partial_load):
+        """The part of `wanted` that the checkpoint has. What does not fit is an error, and what is missing, unless that is
+        allowed."""
+        checkpoint._list_tensors()
+        present, missing = {}, []
+        for name, rows in wanted.items():
+            if name not in (checkpoint if rows is not None else checkpoint.objects):
                 if name in checkpoint or name in checkpoint.objects:
-                    kinds = ("an object", "a tensor") if found is not None else ("a tensor", "an object")
+                    kinds = ("an object", "a tensor") if rows is not None else ("a tensor", "an object")
                     raise InvalidArgumentError(f"load {checkpoint.path}: '{name}' is {kinds[0]}, expected {kinds[1]}")
                 missing.append(name)
                 continue
-            if found is None:
-                objects.append(name)
-                continue
-            stored = checkpoint[name].shape
-            for row in found:
+            present[name] = rows
+            for row in rows or ():
+                stored = checkpoint[name].shape
                 if tuple(row.shape) != stored:
                     raise InvalidArgumentError(
                         f"load {checkpoint.path}: tensor '{name}' has shape {list(stored)}, expected {list(row.shape)}"
                     )
-                rows.append(row)
-        if missing and not planner.allow_partial_load:
+        if missing and not allow_partial_load:
             shown = ", ".join(map(repr, missing[:20])) + (f" and {len(missing) - 20} more" if len(missing) > 20 else "")
             raise NotFoundError(f"load {checkpoint.path}: the checkpoint has no {shown}")
-        self._read_rows(checkpoint, rows)
-        for name in objects:
-            planner._set(name, self._object(checkpoint, name))
+        return present
 
     def _read_rows(self, checkpoint, rows):
         on_host, elsewhere = [], []
@@ -430,7 +444,7 @@ class Reader(dcp.StorageReader):
         if not rows:
             return
         memory = Rows(rows)
-        boxes = _library.options(_library.Boxes, count=memory.count, **memory.columns())
+        boxes = _library.options(_library.Boxes, count=memory.count, shapes=memory.shapes, **memory.columns())
 
         def call(task):
             options = _library.options(_library.ReadOptions, cast=1, task=task)

@@ -32,6 +32,9 @@ class Columns {
       fail(ErrorCode::invalid_argument, "{}: one of dims, offsets and sizes is NULL, expected all of them or none",
            kCall);
     }
+    if (boxes.shapes != nullptr && boxes.dims == nullptr) {
+      fail(ErrorCode::invalid_argument, "{}: shapes are passed without dims, expected both", kCall);
+    }
     if (boxes.count == 0) return;
     required(boxes.names, kCall, "names");
     required(boxes.data, kCall, "data");
@@ -47,6 +50,11 @@ class Columns {
       refuse(i, name,
              fmt::format("has {} dimensions, expected {} for a tensor of shape {}", boxes_.dims[i], dims,
                          shape_to_string(info.shape)));
+    }
+    if (boxes_.shapes != nullptr && numbers(boxes_.shapes, dims) != info.shape) {
+      refuse(i, name,
+             fmt::format("has shape {}, expected {}", shape_to_string(info.shape),
+                         shape_to_string(numbers(boxes_.shapes, dims))));
     }
     const Box box = boxes_.offsets == nullptr ? Box::full(info.shape)
                                               : Box(numbers(boxes_.offsets, dims), numbers(boxes_.sizes, dims));

@@ -194,6 +194,16 @@ TEST_F(CReadTest, WrongArgumentsAreNamedAndNothingIsRead) {
   dims_[1] = 3;
   expect(TESSERA_INVALID_ARGUMENT, "box 1, of tensor 'model.layers.0.bias', has 3 dimensions, expected 2");
   dims_[1] = 2;
+  const std::int64_t shapes[] = {3, 13, 13, 3};
+  boxes_.shapes = shapes;
+  expect(TESSERA_INVALID_ARGUMENT, "box 1, of tensor 'model.layers.0.bias', has shape [3, 13], expected [13, 3]");
+  boxes_.dims = nullptr;
+  boxes_.offsets = boxes_.sizes = nullptr;
+  expect(TESSERA_INVALID_ARGUMENT, "shapes are passed without dims, expected both");
+  boxes_.dims = dims_;
+  boxes_.offsets = offsets_;
+  boxes_.sizes = sizes_;
+  boxes_.shapes = nullptr;
   const std::int64_t strides[] = {1, 2, -1, 1};
   boxes_.strides = strides;
   expect(TESSERA_INVALID_ARGUMENT, "has strides [-1, 1], expected none below 0");

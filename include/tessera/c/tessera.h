@@ -173,6 +173,7 @@ typedef struct tessera_boxes {
   void* const* data;          ///< memory for the elements: element x of a box is at data + sum(x[d] * strides[d])
   const size_t* data_bytes;   ///< size of that memory
   const int64_t* strides;     ///< in elements, at least 0, `dims[i]` numbers for box i; NULL for row-major
+  const int64_t* shapes;      ///< of the full tensors, likewise: a tensor of another shape is an error; NULL for any
 } tessera_boxes;
 
 typedef struct tessera_read_options {
@@ -190,7 +191,7 @@ typedef struct tessera_read_report {
 } tessera_read_report;
 
 /// Reads the elements of `boxes`, and no other bytes than they need. `report` may be NULL. Fails with
-/// TESSERA_INVALID_ARGUMENT if a box is not inside its tensor, a dtype differs, or memory is too small;
+/// TESSERA_INVALID_ARGUMENT if a box is not inside its tensor, a shape or dtype differs, or memory is too small;
 /// TESSERA_NOT_FOUND for a name that the checkpoint does not have; TESSERA_CORRUPT, naming file, offset and tensor;
 /// TESSERA_IO; TESSERA_CANCELLED. The memory may then be partly filled, unless an argument was invalid.
 tessera_status tessera_read(const tessera_checkpoint* checkpoint, const tessera_boxes* boxes,
