@@ -3,10 +3,17 @@
 #include <atomic>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "tessera/layout/byte_ranges.h"
 
 namespace tessera::checkpoint {
+namespace {
+
+// To pass a piece to a thread takes as long as to read a part of it.
+constexpr std::size_t kPiecesOfTask = 8;
+
+}  // namespace
 
 Workers::Workers(std::size_t jobs, ProgressSink* progress_in, const Cancellation* cancellation_in)
     : progress(progress_in != nullptr ? *progress_in : no_progress()),
@@ -28,16 +35,25 @@ void Workers::submit_pieces(const TensorInfo& tensor, std::int64_t limit_bytes,
   shared->finish = std::move(finish);
   const std::int64_t element_bytes = dtype_size(tensor.dtype);
   std::int64_t begin = 0;
-  for_each_row_major_piece(Box::full(tensor.shape), element_bytes, limit_bytes, [&](const Box& piece) {
+  std::vector<std::pair<Box, std::int64_t>> pieces;  // of the next task, with the position of the first element
+  const auto submit = [&] {
     shared->left.fetch_add(1);
-    pool.submit([this, shared, piece, begin, element_bytes] {
-      if (cancellation != nullptr) cancellation->check();
-      shared->work(piece, begin);
-      progress.advance(static_cast<std::uint64_t>(volume(piece) * element_bytes));
+    pool.submit([this, shared, pieces = std::move(pieces), element_bytes] {
+      for (const auto& [piece, position] : pieces) {
+        if (cancellation != nullptr) cancellation->check();
+        shared->work(piece, position);
+        progress.advance(static_cast<std::uint64_t>(volume(piece) * element_bytes));
+      }
       shared->done();
     });
+    pieces = {};
+  };
+  for_each_row_major_piece(Box::full(tensor.shape), element_bytes, limit_bytes, [&](const Box& piece) {
+    pieces.emplace_back(piece, begin);
     begin += volume(piece);
+    if (pieces.size() == kPiecesOfTask) submit();
   });
+  if (!pieces.empty()) submit();
   shared->done();
 }
 
