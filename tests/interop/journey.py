@@ -267,20 +267,25 @@ class Journey:
         manifest_path = folder / "manifest.json"
         manifest_path.write_text(json.dumps(manifest))
         ways = [(1, 0, "dcp"), (3, 0, "dcp"), (2, 1, "dcp"), (2, 0, "zstd"), (3, 0, "safetensors"), (2, 1, "safetensors")]
-        for ranks, dim, form in ways:
-            output = folder / f"{form}-{ranks}-dim{dim}"
-            command = [self.resaver, self.source, output, ranks, dim, form]
-            done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=120, check=False)
+        outputs = [folder / f"{form}-{ranks}-dim{dim}" for ranks, dim, form in ways]
+        words = [word for output, way in zip(outputs, ways) for word in (output, *way)]
+        # All in one process, since to load LibTorch takes longer than to save.
+        done = subprocess.run(
+            [str(word) for word in (self.resaver, self.source, *words)], capture_output=True, text=True, timeout=240, check=False
+        )
+        answers = [json.loads(line)["why"] for line in done.stdout.splitlines()]
+        answers += [done.stderr[-600:] or f"status {done.returncode}"] * (len(ways) - len(answers))
+        for output, (ranks, dim, form), why in zip(outputs, ways, answers):
             what = f"resave {output.name}"
             refusal = "has no such type"
             if form == "safetensors" and self.manifest["opaque"]:
                 refusal = "safetensors cannot store this object"
-            if done.returncode == 3 and refusal in done.stderr:
-                is_clear = "unsupported" in done.stderr and not (output.exists() and list(output.iterdir()))
-                self.note("resave", f"{what}: what has no place there is refused", "" if is_clear else done.stderr)
+            if refusal in why:
+                is_clear = "unsupported" in why and not (output.exists() and list(output.iterdir()))
+                self.note("resave", f"{what}: what has no place there is refused", "" if is_clear else why)
                 continue
-            self.note("resave", what, "" if done.returncode == 0 else done.stderr[:600] or f"status {done.returncode}")
-            if done.returncode != 0:
+            self.note("resave", what, why)
+            if why:
                 continue
             self.expect("resave", 0, "verify", output)
             self.same("resave", self.source, output, excluded=changed)

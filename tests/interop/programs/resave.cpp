@@ -1,7 +1,9 @@
 // Loads a checkpoint with ranks as threads, every tensor sharded in one dimension, and saves it again: through the
 // library, as the command does.
 //
-//   resave SOURCE DESTINATION RANKS DIM dcp|zstd|safetensors
+//   resave SOURCE [DESTINATION RANKS DIM dcp|zstd|safetensors]...
+//
+// For each destination it prints a line of JSON: "why" it failed, or nothing. Exits with 3 if one did.
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
@@ -10,6 +12,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -66,23 +69,33 @@ void resave(const std::filesystem::path& source, const std::filesystem::path& de
   save(state, destination, group, save_options);
 }
 
+// Why it failed, or nothing.
+std::string attempt(const char* source, char** words) {
+  const std::string format = words[3];
+  SaveOptions options;
+  if (format == "safetensors") options.format = checkpoint::SaveFormat::safetensors_shards;
+  if (format == "zstd") options.transforms = {checkpoint::zstd_transform()};
+  try {
+    run_local(std::atoi(words[1]),
+              [&](const ProcessGroup& group) { resave(source, words[0], std::atoll(words[2]), options, group); });
+  } catch (const Error& error) {
+    return fmt::format("{}: {}", error_code_name(error.code()), error.what());
+  }
+  return "";
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  const std::string format = argc == 6 ? argv[5] : "";
-  if (format != "dcp" && format != "zstd" && format != "safetensors") {
-    fmt::print(stderr, "usage: resave SOURCE DESTINATION RANKS DIM dcp|zstd|safetensors\n");
+  if (argc < 6 || argc % 4 != 2) {
+    fmt::print(stderr, "usage: resave SOURCE [DESTINATION RANKS DIM dcp|zstd|safetensors]...\n");
     return 2;
   }
-  try {
-    SaveOptions options;
-    if (format == "safetensors") options.format = checkpoint::SaveFormat::safetensors_shards;
-    if (format == "zstd") options.transforms = {checkpoint::zstd_transform()};
-    run_local(std::atoi(argv[3]),
-              [&](const ProcessGroup& group) { resave(argv[1], argv[2], std::atoll(argv[4]), options, group); });
-  } catch (const Error& error) {
-    fmt::print(stderr, "resave: {}: {}\n", error_code_name(error.code()), error.what());
-    return 3;
+  int status = 0;
+  for (int i = 2; i < argc; i += 4) {
+    const std::string why = attempt(argv[1], argv + i);
+    if (!why.empty()) status = 3;
+    fmt::print("{}\n", nlohmann::json{{"why", why}}.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
   }
-  return 0;
+  return status;
 }
