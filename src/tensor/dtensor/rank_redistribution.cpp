@@ -1,9 +1,13 @@
 #include "tensor/dtensor/rank_redistribution.h"
 
+#include <c10/util/SmallVector.h>
+
 #include <algorithm>
 #include <cstddef>
+#include <functional>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <utility>
 
@@ -36,25 +40,36 @@ std::vector<Box> boxes_in(const std::vector<LocalBox>& local) {
   return boxes;
 }
 
-// A number for each number that layouts and coordinates are made of, so that equal keys have equal layouts.
-std::string key_of(const MeshLayout& from, const MeshLayout& to, const Sizes& coordinate) {
-  std::string key;
-  const auto add = [&](std::int64_t number) { key.append(reinterpret_cast<const char*>(&number), sizeof(number)); };
-  const auto add_all = [&](const Sizes& numbers) {
-    add(static_cast<std::int64_t>(numbers.size()));
-    for (const std::int64_t number : numbers) add(number);
-  };
-  for (const Sizes* numbers : {&from.size(), &to.size(), &from.mesh_shape(), &to.mesh_shape(), &coordinate})
-    add_all(*numbers);
-  for (const Placements* placements : {&from.placements(), &to.placements()}) {
-    for (const Placement& placement : *placements) {
-      add(static_cast<std::int64_t>(placement.kind()) * 256 + static_cast<std::int64_t>(placement.reduce_op()));
-      add(placement.dim());
-      add(placement.split_factor());
+// A number for each number that layouts and coordinates are made of, so that equal keys have equal layouts. Usually in
+// no memory of its own: where a plan has just been made, an allocation may take as long as all of a lookup.
+class Key {
+ public:
+  Key(const MeshLayout& from, const MeshLayout& to, const Sizes& coordinate) {
+    for (const Sizes* numbers : {&from.size(), &to.size(), &from.mesh_shape(), &to.mesh_shape(), &coordinate}) {
+      numbers_.push_back(static_cast<std::int64_t>(numbers->size()));
+      numbers_.append(numbers->begin(), numbers->end());
+    }
+    for (const Placements* placements : {&from.placements(), &to.placements()}) {
+      for (const Placement& placement : *placements) {
+        const auto kind = static_cast<std::int64_t>(placement.kind());
+        numbers_.push_back(kind * 256 + static_cast<std::int64_t>(placement.reduce_op()));
+        numbers_.push_back(placement.dim());
+        numbers_.push_back(placement.split_factor());
+      }
     }
   }
-  return key;
-}
+  std::string_view bytes() const {
+    return {reinterpret_cast<const char*>(numbers_.data()), numbers_.size() * sizeof(std::int64_t)};
+  }
+
+ private:
+  c10::SmallVector<std::int64_t, 64> numbers_;
+};
+
+struct BytesHash {
+  using is_transparent = void;
+  std::size_t operator()(std::string_view bytes) const { return std::hash<std::string_view>()(bytes); }
+};
 
 // Redistributions by their key. Begins again when they take too much memory.
 class Cache {
@@ -64,12 +79,12 @@ class Cache {
     static auto& cache = *new Cache;
     return cache;
   }
-  Pointer find(const std::string& key) {
+  Pointer find(const Key& key) {
     const std::lock_guard lock(mutex_);
-    const auto found = entries_.find(key);
+    const auto found = entries_.find(key.bytes());
     return found == entries_.end() ? nullptr : found->second;
   }
-  void add(std::string key, Pointer entry) {
+  void add(const Key& key, Pointer entry) {
     constexpr std::size_t kMost = std::size_t{1} << 16;  // moves, some 20 MB
     const std::size_t size = 16 + entry->exchange.moves.size();
     const std::lock_guard lock(mutex_);
@@ -77,12 +92,12 @@ class Cache {
       entries_.clear();
       size_ = 0;
     }
-    if (entries_.emplace(std::move(key), std::move(entry)).second) size_ += size;
+    if (entries_.emplace(key.bytes(), std::move(entry)).second) size_ += size;
   }
 
  private:
   std::mutex mutex_;
-  std::unordered_map<std::string, Pointer> entries_;
+  std::unordered_map<std::string, Pointer, BytesHash, std::equal_to<>> entries_;
   std::size_t size_ = 0;
 };
 
@@ -110,7 +125,7 @@ ProcessGroup RankRedistribution::exchange_group(const DeviceMesh& mesh) const {
 
 std::shared_ptr<const RankRedistribution> redistribution_of(const MeshLayout& from, const MeshLayout& to,
                                                             const Sizes& coordinate) {
-  std::string key = key_of(from, to, coordinate);
+  const Key key(from, to, coordinate);
   if (Cache::Pointer known = Cache::global().find(key)) return known;
   const std::int64_t rank = mesh_index(from.mesh_shape(), coordinate);
   MeshRedistribution plan = plan_redistribution(from, to, rank);
@@ -118,7 +133,7 @@ std::shared_ptr<const RankRedistribution> redistribution_of(const MeshLayout& fr
   std::vector<LocalBox> gets = MeshLayout(to.size(), to.mesh_shape(), plan.moved).local_boxes(coordinate);
   auto made = std::make_shared<const RankRedistribution>(std::move(plan), std::move(has), std::move(gets),
                                                          from.mesh_shape(), rank);
-  Cache::global().add(std::move(key), made);
+  Cache::global().add(key, made);
   return made;
 }
 
