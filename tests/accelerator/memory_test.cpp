@@ -165,7 +165,8 @@ TEST_F(MemoryTest, PinnedBlockIsKeptWhileAStreamUsesIt) {
   const at::Tensor copy = host.to(device(0), at::kFloat, /*non_blocking=*/true);
   const void* address = host.data_ptr();
   host.reset();
-  EXPECT_NE(at::empty({kElements}, pinned()).data_ptr(), address);
+  const at::Tensor other = at::empty({kElements}, pinned());
+  EXPECT_NE(other.data_ptr(), address);
   EXPECT_EQ(copy.sum().item<float>(), kElements);
   EXPECT_EQ(at::empty({kElements}, pinned()).data_ptr(), address);
 }
