@@ -470,7 +470,7 @@ class CSaveTest : public ::testing::Test {
   const TemporaryDirectory directory_;
   const std::string path_ = directory_.path() / "saved";
   const std::vector<float> values_ = {1, 2, 3, 4};
-  tessera_read_elements* read_ = nullptr;  // if set, no elements are passed as memory
+  tessera_read_elements read_ = nullptr;  // if set, no elements are passed as memory
 };
 
 TEST_F(CSaveTest, WhatTwoRanksSaveIsRead) {

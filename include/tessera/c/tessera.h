@@ -205,7 +205,7 @@ tessera_status tessera_read_tensor(const tessera_checkpoint* checkpoint, const c
 /// Copies `size_bytes` of the elements of a row of a state, in row-major order from byte `begin_bytes` on, to `out`.
 /// Called by tessera_save_write for rows whose `data` is NULL, for parts of a row, which begin and end between
 /// elements, from its threads, several at a time. Returns 0, or another number, with which the save fails.
-typedef int tessera_read_elements(void* context, size_t row, uint64_t begin_bytes, size_t size_bytes, void* out);
+typedef int (*tessera_read_elements)(void* context, size_t row, uint64_t begin_bytes, size_t size_bytes, void* out);
 
 /// The part of a state that a rank has, in columns: chunks of tensors, and objects. Arrays of one number for each
 /// dimension have those of row 0, then those of row 1, and so on; all others have `count` elements.
@@ -224,7 +224,7 @@ typedef struct tessera_state {
   const int64_t* strides;     ///< in elements, at least 0; NULL for row-major
   const int* requires_grad;   ///< of the tensors; NULL for none
   /// Reads elements that are not in the memory of the host, such as those on a GPU. NULL if all are in it.
-  tessera_read_elements* read;
+  tessera_read_elements read;
   void* context;  ///< of `read`
 } tessera_state;
 
