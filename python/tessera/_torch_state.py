@@ -111,6 +111,8 @@ class Rows:
 
 def savable(row):
     """A row whose elements can be saved where they are."""
+    if row.tensor.is_meta:
+        raise UnsupportedError(f"save '{row.name}': the tensor is on the meta device, expected one that has elements")
     if row.tensor.layout != torch.strided:
         raise UnsupportedError(f"save '{row.name}': the tensor's layout is {row.tensor.layout}, expected torch.strided")
     if row.tensor.device.type == "cpu" and (row.tensor.is_conj() or row.tensor.is_neg()):

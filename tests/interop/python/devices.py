@@ -158,6 +158,15 @@ def failing(device, folder):
     return difference(found, state) or (f"left {left}" if left else "")
 
 
+def without_elements(device, folder):
+    """A tensor on the meta device is refused by name."""
+    try:
+        tessera.torch.save({"weight": torch.ones(3, device="meta")}, folder / "meta")
+        return "the save did not fail"
+    except dcp.api.CheckpointException as error:
+        return "" if "save 'weight': the tensor is on the meta device" in str(error.failures) else str(error)
+
+
 def in_order(device, folder):
     """A save reads what the current stream computes, though it has not yet."""
     module = torch.get_device_module(device)
@@ -175,6 +184,7 @@ CHECKS = {
     "a state is saved and loaded": save_and_load,
     "the pinned memory is bounded": bounded,
     "an error of the device is that of the save": failing,
+    "tensors without elements are refused": without_elements,
 }
 
 
