@@ -397,16 +397,19 @@ class Reader(dcp.StorageReader):
     def _read(self, checkpoint, planner):
         with torch.no_grad():  # in which DTensors give their local tensors as they are
             wanted = {name: planner._chunks.rows(name, value) for name, value in planner.state_dict.items()}
-        objects = [name for name, rows in wanted.items() if rows is None]
-        if planner.allow_partial_load or not all(name in checkpoint.objects for name in objects):
+        # What is read in one call, the library checks by itself before it reads anything.
+        in_one_call = all(
+            name in checkpoint.objects if rows is None else rows and all(_staging.is_on_host(row.tensor) for row in rows)
+            for name, rows in wanted.items()
+        )
+        if planner.allow_partial_load or not in_one_call:
             wanted = self._present(checkpoint, wanted, planner.allow_partial_load)
-            objects = [name for name in objects if name in wanted]
         try:
             self._read_rows(checkpoint, [row for rows in wanted.values() for row in rows or ()])
         except (NotFoundError, InvalidArgumentError):
             self._present(checkpoint, wanted, planner.allow_partial_load)  # which names all that is missing
             raise
-        for name in objects:
+        for name in (name for name, rows in wanted.items() if rows is None):
             planner._set(name, self._object(checkpoint, name))
 
     def _present(self, checkpoint, wanted, allow_partial_load):

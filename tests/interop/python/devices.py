@@ -167,6 +167,19 @@ def without_elements(device, folder):
         return "" if "save 'weight': the tensor is on the meta device" in str(error.failures) else str(error)
 
 
+def missing(device, folder):
+    """A load that fails for what the checkpoint lacks has changed nothing."""
+    tessera.torch.save({"on_cpu": torch.ones(50, 3), "weight": torch.ones(3000, device=device)}, folder / "missing")
+    state = {"on_cpu": torch.zeros(50, 3), "weight": torch.zeros(3000, device=device), "more": torch.zeros(2, device=device)}
+    try:
+        tessera.torch.load(state, folder / "missing")
+        return "the load did not fail"
+    except dcp.api.CheckpointException as error:
+        if "the checkpoint has no 'more'" not in str(error.failures):
+            return str(error)
+    return "" if not any(value.any() for value in state.values()) else "the load has changed the state"
+
+
 def in_order(device, folder):
     """A save reads what the current stream computes, though it has not yet."""
     module = torch.get_device_module(device)
@@ -185,6 +198,7 @@ CHECKS = {
     "the pinned memory is bounded": bounded,
     "an error of the device is that of the save": failing,
     "tensors without elements are refused": without_elements,
+    "a load that lacks a tensor changes nothing": missing,
 }
 
 
