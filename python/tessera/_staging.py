@@ -53,15 +53,13 @@ class Source:
         self.devices = {tensor.device for tensor in tensors if not is_on_host(tensor)}
         self._lock = threading.Lock()
         self._lanes = {}
-        self._blocks = {}  # that are free, by device
+        self._blocks = []  # that are free, for any device
         self._room = threading.BoundedSemaphore(LIMIT_BYTES // BLOCK_BYTES)
-        self._dense = (None, None)  # the last row that was not contiguous, and its elements in row-major order
         self.error = None
 
     def begin(self):
         """Orders the reads after what the caller's current streams have so far."""
         self._lanes = {device: Lane(device) for device in self.devices}
-        self._blocks = {device: [] for device in self.devices}
 
     def read(self, _, row, begin_bytes, size_bytes, out):
         """A tessera_read_elements. An exception is kept for the thread that waits for the save."""
@@ -74,31 +72,34 @@ class Source:
             return 1
 
     def _read(self, row, begin_bytes, size_bytes, out):
-        device = self._rows[row].tensor.device
-        lane = self._lanes[device]
+        tensor = self._rows[row].tensor
+        lane = self._lanes[tensor.device]
         with self._lock:
-            free = self._blocks[device]
-            block = free.pop() if free else lane.pinned(BLOCK_BYTES)
+            block = self._blocks.pop() if self._blocks else lane.pinned(BLOCK_BYTES)
         try:
             for done in range(0, size_bytes, BLOCK_BYTES):
-                part = min(BLOCK_BYTES, size_bytes - done)
-                begin = begin_bytes + done
-                lane.copy(block[:part], lambda: self._bytes_of(row)[begin : begin + part])
+                begin, size = begin_bytes + done, min(BLOCK_BYTES, size_bytes - done)
+                lane.copy(block[:size], lambda: _bytes_of(tensor, begin, size))
                 lane.wait()
-                ctypes.memmove(out + done, block.data_ptr(), part)
+                ctypes.memmove(out + done, block.data_ptr(), size)
         finally:
             with self._lock:
-                free.append(block)
+                self._blocks.append(block)
 
-    def _bytes_of(self, row):
-        """The elements of a row in row-major order. Called on the stream of its lane."""
-        tensor = self._rows[row].tensor
-        if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
-            with self._lock:
-                if self._dense[0] != row:
-                    self._dense = (row, tensor.resolve_conj().resolve_neg().contiguous())
-                tensor = self._dense[1]
-        return tensor.reshape(-1).view(torch.uint8)
+
+def _bytes_of(tensor, begin_bytes, size_bytes):
+    """Bytes of the elements of a tensor in row-major order. Where they are elsewhere in memory, copies little more than them."""
+    begin = begin_bytes // tensor.element_size()
+    end = begin + size_bytes // tensor.element_size()
+    while tensor.dim() > 1:
+        inner = tensor.numel() // tensor.size(0)
+        first, last = begin // inner, -(-end // inner)
+        begin, end = begin - first * inner, end - first * inner
+        if last - first > 1:
+            tensor = tensor[first:last]
+            break
+        tensor = tensor[first]
+    return tensor.reshape(-1)[begin:end].resolve_conj().resolve_neg().contiguous().view(torch.uint8)
 
 
 def _pieces(row, limit_bytes):

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Saves and loads a state on a device by the package tessera.
 
-    devices.py DEVICE       such as cuda, in a temporary folder
+    devices.py DEVICE       such as cuda, in a temporary folder; needs tests/interop in PYTHONPATH
 
 Without a device, check_python.py calls `checks` with tensors of the CPU that the package takes for those of a device.
 """
@@ -19,6 +19,7 @@ import torch.distributed.checkpoint as dcp
 import tessera
 import tessera.torch
 from tessera import _staging
+from values import row_major_bytes
 
 SMALL_LIMIT = 4 << 20  # of pinned memory: less than the state has
 
@@ -71,6 +72,8 @@ def state_on(device):
     state = {
         "large": torch.randn(1700, 1031),
         "columns": torch.randn(300, 700).t(),
+        "planes": torch.randn(1, 3, 900, 501).permute(0, 3, 1, 2)[:, 1:],
+        "few_rows": torch.randn(400, 3, 701).transpose(0, 1),
         "part": torch.randn(64, 64)[3:50, 5:9],
         "repeated": torch.randn(5, 1).expand(5, 7),
         "conjugated": torch.randn(9, 4, dtype=torch.complex64).conj(),
@@ -89,7 +92,7 @@ def state_on(device):
 
 
 def bits(tensor):
-    return bytes(tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8).tolist())
+    return row_major_bytes(tensor.cpu())
 
 
 def difference(found, expected):
