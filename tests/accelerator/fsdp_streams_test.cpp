@@ -96,13 +96,13 @@ TEST_P(FsdpStreamsOrderTest, TheComputationComesAfterTheStreamThatItIsCalledOnAn
       EXPECT_EQ(sim::current(), computation);
       at::add_out(y, x, 1);
       EXPECT_EQ(y.sum().item<float>(), 2000) << "after the stream that it is called on";
-      at::add_out(y, x, 1);
+      at::add_out(y, x, 2);
     }
     EXPECT_EQ(sim::current(), autograd);
     x.copy_(y);
   }
   autograd.synchronize();
-  EXPECT_EQ(x.sum().item<float>(), 2000);
+  EXPECT_EQ(x.sum().item<float>(), 3000) << "before the stream that it is called on";
 }
 
 // The host may write shards after they were copied, while the computation still runs.
