@@ -44,6 +44,11 @@ if(TESSERA_SANITIZE)
   target_compile_options(tessera_flags INTERFACE -fsanitize=${TESSERA_SANITIZE} -fno-omit-frame-pointer
                                                  -fno-sanitize-recover=all)
   target_link_options(tessera_flags INTERFACE -fsanitize=${TESSERA_SANITIZE})
+  # Programs with sanitizers and line numbers are large: lld links them in a fifth of the time.
+  find_program(LLD ld.lld)
+  if(LLD AND CMAKE_CXX_COMPILER_ID MATCHES "Clang")
+    target_link_options(tessera_flags INTERFACE -fuse-ld=lld)
+  endif()
 endif()
 
 # Makes an archive fit for shared libraries, at no cost: a function's own definition is still the one that is inlined.

@@ -155,7 +155,7 @@ const std::vector<Sizes> kMeshes = {{1, 1}, {1, 2}, {2, 1}, {2, 2}, {1, 4}, {3, 
 
 TEST(TwoDimensionsTest, ATrainingIsThatOfOneProcess) {
   const auto expected = expected_steps();
-  SampleIfSanitized sample(3);
+  SampleIfSanitized sample(7);
   for (const Sizes& shape : kMeshes) {
     for (const Options& options : kWays) {
       if (!sample.takes_next()) continue;

@@ -53,7 +53,7 @@ std::vector<double> losses_of(int steps) {
 
 TEST(FsdpStateDictTest, SavedOnSomeRanksItGoesOnOnOthers) {
   const std::vector<double> losses = losses_of(6);
-  SampleIfSanitized sample(5);
+  SampleIfSanitized sample(11);
   for (const Options& saved : kWays) {
     for (const int savers : {1, 4}) {
       const TemporaryDirectory directory;

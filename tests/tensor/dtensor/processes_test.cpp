@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <torch/utils.h>
 
+#include "support/chaos.h"
 #include "support/rank_processes.h"
 #include "tensor/mesh_support.h"
 #include "tessera/tensor/dtensor.h"
@@ -44,7 +45,8 @@ TEST_P(DTensorProcesses, RedistributeBetweenAllPlacements) {
   expect_good_processes(static_cast<int>(mesh_size(shape)), quick(), [&](const ProcessGroup& group) {
     const DeviceMesh mesh(group, shape);
     const Sizes& at = *mesh.coordinate();
-    const std::size_t step = shape.size() == 3 ? 11 : shape.size() == 2 ? 3 : 1;  // a sample of many cases
+    // A sample of many cases.
+    const std::size_t step = (shape.size() == 3 ? 11 : shape.size() == 2 ? 3 : 1) * testing::stride_if_sanitized(5);
     for (std::size_t pair = 0; pair < choices.size() * choices.size(); pair += step) {
       const Placements &from = choices[pair / choices.size()], &to = choices[pair % choices.size()];
       const MeshLayout before({7, 5}, shape, from), after({7, 5}, shape, to);

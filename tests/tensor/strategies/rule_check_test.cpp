@@ -286,7 +286,7 @@ TEST(RuleCheckTest, NoBuiltInRuleHasAWrongStrategy) {
                            testing::rearranging_cases(), testing::spatial_cases()}) {
     ops.insert(ops.end(), more.begin(), more.end());
   }
-  SampleIfSanitized sample(3);
+  SampleIfSanitized sample(7);
   std::erase_if(ops, [&](const OpCase& /*op*/) { return !sample.takes_next(); });
   RuleCheckOptions options;
   options.finds_missing = false;
