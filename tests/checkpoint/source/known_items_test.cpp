@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "checkpoint/save/item_layouts.h"
 #include "tessera/base/crc32.h"
 #include "tessera/base/error.h"
@@ -67,9 +69,8 @@ TEST(KnownItemsTest, FindsWhatParsingFinds) {
         EXPECT_EQ(found->offset_bytes, storage.data_offset_bytes);
         EXPECT_EQ(found->length_bytes, storage.size_bytes);
         EXPECT_EQ(found->crc32, storage.crc32);
-        Bytes file(7);
-        append(file, item);
-        file.resize(file.size() + 9);
+        Bytes file(7 + item.size() + 9);
+        std::ranges::copy(item, file.begin() + 7);
         const auto in_file = items.find(MemorySource(file, "file"), 7, item.size(), dtype, sizes);
         ASSERT_TRUE(in_file) << dtype_name(dtype);
         EXPECT_EQ(in_file->offset_bytes, found->offset_bytes);
