@@ -71,6 +71,11 @@ def run(work, directory, tensors, tensor_bytes, repeats, rank, ranks, by_tessera
             return tessera.torch.load(state, path)
         dcp.load(state, storage_reader=dcp.FileSystemReader(path))
 
+    def async_save(state):
+        if by_tessera:
+            return tessera.torch.async_save(state, path, process_group=background)
+        return dcp.async_save(state, checkpoint_id=path, process_group=background)
+
     times = []
     by_threads = {1: times}
     if work in ("save", "async"):
@@ -83,7 +88,7 @@ def run(work, directory, tensors, tensor_bytes, repeats, rank, ranks, by_tessera
                     by_threads.setdefault(threads, []).append(timed(lambda: save(state, threads)))
             else:
                 answers = []
-                times.append(timed(lambda: answers.append(dcp.async_save(state, checkpoint_id=path, process_group=background))))
+                times.append(timed(lambda: answers.append(async_save(state))))
                 answers[0].result()
     else:
         clean()

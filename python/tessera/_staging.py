@@ -120,6 +120,66 @@ def _aligned_bytes(tensor):
     return -(-tensor.numel() * tensor.element_size() // 64) * 64
 
 
+class _Block:
+    """Pinned memory that elements are copied to from a device, and from there to the host's memory, at the same place within 64
+    bytes, so that any dtype is aligned."""
+
+    def __init__(self, lane, size_bytes):
+        self._lane, self._memory = lane, lane.pinned(size_bytes)
+        self._begin = self._end = 0  # in the host's memory
+        self._wait = lambda: None
+
+    def begin(self, position):
+        self._begin = self._end = position
+
+    def has_room(self, end):
+        return end - self._begin // 64 * 64 <= self._memory.numel()
+
+    def add(self, tensor, position):
+        size_bytes = tensor.numel() * tensor.element_size()
+        at = position - self._begin // 64 * 64
+        self._end = position + size_bytes
+        self._lane.copy(self._memory[at : at + size_bytes].view(tensor.dtype).view(tensor.shape), tensor)
+
+    def send(self):
+        self._wait = self._lane.mark()
+
+    def receive(self, host):
+        """Waits for the device, and copies what was sent to its place."""
+        self._wait()
+        at = self._begin % 64
+        host[self._begin : self._end].copy_(self._memory[at : at + self._end - self._begin])
+        self.begin(self._end)
+
+
+def copy_to_host(rows):
+    """Replaces the tensors of rows that are on devices by copies in the memory of the host, which is not pinned."""
+    for device, mine in _by_device(rows).items():
+        lane = Lane(device)
+        host = torch.empty(sum(_aligned_bytes(row.tensor) for row in mine), dtype=torch.uint8)
+        piece_bytes = min(LIMIT_BYTES // 2 - 64, host.numel())
+        block, other = _Block(lane, piece_bytes + 64), None
+        begin = 0
+        for row in mine:
+            position = begin
+            for piece in _pieces(row, piece_bytes):
+                end = position + piece.tensor.numel() * piece.tensor.element_size()
+                if not block.has_room(end):
+                    block.send()
+                    block, other = other or _Block(lane, piece_bytes + 64), block
+                    block.receive(host)
+                    block.begin(position)
+                block.add(piece.tensor, position)
+                position = end
+            size = row.tensor.numel() * row.tensor.element_size()
+            row.tensor = host[begin : begin + size].view(row.tensor.dtype).view(row.tensor.shape)
+            begin += _aligned_bytes(row.tensor)
+        block.send()
+        if other:
+            other.receive(host)
+        block.receive(host)
+
+
 class _Half:
     """One half of the pinned memory of a load."""
 
@@ -149,12 +209,16 @@ class _Half:
         self.clear()
 
 
-def load(rows, fill):
-    """Loads rows that are on devices: fill(rows) reads such in the memory of the host."""
+def _by_device(rows):
     by_device = {}
     for row in rows:
         by_device.setdefault(row.tensor.device, []).append(row)
-    for device, mine in by_device.items():
+    return by_device
+
+
+def load(rows, fill):
+    """Loads rows that are on devices: fill(rows) reads such in the memory of the host."""
+    for device, mine in _by_device(rows).items():
         lane = Lane(device)
         size_bytes = min(LIMIT_BYTES // 2, sum(_aligned_bytes(row.tensor) for row in mine))
         half, other = _Half(lane, size_bytes), None

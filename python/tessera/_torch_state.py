@@ -20,6 +20,32 @@ class Row:
         self.name, self.shape, self.offsets, self.sizes, self.tensor = name, shape, offsets, sizes, tensor
 
 
+_NO_ELEMENTS = torch.empty(0)
+
+
+class CopiedTensor(torch.Tensor):
+    """Stands for a tensor in a copied state: `rows` are copies of the chunks that this rank has."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # no op is called on it
+
+    @classmethod
+    def of(cls, rows, requires_grad):
+        made = _NO_ELEMENTS.as_subclass(cls)
+        made.rows = rows
+        return made.requires_grad_() if requires_grad else made
+
+    def __reduce_ex__(self, protocol):
+        return CopiedTensor.of, (self.rows, self.requires_grad)
+
+    def as_plain(self, name):
+        """The tensor, which must not be distributed, for an object that it is a part of."""
+        if len(self.rows) != 1 or tuple(self.rows[0].sizes) != tuple(self.rows[0].shape):
+            raise UnsupportedError(
+                f"save '{name}': the object has a distributed tensor, expected none: pass flatten_state_dict=True to SavePlanner"
+            )
+        return self.rows[0].tensor.clone()
+
+
 class Chunks:
     """The chunks of tensors. Where a DTensor's are depends on its mesh, placements and shape alone, so they are kept."""
 
@@ -30,6 +56,8 @@ class Chunks:
         """The rows of a value of the state, or None if it is no tensor."""
         if not isinstance(value, torch.Tensor) and not isinstance(value, ShardedTensor):
             return None
+        if isinstance(value, CopiedTensor):
+            return [Row(name, row.shape, row.offsets, row.sizes, row.tensor) for row in value.rows]
         if isinstance(value, ShardedTensor):
             return [
                 Row(name, value.size(), shard.metadata.shard_offsets, shard.metadata.shard_sizes, shard.tensor.detach())
@@ -130,5 +158,13 @@ class StateObject:
 
     def archive(self):
         stream = io.BytesIO()
-        torch.save(self.value, stream)
+        torch.save(self._plain(self.value), stream)
         return stream.getvalue()
+
+    def _plain(self, value):
+        """The value with tensors in place of the copied ones: an object of a copied state whose dicts are not flattened."""
+        if type(value) is dict:
+            return {key: self._plain(item) for key, item in value.items()}
+        if type(value) is list:
+            return list(map(self._plain, value))
+        return value.as_plain(self.name) if isinstance(value, CopiedTensor) else value

@@ -36,7 +36,7 @@ from torch.distributed.checkpoint.planner import LoadPlan, SavePlan
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from . import _checkpoint, _library, _objects, _staging
+from . import _checkpoint, _library, _objects, _snapshot, _staging
 from ._errors import InvalidArgumentError, NotFoundError, OutcomeUnknownError, StorageError, UnsupportedError
 from ._library import functions, handle
 from ._torch_state import Chunks, Rows, StateObject, savable
@@ -144,6 +144,19 @@ class Writer(dcp.StorageWriter):
             raise UnsupportedError("tessera.torch.Writer: use_collectives is False, expected True: the ranks commit together")
         if self.checkpoint_id is None:
             raise InvalidArgumentError("tessera.torch.Writer has no path: pass one, or checkpoint_id to save")
+
+    # What makes this an AsyncStager, which dcp.async_save asks for the copy of the state that it saves.
+    _synchronize_after_execute = should_synchronize_after_execute = False
+
+    def stage(self, state_dict):
+        """Copies the chunks of this rank to the memory of the host, from devices through a bounded amount of pinned memory."""
+        return _snapshot.copy_of(state_dict)
+
+    def synchronize_staging(self):
+        """Does nothing: when `stage` returns, the state may be changed."""
+
+    def close(self):
+        """Does nothing: the copy is gone with the save."""
 
     def storage_meta(self):
         return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self._save_id)

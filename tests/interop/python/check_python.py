@@ -3,7 +3,8 @@
 
     check_python.py FOLDER SEED [KILLS]
 
-Kills that many saves at random instants: PyTorch then loads the old state or the new one. For each layout of make_checkpoints.py: both save it, and the checkpoints are the same state; then fewer or more ranks load
+Kills that many saves at random instants: PyTorch then loads the old state or the new one. For each layout of make_checkpoints.py: both save it, and the
+checkpoints are the same state, as is that of an asynchronous save; then fewer or more ranks load
 each checkpoint with each, and all have the same bits. Prints a line of JSON for each check.
 """
 
@@ -149,16 +150,28 @@ def save_both(rank, world, name, folder, seed):
         state = layout_of(name, layouts.Bench(rank, world, seed))
         dcp.save(state, storage_writer=dcp.FileSystemWriter(folder / "theirs"), planner=dcp.DefaultSavePlanner(flatten, flatten))
 
-    def compare():
+    def later():
+        """Changes the state as soon as async_save has returned."""
+        state = layout_of(name, layouts.Bench(rank, world, seed))
+        writer, planner = tessera.torch.Writer(threads=2), planners(flatten)[0]
+        future = dcp.async_save(state, checkpoint_id=folder / "later", storage_writer=writer, planner=planner)
+        for path in paths_of(state, flatten).values():
+            for tensor in local_tensors(at(state, path)) or []:
+                if tensor.numel():
+                    tensor.untyped_storage().fill_(0)
+        future.result()
+
+    def compare(saved):
         if rank != 0:
             return ""
-        verified, found = tessera.verify(folder / "ours"), tessera.diff(folder / "theirs", folder / "ours")
-        with tessera.open(folder / "ours") as a, tessera.open(folder / "theirs") as b:
+        verified, found = tessera.verify(folder / saved), tessera.diff(folder / "theirs", folder / saved)
+        with tessera.open(folder / saved) as a, tessera.open(folder / "theirs") as b:
             names = "" if set(a) | set(a.objects) == set(b) | set(b.objects) else "the names differ"
         return "" if verified and found and not names else f"{names} {verified.problems[:3]} {found.differences[:3]}"
 
     tell(rank, name, f"{world} ranks save", attempt(ours) or attempt(theirs))
-    tell(rank, name, f"{world} ranks save the same state", attempt(compare))
+    tell(rank, name, f"{world} ranks save the same state", attempt(lambda: compare("ours")))
+    tell(rank, name, f"{world} ranks save a state that changes meanwhile", attempt(later) or attempt(lambda: compare("later")))
 
 
 def load_both(rank, world, name, folder, seed):

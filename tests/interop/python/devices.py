@@ -124,6 +124,29 @@ def save_and_load(device, folder):
     return difference(theirs, state) or difference(ours, state)
 
 
+def save_later(device, folder):
+    """An asynchronous save has the values at its call, on the host through bounded memory."""
+    state = state_on(device)
+    pinned, sizes = _staging.Lane.pinned, []
+
+    class Counting(_staging.Lane):
+        def pinned(self, size_bytes):
+            sizes.append(size_bytes)
+            return pinned(self, size_bytes)
+
+    with replaced(LIMIT_BYTES=SMALL_LIMIT, BLOCK_BYTES=1 << 20, Lane=Counting):
+        future = tessera.torch.async_save(state, folder / "later")
+        of_copy = sum(sizes)
+        for value in state.values():
+            if isinstance(value, torch.Tensor) and value.numel():
+                value.untyped_storage().fill_(0)
+        future.result()
+    found = emptied(state)
+    tessera.torch.load(found, folder / "later")
+    why = difference(found, state_on(device))
+    return why or ("" if 0 < of_copy <= SMALL_LIMIT else f"{of_copy} bytes of pinned memory, expected {SMALL_LIMIT}")
+
+
 def bounded(device, folder):
     """The pinned memory does not depend on the state's size."""
     pinned, sizes = _staging.Lane.pinned, []
@@ -198,6 +221,7 @@ def in_order(device, folder):
 
 CHECKS = {
     "a state is saved and loaded": save_and_load,
+    "an asynchronous save has the values at its call": save_later,
     "the pinned memory is bounded": bounded,
     "an error of the device is that of the save": failing,
     "tensors without elements are refused": without_elements,
