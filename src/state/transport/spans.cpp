@@ -1,9 +1,11 @@
 #include "state/transport/spans.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/ops/_neg_view.h>
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <cstring>
 #include <map>
 #include <span>
 #include <tuple>
@@ -21,6 +23,9 @@ struct StorageRange {
   std::int64_t begin, end;
   std::size_t tensor;
 };
+
+// The least that a thread copies.
+constexpr std::int64_t kCopyGrainBytes = std::int64_t{1} << 20;
 
 std::int64_t item_size(const at::Tensor& tensor) { return static_cast<std::int64_t>(tensor.element_size()); }
 
@@ -139,6 +144,16 @@ at::Tensor elements_in(const at::Tensor& memory, at::ScalarType dtype, at::IntAr
 }
 
 void copy_span(const at::Tensor& memory, const at::Tensor& source) {
+  if (source.is_cpu() && source.is_contiguous() && !source.is_conj() && !source.is_neg()) {
+    // memcpy writes large blocks without reading the destination into the cache first, as LibTorch's copy does.
+    auto* const to = static_cast<std::uint8_t*>(memory.data_ptr());
+    const auto* const from = static_cast<const std::uint8_t*>(source.data_ptr());
+    at::parallel_for(0, static_cast<std::int64_t>(source.nbytes()), kCopyGrainBytes,
+                     [&](std::int64_t begin, std::int64_t end) {
+                       std::memcpy(to + begin, from + begin, static_cast<std::size_t>(end - begin));
+                     });
+    return;
+  }
   elements_in(memory, source.scalar_type(), source.sizes()).copy_(source);
 }
 
