@@ -1,6 +1,8 @@
 """Copies of states in the memory of the host, for saves in another thread."""
 
+import contextlib
 import copy
+import gc
 from collections.abc import Mapping
 
 import torch
@@ -18,10 +20,22 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 def copy_of(state_dict):
     """Copies a state. In place of each tensor, the copy has a CopiedTensor with the chunks of this rank."""
     copied = _Copied()
-    with torch.no_grad():  # in which DTensors give their local tensors as they are
+    with _collector_waits(), torch.no_grad():  # in which DTensors give their local tensors as they are
         state = {key: copied.value(value) for key, value in state_dict.items()}
         _copy_rows(copied.rows)
     return state
+
+
+@contextlib.contextmanager
+def _collector_waits():
+    """The garbage collector would go through all objects several times while many are made, and find nothing."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class _Copied:
