@@ -118,7 +118,9 @@ typedef struct tessera_tensor_info {
 } tessera_tensor_info;
 
 /// A stored chunk: a box of the tensor, and the bytes of a file that hold it. In a DCP checkpoint these are a
-/// torch.save archive, in other formats the elements themselves.
+/// torch.save archive, in other formats the elements themselves. Offsets and sizes are at least 0. That a box is within
+/// the tensor is checked by what reads it and by tessera_verify, not here: in damaged metadata, offset + size may be
+/// more than the shape, and more than int64_t holds.
 typedef struct tessera_chunk_info {
   const int64_t* offsets;  ///< `dims` numbers, as `sizes`
   const int64_t* sizes;
