@@ -11,6 +11,8 @@ from ._torch_state import Row
 # other is copied.
 LIMIT_BYTES = 256 << 20
 BLOCK_BYTES = 8 << 20
+# Where tensors begin in memory that several share: a view of any dtype may begin there.
+_ALIGNMENT = 64
 
 
 def is_on_host(tensor):
@@ -117,12 +119,12 @@ def _pieces(row, limit_bytes):
 
 
 def _aligned_bytes(tensor):
-    return -(-tensor.numel() * tensor.element_size() // 64) * 64
+    return -(-tensor.numel() * tensor.element_size() // _ALIGNMENT) * _ALIGNMENT
 
 
 class _Block:
-    """Pinned memory that elements are copied to from a device, and from there to the host's memory, at the same place within 64
-    bytes, so that any dtype is aligned."""
+    """Pinned memory that elements are copied to from a device, and from there to the host's memory. Their places there and here
+    differ by a multiple of the alignment."""
 
     def __init__(self, lane, size_bytes):
         self._lane, self._memory = lane, lane.pinned(size_bytes)
@@ -133,11 +135,15 @@ class _Block:
         self._begin = self._end = position
 
     def has_room(self, end):
-        return end - self._begin // 64 * 64 <= self._memory.numel()
+        return end - self._first() <= self._memory.numel()
+
+    def _first(self):
+        """The place in the host's memory of the first byte here."""
+        return self._begin // _ALIGNMENT * _ALIGNMENT
 
     def add(self, tensor, position):
         size_bytes = tensor.numel() * tensor.element_size()
-        at = position - self._begin // 64 * 64
+        at = position - self._first()
         self._end = position + size_bytes
         self._lane.copy(self._memory[at : at + size_bytes].view(tensor.dtype).view(tensor.shape), tensor)
 
@@ -147,9 +153,8 @@ class _Block:
     def receive(self, host):
         """Waits for the device, and copies what was sent to its place."""
         self._wait()
-        at = self._begin % 64
+        at = self._begin - self._first()
         host[self._begin : self._end].copy_(self._memory[at : at + self._end - self._begin])
-        self.begin(self._end)
 
 
 def copy_to_host(rows):
@@ -157,8 +162,8 @@ def copy_to_host(rows):
     for device, mine in _by_device(rows).items():
         lane = Lane(device)
         host = torch.empty(sum(_aligned_bytes(row.tensor) for row in mine), dtype=torch.uint8)
-        piece_bytes = min(LIMIT_BYTES // 2 - 64, host.numel())
-        block, other = _Block(lane, piece_bytes + 64), None
+        piece_bytes = min(LIMIT_BYTES // 2 - _ALIGNMENT, host.numel())
+        block, other = _Block(lane, piece_bytes + _ALIGNMENT), None
         begin = 0
         for row in mine:
             position = begin
@@ -166,7 +171,7 @@ def copy_to_host(rows):
                 end = position + piece.tensor.numel() * piece.tensor.element_size()
                 if not block.has_room(end):
                     block.send()
-                    block, other = other or _Block(lane, piece_bytes + 64), block
+                    block, other = other or _Block(lane, piece_bytes + _ALIGNMENT), block
                     block.receive(host)
                     block.begin(position)
                 block.add(piece.tensor, position)
