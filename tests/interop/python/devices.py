@@ -65,6 +65,20 @@ def replaced(**values):
             setattr(_staging, name, value)
 
 
+@contextlib.contextmanager
+def little_pinned_memory():
+    """Gives the list of the sizes that are pinned meanwhile, of less than the state has."""
+    sizes = []
+
+    class Counting(_staging.Lane):
+        def pinned(self, size_bytes):
+            sizes.append(size_bytes)
+            return super().pinned(size_bytes)
+
+    with replaced(LIMIT_BYTES=SMALL_LIMIT, BLOCK_BYTES=1 << 20, Lane=Counting):
+        yield sizes
+
+
 def state_on(device):
     """Values of every kind of memory, in dtypes of 1 to 16 bytes."""
     torch.manual_seed(7)
@@ -127,14 +141,7 @@ def save_and_load(device, folder):
 def save_later(device, folder):
     """An asynchronous save has the values at its call, on the host through bounded memory."""
     state = state_on(device)
-    pinned, sizes = _staging.Lane.pinned, []
-
-    class Counting(_staging.Lane):
-        def pinned(self, size_bytes):
-            sizes.append(size_bytes)
-            return pinned(self, size_bytes)
-
-    with replaced(LIMIT_BYTES=SMALL_LIMIT, BLOCK_BYTES=1 << 20, Lane=Counting):
+    with little_pinned_memory() as sizes:
         future = tessera.torch.async_save(state, folder / "later")
         of_copy = sum(sizes)
         for value in state.values():
@@ -149,14 +156,7 @@ def save_later(device, folder):
 
 def bounded(device, folder):
     """The pinned memory does not depend on the state's size."""
-    pinned, sizes = _staging.Lane.pinned, []
-
-    class Counting(_staging.Lane):
-        def pinned(self, size_bytes):
-            sizes.append(size_bytes)
-            return pinned(self, size_bytes)
-
-    with replaced(LIMIT_BYTES=SMALL_LIMIT, BLOCK_BYTES=1 << 20, Lane=Counting):
+    with little_pinned_memory() as sizes:
         why = save_and_load(device, folder)
         # One save and one load.
         return why or ("" if 0 < sum(sizes) <= 2 * SMALL_LIMIT else f"{sum(sizes)} bytes of pinned memory, expected {2 * SMALL_LIMIT}")
