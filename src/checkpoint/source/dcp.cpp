@@ -122,20 +122,22 @@ class DcpSource final : public SourceBackend {
     check_bounds(*file, stored, where);
     const StoredRange item = with_context(where, [&] { return without_transforms(stored); });
     if (item.file != stored.file) file = open_file(item.file);
-    if (item.length_bytes > kReadAheadBytes)
-      return parsed_extent(torch_archive::open(*file, item.offset_bytes, item.length_bytes), tensor, chunk, item,
-                           where);
     const auto extent = [&](const KnownItems::Elements& elements) -> Extent {
       const std::uint64_t begin = item.offset_bytes + elements.offset_bytes;
       const Extent::Checksum checksum{begin, elements.length_bytes, elements.crc32};
       return {item.file, begin, elements.length_bytes, {}, checksum};
     };
     const std::span<const std::int64_t> sizes = info.chunks[chunk].sizes;
+    const bool is_large = item.length_bytes > kReadAheadBytes;
     // A file that is compared block by block has small parts in memory.
-    const bool reads_parts = file->compares_every_byte();
+    const bool reads_parts = is_large || file->compares_every_byte();
     if (reads_parts) {
       const auto elements = known_items_.find(*file, item.offset_bytes, item.length_bytes, info.dtype, sizes);
       if (elements) return extent(*elements);
+    }
+    if (is_large) {
+      return parsed_extent(torch_archive::open(*file, item.offset_bytes, item.length_bytes), tensor, chunk, item,
+                           where);
     }
     const ReadAhead ahead(*file, item.offset_bytes, item.length_bytes);
     if (!reads_parts) {

@@ -54,8 +54,8 @@ TEST(ItemFormTest, IsWhatTheLayoutWrites) {
 
 TEST(KnownItemsTest, FindsWhatParsingFinds) {
   for (const DType dtype : dtypes_that_are_written()) {
-    for (const ItemSizes& sizes :
-         {ItemSizes{}, ItemSizes{1}, ItemSizes{3, 5}, ItemSizes{2, 1, 4}, ItemSizes{1, 2, 1, 3, 1}}) {
+    for (const ItemSizes& sizes : {ItemSizes{}, ItemSizes{1}, ItemSizes{3, 5}, ItemSizes{2, 1, 4},
+                                   ItemSizes{1, 2, 1, 3, 1}, ItemSizes{257, 65}}) {
       const Bytes item = item_of(dtype, sizes);
       const torch_archive::Archive archive = torch_archive::open(MemorySource(item, "item"), 0, item.size());
       const auto tensor = torch_archive::as_tensor(archive.tree.root());
