@@ -2,7 +2,7 @@
 """Times PyTorch's distributed checkpoint, with the same work as save_load.cpp:
 `save_load.py save|load|load_other_dim|async DIRECTORY TENSORS TENSOR_BYTES REPEATS RANKS [tessera]`, the last for
 the planner, writer and reader of the package tessera, which is beside this file.
-Prints one line of JSON: {"seconds"}, the median; for saves, that of the faster of one and two writer threads, as
+Prints one line of JSON: {"seconds"}, the median; for saves by PyTorch, that of the faster of one and two writer threads, as
 {"threads"} states; and {"side"}, see side.py."""
 
 import json
@@ -76,26 +76,25 @@ def run(work, directory, tensors, tensor_bytes, repeats, rank, ranks, by_tessera
             return tessera.torch.async_save(state, path, process_group=background)
         return dcp.async_save(state, checkpoint_id=path, process_group=background)
 
-    times = []
-    by_threads = {1: times}
+    by_threads = {}
     if work in ("save", "async"):
         state = make_state(mesh, 0, tensors, tensor_bytes, ranks)
         for i in range(repeats):
             clean()
             if work == "save":
-                for threads in (1, 2):
+                for threads in (0,) if by_tessera else (1, 2):  # 0: as many as the package chooses
                     clean()
                     by_threads.setdefault(threads, []).append(timed(lambda: save(state, threads)))
             else:
                 answers = []
-                times.append(timed(lambda: answers.append(async_save(state))))
+                by_threads.setdefault(1, []).append(timed(lambda: answers.append(async_save(state))))
                 answers[0].result()
     else:
         clean()
         save(make_state(mesh, 0, tensors, tensor_bytes, ranks))
         wanted = make_state(mesh, 0 if work == "load" else 1, tensors, tensor_bytes, ranks)
         for _ in range(repeats):
-            times.append(timed(lambda: load(wanted)))
+            by_threads.setdefault(1, []).append(timed(lambda: load(wanted)))
     clean()
     seconds, threads = min((statistics.median(values), threads) for threads, values in by_threads.items())
     if rank == 0:
