@@ -46,6 +46,8 @@ struct Option {
   std::optional<Range> range{};     // if set, the numbers that are accepted
   std::size_t max_count = 0;        // of a list of numbers, separated by commas
   std::string_view conflicts{};     // names of options that cannot be given together with this one, separated by spaces
+
+  bool is_list() const { return std::holds_alternative<std::vector<std::string>*>(target); }
 };
 
 struct Command {

@@ -7,10 +7,10 @@ namespace {
 
 constexpr int kSignals[] = {SIGINT, SIGTERM, SIGHUP};
 
-constinit Cancellation cancellation;
+constinit Cancellation stop_requested;
 
 extern "C" void request_stop(int) {
-  cancellation.request();
+  stop_requested.request();
   for (const int signal : kSignals) std::signal(signal, SIG_DFL);
 }
 
@@ -29,7 +29,7 @@ const Cancellation& watch_signals() {
     if (::sigaction(signal, nullptr, &before) == 0 && before.sa_handler == SIG_IGN) continue;
     ::sigaction(signal, &action, nullptr);
   }
-  return cancellation;
+  return stop_requested;
 }
 
 }  // namespace tessera::cli

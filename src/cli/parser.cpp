@@ -71,8 +71,6 @@ std::string check_value(const Option& option, const std::string& value) {
   return "";
 }
 
-bool is_list(const Option& option) { return std::holds_alternative<Strings*>(option.target); }
-
 // One command, as CLI11 knows it.
 class ParsedCommand {
  public:
@@ -103,7 +101,7 @@ class ParsedCommand {
       app_.add_flag(name, **flag);
       return;
     }
-    if (option.positional && is_list(option)) {
+    if (option.positional && option.is_list()) {
       // Without extra arguments CLI11 does not take apart a value in brackets, which may be a glob. It then stores one
       // value or all, depending on its version, and the others remain.
       list_ = &option;
@@ -120,7 +118,7 @@ class ParsedCommand {
     };
     CLI::Option* added = app_.add_option(name, store_values, "");
     added->required(option.required)->type_name(std::string(option.value_name));
-    if (is_list(option)) added->expected(1, -1)->allow_extra_args(false);
+    if (option.is_list()) added->expected(1, -1)->allow_extra_args(false);
     if (option.max_count > 0) {
       added->delimiter(',')->expected(1, static_cast<int>(option.max_count))->allow_extra_args(true);
     }

@@ -28,7 +28,7 @@ using checkpoint::ConvertReport;
 using checkpoint::SourceKind;
 
 // The options that convert and reshard share.
-struct Flags {
+struct CommonFlags {
   std::string source, destination;
   std::string dtype, max_shard_size;
   checkpoint::Selection selection;
@@ -38,11 +38,11 @@ struct Flags {
   MapFlags map;
 };
 
-struct ConvertFlags : Flags {
+struct ConvertFlags : CommonFlags {
   std::string to, hf_config;
 };
 
-struct ReshardFlags : Flags {
+struct ReshardFlags : CommonFlags {
   std::int64_t ranks = 0, dim = 0;
   std::string like;
 };
@@ -50,7 +50,7 @@ struct ReshardFlags : Flags {
 // Pieces of tensors are planned in memory, of which this many take some GB.
 constexpr double kMaxPieces = 1e7;
 
-void add_common_options(Flags& flags, std::vector<Option>& options) {
+void add_common_options(CommonFlags& flags, std::vector<Option>& options) {
   options.push_back(checkpoint_argument("SRC", flags.source));
   options.push_back(
       {.name = "DST",
@@ -119,7 +119,7 @@ class Warnings {
 };
 
 // A conversion for which there is no room would fail hours later. A file system that compresses may have more.
-void check_room(const Flags& flags, const ConvertReport& planned, Warnings& warnings) {
+void check_room(const CommonFlags& flags, const ConvertReport& planned, Warnings& warnings) {
   std::error_code unknown;
   const std::filesystem::path folder = std::filesystem::absolute(flags.destination).parent_path();
   const std::uint64_t room = std::filesystem::space(folder, unknown).available;
@@ -131,7 +131,8 @@ void check_room(const Flags& flags, const ConvertReport& planned, Warnings& warn
   warnings.add(text);
 }
 
-void set_common_options(const Flags& flags, Session& session, Warnings& warnings, checkpoint::ConvertOptions& options) {
+void set_common_options(const CommonFlags& flags, Session& session, Warnings& warnings,
+                        checkpoint::ConvertOptions& options) {
   options.selection = flags.selection;
   if (!flags.dtype.empty()) options.dtype = parse_dtype("--dtype", flags.dtype);
   if (!flags.max_shard_size.empty()) options.max_shard_bytes = parse_size("--max-shard-size", flags.max_shard_size);
@@ -145,7 +146,7 @@ void set_common_options(const Flags& flags, Session& session, Warnings& warnings
   options.before_writing = [&flags, &warnings](const ConvertReport& planned) { check_room(flags, planned, warnings); };
 }
 
-void print_for_people(Session& session, const Flags& flags, const ConvertReport& report, double seconds) {
+void print_for_people(Session& session, const CommonFlags& flags, const ConvertReport& report, double seconds) {
   if (flags.dry_run) {
     TextTable table({{"BYTES", TextTable::Align::right},
                      {"PIECES", TextTable::Align::right},
@@ -168,7 +169,7 @@ void print_for_people(Session& session, const Flags& flags, const ConvertReport&
   print_wrapped(session.out, summary);
 }
 
-void print_as_json(Session& session, const Flags& flags, const ConvertReport& report, const Warnings& warnings,
+void print_as_json(Session& session, const CommonFlags& flags, const ConvertReport& report, const Warnings& warnings,
                    double seconds) {
   nlohmann::ordered_json json = report_json(report);
   json["destination"] = flags.destination;
@@ -180,7 +181,7 @@ void print_as_json(Session& session, const Flags& flags, const ConvertReport& re
 
 // Runs `work`, prints its warnings, also if it throws, and then its report.
 template <typename Work>
-ExitStatus run_and_report(const Flags& flags, Session& session, const Warnings& warnings, const Work& work) {
+ExitStatus run_and_report(const CommonFlags& flags, Session& session, const Warnings& warnings, const Work& work) {
   const auto begin = std::chrono::steady_clock::now();
   ConvertReport report;
   try {
@@ -203,20 +204,20 @@ ExitStatus run_and_report(const Flags& flags, Session& session, const Warnings& 
 
 // Returns the config.json that states the parameters of maps: that of `hf_config` if it is given, or else the one
 // beside the source; empty if there is none.
-std::filesystem::path config_of(const Flags& flags, const std::string& hf_config) {
+std::filesystem::path config_of(const CommonFlags& flags, const std::string& hf_config) {
   const std::filesystem::path folder = hf_config.empty() ? flags.source : hf_config;
   std::filesystem::path config = folder / checkpoint::kHfConfigFileName;
   std::error_code ignored;
   return std::filesystem::is_regular_file(config, ignored) ? config : std::filesystem::path();
 }
 
-void require_destination(const Flags& flags) {
+void require_destination(const CommonFlags& flags) {
   if (flags.destination.empty() && !flags.map.check) throw UsageError("DST is required");
 }
 
 // Opens the source, calls work(source) with the view of it that the options specify, or carries out --check.
 template <typename Work>
-ExitStatus with_source(const Flags& flags, Session& session, const std::string& hf_config, const Work& work) {
+ExitStatus with_source(const CommonFlags& flags, Session& session, const std::string& hf_config, const Work& work) {
   const std::optional<checkpoint::TensorMap> map = map_of(flags.map, config_of(flags, hf_config));
   auto source = session.open(flags.source, flags.no_checksums, flags.all_warnings);
   if (flags.map.check) return print_check(session, *map, source, flags.json) ? kYes : kNo;

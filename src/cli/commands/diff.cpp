@@ -23,7 +23,7 @@ namespace {
 using checkpoint::Difference;
 using checkpoint::DiffReport;
 
-struct Flags {
+struct DiffFlags {
   std::string a, b;
   checkpoint::Selection selection;
   std::string atol, rtol;
@@ -41,7 +41,7 @@ double parse_tolerance(std::string_view option, const std::string& text) {
   throw UsageError(fmt::format("{}: '{}', expected a number of at least 0, such as 1e-5", option, text));
 }
 
-std::optional<checkpoint::Tolerance> tolerance_of(const Flags& flags) {
+std::optional<checkpoint::Tolerance> tolerance_of(const DiffFlags& flags) {
   if (flags.atol.empty() && flags.rtol.empty() && !flags.equal_nan) return std::nullopt;
   checkpoint::Tolerance tolerance;
   if (!flags.atol.empty()) tolerance.atol = parse_tolerance("--atol", flags.atol);
@@ -61,7 +61,7 @@ void print_for_people(Session& session, const DiffReport& report, bool all) {
                     counted(report.tensors, "tensor"), format_bytes(report.bytes), counted(report.objects, "object"));
 }
 
-ExitStatus diff(const Flags& flags, Session& session) {
+ExitStatus diff(const DiffFlags& flags, Session& session) {
   checkpoint::DiffOptions options;
   options.tolerance = tolerance_of(flags);
   const auto a = session.open(flags.a, flags.no_checksums, flags.all_warnings);
@@ -85,7 +85,7 @@ ExitStatus diff(const Flags& flags, Session& session) {
 }  // namespace
 
 Command diff_command() {
-  const auto flags = std::make_shared<Flags>();
+  const auto flags = std::make_shared<DiffFlags>();
   return {
       .name = "diff",
       .summary = "Compare two checkpoints, whatever their formats.",

@@ -15,7 +15,7 @@
 namespace tessera::cli {
 namespace {
 
-struct Flags {
+struct InspectFlags {
   std::string path;
   std::vector<std::string> names;
   std::int64_t depth = 0, jobs = 0;
@@ -24,7 +24,7 @@ struct Flags {
 
 constexpr std::size_t kListDepth = 2;
 
-void print_sizes(const Flags& flags, Session& session, const checkpoint::Checkpoint& checkpoint,
+void print_sizes(const InspectFlags& flags, Session& session, const checkpoint::Checkpoint& checkpoint,
                  const NamedItems& items) {
   const std::size_t depth = flags.depth != 0 ? static_cast<std::size_t>(flags.depth)
                             : flags.du       ? kListDepth
@@ -39,7 +39,7 @@ void print_sizes(const Flags& flags, Session& session, const checkpoint::Checkpo
 
 // Lists the steps of a run's directory. If all data is verified, the answer is no if a step is damaged that seemed to
 // be complete.
-ExitStatus inspect_run(const Flags& flags, Session& session) {
+ExitStatus inspect_run(const InspectFlags& flags, Session& session) {
   checkpoint::RunDirectory run = checkpoint::list_run(flags.path, &session.cancellation);
   std::size_t damaged = 0;
   if (flags.verify) {
@@ -58,7 +58,7 @@ ExitStatus inspect_run(const Flags& flags, Session& session) {
   return damaged == 0 ? kYes : kNo;
 }
 
-ExitStatus inspect(const Flags& flags, Session& session) {
+ExitStatus inspect(const InspectFlags& flags, Session& session) {
   const bool shows_sizes = flags.tree || flags.du;
   if (flags.depth != 0 && !shows_sizes) throw UsageError("--depth is for --tree and --du");
   if (flags.steps || (flags.names.empty() && !shows_sizes && checkpoint::is_run_directory(flags.path))) {
@@ -112,7 +112,7 @@ Place place_of(const checkpoint::Checkpoint& checkpoint, std::size_t tensor, std
 }
 
 Command inspect_command() {
-  const auto flags = std::make_shared<Flags>();
+  const auto flags = std::make_shared<InspectFlags>();
   return {
       .name = "inspect",
       .summary = "Show the contents of a checkpoint, or list the steps of a run.",

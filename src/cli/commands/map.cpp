@@ -17,7 +17,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-struct Flags {
+struct MosaicFlags {
   std::string path, output;
   bool force = false, all_warnings = false;
 };
@@ -40,7 +40,7 @@ void check_may_replace(const fs::path& output) {
        output.string());
 }
 
-ExitStatus map(const Flags& flags, Session& session) {
+ExitStatus map(const MosaicFlags& flags, Session& session) {
   const bool to_standard_output = flags.output == "-";
   if (!to_standard_output && !flags.force) check_may_replace(flags.output);
   const auto opened = session.open(flags.path, false, flags.all_warnings);
@@ -61,7 +61,7 @@ ExitStatus map(const Flags& flags, Session& session) {
 }  // namespace
 
 Command map_command() {
-  const auto flags = std::make_shared<Flags>();
+  const auto flags = std::make_shared<MosaicFlags>();
   return {.name = "map",
           .summary = "Draw which rank and file holds which box of which tensor.",
           .details = "Writes one self-contained HTML page that needs no network.",

@@ -21,7 +21,7 @@ namespace {
 using checkpoint::PlannedState;
 using checkpoint::PlanningCost;
 
-struct Flags {
+struct PlanFlags {
   PlannedState state;
   std::string sharding = "0";
   std::int64_t files_per_rank = 1;
@@ -32,7 +32,7 @@ struct Flags {
 constexpr double kMaxItems = 1e8;
 constexpr double kBytesPerItem = 130;
 
-void check_scale(const Flags& flags) {
+void check_scale(const PlanFlags& flags) {
   const double items = static_cast<double>(flags.state.ranks) * static_cast<double>(flags.state.tensors);
   if (items <= kMaxItems || flags.large) return;
   const double bytes = std::min(items * kBytesPerItem, 9e18);
@@ -42,7 +42,7 @@ void check_scale(const Flags& flags) {
                   items, format_bytes(static_cast<std::uint64_t>(bytes)), kMaxItems));
 }
 
-PlannedState state_of(const Flags& flags) {
+PlannedState state_of(const PlanFlags& flags) {
   PlannedState state = flags.state;
   state.files_per_rank = static_cast<std::size_t>(flags.files_per_rank);
   if (flags.sharding == "replicated") {
@@ -98,7 +98,7 @@ void print_as_json(Session& session, const PlanningCost& cost) {
   session.out.print("{}\n", json_text(json, 2));
 }
 
-ExitStatus plan(const Flags& flags, Session& session) {
+ExitStatus plan(const PlanFlags& flags, Session& session) {
   const PlannedState state = state_of(flags);
   check_scale(flags);
   const PlanningCost cost = checkpoint::measure_planning(state, &session.cancellation);
@@ -113,7 +113,7 @@ ExitStatus plan(const Flags& flags, Session& session) {
 }  // namespace
 
 Command plan_command() {
-  const auto flags = std::make_shared<Flags>();
+  const auto flags = std::make_shared<PlanFlags>();
   return {.name = "plan",
           .summary = "Measure the cost of planning a save at any scale, on this machine.",
           .details =

@@ -18,13 +18,13 @@ using checkpoint::KeptEntry;
 using checkpoint::PrunedEntry;
 using checkpoint::PruneReport;
 
-struct Flags {
+struct PruneFlags {
   std::string path;
   std::int64_t keep = 0, every = 0;
   bool incomplete = false, dry_run = false, json = false;
 };
 
-void print_summary(Session& session, const Flags& flags, const PruneReport& report) {
+void print_summary(Session& session, const PruneFlags& flags, const PruneReport& report) {
   const auto print = [&](const std::string& text) { print_wrapped(session.out, text); };
   for (const KeptEntry& entry : report.kept)
     print(fmt::format("kept {}: {}", one_line(entry.name), one_line(entry.why)));
@@ -34,7 +34,7 @@ void print_summary(Session& session, const Flags& flags, const PruneReport& repo
                     format_bytes(report.freed_bytes)));
 }
 
-ExitStatus prune(const Flags& flags, Session& session) {
+ExitStatus prune(const PruneFlags& flags, Session& session) {
   checkpoint::PruneOptions options;
   options.keep = static_cast<std::size_t>(flags.keep);
   if (flags.every != 0) options.every = flags.every;
@@ -64,7 +64,7 @@ ExitStatus prune(const Flags& flags, Session& session) {
 }  // namespace
 
 Command prune_command() {
-  const auto flags = std::make_shared<Flags>();
+  const auto flags = std::make_shared<PruneFlags>();
   return {
       .name = "prune",
       .summary = "Remove old steps from the directory of a run.",

@@ -12,7 +12,7 @@
 namespace tessera::cli {
 namespace {
 
-struct Flags {
+struct RunFlags {
   std::int64_t ranks = 1;
   std::string master_addr = "127.0.0.1";
   std::int64_t master_port = 0;
@@ -29,7 +29,7 @@ void write_all(int descriptor, std::string_view text) {
   }
 }
 
-int run(const Flags& flags) {
+int run(const RunFlags& flags) {
   LaunchOptions options;
   options.ranks = static_cast<int>(flags.ranks);
   options.command = flags.command;
@@ -52,7 +52,7 @@ int run(const Flags& flags) {
 }  // namespace
 
 Command run_command() {
-  const auto flags = std::make_shared<Flags>();
+  const auto flags = std::make_shared<RunFlags>();
   return {.name = "run",
           .summary = "Run a program as several ranks on this machine.",
           .details =

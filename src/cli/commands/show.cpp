@@ -23,7 +23,7 @@ using checkpoint::TensorSlice;
 
 constexpr std::int64_t kWriteBytes = 4 << 20;
 
-struct Flags {
+struct ShowFlags {
   std::string path, name, npy, raw, dtype;
   bool all = false, no_checksums = false, expand = false, quiet = false, all_warnings = false;
 };
@@ -59,7 +59,7 @@ Named find_named(const Checkpoint& checkpoint, const std::string& text) {
   return named;
 }
 
-void print_object(Session& session, const Checkpoint& checkpoint, const Flags& flags, const Named& named) {
+void print_object(Session& session, const Checkpoint& checkpoint, const ShowFlags& flags, const Named& named) {
   const std::string name = printable(checkpoint.objects()[*named.object].name, SIZE_MAX);
   if (!named.subscript.empty() || !flags.npy.empty() || !flags.raw.empty() || !flags.dtype.empty()) {
     fail(ErrorCode::invalid_argument, "{}: '{}' is an object, expected a tensor for a slice, --npy, --raw and --dtype",
@@ -72,7 +72,7 @@ void print_object(Session& session, const Checkpoint& checkpoint, const Flags& f
 }
 
 // Writes the elements to a file, after `header`.
-void write_elements(Session& session, const Flags& flags, const std::string& path, ByteView header,
+void write_elements(Session& session, const ShowFlags& flags, const std::string& path, ByteView header,
                     const TensorReader& reader, const TensorSlice& slice, DType dtype) {
   std::optional<OutputFile> file;
   if (path != "-") file.emplace(path);
@@ -101,7 +101,7 @@ void write_elements(Session& session, const Flags& flags, const std::string& pat
                     format_bytes(header.size() + total_bytes));
 }
 
-ExitStatus show(const Flags& flags, Session& session) {
+ExitStatus show(const ShowFlags& flags, Session& session) {
   std::optional<DType> dtype;
   if (!flags.dtype.empty()) dtype = parse_dtype("--dtype", flags.dtype);
   const auto opened = session.open(flags.path, flags.no_checksums, flags.all_warnings);
@@ -137,7 +137,7 @@ ExitStatus show(const Flags& flags, Session& session) {
 }  // namespace
 
 Command show_command() {
-  const auto flags = std::make_shared<Flags>();
+  const auto flags = std::make_shared<ShowFlags>();
   return {.name = "show",
           .summary = "Print the values of a tensor, of a part of it, or of an object.",
           .details =

@@ -22,7 +22,7 @@ using checkpoint::StatsReport;
 using checkpoint::TensorStats;
 using Align = TextTable::Align;
 
-struct Flags {
+struct StatsFlags {
   std::string path, sort, fail_on;
   std::vector<std::string> names;
   checkpoint::Selection selection;
@@ -70,7 +70,7 @@ void print_for_people(Session& session, const StatsReport& report) {
 }
 
 // Returns the tensors that names and globs select.
-std::vector<std::size_t> chosen_tensors(const checkpoint::Checkpoint& checkpoint, const Flags& flags) {
+std::vector<std::size_t> chosen_tensors(const checkpoint::Checkpoint& checkpoint, const StatsFlags& flags) {
   const NamedItems items = find_names(checkpoint, flags.names);
   if (items.tensors.empty() && !flags.names.empty()) {
     fail(ErrorCode::invalid_argument, "{}: the names are those of objects, expected tensors",
@@ -86,7 +86,7 @@ std::vector<std::size_t> chosen_tensors(const checkpoint::Checkpoint& checkpoint
   return chosen;
 }
 
-ExitStatus stats(const Flags& flags, Session& session) {
+ExitStatus stats(const StatsFlags& flags, Session& session) {
   const auto opened = session.open(flags.path, flags.no_checksums, flags.all_warnings);
   check_select_options(flags.selection, {opened.get()});
   checkpoint::StatsOptions options;
@@ -111,7 +111,7 @@ ExitStatus stats(const Flags& flags, Session& session) {
 }  // namespace
 
 Command stats_command() {
-  const auto flags = std::make_shared<Flags>();
+  const auto flags = std::make_shared<StatsFlags>();
   return {.name = "stats",
           .summary = "Print minimum, maximum, mean, standard deviation, norm, zeros, NaN and infinities of tensors.",
           .details =

@@ -15,7 +15,7 @@ namespace {
 
 using checkpoint::AddSidecarReport;
 
-struct Flags {
+struct SumFlags {
   std::string path;
   std::int64_t jobs = 0;
   bool force = false, json = false, quiet = false;
@@ -38,7 +38,7 @@ void print_for_people(Session& session, const AddSidecarReport& report) {
   print_wrapped(session.out, text);
 }
 
-ExitStatus sum(const Flags& flags, Session& session) {
+ExitStatus sum(const SumFlags& flags, Session& session) {
   checkpoint::AddSidecarOptions options;
   options.jobs = static_cast<std::size_t>(flags.jobs);
   options.force = flags.force;
@@ -57,7 +57,7 @@ ExitStatus sum(const Flags& flags, Session& session) {
 }  // namespace
 
 Command sum_command() {
-  const auto flags = std::make_shared<Flags>();
+  const auto flags = std::make_shared<SumFlags>();
   return {
       .name = "sum",
       .summary = "Write checksums for a checkpoint that another program wrote.",

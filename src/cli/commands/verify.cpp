@@ -17,7 +17,7 @@ namespace {
 using checkpoint::Problem;
 using checkpoint::VerifyReport;
 
-struct Flags {
+struct VerifyFlags {
   std::string path;
   std::int64_t jobs = 0;
   bool json = false, quiet = false;
@@ -49,7 +49,7 @@ void print_for_people(Session& session, const VerifyReport& report) {
                                            : ", sidecar disagrees"));
 }
 
-ExitStatus verify(const Flags& flags, Session& session) {
+ExitStatus verify(const VerifyFlags& flags, Session& session) {
   checkpoint::VerifyOptions options;
   options.jobs = static_cast<std::size_t>(flags.jobs);
   options.progress = session.progress_unless(flags.quiet);
@@ -75,7 +75,7 @@ void print_problems(Session& session, const VerifyReport& report) {
 }
 
 Command verify_command() {
-  const auto flags = std::make_shared<Flags>();
+  const auto flags = std::make_shared<VerifyFlags>();
   return {.name = "verify",
           .summary = "Check that every byte is accounted for and every checksum matches.",
           .details = "Prints each problem with its file, byte offset and name. Exit status 0: no problem; 1: damaged.",

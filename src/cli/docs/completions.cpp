@@ -11,8 +11,6 @@ namespace tessera::cli {
 namespace {
 
 bool is_flag(const Option& option) { return std::holds_alternative<bool*>(option.target); }
-bool is_list(const Option& option) { return std::holds_alternative<std::vector<std::string>*>(option.target); }
-
 // "-o --output"
 std::string flags_of(const Option& option) {
   return option.letter == '\0' ? fmt::format("--{}", option.name) : fmt::format("-{} --{}", option.letter, option.name);
@@ -79,7 +77,7 @@ std::string bash_values(const Command& command) {
 std::string zsh_option(const Option& option) {
   std::string others = flags_of(option);
   for (const std::string& other : words_of(option.conflicts)) others += " --" + other;
-  const std::string head = is_list(option) ? "'*'" : fmt::format("'({})'", others);
+  const std::string head = option.is_list() ? "'*'" : fmt::format("'({})'", others);
   std::string action;
   if (!is_flag(option)) {
     action = fmt::format(":{}:", option.value_name);
@@ -98,7 +96,7 @@ std::string zsh_option(const Option& option) {
 
 std::string zsh_argument(const Option& option, std::size_t number) {
   const std::string_view action = option.takes_rest ? "_normal" : option.is_path ? "_files" : "";
-  const std::string position = option.takes_rest ? "*:" : is_list(option) ? "*" : std::to_string(number);
+  const std::string position = option.takes_rest ? "*:" : option.is_list() ? "*" : std::to_string(number);
   return quoted(fmt::format("{}:{}:{}", position, option.name, action));
 }
 

@@ -39,8 +39,6 @@ std::string examples_of(const std::vector<std::string_view>& examples) {
   return text;
 }
 
-bool is_list(const Option& option) { return std::holds_alternative<std::vector<std::string>*>(option.target); }
-
 }  // namespace
 
 std::string filled(std::string_view text, std::size_t indent, std::size_t columns) {
@@ -73,7 +71,7 @@ std::string alias_sentence(const Command& command) {
 }
 
 std::string names_of(const Option& option) {
-  if (option.positional) return fmt::format("{}{}", option.name, is_list(option) ? " ..." : "");
+  if (option.positional) return fmt::format("{}{}", option.name, option.is_list() ? " ..." : "");
   return option.letter == '\0' ? fmt::format("--{}", option.name)
                                : fmt::format("-{}, --{}", option.letter, option.name);
 }
@@ -87,7 +85,7 @@ std::string usage_of(const std::vector<Option>& options) {
   std::string text = "[OPTIONS]";
   for (const Option& option : options) {
     if (!option.positional) continue;
-    const std::string name = fmt::format("{}{}", option.name, is_list(option) ? "..." : "");
+    const std::string name = fmt::format("{}{}", option.name, option.is_list() ? "..." : "");
     text += option.required ? " " + name : " [" + name + "]";
   }
   return text;
