@@ -7,6 +7,7 @@
 #include <chrono>
 #include <functional>
 
+#include "support/chaos.h"
 #include "support/error_matchers.h"
 #include "support/golden.h"
 #include "support/temporary_directory.h"
@@ -64,7 +65,7 @@ TEST_F(VerifyTest, AFlippedBitAnywhereInADataFileIsFound) {
   for (const char* name : {"__0_0.distcp", "__0_1.distcp"}) {
     const Bytes good = read_file(checkpoint_ / name);
     Bytes bytes = good;
-    for (std::size_t i = 0; i < good.size(); i += 53) {
+    for (std::size_t i = 0; i < good.size(); i += 53 * testing::stride_if_sanitized(5)) {
       bytes[i] ^= static_cast<std::uint8_t>(1u << (i % 8));
       overwrite_file(checkpoint_ / name, bytes);
       EXPECT_FALSE(verify(checkpoint_).good()) << name << ", byte " << i << ", bit " << i % 8;
@@ -130,7 +131,7 @@ TEST_F(VerifyTest, WithASidecarAFlippedBitAnywhereIsFound) {
   for (const fs::directory_entry& file : fs::directory_iterator(directory_ / "ours")) {
     const Bytes good = read_file(file.path());
     Bytes bytes = good;
-    for (std::size_t i = 0; i < good.size(); i += 97) {
+    for (std::size_t i = 0; i < good.size(); i += 97 * testing::stride_if_sanitized(5)) {
       bytes[i] ^= static_cast<std::uint8_t>(1u << (i % 8));
       overwrite_file(file.path(), bytes);
       EXPECT_FALSE(verify(directory_ / "ours").good()) << file.path() << ", byte " << i << ", bit " << i % 8;
@@ -144,7 +145,7 @@ TEST_F(VerifyTest, WithASidecarAFlippedBitAnywhereIsFound) {
 TEST_F(VerifyTest, TruncationAtAnyLengthIsFound) {
   for (const char* name : {"__0_0.distcp", ".metadata"}) {
     const Bytes good = read_file(checkpoint_ / name);
-    for (std::size_t length = 0; length < good.size(); length += 61) {
+    for (std::size_t length = 0; length < good.size(); length += 61 * testing::stride_if_sanitized(5)) {
       overwrite_file(checkpoint_ / name, ByteView(good).first(length));
       EXPECT_FALSE(verify(checkpoint_).good()) << name << " truncated to " << length;
     }
@@ -155,7 +156,7 @@ TEST_F(VerifyTest, TruncationAtAnyLengthIsFound) {
 TEST_F(VerifyTest, DamagedMetadataIsFoundOrHarmlessAndNeverACrash) {
   const Bytes good = read_file(checkpoint_ / ".metadata");
   Bytes bytes = good;
-  for (std::size_t i = 0; i < good.size(); i += 7) {
+  for (std::size_t i = 0; i < good.size(); i += 7 * testing::stride_if_sanitized(5)) {
     bytes[i] ^= static_cast<std::uint8_t>(1u << (i % 8));
     overwrite_file(checkpoint_ / ".metadata", bytes);
     try {

@@ -224,7 +224,7 @@ TEST(SaveCrashTest, OfStorageThatLosesWhatWasNotSyncedTheOldCheckpointOrTheNewOn
       std::atomic<std::uint64_t> calls_of_first = 0;
       std::size_t calls = 0;
       const auto crash_everywhere = [&] {
-        if (calls++ % ::tessera::testing::stride_if_sanitized(5) != 0) return;
+        if (calls++ % ::tessera::testing::stride_if_sanitized(11) != 0) return;
         for (const bool all : {false, true}) check(storage->after_crash([all](std::size_t) { return all; }), has_old);
         for (int i = 0; i < 4 * ::tessera::testing::chaos_factor(); ++i) {
           check(storage->after_crash([&](std::size_t) { return random() % 2 == 0; }), has_old);
@@ -249,9 +249,9 @@ TEST(SaveCrashTest, OfStorageThatLosesWhatWasNotSyncedTheOldCheckpointOrTheNewOn
     }
   }
   fmt::print("{} crashes: {} times the old checkpoint, {} times the new one\n", crashes, old_ones, new_ones);
-  EXPECT_GT(crashes, 1000 / ::tessera::testing::stride_if_sanitized(5));
-  EXPECT_GT(old_ones, 500 / ::tessera::testing::stride_if_sanitized(5));
-  EXPECT_GT(new_ones, 100 / ::tessera::testing::stride_if_sanitized(5));
+  EXPECT_GT(crashes, 1000 / ::tessera::testing::stride_if_sanitized(11));
+  EXPECT_GT(old_ones, 500 / ::tessera::testing::stride_if_sanitized(11));
+  EXPECT_GT(new_ones, 100 / ::tessera::testing::stride_if_sanitized(11));
 }
 
 // --- on a full disk

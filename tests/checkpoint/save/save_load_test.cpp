@@ -6,6 +6,7 @@
 #include <set>
 
 #include "checkpoint/save/saved_states.h"
+#include "support/chaos.h"
 #include "support/error_matchers.h"
 #include "support/temporary_directory.h"
 #include "support/thread_ranks.h"
@@ -33,12 +34,15 @@ class SaveLoadTest : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, SaveLoadTest, ::testing::Range(1, 9));
 
 TEST_P(SaveLoadTest, EveryLayoutLoadsInEveryLayoutOnEveryNumberOfRanks) {
+  ::tessera::testing::SampleIfSanitized sample(5);
   for (const NamedLayout& from : layouts()) {
     const auto storage = memory_storage();
     EXPECT_THAT(save_on(GetParam(), from.boxes, storage), Each(""));
     for (const NamedLayout& to : layouts()) {
       SCOPED_TRACE(std::string(from.name) + " to " + to.name);
-      for (int ranks = 1; ranks <= 8; ++ranks) expect_loads_on(ranks, to.boxes, storage);
+      for (int ranks = 1; ranks <= 8; ++ranks) {
+        if (sample.takes_next()) expect_loads_on(ranks, to.boxes, storage);
+      }
     }
   }
 }

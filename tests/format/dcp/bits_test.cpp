@@ -30,7 +30,7 @@ class DcpMetadataBitsTest : public ::testing::TestWithParam<const char*> {
  protected:
   // Every bit of one file. The other files are similar: a step there that visits all eight bit positions.
   const std::size_t step =
-      (GetParam() == std::string_view("2.14-optim") ? 1 : 11) * tessera::testing::stride_if_sanitized(7);
+      (GetParam() == std::string_view("2.14-optim") ? 1 : 11) * tessera::testing::stride_if_sanitized(17);
   Bytes bytes = read_file(std::filesystem::path(tessera::testing::source_dir()) / "tests/golden/checkpoints" /
                           GetParam() / "ck/.metadata");
 };
