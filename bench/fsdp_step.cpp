@@ -5,8 +5,10 @@
 ///     A training step of an MLP that has one unit per block. `plain` trains the same MLP without sharding; it is meant
 ///     for one rank. {"seconds"}: the median. {"peak_bytes"}: how much the memory of a rank grew, at its peak in a
 ///     step, over the value before the model was made; the maximum over the ranks. Pages of files do not count.
+///     {"allocations"}, {"allocated_bytes"}, {"copied_bytes"}, {"page_faults"}: what one more step costs rank 0, see
+///     costs/step_costs.h.
 ///   fsdp_bench gpt|plain_gpt BLOCKS WIDTH BATCH REPEATS
-///     The same for the GPT of the examples, with 8 heads and rows of 128 tokens: {"seconds"}, {"peak_bytes"}.
+///     The same for the GPT of the examples, with 8 heads and rows of 128 tokens.
 ///   fsdp_bench all_reduce BYTES REPEATS
 ///     The sum of a tensor over the ranks: {"seconds"}.
 ///   fsdp_bench memory STRATEGY sgd|adamw full|meta BLOCKS WIDTH BATCH REPEATS
@@ -37,6 +39,7 @@
 #include <utility>
 #include <vector>
 
+#include "costs/step_costs.h"
 #include "gpt.h"
 #include "measure_ranks.h"
 #include "mlp.h"
@@ -76,17 +79,22 @@ struct Bench {
   void step(const Loss& loss_of, std::vector<at::Tensor> parameters, std::uint64_t bytes_before) const {
     torch::optim::SGD optimizer(std::move(parameters), torch::optim::SGDOptions(0.01));
     std::vector<double> times;
+    const auto one_step = [&] {
+      optimizer.zero_grad();
+      loss_of().backward();
+      optimizer.step();
+    };
     for (int i = -2; i < repeats; ++i) {  // the first two warm up
       if (i == 0) forget_peak_memory();
-      const double time = seconds(group, [&] {
-        optimizer.zero_grad();
-        loss_of().backward();
-        optimizer.step();
-      });
+      const double time = seconds(group, one_step);
       if (i >= 0) times.push_back(time);
     }
     const std::int64_t peak = most(grown_bytes(peak_own_memory_bytes(), bytes_before));  // of shared memory, its part
-    print("\"seconds\": " + std::to_string(median(times)) + ", \"peak_bytes\": " + std::to_string(peak));
+    const bench::StepCosts costs = bench::costs_of(one_step);
+    print(fmt::format(
+        "\"seconds\": {}, \"peak_bytes\": {}, \"allocations\": {}, \"allocated_bytes\": {}, "
+        "\"copied_bytes\": {}, \"page_faults\": {}",
+        median(times), peak, costs.allocations, costs.allocated_bytes, costs.copied_bytes, costs.page_faults));
   }
 
   // The maximum over the ranks.
