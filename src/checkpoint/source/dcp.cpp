@@ -129,7 +129,7 @@ class DcpSource final : public SourceBackend {
     };
     const std::span<const std::int64_t> sizes = info.chunks[chunk].sizes;
     const bool is_large = item.length_bytes > kReadAheadBytes;
-    // A file that is compared block by block has small parts in memory.
+    // Of a large item, the elements need not be read. A file that is compared block by block has small parts in memory.
     const bool reads_parts = is_large || file->compares_every_byte();
     if (reads_parts) {
       const auto elements = known_items_.find(*file, item.offset_bytes, item.length_bytes, info.dtype, sizes);

@@ -11,6 +11,7 @@ namespace tessera::cli {
 namespace {
 
 bool is_flag(const Option& option) { return std::holds_alternative<bool*>(option.target); }
+
 // "-o --output"
 std::string flags_of(const Option& option) {
   return option.letter == '\0' ? fmt::format("--{}", option.name) : fmt::format("-{} --{}", option.letter, option.name);
