@@ -1,28 +1,42 @@
 #pragma once
 // The values of a state dict under the names that they have in a checkpoint.
 
+#include <functional>
 #include <string>
-#include <vector>
+#include <string_view>
 
+#include "tessera/base/internal/name_index.h"
 #include "tessera/comm/process_group.h"
 #include "tessera/state/traverse.h"
 #include "tessera/state/value.h"
 
 namespace tessera {
 
-struct FlatValue {
-  std::string name;
-  Path path;  // in the state dict
-  Value value;
+struct Flattening {
+  bool state_dict = true;  // or the values of the outermost dict alone, under their keys
+  TraversalRules rules = TraversalRules::since_2_4;
+  // Whether nested sharded tensors are converted to plain ones, and left out if they have no shard on this rank.
+  bool sharded_tensors = false;
 };
 
-// Returns what flatten_state_dict returns, in the order of traversal. Throws as that.
-std::vector<FlatValue> flat_values(const StateDict& state, TraversalRules rules = TraversalRules::since_2_4);
+// Called with the name of a value, which is the visitor's to keep, its path in the state dict, and itself.
+using FlatVisitor = std::function<void(std::string name, const Path& path, const Value& value)>;
 
-// Returns the values of the outermost dict alone, under their keys.
-std::vector<FlatValue> outermost_values(const StateDict& state);
+// Calls `visit` for each value in the order of traversal. Throws as traverse_state_dict and flatten_sharded_tensors.
+// Names may be equal: see require_unique_names. `group`: as for flatten_sharded_tensors.
+void for_each_flat_value(const StateDict& state, const Flattening& how, const ProcessGroup& group,
+                         const FlatVisitor& visit);
 
-// Converts nested sharded tensors to plain ones; leaves out those without a shard on this rank.
-void flatten_nested(std::vector<FlatValue>& values, const ProcessGroup& group);
+[[noreturn]] void refuse_same_name(std::string_view name);
+
+// Throws Error(invalid_argument) if two of `values`, which have a member `name`, have the same.
+template <typename Values>
+void require_unique_names(const Values& values) {
+  NameIndex names;
+  names.reserve(values.size());
+  for (const auto& one : values) {
+    if (!names.add(one.name, 0)) refuse_same_name(one.name);
+  }
+}
 
 }  // namespace tessera

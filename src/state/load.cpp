@@ -5,11 +5,13 @@
 
 #include <algorithm>
 #include <functional>
+#include <future>
 #include <map>
-#include <set>
+#include <memory>
 #include <sstream>
 #include <string_view>
 #include <system_error>
+#include <unordered_set>
 #include <utility>
 
 #include "state/flat_values.h"
@@ -29,44 +31,27 @@ namespace {
 
 using checkpoint::Checkpoint;
 
-// Opens the checkpoint on all ranks, or throws on all.
-using Open = std::function<std::shared_ptr<const Checkpoint>(checkpoint::RankLink& link,
-                                                             const checkpoint::OpenOptions& options)>;
-
-// Flattens by the rules since 2.4. If the checkpoint has names that only the older rules give, uses those. The names in
-// a torch.save file always follow the newer rules.
-std::vector<FlatValue> flatten_as_saved(const StateDict& state, const Checkpoint& checkpoint) {
-  std::vector<FlatValue> values = flat_values(state);
-  if (checkpoint.kind() == checkpoint::SourceKind::torch) return values;
-  const auto is_stored = [&](const FlatValue& one) {
-    return checkpoint.find_tensor(one.name) || checkpoint.find_object(one.name);
-  };
-  const auto found = static_cast<std::size_t>(std::count_if(values.begin(), values.end(), is_stored));
-  if (found == checkpoint.tensors().size() + checkpoint.objects().size()) return values;
-  std::set<std::string_view> names;
-  for (const FlatValue& one : values) names.insert(one.name);
-  std::vector<FlatValue> old = flat_values(state, TraversalRules::until_2_3);
-  const bool is_old = std::any_of(old.begin(), old.end(),
-                                  [&](const FlatValue& one) { return !names.contains(one.name) && is_stored(one); });
-  return is_old ? old : values;
-}
+// What a rank does alone to open a checkpoint, on any thread, after what ranks do together.
+struct Opening {
+  std::string step;
+  std::function<std::shared_ptr<const Checkpoint>()> open;
+};
+// What ranks do together: throws on all of them or on none.
+using PrepareToOpen = std::function<Opening(checkpoint::RankLink& link, const checkpoint::OpenOptions& options)>;
 
 class StateLoader {
  public:
-  StateLoader(const StateDict& state, const Checkpoint& checkpoint, const ProcessGroup& group,
-              const LoadOptions& options)
+  StateLoader(const StateDict& state, TraversalRules rules, const ProcessGroup& group, const LoadOptions& options)
       : stagings_(options.staging_bytes) {
-    std::vector<FlatValue> values =
-        options.flatten_state_dict ? flatten_as_saved(state, checkpoint) : outermost_values(state);
-    if (options.flatten_sharded_tensors) flatten_nested(values, group);
-    targets_.reserve(values.size());
-    for (FlatValue& one : values) {
+    const Flattening how = {options.flatten_state_dict, rules, options.flatten_sharded_tensors};
+    for_each_flat_value(state, how, group, [&](std::string name, const Path& path, const Value& value) {
       try {
-        add(one);
+        add(name, path, value);
       } catch (const Error& error) {
-        fail(error.code(), "load '{}': {}", printable(one.name), error.what());
+        fail(error.code(), "load '{}': {}", printable(name), error.what());
       }
-    }
+    });
+    require_unique_names(targets_);
   }
 
   const checkpoint::Targets& targets() const { return targets_; }
@@ -83,12 +68,12 @@ class StateLoader {
   }
 
  private:
-  // Takes the name and the path, unless it throws.
-  void add(FlatValue& one) {
-    std::optional<LocalTensor> local = attached_tensor_of(one.value);
+  // Takes the name, unless it throws.
+  void add(std::string& name, const Path& path, const Value& value) {
+    std::optional<LocalTensor> local = attached_tensor_of(value);
     if (!local) {
-      object_paths_.emplace(one.name, std::move(one.path));
-      targets_.push_back({std::move(one.name), checkpoint::TargetObject{}});
+      object_paths_.emplace(name, path);
+      targets_.push_back({std::move(name), checkpoint::TargetObject{}});
       return;
     }
     const DType dtype = local->properties ? local->properties->dtype : TensorProperties().dtype;
@@ -112,7 +97,7 @@ class StateLoader {
           {std::move(box), {static_cast<std::uint8_t*>(memory.data_ptr()), memory.strides().vec()}});
       kept_.push_back(std::move(memory));
     }
-    targets_.push_back({std::move(one.name), std::move(target)});
+    targets_.push_back({std::move(name), std::move(target)});
   }
 
   // Returns how elements are stored in a tensor on a device, which has the elements of `box`.
@@ -129,6 +114,27 @@ class StateLoader {
   std::vector<std::pair<at::Tensor, at::Tensor>> staged_;  // destination on CPU, and the memory that it is loaded to
   std::vector<at::Tensor> kept_;
 };
+
+// Returns whether the checkpoint has names of `state` that only the older rules of traversal give. The names in a
+// torch.save file always follow the newer rules, which gave those of `targets`.
+bool has_names_until_2_3(const StateDict& state, const checkpoint::Targets& targets, const Checkpoint& checkpoint) {
+  if (checkpoint.kind() == checkpoint::SourceKind::torch) return false;
+  const auto is_stored = [&](const std::string& name) {
+    return checkpoint.find_tensor(name) || checkpoint.find_object(name);
+  };
+  const auto found =
+      static_cast<std::size_t>(std::ranges::count_if(targets, is_stored, &checkpoint::TargetEntry::name));
+  if (found == checkpoint.tensors().size() + checkpoint.objects().size()) return false;
+  std::unordered_set<std::string> newer;
+  for_each_flat_value(state, {}, {},
+                      [&](std::string name, const Path&, const Value&) { newer.insert(std::move(name)); });
+  bool found_older = false;
+  for_each_flat_value(state, {.rules = TraversalRules::until_2_3}, {},
+                      [&](const std::string& name, const Path&, const Value&) {
+                        found_older = found_older || (!newer.contains(name) && is_stored(name));
+                      });
+  return found_older;
+}
 
 // Throws Error(invalid_argument) on all ranks unless the ranks of each node group pass the same one. Other ranks would
 // wait in it for a rank that does not.
@@ -154,42 +160,60 @@ void check_node_groups(const ProcessGroup& group, const ProcessGroup& node_group
 }
 
 // Loads into a state dict without Statefuls.
-LoadReport load_values(StateDict& state, const Open& open, const ProcessGroup& group, const LoadOptions& options) {
+LoadReport load_values(StateDict& state, const PrepareToOpen& prepare, const ProcessGroup& group,
+                       const LoadOptions& options) {
   check_node_groups(group, options.node_group);
   ProcessGroupLink link(group, options.coordinator_rank);
   checkpoint::OpenOptions open_options;
   open_options.check_checksums = options.check_checksums;
   open_options.transforms = options.transforms;
-  const std::shared_ptr<const Checkpoint> stored = open(link, open_options);
+  Opening opening = prepare(link, open_options);
+  // Another thread opens the checkpoint while this one flattens the state: of many small tensors, both take long.
+  std::future<std::shared_ptr<const Checkpoint>> opened = std::async(std::launch::async, std::move(opening.open));
+  std::optional<StateDict> allocated;
+  std::unique_ptr<StateLoader> loader;
+  const auto flatten_by = [&](TraversalRules rules) {
+    loader = std::make_unique<StateLoader>(allocated ? *allocated : state, rules, group, options);
+  };
+  std::exception_ptr failure;
+  try {
+    allocated = with_memory(state);
+    flatten_by(TraversalRules::since_2_4);
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  const std::shared_ptr<const Checkpoint> stored =
+      link.size() == 1 ? opened.get() : link.agree_on(opening.step, [&] { return opened.get(); });
   const std::shared_ptr<const Checkpoint> checkpoint =
       options.map ? link.agree_on("apply the map", [&] { return options.map->apply(stored); }) : stored;
   const std::string step = fmt::format("load {}", checkpoint->path().string());
-  std::optional<StateDict> allocated;
-  StateLoader loader = link.agree_on(step, [&] {
-    allocated = with_memory(state);
-    return StateLoader(allocated ? *allocated : state, *checkpoint, group, options);
+  link.agree_on(step, [&] {
+    if (failure) std::rethrow_exception(failure);
+    if (!options.flatten_state_dict || !has_names_until_2_3(state, loader->targets(), *checkpoint)) return;
+    flatten_by(TraversalRules::until_2_3);
   });
   ProcessGroupLink node(options.node_group);
   checkpoint::ReadOptions load_options = options;
   if (node.size() > 1) load_options.share_reads_among = &node;
-  checkpoint::ReadReport report = checkpoint::read_state(loader.targets(), checkpoint, link, load_options);
-  link.agree_on(step, [&] { loader.finish(allocated ? *allocated : state, *checkpoint, report); });
+  checkpoint::ReadReport report = checkpoint::read_state(loader->targets(), checkpoint, link, load_options);
+  link.agree_on(step, [&] { loader->finish(allocated ? *allocated : state, *checkpoint, report); });
   if (allocated) state = *std::move(allocated);
   return {report.wanted_bytes, report.read_bytes, std::move(report.missing)};
 }
 
 // `describe` adds what is loaded, which must be equal on all ranks.
-LoadReport load_from(StateDict& state, const Open& open, const std::function<void(CallArguments&)>& describe,
-                     const ProcessGroup& group, const LoadOptions& options) {
+LoadReport load_from(StateDict& state, const PrepareToOpen& prepare,
+                     const std::function<void(CallArguments&)>& describe, const ProcessGroup& group,
+                     const LoadOptions& options) {
   bool has_stateful = false;
   group.check_call("load", [&](CallArguments& arguments) {
     describe(arguments);
     describe_coordinator(group, options.coordinator_rank, arguments);
     has_stateful = describe_stateful(state, arguments);
   });
-  if (!has_stateful) return load_values(state, open, group, options);
+  if (!has_stateful) return load_values(state, prepare, group, options);
   StateDict loaded = with_states(state, group, "load");
-  LoadReport report = load_values(loaded, open, group, options);
+  LoadReport report = load_values(loaded, prepare, group, options);
   load_states(state, loaded, group);
   state = std::move(loaded);
   return report;
@@ -274,9 +298,9 @@ LoadReport load(StateDict& state, const std::filesystem::path& path, const Proce
   }
   return load_from(
       state,
-      [&](checkpoint::RankLink& link, const checkpoint::OpenOptions& open_options) {
-        return link.agree_on(fmt::format("open {}", path.string()),
-                             [&] { return Checkpoint::open(path, open_options); });
+      [&](checkpoint::RankLink&, const checkpoint::OpenOptions& open_options) -> Opening {
+        return {fmt::format("open {}", path.string()),
+                [&path, open_options] { return Checkpoint::open(path, open_options); }};
       },
       [&](CallArguments& arguments) { arguments.add("file", path.filename().string()); }, group, options);
 }
@@ -285,8 +309,8 @@ LoadReport load(StateDict& state, const std::shared_ptr<checkpoint::Storage>& st
                 const LoadOptions& options) {
   return load_from(
       state,
-      [&](checkpoint::RankLink& link, const checkpoint::OpenOptions& open_options) {
-        return checkpoint::open_on_all_ranks(storage, link, open_options);
+      [&](checkpoint::RankLink& link, const checkpoint::OpenOptions& open_options) -> Opening {
+        return {fmt::format("open {}", storage->name()), checkpoint::prepare_to_open(storage, link, open_options)};
       },
       [&](CallArguments& arguments) { arguments.add("directory", last_name_of(storage)); }, group, options);
 }

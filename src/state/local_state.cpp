@@ -33,30 +33,31 @@ struct Access {
   std::function<std::function<Bytes()>(const Value& value)> object;
 };
 
-checkpoint::StateEntry entry_of(FlatValue one, const Access& access) {
+checkpoint::StateEntry entry_of(std::string name, const Path& path, const Value& value, const Access& access) {
   try {
-    if (std::optional<LocalTensor> local = attached_tensor_of(one.value)) {
+    if (std::optional<LocalTensor> local = attached_tensor_of(value)) {
       checkpoint::StateTensor tensor{std::move(local->properties), std::move(local->shape), {}};
       tensor.chunks.reserve(local->chunks.size());
       for (auto& [box, chunk] : local->chunks) {
         tensor.chunks.push_back({std::move(box), access.memory(chunk)});
       }
-      return {std::move(one.name), std::move(one.path), std::move(tensor)};
+      return {std::move(name), path, std::move(tensor)};
     }
-    std::function<Bytes()> archive = access.object(one.value);
-    return {std::move(one.name), std::move(one.path), checkpoint::StateObject{std::move(archive)}};
+    std::function<Bytes()> archive = access.object(value);
+    return {std::move(name), path, checkpoint::StateObject{std::move(archive)}};
   } catch (const Error& error) {
-    fail(error.code(), "save '{}': {}", printable(one.name), error.what());
+    fail(error.code(), "save '{}': {}", printable(name), error.what());
   }
 }
 
 checkpoint::FlatState entries_of(const StateDict& state, const ProcessGroup& group, const SaveOptions& options,
                                  const Access& access) {
-  std::vector<FlatValue> values = options.flatten_state_dict ? flat_values(state) : outermost_values(state);
-  if (options.flatten_sharded_tensors) flatten_nested(values, group);
+  const Flattening how = {.state_dict = options.flatten_state_dict, .sharded_tensors = options.flatten_sharded_tensors};
   checkpoint::FlatState entries;
-  entries.reserve(values.size());
-  for (FlatValue& one : values) entries.push_back(entry_of(std::move(one), access));
+  for_each_flat_value(state, how, group, [&](std::string name, const Path& path, const Value& value) {
+    entries.push_back(entry_of(std::move(name), path, value, access));
+  });
+  require_unique_names(entries);
   return entries;
 }
 

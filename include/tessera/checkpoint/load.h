@@ -6,6 +6,7 @@
 /// PyTorch: torch/distributed/checkpoint/state_dict_loader.py.
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -59,6 +60,12 @@ struct ReadReport {
 /// checkpoint, every rank throws.
 std::shared_ptr<const Checkpoint> open_on_all_ranks(const std::shared_ptr<const Storage>& storage, RankLink& link,
                                                     const OpenOptions& options = {});
+
+/// The part of `open_on_all_ranks` for which ranks need each other: a collective that throws on every rank if the
+/// coordinator cannot read the metadata. Returns the rest, which this rank does alone, on any thread and once or more
+/// often.
+std::function<std::shared_ptr<const Checkpoint>()> prepare_to_open(const std::shared_ptr<const Storage>& storage,
+                                                                   RankLink& link, const OpenOptions& options = {});
 
 /// Fills the memory of `targets` from `checkpoint`. A collective. If any rank fails, every rank throws the error: those
 /// of `make_load_plan`; `Error(corrupt)` naming file, byte offset and tensor; `Error(io)`. Targets may then be partly

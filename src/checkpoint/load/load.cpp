@@ -23,16 +23,17 @@ namespace {
 constexpr std::int64_t kTaskBytes = std::int64_t{4} << 20;
 constexpr std::size_t kQueuedTasks = 128;
 
-// A source that owns its bytes.
+// A source that keeps the owner of its bytes.
 class OwnedSource final : public ByteSource {
  public:
-  OwnedSource(Bytes bytes, std::string name) : bytes_(std::move(bytes)), source_(bytes_, std::move(name)) {}
+  OwnedSource(std::shared_ptr<const Bytes> owner, ByteView bytes, std::string name)
+      : owner_(std::move(owner)), source_(bytes, std::move(name)) {}
   void read_at(std::uint64_t offset_bytes, MutableByteView out) const override { source_.read_at(offset_bytes, out); }
-  std::uint64_t size_bytes() const override { return bytes_.size(); }
+  std::uint64_t size_bytes() const override { return source_.size_bytes(); }
   const std::string& name() const override { return source_.name(); }
 
  private:
-  Bytes bytes_;
+  std::shared_ptr<const Bytes> owner_;
   MemorySource source_;
 };
 
@@ -401,14 +402,15 @@ class Loader {
   ThreadPool pool_;  // last: its threads use all of the above
 };
 
+std::string open_step(const Storage& storage) { return fmt::format("open {}", storage.name()); }
+
 }  // namespace
 
-std::shared_ptr<const Checkpoint> open_on_all_ranks(const std::shared_ptr<const Storage>& storage, RankLink& link,
-                                                    const OpenOptions& given) {
-  const std::string step = fmt::format("open {}", storage->name());
-  if (link.size() == 1) return Checkpoint::open(storage, given);
+std::function<std::shared_ptr<const Checkpoint>()> prepare_to_open(const std::shared_ptr<const Storage>& storage,
+                                                                   RankLink& link, const OpenOptions& given) {
+  if (link.size() == 1) return [storage, given] { return Checkpoint::open(storage, given); };
   // The metadata, empty if it is not a DCP checkpoint, and the sidecar, empty if there is none.
-  const Bytes description = link.broadcast(link.agree_on(step, [&] {
+  auto description = std::make_shared<const Bytes>(link.broadcast(link.agree_on(open_step(*storage), [&] {
     Bytes both;
     if (!link.is_coordinator()) return both;
     const std::string name(kMetadataFileName);
@@ -416,14 +418,14 @@ std::shared_ptr<const Checkpoint> open_on_all_ranks(const std::shared_ptr<const 
     const std::optional<Sidecar> sidecar = given.check_checksums ? read_sidecar(*storage) : std::nullopt;
     if (sidecar) append(both, write_sidecar(*sidecar));
     return both;
-  }));
-  return link.agree_on(step, [&] {
+  })));
+  return [storage, given, description = std::move(description)] {
     OpenOptions options = given;
-    ByteCursor cursor(description, "metadata from the coordinator");
+    ByteCursor cursor(*description, "metadata from the coordinator");
     const ByteView metadata = as_bytes(cursor.text()), sidecar = cursor.rest();
     if (!metadata.empty()) {
-      options.metadata = std::make_shared<OwnedSource>(Bytes(metadata.begin(), metadata.end()),
-                                                       storage->name_of(std::string(kMetadataFileName)));
+      options.metadata =
+          std::make_shared<OwnedSource>(description, metadata, storage->name_of(std::string(kMetadataFileName)));
     }
     if (sidecar.empty()) {
       options.check_checksums = false;
@@ -432,7 +434,13 @@ std::shared_ptr<const Checkpoint> open_on_all_ranks(const std::shared_ptr<const 
           std::make_shared<const Sidecar>(parse_sidecar(sidecar, storage->name_of(std::string(kSidecarFileName))));
     }
     return Checkpoint::open(storage, options);
-  });
+  };
+}
+
+std::shared_ptr<const Checkpoint> open_on_all_ranks(const std::shared_ptr<const Storage>& storage, RankLink& link,
+                                                    const OpenOptions& options) {
+  const auto open = prepare_to_open(storage, link, options);
+  return link.size() == 1 ? open() : link.agree_on(open_step(*storage), open);
 }
 
 ReadReport read_state(const Targets& targets, const std::shared_ptr<const Checkpoint>& checkpoint, RankLink& link,

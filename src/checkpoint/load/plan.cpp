@@ -39,9 +39,18 @@ class Planner {
     if (++mismatches_ <= kListed) listed_ += (listed_.empty() ? "" : "; ") + text;
   }
 
+  // Names are mostly in the order of the checkpoint.
+  std::optional<std::size_t> find_tensor(std::string_view name) {
+    const std::vector<TensorInfo>& tensors = checkpoint_.tensors();
+    const bool is_next = next_tensor_ < tensors.size() && tensors[next_tensor_].name == name;
+    const std::optional<std::size_t> found = is_next ? next_tensor_ : checkpoint_.find_tensor(name);
+    if (found) next_tensor_ = *found + 1;
+    return found;
+  }
+
   void take_tensor(std::uint32_t t, const TargetTensor& target) {
     const std::string& name = targets_[t].name;
-    const auto found = checkpoint_.find_tensor(name);
+    const auto found = find_tensor(name);
     if (!found) {
       if (checkpoint_.find_object(name)) {
         mismatch(fmt::format("'{}' is an object, expected a tensor", printable(name)));
@@ -124,6 +133,7 @@ class Planner {
   const Checkpoint& checkpoint_;
   const LoadRules& rules_;
   LoadPlan plan_;
+  std::size_t next_tensor_ = 0;  // after the one that was found last
   std::size_t mismatches_ = 0;
   std::string listed_;  // the first kListed mismatches
 };

@@ -86,13 +86,13 @@ std::uint32_t SourceBackend::add_file(const std::string& name) {
 void SourceBackend::finish() {
   tensor_index.reserve(tensors.size());
   for (std::size_t i = 0; i < tensors.size(); ++i) {
-    if (!tensor_index.emplace(tensors[i].name, i).second) {
+    if (!tensor_index.add(tensors[i].name, i)) {
       fail(ErrorCode::corrupt, "{}: the name '{}' occurs twice, expected unique names", path.string(),
            printable(tensors[i].name));
     }
   }
   for (std::size_t i = 0; i < objects.size(); ++i) {
-    if (tensor_index.contains(objects[i].name) || !object_index.emplace(objects[i].name, i).second) {
+    if (tensor_index.contains(objects[i].name) || !object_index.add(objects[i].name, i)) {
       fail(ErrorCode::corrupt, "{}: the name '{}' occurs twice, expected unique names", path.string(),
            printable(objects[i].name));
     }
@@ -274,13 +274,11 @@ std::uint64_t Checkpoint::tensor_bytes() const {
 }
 
 std::optional<std::size_t> Checkpoint::find_tensor(std::string_view name) const {
-  const auto found = backend_->tensor_index.find(name);
-  return found == backend_->tensor_index.end() ? std::nullopt : std::optional(found->second);
+  return backend_->tensor_index.find(name);
 }
 
 std::optional<std::size_t> Checkpoint::find_object(std::string_view name) const {
-  const auto found = backend_->object_index.find(name);
-  return found == backend_->object_index.end() ? std::nullopt : std::optional(found->second);
+  return backend_->object_index.find(name);
 }
 
 void Checkpoint::check_partition(std::size_t i) const {

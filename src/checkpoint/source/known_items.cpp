@@ -42,6 +42,13 @@ std::optional<KnownItems::Elements> elements_between(const ItemForm& form, ByteV
 // Returns the form of items of so many bytes; null if it is not known, or has no checksum.
 const ItemForm* KnownItems::known_form(std::uint64_t length_bytes, DType dtype, std::span<const std::int64_t> sizes) {
   if (!fit_into(length_bytes, dtype, sizes)) return nullptr;
+  const auto usable = [&](const ItemForm& form) {
+    return form.crc_at.empty() || form.total_bytes() != length_bytes ? nullptr : &form;
+  };
+  const Forms::value_type* const last = last_.load(std::memory_order_acquire);
+  if (last != nullptr && last->first.first == dtype && std::ranges::equal(last->first.second, sizes)) {
+    return usable(*last->second);
+  }
   const std::lock_guard lock(mutex_);
   const auto found = forms_.find(std::pair(dtype, sizes));
   if (found == forms_.end()) {
@@ -57,8 +64,8 @@ const ItemForm* KnownItems::known_form(std::uint64_t length_bytes, DType dtype, 
       found->second = ItemForm();
     }
   }
-  const ItemForm& form = *found->second;
-  return form.crc_at.empty() || form.total_bytes() != length_bytes ? nullptr : &form;
+  last_.store(&*found, std::memory_order_release);
+  return usable(*found->second);
 }
 
 std::optional<KnownItems::Elements> KnownItems::find(ByteView item, DType dtype, std::span<const std::int64_t> sizes) {

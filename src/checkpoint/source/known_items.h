@@ -4,6 +4,7 @@
 // Law: an item is recognised only if parsing it would find the same tensor. All of its bytes but the elements are
 // compared.
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -35,8 +36,11 @@ class KnownItems {
  private:
   const ItemForm* known_form(std::uint64_t length_bytes, DType dtype, std::span<const std::int64_t> sizes);
 
-  std::mutex mutex_;
-  std::map<ItemKind, std::optional<ItemForm>, ItemKindLess> forms_;
+  using Forms = std::map<ItemKind, std::optional<ItemForm>, ItemKindLess>;
+
+  std::mutex mutex_;  // of `forms_`; a form that was made does not change
+  Forms forms_;
+  std::atomic<const Forms::value_type*> last_ = nullptr;  // of the forms that were made, the one that was used last
 };
 
 }  // namespace tessera::checkpoint

@@ -12,6 +12,7 @@
 
 #include "checkpoint/source/checksums.h"
 #include "tessera/base/error.h"
+#include "tessera/base/internal/name_index.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/storage.h"
 
@@ -84,7 +85,7 @@ class SourceBackend {
   std::vector<StoredCopy> copies;
   std::vector<std::string> warnings;
   std::map<std::string, std::string> metadata;  // of safetensors
-  std::unordered_map<std::string_view, std::size_t> tensor_index, object_index;
+  NameIndex tensor_index, object_index;
 
  protected:
   virtual std::shared_ptr<const ByteSource> open_plain_item(std::uint32_t number) const;

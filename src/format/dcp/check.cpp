@@ -10,6 +10,7 @@
 #include "format/dcp/names.h"
 #include "format/dcp/offsets.h"
 #include "tessera/base/error.h"
+#include "tessera/base/internal/name_index.h"
 #include "tessera/format/internal/pickle_text.h"
 
 namespace tessera::dcp {
@@ -55,8 +56,7 @@ class Checker {
 
   void check_entry(const MetadataEntry& entry, std::size_t number) {
     check_text(entry.name, entry.name);
-    if (!numbers_.try_emplace(entry.name, number).second)
-      refuse(entry.name, "duplicate name in entries, expected unique names");
+    if (!numbers_.add(entry.name, number)) refuse(entry.name, "duplicate name in entries, expected unique names");
     for (const StoredItem& item : entry.items) check_item(entry.name, item, true);
     if (!entry.is_tensor) {
       if (entry.items.size() != 1 || !entry.chunks.empty() || !entry.shape.empty()) {
@@ -131,7 +131,7 @@ class Checker {
     for (const UnclaimedPath& other : metadata_.unclaimed_paths) {
       check_text(other.name, other.name);
       check_path(other.name, other.path);
-      if (!metadata_.paths || other.path.empty() || numbers_.count(other.name) != 0 ||
+      if (!metadata_.paths || other.path.empty() || numbers_.contains(other.name) ||
           !others.insert(other.name).second) {
         refuse(other.name,
                "an unclaimed path, expected one that is not empty, of a name that is in none of the entries and "
@@ -153,12 +153,12 @@ class Checker {
         if (offset < 0) refuse(unclaimed.name, "an unclaimed item at offset {}, expected none below 0", offset);
       }
       const auto found = numbers_.find(unclaimed.name);
-      if (found == numbers_.end()) continue;
-      const MetadataEntry& entry = metadata_.entries[found->second];
+      if (!found) continue;
+      const MetadataEntry& entry = metadata_.entries[*found];
       if (entry.is_tensor != unclaimed.offsets.has_value()) continue;
       if (!entry.is_tensor) refuse(unclaimed.name, "an unclaimed item is the object's, expected it in its entry");
       const bool has_rank = unclaimed.offsets->size() == entry.shape.size();
-      const OffsetIndex& index = indices.try_emplace(found->second, entry.chunks).first->second;
+      const OffsetIndex& index = indices.try_emplace(*found, entry.chunks).first->second;
       if (!has_rank || index.find(*unclaimed.offsets)) {
         refuse(unclaimed.name, "an unclaimed item at offsets {} of shape {}, expected other offsets than the chunks'",
                shape_to_string(*unclaimed.offsets), shape_to_string(entry.shape));
@@ -197,7 +197,7 @@ class Checker {
   }
 
   const Metadata& metadata_;
-  std::unordered_map<std::string_view, std::size_t> numbers_;
+  NameIndex numbers_;
 };
 
 }  // namespace

@@ -9,11 +9,11 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
 #include "format/dcp/names.h"
 #include "tessera/base/error.h"
+#include "tessera/base/internal/name_index.h"
 #include "tessera/format/pickle_value.h"
 
 namespace tessera::dcp {
@@ -75,12 +75,12 @@ class StringNumbers {
 
   void reserve(std::size_t count) { numbers_.reserve(count); }
   // Returns whether `text` was new; assigns it `number` if so. `text` must outlive this object.
-  bool add(std::string_view text, std::uint32_t number) { return numbers_.try_emplace(text, number).second; }
+  bool add(std::string_view text, std::uint32_t number) { return numbers_.add(text, number); }
   std::uint32_t find(pickle::NodeRef string) {
     Slot& slot = slots_[(string.identity() * 0x9e3779b97f4a7c15u) >> (64 - kSlotBits)];
     if (slot.identity != string.identity()) {
       const auto found = numbers_.find(string.string());
-      slot = {string.identity(), found == numbers_.end() ? kNone : found->second};
+      slot = {string.identity(), found ? static_cast<std::uint32_t>(*found) : kNone};
     }
     return slot.number;
   }
@@ -100,7 +100,7 @@ class StringNumbers {
     std::uint32_t number = kNone;
   };
   std::vector<Slot> slots_ = std::vector<Slot>(std::size_t{1} << kSlotBits);
-  std::unordered_map<std::string_view, std::uint32_t> numbers_;
+  NameIndex numbers_;
 };
 
 }  // namespace tessera::dcp

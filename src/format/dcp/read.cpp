@@ -83,9 +83,12 @@ class MetadataReader {
     if (!are_paths(value)) return keep(metadata_.extra, MetadataFields::names[MetadataFields::planner_data], value);
     metadata_.paths.emplace(metadata_.entries.size());
     std::unordered_set<std::string_view> others;
+    std::size_t next = 0;  // the paths are mostly in the order of the entries
     for (const pickle::Pair& pair : value.pairs()) {
-      const std::uint32_t number = names.find(pair.key);
       const std::string_view name = pair.key.string();
+      const bool is_next = next < metadata_.entries.size() && metadata_.entries[next].name == name;
+      const std::uint32_t number = is_next ? static_cast<std::uint32_t>(next) : names.find(pair.key);
+      next = std::size_t{number} + 1;
       const bool is_new =
           number == StringNumbers::kNone ? others.insert(name).second : (*metadata_.paths)[number].empty();
       if (!is_new) input_.fail_at(ErrorCode::corrupt, name, "planner_data", "two paths", "one");

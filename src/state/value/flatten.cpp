@@ -9,10 +9,11 @@ namespace tessera {
 
 FlatStateDict flatten_state_dict(const StateDict& state_dict, TraversalRules rules) {
   FlatStateDict flat;
-  for (FlatValue& one : flat_values(state_dict, rules)) {
-    flat.state_dict.insert_or_assign(one.name, std::move(one.value));
-    flat.mapping.emplace(std::move(one.name), std::move(one.path));
-  }
+  for_each_flat_value(state_dict, {.rules = rules}, {}, [&](std::string name, const Path& path, const Value& value) {
+    if (flat.state_dict.contains(name)) refuse_same_name(name);
+    flat.state_dict.insert_or_assign(name, value);
+    flat.mapping.emplace(std::move(name), path);
+  });
   return flat;
 }
 
