@@ -10,6 +10,7 @@
 
 #include "fsdp/cases.h"
 #include "fsdp/small_model.h"
+#include "support/chaos.h"
 #include "support/error_matchers.h"
 #include "tessera/comm/local_ranks.h"
 
@@ -78,11 +79,12 @@ TEST_P(TrainingTest, TheFirstGradientIsThatOfOneProcess) {
 }
 
 TEST_P(TrainingTest, TrainsAsOneProcessDoes) {
+  constexpr int kSteps = 6 / static_cast<int>(::tessera::testing::stride_if_sanitized(2));
   for (const Kind kind : {Kind::sgd, Kind::adamw}) {
     SmallModel alone = make_model();
     const auto alone_optimizer = make_optimizer(kind, unique_params(*alone));
     std::vector<std::vector<double>> losses;
-    for (int step = 0; step < 6; ++step) {
+    for (int step = 0; step < kSteps; ++step) {
       losses.push_back(backward_of_all(alone, {step}, world()));
       alone_optimizer->step();
     }
@@ -94,7 +96,7 @@ TEST_P(TrainingTest, TrainsAsOneProcessDoes) {
         how.max_prefetched_units = prefetch == BackwardPrefetch::post ? 2 : 1;
         FullyShardedDataParallel<SmallModel> model(make_model(), group, how);
         const auto optimizer = make_optimizer(kind, model.parameters());
-        for (int step = 0; step < 6; ++step) {
+        for (int step = 0; step < kSteps; ++step) {
           optimizer->zero_grad();
           const at::Tensor loss = loss_of(model(batch_of(step, group.rank())));
           EXPECT_NEAR(loss.item<double>(),
