@@ -36,9 +36,8 @@ WorkPtr HostBackend::allreduce(Tensors& tensors, const ::c10d::AllreduceOptions&
 }
 
 WorkPtr HostBackend::start_all_reduce(const at::Tensor& output, const at::Tensor& input, ReduceOp op) {
-  if (output.nbytes() <= kSmallBytes) {
-    if (!output.is_same(input)) output.copy_(input);
-    return start(all_reduce_op(engine_->host(), output, op), ::c10d::OpType::ALLREDUCE);
+  if (getSize() == 2 || output.nbytes() <= kSmallBytes) {
+    return start(all_reduce_op(engine_->host(), output, input, op), ::c10d::OpType::ALLREDUCE);
   }
   const Tensors parts = parts_of(output, getSize());
   engine_->start(reduce_scatter_op(engine_->host(), parts[static_cast<std::size_t>(getRank())],

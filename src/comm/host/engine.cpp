@@ -57,9 +57,14 @@ void HostEngine::advance() {
       Queued& queued = queue_[i];
       Channel& channel = queued.op->is_on_link() ? link : host;
       if (queued.after_previous && i > 0 && !queue_[i - 1].has_ended()) channel.sends = false;
-      if (channel.sends && !queued.has_sent) channel.sends = queued.has_sent = queued.op->send(*host_);
-      if (queued.op->is_in_place() && !queued.has_sent) channel.receives = false;
-      if (channel.receives && !queued.has_received) channel.receives = queued.has_received = queued.op->receive(*host_);
+      std::uint64_t moved_bytes = 0;
+      do {
+        moved_bytes = queued.op->moved_bytes();
+        if (channel.sends && !queued.has_sent) queued.has_sent = queued.op->send(*host_);
+        if (channel.receives && !queued.has_received) queued.has_received = queued.op->receive(*host_);
+      } while (queued.op->moved_bytes() != moved_bytes);
+      channel.sends = channel.sends && queued.has_sent;
+      channel.receives = channel.receives && queued.has_received;
       if (i == 0 && queued.has_ended()) {
         queue_.pop_front();
         --i;  // the next one is the first now

@@ -122,11 +122,13 @@ std::size_t HostOp::fill(std::uint8_t* to, std::size_t most) {
     in_piece_ += size_bytes;
     if (in_piece_ == piece.size_bytes) ++piece_, in_piece_ = 0;
   }
+  sent_bytes_ += filled;
   return filled;
 }
 
 bool HostOp::send(Host& host) {
   std::size_t room = host.room();
+  const std::uint64_t until = most_at_once() == SIZE_MAX ? UINT64_MAX : sent_bytes_ + most_at_once();
   if (!has_sent_header_) {
     if (room < sizeof(header_)) return false;
     padding_ = (alignof(OpHeader) - header_.following % alignof(OpHeader)) % alignof(OpHeader);
@@ -140,6 +142,7 @@ bool HostOp::send(Host& host) {
     room -= size_bytes;
   }
   while (piece_ < pieces_.size()) {
+    if (sent_bytes_ >= until) return false;
     if (room == 0 && (room = host.room()) == 0) return false;
     const std::size_t size_bytes = fill(host.space(), std::min(room, kBlockBytes));
     host.commit(size_bytes);
@@ -329,9 +332,13 @@ class Reduction final : public HostOp {
     is_positioned_.resize(static_cast<std::size_t>(host.size()));
   }
 
-  bool is_in_place() const override { return is_shared_; }
+  std::uint64_t moved_bytes() const override { return is_shared_ ? sent_bytes() + row_ * block_bytes_ : 0; }
 
  private:
+  // With one part, what is sent may be overwritten by the result, so that sending is at most a block ahead, and the
+  // block is still in the cache.
+  std::size_t most_at_once() const override { return is_shared_ ? kBlockBytes : SIZE_MAX; }
+
   // Returns the bytes of a part in a row.
   std::size_t block_of(std::size_t part, std::size_t row) const {
     const std::size_t begin = row * block_bytes_;
@@ -368,6 +375,7 @@ class Reduction final : public HostOp {
   void take(Host& host) override {
     for (; row_ < rows_; ++row_) {
       const std::size_t size_bytes = block_of(is_shared_ ? 0 : static_cast<std::size_t>(host.rank()), row_);
+      if (is_shared_ && sent_bytes() < row_ * block_bytes_ + size_bytes) return;
       for (int r = 0; r < host.size(); ++r) {
         if (r == host.rank()) continue;
         if (!source(r).has_begun) return;
@@ -470,10 +478,10 @@ EngineOpPtr reduce_scatter_op(const Host& host, const at::Tensor& out, std::vect
   return std::make_shared<Reduction>(host, header, out, std::move(parts), std::move(kept), op);
 }
 
-EngineOpPtr all_reduce_op(const Host& host, const at::Tensor& tensor, ReduceOp op) {
-  const OpHeader header{.kind = Kind::all_reduce, .detail = detail_of(tensor, op), .common = byte_count(tensor)};
-  return std::make_shared<Reduction>(host, header, tensor, std::vector<MemoryPieces>{pieces_of(tensor)},
-                                     std::vector<at::Tensor>{tensor}, op);
+EngineOpPtr all_reduce_op(const Host& host, const at::Tensor& out, const at::Tensor& input, ReduceOp op) {
+  const OpHeader header{.kind = Kind::all_reduce, .detail = detail_of(out, op), .common = byte_count(out)};
+  return std::make_shared<Reduction>(host, header, out, std::vector<MemoryPieces>{pieces_of(input)},
+                                     std::vector<at::Tensor>{out, input}, op);
 }
 
 }  // namespace tessera::comm

@@ -47,7 +47,7 @@ class EngineOp {
 
   // Takes the number of the next collective of the host. Returns false if it is none.
   virtual bool take_number(std::uint64_t /*number*/) { return false; }
-  // Sends what there is room for. Returns whether it has all.
+  // Sends what there is room for, or some of it if it sends and receives by turns. Returns whether it has all.
   virtual bool send(Host& host) = 0;
   // Takes what has arrived. Returns whether that was all. Without a call of send() before, nothing arrives.
   virtual bool receive(Host& host) = 0;
@@ -55,8 +55,9 @@ class EngineOp {
   virtual std::string mismatch() const { return {}; }
   // Returns whether something is missing that rank `r` of the host sends.
   virtual bool awaits(int r) const = 0;
-  // Whether what this rank sends is overwritten by what it receives.
-  virtual bool is_in_place() const { return false; }
+  // Returns how many bytes it has sent and taken if it sends and receives by turns, else 0. While this grows, there may
+  // be more to do.
+  virtual std::uint64_t moved_bytes() const { return 0; }
   // Whether it uses the link between hosts. What uses it, and what does not, each keep an order of their own.
   virtual bool is_on_link() const { return false; }
 };
@@ -86,6 +87,10 @@ class HostOp : public EngineOp {
   void add_piece(MemoryPiece piece);
   // Copies the next bytes of the pieces, at most `most`, and returns how many there were.
   std::size_t fill(std::uint8_t* to, std::size_t most);
+  // Returns how many bytes of the pieces were sent.
+  std::uint64_t sent_bytes() const { return sent_bytes_; }
+  // Returns the most bytes that one call of send() sends.
+  virtual std::size_t most_at_once() const { return SIZE_MAX; }
   Source& source(int r) { return sources_[static_cast<std::size_t>(r)]; }
   void skip(Host& host, int r, std::uint64_t size_bytes);
   // Takes what follows the headers. Sets has_ended of sources.
@@ -99,6 +104,7 @@ class HostOp : public EngineOp {
   MemoryPieces pieces_;  // after the header
   std::vector<Source> sources_;
   std::size_t piece_ = 0, in_piece_ = 0;
+  std::uint64_t sent_bytes_ = 0;
   std::size_t padding_ = 0;  // after the pieces
   bool has_sent_header_ = false, has_sent_ = false;
   std::string mismatch_;
@@ -116,7 +122,8 @@ EngineOpPtr all_to_all_op(const Host& host, const std::vector<MemoryPieces>& out
 // r in `out`, which may be that part. `kept` is what the pieces are in.
 EngineOpPtr reduce_scatter_op(const Host& host, const at::Tensor& out, std::vector<MemoryPieces> parts,
                               std::vector<at::Tensor> kept, ReduceOp op);
-// Reduces a tensor that is small: each rank reduces all of it.
-EngineOpPtr all_reduce_op(const Host& host, const at::Tensor& tensor, ReduceOp op);
+// Reduces `input` to `out`, which may be the same: each rank reduces all of it. So each receives all of all others,
+// which is no more than by a reduce-scatter and an all-gather if there are two ranks.
+EngineOpPtr all_reduce_op(const Host& host, const at::Tensor& out, const at::Tensor& input, ReduceOp op);
 
 }  // namespace tessera::comm
