@@ -159,6 +159,17 @@ void check_node_groups(const ProcessGroup& group, const ProcessGroup& node_group
   }
 }
 
+// Opens the checkpoint in another thread, while this one flattens the state: of many small tensors, both take long.
+// If the system has no thread left, opens it when it is asked for.
+std::future<std::shared_ptr<const Checkpoint>> begin_to_open(
+    const std::function<std::shared_ptr<const Checkpoint>()>& open) {
+  try {
+    return std::async(std::launch::async, open);
+  } catch (const std::system_error&) {
+    return std::async(std::launch::deferred, open);
+  }
+}
+
 // Loads into a state dict without Statefuls.
 LoadReport load_values(StateDict& state, const PrepareToOpen& prepare, const ProcessGroup& group,
                        const LoadOptions& options) {
@@ -167,9 +178,8 @@ LoadReport load_values(StateDict& state, const PrepareToOpen& prepare, const Pro
   checkpoint::OpenOptions open_options;
   open_options.check_checksums = options.check_checksums;
   open_options.transforms = options.transforms;
-  Opening opening = prepare(link, open_options);
-  // Another thread opens the checkpoint while this one flattens the state: of many small tensors, both take long.
-  std::future<std::shared_ptr<const Checkpoint>> opened = std::async(std::launch::async, std::move(opening.open));
+  const Opening opening = prepare(link, open_options);
+  auto opened = begin_to_open(opening.open);
   std::optional<StateDict> allocated;
   std::unique_ptr<StateLoader> loader;
   const auto flatten_by = [&](TraversalRules rules) {
