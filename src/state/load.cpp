@@ -160,9 +160,9 @@ void check_node_groups(const ProcessGroup& group, const ProcessGroup& node_group
 }
 
 // Opens the checkpoint in another thread, while this one flattens the state: of many small tensors, both take long.
-// If the system has no thread left, opens it when it is asked for.
-std::future<std::shared_ptr<const Checkpoint>> begin_to_open(
-    const std::function<std::shared_ptr<const Checkpoint>()>& open) {
+// If the system has no thread left, opens it when it is asked for. Nothing keeps `open`, which has the metadata, after
+// that.
+std::future<std::shared_ptr<const Checkpoint>> begin_to_open(std::function<std::shared_ptr<const Checkpoint>()> open) {
   try {
     return std::async(std::launch::async, open);
   } catch (const std::system_error&) {
@@ -178,8 +178,8 @@ LoadReport load_values(StateDict& state, const PrepareToOpen& prepare, const Pro
   checkpoint::OpenOptions open_options;
   open_options.check_checksums = options.check_checksums;
   open_options.transforms = options.transforms;
-  const Opening opening = prepare(link, open_options);
-  auto opened = begin_to_open(opening.open);
+  Opening opening = prepare(link, open_options);
+  auto opened = begin_to_open(std::move(opening.open));
   std::optional<StateDict> allocated;
   std::unique_ptr<StateLoader> loader;
   const auto flatten_by = [&](TraversalRules rules) {

@@ -62,8 +62,8 @@ std::shared_ptr<const Checkpoint> open_on_all_ranks(const std::shared_ptr<const 
                                                     const OpenOptions& options = {});
 
 /// The part of `open_on_all_ranks` for which ranks need each other: a collective that throws on every rank if the
-/// coordinator cannot read the metadata. Returns the rest, which this rank does alone, on any thread and once or more
-/// often.
+/// coordinator cannot read the metadata. Returns the rest, which this rank does alone, on any thread. What is returned
+/// keeps the metadata in memory.
 std::function<std::shared_ptr<const Checkpoint>()> prepare_to_open(const std::shared_ptr<const Storage>& storage,
                                                                    RankLink& link, const OpenOptions& options = {});
 

@@ -11,7 +11,8 @@ namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
-// A tensor of at most so many bytes is reduced by all ranks, each all of it: there is one exchange instead of two.
+// A tensor of at most so many bytes, or of two ranks, is reduced by all ranks, each all of it: one exchange instead of
+// two.
 constexpr std::size_t kSmallBytes = std::size_t{64} << 10;
 
 }  // namespace
