@@ -12,7 +12,10 @@ namespace tessera::testing {
 
 // Values whose sums depend on the order of the additions.
 inline at::Tensor values_of(int rank, std::int64_t numel, at::ScalarType dtype = at::kFloat) {
-  return at::arange(numel, at::kDouble).mul(0.37).add(1.7 * rank).sin().mul(1 + 1e3 * rank).to(dtype);
+  constexpr std::int64_t kPeriod = 4093;  // a prime: no part of a message begins like another
+  const at::Tensor period =
+      at::arange(kPeriod, at::kDouble).mul(0.37).add(1.7 * rank).sin().mul(1 + 1e3 * rank).to(dtype);
+  return period.repeat({numel / kPeriod + 1}).narrow(0, 0, numel);
 }
 
 // Reduces `part` elements for each rank, at the same time to all ranks and to each rank its part, then one element

@@ -45,8 +45,8 @@ TEST(FsdpTest, EveryWrappedModuleIsAUnitUnlessAPolicySaysOtherwise) {
 }
 
 // Nested units: each parameter belongs to the innermost.
-struct OuterImpl : torch::nn::Module {
-  OuterImpl() {
+struct AroundBlockImpl : torch::nn::Module {
+  AroundBlockImpl() {
     in = register_module("in", Wrap<Block>(5));
     own = register_module("own", torch::nn::Linear(5, 5));
   }
@@ -54,11 +54,12 @@ struct OuterImpl : torch::nn::Module {
   Wrap<Block> in{nullptr};
   torch::nn::Linear own{nullptr};
 };
-TORCH_MODULE(Outer);
+TORCH_MODULE(AroundBlock);
 
 TEST(FsdpTest, UnitsWithinUnitsInASequential) {
   const auto make = [] {
-    torch::nn::Sequential model{Wrap<Outer>(), torch::nn::Tanh(), Wrap<Outer>(), Wrap<torch::nn::Linear>(5, 2)};
+    torch::nn::Sequential model{Wrap<AroundBlock>(), torch::nn::Tanh(), Wrap<AroundBlock>(),
+                                Wrap<torch::nn::Linear>(5, 2)};
     fill(*model);
     return model;
   };

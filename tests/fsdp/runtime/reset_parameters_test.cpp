@@ -28,8 +28,8 @@ namespace tessera::fsdp {
 namespace {
 
 // Every layer of LibTorch that has values of its own.
-struct LayersImpl : torch::nn::Module {
-  LayersImpl() {
+struct EveryLayerImpl : torch::nn::Module {
+  EveryLayerImpl() {
     using namespace torch::nn;  // NOLINT(google-build-using-namespace)
     const std::vector<std::shared_ptr<Module>> layers{
         Linear(3, 4).ptr(),
@@ -64,7 +64,7 @@ struct LayersImpl : torch::nn::Module {
   }
   at::Tensor forward(const at::Tensor& x) { return x; }
 };
-TORCH_MODULE(Layers);
+TORCH_MODULE(EveryLayer);
 
 template <typename Make>
 auto on_meta(const Make& make) {
@@ -83,9 +83,9 @@ void expect_same_values(const torch::nn::Module& found, const torch::nn::Module&
 
 TEST(ResetParametersTest, LayersHaveTheValuesOfTheirConstructors) {
   torch::manual_seed(3);
-  const Layers expected;
+  const EveryLayer expected;
   torch::manual_seed(3);
-  FullyShardedDataParallel<Layers> model(on_meta([] { return Layers(); }));
+  FullyShardedDataParallel<EveryLayer> model(on_meta([] { return EveryLayer(); }));
   model.summon_full_params([&] { expect_same_values(*model.module(), *expected); });
 }
 

@@ -21,14 +21,14 @@ using testing::S0;
 using testing::S1;
 using testing::Sizes;
 
-struct Case {
+struct InPlaceCase {
   std::string name;
   std::function<DTensor(const DTensor& x, const DTensor& row)> ours;
   std::function<at::Tensor(const at::Tensor& x, const at::Tensor& row)> aten;
   bool takes_partial;
 };
 
-std::vector<Case> cases() {
+std::vector<InPlaceCase> cases() {
   using D = const DTensor&;
   using T = const at::Tensor&;
   return {
@@ -59,7 +59,7 @@ TEST(DTensorInPlaceTest, GivesWhatItGivesOnTheFullTensorsWhereItIs) {
         return DTensor::from_local(local_of(tensor, layout, *mesh.coordinate()), mesh, placements,
                                    {tensor.sizes().vec()});
       };
-      for (const Case& op : cases()) {
+      for (const InPlaceCase& op : cases()) {
         std::vector<Placements> choices = cross({R, S0, S1, P}, shape.size());
         if (shape.size() == 2) choices.push_back({Placement::strided_shard(0, 2), S0});
         for (const Placements& placements : choices) {
