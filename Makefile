@@ -18,6 +18,8 @@ SHELL := /bin/bash
 .PHONY: all test demo interop chaos libtorch accelerator cuda mutation check bench asan tsan fuzz install uninstall shared deb wheel clean distclean
 
 JOBS ?= $(shell nproc)
+# Test programs wait for disks, other ranks and deadlines half of the time.
+TESTS_AT_ONCE ?= $(shell expr $$(nproc) + 2)
 PREFIX ?= /usr/local
 DESTDIR ?=
 FUZZ_SECONDS ?= 600
@@ -46,7 +48,7 @@ test:
 	cmake --preset release -DTESSERA_TESTS=ON
 	cmake --build --preset release --parallel $(JOBS)
 	rm -f build/test-times.txt
-	$(batch) ctest --preset release --parallel $$(($(JOBS) + 1))
+	$(batch) ctest --preset release --parallel $(TESTS_AT_ONCE)
 
 # A build folder that has tests keeps them.
 demo:
@@ -102,7 +104,7 @@ asan tsan:
 	cmake --preset $@
 	cmake --build --preset $@ --parallel $(JOBS)
 	rm -f build-$@/test-times.txt
-	$(batch) $(fixed_addresses) ctest --preset $@ --parallel $$(($(JOBS) + 1))
+	$(batch) $(fixed_addresses) ctest --preset $@ --parallel $(TESTS_AT_ONCE)
 
 fuzz:
 	$(call setup,build fuzz)
