@@ -25,7 +25,8 @@ Outcome train(int ranks, const std::filesystem::path& directory, const std::vect
   for (const char* small : {"--layers", "2", "--width", "16", "--context", "16", "--batch", "7", "--save-every", "3"}) {
     words.emplace_back(small);
   }
-  words.insert(words.end(), {"--directory", directory.string()});
+  // One of the texts that it reads by default.
+  words.insert(words.end(), {"/usr/share/common-licenses/Apache-2.0", "--directory", directory.string()});
   words.insert(words.end(), flags.begin(), flags.end());
   return run_tessera(words);
 }

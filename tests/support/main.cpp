@@ -274,12 +274,6 @@ int run_each_case_in_a_process(const std::vector<std::string>& names) {
 
 }  // namespace
 
-// AddressSanitizer keeps freed memory, so that a case touches ever new pages, and the stack of each allocation. Less of
-// each is enough for a case, and takes a tenth less time.
-extern "C" const char* __asan_default_options() {  // NOLINT: a name of the sanitizer's
-  return "quarantine_size_mb=32:malloc_context_size=8";
-}
-
 // LeakSanitizer calls this, where it is there, before it searches.
 extern "C" int __lsan_is_turned_off() { return leaks_are_searched ? 0 : 1; }  // NOLINT: a name of the sanitizer's
 
