@@ -44,11 +44,6 @@ struct MemoryCase {
 
 void PrintTo(const MemoryCase& test, std::ostream* out) { *out << test.name; }
 
-// In bytes, of a rank.
-struct Peaks {
-  std::int64_t build = 0, training = 0;
-};
-
 torch::nn::Sequential make_stack(std::int64_t blocks, bool on_meta) {
   std::optional<MetaInit> without_memory;
   if (on_meta) without_memory.emplace();
@@ -57,16 +52,19 @@ torch::nn::Sequential make_stack(std::int64_t blocks, bool on_meta) {
   return stack;
 }
 
-Peaks measured(const MemoryCase& test, const ProcessGroup& group, const Options& options, std::int64_t blocks) {
+using ShardedBlocks = FullyShardedDataParallel<torch::nn::Sequential>;
+
+// Returns the bytes that this rank has taken at its peak since `before`, which it had then.
+std::int64_t peak_since(std::uint64_t before) { return static_cast<std::int64_t>(peak_own_memory_bytes() - before); }
+
+// Trains a model that was built in memory of its own, which malloc has returned to the system: were it in malloc's heap,
+// what training takes would lie here and there between what is left, and each place counts once it was used.
+std::int64_t training_peak(const MemoryCase& test, const ProcessGroup& group, const Options& options,
+                           std::int64_t blocks) {
+  const std::uint64_t before = own_memory_bytes();
+  ::mallopt(M_MMAP_THRESHOLD, kMiB);
+  ShardedBlocks model(make_stack(blocks, test.is_on_meta), group, options);
   forget_peak_memory();
-  const auto before = static_cast<std::int64_t>(own_memory_bytes());
-  const auto growth = [&] { return static_cast<std::int64_t>(peak_own_memory_bytes()) - before; };
-  ::mallopt(M_MMAP_THRESHOLD, 32 * kMiB);  // while the model is built, malloc keeps what is freed
-  FullyShardedDataParallel<torch::nn::Sequential> model(make_stack(blocks, test.is_on_meta), group, options);
-  Peaks peaks;
-  peaks.build = growth();
-  forget_peak_memory();
-  ::mallopt(M_MMAP_THRESHOLD, kMiB);  // then it returns that, so that holes in its heap do not count
   std::unique_ptr<torch::optim::Optimizer> optimizer;
   if (test.has_adamw) {
     optimizer = std::make_unique<torch::optim::AdamW>(model.parameters());
@@ -78,10 +76,24 @@ Peaks measured(const MemoryCase& test, const ProcessGroup& group, const Options&
     model(at::ones({kRows, kBlockWidth})).square().mean().backward();
     optimizer->step();
   }
-  peaks.training = growth();
+  const std::int64_t peak = peak_since(before);
   group.barrier();  // until then the ranks share the parameters
-  return peaks;
+  return peak;
 }
+
+// Builds the model in malloc's heap, which keeps what is freed.
+std::int64_t building_peak(const MemoryCase& test, const ProcessGroup& group, const Options& options) {
+  forget_peak_memory();
+  const std::uint64_t before = own_memory_bytes();
+  ::mallopt(M_MMAP_THRESHOLD, 32 * kMiB);
+  const ShardedBlocks model(make_stack(kBlockCount, test.is_on_meta), group, options);
+  return peak_since(before);
+}
+
+// In bytes, of a rank.
+struct Peaks {
+  std::int64_t building = 0, training = 0;
+};
 
 // docs/memory.md, for this model.
 Peaks stated(const MemoryCase& test, const ProcessGroup& group) {
@@ -121,14 +133,14 @@ TEST_P(FsdpMemoryTest, APeakIsWhatTheFormulaStates) {
     std::optional<HybridGroups> hybrid;
     if (is_hybrid(options.strategy)) options.replicas = hybrid.emplace(hybrid_groups(group, 2)).replicas;
     const ProcessGroup& shards = hybrid ? hybrid->shards : group;
-    measured(GetParam(), shards, options, 2);
-    const Peaks found = measured(GetParam(), shards, options, kBlockCount);
+    training_peak(GetParam(), shards, options, 2);
+    const std::int64_t training = training_peak(GetParam(), shards, options, kBlockCount);
+    const std::int64_t building = building_peak(GetParam(), shards, options);
     const Peaks formula = stated(GetParam(), shards);
     const auto is_within = [](std::int64_t bytes, std::int64_t of) { return bytes <= of + of / 10 + 8 * kMiB; };
-    if (is_within(found.build, formula.build) && is_within(found.training, formula.training))
-      return std::string("good");
-    return fmt::format("{} MiB while it was built, expected {}; {} MiB in training, expected {}", found.build / kMiB,
-                       formula.build / kMiB, found.training / kMiB, formula.training / kMiB);
+    if (is_within(building, formula.building) && is_within(training, formula.training)) return std::string("good");
+    return fmt::format("{} MiB while it was built, expected {}; {} MiB in training, expected {}", building / kMiB,
+                       formula.building / kMiB, training / kMiB, formula.training / kMiB);
   });
   for (const testing::RankOutcome& outcome : outcomes) EXPECT_EQ(outcome.report, "good");
 }
