@@ -27,11 +27,21 @@ class Browser:
         self.buffer = b""
         self.problems, self.requests = [], []
         self.profile = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-        self.process, self.write_end, self.read_end = self._start(program)
-        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        target = self._open_page(program)
         self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
+
+    def _open_page(self, program):
+        """Starts the browser, which on a busy machine may exit before it answers anything: up to three times."""
+        for attempt in range(3):
+            self.process, self.write_end, self.read_end = self._start(program)
+            try:
+                return self.call("Target.createTarget", url="about:blank")["targetId"]
+            except (RuntimeError, BrokenPipeError):
+                self._stop()
+                if attempt == 2:
+                    raise
 
     def _start(self, program):
         command_read, command_write = os.pipe()
@@ -46,13 +56,14 @@ class Browser:
             "--disable-dev-shm-usage", "--force-color-profile=srgb", f"--user-data-dir={self.profile.name}", "about:blank",
         ]
         # fmt: on
-        process = subprocess.Popen(
-            command,
-            pass_fds=(command_read, answer_write),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        with self._log("wb") as log:
+            process = subprocess.Popen(
+                command,
+                pass_fds=(command_read, answer_write),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+            )
         os.close(command_read)
         os.close(answer_write)
         return process, command_write, answer_read
@@ -65,11 +76,18 @@ class Browser:
             self.call("Browser.close")
             self.process.wait(10)
         except Exception:
-            self.process.kill()
-            self.process.wait()
+            pass
+        self._stop()
+        self.profile.cleanup()
+
+    def _stop(self):
+        self.process.kill()
+        self.process.wait()
         os.close(self.write_end)
         os.close(self.read_end)
-        self.profile.cleanup()
+
+    def _log(self, mode):
+        return open(os.path.join(self.profile.name, "stderr"), mode)
 
     def _receive(self, deadline):
         while b"\0" not in self.buffer:
@@ -78,7 +96,9 @@ class Browser:
                 raise TimeoutError(f"the browser did not answer within {self.timeout} s")
             piece = os.read(self.read_end, 1 << 16)
             if not piece:
-                raise RuntimeError("the browser exited")
+                status = self.process.wait(10)
+                with self._log("rb") as log:
+                    raise RuntimeError(f"the browser exited with status {status}: {log.read()[-2000:].decode(errors='replace')}")
             self.buffer += piece
         message, _, self.buffer = self.buffer.partition(b"\0")
         return json.loads(message)
