@@ -57,8 +57,8 @@ using ShardedBlocks = FullyShardedDataParallel<torch::nn::Sequential>;
 // Returns the bytes that this rank has taken at its peak since `before`, which it had then.
 std::int64_t peak_since(std::uint64_t before) { return static_cast<std::int64_t>(peak_own_memory_bytes() - before); }
 
-// Trains a model that was built in memory of its own, which malloc has returned to the system: were it in malloc's heap,
-// what training takes would lie here and there between what is left, and each place counts once it was used.
+// Trains a model that was built in memory of its own, which malloc has returned to the system. In its heap, what
+// training takes would lie here and there between what is left, and each place counts once it was used.
 std::int64_t training_peak(const MemoryCase& test, const ProcessGroup& group, const Options& options,
                            std::int64_t blocks) {
   const std::uint64_t before = own_memory_bytes();
