@@ -11,18 +11,15 @@ namespace {
 
 using testing::TemporaryDirectory;
 
-std::uint8_t byte_at(std::uint64_t seed, std::uint64_t offset) {
-  return static_cast<std::uint8_t>((offset * 131 + seed) >> 3);
+// The bytes of a pattern from `begin` on.
+void fill(MutableByteView out, std::uint64_t seed, std::uint64_t begin) {
+  std::uint8_t* const data = out.data();
+  const std::uint64_t count = out.size();
+  for (std::uint64_t i = 0; i < count; ++i) data[i] = static_cast<std::uint8_t>(((begin + i) * 131 + seed) >> 3);
 }
 
 Data pattern(std::uint64_t length, std::uint64_t seed, std::uint64_t granule = 1) {
-  return {length, granule, [seed](std::uint64_t begin, MutableByteView out) {
-            for (std::uint64_t i = 0; i < out.size(); ++i) out[i] = byte_at(seed, begin + i);
-          }};
-}
-
-void append_pattern(Bytes& out, std::uint64_t length, std::uint64_t seed) {
-  for (std::uint64_t i = 0; i < length; ++i) out.push_back(byte_at(seed, i));
+  return {length, granule, [seed](std::uint64_t begin, MutableByteView out) { fill(out, seed, begin); }};
 }
 
 Bytes crc_text(const std::vector<std::uint32_t>& crcs, std::size_t i) {
@@ -55,8 +52,8 @@ Bytes expected_archive(const std::vector<std::uint64_t>& lengths) {
   Bytes out, all;
   append(out, "HEAD");
   for (std::size_t i = 0; i < lengths.size(); ++i) {
-    Bytes data;
-    append_pattern(data, lengths[i], i);
+    Bytes data(lengths[i]);
+    fill(data, i, 0);
     Bytes crc;
     append_little_endian<std::uint32_t>(crc, crc32(data));
     append(out, data);

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -97,12 +98,22 @@ inline Chunk make_chunk(const Box& box, bool padded, std::int64_t fill = -1) {
   return chunk;
 }
 
+// Calls f(place in the tensor of this shape, value) for each element.
 template <typename F>
-void each_element(const Chunk& chunk, const Box& box, F&& f) {
-  for (const auto& element : ::tessera::testing::elements(box)) {
+void each_element(const Chunk& chunk, const Box& box, const Shape& shape, F&& f) {
+  Box firsts = box;  // of the rows
+  std::int64_t in_row = 1, stride = 1;
+  if (box.rank() > 0) {
+    in_row = box.sizes.back();
+    stride = chunk.strides.back();
+    firsts.sizes.back() = std::min<std::int64_t>(in_row, 1);
+  }
+  for (const auto& element : ::tessera::testing::elements(firsts)) {
     std::int64_t at = 0;
     for (std::size_t d = 0; d < box.rank(); ++d) at += (element[d] - box.offsets[d]) * chunk.strides[d];
-    f(element, (*chunk.elements)[static_cast<std::size_t>(at)]);
+    const std::int64_t place = place_of(element, shape);
+    std::int64_t* const row = chunk.elements->data() + at;
+    for (std::int64_t i = 0; i < in_row; ++i) f(place + i, row[i * stride]);
   }
 }
 
@@ -114,8 +125,7 @@ inline StateEntry tensor_entry(const std::string& name, const Shape& shape, cons
   tensor.shape = shape;
   for (const Box& box : boxes) {
     const Chunk chunk = make_chunk(box, padded);
-    each_element(chunk, box,
-                 [&](const auto& element, std::int64_t& value) { value = place_of(element, shape) + added; });
+    each_element(chunk, box, shape, [&](std::int64_t place, std::int64_t& value) { value = place + added; });
     tensor.chunks.push_back({box, [chunk] {
                                return HostMemory{reinterpret_cast<const std::uint8_t*>(chunk.elements->data()),
                                                  chunk.strides, chunk.elements};
@@ -157,9 +167,8 @@ struct Wanted {
   bool is_right(std::int64_t added = 0) const {
     bool right = true;
     for (std::size_t i = 0; i < chunks.size(); ++i) {
-      each_element(chunks[i].second, chunks[i].first, [&](const auto& element, std::int64_t value) {
-        right = right && value == place_of(element, shapes[i]) + added;
-      });
+      each_element(chunks[i].second, chunks[i].first, shapes[i],
+                   [&](std::int64_t place, std::int64_t value) { right = right && value == place + added; });
     }
     return right;
   }
