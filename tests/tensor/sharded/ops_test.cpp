@@ -1,4 +1,5 @@
 #include "tessera/tensor/ops.h"
+#include "support/chaos.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -58,6 +59,7 @@ TEST_P(OpsTest, ElementwiseOpsOfEverySpecAndDtype) {
       {ops::square, at::square},     {ops::tanh, at::tanh},
   };
   run_local(world(), [&](const ProcessGroup& group) {
+    testing::SampleIfSanitized sample(5);
     for (const at::ScalarType dtype : {at::kDouble, at::kFloat}) {
       at::Tensor full = random({5, 3}, 1, dtype);
       full[0][0] = std::numeric_limits<double>::quiet_NaN();
@@ -65,6 +67,7 @@ TEST_P(OpsTest, ElementwiseOpsOfEverySpecAndDtype) {
       for (const SpecPtr& spec : specs_of_every_kind({5, 3}, world())) {
         const ShardedTensor input = shard(full, spec, group);
         for (const auto& [op, reference] : cases) {
+          if (!sample.takes_next()) continue;
           const ShardedTensor result = op(input);
           const at::Tensor expected = reference(full);
           EXPECT_EQ(result.scalar_type(), expected.scalar_type()) << op_of(op).name();
