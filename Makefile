@@ -18,8 +18,8 @@ SHELL := /bin/bash
 .PHONY: all test demo interop chaos libtorch accelerator cuda mutation check bench asan tsan fuzz install uninstall shared deb wheel clean distclean
 
 JOBS ?= $(shell nproc)
-# Test programs wait for disks, other ranks and deadlines half of the time.
-TESTS_AT_ONCE ?= $(shell expr $$(nproc) + 2)
+# Test programs wait for disks, other ranks and deadlines more than half of the time, sanitized ones less.
+TESTS_AT_ONCE ?= $(shell expr $$(nproc) + $(if $(filter asan tsan,$(MAKECMDGOALS)),2,4))
 PREFIX ?= /usr/local
 DESTDIR ?=
 FUZZ_SECONDS ?= 600

@@ -115,7 +115,8 @@ function(tessera_tests module)
       set(test ${name}.${number}_of_${ARG_SHARDS})
     endif()
     add_test(NAME ${test} COMMAND ${name})
-    set_tests_properties(${test} PROPERTIES ENVIRONMENT
+    # COST: these take longest, so that they do not begin last.
+    set_tests_properties(${test} PROPERTIES COST 10 ENVIRONMENT
       "TESSERA_TEST_SHARDS=${ARG_SHARDS};TESSERA_TEST_SHARD=${shard};TESSERA_TEST_TIMES=${CMAKE_BINARY_DIR}/test-times.txt${threads}")
   endforeach()
 endfunction()
