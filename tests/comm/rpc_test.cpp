@@ -9,6 +9,9 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <string>
 #include <thread>
 
 #include "support/error_matchers.h"
@@ -281,6 +284,17 @@ TEST_P(RpcFailureTest, AnOwnerThatDiedIsNamed) {
   EXPECT_LT(std::chrono::steady_clock::now() - begin, seconds(15));
 }
 
+// Returns whether all threads of a process are stopped, which some are after others.
+bool is_stopped(pid_t pid) {
+  for (const auto& thread : std::filesystem::directory_iterator(fmt::format("/proc/{}/task", pid))) {
+    std::ifstream stat(thread.path() / "stat");
+    std::string line;
+    std::getline(stat, line);
+    if (line.compare(line.rfind(')') + 1, 2, " T") != 0) return false;
+  }
+  return true;
+}
+
 TEST_P(RpcFailureTest, AnOwnerThatDoesNotAnswerIsNotWaitedForLongerThanTheTimeout) {
   const std::vector<RankOutcome> outcomes = run_processes(world(), quick(), [&](const ProcessGroup& group) {
     RpcOptions options = quick_rpc();
@@ -290,20 +304,19 @@ TEST_P(RpcFailureTest, AnOwnerThatDoesNotAnswerIsNotWaitedForLongerThanTheTimeou
     const auto shared = share_tensors(group, mine);
     const pid_t pid = ::getpid();
     const Bytes stopped = group.broadcast_bytes({reinterpret_cast<const std::uint8_t*>(&pid), sizeof(pid)}, 1);
+    pid_t other = 0;
+    std::memcpy(&other, stopped.data(), sizeof(other));
     if (group.rank() == 1) ::kill(pid, SIGSTOP);
-    const auto begin = std::chrono::steady_clock::now();
     if (group.rank() == 0) {
+      EXPECT_TRUE(soon([&] { return is_stopped(other); }));
+      const auto begin = std::chrono::steady_clock::now();
       EXPECT_ERROR(shared[1].at(0).fetch(milliseconds(300)), ErrorCode::rank_failure, "tensor of rank 1", "(300 ms)");
       EXPECT_LT(std::chrono::steady_clock::now() - begin, milliseconds(1200));
       EXPECT_ERROR(shared[1].at(0).fetch(), ErrorCode::rank_failure, "fetch a tensor of rank 1", "(1500 ms)");
       EXPECT_LT(std::chrono::steady_clock::now() - begin, seconds(4));
     }
     EXPECT_ERROR(rpc.shutdown(), ErrorCode::rank_failure, "rank 1 died");
-    if (group.rank() == 0) {
-      pid_t other = 0;
-      std::memcpy(&other, stopped.data(), sizeof(other));
-      ::kill(other, SIGKILL);
-    }
+    if (group.rank() == 0) ::kill(other, SIGKILL);
     return std::string(::testing::Test::HasFailure() ? "failed" : "good");
   });
   EXPECT_EQ(outcomes[0].report, "good");
