@@ -167,7 +167,7 @@ TEST(TwoDimensionsTest, ATrainingIsThatOfOneProcess) {
   }
 }
 
-// Saves after the third step on `savers` and resumes on `loaders` and in one process.
+// Saves after the third step on `savers`. Resumes on those of `loaders` that the sample takes, and in one process.
 void save_and_go_on(const Sizes& savers, const Options& saved, const std::vector<std::pair<Sizes, Options>>& loaders,
                     SampleIfSanitized& sample) {
   const auto expected = expected_steps();

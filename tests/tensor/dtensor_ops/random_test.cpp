@@ -34,10 +34,12 @@ at::Tensor same_on_all_meshes(const Create& create) {
   at::Tensor expected;
   run_local(1,
             [&](const ProcessGroup& group) { expected = create(DeviceMesh(group, {1}), Placements()).full_tensor(); });
+  std::size_t mesh_number = 0;
   for (const Sizes& shape : kMeshes) {
+    ++mesh_number;
     run_local(static_cast<int>(mesh_size(shape)), [&](const ProcessGroup& group) {
       const DeviceMesh mesh(group, shape);
-      testing::SampleIfSanitized sample(3, shape.size());
+      testing::SampleIfSanitized sample(3, mesh_number);  // not the same placements on every mesh
       for (const Placements& placements : cross(kChoices, shape.size())) {
         if (!sample.takes_next()) continue;
         const DTensor tensor = create(mesh, placements);

@@ -1,9 +1,9 @@
 #include "tessera/tensor/ops.h"
-#include "support/chaos.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "support/chaos.h"
 #include "support/error_matchers.h"
 #include "tensor/sharding_support.h"
 #include "tessera/comm/local_ranks.h"
