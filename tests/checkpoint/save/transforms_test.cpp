@@ -130,7 +130,7 @@ void expect_loads_transformed(int ranks, const Layout& layout, const std::shared
 
 // PyTorch: `_extensions` of FileSystemWriter, with Rot13Example and ZStandard.
 TEST(TransformTest, EveryLayoutIsSavedThroughThemAndLoadedInEveryOther) {
-  ::tessera::testing::SampleIfSanitized sample(5);
+  ::tessera::testing::SampleIfSanitized sample(7);
   for (const std::vector<TransformPtr>& transforms : lists_of_transforms()) {
     for (const std::size_t files : {std::size_t{1}, std::size_t{3}, std::size_t{0}}) {
       WriteOptions options;
