@@ -63,7 +63,7 @@ TEST(TrainGptTest, EveryStrategyLearnsTheSame) {
   const TemporaryDirectory directory;
   ASSERT_EQ(train(1, directory / "alone", {"--steps", "2"}).status, 0);
   const std::vector<double> expected = losses_of(directory / "alone");
-  SampleIfSanitized sample(3);
+  SampleIfSanitized sample(4);
   for (const char* strategy : {"full_shard", "shard_grad_op", "no_shard", "hybrid_shard_zero2", "hybrid_shard"}) {
     if (!sample.takes_next()) continue;
     SCOPED_TRACE(strategy);

@@ -155,7 +155,7 @@ const std::vector<Sizes> kMeshes = {{1, 1}, {1, 2}, {2, 1}, {2, 2}, {1, 4}, {3, 
 
 TEST(TwoDimensionsTest, ATrainingIsThatOfOneProcess) {
   const auto expected = expected_steps();
-  SampleIfSanitized sample(7);
+  SampleIfSanitized sample(13);
   for (const Sizes& shape : kMeshes) {
     for (const Options& options : kWays) {
       if (!sample.takes_next()) continue;
@@ -201,13 +201,13 @@ TEST(TwoDimensionsTest, SavedOnOneMeshItGoesOnOnOthersAndInOneProcess) {
   for (const Sizes& shape : {Sizes{1, 1}, Sizes{3, 1}, Sizes{1, 2}, Sizes{2, 2}, Sizes{2, 4}}) {
     loaders.emplace_back(shape, kWays[0]);
   }
-  SampleIfSanitized sample(2);
+  SampleIfSanitized sample(4);
   for (const Sizes& savers : {Sizes{1, 1}, Sizes{2, 2}, Sizes{1, 3}}) save_and_go_on(savers, kWays[0], loaders, sample);
 }
 
 TEST(TwoDimensionsTest, SavedInOneWayItGoesOnInOthers) {
   const std::vector<std::pair<Sizes, Options>> loaders = {{{3, 2}, kWays[0]}, {{2, 2}, kWays[1]}, {{2, 3}, kWays[4]}};
-  SampleIfSanitized sample(2), of_loaders(2);
+  SampleIfSanitized sample(3), of_loaders(2);
   for (const Options& saved : kWays) {
     if (sample.takes_next()) save_and_go_on({2, 2}, saved, loaders, of_loaders);
   }
@@ -219,7 +219,7 @@ TEST(TwoDimensionsTest, AFullStateIsThatOfOneProcessAndGoesOnOnAnyMesh) {
   for (int step = 0; step < 3; ++step) alone.step(step);
   const StateDict unsharded = get_model_state_dict(*alone.net);
   const StateDict of_optimizer = get_optimizer_state_dict(*alone.net, alone.optimizer);
-  SampleIfSanitized sample(3);
+  SampleIfSanitized sample(4);
   for (const Options& options : kWays) {
     for (const bool rank0_only : {true, false}) {
       if (!sample.takes_next()) continue;

@@ -1,9 +1,14 @@
 #pragma once
 // How many cases the campaigns try.
 
+#include <gtest/gtest.h>
+
 #include <algorithm>
 #include <cstddef>
 #include <cstdlib>
+#include <functional>
+#include <random>
+#include <string>
 
 namespace tessera::testing {
 
@@ -14,8 +19,7 @@ inline int chaos_factor() {
 }
 
 // Returns `stride` in a build with AddressSanitizer or ThreadSanitizer, and 1 in others. A loop over all cases of a
-// kind takes one of so many there, where each takes many times as long; other builds take them all. A prime visits all
-// bits.
+// kind takes one of so many there, where each takes many times as long; other builds take them all.
 constexpr std::size_t stride_if_sanitized([[maybe_unused]] std::size_t stride) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   return stride;
@@ -30,16 +34,27 @@ constexpr std::size_t stride_if_sanitized([[maybe_unused]] std::size_t stride) {
 #endif
 }
 
-// Tells which cases a test takes of those that it goes through: all of them, or one of `stride` in a sanitized build.
-// A prime stride that divides none of the numbers of choices takes each choice in some case.
+// Tells which cases a test takes of those that it goes through: all of them, or in a sanitized build the first and one
+// of each `stride` of the others. That one is drawn, since a fixed rhythm can miss a choice of an inner loop every
+// time. Draws depend on the name of the test: its ranks take the same cases, its other instances others.
 class SampleIfSanitized {
  public:
-  explicit SampleIfSanitized(std::size_t stride, std::size_t begin = 0)
-      : stride_(stride_if_sanitized(stride)), next_(begin) {}
-  bool takes_next() { return next_++ % stride_ == 0; }
+  // `round` makes the samples differ where a test goes through the same cases several times.
+  explicit SampleIfSanitized(std::size_t stride, std::size_t round = 0)
+      : stride_(stride_if_sanitized(stride)),
+        draws_(static_cast<unsigned>(
+            std::hash<std::string>()(::testing::UnitTest::GetInstance()->current_test_info()->name()) + round)) {}
+  bool takes_next() {
+    const std::size_t number = number_++;
+    if (number == 0) return true;
+    const std::size_t place = (number - 1) % stride_;
+    if (place == 0) taken_ = draws_() % stride_;
+    return place == taken_;
+  }
 
  private:
-  std::size_t stride_, next_;
+  std::size_t stride_, number_ = 0, taken_ = 0;
+  std::mt19937 draws_;
 };
 
 }  // namespace tessera::testing

@@ -87,7 +87,7 @@ TEST_P(ConvertGoldenTest, ThroughAllFormatsAndBackNothingChanges) {
 
 TEST_P(ConvertGoldenTest, ReshardedForAnyRanksAndDimensionNothingChanges) {
   const auto source = Checkpoint::open(golden_.checkpoint);
-  testing::SampleIfSanitized sample(4);
+  testing::SampleIfSanitized sample(6);
   for (const std::int64_t dim : {0, 1, -1}) {
     for (std::int64_t ranks = 1; ranks <= 7; ++ranks) {
       if (!sample.takes_next()) continue;

@@ -34,7 +34,7 @@ class SaveLoadTest : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, SaveLoadTest, ::testing::Range(1, 9));
 
 TEST_P(SaveLoadTest, EveryLayoutLoadsInEveryLayoutOnEveryNumberOfRanks) {
-  ::tessera::testing::SampleIfSanitized sample(5);
+  ::tessera::testing::SampleIfSanitized sample(11);
   for (const NamedLayout& from : layouts()) {
     const auto storage = memory_storage();
     EXPECT_THAT(save_on(GetParam(), from.boxes, storage), Each(""));
@@ -48,8 +48,10 @@ TEST_P(SaveLoadTest, EveryLayoutLoadsInEveryLayoutOnEveryNumberOfRanks) {
 }
 
 TEST_P(SaveLoadTest, AnyNumberOfFilesOnDiskIsVerified) {
+  ::tessera::testing::SampleIfSanitized sample(3);
   for (const std::size_t files : {std::size_t{1}, std::size_t{3}, std::size_t{0}}) {
     for (const NamedLayout& layout : layouts()) {
+      if (!sample.takes_next()) continue;
       const TemporaryDirectory directory;
       WriteOptions options;
       options.files_per_rank = files;

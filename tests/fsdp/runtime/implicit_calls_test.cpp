@@ -15,6 +15,7 @@
 
 #include "fsdp/cases.h"
 #include "fsdp/small_model.h"
+#include "support/chaos.h"
 #include "support/error_matchers.h"
 #include "tessera/comm/local_ranks.h"
 #include "tessera/fsdp/activation_checkpoint.h"
@@ -157,17 +158,18 @@ INSTANTIATE_TEST_SUITE_P(Ways, ImplicitCallsTest,
                          name_of_implicit_case);
 
 TEST_P(ImplicitCallsTest, TrainAsOneProcessDoes) {
+  constexpr int kSteps = 4 / static_cast<int>(::tessera::testing::stride_if_sanitized(2));
   Stack alone = make_stack(way());
   torch::optim::AdamW alone_optimizer(unique_params(*alone), torch::optim::AdamWOptions(0.02));
   std::vector<std::vector<double>> losses;
-  for (int step = 0; step < 4; ++step) {
+  for (int step = 0; step < kSteps; ++step) {
     losses.push_back(backward_of_all(alone, {step}, world()));
     alone_optimizer.step();
   }
   run_local(world(), [&](const ProcessGroup& group) {
     FullyShardedDataParallel<Stack> model(make_stack(way()), group, options());
     torch::optim::AdamW optimizer(model.parameters(), torch::optim::AdamWOptions(0.02));
-    for (int step = 0; step < 4; ++step) {
+    for (int step = 0; step < kSteps; ++step) {
       optimizer.zero_grad();
       const at::Tensor loss = loss_of(model(batch_of(step, group.rank())));
       EXPECT_NEAR(loss.item<double>(), losses[static_cast<std::size_t>(step)][static_cast<std::size_t>(group.rank())],

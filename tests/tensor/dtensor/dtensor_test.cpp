@@ -53,7 +53,7 @@ TEST_P(RedistributeTest, EveryPlacementToEveryOther) {
   run_local(static_cast<int>(mesh_size(test.mesh)), [&](const ProcessGroup& group) {
     const DeviceMesh mesh(group, test.mesh);
     const std::vector<Placements> all = cross(test.choices, test.mesh.size());
-    testing::SampleIfSanitized sample(5);
+    testing::SampleIfSanitized sample(11);
     for (const Sizes& size : test.sizes) {
       const at::Tensor full = indexed(size);
       for (const Placements& source : all) {

@@ -72,7 +72,7 @@ void expect_same_for_all_placements(const OpCase& op, const OnFullTensors& expec
     if (::testing::Test::HasFatalFailure()) return;
     // Skip ahead: a sample of many combinations.
     std::size_t i = 0;
-    const std::size_t stride = (mesh.ndim() > 1 && choices.size() > 1 ? 37 : 1) * stride_if_sanitized(5);
+    const std::size_t stride = (mesh.ndim() > 1 && choices.size() > 1 ? 37 : 1) * stride_if_sanitized(11);
     for (std::size_t skip = stride; skip > 0; --skip) {
       for (i = 0; i < at.size() && ++at[i] == choices[i].size(); ++i) at[i] = 0;
       if (i == at.size()) return;
@@ -110,7 +110,7 @@ void expect_as_on_full_tensors_if_strided(const std::vector<OpCase>& ops) {
   for (const OpCase& op : ops) expected.emplace_back(op);
   run_local(4, [&](const ProcessGroup& group) {
     const DeviceMesh mesh(group, {2, 2});
-    SampleIfSanitized sample(5);
+    SampleIfSanitized sample(7);
     for (std::size_t i = 0; i < ops.size(); ++i) {
       for (const Placements& choice : choices) {
         if (!sample.takes_next()) continue;

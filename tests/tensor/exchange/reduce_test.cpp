@@ -1,6 +1,7 @@
 // Reductions of ranks that share memory, and of others.
 
 #include "tensor/exchange/reduce.h"
+#include "support/chaos.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -59,10 +60,12 @@ void compare(const ProcessGroup& group, const Sizes& shape, at::ScalarType type,
 }
 
 void compare_all(const ProcessGroup& group) {
+  testing::SampleIfSanitized sample(4);
   for (const Sizes& shape : kShapes) {
     for (const at::ScalarType type : {at::kFloat, at::kDouble, at::kLong, at::kInt}) {
       for (const ReduceOp op : {ReduceOp::sum, ReduceOp::average, ReduceOp::product, ReduceOp::min, ReduceOp::max}) {
-        if (op != ReduceOp::average || at::isFloatingType(type)) compare(group, shape, type, op);
+        if (op == ReduceOp::average && !at::isFloatingType(type)) continue;
+        if (sample.takes_next()) compare(group, shape, type, op);
       }
     }
   }

@@ -78,7 +78,7 @@ INSTANTIATE_TEST_SUITE_P(Worlds, ReshardWayTest,
 
 TEST_P(ReshardWayTest, EverySpecToEverySpecMovesWhatChangesItsRankAndNothingElse) {
   run_local(world(), [&](const ProcessGroup& group) {
-    testing::SampleIfSanitized sample(11, static_cast<std::size_t>(world()));  // other pairs in other worlds
+    testing::SampleIfSanitized sample(11);
     for (const Sizes& size : {Sizes{7}, Sizes{5, 3}, Sizes{3, 2, 5}}) {
       const at::Tensor full = indices(size);
       const std::vector<SpecPtr> specs = specs_of_every_kind(size, world());
@@ -132,7 +132,7 @@ TEST_P(ReshardWayTest, ALargeTensorThereAndBack) {
     how.unpacked_round_bytes = std::max(how.unpacked_round_bytes, std::int64_t{1} << 20);
     const std::vector<int> ranks = testing::ranks_of(world());
     const std::vector<SpecPtr> specs = {chunk_spec(0, ranks), chunk_spec(1, ranks), grid_spec(size, {700, 900}, ranks)};
-    testing::SampleIfSanitized sample(5, static_cast<std::size_t>(world()));
+    testing::SampleIfSanitized sample(5);
     for (const SpecPtr& from : specs) {
       const ShardedTensor tensor = ShardedTensor::empty(from, size, group, of_ints);
       fill_with_indices(tensor);
