@@ -61,12 +61,12 @@ at::Tensor sum_of(const Hosts& hosts, std::int64_t numel, at::ScalarType dtype) 
 }
 
 TEST(HostsMemoryTest, SumsAreThoseOfTheHostsInTheirOrder) {
-  std::size_t begin = 0;
+  std::size_t round = 0;
   for (const Hosts& hosts : {kInOrder, kInterleaved, kThree}) {
-    ++begin;
+    ++round;
     on_hosts(hosts, [&](const ProcessGroup& group) {
       EXPECT_FALSE(comm::SharedMemory::is_available(group));
-      testing::SampleIfSanitized sample(3, begin);
+      testing::SampleIfSanitized sample(3, round);
       for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kLong}) {
         for (const std::int64_t part : {1, 7, 3'333, 200'001}) {
           if (!sample.takes_next()) continue;

@@ -1,7 +1,6 @@
 // Reductions of ranks that share memory, and of others.
 
 #include "tensor/exchange/reduce.h"
-#include "support/chaos.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -9,6 +8,7 @@
 #include <cstdlib>
 #include <tuple>
 
+#include "support/chaos.h"
 #include "support/error_matchers.h"
 #include "support/rank_processes.h"
 #include "tensor/mesh_support.h"
