@@ -11,6 +11,9 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
+#include <set>
+#include <sstream>
 #include <string>
 #include <thread>
 
@@ -85,6 +88,41 @@ TEST_P(RpcTest, EveryRankFetchesWhatEveryOtherShares) {
     rpc.shutdown();
     EXPECT_FALSE(is_rpc_initialized());
     rpc.shutdown();  // no-op
+  });
+}
+
+// The TCP ports at which this process listens.
+std::set<std::string> open_ports() {
+  std::set<std::string> sockets, ports;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code closed;
+    sockets.insert(std::filesystem::read_symlink(entry, closed).string());
+  }
+  for (const char* table : {"/proc/self/net/tcp", "/proc/self/net/tcp6"}) {
+    std::ifstream file(table);
+    for (std::string line; std::getline(file, line);) {
+      std::istringstream words(line);
+      const std::vector<std::string> fields(std::istream_iterator<std::string>(words), {});
+      constexpr char kListens[] = "0A";
+      if (fields.size() < 10 || fields[3] != kListens) continue;
+      if (sockets.count("socket:[" + fields[9] + "]") != 0) ports.insert(fields[1]);
+    }
+  }
+  return ports;
+}
+
+// Through a port, a worker of another job that looks for a dead one would end this process.
+TEST_P(RpcTest, WorkersOfOneHostOpenNoPort) {
+  expect_good_processes(world(), quick(), [&](const ProcessGroup& group) {
+    const std::set<std::string> before = open_ports();
+    EXPECT_EQ(before.size(), group.rank() == 0 && world() > 1 ? 1u : 0u);  // the store's
+    Rpc rpc = init_rpc(group, quick_rpc());
+    const std::vector<at::Tensor> mine = {at::ones({1 << 16})};
+    for (const auto& of_rank : share_tensors(group, mine)) {
+      for (const RemoteTensor& tensor : of_rank) tensor.fetch();
+    }
+    EXPECT_EQ(open_ports(), before);
+    rpc.shutdown();
   });
 }
 

@@ -7,6 +7,10 @@
 /// be processes, not threads (`run_local`), and RPC can be initialized only once in a process: LibTorch's remote
 /// references stay bound to the first agent. PyTorch: torch/distributed/rpc/api.py,
 /// torch/csrc/distributed/rpc/rref_context.cpp.
+///
+/// Workers of one host communicate through its memory, and open no port. Between hosts, a worker listens at TCP ports
+/// that the kernel chooses, and TensorPipe ends the process if one receives bytes that it does not expect, even from a
+/// TensorPipe of another job. Therefore only the hosts of the group may reach them.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/jit_type_base.h>  // required by the next header in LibTorch 1.13

@@ -18,6 +18,7 @@ struct AgentOptions {
   int size = 1;
   std::chrono::milliseconds timeout{0};
   int threads = 1;
+  bool is_on_one_host = false;  // all workers, and they can share memory
 };
 
 // Null if LibTorch was built without TensorPipe. The agent knows the names of all workers, and answers after start().

@@ -80,6 +80,10 @@ c10::StrongTypePtr refuse_type(const c10::QualifiedName& name) {
   fail(ErrorCode::unsupported, "RPC: received a value of type {}, expected no class instances", name.qualifiedName());
 }
 
+bool is_on_one_host(const ProcessGroup::Impl& ranks) {
+  return ranks.is_alone() || ranks.transports.control.backend->getBackendName() == "host";
+}
+
 // Returns whether calls that LibTorch made are still unanswered.
 bool has_pending_calls() {
   return torch_rpc::RRefContext::getInstance().getDebugInfo().at("num_pending_futures") != "0";
@@ -141,8 +145,8 @@ Rpc::Rpc(const ProcessGroup& group, const RpcOptions& options) : impl_(std::make
   group.agree_on(kInit, [&] {
     // The store waits for a rank that dies now, because it does not check signs of life.
     store->setTimeout(options.timeout);
-    auto agent =
-        comm::make_tensorpipe_agent({store, name, group.rank(), group.size(), options.timeout, options.threads});
+    auto agent = comm::make_tensorpipe_agent(
+        {store, name, group.rank(), group.size(), options.timeout, options.threads, is_on_one_host(ranks)});
     claim->use();
     impl_->start(std::move(agent));
     if (!ranks.is_alone()) store->setTimeout(ranks.timeout);

@@ -1,6 +1,9 @@
 #include <torch/csrc/distributed/rpc/request_callback_no_python.h>
 #include <torch/csrc/distributed/rpc/tensorpipe_agent.h>
 
+#include <type_traits>
+#include <utility>
+
 #include "comm/rpc/agent.h"
 
 namespace tessera::comm {
@@ -12,12 +15,31 @@ class RequestCallback final : public torch_rpc::RequestCallbackNoPython {
   void handleRRefDelete(c10::intrusive_ptr<torch_rpc::RRef>& /*reference*/) const override {}
 };
 
+// Any if empty.
+using Names = std::remove_const_t<decltype(torch_rpc::TensorPipeRpcBackendOptions::transports)>;
+
+bool have_shared_memory(const AgentOptions& options) {
+  return options.is_on_one_host && torch_rpc::TensorPipeTransportRegistry()->Has("shm");
+}
+
+// Law: TensorPipe ends the process if its TCP port, which it opens for the transport "uv" and the channel "mpt_uv",
+// receives bytes of another protocol. So workers that can do without have none.
+Names transports_for(const AgentOptions& options) {
+  if (!have_shared_memory(options)) return {};
+  return std::vector<std::string>{"shm"};
+}
+
+Names channels_for(const AgentOptions& options) {
+  if (!have_shared_memory(options)) return {};
+  if (!torch_rpc::TensorPipeChannelRegistry()->Has("cma")) return std::vector<std::string>{"basic"};
+  return std::vector<std::string>{"cma", "basic"};
+}
+
 }  // namespace
 
 const MakeAgent make_tensorpipe_agent = [](const AgentOptions& options) -> std::shared_ptr<torch_rpc::RpcAgent> {
-  const float seconds = std::chrono::duration<float>(options.timeout).count();
-  // Any transport and channel that works here.
-  torch_rpc::TensorPipeRpcBackendOptions backend(options.threads, {}, {}, seconds, "");
+  torch_rpc::TensorPipeRpcBackendOptions backend(options.threads, transports_for(options), channels_for(options),
+                                                 std::chrono::duration<float>(options.timeout).count(), "");
   return std::make_shared<torch_rpc::TensorPipeAgent>(
       options.store, options.name, static_cast<torch_rpc::worker_id_t>(options.rank), options.size, std::move(backend),
       std::unordered_map<std::string, torch_rpc::DeviceMap>(), std::vector<c10::Device>(),
