@@ -25,10 +25,6 @@ endif()
 target_include_directories(tessera_torch SYSTEM INTERFACE ${TORCH_INCLUDE_DIRS})
 target_link_libraries(tessera_torch INTERFACE ${TORCH_LIBRARIES})
 target_compile_definitions(tessera_torch INTERFACE USE_DISTRIBUTED USE_RPC USE_TENSORPIPE USE_C10D USE_C10D_GLOO)
-# Where modules are built for debugging or sanitizers, those on LibTorch spend their time in it, and clang more than half of its own
-# on optimizing what sanitizers have added. Of the others, base, layout and format compute by themselves: without optimization their
-# tests take five times as long.
-target_compile_options(tessera_torch INTERFACE $<BUILD_INTERFACE:$<$<CONFIG:Debug>:-O0>>)
 if(CMAKE_CXX_COMPILER_ID MATCHES "Clang" AND Torch_VERSION VERSION_LESS 2)
   target_compile_options(tessera_torch
     INTERFACE "$<BUILD_INTERFACE:SHELL:-include ${CMAKE_SOURCE_DIR}/cmake/clang_libtorch_1_13.h>")
