@@ -8,9 +8,9 @@
 /// references stay bound to the first agent. PyTorch: torch/distributed/rpc/api.py,
 /// torch/csrc/distributed/rpc/rref_context.cpp.
 ///
-/// Workers of one host communicate through its memory, and open no port. Between hosts, a worker listens at TCP ports
-/// that the kernel chooses, and TensorPipe ends the process if one receives bytes that it does not expect, even from a
-/// TensorPipe of another job. Therefore only the hosts of the group may reach them.
+/// Workers that share the memory of one host open no port (TESSERA_HOST_MEMORY=0 turns that off). Others listen at TCP
+/// ports that the kernel chooses, and TensorPipe ends the process if one receives bytes that it does not expect, even
+/// from a TensorPipe of another job. Therefore only the hosts of the group may reach them.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/jit_type_base.h>  // required by the next header in LibTorch 1.13

@@ -1,8 +1,10 @@
 #include <torch/csrc/distributed/rpc/request_callback_no_python.h>
 #include <torch/csrc/distributed/rpc/tensorpipe_agent.h>
 
+#include <string>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "comm/rpc/agent.h"
 
@@ -22,8 +24,9 @@ bool have_shared_memory(const AgentOptions& options) {
   return options.is_on_one_host && torch_rpc::TensorPipeTransportRegistry()->Has("shm");
 }
 
-// Law: TensorPipe ends the process if its TCP port, which it opens for the transport "uv" and the channel "mpt_uv",
-// receives bytes of another protocol. So workers that can do without have none.
+// Law: workers that can do without a TCP port have none. TensorPipe opens one for the transport "uv" and 16 for the
+// channel "mpt_uv", and ends the process if one receives bytes that it does not expect, even those of a worker of
+// another job.
 Names transports_for(const AgentOptions& options) {
   if (!have_shared_memory(options)) return {};
   return std::vector<std::string>{"shm"};
