@@ -113,6 +113,7 @@ std::set<std::string> open_ports() {
 
 // Through a port, a worker of another job that looks for a dead one would end this process.
 TEST_P(RpcTest, WorkersOfOneHostOpenNoPort) {
+  ::setenv("TESSERA_HOST_MEMORY", "1", /*replace=*/1);
   expect_good_processes(world(), quick(), [&](const ProcessGroup& group) {
     const std::set<std::string> before = open_ports();
     EXPECT_EQ(before.size(), group.rank() == 0 && world() > 1 ? 1u : 0u);  // the store's
