@@ -55,7 +55,7 @@ TEST_P(WatchdogTest, ARankThatThrowsIsNamed) {
   const auto begin = steady_clock::now();
   const auto all = told([] { throw std::runtime_error("the disk is full"); }, std::chrono::minutes(5));
   for (const std::size_t rank : {0, 2}) EXPECT_THAT(all[rank], ::testing::HasSubstr("rank 1"));
-  EXPECT_LT(steady_clock::now() - begin, std::chrono::seconds(30));
+  EXPECT_LT(steady_clock::now() - begin, std::chrono::seconds(60));
 }
 
 // The host itself waits there.
@@ -98,7 +98,7 @@ TEST_P(WatchdogTest, ARankThatFailsInItsFirstMessageIsNamed) {
   EXPECT_THROW(run_local(2, run, options), std::exception);
   sim::Group::refuse_messages_of(-1);
   EXPECT_THAT(told, ::testing::HasSubstr("rank 1"));
-  EXPECT_LT(steady_clock::now() - begin, std::chrono::seconds(30));
+  EXPECT_LT(steady_clock::now() - begin, std::chrono::seconds(60));
   run_local(2, run, options);
 }
 

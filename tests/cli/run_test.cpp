@@ -85,7 +85,7 @@ TEST(RunTest, WhoDoesNotListenIsKilled) {
   const Outcome outcome =
       run(2, "trap '' TERM; if [ $RANK = 0 ]; then sleep 0.2; exit 3; fi; while :; do sleep 1; done");
   EXPECT_EQ(outcome.status, 3);
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(30));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(60));
 }
 
 TEST(RunTest, WhatARankLeavesBehindIsEnded) {

@@ -23,6 +23,8 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 using ::testing::HasSubstr;
+using testing::kLongTimeout;
+using testing::kSoon;
 using testing::quick;
 using testing::RankOutcome;
 using testing::run_processes;
@@ -153,7 +155,7 @@ TEST(FailureTest, ARankThatDiesBeforeItHasConnectedIsNamed) {
   const auto begin = std::chrono::steady_clock::now();
   EXPECT_ERROR(init_process_group(options), ErrorCode::rank_failure, "init process group: rank 0 of 2",
                "rank 1 died: no sign of life for 1000 ms");
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, seconds(10));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, kSoon);
   testing::wait_for_child(rank_1);
 }
 
@@ -219,16 +221,16 @@ TEST(FailureTest, ACollectiveThatEndsJustAfterItsWaitHasEndedAsItDid) {
 // Without waiting for other ranks that might have died.
 TEST(FailureTest, WhatTheBackendRefusesIsSaidAtOnce) {
   ProcessGroup::Impl group;
-  group.timeout = seconds(60);
+  group.timeout = kLongTimeout;
   group.world_ranks = {0, 1};
   group.store = comm::make_local_store();
   group.transports = comm::make_transports("gloo", {group.store, 0, 1, group.timeout}, [] { return ""; });
-  group.liveness = std::make_shared<comm::Liveness>(group.store, false, 0, 2, seconds(60));
+  group.liveness = std::make_shared<comm::Liveness>(group.store, false, 0, 2, kLongTimeout);
   const auto begin = std::chrono::steady_clock::now();
   const auto refused = [](comm::Backend&) -> comm::WorkPtr { throw std::runtime_error("no such operation"); };
   EXPECT_ERROR(group.run("broadcast", group.transports.control, refused), ErrorCode::rank_failure,
                "broadcast on rank 0 of 2", "gloo rejected the call: no such operation");
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, seconds(10));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, kSoon);
 }
 
 class UnreachableStore final : public ::c10d::HashStore {
@@ -241,7 +243,7 @@ class UnreachableStore final : public ::c10d::HashStore {
 // As if a stranger had connected to another rank, which took it for this one and waits in the first collective.
 TEST(FailureTest, AThreadThatCannotConnectReportsItLongBeforeOthersTimeOut) {
   ProcessGroup::Impl group;
-  group.timeout = seconds(300);
+  group.timeout = kLongTimeout;
   group.world_ranks = {0, 1};
   group.store = c10::make_intrusive<UnreachableStore>();
   const comm::StorePtr signs = comm::make_local_store();
@@ -252,7 +254,7 @@ TEST(FailureTest, AThreadThatCannotConnectReportsItLongBeforeOthersTimeOut) {
   EXPECT_ERROR(group.connect("init process group"), ErrorCode::rank_failure, "rank 0 of 2 could not connect",
                "connection refused");
   EXPECT_TRUE(testing::soon([&] { return !other.failure().empty(); }));
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, seconds(60));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, kSoon);
 }
 
 TEST(FailureTest, ARankThatStillConnectsIsSaidToDoSo) {

@@ -30,6 +30,8 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 using testing::expect_good_processes;
 using ::testing::HasSubstr;
+using testing::kLongTimeout;
+using testing::kSoon;
 using testing::quick;
 using testing::RankOutcome;
 using testing::run_processes;
@@ -39,7 +41,7 @@ using ::testing::StartsWith;
 RpcOptions quick_rpc(const std::string& name = "") {
   RpcOptions options;
   options.name = name;
-  options.timeout = seconds(20);
+  options.timeout = kLongTimeout;
   options.threads = 2;
   return options;
 }
@@ -190,8 +192,7 @@ TEST_P(RpcTest, ShutdownFreesWhatReferencesStillKeep) {
     mine.clear();
     const auto begin = std::chrono::steady_clock::now();
     rpc.shutdown();
-    EXPECT_LT(std::chrono::steady_clock::now() - begin,
-              seconds(10));  // the ranks notified each other, none waited for the timeout
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, kSoon);  // the ranks notified each other
     EXPECT_TRUE(alive.expired());
     for (const auto& of_rank : shared) {
       for (const RemoteTensor& tensor : of_rank) {
@@ -230,7 +231,7 @@ TEST_P(RpcTest, WhatIsWrongOnOneRankIsAnErrorOnAll) {
     refuse(options, "timeout 0 ms, 2 threads");
     options = quick_rpc();
     options.threads = 0;
-    refuse(options, "timeout 20000 ms, 0 threads");
+    refuse(options, "timeout 300000 ms, 0 threads");
     if (world() > 1) {
       EXPECT_ERROR(init_rpc(group, quick_rpc("me")), ErrorCode::invalid_argument,
                    "init rpc: ranks 0 and 1 are both named 'me'");
@@ -320,7 +321,7 @@ TEST_P(RpcFailureTest, AnOwnerThatDiedIsNamed) {
     EXPECT_EQ(outcomes[rank].report, "good") << "rank " << rank;
   }
   EXPECT_EQ(outcomes[1].signal, SIGKILL);
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, seconds(15));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, kSoon);
 }
 
 // Returns whether all threads of a process are stopped, which some are after others.
@@ -337,7 +338,7 @@ bool is_stopped(pid_t pid) {
 TEST_P(RpcFailureTest, AnOwnerThatDoesNotAnswerIsNotWaitedForLongerThanTheTimeout) {
   const std::vector<RankOutcome> outcomes = run_processes(world(), quick(), [&](const ProcessGroup& group) {
     RpcOptions options = quick_rpc();
-    options.timeout = milliseconds(1500);
+    options.timeout = seconds(5);
     Rpc rpc = init_rpc(group, options);
     const std::vector<at::Tensor> mine = {at::full({4}, group.rank())};
     const auto shared = share_tensors(group, mine);
@@ -350,9 +351,9 @@ TEST_P(RpcFailureTest, AnOwnerThatDoesNotAnswerIsNotWaitedForLongerThanTheTimeou
       EXPECT_TRUE(soon([&] { return is_stopped(other); }));
       const auto begin = std::chrono::steady_clock::now();
       EXPECT_ERROR(shared[1].at(0).fetch(milliseconds(300)), ErrorCode::rank_failure, "tensor of rank 1", "(300 ms)");
-      EXPECT_LT(std::chrono::steady_clock::now() - begin, milliseconds(1200));
-      EXPECT_ERROR(shared[1].at(0).fetch(), ErrorCode::rank_failure, "fetch a tensor of rank 1", "(1500 ms)");
-      EXPECT_LT(std::chrono::steady_clock::now() - begin, seconds(4));
+      EXPECT_LT(std::chrono::steady_clock::now() - begin, milliseconds(4500));
+      EXPECT_ERROR(shared[1].at(0).fetch(), ErrorCode::rank_failure, "fetch a tensor of rank 1", "(5000 ms)");
+      EXPECT_LT(std::chrono::steady_clock::now() - begin, kSoon);
     }
     EXPECT_ERROR(rpc.shutdown(), ErrorCode::rank_failure, "rank 1 died");
     if (group.rank() == 0) ::kill(other, SIGKILL);
@@ -412,7 +413,7 @@ TEST_P(RpcFailureTest, AProgramExitsCleanlyWithAndWithoutShutdown) {
           std::exit(0);
         });
     for (const RankOutcome& outcome : outcomes) EXPECT_EQ(outcome.report, "");
-    EXPECT_LT(std::chrono::steady_clock::now() - begin, seconds(15));
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, kSoon);
   }
 }
 

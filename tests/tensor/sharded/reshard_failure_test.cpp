@@ -15,7 +15,6 @@ namespace tessera {
 namespace {
 
 using std::chrono::milliseconds;
-using std::chrono::seconds;
 using testing::chunk_spec;
 using testing::RankOutcome;
 
@@ -24,11 +23,8 @@ INSTANTIATE_TEST_SUITE_P(Ways, DyingRankTest, ::testing::Bool(),
                          [](const auto& test) { return test.param ? "InSharedMemory" : "Packed"; });
 
 TEST_P(DyingRankTest, IsNamedToEveryOtherAndTheTensorStaysAsItWas) {
-  InitOptions init;
-  init.liveness = seconds(1);
-  init.timeout = seconds(60);
   const auto begin = std::chrono::steady_clock::now();
-  const std::vector<RankOutcome> outcomes = testing::run_processes(3, init, [&](const ProcessGroup& group) {
+  const std::vector<RankOutcome> outcomes = testing::run_processes(3, testing::quick(), [&](const ProcessGroup& group) {
     const std::vector<int> ranks = testing::ranks_of(3);
     const ShardedTensor tensor = ShardedTensor::full(chunk_spec(0, ranks), {3000, 3000}, group.rank(), group);
     const ShardedTensorMetadata target =
@@ -58,7 +54,7 @@ TEST_P(DyingRankTest, IsNamedToEveryOtherAndTheTensorStaysAsItWas) {
     EXPECT_THAT(outcomes[rank].report, ::testing::StartsWith("rank_failure: "));
     EXPECT_THAT(outcomes[rank].report, ::testing::EndsWith("rank 1 died: no sign of life for 1000 ms"));
   }
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, seconds(30));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, testing::kSoon);
 }
 
 }  // namespace
