@@ -9,7 +9,7 @@
 /// negative zero either: it becomes zero.
 ///
 /// NaN stays NaN, with the bits of PyTorch's portable kernels (`ATEN_CPU_CAPABILITY=default`). PyTorch's AVX2 and
-/// AVX-512 kernels write other NaN bits to float16 and bfloat16, and not the same bits for every element. Only NaN
+/// AVX-512 kernels write other NaN bits to float16 and bfloat16, and not the same bits for every element. Only NaNs
 /// differ.
 ///
 /// Source: c10/util/{BFloat16,Half,Float8_*}.h, aten/src/ATen/native/cpu/CopyKernel.cpp.

@@ -57,9 +57,8 @@ auto with_context(const Where& where, F&& f) {
   }
 }
 
-/// Escapes text for a one-line message: control characters, those that change the direction of
-/// text, and invalid UTF-8 become `\xNN`. Text longer than `limit`
-/// bytes is truncated, with "..." appended.
+/// Escapes text for a one-line message: control characters, those that change the direction of text, and invalid UTF-8
+/// become `\xNN`. Text longer than `limit` bytes is truncated, with "..." appended.
 std::string printable(std::string_view text, std::size_t limit = 200);
 
 }  // namespace tessera

@@ -3,9 +3,9 @@
 /// Positioned file I/O.
 ///
 /// A failure throws `Error(io)`, or `Error(not_found)` if the file does not exist, naming the operation, the file, the
-/// byte offset and the system's reason. A file that exists but must not throws `Error(invalid_argument)`. Short reads
-/// and writes are retried. `read_at` past the end of the file throws `Error(corrupt)` with the number of bytes that the
-/// file has.
+/// byte offset and the system's reason. Functions that create a file throw `Error(invalid_argument)` if it exists.
+/// Short reads and writes are retried. `read_at` past the end of the file throws `Error(corrupt)` with the number of
+/// bytes that the file has.
 
 #include <cstdint>
 #include <filesystem>
@@ -23,8 +23,8 @@ class ByteSource {
   virtual ~ByteSource() = default;
   /// Fills `out` from `offset_bytes`. Throws `Error(corrupt)` if the source ends before `offset_bytes + out.size()`.
   virtual void read_at(std::uint64_t offset_bytes, MutableByteView out) const = 0;
-  /// Like `read_at`, for one of many reads between which bytes are left out. A source that compares bytes with
-  /// checksums does not read further bytes for them.
+  /// Same as `read_at`, for one of many reads with gaps between them. A source that compares bytes with checksums reads
+  /// no further bytes for it.
   virtual void read_scattered_at(std::uint64_t offset_bytes, MutableByteView out) const { read_at(offset_bytes, out); }
   /// Returns whether `read_at` compares every byte that it returns with a checksum.
   virtual bool compares_every_byte() const { return false; }
@@ -46,7 +46,8 @@ class MemorySource final : public ByteSource {
   std::string name_;
 };
 
-/// An open file. Movable; closed on destruction. Several threads may call all members but the destructor and the moves.
+/// An open file. Movable; closed on destruction. Several threads may call all members except the destructor and the
+/// moves.
 class File final : public ByteSource {
  public:
   /// Opens a regular file for reading. Throws `Error(invalid_argument)` for a directory or a device.

@@ -7,7 +7,7 @@
 
 namespace tessera {
 
-/// Receives progress. Worker threads call it at the same time; implementations must be thread-safe and fast.
+/// A receiver of progress. Worker threads call it at the same time; implementations must be thread-safe and fast.
 class ProgressSink {
  public:
   virtual ~ProgressSink() = default;
@@ -22,8 +22,8 @@ class ProgressSink {
 /// Returns a sink that ignores all calls.
 ProgressSink& no_progress();
 
-/// A line on standard error that is redrawn in place at most ten times a second, from 2 seconds on with the time that
-/// is left at the rate of the last seconds. Leaves out what the terminal has no room for. Shows nothing if standard
+/// A line on standard error that is redrawn in place at most ten times a second. After 2 seconds it also shows the time
+/// left, by the rate of the last few seconds. Leaves out what the terminal has no room for. Shows nothing if standard
 /// error is not a terminal. A process may have one at a time.
 class TerminalProgress final : public ProgressSink {
  public:

@@ -1,7 +1,7 @@
 #pragma once
 /// \file
-/// The C interface: checkpoints of PyTorch are opened, read, verified, compared, converted and resharded, without
-/// PyTorch, Python or LibTorch. Link libtessera.so. Other languages bind to this header.
+/// The C interface of tessera: functions that open, read, verify, compare, convert, reshard and save checkpoints of
+/// PyTorch, without PyTorch, Python or LibTorch. Link libtessera.so. Other languages bind to this header.
 ///
 ///     tessera_checkpoint* checkpoint = NULL;
 ///     float bias[1024];
@@ -12,8 +12,9 @@
 ///     tessera_close(checkpoint);
 ///
 /// Laws
-///   Errors: a function that can fail returns a `tessera_status`. Unless that is TESSERA_OK, its outputs are unchanged,
-///   and tessera_last_error() returns the reason. No exception leaves the library.
+///   Errors: a function that can fail returns a `tessera_status`. If that is not TESSERA_OK, tessera_last_error()
+///   returns the reason, and outputs are unchanged unless the function's comment states otherwise. No exception leaves
+///   the library.
 ///   Ownership: an object that a function creates is released by the function that its comment names, which accepts
 ///   NULL. Pointers into an object are valid until it is released. Memory that is passed to a function is used during
 ///   the call alone.
@@ -60,6 +61,7 @@ typedef struct tessera_bytes tessera_bytes;
 const char* tessera_bytes_data(const tessera_bytes* bytes);
 /// Returns their number, without the zero byte.
 size_t tessera_bytes_size(const tessera_bytes* bytes);
+/// Releases the bytes.
 void tessera_bytes_free(tessera_bytes* bytes);
 
 // --- progress and cancellation of long operations
@@ -73,13 +75,14 @@ tessera_status tessera_task_new(tessera_task** task);
 void tessera_task_cancel(tessera_task* task);
 /// Sets `*done_bytes` and `*total_bytes` of the current phase of the operation; the total is 0 if it is unknown.
 void tessera_task_progress(const tessera_task* task, uint64_t* done_bytes, uint64_t* total_bytes);
+/// Releases the task.
 void tessera_task_free(tessera_task* task);
 
 // --- checkpoints
 
-/// An open checkpoint of any supported format: a directory of PyTorch's distributed checkpoint (DCP), safetensors, or a
-/// torch.save file. Opening reads no tensors. Nothing in the checkpoint is executed. The files must not change while it
-/// is open.
+/// An open checkpoint of any supported format: a directory of PyTorch's distributed checkpoint (DCP) or of Meta's
+/// torch_checkpointing, safetensors, or a torch.save file. Opening reads no tensors. Nothing in the checkpoint is
+/// executed. The files must not change while it is open.
 typedef struct tessera_checkpoint tessera_checkpoint;
 
 typedef struct tessera_open_options {
@@ -87,9 +90,10 @@ typedef struct tessera_open_options {
   int no_checksums;  ///< whether to ignore the checkpoint's sidecar (.tessera.json)
 } tessera_open_options;
 
-/// Opens the checkpoint at `path`. Release it with tessera_close. Fails with TESSERA_NOT_FOUND, TESSERA_UNSUPPORTED,
-/// TESSERA_CORRUPT, TESSERA_IO.
+/// Opens the checkpoint at `path`. Release it with tessera_close. Fails with TESSERA_INVALID_ARGUMENT for a file inside
+/// a DCP directory, TESSERA_NOT_FOUND, TESSERA_UNSUPPORTED, TESSERA_CORRUPT, TESSERA_IO.
 tessera_status tessera_open(const char* path, const tessera_open_options* options, tessera_checkpoint** checkpoint);
+/// Closes the checkpoint and releases its memory.
 void tessera_close(tessera_checkpoint* checkpoint);
 
 /// Returns "dcp", "safetensors", "torch" or "torch_checkpointing".
@@ -138,7 +142,7 @@ tessera_status tessera_find_tensor(const tessera_checkpoint* checkpoint, const c
 tessera_status tessera_chunk(const tessera_checkpoint* checkpoint, size_t tensor, size_t chunk,
                              tessera_chunk_info* info);
 
-/// An object of a checkpoint: a value that is no tensor. The pointer is into the checkpoint.
+/// An object of a checkpoint: a value that is not a tensor. The pointer is into the checkpoint.
 typedef struct tessera_object_info {
   const char* name;
   size_t name_bytes;  ///< without the zero byte at the end
@@ -161,9 +165,8 @@ tessera_status tessera_read_object_archive(const tessera_checkpoint* checkpoint,
 
 // --- reading tensors
 
-/// Boxes of tensors to read, and memory for them, in columns. Every array but `dims` and those of one number for each
-/// dimension has `count` elements. Arrays of one number for each dimension have those of box 0, then those of box 1,
-/// and so on.
+/// Boxes of tensors to read, and memory for them, in columns. Arrays of one number for each dimension have those of box
+/// 0, then those of box 1, and so on; all others have `count` elements.
 typedef struct tessera_boxes {
   size_t struct_size;
   size_t count;
@@ -172,7 +175,7 @@ typedef struct tessera_boxes {
   const size_t* dims;         ///< number of dimensions of each box; NULL together with `offsets` and `sizes`
   const int64_t* offsets;     ///< in the tensor, `dims[i]` numbers for box i; NULL for full tensors
   const int64_t* sizes;       ///< likewise
-  void* const* data;          ///< memory for the elements: element x of a box is at data + sum(x[d] * strides[d])
+  void* const* data;          ///< memory: element x of a box is at data + sum(x[d] * strides[d]) * element size
   const size_t* data_bytes;   ///< size of that memory
   const int64_t* strides;     ///< in elements, at least 0, `dims[i]` numbers for box i; NULL for row-major
   const int64_t* shapes;      ///< of the full tensors, likewise: a tensor of another shape is an error; NULL for any
@@ -221,7 +224,7 @@ typedef struct tessera_state {
   const int64_t* shapes;      ///< of the full tensors, `dims[i]` numbers for row i
   const int64_t* offsets;     ///< of the chunks, likewise
   const int64_t* sizes;       ///< likewise
-  const void* const* data;    ///< elements of the chunk, as of tessera_boxes; for an object see tessera_save_set_object
+  const void* const* data;    ///< elements of the chunk, as for tessera_boxes; of an object: tessera_save_set_object
   const size_t* data_bytes;   ///< size of that memory
   const int64_t* strides;     ///< in elements, at least 0; NULL for row-major
   const int* requires_grad;   ///< of the tensors; NULL for none
@@ -282,6 +285,7 @@ tessera_status tessera_save_commit(tessera_save* save, size_t ranks, const void*
 void tessera_save_abandon(tessera_save* save);
 /// Returns the size of the files that this rank wrote.
 uint64_t tessera_save_written_bytes(const tessera_save* save);
+/// Releases the save.
 void tessera_save_free(tessera_save* save);
 
 // --- operations on checkpoints
@@ -309,14 +313,15 @@ typedef struct tessera_selection {
 typedef struct tessera_diff_options {
   size_t struct_size;
   tessera_selection selection;
-  int expand;          ///< as of tessera_convert_options
+  int expand;          ///< as in tessera_convert_options
   size_t jobs;         ///< threads; 0 for one for each processor, but 4 to 16
   tessera_task* task;  ///< may be NULL
 } tessera_diff_options;
 
 /// Compares the states of two checkpoints, whatever their formats and layouts. Sets `*differences` to the number of
 /// differences, and `*json`, unless `json` is NULL, to the report that `tessera diff --json` prints; release it with
-/// tessera_bytes_free. Fails with TESSERA_CORRUPT, TESSERA_IO, TESSERA_CANCELLED.
+/// tessera_bytes_free. Fails with TESSERA_INVALID_ARGUMENT as tessera_selection describes, TESSERA_UNSUPPORTED unless
+/// `expand` for tensors that repeat few stored elements, TESSERA_CORRUPT, TESSERA_IO, TESSERA_CANCELLED.
 tessera_status tessera_diff(const tessera_checkpoint* a, const tessera_checkpoint* b,
                             const tessera_diff_options* options, uint64_t* differences, tessera_bytes** json);
 
@@ -333,7 +338,7 @@ typedef struct tessera_convert_options {
 
 /// Writes `source` at `destination`, which must not exist, in `format`: "dcp", "safetensors", "torch" or
 /// "torch_checkpointing". The destination appears complete or not at all. Sets `*json`, unless `json` is NULL, to a
-/// report as of `tessera convert --json`; release it with tessera_bytes_free. Fails with TESSERA_INVALID_ARGUMENT,
+/// report as by `tessera convert --json`; release it with tessera_bytes_free. Fails with TESSERA_INVALID_ARGUMENT,
 /// TESSERA_NOT_FOUND, TESSERA_UNSUPPORTED, TESSERA_CORRUPT, TESSERA_IO, TESSERA_CANCELLED.
 tessera_status tessera_convert(const tessera_checkpoint* source, const char* destination, const char* format,
                                const tessera_convert_options* options, tessera_bytes** json);

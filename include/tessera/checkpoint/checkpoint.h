@@ -156,7 +156,7 @@ class Checkpoint {
   /// Returns the metadata as read, except that chunks were moved from its entries to `tensors()`. Null unless the kind
   /// is dcp.
   const dcp::Metadata* dcp_metadata() const;
-  /// Returns the text that safetensors files have under `__metadata__`, but for the keys of DCP and of tessera. If
+  /// Returns the text that safetensors files have under `__metadata__`, except for the keys of DCP and of tessera. If
   /// files of one checkpoint differ in a key, that of the first file counts, and `warnings()` names the key. Empty for
   /// other kinds.
   const std::map<std::string, std::string>& metadata() const;

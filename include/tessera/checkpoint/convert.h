@@ -68,8 +68,9 @@ struct ConvertOptions {
   /// Whether a destination that exists is replaced, if it is a file, or a directory of a checkpoint without directories
   /// in it. At every instant the old one or the new one is there, complete; a file may lack its sidecar for an instant.
   bool replace = false;
-  /// Whether tensors that store few elements and repeat them (`torch.Tensor.expand`) may take more than 64 MiB and 16
-  /// times the size of the checkpoint's files. If false, that is `Error(unsupported)`.
+  /// Whether tensors that store few elements and repeat them (`torch.Tensor.expand`) may make the state larger than the
+  /// checkpoint's files by more than 64 MiB and by more than 16 times their size. If false, that is
+  /// `Error(unsupported)`.
   bool expand = false;
   /// Receives what will be written, once it is planned and before anything is; with several ranks, on the coordinator.
   /// What it throws ends the conversion.
@@ -89,9 +90,9 @@ std::vector<std::string> hf_config_files(const std::filesystem::path& directory)
 /// Converts `source` to format `options.to` at `destination`, which must not exist unless `options.replace`. The
 /// destination is a directory for dcp and torch_checkpointing, a directory or a file named *.safetensors for
 /// safetensors, and a file for torch. A dcp destination keeps the source's chunks. A torch_checkpointing destination
-/// has as many ranks as the source's tensors are sharded over; each tensor that is sharded there is sharded in the
-/// first of the dimensions that are, as by `Shard(dim)`, and each rank has the other tensors and all objects. Its items
-/// are the keys at the root of the state, or one item `model` if a key is no name of an item. Throws `Error`:
+/// has as many ranks as the source's tensors are sharded over. A tensor that is sharded in the source is sharded as by
+/// `Shard(dim)` along the first dimension that is sharded there; every rank has the other tensors and all objects. Its
+/// items are the keys at the root of the state, or one item `model` if a key cannot name an item. Throws `Error`:
 /// invalid_argument if the destination exists, is the source or is inside it, and for a wrong `file_of_tensor`;
 /// not_found if its parent directory or a config.json in `hf_config` does not exist; unsupported for a dtype that the
 /// format does not have or a cast that is not available; corrupt; io; cancelled.

@@ -32,15 +32,16 @@ struct Difference {
   std::uint64_t elements = 0;            ///< of that tensor
   /// Among the differing elements, those with the largest |a - b| and the largest |a - b| / |b|; of equal ones the
   /// first. Both are computed in float64, and are infinite where one side alone is NaN or infinite, and 0 where both
-  /// are NaN. Empty if no element differs, or if elements are no single numbers (`bits8`, `float4_e2m1fn_x2`).
+  /// are NaN. Empty if no element differs, or if elements are not single numbers (`bits8`, `float4_e2m1fn_x2`).
   std::optional<WorstElement> worst_absolute = std::nullopt, worst_relative = std::nullopt;
 };
 /// Returns one line that describes `difference`.
 std::string to_string(const Difference& difference);
 
-/// When two elements are equal by value: if |a - b| <= atol + rtol * |b|, or if both are the same infinity. As
-/// `torch.allclose`. Values are widened to float64 before they are compared, whatever their dtypes; integers of 64 bits
-/// are compared with each other exactly. Complex numbers differ by the magnitude of their difference.
+/// The tolerance of a comparison by value. Two elements are equal if |a - b| <= atol + rtol * |b|, or if both are the
+/// same infinity, as in `torch.allclose`. Values are widened to float64 before they are compared, whatever their
+/// dtypes; integers of 64 bits are compared with each other exactly. Complex numbers differ by the magnitude of their
+/// difference.
 struct Tolerance {
   double atol = 0, rtol = 0;  ///< finite and not negative
   bool equal_nan = false;     ///< whether NaN equals NaN
@@ -48,8 +49,8 @@ struct Tolerance {
 
 struct DiffOptions {
   Selection selection;
-  /// If set, elements are compared by value, and two dtypes of real numbers, or of complex ones, are no difference. If
-  /// not, bit by bit.
+  /// If set, elements are compared by value, and two dtypes of real numbers, or of complex ones, do not count as a
+  /// difference. If not, elements are compared bit by bit.
   std::optional<Tolerance> tolerance;
   bool expand = false;  ///< as ConvertOptions::expand
   std::size_t jobs = 0;
@@ -66,7 +67,8 @@ struct DiffReport {
 
 /// Compares names, dtypes, shapes, every element, objects by value, and of two safetensors checkpoints all
 /// `__metadata__` but `format`. Ignores chunks, order and requires_grad. The report does not depend on the number of
-/// threads. Throws `Error`: corrupt, io, cancelled; invalid_argument for a tolerance that is negative or not finite.
+/// threads. Throws `Error`: corrupt, io, cancelled; unsupported for elements that are repeated too often (see
+/// `expand`); invalid_argument for a tolerance that is negative or not finite.
 DiffReport diff(const std::shared_ptr<const Checkpoint>& a, const std::shared_ptr<const Checkpoint>& b,
                 const DiffOptions& options = {});
 

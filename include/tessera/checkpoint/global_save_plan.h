@@ -53,7 +53,7 @@ struct GlobalSavePlan {
   std::vector<std::vector<Written>> written;  ///< written[r] is in the order of rank r's plan
 };
 
-/// Which rank writes a chunk that several ranks have.
+/// The rule by which one of the ranks that have a chunk is selected to write it.
 enum class Replicas : std::uint8_t {
   spread,       ///< assign each replica to the rank with the fewest bytes so far, which balances the ranks
   lowest_rank,  ///< assign each replica to the lowest rank that has it
@@ -67,7 +67,7 @@ enum class Replicas : std::uint8_t {
 /// A tensor without elements gets one chunk if any rank has one. Empty chunks of other tensors are dropped.
 GlobalSavePlan make_global_plan(const GatheredPlans& plans, Replicas replicas = Replicas::spread);
 
-/// A planner, which decides which rank saves what. The default behaves as PyTorch's. Derive from it to omit or rename
+/// A planner that decides which rank saves what. The default behaves as PyTorch's. Derive from it to omit or rename
 /// values or to save other elements.
 ///
 /// A save calls `create_local_plan` on every rank and `create_global_plan` on the coordinator. Then every rank calls

@@ -21,7 +21,8 @@
 
 namespace tessera::checkpoint {
 
-/// Decides which stored pieces fill the targets. Derive from it to load under other names or other boxes.
+/// A planner that decides which stored pieces fill the targets. Derive from it to load under other names or other
+/// boxes.
 class LoadPlanner {
  public:
   virtual ~LoadPlanner() = default;
@@ -61,8 +62,8 @@ struct ReadReport {
 std::shared_ptr<const Checkpoint> open_on_all_ranks(const std::shared_ptr<const Storage>& storage, RankLink& link,
                                                     const OpenOptions& options = {});
 
-/// The part of `open_on_all_ranks` for which ranks need each other: a collective that throws on every rank if the
-/// coordinator cannot read the metadata. Returns the rest, which this rank does alone, on any thread. What is returned
+/// Does the part of `open_on_all_ranks` for which ranks need each other: a collective that throws on every rank if the
+/// coordinator cannot read the metadata. Returns a function that does the rest on this rank alone, on any thread, and
 /// keeps the metadata in memory.
 std::function<std::shared_ptr<const Checkpoint>()> prepare_to_open(const std::shared_ptr<const Storage>& storage,
                                                                    RankLink& link, const OpenOptions& options = {});

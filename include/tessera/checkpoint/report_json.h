@@ -18,35 +18,38 @@
 
 namespace tessera::checkpoint {
 
-/// Returns the value of "schema" for `output`, a name of a schema in `docs/json` such as "verify": "tessera/verify/1",
-/// with the version of the schema. It changes where a member is removed, or means something else.
+/// Returns the value of "schema" for `output`, the name of a schema in `docs/json`: "tessera/verify/1" for "verify".
+/// The number is the version of the schema. It changes if a member is removed or gets another meaning.
 std::string json_schema(std::string_view output);
 
-/// {"schema", "good", "problems": [{"file", "offset_bytes", "name", "what"}], "problem_count", "tensors", "chunks",
-/// "objects", "files", "bytes_checked", "bytes_without_checksum", "has_sidecar", "sidecar_agrees", "left_over",
-/// "other_files"}
+/// Returns {"schema", "good", "problems": [{"file", "offset_bytes", "name", "what"}], "problem_count", "tensors",
+/// "chunks", "objects", "files", "bytes_checked", "bytes_without_checksum", "has_sidecar", "sidecar_agrees",
+/// "left_over", "other_files"}.
 nlohmann::ordered_json report_json(const VerifyReport& report);
-/// {"schema", "same", "differences": [{"kind", "name", "a", "b", "index", "differing_elements", "elements",
+/// Returns {"schema", "same", "differences": [{"kind", "name", "a", "b", "index", "differing_elements", "elements",
 /// "worst_absolute", "worst_relative"}], "tensors", "objects", "bytes"}. "kind" is an enumerator of Difference::Kind.
 /// From "index" on, the members of a difference are there only if its kind is "elements". The worst elements are
 /// {"value", "index", "a", "b"}, or null for elements without numbers.
 nlohmann::ordered_json report_json(const DiffReport& report);
-/// {"schema", "tensors": [{"name", "dtype", "shape", "bytes", "elements", "nan", "inf", "zeros", "min", "max", "mean",
-/// "std", "norm"}], "total": {"tensors", "bytes", "elements", "nan", "inf", "zeros", "norm"}}. What a tensor does not
-/// have is null, and so is everything from "elements" on of a tensor without numbers. Numbers that JSON does not have
-/// are text: "inf", "-inf", "nan", "(1-2j)".
+/// Returns {"schema", "tensors": [{"name", "dtype", "shape", "bytes", "elements", "nan", "inf", "zeros", "min", "max",
+/// "mean", "std", "norm"}], "total": {"tensors", "bytes", "elements", "nan", "inf", "zeros", "norm"}}. What a tensor
+/// does not have is null, and so is everything from "elements" on of a tensor without numbers. Numbers that JSON does
+/// not have are text: "inf", "-inf", "nan", "(1-2j)".
 nlohmann::ordered_json report_json(const StatsReport& report);
-/// {"schema", "name", "bytes", "tensors", "objects", "children": [the same, without "schema"]}
+/// Returns {"schema", "name", "bytes", "tensors", "objects", "children": [the same, without "schema"]}.
 nlohmann::ordered_json report_json(const SizeNode& node);
-/// {"schema", "tensors", "objects", "tensor_bytes", "files": [{"name", "bytes", "tensors"}]}
+/// Returns {"schema", "tensors", "objects", "tensor_bytes", "files": [{"name", "bytes", "tensors"}]}.
 nlohmann::ordered_json report_json(const ConvertReport& report);
-/// {"schema", "run", "steps": [{"name", "step", "unit", "kind", "format", "modified", "ranks", "bytes", "complete",
-/// "newest", "in_use", "problem"}], "newest"}: `kind` is "step", "link", "unfinished" or "removed", `modified` a time
-/// of UTC as "2026-01-31T12:00:00Z", `newest` the name of the newest complete step. What is not known is null.
+/// Returns {"schema", "run", "steps": [{"name", "step", "unit", "kind", "format", "modified", "ranks", "bytes",
+/// "complete", "newest", "in_use", "problem"}], "newest"}: `kind` is "step", "link", "unfinished" or "removed",
+/// `modified` a time of UTC as "2026-01-31T12:00:00Z", `newest` the name of the newest complete step. What is not known
+/// is null.
 nlohmann::ordered_json report_json(const RunDirectory& run);
-/// {"schema", "removed": [{"name", "why", "bytes"}], "kept": [{"name", "why"}], "failed": [message], "freed_bytes"}
+/// Returns {"schema", "removed": [{"name", "why", "bytes"}], "kept": [{"name", "why"}], "failed": [message],
+/// "freed_bytes"}.
 nlohmann::ordered_json report_json(const PruneReport& report);
-/// {"schema", "sidecar", "written", "replaced", "files", "bytes", "problems": as of a VerifyReport, "problem_count"}
+/// Returns {"schema", "sidecar", "written", "replaced", "files", "bytes", "problems": as in a VerifyReport,
+/// "problem_count"}.
 nlohmann::ordered_json report_json(const AddSidecarReport& report);
 
 }  // namespace tessera::checkpoint

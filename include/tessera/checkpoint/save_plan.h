@@ -20,7 +20,7 @@
 
 namespace tessera::checkpoint {
 
-/// Identifies a stored chunk by name and offsets, or an object by name.
+/// The identity of a stored chunk, by name and offsets, or of an object, by name.
 struct MetadataIndex {
   std::string fqn;
   std::optional<std::vector<std::int64_t>> offset;

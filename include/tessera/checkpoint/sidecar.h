@@ -18,7 +18,7 @@ namespace tessera::checkpoint {
 inline constexpr std::string_view kSidecarFileName = ".tessera.json";
 
 struct Sidecar {
-  /// Of the files that this version writes. A read of part of a file is compared block by block.
+  /// The block size of the files that this version writes. A read of part of a file is compared block by block.
   static constexpr std::uint64_t kBlockBytes = std::uint64_t{128} << 10;
 
   struct FileFacts {
@@ -26,7 +26,7 @@ struct Sidecar {
     std::uint32_t crc32 = 0;
     /// The file is divided into blocks of this size; the last block may be shorter. 0 if the file is one block.
     std::uint64_t block_bytes = 0;
-    /// Of each block; empty if the file is one block.
+    /// The CRC-32 of each block; empty if the file is one block.
     std::vector<std::uint32_t> block_crcs;
 
     /// Returns the number of blocks, and the CRC-32 and the range of block `i`.
@@ -40,7 +40,7 @@ struct Sidecar {
   bool operator==(const Sidecar&) const = default;
 };
 
-/// Sums up the contents of a file, piece by piece.
+/// The size and the checksums of a file, computed piece by piece.
 class FileSums {
  public:
   void add(ByteView bytes);

@@ -6,10 +6,11 @@
 ///   `open` reads the bytes that were written and synced
 ///   `create` makes a new file; a file that is open stays readable after it is removed
 ///   `rename` replaces atomically
-///   the effects of `create`, `rename` and `remove` before `sync` survive a crash of the machine
+///   after `sync` has returned, the effects of earlier `create`, `rename` and `remove` survive a crash of the machine
 ///
 /// Names are relative paths inside the storage ("__0_0.distcp", "shards/a"). All members are thread-safe. Errors name
-/// the file: `Error(not_found)` if it does not exist, `Error(invalid_argument)` if it exists but must not, `Error(io)`.
+/// the file: `Error(not_found)` if it does not exist, `Error(invalid_argument)` if `create` finds that it exists,
+/// `Error(io)`.
 
 #include <cstdint>
 #include <filesystem>

@@ -5,8 +5,8 @@
 ///
 /// A map is applied to an open checkpoint and gives another checkpoint, a view: names, shapes, dtypes and chunks are
 /// computed, and elements are read from the files of the original when they are needed. Whatever takes a checkpoint
-/// (convert, reshard, diff, read_state, TensorReader) takes a view, in the same memory. Docs of the JSON:
-/// docs/formats/tensor_map.md.
+/// (convert, reshard, diff, read_state, TensorReader) takes a view, in the same memory. docs/formats/tensor_map.md
+/// describes the JSON.
 ///
 ///     const auto hf = TensorMap::read("llama-torchtitan-to-hf", {{"heads", 32}, {"kv_heads", 8}})
 ///                         .apply(Checkpoint::open("step-1000"));
@@ -42,7 +42,7 @@ class TensorMap {
   /// Parses a map. `name` is for messages. `set` takes precedence over the values in the text. If `config` is not
   /// empty, it is the text of a model's config.json, from which parameters that name a key of it take their value.
   /// Throws `Error(invalid_argument)` naming the rule by its number from 1, the key, what was found and what was
-  /// expected; also for a parameter without a value and for one in `set` that the map does not have.
+  /// expected; also for a parameter without a value and for one in `set` that the map does not have. Throws
   /// `Error(unsupported)` if this tessera was built without RE2.
   static TensorMap parse(std::string_view json, const std::string& name, const Parameters& set = {},
                          std::string_view config = {});

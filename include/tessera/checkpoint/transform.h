@@ -25,7 +25,7 @@
 
 namespace tessera::checkpoint {
 
-/// Receives the bytes of a stream in order.
+/// A receiver of the bytes of a stream, in order.
 class ByteSink {
  public:
   ByteSink() = default;
@@ -49,15 +49,16 @@ class StreamTransform {
   /// Returns a stream that writes what it receives, transformed, to `out`, which outlives it. Its `finish` finishes
   /// `out`. PyTorch: transform_to.
   virtual std::unique_ptr<ByteSink> apply(ByteSink& out) const = 0;
-  /// Returns the inverse stream. It throws `Error(corrupt)` if what it receives is no result of the transform.
+  /// Returns the inverse stream. It throws `Error(corrupt)` if what it receives is not a result of the transform.
   /// PyTorch: transform_from.
   virtual std::unique_ptr<ByteSink> undo(ByteSink& out) const = 0;
 };
 
 using TransformPtr = std::shared_ptr<const StreamTransform>;
 
-/// Compression with Zstandard, as one frame with a checksum. `level` is 1 (fast) to 19 (small). Throws
-/// `Error(unsupported)` if `has_zstd` is false, and `Error(invalid_argument)` for another level. PyTorch: ZStandard.
+/// Returns a transform that compresses with Zstandard, as one frame with a checksum. `level` is 1 (fast) to 19 (small).
+/// Throws `Error(unsupported)` if `has_zstd` is false, and `Error(invalid_argument)` for another level. PyTorch:
+/// ZStandard.
 TransformPtr zstd_transform(int level = 3);
 /// Returns whether tessera was built with libzstd.
 bool has_zstd();

@@ -44,10 +44,10 @@ struct VerifyReport {
   bool good() const { return problem_count == 0; }
 };
 
-/// Checks everything: the sidecar; the metadata; missing files; chunks against shapes (bounds, overlaps,
-/// holes); stored ranges against files (bounds, overlaps, unreferenced bytes); each archive against the metadata; every
-/// checksum; and every object's pickle. Damage is reported and not thrown, even if the metadata is unreadable. Throws
-/// `Error` if the check cannot be made: not_found, unsupported, io, cancelled.
+/// Checks everything: the sidecar; the metadata; missing files; chunks against shapes (bounds, overlaps, holes); stored
+/// ranges against files (bounds, overlaps, unreferenced bytes); each archive against the metadata; every checksum; and
+/// every object's pickle. Damage is reported and not thrown, even if the metadata is unreadable. Throws `Error` if the
+/// check cannot be made: not_found, unsupported, io, cancelled.
 VerifyReport verify(const std::filesystem::path& path, const VerifyOptions& options = {});
 
 }  // namespace tessera::checkpoint

@@ -47,8 +47,9 @@ class Rpc {
   ~Rpc();
 
   /// Ends RPC on all ranks together. All ranks of the group must call it; repeated calls are no-ops. Blocks until all
-  /// ranks have called it and no reference crosses ranks any more. Afterwards a fetch throws `Error(invalid_argument)`.
-  /// If a rank has died, the others leave as ~Rpc does and throw `Error(rank_failure)` naming it.
+  /// ranks have called it and no rank holds a reference to a tensor of another rank. Afterwards a fetch throws
+  /// `Error(invalid_argument)`. If a rank has died, the others leave as ~Rpc does and throw `Error(rank_failure)`
+  /// naming it.
   void shutdown();
 
  private:

@@ -132,7 +132,7 @@ struct Object {
 };
 static_assert(sizeof(Object) == 32);
 
-/// Owns the nodes of a tree. Move-only.
+/// A tree, which owns its nodes. Move-only.
 class Tree {
  public:
   Tree();

@@ -64,7 +64,7 @@ struct DTensorRef {
 /// Returns the DTensor that `value` describes, or nothing if it is not one. Throws `Error(unsupported)` for a kind of
 /// placement, mesh or local tensor that is not known, naming its class, and `Error(corrupt)` if it is malformed.
 std::optional<DTensorRef> as_dtensor(pickle::NodeRef value);
-/// Returns the tensor that a rank saved of a DTensor, or nothing if `value` is no DTensor. Throws as above, but does
+/// Returns the tensor that a rank saved of a DTensor, or nothing if `value` is not a DTensor. Throws as above, but does
 /// not look at mesh and placements.
 std::optional<TensorRef> as_local_tensor(pickle::NodeRef value);
 
@@ -113,7 +113,7 @@ void write_tensor(pickle::Writer& writer, const TensorRef& tensor);
 /// class.
 void write_storage_id(pickle::Writer& writer, const StorageRef& storage);
 
-/// Computes the layout of a new archive: data.pkl, byteorder, the storages `data/<key>` in the given order, version and
+/// The layout of a new archive: data.pkl, byteorder, the storages `data/<key>` in the given order, version and
 /// serialization_id, as PyTorch 2.6 writes them. This adds about 1 KiB to the pickle and the storages. Everything
 /// except the storages' bytes is known beforehand; see zip::Layout. `.format_version` of PyTorch 2.7 and later is left
 /// out: it promises that storages are ordered as in the pickle with keys from 0, which is the caller's choice here.

@@ -46,7 +46,7 @@ bool looks_like_zip(const ByteSource& source);
 /// which may have up to 1 GiB.
 Directory read_directory(const ByteSource& source, std::uint64_t offset_bytes, std::uint64_t length_bytes);
 
-/// Computes the layout of an archive of stored entries from their sizes, before any data exists. The CRCs may be
+/// The layout of an archive of stored entries, computed from their sizes before any data exists. The CRCs may be
 /// computed later: they follow the data, in the data descriptors and in the directory.
 ///
 /// Layout of entries e_0 ... e_n-1: header(e_i) data(e_i) descriptor(e_i) ..., directory. Data starts at multiples of

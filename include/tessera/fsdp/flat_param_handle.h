@@ -17,9 +17,9 @@
 /// If all ranks of the group are on one host, the unsharded flat parameter on the CPU is one piece of memory that they
 /// share, and each rank's shard is a part of it if `param_dtype` is that of the parameters. Nothing is copied then:
 /// unsharding waits until all ranks have called it, and resharding until all have resharded, after which shards may be
-/// written to. What a rank writes to unsharded parameters outside of a summon is seen by no other rank, and lost when
-/// it reshards after backward, or after forward if no backward follows. TESSERA_HOST_MEMORY=0 in the environment of any
-/// rank turns this off.
+/// written to. Outside of a summon, no other rank sees what a rank writes to unsharded parameters, and the rank loses
+/// it when it reshards after backward, or after forward if no backward follows. TESSERA_HOST_MEMORY=0 in the
+/// environment of any rank turns this off.
 ///
 /// Two environment variables, read by the constructor, help to measure the cost of communication; training results are
 /// meaningless with either. FSDP_USE_FAKE_ALL_GATHER=1 gathers nothing and sets the other ranks' elements to 0.
@@ -52,7 +52,8 @@ struct NamedParameter {
   at::Tensor parameter;
 };
 
-/// Converts parameters before they are flattened and after they are unsharded. PyTorch: FSDPExtensions.
+/// An interface that converts parameters before they are flattened and after they are unsharded. PyTorch:
+/// FSDPExtensions.
 class FlatParamExtensions {
  public:
   virtual ~FlatParamExtensions() = default;
@@ -62,10 +63,11 @@ class FlatParamExtensions {
   virtual at::Tensor post_unflatten_transform(const std::string& fqn, const at::Tensor& view);
 };
 
-/// Reduces the gradient of a flat parameter instead of an average over the ranks of `group`. Starts to compute `shard`,
-/// this rank's elements of the result, from `gradient`, this rank's unsharded gradient; with `no_shard` both are one
-/// tensor. Returns a function that blocks until `shard` is complete. Both tensors are one-dimensional, in the dtype of
-/// reductions, and stay valid until then. Called on all ranks in the same order. PyTorch: register_comm_hook.
+/// A function that reduces the gradient of a flat parameter, in place of the average over the ranks of `group`. Starts
+/// to compute `shard`, this rank's elements of the result, from `gradient`, this rank's unsharded gradient; with
+/// `no_shard` both are one tensor. Returns a function that blocks until `shard` is complete. Both tensors are
+/// one-dimensional, in the dtype of reductions, and stay valid until then. Called on all ranks in the same order.
+/// PyTorch: register_comm_hook.
 using CommHook = std::function<std::function<void()>(const at::Tensor& gradient, const at::Tensor& shard,
                                                      const ProcessGroup& group)>;
 
@@ -103,7 +105,7 @@ class FlatParamHandle {
 
   /// Returns whether a handle has this parameter, or has it as its flat parameter.
   static bool has(const at::Tensor& parameter);
-  /// Returns whether the parameter still is the shard as which a handle, destroyed since, has left it.
+  /// Returns whether the parameter is still the shard that a handle, destroyed since, left in it.
   static bool is_left_over(const at::Tensor& parameter);
 
   const FlatParamLayout& layout() const { return layout_; }
@@ -111,10 +113,10 @@ class FlatParamHandle {
   const FlatParamOptions& options() const { return options_; }
   /// Adds `prefix` to the names of all parameters, which are names in an outer module then.
   void add_prefix(const std::string& prefix) { layout_.add_prefix(prefix); }
-  /// This rank's shard: a leaf of layout().sharded_numel() elements in the parameters' dtype. Without `use_orig_params`
-  /// the optimizer works on it.
+  /// Returns this rank's shard: a leaf of layout().sharded_numel() elements in the parameters' dtype. Without
+  /// `use_orig_params` the optimizer works on it.
   const at::Tensor& flat_param() const { return flat_param_; }
-  /// Each parameter once, in the layout's order.
+  /// Returns each parameter once, in the layout's order.
   const std::vector<at::Tensor>& params() const { return params_; }
   /// Returns the unsharded flat parameter in each dtype that unshard() can give it. Unsharded parameters, and views of
   /// them that autograd saved, share its storage, which is empty while nothing is gathered.
@@ -143,8 +145,8 @@ class FlatParamHandle {
   /// Unshards the parameters, in `param_dtype`. Calls start_unshard() if necessary, then blocks until it completes.
   void unshard();
   /// Shards the parameters again. A collective if the ranks share memory. Without `frees_unsharded` their gathered
-  /// memory is kept and the next unshard() does not communicate; whoever changes the shard before that must call
-  /// free_unsharded(), on all ranks.
+  /// memory is kept and the next unshard() does not communicate; if the shard changes before that, all ranks must call
+  /// free_unsharded().
   void reshard(bool frees_unsharded = true);
   /// Frees the gathered memory unless the parameters are unsharded. A collective if the ranks share memory. On a device
   /// it is held until another unit needs it.
@@ -157,8 +159,8 @@ class FlatParamHandle {
   bool is_unsharded() const { return is_unsharded_; }
   /// Returns whether start_unshard() was called and the memory has not been freed since.
   bool is_gathered() const { return unsharded_->is_gathered; }
-  /// Returns whether this rank's elements in what is gathered are still those of the shard, bit by bit. True if nothing
-  /// is gathered, or nothing needs to be. Compares as many elements as the shard has. On a device, where the host would
+  /// Returns whether the gathered elements of this rank's shard still equal the shard, bit by bit. Returns true if
+  /// nothing is gathered or needs to be. Compares as many elements as the shard has. On a device, where the host would
   /// have to wait for that, compares whether ops on the shard or its pieces have written since; in memory that ranks
   /// share, compares a checksum if they have.
   bool is_gathered_current();
@@ -195,7 +197,7 @@ class FlatParamHandle {
   at::Tensor flattened_form(const at::Tensor& full, std::size_t i) const;
   /// Returns the same elements, taken from the full parameter in that form: a tensor of its shape and any strides.
   at::Tensor piece_of_full(const at::Tensor& full, std::size_t i) const;
-  /// The rank whose shard in layout() this rank has. 0 with `no_shard`.
+  /// Returns the rank whose shard in layout() this rank has. 0 with `no_shard`.
   std::int64_t shard_rank() const { return is_sharded(options_.strategy) ? group_.rank() : 0; }
 
   /// Copies data that was assigned to sharded parameters (`set_data`) into the shard, unless

@@ -28,12 +28,12 @@
 /// communicate state "A collective"; forward and backward are collectives, too. In the first forward the ranks compare
 /// the order of their calls; if it differs, every rank throws `Error(invalid_argument)` naming the first two units that
 /// differ. Later, ranks whose order departs from that of the previous forward compare it; if not all ranks do so at the
-/// same call, every rank throws. If a rank dies, every collective throws `Error(rank_failure)` naming it, also out of
-/// forward or backward. The model cannot be used after that.
+/// same call, every rank throws. If a rank dies, every collective, forward and backward included, throws
+/// `Error(rank_failure)` naming it. The model cannot be used after that.
 ///
 /// Collectives compare the ranks' calls: if the arguments of a rank are invalid, or differ where they must be equal,
-/// every rank throws, and the model stays usable. forward and backward do not compare. A rank that leaves one of them
-/// by an exception is named to the others as a dead one is; if all ranks leave it at the same place, the model stays
+/// every rank throws, and the model stays usable. forward and backward do not compare. If one of them throws on a rank,
+/// the others throw an error naming it, as if it had died; if all ranks throw at the same place, the model stays
 /// usable. An exception between forward and backward, for example in the loss, is not noticed before the rank exits or
 /// calls the model again.
 ///
@@ -141,14 +141,14 @@ HybridGroups hybrid_groups(const ProcessGroup& group, int shard_ranks);
 /// The form in which a state dict holds parameters.
 enum class StateDictType : std::uint8_t {
   sharded,  ///< this rank's boxes, no copy; can be loaded on any number of ranks and with any strategy
-  full,     ///< full tensors: copies, but for ignored tensors and buffers that are not moved to the CPU
+  full,     ///< full tensors; copies, except of ignored tensors and of buffers that are not moved to the CPU
   /// This rank's flat parameters without the padding at their end, no copy; for the same units only, not for tensor
   /// parallel models. With `use_orig_params = false` a checkpoint of them can be loaded on any number of ranks.
   local,
 };
 
-/// The form of the tensors in a state dict. PyTorch: FullStateDictConfig and the other configs, whose defaults are
-/// false; these keep one full copy in memory, as a program needs that saves the state.
+/// The form of the tensors in a state dict. The defaults keep one full copy in memory, on rank 0, for a program that
+/// saves the state. PyTorch: FullStateDictConfig and the other configs, whose defaults are false.
 struct StateOptions {
   /// Of `full`: other ranks of the group get, or may pass, an empty dict. The other types ignore it.
   bool rank0_only = true;
@@ -207,16 +207,18 @@ class ShardedModule {
   /// Returns the total time that this rank has waited for communication in forward and backward.
   double communication_seconds() const;
 
-  /// The number of units that have parameters. The first is the model itself, if it has parameters that are in no other
-  /// unit; the others follow in the order of the model's submodules, inner units before outer ones.
+  /// Returns the number of units that have parameters. The first is the model itself, if it has parameters that are in
+  /// no other unit; the others follow in the order of the model's submodules, inner units before outer ones.
   std::size_t unit_count() const;
+  /// Returns the parameters of a unit. Throws `Error(invalid_argument)` if there is no such unit, as does `unit_name`.
   const FlatParamHandle& handle(std::size_t unit) const;
-  /// The name of the unit's module in the model; "" for the model itself.
+  /// Returns the name of the unit's module in the model; "" for the model itself.
   const std::string& unit_name(std::size_t unit) const;
 
   /// Starts to gather the units that have parameters of `module`, before their calls need them: all units by default;
-  /// without `recurse` only the unit that `module` belongs to. The parameters stay shards until the units are called.
-  /// Their calls wait, or `wait()` of the result. What was gathered is freed after the call like that of any unit.
+  /// without `recurse` only the unit that `module` belongs to. The parameters stay shards until the units are called. A
+  /// call of a unit waits until it is gathered, as does `wait()` of the result. What was gathered is freed after the
+  /// call like that of any unit.
   ///
   ///     model.unshard();                           // while the next batch is read
   ///     loss_of(model(read_batch()), targets).backward();
@@ -232,8 +234,8 @@ class ShardedModule {
   /// A collective. Throws `Error(invalid_argument)` in forward and backward, and if `module` is not in the model.
   void reshard(const torch::nn::Module* module = nullptr, bool recurse = true);
 
-  /// During its lifetime, backward accumulates gradients without communication; the first backward after it reduces
-  /// them all. With `off` it has no effect: `auto guard = model.no_sync(is_last_of_the_batch)`. Throws
+  /// A scope in which backward accumulates gradients without communication; the first backward after it reduces them
+  /// all. With `off` it has no effect: `auto guard = model.no_sync(is_last_of_the_batch)`. Throws
   /// `Error(invalid_argument)` in forward and backward.
   ///
   /// Units that are not resharded after forward (shard_grad_op, hybrid_shard_zero2) stay gathered after such a
@@ -267,7 +269,8 @@ class ShardedModule {
   ///       optimizers[unit].zero_grad();
   ///     });
   ///
-  /// Not called by a backward under no_sync. A new hook replaces the previous one; null removes it.
+  /// Not called by a backward under no_sync. A new hook replaces the previous one; null removes it. Does not
+  /// communicate. Throws `Error(invalid_argument)` in forward and backward.
   void register_post_reduce_hook(std::function<void(std::size_t unit)> hook);
 
   /// Scales all gradients so that their joint norm over the shards of all ranks is at most `max_norm`. Returns the norm
@@ -284,8 +287,8 @@ class ShardedModule {
   void summon_full_params(const std::function<void()>& f, const SummonOptions& options = {});
 
   /// Returns parameters and buffers under their names in the module that was wrapped. If units have groups of their
-  /// own, those that this rank has; `full` requires `rank0_only = false` then. A collective if `type` is `full` or
-  /// there is a mesh. Throws `Error(invalid_argument)` if the mesh lacks a dimension that it must have.
+  /// own, returns those that this rank has, and `full` requires `rank0_only = false`. A collective if `type` is `full`
+  /// or there is a mesh. Throws `Error(invalid_argument)` if the mesh lacks a dimension that it must have.
   StateDict state_dict(StateDictType type = StateDictType::sharded, const StateOptions& options = {});
   /// Loads a state dict of any type that state_dict returned, on any number of ranks; also DTensors on any mesh, which
   /// are gathered one by one. With `rank0_only`, ranks other than 0 may pass an empty dict. Parameters that only other
@@ -344,16 +347,16 @@ class FullyShardedDataParallel : public ShardedModule {
   ///
   /// Throws `Error(invalid_argument)` on all ranks if a parameter is in two units; if the model, an ignored module or
   /// an ignored parameter is sharded already, or it has parts of a larger sharded model or of one whose object is gone;
-  /// if a sharded model inside it is in use, has other `use_orig_params` or `replicas`, or a hook after reductions; if
-  /// units are on different devices, options of a unit contradict those of the model, a parameter is on meta that
-  /// nothing initializes, or the ranks have different parts of a tensor parallel model; and whenever FlatParamHandle
-  /// throws. Models inside it are unchanged then.
+  /// if a sharded model inside it is in use, has other `use_orig_params` or `replicas`, or a post-reduce hook; if units
+  /// are on different devices, options of a unit contradict those of the model, nothing initializes a parameter on
+  /// meta, or the ranks have different parts of a tensor parallel model; and whenever FlatParamHandle throws. Models
+  /// inside it are unchanged then.
   explicit FullyShardedDataParallel(Pointer module, const ProcessGroup& group = {}, Options options = {})
       : ShardedModule(pointer_of(module), group, std::move(options)), module_(std::move(module)) {}
   FullyShardedDataParallel(const FullyShardedDataParallel&) = default;  // and no moves, which would leave a null model
   FullyShardedDataParallel& operator=(const FullyShardedDataParallel&) = default;
 
-  /// The model itself, for its members. Call `model(x)` or `model.forward(x)`: `model->forward(x)` is a call of the
+  /// Returns the model itself, for its members. Call `model(x)` or `model.forward(x)`: `model->forward(x)` calls the
   /// model's own class, which does not unshard. A Wrap in it then reports "was called while its parameters are
   /// sharded". An op that takes a sharded parameter gets a one-dimensional tensor, and throws what LibTorch throws for
   /// that shape: C++ cannot intercept a call of a class that it does not define, and LibTorch discards what observers
@@ -370,7 +373,7 @@ class FullyShardedDataParallel : public ShardedModule {
     if constexpr (std::is_base_of_v<Wrappable, std::remove_reference_t<decltype(*module_)>>) {
       return module_->call(std::forward<Args>(arguments)...);  // calls the root unit
     } else {
-      // `model` is a parameter, so that a model without forward is no error here.
+      // `model` is a parameter, so that a model without forward is not an error here.
       const auto forward_of = [](auto& model,
                                  auto&&... args) -> decltype(model.forward(std::forward<decltype(args)>(args)...)) {
         return model.forward(std::forward<decltype(args)>(args)...);

@@ -32,7 +32,7 @@
 
 namespace tessera::fsdp {
 
-/// Makes this thread create tensors on the meta device during the guard's lifetime.
+/// A guard that makes this thread create tensors on the meta device during its lifetime.
 class MetaInit {
  public:
   MetaInit();

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// First values of a model that was built on meta.
+/// Initial values of a model that was constructed on meta.
 ///
 ///     fsdp::Options options;
 ///     options.param_init_fn = fsdp::reset_parameters<BlockImpl>();  // BlockImpl has a function reset_parameters()
@@ -9,7 +9,7 @@
 /// calls. Without `Options::param_init_fn` a FullyShardedDataParallel initializes these layers with it: Linear,
 /// Bilinear, Embedding, EmbeddingBag, convolutions, batch, instance, layer and group norms, recurrent modules and
 /// cells, MultiheadAttention, and PReLU. A module of another class that has parameters or buffers of its own on meta
-/// needs a function, also if the class derives from a layer and adds some. The inner modules are initialized before the
+/// needs a function, even if the class derives from a layer and adds some. The inner modules are initialized before the
 /// one that contains them, as by constructors.
 ///
 /// Law: the values have the distribution of those that constructors give without MetaInit. They are equal on ranks that

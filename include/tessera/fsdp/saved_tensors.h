@@ -11,9 +11,9 @@
 ///
 /// Law: results and gradients equal those without hooks bit for bit if each hook returns the tensor that it was given.
 ///
-/// LibTorch asks the autograd engine for hooks. The first use replaces the engine of the process by one that is equal
-/// in all else, so it throws `Error(unsupported)` in a process that already has another one, such as Python's.
-/// PyTorch: torch.autograd.graph.saved_tensors_hooks, save_on_cpu; offload_wrapper.
+/// LibTorch asks the autograd engine for hooks. The first use replaces the engine of the process with one that
+/// otherwise behaves the same, so it throws `Error(unsupported)` in a process that already has another one, such as
+/// Python's. PyTorch: torch.autograd.graph.saved_tensors_hooks, save_on_cpu; offload_wrapper.
 
 #include <ATen/core/Tensor.h>
 #include <torch/nn/pimpl.h>
@@ -23,12 +23,13 @@
 
 namespace tessera::fsdp {
 
-/// Called for each tensor that autograd saves. Returns the function that backward calls, maybe more than once, to get
-/// an equal tensor of the same device. It must not keep `saved` itself, which may own the graph: keep `saved.detach()`.
+/// A hook that is called for each tensor that autograd saves. Returns the function that backward calls, maybe more than
+/// once, to get an equal tensor of the same device. It must not keep `saved` itself, which may own the graph: keep
+/// `saved.detach()`.
 using PackHook = std::function<std::function<at::Tensor()>(const at::Tensor& saved)>;
 
-/// During its lifetime, autograd passes each tensor that this thread saves to a hook. The innermost one applies.
-/// Backward runs later, so what it saves itself is not included. Destroy in the reverse order of construction.
+/// A scope in which autograd passes each tensor that this thread saves to a hook. The innermost one applies. Backward
+/// runs later, so what it saves itself is not included. Destroy in the reverse order of construction.
 class SavedTensorHooks {
  public:
   /// Throws `Error(invalid_argument)` if `pack` is null, `Error(unsupported)` if autograd has an engine of another

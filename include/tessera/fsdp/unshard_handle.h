@@ -12,11 +12,11 @@ class FlatParamHandle;
 /// The units that one call of `unshard` has started to gather. PyTorch: UnshardHandle.
 class UnshardHandle {
  public:
-  /// Of no units.
+  /// Creates a handle of no units.
   UnshardHandle() = default;
   /// `handles` are valid while `alive` is true.
   UnshardHandle(std::vector<FlatParamHandle*> handles, std::shared_ptr<const bool> alive);
-  /// Blocks until the units are gathered. A second call does nothing, nor one after the model was destroyed.
+  /// Blocks until the units are gathered. Does nothing if it was called before, or if the model was destroyed.
   void wait();
 
  private:

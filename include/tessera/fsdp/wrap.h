@@ -222,7 +222,8 @@ class WrapBase : public Impl, public Wrappable {
     }
   }
 
-  /// As of the module. These throw `Error(invalid_argument)` if it is sharded.
+  /// Save, load and move the module as its own class does. These throw `Error(invalid_argument)` if it is sharded,
+  /// except `save` and `load` in summon_full_params.
   void save(torch::serialize::OutputArchive& archive) const override {
     check_not_sharded("torch::save", /*permitted_when_summoned=*/true);
     Impl::save(archive);
@@ -314,7 +315,8 @@ template <typename Impl, typename Forward = detail::ForwardOf<Impl>>
 class WrapImpl : public detail::WrapForward<Impl, Forward> {
  public:
   using detail::WrapForward<Impl, Forward>::WrapForward;
-  /// Returns a wrapped copy. Throws `Error(invalid_argument)` if the module is sharded, but for summon_full_params.
+  /// Returns a wrapped copy, or a plain one if `Impl` is not copy-constructible. Throws `Error(invalid_argument)` if
+  /// the module is sharded, except in summon_full_params.
   std::shared_ptr<torch::nn::Module> clone(const OptionalDevice& device = {}) const override {
     this->check_not_sharded("clone", /*permitted_when_summoned=*/true);
     std::shared_ptr<torch::nn::Module> copy = Impl::clone(device);

@@ -26,7 +26,7 @@ struct UnitOptions {
   /// Also of a module that `Options::keeps_full_precision` selects. `MixedPrecision()` keeps the parameters' dtype.
   std::optional<MixedPrecision> mixed_precision = std::nullopt;
   std::optional<bool> offload_params = std::nullopt;
-  /// The ranks that shard the unit, a part of the model's group: for parameters that other ranks don't have, such as
+  /// The ranks that shard the unit, a part of the model's group: for parameters that other ranks do not have, such as
   /// the experts of a mixture. Their names differ from those of the parameters on other ranks, and the gradients are
   /// averaged over these ranks only. In a model with a hybrid strategy it is instead a group of all ranks that have the
   /// model, over all of which this unit is sharded. Not for a unit with a hybrid strategy, nor in a tensor parallel
@@ -47,10 +47,11 @@ class UnitChoice {
   UnitOptions options_;
 };
 
-/// Decides whether a module becomes a unit. `choose` is called for every module that has parameters which are not in a
-/// unit inside it, inner modules before outer ones. `numel` is the number of elements of these parameters. If it
-/// returns false, they belong to the next enclosing unit. The modules need not be held in a Wrap: the unit is then
-/// unsharded from the first op that takes one of its parameters to the next op of another unit. PyTorch: CustomPolicy.
+/// A policy that decides whether a module becomes a unit. `choose` is called for every module that has parameters which
+/// are not in a unit inside it, inner modules before outer ones. `numel` is the number of elements of these parameters.
+/// If it returns false, they belong to the next enclosing unit. The modules need not be held in a Wrap: the unit is
+/// then unsharded from the first op that takes one of its parameters to the next op of another unit. PyTorch:
+/// CustomPolicy.
 ///
 ///     options.policy = [](const torch::nn::Module& module, std::int64_t) -> fsdp::UnitChoice {
 ///       if (module.as<HeadImpl>()) return fsdp::UnitOptions{.strategy = fsdp::ShardingStrategy::no_shard};

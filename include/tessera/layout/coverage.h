@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Overlaps and holes: whether a set of shards is a tensor.
+/// Overlaps and holes of a set of shards, which decide whether the shards partition a tensor.
 ///
 /// Law: boxes partition a shape <=> all are valid in it and find_overlap() and find_hole() find nothing. PyTorch:
 /// torch/distributed/_shard/sharding_spec/_internals.py (which compares all pairs).

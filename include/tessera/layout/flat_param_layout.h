@@ -71,7 +71,7 @@ struct FlatParamPiece {
   bool operator==(const FlatParamPiece&) const = default;
 };
 
-/// The layout of a flat parameter. Immutable but for the names.
+/// The layout of a flat parameter. Immutable except for the names.
 class FlatParamLayout {
  public:
   struct Options {

@@ -71,9 +71,10 @@ class MeshLayout {
 LocalShape compute_local_shape_and_global_offset(std::vector<std::int64_t> size, std::vector<std::int64_t> mesh_shape,
                                                  std::span<const std::int64_t> coordinate, Placements placements);
 
-// Whether each dimension that is sharded has an element for each of its parts, or parts of equal length. A strided
-// shard on n ranks makes n * split_factor parts; shards of one dimension multiply. They throw as MeshLayout. PyTorch:
-// the functions of these names in torch/distributed/tensor/_ops/utils.py.
+/// Return whether each sharded dimension has at least one element for each of its parts (`is_tensor_shardable`), or
+/// parts of equal length (`is_tensor_evenly_shardable`). A strided shard on n ranks makes n * split_factor parts; the
+/// shards of one dimension multiply. Throw as MeshLayout. PyTorch: the functions of these names in
+/// torch/distributed/tensor/_ops/utils.py.
 bool is_tensor_shardable(std::vector<std::int64_t> size, std::vector<std::int64_t> mesh_shape, Placements placements);
 bool is_tensor_evenly_shardable(std::vector<std::int64_t> size, std::vector<std::int64_t> mesh_shape,
                                 Placements placements);

@@ -21,7 +21,7 @@
 
 namespace tessera {
 
-/// Reduces the partial elements of the ranks along a mesh dimension.
+/// A reduction of the ranks' partial elements along a mesh dimension.
 struct MeshReduction {
   std::size_t mesh_dim = 0;
   Placement to;  ///< replicate, or the shard that each rank gets

@@ -33,8 +33,9 @@ class Placement {
   /// ranks divide the length: this is how FSDP shards a tensor that is tensor parallel. A split_factor of 1 is
   /// `shard(dim)`. Throws `Error(invalid_argument)` for a factor < 1.
   static Placement strided_shard(std::int64_t dim, std::int64_t split_factor);
-  /// Every rank has a value for each element, and `op` reduces them to the tensor. If several mesh dimensions are
-  /// partial, they are reduced in any order, and so must be of one kind, or sums and averages.
+  /// Returns a partial placement: every rank has a value for each element, and `op` reduces them to the tensor. If
+  /// several mesh dimensions are partial, they are reduced in any order, so they must be of one kind, or sums and
+  /// averages.
   static Placement partial(ReduceOp op = ReduceOp::sum);
 
   Kind kind() const { return kind_; }

@@ -1,15 +1,15 @@
 #pragma once
 /// \file
-/// What redistributions cost: by this, ops and plans choose between placements.
+/// Estimated costs of redistributions, by which ops and plans choose placements.
 ///
 /// A redistribution takes collectives, one after another, in which the ranks send elements. An all-reduce counts as one
 /// collective that sends as many elements as a reduce-scatter and an all-gather together, so it costs less than both.
-/// Reductions along several mesh dimensions count singly, even where the mesh has a group that merges them.
+/// Reductions along several mesh dimensions count separately, even where the mesh has a group that merges them.
 ///
-/// Law: if the ranks divide the sizes, `estimated_cost(from, to)` has the collectives of `plan_redistribution(from,
-/// to, rank)` and its `sent` elements, divided by the ranks. Strided shards must then express an order of mesh
-/// dimensions (see shard_order.h), and no placement be partial. Otherwise it is an estimate. It takes a time that
-/// hardly depends on the number of ranks. Pure functions. PyTorch: torch/distributed/tensor/_collective_utils.py.
+/// Law: if the ranks divide the sizes, strided shards express an order of mesh dimensions (see shard_order.h) and no
+/// placement is partial, `estimated_cost(from, to)` has the collectives of `plan_redistribution(from, to, rank)` and
+/// its `sent` elements, divided by the ranks. Otherwise it is an estimate. Its time hardly depends on the number of
+/// ranks. Pure functions. PyTorch: torch/distributed/tensor/_collective_utils.py.
 
 #include <cstdint>
 #include <span>

@@ -39,7 +39,7 @@ class RemoteDevice {
   /// Throws `Error(invalid_argument)` quoting `text` and listing these forms.
   explicit RemoteDevice(std::string_view text);
   explicit RemoteDevice(Device device) : device_(std::move(device)) {}
-  /// A device of a rank. Throws `Error(invalid_argument)` if `rank` is negative.
+  /// Creates a device of a rank. Throws `Error(invalid_argument)` if `rank` is negative.
   RemoteDevice(std::int64_t rank, Device device);
 
   const std::optional<std::string>& worker_name() const { return worker_name_; }

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// How many shards a layout makes of a tensor, and along which mesh dimensions. A strided shard counts as any other: it
+/// The number of shards of a tensor, and the mesh dimensions that shard it. A strided shard counts as any other: it
 /// gives each rank of its mesh dimension one part. PyTorch: `dim_map`, `num_shards_map` and `num_shards` in
 /// torch/distributed/tensor/_dtensor_spec.py.
 

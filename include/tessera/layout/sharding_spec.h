@@ -37,9 +37,9 @@ class ShardingSpec {
 
 inline bool operator==(const ShardingSpec& a, const ShardingSpec& b) { return a.equals(b); }
 
-/// Splits one dimension as `torch.chunk` does: for n placements, ceil(size / n) rows each, fewer or none for the last
-/// shards. Shard i is at placement i and begins at row i * ceil(size / n), even if that is past the end and the shard
-/// is empty.
+/// A spec that splits one dimension as `torch.chunk` does: for n placements, ceil(size / n) rows each, fewer or none
+/// for the last shards. Shard i is at placement i and begins at row i * ceil(size / n), even if that is past the end
+/// and the shard is empty.
 class ChunkShardingSpec final : public ShardingSpec {
  public:
   static constexpr std::string_view kKind = "ChunkShardingSpec";

@@ -66,15 +66,15 @@ class TensorView {
 
   const std::vector<std::int64_t>& shape() const;
 
-  /// Each throws `Error(unsupported)` if the depth exceeds kMaxDepth.
+  // Each of these throws `Error(unsupported)` if the depth exceeds kMaxDepth.
+
   /// Returns the elements with begin <= index < begin + size in dimension `dim`.
   TensorView slice(std::size_t dim, std::int64_t begin, std::int64_t size) const;
   /// Returns the view whose dimension d is dimension dims[d] of this one. `dims` has each dimension once.
   TensorView permute(std::vector<std::size_t> dims) const;
   /// Returns the same elements in row-major order in another shape, of as many elements.
   TensorView reshape(std::vector<std::int64_t> shape) const;
-  /// Returns the parts one after another along dimension `dim`. They are one or more, and equal in all other
-  /// dimensions.
+  /// Concatenates one or more `parts` along dimension `dim`. They must be of equal size in all other dimensions.
   static TensorView concat(const std::vector<TensorView>& parts, std::size_t dim);
 
   /// Returns whether the view is an input as it is.

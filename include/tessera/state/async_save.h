@@ -40,7 +40,7 @@ struct AsyncSaveOptions : SaveOptions {
   bool remember_plans = true;
 };
 
-/// Saves one state at a time in the background. Each rank has one.
+/// A saver that writes one state at a time in the background. Each rank has one.
 class AsyncSaver {
  public:
   /// Creates the process group of the saving thread. A collective of `group`. Ignores `options.cache`.
@@ -54,8 +54,8 @@ class AsyncSaver {
   /// tessera::save. If copying fails on any rank, every rank throws. If writing fails later on any rank, the future of
   /// every rank holds the error.
   std::shared_future<SaveReport> save(const StateDict& state, const std::filesystem::path& directory);
-  /// Runs `then` on the saving thread of each rank after the commit and before the future is ready. If `then` throws,
-  /// the save fails with that error.
+  /// Saves to `storage`, as above. If `then` is set, runs it on the saving thread of each rank after the commit and
+  /// before the future is ready. If `then` throws, the save fails with that error.
   std::shared_future<SaveReport> save(const StateDict& state, const std::shared_ptr<checkpoint::Storage>& storage,
                                       std::function<void()> then = nullptr);
   /// Blocks until the last save completes. Throws its error, unless the error was thrown before or

@@ -47,7 +47,7 @@ struct CheckpointManagerOptions {
   std::function<void(const std::string&)> warn = nullptr;
 };
 
-/// Saves the state every few steps, removes old checkpoints and restores the latest one.
+/// A manager that saves the state every few steps, removes old checkpoints and restores the latest one.
 class CheckpointManager {
  public:
   /// Creates the directory and removes what unfinished saves left in it. A collective of `group`. Throws
@@ -61,7 +61,8 @@ class CheckpointManager {
   /// Returns whether `save` saves this step by default.
   bool is_due(std::int64_t step) const { return step % options_.save_every == 0; }
   /// Saves the state of a step if the step is due or `always` is true; returns whether it saves. A collective. Only the
-  /// `metric` of rank 0 is used, for `keep_best`. Throws as AsyncSaver::save, or as tessera::save if `async` is false.
+  /// `metric` of rank 0 is used, for `keep_best`; one that is not finite is ignored with a warning. Throws
+  /// `Error(invalid_argument)` for a step below 0, and as AsyncSaver::save, or as tessera::save if `async` is false.
   bool save(std::int64_t step, const StateDict& state, std::optional<double> metric = std::nullopt,
             bool always = false);
   /// Blocks until no save runs in the background; see AsyncSaver::wait.

@@ -13,7 +13,7 @@ namespace tessera {
 /// another Checkpointable. `index.index` is a hint: the likely position of the shard.
 ///
 /// Throws `Error(not_found)` if `state` has no such key or this rank has no such shard, and `Error(invalid_argument)`
-/// for an offset of a value that is no tensor, and for a sharded tensor without an offset.
+/// for an offset of a value that is not a tensor, and for a sharded tensor without an offset.
 /// PyTorch: find_state_dict_object in torch/distributed/checkpoint/utils.py.
 Value find_state_dict_object(const StateDict& state, const checkpoint::MetadataIndex& index);
 

@@ -8,8 +8,7 @@
 ///
 /// The state dict specifies what to load. Tensors of any kind are filled in place, each rank's part on that rank; all
 /// other values are replaced by the saved ones. A tensor or DTensor on meta is replaced by one with memory, on the CPU
-/// or the device of its mesh. A Stateful (stateful.h) stays, and its state is set. Only the bytes
-/// needed are read.
+/// or the device of its mesh. A Stateful (stateful.h) stays, and its state is set. Reads only the bytes that it needs.
 /// PyTorch: torch/distributed/checkpoint/state_dict_loader.py.
 
 #include <filesystem>

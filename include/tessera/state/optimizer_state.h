@@ -60,9 +60,9 @@ StateDict get_optimizer_state_dict(const torch::nn::Module& module,
 
 /// Sets the state and the options of the optimizer, or of several, from `state_dict`, nested or flattened. Tensors are
 /// converted to the dtype of the parameter if it is a floating-point one, and moved to its device. A collective of
-/// `options.group`. State of other parameters is ignored, so
-/// `state_dict` may hold the state of several optimizers. Instead of names it may have numbers, as Python's
-/// `optimizer.state_dict()` does; groups and parameters then match by position, and their counts must be equal.
+/// `options.group`. State of other parameters is ignored, so `state_dict` may hold the state of several optimizers.
+/// Instead of names it may have numbers, as Python's `optimizer.state_dict()` does; groups and parameters then match by
+/// position, and their counts must be equal.
 ///
 /// Law: either everything is set, on all ranks, or nothing is changed. The optimizer shares no memory with `state_dict`
 /// afterwards, unless `take_tensors` is set.

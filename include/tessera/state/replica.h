@@ -38,7 +38,8 @@ namespace tessera {
 
 class Replica {
  public:
-  /// Throws `Error(invalid_argument)` for a group of one rank. `storage`, if not null, gets the copies.
+  /// Creates a replica without a copy. A collective. `storage`, if not null, gets the copies. Every rank throws
+  /// `Error(invalid_argument)` for a group of one rank, and if some ranks pass a storage and others null.
   explicit Replica(const ProcessGroup& group, std::shared_ptr<checkpoint::Storage> storage = nullptr);
 
   /// Returns the rank whose state this rank keeps.

@@ -5,7 +5,7 @@
 ///     tessera::save({{"model", get_model_state_dict(*model)}, {"step", 100}}, "checkpoints/step-100", group);
 ///
 /// Each rank writes its shards of sharded tensors and Checkpointables. Tensors and objects that all ranks have are
-/// written once. Of a Stateful (stateful.h), its state is saved. Law: load(save(s)) == s, on any number of ranks and
+/// written once. A Stateful (stateful.h) is saved as its state. Law: load(save(s)) == s, on any number of ranks and
 /// with any sharding. PyTorch: torch/distributed/checkpoint/state_dict_saver.py.
 
 #include <cstdint>
@@ -19,7 +19,7 @@
 
 namespace tessera {
 
-/// Reports what a save wrote.
+/// The report of a save: what this rank wrote.
 using SaveReport = checkpoint::WriteReport;
 
 struct SaveOptions : checkpoint::WriteOptions {
@@ -38,8 +38,9 @@ struct SaveOptions : checkpoint::WriteOptions {
 /// Saves `state` to `directory`. A collective of `group`; all ranks must pass the same directory. Afterwards the
 /// directory holds only this checkpoint. After an error, or if the job is killed at any instant, it holds the previous
 /// checkpoint; see tessera/checkpoint/save.h. Without a group, this process saves alone and does not communicate, even
-/// if it belongs to groups; `state` must then have all shards of its tensors. PyTorch: `no_dist`. Elements on a
-/// device are those that the work on its current stream computes; they are copied while files are written.
+/// if it belongs to groups; `state` must then have all shards of its tensors. PyTorch: `no_dist`. Of tensors on a
+/// device, saves the elements that the work enqueued on its current stream computes, and copies them while files are
+/// written.
 ///
 /// If any rank fails, every rank throws an error naming it: `Error(invalid_argument)` for duplicate names, for a
 /// coordinator that is not in the group, for states that do not match between ranks and for a checkpoint that

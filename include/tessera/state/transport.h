@@ -11,7 +11,7 @@
 /// tensor, which can be saved, gathered or received into a tensor of the original kind. A Stateful arrives as its
 /// state.
 ///
-/// The sender and a receiver call the matching functions, as of point_to_point.h; other ranks take no part. A
+/// The sender and a receiver call the matching functions, as in point_to_point.h; other ranks take no part. A
 /// description is sent first. Then elements are received directly into the memory of their tensors, if those are
 /// contiguous and on the CPU. Elements on other devices are copied to the CPU and sent from there; new tensors are on
 /// the CPU.

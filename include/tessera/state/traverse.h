@@ -8,13 +8,13 @@
 ///
 /// Traversal rules. A dict is traversed, even if it is empty, and never visited itself. A list is traversed if it holds
 /// a dict, a list that is traversed, or an item that `keep_traversing` accepts; otherwise it is visited as one value.
-/// All other values are visited, including tuples, whatever they hold. These are the rules since PyTorch 2.4. Before
-/// (`until_2_3`), a dict with nothing to traverse to was visited as one value too. The rules decide the names in a
-/// checkpoint. The state dict itself is always traversed.
+/// All other values are visited, including tuples, whatever they hold. These are the rules since PyTorch 2.4. The rules
+/// before (`until_2_3`) also visit a dict as one value, unless it leads to something that `keep_traversing` accepts.
+/// The rules decide the names in a checkpoint. The state dict itself is always traversed.
 ///
-/// Differences from PyTorch: for an index equal to the length of a list, there is no element rather than an IndexError.
-/// A negative index never has an element and cannot be set. A dict accepts an int key at the end of a path as it does
-/// inside one, rather than only if it has more entries than the key's value.
+/// Differences from PyTorch: at an index equal to the length of a list there is no element, where PyTorch raises
+/// IndexError. A negative index never has an element and cannot be set. A dict accepts an int key at the end of a path
+/// as it does inside one, where PyTorch requires more entries than the key's value.
 
 #include <cstdint>
 #include <functional>

@@ -214,8 +214,8 @@ class ValueSequence {
   std::vector<Value> items_;
 };
 
-/// To make a list whose only item is a list, write `List{Value(inner)}`: for `List{inner}`, some compilers make a copy
-/// and others a list of a list. The same holds for tuples.
+/// A list. To make one whose only item is a list, write `List{Value(inner)}`: for `List{inner}`, some compilers make a
+/// copy and others a list of a list. The same holds for tuples.
 class List : public ValueSequence {
  public:
   List() = default;

@@ -29,7 +29,7 @@ class Checkpointable {
 
   /// Returns the size of the full tensor, the same on all ranks.
   virtual const std::vector<std::int64_t>& size() const = 0;
-  /// Returns the same on all ranks that know them. A rank without local chunks need not: it returns nullopt.
+  /// Returns the properties, the same on every rank that knows them. A rank without local chunks may return nullopt.
   virtual std::optional<TensorProperties> properties() const = 0;
   /// Returns the boxes that this rank has, any number, in an order of this rank's choice.
   virtual const std::vector<Box>& local_chunks() const = 0;

@@ -63,6 +63,8 @@ class DeviceMesh {
   const std::vector<std::int64_t>& shape() const;
   /// Returns the number of ranks.
   std::int64_t size() const;
+  /// Returns the number of ranks along `dim`. Throws `Error(invalid_argument)` for a dimension that the mesh does not
+  /// have, as do `local_rank` and `group`.
   std::int64_t size(std::int64_t dim) const;
   /// Returns the ranks in row-major order.
   const std::vector<int>& ranks() const;
@@ -97,7 +99,7 @@ class DeviceMesh {
   /// Returns a 1-D mesh of all ranks, whose dimension is called `name`. PyTorch: `_flatten`.
   DeviceMesh flattened(std::string name) const;
 
-  /// "DeviceMesh(dp=2, tp=4)", "DeviceMesh(2, 4)"
+  /// Returns "DeviceMesh(dp=2, tp=4)", or "DeviceMesh(2, 4)" without names.
   std::string to_string() const;
   /// Returns whether both have the same ranks at the same coordinates, dimension names and device type.
   bool operator==(const DeviceMesh& other) const;

@@ -12,7 +12,7 @@
 /// placements it is replicated (see `grad_placements`).
 ///
 /// A reference, as at::Tensor: copies are the same tensor. Functions that communicate are collectives of the mesh's
-/// ranks. On a rank outside of the mesh, a DTensor has an empty local tensor, or one of 0 if its size is [], and these
+/// ranks. On a rank outside of the mesh, a DTensor has an empty local tensor (a scalar 0 if its size is []), and these
 /// functions do nothing. PyTorch: torch/distributed/tensor/_api.py.
 
 #include <ATen/core/Tensor.h>
@@ -65,7 +65,9 @@ class DTensor {
                             const FromLocalOptions& options = {});
   /// Creates a DTensor of `size` from boxes at any place on each rank; the placements state along which mesh dimensions
   /// the ranks' boxes differ. The result can be redistributed, saved and loaded; ops refuse it. A rank without shards
-  /// knows the tensor's dtype only if it is given; saves and loads do not need it.
+  /// knows the tensor's dtype only if it is given; saves and loads do not need it. Does not communicate. Throws
+  /// `Error(invalid_argument)` for a partial placement, a shard outside of `size`, a shard of another dtype than
+  /// `dtype`, and as MeshLayout.
   static DTensor from_local(const LocalShardsWrapper& local, const DeviceMesh& mesh, Placements placements,
                             std::vector<std::int64_t> size, std::optional<at::ScalarType> dtype = std::nullopt);
 
@@ -104,11 +106,11 @@ class DTensor {
   const LocalShardsWrapper* local_shards() const;
   /// Returns the full tensor on every rank. A collective.
   at::Tensor full_tensor(const Placements& grad_placements = {}) const;
-  /// Returns the same tensor with other placements, at the least cost (see `plan_redistribution`). Empty
-  /// `placements` replicate. If nothing changes, the result shares the local tensor. A collective. Ops and tensor
-  /// parallel layers, whose calls follow from compared ones, pass false for `compares_calls` and so save a round trip:
-  /// then a rank that passes something else is not noticed before it makes others wait. May be differentiated any
-  /// number of times.
+  /// Returns the same tensor with other placements, at the least cost (see `plan_redistribution`). Empty `placements`
+  /// replicate. If nothing changes, the result shares the local tensor. A collective. If `compares_calls` is false, the
+  /// ranks do not compare their calls, which saves a round trip; then a rank that passes other arguments is not noticed
+  /// before the others wait for it. Ops and tensor parallel layers pass false, because their calls follow from calls
+  /// that were compared. May be differentiated any number of times.
   DTensor redistribute(Placements placements = {}, bool compares_calls = true) const;
   /// As above. Throws `Error(unsupported)` for another dtype of a LocalShardsWrapper.
   DTensor redistribute(Placements placements, const RedistributeOptions& options) const;
@@ -129,7 +131,7 @@ class DTensor {
   /// Returns the DTensor whose `checkpointable()` this is; nullopt for another kind.
   static std::optional<DTensor> from_checkpointable(const std::shared_ptr<Checkpointable>& tensor);
 
-  /// "DTensor of size [4, 6] as [S(0), R] on DeviceMesh(dp=2, tp=2)"
+  /// Returns "DTensor of size [4, 6] as [S(0), R] on DeviceMesh(dp=2, tp=2)".
   std::string to_string() const;
 
  private:

@@ -25,13 +25,14 @@ DTensor zeros(const std::vector<std::int64_t>& size, const DeviceMesh& mesh, Pla
               const at::TensorOptions& options = {});
 DTensor ones(const std::vector<std::int64_t>& size, const DeviceMesh& mesh, Placements placements = {},
              const at::TensorOptions& options = {});
-/// The dtype is by default that of a tensor made from `value`.
+/// Returns a tensor of `value`. The dtype is by default that of a tensor made from `value`.
 DTensor full(const std::vector<std::int64_t>& size, const at::Scalar& value, const DeviceMesh& mesh,
              Placements placements = {}, const at::TensorOptions& options = {});
-/// Uniform in [0, 1), the same tensor on any mesh. Advances the generator by the elements of the tensor.
+/// Returns uniform numbers in [0, 1), the same tensor on any mesh. Advances the generator by the elements of the
+/// tensor.
 DTensor rand(const std::vector<std::int64_t>& size, const DeviceMesh& mesh, PhiloxGenerator& generator,
              Placements placements = {}, const at::TensorOptions& options = {});
-/// As `rand`, normal with mean 0 and variance 1.
+/// As `rand`, with numbers that are normal with mean 0 and variance 1.
 DTensor randn(const std::vector<std::int64_t>& size, const DeviceMesh& mesh, PhiloxGenerator& generator,
               Placements placements = {}, const at::TensorOptions& options = {});
 
@@ -40,14 +41,14 @@ DTensor randn(const std::vector<std::int64_t>& size, const DeviceMesh& mesh, Phi
 DTensor uniform_(const DTensor& x, PhiloxGenerator& generator, double low = 0, double high = 1);
 DTensor normal_(const DTensor& x, PhiloxGenerator& generator, double mean = 0, double std = 1);
 DTensor kaiming_uniform_(const DTensor& x, PhiloxGenerator& generator, double a = 0);
-/// Of mean 1 / rate, for a rate > 0.
+/// Draws exponential numbers of mean 1 / rate, for a rate > 0.
 DTensor exponential_(const DTensor& x, PhiloxGenerator& generator, double rate = 1);
-/// exp of a normal number, with this mean and standard deviation > 0.
+/// Draws the exp of normal numbers with this mean and standard deviation > 0.
 DTensor log_normal_(const DTensor& x, PhiloxGenerator& generator, double mean = 1, double std = 2);
 // These take integers, too.
 /// Sets each element to 1 with probability p, else to 0.
 DTensor bernoulli_(const DTensor& x, PhiloxGenerator& generator, double p = 0.5);
-/// The number of the first trial that succeeds, from 1, of trials that succeed with probability p; 0 < p < 1.
+/// Draws the number of the first success, counted from 1, of trials that succeed with probability p; 0 < p < 1.
 DTensor geometric_(const DTensor& x, PhiloxGenerator& generator, double p);
 /// Makes x, of two dimensions, the identity, in place and without recording gradients. Throws `Error(unsupported)` if x
 /// is partial. PyTorch: torch.nn.init.eye_.

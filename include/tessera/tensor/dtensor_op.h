@@ -68,8 +68,8 @@ DTensor call(const std::string& op, std::span<const DTensor> inputs, const Place
 DTensor call_in_place(const std::string& op, std::span<const DTensor> inputs, const PlacementRule& rule,
                       const std::function<at::Tensor(std::span<const DTensor> inputs)>& compute);
 /// As `call`, for an op of several results: one more than the rule has `more_output_sizes`. A registered rule without
-/// these gets those of `rule`. Throws `Error(invalid_argument)` for another number of results, and, if an input
-/// requires grad, for a strategy whose results do not have the same placement unless it shards them or none.
+/// these gets those of `rule`. Throws `Error(invalid_argument)` for another number of results and, if an input requires
+/// grad, for a strategy whose results neither have the same placement nor are all sharded.
 std::vector<DTensor> call_with_results(
     const std::string& op, std::span<const DTensor> inputs, const PlacementRule& rule,
     const std::function<std::vector<at::Tensor>(std::span<const DTensor> inputs)>& compute);

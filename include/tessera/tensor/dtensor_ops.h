@@ -276,8 +276,7 @@ DTensor matmul_out(const DTensor& out, const AnyTensor& a, const AnyTensor& b); 
 
 /// Multiplies [..., m, k] by [..., k, n]; the other dimensions are broadcast to each other. A tensor of one dimension
 /// is a row on the left and a column on the right. Along a mesh dimension, it can shard the rows of a, the columns of
-/// b, the other dimensions, or both tensors along k, which makes the result partial.
-/// It is linear in each.
+/// b, the other dimensions, or both tensors along k, which makes the result partial. It is linear in each.
 DTensor matmul(const AnyTensor& a, const AnyTensor& b);
 /// Returns beta * x + alpha * matmul(a, b); x is broadcast. Also for batches, as at::baddbmm.
 DTensor addmm(const AnyTensor& x, const AnyTensor& a, const AnyTensor& b, const at::Scalar& beta = 1,
@@ -288,10 +287,10 @@ DTensor addmm(const AnyTensor& x, const AnyTensor& a, const AnyTensor& b, const 
 /// no such numbers, and any other a and b throw `Error(invalid_argument)`. PyTorch: `_scaled_mm`.
 DTensor scaled_mm(const DTensor& a, const DTensor& b, const AnyTensor& scale_a, const AnyTensor& scale_b,
                   at::ScalarType dtype = at::kBFloat16);
-/// Multiplies matrices group by group. Group i is the places from ends[i - 1], or 0, to ends[i] of one dimension: of
+/// Multiplies matrices group by group. Group i is the indices from ends[i - 1], or 0, to ends[i] of one dimension: of
 /// the rows of a for a [rows, k] and b [groups, k, n], which returns [rows, n]; of the columns of b for a [groups, m,
 /// k] and b [k, columns], which returns [m, columns]; of k for a [m, k] and b [k, n], which returns [groups, m, n].
-/// Places after the last end give 0. It unshards the groups and the dimension that they divide, and is otherwise
+/// Indices after the last end give 0. It unshards the groups and the dimension that they divide, and is otherwise
 /// sharded and linear as matmul. PyTorch: `_grouped_mm`.
 DTensor grouped_mm(const DTensor& a, const DTensor& b, const std::vector<std::int64_t>& ends);
 /// Returns the sum of products that `equation` states in at::einsum's notation: "bij,bjk->bik". Along a mesh dimension,
@@ -302,14 +301,14 @@ DTensor einsum(const std::string& equation, const std::vector<DTensor>& tensors)
 /// dimensions of a, followed by those of b. Sharded and linear as einsum.
 DTensor tensordot(const DTensor& a, const DTensor& b, const std::vector<std::int64_t>& dims_a,
                   const std::vector<std::int64_t>& dims_b);
-/// x is [..., in], weight [out, in], bias [out]. If the weight is sharded by rows, the result is sharded along its last
-/// dimension (column-wise parallel). If the weight is sharded by columns, and x along its last dimension, the result is
-/// partial (row-wise parallel). Linear in x and in the weight.
+/// Computes x @ weight^T + bias for x [..., in], weight [out, in] and bias [out]. If the weight is sharded by rows, the
+/// result is sharded along its last dimension (column-wise parallel). If the weight is sharded by columns, and x along
+/// its last dimension, the result is partial (row-wise parallel). Linear in x and in the weight.
 DTensor linear(const DTensor& x, const DTensor& weight, const std::optional<DTensor>& bias = std::nullopt);
-/// weight is [rows, width]; ids are of any shape, of long. If the weight is sharded by rows, each rank looks up the ids
-/// of its rows and the result is partial; in this case every rank throws `Error(invalid_argument)` for an id that is
-/// not a row. If the weight is sharded by columns, so is the result. Row `padding_idx` gets no gradient; -1 means no
-/// such row.
+/// Returns the rows of weight [rows, width] at `ids`, of long and any shape. If the weight is sharded by rows, each
+/// rank looks up the ids of its rows and the result is partial; in this case every rank throws
+/// `Error(invalid_argument)` for an id that is not a row. If the weight is sharded by columns, so is the result. Row
+/// `padding_idx` gets no gradient; -1 means no such row.
 DTensor embedding(const DTensor& weight, const DTensor& ids, std::int64_t padding_idx = -1);
 /// Returns softmax(query @ key^T / sqrt(e)) @ value for a query [..., l, e], a key [..., s, e] and a value [..., s, v].
 /// If `is_causal`, row i attends to the first i + 1 keys only. Shards of the leading dimensions stay where they are,
@@ -360,7 +359,8 @@ DTensor powsum(const DTensor& x, double p, const std::vector<std::int64_t>& dims
 /// are equal, they are the extremes of x. The result has the dtype of x and is partial if x is sharded. It has no
 /// gradient.
 DTensor histc(const DTensor& x, std::int64_t bins = 100, const at::Scalar& min = 0, const at::Scalar& max = 0);
-// The middle element of all, the lower one of two; NaN if there is one, or without counting NaN. These unshard x.
+// Return the median of all elements: the lower of the two middle ones if their number is even. If there is a NaN,
+// `median` returns NaN; `nanmedian` does not count it. These unshard x.
 DTensor median(const DTensor& x);
 DTensor nanmedian(const DTensor& x);
 /// Returns the index of the greatest element of x in row-major order.
@@ -379,11 +379,11 @@ ValuesAndIndices max(const DTensor& x, std::int64_t dim, bool keepdim = false);
 ValuesAndIndices min(const DTensor& x, std::int64_t dim, bool keepdim = false);
 ValuesAndIndices median(const DTensor& x, std::int64_t dim, bool keepdim = false);
 ValuesAndIndices nanmedian(const DTensor& x, std::int64_t dim, bool keepdim = false);
-/// The most frequent element, the least of several.
+/// Returns the most frequent value along `dim`, the least of equally frequent ones, and its index.
 ValuesAndIndices mode(const DTensor& x, std::int64_t dim = -1, bool keepdim = false);
-/// The k-th least element, from 1.
+/// Returns the k-th least value along `dim`, k counted from 1, and its index.
 ValuesAndIndices kthvalue(const DTensor& x, std::int64_t k, std::int64_t dim = -1, bool keepdim = false);
-// The extreme of each element and those before it.
+// Return for each element the greatest, or the least, of it and those before it along `dim`, and its index.
 ValuesAndIndices cummax(const DTensor& x, std::int64_t dim);
 ValuesAndIndices cummin(const DTensor& x, std::int64_t dim);
 ValuesAndIndices sort(const DTensor& x, std::int64_t dim = -1, bool descending = false);
@@ -401,10 +401,10 @@ DTensor along_dims(const std::string& op, const std::vector<DTensor>& inputs, co
 // --- views: these rearrange elements, and are linear for every kind of partial. Unlike ATen's, a result may share
 // memory with x or not.
 
-/// One of `size` may be -1. Merging and splitting dimensions keeps shards where it can, without communication: a shard
-/// of a dimension that is merged with ones in front of it becomes a strided shard, which splitting turns back. This
-/// takes even shards (their length is divisible by the ranks), unless no longer dimension follows in the group. The op
-/// unshards others. `reshape` is the same.
+/// Returns the same elements in another shape, of which one size may be -1. Merging and splitting dimensions keeps
+/// shards where it can, without communication: a shard of a dimension that is merged with ones in front of it becomes a
+/// strided shard, which splitting turns back. Such a shard must be even (its length is divisible by the ranks), unless
+/// the dimensions after it that are merged with it have size 1. The op unshards others. `reshape` is the same.
 DTensor view(const DTensor& x, std::vector<std::int64_t> size);
 DTensor reshape(const DTensor& x, std::vector<std::int64_t> size);
 DTensor flatten(const DTensor& x, std::int64_t start_dim = 0, std::int64_t end_dim = -1);
@@ -425,14 +425,15 @@ DTensor squeeze_(const DTensor& x, const std::vector<std::int64_t>& dims);
 DTensor squeeze_(const DTensor& x);  ///< all
 /// Repeats dimensions of size 1, and new ones in front; -1 leaves a dimension as it is.
 DTensor expand(const DTensor& x, const std::vector<std::int64_t>& size);
-/// Repeats x so many times along each dimension; further ones in front are new. The op unshards dimensions that it
-/// repeats more than once. `tile` repeats along the last dimensions if there are fewer numbers than dimensions.
+/// Repeats x times[d] times along dimension d. If there are more numbers than dimensions, the first ones are for new
+/// dimensions in front. The op unshards dimensions that it repeats more than once. `tile` repeats along the last
+/// dimensions if there are fewer numbers than dimensions.
 DTensor repeat(const DTensor& x, const std::vector<std::int64_t>& times);
 DTensor tile(const DTensor& x, const std::vector<std::int64_t>& times);
 /// Splits `dim` into `sizes`, one of which may be -1.
 DTensor unflatten(const DTensor& x, std::int64_t dim, const std::vector<std::int64_t>& sizes);
 DTensor ravel(const DTensor& x);
-// Return x with at least so many dimensions.
+// Return x with at least one, two or three dimensions.
 DTensor atleast_1d(const DTensor& x);
 DTensor atleast_2d(const DTensor& x);
 DTensor atleast_3d(const DTensor& x);
@@ -452,7 +453,8 @@ DTensor stack(const std::vector<DTensor>& tensors, std::int64_t dim = 0);
 std::vector<DTensor> split(const DTensor& x, std::int64_t size, std::int64_t dim = 0);
 std::vector<DTensor> split(const DTensor& x, const std::vector<std::int64_t>& sizes, std::int64_t dim = 0);
 std::vector<DTensor> chunk(const DTensor& x, std::int64_t chunks, std::int64_t dim = 0);
-/// Begin and end count from the end of the dimension if negative, and are limited to it. step > 0.
+/// Returns every `step`-th element along `dim` from `begin` to `end`; step > 0. If negative, `begin` and `end` count
+/// from the end of the dimension; they are clamped to it.
 DTensor slice(const DTensor& x, std::int64_t dim, std::int64_t begin, std::int64_t end, std::int64_t step = 1);
 DTensor narrow(const DTensor& x, std::int64_t dim, std::int64_t begin, std::int64_t length);
 DTensor select(const DTensor& x, std::int64_t dim, std::int64_t index);
@@ -474,7 +476,7 @@ DTensor constant_pad_nd(const DTensor& x, const std::vector<std::int64_t>& pad, 
 /// Returns x [...], of long, as [..., classes] with 1 at place x and 0 elsewhere. By default there are as many classes
 /// as the greatest element takes, which all ranks compute.
 DTensor one_hot(const DTensor& x, std::int64_t classes = -1);
-/// Returns for each element of x the place of the first of the ascending `boundaries` that is not below it; that is
+/// Returns for each element of x the index of the first of the ascending `boundaries` that is not below it; that is
 /// above it if `right`.
 DTensor bucketize(const DTensor& x, const DTensor& boundaries, bool out_int32 = false, bool right = false);
 
@@ -488,18 +490,20 @@ struct LossOptions {
   Reduction reduction = Reduction::mean;
   double label_smoothing = 0;  ///< of cross_entropy
 };
-/// x is [n, classes, ...] or [classes], target [n, ...] or [], of long, with classes. If x is sharded along its
-/// classes, it stays so ("loss parallel"): the ranks exchange a few numbers for each target. PyTorch: loss_parallel in
-/// torch/distributed/tensor/parallel/loss.py.
+/// Return the loss of x, [n, classes, ...] or [classes], for the classes in target, [n, ...] or [], of long. If x is
+/// sharded along its classes, it stays so ("loss parallel"): the ranks exchange a few numbers for each target. PyTorch:
+/// loss_parallel in torch/distributed/tensor/parallel/loss.py.
 DTensor nll_loss(const DTensor& x, const DTensor& target, const LossOptions& options = {});
 DTensor cross_entropy(const DTensor& x, const DTensor& target, const LossOptions& options = {});
 DTensor mse_loss(const DTensor& x, const DTensor& target, Reduction reduction = Reduction::mean);
 
 /// Sets each element to 0 with probability p and divides the others by 1 - p, with the same elements on any mesh.
-/// Linear. The generator must be in the same state on all ranks; it advances by the elements of x. PyTorch: dropout.
+/// Linear. The generator must be in the same state on all ranks; it advances by the elements of x. Throws
+/// `Error(invalid_argument)` unless 0 <= p <= 1 and x is floating-point or complex. PyTorch: dropout.
 DTensor dropout(const DTensor& x, double p, PhiloxGenerator& generator);
-// Multiply elements that are not greater than 0 by a slope: by the middle of both, or in training by one for each
-// element, drawn between both. The generator is that of dropout.
+/// Multiply elements that are not greater than 0 by a slope: (lower + upper) / 2, or, with a generator, as in training,
+/// a slope that is drawn from [lower, upper) for each element. The generator is that of dropout. Throw
+/// `Error(invalid_argument)` unless lower <= upper and both are finite.
 DTensor rrelu(const DTensor& x, double lower = 1.0 / 8, double upper = 1.0 / 3);
 DTensor rrelu(const DTensor& x, PhiloxGenerator& generator, double lower = 1.0 / 8, double upper = 1.0 / 3);
 

@@ -2,9 +2,9 @@
 /// \file
 /// An interface of modules whose parameters are the local tensors of DTensors.
 ///
-/// A LibTorch module holds plain tensors, so a parameter cannot be a DTensor. Instead it is the local tensor of one,
-/// and the module reports of which. State dicts of models and optimizers (`state`) and those of FSDP query this and
-/// hold DTensors.
+/// A LibTorch module holds plain tensors, so a parameter cannot be a DTensor. Instead it is the local tensor of a
+/// DTensor, whose layout the module reports. State dicts of models and optimizers (`state`) and those of FSDP query
+/// this and hold DTensors.
 
 #include <string>
 
@@ -20,7 +20,7 @@ struct DTensorSpec {
   bool operator==(const DTensorSpec&) const = default;
 };
 
-/// Implemented by classes that also derive from torch::nn::Module.
+/// The interface of such modules, which also derive from torch::nn::Module.
 class DTensorParameters {
  public:
   virtual ~DTensorParameters() = default;

@@ -111,7 +111,7 @@ class LocalShardsWrapper {
   LocalShardsWrapper clone(std::optional<at::MemoryFormat> memory_format = std::nullopt) const;
   /// Returns uninitialized shards of the same sizes. Ignores `size`, as PyTorch does.
   LocalShardsWrapper new_empty(const std::vector<std::int64_t>& size = {}) const;
-  /// Pads the concatenated shards, of one dimension or two, with `value`. `pad` is as of at::constant_pad_nd: before
+  /// Pads the concatenated shards, of one dimension or two, with `value`. `pad` is as for at::constant_pad_nd: before
   /// and after the last dimension, then before and after the one before it. Along the dimension of concatenation, the
   /// first shard is padded before and the last one after; the offsets of the other shards grow by what is before.
   /// Throws `Error(invalid_argument)` without shards, and for another number of members or negative ones;

@@ -64,7 +64,8 @@ ShardedTensor tanh(const ShardedTensor& input);
 /// Zeros each element with probability `p` and divides the others by 1 - p. Copies the elements if not `training`.
 ShardedTensor dropout(const ShardedTensor& input, double p, bool training);
 
-/// At least one of two operands is a sharded tensor; the other is a number or a tensor of equal size and spec.
+/// An operand of an op: a sharded tensor or a number. At least one of two operands is a sharded tensor; two sharded
+/// tensors must be of equal size and spec.
 using Operand = std::variant<ShardedTensor, at::Scalar>;
 ShardedTensor add(const Operand& a, const Operand& b);
 ShardedTensor sub(const Operand& a, const Operand& b);

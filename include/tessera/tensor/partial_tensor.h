@@ -16,6 +16,7 @@ namespace tessera {
 
 class PartialTensor {
  public:
+  /// Creates the sum of `local` over the ranks of `group`. Does not communicate or check anything.
   PartialTensor(const ProcessGroup& group, const at::Tensor& local);
 
   const at::Tensor& local() const { return local_; }

@@ -12,7 +12,7 @@ namespace tessera {
 
 struct PhiloxGenerator {
   std::uint64_t seed = 0;
-  /// The pairs of elements that were drawn so far.
+  /// The number of pairs of elements drawn so far. A tensor of n elements advances it by (n + 1) / 2.
   std::uint64_t offset = 0;
 
   explicit PhiloxGenerator(std::uint64_t seed_in, std::uint64_t offset_in = 0) : seed(seed_in), offset(offset_in) {}

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// Modules with sharded parameters: of each, every rank holds one shard, which is its part of a ShardedTensor.
+/// Modules with sharded parameters. Each rank holds one shard of such a parameter: its part of a ShardedTensor.
 ///
 ///     struct NetImpl : torch::nn::Module {
 ///       ShardedEmbedding words{50000, 64};  // a torch::nn::Embedding, until its weight is sharded
@@ -12,7 +12,7 @@
 ///
 /// PyTorch replaces the parameter by a ShardedTensor, which a LibTorch module cannot hold. Here the parameter keeps its
 /// identity and becomes this rank's local tensor, so `parameters()` and optimizers of torch::optim work with it. The
-/// module reports of which sharded tensor it is the local tensor, and computes with that.
+/// module knows the ShardedTensor of each such local tensor, and computes with it.
 ///
 /// Law of the layers below: each rank passes its own input, of the same size and dtype on all ranks, and gets what the
 /// layer returned for it before it was sharded, up to rounding. Gradients of the shards and of a bias are those of the
@@ -51,7 +51,7 @@ using ShardingPlan = std::map<std::string, ShardedTensor::SpecPtr>;
 /// shard, on the device of its placement. An existing gradient is dropped, and an optimizer must not have state of the
 /// parameter yet. A collective of `group`.
 ///
-/// Every rank throws before anything changes: `Error(invalid_argument)` if on any rank `module` is not one of
+/// Every rank throws before anything changes: `Error(invalid_argument)` if on any rank `module` is not a
 /// ShardedParameters, does not have the parameter, or has it on meta or sharded already; if `spec` is null or does not
 /// fit; if name, size, dtype, requires_grad, `spec` or `src` differ between ranks; and if another parameter of `module`
 /// or its submodules is the same tensor. Throws `Error(unsupported)` unless `spec` is a ChunkShardingSpec with one
@@ -103,8 +103,8 @@ class ShardedParameters : public DTensorParameters {
   std::map<std::string, Sharded> sharded_;
 };
 
-/// Its weight can be sharded, by rows or columns; its bias cannot. Cloning a module with a sharded weight, of this type
-/// or those below, throws `Error(unsupported)`.
+/// A linear layer whose weight can be sharded, by rows or columns; its bias cannot. Cloning a module with a sharded
+/// weight, of this type or those below, throws `Error(unsupported)`.
 class ShardedLinearImpl : public torch::nn::LinearImpl, public ShardedParameters {
  public:
   using LinearImpl::LinearImpl;
@@ -115,7 +115,7 @@ class ShardedLinearImpl : public torch::nn::LinearImpl, public ShardedParameters
   void check_shardable(const std::string& parameter) const override;
 };
 
-/// Its weight can be sharded, by rows or columns, unless scale_grad_by_freq or sparse is set.
+/// An embedding whose weight can be sharded, by rows or columns, unless scale_grad_by_freq or sparse is set.
 class ShardedEmbeddingImpl : public torch::nn::EmbeddingImpl, public ShardedParameters {
  public:
   using EmbeddingImpl::EmbeddingImpl;
@@ -126,7 +126,7 @@ class ShardedEmbeddingImpl : public torch::nn::EmbeddingImpl, public ShardedPara
   void check_shardable(const std::string& parameter) const override;
 };
 
-/// As ShardedEmbedding. All ranks pass equally many bags.
+/// An embedding bag that is sharded as ShardedEmbedding. All ranks pass equally many bags.
 class ShardedEmbeddingBagImpl : public torch::nn::EmbeddingBagImpl, public ShardedParameters {
  public:
   using EmbeddingBagImpl::EmbeddingBagImpl;

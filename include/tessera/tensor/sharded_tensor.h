@@ -97,8 +97,9 @@ class ShardedTensor {
   /// pin_memory or ranks in `size`, or if the shards overlap or leave gaps.
   static ShardedTensor from_local_shards(std::vector<Shard> local_shards, const Sizes& size,
                                          const ProcessGroup& group = {}, bool init_rrefs = false);
-  /// Creates a tensor of one local tensor on each rank. Nothing is communicated, and each rank checks only its own: it
-  /// must be contiguous, and `spec` must give this rank one shard, of the tensor's size.
+  /// Creates a tensor of one local tensor on each rank, without communication. Throws `Error(invalid_argument)` on this
+  /// rank if the tensor is undefined or not contiguous, if `spec` does not give this rank one shard of its size and
+  /// device, or if the shards do not partition the tensor.
   static ShardedTensor from_local_tensor(const at::Tensor& tensor, SpecPtr spec, Sizes size,
                                          const ProcessGroup& group = {}, bool init_rrefs = false);
   /// Creates a tensor of local shards and metadata, which must be the same on all ranks, without communication. The

@@ -40,13 +40,14 @@
 
 namespace tessera {
 
-/// Shards a linear layer [out, in] by rows and an embedding [rows, width] by columns. The result is sharded by columns.
+/// A style that shards a linear layer [out, in] by rows and an embedding [rows, width] by columns. The result is
+/// sharded by columns.
 struct ColwiseParallel {
   Placement input_layout = Placement::replicate();  ///< of the given input, which the layer unshards
   Placement output_layout = Placement::shard(-1);   ///< of the result
 };
 
-/// Shards a linear layer by columns and an embedding by rows. The ranks' results are summed.
+/// A style that shards a linear layer by columns and an embedding by rows. The ranks' results are summed.
 struct RowwiseParallel {
   /// Of the given input. By default it is sharded along its last dimension for a linear layer, as the layer needs it,
   /// and replicated for an embedding. PyTorch has no default for an embedding.
@@ -54,20 +55,19 @@ struct RowwiseParallel {
   Placement output_layout = Placement::replicate();  ///< of the result
 };
 
-/// Runs a layer norm, an RMS norm or a dropout on an input that is sharded along `sequence_dim`, as is the result. The
-/// parameters, if any, are replicated.
+/// A style that runs a layer norm, an RMS norm or a dropout on an input that is sharded along `sequence_dim`, as is the
+/// result. The parameters, if any, are replicated.
 struct SequenceParallel {
   std::int64_t sequence_dim = 1;
 };
 
 using ParallelStyle = std::variant<ColwiseParallel, RowwiseParallel, SequenceParallel, PrepareModuleInput,
                                    PrepareModuleOutput, PrepareModuleInputOutput>;
-/// "ColwiseParallel", ...
+/// Returns "ColwiseParallel", ...
 std::string to_string(const ParallelStyle& style);
 
 /// Styles by module name ("layers.0.up"). Each part of a name may be a shell pattern ("layers.*.up", "net?",
-/// "net[1-2]");
-/// "" is the module itself.
+/// "net[1-2]"); "" is the module itself.
 using ParallelPlan = std::vector<std::pair<std::string, ParallelStyle>>;
 
 /// Parallelizes the submodules of `module` that `plan` names along the only dimension of `mesh`. The parameters of
@@ -134,8 +134,8 @@ class TensorParallel : public DTensorParameters {
   std::optional<State> state_;
 };
 
-/// Takes ColwiseParallel or RowwiseParallel. Cloning a parallelized module, of this type or those below, throws
-/// `Error(unsupported)`.
+/// A linear layer that takes ColwiseParallel or RowwiseParallel. Cloning a parallelized module, of this type or those
+/// below, throws `Error(unsupported)`.
 class ParallelLinearImpl : public torch::nn::LinearImpl, public TensorParallel {
  public:
   using LinearImpl::LinearImpl;
@@ -147,7 +147,8 @@ class ParallelLinearImpl : public torch::nn::LinearImpl, public TensorParallel {
   Parallelization parallelization(const ParallelStyle& style) const override;
 };
 
-/// Takes ColwiseParallel or RowwiseParallel. max_norm, scale_grad_by_freq and sparse are `Error(unsupported)`.
+/// An embedding that takes ColwiseParallel or RowwiseParallel. max_norm, scale_grad_by_freq and sparse are
+/// `Error(unsupported)`.
 class ParallelEmbeddingImpl : public torch::nn::EmbeddingImpl, public TensorParallel {
  public:
   using EmbeddingImpl::EmbeddingImpl;
@@ -159,7 +160,7 @@ class ParallelEmbeddingImpl : public torch::nn::EmbeddingImpl, public TensorPara
   Parallelization parallelization(const ParallelStyle& style) const override;
 };
 
-/// Takes SequenceParallel.
+/// A layer norm that takes SequenceParallel.
 class ParallelLayerNormImpl : public torch::nn::LayerNormImpl, public TensorParallel {
  public:
   using LayerNormImpl::LayerNormImpl;
@@ -171,7 +172,7 @@ class ParallelLayerNormImpl : public torch::nn::LayerNormImpl, public TensorPara
   Parallelization parallelization(const ParallelStyle& style) const override;
 };
 
-/// x * rsqrt(mean(x^2) + eps) * weight over the last dimensions, whose sizes are `normalized_shape`. Takes
+/// An RMS norm, x * rsqrt(mean(x^2) + eps) * weight over the last dimensions, whose sizes are `normalized_shape`. Takes
 /// SequenceParallel. LibTorch has no such module. PyTorch: torch.nn.RMSNorm.
 class ParallelRMSNormImpl : public torch::nn::Module, public TensorParallel {
  public:
@@ -190,8 +191,9 @@ class ParallelRMSNormImpl : public torch::nn::Module, public TensorParallel {
   std::optional<double> eps_;
 };
 
-/// In training, dtensor::dropout with the module's generator: an element of the full input is dropped or not, whatever
-/// the plan and the mesh. Takes SequenceParallel. PyTorch: torch.nn.Dropout, with the numbers of its own generator.
+/// A dropout: in training, dtensor::dropout with the module's generator. An element of the full input is dropped or
+/// not, whatever the plan and the mesh. Takes SequenceParallel. PyTorch: torch.nn.Dropout, with the numbers of its own
+/// generator.
 class ParallelDropoutImpl : public torch::nn::Module, public TensorParallel {
  public:
   /// `generator` must be equal on all ranks. Each forward in training advances it by the elements of the full input.

@@ -12,11 +12,12 @@
 
 namespace tessera {
 
-/// Throws `Error(unsupported)` for a dtype that this version of LibTorch does not have.
+/// Returns the type of LibTorch. Throws `Error(unsupported)` for a dtype that this version of LibTorch does not have.
 at::ScalarType to_scalar_type(DType dtype);
-/// Throws `Error(unsupported)` for a type that PyTorch has no name for.
+/// Returns the dtype of tessera. Throws `Error(unsupported)` for a type that PyTorch has no name for.
 DType to_dtype(at::ScalarType type);
 
+/// Return the same device in the other form: LibTorch's, or that of tessera/layout/remote_device.h.
 at::Device to_device(const Device& device);
 Device to_device(const at::Device& device);
 

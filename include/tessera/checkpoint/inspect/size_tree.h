@@ -18,7 +18,7 @@ struct SizeNode {
   std::vector<SizeNode> children;          ///< the largest first; of equal ones by name
 };
 
-/// The deepest level of a tree; what is below has the rest of its name.
+/// The greatest depth of a tree. A node at this depth has the rest of the name.
 inline constexpr std::size_t kMaxSizeTreeDepth = 64;
 
 /// Returns the tree of some tensors and objects (indices into Checkpoint::tensors() and objects()). Keys are those of

@@ -16,8 +16,8 @@
 /// - Other dtypes (`quint8`, `bits8`, `uint4`, ...) have no number for an element: only their size is reported.
 /// Elements that are quantized in blocks are the stored ones, as in `convert`: scales are tensors of their own.
 ///
-/// NaN are counted and are in no other statistic. Infinities are in all of them, with the results of IEEE 754: `min` or
-/// `max` is infinite, `mean` is infinite or, with both signs, NaN, `stddev` is NaN and `norm` is infinite.
+/// NaNs are counted and are in no other statistic. Infinities are in all of them, with the results of IEEE 754: `min`
+/// or `max` is infinite, `mean` is infinite or, with both signs, NaN, `stddev` is NaN and `norm` is infinite.
 
 #include <complex>
 #include <cstdint>

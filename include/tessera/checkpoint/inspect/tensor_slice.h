@@ -40,9 +40,9 @@ TensorSlice parse_slice(std::string_view text, const std::vector<std::int64_t>& 
 /// float32 can be cast to.
 bool can_cast_slice(DType from, DType to);
 
-/// Throws `Error(unsupported)` if a slice has more than the checkpoint's files and 64 MiB, or 16 times the files,
-/// beyond them: tensors may repeat the elements that they store (`torch.Tensor.expand`), and a small file may be made
-/// to fill a disk. See ConvertOptions::expand.
+/// Throws `Error(unsupported)` if the elements of `slice` exceed the size of the checkpoint's files by more than 64 MiB
+/// and by more than 16 times that size. A tensor may repeat the elements that it stores (`torch.Tensor.expand`), and a
+/// small file could then fill a disk. See ConvertOptions::expand.
 void check_slice_size(const Checkpoint& checkpoint, std::size_t tensor, const TensorSlice& slice);
 
 /// Calls `visit` with the elements of `slice` in row-major order, cast to `dtype`, in pieces of at most `limit_bytes`

@@ -29,9 +29,9 @@ struct AddSidecarReport {
 
 /// Verifies a checkpoint and writes the size and the checksums of all its files into its sidecar, as a save does. If
 /// the checkpoint has a sidecar and agrees with it, writes nothing. If there are problems, writes nothing unless
-/// `options.force` is true. The sidecar appears complete or not at all, whenever the process is killed. Memory does not
-/// grow with the data, but for 4 bytes for each 128 KiB. The files must not change meanwhile: throws `Error(io)` if one
-/// does. Otherwise throws as verify and Checkpoint::open.
+/// `options.force` is true. Even if the process is killed, the sidecar appears complete or not at all. Apart from 4
+/// bytes for each 128 KiB, memory does not grow with the data. Throws `Error(io)` if a file changes meanwhile; also
+/// throws as verify and Checkpoint::open.
 AddSidecarReport add_sidecar(const std::filesystem::path& checkpoint, const AddSidecarOptions& options = {});
 
 }  // namespace tessera::checkpoint

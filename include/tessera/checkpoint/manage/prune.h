@@ -28,11 +28,11 @@ struct KeptEntry {
 struct PruneOptions {
   std::size_t keep = 1;               ///< how many of the newest complete steps are kept, at least 1
   std::optional<std::int64_t> every;  ///< if set, at least 1: steps whose number is a multiple of it are kept too
-  /// Whether to remove incomplete steps that are older than the newest complete one, and what ended conversions left
-  /// for such steps.
+  /// Whether to remove incomplete steps that are older than the newest complete one, and the staging folders that
+  /// interrupted conversions left for such steps.
   bool incomplete = false;
   bool dry_run = false;  ///< remove nothing, and report what would be removed
-  /// Called after each removal (before it, in fact, if `dry_run`).
+  /// Called after each removal; with `dry_run`, for each entry that would be removed.
   std::function<void(const PrunedEntry&)> removed = nullptr;
   const Cancellation* cancellation = nullptr;
 };
@@ -53,9 +53,9 @@ struct PruneReport {
 ///   older ones unless `incomplete`
 /// - entries that a process of tessera writes to, symbolic links, and all that is not a checkpoint of a known format
 ///
-/// Each removal is a remove_step(), oldest first: killed at any instant, every step is complete or gone, and the next
-/// call deletes the rest. Throws `Error(invalid_argument)` for invalid options, and if the complete steps have numbers
-/// of different units; otherwise as list_run.
+/// Each removal is a remove_step(), oldest first. If the process is killed at any instant, every step is complete or
+/// gone, and the next call deletes the rest. Throws `Error(invalid_argument)` for invalid options, and if the complete
+/// steps have numbers of different units; otherwise as list_run.
 PruneReport prune(const std::filesystem::path& directory, const PruneOptions& options);
 
 }  // namespace tessera::checkpoint

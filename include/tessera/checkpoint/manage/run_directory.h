@@ -20,7 +20,7 @@
 
 namespace tessera::checkpoint {
 
-/// What a name tells about a step.
+/// The step that a name contains.
 struct StepName {
   std::int64_t step = 0;
   /// What the number counts: the word before it, such as "step", "checkpoint" or "epoch"; empty for a name that is a
@@ -48,8 +48,8 @@ struct RunEntry {
   enum class Kind : std::uint8_t {
     step,
     link,     ///< a symbolic link whose name is that of a step
-    staging,  ///< what a save, a conversion or another trainer writes before it gives it its name
-    removed,  ///< what an interrupted removal left
+    staging,  ///< written by a save, a conversion or another trainer, which renames it when it is complete
+    removed,  ///< the rest of an interrupted removal
   };
   Kind kind = Kind::step;
   std::string name;
@@ -79,14 +79,14 @@ bool is_run_directory(const std::filesystem::path& path);
 /// `directory` does not exist or is not a directory, `Error(io)`, and `Error(cancelled)`.
 RunDirectory list_run(const std::filesystem::path& directory, const Cancellation* cancellation = nullptr);
 
-/// Verifies every step of a known format (see verify.h): reads all data. A step with a problem is not `complete` any
-/// more, and `problem` has the first. Returns the number of steps that were `complete` before and are damaged.
+/// Verifies every step of a known format (see verify.h): reads all data. A step with a problem is no longer `complete`,
+/// and `problem` states the first one. Returns the number of steps that were `complete` before and are damaged.
 std::size_t verify_steps(RunDirectory& run, const VerifyOptions& options = {});
 
 /// Removes an entry of a run's directory, without following symbolic links: renames it to a name that marks it as
-/// removed, makes that durable, and then deletes it. Killed at any instant, the entry is there and complete, or has no
-/// name of a step any more, and `finish_removals` deletes what is left. A file's sidecar is removed with it. Throws
-/// `Error(not_found)` if there is no such entry, `Error(io)`.
+/// removed, makes that durable, and then deletes it. If the process is killed at any instant, either the entry is
+/// unchanged, or its name is no longer that of a step and `finish_removals` deletes what is left. A file's sidecar is
+/// removed with it. Throws `Error(not_found)` if there is no such entry, `Error(io)`.
 void remove_step(const std::filesystem::path& directory, const std::string& name);
 /// Deletes what interrupted removals left. Throws `Error(io)`.
 void finish_removals(const std::filesystem::path& directory);

@@ -8,8 +8,8 @@
 ///     dtensor::matmul(sharded.redistribute(), other);
 ///
 /// Covers ops on DTensors that this thread calls, and in a backward pass that this thread runs (on CPU) the gradients
-/// of what an op redistributed in forward, unless a scope permitted that. Not covered are redistribute() and
-/// full_tensor() with their gradients, what a tensor parallel layer does by its style, and the sum of the ranks'
+/// of what an op redistributed in forward, unless a scope permitted that. Does not cover redistribute() and
+/// full_tensor() with their gradients, what a tensor parallel layer does by its style, or the sum of the ranks'
 /// gradients of a replicated input, which is a part of an op. All ranks must be in the same scopes. PyTorch:
 /// ExplicitRedistributionContext in torch/distributed/tensor/_utils.py.
 
@@ -25,9 +25,9 @@ struct ExplicitRedistributionOptions {
   std::function<void(const std::string&)> warn = {};
 };
 
-/// While it exists, an op of this thread that would redistribute an input, or its gradient in backward, throws
-/// `Error(invalid_argument)` instead, on every rank and before anything is sent. Of nested objects, the innermost
-/// counts. Destroy them in reverse order.
+/// A scope in which an op of this thread that would redistribute an input, or its gradient in backward, throws
+/// `Error(invalid_argument)` instead, on every rank and before anything is sent. If scopes are nested, the innermost
+/// applies. Destroy them in reverse order.
 class ExplicitRedistributionContext {
  public:
   explicit ExplicitRedistributionContext(ExplicitRedistributionOptions options = {});

@@ -19,14 +19,14 @@
 namespace tessera {
 
 struct LocalMapOptions {
-  /// Of each result.
+  /// The placements of each result.
   std::vector<Placements> out_placements;
-  /// That each input must have; an empty list, or an empty member of it, permits any.
+  /// The placements that each input must have. An empty list, or an empty member of it, permits any.
   std::vector<Placements> in_placements = {};
-  /// Of the gradient that the function gives each input, by default `DTensor::grad_placements()`. If each rank computes
-  /// a part of the result from a replicated input, its gradient is partial.
+  /// The placements of the gradient that the function gives each input, by default `DTensor::grad_placements()`. If
+  /// each rank computes a part of the result from a replicated input, its gradient is partial.
   std::vector<Placements> in_grad_placements = {};
-  /// Of the results; by default that of the first input. Inputs may be on several meshes.
+  /// The mesh of the results; by default that of the first input. Inputs may be on several meshes.
   std::optional<DeviceMesh> device_mesh = std::nullopt;
   /// Whether to redistribute inputs with other placements than `in_placements`, rather than to refuse them. A
   /// collective of the meshes' ranks then.

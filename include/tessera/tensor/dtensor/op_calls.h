@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// What ops on DTensors chose, and what they could choose from:
+/// Records of the ops on DTensors that a program calls: the placements that each chose, and those it could choose from:
 ///
 ///     const std::vector<OpCall> calls = record_op_calls([&] { dtensor::matmul(a, b); });
 ///     calls[0].rule.strategies;  // along one mesh dimension
@@ -25,9 +25,9 @@ struct OpCall {
   std::vector<Placements> outputs;  ///< of each result
 };
 
-/// Calls `f` and returns the calls of ops that this thread made meanwhile, in order. A function of several ops makes
-/// several. Includes a call that failed after it chose placements. Nested calls of this function record for the
-/// innermost. `f` throws what it throws.
+/// Calls `f` and returns the calls of ops that this thread made in it, in order. A function of several ops makes
+/// several. Includes a call that failed after it chose placements. If calls of this function are nested, the innermost
+/// records. Throws what `f` throws.
 std::vector<OpCall> record_op_calls(const std::function<void()>& f);
 
 /// A strategy on a mesh: placements of each input and result, one for each mesh dimension.

@@ -2,9 +2,9 @@
 /// \file
 /// A scope in which partial mesh dimensions are reduced one after the other.
 ///
-/// Where a mesh has a group along several partial mesh dimensions, a redistribution reduces them in one collective. The
-/// order in which elements are added then is another, and so are the last bits of sums: in this scope, they are the
-/// same whether the mesh has the group or not.
+/// If a mesh has a group along several partial mesh dimensions, a redistribution reduces them in one collective. This
+/// changes the order in which elements are added, and so the last bits of sums. In this scope, sums have the same bits
+/// whether or not the mesh has the group.
 ///
 ///     const SeparateReductions separately;
 ///     x.redistribute();  // one all-reduce for each partial mesh dimension
@@ -15,7 +15,7 @@
 
 namespace tessera {
 
-/// Destroy in reverse order of creation.
+/// The scope, from construction to destruction. Destroy scopes in reverse order of creation.
 class SeparateReductions {
  public:
   SeparateReductions();

@@ -26,14 +26,14 @@ struct ConvolutionOptions {
   std::int64_t groups = 1;
 };
 
-/// weight is [out, in / groups, kernel...], or [in, out / groups, kernel...] if transposed, and bias [out]. If the
-/// weight is sharded along the output's channels, so is the result; if it is sharded along those of x, as x is, the
-/// result is partial. With groups, x, weight, bias and result are sharded by groups, if there are a multiple of the
-/// mesh's ranks. PyTorch: `conv1d`, `conv2d`, `conv3d` and their transposed forms.
+/// Convolves x with weight, [out, in / groups, kernel...] or [in, out / groups, kernel...] if transposed, and adds bias
+/// [out]. If the weight is sharded along the output's channels, so is the result; if it is sharded along those of x, as
+/// x is, the result is partial. With groups, x, weight, bias and result are sharded by groups if the number of groups
+/// is a multiple of the mesh's ranks. PyTorch: `conv1d`, `conv2d`, `conv3d` and their transposed forms.
 DTensor convolution(const DTensor& x, const DTensor& weight, const std::optional<DTensor>& bias = std::nullopt,
                     const ConvolutionOptions& options = {});
 
-/// One number for each spatial dimension, or one for all. No `stride` is that of the kernel.
+/// One number for each spatial dimension, or one for all. An empty `stride` is that of the kernel.
 struct PoolingOptions {
   std::vector<std::int64_t> kernel;
   std::vector<std::int64_t> stride = {};
@@ -48,7 +48,7 @@ DTensor avg_pool(const DTensor& x, const PoolingOptions& options);
 /// Returns a tensor with these spatial sizes.
 DTensor adaptive_avg_pool(const DTensor& x, const std::vector<std::int64_t>& size);
 DTensor adaptive_max_pool(const DTensor& x, const std::vector<std::int64_t>& size);
-// The same with the place of each maximum, in row-major order of the spatial dimensions. PyTorch: `return_indices`.
+// The same with the index of each maximum, in row-major order of the spatial dimensions. PyTorch: `return_indices`.
 ValuesAndIndices max_pool_with_indices(const DTensor& x, const PoolingOptions& options);
 ValuesAndIndices adaptive_max_pool_with_indices(const DTensor& x, const std::vector<std::int64_t>& size);
 /// Returns a tensor with these spatial sizes, which has each element of x at the place that `indices`, of the size of

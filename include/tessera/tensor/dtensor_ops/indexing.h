@@ -34,13 +34,13 @@ namespace tessera::dtensor {
 using DTensorIndices = std::vector<std::optional<DTensor>>;
 DTensor index(const DTensor& x, const DTensorIndices& indices);
 /// As at::Tensor::index with numbers, slices, `None`, `Ellipsis` and tensors: `index(x, {Slice(1, 3), Ellipsis, 0})`.
-/// All ranks must pass the same tensors. Throws `Error(unsupported)` for a bool that is no tensor.
+/// All ranks must pass the same tensors. Throws `Error(unsupported)` for a bool that is not a tensor.
 DTensor index(const DTensor& x, const std::vector<at::indexing::TensorIndex>& indices);
 /// Returns x[..., index[i], ...] along `dim`, for an `index` of one dimension.
 DTensor index_select(const DTensor& x, std::int64_t dim, const DTensor& index);
-/// Returns the elements of x whose place along `dim` is `index`, which has as many dimensions as x.
+/// Returns the elements of x at `index` along `dim`; `index` has as many dimensions as x.
 DTensor gather(const DTensor& x, std::int64_t dim, const DTensor& index);
-/// Returns the elements whose place along dim2 is that along dim1 plus `offset`, as the last dimension.
+/// Returns the elements whose index along dim2 is that along dim1 plus `offset`, as the last dimension.
 DTensor diagonal(const DTensor& x, std::int64_t offset = 0, std::int64_t dim1 = 0, std::int64_t dim2 = 1);
 
 // --- writing
@@ -54,8 +54,8 @@ DTensor index_add(const DTensor& x, std::int64_t dim, const DTensor& index, cons
                   const at::Scalar& alpha = 1);
 DTensor index_copy(const DTensor& x, std::int64_t dim, const DTensor& index, const DTensor& source);
 DTensor index_fill(const DTensor& x, std::int64_t dim, const DTensor& index, const at::Scalar& value);
-/// Reduces x and the elements of `source` by `op`, or these alone at places that have any unless `includes_x`. Throws
-/// `Error(unsupported)` for sums: see `index_add`.
+/// Reduces the elements of `source` into x by `op`. Unless `includes_x`, an element of x that `index` refers to is
+/// replaced by the reduction of its elements of `source` alone. Throws `Error(unsupported)` for sums: see `index_add`.
 DTensor index_reduce(const DTensor& x, std::int64_t dim, const DTensor& index, const DTensor& source, ReduceOp op,
                      bool includes_x = true);
 // These write to the places of `select`, `slice` and `diagonal`; `source` has the size of their result.

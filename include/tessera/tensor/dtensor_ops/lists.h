@@ -4,9 +4,8 @@
 ///
 /// `foreach_f(xs, ...)` is f of each tensor; a second list has as many tensors as the first, else they throw
 /// `Error(invalid_argument)`. The second list may hold plain tensors, which count as replicated (see AnyTensor), among
-/// DTensors. Tensors of a list may be on different meshes; f's tensors must be on one. What differs
-/// from a loop: norms and extremes of tensors with equal placements on a mesh are reduced by one collective for all of
-/// them.
+/// DTensors. Tensors of a list may be on different meshes; f's tensors must be on one. Unlike a loop, the norms and
+/// extremes of tensors with equal placements on a mesh are reduced by one collective for all of them.
 ///
 /// All ranks of the meshes call them with lists of the same tensors in the same order. They throw as the ops on
 /// DTensors.
@@ -78,7 +77,7 @@ std::vector<DTensor> foreach_norm(const std::vector<DTensor>& xs, double p = 2);
 std::vector<DTensor> foreach_powsum(const std::vector<DTensor>& xs, double p);
 
 /// Returns the norm of all elements of all tensors, as if they were one vector: [], on every rank; 0 for no tensors. It
-/// is not differentiable. The tensors must be on meshes of which this rank is one. Takes one collective for all tensors
+/// is not differentiable. This rank must be in the mesh of each tensor. Takes one collective for all tensors
 /// with equal placements on a mesh. PyTorch: torch.nn.utils.get_total_norm, for tensors of one mesh.
 at::Tensor get_total_norm(const std::vector<DTensor>& xs, double p = 2);
 /// Multiplies the gradients of `parameters` by max_norm / (norm + 1e-6) if that is less than 1, and returns the total

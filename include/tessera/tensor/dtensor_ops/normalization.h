@@ -12,7 +12,7 @@
 
 namespace tessera::dtensor {
 
-/// x is [n, channels, ...]. Divides the channels into `groups` of equal size and normalizes each group of each batch
+/// Divides the channels of x [n, channels, ...] into `groups` of equal size and normalizes each group of each batch
 /// over its channels and the dimensions after them. weight and bias are [channels]. Shards of n stay, and those of the
 /// channels if each rank has full groups, evenly.
 DTensor group_norm(const DTensor& x, std::int64_t groups, const std::optional<DTensor>& weight = std::nullopt,
@@ -25,8 +25,8 @@ struct BatchNormOptions {
   bool training = false;
   double momentum = 0.1, eps = 1e-5;
 };
-/// x is [n, channels, ...]. Normalizes each channel over all other dimensions. weight and bias are [channels]. Shards
-/// of x stay where they are: the ranks exchange the mean and the variance of each channel, as PyTorch's SyncBatchNorm
+/// Normalizes each channel of x [n, channels, ...] over all other dimensions. weight and bias are [channels]. Shards of
+/// x stay where they are: the ranks exchange the mean and the variance of each channel, as PyTorch's SyncBatchNorm
 /// does.
 DTensor batch_norm(const DTensor& x, const std::optional<DTensor>& weight = std::nullopt,
                    const std::optional<DTensor>& bias = std::nullopt, const BatchNormOptions& options = {});

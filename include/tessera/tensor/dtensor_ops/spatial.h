@@ -1,7 +1,8 @@
 #pragma once
 /// \file
-/// Resampling of images and signals that are DTensors: [n, channels, length], [n, channels, height, width], or with
-/// depth before. Included by tessera/tensor/dtensor_ops.h; pooling is in tessera/tensor/dtensor_ops/convolution.h.
+/// Resampling of images and signals that are DTensors: [n, channels, length], [n, channels, height, width] or
+/// [n, channels, depth, height, width]. Included by tessera/tensor/dtensor_ops.h; pooling is in
+/// tessera/tensor/dtensor_ops/convolution.h.
 ///
 /// Shards of n and of the channels stay where they are; the ops unshard the dimensions after them. They are linear,
 /// grid_sampler in x alone.

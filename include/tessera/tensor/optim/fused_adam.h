@@ -3,7 +3,7 @@
 /// Fused steps of Adam and AdamW on DTensors: one pass over each parameter, its gradient and its state.
 ///
 /// Law: the parameters and states are those that torch::optim::Adam, or AdamW, computes from the full tensors, up to
-/// rounding. Tensors of CPU of float or double that are stored alike take one pass; others take ops of ATen.
+/// rounding. Dense CPU tensors of float or double with equal strides take one pass; others are updated by ATen's ops.
 ///
 /// All ranks of the parameters' meshes call them with lists of the same tensors in the same order. Parameters may be on
 /// different meshes. PyTorch: `torch._fused_adam_` and `torch._fused_adamw_`, which `fused=True` of the optimizers
@@ -25,7 +25,8 @@ struct FusedAdamOptions {
   double beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
   bool amsgrad = false;
   bool maximize = false;
-  /// By which gradients are divided, one element; they stay as they are in memory. Equal on all ranks.
+  /// The number that gradients are divided by, as one element. The gradients themselves do not change. Equal on all
+  /// ranks.
   std::optional<at::Tensor> grad_scale = std::nullopt;
   /// If its one element is not 0, nothing changes. Equal on all ranks.
   std::optional<at::Tensor> found_inf = std::nullopt;

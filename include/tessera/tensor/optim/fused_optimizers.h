@@ -1,12 +1,12 @@
 #pragma once
 /// \file
-/// Adam and AdamW in one pass over each parameter, its gradient and its state. LibTorch's take about ten, and allocate
-/// memory in each step. They are for parameters of any kind, such as those of a
+/// Adam and AdamW in one pass over each parameter, its gradient and its state. LibTorch's take about ten passes, and
+/// allocate memory in each step. They are for parameters of any kind, such as those of a
 /// `fsdp::FullyShardedDataParallel`.
 ///
 /// Law: parameters and state are those of torch::optim::Adam, or AdamW, with the same options, up to rounding. The
 /// state has the same classes, so that state dicts have the same entries, and each optimizer resumes from the other's.
-/// Tensors of CPU of float or double that are stored alike take one pass; others take ops of ATen.
+/// Dense CPU tensors of float or double with equal strides take one pass; others are updated by ATen's ops.
 ///
 /// PyTorch: torch.optim.Adam and AdamW with `fused=True`.
 
@@ -16,6 +16,7 @@
 
 namespace tessera {
 
+/// torch::optim::Adam, in one pass over each parameter.
 class FusedAdam final : public torch::optim::Adam {
  public:
   using torch::optim::Adam::Adam;
@@ -23,7 +24,7 @@ class FusedAdam final : public torch::optim::Adam {
   at::Tensor step(LossClosure closure = nullptr) override;
 };
 
-/// Decays the weights apart from the gradient.
+/// torch::optim::AdamW, which decays the weights apart from the gradient, in one pass over each parameter.
 class FusedAdamW final : public torch::optim::AdamW {
  public:
   using torch::optim::AdamW::AdamW;

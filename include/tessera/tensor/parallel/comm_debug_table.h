@@ -63,7 +63,7 @@ class CommDebugTable {
 
   /// Returns the rows in the order of their first calls.
   std::vector<Row> rows() const;
-  /// A line for each row, indented by its depth.
+  /// Returns a line for each row, indented by its depth.
   std::string to_string() const;
 
  private:

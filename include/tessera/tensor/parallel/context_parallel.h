@@ -2,9 +2,9 @@
 /// \file
 /// Context parallelism: attention over a sequence whose tokens are distributed over the ranks of a group.
 ///
-/// Each rank has the query, key and value of its tokens. Keys and values travel around the ring of ranks, each step
-/// while the ranks compute with those of the step before, and a running softmax combines the steps. No rank ever has
-/// the keys of the full sequence, or more than a block of scores of its own tokens and those of another rank.
+/// Each rank has the query, key and value of its tokens. Keys and values move around the ring of ranks: while the ranks
+/// compute with those of one step, they send those of the next, and a running softmax combines the steps. No rank ever
+/// has the keys of the full sequence, or more scores than a block of its own tokens and those of another rank.
 ///
 ///     at::Tensor x = context_parallel_shard(group, {ids}, {1}, order)[0];    // this rank's tokens
 ///     ...

@@ -2,10 +2,10 @@
 /// \file
 /// Distribution of a module over a mesh, with placements that functions return.
 ///
-///     distribute_module(*net, mesh, {.partition = [](const std::string&, const std::string& parameter, const
-///     at::Tensor&) {
+///     const auto partition = [](const std::string&, const std::string& parameter, const at::Tensor&) {
 ///       return Placements{parameter == "weight" ? Placement::shard(0) : Placement::replicate()};
-///     }});
+///     };
+///     distribute_module(*net, mesh, {.partition = partition});
 ///
 /// `parallelize_module` (tessera/tensor/tensor_parallel.h) has styles for the usual cases, on meshes of one dimension;
 /// this places parameters on meshes of any number of dimensions, in any way. The module then computes the same as

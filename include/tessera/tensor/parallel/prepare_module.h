@@ -6,8 +6,8 @@
 ///     struct BlockImpl : torch::nn::Module, PreparedModule {
 ///       at::Tensor forward(const at::Tensor& x) { return prepare_output(attention(prepare_input(x))); }
 ///     };
-///     parallelize_module(*net, mesh, {{"block", PrepareModuleInput{{Placement::shard(1)},
-///     {Placement::replicate()}}}});
+///     parallelize_module(*net, mesh,
+///                        {{"block", PrepareModuleInput{{Placement::shard(1)}, {Placement::replicate()}}}});
 ///
 /// Inputs and results are local tensors. PyTorch does this in hooks, which LibTorch's modules do not have.
 /// PyTorch: PrepareModuleInput, PrepareModuleOutput, PrepareModuleInputOutput in torch/distributed/tensor/parallel.
@@ -25,12 +25,12 @@ namespace tessera {
 /// Layouts of several tensors; nullopt leaves a tensor as it is.
 using TensorLayouts = std::vector<std::optional<Placement>>;
 
-/// Redistributes the inputs from the given to the desired layouts. Both have a member for each input.
+/// A style that redistributes the inputs from the given to the desired layouts. Both have a member for each input.
 struct PrepareModuleInput {
   TensorLayouts input_layouts, desired_input_layouts;
 };
 
-/// The same for the results. A partial layout is one that the ranks' results add up to.
+/// A style that does the same for the results. A partial layout is one that the ranks' results add up to.
 struct PrepareModuleOutput {
   TensorLayouts output_layouts, desired_output_layouts;
 };

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// A plan that shards a module: its parameters, submodules in ways of the user, and its results.
+/// A plan that shards a module: its parameters, its submodules by custom sharders, and its results.
 ///
 ///     struct BlockImpl : torch::nn::Module, PlannedOutput {
 ///       ModuleOutput forward(const at::Tensor& x) {
@@ -63,7 +63,7 @@ class PlannedOutput {
   Plan plan_;
 };
 
-/// Shards a submodule in a way of its own. PyTorch: Sharder.
+/// A custom sharder of a submodule. PyTorch: Sharder.
 class Sharder {
  public:
   virtual ~Sharder() = default;
@@ -94,11 +94,11 @@ struct ModuleShardingPlan {
 /// collective of `group`.
 ///
 /// Every rank throws before anything changes: as `shard_module` for the parameters, and `Error(invalid_argument)` if on
-/// any rank a name is that of no module, a sharder has the name "" or is null, a parameter of the plan belongs to a
-/// module that a sharder shards, a module of `output_plan` or `return_local_tensor` is none of PlannedOutput or has a
+/// any rank a name is not that of a module, a sharder has the name "" or is null, a parameter of the plan belongs to a
+/// module that a sharder shards, a module of `output_plan` or `return_local_tensor` is not a PlannedOutput or has a
 /// plan already, or a spec is null, and if these differ between ranks. If a sharder throws on any rank, if the classes
-/// of the modules that it returns differ, or if the parent of a module to be replaced is none of ReplaceableSubmodules,
-/// every rank throws, and the module is sharded in part.
+/// of the modules that it returns differ, or if the parent of a module to be replaced is not a ReplaceableSubmodules,
+/// every rank throws, and the module stays partly sharded.
 void shard_module(torch::nn::Module& module, const ModuleShardingPlan& plan, const ProcessGroup& group = {},
                   int src = 0);
 

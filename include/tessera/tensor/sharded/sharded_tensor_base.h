@@ -1,7 +1,7 @@
 #pragma once
 /// \file
-/// The shards of a sharded tensor that one process has, any of those of all ranks, with the metadata of the tensor and
-/// without a process group.
+/// A sharded tensor without a process group: the metadata of the tensor, and as many of its shards, of any ranks, as
+/// this process has.
 ///
 ///     const auto tensor = ShardedTensorBase::from_local_shards_and_global_metadata(shards_of_all_ranks, metadata);
 ///     save({{"weight", tensor}}, "checkpoint");  // as if each rank had saved its shards
