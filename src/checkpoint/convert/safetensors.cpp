@@ -8,6 +8,7 @@
 #include "checkpoint/convert/output_plan.h"
 #include "checkpoint/source/safetensors_extra.h"
 #include "tessera/base/error.h"
+#include "tessera/format/internal/json_structure.h"
 #include "tessera/format/python_value.h"
 #include "tessera/format/safetensors.h"
 
@@ -113,13 +114,13 @@ class SafetensorsPlanner {
     for (const std::size_t i : source_->objects()) {
       const ObjectInfo& info = checkpoint.objects()[i];
       const ObjectValue value = checkpoint.load_object(i);
-      std::optional<Json> json = pickle::to_lossless_json(value.value);
-      if (!json) {
+      std::optional<Json> lossless = pickle::to_lossless_json(value.value);
+      if (!lossless) {
         source_->warn(fmt::format("object '{}' cannot be stored in safetensors: {}", printable(info.name),
                                   pickle::opaque_reason(value.value).value_or("JSON cannot represent it")));
         continue;
       }
-      objects[info.name] = std::move(*json);
+      json::add_member(objects, info.name, std::move(*lossless));
       add_path(paths, info.name, info.path);
     }
     for (const OutputTensor& tensor : source_->tensors()) {
@@ -144,7 +145,9 @@ class SafetensorsPlanner {
     for (const std::size_t tensor : group) {
       const OutputTensor& output = source_->tensors()[tensor];
       const StoredAs stored = stored_as(output);
-      if (stored.dtype != output.dtype) dtypes[output.info->name] = std::string(dtype_name(output.dtype));
+      if (stored.dtype != output.dtype) {
+        json::add_member(dtypes, output.info->name, std::string(dtype_name(output.dtype)));
+      }
       std::vector<std::int64_t> shape = output.info->shape;
       if (stored.as_pairs) shape.push_back(2);
       placed.push_back({{output.info->name, stored.dtype, std::move(shape)}, tensor});

@@ -3,17 +3,18 @@
 #include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>
-#include <set>
+#include <optional>
 
 #include "checkpoint/map/rules.h"
 #include "tessera/base/error.h"
+#include "tessera/format/internal/json_structure.h"
 
 namespace tessera::checkpoint {
 namespace {
 
 using MapJson = nlohmann::ordered_json;
 
-constexpr int kMaxMapNesting = 64;  // of lists and objects; a parser's values are written recursively
+constexpr std::size_t kMaxMapNesting = 64;  // of lists and objects; a parser's values are written recursively
 constexpr std::size_t kMaxRules = 10'000;
 constexpr std::size_t kMaxMapDims = 64;  // PyTorch's limit on dimensions
 constexpr std::int64_t kMapVersion = 1;
@@ -63,11 +64,12 @@ class MapObject {
 
   template <typename F>
   auto in_key(std::string_view key, const F& f) const {
-    return with_context([&] { return fmt::format("{}: key '{}'", where_, key); }, f);
+    return with_context([&] { return fmt::format("{}: key '{}'", where_, printable(key)); }, f);
   }
 
-  [[noreturn]] void wrong(std::string_view key, const MapJson& found, std::string_view expected) const {
-    fail(ErrorCode::invalid_argument, "{}: key '{}': found {}, expected {}", where_, key, shown(found), expected);
+  [[noreturn]] void mismatch(std::string_view key, const MapJson& found, std::string_view expected) const {
+    fail(ErrorCode::invalid_argument, "{}: key '{}': found {}, expected {}", where_, printable(key), shown(found),
+         expected);
   }
 
   void allow_only(const std::vector<std::string_view>& keys) const {
@@ -88,13 +90,13 @@ class MapObject {
 
   std::string text(std::string_view key) const { return text_of(key, at(key, "a string")); }
   std::string text_of(std::string_view key, const MapJson& value) const {
-    if (!value.is_string()) wrong(key, value, "a string");
+    if (!value.is_string()) mismatch(key, value, "a string");
     return value.get<std::string>();
   }
   std::vector<std::string> texts(std::string_view key, std::size_t least) const {
     const MapJson& value = at(key, "a list of strings");
     if (!value.is_array() || value.size() < least)
-      wrong(key, value, fmt::format("a list of {} or more strings", least));
+      mismatch(key, value, fmt::format("a list of {} or more strings", least));
     std::vector<std::string> result;
     for (const MapJson& one : value) result.push_back(text_of(key, one));
     return result;
@@ -102,24 +104,24 @@ class MapObject {
   std::int64_t integer(std::string_view key) const { return integer_of(key, at(key, "an integer")); }
   std::int64_t integer_of(std::string_view key, const MapJson& value) const {
     const bool too_large = value.is_number_unsigned() && value.get<std::uint64_t>() > INT64_MAX;
-    if (!value.is_number_integer() || too_large) wrong(key, value, "an integer");
+    if (!value.is_number_integer() || too_large) mismatch(key, value, "an integer");
     return value.get<std::int64_t>();
   }
   bool flag(std::string_view key) const {
     if (!has(key)) return false;
     const MapJson& value = at(key, "true or false");
-    if (!value.is_boolean()) wrong(key, value, "true or false");
+    if (!value.is_boolean()) mismatch(key, value, "true or false");
     return value.get<bool>();
   }
   Expression expression(std::string_view key, const MapJson& value) const {
     if (value.is_string()) return in_key(key, [&] { return Expression(value.get<std::string>()); });
-    if (!value.is_number_integer()) wrong(key, value, "an integer or an expression");
+    if (!value.is_number_integer()) mismatch(key, value, "an integer or an expression");
     return Expression(integer_of(key, value));
   }
   std::vector<Expression> expressions(std::string_view key) const {
     const MapJson& value = at(key, "a list");
     if (!value.is_array() || value.size() > kMaxMapDims) {
-      wrong(key, value, fmt::format("a list of up to {} integers or expressions", kMaxMapDims));
+      mismatch(key, value, fmt::format("a list of up to {} integers or expressions", kMaxMapDims));
     }
     std::vector<Expression> result;
     for (const MapJson& one : value) result.push_back(expression(key, one));
@@ -136,7 +138,7 @@ class MapObject {
 DType map_dtype(const MapObject& object, std::string_view key) {
   const std::string name = object.text(key);
   const auto dtype = find_dtype(name);
-  if (!dtype) object.wrong(key, name, "a dtype of PyTorch, such as bfloat16");
+  if (!dtype) object.mismatch(key, name, "a dtype of PyTorch, such as bfloat16");
   return *dtype;
 }
 
@@ -188,8 +190,8 @@ class RuleParser {
       rule_.match.push_back(json_.in_key("match", [&] { return Pattern(std::move(text)); }));
       const std::size_t groups = rule_.match.back().groups(), expected = rule_.match.front().groups();
       if (groups != expected) {
-        json_.wrong("match", json_.at("match", ""),
-                    fmt::format("{} groups in each pattern, as in the first", expected));
+        json_.mismatch("match", json_.at("match", ""),
+                       fmt::format("{} groups in each pattern, as in the first", expected));
       }
     }
   }
@@ -202,7 +204,7 @@ class RuleParser {
       texts.push_back(json_.text("to"));
     }
     for (std::string& text : texts) {
-      if (text.empty()) json_.wrong("to", text, "a name");
+      if (text.empty()) json_.mismatch("to", text, "a name");
       rule_.to.push_back(json_.in_key(
           "to", [&] { return NameTemplate(std::move(text), rule_.match[0].groups(), rule_.op == MapOp::unstack); }));
     }
@@ -214,7 +216,7 @@ class RuleParser {
       const MapJson& value = json_.at("dims", "");
       const bool pair = rule_.op != MapOp::permute;
       if (!value.is_array() || value.size() > kMaxMapDims || (pair && value.size() != 2)) {
-        json_.wrong("dims", value, pair ? "a list of two integers" : "a list of integers");
+        json_.mismatch("dims", value, pair ? "a list of two integers" : "a list of integers");
       }
       for (const MapJson& one : value) rule_.dims.push_back(json_.integer_of("dims", one));
     }
@@ -222,7 +224,7 @@ class RuleParser {
       const std::int64_t index = json_.integer("index");
       const auto groups = static_cast<std::int64_t>(rule_.match[0].groups());
       if (index < 1 || index > groups) {
-        json_.wrong("index", index, fmt::format("the number of a group of the pattern, 1 to {}", groups));
+        json_.mismatch("index", index, fmt::format("the number of a group of the pattern, 1 to {}", groups));
       }
       rule_.index = static_cast<std::size_t>(index);
     }
@@ -232,7 +234,7 @@ class RuleParser {
     const std::size_t parts = std::max(rule_.match.size(), rule_.to.size());
     const bool has_parts = rule_.op == MapOp::split || rule_.op == MapOp::concat;
     if (has_parts && !rule_.sizes.empty() && rule_.sizes.size() != parts) {
-      json_.wrong("sizes", json_.at("sizes", ""), fmt::format("a size for each of {} parts", parts));
+      json_.mismatch("sizes", json_.at("sizes", ""), fmt::format("a size for each of {} parts", parts));
     }
   }
 
@@ -250,7 +252,7 @@ MapRule parse_rule(const MapJson& json, const std::string& map, std::size_t numb
     std::vector<std::string_view> names;
     names.reserve(table.size());
     for (const OpFields& known : table) names.push_back(known.name);
-    object.wrong("op", name, fmt::format("one of {}", listed(names)));
+    object.mismatch("op", name, fmt::format("one of {}", listed(names)));
   }
   const MapObject named(json, fmt::format("{}: rule {} ({})", map, number, name));
   std::vector<std::string_view> keys = fields->required;
@@ -267,26 +269,29 @@ MapJson parse_json(std::string_view text, const std::string& name) {
   if (text.size() > TensorMap::kMaxBytes) {
     fail(ErrorCode::invalid_argument, "{}: {} bytes, expected at most {}", name, text.size(), TensorMap::kMaxBytes);
   }
-  std::vector<std::set<std::string>> keys;
-  std::string twice;
-  const auto callback = [&](int depth, MapJson::parse_event_t event, MapJson& value) {
-    if (depth > kMaxMapNesting) {
-      fail(ErrorCode::invalid_argument, "{}: nested deeper than {} levels", name, kMaxMapNesting);
-    }
-    if (event == MapJson::parse_event_t::object_start) keys.emplace_back();
-    if (event == MapJson::parse_event_t::object_end) keys.pop_back();
-    if (event == MapJson::parse_event_t::key && !keys.back().insert(value.get<std::string>()).second) {
-      twice = value.get<std::string>();
-    }
-    return true;
-  };
+  const json::Structure structure = json::structure_of(text);
+  if (structure.depth > kMaxMapNesting) {
+    fail(ErrorCode::invalid_argument, "{}: {} levels of nesting, expected at most {}", name, structure.depth,
+         kMaxMapNesting);
+  }
   MapJson json;
   try {
-    json = MapJson::parse(text, callback);
-  } catch (const MapJson::parse_error& error) {
-    fail(ErrorCode::invalid_argument, "{} at byte {}: this is no JSON", name, error.byte);
+    json = MapJson::parse(text);
+  } catch (const MapJson::exception& error) {
+    const auto* of_text = dynamic_cast<const MapJson::parse_error*>(&error);  // others are of a number
+    std::string_view reason = error.what();
+    if (const std::size_t end = reason.find("] "); reason.starts_with('[') && end != std::string_view::npos) {
+      reason.remove_prefix(end + 2);
+    }
+    if (of_text == nullptr)
+      fail(ErrorCode::invalid_argument, "{}: {}, expected finite numbers", name, printable(reason));
+    fail(ErrorCode::invalid_argument, "{} at byte {}: this is not JSON, expected a JSON object: {}", name,
+         of_text->byte, printable(reason));
   }
-  if (!twice.empty()) fail(ErrorCode::invalid_argument, "{}: the key '{}' occurs twice", name, printable(twice));
+  if (structure.duplicate_key) {
+    fail(ErrorCode::invalid_argument, "{}: the key '{}' occurs twice, expected unique keys", name,
+         printable(*structure.duplicate_key));
+  }
   return json;
 }
 
@@ -305,8 +310,8 @@ class ParameterReader {
       } else if (const auto known = value_of(declared, name, value)) {
         values_[name] = *known;
       } else {
-        fail(ErrorCode::invalid_argument, "{}: the parameter '{}' has no value; set it: {}=N", map_, printable(name),
-             printable(name));
+        fail(ErrorCode::invalid_argument, "{0}: the parameter '{1}' has no value, expected an integer; set it: {1}=N",
+             map_, printable(name));
       }
     }
     for (const auto& [name, value] : set_) {
@@ -325,9 +330,11 @@ class ParameterReader {
     if (!value.is_object()) return evaluated(declared, name, value);
     const MapObject source(value, fmt::format("{}: parameter '{}'", map_, printable(name)));
     source.allow_only({"default", "config", "comment"});
-    if (source.has("config") && config_.is_object()) {
-      const auto found = config_.find(source.text("config"));
-      if (found != config_.end() && found->is_number_integer()) return source.integer_of("config", *found);
+    if (source.has("config") && !config_.is_null()) {
+      const MapObject config(config_, "config.json");
+      const std::string key = source.text("config");
+      const auto found = config_.find(key);
+      if (found != config_.end() && !found->is_null()) return config.integer_of(key, *found);
     }
     if (!source.has("default") || source.at("default", "").is_null()) return std::nullopt;
     return evaluated(source, "default", source.at("default", ""));
@@ -363,7 +370,7 @@ MapStage parse_map_stage(std::string_view text, const std::string& name, const T
   const MapObject map(json, name);
   map.allow_only({"tessera_map", "description", "parameters", "unmatched", "rules", "$schema"});
   if (const std::int64_t version = map.integer("tessera_map"); version != kMapVersion) {
-    map.wrong("tessera_map", version, fmt::format("{}, the version of the format", kMapVersion));
+    map.mismatch("tessera_map", version, fmt::format("{}, the version of the format", kMapVersion));
   }
   MapStage stage;
   stage.name = name;
@@ -371,7 +378,7 @@ MapStage parse_map_stage(std::string_view text, const std::string& name, const T
     const std::string unmatched = map.text("unmatched");
     constexpr std::array<std::string_view, 3> kNames = {"error", "keep", "drop"};
     const auto found = std::ranges::find(kNames, unmatched);
-    if (found == kNames.end()) map.wrong("unmatched", unmatched, "error, keep or drop");
+    if (found == kNames.end()) map.mismatch("unmatched", unmatched, "error, keep or drop");
     stage.unmatched = static_cast<Unmatched>(found - kNames.begin());
   }
   const MapJson none = MapJson::object();
@@ -379,7 +386,7 @@ MapStage parse_map_stage(std::string_view text, const std::string& name, const T
   stage.parameters = ParameterReader(name, set, config).read(parameters);
   const MapJson& rules = map.at("rules", "a list of rules");
   if (!rules.is_array() || rules.size() > kMaxRules) {
-    map.wrong("rules", rules, fmt::format("a list of up to {} rules", kMaxRules));
+    map.mismatch("rules", rules, fmt::format("a list of up to {} rules", kMaxRules));
   }
   for (const MapJson& rule : rules) stage.rules.push_back(parse_rule(rule, name, stage.rules.size() + 1));
   return stage;

@@ -6,6 +6,7 @@
 #include <optional>
 #include <set>
 #include <utility>
+#include <vector>
 
 #include "checkpoint/save/files.h"
 #include "checkpoint/save/format.h"
@@ -13,6 +14,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
 #include "tessera/checkpoint/internal/file_names.h"
+#include "tessera/format/internal/json_structure.h"
 #include "tessera/format/python_value.h"
 #include "tessera/format/safetensors.h"
 #include "tessera/format/torch_archive.h"
@@ -28,8 +30,9 @@ Json object_json(const std::string& name, const Bytes& archive) {
   const pickle::NodeRef value = opened.tree.root();
   std::optional<Json> json = pickle::to_lossless_json(value);
   if (!json) {
-    fail(ErrorCode::unsupported, "save '{}': safetensors cannot store this object: {}", printable(name),
-         pickle::opaque_reason(value).value_or("JSON cannot represent it"));
+    fail(ErrorCode::unsupported,
+         "save '{}': safetensors cannot store this object, expected a value that JSON represents: {}", printable(name),
+         pickle::opaque_reason(value).value_or("it contains itself"));
   }
   return std::move(*json);
 }
@@ -180,11 +183,16 @@ class SafetensorsWriter final : public FormatWriter {
   // Returns the `__metadata__` of a rank's first file: its objects, and the paths of its names in the state dict.
   static std::map<std::string, std::string> make_extras(const RankItems& items) {
     Json objects = Json::object(), paths = Json::object();
+    std::vector<bool> is_added(items.plan.entries().size());  // a rank may write several chunks of a tensor
     for (const std::uint32_t i : items.writes) {
-      const SavePlan::Entry& entry = items.plan.entries()[items.plan[i].entry];
+      const std::size_t number = items.plan[i].entry;
+      if (is_added[number]) continue;
+      is_added[number] = true;
+      const SavePlan::Entry& entry = items.plan.entries()[number];
       safetensors_extra::add_path(paths, entry.name, entry.path);
       if (entry.is_tensor) continue;
-      objects[entry.name] = object_json(entry.name, items.planner.resolve_object(items.state, items.plan, i));
+      json::add_member(objects, entry.name,
+                       object_json(entry.name, items.planner.resolve_object(items.state, items.plan, i)));
     }
     std::map<std::string, std::string> extras;
     safetensors_extra::add_extra(extras, safetensors_extra::kObjects, objects);
@@ -211,7 +219,7 @@ class SafetensorsWriter final : public FormatWriter {
       std::vector<std::int64_t> sizes = box.sizes, offsets = box.offsets;
       const DType dtype = entry.properties.value_or(TensorProperties()).dtype;
       const safetensors_extra::StoredAs stored = safetensors_extra::stored_as(dtype, sizes);
-      if (stored.dtype != dtype) dtypes[entry.name] = std::string(dtype_name(dtype));
+      if (stored.dtype != dtype) json::add_member(dtypes, entry.name, std::string(dtype_name(dtype)));
       if (stored.as_pairs) {
         sizes.push_back(2);
         offsets.push_back(0);

@@ -1,9 +1,11 @@
 #include "checkpoint/source/safetensors_extra.h"
 
 #include <nlohmann/json.hpp>
+#include <utility>
 #include <variant>
 
 #include "tessera/base/error.h"
+#include "tessera/format/internal/json_structure.h"
 
 namespace tessera::checkpoint::safetensors_extra {
 
@@ -46,7 +48,7 @@ void add_path(Json& paths, const std::string& name, const Path& path) {
   for (const Key& item : path) {
     std::visit([&](const auto& part) { items.push_back(part); }, item);
   }
-  paths[name] = std::move(items);
+  json::add_member(paths, name, std::move(items));
 }
 
 void add_extra(std::map<std::string, std::string>& metadata, std::string_view key, const Json& json) {
@@ -54,8 +56,24 @@ void add_extra(std::map<std::string, std::string>& metadata, std::string_view ke
   try {
     metadata[std::string(key)] = json.dump(-1, ' ', false, Json::error_handler_t::strict);
   } catch (const Json::exception&) {
-    fail(ErrorCode::unsupported, "safetensors metadata: a name or a string is not valid UTF-8");
+    fail(ErrorCode::unsupported, "safetensors metadata: {}: a name or a string is not valid UTF-8, expected UTF-8",
+         key);
   }
+}
+
+Json find_extra(const std::map<std::string, std::string>& metadata, std::string_view key, const std::string& file) {
+  const auto found = metadata.find(std::string(key));
+  if (found == metadata.end()) return Json::object();
+  json::OrderedJson parsed = json::parse_ordered(found->second);
+  if (!parsed.value.is_object()) {
+    fail(ErrorCode::corrupt, "{}: {} in __metadata__ is {}, expected a JSON object", file, key,
+         parsed.value.is_discarded() ? "no JSON" : fmt::format("a JSON {}", parsed.value.type_name()));
+  }
+  if (parsed.structure.duplicate_key) {
+    fail(ErrorCode::corrupt, "{}: the key '{}' occurs twice in {} in __metadata__, expected unique keys", file,
+         printable(*parsed.structure.duplicate_key), key);
+  }
+  return std::move(parsed.value);
 }
 
 bool goes_before(const safetensors::Tensor& a, const safetensors::Tensor& b) {

@@ -2,13 +2,15 @@
 
 #include <charconv>
 #include <nlohmann/json.hpp>
-#include <set>
+#include <optional>
+#include <string>
 #include <utility>
 
 #include "tessera/base/crc32.h"
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
 #include "tessera/checkpoint/internal/file_names.h"
+#include "tessera/format/internal/json_structure.h"
 
 namespace tessera::checkpoint {
 namespace fs = std::filesystem;
@@ -18,6 +20,11 @@ constexpr std::uint64_t kMaxSidecarBytes = 1ull << 30;
 constexpr std::int64_t kVersion = 2;
 constexpr std::size_t kCrcDigits = 8;
 constexpr std::uint64_t kMinBlockBytes = 1u << 10;
+
+// Returns a number, or the type of another value. To dump a value that is nested deep takes much stack.
+std::string shown_fact(const nlohmann::json& json) {
+  return json.is_number() ? json.dump() : fmt::format("a JSON {}", json.type_name());
+}
 
 std::uint32_t parse_crc(std::string_view text, const std::string& where) {
   std::uint32_t crc = 0;
@@ -29,17 +36,26 @@ std::uint32_t parse_crc(std::string_view text, const std::string& where) {
 }
 
 Sidecar::FileFacts parse_facts(const nlohmann::json& json, std::uint64_t block_bytes, const std::string& where) {
-  if (!json.is_object() || !json.contains("bytes") || !json["bytes"].is_number_unsigned() || !json.contains("crc32") ||
-      !json["crc32"].is_string()) {
-    fail(ErrorCode::corrupt, "{}: expected its bytes and crc32", where);
+  if (!json.is_object()) {
+    fail(ErrorCode::corrupt, "{}: found {}, expected its bytes and crc32", where, shown_fact(json));
+  }
+  const auto bytes = json.find("bytes"), crc = json.find("crc32");
+  if (bytes == json.end() || !bytes->is_number_unsigned()) {
+    fail(ErrorCode::corrupt, "{}: found {} for bytes, expected an integer of at least 0", where,
+         bytes == json.end() ? "nothing" : shown_fact(*bytes));
+  }
+  if (crc == json.end() || !crc->is_string()) {
+    fail(ErrorCode::corrupt, "{}: found {} for crc32, expected eight hexadecimal digits", where,
+         crc == json.end() ? "nothing" : shown_fact(*crc));
   }
   Sidecar::FileFacts facts;
-  facts.size_bytes = json["bytes"].get<std::uint64_t>();
-  facts.crc32 = parse_crc(json["crc32"].get_ref<const std::string&>(), where);
+  facts.size_bytes = bytes->get<std::uint64_t>();
+  facts.crc32 = parse_crc(crc->get_ref<const std::string&>(), where);
   const auto blocks = json.find("blocks");
   if (blocks == json.end()) return facts;
-  if (!blocks->is_string())
-    fail(ErrorCode::corrupt, "{}: blocks is a {}, expected a string", where, blocks->type_name());
+  if (!blocks->is_string()) {
+    fail(ErrorCode::corrupt, "{}: found {} for blocks, expected a string", where, shown_fact(*blocks));
+  }
   const std::string_view digits = blocks->get_ref<const std::string&>();
   const std::uint64_t expected =
       block_bytes < kMinBlockBytes ? 0 : facts.size_bytes / block_bytes + (facts.size_bytes % block_bytes != 0 ? 1 : 0);
@@ -58,18 +74,14 @@ Sidecar::FileFacts parse_facts(const nlohmann::json& json, std::uint64_t block_b
 }  // namespace
 
 Sidecar parse_sidecar(ByteView contents, const std::string& name) {
-  bool duplicate = false;
-  std::vector<std::set<std::string>> keys;
-  const auto see = [&](int, nlohmann::json::parse_event_t event, nlohmann::json& parsed) {
-    using Event = nlohmann::json::parse_event_t;
-    if (event == Event::object_start) keys.emplace_back();
-    if (event == Event::object_end) keys.pop_back();
-    if (event == Event::key) duplicate = duplicate || !keys.back().insert(parsed.get<std::string>()).second;
-    return true;
-  };
-  const nlohmann::json json = nlohmann::json::parse(contents.begin(), contents.end(), see, false);
-  if (json.is_discarded() || !json.is_object()) fail(ErrorCode::corrupt, "{}: not a JSON object", name);
-  if (duplicate) fail(ErrorCode::corrupt, "{}: a key occurs twice, expected unique keys", name);
+  const nlohmann::json json = nlohmann::json::parse(contents.begin(), contents.end(), nullptr, false);
+  if (!json.is_object()) {
+    fail(ErrorCode::corrupt, "{}: found {}, expected a JSON object", name,
+         json.is_discarded() ? "no JSON" : shown_fact(json));
+  }
+  if (const std::optional<std::string> twice = json::structure_of(as_text(contents)).duplicate_key) {
+    fail(ErrorCode::corrupt, "{}: the key '{}' occurs twice, expected unique keys", name, printable(*twice));
+  }
   const auto version = json.find("version");
   if (version == json.end() || !version->is_number_integer()) {
     fail(ErrorCode::corrupt, "{}: no version, expected 1 to {}", name, kVersion);
@@ -80,13 +92,15 @@ Sidecar parse_sidecar(ByteView contents, const std::string& name) {
   std::uint64_t block_bytes = 0;
   if (const auto found = json.find("block_bytes"); found != json.end()) {
     if (!found->is_number_unsigned() || found->get<std::uint64_t>() < kMinBlockBytes) {
-      fail(ErrorCode::corrupt, "{}: block_bytes is {}, expected at least {}", name, printable(found->dump()),
-           kMinBlockBytes);
+      fail(ErrorCode::corrupt, "{}: block_bytes is {}, expected at least {}", name, shown_fact(*found), kMinBlockBytes);
     }
     block_bytes = found->get<std::uint64_t>();
   }
   const auto files = json.find("files");
-  if (files == json.end() || !files->is_object()) fail(ErrorCode::corrupt, "{}: no object 'files'", name);
+  if (files == json.end() || !files->is_object()) {
+    fail(ErrorCode::corrupt, "{}: found {} for files, expected an object", name,
+         files == json.end() ? "nothing" : shown_fact(*files));
+  }
   Sidecar sidecar;
   for (const auto& [file, facts] : files->items()) {
     sidecar.files[file] = parse_facts(facts, block_bytes, fmt::format("{}: file '{}'", name, printable(file)));
