@@ -48,8 +48,8 @@ int open_retrying(const std::string& name, int flags, mode_t mode) {
 
 void MemorySource::read_at(std::uint64_t offset_bytes, MutableByteView out) const {
   if (offset_bytes > bytes_.size() || out.size() > bytes_.size() - offset_bytes) {
-    fail(ErrorCode::corrupt, "read {} at byte {}: expected {} bytes, the source has {} in total", name_, offset_bytes,
-         out.size(), bytes_.size());
+    fail(ErrorCode::corrupt, "read {} at byte {}: the source ends at byte {}, expected {} bytes", name_, offset_bytes,
+         bytes_.size(), out.size());
   }
   if (!out.empty()) std::memcpy(out.data(), bytes_.data() + offset_bytes, out.size());
 }

@@ -29,7 +29,7 @@ std::optional<T> parse_count(std::string_view digits) {
 
 [[noreturn]] void fail_to_parse(std::string_view text, std::string_view why) {
   fail(ErrorCode::invalid_argument,
-       "remote device '{}': {}; expected '<worker>/<device>', 'rank:<rank>/<device>' or '<device>'", printable(text),
+       "remote device '{}': {}, expected '<worker>/<device>', 'rank:<rank>/<device>' or '<device>'", printable(text),
        why);
 }
 

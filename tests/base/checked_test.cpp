@@ -19,9 +19,21 @@ TEST(CheckedTest, ResultsThatFitAreReturned) {
 }
 
 TEST(CheckedTest, OverflowNamesWhatWasComputed) {
-  EXPECT_ERROR(checked_add<std::int64_t>(kMax, 1, "end of chunk"), ErrorCode::corrupt, "end of chunk overflows");
-  EXPECT_ERROR(checked_multiply<std::int64_t>(kMax, 2, "bytes"), ErrorCode::corrupt, "bytes overflows");
-  EXPECT_ERROR(checked_cast<std::uint8_t>(-1, "byte"), ErrorCode::corrupt, "byte out of range: -1");
+  EXPECT_ERROR(checked_add<std::int64_t>(kMax, 1, "end of chunk"), ErrorCode::corrupt,
+               "end of chunk overflows: 9223372036854775807 + 1, expected at most 9223372036854775807");
+  EXPECT_ERROR(checked_multiply<std::int64_t>(kMax, 2, "bytes"), ErrorCode::corrupt,
+               "bytes overflows: 9223372036854775807 * 2, expected at most 9223372036854775807");
+  EXPECT_ERROR(checked_cast<std::uint8_t>(-1, "byte"), ErrorCode::corrupt, "byte out of range: -1, expected 0 to 255");
+}
+
+TEST(CheckedTest, AnOverflowBelowTheTypeStatesItsMinimum) {
+  EXPECT_ERROR(checked_add<std::int64_t>(-kMax, -2, "offset"), ErrorCode::corrupt,
+               "offset overflows: -9223372036854775807 + -2, expected at least -9223372036854775808");
+  EXPECT_ERROR(checked_multiply<std::int64_t>(kMax, -2, "stride"), ErrorCode::corrupt,
+               "stride overflows: 9223372036854775807 * -2, expected at least -9223372036854775808");
+  EXPECT_ERROR(checked_multiply<std::int64_t>(-kMax, -2, "stride"), ErrorCode::corrupt,
+               "expected at most 9223372036854775807");
+  EXPECT_ERROR(checked_add<std::uint8_t>(255, 1, "byte"), ErrorCode::corrupt, "255 + 1, expected at most 255");
 }
 
 TEST(CheckedTest, NumelOfNoDimensionIsOne) {

@@ -14,11 +14,22 @@
 
 namespace tessera {
 
+namespace detail {
+
+// Throws the error of an operation whose exact result is below or above the numbers of T.
+template <std::integral T>
+[[noreturn]] void fail_overflow(std::string_view what, T a, char operation, T b, bool is_below) {
+  fail(ErrorCode::corrupt, "{} overflows: {} {} {}, expected {} {}", what, a, operation, b,
+       is_below ? "at least" : "at most", is_below ? std::numeric_limits<T>::min() : std::numeric_limits<T>::max());
+}
+
+}  // namespace detail
+
 /// Returns a + b. Throws `Error(corrupt)` "<what> overflows".
 template <std::integral T>
 T checked_add(T a, T b, std::string_view what) {
   T result;
-  if (__builtin_add_overflow(a, b, &result)) fail(ErrorCode::corrupt, "{} overflows: {} + {}", what, a, b);
+  if (__builtin_add_overflow(a, b, &result)) detail::fail_overflow(what, a, '+', b, std::cmp_less(a, 0));
   return result;
 }
 
@@ -26,7 +37,8 @@ T checked_add(T a, T b, std::string_view what) {
 template <std::integral T>
 T checked_multiply(T a, T b, std::string_view what) {
   T result;
-  if (__builtin_mul_overflow(a, b, &result)) fail(ErrorCode::corrupt, "{} overflows: {} * {}", what, a, b);
+  if (__builtin_mul_overflow(a, b, &result))
+    detail::fail_overflow(what, a, '*', b, std::cmp_less(a, 0) != std::cmp_less(b, 0));
   return result;
 }
 

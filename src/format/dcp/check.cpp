@@ -37,7 +37,8 @@ class Checker {
   }
 
   static void check_text(std::string_view name, std::string_view text) {
-    if (!pickle::is_python_utf8(text)) refuse(name, "'{}' is not UTF-8", printable(text));
+    if (!pickle::is_python_utf8(text))
+      refuse(name, "'{}' is not UTF-8, expected UTF-8 as a pickle requires", printable(text));
   }
 
   void check_files() {
@@ -150,7 +151,7 @@ class Checker {
         refuse(unclaimed.name, "duplicate unclaimed item, expected unique items");
       }
       for (const std::int64_t offset : unclaimed.offsets.value_or(std::vector<std::int64_t>())) {
-        if (offset < 0) refuse(unclaimed.name, "an unclaimed item at offset {}, expected none below 0", offset);
+        if (offset < 0) refuse(unclaimed.name, "an unclaimed item at offset {}, expected 0 or more", offset);
       }
       const auto found = numbers_.find(unclaimed.name);
       if (!found) continue;
@@ -169,7 +170,7 @@ class Checker {
   void check_extras() const {
     using Fields = MetadataFields;
     if (metadata_.version && metadata_.dialect != Dialect::torch_2_14) {
-      refuse(*metadata_.version, "a version, expected none in a dialect other than torch_2_14");
+      refuse("version", "'{}', expected none in a dialect other than torch_2_14", printable(*metadata_.version));
     }
     if (metadata_.version) check_text("version", *metadata_.version);
     std::set<std::string_view> names = {Fields::names[Fields::state_dict_metadata],

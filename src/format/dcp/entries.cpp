@@ -9,7 +9,7 @@ using pickle::NodeRef;
 using pickle::Object;
 
 std::vector<MetadataEntry> EntryReader::read(NodeRef state_dict_metadata) {
-  if (!state_dict_metadata.is(Kind::dict)) input_.wrong({}, "state_dict_metadata", state_dict_metadata, "a dict");
+  if (!state_dict_metadata.is(Kind::dict)) input_.wrong_value({}, "state_dict_metadata", state_dict_metadata, "a dict");
   const std::span<const pickle::Pair> pairs = state_dict_metadata.pairs();
   std::vector<MetadataEntry> entries(pairs.size());
   names_.reserve(pairs.size());
@@ -47,7 +47,7 @@ void EntryReader::read_tensor(NodeRef value, MetadataEntry& entry) {
 }
 
 void EntryReader::read_chunks(NodeRef list, MetadataEntry& entry) {
-  if (!list.is(Kind::list)) input_.wrong(entry.name, "chunks", list, "a list");
+  if (!list.is(Kind::list)) input_.wrong_value(entry.name, "chunks", list, "a list");
   const std::size_t rank = entry.shape.size(), count = list.items().size();
   for (std::size_t i = 0; i < count; ++i) input_.charge(2 * rank * sizeof(std::int64_t) + sizeof(StoredItem));
   entry.chunks = BoxList(rank);
@@ -81,7 +81,7 @@ void EntryReader::check_bytes(BoxView box, const MetadataEntry& entry, std::stri
 
 TensorProperties EntryReader::read_properties(NodeRef value, std::string_view name) {
   using Fields = PropertiesFields;
-  if (!properties_.is_instance(value)) input_.wrong(name, "properties", value, "an object of TensorProperties");
+  if (!properties_.is_instance(value)) input_.wrong_value(name, "properties", value, "an object of TensorProperties");
   const Object& object = value.object();
   if (!object.has_state || !object.state.is(Kind::tuple) || object.state.items().size() != Fields::count ||
       object.extra_address != 0) {
@@ -105,7 +105,8 @@ TensorProperties EntryReader::read_properties(NodeRef value, std::string_view na
 }
 
 DType EntryReader::read_dtype(NodeRef value, std::string_view name) const {
-  if (!value.is(Kind::global) || value.global().module != "torch") input_.wrong(name, "dtype", value, "a torch.dtype");
+  if (!value.is(Kind::global) || value.global().module != "torch")
+    input_.wrong_value(name, "dtype", value, "a torch.dtype");
   const std::optional<DType> dtype = find_dtype(value.global().name);
   if (!dtype) {
     input_.fail_at(ErrorCode::unsupported, name, "dtype", "torch." + printable(value.global().name),
@@ -118,7 +119,7 @@ DType EntryReader::read_dtype(NodeRef value, std::string_view name) const {
 std::string EntryReader::read_layout(NodeRef value, std::string_view name) const {
   const bool is_call = value.is(Kind::object) && value.object().calls(kLayout.module, kLayout.name) &&
                        value.object().arguments.is(Kind::tuple) && value.object().arguments.items().size() == 1;
-  if (!is_call) input_.wrong(name, "layout", value, "a torch.layout");
+  if (!is_call) input_.wrong_value(name, "layout", value, "a torch.layout");
   const std::string_view layout = input_.string(value.object().arguments.items()[0], name, "layout");
   input_.charge(layout.size());
   return std::string(layout);
@@ -134,16 +135,16 @@ MemoryFormat EntryReader::read_memory_format(NodeRef value, std::string_view nam
       if (number >= 0 && number < static_cast<std::int64_t>(kMemoryFormats.size())) {
         return static_cast<MemoryFormat>(number);
       }
-      input_.wrong(name, "memory_format", arguments[0], "0, 1 or 2");
+      input_.wrong_value(name, "memory_format", arguments[0], "0, 1 or 2");
     }
     if (call.calls(kGetattr.module, kGetattr.name) && arguments.size() == 2 && memory_format_.is_class(arguments[0])) {
       for (std::size_t i = 0; i < kMemoryFormats.size(); ++i) {
         if (arguments[1].is_string(kMemoryFormats[i])) return static_cast<MemoryFormat>(i);
       }
-      input_.wrong(name, "memory_format", arguments[1], fmt::format("{}", fmt::join(kMemoryFormats, ", ")));
+      input_.wrong_value(name, "memory_format", arguments[1], fmt::format("{}", fmt::join(kMemoryFormats, ", ")));
     }
   }
-  input_.wrong(name, "memory_format", value, "a member of the enum MEM_FORMAT_ENCODING");
+  input_.wrong_value(name, "memory_format", value, "a member of the enum MEM_FORMAT_ENCODING");
 }
 
 }  // namespace tessera::dcp

@@ -61,7 +61,7 @@ class FieldReader {
   // `value` must be an instance of the class. Calls `on_unknown(name, value)` for a field with another name.
   template <typename OnUnknown>
   FoundFields<Fields> read(pickle::NodeRef value, std::string_view name, OnUnknown&& on_unknown) {
-    if (!is_instance(value)) input_.wrong(name, kClassName, value, fmt::format("an object of {}", kClassName));
+    if (!is_instance(value)) input_.wrong_value(name, kClassName, value, fmt::format("an object of {}", kClassName));
     const pickle::Object& object = value.object();
     if (object.made != pickle::Object::Made::new_object || !object.arguments.is(pickle::Kind::tuple) ||
         !object.arguments.items().empty() || object.extra_address != 0) {
@@ -70,7 +70,7 @@ class FieldReader {
     }
     FoundFields<Fields> found;
     if (!object.has_state) return found;
-    if (!object.state.is(pickle::Kind::dict)) input_.wrong(name, kClassName, object.state, "a dict of fields");
+    if (!object.state.is(pickle::Kind::dict)) input_.wrong_value(name, kClassName, object.state, "a dict of fields");
     const std::span<const pickle::Pair> pairs = object.state.pairs();
     for (std::size_t i = 0; i < pairs.size(); ++i) {
       const std::size_t field = field_of(pairs[i].key, i, name);

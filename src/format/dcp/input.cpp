@@ -31,14 +31,16 @@ void Input::fail_at(ErrorCode code, std::string_view name, std::string_view fiel
 std::size_t Input::counts(NodeRef value, std::string_view name, std::string_view field,
                           std::vector<std::int64_t>& out) {
   const NodeRef members = members_of_size(value);
-  if (!members.is(Kind::tuple) && !members.is(Kind::list)) wrong(name, field, value, "a torch.Size");
+  if (!members.is(Kind::tuple) && !members.is(Kind::list)) wrong_value(name, field, value, "a torch.Size");
   const std::span<const NodeRef> items = members.items();
   for (const NodeRef item : items) out.push_back(count(item, name, field));
   return items.size();
 }
 
 void Input::too_large() const {
-  fail(ErrorCode::corrupt, "{}: repeats chunks or texts beyond the limit for a file of its size", file_);
+  fail(ErrorCode::corrupt,
+       "{}: repeats chunks or texts beyond the limit for a file of its size, expected at most {} bytes of them", file_,
+       memory_limit_);
 }
 
 void Input::wrong_count(NodeRef value, std::string_view name, std::string_view field) const {

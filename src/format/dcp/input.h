@@ -24,7 +24,7 @@ std::string describe(pickle::NodeRef value);
 class Input {
  public:
   Input(std::string file, std::uint64_t file_bytes)
-      : file_(std::move(file)), memory_left_((16 * file_bytes) + (1 << 20)) {}
+      : file_(std::move(file)), memory_limit_((16 * file_bytes) + (1 << 20)), memory_left_(memory_limit_) {}
 
   // Charges the memory that a file of this size can need. A pickle can store a value once and refer to it often.
   void charge(std::uint64_t bytes) {
@@ -34,8 +34,8 @@ class Input {
 
   [[noreturn]] void fail_at(ErrorCode code, std::string_view name, std::string_view field, std::string_view found,
                             std::string_view expected) const;
-  [[noreturn]] void wrong(std::string_view name, std::string_view field, pickle::NodeRef found,
-                          std::string_view expected) const {
+  [[noreturn]] void wrong_value(std::string_view name, std::string_view field, pickle::NodeRef found,
+                                std::string_view expected) const {
     fail_at(ErrorCode::corrupt, name, field, describe(found), expected);
   }
 
@@ -45,11 +45,11 @@ class Input {
     return value.integer();
   }
   bool boolean(pickle::NodeRef value, std::string_view name, std::string_view field) const {
-    if (!value.is(pickle::Kind::boolean)) wrong(name, field, value, "a bool");
+    if (!value.is(pickle::Kind::boolean)) wrong_value(name, field, value, "a bool");
     return value.boolean();
   }
   std::string_view string(pickle::NodeRef value, std::string_view name, std::string_view field) const {
-    if (!value.is(pickle::Kind::string)) wrong(name, field, value, "a str");
+    if (!value.is(pickle::Kind::string)) wrong_value(name, field, value, "a str");
     return value.string();
   }
 
@@ -63,7 +63,7 @@ class Input {
   pickle::NodeRef members_of_size(pickle::NodeRef value);
 
   std::string file_;
-  std::uint64_t memory_left_;
+  std::uint64_t memory_limit_, memory_left_;
   std::uint64_t size_class_ = 0;  // identity of the global torch.Size seen last
 };
 

@@ -31,8 +31,8 @@ class MetadataReader {
     using Fields = MetadataFields;
     FieldReader<Fields> reader(input_);
     if (!reader.is_instance(root)) {
-      input_.wrong({}, "a DCP checkpoint's metadata", root,
-                   "an object of torch.distributed.checkpoint.metadata.Metadata");
+      input_.wrong_value({}, "a DCP checkpoint's metadata", root,
+                         "an object of torch.distributed.checkpoint.metadata.Metadata");
     }
     const bool is_1_13 = root.object().callable.global() == class_name(Class::metadata, Dialect::torch_1_13);
     const FoundFields<Fields> found =

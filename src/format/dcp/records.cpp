@@ -162,7 +162,7 @@ IndexRecord Records::index(NodeRef value) {
   const std::string_view name = input_.string(found[Fields::fqn], {}, "fqn of a MetadataIndex");
   IndexRecord record{found[Fields::fqn], -1, !found[Fields::offset].is_none(), {}};
   if (const NodeRef position = found[Fields::index]; !position.is_none()) {
-    if (!position.is(Kind::integer)) input_.wrong(name, "index of a MetadataIndex", position, "an int or None");
+    if (!position.is(Kind::integer)) input_.wrong_value(name, "index of a MetadataIndex", position, "an int or None");
     record.position = position.integer();
   }
   index_offset_.clear();
@@ -195,7 +195,7 @@ StorageRecord Records::storage(NodeRef value, std::string_view name) {
   }
   const NodeRef transforms = record.transform_descriptors;
   if (!transforms.is_none() && !transforms.is(Kind::list) && !transforms.is(Kind::tuple)) {
-    input_.wrong(name, "transform_descriptors", transforms, "a list or a tuple");
+    input_.wrong_value(name, "transform_descriptors", transforms, "a list or a tuple");
   }
   return record;
 }

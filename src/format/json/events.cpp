@@ -75,7 +75,10 @@ class Adapter final : public Cursor {
   bool parse_error(std::size_t, const std::string&, const nlohmann::json::exception& error) {
     std::string_view what = error.what();  // "[json.exception...] text"
     if (const std::size_t bracket = what.find("] "); bracket != what.npos) what.remove_prefix(bracket + 2);
-    corrupt("{}", printable(what));
+    const std::string shown = printable(what);
+    // The parser states what it expected of grammar alone.
+    const bool states_expected = shown.find("; expected ") != shown.npos;
+    corrupt("{}{}", shown, states_expected ? "" : ", expected strict JSON in UTF-8 with finite numbers");
   }
 
  private:
@@ -84,7 +87,7 @@ class Adapter final : public Cursor {
     return advance();
   }
   bool open(bool is_array) {
-    if (path_.size() >= kMaxDepth) corrupt("nested deeper than {} levels", kMaxDepth);
+    if (path_.size() >= kMaxDepth) corrupt("nested deeper than the limit, expected at most {} levels", kMaxDepth);
     visitor_.open(*this, is_array);
     path_.emplace_back();
     path_.back().is_array = is_array;

@@ -26,6 +26,8 @@ struct Scalar {
 
 /// Returns "a string", "a number with a fraction", ... for messages.
 std::string_view scalar_kind_name(Scalar::Kind kind);
+/// Returns "an array" or "an object", for messages.
+inline std::string_view container_name(bool is_array) { return is_array ? "an array" : "an object"; }
 
 /// One container around the current value.
 struct Level {

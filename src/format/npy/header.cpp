@@ -43,7 +43,9 @@ std::optional<std::string_view> type_string(DType dtype) {
 Bytes header(DType dtype, const std::vector<std::int64_t>& shape) {
   constexpr std::size_t kAlignment = 64, kPrefixBytes = 10, kMaxTextBytes = 65535;
   const auto type = type_string(dtype);
-  if (!type) fail(ErrorCode::unsupported, "write .npy: NumPy has no dtype {}", dtype_name(dtype));
+  if (!type)
+    fail(ErrorCode::unsupported, "write .npy: NumPy has no dtype {}, expected one that NumPy has, such as float32",
+         dtype_name(dtype));
   std::string text = fmt::format("{{'descr': '{}', 'fortran_order': False, 'shape': ({}{}), }}", *type,
                                  fmt::join(shape, ", "), shape.size() == 1 ? "," : "");
   text.append(kAlignment - 1 - (kPrefixBytes + text.size()) % kAlignment, ' ');

@@ -12,13 +12,16 @@ namespace {
 
 class Copier {
  public:
-  Copier(Tree& destination, const WalkLimits& limits)
-      : to_(destination), depth_limit_(limits.depth), nodes_left_(limits.nodes) {}
+  Copier(Tree& destination, const WalkLimits& limits) : to_(destination), limits_(limits), nodes_left_(limits.nodes) {}
 
   NodeRef copy(NodeRef v, std::size_t depth) {
-    if (depth > depth_limit_)
-      fail(ErrorCode::corrupt, "copy a pickled value: nests deeper than the limit of {}", depth_limit_);
-    if (nodes_left_-- == 0) fail(ErrorCode::corrupt, "copy a pickled value: more nodes than the limit");
+    if (depth > limits_.depth) {
+      fail(ErrorCode::corrupt, "copy a pickled value: nests deeper than the limit, expected at most {} levels",
+           limits_.depth);
+    }
+    if (nodes_left_-- == 0) {
+      fail(ErrorCode::corrupt, "copy a pickled value: more nodes than the limit, expected at most {}", limits_.nodes);
+    }
     switch (v.kind()) {
       case Kind::none:
         return NodeRef();
@@ -110,7 +113,7 @@ class Copier {
   NodeRef known(NodeRef from, NodeRef to) { return copies_.try_emplace(from.identity(), to).first->second; }
 
   Tree& to_;
-  std::size_t depth_limit_;
+  WalkLimits limits_;
   std::uint64_t nodes_left_;
   std::unordered_map<std::uint64_t, NodeRef> copies_;
 };

@@ -23,11 +23,13 @@ std::size_t mix(std::size_t seed, std::size_t value) { return (seed ^ value) * 0
 
 class Comparison {
  public:
-  explicit Comparison(const WalkLimits& limits) : depth_limit_(limits.depth), nodes_left_(limits.nodes) {}
+  explicit Comparison(const WalkLimits& limits) : limits_(limits), nodes_left_(limits.nodes) {}
 
   bool equal(NodeRef a, NodeRef b, std::size_t depth) {
-    if (depth > depth_limit_)
-      fail(ErrorCode::corrupt, "compare pickled values: nests deeper than the limit of {}", depth_limit_);
+    if (depth > limits_.depth) {
+      fail(ErrorCode::corrupt, "compare pickled values: nests deeper than the limit, expected at most {} levels",
+           limits_.depth);
+    }
     charge(1);
     if (a.kind() != b.kind()) return false;
     switch (a.kind()) {
@@ -110,7 +112,9 @@ class Comparison {
   }
 
   void charge(std::size_t nodes) {
-    if (nodes > nodes_left_) fail(ErrorCode::corrupt, "compare pickled values: more nodes than the limit");
+    if (nodes > nodes_left_) {
+      fail(ErrorCode::corrupt, "compare pickled values: more nodes than the limit, expected at most {}", limits_.nodes);
+    }
     nodes_left_ -= nodes;
   }
 
@@ -220,7 +224,7 @@ class Comparison {
     return true;
   }
 
-  std::size_t depth_limit_;
+  WalkLimits limits_;
   std::uint64_t nodes_left_;
   std::unordered_set<Both, BothHash> assumed_;
   std::vector<Both> assumptions_;

@@ -13,7 +13,6 @@ namespace {
 
 constexpr std::uint32_t kDecimalWord = 1'000'000'000;
 constexpr std::size_t kDecimalWordDigits = 9;
-constexpr std::size_t kMostDigits = 4300;
 
 // The absolute value in words of 32 bits, lowest first.
 std::vector<std::uint32_t> magnitude_of(ByteView two_complement, bool negative) {

@@ -42,6 +42,7 @@ class Nodes {
   static Nodes& of(Tree& tree) { return *tree.nodes_; }
 
   void set_limit(std::uint64_t bytes) { limit_bytes_ = bytes; }
+  std::uint64_t limit_bytes() const { return limit_bytes_; }
   std::uint64_t memory_bytes() const { return reserved_bytes_ - static_cast<std::uint64_t>(end_ - next_); }
   void keep(std::shared_ptr<const Bytes> buffer) { kept_.push_back(std::move(buffer)); }
 

@@ -13,8 +13,8 @@ const Object::Extra* extra_of(const Object& object) {
   return reinterpret_cast<const Object::Extra*>(static_cast<std::uint64_t>(object.extra_address));
 }
 
-[[noreturn]] void wrong_target(std::string_view operation, NodeRef target) {
-  fail(ErrorCode::invalid_argument, "pickle tree: {} a {}", operation, kind_name(target.kind()));
+[[noreturn]] void wrong_target(std::string_view operation, NodeRef target, std::string_view expected) {
+  fail(ErrorCode::invalid_argument, "pickle tree: {} a {}, expected {}", operation, kind_name(target.kind()), expected);
 }
 
 }  // namespace
@@ -142,24 +142,25 @@ void Tree::append(NodeRef target, std::span<const NodeRef> items) {
   } else if (target.is(Kind::object)) {
     nodes_->append_to_object(target, items.data(), items.size());
   } else {
-    wrong_target("append to", target);
+    wrong_target("append to", target, "a list, a set or an object");
   }
 }
 
 void Tree::set_items(NodeRef target, std::span<const NodeRef> keys_and_values) {
   if (keys_and_values.size() % 2 != 0)
-    fail(ErrorCode::invalid_argument, "pickle tree: a key without a value, expected pairs");
+    fail(ErrorCode::invalid_argument, "pickle tree: a key without a value among {} keys and values, expected pairs",
+         keys_and_values.size());
   if (target.is(Kind::dict)) {
     nodes_->set_items(target, keys_and_values.data(), keys_and_values.size() / 2);
   } else if (target.is(Kind::object)) {
     nodes_->set_items_of_object(target, keys_and_values.data(), keys_and_values.size() / 2);
   } else {
-    wrong_target("set items of", target);
+    wrong_target("set items of", target, "a dict or an object");
   }
 }
 
 void Tree::set_state(NodeRef object, NodeRef state) {
-  if (!object.is(Kind::object)) wrong_target("set the state of", object);
+  if (!object.is(Kind::object)) wrong_target("set the state of", object, "an object");
   nodes_->set_state(object, state);
 }
 

@@ -23,7 +23,10 @@ class Walk {
    public:
     // `parts` is the number of values in the container.
     Step(Walk& walk, NodeRef container, std::size_t parts) : walk_(walk) {
-      if (++walk.depth_ > kDepth) fail(ErrorCode::corrupt, "{}: nests deeper than {}", walk.operation_, kDepth);
+      if (++walk.depth_ > kDepth) {
+        fail(ErrorCode::corrupt, "{}: nests deeper than the limit, expected at most {} levels", walk.operation_,
+             kDepth);
+      }
       auto [known, is_new] = walk.known_.try_emplace(container.identity(), false);
       inside_ = known->second ? nullptr : &known->second;
       if (inside_) *inside_ = true;
@@ -63,7 +66,8 @@ class Walk {
       (is_repeated ? repeated_ : once_) += amount;
       const std::uint64_t limit = allowance_ + 8 * once_;
       if (repeated_ > limit)
-        fail(ErrorCode::corrupt, "{}: shared parts stand for more than {} {}", operation, limit, unit_);
+        fail(ErrorCode::corrupt, "{}: shared parts stand for {} {}, expected at most {}", operation, repeated_, unit_,
+             limit);
     }
 
    private:

@@ -16,7 +16,7 @@ namespace {
 // remaining item of a list or dict, but not of an object, whose length it does not know.
 constexpr std::size_t kBatch = 1000;
 
-// The opcode for a batch of one, of `size` in all: none but for that one.
+// The opcode for a batch of one, of `size` in all: none except for that one.
 std::uint8_t if_alone(std::size_t size, std::uint8_t opcode) { return size == 1 ? opcode : std::uint8_t{0}; }
 
 bool is_remembered(NodeRef v) {
@@ -41,12 +41,12 @@ bool is_remembered(NodeRef v) {
 
 struct Writer::Walk {
   const Persistent& persistent;
-  std::size_t depth_limit;
+  const WalkLimits& limits;
   std::uint64_t nodes_left;
 };
 
 void Writer::value(NodeRef v, const Persistent& persistent, const WalkLimits& limits) {
-  Walk walk{persistent, limits.depth, limits.nodes};
+  Walk walk{persistent, limits, limits.nodes};
   value_at(walk, v, 0);
 }
 
@@ -60,9 +60,13 @@ bool Writer::fetch(NodeRef v) {
 void Writer::remember(NodeRef v) { nodes_.emplace(v.identity(), memoize()); }
 
 void Writer::value_at(Walk& walk, NodeRef v, std::size_t depth) {
-  if (depth > walk.depth_limit)
-    fail(ErrorCode::corrupt, "write pickle: nests deeper than the limit of {}", walk.depth_limit);
-  if (walk.nodes_left-- == 0) fail(ErrorCode::corrupt, "write pickle: more nodes than the limit");
+  if (depth > walk.limits.depth) {
+    fail(ErrorCode::corrupt, "write pickle: nests deeper than the limit, expected at most {} levels",
+         walk.limits.depth);
+  }
+  if (walk.nodes_left-- == 0) {
+    fail(ErrorCode::corrupt, "write pickle: more nodes than the limit, expected at most {}", walk.limits.nodes);
+  }
   if (is_remembered(v) && fetch(v)) return;
   switch (v.kind()) {
     case Kind::none:

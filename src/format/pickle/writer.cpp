@@ -60,7 +60,7 @@ void Writer::big_integer(ByteView two_complement) {
   const ByteView shortest = shortest_integer(two_complement);
   if (shortest.size() <= 8) return integer(integer_from_bytes(shortest));
   if (shortest.size() > INT32_MAX)
-    fail(ErrorCode::unsupported, "write pickle: an int of {} bytes, at most {} expected", shortest.size(), INT32_MAX);
+    fail(ErrorCode::unsupported, "write pickle: an int of {} bytes, expected at most {}", shortest.size(), INT32_MAX);
   sized(op::LONG1, op::LONG4, 0, shortest);
 }
 
@@ -112,8 +112,10 @@ void Writer::global(std::string_view module, std::string_view name) {
   }
   const auto old = python2_name({module, name});
   if (!old || module.find('\n') != std::string_view::npos || name.find('\n') != std::string_view::npos)
-    fail(ErrorCode::unsupported, "write pickle: protocol 2 cannot represent the global {} of {}", printable(name),
-         printable(module));
+    fail(ErrorCode::unsupported,
+         "write pickle: protocol 2 cannot represent the global {} of {}, expected names without line breaks that mean "
+         "the same in Python 3; use protocol 4",
+         printable(name), printable(module));
   out_.push_back(op::GLOBAL);
   append(out_, old->module);
   out_.push_back('\n');
@@ -165,7 +167,9 @@ std::uint32_t Writer::memoize() {
   } else {
     number(op::LONG_BINPUT, next_memo_);
   }
-  if (next_memo_ == UINT32_MAX) fail(ErrorCode::unsupported, "write pickle: more than {} memo entries", UINT32_MAX);
+  if (next_memo_ == UINT32_MAX) {
+    fail(ErrorCode::unsupported, "write pickle: more memo entries than the limit, expected at most {}", UINT32_MAX);
+  }
   return next_memo_++;
 }
 

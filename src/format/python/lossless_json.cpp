@@ -152,7 +152,8 @@ class FromLossless {
   explicit FromLossless(Tree& tree) : tree_(tree) {}
 
   NodeRef of(const Json& json, std::size_t depth) {
-    if (depth > WalkLimits().depth) fail_json("nests deeper than {}", WalkLimits().depth);
+    if (depth > WalkLimits().depth)
+      fail_json("nests deeper than the limit, expected at most {} levels", WalkLimits().depth);
     switch (json.type()) {
       case Json::value_t::null:
         return NodeRef();
@@ -173,7 +174,7 @@ class FromLossless {
       case Json::value_t::object:
         return json.contains(kTag) ? of_tagged(json, depth) : of_object(json, depth);
       default:
-        fail_json("{} found", json.type_name());
+        fail_json("found a value of type {}, expected a value of JSON", json.type_name());
     }
   }
 
@@ -220,25 +221,25 @@ class FromLossless {
   NodeRef of_tagged_call(const std::string& tag, const Json& json, std::size_t depth) {
     if (tag == "torch.Size") {
       const NodeRef sizes = tree_.make_tuple(items(member(json, "items"), depth));
-      return known(call("torch", "Size", {sizes}), Meaning::size, tag);
+      return known(call("torch", "Size", {sizes}), Meaning::size, tag, "items of ints");
     }
     if (tag == "device") {
       std::vector<NodeRef> arguments = {of(member(json, "type"), depth + 1)};
       if (json.contains("index")) arguments.push_back(of(json["index"], depth + 1));
-      return known(call("torch", "device", arguments), Meaning::device, tag);
+      return known(call("torch", "device", arguments), Meaning::device, tag, "a type as string and an index as int");
     }
     if (tag == "complex") {
       const NodeRef real = of(member(json, "real"), depth + 1);
       const NodeRef imaginary = of(member(json, "imag"), depth + 1);
-      return known(call("builtins", "complex", {real, imaginary}), Meaning::complex, tag);
+      return known(call("builtins", "complex", {real, imaginary}), Meaning::complex, tag, "real and imag as floats");
     }
     if (tag == "OrderedDict") {
       const NodeRef dict = call("collections", "OrderedDict", {});
       tree_.set_items(dict, pairs(member(json, "items"), depth));
       if (json.contains("state")) tree_.set_state(dict, of(json["state"], depth + 1));
-      return known(dict, Meaning::ordered_dict, tag);
+      return known(dict, Meaning::ordered_dict, tag, "items and at most a state that is a dict");
     }
-    fail_json("unknown tag \"{}\"", printable(tag));
+    fail_json("unknown tag \"{}\", expected one of tessera such as \"tuple\"", printable(tag));
   }
 
   NodeRef call(std::string_view module, std::string_view name, const std::vector<NodeRef>& arguments) {
@@ -246,14 +247,15 @@ class FromLossless {
     return tree_.make_object(Object::Made::reduce, callable, tree_.make_tuple(arguments));
   }
 
-  static NodeRef known(NodeRef value, Meaning meaning, std::string_view tag) {
-    if (meaning_of(value) != meaning) fail_json("a malformed {}", tag);
+  static NodeRef known(NodeRef value, Meaning meaning, std::string_view tag, std::string_view expected) {
+    if (meaning_of(value) != meaning) fail_json("a malformed {}, expected {}", tag, expected);
     return value;
   }
 
   static const Json& member(const Json& json, std::string_view name) {
     const auto found = json.find(name);
-    if (found == json.end()) fail_json("\"{}\" has no \"{}\"", printable(json[kTag].get<std::string>()), name);
+    if (found == json.end())
+      fail_json("\"{}\" has no \"{}\", expected this member", printable(json[kTag].get<std::string>()), name);
     return *found;
   }
 
@@ -276,7 +278,8 @@ class FromLossless {
     std::vector<NodeRef> result;
     result.reserve(2 * json.size());
     for (const Json& both : json) {
-      if (!both.is_array() || both.size() != 2) fail_json("an item is not a pair, expected key and value");
+      if (!both.is_array() || both.size() != 2)
+        fail_json("an item is {} of size {}, expected a pair of key and value", both.type_name(), both.size());
       result.push_back(of(both[0], depth + 1));
       result.push_back(of(both[1], depth + 1));
     }
@@ -284,14 +287,15 @@ class FromLossless {
   }
 
   static Bytes base64(const Json& json) {
-    auto bytes = base64_decode(text(json, "base64"));
-    if (!bytes) fail_json("malformed base64, expected padded base64");
+    const std::string& encoded = text(json, "base64");
+    auto bytes = base64_decode(encoded);
+    if (!bytes) fail_json("malformed base64 \"{}\", expected padded base64", printable(encoded));
     return std::move(*bytes);
   }
 
   NodeRef integer(const std::string& digits) {
     const auto bytes = parse_integer(digits);
-    if (!bytes) fail_json("\"{}\" is not an int", printable(digits));
+    if (!bytes) fail_json("\"{}\" is not an int, expected one of at most {} digits", printable(digits), kMostDigits);
     return tree_.make_big_integer(*bytes);
   }
 
@@ -302,19 +306,19 @@ class FromLossless {
       return tree_.make_floating(std::bit_cast<double>(bits->get<std::uint64_t>()));
     }
     const auto value = parse_float(text(json, "value"));
-    if (!value) fail_json("\"{}\" is not a float", printable(text(json, "value")));
+    if (!value) fail_json("\"{}\" is not a float, expected a number, inf or nan", printable(text(json, "value")));
     return tree_.make_floating(*value);
   }
 
   NodeRef string(const Bytes& utf8) {
-    if (!is_python_utf8(as_text(utf8))) fail_json("the bytes of a str are not UTF-8");
+    if (!is_python_utf8(as_text(utf8))) fail_json("the {} bytes of a str are not UTF-8, expected UTF-8", utf8.size());
     return tree_.make_string(as_text(utf8));
   }
 
   NodeRef dtype(std::string_view name) {
     const bool is_of_torch = name.starts_with("torch.");
     const NodeRef value = tree_.make_global("torch", is_of_torch ? name.substr(6) : "");
-    return known(value, Meaning::dtype, "dtype");
+    return known(value, Meaning::dtype, "dtype", "a name of PyTorch such as torch.float32");
   }
 
   Tree& tree_;

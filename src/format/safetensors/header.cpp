@@ -33,20 +33,20 @@ class HeaderVisitor final : public json::Visitor {
   void open(const Cursor& at, bool is_array) override {
     const auto path = at.path();
     if (path.size() <= 1) {
-      if (is_array) at.corrupt("an array, expected an object");
+      if (is_array) at.corrupt("{}, expected an object", json::container_name(is_array));
       if (path.size() == 1 && path[0].key != kMetadataKey) {
         entries_.emplace_back();
         entries_.back().tensor.name = path[0].key;
       }
     } else if (path[0].key == kMetadataKey) {
-      at.corrupt("'{}' of {} is not a string", printable(path[1].key), kMetadataKey);
+      wrong_metadata(at, json::container_name(is_array));
     } else if (path.size() == 2) {
       const std::string& field = path[1].key;
       const bool is_list = field == "shape" || field == "data_offsets";
-      if (field == "dtype" || (is_list && !is_array)) wrong(at, is_array ? "an array" : "an object");
+      if (field == "dtype" || (is_list && !is_array)) wrong_field(at, json::container_name(is_array));
       if (field == "shape") entries_.back().has_shape = true;
     } else if (in_list(path)) {
-      wrong(at, is_array ? "an array" : "an object");
+      wrong_field(at, json::container_name(is_array));
     }
   }
 
@@ -59,19 +59,18 @@ class HeaderVisitor final : public json::Visitor {
         at.corrupt("'{}' is {}, expected an object", printable(path[0].key), scalar_kind_name(value.kind));
       }
     } else if (is_metadata) {
-      if (!value.is(Scalar::Kind::string))
-        at.corrupt("'{}' of {} is not a string", printable(path[1].key), kMetadataKey);
+      if (!value.is(Scalar::Kind::string)) wrong_metadata(at, scalar_kind_name(value.kind));
       metadata_[path[1].key] = std::move(value.text);
     } else if (path.size() == 2) {
-      if (path[1].key == "shape" || path[1].key == "data_offsets") wrong(at, scalar_kind_name(value.kind));
+      if (path[1].key == "shape" || path[1].key == "data_offsets") wrong_field(at, scalar_kind_name(value.kind));
       if (path[1].key != "dtype") return;
-      if (!value.is(Scalar::Kind::string)) wrong(at, scalar_kind_name(value.kind));
+      if (!value.is(Scalar::Kind::string)) wrong_field(at, scalar_kind_name(value.kind));
       entries_.back().code = std::move(value.text);
     } else if (in_list(path)) {
-      if (!value.is(Scalar::Kind::unsigned_integer)) wrong(at, scalar_kind_name(value.kind));
+      if (!value.is(Scalar::Kind::unsigned_integer)) wrong_field(at, scalar_kind_name(value.kind));
       Entry& entry = entries_.back();
       if (path[1].key == "shape") {
-        if (!std::in_range<std::int64_t>(value.number)) wrong(at, value.number);
+        if (!std::in_range<std::int64_t>(value.number)) wrong_field(at, value.number);
         entry.tensor.shape.push_back(static_cast<std::int64_t>(value.number));
       } else {
         entry.offsets.push_back(value.number);
@@ -88,8 +87,12 @@ class HeaderVisitor final : public json::Visitor {
     return path.size() == 3 && (path[1].key == "shape" || path[1].key == "data_offsets");
   }
 
+  [[noreturn]] void wrong_metadata(const Cursor& at, std::string_view found) const {
+    at.corrupt("'{}' of {} is {}, expected a string", printable(at.path()[1].key), kMetadataKey, found);
+  }
+
   template <typename Found>
-  [[noreturn]] void wrong(const Cursor& at, const Found& found) const {
+  [[noreturn]] void wrong_field(const Cursor& at, const Found& found) const {
     at.corrupt("tensor '{}': {} is or contains {}, expected {}", printable(at.path()[0].key), at.path()[1].key, found,
                at.path()[1].key == "dtype" ? "a string" : "an array of integers from 0 to 2^63 - 1");
   }
@@ -99,20 +102,24 @@ class HeaderVisitor final : public json::Visitor {
     Tensor& tensor = entry.tensor;
     const std::string name = printable(tensor.name);
     if (entry.code.empty() || !entry.has_shape || entry.offsets.size() != 2) {
-      at.corrupt("tensor '{}': expected dtype, shape and two data_offsets", name);
+      at.corrupt(
+          "tensor '{}': found {} dtype, {} shape and {} data_offsets, expected dtype, shape and two data_offsets", name,
+          entry.code.empty() ? "no or an empty" : "a", entry.has_shape ? "a" : "no", entry.offsets.size());
     }
     const std::optional<DType> dtype = dtype_of_type_code(entry.code);
     if (!dtype) {
-      fail(ErrorCode::unsupported, "{}: safetensors, byte {}: tensor '{}': unknown dtype '{}'", file_,
-           at.offset_bytes(), name, printable(entry.code));
+      fail(ErrorCode::unsupported,
+           "{}: safetensors, byte {}: tensor '{}': unknown dtype '{}', expected one of safetensors such as 'F32'",
+           file_, at.offset_bytes(), name, printable(entry.code));
     }
     tensor.dtype = *dtype;
     if (*dtype == DType::float4_e2m1fn_x2) {
       // The file counts half-bytes, PyTorch counts bytes.
       if (tensor.shape.empty() || tensor.shape.back() % 2 != 0) {
         fail(ErrorCode::unsupported,
-             "{}: safetensors, byte {}: tensor '{}': F4 with an odd last dimension, expected an even one", file_,
-             at.offset_bytes(), name);
+             "{}: safetensors, byte {}: tensor '{}': F4 with {}, expected a last dimension of even size", file_,
+             at.offset_bytes(), name,
+             tensor.shape.empty() ? "no dimension" : fmt::format("a last dimension of {}", tensor.shape.back()));
       }
       tensor.shape.back() /= 2;
     }
@@ -179,7 +186,8 @@ Header read_header(const ByteSource& file) {
   Bytes text(length);
   file.read_at(8, text);
   if (text.empty() || text[0] != '{') {
-    fail(ErrorCode::corrupt, "{}: safetensors, byte 8: the header does not start with '{{'", name);
+    fail(ErrorCode::corrupt, "{}: safetensors, byte 8: the header starts with '{}', expected '{{'", name,
+         printable(as_text(ByteView(text).first(std::min<std::size_t>(text.size(), 1)))));
   }
   Header header;
   header.data_offset_bytes = 8 + length;

@@ -28,24 +28,28 @@ class IndexVisitor final : public json::Visitor {
 
   void open(const Cursor& at, bool is_array) override {
     const auto path = at.path();
-    if (path.empty() && is_array) at.corrupt("an array, expected an object");
+    if (path.empty() && is_array) at.corrupt("{}, expected an object", json::container_name(is_array));
     if (path.size() == 1 && (path[0].key == "weight_map" || path[0].key == "metadata")) {
       if (is_array) at.corrupt("{} is an array, expected an object", path[0].key);
       if (path[0].key == "weight_map") has_weight_map = true;
     } else if (path.size() == 2 && path[0].key == "weight_map") {
-      at.corrupt("the file of '{}' is not a string", printable(path[1].key));
+      at.corrupt("the file of '{}' is {}, expected a string", printable(path[1].key), json::container_name(is_array));
     } else if (path.size() == 2 && path[0].key == "metadata" && path[1].key == "total_size") {
-      at.corrupt("total_size is not a number, expected a number of bytes");
+      at.corrupt("total_size is {}, expected a number of bytes", json::container_name(is_array));
     }
   }
 
   void scalar(const Cursor& at, Scalar value) override {
     const auto path = at.path();
     if (path.empty()) at.corrupt("{}, expected an object", scalar_kind_name(value.kind));
-    if (path.size() == 1 && path[0].key == "weight_map") at.corrupt("weight_map is not an object");
+    if (path.size() == 1 && path[0].key == "weight_map")
+      at.corrupt("weight_map is {}, expected an object", scalar_kind_name(value.kind));
     if (path.size() != 2) return;
     if (path[0].key == "weight_map") {
-      if (!value.is(Scalar::Kind::string) || !is_plain_name(value.text)) {
+      if (!value.is(Scalar::Kind::string)) {
+        at.corrupt("the file of '{}' is {}, expected a string", printable(path[1].key), scalar_kind_name(value.kind));
+      }
+      if (!is_plain_name(value.text)) {
         at.corrupt("the file of '{}' is '{}', expected a file name without folders", printable(path[1].key),
                    printable(value.text));
       }
@@ -88,10 +92,11 @@ class OffsetsVisitor final : public json::Visitor {
     const auto path = at.path();
     const bool is_list = path.size() == 2 && path[1].key == kSavedOffsets;
     if (path.size() <= 1 || is_list) {
-      if (is_array != is_list) at.corrupt("expected an {}", is_list ? "array" : "object");
+      if (is_array != is_list)
+        at.corrupt("{}, expected {}", json::container_name(is_array), json::container_name(is_list));
     } else if (in_list(path)) {
-      at.corrupt("{} of '{}' has a non-number, expected integers from 0 to 2^63 - 1", kSavedOffsets,
-                 printable(path[0].key));
+      at.corrupt("{} of '{}' has {}, expected integers from 0 to 2^63 - 1", kSavedOffsets, printable(path[0].key),
+                 json::container_name(is_array));
     }
     if (is_list) offsets_[path[0].key];
   }
@@ -113,9 +118,11 @@ class OffsetsVisitor final : public json::Visitor {
     if (at.path().size() != 1) return;
     const std::string& name = at.path()[0].key;
     const auto rank = ranks_.find(name);
-    if (rank == ranks_.end()) at.corrupt("tensor '{}' is not in this file", printable(name));
+    if (rank == ranks_.end())
+      at.corrupt("tensor '{}' is not in this file, expected one of its {} tensors", printable(name), ranks_.size());
     const auto found = offsets_.find(name);
-    if (found == offsets_.end()) at.corrupt("tensor '{}' has no {}", printable(name), kSavedOffsets);
+    if (found == offsets_.end())
+      at.corrupt("tensor '{}' has no {}, expected a list of {} numbers", printable(name), kSavedOffsets, rank->second);
     if (found->second.size() != rank->second) {
       at.corrupt("tensor '{}' has {} dimensions and {} {}, expected one for each dimension", printable(name),
                  rank->second, found->second.size(), kSavedOffsets);

@@ -42,15 +42,16 @@ constexpr std::array<std::pair<DType, std::string_view>, 20> kTypeCodes = {{
 std::string tensor_json(const Tensor& tensor) {
   const std::optional<std::string_view> code = type_code(tensor.dtype);
   if (!code) {
-    fail(ErrorCode::unsupported, "safetensors: tensor '{}': dtype {} has no safetensors type", printable(tensor.name),
-         dtype_name(tensor.dtype));
+    fail(ErrorCode::unsupported,
+         "safetensors: tensor '{}': dtype {} has no safetensors type, expected a dtype that has one, such as float32",
+         printable(tensor.name), dtype_name(tensor.dtype));
   }
   std::vector<std::int64_t> shape = tensor.shape;
   if (tensor.dtype == DType::float4_e2m1fn_x2) {
     if (shape.empty())
       fail(ErrorCode::unsupported, "safetensors: tensor '{}': F4 scalar, expected at least one dimension",
            printable(tensor.name));
-    shape.back() = checked_multiply<std::int64_t>(shape.back(), 2, "shape");
+    shape.back() = checked_multiply<std::int64_t>(shape.back(), 2, "safetensors: last dimension of an F4 tensor");
   }
   return fmt::format(R"({{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})", *code, fmt::join(shape, ","),
                      tensor.begin_bytes, tensor.end_bytes);
@@ -61,13 +62,13 @@ void check_ranges(const std::vector<Tensor>& tensors) {
   std::uint64_t end = 0;
   for (const Tensor& tensor : tensors) {
     if (tensor.name == kMetadataKey || !names.insert(tensor.name).second) {
-      fail(ErrorCode::invalid_argument, "safetensors: duplicate tensor name '{}', expected unique names",
-           printable(tensor.name));
+      fail(ErrorCode::invalid_argument, "safetensors: duplicate tensor name '{}', expected unique names other than {}",
+           printable(tensor.name), kMetadataKey);
     }
-    const std::int64_t bytes =
-        checked_multiply(checked_numel(tensor.shape, "shape"), dtype_size(tensor.dtype), "size of a tensor");
+    const std::int64_t bytes = checked_multiply(checked_numel(tensor.shape, "safetensors: shape of a tensor"),
+                                                dtype_size(tensor.dtype), "safetensors: size of a tensor");
     if (tensor.begin_bytes != end ||
-        tensor.end_bytes != checked_add(end, static_cast<std::uint64_t>(bytes), "size of the data")) {
+        tensor.end_bytes != checked_add(end, static_cast<std::uint64_t>(bytes), "safetensors: size of the data")) {
       fail(ErrorCode::invalid_argument, "safetensors: tensor '{}' at bytes [{}, {}), expected {} bytes from {}",
            printable(tensor.name), tensor.begin_bytes, tensor.end_bytes, bytes, end);
     }

@@ -51,6 +51,11 @@ std::optional<NodeRef> attribute_of(NodeRef object, std::string_view name) {
   return attribute(object.object().state, name);
 }
 
+// Returns "no dim", or "dim 'x'", for messages.
+std::string found_attribute(std::string_view name, const std::optional<NodeRef>& value) {
+  return value ? fmt::format("{} {}", name, pickle::repr(*value, 100)) : fmt::format("no {}", name);
+}
+
 std::vector<std::int64_t> int_list(NodeRef value, std::string_view what) {
   NodeRef list = value;
   if (is_call_of(list, "torch", "Size") && list.object().arguments.items().size() == 1) {
@@ -68,10 +73,14 @@ std::vector<std::int64_t> int_list(NodeRef value, std::string_view what) {
 std::int64_t length_of(NodeRef value, std::size_t depth) {
   constexpr std::size_t kMaxDepth = 8;
   if (value.is(Kind::integer) && value.integer() > 0) return value.integer();
-  if (!value.is(Kind::tuple) || depth > kMaxDepth) malformed_dtensor("a mesh of shape {}", pickle::repr(value, 100));
+  if (!value.is(Kind::tuple) || depth > kMaxDepth) {
+    malformed_dtensor(
+        "a mesh with the length {}, expected an int of at least 1, or a tuple of them nested at most {} deep",
+        pickle::repr(value, 100), kMaxDepth + 1);
+  }
   std::int64_t length = 1;
   for (const NodeRef item : value.items()) {
-    length = checked_multiply(length, length_of(item, depth + 1), "size of a mesh");
+    length = checked_multiply(length, length_of(item, depth + 1), "DTensor in data.pkl: size of a mesh");
   }
   return length;
 }
@@ -83,18 +92,22 @@ std::vector<std::int64_t> mesh_shape(NodeRef mesh) {
     return tensor->sizes;
   }
   const std::optional<NodeRef> layout = attribute_of(mesh, "_layout");
-  if (!layout) unknown_dtensor("its mesh is a {} of an unknown form", pickle::type_name(mesh));
+  if (!layout)
+    unknown_dtensor("its mesh is a {} without mesh and _layout, expected one of these", pickle::type_name(mesh));
   std::vector<std::int64_t> shape;
   if (const std::optional<NodeRef> axes = attribute_of(*layout, "axes"); axes && axes->is(Kind::tuple)) {
     for (const NodeRef axis : axes->items()) {
       const std::optional<NodeRef> lengths = attribute_of(axis, "shape");
-      if (!lengths) unknown_dtensor("an axis of its mesh is a {} of an unknown form", pickle::type_name(axis));
+      if (!lengths) unknown_dtensor("an axis of its mesh is a {} without shape, expected one", pickle::type_name(axis));
       shape.push_back(length_of(*lengths, 0));
     }
     return shape;
   }
   const std::optional<NodeRef> lengths = attribute_of(*layout, "shape");
-  if (!lengths) unknown_dtensor("the layout of its mesh is a {} of an unknown form", pickle::type_name(*layout));
+  if (!lengths) {
+    unknown_dtensor("the layout of its mesh is a {} without axes and shape, expected one of these",
+                    pickle::type_name(*layout));
+  }
   if (!lengths->is(Kind::tuple)) return {length_of(*lengths, 0)};
   for (const NodeRef length : lengths->items()) shape.push_back(length_of(length, 0));
   return shape;
@@ -106,11 +119,12 @@ Placement placement_of(NodeRef value) {
     if (name == "Replicate") return Placement::replicate();
     if (name == "Shard" || name == "_StridedShard") {
       const std::optional<NodeRef> dim = attribute_of(value, "dim");
-      if (!dim || !dim->is(Kind::integer)) malformed_dtensor("a {} without a dimension", name);
+      if (!dim || !dim->is(Kind::integer))
+        malformed_dtensor("a {} with {}, expected an int", name, found_attribute("dim", dim));
       if (name == "Shard") return Placement::shard(dim->integer());
       const std::optional<NodeRef> factor = attribute_of(value, "split_factor");
       if (!factor || !factor->is(Kind::integer) || factor->integer() < 1)
-        malformed_dtensor("a _StridedShard without a split factor of at least 1");
+        malformed_dtensor("a {} with {}, expected an int of at least 1", name, found_attribute("split_factor", factor));
       return Placement::strided_shard(dim->integer(), factor->integer());
     }
   }
@@ -133,7 +147,7 @@ std::optional<NodeRef> dtensor_state(NodeRef value) {
 
 TensorRef local_tensor(NodeRef state) {
   const std::optional<NodeRef> value = attribute(state, "_local_tensor");
-  if (!value) malformed_dtensor("it has no _local_tensor");
+  if (!value) malformed_dtensor("it has no _local_tensor, expected a tensor");
   const std::optional<TensorRef> local = as_tensor(*value);
   if (!local) unknown_dtensor("its local tensor is a {}, expected a strided tensor", pickle::type_name(*value));
   return *local;
@@ -156,7 +170,11 @@ std::optional<DTensorRef> as_dtensor(NodeRef value) {
   const std::optional<NodeRef> placements = spec ? attribute_of(*spec, "placements") : std::nullopt;
   const std::optional<NodeRef> meta = spec ? attribute_of(*spec, "tensor_meta") : std::nullopt;
   if (!mesh || !placements || !meta || !placements->is(Kind::tuple)) {
-    malformed_dtensor("its _spec is without mesh, placements or tensor_meta");
+    malformed_dtensor("it has no {}, expected a _spec with mesh, a tuple of placements, and tensor_meta",
+                      !spec   ? "_spec"
+                      : !mesh ? "mesh"
+                      : !meta ? "tensor_meta"
+                              : "tuple of placements");
   }
   if (!meta->is(Kind::object) || !meta->object().arguments.is(Kind::tuple) ||
       meta->object().arguments.items().empty()) {
@@ -165,7 +183,8 @@ std::optional<DTensorRef> as_dtensor(NodeRef value) {
   result.shape = int_list(meta->object().arguments.items()[0], "its shape");
   result.mesh_shape = mesh_shape(*mesh);
   const std::optional<NodeRef> coordinate = attribute_of(*mesh, "_coordinate_on_dim");
-  if (!coordinate) unknown_dtensor("its mesh is a {} without a coordinate", pickle::type_name(*mesh));
+  if (!coordinate)
+    unknown_dtensor("its mesh is a {} without _coordinate_on_dim, expected one", pickle::type_name(*mesh));
   result.coordinate = int_list(*coordinate, "the rank's coordinate in the mesh");
   for (const NodeRef item : placements->items()) result.placements.push_back(placement_of(item));
   bool is_inside = result.coordinate.size() == result.mesh_shape.size();
@@ -173,8 +192,8 @@ std::optional<DTensorRef> as_dtensor(NodeRef value) {
     is_inside = result.coordinate[d] < result.mesh_shape[d];
   }
   if (!is_inside) {
-    malformed_dtensor("the rank has the coordinate {} in a mesh of shape {}", shape_to_string(result.coordinate),
-                      shape_to_string(result.mesh_shape));
+    malformed_dtensor("the rank has the coordinate {} in a mesh of shape {}, expected one inside of it",
+                      shape_to_string(result.coordinate), shape_to_string(result.mesh_shape));
   }
   return result;
 }

@@ -50,7 +50,8 @@ class Opener {
     const ByteView first = window_.view(0, std::min<std::uint64_t>(window_.length(), 16), "archive");
     if (looks_like_legacy(first)) {
       unsupported(
-          "no zip but the form that torch.save had before PyTorch 1.6; load and save it again with a newer one");
+          "the form that torch.save had before PyTorch 1.6, expected a zip; load and save it again with a newer "
+          "PyTorch");
     }
     if (!zip::looks_like_zip(first)) window_.corrupt(0, "no local header, expected the start of a torch.save archive");
   }
@@ -104,8 +105,8 @@ class Opener {
   void read_small_entries() {
     const std::optional<std::uint64_t> version = read_number(kVersionName);
     if (!version) {
-      fail(ErrorCode::corrupt, "{}: torch.save archive at byte {}: no entry '{}/{}'", archive_.name,
-           window_.in_source(0), printable(archive_.prefix), kVersionName);
+      fail(ErrorCode::corrupt, "{}: torch.save archive at byte {}: no entry '{}/{}', expected one with its version",
+           archive_.name, window_.in_source(0), printable(archive_.prefix), kVersionName);
     }
     if (*version == 0 || *version > kMaxVersion)
       unsupported(fmt::format("torch.save archive version {}, expected 1 to {}", *version, kMaxVersion));
@@ -129,7 +130,8 @@ class Opener {
 const zip::Entry& Archive::storage_entry(const StorageRef& storage) const {
   const zip::Entry* entry = directory.find(prefix + std::string(kStorageFolder) + storage.key);
   if (entry == nullptr) {
-    fail(ErrorCode::corrupt, "{}: torch.save archive: no entry '{}{}{}' for a storage of {} bytes", name,
+    fail(ErrorCode::corrupt,
+         "{}: torch.save archive: no entry '{}{}{}', expected one of at least {} bytes for a storage", name,
          printable(prefix), kStorageFolder, printable(storage.key), storage.size_bytes);
   }
   if (entry->size_bytes < static_cast<std::uint64_t>(storage.size_bytes)) {

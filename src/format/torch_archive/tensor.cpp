@@ -65,7 +65,7 @@ std::vector<std::int64_t> sizes(NodeRef value, std::string_view what) {
   result.reserve(value.items().size());
   for (const NodeRef item : value.items()) {
     const std::int64_t number = integer(item, what);
-    if (number < 0) malformed("{} of dimension {} is {}", what, result.size(), number);
+    if (number < 0) malformed("{} of dimension {} is {}, expected 0 or more", what, result.size(), number);
     result.push_back(number);
   }
   return result;
@@ -85,28 +85,31 @@ bool is_quantized(DType type) {
 // overflows.
 void validate(TensorRef& tensor) {
   const std::size_t rank = tensor.sizes.size();
-  if (tensor.strides.size() != rank) malformed("{} sizes and {} strides", rank, tensor.strides.size());
-  if (tensor.storage_offset < 0) malformed("storage offset {}", tensor.storage_offset);
+  if (tensor.strides.size() != rank)
+    malformed("{} sizes and {} strides, expected a stride for each size", rank, tensor.strides.size());
+  if (tensor.storage_offset < 0) malformed("storage offset {}, expected 0 or more", tensor.storage_offset);
   const std::int64_t itemsize = dtype_size(tensor.dtype);
   bool is_empty = false;
   std::int64_t padded_numel = 1, last = tensor.storage_offset;
   for (std::size_t d = 0; d < rank; ++d) {
     is_empty = is_empty || tensor.sizes[d] == 0;
-    padded_numel = checked_multiply(padded_numel, std::max<std::int64_t>(tensor.sizes[d], 1), "number of elements");
+    padded_numel = checked_multiply(padded_numel, std::max<std::int64_t>(tensor.sizes[d], 1),
+                                    "tensor in data.pkl: number of elements");
   }
-  checked_multiply(padded_numel, itemsize, "size in bytes");
+  checked_multiply(padded_numel, itemsize, "tensor in data.pkl: size in bytes");
   if (is_empty) {
     // An empty slice may begin past its storage, and its strides may lead anywhere; it is never read.
     if (tensor.storage_offset > tensor.storage.size_bytes / itemsize) tensor.storage_offset = 0;
     return;
   }
+  constexpr std::string_view kExtent = "tensor in data.pkl: extent";
   for (std::size_t d = 0; d < rank; ++d) {
-    last = checked_add(last, checked_multiply(tensor.sizes[d] - 1, tensor.strides[d], "extent"), "extent");
+    last = checked_add(last, checked_multiply(tensor.sizes[d] - 1, tensor.strides[d], kExtent), kExtent);
   }
-  const std::int64_t end = checked_multiply(checked_add<std::int64_t>(last, 1, "extent"), itemsize, "extent");
+  const std::int64_t end = checked_multiply(checked_add<std::int64_t>(last, 1, kExtent), itemsize, kExtent);
   if (end > tensor.storage.size_bytes) {
-    malformed("elements up to byte {} of storage '{}', which has {} bytes", end, printable(tensor.storage.key),
-              tensor.storage.size_bytes);
+    malformed("elements up to byte {} of storage '{}', expected them within its {} bytes", end,
+              printable(tensor.storage.key), tensor.storage.size_bytes);
   }
 }
 
@@ -123,14 +126,15 @@ std::optional<TensorRef> describe(NodeRef value, std::size_t depth) {
 // _rebuild_tensor, _rebuild_tensor_v2, _rebuild_tensor_v3: each takes one more argument.
 std::optional<TensorRef> describe_strided(int version, Values arguments) {
   const std::size_t required = version == 1 ? 4 : version == 2 ? 6 : 7;
-  if (arguments.size() < required) malformed("{} arguments, expected {}", arguments.size(), required);
+  const std::size_t most = required + (version > 1 ? 1u : 0u);
+  if (arguments.size() < required) malformed("{} arguments, expected at least {}", arguments.size(), required);
   // A conjugated or negated view: its bytes are not its values.
   const bool has_metadata = version > 1 && arguments.size() > required;
   if (has_metadata) {
     const NodeRef metadata = arguments[required];
     if (!metadata.is_none() && !(metadata.is(Kind::dict) && metadata.pairs().empty())) return std::nullopt;
   }
-  if (arguments.size() > required + (version > 1 ? 1u : 0u)) malformed("{} arguments", arguments.size());
+  if (arguments.size() > most) malformed("{} arguments, expected at most {}", arguments.size(), most);
   if (!arguments[0].is(Kind::persistent_id)) return std::nullopt;
   const std::optional<StorageRef> storage = as_storage(arguments[0].persistent_id());
   if (!storage) return std::nullopt;
@@ -154,7 +158,7 @@ std::optional<TensorRef> describe_strided(int version, Values arguments) {
 }
 
 std::optional<TensorRef> describe_parameter(Values arguments, std::size_t depth) {
-  if (arguments.size() < 2) malformed("a parameter of {} arguments, expected 3", arguments.size());
+  if (arguments.size() < 2) malformed("a parameter of {} arguments, expected at least 2", arguments.size());
   std::optional<TensorRef> tensor = describe(arguments[0], depth + 1);
   if (!tensor) return std::nullopt;
   tensor->requires_grad = boolean(arguments[1], "requires_grad");
@@ -230,8 +234,9 @@ std::optional<StorageRef> as_storage(NodeRef persistent_id) {
   storage.key = items[2].string();
   storage.location = items[3].string();
   const std::int64_t numel = integer(items[4], "size of a storage");
-  if (numel < 0) malformed("storage '{}' of {} elements", printable(storage.key), numel);
-  storage.size_bytes = checked_multiply(numel, storage.dtype ? dtype_size(*storage.dtype) : 1, "size of a storage");
+  if (numel < 0) malformed("storage '{}' of {} elements, expected 0 or more", printable(storage.key), numel);
+  storage.size_bytes =
+      checked_multiply(numel, storage.dtype ? dtype_size(*storage.dtype) : 1, "tensor in data.pkl: size of a storage");
   return storage;
 }
 

@@ -34,6 +34,12 @@ void write_hooks(pickle::Writer& writer) {
   reduce(writer);
 }
 
+constexpr std::string_view kPlainName = "a name without '/' and '\\' that is not empty, '.' or '..'";
+
+bool is_plain_name(std::string_view name) {
+  return !name.empty() && name != "." && name != ".." && name.find_first_of("/\\") == std::string_view::npos;
+}
+
 std::uint64_t fnv1a(ByteView bytes, std::uint64_t hash = 0xcbf29ce484222325) {
   for (const std::uint8_t byte : bytes) hash = (hash ^ byte) * 0x100000001b3;
   return hash;
@@ -51,7 +57,8 @@ void write_storage_id(pickle::Writer& writer, const StorageRef& storage) {
     writer.interned_global("torch", *name);
     numel /= dtype_size(*storage.dtype);
   } else {
-    fail(ErrorCode::unsupported, "torch.save: dtype {} has no storage class, expected one with a class",
+    fail(ErrorCode::unsupported,
+         "torch.save: dtype {} has no storage class, expected a dtype that has one, such as float32",
          dtype_name(*storage.dtype));
   }
   writer.interned_string(storage.key);
@@ -103,8 +110,9 @@ void write_tensor(pickle::Writer& writer, const TensorRef& tensor) {
 }
 
 ArchiveLayout::ArchiveLayout(const std::string& prefix, Bytes data_pkl, const std::vector<Storage>& storages) {
-  if (prefix.empty() || prefix == "." || prefix == ".." || prefix.find_first_of("/\\") != std::string::npos) {
-    fail(ErrorCode::invalid_argument, "torch.save: '{}' is not a valid folder name for an archive", printable(prefix));
+  if (!is_plain_name(prefix)) {
+    fail(ErrorCode::invalid_argument, "torch.save: the folder '{}' of an archive, expected {}", printable(prefix),
+         kPlainName);
   }
   // PyTorch's id is 20 digits of a hash of the names and 20 of the checksums. Ours hashes the data known here.
   std::uint64_t sizes_hash = fnv1a(as_bytes(prefix));
@@ -126,8 +134,8 @@ ArchiveLayout::ArchiveLayout(const std::string& prefix, Bytes data_pkl, const st
   first_storage_ = layout_.size();
   for (const Storage& storage : storages) {
     const std::string& key = storage.key;
-    if (key.empty() || key == "." || key == ".." || key.find_first_of("/\\") != std::string::npos) {
-      fail(ErrorCode::invalid_argument, "torch.save: '{}' is not a valid storage key", printable(key));
+    if (!is_plain_name(key)) {
+      fail(ErrorCode::invalid_argument, "torch.save: the storage key '{}', expected {}", printable(key), kPlainName);
     }
     layout_.add(fmt::format("{}{}{}", prefix, kStorageFolder, key), storage.size_bytes);
   }

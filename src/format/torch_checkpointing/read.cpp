@@ -62,13 +62,18 @@ class MetadataReader {
          name_, format_bytes(limit_bytes_));
   }
 
+  template <typename F>
+  auto in_context(const std::string& what, F&& f) const {
+    return with_context([&] { return fmt::format("{}: {}", name_, what); }, std::forward<F>(f));
+  }
+
   // --- values of a kind
 
   NodeRef member(NodeRef value, std::string_view key, std::string_view what) const {
     if (!value.is(Kind::dict))
       fail(ErrorCode::corrupt, "{}: {} is a {}, expected a dict", name_, what, kind_name(value.kind()));
     const std::optional<NodeRef> found = value.find(key);
-    if (!found) fail(ErrorCode::corrupt, "{}: {} has no '{}'", name_, what, key);
+    if (!found) fail(ErrorCode::corrupt, "{}: {} has no '{}', expected that key", name_, what, key);
     return *found;
   }
 
@@ -197,7 +202,8 @@ class MetadataReader {
   Path path(const std::string& json_text, const std::string& what) const {
     const nlohmann::json json = nlohmann::json::parse(json_text, nullptr, false);
     if (!json.is_array()) {
-      fail(ErrorCode::corrupt, "{}: {}: the path {} is not a JSON list", name_, what, printable(json_text));
+      fail(ErrorCode::corrupt, "{}: {}: the path {} is not a JSON list, expected one such as [\"layers\", 0]", name_,
+           what, printable(json_text));
     }
     Path result;
     for (const nlohmann::json& part : json) {
@@ -207,8 +213,9 @@ class MetadataReader {
                  !(part.is_number_unsigned() && part.get<std::uint64_t>() > std::numeric_limits<std::int64_t>::max())) {
         result.emplace_back(part.get<std::int64_t>());
       } else {
-        fail(ErrorCode::corrupt, "{}: {}: the path {} has a part that is neither a string nor an int", name_, what,
-             printable(json_text));
+        fail(ErrorCode::corrupt,
+             "{}: {}: the path {} has a part of type {}, expected strings and ints from -2^63 to 2^63 - 1", name_, what,
+             printable(json_text), part.type_name());
       }
     }
     return result;
@@ -226,7 +233,8 @@ class MetadataReader {
                                                         : fmt::format("[{}]", std::get<std::int64_t>(part));
     }
     for (const NodeRef group : list(groups, what)) result.groups.push_back(read_group(group, what));
-    if (result.groups.empty()) fail(ErrorCode::corrupt, "{}: {} has no sharding metadata", name_, what);
+    if (result.groups.empty())
+      fail(ErrorCode::corrupt, "{}: {} has no sharding metadata, expected one or more", name_, what);
     return result;
   }
 
@@ -245,9 +253,14 @@ class MetadataReader {
     const std::string dtype = text(member(data, "dtype", what), what);
     const std::optional<DType> known =
         dtype.starts_with("torch.") ? find_dtype(std::string_view(dtype).substr(6)) : std::nullopt;
-    if (!known) fail(ErrorCode::unsupported, "{}: {} has the unknown dtype {}", name_, what, printable(dtype));
+    if (!known) {
+      fail(ErrorCode::unsupported, "{}: {} has the unknown dtype {}, expected one of PyTorch such as torch.float32",
+           name_, what, printable(dtype));
+    }
     group.dtype = *known;
-    checked_multiply(checked_numel(group.shape, what), dtype_size(group.dtype), what);
+    in_context(what, [&] {
+      checked_multiply(checked_numel(group.shape, "number of elements"), dtype_size(group.dtype), "size in bytes");
+    });
     group.mesh = mesh(member(data, "mesh_spec", what), what);
     for (const NodeRef placement : list(member(data, "placements", what), what)) {
       group.placements.push_back(read_placement(placement, what));
@@ -258,7 +271,7 @@ class MetadataReader {
       for (const NodeRef item : list(ranks, what + ": ranks")) {
         const std::int64_t number = rank(item, what + ": ranks");
         if (!group.mesh->places.contains(number)) {
-          fail(ErrorCode::corrupt, "{}: {} is on rank {}, which is not in its mesh", name_, what, number);
+          fail(ErrorCode::corrupt, "{}: {} is on rank {}, expected a rank of its mesh", name_, what, number);
         }
       }
     }
@@ -295,17 +308,18 @@ class MetadataReader {
     auto result = std::make_shared<Mesh>();
     result->device_type = text(member(value, "device_type", what), what);
     result->shape = sizes(member(value, "mesh_shape", what), what + ": mesh_shape");
-    const std::int64_t count = checked_numel(result->shape, what);
+    const std::int64_t count = in_context(what, [&] { return checked_numel(result->shape, "size of its mesh"); });
     for (const NodeRef item : list(member(value, "mesh_data", what), what + ": mesh_data")) {
       const std::int64_t number = rank(item, what + ": mesh_data");
       if (!result->places.emplace(number, std::ssize(result->ranks)).second) {
-        fail(ErrorCode::corrupt, "{}: {} has rank {} twice in its mesh", name_, what, number);
+        fail(ErrorCode::corrupt, "{}: {} has rank {} twice in its mesh, expected each once", name_, what, number);
       }
       result->ranks.push_back(number);
     }
     if (count != std::ssize(result->ranks) || count == 0) {
-      fail(ErrorCode::corrupt, "{}: {} has {} ranks in a mesh of shape {}", name_, what, result->ranks.size(),
-           shape_to_string(result->shape));
+      fail(ErrorCode::corrupt, "{}: {} has {} ranks in a mesh of shape {}, expected {}", name_, what,
+           result->ranks.size(), shape_to_string(result->shape),
+           count == 0 ? "a shape without 0" : std::to_string(count));
     }
     meshes_.emplace(value.identity(), result);
     return result;

@@ -1,5 +1,7 @@
 #include "format/zip/end.h"
 
+#include <algorithm>
+
 #include "format/zip/format.h"
 #include "tessera/base/error.h"
 
@@ -41,7 +43,10 @@ class EndReader {
         }
       }
     }
-    corrupt(length - kEndBytes, "no end record that reaches to the end of the archive ({} bytes)", length);
+    const std::uint64_t searched = std::min<std::uint64_t>(length, kEndBytes + kMaxCommentBytes);
+    corrupt(length - kEndBytes,
+            "no end record from byte {} on, expected one that reaches to the end of the archive at byte {}",
+            window_.in_source(length - searched), window_.in_source(length));
   }
 
   void read_end() {
@@ -68,7 +73,7 @@ class EndReader {
     }
     require_equal(end_at, "number of entries on this disk", entries_here, entries);
     if (!end_.has_zip64 && (disk != 0 || directory_disk != 0)) {
-      fail(ErrorCode::unsupported, "{}: zip, byte {}: archive split over {} disks", window_.name(),
+      fail(ErrorCode::unsupported, "{}: zip, byte {}: archive split over {} disks, expected one file", window_.name(),
            window_.in_source(end_at), disk + 1u);
     }
     if (end_.directory_at > directory_end || end_.directory_bytes != directory_end - end_.directory_at) {
@@ -95,7 +100,8 @@ class EndReader {
     const std::uint64_t at = locator.u64();
     require_equal(locator_at, "number of disks", locator.u32(), 1);
     if (locator_at < kEnd64Bytes || at != locator_at - kEnd64Bytes) {
-      corrupt(locator_at, "the zip64 end record is at offset {}, expected {} bytes before this", at, kEnd64Bytes);
+      corrupt(locator_at, "the zip64 end record is at offset {}, expected {} bytes before its locator at offset {}", at,
+              kEnd64Bytes, locator_at);
     }
     FieldReader fields(window_.view(at, kEnd64Bytes, "zip64 end record"));
     require_equal(at, "signature of the zip64 end record", fields.u32(), kEnd64Signature);
@@ -104,7 +110,9 @@ class EndReader {
     end_.zip64_made_by = fields.u16();
     const std::uint16_t needed = fields.u16();
     if (needed != kZip64Version && (end_.zip64_made_by == kTorchEndMadeBy || !is_version(needed))) {
-      corrupt(at, "version needed by the zip64 end record is {}, expected {}", needed, kZip64Version);
+      corrupt(at, "version needed by the zip64 end record is {}, expected {}", needed,
+              end_.zip64_made_by == kTorchEndMadeBy ? fmt::to_string(kZip64Version)
+                                                    : fmt::format("{} to {}", kLeastVersion, kMostVersion));
     }
     require_equal(at, "disk number", fields.u32(), 0);
     require_equal(at, "disk of the directory", fields.u32(), 0);

@@ -21,7 +21,8 @@ struct End {
 /// Reads and checks the end records. A directory has at most 1 GiB and enough bytes for its number of entries.
 End read_end(Window& window);
 
-/// Returns whether `version` is one that a zip tool may write ("version needed", the low byte of "made by").
-inline bool is_version(std::uint16_t version) { return version >= 10 && version <= 63; }
+/// The versions that a zip tool may write ("version needed", the low byte of "made by").
+inline constexpr std::uint16_t kLeastVersion = 10, kMostVersion = 63;
+inline bool is_version(std::uint16_t version) { return version >= kLeastVersion && version <= kMostVersion; }
 
 }  // namespace tessera::zip

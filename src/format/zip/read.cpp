@@ -79,7 +79,7 @@ class Reader {
   // Reads the record at the beginning of `rest`; returns its length.
   std::uint64_t read_record(std::uint64_t at, ByteView rest) {
     if (rest.size() < kRecordBytes)
-      corrupt(at, "{} bytes are left, expected a complete record of the directory", rest.size());
+      corrupt(at, "{} bytes of the directory are left, expected at least {} for a record", rest.size(), kRecordBytes);
     FieldReader fields(rest);
     require_equal(at, "signature of a directory record", fields.u32(), kRecordSignature);
     Record record;
@@ -111,10 +111,12 @@ class Reader {
       require_equal(at, "time and date", record.time | record.date, 0);
       require_equal(at, "attributes", internal_attributes | external_attributes, 0);
       require_equal(at, "length of the comment", comment_bytes, 0);
-    } else if (!is_version(record.made_by & 0xFF) || !is_version(record.needed) ||
-               end_.zip64_made_by == kTorchEndMadeBy) {
-      corrupt(at, "entry '{}' was made by version {} and needs version {}", printable(record.name), record.made_by,
-              record.needed);
+    } else if (end_.zip64_made_by == kTorchEndMadeBy) {
+      corrupt(at, "entry '{}' was made by version {}, expected 0 as torch.save wrote the end record",
+              printable(record.name), record.made_by);
+    } else if (!is_version(record.made_by & 0xFF) || !is_version(record.needed)) {
+      corrupt(at, "entry '{}' was made by version {} and needs version {}, expected {} to {}", printable(record.name),
+              record.made_by & 0xFF, record.needed, kLeastVersion, kMostVersion);
     }
     widen(at, record, disk, read_extra(at, rest.subspan(kRecordBytes + name_bytes, extra_bytes), record));
     records_.push_back(std::move(record));
@@ -130,14 +132,15 @@ class Reader {
     for (std::uint64_t* field : {&record.size_bytes, &record.stored_bytes, &record.header_at}) {
       if (*field != kMax32) continue;
       if (used >= zip64.count)
-        corrupt(at, "entry '{}' has {} zip64 values, expected more", printable(record.name), zip64.count);
+        corrupt(at, "entry '{}' has {} zip64 values, expected at least {}", printable(record.name), zip64.count,
+                used + 1);
       *field = zip64.values[used++];
     }
     require_equal(at, "number of zip64 values", zip64.count, used);
     if (disk != 0) corrupt(at, "entry '{}' is on disk {}, expected 0", printable(record.name), disk);
     if (record.header_at > end_.directory_at || record.stored_bytes > end_.directory_at - record.header_at) {
-      corrupt(at, "entry '{}' of {} bytes at offset {} reaches into the directory at offset {}", printable(record.name),
-              record.stored_bytes, record.header_at, end_.directory_at);
+      corrupt(at, "entry '{}' of {} bytes at offset {}, expected it to end by offset {}, where the directory starts",
+              printable(record.name), record.stored_bytes, record.header_at, end_.directory_at);
     }
   }
 
@@ -149,7 +152,7 @@ class Reader {
       bad = part.empty() || part == "." || part == "..";
       begin = end + 1;
     }
-    if (bad) corrupt(at, "entry name '{}' is not a relative path without '.' and '..'", printable(name));
+    if (bad) corrupt(at, "entry name '{}', expected a relative path without '.', '..' and '\\'", printable(name));
   }
 
   // Walks the extra fields of a record or local header; returns the zip64 one.
@@ -157,7 +160,7 @@ class Reader {
     Zip64Values zip64;
     while (!extra.empty()) {
       if (extra.size() < kExtraHeadBytes)
-        corrupt(at, "{} bytes are left, expected a complete extra field", extra.size());
+        corrupt(at, "{} bytes of the extra fields are left, expected at least {}", extra.size(), kExtraHeadBytes);
       FieldReader head(extra);
       const std::uint16_t id = head.u16(), length = head.u16();
       if (length > extra.size() - kExtraHeadBytes)
@@ -165,7 +168,8 @@ class Reader {
                 extra.size() - kExtraHeadBytes);
       const ByteView data = extra.subspan(kExtraHeadBytes, length);
       if (id == kExtraZip64) {
-        if (zip64.present || length % 8 != 0 || length > 24)
+        if (zip64.present) corrupt(at, "a second zip64 extra field, expected one");
+        if (length % 8 != 0 || length > 24)
           corrupt(at, "a zip64 extra field of {} bytes, expected one of 8, 16 or 24", length);
         zip64.present = true;
         zip64.count = length / 8;
@@ -176,7 +180,8 @@ class Reader {
           corrupt(at, "padding of entry '{}' has another byte, expected 'Z' alone", printable(record.name));
         }
       } else if (is_by_torch(record)) {
-        corrupt(at, "extra field {:#06x} of entry '{}', which torch.save does not write", id, printable(record.name));
+        corrupt(at, "extra field {:#06x} of entry '{}', expected {:#06x} or {:#06x} as torch.save writes", id,
+                printable(record.name), kExtraZip64, kExtraPadding);
       }
       extra = extra.subspan(kExtraHeadBytes + length);
     }
@@ -209,8 +214,9 @@ class Reader {
     check_supported(record);
     record.data_at = at + kLocalBytes + name_bytes + extra_bytes;
     if (record.data_at > limit || record.size_bytes > limit - record.data_at) {
-      corrupt(at, "entry '{}' of {} bytes extends past byte {}, where the next record starts", printable(record.name),
-              record.size_bytes, window_.in_source(limit));
+      corrupt(at,
+              "entry '{}' has {} bytes from byte {} on, expected it to end by byte {}, where the next record starts",
+              printable(record.name), record.size_bytes, window_.in_source(record.data_at), window_.in_source(limit));
     }
     return check_descriptor(record, limit, zip64.present);
   }

@@ -16,8 +16,9 @@ Window::Window(const ByteSource& source, std::uint64_t offset_bytes, std::uint64
     : source_(source), offset_(offset_bytes), length_(length_bytes) {
   const std::uint64_t size = source.size_bytes();
   if (offset_bytes > size || length_bytes > size - offset_bytes) {
-    fail(ErrorCode::corrupt, "{}: an archive of {} bytes at byte {} ends past the file, which has {} bytes",
-         source.name(), length_bytes, offset_bytes, size);
+    fail(ErrorCode::corrupt,
+         "{}: an archive of {} bytes at byte {} ends past the file, expected it within its {} bytes", source.name(),
+         length_bytes, offset_bytes, size);
   }
   if (length_ <= kReadWholeBytes) view_tail(length_);
 }
@@ -34,8 +35,8 @@ ByteView Window::view_tail(std::uint64_t size) {
 
 ByteView Window::view(std::uint64_t at, std::uint64_t size, std::string_view what) {
   if (at > length_ || size > length_ - at) {
-    fail(ErrorCode::corrupt, "{}: {} at byte {} needs {} bytes, but the archive ends at byte {}", name(), what,
-         in_source(at), size, in_source(length_));
+    fail(ErrorCode::corrupt, "{}: {} of {} bytes at byte {}, expected it to end by byte {}, where the archive ends",
+         name(), what, size, in_source(at), in_source(length_));
   }
   for (const Piece* piece : {&tail_, &piece_}) {
     if (at >= piece->begin && at + size <= piece->begin + piece->bytes.size()) {

@@ -19,8 +19,8 @@ using MeshDims = std::vector<std::int64_t>;
   for (const ShardOrderEntry& entry : order) {
     entries.push_back(fmt::format("{}: [{}]", entry.tensor_dim, fmt::join(entry.mesh_dims, ", ")));
   }
-  fail(ErrorCode::invalid_argument, "shard order {{{}}} of placements {}: {}", fmt::join(entries, ", "),
-       to_string(placements), why);
+  const std::string text = fmt::format("{{{}}}", fmt::join(entries, ", "));
+  fail(ErrorCode::invalid_argument, "shard order {} of placements {}: {}", text, to_string(placements), why);
 }
 
 void check(std::span<const Placement> placements, const ShardOrder& order) {

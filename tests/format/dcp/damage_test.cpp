@@ -237,7 +237,9 @@ TEST_F(DcpMetadataDamageTest, AFileThatSaysMuchByReferringToLittle) {
   const NodeRef shared_tensor = forge.tensor_of(forge.size({4}), std::vector<NodeRef>(20'000, forge.chunk({{0}, {4}})));
   Forge::Fields entries;
   for (int i = 0; i < 200; ++i) entries.emplace_back("w" + std::to_string(i), shared_tensor);
-  EXPECT_CORRUPT(forge.bytes(entries, {}), "repeats chunks or texts beyond the limit");
+  const Bytes repeating = forge.bytes(entries, {});
+  EXPECT_CORRUPT(repeating, "repeats chunks or texts beyond the limit",
+                 fmt::format("expected at most {} bytes of them", 16 * repeating.size() + (1 << 20)));
 
   const NodeRef path = forge.tree.make_tuple(std::vector<NodeRef>(20'000, forge.text("w")));
   Forge::Pairs paths;
@@ -267,7 +269,7 @@ TEST(DcpMetadataWriteTest, RefusesWhatNoFileCanSay) {
     EXPECT_ERROR(write(bad), ErrorCode::invalid_argument, "write DCP metadata", word, more);
   };
   refuses([](Metadata& m) { m.entries[1].name = "w"; }, "'w'", "duplicate name in entries");
-  refuses([](Metadata& m) { m.entries[1].name = "\xff"; }, "'\\xff'", "not UTF-8");
+  refuses([](Metadata& m) { m.entries[1].name = "\xff"; }, "'\\xff'", "not UTF-8, expected UTF-8");
   refuses([](Metadata& m) { m.entries[0].items.pop_back(); }, "'w'", "1 items for 2 chunks");
   refuses([](Metadata& m) { m.entries[0].shape = {4, 1}; }, "'w'", "chunks have 1 dimensions, expected 2");
   refuses([](Metadata& m) { m.entries[0].shape = {-4}; }, "'w'", "size -4 in dimension 0");

@@ -264,7 +264,7 @@ TEST(PickleReaderTest, MalformedPicklesAreRefused) {
       {""sv, "end of the bytes at byte 0", "the pickle ends without STOP"},
       {"N"sv, "end of the bytes at byte 1", "the pickle ends without STOP"},
       {"."sv, "STOP at byte 0", "0 objects on the stack, expected at least 1"},
-      {"\xff."sv, "opcode 0xff at byte 0", "unknown opcode"},
+      {"\xff."sv, "opcode 0xff at byte 0", "unknown opcode, expected one of protocols 0 to 5"},
       {"NN(R."sv, "REDUCE at byte 3", "0 objects on the stack, expected at least 2"},
       {"0."sv, "POP at byte 0", "expected at least 1"},
       {"2."sv, "DUP at byte 0", "expected at least 1"},
@@ -284,8 +284,9 @@ TEST(PickleReaderTest, MalformedPicklesAreRefused) {
       {"N\x8c\x01x\x93."sv, "STACK_GLOBAL at byte 4", "found None and str"},
       {"h\x00."sv, "BINGET at byte 0", "memo index 0 was never put"},
       {"g12\n."sv, "GET at byte 0", "memo index 12 was never put"},
-      {"g-1\n."sv, "GET at byte 0", "\"-1\" is not a memo index"},
-      {"Nr\xff\xff\xff\xff."sv, "LONG_BINPUT at byte 1", "memo index 4294967295 exceeds the limit"},
+      {"g-1\n."sv, "GET at byte 0", "\"-1\" is not a memo index, expected an int from 0 to 2^64 - 1"},
+      {"Nr\xff\xff\xff\xff."sv, "LONG_BINPUT at byte 1",
+       "memo index 4294967295 exceeds the limit, expected less than 2"},
       {"Np18446744073709551615\n."sv, "PUT at byte 1", "exceeds the limit"},
       {"q\x00."sv, "BINPUT at byte 0", "expected at least 1"},
       {"(\x94."sv, "MEMOIZE at byte 1", "expected at least 1"},
@@ -293,21 +294,21 @@ TEST(PickleReaderTest, MalformedPicklesAreRefused) {
       {"X\xff\xff\xff\x7fhi."sv, "BINUNICODE at byte 0", "truncated: 3 bytes left, expected 2147483647"},
       {"\x8d\xff\xff\xff\xff\xff\xff\xff\xffhi."sv, "BINUNICODE8 at byte 0", "truncated"},
       {"\x8c\x05hi."sv, "SHORT_BINUNICODE at byte 0", "truncated"},
-      {"T\xff\xff\xff\xff."sv, "BINSTRING at byte 0", "negative length"},
-      {"\x8b\xff\xff\xff\xff."sv, "LONG4 at byte 0", "negative length"},
+      {"T\xff\xff\xff\xff."sv, "BINSTRING at byte 0", "a negative length of -1, expected 0 or more"},
+      {"\x8b\xff\xff\xff\xff."sv, "LONG4 at byte 0", "a negative length of -1, expected 0 or more"},
       {"\x8c\x01\xff."sv, "SHORT_BINUNICODE at byte 0", "not UTF-8"},
       {"X\x02\x00\x00\x00\xc3\x28."sv, "BINUNICODE at byte 0", "not UTF-8"},
-      {"c\xff\nx\n."sv, "GLOBAL at byte 0", "not UTF-8"},
+      {"c\xff\nx\n."sv, "GLOBAL at byte 0", "a name of 1 bytes is not UTF-8, expected UTF-8"},
       {"cos\nsystem"sv, "GLOBAL at byte 0", "no line break"},
-      {"I1x\n."sv, "INT at byte 0", "\"1x\" is not an int"},
+      {"I1x\n."sv, "INT at byte 0", "\"1x\" is not an int, expected one of at most 4300 digits"},
       {"L\n."sv, "LONG at byte 0", "is not an int"},
-      {"Fone\n."sv, "FLOAT at byte 0", "\"one\" is not a float"},
+      {"Fone\n."sv, "FLOAT at byte 0", "\"one\" is not a float, expected a number, inf or nan"},
       {"F+-1\n."sv, "FLOAT at byte 0", "is not a float"},
-      {"Sx\n."sv, "STRING at byte 0", "not a quoted string"},
+      {"Sx\n."sv, "STRING at byte 0", "\"x\" is not a quoted string, expected a str literal of Python"},
       {"S'\\x4'\n."sv, "STRING at byte 0", "not a quoted string"},
-      {"V\\u12\n."sv, "UNICODE at byte 0", "malformed escape"},
+      {"V\\u12\n."sv, "UNICODE at byte 0", "\"\\u12\" has a malformed escape"},
       {"V\\U00110000\n."sv, "UNICODE at byte 0", "malformed escape"},
-      {"\x82\x00."sv, "EXT1 at byte 0", "extension code 0, expected a positive code"},
+      {"\x82\x00."sv, "EXT1 at byte 0", "extension code 0, expected 1 to 2^31 - 1"},
       {"\x84\xff\xff\xff\xff."sv, "EXT4 at byte 0", "extension code -1"},
       {"\x95\x05\x00\x00\x00\x00\x00\x00\x00N."sv, "FRAME at byte 0",
        "a frame of 5 bytes, expected at most the 2 bytes left"},
@@ -341,7 +342,7 @@ std::string fetch(std::size_t index) {
 }
 
 TEST(PickleReaderTest, DepthIsLimited) {
-  const std::string_view too_deep = "deeper than the limit of 1000";
+  const std::string_view too_deep = "nests deeper than the limit, expected at most 1000 levels";
   EXPECT_NO_THROW(read_pickle(")" + repeated("\x85", 999) + "."));
   EXPECT_ERROR(read_pickle(")" + repeated("\x85", 1000) + "."), ErrorCode::corrupt, "TUPLE1 at byte 1000",
                std::string(too_deep));
@@ -366,14 +367,15 @@ TEST(PickleReaderTest, TheNumberOfOpcodesIsLimited) {
   ReadLimits limits;
   limits.items = 4;
   EXPECT_NO_THROW(read_pickle("N0N.", limits));
-  EXPECT_ERROR(read_pickle("N0N0N.", limits), ErrorCode::corrupt, "more than the limit of 4 opcodes");
+  EXPECT_ERROR(read_pickle("N0N0N.", limits), ErrorCode::corrupt, "more opcodes than the limit, expected at most 4");
 }
 
 TEST(PickleReaderTest, TheMemoIsLimited) {
   ReadLimits limits;
   limits.memo = 2;
   EXPECT_NO_THROW(read_pickle("N\x94\x94.", limits));
-  EXPECT_ERROR(read_pickle("N\x94\x94\x94.", limits), ErrorCode::corrupt, "MEMOIZE at byte 3", "memo index 2");
+  EXPECT_ERROR(read_pickle("N\x94\x94\x94.", limits), ErrorCode::corrupt, "MEMOIZE at byte 3",
+               "memo index 2 exceeds the limit, expected less than 2");
 }
 
 TEST(PickleReaderTest, NodesAreLimited) {
@@ -381,7 +383,7 @@ TEST(PickleReaderTest, NodesAreLimited) {
   limits.memory_bytes = 100'000;
   EXPECT_NO_THROW(read_pickle("(" + repeated("}", 2000) + "l.", limits));
   EXPECT_ERROR(read_pickle("(" + repeated("}", 20000) + "l.", limits), ErrorCode::corrupt, "EMPTY_DICT",
-               "needs more memory than the limit");
+               "needs more memory than the limit, expected at most 100000 bytes");
   // One list of 10,000, made a set again and again.
   const std::string list = "(" + repeated("N", 10000) +
                            "l\x85\x94"

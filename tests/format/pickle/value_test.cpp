@@ -105,10 +105,14 @@ TEST(PickleValueTest, ChangingTheWrongKindIsRefused) {
   Tree tree;
   const NodeRef tuple = tree.make_tuple({});
   const NodeRef one[] = {tuple};
-  EXPECT_ERROR(tree.append(tuple, one), ErrorCode::invalid_argument, "append to a tuple");
-  EXPECT_ERROR(tree.set_items(tree.make_list(), {}), ErrorCode::invalid_argument, "set items of a list");
-  EXPECT_ERROR(tree.set_items(tree.make_dict(), one), ErrorCode::invalid_argument, "a key without a value");
-  EXPECT_ERROR(tree.set_state(tuple, NodeRef()), ErrorCode::invalid_argument, "set the state of a tuple");
+  EXPECT_ERROR(tree.append(tuple, one), ErrorCode::invalid_argument,
+               "append to a tuple, expected a list, a set or an object");
+  EXPECT_ERROR(tree.set_items(tree.make_list(), {}), ErrorCode::invalid_argument,
+               "set items of a list, expected a dict or an object");
+  EXPECT_ERROR(tree.set_items(tree.make_dict(), one), ErrorCode::invalid_argument,
+               "a key without a value among 1 keys and values, expected pairs");
+  EXPECT_ERROR(tree.set_state(tuple, NodeRef()), ErrorCode::invalid_argument,
+               "set the state of a tuple, expected an object");
 }
 
 bool equal_pickles(std::string_view a, std::string_view b) {
@@ -185,10 +189,11 @@ TEST(PickleValueTest, HashingKeysCountsAsWork) {
     tree.set_items(other, pair);
   }
   EXPECT_TRUE(equal(dict, other, {.nodes = 600}));
-  EXPECT_ERROR(equal(dict, other, {.nodes = 300}), ErrorCode::corrupt, "more nodes than the limit");
+  EXPECT_ERROR(equal(dict, other, {.nodes = 300}), ErrorCode::corrupt,
+               "more nodes than the limit, expected at most 300");
   const NodeRef long_text = tree.make_tuple(std::vector<NodeRef>{tree.make_string(std::string(100'000, 'x'))});
   const NodeRef set = tree.make_frozen_set(std::vector<NodeRef>{long_text});
-  EXPECT_ERROR(equal(set, set, {.nodes = 300}), ErrorCode::corrupt, "more nodes than the limit");
+  EXPECT_ERROR(equal(set, set, {.nodes = 300}), ErrorCode::corrupt, "more nodes than the limit, expected at most 300");
 }
 
 TEST(PickleValueTest, AFailedTryLeavesNoTrace) {
@@ -250,10 +255,14 @@ TEST(PickleValueTest, WalksAreLimited) {
   const ReadResult result = read_pickle("]]]]]aaaa.");
   Tree copies;
   EXPECT_NO_THROW(copy_into(copies, result.tree.root(), {.depth = 4}));
-  EXPECT_ERROR(copy_into(copies, result.tree.root(), {.depth = 3}), ErrorCode::corrupt, "deeper than the limit of 3");
-  EXPECT_ERROR(copy_into(copies, result.tree.root(), {.nodes = 4}), ErrorCode::corrupt, "more nodes than the limit");
-  EXPECT_ERROR(equal(result.tree.root(), result.tree.root(), {.depth = 3}), ErrorCode::corrupt, "deeper than");
-  EXPECT_ERROR(equal(result.tree.root(), result.tree.root(), {.nodes = 4}), ErrorCode::corrupt, "more nodes");
+  EXPECT_ERROR(copy_into(copies, result.tree.root(), {.depth = 3}), ErrorCode::corrupt,
+               "deeper than the limit, expected at most 3 levels");
+  EXPECT_ERROR(copy_into(copies, result.tree.root(), {.nodes = 4}), ErrorCode::corrupt,
+               "more nodes than the limit, expected at most 4");
+  EXPECT_ERROR(equal(result.tree.root(), result.tree.root(), {.depth = 3}), ErrorCode::corrupt,
+               "deeper than the limit, expected at most 3 levels");
+  EXPECT_ERROR(equal(result.tree.root(), result.tree.root(), {.nodes = 4}), ErrorCode::corrupt,
+               "more nodes than the limit, expected at most 4");
 }
 
 }  // namespace

@@ -224,7 +224,7 @@ TEST(PickleWriterTest, NamesThatProtocol2CantHoldAreUnsupported) {
   Bytes out;
   Writer writer(out, 2);
   EXPECT_ERROR(writer.global("a\nb", "c"), ErrorCode::unsupported,
-               "protocol 2 cannot represent the global c of a\\x0ab");
+               "protocol 2 cannot represent the global c of a\\x0ab, expected names without line breaks");
   EXPECT_ERROR(writer.global("cPickle", "loads"), ErrorCode::unsupported, "cPickle");
   writer.global("dbm", "open");
   EXPECT_NE(as_text(out).find("canydbm\nopen\n"), std::string::npos) << "Python 2's dbm is another module";
@@ -313,8 +313,8 @@ TEST(PickleWriterTest, WalksAreLimited) {
     Writer(out, 4).value(result.tree.root(), nullptr, limits);
   };
   EXPECT_NO_THROW(write({.depth = 4}));
-  EXPECT_ERROR(write({.depth = 3}), ErrorCode::corrupt, "deeper than the limit of 3");
-  EXPECT_ERROR(write({.nodes = 4}), ErrorCode::corrupt, "more nodes than the limit");
+  EXPECT_ERROR(write({.depth = 3}), ErrorCode::corrupt, "deeper than the limit, expected at most 3 levels");
+  EXPECT_ERROR(write({.nodes = 4}), ErrorCode::corrupt, "more nodes than the limit, expected at most 4");
 }
 
 TEST(PickleWriterTest, MisuseIsRefused) {

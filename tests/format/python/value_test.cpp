@@ -78,8 +78,8 @@ TEST(PythonValueTest, ReprOfFloats) {
 TEST(PythonValueTest, SharingWithoutEndIsAnError) {
   const ReadResult result = read_pickle(nested_lists());
   EXPECT_EQ(repr(result.tree.root(), 100).size(), 103u);
-  EXPECT_ERROR(repr(result.tree.root()), ErrorCode::corrupt,
-               "repr of a pickled value: shared parts stand for more than");
+  EXPECT_ERROR(repr(result.tree.root()), ErrorCode::corrupt, "repr of a pickled value: shared parts stand for ",
+               " values, expected at most ");
   EXPECT_ERROR(to_json(result.tree.root()), ErrorCode::corrupt, "shared parts");
   EXPECT_ERROR(to_lossless_json(result.tree.root()), ErrorCode::corrupt, "shared parts");
   EXPECT_EQ(opaque_reason(result.tree.root()), std::nullopt) << "each part is looked at once";
@@ -94,7 +94,8 @@ TEST(PythonValueTest, LongTextThatIsSharedIsLimited) {
     for (int i = 0; i < 1000; ++i) bytes += std::string("h\0", 2);
     const ReadResult result = read_pickle(bytes + "e.");
     EXPECT_EQ(repr(result.tree.root(), 100).size(), 103u);
-    EXPECT_ERROR(repr(result.tree.root()), ErrorCode::corrupt, "shared parts stand for more than 25165824 bytes");
+    EXPECT_ERROR(repr(result.tree.root()), ErrorCode::corrupt, "shared parts stand for ",
+                 " bytes of text, expected at most 25165824");
     EXPECT_ERROR(to_json(result.tree.root()), ErrorCode::corrupt, "bytes of text");
     EXPECT_ERROR(to_lossless_json(result.tree.root()), ErrorCode::corrupt, "bytes of text");
     const ReadResult alone = read_pickle(bytes.substr(0, once) + ".");
@@ -121,9 +122,12 @@ TEST(PythonValueTest, SharingAsOptimizersHaveItIsNoHarm) {
 TEST(PythonValueTest, TooDeepIsAnError) {
   const std::string bytes = ")" + std::string(600, '\x85') + ".";
   const ReadResult result = read_pickle(bytes);
-  EXPECT_ERROR(repr(result.tree.root()), ErrorCode::corrupt, "nests deeper than 500");
-  EXPECT_ERROR(to_json(result.tree.root()), ErrorCode::corrupt, "nests deeper than 500");
-  EXPECT_ERROR(opaque_reason(result.tree.root()), ErrorCode::corrupt, "nests deeper than 500");
+  EXPECT_ERROR(repr(result.tree.root()), ErrorCode::corrupt,
+               "nests deeper than the limit, expected at most 500 levels");
+  EXPECT_ERROR(to_json(result.tree.root()), ErrorCode::corrupt,
+               "nests deeper than the limit, expected at most 500 levels");
+  EXPECT_ERROR(opaque_reason(result.tree.root()), ErrorCode::corrupt,
+               "nests deeper than the limit, expected at most 500 levels");
 }
 
 TEST(PythonValueTest, WhatContainsItself) {
@@ -270,24 +274,27 @@ RC_GTEST_PROP(PythonValueTest, LosslessJsonOfAnyTreeComesBackEqual, ()) {
 
 TEST(PythonValueTest, ForeignJsonIsRefused) {
   const std::pair<std::string, std::string> cases[] = {
-      {R"({"__tessera__": "lambda"})", "unknown tag \"lambda\""},
+      {R"({"__tessera__": "lambda"})", "unknown tag \"lambda\", expected one of tessera"},
       {R"({"__tessera__": 5})", "\"__tessera__\" is number, expected a string"},
-      {R"({"__tessera__": "tuple"})", "\"tuple\" has no \"items\""},
+      {R"({"__tessera__": "tuple"})", "\"tuple\" has no \"items\", expected this member"},
       {R"({"__tessera__": "tuple", "items": 5})", "\"items\" is number, expected an array"},
-      {R"({"__tessera__": "dict", "items": [[1]]})", "an item is not a pair"},
-      {R"({"__tessera__": "int", "value": "1x"})", "\"1x\" is not an int"},
-      {R"({"__tessera__": "float", "value": "x"})", "\"x\" is not a float"},
+      {R"({"__tessera__": "dict", "items": [[1]]})", "an item is array of size 1, expected a pair of key and value"},
+      {R"({"__tessera__": "int", "value": "1x"})", "\"1x\" is not an int, expected one of at most 4300 digits"},
+      {R"({"__tessera__": "float", "value": "x"})", "\"x\" is not a float, expected a number, inf or nan"},
       {R"({"__tessera__": "float", "bits": -1})", "the bits of a float are number"},
-      {R"({"__tessera__": "bytes", "base64": "AP8"})", "malformed base64"},
+      {R"({"__tessera__": "bytes", "base64": "AP8"})", "malformed base64 \"AP8\", expected padded base64"},
       {R"({"__tessera__": "bytes", "base64": "AP9="})", "malformed base64"},
-      {R"({"__tessera__": "str", "base64": "/w=="})", "not UTF-8"},
-      {R"({"__tessera__": "dtype", "name": "torch.load"})", "a malformed dtype"},
-      {R"({"__tessera__": "torch.Size", "items": ["a"]})", "a malformed torch.Size"},
-      {R"({"__tessera__": "device", "type": 5})", "a malformed device"},
-      {R"({"__tessera__": "complex", "real": 1, "imag": 2.0})", "a malformed complex"},
-      {R"({"__tessera__": "OrderedDict", "items": [], "state": 1})", "a malformed OrderedDict"},
+      {R"({"__tessera__": "str", "base64": "/w=="})", "the 1 bytes of a str are not UTF-8, expected UTF-8"},
+      {R"({"__tessera__": "dtype", "name": "torch.load"})",
+       "a malformed dtype, expected a name of PyTorch such as torch.float32"},
+      {R"({"__tessera__": "torch.Size", "items": ["a"]})", "a malformed torch.Size, expected items of ints"},
+      {R"({"__tessera__": "device", "type": 5})", "a malformed device, expected a type as string"},
+      {R"({"__tessera__": "complex", "real": 1, "imag": 2.0})",
+       "a malformed complex, expected real and imag as floats"},
+      {R"({"__tessera__": "OrderedDict", "items": [], "state": 1})",
+       "a malformed OrderedDict, expected items and at most a state that is a dict"},
       {"18446744073709551615", "too large"},
-      {std::string(600, '[') + std::string(600, ']'), "nests deeper than 500"},
+      {std::string(600, '[') + std::string(600, ']'), "nests deeper than the limit, expected at most 500 levels"},
   };
   for (const auto& [text, problem] : cases) {
     Tree tree;

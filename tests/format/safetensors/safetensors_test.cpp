@@ -134,21 +134,25 @@ TEST(SafetensorsReadTest, AnyBitFlippedInTheHeaderIsRefusedOrSaysSomething) {
 
 TEST(SafetensorsReadTest, AHeaderThatIsNoJsonSaysWhere) {
   EXPECT_ERROR(read_text("{\"a\":}"), ErrorCode::corrupt, "mem.safetensors", "byte 14", "syntax error");
-  EXPECT_ERROR(read_text("[]"), ErrorCode::corrupt, "byte 8", "does not start with '{'");
+  EXPECT_ERROR(read_text("[]"), ErrorCode::corrupt, "byte 8", "the header starts with '[', expected '{'");
   EXPECT_ERROR(read_text(" {}"), ErrorCode::corrupt, "byte 8");
   EXPECT_ERROR(read_text("{}x"), ErrorCode::corrupt, "byte 11");
   EXPECT_ERROR(read_text(std::string_view("{}\0", 3)), ErrorCode::corrupt, "byte 10", "zero byte");
   EXPECT_ERROR(read_text(std::string_view("{}\0garbage", 10)), ErrorCode::corrupt, "byte 10", "zero byte");
-  EXPECT_ERROR(read_text("{\"a\xff\":1}"), ErrorCode::corrupt, "byte 12", "UTF-8");
+  EXPECT_ERROR(read_text("{\"a\xff\":1}"), ErrorCode::corrupt, "byte 12", "UTF-8", "; expected string literal");
+  EXPECT_ERROR(read_text("{\"__metadata__\":{\"a\":\"\xff\"}}"), ErrorCode::corrupt, "ill-formed UTF-8 byte",
+               ", expected strict JSON in UTF-8");
   EXPECT_ERROR(read_text("{\"\\ud800\":1}"), ErrorCode::corrupt, "surrogate");
   EXPECT_ERROR(read_text("{\"a\":1}"), ErrorCode::corrupt, "'a' is an integer, expected an object");
   EXPECT_ERROR(read_text("{/**/}"), ErrorCode::corrupt, "byte");
+  EXPECT_ERROR(read_text("{\"a\":1e999}"), ErrorCode::corrupt, "1e999", "with finite numbers");
   EXPECT_NO_THROW(read_text("{}  \n"));
 }
 
 TEST(SafetensorsReadTest, DeepNestingIsRefused) {
   EXPECT_NO_THROW(read_tensor(R"("x":[[[{}]]],"dtype":"U8","shape":[0],"data_offsets":[0,0])", 0));
-  EXPECT_ERROR(read_text("{\"a\":{\"x\":" + std::string(1'000'000, '[')), ErrorCode::corrupt, "deeper than 32 levels");
+  EXPECT_ERROR(read_text("{\"a\":{\"x\":" + std::string(1'000'000, '[')), ErrorCode::corrupt,
+               "nested deeper than the limit, expected at most 32 levels");
 }
 
 TEST(SafetensorsReadTest, KeysThatAreThereTwiceAreRefused) {
@@ -160,12 +164,13 @@ TEST(SafetensorsReadTest, KeysThatAreThereTwiceAreRefused) {
 }
 
 TEST(SafetensorsReadTest, MembersOfATensorMustBeWellFormed) {
+  const std::string expected = ", expected dtype, shape and two data_offsets";
   const std::vector<std::pair<std::string, std::string>> cases = {
-      {R"("shape":[1],"data_offsets":[0,1])", "expected dtype, shape and two data_offsets"},
-      {R"("dtype":"U8","data_offsets":[0,1])", "expected dtype, shape and two data_offsets"},
-      {R"("dtype":"U8","shape":[1])", "expected dtype, shape and two data_offsets"},
-      {R"("dtype":"U8","shape":[1],"data_offsets":[0,1,1])", "expected dtype, shape and two data_offsets"},
-      {R"("dtype":"U8","shape":[1],"data_offsets":[0])", "expected dtype, shape and two data_offsets"},
+      {R"("shape":[1],"data_offsets":[0,1])", "found no or an empty dtype, a shape and 2 data_offsets" + expected},
+      {R"("dtype":"U8","data_offsets":[0,1])", "found a dtype, no shape and 2 data_offsets" + expected},
+      {R"("dtype":"U8","shape":[1])", "found a dtype, a shape and 0 data_offsets" + expected},
+      {R"("dtype":"U8","shape":[1],"data_offsets":[0,1,1])", "a shape and 3 data_offsets" + expected},
+      {R"("dtype":"U8","shape":[1],"data_offsets":[0])", "a shape and 1 data_offsets" + expected},
       {R"("dtype":8,"shape":[1],"data_offsets":[0,1])", "dtype is or contains an integer"},
       {R"("dtype":["U8"],"shape":[1],"data_offsets":[0,1])", "dtype is or contains an array"},
       {R"("dtype":"U8","shape":1,"data_offsets":[0,1])", "shape is or contains an integer"},
@@ -187,21 +192,25 @@ TEST(SafetensorsReadTest, MembersOfATensorMustBeWellFormed) {
 TEST(SafetensorsReadTest, UnknownMembersArePassedOverAndUnknownTypesAreUnsupported) {
   EXPECT_EQ(read_tensor(R"("x":{"dtype":1},"dtype":"U8","shape":[1],"data_offsets":[0,1])", 1).tensors.size(), 1u);
   EXPECT_ERROR(read_tensor(R"("dtype":"F6_E2M3","shape":[4],"data_offsets":[0,3])", 3), ErrorCode::unsupported, "byte ",
-               "tensor 'a'", "'F6_E2M3'");
+               "tensor 'a'", "unknown dtype 'F6_E2M3', expected one of safetensors such as 'F32'");
 }
 
 TEST(SafetensorsReadTest, FourBitNumbersArePairs) {
   const Header header = read_tensor(R"("dtype":"F4","shape":[2,6],"data_offsets":[0,6])", 6);
   EXPECT_EQ(header.tensors[0], tensor("a", DType::float4_e2m1fn_x2, {2, 3}, 0, 6));
-  EXPECT_ERROR(read_tensor(R"("dtype":"F4","shape":[2,3],"data_offsets":[0,3])", 3), ErrorCode::unsupported, "odd");
-  EXPECT_ERROR(read_tensor(R"("dtype":"F4","shape":[],"data_offsets":[0,1])", 1), ErrorCode::unsupported, "odd");
+  EXPECT_ERROR(read_tensor(R"("dtype":"F4","shape":[2,3],"data_offsets":[0,3])", 3), ErrorCode::unsupported,
+               "F4 with a last dimension of 3, expected a last dimension of even size");
+  EXPECT_ERROR(read_tensor(R"("dtype":"F4","shape":[],"data_offsets":[0,1])", 1), ErrorCode::unsupported,
+               "F4 with no dimension, expected");
 }
 
 TEST(SafetensorsReadTest, MetadataIsStringsOrNull) {
   EXPECT_THAT(read_text(R"({"__metadata__":{"b":"2","a":""}})").metadata, ElementsAre(Pair("a", ""), Pair("b", "2")));
   EXPECT_TRUE(read_text(R"({"__metadata__":null})").metadata.empty());
-  EXPECT_ERROR(read_text(R"({"__metadata__":{"a":1}})"), ErrorCode::corrupt, "'a' of __metadata__ is not a string");
-  EXPECT_ERROR(read_text(R"({"__metadata__":{"a":{}}})"), ErrorCode::corrupt, "'a' of __metadata__ is not a string");
+  EXPECT_ERROR(read_text(R"({"__metadata__":{"a":1}})"), ErrorCode::corrupt,
+               "'a' of __metadata__ is an integer, expected a string");
+  EXPECT_ERROR(read_text(R"({"__metadata__":{"a":{}}})"), ErrorCode::corrupt,
+               "'a' of __metadata__ is an object, expected a string");
   EXPECT_ERROR(read_text(R"({"__metadata__":[]})"), ErrorCode::corrupt, "an array, expected an object");
   EXPECT_ERROR(read_text(R"({"__metadata__":"x"})"), ErrorCode::corrupt, "'__metadata__' is a string");
 }
@@ -291,7 +300,8 @@ TEST(SafetensorsWriteTest, WhatReadersWouldRefuseIsNotWritten) {
   EXPECT_ERROR(write({a, tensor("b", DType::uint8, {2}, 3, 5)}), ErrorCode::invalid_argument, "'b'", "2 bytes from 2");
   EXPECT_ERROR(write({tensor("b", DType::float32, {2}, 0, 2)}), ErrorCode::invalid_argument, "expected 8 bytes from 0");
   EXPECT_ERROR(write({tensor("b\xff", DType::uint8, {2}, 0, 2)}), ErrorCode::invalid_argument, "not UTF-8");
-  EXPECT_ERROR(write({tensor("b", DType::complex128, {1}, 0, 16)}), ErrorCode::unsupported, "'b'", "complex128");
+  EXPECT_ERROR(write({tensor("b", DType::complex128, {1}, 0, 16)}), ErrorCode::unsupported, "'b'", "complex128",
+               "expected a dtype that has one");
 }
 
 TEST(SafetensorsIndexTest, AnIndexIsReadAndWritten) {
@@ -328,11 +338,12 @@ TEST(SafetensorsIndexTest, MalformedIndexesAreRefused) {
       {"1", "expected an object"},
       {"{}", "without weight_map"},
       {R"({"weight_map":[]})", "weight_map is an array"},
-      {R"({"weight_map":1})", "weight_map is not an object"},
-      {R"({"weight_map":{"a":1}})", "the file of 'a'"},
-      {R"({"weight_map":{"a":{}}})", "the file of 'a' is not a string"},
+      {R"({"weight_map":1})", "weight_map is an integer, expected an object"},
+      {R"({"weight_map":{"a":1}})", "the file of 'a' is an integer, expected a string"},
+      {R"({"weight_map":{"a":{}}})", "the file of 'a' is an object, expected a string"},
       {R"({"weight_map":{"a":"x","a":"y"}})", "duplicate key 'a'"},
       {R"({"metadata":{"total_size":"1"},"weight_map":{}})", "total_size is a string"},
+      {R"({"metadata":{"total_size":[]},"weight_map":{}})", "total_size is an array, expected a number of bytes"},
       {R"({"metadata":{"total_size":-1},"weight_map":{}})", "total_size is a negative integer"},
       {R"({"metadata":{"total_size":1.5},"weight_map":{}})", "total_size is a number with a fraction"},
       {R"({"weight_map":{})", "syntax error"},
@@ -379,16 +390,16 @@ TEST(SafetensorsDcpTest, MalformedShardingInfoIsRefused) {
       {"", "JSON, byte 0: parse error"},
       {"[]", "expected an object"},
       {"1", "an integer"},
-      {R"({"w":[]})", "expected an object"},
+      {R"({"w":[]})", "an array, expected an object"},
       {R"({"w":1})", "an integer"},
-      {R"({"w":{}})", "tensor 'w' has no saved_offsets"},
-      {R"({"w":{"saved_offsets":{}}})", "expected an array"},
+      {R"({"w":{}})", "tensor 'w' has no saved_offsets, expected a list of 2 numbers"},
+      {R"({"w":{"saved_offsets":{}}})", "an object, expected an array"},
       {R"({"w":{"saved_offsets":1}})", "an integer"},
-      {R"({"w":{"saved_offsets":[[1]]}})", "has a non-number"},
+      {R"({"w":{"saved_offsets":[[1]]}})", "saved_offsets of 'w' has an array, expected integers"},
       {R"({"w":{"saved_offsets":[-1,0]}})", "a negative integer"},
       {R"({"w":{"saved_offsets":[0,9223372036854775808]}})", "expected integers"},
       {R"({"w":{"saved_offsets":[0]}})", "2 dimensions and 1 saved_offsets"},
-      {R"({"z":{"saved_offsets":[0]}})", "tensor 'z' is not in this file"},
+      {R"({"z":{"saved_offsets":[0]}})", "tensor 'z' is not in this file, expected one of its 2 tensors"},
   };
   for (const auto& [info, message] : cases) {
     SCOPED_TRACE(info);

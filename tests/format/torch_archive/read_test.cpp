@@ -187,7 +187,8 @@ TEST(TorchArchiveReadTest, FilesThatOnlyLookAlikeSayWhatTheyAre) {
   for (const std::string version : {"2.6", "2.14"}) {
     const Bytes legacy = read_file(golden_directory() / (version + "-legacy.pth"));
     EXPECT_TRUE(looks_like_legacy(legacy));
-    EXPECT_ERROR(open_bytes(legacy), ErrorCode::unsupported, "mem.pt", "before PyTorch 1.6");
+    EXPECT_ERROR(open_bytes(legacy), ErrorCode::unsupported, "mem.pt",
+                 "before PyTorch 1.6, expected a zip; load and save it again");
     EXPECT_ERROR(open_bytes(read_file(golden_directory() / (version + "-script.ts"))), ErrorCode::unsupported,
                  "TorchScript");
   }
@@ -204,7 +205,8 @@ TEST(TorchArchiveReadTest, SmallEntriesAreChecked) {
   const std::string pkl(kNonePickle);
   EXPECT_NO_THROW(open_bytes(archive_of({{"data.pkl", pkl}, {"version", "3\n"}})));
   EXPECT_NO_THROW(open_bytes(archive_of({{"data.pkl", pkl}, {"version", "3"}, {"byteorder", "little"}})));
-  EXPECT_ERROR(open_bytes(archive_of({{"data.pkl", pkl}})), ErrorCode::corrupt, "no entry 'a/version'");
+  EXPECT_ERROR(open_bytes(archive_of({{"data.pkl", pkl}})), ErrorCode::corrupt,
+               "no entry 'a/version', expected one with its version");
   EXPECT_ERROR(open_bytes(archive_of({{"data.pkl", pkl}, {"version", "x"}})), ErrorCode::corrupt, "'x'",
                "expected a number");
   EXPECT_ERROR(open_bytes(archive_of({{"data.pkl", pkl}, {"version", "11"}})), ErrorCode::unsupported, "version 11");
@@ -251,7 +253,8 @@ TEST(TorchArchiveReadTest, AStorageMustBeThereAndLargeEnough) {
   EXPECT_ERROR(archive.storage_entry(storage), ErrorCode::corrupt, "mem.pt", "data/0",
                "20 bytes, expected at least 21");
   storage.key = "../0";
-  EXPECT_ERROR(archive.storage_entry(storage), ErrorCode::corrupt, "no entry '2.6-tensor/data/../0'");
+  EXPECT_ERROR(archive.storage_entry(storage), ErrorCode::corrupt,
+               "no entry '2.6-tensor/data/../0', expected one of at least 21 bytes for a storage");
 }
 
 // --- Calls -------------------------------------------------------------------------------------------------------
@@ -268,7 +271,8 @@ TEST(AsTensorTest, AWellFormedCallIsATensor) {
 TEST(AsTensorTest, ElementsBehindTheStorageAreRefused) {
   Call call;
   call.offset = call.tree.make_integer(1);
-  EXPECT_ERROR(as_tensor(call.make()), ErrorCode::corrupt, "up to byte 44", "storage '0', which has 40 bytes");
+  EXPECT_ERROR(as_tensor(call.make()), ErrorCode::corrupt, "up to byte 44",
+               "storage '0', expected them within its 40 bytes");
   Call strided;
   strided.stride = strided.ints({6, 1});
   EXPECT_ERROR(as_tensor(strided.make()), ErrorCode::corrupt, "up to byte 44");
@@ -299,7 +303,7 @@ TEST(AsTensorTest, NumbersThatOverflowAreRefused) {
   EXPECT_ERROR(as_tensor(offset.make()), ErrorCode::corrupt, "overflows");
   Call storage;
   storage.numel = storage.tree.make_integer(kHuge);
-  EXPECT_ERROR(as_tensor(storage.make()), ErrorCode::corrupt, "size of a storage overflows");
+  EXPECT_ERROR(as_tensor(storage.make()), ErrorCode::corrupt, "tensor in data.pkl: size of a storage overflows");
 }
 
 TEST(AsTensorTest, MalformedArgumentsAreRefused) {
@@ -308,17 +312,27 @@ TEST(AsTensorTest, MalformedArgumentsAreRefused) {
     spoil(call);
     as_tensor(call.make());
   };
-  EXPECT_ERROR(spoiled([](Call& c) { c.size = c.ints({-1, 5}); }), ErrorCode::corrupt, "size of dimension 0 is -1");
+  EXPECT_ERROR(spoiled([](Call& c) {
+                 c.size = c.ints({-1, 5});
+               }),
+               ErrorCode::corrupt, "size of dimension 0 is -1, expected 0 or more");
   EXPECT_ERROR(spoiled([](Call& c) { c.stride = c.ints({5, -1}); }), ErrorCode::corrupt, "stride of dimension 1 is -1");
-  EXPECT_ERROR(spoiled([](Call& c) { c.stride = c.ints({5}); }), ErrorCode::corrupt, "2 sizes and 1 strides");
-  EXPECT_ERROR(spoiled([](Call& c) { c.offset = c.tree.make_integer(-1); }), ErrorCode::corrupt, "storage offset -1");
+  EXPECT_ERROR(spoiled([](Call& c) { c.stride = c.ints({5}); }), ErrorCode::corrupt,
+               "2 sizes and 1 strides, expected a stride for each size");
+  EXPECT_ERROR(spoiled([](Call& c) { c.offset = c.tree.make_integer(-1); }), ErrorCode::corrupt,
+               "storage offset -1, expected 0 or more");
   EXPECT_ERROR(spoiled([](Call& c) { c.offset = NodeRef(); }), ErrorCode::corrupt, "storage offset is a",
                "expected an int");
   EXPECT_ERROR(spoiled([](Call& c) { c.size = c.tree.make_list(); }), ErrorCode::corrupt, "size is a list");
-  EXPECT_ERROR(spoiled([](Call& c) { c.numel = c.tree.make_integer(-1); }), ErrorCode::corrupt, "-1 elements");
+  EXPECT_ERROR(spoiled([](Call& c) { c.numel = c.tree.make_integer(-1); }), ErrorCode::corrupt,
+               "-1 elements, expected 0 or more");
   EXPECT_ERROR(spoiled([](Call& c) { c.requires_grad = c.tree.make_integer(1); }), ErrorCode::corrupt, "requires_grad");
   EXPECT_ERROR(spoiled([](Call& c) { c.function = "_rebuild_tensor_v3"; }), ErrorCode::corrupt,
-               "6 arguments, expected 7");
+               "6 arguments, expected at least 7");
+  EXPECT_ERROR(spoiled([](Call& c) {
+                 c.more = {NodeRef(), NodeRef()};
+               }),
+               ErrorCode::corrupt, "8 arguments, expected at most 7");
 }
 
 TEST(AsTensorTest, AnEmptyTensorMayBeginBehindItsStorage) {
@@ -361,6 +375,8 @@ TEST(AsTensorTest, WrappersAreLookedInto) {
   ASSERT_TRUE(as_tensor(parameter));
   EXPECT_TRUE(as_tensor(parameter)->requires_grad);
   EXPECT_TRUE(as_tensor(parameter)->is_parameter);
+  EXPECT_ERROR(as_tensor(call.reduce("torch._utils", "_rebuild_parameter", {call.make()})), ErrorCode::corrupt,
+               "a parameter of 1 arguments, expected at least 2");
   const auto from_type = [&](NodeRef type) {
     return call.reduce("torch._tensor", "_rebuild_from_type_v2",
                        {call.tree.make_global("torch._utils", "_rebuild_tensor_v2"), type,
@@ -399,6 +415,74 @@ TEST(IsTensorLikeTest, CallsOfEveryKindOfTensorAreRecognisedAndNothingElse) {
   EXPECT_FALSE(is_tensor_like(call.reduce("torch", "device", {})));
   EXPECT_FALSE(is_tensor_like(call.storage()));
   EXPECT_FALSE(is_tensor_like(NodeRef()));
+}
+
+// A call that makes a DTensor of shape [4, 5] on a mesh of two ranks, whose parts a test may spoil.
+struct DTensorCall {
+  using Attributes = std::vector<std::pair<std::string_view, NodeRef>>;
+  Call call;
+  NodeRef placement, mesh;
+  Attributes more_of_spec;
+
+  DTensorCall() {
+    placement = instance("Shard", {{"dim", call.tree.make_integer(0)}});
+    more_of_spec = {{"tensor_meta", call.reduce("torch.distributed.tensor", "TensorMeta", {call.ints({4, 5})})}};
+    set_mesh(call.ints({2}), call.ints({0}));
+  }
+  void set_mesh(NodeRef shape, NodeRef coordinates) {
+    mesh = instance("DeviceMesh",
+                    {{"_layout", instance("_MeshLayout", {{"shape", shape}})}, {"_coordinate_on_dim", coordinates}});
+  }
+  NodeRef dict(const Attributes& attributes) {
+    std::vector<NodeRef> all;
+    for (const auto& [name, value] : attributes) {
+      all.push_back(call.tree.make_string(name));
+      all.push_back(value);
+    }
+    const NodeRef result = call.tree.make_dict();
+    call.tree.set_items(result, all);
+    return result;
+  }
+  NodeRef instance(std::string_view name, const Attributes& attributes) {
+    const NodeRef object = call.reduce("torch.distributed.tensor", name, {});
+    call.tree.set_state(object, dict(attributes));
+    return object;
+  }
+  DTensorRef read() {
+    const std::vector<NodeRef> placements = {placement};
+    Attributes spec = {{"mesh", mesh}, {"placements", call.tree.make_tuple(placements)}};
+    spec.insert(spec.end(), more_of_spec.begin(), more_of_spec.end());
+    const NodeRef state = dict({{"_local_tensor", call.make()}, {"_spec", instance("DTensorSpec", spec)}});
+    const NodeRef value =
+        call.reduce("torch._tensor", "_rebuild_from_type_v2",
+                    {call.tree.make_global("torch._utils", "_rebuild_wrapper_subclass"),
+                     call.tree.make_global("torch.distributed.tensor", "DTensor"), call.tree.make_tuple({}), state});
+    return as_dtensor(value).value();
+  }
+};
+
+TEST(AsDTensorTest, MalformedPartsAreRefused) {
+  const auto spoiled = [](auto spoil) {
+    DTensorCall call;
+    spoil(call);
+    return call.read();
+  };
+  EXPECT_THAT(spoiled([](DTensorCall&) {}).mesh_shape, ElementsAre(2));
+  EXPECT_ERROR(spoiled([](DTensorCall& c) { c.placement = c.instance("Shard", {}); }), ErrorCode::corrupt,
+               "DTensor in data.pkl: a Shard with no dim, expected an int");
+  EXPECT_ERROR(spoiled([](DTensorCall& c) {
+                 const NodeRef zero = c.call.tree.make_integer(0);
+                 c.placement = c.instance("_StridedShard", {{"dim", zero}, {"split_factor", zero}});
+               }),
+               ErrorCode::corrupt, "a _StridedShard with split_factor 0, expected an int of at least 1");
+  EXPECT_ERROR(spoiled([](DTensorCall& c) { c.mesh = c.instance("DeviceMesh", {}); }), ErrorCode::unsupported,
+               "without mesh and _layout, expected one of these");
+  EXPECT_ERROR(spoiled([](DTensorCall& c) { c.set_mesh(c.call.ints({0}), c.call.ints({0})); }), ErrorCode::corrupt,
+               "a mesh with the length 0, expected an int of at least 1");
+  EXPECT_ERROR(spoiled([](DTensorCall& c) { c.set_mesh(c.call.ints({2}), c.call.ints({2})); }), ErrorCode::corrupt,
+               "the coordinate [2] in a mesh of shape [2], expected one inside of it");
+  EXPECT_ERROR(spoiled([](DTensorCall& c) { c.more_of_spec.clear(); }), ErrorCode::corrupt,
+               "it has no tensor_meta, expected a _spec with mesh");
 }
 
 TEST(AsStorageTest, OtherPersistentIdsAreNoStorage) {

@@ -134,8 +134,11 @@ TEST(ArchiveLayoutTest, NamesThatWouldLeaveTheArchiveAreRefused) {
     ArchiveLayout(prefix, to_bytes(kNonePickle), {{key, 1}});
   };
   for (const char* bad : {"", "..", "a/b", "a\\b"}) {
-    EXPECT_ERROR(layout(bad, "0"), ErrorCode::invalid_argument, "valid folder name");
-    EXPECT_ERROR(layout("archive", bad), ErrorCode::invalid_argument, "valid storage key");
+    EXPECT_ERROR(
+        layout(bad, "0"), ErrorCode::invalid_argument,
+        std::string("the folder '") + printable(bad) + "' of an archive, expected a name without '/' and '\\'");
+    EXPECT_ERROR(layout("archive", bad), ErrorCode::invalid_argument,
+                 std::string("the storage key '") + printable(bad) + "', expected a name without '/' and '\\'");
   }
   EXPECT_ERROR(ArchiveLayout("archive", {}, {{"0", 1}, {"0", 1}}), ErrorCode::invalid_argument, "archive/data/0");
   EXPECT_ERROR(ArchiveLayout("archive", {}, {{"0", 1}}).trailer({}), ErrorCode::invalid_argument,

@@ -84,7 +84,8 @@ TEST(TorchCheckpointingMetadataTest, UnknownClassesAndVersionsAreNamed) {
   EXPECT_ERROR(read_changed("DTensorShardingMetadata", "MyTensorShardingMetadat"), ErrorCode::unsupported,
                "item 'model'", "MyTensorShardingMetadat", "expected DTensorShardingMetadata");
   EXPECT_ERROR(read_changed("Replicate", "Scattered"), ErrorCode::unsupported, "the placement Scattered");
-  EXPECT_ERROR(read_changed("torch.float64", "torch.float65"), ErrorCode::unsupported, "unknown dtype torch.float65");
+  EXPECT_ERROR(read_changed("torch.float64", "torch.float65"), ErrorCode::unsupported,
+               "unknown dtype torch.float65, expected one of PyTorch such as torch.float32");
   const std::string version(
       "\x8c\x03"
       "2.0",
@@ -97,8 +98,11 @@ TEST(TorchCheckpointingMetadataTest, UnknownClassesAndVersionsAreNamed) {
 
 TEST(TorchCheckpointingMetadataTest, MissingFieldsAndWrongKindsAreErrors) {
   EXPECT_ERROR(read_changed("world_size", "world_sise"), ErrorCode::corrupt, "metadata has no 'world_size'");
-  EXPECT_ERROR(read_changed("mesh_data", "mesh_dada"), ErrorCode::corrupt, "has no 'mesh_data'");
-  EXPECT_ERROR(read_changed("[\"count\"]", "[\"count\"}"), ErrorCode::corrupt, "is not a JSON list");
+  EXPECT_ERROR(read_changed("mesh_data", "mesh_dada"), ErrorCode::corrupt, "has no 'mesh_data', expected that key");
+  EXPECT_ERROR(read_changed("[\"count\"]", "[\"count\"}"), ErrorCode::corrupt,
+               "is not a JSON list, expected one such as [\"layers\", 0]");
+  EXPECT_ERROR(read_changed("[\"count\"]", "[{\"c\":0}]"), ErrorCode::corrupt,
+               "a part of type object, expected strings and ints from -2^63 to 2^63 - 1");
   Bytes list;
   pickle::Writer writer(list, 4);
   writer.empty_list();
@@ -118,7 +122,8 @@ TEST(TorchCheckpointingMetadataTest, RanksAreThoseOfTheMeshAndTheWorld) {
   };
   EXPECT_EQ(read_bytes(bytes_with(2, {1, 0})).items[0].entries[0].groups[0].mesh->places.at(0), 1);
   EXPECT_ERROR(read_bytes(bytes_with(2, {0, 2})), ErrorCode::corrupt, "has 2, expected a rank from 0 to 1");
-  EXPECT_ERROR(read_bytes(bytes_with(2, {1, 1})), ErrorCode::corrupt, "has rank 1 twice");
+  EXPECT_ERROR(read_bytes(bytes_with(2, {1, 1})), ErrorCode::corrupt,
+               "has rank 1 twice in its mesh, expected each once");
   EXPECT_ERROR(read_bytes(bytes_with(0, {})), ErrorCode::corrupt, "world_size is 0");
 }
 

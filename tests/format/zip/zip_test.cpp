@@ -195,14 +195,15 @@ TEST(ZipReadTest, ASplitArchiveIsUnsupported) {
   Bytes bytes = read_file(kGolden / "torch_archive/python-stored.zip");
   const std::size_t end = bytes.size() - 22;
   bytes[end + 4] = bytes[end + 6] = 1;
-  EXPECT_ERROR(read(bytes), ErrorCode::unsupported, "split over 2 disks");
+  EXPECT_ERROR(read(bytes), ErrorCode::unsupported, "split over 2 disks, expected one file");
 }
 
 TEST(ZipReadTest, NamesThatLeaveTheArchiveAreRefused) {
   const std::vector<std::string> bad = {"/abs", "a/../b", "..", ".", "a//b", "a\\b", std::string("a\0b", 3)};
   for (const std::string& name : bad) {
     SCOPED_TRACE(name);
-    EXPECT_ERROR(read(write_archive({{name, to_bytes("1")}})), ErrorCode::corrupt, "entry name", "relative path");
+    EXPECT_ERROR(read(write_archive({{name, to_bytes("1")}})), ErrorCode::corrupt, "entry name",
+                 "expected a relative path");
   }
   EXPECT_NO_THROW(read(write_archive({{"a..b/..c", to_bytes("1")}})));
 }
@@ -288,7 +289,9 @@ TEST(ZipReadTest, ALongCommentMustFit) {
   bytes.insert(bytes.end(), 0x9C40, '#');
   EXPECT_NO_THROW(read(bytes));
   bytes.pop_back();
-  EXPECT_ERROR(read(bytes), ErrorCode::corrupt, "no end record");
+  const std::string size = std::to_string(bytes.size());
+  EXPECT_ERROR(read(bytes), ErrorCode::corrupt, "no end record from byte 0 on",
+               "expected one that reaches to the end of the archive at byte " + size);
 }
 
 TEST(ZipLayoutTest, WritesByteForByteWhatPyTorchWrites) {

@@ -33,7 +33,7 @@ class Interpreter {
     try {
       return run(length_bytes);
     } catch (const Nodes::Full&) {
-      fail("needs more memory than the limit");
+      fail("needs more memory than the limit, expected at most {} bytes", nodes_.limit_bytes());
     }
   }
 
@@ -49,7 +49,9 @@ class Interpreter {
   [[noreturn]] void fail_underflow(std::size_t wanted) const {
     fail("{} objects on the stack, expected at least {}", top_ - floor_, wanted);
   }
-  [[noreturn]] void fail_depth() const { fail("nests deeper than the limit of {}", depth_limit_); }
+  [[noreturn]] void fail_depth() const {
+    fail("nests deeper than the limit, expected at most {} levels", depth_limit_);
+  }
 
   // The stack.
   void grow_stack();

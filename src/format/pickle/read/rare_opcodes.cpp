@@ -67,7 +67,7 @@ void Interpreter::push_instance(NodeRef callable, std::size_t count, std::size_t
 
 void Interpreter::push_extension(std::uint32_t code) {
   if (code == 0 || code > 0x7fff'ffff)
-    fail("extension code {}, expected a positive code", static_cast<std::int32_t>(code));
+    fail("extension code {}, expected 1 to 2^31 - 1", static_cast<std::int32_t>(code));
   push(nodes_.object(Object::Made::extension, nodes_.integer(code), NodeRef()), 1);
 }
 
@@ -75,13 +75,14 @@ std::uint64_t Interpreter::line_number() {
   const std::string_view text = line();
   std::uint64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size()) fail("\"{}\" is not a memo index", printable(text));
+  if (error != std::errc() || end != text.data() + text.size())
+    fail("\"{}\" is not a memo index, expected an int from 0 to 2^64 - 1", printable(text));
   return value;
 }
 
 std::string_view Interpreter::utf8_line() {
   const std::string_view text = line();
-  if (!is_python_utf8(text)) fail("a name of {} bytes is not UTF-8", text.size());
+  if (!is_python_utf8(text)) fail("a name of {} bytes is not UTF-8, expected UTF-8", text.size());
   return text;
 }
 
@@ -117,7 +118,7 @@ void Interpreter::run_rare(std::uint8_t opcode) {
       break;
     case op::LONG4: {
       const auto size = number<std::uint32_t>();
-      if (size > 0x7fff'ffff) fail("a negative length, expected at least 0");
+      if (size > 0x7fff'ffff) fail("a negative length of {}, expected 0 or more", static_cast<std::int32_t>(size));
       push_integer(take(size));
       break;
     }
@@ -138,7 +139,7 @@ void Interpreter::run_rare(std::uint8_t opcode) {
       break;
     case op::BINSTRING: {
       const auto size = number<std::uint32_t>();
-      if (size > 0x7fff'ffff) fail("a negative length, expected at least 0");
+      if (size > 0x7fff'ffff) fail("a negative length of {}, expected 0 or more", static_cast<std::int32_t>(size));
       push_byte_string(take(size));
       break;
     }
@@ -264,26 +265,28 @@ void Interpreter::run_text(std::uint8_t opcode) {
       }
       if (opcode == op::LONG && text.ends_with('L')) text.remove_suffix(1);
       const auto value = parse_integer(text);
-      if (!value) fail("\"{}\" is not an int", printable(text));
+      if (!value) fail("\"{}\" is not an int, expected one of at most {} digits", printable(text), kMostDigits);
       push_integer(nodes_.copy(*value));
       break;
     }
     case op::FLOAT: {
       const std::string_view text = line();
       const auto value = parse_float(text);
-      if (!value) fail("\"{}\" is not a float", printable(text));
+      if (!value) fail("\"{}\" is not a float, expected a number, inf or nan", printable(text));
       push(nodes_.floating(*value), 0);
       break;
     }
     case op::STRING: {
-      const auto bytes = parse_quoted_bytes(line());
-      if (!bytes) fail("the argument is not a quoted string");
+      const std::string_view text = line();
+      const auto bytes = parse_quoted_bytes(text);
+      if (!bytes) fail("\"{}\" is not a quoted string, expected a str literal of Python", printable(text));
       push_byte_string(nodes_.copy(as_bytes(*bytes)));
       break;
     }
     case op::UNICODE: {
-      const auto text = parse_raw_unicode(line());
-      if (!text) fail("the text has a malformed escape, expected \\uXXXX or \\UXXXXXXXX");
+      const std::string_view escaped = line();
+      const auto text = parse_raw_unicode(escaped);
+      if (!text) fail("\"{}\" has a malformed escape, expected \\uXXXX or \\UXXXXXXXX", printable(escaped));
       push_string(nodes_.copy(as_bytes(*text)));
       break;
     }
@@ -292,7 +295,7 @@ void Interpreter::run_text(std::uint8_t opcode) {
       replace(1, nodes_.persistent_id(top_[-1]));
       break;
     default:
-      fail("unknown opcode");
+      fail("unknown opcode, expected one of protocols 0 to 5");
   }
 }
 

@@ -58,14 +58,15 @@ void Interpreter::put(std::uint64_t index) {
   need(1);
   // Each index was once the next one, so it is at most the number of opcodes before.
   const std::uint64_t offset = input_.offset_of(opcode_);
-  if (index >= limits_.memo || index > offset) fail("memo index {} exceeds the limit", index);
+  if (index >= limits_.memo || index > offset)
+    fail("memo index {} exceeds the limit, expected less than {}", index, std::min(limits_.memo, offset + 1));
   if (!memo_.can_put(index)) fail("memo index {} after records, expected the next index", index);
   memo_.put(index, top_[-1], depths()[-1]);
 }
 
 void Interpreter::get(std::uint64_t index) {
   const Memo::Entry* entry = memo_.get(index);
-  if (entry == nullptr) fail("memo index {} was never put, expected one that was", index);
+  if (entry == nullptr) fail("memo index {} was never put, expected one that was put before", index);
   push(entry->value, entry->depth);
 }
 
@@ -130,8 +131,8 @@ NodeRef Interpreter::run(std::uint64_t& length_bytes) {
       margin = input_.window_margin();
     }
     const std::uint8_t* const opcode = p;
-    if (p == end) with(opcode, [&] { fail("the pickle ends without STOP, expected it"); });
-    if (left-- == 0) with(opcode, [&] { fail("more than the limit of {} opcodes", limits_.items); });
+    if (p == end) with(opcode, [&] { fail("the pickle ends without STOP, expected it as the last opcode"); });
+    if (left-- == 0) with(opcode, [&] { fail("more opcodes than the limit, expected at most {}", limits_.items); });
     if (top == limit) {
       with(opcode, [&] { grow_stack(); });
       base = values_.data();
