@@ -1,5 +1,6 @@
 #include "c/call.h"
 
+#include <filesystem>
 #include <new>
 #include <string>
 
@@ -51,6 +52,9 @@ tessera_status keep_error(const std::exception_ptr& exception) noexcept {
     return status_of(error.code());
   } catch (const std::bad_alloc&) {
     keep_text("out of memory");
+  } catch (const std::filesystem::filesystem_error& error) {
+    keep_text(error.what());
+    return TESSERA_IO;
   } catch (const std::exception& error) {
     keep_text(error.what());
   } catch (...) {

@@ -34,6 +34,27 @@ T* required(T* pointer, std::string_view function, std::string_view argument) {
   return pointer;
 }
 
+// The same for an element of a column.
+template <typename T>
+T* required(T* pointer, std::string_view function, std::string_view column, std::size_t row) {
+  if (pointer == nullptr) {
+    fail(ErrorCode::invalid_argument, "{}: {}[{}] is NULL, expected a pointer", function, column, row);
+  }
+  return pointer;
+}
+
+// Calls f(*handle) unless `handle` is null. Only functions without a status take a handle by this; the others refuse
+// NULL by `required`.
+template <typename T, typename F>
+void if_given(T* handle, const F& f) noexcept {
+  if (handle != nullptr) f(*handle);
+}
+// Returns f(*handle), or `otherwise` if `handle` is null.
+template <typename T, typename R, typename F>
+R if_given(T* handle, R otherwise, const F& f) noexcept {
+  return handle == nullptr ? otherwise : static_cast<R>(f(*handle));
+}
+
 // Returns the options that a caller passed, who may know fewer or more members than this library. Those that it does
 // not know are zero. Throws Error(invalid_argument) if the caller sets a member that this library does not know.
 template <typename T>

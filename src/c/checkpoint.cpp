@@ -16,6 +16,17 @@ using checkpoint::TensorInfo;
 
 const Checkpoint& of(const tessera_checkpoint* handle) { return *handle->checkpoint; }
 
+// Returns f(checkpoint), or `otherwise` for a NULL.
+template <typename R, typename F>
+R described(const tessera_checkpoint* handle, R otherwise, const F& f) noexcept {
+  return if_given(handle, otherwise, [&](const tessera_checkpoint& given) { return f(*given.checkpoint); });
+}
+// Returns how many `f` lists, or 0 for a NULL.
+template <typename F>
+std::size_t count_of(const tessera_checkpoint* handle, const F& f) noexcept {
+  return described(handle, std::size_t{0}, [&](const Checkpoint& opened) { return f(opened).size(); });
+}
+
 const TensorInfo& tensor_of(const tessera_checkpoint* handle, std::size_t tensor, std::string_view function) {
   const Checkpoint& checkpoint = *required(handle, function, "checkpoint")->checkpoint;
   if (tensor >= checkpoint.tensors().size()) {
@@ -70,21 +81,33 @@ tessera_status tessera_open(const char* path, const tessera_open_options* option
 void tessera_close(tessera_checkpoint* checkpoint) { delete checkpoint; }
 
 const char* tessera_kind(const tessera_checkpoint* checkpoint) {
-  return checkpoint::source_kind_name(c::of(checkpoint).kind()).data();
+  return c::described(checkpoint, "",
+                      [](const auto& opened) { return checkpoint::source_kind_name(opened.kind()).data(); });
 }
-const char* tessera_format_version(const tessera_checkpoint* checkpoint) { return c::of(checkpoint).version().c_str(); }
-size_t tessera_warning_count(const tessera_checkpoint* checkpoint) { return c::of(checkpoint).warnings().size(); }
+const char* tessera_format_version(const tessera_checkpoint* checkpoint) {
+  return c::described(checkpoint, "", [](const auto& opened) { return opened.version().c_str(); });
+}
+size_t tessera_warning_count(const tessera_checkpoint* checkpoint) {
+  return c::count_of(
+      checkpoint, [](const auto& opened) -> const auto& { return opened.warnings(); });
+}
 const char* tessera_warning(const tessera_checkpoint* checkpoint, size_t warning) {
-  const auto& warnings = c::of(checkpoint).warnings();
-  return warning < warnings.size() ? warnings[warning].c_str() : nullptr;
+  if (warning >= tessera_warning_count(checkpoint)) return nullptr;
+  return c::of(checkpoint).warnings()[warning].c_str();
 }
-size_t tessera_file_count(const tessera_checkpoint* checkpoint) { return c::of(checkpoint).files().size(); }
+size_t tessera_file_count(const tessera_checkpoint* checkpoint) {
+  return c::count_of(
+      checkpoint, [](const auto& opened) -> const auto& { return opened.files(); });
+}
 const char* tessera_file_name(const tessera_checkpoint* checkpoint, size_t file) {
-  const auto& files = c::of(checkpoint).files();
-  return file < files.size() ? files[file].name.c_str() : nullptr;
+  if (file >= tessera_file_count(checkpoint)) return nullptr;
+  return c::of(checkpoint).files()[file].name.c_str();
 }
 
-size_t tessera_tensor_count(const tessera_checkpoint* checkpoint) { return c::of(checkpoint).tensors().size(); }
+size_t tessera_tensor_count(const tessera_checkpoint* checkpoint) {
+  return c::count_of(
+      checkpoint, [](const auto& opened) -> const auto& { return opened.tensors(); });
+}
 
 tessera_status tessera_tensor(const tessera_checkpoint* checkpoint, size_t tensor, tessera_tensor_info* info) {
   return c::call([&] {
@@ -107,7 +130,8 @@ tessera_status tessera_find_tensor(const tessera_checkpoint* checkpoint, const c
     c::required(name, "tessera_find_tensor", "name");
     const auto found = opened.find_tensor(name);
     if (!found) {
-      fail(ErrorCode::not_found, "{} has no tensor '{}'", opened.path().string(), printable(name));
+      fail(ErrorCode::not_found, "{} has no tensor '{}', expected the name of one; it has {}", opened.path().string(),
+           printable(name), opened.tensors().size());
     }
     *c::required(tensor, "tessera_find_tensor", "tensor") = *found;
   });
@@ -132,7 +156,10 @@ tessera_status tessera_chunk(const tessera_checkpoint* checkpoint, size_t tensor
   });
 }
 
-size_t tessera_object_count(const tessera_checkpoint* checkpoint) { return c::of(checkpoint).objects().size(); }
+size_t tessera_object_count(const tessera_checkpoint* checkpoint) {
+  return c::count_of(
+      checkpoint, [](const auto& opened) -> const auto& { return opened.objects(); });
+}
 tessera_status tessera_object(const tessera_checkpoint* checkpoint, size_t object, tessera_object_info* info) {
   return c::call([&] {
     const checkpoint::ObjectInfo& found = c::object_of(checkpoint, object, "tessera_object");

@@ -25,7 +25,11 @@ std::vector<std::string> globs_of(const char* const* given) {
   for (; given != nullptr && *given != nullptr; ++given) globs.emplace_back(*given);
   return globs;
 }
-checkpoint::Selection selection_of(const tessera_selection& given) {
+// An empty `select` is refused: a program that computes it and finds nothing would get everything.
+checkpoint::Selection selection_of(const tessera_selection& given, std::string_view function) {
+  if (given.select != nullptr && *given.select == nullptr) {
+    fail(ErrorCode::invalid_argument, "{}: select is an empty list, expected globs, or NULL for all names", function);
+  }
   return {globs_of(given.select), globs_of(given.exclude)};
 }
 
@@ -45,7 +49,7 @@ void convert(std::string_view function, const tessera_checkpoint* source, const 
   required(source, function, "source");
   required(destination, function, "destination");
   const tessera_convert_options all = options_of(given, function);
-  options.selection = selection_of(all.selection);
+  options.selection = selection_of(all.selection, function);
   check_selection(options.selection, {source->checkpoint.get()});
   if (all.dtype != nullptr) {
     options.dtype = find_dtype(all.dtype);
@@ -80,10 +84,17 @@ extern "C" {
 tessera_status tessera_task_new(tessera_task** task) {
   return c::call([&] { *c::required(task, "tessera_task_new", "task") = std::make_unique<tessera_task>().release(); });
 }
-void tessera_task_cancel(tessera_task* task) { task->cancellation.request(); }
+void tessera_task_cancel(tessera_task* task) {
+  c::if_given(task, [](tessera_task& given) { given.cancellation.request(); });
+}
 void tessera_task_progress(const tessera_task* task, uint64_t* done_bytes, uint64_t* total_bytes) {
-  *done_bytes = task->done_bytes.load(std::memory_order_relaxed);
-  *total_bytes = task->total_bytes.load(std::memory_order_relaxed);
+  uint64_t done = 0, total = 0;
+  c::if_given(task, [&](const tessera_task& given) {
+    done = given.done_bytes.load(std::memory_order_relaxed);
+    total = given.total_bytes.load(std::memory_order_relaxed);
+  });
+  if (done_bytes != nullptr) *done_bytes = done;
+  if (total_bytes != nullptr) *total_bytes = total;
 }
 void tessera_task_free(tessera_task* task) { delete task; }
 
@@ -91,13 +102,14 @@ tessera_status tessera_verify(const char* path, const tessera_verify_options* op
                               tessera_bytes** json) {
   return c::call([&] {
     c::required(path, "tessera_verify", "path");
+    c::required(problems, "tessera_verify", "problems");
     const tessera_verify_options given = c::options_of(options, "tessera_verify");
     checkpoint::VerifyOptions verify;
     verify.jobs = given.jobs;
     c::observe(given.task, verify);
     const checkpoint::VerifyReport report = checkpoint::verify(path, verify);
     std::unique_ptr<tessera_bytes> text = json == nullptr ? nullptr : c::text_of(report_json(report));
-    *c::required(problems, "tessera_verify", "problems") = report.problem_count;
+    *problems = report.problem_count;
     if (json != nullptr) c::give(std::move(text), json);
   });
 }
@@ -107,16 +119,17 @@ tessera_status tessera_diff(const tessera_checkpoint* a, const tessera_checkpoin
   return c::call([&] {
     c::required(a, "tessera_diff", "a");
     c::required(b, "tessera_diff", "b");
+    c::required(differences, "tessera_diff", "differences");
     const tessera_diff_options given = c::options_of(options, "tessera_diff");
     checkpoint::DiffOptions diff;
-    diff.selection = c::selection_of(given.selection);
+    diff.selection = c::selection_of(given.selection, "tessera_diff");
     check_selection(diff.selection, {a->checkpoint.get(), b->checkpoint.get()});
     diff.expand = given.expand != 0;
     diff.jobs = given.jobs;
     c::observe(given.task, diff);
     const checkpoint::DiffReport report = checkpoint::diff(a->checkpoint, b->checkpoint, diff);
     std::unique_ptr<tessera_bytes> text = json == nullptr ? nullptr : c::text_of(report_json(report));
-    *c::required(differences, "tessera_diff", "differences") = report.differences.size();
+    *differences = report.differences.size();
     if (json != nullptr) c::give(std::move(text), json);
   });
 }

@@ -18,8 +18,10 @@ using checkpoint::TensorInfo;
 
 const TensorInfo& named(const Checkpoint& checkpoint, const char* name) {
   const auto found = checkpoint.find_tensor(name);
-  if (!found)
-    fail(ErrorCode::not_found, "read {}: there is no tensor '{}'", checkpoint.path().string(), printable(name));
+  if (!found) {
+    fail(ErrorCode::not_found, "read {}: there is no tensor '{}', expected the name of one; it has {}",
+         checkpoint.path().string(), printable(name), checkpoint.tensors().size());
+  }
   return checkpoint.tensors()[*found];
 }
 
@@ -43,7 +45,7 @@ class Columns {
 
   checkpoint::TargetEntry next() {
     const std::size_t i = next_++;
-    const std::string name = required(boxes_.names[i], kCall, "a name");
+    const std::string name = required(boxes_.names[i], kCall, "names", i);
     const TensorInfo& info = named(checkpoint_, name.c_str());
     const std::size_t dims = info.shape.size();
     if (boxes_.dims != nullptr && boxes_.dims[i] != dims) {
@@ -73,7 +75,7 @@ class Columns {
     if (boxes_.data_bytes[i] < bytes) {
       refuse(i, name, fmt::format("has memory of {} bytes, expected at least {}", boxes_.data_bytes[i], bytes));
     }
-    if (bytes > 0) required(boxes_.data[i], kCall, "the data of a box");
+    if (bytes > 0) required(boxes_.data[i], kCall, "data", i);
     checkpoint::TargetMemory memory{static_cast<std::uint8_t*>(boxes_.data[i]), std::move(strides)};
     return {name, checkpoint::TargetTensor{dtype, info.shape, {{box, std::move(memory)}}}};
   }
@@ -146,6 +148,7 @@ tessera_status tessera_read_tensor(const tessera_checkpoint* checkpoint, const c
       fail(ErrorCode::invalid_argument, "tessera_read_tensor: the memory has {} bytes, expected {} for tensor '{}'",
            data_bytes, info.size_bytes(), printable(name));
     }
+    if (data_bytes > 0) c::required(data, "tessera_read_tensor", "data");
     tessera_boxes boxes{};
     boxes.struct_size = sizeof boxes;
     boxes.count = 1;

@@ -40,16 +40,16 @@ class StateColumns {
  public:
   StateColumns(const tessera_state& columns, tessera_save& save) : columns_(columns), save_(save), state_(save.state) {
     if (columns.count == 0) return;
-    for (const void* column : {static_cast<const void*>(columns.names), static_cast<const void*>(columns.dtypes),
-                               static_cast<const void*>(columns.dims), static_cast<const void*>(columns.data),
-                               static_cast<const void*>(columns.data_bytes)}) {
-      required(column, kCall, "a column of the state");
-    }
+    required(columns.names, kCall, "names");
+    required(columns.dtypes, kCall, "dtypes");
+    required(columns.dims, kCall, "dims");
+    required(columns.data, kCall, "data");
+    required(columns.data_bytes, kCall, "data_bytes");
   }
 
   void read() {
     for (std::size_t row = 0; row < columns_.count; ++row) {
-      name_ = required(columns_.names[row], kCall, "a name");
+      name_ = required(columns_.names[row], kCall, "names", row);
       if (columns_.dtypes[row] == nullptr) {
         add_object(row);
       } else {
@@ -77,10 +77,11 @@ class StateColumns {
     for (const auto& key : json) {
       if (key.is_string()) {
         path.emplace_back(key.get<std::string>());
-      } else if (key.is_number_integer()) {
+      } else if (key.is_number_integer() &&
+                 !(key.is_number_unsigned() && key.get<std::uint64_t>() > std::uint64_t{INT64_MAX})) {
         path.emplace_back(key.get<std::int64_t>());
       } else {
-        refuse("has the path {}, expected texts and integers", printable(columns_.paths[row]));
+        refuse("has the path {}, expected texts and integers from -2^63 to 2^63 - 1", printable(columns_.paths[row]));
       }
     }
     return path;
@@ -88,7 +89,12 @@ class StateColumns {
 
   void add_object(std::size_t row) {
     if (columns_.dims[row] != 0) refuse("is an object with {} dimensions, expected 0", columns_.dims[row]);
-    if (!entries_.try_emplace(name_, state_.size()).second) refuse("occurs twice, expected an object once");
+    const auto [known, is_new] = entries_.try_emplace(name_, state_.size());
+    if (!is_new) {
+      const bool is_object = std::holds_alternative<StateObject>(state_[known->second].value);
+      refuse("is {} in an earlier row, expected a name of its own for each object",
+             is_object ? "an object" : "a tensor");
+    }
     const auto archive = [&save = save_, entry = state_.size(), name = name_] {
       const auto found = save.archives.find(entry);
       if (found == save.archives.end()) {
@@ -100,8 +106,8 @@ class StateColumns {
     state_.push_back({name_, path_of(row), StateObject{archive}});
   }
 
-  std::vector<std::int64_t> numbers(const std::int64_t* column, std::size_t dims) const {
-    if (dims > 0) required(column, kCall, "a column of the state");
+  std::vector<std::int64_t> numbers(const std::int64_t* column, std::string_view what, std::size_t dims) const {
+    if (dims > 0) required(column, kCall, what);
     return {column + numbers_before_, column + numbers_before_ + dims};
   }
 
@@ -109,10 +115,10 @@ class StateColumns {
     const std::optional<DType> dtype = find_dtype(columns_.dtypes[row]);
     if (!dtype) refuse("has dtype '{}', expected one of PyTorch such as float32", printable(columns_.dtypes[row]));
     const std::size_t dims = columns_.dims[row];
-    const std::vector<std::int64_t> shape = numbers(columns_.shapes, dims);
-    const Box box(numbers(columns_.offsets, dims), numbers(columns_.sizes, dims));
+    const std::vector<std::int64_t> shape = numbers(columns_.shapes, "shapes", dims);
+    const Box box(numbers(columns_.offsets, "offsets", dims), numbers(columns_.sizes, "sizes", dims));
     std::vector<std::int64_t> strides;
-    if (columns_.strides != nullptr) strides = numbers(columns_.strides, dims);
+    if (columns_.strides != nullptr) strides = numbers(columns_.strides, "strides", dims);
     numbers_before_ += dims;
     if (!is_valid(box, shape)) {
       refuse("has a chunk {}, expected a box within shape {}", to_string(box), shape_to_string(shape));
@@ -129,10 +135,17 @@ class StateColumns {
     const auto [found, is_new] = entries_.try_emplace(name_, state_.size());
     if (is_new) state_.push_back({name_, path_of(row), StateTensor{properties, shape, {}}});
     auto* tensor = std::get_if<StateTensor>(&state_[found->second].value);
-    if (tensor == nullptr || tensor->shape != shape || tensor->properties != properties) {
-      refuse("has chunks that differ in dtype, shape or requires_grad, expected the same");
+    if (tensor == nullptr) refuse("is an object in an earlier row, expected a name of its own for each object");
+    if (tensor->shape != shape || tensor->properties != properties) {
+      refuse("has {}, expected {} as in an earlier row", text_of(properties, shape),
+             text_of(tensor->properties.value_or(TensorProperties()), tensor->shape));
     }
     tensor->chunks.push_back({box, [memory] { return memory; }});
+  }
+
+  static std::string text_of(const TensorProperties& properties, const std::vector<std::int64_t>& shape) {
+    return fmt::format("dtype {}, shape {} and requires_grad {}", dtype_name(properties.dtype), shape_to_string(shape),
+                       properties.requires_grad);
   }
 
   HostMemory memory_of(std::size_t row, std::uint64_t bytes) const {
@@ -152,7 +165,7 @@ class StateColumns {
     if (columns_.data_bytes[row] < bytes) {
       refuse("has memory of {} bytes, expected at least {}", columns_.data_bytes[row], bytes);
     }
-    if (bytes > 0) required(memory.data, kCall, "the data of a chunk");
+    if (bytes > 0) required(memory.data, kCall, "data", row);
     return memory;
   }
 
@@ -168,18 +181,23 @@ std::unique_ptr<tessera_bytes> bytes_of(const Bytes& bytes) {
   return std::make_unique<tessera_bytes>(std::string(as_text(bytes)));
 }
 
+// `column` is the name of `messages`.
 std::vector<Bytes> messages_of(std::size_t count, const void* const* messages, const std::size_t* sizes,
-                               std::string_view function) {
+                               std::string_view function, std::string_view column) {
   std::vector<Bytes> all;
   for (std::size_t r = 0; r < count; ++r) {
     const auto* begin = static_cast<const std::uint8_t*>(messages[r]);
-    if (sizes[r] > 0) required(begin, function, "the bytes of a rank");
+    if (sizes[r] > 0) required(begin, function, column, r);
     all.emplace_back(begin, begin + sizes[r]);
   }
   return all;
 }
 
-checkpoint::SaveSteps::Answer answer_of(const tessera_save& save, const void* answer, std::size_t answer_bytes) {
+checkpoint::SaveSteps::Answer answer_of(const tessera_save& save, const void* answer, std::size_t answer_bytes,
+                                        std::string_view function) {
+  if (save.steps->entries().empty()) {
+    fail(ErrorCode::invalid_argument, "{}: found no plan, expected a call of tessera_save_plan before", function);
+  }
   return save.steps->read_answer(ByteView(static_cast<const std::uint8_t*>(answer), answer_bytes));
 }
 
@@ -226,12 +244,15 @@ tessera_status tessera_save_answer(tessera_save* save, size_t ranks, const void*
     c::required(plans, "tessera_save_answer", "plans");
     c::required(plan_bytes, "tessera_save_answer", "plan_bytes");
     c::required(answers, "tessera_save_answer", "answers");
-    std::vector<Bytes> messages = c::messages_of(ranks, plans, plan_bytes, "tessera_save_answer");
+    if (ranks == 0) fail(ErrorCode::invalid_argument, "tessera_save_answer: plans of 0 ranks, expected at least 1");
+    std::vector<Bytes> messages = c::messages_of(ranks, plans, plan_bytes, "tessera_save_answer", "plans");
     save->merged = {};
+    tessera::checkpoint::MergedPlans merged;
     std::vector<std::unique_ptr<tessera_bytes>> made;
-    for (const Bytes& answer : save->steps->answer_plans(std::move(messages), save->merged, save->generation)) {
+    for (const Bytes& answer : save->steps->answer_plans(std::move(messages), merged, save->generation)) {
       made.push_back(c::bytes_of(answer));
     }
+    save->merged = std::move(merged);
     for (std::size_t r = 0; r < ranks; ++r) c::give(std::move(made.at(r)), &answers[r]);
   });
 }
@@ -245,7 +266,7 @@ tessera_status tessera_save_objects(tessera_save* save, const void* answer, size
     c::required(count, "tessera_save_objects", "count");
     const checkpoint::SavePlan& plan = save->steps->plan();
     std::size_t found = 0;
-    for (const std::uint32_t item : c::answer_of(*save, answer, answer_bytes).writes) {
+    for (const std::uint32_t item : c::answer_of(*save, answer, answer_bytes, "tessera_save_objects").writes) {
       if (plan.entries()[plan[item].entry].is_tensor) continue;
       rows[found++] = save->row_of_entry[plan[item].source.entry];
     }
@@ -257,9 +278,15 @@ tessera_status tessera_save_set_object(tessera_save* save, size_t row, const voi
   return c::call([&] {
     c::required(save, "tessera_save_set_object", "save");
     const auto* begin = static_cast<const std::uint8_t*>(c::required(archive, "tessera_save_set_object", "archive"));
-    if (row >= save->entry_of_row.size() ||
-        !std::holds_alternative<checkpoint::StateObject>(save->state[save->entry_of_row[row]].value)) {
-      fail(ErrorCode::invalid_argument, "tessera_save_set_object: row {} is not an object of the state", row);
+    if (row >= save->entry_of_row.size()) {
+      fail(ErrorCode::invalid_argument,
+           "tessera_save_set_object: row {} of a state of {} rows, expected the row of an object", row,
+           save->entry_of_row.size());
+    }
+    const checkpoint::StateEntry& entry = save->state[save->entry_of_row[row]];
+    if (!std::holds_alternative<checkpoint::StateObject>(entry.value)) {
+      fail(ErrorCode::invalid_argument, "tessera_save_set_object: row {} is the tensor '{}', expected an object", row,
+           printable(entry.name));
     }
     save->archives[save->entry_of_row[row]] = Bytes(begin, begin + archive_bytes);
   });
@@ -270,7 +297,7 @@ tessera_status tessera_save_write(tessera_save* save, const void* answer, size_t
     c::required(save, "tessera_save_write", "save");
     c::required(answer, "tessera_save_write", "answer");
     c::required(report, "tessera_save_write", "report");
-    const auto mine = c::answer_of(*save, answer, answer_bytes);
+    const auto mine = c::answer_of(*save, answer, answer_bytes, "tessera_save_write");
     c::give(c::bytes_of(save->steps->write(mine.writes, mine.rank, mine.generation)), report);
   });
 }
@@ -281,13 +308,17 @@ tessera_status tessera_save_commit(tessera_save* save, size_t ranks, const void*
     c::required(save, "tessera_save_commit", "save");
     c::required(reports, "tessera_save_commit", "reports");
     c::required(report_bytes, "tessera_save_commit", "report_bytes");
+    if (save->merged.files_of_rank.empty()) {
+      fail(ErrorCode::invalid_argument,
+           "tessera_save_commit: found no merged plans, expected a tessera_save_answer that succeeded before");
+    }
     if (ranks != save->merged.files_of_rank.size()) {
       fail(ErrorCode::invalid_argument,
            "tessera_save_commit: reports of {} ranks, expected {} as in tessera_save_answer", ranks,
            save->merged.files_of_rank.size());
     }
     try {
-      save->steps->commit(c::messages_of(ranks, reports, report_bytes, "tessera_save_commit"), save->merged,
+      save->steps->commit(c::messages_of(ranks, reports, report_bytes, "tessera_save_commit", "reports"), save->merged,
                           save->generation);
     } catch (const checkpoint::OutcomeUnknown&) {
       if (outcome_unknown != nullptr) *outcome_unknown = 1;
@@ -297,9 +328,11 @@ tessera_status tessera_save_commit(tessera_save* save, size_t ranks, const void*
 }
 
 void tessera_save_abandon(tessera_save* save) {
-  if (save != nullptr) save->steps->remove_created();
+  c::if_given(save, [](tessera_save& given) { given.steps->remove_created(); });
 }
-uint64_t tessera_save_written_bytes(const tessera_save* save) { return save->steps->report().written_bytes; }
+uint64_t tessera_save_written_bytes(const tessera_save* save) {
+  return c::if_given(save, uint64_t{0}, [](const tessera_save& given) { return given.steps->report().written_bytes; });
+}
 void tessera_save_free(tessera_save* save) { delete save; }
 
 }  // extern "C"

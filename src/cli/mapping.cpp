@@ -32,7 +32,10 @@ TensorMap::Parameters parameters_of(const std::vector<std::string>& set) {
     if (equals == std::string::npos || equals == 0 || error != std::errc() || parsed != end) {
       throw UsageError(fmt::format("--set: found '{}', expected NAME=NUMBER", printable(one)));
     }
-    parameters[one.substr(0, equals)] = value;
+    const std::string name = one.substr(0, equals);
+    if (!parameters.emplace(name, value).second) {
+      throw UsageError(fmt::format("--set: found '{}' twice, expected each parameter once", printable(name)));
+    }
   }
   return parameters;
 }

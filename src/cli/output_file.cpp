@@ -15,7 +15,8 @@ namespace {
 fs::path checked(fs::path path, bool replaces) {
   std::error_code ignored;
   if (!replaces && fs::exists(fs::symlink_status(path, ignored))) {
-    fail(ErrorCode::invalid_argument, "write {}: the file exists; name another one", path.string());
+    fail(ErrorCode::invalid_argument, "write {}: the file exists, expected a new path; name another one",
+         path.string());
   }
   return path;
 }

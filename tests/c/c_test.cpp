@@ -222,12 +222,12 @@ TEST_F(CReadTest, WrongArgumentsAreNamedAndNothingIsRead) {
   expect(TESSERA_INVALID_ARGUMENT, "one of dims, offsets and sizes is NULL, expected all of them or none");
   boxes_.sizes = sizes_;
   names_[1] = "nope";
-  expect(TESSERA_NOT_FOUND, "there is no tensor 'nope'");
+  expect(TESSERA_NOT_FOUND, "there is no tensor 'nope', expected the name of one; it has ");
   names_[1] = nullptr;
-  expect(TESSERA_INVALID_ARGUMENT, "a name is NULL, expected a pointer");
+  expect(TESSERA_INVALID_ARGUMENT, "tessera_read: names[1] is NULL, expected a pointer");
   names_[1] = kName.c_str();
   data_[0] = nullptr;
-  expect(TESSERA_INVALID_ARGUMENT, "the data of a box is NULL, expected a pointer");
+  expect(TESSERA_INVALID_ARGUMENT, "tessera_read: data[0] is NULL, expected a pointer");
 }
 
 TEST_F(CReadTest, FloatingPointElementsAreCastIfAsked) {

@@ -160,6 +160,15 @@ TEST(ReshardCommandTest, NegativeDimensionCountsFromTheEnd) {
   EXPECT_EQ(shown["tensors"]["model.0.weight"]["chunks"][0]["sizes"], json::parse("[14, 3]"));
 }
 
+TEST(ReshardCommandTest, WithoutTheDimensionATensorIsShardedInItsLastOne) {
+  for (const std::string dim : {"-9", "9"}) {
+    const TemporaryDirectory folder;
+    expect_done({"reshard", golden("2.14-optim"), folder / "ck", "--ranks", "3", "--dim", dim});
+    const json shown = json::parse(run_tessera({"inspect", "--json", folder / "ck"}).out);
+    EXPECT_EQ(shown["tensors"]["model.0.weight"]["chunks"][0]["sizes"], json::parse("[14, 3]")) << dim;
+  }
+}
+
 TEST(ReshardCommandTest, LaysOutLikeAnother) {
   const TemporaryDirectory folder;
   expect_done({"reshard", golden("2.14-optim"), folder / "four", "--ranks", "4"});

@@ -112,9 +112,11 @@ TEST(MappingTest, WrongOptionsAreUsageErrors) {
       {{"--check"}, "--check needs --map"},
       {{"--invert"}, "--invert needs --map"},
       {{"--set", "a=1"}, "--set needs --map"},
-      {{"--rename", "s/a/"}, "--rename: 's/a/' is no substitution, expected s/PATTERN/REPLACEMENT/"},
+      {{"--rename", "s/a/"}, "--rename: 's/a/' is not a substitution, expected s/PATTERN/REPLACEMENT/"},
       {{"--map", "gpt2-nanogpt-to-hf", "--set", "a"}, "--set: found 'a', expected NAME=NUMBER"},
       {{"--map", "gpt2-nanogpt-to-hf", "--set", "a=1x"}, "--set: found 'a=1x', expected NAME=NUMBER"},
+      {{"--map", "gpt2-nanogpt-to-hf", "--set", "a=1", "--set", "a=2"},
+       "--set: found 'a' twice, expected each parameter once"},
       {{"--map", "gpt2-nanogpt-to-hf", "--set", "=1"}, "--set: found '=1', expected NAME=NUMBER"},
   };
   for (const auto& [options, message] : cases) {
@@ -126,7 +128,9 @@ TEST(MappingTest, WrongOptionsAreUsageErrors) {
   }
   const Outcome unset = run_tessera({"convert", demo(), "out.pt", "--map", "llama-torchtitan-to-hf"});
   EXPECT_EQ(unset.status, 3);
-  EXPECT_THAT(unset.err, HasSubstr("llama-torchtitan-to-hf: the parameter 'heads' has no value; set it: heads=N"));
+  EXPECT_THAT(
+      unset.err,
+      HasSubstr("llama-torchtitan-to-hf: the parameter 'heads' has no value, expected an integer; set it: heads=N"));
 }
 
 TEST(MappingTest, ConfigurationAndTokenizerAreCopiedBesideTheTensors) {

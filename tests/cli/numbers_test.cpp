@@ -179,11 +179,11 @@ TEST_F(NumbersTest, NpyIsWhatNumPyWrites) {
 
 TEST_F(NumbersTest, WhatNumPyLacksNeedsADtype) {
   expect_failure({"show", path_, "half", "--npy", folder_ / "h.npy"}, 3,
-                 "NumPy has no dtype bfloat16; use --dtype float32");
+                 "NumPy has no dtype bfloat16, expected one such as float32; use --dtype float32");
   EXPECT_FALSE(fs::exists(folder_ / "h.npy"));
   EXPECT_EQ(run_tessera({"show", path_, "half", "--npy", folder_ / "h.npy", "--dtype", "float32"}).status, 0);
   EXPECT_THAT(read_text(folder_ / "h.npy"), ::testing::EndsWith(std::string("\x00\x00\x80\x3f\x00\x00\x00\xc0", 8)));
-  expect_failure({"show", path_, "count", "--dtype", "float32"}, 3, "no cast from int64 to float32");
+  expect_failure({"show", path_, "count", "--dtype", "float32"}, 3, "dtype int64, expected one with a cast to float32");
 }
 
 TEST_F(NumbersTest, RawIsTheLittleEndianElements) {

@@ -61,14 +61,15 @@ TEST_P(SourceTest, MissingOrOfNoUse) {
   expect_failure(run_on(folder_ / "loop"), "Too many levels of symbolic links");
   expect_failure(run_on(folder_ / "fifo"), "fifo: found a special file, expected a regular file");
   expect_failure(run_on("/dev/zero"), "/dev/zero: found a special file, expected a regular file");
-  expect_failure(run_on(folder_ / "empty"), "empty: no checkpoint in this directory (no .metadata, no metadata.pkl,");
+  expect_failure(run_on(folder_ / "empty"),
+                 "empty: no checkpoint in this directory, expected .metadata, metadata.pkl,");
   expect_failure(run_on(folder_ / "odd"), "odd/.metadata: found a directory, expected a regular file");
 }
 
 TEST_P(SourceTest, EmptyFiles) {
   fs::create_directory(folder_ / "dcp");
   for (const std::string name : {"a.pt", "a.safetensors", "dcp/.metadata"}) write_text(folder_ / name, "");
-  expect_damage(run_on(folder_ / "a.pt"), "a.pt at byte 0: neither a torch.save archive nor a safetensors file");
+  expect_damage(run_on(folder_ / "a.pt"), "a.pt at byte 0: found an empty file, expected a torch.save archive or");
   expect_damage(run_on(folder_ / "a.safetensors"), "a.safetensors: safetensors: 0 bytes, expected at least 8");
   expect_damage(run_on(folder_ / "dcp"), ".metadata: end of the bytes at byte 0");
 }

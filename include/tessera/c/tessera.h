@@ -15,6 +15,8 @@
 ///   Errors: a function that can fail returns a `tessera_status`. If that is not TESSERA_OK, tessera_last_error()
 ///   returns the reason, and outputs are unchanged unless the function's comment states otherwise. No exception leaves
 ///   the library.
+///   Objects: a NULL in place of an object is refused with TESSERA_INVALID_ARGUMENT. Functions without a status accept
+///   it: they return 0, "" or, for an element of a list, NULL, or do nothing.
 ///   Ownership: an object that a function creates is released by the function that its comment names, which accepts
 ///   NULL. Pointers into an object are valid until it is released. Memory that is passed to a function is used during
 ///   the call alone.
@@ -303,8 +305,8 @@ tessera_status tessera_verify(const char* path, const tessera_verify_options* op
                               tessera_bytes** json);
 
 /// A choice of tensors and objects by name: those that match any glob of `select`, or all if that is NULL, and none of
-/// `exclude`. Both are arrays with a NULL at the end. A function fails with TESSERA_INVALID_ARGUMENT if a glob of
-/// `select` matches no name, or nothing is selected.
+/// `exclude`. Both are arrays with a NULL at the end. A function fails with TESSERA_INVALID_ARGUMENT if `select` is
+/// empty, if one of its globs matches no name, or if nothing is selected.
 typedef struct tessera_selection {
   const char* const* select;
   const char* const* exclude;

@@ -109,7 +109,8 @@ ConvertReport convert(const std::shared_ptr<const Checkpoint>& source, const std
 
 struct ReshardOptions : ConvertOptions {
   std::int64_t ranks = 1;
-  std::int64_t dim = 0;                    ///< dimension to shard, negative from the last; clamped for each tensor
+  /// The dimension to shard, negative from the last. A tensor without it is sharded in its last one.
+  std::int64_t dim = 0;
   std::shared_ptr<const Checkpoint> like;  ///< if not null, take ranks and boxes from this checkpoint instead
 };
 

@@ -210,7 +210,8 @@ ConvertReport convert(const std::shared_ptr<const Checkpoint>& source, const fs:
       case SourceKind::torch_checkpointing:
         return plan_torch_checkpointing(output);
     }
-    fail(ErrorCode::invalid_argument, "convert: unknown destination format {}", static_cast<int>(options.to));
+    fail(ErrorCode::invalid_argument, "convert: destination format {}, expected a SourceKind",
+         static_cast<int>(options.to));
   });
 }
 

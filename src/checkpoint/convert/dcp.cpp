@@ -1,6 +1,5 @@
 // Plans a DCP directory: `.metadata` and files `__<rank>_<n>.distcp` with one torch.save archive per chunk and object.
 
-#include <algorithm>
 #include <map>
 #include <utility>
 
@@ -181,6 +180,14 @@ void place_by_files(DcpLayout& layout, const Checkpoint& like, const TensorInfo&
   }
 }
 
+// Returns the dimension to shard: `dim`, counted from the end if it is negative, or the last one of a tensor without
+// it.
+std::int64_t dim_to_shard(const TensorInfo& tensor, std::int64_t dim) {
+  const auto dims = static_cast<std::int64_t>(tensor.shape.size());
+  const std::int64_t from_first = dim < 0 ? dim + dims : dim;
+  return from_first < 0 || from_first >= dims ? dims - 1 : from_first;
+}
+
 }  // namespace
 
 DcpLayout layout_of_source(const OutputSource& source) {
@@ -217,9 +224,7 @@ DcpLayout layout_for_ranks(const OutputSource& source, const ReshardOptions& opt
       layout.ranks[0].push_back({i, Box::full(info.shape)});
       continue;
     }
-    const auto rank = static_cast<std::int64_t>(info.shape.size());
-    const std::int64_t dim = std::clamp<std::int64_t>(options.dim < 0 ? options.dim + rank : options.dim, 0, rank - 1);
-    const BoxList boxes = chunk_boxes(info.shape, dim, options.ranks);
+    const BoxList boxes = chunk_boxes(info.shape, dim_to_shard(info, options.dim), options.ranks);
     for (std::size_t r = 0; r < boxes.size(); ++r) {
       if (!is_empty(boxes[r])) layout.ranks[static_cast<std::int64_t>(r)].push_back({i, Box(boxes[r])});
     }

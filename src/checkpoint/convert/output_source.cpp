@@ -62,8 +62,8 @@ OutputSource::OutputSource(std::shared_ptr<const Checkpoint> checkpoint, const C
     OutputTensor tensor{i, &all[i], all[i].dtype};
     if (options.dtype && is_floating_point(all[i].dtype)) {
       if (!can_cast(all[i].dtype, *options.dtype)) {
-        fail(ErrorCode::unsupported, "convert tensor '{}': no cast from {} to {}", printable(all[i].name),
-             dtype_name(all[i].dtype), dtype_name(*options.dtype));
+        fail(ErrorCode::unsupported, "convert tensor '{}': dtype {}, expected one with a cast to {}",
+             printable(all[i].name), dtype_name(all[i].dtype), dtype_name(*options.dtype));
       }
       tensor.dtype = *options.dtype;
     }

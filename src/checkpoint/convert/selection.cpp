@@ -69,9 +69,10 @@ bool Selection::takes(std::string_view name) const {
 void check_selection(const Selection& selection, const std::vector<const Checkpoint*>& checkpoints) {
   if (selection.select.empty() && selection.exclude.empty()) return;
   std::vector<bool> matched(selection.select.size(), false);
-  bool any_name = false, any_selected = false;
+  std::size_t names = 0;
+  bool any_selected = false;
   const auto visit = [&](std::string_view name) {
-    any_name = true;
+    ++names;
     any_selected = any_selected || selection.takes(name);
     for (std::size_t i = 0; i < matched.size(); ++i) {
       if (!matched[i]) matched[i] = glob_matches(selection.select[i], name);
@@ -83,10 +84,13 @@ void check_selection(const Selection& selection, const std::vector<const Checkpo
   }
   for (std::size_t i = 0; i < matched.size(); ++i) {
     if (!matched[i]) {
-      fail(ErrorCode::invalid_argument, "select: no name matches '{}'", printable(selection.select[i]));
+      fail(ErrorCode::invalid_argument, "select: no name matches '{}', expected a match among {} names",
+           printable(selection.select[i]), names);
     }
   }
-  if (any_name && !any_selected) fail(ErrorCode::invalid_argument, "select and exclude leave nothing");
+  if (names > 0 && !any_selected) {
+    fail(ErrorCode::invalid_argument, "select and exclude leave nothing, expected at least one of {} names", names);
+  }
 }
 
 }  // namespace tessera::checkpoint

@@ -5,7 +5,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstdio>
@@ -23,7 +22,9 @@ namespace {
 
 // Returns the absolute path without a trailing slash, so that filename() is not empty.
 fs::path normal(const fs::path& path) {
-  const fs::path absolute = fs::absolute(path).lexically_normal();
+  std::error_code error;
+  const fs::path absolute = fs::absolute(path, error).lexically_normal();
+  if (error) fail(ErrorCode::io, "find the absolute path of {}: {}", path.string(), error.message());
   return absolute.has_filename() ? absolute : absolute.parent_path();
 }
 
@@ -49,9 +50,15 @@ void check_may_replace(const fs::path& destination) {
          destination.string());
   }
   const bool is_checkpoint = directory_kind(*file_system_storage(destination)).has_value();
-  const fs::directory_iterator entries(destination);
-  const bool has_directory = std::any_of(begin(entries), end(entries),
-                                         [](const auto& entry) { return entry.is_directory() && !entry.is_symlink(); });
+  bool has_directory = false;
+  for (fs::directory_iterator it(destination, error), end; !error && it != end; it.increment(error)) {
+    std::error_code failed;
+    has_directory = has_directory || (!it->is_symlink(failed) && it->is_directory(failed));
+    if (failed && failed != std::errc::no_such_file_or_directory) {
+      fail(ErrorCode::io, "stat {}: {}", it->path().string(), failed.message());
+    }
+  }
+  if (error) fail(ErrorCode::io, "list {}: {}", destination.string(), error.message());
   if (is_checkpoint && !has_directory) return;
   fail(ErrorCode::invalid_argument, "{}: found a directory that {}, expected that of a checkpoint to replace",
        destination.string(), is_checkpoint ? "has directories in it" : "is no checkpoint");
@@ -66,7 +73,7 @@ void exchange(const fs::path& a, const fs::path& b) {
 }  // namespace
 
 void Staging::check_destination(const fs::path& destination, const fs::path& source, Existing existing) {
-  if (destination.empty()) fail(ErrorCode::invalid_argument, "the destination has no name");
+  if (destination.empty()) fail(ErrorCode::invalid_argument, "the destination is empty, expected a path");
   refuse_no_path(destination);
   std::error_code error;
   const fs::path target = normal(destination);
@@ -90,8 +97,8 @@ void Staging::check_destination(const fs::path& destination, const fs::path& sou
     }
   }
   if (!fs::is_directory(target.parent_path(), error)) {
-    fail(ErrorCode::not_found, "{}: the parent directory {} does not exist", destination.string(),
-         target.parent_path().string());
+    fail(ErrorCode::not_found, "{}: found no directory {}, expected the destination's parent; create it",
+         destination.string(), target.parent_path().string());
   }
 }
 
@@ -127,7 +134,10 @@ void Staging::remove_leftovers() const {
 void Staging::commit_folder() {
   sync_directory(folder_);
   if (existing_ == Existing::replace && is_there(destination_)) {
-    if (!fs::is_directory(destination_)) {
+    std::error_code error;
+    const bool is_directory = fs::is_directory(destination_, error);
+    if (error) fail(ErrorCode::io, "stat {}: {}", destination_.string(), error.message());
+    if (!is_directory) {
       fail(ErrorCode::invalid_argument, "{}: found a file, expected a directory to replace", destination_.string());
     }
     exchange(folder_, destination_);
@@ -144,7 +154,9 @@ void Staging::commit_file(const fs::path& file, const fs::path& companion, const
   const DirectoryLock parent_lock = DirectoryLock::wait(parent_);
   const fs::path companion_path(destination_.string() + suffix);
   if (existing_ == Existing::replace && is_there(destination_)) {
-    if (fs::remove(companion_path)) sync_directory(parent_);
+    std::error_code error;
+    if (fs::remove(companion_path, error)) sync_directory(parent_);
+    if (error) fail(ErrorCode::io, "remove {}: {}", companion_path.string(), error.message());
     rename_replacing(folder_ / file, destination_);
     sync_directory(parent_);
     if (!companion.empty()) rename_replacing(folder_ / companion, companion_path);
@@ -160,8 +172,8 @@ void Staging::sync_parent() const {
   try {
     sync_directory(parent_);
   } catch (const Error& error) {
-    fail(error.code(), "{}; {} is there and complete, but may be lost if the machine crashes now", error.what(),
-         destination_.string());
+    throw Error(error.code(), fmt::format("{}; {} is there and complete, but may be lost if the machine crashes now",
+                                          error.what(), destination_.string()));
   }
 }
 

@@ -44,9 +44,9 @@ class SliceParser {
     std::vector<std::string_view> parts = split(inside, ',');
     if (parts.size() > 1 && parts.back().empty()) parts.pop_back();  // as in Python's `x[0,]`
     const auto dots = std::count(parts.begin(), parts.end(), "...");
-    if (dots > 1) wrong("more than one '...'");
+    if (dots > 1) not_a_slice("more than one '...'");
     if (parts.size() - static_cast<std::size_t>(dots) > shape_.size()) {
-      wrong(fmt::format("{} dimensions", parts.size() - static_cast<std::size_t>(dots)));
+      not_a_slice(fmt::format("{} dimensions", parts.size() - static_cast<std::size_t>(dots)));
     }
     TensorSlice slice = TensorSlice::full(shape_);
     std::size_t d = 0;
@@ -62,7 +62,7 @@ class SliceParser {
   }
 
  private:
-  [[noreturn]] void wrong(const std::string& found) const {
+  [[noreturn]] void not_a_slice(const std::string& found) const {
     fail(ErrorCode::invalid_argument,
          "slice '{}': found {}, expected for each of the dimensions {} an int or begin:end:step, or '...' once",
          printable(text_), found, shape_to_string(shape_));
@@ -72,17 +72,17 @@ class SliceParser {
     if (text.empty()) return std::nullopt;
     std::int64_t value = 0;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-    if (error != std::errc() || end != text.data() + text.size()) wrong(fmt::format("'{}'", printable(text)));
+    if (error != std::errc() || end != text.data() + text.size()) not_a_slice(fmt::format("'{}'", printable(text)));
     return value;
   }
 
   TensorSlice::Dim dim(std::string_view text, std::size_t d) const {
     const std::int64_t size = shape_[d];
     const std::vector<std::string_view> parts = split(text, ':');
-    if (parts.size() > 3) wrong(fmt::format("'{}'", printable(text)));
+    if (parts.size() > 3) not_a_slice(fmt::format("'{}'", printable(text)));
     if (parts.size() == 1) {
       const std::optional<std::int64_t> index = number(text);
-      if (!index) wrong("an empty index");
+      if (!index) not_a_slice("an empty index");
       if (*index < -size || *index >= size) {
         fail(ErrorCode::invalid_argument, "slice '{}': index {} in dimension {}, expected one from {} to {}",
              printable(text_), *index, d, -size, size - 1);
@@ -97,7 +97,7 @@ class SliceParser {
     result.begin = bound(parts[0], 0);
     const std::int64_t end = bound(parts[1], size);
     result.step = parts.size() == 3 ? number(parts[2]).value_or(1) : 1;
-    if (result.step < 1) wrong(fmt::format("a step of {}", result.step));
+    if (result.step < 1) not_a_slice(fmt::format("a step of {}", result.step));
     if (end > result.begin) result.size = (end - result.begin - 1) / result.step + 1;
     return result;
   }
@@ -154,8 +154,8 @@ void read_slice(const TensorReader& reader, const TensorSlice& slice, DType dtyp
                 const std::function<void(ByteView)>& visit) {
   const DType stored = reader.info().dtype;
   if (!can_cast_slice(stored, dtype)) {
-    fail(ErrorCode::unsupported, "read tensor '{}': no cast from {} to {}", printable(reader.info().name),
-         dtype_name(stored), dtype_name(dtype));
+    fail(ErrorCode::unsupported, "read tensor '{}': dtype {}, expected one with a cast to {}",
+         printable(reader.info().name), dtype_name(stored), dtype_name(dtype));
   }
   const std::int64_t element_bytes = dtype_size(stored);
   const std::size_t rank = slice.dims.size();

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <mutex>
 #include <set>
+#include <system_error>
 #include <utility>
 
 #include "checkpoint/buffer.h"
@@ -44,7 +45,7 @@ class Verifier {
         pool_(threads_for(options.jobs)) {}
 
   VerifyReport run() {
-    directory_ = fs::is_directory(path_) ? path_ : path_.parent_path();
+    directory_ = is_directory() ? path_ : path_.parent_path();
     check_sidecar();
     try {
       OpenOptions open_options;
@@ -78,6 +79,11 @@ class Verifier {
   }
 
  private:
+  bool is_directory() const {
+    std::error_code ignored;
+    return fs::is_directory(path_, ignored);
+  }
+
   void add(Problem problem) {
     const std::lock_guard lock(mutex_);
     if (report_.problem_count >= options_.max_problems) {
@@ -135,7 +141,8 @@ class Verifier {
 
   void check_sidecar() {
     report_damage(std::string(kSidecarFileName), {}, {}, [&] { sidecar_ = read_sidecar(path_); });
-    report_.has_sidecar = sidecar_.has_value() || fs::exists(sidecar_path(path_));
+    std::error_code ignored;
+    report_.has_sidecar = sidecar_.has_value() || fs::exists(sidecar_path(path_), ignored);
     if (!sidecar_) return;
     std::uint64_t total = 0;
     for (const auto& [name, facts] : sidecar_->files) total += facts.size_bytes;
@@ -144,8 +151,9 @@ class Verifier {
       const fs::path relative(name);
       const bool leaves = relative.is_absolute() || std::find(relative.begin(), relative.end(), "..") != relative.end();
       if (leaves) {
-        add_for_file(std::string(kSidecarFileName), {}, {},
-                     fmt::format("lists '{}', which is outside of the checkpoint", printable(name)));
+        add_for_file(
+            std::string(kSidecarFileName), {}, {},
+            fmt::format("lists '{}', which is outside of the checkpoint, expected its files", printable(name)));
         continue;
       }
       pool_.submit([this, name = name, facts = facts] { check_file(name, facts); });
@@ -234,26 +242,29 @@ class Verifier {
 
   // Finds the files beside those of the checkpoint.
   void check_other_files() {
-    if (!fs::is_directory(path_)) return;
+    if (!is_directory()) return;
     std::set<std::string> known;
     if (checkpoint_) {
       for (const SourceFile& file : checkpoint_->files()) known.insert(file.name);
     }
-    for (const fs::directory_entry& entry : fs::directory_iterator(path_)) {
-      const std::string name = entry.path().filename().string();
+    std::error_code error;
+    for (fs::directory_iterator it(path_, error), end; !error && it != end; it.increment(error)) {
+      const std::string name = it->path().filename().string();
       const bool is_listed = sidecar_ && sidecar_->files.contains(name);
-      if (!entry.is_regular_file() || name == kSidecarFileName || is_listed) continue;
+      std::error_code broken_link;
+      if (!it->is_regular_file(broken_link) || name == kSidecarFileName || is_listed) continue;
       if (known.contains(name)) {
-        if (sidecar_) add_for_file(name, {}, {}, "the sidecar does not list it, but it is part of the checkpoint");
+        if (sidecar_) add_for_file(name, {}, {}, "the sidecar does not list it, expected all files of the checkpoint");
       } else if (may_be_left_by_a_save(name)) {
         report_.left_over.push_back(name);
       } else if (name.ends_with(".distcp") && checkpoint_) {
-        add_for_file(name, {}, {}, "the metadata does not refer to it");
+        add_for_file(name, {}, {}, "the metadata does not refer to it, expected it to refer to every data file");
       } else if (name != kMetadataFileName && name != torch_checkpointing::kMetadataFileName && !index_kind(name) &&
                  !parse_rank_metadata_name(name)) {
         report_.other_files.push_back(name);
       }
     }
+    if (error) fail(ErrorCode::io, "list {}: {}", path_.string(), error.message());
   }
 
   // Returns the tensors and objects with bytes in a range of a file.
@@ -318,7 +329,7 @@ class Verifier {
       const std::string& file =
           item.item.file == dcp::StoredItem::kNoFile ? std::string() : metadata.files[item.item.file];
       const auto offset = static_cast<std::uint64_t>(item.item.offset_bytes);
-      add_for_file(file, offset, item.name, "found a stored item that is not in the state");
+      add_for_file(file, offset, item.name, "found a stored item that is not in the state, expected none");
       for (std::size_t f = 0; f < ranges.size(); ++f) {
         if (checkpoint_->files()[f].name != file) continue;
         ranges[f].push_back({offset, offset + static_cast<std::uint64_t>(item.item.length_bytes), item.name});
@@ -331,21 +342,23 @@ class Verifier {
     std::uint64_t at = 0;
     const Range* last = nullptr;
     const auto hole = [&](std::uint64_t end) {
-      if (end > at) add_for_file(file.name, at, {}, fmt::format("{} bytes that nothing refers to", end - at));
+      if (end > at)
+        add_for_file(file.name, at, {}, fmt::format("{} bytes that nothing refers to, expected none", end - at));
     };
     for (const Range& range : ranges) {
       if (range.begin == range.end) continue;
       if (range.end > *file.size_bytes || range.end < range.begin) {
         add_for_file(file.name, range.begin, std::string(range.name),
-                     fmt::format("{} bytes are stored here, but the file has {} bytes", range.end - range.begin,
-                                 *file.size_bytes));
+                     fmt::format("{} bytes are stored here, expected them within the file's {} bytes",
+                                 range.end - range.begin, *file.size_bytes));
         continue;
       }
       // Chunks without elements may share an item.
       if (last != nullptr && range.begin == last->begin && range.end == last->end && range.name == last->name) continue;
       if (range.begin < at) {
         add_for_file(file.name, range.begin, std::string(range.name),
-                     fmt::format("overlaps '{}', which is stored up to byte {}", printable(last->name), at));
+                     fmt::format("overlaps '{}', which is stored up to byte {}, expected ranges of their own",
+                                 printable(last->name), at));
       }
       hole(range.begin);
       at = std::max(at, range.end);
@@ -514,7 +527,7 @@ class Verifier {
 }  // namespace
 
 VerifyReport verify(const fs::path& path, const VerifyOptions& options) {
-  if (!fs::exists(path)) refuse_missing(path);
+  require_present(path);
   return Verifier(path, options).run();
 }
 

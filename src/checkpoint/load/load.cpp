@@ -379,7 +379,7 @@ class Loader {
       f();
     } catch (const Error& error) {
       if (error.code() != ErrorCode::not_found) throw;
-      fail(ErrorCode::corrupt, "a file of the checkpoint is missing: {}", error.what());
+      fail(ErrorCode::corrupt, "a file of the checkpoint is missing, expected all of them: {}", error.what());
     }
   }
 

@@ -119,13 +119,13 @@ class Planner {
         names += fmt::format("{}'{}'", i == 0 ? "" : ", ", printable(plan_.missing[i]));
       }
       if (plan_.missing.size() > kListed) names += fmt::format(" and {} more", plan_.missing.size() - kListed);
-      fail(ErrorCode::not_found, "load {}: the checkpoint has no {}{}{}", checkpoint_.path().string(), names,
-           listed_.empty() ? "" : "; ", listed_);
+      fail(ErrorCode::not_found, "load {}: the checkpoint has no {}, expected every name of the state{}{}",
+           checkpoint_.path().string(), names, listed_.empty() ? "" : "; ", listed_);
     }
     if (mismatches_ == 0) return;
     if (mismatches_ > kListed) listed_ += fmt::format("; and {} more", mismatches_ - kListed);
-    fail(ErrorCode::invalid_argument, "load {}: {}{}", checkpoint_.path().string(),
-         mismatches_ == 1 ? "" : fmt::format("{} names do not match: ", mismatches_), listed_);
+    if (mismatches_ > 1) listed_ = fmt::format("{} names do not match: {}", mismatches_, listed_);
+    fail(ErrorCode::invalid_argument, "load {}: {}", checkpoint_.path().string(), listed_);
   }
 
   static constexpr std::size_t kListed = 20;

@@ -126,8 +126,8 @@ void TensorReader::read(BoxView box, MutableByteView out) const {
     read_chunk(i, *part, out.data() + out_offset * element_bytes, out_strides);
   }
   if (found != volume(box)) {
-    fail(ErrorCode::corrupt, "{}: tensor '{}': the chunks hold {} of the {} elements of {}",
-         checkpoint_->path().string(), printable(info_->name), found, volume(box), to_string(box));
+    fail(ErrorCode::corrupt, "{}: tensor '{}': the chunks hold {} elements of {}, expected {}",
+         checkpoint_->path().string(), printable(info_->name), found, to_string(box), volume(box));
   }
 }
 
@@ -168,8 +168,8 @@ void TensorReader::read_lattice(const Lattice& lattice, std::uint8_t* out) const
     const Box bounds = part.bounds();
     const std::vector<std::size_t> overlapping = index_.overlapping(bounds);
     if (overlapping.empty()) {
-      fail(ErrorCode::corrupt, "{}: tensor '{}': no chunk holds {}", checkpoint_->path().string(),
-           printable(info_->name), to_string(bounds));
+      fail(ErrorCode::corrupt, "{}: tensor '{}': no chunk holds {}, expected chunks that cover the tensor",
+           checkpoint_->path().string(), printable(info_->name), to_string(bounds));
     }
     const BoxView chunk = info_->chunks[overlapping[0]];
     if (contains(chunk, bounds)) {

@@ -41,10 +41,15 @@ struct SummedFile {
   std::vector<std::uint32_t> block_crcs;
 };
 
+fs::path directory_of_files(const fs::path& checkpoint) {
+  std::error_code ignored;
+  return fs::is_directory(checkpoint, ignored) ? checkpoint : checkpoint.parent_path();
+}
+
 class Summing {
  public:
   Summing(const fs::path& checkpoint, const AddSidecarOptions& options)
-      : directory_(fs::is_directory(checkpoint) ? checkpoint : checkpoint.parent_path()),
+      : directory_(directory_of_files(checkpoint)),
         options_(options),
         progress_(options.progress != nullptr ? *options.progress : no_progress()),
         pool_(threads_for(options.jobs)) {}

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <system_error>
 #include <utility>
 
 #include "checkpoint/storage/directory_lock.h"
@@ -32,13 +33,20 @@ std::string text_of(const fs::path& path) {
 // Returns the names of entries that something in the directory refers to, and what refers to them.
 std::map<std::string, std::string> references(const RunDirectory& run) {
   std::map<std::string, std::string> found;
-  const fs::path root = fs::canonical(run.path);
-  for (const fs::directory_entry& entry : fs::directory_iterator(run.path)) {
-    if (!entry.is_symlink()) continue;
-    std::error_code error;
-    const fs::path relative = fs::weakly_canonical(entry.path(), error).lexically_relative(root);
-    if (!error && !relative.empty()) found.try_emplace(relative.begin()->string(), entry.path().filename().string());
+  std::error_code error;
+  const fs::path root = fs::canonical(run.path, error);
+  if (error) fail(ErrorCode::io, "find the absolute path of {}: {}", run.path.string(), error.message());
+  for (fs::directory_iterator it(run.path, error), end; !error && it != end; it.increment(error)) {
+    std::error_code failed;
+    const bool is_link = it->is_symlink(failed);
+    if (failed && failed != std::errc::no_such_file_or_directory) {
+      fail(ErrorCode::io, "stat {}: {}", it->path().string(), failed.message());
+    }
+    if (!is_link) continue;
+    const fs::path relative = fs::weakly_canonical(it->path(), failed).lexically_relative(root);
+    if (!failed && !relative.empty()) found.try_emplace(relative.begin()->string(), it->path().filename().string());
   }
+  if (error) fail(ErrorCode::io, "list {}: {}", run.path.string(), error.message());
   const std::string latest = text_of(run.path / "latest");
   if (!latest.empty()) found.try_emplace(latest, "latest");
   constexpr const char* kOfMegatron = "latest_checkpointed_iteration.txt";

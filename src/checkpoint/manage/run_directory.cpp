@@ -84,16 +84,23 @@ void check_files_hold_the_data(const Checkpoint& checkpoint) {
   const auto check = [&](const StoredRange& stored, const std::string& name) {
     if (stored.file == StoredRange::kNoFile) return;
     const SourceFile& file = checkpoint.files()[stored.file];
-    if (!file.size_bytes) fail(ErrorCode::corrupt, "'{}' is missing", printable(file.name));
+    if (!file.size_bytes) {
+      fail(ErrorCode::corrupt, "'{}' is missing, expected it for '{}'", printable(file.name), printable(name));
+    }
     if (stored.offset_bytes <= *file.size_bytes && stored.length_bytes <= *file.size_bytes - stored.offset_bytes)
       return;
-    fail(ErrorCode::corrupt, "'{}' ends at byte {}, before the data of '{}'", printable(file.name), *file.size_bytes,
-         printable(name));
+    fail(ErrorCode::corrupt, "'{}' ends at byte {}, before the data of '{}', expected all of it", printable(file.name),
+         *file.size_bytes, printable(name));
   };
   for (const TensorInfo& tensor : checkpoint.tensors()) {
     for (const StoredRange& stored : tensor.stored) check(stored, tensor.name);
   }
   for (const ObjectInfo& object : checkpoint.objects()) check(object.stored, object.name);
+}
+
+bool has_directory_at(const fs::path& path) {
+  std::error_code ignored;
+  return fs::is_directory(path, ignored);
 }
 
 bool is_torch_file(const fs::path& path) {
@@ -110,7 +117,7 @@ void check_archive_is_complete(const fs::path& path) {
 }
 
 std::optional<SourceKind> format_of(const fs::path& path, const TreeFacts& facts) {
-  if (!fs::is_directory(path)) {
+  if (!has_directory_at(path)) {
     if (path.string().ends_with(kSafetensorsSuffix)) return SourceKind::safetensors;
     return is_torch_file(path) ? std::optional(SourceKind::torch) : std::nullopt;
   }
@@ -121,7 +128,7 @@ std::optional<SourceKind> format_of(const fs::path& path, const TreeFacts& facts
 // Throws Error unless the step at `path` is complete. Returns how many ranks wrote it, if that is known.
 std::optional<std::size_t> check_step(const fs::path& path, const TreeFacts& facts) {
   std::set<std::int64_t> ranks;
-  if (!fs::is_directory(path) || directory_kind(*file_system_storage(path))) {
+  if (!has_directory_at(path) || directory_kind(*file_system_storage(path))) {
     OpenOptions options;
     options.check_checksums = false;  // sizes tell whether a save was completed
     const auto opened = Checkpoint::open(path, options);
@@ -140,7 +147,7 @@ std::vector<std::string> problems_of(const fs::path& path, const VerifyOptions& 
   const auto check = [&](const fs::path& checkpoint) {
     for (const Problem& problem : verify(checkpoint, options).problems) problems.push_back(problem.what);
   };
-  const bool is_directory = fs::is_directory(path);
+  const bool is_directory = has_directory_at(path);
   if (!is_directory || directory_kind(*file_system_storage(path))) check(path);
   if (!is_directory) return problems;
   const TreeFacts facts = TreeWalk(path, options.cancellation).facts();
@@ -245,12 +252,10 @@ bool is_run_directory(const fs::path& path) {
 }
 
 RunDirectory list_run(const fs::path& directory, const Cancellation* cancellation) {
-  std::error_code error;
-  const fs::file_status status = fs::status(directory, error);
-  if (!fs::exists(status)) refuse_missing(directory);
-  if (!fs::is_directory(status)) {
+  if (!fs::is_directory(require_present(directory))) {
     fail(ErrorCode::not_found, "{}: found a file, expected the directory of a run", directory.string());
   }
+  std::error_code error;
   RunDirectory run;
   run.path = directory;
   for (fs::directory_iterator it(directory, error), end; !error && it != end; it.increment(error)) {

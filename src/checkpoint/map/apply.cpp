@@ -77,7 +77,9 @@ class MapApplication {
       const bool matched = rule.op == MapOp::concat  ? apply_concat()
                            : rule.op == MapOp::stack ? apply_stack()
                                                      : apply_to_each();
-      if (!matched && !rule.optional) problem("its pattern matches no name");
+      if (!matched && !rule.optional) {
+        problem("its pattern matches no name, expected one or more; \"optional\": true allows none");
+      }
       if (has_too_many_problems()) return;
     }
     rule_ = nullptr;
@@ -205,8 +207,12 @@ class MapApplication {
       known = total;
     }
     if (known != total || (open && sizes[*open] == -1)) {
-      fail(ErrorCode::invalid_argument, "the sizes {} do not {} {}", shape_to_string(sizes),
-           multiplies ? "divide" : "add up to", total);
+      const std::string wanted = !open         ? fmt::to_string(total)
+                                 : !multiplies ? fmt::format("at most {}", total)
+                                 : known == 0  ? "a product above 0"
+                                               : fmt::format("a divisor of {}", total);
+      fail(ErrorCode::invalid_argument, "the sizes {} {} {}{}, expected {}", shape_to_string(sizes),
+           multiplies ? "multiply to" : "add up to", known, open ? " without the -1" : "", wanted);
     }
     return sizes;
   }
@@ -215,7 +221,7 @@ class MapApplication {
     if (!rule_->sizes.empty()) return sizes_of(rule_->sizes, total, false);
     const auto count = static_cast<std::int64_t>(parts);
     if (total % count != 0) {
-      fail(ErrorCode::invalid_argument, "{} elements do not divide into {} equal parts", total, count);
+      fail(ErrorCode::invalid_argument, "found {} elements, expected a multiple of {} for equal parts", total, count);
     }
     std::vector<std::int64_t> sizes(parts, total / count);
     return sizes;
@@ -258,7 +264,7 @@ class MapApplication {
       item.is_matched = true;
       const bool done = with_problems(item, [&] {
         if (groups) return change(item, *groups, results);
-        if (substituted->empty()) fail(ErrorCode::invalid_argument, "nothing is left of its name");
+        if (substituted->empty()) fail(ErrorCode::invalid_argument, "nothing is left of its name, expected a name");
         name_item(item, std::move(*substituted));
         results.push_back(std::move(item));
       });
@@ -348,8 +354,8 @@ class MapApplication {
     const std::vector<std::int64_t> flattened(at(first), at(last + 1));
     const std::int64_t size = volume(Box::full(flattened));
     if (!rule_->sizes.empty() && sizes_of(rule_->sizes, size, true) != flattened) {
-      fail(ErrorCode::invalid_argument, "its dimensions {} to {} are not {}", first, last,
-           shape_to_string(sizes_of(rule_->sizes, size, true)));
+      fail(ErrorCode::invalid_argument, "its dimensions {} to {} are {}, expected {}", first, last,
+           shape_to_string(flattened), shape_to_string(sizes_of(rule_->sizes, size, true)));
     }
     std::vector<std::int64_t> to(shape.begin(), at(first));
     to.push_back(size);
@@ -364,7 +370,8 @@ class MapApplication {
     }
     if (item.dtype == *rule_->dtype) return;
     if (!can_cast(item.dtype, *rule_->dtype)) {
-      fail(ErrorCode::invalid_argument, "no cast from {} to {}", dtype_name(item.dtype), dtype_name(*rule_->dtype));
+      fail(ErrorCode::invalid_argument, "it has dtype {}, expected one with a cast to {}", dtype_name(item.dtype),
+           dtype_name(*rule_->dtype));
     }
     check_size(*item.tensor, *rule_->dtype);
     item.dtype = *rule_->dtype;
@@ -425,8 +432,8 @@ class MapApplication {
       const MapItem& first = items_[members[0]];
       const std::size_t dim = dim_of(first, rule_->dims[0]);
       if (members.size() != rule_->match.size()) {
-        fail(ErrorCode::invalid_argument, "found {} of the {} parts of '{}'", members.size(), rule_->match.size(),
-             printable(rule_->to[0].name(groups)));
+        fail(ErrorCode::invalid_argument, "found {} of the {} parts of '{}', expected all", members.size(),
+             rule_->match.size(), printable(rule_->to[0].name(groups)));
       }
       std::vector<MappedTensor> parts;
       std::int64_t total = 0;
@@ -484,8 +491,8 @@ class MapApplication {
     items_[item].is_matched = true;
     const auto [known, is_new] = families[groups].try_emplace(part, item);
     if (is_new) return;
-    problem(fmt::format("'{}' and '{}' are the same part of one tensor", printable(items_[known->second].name),
-                        printable(items_[item].name)));
+    problem(fmt::format("'{}' and '{}' are the same part of one tensor, expected one of them",
+                        printable(items_[known->second].name), printable(items_[item].name)));
   }
 
   // Replaces the members of each family by one tensor, at the place of the first.
@@ -538,7 +545,8 @@ class MapApplication {
     std::vector<std::int64_t> expected = first.tensor->shape(), found = item.tensor->shape();
     if (dim && found.size() == expected.size()) expected[*dim] = found[*dim];
     if (found != expected) {
-      fail(ErrorCode::invalid_argument, "{} does not have the same {}dimensions", describe(item), dim ? "other " : "");
+      fail(ErrorCode::invalid_argument, "found {}, expected the shape {}{}", describe(item), shape_to_string(expected),
+           dim ? fmt::format(" with any size in dimension {}", *dim) : "");
     }
   }
 
@@ -556,7 +564,7 @@ class MapApplication {
     }
     if (count == 0) return;
     if (count > kShownNames) names += fmt::format(" and {} more", count - kShownNames);
-    problem(fmt::format("no rule matches {}; \"unmatched\" is \"error\"", names));
+    problem(fmt::format("no rule matches {}, expected one for each name, as \"unmatched\" is \"error\"", names));
   }
 
   void check_names() {
@@ -565,8 +573,8 @@ class MapApplication {
       const auto [first, is_new] = known.try_emplace(item.name, &item);
       if (is_new) continue;
       const auto from = [](const MapItem& one) { return one.made_by.empty() ? "the checkpoint" : one.made_by; };
-      problem(fmt::format("two results have the name '{}': of {} and of {}", printable(item.name), from(*first->second),
-                          from(item)));
+      problem(fmt::format("two results have the name '{}': of {} and of {}, expected unique names",
+                          printable(item.name), from(*first->second), from(item)));
       if (has_too_many_problems()) return;
     }
   }

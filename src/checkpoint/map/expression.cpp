@@ -26,8 +26,13 @@ class Evaluation {
 
  private:
   [[noreturn]] void unexpected(std::string_view expected) const {
-    fail(ErrorCode::invalid_argument, "'{}' is no expression: found {} at character {}, expected {}", printable(text_),
-         at_ < text_.size() ? fmt::format("'{}'", printable(text_.substr(at_, 1))) : "the end", at_ + 1, expected);
+    fail(ErrorCode::invalid_argument, "'{}' is not an expression: found {} at character {}, expected {}",
+         printable(text_), at_ < text_.size() ? fmt::format("'{}'", printable(text_.substr(at_, 1))) : "the end",
+         at_ + 1, expected);
+  }
+
+  [[noreturn]] void overflows() const {
+    fail(ErrorCode::invalid_argument, "'{}' overflows, expected numbers of 64 bits", printable(text_));
   }
 
   char next() {
@@ -38,7 +43,7 @@ class Evaluation {
   template <typename Operation>
   std::int64_t checked(std::int64_t a, std::int64_t b, const Operation& operation) const {
     std::int64_t result = 0;
-    if (operation(a, b, &result)) fail(ErrorCode::invalid_argument, "'{}' overflows", printable(text_));
+    if (operation(a, b, &result)) overflows();
     return result;
   }
 
@@ -63,8 +68,13 @@ class Evaluation {
         continue;
       }
       // The one overflow of a division is that of the least number by -1.
-      if (other == 0 || other == -1 || value % other != 0) {
-        fail(ErrorCode::invalid_argument, "'{}': {} is not divisible by {}", printable(text_), value, other);
+      if (other == -1) {
+        value = checked(0, value, [](auto a, auto b, auto* r) { return __builtin_sub_overflow(a, b, r); });
+        continue;
+      }
+      if (other == 0 || value % other != 0) {
+        fail(ErrorCode::invalid_argument, "'{}': {} is not divisible by {}, expected a division without remainder",
+             printable(text_), value, other);
       }
       value /= other;
     }
@@ -87,13 +97,14 @@ class Evaluation {
     while (at_ < text_.size() && (is_name_start(text_[at_]) || is_digit(text_[at_]))) ++at_;
     const std::string_view name = text_.substr(begin, at_ - begin);
     if (const auto value = value_of_(name)) return *value;
-    fail(ErrorCode::invalid_argument, "'{}': there is no parameter '{}'", printable(text_), printable(name));
+    fail(ErrorCode::invalid_argument, "'{}': there is no parameter '{}', expected one that the map declares",
+         printable(text_), printable(name));
   }
 
   std::int64_t number() {
     std::int64_t value = 0;
     const auto [end, error] = std::from_chars(text_.data() + at_, text_.data() + text_.size(), value);
-    if (error != std::errc()) fail(ErrorCode::invalid_argument, "'{}' overflows", printable(text_));
+    if (error != std::errc()) overflows();
     at_ = static_cast<std::size_t>(end - text_.data());
     return value;
   }

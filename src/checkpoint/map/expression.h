@@ -17,7 +17,7 @@ class Expression {
   explicit Expression(std::string_view text);
 
   // Returns the value. `value_of` returns nothing for a name that it does not know. Throws Error(invalid_argument) for
-  // such a name, a text that is no expression, a remainder, a division by 0 and an overflow.
+  // such a name, a text that is not an expression, a remainder, a division by 0 and an overflow.
   using Names = std::function<std::optional<std::int64_t>(std::string_view name)>;
   std::int64_t value(const Names& value_of) const;
 

@@ -29,7 +29,14 @@ bool is_exact(DType from, DType to) {
 }
 
 [[noreturn]] void lacks(std::string_view key, std::string_view what) {
-  fail(ErrorCode::invalid_argument, "its inverse needs the key '{}', {}", key, what);
+  fail(ErrorCode::invalid_argument, "found no key '{}', expected {}: its inverse needs it", key, what);
+}
+
+// Of a tensor whose number of dimensions is not known.
+void require_counted_from_first(std::int64_t dim) {
+  if (dim >= 0) return;
+  fail(ErrorCode::invalid_argument, "found dimension {}, expected it counted from the first: its inverse needs that",
+       dim);
 }
 
 NameTemplate template_of(const InverseName& inverse, std::size_t groups, bool has_index) {
@@ -50,7 +57,8 @@ void invert_split(const MapRule& rule, MapRule& result) {
   for (const NameTemplate& to : rule.to) {
     const InverseName inverse = inverse_name(rule.match[0].text(), to);
     if (!std::ranges::is_sorted(inverse.order)) {
-      fail(ErrorCode::invalid_argument, "'{}' has groups in another order than the pattern", printable(to.text()));
+      fail(ErrorCode::invalid_argument, "'{}' has groups in another order than the pattern, expected the same order",
+           printable(to.text()));
     }
     result.match.emplace_back(inverse.match);
     result.to = {template_of(inverse, inverse.order.size(), false)};
@@ -64,8 +72,8 @@ void invert_concat(const MapRule& rule, MapRule& result) {
     const InverseName inverse = inverse_name(part.text(), rule.to[0]);
     if (result.to.empty()) result.match = {Pattern(inverse.match)};
     if (inverse.match != result.match[0].text()) {
-      fail(ErrorCode::invalid_argument, "the groups of '{}' are not those of '{}'", printable(part.text()),
-           printable(rule.match[0].text()));
+      fail(ErrorCode::invalid_argument, "the groups of '{}' are not those of '{}', expected the same",
+           printable(part.text()), printable(rule.match[0].text()));
     }
     result.to.push_back(template_of(inverse, inverse.order.size(), false));
   }
@@ -79,12 +87,13 @@ MapRule inverted(const MapRule& rule) {
       break;
     case MapOp::substitute:
       fail(ErrorCode::invalid_argument,
-           "a substitution changes part of a name, and does not state which names had it; use rename");
+           "a substitution does not state which names it changes, expected an operation that does; use rename");
     case MapOp::drop:
-      fail(ErrorCode::invalid_argument, "what it drops cannot be made again");
+      fail(ErrorCode::invalid_argument, "what it drops cannot be made again, expected rules that drop nothing");
     case MapOp::copy:
       if (rule.unless_exists) {
-        fail(ErrorCode::invalid_argument, "which of the names existed before (unless_exists) is not known");
+        fail(ErrorCode::invalid_argument,
+             "which of the names existed before is not known, expected a copy without unless_exists");
       }
       // The copies are dropped.
       result.op = MapOp::drop;
@@ -94,8 +103,8 @@ MapRule inverted(const MapRule& rule) {
     case MapOp::cast:
       if (!rule.from_dtype) lacks("from", "the dtype before");
       if (!is_exact(*rule.from_dtype, *rule.dtype)) {
-        fail(ErrorCode::invalid_argument, "{} cannot represent all values of {}", dtype_name(*rule.dtype),
-             dtype_name(*rule.from_dtype));
+        fail(ErrorCode::invalid_argument, "{} cannot represent all values of {}, expected a dtype that does",
+             dtype_name(*rule.dtype), dtype_name(*rule.from_dtype));
       }
       std::swap(result.dtype, result.from_dtype);
       break;
@@ -116,13 +125,13 @@ MapRule inverted(const MapRule& rule) {
       std::swap(result.sizes, result.from);
       break;
     case MapOp::unflatten:
-      if (rule.dims[0] < 0) lacks("dim", "counted from the first dimension");
+      require_counted_from_first(rule.dims[0]);
       result.op = MapOp::flatten;
       result.dims = {rule.dims[0], rule.dims[0] + std::ssize(rule.sizes) - 1};
       break;
     case MapOp::flatten:
       if (rule.sizes.empty()) lacks("sizes", "the sizes of the dimensions before");
-      if (rule.dims[0] < 0) lacks("dims", "counted from the first dimension");
+      require_counted_from_first(rule.dims[0]);
       result.op = MapOp::unflatten;
       result.dims = {rule.dims[0]};
       break;
@@ -151,7 +160,9 @@ MapStage inverse_stage(const MapStage& stage, std::vector<std::string>& problems
   result.name = "inverse of " + stage.name;
   result.rules.clear();
   if (stage.unmatched == Unmatched::drop) {
-    problems.push_back(fmt::format("{}: \"unmatched\" is \"drop\": what it drops cannot be made again", stage.name));
+    problems.push_back(
+        fmt::format("{}: \"unmatched\" is \"drop\", expected \"keep\" or \"error\": what it drops cannot be made again",
+                    stage.name));
   }
   for (auto rule = stage.rules.rbegin(); rule != stage.rules.rend(); ++rule) {
     try {

@@ -126,7 +126,7 @@ std::string escaped(std::string_view text) {
 InverseName inverse_name(const std::string& pattern, const NameTemplate& to, std::size_t index) {
   const std::optional<PlainPattern> plain = as_plain(pattern);
   if (!plain) {
-    fail(ErrorCode::invalid_argument, "its pattern '{}' is more than text with groups that capture",
+    fail(ErrorCode::invalid_argument, "its pattern is '{}', expected text with groups that capture, and nothing else",
          printable(pattern));
   }
   std::vector<std::string> groups;
@@ -163,7 +163,8 @@ InverseName inverse_name(const std::string& pattern, const NameTemplate& to, std
     if (++group == index) {
       inverse.to += "{i}";
     } else if (number_of[group] == 0) {
-      fail(ErrorCode::invalid_argument, "'{}' does not have \\{}", printable(to.text()), group);
+      fail(ErrorCode::invalid_argument, "'{}' does not have \\{}, expected each group of the pattern",
+           printable(to.text()), group);
     } else {
       inverse.to += "\\" + std::to_string(number_of[group]);
     }

@@ -13,7 +13,7 @@ namespace tessera::checkpoint {
 // A regular expression in RE2's syntax, which takes linear time to match. Cheap to copy.
 class Pattern {
  public:
-  // Throws Error(invalid_argument) if `text` is no regular expression, and Error(unsupported) without RE2.
+  // Throws Error(invalid_argument) if `text` is not a regular expression, and Error(unsupported) without RE2.
   explicit Pattern(std::string text);
 
   const std::string& text() const { return text_; }

@@ -31,8 +31,8 @@ Pattern::Pattern(std::string text) : text_(std::move(text)) {
   compiled_ = std::make_shared<const Compiled>(text_);
   const re2::RE2& expression = compiled_->expression;
   if (!expression.ok()) {
-    fail(ErrorCode::invalid_argument, "'{}' is no regular expression: {}", printable(text_),
-         printable(expression.error()));
+    fail(ErrorCode::invalid_argument, "'{}' is not a regular expression, expected the syntax of RE2: {}",
+         printable(text_), printable(expression.error()));
   }
   if (expression.NumberOfCapturingGroups() > kMaxGroups) {
     fail(ErrorCode::invalid_argument, "'{}' has {} groups that capture, expected at most {}; (?:...) does not capture",
@@ -67,8 +67,8 @@ std::optional<std::string> Pattern::replace(const std::string& name, const std::
 void Pattern::check_replacement(const std::string& replacement) const {
   std::string problem;
   if (compiled_->expression.CheckRewriteString(replacement, &problem)) return;
-  fail(ErrorCode::invalid_argument, "'{}' does not fit to the pattern '{}': {}", printable(replacement),
-       printable(text_), printable(problem));
+  fail(ErrorCode::invalid_argument, "'{}' does not fit to the pattern '{}', expected only its groups: {}",
+       printable(replacement), printable(text_), printable(problem));
 }
 
 }  // namespace tessera::checkpoint

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <system_error>
 
 #include "checkpoint/map/rules.h"
 #include "tessera/base/error.h"
@@ -33,12 +34,14 @@ TensorMap TensorMap::parse(std::string_view json, const std::string& name, const
 
 TensorMap TensorMap::read(const std::string& file_or_name, const Parameters& set, std::string_view config) {
   if (const auto text = shipped_map(file_or_name)) return parse(*text, file_or_name, set, config);
-  if (!std::filesystem::exists(file_or_name)) {
+  std::error_code error;
+  if (std::filesystem::status(file_or_name, error).type() == std::filesystem::file_type::not_found) {
     std::string names;
     for (const std::string& name : shipped_maps()) names += (names.empty() ? "" : ", ") + name;
-    fail(ErrorCode::not_found, "{}: no such file, and none of tessera's maps, which are {}", printable(file_or_name),
-         names);
+    fail(ErrorCode::not_found, "'{}': no such file, expected a file or one of tessera's maps, which are {}",
+         printable(file_or_name), names);
   }
+  if (error) fail(ErrorCode::io, "open {}: {}", printable(file_or_name), error.message());
   const Bytes text = read_file(file_or_name, kMaxBytes);
   return parse(as_text(text), file_or_name, set, config);
 }
@@ -47,7 +50,7 @@ TensorMap TensorMap::substitution(std::string_view text) {
   const auto where = [&] { return fmt::format("'{}'", printable(text)); };
   const char delimiter = text.size() > 1 ? text[1] : '\0';
   if (text.empty() || text[0] != 's' || delimiter == '\0' || delimiter == '\\') {
-    fail(ErrorCode::invalid_argument, "{} is no substitution, expected s/PATTERN/REPLACEMENT/", where());
+    fail(ErrorCode::invalid_argument, "{} is not a substitution, expected s/PATTERN/REPLACEMENT/", where());
   }
   // A delimiter after a backslash is a character of its part.
   std::vector<std::string> parts(1);
@@ -63,7 +66,7 @@ TensorMap TensorMap::substitution(std::string_view text) {
   }
   if (parts.size() != 3 || (!parts[2].empty() && parts[2] != "g")) {
     fail(ErrorCode::invalid_argument,
-         "{} is no substitution, expected s{}PATTERN{}REPLACEMENT{} and at most the flag g", where(), delimiter,
+         "{} is not a substitution, expected s{}PATTERN{}REPLACEMENT{} and at most the flag g", where(), delimiter,
          delimiter, delimiter);
   }
   const std::string name(text);

@@ -80,8 +80,8 @@ class Names {
   void check_same(std::uint32_t number, const Entry& entry, std::size_t rank) const {
     const Entry& first = entries_[number];
     const auto differ = [&](std::string_view what, const std::string& a, const std::string& b) {
-      fail(ErrorCode::invalid_argument, "save plan: '{}': {} is {} on rank {} and {} on rank {}", printable(entry.name),
-           what, a, first_rank_[number], b, rank);
+      fail(ErrorCode::invalid_argument, "save plan: '{}': {} is {} on rank {} and {} on rank {}, expected the same",
+           printable(entry.name), what, a, first_rank_[number], b, rank);
     };
     if (first.is_tensor != entry.is_tensor) {
       const auto kind = [](const Entry& e) { return std::string(e.is_tensor ? "a tensor" : "an object"); };
@@ -277,8 +277,8 @@ class Merger {
     const bool has_elements = std::find(shape.begin(), shape.end(), 0) == shape.end();
     for (std::size_t k = 0; k < count; ++k) {
       if (is_empty(view(e, k)) || is_valid(view(e, k), shape)) continue;
-      refuse(e,
-             fmt::format("chunk {} of rank {} is not within the shape", to_string(view(e, k)), rows_[begin + k].rank));
+      refuse(e, fmt::format("chunk {} of rank {} is not within the shape, expected a box within it",
+                            to_string(view(e, k)), rows_[begin + k].rank));
     }
     std::vector<std::uint32_t> order(count);
     std::iota(order.begin(), order.end(), 0);
@@ -349,11 +349,12 @@ class Merger {
 
   void check_partition(std::uint32_t e, const BoxList& chunks, const std::vector<std::uint32_t>& ranks) {
     if (const auto pair = find_overlap(chunks)) {
-      refuse(e, fmt::format("chunks {} of rank {} and {} of rank {} overlap", to_string(chunks[pair->first]),
-                            ranks[pair->first], to_string(chunks[pair->second]), ranks[pair->second]));
+      refuse(e, fmt::format("chunks {} of rank {} and {} of rank {} overlap, expected disjoint ones",
+                            to_string(chunks[pair->first]), ranks[pair->first], to_string(chunks[pair->second]),
+                            ranks[pair->second]));
     }
     if (const auto hole = find_hole(names_.entries()[e].shape, chunks)) {
-      refuse(e, fmt::format("no rank has {}", to_string(*hole)));
+      refuse(e, fmt::format("no rank has {}, expected chunks that cover the shape", to_string(*hole)));
     }
   }
 

@@ -86,8 +86,8 @@ std::uint32_t SavePlan::add_entry(Entry entry) {
 void SavePlan::add_chunk(std::uint32_t entry, BoxView box, Source source) {
   const Entry& of = entries_.at(entry);
   if (!of.is_tensor || box.rank() != of.shape.size()) {
-    fail(ErrorCode::invalid_argument, "save plan: '{}': chunk {} does not fit into {}", printable(of.name),
-         to_string(box), of.is_tensor ? "a tensor of shape " + shape_to_string(of.shape) : "an object");
+    fail(ErrorCode::invalid_argument, "save plan: '{}': found chunk {}, expected {}", printable(of.name),
+         to_string(box), of.is_tensor ? "one within the shape " + shape_to_string(of.shape) : "none of an object");
   }
   items_.push_back({entry, source, coordinates_.size(), 0});
   coordinates_.insert(coordinates_.end(), box.offsets.begin(), box.offsets.end());

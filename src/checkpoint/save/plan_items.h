@@ -17,8 +17,9 @@ class EncodedItems {
   explicit EncodedItems(ByteView bytes) {
     ByteCursor cursor(bytes, "save plan");
     count_ = cursor.number<std::uint64_t>();
-    if (count_ > bytes.size())
-      fail(ErrorCode::corrupt, "save plan: {} items do not fit into {} bytes", count_, bytes.size());
+    if (count_ > bytes.size()) {
+      fail(ErrorCode::corrupt, "save plan: {0} items in {1} bytes, expected at most {1}", count_, bytes.size());
+    }
     entries_ = cursor.take(count_ * sizeof(std::uint32_t)).data();
     stored_bytes_ = cursor.take(count_ * sizeof(std::uint64_t)).data();
     coordinates_ = cursor.rest();

@@ -23,15 +23,14 @@ class Stopwatch {
 };
 
 void check(const PlannedState& state) {
-  const auto refuse = [](std::string_view what, std::int64_t found, std::int64_t most) {
+  const auto check_range = [](std::string_view what, std::int64_t found, std::int64_t most) {
+    if (found >= 1 && found <= most) return;
     fail(ErrorCode::invalid_argument, "plan: {} {}, expected 1 to {}", what, found, most);
   };
   constexpr std::int64_t kMost = 1 << 24;
-  if (state.ranks < 1 || state.ranks > kMost) refuse("ranks", state.ranks, kMost);
-  if (state.tensors < 1 || state.tensors > kMost) refuse("tensors", state.tensors, kMost);
-  for (const std::int64_t size : state.shape) {
-    if (size < 1) refuse("a size of", size, INT64_MAX);
-  }
+  check_range("ranks", state.ranks, kMost);
+  check_range("tensors", state.tensors, kMost);
+  for (const std::int64_t size : state.shape) check_range("a size of", size, INT64_MAX);
 }
 
 class Planning {

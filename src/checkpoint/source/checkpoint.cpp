@@ -1,7 +1,6 @@
 #include "tessera/checkpoint/checkpoint.h"
 
 #include <algorithm>
-#include <system_error>
 #include <utility>
 
 #include "checkpoint/source/foreign.h"
@@ -53,7 +52,8 @@ std::shared_ptr<const ByteSource> FileCache::open(std::uint32_t key,
 }
 
 std::shared_ptr<const ByteSource> SourceBackend::open_file(std::uint32_t file) const {
-  if (file == StoredRange::kNoFile) fail(ErrorCode::corrupt, "{}: no file is recorded for this data", path.string());
+  if (file == StoredRange::kNoFile)
+    fail(ErrorCode::corrupt, "{}: found no file that is recorded for this data, expected one", path.string());
   if (file >= kPlainItems) return open_plain_item(file - kPlainItems);
   return cache_.open(file, [&] { return open_name(files[file].name); });
 }
@@ -106,6 +106,7 @@ std::string describe_missing(std::string_view what, const MissingFiles::NamesOfF
   std::string text = fmt::format("{}: '{}' is missing", what, printable(file));
   if (!names.empty()) text += fmt::format(", expected it for '{}'", printable(names[0]));
   if (names.size() > 1) text += fmt::format(" and {} more", names.size() - 1);
+  if (names.empty()) text += ", expected all files of the checkpoint";
   return files.size() == 1 ? text : text + fmt::format("; so are {} more files", files.size() - 1);
 }
 
@@ -179,18 +180,20 @@ std::unique_ptr<SourceBackend> open_storage(const std::shared_ptr<const Storage>
   }
   if (is_dcp(*storage)) return open_dcp(storage, options);
   if (directory_kind(*storage)) {
-    fail(ErrorCode::corrupt, "{}: found data files but no .metadata; the save was never completed", storage->name());
+    fail(ErrorCode::corrupt, "{}: found data files but no .metadata, expected both; the save was never completed",
+         storage->name());
   }
   if (!directory.empty()) {
-    if (const auto what = foreign_directory(directory)) {
-      fail(ErrorCode::unsupported, "{}: found {}", directory.string(), *what);
-    }
+    if (const auto foreign = foreign_directory(directory)) refuse_foreign(directory, *foreign);
   }
   fail(ErrorCode::not_found,
-       "{}: no checkpoint in this directory (no .metadata, no metadata.pkl, no *.safetensors, no *.index.json, "
-       "no <item>_0.pt){}",
+       "{}: no checkpoint in this directory, expected .metadata, metadata.pkl, *.safetensors, *.index.json or "
+       "<item>_0.pt{}",
        storage->name(), hint_for_directory(directory, names));
 }
+
+// Of a file of an unknown format.
+constexpr std::size_t kShownBytes = 16;
 
 // Throws Error(invalid_argument), naming the directory to pass, for a file that is a part of a checkpoint.
 void refuse_part(const fs::path& path) {
@@ -218,17 +221,19 @@ std::unique_ptr<SourceBackend> open_file_source(const fs::path& path, const Open
   const std::uint64_t size = file.size_bytes();
   Bytes first(std::min<std::uint64_t>(size, kForeignBytes));
   file.read_at(0, first);
-  if (const auto what = foreign_file(first, file)) fail(ErrorCode::unsupported, "{}: found {}", path.string(), *what);
+  if (const auto foreign = foreign_file(first, file)) refuse_foreign(path, *foreign);
   if (zip::looks_like_zip(first)) return open_torch_file(path, options);
   if (torch_archive::looks_like_legacy(first)) {
     fail(ErrorCode::unsupported,
-         "{}: a torch.save file from before PyTorch 1.6; load it and save it again with a newer PyTorch",
+         "{}: found a torch.save file from before PyTorch 1.6, expected one of a later PyTorch; load it and save it "
+         "again with a newer PyTorch",
          path.string());
   }
   if (safetensors::looks_like_safetensors(first, size) || path.extension() == ".safetensors") {
     return open_safetensors_file(path, options);
   }
-  fail(ErrorCode::corrupt, "{} at byte 0: neither a torch.save archive nor a safetensors file", path.string());
+  fail(ErrorCode::corrupt, "{} at byte 0: found {}, expected a torch.save archive or a safetensors file", path.string(),
+       size == 0 ? "an empty file" : fmt::format("'{}'", printable(as_text(first), kShownBytes)));
 }
 
 }  // namespace
@@ -239,12 +244,8 @@ std::shared_ptr<const Checkpoint> Checkpoint::open(const std::shared_ptr<const S
 }
 
 std::shared_ptr<const Checkpoint> Checkpoint::open(const fs::path& path, const OpenOptions& options) {
-  std::error_code error;
-  const fs::file_status status = fs::status(path, error);
-  if (status.type() == fs::file_type::not_found) refuse_missing(path);
-  if (error) fail(ErrorCode::io, "open {}: {}", path.string(), error.message());
-  return made(fs::is_directory(status) ? open_storage(file_system_storage(path), path, options)
-                                       : open_file_source(path, options));
+  return made(fs::is_directory(require_present(path)) ? open_storage(file_system_storage(path), path, options)
+                                                      : open_file_source(path, options));
 }
 
 std::shared_ptr<const Checkpoint> Checkpoint::made(std::unique_ptr<SourceBackend> backend) {
@@ -286,17 +287,17 @@ void Checkpoint::check_partition(std::size_t i) const {
   const auto where = [&] { return fmt::format("{}: tensor '{}'", path().string(), printable(tensor.name)); };
   for (std::size_t c = 0; c < tensor.chunks.size(); ++c) {
     if (!is_valid(tensor.chunks[c], tensor.shape)) {
-      fail(ErrorCode::corrupt, "{}: chunk {} is outside of the shape {}", where(), to_string(tensor.chunks[c]),
-           shape_to_string(tensor.shape));
+      fail(ErrorCode::corrupt, "{}: chunk {} is outside of the shape {}, expected a box within it", where(),
+           to_string(tensor.chunks[c]), shape_to_string(tensor.shape));
     }
   }
   if (const auto pair = find_overlap(tensor.chunks)) {
-    fail(ErrorCode::corrupt, "{}: chunks {} and {} overlap", where(), to_string(tensor.chunks[pair->first]),
-         to_string(tensor.chunks[pair->second]));
+    fail(ErrorCode::corrupt, "{}: chunks {} and {} overlap, expected disjoint ones", where(),
+         to_string(tensor.chunks[pair->first]), to_string(tensor.chunks[pair->second]));
   }
   if (const auto hole = find_hole(tensor.shape, tensor.chunks)) {
-    fail(ErrorCode::corrupt, "{}: no chunk holds {} of the shape {}", where(), to_string(*hole),
-         shape_to_string(tensor.shape));
+    fail(ErrorCode::corrupt, "{}: no chunk holds {} of the shape {}, expected chunks that cover it", where(),
+         to_string(*hole), shape_to_string(tensor.shape));
   }
 }
 

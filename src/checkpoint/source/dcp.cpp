@@ -14,6 +14,7 @@
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/internal/file_names.h"
 #include "tessera/format/dcp_metadata.h"
+#include "tessera/format/python_value.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -115,7 +116,8 @@ class DcpSource final : public SourceBackend {
                          stored.offset_bytes, printable(info.name), to_string(info.chunks[chunk]));
     };
     if (stored.file == StoredRange::kNoFile) {
-      fail(ErrorCode::corrupt, "{}: tensor '{}', chunk {}: the metadata does not specify where it is stored",
+      fail(ErrorCode::corrupt,
+           "{}: tensor '{}', chunk {}: the metadata does not specify where it is stored, expected a file and a range",
            path.string(), printable(info.name), to_string(info.chunks[chunk]));
     }
     std::shared_ptr<const ByteSource> file = open_file(stored.file);
@@ -150,8 +152,9 @@ class DcpSource final : public SourceBackend {
     const ObjectInfo& info = objects[i];
     const StoredRange& stored = info.stored;
     if (stored.file == StoredRange::kNoFile) {
-      fail(ErrorCode::corrupt, "{}: object '{}': the metadata does not specify where it is stored", path.string(),
-           printable(info.name));
+      fail(ErrorCode::corrupt,
+           "{}: object '{}': the metadata does not specify where it is stored, expected a file and a range",
+           path.string(), printable(info.name));
     }
     const auto where = [&] {
       return fmt::format("{} at byte {}: object '{}'", storage->name_of(files[stored.file].name), stored.offset_bytes,
@@ -163,7 +166,7 @@ class DcpSource final : public SourceBackend {
         torch_archive::open(*open_file(item.file), item.offset_bytes, item.length_bytes));
     ObjectValue result;
     result.value = archive->tree.root();
-    result.storages = storages_of(result.value, *archive, item.file);
+    result.storages = with_context(where, [&] { return storages_of(result.value, *archive, item.file); });
     result.tree = std::shared_ptr<const pickle::Tree>(archive, &archive->tree);
     return result;
   }
@@ -173,8 +176,9 @@ class DcpSource final : public SourceBackend {
   static void check_bounds(const ByteSource& file, const StoredRange& stored, const Where& where) {
     const std::uint64_t size = file.size_bytes();
     if (stored.offset_bytes > size || stored.length_bytes > size - stored.offset_bytes) {
-      fail(ErrorCode::corrupt, "{}: the stored item of {} bytes extends past the end of the file, which has {} bytes",
-           where(), stored.length_bytes, size);
+      fail(ErrorCode::corrupt,
+           "{}: the stored item of {} bytes extends past the end of the file, expected it within its {} bytes", where(),
+           stored.length_bytes, size);
     }
   }
 
@@ -185,7 +189,10 @@ class DcpSource final : public SourceBackend {
     const TensorInfo& info = tensors[tensor];
     const std::optional<torch_archive::TensorRef> found =
         with_context(where, [&] { return torch_archive::as_tensor(archive.tree.root()); });
-    if (!found) fail(ErrorCode::corrupt, "{}: the stored item is not a strided tensor", where());
+    if (!found) {
+      fail(ErrorCode::corrupt, "{}: the stored item is a {}, expected a strided tensor", where(),
+           pickle::type_name(archive.tree.root()));
+    }
     if (found->dtype != info.dtype) {
       fail(ErrorCode::corrupt, "{}: the stored item has dtype {}, expected {} as in the metadata", where(),
            dtype_name(found->dtype), dtype_name(info.dtype));

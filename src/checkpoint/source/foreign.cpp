@@ -4,6 +4,7 @@
 #include <array>
 #include <cctype>
 #include <set>
+#include <system_error>
 #include <utility>
 
 #include "tessera/base/error.h"
@@ -15,35 +16,34 @@ namespace {
 
 using namespace std::literals;
 
-constexpr std::string_view kArray = "an array of NumPy; save its arrays with safetensors.numpy.save_file first";
-constexpr std::string_view kPacked = "a packed file; unpack it first";
-constexpr std::string_view kWebPage =
-    "a web page, not a checkpoint; the download failed, for example for lack of a login";
-constexpr std::string_view kTensorFlow =
-    "a checkpoint of TensorFlow; load it there and save its variables as safetensors";
+constexpr Foreign kArray = {"an array of NumPy", "save its arrays with safetensors.numpy.save_file first"};
+constexpr Foreign kPacked = {"a packed file", "unpack it first"};
+constexpr Foreign kWebPage = {"a web page", "the download failed, for example for lack of a login"};
+constexpr Foreign kJson = {"a JSON text", "pass its directory"};
+constexpr Foreign kTensorFlow = {"a checkpoint of TensorFlow", "load it there and save its variables as safetensors"};
 
 struct Magic {
   std::size_t offset;
   std::string_view bytes;
-  std::string_view what;
+  Foreign found;
 };
 
 constexpr std::array<Magic, 15> kMagics = {
-    {{0, "GGUF"sv, "a GGUF file of llama.cpp; use the checkpoint that it was made from"},
-     {0, "\x89HDF\r\n\x1a\n"sv, "an HDF5 file, as Keras writes; save its weights as safetensors first"},
-     {257, "ustar"sv, "a tar archive; unpack it first"},
+    {{0, "GGUF"sv, {"a GGUF file of llama.cpp", "use the checkpoint that it was made from"}},
+     {0, "\x89HDF\r\n\x1a\n"sv, {"an HDF5 file, as Keras writes", "save its weights as safetensors first"}},
+     {257, "ustar"sv, {"a tar archive", "unpack it first"}},
      {0, "\x1f\x8b"sv, kPacked},
      {0, "\x28\xb5\x2f\xfd"sv, kPacked},
      {0, "\xfd\x37zXZ\0"sv, kPacked},
      {0, "BZh"sv, kPacked},
      {0, "\x93NUMPY"sv, kArray},
-     {0, "version https://git-lfs."sv, "a pointer of Git LFS, not the file itself; get that with 'git lfs pull'"},
+     {0, "version https://git-lfs."sv, {"a pointer of Git LFS", "get the file itself with 'git lfs pull'"}},
      {0, "<!DOCTYPE"sv, kWebPage},
      {0, "<!doctype"sv, kWebPage},
      {0, "<html"sv, kWebPage},
-     {0, "<?xml"sv, "an XML text, not a checkpoint; was it a download that failed?"},
-     {0, "{\n"sv, "a JSON text, expected a checkpoint; pass its directory"},
-     {0, "{\""sv, "a JSON text, expected a checkpoint; pass its directory"}}};
+     {0, "<?xml"sv, {"an XML text", "if it was downloaded, the download may have failed"}},
+     {0, "{\n"sv, kJson},
+     {0, "{\""sv, kJson}}};
 
 bool has(ByteView bytes, std::size_t offset, std::string_view expected) {
   return bytes.size() >= offset + expected.size() && as_text(bytes.subspan(offset, expected.size())) == expected;
@@ -79,17 +79,17 @@ bool ends_like_a_table(const ByteSource& file) {
 
 }  // namespace
 
-std::optional<std::string_view> foreign_file(ByteView first, const ByteSource& file) {
+std::optional<Foreign> foreign_file(ByteView first, const ByteSource& file) {
   for (const Magic& magic : kMagics) {
-    if (has(first, magic.offset, magic.bytes)) return magic.what;
+    if (has(first, magic.offset, magic.bytes)) return magic.found;
   }
   if (looks_like_npz(first)) return kArray;
-  if (looks_like_onnx(first)) return "a model of ONNX; use the checkpoint that it was exported from";
+  if (looks_like_onnx(first)) return Foreign{"a model of ONNX", "use the checkpoint that it was exported from"};
   if (ends_like_a_table(file)) return kTensorFlow;
   return std::nullopt;
 }
 
-std::optional<std::string_view> foreign_directory(const fs::path& directory) {
+std::optional<Foreign> foreign_directory(const fs::path& directory) {
   std::set<std::string> names;
   std::error_code error;
   for (fs::directory_iterator it(directory, error), end; !error && it != end; it.increment(error)) {
@@ -97,22 +97,30 @@ std::optional<std::string_view> foreign_directory(const fs::path& directory) {
   }
   const auto any = [&](const auto& what) { return std::ranges::any_of(names, what); };
   if (names.contains("_CHECKPOINT_METADATA") || names.contains("_METADATA") || names.contains("manifest.ocdbt")) {
-    return "a checkpoint of Orbax (JAX); load it there and save its arrays as safetensors";
+    return Foreign{"a checkpoint of Orbax (JAX)", "load it there and save its arrays as safetensors"};
   }
-  if (names.contains("saved_model.pb"))
-    return "a SavedModel of TensorFlow; load it there and save its variables as safetensors";
+  if (names.contains("saved_model.pb")) return Foreign{"a SavedModel of TensorFlow", kTensorFlow.advice};
   const bool has_data = any([](const std::string& name) { return name.find(".data-00000-of-") != std::string::npos; });
   if (has_data && any([](const std::string& name) { return name.ends_with(".index"); })) return kTensorFlow;
-  if (names.contains(".zgroup") || names.contains("zarr.json"))
-    return "a store of Zarr; save its arrays as safetensors";
+  if (names.contains(".zgroup") || names.contains("zarr.json")) {
+    return Foreign{"a store of Zarr", "save its arrays as safetensors"};
+  }
   return std::nullopt;
+}
+
+void refuse_foreign(const fs::path& path, const Foreign& found) {
+  fail(ErrorCode::unsupported, "{}: found {}, expected a checkpoint of PyTorch or safetensors; {}", path.string(),
+       found.what, found.advice);
 }
 
 void refuse_no_path(const fs::path& path) {
   const std::string text = path.string();
+  if (text.empty()) {
+    fail(ErrorCode::invalid_argument, "the path is empty, expected the path of a checkpoint");
+  }
   if (text == "-") {
     fail(ErrorCode::invalid_argument,
-         "-: standard input and output cannot be read and written at any place, as a checkpoint must be; pass a path");
+         "-: found standard input and output, expected a path: a checkpoint is read and written at any place");
   }
   const std::size_t end = text.find("://");
   const bool is_url = end != std::string::npos && end > 0 && std::ranges::all_of(text.substr(0, end), [](char c) {
@@ -133,9 +141,15 @@ void refuse_no_path(const fs::path& path) {
        printable(text), tool);
 }
 
-void refuse_missing(const fs::path& path) {
-  refuse_no_path(path);
-  fail(ErrorCode::not_found, "{}: no such file or directory", path.string());
+fs::file_status require_present(const fs::path& path) {
+  std::error_code error;
+  const fs::file_status status = fs::status(path, error);
+  if (status.type() == fs::file_type::not_found) {
+    refuse_no_path(path);
+    fail(ErrorCode::not_found, "{}: no such file or directory", path.string());
+  }
+  if (error) fail(ErrorCode::io, "open {}: {}", path.string(), error.message());
+  return status;
 }
 
 }  // namespace tessera::checkpoint

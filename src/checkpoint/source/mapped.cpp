@@ -78,7 +78,8 @@ class MappedSource final : public SourceBackend {
 
   Extent locate(std::size_t tensor, std::size_t chunk) const override {
     if (const auto same = computed_->same_tensor(tensor)) return from_->locate(*same, chunk);
-    fail(ErrorCode::unsupported, "{}: tensor '{}' is computed from others, and has no location of its own",
+    fail(ErrorCode::unsupported,
+         "{}: tensor '{}' is computed from others, and has no location of its own, expected a stored tensor",
          path.string(), printable(tensors[tensor].name));
   }
 

@@ -82,9 +82,13 @@ class SafetensorsSource final : public SourceBackend {
       std::vector<std::int64_t> offset(stored.shape.size(), 0);
       if (offsets) {
         const auto found = offsets->find(stored.name);
-        if (found == offsets->end() || found->second.size() != stored.shape.size()) {
-          fail(ErrorCode::corrupt, "{}: tensor '{}': DCP_SHARDING_INFO has {} offsets, expected {}", file->name(),
-               printable(stored.name), found == offsets->end() ? 0 : found->second.size(), stored.shape.size());
+        if (found == offsets->end()) {
+          fail(ErrorCode::corrupt, "{}: tensor '{}' is not in DCP_SHARDING_INFO, expected its offsets there",
+               file->name(), printable(stored.name));
+        }
+        if (found->second.size() != stored.shape.size()) {
+          fail(ErrorCode::corrupt, "{}: tensor '{}': DCP_SHARDING_INFO has {} offsets, expected {}, one per dimension",
+               file->name(), printable(stored.name), found->second.size(), stored.shape.size());
         }
         offset = found->second;
       }
@@ -95,18 +99,25 @@ class SafetensorsSource final : public SourceBackend {
     take_extras(header, file->name());
   }
 
+  // Returns f(). An error of it names the file, the key of `__metadata__`, and the tensor or object.
+  template <typename F>
+  static auto in_extra(const std::string& file, std::string_view key, const std::string& name, const F& f) {
+    return with_context([&] { return fmt::format("{}: {} of '{}'", file, key, printable(name)); }, f);
+  }
+
   static std::map<std::string, DType> read_dtypes(const safetensors::Header& header, const std::string& file) {
     std::map<std::string, DType> dtypes;
-    const auto found = header.metadata.find(std::string(safetensors_extra::kDTypes));
-    if (found == header.metadata.end()) return dtypes;
-    const Json json = parse(found->second, file, safetensors_extra::kDTypes);
-    for (const auto& [name, dtype] : json.items()) {
-      if (!dtype.is_string()) {
-        fail(ErrorCode::corrupt, "{}: {} of '{}' is not a string", file, safetensors_extra::kDTypes, printable(name));
-      }
-      dtypes.emplace(name, dtype_from_name(dtype.get<std::string>()));
+    const Json json = safetensors_extra::find_extra(header.metadata, safetensors_extra::kDTypes, file);
+    for (const auto& item : json.items()) {
+      dtypes.emplace(item.key(),
+                     in_extra(file, safetensors_extra::kDTypes, item.key(), [&] { return dtype_of(item.value()); }));
     }
     return dtypes;
+  }
+
+  static DType dtype_of(const Json& json) {
+    if (!json.is_string()) fail(ErrorCode::corrupt, "found a JSON {}, expected a string", json.type_name());
+    return dtype_from_name(json.get<std::string>());
   }
 
   void add_chunk(const safetensors::Tensor& stored, std::vector<std::int64_t> offset, bool sharded,
@@ -138,24 +149,23 @@ class SafetensorsSource final : public SourceBackend {
       tensors.push_back(std::move(info));
     }
     TensorInfo& info = tensors[known->second];
-    if (!is_new && (!sharded || info.dtype != dtype || info.shape.size() != sizes.size())) {
-      fail(ErrorCode::corrupt, "{}: tensor '{}' is in another file too{}", file, printable(stored.name),
-           sharded ? ", with another dtype or number of dimensions" : "");
+    const auto where = [&] { return fmt::format("{}: tensor '{}'", file, printable(stored.name)); };
+    const auto other_file = [&] { return printable(files[info.stored[0].file].name); };
+    if (!is_new && !sharded) {
+      fail(ErrorCode::corrupt, "{} is in '{}' too, expected it in one file", where(), other_file());
     }
-    for (std::size_t d = 0; d < sizes.size(); ++d) {
-      info.shape[d] = std::max(info.shape[d], checked_add(offset[d], sizes[d], "offset of a saved shard"));
+    if (!is_new && (info.dtype != dtype || info.shape.size() != sizes.size())) {
+      fail(ErrorCode::corrupt, "{} has dtype {} and {} dimensions, expected {} and {} as in '{}'", where(),
+           dtype_name(dtype), sizes.size(), dtype_name(info.dtype), info.shape.size(), other_file());
     }
+    with_context(where, [&] {
+      for (std::size_t d = 0; d < sizes.size(); ++d) {
+        info.shape[d] = std::max(info.shape[d], checked_add(offset[d], sizes[d], "the end of a saved shard"));
+      }
+      checked_multiply(checked_numel(info.shape, "the shape"), dtype_size(info.dtype), "the size");
+    });
     info.chunks.push_back(Box(std::move(offset), std::move(sizes)));
     info.stored.push_back(range);
-    checked_multiply(checked_numel(info.shape, info.name), dtype_size(info.dtype), info.name);
-  }
-
-  static Json parse(const std::string& text, const std::string& file, std::string_view key) {
-    Json json = Json::parse(text, nullptr, false);
-    if (json.is_discarded() || !json.is_object()) {
-      fail(ErrorCode::corrupt, "{}: {} in __metadata__ is not a JSON object", file, key);
-    }
-    return json;
   }
 
   void take_extras(const safetensors::Header& header, const std::string& file) {
@@ -167,34 +177,34 @@ class SafetensorsSource final : public SourceBackend {
             fmt::format("{}: the metadata '{}' is another than in a file before, which counts", file, printable(key)));
       }
     }
-    if (const auto found = header.metadata.find(std::string(safetensors_extra::kObjects));
-        found != header.metadata.end()) {
-      const Json json = parse(found->second, file, safetensors_extra::kObjects);
-      for (const auto& [name, value] : json.items()) {
-        objects.push_back({name, {}, {}, tensors.size() + objects.size()});
-        object_values_.push_back(pickle::from_lossless_json(value, *tree_));
+    const Json values = safetensors_extra::find_extra(header.metadata, safetensors_extra::kObjects, file);
+    for (const auto& item : values.items()) {
+      objects.push_back({item.key(), {}, {}, tensors.size() + objects.size()});
+      object_values_.push_back(in_extra(file, safetensors_extra::kObjects, item.key(),
+                                        [&] { return pickle::from_lossless_json(item.value(), *tree_); }));
+    }
+    const Json paths = safetensors_extra::find_extra(header.metadata, safetensors_extra::kPaths, file);
+    for (const auto& item : paths.items()) {
+      // Each file with a chunk of a tensor has its path.
+      paths_[item.key()] = in_extra(file, safetensors_extra::kPaths, item.key(), [&] { return path_of(item.value()); });
+    }
+  }
+
+  static Path path_of(const Json& items) {
+    if (!items.is_array()) fail(ErrorCode::corrupt, "found a JSON {}, expected a list", items.type_name());
+    Path result;
+    for (const Json& item : items) {
+      if (item.is_string()) {
+        result.emplace_back(item.get<std::string>());
+      } else if (item.is_number_integer() &&
+                 !(item.is_number_unsigned() && item.get<std::uint64_t>() > std::uint64_t{INT64_MAX})) {
+        result.emplace_back(item.get<std::int64_t>());
+      } else {
+        fail(ErrorCode::corrupt, "found {} in the path, expected strings and integers from -2^63 to 2^63 - 1",
+             item.is_number() ? item.dump() : fmt::format("a JSON {}", item.type_name()));
       }
     }
-    if (const auto found = header.metadata.find(std::string(safetensors_extra::kPaths));
-        found != header.metadata.end()) {
-      const Json json = parse(found->second, file, safetensors_extra::kPaths);
-      for (const auto& [name, items] : json.items()) {
-        Path& result = paths_[name] = Path();  // each file with a chunk of a tensor has its path
-        if (!items.is_array()) {
-          fail(ErrorCode::corrupt, "{}: {} of '{}' is not a list", file, safetensors_extra::kPaths, printable(name));
-        }
-        for (const Json& item : items) {
-          if (item.is_string()) {
-            result.emplace_back(item.get<std::string>());
-          } else if (item.is_number_integer()) {
-            result.emplace_back(item.get<std::int64_t>());
-          } else {
-            fail(ErrorCode::corrupt, "{}: {} of '{}' has an item of another type, expected a string or an integer",
-                 file, safetensors_extra::kPaths, printable(name));
-          }
-        }
-      }
-    }
+    return result;
   }
 
   void finish_extras() {

@@ -40,6 +40,10 @@ void add_path(Json& paths, const std::string& name, const Path& path);
 // Adds `json` under `key`, unless it is empty. Throws Error(unsupported) if it is not UTF-8.
 void add_extra(std::map<std::string, std::string>& metadata, std::string_view key, const Json& json);
 
+// Returns the JSON object that is under `key` in the `__metadata__` of `file`, or an empty one if there is none. Throws
+// Error(corrupt) for another text, and for a key that occurs twice in any object of it.
+Json find_extra(const std::map<std::string, std::string>& metadata, std::string_view key, const std::string& file);
+
 // Whether `a` goes before `b` in a file: larger elements first, so that every tensor is aligned to its elements, then
 // by name. The reference implementation uses the same order.
 bool goes_before(const safetensors::Tensor& a, const safetensors::Tensor& b);

@@ -28,8 +28,8 @@ std::optional<std::string> find_index(const std::vector<std::string>& names, Sou
   }
   if (found.empty()) return std::nullopt;
   if (found.size() > 1) {
-    fail(ErrorCode::invalid_argument, "{}: found {} indices, '{}' and '{}' among them; pass one of them", directory,
-         found.size(), printable(found[0]), printable(found[1]));
+    fail(ErrorCode::invalid_argument, "{}: found {} indices, '{}' and '{}' among them, expected one; pass one of them",
+         directory, found.size(), printable(found[0]), printable(found[1]));
   }
   return found[0];
 }
@@ -64,14 +64,14 @@ void ShardIndex::check() const {
                          return source_.files[range.file].name == file;
                        });
     if (!there) {
-      fail(ErrorCode::corrupt, "{}: it lists '{}' in {}, which does not have it", name, printable(entry.first),
-           printable(file));
+      fail(ErrorCode::corrupt, "{}: it lists '{}' in {}, which does not have it, expected the tensor there", name,
+           printable(entry.first), printable(file));
     }
   }
   for (const TensorInfo& tensor : source_.tensors) {
     if (!index_.weight_map.contains(tensor.name)) {
-      fail(ErrorCode::corrupt, "{}: it does not list '{}', which is in {}", name, printable(tensor.name),
-           printable(source_.files[tensor.stored[0].file].name));
+      fail(ErrorCode::corrupt, "{}: it does not list '{}', which is in {}, expected all tensors of its files", name,
+           printable(tensor.name), printable(source_.files[tensor.stored[0].file].name));
     }
   }
 }

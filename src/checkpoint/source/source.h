@@ -125,7 +125,7 @@ bool is_dcp(const Storage& storage);
 // Whether a name is that of a file of rank 0, as torch_checkpointing names it, and of no step of a run.
 bool is_torch_checkpointing_file(const std::string& name);
 
-// Returns the storages that persistent ids within `value` name, by key.
+// Returns the storages that persistent ids within `value` name, by key. Throws Error without the place.
 std::map<std::string, ObjectValue::Storage> storages_of(pickle::NodeRef value, const torch_archive::Archive& archive,
                                                         std::uint32_t file);
 

@@ -35,10 +35,14 @@ class FileSystemStorage final : public Storage {
   const std::string& name() const override { return name_; }
 
   void prepare() override {
+    if (directory_.empty()) {
+      fail(ErrorCode::invalid_argument, "create directory: the path is empty, expected the path of a checkpoint");
+    }
     std::error_code error;
+    const fs::path absolute = fs::absolute(directory_, error);
+    if (error) fail(ErrorCode::io, "create directory {}: {}", name_, error.message());
     std::vector<fs::path> made;  // new directories, whose parents must be synced
-    for (fs::path path = fs::absolute(directory_).lexically_normal(); !fs::exists(path, error);
-         path = path.parent_path()) {
+    for (fs::path path = absolute.lexically_normal(); !fs::exists(path, error); path = path.parent_path()) {
       if (path == path.parent_path()) break;
       made.push_back(path);
     }

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <filesystem>
 #include <optional>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -22,10 +23,13 @@ constexpr std::uint64_t kInMemoryBytes = std::uint64_t{4} << 20;
 // Creates a file that is removed when it is closed.
 File temporary_file() {
   static std::atomic<std::uint64_t> count = 0;
-  const std::filesystem::path path =
-      std::filesystem::temp_directory_path() / fmt::format("tessera-item-{}-{}", ::getpid(), count.fetch_add(1));
+  std::error_code error;
+  const std::filesystem::path folder = std::filesystem::temp_directory_path(error);
+  if (error) fail(ErrorCode::io, "find the directory for temporary files (TMPDIR): {}", error.message());
+  const std::filesystem::path path = folder / fmt::format("tessera-item-{}-{}", ::getpid(), count.fetch_add(1));
   File file = File::create_new(path);
-  std::filesystem::remove(path);
+  std::filesystem::remove(path, error);
+  if (error) fail(ErrorCode::io, "remove {}: {}", path.string(), error.message());
   return file;
 }
 

@@ -27,7 +27,8 @@ std::vector<TransformPtr> TransformRegistry::create(std::span<const std::string>
     const std::string name = descriptor.substr(0, slash);
     const auto found = creators_.find(name);
     if (found == creators_.end()) {
-      fail(ErrorCode::unsupported, "stored with the transform '{}', which is not registered; register '{}' to undo it",
+      fail(ErrorCode::unsupported,
+           "stored with the transform '{}', which is not registered, expected a known one; register '{}' to undo it",
            printable(descriptor), printable(name));
     }
     transforms.push_back(found->second(slash == std::string::npos ? "" : descriptor.substr(slash + 1)));

@@ -121,7 +121,8 @@ class Warnings {
 // A conversion for which there is no room would fail hours later. A file system that compresses may have more.
 void check_room(const CommonFlags& flags, const ConvertReport& planned, Warnings& warnings) {
   std::error_code unknown;
-  const std::filesystem::path folder = std::filesystem::absolute(flags.destination).parent_path();
+  const std::filesystem::path folder = std::filesystem::absolute(flags.destination, unknown).parent_path();
+  if (unknown) return;
   const std::uint64_t room = std::filesystem::space(folder, unknown).available;
   if (unknown || flags.large || planned.file_bytes() <= room) return;
   const std::string text =
@@ -245,7 +246,8 @@ void check_pieces(const ReshardFlags& flags, const checkpoint::Checkpoint& sourc
   for (const checkpoint::TensorInfo& tensor : source.tensors()) {
     if (!flags.selection.takes(tensor.name) || tensor.shape.empty()) continue;
     const auto dims = static_cast<std::int64_t>(tensor.shape.size());
-    const std::int64_t dim = std::clamp(flags.dim < 0 ? flags.dim + dims : flags.dim, std::int64_t{0}, dims - 1);
+    const std::int64_t from_first = flags.dim < 0 ? flags.dim + dims : flags.dim;
+    const std::int64_t dim = from_first < 0 || from_first >= dims ? dims - 1 : from_first;
     pieces += static_cast<double>(std::min(flags.ranks, tensor.shape[static_cast<std::size_t>(dim)]));
   }
   if (pieces <= kMaxPieces || flags.large) return;
@@ -307,28 +309,30 @@ Command convert_command() {
 
 Command reshard_command() {
   const auto flags = std::make_shared<ReshardFlags>();
-  Command command = {.name = "reshard",
-                     .summary = "Write a checkpoint laid out for another number of ranks.",
-                     .details = "Writes a distributed checkpoint (DCP) of the same state.",
-                     .examples = {"tessera reshard step-1000 step-1000-for-16 --ranks 16",
-                                  "tessera reshard model.safetensors step-0 --like step-1000"},
-                     .options = {{.name = "ranks",
-                                  .value_name = "N",
-                                  .help = "Number of ranks to lay it out for",
-                                  .target = &flags->ranks,
-                                  .range = Range{1, 1 << 20}},
-                                 {.name = "dim",
-                                  .value_name = "D",
-                                  .help = "Dimension to shard; tensors without it are sharded in their last one",
-                                  .target = &flags->dim,
-                                  .default_text = "0"},
-                                 {.name = "like",
-                                  .value_name = "OTHER",
-                                  .help = "Take ranks and boxes from this checkpoint, instead of --ranks and --dim",
-                                  .target = &flags->like,
-                                  .is_path = true,
-                                  .conflicts = "ranks dim"}},
-                     .run = [flags](Session& session) { return reshard(*flags, session); }};
+  Command command = {
+      .name = "reshard",
+      .summary = "Write a checkpoint laid out for another number of ranks.",
+      .details = "Writes a distributed checkpoint (DCP) of the same state.",
+      .examples = {"tessera reshard step-1000 step-1000-for-16 --ranks 16",
+                   "tessera reshard model.safetensors step-0 --like step-1000"},
+      .options = {{.name = "ranks",
+                   .value_name = "N",
+                   .help = "Number of ranks to lay it out for",
+                   .target = &flags->ranks,
+                   .range = Range{1, 1 << 20}},
+                  {.name = "dim",
+                   .value_name = "D",
+                   .help = "Dimension to shard, counted from the last if negative; tensors without it are "
+                           "sharded in their last one",
+                   .target = &flags->dim,
+                   .default_text = "0"},
+                  {.name = "like",
+                   .value_name = "OTHER",
+                   .help = "Take ranks and boxes from this checkpoint, instead of --ranks and --dim",
+                   .target = &flags->like,
+                   .is_path = true,
+                   .conflicts = "ranks dim"}},
+      .run = [flags](Session& session) { return reshard(*flags, session); }};
   add_common_options(*flags, command.options);
   return command;
 }

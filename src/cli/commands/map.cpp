@@ -36,7 +36,8 @@ void check_may_replace(const fs::path& output) {
     }
   }
   fail(ErrorCode::invalid_argument,
-       "write {}: the file exists and was not written by 'tessera map'; name another one, or pass --force",
+       "write {}: the file exists and was not written by 'tessera map', expected a new path or such a page; name "
+       "another one, or pass --force",
        output.string());
 }
 

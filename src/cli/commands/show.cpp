@@ -119,7 +119,8 @@ ExitStatus show(const ShowFlags& flags, Session& session) {
   const DType shown = dtype.value_or(reader.info().dtype);
   if (!flags.npy.empty()) {
     if (!npy::type_string(shown)) {
-      fail(ErrorCode::unsupported, "write {}: NumPy has no dtype {}; use --dtype float32, or --raw for the bytes",
+      fail(ErrorCode::unsupported,
+           "write {}: NumPy has no dtype {}, expected one such as float32; use --dtype float32, or --raw for the bytes",
            flags.npy, dtype_name(shown));
     }
     write_elements(session, flags, flags.npy, npy::header(shown, slice.shape()), reader, slice, shown);

@@ -40,10 +40,10 @@ std::vector<Shown> shown_dims(const TensorSlice& slice, bool all) {
     count = std::min(count * shown.back().size, kMostSummarized + 1);
   }
   if (summarizes && count > kMostSummarized) {
-    fail(
-        ErrorCode::unsupported,
-        "show: the summary of {} has over {} elements; select a part, as in NAME[0, :], or print everything with --all",
-        shape_to_string(slice.shape()), kMostSummarized);
+    fail(ErrorCode::unsupported,
+         "show: the summary of {0} has over {1} elements, expected at most {1}; select a part, as in NAME[0, :], or "
+         "print everything with --all",
+         shape_to_string(slice.shape()), kMostSummarized);
   }
   return shown;
 }

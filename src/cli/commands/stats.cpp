@@ -81,7 +81,7 @@ std::vector<std::size_t> chosen_tensors(const checkpoint::Checkpoint& checkpoint
     if (flags.selection.takes(checkpoint.tensors()[i].name)) chosen.push_back(i);
   }
   if (chosen.empty() && !items.tensors.empty()) {
-    throw UsageError("the names, --select and --exclude leave no tensor");
+    throw UsageError("the names, --select and --exclude leave no tensor, expected at least one");
   }
   return chosen;
 }

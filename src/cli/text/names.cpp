@@ -22,6 +22,10 @@ class Names {
     for (std::size_t i = 0; i < checkpoint_.objects().size(); ++i) visit(checkpoint_.objects()[i].name, i, false);
   }
 
+  std::string counted_names() const {
+    return counted(checkpoint_.tensors().size() + checkpoint_.objects().size(), "name");
+  }
+
   std::string suggestion(std::string_view wanted) const {
     std::size_t below = 0;
     const std::string prefix = std::string(wanted) + ".";
@@ -58,12 +62,13 @@ NamedItems find_names(const checkpoint::Checkpoint& checkpoint, const std::vecto
         (is_tensor ? tensors : objects)[i] = found = true;
       });
       if (!found) {
-        fail(ErrorCode::not_found, "{}: no name matches '{}'", checkpoint.path().string(), printable(name));
+        fail(ErrorCode::not_found, "{}: no name matches '{}', expected a match among {}", checkpoint.path().string(),
+             printable(name), all.counted_names());
       }
     }
     if (!found) {
-      fail(ErrorCode::not_found, "{}: no tensor or object is named '{}'{}", checkpoint.path().string(), printable(name),
-           all.suggestion(name));
+      fail(ErrorCode::not_found, "{}: no tensor or object is named '{}', expected one of {}{}",
+           checkpoint.path().string(), printable(name), all.counted_names(), all.suggestion(name));
     }
   }
   NamedItems result;

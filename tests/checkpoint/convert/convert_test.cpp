@@ -340,11 +340,13 @@ TEST_F(ConvertTest, ADestinationThatIsTheSourceOrWithinItIsRefused) {
   const auto source = Checkpoint::open(directory_ / "ck");
   ConvertOptions options;
   options.to = SourceKind::dcp;
+  EXPECT_ERROR(convert(source, "", options), ErrorCode::invalid_argument, "the destination is empty, expected a path");
   EXPECT_ERROR(convert(source, directory_ / "ck", options), ErrorCode::invalid_argument, "is the source");
   EXPECT_ERROR(convert(source, directory_.path() / "x" / ".." / "ck" / ".", options), ErrorCode::invalid_argument,
                "is the source");
   EXPECT_ERROR(convert(source, directory_.path() / "ck" / "out", options), ErrorCode::invalid_argument, "within");
-  EXPECT_ERROR(convert(source, directory_.path() / "nowhere" / "out", options), ErrorCode::not_found, "does not exist");
+  EXPECT_ERROR(convert(source, directory_.path() / "nowhere" / "out", options), ErrorCode::not_found,
+               "found no directory", "nowhere, expected the destination's parent");
 }
 
 TEST_F(ConvertTest, DamagedDataIsFoundOnTheWayAndNothingIsLeft) {
@@ -401,6 +403,19 @@ TEST_F(ConvertTest, TheSidecarOfADirectoryNamesEveryFile) {
   listed.emplace_back(".tessera.json");
   std::sort(listed.begin(), listed.end());
   EXPECT_EQ(names_in(directory_ / "out"), listed);
+}
+
+TEST_F(ConvertTest, TensorsWithoutTheDimensionAreShardedInTheirLastOne) {
+  ReshardOptions options;
+  options.ranks = 3;
+  for (const std::int64_t dim : {-1, -9, 9}) {
+    options.dim = dim;
+    const fs::path to = directory_ / std::to_string(dim);
+    reshard(source_, to, options);
+    const auto result = Checkpoint::open(to);
+    const TensorInfo& tensor = result->tensors()[*result->find_tensor("model.0.weight")];
+    EXPECT_EQ(Box(tensor.chunks[0]), Box({0, 0}, {tensor.shape[0], 3})) << dim;
+  }
 }
 
 TEST_F(ConvertTest, RanksOutOfRangeAreRefused) {

@@ -95,6 +95,15 @@ TEST_F(ReplaceTest, NothingButACheckpointIsReplaced) {
   EXPECT_TRUE(same_model(old_, directory / "ck"));
 }
 
+TEST_F(ReplaceTest, ALinkToItselfIsReplacedWithTheDirectory) {
+  const testing::TemporaryDirectory directory;
+  convert(old_, directory / "ck", options(SourceKind::dcp));
+  fs::create_symlink("loop", directory / "ck/loop");
+  convert(new_, directory / "ck", options(SourceKind::dcp));
+  EXPECT_TRUE(same_model(new_, directory / "ck"));
+  EXPECT_FALSE(fs::is_symlink(directory / "ck/loop"));
+}
+
 TEST_F(ReplaceTest, TheSourceIsNeverReplaced) {
   const testing::TemporaryDirectory directory;
   convert(old_, directory / "ck", options(SourceKind::dcp));

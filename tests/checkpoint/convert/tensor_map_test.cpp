@@ -185,9 +185,9 @@ TEST_F(TensorMapTest, SubstitutesAsSedDoes) {
   EXPECT_THAT(names("s/\\//./"), ElementsAre("model.a.model", "x.y"));
   EXPECT_THAT(names("s|(.)/(.)|\\2/\\1|"), ElementsAre("model.a.model", "y/x"));
   for (const char* wrong : {"", "s", "s/a/b", "s/a/b/c", "s/a", "x/a/b/", "s/a/b/g/"}) {
-    EXPECT_ERROR(TensorMap::substitution(wrong), ErrorCode::invalid_argument, "is no substitution, expected s");
+    EXPECT_ERROR(TensorMap::substitution(wrong), ErrorCode::invalid_argument, "is not a substitution, expected s");
   }
-  EXPECT_ERROR(TensorMap::substitution("s/(/x/"), ErrorCode::invalid_argument, "'(' is no regular expression");
+  EXPECT_ERROR(TensorMap::substitution("s/(/x/"), ErrorCode::invalid_argument, "'(' is not a regular expression");
   EXPECT_ERROR(TensorMap::substitution("s/a/\\1/"), ErrorCode::invalid_argument, "does not fit to the pattern");
 }
 
@@ -279,11 +279,11 @@ TEST_F(TensorMapTest, ACheckNamesEverythingThatDoesNotFit) {
   EXPECT_THAT(
       map.check(from),
       ElementsAre(
-          "m: rule 1 (split): tensor 'a' of shape [5, 2]: 5 elements do not divide into 2 equal parts",
-          "m: rule 2 (rename): its pattern matches no name",
+          "m: rule 1 (split): tensor 'a' of shape [5, 2]: found 5 elements, expected a multiple of 2 for equal parts",
+          "m: rule 2 (rename): its pattern matches no name, expected one or more; \"optional\": true allows none",
           "m: rule 5 (transpose): tensor 'c' of shape [2]: found dimension 1, expected -1 to 0",
-          "m: rule 6 (stack): tensor 'd.0' of shape [2]: tensor 'd.1' of shape [3] does not have the same dimensions",
-          "m: no rule matches 'other'; \"unmatched\" is \"error\"",
+          "m: rule 6 (stack): tensor 'd.0' of shape [2]: found tensor 'd.1' of shape [3], expected the shape [2]",
+          "m: no rule matches 'other', expected one for each name, as \"unmatched\" is \"error\"",
           HasSubstr("m: two results have the name 'c': of m: rule 3 (rename) and of the checkpoint")));
   EXPECT_ERROR(map.apply(from), ErrorCode::invalid_argument, "map ", "rule 1 (split)", "no rule matches 'other'");
 }
@@ -298,7 +298,7 @@ TEST_F(TensorMapTest, AnErrorOfTheTextNamesRuleKeyFoundAndExpected) {
       {R"j({"op": "rename", "match": "a", "to": 3})j", "m: rule 1 (rename): key 'to': found 3, expected a string"},
       {R"j({"op": "rename", "match": "a", "to": ""})j", "m: rule 1 (rename): key 'to': found \"\", expected a name"},
       {R"j({"op": "drop", "match": "a"}, {"op": "drop", "match": "("})j",
-       "m: rule 2 (drop): key 'match': '(' is no regular expression: missing )"},
+       "m: rule 2 (drop): key 'match': '(' is not a regular expression, expected the syntax of RE2: missing )"},
       {R"j({"op": "rename", "match": "(a)", "to": "\\2"})j",
        "m: rule 1 (rename): key 'to': '\\2' has \\2, expected groups up to \\1, which the pattern has"},
       {R"j({"op": "rename", "match": "a", "to": "{i}"})j", "has {i} 1 times, expected none: only unstack has an index"},
@@ -322,7 +322,8 @@ TEST_F(TensorMapTest, AnErrorOfTheTextNamesRuleKeyFoundAndExpected) {
   for (const auto& [rules, message] : cases) {
     EXPECT_ERROR(map_of_rules(rules), ErrorCode::invalid_argument, message);
   }
-  EXPECT_ERROR(TensorMap::parse("{", "m"), ErrorCode::invalid_argument, "m at byte 2: this is no JSON");
+  EXPECT_ERROR(TensorMap::parse("{", "m"), ErrorCode::invalid_argument,
+               "m at byte 2: this is not JSON, expected a JSON object: parse error at line 1, column 2");
   EXPECT_ERROR(TensorMap::parse("[]", "m"), ErrorCode::invalid_argument, "m: found [], expected an object");
   EXPECT_ERROR(TensorMap::parse("{}", "m"), ErrorCode::invalid_argument, "m: found no key 'tessera_map'");
   EXPECT_ERROR(TensorMap::parse(R"j({"tessera_map": 2})j", "m"), ErrorCode::invalid_argument,
@@ -330,6 +331,7 @@ TEST_F(TensorMapTest, AnErrorOfTheTextNamesRuleKeyFoundAndExpected) {
   EXPECT_ERROR(TensorMap::parse(R"j({"tessera_map": 1, "rules": [], "unmatched": "x"})j", "m"),
                ErrorCode::invalid_argument, "m: key 'unmatched': found \"x\", expected error, keep or drop");
   EXPECT_ERROR(TensorMap::read("no-such-map"), ErrorCode::not_found, "no such file", "llama-torchtitan-to-hf");
+  EXPECT_ERROR(TensorMap::read(std::string(300, 'a')), ErrorCode::io, "File name too long");
 }
 
 TEST_F(TensorMapTest, ParametersComeFromTheCallerTheModelsConfigAndTheText) {
@@ -344,21 +346,47 @@ TEST_F(TensorMapTest, ParametersComeFromTheCallerTheModelsConfigAndTheText) {
   EXPECT_EQ(shape({}, R"j({"heads": 4})j"), (Shape{4, 8}));
   EXPECT_EQ(shape({}, R"j({"heads": 16, "kv": 2})j"), (Shape{16, 2}));
   EXPECT_EQ(shape({{"m", 4}, {"n", 8}}, R"j({"heads": 16, "kv": 2})j"), (Shape{8, 4}));
-  EXPECT_ERROR(shape({}, ""), ErrorCode::invalid_argument, "m: the parameter 'n' has no value; set it: n=N");
+  EXPECT_ERROR(shape({}, ""), ErrorCode::invalid_argument,
+               "m: the parameter 'n' has no value, expected an integer; set it: n=N");
   EXPECT_ERROR(shape({{"n", 1}, {"x", 1}}, ""), ErrorCode::invalid_argument,
                "m: found a value for the parameter 'x', expected one of m, n");
   EXPECT_ERROR(shape({{"n", INT64_MAX}}, ""), ErrorCode::invalid_argument, "'n * 2' overflows");
-  EXPECT_ERROR(shape({}, "{"), ErrorCode::invalid_argument, "config.json at byte 2: this is no JSON");
+  EXPECT_ERROR(shape({}, "{"), ErrorCode::invalid_argument, "config.json at byte 2: this is not JSON");
+  // A value that is there is not replaced by the default.
+  EXPECT_EQ(shape({{"n", 4}}, R"j({"kv": null})j"), (Shape{4, 8}));
+  for (const char* value : {"\"2\"", "2.0", "[2]", "9223372036854775808"}) {
+    EXPECT_ERROR(shape({{"n", 4}}, "{\"kv\": " + std::string(value) + "}"), ErrorCode::invalid_argument,
+                 "config.json: key 'kv': found " + std::string(value) + ", expected an integer");
+  }
+  EXPECT_ERROR(shape({}, "[]"), ErrorCode::invalid_argument, "config.json: found [], expected an object");
+  EXPECT_ERROR(shape({}, "{\"heads\": 1e999}"), ErrorCode::invalid_argument, "config.json: ", "1e999",
+               ", expected finite numbers");
+  EXPECT_ERROR(shape({}, R"j({"": 1, "": 2})j"), ErrorCode::invalid_argument, "config.json: the key '' occurs twice");
+}
+
+TEST_F(TensorMapTest, ExpressionsDivideByMinusOneAndSizesThatDoNotFitAreShown) {
+  const auto from = source({{"a", {12}}});
+  const auto problems = [&](const std::string& shape) {
+    return map_of_rules(R"j({"op": "reshape", "match": "a", "shape": )j" + shape + "}").check(from);
+  };
+  EXPECT_THAT(problems(R"j(["-12 / -1"])j"), ElementsAre());
+  EXPECT_THAT(problems(R"j(["-9223372036854775808 / -1"])j"), ElementsAre(HasSubstr("overflows, expected numbers")));
+  EXPECT_THAT(problems("[2, 3]"), ElementsAre(HasSubstr("the sizes [2, 3] multiply to 6, expected 12")));
+  EXPECT_THAT(problems("[5, -1]"),
+              ElementsAre(HasSubstr("the sizes [5, -1] multiply to 5 without the -1, expected a divisor of 12")));
+  EXPECT_THAT(
+      map_of_rules(R"j({"op": "split", "match": "a", "dim": 0, "to": ["b", "c"], "sizes": [13, -1]})j").check(from),
+      ElementsAre(HasSubstr("the sizes [13, -1] add up to 13 without the -1, expected at most 12")));
 }
 
 TEST_F(TensorMapTest, HostileMapsAreRefused) {
   const auto from = source({{"a", {4}}, {"empty", {0, 3}}, {std::string(100'000, 'a'), {1}}});
   const auto problems = [&](const std::string& rule) { return map_of_rules(rule).check(from); };
   EXPECT_THAT(problems(R"j({"op": "reshape", "match": "a", "shape": [0, -1]})j"),
-              ElementsAre(HasSubstr("the sizes [0, -1] do not divide 4")));
+              ElementsAre(HasSubstr("the sizes [0, -1] multiply to 0 without the -1, expected a product above 0")));
   EXPECT_THAT(problems(R"j({"op": "reshape", "match": "a", "shape": [-1, -1]})j"), ElementsAre(HasSubstr("-1 twice")));
   EXPECT_THAT(problems(R"j({"op": "reshape", "match": "a", "shape": ["4 / 0"]})j"),
-              ElementsAre(HasSubstr("'4 / 0': 4 is not divisible by 0")));
+              ElementsAre(HasSubstr("'4 / 0': 4 is not divisible by 0, expected a division without remainder")));
   EXPECT_THAT(problems(R"j({"op": "reshape", "match": "a", "shape": [4000000000, 4000000000]})j"),
               ElementsAre(HasSubstr("overflows")));
   EXPECT_THAT(problems(R"j({"op": "reshape", "match": "empty", "shape": [4611686018427387904, 0, 4]})j"),
@@ -373,7 +401,7 @@ TEST_F(TensorMapTest, HostileMapsAreRefused) {
   // A pattern that takes exponential time elsewhere, and one that takes much memory.
   EXPECT_THAT(problems(R"j({"op": "drop", "match": "(a*)*(a|aa)*b"})j"), ElementsAre(HasSubstr("matches no name")));
   EXPECT_ERROR(map_of_rules(R"j({"op": "drop", "match": "((a{1000}){1000}){1000}"})j"), ErrorCode::invalid_argument,
-               "is no regular expression");
+               "is not a regular expression");
   // Many operations on one tensor, and many tensors of one.
   std::string rules;
   for (int i = 0; i < 300; ++i) {
@@ -389,8 +417,8 @@ TEST_F(TensorMapTest, HostileMapsAreRefused) {
 
 TEST_F(TensorMapTest, ADeeplyNestedMapIsRefused) {
   const std::string deep = std::string(1'000'000, '[') + std::string(1'000'000, ']');
-  EXPECT_ERROR(TensorMap::parse(deep, "m"), ErrorCode::invalid_argument, "m: nested deeper than 64 levels");
-  EXPECT_ERROR(map_of_rules(deep), ErrorCode::invalid_argument, "m: nested deeper than 64 levels");
+  EXPECT_ERROR(TensorMap::parse(deep, "m"), ErrorCode::invalid_argument, " levels of nesting, expected at most 64");
+  EXPECT_ERROR(map_of_rules(deep), ErrorCode::invalid_argument, " levels of nesting, expected at most 64");
 }
 
 TEST_F(TensorMapTest, AMapAfterOneWithTooManyProblemsIsNotApplied) {
@@ -408,15 +436,19 @@ TEST_F(TensorMapTest, AMapThatCannotBeInvertedNamesTheRules) {
        "rule 1 (rename) cannot be inverted: '\\1' does not have \\2"},
       {R"j({"op": "rename", "match": "(a)", "to": "\\1\\1"})j", "'\\1\\1' has \\1 twice, expected it once"},
       {R"j({"op": "rename", "match": "a.*", "to": "b"})j",
-       "its pattern 'a.*' is more than text with groups that capture"},
-      {R"j({"op": "rename", "match": "((a))", "to": "\\1"})j", "is more than text with groups that capture"},
-      {R"j({"op": "cast", "match": "a", "dtype": "float32"})j", "its inverse needs the key 'from', the dtype before"},
+       "its pattern is 'a.*', expected text with groups that capture, and nothing else"},
+      {R"j({"op": "rename", "match": "((a))", "to": "\\1"})j",
+       "its pattern is '((a))', expected text with groups that capture"},
+      {R"j({"op": "cast", "match": "a", "dtype": "float32"})j",
+       "found no key 'from', expected the dtype before: its inverse needs it"},
       {R"j({"op": "cast", "match": "a", "dtype": "bfloat16", "from": "float32"})j",
        "bfloat16 cannot represent all values of float32"},
-      {R"j({"op": "reshape", "match": "a", "shape": [4]})j", "needs the key 'from', the shape before"},
-      {R"j({"op": "flatten", "match": "a", "dims": [0, 1]})j", "needs the key 'sizes'"},
+      {R"j({"op": "reshape", "match": "a", "shape": [4]})j", "found no key 'from', expected the shape before"},
+      {R"j({"op": "flatten", "match": "a", "dims": [0, 1]})j",
+       "found no key 'sizes', expected the sizes of the dimensions before"},
       {R"j({"op": "substitute", "match": "a", "to": "b"})j", "use rename"},
-      {R"j({"op": "copy", "match": "a", "to": "b", "unless_exists": true})j", "which of the names existed before"},
+      {R"j({"op": "copy", "match": "a", "to": "b", "unless_exists": true})j",
+       "which of the names existed before is not known, expected a copy without unless_exists"},
       {R"j({"op": "split", "match": "(a)(b)", "dim": 0, "to": ["\\1\\2", "\\2\\1"]})j", "groups in another order"},
       {R"j({"op": "concat", "match": ["a(\\d)", "b(.)"], "dim": 0, "to": "c\\1"})j",
        "the groups of 'b(.)' are not those of"},

@@ -342,6 +342,26 @@ TEST_F(VerifyTest, WhatIsNoCheckpointHasNoAnswer) {
   EXPECT_ERROR(verify(directory_.path()), ErrorCode::not_found, "no checkpoint in this directory");
 }
 
+TEST_F(VerifyTest, ANameThatIsTooLongIsAnErrorOfTheSystem) {
+  EXPECT_ERROR(verify(directory_ / std::string(300, 'a')), ErrorCode::io, "File name too long");
+  // The longest name that a file may have: that of its sidecar would be longer.
+  const std::string suffix = ".safetensors";
+  const fs::path path = directory_ / (std::string(255 - suffix.size(), 'a') + suffix);
+  Bytes bytes = safetensors::write_header({{"a", DType::float32, {}, 0, 4}}, {});
+  bytes.resize(bytes.size() + 4);
+  write_new_file(path, bytes);
+  const VerifyReport report = verify(path);
+  EXPECT_TRUE(report.good()) << all_problems(report);
+  EXPECT_FALSE(report.has_sidecar);
+}
+
+TEST_F(VerifyTest, ALinkToItselfBesideTheFilesIsNoFile) {
+  fs::create_symlink("loop", checkpoint_ / "loop");
+  const VerifyReport report = verify(checkpoint_);
+  EXPECT_TRUE(report.good()) << all_problems(report);
+  EXPECT_EQ(report.other_files, std::vector<std::string>());
+}
+
 TEST_F(VerifyTest, ProblemsBeyondTheLimitAreCounted) {
   for (const fs::directory_entry& file : fs::directory_iterator(checkpoint_)) {
     if (file.path().extension() == ".distcp") fs::resize_file(file.path(), 10);

@@ -113,8 +113,8 @@ TEST_F(RunTest, WhatIsWrongWithAStepIsNamedAndTheNewestCompleteOneIsAnother) {
   ASSERT_EQ(listed.entries.size(), 9u);
   EXPECT_EQ(listed.newest_complete, 0u);
   const std::vector<std::pair<std::string, std::string>> expected = {
-      {"step-2", "no .metadata; the save was never completed"},
-      {"step-3", "'__1_0.distcp' is missing"},
+      {"step-2", "no .metadata, expected both; the save was never completed"},
+      {"step-3", "'__1_0.distcp' is missing, expected it for '"},
       {"step-4", "'__0_0.distcp' ends at byte 1000, before the data of"},
       {"step-5.pt", "byte"},
       {"step-6.safetensors", "byte"},
@@ -190,6 +190,8 @@ TEST_F(RunTest, ADirectoryIsARunOnlyIfItHasNoCheckpointOfItsOwn) {
 TEST_F(RunTest, WhatIsNoDirectoryIsRefused) {
   add_text("a", "");
   EXPECT_ERROR(list_run(run() / "nothing"), ErrorCode::not_found, "no such file or directory");
+  EXPECT_ERROR(list_run(run() / std::string(300, 'a')), ErrorCode::io, "File name too long");
+  EXPECT_ERROR(list_run(""), ErrorCode::invalid_argument, "the path is empty, expected the path of a checkpoint");
   EXPECT_ERROR(list_run(run() / "a"), ErrorCode::not_found, "found a file, expected the directory of a run");
   Cancellation cancellation;
   cancellation.request();

@@ -83,9 +83,9 @@ TEST(SavePlanTest, DamagedBytesAreRefused) {
 TEST(SavePlanTest, Refusals) {
   SavePlan plan;
   const std::uint32_t a = plan.add_entry(tensor("a", {2, 3})), o = plan.add_entry(object("o"));
-  EXPECT_ERROR(plan.add_chunk(a, Box({0}, {2}), {}), ErrorCode::invalid_argument, "'a': chunk [0, 2)",
-               "a tensor of shape [2, 3]");
-  EXPECT_ERROR(plan.add_chunk(o, Box({0}, {2}), {}), ErrorCode::invalid_argument, "an object");
+  EXPECT_ERROR(plan.add_chunk(a, Box({0}, {2}), {}), ErrorCode::invalid_argument, "'a': found chunk [0, 2)",
+               "expected one within the shape [2, 3]");
+  EXPECT_ERROR(plan.add_chunk(o, Box({0}, {2}), {}), ErrorCode::invalid_argument, "expected none of an object");
   EXPECT_ERROR(plan.add_object(a, {}), ErrorCode::invalid_argument, "'a' is a tensor");
 }
 

@@ -224,6 +224,13 @@ TEST_F(TransformFilesTest, AnyPartOfALargeItemIsReadAndNoFileIsLeft) {
   EXPECT_TRUE(std::filesystem::is_empty(temporary));
 }
 
+TEST_F(TransformFilesTest, WithoutADirectoryForTemporaryFilesALargeItemIsAnError) {
+  save_large();
+  ::setenv("TMPDIR", (directory_ / "nowhere").c_str(), 1);
+  EXPECT_ERROR(open()->locate(0, 0), ErrorCode::io, "tensor 'large'", "the directory for temporary files (TMPDIR)");
+  ::unsetenv("TMPDIR");
+}
+
 TEST_F(TransformFilesTest, TheyAreVerifiedConvertedAndCompared) {
   if (!has_zstd()) GTEST_SKIP() << "tessera was built without libzstd, which is optional";
   save_large();

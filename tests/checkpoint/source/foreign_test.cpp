@@ -44,8 +44,10 @@ TEST_F(ForeignTest, FilesAreRefusedAsWhatTheyAre) {
   const std::vector<Case> cases = {
       {"a.safetensors", padded("GGUF\x03\0\0\0"sv), "a GGUF file of llama.cpp"},
       {"b.pt", padded("\x89HDF\r\n\x1a\n"sv), "an HDF5 file"},
-      {"c.bin", std::string(257, 'x') + "ustar" + std::string(300, '\0'), "a tar archive; unpack it first"},
-      {"d.pt", padded("\x1f\x8b\x08"sv), "a packed file; unpack it first"},
+      {"c.bin", std::string(257, 'x') + "ustar" + std::string(300, '\0'),
+       "a tar archive, expected a checkpoint of PyTorch or safetensors; unpack it first"},
+      {"d.pt", padded("\x1f\x8b\x08"sv),
+       "a packed file, expected a checkpoint of PyTorch or safetensors; unpack it first"},
       {"e.pt", padded("\x28\xb5\x2f\xfd"sv), "a packed file"},
       {"f.bin", padded("\x93NUMPY\x01\0"sv), "an array of NumPy"},
       {"g.pt", padded(npz), "an array of NumPy"},
@@ -82,7 +84,10 @@ TEST_F(ForeignTest, UrlsAreRefusedWithWhatToDo) {
   EXPECT_ERROR(Checkpoint::open("https://a/b.pt"), ErrorCode::invalid_argument, "found a URL", "curl");
   EXPECT_ERROR(Checkpoint::open("x://a"), ErrorCode::invalid_argument, "copy the files");
   EXPECT_ERROR(verify("gs://a/b"), ErrorCode::invalid_argument, "gcloud storage cp -r");
-  EXPECT_ERROR(Checkpoint::open("-"), ErrorCode::invalid_argument, "standard input and output", "pass a path");
+  EXPECT_ERROR(Checkpoint::open("-"), ErrorCode::invalid_argument, "standard input and output", "expected a path");
+  EXPECT_ERROR(Checkpoint::open(""), ErrorCode::invalid_argument,
+               "the path is empty, expected the path of a checkpoint");
+  EXPECT_ERROR(verify(""), ErrorCode::invalid_argument, "the path is empty, expected the path of a checkpoint");
   EXPECT_ERROR(Checkpoint::open("a b://c"), ErrorCode::not_found, "no such file");
   EXPECT_ERROR(Checkpoint::open("://c"), ErrorCode::not_found, "no such file");
 }

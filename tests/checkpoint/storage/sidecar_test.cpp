@@ -51,8 +51,8 @@ TEST(SidecarTest, DamagedOnesAreRefused) {
     write_new_file(directory / std::string(kSidecarFileName), as_bytes(text));
     return read_sidecar(directory.path());
   };
-  EXPECT_ERROR(read("{"), ErrorCode::corrupt, "not a JSON object");
-  EXPECT_ERROR(read("[]"), ErrorCode::corrupt, "not a JSON object");
+  EXPECT_ERROR(read("{"), ErrorCode::corrupt, "found no JSON, expected a JSON object");
+  EXPECT_ERROR(read("[]"), ErrorCode::corrupt, "found a JSON array, expected a JSON object");
   EXPECT_ERROR(read("{}"), ErrorCode::corrupt, "no version");
   EXPECT_ERROR(read(R"({"version": 3})"), ErrorCode::unsupported, "version 3, expected 1 to 2");
   EXPECT_ERROR(read(R"({"version": 2, "block_bytes": 0, "files": {}})"), ErrorCode::corrupt, "block_bytes is 0");
@@ -62,13 +62,17 @@ TEST(SidecarTest, DamagedOnesAreRefused) {
                                   blocks)),
                  ErrorCode::corrupt, "'a'", "expected");
   }
-  EXPECT_ERROR(read(R"({"version": 1})"), ErrorCode::corrupt, "no object 'files'");
+  EXPECT_ERROR(read(R"({"version": 1})"), ErrorCode::corrupt, "found nothing for files, expected an object");
   EXPECT_ERROR(read(R"({"version": 1, "files": {"a": {"bytes": -1, "crc32": "00000000"}}})"), ErrorCode::corrupt, "'a'",
-               "expected its bytes");
+               "found -1 for bytes, expected an integer of at least 0");
   EXPECT_ERROR(read(R"({"version": 1, "files": {"a": {"bytes": 1, "crc32": "0000000g"}}})"), ErrorCode::corrupt, "'a'",
                "crc32 '0000000g'");
   EXPECT_ERROR(read(R"({"version": 1, "files": {"a": {"bytes": 1, "crc32": "00000000"}, "a": {}}})"),
                ErrorCode::corrupt, "occurs twice");
+  // To print it would take a stack as deep.
+  const std::string deep = std::string(1'000'000, '[') + std::string(1'000'000, ']');
+  EXPECT_ERROR(read(R"({"version": 2, "block_bytes": )" + deep + "}"), ErrorCode::corrupt,
+               "block_bytes is a JSON array, expected at least");
 }
 
 }  // namespace

@@ -134,6 +134,12 @@ TEST(FaultyStorageTest, FailsAsAsked) {
   EXPECT_EQ(read_file(*inner, "b"), (Bytes{'t', 'e', 0, 0}));
 }
 
+TEST(FileSystemStorageTest, APathThatCannotBeCreatedIsAnError) {
+  const TemporaryDirectory directory;
+  EXPECT_ERROR(file_system_storage("")->prepare(), ErrorCode::invalid_argument, "the path is empty, expected the path");
+  EXPECT_ERROR(file_system_storage(directory / std::string(300, 'a'))->prepare(), ErrorCode::io, "File name too long");
+}
+
 TEST(FileSystemStorageTest, AFullDiskIsKnownBeforeAnythingIsWrittenAndLeavesNothing) {
   const TemporaryDirectory directory;
   const auto storage = file_system_storage(directory.path());

@@ -133,7 +133,8 @@ TEST(LoadFileTest, MistakesAndDamageAreErrorsOnAllRanks) {
     EXPECT_ERROR(load_of("a.pt", group.rank() == 1 ? 5 : 4), ErrorCode::invalid_argument,
                  "rank 1: ", "tensor 'w' has shape [4, 2], expected [5, 2]");
     EXPECT_ERROR(load_of("damaged.pt"), ErrorCode::corrupt, "damaged.pt", "CRC-32");
-    EXPECT_ERROR(load_of("none.pt"), ErrorCode::corrupt, "none.pt", "neither a torch.save archive");
+    EXPECT_ERROR(load_of("none.pt"), ErrorCode::corrupt, "none.pt",
+                 "expected a torch.save archive or a safetensors file");
     EXPECT_ERROR(load_of("missing.pt"), ErrorCode::not_found, "missing.pt");
     load_of("a.pt");
   });
@@ -161,7 +162,8 @@ TEST(LoadFullTest, NamesSelectValuesAndEverythingBelowThem) {
     EXPECT_EQ(of({"groups.1"}), (StateDict{{"groups", List{Value(), Dict{{"lr", 0.2}}}}}));
     EXPECT_EQ(of({"model", "groups", "step", "name", "model.layer"}), full);
     EXPECT_EQ(of({}), StateDict());
-    EXPECT_ERROR(of({"step", "model.lay"}), ErrorCode::not_found, "the checkpoint has no 'model.lay'");
+    EXPECT_ERROR(of({"step", "model.lay"}), ErrorCode::not_found,
+                 "the checkpoint has no 'model.lay', expected a saved name or one that others begin with");
   }
 }
 

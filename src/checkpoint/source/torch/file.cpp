@@ -6,6 +6,7 @@
 #include "checkpoint/source/source.h"
 #include "checkpoint/source/torch/flatten.h"
 #include "tessera/base/error.h"
+#include "tessera/format/python_value.h"
 #include "tessera/layout/byte_ranges.h"
 
 namespace tessera::checkpoint {
@@ -15,11 +16,13 @@ using pickle::NodeRef;
 namespace {
 
 constexpr std::size_t kMaxObjectDepth = 200;
+constexpr std::size_t kShownIdBytes = 100;
 
 void collect_persistent_ids(NodeRef value, std::vector<NodeRef>& found, std::unordered_set<std::uint64_t>& seen,
                             std::size_t depth) {
-  if (depth > kMaxObjectDepth)
-    fail(ErrorCode::unsupported, "an object is nested deeper than {} levels", kMaxObjectDepth);
+  if (depth > kMaxObjectDepth) {
+    fail(ErrorCode::unsupported, "an object is nested deeper than {0} levels, expected at most {0}", kMaxObjectDepth);
+  }
   const auto visit = [&](NodeRef child) { collect_persistent_ids(child, found, seen, depth + 1); };
   switch (value.kind()) {
     case Kind::list:
@@ -90,7 +93,9 @@ class TorchSource final : public SourceBackend {
   ObjectValue load_object(std::size_t i) const override {
     ObjectValue result;
     result.value = object_values_[i];
-    result.storages = storages_of(result.value, *archive_, 0);
+    result.storages =
+        with_context([&] { return fmt::format("{}: object '{}'", path.string(), printable(objects[i].name)); },
+                     [&] { return storages_of(result.value, *archive_, 0); });
     result.tree = std::shared_ptr<const pickle::Tree>(archive_, &archive_->tree);
     return result;
   }
@@ -136,7 +141,10 @@ std::map<std::string, ObjectValue::Storage> storages_of(NodeRef value, const tor
   std::map<std::string, ObjectValue::Storage> storages;
   for (const NodeRef id : ids) {
     const std::optional<torch_archive::StorageRef> storage = torch_archive::as_storage(id);
-    if (!storage) fail(ErrorCode::unsupported, "{}: found a persistent id that does not name a storage", archive.name);
+    if (!storage) {
+      fail(ErrorCode::unsupported, "found the persistent id {}, expected one that names a storage",
+           printable(pickle::repr(id, kShownIdBytes)));
+    }
     storages.try_emplace(storage->key, ObjectValue::Storage{file, archive.storage_entry(*storage)});
   }
   return storages;

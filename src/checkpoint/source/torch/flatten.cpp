@@ -42,9 +42,14 @@ bool StateFlattener::is_sequence(NodeRef value) const {
   return value.is(Kind::list) || (tuples_ == Tuples::are_flattened && value.is(Kind::tuple));
 }
 
+void StateFlattener::check_depth(std::size_t depth) const {
+  if (depth <= kMaxFlattenedDepth) return;
+  fail(ErrorCode::unsupported, "{0}: the state is nested deeper than {1} levels, expected at most {1}", where_,
+       kMaxFlattenedDepth);
+}
+
 bool StateFlattener::is_terminal(NodeRef value, std::size_t depth) {
-  if (depth > kMaxFlattenedDepth)
-    fail(ErrorCode::unsupported, "{}: the state is nested deeper than {} levels", where_, kMaxFlattenedDepth);
+  check_depth(depth);
   if (as_mapping(value)) return false;
   if (!is_sequence(value)) return true;
   const auto [known, is_new] = terminal_.try_emplace(value.identity(), true);
@@ -73,9 +78,7 @@ void StateFlattener::charge(const Path& at) {
 
 void StateFlattener::flatten(NodeRef value, const Path& at, const Leaf& leaf, std::size_t depth) {
   charge(at);
-  if (depth > kMaxFlattenedDepth) {
-    fail(ErrorCode::unsupported, "{}: the state is nested deeper than {} levels", where_, kMaxFlattenedDepth);
-  }
+  check_depth(depth);
   if (const auto pairs = as_mapping(value)) {
     // An empty mapping has no leaves. Keep it as an object, so that it is not lost.
     if (pairs->empty() && !at.empty()) return leaf(value, at);

@@ -37,6 +37,7 @@ class StateFlattener {
   void flatten(pickle::NodeRef value, const Path& at, const Leaf& leaf, std::size_t depth);
   bool is_sequence(pickle::NodeRef value) const;
   bool is_terminal(pickle::NodeRef value, std::size_t depth);
+  void check_depth(std::size_t depth) const;
   void charge(const Path& at);
 
   std::string where_;
