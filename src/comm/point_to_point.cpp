@@ -108,12 +108,12 @@ void check_peer(ProcessGroup::Impl& group, std::string_view name, int peer) {
 
 void check_message(const ProcessGroup::Impl& group, std::string_view name, const at::Tensor& tensor, std::size_t i) {
   const auto refuse = [&](std::string_view what) {
-    fail(ErrorCode::invalid_argument, "{}: tensor {} {}, expected a contiguous tensor with memory", group.where(name),
-         i, what);
+    fail(ErrorCode::invalid_argument, "{}: tensor {} {}", group.where(name), i, what);
   };
-  if (!tensor.defined()) refuse("is undefined");
-  if (tensor.is_meta()) refuse("is on meta");
-  if (tensor.layout() != at::kStrided || !tensor.is_contiguous()) refuse("is not contiguous");
+  if (!tensor.defined()) refuse("is undefined, expected a tensor");
+  if (tensor.is_meta()) refuse("is on meta, expected a device with memory");
+  if (tensor.layout() != at::kStrided) refuse("is not strided, expected a strided tensor");
+  if (!tensor.is_contiguous()) refuse("is not contiguous, expected a contiguous tensor");
 }
 
 comm::Call begin_call(const ProcessGroup::Impl& group, std::string_view name, const Direction& way) {

@@ -95,6 +95,8 @@ at::Device device_of(const Runtime& runtime) {
 at::Tensor ShardedModule::clip_grad_norm_(double max_norm, double norm_type) {
   runtime().check_call("clip_grad_norm_", [&](CallArguments& arguments) {
     runtime().check_idle("clip_grad_norm_");
+    if (!(max_norm >= 0))
+      fail(ErrorCode::invalid_argument, "clip_grad_norm_: max_norm is {}, expected at least 0", max_norm);
     if (!(norm_type > 0))
       fail(ErrorCode::invalid_argument, "clip_grad_norm_: norm_type is {}, expected above 0", norm_type);
     for (const Unit* unit : runtime().units()) {

@@ -12,6 +12,18 @@
 
 namespace tessera::fsdp {
 
+namespace {
+
+const Unit& existing_unit(const Runtime& runtime, const char* function, std::size_t unit) {
+  if (unit >= runtime.units().size()) {
+    fail(ErrorCode::invalid_argument, "{}: unit {}, expected less than {}, the number of units", function, unit,
+         runtime.units().size());
+  }
+  return *runtime.units()[unit];
+}
+
+}  // namespace
+
 bool is_batch_norm(const torch::nn::Module& module) {
   return dynamic_cast<const torch::nn::BatchNorm1dImpl*>(&module) != nullptr ||
          dynamic_cast<const torch::nn::BatchNorm2dImpl*>(&module) != nullptr ||
@@ -56,8 +68,12 @@ void ShardedModule::train(bool on) { runtime_->module()->train(on); }
 double ShardedModule::communication_seconds() const { return runtime().communication_seconds(); }
 
 std::size_t ShardedModule::unit_count() const { return runtime().units().size(); }
-const FlatParamHandle& ShardedModule::handle(std::size_t unit) const { return *runtime().units().at(unit)->handle(); }
-const std::string& ShardedModule::unit_name(std::size_t unit) const { return runtime().units().at(unit)->name(); }
+const FlatParamHandle& ShardedModule::handle(std::size_t unit) const {
+  return *existing_unit(runtime(), "handle", unit).handle();
+}
+const std::string& ShardedModule::unit_name(std::size_t unit) const {
+  return existing_unit(runtime(), "unit_name", unit).name();
+}
 
 std::vector<at::Tensor> ShardedModule::parameters() const {
   std::vector<at::Tensor> parameters;

@@ -8,6 +8,7 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -54,14 +55,37 @@ bool unscale_on_cpu(const at::Tensor& gradient, float inverse) {
   });
 }
 
-void check_gradients(const torch::optim::Optimizer& optimizer) {
-  for (const torch::optim::OptimizerParamGroup& param_group : optimizer.param_groups()) {
-    for (const at::Tensor& parameter : param_group.params()) {
-      if (!parameter.grad().defined() || parameter.grad().is_floating_point()) continue;
-      fail(ErrorCode::unsupported, "unscale_: a gradient has dtype {}, expected a floating-point dtype",
-           c10::toString(parameter.grad().scalar_type()));
+void check_gradients(const char* function, const torch::optim::Optimizer& optimizer) {
+  for (std::size_t g = 0; g < optimizer.param_groups().size(); ++g) {
+    const std::vector<at::Tensor>& params = optimizer.param_groups()[g].params();
+    for (std::size_t i = 0; i < params.size(); ++i) {
+      if (!params[i].grad().defined() || params[i].grad().is_floating_point()) continue;
+      fail(ErrorCode::unsupported,
+           "{}: the gradient of parameter {} of group {} has dtype {}, expected a floating-point dtype", function, i, g,
+           c10::toString(params[i].grad().scalar_type()));
     }
   }
+}
+
+template <typename Number>
+void check_range(bool is_in, const char* function, const char* name, Number found, const char* expected) {
+  if (!is_in) fail(ErrorCode::invalid_argument, "{}: {} is {}, expected {}", function, name, found, expected);
+}
+
+// The scale is stored in float32.
+void check_scale(const char* function, const char* name, double scale) {
+  using Limits = std::numeric_limits<float>;
+  check_range(scale >= Limits::denorm_min() && scale <= Limits::max(), function, name, scale, "a float32 above 0");
+}
+
+// `name_of_scale` is that of init_scale in the message.
+void check_options(const char* function, const char* name_of_scale, const GradScalerOptions& options) {
+  check_scale(function, name_of_scale, options.init_scale);
+  check_range(options.growth_factor >= 1.0 && std::isfinite(options.growth_factor), function, "growth_factor",
+              options.growth_factor, "a finite number of at least 1");
+  check_range(options.backoff_factor > 0.0 && options.backoff_factor <= 1.0, function, "backoff_factor",
+              options.backoff_factor, "above 0 and at most 1");
+  check_range(options.growth_interval >= 1, function, "growth_interval", options.growth_interval, "at least 1");
 }
 
 // Returns the elements of a parameter's gradient, undefined if it has none.
@@ -86,12 +110,36 @@ at::Tensor scalar(double value, at::ScalarType dtype, at::Device device) {
 ShardedGradScaler::ShardedGradScaler(const ProcessGroup& group, const GradScalerOptions& options)
     : group_(group), options_(options) {
   if (!options.enabled) return;
-  const auto check = [](bool is_good, const char* name, double found, const char* expected) {
-    if (!is_good) fail(ErrorCode::invalid_argument, "scale gradients: {} is {}, expected {}", name, found, expected);
-  };
-  check(options.init_scale > 0.0, "init_scale", options.init_scale, "above 0");
-  check(options.growth_factor > 1.0, "growth_factor", options.growth_factor, "above 1");
-  check(options.backoff_factor < 1.0, "backoff_factor", options.backoff_factor, "below 1");
+  constexpr const char* kWhat = "scale gradients";
+  // PyTorch too refuses a factor that changes nothing here alone: set later, it keeps the scale as it is.
+  check_range(options.growth_factor > 1.0 && std::isfinite(options.growth_factor), kWhat, "growth_factor",
+              options.growth_factor, "a finite number above 1");
+  check_range(options.backoff_factor > 0.0 && options.backoff_factor < 1.0, kWhat, "backoff_factor",
+              options.backoff_factor, "above 0 and below 1");
+  check_options(kWhat, "init_scale", options);
+}
+
+void ShardedGradScaler::set_options(const char* function, const GradScalerOptions& options) {
+  if (options.enabled) check_options(function, "init_scale", options);
+  options_ = options;
+}
+
+void ShardedGradScaler::set_growth_factor(double factor) {
+  GradScalerOptions options = options_;
+  options.growth_factor = factor;
+  set_options("set_growth_factor", options);
+}
+
+void ShardedGradScaler::set_backoff_factor(double factor) {
+  GradScalerOptions options = options_;
+  options.backoff_factor = factor;
+  set_options("set_backoff_factor", options);
+}
+
+void ShardedGradScaler::set_growth_interval(std::int64_t interval) {
+  GradScalerOptions options = options_;
+  options.growth_interval = interval;
+  set_options("set_growth_interval", options);
 }
 
 void ShardedGradScaler::check_scaled(const char* function) const {
@@ -123,7 +171,7 @@ void ShardedGradScaler::unscale_(torch::optim::Optimizer& optimizer) {
       fail(ErrorCode::invalid_argument, "unscale_: {} has been called for this optimizer, expected update() first",
            stage == Stage::unscaled ? "unscale_()" : "step()");
     }
-    check_gradients(optimizer);
+    check_gradients("unscale_", optimizer);
     if (scale_.is_cpu()) arguments.add("scale", scale_.item<float>());  // elsewhere this would wait for the device
   });
   unscale(optimizer);
@@ -169,7 +217,7 @@ bool ShardedGradScaler::step(torch::optim::Optimizer& optimizer, torch::optim::O
     if (stage == Stage::stepped) {
       fail(ErrorCode::invalid_argument, "step: step() has been called for this optimizer, expected update() first");
     }
-    if (stage == Stage::ready) check_gradients(optimizer);
+    if (stage == Stage::ready) check_gradients("step", optimizer);
     arguments.add("unscaled", stage == Stage::unscaled);
     if (scale_.is_cpu()) arguments.add("scale", scale_.item<float>());
   });
@@ -186,9 +234,7 @@ void ShardedGradScaler::update(std::optional<double> new_scale) {
   check_scaled("update");
   const c10::NoGradGuard no_grad;
   if (new_scale) {
-    if (!(*new_scale > 0.0)) {
-      fail(ErrorCode::invalid_argument, "update: the new scale is {}, expected above 0", *new_scale);
-    }
+    check_scale("update", "the new scale", *new_scale);
     scale_.fill_(*new_scale);
     optimizers_.clear();
     return;
@@ -207,7 +253,8 @@ void ShardedGradScaler::update(std::optional<double> new_scale) {
                            options_.growth_interval);
   } else {  // LibTorch 1.13 has this function on CUDA only
     const double scale = scale_.item<float>();
-    const std::int64_t tracker = growth_tracker_.item<int>() + 1;
+    const std::int64_t tracker =
+        std::min<std::int64_t>(growth_tracker_.item<std::int64_t>() + 1, std::numeric_limits<std::int32_t>::max());
     const bool found = found_inf.item<float>() != 0, grows = !found && tracker == options_.growth_interval;
     const double factor = found ? options_.backoff_factor : grows ? options_.growth_factor : 1.0;
     if (const auto next = static_cast<float>(scale * factor); std::isfinite(next)) scale_.fill_(next);
@@ -255,7 +302,11 @@ void ShardedGradScaler::load_state_dict(const StateDict& state_dict) {
   options.growth_factor = value_of("growth_factor", true).number();
   options.backoff_factor = value_of("backoff_factor", true).number();
   options.growth_interval = value_of("growth_interval", false).get<std::int64_t>();
-  init_growth_tracker_ = value_of("_growth_tracker", false).get<std::int64_t>();
+  const auto tracker = value_of("_growth_tracker", false).get<std::int64_t>();
+  check_options(kWhat, "scale", options);
+  check_range(tracker >= 0 && tracker <= std::numeric_limits<std::int32_t>::max(), kWhat, "_growth_tracker", tracker,
+              "0 to 2147483647");
+  init_growth_tracker_ = tracker;
   options_ = options;
   if (!scale_.defined()) return;
   scale_.fill_(options_.init_scale);

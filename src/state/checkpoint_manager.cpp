@@ -1,6 +1,8 @@
 #include "tessera/state/checkpoint_manager.h"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <span>
@@ -53,7 +55,9 @@ std::map<std::int64_t, double> read_metrics(const fs::path& path) {
   const Json json = Json::parse(bytes.begin(), bytes.end(), nullptr, false);
   if (!json.is_object()) return metrics;  // a damaged file: no step has a metric
   for (const auto& [key, value] : json.items()) {
-    if (const auto step = step_of("step-" + key); step && value.is_number()) metrics[*step] = value;
+    const auto step = step_of("step-" + key);
+    if (!step || !value.is_number()) continue;  // null stands for a number that was not finite
+    if (const double metric = value; std::isfinite(metric)) metrics[*step] = metric;
   }
   return metrics;
 }
@@ -144,13 +148,17 @@ bool CheckpointManager::save(std::int64_t step, const StateDict& state, std::opt
 // Removes checkpoints that are no longer kept. The checkpoint of `step` is committed, so errors here are only warnings.
 void CheckpointManager::after_save(std::int64_t step, std::optional<double> metric) const {
   if (group_.rank() != 0) return;
+  const double value = metric.value_or(std::numeric_limits<double>::quiet_NaN());
+  if (metric && !std::isfinite(value)) {
+    warn(fmt::format("the metric of step {} is {}, expected a finite number: the step has none", step, value));
+  }
   try {
     sync_directory(directory_);
     const fs::path path = directory_ / kMetrics;
     std::map<std::int64_t, double> metrics = read_metrics(path);
     const auto before = metrics;
     metrics.erase(step);
-    if (metric) metrics[step] = *metric;
+    if (std::isfinite(value)) metrics[step] = value;
     const std::vector<std::int64_t> all = steps();
     std::erase_if(metrics, [&](const auto& one) { return !std::binary_search(all.begin(), all.end(), one.first); });
 
@@ -159,8 +167,8 @@ void CheckpointManager::after_save(std::int64_t step, std::optional<double> metr
     kept.insert(all.end() - static_cast<std::ptrdiff_t>(last), all.end());
     std::vector<std::pair<double, std::int64_t>> ranked;
     ranked.reserve(metrics.size());
-    for (const auto& [of_step, value] : metrics) {
-      ranked.emplace_back(options_.best == CheckpointManagerOptions::Best::lowest ? value : -value, -of_step);
+    for (const auto& [of_step, of] : metrics) {
+      ranked.emplace_back(options_.best == CheckpointManagerOptions::Best::lowest ? of : -of, -of_step);
     }
     std::sort(ranked.begin(), ranked.end());
     for (std::size_t i = 0; i < std::min(options_.keep_best, ranked.size()); ++i) kept.insert(-ranked[i].second);

@@ -249,7 +249,11 @@ class NameFilter {
   void check_all_used(const std::filesystem::path& path) const {
     for (std::size_t i = 0; i < is_used_.size(); ++i) {
       if (is_used_[i]) continue;
-      fail(ErrorCode::not_found, "load {}: the checkpoint has no '{}'", path.string(), printable((*names_)[i]));
+      fail(
+          ErrorCode::not_found,
+          "load {}: the checkpoint has no '{}', expected a saved name or one that others begin with; 'tessera inspect' "
+          "lists them",
+          path.string(), printable((*names_)[i]));
     }
   }
 

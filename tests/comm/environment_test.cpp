@@ -175,6 +175,9 @@ TEST(EnvironmentTest, ErrorsNameTheVariable) {
   refuse({{"RANK", "0"}, {"WORLD_SIZE", "99999999999"}}, "WORLD_SIZE is '99999999999'");
   refuse({{"MASTER_PORT", "65536"}}, "MASTER_PORT is '65536', expected a number from 1 to 65535");
   refuse({{"MASTER_PORT", "12a"}}, "MASTER_PORT is '12a'");
+  refuse({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", ""}},
+         "MASTER_ADDR is '', expected the address of rank 0's host");
+  expect(options_from({{"MASTER_ADDR", ""}}), 0, 1, "", 29500);  // one rank needs no address
 }
 
 }  // namespace

@@ -100,6 +100,22 @@ class MuteServer {
   std::thread thread_;
 };
 
+TEST(InitOptionsTest, WhatFitsNoRankIsRefused) {
+  InitOptions options = second_of_two();
+  options.world_size = 0;
+  EXPECT_ERROR(init_process_group(options), ErrorCode::invalid_argument,
+               "init process group: 0 ranks, expected at least 1");
+  options.world_size = 1;
+  EXPECT_ERROR(init_process_group(options), ErrorCode::invalid_argument,
+               "init process group: rank 1 of 1, expected 0 to 0");
+  options.world_size = 2;
+  options.master_addr = "";
+  const Stopwatch watch;
+  EXPECT_ERROR(init_process_group(options), ErrorCode::invalid_argument,
+               "init process group: master_addr is '', expected the address of rank 0's host");
+  EXPECT_LT(watch.elapsed(), kSoon);
+}
+
 // Whatever the server does then, no thread may end the process.
 TEST(RendezvousTest, AServerThatIsSilentIsNoStore) {
   for (const milliseconds patience : {milliseconds(200), milliseconds(kLongTimeout)}) {

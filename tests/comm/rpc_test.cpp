@@ -244,7 +244,7 @@ TEST_P(RpcTest, SharingNeedsRpcOnEveryRank) {
   expect_good_processes(world(), quick(), [&](const ProcessGroup& group) {
     const std::vector<at::Tensor> mine = {at::ones({2})};
     EXPECT_ERROR(share_tensors(group, mine), ErrorCode::invalid_argument, "share tensors by RPC",
-                 "RPC is not initialized, call init_rpc first");
+                 "RPC is not initialized, expected a call of init_rpc before");
     EXPECT_ERROR(rpc_rank(), ErrorCode::invalid_argument, "RPC is not initialized");
     EXPECT_ERROR(find_rpc_worker("worker0"), ErrorCode::invalid_argument, "RPC is not initialized");
     if (world() < 3) return;

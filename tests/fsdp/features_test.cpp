@@ -121,6 +121,15 @@ TEST(FsdpTest, OptionsThatCantBeAreRefused) {
   EXPECT_ERROR(FullyShardedDataParallel<SmallModelImpl>(nullptr), ErrorCode::invalid_argument, "the module is null");
 }
 
+TEST(FsdpTest, AUnitThatDoesNotExistIsRefused) {
+  FullyShardedDataParallel<SmallModel> model(make_model());
+  const std::size_t count = model.unit_count();
+  EXPECT_ERROR(model.handle(count), ErrorCode::invalid_argument,
+               fmt::format("handle: unit {}, expected less than", count));
+  EXPECT_ERROR(model.unit_name(count), ErrorCode::invalid_argument,
+               fmt::format("less than {}, the number of units", count));
+}
+
 TEST(FsdpTest, TheModelIsCalledByForwardAlone) {
   run_local(2, [&](const ProcessGroup& group) {
     FullyShardedDataParallel<SmallModel> model(make_model(), group);

@@ -136,14 +136,18 @@ std::vector<OneSidedCall> model_calls(const std::shared_ptr<TrainedOneStep>& tra
       trained->model.optim_state_dict(trained->optimizer, StateDictType::full, {.rank0_only = false}));
   return {
       {"clip_grad_norm_",
-       {"another limit", "another norm", "a negative norm", "a norm of NaN", "the norm of infinity"},
+       {"another limit", "a negative limit", "a limit of NaN", "another norm", "a negative norm", "a norm of NaN",
+        "the norm of infinity"},
        [=](const ProcessGroup&, const std::string& mistake) {
-         double norm = 2;
+         double limit = 1, norm = 2;
+         if (mistake == "another limit") limit = 2;
+         if (mistake == "a negative limit") limit = -1;
+         if (mistake == "a limit of NaN") limit = std::numeric_limits<double>::quiet_NaN();
          if (mistake == "another norm") norm = 3;
          if (mistake == "a negative norm") norm = -1;
          if (mistake == "a norm of NaN") norm = std::numeric_limits<double>::quiet_NaN();
          if (mistake == "the norm of infinity") norm = std::numeric_limits<double>::infinity();
-         trained->model.clip_grad_norm_(mistake == "another limit" ? 2.0 : 1.0, norm);
+         trained->model.clip_grad_norm_(limit, norm);
        }},
       {"summon_full_params",
        {"a null function", "a function that throws", "no writeback", "rank0_only", "rank0_only with writeback",

@@ -275,7 +275,14 @@ TEST(ShardedGradScalerTest, GradientsOfOtherDtypesAreRefused) {
   torch::optim::SGD optimizer = sgd({param});
   set_grad(param, 1.0);
   scaler.scale(at::ones({}));
-  EXPECT_ERROR(scaler.unscale_(optimizer), ErrorCode::unsupported, "a gradient has dtype ComplexFloat");
+  EXPECT_ERROR(
+      scaler.unscale_(optimizer), ErrorCode::unsupported,
+      "unscale_: the gradient of parameter 0 of group 0 has dtype ComplexFloat, expected a floating-point dtype");
+  const at::Tensor first = parameter({2}), second = parameter({2});
+  torch::optim::SGD several = sgd({first, second});
+  several.add_param_group(torch::optim::OptimizerParamGroup(std::vector<at::Tensor>{parameter({1}), param}));
+  EXPECT_ERROR(scaler.step(several), ErrorCode::unsupported,
+               "step: the gradient of parameter 1 of group 1 has dtype ComplexFloat, expected a floating-point dtype");
 }
 
 TEST(ShardedGradScalerTest, StateComesBack) {
@@ -363,10 +370,54 @@ TEST(ShardedGradScalerTest, FactorsOutOfRangeAreRefused) {
     options.backoff_factor = backoff;
     EXPECT_ERROR(ShardedGradScaler({}, options), ErrorCode::invalid_argument, words);
   };
-  refused(0.0, 2.0, 0.5, "init_scale is 0, expected above 0");
-  refused(1.0, 1.0, 0.5, "growth_factor is 1, expected above 1");
-  refused(1.0, 2.0, 1.0, "backoff_factor is 1, expected below 1");
+  refused(0.0, 2.0, 0.5, "scale gradients: init_scale is 0, expected a float32 above 0");
+  refused(-1.0, 2.0, 0.5, "init_scale is -1");
+  refused(1e39, 2.0, 0.5, "init_scale is 1e+39");
+  refused(1e-46, 2.0, 0.5, "init_scale is 1e-46");
+  refused(kInf, 2.0, 0.5, "init_scale is inf");
+  refused(1.0, 1.0, 0.5, "growth_factor is 1, expected a finite number above 1");
+  refused(1.0, kInf, 0.5, "growth_factor is inf, expected a finite number above 1");
+  refused(1.0, 2.0, 1.0, "backoff_factor is 1, expected above 0 and below 1");
+  refused(1.0, 2.0, 0.0, "backoff_factor is 0");
+  refused(1.0, 2.0, -0.5, "backoff_factor is -0.5");
   refused(1.0, 2.0, std::nan(""), "backoff_factor is nan");
+  GradScalerOptions options;
+  options.growth_interval = 0;
+  EXPECT_ERROR(ShardedGradScaler({}, options), ErrorCode::invalid_argument,
+               "growth_interval is 0, expected at least 1");
+}
+
+TEST(ShardedGradScalerTest, NoFunctionSetsWhatIsOutOfRange) {
+  ShardedGradScaler scaler;
+  scaler.scale(at::ones({}));
+  const StateDict before = scaler.state_dict();
+  const auto refused = [&](auto&& call, const char* words) {
+    EXPECT_ERROR(call(), ErrorCode::invalid_argument, words);
+    EXPECT_EQ(scaler.state_dict(), before);
+  };
+  refused([&] { scaler.set_growth_factor(0.9); }, "set_growth_factor: growth_factor is 0.9, expected a finite number");
+  refused([&] { scaler.set_backoff_factor(0.0); }, "set_backoff_factor: backoff_factor is 0, expected above 0 and");
+  refused([&] { scaler.set_growth_interval(0); }, "set_growth_interval: growth_interval is 0, expected at least 1");
+  refused([&] { scaler.update(kInf); }, "update: the new scale is inf, expected a float32 above 0");
+  refused([&] { scaler.update(std::nan("")); }, "update: the new scale is nan");
+  const auto loads = [&](const char* key, const Value& wrong) {
+    return [&scaler, key, wrong] {
+      StateDict state = scaler.state_dict();
+      state.insert_or_assign(key, wrong);
+      scaler.load_state_dict(state);
+    };
+  };
+  refused(loads("scale", 0.0), "load a gradient scaler's state: scale is 0, expected a float32 above 0");
+  refused(loads("scale", std::nan("")), "scale is nan");
+  refused(loads("growth_factor", 0.5), "growth_factor is 0.5");
+  refused(loads("backoff_factor", 2.0), "backoff_factor is 2");
+  refused(loads("growth_interval", 0), "growth_interval is 0");
+  refused(loads("_growth_tracker", -1), "_growth_tracker is -1, expected 0 to 2147483647");
+  refused(loads("_growth_tracker", std::int64_t{1} << 31), "_growth_tracker is 2147483648");
+  scaler.set_growth_factor(1.0);  // keeps the scale, as in PyTorch
+  scaler.set_backoff_factor(1.0);
+  scaler.load_state_dict(scaler.state_dict());
+  EXPECT_EQ(scaler.get_growth_factor(), 1.0);
 }
 
 }  // namespace

@@ -5,7 +5,9 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
+#include <limits>
 #include <mutex>
+#include <sstream>
 
 #include "support/error_matchers.h"
 #include "support/temporary_directory.h"
@@ -15,8 +17,10 @@ namespace tessera {
 namespace {
 
 namespace fs = std::filesystem;
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using testing::TemporaryDirectory;
 
 StateDict state_of(std::int64_t step) { return {{"w", at::full({100}, step, at::kLong)}, {"step", step}}; }
@@ -86,6 +90,31 @@ TEST_P(CheckpointManagerTest, TheLastAndTheBestAreKept) {
   manager.wait();
   EXPECT_THAT(manager.steps(), ElementsAre(6, 7, 8, 9));
   EXPECT_TRUE(warnings_.empty());
+}
+
+TEST_P(CheckpointManagerTest, AMetricThatIsNotFiniteIsNoneWithAWarning) {
+  CheckpointManagerOptions keep = options();
+  keep.keep_last = 1;
+  keep.keep_best = 1;
+  {
+    CheckpointManager manager(directory(), {}, keep);
+    manager.save(1, state_of(1), 2.0);
+    manager.save(2, state_of(2), -std::numeric_limits<double>::infinity());
+    manager.save(3, state_of(3), std::numeric_limits<double>::quiet_NaN());
+    manager.wait();
+    EXPECT_THAT(manager.steps(), ElementsAre(1, 3));
+    EXPECT_THAT(warnings_, ElementsAre("the metric of step 2 is -inf, expected a finite number: the step has none",
+                                       "the metric of step 3 is nan, expected a finite number: the step has none"));
+  }
+  std::stringstream metrics;
+  metrics << std::ifstream(directory() / "metrics.json").rdbuf();
+  EXPECT_THAT(metrics.str(), AllOf(HasSubstr("\"1\": 2.0"), Not(HasSubstr("null"))));
+  // Written before such metrics were refused.
+  std::ofstream(directory() / "metrics.json") << R"({"1": 2.0, "3": null})";
+  CheckpointManager manager(directory(), {}, keep);
+  manager.save(4, state_of(4), 3.0);
+  manager.wait();
+  EXPECT_THAT(manager.steps(), ElementsAre(1, 4));
 }
 
 TEST_P(CheckpointManagerTest, WhatCrashedSavesLeftIsRemoved) {

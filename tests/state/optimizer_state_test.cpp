@@ -394,7 +394,7 @@ TEST(SetOptimizerStateDictTest, AllThatIsWrongIsOneErrorAndNothingIsChanged) {
                "'lr' of group 0 is 'fast', expected a number", "'betas' of group 0 is (0.9,), expected two numbers",
                "'amsgrad' of group 0 is 1, expected a bool", "'eps' of group 1",
                "'exp_avg' of parameter '0.weight' is <float32 tensor [3, 2]>, expected a tensor [2, 3]",
-               "'step' of parameter '0.bias'", "expected a count", "'exp_avg_sq' of parameter '2.weight'",
+               "'step' of parameter '0.bias'", "expected an int of at least 0", "'exp_avg_sq' of parameter '2.weight'",
                "the state of parameter '2.bias'");
   EXPECT_EQ(Value(trained.state()), Value(before));
 }

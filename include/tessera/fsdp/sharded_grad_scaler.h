@@ -34,17 +34,17 @@
 namespace tessera::fsdp {
 
 struct GradScalerOptions {
-  double init_scale = 65536.0;
-  double growth_factor = 2.0;   ///< above 1
-  double backoff_factor = 0.5;  ///< below 1
-  std::int64_t growth_interval = 2000;
-  bool enabled = true;  ///< if false, nothing is scaled and step() calls the optimizer's
+  double init_scale = 65536.0;          ///< a float32 above 0
+  double growth_factor = 2.0;           ///< above 1
+  double backoff_factor = 0.5;          ///< above 0 and below 1
+  std::int64_t growth_interval = 2000;  ///< 1 or more
+  bool enabled = true;                  ///< if false, nothing is scaled and step() calls the optimizer's
 };
 
 class ShardedGradScaler {
  public:
   /// `group` contains all ranks that have parts of the same gradients; with hybrid sharding also the replicas. Throws
-  /// `Error(invalid_argument)` if a factor is out of range.
+  /// `Error(invalid_argument)` if an option is out of its range, NaN or infinite.
   explicit ShardedGradScaler(const ProcessGroup& group = {}, const GradScalerOptions& options = {});
 
   /// Returns `output` times the scale, in the dtype of `output`. Call backward on the result. The scale is stored on
@@ -63,27 +63,31 @@ class ShardedGradScaler {
   /// optimizer would see its scaled gradients.
   bool step(torch::optim::Optimizer& optimizer, torch::optim::Optimizer::LossClosure closure = nullptr);
 
-  /// Sets the scale of the next iteration: to `new_scale` if given, which must be positive, otherwise by the rule
-  /// above. Throws `Error(invalid_argument)` if `new_scale` is not given and no gradients were unscaled since the last
-  /// update.
+  /// Sets the scale of the next iteration: to `new_scale` if given, otherwise by the rule above. Throws
+  /// `Error(invalid_argument)` if `new_scale` is not a float32 above 0, or is not given and no gradients were unscaled
+  /// since the last update.
   void update(std::optional<double> new_scale = std::nullopt);
 
   /// Returns the scale, 1 if scaling is not enabled. Blocks until the device has finished.
   double get_scale() const;
   double get_growth_factor() const { return options_.growth_factor; }
-  void set_growth_factor(double factor) { options_.growth_factor = factor; }
   double get_backoff_factor() const { return options_.backoff_factor; }
-  void set_backoff_factor(double factor) { options_.backoff_factor = factor; }
   std::int64_t get_growth_interval() const { return options_.growth_interval; }
-  void set_growth_interval(std::int64_t interval) { options_.growth_interval = interval; }
+  // Each throws `Error(invalid_argument)` for a value out of its range; nothing is set then. A factor of 1 is permitted
+  // here: it keeps the scale as it is.
+
+  void set_growth_factor(double factor);
+  void set_backoff_factor(double factor);
+  void set_growth_interval(std::int64_t interval);
   bool is_enabled() const { return options_.enabled; }
 
   /// Returns the state of PyTorch's GradScaler: scale, growth_factor, backoff_factor, growth_interval and
   /// _growth_tracker. Call it after update(). Equal on all ranks. Empty if scaling is not enabled.
   StateDict state_dict() const;
   /// Loads a state dict of this class or of PyTorch's GradScaler. Other keys are ignored. Does nothing if scaling is
-  /// not enabled. Throws `Error(invalid_argument)` if a key is missing or its value has another kind; nothing is set
-  /// then.
+  /// not enabled. Throws `Error(invalid_argument)` if a key is missing, or if its value has another kind or is out of
+  /// range: for factors and interval that of the setters, for _growth_tracker 0 to 2^31 - 1, and 0 is no scale. Nothing
+  /// is set then.
   void load_state_dict(const StateDict& state_dict);
 
  private:
@@ -93,6 +97,7 @@ class ShardedGradScaler {
     at::Tensor found_inf;  // 1 or 0, on the device of the scale
   };
   void check_scaled(const char* function) const;
+  void set_options(const char* function, const GradScalerOptions& options);
   void unscale(torch::optim::Optimizer& optimizer);
   std::int64_t growth_tracker() const;
 

@@ -42,8 +42,8 @@ struct CheckpointManagerOptions {
   bool async = true;
   AsyncSaveOptions save = {};  ///< `format` must be dcp
   LoadOptions load = {};
-  /// Receives warnings on rank 0: a damaged checkpoint was skipped, or a checkpoint could not be removed. Called from
-  /// any thread.
+  /// Receives warnings on rank 0: a damaged checkpoint was skipped, a checkpoint could not be removed, or a metric is
+  /// not finite. Called from any thread.
   std::function<void(const std::string&)> warn = nullptr;
 };
 

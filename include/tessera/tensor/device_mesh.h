@@ -86,7 +86,7 @@ class DeviceMesh {
   const ProcessGroup& group() const;
   /// Returns the group of the ranks whose coordinates differ from this rank's only in `dims`, ascending, if there is
   /// one: along one dimension, along all, or along those of a sub-mesh that was made before. Otherwise, and outside of
-  /// the mesh, null.
+  /// the mesh, null. Throws `Error(invalid_argument)` for a dimension that the mesh does not have.
   const ProcessGroup* find_group(std::span<const std::int64_t> dims) const;
 
   /// Returns the sub-mesh along these dimensions that this rank is in: the ranks whose coordinates differ from this

@@ -78,8 +78,9 @@ using ParallelPlan = std::vector<std::pair<std::string, ParallelStyle>>;
 /// Every rank throws before anything changes: `Error(invalid_argument)` for a mesh of several dimensions, a name that
 /// matches no module, a module that several names match with the same kind of style, a module that is not of a type
 /// below (or a PreparedModule for its styles) or is already parallelized or sharded, a style that the module does not
-/// have, a partial layout of a layer, a `src_data_rank` that the mesh does not have, and a parameter that is shared
-/// with another module, unless both get the same part of it; `Error(unsupported)` as stated below.
+/// have, a partial layout of a layer, a `src_data_rank` that the mesh does not have, a parameter that the style does
+/// not place, and a parameter that is shared with another module, unless both get the same part of it;
+/// `Error(unsupported)` as stated below.
 void parallelize_module(torch::nn::Module& module, const DeviceMesh& mesh, const ParallelPlan& plan,
                         std::optional<std::int64_t> src_data_rank = 0);
 
@@ -115,7 +116,8 @@ class TensorParallel : public DTensorParameters {
   /// `Error(invalid_argument)` unless the input is sharded as torch.chunk splits. This and `output` are what
   /// `distribute_module` was given, if it distributed the module.
   DTensor input(const at::Tensor& local, std::optional<std::int64_t> last_size = std::nullopt) const;
-  /// Returns the DTensor of a parameter, on a mesh of this process alone if the module is not parallelized.
+  /// Returns the DTensor of a parameter, on a mesh of this process alone if the module is not parallelized. Throws
+  /// `Error(invalid_argument)` for a parameter of a parallelized module that was not parallelized.
   DTensor parameter(const std::string& name, const at::Tensor& local) const;
   at::Tensor output(const DTensor& result) const;
   /// Returns forward(). If it throws, the other ranks are told, as they do not compare their calls there.

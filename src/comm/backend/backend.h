@@ -59,7 +59,7 @@ struct Transport {
 // Gloo have a Gloo backend next to them, which carries payloads of bytes and the comparison of calls, and with a
 // backend on streams the tensors on CPU.
 //
-// Ranks that share a host's memory communicate through it instead, but for messages and what is on a device.
+// Ranks that share a host's memory communicate through it instead, except for messages and what is on a device.
 struct Transports {
   Transport control, cpu, accelerator;
   Transport messages;  // of two ranks

@@ -108,17 +108,17 @@ void HostEngine::check() {
   for (const int r : left) {
     const bool is_awaited =
         std::any_of(queue_.begin(), queue_.end(), [r](const Queued& queued) { return queued.op->awaits(r); });
-    if (is_awaited) fail(fmt::format("rank {} of those on this host has closed its shared memory", r));
+    if (is_awaited) throw_failure(fmt::format("rank {} of those on this host has closed its shared memory", r));
   }
   const auto mismatched =
       std::find_if(queue_.begin(), queue_.end(), [](const Queued& queued) { return !queued.op->mismatch().empty(); });
   if (mismatched == queue_.end()) return mismatched_since_.reset();
   if (!mismatched_since_) mismatched_since_ = Clock::now();
-  if (Clock::now() - *mismatched_since_ > kMostMismatched) fail(mismatched->op->mismatch());
+  if (Clock::now() - *mismatched_since_ > kMostMismatched) throw_failure(mismatched->op->mismatch());
 }
 
 // All that asks from now on finds the failure: what is queued neither ends nor remains pending.
-void HostEngine::fail(const std::string& why) {
+void HostEngine::throw_failure(const std::string& why) {
   failure_ = std::make_exception_ptr(std::runtime_error(why));
   std::rethrow_exception(failure_);
 }

@@ -66,7 +66,7 @@ class HostEngine {
   bool is_queued(const EngineOp& op) const;
   // Throws if what is queued cannot end.
   void check();
-  [[noreturn]] void fail(const std::string& why);
+  [[noreturn]] void throw_failure(const std::string& why);
 
   std::mutex mutex_;
   const std::unique_ptr<Host> host_;

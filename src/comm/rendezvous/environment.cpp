@@ -80,7 +80,7 @@ class Variables {
 
 // Returns the first host of a list of Slurm such as "node[07-12,20],login": "node07".
 std::string first_host(const char* name, std::string_view list) {
-  const auto refuse = [&](const char* what) {
+  const auto refuse_without = [&](const char* what) {
     fail(ErrorCode::invalid_argument, "init process group: {} is '{}', {}, expected hosts such as node[01-04,7],other",
          name, printable(list), what);
   };
@@ -91,14 +91,14 @@ std::string first_host(const char* name, std::string_view list) {
       continue;
     }
     const std::size_t close = list.find(']', i);
-    if (close == std::string_view::npos) refuse("in which a ']' is missing");
+    if (close == std::string_view::npos) refuse_without("in which a ']' is missing");
     const std::string_view ranges = list.substr(i + 1, close - i - 1);
     const std::string_view first = ranges.substr(0, ranges.find_first_of(",-"));
-    if (first.empty()) refuse("in which a number is missing");
+    if (first.empty()) refuse_without("in which a number is missing");
     host += first;
     i = close + 1;
   }
-  if (host.empty()) refuse("which begins with no host");
+  if (host.empty()) refuse_without("which begins with no host");
   return host;
 }
 
@@ -161,7 +161,12 @@ bool is_from_srun(const Variables& variables, const Ranks& ranks) {
 }
 
 std::string find_address(const Variables& variables, const Ranks& ranks, bool from_srun) {
-  if (const char* address = variables.find("MASTER_ADDR")) return address;
+  if (const char* address = variables.find("MASTER_ADDR")) {
+    if (*address == '\0' && ranks.world_size > 1) {
+      fail(ErrorCode::invalid_argument, "init process group: MASTER_ADDR is '', expected the address of rank 0's host");
+    }
+    return address;
+  }
   for (const char* name : {"SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"}) {
     if (const char* hosts = variables.find(name); hosts != nullptr && from_srun) return first_host(name, hosts);
   }

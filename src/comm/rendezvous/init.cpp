@@ -16,9 +16,15 @@ namespace tessera {
 namespace {
 
 void check(const InitOptions& options) {
-  if (options.world_size < 1 || options.rank < 0 || options.rank >= options.world_size) {
+  if (options.world_size < 1) {
+    fail(ErrorCode::invalid_argument, "init process group: {} ranks, expected at least 1", options.world_size);
+  }
+  if (options.rank < 0 || options.rank >= options.world_size) {
     fail(ErrorCode::invalid_argument, "init process group: rank {} of {}, expected 0 to {}", options.rank,
-         options.world_size, std::max(options.world_size - 1, 0));
+         options.world_size, options.world_size - 1);
+  }
+  if (options.world_size > 1 && options.master_addr.empty()) {
+    fail(ErrorCode::invalid_argument, "init process group: master_addr is '', expected the address of rank 0's host");
   }
   if (options.timeout.count() <= 0 || options.liveness.count() <= 0) {
     fail(ErrorCode::invalid_argument, "init process group: timeout {} ms, liveness {} ms, expected more than 0",

@@ -48,7 +48,7 @@ class Claim {
 
 void check(const RpcOptions& options, const std::string& name, int size) {
   if (comm::make_tensorpipe_agent == nullptr) {
-    fail(ErrorCode::unsupported, "this LibTorch was built without TensorPipe, which RPC needs");
+    fail(ErrorCode::unsupported, "this LibTorch was built without TensorPipe, expected one that has it");
   }
   constexpr int kMostRanks = std::numeric_limits<torch_rpc::worker_id_t>::max();
   if (size > kMostRanks) fail(ErrorCode::unsupported, "{} ranks, expected at most {}", size, kMostRanks);
@@ -162,7 +162,7 @@ void Rpc::shutdown() {
   try {
     impl_->group.barrier();  // all ranks have made their calls
     impl_->release_references();
-    impl_->group.barrier();  // no call needs this rank any more
+    impl_->group.barrier();  // no call needs this rank now
   } catch (...) {
     impl_->leave();
     throw;
@@ -187,7 +187,7 @@ std::optional<int> find_rpc_worker(const std::string& name) {
 
 std::shared_ptr<torch_rpc::RpcAgent> comm::current_agent(std::string_view call) {
   if (!is_rpc_initialized()) {
-    fail(ErrorCode::invalid_argument, "{}: RPC is not initialized, call init_rpc first", call);
+    fail(ErrorCode::invalid_argument, "{}: RPC is not initialized, expected a call of init_rpc before", call);
   }
   return torch_rpc::RpcAgent::getCurrentRpcAgent();
 }

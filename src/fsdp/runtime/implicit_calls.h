@@ -59,7 +59,7 @@ class ImplicitCalls : public OpListener {
   std::unordered_map<const void*, Unit*> units_;  // by the tensors of parameters, and by the storages of unsharded ones
   std::vector<Open> open_;
   std::vector<Unit*>
-      of_op_;  // the units whose parameters the current op takes, but for units that are called by a Wrap
+      of_op_;  // the units whose parameters the current op takes, except for units that are called by a Wrap
   std::vector<WithoutGraph> without_graph_;
   std::exception_ptr failure_;
 };

@@ -544,7 +544,7 @@ void Runtime::finish_oldest_reduction() {
   if (unit.calls_ahead == 0 && unit.open_calls.empty()) call_post_reduce_hook(unit);
 }
 
-// The hook may change the parameters, so backward must not need them any more.
+// The hook may change the parameters, so backward must no longer need them.
 void Runtime::call_post_reduce_hook(Unit& unit) {
   if (!std::exchange(unit.awaits_hook, false) || !post_reduce_hook) return;
   unit.handle()->prepare_gradient_for_optim();

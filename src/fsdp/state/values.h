@@ -27,7 +27,7 @@ std::vector<Value> values_of(const std::vector<Piece>& pieces, StateDictType typ
                              const ProcessGroup& group);
 
 // Returns the value in a state dict, of any type, of a tensor or DTensor that FSDP does not shard. Unless it is moved
-// to the CPU, or gathered, it shares the tensor's memory, but for `copies` in a full state. A collective of the
+// to the CPU, or gathered, it shares the tensor's memory, except for `copies` in a full state. A collective of the
 // DTensor's mesh if it is full.
 Value value_of_unsharded(const Value& value, StateDictType type, const StateOptions& options, bool copies);
 

@@ -48,7 +48,7 @@ class FieldReader {
     if (!found) problems_.add("missing", described(name));
     return found;
   }
-  void wrong(const char* name, const Value& found, std::string_view expected) {
+  void add_wrong(const char* name, const Value& found, std::string_view expected) {
     problems_.add("wrong", fmt::format("{} is {}, expected {}", described(name), to_string(found, 60), expected));
   }
   std::string described(std::string_view name) const { return fmt::format("'{}' of {}", printable(name), whose_); }
@@ -85,14 +85,14 @@ class OptionsReader : public FieldReader {
     const Value* found = require(name);
     if (!found || found->is_none()) return void(member = OptionalInt());
     const std::optional<std::int64_t> number = integer_in(*found);
-    if (!number) return wrong(name, *found, "an int or None");
+    if (!number) return add_wrong(name, *found, "an int or None");
     member = *number;
   }
   void operator()(const char* name, OptionalString& member) {
     const Value* found = require(name);
     if (!found || found->is_none()) return void(member = OptionalString());
     const std::string* text = found->get_if<std::string>();
-    if (!text) return wrong(name, *found, "a str or None");
+    if (!text) return add_wrong(name, *found, "a str or None");
     member = *text;
   }
   void fixed(const char* name, bool expected) {
@@ -123,7 +123,7 @@ class OptionsReader : public FieldReader {
     if (const std::optional<T> value = convert(*found)) {
       member = *value;
     } else {
-      wrong(name, *found, expected);
+      add_wrong(name, *found, expected);
     }
   }
 };
@@ -143,14 +143,14 @@ class StateReader : public FieldReader {
     const Value* found = require(name);
     if (!found) return;
     const std::optional<std::int64_t> number = integer_in(*found);
-    if (!number || *number < 0) return wrong(name, *found, "a count");
+    if (!number || *number < 0) return add_wrong(name, *found, "an int of at least 0");
     member = *number;
   }
   void real(const char* name, double& member) {
     const Value* found = require(name);
     if (!found) return;
     const std::optional<double> number = number_in(*found);
-    if (!number) return wrong(name, *found, "a number");
+    if (!number) return add_wrong(name, *found, "a number");
     member = *number;
   }
   void tensor(const char* name, at::Tensor& member, bool is_used, double = 0) {
@@ -169,7 +169,7 @@ class StateReader : public FieldReader {
     } else if (const std::optional<double> number = number_in(*found)) {
       member = at::scalar_tensor(*number, parameter_.options().requires_grad(false));
     } else {
-      wrong(name, *found, "a tensor");
+      add_wrong(name, *found, "a tensor");
     }
   }
   template <typename Tensors>
@@ -177,10 +177,10 @@ class StateReader : public FieldReader {
     const Value* found = require(name);
     if (!found) return;
     const List* list = found->get_if<List>();
-    if (!list) return wrong(name, *found, "a list of tensors");
+    if (!list) return add_wrong(name, *found, "a list of tensors");
     for (const Value& item : *list) {
       const auto* given = item.get_if<at::Tensor>();
-      if (!given) return wrong(name, *found, "a list of tensors");
+      if (!given) return add_wrong(name, *found, "a list of tensors");
       member.push_back(converted(*given));
     }
   }
@@ -200,7 +200,7 @@ class StateReader : public FieldReader {
   void shaped(const char* name, const Value& found, at::Tensor& member, bool may_be_none) {
     if (may_be_none && found.is_none()) return;
     const std::optional<at::Tensor> given = parts_.from_state(parameter_, found);
-    if (!given) return wrong(name, found, expected());
+    if (!given) return add_wrong(name, found, expected());
     member = converted(*given);
   }
 

@@ -56,7 +56,7 @@ DeviceStaging::~DeviceStaging() {
       end.set(device_);
     }
     end.synchronize();
-  } catch (const std::exception&) {  // the device has failed, and copies nothing any more
+  } catch (const std::exception&) {  // the device has failed, and no longer copies
   }
 }
 

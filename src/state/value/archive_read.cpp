@@ -64,7 +64,10 @@ std::optional<at::ScalarType> scalar_type_of(DType dtype) {
 class ObjectReader {
  public:
   ObjectReader(std::shared_ptr<const pickle::Tree> tree, Storages storages)
-      : tree_(std::move(tree)), storages_(std::move(storages)), values_left_(kSpareValues + tree_->memory_bytes()) {}
+      : tree_(std::move(tree)),
+        storages_(std::move(storages)),
+        most_values_(kSpareValues + tree_->memory_bytes()),
+        values_left_(most_values_) {}
 
   Value read(pickle::NodeRef value, std::size_t depth = 0) {
     if (depth > kMaxObjectDepth) {
@@ -164,7 +167,9 @@ class ObjectReader {
 
   void count_value() {
     if (values_left_-- == 0) {
-      fail(ErrorCode::corrupt, "load object: repeated references expand to too many values for the size of the pickle");
+      fail(ErrorCode::corrupt,
+           "load object: repeated references expand to too many values, expected at most {} for a pickle of this size",
+           most_values_);
     }
   }
 
@@ -217,13 +222,16 @@ class ObjectReader {
     if (texts_.insert(text.identity()).second) return;
     repeated_text_ += size;
     if (repeated_text_ > kSpareText) {
-      fail(ErrorCode::corrupt, "load object: repeated references expand to too much text for the size of the pickle");
+      fail(ErrorCode::corrupt,
+           "load object: repeated references expand to too much text, expected at most {} bytes more than the pickle "
+           "has",
+           kSpareText);
     }
   }
 
   std::shared_ptr<const pickle::Tree> tree_;
   Storages storages_;
-  std::uint64_t values_left_;
+  std::uint64_t most_values_, values_left_;
   std::unordered_map<std::uint64_t, std::shared_ptr<const OpaqueObject>> opaque_;
   std::unordered_set<std::uint64_t> texts_;
   std::uint64_t repeated_text_ = 0;
@@ -236,8 +244,9 @@ Bytes read_entry(const ByteSource& source, const zip::Entry& entry, const torch_
   }
   if (entry.data_offset_bytes > source.size_bytes() ||
       entry.size_bytes > source.size_bytes() - entry.data_offset_bytes) {
-    fail(ErrorCode::corrupt, "{} at byte {}: {} of {} bytes ends after the end of the file, which has {} bytes",
-         source.name(), entry.data_offset_bytes, printable(entry.name), entry.size_bytes, source.size_bytes());
+    fail(ErrorCode::corrupt,
+         "{} at byte {}: {} of {} bytes ends after the end of the file, expected it within its {} bytes", source.name(),
+         entry.data_offset_bytes, printable(entry.name), entry.size_bytes, source.size_bytes());
   }
   Bytes bytes(entry.size_bytes);
   source.read_at(entry.data_offset_bytes, bytes);

@@ -20,8 +20,9 @@ void check_text(std::string_view text) {
   for (std::string_view rest = text; !rest.empty();) {
     const std::size_t length = pickle::python_utf8_sequence_length(rest);
     if (length == 0) {
-      fail(ErrorCode::invalid_argument, "save object: the str '{}' is not UTF-8 at byte {}", printable(text, 60),
-           text.size() - rest.size());
+      fail(ErrorCode::invalid_argument,
+           "save object: the str '{}' is not UTF-8 at byte {}, expected UTF-8; save other text as Bytes",
+           printable(text, 60), text.size() - rest.size());
     }
     rest.remove_prefix(length);
   }

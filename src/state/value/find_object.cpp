@@ -22,15 +22,25 @@ at::Tensor find_chunk(const LocalTensor& tensor, const checkpoint::MetadataIndex
   for (std::size_t i = 0; i < chunks.size(); ++i) {
     if (is_it(i)) return chunks[i].second;
   }
-  fail(ErrorCode::not_found, "find {}: this rank has {} shards of the tensor, none with that offset", to_string(index),
-       chunks.size());
+  if (chunks.empty()) {
+    fail(ErrorCode::not_found, "find {}: this rank has no shard of the tensor, expected one at that offset",
+         to_string(index));
+  }
+  std::string offsets;
+  for (const auto& chunk : chunks) offsets += (offsets.empty() ? "" : ", ") + shape_to_string(chunk.first.offsets);
+  fail(ErrorCode::not_found,
+       "find {}: this rank has {} shards of the tensor, none with that offset, expected one of {}", to_string(index),
+       chunks.size(), printable(offsets));
 }
 
 }  // namespace
 
 Value find_state_dict_object(const StateDict& state, const checkpoint::MetadataIndex& index) {
   const Value* value = state.find(index.fqn);
-  if (value == nullptr) fail(ErrorCode::not_found, "find {}: the state dict has no such key", to_string(index));
+  if (value == nullptr) {
+    fail(ErrorCode::not_found, "find {}: the state dict has no such key, expected one of its {} keys", to_string(index),
+         state.size());
+  }
   const std::optional<LocalTensor> local = value->is_any_tensor() ? local_tensor_of(*value) : std::nullopt;
   if (!local) {
     if (index.offset) refuse_offset(*value, index);

@@ -315,7 +315,8 @@ const ProcessGroup& DeviceMesh::group() const {
 const ProcessGroup* DeviceMesh::find_group(std::span<const std::int64_t> dims) const {
   Dims of_root;
   for (const std::int64_t d : dims) {
-    const Dims& each = state_->dims.at(static_cast<std::size_t>(d));
+    size(d);  // checks `d`
+    const Dims& each = state_->dims[static_cast<std::size_t>(d)];
     of_root.insert(of_root.end(), each.begin(), each.end());
   }
   return state_->root->find_group(of_root);

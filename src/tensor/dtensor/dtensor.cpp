@@ -263,8 +263,8 @@ const LocalShardsWrapper* DTensor::local_shards() const { return state_->shards 
 
 at::ScalarType DTensor::scalar_type() const {
   if (const std::optional<TensorProperties> properties = state_->properties()) return to_scalar_type(properties->dtype);
-  fail(ErrorCode::unsupported, "dtype of {}: this rank has no local shard, pass the dtype to DTensor::from_local",
-       to_string());
+  fail(ErrorCode::unsupported,
+       "dtype of {}: this rank has no local shard, expected one; pass the dtype to DTensor::from_local", to_string());
 }
 
 at::Device DTensor::device() const {

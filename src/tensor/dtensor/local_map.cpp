@@ -62,8 +62,8 @@ std::vector<DTensor> local_map(const std::function<std::vector<at::Tensor>(const
     rethrow_as_error("local_map");
   }
   if (results.size() != options.out_placements.size()) {
-    fail(ErrorCode::invalid_argument, "local_map with {} out_placements: the function returned {} tensors",
-         options.out_placements.size(), results.size());
+    fail(ErrorCode::invalid_argument, "local_map with {} out_placements: the function returned {} tensors, expected {}",
+         options.out_placements.size(), results.size(), options.out_placements.size());
   }
   std::vector<DTensor> outputs;
   outputs.reserve(results.size());

@@ -219,7 +219,8 @@ LocalShardsWrapper LocalShardsWrapper::constant_pad_nd(const Sizes& pad, const a
 }
 
 void LocalShardsWrapper::refuse(std::string_view op) {
-  fail(ErrorCode::unsupported, "{} is not supported for LocalShardsWrapper", op);
+  fail(ErrorCode::unsupported, "{} is not supported for LocalShardsWrapper, expected one local tensor on each rank",
+       op);
 }
 
 std::vector<ShardWriteItem> LocalShardsWrapper::create_write_items(const std::string& fqn, const Sizes& size) const {

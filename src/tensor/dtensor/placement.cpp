@@ -14,7 +14,8 @@ namespace {
 int rank_of_worker(const ShardMetadata& shard, const ProcessGroup& group) {
   if (!is_rpc_initialized()) {
     fail(ErrorCode::invalid_argument,
-         "shard {}: RPC is not initialized, call init_rpc before placing shards by worker name", to_string(shard));
+         "shard {}: RPC is not initialized, expected a call of init_rpc before shards are placed by worker name",
+         to_string(shard));
   }
   const std::optional<int> world_rank = find_rpc_worker(*shard.placement->worker_name());
   if (!world_rank)

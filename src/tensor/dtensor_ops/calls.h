@@ -10,6 +10,7 @@
 #include <numeric>
 #include <optional>
 #include <span>
+#include <string>
 #include <tuple>
 #include <vector>
 
@@ -164,6 +165,8 @@ struct LocalPlaces {
   at::Tensor is_here;  // bool
 };
 LocalPlaces local_places(const DTensor& x, std::int64_t dim, const at::Tensor& ids);
+// Returns the first of the numbers that is not valid, for an error; there must be one.
+std::string first_invalid(const at::Tensor& numbers, const at::Tensor& is_valid);
 // The same for ids from `lowest` on: negative ones count from the end. Throws Error(invalid_argument) for others.
 LocalPlaces checked_places(const char* op, const DTensor& x, std::int64_t dim, const at::Tensor& ids,
                            std::int64_t lowest = 0);

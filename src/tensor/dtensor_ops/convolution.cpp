@@ -84,9 +84,12 @@ struct Convolution {
       fits = std::all_of(size.begin() + 2, size.end(), [](std::int64_t n) { return n > 0; });
     }
     if (!fits) {
-      fail(ErrorCode::invalid_argument, "convolution of size {} by weights of size {} and bias of {} in {} groups: {}",
-           shape_to_string(of_x), shape_to_string(of_weight), bias ? shape_to_string(bias->size()) : "none", groups,
-           "expected sizes that fit together");
+      fail(
+          ErrorCode::invalid_argument,
+          "convolution of size {} by weights of size {} and bias of {} in {} groups: expected [n, in, ...], weights {} "
+          "of as many dimensions, a bias [out] or none, groups that divide in and out, and a kernel that fits",
+          shape_to_string(of_x), shape_to_string(of_weight), bias ? shape_to_string(bias->size()) : "none", groups,
+          transposed ? "[in, out / groups, ...]" : "[out, in / groups, ...]");
     }
   }
 
@@ -357,7 +360,7 @@ DTensor max_unpool(const DTensor& x, const DTensor& indices, const Sizes& size) 
   const std::size_t dims = spatial_dims("max_unpool", x);
   const Sizes to = spatial("max_unpool", "size", size, dims, 1);
   const std::vector<DTensor> inputs = {x, indices};
-  if (indices.size() != x.size()) rules::refuse_sizes("max_unpool", inputs);
+  if (indices.size() != x.size()) rules::refuse_sizes("max_unpool", inputs, "indices of the size of the first tensor");
   const auto rule = [&](Inputs given) {
     OpRule pooling = rule_of_pooling(to)(given);
     const std::size_t of_x = 0;
@@ -388,8 +391,11 @@ ValuesAndIndices fractional_max_pool(const DTensor& x, const Sizes& kernel, cons
   }
   return pooled_with_indices("fractional_max_pool", {x, samples.detach()}, to, [&](const Tensors& locals) {
     const at::Tensor &t = locals[0], &drawn = locals[1];
-    if (!drawn.ge(0).logical_and(drawn.lt(1)).all().item<bool>())
-      fail(ErrorCode::invalid_argument, "fractional_max_pool: a sample is out of range, expected numbers of [0, 1)");
+    const at::Tensor is_in = drawn.ge(0).logical_and(drawn.lt(1));
+    if (!is_in.all().item<bool>()) {
+      fail(ErrorCode::invalid_argument, "fractional_max_pool: sample {} is out of range, expected a number of [0, 1)",
+           first_invalid(drawn, is_in));
+    }
     return dims == 2 ? at::fractional_max_pool2d(t, of, to, drawn) : at::fractional_max_pool3d(t, of, to, drawn);
   });
 }

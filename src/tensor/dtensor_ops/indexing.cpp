@@ -60,8 +60,9 @@ void broadcast_indices(const char* op, const DTensor& x, IndexedDims& dims) {
   for (const Sizes& size : dims.sizes) {
     std::optional<Sizes> both = rules::broadcast(dims.common, size);
     if (!both) {
-      fail(ErrorCode::invalid_argument, "{} of {} by tensors of sizes {} and {}: expected sizes that fit together", op,
-           x.to_string(), shape_to_string(dims.sizes[0]), shape_to_string(size));
+      fail(ErrorCode::invalid_argument,
+           "{} of {} by tensors of sizes {} and {}: expected sizes that broadcast to each other", op, x.to_string(),
+           shape_to_string(dims.common), shape_to_string(size));
     }
     dims.common = *std::move(both);
   }
@@ -101,9 +102,13 @@ DTensorIndices numbers_of(const char* op, const DTensor& x, const DTensorIndices
   for (const std::optional<DTensor>& index : indices) {
     const bool is_of_bool = index && is_mask(index->scalar_type());
     const std::size_t taken = is_of_bool ? index->size().size() : 1, begin = numbers.size();
-    if (taken == 0 || begin + taken > x.size().size()) {
-      fail(ErrorCode::invalid_argument, "{} of {}: more dimensions are indexed than it has, or a bool of no dimension",
-           op, x.to_string());
+    if (taken == 0) {
+      fail(ErrorCode::invalid_argument, "{} of {} by a bool of no dimension: expected one dimension or more", op,
+           x.to_string());
+    }
+    if (begin + taken > x.size().size()) {
+      fail(ErrorCode::invalid_argument, "{} of {}: more dimensions are indexed than it has, expected at most {}", op,
+           x.to_string(), x.dim());
     }
     if (!is_of_bool) {
       numbers.push_back(index);

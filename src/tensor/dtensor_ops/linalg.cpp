@@ -97,7 +97,9 @@ template <typename F>
 DTensor solve(const char* op, const DTensor& a, const DTensor& b, const F& f) {
   const std::vector<DTensor> inputs = {a, b};
   const MatrixSize m = matrix_size(op, a, true);
-  if (b.dim() < 2 || b.size(-2) != m.rows) rules::refuse_sizes(op, inputs);
+  if (b.dim() < 2 || b.size(-2) != m.rows) {
+    rules::refuse_sizes(op, inputs, "[..., n, n] and [..., n, columns]");
+  }
   // The rows and columns of a have one label, and so are not sharded.
   constexpr int kRow = -1, kColumn = -2;
   const auto labels_of = [](std::int64_t dims, int last) {
@@ -107,7 +109,8 @@ DTensor solve(const char* op, const DTensor& a, const DTensor& b, const F& f) {
     return labels;
   };
   const rules::ProductLabels labels{{labels_of(a.dim(), kRow), labels_of(b.dim(), kColumn)},
-                                    labels_of(std::max(a.dim(), b.dim()), kColumn)};
+                                    labels_of(std::max(a.dim(), b.dim()), kColumn),
+                                    "[..., n, n] and [..., n, columns] whose other dimensions broadcast to each other"};
   const auto rule = [&](Inputs given) {
     OpRule product = rules::product(op, given, labels);
     std::erase_if(product.strategies, [](const OpStrategy& strategy) { return strategy.inputs[0].is_partial(); });
@@ -133,7 +136,7 @@ OpRule batched(const char* op, Inputs inputs, const Sizes& inner, const Sizes& l
   Sizes batch;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     const std::optional<Sizes> both = rules::broadcast(batch, batch_of(i));
-    if (!both) rules::refuse_sizes(op, inputs);
+    if (!both) rules::refuse_sizes(op, inputs, "batches that broadcast to each other");
     batch = *both;
   }
   std::vector<rules::SharedDim> dims;
@@ -165,13 +168,19 @@ OpRule batched(const char* op, Inputs inputs, const Sizes& inner, const Sizes& l
 void check_factored(const char* op, const DTensor& factor, const DTensor& pivots, const DTensor& b) {
   const MatrixSize m = matrix_size(op, factor, true);
   const std::vector<DTensor> inputs = {factor, pivots, b};
-  if (pivots.size() != m.with({m.rows}) || b.dim() < 2 || b.size(-2) != m.rows) rules::refuse_sizes(op, inputs);
+  if (pivots.size() != m.with({m.rows}) || b.dim() < 2 || b.size(-2) != m.rows) {
+    rules::refuse_sizes(op, inputs, "[..., n, n], pivots [..., n] and [..., n, columns]");
+  }
 }
 
-// Throws Error(invalid_argument) if a pivot is no row of matrices with `rows` rows. LAPACK does not check it.
-void check_pivots(const char* op, const at::Tensor& pivots, std::int64_t rows) {
-  if (!pivots.ge(1).logical_and(pivots.le(rows)).all().item<bool>())
-    fail(ErrorCode::invalid_argument, "{}: a pivot is out of range, expected 1 to {}", op, rows);
+// Throws Error(invalid_argument) if a pivot is not a row of matrices with `rows` rows, or with `has_blocks` the
+// negative of one, in blocks of two rows. LAPACK does not check it.
+void check_pivots(const char* op, const at::Tensor& pivots, std::int64_t rows, bool has_blocks = false) {
+  const at::Tensor numbers = has_blocks ? pivots.abs() : pivots;
+  const at::Tensor is_row = numbers.ge(1).logical_and(numbers.le(rows));
+  if (is_row.all().item<bool>()) return;
+  fail(ErrorCode::invalid_argument, "{}: pivot {} is out of range, expected 1 to {}{}", op,
+       first_invalid(pivots, is_row), rows, has_blocks ? fmt::format(" or -{} to -1", rows) : "");
 }
 
 // For matrices that are factored: `f` takes local tensors of the factors, the pivots and b.
@@ -191,7 +200,11 @@ void check_reflections(const char* op, Inputs inputs, bool are_tall) {
   const DTensor& tau = inputs[1];
   const bool fits = tau.dim() >= 1 && tau.size() == m.with({tau.size(-1)}) && tau.size(-1) <= m.least &&
                     (!are_tall || m.columns <= m.rows);
-  if (!fits) rules::refuse_sizes(op, inputs);
+  if (!fits) {
+    rules::refuse_sizes(op, inputs,
+                        are_tall ? "[..., m, n] and [..., k], k <= n <= m"
+                                 : "[..., m, n], [..., k] with k <= m and n, and the matrices to multiply");
+  }
 }
 
 // Returns `result`, computed from `inputs`; LibTorch's has no gradient without elements.
@@ -324,7 +337,9 @@ PermutationAndTriangles linalg_lu(const DTensor& a) {
 PermutationAndTriangles lu_unpack(const DTensor& lu, const DTensor& pivots) {
   const MatrixSize m = matrix_size("lu_unpack", lu, false);
   const std::vector<DTensor> inputs = {lu, pivots};
-  if (pivots.size() != m.with({m.least})) rules::refuse_sizes("lu_unpack", inputs);
+  if (pivots.size() != m.with({m.least})) {
+    rules::refuse_sizes("lu_unpack", inputs, "[..., m, n] and pivots [..., k], k the lesser of m and n");
+  }
   const auto rule = [&](Inputs given) { return batched("lu_unpack", given, {2, 1}, {m.rows, m.rows}); };
   std::vector<DTensor> all = call_for_all(
       "lu_unpack", inputs, rule, {m.with({m.rows, m.least}), m.with({m.least, m.columns})}, [&](Inputs local) {
@@ -345,7 +360,7 @@ DTensor linalg_lu_solve(const DTensor& lu, const DTensor& pivots, const DTensor&
 DTensor linalg_ldl_solve(const DTensor& ld, const DTensor& pivots, const DTensor& b, bool hermitian) {
   return solve_factored("linalg_ldl_solve", ld, pivots, b,
                         [&](const at::Tensor& factor, const at::Tensor& rows, const at::Tensor& t) {
-                          check_pivots("linalg_ldl_solve", rows.abs(), factor.size(-1));  // < 0 in blocks of two rows
+                          check_pivots("linalg_ldl_solve", rows, factor.size(-1), true);
                           return at::linalg_ldl_solve(factor, rows, t, hermitian);
                         });
 }
@@ -375,7 +390,11 @@ DTensor ormqr(const DTensor& a, const DTensor& tau, const DTensor& c, bool left,
   check_reflections("ormqr", inputs, false);
   const bool fits = c.dim() == a.dim() && c.size(left ? -2 : -1) == a.size(-2) &&
                     std::equal(a.size().begin(), a.size().end() - 2, c.size().begin());
-  if (!fits) rules::refuse_sizes("ormqr", inputs);
+  if (!fits) {
+    rules::refuse_sizes(
+        "ormqr", inputs,
+        left ? "[..., m, n], [..., k] and [..., m, columns]" : "[..., m, n], [..., k] and [..., rows, m]");
+  }
   const auto rule = [&](Inputs given) {
     return batched("ormqr", given, {2, 1, 2}, {c.size(-2), c.size(-1)}, left ? 1 : 2);
   };

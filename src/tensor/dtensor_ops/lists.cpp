@@ -178,12 +178,17 @@ at::Tensor clip_grad_norm_(const List& parameters, double max_norm, double p, bo
     if (gradient) gradients.push_back(*gradient);
   }
   check_on_all_meshes("clip_grad_norm_", parameters, [&](CallArguments& arguments) {
+    if (!(max_norm >= 0))
+      fail(ErrorCode::invalid_argument, "clip_grad_norm_: max_norm is {}, expected at least 0", max_norm);
     if (std::isnan(p)) fail(ErrorCode::invalid_argument, "clip_grad_norm_: norm of order {}, expected a number", p);
     arguments.add("which parameters have a gradient", has_gradient)
         .add("max_norm", max_norm)
         .add("order", p)
         .add("error_if_nonfinite", error_if_nonfinite);
   });
+  // On a rank that is in no mesh of a parameter, nothing was compared.
+  if (!(max_norm >= 0))
+    fail(ErrorCode::invalid_argument, "clip_grad_norm_: max_norm is {}, expected at least 0", max_norm);
   at::Tensor norm = get_total_norm(gradients, p);
   const double found = norm.item<double>();
   if (error_if_nonfinite && !std::isfinite(found)) {

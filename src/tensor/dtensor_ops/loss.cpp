@@ -25,8 +25,8 @@ Targets targets_of(const char* op, const DTensor& x, const DTensor& target, cons
          x.to_string(), shape_to_string(target.size()), c10::toString(target.scalar_type()), shape_to_string(expected));
   }
   if (options.weight && options.weight->size() != Sizes{x.size(class_dim)}) {
-    fail(ErrorCode::invalid_argument, "{} of {} with weights of size {}: expected one for each class", op,
-         x.to_string(), shape_to_string(options.weight->size()));
+    fail(ErrorCode::invalid_argument, "{} of {} with weights of size {}: expected size [{}], one for each class", op,
+         x.to_string(), shape_to_string(options.weight->size()), x.size(class_dim));
   }
   DTensor is_ignored = eq(target, options.ignore_index);
   DTensor places = masked_fill(target, is_ignored, 0);

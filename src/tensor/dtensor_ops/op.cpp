@@ -163,21 +163,20 @@ std::vector<DTensor> placed_call(const std::string& op, std::span<const DTensor>
   const bool is_registered = rule_of != nullptr;
   if (!rule_of) rule_of = own_rule;
   if (!rule_of) {
-    fail(ErrorCode::unsupported, "{}{} has no placement rule: register one with register_placement_rule", op,
-         described(inputs));
+    fail(ErrorCode::unsupported, "{}{} has no placement rule, expected one; register it with register_placement_rule",
+         op, described(inputs));
   }
   const OpRule rule = rule_for(op, inputs, rule_of, is_registered ? own_rule : nullptr);
   const std::optional<OpChoice> choice = choose_strategies(rule, inputs, computation.is_in_place);
   if (!choice) {
     fail(ErrorCode::unsupported,
-         "{}{}: in place, this would change the placements of the first tensor; redistribute "
-         "it before",
+         "{}{}: in place, this would change the placements of the first tensor, expected the same; redistribute it "
+         "before",
          op, described(inputs));
   }
   if (computation.is_in_place && rule.output_size != inputs[0].size()) {
-    fail(ErrorCode::invalid_argument,
-         "{}{}: in place, the result would have size {}, expected that of the first tensor", op, described(inputs),
-         shape_to_string(rule.output_size));
+    fail(ErrorCode::invalid_argument, "{}{}: in place, the result would have size {}, expected {} as the first tensor",
+         op, described(inputs), shape_to_string(rule.output_size), shape_to_string(inputs[0].size()));
   }
   const DeviceMesh& mesh = inputs[0].device_mesh();
   std::vector<MeshLayout> layouts;

@@ -144,8 +144,12 @@ at::Tensor rows_here(const DTensor& weight, const at::Tensor& ids, std::int64_t 
   const at::Tensor& local = weight.local_tensor();
   const std::int64_t rows = weight.size()[0];
   weight.device_mesh().group().agree_on("embedding", [&] {
-    const bool is_in = ids.numel() == 0 || (ids.ge(0).logical_and(ids.lt(rows))).all().item<bool>();
-    if (!is_in) fail(ErrorCode::invalid_argument, "embedding: an id is out of range, expected 0 to {}", rows - 1);
+    if (ids.numel() == 0) return;
+    const at::Tensor is_row = ids.ge(0).logical_and(ids.lt(rows));
+    if (!is_row.all().item<bool>()) {
+      fail(ErrorCode::invalid_argument, "embedding: id {} is out of range, expected {}", first_invalid(ids, is_row),
+           rows > 0 ? fmt::format("0 to {}", rows - 1) : "none, since the weight has no rows");
+    }
   });
   const LocalPlaces here = local_places(weight, 0, ids);
   const LocalPlaces padding = local_places(weight, 0, at::full({}, padding_idx, ids.options()));

@@ -94,8 +94,12 @@ DTensor bernoulli_(const DTensor& x, PhiloxGenerator& generator, double p) {
 
 DTensor bernoulli(const DTensor& x, PhiloxGenerator& generator) {
   DTensor result = unary("bernoulli", x.detach(), Linearity::none, [&](const at::Tensor& local) {
-    if (!local.is_meta() && !local.ge(0).logical_and(local.le(1)).all().item<bool>())
-      fail(ErrorCode::invalid_argument, "bernoulli: a probability is out of range, expected 0 to 1");
+    if (local.is_meta()) return local;
+    const at::Tensor is_in = local.ge(0).logical_and(local.le(1));
+    if (!is_in.all().item<bool>()) {
+      fail(ErrorCode::invalid_argument, "bernoulli: probability {} is out of range, expected 0 to 1",
+           first_invalid(local, is_in));
+    }
     return local;
   });
   const DeviceMesh& mesh = result.device_mesh();
@@ -118,7 +122,9 @@ void check_weights(const at::Tensor& weights, std::int64_t least) {
                          weights.gt(0).sum(-1).ge(least).all().item<bool>();
   if (!are_valid) {
     fail(ErrorCode::invalid_argument,
-         "multinomial: a row has weights that are negative or not finite, or too few greater than 0: expected {}",
+         "multinomial: a row has weights that are negative or not finite, or too few above 0, expected finite weights "
+         "of "
+         "at least 0 and at least {} above 0",
          least);
   }
 }

@@ -103,7 +103,7 @@ namespace {
 void check_channels(const char* op, const DTensor& x, std::initializer_list<const std::optional<DTensor>*> parameters) {
   bool fits = x.dim() >= 2;
   for (const std::optional<DTensor>* each : parameters) fits = fits && (!*each || (*each)->size() == Sizes{x.size(1)});
-  if (!fits) rules::refuse_sizes(op, inputs_of({&x}, parameters));
+  if (!fits) rules::refuse_sizes(op, inputs_of({&x}, parameters), "[n, channels, ...] and parameters of [channels]");
 }
 
 // Returns numbers of channels so that they are broadcast to x.

@@ -34,12 +34,22 @@ LocalPlaces local_places(const DTensor& x, std::int64_t dim, const at::Tensor& i
   return {places.clamp_min(0), places.ge(0)};
 }
 
+std::string first_invalid(const at::Tensor& numbers, const at::Tensor& is_valid) {
+  const at::Tensor first = numbers.to(at::kCPU).masked_select(is_valid.to(at::kCPU).logical_not()).select(0, 0);
+  return at::isFloatingType(first.scalar_type()) ? fmt::format("{}", first.item<double>())
+                                                 : fmt::format("{}", first.item<std::int64_t>());
+}
+
 LocalPlaces checked_places(const char* op, const DTensor& x, std::int64_t dim, const at::Tensor& ids,
                            std::int64_t lowest) {
   const std::int64_t length = x.size(dim);
-  if (ids.numel() > 0 && !ids.ge(lowest).logical_and(ids.lt(length)).all().item<bool>()) {
-    fail(ErrorCode::invalid_argument, "{} along dimension {}: an index is out of range, expected {} to {}", op, dim,
-         lowest, length - 1);
+  if (ids.numel() > 0) {
+    const at::Tensor is_in = ids.ge(lowest).logical_and(ids.lt(length));
+    if (!is_in.all().item<bool>()) {
+      fail(ErrorCode::invalid_argument, "{} along dimension {}: index {} is out of range, expected {}", op, dim,
+           first_invalid(ids, is_in),
+           length > 0 ? fmt::format("{} to {}", lowest, length - 1) : "none, since the dimension has size 0");
+    }
   }
   return local_places(x, dim, lowest < 0 ? at::where(ids.lt(0), ids.add(length), ids) : ids);
 }
@@ -72,7 +82,11 @@ OpRule rule_of_gather(Inputs inputs, std::size_t dim) {
   const DTensor &x = inputs[0], &index = inputs[1];
   bool fits = x.size().size() == index.size().size();
   for (std::size_t d = 0; fits && d < x.size().size(); ++d) fits = d == dim || index.size()[d] <= x.size()[d];
-  if (!fits) rules::refuse_sizes("gather", inputs);
+  if (!fits) {
+    rules::refuse_sizes(
+        "gather", inputs,
+        fmt::format("an index of {} dimensions, no longer than the tensor except along dimension {}", x.dim(), dim));
+  }
   std::vector<rules::SharedDim> shared = other_dims(inputs, dim);
   shared.push_back({dim, {std::nullopt, dim}});
   OpRule rule = rules::shared(inputs, index.size(), shared);
@@ -112,7 +126,12 @@ OpRule rule_of_scatter(const char* op, Inputs inputs, std::size_t dim, rules::Pa
   for (std::size_t d = 0; fits && d < x.size().size(); ++d) {
     fits = (d == dim || index.size()[d] <= x.size()[d]) && index.size()[d] <= source.size()[d];
   }
-  if (!fits) rules::refuse_sizes(op, inputs);
+  if (!fits) {
+    rules::refuse_sizes(op, inputs,
+                        fmt::format("an index and a source of {} dimensions, the index no longer than the source, nor "
+                                    "than the tensor except along dimension {}",
+                                    x.dim(), dim));
+  }
   std::vector<rules::SharedDim> shared = other_dims(inputs, dim);
   shared.push_back({dim, {dim, std::nullopt, std::nullopt}});
   OpRule rule = rules::shared(inputs, x.size(), shared);
@@ -203,7 +222,10 @@ DTensor index_reduce(const DTensor& x, std::int64_t dim, const DTensor& index, c
   const auto rule = [&](Inputs inputs) {
     Sizes expected = x.size();
     expected[d] = index.numel();
-    if (index.dim() != 1 || source.size() != expected) rules::refuse_sizes("index_reduce", inputs);
+    if (index.dim() != 1 || source.size() != expected) {
+      rules::refuse_sizes("index_reduce", inputs,
+                          "an index of one dimension and a source of size " + shape_to_string(expected));
+    }
     std::vector<rules::SharedDim> shared;
     for (std::size_t other = 0; other < x.size().size(); ++other) {
       shared.push_back({other, {other, std::nullopt, other == d ? std::nullopt : std::optional(other)}});

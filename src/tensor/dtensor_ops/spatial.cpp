@@ -95,7 +95,8 @@ at::Tensor lanczos([[maybe_unused]] const at::Tensor& t, [[maybe_unused]] const 
 #ifdef TESSERA_HAS_LANCZOS
   return at::_upsample_lanczos2d_aa(t, size, align_corners);
 #else
-  fail(ErrorCode::unsupported, "interpolate: LibTorch {} has no lanczos interpolation", TORCH_VERSION);
+  fail(ErrorCode::unsupported, "interpolate: LibTorch {} has no lanczos interpolation, expected another one",
+       TORCH_VERSION);
 #endif
 }
 
@@ -171,7 +172,11 @@ DTensor grid_sampler(const DTensor& x, const DTensor& grid, Interpolation mode, 
   const std::int64_t dims = x.dim() - 2;
   const bool fits = (dims == 2 || dims == 3) && grid.dim() == x.dim() && grid.size(-1) == dims &&
                     grid.size(0) == x.size(0) && std::count(x.size().begin() + 2, x.size().end(), 0) == 0;
-  if (!fits) rules::refuse_sizes("grid_sampler", inputs);
+  if (!fits) {
+    rules::refuse_sizes("grid_sampler", inputs,
+                        "[n, channels, height, width] and [n, rows, columns, 2], or both with depth and 3 for 2, and "
+                        "elements in each channel");
+  }
   const std::int64_t number = number_of(mode);
   if (dims == 3 && mode == Interpolation::bicubic)
     fail(ErrorCode::invalid_argument, "grid_sampler of size {}: expected four dimensions for bicubic interpolation",

@@ -14,21 +14,22 @@ namespace {
 
 // Returns `size` with the length for its -1, if it has one.
 Sizes inferred(const DTensor& x, Sizes size) {
-  const auto refuse = [&](const char* expected) {
+  const auto refuse_expecting = [&](const char* expected) {
     fail(ErrorCode::invalid_argument, "view of size {} as {}: expected {}", shape_to_string(x.size()),
          shape_to_string(size), expected);
   };
-  if (std::any_of(size.begin(), size.end(), [](std::int64_t n) { return n < -1; })) refuse("no size below -1");
+  if (std::any_of(size.begin(), size.end(), [](std::int64_t n) { return n < -1; }))
+    refuse_expecting("no size below -1");
   const auto unknown = std::find(size.begin(), size.end(), -1);
   if (unknown != size.end()) {
-    if (std::find(unknown + 1, size.end(), -1) != size.end()) refuse("at most one -1");
+    if (std::find(unknown + 1, size.end(), -1) != size.end()) refuse_expecting("at most one -1");
     *unknown = 1;
     const std::int64_t others = volume(size);
     *unknown = -1;
-    if (others == 0 || x.numel() % others != 0) refuse("a size that the number of elements is divisible by");
+    if (others == 0 || x.numel() % others != 0) refuse_expecting("a size that the number of elements is divisible by");
     *unknown = x.numel() / others;
   }
-  if (volume(size) != x.numel()) refuse("as many elements");
+  if (volume(size) != x.numel()) refuse_expecting("as many elements");
   return size;
 }
 
@@ -170,7 +171,8 @@ DTensor squeeze_(const DTensor& x, const Sizes& dims) {
   if (to.size == x.size()) return x;
   for (std::size_t d = to.map.size(); d-- > 0;) {
     if (to.map[d] || !is_sharded_along(x, static_cast<std::int64_t>(d))) continue;
-    fail(ErrorCode::unsupported, "squeeze_ of dimension {} of {}, which is sharded: redistribute it before", d,
+    fail(ErrorCode::unsupported,
+         "squeeze_ of dimension {} of {}, which is sharded, expected one that is not; redistribute it before", d,
          x.to_string());
   }
   const MeshLayout layout(to.size, x.device_mesh().shape(), rules::mapped(x.placements(), to.map));

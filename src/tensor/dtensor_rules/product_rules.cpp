@@ -40,7 +40,7 @@ std::map<int, std::int64_t> lengths_of(const char* op, std::span<const DTensor> 
     for (std::size_t d = 0; d < labels.factors[i].size(); ++d) {
       const std::int64_t mine = inputs[i].size()[d];
       std::int64_t& length = lengths.try_emplace(labels.factors[i][d], mine).first->second;
-      if (mine != length && mine != 1 && length != 1) refuse_sizes(op, inputs);
+      if (mine != length && mine != 1 && length != 1) refuse_sizes(op, inputs, labels.expected_sizes);
       if (length == 1) length = mine;
     }
   }
@@ -114,17 +114,23 @@ OpRule matmul(std::span<const DTensor> inputs) {
     return labels;
   };
   const std::size_t a = inputs[0].size().size(), b = inputs[1].size().size();
-  if (a < 2 || b < 2 || inputs[0].size().back() != inputs[1].size()[b - 2]) refuse_sizes("matmul", inputs);
-  return product(
-      "matmul", inputs,
-      {{labels_of(a, kRow, kSummed), labels_of(b, kSummed, kColumn)}, labels_of(std::max(a, b), kRow, kColumn)});
+  if (a < 2 || b < 2 || inputs[0].size().back() != inputs[1].size()[b - 2]) {
+    refuse_sizes("matmul", inputs, "[..., m, k] and [..., k, n]");
+  }
+  return product("matmul", inputs,
+                 {{labels_of(a, kRow, kSummed), labels_of(b, kSummed, kColumn)},
+                  labels_of(std::max(a, b), kRow, kColumn),
+                  "[..., m, k] and [..., k, n] whose other dimensions broadcast to each other"});
 }
 
 OpRule linear(std::span<const DTensor> inputs) {
   const Sizes &x = inputs[0].size(), &weight = inputs[1].size();
   const bool fits = !x.empty() && weight.size() == 2 && x.back() == weight[1] &&
                     (inputs.size() == 2 || inputs[2].size() == Sizes{weight[0]});
-  if (!fits) refuse_sizes("linear", inputs);
+  if (!fits) {
+    refuse_sizes("linear", inputs,
+                 inputs.size() == 2 ? "[..., in] and [out, in]" : "[..., in], [out, in] and a bias [out]");
+  }
   constexpr int kIn = -1, kOut = -2;
   Labels of_x;
   for (std::size_t d = 0; d + 1 < x.size(); ++d) of_x.push_back(static_cast<int>(d));
@@ -153,20 +159,21 @@ class EinsumParser {
     const std::size_t arrow = text_.find("->");
     const std::string inputs = text_.substr(0, arrow);
     ProductLabels labels;
+    labels.expected_sizes = "equal lengths, or 1, of the dimensions of one letter or of one place of the ellipsis";
     std::size_t begin = 0;
     while (begin <= inputs.size()) {
       const std::size_t end = std::min(inputs.find(',', begin), inputs.size());
-      if (labels.factors.size() == dims_.size()) refuse("one term for each tensor");
+      if (labels.factors.size() == dims_.size()) refuse_expecting("one term for each tensor");
       labels.factors.push_back(term(inputs.substr(begin, end - begin), dims_[labels.factors.size()]));
       begin = end + 1;
     }
-    if (labels.factors.size() != dims_.size()) refuse("one term for each tensor");
+    if (labels.factors.size() != dims_.size()) refuse_expecting("one term for each tensor");
     labels.result = arrow == std::string::npos ? implied(labels.factors) : result(text_.substr(arrow + 2), labels);
     return labels;
   }
 
  private:
-  [[noreturn]] void refuse(const char* expected) const {
+  [[noreturn]] void refuse_expecting(const char* expected) const {
     fail(ErrorCode::invalid_argument, "einsum equation \"{}\" of {} tensors: expected {}", equation_, dims_.size(),
          expected);
   }
@@ -185,7 +192,7 @@ class EinsumParser {
         term.has_ellipsis = true;
         i += 2;
       } else {
-        refuse("letters and one ellipsis in a term");
+        refuse_expecting("letters and one ellipsis in a term");
       }
     }
     return term;
@@ -201,7 +208,7 @@ class EinsumParser {
   Labels term(const std::string& text, std::size_t dims) {
     const Term term = split(text);
     const std::size_t letters = term.before.size() + term.after.size();
-    if (letters > dims || (letters < dims && !term.has_ellipsis)) refuse("a letter for each dimension");
+    if (letters > dims || (letters < dims && !term.has_ellipsis)) refuse_expecting("a letter for each dimension");
     longest_ellipsis_ = std::max(longest_ellipsis_, dims - letters);
     return joined(term, dims - letters);
   }
@@ -221,13 +228,13 @@ class EinsumParser {
 
   Labels result(const std::string& text, const ProductLabels& labels) const {
     const Term term = split(text);
-    if (longest_ellipsis_ > 0 && !term.has_ellipsis) refuse("an ellipsis in the result as in the terms");
+    if (longest_ellipsis_ > 0 && !term.has_ellipsis) refuse_expecting("an ellipsis in the result as in the terms");
     Labels result = joined(term, longest_ellipsis_);
     for (const int label : result) {
       const bool is_known = std::any_of(labels.factors.begin(), labels.factors.end(),
                                         [&](const Labels& factor) { return place_of(label, factor).has_value(); });
       if (!is_known || std::count(result.begin(), result.end(), label) != 1)
-        refuse("letters of the terms in the result, each once");
+        refuse_expecting("letters of the terms in the result, each once");
     }
     return result;
   }

@@ -33,10 +33,10 @@ Placement moved_to(const Placement& shard, std::size_t dim) {
 
 }  // namespace
 
-void refuse_sizes(const char* op, std::span<const DTensor> inputs) {
+void refuse_sizes(const char* op, std::span<const DTensor> inputs, std::string_view expected) {
   std::string sizes;
   for (const DTensor& input : inputs) sizes += (sizes.empty() ? "" : " and ") + shape_to_string(input.size());
-  fail(ErrorCode::invalid_argument, "{} of tensors of sizes {}: expected sizes that fit together", op, sizes);
+  fail(ErrorCode::invalid_argument, "{} of tensors of sizes {}: expected {}", op, sizes, expected);
 }
 
 std::int64_t dim_from_front(const char* op, std::int64_t dim, std::int64_t dims) {
@@ -129,7 +129,7 @@ OpRule elementwise(const char* op, std::span<const DTensor> inputs, Linearity li
   Sizes size;
   for (const DTensor& input : inputs) {
     std::optional<Sizes> both = broadcast(size, input.size());
-    if (!both) refuse_sizes(op, inputs);
+    if (!both) refuse_sizes(op, inputs, "sizes that broadcast to each other");
     size = *std::move(both);
   }
   std::vector<SharedDim> dims;
@@ -156,7 +156,7 @@ OpRule elementwise(const char* op, std::span<const DTensor> inputs, Linearity li
 
 OpRule embedding(std::span<const DTensor> inputs) {
   const DTensor &weight = inputs[0], &ids = inputs[1];
-  if (weight.size().size() != 2) refuse_sizes("embedding", inputs);
+  if (weight.size().size() != 2) refuse_sizes("embedding", inputs, "a weight of two dimensions");
   OpRule rule{ids.size(), {{{R, R}, R}}, true};
   rule.output_size.push_back(weight.size()[1]);
   for (std::size_t d = 0; d < ids.size().size(); ++d) {
@@ -199,11 +199,12 @@ OpRule reduction(const DTensor& input, const Sizes& dims, bool keepdim, std::opt
 OpRule cat(std::span<const DTensor> inputs, std::size_t dim) {
   OpRule rule{inputs[0].size(), {{Placements(inputs.size(), R), R}}};
   rule.output_size[dim] = 0;
+  const auto refuse = [&] { refuse_sizes("cat", inputs, fmt::format("equal sizes except along dimension {}", dim)); };
   for (const DTensor& input : inputs) {
     Sizes size = input.size();
-    if (size.size() != rule.output_size.size()) refuse_sizes("cat", inputs);
+    if (size.size() != rule.output_size.size()) refuse();
     rule.output_size[dim] += std::exchange(size[dim], inputs[0].size()[dim]);
-    if (size != inputs[0].size()) refuse_sizes("cat", inputs);
+    if (size != inputs[0].size()) refuse();
   }
   const auto add = [&](const Placement& placement) {
     rule.strategies.push_back({Placements(inputs.size(), placement), placement});
@@ -225,7 +226,7 @@ OpRule attention(std::span<const DTensor> inputs, bool is_causal) {
   const bool fits = query.size() >= 2 && key.size() == query.size() && value.size() == query.size() &&
                     std::equal(query.begin(), query.end() - 2, key.begin()) && key.back() == query.back() &&
                     std::equal(key.begin(), key.end() - 1, value.begin());
-  if (!fits) refuse_sizes("scaled_dot_product_attention", inputs);
+  if (!fits) refuse_sizes("scaled_dot_product_attention", inputs, "[..., q, d], [..., k, d] and [..., k, v]");
   OpRule rule{query, {{{R, R, R}, R}}, true};
   rule.output_size.back() = value.back();
   for (std::size_t d = 0; d < batches; ++d) {

@@ -19,10 +19,10 @@ std::int64_t dim_from_front(const char* op, std::int64_t dim, std::int64_t dims)
 // Returns `dims` counted from the front, ascending; all dimensions if `dims` is empty.
 Sizes dims_from_front(const char* op, const Sizes& dims, std::int64_t of);
 
-// Returns the size to which both are broadcast; nullopt if they do not fit together.
+// Returns the size to which both are broadcast; nullopt if they do not broadcast to each other.
 std::optional<Sizes> broadcast(const Sizes& a, const Sizes& b);
-// Throws Error(invalid_argument) that names the sizes of the inputs.
-[[noreturn]] void refuse_sizes(const char* op, std::span<const DTensor> inputs);
+// Throws Error(invalid_argument) that names the sizes of the inputs and what was expected.
+[[noreturn]] void refuse_sizes(const char* op, std::span<const DTensor> inputs, std::string_view expected);
 
 // Which partial inputs an op by elements takes without reducing them. Sums and averages are kept by a linear function,
 // maxima and minima by a monotonic one. Maxima and minima are reduced if an input requires grad, whose gradient depends
@@ -55,6 +55,7 @@ OpRule reduction(const DTensor& input, const Sizes& dims, bool keepdim, std::opt
 struct ProductLabels {
   std::vector<std::vector<int>> factors;
   std::vector<int> result;
+  const char* expected_sizes = "equal lengths, or 1, of the dimensions of one index";  // for an error
 };
 // Along a mesh dimension, one label can be sharded, or one factor partial. An input after the factors is added to the
 // product, broadcast to it.

@@ -60,8 +60,10 @@ void detail::ShardedArguments::rethrow() const {
 }
 
 void detail::fail_unsupported(std::string_view op, std::span<const std::string> arguments, const ShardedTensor& on) {
-  fail(ErrorCode::unsupported, "op '{}' with arguments ({}) is not supported for {}", op, fmt::join(arguments, ", "),
-       on.sharding_spec().kind());
+  fail(ErrorCode::unsupported,
+       "op '{}' with arguments ({}) is not supported for {}, expected a spec that has an implementation; set one with "
+       "register_for",
+       op, fmt::join(arguments, ", "), on.sharding_spec().kind());
 }
 
 void detail::fail_not_an_op() {

@@ -39,7 +39,12 @@ Sizes inferred(const ShardedTensor& input, Sizes shape) {
     }
   }
   if (unknown != shape.end()) {
-    if (known == 0 || numel % known != 0) refuse(fmt::format("no size for -1 gives {} elements", numel));
+    if (known == 0 || numel % known != 0) {
+      refuse(
+          fmt::format("no size for -1: the product of the others is {}, expected more than 0 and a divisor of {}, the "
+                      "number of elements",
+                      known, numel));
+    }
     *unknown = numel / known;
     known = numel;
   }

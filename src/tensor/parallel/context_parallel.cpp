@@ -15,6 +15,8 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <string>
+#include <utility>
 
 #include "tensor/torch_errors.h"
 #include "tessera/base/error.h"
@@ -345,11 +347,15 @@ std::vector<at::Tensor> context_parallel_unshard(const ProcessGroup& group, cons
 at::Tensor ring_attention(const ProcessGroup& group, const at::Tensor& query, const at::Tensor& key,
                           const at::Tensor& value, std::int64_t length, const RingAttentionOptions& options) {
   group.check_call("ring attention", [&](CallArguments& arguments) {
-    for (const at::Tensor& tensor : {query, key, value}) {
+    const std::pair<const char*, const at::Tensor&> tensors[] = {{"query", query}, {"key", key}, {"value", value}};
+    for (const auto& [name, tensor] : tensors) {
       if (!tensor.defined() || tensor.dim() < 2 || !tensor.is_floating_point()) {
-        fail(
-            ErrorCode::invalid_argument,
-            "ring attention: expected a query, a key and a value of two or more dimensions, of a floating-point dtype");
+        const std::string found = tensor.defined()
+                                      ? fmt::format("of size {} of {}", shape_to_string(tensor.sizes().vec()),
+                                                    c10::toString(tensor.scalar_type()))
+                                      : "undefined";
+        fail(ErrorCode::invalid_argument,
+             "ring attention: the {} is {}, expected two or more dimensions of a floating-point dtype", name, found);
       }
       if (tensor.scalar_type() != query.scalar_type() || tensor.device() != query.device()) {
         fail(ErrorCode::invalid_argument, "ring attention: tensors of {} on {} and of {} on {}, expected the same",
@@ -391,27 +397,28 @@ at::Tensor ring_attention(const ProcessGroup& group, const at::Tensor& query, co
 
 DTensor ring_attention(const DTensor& query, const DTensor& key, const DTensor& value,
                        const RingAttentionOptions& options) {
-  const auto refuse = [&](const char* expected) {
+  const auto refuse_expecting = [&](const char* expected) {
     fail(ErrorCode::invalid_argument, "ring attention of {}, {} and {}: expected {}", query.to_string(),
          key.to_string(), value.to_string(), expected);
   };
   const DeviceMesh& mesh = query.device_mesh();
-  if (!(key.device_mesh() == mesh && value.device_mesh() == mesh)) refuse("one mesh");
+  if (!(key.device_mesh() == mesh && value.device_mesh() == mesh)) refuse_expecting("one mesh");
   if (query.placements() != key.placements() || query.placements() != value.placements() || query.dim() < 2 ||
       key.size() != query.size() || value.dim() != query.dim()) {
-    refuse("tensors of the same sizes and placements, but for the last size of the value");
+    refuse_expecting("tensors of the same sizes and placements, except for the last size of the value");
   }
-  if (options.order != TokenOrder::contiguous) refuse("tokens in contiguous order");
+  if (options.order != TokenOrder::contiguous) refuse_expecting("tokens in contiguous order");
   std::optional<std::int64_t> along;
   for (std::int64_t m = 0; m < mesh.ndim(); ++m) {
     const Placement& placement = query.placements()[static_cast<std::size_t>(m)];
     if (placement.is_shard(query.dim() - 2) && !placement.is_strided() && !along) {
       along = m;
     } else if (!placement.is_replicate() && !(placement.is_shard() && placement.dim() < query.dim() - 2)) {
-      refuse("one mesh dimension that shards the second to last dimension, others that shard those before it");
+      refuse_expecting(
+          "one mesh dimension that shards the second to last dimension, others that shard those before it");
     }
   }
-  if (!along) refuse("one mesh dimension that shards the second to last dimension");
+  if (!along) refuse_expecting("one mesh dimension that shards the second to last dimension");
   const MeshLayout layout(value.size(), mesh.shape(), query.placements());
   if (!mesh.has_this_rank()) return DTensor(mesh, layout, value.local_tensor());
   return DTensor(mesh, layout,

@@ -22,7 +22,7 @@ namespace {
 
 const Placement R = Placement::replicate();
 
-[[noreturn]] void refuse(const ParallelStyle& style, const char* layer, const char* expected) {
+[[noreturn]] void refuse_style(const ParallelStyle& style, const char* layer, const char* expected) {
   fail(ErrorCode::invalid_argument, "parallelize {}: style is {}, expected {}", layer, to_string(style), expected);
 }
 
@@ -34,7 +34,7 @@ template <typename Parallelization>
 Parallelization along_sequence(const ParallelStyle& style, const char* layer,
                                const std::vector<std::string>& parameters, const std::vector<std::int64_t>& size) {
   const auto* sequence = std::get_if<SequenceParallel>(&style);
-  if (sequence == nullptr) refuse(style, layer, "SequenceParallel");
+  if (sequence == nullptr) refuse_style(style, layer, "SequenceParallel");
   const Placement shard = Placement::shard(sequence->sequence_dim);
   Parallelization how{{}, shard, shard, shard};
   for (const std::string& parameter : parameters) how.parameters[parameter] = {R, size};
@@ -66,8 +66,14 @@ DTensor TensorParallel::input(const at::Tensor& local, std::optional<std::int64_
 
 DTensor TensorParallel::parameter(const std::string& name, const at::Tensor& local) const {
   if (!state_) return alone(local);
-  const DTensorSpec& spec = state_->specs.at(name);
-  return {spec.mesh, spec.layout, local};
+  const DTensorSpec* spec = TensorParallel::dtensor_spec(name);
+  if (spec == nullptr) {
+    std::string others;
+    for (const auto& [other, _] : state_->specs) others += (others.empty() ? "" : ", ") + other;
+    fail(ErrorCode::invalid_argument, "parameter '{}' of a parallel layer was not parallelized, expected one of [{}]",
+         printable(name), printable(others));
+  }
+  return {spec->mesh, spec->layout, local};
 }
 
 at::Tensor TensorParallel::output(const DTensor& result) const { return state_->output(result); }
@@ -96,7 +102,7 @@ TensorParallel::Parallelization ParallelLinearImpl::parallelization(const Parall
             last,
             rowwise->output_layout};
   }
-  refuse(style, "a linear layer", "ColwiseParallel or RowwiseParallel");
+  refuse_style(style, "a linear layer", "ColwiseParallel or RowwiseParallel");
 }
 
 at::Tensor ParallelLinearImpl::forward(const at::Tensor& x) {
@@ -134,7 +140,7 @@ TensorParallel::Parallelization ParallelEmbeddingImpl::parallelization(const Par
   if (const auto* rowwise = std::get_if<RowwiseParallel>(&style)) {
     return {{{"weight", {Placement::shard(0), size}}}, rowwise->input_layout.value_or(R), R, rowwise->output_layout};
   }
-  refuse(style, "an embedding", "ColwiseParallel or RowwiseParallel");
+  refuse_style(style, "an embedding", "ColwiseParallel or RowwiseParallel");
 }
 
 at::Tensor ParallelEmbeddingImpl::forward(const at::Tensor& ids) {

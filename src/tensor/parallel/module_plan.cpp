@@ -107,7 +107,11 @@ void ModulePlan::add(const ParallelPlan& plan) {
       is_found = true;
       add(each, style);
     }
-    if (!is_found) fail(ErrorCode::invalid_argument, "the plan names '{}', but no module matches", printable(pattern));
+    if (!is_found) {
+      fail(ErrorCode::invalid_argument,
+           "the plan names '{}', but no module matches, expected the name of a module or a pattern of names",
+           printable(pattern));
+    }
   }
   check_shared_parameters();
 }
@@ -138,7 +142,14 @@ void ModulePlan::add_layer(const NamedModule& found, const ParallelStyle& style)
   }
   TensorParallel::State state{mesh_, {}, {}, {}};
   for (const auto& parameter : found.module->named_parameters(/*recurse=*/false)) {
-    const auto& [placement, size] = how.parameters.at(parameter.key());
+    const auto placed = how.parameters.find(parameter.key());
+    if (placed == how.parameters.end()) {
+      std::string others;
+      for (const auto& [other, _] : how.parameters) others += (others.empty() ? "" : ", ") + other;
+      fail(ErrorCode::invalid_argument, "'{}.{}' is a parameter that {} does not place, expected none but [{}]",
+           printable(name), printable(parameter.key()), to_string(style), printable(others));
+    }
+    const auto& [placement, size] = placed->second;
     if (parameter.value().sizes() != at::IntArrayRef(size)) {
       fail(ErrorCode::invalid_argument,
            "'{}.{}' has shape {}, expected {}: parallelize the model before anything else changes its parameters",

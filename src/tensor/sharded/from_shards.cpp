@@ -1,5 +1,7 @@
 // Creates a ShardedTensor from existing shards: each rank checks its own, then the ranks' shards are merged.
 
+#include <c10/util/StringUtil.h>
+
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -27,7 +29,7 @@ void require_same(const std::string& found, const std::string& expected, std::st
 
 void check_contiguous(const Shard& shard, std::string_view whose) {
   if (shard.tensor.layout() != at::kStrided) {
-    fail(ErrorCode::invalid_argument, "{}: layout is not supported, expected torch.strided", whose);
+    fail(ErrorCode::invalid_argument, "{}: layout {}, expected torch.strided", whose, c10::str(shard.tensor.layout()));
   }
   if (!shard.tensor.is_contiguous()) {
     fail(ErrorCode::invalid_argument, "{}: the tensor is not contiguous, expected torch.contiguous_format", whose);
@@ -162,7 +164,7 @@ ShardedTensor sharded_tensor_from_chunks(const at::Tensor& chunk, std::int64_t d
     if (sizes != full) {
       sizes[place] = length;
       fail(ErrorCode::invalid_argument,
-           "{}: the chunk of rank {} has shape {}, expected that of rank 0 but for dimension {}", kWhat, rank,
+           "{}: the chunk of rank {} has shape {}, expected that of rank 0 except for dimension {}", kWhat, rank,
            shape_to_string(sizes), dim);
     }
     full[place] += length;
@@ -205,6 +207,20 @@ ShardedTensor ShardedTensor::from_local_tensor(const at::Tensor& tensor, SpecPtr
   }));
 }
 
+void check_local_shards(std::string_view whose, const std::vector<Shard>& local_shards,
+                        const std::vector<ShardMetadata>& all, const ProcessGroup& group) {
+  const auto mine = shards_by_rank(all, group)[static_cast<std::size_t>(group.rank())];
+  if (mine.size() != local_shards.size()) {
+    fail(ErrorCode::invalid_argument, "{}: rank {} has {} local shards, expected {} as in the metadata", whose,
+         group.rank(), local_shards.size(), mine.size());
+  }
+  for (std::size_t i = 0; i < mine.size(); ++i) {
+    if (local_shards[i].metadata == all[mine[i]]) continue;
+    fail(ErrorCode::invalid_argument, "{}: local shard {} of rank {} is {}, expected {} as in the metadata", whose, i,
+         group.rank(), to_string(local_shards[i].metadata), to_string(all[mine[i]]));
+  }
+}
+
 ShardedTensor ShardedTensor::from_local_shards_and_global_metadata(std::vector<Shard> local_shards,
                                                                    ShardedTensorMetadata metadata,
                                                                    const ProcessGroup& group, SpecPtr spec,
@@ -216,19 +232,11 @@ ShardedTensor ShardedTensor::from_local_shards_and_global_metadata(std::vector<S
     }
     if (metadata.tensor_properties.layout != "torch.strided") {
       fail(ErrorCode::invalid_argument, "sharded tensor of size {}: layout {}, expected torch.strided",
-           shape_to_string(metadata.size), metadata.tensor_properties.layout);
+           shape_to_string(metadata.size), printable(metadata.tensor_properties.layout));
     }
     for (const Shard& shard : local_shards) check_shard(shard, metadata.tensor_properties, group);
-    const auto mine = shards_by_rank(metadata.shards_metadata, group)[static_cast<std::size_t>(group.rank())];
-    bool fits = mine.size() == local_shards.size();
-    for (std::size_t i = 0; fits && i < mine.size(); ++i) {
-      fits = metadata.shards_metadata[mine[i]] == local_shards[i].metadata;
-    }
-    if (!fits) {
-      fail(ErrorCode::invalid_argument,
-           "sharded tensor of size {}: the {} local shards of rank {} do not match the metadata, expected {}",
-           shape_to_string(metadata.size), local_shards.size(), group.rank(), mine.size());
-    }
+    check_local_shards(fmt::format("sharded tensor of size {}", shape_to_string(metadata.size)), local_shards,
+                       metadata.shards_metadata, group);
     validate_non_overlapping(metadata.shards_metadata);
     check_tensor(metadata.shards_metadata, metadata.size);
     auto state = std::make_shared<State>();

@@ -78,7 +78,8 @@ void call_sharders(torch::nn::Module& root, const ModuleShardingPlan& plan, cons
         arguments.add("module", result->name()).add("replaced", result != module);
         if (result != module && holder == nullptr) {
           fail(ErrorCode::invalid_argument,
-               "the sharder of '{}' returned another module, but its parent {} is none of ReplaceableSubmodules",
+               "the sharder of '{}' returned another module, and its parent {} is not a ReplaceableSubmodules, "
+               "expected the same module or a parent that is one",
                printable(name), parent ? parent->name() : root.name());
         }
       });
@@ -126,7 +127,8 @@ class OutputPlanner {
            printable(name), module.name());
     }
     if (planned->has_output_plan()) {
-      fail(ErrorCode::invalid_argument, "{} of the plan names '{}', whose result has a plan already", what,
+      fail(ErrorCode::invalid_argument,
+           "{} of the plan names '{}', whose result has a plan already, expected a module without one", what,
            printable(name));
     }
     return plans_[planned];

@@ -30,18 +30,15 @@ void check_complete(const ShardedTensorState& state, const ProcessGroup& group) 
     fail(ErrorCode::invalid_argument,
          "sharded tensor from its state: sharding_spec is null, expected that of the original tensor");
   }
-  const std::vector<ShardMetadata>& all = state.metadata.shards_metadata;
-  const auto mine = shards_by_rank(all, group)[static_cast<std::size_t>(group.rank())];
-  bool fits = mine.size() == state.local_shards.size();
-  for (std::size_t i = 0; fits && i < mine.size(); ++i) {
+  check_local_shards("sharded tensor from its state", state.local_shards, state.metadata.shards_metadata, group);
+  for (std::size_t i = 0; i < state.local_shards.size(); ++i) {
     const Shard& shard = state.local_shards[i];
-    fits =
-        shard.metadata == all[mine[i]] && shard.tensor.defined() && shard.tensor.sizes() == shard.metadata.shard_sizes;
-  }
-  if (!fits) {
+    if (shard.tensor.defined() && shard.tensor.sizes() == shard.metadata.shard_sizes) continue;
     fail(ErrorCode::invalid_argument,
-         "sharded tensor from its state: the {} local shards of rank {} do not match the metadata, expected {}",
-         state.local_shards.size(), group.rank(), mine.size());
+         "sharded tensor from its state: local shard {} of rank {}, {}, has {}, expected a tensor of size {}", i,
+         group.rank(), to_string(shard.metadata),
+         shard.tensor.defined() ? "a tensor of size " + shape_to_string(shard.tensor.sizes().vec()) : "no tensor",
+         shape_to_string(shard.metadata.shard_sizes));
   }
 }
 
@@ -49,7 +46,8 @@ void check_complete(const ShardedTensorState& state, const ProcessGroup& group) 
 
 void require_rpc(bool init_rrefs) {
   if (!init_rrefs || is_rpc_initialized()) return;
-  fail(ErrorCode::invalid_argument, "sharded tensor with init_rrefs: RPC is not initialized, call init_rpc first");
+  fail(ErrorCode::invalid_argument,
+       "sharded tensor with init_rrefs: RPC is not initialized, expected a call of init_rpc before");
 }
 
 ShardedTensor ShardedTensor::finish(std::shared_ptr<State> state) {
@@ -61,8 +59,8 @@ ShardedTensor ShardedTensor::finish(std::shared_ptr<State> state) {
 const std::map<int, std::vector<RemoteShard>>& ShardedTensor::remote_shards() const {
   if (!state_->init_rrefs) {
     fail(ErrorCode::invalid_argument,
-         "remote shards of a sharded tensor of size {}: it was created without init_rrefs, so it has no references to "
-         "them",
+         "remote shards of a sharded tensor of size {}: it was created without init_rrefs and has no references to "
+         "them, expected a tensor created with it",
          shape_to_string(size()));
   }
   return state_->remote_shards->by_rank();

@@ -1,5 +1,6 @@
 #include <ATen/ops/resolve_conj.h>
 #include <ATen/ops/resolve_neg.h>
+#include <c10/util/StringUtil.h>
 
 #include "tensor/dtensor/placement.h"
 #include "tensor/sharded/reshard.h"
@@ -65,7 +66,8 @@ ShardedTensor ShardedTensor::from_tensor(const at::Tensor& tensor, SpecPtr spec,
     if (!tensor.defined())
       fail(ErrorCode::invalid_argument, "the tensor of rank {} is undefined, expected the full tensor", src);
     if (tensor.layout() != at::kStrided)
-      fail(ErrorCode::unsupported, "layout is not supported, expected torch.strided");
+      fail(ErrorCode::unsupported, "the tensor of rank {} has layout {}, expected torch.strided", src,
+           c10::str(tensor.layout()));
     size = tensor.sizes().vec();
     full.push_back({tensor.detach().contiguous().set_requires_grad(tensor.requires_grad()),
                     {Sizes(size.size(), 0), size, RemoteDevice(src, to_device(tensor.device()))}});

@@ -1,6 +1,7 @@
 #include "tessera/tensor/shard_module.h"
 
 #include <c10/core/GradMode.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <optional>
@@ -101,8 +102,9 @@ class ModuleSharder {
     const auto parameters = module.named_parameters(/*recurse=*/false);
     const at::Tensor* tensor = parameters.find(parameter);
     if (tensor == nullptr || !tensor->defined()) {
-      fail(ErrorCode::invalid_argument, "the plan names {}, but {} has no parameter '{}'", quoted(name), module.name(),
-           printable(parameter));
+      fail(ErrorCode::invalid_argument,
+           "the plan names {}, but {} has no parameter '{}', expected one of its parameters [{}]", quoted(name),
+           module.name(), printable(parameter), printable(fmt::format("{}", fmt::join(parameters.keys(), ", "))));
     }
     auto* sharded = dynamic_cast<ShardedParameters*>(&module);
     if (sharded == nullptr) {
@@ -152,19 +154,19 @@ class ModuleSharder {
   // A parameter with several names must be sharded alike in all modules.
   void check_shared_parameters(const Modules& modules) const {
     std::map<const void*, const Planned*> first_uses;
-    const auto refuse = [](const Planned& first, const std::string& name) {
+    const auto refuse_unlike = [](const Planned& first, const std::string& name) {
       fail(ErrorCode::invalid_argument, "{} and {} are one parameter, expected a plan that shards it alike in both",
            quoted(first.name), quoted(name));
     };
     for (const Planned& each : planned_) {
       const Planned& first = *first_uses.emplace(each.tensor.unsafeGetTensorImpl(), &each).first->second;
-      if (!(*each.spec == *first.spec)) refuse(first, each.name);
+      if (!(*each.spec == *first.spec)) refuse_unlike(first, each.name);
     }
     for (const auto& [name, module] : modules) {
       for (const auto& parameter : module->named_parameters(/*recurse=*/false)) {
         const auto first = first_uses.find(parameter.value().unsafeGetTensorImpl());
         if (first == first_uses.end() || is_planned(*module, parameter.key())) continue;
-        refuse(*first->second, name.empty() ? parameter.key() : name + "." + parameter.key());
+        refuse_unlike(*first->second, name.empty() ? parameter.key() : name + "." + parameter.key());
       }
     }
   }

@@ -5,6 +5,7 @@
 #include <ATen/ops/rand.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/zeros.h>
+#include <c10/util/StringUtil.h>
 
 #include <algorithm>
 #include <ostream>
@@ -34,13 +35,12 @@ ShardedTensor ShardedTensor::make(SpecPtr spec, Sizes size, const ProcessGroup& 
                                   const std::function<at::Tensor(at::IntArrayRef, const at::TensorOptions&)>& create) {
   return finish(construct(group, options.init_rrefs, [&] {
     if (options.layout != at::kStrided) {
-      fail(ErrorCode::unsupported, "sharded tensor of size {}: layout is not supported, expected torch.strided",
-           shape_to_string(size));
+      fail(ErrorCode::unsupported, "sharded tensor of size {}: layout {}, expected torch.strided",
+           shape_to_string(size), c10::str(options.layout));
     }
     if (options.memory_format != at::MemoryFormat::Contiguous) {
-      fail(ErrorCode::unsupported,
-           "sharded tensor of size {}: memory format is not supported, expected torch.contiguous_format",
-           shape_to_string(size));
+      fail(ErrorCode::unsupported, "sharded tensor of size {}: memory format {}, expected torch.contiguous_format",
+           shape_to_string(size), c10::str(options.memory_format));
     }
     TensorProperties properties;
     properties.dtype = to_dtype(options.dtype);
@@ -129,7 +129,8 @@ const at::Tensor& ShardedTensor::local_tensor() const {
 
 void ShardedTensor::set_requires_grad(bool requires_grad) {
   if (requires_grad && !at::isFloatingType(scalar_type()) && !at::isComplexType(scalar_type())) {
-    fail(ErrorCode::invalid_argument, "sharded tensor of {} cannot require grad: expected a floating-point dtype",
+    fail(ErrorCode::invalid_argument,
+         "sharded tensor of {} cannot require grad: expected a floating-point or complex dtype",
          dtype_name(metadata().tensor_properties.dtype));
   }
   for (const Shard& shard : local_shards()) shard.tensor.set_requires_grad(requires_grad);

@@ -1,5 +1,7 @@
 #include "tessera/tensor/sharded/sharded_tensor_base.h"
 
+#include <c10/util/StringUtil.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -13,29 +15,31 @@ namespace {
 
 // Throws Error(invalid_argument) unless the tensor of `shard` is as the metadata states.
 void check_alone(const Shard& shard, const ShardedTensorMetadata& metadata) {
-  const auto refuse = [&](std::string_view what, const std::string& found, const std::string& expected) {
+  const auto refuse_expecting = [&](std::string_view what, const std::string& found, const std::string& expected) {
     fail(ErrorCode::invalid_argument, "shard {}: {} {}, expected {}", to_string(shard.metadata), what, found, expected);
   };
-  if (!shard.tensor.defined()) refuse("tensor", "undefined", "a tensor");
-  if (shard.tensor.layout() != at::kStrided) refuse("layout", "not strided", "torch.strided");
+  if (!shard.tensor.defined()) refuse_expecting("tensor", "undefined", "a tensor");
+  if (shard.tensor.layout() != at::kStrided)
+    refuse_expecting("layout", c10::str(shard.tensor.layout()), "torch.strided");
   const auto& all = metadata.shards_metadata;
   if (std::find(all.begin(), all.end(), shard.metadata) == all.end()) {
-    refuse("it is", "not in the metadata", "one of its shards");
+    refuse_expecting("it is", "not in the metadata", "one of its shards");
   }
   const TensorProperties found = properties_of(shard.tensor), &expected = metadata.tensor_properties;
   if (shard.tensor.sizes() != at::IntArrayRef(shard.metadata.shard_sizes)) {
-    refuse("size", shape_to_string(shard.tensor.sizes().vec()), shape_to_string(shard.metadata.shard_sizes));
+    refuse_expecting("size", shape_to_string(shard.tensor.sizes().vec()), shape_to_string(shard.metadata.shard_sizes));
   }
   if (found.dtype != expected.dtype) {
-    refuse("dtype", std::string(dtype_name(found.dtype)), std::string(dtype_name(expected.dtype)));
+    refuse_expecting("dtype", std::string(dtype_name(found.dtype)), std::string(dtype_name(expected.dtype)));
   }
   if (found.requires_grad != expected.requires_grad) {
-    refuse("requires_grad", found.requires_grad ? "true" : "false", expected.requires_grad ? "true" : "false");
+    refuse_expecting("requires_grad", found.requires_grad ? "true" : "false",
+                     expected.requires_grad ? "true" : "false");
   }
   if (!shard.metadata.placement) return;
   const std::string device = to_string(to_device(shard.tensor.device()));
   const std::string placed = to_string(shard.metadata.placement->device());
-  if (device != placed) refuse("device", device, placed);
+  if (device != placed) refuse_expecting("device", device, placed);
 }
 
 }  // namespace

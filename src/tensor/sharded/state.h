@@ -2,6 +2,7 @@
 // The shared state of the copies of a ShardedTensor, for the files that implement it.
 
 #include <memory>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -44,6 +45,11 @@ auto construct(const ProcessGroup& group, bool init_rrefs, F&& f) {
   });
   return made;
 }
+
+// Throws Error(invalid_argument) unless `local_shards` have the metadata of this rank's shards of `all`, in that order.
+// `whose` begins the message.
+void check_local_shards(std::string_view whose, const std::vector<Shard>& local_shards,
+                        const std::vector<ShardMetadata>& all, const ProcessGroup& group);
 
 // Throws Error(invalid_argument) if `spec` is null.
 void require_spec(const ShardedTensor::SpecPtr& spec);

@@ -1,4 +1,5 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/StringUtil.h>
 
 #include <algorithm>
 
@@ -13,8 +14,8 @@ namespace {
 void check_memory_format(at::MemoryFormat format) {
   if (format == at::MemoryFormat::Preserve || format == at::MemoryFormat::Contiguous) return;
   fail(ErrorCode::unsupported,
-       "move a sharded tensor: memory format is not supported, expected torch.contiguous_format or "
-       "torch.preserve_format");
+       "move a sharded tensor: memory format {}, expected torch.contiguous_format or torch.preserve_format",
+       c10::str(format));
 }
 
 at::Device current_cuda_device() { return c10::impl::VirtualGuardImpl(at::kCUDA).getDevice(); }
@@ -74,7 +75,7 @@ ShardedTensor ShardedTensor::to(const ToOptions& options) const {
   return finish(construct(options.group.value_or(process_group()), init_rrefs(), [&] {
     if (requires_grad() && !at::isFloatingType(dtype) && !at::isComplexType(dtype)) {
       fail(ErrorCode::invalid_argument,
-           "move a sharded tensor that requires grad to {}: expected a floating-point dtype",
+           "move a sharded tensor that requires grad to {}: expected a floating-point or complex dtype",
            dtype_name(to_dtype(dtype)));
     }
     ShardedTensorMetadata moved = metadata();

@@ -348,8 +348,8 @@ RuleCheck check_placement_rules(const std::vector<at::Tensor>& inputs,
                                 const RuleCheckOptions& options) {
   if (inputs.empty() || options.ranks < 2) {
     fail(ErrorCode::invalid_argument,
-         "check of placement rules: {} inputs and {} ranks, expected one input and 2 ranks", inputs.size(),
-         options.ranks);
+         "check of placement rules: {} inputs and {} ranks, expected at least 1 input and at least 2 ranks",
+         inputs.size(), options.ranks);
   }
   SharedCheck shared(static_cast<std::size_t>(options.ranks));
   run_local(options.ranks, [&](const ProcessGroup& group) {

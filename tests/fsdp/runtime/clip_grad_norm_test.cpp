@@ -11,6 +11,7 @@
 #include <string>
 
 #include "fsdp/small_model.h"
+#include "support/error_matchers.h"
 #include "tessera/comm/local_ranks.h"
 
 namespace tessera::fsdp {
@@ -51,6 +52,29 @@ TEST(ClipGradNormTest, TheNormHasTheDtypeThatTheGradientsPromoteTo) {
     FullyShardedDataParallel<SmallModel> low(make_model(at::kFloat), group, options);
     loss_of(low(batch_of(0, group.rank(), at::kFloat))).backward();
     EXPECT_EQ(low.clip_grad_norm_(1).scalar_type(), at::kBFloat16);
+  });
+}
+
+TEST(ClipGradNormTest, ALimitOrANormThatIsNoneIsRefusedAndTheGradientsStay) {
+  run_local(2, [](const ProcessGroup& group) {
+    Options options;
+    options.use_orig_params = false;
+    FullyShardedDataParallel<SmallModel> model(make_model(), group, options);
+    loss_of(model(batch_of(0, group.rank()))).backward();
+    const at::Tensor before = model.parameters()[0].grad().clone();
+    constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+    for (const double wrong : {kNan, -1.0, -std::numeric_limits<double>::infinity()}) {
+      EXPECT_ERROR(model.clip_grad_norm_(wrong), ErrorCode::invalid_argument,
+                   fmt::format("clip_grad_norm_: max_norm is {}, expected at least 0", wrong));
+      EXPECT_ERROR(model.clip_grad_norm_(group.rank() == 1 ? wrong : 1), ErrorCode::invalid_argument, "rank 1");
+    }
+    for (const double wrong : {kNan, -1.0, 0.0}) {
+      EXPECT_ERROR(model.clip_grad_norm_(1, wrong), ErrorCode::invalid_argument,
+                   fmt::format("clip_grad_norm_: norm_type is {}, expected above 0", wrong));
+    }
+    EXPECT_TRUE(at::equal(model.parameters()[0].grad(), before));
+    model.clip_grad_norm_(0);
+    EXPECT_TRUE(at::equal(model.parameters()[0].grad(), at::zeros_like(before)));
   });
 }
 

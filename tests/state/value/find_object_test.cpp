@@ -52,8 +52,9 @@ TEST(FindObjectTest, AShardIsFoundByItsOffset) {
     EXPECT_EQ(found({"dtensor", {{2 * rank, 0}}, {}}), dtensor.to_local().data_ptr());
     EXPECT_ERROR(find_state_dict_object(state, {"rows", {}, {}}), ErrorCode::invalid_argument,
                  "found a sharded tensor with 1 shards on this rank, expected an offset");
-    EXPECT_ERROR(find_state_dict_object(state, {"rows", {{4 - 4 * rank, 0}}, {}}), ErrorCode::not_found,
-                 "none with that offset");
+    EXPECT_ERROR(
+        find_state_dict_object(state, {"rows", {{4 - 4 * rank, 0}}, {}}), ErrorCode::not_found,
+        fmt::format("this rank has 1 shards of the tensor, none with that offset, expected one of [{}, 0]", 4 * rank));
     EXPECT_ERROR(find_state_dict_object(state, {"dtensor", {{1, 0}}, {}}), ErrorCode::not_found, "'dtensor' at [1, 0]");
   });
 }

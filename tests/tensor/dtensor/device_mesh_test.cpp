@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <optional>
+#include <vector>
 
 #include "support/error_matchers.h"
 #include "tessera/comm/local_ranks.h"
@@ -190,6 +191,10 @@ TEST(DeviceMeshTest, WhatIsNoMeshIsRefusedOnAllRanks) {
     EXPECT_ERROR(mesh.submesh({"tp", "dp"}), ErrorCode::invalid_argument, "in the order of the mesh");
     EXPECT_ERROR(mesh.submesh({"tp", "tp"}), ErrorCode::invalid_argument, "each dimension once");
     EXPECT_ERROR(mesh.group(2), ErrorCode::invalid_argument, "has no dimension 2: expected 0 to 1");
+    EXPECT_EQ(mesh.find_group(std::vector<std::int64_t>{1}), &mesh.group(1));
+    EXPECT_ERROR(mesh.find_group(std::vector<std::int64_t>{0, 2}), ErrorCode::invalid_argument,
+                 "has no dimension 2: expected 0 to 1");
+    EXPECT_ERROR(mesh.find_group(std::vector<std::int64_t>{-1}), ErrorCode::invalid_argument, "has no dimension -1");
   });
 }
 

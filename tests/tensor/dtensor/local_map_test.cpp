@@ -128,7 +128,7 @@ TEST(LocalMapTest, WhatDoesntFitIsRefusedAndRanksOutsideDontCompute) {
     refused(wrong, "local_map with 2 in_grad_placements: expected 1");
     wrong = options;
     wrong.out_placements = {{S0}, {S0}};
-    refused(wrong, "local_map with 2 out_placements: the function returned 1 tensors");
+    refused(wrong, "local_map with 2 out_placements: the function returned 1 tensors, expected 2");
     wrong = options;
     wrong.out_sizes = {{4, 4}, {4, 4}};
     refused(wrong, "local_map with 2 out_sizes: expected 1");

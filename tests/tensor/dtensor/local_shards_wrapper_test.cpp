@@ -222,7 +222,7 @@ TEST(LocalShardsWrapperTest, WhatItCantDoIsRefused) {
   EXPECT_ERROR(two.clone(at::MemoryFormat::ChannelsLast), ErrorCode::unsupported,
                "memory format ChannelsLast is not supported for LocalShardsWrapper");
   EXPECT_ERROR(LocalShardsWrapper::refuse("aten::add"), ErrorCode::unsupported,
-               "aten::add is not supported for LocalShardsWrapper");
+               "aten::add is not supported for LocalShardsWrapper, expected one local tensor on each rank");
 }
 
 }  // namespace

@@ -160,9 +160,10 @@ class TiedHeadImpl : public torch::nn::Module, public TensorParallel {
   explicit TiedHeadImpl(const at::Tensor& weight_in) : weight(register_parameter("weight", weight_in)) {}
   at::Tensor forward(const at::Tensor& x) {
     if (!is_parallelized()) return at::linear(x, weight);
-    return output(dtensor::linear(input(x), parameter("weight", weight)));
+    return output(dtensor::linear(input(x), parameter(name_of_weight, weight)));
   }
   at::Tensor weight;
+  std::string name_of_weight = "weight";
 
  protected:
   Parallelization parallelization(const ParallelStyle& style) const override {
@@ -469,7 +470,7 @@ TEST(TensorParallelTest, PlansThatDontFitAreRefusedAndNothingIsChanged) {
       EXPECT_EQ(net->ids->weight.size(0), 11);
     };
     refused({{"head", ColwiseParallel{}}, {"ids", RowwiseParallel{}}, {"layers.*.out", ColwiseParallel{}}},
-            "the plan names 'layers.*.out', but no module matches");
+            "the plan names 'layers.*.out', but no module matches, expected the name of a module or a pattern");
     refused({{"layers", ColwiseParallel{}}}, "'layers' is torch::nn::SequentialImpl, expected a ParallelLinear");
     refused({{"layers.0.act", ColwiseParallel{}}}, "'layers.0.act' is torch::nn::TanhImpl");
     refused({{"layers.*.up", ColwiseParallel{}}, {"layers.1.up", RowwiseParallel{}}},
@@ -496,6 +497,10 @@ TEST(TensorParallelTest, PlansThatDontFitAreRefusedAndNothingIsChanged) {
     changed->weight.set_data(at::zeros({12}));
     EXPECT_ERROR(parallelize_module(*changed, mesh, {{"", ColwiseParallel{}}}), ErrorCode::invalid_argument,
                  "'.weight' has shape [12], expected [6, 4]");
+    ParallelLinear scaled(4, 6);
+    scaled->register_parameter("scale", at::ones({6}));
+    EXPECT_ERROR(parallelize_module(*scaled, mesh, {{"", ColwiseParallel{}}}), ErrorCode::invalid_argument,
+                 "'.scale' is a parameter that ColwiseParallel does not place, expected none but [bias, weight]");
     ParallelEmbedding normed(torch::nn::EmbeddingOptions(4, 6).max_norm(1));
     EXPECT_ERROR(parallelize_module(*normed, mesh, {{"", ColwiseParallel{}}}), ErrorCode::unsupported, "max_norm");
   });
@@ -509,14 +514,20 @@ TEST(TensorParallelTest, InputsThatDontFitAreRefused) {
     EXPECT_ERROR(layer(at::zeros({1 + 2 * group.rank(), 4})), ErrorCode::invalid_argument,
                  "input of a parallel layer, as [S(0)]: rank 0 of DeviceMesh(tp=2) has 1 of 4 along the sharded "
                  "dimension, expected 2");
-    EXPECT_ERROR(layer(at::zeros({2, 5})), ErrorCode::invalid_argument, "linear of tensors of sizes [4, 5]");
+    EXPECT_ERROR(layer(at::zeros({2, 5})), ErrorCode::invalid_argument, "linear of tensors of sizes [4, 5]",
+                 "expected [..., in], [out, in] and a bias [out]");
     parallelize_module(*other, mesh, {{"", RowwiseParallel{}}});
     EXPECT_ERROR(other(at::zeros({2, 4})), ErrorCode::invalid_argument,
                  "local tensor has size [2, 4], expected [2, 2]");
+    TiedHead head(at::ones({4, 6}));
+    parallelize_module(*head, mesh, {{"", ColwiseParallel{}}});
+    head->name_of_weight = "bias";
+    EXPECT_ERROR(head(at::zeros({2, 6})), ErrorCode::invalid_argument,
+                 "parameter 'bias' of a parallel layer was not parallelized, expected one of [weight]");
     ParallelEmbedding table(5, 2);
     parallelize_module(*table, mesh, {{"", RowwiseParallel{}}});
     EXPECT_ERROR(table(at::full({1}, 5, at::kLong)), ErrorCode::invalid_argument,
-                 "an id is out of range, expected 0 to 4");
+                 "embedding: id 5 is out of range, expected 0 to 4");
   });
 }
 

@@ -70,7 +70,8 @@ TEST(DTensorInPlaceTest, GivesWhatItGivesOnTheFullTensorsWhereItIs) {
             const bool is_partial = std::count(placements.begin(), placements.end(), P) != 0;
             if (is_partial && !op.takes_partial) {
               EXPECT_ERROR(op.ours(x, other), ErrorCode::unsupported,
-                           "in place, this would change the placements of the first tensor; redistribute it before");
+                           "in place, this would change the placements of the first tensor, expected the same; "
+                           "redistribute it before");
               EXPECT_TRUE(at::equal(x.full_tensor(), full));
               continue;
             }
@@ -108,7 +109,7 @@ TEST(DTensorInPlaceTest, AResultOfAnotherSizeIsRefused) {
     const DeviceMesh mesh(group, {2});
     const DTensor row = distribute_tensor(indexed({4}), mesh, {R});
     EXPECT_ERROR(dtensor::add_(row, distribute_tensor(indexed({5, 4}), mesh, {R})), ErrorCode::invalid_argument,
-                 "in place, the result would have size [5, 4], expected that of the first tensor");
+                 "in place, the result would have size [5, 4], expected [4] as the first tensor");
   });
 }
 

@@ -131,9 +131,12 @@ TEST(DTensorIndexTest, WhatDoesNotFitIsRefused) {
     };
     const DTensor rows = distribute_tensor(indexed({2, 6}), mesh), two = ids({3, 1});
     EXPECT_ERROR(dtensor::index(x, {two, two, two}), ErrorCode::invalid_argument,
-                 "index of DTensor of size [4, 6] as [S(0)] on DeviceMesh(2): more dimensions are indexed than it has");
+                 "index of DTensor of size [4, 6] as [S(0)] on DeviceMesh(2): more dimensions are indexed than it has, "
+                 "expected at most 2");
+    EXPECT_ERROR(dtensor::index(x, {dtensor::gt(distribute_tensor(indexed({}), mesh), 1)}), ErrorCode::invalid_argument,
+                 "by a bool of no dimension: expected one dimension or more");
     EXPECT_ERROR(dtensor::index(x, {two, ids({0, 1, 2})}), ErrorCode::invalid_argument,
-                 "by tensors of sizes [2] and [3]: expected sizes that fit together");
+                 "by tensors of sizes [2] and [3]: expected sizes that broadcast to each other");
     EXPECT_ERROR(dtensor::index(x, {dtensor::gt(distribute_tensor(indexed({3}), mesh), 1)}),
                  ErrorCode::invalid_argument, "by bools of size [3]: expected the size of the dimensions from 0 on");
     EXPECT_ERROR(dtensor::index_put(x, {}, rows), ErrorCode::invalid_argument, "index_put of DTensor of size [4, 6]");
@@ -141,26 +144,32 @@ TEST(DTensorIndexTest, WhatDoesNotFitIsRefused) {
                  "index_put of values of size [3, 6] to DTensor of size [4, 6] as [S(0)] on DeviceMesh(2): expected a "
                  "size that broadcasts to [2, 6]");
     for (const std::int64_t wrong : {4, -5}) {
-      EXPECT_ERROR(dtensor::index_put(x, {ids({0, wrong})}, rows), ErrorCode::invalid_argument,
-                   "index_put along dimension 0: an index is out of range, expected -4 to 3");
+      EXPECT_ERROR(
+          dtensor::index_put(x, {ids({0, wrong})}, rows), ErrorCode::invalid_argument,
+          "index_put along dimension 0: index " + std::to_string(wrong) + " is out of range, expected -4 to 3");
       EXPECT_ERROR(dtensor::index_select(x.redistribute({S1}), 0, ids({0, wrong})), ErrorCode::invalid_argument,
                    "index(");
     }
     EXPECT_ERROR(dtensor::gather(x, 0, dtensor::view(ids({-1}), {1, 1})), ErrorCode::invalid_argument,
-                 "gather along dimension 0: an index is out of range, expected 0 to 3");
+                 "gather along dimension 0: index -1 is out of range, expected 0 to 3");
+    EXPECT_ERROR(dtensor::gather(x, 0, dtensor::view(ids({1, 2, 3, 0, 1, 2, 3}), {1, 7})), ErrorCode::invalid_argument,
+                 "gather of tensors of sizes [4, 6] and [1, 7]: expected an index of 2 dimensions, no longer than the "
+                 "tensor except along dimension 0");
     EXPECT_ERROR(dtensor::index_add(x, 0, rows, rows), ErrorCode::invalid_argument,
                  "index_add by indices of size [2, 6]: expected one dimension");
     EXPECT_ERROR(dtensor::index_copy(x, 1, two, rows), ErrorCode::invalid_argument,
                  "index_copy of a source of size [2, 6] to DTensor of size [4, 6]");
     EXPECT_ERROR(dtensor::index_reduce(x, 0, two, rows, ReduceOp::sum), ErrorCode::unsupported, "call index_add");
     EXPECT_ERROR(dtensor::index_reduce(x, 1, two, rows, ReduceOp::max), ErrorCode::invalid_argument,
-                 "index_reduce of tensors of sizes [4, 6] and [2] and [2, 6]");
+                 "index_reduce of tensors of sizes [4, 6] and [2] and [2, 6]: expected an index of one dimension and a "
+                 "source of size [4, 2]");
     EXPECT_ERROR(dtensor::select_scatter(x, rows, 0, 4), ErrorCode::invalid_argument, "expected -4 to 3");
     EXPECT_ERROR(dtensor::slice_scatter(x, rows, 0, 1, 4), ErrorCode::invalid_argument, "expected size [3, 6]");
     EXPECT_ERROR(dtensor::slice_scatter(x, rows, 0, 1, 4, 0), ErrorCode::invalid_argument, "a step of at least 1");
     EXPECT_ERROR(dtensor::diagonal(x, 0, 1, -1), ErrorCode::invalid_argument, "expected two dimensions");
     EXPECT_ERROR(dtensor::diagonal_scatter(x, rows), ErrorCode::invalid_argument, "expected size [4]");
-    EXPECT_ERROR(dtensor::scatter(x, 0, two, rows), ErrorCode::invalid_argument, "scatter of tensors of sizes");
+    EXPECT_ERROR(dtensor::scatter(x, 0, two, rows), ErrorCode::invalid_argument, "scatter of tensors of sizes",
+                 "expected an index and a source of 2 dimensions");
     EXPECT_ERROR(dtensor::index_put(x, {two}, dtensor::to(rows, at::kFloat)), ErrorCode::invalid_argument, "dtype");
   });
 }

@@ -104,15 +104,15 @@ TEST(KeptShardsTest, WhatDoesNotFitIsRefused) {
   run_local(2, [](const ProcessGroup& group) {
     const DeviceMesh mesh(group, {2});
     const auto of = [&](const Sizes& size) { return on_mesh(indexed(size), mesh, {size.empty() ? R : S0}); };
-    const auto refused = [](const auto& f, const std::string& text) {
-      EXPECT_ERROR(f(), ErrorCode::invalid_argument, text);
+    const auto refused = [](const auto& f, const std::string& text, const std::string& more = "") {
+      EXPECT_ERROR(f(), ErrorCode::invalid_argument, text, more);
     };
     const DTensor image = of({4, 2, 3, 3}), matrices = of({4, 3, 3});
     refused(
         [&] {
           return dtensor::grid_sampler(image, of({3, 2, 2, 2}));
         },
-        "grid_sampler of tensors of sizes [4, 2, 3, 3] and [3, 2, 2, 2]");
+        "grid_sampler of tensors of sizes [4, 2, 3, 3] and [3, 2, 2, 2]: expected [n, channels, height, width]");
     refused([&] { return dtensor::grid_sampler(image, of({4, 2, 2, 3})); }, "grid_sampler of tensors");
     refused([&] { return dtensor::grid_sampler(of({4, 3}), of({4, 3})); }, "grid_sampler of tensors");
     refused(
@@ -146,7 +146,11 @@ TEST(KeptShardsTest, WhatDoesNotFitIsRefused) {
           return dtensor::interpolate(of({4, 2, 3}), {2}, Interpolation::linear, false, true);
         },
         "expected four dimensions for antialias");
-    refused([&] { return dtensor::max_unpool(image, of({4, 2, 3}), {4, 4}); }, "max_unpool of tensors of sizes");
+    refused(
+        [&] {
+          return dtensor::max_unpool(image, of({4, 2, 3}), {4, 4});
+        },
+        "max_unpool of tensors of sizes [4, 2, 3, 3] and [4, 2, 3]: expected indices of the size of the first tensor");
     refused([&] { return dtensor::max_unpool(image, image, {4, 4}); }, "max_unpool(DTensor of size");  // not of long
     refused([&] { return dtensor::max_unpool(image, image, {4, 4, 4}); }, "max_unpool with size [4, 4, 4]");
     refused(
@@ -158,7 +162,7 @@ TEST(KeptShardsTest, WhatDoesNotFitIsRefused) {
         [&] {
           return dtensor::fractional_max_pool(image, {2}, {2}, of({4, 2, 2})).values;
         },
-        "a sample is out of range, expected numbers of [0, 1)");
+        "fractional_max_pool: sample ", " is out of range, expected a number of [0, 1)");
     refused(
         [&] {
           return dtensor::fractional_max_pool(of({4, 2, 3}), {2}, {2}, of({4, 2, 1})).values;
@@ -171,7 +175,8 @@ TEST(KeptShardsTest, WhatDoesNotFitIsRefused) {
         "interpolate without antialias: expected it for lanczos");
     refused([&] { return dtensor::group_norm(image, 3); },
             "group_norm of size [4, 2, 3, 3] in 3 groups: expected a number that divides the channels");
-    refused([&] { return dtensor::group_norm(image, 2, of({3})); }, "group_norm of tensors of sizes");
+    refused([&] { return dtensor::group_norm(image, 2, of({3})); },
+            "group_norm of tensors of sizes [4, 2, 3, 3] and [3]: expected [n, channels, ...] and parameters of");
     refused([&] { return dtensor::batch_norm(image); }, "with none of running mean and variance: expected both");
     refused(
         [&] {
@@ -199,12 +204,21 @@ TEST(KeptShardsTest, WhatDoesNotFitIsRefused) {
         [&] {
           return dtensor::linalg_householder_product(matrices, of({4, 4}));
         },
-        "linalg_householder_product of tensors of sizes [4, 3, 3] and [4, 4]");
+        "linalg_householder_product of tensors of sizes [4, 3, 3] and [4, 4]: expected [..., m, n] and [..., k], k <= "
+        "n");
     refused([&] { return dtensor::linalg_householder_product(of({4, 2, 3}), of({4, 2})); }, "householder_product of");
     refused([&] { return dtensor::linalg_householder_product(matrices, of({})); }, "householder_product of");
-    refused([&] { return dtensor::ormqr(matrices, of({4, 3}), of({4, 2, 3})); }, "ormqr of tensors of sizes");
+    refused(
+        [&] {
+          return dtensor::ormqr(matrices, of({4, 3}), of({4, 2, 3}));
+        },
+        "ormqr of tensors of sizes [4, 3, 3] and [4, 3] and [4, 2, 3]: expected [..., m, n], [..., k] and [..., m, ");
     refused([&] { return dtensor::ormqr(matrices, of({4, 3}), of({2, 3, 3})); }, "ormqr of tensors of sizes");
-    refused([&] { return dtensor::lu_unpack(matrices, of({4, 2})).p; }, "lu_unpack of tensors of sizes");
+    refused(
+        [&] {
+          return dtensor::lu_unpack(matrices, of({4, 2})).p;
+        },
+        "lu_unpack of tensors of sizes [4, 3, 3] and [4, 2]: expected [..., m, n] and pivots [..., k]");
     refused(
         [&] {
           return dtensor::lu_unpack(matrices, dtensor::ones({4, 3}, mesh, {S0}, at::kDouble)).p;
@@ -214,18 +228,21 @@ TEST(KeptShardsTest, WhatDoesNotFitIsRefused) {
         [&] {
           return dtensor::linalg_lu_solve(matrices, of({4, 3}), of({4, 2, 3}));
         },
-        "linalg_lu_solve of tensors");
+        "linalg_lu_solve of tensors of sizes [4, 3, 3] and [4, 3] and [4, 2, 3]: expected [..., n, n], pivots [..., "
+        "n]");
     refused(
         [&] {
           return dtensor::linalg_ldl_solve(matrices, of({4, 3}), of({5, 3, 2}));
         },
-        "linalg_ldl_solve of tensors of sizes [4, 3, 3] and [4, 3] and [5, 3, 2]");
+        "linalg_ldl_solve of tensors of sizes [4, 3, 3] and [4, 3] and [5, 3, 2]: expected batches that broadcast");
     refused([&] { return dtensor::cholesky_inverse(of({4, 3})); }, "cholesky_inverse of size [4, 3]");
     const DTensor beyond = dtensor::to(of({4, 3}), at::kInt);  // as pivots
-    refused([&] { return dtensor::lu_unpack(matrices, beyond).p; },
-            "lu_unpack: a pivot is out of range, expected 1 to 3");
-    refused([&] { return dtensor::linalg_lu_solve(matrices, beyond, matrices); }, "linalg_lu_solve: a pivot is out of");
-    refused([&] { return dtensor::linalg_ldl_solve(matrices, beyond * -1, matrices); }, "linalg_ldl_solve: a pivot is");
+    refused([&] { return dtensor::lu_unpack(matrices, beyond).p; }, "lu_unpack: pivot ",
+            " is out of range, expected 1 to 3");
+    refused([&] { return dtensor::linalg_lu_solve(matrices, beyond, matrices); }, "linalg_lu_solve: pivot ",
+            " is out of range, expected 1 to 3");
+    refused([&] { return dtensor::linalg_ldl_solve(matrices, beyond * -1, matrices); }, "linalg_ldl_solve: pivot ",
+            " is out of range, expected 1 to 3");
     refused([&] { return dtensor::interpolate(of({4, 2, 0}), {3}); }, "interpolate of size [4, 2, 0] with 1 lengths");
     refused([&] { return dtensor::mean(beyond); }, "mean of Int: expected a floating-point or complex dtype");
     refused([&] { return dtensor::clamp(image, std::nullopt, std::nullopt); },
@@ -234,7 +251,8 @@ TEST(KeptShardsTest, WhatDoesNotFitIsRefused) {
     refused([&] { return dtensor::masked_fill(image, dtensor::gt(image, 1), number); }, "masked_fill(DTensor of size");
     refused([&] { return dtensor::fill_(image, number); }, "fill_ of Double by a complex number");
     PhiloxGenerator generator(1);
-    refused([&] { return dtensor::bernoulli(image, generator); }, "bernoulli: a probability is out of range");
+    refused([&] { return dtensor::bernoulli(image, generator); }, "bernoulli: probability ",
+            " is out of range, expected 0 to 1");
     refused([&] { return dtensor::dropout(beyond, 0.5, generator); }, "dropout of Int: expected a floating-point");
     refused([&] { return dtensor::frexp(distribute_tensor(at::ones({4}, at::kLong), mesh)).mantissa; },
             "frexp(DTensor of size [4]");

@@ -237,6 +237,15 @@ TEST(DTensorListTest, GradientsAreClippedToTheTotalNorm) {
     EXPECT_ERROR(dtensor::clip_grad_norm_(list, is_second ? 2 : 1), ErrorCode::invalid_argument,
                  "rank 1 has max_norm 2");
     EXPECT_ERROR(dtensor::clip_grad_norm_(list, 1, is_second ? NAN : 2), ErrorCode::invalid_argument, "rank 1");
+    for (const double wrong : {double{NAN}, -1.0, -double{INFINITY}}) {
+      EXPECT_ERROR(dtensor::clip_grad_norm_(list, wrong), ErrorCode::invalid_argument, "clip_grad_norm_: max_norm is ",
+                   ", expected at least 0");
+      EXPECT_ERROR(dtensor::clip_grad_norm_(list, is_second ? wrong : 1), ErrorCode::invalid_argument,
+                   "rank 1: clip_grad_norm_: max_norm is ");
+    }
+    EXPECT_ERROR(dtensor::clip_grad_norm_(list, 1, NAN), ErrorCode::invalid_argument, "clip_grad_norm_: norm of order ",
+                 ", expected a number");
+    EXPECT_TRUE(at::equal(list[1].grad()->full_tensor(), full[1]));
     // One rank that leaves out a gradient is an error on all.
     const List fewer = parameters();
     if (group.rank() == 2) fewer[1].local_tensor().mutable_grad() = at::Tensor();

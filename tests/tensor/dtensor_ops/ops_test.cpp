@@ -125,7 +125,7 @@ TEST(DTensorOpsTest, RowsOfAnEmbeddingAreThoseOfTheRankThatHasThem) {
       const DTensor weight = distribute_tensor(full, mesh, Placements(shape.size(), S0));
       const at::Tensor wrong = at::full({2}, group.rank() == 1 ? 7 : 0, at::kLong);
       EXPECT_ERROR(dtensor::embedding(weight, DTensor::from_local(wrong, mesh)), ErrorCode::invalid_argument,
-                   "an id is out of range, expected 0 to 6");
+                   "embedding: id 7 is out of range, expected 0 to 6");
     });
   }
 }
@@ -186,10 +186,22 @@ TEST(DTensorOpsTest, WhatDoesntFitIsRefused) {
                  "add(DTensor of size [4, 6] as [S(0)] on DeviceMesh(dp=2), DTensor of size [4, 6] as [S(0)] on "
                  "DeviceMesh(tp=2)): the tensors are on different meshes, expected one mesh");
     EXPECT_ERROR(x + distribute_tensor(indexed({4, 5}), mesh, {S0}), ErrorCode::invalid_argument,
-                 "add of tensors of sizes [4, 6] and [4, 5]");
-    EXPECT_ERROR(dtensor::matmul(x, x), ErrorCode::invalid_argument, "matmul of tensors of sizes [4, 6] and [4, 6]");
+                 "add of tensors of sizes [4, 6] and [4, 5]: expected sizes that broadcast to each other");
+    EXPECT_ERROR(dtensor::matmul(x, x), ErrorCode::invalid_argument,
+                 "matmul of tensors of sizes [4, 6] and [4, 6]: expected [..., m, k] and [..., k, n]");
+    const auto zeros = [&](const Sizes& size) { return distribute_tensor(at::zeros(size, at::kDouble), mesh); };
+    EXPECT_ERROR(dtensor::matmul(zeros({2, 4, 6}), zeros({3, 6, 4})), ErrorCode::invalid_argument,
+                 "expected [..., m, k] and [..., k, n] whose other dimensions broadcast to each other");
+    EXPECT_ERROR(
+        dtensor::einsum("ij,jk->ik", {x, x}), ErrorCode::invalid_argument,
+        "einsum of tensors of sizes [4, 6] and [4, 6]: expected equal lengths, or 1, of the dimensions of one");
+    EXPECT_ERROR(dtensor::linalg_solve(zeros({2, 4, 4}), zeros({3, 4, 1})), ErrorCode::invalid_argument,
+                 "expected [..., n, n] and [..., n, columns] whose other dimensions broadcast to each other");
+    EXPECT_ERROR(dtensor::scaled_dot_product_attention(x, x, zeros({3, 6})), ErrorCode::invalid_argument,
+                 "expected [..., q, d], [..., k, d] and [..., k, v]");
+    EXPECT_ERROR(dtensor::embedding(zeros({3}), x), ErrorCode::invalid_argument, "expected a weight of two dimensions");
     EXPECT_ERROR(dtensor::linear(x, distribute_tensor(indexed({3, 5}), mesh)), ErrorCode::invalid_argument,
-                 "linear of");
+                 "linear of tensors of sizes [4, 6] and [3, 5]: expected [..., in] and [out, in]");
     EXPECT_ERROR(dtensor::softmax(x, 2), ErrorCode::invalid_argument, "softmax over dimension 2 of a tensor of 2");
     EXPECT_ERROR(dtensor::sum(x, {0, -2}), ErrorCode::invalid_argument, "one of them twice");
     EXPECT_ERROR(dtensor::layer_norm(x, {4}), ErrorCode::invalid_argument, "layer_norm of size [4, 6] over [4]");
@@ -200,7 +212,7 @@ TEST(DTensorOpsTest, WhatDoesntFitIsRefused) {
                  "expected to repeat only dimensions of size 1");
     EXPECT_ERROR(dtensor::cat({}), ErrorCode::invalid_argument, "cat: no tensors");
     EXPECT_ERROR(dtensor::cat({x, dtensor::transpose(x, 0, 1)}), ErrorCode::invalid_argument,
-                 "cat of tensors of sizes [4, 6] and [6, 4]");
+                 "cat of tensors of sizes [4, 6] and [6, 4]: expected equal sizes except along dimension 0");
     EXPECT_ERROR(dtensor::split(x, Sizes{1, 2}), ErrorCode::invalid_argument, "expected sizes that add up to it");
     EXPECT_ERROR(dtensor::narrow(x, 1, 4, 3), ErrorCode::invalid_argument, "expected them within it");
     EXPECT_ERROR(dtensor::select(x, 0, 4), ErrorCode::invalid_argument, "expected -4 to 3");
@@ -212,7 +224,11 @@ TEST(DTensorOpsTest, WhatDoesntFitIsRefused) {
     const DTensor wrong = distribute_tensor(at::full({4}, 6, at::kLong), mesh);
     EXPECT_ERROR(dtensor::cross_entropy(x, wrong), ErrorCode::invalid_argument, "gather(");
     EXPECT_ERROR(dtensor::cross_entropy(x.redistribute({S1}), wrong), ErrorCode::invalid_argument,
-                 "an index is out of range, expected 0 to 5");
+                 "index 6 is out of range, expected 0 to 5");
+    dtensor::LossOptions weighted;
+    weighted.weight = zeros({5});
+    EXPECT_ERROR(dtensor::cross_entropy(x, wrong, weighted), ErrorCode::invalid_argument,
+                 "with weights of size [5]: expected size [6], one for each class");
     EXPECT_ERROR(dtensor::cross_entropy(x, x), ErrorCode::invalid_argument, "expected targets of size [4] of Long");
     EXPECT_ERROR(x + dtensor::to(x, at::kLong).redistribute({R}) / distribute_tensor(at::ones({5}), mesh),
                  ErrorCode::invalid_argument, "div of tensors of sizes");

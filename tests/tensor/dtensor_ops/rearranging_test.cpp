@@ -514,7 +514,8 @@ TEST(DTensorViewTest, WhatDoesNotFitIsRefused) {
                  "convolution of size [4, 6]: expected [n, channels, ...] with one to three more dimensions");
     const DTensor image = distribute_tensor(indexed({2, 4, 6}), mesh, {S0});
     EXPECT_ERROR(dtensor::convolution(image, distribute_tensor(indexed({2, 3, 3}), mesh)), ErrorCode::invalid_argument,
-                 "convolution of size [2, 4, 6] by weights of size [2, 3, 3] and bias of none in 1 groups");
+                 "convolution of size [2, 4, 6] by weights of size [2, 3, 3] and bias of none in 1 groups: expected "
+                 "[n, in, ...], weights [out, in / groups, ...] of as many dimensions");
     dtensor::ConvolutionOptions options;
     options.stride = {0};
     EXPECT_ERROR(dtensor::convolution(image, distribute_tensor(indexed({2, 4, 3}), mesh), std::nullopt, options),

@@ -82,7 +82,7 @@ TEST(DTensorSqueezeInPlaceTest, GradientsPassThroughAndWhatDoesNotFitIsRefused) 
     EXPECT_EQ(leaf.size(), (Sizes{1, 4}));
     const DTensor rows = on_mesh(indexed({1, 4}), mesh, {S0});
     EXPECT_ERROR(dtensor::squeeze_(rows), ErrorCode::unsupported, "squeeze_ of dimension 0",
-                 "which is sharded: redistribute it before");
+                 "which is sharded, expected one that is not; redistribute it before");
     EXPECT_EQ(rows.size(), (Sizes{1, 4}));
     EXPECT_ERROR(dtensor::squeeze_(rows, 2), ErrorCode::invalid_argument, "dimension 2");
   });

@@ -211,7 +211,9 @@ TEST(RingAttentionTest, WhatDoesntFitIsRefusedByAll) {
             "ring attention over 9 tokens: a query [2, 4, 4], a key [2, 4, 4] and a value [2, 4, 4], expected");
     refused(x, is_second ? x.narrow(0, 0, 1) : x, x, 8, "rank 1");
     refused(x, x, is_second ? x.to(at::kFloat) : x, 8, "tensors of Double on cpu and of Float on cpu");
-    refused(x, x, is_second ? at::Tensor() : x, 8, "expected a query, a key and a value");
+    refused(x, x, is_second ? at::Tensor() : x, 8,
+            "ring attention: the value is undefined, expected two or more dimensions of a floating-point dtype");
+    refused(x, is_second ? x.to(at::kLong) : x, x, 8, "ring attention: the key is of size [2, 4, 4] of Long, expected");
     refused(x, x, is_second ? x.narrow(2, 0, 1) : x, 8,
             "rank 0 has size of a value 4 and rank 1 has size of a value 1");
     RingAttentionOptions options;

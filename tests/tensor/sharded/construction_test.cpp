@@ -57,9 +57,10 @@ TEST(FromChunksTest, WhatDoesNotFitIsAnErrorOnAllRanks) {
                      ErrorCode::invalid_argument, what);
       }
     };
-    refuse(at::ones({5, 4}), 0,
-           {"sharded tensor from local chunks: the chunk of rank 2 has shape [5, 4], expected that of rank 0 but for "
-            "dimension 0"});
+    refuse(
+        at::ones({5, 4}), 0,
+        {"sharded tensor from local chunks: the chunk of rank 2 has shape [5, 4], expected that of rank 0 except for "
+         "dimension 0"});
     refuse(at::ones({2}), 0, {"dimensions"});
     refuse(at::Tensor(), 0, {"rank 2: the chunk is undefined"});
     refuse(at::ones({2, 3}), 2, {"dimension 2 of a chunk of shape [2, 3]"});

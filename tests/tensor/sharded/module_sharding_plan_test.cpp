@@ -279,12 +279,12 @@ TEST(ModuleShardingPlanTest, EveryRankThrowsBeforeAnythingChanges) {
     refuse({.parameters = {}, .return_local_tensor = {"nothing"}}, "return_local_tensor of the plan names 'nothing'");
     shard_module(model, ModuleShardingPlan{.parameters = {}, .output_plan = {{"holder", rows}}}, group);
     EXPECT_ERROR(shard_module(model, ModuleShardingPlan{.parameters = {}, .return_local_tensor = {"again"}}, group),
-                 ErrorCode::invalid_argument, "whose result has a plan already");
+                 ErrorCode::invalid_argument, "whose result has a plan already, expected a module without one");
     // A parent that cannot replace a submodule.
     torch::nn::Module parent;
     parent.register_module("tables", std::make_shared<FullTables>(2));
     EXPECT_ERROR(shard_module(parent, ModuleShardingPlan{.parameters = {}, .sharders = {{"tables", sharder}}}, group),
-                 ErrorCode::invalid_argument, "is none of ReplaceableSubmodules");
+                 ErrorCode::invalid_argument, "is not a ReplaceableSubmodules, expected the same module or ");
   });
 }
 

@@ -316,7 +316,7 @@ TEST_P(RemoteShardsTest, NeedRpc) {
   const auto refused = [&](const ProcessGroup& group) {
     const auto refuse = [&](const std::function<void()>& make) {
       EXPECT_ERROR(make(), ErrorCode::invalid_argument,
-                   "sharded tensor with init_rrefs: RPC is not initialized, call init_rpc first");
+                   "sharded tensor with init_rrefs: RPC is not initialized, expected a call of init_rpc before");
     };
     const ShardedTensor tensor = ShardedTensor::zeros(rows(), uneven_size(), group);
     refuse([&] { ShardedTensor::zeros(rows(), uneven_size(), group, with_rrefs()); });
@@ -342,7 +342,8 @@ TEST_P(RemoteShardsTest, NeedInitRrefs) {
   run_local(world(), [&](const ProcessGroup& group) {
     const ShardedTensor tensor = ShardedTensor::zeros(rows(), uneven_size(), group);
     EXPECT_FALSE(tensor.init_rrefs());
-    EXPECT_ERROR(tensor.remote_shards(), ErrorCode::invalid_argument, "created without init_rrefs", "no references");
+    EXPECT_ERROR(tensor.remote_shards(), ErrorCode::invalid_argument, "created without init_rrefs", "no references",
+                 "expected a tensor created with it");
   });
 }
 
@@ -362,7 +363,7 @@ TEST_P(RemoteShardsTest, WhatIsWrongOnOneRankIsAnErrorOnAll) {
     std::vector<Shard> shards = good.local_shards();
     if (is_last) shards.push_back(shards[0]);
     refuse([&] { ShardedTensor::from_local_shards_and_global_metadata(shards, good.metadata(), group, nullptr, true); },
-           "the 2 local shards of rank " + std::to_string(world() - 1));
+           "rank " + std::to_string(world() - 1) + " has 2 local shards, expected 1 as in the metadata");
     if (is_last) shards[1].metadata.shard_offsets[0] = 100;
     refuse([&] { ShardedTensor::from_local_shards(shards, uneven_size(), group, true); }, "");
     const ShardedTensor tensor =

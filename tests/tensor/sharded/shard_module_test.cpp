@@ -350,7 +350,8 @@ TEST(ShardModuleRefusalTest, EveryRankThrowsBeforeAnythingChanges) {
       EXPECT_FALSE(net.words->is_sharded("weight"));
       EXPECT_EQ(net.words->weight.size(0), 11);
     };
-    refuse({{"head.weights", rows}}, ErrorCode::invalid_argument, "has no parameter 'weights'");
+    refuse({{"head.weights", rows}}, ErrorCode::invalid_argument,
+           "has no parameter 'weights', expected one of its parameters [weight");
     refuse({{"tail.weight", rows}}, ErrorCode::invalid_argument,
            "the plan names 'tail.weight', expected a parameter of a submodule");
     refuse({{"plain.weight", rows}}, ErrorCode::invalid_argument, "'plain.weight' belongs to torch::nn::LinearImpl");

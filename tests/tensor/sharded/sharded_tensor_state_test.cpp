@@ -1,5 +1,6 @@
 // The state from which a sharded tensor is created again, on the same rank.
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -90,18 +91,22 @@ TEST_P(StateTest, OfAnotherRankOrSizeIsRefusedOnAllRanks) {
 TEST_P(StateTest, WhoseShardsAreNotThoseOfItsMetadataIsRefusedOnAllRanks) {
   run_local(world(), [&](const ProcessGroup& group) {
     const ShardedTensor tensor = ShardedTensor::zeros(grid(), {4, 3}, group);
-    const auto refuse = [&](const std::function<void(ShardedTensorState&)>& spoil, const std::string& what) {
+    const auto refuse = [&](const std::function<void(ShardedTensorState&)>& spoil, const std::string& what,
+                            const std::string& found = "") {
       ShardedTensorState state = tensor.state();
       if (group.rank() == world() - 1) spoil(state);
-      EXPECT_ERROR(ShardedTensor::from_state(state, group), ErrorCode::invalid_argument, what);
+      EXPECT_ERROR(ShardedTensor::from_state(state, group), ErrorCode::invalid_argument, what, found);
     };
-    const std::string shards =
-        " local shards of rank " + std::to_string(world() - 1) + " do not match the metadata, expected ";
+    const std::string last = "rank " + std::to_string(world() - 1), shard = "local shard 0 of " + last;
+    const int count = 8 / world();  // of the shards of the last rank
     refuse([](ShardedTensorState& state) { state.sharding_spec = nullptr; }, "sharding_spec is null");
-    refuse([](ShardedTensorState& state) { state.local_shards.pop_back(); }, shards);
-    refuse([](ShardedTensorState& state) { state.local_shards[0].metadata.shard_offsets[0] += 1; }, shards);
-    refuse([](ShardedTensorState& state) { state.local_shards[0].tensor = at::zeros({9}); }, shards);
-    refuse([](ShardedTensorState& state) { state.local_shards[0].tensor = at::Tensor(); }, shards);
+    refuse([](ShardedTensorState& state) { state.local_shards.pop_back(); },
+           fmt::format("{} has {} local shards, expected {} as in the metadata", last, count - 1, count));
+    refuse([](ShardedTensorState& state) { state.local_shards[0].metadata.shard_offsets[0] += 1; }, shard + " is [");
+    refuse([](ShardedTensorState& state) { state.local_shards[0].tensor = at::zeros({9}); }, shard + ", ",
+           ", has a tensor of size [9], expected a tensor of size [");
+    refuse([](ShardedTensorState& state) { state.local_shards[0].tensor = at::Tensor(); }, shard + ", ",
+           ", has no tensor, expected a tensor of size [");
   });
 }
 

@@ -135,7 +135,7 @@ TEST(FromTensorTest, Refusals) {
     };
     EXPECT_ERROR(from({}, 1), ErrorCode::invalid_argument, "rank 1: the tensor of rank 1 is undefined");
     EXPECT_ERROR(from(at::ones({2}).to_sparse(), 0), ErrorCode::unsupported,
-                 "layout is not supported, expected torch.strided");
+                 "the tensor of rank 0 has layout Sparse, expected torch.strided");
     EXPECT_ERROR(from(at::ones({2}), 2), ErrorCode::invalid_argument,
                  "the tensor of rank 2: expected a rank of 0 to 1");
     EXPECT_ERROR(from(at::ones({}), 0), ErrorCode::invalid_argument, "dimension 0");
@@ -252,9 +252,9 @@ TEST(ShardedTensorMakeTest, Refusals) {
   sparse.layout = at::kSparse;
   channels_last.memory_format = at::MemoryFormat::ChannelsLast;
   EXPECT_ERROR(ShardedTensor::empty(chunk_spec(0, {0}), {2}, {}, sparse), ErrorCode::unsupported,
-               "layout is not supported, expected torch.strided");
+               "sharded tensor of size [2]: layout Sparse, expected torch.strided");
   EXPECT_ERROR(ShardedTensor::empty(chunk_spec(0, {0}), {2}, {}, channels_last), ErrorCode::unsupported,
-               "memory format is not supported, expected torch.contiguous_format");
+               "sharded tensor of size [2]: memory format ChannelsLast, expected torch.contiguous_format");
   EXPECT_ERROR(ShardedTensor::empty(chunk_spec(1, {0}), {2}), ErrorCode::invalid_argument,
                "ChunkShardingSpec of dimension 1");
   EXPECT_ERROR(ShardedTensor::empty(chunk_spec(0, {0, 1}), {2}), ErrorCode::invalid_argument,
@@ -419,7 +419,7 @@ TEST(FromLocalShardsTest, EveryMismatchIsAnErrorOnAllRanks) {
     };
     refuse(with(at::ones({3, 2}).t()),
            {"rank 1: shard [2, 4)x[0, 3) on rank:1/cpu on rank 1: the tensor is not contiguous"});
-    refuse(with(at::ones({2, 3}).to_sparse()), {"layout is not supported, expected torch.strided"});
+    refuse(with(at::ones({2, 3}).to_sparse()), {"layout Sparse, expected torch.strided"});
     refuse(with(at::ones({2, 2})),
            {"rank 1: shard [2, 4)x[0, 3) on rank:1/cpu on rank 1: size [2, 2], expected [2, 3]"});
     refuse(with(at::ones({2, 3}, at::kInt)), {R"(dtype is "float32" on rank 0 and "int32" on rank 1)"});
@@ -470,7 +470,11 @@ TEST(FromGlobalMetadataTest, LocalShardsMustBeThoseOfTheMetadata) {
   };
   EXPECT_EQ(make({shard}, metadata).metadata(), metadata);
   EXPECT_ERROR(make({}, metadata), ErrorCode::invalid_argument,
-               "the 0 local shards of rank 0 do not match the metadata, expected 1");
+               "rank 0 has 0 local shards, expected 1 as in the metadata");
+  const Shard other = {at::ones({2, 3}), {{1, 0}, {2, 3}, shard.metadata.placement}};
+  EXPECT_ERROR(make({other}, metadata), ErrorCode::invalid_argument,
+               "sharded tensor of size [2, 3]: local shard 0 of rank 0 is [1, 3)x[0, 3) on rank:0/cpu, "
+               "expected [0, 2)x[0, 3) on rank:0/cpu as in the metadata");
   EXPECT_ERROR(make({{at::ones({1, 3}), shard.metadata}}, metadata), ErrorCode::invalid_argument,
                "size [1, 3], expected [2, 3]");
   ShardedTensorMetadata none = metadata, sparse = metadata, larger = metadata;
@@ -569,9 +573,10 @@ TEST(ToTest, IsDifferentiable) {
   EXPECT_TRUE(moved.requires_grad());
   moved.local_tensor().mul(3).sum().backward();
   EXPECT_TRUE(at::equal(tensor.local_tensor().grad(), at::full({4}, 3.0F)));
-  EXPECT_ERROR(tensor.to({.dtype = at::kInt}), ErrorCode::invalid_argument, "requires grad to int32");
+  EXPECT_ERROR(tensor.to({.dtype = at::kInt}), ErrorCode::invalid_argument,
+               "requires grad to int32: expected a floating-point or complex dtype");
   EXPECT_ERROR(tensor.cpu(at::MemoryFormat::ChannelsLast), ErrorCode::unsupported,
-               "expected torch.contiguous_format or");
+               "memory format ChannelsLast, expected torch.contiguous_format or");
 }
 
 TEST(TorchTypesTest, BothWays) {

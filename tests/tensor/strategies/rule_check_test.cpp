@@ -271,7 +271,8 @@ TEST(RuleCheckTest, EachOpIsCheckedByItself) {
 
 TEST(RuleCheckTest, MistakesAreErrors) {
   const auto nothing = [](const Operands&) {};
-  EXPECT_ERROR(check_placement_rules({}, nothing), ErrorCode::invalid_argument, "0 inputs and 2 ranks");
+  EXPECT_ERROR(check_placement_rules({}, nothing), ErrorCode::invalid_argument,
+               "0 inputs and 2 ranks, expected at least 1 input and at least 2 ranks");
   RuleCheckOptions alone;
   alone.ranks = 1;
   EXPECT_ERROR(check_placement_rules({at::ones({2})}, nothing, alone), ErrorCode::invalid_argument, "and 1 ranks");

@@ -57,7 +57,7 @@ class SharedMemory {
   // ranks' calls.
   static PendingCollective start_meeting(const ProcessGroup& group, std::string_view name, bool is_counted);
 
-  // Collectives of a group whose ranks share memory, as those of ProcessGroup::start_* of the same name, but for memory
+  // Collectives of a group whose ranks share memory, as those of ProcessGroup::start_* of the same name, on memory
   // that is not in one tensor. `kept` has the memory of the pieces. Lists of pieces have one entry for each rank.
 
   // Sends `ins[r]` to rank r, which has as many bytes in its `outs` of this rank; equal pieces once to all ranks that

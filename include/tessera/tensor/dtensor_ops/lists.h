@@ -82,8 +82,9 @@ std::vector<DTensor> foreach_powsum(const std::vector<DTensor>& xs, double p);
 at::Tensor get_total_norm(const std::vector<DTensor>& xs, double p = 2);
 /// Multiplies the gradients of `parameters` by max_norm / (norm + 1e-6) if that is less than 1, and returns the total
 /// norm that they had. Parameters without a gradient are left out. Every rank throws `Error(invalid_argument)` if the
-/// ranks leave out different ones or pass other arguments, and for a `p` of NaN. Throws it also if `error_if_nonfinite`
-/// and the norm is not finite; the gradients are left as they are. PyTorch: torch.nn.utils.clip_grad_norm_.
+/// ranks leave out different ones or pass other arguments, for a `p` of NaN and for a `max_norm` that is negative or
+/// NaN. Throws it also if `error_if_nonfinite` and the norm is not finite; the gradients are left as they are. PyTorch:
+/// torch.nn.utils.clip_grad_norm_.
 at::Tensor clip_grad_norm_(const std::vector<DTensor>& parameters, double max_norm, double p = 2,
                            bool error_if_nonfinite = false);
 
