@@ -10,7 +10,11 @@ def main():
     own = os.path.join(os.path.dirname(os.path.abspath(__file__)), "bin", "tessera")
     command = own if os.path.exists(own) else shutil.which("tessera")
     if command is None:
-        print(f"tessera: the command is neither at {own} nor installed; on Debian: apt-get install tessera", file=sys.stderr)
+        print(
+            f"tessera: the command is neither at {own} nor installed, expected one of them; on Debian: apt-get install"
+            " tessera",
+            file=sys.stderr,
+        )
         return 3
     os.execv(command, ["tessera", *sys.argv[1:]])
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import collections.abc
 import ctypes
-import operator
 import os
 import threading
 import weakref
@@ -91,19 +90,24 @@ class Tensor:
 def _range_of(item, size, name, dimension):
     """The offset, the size and whether the dimension remains, of an index or a slice in one dimension."""
     if isinstance(item, slice):
-        start, stop, step = item.indices(size)
+        try:
+            start, stop, step = item.indices(size)
+        except (TypeError, ValueError):
+            raise InvalidArgumentError(
+                f"read '{name}': the box has {item!r} in dimension {dimension}, expected integers and step 1"
+            ) from None
         if step != 1:
             raise InvalidArgumentError(f"read '{name}': the box has step {step} in dimension {dimension}, expected 1")
         return start, max(stop - start, 0), True
-    try:
-        index = operator.index(item)
-    except TypeError:
+    index = _library.index_of(item)
+    if index is None:
         raise InvalidArgumentError(
             f"read '{name}': the box has {item!r} in dimension {dimension}, expected a slice or an index"
-        ) from None
+        )
     if not -size <= index < size:
+        expected = f"{-size} to {size - 1}" if size > 0 else "a slice, since it has no elements"
         raise InvalidArgumentError(
-            f"read '{name}': the box has index {index} in dimension {dimension}, expected {-size} to {size - 1}"
+            f"read '{name}': the box has index {index} in dimension {dimension}, expected {expected}"
         )
     return index % size, 1, False
 
@@ -128,20 +132,32 @@ class _Objects(collections.abc.Mapping):
         self._checkpoint, self._numbers = checkpoint, numbers
 
     def __getitem__(self, name):
-        return self.value(name)
+        return self._value(self._numbers[name], None)
 
     def value(self, name: str, torch=None) -> object:
-        """The value of an object. With the module `torch`, sizes, dtypes and devices in it are PyTorch's."""
-        return _objects.value_of(self._bytes(functions.read_object, name), torch)
+        """The value of an object. With the module `torch`, sizes, dtypes and devices in it are PyTorch's. Raises
+        NotFoundError."""
+        return self._value(self._number(name), torch)
 
     def archive(self, name: str) -> bytes:
-        """The bytes of an object as torch.save wrote them, if the checkpoint has them."""
-        return self._bytes(functions.read_object_archive, name)
+        """The bytes of an object as torch.save wrote them, if the checkpoint has them. Raises NotFoundError."""
+        return self._bytes(functions.read_object_archive, self._number(name))
 
-    def _bytes(self, read, name):
+    def _number(self, name):
+        number = self._numbers.get(name)
+        if number is None:
+            raise NotFoundError(
+                f"{self._checkpoint.path} has no object {name!r}, expected one of its {len(self)} names"
+            )
+        return number
+
+    def _value(self, number, torch):
+        return _objects.value_of(self._bytes(functions.read_object, number), torch)
+
+    def _bytes(self, read, number):
         with self._checkpoint._use() as opened:
             made = handle()
-            _library.check(read(opened, self._numbers[name], ctypes.byref(made)))
+            _library.check(read(opened, number, ctypes.byref(made)))
             return _library.take(made)
 
     def __iter__(self):
@@ -262,7 +278,8 @@ class Checkpoint(collections.abc.Mapping):
 
         box       slices and indices as of NumPy, without steps: `(slice(0, 4), 7)`; None for the full tensor
         out       memory for the elements: a writable buffer, such as a NumPy array, or a tensor of PyTorch on the CPU,
-                  of the box's shape, with any strides. Or contiguous bytes. None for a new memoryview.
+                  of the box's shape, with strides that keep elements apart. A buffer's format is that of the dtype in
+                  native byte order, or void of its size. Or contiguous bytes. None for a new memoryview.
         cast      whether floating-point elements are cast to the dtype of `out`, which must otherwise be the tensor's
         progress  shows the bytes that are done: an object like tqdm's, or a function of the bytes that are done and their total
 
@@ -271,7 +288,7 @@ class Checkpoint(collections.abc.Mapping):
         """
         tensor = self._tensors.get(name)
         if tensor is None:
-            raise NotFoundError(f"{self.path} has no tensor {name!r}")
+            raise NotFoundError(f"{self.path} has no tensor {name!r}, expected one of its {len(self)} names")
         shape, offsets, sizes, remain = _shape(tensor, box)
         if out is None:
             out = _memory.new_buffer(shape, tensor.dtype, tensor._element_bytes)
@@ -290,7 +307,7 @@ class Checkpoint(collections.abc.Mapping):
         boxes = _library.options(
             _library.Boxes,
             count=1,
-            names=(ctypes.c_char_p * 1)(_library.bytes_of(tensor.name)),
+            names=(ctypes.c_char_p * 1)(_library.bytes_of("the name of the tensor", tensor.name)),
             dtypes=(ctypes.c_char_p * 1)(target.dtype.encode() if target.dtype else None),
             dims=(ctypes.c_size_t * 1)(dims),
             offsets=numbers(*offsets),
@@ -321,7 +338,7 @@ class _Use:
         checkpoint = self._checkpoint
         with checkpoint._free:
             if checkpoint._handle is None:
-                raise InvalidArgumentError(f"the checkpoint {checkpoint.path} is closed")
+                raise InvalidArgumentError(f"the checkpoint {checkpoint.path} is closed, expected an open one")
             checkpoint._users.append(threading.get_ident())
             return checkpoint._handle
 

@@ -6,6 +6,7 @@ releases the interpreter lock.
 
 import _thread
 import ctypes
+import operator
 import os
 import threading
 
@@ -150,13 +151,21 @@ def _load():
     given = os.environ.get("TESSERA_LIBRARY")
     beside = os.path.join(os.path.dirname(os.path.abspath(__file__)), "libtessera.so")
     if given:
-        return ctypes.CDLL(given)
+        try:
+            return ctypes.CDLL(given)
+        except OSError as error:
+            raise ImportError(
+                f"tessera: TESSERA_LIBRARY is {given!r}, expected the path of libtessera.so: {error}"
+            ) from error
     if os.path.exists(beside):
         return ctypes.CDLL(beside)
     try:
         return ctypes.CDLL("libtessera.so.0.1")
     except OSError as error:
-        raise ImportError(f"tessera: libtessera.so is neither at {beside} nor installed: {error}") from error
+        raise ImportError(
+            f"tessera: libtessera.so is neither at {beside} nor installed, expected one of them, or its path in"
+            f" TESSERA_LIBRARY: {error}"
+        ) from error
 
 
 library = _load()
@@ -237,7 +246,13 @@ class _Functions:
 
     def __init__(self):
         for name, (result, arguments) in _FUNCTIONS.items():
-            function = getattr(library, "tessera_" + name)
+            try:
+                function = getattr(library, "tessera_" + name)
+            except AttributeError as error:
+                raise ImportError(
+                    f"tessera: the library {library._name} has no function tessera_{name}, expected libtessera.so of"
+                    " the package's version; TESSERA_LIBRARY may name it"
+                ) from error
             function.restype, function.argtypes = result, arguments
             setattr(self, name, function)
 
@@ -254,34 +269,57 @@ def text_of(data):
     return data.decode("utf-8", "surrogateescape")
 
 
-def bytes_of(text):
+def bytes_of(argument, text):
+    """The bytes of a text, which `argument` names in errors."""
     if not isinstance(text, str):
-        raise _errors.InvalidArgumentError(f"{text!r} is of type {type(text).__name__}, expected text")
+        raise _errors.InvalidArgumentError(f"{argument} is {text!r} of type {type(text).__name__}, expected a str")
     try:
         data = text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
-        raise _errors.InvalidArgumentError(f"{text!r} has a surrogate, which is no character") from None
+        raise _errors.InvalidArgumentError(f"{argument} is {text!r}, expected text without surrogates") from None
     if b"\0" in data:
-        raise _errors.InvalidArgumentError(f"{text!r} has a zero byte, which no name or path can have here")
+        raise _errors.InvalidArgumentError(f"{argument} is {text!r}, expected text without a zero byte")
     return data
 
 
 def path_bytes(path):
     data = os.fsencode(path)
     if b"\0" in data:
-        raise _errors.InvalidArgumentError(f"the path {path!r} has a zero byte")
+        raise _errors.InvalidArgumentError(f"the path {path!r} has a zero byte, expected none")
     return data
 
 
 def texts(argument, names):
-    """An array of texts with a NULL at the end; NULL for None. `argument` names it in errors."""
+    """An array of texts with a NULL at the end; NULL for None and for no texts. `argument` names it in errors."""
     if names is None:
         return None
+    if isinstance(names, str):
+        return (ctypes.c_char_p * 2)(bytes_of(argument, names), None)
     try:
-        names = [names] if isinstance(names, str) else list(names)
+        data = [bytes_of(f"{argument}[{i}]", name) for i, name in enumerate(names)]
     except TypeError:
         raise _errors.InvalidArgumentError(f"{argument} is {names!r}, expected a list of globs") from None
-    return (ctypes.c_char_p * (len(names) + 1))(*(bytes_of(name) for name in names), None)
+    return (ctypes.c_char_p * (len(data) + 1))(*data, None) if data else None
+
+
+def index_of(value):
+    """The value as an integer; None unless it is one. True and False, of Python or NumPy, are none."""
+    try:
+        return None if type(value).__name__ in ("bool", "bool_") else operator.index(value)
+    except TypeError:
+        return None
+
+
+def integer(argument, value, least, expected):
+    """An argument as an integer that C has."""
+    number = index_of(value)
+    if number is None or not least <= number < 1 << 63:
+        raise _errors.InvalidArgumentError(f"{argument} is {value!r}, expected {expected}")
+    return number
+
+
+def count(argument, value):
+    return integer(argument, value, 0, "an integer from 0 to 2^63 - 1")
 
 
 def options(structure, **members):

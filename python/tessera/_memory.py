@@ -22,7 +22,15 @@ FORMATS = {
     "uint32": "I",
     "uint64": "Q",
 }
-_DTYPES = {**{text: dtype for dtype, text in FORMATS.items()}, "l": "int64", "L": "uint64"}
+# What such a format is, without the bits of an element.
+_KINDS = {
+    **dict.fromkeys("bhilqn", "int"),
+    **dict.fromkeys("BHILQN", "uint"),
+    **dict.fromkeys("efd", "float"),
+    **dict.fromkeys(("Zf", "Zd", "F", "D"), "complex"),
+    "?": "bool",
+}
+_NATIVE_ORDER = "@=<" if sys.byteorder == "little" else "@=>!"
 
 
 class Target:
@@ -44,13 +52,38 @@ def _expect_shape(found, expected):
         raise InvalidArgumentError(f"out has shape {list(found)}, expected {list(expected)}")
 
 
-def _view_of(out):
+def overlaps(shape, strides):
+    """Whether elements share memory. True also for the rare strides that interleave dimensions but not elements."""
+    end = 0  # of the elements of the dimensions with smaller strides
+    for stride, size in sorted((stride, size) for size, stride in zip(shape, strides) if size > 1):
+        if stride <= end:
+            return 0 not in shape
+        end += (size - 1) * stride
+    return False
+
+
+def _expect_separate_elements(shape, strides):
+    if overlaps(shape, strides):
+        raise InvalidArgumentError(
+            f"out has shape {list(shape)} and strides {list(strides)} in elements, expected separate memory for each element"
+        )
+
+
+def _dtype_of(text, itemsize):
+    """The dtype of elements with this format of the buffer protocol, in native byte order; None if there is none."""
+    kind = _KINDS.get(text.lstrip(_NATIVE_ORDER))
+    return kind if kind in (None, "bool") else f"{kind}{8 * itemsize}"
+
+
+def _view_of(out, expected):
     """A view of a buffer, and its dtype where the buffer protocol has none for it, such as bfloat16 of ml_dtypes."""
     numpy = sys.modules.get("numpy")
     try:
         return memoryview(out), None
     except (TypeError, ValueError, BufferError) as error:
         if numpy is not None and isinstance(out, numpy.ndarray):
+            if out.dtype.hasobject or not out.dtype.isnative:
+                raise InvalidArgumentError(f"out has dtype {str(out.dtype)!r}, expected {expected}") from None
             return memoryview(out.view(f"V{out.itemsize}")), out.dtype.name
         raise InvalidArgumentError(
             f"out is of type {type(out).__name__}, expected a writable buffer (bytearray, memoryview, NumPy array, ...)"
@@ -63,30 +96,25 @@ def target_of(out, shape, dtype, element_bytes):
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(out, torch.Tensor):
         return _tensor_target(torch, out, shape)
-    view, named = _view_of(out)
+    expected = f"that of {dtype} in native byte order, or void of {element_bytes} bytes"
+    view, named = _view_of(out, expected)
     if view.readonly:
         raise InvalidArgumentError("out is read-only, expected a writable buffer")
-    given = view.format.lstrip("@=<")
-    if given in ("B", "b", "c") and view.ndim == 1 and view.contiguous:  # any dtype, as bytes
+    if view.format.lstrip("@=<>!") in ("B", "b", "c") and view.ndim == 1 and view.contiguous:  # any dtype, as bytes
         if view.nbytes != product(shape) * element_bytes:
             raise InvalidArgumentError(
                 f"out has {view.nbytes} bytes, expected {product(shape) * element_bytes}, or an array of shape {list(shape)}"
             )
         return Target(_address(view), view.nbytes, None, None, view)
     _expect_shape(view.shape, shape)
-    if named is not None:
-        memory_dtype = named
-    elif given in _DTYPES:
-        memory_dtype = _DTYPES[given]
-    elif view.itemsize == element_bytes:  # a dtype that the buffer protocol has no format for
-        memory_dtype = None
-    else:
-        raise InvalidArgumentError(
-            f"out has elements of {view.itemsize} bytes and format '{view.format}', expected {element_bytes} bytes for {dtype}"
-        )
+    memory_dtype = named or _dtype_of(view.format, view.itemsize)
+    is_void = view.format.endswith("x") and (view.format[:-1] or "1") == str(element_bytes)
+    if memory_dtype is None and not (is_void and view.itemsize == element_bytes):
+        raise InvalidArgumentError(f"out has format {view.format!r}, expected {expected}")
     if any(stride < 0 or stride % view.itemsize for stride in view.strides):
         raise InvalidArgumentError(f"out has strides {list(view.strides)}, expected multiples of {view.itemsize}, not negative")
     strides = [stride // view.itemsize for stride in view.strides]
+    _expect_separate_elements(shape, strides)
     size_bytes = extent(shape, strides) * view.itemsize
     return Target(_address(view), size_bytes, strides, memory_dtype, view)
 
@@ -131,8 +159,14 @@ def _tensor_target(torch, out, shape):
         raise InvalidArgumentError(
             f"out is a {out.layout} tensor on {out.device}, expected a strided one on cpu; read to the cpu and copy it"
         )
+    if out.is_conj() or out.is_neg():
+        raise InvalidArgumentError(
+            f"out is a {'conjugate' if out.is_conj() else 'negative'} view, expected a tensor whose memory has its"
+            " values; read to a new tensor and copy it"
+        )
     _expect_shape(out.shape, shape)
     strides = list(out.stride())
+    _expect_separate_elements(shape, strides)
     return Target(
         out.data_ptr(), extent(shape, strides) * out.element_size(), strides, str(out.dtype).removeprefix("torch."), out
     )
@@ -153,7 +187,7 @@ def new_array(shape, dtype):
     try:
         import numpy
     except ImportError as error:
-        raise UnsupportedError("numpy() needs NumPy, which is not installed") from error
+        raise UnsupportedError("numpy() needs NumPy, which is not installed; read() returns a memoryview") from error
     try:
         return numpy.empty(shape, dtype=dtype)
     except TypeError:
@@ -163,14 +197,20 @@ def new_array(shape, dtype):
 
         return numpy.empty(shape, dtype=getattr(ml_dtypes, dtype))
     except (ImportError, AttributeError) as error:
-        raise UnsupportedError(f"NumPy has no dtype {dtype}: install ml_dtypes, or use torch()") from error
+        raise UnsupportedError(
+            f"numpy(): NumPy has no dtype {dtype}, expected a dtype that it or ml_dtypes has; install ml_dtypes, or use"
+            " torch()"
+        ) from error
 
 
 def new_tensor(shape, dtype):
     try:
         import torch
     except ImportError as error:
-        raise UnsupportedError("torch() needs PyTorch, which is not installed") from error
+        raise UnsupportedError("torch() needs PyTorch, which is not installed; read() returns a memoryview") from error
     if not hasattr(torch, dtype):
-        raise UnsupportedError(f"PyTorch {torch.__version__} has no dtype {dtype}")
+        raise UnsupportedError(
+            f"torch(): PyTorch {torch.__version__} has no dtype {dtype}, expected a dtype that it has; read() returns"
+            " the bytes"
+        )
     return torch.empty(shape, dtype=getattr(torch, dtype))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import operator
 import os
 import types
 
@@ -113,21 +112,6 @@ class _Opened:
             self._checkpoint.close()
 
 
-def _integer(name, value, least, expected):
-    """An argument as an integer that C has."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or not least <= number < 1 << 63:
-        raise InvalidArgumentError(f"{name} is {value!r}, expected {expected}")
-    return number
-
-
-def _count(name, value):
-    return _integer(name, value, 0, "a number of at least 0")
-
-
 def verify(path: str | os.PathLike | Checkpoint, *, jobs: int = 0, progress: Progress | None = None) -> VerifyReport:
     """Verifies every byte of the checkpoint at `path`. Damage is in the report, and no exception.
 
@@ -137,7 +121,7 @@ def verify(path: str | os.PathLike | Checkpoint, *, jobs: int = 0, progress: Pro
     path = _library.path_bytes(path.path if isinstance(path, Checkpoint) else path)
 
     def call(task):
-        options = _library.options(_library.VerifyOptions, jobs=_count("jobs", jobs), task=task)
+        options = _library.options(_library.VerifyOptions, jobs=_library.count("jobs", jobs), task=task)
         problems, text = ctypes.c_uint64(), handle()
         _library.check(functions.verify(path, ctypes.byref(options), ctypes.byref(problems), ctypes.byref(text)))
         return _report(VerifyReport, _library.take(text))
@@ -157,7 +141,7 @@ def diff(
 ) -> DiffReport:
     """Compares the states of two checkpoints, paths or open ones, whatever their formats and layouts.
 
-    select, exclude    globs of names
+    select, exclude    globs of names, one or a list; None for all names, and for no name
     expand             as of `convert`
     jobs, progress     as of `verify`
     """
@@ -168,7 +152,7 @@ def diff(
                 _library.DiffOptions,
                 selection=_selection(select, exclude),
                 expand=bool(expand),
-                jobs=_count("jobs", jobs),
+                jobs=_library.count("jobs", jobs),
                 task=task,
             )
             differences, text = ctypes.c_uint64(), handle()
@@ -184,18 +168,21 @@ _FORMAT_OF_ENDING = {".safetensors": "safetensors", ".pt": "torch", ".pth": "tor
 
 
 def _selection(select, exclude):
-    return _library.Selection(_library.texts("select", select), _library.texts("exclude", exclude))
+    selected = _library.texts("select", select)
+    if selected is None and select is not None:
+        raise InvalidArgumentError("select is an empty list, expected globs, or None for all names")
+    return _library.Selection(selected, _library.texts("exclude", exclude))
 
 
 def _convert_options(select, exclude, dtype, max_shard_bytes, dry_run, expand, jobs, task):
     return _library.options(
         _library.ConvertOptions,
         selection=_selection(select, exclude),
-        dtype=None if dtype is None else _library.bytes_of(str(dtype).removeprefix("torch.")),
-        max_shard_bytes=_count("max_shard_bytes", max_shard_bytes),
+        dtype=None if dtype is None else _library.bytes_of("dtype", str(dtype).removeprefix("torch.")),
+        max_shard_bytes=_library.count("max_shard_bytes", max_shard_bytes),
         dry_run=bool(dry_run),
         expand=bool(expand),
-        jobs=_count("jobs", jobs),
+        jobs=_library.count("jobs", jobs),
         task=task,
     )
 
@@ -217,7 +204,7 @@ def convert(
     """Writes a checkpoint, a path or an open one, at `destination`, which must not exist. It appears complete or not at all.
 
     to                 "dcp", "safetensors", "torch" or "torch_checkpointing"; None: by the ending of `destination`
-    select, exclude    globs of names
+    select, exclude    globs of names, one or a list; None for all names, and for no name
     dtype              floating-point tensors are cast to it: "bfloat16", torch.bfloat16
     max_shard_bytes    largest file, not counting headers; 0 for the format's default
     dry_run            only reports
@@ -238,7 +225,11 @@ def convert(
             text = handle()
             _library.check(
                 functions.convert(
-                    opened, _library.path_bytes(destination), _library.bytes_of(to), ctypes.byref(options), ctypes.byref(text)
+                    opened,
+                    _library.path_bytes(destination),
+                    _library.bytes_of("to", to),
+                    ctypes.byref(options),
+                    ctypes.byref(text),
                 )
             )
             return _report(ConvertReport, _library.take(text))
@@ -269,7 +260,7 @@ def reshard(
     The other arguments are those of `convert`.
     """
     if (ranks is None) == (like is None):
-        raise InvalidArgumentError("reshard: expected either ranks or like")
+        raise InvalidArgumentError(f"reshard: ranks is {ranks!r} and like is {like!r}, expected exactly one of them")
     with _Opened(source) as opened, _Opened(like) if like is not None else contextlib.nullcontext() as opened_like:
 
         def call(task):
@@ -279,8 +270,8 @@ def reshard(
                 functions.reshard(
                     opened,
                     _library.path_bytes(destination),
-                    0 if ranks is None else _count("ranks", ranks),
-                    _integer("dim", dim, -(1 << 63), "a dimension"),
+                    0 if ranks is None else _library.count("ranks", ranks),
+                    _library.integer("dim", dim, -(1 << 63), "a dimension"),
                     opened_like,
                     ctypes.byref(options),
                     ctypes.byref(text),

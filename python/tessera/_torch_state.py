@@ -8,7 +8,7 @@ from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from . import _library, _memory
-from ._errors import UnsupportedError
+from ._errors import InvalidArgumentError, UnsupportedError
 
 
 class Row:
@@ -41,7 +41,8 @@ class CopiedTensor(torch.Tensor):
         """The tensor, which must not be distributed, for an object that it is a part of."""
         if len(self.rows) != 1 or tuple(self.rows[0].sizes) != tuple(self.rows[0].shape):
             raise UnsupportedError(
-                f"save '{name}': the object has a distributed tensor, expected none: pass flatten_state_dict=True to SavePlanner"
+                f"save '{name}': the object has a distributed tensor, expected none; pass flatten_state_dict=True to"
+                " SavePlanner"
             )
         return self.rows[0].tensor.clone()
 
@@ -98,7 +99,7 @@ class Rows:
         shapes, offsets, sizes, strides = [], [], [], []
         known_dtypes = {}
         for row in rows:
-            names.append(_library.bytes_of(row.name))
+            names.append(_library.bytes_of("a name of the state", row.name))
             tensor = getattr(row, "tensor", None)
             if tensor is None:  # an object
                 dtypes.append(None)
@@ -137,15 +138,42 @@ class Rows:
         return {name: getattr(self, name) for name in ("names", "dtypes", "dims", "offsets", "sizes", "data", "data_bytes", "strides")}
 
 
+def _expect_elements(operation, row):
+    if row.tensor.is_meta:
+        raise UnsupportedError(
+            f"{operation} '{row.name}': the tensor is on the meta device, expected one that has elements"
+        )
+    if row.tensor.layout != torch.strided:
+        raise UnsupportedError(
+            f"{operation} '{row.name}': the tensor's layout is {row.tensor.layout}, expected torch.strided"
+        )
+
+
 def savable(row):
     """A row whose elements can be saved where they are."""
-    if row.tensor.is_meta:
-        raise UnsupportedError(f"save '{row.name}': the tensor is on the meta device, expected one that has elements")
-    if row.tensor.layout != torch.strided:
-        raise UnsupportedError(f"save '{row.name}': the tensor's layout is {row.tensor.layout}, expected torch.strided")
+    _expect_elements("save", row)
     if row.tensor.device.type == "cpu" and (row.tensor.is_conj() or row.tensor.is_neg()):
         row.tensor = row.tensor.resolve_conj().resolve_neg()
     return row
+
+
+def loadable(row):
+    """A row whose elements can be loaded."""
+    _expect_elements("load", row)
+    if not row.tensor.is_contiguous() and _memory.overlaps(row.tensor.shape, row.tensor.stride()):
+        raise InvalidArgumentError(
+            f"load '{row.name}': the tensor has shape {list(row.tensor.shape)} and strides {list(row.tensor.stride())},"
+            " expected separate memory for each element"
+        )
+    return row
+
+
+def in_plain_memory(row):
+    """The row, or one with new memory in place of a conjugate or negative view, whose memory has other values."""
+    if not (row.tensor.is_conj() or row.tensor.is_neg()):
+        return row
+    memory = torch.empty(row.tensor.shape, dtype=row.tensor.dtype, device="cpu")
+    return Row(row.name, row.shape, row.offsets, row.sizes, memory)
 
 
 class StateObject:

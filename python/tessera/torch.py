@@ -39,7 +39,7 @@ from torch.futures import Future
 from . import _checkpoint, _library, _objects, _snapshot, _staging
 from ._errors import InvalidArgumentError, NotFoundError, OutcomeUnknownError, StorageError, UnsupportedError
 from ._library import functions, handle
-from ._torch_state import Chunks, Rows, StateObject, savable
+from ._torch_state import Chunks, Rows, StateObject, in_plain_memory, loadable, savable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -95,8 +95,8 @@ class SavePlanner(dcp.DefaultSavePlanner):
         for plan in all_plans:
             if not isinstance(plan.planner_data, bytes):
                 raise InvalidArgumentError(
-                    "tessera.torch.SavePlanner got a plan that tessera.torch.Writer did not prepare: pass"
-                    " storage_writer=tessera.torch.Writer() to save"
+                    "tessera.torch.SavePlanner got a plan that another writer prepared, expected one of"
+                    " tessera.torch.Writer; pass storage_writer=tessera.torch.Writer() to save"
                 )
         return all_plans, Metadata(state_dict_metadata={})
 
@@ -104,7 +104,10 @@ class SavePlanner(dcp.DefaultSavePlanner):
         return new_plan
 
     def resolve_data(self, write_item):
-        raise InvalidArgumentError("tessera.torch.SavePlanner works with tessera.torch.Writer alone")
+        raise InvalidArgumentError(
+            "tessera.torch.SavePlanner: another writer asks for an item, expected tessera.torch.Writer; pass"
+            " storage_writer=tessera.torch.Writer() to save"
+        )
 
 
 class Writer(dcp.StorageWriter):
@@ -139,11 +142,16 @@ class Writer(dcp.StorageWriter):
         self._save = None
         self._save_id = str(uuid.uuid4())
 
+    # What is wrong on one rank is refused here, where PyTorch has the others raise too.
     def set_up_storage_writer(self, is_coordinator, *args, **kwargs):
+        self._files_per_rank = _library.count("files_per_rank", self._files_per_rank)
+        self._threads = _library.count("threads", self._threads)
         if kwargs.get("use_collectives") is False:
             raise UnsupportedError("tessera.torch.Writer: use_collectives is False, expected True: the ranks commit together")
         if self.checkpoint_id is None:
-            raise InvalidArgumentError("tessera.torch.Writer has no path: pass one, or checkpoint_id to save")
+            raise InvalidArgumentError(
+                "tessera.torch.Writer has no path, expected one; pass it, or checkpoint_id to save"
+            )
 
     # What makes this an AsyncStager, which dcp.async_save asks for the copy of the state that it saves.
     _synchronize_after_execute = should_synchronize_after_execute = False
@@ -169,7 +177,8 @@ class Writer(dcp.StorageWriter):
         state = plan.planner_data
         if not isinstance(state, _LocalState):
             raise InvalidArgumentError(
-                "tessera.torch.Writer got a plan of another planner: pass planner=tessera.torch.SavePlanner() to save"
+                "tessera.torch.Writer got a plan of another planner, expected one of tessera.torch.SavePlanner; pass"
+                " planner=tessera.torch.SavePlanner() to save"
             )
         self._save = _Save(self.checkpoint_id, state, self._files_per_rank, self._threads, self._overwrite, self._save_id)
         return dataclasses.replace(plan, planner_data=self._save.plan())
@@ -262,7 +271,7 @@ class _Save:
             if self._source.error is not None:
                 raise self._source.error from error
             raise
-        self._rows = self._state = self._source = None  # written: the tensors are not needed any more
+        self._rows = self._state = self._source = None  # written: the tensors are no longer needed
         return _library.take(report)
 
     def written_bytes(self):
@@ -340,8 +349,8 @@ def _key_in(container, key):
 
 
 _NEEDS_PLANNER = (
-    "tessera.torch.Reader got another planner: pass planner=tessera.torch.LoadPlanner() to load, since the descriptions of"
-    " tensors are no objects of Python here"
+    "tessera.torch.Reader got another planner, expected tessera.torch.LoadPlanner, since the descriptions of tensors"
+    " are no objects of Python here; pass planner=tessera.torch.LoadPlanner() to load"
 )
 
 
@@ -381,7 +390,9 @@ class Reader(dcp.StorageReader):
 
     def read_metadata(self, *args):
         if self.checkpoint_id is None:
-            raise InvalidArgumentError("tessera.torch.Reader has no path: pass one, or checkpoint_id to load")
+            raise InvalidArgumentError(
+                "tessera.torch.Reader has no path, expected one; pass it, or checkpoint_id to load"
+            )
         return Metadata(state_dict_metadata=_NoDescriptions())
 
     def set_up_storage_reader(self, metadata, is_coordinator, *args):
@@ -417,8 +428,9 @@ class Reader(dcp.StorageReader):
         )
         if planner.allow_partial_load or not in_one_call:
             wanted = self._present(checkpoint, wanted, planner.allow_partial_load)
+        rows_to_read = [loadable(row) for rows in wanted.values() for row in rows or ()]
         try:
-            self._read_rows(checkpoint, [row for rows in wanted.values() for row in rows or ()])
+            self._read_rows(checkpoint, rows_to_read)
         except (NotFoundError, InvalidArgumentError):
             self._present(checkpoint, wanted, planner.allow_partial_load)  # which names all that is missing
             raise
@@ -446,14 +458,21 @@ class Reader(dcp.StorageReader):
                     )
         if missing and not allow_partial_load:
             shown = ", ".join(map(repr, missing[:20])) + (f" and {len(missing) - 20} more" if len(missing) > 20 else "")
-            raise NotFoundError(f"load {checkpoint.path}: the checkpoint has no {shown}")
+            raise NotFoundError(
+                f"load {checkpoint.path}: the checkpoint has no {shown}, expected every name of the state; with"
+                " allow_partial_load=True, these keep their values"
+            )
         return present
 
     def _read_rows(self, checkpoint, rows):
         on_host, elsewhere = [], []
         for row in rows:
             (on_host if _staging.is_on_host(row.tensor) else elsewhere).append(row)
-        self._fill(checkpoint, on_host)
+        plain = list(map(in_plain_memory, on_host))
+        self._fill(checkpoint, plain)
+        for row, filled in zip(on_host, plain, strict=True):
+            if filled is not row:
+                row.tensor.copy_(filled.tensor)
         _staging.load(elsewhere, lambda staged: self._fill(checkpoint, staged))
 
     def _fill(self, checkpoint, rows):
@@ -475,8 +494,8 @@ class Reader(dcp.StorageReader):
             return value
         if not self._unpickle:
             raise UnsupportedError(
-                f"load {checkpoint.path}: object '{name}' {value.reason}; pass unpickle=True to Reader or load if you trust"
-                " the checkpoint"
+                f"load {checkpoint.path}: object '{name}' {value.reason}, expected one that can be made without"
+                " executing its pickle; pass unpickle=True to Reader or load if you trust the checkpoint"
             )
         return torch.load(io.BytesIO(checkpoint.objects.archive(name)), map_location="cpu", weights_only=False)
 
@@ -500,6 +519,7 @@ def save(
     """
     if on_error not in ("raise", "warn"):
         raise InvalidArgumentError(f"on_error is {on_error!r}, expected 'raise' or 'warn'")
+    retries = _library.count("retries", retries)
     for attempt in range(retries + 1):
         writer = Writer(path, **options)
         try:

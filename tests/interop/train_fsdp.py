@@ -159,7 +159,7 @@ def shard(network, mesh, options):
 def make_optimizer(name, parameters):
     if name == "stateless":
         return torch.optim.SGD(parameters, lr=0.05)
-    if name == "adamw":  # whose steps of elements that have hardly a gradient would be those of rounding errors, but for eps
+    if name == "adamw":  # whose steps of elements that have hardly a gradient would be those of rounding errors, without eps
         return torch.optim.AdamW(parameters, lr=0.02, eps=1e-4, weight_decay=0.1, amsgrad=True)
     return torch.optim.SGD(parameters, lr=0.05, momentum=0.9, weight_decay=0.01, nesterov=True)
 

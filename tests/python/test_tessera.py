@@ -96,9 +96,18 @@ class Checkpoints(Folder):
 
     def test_open_errors_name_the_path(self):
         self.expect(tessera.NotFoundError, "/nowhere/at-all", tessera.open, "/nowhere/at-all")
-        self.expect(tessera.InvalidArgumentError, "has a zero byte", tessera.open, "a\0b")
+        self.expect(tessera.InvalidArgumentError, "the path 'a\\x00b' has a zero byte, expected none", tessera.open, "a\0b")
         with self.assertRaises(LookupError):
             tessera.open(self.folder)
+
+    def test_a_missing_object_is_named(self):
+        with tessera.open(GOLDEN / "checkpoints" / "2.14-optim" / "ck") as checkpoint:
+            text = f"has no object 'nope', expected one of its {len(checkpoint.objects)} names"
+            for read in (checkpoint.objects.value, checkpoint.objects.archive):
+                self.expect(tessera.NotFoundError, text, read, "nope")
+            with self.assertRaises(KeyError):
+                checkpoint.objects["nope"]
+            self.assertIsNone(checkpoint.objects.get("nope"))
 
     def test_a_closed_checkpoint_is_refused(self):
         with tessera.open(GOLDEN / "checkpoints" / "2.14-optim" / "ck") as checkpoint:
@@ -110,7 +119,7 @@ class Checkpoints(Folder):
             lambda: checkpoint.objects[objects[0]],
             lambda: checkpoint.read(tensor.name),
         ):
-            self.expect(tessera.InvalidArgumentError, "is closed", call)
+            self.expect(tessera.InvalidArgumentError, "is closed, expected an open one", call)
         self.expect(
             tessera.InvalidArgumentError, "is closed", tessera.convert, checkpoint, self.folder / "x", to="safetensors"
         )
@@ -171,9 +180,17 @@ class Reads(Folder):
             ((0, 13), "index 13 in dimension 1, expected -13 to 12"),
             ((0, 0, 0), "has 3 dimensions, expected at most 2"),
             ("rows", "'rows' in dimension 0, expected a slice or an index"),
+            (True, "True in dimension 0, expected a slice or an index"),
+            ((0, False), "False in dimension 1, expected a slice or an index"),
+            (slice("a"), "slice(None, 'a', None) in dimension 0, expected integers and step 1"),
+            (slice(0, 3, 0), "slice(0, 3, 0) in dimension 0, expected integers and step 1"),
         ]:
             self.expect(tessera.InvalidArgumentError, text, self.checkpoint.read, NAME, box)
-        self.expect(tessera.NotFoundError, "has no tensor 'nope'", self.checkpoint.read, "nope")
+        with tessera.open(GOLDEN / "checkpoints" / "2.6-dtensor" / "ck") as checkpoint:
+            text = "index 0 in dimension 0, expected a slice, since it has no elements"
+            self.expect(tessera.InvalidArgumentError, text, checkpoint.read, "model.layers.19.scale", 0)
+        text = f"has no tensor 'nope', expected one of its {len(self.checkpoint)} names"
+        self.expect(tessera.NotFoundError, text, self.checkpoint.read, "nope")
 
     def test_out_is_any_writable_buffer(self):
         flat = array.array("i", [0] * 39)
@@ -290,11 +307,15 @@ class Operations(Folder):
             ({"dtype": "bf17"}, "the dtype is 'bf17'"),
             ({"select": ["modle.*"]}, "no name matches 'modle.*'"),
             ({"exclude": ["*"]}, "leave nothing"),
-            ({"jobs": -1}, "jobs is -1, expected a number of at least 0"),
+            ({"jobs": -1}, "jobs is -1, expected an integer from 0 to 2^63 - 1"),
             ({"progress": 7}, "progress is 7, expected an object with update()"),
         ]:
             self.expect(tessera.InvalidArgumentError, text, tessera.convert, SHARDED, self.folder / "x.pt", **options)
-        self.expect(tessera.InvalidArgumentError, "either ranks or like", tessera.reshard, SHARDED, self.folder / "x")
+        for options, text in [
+            ({}, "reshard: ranks is None and like is None, expected exactly one of them"),
+            ({"ranks": 2, "like": "x"}, "reshard: ranks is 2 and like is 'x', expected exactly one of them"),
+        ]:
+            self.expect(tessera.InvalidArgumentError, text, tessera.reshard, SHARDED, self.folder / "x", **options)
         self.expect(tessera.InvalidArgumentError, "0 ranks, expected 1 to", tessera.reshard, SHARDED, self.folder / "x", 0)
         self.expect(tessera.NotFoundError, "/nowhere", tessera.verify, "/nowhere")
         self.assertEqual(list(self.folder.iterdir()), [])
@@ -356,10 +377,14 @@ class Package(unittest.TestCase):
         self.assertEqual(result.stdout.strip(), "")
 
     def test_a_missing_library_is_an_import_error_that_names_it(self):
-        environment = {**os.environ, "TESSERA_LIBRARY": "/nowhere/libtessera.so"}
-        result = subprocess.run([sys.executable, "-c", "import tessera"], capture_output=True, text=True, env=environment)
-        self.assertNotEqual(result.returncode, 0)
-        self.assertIn("/nowhere/libtessera.so", result.stderr)
+        for library, text in [
+            ("/nowhere/libtessera.so", "TESSERA_LIBRARY is '/nowhere/libtessera.so', expected the path of libtessera.so: "),
+            ("libc.so.6", "the library libc.so.6 has no function tessera_version, expected libtessera.so of the package's"),
+        ]:
+            environment = {**os.environ, "TESSERA_LIBRARY": library}
+            result = subprocess.run([sys.executable, "-c", "import tessera"], capture_output=True, text=True, env=environment)
+            self.assertNotEqual(result.returncode, 0)
+            self.assertIn(f"ImportError: tessera: {text}", result.stderr)
 
     def test_every_name_is_documented(self):
         for name in tessera.__all__:

@@ -1,6 +1,8 @@
 """Wrong use of the package is an exception with its text, and never a crash or a hang. And what describes the package: types, texts."""
 
 import copy
+import ctypes
+import functools
 import inspect
 import os
 import pickle
@@ -15,7 +17,9 @@ import warnings
 
 import tessera
 import tessera.typing
-from test_tessera import NAME, SHARDED, Folder, write_safetensors
+from test_tessera import GOLDEN, HALF, NAME, SHARDED, Folder, write_safetensors
+
+WIDE = "model.layers.11.scale"  # float64, 2 x 7
 
 
 def in_fork(call):
@@ -32,6 +36,37 @@ def in_fork(call):
     return os.waitpid(pid, 0)[1] == 0
 
 
+@functools.cache  # a view does not keep its format
+def bytes_of(form):
+    return form.encode()
+
+
+def view_of(memory, form, itemsize, shape, strides):
+    """A memoryview of a bytearray with any format and strides, as other packages have them. Strides are in bytes."""
+    numbers = ctypes.c_ssize_t * len(shape)
+    sizes, steps = numbers(*shape), numbers(*strides)
+    buffer = tessera._memory._Buffer(
+        buf=ctypes.addressof(ctypes.c_char.from_buffer(memory)),
+        len=len(memory),
+        itemsize=itemsize,
+        ndim=len(shape),
+        format=bytes_of(form),
+        shape=ctypes.addressof(sizes),
+        strides=ctypes.addressof(steps),
+    )
+    make = ctypes.pythonapi.PyMemoryView_FromBuffer
+    make.restype = ctypes.py_object
+    return make(ctypes.byref(buffer))
+
+
+def array_of(memory, form, itemsize, shape):
+    """Such a view of row-major elements."""
+    strides = [itemsize]
+    for size in reversed(shape[1:]):
+        strides.insert(0, strides[0] * size)
+    return view_of(memory, form, itemsize, shape, strides)
+
+
 class WrongUse(Folder):
     def setUp(self):
         super().setUp()
@@ -42,17 +77,24 @@ class WrongUse(Folder):
         there = self.folder / "x.pt"
         for options, text in [
             ({"select": 5}, "select is 5, expected a list of globs"),
-            ({"exclude": [NAME, 5]}, "5 is of type int, expected text"),
-            ({"select": ["a\0b"]}, "has a zero byte"),
-            ({"select": ["\ud800"]}, "has a surrogate, which is no character"),
-            ({"to": 7}, "7 is of type int, expected text"),
-            ({"dtype": "\ud800"}, "has a surrogate"),
-            ({"jobs": 1.5}, "jobs is 1.5, expected a number of at least 0"),
+            ({"exclude": [NAME, 5]}, "exclude[1] is 5 of type int, expected a str"),
+            ({"select": ["a\0b"]}, "select[0] is 'a\\x00b', expected text without a zero byte"),
+            ({"select": "a\0b"}, "select is 'a\\x00b', expected text without a zero byte"),
+            ({"select": ["\ud800"]}, "select[0] is '\\ud800', expected text without surrogates"),
+            ({"to": 7}, "to is 7 of type int, expected a str"),
+            ({"dtype": "\ud800"}, "dtype is '\\ud800', expected text without surrogates"),
+            ({"jobs": 1.5}, "jobs is 1.5, expected an integer from 0 to 2^63 - 1"),
+            ({"jobs": True}, "jobs is True, expected an integer from 0 to 2^63 - 1"),
             ({"jobs": "2"}, "jobs is '2', expected a number"),
             ({"max_shard_bytes": None}, "max_shard_bytes is None, expected a number"),
         ]:
             self.expect(tessera.InvalidArgumentError, text, tessera.convert, SHARDED, there, **options)
-        for options, text in [({"dim": "x"}, "dim is 'x', expected a dimension"), ({"ranks": 2.0}, "ranks is 2.0, expected a number")]:
+        for options, text in [
+            ({"dim": "x"}, "dim is 'x', expected a dimension"),
+            ({"dim": False}, "dim is False, expected a dimension"),
+            ({"ranks": 2.0}, "ranks is 2.0, expected a number"),
+            ({"ranks": True}, "ranks is True, expected a number"),
+        ]:
             self.expect(tessera.InvalidArgumentError, text, tessera.reshard, SHARDED, there, **{"ranks": 2, **options})
         self.expect(tessera.InvalidArgumentError, "does not end in .safetensors, .pt", tessera.convert, SHARDED, b"x")
         self.assertEqual(list(self.folder.iterdir()), [])
@@ -62,6 +104,17 @@ class WrongUse(Folder):
         for options in ({"jobs": (1 << 64) + 1}, {"max_shard_bytes": 1 << 64}, {"ranks": (1 << 64) + 2}, {"dim": 1 << 64}):
             (name, value), *_ = options.items()
             self.expect(tessera.InvalidArgumentError, f"{name} is {value}", tessera.reshard, SHARDED, there, **{"ranks": 2, **options})
+
+    def test_an_empty_list_may_exclude_nothing_but_not_select_nothing(self):
+        for call in (
+            lambda **selection: tessera.convert(SHARDED, self.folder / "x.pt", **selection),
+            lambda **selection: tessera.reshard(SHARDED, self.folder / "x", 2, **selection),
+            lambda **selection: tessera.diff(SHARDED, SHARDED, **selection),
+        ):
+            for select in ([], (), iter([])):
+                text = "select is an empty list, expected globs, or None for all names"
+                self.expect(tessera.InvalidArgumentError, text, call, select=select)
+            self.assertEqual(call(exclude=[]).tensors, len(self.checkpoint))
 
     def test_any_integer_is_a_number(self):
         class Two:
@@ -85,6 +138,60 @@ class WrongUse(Folder):
         dates = numpy.zeros((3, 13), "M8[s]")
         self.expect(tessera.InvalidArgumentError, "has memory of dtype 'datetime64[s]'", self.checkpoint.read, NAME, out=dates)
         self.expect(tessera.InvalidArgumentError, "out has shape [13, 3]", self.checkpoint.read, NAME, out=dates.T)
+        for dtype, shown in (">M8[s]", ">M8[s]"), ([("a", "O"), ("b", "M8[s]")], "[('a', 'O'), ('b', '<M8[s]')]"):
+            text = f"out has dtype {shown!r}, expected that of int32 in native byte order, or void of 4 bytes"
+            self.expect(tessera.InvalidArgumentError, text, self.checkpoint.read, NAME, out=numpy.empty((3, 13), dtype))
+
+    def test_memory_of_another_format_is_refused_and_not_touched(self):
+        swapped = ">" if sys.byteorder == "little" else "<"
+        for name, dtype, shape, itemsize, forms in [
+            (NAME, "int32", (3, 13), 4, [f"{swapped}i", f"{swapped}l", "u", "4s", "2h", "T{i:x:}"]),
+            (WIDE, "float64", (2, 7), 8, ["O", "P", f"{swapped}d", "8s", "T{d:x:}"]),
+            (WIDE, "float64", (2, 7), 16, ["g", "16x", "Zg"]),
+            (HALF, "bfloat16", (5, 8), 2, [f"{swapped}e", "2s"]),
+        ]:
+            for form in forms:
+                memory = bytearray(itemsize * shape[0] * shape[1])
+                of_dtype = self.checkpoint[name].size_bytes // (shape[0] * shape[1])
+                text = f"out has format '{form}', expected that of {dtype} in native byte order, or void of {of_dtype} bytes"
+                out = array_of(memory, form, itemsize, shape)
+                self.expect(tessera.InvalidArgumentError, text, self.checkpoint.read, name, out=out)
+                self.assertEqual(memory, bytearray(len(memory)))
+
+    def test_memory_of_a_native_format_or_void_is_filled(self):
+        native = "<" if sys.byteorder == "little" else ">"
+        for golden, name, itemsize, forms in [
+            ("2.6-sharded", NAME, 4, ["i", "@i", "=i", f"{native}i", f"{native}l", "4x"]),
+            ("2.6-sharded", "model.layers.1.weight", 8, ["q", "l", "n", f"{native}q", "8x"]),
+            ("2.6-sharded", "model.layers.9.bias", 8, ["Q", "L", "N", "8x"]),
+            ("2.6-sharded", "model.layers.12.bias", 2, ["e", "2x"]),
+            ("2.6-sharded", "model.layers.2.weight", 1, ["?", "x", "1x"]),
+            ("2.6-sharded", WIDE, 8, ["d", "8x"]),
+            ("2.6-sharded", HALF, 2, ["2x"]),
+            ("2.6-dtensor", "model.layers.4.scale", 8, ["Zf", "F", "8x"]),
+            ("2.6-dtensor", "model.layers.22.bias", 16, ["Zd", "D", "16x"]),
+        ]:
+            with tessera.open(GOLDEN / "checkpoints" / golden / "ck") as checkpoint:
+                expected = bytearray(checkpoint[name].size_bytes)
+                checkpoint.read(name, out=expected)
+                for form in forms:
+                    memory = bytearray(len(expected))
+                    checkpoint.read(name, out=array_of(memory, form, itemsize, checkpoint[name].shape))
+                    self.assertEqual(memory, expected, form)
+
+    def test_memory_that_elements_share_is_refused_and_not_touched(self):
+        for strides in ((0, 4), (52, 0), (4, 4), (48, 4), (4, 8)):
+            memory = bytearray(156)
+            text = f"out has shape [3, 13] and strides {[stride // 4 for stride in strides]} in elements, expected separate memory for each element"
+            out = view_of(memory, "i", 4, (3, 13), strides)
+            self.expect(tessera.InvalidArgumentError, text, self.checkpoint.read, NAME, out=out)
+            self.assertEqual(memory, bytearray(156))
+        memory, row = bytearray(52), bytearray(self.checkpoint.read(NAME, 2))
+        self.checkpoint.read(NAME, slice(2, 3), view_of(memory, "i", 4, (1, 13), (0, 4)))
+        self.assertEqual(memory, row)
+        memory = bytearray(156)
+        self.checkpoint.read(NAME, out=view_of(memory, "i", 4, (3, 13), (4, 12)))
+        self.assertEqual(memory[8::12] + memory[9::12], row[::4] + row[1::4])
 
     def test_memory_cannot_be_resized_while_it_is_filled(self):
         out = bytearray(156)
@@ -167,7 +274,7 @@ class Command(Folder):
     def test_a_missing_command_is_named(self):
         result = self.run_module("--version", path=self.folder)
         self.assertEqual(result.returncode, 3)
-        self.assertRegex(result.stderr, r"^tessera: the command is neither at /.*/bin/tessera nor installed")
+        self.assertRegex(result.stderr, r"^tessera: the command is neither at /.*/bin/tessera nor installed, expected one of")
 
 
 class Description(unittest.TestCase):

@@ -206,6 +206,22 @@ def missing(device, folder):
     return "" if not any(value.any() for value in state.values()) else "the load has changed the state"
 
 
+def targets(device, folder):
+    """What cannot hold the loaded elements is refused by name; a conjugate view gets the saved values."""
+    saved = torch.complex(torch.arange(150.0), torch.ones(150))
+    tessera.torch.save({"weight": saved}, folder / "targets")
+    expanded = torch.zeros((), dtype=saved.dtype).expand(150)
+    try:
+        tessera.torch.load({"weight": expanded}, folder / "targets")
+        return "the load to an expanded tensor did not fail"
+    except dcp.api.CheckpointException as error:
+        if "expected separate memory for each element" not in str(error.failures):
+            return str(error)
+    view = torch.zeros(150, dtype=saved.dtype).conj()
+    tessera.torch.load({"weight": view}, folder / "targets")
+    return "" if view.resolve_conj().eq(saved).all() else "the conjugate view has other values"
+
+
 def in_order(device, folder):
     """A save reads what the current stream computes, though it has not yet."""
     module = torch.get_device_module(device)
@@ -226,6 +242,7 @@ CHECKS = {
     "an error of the device is that of the save": failing,
     "tensors without elements are refused": without_elements,
     "a load that lacks a tensor changes nothing": missing,
+    "tensors that cannot hold the elements are refused": targets,
 }
 
 
