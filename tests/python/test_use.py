@@ -85,15 +85,15 @@ class WrongUse(Folder):
             ({"dtype": "\ud800"}, "dtype is '\\ud800', expected text without surrogates"),
             ({"jobs": 1.5}, "jobs is 1.5, expected an integer from 0 to 2^63 - 1"),
             ({"jobs": True}, "jobs is True, expected an integer from 0 to 2^63 - 1"),
-            ({"jobs": "2"}, "jobs is '2', expected a number"),
-            ({"max_shard_bytes": None}, "max_shard_bytes is None, expected a number"),
+            ({"jobs": "2"}, "jobs is '2', expected an integer from 0 to 2^63 - 1"),
+            ({"max_shard_bytes": None}, "max_shard_bytes is None, expected an integer from 0 to 2^63 - 1"),
         ]:
             self.expect(tessera.InvalidArgumentError, text, tessera.convert, SHARDED, there, **options)
         for options, text in [
             ({"dim": "x"}, "dim is 'x', expected a dimension"),
             ({"dim": False}, "dim is False, expected a dimension"),
-            ({"ranks": 2.0}, "ranks is 2.0, expected a number"),
-            ({"ranks": True}, "ranks is True, expected a number"),
+            ({"ranks": 2.0}, "ranks is 2.0, expected an integer from 0 to 2^63 - 1"),
+            ({"ranks": True}, "ranks is True, expected an integer from 0 to 2^63 - 1"),
         ]:
             self.expect(tessera.InvalidArgumentError, text, tessera.reshard, SHARDED, there, **{"ranks": 2, **options})
         self.expect(tessera.InvalidArgumentError, "does not end in .safetensors, .pt", tessera.convert, SHARDED, b"x")

@@ -234,7 +234,7 @@ TEST_F(VerifyTest, AnArchiveOfAnotherShapeIsNamed) {
 
 TEST_F(VerifyTest, AnItemBehindTheEndOfItsFileIsNamed) {
   change_metadata([](dcp::Metadata& metadata) { entry(metadata, "model.2.bias").items[0].offset_bytes = 1'000'000; });
-  EXPECT_PROBLEM(verify(checkpoint_), "at byte 1000000", "model.2.bias", "the file has");
+  EXPECT_PROBLEM(verify(checkpoint_), "at byte 1000000", "model.2.bias", "expected them within the file's");
 }
 
 TEST_F(VerifyTest, AnItemThatIsNotSaidWhereIsNamed) {
