@@ -73,9 +73,8 @@ class ShardedGradScaler {
   double get_growth_factor() const { return options_.growth_factor; }
   double get_backoff_factor() const { return options_.backoff_factor; }
   std::int64_t get_growth_interval() const { return options_.growth_interval; }
-  // Each throws `Error(invalid_argument)` for a value out of its range; nothing is set then. A factor of 1 is permitted
-  // here: it keeps the scale as it is.
-
+  // Set an option. Throw `Error(invalid_argument)` for a value out of its range; nothing is set then. A factor of 1 is
+  // permitted here and keeps the scale as it is.
   void set_growth_factor(double factor);
   void set_backoff_factor(double factor);
   void set_growth_interval(std::int64_t interval);
@@ -86,8 +85,8 @@ class ShardedGradScaler {
   StateDict state_dict() const;
   /// Loads a state dict of this class or of PyTorch's GradScaler. Other keys are ignored. Does nothing if scaling is
   /// not enabled. Throws `Error(invalid_argument)` if a key is missing, or if its value has another kind or is out of
-  /// range: for factors and interval that of the setters, for _growth_tracker 0 to 2^31 - 1, and 0 is no scale. Nothing
-  /// is set then.
+  /// range: that of the setters, for _growth_tracker 0 to 2^31 - 1, and for scale a float32 above 0. Nothing is set
+  /// then.
   void load_state_dict(const StateDict& state_dict);
 
  private:
