@@ -7,6 +7,7 @@
 #include "checkpoint/save/item_layouts.h"
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/internal/file_names.h"
+#include "tessera/checkpoint/internal/shard_dim.h"
 #include "tessera/format/dcp_metadata.h"
 #include "tessera/layout/sharding.h"
 
@@ -180,14 +181,6 @@ void place_by_files(DcpLayout& layout, const Checkpoint& like, const TensorInfo&
   }
 }
 
-// Returns the dimension to shard: `dim`, counted from the end if it is negative, or the last one of a tensor without
-// it.
-std::int64_t dim_to_shard(const TensorInfo& tensor, std::int64_t dim) {
-  const auto dims = static_cast<std::int64_t>(tensor.shape.size());
-  const std::int64_t from_first = dim < 0 ? dim + dims : dim;
-  return from_first < 0 || from_first >= dims ? dims - 1 : from_first;
-}
-
 }  // namespace
 
 DcpLayout layout_of_source(const OutputSource& source) {
@@ -224,7 +217,8 @@ DcpLayout layout_for_ranks(const OutputSource& source, const ReshardOptions& opt
       layout.ranks[0].push_back({i, Box::full(info.shape)});
       continue;
     }
-    const BoxList boxes = chunk_boxes(info.shape, dim_to_shard(info, options.dim), options.ranks);
+    const std::int64_t dim = dim_to_shard(static_cast<std::int64_t>(info.shape.size()), options.dim);
+    const BoxList boxes = chunk_boxes(info.shape, dim, options.ranks);
     for (std::size_t r = 0; r < boxes.size(); ++r) {
       if (!is_empty(boxes[r])) layout.ranks[static_cast<std::int64_t>(r)].push_back({i, Box(boxes[r])});
     }

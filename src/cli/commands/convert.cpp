@@ -19,6 +19,7 @@
 #include "cli/text/text_table.h"
 #include "tessera/base/bytes.h"
 #include "tessera/base/dtype.h"
+#include "tessera/checkpoint/internal/shard_dim.h"
 #include "tessera/checkpoint/report_json.h"
 
 namespace tessera::cli {
@@ -245,9 +246,7 @@ void check_pieces(const ReshardFlags& flags, const checkpoint::Checkpoint& sourc
   double pieces = 0;
   for (const checkpoint::TensorInfo& tensor : source.tensors()) {
     if (!flags.selection.takes(tensor.name) || tensor.shape.empty()) continue;
-    const auto dims = static_cast<std::int64_t>(tensor.shape.size());
-    const std::int64_t from_first = flags.dim < 0 ? flags.dim + dims : flags.dim;
-    const std::int64_t dim = from_first < 0 || from_first >= dims ? dims - 1 : from_first;
+    const std::int64_t dim = checkpoint::dim_to_shard(static_cast<std::int64_t>(tensor.shape.size()), flags.dim);
     pieces += static_cast<double>(std::min(flags.ranks, tensor.shape[static_cast<std::size_t>(dim)]));
   }
   if (pieces <= kMaxPieces || flags.large) return;
