@@ -14,6 +14,7 @@
 #include "tessera/base/bytes.h"
 #include "tessera/checkpoint/internal/save_steps.h"
 #include "tessera/checkpoint/storage.h"
+#include "tessera/format/internal/json_path.h"
 
 struct tessera_save {
   tessera::checkpoint::FlatState state;
@@ -71,18 +72,13 @@ class StateColumns {
 
   Path path_of(std::size_t row) const {
     if (columns_.paths == nullptr || columns_.paths[row] == nullptr) return {name_};
-    const auto json = nlohmann::json::parse(columns_.paths[row], nullptr, false);
+    const auto parts = nlohmann::json::parse(columns_.paths[row], nullptr, false);
     Path path;
-    if (!json.is_array()) refuse("has the path {}, expected a JSON array", printable(columns_.paths[row]));
-    for (const auto& key : json) {
-      if (key.is_string()) {
-        path.emplace_back(key.get<std::string>());
-      } else if (key.is_number_integer() &&
-                 !(key.is_number_unsigned() && key.get<std::uint64_t>() > std::uint64_t{INT64_MAX})) {
-        path.emplace_back(key.get<std::int64_t>());
-      } else {
-        refuse("has the path {}, expected texts and integers from -2^63 to 2^63 - 1", printable(columns_.paths[row]));
-      }
+    if (!parts.is_array()) refuse("has the path {}, expected a JSON array", printable(columns_.paths[row]));
+    for (const auto& each : parts) {
+      std::optional<Key> part = json::path_part(each);
+      if (!part) refuse("has the path {}, expected {}", printable(columns_.paths[row]), json::kPathParts);
+      path.push_back(*std::move(part));
     }
     return path;
   }

@@ -187,7 +187,7 @@ TEST_F(CStateTest, AColumnOrAnElementThatIsNullIsNamed) {
 TEST_F(CStateTest, AnIndexInAPathHas64Bits) {
   const char* paths[] = {R"(["w", 9223372036854775808])", nullptr};
   state_.paths = paths;
-  expect_invalid(begin(), "expected texts and integers from -2^63 to 2^63 - 1");
+  expect_invalid(begin(), "expected strings and integers from -2^63 to 2^63 - 1");
 }
 
 TEST_F(CStateTest, CallsOutOfOrderNameTheCallThatIsMissing) {

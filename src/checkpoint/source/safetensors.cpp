@@ -14,6 +14,7 @@
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/internal/file_names.h"
 #include "tessera/checkpoint/sidecar.h"
+#include "tessera/format/internal/json_path.h"
 #include "tessera/format/python_value.h"
 #include "tessera/format/safetensors.h"
 
@@ -194,15 +195,12 @@ class SafetensorsSource final : public SourceBackend {
     if (!items.is_array()) fail(ErrorCode::corrupt, "found a JSON {}, expected a list", items.type_name());
     Path result;
     for (const Json& item : items) {
-      if (item.is_string()) {
-        result.emplace_back(item.get<std::string>());
-      } else if (item.is_number_integer() &&
-                 !(item.is_number_unsigned() && item.get<std::uint64_t>() > std::uint64_t{INT64_MAX})) {
-        result.emplace_back(item.get<std::int64_t>());
-      } else {
-        fail(ErrorCode::corrupt, "found {} in the path, expected strings and integers from -2^63 to 2^63 - 1",
-             item.is_number() ? item.dump() : fmt::format("a JSON {}", item.type_name()));
+      std::optional<Key> part = json::path_part(item);
+      if (!part) {
+        fail(ErrorCode::corrupt, "found {} in the path, expected {}",
+             item.is_number() ? item.dump() : fmt::format("a JSON {}", item.type_name()), json::kPathParts);
       }
+      result.push_back(*std::move(part));
     }
     return result;
   }

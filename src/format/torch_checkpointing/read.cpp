@@ -1,11 +1,12 @@
 #include <algorithm>
-#include <limits>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
 #include <utility>
 
 #include "tessera/base/checked.h"
 #include "tessera/base/error.h"
+#include "tessera/format/internal/json_path.h"
 #include "tessera/format/pickle_reader.h"
 #include "tessera/format/python_value.h"
 #include "tessera/format/torch_checkpointing.h"
@@ -200,23 +201,19 @@ class MetadataReader {
   }
 
   Path path(const std::string& json_text, const std::string& what) const {
-    const nlohmann::json json = nlohmann::json::parse(json_text, nullptr, false);
-    if (!json.is_array()) {
+    const nlohmann::json parts = nlohmann::json::parse(json_text, nullptr, false);
+    if (!parts.is_array()) {
       fail(ErrorCode::corrupt, "{}: {}: the path {} is not a JSON list, expected one such as [\"layers\", 0]", name_,
            what, printable(json_text));
     }
     Path result;
-    for (const nlohmann::json& part : json) {
-      if (part.is_string()) {
-        result.emplace_back(part.get<std::string>());
-      } else if (part.is_number_integer() &&
-                 !(part.is_number_unsigned() && part.get<std::uint64_t>() > std::numeric_limits<std::int64_t>::max())) {
-        result.emplace_back(part.get<std::int64_t>());
-      } else {
-        fail(ErrorCode::corrupt,
-             "{}: {}: the path {} has a part of type {}, expected strings and ints from -2^63 to 2^63 - 1", name_, what,
-             printable(json_text), part.type_name());
+    for (const nlohmann::json& each : parts) {
+      std::optional<Key> part = json::path_part(each);
+      if (!part) {
+        fail(ErrorCode::corrupt, "{}: {}: the path {} has a part of type {}, expected {}", name_, what,
+             printable(json_text), each.type_name(), json::kPathParts);
       }
+      result.push_back(*std::move(part));
     }
     return result;
   }

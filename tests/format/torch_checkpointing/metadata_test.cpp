@@ -102,7 +102,7 @@ TEST(TorchCheckpointingMetadataTest, MissingFieldsAndWrongKindsAreErrors) {
   EXPECT_ERROR(read_changed("[\"count\"]", "[\"count\"}"), ErrorCode::corrupt,
                "is not a JSON list, expected one such as [\"layers\", 0]");
   EXPECT_ERROR(read_changed("[\"count\"]", "[{\"c\":0}]"), ErrorCode::corrupt,
-               "a part of type object, expected strings and ints from -2^63 to 2^63 - 1");
+               "a part of type object, expected strings and integers from -2^63 to 2^63 - 1");
   Bytes list;
   pickle::Writer writer(list, 4);
   writer.empty_list();
