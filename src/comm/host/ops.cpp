@@ -17,6 +17,10 @@ using Kind = OpHeader::Kind;
 
 // What is copied before others are told, so that they read it while it is in the cache.
 constexpr std::size_t kBlockBytes = std::size_t{64} << 10;
+// Blocks of reductions. Law: each is a multiple of kBlockUnit, and that of the size of every element, so that no block
+// begins or ends within an element.
+constexpr std::size_t kLeastBlockBytes = 4096, kBlockUnit = alignof(OpHeader);
+static_assert(kBlockBytes % kBlockUnit == 0 && kLeastBlockBytes % kBlockUnit == 0);
 
 std::uint8_t* bytes_of(const at::Tensor& tensor) { return static_cast<std::uint8_t*>(tensor.data_ptr()); }
 
@@ -98,6 +102,10 @@ std::vector<at::Tensor> divided(const at::Tensor& tensor, const std::vector<std:
     begin += numel;
   }
   return parts;
+}
+
+std::size_t reduction_block_bytes(std::size_t ring_bytes, std::size_t parts) {
+  return std::clamp(ring_bytes / 2 / parts / kBlockUnit * kBlockUnit, kLeastBlockBytes, kBlockBytes);
 }
 
 HostOp::HostOp(const Host& host, const OpHeader& header, std::vector<at::Tensor> kept)
@@ -300,6 +308,9 @@ class PieceCursor {
 
 // A collective in which each rank reduces one part of what all have, of which all ranks send blocks in turn: a row has
 // a block of each part but the rank's own.
+//
+// Law: it ends even if a row is larger than a ring. A rank that waits for its block has skipped what precedes it in all
+// streams. So if the ranks before it have reduced their blocks of the row, all writers have room for its block.
 class Reduction final : public HostOp {
  public:
   // With one part, each rank reduces all of it.
@@ -314,8 +325,7 @@ class Reduction final : public HostOp {
         parts_(std::move(parts)),
         own_(parts_[is_shared_ ? 0 : static_cast<std::size_t>(host.rank())]) {
     for (const MemoryPieces& part : parts_) part_bytes_.push_back(size_of(part));
-    const std::size_t in_row = is_shared_ ? 1 : parts_.size() - 1;
-    block_bytes_ = std::clamp(host.ring_bytes() / 2 / in_row, std::size_t{4096}, kBlockBytes);
+    block_bytes_ = reduction_block_bytes(host.ring_bytes(), is_shared_ ? 1 : parts_.size() - 1);
     const std::size_t most = *std::max_element(part_bytes_.begin(), part_bytes_.end());
     rows_ = (most + block_bytes_ - 1) / block_bytes_;
     std::vector<PieceCursor> cursors(parts_.begin(), parts_.end());
@@ -376,13 +386,16 @@ class Reduction final : public HostOp {
     for (; row_ < rows_; ++row_) {
       const std::size_t size_bytes = block_of(is_shared_ ? 0 : static_cast<std::size_t>(host.rank()), row_);
       if (is_shared_ && sent_bytes() < row_ * block_bytes_ + size_bytes) return;
+      bool have_all_come = true;
       for (int r = 0; r < host.size(); ++r) {
         if (r == host.rank()) continue;
-        if (!source(r).has_begun) return;
-        if (is_positioned_[static_cast<std::size_t>(r)] == 0) skip_blocks(host, r, /*before=*/true);
-        is_positioned_[static_cast<std::size_t>(r)] = 1;
-        if (host.available(r) < size_bytes) return;
+        if (source(r).has_begun && is_positioned_[static_cast<std::size_t>(r)] == 0) {
+          skip_blocks(host, r, /*before=*/true);
+          is_positioned_[static_cast<std::size_t>(r)] = 1;
+        }
+        have_all_come = have_all_come && source(r).has_begun && host.available(r) >= size_bytes;
       }
+      if (!have_all_come) return;
       reduce_block(host, size_bytes);
       for (int r = 0; r < host.size(); ++r) {
         if (r == host.rank()) continue;

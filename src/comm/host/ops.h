@@ -27,6 +27,10 @@ std::vector<std::vector<at::Tensor>> each_alone(const std::vector<at::Tensor>& t
 std::vector<at::Tensor> parts_of(const at::Tensor& tensor, int parts);
 std::vector<at::Tensor> divided(const at::Tensor& tensor, const std::vector<std::int64_t>& numels);
 
+// Returns how many bytes of each part one row of a reduction has, of `parts` that a rank sends. Law: a multiple of
+// alignof(OpHeader), and so of the size of every element, and less than a ring.
+std::size_t reduction_block_bytes(std::size_t ring_bytes, std::size_t parts);
+
 // What all ranks of a collective have in common. Headers, and so elements, are aligned.
 struct alignas(64) OpHeader {
   enum class Kind : std::uint32_t { barrier = 1, broadcast, all_gather, all_to_all, reduce_scatter, all_reduce };
