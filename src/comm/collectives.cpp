@@ -13,6 +13,7 @@
 #include <numeric>
 
 #include "comm/group_impl.h"
+#include "comm/timeout.h"
 
 namespace tessera {
 
@@ -106,6 +107,8 @@ class Checks {
     if (tensor.is_meta()) refuse("{} is on meta, expected a device with memory", what);
     if (tensor.layout() != at::kStrided || !tensor.is_contiguous())
       refuse("{} is not contiguous, expected a contiguous tensor", what);
+    if (tensor.is_conj() || tensor.is_neg())
+      refuse("{} is a conjugated or negated view, expected a plain tensor, as resolve_conj() returns", what);
   }
   void check_root(int root) const {
     if (root < 0 || root >= group_.size()) refuse("root {}, expected 0 to {}", root, group_.size() - 1);
@@ -118,12 +121,18 @@ class Checks {
     if (out.device() != in.device())
       refuse("out is on {}, in on {}, expected the same device", out.device().str(), in.device().str());
   }
-  // Checks that `full` has one `part` for each rank.
+  // Checks that `full` has one `part` for each rank, and that they overlap at most where `part` is that of this rank:
+  // other ranks' parts of `full` are read or written while `part` is.
   void check_parts(const at::Tensor& full, std::string_view name, const at::Tensor& part) const {
     if (full.numel() != part.numel() * group_.size()) {
       refuse("{} has {} elements, expected {} x {}, one part for each rank", name, full.numel(), group_.size(),
              part.numel());
     }
+    const auto begin_of = [](const at::Tensor& tensor) { return reinterpret_cast<std::uintptr_t>(tensor.data_ptr()); };
+    const std::uintptr_t begin = begin_of(part), in = begin_of(full);
+    const bool overlap = begin < in + full.nbytes() && in < begin + part.nbytes();
+    if (overlap && begin != in + static_cast<std::size_t>(group_.rank) * part.nbytes())
+      refuse("out and in overlap, expected memory of their own, or this rank's part of {}", name);
   }
   void check_reduction(const at::Tensor& tensor, ReduceOp op) const {
     const at::ScalarType dtype = tensor.scalar_type();
@@ -451,12 +460,17 @@ void ProcessGroup::scatter(const at::Tensor& out, const at::Tensor& in, int root
 }
 
 void ProcessGroup::barrier(std::optional<std::chrono::milliseconds> limit) const {
+  check_alone(*impl_, "barrier", [&] {
+    if (limit && limit->count() <= 0)
+      Checks(*impl_, "barrier").refuse("timeout {} ms, expected more than 0", limit->count());
+  });
   if (impl_->is_alone()) return;
   if (!limit) return check_call("barrier", [](CallArguments&) {});  // all ranks have called it when this returns
   ::c10d::BarrierOptions options;
-  options.timeout = *limit;
+  options.timeout = comm::bounded(*limit);
   impl_->run(
-      "barrier", impl_->transports.control, [&](comm::Backend& backend) { return backend.barrier(options); }, *limit);
+      "barrier", impl_->transports.control, [&](comm::Backend& backend) { return backend.barrier(options); },
+      options.timeout);
 }
 
 }  // namespace tessera

@@ -2,7 +2,10 @@
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
+#include <functional>
 #include <numeric>
 #include <utility>
 #include <vector>
@@ -33,10 +36,13 @@ void check(const ProcessGroup& group, std::string_view call, const at::Tensor& t
   }
 }
 
-// Compares the ranks' calls. The collective may then start without a comparison of its own.
-void compare(const ProcessGroup& group, std::string_view call, const at::Tensor& tensor, Rows rows) {
+// Compares the ranks' calls, after further checks of this rank's. The collective may then start without a comparison of
+// its own.
+void compare(const ProcessGroup& group, std::string_view call, const at::Tensor& tensor, Rows rows,
+             const std::function<void()>& check_more = {}) {
   group.check_call(call, [&](CallArguments& arguments) {
     check(group, call, tensor, rows);
+    if (check_more) check_more();
     arguments.add("dtype", c10::toString(tensor.scalar_type()))
         .add_list("sizes", tensor.sizes().slice(rows == Rows::may_differ ? 1 : 0));
   });
@@ -53,17 +59,20 @@ at::Tensor rows_like(const at::Tensor& tensor, std::int64_t rows) {
   return at::empty(sizes, tensor.options().requires_grad(false));
 }
 
+// Returns a tensor whose elements are in memory as they are.
+at::Tensor plain(const at::Tensor& tensor) { return tensor.resolve_conj().resolve_neg().contiguous(); }
+
 at::Tensor gathered(const ProcessGroup& group, const at::Tensor& tensor) {
   compare(group, "functional::all_gather", tensor, Rows::equal);
   at::Tensor out = rows_like(tensor, tensor.size(0) * group.size());
-  group.start_all_gather_into(out, tensor.contiguous()).wait();
+  group.start_all_gather_into(out, plain(tensor)).wait();
   return out;
 }
 
 at::Tensor reduced_and_scattered(const ProcessGroup& group, const at::Tensor& tensor) {
   compare(group, "functional::reduce_scatter", tensor, Rows::one_part_for_each_rank);
   at::Tensor out = rows_like(tensor, tensor.size(0) / group.size());
-  group.start_reduce_scatter_into(out, tensor.contiguous()).wait();
+  group.start_reduce_scatter_into(out, plain(tensor)).wait();
   return out;
 }
 
@@ -76,15 +85,22 @@ at::Tensor summed(const ProcessGroup& group, const at::Tensor& tensor) {
 
 at::Tensor exchanged(const ProcessGroup& group, const at::Tensor& tensor, const Splits& out_splits,
                      const Splits& in_splits) {
-  compare(group, "functional::all_to_all", tensor, Rows::may_differ);
-  at::Tensor out = rows_like(tensor, std::accumulate(out_splits.begin(), out_splits.end(), std::int64_t{0}));
+  constexpr std::string_view kCall = "functional::all_to_all";
+  at::Tensor out;
+  compare(group, kCall, tensor, Rows::may_differ, [&] {
+    for (const Splits& splits : {out_splits, in_splits}) {
+      if (std::any_of(splits.begin(), splits.end(), [](std::int64_t split) { return split < 0; }))
+        fail(ErrorCode::invalid_argument, "{}: splits [{}], expected none below 0", kCall, fmt::join(splits, ", "));
+    }
+    out = rows_like(tensor, std::accumulate(out_splits.begin(), out_splits.end(), std::int64_t{0}));
+  });
   std::int64_t row = 1;
   for (const std::int64_t size : tensor.sizes().slice(1)) row *= size;
   const auto elements = [row](Splits rows) {
     for (std::int64_t& count : rows) count *= row;
     return rows;
   };
-  group.all_to_all(out, tensor.contiguous(), elements(out_splits), elements(in_splits));
+  group.all_to_all(out, plain(tensor), elements(out_splits), elements(in_splits));
   return out;
 }
 

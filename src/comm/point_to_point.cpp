@@ -114,6 +114,8 @@ void check_message(const ProcessGroup::Impl& group, std::string_view name, const
   if (tensor.is_meta()) refuse("is on meta, expected a device with memory");
   if (tensor.layout() != at::kStrided) refuse("is not strided, expected a strided tensor");
   if (!tensor.is_contiguous()) refuse("is not contiguous, expected a contiguous tensor");
+  if (tensor.is_conj() || tensor.is_neg())
+    refuse("is a conjugated or negated view, expected a plain tensor, as resolve_conj() returns");
 }
 
 comm::Call begin_call(const ProcessGroup::Impl& group, std::string_view name, const Direction& way) {

@@ -1,7 +1,9 @@
 #include "tessera/comm/internal/step.h"
 
 #include <charconv>
+#include <numeric>
 #include <thread>
+#include <vector>
 
 #include "comm/exceptions.h"
 #include "comm/group_impl.h"
@@ -25,7 +27,7 @@ Note note_of(const std::string& text) {
   return note;
 }
 
-// The key of a rank's note, and of the last note of any rank.
+// The key of a rank's note, and of that of any rank, which is written after it.
 std::string key_of(const std::string& group, std::uint64_t number, int rank) {
   return fmt::format("left/{}/{}/{}", number, rank, group);
 }
@@ -48,15 +50,17 @@ void ProcessGroup::Impl::leave_step(std::string_view step, std::string_view reas
 }
 
 std::string ProcessGroup::Impl::left_by_others(const comm::Call& call) const {
-  std::string text;
   try {
-    text = liveness->read(key_of(name, left_steps_ + 1));
+    if (liveness->read(key_of(name, left_steps_ + 1)).empty()) return {};
+    // Ranks may have left after different calls.
+    for (int other = 0; other < size(); ++other) {
+      const Note note = note_of(liveness->read(key_of(name, left_steps_ + 1, other)));
+      if (!note.text.empty() && call.number > note.calls) return note.text;
+    }
   } catch (...) {
     // The store is gone. The thread of Liveness reports that.
   }
-  if (text.empty()) return {};
-  const Note note = note_of(text);
-  return call.number > note.calls ? note.text : std::string();
+  return {};
 }
 
 void ProcessGroup::Impl::meet_after_left_step(const comm::Call& call) {
@@ -70,17 +74,22 @@ void ProcessGroup::Impl::meet_after_left_step(const comm::Call& call) {
   };
   for (; met_steps_ < left_steps_; ++met_steps_) {
     const Note mine = read(rank);
-    for (int other = 0; other < size(); ++other) {
-      Note note = read(other);
-      while (note.text.empty()) {
-        if (const std::string why = liveness->failure(); !why.empty()) fail_as(call, why);
-        const auto waited =
-            std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - begin);
-        if (waited >= timeout) fail_as(call, liveness->explain_timeout(world_ranks, call, waited));
-        std::this_thread::sleep_for(std::chrono::milliseconds(2));
-        note = read(other);
-      }
-      if (mine.calls != note.calls) fail_as(call, liveness->report(fmt::format("{}; {}", mine.text, note.text)));
+    std::vector<int> missing(static_cast<std::size_t>(size()));
+    std::iota(missing.begin(), missing.end(), 0);
+    const auto has_left = [&](int other) {
+      const Note note = read(other);
+      if (!note.text.empty() && mine.calls != note.calls)
+        fail_as(call, liveness->report(fmt::format("{}; {}", mine.text, note.text)));
+      return !note.text.empty();
+    };
+    for (;;) {
+      std::erase_if(missing, has_left);
+      if (missing.empty()) break;
+      if (const std::string why = liveness->failure(); !why.empty()) fail_as(call, why);
+      const auto waited =
+          std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - begin);
+      if (waited >= timeout) fail_as(call, liveness->explain_timeout(world_ranks, call, waited));
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
     }
   }
   liveness->record_reason({});

@@ -117,6 +117,16 @@ TEST_P(CollectivesTest, ReduceScatterOfEveryOperation) {
   });
 }
 
+TEST_P(CollectivesTest, APartMayBeInTheMemoryOfAllParts) {
+  run_local(world(), [&](const ProcessGroup& group) {
+    const at::Tensor all = at::ones({2 * world()}), own = all.narrow(0, 2 * group.rank(), 2);
+    group.reduce_scatter_into(own, all);
+    EXPECT_TRUE(at::equal(own, at::full({2}, world(), at::kFloat)));
+    group.all_gather_into(all, own.fill_(group.rank()));
+    EXPECT_TRUE(at::equal(all, at::arange(world(), at::kFloat).repeat_interleave(2)));
+  });
+}
+
 // Rank r sends (r + 2 s) % 4 elements to rank s, which is none for some.
 TEST_P(CollectivesTest, AllToAllWithSplitsThatDiffer) {
   run_local(world(), [&](const ProcessGroup& group) {
@@ -333,6 +343,11 @@ TEST(ArgumentsTest, AreRefusedBeforeAnythingIsSent) {
     refuse([&] { group.subgroup(twice); }, "subgroup", "each once");
     refuse([&] { group.subgroup({}); }, "subgroup", "ranks []");
     refuse([&] { group.all_to_all_bytes(std::vector<Bytes>(3)); }, "all_to_all_bytes", "3 parts");
+    for (const std::int64_t begin : {1, 2 - 2 * group.rank()}) {
+      const at::Tensor part = four.narrow(0, begin, 2);
+      refuse([&] { group.reduce_scatter_into(part, four); }, "reduce_scatter_into", "out and in overlap");
+      refuse([&] { group.all_gather_into(four, part); }, "all_gather_into", "out and in overlap");
+    }
     group.barrier();  // the group is not broken
   });
   EXPECT_ERROR(run_local(0, [](const ProcessGroup&) {}), ErrorCode::invalid_argument, "run 0 local ranks");

@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <pthread.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include <chrono>
@@ -15,6 +16,7 @@
 #include "support/child_process.h"
 #include "support/error_matchers.h"
 #include "support/rank_processes.h"
+#include "tessera/comm/internal/step.h"
 #include "tessera/comm/local_ranks.h"
 
 namespace tessera {
@@ -185,6 +187,67 @@ TEST(FailureTest, OptionsThatCannotBeMeant) {
   options.backend = "smoke";
   options.master_port = free_port();
   EXPECT_ERROR(init_process_group(options), ErrorCode::unsupported, "no backend 'smoke'", "expected one of: gloo");
+}
+
+TEST(FailureTest, ATimeoutThatIsNotPositiveIsRefused) {
+  EXPECT_ERROR(run_local(2, [](const ProcessGroup&) {}, {.timeout = milliseconds(0)}), ErrorCode::invalid_argument,
+               "run 2 local ranks: timeout 0 ms, expected more than 0");
+  EXPECT_ERROR(ProcessGroup().barrier(milliseconds(-1)), ErrorCode::invalid_argument, "barrier on rank 0",
+               "timeout -1 ms, expected more than 0");
+  run_local(2, [](const ProcessGroup& group) {
+    if (group.rank() == 1) {
+      EXPECT_ERROR(group.barrier(milliseconds(0)), ErrorCode::invalid_argument, "timeout 0 ms, expected more than 0");
+    } else {
+      EXPECT_ERROR(group.barrier(kLongTimeout), ErrorCode::rank_failure, "rank 1 refused barrier");
+    }
+  });
+}
+
+TEST(FailureTest, TheLongestTimeoutsAreLong) {
+  InitOptions options = quick();
+  options.timeout = options.liveness = milliseconds::max();
+  testing::expect_good_processes(2, options, [](const ProcessGroup& group) { group.barrier(milliseconds::max()); });
+  run_local(2, [](const ProcessGroup& group) { group.barrier(); }, {.timeout = milliseconds::max()});
+}
+
+TEST(FailureTest, LocalRanksWithoutThreadsAreAnError) {
+  pthread_attr_t attributes;
+  ::pthread_attr_init(&attributes);
+  ASSERT_EQ(::pthread_attr_setstacksize(&attributes, std::size_t{1} << 47), 0);
+  ASSERT_EQ(::pthread_setattr_default_np(&attributes), 0);
+  EXPECT_ERROR(run_local(2, [](const ProcessGroup&) {}), ErrorCode::io, "run 2 local ranks: the system refused (",
+               "expected threads for each rank");
+}
+
+// Rank 1 leaves a step after fewer calls than rank 2, and is noted first.
+TEST(FailureTest, OfRanksThatLeaveAStepTheOneThatIsMissedIsNamed) {
+  run_local(3, [](const ProcessGroup& group) {
+    const ProcessGroup other = *group.subgroup(std::vector<int>{0, 1, 2});
+    const at::Tensor x = at::ones({1}), y = at::ones({1});
+    if (group.rank() == 1) comm::leave_step(group, "a step", "no memory");
+    other.barrier();
+    if (group.rank() == 2) {
+      group.start_all_reduce(x);
+      group.start_all_reduce(y);
+      comm::leave_step(group, "a step", "no time");
+    }
+    other.barrier();
+    if (group.rank() == 0) {
+      EXPECT_ERROR(group.start_all_reduce(x).wait(), ErrorCode::rank_failure, "rank 1 left a step: no memory");
+    }
+    EXPECT_ERROR(other.barrier(), ErrorCode::rank_failure, "rank 1 left a step: no memory");
+  });
+}
+
+TEST(FailureTest, RanksThatLeftAStepAfterDifferentCallsNeedNoThirdToFindOut) {
+  run_local(3, [](const ProcessGroup& group) {
+    const ProcessGroup other = *group.subgroup(std::vector<int>{0, 1, 2});
+    const at::Tensor x = at::ones({1});
+    if (group.rank() == 2) group.start_all_reduce(x);
+    if (group.rank() != 0) comm::leave_step(group, "a step", "no memory");
+    const ProcessGroup& next = group.rank() == 0 ? other : group;
+    EXPECT_ERROR(next.barrier(), ErrorCode::rank_failure, "rank 1 left a step: no memory", "rank 2 left a step");
+  });
 }
 
 // Ends between a wait that timed out and the query whether it has ended.

@@ -7,13 +7,16 @@
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
+#include <future>
 #include <numeric>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "comm/host_cases.h"
 #include "support/chaos.h"
+#include "support/child_process.h"
 #include "support/rank_processes.h"
 #include "tessera/comm/internal/shared_memory.h"
 #include "tessera/comm/local_ranks.h"
@@ -79,6 +82,14 @@ TEST(HostMemoryTest, SumsAreInTheOrderOfTheRanksForEverySize) {
       }
     });
   }
+}
+
+// The first number of ranks whose rings have no room for rows of the largest blocks.
+TEST(HostMemoryTest, SumsOfTwelveRanks) {
+  run_local(12, [](const ProcessGroup& group) {
+    EXPECT_TRUE(SharedMemory::is_available(group));
+    expect_sums(group, 20'000, at::kFloat, [](std::int64_t numel) { return sum_in_order(12, numel, at::kFloat); });
+  });
 }
 
 TEST(HostMemoryTest, ElementsMoveWhateverTheirSizes) {
@@ -219,6 +230,32 @@ TEST(HostMemoryTest, ARankThatIsKilledIsNamed) {
   }
 }
 
+// A process that closes any descriptor of the memory loses its locks, by which others know that it lives.
+TEST(HostMemoryTest, RanksThatAreThreadsOfASecondProcessAreAlive) {
+  InitOptions options = quick();
+  options.world_size = 3;
+  options.master_port = free_port();
+  const auto run = [options](int rank) {
+    InitOptions own = options;
+    own.rank = rank;
+    const ProcessGroup group = init_process_group(own);
+    const at::Tensor x = at::ones({3});
+    for (int late = 1; late < 3; ++late) {
+      // The others look whether it lives.
+      if (rank == late) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      group.start_all_reduce(x).wait();
+    }
+    if (!at::equal(x, at::full({3}, 9, at::kFloat))) throw std::runtime_error("wrong sum");
+  };
+  const pid_t second = testing::start_child([&] {
+    std::future<void> other = std::async(std::launch::async, run, 2);
+    run(1);
+    other.get();
+  });
+  EXPECT_NO_THROW(run(0));
+  EXPECT_EQ(testing::wait_for_child(second), 0);
+}
+
 // Such a rank is not found dead.
 TEST(HostMemoryTest, ARankThatLeavesIsNamedLongBeforeTheTimeout) {
   const auto begin = std::chrono::steady_clock::now();
@@ -268,6 +305,15 @@ TEST(HostMemoryTest, WritesToAViewAreOwnUntilTheyAreDropped) {
     memory->view()->drop_writes();
     EXPECT_TRUE(at::equal(mine, at::full({kNumel}, 3, at::kFloat)));
     group.barrier();
+  });
+}
+
+TEST(HostMemoryTest, AConjugatedPieceIsReducedAsItsValues) {
+  run_local(2, [](const ProcessGroup& group) {
+    const at::Tensor x = at::complex(at::arange(4, at::kFloat), at::arange(4, 8, at::kFloat)).conj(),
+                     out = at::empty({2}, at::kComplexFloat);
+    SharedMemory::start_reduce_scatter(group, out, std::vector<SharedMemory::Piece>{{x, 4}}, ReduceOp::sum).wait();
+    EXPECT_TRUE(at::equal(out, x.narrow(0, 2 * group.rank(), 2).mul(2).resolve_conj()));
   });
 }
 

@@ -7,10 +7,15 @@
 #include <chrono>
 #include <functional>
 #include <map>
+#include <span>
+#include <utility>
 
 #include "support/error_matchers.h"
 #include "support/rank_processes.h"
+#include "tessera/comm/functional.h"
 #include "tessera/comm/local_ranks.h"
+#include "tessera/comm/objects.h"
+#include "tessera/comm/point_to_point.h"
 
 namespace tessera {
 namespace {
@@ -23,6 +28,7 @@ struct Arguments {
   at::Tensor tensor, out, in;
   std::vector<std::int64_t> out_splits, in_splits;
   std::vector<Bytes> parts;
+  c10::IValue value;
   int root = 0;
   ReduceOp op = ReduceOp::sum;
 };
@@ -38,6 +44,7 @@ Arguments good(const ProcessGroup& group) {
   arguments.in = at::ones({2 * group.size()});
   arguments.out_splits = arguments.in_splits = std::vector<std::int64_t>(ranks, 2);
   arguments.parts.assign(ranks, Bytes{1, 2, 3});
+  arguments.value = 7;
   return arguments;
 }
 
@@ -69,6 +76,12 @@ const std::map<std::string, Change> kOfRoot = {
 };
 const std::map<std::string, Change> kOfOp = {
     {"another op", [](const ProcessGroup&, Arguments& a) { a.op = ReduceOp::max; }},
+};
+const std::map<std::string, Change> kOfValue = {
+    {"no pickle",
+     [](const ProcessGroup&, Arguments& a) {
+       a.value = c10::IValue::make_capsule(c10::make_intrusive<torch::CustomClassHolder>());
+     }},
 };
 const std::map<std::string, Change> kOfParts = {
     {"a part too few", [](const ProcessGroup&, Arguments& a) { a.parts.pop_back(); }},
@@ -125,6 +138,27 @@ std::map<std::string, Collective> collectives() {
        {[](const ProcessGroup& g, const Arguments& a) { g.broadcast_bytes(a.parts[0], a.root); }, kOfRoot}},
       {"scatter_bytes", {[](const ProcessGroup& g, const Arguments& a) { g.scatter_bytes(a.parts, a.root); }, kOfRoot}},
       {"all_to_all_bytes", {[](const ProcessGroup& g, const Arguments& a) { g.all_to_all_bytes(a.parts); }, kOfParts}},
+      {"all_gather_object",
+       {[](const ProcessGroup& g, const Arguments& a) { all_gather_object(g, a.value); }, kOfValue}},
+      {"gather_object", {[](const ProcessGroup& g, const Arguments& a) { gather_object(g, a.value, 0); }, kOfValue}},
+      {"broadcast_object",
+       {[](const ProcessGroup& g, const Arguments& a) {
+          for (int root = 0; root < g.size(); ++root) broadcast_object(g, a.value, root);
+        },
+        kOfValue}},
+      {"scatter_object",
+       {[](const ProcessGroup& g, const Arguments& a) {
+          for (int root = 0; root < g.size(); ++root)
+            scatter_object(g, std::vector<c10::IValue>(static_cast<std::size_t>(g.size()), a.value), root);
+        },
+        kOfValue}},
+      {"functional::all_to_all",
+       {[](const ProcessGroup& g, const Arguments& a) { functional::all_to_all(g, a.in, a.out_splits, a.in_splits); },
+        {{"splits whose sum is below 0",
+          [](const ProcessGroup&, Arguments& a) {
+            a.out_splits = {3, -5, 0, 0};
+          }},
+         {"a split below 0", [](const ProcessGroup&, Arguments& a) { a.in_splits[0] = -1; }}}}},
   };
 }
 
@@ -199,6 +233,25 @@ TEST(OneSidedStepTest, OfADisagreementTheNextCallTellsTheRankThatWentOn) {
       EXPECT_ERROR(group.barrier(), ErrorCode::invalid_argument, "rank 0 calls all_reduce");
     }
     expect_usable(group);
+  });
+}
+
+// What a view conjugates or negates is not so in memory.
+TEST(OneSidedStepTest, AViewThatConjugatesOrNegatesIsRefused) {
+  run_local(2, [](const ProcessGroup& group) {
+    const at::Tensor complex = at::complex(at::ones({4}), at::ones({4})), real = at::ones({4});
+    const std::string why = "is a conjugated or negated view, expected a plain tensor";
+    for (const auto& [plain, view] : {std::pair(complex, complex.conj()), std::pair(real, real._neg_view())}) {
+      const at::Tensor& mine = group.rank() == 1 ? view : plain;
+      const at::Tensor out = at::empty({8}, plain.options());
+      EXPECT_ERROR(group.broadcast(mine, 0), ErrorCode::invalid_argument, "rank 1: broadcast", why);
+      EXPECT_ERROR(group.all_reduce(mine), ErrorCode::invalid_argument, "rank 1: all_reduce", why);
+      EXPECT_ERROR(group.all_gather_into(out, mine), ErrorCode::invalid_argument, "rank 1: all_gather_into", why);
+      const std::span<const at::Tensor> one(&mine, 1);
+      const auto message = [&] { group.rank() == 1 ? send_tensors(group, one, 0) : receive_tensors(group, one, 1); };
+      EXPECT_ERROR(message(), ErrorCode::invalid_argument, "rank 1: send_tensors", why);
+      expect_usable(group);
+    }
   });
 }
 

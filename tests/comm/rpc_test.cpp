@@ -300,6 +300,9 @@ TEST_P(RpcFailureTest, AnOwnerThatDiedIsNamed) {
     const auto shared = share_tensors(group, mine);
     if (group.rank() == 0) {
       EXPECT_TRUE(at::equal(shared[1].at(0).fetch(), at::full({4}, 1)));
+      EXPECT_TRUE(at::equal(shared[1].at(0).fetch(milliseconds::max()), at::full({4}, 1)));
+      EXPECT_ERROR(shared[1].at(0).fetch(milliseconds(0)), ErrorCode::invalid_argument,
+                   "fetch a tensor of rank 1: timeout 0 ms, expected more than 0");
     }
     group.barrier();
     if (group.rank() == 1) ::kill(::getpid(), SIGKILL);

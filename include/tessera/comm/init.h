@@ -26,7 +26,8 @@ struct InitOptions {
   std::uint16_t master_port = 29500;
   /// Whether torchrun's agent runs the store at this address. Otherwise rank 0 does.
   bool agent_store = false;
-  /// How long a rank waits for the others, in a collective and when the group is initialized.
+  /// How long a rank waits for the others, in a collective and when the group is initialized. More than a year is taken
+  /// for a year, here and below.
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
   /// A rank that shows no sign of life for this long is considered dead.
   std::chrono::milliseconds liveness = std::chrono::seconds(10);

@@ -20,7 +20,8 @@ struct LocalOptions {
 
 /// Runs `f` on `ranks` threads, each of which is one rank of a group, and returns when all have returned. If a
 /// rank throws, the others get `Error(rank_failure)` from the collective that they are waiting in, and the first
-/// exception is rethrown here. Throws `Error(invalid_argument)` if `ranks` < 1.
+/// exception is rethrown here. Throws `Error(invalid_argument)` if `ranks` < 1 or the timeout is not positive, and
+/// `Error(io)` if the system has no threads for all ranks; then ranks that run get `Error(rank_failure)`, too.
 void run_local(int ranks, const std::function<void(const ProcessGroup& group)>& f, const LocalOptions& options = {});
 
 }  // namespace tessera

@@ -2,7 +2,8 @@
 /// \file
 /// Collectives on LibTorch values of any type (`c10::IValue`): numbers, strings, lists, dicts, tensors. Values are sent
 /// as pickles that LibTorch writes and reads, so all ranks must trust each other. All functions are collectives of
-/// `group`; errors are those of its collectives, here also for a `root` that is not a rank of the group.
+/// `group`; errors are those of its collectives, here also for a `root` that is not a rank of the group, and for a
+/// value that LibTorch cannot pickle. A rank that cannot read what it received throws alone.
 
 #include <ATen/core/ivalue.h>
 

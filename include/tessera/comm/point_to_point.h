@@ -29,8 +29,8 @@
 
 namespace tessera {
 
-/// Sends tensors to rank `to`. They must be contiguous, and equal in number, dtypes and numbers of elements to those
-/// that the other rank receives into.
+/// Sends tensors to rank `to`. They must be contiguous, not views that conjugate or negate, and equal in number, dtypes
+/// and numbers of elements to those that the other rank receives into.
 void send_tensors(const ProcessGroup& group, std::span<const at::Tensor> tensors, int to);
 /// Receives the tensors that rank `from` sends, into the memory of `tensors`.
 void receive_tensors(const ProcessGroup& group, std::span<const at::Tensor> tensors, int from);

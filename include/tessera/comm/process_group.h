@@ -4,9 +4,9 @@
 ///
 /// Every function that communicates is a collective: all ranks of the group call it, in the same order, with matching
 /// arguments, from one thread at a time. It returns when its results may be used: on CPU they are complete, on CUDA the
-/// current stream waits for them. Tensors must be contiguous. Collectives that only move elements take every dtype,
-/// including those that the backend does not support. NCCL carries CUDA tensors, and a Gloo backend next to it carries
-/// CPU tensors. Ranks are ranks of this group.
+/// current stream waits for them. Tensors must be contiguous, and not views that conjugate or negate. Collectives that
+/// only move elements take every dtype, including those that the backend does not support. NCCL carries CUDA tensors,
+/// and a Gloo backend next to it carries CPU tensors. Ranks are ranks of this group.
 ///
 /// Law: a group of one rank gives the results of a group of any size, without communicating.
 ///
@@ -112,9 +112,10 @@ class ProcessGroup {
   /// Reduces `tensor` element-wise over the ranks, to the same bits on each. Takes every dtype that LibTorch can add.
   void all_reduce(const at::Tensor& tensor, ReduceOp op = ReduceOp::sum) const;
   /// Concatenates `in` of all ranks into `out`, by rank: out.numel() == size() * in.numel(), equal on all ranks.
+  /// `in` may be this rank's part of `out`, and must not overlap it otherwise.
   void all_gather_into(const at::Tensor& out, const at::Tensor& in) const;
   /// Reduces `in` over the ranks and stores this rank's part in `out`: in.numel() == size() * out.numel(), equal on all
-  /// ranks.
+  /// ranks. `out` may be this rank's part of `in`, and must not overlap it otherwise.
   void reduce_scatter_into(const at::Tensor& out, const at::Tensor& in, ReduceOp op = ReduceOp::sum) const;
   /// Sends the next in_splits[r] elements of `in` to rank r; the next out_splits[r] elements of `out` come from rank r.
   /// Splits add up to the numel of their tensor, and in_splits[s] on rank r equals out_splits[r] on rank s.
@@ -134,7 +135,8 @@ class ProcessGroup {
   void gather(const at::Tensor& out, const at::Tensor& in, int root) const;
   /// Stores this rank's part of `in` of `root` in `out`. Other ranks pass an undefined `in`.
   void scatter(const at::Tensor& out, const at::Tensor& in, int root) const;
-  /// Returns when all ranks have called it. `timeout` defaults to that of the group.
+  /// Returns when all ranks have called it. `timeout` is positive and defaults to that of the group. A rank with
+  /// another breaks the group, as one with invalid arguments of an asynchronous variant.
   void barrier(std::optional<std::chrono::milliseconds> timeout = std::nullopt) const;
 
   /// Returns the payloads of all ranks, by rank. Payloads are bytes; their sizes may differ per rank, here and below.

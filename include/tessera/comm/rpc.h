@@ -31,7 +31,7 @@ namespace tessera {
 struct RpcOptions {
   /// The unique name of this worker: 1 to 128 of A-Z a-z 0-9 _ and -. Empty: "worker<RANK>".
   std::string name;
-  /// The default timeout of a call.
+  /// The default timeout of a call. LibTorch has none that is longer than 24 days, which is taken instead.
   std::chrono::milliseconds timeout = std::chrono::seconds(60);
   /// The number of threads that answer the calls of others.
   int threads = 16;
@@ -83,7 +83,7 @@ class RemoteTensor {
   int owner() const { return reference_->owner(); }
   /// Returns a copy of the tensor in its current state on the owner. Blocks for up to `timeout`, which defaults to that
   /// of RPC. Throws `Error(rank_failure)` naming the owner if it does not answer, and `Error(invalid_argument)` without
-  /// RPC.
+  /// RPC or if the timeout is not positive.
   at::Tensor fetch(std::optional<std::chrono::milliseconds> timeout = std::nullopt) const;
 
   explicit RemoteTensor(c10::intrusive_ptr<c10::RRefInterface> reference) : reference_(std::move(reference)) {}

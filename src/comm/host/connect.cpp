@@ -9,6 +9,7 @@
 #include <map>
 #include <mutex>
 #include <random>
+#include <stdexcept>
 #include <string>
 #include <utility>
 
@@ -145,7 +146,7 @@ class Connecting {
         const Greeting greeting{first.secret, place_};
         send_bytes(sockets_[0], &greeting, sizeof(greeting));
         // Threads of a process that is not the first rank's use one mapping, too.
-        Descriptor memory = receive_descriptor(sockets_[0], group_->timeout);
+        Descriptor memory = receive_descriptor(sockets_[0], patience());
         mapping = shared_in_process(first.secret, std::move(memory));
       }
       if (mapping != nullptr) host_ = std::make_unique<Host>(mapping, place_, ranks(), std::move(sockets_), may_spin());
@@ -167,6 +168,9 @@ class Connecting {
       step();
     } catch (const std::exception&) {  // the group stays on c10d
       is_good_ = false;
+      // Who waits at the other end of a connection fails as well.
+      listening_ = Descriptor();
+      sockets_.clear();
     }
   }
 
@@ -193,17 +197,31 @@ class Connecting {
     return all_[static_cast<std::size_t>(rank)];
   }
 
-  // Gives the memory to the ranks of the host in other processes.
+  Patience patience() const {
+    return {group_->timeout, [this] {
+              if (const std::string why = group_->liveness->failure(); !why.empty()) throw std::runtime_error(why);
+            }};
+  }
+
+  // Gives the memory to the ranks of the host in other processes. Strangers may connect, too, and do anything.
   void accept_all(const HostMapping& mapping) {
     std::vector<Descriptor> of_rank(static_cast<std::size_t>(ranks()));
+    std::vector<Descriptor> waited;  // where ranks connect, and connections that have sent nothing yet
+    waited.push_back(std::move(listening_));
     int others = 0;
     for (int p = 0; p < ranks(); ++p) others += of_place(p).process != of_place(0).process ? 1 : 0;
     for (int accepted = 0; accepted < others;) {
-      Descriptor socket = accept_from(listening_, group_->timeout);
+      const std::size_t ready = wait_readable(waited, patience());
+      if (ready == 0) {
+        waited.push_back(accept_from(waited[0]));
+        continue;
+      }
+      Descriptor socket = std::exchange(waited[ready], std::move(waited.back()));
+      waited.pop_back();
       Greeting greeting;
-      receive_bytes(socket, &greeting, sizeof(greeting), group_->timeout);
-      const bool is_known = greeting.secret == of_place(0).secret && greeting.rank > 0 && greeting.rank < ranks();
-      if (!is_known) continue;  // a stranger
+      const bool is_known = receive_bytes(socket, &greeting, sizeof(greeting)) &&
+                            greeting.secret == of_place(0).secret && greeting.rank > 0 && greeting.rank < ranks();
+      if (!is_known) continue;
       send_descriptor(socket, mapping.memory());
       of_rank[static_cast<std::size_t>(greeting.rank)] = std::move(socket);
       ++accepted;
@@ -214,7 +232,10 @@ class Connecting {
   std::shared_ptr<HostMapping> shared_in_process(const Secret& secret, Descriptor memory) {
     static std::mutex mutex;
     const std::lock_guard<std::mutex> lock(mutex);
-    if (std::shared_ptr<HostMapping> known = Mappings::all().find(secret)) return known;
+    if (std::shared_ptr<HostMapping> known = Mappings::all().find(secret)) {
+      known->keep(std::move(memory));
+      return known;
+    }
     auto mapping = std::make_shared<HostMapping>(std::move(memory), ranks());
     Mappings::all().add(secret, mapping);
     return mapping;

@@ -7,7 +7,9 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <csignal>
 #include <cstring>
 #include <stdexcept>
 #include <system_error>
@@ -39,16 +41,37 @@ sockaddr_un address_of(const std::string& name, socklen_t& size_bytes) {
 }
 
 Descriptor make_socket() {
-  Descriptor socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  Descriptor socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!socket.is_open()) throw_error("socket");
   return socket;
 }
 
-void wait_readable(const Descriptor& socket, std::chrono::milliseconds limit) {
-  pollfd waited{socket.number(), POLLIN, 0};
-  const int ready = retried([&] { return ::poll(&waited, 1, static_cast<int>(limit.count())); });
-  if (ready < 0) throw_error("poll");
-  if (ready == 0) throw std::runtime_error("no connection after " + std::to_string(limit.count()) + " ms");
+std::size_t wait_readable(std::vector<pollfd> waited, const Patience& patience) {
+  using Clock = std::chrono::steady_clock;
+  constexpr int kSliceMilliseconds = 100;
+  for (const Clock::time_point begin = Clock::now();;) {
+    const int ready = retried([&] { return ::poll(waited.data(), waited.size(), kSliceMilliseconds); });
+    if (ready < 0) throw_error("poll");
+    if (ready > 0) break;
+    patience.check();
+    if (Clock::now() - begin >= patience.limit)
+      throw std::runtime_error("no connection after " + std::to_string(patience.limit.count()) + " ms");
+  }
+  const auto first = std::find_if(waited.begin(), waited.end(), [](const pollfd& one) { return one.revents != 0; });
+  return static_cast<std::size_t>(first - waited.begin());
+}
+
+// Allocates pages for a part of a file. The kernel gives up and undoes all of it if a signal comes.
+void reserve(const Descriptor& memory, std::size_t offset_bytes, std::size_t size_bytes) {
+  sigset_t all, before;
+  ::sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);
+  int error = 0;
+  do {
+    error = ::posix_fallocate(memory.number(), static_cast<off_t>(offset_bytes), static_cast<off_t>(size_bytes));
+  } while (error == EINTR);
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  if (error != 0) throw std::system_error(error, std::generic_category(), "posix_fallocate");
 }
 
 }  // namespace
@@ -69,8 +92,9 @@ int Descriptor::release() { return std::exchange(number_, -1); }
 Descriptor make_shared_memory(std::size_t size_bytes) {
   Descriptor memory(::memfd_create("tessera", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!memory.is_open()) throw_error("memfd_create");
-  if (const int error = ::posix_fallocate(memory.number(), 0, static_cast<off_t>(size_bytes)); error != 0)
-    throw std::system_error(error, std::generic_category(), "posix_fallocate");
+  constexpr std::size_t kPieceBytes = std::size_t{64} << 20;  // signals do not wait long
+  for (std::size_t offset_bytes = 0; offset_bytes < size_bytes; offset_bytes += kPieceBytes)
+    reserve(memory, offset_bytes, std::min(size_bytes - offset_bytes, kPieceBytes));
   if (::fcntl(memory.number(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) throw_error("fcntl");
   return memory;
 }
@@ -146,11 +170,17 @@ Descriptor connect_to(const std::string& name) {
   return socket;
 }
 
-Descriptor accept_from(const Descriptor& listening, std::chrono::milliseconds limit) {
-  wait_readable(listening, limit);
+Descriptor accept_from(const Descriptor& listening) {
   Descriptor socket(retried([&] { return ::accept4(listening.number(), nullptr, nullptr, SOCK_CLOEXEC); }));
   if (!socket.is_open()) throw_error("accept");
   return socket;
+}
+
+std::size_t wait_readable(const std::vector<Descriptor>& sockets, const Patience& patience) {
+  std::vector<pollfd> waited;
+  waited.reserve(sockets.size());
+  for (const Descriptor& socket : sockets) waited.push_back({socket.number(), POLLIN, 0});
+  return wait_readable(std::move(waited), patience);
 }
 
 void send_bytes(const Descriptor& socket, const void* data, std::size_t size_bytes) {
@@ -159,11 +189,9 @@ void send_bytes(const Descriptor& socket, const void* data, std::size_t size_byt
   if (static_cast<std::size_t>(sent) != size_bytes) throw std::runtime_error("send: the connection is full");
 }
 
-void receive_bytes(const Descriptor& socket, void* data, std::size_t size_bytes, std::chrono::milliseconds limit) {
-  wait_readable(socket, limit);
-  const auto received = retried([&] { return ::recv(socket.number(), data, size_bytes, MSG_WAITALL); });
-  if (received < 0) throw_error("recv");
-  if (static_cast<std::size_t>(received) != size_bytes) throw std::runtime_error("recv: the connection was closed");
+bool receive_bytes(const Descriptor& socket, void* data, std::size_t size_bytes) {
+  const auto received = retried([&] { return ::recv(socket.number(), data, size_bytes, MSG_DONTWAIT); });
+  return received >= 0 && static_cast<std::size_t>(received) == size_bytes;
 }
 
 namespace {
@@ -195,11 +223,16 @@ void send_descriptor(const Descriptor& socket, const Descriptor& sent) {
   rights->cmsg_len = CMSG_LEN(sizeof(int));
   const int number = sent.number();
   std::memcpy(CMSG_DATA(rights), &number, sizeof(number));
-  if (retried([&] { return ::sendmsg(socket.number(), &message.header, MSG_NOSIGNAL); }) < 0) throw_error("sendmsg");
+  if (retried([&] { return ::sendmsg(socket.number(), &message.header, MSG_NOSIGNAL); }) >= 0) return;
+  const int error = errno;
+  message.header.msg_control = nullptr;
+  message.header.msg_controllen = 0;
+  retried([&] { return ::sendmsg(socket.number(), &message.header, MSG_NOSIGNAL); });
+  throw std::system_error(error, std::generic_category(), "sendmsg");
 }
 
-Descriptor receive_descriptor(const Descriptor& socket, std::chrono::milliseconds limit) {
-  wait_readable(socket, limit);
+Descriptor receive_descriptor(const Descriptor& socket, const Patience& patience) {
+  wait_readable(std::vector<pollfd>{{socket.number(), POLLIN, 0}}, patience);
   DescriptorMessage message;
   const auto received = retried([&] { return ::recvmsg(socket.number(), &message.header, MSG_CMSG_CLOEXEC); });
   if (received < 0) throw_error("recvmsg");

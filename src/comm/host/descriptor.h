@@ -5,7 +5,9 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
+#include <vector>
 
 namespace tessera::comm {
 
@@ -48,20 +50,32 @@ class Mapping {
   std::size_t mapped_bytes_ = 0;
 };
 
-// A rank of a process holds the lock `number` of shared memory until the process ends or closes the descriptor.
+// A rank of a process holds the lock `number` of shared memory until the process ends or closes any descriptor of this
+// memory.
 void hold_lock(const Descriptor& memory, int number);
 // Returns whether another process holds it.
 bool is_locked(const Descriptor& memory, int number);
 
 // Connections that pass descriptors between processes of one network namespace, without any right. Functions throw
-// std::system_error, or std::runtime_error after `limit`.
+// std::system_error or std::runtime_error.
+
+// How long to wait. `check` is called now and then meanwhile, and throws to end the wait.
+struct Patience {
+  std::chrono::milliseconds limit;
+  std::function<void()> check;
+};
 
 Descriptor listen_at(const std::string& name);
+// Does not wait: throws if more connections wait to be accepted than the kernel allows.
 Descriptor connect_to(const std::string& name);
-Descriptor accept_from(const Descriptor& listening, std::chrono::milliseconds limit);
+Descriptor accept_from(const Descriptor& listening);
+// Waits until one of the sockets has received something, a connection or its end, and returns its index.
+std::size_t wait_readable(const std::vector<Descriptor>& sockets, const Patience& patience);
 void send_bytes(const Descriptor& socket, const void* data, std::size_t size_bytes);
-void receive_bytes(const Descriptor& socket, void* data, std::size_t size_bytes, std::chrono::milliseconds limit);
+// Receives what one call of send_bytes sent, without waiting. Returns false if that was something else, or nothing.
+bool receive_bytes(const Descriptor& socket, void* data, std::size_t size_bytes);
+// If the descriptor cannot be sent to a living process, receive_descriptor throws there, too.
 void send_descriptor(const Descriptor& socket, const Descriptor& sent);
-Descriptor receive_descriptor(const Descriptor& socket, std::chrono::milliseconds limit);
+Descriptor receive_descriptor(const Descriptor& socket, const Patience& patience);
 
 }  // namespace tessera::comm

@@ -19,6 +19,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/host/descriptor.h"
@@ -47,9 +48,12 @@ class HostMapping {
   // The ring of rank `r`, which follows itself.
   std::uint8_t* ring(int r) const { return rings_[static_cast<std::size_t>(r)].data(); }
   const Descriptor& memory() const { return memory_; }
+  // Keeps another descriptor of the memory: a process that closes any of them loses all of its locks.
+  void keep(Descriptor memory) { kept_.push_back(std::move(memory)); }
 
  private:
   Descriptor memory_;
+  std::vector<Descriptor> kept_;
   int ranks_;
   Mapping control_;
   std::vector<Mapping> rings_;

@@ -3,15 +3,18 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <map>
 #include <mutex>
 #include <optional>
+#include <stdexcept>
 #include <utility>
 #include <vector>
 
@@ -47,6 +50,23 @@ std::mutex& handed_over_mutex() {
   static auto& mutex = *new std::mutex;
   return mutex;
 }
+
+class HandingOver {
+ public:
+  HandingOver(const void* identity, const Allocation& allocation) : identity_(identity) {
+    const std::lock_guard<std::mutex> lock(handed_over_mutex());
+    handed_over()[identity_] = allocation;
+  }
+  HandingOver(const HandingOver&) = delete;
+  HandingOver& operator=(const HandingOver&) = delete;
+  ~HandingOver() {
+    const std::lock_guard<std::mutex> lock(handed_over_mutex());
+    handed_over().erase(identity_);
+  }
+
+ private:
+  const void* identity_;
+};
 
 bool all_are(const GroupPtr& group, bool mine) {
   const at::Tensor in = at::empty({1}, at::kLong), out = at::empty({group->size()}, at::kLong);
@@ -89,8 +109,18 @@ struct ScannedRegion {
 constexpr std::uint64_t kScanFile = 1u << 2, kScanPresent = 1u << 3, kScanSwapped = 1u << 4;
 constexpr unsigned long kScan = _IOWR('f', 16, ScanArguments);
 
+// Returns a descriptor of this process's pages. A child has pages of its own.
 int pagemap() {
-  static const int file = ::open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+  static std::atomic<int> file;
+  static const auto open_own = [] { file = ::open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC); };
+  static std::once_flag once;
+  std::call_once(once, [] {
+    open_own();
+    ::pthread_atfork(nullptr, nullptr, [] {
+      ::close(file);
+      open_own();
+    });
+  });
   return file;
 }
 
@@ -148,32 +178,37 @@ std::shared_ptr<SharedMemory> SharedMemory::make(const ProcessGroup& group, std:
   const Host& host = backend_of(*impl)->engine()->host();
   const std::size_t in_pages = std::max((size_bytes + page_bytes() - 1) / page_bytes(), std::size_t{1}) * page_bytes();
   Allocation allocation;
+  std::optional<HandingOver> handing_over;  // until this call ends, by a return or an exception
   const auto allocate = [&] {
     allocation = Allocation(make_shared_memory(in_pages), in_pages);
-    const std::lock_guard<std::mutex> lock(handed_over_mutex());
-    handed_over()[host.identity()] = allocation;
+    handing_over.emplace(host.identity(), allocation);
   };
   bool is_good = all_are(impl, wants_it && (host.rank() != 0 || succeeds(allocate)));
   auto memory = std::make_shared<SharedMemory>();
   const auto share = [&] {
     if (host.rank() == 0) {
+      std::exception_ptr failure;  // if one of them is dead, the others must not wait
       for (const Descriptor& socket : host.sockets()) {
-        if (socket.is_open()) send_descriptor(socket, *allocation.memory);
+        try {
+          if (socket.is_open()) send_descriptor(socket, *allocation.memory);
+        } catch (const std::exception&) {
+          failure = std::current_exception();
+        }
       }
+      if (failure) std::rethrow_exception(failure);
     } else if (host.sockets().empty()) {
       const std::lock_guard<std::mutex> lock(handed_over_mutex());
       allocation = handed_over().at(host.identity());
     } else {
-      allocation = Allocation(receive_descriptor(host.sockets()[0], group.timeout()), in_pages);
+      const auto check = [&] {
+        if (const std::string why = impl->liveness->failure(); !why.empty()) throw std::runtime_error(why);
+      };
+      allocation = Allocation(receive_descriptor(host.sockets()[0], {group.timeout(), check}), in_pages);
     }
     memory->mapping_ = allocation.mapping;
     memory->view_ = std::make_shared<SharedMemoryView>(*allocation.memory, in_pages);
   };
   is_good = is_good && all_are(impl, succeeds(share));
-  if (host.rank() == 0) {
-    const std::lock_guard<std::mutex> lock(handed_over_mutex());
-    handed_over().erase(host.identity());
-  }
   return is_good ? memory : nullptr;
 }
 
@@ -200,8 +235,9 @@ PendingCollective SharedMemory::start_reduce_scatter(const ProcessGroup& group, 
   std::size_t in_part = 0;
   for (const Piece& piece : pieces) {
     MemoryPiece left{nullptr, static_cast<std::size_t>(piece.numel) * out.element_size()};
-    if (piece.tensor.defined()) left.data = static_cast<std::uint8_t*>(piece.tensor.data_ptr());
-    kept.push_back(piece.tensor);
+    const at::Tensor& tensor =
+        kept.emplace_back(piece.tensor.defined() ? piece.tensor.resolve_conj().resolve_neg() : piece.tensor);
+    if (tensor.defined()) left.data = static_cast<std::uint8_t*>(tensor.data_ptr());
     while (left.size_bytes > 0) {
       if (in_part == part_bytes) {
         parts.emplace_back();

@@ -9,6 +9,7 @@
 #include "comm/rendezvous/meeting.h"
 #include "comm/rendezvous/store.h"
 #include "comm/rendezvous/world.h"
+#include "comm/timeout.h"
 #include "tessera/base/error.h"
 
 namespace tessera {
@@ -52,9 +53,12 @@ ProcessGroup comm::make_world(const World& world) {
   return met;
 }
 
-ProcessGroup init_process_group(const InitOptions& options) {
-  check(options);
-  if (options.world_size == 1) return {};
+ProcessGroup init_process_group(const InitOptions& given) {
+  check(given);
+  if (given.world_size == 1) return {};
+  InitOptions options = given;
+  options.timeout = comm::bounded(given.timeout);
+  options.liveness = comm::bounded(given.liveness);
   const comm::StoreAddress address = {options.master_addr,
                                       options.master_port,
                                       options.rank,

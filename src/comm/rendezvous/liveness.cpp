@@ -179,13 +179,17 @@ std::uint64_t Liveness::looks() const {
   return looks_;
 }
 
+std::string Liveness::report(::c10d::Store& store, const std::string& what) {
+  const std::vector<std::uint8_t> reported =
+      store.compareSet(kFailure, {}, std::vector<std::uint8_t>(what.begin(), what.end()));
+  return {reported.begin(), reported.end()};
+}
+
 std::string Liveness::report(const std::string& what) {
   std::string first = what;
   try {
     const std::lock_guard lock(store_mutex_);
-    const std::vector<std::uint8_t> reported =
-        store_->compareSet(kFailure, {}, std::vector<std::uint8_t>(what.begin(), what.end()));
-    first.assign(reported.begin(), reported.end());
+    first = report(*store_, what);
   } catch (const std::exception&) {
     // Without a store the failure cannot be reported.
   }

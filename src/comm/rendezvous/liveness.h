@@ -55,6 +55,8 @@ class Liveness {
   std::string failure() const;
   // Reports a failure, unless one was reported before. Returns the first report.
   std::string report(const std::string& what);
+  // The same for a rank that has no such object. `store`: that of the other ranks' objects.
+  static std::string report(::c10d::Store& store, const std::string& what);
   // Writes and reads a note to all ranks, empty if there is none.
   void put(const std::string& key, const std::string& text);
   std::string read(const std::string& key);

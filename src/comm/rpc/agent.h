@@ -11,6 +11,9 @@
 
 namespace tessera::comm {
 
+// LibTorch counts milliseconds in an int.
+constexpr std::chrono::milliseconds kLongestRpcTimeout = std::chrono::hours(24 * 24);
+
 struct AgentOptions {
   StorePtr store;
   std::string name;

@@ -126,9 +126,14 @@ std::vector<std::vector<RemoteTensor>> share_tensors(const ProcessGroup& group, 
 
 // Replaces LibTorch's UserRRef::toHere, which needs distributed autograd to be initialized.
 at::Tensor RemoteTensor::fetch(std::optional<std::chrono::milliseconds> timeout) const {
+  if (timeout && timeout->count() <= 0) {
+    fail(ErrorCode::invalid_argument, "fetch a tensor of rank {}: timeout {} ms, expected more than 0", owner(),
+         timeout->count());
+  }
   const auto agent = comm::current_agent("fetch a tensor");
   const auto& reference = static_cast<const torch_rpc::RRef&>(*reference_);
-  const float seconds = timeout ? std::chrono::duration<float>(*timeout).count() : torch_rpc::kUnsetRpcTimeout;
+  const float seconds = timeout ? std::chrono::duration<float>(std::min(*timeout, comm::kLongestRpcTimeout)).count()
+                                : torch_rpc::kUnsetRpcTimeout;
   try {
     auto answer = agent->send(
         agent->getWorkerInfo(reference.owner()),

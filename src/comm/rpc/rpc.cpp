@@ -131,7 +131,8 @@ struct Rpc::Impl {
   }
 };
 
-Rpc::Rpc(const ProcessGroup& group, const RpcOptions& options) : impl_(std::make_unique<Impl>(group, options.timeout)) {
+Rpc::Rpc(const ProcessGroup& group, const RpcOptions& options)
+    : impl_(std::make_unique<Impl>(group, std::min(options.timeout, comm::kLongestRpcTimeout))) {
   const std::string name = options.name.empty() ? fmt::format("worker{}", group.rank()) : options.name;
   std::optional<Claim> claim;
   group.agree_on(kInit, [&] {
@@ -144,9 +145,9 @@ Rpc::Rpc(const ProcessGroup& group, const RpcOptions& options) : impl_(std::make
       ranks.is_alone() ? comm::make_local_store() : comm::with_prefix(ranks.name + "/rpc", ranks.store);
   group.agree_on(kInit, [&] {
     // The store waits for a rank that dies now, because it does not check signs of life.
-    store->setTimeout(options.timeout);
+    store->setTimeout(impl_->timeout);
     auto agent = comm::make_tensorpipe_agent(
-        {store, name, group.rank(), group.size(), options.timeout, options.threads, is_on_one_host(ranks)});
+        {store, name, group.rank(), group.size(), impl_->timeout, options.threads, is_on_one_host(ranks)});
     claim->use();
     impl_->start(std::move(agent));
     if (!ranks.is_alone()) store->setTimeout(ranks.timeout);
