@@ -2,17 +2,23 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/ioctl.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <optional>
+#include <system_error>
+#include <thread>
+#include <utility>
 
 #include "tessera/base/error.h"
 #include "tessera/base/internal/free_port.h"
@@ -27,6 +33,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::array kForwarded = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
+constexpr bool is_stop(int signal) { return signal == SIGINT || signal == SIGTERM; }
 constexpr std::size_t kLineBytes = std::size_t{64} << 10;
 
 class Descriptor {
@@ -58,6 +65,23 @@ Pipe make_pipe(int flags) {
   if (::pipe2(ends, flags) != 0) fail(ErrorCode::io, "run ranks: create a pipe: {}", std::strerror(errno));
   return {Descriptor(ends[0]), Descriptor(ends[1])};
 }
+
+// Keeps signals pending in this thread, and in a child, until it is destroyed or released.
+class SignalBlock {
+ public:
+  SignalBlock() {
+    sigset_t all;
+    ::sigfillset(&all);
+    ::pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  SignalBlock(const SignalBlock&) = delete;
+  SignalBlock& operator=(const SignalBlock&) = delete;
+  ~SignalBlock() { release(); }
+  void release() const { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+
+ private:
+  sigset_t before_{};
+};
 
 // The signal handler writes the signal's number to a pipe.
 int signal_pipe = -1;
@@ -91,6 +115,12 @@ class SignalPipe {
     unsigned char byte = 0;
     return ::read(pipe_.read.get(), &byte, 1) == 1 ? byte : 0;
   }
+  // Lets the next signal to stop end this process.
+  void release_stops() const {
+    for (std::size_t i = 0; i < kForwarded.size(); ++i) {
+      if (is_stop(kForwarded[i]) && before_[i].sa_handler != SIG_IGN) std::signal(kForwarded[i], SIG_DFL);
+    }
+  }
   // Replaces the handlers in a child before exec.
   void restore_in_child() const {
     for (std::size_t i = 0; i < kForwarded.size(); ++i) ::sigaction(kForwarded[i], &before_[i], nullptr);
@@ -113,7 +143,8 @@ struct Stream {
 struct Rank {
   pid_t pid = -1;
   bool has_ended = false;
-  std::array<Stream, 2> streams;  // standard output and standard error
+  std::array<Stream, 2> streams;             // standard output and standard error
+  std::atomic<bool> must_end_output{false};  // what its pipes hold is the last that is delivered
 };
 
 std::vector<std::string> environment_of(int rank, const LaunchOptions& options, std::uint16_t port) {
@@ -151,11 +182,13 @@ std::vector<char*> pointers_to(std::vector<std::string>& texts) {
   return pointers;
 }
 
-std::string how_it_ended(int status) {
-  if (WIFEXITED(status)) return fmt::format("exited with status {}", WEXITSTATUS(status));
-  return fmt::format("was ended by signal {} ({})", WTERMSIG(status), ::strsignal(WTERMSIG(status)));
+std::string how_it_ended(const siginfo_t& end) {
+  if (end.si_code == CLD_EXITED) return fmt::format("exited with status {}", end.si_status);
+  return fmt::format("was ended by signal {} ({})", end.si_status, ::strsignal(end.si_status));
 }
 
+// This thread forwards signals, notices ends and keeps the deadlines. Another one delivers the output, which may take
+// it any time.
 class Launch {
  public:
   explicit Launch(const LaunchOptions& options) : options_(options), ranks_(static_cast<std::size_t>(options.ranks)) {}
@@ -163,14 +196,20 @@ class Launch {
   Launch& operator=(const Launch&) = delete;
   ~Launch() {
     signal_all(SIGKILL);
-    for (Rank& rank : ranks_) {
-      if (rank.pid > 0 && !rank.has_ended) ::waitpid(rank.pid, nullptr, 0);
+    if (delivery_.joinable()) {
+      for (Rank& rank : ranks_) rank.must_end_output = true;
+      wake_delivery();
+      delivery_.join();
+    }
+    for (const Rank& rank : ranks_) {
+      if (rank.pid > 0) ::waitpid(rank.pid, nullptr, 0);
     }
   }
 
   LaunchResult run() {
     const std::uint16_t port = options_.master_port != 0 ? options_.master_port : free_port();
     for (int rank = 0; rank < options_.ranks; ++rank) start(rank, port);
+    start_delivery();
     while (!is_done()) step();
     return result_;
   }
@@ -182,6 +221,7 @@ class Launch {
     const std::vector<char*> arguments = pointers_to(command), variables = pointers_to(environment);
     Pipe out = make_pipe(O_CLOEXEC), error = make_pipe(O_CLOEXEC), exec_failure = make_pipe(O_CLOEXEC);
     const pid_t parent = ::getpid();
+    const SignalBlock block;  // until the child has handlers of its own: this process's write to its pipe
     rank.pid = ::fork();
     if (rank.pid < 0) fail(ErrorCode::io, "run rank {}: {}", number, std::strerror(errno));
     if (rank.pid == 0) {
@@ -195,6 +235,7 @@ class Launch {
       ::dup2(out.write.get(), STDOUT_FILENO);
       ::dup2(error.write.get(), STDERR_FILENO);
       signals_.restore_in_child();
+      block.release();
       environ = const_cast<char**>(variables.data());
       ::execvp(arguments[0], arguments.data());
       const int reason = errno;
@@ -202,6 +243,7 @@ class Launch {
       ::_exit(127);
     }
     ::setpgid(rank.pid, rank.pid);
+    block.release();
     out.write.close();
     error.write.close();
     exec_failure.write.close();
@@ -214,15 +256,65 @@ class Launch {
     rank.streams[1].pipe = std::move(error.read);
   }
 
-  bool is_done() const {
-    return std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) {
-      return rank.has_ended && !rank.streams[0].pipe.is_open() && !rank.streams[1].pipe.is_open();
-    });
+  void start_delivery() {
+    const SignalBlock block;  // in that thread for ever
+    try {
+      delivery_ = std::thread([this] { deliver(); });
+    } catch (const std::system_error& error) {
+      fail(ErrorCode::io, "run ranks: start a thread: {}", error.what());
+    }
   }
 
-  // Waits for output, a signal or the deadline, and handles it.
+  bool is_done() const {
+    return is_delivered_ && std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.has_ended; });
+  }
+
+  // Waits for a signal, the end of the output or the deadline, and handles it.
   void step() {
-    std::vector<pollfd> waited = {{signals_.descriptor(), POLLIN, 0}};
+    std::array<pollfd, 2> waited = {{{signals_.descriptor(), POLLIN, 0}, {-1, POLLIN, 0}}};
+    if (!is_delivered_) waited[1].fd = delivered_.read.get();
+    int milliseconds = -1;
+    if (kill_at_) {
+      const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(*kill_at_ - Clock::now());
+      milliseconds = std::max(0, static_cast<int>(left.count()) + 1);
+    }
+    ::poll(waited.data(), waited.size(), milliseconds);
+    if (waited[1].revents != 0) {
+      is_delivered_ = true;
+      delivery_.join();
+      if (delivery_error_) std::rethrow_exception(delivery_error_);
+    }
+    while (const int signal = signals_.next()) {
+      if (signal != SIGCHLD) forward(signal);
+    }
+    reap();
+    if (kill_at_ && Clock::now() >= *kill_at_) {
+      signal_all(SIGKILL);
+      kill_at_.reset();
+      // A process that left the process group may hold the pipes open forever.
+      for (Rank& rank : ranks_) {
+        if (rank.has_ended) rank.must_end_output = true;
+      }
+      wake_delivery();
+    }
+  }
+
+  void wake_delivery() const { [[maybe_unused]] const ssize_t written = ::write(wake_.write.get(), "", 1); }
+
+  // Delivers the output until all streams are closed. Runs in the other thread, to which the streams belong.
+  void deliver() {
+    try {
+      while (wait_for_output()) {
+      }
+    } catch (...) {
+      delivery_error_ = std::current_exception();
+    }
+    delivered_.write.close();
+  }
+
+  // Waits for output and delivers it; returns false if all streams are closed.
+  bool wait_for_output() {
+    std::vector<pollfd> waited = {{wake_.read.get(), POLLIN, 0}};
     struct Source {
       int rank;
       std::size_t stream;
@@ -236,39 +328,29 @@ class Launch {
         sources.push_back({r, s});
       }
     }
-    int milliseconds = -1;
-    if (kill_at_) {
-      const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(*kill_at_ - Clock::now());
-      milliseconds = std::max(0, static_cast<int>(left.count()) + 1);
-    }
-    ::poll(waited.data(), waited.size(), milliseconds);
+    if (sources.empty()) return false;
+    ::poll(waited.data(), waited.size(), -1);
     for (std::size_t i = 0; i < sources.size(); ++i) {
       if (waited[i + 1].revents != 0) pass_on(sources[i].rank, sources[i].stream);
     }
-    while (const int signal = signals_.next()) {
-      if (signal != SIGCHLD) forward(signal);
+    if (waited[0].revents == 0) return true;
+    char woken = 0;
+    [[maybe_unused]] const ssize_t got = ::read(wake_.read.get(), &woken, 1);
+    for (const Source& source : sources) {
+      if (ranks_[static_cast<std::size_t>(source.rank)].must_end_output) end_stream(source.rank, source.stream);
     }
-    reap();
-    if (kill_at_ && Clock::now() >= *kill_at_) {
-      signal_all(SIGKILL);
-      kill_at_.reset();
-      // A process that left the process group may hold the pipes open forever.
-      for (Rank& rank : ranks_) {
-        if (rank.has_ended) close_streams(rank);
-      }
-    }
+    return true;
   }
 
-  void pass_on(int rank, std::size_t which) {
+  // Reads from a stream once, and delivers lines. Returns how many bytes were read.
+  std::size_t pass_on(int rank, std::size_t which) {
     Stream& stream = ranks_[static_cast<std::size_t>(rank)].streams[which];
     char buffer[1 << 14];
     const ssize_t got = ::read(stream.pipe.get(), buffer, sizeof(buffer));
-    if (got < 0 && (errno == EINTR || errno == EAGAIN)) return;
+    if (got < 0 && (errno == EINTR || errno == EAGAIN)) return 0;
     if (got <= 0) {
-      stream.pipe.close();
-      if (!stream.pending.empty()) options_.output(rank, which == 1, stream.pending);
-      stream.pending.clear();
-      return;
+      close_stream(rank, which);
+      return 0;
     }
     stream.pending.append(buffer, static_cast<std::size_t>(got));
     std::size_t begin = 0;
@@ -276,36 +358,58 @@ class Launch {
       options_.output(rank, which == 1, std::string_view(stream.pending).substr(begin, end + 1 - begin));
     }
     stream.pending.erase(0, begin);
-    if (stream.pending.size() < kLineBytes) return;
-    options_.output(rank, which == 1, stream.pending);
-    stream.pending.clear();
+    if (stream.pending.size() >= kLineBytes) deliver_pending(rank, which);
+    return static_cast<std::size_t>(got);
+  }
+
+  void deliver_pending(int rank, std::size_t which) {
+    const std::string pending = std::exchange(ranks_[static_cast<std::size_t>(rank)].streams[which].pending, {});
+    if (!pending.empty()) options_.output(rank, which == 1, pending);
+  }
+
+  void close_stream(int rank, std::size_t which) {
+    ranks_[static_cast<std::size_t>(rank)].streams[which].pipe.close();
+    deliver_pending(rank, which);
+  }
+
+  // Closes a stream after delivering what its pipe holds, and no more: other processes may write without end.
+  void end_stream(int rank, std::size_t which) {
+    const Descriptor& pipe = ranks_[static_cast<std::size_t>(rank)].streams[which].pipe;
+    if (!pipe.is_open()) return;
+    int available = 0;
+    ::ioctl(pipe.get(), FIONREAD, &available);
+    for (auto left = static_cast<std::size_t>(available); left > 0 && pipe.is_open();)
+      left -= std::min(left, pass_on(rank, which));
+    close_stream(rank, which);
   }
 
   void forward(int signal) {
-    const bool is_stop = signal == SIGINT || signal == SIGTERM;
-    signal_all(is_stop && was_told_to_stop_ ? SIGKILL : signal);
-    was_told_to_stop_ = was_told_to_stop_ || is_stop;
+    const bool is_second = is_stop(signal) && was_told_to_stop_;
+    signal_all(is_second ? SIGKILL : signal);
+    if (is_second) signals_.release_stops();
+    was_told_to_stop_ = was_told_to_stop_ || is_stop(signal);
   }
 
   void reap() {
     for (int r = 0; r < options_.ranks; ++r) {
       Rank& rank = ranks_[static_cast<std::size_t>(r)];
-      int status = 0;
-      if (rank.has_ended || ::waitpid(rank.pid, &status, WNOHANG) != rank.pid) continue;
+      // ~Launch waits for it: until then no other process group gets its number.
+      siginfo_t end{};
+      if (rank.has_ended || ::waitid(P_PID, static_cast<id_t>(rank.pid), &end, WEXITED | WNOHANG | WNOWAIT) != 0 ||
+          end.si_pid == 0)
+        continue;
       rank.has_ended = true;
       ::kill(-rank.pid, SIGTERM);  // processes that it started and left running
       const bool was_last = std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& one) { return one.has_ended; });
       if (was_last && !kill_at_) kill_at_ = Clock::now() + options_.grace;
+      const int status = end.si_code == CLD_EXITED ? end.si_status : 128 + end.si_status;
       if (status == 0 || result_.rank >= 0) continue;
       result_.rank = r;
-      result_.status = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-      result_.how = how_it_ended(status);
+      result_.status = status;
+      result_.how = how_it_ended(end);
       signal_all(SIGTERM);
       kill_at_ = Clock::now() + options_.grace;
     }
-  }
-  static void close_streams(Rank& rank) {
-    for (Stream& stream : rank.streams) stream.pipe.close();
   }
 
   // Signals the process groups of all ranks, including those of ranks that have ended.
@@ -321,6 +425,11 @@ class Launch {
   LaunchResult result_;
   bool was_told_to_stop_ = false;
   std::optional<Clock::time_point> kill_at_;
+  Pipe wake_ = make_pipe(O_CLOEXEC);       // to the other thread
+  Pipe delivered_ = make_pipe(O_CLOEXEC);  // which closes it when it ends
+  bool is_delivered_ = false;
+  std::exception_ptr delivery_error_;
+  std::thread delivery_;
 };
 
 }  // namespace

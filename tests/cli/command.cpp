@@ -172,6 +172,11 @@ bool Running::wait_until_it_has_read(std::uint64_t bytes) const {
 
 void Running::signal(int number) const { ::kill(pid_, number); }
 
+bool Running::has_ended() const {
+  siginfo_t end{};
+  return ::waitid(P_PID, static_cast<id_t>(pid_), &end, WEXITED | WNOHANG | WNOWAIT) == 0 && end.si_pid == pid_;
+}
+
 Outcome Running::finish() {
   Outcome outcome;
   drain(out_, err_, outcome);

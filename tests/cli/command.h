@@ -44,6 +44,7 @@ class Running {
   // Waits until it has read `bytes`, as counted by the kernel; returns false after 30 seconds.
   bool wait_until_it_has_read(std::uint64_t bytes) const;
   void signal(int number) const;
+  bool has_ended() const;
   Outcome finish();
 
  private:

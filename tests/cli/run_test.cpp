@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <csignal>
+#include <filesystem>
 #include <thread>
 
 #include "cli/command.h"
@@ -114,6 +115,59 @@ TEST(RunTest, ASecondInterruptKills) {
   EXPECT_EQ(running.finish().status, 128 + SIGKILL);
 }
 
+// Calls `attempt` until it returns true, for at most 30 seconds.
+template <typename Attempt>
+bool becomes_true(const Attempt& attempt) {
+  for (int i = 0; i < 3000; ++i) {
+    if (attempt()) return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  return false;
+}
+
+// Rank 0 writes a line that its pipes have no room for. When it is terminated, it makes the file "told". Rank 1 fails
+// when there is a file "fail".
+class UnreadOutputTest : public ::testing::Test {
+ protected:
+  Running start(const std::string& ranks, const std::string& trap) const {
+    return Running({"run", "-n", ranks, "--", "sh", "-c",
+                    "cd " + folder_.path().string() +
+                        "; if [ $RANK = 1 ]; then while [ ! -e fail ]; do sleep 0.01; done; exit 7; fi; " + trap +
+                        "; head -c 200000 /dev/zero | tr '\\0' x & while :; do sleep 0.05; done"});
+  }
+  bool was_told() const {
+    return becomes_true([&] { return std::filesystem::exists(folder_ / "told"); });
+  }
+  const TemporaryDirectory folder_;
+};
+
+TEST_F(UnreadOutputTest, DoesNotKeepSignalsFromRanks) {
+  Running running = start("1", "trap 'touch told; exit 3' TERM");
+  running.wait_for_output();
+  running.signal(SIGTERM);
+  EXPECT_TRUE(was_told());
+  EXPECT_EQ(running.finish().status, 3);
+}
+
+TEST_F(UnreadOutputTest, DoesNotHideThatARankFails) {
+  Running running = start("2", "trap 'touch told; exit 3' TERM");
+  running.wait_for_output();
+  write_text(folder_ / "fail", "");
+  EXPECT_TRUE(was_told());
+  EXPECT_EQ(running.finish().status, 7);
+}
+
+TEST_F(UnreadOutputTest, IsGivenUpAfterAThirdInterrupt) {
+  Running running = start("1", "trap '' INT");
+  running.wait_for_output();
+  EXPECT_TRUE(becomes_true([&] {
+    running.signal(SIGINT);
+    return running.has_ended();
+  }));
+  running.signal(SIGKILL);
+  EXPECT_EQ(running.finish().status, 128 + SIGINT);
+}
+
 TEST(RunTest, OnlyRankZeroReadsStandardInput) {
   const Outcome outcome =
       run_program({"sh", "-c", std::string("echo line | ") + tessera::testing::command_path() + " run -n 2 -- cat"});
@@ -122,6 +176,16 @@ TEST(RunTest, OnlyRankZeroReadsStandardInput) {
 
 TEST(RunTest, FlagsOfTheProgramAreItsOwn) {
   EXPECT_EQ(run_tessera({"run", "-n", "1", "--", "echo", "--help", "-n", "4"}).out, "[0] --help -n 4\n");
+}
+
+TEST(RunTest, ArgumentsAfterTheProgramAreItsOwn) {
+  const std::vector<std::string> own = {"run", "x", "--", "-n", "4", "--help", "++", "run", ""};
+  for (const bool has_dashes : {false, true}) {
+    std::vector<std::string> arguments = {"run", "-n", "1", "printf", "<%s>"};
+    if (has_dashes) arguments.insert(arguments.begin() + 3, "--");
+    arguments.insert(arguments.end(), own.begin(), own.end());
+    EXPECT_EQ(run_tessera(arguments).out, "[0] <run><x><--><-n><4><--help><++><run><>\n");
+  }
 }
 
 TEST(RunTest, BracketsOfArgumentsAreKept) {

@@ -27,7 +27,9 @@ struct LaunchOptions {
   std::uint16_t master_port = 0;  ///< 0: any free port
   std::chrono::milliseconds grace = std::chrono::seconds(5);
   /// Receives the output of the ranks line by line, including the newline. The last line may lack it, and a line of
-  /// more than 64 KiB arrives in parts. If it throws, the ranks are killed and the exception is rethrown.
+  /// more than 64 KiB arrives in parts. Another thread than that of the caller calls it, for one line at a time; while
+  /// it blocks, the ranks wait when they have filled their pipes. If it throws, the ranks are killed and the exception
+  /// is rethrown.
   std::function<void(int rank, bool is_standard_error, std::string_view line)> output;
 };
 
@@ -39,10 +41,13 @@ struct LaunchResult {
   std::string how;  ///< "exited with status 3", "was ended by signal 11 (Segmentation fault)"
 };
 
-/// Runs the ranks. Blocks until all of them have ended and all of their output has been delivered.
+/// Runs the ranks. Blocks until all of them have ended and all of their output has been delivered, however slowly
+/// `output` takes it. `grace` after the last rank has ended, the output of processes that left its process group is no
+/// longer waited for.
 ///
 /// While it runs, SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 sent to this process are forwarded to the ranks
-/// instead of being handled. A second SIGINT or SIGTERM kills the ranks. Only one thread may call it at a time.
+/// instead of being handled. A second SIGINT or SIGTERM kills the ranks, and a third one this process. Only one thread
+/// may call it at a time.
 ///
 /// Throws `Error(invalid_argument)` without a rank or a command, `Error(not_found)` if the program does not exist, and
 /// `Error(io)` if it cannot be run or the system has no more processes. In each case no rank is left running.

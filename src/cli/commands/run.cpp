@@ -1,6 +1,8 @@
 #include <fmt/format.h>
+#include <poll.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <memory>
 #include <string>
 #include <vector>
@@ -24,8 +26,14 @@ struct RunFlags {
 void write_all(int descriptor, std::string_view text) {
   while (!text.empty()) {
     const ssize_t written = ::write(descriptor, text.data(), text.size());
-    if (written <= 0) return;
-    text.remove_prefix(static_cast<std::size_t>(written));
+    if (written < 0 && errno == EAGAIN) {  // others may have made the descriptor non-blocking
+      pollfd waited{descriptor, POLLOUT, 0};
+      ::poll(&waited, 1, -1);
+    } else if (written > 0) {
+      text.remove_prefix(static_cast<std::size_t>(written));
+    } else if (written == 0 || errno != EINTR) {
+      return;
+    }
   }
 }
 
@@ -82,7 +90,7 @@ Command run_command() {
                        .help = "Pass on the output of ranks without their numbers in front",
                        .target = &flags->no_prefix},
                       {.name = "COMMAND",
-                       .help = "Program and its arguments, after --",
+                       .help = "Program, and all arguments after it as its own",
                        .target = &flags->command,
                        .positional = true,
                        .required = true,

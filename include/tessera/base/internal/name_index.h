@@ -6,10 +6,11 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <optional>
 #include <string_view>
 #include <vector>
+
+#include "tessera/base/internal/text_hash.h"
 
 namespace tessera {
 
@@ -23,7 +24,7 @@ class NameIndex {
   // Returns whether `name` is new; gives it `number` if so. `name` must outlive this object.
   bool add(std::string_view name, std::size_t number) {
     if (2 * (names_.size() + 1) > places_.size()) place_all(std::bit_ceil(4 * (names_.size() + 1)));
-    const std::uint64_t hash = std::hash<std::string_view>()(name);
+    const std::uint64_t hash = hash_(name);
     std::size_t& place = places_[place_of(name, hash)];
     if (place != 0) return false;
     names_.push_back({name, hash, number});
@@ -32,7 +33,7 @@ class NameIndex {
   }
   std::optional<std::size_t> find(std::string_view name) const {
     if (names_.empty()) return std::nullopt;
-    const std::size_t place = places_[place_of(name, std::hash<std::string_view>()(name))];
+    const std::size_t place = places_[place_of(name, hash_(name))];
     return place == 0 ? std::nullopt : std::optional(names_[place - 1].number);
   }
   bool contains(std::string_view name) const { return find(name).has_value(); }
@@ -57,6 +58,7 @@ class NameIndex {
     for (std::size_t n = 0; n < names_.size(); ++n) places_[place_of(names_[n].name, names_[n].hash)] = n + 1;
   }
 
+  TextHash hash_;
   std::vector<Named> names_;         // in the order in which they were added
   std::vector<std::size_t> places_;  // by hash, a power of two of them: 1 + a position in `names_`, 0 if free
 };
