@@ -64,6 +64,7 @@ void walk(const tessera::torch_archive::Archive& archive) {
         const tessera::pickle::Object& object = value.object();
         waiting.insert(waiting.end(), {object.callable, object.arguments, object.keyword_arguments(), object.state});
         waiting.insert(waiting.end(), object.list_items().begin(), object.list_items().end());
+        waiting.insert(waiting.end(), object.setter_calls().begin(), object.setter_calls().end());
         add_pairs(object.dict_items());
         break;
       }

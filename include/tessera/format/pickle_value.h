@@ -128,6 +128,8 @@ struct Object {
   std::size_t state_count() const;              ///< number of BUILDs; above 1, `state` is a tuple of that length
   std::span<const NodeRef> list_items() const;  ///< items appended to the object (APPEND, APPENDS)
   std::span<const Pair> dict_items() const;     ///< items set on the object (SETITEM, SETITEMS), as for OrderedDict
+  /// Calls with the object and a state as arguments, whose results are dropped (REDUCE, POP): Python's state setters.
+  std::span<const NodeRef> setter_calls() const;
   bool calls(std::string_view module, std::string_view name) const { return callable.is_global(module, name); }
 };
 static_assert(sizeof(Object) == 32);
@@ -169,6 +171,7 @@ class Tree {
   void set_items(NodeRef target,
                  std::span<const NodeRef> keys_and_values);  ///< dict or object; key, value, key, value, ...
   void set_state(NodeRef object, NodeRef state);             ///< object
+  void add_setter_call(NodeRef object, NodeRef call);        ///< object
 
   /// Makes the tree share ownership of a buffer that borrowed text points into.
   void keep(std::shared_ptr<const Bytes> buffer);

@@ -11,10 +11,8 @@
 
 #include <cstdint>
 #include <functional>
-#include <optional>
-#include <string>
+#include <memory>
 #include <string_view>
-#include <unordered_map>
 
 #include "tessera/format/pickle_value.h"
 
@@ -27,6 +25,9 @@ class Writer {
 
   /// Appends to `out`, starting with PROTO. `protocol` is 2 or 4.
   Writer(Bytes& out, int protocol);
+  Writer(const Writer&) = delete;
+  Writer& operator=(const Writer&) = delete;
+  ~Writer();
 
   void none();
   void boolean(bool value);
@@ -37,7 +38,8 @@ class Writer {
   /// Pushes one bytes object. In protocol 2, writes `_codecs.encode(text, 'latin1')` as Python does.
   void bytes(ByteView value);
   void byte_array(ByteView value);
-  /// Throws `Error(unsupported)` if protocol 2 cannot represent the name because it contains a line break.
+  /// Throws `Error(unsupported)` if protocol 2 cannot represent the name because it contains a line break or more than
+  /// 100 dots.
   void global(std::string_view module, std::string_view name);
   void mark();
   void tuple(std::size_t count);  ///< of the `count` topmost objects, 0 to 3; needs no mark
@@ -63,17 +65,15 @@ class Writer {
   void interned_global(std::string_view module, std::string_view name);
 
   /// Writes a value of a tree. The tree must outlive the writer, because sharing is kept across calls. BINPERSID
-  /// follows the value of a persistent id whether or not `persistent` replaced it.
+  /// follows the value of a persistent id whether or not `persistent` replaced it. Throws `Error(corrupt)` if the tree
+  /// exceeds the limits, or if names, bytearrays and ints that share long text would be written as more than 16 MiB
+  /// plus eight times the text that occurs once.
   void value(NodeRef v, const Persistent& persistent = nullptr, const WalkLimits& limits = {});
 
   int protocol() const { return protocol_; }
 
  private:
-  struct TextHash {
-    using is_transparent = void;
-    std::size_t operator()(std::string_view text) const { return std::hash<std::string_view>()(text); }
-  };
-  using TextMap = std::unordered_map<std::string, std::uint32_t, TextHash, std::equal_to<>>;
+  struct Memo;
   struct Walk;
 
   template <typename T>
@@ -88,14 +88,16 @@ class Writer {
                   std::uint8_t several);
   void set_all(Walk& walk, std::span<const Pair> pairs, std::size_t depth, std::uint8_t one, std::uint8_t several);
   void extension(std::uint64_t code);
+  std::uint32_t push_global(std::string_view module, std::string_view name);
+  bool is_known(NodeRef v) const;
   bool fetch(NodeRef v);
   void remember(NodeRef v);
+  void charge(ByteView text);
 
   Bytes& out_;
   int protocol_;
   std::uint32_t next_memo_ = 0;
-  TextMap strings_, globals_;
-  std::unordered_map<std::uint64_t, std::uint32_t> nodes_;
+  std::unique_ptr<Memo> memo_;
 };
 
 }  // namespace tessera::pickle

@@ -3,8 +3,8 @@
 /// Readable forms of inert values: Python's `repr`, JSON and type names, and whether the value is understood.
 ///
 /// Understood types are None, bool, int of any size, float, str, bytes, bytearray, list, tuple, dict, set, frozenset,
-/// OrderedDict, torch.Size, torch.dtype, torch.device, complex, and containers of these. Anything else is opaque: it is
-/// kept and can be displayed, but not interpreted.
+/// OrderedDict, torch.Size (of at most 1000 ints), torch.dtype, torch.device, complex, and containers of these.
+/// Anything else is opaque: it is kept and can be displayed, but not interpreted.
 
 #include <nlohmann/json_fwd.hpp>
 #include <optional>

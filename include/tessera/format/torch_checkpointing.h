@@ -71,9 +71,10 @@ struct CheckpointMetadata {
 
 /// Reads `metadata.pkl` of version 1.0 or 2.0. Placements are normalized, and ranks and meshes are valid. Throws
 /// `Error(unsupported)`, naming it, for another version, a kind of sharding metadata that a program defines itself, and
-/// items that are stored as JSON or raw bytes; `Error(corrupt)`.
+/// items that are stored as JSON or raw bytes; `Error(corrupt)`, also if values that the file repeats take more than 64
+/// MiB and 16 times the file.
 CheckpointMetadata read(const ByteSource& source);
-/// Returns `metadata.pkl` of version 2.0.
+/// Returns `metadata.pkl` of version 2.0. Throws `Error(invalid_argument)` if a key of a path is not UTF-8.
 Bytes write(const CheckpointMetadata& metadata);
 
 /// The default name of an item's file: `<item>_<rank>.pt`.

@@ -3,10 +3,12 @@
 /// The subset of zip that torch.save uses: stored entries, one disk, zip64. See docs/formats/zip.md.
 ///
 /// The reader trusts nothing. The directory and each entry's local header must agree. Entries and records must cover
-/// the archive from its first byte to its last, without gaps or overlaps. Names must be unique relative paths. Law: if
-/// any single bit outside of the entries' data of a torch.save archive is flipped, the archive is refused. Deflated,
-/// encrypted and split archives throw `Error(unsupported)`; everything else throws `Error(corrupt)` with the byte
-/// offset in the source. Source: PKWARE APPNOTE.TXT 6.3; PyTorch's writer: caffe2/serialize/inline_container.cc.
+/// the archive from its first byte to its last, without gaps or overlaps, and the directory must list them in this
+/// order. Names must be relative paths that are unique without case, because PyTorch finds entries without it and takes
+/// the folder of the first record. Law: if any single bit outside of the entries' data of a torch.save archive is
+/// flipped, the archive is refused. Deflated, encrypted and split archives throw `Error(unsupported)`; everything else
+/// throws `Error(corrupt)` with the byte offset in the source. Source: PKWARE APPNOTE.TXT 6.3; PyTorch's writer:
+/// caffe2/serialize/inline_container.cc.
 
 #include <cstdint>
 #include <string>
@@ -30,7 +32,7 @@ struct Entry {
 /// The entries of an archive, ordered by data offset.
 struct Directory {
   std::vector<Entry> entries;
-  std::vector<std::uint32_t> by_name;  ///< the indices of `entries`, ordered by name
+  std::vector<std::uint32_t> by_name;  ///< the indices of `entries`, ordered by name without case
   /// Returns the entry named `name`, or null. O(log n).
   const Entry* find(std::string_view name) const;
 };
@@ -56,7 +58,7 @@ Directory read_directory(const ByteSource& source, std::uint64_t offset_bytes, s
 class Layout {
  public:
   /// Appends an entry and returns its index. Throws `Error(invalid_argument)` if the name is empty, longer than 65535
-  /// bytes or already used, or if the archive would exceed 2^63 - 1 bytes.
+  /// bytes or already used, regardless of case, or if the archive would exceed 2^63 - 1 bytes.
   std::size_t add(std::string name, std::uint64_t size_bytes);
 
   std::size_t size() const { return entries_.size(); }

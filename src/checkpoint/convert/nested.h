@@ -5,10 +5,10 @@
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "checkpoint/source/expansion.h"
+#include "tessera/base/internal/text_hash.h"
 #include "tessera/base/state_path.h"
 
 namespace tessera::checkpoint {
@@ -28,7 +28,7 @@ struct Nested {
 
  private:
   Nested& child(const Key& item, const std::string& name, ExpansionBudget& budget);
-  std::unordered_map<std::string, std::size_t> positions_;  // of keys
+  TextMap<std::size_t> positions_;  // of keys
 };
 
 }  // namespace tessera::checkpoint

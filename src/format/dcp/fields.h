@@ -24,7 +24,7 @@ class ClassReader {
     return is_class(value.object().callable);
   }
   // Returns whether `value` is the class itself.
-  bool is_class(pickle::NodeRef value) { return (value.identity() == identity_ && identity_ != 0) || learn(value); }
+  bool is_class(pickle::NodeRef value) { return value.identity() == identity_ || learn(value); }
 
  private:
   bool learn(pickle::NodeRef value) {
@@ -38,7 +38,7 @@ class ClassReader {
   }
 
   Class what_;
-  std::uint64_t identity_ = 0;
+  std::uint64_t identity_ = kNoIdentity;
 };
 
 // The fields of an instance of `Fields::owner`.
@@ -109,12 +109,12 @@ class FieldReader {
   static constexpr std::string_view kClassName = class_name(Fields::owner, Dialect::torch_2).name;
   static constexpr std::size_t kUnknown = SIZE_MAX;
   struct Seen {
-    std::uint64_t identity = 0;
+    std::uint64_t identity = kNoIdentity;
     std::size_t field = kUnknown;
   };
 
   std::size_t field_of(pickle::NodeRef key, std::size_t position, std::string_view name) {
-    if (position < seen_.size() && seen_[position].identity == key.identity() && key.identity() != 0) {
+    if (position < seen_.size() && seen_[position].identity == key.identity()) {
       return seen_[position].field;
     }
     const std::string_view text = input_.string(key, name, kClassName);

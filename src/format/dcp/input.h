@@ -18,6 +18,9 @@
 
 namespace tessera::dcp {
 
+// No value has this identity. (That of None is 0.)
+inline constexpr std::uint64_t kNoIdentity = ~std::uint64_t{0};
+
 // Returns the name of a value for messages: "int", "global torch.float32", "a torch.Size object".
 std::string describe(pickle::NodeRef value);
 
@@ -64,7 +67,7 @@ class Input {
 
   std::string file_;
   std::uint64_t memory_limit_, memory_left_;
-  std::uint64_t size_class_ = 0;  // identity of the global torch.Size seen last
+  std::uint64_t size_class_ = kNoIdentity;  // of the global torch.Size seen last
 };
 
 // Maps strings to numbers. A pickle fetches most strings from its memo, so identity is compared before contents are
@@ -96,7 +99,7 @@ class StringNumbers {
  private:
   static constexpr int kSlotBits = 12;
   struct Slot {
-    std::uint64_t identity = 0;  // that of None
+    std::uint64_t identity = kNoIdentity;
     std::uint32_t number = kNone;
   };
   std::vector<Slot> slots_ = std::vector<Slot>(std::size_t{1} << kSlotBits);

@@ -1,11 +1,13 @@
 #include "format/dcp/read.h"
 
+#include <set>
 #include <unordered_set>
 
 #include "format/dcp/entries.h"
 #include "format/dcp/fields.h"
 #include "format/dcp/input.h"
 #include "format/dcp/storage.h"
+#include "tessera/base/internal/text_hash.h"
 #include "tessera/format/pickle_reader.h"
 
 namespace tessera::dcp {
@@ -49,6 +51,7 @@ class MetadataReader {
       metadata_.version.reset();
       keep(metadata_.extra, Fields::names[Fields::version], found[Fields::version]);
     }
+    copy_extra();
     if (is_1_13) {
       metadata_.dialect = Dialect::torch_1_13;
     } else if (found.has(Fields::version)) {
@@ -60,13 +63,28 @@ class MetadataReader {
   }
 
  private:
+  // Keeps a field, whose value is in the pickle's tree until `copy_extra`.
   void keep(std::vector<ExtraField>& fields, std::string_view name, NodeRef value) {
-    for (const ExtraField& field : fields) {
-      if (field.name == name) input_.fail_at(ErrorCode::corrupt, {}, name, "the field twice", "it once");
+    if (!kept_.insert({&fields, name}).second) {
+      input_.fail_at(ErrorCode::corrupt, {}, name, "the field twice", "it once");
     }
-    if (!metadata_.extra_tree) metadata_.extra_tree = std::make_shared<pickle::Tree>();
     input_.charge(sizeof(ExtraField) + name.size());
-    fields.push_back({std::string(name), pickle::copy_into(*metadata_.extra_tree, value)});
+    fields.push_back({std::string(name), value});
+  }
+
+  // Copies the values of all fields together, because the pickle can refer to one value often.
+  void copy_extra() {
+    std::vector<NodeRef*> values;
+    for (auto* fields : {&metadata_.extra, &metadata_.storage_meta_extra}) {
+      for (ExtraField& field : *fields) values.push_back(&field.value);
+    }
+    if (values.empty()) return;
+    pickle::Tree all;
+    const NodeRef list = all.make_list();
+    for (const NodeRef* value : values) all.append(list, {value, 1});
+    metadata_.extra_tree = std::make_shared<pickle::Tree>();
+    const std::span<const NodeRef> copies = pickle::copy_into(*metadata_.extra_tree, list).items();
+    for (std::size_t i = 0; i < values.size(); ++i) *values[i] = copies[i];
   }
 
   // Whether `value` is a str or None.
@@ -82,7 +100,7 @@ class MetadataReader {
     if (value.is_none()) return;
     if (!are_paths(value)) return keep(metadata_.extra, MetadataFields::names[MetadataFields::planner_data], value);
     metadata_.paths.emplace(metadata_.entries.size());
-    std::unordered_set<std::string_view> others;
+    std::unordered_set<std::string_view, TextHash> others;
     std::size_t next = 0;  // the paths are mostly in the order of the entries
     for (const pickle::Pair& pair : value.pairs()) {
       const std::string_view name = pair.key.string();
@@ -193,6 +211,7 @@ class MetadataReader {
   Input input_;
   Records records_;
   Metadata metadata_;
+  std::set<std::pair<const void*, std::string_view>> kept_;  // unknown fields: their list and name
 };
 
 }  // namespace

@@ -78,7 +78,7 @@ class Records final : public pickle::RecordTaker {
   // The name of a field or class. Once recognized, it is compared by identity.
   struct Known {
     std::string_view text;
-    std::uint64_t identity = 0;
+    std::uint64_t identity = kNoIdentity;
   };
   static bool take_key(pickle::RecordCursor& cursor, Known& key);
 
@@ -90,7 +90,7 @@ class Records final : public pickle::RecordTaker {
   FieldReader<IndexFields> index_{input_};
   FieldReader<StorageInfoFields> storage_{input_};
   ClassReader chunk_class_{Class::chunk}, index_class_{Class::index}, storage_class_{Class::storage_info};
-  std::uint64_t size_class_ = 0;                     // identity of a global
+  std::uint64_t size_class_ = kNoIdentity;           // of a global
   std::array<std::uint64_t, 8> other_classes_ = {};  // identities of the last globals that are none of the classes
   std::size_t next_other_ = 0;
   Known offsets_key_{"offsets"}, sizes_key_{"sizes"};

@@ -7,11 +7,11 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <unordered_set>
 #include <vector>
 
 #include "tessera/base/bytes.h"
 #include "tessera/base/error.h"
+#include "tessera/base/internal/text_hash.h"
 
 namespace tessera::json {
 
@@ -34,7 +34,7 @@ struct Level {
   bool is_array = false;
   std::string key;          ///< of the current value, in an object
   std::uint64_t index = 0;  ///< of the current value, in an array
-  std::unordered_set<std::string> keys;
+  TextSet keys;
 };
 
 /// The position of the reader.

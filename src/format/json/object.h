@@ -5,8 +5,9 @@
 #include <cstddef>
 #include <nlohmann/json.hpp>
 #include <string>
-#include <unordered_map>
 #include <utility>
+
+#include "tessera/base/internal/text_hash.h"
 
 namespace tessera {
 
@@ -25,7 +26,7 @@ class JsonObject {
 
  private:
   nlohmann::ordered_json::object_t members_;
-  std::unordered_map<std::string, std::size_t> places_;
+  TextMap<std::size_t> places_;
 };
 
 }  // namespace tessera

@@ -1,8 +1,8 @@
 #include <algorithm>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
+#include "tessera/base/internal/text_hash.h"
 #include "tessera/format/internal/json_structure.h"
 
 namespace tessera::json {
@@ -46,7 +46,7 @@ class StructureReader : public Ordered::json_sax_t {
   }
 
   Structure structure_;
-  std::vector<std::unordered_set<std::string>> keys_;  // of each open array, without any, and object
+  std::vector<TextSet> keys_;  // of each open array, without any, and object
 };
 
 class OrderedReader final : public StructureReader {

@@ -3,12 +3,16 @@
 #include <unordered_map>
 #include <vector>
 
+#include "format/pickle/walk.h"
 #include "tessera/base/error.h"
+#include "tessera/base/internal/text_hash.h"
 #include "tessera/format/pickle_value.h"
 
 namespace tessera::pickle {
 
 namespace {
+
+constexpr std::string_view kCopying = "copy a pickled value";
 
 class Copier {
  public:
@@ -16,11 +20,10 @@ class Copier {
 
   NodeRef copy(NodeRef v, std::size_t depth) {
     if (depth > limits_.depth) {
-      fail(ErrorCode::corrupt, "copy a pickled value: nests deeper than the limit, expected at most {} levels",
-           limits_.depth);
+      fail(ErrorCode::corrupt, "{}: nests deeper than the limit, expected at most {} levels", kCopying, limits_.depth);
     }
     if (nodes_left_-- == 0) {
-      fail(ErrorCode::corrupt, "copy a pickled value: more nodes than the limit, expected at most {}", limits_.nodes);
+      fail(ErrorCode::corrupt, "{}: more nodes than the limit, expected at most {}", kCopying, limits_.nodes);
     }
     switch (v.kind()) {
       case Kind::none:
@@ -48,9 +51,13 @@ class Copier {
       case Kind::bytes:
         return known(v, to_.make_bytes(v.bytes()));
       case Kind::byte_array:
+        texts_.charge(as_text(v.bytes()), v.bytes().size(), kCopying);
         return known(v, to_.make_byte_array(v.bytes()));
-      case Kind::global:
-        return known(v, to_.make_global(v.global().module, v.global().name));
+      case Kind::global: {
+        const auto& [module, name] = v.global();
+        texts_.charge(v.global(), module.size() + name.size(), kCopying);
+        return known(v, to_.make_global(module, name));
+      }
       case Kind::list:
       case Kind::set: {
         const NodeRef result = known(v, v.is(Kind::list) ? to_.make_list() : to_.make_set());
@@ -69,8 +76,7 @@ class Copier {
       case Kind::persistent_id:
         return known(v, to_.make_persistent_id(copy(v.persistent_id(), depth + 1)));
       case Kind::taken:
-        fail(ErrorCode::invalid_argument,
-             "copy a pickled value: it contains a record that is kept elsewhere, expected none");
+        fail(ErrorCode::invalid_argument, "{}: it contains a record that is kept elsewhere, expected none", kCopying);
       default:
         return copy_object(v, depth);
     }
@@ -89,6 +95,7 @@ class Copier {
     const std::size_t states = from.state_count();
     for (std::size_t i = 0; i < states; ++i)
       to_.set_state(result, copy(states == 1 ? from.state : from.state.items()[i], depth + 1));
+    for (const NodeRef call : from.setter_calls()) to_.add_setter_call(result, copy(call, depth + 1));
     return result;
   }
 
@@ -115,7 +122,8 @@ class Copier {
   Tree& to_;
   WalkLimits limits_;
   std::uint64_t nodes_left_;
-  std::unordered_map<std::uint64_t, NodeRef> copies_;
+  TextBudget texts_;
+  std::unordered_map<std::uint64_t, NodeRef, NumberHash> copies_;
 };
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "format/pickle/walk.h"
 #include "tessera/base/error.h"
 #include "tessera/format/pickle_value.h"
 
@@ -40,17 +41,17 @@ class Comparison {
       case Kind::integer:
         return a.integer() == b.integer();
       case Kind::big_integer:
-        return as_text(a.big_integer()) == as_text(b.big_integer());
+        return equal_texts(as_text(a.big_integer()), as_text(b.big_integer()));
       case Kind::floating:
         return a.floating() == b.floating() ||
                std::bit_cast<std::uint64_t>(a.floating()) == std::bit_cast<std::uint64_t>(b.floating());
       case Kind::string:
-        return a.string() == b.string();
+        return equal_texts(a.string(), b.string());
       case Kind::bytes:
       case Kind::byte_array:
-        return as_text(a.bytes()) == as_text(b.bytes());
+        return equal_texts(as_text(a.bytes()), as_text(b.bytes()));
       case Kind::global:
-        return a.global() == b.global();
+        return equal_texts(a.global().module, b.global().module) && equal_texts(a.global().name, b.global().name);
       default:
         break;
     }
@@ -66,8 +67,22 @@ class Comparison {
     bool operator==(const Both&) const = default;
   };
   struct BothHash {
-    std::size_t operator()(const Both& both) const { return mix(both.a, both.b); }
+    std::size_t operator()(const Both& both) const { return mix(number(both.a), number(both.b)); }
+    NumberHash number;
   };
+
+  // Two long texts are compared once.
+  bool equal_texts(std::string_view a, std::string_view b) {
+    if (a.size() != b.size()) return false;
+    if (TextBudget::is_short(a.size())) return a == b;
+    const Both both{reinterpret_cast<std::uint64_t>(a.data()), reinterpret_cast<std::uint64_t>(b.data())};
+    const auto known = equal_texts_.find(both);
+    if (known != equal_texts_.end() && known->second == a.size()) return true;
+    texts_.charge_both(a, b, "compare pickled values");
+    if (a != b) return false;
+    equal_texts_[both] = a.size();
+    return true;
+  }
 
   bool equal_containers(NodeRef a, NodeRef b, std::size_t depth) {
     switch (a.kind()) {
@@ -108,7 +123,7 @@ class Comparison {
     return a.made == b.made && a.state_count() == b.state_count() && equal(a.callable, b.callable, depth) &&
            equal(a.arguments, b.arguments, depth) && equal(a.keyword_arguments(), b.keyword_arguments(), depth) &&
            equal(a.state, b.state, depth) && equal_items(a.list_items(), b.list_items(), depth) &&
-           equal_pairs(a.dict_items(), b.dict_items(), depth);
+           equal_pairs(a.dict_items(), b.dict_items(), depth) && equal_items(a.setter_calls(), b.setter_calls(), depth);
   }
 
   void charge(std::size_t nodes) {
@@ -158,7 +173,7 @@ class Comparison {
       case Kind::dict:
         return seed;  // order and duplicates do not count
       case Kind::global:
-        return mix(text(v.global().module), std::hash<std::string_view>()(v.global().name));
+        return mix(text(v.global().module), text(v.global().name));
       case Kind::object:
         if (depth == 0) return seed;
         return mix(mix(seed, hash_of(v.object().callable, depth - 1)), hash_of(v.object().arguments, depth - 1));
@@ -226,6 +241,8 @@ class Comparison {
 
   WalkLimits limits_;
   std::uint64_t nodes_left_;
+  TextBudget texts_;
+  std::unordered_map<Both, std::size_t, BothHash> equal_texts_;  // by address, with their size
   std::unordered_set<Both, BothHash> assumed_;
   std::vector<Both> assumptions_;
 };

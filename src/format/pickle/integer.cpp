@@ -109,6 +109,9 @@ std::optional<Bytes> parse_integer(std::string_view text) {
   const bool negative = text.front() == '-';
   if (negative || text.front() == '+') text.remove_prefix(1);
   const std::uint32_t base = take_base(text);
+  const bool is_old_octal =
+      base == 10 && text.starts_with('0') && text.find_first_not_of('0') != std::string_view::npos;
+  if (is_old_octal) return std::nullopt;
   if (text.empty() || (text.size() > kMostDigits && base != 16)) return std::nullopt;
   if (base == 16) {
     const auto words = hexadecimal_words(text);

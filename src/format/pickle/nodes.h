@@ -18,6 +18,7 @@ struct Object::Extra {
   NodeRef keyword_arguments;
   detail::ArrayNode<NodeRef> list_items{};
   detail::ArrayNode<Pair> dict_items{};
+  detail::ArrayNode<NodeRef> setter_calls{};
   std::size_t state_count = 0;  // 0: has_state decides
 };
 
@@ -107,6 +108,7 @@ class Nodes {
   void set_items_of_object(NodeRef object, const NodeRef* pairs, std::size_t count) {
     append_array(extra(object).dict_items, reinterpret_cast<const Pair*>(pairs), count);
   }
+  void add_setter_call(NodeRef object, NodeRef call) { append_array(extra(object).setter_calls, &call, 1); }
   void set_state(NodeRef object, NodeRef state) {
     auto& node = change<Object>(object);
     if (node.has_state) return add_state(object, state);

@@ -1,8 +1,10 @@
 #include "tessera/format/internal/pickle_text.h"
 
+#include <locale.h>  // NOLINT(modernize-deprecated-headers): POSIX
+#include <stdlib.h>  // NOLINT(modernize-deprecated-headers): strtod_l
+
 #include <charconv>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 
 #include "tessera/base/internal/utf8.h"
@@ -94,6 +96,11 @@ void append_utf8(std::string& out, char32_t c) {
 
 char32_t take_code_point(std::string_view& text) {
   const std::size_t length = python_utf8_sequence_length(text);
+  if (length == 0) {
+    const auto byte = static_cast<unsigned char>(text[0]);
+    text.remove_prefix(1);
+    return char32_t{0xdc00} + byte;
+  }
   const auto at = [&](std::size_t i) { return static_cast<char32_t>(static_cast<unsigned char>(text[i])); };
   constexpr char32_t kFirstBits[] = {0, 0x7f, 0x1f, 0x0f, 0x07};
   char32_t value = at(0) & kFirstBits[length];
@@ -147,7 +154,10 @@ std::optional<double> parse_float(std::string_view text) {
   double value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (end != text.data() + text.size()) return std::nullopt;
-  if (error == std::errc::result_out_of_range) return std::strtod(std::string(text).c_str(), nullptr);
+  if (error == std::errc::result_out_of_range) {  // 0 or infinity; strtod would follow the locale of the program
+    static const locale_t kC = newlocale(LC_ALL_MASK, "C", nullptr);
+    return strtod_l(std::string(text).c_str(), nullptr, kC);
+  }
   if (error != std::errc()) return std::nullopt;
   return value;
 }

@@ -88,6 +88,12 @@ std::span<const Pair> Object::dict_items() const {
   return {more->dict_items.items, more->dict_items.count};
 }
 
+std::span<const NodeRef> Object::setter_calls() const {
+  const Extra* more = extra_of(*this);
+  if (more == nullptr) return {};
+  return {more->setter_calls.items, more->setter_calls.count};
+}
+
 Tree::Tree() : nodes_(std::make_unique<Nodes>()) {}
 Tree::Tree(Tree&&) noexcept = default;
 Tree& Tree::operator=(Tree&&) noexcept = default;
@@ -162,6 +168,11 @@ void Tree::set_items(NodeRef target, std::span<const NodeRef> keys_and_values) {
 void Tree::set_state(NodeRef object, NodeRef state) {
   if (!object.is(Kind::object)) wrong_target("set the state of", object, "an object");
   nodes_->set_state(object, state);
+}
+
+void Tree::add_setter_call(NodeRef object, NodeRef call) {
+  if (!object.is(Kind::object)) wrong_target("add a call of a setter to", object, "an object");
+  nodes_->add_setter_call(object, call);
 }
 
 void Tree::keep(std::shared_ptr<const Bytes> buffer) { nodes_->keep(std::move(buffer)); }

@@ -5,8 +5,8 @@
 #include <algorithm>
 
 #include "format/pickle/opcodes.h"
+#include "format/pickle/writer_memo.h"
 #include "tessera/base/error.h"
-#include "tessera/format/pickle_writer.h"
 
 namespace tessera::pickle {
 
@@ -28,6 +28,7 @@ bool is_remembered(NodeRef v) {
     case Kind::dict:
     case Kind::set:
     case Kind::frozen_set:
+    case Kind::global:
     case Kind::object:
       return true;
     case Kind::tuple:
@@ -50,14 +51,16 @@ void Writer::value(NodeRef v, const Persistent& persistent, const WalkLimits& li
   value_at(walk, v, 0);
 }
 
+bool Writer::is_known(NodeRef v) const { return memo_->nodes.contains(v.identity()); }
+
 bool Writer::fetch(NodeRef v) {
-  const auto known = nodes_.find(v.identity());
-  if (known == nodes_.end()) return false;
+  const auto known = memo_->nodes.find(v.identity());
+  if (known == memo_->nodes.end()) return false;
   get(known->second);
   return true;
 }
 
-void Writer::remember(NodeRef v) { nodes_.emplace(v.identity(), memoize()); }
+void Writer::remember(NodeRef v) { memo_->nodes.emplace(v.identity(), memoize()); }
 
 void Writer::value_at(Walk& walk, NodeRef v, std::size_t depth) {
   if (depth > walk.limits.depth) {
@@ -75,7 +78,8 @@ void Writer::value_at(Walk& walk, NodeRef v, std::size_t depth) {
       return boolean(v.boolean());
     case Kind::integer:
       return integer(v.integer());
-    case Kind::big_integer:
+    case Kind::big_integer:  // not remembered, as in Python
+      charge(v.big_integer());
       return big_integer(v.big_integer());
     case Kind::floating:
       return floating(v.floating());
@@ -86,6 +90,7 @@ void Writer::value_at(Walk& walk, NodeRef v, std::size_t depth) {
       bytes(v.bytes());
       return remember(v);
     case Kind::byte_array:
+      charge(v.bytes());
       byte_array(v.bytes());
       return remember(v);
     case Kind::list:
@@ -100,7 +105,8 @@ void Writer::value_at(Walk& walk, NodeRef v, std::size_t depth) {
     case Kind::frozen_set:
       return set_at(walk, v, depth);
     case Kind::global:
-      return interned_global(v.global().module, v.global().name);
+      memo_->nodes.emplace(v.identity(), push_global(v.global().module, v.global().name));
+      return;
     case Kind::object:
       return object_at(walk, v, depth);
     case Kind::persistent_id:
@@ -155,7 +161,7 @@ void Writer::set_at(Walk& walk, NodeRef v, std::size_t depth) {
   if (protocol_ >= 4) {
     mark();
     for (const NodeRef item : v.items()) value_at(walk, item, depth + 1);
-    if (nodes_.contains(v.identity())) {
+    if (is_known(v)) {
       out_.push_back(op::POP_MARK);
       fetch(v);
       return;
@@ -168,7 +174,7 @@ void Writer::set_at(Walk& walk, NodeRef v, std::size_t depth) {
   append_all(walk, v.items(), depth, if_alone(v.items().size(), op::APPEND), op::APPENDS);
   tuple(1);
   reduce();
-  if (nodes_.contains(v.identity())) {
+  if (is_known(v)) {
     out_.push_back(op::POP);
     fetch(v);
     return;
@@ -182,7 +188,7 @@ void Writer::tuple_at(Walk& walk, NodeRef v, std::size_t depth) {
   const bool marked = items.size() > 3;
   if (marked) mark();
   for (const NodeRef item : items) value_at(walk, item, depth + 1);
-  if (nodes_.contains(v.identity())) {
+  if (is_known(v)) {
     if (marked) {
       out_.push_back(op::POP_MARK);
     } else {
@@ -230,7 +236,7 @@ void Writer::object_at(Walk& walk, NodeRef v, std::size_t depth) {
       extension(static_cast<std::uint64_t>(object.callable.integer()));
       break;
   }
-  if (nodes_.contains(v.identity())) {
+  if (is_known(v)) {
     out_.push_back(op::POP);
     fetch(v);
     return;
@@ -242,6 +248,10 @@ void Writer::object_at(Walk& walk, NodeRef v, std::size_t depth) {
   for (std::size_t i = 0; i < states; ++i) {
     value_at(walk, states == 1 ? object.state : object.state.items()[i], depth + 1);
     build();
+  }
+  for (const NodeRef call : object.setter_calls()) {
+    value_at(walk, call, depth + 1);
+    out_.push_back(op::POP);
   }
 }
 

@@ -1,20 +1,31 @@
 #include "tessera/format/pickle_writer.h"
 
+#include <algorithm>
 #include <bit>
 
 #include "format/pickle/integer.h"
 #include "format/pickle/names.h"
 #include "format/pickle/opcodes.h"
+#include "format/pickle/writer_memo.h"
 #include "tessera/base/error.h"
 #include "tessera/format/internal/pickle_text.h"
 
 namespace tessera::pickle {
 
-Writer::Writer(Bytes& out, int protocol) : out_(out), protocol_(protocol) {
+namespace {
+
+constexpr std::ptrdiff_t kMostDots = 100;  // of the name of a global: each is a call around the others
+constexpr std::string_view kWriting = "write pickle";
+
+}  // namespace
+
+Writer::Writer(Bytes& out, int protocol) : out_(out), protocol_(protocol), memo_(std::make_unique<Memo>()) {
   if (protocol != 2 && protocol != 4)
     fail(ErrorCode::invalid_argument, "write pickle: protocol {}, expected 2 or 4", protocol);
   number(op::PROTO, static_cast<std::uint8_t>(protocol));
 }
+
+Writer::~Writer() = default;
 
 template <typename T>
 void Writer::number(std::uint8_t opcode, T value) {
@@ -103,6 +114,10 @@ void Writer::global(std::string_view module, std::string_view name) {
     return;
   }
   if (const std::size_t dot = name.rfind('.'); dot != std::string_view::npos) {
+    if (const auto dots = std::count(name.begin(), name.end(), '.'); dots > kMostDots) {
+      fail(ErrorCode::unsupported, "{}: the name of a global of {} has {} dots, expected at most {} in protocol 2",
+           kWriting, printable(module), dots, kMostDots);
+    }
     interned_global("builtins", "getattr");
     interned_global(module, name.substr(0, dot));
     interned_string(name.substr(dot + 1));
@@ -182,16 +197,25 @@ void Writer::get(std::uint32_t memo_index) {
 }
 
 void Writer::interned_string(std::string_view text) {
-  if (const auto known = strings_.find(text); known != strings_.end()) return get(known->second);
+  TextMap<std::uint32_t>& strings = memo_->strings;
+  if (const auto known = strings.find(text); known != strings.end()) return get(known->second);
   string(text);
-  strings_.emplace(text, memoize());
+  strings.emplace(text, memoize());
 }
 
-void Writer::interned_global(std::string_view module, std::string_view name) {
+void Writer::interned_global(std::string_view module, std::string_view name) { push_global(module, name); }
+
+// Returns the memo index.
+std::uint32_t Writer::push_global(std::string_view module, std::string_view name) {
+  memo_->texts.charge(GlobalName{module, name}, module.size() + name.size(), kWriting);
   // The module's length is in the key, which makes it unambiguous.
   std::string key = std::to_string(module.size());
   key.append(1, ' ').append(module).append(name);
-  if (const auto known = globals_.find(key); known != globals_.end()) return get(known->second);
+  TextMap<std::uint32_t>& globals = memo_->globals;
+  if (const auto known = globals.find(key); known != globals.end()) {
+    get(known->second);
+    return known->second;
+  }
   if (protocol_ >= 4) {
     interned_string(module);
     interned_string(name);
@@ -199,7 +223,12 @@ void Writer::interned_global(std::string_view module, std::string_view name) {
   } else {
     global(module, name);
   }
-  globals_.emplace(std::move(key), memoize());
+  const std::uint32_t index = memoize();
+  globals.emplace(std::move(key), index);
+  return index;
 }
+
+// Charges for text that is written without regard to the memo.
+void Writer::charge(ByteView text) { memo_->texts.charge(as_text(text), text.size(), kWriting); }
 
 }  // namespace tessera::pickle

@@ -48,6 +48,7 @@ class ToJson {
         return dtype_text(v);
       case Meaning::device: {
         const Device device = device_of(v);
+        walk_.copy_text(device.type, device.type.size());
         const std::string index = device.index.is_none() ? "" : ":" + integer_to_decimal(device.index);
         return json_text(device.type) + index;
       }
@@ -67,16 +68,16 @@ class ToJson {
       case Kind::integer:
         return v.integer();
       case Kind::big_integer:
-        walk_.copy_text(v, 3 * v.big_integer().size());
+        walk_.copy_text(v.big_integer(), 3 * v.big_integer().size());
         return integer_to_decimal(v);
       case Kind::floating:
         return std::isfinite(v.floating()) ? Json(v.floating()) : Json(float_repr(v.floating()));
       case Kind::string:
-        walk_.copy_text(v, v.string().size());
+        walk_.copy_text(v.string(), v.string().size());
         return json_text(v.string());
       case Kind::bytes:
       case Kind::byte_array:
-        walk_.copy_text(v, v.bytes().size());
+        walk_.copy_text(v.bytes(), v.bytes().size());
         return utf8_from_latin1(as_text(v.bytes()));
       case Kind::list:
       case Kind::tuple:
@@ -109,9 +110,9 @@ class ToJson {
   }
 
   std::string key_text(NodeRef key) {
-    std::string text = json_text(key.is(Kind::string) ? key.string() : repr(key));
-    walk_.copy_text(key, text.size());
-    return text;
+    if (!key.is(Kind::string)) return json_text(repr_in(walk_, key));
+    walk_.copy_text(key.string(), key.string().size());
+    return json_text(key.string());
   }
 
   Walk walk_{"JSON of a pickled value"};

@@ -47,6 +47,7 @@ class ToLossless {
         return tagged("dtype", "name", dtype_text(v));
       case Meaning::device: {
         const Device device = device_of(v);
+        walk_.copy_text(device.type, device.type.size());
         Json json = tagged("device", "type", of_string(device.type));
         if (!device.index.is_none()) json["index"] = of(device.index);
         return json;
@@ -70,18 +71,18 @@ class ToLossless {
       case Kind::integer:
         return v.integer();
       case Kind::big_integer:
-        walk_.copy_text(v, 3 * v.big_integer().size());
+        walk_.copy_text(v.big_integer(), 3 * v.big_integer().size());
         return tagged("int", "value", integer_to_decimal(v));
       case Kind::floating:
         return of_float(v.floating());
       case Kind::string:
-        walk_.copy_text(v, v.string().size());
+        walk_.copy_text(v.string(), v.string().size());
         return of_string(v.string());
       case Kind::bytes:
-        walk_.copy_text(v, v.bytes().size());
+        walk_.copy_text(v.bytes(), v.bytes().size());
         return tagged("bytes", "base64", base64_encode(v.bytes()));
       case Kind::byte_array:
-        walk_.copy_text(v, v.bytes().size());
+        walk_.copy_text(v.bytes(), v.bytes().size());
         return tagged("bytearray", "base64", base64_encode(v.bytes()));
       case Kind::list:
         return items_of(v, v.items());
@@ -117,7 +118,7 @@ class ToLossless {
     const Walk::Step step(walk_, v, 2 * v.pairs().size());
     JsonObject object;
     for (const Pair& pair : v.pairs()) {
-      walk_.copy_text(pair.key, pair.key.string().size());
+      walk_.copy_text(pair.key.string(), pair.key.string().size());
       object.set(std::string(pair.key.string()), of(pair.value));
     }
     return object.take();

@@ -11,7 +11,7 @@ namespace {
 
 class Repr {
  public:
-  explicit Repr(std::size_t limit) : limit_(limit) {}
+  Repr(Walk& walk, std::size_t limit) : walk_(walk), limit_(limit) {}
 
   std::string of(NodeRef value) {
     put_value(value);
@@ -40,10 +40,7 @@ class Repr {
       case Meaning::ordered_dict:
         return put_ordered_dict(v);
       case Meaning::size:
-        out_ += "torch.Size([";
-        put_items(size_items(v));
-        out_ += "])";
-        return;
+        return put_container(v, "torch.Size([", "])", size_items(v), {});
       case Meaning::dtype:
         out_ += dtype_text(v);
         return;
@@ -65,7 +62,7 @@ class Repr {
         out_ += v.boolean() ? "True" : "False";
         return;
       case Kind::big_integer:
-        walk_.copy_text(v, std::min(3 * v.big_integer().size(), left()));
+        walk_.copy_text(v.big_integer(), std::min(3 * v.big_integer().size(), left()));
         [[fallthrough]];
       case Kind::integer:
         out_ += integer_to_decimal(v);
@@ -74,15 +71,15 @@ class Repr {
         out_ += float_repr(v.floating());
         return;
       case Kind::string:
-        walk_.copy_text(v, std::min(v.string().size(), left()));
+        walk_.copy_text(v.string(), std::min(v.string().size(), left()));
         out_ += string_repr(v.string(), left());
         return;
       case Kind::bytes:
-        walk_.copy_text(v, std::min(v.bytes().size(), left()));
+        walk_.copy_text(v.bytes(), std::min(v.bytes().size(), left()));
         out_ += bytes_repr(v.bytes(), left());
         return;
       case Kind::byte_array:
-        walk_.copy_text(v, std::min(v.bytes().size(), left()));
+        walk_.copy_text(v.bytes(), std::min(v.bytes().size(), left()));
         out_ += byte_array_repr(v.bytes(), left());
         return;
       case Kind::list:
@@ -148,6 +145,7 @@ class Repr {
 
   void put_device(NodeRef v) {
     const Device device = device_of(v);
+    walk_.copy_text(device.type, std::min(device.type.size(), left()));
     out_ += "device(type=" + string_repr(device.type, left());
     if (!device.index.is_none()) out_ += ", index=" + integer_to_decimal(device.index);
     out_ += ")";
@@ -173,13 +171,18 @@ class Repr {
     out_ += ">";
   }
 
+  Walk& walk_;
   std::size_t limit_;
   std::string out_;
-  Walk walk_{"repr of a pickled value"};
 };
 
 }  // namespace
 
-std::string repr(NodeRef value, std::size_t limit) { return Repr(limit).of(value); }
+std::string repr(NodeRef value, std::size_t limit) {
+  Walk walk("repr of a pickled value");
+  return Repr(walk, limit).of(value);
+}
+
+std::string repr_in(Walk& walk, NodeRef value) { return Repr(walk, SIZE_MAX).of(value); }
 
 }  // namespace tessera::pickle

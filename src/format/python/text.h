@@ -5,8 +5,13 @@
 #include <string_view>
 
 #include "tessera/base/bytes.h"
+#include "tessera/format/pickle_value.h"
 
 namespace tessera::pickle {
+
+class Walk;
+// As `repr`, as a part of another walk.
+std::string repr_in(Walk& walk, NodeRef value);
 
 // Returns "0.1", "1e-05", "1e+16", "-0.0", "nan": the fewest digits that give the same double.
 std::string float_repr(double value);

@@ -10,7 +10,8 @@ namespace tessera::pickle {
 
 namespace {
 
-constexpr int kMostCalls = 4;  // of a chain of calls that a name shows
+constexpr int kMostCalls = 4;                 // of a chain of calls that a name shows
+constexpr std::size_t kMostSizeItems = 1000;  // of a torch.Size; a tensor has far fewer dimensions
 
 bool all_are(std::span<const NodeRef> items, Kind kind) {
   for (const NodeRef item : items) {
@@ -21,7 +22,8 @@ bool all_are(std::span<const NodeRef> items, Kind kind) {
 
 // The object was not modified after the call.
 bool is_bare(const Object& object) {
-  return !object.has_state && object.list_items().empty() && object.dict_items().empty();
+  return !object.has_state && object.list_items().empty() && object.dict_items().empty() &&
+         object.setter_calls().empty();
 }
 
 Meaning meaning_of_call(const Object& object) {
@@ -30,12 +32,13 @@ Meaning meaning_of_call(const Object& object) {
   const auto arguments = object.arguments.items();
   if (object.calls("collections", "OrderedDict")) {
     const bool has_fields = object.has_state && (object.state_count() > 1 || !object.state.is(Kind::dict));
-    return arguments.empty() && object.list_items().empty() && !has_fields ? Meaning::ordered_dict : Meaning::opaque;
+    const bool has_more = has_fields || !object.list_items().empty() || !object.setter_calls().empty();
+    return arguments.empty() && !has_more ? Meaning::ordered_dict : Meaning::opaque;
   }
   if (!is_bare(object)) return Meaning::opaque;
   if (object.calls("torch", "Size")) {
-    const bool is_size =
-        arguments.size() == 1 && arguments[0].is(Kind::tuple) && all_are(arguments[0].items(), Kind::integer);
+    const bool is_size = arguments.size() == 1 && arguments[0].is(Kind::tuple) &&
+                         arguments[0].items().size() <= kMostSizeItems && all_are(arguments[0].items(), Kind::integer);
     return is_size ? Meaning::size : Meaning::opaque;
   }
   if (object.calls("torch", "device")) {
@@ -48,6 +51,14 @@ Meaning meaning_of_call(const Object& object) {
   return Meaning::opaque;
 }
 
+// Whether it is the call that reaches a dotted name.
+bool is_getattr(const Object& object) {
+  if (!object.calls("builtins", "getattr") || !object.arguments.is(Kind::tuple)) return false;
+  const auto arguments = object.arguments.items();
+  return arguments.size() == 2 && arguments[1].is(Kind::string) &&
+         (arguments[0].is(Kind::global) || arguments[0].is(Kind::object));
+}
+
 std::string callable_name(NodeRef callable, int calls_left) {
   if (callable.is(Kind::global)) return printable(callable.global().module) + "." + printable(callable.global().name);
   if (!callable.is(Kind::object)) return "a " + std::string(kind_name(callable.kind()));
@@ -55,11 +66,9 @@ std::string callable_name(NodeRef callable, int calls_left) {
   if (object.made == Object::Made::extension)
     return "extension " + (object.callable.is(Kind::integer) ? integer_to_decimal(object.callable) : "?");
   if (calls_left == 0) return "...";
-  if (object.calls("builtins", "getattr") && object.arguments.is(Kind::tuple)) {
+  if (is_getattr(object)) {
     const auto arguments = object.arguments.items();
-    if (arguments.size() == 2 && arguments[1].is(Kind::string) &&
-        (arguments[0].is(Kind::global) || arguments[0].is(Kind::object)))
-      return callable_name(arguments[0], calls_left - 1) + "." + printable(arguments[1].string());
+    return callable_name(arguments[0], calls_left - 1) + "." + printable(arguments[1].string());
   }
   return callable_name(object.callable, calls_left - 1) + "(...)";
 }
@@ -113,7 +122,7 @@ class Search {
   }
 
   Walk walk_{"look into a pickled value"};
-  std::unordered_set<std::uint64_t> understood_;
+  std::unordered_set<std::uint64_t, NumberHash> understood_;
 };
 
 }  // namespace

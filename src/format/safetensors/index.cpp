@@ -8,6 +8,7 @@
 
 #include "format/json/events.h"
 #include "tessera/base/error.h"
+#include "tessera/base/internal/text_hash.h"
 #include "tessera/format/safetensors.h"
 
 namespace tessera::safetensors {
@@ -132,7 +133,7 @@ class OffsetsVisitor final : public json::Visitor {
  private:
   static bool in_list(std::span<const json::Level> path) { return path.size() == 3 && path[1].key == kSavedOffsets; }
 
-  std::unordered_map<std::string_view, std::size_t> ranks_;
+  std::unordered_map<std::string_view, std::size_t, TextHash> ranks_;
   std::map<std::string, std::vector<std::int64_t>> offsets_;
 };
 

@@ -11,6 +11,7 @@
 #include "format/json/events.h"
 #include "tessera/base/checked.h"
 #include "tessera/base/error.h"
+#include "tessera/base/internal/text_hash.h"
 
 namespace tessera::safetensors {
 namespace {
@@ -58,7 +59,7 @@ std::string tensor_json(const Tensor& tensor) {
 }
 
 void check_ranges(const std::vector<Tensor>& tensors) {
-  std::unordered_set<std::string_view> names;
+  std::unordered_set<std::string_view, TextHash> names;
   std::uint64_t end = 0;
   for (const Tensor& tensor : tensors) {
     if (tensor.name == kMetadataKey || !names.insert(tensor.name).second) {

@@ -15,6 +15,10 @@ namespace {
 using pickle::Kind;
 using pickle::NodeRef;
 
+// A pickle can define a tuple or a dict once and refer to it often, so what is read for one tensor is limited.
+constexpr std::size_t kMostAttributes = 250;  // of one object
+constexpr std::size_t kMostLengths = 1000;    // of one mesh
+
 template <typename... Args>
 [[noreturn]] void malformed_dtensor(fmt::format_string<Args...> format, Args&&... args) {
   fail(ErrorCode::corrupt, "DTensor in data.pkl: {}", fmt::format(format, std::forward<Args>(args)...));
@@ -35,13 +39,18 @@ bool is_dtensor_class(NodeRef value) {
          value.global().module.starts_with("torch.distributed.");
 }
 
-// Returns an attribute of an object's state, which is a dict or a tuple of dicts (of attributes and of slots).
+// Returns an attribute of an object's state, which is a dict or a pair of dicts (of attributes and of slots).
 std::optional<NodeRef> attribute(NodeRef state, std::string_view name) {
-  if (state.is(Kind::dict)) return state.find(name);
-  if (!state.is(Kind::tuple)) return std::nullopt;
+  if (state.is(Kind::dict)) {
+    if (state.pairs().size() > kMostAttributes) {
+      malformed_dtensor("an object of {} attributes, expected at most {}", state.pairs().size(), kMostAttributes);
+    }
+    return state.find(name);
+  }
+  if (!state.is(Kind::tuple) || state.items().size() != 2) return std::nullopt;
   for (const NodeRef part : state.items()) {
     if (!part.is(Kind::dict)) continue;
-    if (const std::optional<NodeRef> found = part.find(name)) return found;
+    if (const std::optional<NodeRef> found = attribute(part, name)) return found;
   }
   return std::nullopt;
 }
@@ -69,9 +78,11 @@ std::vector<std::int64_t> int_list(NodeRef value, std::string_view what) {
   return *numbers;
 }
 
-// Returns the number of ranks along a mesh dimension, which may be nested: (2, (3, 4)) is 2 x 12.
-std::int64_t length_of(NodeRef value, std::size_t depth) {
+// Returns the number of ranks along a mesh dimension, which may be nested: (2, (3, 4)) is 2 x 12. Takes each number and
+// tuple from `left`.
+std::int64_t length_of(NodeRef value, std::size_t& left, std::size_t depth = 0) {
   constexpr std::size_t kMaxDepth = 8;
+  if (left-- == 0) malformed_dtensor("a mesh of more lengths than the limit, expected at most {}", kMostLengths);
   if (value.is(Kind::integer) && value.integer() > 0) return value.integer();
   if (!value.is(Kind::tuple) || depth > kMaxDepth) {
     malformed_dtensor(
@@ -80,7 +91,7 @@ std::int64_t length_of(NodeRef value, std::size_t depth) {
   }
   std::int64_t length = 1;
   for (const NodeRef item : value.items()) {
-    length = checked_multiply(length, length_of(item, depth + 1), "DTensor in data.pkl: size of a mesh");
+    length = checked_multiply(length, length_of(item, left, depth + 1), "DTensor in data.pkl: size of a mesh");
   }
   return length;
 }
@@ -95,11 +106,12 @@ std::vector<std::int64_t> mesh_shape(NodeRef mesh) {
   if (!layout)
     unknown_dtensor("its mesh is a {} without mesh and _layout, expected one of these", pickle::type_name(mesh));
   std::vector<std::int64_t> shape;
+  std::size_t left = kMostLengths;
   if (const std::optional<NodeRef> axes = attribute_of(*layout, "axes"); axes && axes->is(Kind::tuple)) {
     for (const NodeRef axis : axes->items()) {
       const std::optional<NodeRef> lengths = attribute_of(axis, "shape");
       if (!lengths) unknown_dtensor("an axis of its mesh is a {} without shape, expected one", pickle::type_name(axis));
-      shape.push_back(length_of(*lengths, 0));
+      shape.push_back(length_of(*lengths, left));
     }
     return shape;
   }
@@ -108,8 +120,8 @@ std::vector<std::int64_t> mesh_shape(NodeRef mesh) {
     unknown_dtensor("the layout of its mesh is a {} without axes and shape, expected one of these",
                     pickle::type_name(*layout));
   }
-  if (!lengths->is(Kind::tuple)) return {length_of(*lengths, 0)};
-  for (const NodeRef length : lengths->items()) shape.push_back(length_of(length, 0));
+  if (!lengths->is(Kind::tuple)) return {length_of(*lengths, left)};
+  for (const NodeRef length : lengths->items()) shape.push_back(length_of(length, left));
   return shape;
 }
 

@@ -52,14 +52,16 @@ class MetadataReader {
   }
 
  private:
-  // A pickle can define a dict once and refer to it often.
+  // A pickle can define a value once and refer to it often. Law: whatever is copied of one, and each search of a dict,
+  // is charged first.
   static constexpr std::uint64_t kLeastBytes = std::uint64_t{64} << 20, kTimesPickle = 16;
+  static constexpr std::uint64_t kBytesPerRank = 64;  // of a mesh: in a list and in a hash map
   void charge(std::uint64_t bytes) const {
     made_bytes_ += bytes;
     if (made_bytes_ <= limit_bytes_) return;
     fail(ErrorCode::corrupt,
-         "{}: it describes more than {}, expected at most 64 MiB or 16 times the file; it repeats the same dicts many "
-         "times",
+         "{}: it describes more than {}, expected at most 64 MiB or 16 times the file; it repeats the same dicts "
+         "or lists many times",
          name_, format_bytes(limit_bytes_));
   }
 
@@ -73,6 +75,7 @@ class MetadataReader {
   NodeRef member(NodeRef value, std::string_view key, std::string_view what) const {
     if (!value.is(Kind::dict))
       fail(ErrorCode::corrupt, "{}: {} is a {}, expected a dict", name_, what, kind_name(value.kind()));
+    charge(value.pairs().size());
     const std::optional<NodeRef> found = value.find(key);
     if (!found) fail(ErrorCode::corrupt, "{}: {} has no '{}', expected that key", name_, what, key);
     return *found;
@@ -94,6 +97,7 @@ class MetadataReader {
   std::string text(NodeRef value, std::string_view what) const {
     if (!value.is(Kind::string))
       fail(ErrorCode::corrupt, "{}: {} is a {}, expected a string", name_, what, kind_name(value.kind()));
+    charge(value.string().size());
     return std::string(value.string());
   }
 
@@ -105,6 +109,7 @@ class MetadataReader {
 
   std::vector<std::int64_t> sizes(NodeRef value, std::string_view what) const {
     std::vector<std::int64_t> result;
+    charge(list(value, what).size() * sizeof result[0]);
     for (const NodeRef item : list(value, what)) {
       result.push_back(integer(item, what));
       if (result.back() < 0) fail(ErrorCode::corrupt, "{}: {} has {}, expected 0 or more", name_, what, result.back());
@@ -168,6 +173,7 @@ class MetadataReader {
     for (const pickle::Pair& of_rank : dict(layouts, "rank_to_layout_info_mappings")) {
       const std::int64_t number = rank(of_rank.key, "rank_to_layout_info_mappings");
       for (const pickle::Pair& pair : dict(of_rank.value, "rank_to_layout_info_mappings")) {
+        charge(sizeof pair);
         const auto found = numbers.find(text(pair.key, "the key of an item"));
         if (found != numbers.end()) add_file(metadata.items[found->second], number, pair.value);
       }
@@ -189,7 +195,7 @@ class MetadataReader {
     const std::string what = fmt::format("the layout of item '{}' on rank {}", printable(item.key), of);
     FileLayout file;
     file.file = text(member(layout, "file_path", what), what);
-    charge(sizeof file + file.file.size());
+    charge(sizeof file);
     const std::string type = text(member(member(layout, "serialization_format", what), "type", what), what);
     if (type == "SafetensorsSerialization") {
       file.serialization = Serialization::safetensors;
@@ -201,12 +207,14 @@ class MetadataReader {
   }
 
   Path path(const std::string& json_text, const std::string& what) const {
+    charge(3 * json_text.size());  // JSON, the path and texts for messages
     const nlohmann::json parts = nlohmann::json::parse(json_text, nullptr, false);
     if (!parts.is_array()) {
       fail(ErrorCode::corrupt, "{}: {}: the path {} is not a JSON list, expected one such as [\"layers\", 0]", name_,
            what, printable(json_text));
     }
     Path result;
+    charge(parts.size() * sizeof(Key));
     for (const nlohmann::json& each : parts) {
       std::optional<Key> part = json::path_part(each);
       if (!part) {
@@ -246,7 +254,7 @@ class MetadataReader {
     const NodeRef data = member(sharding, "data", what);
     Group group;
     group.shape = sizes(member(data, "global_shape", what), what + ": global_shape");
-    charge(sizeof group + group.shape.size() * sizeof group.shape[0]);
+    charge(sizeof group);
     const std::string dtype = text(member(data, "dtype", what), what);
     const std::optional<DType> known =
         dtype.starts_with("torch.") ? find_dtype(std::string_view(dtype).substr(6)) : std::nullopt;
@@ -259,9 +267,9 @@ class MetadataReader {
       checked_multiply(checked_numel(group.shape, "number of elements"), dtype_size(group.dtype), "size in bytes");
     });
     group.mesh = mesh(member(data, "mesh_spec", what), what);
-    for (const NodeRef placement : list(member(data, "placements", what), what)) {
-      group.placements.push_back(read_placement(placement, what));
-    }
+    const std::span<const NodeRef> placements = list(member(data, "placements", what), what);
+    charge(placements.size() * sizeof(Placement));
+    for (const NodeRef placement : placements) group.placements.push_back(read_placement(placement, what));
     // Ranks that share a description are those of its mesh.
     const NodeRef ranks = member(value, "ranks", what);
     if (checked_ranks_.insert({ranks.identity(), group.mesh.get()}).second) {
@@ -306,7 +314,9 @@ class MetadataReader {
     result->device_type = text(member(value, "device_type", what), what);
     result->shape = sizes(member(value, "mesh_shape", what), what + ": mesh_shape");
     const std::int64_t count = in_context(what, [&] { return checked_numel(result->shape, "size of its mesh"); });
-    for (const NodeRef item : list(member(value, "mesh_data", what), what + ": mesh_data")) {
+    const std::span<const NodeRef> ranks = list(member(value, "mesh_data", what), what + ": mesh_data");
+    charge(ranks.size() * kBytesPerRank);
+    for (const NodeRef item : ranks) {
       const std::int64_t number = rank(item, what + ": mesh_data");
       if (!result->places.emplace(number, std::ssize(result->ranks)).second) {
         fail(ErrorCode::corrupt, "{}: {} has rank {} twice in its mesh, expected each once", name_, what, number);

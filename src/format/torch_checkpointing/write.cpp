@@ -1,5 +1,6 @@
-#include <nlohmann/json.hpp>
+#include <utility>
 
+#include "format/json/events.h"
 #include "tessera/base/error.h"
 #include "tessera/format/pickle_writer.h"
 #include "tessera/format/torch_checkpointing.h"
@@ -9,9 +10,15 @@ namespace tessera::torch_checkpointing {
 namespace {
 
 std::string json_of(const Path& path) {
-  nlohmann::json json = nlohmann::json::array();
-  for (const Key& part : path) std::visit([&](const auto& key) { json.push_back(key); }, part);
-  return json.dump(-1, ' ', true);
+  std::string json = "[";
+  std::string_view separator;
+  for (const Key& part : path) {
+    json += std::exchange(separator, ",");
+    const auto* key = std::get_if<std::string>(&part);
+    json += key == nullptr ? std::to_string(std::get<std::int64_t>(part))
+                           : json::quote(*key, "torch_checkpointing: key", true);
+  }
+  return json + "]";
 }
 
 class MetadataWriter {

@@ -36,6 +36,9 @@ inline constexpr std::uint16_t kFlagUtf8 = 1u << 11;
 inline constexpr std::uint16_t kMax16 = 0xFFFF;
 inline constexpr std::uint32_t kMax32 = 0xFFFFFFFF;
 
+// The case of ASCII letters does not distinguish names.
+inline char lower_case(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; }
+
 inline constexpr std::uint16_t kTorchEndMadeBy = 0x031E;  // in the zip64 end record; 0 in the entries
 inline constexpr std::uint16_t kZip64Version = 45;
 inline constexpr std::uint64_t kAlignment = 64;

@@ -56,7 +56,9 @@ std::size_t Layout::add(std::string name, std::uint64_t size_bytes) {
   if (name.empty() || name.size() > kMax16) {
     fail(ErrorCode::invalid_argument, "zip: an entry name of {} bytes, expected 1 to {}", name.size(), kMax16);
   }
-  if (!names_.insert(name).second) {
+  std::string without_case = name;
+  std::transform(name.begin(), name.end(), without_case.begin(), lower_case);
+  if (!names_.insert(std::move(without_case)).second) {
     fail(ErrorCode::invalid_argument, "zip: duplicate entry name '{}', expected unique names", printable(name));
   }
   Entry entry;

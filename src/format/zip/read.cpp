@@ -30,14 +30,20 @@ struct Zip64Values {
   std::size_t count = 0;
 };
 
+// Compares names without the case of ASCII letters. The result is negative, 0 or positive.
+int compare_names(std::string_view a, std::string_view b) {
+  const auto [x, y] = std::mismatch(a.begin(), a.end(), b.begin(), b.end(),
+                                    [](char c, char d) { return lower_case(c) == lower_case(d); });
+  if (x == a.end() || y == b.end()) return (x != a.end() ? 1 : 0) - (y != b.end() ? 1 : 0);
+  return lower_case(*x) < lower_case(*y) ? -1 : 1;
+}
+
 class Reader {
  public:
   explicit Reader(Window& window) : window_(window), end_(read_end(window)) {}
 
   Directory read() {
     read_records();
-    std::sort(records_.begin(), records_.end(),
-              [](const Record& a, const Record& b) { return a.header_at < b.header_at; });
     std::uint64_t at = 0;
     for (std::size_t i = 0; i < records_.size(); ++i) {
       Record& record = records_[i];
@@ -119,6 +125,10 @@ class Reader {
               record.made_by & 0xFF, record.needed, kLeastVersion, kMostVersion);
     }
     widen(at, record, disk, read_extra(at, rest.subspan(kRecordBytes + name_bytes, extra_bytes), record));
+    if (!records_.empty() && record.header_at < records_.back().header_at) {
+      corrupt(at, "entry '{}' at offset {} is listed after the entry at offset {}, expected them in their order",
+              printable(record.name), record.header_at, records_.back().header_at);
+    }
     records_.push_back(std::move(record));
     return length;
   }
@@ -293,11 +303,12 @@ class Reader {
     std::iota(directory.by_name.begin(), directory.by_name.end(), 0u);
     const auto name_of = [&](std::uint32_t i) -> const std::string& { return directory.entries[i].name; };
     std::sort(directory.by_name.begin(), directory.by_name.end(),
-              [&](std::uint32_t a, std::uint32_t b) { return name_of(a) < name_of(b); });
+              [&](std::uint32_t a, std::uint32_t b) { return compare_names(name_of(a), name_of(b)) < 0; });
     for (std::size_t i = 1; i < directory.by_name.size(); ++i) {
       const Entry& entry = directory.entries[directory.by_name[i]];
-      if (entry.name == name_of(directory.by_name[i - 1])) {
-        fail(ErrorCode::corrupt, "{}: zip, byte {}: duplicate entry name '{}', expected unique names", window_.name(),
+      if (compare_names(entry.name, name_of(directory.by_name[i - 1])) == 0) {
+        fail(ErrorCode::corrupt,
+             "{}: zip, byte {}: duplicate entry name '{}', expected names that are unique without case", window_.name(),
              entry.header_offset_bytes, printable(entry.name));
       }
     }
@@ -312,8 +323,9 @@ class Reader {
 }  // namespace
 
 const Entry* Directory::find(std::string_view name) const {
-  const auto found = std::lower_bound(by_name.begin(), by_name.end(), name,
-                                      [&](std::uint32_t i, std::string_view n) { return entries[i].name < n; });
+  const auto found = std::lower_bound(by_name.begin(), by_name.end(), name, [&](std::uint32_t i, std::string_view n) {
+    return compare_names(entries[i].name, n) < 0;
+  });
   return found != by_name.end() && entries[*found].name == name ? &entries[*found] : nullptr;
 }
 

@@ -209,6 +209,7 @@ class ObjectReader {
         collect(part, object, seen, depth + 1);
       }
       collect_items(called.list_items());
+      collect_items(called.setter_calls());
       return collect_pairs(called.dict_items());
     }
     if (!value.is(Kind::persistent_id)) return collect_items(value.items());

@@ -52,6 +52,31 @@ TEST_F(SourceTorchTest, DictsThatAreSharedTooManyTimesAreRefused) {
                "repeats the same containers many times");
 }
 
+TEST_F(SourceTorchTest, ATensorOfManyDimensionsThatIsSharedIsRefused) {
+  // 20,000 references to a tensor of 20,000 dimensions.
+  std::string pickle = "\x80\x02(" + std::string("K\0", 2);
+  for (int i = 1; i < 20'000; ++i) pickle += "K\x01";
+  pickle += "tq" + std::string("\0", 1) + "0";
+  pickle +=
+      "ctorch._utils\n_rebuild_tensor_v2\n((U\x07storagectorch\nFloatStorage\nU\x01"
+      "0U\x03"
+      "cpuK"s +
+      '\0' + "tQK" + '\0';
+  pickle += "h\0h\0"s +
+            "I00\nccollections\nOrderedDict\n)RtRq\x01"
+            "0}U\x01"
+            "a](";
+  for (int i = 0; i < 20'000; ++i) pickle += "h\x01";
+  pickle += "es.";
+  const ByteView bytes = as_bytes(pickle);
+  const torch_archive::ArchiveLayout layout("archive", Bytes(bytes.begin(), bytes.end()), {{"0", 0}});
+  Bytes file = layout.before_storage(0, {});
+  append(file, layout.trailer({0}));
+  write_new_file(directory_ / "in.pt", file);
+  EXPECT_ERROR(Checkpoint::open(directory_ / "in.pt"), ErrorCode::corrupt, "in.pt",
+               "the flattened state takes more than 64.0 MiB");
+}
+
 TEST_F(SourceTorchTest, AListThatHoldsItselfIsOneObject) {
   const auto checkpoint = open(
       "\x80\x02]q\x01h\x01"

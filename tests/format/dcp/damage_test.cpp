@@ -80,6 +80,29 @@ TEST_F(DcpMetadataDamageTest, AFieldTwice) {
   EXPECT_CORRUPT(forge.bytes({}, {}, {{"new", forge.number(1)}, {"new", forge.number(2)}}), "new", "the field twice");
 }
 
+// Each compared with all others would take minutes.
+TEST_F(DcpMetadataDamageTest, ManyUnknownFieldsAreReadSoon) {
+  Forge::Fields fields;
+  for (int i = 0; i < 100'000; ++i) fields.emplace_back("f" + std::to_string(i), NodeRef());
+  EXPECT_EQ(read_bytes(forge.bytes({}, {}, fields)).extra.size(), fields.size());
+}
+
+TEST_F(DcpMetadataDamageTest, UnknownFieldsThatShareAValueHaveOneCopy) {
+  Forge::Fields fields;
+  const NodeRef value = forge.tree.make_list(std::vector(10'000, forge.number(1)));
+  for (int i = 0; i < 1000; ++i) fields.emplace_back("f" + std::to_string(i), value);
+  const Metadata metadata = read_bytes(forge.bytes({}, {}, fields));
+  ASSERT_EQ(metadata.extra.size(), fields.size());
+  EXPECT_TRUE(metadata.extra[0].value.same(metadata.extra[999].value));
+  EXPECT_LT(metadata.extra_tree->memory_bytes(), 1'000'000u);
+}
+
+TEST_F(DcpMetadataDamageTest, ACallOfNoneIsNoSize) {
+  const NodeRef none = forge.tree.make_object(pickle::Object::Made::reduce, NodeRef(),
+                                              forge.tree.make_tuple(std::vector<NodeRef>{forge.tree.make_tuple({})}));
+  EXPECT_CORRUPT(tensor(forge.tensor_of(none, {})), "'w'", "a torch.Size");
+}
+
 TEST_F(DcpMetadataDamageTest, AnUnknownFieldOfAnInnerClass) {
   const NodeRef chunk =
       instance(Class::chunk, {{"offsets", forge.size({0})}, {"sizes", forge.size({4})}, {"strides", forge.size({1})}});

@@ -211,6 +211,38 @@ TEST(RecordsTest, ManyChunksAreTakenFromWindows) {
   EXPECT_GT(part_taken(MemorySource(bytes, "test")), 0.999);
 }
 
+// None has the identity 0, as a name that was never seen might have.
+TEST(RecordsTest, NoneIsNoNameOfAField) {
+  const auto is_taken = [](std::string_view offsets, std::string_view sizes) {
+    const pickle::GlobalName chunk = class_name(Class::chunk, Dialect::torch_2);
+    std::string bytes =
+        "\x80\x04"
+        "c";
+    bytes.append(chunk.module)
+        .append("\n")
+        .append(chunk.name)
+        .append(
+            "\n\x94"
+            "0ctorch\nSize\n\x94"
+            "0");
+    bytes.append(offsets)
+        .append(
+            "\x94"
+            "0")
+        .append(sizes)
+        .append(
+            "\x94"
+            "0");
+    bytes += std::string("h\0)\x81}(h\2h\1K\0\x85\x85Rh\3h\1K\4\x85\x85Rub.", 27);
+    const MemorySource source(as_bytes(bytes), "test.pkl");
+    Input input(source.name(), source.size_bytes());
+    Records records(input, source.size_bytes());
+    return pickle::read_taking(source, records).tree.root().is(Kind::taken);
+  };
+  EXPECT_TRUE(is_taken("\x8c\x07offsets", "\x8c\x05sizes"));
+  EXPECT_FALSE(is_taken("N", "N"));
+}
+
 // Then the tree is read from the complete file.
 TEST(RecordsTest, AStringThatIsLongerThanTheWindow) {
   Metadata metadata = many_chunks(10'000);

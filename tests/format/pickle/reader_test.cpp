@@ -69,6 +69,8 @@ TEST(PickleReaderTest, OpcodesOfEveryKind) {
       {"\x8b\x02\x00\x00\x00\x00\x01."sv, "256"},
       {"F1e5\n."sv, "100000.0"},
       {"F-inf\n."sv, "-inf"},
+      {"F-1.5e400\n."sv, "-inf"},
+      {"F1.5e-400\n."sv, "0.0"},
       {"G\x3f\xf8\x00\x00\x00\x00\x00\x00."sv, "1.5"},
       {"S'a\\x41\\101\\n\\q'\n."sv, R"('aAA\n\\q')"},
       {"S\"it's\"\n."sv, R"("it's")"},
@@ -164,6 +166,17 @@ TEST(PickleReaderTest, CallsRememberWhatWasPassed) {
   EXPECT_EQ(repr(object.list_items()[0]), "5");
   ASSERT_EQ(object.dict_items().size(), 1u);
   EXPECT_EQ(repr(object.dict_items()[0].value), "7");
+}
+
+TEST(PickleReaderTest, ADroppedCallBelongsToTheObjectBelowIfThatIsItsFirstArgument) {
+  const auto setters = [](std::string_view bytes) {
+    return read_pickle(bytes).tree.root().object().setter_calls().size();
+  };
+  const std::string object = "ca\nb\n)R\x94";
+  EXPECT_EQ(setters(object + "ca\nset\nh" + '\0' + "N\x86R0."), 1u);
+  EXPECT_EQ(setters(object + "ca\nset\nNh" + '\0' + "\x86R0."), 0u);
+  EXPECT_EQ(setters(object + "ca\nset\nh" + '\0' + "\x85R0."), 0u);
+  EXPECT_EQ(setters(object + "N0."), 0u);
 }
 
 TEST(PickleReaderTest, SeveralStatesAreKeptApart) {
@@ -284,6 +297,7 @@ TEST(PickleReaderTest, MalformedPicklesAreRefused) {
       {"N\x8c\x01x\x93."sv, "STACK_GLOBAL at byte 4", "found None and str"},
       {"h\x00."sv, "BINGET at byte 0", "memo index 0 was never put"},
       {"g12\n."sv, "GET at byte 0", "memo index 12 was never put"},
+      {"]q\x00g18446744073709551615\n."sv, "GET at byte 3", "memo index 18446744073709551615 was never put"},
       {"g-1\n."sv, "GET at byte 0", "\"-1\" is not a memo index, expected an int from 0 to 2^64 - 1"},
       {"Nr\xff\xff\xff\xff."sv, "LONG_BINPUT at byte 1",
        "memo index 4294967295 exceeds the limit, expected less than 2"},
@@ -302,6 +316,7 @@ TEST(PickleReaderTest, MalformedPicklesAreRefused) {
       {"cos\nsystem"sv, "GLOBAL at byte 0", "no line break"},
       {"I1x\n."sv, "INT at byte 0", "\"1x\" is not an int, expected one of at most 4300 digits"},
       {"L\n."sv, "LONG at byte 0", "is not an int"},
+      {"I010\n."sv, "INT at byte 0", "\"010\" is not an int"},
       {"Fone\n."sv, "FLOAT at byte 0", "\"one\" is not a float, expected a number, inf or nan"},
       {"F+-1\n."sv, "FLOAT at byte 0", "is not a float"},
       {"Sx\n."sv, "STRING at byte 0", "\"x\" is not a quoted string, expected a str literal of Python"},

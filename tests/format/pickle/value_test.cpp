@@ -113,6 +113,8 @@ TEST(PickleValueTest, ChangingTheWrongKindIsRefused) {
                "a key without a value among 1 keys and values, expected pairs");
   EXPECT_ERROR(tree.set_state(tuple, NodeRef()), ErrorCode::invalid_argument,
                "set the state of a tuple, expected an object");
+  EXPECT_ERROR(tree.add_setter_call(tuple, NodeRef()), ErrorCode::invalid_argument,
+               "add a call of a setter to a tuple, expected an object");
 }
 
 bool equal_pickles(std::string_view a, std::string_view b) {
@@ -194,6 +196,40 @@ TEST(PickleValueTest, HashingKeysCountsAsWork) {
   const NodeRef long_text = tree.make_tuple(std::vector<NodeRef>{tree.make_string(std::string(100'000, 'x'))});
   const NodeRef set = tree.make_frozen_set(std::vector<NodeRef>{long_text});
   EXPECT_ERROR(equal(set, set, {.nodes = 300}), ErrorCode::corrupt, "more nodes than the limit, expected at most 300");
+}
+
+// Compared again at each reference, these are 200 GB.
+TEST(PickleValueTest, LongTextThatIsSharedIsComparedOnce) {
+  const std::string text(1 << 20, 'x');
+  const auto list_in = [&](Tree& tree, bool is_global) {
+    const NodeRef value = is_global ? tree.make_global("m", text) : tree.make_string(text);
+    return tree.make_list(std::vector(100'000, value));
+  };
+  for (const bool is_global : {true, false}) {
+    Tree a, b;
+    EXPECT_TRUE(equal(list_in(a, is_global), list_in(b, is_global)));
+  }
+  // Each of 40 texts with each.
+  const std::string shorter(1 << 18, 'x');
+  Tree a, b;
+  const auto texts_in = [&](Tree& tree, bool by_columns) {
+    std::vector<NodeRef> texts, all;
+    for (int i = 0; i < 40; ++i) texts.push_back(tree.make_string(shorter));
+    for (std::size_t i = 0; i < 40 * 40; ++i) all.push_back(texts[by_columns ? i / 40 : i % 40]);
+    return tree.make_list(all);
+  };
+  EXPECT_ERROR(equal(texts_in(a, true), texts_in(b, false)), ErrorCode::corrupt,
+               "compare pickled values: shared parts stand for ", " bytes of text, expected at most ");
+}
+
+TEST(PickleValueTest, NamesThatShareLongTextAreNotCopiedWithoutLimit) {
+  const std::string text(1 << 20, 'x');
+  std::string bytes = "\x80\x04X" + std::string("\0\0\x10\0", 4) + text + "\x94" + "0(";
+  for (int i = 0; i < 100; ++i) bytes += std::string("\x8c\x01mh\0\x93", 6);
+  const ReadResult result = read_pickle(bytes + "l.");
+  Tree copies;
+  EXPECT_ERROR(copy_into(copies, result.tree.root()), ErrorCode::corrupt,
+               "copy a pickled value: shared parts stand for ", " bytes of text, expected at most ");
 }
 
 TEST(PickleValueTest, AFailedTryLeavesNoTrace) {

@@ -220,6 +220,70 @@ TEST(PickleWriterTest, DottedNamesAreReachedByGetattrInProtocol2) {
   EXPECT_EQ(as_text(write_pickle(result.tree.root(), 4)), "\x80\x04\x8c\x01m\x94\x8c\x03\x41.B\x94\x93\x94."sv);
 }
 
+TEST(PickleWriterTest, NamesOfManyDotsAreUnsupportedInProtocol2) {
+  const auto name_of = [](int dots) {
+    std::string name = "a";
+    for (int i = 0; i < dots; ++i) name += ".a";
+    return name;
+  };
+  Tree tree;
+  EXPECT_ERROR(write_pickle(tree.make_global("m", name_of(200'000)), 2), ErrorCode::unsupported,
+               "the name of a global of m has 200000 dots, expected at most 100 in protocol 2");
+  EXPECT_NO_THROW(write_pickle(tree.make_global("m", name_of(200'000)), 4));
+  const Bytes bytes = write_pickle(tree.make_global("m", name_of(100)), 2);
+  EXPECT_NO_THROW(read(ByteView(bytes), "written"));
+}
+
+TEST(PickleWriterTest, ALongNameIsWrittenOnce) {
+  Tree tree;
+  const NodeRef list = tree.make_list(std::vector(100'000, tree.make_global("m", std::string(1 << 20, 'x'))));
+  for (const int protocol : {2, 4}) EXPECT_LT(write_pickle(list, protocol).size(), std::size_t{3} << 20);
+}
+
+// Text of a MiB that 100 values share, though Python does not memoize it, or makes another value of it.
+TEST(PickleWriterTest, LongTextThatIsNotInTheMemoIsLimited) {
+  const std::string text = "X" + std::string("\0\0\x10\0", 4) + std::string(1 << 20, 'x') + "\x94" + "0";
+  const std::string bytes = "B" + std::string("\0\0\x10\0", 4) + std::string(1 << 20, 'x') + "\x94" + "0";
+  const std::string integer = "\x8b" + std::string("\0\0\x10\0", 4) + std::string(1 << 20, 'x') + "\x94" + "0";
+  std::string globals = "\x80\x04" + text + "(", arrays = "\x80\x04" + bytes + "(",
+              integers = "\x80\x04" + integer + "(";
+  for (int i = 0; i < 100; ++i) {
+    globals += "\x8c\x03" + std::to_string(100 + i) + std::string("h\0\x93", 3);
+    arrays += "cbuiltins\nbytearray\n" + std::string("h\0\x85R", 4);
+    integers += std::string("h\0", 2);
+  }
+  for (const std::string& opcodes : {globals, arrays, integers}) {
+    const ReadResult result = read_pickle(opcodes + "l.");
+    EXPECT_ERROR(write_pickle(result.tree.root(), 2), ErrorCode::corrupt, "write pickle: shared parts stand for ",
+                 " bytes of text, expected at most 25165");
+  }
+}
+
+// What CPython's `save_reduce` writes for an object with a state setter, as cloudpickle has for functions and classes.
+TEST(PickleWriterTest, CallsOfStateSettersAreKept) {
+  const auto pickle_of = [](char state) {
+    return "\x80\x04" +
+           std::string(
+               "cm\nC\n)R\x94"
+               "cm\nset\nh\0K",
+               18) +
+           state + "\x86R0.";
+  };
+  const ReadResult result = read_pickle(pickle_of(1)), other = read_pickle(pickle_of(2));
+  ASSERT_EQ(result.tree.root().object().setter_calls().size(), 1u);
+  EXPECT_FALSE(equal(result.tree.root(), other.tree.root()));
+  Tree copies;
+  EXPECT_TRUE(equal(copy_into(copies, result.tree.root()), result.tree.root()));
+  for (const int protocol : {2, 4}) {
+    const Bytes bytes = write_pickle(result.tree.root(), protocol);
+    const ReadResult again = read(ByteView(bytes), "written");
+    EXPECT_TRUE(equal(again.tree.root(), result.tree.root()));
+    const NodeRef call = again.tree.root().object().setter_calls()[0];
+    EXPECT_TRUE(call.object().calls("m", "set"));
+    EXPECT_TRUE(call.object().arguments.items()[0].same(again.tree.root()));
+  }
+}
+
 TEST(PickleWriterTest, NamesThatProtocol2CantHoldAreUnsupported) {
   Bytes out;
   Writer writer(out, 2);

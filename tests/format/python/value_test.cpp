@@ -101,12 +101,52 @@ TEST(PythonValueTest, LongTextThatIsSharedIsLimited) {
     const ReadResult alone = read_pickle(bytes.substr(0, once) + ".");
     EXPECT_GT(repr(alone.tree.root()).size(), std::size_t{1} << 20);
   }
+  // As the type of a device, and as the name of a global.
+  for (const std::string& made :
+       {std::string("ctorch\ndevice\nh\0\x85R\x94", 19), std::string("\x8c\x01mh\0\x93\x94", 7)}) {
+    std::string bytes =
+        "\x80\x04X" + std::string("\0\0\x10\0", 4) + std::string(1 << 20, 'x') + "\x94" + "0" + made + "0](";
+    for (int i = 0; i < 1000; ++i) bytes += "h\x01";
+    const ReadResult result = read_pickle(bytes + "e.");
+    if (opaque_reason(result.tree.root())) {
+      EXPECT_LT(repr(result.tree.root()).size(), 1u << 20);  // long names are truncated
+      continue;
+    }
+    EXPECT_ERROR(repr(result.tree.root()), ErrorCode::corrupt, "bytes of text");
+    EXPECT_ERROR(to_json(result.tree.root()), ErrorCode::corrupt, "bytes of text");
+    EXPECT_ERROR(to_lossless_json(result.tree.root()), ErrorCode::corrupt, "bytes of text");
+  }
+  // In tuples that are keys.
+  std::string tuples = "X" + std::string("\0\0\x10\0", 4) + std::string(1 << 20, 'x') + "\x94" + "0}(";
+  for (int i = 0; i < 100; ++i) tuples += std::string("h\0K", 3) + static_cast<char>(i) + "\x86N";
+  EXPECT_ERROR(to_json(read_pickle(tuples + "u.").tree.root()), ErrorCode::corrupt, "bytes of text");
   // As a key of many dicts.
   std::string keys = "X" + std::string("\0\0\x10\0", 4) + std::string(1 << 20, 'x') + "\x94" + "0](";
   for (int i = 0; i < 1000; ++i) keys += std::string("}h\0Ns", 5);
   const ReadResult result = read_pickle(keys + "e.");
   EXPECT_ERROR(to_json(result.tree.root()), ErrorCode::corrupt, "bytes of text");
   EXPECT_ERROR(to_lossless_json(result.tree.root()), ErrorCode::corrupt, "bytes of text");
+}
+
+TEST(PythonValueTest, SizesThatAreSharedAreLimited) {
+  const auto sizes = [](std::size_t items) {
+    std::string bytes = "ctorch\nSize\n(";
+    for (std::size_t i = 0; i < items; ++i) bytes += "K\x01";
+    bytes += "t\x85R\x94" + std::string("0](");
+    for (int i = 0; i < 1000; ++i) bytes += std::string("h\0", 2);
+    return read_pickle(bytes + "e.");
+  };
+  const ReadResult shared = sizes(1000);
+  EXPECT_ERROR(repr(shared.tree.root()), ErrorCode::corrupt, "shared parts stand for ", " values, expected at most ");
+  EXPECT_ERROR(to_json(shared.tree.root()), ErrorCode::corrupt, "shared parts");
+  EXPECT_EQ(opaque_reason(shared.tree.root()), std::nullopt);
+  EXPECT_TRUE(opaque_reason(sizes(1001).tree.root())) << "no tensor has as many dimensions";
+}
+
+// As Python prints text that was decoded with "surrogateescape".
+TEST(PythonValueTest, BytesThatAreNoUtf8AreEscaped) {
+  EXPECT_EQ(string_repr("\xc3"), "'\\udcc3'");
+  EXPECT_EQ(string_repr("a\xff\xc3\xa9"), "'a\\udcff\xc3\xa9'");
 }
 
 TEST(PythonValueTest, SharingAsOptimizersHaveItIsNoHarm) {

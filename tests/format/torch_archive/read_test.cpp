@@ -485,6 +485,28 @@ TEST(AsDTensorTest, MalformedPartsAreRefused) {
                "it has no tensor_meta, expected a _spec with mesh");
 }
 
+TEST(AsDTensorTest, AMeshOfNestedTuplesIsTheProductOfTheirLengths) {
+  DTensorCall call;
+  const NodeRef nested[] = {call.call.tree.make_integer(2), call.call.ints({3, 4})};
+  const NodeRef lengths[] = {call.call.tree.make_tuple(nested)};
+  call.set_mesh(call.call.tree.make_tuple(lengths), call.call.ints({23}));
+  EXPECT_THAT(call.read().mesh_shape, ElementsAre(24));
+}
+
+// Without a limit these are 100^9 lengths, and a million attributes for each that is looked up.
+TEST(AsDTensorTest, WhatAMeshSharesIsLimited) {
+  DTensorCall shared;
+  NodeRef lengths = shared.call.tree.make_integer(1);
+  for (int depth = 0; depth < 9; ++depth) {
+    lengths = shared.call.tree.make_tuple(std::vector<NodeRef>(100, lengths));
+  }
+  shared.set_mesh(shared.call.tree.make_tuple({&lengths, 1}), shared.call.ints({0}));
+  EXPECT_ERROR(shared.read(), ErrorCode::corrupt, "a mesh of more lengths than the limit, expected at most 1000");
+  DTensorCall crowded;
+  crowded.more_of_spec.resize(300, {"junk", NodeRef()});
+  EXPECT_ERROR(crowded.read(), ErrorCode::corrupt, "an object of 302 attributes, expected at most 250");
+}
+
 TEST(AsStorageTest, OtherPersistentIdsAreNoStorage) {
   Call call;
   EXPECT_FALSE(as_storage(NodeRef()));

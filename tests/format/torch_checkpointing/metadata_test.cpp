@@ -168,6 +168,82 @@ TEST(TorchCheckpointingMetadataTest, OneDictThatManyItemsShareIsRefused) {
   EXPECT_ERROR(read_bytes(bytes), ErrorCode::corrupt, "it describes more than 64.0 MiB", "repeats the same dicts");
 }
 
+// Metadata of one tensor, whose parts a test repeats.
+struct SharedParts {
+  using NodeRef = pickle::NodeRef;
+  pickle::ReadResult original;
+  pickle::Tree& tree = original.tree;
+  NodeRef entries, name, groups;
+
+  SharedParts(std::int64_t ranks, std::vector<std::int64_t> mesh_shape, const std::string& key) {
+    CheckpointMetadata metadata;
+    metadata.ranks = ranks;
+    auto mesh = std::make_shared<Mesh>();
+    for (std::int64_t rank = 0; rank < ranks; ++rank) mesh->ranks.push_back(rank);
+    const Placements placements(mesh_shape.size(), Placement::replicate());
+    mesh->shape = std::move(mesh_shape);
+    metadata.items.push_back({"model", {{{key}, {{DType::float32, {4}, mesh, placements}}}}, {}});
+    original = pickle::read(std::make_shared<const Bytes>(write(metadata)), "test");
+    entries = get(get(get(tree.root(), "metadata"), "model"), "nested_path_to_metadata");
+    name = entries.pairs()[0].key;
+    groups = entries.pairs()[0].value;
+  }
+  NodeRef group() const { return groups.items()[0]; }
+  NodeRef data() const { return get(get(group(), "sharding_metadata"), "data"); }
+  // A new dict that has `value` at `key`.
+  NodeRef changed(NodeRef dict, std::string_view key, NodeRef value) {
+    const NodeRef result = tree.make_dict();
+    for (const pickle::Pair& pair : dict.pairs()) {
+      tree.set_items(result, std::vector{pair.key, pair.key.is_string(key) ? value : pair.value});
+    }
+    return result;
+  }
+  CheckpointMetadata read() const {
+    Bytes bytes;
+    pickle::Writer writer(bytes, 4);
+    writer.value(tree.root());
+    writer.stop();
+    return read_bytes(std::move(bytes));
+  }
+};
+
+TEST(TorchCheckpointingMetadataTest, PartsThatAreSharedTooManyTimesAreRefused) {
+  const std::string problem = "it describes more than 64.0 MiB";
+  SharedParts names(1, {1}, std::string(100'000, 'x'));
+  for (int i = 0; i < 3000; ++i) names.tree.set_items(names.entries, std::vector{names.name, names.groups});
+  EXPECT_ERROR(names.read(), ErrorCode::corrupt, problem);
+
+  SharedParts placements(1, std::vector<std::int64_t>(3000, 1), "w");
+  placements.tree.append(placements.groups, std::vector(3000, placements.group()));
+  EXPECT_ERROR(placements.read(), ErrorCode::corrupt, problem);
+
+  SharedParts meshes(3000, {3000}, "w");
+  for (int i = 0; i < 2000; ++i) {
+    const pickle::NodeRef mesh = meshes.changed(get(meshes.data(), "mesh_spec"), "", {});
+    const pickle::NodeRef data = meshes.changed(meshes.data(), "mesh_spec", mesh);
+    const pickle::NodeRef sharding = meshes.changed(get(meshes.group(), "sharding_metadata"), "data", data);
+    const pickle::NodeRef group[] = {meshes.changed(meshes.group(), "sharding_metadata", sharding)};
+    meshes.tree.append(meshes.groups, group);
+  }
+  EXPECT_ERROR(meshes.read(), ErrorCode::corrupt, problem);
+
+  SharedParts keys(1, {1}, "w");
+  keys.tree.set_items(keys.data(), std::vector<pickle::NodeRef>(200'000));
+  keys.tree.append(keys.groups, std::vector(1000, keys.group()));
+  EXPECT_ERROR(keys.read(), ErrorCode::corrupt, problem);
+}
+
+TEST(TorchCheckpointingMetadataTest, APathThatIsNoUtf8IsRefused) {
+  CheckpointMetadata metadata;
+  metadata.ranks = 1;
+  auto mesh = std::make_shared<Mesh>();
+  mesh->shape = {1};
+  mesh->ranks = {0};
+  metadata.items.push_back(
+      {"model", {{{"w\xed\xa0\x80"}, {{DType::float32, {4}, mesh, {Placement::replicate()}}}}}, {}});
+  EXPECT_ERROR(write(metadata), ErrorCode::invalid_argument, "torch_checkpointing: key", "is not UTF-8");
+}
+
 TEST(TorchCheckpointingMetadataTest, FileNames) {
   EXPECT_EQ(parse_file_name("model_0.pt"), (FileName{"model", 0}));
   EXPECT_EQ(parse_file_name("my-item_2_17.pt"), (FileName{"my-item_2", 17}));

@@ -213,6 +213,31 @@ TEST(ZipReadTest, TwoEntriesOfOneNameAreRefused) {
   EXPECT_ERROR(read(replaced(bytes, "a/2", "a/1")), ErrorCode::corrupt, "duplicate entry name 'a/1'", "byte 81");
 }
 
+TEST(ZipReadTest, NamesThatDifferInCaseOnlyAreRefused) {
+  const Bytes bytes = write_archive({{"a/data", to_bytes("1")}, {"a/more", to_bytes("1")}});
+  EXPECT_ERROR(read(replaced(bytes, "a/more", "a/DATA")), ErrorCode::corrupt, "duplicate entry name 'a/DATA'",
+               "expected names that are unique without case");
+  Layout layout;
+  layout.add("a/data", 1);
+  EXPECT_ERROR(layout.add("a/Data", 1), ErrorCode::invalid_argument, "duplicate entry name 'a/Data'");
+}
+
+TEST(ZipReadTest, EntriesOfMixedCaseAreFoundByName) {
+  const Directory directory = read(write_archive({{"a/B", to_bytes("1")}, {"a/a", {}}, {"A/c", {}}, {"a/b0", {}}}));
+  for (const Entry& entry : directory.entries) EXPECT_EQ(directory.find(entry.name), &entry);
+  EXPECT_EQ(directory.find("a/b"), nullptr);
+}
+
+// PyTorch takes the folder of the first record, whatever its offset.
+TEST(ZipReadTest, ADirectoryInAnotherOrderIsRefused) {
+  Bytes bytes = write_archive({{"a/x", to_bytes("1")}, {"b/x", to_bytes("1")}});
+  const std::size_t first = offset_of(bytes, "PK\x01\x02"), second = offset_of(bytes, "PK\x01\x02", first + 1);
+  const auto begin = bytes.begin() + static_cast<std::ptrdiff_t>(first);
+  std::swap_ranges(begin, begin + static_cast<std::ptrdiff_t>(second - first),
+                   bytes.begin() + static_cast<std::ptrdiff_t>(second));
+  EXPECT_ERROR(read(bytes), ErrorCode::corrupt, "entry 'a/x' at offset 0 is listed after the entry at offset 81");
+}
+
 TEST(ZipReadTest, EntriesThatOverlapAreRefused) {
   const Bytes bytes = write_archive({{"a/1", to_bytes("same")}, {"a/2", to_bytes("same")}});
   // The second record is replaced by another of the first entry, as in a zip bomb.

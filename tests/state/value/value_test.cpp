@@ -160,6 +160,7 @@ TEST(DictTest, KeepsTheOrderOfInsertion) {
 TEST(DictTest, AKeyThatIsNotThereIsAnErrorThatNamesIt) {
   EXPECT_ERROR((Dict{{"a", 1}}.at("b")), ErrorCode::not_found, "no key 'b'", "the 1 keys");
   EXPECT_ERROR(Dict().at(3), ErrorCode::not_found, "no key 3");
+  EXPECT_ERROR(Dict().at("caf\xe9"), ErrorCode::not_found, R"(no key 'caf\udce9')");
   EXPECT_ERROR((List{1}.at(1)), ErrorCode::not_found, "found index 1, expected less than 1");
 }
 
@@ -217,6 +218,7 @@ TEST(ValueTextTest, IsPythons) {
 TEST(ValueTextTest, IsCutAtTheLimit) {
   EXPECT_EQ(to_string(Value(List{1, 2, 3, 4, 5}), 7), "[1, 2, ...");
   EXPECT_EQ(to_string(Value(12), 2), "12");
+  EXPECT_EQ(to_string(Value("a\xff")), R"('a\udcff')") << "text that is no UTF-8";
   EXPECT_EQ(to_string(Value(std::string(1000, 'x')), 5).size(), 8u);
 }
 

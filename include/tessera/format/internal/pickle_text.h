@@ -20,7 +20,8 @@ bool is_surrogate(char32_t code_point);
 
 void append_utf8(std::string& out, char32_t code_point);
 
-// Removes the first code point from `text`, which must be non-empty Python UTF-8, and returns it.
+// Removes the first code point from `text`, which must not be empty, and returns it. A byte that starts no sequence of
+// Python UTF-8 is U+DC80 to U+DCFF, as with Python's "surrogateescape".
 char32_t take_code_point(std::string_view& text);
 
 // Returns the bytes of a quoted Python 2 literal ('a\x00b' or "..."), or nothing if it is malformed.

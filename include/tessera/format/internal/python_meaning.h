@@ -9,7 +9,7 @@ namespace tessera::pickle {
 
 enum class Meaning : std::uint8_t { plain, ordered_dict, size, dtype, device, complex, opaque };
 
-// Classifies the value itself, without its contents.
+// Classifies the value itself, without its contents, in bounded time: a torch.Size of more than 1000 ints is opaque.
 Meaning meaning_of(NodeRef value);
 
 // Each requires a value of the meaning in its name.
@@ -25,6 +25,8 @@ struct Complex {
 };
 Complex complex_of(NodeRef value);
 
+// Returns the global that begins the name of a callable, or an empty one.
+GlobalName first_global(NodeRef callable);
 // Returns a printable name of a callable: "os.system", "builtins.getattr(...)", "os.system(...)".
 std::string callable_name(NodeRef callable);
 

@@ -68,12 +68,15 @@ void StateFlattener::charge(const Path& at) {
     const auto* key = std::get_if<std::string>(&item);
     bytes += sizeof(item) + 2 * (key == nullptr ? 0 : key->size());
   }
-  if (!budget_.charge(bytes)) {
-    fail(ErrorCode::corrupt,
-         "{}: the flattened state takes more than {}, expected at most 64 MiB or 16 times the file; it repeats the "
-         "same containers many times",
-         where_, format_bytes(budget_.limit_bytes()));
-  }
+  charge(bytes);
+}
+
+void StateFlattener::charge(std::uint64_t bytes) {
+  if (budget_.charge(bytes)) return;
+  fail(ErrorCode::corrupt,
+       "{}: the flattened state takes more than {}, expected at most 64 MiB or 16 times the file; it repeats the "
+       "same containers many times",
+       where_, format_bytes(budget_.limit_bytes()));
 }
 
 void StateFlattener::flatten(NodeRef value, const Path& at, const Leaf& leaf, std::size_t depth) {

@@ -9,6 +9,7 @@
 #include <unordered_map>
 
 #include "checkpoint/source/expansion.h"
+#include "tessera/base/internal/text_hash.h"
 #include "tessera/base/state_path.h"
 #include "tessera/format/pickle_value.h"
 
@@ -32,18 +33,23 @@ class StateFlattener {
   // Calls `leaf` for each leaf of `value`, which is at the path `at`. Throws Error(unsupported) for deep nesting, and
   // Error(corrupt) if containers that occur often make too many leaves.
   void flatten(pickle::NodeRef value, const Path& at, const Leaf& leaf) { flatten(value, at, leaf, 0); }
+  // Must be called by `leaf` for a tensor before its sizes and strides are copied. A pickle can define a tensor once
+  // and refer to it often.
+  void charge_tensor(std::size_t dimensions) { charge(kBytesPerDimension * dimensions); }
 
  private:
+  static constexpr std::uint64_t kBytesPerDimension = 6 * sizeof(std::int64_t);  // shape, a box, strides; copies
   void flatten(pickle::NodeRef value, const Path& at, const Leaf& leaf, std::size_t depth);
   bool is_sequence(pickle::NodeRef value) const;
   bool is_terminal(pickle::NodeRef value, std::size_t depth);
   void check_depth(std::size_t depth) const;
   void charge(const Path& at);
+  void charge(std::uint64_t bytes);
 
   std::string where_;
   Tuples tuples_;
   ExpansionBudget budget_;
-  std::unordered_map<std::uint64_t, bool> terminal_;  // of sequences
+  std::unordered_map<std::uint64_t, bool, NumberHash> terminal_;  // of sequences
 };
 
 }  // namespace tessera::checkpoint

@@ -90,6 +90,7 @@ class Interpreter {
   void set_items(std::size_t count);
   void add_items(std::size_t count);
   void build();
+  void pop();
   void call(Object::Made made);
   void put(std::uint64_t index);
   void get(std::uint64_t index);

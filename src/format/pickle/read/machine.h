@@ -15,6 +15,7 @@
 #include "format/pickle/opcodes.h"
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
+#include "tessera/base/internal/text_hash.h"
 #include "tessera/format/pickle_reader.h"
 
 namespace tessera::pickle {
@@ -117,7 +118,7 @@ class Memo {
     const Entry* const entries = entries_.data();
     if (index < count_ && entries[index].index == index) return &entries[index];
     const Recent& recent = recent_[index % recent_.size()];
-    return recent.index == index ? &entries[recent.position] : find(index);
+    return recent.index == index && index != kNoIndex ? &entries[recent.position] : find(index);
   }
   // The index that MEMOIZE uses: the number of indices put so far.
   std::uint64_t next() const { return next_; }
@@ -139,13 +140,14 @@ class Memo {
  private:
   Entry* find(std::uint64_t index) const;
 
+  static constexpr std::uint64_t kNoIndex = UINT64_MAX;  // above kIndexMask, but a pickle can name it
   struct Recent {
-    std::uint64_t index = UINT64_MAX;
+    std::uint64_t index = kNoIndex;
     std::size_t position = 0;
   };
   FlatArray<Entry> entries_;
   std::size_t count_ = 0;
-  std::unordered_map<std::uint64_t, Entry> others_;  // put out of order
+  std::unordered_map<std::uint64_t, Entry, NumberHash> others_;  // put out of order
   std::uint64_t next_ = 0;
   bool has_skipped_ = false;
   mutable std::array<Recent, 256> recent_;

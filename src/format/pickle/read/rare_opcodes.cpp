@@ -36,6 +36,22 @@ void Interpreter::add_items(std::size_t count) {
   depths()[-1] = std::max(depths()[-1], depth);
 }
 
+// Drops a value. A call for its effect on the object below is kept there: CPython's `save_reduce` writes one for a
+// state setter.
+void Interpreter::pop() {
+  need(1);
+  const NodeRef call = top_[-1];
+  --top_;
+  if (top_ == floor_ || !top_[-1].is(Kind::object) || !call.is(Kind::object)) return;
+  const Object& made = call.object();
+  if (made.made != Object::Made::reduce || !made.arguments.is(Kind::tuple)) return;
+  const auto arguments = made.arguments.items();
+  if (arguments.size() != 2 || !arguments[0].same(top_[-1])) return;
+  const Depth depth = depth_around(depths(), 1);
+  nodes_.add_setter_call(top_[-1], call);
+  depths()[-1] = std::max(depths()[-1], depth);
+}
+
 void Interpreter::push_text(Kind kind, ByteView bytes) { push(nodes_.text(kind, bytes), 0); }
 
 void Interpreter::push_string(ByteView utf8) {
@@ -102,8 +118,7 @@ void Interpreter::run_rare(std::uint8_t opcode) {
       if (!marks_.empty() && top_ == floor_) {
         pop_mark();
       } else {
-        need(1);
-        --top_;
+        pop();
       }
       break;
     case op::POP_MARK:
