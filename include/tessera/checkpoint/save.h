@@ -8,6 +8,11 @@
 /// commits. If any rank fails before the commit, every rank throws and removes the files it wrote. Data files of the
 /// old checkpoint, and leftovers of saves that were killed, are removed after the commit.
 ///
+/// Saves to one storage may overlap in time, although they should not. Each then commits its complete checkpoint or
+/// throws `Error(invalid_argument)`: if another save is being committed at that moment, or one that began later was
+/// committed already. Safetensors shards: all but the save that began last throw, unless they committed before it
+/// began.
+///
 /// Safetensors shards cannot be committed by one rename, because their readers take every file in the directory.
 /// Therefore they can only be saved to a storage without a checkpoint. Files have temporary names until all are
 /// durable; then the sidecar that lists them is written, and they are renamed one by one. If the save is killed before

@@ -58,7 +58,8 @@ Sidecar::FileFacts facts_of(ByteView contents);
 /// Returns the facts of a file from the CRC-32 of all its blocks of `Sidecar::kBlockBytes`.
 Sidecar::FileFacts facts_of_blocks(std::uint64_t size_bytes, std::vector<std::uint32_t> block_crcs);
 
-/// Returns the path of a checkpoint's sidecar: in its directory, or `<file>.tessera.json` for a single file.
+/// Returns the path of a checkpoint's sidecar: in its directory, also if `checkpoint` is an index in it, or
+/// `<file>.tessera.json` for a single file.
 std::filesystem::path sidecar_path(const std::filesystem::path& checkpoint);
 
 /// Reads the sidecar of a checkpoint; returns nothing if there is none. If a save was killed after it replaced
@@ -75,6 +76,7 @@ std::optional<Sidecar> read_interrupted_sidecar(const Storage& storage);
 Sidecar parse_sidecar(ByteView contents, const std::string& name);
 
 /// Returns the contents of a sidecar file. Deterministic. Size: about 80 bytes per file, and 8 bytes per block.
+/// Throws `Error(invalid_argument)` for the name of a file that is not UTF-8, which JSON cannot represent.
 Bytes write_sidecar(const Sidecar& sidecar);
 
 }  // namespace tessera::checkpoint

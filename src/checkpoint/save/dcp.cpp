@@ -35,7 +35,8 @@ class DcpWriter final : public FormatWriter {
       fail(ErrorCode::invalid_argument, "save to {}: found a checkpoint, expected none, because overwrite is false",
            storage.name());
     }
-    return next_generation(storage);
+    turn_ = begin_save(storage);
+    return turn_.generation;
   }
 
   std::vector<PlannedFile> rank_files(const RankItems& items, int rank, std::int64_t generation,
@@ -91,10 +92,10 @@ class DcpWriter final : public FormatWriter {
       sidecar.files.insert(reports[rank].files.files.begin(), reports[rank].files.files.end());
     }
     checkpoint::commit(
-        storage, [&](const auto& sink) { dcp::write(metadata, sink); }, sidecar);
+        storage, turn_, [&](const auto& sink) { dcp::write(metadata, sink); }, sidecar);
     std::set<std::string> referenced;
     for (const auto& [name, facts] : sidecar.files) referenced.insert(name);
-    return remove_unreferenced(storage, referenced);
+    return remove_unreferenced(storage, referenced, generation);
   }
 
  private:
@@ -123,6 +124,7 @@ class DcpWriter final : public FormatWriter {
   bool overwrite_;
   std::optional<std::string> save_id_;
   ItemForms forms_;
+  SaveTurn turn_;  // on the coordinator
 };
 
 }  // namespace

@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <map>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
 #include <utility>
 #include <vector>
 
+#include "checkpoint/save/commit.h"
 #include "checkpoint/save/files.h"
 #include "checkpoint/save/format.h"
 #include "checkpoint/source/safetensors_extra.h"
@@ -48,32 +50,27 @@ class SafetensorsWriter final : public FormatWriter {
   }
 
   std::int64_t begin(Storage& storage) override {
-    const std::set<std::string> interrupted = interrupted_commit(storage);
-    std::vector<std::string> left;
-    for (const std::string& name : storage.list()) {
-      const bool is_committed =
-          name.ends_with(kSafetensorsSuffix) || name == kMetadataFileName || name == safetensors::kIndexFileName;
-      if (is_committed && !interrupted.contains(name)) {
-        fail(ErrorCode::invalid_argument,
-             "save to {}: found {}, expected no checkpoint, because safetensors shards cannot replace one",
-             storage.name(), name);
-      }
-      if (parse_uncommitted_safetensors_name(name)) left.push_back(name);
-    }
+    turn_ = begin_save(storage);
+    const std::vector<std::string> names = storage.list();
+    const std::set<std::string> interrupted = interrupted_commit(storage, names);
+    require_no_checkpoint(storage, names, interrupted);
     remove_interrupted(storage, interrupted);
-    for (const std::string& name : left) storage.remove(name);
-    return 0;
+    for (const std::string& name : names) {
+      if (is_uncommitted_shard(name)) storage.remove(name);
+    }
+    return turn_.generation;
   }
 
-  std::vector<PlannedFile> rank_files(const RankItems& items, int rank, std::int64_t /*generation*/,
+  std::vector<PlannedFile> rank_files(const RankItems& items, int rank, std::int64_t generation,
                                       RankReport& /*report*/) override {
     std::vector<std::vector<Piece>> groups = group_pieces(items);
     std::map<std::string, std::string> extras = make_extras(items);
     if (groups.empty() && !extras.empty()) groups.emplace_back();
     std::vector<PlannedFile> files;
     for (std::size_t f = 0; f < groups.size(); ++f) {
-      const std::string name = safetensors::rank_shard_file_name(static_cast<std::size_t>(rank), f, groups.size());
-      files.push_back(make_file(items, groups[f], uncommitted_safetensors_name(name), std::exchange(extras, {})));
+      const UncommittedName name{safetensors::rank_shard_file_name(static_cast<std::size_t>(rank), f, groups.size()),
+                                 generation};
+      files.push_back(make_file(items, groups[f], to_string(name), std::exchange(extras, {})));
     }
     return files;
   }
@@ -81,66 +78,130 @@ class SafetensorsWriter final : public FormatWriter {
   std::vector<std::string> commit(Storage& storage, GlobalSavePlan& /*plan*/, const std::vector<RankReport>& reports,
                                   const std::vector<std::size_t>& /*files_per_rank*/,
                                   std::int64_t /*generation*/) override {
-    Sidecar sidecar;
+    Sidecar written, sidecar;  // by the present names, and by the final ones
     for (const RankReport& report : reports) {
       for (const auto& [name, facts] : report.files.files) {
-        sidecar.files[parse_uncommitted_safetensors_name(name).value()] = facts;
+        written.files[name] = facts;
+        sidecar.files[parse_uncommitted_name(name).value().name] = facts;
       }
     }
-    const std::string sidecar_name(kSidecarFileName), temporary = sidecar_name + std::string(kTemporarySuffix);
+    std::unique_ptr<OutputFile> file = begin_commit(storage, turn_);
+    has_temporary_sidecar_ = true;
     std::set<std::string> shards;
     try {
-      storage.remove(temporary);
-      write_new_file(storage, temporary, write_sidecar(sidecar));
+      const std::vector<std::string> names = storage.list();
+      require_no_checkpoint(storage, names, {});
+      require_present_in(names, written, storage);
+      if (!interrupted_commit(storage, names).empty()) {
+        fail(ErrorCode::invalid_argument,
+             "commit to {}: found shards that another save is committing, expected none: save to a directory one at a "
+             "time",
+             storage.name());
+      }
+      file->write_at(0, write_sidecar(sidecar));
+      file->finish();
       storage.sync();
       for (const auto& [name, facts] : sidecar.files) shards.insert(name);
-      storage.rename(temporary, sidecar_name);
+      storage.rename(std::string(kTemporarySidecarName), std::string(kSidecarFileName));
+      has_temporary_sidecar_ = false;
       storage.sync();
-      for (const std::string& name : shards) storage.rename(uncommitted_safetensors_name(name), name);
+      for (const std::string& name : shards) storage.rename(uncommitted(name), name);
       storage.sync();
-    } catch (const Error& error) {
-      try {
-        remove_interrupted(storage, shards);
-        storage.remove(temporary);
-      } catch (const Error& second) {
-        throw OutcomeUnknown(error.code(),
-                             fmt::format("{}; removing the new checkpoint failed too: {}; it may be complete, and no "
-                                         "more of its files were removed",
-                                         error.what(), second.what()));
-      }
+    } catch (const std::exception& error) {
+      const auto* known = dynamic_cast<const Error*>(&error);
+      undo(storage, shards, known != nullptr ? known->code() : ErrorCode::internal, error.what());
+      throw;
+    } catch (...) {
+      undo(storage, shards, ErrorCode::internal, "an exception of unknown type");
       throw;
     }
     return {};
   }
 
  private:
-  // Returns the shards of a save that was killed while it renamed them: all exist, and some still have their temporary
-  // names. Returns an empty set for any other checkpoint, even if a file is missing.
-  static std::set<std::string> interrupted_commit(const Storage& storage) {
+  // Throws Error(invalid_argument) unless each file of `sidecar` is among `names`, the sorted files of the storage.
+  static void require_present_in(const std::vector<std::string>& names, const Sidecar& sidecar,
+                                 const Storage& storage) {
+    for (const auto& [name, facts] : sidecar.files) {
+      if (std::ranges::binary_search(names, name)) continue;
+      fail(
+          ErrorCode::invalid_argument,
+          "commit to {}: '{}' is no longer there, expected the file that this save wrote: save to a directory one at a "
+          "time",
+          storage.name(), printable(name));
+    }
+  }
+
+  static bool is_uncommitted_shard(std::string_view name) {
+    const auto parsed = parse_uncommitted_name(name);
+    return parsed && parsed->name != kMetadataFileName;
+  }
+
+  // The name of a shard of this save until it is committed.
+  std::string uncommitted(const std::string& name) const { return to_string(UncommittedName{name, turn_.generation}); }
+
+  // Throws if there is a file of a checkpoint, except `shards`.
+  static void require_no_checkpoint(const Storage& storage, const std::vector<std::string>& names,
+                                    const std::set<std::string>& shards) {
+    for (const std::string& name : names) {
+      const bool is_committed =
+          name.ends_with(kSafetensorsSuffix) || name == kMetadataFileName || name == safetensors::kIndexFileName;
+      if (!is_committed || shards.contains(name)) continue;
+      fail(ErrorCode::invalid_argument,
+           "save to {}: found {}, expected no checkpoint, because safetensors shards cannot replace one",
+           storage.name(), name);
+    }
+  }
+
+  // Returns the shards of another save that is renaming them, or was killed while it did: all exist, and some still
+  // have temporary names. Returns an empty set for any other checkpoint, even if a file is missing. `names` are the
+  // files of the storage.
+  std::set<std::string> interrupted_commit(const Storage& storage, const std::vector<std::string>& names) const {
     const std::optional<Sidecar> sidecar = read_sidecar(storage);
     if (!sidecar) return {};
+    std::set<std::string> of_others;  // final names of shards with a temporary name
+    for (const std::string& name : names) {
+      const auto parsed = parse_uncommitted_name(name);
+      if (parsed && parsed->generation != turn_.generation) of_others.insert(parsed->name);
+    }
     std::set<std::string> shards;
     bool some_are_uncommitted = false;
     for (const auto& [name, facts] : sidecar->files) {
-      const bool is_uncommitted = storage.size_bytes(uncommitted_safetensors_name(name)).has_value();
-      if (!name.ends_with(kSafetensorsSuffix) || (!is_uncommitted && !storage.size_bytes(name))) return {};
-      some_are_uncommitted = some_are_uncommitted || is_uncommitted;
+      const bool is_committed = std::ranges::binary_search(names, name);
+      if (!name.ends_with(kSafetensorsSuffix) || (!is_committed && !of_others.contains(name))) return {};
+      some_are_uncommitted = some_are_uncommitted || !is_committed;
       shards.insert(name);
     }
     return some_are_uncommitted ? shards : std::set<std::string>();
   }
 
+  void undo(Storage& storage, const std::set<std::string>& shards, ErrorCode code, std::string_view what) const {
+    std::string second;
+    try {
+      remove_interrupted(storage, shards);
+      if (has_temporary_sidecar_) storage.remove(std::string(kTemporarySidecarName));
+    } catch (const std::exception& error) {
+      second = error.what();
+    } catch (...) {
+      second = "an exception of unknown type";
+    }
+    if (second.empty()) return;
+    throw OutcomeUnknown(code, fmt::format("{}; removing the new checkpoint failed too: {}; it may be complete, and no "
+                                           "more of its files were removed",
+                                           what, second));
+  }
+
   // Removes the shards of an interrupted commit. Renames them back first, so that after each step the storage is still
   // recognized as an interrupted commit or as uncommitted files.
-  static void remove_interrupted(Storage& storage, const std::set<std::string>& shards) {
+  void remove_interrupted(Storage& storage, const std::set<std::string>& shards) const {
     if (shards.empty()) return;
     for (const std::string& name : shards) {
-      if (storage.size_bytes(name)) storage.rename(name, uncommitted_safetensors_name(name));
+      if (storage.size_bytes(name)) storage.rename(name, uncommitted(name));
     }
     storage.sync();
     storage.remove(std::string(kSidecarFileName));
     storage.sync();
-    for (const std::string& name : shards) storage.remove(uncommitted_safetensors_name(name));
+    for (const std::string& name : shards) storage.remove(uncommitted(name));
   }
 
   // A chunk of a tensor in a file.
@@ -258,6 +319,8 @@ class SafetensorsWriter final : public FormatWriter {
   }
 
   std::size_t files_per_rank_;
+  SaveTurn turn_;  // on the coordinator
+  bool has_temporary_sidecar_ = false;
 };
 
 }  // namespace

@@ -109,7 +109,7 @@ class Saver {
   // Runs `f` on the coordinator. Its errors reach all ranks, so they name it.
   template <typename F>
   void name_rank_of_error(const F& f) {
-    const auto named = [&](const Error& error) {
+    const auto named = [&](const std::exception& error) {
       return link_.size() == 1 ? std::string(error.what())
                                : fmt::format("save to {}: rank {}: {}", storage_.name(), link_.rank(), error.what());
     };
@@ -119,6 +119,8 @@ class Saver {
       throw OutcomeUnknown(error.code(), named(error));
     } catch (const Error& error) {
       throw Error(error.code(), named(error));
+    } catch (const std::exception& error) {  // of a program's own storage or planner
+      throw Error(ErrorCode::internal, named(error));
     }
   }
 

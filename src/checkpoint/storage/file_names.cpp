@@ -4,8 +4,6 @@
 
 #include <charconv>
 
-#include "tessera/checkpoint/sidecar.h"
-
 namespace tessera::checkpoint {
 namespace {
 
@@ -75,23 +73,30 @@ std::optional<std::int64_t> parse_rank_metadata_name(std::string_view text) {
   return rank && text == kMetadataFileName ? rank : std::nullopt;
 }
 
-std::string uncommitted_safetensors_name(std::string_view name) {
-  return std::string(name) + std::string(kTemporarySuffix);
+std::string to_string(const UncommittedName& name) {
+  if (name.generation == 0) return name.name + std::string(kTemporarySuffix);
+  return fmt::format("{}.{}{}", name.name, name.generation, kTemporarySuffix);
 }
 
-std::optional<std::string> parse_uncommitted_safetensors_name(std::string_view text) {
+std::optional<UncommittedName> parse_uncommitted_name(std::string_view text) {
   if (!text.ends_with(kTemporarySuffix)) return std::nullopt;
   text.remove_suffix(kTemporarySuffix.size());
-  if (!text.starts_with("shard-") || !text.ends_with(kSafetensorsSuffix)) return std::nullopt;
-  return std::string(text);
+  UncommittedName result;
+  if (const std::size_t dot = text.rfind('.'); dot != std::string_view::npos) {
+    std::string_view number = text.substr(dot + 1);
+    if (const auto generation = take_number(number); generation && *generation != 0 && number.empty()) {
+      result.generation = *generation;
+      text = text.substr(0, dot);
+    }
+  }
+  const bool is_shard = text.starts_with("shard-") && text.ends_with(kSafetensorsSuffix);
+  if (!is_shard && text != kMetadataFileName) return std::nullopt;
+  result.name = text;
+  return result;
 }
 
 bool may_be_left_by_a_save(std::string_view name) {
-  const auto is_temporary_of = [&](std::string_view file) {
-    return name.starts_with(file) && name.substr(file.size()) == kTemporarySuffix;
-  };
-  return parse_data_file_name(name) || parse_uncommitted_safetensors_name(name) || is_temporary_of(kMetadataFileName) ||
-         is_temporary_of(kSidecarFileName);
+  return name == kTemporarySidecarName || parse_data_file_name(name) || parse_uncommitted_name(name);
 }
 
 std::string staging_name(const HiddenName& name) { return hidden_name(name, kStaging); }

@@ -1,16 +1,19 @@
 #include "tessera/checkpoint/sidecar.h"
 
+#include <algorithm>
 #include <charconv>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <utility>
 
+#include "checkpoint/source/shard_index.h"
 #include "tessera/base/crc32.h"
 #include "tessera/base/error.h"
 #include "tessera/base/file.h"
 #include "tessera/checkpoint/internal/file_names.h"
 #include "tessera/format/internal/json_structure.h"
+#include "tessera/format/internal/pickle_text.h"
 
 namespace tessera::checkpoint {
 namespace fs = std::filesystem;
@@ -69,6 +72,18 @@ Sidecar::FileFacts parse_facts(const nlohmann::json& json, std::uint64_t block_b
     facts.block_crcs.push_back(parse_crc(digits.substr(at, kCrcDigits), where));
   }
   return facts;
+}
+
+std::uint32_t crc32_of(const ByteSource& file) {
+  Bytes block(std::min<std::uint64_t>(file.size_bytes(), std::uint64_t{1} << 20));
+  std::uint32_t crc = 0;
+  for (std::uint64_t done = 0; done < file.size_bytes();) {
+    const MutableByteView part = MutableByteView(block).first(std::min(block.size(), file.size_bytes() - done));
+    file.read_at(done, part);
+    crc = crc32(part, crc);
+    done += part.size();
+  }
+  return crc;
 }
 
 }  // namespace
@@ -141,21 +156,20 @@ Sidecar::FileFacts facts_of_blocks(std::uint64_t size_bytes, std::vector<std::ui
 }
 
 fs::path sidecar_path(const fs::path& checkpoint) {
-  std::error_code ignored;
-  if (fs::is_directory(checkpoint, ignored)) return checkpoint / kSidecarFileName;
+  if (const auto directory = checkpoint_directory(checkpoint)) return *directory / kSidecarFileName;
   return fs::path(checkpoint.string() + std::string(kSidecarFileName));
 }
 
 std::optional<Sidecar> read_interrupted_sidecar(const Storage& storage) {
-  const std::string name = std::string(kSidecarFileName) + std::string(kTemporarySuffix);
-  const std::string metadata_name(kMetadataFileName);
+  const std::string name(kTemporarySidecarName), metadata_name(kMetadataFileName);
   if (!storage.size_bytes(name) || !storage.size_bytes(metadata_name)) return std::nullopt;
   try {
     Sidecar sidecar = parse_sidecar(read_file(storage, name, kMaxSidecarBytes), storage.name_of(name));
     const auto facts = sidecar.files.find(metadata_name);
     if (facts == sidecar.files.end()) return std::nullopt;
-    const Bytes metadata = read_file(storage, metadata_name);
-    const bool is_its_own = metadata.size() == facts->second.size_bytes && crc32(metadata) == facts->second.crc32;
+    const std::shared_ptr<const ByteSource> metadata = storage.open(metadata_name);
+    const bool is_its_own =
+        metadata->size_bytes() == facts->second.size_bytes && crc32_of(*metadata) == facts->second.crc32;
     return is_its_own ? std::optional(std::move(sidecar)) : std::nullopt;
   } catch (const Error& error) {
     if (error.code() == ErrorCode::io) throw;
@@ -171,9 +185,9 @@ std::optional<Sidecar> read_sidecar(const Storage& storage) {
 }
 
 std::optional<Sidecar> read_sidecar(const fs::path& checkpoint) {
-  std::error_code ignored;
-  if (fs::is_directory(checkpoint, ignored)) return read_sidecar(*file_system_storage(checkpoint));
+  if (const auto directory = checkpoint_directory(checkpoint)) return read_sidecar(*file_system_storage(*directory));
   const fs::path path = sidecar_path(checkpoint);
+  std::error_code ignored;
   if (!fs::exists(path, ignored)) return std::nullopt;
   Sidecar sidecar = parse_sidecar(read_file(path, kMaxSidecarBytes), path.string());
   if (sidecar.files.size() != 1) {
@@ -189,6 +203,10 @@ std::optional<Sidecar> read_sidecar(const fs::path& checkpoint) {
 Bytes write_sidecar(const Sidecar& sidecar) {
   nlohmann::ordered_json files = nlohmann::ordered_json::object();
   for (const auto& [name, facts] : sidecar.files) {
+    if (!pickle::is_utf8(name)) {
+      fail(ErrorCode::invalid_argument,
+           "write a sidecar: the name '{}' is not UTF-8, expected one that JSON represents", printable(name));
+    }
     nlohmann::ordered_json& file =
         files[name] = {{"bytes", facts.size_bytes}, {"crc32", fmt::format("{:08x}", facts.crc32)}};
     if (facts.block_crcs.empty()) continue;
@@ -200,7 +218,7 @@ Bytes write_sidecar(const Sidecar& sidecar) {
   const nlohmann::ordered_json json = {
       {"version", kVersion}, {"block_bytes", Sidecar::kBlockBytes}, {"files", std::move(files)}};
   Bytes out;
-  append(out, json.dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
+  append(out, json.dump(1));
   out.push_back('\n');
   return out;
 }

@@ -12,8 +12,10 @@
 #include <atomic>
 #include <chrono>
 #include <csignal>
+#include <future>
 #include <random>
 #include <set>
+#include <stdexcept>
 #include <thread>
 
 #include "checkpoint/save/lossy_storage.h"
@@ -130,19 +132,22 @@ TEST_P(SaveFaultTest, EveryStepFailingIsAnErrorOnEveryRankAndTheOldCheckpointIsI
 
 // --- failing for good
 
+enum class Thrown { error, another_exception };
+
 // Saves `kRanks` ranks' state over `storage`; on the ranks in `where`, calls of `step` (of all steps if nothing) fail
 // from call `n` of that rank on. Returns the ranks' errors, and whether any call failed.
 std::pair<std::vector<std::string>, bool> save_failing_from(const std::shared_ptr<Storage>& storage,
                                                             const std::set<int>& where, std::optional<StorageStep> step,
-                                                            std::uint64_t n) {
+                                                            std::uint64_t n, Thrown thrown) {
   std::atomic<bool> any = false;
   std::vector<std::shared_ptr<Storage>> views;
   for (int rank = 0; rank < kRanks; ++rank) {
     const auto calls = std::make_shared<std::atomic<std::uint64_t>>(0);
-    views.push_back(faulty_storage(storage, [&any, &where, step, n, rank, calls](const StorageEvent& event) {
+    views.push_back(faulty_storage(storage, [&any, &where, step, n, thrown, rank, calls](const StorageEvent& event) {
       if (!where.contains(rank) || (step && event.step != *step)) return StorageFault::none;
       if (calls->fetch_add(1) < n) return StorageFault::none;
       any = true;
+      if (thrown == Thrown::another_exception) throw std::runtime_error("failed on command");
       return StorageFault::io_error;
     }));
   }
@@ -159,22 +164,27 @@ const std::vector<std::optional<StorageStep>> kSteps = {std::nullopt,        Sto
                                                         StorageStep::finish, StorageStep::rename, StorageStep::remove,
                                                         StorageStep::sync,   StorageStep::open,   StorageStep::list};
 
-TEST(SaveFailingForGoodTest, LeavesTheOldCheckpointOrTheNewOne) {
+// Numbers of saves, and of those after which the old or the new checkpoint is there.
+struct Outcomes {
   std::size_t cases = 0, old_ones = 0, new_ones = 0;
-  for (const std::set<int>& where : {std::set<int>{0}, {1}, {0, 1, 2}}) {
+};
+
+Outcomes save_failing_everywhere(const std::vector<std::set<int>>& places, Thrown thrown) {
+  Outcomes outcomes;
+  for (const std::set<int>& where : places) {
     for (const auto& step : kSteps) {
       for (std::uint64_t n = 0;; n += ::tessera::testing::stride_if_sanitized(3)) {
         const auto storage = memory_storage();
         run_thread_ranks(kRanks,
                          [&](ThreadLink& link) { write_state(state_of(link.rank(), kRanks, 1000), storage, link); });
-        const auto [errors, any] = save_failing_from(storage, where, step, n);
+        const auto [errors, any] = save_failing_from(storage, where, step, n, thrown);
         if (!any) break;
         SCOPED_TRACE(fmt::format("{} ranks from {} on, {} from call {} on", where.size(), *where.begin(),
                                  step ? storage_step_name(*step) : "all steps", n));
-        ++cases;
+        ++outcomes.cases;
         const std::int64_t found = found_in(storage);
-        ASSERT_TRUE(found == 1000 || found == 2000);
-        ++(found == 1000 ? old_ones : new_ones);
+        EXPECT_TRUE(found == 1000 || found == 2000);
+        ++(found == 1000 ? outcomes.old_ones : outcomes.new_ones);
         const bool is_error = !errors[0].empty();
         for (const std::string& error : errors) {
           EXPECT_EQ(!error.empty(), is_error);
@@ -190,15 +200,125 @@ TEST(SaveFailingForGoodTest, LeavesTheOldCheckpointOrTheNewOne) {
         const auto next = run_thread_ranks(
             kRanks, [&](ThreadLink& link) { write_state(state_of(link.rank(), kRanks, 1000), storage, link); });
         EXPECT_THAT(next, Each(""));
-        ASSERT_EQ(found_in(storage), 1000);
+        EXPECT_EQ(found_in(storage), 1000);
         const std::vector<std::string> names = storage->list();
         EXPECT_EQ(names.size(), 5u) << fmt::format("{}", fmt::join(names, " "));
+        if (::testing::Test::HasFailure()) return outcomes;
       }
     }
   }
-  fmt::print("{} cases: {} times the old checkpoint, {} times the new one\n", cases, old_ones, new_ones);
-  EXPECT_GT(cases, 100 / ::tessera::testing::stride_if_sanitized(3));
-  EXPECT_GT(new_ones, 5 / ::tessera::testing::stride_if_sanitized(3));
+  fmt::print("{} cases: {} times the old checkpoint, {} times the new one\n", outcomes.cases, outcomes.old_ones,
+             outcomes.new_ones);
+  return outcomes;
+}
+
+TEST(SaveFailingForGoodTest, LeavesTheOldCheckpointOrTheNewOne) {
+  const Outcomes outcomes = save_failing_everywhere({{0}, {1}, {0, 1, 2}}, Thrown::error);
+  EXPECT_GT(outcomes.cases, 100 / ::tessera::testing::stride_if_sanitized(3));
+  EXPECT_GT(outcomes.new_ones, 5 / ::tessera::testing::stride_if_sanitized(3));
+}
+
+TEST(SaveFailingForGoodTest, WithExceptionsOfAnotherTypeLeavesTheOldCheckpointOrTheNewOne) {
+  const Outcomes outcomes = save_failing_everywhere({{0}}, Thrown::another_exception);
+  EXPECT_GT(outcomes.old_ones, 5u);
+  EXPECT_GT(outcomes.new_ones, 1u);
+}
+
+// --- saves that overlap in time
+
+// Saves from one rank, and returns the error or "".
+std::string overlapping_save(const std::shared_ptr<Storage>& storage, std::int64_t added, SaveFormat format,
+                             std::function<void()> before_commit = nullptr) {
+  WriteOptions options;
+  options.format = format;
+  options.before_commit = std::move(before_commit);
+  try {
+    write_state(state_of(0, 1, added), storage, alone(), options);
+    return "";
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
+
+// Runs a save that begins first, writes its files, and commits before or after a second save is committed. Returns the
+// errors of both. The second save begins after the first has written.
+std::pair<std::string, std::string> overlapping_saves(const std::shared_ptr<Storage>& storage, SaveFormat format,
+                                                      bool first_commits_first) {
+  std::string first, second;
+  if (!first_commits_first) {
+    first = overlapping_save(storage, 1000, format, [&] { second = overlapping_save(storage, 2000, format); });
+    return {first, second};
+  }
+  std::promise<void> is_written, may_commit;
+  std::thread thread([&] {
+    first = overlapping_save(storage, 1000, format, [&] {
+      is_written.set_value();
+      may_commit.get_future().wait();
+    });
+  });
+  is_written.get_future().wait();
+  second = overlapping_save(storage, 2000, format, [&] {
+    may_commit.set_value();
+    thread.join();
+  });
+  if (thread.joinable()) {  // the second save failed early
+    may_commit.set_value();
+    thread.join();
+  }
+  return {first, second};
+}
+
+TEST(OverlappingSavesTest, OfDcpBothCommitInTheOrderInWhichTheyBegan) {
+  for (const bool has_old : {true, false}) {
+    const auto storage = memory_storage();
+    if (has_old) {
+      ASSERT_EQ(overlapping_save(storage, 1000, SaveFormat::dcp), "");
+    }
+    const auto [first, second] = overlapping_saves(storage, SaveFormat::dcp, true);
+    EXPECT_EQ(first, "");
+    EXPECT_EQ(second, "");
+    EXPECT_EQ(found_in(storage), 2000);
+    EXPECT_EQ(storage->list().size(), 3u);
+  }
+}
+
+TEST(OverlappingSavesTest, OfDcpTheFirstFailsIfTheSecondCommitsBefore) {
+  for (const bool has_old : {true, false}) {
+    const auto storage = memory_storage();
+    if (has_old) {
+      ASSERT_EQ(overlapping_save(storage, 1000, SaveFormat::dcp), "");
+    }
+    const auto [first, second] = overlapping_saves(storage, SaveFormat::dcp, false);
+    EXPECT_THAT(first, HasSubstr("found a checkpoint of a save that began later, expected none"));
+    EXPECT_EQ(second, "");
+    EXPECT_EQ(found_in(storage), 2000);
+    EXPECT_EQ(storage->list().size(), 3u);
+  }
+}
+
+TEST(OverlappingSavesTest, OfSafetensorsShardsOnlyTheSecondCommits) {
+  for (const bool first_commits_first : {true, false}) {
+    const auto storage = memory_storage();
+    const auto [first, second] = overlapping_saves(storage, SaveFormat::safetensors_shards, first_commits_first);
+    EXPECT_THAT(first, HasSubstr(first_commits_first ? "is no longer there, expected the file that this save wrote"
+                                                     : "expected no checkpoint"));
+    EXPECT_EQ(second, "");
+    EXPECT_EQ(found_in(storage), 2000);
+  }
+}
+
+TEST(OverlappingSavesTest, OnlyOneIsCommittedAtATime) {
+  for (const SaveFormat format : {SaveFormat::dcp, SaveFormat::safetensors_shards}) {
+    const auto storage = memory_storage();
+    const std::string temporary = ".tessera.json.tmp";
+    const std::string error = overlapping_save(storage, 2000, format, [&] { write_new_file(*storage, temporary, {}); });
+    EXPECT_THAT(error, HasSubstr("found .tessera.json.tmp, expected none: another save is being committed"));
+    EXPECT_EQ(storage->list(), std::vector<std::string>{temporary});
+    // What was there when a save began was left by a save that was killed.
+    EXPECT_EQ(overlapping_save(storage, 2000, format), "");
+    EXPECT_EQ(found_in(storage), 2000);
+    EXPECT_FALSE(storage->size_bytes(temporary));
+  }
 }
 
 // After every call of a save, and after every call of the undo when calls fail for good, the machine crashes: any part

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <set>
 
 #include "checkpoint/save/saved_states.h"
@@ -10,6 +11,7 @@
 #include "support/error_matchers.h"
 #include "support/temporary_directory.h"
 #include "support/thread_ranks.h"
+#include "tessera/checkpoint/faulty_storage.h"
 #include "tessera/checkpoint/load.h"
 #include "tessera/checkpoint/save.h"
 #include "tessera/checkpoint/verify.h"
@@ -106,6 +108,51 @@ TEST(SaveTest, OverACheckpointWithoutCollectivesNothingOfItIsLeft) {
   write_state({tensor_entry("a", {4}, {Box({0}, {4})})}, storage);
   EXPECT_THAT(storage->list(), ElementsAre(".metadata", ".tessera.json", "__0_0.1.distcp"));
   EXPECT_TRUE(verify(directory.path()).good());
+}
+
+TEST(SaveTest, MetadataAboveTheLimitIsNotRead) {
+  const auto storage = memory_storage();
+  EXPECT_THAT(save_on(2, layouts()[0].boxes, storage), Each(""));
+  std::atomic<int> reads = 0;
+  const auto watched = faulty_storage(storage, [&](const StorageEvent& event) {
+    if (event.step == StorageStep::read && event.file.ends_with(".metadata")) ++reads;
+    return StorageFault::none;
+  });
+  const auto errors = run_thread_ranks(2, [&](ThreadLink& link) {
+    OpenOptions options;
+    options.max_metadata_bytes = 100;
+    open_on_all_ranks(watched, link, options);
+  });
+  EXPECT_THAT(errors, Each(HasSubstr("expected at most 100")));
+  EXPECT_EQ(reads, 0);
+}
+
+// Each rank's metadata lists its own chunk of a tensor, and one that both have.
+TEST(SaveTest, TheMetadataOfRanksTogetherDescribeTheTensors) {
+  constexpr int ranks = 3;
+  const auto storage = memory_storage();
+  EXPECT_THAT(save_on(ranks, layouts()[0].boxes, storage), Each(""));
+  const dcp::Metadata written = dcp::read(*storage->open(".metadata"));
+  for (int rank = 0; rank < ranks; ++rank) {
+    dcp::Metadata part = written;
+    for (dcp::MetadataEntry& entry : part.entries) {
+      const auto mine = static_cast<std::size_t>(rank);
+      if (!entry.is_tensor || entry.items.size() != ranks) continue;
+      entry.chunks = BoxList({Box(entry.chunks[mine])});
+      entry.items = {entry.items[mine]};
+    }
+    write_new_file(*storage, fmt::format("__{}.metadata", rank), dcp::write(part));
+  }
+  const auto expected = Checkpoint::open(storage);
+  storage->remove(".metadata");
+  storage->remove(".tessera.json");
+  const auto opened = Checkpoint::open(storage);
+  ASSERT_EQ(opened->tensors().size(), expected->tensors().size());
+  for (std::size_t i = 0; i < opened->tensors().size(); ++i) {
+    EXPECT_EQ(opened->tensors()[i].chunks.size(), expected->tensors()[i].chunks.size()) << opened->tensors()[i].name;
+    opened->check_partition(i);
+  }
+  expect_loads_on(2, layouts()[1].boxes, storage);
 }
 
 // PyTorch: FileSystemWriter(overwrite=False).

@@ -17,6 +17,7 @@
 #include "tessera/checkpoint/convert.h"
 #include "tessera/checkpoint/diff.h"
 #include "tessera/checkpoint/save.h"
+#include "tessera/checkpoint/tensor_reader.h"
 #include "tessera/checkpoint/verify.h"
 #include "tessera/format/dcp_metadata.h"
 
@@ -146,6 +147,44 @@ TEST(TransformTest, EveryLayoutIsSavedThroughThemAndLoadedInEveryOther) {
       }
     }
   }
+}
+
+TEST(TransformTest, ReadingRowsOfColumnsOfManyRanksUndoesEachItemOnce) {
+  class Counted final : public StreamTransform {
+   public:
+    explicit Counted(std::atomic<int>& undone) : undone_(undone) {}
+    std::string descriptor() const override { return inner_.descriptor(); }
+    std::unique_ptr<ByteSink> apply(ByteSink& out) const override { return inner_.apply(out); }
+    std::unique_ptr<ByteSink> undo(ByteSink& out) const override {
+      ++undone_;
+      return inner_.undo(out);
+    }
+
+   private:
+    CaseSwap inner_{"test.counted"};
+    std::atomic<int>& undone_;
+  };
+  constexpr int columns = 40;
+  const Shape shape = {6, columns};
+  std::atomic<int> undone = 0;
+  WriteOptions options;
+  options.transforms = {std::make_shared<const Counted>(undone)};
+  const auto storage = memory_storage();
+  const auto errors = run_thread_ranks(columns, [&](ThreadLink& link) {
+    write_state({tensor_entry("t", shape, layouts()[1].boxes(shape, link.rank(), columns))}, storage, link, options);
+  });
+  EXPECT_THAT(errors, Each(""));
+  auto registry = std::make_shared<TransformRegistry>();
+  registry->add("test.counted", [&](const std::string&) { return std::make_shared<const Counted>(undone); });
+  OpenOptions open_options;
+  open_options.transforms = registry;
+  const TensorReader reader(Checkpoint::open(storage, open_options), 0);
+  for (std::int64_t row = 0; row < shape[0]; ++row) {
+    Bytes bytes(columns * sizeof(std::int64_t));
+    reader.read(Box({row, 0}, {1, columns}), bytes);
+    EXPECT_EQ(load_little_endian<std::uint64_t>(bytes.data()), static_cast<std::uint64_t>(row * columns));
+  }
+  EXPECT_EQ(undone, columns);
 }
 
 TEST(TransformTest, TheMetadataListsThemInTheOrderOfUndoing) {

@@ -30,18 +30,26 @@ TEST(FileNamesTest, MetadataOfARank) {
   }
 }
 
-TEST(FileNamesTest, SafetensorsShardsAreCalledOtherwiseUntilTheyAreCommitted) {
-  const std::string name = "shard-00001-model-00001-of-00001.safetensors";
-  EXPECT_EQ(uncommitted_safetensors_name(name), name + ".tmp");
-  EXPECT_EQ(parse_uncommitted_safetensors_name(name + ".tmp"), name);
-  for (const std::string& other :
-       {name, name + ".tmp.tmp", std::string("shard-1.tmp"), std::string("a.safetensors.tmp")}) {
-    EXPECT_EQ(parse_uncommitted_safetensors_name(other), std::nullopt) << other;
+TEST(FileNamesTest, FilesAreCalledOtherwiseUntilTheyAreCommitted) {
+  for (const std::string& name :
+       {std::string("shard-00001-model-00001-of-00001.safetensors"), std::string(".metadata")}) {
+    EXPECT_EQ(to_string(UncommittedName{name, 0}), name + ".tmp");
+    EXPECT_EQ(to_string(UncommittedName{name, 12}), name + ".12.tmp");
+    for (const std::int64_t generation : {0, 1, 12}) {
+      const UncommittedName uncommitted{name, generation};
+      EXPECT_EQ(parse_uncommitted_name(to_string(uncommitted)), uncommitted);
+    }
+    for (const char* end : {"", ".tmp.tmp", ".0.tmp", ".01.tmp", ".1.1.tmp", ".x.tmp"}) {
+      EXPECT_EQ(parse_uncommitted_name(name + end), std::nullopt) << name << end;
+    }
+  }
+  for (const char* other : {"shard-1.tmp", "a.safetensors.tmp", ".1.tmp", ".tmp", ".tessera.json.tmp"}) {
+    EXPECT_EQ(parse_uncommitted_name(other), std::nullopt) << other;
   }
 }
 
 TEST(FileNamesTest, WhatASaveMayLeave) {
-  for (const char* name : {"__0_0.distcp", "__1_2.3.distcp", ".metadata.tmp", ".tessera.json.tmp",
+  for (const char* name : {"__0_0.distcp", "__1_2.3.distcp", ".metadata.tmp", ".metadata.3.tmp", ".tessera.json.tmp",
                            "shard-00001-model-00001-of-00001.safetensors.tmp"}) {
     EXPECT_TRUE(may_be_left_by_a_save(name)) << name;
   }

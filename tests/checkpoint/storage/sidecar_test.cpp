@@ -45,6 +45,20 @@ TEST(SidecarTest, ASingleFileHasItsBeside) {
   EXPECT_EQ(sidecar_path("/x/model.safetensors"), "/x/model.safetensors.tessera.json");
 }
 
+TEST(SidecarTest, AnIndexHasThatOfItsDirectory) {
+  EXPECT_EQ(sidecar_path("/x/model.safetensors.index.json"), "/x/.tessera.json");
+  EXPECT_EQ(sidecar_path("pytorch_model.bin.index.json"), "./.tessera.json");
+}
+
+TEST(SidecarTest, OneThatASaveLeftIsNotComparedWithMetadataOfAnotherSize) {
+  const TemporaryDirectory directory;
+  write_new_file(directory / std::string(".tessera.json.tmp"),
+                 as_bytes(R"({"version": 2, "files": {".metadata": {"bytes": 1, "crc32": "00000000"}}})"));
+  write_new_file(directory / std::string(".metadata"), {});
+  std::filesystem::resize_file(directory / std::string(".metadata"), std::uint64_t{1} << 40);  // without data
+  EXPECT_EQ(read_sidecar(directory.path()), std::nullopt);
+}
+
 TEST(SidecarTest, DamagedOnesAreRefused) {
   const auto read = [](std::string_view text) {
     const TemporaryDirectory directory;
