@@ -153,15 +153,18 @@ void Staging::commit_file(const fs::path& file, const fs::path& companion, const
   // renames leaves an instant in which they could.
   const DirectoryLock parent_lock = DirectoryLock::wait(parent_);
   const fs::path companion_path(destination_.string() + suffix);
-  if (existing_ == Existing::replace && is_there(destination_)) {
+  const bool replaces = existing_ == Existing::replace && is_there(destination_);
+  if (!replaces) check_is_new(destination_);
+  if (replaces || companion.empty()) {  // a companion that is there is none of the new file
     std::error_code error;
     if (fs::remove(companion_path, error)) sync_directory(parent_);
     if (error) fail(ErrorCode::io, "remove {}: {}", companion_path.string(), error.message());
+  }
+  if (replaces) {
     rename_replacing(folder_ / file, destination_);
     sync_directory(parent_);
     if (!companion.empty()) rename_replacing(folder_ / companion, companion_path);
   } else {
-    check_is_new(destination_);
     if (!companion.empty()) rename_replacing(folder_ / companion, companion_path);
     rename_new(folder_ / file, destination_);
   }

@@ -28,9 +28,10 @@ class Staging {
   // exchanged with the folder, and removed by the destructor.
   void commit_folder();
   // Renames one file in the folder to the destination. If `companion` is not empty, first renames that file to
-  // `<destination><suffix>`, replacing an existing file, which belongs to no file. Several processes may do so for one
-  // destination at once: one of them succeeds. The destructor then removes the folder. A destination that exists is
-  // replaced: it first loses its companion, and then the new one gets its own, so that no companion is of another file.
+  // `<destination><suffix>`, replacing an existing file, which belongs to no file; if it is empty, removes that one.
+  // Several processes may do so for one destination at once: one of them succeeds. The destructor then removes the
+  // folder. A destination that exists is replaced: it first loses its companion, and then the new one gets its own, so
+  // that no companion is of another file.
   void commit_file(const std::filesystem::path& file, const std::filesystem::path& companion,
                    const std::string& suffix);
 

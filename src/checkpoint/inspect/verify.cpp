@@ -13,6 +13,7 @@
 #include "checkpoint/source/source.h"
 #include "tessera/base/crc32.h"
 #include "tessera/base/error.h"
+#include "tessera/base/internal/text_hash.h"
 #include "tessera/base/thread_pool.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/internal/file_names.h"
@@ -45,7 +46,9 @@ class Verifier {
         pool_(threads_for(options.jobs)) {}
 
   VerifyReport run() {
-    directory_ = is_directory() ? path_ : path_.parent_path();
+    const std::optional<fs::path> directory = checkpoint_directory(path_);
+    is_directory_ = directory.has_value();
+    directory_ = directory.value_or(path_.parent_path());
     check_sidecar();
     try {
       OpenOptions open_options;
@@ -59,6 +62,7 @@ class Verifier {
       if (error.code() != ErrorCode::corrupt && !explained) throw;
       add({error.what(), {}, {}, {}});
     }
+    if (checkpoint_) place_names();
     report_missing_files();
     check_other_files();
     report_damaged_blocks();
@@ -79,11 +83,6 @@ class Verifier {
   }
 
  private:
-  bool is_directory() const {
-    std::error_code ignored;
-    return fs::is_directory(path_, ignored);
-  }
-
   void add(Problem problem) {
     const std::lock_guard lock(mutex_);
     if (report_.problem_count >= options_.max_problems) {
@@ -210,8 +209,12 @@ class Verifier {
   // Adds a problem for each damaged block, naming the tensors and objects in it.
   void report_damaged_blocks() {
     for (const DamagedBlock& block : damaged_blocks_) {
-      const std::vector<std::string> names =
-          checkpoint_ ? names_in(block.file, block.begin, block.begin + block.length) : std::vector<std::string>();
+      check_cancelled();
+      if (report_.problem_count >= options_.max_problems) {  // only counted
+        ++report_.problem_count;
+        continue;
+      }
+      const std::vector<std::string> names = names_in(block.file, block.begin, block.begin + block.length);
       add_for_file(block.file, block.begin, names.size() == 1 ? names[0] : "",
                    fmt::format("{} bytes have CRC-32 {:08x}, expected {:08x} as in the sidecar{}{}", block.length,
                                block.found, block.expected, names.size() > 1 ? "; they hold " + list_names(names) : "",
@@ -236,19 +239,20 @@ class Verifier {
     }
     for (const std::string& file : std::set<std::string>(missing_files_)) {
       if (reported_missing_.contains(file)) continue;
-      report_missing(file, checkpoint_ ? names_in(file, 0, UINT64_MAX) : std::vector<std::string>());
+      check_cancelled();
+      report_missing(file, names_in(file, 0, UINT64_MAX));
     }
   }
 
   // Finds the files beside those of the checkpoint.
   void check_other_files() {
-    if (!is_directory()) return;
+    if (!is_directory_) return;
     std::set<std::string> known;
     if (checkpoint_) {
       for (const SourceFile& file : checkpoint_->files()) known.insert(file.name);
     }
     std::error_code error;
-    for (fs::directory_iterator it(path_, error), end; !error && it != end; it.increment(error)) {
+    for (fs::directory_iterator it(directory_, error), end; !error && it != end; it.increment(error)) {
       const std::string name = it->path().filename().string();
       const bool is_listed = sidecar_ && sidecar_->files.contains(name);
       std::error_code broken_link;
@@ -257,28 +261,62 @@ class Verifier {
         if (sidecar_) add_for_file(name, {}, {}, "the sidecar does not list it, expected all files of the checkpoint");
       } else if (may_be_left_by_a_save(name)) {
         report_.left_over.push_back(name);
-      } else if (name.ends_with(".distcp") && checkpoint_) {
+      } else if (name.ends_with(".distcp") && checkpoint_ && checkpoint_->kind() == SourceKind::dcp) {
         add_for_file(name, {}, {}, "the metadata does not refer to it, expected it to refer to every data file");
       } else if (name != kMetadataFileName && name != torch_checkpointing::kMetadataFileName && !index_kind(name) &&
                  !parse_rank_metadata_name(name)) {
         report_.other_files.push_back(name);
       }
     }
-    if (error) fail(ErrorCode::io, "list {}: {}", path_.string(), error.message());
+    if (error) fail(ErrorCode::io, "list {}: {}", directory_.string(), error.message());
   }
 
-  // Returns the tensors and objects with bytes in a range of a file.
-  std::vector<std::string> names_in(const std::string& file, std::uint64_t begin, std::uint64_t end) const {
-    std::vector<std::string> names;
-    const auto take = [&](const StoredRange& stored, const std::string& name) {
-      if (stored.file == StoredRange::kNoFile || checkpoint_->files()[stored.file].name != file) return;
-      if (stored.offset_bytes >= end || stored.offset_bytes + stored.length_bytes <= begin) return;
-      if (names.empty() || names.back() != name) names.push_back(name);
+  // --- which tensors and objects are where in the files
+
+  struct Place {
+    std::uint64_t begin, end;
+    std::size_t item;  // tensors come first, then objects
+    bool operator<(const Place& other) const { return std::tie(begin, end) < std::tie(other.begin, other.end); }
+  };
+  struct Places {
+    std::vector<Place> sorted;
+    std::vector<std::uint64_t> ends;  // the largest end of this place and those before
+  };
+
+  void place_names() {
+    places_.resize(checkpoint_->files().size());
+    for (std::size_t f = 0; f < places_.size(); ++f) file_numbers_.emplace(checkpoint_->files()[f].name, f);
+    const std::size_t tensors = checkpoint_->tensors().size();
+    const auto take = [&](const StoredRange& stored, std::size_t item) {
+      if (stored.file == StoredRange::kNoFile) return;
+      places_[stored.file].sorted.push_back({stored.offset_bytes, stored.offset_bytes + stored.length_bytes, item});
     };
-    for (const TensorInfo& tensor : checkpoint_->tensors()) {
-      for (const StoredRange& stored : tensor.stored) take(stored, tensor.name);
+    for (std::size_t i = 0; i < tensors; ++i) {
+      for (const StoredRange& stored : checkpoint_->tensors()[i].stored) take(stored, i);
     }
-    for (const ObjectInfo& object : checkpoint_->objects()) take(object.stored, object.name);
+    for (std::size_t i = 0; i < checkpoint_->objects().size(); ++i) take(checkpoint_->objects()[i].stored, tensors + i);
+    for (Places& places : places_) {
+      std::sort(places.sorted.begin(), places.sorted.end());
+      std::uint64_t end = 0;
+      for (const Place& place : places.sorted) places.ends.push_back(end = std::max(end, place.end));
+    }
+  }
+
+  // Returns the tensors and objects with bytes in a range of a file, if the checkpoint is open.
+  std::vector<std::string> names_in(const std::string& file, std::uint64_t begin, std::uint64_t end) const {
+    const auto number = file_numbers_.find(file);
+    if (number == file_numbers_.end()) return {};
+    const Places& places = places_[number->second];
+    std::set<std::size_t> items;
+    const auto first = std::upper_bound(places.ends.begin(), places.ends.end(), begin) - places.ends.begin();
+    for (auto at = static_cast<std::size_t>(first); at < places.sorted.size() && places.sorted[at].begin < end; ++at) {
+      if (places.sorted[at].end > begin) items.insert(places.sorted[at].item);
+    }
+    std::vector<std::string> names;
+    const std::size_t tensors = checkpoint_->tensors().size();
+    for (const std::size_t item : items) {
+      names.push_back(item < tensors ? checkpoint_->tensors()[item].name : checkpoint_->objects()[item - tensors].name);
+    }
     return names;
   }
 
@@ -329,10 +367,11 @@ class Verifier {
       const std::string& file =
           item.item.file == dcp::StoredItem::kNoFile ? std::string() : metadata.files[item.item.file];
       const auto offset = static_cast<std::uint64_t>(item.item.offset_bytes);
+      check_cancelled();
       add_for_file(file, offset, item.name, "found a stored item that is not in the state, expected none");
-      for (std::size_t f = 0; f < ranges.size(); ++f) {
-        if (checkpoint_->files()[f].name != file) continue;
-        ranges[f].push_back({offset, offset + static_cast<std::uint64_t>(item.item.length_bytes), item.name});
+      if (const auto number = file_numbers_.find(file); number != file_numbers_.end()) {
+        ranges[number->second].push_back(
+            {offset, offset + static_cast<std::uint64_t>(item.item.length_bytes), item.name});
       }
     }
   }
@@ -464,6 +503,7 @@ class Verifier {
     check_objects();
     std::vector<std::map<std::uint64_t, std::string>> names(checkpoint_->files().size());  // by offset in the file
     const auto take = [&](const StoredRange& stored, const std::string& name) {
+      if (stored.file == StoredRange::kNoFile) return;
       std::string& known = names[stored.file][stored.offset_bytes];
       if (!known.empty()) known += ", ";
       known += name;
@@ -503,6 +543,7 @@ class Verifier {
   }
 
   fs::path path_, directory_;
+  bool is_directory_ = false;
   const VerifyOptions& options_;
   ProgressSink& progress_;
   std::shared_ptr<const Checkpoint> checkpoint_;
@@ -517,6 +558,8 @@ class Verifier {
   std::mutex files_mutex_;
   std::set<std::string> missing_files_, reported_missing_;
   std::vector<DamagedBlock> damaged_blocks_;
+  TextMap<std::size_t> file_numbers_;  // of the files of the checkpoint, by name
+  std::vector<Places> places_;         // by file
   std::atomic<std::uint64_t> bytes_checked_ = 0;
   std::mutex mutex_;
   VerifyReport report_;

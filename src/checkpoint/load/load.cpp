@@ -414,7 +414,8 @@ std::function<std::shared_ptr<const Checkpoint>()> prepare_to_open(const std::sh
     Bytes both;
     if (!link.is_coordinator()) return both;
     const std::string name(kMetadataFileName);
-    append_text(both, as_text(storage->size_bytes(name) ? read_file(*storage, name) : Bytes()));
+    append_text(both,
+                as_text(storage->size_bytes(name) ? read_file(*storage, name, given.max_metadata_bytes) : Bytes()));
     const std::optional<Sidecar> sidecar = given.check_checksums ? read_sidecar(*storage) : std::nullopt;
     if (sidecar) append(both, write_sidecar(*sidecar));
     return both;

@@ -4,12 +4,14 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
 
 #include "checkpoint/buffer.h"
+#include "checkpoint/source/shard_index.h"
 #include "tessera/base/crc32.h"
 #include "tessera/base/error.h"
 #include "tessera/base/thread_pool.h"
@@ -42,8 +44,7 @@ struct SummedFile {
 };
 
 fs::path directory_of_files(const fs::path& checkpoint) {
-  std::error_code ignored;
-  return fs::is_directory(checkpoint, ignored) ? checkpoint : checkpoint.parent_path();
+  return checkpoint_directory(checkpoint).value_or(checkpoint.parent_path());
 }
 
 class Summing {
@@ -127,6 +128,20 @@ void replace_file(const fs::path& path, ByteView contents) {
   sync_directory(path.has_parent_path() ? path.parent_path() : fs::path("."));
 }
 
+// A directory with several indices has one sidecar. Adds what it has about files that are not of `index`.
+void keep_facts_of_others(const fs::path& index, Sidecar& sidecar) {
+  try {
+    const std::optional<Sidecar> before = read_sidecar(index);
+    if (!before) return;
+    for (const auto& [name, facts] : before->files) {
+      std::error_code ignored;
+      if (fs::exists(directory_of_files(index) / name, ignored)) sidecar.files.try_emplace(name, facts);
+    }
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::corrupt) throw;  // a damaged sidecar is replaced
+  }
+}
+
 void count(const Sidecar& sidecar, AddSidecarReport& report) {
   report.files = sidecar.files.size();
   for (const auto& [name, facts] : sidecar.files) report.bytes += facts.size_bytes;
@@ -152,7 +167,8 @@ AddSidecarReport add_sidecar(const fs::path& checkpoint, const AddSidecarOptions
   OpenOptions open_options;
   open_options.check_checksums = false;
   const auto opened = Checkpoint::open(checkpoint, open_options);
-  const Sidecar sidecar = Summing(checkpoint, options).run(names_of_files(*opened));
+  Sidecar sidecar = Summing(checkpoint, options).run(names_of_files(*opened));
+  if (index_kind(checkpoint.filename().string())) keep_facts_of_others(checkpoint, sidecar);
   replace_file(report.sidecar, write_sidecar(sidecar));
   report.written = true;
   report.replaced = had_sidecar;

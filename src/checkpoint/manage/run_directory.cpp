@@ -4,11 +4,13 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <map>
 #include <set>
 #include <tuple>
 #include <utility>
 
 #include "checkpoint/source/foreign.h"
+#include "checkpoint/source/shard_index.h"
 #include "checkpoint/source/source.h"
 #include "checkpoint/storage/directory_lock.h"
 #include "tessera/base/error.h"
@@ -110,6 +112,18 @@ bool is_torch_file(const fs::path& path) {
   return zip::looks_like_zip(first) || torch_archive::looks_like_legacy(first);
 }
 
+// Throws Error(corrupt) if names such as "model-00001-of-00002.bin" announce files that are not there.
+void check_no_shard_is_missing(const std::vector<fs::path>& files) {
+  std::map<fs::path, std::vector<std::string>> names;  // by directory
+  for (const fs::path& file : files) names[file.parent_path()].push_back(file.filename().string());
+  for (const auto& [directory, of_directory] : names) {
+    const std::set<std::string> missing = missing_shards(of_directory);
+    if (missing.empty()) continue;
+    fail(ErrorCode::corrupt, "'{}' is missing, expected {} more files, which the names of the others announce",
+         printable(*missing.begin()), missing.size());
+  }
+}
+
 // Throws Error(corrupt) if a file is a zip archive and not complete.
 void check_archive_is_complete(const fs::path& path) {
   const File file = File::open_read(path);
@@ -133,10 +147,12 @@ std::optional<std::size_t> check_step(const fs::path& path, const TreeFacts& fac
     options.check_checksums = false;  // sizes tell whether a save was completed
     const auto opened = Checkpoint::open(path, options);
     check_files_hold_the_data(*opened);
+    for (std::size_t i = 0; i < opened->tensors().size(); ++i) opened->check_partition(i);
     for (const SourceFile& file : opened->files()) {
       if (file.rank) ranks.insert(*file.rank);
     }
   }
+  check_no_shard_is_missing(facts.torch_files);
   for (const fs::path& file : facts.torch_files) check_archive_is_complete(file);
   return ranks.empty() ? std::nullopt : std::optional(ranks.size());
 }

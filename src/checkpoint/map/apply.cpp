@@ -217,14 +217,14 @@ class MapApplication {
     return sizes;
   }
 
-  std::vector<std::int64_t> parts_of(std::int64_t total, std::size_t parts) const {
-    if (!rule_->sizes.empty()) return sizes_of(rule_->sizes, total, false);
+  std::vector<std::int64_t> parts_of(const std::vector<std::int64_t>& shape, std::size_t dim, std::size_t parts) const {
+    const std::int64_t total = shape[dim];
+    if (!rule_->sizes.empty()) return sizes_of(rule_->sizes, total, false, &shape);
     const auto count = static_cast<std::int64_t>(parts);
     if (total % count != 0) {
       fail(ErrorCode::invalid_argument, "found {} elements, expected a multiple of {} for equal parts", total, count);
     }
-    std::vector<std::int64_t> sizes(parts, total / count);
-    return sizes;
+    return std::vector<std::int64_t>(parts, total / count);
   }
 
   void name_item(MapItem& item, std::string name) {
@@ -394,8 +394,8 @@ class MapApplication {
     const std::int64_t size = item.tensor->shape()[dim];
     if (unstacks) check_declared_count(size);
     check_count(results.size() + (unstacks ? static_cast<std::size_t>(size) : rule_->to.size()));
-    const std::vector<std::int64_t> sizes =
-        unstacks ? std::vector<std::int64_t>(static_cast<std::size_t>(size), 1) : parts_of(size, rule_->to.size());
+    const std::vector<std::int64_t> sizes = unstacks ? std::vector<std::int64_t>(static_cast<std::size_t>(size), 1)
+                                                     : parts_of(item.tensor->shape(), dim, rule_->to.size());
     std::vector<MappedTensor> parts = item.tensor->split(dim, sizes);
     for (std::size_t i = 0; i < parts.size(); ++i) {
       MapItem part = item;
@@ -436,18 +436,18 @@ class MapApplication {
              rule_->match.size(), printable(rule_->to[0].name(groups)));
       }
       std::vector<MappedTensor> parts;
-      std::int64_t total = 0;
-      std::vector<std::int64_t> found;
+      std::vector<std::int64_t> found, shape = first.tensor->shape();
+      shape[dim] = 0;
       for (const std::size_t member : members) {
         const MapItem& item = items_[member];
         check_joins(first, item, dim);
         parts.push_back(*item.tensor);
         found.push_back(item.tensor->shape()[dim]);
-        total = checked_add(total, found.back(), "the sizes");
+        shape[dim] = checked_add(shape[dim], found.back(), "the sizes");
       }
-      if (!rule_->sizes.empty() && parts_of(total, members.size()) != found) {
+      if (!rule_->sizes.empty() && parts_of(shape, dim, members.size()) != found) {
         fail(ErrorCode::invalid_argument, "its parts have the sizes {}, expected {}", shape_to_string(found),
-             shape_to_string(parts_of(total, members.size())));
+             shape_to_string(parts_of(shape, dim, members.size())));
       }
       return MappedTensor::concat(parts, dim);
     });

@@ -139,6 +139,7 @@ MapRule inverted(const MapRule& rule) {
       invert_split(rule, result);
       break;
     case MapOp::concat:
+      if (rule.sizes.empty()) lacks("sizes", "the sizes of the parts");
       invert_concat(rule, result);
       break;
     case MapOp::stack:

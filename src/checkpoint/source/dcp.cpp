@@ -1,8 +1,8 @@
 // Reads a DCP directory: `.metadata`, or one `__<rank>.metadata` per rank that saved without collectives.
 
 #include <algorithm>
+#include <map>
 #include <set>
-#include <unordered_map>
 #include <utility>
 
 #include "checkpoint/buffer.h"
@@ -12,6 +12,7 @@
 #include "checkpoint/transform/plain_items.h"
 #include "tessera/base/checked.h"
 #include "tessera/base/error.h"
+#include "tessera/base/internal/text_hash.h"
 #include "tessera/checkpoint/internal/file_names.h"
 #include "tessera/format/dcp_metadata.h"
 #include "tessera/format/python_value.h"
@@ -94,6 +95,7 @@ class DcpSource final : public SourceBackend {
         take_unclaimed(part);
       }
     }
+    known_boxes_.clear();
     version = version_name(metadata_);
     description_files = names;
     if (names.size() > 1) version += fmt::format(", {} ranks' metadata", names.size());
@@ -213,11 +215,11 @@ class DcpSource final : public SourceBackend {
   }
 
   std::shared_ptr<const ByteSource> open_plain_item(std::uint32_t number) const override {
-    return plain_items_.get(number, [&] {
+    return plain_items_.get(number, [&](const std::shared_ptr<MemoryOfItems>& memory) {
       const Transformed& item = transformed_[number];
       const std::vector<TransformPtr> transforms = registry_->create(item.descriptors);
       return undo_transforms(*open_file(item.stored.file), item.stored.offset_bytes, item.stored.length_bytes,
-                             transforms, item.limit_bytes);
+                             transforms, item.limit_bytes, memory);
     });
   }
 
@@ -300,8 +302,9 @@ class DcpSource final : public SourceBackend {
            storage->name_of(metadata_name), printable(entry.name), dtype_name(entry.properties.dtype),
            shape_to_string(entry.shape), dtype_name(info.dtype), shape_to_string(info.shape));
     }
-    std::set<std::pair<std::vector<std::int64_t>, std::vector<std::int64_t>>> have;
-    for (std::size_t c = 0; c < info.chunks.size(); ++c) {
+    const auto [known, is_first] = known_boxes_.try_emplace(number);
+    auto& have = known->second;
+    for (std::size_t c = 0; is_first && c < info.chunks.size(); ++c) {
       const Box box(info.chunks[c]);
       have.emplace(box.offsets, box.sizes);
     }
@@ -317,21 +320,28 @@ class DcpSource final : public SourceBackend {
   }
 
   void take_unclaimed(const dcp::Metadata& part) {
+    TextMap<std::uint32_t> numbers;
+    if (!part.unclaimed.empty()) {
+      for (std::uint32_t f = 0; f < metadata_.files.size(); ++f) numbers.try_emplace(metadata_.files[f], f);
+    }
     for (const dcp::UnclaimedItem& item : part.unclaimed) {
       dcp::UnclaimedItem copy = item;
       if (item.item.file != dcp::StoredItem::kNoFile) {
         const std::string& name = part.files[item.item.file];
-        const auto found = std::find(metadata_.files.begin(), metadata_.files.end(), name);
-        copy.item.file = static_cast<std::uint32_t>(found - metadata_.files.begin());
-        if (found == metadata_.files.end()) metadata_.files.push_back(name);
+        const auto [found, is_new] = numbers.try_emplace(name, static_cast<std::uint32_t>(metadata_.files.size()));
+        copy.item.file = found->second;
+        if (is_new) metadata_.files.push_back(name);
       }
       metadata_.unclaimed.push_back(std::move(copy));
     }
   }
 
   dcp::Metadata metadata_;  // chunks were moved from its entries to `tensors`
-  std::unordered_map<std::string, std::uint32_t> file_numbers_;
-  std::unordered_map<std::string, std::size_t> tensor_numbers_, object_numbers_;
+  TextMap<std::uint32_t> file_numbers_;
+  TextMap<std::size_t> tensor_numbers_, object_numbers_;
+  // Offsets and sizes of the chunks of each tensor that several parts have, while parts are taken.
+  using OffsetsAndSizes = std::pair<std::vector<std::int64_t>, std::vector<std::int64_t>>;
+  std::map<std::size_t, std::set<OffsetsAndSizes>> known_boxes_;
 
   struct Transformed {
     StoredRange stored;

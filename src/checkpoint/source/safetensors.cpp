@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <set>
-#include <unordered_map>
 #include <utility>
 
 #include "checkpoint/source/safetensors_extra.h"
@@ -12,6 +11,7 @@
 #include "checkpoint/source/source.h"
 #include "tessera/base/checked.h"
 #include "tessera/base/error.h"
+#include "tessera/base/internal/text_hash.h"
 #include "tessera/checkpoint/internal/file_names.h"
 #include "tessera/checkpoint/sidecar.h"
 #include "tessera/format/internal/json_path.h"
@@ -214,24 +214,29 @@ class SafetensorsSource final : public SourceBackend {
     }
   }
 
-  // Missing shards show only in the sidecar: a tensor without its last rows looks like a smaller tensor.
+  // Missing shards show only in the sidecar and in the names of the others: a tensor without its last rows looks like
+  // a smaller tensor.
   void check_shards_are_all_there(const std::set<std::string>& names) const {
-    const std::optional<Sidecar> sidecar = read_sidecar(*storage);
-    if (!sidecar) return;
     MissingFiles::NamesOfFile missing;
-    for (const auto& [name, facts] : sidecar->files) {
-      if (name.ends_with(kSafetensorsSuffix) && !names.contains(name)) missing[name] = {};
+    if (const std::optional<Sidecar> sidecar = read_sidecar(*storage)) {
+      for (const auto& [name, facts] : sidecar->files) {
+        if (name.ends_with(kSafetensorsSuffix) && !names.contains(name)) missing[name] = {};
+      }
+    }
+    const std::string_view listed_by = missing.empty() ? "the names of the others announce" : "the sidecar lists";
+    if (missing.empty()) {
+      for (const std::string& name : missing_shards({names.begin(), names.end()})) missing[name] = {};
     }
     if (missing.empty()) return;
     throw MissingFiles(
-        fmt::format("{}: the save was never completed, or a file that the sidecar lists was lost", storage->name()),
+        fmt::format("{}: the save was never completed, or a file that {} was lost", storage->name(), listed_by),
         std::move(missing));
   }
 
   std::shared_ptr<pickle::Tree> tree_;
   std::vector<pickle::NodeRef> object_values_;
-  std::unordered_map<std::string, std::size_t> numbers_;
-  std::unordered_map<std::string, Path> paths_;
+  TextMap<std::size_t> numbers_;
+  TextMap<Path> paths_;
 };
 
 }  // namespace

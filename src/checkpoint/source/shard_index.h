@@ -2,6 +2,7 @@
 // The index of a checkpoint whose tensors are in several files: "<name>.index.json", which lists the file of each
 // tensor.
 
+#include <filesystem>
 #include <optional>
 #include <set>
 #include <string>
@@ -15,6 +16,10 @@ namespace tessera::checkpoint {
 
 class SourceBackend;
 
+// Returns the directory of the checkpoint at `path`: `path` itself, or that of an index, which stands for its
+// directory. Returns nothing for a single file.
+std::optional<std::filesystem::path> checkpoint_directory(const std::filesystem::path& path);
+
 // Returns the format of the files that an index with this name lists, or nothing if it is not the name of an index.
 std::optional<SourceKind> index_kind(std::string_view name);
 
@@ -22,6 +27,11 @@ std::optional<SourceKind> index_kind(std::string_view name);
 // one; nothing if there is none. Throws Error(invalid_argument) if there are several others.
 std::optional<std::string> find_index(const std::vector<std::string>& names, SourceKind kind,
                                       std::string_view preferred, const std::string& directory);
+
+// Returns the files that names such as "model-00001-of-00003.safetensors" announce and that are not among `names`, at
+// least one of each such set. PyTorch's shards of ranks, "shard-00002-model-00001-of-00003.safetensors", announce that
+// some rank has a file of each number: a rank writes those in which it has tensors.
+std::set<std::string> missing_shards(const std::vector<std::string>& names);
 
 class ShardIndex {
  public:

@@ -109,6 +109,9 @@ std::unique_ptr<SourceBackend> open_torch_directory(const std::shared_ptr<const 
                                                     const OpenOptions& options, const std::string& index);
 std::unique_ptr<SourceBackend> open_safetensors_file(const std::filesystem::path& file, const OpenOptions& options);
 std::unique_ptr<SourceBackend> open_torch_file(const std::filesystem::path& file, const OpenOptions& options);
+// Reads are compared with the sidecar of `storage`.
+std::unique_ptr<SourceBackend> open_torch_file(const std::shared_ptr<const Storage>& storage, const std::string& name,
+                                               const OpenOptions& options);
 
 std::unique_ptr<SourceBackend> open_torch_checkpointing(const std::shared_ptr<const Storage>& storage,
                                                         const OpenOptions& options);

@@ -36,16 +36,20 @@ File temporary_file() {
 // The bytes of an item, which are written once and then read.
 class PlainItem final : public ByteSink, public ByteSource {
  public:
-  PlainItem(std::string name, std::uint64_t limit_bytes) : name_(std::move(name)), limit_bytes_(limit_bytes) {}
+  PlainItem(std::string name, std::uint64_t limit_bytes, std::shared_ptr<MemoryOfItems> memory)
+      : name_(std::move(name)), limit_bytes_(limit_bytes), memory_of_items_(std::move(memory)) {}
+  ~PlainItem() override { memory_of_items_->give_back(memory_.size()); }
 
   void write(ByteView bytes) override {
     if (bytes.size() > limit_bytes_ - size_bytes_) {
       fail(ErrorCode::corrupt, "without its transforms the item has more than {} bytes, expected at most that many",
            limit_bytes_);
     }
-    if (!file_ && size_bytes_ + bytes.size() > kInMemoryBytes) {
+    const bool fits = !file_ && size_bytes_ + bytes.size() <= kInMemoryBytes && memory_of_items_->take(bytes.size());
+    if (!file_ && !fits) {
       file_ = temporary_file();
       file_->write_at(0, memory_);
+      memory_of_items_->give_back(memory_.size());
       memory_ = Bytes();
     }
     if (file_) {
@@ -67,6 +71,7 @@ class PlainItem final : public ByteSink, public ByteSource {
  private:
   std::string name_;
   std::uint64_t limit_bytes_;
+  const std::shared_ptr<MemoryOfItems> memory_of_items_;
   std::uint64_t size_bytes_ = 0;
   Bytes memory_;
   std::optional<File> file_;
@@ -76,9 +81,10 @@ class PlainItem final : public ByteSink, public ByteSource {
 
 std::shared_ptr<const ByteSource> undo_transforms(const ByteSource& file, std::uint64_t offset_bytes,
                                                   std::uint64_t length_bytes, std::span<const TransformPtr> transforms,
-                                                  std::uint64_t limit_bytes) {
-  auto item =
-      std::make_shared<PlainItem>(fmt::format("the item at byte {} of {}", offset_bytes, file.name()), limit_bytes);
+                                                  std::uint64_t limit_bytes,
+                                                  const std::shared_ptr<MemoryOfItems>& memory) {
+  auto item = std::make_shared<PlainItem>(fmt::format("the item at byte {} of {}", offset_bytes, file.name()),
+                                          limit_bytes, memory);
   std::vector<std::unique_ptr<ByteSink>> streams;  // from the item back to the file
   ByteSink* to = item.get();
   for (std::size_t i = transforms.size(); i-- > 0;) {
@@ -107,13 +113,27 @@ std::shared_ptr<const ByteSource> PlainItems::get(std::uint32_t number, const Ma
       slots_.erase(found);
     } else {
       slot = std::make_shared<Slot>();
-      if (slots_.size() >= kKept) slots_.pop_front();
     }
     slots_.emplace_back(number, slot);
+    drop_oldest();
   }
   const std::lock_guard lock(slot->mutex);
-  if (slot->item == nullptr) slot->item = make();
+  if (slot->item != nullptr) return slot->item;
+  slot->item = make(memory_);
+  const std::lock_guard all_lock(mutex_);
+  const bool is_kept = std::any_of(slots_.begin(), slots_.end(), [&](const auto& each) { return each.second == slot; });
+  if (is_kept) {
+    kept_bytes_ += slot->size_bytes = slot->item->size_bytes();
+    drop_oldest();
+  }
   return slot->item;
+}
+
+void PlainItems::drop_oldest() {
+  while (slots_.size() > kAlwaysKept && (slots_.size() > kKept || kept_bytes_ > kKeptBytes)) {
+    kept_bytes_ -= slots_.front().second->size_bytes;
+    slots_.pop_front();
+  }
 }
 
 }  // namespace tessera::checkpoint

@@ -12,6 +12,7 @@
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/convert.h"
 #include "tessera/checkpoint/diff.h"
+#include "tessera/checkpoint/manage/add_sidecar.h"
 #include "tessera/checkpoint/verify.h"
 
 namespace tessera::checkpoint {
@@ -71,6 +72,19 @@ TEST_F(ReplaceTest, KilledAtAnyInstantADirectoryIsTheOldOneOrTheNewOne) {
 
 TEST_F(ReplaceTest, KilledAtAnyInstantAFileIsTheOldOneOrTheNewOne) {
   expect_old_or_new("model.safetensors", SourceKind::safetensors);
+}
+
+TEST_F(ReplaceTest, ASidecarWithoutAFileIsNotThatOfANewFile) {
+  const testing::TemporaryDirectory directory;
+  const fs::path destination = directory / "model.pt";
+  convert(old_, destination, options(SourceKind::torch, false));
+  add_sidecar(destination);
+  fs::remove(destination);
+  ConvertOptions one = options(SourceKind::torch, false);
+  one.selection.select = {"model.2.*"};
+  convert(new_, destination, one);
+  EXPECT_TRUE(verify(destination).good());
+  EXPECT_FALSE(fs::exists(directory / "model.pt.tessera.json"));
 }
 
 TEST_F(ReplaceTest, NothingButACheckpointIsReplaced) {

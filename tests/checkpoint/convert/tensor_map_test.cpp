@@ -145,6 +145,16 @@ TEST_F(TensorMapTest, SplitsAndConcatenates) {
   EXPECT_EQ(elements_of(view, "0.fc"), (std::vector<float>{1000, 1001, 2000, 2001, 2002, 2003}));
 }
 
+TEST_F(TensorMapTest, SizesOfPartsMayDependOnTheShape) {
+  const auto from = source({{"q", {4, 3}}, {"k", {2, 3}}, {"gate", {3, 2}}, {"up", {3, 2}}});
+  const TensorMap map = map_of_rules(
+      R"j({"op": "concat", "match": ["q", "k"], "dim": 0, "to": "qk", "sizes": ["d0 - d1 + 1", 2]},
+          {"op": "concat", "match": ["gate", "up"], "dim": -1, "to": "fc", "sizes": ["d1 / 2", "d1 / 2"]})j");
+  const auto view = map.apply(from);
+  EXPECT_THAT(described(*view), ElementsAre("qk [6, 3]", "fc [3, 4]"));
+  EXPECT_TRUE(diff(map.inverse().apply(view), from).same());
+}
+
 TEST_F(TensorMapTest, StacksAndUnstacksExperts) {
   const auto from = source({{"e.10.w", {2}}, {"e.0.w", {2}}, {"e.1.w", {2}}, {"all", {2, 3}}});
   const auto few = source({{"e.1.w", {2}}, {"e.0.w", {2}}, {"all", {2, 3}}});
@@ -450,8 +460,10 @@ TEST_F(TensorMapTest, AMapThatCannotBeInvertedNamesTheRules) {
       {R"j({"op": "copy", "match": "a", "to": "b", "unless_exists": true})j",
        "which of the names existed before is not known, expected a copy without unless_exists"},
       {R"j({"op": "split", "match": "(a)(b)", "dim": 0, "to": ["\\1\\2", "\\2\\1"]})j", "groups in another order"},
-      {R"j({"op": "concat", "match": ["a(\\d)", "b(.)"], "dim": 0, "to": "c\\1"})j",
+      {R"j({"op": "concat", "match": ["a(\\d)", "b(.)"], "dim": 0, "to": "c\\1", "sizes": [1, 1]})j",
        "the groups of 'b(.)' are not those of"},
+      {R"j({"op": "concat", "match": ["q", "k", "v"], "dim": 0, "to": "qkv"})j",
+       "found no key 'sizes', expected the sizes of the parts: its inverse needs it"},
   };
   for (const auto& [rules, message] : cases) EXPECT_ERROR(inverse(rules), ErrorCode::invalid_argument, message);
   EXPECT_ERROR(TensorMap::parse(R"j({"tessera_map": 1, "unmatched": "drop", "rules": []})j", "m").inverse(),
@@ -480,7 +492,8 @@ AnyRule any_rule(const NamedTensor& tensor, int number) {
   const auto rank = static_cast<std::int64_t>(shape.size());
   const std::string fresh = "t" + std::to_string(number);
   const std::string head = R"("match": ")" + tensor.name + R"(", )";
-  switch (any_between(0, 6)) {
+  const std::int64_t op = any_between(0, 7);
+  switch (op) {
     case 0:
       return {R"({"op": "rename", )" + head + R"("to": ")" + fresh + "\"}", {{fresh, shape}}};
     case 1: {
@@ -518,15 +531,19 @@ AnyRule any_rule(const NamedTensor& tensor, int number) {
                   dims_text(flattened) + "}",
               {{tensor.name, to}}};
     }
-    case 5: {
+    case 5:
+    case 6: {
       const auto dim = static_cast<std::size_t>(any_between(0, rank - 1));
-      const std::int64_t size = any_between(0, shape[dim]);
       Shape one = shape, other = shape;
-      one[dim] = size;
-      other[dim] -= size;
-      return {R"({"op": "split", )" + head + R"("dim": )" + std::to_string(dim) + R"(, "to": [")" + fresh + R"(a", ")" +
-                  fresh + R"(b"], "sizes": )" + dims_text({size, shape[dim] - size}) + "}",
-              {{fresh + "a", one}, {fresh + "b", other}}};
+      one[dim] = any_between(0, shape[dim]);
+      other[dim] -= one[dim];
+      const std::string parts = "[\"" + fresh + "a\", \"" + fresh + "b\"]";
+      const std::string tail =
+          R"("dim": )" + std::to_string(dim) + R"(, "sizes": )" + dims_text({one[dim], other[dim]}) + "}";
+      const std::string split = R"({"op": "split", )" + head + R"("to": )" + parts + ", " + tail;
+      if (op == 5) return {split, {{fresh + "a", one}, {fresh + "b", other}}};
+      return {split + R"(, {"op": "concat", "to": ")" + fresh + R"(", "match": )" + parts + ", " + tail,
+              {{fresh, shape}}};
     }
     default: {
       if (rank < 2 || shape[0] == 0) return any_rule(tensor, number);

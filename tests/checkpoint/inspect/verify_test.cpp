@@ -109,6 +109,22 @@ TEST_F(VerifyTest, TheOtherRanksCopiesAreAccountedForAndChecked) {
   EXPECT_PROBLEM(verify(checkpoint_), copy.filename().string());
 }
 
+TEST(VerifyShardsTest, AShardThatTheNamesOfTheOthersAnnounceIsMissing) {
+  const TemporaryDirectory directory;
+  const Bytes file = read_file(fs::path(testing::source_dir()) / "tests/golden/safetensors/0.8.0-shapes.safetensors");
+  for (const char* name : {"a-00002-of-00003.safetensors", "b-00000-of-00001.safetensors"}) {
+    SCOPED_TRACE(name);
+    fs::create_directory(directory / name);
+    write_new_file(directory / name / name, file);
+  }
+  const VerifyReport report = verify(directory / "a-00002-of-00003.safetensors");
+  EXPECT_EQ(report.problem_count, 2u);
+  EXPECT_PROBLEM(report, "a-00001-of-00003.safetensors: the file is missing");
+  EXPECT_PROBLEM(report, "a-00003-of-00003.safetensors: the file is missing");
+  const VerifyReport counted_from_0 = verify(directory / "b-00000-of-00001.safetensors");
+  EXPECT_TRUE(counted_from_0.good()) << all_problems(counted_from_0);
+}
+
 // Several checks read the directory of an archive.
 TEST_F(VerifyTest, OneDamageIsOneProblem) {
   const auto checkpoint = Checkpoint::open(checkpoint_);
@@ -324,6 +340,61 @@ TEST_F(VerifyTest, ADamagedBlockIsNamedWithItsTensorsAndTheEntryToo) {
   const VerifyReport report = verify(directory_ / "ours");
   EXPECT_PROBLEM(report, damaged.file, "at byte 0", "as in the sidecar", "overwritten since");
   EXPECT_PROBLEM(report, damaged.file, fmt::format("at byte {}", damaged.offset_bytes), damaged.tensor);
+}
+
+TEST_F(VerifyTest, EachDamagedBlockIsNamedWithWhatItHoldsUpToTheLimit) {
+  ConvertOptions to_dcp;
+  to_dcp.to = SourceKind::dcp;
+  convert(Checkpoint::open(checkpoint_), directory_ / "ours", to_dcp);
+  const auto opened = Checkpoint::open(directory_ / "ours");
+  std::string json;
+  std::uint64_t blocks = 0;
+  for (const SourceFile& file : opened->files()) {
+    const std::uint64_t count = (*file.size_bytes + 1023) / 1024;
+    blocks += count;
+    json += fmt::format(R"({}"{}": {{"bytes": {}, "crc32": "00000000", "blocks": "{}"}})", json.empty() ? "" : ", ",
+                        file.name, *file.size_bytes, std::string(8 * count, '0'));
+  }
+  overwrite_file(sidecar_path(directory_ / "ours"),
+                 as_bytes(fmt::format(R"({{"version": 2, "block_bytes": 1024, "files": {{{}}}}})", json)));
+  for (const std::size_t limit : {std::size_t{3}, std::size_t{1'000'000}}) {
+    VerifyOptions options;
+    options.max_problems = limit;
+    const VerifyReport report = verify(directory_ / "ours", options);
+    EXPECT_EQ(report.problem_count, blocks);
+    EXPECT_EQ(report.problems.size(), std::min<std::size_t>(limit, blocks));
+    for (const Problem& problem : report.problems) {
+      std::vector<std::string> names;
+      const auto take = [&](const StoredRange& stored, const std::string& name) {
+        const bool is_in = opened->files()[stored.file].name == problem.file &&
+                           stored.offset_bytes < *problem.offset_bytes + 1024 &&
+                           stored.offset_bytes + stored.length_bytes > *problem.offset_bytes;
+        if (is_in) names.push_back(name);
+      };
+      for (const TensorInfo& tensor : opened->tensors()) take(tensor.stored.at(0), tensor.name);
+      for (const ObjectInfo& object : opened->objects()) take(object.stored, object.name);
+      EXPECT_EQ(problem.name, names.size() == 1 ? names[0] : "") << problem.what;
+      if (names.size() > 1) {
+        EXPECT_THAT(problem.what, ::testing::HasSubstr(fmt::format("they hold '{}', '{}'", names[0], names[1])));
+      }
+    }
+  }
+}
+
+TEST_F(VerifyTest, AnIndexStandsForItsDirectory) {
+  ConvertOptions options;
+  options.to = SourceKind::safetensors;
+  options.selection.select = {"model.*"};
+  options.max_shard_bytes = 1;
+  const fs::path directory = directory_ / "st", index = directory / "model.safetensors.index.json";
+  convert(Checkpoint::open(checkpoint_), directory, options);
+  EXPECT_TRUE(verify(index).good());
+  EXPECT_TRUE(verify(index).sidecar_agrees);
+  const std::string file = Checkpoint::open(index)->files().at(1).name;
+  Bytes bytes = read_file(directory / file);
+  bytes.back() ^= 1;
+  overwrite_file(directory / file, bytes);
+  for (const fs::path& path : {directory, index}) EXPECT_PROBLEM(verify(path), file, "as in the sidecar");
 }
 
 // The sidecar agrees with a file whose entries have wrong checksums: another program wrote it so.

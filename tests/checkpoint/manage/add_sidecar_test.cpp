@@ -110,11 +110,38 @@ TEST_F(AddSidecarTest, DamageThatTheFormatShowsIsNotBlessed) {
   EXPECT_FALSE(fs::exists(run() / "dcp/.tessera.json"));
 }
 
+TEST_F(AddSidecarTest, TheIndicesOfADirectoryShareItsSidecar) {
+  const fs::path directory = run() / "hf", index = directory / "model.safetensors.index.json";
+  fs::copy(fs::path(testing::source_dir()) / "tests/golden/quantized/model", directory);
+  const AddSidecarReport first = add_sidecar(index);
+  EXPECT_EQ(first.sidecar, directory / ".tessera.json");
+  EXPECT_TRUE(first.written);
+  for (const fs::path& path : {index, directory}) EXPECT_TRUE(verify(path).sidecar_agrees) << path;
+
+  const fs::path other = directory / "pytorch_model.bin.index.json";
+  add_torch("hf/pytorch_model.bin");
+  add_text("hf/pytorch_model.bin.index.json", R"({"weight_map": {"weight": "pytorch_model.bin"}})");
+  AddSidecarOptions force;
+  force.force = true;  // the sidecar does not list its files
+  EXPECT_EQ(add_sidecar(other, force).files, first.files + 2);
+  for (const fs::path& path : {index, directory, other}) {
+    EXPECT_TRUE(verify(path).good()) << path;
+    EXPECT_TRUE(verify(path).sidecar_agrees) << path;
+  }
+}
+
 TEST_F(AddSidecarTest, WhatAKilledCallLeftIsReplaced) {
   fs::copy(runs::golden_safetensors_file(), run() / "a.safetensors");
   add_text("a.safetensors.tessera.json.tmp", "{");
   EXPECT_TRUE(add_sidecar(run() / "a.safetensors").written);
   expect_facts(run() / "a.safetensors", 1);
+}
+
+TEST_F(AddSidecarTest, ANameThatIsNotUtf8IsRefusedAndTheCheckpointStaysReadable) {
+  fs::create_directory(run() / "st");
+  fs::copy(runs::golden_safetensors_file(), run() / "st/\xff.safetensors");
+  EXPECT_ERROR(add_sidecar(run() / "st"), ErrorCode::invalid_argument, "is not UTF-8, expected one");
+  EXPECT_TRUE(verify(run() / "st").good());
 }
 
 TEST_F(AddSidecarTest, WhatIsNoCheckpointIsRefused) {

@@ -11,6 +11,7 @@
 #include "support/system_calls.h"
 #include "tessera/checkpoint/manage/run_directory.h"
 #include "tessera/checkpoint/verify.h"
+#include "tessera/format/dcp_metadata.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -66,6 +67,40 @@ TEST_F(PruneTest, TheNewestCompleteStepIsKeptWhateverIsNewer) {
   ASSERT_EQ(report.kept.size(), 2u);
   EXPECT_EQ(report.kept[0].why, "newest");
   EXPECT_THAT(report.kept[1].why, HasSubstr("newer than the newest complete step"));
+}
+
+// A save writes the index after all shards.
+TEST_F(PruneTest, AStepWithFewerShardsThanTheirNamesAnnounceIsNotComplete) {
+  add_dcp("step-1");
+  fs::create_directory(run() / "step-2");
+  fs::copy(runs::golden_safetensors_file(), run() / "step-2/model-00001-of-00002.safetensors");
+  add_torch("step-3/pytorch_model-00002-of-00002.bin");
+  EXPECT_THAT(removed_in(prune_with(1)), IsEmpty());
+  const RunDirectory listed = list_run(run());
+  ASSERT_EQ(listed.entries.size(), 3u);
+  EXPECT_EQ(listed.newest_complete, 0u);
+  EXPECT_THAT(listed.entries[1].problem, HasSubstr("'model-00002-of-00002.safetensors'"));
+  EXPECT_THAT(listed.entries[2].problem, HasSubstr("'pytorch_model-00001-of-00002.bin' is missing"));
+  fs::copy(runs::golden_checkpoint("2.14-hf"), run() / "step-4", fs::copy_options::recursive);
+  add_torch("step-5/pytorch_model-00001-of-00002.bin");
+  add_torch("step-5/pytorch_model-00002-of-00002.bin");
+  EXPECT_EQ(list_run(run()).newest_complete, 4u);
+}
+
+// Ranks that save without collectives each write their own metadata.
+TEST_F(PruneTest, AStepWithoutTheMetadataOfARankIsNotComplete) {
+  for (const char* name : {"step-1", "step-2"}) add_dcp(name);
+  const fs::path path = run() / "step-2/.metadata";
+  dcp::Metadata metadata = dcp::read(File::open_read(path));
+  for (dcp::MetadataEntry& entry : metadata.entries) {
+    if (!entry.is_tensor || entry.items.size() < 2) continue;
+    entry.chunks = BoxList({Box(entry.chunks[0])});
+    entry.items.resize(1);
+  }
+  fs::remove(path);
+  write_new_file(run() / "step-2/__0.metadata", dcp::write(metadata));
+  EXPECT_THAT(removed_in(prune_with(1)), IsEmpty());
+  EXPECT_THAT(list_run(run()).entries.at(1).problem, HasSubstr("expected chunks that cover it"));
 }
 
 TEST_F(PruneTest, NothingIsRemovedIfNoStepIsComplete) {

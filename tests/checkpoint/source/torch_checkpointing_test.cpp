@@ -13,6 +13,8 @@
 #include "support/torch_file.h"
 #include "tessera/base/file.h"
 #include "tessera/checkpoint/checkpoint.h"
+#include "tessera/checkpoint/convert.h"
+#include "tessera/checkpoint/manage/run_directory.h"
 #include "tessera/checkpoint/verify.h"
 #include "tessera/format/torch_checkpointing.h"
 
@@ -111,6 +113,29 @@ TEST_F(TorchCheckpointingSourceTest, AMissingFileOfReplicasIsAWarning) {
   write_item(checkpoint, "model", 0, elements);
   write_metadata_of_replicas(checkpoint);
   EXPECT_THAT(Checkpoint::open(checkpoint)->warnings(), ElementsAre(HasSubstr("'model_1.pt' is not there")));
+}
+
+TEST_F(TorchCheckpointingSourceTest, ATensorWithoutElementsAndWithoutAFileIsStoredNowhere) {
+  const fs::path checkpoint = directory_ / "run/step-1";
+  fs::create_directories(checkpoint);
+  tc::CheckpointMetadata metadata;
+  metadata.ranks = 1;
+  auto mesh = std::make_shared<tc::Mesh>();
+  mesh->shape = {1};
+  mesh->ranks = {0};
+  metadata.items.push_back({"model", {{{"w"}, {{DType::float32, {0}, mesh, {Placement::replicate()}}}}}, {}});
+  write_new_file(checkpoint / "metadata.pkl", tc::write(metadata));
+  const auto opened = Checkpoint::open(checkpoint);
+  EXPECT_THAT(opened->files(), IsEmpty());
+  ASSERT_EQ(opened->tensors().size(), 1u);
+  ASSERT_EQ(opened->tensors()[0].stored.size(), 1u);
+  EXPECT_EQ(opened->tensors()[0].stored[0].file, StoredRange::kNoFile);
+  EXPECT_EQ(verify(checkpoint).tensors, 1u);
+  EXPECT_TRUE(list_run(directory_ / "run").entries.at(0).complete);
+  ConvertOptions options;
+  options.to = SourceKind::safetensors;
+  convert(opened, directory_ / "w.safetensors", options);
+  EXPECT_EQ(Checkpoint::open(directory_ / "w.safetensors")->tensors()[0].shape, std::vector<std::int64_t>{0});
 }
 
 TEST_F(TorchCheckpointingSourceTest, WithoutMetadataAllRanksMustHaveAFile) {

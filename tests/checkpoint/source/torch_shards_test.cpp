@@ -12,6 +12,7 @@
 #include "tessera/checkpoint/convert.h"
 #include "tessera/checkpoint/diff.h"
 #include "tessera/checkpoint/manage/add_sidecar.h"
+#include "tessera/checkpoint/storage.h"
 #include "tessera/checkpoint/verify.h"
 
 namespace tessera::checkpoint {
@@ -60,6 +61,16 @@ TEST_F(TorchShardsTest, TheTensorsOfAllFilesAreOneCheckpoint) {
     EXPECT_EQ(bytes, Bytes(16, static_cast<std::uint8_t>(expected.at(opened->tensors()[i].name))));
     EXPECT_EQ(opened->tensors()[i].position, i);
   }
+}
+
+TEST_F(TorchShardsTest, TheFilesAreReadFromTheStorage) {
+  const auto storage = memory_storage();
+  for (const auto& entry : fs::directory_iterator(path())) {
+    write_new_file(*storage, entry.path().filename().string(), read_file(entry.path()));
+  }
+  const auto opened = Checkpoint::open(storage);
+  ASSERT_EQ(opened->tensors().size(), 3u);
+  EXPECT_TRUE(diff(opened, Checkpoint::open(path())).same());
 }
 
 TEST_F(TorchShardsTest, TheIndexStandsForTheDirectory) {

@@ -29,9 +29,10 @@ struct AddSidecarReport {
 
 /// Verifies a checkpoint and writes the size and the checksums of all its files into its sidecar, as a save does. If
 /// the checkpoint has a sidecar and agrees with it, writes nothing. If there are problems, writes nothing unless
-/// `options.force` is true. Even if the process is killed, the sidecar appears complete or not at all. Apart from 4
-/// bytes for each 128 KiB, memory does not grow with the data. Throws `Error(io)` if a file changes meanwhile; also
-/// throws as verify and Checkpoint::open.
+/// `options.force` is true. An index gets the sidecar of its directory, which keeps what it has about files that are
+/// not of this index. Even if the process is killed, the sidecar appears complete or not at all. Apart from 4 bytes for
+/// each 128 KiB, memory does not grow with the data. Throws `Error(io)` if a file changes meanwhile, and
+/// `Error(invalid_argument)` if the name of a file is not UTF-8; also throws as verify and Checkpoint::open.
 AddSidecarReport add_sidecar(const std::filesystem::path& checkpoint, const AddSidecarOptions& options = {});
 
 }  // namespace tessera::checkpoint

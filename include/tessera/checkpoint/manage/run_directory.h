@@ -59,7 +59,8 @@ struct RunEntry {
   std::int64_t modified_s = 0;       ///< when the newest file was written, in seconds since 1970 (UTC)
   std::optional<std::size_t> ranks;  ///< how many ranks wrote it, if the names of its files tell
   std::uint64_t size_bytes = 0;      ///< of all files in it
-  /// Whether every file is there with the size that its description expects. No tensor data is read for it.
+  /// Whether every file is there that the description and the names of the others ("model-00001-of-00002.bin")
+  /// announce, with the expected size, and the chunks of each tensor cover it. No tensor data is read for it.
   bool complete = false;
   bool in_use = false;  ///< whether a process of tessera writes to it
   std::string problem;  ///< what is wrong, one line; empty if `complete`

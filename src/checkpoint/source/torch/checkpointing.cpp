@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <set>
-#include <unordered_map>
 #include <utility>
 
 #include "checkpoint/source/expansion.h"
@@ -14,6 +13,7 @@
 #include "checkpoint/source/torch/flatten.h"
 #include "tessera/base/checked.h"
 #include "tessera/base/error.h"
+#include "tessera/base/internal/text_hash.h"
 #include "tessera/checkpoint/manage/run_directory.h"
 #include "tessera/format/safetensors.h"
 #include "tessera/format/torch_checkpointing.h"
@@ -199,7 +199,7 @@ class TorchCheckpointingSource final : public SourceBackend {
     };
     const auto item = entries_of_.find(key);
     std::vector<std::pair<std::string, const tc::TensorEntry*>> listed;
-    std::unordered_map<std::string, const tc::TensorEntry*> entries;
+    TextMap<const tc::TensorEntry*> entries;
     if (item != entries_of_.end()) {
       for (const tc::TensorEntry& entry : item->second->entries) {
         Path full{key};
@@ -281,6 +281,7 @@ class TorchCheckpointingSource final : public SourceBackend {
                      const bool is_plain = tensor.has_value();
                      if (!tensor) tensor = torch_archive::as_local_tensor(value);
                      if (tensor) {
+                       flattener.charge_tensor(tensor->sizes.size());
                        saved.tensor = saved_tensor(*tensor, archive->storage_entry(tensor->storage), file);
                      } else {
                        saved.object.value = value;
@@ -300,8 +301,8 @@ class TorchCheckpointingSource final : public SourceBackend {
   }
 
   template <typename Add>
-  void read_safetensors(const std::string& key, std::uint32_t file,
-                        const std::unordered_map<std::string, const tc::TensorEntry*>& entries, const Add& add) {
+  void read_safetensors(const std::string& key, std::uint32_t file, const TextMap<const tc::TensorEntry*>& entries,
+                        const Add& add) {
     const std::shared_ptr<const ByteSource> source = open_file(file);
     const safetensors::Header header = safetensors::read_header(*source);
     for (const safetensors::Tensor& stored : header.tensors) {
@@ -323,8 +324,11 @@ class TorchCheckpointingSource final : public SourceBackend {
 
   // --- tensors
 
-  // Charges the boxes of a part before they are made: a strided shard has up to split_factor of them.
+  // Charges the boxes of a part before they are made: a strided shard has up to split_factor of them. For each
+  // dimension, all placements are searched.
   void charge_boxes(const MeshLayout& layout) {
+    const std::uint64_t searched = (layout.size().size() + 1) * (layout.placements().size() + 1);
+    charge(searched * sizeof(Placement), "the dimensions of sharded tensors");
     std::uint64_t boxes = 1;
     const auto multiply = [](std::uint64_t& product, std::int64_t factor, std::uint64_t limit) {
       if (__builtin_mul_overflow(product, static_cast<std::uint64_t>(factor), &product)) product = limit;
@@ -452,7 +456,11 @@ class TorchCheckpointingSource final : public SourceBackend {
         }
       }
     }
-    if (tensors.back().size_bytes() == 0) add_chunk(SavedTensor{}, full_box(tensors.back().shape));
+    if (tensors.back().size_bytes() == 0) {
+      SavedTensor empty;
+      empty.file = leaf.saved.empty() ? StoredRange::kNoFile : leaf.saved[0].file;
+      add_chunk(empty, full_box(tensors.back().shape));
+    }
     if (differs && differing_++ == 0) differs_ = name;
     if (leaf.listed != nullptr) require_parts(leaf, name, missing);
   }

@@ -47,6 +47,7 @@ void collect_persistent_ids(NodeRef value, std::vector<NodeRef>& found, std::uno
       visit(object.keyword_arguments());
       if (object.has_state) visit(object.state);
       for (const NodeRef item : object.list_items()) visit(item);
+      for (const NodeRef call : object.setter_calls()) visit(call);
       for (const pickle::Pair& pair : object.dict_items()) {
         visit(pair.key);
         visit(pair.value);
@@ -63,10 +64,12 @@ void collect_persistent_ids(NodeRef value, std::vector<NodeRef>& found, std::uno
 
 class TorchSource final : public SourceBackend {
  public:
-  TorchSource(const fs::path& file_path, const OpenOptions& options)
-      : SourceBackend(file_path, file_system_storage(file_path.parent_path()), sidecar_of(file_path, options)) {
+  // Reads file `name` of `storage`. `file_path` is for messages.
+  TorchSource(const fs::path& file_path, std::shared_ptr<const Storage> storage_in, const std::string& name,
+              std::optional<Sidecar> sidecar, const OpenOptions& options)
+      : SourceBackend(file_path, std::move(storage_in), std::move(sidecar)) {
     kind = SourceKind::torch;
-    const std::uint32_t number = add_file(file_path.filename().string());
+    const std::uint32_t number = add_file(name);
     const std::shared_ptr<const ByteSource> file = open_file(number);
     torch_archive::OpenLimits limits;
     limits.pickle_bytes = options.max_metadata_bytes;
@@ -82,9 +85,9 @@ class TorchSource final : public SourceBackend {
     const NodeRef root = archive_->tree.root();
     StateFlattener flattener(path.string(), file->size_bytes(), StateFlattener::Tuples::are_leaves);
     if (flattener.is_container(root)) {
-      flattener.flatten(root, {}, [this](NodeRef value, const Path& at) { leaf(value, at); });
+      flattener.flatten(root, {}, [&](NodeRef value, const Path& at) { leaf(value, at, flattener); });
     } else {
-      leaf(root, {torch_archive::is_tensor_like(root) ? "tensor" : "object"});
+      leaf(root, {torch_archive::is_tensor_like(root) ? "tensor" : "object"}, flattener);
     }
   }
 
@@ -101,7 +104,7 @@ class TorchSource final : public SourceBackend {
   }
 
  private:
-  void leaf(NodeRef value, const Path& at) {
+  void leaf(NodeRef value, const Path& at, StateFlattener& flattener) {
     const std::string name = name_of_path(at);
     const std::optional<torch_archive::TensorRef> found =
         with_context([&] { return fmt::format("{}: '{}'", path.string(), printable(name)); },
@@ -111,6 +114,7 @@ class TorchSource final : public SourceBackend {
       object_values_.push_back(value);
       return;
     }
+    flattener.charge_tensor(found->sizes.size());
     TensorInfo info;
     info.name = name;
     info.dtype = found->dtype;
@@ -170,7 +174,14 @@ Extent extent_of(const torch_archive::TensorRef& tensor, const zip::Entry& stora
 }
 
 std::unique_ptr<SourceBackend> open_torch_file(const fs::path& file, const OpenOptions& options) {
-  return std::make_unique<TorchSource>(file, options);
+  return std::make_unique<TorchSource>(file, file_system_storage(file.parent_path()), file.filename().string(),
+                                       sidecar_of(file, options), options);
+}
+
+std::unique_ptr<SourceBackend> open_torch_file(const std::shared_ptr<const Storage>& storage, const std::string& name,
+                                               const OpenOptions& options) {
+  return std::make_unique<TorchSource>(fs::path(storage->name_of(name)), storage, name, sidecar_of(*storage, options),
+                                       options);
 }
 
 }  // namespace tessera::checkpoint

@@ -47,7 +47,7 @@ class TorchShardsSource final : public SourceBackend {
 
   void take_file(const std::string& name, const OpenOptions& options) {
     const std::uint32_t file = add_file(name);
-    std::unique_ptr<SourceBackend> part = open_torch_file(path / name, options);
+    std::unique_ptr<SourceBackend> part = open_torch_file(storage, name, options);
     for (std::size_t i = 0; i < part->tensors.size(); ++i) {
       TensorInfo info = part->tensors[i];
       info.position = tensors.size() + objects.size();
