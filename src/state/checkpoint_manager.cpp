@@ -13,6 +13,7 @@
 #include "tessera/base/file.h"
 #include "tessera/checkpoint/internal/file_names.h"
 #include "tessera/checkpoint/manage/run_directory.h"
+#include "tessera/checkpoint/sidecar.h"
 #include "tessera/comm/internal/step.h"
 
 namespace tessera {
@@ -31,6 +32,14 @@ std::optional<std::int64_t> step_of(const std::string& name) {
   return parsed && checkpoint::step_name(parsed->step) == name ? std::optional(parsed->step) : std::nullopt;
 }
 
+// Throws Error(io) if it is not known whether the file exists: one that cannot be looked up may be there.
+bool is_present(const fs::path& path) {
+  std::error_code error;
+  const bool found = fs::exists(path, error);
+  if (error) fail(ErrorCode::io, "stat {}: {}", path.string(), error.message());
+  return found;
+}
+
 struct Found {
   std::int64_t step;
   bool is_committed;
@@ -39,18 +48,29 @@ struct Found {
 std::vector<Found> find_steps(const fs::path& directory) {
   std::vector<Found> found;
   for (const checkpoint::NamedStep& named : checkpoint::find_steps(directory)) {
-    std::error_code ignored;
     if (const auto step = step_of(named.name)) {
-      found.push_back({*step, fs::exists(directory / named.name / checkpoint::kMetadataFileName, ignored)});
+      found.push_back({*step, is_present(directory / named.name / checkpoint::kMetadataFileName)});
     }
   }
   return found;
 }
 
+// Returns the name of an entry that no unfinished save leaves in the directory of a step, or nothing.
+std::optional<std::string> foreign_entry(const fs::path& step) {
+  std::optional<std::string> found;
+  std::error_code error;
+  for (fs::directory_iterator it(step, error), end; !error && it != end && !found; it.increment(error)) {
+    std::string name = it->path().filename().string();
+    const bool is_of_a_save = checkpoint::may_be_left_by_a_save(name) || name == checkpoint::kSidecarFileName;
+    if (!is_of_a_save) found = std::move(name);
+  }
+  if (error) fail(ErrorCode::io, "list {}: {}", step.string(), error.message());
+  return found;
+}
+
 std::map<std::int64_t, double> read_metrics(const fs::path& path) {
   std::map<std::int64_t, double> metrics;
-  std::error_code ignored;
-  if (!fs::exists(path, ignored)) return metrics;
+  if (!is_present(path)) return metrics;
   const Bytes bytes = read_file(path, 64 << 20);
   const Json json = Json::parse(bytes.begin(), bytes.end(), nullptr, false);
   if (!json.is_object()) return metrics;  // a damaged file: no step has a metric
@@ -109,7 +129,14 @@ void CheckpointManager::warn(const std::string& what) const {
 
 void CheckpointManager::remove_uncommitted() const {
   for (const Found& found : find_steps(directory_)) {
-    if (!found.is_committed) checkpoint::remove_step(directory_, checkpoint::step_name(found.step));
+    if (found.is_committed) continue;
+    const std::string name = checkpoint::step_name(found.step);
+    if (const std::optional<std::string> foreign = foreign_entry(directory_ / name)) {
+      warn(fmt::format("{} has no {} and stays: found '{}' in it, expected only what an unfinished save leaves", name,
+                       checkpoint::kMetadataFileName, printable(*foreign)));
+    } else {
+      checkpoint::remove_step(directory_, name);
+    }
   }
   checkpoint::finish_removals(directory_);
 }

@@ -2,10 +2,24 @@
 
 #include <ATen/ops/full.h>
 
+#include "state/map_tensors.h"
 #include "tessera/base/error.h"
 #include "tessera/state/object_archive.h"
 
 namespace tessera {
+
+namespace {
+
+// Returns copies of the tensors that are a part of their storage, all of which an archive would have.
+Dict without_rest_of_storages(const Dict& dict) {
+  return map_tensors(dict, [](const Value& value) -> Value {
+    const auto* tensor = value.get_if<at::Tensor>();
+    const bool is_part = tensor != nullptr && tensor->has_storage() && tensor->nbytes() < tensor->storage().nbytes();
+    return is_part ? Value(tensor->clone()) : value;
+  });
+}
+
+}  // namespace
 
 void for_each_entry_of_rank0(const Dict& dict, const ProcessGroup& group,
                              const std::function<void(const Key& key, const Value& value)>& f) {
@@ -17,7 +31,7 @@ void for_each_entry_of_rank0(const Dict& dict, const ProcessGroup& group,
     const Bytes archive = group.agree_on("send a state", [&] {
       if (!is_sender || group.size() == 1) return Bytes();
       try {
-        return save_object(Dict{*entry});
+        return save_object(without_rest_of_storages(Dict{*entry}));
       } catch (const Error& error) {
         fail(error.code(), "{}: {}", to_string(entry->key), error.what());
       }

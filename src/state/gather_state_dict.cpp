@@ -40,7 +40,8 @@ struct Layout {
   bool is_replicated = true;                       // every rank has all elements in one box
 };
 
-// Throws Error(invalid_argument) unless each chunk is within the tensor and has its dtype.
+// Throws Error(invalid_argument) unless each chunk is within the tensor and has its dtype, and Error(unsupported) if it
+// has no memory.
 void check_chunks(const LocalTensor& local) {
   for (const auto& [box, tensor] : local.chunks) {
     if (!is_valid(box, local.shape)) {
@@ -52,15 +53,19 @@ void check_chunks(const LocalTensor& local) {
            dtype_name(to_dtype(tensor.scalar_type())),
            local.properties ? dtype_name(local.properties->dtype) : std::string_view("known properties"));
     }
+    require_memory(tensor);
   }
 }
 
-std::vector<Sharded> sharded_tensors(const StateDict& state) {
+// Checks the plain tensors, too, if they are moved to the CPU.
+std::vector<Sharded> sharded_tensors(const StateDict& state, bool cpu_offload) {
   std::vector<Sharded> found;
   for_each_tensor(state, [&](const Path& path, const Value& value) {
-    if (value.is<at::Tensor>()) return;
+    const auto* plain = value.get_if<at::Tensor>();
+    if (plain != nullptr && !cpu_offload) return;
     const std::string name = printable(flat_name(path));
     try {
+      if (plain != nullptr) return require_memory(*plain);
       found.push_back({name, *local_tensor_of(value)});
       check_chunks(found.back().local);
     } catch (const Error& error) {
@@ -199,7 +204,7 @@ StateDict gather_state_dict(const StateDict& state, const ProcessGroup& group, b
   const c10::NoGradGuard no_grad;
   std::vector<Sharded> tensors;
   group.check_call(kOperation, [&](CallArguments& arguments) {
-    tensors = sharded_tensors(state);
+    tensors = sharded_tensors(state, cpu_offload);
     arguments.add("cpu_offload", cpu_offload);
     for (const auto& [name, local] : tensors) arguments.add(name, shape_to_string(local.shape));
   });

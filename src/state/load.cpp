@@ -41,12 +41,14 @@ using PrepareToOpen = std::function<Opening(checkpoint::RankLink& link, const ch
 
 class StateLoader {
  public:
-  StateLoader(const StateDict& state, TraversalRules rules, const ProcessGroup& group, const LoadOptions& options)
-      : stagings_(options.staging_bytes) {
-    const Flattening how = {options.flatten_state_dict, rules, options.flatten_sharded_tensors};
-    for_each_flat_value(state, how, group, [&](std::string name, const Path& path, const Value& value) {
+  // `state` must not change while this exists, except for the values of objects.
+  StateLoader(StateDict& state, TraversalRules rules, const ProcessGroup& group, const LoadOptions& options)
+      : state_(state),
+        how_{options.flatten_state_dict, rules, options.flatten_sharded_tensors},
+        stagings_(options.staging_bytes) {
+    for_each_flat_value(state, how_, group, [&](std::string name, const Path&, const Value& value) {
       try {
-        add(name, path, value);
+        add(name, value);
       } catch (const Error& error) {
         fail(error.code(), "load '{}': {}", printable(name), error.what());
       }
@@ -56,23 +58,42 @@ class StateLoader {
 
   const checkpoint::Targets& targets() const { return targets_; }
 
-  // Copies tensors that were loaded to temporary memory, and puts the objects into `state`.
-  void finish(StateDict& state, const Checkpoint& checkpoint, const checkpoint::ReadReport& report) {
+  // Values to put into the state, each with its place there.
+  using Objects = std::vector<std::pair<Value*, Value>>;
+
+  // Copies tensors that were loaded to temporary memory, and returns the objects.
+  Objects finish_tensors_and_read_objects(const Checkpoint& checkpoint, const checkpoint::ReadReport& report) {
     for (auto& [tensor, loaded] : staged_) tensor.copy_(loaded);
-    std::vector<std::pair<const Path*, Value>> objects;
+    Objects objects;
     for (const auto& [name, object] : report.objects) {
-      objects.emplace_back(&object_paths_.find(name)->second,
+      objects.emplace_back(objects_.at(name),
                            load_object(object, [&](std::uint32_t file) { return checkpoint.open_file(file); }));
     }
-    for (auto& [path, value] : objects) set_element(state, *path, std::move(value));
+    return objects;
+  }
+
+  // Puts the values that `original`, of which the state is a copy, has under these names into the state.
+  void restore(const std::vector<std::string>& names, StateDict& original) {
+    const auto places = places_of(state_), originals = places_of(original);
+    for (const std::string& name : names) *places.at(name) = *originals.at(name);
   }
 
  private:
-  // Takes the name, unless it throws.
-  void add(std::string& name, const Path& path, const Value& value) {
+  // Returns the place of each value of a state by its flat name, for writing.
+  std::map<std::string, Value*> places_of(StateDict& state) const {
+    std::map<std::string, Value*> places;
+    const Flattening how = {how_.state_dict, how_.rules, false};  // conversion does not change names
+    for_each_flat_value(state, how, {}, [&](std::string name, const Path&, const Value& value) {
+      places.emplace(std::move(name), const_cast<Value*>(&value));
+    });
+    return places;
+  }
+
+  // Takes the name, unless it throws. An object must be a value of the state itself.
+  void add(std::string& name, const Value& value) {
     std::optional<LocalTensor> local = attached_tensor_of(value);
     if (!local) {
-      object_paths_.emplace(name, path);
+      objects_.emplace(name, const_cast<Value*>(&value));
       targets_.push_back({std::move(name), checkpoint::TargetObject{}});
       return;
     }
@@ -80,6 +101,7 @@ class StateLoader {
     checkpoint::TargetTensor target{dtype, std::move(local->shape), {}};
     target.chunks.reserve(local->chunks.size());
     for (auto& [box, tensor] : local->chunks) {
+      require_memory(tensor);
       if (overlaps_itself(tensor)) {
         fail(ErrorCode::invalid_argument,
              "the tensor of {} has overlapping elements, expected separate memory for each", to_string(box));
@@ -108,9 +130,11 @@ class StateLoader {
     };
   }
 
+  StateDict& state_;
+  Flattening how_;
   DeviceStagings stagings_;  // when it is destroyed, all elements are there
   checkpoint::Targets targets_;
-  std::map<std::string, Path> object_paths_;
+  std::map<std::string, Value*> objects_;                  // in the state
   std::vector<std::pair<at::Tensor, at::Tensor>> staged_;  // destination on CPU, and the memory that it is loaded to
   std::vector<at::Tensor> kept_;
 };
@@ -206,8 +230,13 @@ LoadReport load_values(StateDict& state, const PrepareToOpen& prepare, const Pro
   checkpoint::ReadOptions load_options = options;
   if (node.size() > 1) load_options.share_reads_among = &node;
   checkpoint::ReadReport report = checkpoint::read_state(loader->targets(), checkpoint, link, load_options);
-  link.agree_on(step, [&] { loader->finish(allocated ? *allocated : state, *checkpoint, report); });
-  if (allocated) state = *std::move(allocated);
+  StateLoader::Objects objects =
+      link.agree_on(step, [&] { return loader->finish_tensors_and_read_objects(*checkpoint, report); });
+  for (auto& [place, value] : objects) *place = std::move(value);
+  if (allocated) {
+    loader->restore(report.missing, state);
+    state = *std::move(allocated);
+  }
   return {report.wanted_bytes, report.read_bytes, std::move(report.missing)};
 }
 

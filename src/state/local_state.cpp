@@ -39,6 +39,7 @@ checkpoint::StateEntry entry_of(std::string name, const Path& path, const Value&
       checkpoint::StateTensor tensor{std::move(local->properties), std::move(local->shape), {}};
       tensor.chunks.reserve(local->chunks.size());
       for (auto& [box, chunk] : local->chunks) {
+        require_memory(chunk);
         tensor.chunks.push_back({std::move(box), access.memory(chunk)});
       }
       return {std::move(name), path, std::move(tensor)};

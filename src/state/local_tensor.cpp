@@ -99,6 +99,12 @@ std::optional<StateDict> with_memory(const StateDict& state) {
   });
 }
 
+void require_memory(const at::Tensor& tensor) {
+  if (tensor.numel() == 0 || (!tensor.is_meta() && tensor.has_storage())) return;
+  fail(ErrorCode::unsupported, "found {} on {}, expected a tensor with memory", to_string(Value(tensor)),
+       tensor.device().str());
+}
+
 bool overlaps_itself(const at::Tensor& tensor) {
   for (std::int64_t d = 0; d < tensor.dim(); ++d) {
     if (tensor.size(d) > 1 && tensor.stride(d) == 0) return true;

@@ -30,6 +30,9 @@ std::optional<LocalTensor> attached_tensor_of(const Value& value);
 // tensor on meta.
 std::optional<StateDict> with_memory(const StateDict& state);
 
+// Throws Error(unsupported) for a tensor that has elements and no memory, as on meta.
+void require_memory(const at::Tensor& tensor);
+
 // Returns whether two elements share memory, as in an expanded tensor.
 bool overlaps_itself(const at::Tensor& tensor);
 

@@ -136,6 +136,47 @@ TEST_P(CheckpointManagerTest, WhatCrashedSavesLeftIsRemoved) {
   EXPECT_TRUE(fs::exists(directory() / "step-x"));
 }
 
+TEST_P(CheckpointManagerTest, WhatNoSaveLeavesStaysWithAWarning) {
+  fs::create_directories(directory() / "step-7");
+  fs::create_directories(directory() / "step-8" / "model");
+  std::ofstream(directory() / "step-7" / "model.safetensors") << "of another format";
+  std::ofstream(directory() / "step-8" / "__0_0.distcp") << "of a save";
+  CheckpointManager manager(directory(), {}, options());
+  EXPECT_THAT(manager.steps(), ElementsAre());
+  EXPECT_TRUE(fs::exists(directory() / "step-7" / "model.safetensors"));
+  EXPECT_TRUE(fs::exists(directory() / "step-8" / "__0_0.distcp"));
+  EXPECT_THAT(warnings_,
+              ElementsAre(AllOf(HasSubstr("step-7 has no .metadata and stays"), HasSubstr("'model.safetensors'")),
+                          AllOf(HasSubstr("step-8"), HasSubstr("'model'"))));
+}
+
+TEST_P(CheckpointManagerTest, ACheckpointThatCannotBeLookedUpIsAnErrorAndStays) {
+  { CheckpointManager(directory(), {}, options()).save(1, state_of(1)); }
+  const fs::path metadata = directory() / "step-1" / ".metadata";
+  const auto spoil = [](const fs::path& path) {  // for root, too: a link to itself
+    fs::rename(path, path.string() + ".before");
+    fs::create_symlink(path.filename(), path);
+  };
+  const auto restore = [](const fs::path& path) { fs::rename(path.string() + ".before", path); };
+  spoil(metadata);
+  EXPECT_ERROR(CheckpointManager(directory(), {}, options()), ErrorCode::io, "stat ", "step-1/.metadata");
+  restore(metadata);
+  CheckpointManagerOptions keep = options();
+  keep.keep_last = keep.keep_best = 1;
+  CheckpointManager manager(directory(), {}, keep);
+  manager.save(2, state_of(2), 0.5);
+  manager.wait();
+  manager.save(3, state_of(3), 1.5);
+  manager.wait();
+  EXPECT_THAT(manager.steps(), ElementsAre(2, 3));
+  spoil(directory() / "metrics.json");  // the best step is not known now
+  manager.save(4, state_of(4));
+  manager.wait();
+  restore(directory() / "metrics.json");
+  EXPECT_THAT(manager.steps(), ElementsAre(2, 3, 4));
+  EXPECT_THAT(warnings_, ElementsAre(AllOf(HasSubstr("stat "), HasSubstr("metrics.json"))));
+}
+
 TEST_P(CheckpointManagerTest, ADamagedCheckpointIsPassedOverWithAWarning) {
   run_local(2, [&](const ProcessGroup& group) {
     CheckpointManager manager(directory(), group, options());

@@ -148,6 +148,18 @@ TEST(GatherStateDictTest, ChunksThatAreNotOfTheTensorAreAnError) {
                "'w': the tensor of [1, 2)x[0, 6) has dtype float32, expected float64");
 }
 
+TEST(GatherStateDictTest, ATensorWithoutMemoryIsAnErrorOnAllRanks) {
+  run_local(2, [&](const ProcessGroup& group) {
+    const at::Tensor meta = kMatrix.to(at::kMeta);
+    const StateDict plain{{"p", group.rank() == 0 ? meta : kMatrix}};
+    const auto part = group.rank() == 0 ? boxes(kMatrix, {rows(0, 4)}) : boxes(meta, {rows(4, 7)});
+    EXPECT_ERROR(gather_state_dict({{"w", part}}, group), ErrorCode::unsupported, "rank 1: 'w': found ", " on meta",
+                 "expected a tensor with memory");
+    EXPECT_ERROR(gather_state_dict(plain, group, /*cpu_offload=*/true), ErrorCode::unsupported, "rank 0: 'p': found ");
+    EXPECT_EQ(Value(gather_state_dict(plain, group)), Value(plain));
+  });
+}
+
 TEST(GatherStateDictTest, ADtypeThatNoRankKnowsIsAnError) {
   const StateDict state{{"w", boxes(at::zeros({0, 6}), {})}};
   EXPECT_ERROR(gather_state_dict(state, ProcessGroup()), ErrorCode::unsupported, "no rank knows the dtype of 'w'");

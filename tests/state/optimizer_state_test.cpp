@@ -444,5 +444,42 @@ TEST(SetOptimizerStateDictTest, AGroupWithoutParametersIsFoundAsSuch) {
                "0 groups without parameters");
 }
 
+TEST(SetOptimizerStateDictTest, GroupsWithoutParametersKeepTheirOptionsIfTheStateIsFlattened) {
+  StateDictOptions flat;
+  flat.flatten_optimizer_state_dict = true;
+  for (const bool has_parameters : {true, false}) {
+    nn::Sequential model = make_model();
+    std::vector<optim::OptimizerParamGroup> groups;
+    groups.emplace_back(std::vector<at::Tensor>(), std::make_unique<optim::SGDOptions>(0.25));
+    groups.emplace_back(has_parameters ? model->parameters() : std::vector<at::Tensor>());
+    groups.emplace_back(std::vector<at::Tensor>(), std::make_unique<optim::SGDOptions>(0.5));
+    optim::SGD optimizer(groups, optim::SGDOptions(0.1));
+    const StateDict state = get_optimizer_state_dict(*model, optimizer, flat);
+    EXPECT_EQ(state.empty(), !has_parameters);
+    for (auto& group : optimizer.param_groups()) group.options().set_lr(2 * group.options().get_lr());
+    set_optimizer_state_dict(*model, optimizer, state, flat);
+    EXPECT_EQ(optimizer.param_groups()[0].options().get_lr(), 0.5);
+    EXPECT_EQ(optimizer.param_groups()[1].options().get_lr(), has_parameters ? 0.1 : 0.2);
+    EXPECT_EQ(optimizer.param_groups()[2].options().get_lr(), 1);
+    if (!has_parameters) continue;
+    EXPECT_ERROR(set_optimizer_state_dict(*model, optimizer, StateDict(), flat), ErrorCode::not_found, "'state'");
+  }
+}
+
+TEST(SetOptimizerStateDictTest, GroupsWithoutParametersMatchByPositionIfParametersHaveNumbers) {
+  nn::Sequential model = make_model();
+  std::vector<optim::OptimizerParamGroup> groups;
+  groups.emplace_back(std::vector<at::Tensor>(), std::make_unique<optim::SGDOptions>(0.25));
+  groups.emplace_back(model->parameters());
+  groups.emplace_back(std::vector<at::Tensor>(), std::make_unique<optim::SGDOptions>(0.5));
+  optim::SGD optimizer(groups, optim::SGDOptions(0.1));
+  StateDict state = get_optimizer_state_dict(*model, optimizer);
+  group_of(state, 1)["params"] = List{0, 1, 2, 3};
+  group_of(state, 2)["lr"] = 0.75;
+  set_optimizer_state_dict(*model, optimizer, state);
+  EXPECT_EQ(optimizer.param_groups()[0].options().get_lr(), 0.25);
+  EXPECT_EQ(optimizer.param_groups()[2].options().get_lr(), 0.75);
+}
+
 }  // namespace
 }  // namespace tessera

@@ -14,6 +14,7 @@
 #include "support/error_matchers.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/local_ranks.h"
+#include "tessera/state/internal/entries_of_rank0.h"
 
 namespace tessera {
 namespace {
@@ -148,6 +149,23 @@ TEST(BroadcastFromRank0Test, OtherRanksStatesAreIgnored) {
     if (group.rank() == 1) state["unknown"] = 3;
     set_model_state_dict(*model, state, from_rank0(group));
     EXPECT_EQ(get_model_state_dict(*model).at("up.bias"), Value(at::full({5}, 7.0F)));
+  });
+}
+
+TEST(BroadcastFromRank0Test, OfAViewOnlyItsElementsAreSent) {
+  run_local(2, [](const ProcessGroup& group) {
+    const at::Tensor buffer = at::full({4096}, 7.0F);
+    Dict dict;
+    if (group.rank() == 0) dict = {{"a", buffer.narrow(0, 10, 3)}, {"b", Dict{{"c", buffer.narrow(0, 20, 3)}}}};
+    std::size_t count = 0;
+    for_each_entry_of_rank0(dict, group, [&](const Key&, const Value& value) {
+      const auto* inner = value.get_if<Dict>();
+      const at::Tensor tensor = (inner != nullptr ? inner->at("c") : value).get<at::Tensor>();
+      EXPECT_TRUE(at::equal(tensor, at::full({3}, 7.0F)));
+      EXPECT_EQ(tensor.storage().nbytes(), group.rank() == 0 ? buffer.nbytes() : tensor.nbytes());
+      ++count;
+    });
+    EXPECT_EQ(count, 2U);
   });
 }
 
@@ -311,6 +329,20 @@ TEST(SeveralOptimizersTest, HaveOneStateDict) {
     EXPECT_ERROR(get_optimizer_state_dict(*model, {&adam, nullptr}), ErrorCode::invalid_argument,
                  "optimizer 1 is null");
   }
+}
+
+TEST(SeveralOptimizersTest, OneBeforeItsFirstStepIsSetNextToOneWithState) {
+  ParallelMlp model;
+  optim::Adam adam(model->up->parameters(), optim::AdamOptions(0.5));
+  optim::LBFGS lbfgs(model->down->parameters(), optim::LBFGSOptions(0.25));
+  testing::step(adam);
+  StateDict state = get_optimizer_state_dict(*model, {&adam, &lbfgs});
+  set_optimizer_state_dict(*model, {&adam, &lbfgs}, state);
+  EXPECT_TRUE(lbfgs.state().empty());
+  EXPECT_EQ(get_optimizer_state_dict(*model, {&adam, &lbfgs}), state);
+  state.at("state").get<Dict>().erase("up.bias");
+  EXPECT_ERROR(set_optimizer_state_dict(*model, {&adam, &lbfgs}, state), ErrorCode::invalid_argument,
+               "load optimizer state dict (Adam): missing: the state of parameter 'up.bias'");
 }
 
 // The weights and the biases in groups of their own, in either order.

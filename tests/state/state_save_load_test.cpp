@@ -15,6 +15,7 @@
 #include "tessera/checkpoint/faulty_storage.h"
 #include "tessera/checkpoint/verify.h"
 #include "tessera/comm/local_ranks.h"
+#include "tessera/state/async_save.h"
 #include "tessera/state/load.h"
 #include "tessera/state/save.h"
 
@@ -221,6 +222,43 @@ TEST(SaveTest, WhatCannotBeSavedIsNamedOnAllRanks) {
     EXPECT_ERROR(save(state, checkpoint::memory_storage(), group), ErrorCode::unsupported,
                  "1 of 2 ranks failed; rank 1: save 'a.bad': the tensor has layout Sparse");
   });
+}
+
+TEST(SaveTest, ATensorWithoutMemoryIsAnErrorOnAllRanksAndAnEmptyOneIsSaved) {
+  const auto meta = [](std::vector<std::int64_t> size) {
+    return at::empty(size, at::TensorOptions().device(at::kMeta));
+  };
+  const auto storage = checkpoint::memory_storage();
+  run_local(2, [&](const ProcessGroup& group) {
+    const auto spec = std::make_shared<ChunkShardingSpec>(0, std::vector<RemoteDevice>{RemoteDevice("rank:1/meta")});
+    for (const Value& bad : {Value(meta({2})), Value(ShardedTensor::empty(spec, {2}, group))}) {
+      StateDict state{{"a", Dict{{"good", at::ones({2})}}}};
+      if (group.rank() == 1) state.at("a").get<Dict>()["bad"] = bad;
+      const std::string what = "1 of 2 ranks failed; rank 1: save 'a.bad': found ";
+      EXPECT_ERROR(save(state, storage, group), ErrorCode::unsupported, what, "expected a tensor with memory");
+      AsyncSaver saver(group);
+      EXPECT_ERROR(saver.save(state, storage), ErrorCode::unsupported, what, "expected a tensor with memory");
+      saver.save({{"empty", meta({0, 3})}}, storage).get();
+    }
+    save({{"empty", meta({0, 3})}}, storage, group);
+    StateDict loaded{{"empty", at::zeros({0, 3})}};
+    load(loaded, storage, group);
+  });
+}
+
+TEST(LoadTest, ADictKeepsItsIntKeysAndTheirValuesAreReplaced) {
+  for (const bool is_flat : {true, false}) {
+    const TemporaryDirectory directory;
+    SaveOptions save_options;
+    LoadOptions load_options;
+    save_options.flatten_state_dict = load_options.flatten_state_dict = is_flat;
+    const StateDict saved{{"a", Dict{{0, 1}, {7, List{Dict{{3, "in a list"}}}}}}, {5, "x"}};
+    StateDict state{{"a", Dict{{0, 0}, {7, List{Dict{{3, ""}}}}}}, {5, ""}};
+    save(saved, directory / "1", {}, save_options);
+    load(state, directory / "1", {}, load_options);
+    EXPECT_EQ(state, saved);
+    save(state, directory / "2", {}, save_options);
+  }
 }
 
 TEST(LoadTest, RefusalsLeaveObjectsAsTheyWere) {

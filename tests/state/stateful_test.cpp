@@ -76,6 +76,20 @@ TEST(StatefulTest, LoadingSetsItAndItStays) {
   EXPECT_EQ(Value(state), Value(Dict{{"a", a}, {"in", Dict{{"b", b}, {"step", 7}}}}));
 }
 
+TEST(StatefulTest, UnderIntKeysItIsSetToo) {
+  const TemporaryDirectory directory;
+  std::vector<std::string> calls;
+  save({{"optims", Dict{{0, Dict{{"count", 3}, {"sum", at::full({2}, 3.0)}}},
+                        {1, Dict{{"count", 4}, {"sum", at::full({2}, 4.0)}}}}}},
+       directory.path() / "1");
+  const auto a = std::make_shared<Recorder>("a", calls), b = std::make_shared<Recorder>("b", calls);
+  StateDict state{{"optims", Dict{{0, a}, {1, b}}}};
+  load(state, directory.path() / "1");
+  EXPECT_EQ(a->count, 3);
+  EXPECT_EQ(b->count, 4);
+  EXPECT_EQ(Value(state), Value(Dict{{"optims", Dict{{0, a}, {1, b}}}}));
+}
+
 TEST(StatefulTest, ModelsAndOptimizersAreTrainedOn) {
   const TemporaryDirectory directory;
   const auto train = [](ParallelMlp& model, torch::optim::Adam& optimizer) {

@@ -12,8 +12,10 @@
 ///     manager.wait();
 ///
 /// Laws: a step exists if and only if its save was committed. The constructor removes what a killed job left of
-/// unfinished saves and removals. An older checkpoint is removed only after a newer one is committed, by a rename, so
-/// that every existing checkpoint is complete, whenever the job is killed. Only one job at a time may use a directory.
+/// unfinished saves and removals, and nothing else: a directory `step-<n>` without `.metadata` stays if it has an entry
+/// that no unfinished save leaves, such as a checkpoint of another format. An older checkpoint is removed only after a
+/// newer one is committed, by a rename, so that every existing checkpoint is complete, whenever the job is killed. Only
+/// one job at a time may use a directory.
 
 #include <cstdint>
 #include <filesystem>
@@ -42,8 +44,8 @@ struct CheckpointManagerOptions {
   bool async = true;
   AsyncSaveOptions save = {};  ///< `format` must be dcp
   LoadOptions load = {};
-  /// Receives warnings on rank 0: a damaged checkpoint was skipped, a checkpoint could not be removed, or a metric is
-  /// not finite. Called from any thread.
+  /// Receives warnings on rank 0: a damaged checkpoint was skipped, a checkpoint could not be removed, a metric is not
+  /// finite, or the directory of a step has files that are not of a save. Called from any thread.
   std::function<void(const std::string&)> warn = nullptr;
 };
 
@@ -51,7 +53,8 @@ struct CheckpointManagerOptions {
 class CheckpointManager {
  public:
   /// Creates the directory and removes what unfinished saves left in it. A collective of `group`. Throws
-  /// `Error(invalid_argument)` for invalid options, and `Error(io)` on every rank.
+  /// `Error(invalid_argument)` for invalid options, and `Error(io)` on every rank, also if it cannot look up whether a
+  /// step was committed; that step is then unchanged.
   explicit CheckpointManager(std::filesystem::path directory, const ProcessGroup& group = {},
                              CheckpointManagerOptions options = {});
   ~CheckpointManager();
@@ -68,9 +71,9 @@ class CheckpointManager {
   /// Blocks until no save runs in the background; see AsyncSaver::wait.
   void wait();
 
-  /// Returns the committed steps in ascending order, as this rank sees the directory now.
+  /// Returns the committed steps in ascending order, as this rank sees the directory now. Throws `Error(io)`.
   std::vector<std::int64_t> steps() const;
-  /// Returns the last of `steps()`, or nothing if there is none.
+  /// Returns the last of `steps()`, or nothing if there is none. Throws `Error(io)`.
   std::optional<std::int64_t> latest() const;
   /// Returns the directory of a step's checkpoint, whether or not it exists.
   std::filesystem::path path_of(std::int64_t step) const;

@@ -18,7 +18,7 @@ namespace tessera {
 ///
 /// A collective of `group`. Throws on every rank: `Error(invalid_argument)` if the ranks have different sharded
 /// tensors, or boxes that do not partition one, as when ranks are missing in the group; `Error(unsupported)` for nested
-/// sharded tensors and for shards that are not strided.
+/// sharded tensors, for shards that are not strided, and for shards on meta, with `cpu_offload` for any tensor there.
 StateDict gather_state_dict(const StateDict& state, const ProcessGroup& group, bool cpu_offload = false);
 
 }  // namespace tessera

@@ -7,9 +7,10 @@
 ///     std::int64_t step = state.at("step").get<std::int64_t>();
 ///
 /// The state dict specifies what to load. Tensors of any kind are filled in place, each rank's part on that rank; all
-/// other values are replaced by the saved ones. A tensor or DTensor on meta is replaced by one with memory, on the CPU
-/// or the device of its mesh. A Stateful (stateful.h) stays, and its state is set. Reads only the bytes that it needs.
-/// PyTorch: torch/distributed/checkpoint/state_dict_loader.py.
+/// other values are replaced by the saved ones. A dict keeps its keys: the int 7 finds what is saved under "7". A
+/// tensor or DTensor on meta is replaced by one with memory, on the CPU or the device of its mesh. A Stateful
+/// (stateful.h) stays, and its state is set. Reads only the bytes that it needs. PyTorch:
+/// torch/distributed/checkpoint/state_dict_loader.py.
 
 #include <filesystem>
 #include <memory>
@@ -46,7 +47,7 @@ struct LoadOptions : checkpoint::ReadOptions {
 
 struct LoadReport {
   std::uint64_t wanted_bytes = 0, read_bytes = 0;  ///< see checkpoint::ReadReport
-  std::vector<std::string> missing;                ///< flat names not in the checkpoint, left unchanged
+  std::vector<std::string> missing;                ///< flat names not in the checkpoint, left unchanged (also on meta)
 };
 
 /// Loads `path` into `state`: the directory of a checkpoint, or one torch.save or safetensors file, of which each rank
@@ -58,13 +59,15 @@ struct LoadReport {
 /// Stateful throws when its state is set, those before it are set already.
 /// Throws `Error(not_found)` for names that are not in the checkpoint (unless `rules.allow_partial`),
 /// `Error(invalid_argument)` for tensors of another shape or dtype (unless `rules.allow_cast`) and for tensors whose
-/// elements overlap in memory, `Error(corrupt)` naming file, byte and tensor, `Error(io)`, and `Error(rank_failure)`.
+/// elements overlap in memory, `Error(unsupported)` for sharded tensors on meta, `Error(corrupt)` naming file, byte and
+/// tensor, `Error(io)`, and `Error(rank_failure)`.
 LoadReport load(StateDict& state, const std::filesystem::path& path, const ProcessGroup& group = {},
                 const LoadOptions& options = {});
 LoadReport load(StateDict& state, const std::shared_ptr<checkpoint::Storage>& storage, const ProcessGroup& group = {},
                 const LoadOptions& options = {});
 
-/// Returns the full state of a checkpoint, nested as it was saved, with full tensors on the CPU. Not a collective.
+/// Returns the full state of a checkpoint, nested as it was saved, with full tensors on the CPU. Int keys of dicts that
+/// were flattened are strings, since a checkpoint has only their text. Not a collective.
 /// Throws as `load`, and `Error(unsupported)` for a dtype that this LibTorch does not have.
 StateDict load_full(const std::filesystem::path& path);
 /// Returns the part of that state that `names` selects: what has one of these flat names, or a flat name that begins

@@ -9,7 +9,8 @@
 ///
 /// Flattened (StateDictOptions::flatten_optimizer_state_dict), the state of each parameter and the options of its group
 /// are entries of their own, which ranks with different parameters, as in a pipeline, save under different names.
-/// Groups without parameters are left out. LBFGS cannot be flattened: `Error(unsupported)`.
+/// Groups without parameters are left out, and keep their options when it is set. LBFGS cannot be flattened:
+/// `Error(unsupported)`.
 ///
 ///     {"state.layer.weight.step": tensor(3.), ..., "param_groups.layer.weight.lr": 0.001, ...}
 ///
@@ -67,7 +68,7 @@ StateDict get_optimizer_state_dict(const torch::nn::Module& module,
 /// Law: either everything is set, on all ranks, or nothing is changed. The optimizer shares no memory with `state_dict`
 /// afterwards, unless `take_tensors` is set.
 ///
-/// A state dict without state for any parameter describes an optimizer before its first step, and resets this one to
+/// A state dict without state for any parameter of an optimizer describes it before its first step, and resets it to
 /// that. Otherwise, a parameter that requires grad and has no state is an error if `strict`, and starts without state
 /// if not.
 ///

@@ -44,7 +44,8 @@ struct SaveOptions : checkpoint::WriteOptions {
 ///
 /// If any rank fails, every rank throws an error naming it: `Error(invalid_argument)` for duplicate names, for a
 /// coordinator that is not in the group, for states that do not match between ranks and for a checkpoint that
-/// `overwrite` protects, `Error(unsupported)` for tensors that are not strided, `Error(io)`, or `Error(rank_failure)`.
+/// `overwrite` protects, `Error(unsupported)` for tensors that are not strided or have elements and are on meta,
+/// `Error(io)`, or `Error(rank_failure)`.
 SaveReport save(const StateDict& state, const std::filesystem::path& directory, const ProcessGroup& group = {},
                 const SaveOptions& options = {});
 SaveReport save(const StateDict& state, const std::shared_ptr<checkpoint::Storage>& storage,

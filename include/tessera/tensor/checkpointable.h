@@ -33,7 +33,8 @@ class Checkpointable {
   virtual std::optional<TensorProperties> properties() const = 0;
   /// Returns the boxes that this rank has, any number, in an order of this rank's choice.
   virtual const std::vector<Box>& local_chunks() const = 0;
-  /// Returns the elements of local_chunks()[i]: a strided view on any device. Writing to it writes to this tensor.
+  /// Returns the elements of local_chunks()[i], which must exist: a strided view on any device. Writing to it writes to
+  /// this tensor.
   virtual at::Tensor local_tensor(std::size_t i) const = 0;
 
  protected:

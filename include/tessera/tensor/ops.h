@@ -103,7 +103,8 @@ ShardedTensor full_like(const ShardedTensor& input, const at::Scalar& value);
 
 // ---- Any spec: in place. These return their first argument. ----
 
-/// Copies the elements of `source`, which must have the same shards.
+/// Copies the elements of `source`, which must have the same shards. Differentiable: if `source` requires grad, `self`
+/// does afterwards.
 ShardedTensor copy_(const ShardedTensor& self, const ShardedTensor& source, bool non_blocking);
 ShardedTensor requires_grad_(const ShardedTensor& self, bool requires_grad);
 /// Fills with uniform numbers in [a, b).

@@ -114,7 +114,8 @@ class ShardedTensor {
   ShardedTensorState state() const;
   /// Creates the tensor of a state; it shares the shards of the state. A collective. Every rank throws
   /// `Error(invalid_argument)` if, on any rank, the rank or size of group or world differs from that in the state, or
-  /// the state's local shards do not match its metadata. PyTorch: ShardedTensor.__setstate__.
+  /// the state's local shards do not match its metadata in number, size, dtype, device, requires_grad or pin_memory, or
+  /// are not contiguous. PyTorch: ShardedTensor.__setstate__.
   static ShardedTensor from_state(ShardedTensorState state, const ProcessGroup& group = {});
 
   const ShardedTensorMetadata& metadata() const;
@@ -167,9 +168,9 @@ class ShardedTensor {
     at::MemoryFormat memory_format = at::MemoryFormat::Preserve;
     std::optional<ProcessGroup> group = std::nullopt;
   };
-  /// Converts the tensor, differentiable as at::Tensor::to. Returns this tensor if device and dtype do not change and
-  /// `copy` is false. If the device changes, the spec is inferred. Nothing is communicated. Throws
-  /// `Error(invalid_argument)` if this tensor requires grad and the new dtype cannot.
+  /// Converts the tensor, differentiable as at::Tensor::to; in no-grad mode the result does not require grad. Returns
+  /// this tensor if device and dtype do not change and `copy` is false. If the device changes, the spec is inferred.
+  /// Nothing is communicated. Throws `Error(invalid_argument)` if this tensor requires grad and the new dtype cannot.
   ShardedTensor to(const ToOptions& options) const;
 
   /// Gathers the shards into `out` on rank `dst`, which must have this size and be contiguous. On other ranks, `out`

@@ -1,5 +1,6 @@
 #include "state/optimizer/flatten.h"
 
+#include <algorithm>
 #include <map>
 #include <string_view>
 #include <utility>
@@ -84,8 +85,10 @@ StateDict flatten_optimizer_state(const StateDict& nested) {
   return flat;
 }
 
-bool is_flattened(const StateDict& state_dict) {
-  return !state_dict.empty() && !state_dict.contains("state") && !state_dict.contains("param_groups");
+bool is_flattened(const StateDict& state_dict, const torch::optim::Optimizer& optimizer) {
+  if (!state_dict.empty()) return !state_dict.contains("state") && !state_dict.contains("param_groups");
+  const auto& groups = optimizer.param_groups();
+  return std::all_of(groups.begin(), groups.end(), [](const auto& group) { return group.params().empty(); });
 }
 
 StateDict unflatten_optimizer_state(const StateDict& flat, const ParameterNames& names,

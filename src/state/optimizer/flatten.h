@@ -17,10 +17,12 @@ namespace tessera {
 // names. Throws Error(unsupported) for state that is neither a tensor nor a number.
 StateDict flatten_optimizer_state(const StateDict& nested);
 
-// Returns whether a state dict has neither of the keys of the nested form.
-bool is_flattened(const StateDict& state_dict);
+// Returns whether a state dict has neither of the keys of the nested form. An empty one is the flattened state of an
+// optimizer without parameters, and else of neither form.
+bool is_flattened(const StateDict& state_dict, const torch::optim::Optimizer& optimizer);
 
-// Returns the nested form, with the groups of `optimizer`. Parameters that are not in `flat` are left out. Throws
+// Returns the nested form, with the groups of `optimizer`; those without parameters have no options. Parameters that
+// are not in `flat` are left out. Throws
 // Error(invalid_argument) if the parameters of a group have different options.
 StateDict unflatten_optimizer_state(const StateDict& flat, const ParameterNames& names,
                                     const torch::optim::Optimizer& optimizer);

@@ -25,7 +25,6 @@ class SavedState {
     }
   }
 
-  bool has_no_state() const { return states_->empty(); }
   bool by_number() const { return !numbers_.empty(); }
   std::size_t groups() const { return groups_.size(); }
   const Dict& group(std::size_t g) const { return *groups_[g]; }
@@ -66,12 +65,13 @@ class SavedState {
 template <typename Fields>
 class Setter {
  public:
-  Setter(const ParameterNames& names, torch::optim::Optimizer& optimizer, const SavedState& saved,
+  Setter(const ParameterNames& names, torch::optim::Optimizer& optimizer, const SavedState& saved, bool is_flat,
          const StateDictOptions& asked, const ParameterParts& parts)
       : names_(names),
         optimizer_(optimizer),
         saved_(saved),
         parts_(parts),
+        is_flat_(is_flat),
         strict_(asked.strict),
         take_(asked.take_tensors) {
     check_parts<Fields>(parts);
@@ -81,6 +81,11 @@ class Setter {
   std::function<void()> plan() {
     check_numbers();
     for (std::size_t g = 0; g < optimizer_.param_groups().size(); ++g) plan_group(g);
+    if (has_state_) {
+      for (const std::string& text : without_state_) {
+        problems_.add("missing", fmt::format("the state of parameter '{}'", printable(text)));
+      }
+    }
     problems_.raise(fmt::format("load optimizer state dict ({})", Fields::kName));
     return [&optimizer = optimizer_, options = std::move(options_),
             states = std::make_shared<States>(std::move(states_))] {
@@ -118,9 +123,9 @@ class Setter {
     std::optional<std::size_t> from = saved_.by_number() ? std::optional(g) : std::nullopt;
     std::vector<Key> called;
     for (std::size_t i = 0; i < group.params().size(); ++i) called.push_back(find(group.params()[i], g, i, from));
-    if (group.params().empty()) from = empty_group();
+    if (group.params().empty() && !from && !is_flat_) from = empty_group();
     auto& options = options_.emplace_back(static_cast<const typename Fields::Options&>(group.options()));
-    if (!from) return;  // reported as missing
+    if (!from) return;  // reported as missing, or left out of a flattened state
     OptionsReader reader(saved_.group(*from), fmt::format("group {}", *from), problems_);
     Fields::options(options, reader);
     if (strict_) reader.refuse_others();
@@ -172,13 +177,12 @@ class Setter {
     const auto* name = std::get_if<std::string>(&called);
     const std::string text = name ? *name : to_string(called);
     if (!found) {
-      const bool may_be_missing = saved_.has_no_state() || !parameter.requires_grad() ||
-                                  !Fields::needs_state(options) || (Fields::kOneState && !is_first);
-      if (strict_ && !may_be_missing) {
-        problems_.add("missing", fmt::format("the state of parameter '{}'", printable(text)));
-      }
+      const bool may_be_missing =
+          !parameter.requires_grad() || !Fields::needs_state(options) || (Fields::kOneState && !is_first);
+      if (strict_ && !may_be_missing) without_state_.push_back(text);
       return;
     }
+    has_state_ = true;
     const Dict* dict = found->get_if<Dict>();
     if (!dict) {
       return problems_.add("wrong", fmt::format("the state of parameter '{}' is {}, expected a dict", printable(text),
@@ -196,8 +200,11 @@ class Setter {
   torch::optim::Optimizer& optimizer_;
   const SavedState& saved_;
   const ParameterParts& parts_;
+  bool is_flat_;  // without the options of groups that have no parameters
   bool strict_, take_;
   std::size_t next_ = 0;
+  bool has_state_ = false;                  // of any of the optimizer's parameters
+  std::vector<std::string> without_state_;  // parameters that need one if others have one
   Problems problems_;
   std::vector<typename Fields::Options> options_;
   States states_;
@@ -209,11 +216,11 @@ std::function<void()> plan_optimizer_state(const torch::nn::Module& module, torc
                                            const StateDict& state_dict, const ParameterParts& parts,
                                            const StateDictOptions& options) {
   const ParameterNames names(module);
-  const StateDict nested =
-      is_flattened(state_dict) ? unflatten_optimizer_state(state_dict, names, optimizer) : state_dict;
+  const bool is_flat = is_flattened(state_dict, optimizer);
+  const StateDict nested = is_flat ? unflatten_optimizer_state(state_dict, names, optimizer) : state_dict;
   const SavedState saved(nested);
   return with_fields(optimizer, [&]<typename Fields>(Fields) {
-    return Setter<Fields>(names, optimizer, saved, options, parts).plan();
+    return Setter<Fields>(names, optimizer, saved, is_flat, options, parts).plan();
   });
 }
 

@@ -1,5 +1,6 @@
 #include "tessera/state/replica.h"
 
+#include <exception>
 #include <functional>
 #include <utility>
 
@@ -21,7 +22,8 @@ int moved(const ProcessGroup& group, int steps) {
   return static_cast<int>(rank < 0 ? rank + size : rank);
 }
 
-// Every second rank of a circle sends first, so that no ranks wait for each other in a circle.
+// Every second rank of a circle sends first, so that no ranks wait for each other in a circle. Does both even if one of
+// them throws, since another rank waits for each, and then rethrows the first exception.
 void in_turns(const ProcessGroup& group, const std::function<void()>& send, const std::function<void()>& receive) {
   int place = 0;  // of this rank in its circle, counted from its lowest rank
   int lowest = 0;
@@ -33,9 +35,15 @@ void in_turns(const ProcessGroup& group, const std::function<void()>& send, cons
     }
   }
   const bool sends_first = place % 2 == 0;
-  if (sends_first) send();
-  receive();
-  if (!sends_first) send();
+  std::exception_ptr failure;
+  for (const auto& f : {sends_first ? send : receive, sends_first ? receive : send}) {
+    try {
+      f();
+    } catch (...) {
+      if (!failure) failure = std::current_exception();
+    }
+  }
+  if (failure) std::rethrow_exception(failure);
 }
 
 Bytes to_archive(const StateDict& state) {

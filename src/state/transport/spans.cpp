@@ -144,6 +144,7 @@ at::Tensor elements_in(const at::Tensor& memory, at::ScalarType dtype, at::IntAr
 }
 
 void copy_span(const at::Tensor& memory, const at::Tensor& source) {
+  if (source.numel() == 0) return;  // may be on meta
   if (source.is_cpu() && source.is_contiguous() && !source.is_conj() && !source.is_neg()) {
     // memcpy writes large blocks without reading the destination into the cache first, as LibTorch's copy does.
     auto* const to = static_cast<std::uint8_t*>(memory.data_ptr());

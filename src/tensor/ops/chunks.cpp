@@ -1,5 +1,7 @@
 #include "tensor/ops/chunks.h"
 
+#include <ATen/OpMathType.h>
+
 #include "tensor/dtensor/placement.h"
 #include "tessera/base/error.h"
 #include "tessera/tensor/op.h"
@@ -38,6 +40,13 @@ std::int64_t checked_dim(std::string_view op, const ShardedTensor& tensor, std::
          -dims, dims - 1);
   }
   return dim < 0 ? dim + dims : dim;
+}
+
+at::Tensor widened(const at::Tensor& tensor) { return tensor.to(at::toOpMathType(tensor.scalar_type())); }
+
+at::Tensor narrowed_as(const at::Tensor& input, const at::Tensor& result) {
+  const at::ScalarType dtype = input.scalar_type();
+  return at::toOpMathType(dtype) == dtype ? result : result.to(dtype);
 }
 
 ShardedTensor with_chunks(const at::Tensor& local, ShardedTensor::SpecPtr spec, ShardedTensor::Sizes size,

@@ -32,6 +32,12 @@ Chunks chunks_of(std::string_view op, const ShardedTensor& tensor);
 // Returns `dim` counted from the front. Throws Error(invalid_argument) if it is out of range.
 std::int64_t checked_dim(std::string_view op, const ShardedTensor& tensor, std::int64_t dim);
 
+// Returns the tensor in the dtype in which LibTorch computes sums of its elements, over ranks too: float32 for half
+// precision, which would overflow or round.
+at::Tensor widened(const at::Tensor& tensor);
+// Returns a result that was computed from widened(input) in half precision, if `input` is.
+at::Tensor narrowed_as(const at::Tensor& input, const at::Tensor& result);
+
 // Creates a tensor with one shard on each rank, on this rank `local`.
 ShardedTensor with_chunks(const at::Tensor& local, ShardedTensor::SpecPtr spec, ShardedTensor::Sizes size,
                           const ShardedTensor& like);

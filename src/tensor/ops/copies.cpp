@@ -119,7 +119,9 @@ const BuiltIn copy_op(copy_, "copy_", [](const ShardedTensor& self, const Sharde
   for (std::size_t i = 0; i < self.local_shards().size(); ++i) {
     self.local_shards()[i].tensor.copy_(source.local_shards()[i].tensor, non_blocking);
   }
-  return self;
+  ShardedTensor copied = self;
+  if (result_requires_grad(source.requires_grad(), self.scalar_type())) copied.set_requires_grad(true);
+  return copied;
 });
 
 const BuiltIn requires_grad_op(requires_grad_, "requires_grad_", [](ShardedTensor self, bool requires_grad) {

@@ -60,7 +60,7 @@ namespace {
 void renormalize_parts(const ShardedTensor& weight, const at::Tensor& all, double max_norm, double norm_type) {
   const at::Tensor& local = weight.local_tensor();
   const at::Tensor looked_up = std::get<0>(at::_unique(all));
-  const at::Tensor rows = local.index_select(0, looked_up);
+  const at::Tensor rows = widened(local.index_select(0, looked_up));
   at::Tensor norms;
   if (std::isinf(norm_type)) {
     norms = local.size(1) == 0 ? at::zeros({rows.size(0)}, rows.options()) : rows.abs().amax({1});
@@ -72,7 +72,7 @@ void renormalize_parts(const ShardedTensor& weight, const at::Tensor& all, doubl
   }
   // 1e-7 as in LibTorch.
   const at::Tensor scale = at::where(norms.gt(max_norm), max_norm / (norms + 1e-7), at::ones_like(norms));
-  local.index_copy_(0, looked_up, rows * scale.unsqueeze(1));
+  local.index_copy_(0, looked_up, narrowed_as(local, rows * scale.unsqueeze(1)));
 }
 
 }  // namespace

@@ -26,7 +26,8 @@ namespace tessera::ops {
 namespace {
 
 // Subtracts the maximum over all ranks, so that no exponential overflows.
-at::Tensor softmax_over_ranks(const at::Tensor& local, std::int64_t dim, const ProcessGroup& group) {
+at::Tensor softmax_over_ranks(const at::Tensor& input, std::int64_t dim, const ProcessGroup& group) {
+  const at::Tensor local = widened(input);
   std::vector<std::int64_t> sizes = local.sizes().vec();
   sizes[static_cast<std::size_t>(dim)] = 1;
   const at::Tensor greatest = local.size(dim) == 0 ? at::full(sizes, -std::numeric_limits<double>::infinity(),
@@ -34,7 +35,7 @@ at::Tensor softmax_over_ranks(const at::Tensor& local, std::int64_t dim, const P
                                                    : at::amax(local.detach(), {dim}, true);
   group.all_reduce(greatest, ReduceOp::max);
   const at::Tensor exponentials = (local - greatest).exp();
-  return exponentials / functional::all_reduce(group, exponentials.sum({dim}, true));
+  return narrowed_as(input, exponentials / functional::all_reduce(group, exponentials.sum({dim}, true)));
 }
 
 // Returns a replicated parameter whose gradient is summed over the ranks.
@@ -71,6 +72,7 @@ ShardedTensor layer_normalized(const ShardedTensor& input, const std::vector<std
     local = at::layer_norm(local, shape, weight, bias, options.eps);
     return with_chunks(local, input.shared_spec(), input.size(), input);
   }
+  local = widened(local);
   std::vector<std::int64_t> dims(shape.size());
   std::iota(dims.begin(), dims.end(), first);
   const auto count =
@@ -85,7 +87,7 @@ ShardedTensor layer_normalized(const ShardedTensor& input, const std::vector<std
   };
   if (weight.defined()) local = local * part_of(weight);
   if (bias.defined()) local = local + part_of(bias);
-  return with_chunks(local, input.shared_spec(), input.size(), input);
+  return with_chunks(narrowed_as(input.local_tensor(), local), input.shared_spec(), input.size(), input);
 }
 
 }  // namespace

@@ -21,12 +21,16 @@ inline bool result_requires_grad(bool any_input_does, at::ScalarType dtype) {
   return any_input_does && at::GradMode::is_enabled() && (at::isFloatingType(dtype) || at::isComplexType(dtype));
 }
 
-// Returns the tensor of f(shard) for each shard. f must keep the size.
+// Returns the tensor of f(shard) for each shard, which shares no memory with the input. f must keep the size. It may
+// return its argument, as at::dropout does, but no other view of it.
 template <typename F>
 ShardedTensor map_shards(const ShardedTensor& input, F&& f) {
   const at::ScalarType dtype = f(sample_of(input)).scalar_type();
   std::vector<at::Tensor> tensors;
-  for (const Shard& shard : input.local_shards()) tensors.push_back(f(shard.tensor));
+  for (const Shard& shard : input.local_shards()) {
+    at::Tensor result = f(shard.tensor);
+    tensors.push_back(result.is_same(shard.tensor) ? result.clone() : std::move(result));
+  }
   return input.with_local_tensors(tensors, dtype, result_requires_grad(input.requires_grad(), dtype));
 }
 

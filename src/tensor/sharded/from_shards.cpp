@@ -42,7 +42,8 @@ void check_defined(const Shard& shard, const ProcessGroup& group) {
        to_string(shard.metadata), group.rank());
 }
 
-// Checks the tensor against the shard's metadata and the expected properties.
+}  // namespace
+
 void check_shard(const Shard& shard, const TensorProperties& expected, const ProcessGroup& group) {
   check_defined(shard, group);
   const std::string whose = fmt::format("shard {} on rank {}", to_string(shard.metadata), group.rank());
@@ -58,6 +59,8 @@ void check_shard(const Shard& shard, const TensorProperties& expected, const Pro
   require_same(text_of(found.requires_grad), text_of(expected.requires_grad), "requires_grad", whose);
   require_same(text_of(found.pin_memory), text_of(expected.pin_memory), "pin_memory", whose);
 }
+
+namespace {
 
 json to_json(const std::vector<Shard>& shards, const Sizes& size) {
   json result = {{"size", size}, {"shards", json::array()}};

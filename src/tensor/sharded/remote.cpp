@@ -31,15 +31,12 @@ void check_complete(const ShardedTensorState& state, const ProcessGroup& group) 
          "sharded tensor from its state: sharding_spec is null, expected that of the original tensor");
   }
   check_local_shards("sharded tensor from its state", state.local_shards, state.metadata.shards_metadata, group);
-  for (std::size_t i = 0; i < state.local_shards.size(); ++i) {
-    const Shard& shard = state.local_shards[i];
-    if (shard.tensor.defined() && shard.tensor.sizes() == shard.metadata.shard_sizes) continue;
-    fail(ErrorCode::invalid_argument,
-         "sharded tensor from its state: local shard {} of rank {}, {}, has {}, expected a tensor of size {}", i,
-         group.rank(), to_string(shard.metadata),
-         shard.tensor.defined() ? "a tensor of size " + shape_to_string(shard.tensor.sizes().vec()) : "no tensor",
-         shape_to_string(shard.metadata.shard_sizes));
-  }
+  with_context([] { return "sharded tensor from its state"; },
+               [&] {
+                 for (const Shard& shard : state.local_shards) {
+                   check_shard(shard, state.metadata.tensor_properties, group);
+                 }
+               });
 }
 
 }  // namespace

@@ -72,4 +72,12 @@ std::shared_ptr<ShardedTensorBase> ShardedTensorBase::from_local_shards_and_glob
   }
 }
 
+at::Tensor ShardedTensorBase::local_tensor(std::size_t i) const {
+  if (i >= local_shards_.size()) {
+    fail(ErrorCode::invalid_argument, "sharded tensor of size {}: local tensor {}, expected one of its {} local shards",
+         shape_to_string(metadata_.size), i, local_shards_.size());
+  }
+  return local_shards_[i].tensor;
+}
+
 }  // namespace tessera

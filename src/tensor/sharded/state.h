@@ -46,6 +46,10 @@ auto construct(const ProcessGroup& group, bool init_rrefs, F&& f) {
   return made;
 }
 
+// Throws Error(invalid_argument) unless the shard's tensor is contiguous, on this rank, and of the size and device of
+// the shard's metadata and of the properties `expected`.
+void check_shard(const Shard& shard, const TensorProperties& expected, const ProcessGroup& group);
+
 // Throws Error(invalid_argument) unless `local_shards` have the metadata of this rank's shards of `all`, in that order.
 // `whose` begins the message.
 void check_local_shards(std::string_view whose, const std::vector<Shard>& local_shards,

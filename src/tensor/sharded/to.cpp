@@ -1,3 +1,4 @@
+#include <ATen/core/grad_mode.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/StringUtil.h>
 
@@ -81,6 +82,7 @@ ShardedTensor ShardedTensor::to(const ToOptions& options) const {
     ShardedTensorMetadata moved = metadata();
     moved.tensor_properties.dtype = to_dtype(dtype);
     moved.tensor_properties.pin_memory = false;
+    moved.tensor_properties.requires_grad = requires_grad() && at::GradMode::is_enabled();
     for (ShardMetadata& shard : moved.shards_metadata) {
       if (!is_there) place_on(shard, device);
     }
@@ -89,6 +91,8 @@ ShardedTensor ShardedTensor::to(const ToOptions& options) const {
       Shard copy = {shard.tensor.to(at::TensorOptions().device(device).dtype(dtype), options.non_blocking, options.copy,
                                     options.memory_format),
                     shard.metadata};
+      // A shard that is there already is not converted.
+      if (copy.tensor.requires_grad() && !moved.tensor_properties.requires_grad) copy.tensor = copy.tensor.detach();
       if (!is_there) place_on(copy.metadata, device);
       shards.push_back(std::move(copy));
     }

@@ -32,7 +32,11 @@ StateDict sharded_state(const ProcessGroup& group, bool is_filled) {
   options.dtype = at::kLong;
   const ShardedTensor rows = ShardedTensor::full(chunk_spec(0, {2, 0, 1}), {7, 3}, -1, group, options);
   if (is_filled) fill_with_indices(rows);
-  return {{"rows", rows}, {"full", is_filled ? at::ones({4}) : at::zeros({4})}, {"step", is_filled ? 5 : 0}};
+  const at::Tensor in_pair = is_filled ? at::ones({4}) : at::zeros({4});  // a storage of an object
+  return {{"rows", rows},
+          {"full", is_filled ? at::ones({4}) : at::zeros({4})},
+          {"pair", Tuple{in_pair, 1}},
+          {"step", is_filled ? 5 : 0}};
 }
 
 std::shared_ptr<checkpoint::Storage> saved_by_ranks() {
@@ -104,6 +108,7 @@ TEST(FailingStorageTest, EveryStepOfALoadIsAnErrorOnEveryRankWhoeverCoordinates)
         load(state, from, group, options);
       } catch (const Error&) {
         EXPECT_EQ(state.at("step"), before.at("step"));
+        EXPECT_EQ(state.at("pair"), before.at("pair"));
         throw;
       }
       EXPECT_TRUE(holds_indices(state.at("rows").get<ShardedTensor>()));

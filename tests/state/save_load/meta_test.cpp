@@ -59,6 +59,29 @@ TEST(LoadOnMetaTest, TensorsOfAStateAreReplacedByOnesWithMemory) {
   EXPECT_ERROR(load(sharded, directory.path()), ErrorCode::unsupported, "load 'a': the sharded tensor is on meta");
 }
 
+TEST(LoadOnMetaTest, WhatTheCheckpointLacksStaysOnMeta) {
+  const TemporaryDirectory directory;
+  StateDict saved = get_model_state_dict(*ParallelMlp());
+  saved.erase("up.bias");
+  save({{"model", saved}}, directory.path());
+  LoadOptions options;
+  options.rules.allow_partial = true;
+  run_local(2, [&](const ProcessGroup& group) {
+    for (const bool is_parallel : {false, true}) {
+      ParallelMlp model = on_meta(is_parallel ? parallel_mlp(DeviceMesh(group, {2})) : ParallelMlp());
+      const at::Tensor other = at::ones({2}, at::kMeta);
+      StateDict state{{"model", get_model_state_dict(*model)}, {"pair", Tuple{other, 1}}};
+      const Value before = state.at("model").get<Dict>().at("up.bias");
+      EXPECT_EQ(load(state, directory.path(), group, options).missing,
+                (std::vector<std::string>{"model.up.bias", "pair"}));
+      EXPECT_EQ(state.at("model").get<Dict>().at("up.bias"), before);
+      EXPECT_TRUE(state.at("pair").get<Tuple>()[0].get<at::Tensor>().is_same(other));
+      EXPECT_ERROR(set_model_state_dict(*model, state.at("model").get<Dict>()), ErrorCode::invalid_argument,
+                   "without memory: 'up.bias' is on meta");
+    }
+  });
+}
+
 TEST(LoadOnMetaTest, AModuleGetsItsMemoryFromAFullStateOrThatOfRank0) {
   for (const bool is_broadcast : {false, true}) {
     run_local(2, [&](const ProcessGroup& group) {

@@ -55,6 +55,8 @@ TEST(ShardedTensorBaseTest, HasTheShardsOfAllRanksAndTheirMetadata) {
   }
   const auto part = ShardedTensorBase::from_local_shards_and_global_metadata({shards_of(full, metadata)[2]}, metadata);
   EXPECT_EQ(part->local_chunks(), std::vector<Box>{Box({5, 0}, {5, 5})});
+  EXPECT_ERROR(part->local_tensor(1), ErrorCode::invalid_argument,
+               "sharded tensor of size [10, 10]: local tensor 1, expected one of its 1 local shards");
 }
 
 TEST(ShardedTensorBaseTest, OneProcessSavesAndLoadsTheShardsOfAllRanks) {

@@ -156,6 +156,26 @@ TEST(ReplicaRestoreTest, AFailedUpdateKeepsTheCopies) {
   });
 }
 
+TEST_P(ReplicaTest, ARankWithABadStateIsNamedAndTheGroupStaysUsable) {
+  run_local(GetParam(), [](const ProcessGroup& group) {
+    Replica replica(group);
+    replica.update(simple_state(group.rank(), 1));
+    for (int bad = 0; bad < group.size(); ++bad) {
+      StateDict state = simple_state(group.rank(), 2);
+      if (group.rank() == bad) state["sparse"] = at::ones({2}).to_sparse();
+      EXPECT_ERROR(replica.update(state), ErrorCode::unsupported, "update a Replica", fmt::format("rank {}: ", bad),
+                   "Sparse");
+      EXPECT_EQ(*replica.copy(), simple_state(replica.keeps(), 1));
+      StateDict lost = simple_state(group.rank(), 3);
+      if (group.rank() == bad) lost.erase("scalar");
+      EXPECT_ERROR(replica.restore(lost, true), ErrorCode::invalid_argument, "restore from a Replica",
+                   fmt::format("rank {}: ", bad), "'scalar'");
+    }
+    replica.update(simple_state(group.rank(), 4));
+    EXPECT_EQ(*replica.copy(), simple_state(replica.keeps(), 4));
+  });
+}
+
 TEST(ReplicaRestoreTest, AGroupOfOneRankOrOfOtherRanksIsRefused) {
   EXPECT_ERROR(Replica(ProcessGroup()), ErrorCode::invalid_argument, "the group has one rank");
   run_local(4, [](const ProcessGroup& group) {

@@ -209,6 +209,17 @@ TEST_P(LayersTest, Embedding) {
   });
 }
 
+TEST_P(LayersTest, NormsOfAnEmbeddingInHalfPrecisionDoNotOverflow) {
+  run_local(world(), [&](const ProcessGroup& group) {
+    const at::Tensor initial = at::full({2, 8}, 300, at::kHalf);  // rows of norm 849
+    const ShardedTensor weight = shard(initial, specs_along(1)[0], group);
+    ops::embedding(at::zeros({2}, at::kLong), weight, {.max_norm = 800.0});
+    const at::Tensor full = full_of(weight).to(at::kFloat);
+    EXPECT_NEAR(full[0].norm().item<double>(), 800, 8);
+    EXPECT_TRUE(at::equal(full[1], at::full({8}, 300.0)));
+  });
+}
+
 // torch.nn.functional.embedding_bag
 at::Tensor embedding_bag_of(const at::Tensor& input, const at::Tensor& weight,
                             const ops::EmbeddingBagOptions& options) {

@@ -113,6 +113,23 @@ TEST_P(OpsTest, Dropout) {
   });
 }
 
+TEST_P(OpsTest, DropoutThatDropsNothingCopies) {
+  run_local(world(), [&](const ProcessGroup& group) {
+    const at::Tensor x = random({5, 3}, 1).set_requires_grad(true);
+    for (const SpecPtr& spec : specs_of_every_kind({5, 3}, world())) {
+      const ShardedTensor input = shard(x, spec, group);
+      for (const auto& [p, training] : {std::pair(0.5, false), std::pair(0.0, true), std::pair(0.5, true)}) {
+        EXPECT_TRUE(ops::dropout(input, p, training).requires_grad());
+        const at::NoGradGuard no_grad;
+        const ShardedTensor result = ops::dropout(input, p, training);
+        EXPECT_FALSE(result.requires_grad());
+        ops::constant_(result, 7);
+        EXPECT_TRUE(at::equal(full_of(input), x));
+      }
+    }
+  });
+}
+
 TEST_P(OpsTest, ArithmeticWithNumbersAndTensors) {
   run_local(world(), [&](const ProcessGroup& group) {
     const at::Tensor x = random({5, 3}, 1), y = random({5, 3}, 2);
@@ -238,6 +255,34 @@ TEST_P(OpsTest, CopiesAndNewTensors) {
       EXPECT_TRUE(ops::to(target, {}).is_same(target));
       EXPECT_EQ(ops::to(target, {.dtype = at::kDouble}).scalar_type(), at::kDouble);
       EXPECT_ERROR(ops::requires_grad_(ops::isnan(a), true), ErrorCode::invalid_argument, "floating-point");
+    }
+  });
+}
+
+TEST_P(OpsTest, ConversionsAndCopiesRequireGradAsTheirShardsDo) {
+  run_local(world(), [&](const ProcessGroup& group) {
+    const at::Tensor x = random({5, 3}, 1).set_requires_grad(true);
+    for (const SpecPtr& spec : specs_of_every_kind({5, 3}, world())) {
+      const ShardedTensor input = shard(x, spec, group);
+      const ShardedTensor converted = [&] {
+        const at::NoGradGuard no_grad;
+        return input.to({.dtype = at::kFloat});
+      }();
+      EXPECT_FALSE(converted.requires_grad());
+      EXPECT_FALSE((converted + 1).requires_grad());
+      EXPECT_TRUE((input.to({.dtype = at::kFloat}) + 1).requires_grad());
+
+      const ShardedTensor buffer = ShardedTensor::zeros(spec, {5, 3}, group);
+      ops::copy_(buffer, input, false);
+      EXPECT_TRUE(buffer.requires_grad());
+      const ShardedTensor twice = buffer * 2;
+      EXPECT_TRUE(twice.requires_grad());
+      for (std::size_t i = 0; i < input.local_shards().size(); ++i) {
+        const at::Tensor& part = input.local_shards()[i].tensor;
+        if (part.numel() == 0) continue;
+        twice.local_shards()[i].tensor.sum().backward();
+        EXPECT_TRUE(at::equal(part.grad(), at::full_like(part, 2)));
+      }
     }
   });
 }
@@ -399,6 +444,24 @@ TEST_P(OpsTest, LayerNormOverEveryShape) {
         }
       }
     }
+  });
+}
+
+TEST_P(OpsTest, NormalizingInHalfPrecisionNeitherOverflowsNorRoundsSums) {
+  run_local(world(), [&](const ProcessGroup& group) {
+    const SpecPtr columns = chunk_spec(1, ranks_of(world()));
+    const auto expect_close = [](const ShardedTensor& result, const at::Tensor& expected) {
+      EXPECT_EQ(result.scalar_type(), at::kHalf);
+      EXPECT_TRUE(at::allclose(full_of(result).to(at::kFloat), expected, 1e-2, 0));
+    };
+    const at::Tensor equal = at::zeros({1, 131072}, at::kHalf);
+    expect_close(ops::softmax(shard(equal, columns, group), 1), at::softmax(equal.to(at::kFloat), 1));
+    at::Tensor large = at::zeros({2, 64}, at::kHalf);
+    large.select(1, 0).fill_(300);
+    large.select(1, 63).fill_(-299);
+    const at::Tensor weight = at::full({64}, 2, at::kHalf), bias = at::full({64}, 1, at::kHalf);
+    expect_close(ops::layer_norm(shard(large, columns, group), {64}, {weight, bias}),
+                 at::layer_norm(large.to(at::kFloat), {64}, weight.to(at::kFloat), bias.to(at::kFloat)));
   });
 }
 

@@ -103,10 +103,16 @@ TEST_P(StateTest, WhoseShardsAreNotThoseOfItsMetadataIsRefusedOnAllRanks) {
     refuse([](ShardedTensorState& state) { state.local_shards.pop_back(); },
            fmt::format("{} has {} local shards, expected {} as in the metadata", last, count - 1, count));
     refuse([](ShardedTensorState& state) { state.local_shards[0].metadata.shard_offsets[0] += 1; }, shard + " is [");
-    refuse([](ShardedTensorState& state) { state.local_shards[0].tensor = at::zeros({9}); }, shard + ", ",
-           ", has a tensor of size [9], expected a tensor of size [");
-    refuse([](ShardedTensorState& state) { state.local_shards[0].tensor = at::Tensor(); }, shard + ", ",
-           ", has no tensor, expected a tensor of size [");
+    const auto refuse_tensor = [&](const std::function<at::Tensor(const at::Tensor&)>& spoiled,
+                                   const std::string& what) {
+      refuse([&](ShardedTensorState& state) { state.local_shards[0].tensor = spoiled(state.local_shards[0].tensor); },
+             " on " + last + ": " + what);
+    };
+    refuse_tensor([](const at::Tensor&) { return at::zeros({9}); }, "size [9], expected [");
+    refuse_tensor([](const at::Tensor&) { return at::Tensor(); }, "the tensor is undefined, expected a tensor");
+    refuse_tensor([](const at::Tensor& x) { return x.to(at::kDouble); }, "dtype float64, expected float32");
+    refuse_tensor([](const at::Tensor& x) { return x.clone().requires_grad_(); }, "requires_grad true, expected false");
+    refuse_tensor([](const at::Tensor& x) { return x.to(at::kMeta); }, "device meta, expected cpu");
   });
 }
 

@@ -47,5 +47,18 @@ TEST(ToDeviceTest, OfMixedDevicesEveryShardMovesAndTheSpecStaysOfItsKind) {
   });
 }
 
+TEST(ToDeviceTest, InNoGradModeNoShardRequiresGradEvenIfItDoesNotMove) {
+  run_local(2, [](const ProcessGroup& group) {
+    const auto mixed =
+        std::make_shared<ChunkShardingSpec>(0, std::vector<RemoteDevice>{{0, Device{}}, {1, Device::parse("meta")}});
+    const ShardedTensor tensor = ShardedTensor::zeros(mixed, {4, 2}, group, {.requires_grad = true});
+    EXPECT_TRUE(tensor.to({.device = at::Device(at::kMeta)}).local_tensor().requires_grad());
+    const at::NoGradGuard no_grad;
+    const ShardedTensor moved = tensor.to({.device = at::Device(at::kMeta)});
+    EXPECT_FALSE(moved.requires_grad());
+    EXPECT_FALSE(moved.local_tensor().requires_grad());
+  });
+}
+
 }  // namespace
 }  // namespace tessera

@@ -40,7 +40,8 @@ class ShardedTensorBase final : public Checkpointable {
   const std::vector<std::int64_t>& size() const override { return metadata_.size; }
   std::optional<TensorProperties> properties() const override { return metadata_.tensor_properties; }
   const std::vector<Box>& local_chunks() const override { return boxes_; }
-  at::Tensor local_tensor(std::size_t i) const override { return local_shards_.at(i).tensor; }
+  /// Throws `Error(invalid_argument)` unless local_shards() has a shard `i`.
+  at::Tensor local_tensor(std::size_t i) const override;
 
  private:
   ShardedTensorBase() = default;
