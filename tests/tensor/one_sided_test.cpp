@@ -13,6 +13,7 @@
 #include "tessera/tensor/dtensor/pending_dtensor.h"
 #include "tessera/tensor/dtensor_ops.h"
 #include "tessera/tensor/ops.h"
+#include "tessera/tensor/parallel/distribute_module.h"
 #include "tessera/tensor/partial_tensor.h"
 #include "tessera/tensor/shard_module.h"
 #include "tessera/tensor/sharded/module_sharding_plan.h"
@@ -545,6 +546,31 @@ TEST(OneSidedTensorStepTest, ARankThatLeavesAStepIsNamedToAllAsProcesses) {
       expect_error_soon([&] { after_step(group, of_case, 1); }, {named});
     });
   }
+}
+
+TEST(OneSidedTensorStepTest, ARankThatLeavesALayerOnAMeshOfTwoDimensionsIsNamedAlongEach) {
+  run_local(4, [](const ProcessGroup& group) {
+    const DeviceMesh mesh(group, {2, 2});
+    ParallelLinear layer(4, 6);
+    DistributeModuleOptions options;
+    options.partition = [](const std::string&, const std::string&, const at::Tensor&) {
+      return Placements{kReplicate, Placement::shard(0)};
+    };
+    distribute_module(*layer, mesh, options);
+    const auto forward = [&] { layer(group.rank() == 0 ? at::Tensor() : at::ones({2, 4})); };
+    if (group.rank() == 0) {
+      EXPECT_THROW(forward(), std::exception);
+    } else if (group.rank() == 1) {
+      expect_error_soon(
+          [&] {
+            forward();
+            mesh.group(1).barrier();
+          },
+          {"rank 0 left forward of a parallel layer: "});
+    } else {
+      forward();
+    }
+  });
 }
 
 TEST(OneSidedTensorStepTest, IfAllRanksLeaveAStepTheGroupStaysUsable) {

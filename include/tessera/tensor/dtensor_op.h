@@ -46,6 +46,8 @@ struct OpRule {
   /// is chosen whenever it costs less.
   bool may_shard = false;
   std::vector<std::vector<std::int64_t>> more_output_sizes = {};  ///< of the results after the first
+  /// Of all results, for ranks outside of the mesh; by default that of the first input.
+  std::vector<at::ScalarType> output_dtypes = {};
 };
 
 /// Returns the strategies of an op for these inputs. Throws `Error(invalid_argument)` if the op cannot take them.
@@ -56,9 +58,9 @@ void register_placement_rule(const std::string& op, PlacementRule rule);
 
 /// Redistributes the inputs for the rule that is registered for `op`, by default `rule`, and returns the result of
 /// `compute` on them. `compute` uses their `local_tensor()` and `layout()`; its result must have the local size that
-/// the output's placements imply. On a rank outside of the mesh, nothing is computed. Throws `Error(unsupported)` if
-/// the op has no rule or the local part of an input is a LocalShardsWrapper; throws `Error(invalid_argument)` without
-/// inputs, and for inputs on different meshes.
+/// the output's placements imply. On a rank outside of the mesh, nothing is computed: the result has the size and the
+/// dtype that the rule states. Throws `Error(unsupported)` if the op has no rule or the local part of an input is a
+/// LocalShardsWrapper; throws `Error(invalid_argument)` without inputs, and for inputs on different meshes.
 DTensor call(const std::string& op, std::span<const DTensor> inputs, const PlacementRule& rule,
              const std::function<at::Tensor(std::span<const DTensor> inputs)>& compute);
 /// As above, for a `compute` that writes the result to the first input's local tensor and returns it. The first input
@@ -68,8 +70,9 @@ DTensor call(const std::string& op, std::span<const DTensor> inputs, const Place
 DTensor call_in_place(const std::string& op, std::span<const DTensor> inputs, const PlacementRule& rule,
                       const std::function<at::Tensor(std::span<const DTensor> inputs)>& compute);
 /// As `call`, for an op of several results: one more than the rule has `more_output_sizes`. A registered rule without
-/// these gets those of `rule`. Throws `Error(invalid_argument)` for another number of results and, if an input requires
-/// grad, for a strategy whose results neither have the same placement nor are all sharded.
+/// these, or without `output_dtypes`, gets those of `rule`. Throws `Error(invalid_argument)` for another number of
+/// results and, if an input requires grad, for a strategy whose results neither have the same placement nor are all
+/// sharded.
 std::vector<DTensor> call_with_results(
     const std::string& op, std::span<const DTensor> inputs, const PlacementRule& rule,
     const std::function<std::vector<at::Tensor>(std::span<const DTensor> inputs)>& compute);

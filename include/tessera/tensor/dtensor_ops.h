@@ -2,8 +2,9 @@
 /// \file
 /// The built-in ops on DTensors, with ATen's names.
 ///
-/// Each gives what the ATen function of its name gives on the full tensors. An op marked "linear" takes partial inputs
-/// (sum or average) without reducing them first. All are collectives of the mesh's ranks. They throw as `call` does.
+/// Each gives what the ATen function of its name gives on the full tensors. In half precision, means, variances and
+/// norms are summed in float. An op marked "linear" takes partial inputs (sum or average) without reducing them first.
+/// All are collectives of the mesh's ranks. They throw as `call` does.
 ///
 /// `register_placement_rule` replaces the rule of an op, by its name ("relu"). The ops on sharded tensors
 /// (tessera/tensor/ops.h) overload with these. PyTorch: torch/distributed/tensor/_ops.
@@ -322,8 +323,9 @@ DTensor scaled_dot_product_attention(const DTensor& query, const DTensor& key, c
 DTensor layer_norm(const DTensor& x, const std::vector<std::int64_t>& normalized_shape,
                    const std::optional<DTensor>& weight = std::nullopt,
                    const std::optional<DTensor>& bias = std::nullopt, double eps = 1e-5);
-/// As above, divides by the root of the mean square instead: x * rsqrt(mean(x^2) + eps) * weight. `eps` is by default
-/// the smallest number e of the dtype with 1 + e != 1.
+/// As above, divides by the root of the mean square instead: x * rsqrt(mean(x^2) + eps) * weight. Computes half
+/// precision in float. `eps` is by default the smallest number e of the dtype in which it computes with 1 + e != 1. The
+/// result has the dtype of x.
 DTensor rms_norm(const DTensor& x, const std::vector<std::int64_t>& normalized_shape,
                  const std::optional<DTensor>& weight = std::nullopt, std::optional<double> eps = std::nullopt);
 // group_norm and batch_norm are in tessera/tensor/dtensor_ops/normalization.h.
@@ -474,7 +476,7 @@ DTensor pad(const DTensor& x, const std::vector<std::int64_t>& pad, PadMode mode
             const at::Scalar& value = 0);
 DTensor constant_pad_nd(const DTensor& x, const std::vector<std::int64_t>& pad, const at::Scalar& value = 0);
 /// Returns x [...], of long, as [..., classes] with 1 at place x and 0 elsewhere. By default there are as many classes
-/// as the greatest element takes, which all ranks compute.
+/// as the greatest element takes, which all ranks compute; on a rank outside of the mesh, there are none.
 DTensor one_hot(const DTensor& x, std::int64_t classes = -1);
 /// Returns for each element of x the index of the first of the ascending `boundaries` that is not below it; that is
 /// above it if `right`.

@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/real.h>
 #include <ATen/ops/sum.h>
 #include <ATen/ops/zeros.h>
 
@@ -22,6 +23,13 @@ inline at::Tensor local_outside(const std::vector<std::int64_t>& size, const at:
 inline at::Tensor local_outside(const std::vector<std::int64_t>& size, const at::Tensor& of_input) {
   if (size.empty() == (of_input.dim() == 0)) return of_input;
   return size.empty() ? at::sum(of_input, of_input.scalar_type()) : of_input.flatten().narrow(0, 0, 0);
+}
+
+// The same for a result of another dtype.
+inline at::Tensor local_outside(const std::vector<std::int64_t>& size, const at::Tensor& of_input,
+                                at::ScalarType dtype) {
+  const at::Tensor local = local_outside(size, of_input);
+  return (at::isComplexType(dtype) || !local.is_complex() ? local : at::real(local)).to(dtype);
 }
 
 }  // namespace tessera

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cmath>
+#include <limits>
 #include <numbers>
 
 #include "tessera/base/error.h"
@@ -100,6 +101,13 @@ at::Tensor random_box(const Box& box, const Sizes& size, const PhiloxGenerator& 
 
 }  // namespace
 
+int digits_of(at::ScalarType dtype) {
+  if (dtype == at::kHalf) return 11;
+  if (dtype == at::kBFloat16) return 8;
+  if (dtype == at::kFloat) return std::numeric_limits<float>::digits;
+  return dtype == at::kDouble ? std::numeric_limits<double>::digits : 64;
+}
+
 at::Tensor random_local(const MeshLayout& layout, const Sizes& coordinate, const at::TensorOptions& options,
                         const PhiloxGenerator& from, Distribution distribution) {
   const at::ScalarType dtype = c10::typeMetaToScalarType(options.dtype());
@@ -109,9 +117,13 @@ at::Tensor random_local(const MeshLayout& layout, const Sizes& coordinate, const
   }
   at::Tensor local = at::empty(layout.local_shape(coordinate).sizes, options);
   if (local.is_meta()) return local;
+  const int digits = digits_of(dtype);
   for (const LocalBox& box : layout.local_boxes(coordinate)) {
     const at::Tensor elements = dtype == at::kDouble ? random_box<double>(box.box, layout.size(), from, distribution)
                                                      : random_box<float>(box.box, layout.size(), from, distribution);
+    if (distribution == Distribution::uniform && digits < std::numeric_limits<float>::digits) {
+      elements.mul_(std::ldexp(1.0, digits)).floor_().mul_(std::ldexp(1.0, -digits));  // the dtype might round up to 1
+    }
     box_view(local, {box.local_offsets, box.box.sizes}).copy_(elements);
   }
   return local;

@@ -16,6 +16,9 @@ enum class Distribution : std::uint8_t {
   exponential,  // of mean 1; greater than 0
 };
 
+// Returns the binary digits of the numbers of a dtype; 64 of integers.
+int digits_of(at::ScalarType dtype);
+
 // Returns a rank's local tensor under `layout`, which has no partial placement: the numbers of its elements. Throws
 // Error(invalid_argument) for a dtype that is not a floating-point one. Does not advance the generator.
 at::Tensor random_local(const MeshLayout& layout, const std::vector<std::int64_t>& coordinate,

@@ -1,9 +1,11 @@
 #pragma once
 // Calls of built-in ops, by kind of rule.
 
+#include <ATen/OpMathType.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
 
 #include <functional>
 #include <initializer_list>
@@ -14,6 +16,7 @@
 #include <tuple>
 #include <vector>
 
+#include "tensor/dtensor/local_outside.h"
 #include "tensor/dtensor_rules/rules.h"
 #include "tessera/tensor/dtensor_op.h"
 #include "tessera/tensor/dtensor_ops.h"
@@ -37,55 +40,92 @@ inline std::vector<DTensor> inputs_of(std::initializer_list<const DTensor*> inpu
   return result;
 }
 
+inline std::vector<at::Tensor> locals_of(Inputs inputs) {
+  std::vector<at::Tensor> locals;
+  locals.reserve(inputs.size());
+  for (const DTensor& input : inputs) locals.push_back(input.local_tensor());
+  return locals;
+}
+
 // Returns the operands as DTensors: plain tensors are replicated on the mesh of the first DTensor. Throws
 // Error(invalid_argument) if there is none.
 std::vector<DTensor> on_one_mesh(const char* op, std::initializer_list<AnyTensor> operands);
 
+// Element by element, of any number of inputs. `f` takes the vector of their local tensors. Ranks outside of the mesh
+// call it on tensors without elements, for the dtype of the result.
+template <typename F>
+DTensor elementwise(const char* op, const std::vector<DTensor>& inputs, Linearity linearity, const F& f) {
+  const auto rule = [&](Inputs given) {
+    OpRule of_result = rules::elementwise(op, given, linearity);
+    if (given[0].device_mesh().has_this_rank()) return of_result;
+    const at::NoGradGuard no_grad;
+    std::vector<at::Tensor> none;
+    for (const DTensor& input : given) none.push_back(local_outside(input.size(), input.local_tensor()));
+    of_result.output_dtypes = {f(none).scalar_type()};
+    return of_result;
+  };
+  return call(op, inputs, rule, [&](Inputs given) -> at::Tensor { return f(locals_of(given)); });
+}
+
 // Element by element. `f` takes as many local tensors as there are inputs.
 template <typename F>
 DTensor unary(const char* op, const DTensor& x, Linearity linearity, const F& f) {
-  return call(
-      op, {&x, 1}, [&](Inputs inputs) { return rules::elementwise(op, inputs, linearity); },
-      [&](Inputs inputs) -> at::Tensor { return f(inputs[0].local_tensor()); });
+  return elementwise(op, {x}, linearity, [&](const std::vector<at::Tensor>& t) -> at::Tensor { return f(t[0]); });
 }
 
 template <typename F>
 DTensor binary(const char* op, const AnyTensor& a, const AnyTensor& b, Linearity linearity, const F& f) {
-  return call(
-      op, on_one_mesh(op, {a, b}), [&](Inputs inputs) { return rules::elementwise(op, inputs, linearity); },
-      [&](Inputs inputs) -> at::Tensor { return f(inputs[0].local_tensor(), inputs[1].local_tensor()); });
+  return elementwise(op, on_one_mesh(op, {a, b}), linearity,
+                     [&](const std::vector<at::Tensor>& t) -> at::Tensor { return f(t[0], t[1]); });
+}
+
+// The dtypes of results; none if they are that of the first input.
+using DTypes = std::vector<at::ScalarType>;
+
+// Of a sum or a product of elements of x: integers give Long.
+inline DTypes summed_dtypes(const DTensor& x) {
+  return {at::isIntegralType(x.scalar_type(), /*includeBool=*/true) ? at::kLong : x.scalar_type()};
+}
+
+inline OpRule with_dtypes(OpRule rule, DTypes dtypes) {
+  rule.output_dtypes = std::move(dtypes);
+  return rule;
 }
 
 // For `inputs[0]`, not sharded along `unsharded_dims` (ascending), and replicated parameters.
 template <typename F>
-DTensor along_dims(const char* op, const std::vector<DTensor>& inputs, const Sizes& unsharded_dims, const F& f) {
+DTensor along_dims(const char* op, const std::vector<DTensor>& inputs, const Sizes& unsharded_dims, const F& f,
+                   const DTypes& dtypes = {}) {
   return call(
-      op, inputs, [&](Inputs given) { return rules::along_dims(given, unsharded_dims); }, f);
+      op, inputs, [&](Inputs given) { return with_dtypes(rules::along_dims(given, unsharded_dims), dtypes); }, f);
 }
 
 // For an op of one tensor; `f` takes a local tensor.
 template <typename F>
-DTensor along_dims(const char* op, const DTensor& x, const Sizes& unsharded_dims, const F& f) {
-  return along_dims(op, std::vector<DTensor>{x}, unsharded_dims,
-                    [&](Inputs inputs) -> at::Tensor { return f(inputs[0].local_tensor()); });
+DTensor along_dims(const char* op, const DTensor& x, const Sizes& unsharded_dims, const F& f,
+                   const DTypes& dtypes = {}) {
+  return along_dims(
+      op, std::vector<DTensor>{x}, unsharded_dims,
+      [&](Inputs inputs) -> at::Tensor { return f(inputs[0].local_tensor()); }, dtypes);
 }
 
 // `f` takes a local tensor and the dimensions, from the front. For `partial` see rules::reduction.
 template <typename F>
 DTensor reduction(const char* op, const DTensor& x, const Sizes& dims, bool keepdim, std::optional<Placement> partial,
-                  const F& f) {
+                  const F& f, const DTypes& dtypes = {}) {
   const Sizes over = rules::dims_from_front(op, dims, x.dim());
   return call(
-      op, {&x, 1}, [&](Inputs inputs) { return rules::reduction(inputs[0], over, keepdim, partial); },
+      op, {&x, 1},
+      [&](Inputs inputs) { return with_dtypes(rules::reduction(inputs[0], over, keepdim, partial), dtypes); },
       [&](Inputs inputs) -> at::Tensor { return f(inputs[0].local_tensor(), over); });
 }
 
 // `f` takes the local tensor and the size of the local result. For `reduced` see rules::mapped.
 template <typename F>
 DTensor mapped(const char* op, const DTensor& x, const Sizes& size, const rules::DimMap& map, const F& f,
-               std::span<const ReduceOp> reduced = {}) {
+               std::span<const ReduceOp> reduced = {}, const DTypes& dtypes = {}) {
   return call(
-      op, {&x, 1}, [&](Inputs inputs) { return rules::mapped(inputs[0], size, map, reduced); },
+      op, {&x, 1}, [&](Inputs inputs) { return with_dtypes(rules::mapped(inputs[0], size, map, reduced), dtypes); },
       [&](Inputs inputs) -> at::Tensor {
         const DeviceMesh& mesh = inputs[0].device_mesh();
         const MeshLayout result(size, mesh.shape(), rules::mapped(inputs[0].placements(), map));
@@ -97,40 +137,57 @@ DTensor mapped(const char* op, const DTensor& x, const Sizes& size, const rules:
 // the full results after the first.
 template <typename F>
 std::vector<DTensor> call_for_all(const char* op, const std::vector<DTensor>& inputs, const PlacementRule& rule,
-                                  const std::vector<Sizes>& sizes, const F& f) {
+                                  const std::vector<Sizes>& sizes, const F& f, const DTypes& dtypes = {}) {
   const auto rule_of_all = [&](Inputs given) {
-    OpRule of_all = rule(given);
+    OpRule of_all = with_dtypes(rule(given), dtypes);
     of_all.more_output_sizes = sizes;
     return of_all;
   };
   return call_with_results(op, inputs, rule_of_all, f);
 }
 
-// For one tensor, of which `f` reduces or orders dimension `over`, and returns values and their indices of the same
+// For one tensor, of which `f` reduces or orders dimension `dim`, and returns values and their indices of the same
 // size. `length`: of that dimension in the results; nullopt if it is removed.
 template <typename F>
 ValuesAndIndices with_indices(const char* op, const DTensor& x, std::int64_t dim, std::optional<std::int64_t> length,
                               const F& f) {
-  const std::int64_t over = rules::dim_from_front(op, dim, x.dim());
+  const Sizes over = rules::dims_from_front(op, {dim}, x.dim());
   Sizes size = x.size();
-  if (length) {
-    size[static_cast<std::size_t>(over)] = *length;
-  } else {
-    size.erase(size.begin() + over);
+  for (const std::int64_t d : over) {
+    if (length) {
+      size[static_cast<std::size_t>(d)] = *length;
+    } else {
+      size.erase(size.begin() + d);
+    }
   }
   const auto rule = [&](Inputs inputs) {
-    if (!length) return rules::reduction(inputs[0], {over}, false, std::nullopt);
-    OpRule given = rules::along_dims(inputs, {over});
+    if (!length) return rules::reduction(inputs[0], over, false, std::nullopt);
+    OpRule given = rules::along_dims(inputs, over);
     given.output_size = size;
     return given;
   };
-  std::vector<DTensor> both = call_for_all(op, {x}, rule, {size}, [&](Inputs inputs) {
-    auto [values, indices] = f(inputs[0].local_tensor(), over);
+  const auto compute = [&](Inputs inputs) {
+    auto [values, indices] = f(inputs[0].local_tensor(), dim);
     return std::vector<at::Tensor>{values, indices};
-  });
+  };
+  std::vector<DTensor> both = call_for_all(op, {x}, rule, {size}, compute, {x.scalar_type(), at::kLong});
   return {both[0], both[1]};
 }
 
+// Returns x in the dtype in which LibTorch computes sums of its elements: float for half precision, which would
+// overflow or round.
+inline DTensor widened(const DTensor& x) {
+  const at::ScalarType wide = at::toOpMathType(x.scalar_type());
+  return wide == x.scalar_type() ? x : to(x, wide);
+}
+// Returns a result that was computed from widened(x) in half precision, if x is.
+inline DTensor narrowed_as(const DTensor& x, const DTensor& result) {
+  const at::ScalarType dtype = x.scalar_type();
+  return at::toOpMathType(dtype) == dtype ? result : to(result, dtype);
+}
+
+// Returns powsum(widened(x), ...).
+DTensor wide_powsum(const DTensor& x, double p, const Sizes& dims = {}, bool keepdim = false);
 // Returns x^(1/p) of sums of powers; x itself if p is 0. The root has no gradient at 0: it takes that of the root of 1,
 // times 0.
 DTensor root(const DTensor& powers, double p);
@@ -198,13 +255,6 @@ template <typename F>
 at::Tensor even_if_empty(const at::Tensor& local, const Sizes& dims, const F& f) {
   return all_even_if_empty(
       {local}, dims, [&](const std::vector<at::Tensor>& filled) { return std::vector<at::Tensor>{f(filled[0])}; })[0];
-}
-
-inline std::vector<at::Tensor> locals_of(Inputs inputs) {
-  std::vector<at::Tensor> locals;
-  locals.reserve(inputs.size());
-  for (const DTensor& input : inputs) locals.push_back(input.local_tensor());
-  return locals;
 }
 
 // Returns the results of an op of several results.

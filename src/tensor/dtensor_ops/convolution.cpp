@@ -266,13 +266,14 @@ DTensor pooled(const char* op, const DTensor& x, const Sizes& size, const F& f) 
 template <typename F>
 ValuesAndIndices pooled_with_indices(const char* op, const std::vector<DTensor>& inputs, const Sizes& size,
                                      const F& f) {
-  std::vector<DTensor> both =
-      call_for_all(op, inputs, rule_of_pooling(size), {with_spatial(inputs[0], size)}, [&](Inputs placed) {
-        return all_even_if_empty(locals_of(placed), {0, 1}, [&](const Tensors& locals) {
-          const std::tuple<at::Tensor, at::Tensor> found = f(locals);
-          return Tensors{std::get<0>(found), std::get<1>(found)};
-        });
-      });
+  const auto compute = [&](Inputs placed) {
+    return all_even_if_empty(locals_of(placed), {0, 1}, [&](const Tensors& locals) {
+      const std::tuple<at::Tensor, at::Tensor> found = f(locals);
+      return Tensors{std::get<0>(found), std::get<1>(found)};
+    });
+  };
+  std::vector<DTensor> both = call_for_all(op, inputs, rule_of_pooling(size), {with_spatial(inputs[0], size)}, compute,
+                                           {inputs[0].scalar_type(), at::kLong});
   return {both[0], both[1]};
 }
 

@@ -3,6 +3,7 @@
 #include <ATen/ops/full.h>
 
 #include <algorithm>
+#include <bit>
 #include <numeric>
 
 #include "tensor/dtensor/local_outside.h"
@@ -125,6 +126,19 @@ DTensor rand_like(const DTensor& like, PhiloxGenerator& generator, const at::Ten
 DTensor randn_like(const DTensor& like, PhiloxGenerator& generator, const at::TensorOptions& options) {
   return randn(like.size(), like.device_mesh(), generator, like.placements(), options_of(like).merge_in(options));
 }
+
+namespace {
+
+// Returns the greatest integer below `end` that the dtype has.
+std::int64_t greatest_below(std::int64_t end, at::ScalarType dtype) {
+  const std::int64_t last = end - 1;
+  const int unused =
+      static_cast<int>(std::bit_width(static_cast<std::uint64_t>(last < 0 ? ~last : last))) - digits_of(dtype);
+  return unused > 0 ? last >> unused << unused : last;
+}
+
+}  // namespace
+
 DTensor randint_like(const DTensor& like, PhiloxGenerator& generator, std::int64_t low, std::int64_t high,
                      const at::TensorOptions& options) {
   if (low >= high) fail(ErrorCode::invalid_argument, "randint_like from {} to {}: expected an end after it", low, high);
@@ -133,7 +147,8 @@ DTensor randint_like(const DTensor& like, PhiloxGenerator& generator, std::int64
   const auto create = [&](const MeshLayout& layout, const at::TensorOptions& o) -> at::Tensor {
     const at::Tensor numbers =
         random_local(layout, *mesh.coordinate(), o.dtype(at::kDouble), generator, Distribution::uniform);
-    return (numbers * range).floor().to(at::kLong).add(low).to(o);
+    const std::int64_t last = greatest_below(high, c10::typeMetaToScalarType(o.dtype()));
+    return (numbers * range).floor().to(at::kLong).add(low).clamp_max(last).to(o);
   };
   DTensor result = created(like.size(), mesh, like.placements(), options_of(like).merge_in(options), create);
   advance(generator, result.numel());

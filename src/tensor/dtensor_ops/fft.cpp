@@ -18,6 +18,16 @@
 
 namespace tessera::dtensor {
 
+namespace {
+
+// Returns the complex dtype of spectra of x.
+at::ScalarType complex_type(const DTensor& x) {
+  const at::ScalarType dtype = x.scalar_type();
+  return c10::toComplexType(at::isIntegralType(dtype, /*includeBool=*/true) ? at::kFloat : dtype);
+}
+
+}  // namespace
+
 DTensor view_as_complex(const DTensor& x) {
   if (x.dim() == 0 || x.size(-1) != 2) {
     fail(ErrorCode::invalid_argument, "view_as_complex of size {}: expected a last dimension of size 2",
@@ -27,9 +37,9 @@ DTensor view_as_complex(const DTensor& x) {
   size.pop_back();
   rules::DimMap map = same_dims(x);
   map.back() = std::nullopt;
-  return mapped(
-      "view_as_complex", x, size, map,
-      [](const at::Tensor& local, const Sizes&) { return at::view_as_complex(local.contiguous()); }, rules::kNotLinear);
+  return mapped("view_as_complex", x, size, map,
+                [](const at::Tensor& local, const Sizes&) { return at::view_as_complex(local.contiguous()); },
+                rules::kNotLinear, {complex_type(x)});
 }
 
 DTensor view_as_real(const DTensor& x) {
@@ -38,9 +48,9 @@ DTensor view_as_real(const DTensor& x) {
   }
   Sizes size = x.size();
   size.push_back(2);
-  return mapped(
-      "view_as_real", x, size, same_dims(x),
-      [](const at::Tensor& local, const Sizes&) { return at::view_as_real(local.resolve_conj()); }, rules::kNotLinear);
+  return mapped("view_as_real", x, size, same_dims(x),
+                [](const at::Tensor& local, const Sizes&) { return at::view_as_real(local.resolve_conj()); },
+                rules::kNotLinear, {c10::toRealValueType(x.scalar_type())});
 }
 
 DTensor conj(const DTensor& x) {
@@ -90,7 +100,7 @@ DTensor transformed(const char* op, const DTensor& x, const FftOptions& options,
       [&](const at::Tensor& local, const Sizes&) {
         return even_if_empty(local, kept_by(map), [&](const at::Tensor& t) { return f(t, sizes, dims, options.norm); });
       },
-      rules::kNotLinear);
+      rules::kNotLinear, {spectrum == Spectrum::from_half ? c10::toRealValueType(complex_type(x)) : complex_type(x)});
 }
 
 FftOptions of_one_dim(std::optional<std::int64_t> size, std::int64_t dim) {

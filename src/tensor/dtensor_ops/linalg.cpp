@@ -65,23 +65,27 @@ MatrixSize matrix_size(const char* op, const DTensor& a, bool is_square) {
   return {Sizes(a.size().begin(), a.size().end() - 2), rows, columns, std::min(rows, columns)};
 }
 
+at::ScalarType real_type(const DTensor& a) { return c10::toRealValueType(a.scalar_type()); }
+
 // For results of `sizes`; `f` takes a local tensor and returns the local results.
 template <typename F>
-std::vector<DTensor> of_matrices(const char* op, const DTensor& a, const std::vector<Sizes>& sizes, const F& f) {
+std::vector<DTensor> of_matrices(const char* op, const DTensor& a, const std::vector<Sizes>& sizes, const F& f,
+                                 const DTypes& dtypes = {}) {
   const auto rule = [&](Inputs inputs) {
     OpRule given = rules::along_dims(inputs, {a.dim() - 2, a.dim() - 1});
     given.output_size = sizes[0];
     return given;
   };
-  return call_for_all(op, {a}, rule, {sizes.begin() + 1, sizes.end()},
-                      [&](Inputs inputs) -> Tensors { return f(inputs[0].local_tensor()); });
+  const auto compute = [&](Inputs inputs) -> Tensors { return f(inputs[0].local_tensor()); };
+  return call_for_all(op, {a}, rule, {sizes.begin() + 1, sizes.end()}, compute, dtypes);
 }
 
 // `f` returns a pair of local tensors.
 template <typename F>
-Factors factors_of(const char* op, const DTensor& a, const Sizes& first, const Sizes& second, const F& f) {
-  std::vector<DTensor> both =
-      of_matrices(op, a, {first, second}, [&](const at::Tensor& t) { return to_tensors(f(t)); });
+Factors factors_of(const char* op, const DTensor& a, const Sizes& first, const Sizes& second, const F& f,
+                   const DTypes& dtypes = {}) {
+  const auto compute = [&](const at::Tensor& t) { return to_tensors(f(t)); };
+  std::vector<DTensor> both = of_matrices(op, a, {first, second}, compute, dtypes);
   return {both[0], both[1]};
 }
 
@@ -240,19 +244,23 @@ Svd linalg_svd(const DTensor& a, bool full_matrices) {
   const std::int64_t of_u = full_matrices ? m.rows : m.least, of_vh = full_matrices ? m.columns : m.least;
   std::vector<DTensor> all =
       of_matrices("linalg_svd", a, {m.with({m.rows, of_u}), m.with({m.least}), m.with({of_vh, m.columns})},
-                  [&](const at::Tensor& t) { return to_tensors(at::linalg_svd(t, full_matrices)); });
+                  [&](const at::Tensor& t) { return to_tensors(at::linalg_svd(t, full_matrices)); },
+                  {a.scalar_type(), real_type(a), a.scalar_type()});
   return {all[0], all[1], all[2]};
 }
 
 Factors linalg_eigh(const DTensor& a, bool lower) {
   const MatrixSize m = matrix_size("linalg_eigh", a, true);
   return factors_of("linalg_eigh", a, m.with({m.rows}), a.size(),
-                    [&](const at::Tensor& t) { return at::linalg_eigh(t, lower ? "L" : "U"); });
+                    [&](const at::Tensor& t) { return at::linalg_eigh(t, lower ? "L" : "U"); },
+                    {real_type(a), a.scalar_type()});
 }
 
 Factors linalg_eig(const DTensor& a) {
   const MatrixSize m = matrix_size("linalg_eig", a, true);
-  return factors_of("linalg_eig", a, m.with({m.rows}), a.size(), [](const at::Tensor& t) { return at::linalg_eig(t); });
+  const at::ScalarType dtype = at::promoteTypes(a.scalar_type(), at::kComplexFloat);
+  return factors_of("linalg_eig", a, m.with({m.rows}), a.size(), [](const at::Tensor& t) { return at::linalg_eig(t); },
+                    {dtype, dtype});
 }
 
 Factors linalg_qr(const DTensor& a) {
@@ -264,16 +272,17 @@ Factors linalg_qr(const DTensor& a) {
 Factors linalg_lu_factor(const DTensor& a) {
   const MatrixSize m = matrix_size("linalg_lu_factor", a, false);
   return factors_of("linalg_lu_factor", a, a.size(), m.with({m.least}),
-                    [](const at::Tensor& t) { return at::linalg_lu_factor(t); });
+                    [](const at::Tensor& t) { return at::linalg_lu_factor(t); }, {a.scalar_type(), at::kInt});
 }
 
 Factors linalg_slogdet(const DTensor& a) {
   const MatrixSize m = matrix_size("linalg_slogdet", a, true);
-  return factors_of("linalg_slogdet", a, m.batches, m.batches, [](const at::Tensor& t) {
+  const auto compute = [](const at::Tensor& t) {
     auto [sign, logarithm] = at::linalg_slogdet(t);
     if (t.numel() == 0) logarithm = logarithm + t.sum();  // ATen's has no gradient without elements
     return std::make_tuple(sign, logarithm);
-  });
+  };
+  return factors_of("linalg_slogdet", a, m.batches, m.batches, compute, {a.scalar_type(), real_type(a)});
 }
 
 DTensor linalg_cholesky(const DTensor& a) {
@@ -323,7 +332,8 @@ DTensor cholesky_solve(const DTensor& b, const DTensor& factor, bool upper) {
 Factors linalg_ldl_factor(const DTensor& a, bool hermitian) {
   const MatrixSize m = matrix_size("linalg_ldl_factor", a, true);
   return factors_of("linalg_ldl_factor", a, a.size(), m.with({m.rows}),
-                    [&](const at::Tensor& t) { return at::linalg_ldl_factor(t, hermitian); });
+                    [&](const at::Tensor& t) { return at::linalg_ldl_factor(t, hermitian); },
+                    {a.scalar_type(), at::kInt});
 }
 
 PermutationAndTriangles linalg_lu(const DTensor& a) {

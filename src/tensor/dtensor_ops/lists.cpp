@@ -147,16 +147,19 @@ List foreach_norm(const List& xs, double p) {
   if (std::isinf(p) || std::isnan(p)) {
     return reduced_together(foreach_apply(xs, [&](const DTensor& x) { return vector_norm(x, p); }));
   }
-  return foreach_apply(reduced_together(foreach_powsum(xs, p)), [&](const DTensor& x) { return root(x, p); });
+  List norms = reduced_together(foreach_apply(xs, [&](const DTensor& x) { return wide_powsum(x, p); }));
+  for (std::size_t i = 0; i < xs.size(); ++i) norms[i] = narrowed_as(xs[i], root(norms[i], p));
+  return norms;
 }
 
 at::Tensor get_total_norm(const List& xs, double p) {
   const List norms = foreach_apply(
-      xs, [&](const DTensor& x) { return std::isfinite(p) ? powsum(x.detach(), p) : vector_norm(x.detach(), p); });
+      xs, [&](const DTensor& x) { return std::isfinite(p) ? wide_powsum(x.detach(), p) : vector_norm(x.detach(), p); });
   at::Tensor total = at::zeros({});
   bool is_first = true;
   for (const std::vector<std::size_t>& group : groups_of_list(norms)) {
-    const at::Tensor all = stacked(norms, group).full_tensor();
+    at::Tensor all = stacked(norms, group).full_tensor();
+    all = all.to(at::toOpMathType(all.scalar_type()));
     if (std::isfinite(p)) {
       total = is_first ? all.sum() : total + all.sum();
     } else {

@@ -38,7 +38,8 @@ Targets targets_of(const char* op, const DTensor& x, const DTensor& target, cons
 
 DTensor reduced(const DTensor& losses, const DTensor& weights, Reduction reduction) {
   if (reduction == Reduction::none) return losses;
-  return reduction == Reduction::sum ? sum(losses) : div(sum(losses), sum(weights));
+  if (reduction == Reduction::sum) return sum(losses);
+  return narrowed_as(losses, div(sum(widened(losses)), sum(widened(weights))));
 }
 
 // Returns the loss of each target.

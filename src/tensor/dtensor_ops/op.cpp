@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "tensor/dtensor/local_outside.h"
+#include "tensor/dtensor/mesh_groups.h"
 #include "tensor/dtensor_ops/calls.h"
 #include "tensor/strategies/choose.h"
 #include "tensor/strategies/observer.h"
@@ -87,15 +88,7 @@ namespace {
 // All groups of the meshes of the inputs.
 std::vector<ProcessGroup> groups_of(std::span<const DTensor> inputs) {
   std::vector<ProcessGroup> groups;
-  const auto add = [&](const ProcessGroup& group) {
-    if (std::find(groups.begin(), groups.end(), group) == groups.end()) groups.push_back(group);
-  };
-  for (const DTensor& input : inputs) {
-    const DeviceMesh& mesh = input.device_mesh();
-    if (!mesh.has_this_rank()) continue;
-    add(mesh.group());
-    for (std::int64_t m = 0; m < mesh.ndim(); ++m) add(mesh.group(m));
-  }
+  for (const DTensor& input : inputs) add_groups_of(input.device_mesh(), groups);
   return groups;
 }
 
@@ -132,18 +125,33 @@ void check_gradients(const std::string& op, std::span<const DTensor> inputs, con
 OpRule rule_for(const std::string& op, std::span<const DTensor> inputs, const PlacementRule& rule_of,
                 const PlacementRule& own_rule) {
   OpRule rule = rule_of(inputs);
-  if (own_rule && rule.more_output_sizes.empty()) rule.more_output_sizes = own_rule(inputs).more_output_sizes;
+  if (own_rule) {
+    OpRule own = own_rule(inputs);
+    if (rule.more_output_sizes.empty()) rule.more_output_sizes = std::move(own.more_output_sizes);
+    if (rule.output_dtypes.empty()) rule.output_dtypes = std::move(own.output_dtypes);
+  }
   check(op, rule, inputs.size());
   return rule;
+}
+
+// Returns the input, placed as it is wanted. Along a mesh dimension of one rank, any placement is the same local
+// tensor.
+DTensor placed(const DTensor& input, const Placements& wanted) {
+  const DeviceMesh& mesh = input.device_mesh();
+  const Placements& given = input.placements();
+  for (std::size_t m = 0; m < wanted.size(); ++m) {
+    if (mesh.shape()[m] > 1 && !(given[m] == wanted[m])) return input.redistribute(wanted, false);
+  }
+  return given == wanted ? input : DTensor(mesh, MeshLayout(input.size(), mesh.shape(), wanted), input.local_tensor());
 }
 
 // Returns the inputs, placed as they are wanted.
 std::vector<DTensor> placed_inputs(std::span<const DTensor> inputs, const std::vector<Placements>& wanted,
                                    const Placements& output) {
   const DeviceMesh& mesh = inputs[0].device_mesh();
-  std::vector<DTensor> placed;
+  std::vector<DTensor> all;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
-    const DTensor input = inputs[i].redistribute(wanted[i], false);
+    const DTensor input = placed(inputs[i], wanted[i]);
     at::Tensor local = input.local_tensor();
     // Each rank uses this replicated input only for its part of the result, so gradients are reduced as the result is.
     for (std::size_t m = 0; m < output.size() && local.requires_grad(); ++m) {
@@ -151,9 +159,9 @@ std::vector<DTensor> placed_inputs(std::span<const DTensor> inputs, const std::v
       local = functional::sum_gradients(mesh.group(static_cast<std::int64_t>(m)), local);
       if (output[m] == Placement::partial(ReduceOp::average)) local = with_divided_gradient(local, mesh.shape()[m]);
     }
-    placed.push_back(local.is_same(input.local_tensor()) ? input : DTensor(mesh, input.layout(), local));
+    all.push_back(local.is_same(input.local_tensor()) ? input : DTensor(mesh, input.layout(), local));
   }
-  return placed;
+  return all;
 }
 
 std::vector<DTensor> placed_call(const std::string& op, std::span<const DTensor> inputs, const PlacementRule& own_rule,
@@ -187,9 +195,10 @@ std::vector<DTensor> placed_call(const std::string& op, std::span<const DTensor>
   std::vector<DTensor> results;
   results.reserve(layouts.size());
   if (!mesh.has_this_rank()) {
-    for (MeshLayout& layout : layouts) {
-      const at::Tensor local = local_outside(layout.size(), inputs[0].local_tensor());
-      results.emplace_back(mesh, std::move(layout), local);
+    for (std::size_t k = 0; k < layouts.size(); ++k) {
+      const at::ScalarType dtype = k < rule.output_dtypes.size() ? rule.output_dtypes[k] : inputs[0].scalar_type();
+      const at::Tensor local = local_outside(layouts[k].size(), inputs[0].local_tensor(), dtype);
+      results.emplace_back(mesh, std::move(layouts[k]), local);
     }
     return results;
   }

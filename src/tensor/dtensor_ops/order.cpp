@@ -25,18 +25,20 @@ namespace tessera::dtensor {
 using Pair = std::tuple<at::Tensor, at::Tensor>;
 
 DTensor cumsum(const DTensor& x, std::int64_t dim) {
-  const std::int64_t over = rules::dim_from_front("cumsum", dim, x.dim());
-  return along_dims("cumsum", x, {over}, [&](const at::Tensor& t) { return at::cumsum(t, over); });
+  const Sizes over = rules::dims_from_front("cumsum", {dim}, x.dim());
+  return along_dims(
+      "cumsum", x, over, [&](const at::Tensor& t) { return at::cumsum(t, dim); }, summed_dtypes(x));
 }
 
 DTensor cumprod(const DTensor& x, std::int64_t dim) {
-  const std::int64_t over = rules::dim_from_front("cumprod", dim, x.dim());
-  return along_dims("cumprod", x, {over}, [&](const at::Tensor& t) { return at::cumprod(t, over); });
+  const Sizes over = rules::dims_from_front("cumprod", {dim}, x.dim());
+  return along_dims(
+      "cumprod", x, over, [&](const at::Tensor& t) { return at::cumprod(t, dim); }, summed_dtypes(x));
 }
 
 DTensor logcumsumexp(const DTensor& x, std::int64_t dim) {
-  const std::int64_t over = rules::dim_from_front("logcumsumexp", dim, x.dim());
-  return along_dims("logcumsumexp", x, {over}, [&](const at::Tensor& t) { return at::logcumsumexp(t, over); });
+  const Sizes over = rules::dims_from_front("logcumsumexp", {dim}, x.dim());
+  return along_dims("logcumsumexp", x, over, [&](const at::Tensor& t) { return at::logcumsumexp(t, dim); });
 }
 
 // --- of all elements
@@ -44,8 +46,9 @@ DTensor logcumsumexp(const DTensor& x, std::int64_t dim) {
 namespace {
 
 template <typename F>
-DTensor of_all(const char* op, const DTensor& x, const F& f) {
-  return reduction(op, x, {}, false, std::nullopt, [&](const at::Tensor& t, const Sizes&) { return f(t); });
+DTensor of_all(const char* op, const DTensor& x, const F& f, const DTypes& dtypes = {}) {
+  return reduction(
+      op, x, {}, false, std::nullopt, [&](const at::Tensor& t, const Sizes&) { return f(t); }, dtypes);
 }
 
 }  // namespace
@@ -57,28 +60,29 @@ DTensor nanmedian(const DTensor& x) {
   return of_all("nanmedian", x, [](const at::Tensor& t) { return at::nanmedian(t); });
 }
 DTensor argmax(const DTensor& x) {
-  return of_all("argmax", x.detach(), [](const at::Tensor& t) { return at::argmax(t); });
+  return of_all("argmax", x.detach(), [](const at::Tensor& t) { return at::argmax(t); }, {at::kLong});
 }
 DTensor argmin(const DTensor& x) {
-  return of_all("argmin", x.detach(), [](const at::Tensor& t) { return at::argmin(t); });
+  return of_all("argmin", x.detach(), [](const at::Tensor& t) { return at::argmin(t); }, {at::kLong});
 }
 
 // --- with indices along a dimension
 
 namespace {
 
-// `f` removes dimension `over`, or leaves its length 1 with `keepdim`.
+// `f` removes dimension `dim`, or leaves its length 1 with `keepdim`.
 template <typename F>
 ValuesAndIndices picked(const char* op, const DTensor& x, std::int64_t dim, bool keepdim, const F& f) {
   return with_indices(op, x, dim, keepdim ? std::optional<std::int64_t>(1) : std::nullopt,
-                      [&](const at::Tensor& t, std::int64_t over) -> Pair { return f(t, over); });
+                      [&](const at::Tensor& t, std::int64_t d) -> Pair { return f(t, d); });
 }
 
-// `f` leaves dimension `over` as it is.
+// `f` leaves dimension `dim` as it is.
 template <typename F>
 ValuesAndIndices ordered(const char* op, const DTensor& x, std::int64_t dim, const F& f) {
-  return with_indices(op, x, dim, x.size(rules::dim_from_front(op, dim, x.dim())),
-                      [&](const at::Tensor& t, std::int64_t over) -> Pair { return f(t, over); });
+  const Sizes over = rules::dims_from_front(op, {dim}, x.dim());
+  return with_indices(op, x, dim, over.empty() ? 1 : x.size(over[0]),
+                      [&](const at::Tensor& t, std::int64_t d) -> Pair { return f(t, d); });
 }
 
 }  // namespace

@@ -56,8 +56,8 @@ DTensor to(const DTensor& x, at::ScalarType dtype) {
 }
 MantissaAndExponent frexp(const DTensor& x) {
   const auto rule = [](Inputs inputs) { return rules::elementwise("frexp", inputs, kNone); };
-  const std::vector<DTensor> both = call_for_all(
-      "frexp", {x}, rule, {x.size()}, [](Inputs inputs) { return to_tensors(at::frexp(inputs[0].local_tensor())); });
+  const auto compute = [](Inputs inputs) { return to_tensors(at::frexp(inputs[0].local_tensor())); };
+  const std::vector<DTensor> both = call_for_all("frexp", {x}, rule, {x.size()}, compute, {x.scalar_type(), at::kInt});
   return {both[0], both[1]};
 }
 DTensor celu(const DTensor& x, const Scalar& alpha) {
@@ -149,9 +149,8 @@ namespace {
 
 template <typename F>
 DTensor of_three(const char* op, const AnyTensor& a, const AnyTensor& b, const AnyTensor& c, const F& f) {
-  return pointwise(op, on_one_mesh(op, {a, b, c}), [&](Inputs inputs) -> Tensor {
-    return f(inputs[0].local_tensor(), inputs[1].local_tensor(), inputs[2].local_tensor());
-  });
+  return elementwise(op, on_one_mesh(op, {a, b, c}), kNone,
+                     [&](const std::vector<Tensor>& t) -> Tensor { return f(t[0], t[1], t[2]); });
 }
 
 }  // namespace

@@ -32,7 +32,10 @@ DTensor matmul(const AnyTensor& a, const AnyTensor& b) {
 DTensor addmm(const AnyTensor& x, const AnyTensor& a, const AnyTensor& b, const at::Scalar& beta,
               const at::Scalar& alpha) {
   const std::vector<DTensor> inputs = on_one_mesh("addmm", {x, a, b});
-  return add(mul(inputs[0], beta), mul(matmul(inputs[1], inputs[2]), alpha));
+  // As in ATen, x does not count if beta is 0, even if it is not finite.
+  const auto zeros_as = [](const at::Tensor& t) { return zeros_from(t.sizes().vec(), {t}); };
+  const DTensor added = beta.equal(0) ? unary("addmm", inputs[0], Linearity::linear, zeros_as) : mul(inputs[0], beta);
+  return add(added, mul(matmul(inputs[1], inputs[2]), alpha));
 }
 
 DTensor scaled_mm(const DTensor& a, const DTensor& b, const AnyTensor& scale_a, const AnyTensor& scale_b,

@@ -17,9 +17,9 @@ namespace tessera::dtensor {
 
 namespace {
 
-// Returns the dtype in which numbers are drawn for x, whose values may be integers.
+// Returns the dtype in which numbers are drawn to decide on elements of x, whose values may be integers.
 at::ScalarType drawn_type(const DTensor& x) {
-  return at::isFloatingType(x.scalar_type()) ? x.scalar_type() : at::kDouble;
+  return at::isFloatingType(x.scalar_type()) ? at::toOpMathType(x.scalar_type()) : at::kDouble;
 }
 
 // Fills x by f(numbers), in place. The numbers are drawn in `dtype`.
@@ -106,7 +106,8 @@ DTensor bernoulli(const DTensor& x, PhiloxGenerator& generator) {
   if (mesh.has_this_rank()) {
     const at::Tensor& local = result.local_tensor();
     const at::Tensor numbers =
-        random_local(result.layout(), *mesh.coordinate(), local.options(), generator, Distribution::uniform);
+        random_local(result.layout(), *mesh.coordinate(), local.options().dtype(at::toOpMathType(local.scalar_type())),
+                     generator, Distribution::uniform);
     result = DTensor(mesh, result.layout(), numbers.lt(local).to(local.scalar_type()));
   }
   advance(generator, x.numel());
@@ -145,7 +146,7 @@ DTensor multinomial(const DTensor& x, std::int64_t samples, PhiloxGenerator& gen
   const auto rule = [&](Inputs inputs) {
     OpRule given = rules::along_dims(inputs, {x.dim() - 1});
     given.output_size = size;
-    return given;
+    return with_dtypes(given, {at::kLong});
   };
   const DTensor weights_of_all = x.detach();
   DTensor result = call("multinomial", {&weights_of_all, 1}, rule, [&](Inputs inputs) -> at::Tensor {

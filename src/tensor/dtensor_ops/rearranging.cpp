@@ -94,9 +94,10 @@ DTensor constant_pad_nd(const DTensor& x, const Sizes& pad, const at::Scalar& va
 }
 
 DTensor one_hot(const DTensor& x, std::int64_t classes) {
-  if (classes == -1 && x.device_mesh().has_this_rank()) {
+  if (classes == -1) {
     if (x.numel() == 0) fail(ErrorCode::invalid_argument, "one_hot of no element: expected the number of classes");
-    classes = amax(x).redistribute({}, false).local_tensor().item<std::int64_t>() + 1;
+    const at::Tensor greatest = amax(x).redistribute({}, false).local_tensor();
+    classes = x.device_mesh().has_this_rank() ? greatest.item<std::int64_t>() + 1 : 0;
   }
   const auto rule = [&](Inputs inputs) {
     OpRule along = rules::along_dims(inputs, {});
@@ -107,9 +108,11 @@ DTensor one_hot(const DTensor& x, std::int64_t classes) {
 }
 
 DTensor bucketize(const DTensor& x, const DTensor& boundaries, bool out_int32, bool right) {
-  return along_dims("bucketize", std::vector<DTensor>{x, boundaries}, Sizes(), [&](Inputs inputs) {
+  const auto compute = [&](Inputs inputs) {
     return at::bucketize(inputs[0].local_tensor(), inputs[1].local_tensor(), out_int32, right);
-  });
+  };
+  return along_dims("bucketize", std::vector<DTensor>{x, boundaries}, Sizes(), compute,
+                    {out_int32 ? at::kInt : at::kLong});
 }
 
 }  // namespace tessera::dtensor

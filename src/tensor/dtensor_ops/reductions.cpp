@@ -1,6 +1,8 @@
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/all.h>
 #include <ATen/ops/amax.h>
 #include <ATen/ops/amin.h>
+#include <ATen/ops/any.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/histc.h>
@@ -45,12 +47,10 @@ std::int64_t volume_of(const char* op, const DTensor& x, const Sizes& dims) {
   return count;
 }
 
-// Returns x minus its maximum along `dim`, so that no exponential overflows, in at least single precision.
+// Returns x, widened, minus its maximum along `dim`, so that no exponential overflows.
 DTensor shifted(const DTensor& x, std::int64_t dim) {
-  const DTensor reduced = x.redistribute(x.grad_placements(), false);
-  const bool is_half = x.scalar_type() == at::kHalf || x.scalar_type() == at::kBFloat16;
-  const DTensor wide = is_half ? to(reduced, at::kFloat) : reduced;
-  return sub(wide, amax(wide.detach(), {dim}, true));
+  const DTensor wide = widened(x.redistribute(x.grad_placements(), false));
+  return x.size(dim) == 0 ? wide : sub(wide, amax(wide.detach(), {dim}, true));
 }
 
 }  // namespace
@@ -89,11 +89,12 @@ DTensor rms_norm(const DTensor& x, const Sizes& normalized_shape, const std::opt
   const Sizes over = last_dims("rms_norm", x, normalized_shape);
   const std::vector<DTensor> inputs = inputs_of({&x}, {&weight});
   return along_dims("rms_norm", inputs, over, [&](Inputs local) {
-    const at::Tensor& t = local[0].local_tensor();
+    const at::ScalarType dtype = x.scalar_type();
+    const at::Tensor t = local[0].local_tensor().to(at::toOpMathType(dtype));
     const double added = eps.value_or(t.scalar_type() == at::kDouble ? std::numeric_limits<double>::epsilon()
                                                                      : std::numeric_limits<float>::epsilon());
     const at::Tensor result = t * at::rsqrt(at::square(t).mean(over, true) + added);
-    return weight ? result * local[1].local_tensor() : result;
+    return (weight ? result * local[1].local_tensor() : result).to(dtype);
   });
 }
 
@@ -153,8 +154,7 @@ DTensor batch_norm(const DTensor& x, const std::optional<DTensor>& weight, const
          : running_mean || running_var ? "one"
                                        : "none");
   }
-  const bool is_half = x.scalar_type() == at::kHalf || x.scalar_type() == at::kBFloat16;
-  const DTensor wide = is_half ? to(x, at::kFloat) : x;
+  const DTensor wide = widened(x);
   Sizes over(x.size().size() - 1, 0);
   std::iota(over.begin() + 1, over.end(), 2);
   const DTensor mean = training ? without_partials(dtensor::mean(wide, over, true)) : for_channels(*running_mean, x);
@@ -172,12 +172,12 @@ DTensor batch_norm(const DTensor& x, const std::optional<DTensor>& weight, const
 }
 
 DTensor softmax(const DTensor& x, std::int64_t dim) {
-  const std::int64_t over = rules::dim_from_front("softmax", dim, x.dim());
-  if (is_sharded_along(x, over)) {
-    const DTensor exponentials = exp(shifted(x, over));
-    return to(div(exponentials, sum(exponentials, {over}, true)), x.scalar_type());
+  const Sizes over = rules::dims_from_front("softmax", {dim}, x.dim());
+  if (!over.empty() && is_sharded_along(x, over[0])) {
+    const DTensor exponentials = exp(shifted(x, over[0]));
+    return to(div(exponentials, sum(exponentials, over, true)), x.scalar_type());
   }
-  return along_dims("softmax", x, {over}, [&](const at::Tensor& t) { return at::softmax(t, over); });
+  return along_dims("softmax", x, over, [&](const at::Tensor& t) { return at::softmax(t, dim); });
 }
 
 DTensor safe_softmax(const DTensor& x, std::int64_t dim) {
@@ -186,17 +186,18 @@ DTensor safe_softmax(const DTensor& x, std::int64_t dim) {
 }
 
 DTensor log_softmax(const DTensor& x, std::int64_t dim) {
-  const std::int64_t over = rules::dim_from_front("log_softmax", dim, x.dim());
-  if (is_sharded_along(x, over)) {
-    const DTensor shift = shifted(x, over);
-    return to(sub(shift, log(sum(exp(shift), {over}, true))), x.scalar_type());
+  const Sizes over = rules::dims_from_front("log_softmax", {dim}, x.dim());
+  if (!over.empty() && is_sharded_along(x, over[0])) {
+    const DTensor shift = shifted(x, over[0]);
+    return to(sub(shift, log(sum(exp(shift), over, true))), x.scalar_type());
   }
-  return along_dims("log_softmax", x, {over}, [&](const at::Tensor& t) { return at::log_softmax(t, over); });
+  return along_dims("log_softmax", x, over, [&](const at::Tensor& t) { return at::log_softmax(t, dim); });
 }
 
 DTensor sum(const DTensor& x, const Sizes& dims, bool keepdim) {
-  return reduction("sum", x, dims, keepdim, Placement::partial(),
-                   [&](const at::Tensor& t, const Sizes& over) { return at::sum(t, over, keepdim); });
+  return reduction(
+      "sum", x, dims, keepdim, Placement::partial(),
+      [&](const at::Tensor& t, const Sizes& over) { return at::sum(t, over, keepdim); }, summed_dtypes(x));
 }
 
 DTensor nansum(const DTensor& x, const Sizes& dims, bool keepdim) {
@@ -210,7 +211,10 @@ DTensor mean(const DTensor& x, const Sizes& dims, bool keepdim) {
     fail(ErrorCode::invalid_argument, "mean of {}: expected a floating-point or complex dtype",
          c10::toString(x.scalar_type()));
   }
-  return div(sum(x, dims, keepdim), volume_of("mean", x, dims));
+  const auto count = static_cast<double>(volume_of("mean", x, dims));
+  return reduction("mean", x, dims, keepdim, Placement::partial(), [&](const at::Tensor& t, const Sizes& over) {
+    return at::sum(t, over, keepdim, at::toOpMathType(t.scalar_type())).div(count).to(t.scalar_type());
+  });
 }
 
 DTensor amax(const DTensor& x, const Sizes& dims, bool keepdim) {
@@ -225,46 +229,85 @@ DTensor amin(const DTensor& x, const Sizes& dims, bool keepdim) {
                    [&](const at::Tensor& t, const Sizes& over) { return at::amin(t, over, keepdim); });
 }
 
-DTensor var(const DTensor& x, const Sizes& dims, std::int64_t correction, bool keepdim) {
-  const DTensor deviations = sub(x, mean(x, dims, true));
+namespace {
+
+// Returns |x|^2.
+DTensor squared_magnitude(const DTensor& x) { return square(at::isComplexType(x.scalar_type()) ? abs(x) : x); }
+
+// Returns the variance of widened(x).
+DTensor wide_var(const DTensor& x, const Sizes& dims, std::int64_t correction, bool keepdim) {
+  const DTensor wide = widened(x), deviations = sub(wide, mean(wide, dims, true));
   const double count = static_cast<double>(volume_of("var", x, dims) - correction);
-  return div(sum(square(deviations), dims, keepdim), std::max(count, 0.0));
+  return div(sum(squared_magnitude(deviations), dims, keepdim), std::max(count, 0.0));
+}
+
+}  // namespace
+
+DTensor var(const DTensor& x, const Sizes& dims, std::int64_t correction, bool keepdim) {
+  return narrowed_as(x, wide_var(x, dims, correction, keepdim));
 }
 
 DTensor std(const DTensor& x, const Sizes& dims, std::int64_t correction, bool keepdim) {
-  return sqrt(var(x, dims, correction, keepdim));
+  return narrowed_as(x, sqrt(wide_var(x, dims, correction, keepdim)));
 }
 
 DTensor prod(const DTensor& x, const Sizes& dims, bool keepdim) {
   // The gradient needs the factors of the other ranks.
   const std::optional<Placement> partial =
       x.requires_grad() ? std::nullopt : std::optional(Placement::partial(ReduceOp::product));
-  return reduction("prod", x, dims, keepdim, partial, [&](at::Tensor t, const Sizes& over) {
+  const auto compute = [&](at::Tensor t, const Sizes& over) {
+    if (over.empty()) return at::prod(t);
     for (auto dim = over.rbegin(); dim != over.rend(); ++dim) t = at::prod(t, *dim, keepdim);
     return t;
-  });
+  };
+  return reduction("prod", x, dims, keepdim, partial, compute, summed_dtypes(x));
 }
 
 DTensor logsumexp(const DTensor& x, const Sizes& dims, bool keepdim) {
-  const DTensor greatest = amax(x.detach(), dims, true);
+  if (volume_of("logsumexp", x, dims) == 0) return log(sum(exp(x), dims, keepdim));  // there is no maximum
+  const DTensor wide = widened(x), greatest = amax(wide.detach(), dims, true);
   const DTensor shift = masked_fill(greatest, eq(abs(greatest), std::numeric_limits<double>::infinity()), 0);
-  const DTensor result = add(log(sum(exp(sub(x, shift)), dims, true)), shift);
-  return keepdim ? result : sum(result, dims);  // over dimensions of size 1
+  const DTensor result = add(log(sum(exp(sub(wide, shift)), dims, true)), shift);
+  return narrowed_as(x, keepdim ? result : sum(result, dims));  // over dimensions of size 1
 }
 
+namespace {
+
+// Reduces the mask of elements that are not 0 by `f` along one dimension after the other, and across ranks by `op`.
+template <typename F>
+DTensor reduced_mask(const char* name, const DTensor& x, const Sizes& dims, bool keepdim, ReduceOp op, const F& f) {
+  const auto compute = [&](at::Tensor t, const Sizes& over) {
+    for (auto dim = over.rbegin(); dim != over.rend(); ++dim) t = f(t, *dim);
+    return t.to(at::kByte);
+  };
+  return to(reduction(name, ne(x, 0), dims, keepdim, Placement::partial(op), compute, {at::kByte}), at::kBool);
+}
+
+}  // namespace
+
 DTensor any(const DTensor& x, const Sizes& dims, bool keepdim) {
-  return to(amax(to(ne(x, 0), at::kByte), dims, keepdim), at::kBool);
+  return reduced_mask("any", x, dims, keepdim, ReduceOp::max,
+                      [&](const at::Tensor& t, std::int64_t dim) { return at::any(t, dim, keepdim); });
 }
 
 DTensor all(const DTensor& x, const Sizes& dims, bool keepdim) {
-  return to(amin(to(ne(x, 0), at::kByte), dims, keepdim), at::kBool);
+  return reduced_mask("all", x, dims, keepdim, ReduceOp::min,
+                      [&](const at::Tensor& t, std::int64_t dim) { return at::all(t, dim, keepdim); });
+}
+
+DTensor wide_powsum(const DTensor& x, double p, const Sizes& dims, bool keepdim) {
+  if (!std::isfinite(p)) fail(ErrorCode::invalid_argument, "powsum of order {}: expected a finite number", p);
+  const DTensor wide = widened(x);
+  if (p == 0) return sum(to(ne(x.detach(), 0), c10::toRealValueType(wide.scalar_type())), dims, keepdim);
+  if (p == 1) return sum(abs(wide), dims, keepdim);
+  return sum(p == 2 ? squared_magnitude(wide) : pow(abs(wide), p), dims, keepdim);
 }
 
 DTensor powsum(const DTensor& x, double p, const Sizes& dims, bool keepdim) {
-  if (!std::isfinite(p)) fail(ErrorCode::invalid_argument, "powsum of order {}: expected a finite number", p);
-  if (p == 0) return sum(to(ne(x.detach(), 0), x.scalar_type()), dims, keepdim);
-  if (p == 1) return sum(abs(x), dims, keepdim);
-  return sum(p == 2 ? square(x) : pow(abs(x), p), dims, keepdim);
+  const DTensor powers = wide_powsum(x, p, dims, keepdim);
+  if (at::toOpMathType(x.scalar_type()) == x.scalar_type()) return powers;
+  // Unlike `to`, this narrows each rank's part of the sum.
+  return unary("powsum", powers, Linearity::linear, [&](const at::Tensor& t) { return t.to(x.scalar_type()); });
 }
 
 DTensor root(const DTensor& powers, double p) {
@@ -277,7 +320,7 @@ DTensor root(const DTensor& powers, double p) {
 DTensor vector_norm(const DTensor& x, double p, const Sizes& dims, bool keepdim) {
   if (std::isnan(p)) fail(ErrorCode::invalid_argument, "vector_norm of order {}: expected a number", p);
   if (std::isinf(p)) return p > 0 ? amax(abs(x), dims, keepdim) : amin(abs(x), dims, keepdim);
-  return root(powsum(x, p, dims, keepdim), p);
+  return narrowed_as(x, root(wide_powsum(x, p, dims, keepdim), p));
 }
 
 DTensor histc(const DTensor& x, std::int64_t bins, const at::Scalar& min, const at::Scalar& max) {

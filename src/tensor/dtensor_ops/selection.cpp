@@ -47,8 +47,11 @@ std::int64_t to_number(const Number& number) {
 DTensor cat(const std::vector<DTensor>& tensors, std::int64_t dim) {
   check_any("cat", tensors);
   const std::int64_t along = rules::dim_from_front("cat", dim, tensors[0].dim());
+  at::ScalarType dtype = tensors[0].scalar_type();
+  for (const DTensor& tensor : tensors) dtype = at::promoteTypes(dtype, tensor.scalar_type());
   return call(
-      "cat", tensors, [&](Inputs inputs) { return rules::cat(inputs, static_cast<std::size_t>(along)); },
+      "cat", tensors,
+      [&](Inputs inputs) { return with_dtypes(rules::cat(inputs, static_cast<std::size_t>(along)), {dtype}); },
       [&](Inputs inputs) { return at::cat(locals_of(inputs), along); });
 }
 
@@ -144,6 +147,16 @@ std::vector<DTensor> chunk(const DTensor& x, std::int64_t chunks, std::int64_t d
   return split(x, std::max<std::int64_t>((length + chunks - 1) / chunks, 1), dim);
 }
 
+namespace {
+
+// Returns whether the index is a tensor that counts as a number.
+bool is_number(const at::indexing::TensorIndex& i) {
+  return i.is_tensor() && i.tensor().dim() == 0 &&
+         at::isIntegralType(i.tensor().scalar_type(), /*includeBool=*/false) && !is_mask(i.tensor().scalar_type());
+}
+
+}  // namespace
+
 DTensor index(const DTensor& x, const std::vector<at::indexing::TensorIndex>& indices) {
   const auto dims_of = [](const at::indexing::TensorIndex& i) -> std::int64_t {
     if (i.is_none() || i.is_ellipsis()) return 0;
@@ -164,6 +177,8 @@ DTensor index(const DTensor& x, const std::vector<at::indexing::TensorIndex>& in
       dim += x.dim() - taken;
     } else if (i.is_integer()) {
       result = select(result, dim, to_number(i.integer()));
+    } else if (is_number(i)) {
+      result = select(result, dim, i.tensor().item<std::int64_t>());
     } else if (i.is_slice()) {
       result =
           slice(result, dim, to_number(i.slice().start()), to_number(i.slice().stop()), to_number(i.slice().step()));

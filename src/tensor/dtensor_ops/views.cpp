@@ -83,14 +83,15 @@ DTensor permute(const DTensor& x, const Sizes& dims) {
 }
 
 DTensor transpose(const DTensor& x, std::int64_t dim0, std::int64_t dim1) {
-  const std::int64_t first = rules::dim_from_front("transpose", dim0, x.dim());
-  const std::int64_t second = rules::dim_from_front("transpose", dim1, x.dim());
+  const Sizes first = rules::dims_from_front("transpose", {dim0}, x.dim());
+  const Sizes second = rules::dims_from_front("transpose", {dim1}, x.dim());
+  if (x.dim() == 0) return x;
   Sizes size = x.size();
   rules::DimMap map = same_dims(x);
-  std::swap(size[static_cast<std::size_t>(first)], size[static_cast<std::size_t>(second)]);
-  std::swap(map[static_cast<std::size_t>(first)], map[static_cast<std::size_t>(second)]);
+  std::swap(size[static_cast<std::size_t>(first[0])], size[static_cast<std::size_t>(second[0])]);
+  std::swap(map[static_cast<std::size_t>(first[0])], map[static_cast<std::size_t>(second[0])]);
   return mapped("transpose", x, size, map,
-                [&](const at::Tensor& local, const Sizes&) { return local.transpose(first, second); });
+                [&](const at::Tensor& local, const Sizes&) { return local.transpose(dim0, dim1); });
 }
 
 DTensor t(const DTensor& x) {

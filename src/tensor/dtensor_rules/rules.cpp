@@ -40,6 +40,10 @@ void refuse_sizes(const char* op, std::span<const DTensor> inputs, std::string_v
 }
 
 std::int64_t dim_from_front(const char* op, std::int64_t dim, std::int64_t dims) {
+  if (dims == 0) {
+    fail(ErrorCode::invalid_argument, "{} over dimension {} of a tensor of 0 dimensions: expected one or more", op,
+         dim);
+  }
   if (dim < -dims || dim >= dims) {
     fail(ErrorCode::invalid_argument, "{} over dimension {} of a tensor of {} dimensions: expected {} to {}", op, dim,
          dims, -dims, dims - 1);
@@ -49,14 +53,17 @@ std::int64_t dim_from_front(const char* op, std::int64_t dim, std::int64_t dims)
 
 Sizes dims_from_front(const char* op, const Sizes& dims, std::int64_t of) {
   Sizes result;
-  for (const std::int64_t dim : dims) result.push_back(dim_from_front(op, dim, of));
+  for (const std::int64_t dim : dims) {
+    const bool is_none = of == 0 && (dim == 0 || dim == -1);
+    result.push_back(is_none ? 0 : dim_from_front(op, dim, of));
+  }
   for (std::int64_t dim = 0; dims.empty() && dim < of; ++dim) result.push_back(dim);
   std::sort(result.begin(), result.end());
   if (std::adjacent_find(result.begin(), result.end()) != result.end()) {
     fail(ErrorCode::invalid_argument, "{} over dimensions {}, one of them twice: expected distinct dimensions", op,
          shape_to_string(dims));
   }
-  return result;
+  return of == 0 ? Sizes() : result;
 }
 
 std::optional<Sizes> broadcast(const Sizes& a, const Sizes& b) {

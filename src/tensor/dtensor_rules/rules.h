@@ -16,7 +16,8 @@ using Sizes = std::vector<std::int64_t>;
 
 // Returns `dim` of `dims` dimensions, counted from the front. Throws Error(invalid_argument) if it is out of range.
 std::int64_t dim_from_front(const char* op, std::int64_t dim, std::int64_t dims);
-// Returns `dims` counted from the front, ascending; all dimensions if `dims` is empty.
+// Returns `dims` counted from the front, ascending; all dimensions if `dims` is empty. As in ATen, 0 and -1 are valid
+// for a tensor without dimensions; for it, this returns none.
 Sizes dims_from_front(const char* op, const Sizes& dims, std::int64_t of);
 
 // Returns the size to which both are broadcast; nullopt if they do not broadcast to each other.

@@ -9,6 +9,7 @@
 #include <cmath>
 #include <set>
 
+#include "tensor/dtensor/mesh_groups.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/internal/step.h"
 #include "tessera/tensor/dtensor_factories.h"
@@ -79,7 +80,7 @@ DTensor TensorParallel::parameter(const std::string& name, const at::Tensor& loc
 at::Tensor TensorParallel::output(const DTensor& result) const { return state_->output(result); }
 
 at::Tensor TensorParallel::in_forward(const std::function<at::Tensor()>& forward) const {
-  return comm::in_step(std::span(&state_->mesh.group(), 1), "forward of a parallel layer", forward);
+  return comm::in_step(groups_of(state_->mesh), "forward of a parallel layer", forward);
 }
 
 void TensorParallel::check_not_parallelized(const char* operation) const {

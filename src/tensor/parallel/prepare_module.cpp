@@ -1,5 +1,6 @@
 #include "tessera/tensor/parallel/prepare_module.h"
 
+#include "tensor/dtensor/mesh_groups.h"
 #include "tensor/parallel/module_plan.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/internal/step.h"
@@ -10,7 +11,7 @@ namespace {
 
 std::vector<at::Tensor> prepared(const DeviceMesh& mesh, const std::vector<at::Tensor>& tensors,
                                  const TensorLayouts& given, const TensorLayouts& desired, const char* what) {
-  return comm::in_step(std::span(&mesh.group(), 1), "forward of a prepared module", [&] {
+  return comm::in_step(groups_of(mesh), "forward of a prepared module", [&] {
     if (tensors.size() != given.size()) {
       fail(ErrorCode::invalid_argument, "{} {} of a prepared module: expected {}, one for each layout", tensors.size(),
            what, given.size());

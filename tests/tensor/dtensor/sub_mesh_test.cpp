@@ -9,6 +9,7 @@
 #include "tessera/tensor/dtensor.h"
 #include "tessera/tensor/dtensor_factories.h"
 #include "tessera/tensor/dtensor_ops.h"
+#include "tessera/tensor/dtensor_ops/fft.h"
 
 namespace tessera {
 namespace {
@@ -80,6 +81,48 @@ TEST(SubMeshTest, RanksOutsideOfTheMeshTakePartInNothing) {
       }
     });
   }
+}
+
+TEST(SubMeshTest, ResultsHaveTheSameDtypeOnAllRanks) {
+  run_local(3, [](const ProcessGroup& group) {
+    const DeviceMesh mesh = DeviceMesh::of_ranks(group, {2}, {2, 0});
+    const bool is_in = mesh.has_this_rank();
+    const DTensor x = distribute_tensor(indexed({4, 4}) + 10 * at::eye(4, at::kDouble), mesh, {S0}),
+                  numbers = dtensor::to(x, at::kInt), is_large = dtensor::gt(x, 0),
+                  z = dtensor::view_as_complex(dtensor::view(x, {8, 2}));
+    const std::vector<std::pair<DTensor, at::ScalarType>> results = {
+        {numbers, at::kInt},
+        {is_large, at::kBool},
+        {dtensor::any(x), at::kBool},
+        {dtensor::isfinite(x), at::kBool},
+        {dtensor::where(is_large, numbers, 2), at::kInt},
+        {numbers + x, at::kDouble},
+        {dtensor::cat({numbers, x}), at::kDouble},
+        {dtensor::max(x, 0).values, at::kDouble},
+        {dtensor::max(x, 0).indices, at::kLong},
+        {dtensor::argmax(x), at::kLong},
+        {dtensor::sum(is_large), at::kLong},
+        {dtensor::prod(numbers, {0}), at::kLong},
+        {dtensor::cumsum(numbers, 0), at::kLong},
+        {dtensor::bucketize(x, dtensor::select(x, 0, 0), true), at::kInt},
+        {dtensor::frexp(x).exponent, at::kInt},
+        {z, at::kComplexDouble},
+        {dtensor::abs(z), at::kDouble},
+        {dtensor::imag(z), at::kDouble},
+        {dtensor::fft_rfft(x), at::kComplexDouble},
+        {dtensor::fft_irfft(z), at::kDouble},
+        {dtensor::linalg_eig(x).first, at::kComplexDouble},
+        {dtensor::linalg_lu_factor(x).second, at::kInt},
+    };
+    for (std::size_t i = 0; i < results.size(); ++i) EXPECT_EQ(results[i].first.scalar_type(), results[i].second) << i;
+    // Ops that need these dtypes.
+    EXPECT_EQ(dtensor::mean(dtensor::to(dtensor::eq(x, x), at::kFloat)).scalar_type(), at::kFloat);
+    EXPECT_EQ(dtensor::view_as_real(z).scalar_type(), at::kDouble);
+    const DTensor labels = dtensor::argmax(x, 1);
+    EXPECT_EQ(dtensor::cross_entropy(x, labels).scalar_type(), at::kDouble);
+    EXPECT_EQ(dtensor::one_hot(labels).size(), (Sizes{4, is_in ? 4 : 0}));
+    EXPECT_EQ(dtensor::index(x, {is_large}).size(), Sizes{is_in ? 16 : 0});
+  });
 }
 
 }  // namespace

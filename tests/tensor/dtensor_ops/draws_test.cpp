@@ -39,6 +39,19 @@ bool is_in_range(const at::Tensor& tensor, double least, double most) {
 // Returns the share of elements for which a mask is true.
 double share(const at::Tensor& mask) { return mask.to(at::kDouble).mean().item<double>(); }
 
+TEST(DistributionTest, RoundingToHalfPrecisionLeavesNoRange) {
+  run_local(1, [](const ProcessGroup& group) {
+    const DeviceMesh mesh(group, {1});
+    PhiloxGenerator generator(5);
+    for (const at::ScalarType dtype : {at::kHalf, at::kBFloat16}) {
+      const DTensor ones = dtensor::ones({1000, 100}, mesh, {}, dtype);
+      EXPECT_EQ(share(dtensor::bernoulli(ones, generator).full_tensor().eq(1)), 1);
+      EXPECT_EQ(share(dtensor::bernoulli_(dtensor::zeros_like(ones), generator, 1).full_tensor().eq(1)), 1);
+      EXPECT_TRUE(is_in_range(dtensor::randint_like(ones, generator, 0, 999).full_tensor(), 0, 998));
+    }
+  });
+}
+
 TEST(DistributionTest, NumbersAreTheSameOnAnyMesh) {
   at::Tensor expected;
   on_all_meshes({R, S0, S1, Placement::strided_shard(0, 2)}, [&](const DeviceMesh& mesh, const Placements& placements) {

@@ -45,12 +45,21 @@ const at::Tensor kSomeRows = at::tensor({4, 0, -5, 3, 1, -1}, at::kLong),
 
 std::vector<OpCase> reading_cases() {
   const at::Tensor table = kSomeRows.view({2, 3}), mask = at::tensor({1, 0, 1, 1, 0}, at::kLong).to(at::kBool),
-                   cells = at::arange(20).view({5, 4}).remainder(3).eq(0), some = at::tensor({3, 1}, at::kLong);
+                   cells = at::arange(20).view({5, 4}).remainder(3).eq(0), some = at::tensor({3, 1}, at::kLong),
+                   one = at::full({}, 1, at::kLong), two = at::tensor({0, 2}, at::kLong);
   return {
       {"index_rows",
        {{5, 4}},
        [=](Values v) { return dtensor::index(v[0], {numbers(v[0], table)}); },
        [=](Tensors a) { return a[0].index({table}); }},
+      {"index_number_as_tensor",
+       {{4, 2, 3}},
+       [=](Values v) {
+         return dtensor::index(v[0], std::vector<TensorIndex>{one, at::indexing::Slice(), two});
+       },
+       [=](Tensors a) {
+         return a[0][1].index({at::indexing::Slice(), two});
+       }},
       {"index_few_rows",
        {{5, 4}},
        [=](Values v) { return dtensor::index(v[0], {same(v[0], some)}); },

@@ -254,5 +254,21 @@ TEST(DTensorListTest, GradientsAreClippedToTheTotalNorm) {
   });
 }
 
+TEST(DTensorListTest, GradientsInHalfPrecisionAreClippedToTheirNormInFloat) {
+  run_local(2, [](const ProcessGroup& group) {
+    const DeviceMesh mesh(group, {2});
+    const DTensor parameter = distribute_tensor(at::zeros({10000}, at::kHalf), mesh, {S0}).requires_grad_();
+    for (const double element : {1e-4, 2000.0}) {  // in half precision, the squares are 0 and infinite
+      at::Tensor& gradient = parameter.local_tensor().mutable_grad();
+      gradient = at::full_like(parameter.local_tensor().detach(), element);
+      const double norm = element * 100;
+      EXPECT_NEAR(dtensor::clip_grad_norm_({parameter}, norm / 10).item<double>(), norm, norm * 1e-3);
+      EXPECT_NEAR(gradient.max().item<double>(), element / 10, element * 1e-2);
+      EXPECT_NEAR(dtensor::foreach_norm({parameter.grad().value()})[0].full_tensor().item<double>(), norm / 10,
+                  norm * 1e-2);
+    }
+  });
+}
+
 }  // namespace
 }  // namespace tessera

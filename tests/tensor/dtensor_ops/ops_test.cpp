@@ -4,11 +4,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "support/error_matchers.h"
 #include "tensor/dtensor_ops/op_cases.h"
 #include "tensor/mesh_support.h"
 #include "tessera/comm/local_ranks.h"
 #include "tessera/tensor/dtensor_op.h"
+#include "tessera/tensor/dtensor_ops/normalization.h"
 
 namespace tessera {
 namespace {
@@ -128,6 +131,88 @@ TEST(DTensorOpsTest, RowsOfAnEmbeddingAreThoseOfTheRankThatHasThem) {
                    "embedding: id 7 is out of range, expected 0 to 6");
     });
   }
+}
+
+TEST(DTensorOpsTest, ReductionsInHalfPrecisionAreComputedInFloat) {
+  run_local(2, [](const ProcessGroup& group) {
+    const DeviceMesh mesh(group, {2});
+    for (const Placement& placement : {R, S0}) {
+      const auto on = [&](const at::Tensor& full) { return distribute_tensor(full.to(at::kHalf), mesh, {placement}); };
+      const auto number = [](const DTensor& found) {
+        EXPECT_EQ(found.scalar_type(), at::kHalf);
+        return found.full_tensor().item<double>();
+      };
+      EXPECT_EQ(number(dtensor::mean(on(at::ones({100000})))), 1);
+      const DTensor far_apart = on(at::tensor({10.0, -10.0}).repeat({2000}));
+      EXPECT_NEAR(number(dtensor::var(far_apart)), 100, 0.1);
+      EXPECT_NEAR(number(dtensor::std(far_apart)), 10, 0.01);
+      EXPECT_NEAR(number(dtensor::vector_norm(on(at::full({10000}, 1e-4)))), 0.01, 1e-4);
+      EXPECT_NEAR(number(dtensor::vector_norm(on(at::full({4}, 300.0)))), 600, 0.5);
+      EXPECT_NEAR(number(dtensor::powsum(on(at::full({40000}, 1e-3)), 2)), 0.04, 1e-4);
+      EXPECT_NEAR(number(dtensor::logsumexp(on(at::zeros({70000})))), std::log(70000), 0.01);
+      const DTensor targets = distribute_tensor(at::zeros({70000}, at::kLong), mesh, {placement});
+      EXPECT_EQ(number(dtensor::nll_loss(on(at::full({70000, 2}, -2.0)), targets)), 2);
+    }
+  });
+}
+
+TEST(DTensorOpsTest, AnRmsNormInHalfPrecisionIsComputedInFloat) {
+  run_local(2, [](const ProcessGroup& group) {
+    const DeviceMesh mesh(group, {2});
+    const at::Tensor wide = indexed({2, 8}).to(at::kFloat);
+    wide[0][3] = 300;
+    const DTensor x = distribute_tensor(wide.to(at::kHalf), mesh, {S0});
+    const DTensor found = dtensor::rms_norm(x, {8}, distribute_tensor(at::full({8}, 2.0, at::kFloat), mesh));
+    EXPECT_EQ(found.scalar_type(), at::kHalf);
+    const at::Tensor expected = wide * (wide.square().sum(1, true) / 8).rsqrt() * 2;
+    EXPECT_TRUE(at::allclose(found.full_tensor().to(at::kFloat), expected, 1e-3, 1e-3));
+  });
+}
+
+TEST(DTensorOpsTest, ReductionsOfNothingAreThoseOfATen) {
+  run_local(2, [](const ProcessGroup& group) {
+    const DeviceMesh mesh(group, {2});
+    for (const Sizes& size : {Sizes{0, 4}, Sizes{3, 0}}) {
+      const at::Tensor full = at::zeros(size, at::kDouble);
+      for (const Placement& placement : {R, S0, S1}) {
+        const DTensor x = distribute_tensor(full, mesh, {placement});
+        EXPECT_TRUE(at::equal(dtensor::any(x).full_tensor(), full.any()));
+        EXPECT_TRUE(at::equal(dtensor::all(x).full_tensor(), full.all()));
+        for (const std::int64_t dim : {0, 1}) {
+          EXPECT_TRUE(at::equal(dtensor::any(x, {dim}).full_tensor(), full.any(dim)));
+          EXPECT_TRUE(at::equal(dtensor::all(x, {dim}, true).full_tensor(), full.all(dim, true)));
+          EXPECT_TRUE(at::equal(dtensor::logsumexp(x, {dim}).full_tensor(), at::logsumexp(full, Sizes{dim})));
+          EXPECT_EQ(dtensor::safe_softmax(x, dim).full_tensor().sizes(), size);
+        }
+      }
+    }
+  });
+}
+
+TEST(DTensorOpsTest, ATensorWithoutDimensionsTakesDimension0) {
+  run_local(2, [](const ProcessGroup& group) {
+    const DeviceMesh mesh(group, {2});
+    const at::Tensor full = at::full({}, 3.0, at::kDouble);
+    for (const Placement& placement : {R, P}) {
+      const DTensor x = testing::on_mesh(full, mesh, {placement});
+      for (const std::int64_t dim : {0, -1}) {
+        for (const DTensor& same :
+             {dtensor::sum(x, {dim}), dtensor::mean(x, {dim}), dtensor::prod(x, {dim}, true), dtensor::amax(x, {dim}),
+              dtensor::cumsum(x, dim), dtensor::cumprod(x, dim), dtensor::max(x, dim).values,
+              dtensor::min(x, dim, true).values, dtensor::sort(x, dim).values, dtensor::topk(x, 1, dim).values,
+              dtensor::kthvalue(x, 1, dim).values, dtensor::mode(x, dim).values, dtensor::flip(x, {dim}),
+              dtensor::transpose(x, dim, 0), dtensor::squeeze(x, dim), dtensor::vector_norm(x, 2, {dim}),
+              dtensor::softmax(x, dim) * 3, dtensor::log_softmax(x, dim) + 3}) {
+          EXPECT_TRUE(at::equal(same.full_tensor(), full)) << same.to_string();
+        }
+        EXPECT_EQ(dtensor::argmax(x, dim).full_tensor().item<std::int64_t>(), 0);
+        EXPECT_TRUE(dtensor::any(x, {dim}).full_tensor().item<bool>());
+      }
+      EXPECT_ERROR(dtensor::sum(x, {1}), ErrorCode::invalid_argument,
+                   "sum over dimension 1 of a tensor of 0 dimensions");
+      EXPECT_ERROR(dtensor::select(x, 0, 0), ErrorCode::invalid_argument, "select over dimension 0 of a tensor of 0");
+    }
+  });
 }
 
 TEST(DTensorOpsTest, EqualIsTheSameOnAllRanks) {

@@ -128,6 +128,10 @@ TEST(DTensorFactoryTest, TheDistributionsAreAsNamed) {
       // Neighbors are independent.
       EXPECT_NEAR((normal.slice(1, 1) * normal.slice(1, 0, -1)).mean().item<double>(), 0, 0.005);
     }
+    for (const at::ScalarType dtype : {at::kHalf, at::kBFloat16}) {
+      const at::Tensor uniform = dtensor::rand({1000, 100}, mesh, generator, {}, dtype).full_tensor();
+      EXPECT_TRUE(uniform.ge(0).logical_and(uniform.lt(1)).all().item<bool>());
+    }
   });
 }
 

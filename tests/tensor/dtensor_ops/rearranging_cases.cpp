@@ -174,6 +174,16 @@ std::vector<OpCase> complex_cases() {
          const at::Tensor x = at::view_as_complex(a[0]);
          return at::real(x) * at::imag(x);
        }},
+      {"norms_of_complex",
+       {{5, 3, 2}},
+       [](Values v) {
+         const DTensor x = dtensor::view_as_complex(v[0]);
+         return dtensor::vector_norm(x, 2, {0}) * dtensor::var(x, {0}) + dtensor::vector_norm(x, 0);
+       },
+       [](Tensors a) {
+         const at::Tensor deviations = a[0] - a[0].sum(0, true) / 5;
+         return a[0].square().sum(2).sum(0).sqrt() * deviations.square().sum(2).sum(0) / 4 + 15;
+       }},
       {"fft",
        {{5, 4}},
        [](Values v) { return dtensor::view_as_real(dtensor::fft_ifft(dtensor::fft_fft(v[0], std::nullopt, 0), 6, 1)); },

@@ -198,6 +198,26 @@ TEST(OpChoiceTest, NoOtherStrategiesOnTheMeshCostLess) {
   }
 }
 
+TEST(OpChoiceTest, AlongAMeshDimensionOfOneRankNothingIsCopied) {
+  for (const Sizes& shape : {Sizes{1}, Sizes{2, 1}}) {
+    run_local(static_cast<int>(mesh_size(shape)), [&](const ProcessGroup& group) {
+      const DeviceMesh mesh(group, shape);
+      for (const Placement& last : {R, S0, S1, P, kGreatest}) {
+        Placements placements(shape.size(), R);
+        placements.back() = last;
+        const DTensor x = on_mesh(indexed({4, 6}), mesh, placements);
+        const void* taken = nullptr;
+        const DTensor result = dtensor::pointwise("probe", {x}, [&](std::span<const DTensor> inputs) {
+          taken = inputs[0].local_tensor().data_ptr();
+          return inputs[0].local_tensor().sqrt();
+        });
+        EXPECT_EQ(taken, x.local_tensor().data_ptr()) << to_string(placements);
+        EXPECT_TRUE(at::equal(result.full_tensor(), indexed({4, 6}).sqrt()));
+      }
+    });
+  }
+}
+
 TEST(OpChoiceTest, CollectivesCostTimeByThemselves) {
   run_local(4, [](const ProcessGroup& group) {
     const DeviceMesh mesh(group, {4});

@@ -76,9 +76,10 @@ std::vector<DTensor> foreach_norm(const std::vector<DTensor>& xs, double p = 2);
 /// Returns powsum(x, p) of each x, without reducing partial results.
 std::vector<DTensor> foreach_powsum(const std::vector<DTensor>& xs, double p);
 
-/// Returns the norm of all elements of all tensors, as if they were one vector: [], on every rank; 0 for no tensors. It
-/// is not differentiable. This rank must be in the mesh of each tensor. Takes one collective for all tensors
-/// with equal placements on a mesh. PyTorch: torch.nn.utils.get_total_norm, for tensors of one mesh.
+/// Returns the norm of all elements of all tensors, as if they were one vector: [], on every rank; 0 for no tensors. Of
+/// tensors in half precision it is a float. It is not differentiable. This rank must be in the mesh of each tensor.
+/// Takes one collective for all tensors with equal placements on a mesh. PyTorch: torch.nn.utils.get_total_norm, for
+/// tensors of one mesh.
 at::Tensor get_total_norm(const std::vector<DTensor>& xs, double p = 2);
 /// Multiplies the gradients of `parameters` by max_norm / (norm + 1e-6) if that is less than 1, and returns the total
 /// norm that they had. Parameters without a gradient are left out. Every rank throws `Error(invalid_argument)` if the
