@@ -14,6 +14,7 @@
 #include <set>
 
 #include "fsdp/autocast.h"
+#include "fsdp/runtime/checkpointed_run.h"
 #include "fsdp/runtime/op_observer.h"
 #include "tessera/base/error.h"
 #include "tessera/fsdp/wrap.h"
@@ -180,6 +181,7 @@ struct Recomputed : torch::autograd::Function<Recomputed> {
       inputs.push_back(saved.detach().set_requires_grad(saved.requires_grad()));
     }
     const auto call = c10::static_intrusive_pointer_cast<Call>(context->saved_data["call"].toCapsule());
+    const CheckpointedRun repetition(CheckpointedRun::Kind::repetition, nullptr);
     const variable_list outputs = call->repeat(inputs);
     run_backward(outputs, gradients);
     variable_list input_gradients;
@@ -257,8 +259,12 @@ std::vector<at::Tensor> run_checkpointed(const std::vector<at::Tensor>& inputs, 
     return again(items);
   };
   const std::vector<std::int64_t> versions = versions_of(tensors);
-  std::vector<at::Tensor> outputs =
-      Recomputed::apply(at::TensorList(tensors), run, c10::make_intrusive<Call>(repeat, Surroundings::now(inputs)));
+  const auto first_run = [&] {
+    const CheckpointedRun first(CheckpointedRun::Kind::first, module);
+    return run();
+  };
+  std::vector<at::Tensor> outputs = Recomputed::apply(at::TensorList(tensors), Run(first_run),
+                                                      c10::make_intrusive<Call>(repeat, Surroundings::now(inputs)));
   const std::vector<std::int64_t> now = versions_of(tensors);
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     if (now[distinct.indices[i]] == versions[distinct.indices[i]]) continue;

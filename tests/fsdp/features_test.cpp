@@ -301,7 +301,7 @@ TORCH_MODULE(Watched);
 
 TEST(FsdpTest, NoMoreUnitsAreWholeThanTheOneThatComputesAndThoseThatArePrefetched) {
   run_local(2, [&](const ProcessGroup& group) {
-    for (const int prefetched : {0, 1, 2}) {
+    for (const auto& [prefetched, freezes] : {std::pair(0, false), {1, false}, {2, false}, {0, true}, {1, true}}) {
       const ShardedModule* sharded = nullptr;
       int highest = 0;
       const auto watch = [&] {
@@ -310,12 +310,19 @@ TEST(FsdpTest, NoMoreUnitsAreWholeThanTheOneThatComputesAndThoseThatArePrefetche
         highest = std::max(highest, gathered);
       };
       torch::nn::Sequential plain;
-      for (int i = 0; i < 6; ++i) plain->push_back(Wrap<Watched>(std::function<void()>(watch)));
+      for (int i = 0; i < 6; ++i) {
+        Wrap<Watched> layer{std::function<void()>(watch)};
+        layer->linear->bias.set_requires_grad(!freezes);
+        plain->push_back(std::move(layer));
+      }
       Options options;
       options.max_prefetched_units = prefetched;
       FullyShardedDataParallel<torch::nn::Sequential> model(plain, group, options);
       sharded = &model;
-      for (int step = 0; step < 3; ++step) model(at::ones({2, 5})).sum().backward();
+      for (int step = 0; step < 3; ++step) {
+        if (step == 1) model(at::ones({2, 5}));  // without a backward
+        model(at::ones({2, 5})).sum().backward();
+      }
       EXPECT_EQ(highest, 1 + prefetched);
       for (std::size_t i = 0; i < model.unit_count(); ++i) EXPECT_FALSE(model.handle(i).is_gathered());
     }

@@ -24,6 +24,13 @@ inline std::vector<at::Tensor> unsharded_grads(ShardedModule& model) {
   return grads;
 }
 
+// Sets gradients that are missing to 0, as those of parameters are that a unit has and does not use.
+inline void zero_missing_grads(const torch::nn::Module& module) {
+  for (const at::Tensor& param : module.parameters()) {
+    if (!param.grad().defined()) param.mutable_grad() = at::zeros_like(param);
+  }
+}
+
 inline void expect_same_grads(const std::vector<at::Tensor>& found, const torch::nn::Module& expected) {
   const std::vector<at::Tensor> params = unique_params(expected);
   ASSERT_EQ(found.size(), params.size());

@@ -34,8 +34,8 @@
 /// Collectives compare the ranks' calls: if the arguments of a rank are invalid, or differ where they must be equal,
 /// every rank throws, and the model stays usable. forward and backward do not compare. If one of them throws on a rank,
 /// the others throw an error naming it, as if it had died; if all ranks throw at the same place, the model stays
-/// usable. An exception between forward and backward, for example in the loss, is not noticed before the rank exits or
-/// calls the model again.
+/// usable. The gradients of units that a backward has reached before it throws are freed. An exception between forward
+/// and backward, for example in the loss, is not noticed before the rank exits or calls the model again.
 ///
 /// Keep the model's tensors while it is sharded: assign values with `copy_` or `set_data`, or in summon_full_params. In
 /// a forward after a registered parameter was replaced by another tensor, every rank that did so throws
@@ -101,7 +101,8 @@ struct Options {
   /// Selects the units and their options; by default every wrapped module is one. With a policy, any module can be. The
   /// model itself has the options stated here.
   WrapPolicy policy = nullptr;
-  /// Modules, including their submodules, and parameters that are not sharded and whose gradients are not averaged.
+  /// Modules, including their submodules, and parameters that are not sharded and whose gradients are not averaged. A
+  /// parameter of an ignored module is ignored in other modules that share it, too.
   std::vector<std::shared_ptr<torch::nn::Module>> ignored_modules;
   std::vector<at::Tensor> ignored_parameters;
   BackwardPrefetch backward_prefetch = BackwardPrefetch::pre;
@@ -235,8 +236,8 @@ class ShardedModule {
   void reshard(const torch::nn::Module* module = nullptr, bool recurse = true);
 
   /// A scope in which backward accumulates gradients without communication; the first backward after it reduces them
-  /// all. With `off` it has no effect: `auto guard = model.no_sync(is_last_of_the_batch)`. Throws
-  /// `Error(invalid_argument)` in forward and backward.
+  /// all, at its end also those of units that it does not reach. With `off` it has no effect: `auto guard =
+  /// model.no_sync(is_last_of_the_batch)`. Throws `Error(invalid_argument)` in forward and backward.
   ///
   /// Units that are not resharded after forward (shard_grad_op, hybrid_shard_zero2) stay gathered after such a
   /// backward, so the next forward gathers nothing. Each rank compares its own part with its shard there: if it was
@@ -268,6 +269,9 @@ class ShardedModule {
   ///       optimizers[unit].step();  // of model.handle(unit).params()
   ///       optimizers[unit].zero_grad();
   ///     });
+  ///
+  /// Checkpoint the activations inside units (`Wrap<Checkpointed<Block>>`): if a checkpointed call contains calls of
+  /// units, it is not known how many of them remain, and the hook is called for these units at the end of backward.
   ///
   /// Not called by a backward under no_sync. A new hook replaces the previous one; null removes it. Does not
   /// communicate. Throws `Error(invalid_argument)` in forward and backward.

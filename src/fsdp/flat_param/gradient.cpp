@@ -73,6 +73,9 @@ void FlatParamGradient::prepare_for_backward() {
   } else {
     for (const at::Tensor& param : handle_.params()) param.mutable_grad().reset();
   }
+  for (std::size_t i = 0; i < has_.size(); ++i) {
+    has_[i].awaited = has_[i].awaited || handle_.params()[i].requires_grad();
+  }
 }
 
 void FlatParamGradient::drop_reset() {
@@ -147,7 +150,7 @@ void FlatParamGradient::take_user_gradient(std::size_t param, const at::Tensor& 
   const at::Tensor view = handle_.sharded_view_of(sharded_, param);
   view.copy_(grad.detach().reshape(view.sizes()));
   pieces_[param].reset();
-  has_[param] = {false, true};
+  has_[param] = {.unsharded = false, .sharded = true};
 }
 
 bool FlatParamGradient::has_unsharded() const {
@@ -163,6 +166,7 @@ void FlatParamGradient::take(std::size_t param) {
          printable(handle_.layout().params()[param].fqn));
   }
   const c10::NoGradGuard no_grad;
+  has_[param].awaited = true;
   if (keeps_pieces_) return take_piece(param, std::exchange(grad, at::Tensor()));
   if (!unsharded_.defined()) {
     unsharded_ = empty_flat(handle_.layout().padded_unsharded_numel(), handle_.unsharded_->flat.options());
@@ -340,7 +344,7 @@ void FlatParamGradient::complete() {
 void FlatParamGradient::accumulate(const at::Tensor& reduced) {
   const at::Tensor& flat_param = handle_.flat_param();
   const at::ScalarType dtype = flat_param.scalar_type();
-  for (std::size_t i = 0; i < has_.size(); ++i) has_[i].sharded = handle_.params()[i].requires_grad();
+  for (HasGradient& has : has_) has.sharded = std::exchange(has.awaited, false) || has.sharded;
   if (flat_param.device() != reduced.device()) {
     land();
     const at::Tensor grad = reduced.to(dtype);
@@ -374,6 +378,7 @@ void FlatParamGradient::finish_reduce() {
 void FlatParamGradient::prepare_for_optim() {
   const c10::NoGradGuard no_grad;
   land();
+  free_unused();
   if (handle_.options().mixed_precision.keep_low_precision_grads && sharded_.defined()) {
     sharded_ = sharded_.to(handle_.compute_dtype_);
   }

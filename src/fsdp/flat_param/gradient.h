@@ -22,7 +22,7 @@
 //     replicas stream. finish_reduce() makes the current stream wait for it, and frees what was reduced after that.
 //   - With parameters on CPU, landing_ is what was copied there and not added to sharded_. The host waits for the copy
 //     when it needs sharded_.
-//   - has_[i].sharded implies that sharded_ is defined.
+//   - has_[i].sharded implies that sharded_ is defined. A parameter that is frozen keeps its gradient.
 //   - `grad` of the parameters is undefined after prepare_for_backward(). After prepare_for_optim() it is visible(i),
 //     or, without use_orig_params, that of the flat parameter is unsharded_ or else sharded_. These share memory with
 //     this object, so changes that the user makes in place are kept. Only gradients that unshard() sets are not read
@@ -98,6 +98,7 @@ class FlatParamGradient {
   at::Tensor spare_;  // memory of a sharded gradient that was freed
   struct HasGradient {
     bool unsharded = false, sharded = false;  // in unsharded_, in sharded_
+    bool awaited = false;  // of the next reduction; the same on all ranks, unless this rank's gradient was reset since
   };
   std::vector<HasGradient> has_;  // by parameter
 };

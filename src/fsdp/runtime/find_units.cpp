@@ -35,6 +35,9 @@ class Search {
       if (!module) fail(ErrorCode::invalid_argument, "ignored_modules contains null, expected modules");
       ignored_roots_.insert(module.get());
       for (const auto& inner : module->modules()) ignored_modules_.insert(inner.get());
+      for (const at::Tensor& param : module->parameters()) {  // other modules may share them
+        if (param.defined() && !FlatParamHandle::has(param)) ignored_params_.insert(param.unsafeGetTensorImpl());
+      }
     }
     for (const at::Tensor& param : options.ignored_parameters) {
       if (!param.defined()) {
@@ -193,6 +196,7 @@ class Search {
       fail(ErrorCode::invalid_argument, "the sharded module '{}' in this model {}, expected {}", printable(name), found,
            expected);
     };
+    inner.recover();
     expect(inner.is_idle() && !inner.is_summoned, "is in forward, backward or summon_full_params", "none of these");
     expect(inner.syncs_gradients, "is under no_sync", "that it is not");
     expect(!inner.post_reduce_hook, "has a hook after reductions", "it on this model: remove it");

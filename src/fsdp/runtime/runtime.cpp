@@ -8,18 +8,11 @@
 #include <utility>
 
 #include "fsdp/groups.h"
+#include "fsdp/runtime/checkpointed_run.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/internal/step.h"
 
 namespace tessera::fsdp {
-
-namespace {
-
-std::string quoted_name(const Unit& unit) {
-  return unit.name().empty() ? "the model itself" : fmt::format("'{}'", printable(unit.name()));
-}
-
-}  // namespace
 
 void Runtime::check_has_all_params(std::string_view function) const {
   if (has_all_params_) return;
@@ -52,7 +45,8 @@ void Runtime::agree(std::string_view step, std::exception_ptr failure) const {
   fsdp::agree(groups_, step, std::move(failure));
 }
 
-void Runtime::check_idle(std::string_view function) const {
+void Runtime::check_idle(std::string_view function) {
+  recover();
   if (is_idle()) return;
   fail(ErrorCode::invalid_argument, "{}: called in {} of the model, expected outside of forward and backward", function,
        in_forward_ ? "forward" : "backward");
@@ -62,7 +56,7 @@ void Runtime::check_summoned(const Unit& unit) const {
   if (unit.is_summoned) return;
   fail(ErrorCode::invalid_argument,
        "forward: {} was called in summon_full_params of other units, expected a call of what is unsharded",
-       quoted_name(unit));
+       unit.quoted_name());
 }
 
 std::vector<Unit*> Runtime::units_of(const torch::nn::Module& module, bool recurse) const {
@@ -91,10 +85,10 @@ Unit* Runtime::unit_of(const torch::nn::Module& module) const {
 
 // --- forward
 
-std::shared_ptr<Call> Runtime::begin_call(Unit& unit, bool may_have_gradient) {
+std::shared_ptr<Call> Runtime::begin_call(Unit& unit, bool may_have_gradient, bool is_implicit) {
   const bool was_in_forward = in_forward_;
   try {
-    return try_to_begin_call(unit, may_have_gradient);
+    return try_to_begin_call(unit, may_have_gradient, is_implicit);
   } catch (...) {
     if (&unit == root_ || is_idle()) report_failure(*root_, std::current_exception());
     if (in_forward_ && !was_in_forward) leave_forward();
@@ -102,15 +96,16 @@ std::shared_ptr<Call> Runtime::begin_call(Unit& unit, bool may_have_gradient) {
   }
 }
 
-std::shared_ptr<Call> Runtime::try_to_begin_call(Unit& unit, bool may_have_gradient) {
-  if (&unit == root_) {
+std::shared_ptr<Call> Runtime::try_to_begin_call(Unit& unit, bool may_have_gradient, bool is_implicit) {
+  recover();
+  if (&unit == root_ && !is_implicit) {
     begin_forward();
   } else if (is_idle()) {
     fail(
         ErrorCode::invalid_argument,
         "forward: {} was called while its parameters are sharded, expected a call of the FullyShardedDataParallel that "
         "contains it, or in summon_full_params",
-        quoted_name(unit));
+        unit.quoted_name());
   }
   const bool is_recomputed = in_backward_;  // by activation checkpointing
   if (!is_recomputed) {
@@ -118,7 +113,8 @@ std::shared_ptr<Call> Runtime::try_to_begin_call(Unit& unit, bool may_have_gradi
     if (std::find(calls_.begin(), calls_.end(), &unit) == calls_.end()) unit.first_call = clock_ + 1;
     calls_.push_back(&unit);
   }
-  auto call = std::make_shared<Call>(Call{unit, unit.first_call, ++clock_, 0, nullptr, 0, false});
+  auto call = std::make_shared<Call>(Call{.unit = unit, .first = unit.first_call, .begin = ++clock_});
+  call->has_own_graph = is_recomputed;
   if (unit.handle() != nullptr) {
     unit.handle()->set_training_state(TrainingState::forward);
     unshard_for_call(unit);
@@ -146,6 +142,7 @@ void Runtime::begin_forward() {
   }
   cast_buffers(/*own_dtype=*/in_full_precision_);
   forward_records_graph_ = c10::GradMode::is_enabled();
+  defer_hooks_of_repetition();
   begin_step();
   before_ = std::exchange(calls_, {});
   events_before_ = std::exchange(events_, {});
@@ -187,26 +184,12 @@ void Runtime::cast_input(const Unit& unit, at::Tensor& tensor) const {
   }
 }
 
-void Runtime::hook_output(const std::shared_ptr<Call>& call, const at::Tensor& tensor) {
-  tensor.register_hook([this, alive = alive_, call](const at::Tensor& /*gradient*/) {
-    if (!*alive) {
-      fail(
-          ErrorCode::invalid_argument,
-          "backward: the FullyShardedDataParallel that computed this result was destroyed, or is a part of another one "
-          "since, expected backward before");
-    }
-    in_backward([&] { pre_backward(call); });
-  });
-}
-
 void Runtime::end_call(const std::shared_ptr<Call>& call, bool has_gradient) {
   Unit& unit = call->unit;
   call->end = ++clock_;
+  if (CheckpointedRun::first() != nullptr) unit.may_be_repeated = true;
   if (in_backward_) return;  // its backward follows
-  if (has_gradient) {
-    ++unit.calls_ahead;
-    call->is_ahead = true;
-  }
+  if (has_gradient) call->ahead = unit.ahead;
   // Without gradients, backward may still repeat the call.
   const bool may_be_reached = has_gradient || !c10::GradMode::is_enabled();
   if (may_be_reached && std::find(ended_.begin(), ended_.end(), &unit) == ended_.end()) ended_.push_back(&unit);
@@ -265,7 +248,7 @@ void Runtime::check_implicit_call(const Unit& unit) const {
   fail(ErrorCode::unsupported,
        "forward: {} is used without a call through its Wrap, and cast_forward_inputs is true, expected that its module "
        "is held and called as a Wrap, so that its inputs can be cast",
-       quoted_name(unit));
+       unit.quoted_name());
 }
 
 // Returns whether this is the last call of forward, judging by the previous forward. Its backward is the first.
@@ -298,7 +281,7 @@ void Runtime::check_order(const Event& next) {
   const auto name_of = [&](int rank) {
     const auto theirs = static_cast<std::size_t>(all[rank].item<std::int64_t>());
     if (theirs / 2 >= known.size()) return std::string("ended forward");
-    return (theirs % 2 == 0 ? "calls " : "unshards ") + quoted_name(*known[theirs / 2]);
+    return (theirs % 2 == 0 ? "calls " : "unshards ") + known[theirs / 2]->quoted_name();
   };
   for (int rank = 1; rank < group.size(); ++rank) {
     if (all[rank].item<std::int64_t>() == all[0].item<std::int64_t>()) continue;
@@ -314,7 +297,7 @@ void Runtime::check_order(const Event& next) {
 void Runtime::check_order_with_before(const Event& next) {
   const auto name_of = [](const Event& event) -> std::string {
     if (event.unit == nullptr) return "the end of forward";
-    return event.is_call ? quoted_name(*event.unit) : fmt::format("unshard of {}", quoted_name(*event.unit));
+    return event.is_call ? event.unit->quoted_name() : fmt::format("unshard of {}", event.unit->quoted_name());
   };
   const Event expected = expected_ < events_before_.size() ? events_before_[expected_] : Event{nullptr, true};
   if (next == expected) {
@@ -351,7 +334,7 @@ void Runtime::check_kept(Unit& unit) const {
   fail(ErrorCode::invalid_argument,
        "forward: parameters of {} were changed while they were gathered, by unshard or since a backward under no_sync, "
        "expected a call of unshard or reshard after the change",
-       quoted_name(unit));
+       unit.quoted_name());
 }
 
 // On a device, the host may be many calls ahead. So memory that units have freed is returned, after its last use, when
@@ -385,208 +368,6 @@ void Runtime::cast_buffers(bool own_dtype) {
     const at::ScalarType wanted = own_dtype ? buffer.dtype : buffer.compute_dtype;
     if (buffer.tensor.scalar_type() != wanted) buffer.tensor.set_data(buffer.tensor.detach().to(wanted));
   }
-}
-
-// --- backward
-
-void Runtime::pre_backward(const std::shared_ptr<Call>& call) {
-  RECORD_USER_SCOPE("FullyShardedDataParallel.pre_backward");
-  const bool creates_graph = c10::GradMode::is_enabled();
-  const c10::NoGradGuard no_grad;
-  if (!in_backward_) begin_backward();
-  if (creates_graph) {
-    fail(ErrorCode::unsupported,
-         "backward of a sharded model: create_graph is true, expected false: gradients of gradients need parameters "
-         "that are sharded again by then");
-  }
-  if (call->backward == backward_) return;  // another result of the same call
-  call->backward = backward_;
-  complete_after(call->end);
-  Unit& unit = call->unit;
-  if (unit.handle() == nullptr) return;
-  open(call);
-  unit.handle()->set_training_state(TrainingState::backward_pre);
-  if (unit.prepared_in != backward_) unit.handle()->prepare_gradient_for_backward();
-  unit.prepared_in = backward_;
-  unshard_for_call(unit);
-  unit.use_accumulators(true);  // for calls that are repeated
-  if (options_.backward_prefetch == BackwardPrefetch::pre) prefetch_backward(unit);
-}
-
-// Notices that a backward has ended by an exception: autograd destroys its callbacks then, without calling them.
-class Runtime::BackwardEnd {
- public:
-  BackwardEnd(Runtime& runtime, std::shared_ptr<bool> alive) : runtime_(runtime), alive_(std::move(alive)) {}
-  ~BackwardEnd() {
-    if (has_ended_ || !*alive_) return;
-    const std::string& why = runtime_.why_backward_failed_;
-    for (const ProcessGroup& group : runtime_.groups_) {
-      comm::leave_step(group, "backward of a sharded model", why.empty() ? "an exception in autograd" : why);
-    }
-  }
-  BackwardEnd(const BackwardEnd&) = delete;
-  BackwardEnd& operator=(const BackwardEnd&) = delete;
-  void end() {
-    if (*alive_) {
-      runtime_.in_backward([this] {
-        runtime_.end_backward();
-        runtime_.meet();
-      });
-    }
-    has_ended_ = true;
-  }
-
- private:
-  Runtime& runtime_;
-  std::shared_ptr<bool> alive_;
-  bool has_ended_ = false;
-};
-
-// Data that was assigned to parameters after forward is that of backward, too, where it gathers them again.
-void Runtime::write_back_before_backward() {
-  for (Unit* unit : units_) {
-    const bool wrote = unit->handle()->write_back_params();
-    if (!unit->handle()->is_stale() && (!wrote || is_sharded(unit->handle()->options().strategy))) continue;
-    fail(ErrorCode::invalid_argument,
-         "backward: data was assigned to parameters of {} after forward, expected none: they are not gathered again",
-         quoted_name(*unit));
-  }
-}
-
-void Runtime::begin_backward() {
-  in_backward_ = true;
-  ++backward_;
-  why_backward_failed_.clear();
-  at_end_of_backward([end = std::make_shared<BackwardEnd>(*this, alive_)] { end->end(); });
-  write_back_before_backward();
-  begin_step();
-}
-
-template <typename F>
-void Runtime::in_backward(const F& f) {
-  try {
-    f();
-  } catch (const std::exception& error) {
-    if (why_backward_failed_.empty()) why_backward_failed_ = printable(std::string_view(error.what()).substr(0, 1000));
-    throw;
-  }
-}
-
-void Runtime::open(const std::shared_ptr<Call>& call) {
-  Unit& unit = call->unit;
-  if (std::exchange(call->is_ahead, false) && unit.calls_ahead > 0) --unit.calls_ahead;
-  if (unit.open_calls.empty()) {
-    const auto after = std::find_if(open_.begin(), open_.end(),
-                                    [&](Unit* other) { return other->open_calls.front()->first > call->first; });
-    open_.insert(after, &unit);
-  }
-  unit.open_calls.push_back(call);
-  if (const auto& accumulators = call->accumulators) {
-    if (accumulators->backward != backward_ || accumulators->waiting == 0) {
-      accumulators->waiting = accumulators->nodes.size();
-    }
-    accumulators->backward = backward_;
-  }
-}
-
-void Runtime::complete_done_units() {
-  while (!open_.empty() && open_.back()->is_done()) complete(*open_.back());
-}
-
-// Called when the engine has reached a result of a call that ended at `end`.
-void Runtime::complete_after(std::uint64_t end) {
-  const auto is_over = [&](const Unit& unit) {
-    return unit.calls_ahead == 0 && std::all_of(unit.open_calls.begin(), unit.open_calls.end(),
-                                                [&](const auto& call) { return call->begin > end; });
-  };
-  while (!open_.empty() && (open_.back()->is_done() || is_over(*open_.back()))) complete(*open_.back());
-}
-
-void Runtime::complete(Unit& unit) {
-  RECORD_USER_SCOPE("FullyShardedDataParallel.post_backward");
-  const c10::NoGradGuard no_grad;
-  FlatParamHandle& handle = *unit.handle();
-  open_.erase(std::find(open_.begin(), open_.end(), &unit));
-  unit.open_calls.clear();
-  handle.set_training_state(TrainingState::backward_post);
-  reshard_after_backward(unit);
-  unit.use_accumulators(false);
-  if (syncs_gradients && handle.requires_grad()) {
-    while (std::find(reducing_.begin(), reducing_.end(), &unit) != reducing_.end()) finish_oldest_reduction();
-    handle.start_reduce_gradient();
-    reducing_.push_back(&unit);
-    // The sum over the replicas of one unit overlaps with the sum within the group of the next one.
-    if (options_.replicas && reducing_.size() > 1)
-      reducing_[reducing_.size() - 2]->handle()->continue_reduce_gradient();
-    while (reducing_.size() > (options_.replicas ? 2 : 1)) finish_oldest_reduction();
-  }
-  if (options_.backward_prefetch == BackwardPrefetch::post) prefetch_backward(unit);
-}
-
-// Gradients that are not reduced leave the shards as they are, so that the next forward can use what is gathered. Units
-// that are resharded after forward are not kept: it would take the memory that this saves. PyTorch:
-// _should_free_in_backward.
-void Runtime::reshard_after_backward(Unit& unit) {
-  const ShardingStrategy strategy = unit.handle()->options().strategy;
-  unit.is_kept =
-      !syncs_gradients && unit.handle()->is_gathered() && is_sharded(strategy) && !reshards_after_forward(strategy);
-  unit.handle()->reshard(/*frees_unsharded=*/!unit.is_kept);
-}
-
-void Runtime::finish_oldest_reduction() {
-  RECORD_USER_SCOPE("FullyShardedDataParallel.reduce");
-  Unit& unit = *reducing_.front();
-  reducing_.pop_front();
-  const auto begin = std::chrono::steady_clock::now();
-  unit.handle()->finish_reduce_gradient();
-  waited_ += std::chrono::steady_clock::now() - begin;
-  unit.awaits_hook = true;
-  if (unit.calls_ahead == 0 && unit.open_calls.empty()) call_post_reduce_hook(unit);
-}
-
-// The hook may change the parameters, so backward must no longer need them.
-void Runtime::call_post_reduce_hook(Unit& unit) {
-  if (!std::exchange(unit.awaits_hook, false) || !post_reduce_hook) return;
-  unit.handle()->prepare_gradient_for_optim();
-  post_reduce_hook(static_cast<std::size_t>(std::find(units_.begin(), units_.end(), &unit) - units_.begin()));
-  unit.handle()->write_back_params();
-  unit.handle()->adopt_visible_gradients();
-}
-
-void Runtime::prefetch_backward(const Unit& unit) {
-  const auto found = std::find(ended_.rbegin(), ended_.rend(), &unit);
-  if (found == ended_.rend()) return;
-  const auto count = std::min<std::ptrdiff_t>(ended_.rend() - found - 1, options_.max_prefetched_units);
-  std::for_each(found + 1, found + 1 + count, [this](Unit* next) { prefetch(*next); });
-}
-
-void Runtime::end_backward() {
-  const c10::NoGradGuard no_grad;
-  while (!open_.empty()) complete(*open_.back());
-  while (!reducing_.empty()) finish_oldest_reduction();
-  for (Unit* unit : units_) {
-    reshard_after_backward(*unit);
-    unit->handle()->set_training_state(TrainingState::idle);
-    unit->use_accumulators(false);
-    unit->calls_ahead = 0;
-    call_post_reduce_hook(*unit);
-    if (unit->prepared_in == backward_) unit->handle()->prepare_gradient_for_optim();
-  }
-  end_step();
-  in_backward_ = false;
-}
-
-// Cleans up after a backward that threw.
-void Runtime::abandon() {
-  open_.clear();
-  for (Unit* unit : units_) unit->open_calls.clear();
-  const auto hook = std::exchange(post_reduce_hook, nullptr);  // not of gradients that are incomplete
-  end_backward();
-  for (Unit* unit : units_) {
-    unit->is_kept = false;
-    unit->handle()->free_unsharded();
-  }
-  post_reduce_hook = hook;
 }
 
 }  // namespace tessera::fsdp

@@ -4,8 +4,10 @@
 // Order in backward: among the nodes that are ready, the autograd engine runs the one that was created last, but nodes
 // that accumulate a gradient immediately. So when it reaches a result of a call, backward of all calls that began after
 // that call had ended is over: their gradients have arrived or never will. Units are completed (resharded, and their
-// reduction started) from the last called to the first, each as soon as its gradients have arrived or the engine has
-// passed it. This order is the same on all ranks, even if a parameter has a gradient on some ranks only.
+// reduction started) from the last called to the first, each as soon as the engine has passed it, or its gradients have
+// arrived if backward does not need it after that (Call::tells_end). This order is the same on all ranks, even if a
+// parameter has a gradient on some ranks only. A unit whose gradient was accumulated under no_sync, and that the next
+// backward does not reach, is reduced at its end.
 
 #include <torch/nn/module.h>
 
@@ -51,7 +53,9 @@ class Runtime {
   bool is_idle() const { return !in_forward_ && !in_backward_; }
   double communication_seconds() const { return std::chrono::duration<double>(waited_).count(); }
   // Throws Error(invalid_argument) unless idle. `function` is the name of the caller.
-  void check_idle(std::string_view function) const;
+  void check_idle(std::string_view function);
+  // Cleans up after a backward that threw, if that has not been done.
+  void recover();
 
   // Returns all groups whose ranks have a part of the model: those of units, the model's own, the replicas, and the
   // groups along the dimensions of a tensor parallel model's mesh.
@@ -96,8 +100,8 @@ class Runtime {
   // Frees what is gathered of these units. A collective.
   void reshard(const torch::nn::Module& module, bool recurse);
 
-  // With `may_have_gradient` backward may reach the call.
-  std::shared_ptr<Call> begin_call(Unit& unit, bool may_have_gradient);
+  // With `may_have_gradient` backward may reach the call. `is_implicit`: it is not made through a Wrap.
+  std::shared_ptr<Call> begin_call(Unit& unit, bool may_have_gradient, bool is_implicit = false);
   void cast_input(const Unit& unit, at::Tensor& tensor) const;
   void hook_output(const std::shared_ptr<Call>& call, const at::Tensor& tensor);
   void end_call(const std::shared_ptr<Call>& call, bool has_gradient);
@@ -128,7 +132,7 @@ class Runtime {
   std::unique_ptr<Unit> make_unit(const FoundUnit& found, std::exception_ptr& failure);
   void take_units(const std::vector<FoundUnit>& found);
   std::unique_ptr<Unit> release(Unit& unit);
-  std::shared_ptr<Call> try_to_begin_call(Unit& unit, bool may_have_gradient);
+  std::shared_ptr<Call> try_to_begin_call(Unit& unit, bool may_have_gradient, bool is_implicit);
   void begin_forward();
   void end_forward(bool has_gradient);
   void leave_forward();
@@ -163,10 +167,13 @@ class Runtime {
   void open(const std::shared_ptr<Call>& call);
   void complete_after(std::uint64_t end);
   void complete(Unit& unit);
+  void start_reduction(Unit& unit);
   void reshard_after_backward(Unit& unit);
   void finish_oldest_reduction();
+  void defer_hooks_of_repetition();
   void call_post_reduce_hook(Unit& unit);
   void end_backward();
+  void leave_backward();
 
   std::shared_ptr<torch::nn::Module> module_;
   ProcessGroup group_;
@@ -203,6 +210,7 @@ class Runtime {
   std::vector<Unit*> ended_;           // units in the order in which their first calls ended that backward may reach
 
   std::uint64_t backward_ = 0;
+  bool has_backward_failed_ = false;
   std::string why_backward_failed_;  // if a part of it did that belongs to this class
   std::vector<Unit*> open_;          // reached by backward and not completed, in the order of their calls
   std::deque<Unit*> reducing_;

@@ -1,6 +1,7 @@
 #include "fsdp/runtime/unit.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "fsdp/runtime/runtime.h"
 #include "tessera/base/error.h"
@@ -22,7 +23,8 @@ void Wrappable::refuse_checkpoint(const torch::nn::Module& module) {
 }
 
 Unit::Unit(Runtime& runtime, std::string name, std::unique_ptr<FlatParamHandle> handle, torch::nn::Module& module)
-    : runtime_(&runtime),
+    : ahead(std::make_shared<char>()),
+      runtime_(&runtime),
       name_(std::move(name)),
       handle_(std::move(handle)),
       module_(module),
@@ -32,6 +34,10 @@ Unit::Unit(Runtime& runtime, std::string name, std::unique_ptr<FlatParamHandle> 
   handle_->use_streams(runtime.streams());
   renew_accumulators();
   use_accumulators(false);
+}
+
+std::string Unit::quoted_name() const {
+  return name_.empty() ? "the model itself" : fmt::format("'{}'", printable(name_));
 }
 
 Unit::~Unit() {
@@ -45,7 +51,7 @@ void Unit::move_to(Runtime& runtime, std::string name, const std::string& prefix
   handle_->add_prefix(prefix);
   handle_->use_full_precision(false);
   handle_->use_streams(runtime.streams());
-  calls_ahead = 0;
+  ahead = std::make_shared<char>();
   renew_accumulators();
   use_accumulators(false);
 }
@@ -65,13 +71,19 @@ std::shared_ptr<Accumulators> Unit::accumulators() {
   if (accumulators_ && accumulators_->nodes == now->nodes && accumulators_->tells_end == now->tells_end) {
     return accumulators_;
   }
-  const std::weak_ptr<Accumulators> awaited = now;
+  hooked_.resize(params.size());
   for (std::size_t k = 0; k < now->nodes.size(); ++k) {
-    after_node(now->nodes[k], [link = link_, awaited, param = now->params[k]] {
-      const std::shared_ptr<Accumulators> found = awaited.lock();
-      if (link->unit != nullptr && found) link->unit->on_gradient(*found, param);
+    const Accumulator& node = now->nodes[k];
+    const std::size_t param = now->params[k];
+    if (std::exchange(hooked_[param], node) == node) continue;
+    after_node(node, [link = link_, id = node.get(), param] {
+      if (link->unit != nullptr) link->unit->on_gradient(id, param);
     });
   }
+  in_graphs_.erase(
+      std::remove_if(in_graphs_.begin(), in_graphs_.end(), [](const auto& other) { return other.expired(); }),
+      in_graphs_.end());
+  in_graphs_.push_back(now);
   return accumulators_ = now;
 }
 
@@ -109,20 +121,28 @@ void Unit::refuse_gradient(std::size_t param) const {
        printable(handle_->layout().params()[param].fqn), printable(name_));
 }
 
-void Unit::on_gradient(Accumulators& accumulators, std::size_t param) {
+void Unit::on_gradient(const void* node, std::size_t param) {
   const OnComputation on(*runtime_->streams());
   if (open_calls.empty()) {
     handle_->params()[param].mutable_grad().reset();
     refuse_gradient(param);
   }
   handle_->take_gradient(param);
-  if (accumulators.backward != runtime_->backward() || accumulators.waiting == 0) return;
-  if (--accumulators.waiting == 0) runtime_->complete_done_units();
+  bool is_last = false;
+  for (const std::weak_ptr<Accumulators>& each : in_graphs_) {
+    const std::shared_ptr<Accumulators> awaited = each.lock();
+    if (!awaited || awaited->backward != runtime_->backward() || awaited->waiting == 0) continue;
+    const auto found = std::lower_bound(awaited->params.begin(), awaited->params.end(), param);
+    if (found == awaited->params.end() || *found != param) continue;
+    if (awaited->nodes[static_cast<std::size_t>(found - awaited->params.begin())].get() != node) continue;
+    is_last = --awaited->waiting == 0 || is_last;
+  }
+  if (is_last) runtime_->complete_done_units();
 }
 
 bool Unit::is_done() const {
   return std::all_of(open_calls.begin(), open_calls.end(), [](const std::shared_ptr<Call>& call) {
-    return call->accumulators && call->accumulators->tells_end && call->accumulators->waiting == 0;
+    return call->tells_end && call->accumulators && call->accumulators->tells_end && call->accumulators->waiting == 0;
   });
 }
 

@@ -29,9 +29,13 @@ struct Call {
   Unit& unit;
   std::uint64_t first;  // when the unit was first called in the same forward, by the runtime's clock
   std::uint64_t begin, end = 0;
-  std::shared_ptr<Accumulators> accumulators;
-  std::uint64_t backward = 0;  // the number of the backward that reached the call last
-  bool is_ahead = false;       // whether the call is counted in the unit's calls_ahead
+  std::shared_ptr<Accumulators> accumulators = nullptr;
+  std::uint64_t backward = 0;                   // the number of the backward that reached the call last
+  std::shared_ptr<const void> ahead = nullptr;  // counts it in the unit's calls_ahead(), until backward reaches it
+  // Whether its gradients arrive from a graph of its own, which activation checkpointing records in backward. Other
+  // calls of a unit share a graph, in which each gradient arrives once.
+  bool has_own_graph = false;
+  bool tells_end = true;  // whether backward no longer needs the unit once all gradients of the call have arrived
 };
 
 class Unit {
@@ -44,6 +48,8 @@ class Unit {
 
   Runtime& runtime() const { return *runtime_; }
   const std::string& name() const { return name_; }
+  // Returns the name for messages.
+  std::string quoted_name() const;
   torch::nn::Module& module() const { return module_; }
   FlatParamHandle* handle() const { return handle_.get(); }
   // Makes this a unit of a model that contains the previous one, where its name is `name` and the names of its
@@ -65,25 +71,29 @@ class Unit {
   // Whether what is gathered outlives the beginning of the next forward: after `unshard`, and after a backward under
   // no_sync with a strategy that does not reshard after forward.
   bool is_kept = false;
-  bool is_summoned = false;           // unsharded by summon_full_params; of the model itself: all units are
-  std::int64_t running_forwards = 0;  // calls through a Wrap that have not ended
+  bool is_summoned = false;          // unsharded by summon_full_params; of the model itself: all units are
+  std::vector<Call*> running_calls;  // those through a Wrap that have not ended
   // Returns whether a call is running, or backward has reached one: the unit is unsharded then.
-  bool is_in_use() const { return running_forwards != 0 || !open_calls.empty(); }
+  bool is_in_use() const { return !running_calls.empty() || !open_calls.empty(); }
 
   // --- in a backward
 
   std::vector<std::shared_ptr<Call>> open_calls;  // reached by backward, and not known to have ended
-  std::int64_t calls_ahead = 0;                   // calls of forward that backward has not reached
-  std::uint64_t first_call = 0;                   // the clock at the unit's first call in the latest forward
-  std::uint64_t prepared_in = 0;                  // the number of the backward that the gradient was prepared for
-  bool awaits_hook = false;                       // whether the gradient was reduced since the hook was called
+  std::shared_ptr<const void> ahead;              // see calls_ahead(); calls that it counts have a copy
+  // Returns the number of calls that backward may reach and has not reached. Calls end with their graph.
+  std::int64_t calls_ahead() const { return ahead.use_count() - 1; }
+  std::uint64_t first_call = 0;   // the clock at the unit's first call in the latest forward
+  std::uint64_t prepared_in = 0;  // the number of the backward that the gradient was prepared for
+  bool awaits_reduction = false;  // whether a backward under no_sync left it to the next one
+  bool awaits_hook = false;       // whether the gradient was reduced since the hook was called
+  bool may_be_repeated = false;   // whether checkpointed calls contain calls, which calls_ahead() does not count
 
  private:
   // Shared with the hooks, which may outlive the unit.
   struct Link {
     Unit* unit;
   };
-  void on_gradient(Accumulators& accumulators, std::size_t param);
+  void on_gradient(const void* node, std::size_t param);
   [[noreturn]] void refuse_gradient(std::size_t param) const;
 
   Runtime* runtime_;
@@ -92,8 +102,10 @@ class Unit {
   torch::nn::Module& module_;
   Wrappable* wrappable_;  // the module, or null if it is not held in a Wrap
   std::shared_ptr<Link> link_ = std::make_shared<Link>(Link{this});
-  std::shared_ptr<Accumulators> accumulators_;  // the latest
-  std::vector<Accumulator> refusing_;           // by parameter; made when first needed
+  std::shared_ptr<Accumulators> accumulators_;          // the latest
+  std::vector<std::weak_ptr<Accumulators>> in_graphs_;  // these, and those of graphs that were recorded before
+  std::vector<Accumulator> hooked_;                     // by parameter: the node that on_gradient follows
+  std::vector<Accumulator> refusing_;                   // by parameter; made when first needed
 };
 
 }  // namespace tessera::fsdp

@@ -29,13 +29,13 @@ UnitCall::UnitCall(Unit& unit) : state_(std::make_unique<State>(unit)) {
   const UnobservedOps unobserved;
   runtime.implicit_calls()->finish();
   state_->call = runtime.begin_call(unit, c10::GradMode::is_enabled());
-  ++unit.running_forwards;
+  unit.running_calls.push_back(state_->call.get());
   if (&unit == &runtime.root()) state_->observer.emplace(runtime.implicit_calls());
 }
 
 UnitCall::~UnitCall() {
   if (!state_->call) return;
-  --state_->unit.running_forwards;
+  state_->unit.running_calls.pop_back();
   if (state_->has_ended) return;
   const UnobservedOps unobserved;
   state_->runtime.implicit_calls()->abandon();

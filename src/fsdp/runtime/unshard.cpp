@@ -21,6 +21,7 @@ void UnshardHandle::wait() {
 }
 
 UnshardHandle Runtime::unshard(const std::function<std::vector<Unit*>()>& find) {
+  recover();
   if (in_backward_ || is_summoned) return {};
   const UnobservedOps unobserved;
   std::vector<Unit*> units;

@@ -103,7 +103,7 @@ Problems to_parts(Dict& states, const Runtime& runtime, const ShardedParams& par
       const auto param = params.find(*name);
       if (param == params.end()) continue;
       for (const auto& [state_key, value] : of_param.get<Dict>()) {
-        if (!is_elementwise(value)) continue;
+        if (!is_elementwise(state_key, value, param->second.size())) continue;
         states.at(key).get<Dict>()[state_key] = param->second.part(piece_in(value, param->second));
       }
     } catch (const Error& error) {
@@ -145,7 +145,7 @@ void set_form(Dict& states, const Runtime& runtime, const ShardedParams& params,
 
 // Returns the state that `get` returns in another form. With `has_other_forms` its values may have any form, otherwise
 // those of sharded parameters are parts. A collective.
-StateDict in_form(const Runtime& runtime, StateDictType type, const StateOptions& options, bool has_other_forms,
+StateDict in_form(Runtime& runtime, StateDictType type, const StateOptions& options, bool has_other_forms,
                   const std::function<StateDict()>& get) {
   const c10::NoGradGuard no_grad;
   const ShardedParams params = sharded_params(runtime);
@@ -271,7 +271,8 @@ void ShardedModule::load_optim_state_dict(torch::optim::Optimizer& optimizer, co
     }
     Dict pieces;
     for (const auto& [key, item] : value.get<Dict>()) {
-      pieces[key] = is_elementwise(item) ? Value(piece_in(item, param->second)) : item;
+      const bool is_piece = is_elementwise(key, item, param->second.size());
+      pieces[key] = is_piece ? Value(piece_in(item, param->second)) : item;
     }
     states[name] = std::move(pieces);
   };

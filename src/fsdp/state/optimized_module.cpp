@@ -36,9 +36,10 @@ Dict with_parts(const Dict& state, const std::string& fqn, std::int64_t numel,
 
 }  // namespace
 
-bool is_elementwise(const Value& value) {
+bool is_elementwise(const Key& key, const Value& value, const std::vector<std::int64_t>& size) {
   const auto* tensor = value.get_if<at::Tensor>();
-  return value.is_any_tensor() && !(tensor != nullptr && tensor->dim() == 0);
+  if (tensor == nullptr || tensor->dim() != 0) return value.is_any_tensor();
+  return size.empty() && key != Key("step");  // a counter has no dimensions either
 }
 
 OptimizedModule::OptimizedModule(const Runtime& runtime)
@@ -156,7 +157,7 @@ Dict OptimizedModule::flat_state_of(const FlatParamHandle& handle, const Dict& s
       continue;
     }
     for (const auto& [key, value] : state->get<Dict>()) {
-      if (!is_elementwise(value)) {
+      if (!is_elementwise(key, value, handle.layout().params()[i].shape)) {
         flat[key] = value;
         continue;
       }

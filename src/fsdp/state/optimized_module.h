@@ -42,7 +42,7 @@ class OptimizedModule {
   std::map<std::string, std::string> others_;     // names in the model, by names in module_
 };
 
-// Returns whether a value of a parameter's state has one element per element of the parameter.
-bool is_elementwise(const Value& value);
+// Returns whether a value of the state of a parameter of this size has one element per element of the parameter.
+bool is_elementwise(const Key& key, const Value& value, const std::vector<std::int64_t>& size);
 
 }  // namespace tessera::fsdp

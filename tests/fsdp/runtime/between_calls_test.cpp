@@ -3,13 +3,18 @@
 #include <ATen/record_function.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/linear.h>
+#include <torch/optim/sgd.h>
 
 #include <chrono>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -350,6 +355,158 @@ TEST(FsdpTest, BuffersOfIgnoredModulesKeepTheirDtype) {
   options.ignored_parameters = {at::Tensor()};
   EXPECT_ERROR(FullyShardedDataParallel<SmallModel>(make_model(), {}, options), ErrorCode::invalid_argument,
                "ignored_parameters contains an undefined tensor");
+}
+
+TEST(FsdpFailedBackwardTest, AnythingMayFollowABackwardThatThrew) {
+  using Sharded = FullyShardedDataParallel<SmallModel>;
+  const std::vector<std::function<void(Sharded&, torch::optim::SGD&)>> nexts{
+      [](Sharded& model, torch::optim::SGD&) { const auto no_sync = model.no_sync(); },
+      [](Sharded& model, torch::optim::SGD&) { const auto no_sync = model.no_sync(/*off=*/true); },
+      [](Sharded& model, torch::optim::SGD&) {
+        const StateDict state = model.state_dict(StateDictType::full, {.rank0_only = false});
+        EXPECT_TRUE(at::equal(state.at("scale").get<at::Tensor>(), make_model()->scale));
+      },
+      [](Sharded& model, torch::optim::SGD&) { model.summon_full_params([] {}); },
+      [](Sharded& model, torch::optim::SGD&) { EXPECT_EQ(model.clip_grad_norm_(1.0).item<double>(), 0.0); },
+      [](Sharded& model, torch::optim::SGD& optimizer) { model.optim_state_dict(optimizer); },
+      [](Sharded& model, torch::optim::SGD&) {
+        model.unshard();
+        EXPECT_EQ(model.handle(1).is_gathered(), is_sharded(model.options().strategy));
+      },
+      [](Sharded& model, torch::optim::SGD&) { model.reshard(); }};
+  SmallModel alone = make_model();
+  backward_of_all(alone, {0}, 2);
+  run_local(2, [&](const ProcessGroup& group) {
+    for (std::size_t i = 0; i < nexts.size(); ++i) {
+      Sharded model(make_model(), group, kWays[i % std::size(kWays)]);
+      torch::optim::SGD optimizer(model.parameters(), torch::optim::SGDOptions(0.1));
+      const at::Tensor input = batch_of(1, group.rank()).requires_grad_(true) * 1.0;
+      input.register_hook([](const at::Tensor&) { throw std::runtime_error("in backward"); });
+      EXPECT_THROW(loss_of(model(input)).backward(), std::runtime_error);
+      model.zero_grad();
+      nexts[i](model, optimizer);
+      loss_of(model(batch_of(0, group.rank()))).backward();
+      expect_same_grads(unsharded_grads(model), *alone);
+    }
+  });
+}
+
+struct TasksImpl : torch::nn::Module {
+  TasksImpl() {
+    trunk = register_module("trunk", Wrap<torch::nn::Linear>(5, 5));
+    for (int i = 0; i < 2; ++i) {
+      heads.push_back(register_module("head" + std::to_string(i), Wrap<torch::nn::Linear>(5, 3)));
+    }
+  }
+  at::Tensor forward(const at::Tensor& x, std::size_t task) { return heads[task](at::tanh(trunk(x))); }
+  Wrap<torch::nn::Linear> trunk{nullptr};
+  std::vector<Wrap<torch::nn::Linear>> heads;
+};
+TORCH_MODULE(Tasks);
+
+TEST(FsdpTest, GradientsOfUnitsThatOnlyBackwardsWithoutSynchronizationReachAreReduced) {
+  enum class Between { nothing, freezes, resets };
+  for (const Between between : {Between::nothing, Between::freezes, Between::resets}) {
+    const auto make = [] {
+      Tasks model;
+      fill(*model);
+      return model;
+    };
+    const auto change = [between](Tasks model) {
+      for (const at::Tensor& param : model->heads[0]->parameters()) {
+        if (between == Between::freezes) param.set_requires_grad(false);
+      }
+    };
+    constexpr int kRanks = 4;
+    Tasks alone = make();
+    for (int rank = 0; rank < kRanks; ++rank) {
+      if (between != Between::resets) {
+        (loss_of(alone->forward(batch_of(0, rank), 0)) / kRanks).backward();
+      }
+      (loss_of(alone->forward(batch_of(1, rank), 1)) / kRanks).backward();
+    }
+    run_local(kRanks, [&](const ProcessGroup& group) {
+      const HybridGroups hybrid = hybrid_groups(group, 2);
+      std::vector<Options> ways(std::begin(kWays), std::end(kWays));
+      ways.push_back(options_of(ShardingStrategy::hybrid_shard, true));
+      ways.back().replicas = hybrid.replicas;
+      for (const Options& way : ways) {
+        if (between == Between::freezes && !way.use_orig_params) continue;
+        Tasks plain = make();
+        FullyShardedDataParallel<Tasks> model(plain, way.replicas ? hybrid.shards : group, way);
+        {
+          const auto no_sync = model.no_sync();
+          loss_of(model(batch_of(0, group.rank()), 0)).backward();
+        }
+        change(plain);
+        if (between == Between::resets) model.zero_grad();
+        loss_of(model(batch_of(1, group.rank()), 1)).backward();
+        expect_same_grads(unsharded_grads(model), *alone);
+        model.clip_grad_norm_(1.0);
+      }
+    });
+  }
+}
+
+TEST(FsdpTest, AParameterThatIsFrozenKeepsItsGradient) {
+  const auto train = [](auto& model, SmallModel plain, int rank, int ranks, int steps) {
+    const auto backward = [&](int step) { (loss_of(model(batch_of(step, rank))) / ranks).backward(); };
+    backward(0);
+    if (steps == 1) return;
+    plain->first->up->weight.set_requires_grad(false);
+    backward(1);
+    plain->first->up->weight.set_requires_grad(true);
+    if (steps == 2) return;
+    for (const at::Tensor& param : unique_params(*plain)) {
+      if (param.grad().defined()) param.mutable_grad().zero_();
+    }
+    backward(2);
+  };
+  for (const int steps : {2, 3}) {
+    SmallModel alone = make_model();
+    std::vector<at::Tensor> sums;
+    for (const int rank : {0, 1}) {
+      SmallModel of_rank = make_model();
+      train(of_rank, of_rank, rank, 2, steps);
+      for (std::size_t i = 0; i < unique_params(*alone).size(); ++i) {
+        const at::Tensor grad = unique_params(*of_rank)[i].grad();
+        at::Tensor& sum = unique_params(*alone)[i].mutable_grad();
+        if (grad.defined()) sum = sum.defined() ? sum + grad : grad.clone();
+      }
+    }
+    run_local(2, [&](const ProcessGroup& group) {
+      for (const Options& way : kWays) {
+        if (!way.use_orig_params) continue;
+        FullyShardedDataParallel<SmallModel> model(make_model(), group, way);
+        train(model, model.module(), group.rank(), 1, steps);
+        expect_same_grads(unsharded_grads(model), *alone);
+      }
+    });
+  }
+}
+
+// Records how many hooks the node has that accumulates the gradient of `kept`.
+struct HookedImpl : torch::nn::Module {
+  HookedImpl() {
+    kept = register_parameter("kept", at::ones({5}));
+    toggled = register_parameter("toggled", at::ones({5}));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    hooks.push_back(torch::autograd::impl::grad_accumulator(kept)->post_hooks().size());
+    return x * kept * toggled;
+  }
+  at::Tensor kept, toggled;
+  std::vector<std::size_t> hooks;
+};
+TORCH_MODULE(Hooked);
+
+TEST(FsdpTest, NoHooksAreAddedToAParameterWhileAnotherIsFrozenAndUnfrozen) {
+  FullyShardedDataParallel<Hooked> model{Hooked()};
+  for (int step = 0; step < 20; ++step) {
+    model->toggled.set_requires_grad(step % 2 == 0);
+    model(at::ones({2, 5})).sum().backward();
+  }
+  EXPECT_EQ(model->hooks.back(), model->hooks.front());
 }
 
 }  // namespace

@@ -169,5 +169,101 @@ TEST(CheckpointedModelTest, StatesOfCheckpointedAndPlainModulesLoadIntoEachOther
   });
 }
 
+// Checkpointed calls use a layer three times and another one for each of some chunks, and all layers are in one unit.
+struct SharedLayersImpl : torch::nn::Module {
+  explicit SharedLayersImpl(int chunks_in) : chunks(chunks_in) {
+    in = register_module("in", torch::nn::Linear(5, 5));
+    shared = register_module("shared", torch::nn::Linear(5, 5));
+    head = register_module("head", torch::nn::Linear(5, 3));
+  }
+  at::Tensor forward(at::Tensor x) {
+    x = in(x);
+    for (int i = 0; i < 3; ++i) {
+      x = activation_checkpoint([this](const at::Tensor& y) { return at::tanh(shared(y)); }, x);
+    }
+    std::vector<at::Tensor> results;
+    for (const at::Tensor& chunk : x.chunk(chunks)) {
+      results.push_back(activation_checkpoint([this](const at::Tensor& y) { return head(y); }, chunk));
+    }
+    return at::cat(results);
+  }
+  torch::nn::Linear in{nullptr}, shared{nullptr}, head{nullptr};
+  int chunks;
+};
+TORCH_MODULE(SharedLayers);
+
+// A layer that uses one of its two weights, and one of the unit that contains it.
+struct BiasedImpl : torch::nn::Module {
+  explicit BiasedImpl(at::Tensor bias_in) : bias(std::move(bias_in)) {
+    used = register_module("used", torch::nn::Linear(5, 5));
+    unused = register_module("unused", torch::nn::Linear(5, 5));
+  }
+  at::Tensor forward(const at::Tensor& x) { return at::tanh(used(x) + bias); }
+  at::Tensor bias;  // no parameter of this module
+  torch::nn::Linear used{nullptr}, unused{nullptr};
+};
+TORCH_MODULE(Biased);
+
+template <typename Layer>
+struct SharedBiasImpl : torch::nn::Module {
+  SharedBiasImpl() {
+    bias = register_parameter("bias", at::ones({5}));
+    in = register_module("in", torch::nn::Linear(5, 5));
+    layer = register_module("layer", Layer(bias));
+    other = register_module("other", Layer(bias));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    return layer->forward(other->forward(layer->forward(layer->forward(other->forward(in(x))))));
+  }
+  at::Tensor bias;
+  torch::nn::Linear in{nullptr};
+  Layer layer{nullptr}, other{nullptr};
+};
+
+// Compares the gradients of sharded models, on 1 and 2 ranks, with those of one process.
+template <typename Make>
+void expect_gradients_of_one_process(const Make& make) {
+  for (const int ranks : {1, 2}) {
+    auto alone = make();
+    backward_of_all(alone, {0}, ranks);
+    zero_missing_grads(*alone);
+    run_local(ranks, [&](const ProcessGroup& group) {
+      for (const Options& way : kWays) {
+        FullyShardedDataParallel<decltype(make())> model(make(), group, way);
+        for (int times = 0; times < 2; ++times) {
+          model.zero_grad();
+          loss_of(model(batch_of(0, group.rank()))).backward();
+          for (std::size_t i = 0; i < model.unit_count(); ++i) {
+            EXPECT_FALSE(model.handle(i).is_gathered() && is_sharded(way.strategy));
+          }
+          expect_same_grads(unsharded_grads(model), *alone);
+        }
+      }
+    });
+  }
+}
+
+TEST(CheckpointedModelTest, SeveralCheckpointedCallsUseParametersOfTheModelsOwnUnit) {
+  for (int chunks = 1; chunks <= 4; ++chunks) {
+    expect_gradients_of_one_process([&] {
+      SharedLayers model(chunks);
+      fill(*model);
+      return model;
+    });
+  }
+}
+
+TEST(CheckpointedModelTest, CheckpointedUnitsThatAreCalledAgainUseSomeParametersAndOneOfTheModel) {
+  const auto make = [](auto layer) {
+    return [] {
+      auto model = std::make_shared<SharedBiasImpl<decltype(layer)>>();
+      fill(*model);
+      return torch::nn::ModuleHolder<SharedBiasImpl<decltype(layer)>>(model);
+    };
+  };
+  expect_gradients_of_one_process(make(Wrap<Checkpointed<Biased>>(nullptr)));
+  expect_gradients_of_one_process(make(Checkpointed<Wrap<Biased>>(nullptr)));
+}
+
 }  // namespace
 }  // namespace tessera::fsdp

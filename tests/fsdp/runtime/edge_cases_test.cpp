@@ -16,6 +16,7 @@
 #include <limits>
 #include <map>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -24,6 +25,7 @@
 #include "fsdp/small_model.h"
 #include "support/error_matchers.h"
 #include "tessera/comm/local_ranks.h"
+#include "tessera/fsdp/activation_checkpoint.h"
 #include "tessera/fsdp/meta_init.h"
 
 namespace tessera::fsdp {
@@ -417,6 +419,149 @@ TEST(FsdpEdgeTest, TrainingAfterAnEvaluationIsAsWithoutIt) {
           model.train();
         }
         model.zero_grad();
+        loss_of(model(batch_of(0, group.rank()))).backward();
+        expect_same_grads(unsharded_grads(model), *alone);
+      }
+    }
+  });
+}
+
+// A layer with a part that only some ranks use, and that may throw.
+struct SometimesImpl : torch::nn::Module {
+  SometimesImpl() {
+    always = register_module("always", torch::nn::Linear(5, 5));
+    extra = register_module("extra", torch::nn::Linear(5, 5));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    if (throws) throw std::runtime_error("in forward");
+    const at::Tensor y = at::tanh(always(x));
+    return uses_extra ? y + extra(x) : y;
+  }
+  torch::nn::Linear always{nullptr}, extra{nullptr};
+  bool uses_extra = false, throws = false;
+};
+TORCH_MODULE(Sometimes);
+
+struct SometimesStackImpl : torch::nn::Module {
+  SometimesStackImpl() {
+    for (int i = 0; i < 4; ++i) layers.push_back(register_module("layer" + std::to_string(i), Wrap<Sometimes>()));
+  }
+  at::Tensor forward(at::Tensor x) {
+    for (Wrap<Sometimes>& layer : layers) x = layer(x);
+    return x;
+  }
+  std::vector<Wrap<Sometimes>> layers;
+};
+TORCH_MODULE(SometimesStack);
+
+TEST(FsdpEdgeTest, ForwardsWithoutABackwardDoNotChangeTheNextOne) {
+  const auto make = [](int rank) {
+    SometimesStack model;
+    fill(*model);
+    model->layers[2]->uses_extra = rank == 0;
+    return model;
+  };
+  SometimesStack alone = make(0);
+  for (const int rank : {0, 1}) {
+    alone->layers[2]->uses_extra = rank == 0;
+    (loss_of(alone->forward(batch_of(0, rank))) / 2).backward();
+  }
+  zero_missing_grads(*alone);
+  run_local(2, [&](const ProcessGroup& group) {
+    for (const Options& way : kWays) {
+      FullyShardedDataParallel<SometimesStack> model(make(group.rank()), group, way);
+      for (int times = 0; times < 3; ++times) {
+        const at::Tensor batch = batch_of(0, group.rank());
+        if (times == 1) model(batch);
+        if (times == 2) {
+          model->layers.back()->throws = true;
+          EXPECT_THROW(model(batch), std::runtime_error);
+          model->layers.back()->throws = false;
+        }
+        model.zero_grad();
+        loss_of(model(batch)).backward();
+        expect_same_grads(unsharded_grads(model), *alone);
+      }
+    }
+  });
+}
+
+// Multiplies by a weight that another module may have, too.
+struct TimesImpl : torch::nn::Module {
+  explicit TimesImpl(const at::Tensor& weight_in) { weight = register_parameter("weight", weight_in); }
+  at::Tensor forward(const at::Tensor& x) { return at::matmul(x, weight.t()); }
+  at::Tensor weight;
+};
+TORCH_MODULE(Times);
+
+struct TiedImpl : torch::nn::Module {
+  TiedImpl() {
+    embedding = register_module("embedding", Times(at::ones({3, 5})));
+    in = register_module("in", Wrap<torch::nn::Linear>(5, 5));
+    head = register_module("head", Wrap<Times>(embedding->weight));
+  }
+  at::Tensor forward(const at::Tensor& x) { return head(at::tanh(in(x))) + embedding(x); }
+  Times embedding{nullptr};
+  Wrap<torch::nn::Linear> in{nullptr};
+  Wrap<Times> head{nullptr};
+};
+TORCH_MODULE(Tied);
+
+TEST(FsdpEdgeTest, AParameterOfAnIgnoredModuleIsIgnoredWhereAnotherModuleSharesIt) {
+  const auto make = [] {
+    Tied model;
+    fill(*model);
+    return model;
+  };
+  run_local(2, [&](const ProcessGroup& group) {
+    for (Options way : kWays) {
+      Tied plain = make(), alone = make();
+      way.ignored_modules = {plain->embedding.ptr()};
+      FullyShardedDataParallel<Tied> model(plain, group, way);
+      EXPECT_THAT(names_of_units(model), ElementsAre("in"));
+      torch::optim::SGD optimizer(model.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+      loss_of(model(batch_of(0, group.rank()))).backward();
+      loss_of(alone->forward(batch_of(0, group.rank()))).backward();
+      EXPECT_TRUE(at::allclose(model->head->weight.grad(), alone->head->weight.grad()));  // this rank's own
+      optimizer.step();
+      const StateDict state = model.state_dict(StateDictType::full, {.rank0_only = false});
+      for (const char* name : {"embedding.weight", "head.weight"}) {
+        EXPECT_TRUE(at::equal(state.at(name).get<at::Tensor>(), plain->embedding->weight)) << name;
+      }
+      const StateDict optim = model.optim_state_dict(optimizer, StateDictType::full, {.rank0_only = false});
+      const Dict& states = optim.at("state").get<Dict>();
+      EXPECT_EQ(states.size(), 3u);
+      const auto& momentum = states.at("embedding.weight").get<Dict>().at("momentum_buffer").get<at::Tensor>();
+      EXPECT_TRUE(at::equal(momentum, plain->embedding->weight.grad()));
+    }
+  });
+}
+
+// Backward needs the weight after its gradient has arrived.
+struct StopsGradientImpl : torch::nn::Module {
+  StopsGradientImpl() { weight = register_parameter("weight", at::ones({5, 5})); }
+  at::Tensor forward(const at::Tensor& x) {
+    const at::Tensor constant = at::matmul(x, weight.detach());
+    return constant * at::matmul(x, weight);
+  }
+  at::Tensor weight;
+};
+TORCH_MODULE(StopsGradient);
+
+TEST(FsdpEdgeTest, AWeightIsAlsoUsedWithoutItsGradient) {
+  const auto make = [](auto layer) {
+    torch::nn::Sequential model{Wrap<torch::nn::Linear>(5, 5), std::move(layer), Wrap<torch::nn::Linear>(5, 3)};
+    fill(*model);
+    return model;
+  };
+  const auto make_plain = [&] { return make(Wrap<StopsGradient>()); };
+  const auto make_checkpointed = [&] { return make(Wrap<Checkpointed<StopsGradient>>()); };
+  torch::nn::Sequential alone = make_plain();
+  backward_of_all(alone, {0}, 2);
+  run_local(2, [&](const ProcessGroup& group) {
+    for (const Options& way : kWays) {
+      for (const torch::nn::Sequential& plain : {make_plain(), make_checkpointed()}) {
+        FullyShardedDataParallel<torch::nn::Sequential> model(plain, group, way);
         loss_of(model(batch_of(0, group.rank()))).backward();
         expect_same_grads(unsharded_grads(model), *alone);
       }

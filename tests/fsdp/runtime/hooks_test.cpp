@@ -12,6 +12,7 @@
 #include "fsdp/small_model.h"
 #include "support/error_matchers.h"
 #include "tessera/comm/local_ranks.h"
+#include "tessera/fsdp/activation_checkpoint.h"
 
 namespace tessera::fsdp {
 namespace {
@@ -153,6 +154,77 @@ TEST(PostReduceHookFailureTest, AfterABackwardThatThrewItIsNotCalled) {
   EXPECT_EQ(calls, 1);
   loss.backward();
   EXPECT_EQ(calls, static_cast<int>(model.unit_count()));
+}
+
+// A unit whose calls are checkpointed, called before and after another unit.
+struct TwoViewsImpl : torch::nn::Module {
+  TwoViewsImpl() {
+    tower = register_module("tower", Checkpointed<Wrap<Block>>(5));
+    between = register_module("between", Wrap<Block>(5));
+  }
+  at::Tensor forward(const at::Tensor& x) { return tower->forward(between(tower->forward(x))); }
+  Checkpointed<Wrap<Block>> tower{nullptr};
+  Wrap<Block> between{nullptr};
+};
+TORCH_MODULE(TwoViews);
+
+TEST_P(PostReduceHookTest, AnOptimizerStepsOnceWhereCheckpointedCallsAreRepeated) {
+  const auto make = [] {
+    TwoViews model;
+    fill(*model);
+    return model;
+  };
+  run_local(GetParam(), [&](const ProcessGroup& group) {
+    for (const Options& way : kWays) {
+      for (const bool repeats_all : {false, true}) {
+        FullyShardedDataParallel<TwoViews> model(make(), group, way), expected(make(), group, way);
+        std::vector<std::unique_ptr<torch::optim::AdamW>> optimizers;
+        for (std::size_t i = 0; i < model.unit_count(); ++i) {
+          optimizers.push_back(std::make_unique<torch::optim::AdamW>(
+              way.use_orig_params ? model.handle(i).params() : std::vector<at::Tensor>{model.handle(i).flat_param()},
+              torch::optim::AdamWOptions(0.02)));
+        }
+        torch::optim::AdamW optimizer(expected.parameters(), torch::optim::AdamWOptions(0.02));
+        std::vector<int> steps(model.unit_count());
+        model.register_post_reduce_hook([&](std::size_t unit) {
+          ++steps[unit];
+          optimizers[unit]->step();
+          optimizers[unit]->zero_grad();
+        });
+        for (int step = 0; step < 2; ++step) {
+          for (auto* each : {&model, &expected}) {
+            const auto call = [&](int batch) {
+              const auto plain = [each](const at::Tensor& x) { return (*each)(x); };
+              const at::Tensor x = batch_of(batch, group.rank());
+              return loss_of(repeats_all ? activation_checkpoint(plain, x) : plain(x));
+            };
+            (call(step) + call(step + 5)).backward();
+          }
+          optimizer.step();
+          expected.zero_grad();
+          for (const int count : steps) EXPECT_EQ(count, step + 1);
+        }
+        const std::vector<at::Tensor> found = full_params(model), wanted = full_params(expected);
+        for (std::size_t i = 0; i < found.size(); ++i) EXPECT_TRUE(at::allclose(found[i], wanted[i], 1e-12)) << i;
+      }
+    }
+  });
+}
+
+TEST(PostReduceHookOrderTest, ItFollowsTheLastCallOfAUnitInEachOfTwoBackwards) {
+  SmallModel plain = make_model();
+  plain->twice->up->bias.set_requires_grad(false);
+  FullyShardedDataParallel<SmallModel> model(plain);
+  std::vector<int> calls(model.unit_count());
+  const at::Tensor one = loss_of(model(batch_of(0, 0))), two = loss_of(model(batch_of(1, 0)));
+  model.register_post_reduce_hook([&](std::size_t unit) { ++calls[unit]; });
+  for (const at::Tensor& loss : {one, two}) {
+    calls.assign(calls.size(), 0);
+    loss.backward();
+    for (std::size_t i = 0; i < calls.size(); ++i) {
+      EXPECT_EQ(calls[i], model.unit_name(i) == "never" ? 0 : 1) << model.unit_name(i);
+    }
+  }
 }
 
 }  // namespace

@@ -403,5 +403,60 @@ TEST(FsdpOptimizersTest, StateThatIsMissingIsAnErrorIfItIsStrict) {
   });
 }
 
+struct WithScalarsImpl : torch::nn::Module {
+  WithScalarsImpl() {
+    before = register_parameter("before", at::full({}, 0.7));
+    linear = register_module("linear", torch::nn::Linear(5, 3));
+    const auto last = register_module("last", std::make_shared<torch::nn::Module>());
+    after = last->register_parameter("after", at::full({}, 2.6));
+  }
+  at::Tensor forward(const at::Tensor& x) { return linear(x * before) * after; }
+  at::Tensor before, after;
+  torch::nn::Linear linear{nullptr};
+};
+TORCH_MODULE(WithScalars);
+
+TEST(FsdpOptimizersTest, StatesOfScalarParametersLoadInEveryForm) {
+  const auto make = [] {
+    WithScalars model;
+    fill(*model);
+    return model;
+  };
+  for (const int ranks : {2, 3}) {
+    WithScalars alone = make();
+    torch::optim::AdamW expected(alone->parameters(), 0.02);
+    for (int step = 0; step < 2; ++step) {
+      backward_of_all(alone, {step}, ranks);
+      expected.step();
+    }
+    run_local(ranks, [&](const ProcessGroup& group) {
+      for (const Options& way : kWays) {
+        FullyShardedDataParallel<WithScalars> model(make(), group, way);
+        torch::optim::AdamW optimizer(model.parameters(), 0.02);
+        const auto step = [&](auto& of, torch::optim::Optimizer& by, int index) {
+          of.zero_grad();
+          loss_of(of(batch_of(index, group.rank()))).backward();
+          by.step();
+        };
+        step(model, optimizer, 0);
+        const StateDict full = model.optim_state_dict(optimizer, StateDictType::full, {.rank0_only = false});
+        const StateDict sharded = model.optim_state_dict(full, StateDictType::sharded);
+        EXPECT_EQ(model.optim_state_dict(sharded, StateDictType::full, {.rank0_only = false}), full);
+        const Value& scalar = sharded.at("state").get<Dict>().at("before").get<Dict>().at("exp_avg");
+        EXPECT_EQ(scalar.is<std::shared_ptr<Checkpointable>>(), is_sharded(way.strategy));
+        for (const StateDict& state : {full, sharded}) {
+          FullyShardedDataParallel<WithScalars> again(make(), group, way);
+          torch::optim::AdamW of_again(again.parameters(), 0.02);
+          again.load_state_dict(model.state_dict());
+          again.load_optim_state_dict(of_again, state);
+          EXPECT_EQ(again.optim_state_dict(of_again, StateDictType::full, {.rank0_only = false}), full);
+          step(again, of_again, 1);
+          expect_equal_params(full_params(again), *alone);
+        }
+      }
+    });
+  }
+}
+
 }  // namespace
 }  // namespace tessera::fsdp
