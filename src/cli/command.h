@@ -40,7 +40,7 @@ struct Option {
   bool positional = false;
   bool required = false;
   bool is_path = false;             // not empty; shells complete file names; "-" only for options
-  bool takes_rest = false;          // a positional list: also takes everything after "--", unexamined
+  bool takes_rest = false;          // a positional list: takes all arguments from its first on, options too
   std::string_view default_text{};  // for the help text only
   std::string_view choices{};       // if not empty, the words that are accepted, separated by spaces
   std::optional<Range> range{};     // if set, the numbers that are accepted

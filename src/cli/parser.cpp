@@ -12,7 +12,9 @@
 #include <CLI/Option.hpp>
 #include <algorithm>
 #include <charconv>
+#include <deque>
 #include <optional>
+#include <span>
 #include <string_view>
 #include <type_traits>
 #include <utility>
@@ -54,6 +56,7 @@ void store(const Target& target, const Strings& values) {
 // Returns what is wrong with a value; empty if nothing is.
 std::string check_value(const Option& option, const std::string& value) {
   if (option.is_path && value.empty()) return "the path is empty";
+  if (!option.positional && value.empty()) return "the value is empty, expected one";
   if (option.is_path && option.positional && value == "-") {
     return "'-', expected a path: a checkpoint cannot be read from standard input or written to standard output";
   }
@@ -71,64 +74,64 @@ std::string check_value(const Option& option, const std::string& value) {
   return "";
 }
 
-// One command, as CLI11 knows it.
-class ParsedCommand {
- public:
-  // `rest` is what follows "--" if the command takes it.
-  ParsedCommand(CLI::App& app, const std::vector<Option>& options, const Strings& rest) : app_(app) {
-    for (const Option& option : options) add(option, rest);
-    for (const Option& option : options) {
-      for (const std::string& other : words_of(option.conflicts)) {
-        app.get_option(fmt::format("--{}", option.name))->excludes(app.get_option("--" + other));
-      }
+void add_option(CLI::App& app, const Option& option) {
+  const std::string letter = option.letter == '\0' ? "" : fmt::format("-{},", option.letter);
+  const std::string name = fmt::format("{}--{}", letter, option.name);
+  if (bool* const* flag = std::get_if<bool*>(&option.target)) {
+    app.add_flag(name, **flag);
+    return;
+  }
+  const auto store_values = [&option](const Strings& values) {
+    store(option.target, values);
+    return true;
+  };
+  CLI::Option* added = app.add_option(name, store_values, "");
+  added->required(option.required)->type_name(std::string(option.value_name));
+  if (option.is_list()) added->expected(1, -1)->allow_extra_args(false);
+  if (option.max_count > 0) {
+    added->delimiter(',')->expected(1, static_cast<int>(option.max_count))->allow_extra_args(true);
+  }
+  added->check([&option](const std::string& value) { return check_value(option, value); });
+}
+
+// Stores options. `arguments` are nothing else, since CLI11 would interpret other words that are equal to "--" or to
+// the name of a command, and brackets in them.
+void store_options(const std::vector<Option>& options, Strings arguments) {
+  CLI::App app("", "tessera");
+  for (const Option& option : options) {
+    if (!option.positional) add_option(app, option);
+  }
+  for (const Option& option : options) {
+    for (const std::string& other : words_of(option.conflicts)) {
+      app.get_option(fmt::format("--{}", option.name))->excludes(app.get_option("--" + other));
     }
   }
+  std::ranges::reverse(arguments);  // as CLI11 takes them
+  app.parse(arguments);
+}
 
-  // Collects the values of a positional list.
-  void finish(const Strings& rest) const {
-    if (list_ == nullptr) return;
-    Strings values = list_option_->results();
-    for (const std::string& value : app_.remaining()) values.push_back(value);
-    if (list_->takes_rest) values.insert(values.end(), rest.begin(), rest.end());
-    store(list_->target, values);
+// Stores what is not an option. A list takes all that remains.
+void store_positionals(const std::vector<Option>& options, const Strings& arguments) {
+  Strings names;
+  auto next = arguments.begin();
+  for (const Option& option : options) {
+    if (!option.positional) continue;
+    names.emplace_back(option.name);
+    const auto end = option.is_list() || next == arguments.end() ? arguments.end() : next + 1;
+    const Strings values(next, end);
+    next = end;
+    if (values.empty()) {
+      if (option.required) throw UsageError(fmt::format("{} is required", option.name));
+      continue;
+    }
+    const std::string problem = option.is_list() ? "" : check_value(option, values[0]);
+    if (!problem.empty()) throw UsageError(fmt::format("{}: {}", option.name, problem));
+    store(option.target, values);
   }
-
- private:
-  void add(const Option& option, const Strings& rest) {
-    const std::string letter = option.letter == '\0' ? "" : fmt::format("-{},", option.letter);
-    const std::string name = fmt::format("{}{}{}", letter, option.positional ? "" : "--", option.name);
-    if (bool* const* flag = std::get_if<bool*>(&option.target)) {
-      app_.add_flag(name, **flag);
-      return;
-    }
-    if (option.positional && option.is_list()) {
-      // Without extra arguments CLI11 does not take apart a value in brackets, which may be a glob. It then stores one
-      // value or all, depending on its version, and the others remain.
-      list_ = &option;
-      list_option_ = app_.add_option(
-          name, [](const Strings&) { return true; }, "");
-      list_option_->expected(1, -1)->allow_extra_args(false);
-      list_option_->required(option.required && (!option.takes_rest || rest.empty()));
-      app_.allow_extras();
-      return;
-    }
-    const auto store_values = [&option](const Strings& values) {
-      store(option.target, values);
-      return true;
-    };
-    CLI::Option* added = app_.add_option(name, store_values, "");
-    added->required(option.required)->type_name(std::string(option.value_name));
-    if (option.is_list()) added->expected(1, -1)->allow_extra_args(false);
-    if (option.max_count > 0) {
-      added->delimiter(',')->expected(1, static_cast<int>(option.max_count))->allow_extra_args(true);
-    }
-    added->check([&option](const std::string& value) { return check_value(option, value); });
-  }
-
-  CLI::App& app_;
-  const Option* list_ = nullptr;
-  CLI::Option* list_option_ = nullptr;
-};
+  if (next == arguments.end()) return;
+  throw UsageError(fmt::format("unexpected argument '{}', expected {}", *next,
+                               names.empty() ? "only options" : fmt::format("only {}", fmt::join(names, " "))));
+}
 
 constexpr std::string_view kHelp = "help";
 
@@ -158,31 +161,83 @@ std::string unknown_option_message(const std::vector<Option>& options, std::stri
   return fmt::format("unknown option '{}'{}", wanted, similar.suggestion());
 }
 
-// Returns a message for the first option between `begin` and `end`, or "--", that is not one of `options`.
-std::string unknown_option(const std::vector<Option>& options, Strings::const_iterator begin,
-                           Strings::const_iterator end) {
-  for (auto at = begin; at != end && *at != "--"; ++at) {
-    if (!at->starts_with("-") || *at == "-" || *at == "-h" || *at == fmt::format("--{}", kHelp)) continue;
-    const Option* const option = find_option(options, *at);
-    if (option == nullptr) return unknown_option_message(options, *at);
-    const bool has_value = at->starts_with("--") ? at->find('=') != std::string::npos : at->size() > 2;
-    // A value may begin with '-', as numbers do.
-    if (!std::holds_alternative<bool*>(option->target) && !has_value && at + 1 != end && !(at + 1)->starts_with("--")) {
-      ++at;
+// Separates options from other arguments, as getopt_long does: "--" ends the options, and "-qn4" is "-q -n 4".
+class SplitArguments {
+ public:
+  // Throws UsageError for what is not one of `options`.
+  SplitArguments(const std::vector<Option>& options, std::deque<std::string> arguments) {
+    const bool takes_rest = std::ranges::any_of(options, &Option::takes_rest);
+    std::string without_value;
+    while (!arguments.empty()) {
+      const bool ends_options = arguments.front() == "--";
+      const bool is_option = arguments.front().starts_with("-") && arguments.front() != "-";
+      if (ends_options || (takes_rest && !is_option)) {
+        others_.insert(others_.end(), arguments.begin() + (ends_options ? 1 : 0), arguments.end());
+        break;
+      }
+      const std::string argument = std::move(arguments.front());
+      arguments.pop_front();
+      if (!is_option) {
+        others_.push_back(argument);
+      } else if (argument == "-h" || argument == fmt::format("--{}", kHelp)) {
+        options_.push_back(argument);
+      } else if (const Option* option = find_option(options, argument); option == nullptr) {
+        throw UsageError(unknown_option_message(options, argument));
+      } else if (std::holds_alternative<bool*>(option->target)) {
+        add_flag(argument, arguments);
+      } else if (!add_with_value(*option, argument, arguments) && without_value.empty()) {
+        without_value = option->name;
+      }
     }
+    if (!without_value.empty()) throw UsageError(fmt::format("--{}: found no value, expected one", without_value));
   }
-  return "";
+
+  // Options by their long name, followed by their value; flags as they are.
+  const Strings& options() const { return options_; }
+  // All others, unexamined.
+  const Strings& others() const { return others_; }
+
+ private:
+  // Letters after a flag are options of their own.
+  void add_flag(const std::string& argument, std::deque<std::string>& next) {
+    const bool has_more = !argument.starts_with("--") && argument.size() > 2;
+    options_.push_back(has_more ? argument.substr(0, 2) : argument);
+    if (has_more) next.push_front(fmt::format("-{}", argument.substr(2)));
+  }
+
+  // Takes the value from `next` if `argument` does not have it; returns whether there is one.
+  bool add_with_value(const Option& option, const std::string& argument, std::deque<std::string>& next) {
+    std::string value;
+    if (argument.starts_with("--") && argument.find('=') != std::string::npos) {
+      value = argument.substr(argument.find('=') + 1);
+    } else if (!argument.starts_with("--") && argument.size() > 2) {
+      value = argument.substr(2);
+    } else if (!next.empty() && !next.front().starts_with("--")) {  // but with '-', as numbers may
+      value = next.front();
+      next.pop_front();
+    } else {
+      return false;
+    }
+    options_.insert(options_.end(), {fmt::format("--{}", option.name), value});
+    return true;
+  }
+
+  Strings options_, others_;
+};
+
+// Stores the values of `arguments`.
+void store_arguments(const std::vector<Option>& options, std::span<const std::string> arguments) {
+  const SplitArguments given(options, {arguments.begin(), arguments.end()});
+  store_options(options, given.options());
+  store_positionals(options, given.others());
 }
 
 }  // namespace
 
 CommandLine parse(const Program& program, int argc, char** argv) {
   CommandLine line;
-  Strings arguments(argv + 1, argv + argc), rest;
-  CLI::App app("", "tessera");
-  const ParsedCommand top(app, program.options, {});
-  std::optional<ParsedCommand> command;
-  // The first argument that is not a flag must be a command. CLI11's message for another word does not list them.
+  Strings arguments(argv + 1, argv + argc);
+  // The first argument that is not a flag must be a command.
   const auto is_word = [](const std::string& text) { return !text.starts_with("-"); };
   auto word = std::ranges::find_if(arguments, is_word);
   if (word != arguments.end() && *word == kHelp) {
@@ -204,23 +259,11 @@ CommandLine parse(const Program& program, int argc, char** argv) {
     }
     line.command = &*found;
     if (line.wants_help) return line;
-    *word = found->name;
-    if (std::ranges::any_of(found->options, &Option::takes_rest)) {
-      const auto dashes = std::find(word, arguments.end(), "--");
-      if (dashes != arguments.end()) rest.assign(dashes + 1, arguments.end());
-      arguments.erase(dashes, arguments.end());
-    }
-    if (std::string error = unknown_option(found->options, word, arguments.end()); !error.empty()) {
-      line.error = std::move(error);
-      return line;
-    }
-    command.emplace(*app.add_subcommand(std::string(found->name)), found->options, rest);
   }
   if (line.wants_help) return line;
   try {
-    std::ranges::reverse(arguments);  // as CLI11 takes them
-    app.parse(arguments);
-    if (command) command->finish(rest);
+    store_arguments(program.options, {arguments.begin(), word});
+    if (line.command != nullptr) store_arguments(line.command->options, {word + 1, arguments.end()});
   } catch (const CLI::CallForHelp&) {
     line.wants_help = true;
   } catch (const CLI::ParseError& error) {

@@ -276,6 +276,7 @@ TEST(LargeTest, WhatHasNoRoomIsRefusedBeforeAnythingIsWritten) {
   }
   for (const std::vector<std::string>& command :
        {std::vector<std::string>{"convert", folder / "w.safetensors", folder / "ck", "--to", "dcp"},
+        {"convert", folder / "w.safetensors", folder / "model/", "--to", "safetensors"},
         {"reshard", folder / "w.safetensors", folder / "ck", "--ranks", "4"}}) {
     Conditions conditions;
     conditions.max_file = 1 << 20;  // if it began all the same

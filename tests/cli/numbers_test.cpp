@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/command.h"
+#include "support/paths.h"
 #include "support/safetensors_file.h"
 #include "support/temporary_directory.h"
 #include "support/torch_file.h"
@@ -184,6 +185,17 @@ TEST_F(NumbersTest, WhatNumPyLacksNeedsADtype) {
   EXPECT_EQ(run_tessera({"show", path_, "half", "--npy", folder_ / "h.npy", "--dtype", "float32"}).status, 0);
   EXPECT_THAT(read_text(folder_ / "h.npy"), ::testing::EndsWith(std::string("\x00\x00\x80\x3f\x00\x00\x00\xc0", 8)));
   expect_failure({"show", path_, "count", "--dtype", "float32"}, 3, "dtype int64, expected one with a cast to float32");
+}
+
+TEST_F(NumbersTest, FilesThatKilledProcessesLeftAreRemoved) {
+  const TemporaryDirectory folder;
+  const std::string script =
+      "cd \"$1\"; touch w.npy.$$.partial w.npy.1.partial w.npy.x.partial; exec 9>w.npy.7.partial; flock 9; "
+      "exec \"$0\" show \"$2\" m.weight --npy w.npy";
+  const Outcome outcome = run_program({"sh", "-c", script, command_path(), folder.path(), path_});
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+  // A process writes the one that is locked.
+  EXPECT_EQ(names_in(folder.path()), (std::vector<std::string>{"w.npy", "w.npy.7.partial", "w.npy.x.partial"}));
 }
 
 TEST_F(NumbersTest, RawIsTheLittleEndianElements) {

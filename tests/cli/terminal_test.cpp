@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "cli/command.h"
+#include "support/safetensors_file.h"
 #include "support/temporary_directory.h"
 
 namespace tessera::testing {
@@ -94,6 +95,24 @@ TEST(AttributesTest, OnlyOnATerminalThatKnowsThemAndWithoutNoColor) {
   EXPECT_THAT(forced("1", ""), HasSubstr("\x1b[1m"));
   EXPECT_THAT(forced("0", ""), Not(HasSubstr("\x1b")));
   EXPECT_THAT(forced("1", "1"), Not(HasSubstr("\x1b")));
+}
+
+TEST(AttributesTest, AreNotSplitWhereANameIsWrapped) {
+  const TemporaryDirectory folder;
+  SafetensorsFile file;
+  for (std::size_t length = 66; length < 82; ++length) {
+    file.add<float>(std::string(length, 'n'), DType::float32, {1}, {1});
+  }
+  file.write(folder / "x.safetensors");
+  for (const safetensors::Tensor& tensor : file.tensors) {
+    const Outcome shown = run_tessera({"show", folder / "x.safetensors", tensor.name}, terminal(80, ""));
+    std::string plain = shown.out;
+    for (const std::string attributes : {"\x1b[1m", "\x1b[0m"}) {
+      ASSERT_THAT(plain, HasSubstr(attributes)) << tensor.name.size();
+      plain.erase(plain.find(attributes), attributes.size());
+    }
+    EXPECT_EQ(plain, run_tessera({"show", folder / "x.safetensors", tensor.name}, terminal(80)).out);
+  }
 }
 
 TEST(TableTest, AnEndlessNameDoesNotWidenTheOtherRows) {

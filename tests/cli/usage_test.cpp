@@ -149,7 +149,31 @@ TEST(UsageTest, MissingArgumentsAreNamed) {
 
 TEST(UsageTest, SurplusArgumentsAreNamed) {
   expect_usage_error({"verify", "a", "b"}, "b");
-  expect_usage_error({"diff", "a", "b", "c"}, "c");
+  expect_usage_error({"diff", "a", "b", "c"}, "unexpected argument 'c', expected only A B");
+  expect_usage_error({"verify", "a", "verify"}, "unexpected argument 'verify', expected only CKPT");
+  expect_usage_error({"verify", "a", "++"}, "unexpected argument '++'");
+  expect_usage_error({"plan", "--ranks", "2", "--tensors", "3", "plan"},
+                     "unexpected argument 'plan', expected only options");
+}
+
+TEST(UsageTest, AnOptionTakesNoOtherForItsValue) {
+  const std::string source = golden("2.14-optim");
+  expect_usage_error({"map", source, "--output=", "--force"}, "--output: the path is empty");
+  expect_usage_error({"convert", "a", "b.pt", "--dtype=", "--dry-run"}, "--dtype: the value is empty, expected one");
+  for (const auto& [option, message] : {std::pair("--jobs=", "--jobs: the value is empty, expected one"),
+                                        std::pair("--jobs", "--jobs: found no value, expected one")}) {
+    expect_usage_error({"verify", "a", option, "--json"}, message);
+    expect_usage_error({"verify", "a", option}, message);
+  }
+  expect_usage_error({"verify", "--jobs", "--", "a"}, "--jobs: found no value, expected one");
+}
+
+TEST(UsageTest, LettersOfOptionsAreGrouped) {
+  const TemporaryDirectory folder;
+  EXPECT_EQ(run_tessera({"map", golden("2.14-optim"), "-o" + (folder / "map.html").string()}).status, 0);
+  EXPECT_EQ(names_in(folder.path()), std::vector<std::string>{"map.html"});
+  EXPECT_EQ(run_tessera({"verify", golden("2.14-optim"), "-qq"}).status, 0);
+  expect_usage_error({"verify", golden("2.14-optim"), "-qx"}, "unknown option '-x'");
 }
 
 TEST(UsageTest, FormatMustBeKnown) {
@@ -226,6 +250,12 @@ TEST(UsageTest, ArgumentsThatBeginWithADashFollowTwoDashes) {
   EXPECT_EQ(without.status, 2);
   EXPECT_THAT(without.err, HasSubstr("unknown option '-dash'; expected '--' before arguments that begin with '-'"));
   EXPECT_EQ(in_folder("diff -- -dash -dash").status, 0);
+  EXPECT_EQ(in_folder("inspect -- -dash").status, 0);
+  EXPECT_EQ(in_folder("stats -- -dash").status, 0);
+  for (const char* names : {"-- -w", "model.0.weight -- -w", "-- model.0.weight -w"}) {
+    EXPECT_THAT(in_folder(std::string("inspect ./-dash ") + names).err, HasSubstr("no tensor or object is named '-w'"));
+  }
+  EXPECT_THAT(in_folder("inspect -- -dash --").err, HasSubstr("no tensor or object is named '--'"));
   expect_usage_error({"verify", "x", "--jobs", "--frob"}, "unknown option '--frob'");
   const Outcome value = in_folder("diff --atol -1 -- -dash -dash");
   EXPECT_THAT(value.err, HasSubstr("--atol: '-1', expected a number of at least 0"));

@@ -122,9 +122,10 @@ class Warnings {
 // A conversion for which there is no room would fail hours later. A file system that compresses may have more.
 void check_room(const CommonFlags& flags, const ConvertReport& planned, Warnings& warnings) {
   std::error_code unknown;
-  const std::filesystem::path folder = std::filesystem::absolute(flags.destination, unknown).parent_path();
+  std::filesystem::path path = std::filesystem::absolute(flags.destination, unknown).lexically_normal();
   if (unknown) return;
-  const std::uint64_t room = std::filesystem::space(folder, unknown).available;
+  if (!path.has_filename()) path = path.parent_path();  // without the slash at its end
+  const std::uint64_t room = std::filesystem::space(path.parent_path(), unknown).available;
   if (unknown || flags.large || planned.file_bytes() <= room) return;
   const std::string text =
       fmt::format("write {}: {} are needed, found {} free in its file system", one_line(flags.destination),

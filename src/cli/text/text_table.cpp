@@ -52,12 +52,20 @@ std::size_t character_width(char32_t c) {
   return std::any_of(kWide.begin(), kWide.end(), holds) ? 2 : 1;
 }
 
-// Calls visit(length in bytes, width in columns) for each character until it returns false.
+// The length of the terminal attributes at the begin of `text`, "\x1b[1m"; 0 if there are none. Other text has no
+// escape character.
+std::size_t attributes_length(std::string_view text) {
+  return text.starts_with('\x1b') ? text.find('m') + 1 : 0;  // 0 without an end
+}
+
+// Calls visit(length in bytes, width in columns) for each character and for each sequence of terminal attributes, until
+// it returns false.
 template <typename Visit>
 void for_each_character(std::string_view text, const Visit& visit) {
   while (!text.empty()) {
-    const std::size_t length = std::max<std::size_t>(utf8_sequence_length(text), 1);
-    if (!visit(length, character_width(decode(text, length)))) return;
+    const std::size_t attributes = attributes_length(text);
+    const std::size_t length = attributes > 0 ? attributes : std::max<std::size_t>(utf8_sequence_length(text), 1);
+    if (!visit(length, attributes > 0 ? 0 : character_width(decode(text, length)))) return;
     text.remove_prefix(length);
   }
 }

@@ -10,10 +10,13 @@
 
 namespace tessera::cli {
 
-// Returns the terminal columns of valid UTF-8: none for combining marks, two for East Asian wide characters and emoji.
+// Text of these functions is valid UTF-8 without control characters, except the attributes of Output::bold and faint.
+
+// Returns the terminal columns of a text: none for combining marks and attributes, two for East Asian wide characters
+// and emoji.
 std::size_t display_width(std::string_view text);
 
-// Truncates `text` to `columns`, ending in "...", never within a character; `columns` 0 means no limit.
+// Truncates `text` to `columns`, ending in "...", never within a character or attributes; `columns` 0 means no limit.
 std::string truncate(std::string_view text, std::size_t columns);
 
 // The same with "..." in the middle, for names with a common prefix.
