@@ -45,7 +45,7 @@ class Tensor:
 
     def __init__(self, checkpoint, number, info):
         self._checkpoint, self._number = checkpoint, number
-        self.name = _library.text_of(ctypes.string_at(info.name, info.name_bytes))
+        self.name = _library.text_of(_library.bytes_at(info.name, info.name_bytes))
         self.dtype = info.dtype.decode()
         self.shape = tuple(info.shape[: info.dims])
         self.size_bytes = info.size_bytes
@@ -134,6 +134,9 @@ class _Objects(collections.abc.Mapping):
     def __getitem__(self, name):
         return self._value(self._numbers[name], None)
 
+    def __contains__(self, name):
+        return name in self._numbers
+
     def value(self, name: str, torch=None) -> object:
         """The value of an object. With the module `torch`, sizes, dtypes and devices in it are PyTorch's. Raises
         NotFoundError."""
@@ -216,7 +219,7 @@ class Checkpoint(collections.abc.Mapping):
     def _name_of_object(self, number):
         info = _library.ObjectInfo()
         _library.check(functions.object(self._handle, number, ctypes.byref(info)))
-        return _library.text_of(ctypes.string_at(info.name, info.name_bytes))
+        return _library.text_of(_library.bytes_at(info.name, info.name_bytes))
 
     def _list_tensors(self):
         info = _library.TensorInfo()

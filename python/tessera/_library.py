@@ -326,10 +326,16 @@ def options(structure, **members):
     return structure(struct_size=ctypes.sizeof(structure), **members)
 
 
+# bytes_at(address, size): a copy of bytes of any size. ctypes.string_at takes the size for a C int.
+bytes_at = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t)(
+    ("PyBytes_FromStringAndSize", ctypes.pythonapi)
+)
+
+
 def take(text):
     """The bytes of a tessera_bytes, which is freed."""
     try:
-        return ctypes.string_at(functions.bytes_data(text), functions.bytes_size(text))
+        return bytes_at(functions.bytes_data(text), functions.bytes_size(text))
     finally:
         functions.bytes_free(text)
 

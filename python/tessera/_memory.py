@@ -213,4 +213,4 @@ def new_tensor(shape, dtype):
             f"torch(): PyTorch {torch.__version__} has no dtype {dtype}, expected a dtype that it has; read() returns"
             " the bytes"
         )
-    return torch.empty(shape, dtype=getattr(torch, dtype))
+    return torch.empty(shape, dtype=getattr(torch, dtype), device="cpu")

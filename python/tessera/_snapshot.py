@@ -93,7 +93,7 @@ def _copy_rows(rows):
         tensor = tensor.resolve_conj().resolve_neg()
         integer = _INTEGERS.get(tensor.element_size())
         if integer is None or tensor.numel() * tensor.element_size() > _SMALL_BYTES:
-            row.tensor = torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
+            row.tensor = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu").copy_(tensor)
         else:
             together.setdefault(integer, []).append((row, tensor))
     for integer, found in together.items():

@@ -1,4 +1,7 @@
-"""Copies of elements between a device, such as a GPU, and the memory of the host, through a bounded amount of pinned memory."""
+"""Copies of elements between a device, such as a GPU, and the memory of the host, through a bounded amount of pinned memory.
+
+Like all modules of the package, it names the device of each new tensor: the default may be another than the CPU.
+"""
 
 import ctypes
 import threading
@@ -28,7 +31,7 @@ class Lane:
         self._stream.wait_stream(self._module.current_stream(device))
 
     def pinned(self, size_bytes):
-        return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
+        return torch.empty(size_bytes, dtype=torch.uint8, device="cpu", pin_memory=True)
 
     def copy(self, target, source):
         """Begins target.copy_(source). `source` may be a function that makes the tensor on the stream."""
@@ -161,7 +164,7 @@ def copy_to_host(rows):
     """Replaces the tensors of rows that are on devices by copies in the memory of the host, which is not pinned."""
     for device, mine in _by_device(rows).items():
         lane = Lane(device)
-        host = torch.empty(sum(_aligned_bytes(row.tensor) for row in mine), dtype=torch.uint8)
+        host = torch.empty(sum(_aligned_bytes(row.tensor) for row in mine), dtype=torch.uint8, device="cpu")
         piece_bytes = min(LIMIT_BYTES // 2 - _ALIGNMENT, host.numel())
         block, other = _Block(lane, piece_bytes + _ALIGNMENT), None
         begin = 0

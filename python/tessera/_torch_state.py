@@ -20,7 +20,7 @@ class Row:
         self.name, self.shape, self.offsets, self.sizes, self.tensor = name, shape, offsets, sizes, tensor
 
 
-_NO_ELEMENTS = torch.empty(0)
+_NO_ELEMENTS = torch.empty(0, device="cpu")
 
 
 class CopiedTensor(torch.Tensor):

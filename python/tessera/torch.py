@@ -37,7 +37,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from . import _checkpoint, _library, _objects, _snapshot, _staging
-from ._errors import InvalidArgumentError, NotFoundError, OutcomeUnknownError, StorageError, UnsupportedError
+from ._errors import Error, InvalidArgumentError, NotFoundError, OutcomeUnknownError, StorageError, UnsupportedError
 from ._library import functions, handle
 from ._torch_state import Chunks, Rows, StateObject, in_plain_memory, loadable, savable
 
@@ -135,6 +135,7 @@ class Writer(dcp.StorageWriter):
         self._progress = progress
         self._save = None
         self._save_id = str(uuid.uuid4())
+        self._is_coordinator = False
 
     def reset(self, checkpoint_id=None):
         if checkpoint_id is not None:
@@ -144,6 +145,7 @@ class Writer(dcp.StorageWriter):
 
     # What is wrong on one rank is refused here, where PyTorch has the others raise too.
     def set_up_storage_writer(self, is_coordinator, *args, **kwargs):
+        self._is_coordinator = is_coordinator
         self._files_per_rank = _library.count("files_per_rank", self._files_per_rank)
         self._threads = _library.count("threads", self._threads)
         if kwargs.get("use_collectives") is False:
@@ -202,9 +204,22 @@ class Writer(dcp.StorageWriter):
         if self._save is not None:
             self._save.abandon()
 
+    def _is_uncommitted(self, failures):
+        """Whether the failures of the ranks prove that there was no commit. The coordinator, rank 0, commits after every rank has
+        written its files. What it raises then proves that only if it is an error of the library: a handler of signals may raise
+        anything, after the commit too."""
+        if self._is_coordinator:
+            return self._save is None or not self._save.may_be_committed
+        return any(
+            rank != 0 or (isinstance(failure, Error) and not isinstance(failure, OutcomeUnknownError))
+            for rank, (failure, _) in failures.items()
+        )
+
 
 class _Save:
     """A tessera_save, and the memory that it refers to."""
+
+    may_be_committed = False  # on the coordinator
 
     def __init__(self, path, state, files_per_rank, threads, overwrite, save_id):
         self._rows, self._state = Rows(state.rows, _staging.is_on_host), state
@@ -278,8 +293,10 @@ class _Save:
         return functions.save_written_bytes(self._handle)
 
     def commit(self, reports):
-        unknown = ctypes.c_int(0)
-        status = functions.save_commit(self._handle, *_messages(reports), ctypes.byref(unknown))
+        arguments, unknown = _messages(reports), ctypes.c_int(0)
+        self.may_be_committed = True
+        status = functions.save_commit(self._handle, *arguments, ctypes.byref(unknown))
+        self.may_be_committed = status == 0 or bool(unknown.value)
         if status != 0 and unknown.value:
             raise OutcomeUnknownError(_library.text_of(functions.last_error()))
         _library.check(status)
@@ -515,7 +532,9 @@ def save(
     retries     how often a save that failed is tried again
 
     If a rank fails, every rank raises torch.distributed.checkpoint.CheckpointException (a BaseException), which names it, and
-    the checkpoint that was there is as it was.
+    the checkpoint that was there is as it was. If rank 0 is interrupted while it commits, the old checkpoint or the new one is
+    there, complete. An interruption, such as KeyboardInterrupt or SystemExit on any rank, is never a warning, and the save is not
+    tried again: every rank raises the CheckpointException.
     """
     if on_error not in ("raise", "warn"):
         raise InvalidArgumentError(f"on_error is {on_error!r}, expected 'raise' or 'warn'")
@@ -527,8 +546,10 @@ def save(
         # All ranks get this one. After any other, such as that of a lost connection, a rank does not know whether the
         # coordinator has committed, so its files must stay: if they belong to no checkpoint, the next save removes them.
         except dcp.api.CheckpointException as error:
-            if not any(isinstance(failure, OutcomeUnknownError) for failure, _ in error.failures.values()):
+            if writer._is_uncommitted(error.failures):
                 writer.abandon()
+            if not all(isinstance(failure, Exception) for failure, _ in error.failures.values()):
+                raise  # an interruption
             if attempt < retries:
                 continue
             if on_error == "raise":

@@ -1,7 +1,7 @@
 // Saving the state of a rank, step by step.
 
 #include <algorithm>
-#include <map>
+#include <atomic>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
@@ -19,10 +19,11 @@
 struct tessera_save {
   tessera::checkpoint::FlatState state;
   std::vector<std::size_t> entry_of_row, row_of_entry;  // entries are those of `state`; the first row of each
-  std::map<std::size_t, tessera::Bytes> archives;       // of objects, by their entry
+  std::vector<std::optional<tessera::Bytes>> archives;  // of each entry; set for objects that were passed
   tessera::checkpoint::WriteOptions options;
   tessera::checkpoint::MergedPlans merged;  // on the coordinator
   std::int64_t generation = 0;              // likewise
+  std::atomic<std::uint64_t> written_bytes = 0;
   std::optional<tessera::checkpoint::SaveSteps> steps;
 };
 
@@ -92,12 +93,12 @@ class StateColumns {
              is_object ? "an object" : "a tensor");
     }
     const auto archive = [&save = save_, entry = state_.size(), name = name_] {
-      const auto found = save.archives.find(entry);
-      if (found == save.archives.end()) {
+      const std::optional<Bytes>& passed = save.archives.at(entry);
+      if (!passed) {
         fail(ErrorCode::invalid_argument, "tessera_save_write: '{}' was not passed, expected tessera_save_set_object",
              printable(name));
       }
-      return found->second;
+      return *passed;
     };
     state_.push_back({name_, path_of(row), StateObject{archive}});
   }
@@ -214,6 +215,7 @@ tessera_status tessera_save_new(const char* path, const tessera_state* state, co
     auto made = std::make_unique<tessera_save>();
     const tessera_state columns = c::options_of(state, "tessera_save_new");
     c::StateColumns(columns, *made).read();
+    made->archives.resize(made->state.size());
     made->options.files_per_rank = std::max<std::size_t>(given.files_per_rank, 1);
     made->options.threads = given.threads;
     made->options.overwrite = given.keep == 0;
@@ -284,7 +286,7 @@ tessera_status tessera_save_set_object(tessera_save* save, size_t row, const voi
       fail(ErrorCode::invalid_argument, "tessera_save_set_object: row {} is the tensor '{}', expected an object", row,
            printable(entry.name));
     }
-    save->archives[save->entry_of_row[row]] = Bytes(begin, begin + archive_bytes);
+    save->archives.at(save->entry_of_row[row]) = Bytes(begin, begin + archive_bytes);
   });
 }
 
@@ -295,6 +297,7 @@ tessera_status tessera_save_write(tessera_save* save, const void* answer, size_t
     c::required(report, "tessera_save_write", "report");
     const auto mine = c::answer_of(*save, answer, answer_bytes, "tessera_save_write");
     c::give(c::bytes_of(save->steps->write(mine.writes, mine.rank, mine.generation)), report);
+    save->written_bytes = save->steps->report().written_bytes;
   });
 }
 
@@ -327,7 +330,7 @@ void tessera_save_abandon(tessera_save* save) {
   c::if_given(save, [](tessera_save& given) { given.steps->remove_created(); });
 }
 uint64_t tessera_save_written_bytes(const tessera_save* save) {
-  return c::if_given(save, uint64_t{0}, [](const tessera_save& given) { return given.steps->report().written_bytes; });
+  return c::if_given(save, uint64_t{0}, [](const tessera_save& given) { return given.written_bytes.load(); });
 }
 void tessera_save_free(tessera_save* save) { delete save; }
 

@@ -525,6 +525,45 @@ TEST_F(CSaveTest, AnAbandonedSaveLeavesNothingAndMistakesAreNamed) {
   EXPECT_EQ(files(), 0);
 }
 
+TEST_F(CSaveTest, ObjectsArePassedBySeveralThreads) {
+  constexpr size_t kObjects = 64, kThreads = 8;
+  std::vector<std::string> texts(kObjects);
+  std::vector<const char*> names(kObjects), dtypes(kObjects);
+  for (size_t i = 0; i < kObjects; ++i) names[i] = (texts[i] = std::to_string(i)).c_str();
+  const std::vector<size_t> zeros(kObjects);
+  const std::vector<const void*> data(kObjects);
+  tessera_state state{};
+  state.struct_size = sizeof state;
+  state.count = kObjects;
+  state.names = names.data();
+  state.dtypes = dtypes.data();
+  state.dims = state.data_bytes = zeros.data();
+  state.data = data.data();
+  tessera_save* save = nullptr;
+  ASSERT_EQ(tessera_save_new(path_.c_str(), &state, nullptr, &save), TESSERA_OK) << tessera_last_error();
+  const Save owned(save, tessera_save_free);
+  tessera_bytes *plan = nullptr, *answer = nullptr, *report = nullptr;
+  ASSERT_EQ(tessera_save_plan(save, &plan), TESSERA_OK);
+  const Messages plans({plan});
+  ASSERT_EQ(tessera_save_answer(save, 1, plans.data.data(), plans.sizes.data(), &answer), TESSERA_OK);
+  const Messages answers({answer});
+  const std::string object = archive();
+  std::vector<std::thread> threads;
+  for (size_t t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&, t] {
+      for (size_t row = t; row < kObjects; row += kThreads) {
+        EXPECT_EQ(tessera_save_set_object(save, row, object.data(), object.size()), TESSERA_OK);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  std::thread observer([&] { tessera_save_written_bytes(save); });
+  EXPECT_EQ(tessera_save_write(save, answers.data[0], answers.sizes[0], &report), TESSERA_OK) << tessera_last_error();
+  observer.join();
+  EXPECT_GE(tessera_save_written_bytes(save), kObjects * object.size());
+  tessera_bytes_free(report);
+}
+
 TEST_F(CSaveTest, ElementsThatAreElsewhereAreReadByAFunction) {
   read_ = [](void* context, size_t row, std::uint64_t begin_bytes, size_t size_bytes, void* out) {
     std::memcpy(out, static_cast<const char*>(context) + begin_bytes, size_bytes);

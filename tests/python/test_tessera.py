@@ -1,6 +1,7 @@
 """The package tessera, on checkpoints that PyTorch wrote."""
 
 import array
+import ctypes
 import json
 import os
 import pathlib
@@ -14,6 +15,7 @@ import threading
 import time
 import unittest
 import zlib
+from unittest import mock
 
 import tessera
 
@@ -83,6 +85,18 @@ class Checkpoints(Folder):
         self.assertEqual(json.loads(json.dumps(found["tensors"]))[NAME]["shape"], [3, 13])
         self.assertEqual(found["total_bytes"], sum(tensor["bytes"] for tensor in found["tensors"].values()))
 
+    def test_bytes_are_not_truncated_to_an_int(self):
+        memory = ctypes.create_string_buffer(b"abc")
+        for size in (0, 3, 1 << 62):  # of which the last has 0 in its lower half, and is more than there is memory
+            calls = {"bytes_data": ctypes.addressof(memory), "bytes_size": size, "bytes_free": None}
+            calls = {name: mock.Mock(return_value=result) for name, result in calls.items()}
+            with mock.patch.multiple(tessera._library.functions, **calls):
+                if size <= 3:
+                    self.assertEqual(tessera._library.take(None), b"abc"[:size])
+                else:
+                    self.assertRaises((MemoryError, OverflowError), tessera._library.take, None)
+            calls["bytes_free"].assert_called_once()
+
     def test_it_is_a_mapping_that_says_what_it_is(self):
         checkpoint = tessera.open(str(SHARDED))
         self.assertIn(NAME, checkpoint)
@@ -124,6 +138,8 @@ class Checkpoints(Folder):
             tessera.InvalidArgumentError, "is closed", tessera.convert, checkpoint, self.folder / "x", to="safetensors"
         )
         checkpoint.close()
+        self.assertIn(objects[0], checkpoint.objects)  # names are looked up, values are not read
+        self.assertNotIn("nope", checkpoint.objects)
 
     def test_close_waits_for_the_calls_of_other_threads(self):
         checkpoint = tessera.open(SHARDED)

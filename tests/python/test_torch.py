@@ -95,6 +95,12 @@ class Storage:
     pass
 
 
+class CheckpointException(BaseException):
+    def __init__(self, message, failures):
+        super().__init__(message)
+        self.failures = failures
+
+
 def stand_in():
     """The modules of PyTorch that tessera.torch imports, by name."""
     torch = mock.MagicMock()
@@ -106,6 +112,7 @@ def stand_in():
     checkpoint = torch.distributed.checkpoint
     checkpoint.DefaultLoadPlanner = checkpoint.DefaultSavePlanner = Planner
     checkpoint.StorageReader = checkpoint.StorageWriter = Storage
+    checkpoint.api.CheckpointException = CheckpointException
     names = ["", ".futures", ".distributed", ".distributed._shard", ".distributed._shard.sharded_tensor"]
     names += [".distributed.checkpoint" + name for name in ("", ".metadata", ".planner", ".storage")]
     return {f"torch{name}": functools.reduce(getattr, name.split(".")[1:], torch) for name in names}
@@ -136,6 +143,33 @@ class Torch(Folder):
         planner.state_dict = state
         tessera.torch.Reader(path).read_data(None, planner)
 
+    def fail_to_save(self, failures, commit=None, **options):
+        """Saves by a PyTorch that ends with `failures` of ranks, after `commit` if this rank is the coordinator. Returns how many
+        saves were tried, and of how many the files were removed."""
+
+        def save(state, storage_writer, **_):
+            storage_writer.set_up_storage_writer(commit is not None)
+            if commit is not None:
+                storage_writer._save = object.__new__(tessera.torch._Save)
+                storage_writer._save._handle = None
+                with mock.patch.object(tessera.torch.functions, "save_commit", commit):
+                    try:
+                        storage_writer._save.commit([])
+                    except BaseException as error:
+                        failures[0] = (error, [])
+            raise dcp.api.CheckpointException("write", failures)
+
+        dcp = tessera.torch.dcp
+        with (
+            mock.patch.object(dcp, "save", side_effect=save) as tried,
+            mock.patch.object(tessera.torch.Writer, "abandon") as removed,
+        ):
+            try:
+                tessera.torch.save({}, self.folder / "x", **options)
+            except dcp.api.CheckpointException as error:
+                self.assertEqual(error.failures, failures)
+        return tried.call_count, removed.call_count
+
     def views(self):
         """Complex zeros, and a view of them, by its kind."""
         for kind, make in (("conjugate", lambda tensor: tensor.conj()), ("negative", self.torch._neg_view)):
@@ -151,6 +185,55 @@ class Torch(Folder):
             text = f"retries is {value!r}, expected an integer from 0 to 2^63 - 1"
             self.expect(tessera.InvalidArgumentError, text, tessera.torch.save, {}, self.folder / "x", retries=value)
         self.assertEqual(list(self.folder.iterdir()), [])
+
+    def test_files_that_may_belong_to_a_checkpoint_are_kept(self):
+        unknown = tessera.OutcomeUnknownError("unknown")
+        interrupted, late, ours = KeyboardInterrupt(), TimeoutError("late"), tessera.StorageError("disk full")
+        for failures, removed in [
+            ({0: interrupted}, 0),
+            ({0: late}, 0),
+            ({0: unknown}, 0),
+            ({0: ours}, 1),
+            ({1: late}, 1),
+            ({0: interrupted, 1: interrupted}, 1),
+        ]:
+            with self.subTest(failures):
+                self.assertEqual(self.fail_to_save({rank: (error, []) for rank, error in failures.items()}), (1, removed))
+
+    def test_the_coordinator_keeps_its_files_from_the_commit_on(self):
+        def interrupted(*_):
+            raise KeyboardInterrupt
+
+        def refused(*_):
+            return tessera.torch.functions.open(None, None, None)
+
+        def unknown(*arguments):
+            arguments[-1]._obj.value = 1
+            return refused()
+
+        for commit, removed in [(interrupted, 0), (lambda *_: 0, 0), (unknown, 0), (refused, 1)]:
+            with self.subTest(commit):
+                self.assertEqual(self.fail_to_save({}, commit), (1, removed))
+        self.assertEqual(self.fail_to_save({0: (TypeError("cannot be pickled"), [])}, lambda *_: 0), (1, 0))
+
+    def test_an_interruption_is_neither_a_warning_nor_tried_again(self):
+        for interruption in (KeyboardInterrupt(), SystemExit(1)):
+            failures = {0: (tessera.StorageError("disk full"), []), 1: (interruption, [])}
+            self.assertEqual(self.fail_to_save(failures, on_error="warn", retries=3), (1, 1))
+        with self.assertWarnsRegex(RuntimeWarning, "failed"):
+            tried = self.fail_to_save({1: (tessera.StorageError("disk full"), [])}, on_error="warn", retries=3)
+        self.assertEqual(tried, (4, 4))
+
+    def test_new_tensors_are_on_the_cpu_whatever_the_default_device_is(self):
+        elsewhere = functools.partial(self.torch.empty, device="meta")
+        with mock.patch.object(self.torch, "empty", elsewhere), tessera.open(SHARDED) as checkpoint:
+            tensor = checkpoint[NAME].torch()
+            self.assertEqual(tensor.device.type, "cpu")
+            self.assertEqual(ctypes.string_at(tensor.data_ptr(), 156), bytes(checkpoint.read(NAME)))
+        lane = object.__new__(tessera._staging.Lane)
+        with mock.patch.object(self.torch, "empty") as made:
+            lane.pinned(8)
+        self.assertEqual(made.call_args.kwargs["device"], "cpu")
 
     def test_tensors_without_memory_of_each_element_are_not_loaded_to(self):
         torch = self.torch

@@ -256,6 +256,9 @@ typedef struct tessera_save_options {
 /// the commit fails on any rank, or the commit fails without setting `*outcome_unknown`, every rank calls
 /// tessera_save_abandon. A rank that does not know whether there was a commit, as when the coordinator died, must not:
 /// its files may belong to the checkpoint. The next save removes them if they do not.
+///
+/// A rank takes these steps one after another. Meanwhile several threads may pass objects of different rows, and any
+/// thread may call tessera_save_written_bytes.
 typedef struct tessera_save tessera_save;
 /// Begins a save of `state` to the directory `path`, which is created. The memory that the state's columns point to,
 /// `data`, and what `read` reads must stay as they are until tessera_save_write returns. Release the save with
@@ -285,7 +288,7 @@ tessera_status tessera_save_commit(tessera_save* save, size_t ranks, const void*
                                    const size_t* report_bytes, int* outcome_unknown);
 /// Removes the files that this rank wrote. Has no effect on the coordinator after a commit.
 void tessera_save_abandon(tessera_save* save);
-/// Returns the size of the files that this rank wrote.
+/// Returns the size of the files that this rank wrote; 0 until tessera_save_write has succeeded.
 uint64_t tessera_save_written_bytes(const tessera_save* save);
 /// Releases the save.
 void tessera_save_free(tessera_save* save);

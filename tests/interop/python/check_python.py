@@ -279,6 +279,22 @@ def save_again(rank, world, folder, seed):
         dist.barrier()
         return why or expect(8)
 
+    def interrupted():
+        """A signal of the coordinator alone during the commit, whose handler raises."""
+        commit = tessera.torch.functions.save_commit
+
+        def commit_and_raise(*arguments):
+            commit(*arguments)
+            raise KeyboardInterrupt
+
+        tessera.torch.functions.save_commit = commit_and_raise
+        try:
+            why = refused("KeyboardInterrupt", lambda: tessera.torch.save(state(9), path, on_error="warn", retries=2))
+        finally:
+            tessera.torch.functions.save_commit = commit
+        dist.barrier()
+        return why or expect(9)
+
     for what, check in [
         ("a save replaces a checkpoint", replaced),
         ("an asynchronous save", asynchronous),
@@ -286,6 +302,7 @@ def save_again(rank, world, folder, seed):
         ("a rank that fails is named, and nothing is left", failing),
         ("what the checkpoint lacks is named", missing),
         ("after a lost connection, what was committed stays", lost),
+        ("after an interrupted commit, what was committed stays", interrupted),
     ]:
         tell(rank, "saves", what, attempt(check))
 

@@ -32,7 +32,7 @@ class HostLane:
         self._copies, self._done = [], 0
 
     def pinned(self, size_bytes):
-        return torch.empty(size_bytes, dtype=torch.uint8)
+        return torch.empty(size_bytes, dtype=torch.uint8, device="cpu")
 
     def copy(self, target, source):
         with self._lock:
@@ -154,6 +154,18 @@ def save_later(device, folder):
     return why or ("" if 0 < of_copy <= SMALL_LIMIT else f"{of_copy} bytes of pinned memory, expected {SMALL_LIMIT}")
 
 
+def elsewhere_by_default(device, folder):
+    """The default device of the caller, on which new tensors have no elements here, changes nothing."""
+    state = state_on(device)
+    found = emptied(state)
+    with torch.device("meta"):
+        tessera.torch.async_save(state, folder / "elsewhere").result()
+        tessera.torch.load(found, folder / "elsewhere")
+        with tessera.open(folder / "elsewhere") as checkpoint:
+            found["on_cpu"] = checkpoint["on_cpu"].torch()
+    return difference(found, state)
+
+
 def bounded(device, folder):
     """The pinned memory does not depend on the state's size."""
     with little_pinned_memory() as sizes:
@@ -238,6 +250,7 @@ def in_order(device, folder):
 CHECKS = {
     "a state is saved and loaded": save_and_load,
     "an asynchronous save has the values at its call": save_later,
+    "new tensors are not on the default device": elsewhere_by_default,
     "the pinned memory is bounded": bounded,
     "an error of the device is that of the save": failing,
     "tensors without elements are refused": without_elements,
