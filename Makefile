@@ -15,6 +15,10 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := all
+# Each goal is parallel in itself, and ninja does not lock its folder.
+.NOTPARALLEL:
+# Scripts sort and compare names, and read numbers with a decimal point.
+export LC_ALL := C.UTF-8
 .PHONY: all test demo interop chaos libtorch accelerator cuda mutation check bench asan tsan fuzz install uninstall shared deb wheel clean distclean
 
 JOBS ?= $(shell nproc)
@@ -120,11 +124,13 @@ install:
 	cmake --build build-install --parallel $(JOBS)
 	DESTDIR=$(DESTDIR) cmake --install build-install
 
-# The files that make install listed, and the folders named tessera that this leaves empty.
+# The files that make install listed, and the folders named tessera and below that this leaves empty.
 uninstall:
 	[[ -e build-install/install_manifest.txt ]] || { echo "uninstall: no build-install/install_manifest.txt, which make install writes" >&2; exit 1; }
 	sed 's|^|$(DESTDIR)|' build-install/install_manifest.txt | tr '\n' '\0' | xargs -0 rm -f
-	sed -nE 's|^(.*/tessera(/.*)?)/[^/]*$$|$(DESTDIR)\1|p' build-install/install_manifest.txt | sort -ru | \
+	while read -r path || [[ -n $$path ]]; do \
+	  while path=$${path%/*} && [[ $$path/ == */tessera/* ]]; do echo "$(DESTDIR)$$path"; done; \
+	done <build-install/install_manifest.txt | sort -ru | \
 	  while read -r folder; do [[ ! -d $$folder ]] || rmdir --ignore-fail-on-non-empty "$$folder"; done
 
 shared:

@@ -11,7 +11,7 @@ if(NOT CMAKE_SCRIPT_MODE_FILE)
     foreach(asset ${ARG_ASSETS})
       string(REGEX MATCH "^([A-Za-z0-9_]+)=(.+)$" matched ${asset})
       set(variable ${CMAKE_MATCH_1})
-      set(input ${CMAKE_SOURCE_DIR}/${CMAKE_MATCH_2})
+      set(input ${PROJECT_SOURCE_DIR}/${CMAKE_MATCH_2})
       set(output ${CMAKE_CURRENT_BINARY_DIR}/embedded/${CMAKE_MATCH_2}.cpp)
       add_custom_command(OUTPUT ${output}
         COMMAND ${CMAKE_COMMAND} -DINPUT=${input} -DOUTPUT=${output} -DVARIABLE=${variable}

@@ -18,8 +18,6 @@ if(NOT TESSERA_SHARED)
     install(TARGETS tessera_${name} EXPORT tessera)
   endforeach()
   if(TESSERA_TORCH)
-    add_library(tessera_torch_modules INTERFACE)
-    target_link_libraries(tessera_torch_modules INTERFACE tessera_fsdp tessera_state tessera_tensor tessera_comm)
     set_target_properties(tessera_torch_modules PROPERTIES EXPORT_NAME torch)
     install(TARGETS tessera_torch tessera_torch_modules EXPORT tesseraTorch)
     foreach(name ${torch_modules})
@@ -46,8 +44,7 @@ foreach(module ${modules})
   install(DIRECTORY include/tessera/${module} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/tessera COMPONENT headers
           PATTERN internal EXCLUDE)
 endforeach()
-configure_file(cmake/version.h.in include/tessera/version.h @ONLY)
-install(FILES ${CMAKE_BINARY_DIR}/include/tessera/version.h
+install(FILES ${PROJECT_BINARY_DIR}/include/tessera/version.h
         DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/tessera COMPONENT headers)
 install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 # The command has its maps within it; these are to be read, and to begin maps of one's own from.
@@ -59,7 +56,7 @@ install(FILES docs/formats/tensor_map.schema.json DESTINATION ${CMAKE_INSTALL_DA
 configure_package_config_file(cmake/tesseraConfig.cmake.in cmake/tesseraConfig.cmake
                               INSTALL_DESTINATION ${package_dir} NO_SET_AND_CHECK_MACRO NO_CHECK_REQUIRED_COMPONENTS_MACRO)
 write_basic_package_version_file(cmake/tesseraConfigVersion.cmake COMPATIBILITY SameMinorVersion)
-install(FILES ${CMAKE_BINARY_DIR}/cmake/tesseraConfig.cmake ${CMAKE_BINARY_DIR}/cmake/tesseraConfigVersion.cmake
+install(FILES ${PROJECT_BINARY_DIR}/cmake/tesseraConfig.cmake ${PROJECT_BINARY_DIR}/cmake/tesseraConfigVersion.cmake
               cmake/FindISAL.cmake cmake/FindRE2.cmake cmake/FindZstd.cmake
         DESTINATION ${package_dir})
 
@@ -82,4 +79,4 @@ else()
 endif()
 configure_file(cmake/tessera-core.pc.in tessera-core.pc @ONLY)
 configure_file(cmake/tessera.pc.in tessera.pc @ONLY)
-install(FILES ${CMAKE_BINARY_DIR}/tessera-core.pc ${CMAKE_BINARY_DIR}/tessera.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+install(FILES ${PROJECT_BINARY_DIR}/tessera-core.pc ${PROJECT_BINARY_DIR}/tessera.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)

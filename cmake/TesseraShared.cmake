@@ -1,7 +1,7 @@
 # TESSERA_SHARED: libtessera_core.so, the torch-free modules, and libtessera_torch.so, those on LibTorch. They are made of
 # the objects of the static libraries, and installed in their place. The name libtessera is kept for a C interface.
 
-set(exports ${CMAKE_SOURCE_DIR}/cmake/exports.map)
+set(exports ${PROJECT_SOURCE_DIR}/cmake/exports.map)
 function(tessera_shared_library name)
   cmake_parse_arguments(ARG "" "" "MODULES;LINKS;PRIVATE_LINKS" ${ARGN})
   foreach(module ${ARG_MODULES})

@@ -15,10 +15,10 @@ if(RE2_FOUND)
 endif()
 
 add_library(tessera_flags INTERFACE)
-target_include_directories(tessera_flags INTERFACE ${CMAKE_SOURCE_DIR}/include)
+target_include_directories(tessera_flags INTERFACE ${PROJECT_SOURCE_DIR}/include)
 target_compile_options(tessera_flags INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion)
 # Names of files in assertions are those within the tree: a clone elsewhere then compiles to the same, and ccache finds it.
-target_compile_options(tessera_flags INTERFACE -fmacro-prefix-map=${CMAKE_SOURCE_DIR}/=)
+target_compile_options(tessera_flags INTERFACE -fmacro-prefix-map=${PROJECT_SOURCE_DIR}/=)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
   # False alarms: on std::string, GCC bug 105651; on std::vector and std::string, GCC bug 105329.
   target_compile_options(tessera_flags INTERFACE -Wno-restrict -Wno-stringop-overflow)
@@ -69,17 +69,18 @@ function(tessera_precompiles target)
   endif()
 endfunction()
 
-# tessera_module(<name> SOURCES <file>... LINKS <module or library>...): one module, a static library tessera_<name>. LINKS is
-# what the module may know; see the module law in docs/architecture.md.
+# tessera_module(<name> SOURCES <file>... LINKS <module or library>...): one module, a static library tessera_<name>, which
+# other projects call tessera::<name>. LINKS is what the module may know; see the module law in docs/architecture.md.
 function(tessera_module name)
   cmake_parse_arguments(ARG "" "" "SOURCES;LINKS;PRIVATE_LINKS" ${ARGN})
   add_library(tessera_${name} STATIC ${ARG_SOURCES})
+  add_library(tessera::${name} ALIAS tessera_${name})
   target_compile_features(tessera_${name} PUBLIC cxx_std_20)
   tessera_position_independent(tessera_${name})
   target_link_libraries(tessera_${name} PUBLIC ${ARG_LINKS} PRIVATE ${ARG_PRIVATE_LINKS} $<BUILD_INTERFACE:tessera_flags>)
-  target_include_directories(tessera_${name} PUBLIC $<BUILD_INTERFACE:${CMAKE_SOURCE_DIR}/include>
+  target_include_directories(tessera_${name} PUBLIC "$<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include;${PROJECT_BINARY_DIR}/include>"
                                                     $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>
-                                             PRIVATE ${CMAKE_SOURCE_DIR}/src)
+                                             PRIVATE ${PROJECT_SOURCE_DIR}/src)
   set_target_properties(tessera_${name} PROPERTIES UNITY_BUILD ${TESSERA_UNITY} UNITY_BUILD_BATCH_SIZE ${TESSERA_UNITY_BATCH})
   if("${ARG_LINKS}" MATCHES "tessera_torch")
     target_precompile_headers(tessera_${name} REUSE_FROM tessera_torch_headers)
@@ -92,7 +93,7 @@ endfunction()
 function(tessera_tests module)
   cmake_parse_arguments(ARG "" "SHARDS" "SOURCES;APART;LINKS" ${ARGN})
   set(name ${module}_test)
-  add_executable(${name} ${ARG_SOURCES} ${ARG_APART} ${CMAKE_SOURCE_DIR}/tests/support/main.cpp)
+  add_executable(${name} ${ARG_SOURCES} ${ARG_APART} ${PROJECT_SOURCE_DIR}/tests/support/main.cpp)
   set_source_files_properties(${ARG_APART} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
   set_target_properties(${name} PROPERTIES UNITY_BUILD ${TESSERA_UNITY} UNITY_BUILD_BATCH_SIZE ${TESSERA_UNITY_BATCH})
   target_link_libraries(${name} PRIVATE tessera_test_paths)
@@ -102,7 +103,7 @@ function(tessera_tests module)
   endif()
   target_link_libraries(${name} PRIVATE ${ARG_LINKS} rapidcheck_gtest nlohmann_json::nlohmann_json tessera${torch}_test_flags)
   target_precompile_headers(${name} REUSE_FROM tessera${torch}_test_headers)
-  target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR}/tests ${CMAKE_SOURCE_DIR}/src)
+  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests ${PROJECT_SOURCE_DIR}/src)
   if(NOT ARG_SHARDS)
     set(ARG_SHARDS 1)
   endif()
@@ -121,7 +122,7 @@ function(tessera_tests module)
     add_test(NAME ${test} COMMAND ${name})
     # COST: these take longest, so that they do not begin last.
     set_tests_properties(${test} PROPERTIES COST 10 ENVIRONMENT
-      "TESSERA_TEST_SHARDS=${ARG_SHARDS};TESSERA_TEST_SHARD=${shard};TESSERA_TEST_TIMES=${CMAKE_BINARY_DIR}/test-times.txt${threads}")
+      "TESSERA_TEST_SHARDS=${ARG_SHARDS};TESSERA_TEST_SHARD=${shard};TESSERA_TEST_TIMES=${PROJECT_BINARY_DIR}/test-times.txt${threads}")
   endforeach()
 endfunction()
 
@@ -129,5 +130,5 @@ endfunction()
 function(tessera_tests_without_shared_memory module filter)
   add_test(NAME ${module}_test.without_shared_memory COMMAND ${module}_test --gtest_filter=${filter})
   set_tests_properties(${module}_test.without_shared_memory PROPERTIES ENVIRONMENT
-    "TESSERA_HOST_MEMORY=0;TESSERA_TEST_TIMES=${CMAKE_BINARY_DIR}/test-times.txt;OMP_NUM_THREADS=1")
+    "TESSERA_HOST_MEMORY=0;TESSERA_TEST_TIMES=${PROJECT_BINARY_DIR}/test-times.txt;OMP_NUM_THREADS=1")
 endfunction()

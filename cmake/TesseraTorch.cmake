@@ -2,6 +2,11 @@
 
 include(TesseraCudaRuntime)
 find_package(Torch REQUIRED)
+# LibTorch gives its ABI to what links it. The torch-free modules, which don't, must have the same.
+if(TORCH_CXX_FLAGS MATCHES "_GLIBCXX_USE_CXX11_ABI=0" AND NOT CMAKE_CXX_FLAGS MATCHES "_GLIBCXX_USE_CXX11_ABI=0")
+  message(FATAL_ERROR "${Torch_DIR}: this LibTorch has the ABI that the C++ library had before C++11. Take the one with the cxx11 ABI, or "
+                      "build tessera, and all that links it, with -DCMAKE_CXX_FLAGS=-D_GLIBCXX_USE_CXX11_ABI=0")
+endif()
 # A LibTorch that contains protobuf names an alias of an empty target in its place, which a test of a compilation can't import.
 if(TARGET torch_cpu AND TARGET protobuf::libprotobuf)
   get_target_property(tessera_protobuf protobuf::libprotobuf ALIASED_TARGET)
@@ -22,18 +27,19 @@ if(EXISTS ${tessera_torch_include}/fmt/format.h AND NOT tessera_torch_include IN
   target_compile_definitions(fmt::fmt INTERFACE FMT_HEADER_ONLY=1)
   target_compile_definitions(tessera_torch INTERFACE FMT_HEADER_ONLY=1)
 endif()
-target_include_directories(tessera_torch SYSTEM INTERFACE ${TORCH_INCLUDE_DIRS})
-target_link_libraries(tessera_torch INTERFACE ${TORCH_LIBRARIES})
+# What is installed takes the LibTorch that tesseraConfig.cmake finds there.
+target_include_directories(tessera_torch SYSTEM INTERFACE "$<BUILD_INTERFACE:${TORCH_INCLUDE_DIRS}>")
+target_link_libraries(tessera_torch INTERFACE "$<BUILD_INTERFACE:${TORCH_LIBRARIES}>")
 target_compile_definitions(tessera_torch INTERFACE USE_DISTRIBUTED USE_RPC USE_TENSORPIPE USE_C10D USE_C10D_GLOO)
 if(CMAKE_CXX_COMPILER_ID MATCHES "Clang" AND Torch_VERSION VERSION_LESS 2)
   target_compile_options(tessera_torch
-    INTERFACE "$<BUILD_INTERFACE:SHELL:-include ${CMAKE_SOURCE_DIR}/cmake/clang_libtorch_1_13.h>")
+    INTERFACE "$<BUILD_INTERFACE:SHELL:-include ${PROJECT_SOURCE_DIR}/cmake/clang_libtorch_1_13.h>")
 endif()
 
 # What most sources on LibTorch include, compiled once for all modules: it takes longer than they do. A source includes
 # what it needs all the same; tools/check lints it without this.
-file(GENERATE OUTPUT ${CMAKE_BINARY_DIR}/torch_headers.cpp CONTENT "")
-add_library(tessera_torch_headers OBJECT ${CMAKE_BINARY_DIR}/torch_headers.cpp)
+file(GENERATE OUTPUT ${PROJECT_BINARY_DIR}/torch_headers.cpp CONTENT "")
+add_library(tessera_torch_headers OBJECT ${PROJECT_BINARY_DIR}/torch_headers.cpp)
 target_compile_features(tessera_torch_headers PUBLIC cxx_std_20)
 tessera_position_independent(tessera_torch_headers)
 tessera_precompiles(tessera_torch_headers)

@@ -18,7 +18,10 @@ class Report:
         with self._lock:
             self._counts[row][step][0 if ok else 1] += 1
             if not ok:
-                self._failures[row, step].append(f"{row}: {step}: {what}: {why[:SHOWN_CHARACTERS]}")
+                failure = f"{row}: {step}: {what}: {why[:SHOWN_CHARACTERS]}"
+                if len(self._failures[row, step]) < SHOWN_FAILURES:
+                    print(f"FAILED {failure}", flush=True)  # at once, in case that something ends the run
+                self._failures[row, step].append(failure)
 
     def failed(self):
         return sum(map(len, self._failures.values()))
