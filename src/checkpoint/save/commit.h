@@ -6,7 +6,6 @@
 #include <memory>
 #include <optional>
 #include <set>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -21,7 +20,7 @@ namespace tessera::checkpoint {
 //
 // Law: a save renames and removes no file of a save that began later or is of the same generation. Only one commit runs
 // at a time: it has the sidecar under its temporary name. A commit throws if a save that began later was committed
-// before, or if files of its own are no longer there.
+// before, and that of safetensors shards if a later one has removed them.
 struct SaveTurn {
   std::int64_t generation = 0;  // larger than that of any existing file
   // The temporary sidecar when the save began. If it is the same when the save commits, it was left by a killed save.
