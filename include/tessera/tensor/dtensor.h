@@ -13,7 +13,8 @@
 ///
 /// A reference, as at::Tensor: copies are the same tensor. Functions that communicate are collectives of the mesh's
 /// ranks. On a rank outside of the mesh, a DTensor has an empty local tensor (a scalar 0 if its size is []), and these
-/// functions do nothing. PyTorch: torch/distributed/tensor/_api.py.
+/// functions do nothing. Autograd tracks it there as well, with gradients of 0, so that all ranks may call backward().
+/// PyTorch: torch/distributed/tensor/_api.py.
 
 #include <ATen/core/Tensor.h>
 

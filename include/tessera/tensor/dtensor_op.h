@@ -59,8 +59,9 @@ void register_placement_rule(const std::string& op, PlacementRule rule);
 /// Redistributes the inputs for the rule that is registered for `op`, by default `rule`, and returns the result of
 /// `compute` on them. `compute` uses their `local_tensor()` and `layout()`; its result must have the local size that
 /// the output's placements imply. On a rank outside of the mesh, nothing is computed: the result has the size and the
-/// dtype that the rule states. Throws `Error(unsupported)` if the op has no rule or the local part of an input is a
-/// LocalShardsWrapper; throws `Error(invalid_argument)` without inputs, and for inputs on different meshes.
+/// dtype that the rule states, and requires grad if an input does. Throws `Error(unsupported)` if the op has no rule or
+/// the local part of an input is a LocalShardsWrapper; throws `Error(invalid_argument)` without inputs, and for inputs
+/// on different meshes.
 DTensor call(const std::string& op, std::span<const DTensor> inputs, const PlacementRule& rule,
              const std::function<at::Tensor(std::span<const DTensor> inputs)>& compute);
 /// As above, for a `compute` that writes the result to the first input's local tensor and returns it. The first input

@@ -258,11 +258,11 @@ DTensor add_(const DTensor& x, const at::Scalar& b);
 DTensor sub_(const DTensor& x, const at::Scalar& b);
 DTensor mul_(const DTensor& x, const at::Scalar& b);  ///< linear
 DTensor div_(const DTensor& x, const at::Scalar& b);  ///< linear
+DTensor masked_fill_(const DTensor& x, const AnyTensor& mask, const at::Scalar& value);
 // These take every kind of partial x. `fill_` gives `value`; PyTorch fills each rank's part of a sum with it.
 DTensor copy_(const DTensor& x, const AnyTensor& from);
 DTensor fill_(const DTensor& x, const at::Scalar& value);
 DTensor zero_(const DTensor& x);
-DTensor masked_fill_(const DTensor& x, const AnyTensor& mask, const at::Scalar& value);
 
 // Write the result to `out`, which has the result's size and keeps its placements: the others are redistributed for
 // that. They return `out`, and throw `Error(unsupported)` if no placements of the others give a result that is placed
@@ -312,8 +312,8 @@ DTensor linear(const DTensor& x, const DTensor& weight, const std::optional<DTen
 /// `padding_idx` gets no gradient; -1 means no such row.
 DTensor embedding(const DTensor& weight, const DTensor& ids, std::int64_t padding_idx = -1);
 /// Returns softmax(query @ key^T / sqrt(e)) @ value for a query [..., l, e], a key [..., s, e] and a value [..., s, v].
-/// If `is_causal`, row i attends to the first i + 1 keys only. Shards of the leading dimensions stay where they are,
-/// for example those of heads; shards of the query's rows only if it is not causal.
+/// If `is_causal`, row i attends to the first i + 1 keys only. Computes half precision in float. Shards of the leading
+/// dimensions stay where they are, for example those of heads; shards of the query's rows only if it is not causal.
 DTensor scaled_dot_product_attention(const DTensor& query, const DTensor& key, const DTensor& value,
                                      bool is_causal = false);
 
@@ -333,7 +333,9 @@ DTensor rms_norm(const DTensor& x, const std::vector<std::int64_t>& normalized_s
 // If x is sharded along `dim`, it stays so: the ranks exchange maxima and sums only.
 DTensor softmax(const DTensor& x, std::int64_t dim);
 DTensor log_softmax(const DTensor& x, std::int64_t dim);
-// Reduce over `dims`, or over all dimensions if empty. If x is sharded along one of them, the result is partial.
+// Reduce over `dims`, or over all dimensions if empty. If x is sharded along one of them, the result is partial, except
+// where a function of the sum follows, as in `std`, `logsumexp`, `all` and norms of other orders than 0, 1 and
+// infinity.
 DTensor sum(const DTensor& x, const std::vector<std::int64_t>& dims = {}, bool keepdim = false);  ///< linear
 DTensor nansum(const DTensor& x, const std::vector<std::int64_t>& dims = {},
                bool keepdim = false);                                                              ///< NaN counts as 0
@@ -353,7 +355,8 @@ DTensor var(const DTensor& x, const std::vector<std::int64_t>& dims = {}, std::i
 DTensor std(const DTensor& x, const std::vector<std::int64_t>& dims = {}, std::int64_t correction = 1,
             bool keepdim = false);
 /// Returns (sum |x|^p)^(1/p); the greatest |x| if p is infinite, the least if it is -infinite, and the number of
-/// elements that are not 0 if p is 0. The gradient of a norm of 0 is 0.
+/// elements that are not 0 if p is 0. The gradient at a norm of 0 is 0, as are those of elements that are 0 if p < 1.
+/// Throws `Error(invalid_argument)` for integers, and without elements if p is negative or infinite.
 DTensor vector_norm(const DTensor& x, double p = 2, const std::vector<std::int64_t>& dims = {}, bool keepdim = false);
 /// Returns sum |x|^p, the norm before its root, for a finite p. PyTorch: linalg__powsum.
 DTensor powsum(const DTensor& x, double p, const std::vector<std::int64_t>& dims = {}, bool keepdim = false);
@@ -450,7 +453,7 @@ DTensor as_strided(const DTensor& x, const std::vector<std::int64_t>& size, cons
 
 // --- joining and selecting: as above. They unshard the dimension that they change.
 
-DTensor cat(const std::vector<DTensor>& tensors, std::int64_t dim = 0);
+DTensor cat(const std::vector<DTensor>& tensors, std::int64_t dim = 0);  ///< leaves out those of size [0]
 DTensor stack(const std::vector<DTensor>& tensors, std::int64_t dim = 0);
 std::vector<DTensor> split(const DTensor& x, std::int64_t size, std::int64_t dim = 0);
 std::vector<DTensor> split(const DTensor& x, const std::vector<std::int64_t>& sizes, std::int64_t dim = 0);

@@ -193,7 +193,7 @@ DTensor DTensor::from_local(const at::Tensor& local, const DeviceMesh& mesh, Pla
   if (!mesh.has_this_rank()) {
     const std::size_t dims = local.defined() ? static_cast<std::size_t>(local.dim()) : 0;
     MeshLayout layout(options.size.value_or(Sizes(dims, 0)), mesh.shape(), placements);
-    at::Tensor none = local_outside(layout.size(), options_of(local));
+    at::Tensor none = local_outside(layout.size(), options_of(local), {local});
     return DTensor(mesh, std::move(layout), std::move(none));
   }
   const auto with_gradient_placed = [&](const MeshLayout& layout, const at::Tensor& tensor) {
@@ -493,9 +493,9 @@ DTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh, Plac
     return layout;
   };
   if (!mesh.has_this_rank()) {
-    DTensor outside =
-        DTensor::from_local(tensor, mesh, placements, {tensor.defined() ? tensor.sizes().vec() : Sizes{0}});
-    return outside.requires_grad_(tensor.defined() && tensor.requires_grad());
+    if (!tensor.defined()) return DTensor::from_local(tensor, mesh, placements, {Sizes{0}});
+    DTensor outside = DTensor::from_local(tensor.detach(), mesh, placements, {tensor.sizes().vec()});
+    return outside.requires_grad_(tensor.requires_grad());
   }
   const auto distributed = [&] {
     if (!src_data_rank) {

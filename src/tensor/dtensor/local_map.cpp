@@ -1,9 +1,8 @@
 #include "tessera/tensor/dtensor/local_map.h"
 
-#include <ATen/ops/empty.h>
-
 #include <algorithm>
 
+#include "tensor/dtensor/local_outside.h"
 #include "tensor/torch_errors.h"
 #include "tessera/base/error.h"
 
@@ -57,7 +56,9 @@ std::vector<DTensor> local_map(const std::function<std::vector<at::Tensor>(const
 
   std::vector<at::Tensor> results;
   try {
-    results = mesh.has_this_rank() ? f(locals) : std::vector(options.out_placements.size(), at::empty({0}));
+    results = mesh.has_this_rank()
+                  ? f(locals)
+                  : std::vector(options.out_placements.size(), local_outside({0}, at::TensorOptions(), locals));
   } catch (...) {
     rethrow_as_error("local_map");
   }

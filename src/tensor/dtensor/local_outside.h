@@ -1,10 +1,10 @@
 #pragma once
 // Local tensors on ranks outside of a mesh.
 
+#include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/real.h>
-#include <ATen/ops/sum.h>
 #include <ATen/ops/zeros.h>
 
 #include <cstdint>
@@ -12,24 +12,26 @@
 
 namespace tessera {
 
-// Returns the local tensor of a DTensor of `size`: 0 for a tensor of one number, else no elements. PyTorch:
-// default_tensor in torch/distributed/tensor/_dispatch.py.
-inline at::Tensor local_outside(const std::vector<std::int64_t>& size, const at::TensorOptions& options) {
-  return size.empty() ? at::zeros({}, options) : at::empty({0}, options);
-}
-
-// Returns the local tensor of the result of an op, whose input has the local tensor `of_input`. Autograd tracks it as
-// it does the input, so that ranks outside of the mesh may call backward() as the others do.
-inline at::Tensor local_outside(const std::vector<std::int64_t>& size, const at::Tensor& of_input) {
-  if (size.empty() == (of_input.dim() == 0)) return of_input;
-  return size.empty() ? at::sum(of_input, of_input.scalar_type()) : of_input.flatten().narrow(0, 0, 0);
-}
-
-// The same for a result of another dtype.
-inline at::Tensor local_outside(const std::vector<std::int64_t>& size, const at::Tensor& of_input,
-                                at::ScalarType dtype) {
-  const at::Tensor local = local_outside(size, of_input);
-  return (at::isComplexType(dtype) || !local.is_complex() ? local : at::real(local)).to(dtype);
+// Returns the local tensor of a DTensor of `size`: 0 for a tensor of one number, else no elements. If its dtype has
+// gradients, autograd tracks it as a result of all `inputs` that it tracks, so that ranks outside of the mesh may call
+// backward() as the others do. PyTorch: default_tensor in torch/distributed/tensor/_dispatch.py, below autograd.
+inline at::Tensor local_outside(const std::vector<std::int64_t>& size, const at::TensorOptions& options,
+                                const std::vector<at::Tensor>& inputs = {}) {
+  const at::ScalarType dtype = c10::typeMetaToScalarType(options.dtype());
+  const bool is_complex = at::isComplexType(dtype);
+  at::Tensor tracked;
+  for (const at::Tensor& input : inputs) {
+    if (!input.requires_grad() || !(is_complex || at::isFloatingType(dtype))) continue;
+    const at::Tensor none = input.flatten().narrow(0, 0, 0);
+    // In a dtype that has sums, which 8-bit floating-point numbers do not.
+    const at::Tensor sum = (is_complex || !none.is_complex() ? none : at::real(none))
+                               .to(options.dtype(is_complex ? at::kComplexFloat : at::kFloat))
+                               .sum();
+    tracked = tracked.defined() ? tracked + sum : sum;
+  }
+  if (!tracked.defined()) return size.empty() ? at::zeros({}, options) : at::empty({0}, options);
+  tracked = tracked.to(dtype);
+  return size.empty() ? tracked : tracked.flatten().narrow(0, 0, 0);
 }
 
 }  // namespace tessera

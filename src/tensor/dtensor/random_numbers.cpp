@@ -1,6 +1,7 @@
 #include "tensor/dtensor/random_numbers.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 
 #include <array>
 #include <cmath>
@@ -102,6 +103,13 @@ at::Tensor random_box(const Box& box, const Sizes& size, const PhiloxGenerator& 
 }  // namespace
 
 int digits_of(at::ScalarType dtype) {
+  if (at::isFloatingType(dtype) && c10::elementSize(dtype) == 1) {
+    // Of 8 bits there are several kinds, whose greatest number below 1 differs.
+    int digits = 1;
+    const auto below_1 = [&](int n) { return at::full({}, 1 - std::ldexp(1.0, -n), at::kDouble).to(dtype); };
+    while (below_1(digits + 1).to(at::kDouble).item<double>() < 1) ++digits;
+    return digits;
+  }
   if (dtype == at::kHalf) return 11;
   if (dtype == at::kBFloat16) return 8;
   if (dtype == at::kFloat) return std::numeric_limits<float>::digits;

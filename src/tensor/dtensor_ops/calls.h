@@ -60,7 +60,7 @@ DTensor elementwise(const char* op, const std::vector<DTensor>& inputs, Linearit
     if (given[0].device_mesh().has_this_rank()) return of_result;
     const at::NoGradGuard no_grad;
     std::vector<at::Tensor> none;
-    for (const DTensor& input : given) none.push_back(local_outside(input.size(), input.local_tensor()));
+    for (const DTensor& input : given) none.push_back(local_outside(input.size(), input.local_tensor().options()));
     of_result.output_dtypes = {f(none).scalar_type()};
     return of_result;
   };
@@ -186,10 +186,14 @@ inline DTensor narrowed_as(const DTensor& x, const DTensor& result) {
   return at::toOpMathType(dtype) == dtype ? result : to(result, dtype);
 }
 
+// Throws Error(invalid_argument) for a dtype without fractions, for which LibTorch does not have the op.
+void refuse_integers(const char* op, const DTensor& x);
+// Throws Error(invalid_argument) unless x has norms of this order: not of integers, nor of negative or infinite order
+// of no elements.
+void check_norm(const char* op, const DTensor& x, double p, const Sizes& dims = {});
 // Returns powsum(widened(x), ...).
 DTensor wide_powsum(const DTensor& x, double p, const Sizes& dims = {}, bool keepdim = false);
-// Returns x^(1/p) of sums of powers; x itself if p is 0. The root has no gradient at 0: it takes that of the root of 1,
-// times 0.
+// Returns x^(1/p) of sums of powers, without partial placements; x itself if p is 0. The gradient at 0 is 0.
 DTensor root(const DTensor& powers, double p);
 
 // Returns the map that leaves every dimension where it is.

@@ -51,7 +51,9 @@ DTensor empty(const Sizes& size, const DeviceMesh& mesh, Placements placements, 
 
 DTensor full(const Sizes& size, const at::Scalar& value, const DeviceMesh& mesh, Placements placements,
              const at::TensorOptions& options) {
-  return created(size, mesh, std::move(placements), options, [&](const MeshLayout& layout, const at::TensorOptions& o) {
+  // Also for ranks outside of the mesh, which do not see `value`.
+  const at::TensorOptions typed = options.has_dtype() ? options : options.dtype(at::full({}, value).dtype());
+  return created(size, mesh, std::move(placements), typed, [&](const MeshLayout& layout, const at::TensorOptions& o) {
     return at::full(layout.local_shape(*mesh.coordinate()).sizes, value, o);
   });
 }

@@ -30,6 +30,8 @@ struct IndexedDims {
   std::vector<Sizes> sizes;           // of the tensors of indices
   Sizes common;                       // to which they are broadcast
   std::size_t begin = 0;              // the dimension of the result where those of `common` begin
+  // Whether `common` is known. Outside of the mesh, masks are not, and are taken to be true nowhere.
+  bool is_known = true;
 
   // Returns the dimension of the result that dimension `d` of x is; nullopt if it is indexed.
   std::optional<std::size_t> kept(std::size_t d) const {
@@ -59,6 +61,10 @@ struct IndexedDims {
 void broadcast_indices(const char* op, const DTensor& x, IndexedDims& dims) {
   for (const Sizes& size : dims.sizes) {
     std::optional<Sizes> both = rules::broadcast(dims.common, size);
+    if (!both && !dims.is_known) {
+      dims.common.assign(std::max(dims.common.size(), size.size()), 0);
+      continue;
+    }
     if (!both) {
       fail(ErrorCode::invalid_argument,
            "{} of {} by tensors of sizes {} and {}: expected sizes that broadcast to each other", op, x.to_string(),
@@ -68,8 +74,10 @@ void broadcast_indices(const char* op, const DTensor& x, IndexedDims& dims) {
   }
 }
 
-IndexedDims indexed_dims(const char* op, const DTensor& x, const DTensorIndices& indices) {
+// `indices` are without masks; `is_known` as in the result.
+IndexedDims indexed_dims(const char* op, const DTensor& x, const DTensorIndices& indices, bool is_known = true) {
   IndexedDims dims;
+  dims.is_known = is_known;
   std::size_t first = kNotIndexed, last = 0;
   for (std::size_t d = 0; d < x.size().size(); ++d) {
     dims.index_of.push_back(kNotIndexed);
@@ -123,6 +131,13 @@ DTensorIndices numbers_of(const char* op, const DTensor& x, const DTensorIndices
   }
   numbers.resize(x.size().size());
   return numbers;
+}
+
+// Returns whether this rank knows how many places the indices have.
+bool knows_places(const DTensor& x, const DTensorIndices& indices) {
+  return x.device_mesh().has_this_rank() ||
+         std::none_of(indices.begin(), indices.end(),
+                      [](const std::optional<DTensor>& index) { return index && is_mask(index->scalar_type()); });
 }
 
 // Returns the inputs of a call: x, the tensors of indices, and `values` if there are any.
@@ -259,7 +274,7 @@ DTensorIndices of_diagonal(const char* op, const DTensor& x, std::int64_t offset
 
 DTensor index(const DTensor& x, const DTensorIndices& indices) {
   const DTensorIndices numbers = numbers_of("index", x, indices);
-  const IndexedDims dims = indexed_dims("index", x, numbers);
+  const IndexedDims dims = indexed_dims("index", x, numbers, knows_places(x, indices));
   if (dims.sizes.empty()) return x;
   return call(
       "index", inputs_with(x, numbers, nullptr), [&](Inputs inputs) { return rule_of_index(inputs, dims); },
@@ -315,7 +330,7 @@ OpRule rule_of_index_put(const char* op, Inputs inputs, const IndexedDims& dims,
   };
   bool fits = values.size().size() <= result.size();
   for (std::size_t d = before; fits && d < result.size(); ++d) fits = of_values(d) || values.size()[d - before] == 1;
-  if (!fits) {
+  if (!fits && dims.is_known) {
     fail(ErrorCode::invalid_argument, "{} of values of size {} to {}: expected a size that broadcasts to {}", op,
          shape_to_string(values.size()), x.to_string(), shape_to_string(result));
   }
@@ -352,7 +367,7 @@ enum class Where : std::uint8_t { elsewhere, in_place };
 DTensor put(const char* op, const DTensor& x, const DTensorIndices& indices, const DTensor& values, bool accumulate,
             Where where) {
   const DTensorIndices numbers = numbers_of(op, x, indices);
-  const IndexedDims dims = indexed_dims(op, x, numbers);
+  const IndexedDims dims = indexed_dims(op, x, numbers, knows_places(x, indices));
   if (dims.sizes.empty()) {
     fail(ErrorCode::invalid_argument, "{} of {}: no dimension is indexed, expected at least one", op, x.to_string());
   }

@@ -28,6 +28,7 @@
 #include <ATen/ops/lu_unpack.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/ormqr.h>
+#include <ATen/ops/real.h>
 #include <ATen/ops/tril.h>
 #include <ATen/ops/triu.h>
 #include <ATen/ops/zeros.h>
@@ -279,7 +280,8 @@ Factors linalg_slogdet(const DTensor& a) {
   const MatrixSize m = matrix_size("linalg_slogdet", a, true);
   const auto compute = [](const at::Tensor& t) {
     auto [sign, logarithm] = at::linalg_slogdet(t);
-    if (t.numel() == 0) logarithm = logarithm + t.sum();  // ATen's has no gradient without elements
+    // ATen's has no gradient without elements. The logarithm is real, also of complex matrices.
+    if (t.numel() == 0) logarithm = logarithm + at::real(t.sum());
     return std::make_tuple(sign, logarithm);
   };
   return factors_of("linalg_slogdet", a, m.batches, m.batches, compute, {a.scalar_type(), real_type(a)});

@@ -144,6 +144,7 @@ List foreach_powsum(const List& xs, double p) {
 }
 
 List foreach_norm(const List& xs, double p) {
+  for (const DTensor& x : xs) check_norm("foreach_norm", x, p);
   if (std::isinf(p) || std::isnan(p)) {
     return reduced_together(foreach_apply(xs, [&](const DTensor& x) { return vector_norm(x, p); }));
   }
@@ -153,6 +154,7 @@ List foreach_norm(const List& xs, double p) {
 }
 
 at::Tensor get_total_norm(const List& xs, double p) {
+  for (const DTensor& x : xs) check_norm("get_total_norm", x, p);
   const List norms = foreach_apply(
       xs, [&](const DTensor& x) { return std::isfinite(p) ? wide_powsum(x.detach(), p) : vector_norm(x.detach(), p); });
   at::Tensor total = at::zeros({});

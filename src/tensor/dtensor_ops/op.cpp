@@ -197,7 +197,9 @@ std::vector<DTensor> placed_call(const std::string& op, std::span<const DTensor>
   if (!mesh.has_this_rank()) {
     for (std::size_t k = 0; k < layouts.size(); ++k) {
       const at::ScalarType dtype = k < rule.output_dtypes.size() ? rule.output_dtypes[k] : inputs[0].scalar_type();
-      const at::Tensor local = local_outside(layouts[k].size(), inputs[0].local_tensor(), dtype);
+      const at::TensorOptions like = inputs[0].local_tensor().options().requires_grad(false).dtype(dtype);
+      const at::Tensor local = local_outside(layouts[k].size(), like, dtensor::locals_of(inputs));
+      if (computation.is_in_place && local.requires_grad()) inputs[0].local_tensor().copy_(local);
       results.emplace_back(mesh, std::move(layouts[k]), local);
     }
     return results;

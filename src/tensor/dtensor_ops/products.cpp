@@ -177,13 +177,18 @@ DTensor scaled_dot_product_attention(const DTensor& query, const DTensor& key, c
   const std::vector<DTensor> inputs = {query, key, value};
   const auto rule = [&](Inputs given) { return rules::attention(given, is_causal); };
   return call("scaled_dot_product_attention", inputs, rule, [&](Inputs local) {
-    const at::Tensor &q = local[0].local_tensor(), &k = local[1].local_tensor(), &v = local[2].local_tensor();
+    // In half precision, scores overflow or are rounded by more than they differ. As in ATen since 2.5, and as
+    // ring_attention, it computes in float.
+    const auto wide = [&](std::size_t i) {
+      return local[i].local_tensor().to(at::toOpMathType(local[i].scalar_type()));
+    };
+    const at::Tensor q = wide(0), k = wide(1), v = wide(2);
     at::Tensor scores = at::matmul(q, k.transpose(-2, -1)) / std::sqrt(static_cast<double>(q.size(-1)));
     if (is_causal) {
       const at::Tensor is_seen = at::ones({q.size(-2), k.size(-2)}, q.options().dtype(at::kBool)).tril();
       scores = scores.masked_fill(is_seen.logical_not(), -std::numeric_limits<double>::infinity());
     }
-    return at::matmul(at::softmax(scores, -1), v);
+    return at::matmul(at::softmax(scores, -1), v).to(query.scalar_type());
   });
 }
 

@@ -171,10 +171,7 @@ DTensor multinomial(const DTensor& x, std::int64_t samples, PhiloxGenerator& gen
 
 DTensor dropout(const DTensor& x, double p, PhiloxGenerator& generator) {
   if (!(p >= 0 && p <= 1)) fail(ErrorCode::invalid_argument, "dropout with probability {}: expected 0 to 1", p);
-  if (at::isIntegralType(x.scalar_type(), true)) {
-    fail(ErrorCode::invalid_argument, "dropout of {}: expected a floating-point or complex dtype",
-         c10::toString(x.scalar_type()));
-  }
+  refuse_integers("dropout", x);
   DTensor result = call(
       "dropout", {&x, 1}, [](Inputs inputs) { return rules::elementwise("dropout", inputs, Linearity::linear); },
       [&](Inputs inputs) -> at::Tensor {

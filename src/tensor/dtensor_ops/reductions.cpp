@@ -47,13 +47,22 @@ std::int64_t volume_of(const char* op, const DTensor& x, const Sizes& dims) {
   return count;
 }
 
+// Returns x without partial placements.
+DTensor without_partials(const DTensor& x) { return x.redistribute(x.grad_placements(), false); }
+
 // Returns x, widened, minus its maximum along `dim`, so that no exponential overflows.
 DTensor shifted(const DTensor& x, std::int64_t dim) {
-  const DTensor wide = widened(x.redistribute(x.grad_placements(), false));
+  const DTensor wide = widened(without_partials(x));
   return x.size(dim) == 0 ? wide : sub(wide, amax(wide.detach(), {dim}, true));
 }
 
 }  // namespace
+
+void refuse_integers(const char* op, const DTensor& x) {
+  if (at::isFloatingType(x.scalar_type()) || at::isComplexType(x.scalar_type())) return;
+  fail(ErrorCode::invalid_argument, "{} of {}: expected a floating-point or complex dtype", op,
+       c10::toString(x.scalar_type()));
+}
 
 namespace {
 
@@ -114,14 +123,14 @@ DTensor for_channels(const DTensor& numbers, const DTensor& x) {
   return reshape(numbers, size);
 }
 
-DTensor with_weight_and_bias(const DTensor& normalized, const std::optional<DTensor>& weight,
+// Returns the result of the dtype of x, whose parameters may have another one: those of float for an x of half
+// precision.
+DTensor with_weight_and_bias(const DTensor& x, const DTensor& normalized, const std::optional<DTensor>& weight,
                              const std::optional<DTensor>& bias) {
   const DTensor scaled = weight ? mul(normalized, for_channels(*weight, normalized)) : normalized;
-  return bias ? add(scaled, for_channels(*bias, normalized)) : scaled;
+  const DTensor result = bias ? add(scaled, for_channels(*bias, normalized)) : scaled;
+  return result.scalar_type() == x.scalar_type() ? result : to(result, x.scalar_type());
 }
-
-// Returns x without partial placements.
-DTensor without_partials(const DTensor& x) { return x.redistribute(x.grad_placements(), false); }
 
 }  // namespace
 
@@ -134,14 +143,15 @@ DTensor group_norm(const DTensor& x, std::int64_t groups, const std::optional<DT
   }
   const std::int64_t length = x.size(1) / groups * volume(Sizes(x.size().begin() + 2, x.size().end()));
   const DTensor normalized =
-      layer_norm(view(x, {x.size(0), groups, length}), {length}, std::nullopt, std::nullopt, eps);
-  return with_weight_and_bias(view(normalized, x.size()), weight, bias);
+      layer_norm(view(widened(x), {x.size(0), groups, length}), {length}, std::nullopt, std::nullopt, eps);
+  return with_weight_and_bias(x, view(normalized, x.size()), weight, bias);
 }
 
 DTensor batch_norm(const DTensor& x, const std::optional<DTensor>& weight, const std::optional<DTensor>& bias,
                    const BatchNormOptions& options) {
   const std::optional<DTensor>&running_mean = options.running_mean, &running_var = options.running_var;
   const bool training = options.training;
+  refuse_integers("batch_norm", x);
   check_channels("batch_norm", x, {&weight, &bias, &running_mean, &running_var});
   const std::int64_t count = x.numel() / std::max<std::int64_t>(x.size(1), 1);
   const bool has_running = running_mean && running_var;
@@ -159,7 +169,7 @@ DTensor batch_norm(const DTensor& x, const std::optional<DTensor>& weight, const
   std::iota(over.begin() + 1, over.end(), 2);
   const DTensor mean = training ? without_partials(dtensor::mean(wide, over, true)) : for_channels(*running_mean, x);
   const DTensor var = training ? without_partials(dtensor::var(wide, over, 0, true)) : for_channels(*running_var, x);
-  const DTensor normalized = to(mul(sub(wide, mean), rsqrt(add(var, options.eps))), x.scalar_type());
+  const DTensor normalized = mul(sub(wide, mean), rsqrt(add(var, options.eps)));
   if (training && has_running) {
     const at::NoGradGuard no_grad;
     const auto update = [&, by = options.momentum](const DTensor& running, const DTensor& found) {
@@ -168,10 +178,11 @@ DTensor batch_norm(const DTensor& x, const std::optional<DTensor>& weight, const
     update(*running_mean, mean);
     update(*running_var, mul(var, static_cast<double>(count) / static_cast<double>(count - 1)));
   }
-  return with_weight_and_bias(normalized, weight, bias);
+  return with_weight_and_bias(x, normalized, weight, bias);
 }
 
 DTensor softmax(const DTensor& x, std::int64_t dim) {
+  refuse_integers("softmax", x);
   const Sizes over = rules::dims_from_front("softmax", {dim}, x.dim());
   if (!over.empty() && is_sharded_along(x, over[0])) {
     const DTensor exponentials = exp(shifted(x, over[0]));
@@ -186,6 +197,7 @@ DTensor safe_softmax(const DTensor& x, std::int64_t dim) {
 }
 
 DTensor log_softmax(const DTensor& x, std::int64_t dim) {
+  refuse_integers("log_softmax", x);
   const Sizes over = rules::dims_from_front("log_softmax", {dim}, x.dim());
   if (!over.empty() && is_sharded_along(x, over[0])) {
     const DTensor shift = shifted(x, over[0]);
@@ -207,10 +219,7 @@ DTensor nansum(const DTensor& x, const Sizes& dims, bool keepdim) {
 }
 
 DTensor mean(const DTensor& x, const Sizes& dims, bool keepdim) {
-  if (!at::isFloatingType(x.scalar_type()) && !at::isComplexType(x.scalar_type())) {
-    fail(ErrorCode::invalid_argument, "mean of {}: expected a floating-point or complex dtype",
-         c10::toString(x.scalar_type()));
-  }
+  refuse_integers("mean", x);
   const auto count = static_cast<double>(volume_of("mean", x, dims));
   return reduction("mean", x, dims, keepdim, Placement::partial(), [&](const at::Tensor& t, const Sizes& over) {
     return at::sum(t, over, keepdim, at::toOpMathType(t.scalar_type())).div(count).to(t.scalar_type());
@@ -236,7 +245,8 @@ DTensor squared_magnitude(const DTensor& x) { return square(at::isComplexType(x.
 
 // Returns the variance of widened(x).
 DTensor wide_var(const DTensor& x, const Sizes& dims, std::int64_t correction, bool keepdim) {
-  const DTensor wide = widened(x), deviations = sub(wide, mean(wide, dims, true));
+  // Reduces the means, which are few: else the deviations of shards would be partial, and all of them be reduced.
+  const DTensor wide = widened(x), deviations = sub(wide, without_partials(mean(wide, dims, true)));
   const double count = static_cast<double>(volume_of("var", x, dims) - correction);
   return div(sum(squared_magnitude(deviations), dims, keepdim), std::max(count, 0.0));
 }
@@ -248,7 +258,7 @@ DTensor var(const DTensor& x, const Sizes& dims, std::int64_t correction, bool k
 }
 
 DTensor std(const DTensor& x, const Sizes& dims, std::int64_t correction, bool keepdim) {
-  return narrowed_as(x, sqrt(wide_var(x, dims, correction, keepdim)));
+  return narrowed_as(x, root(wide_var(x, dims, correction, keepdim), 2));
 }
 
 DTensor prod(const DTensor& x, const Sizes& dims, bool keepdim) {
@@ -295,12 +305,24 @@ DTensor all(const DTensor& x, const Sizes& dims, bool keepdim) {
                       [&](const at::Tensor& t, std::int64_t dim) { return at::all(t, dim, keepdim); });
 }
 
+namespace {
+
+// Returns x^p of an x >= 0. A power has no gradient at 0 if p < 1: it takes that of the power of 1, times 0.
+DTensor power(const DTensor& x, double p) {
+  const DTensor base = without_partials(x), is_zero = eq(base.detach(), 0), safe = masked_fill(base, is_zero, 1);
+  return masked_fill(p == 0.5 ? sqrt(safe) : pow(safe, p), is_zero,
+                     p > 0 ? 0 : std::numeric_limits<double>::infinity());
+}
+
+}  // namespace
+
 DTensor wide_powsum(const DTensor& x, double p, const Sizes& dims, bool keepdim) {
   if (!std::isfinite(p)) fail(ErrorCode::invalid_argument, "powsum of order {}: expected a finite number", p);
   const DTensor wide = widened(x);
   if (p == 0) return sum(to(ne(x.detach(), 0), c10::toRealValueType(wide.scalar_type())), dims, keepdim);
   if (p == 1) return sum(abs(wide), dims, keepdim);
-  return sum(p == 2 ? squared_magnitude(wide) : pow(abs(wide), p), dims, keepdim);
+  if (p == 2) return sum(squared_magnitude(wide), dims, keepdim);
+  return sum(p > 1 ? pow(abs(wide), p) : power(abs(wide), p), dims, keepdim);
 }
 
 DTensor powsum(const DTensor& x, double p, const Sizes& dims, bool keepdim) {
@@ -310,15 +332,19 @@ DTensor powsum(const DTensor& x, double p, const Sizes& dims, bool keepdim) {
   return unary("powsum", powers, Linearity::linear, [&](const at::Tensor& t) { return t.to(x.scalar_type()); });
 }
 
-DTensor root(const DTensor& powers, double p) {
-  if (p == 0 || p == 1) return powers;
-  const DTensor is_zero = eq(powers.detach(), 0);
-  const DTensor safe = masked_fill(powers, is_zero, 1);
-  return masked_fill(p == 2 ? sqrt(safe) : pow(safe, 1 / p), is_zero, 0);
+DTensor root(const DTensor& powers, double p) { return p == 0 || p == 1 ? powers : power(powers, 1 / p); }
+
+void check_norm(const char* op, const DTensor& x, double p, const Sizes& dims) {
+  if (std::isnan(p)) fail(ErrorCode::invalid_argument, "{} of order {}: expected a number", op, p);
+  refuse_integers(op, x);
+  if ((p < 0 || std::isinf(p)) && volume_of(op, x, dims) == 0) {
+    fail(ErrorCode::invalid_argument, "{} of order {} of no elements, of size {}: expected one or more", op, p,
+         shape_to_string(x.size()));
+  }
 }
 
 DTensor vector_norm(const DTensor& x, double p, const Sizes& dims, bool keepdim) {
-  if (std::isnan(p)) fail(ErrorCode::invalid_argument, "vector_norm of order {}: expected a number", p);
+  check_norm("vector_norm", x, p, dims);
   if (std::isinf(p)) return p > 0 ? amax(abs(x), dims, keepdim) : amin(abs(x), dims, keepdim);
   return narrowed_as(x, root(wide_powsum(x, p, dims, keepdim), p));
 }

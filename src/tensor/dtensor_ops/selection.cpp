@@ -46,7 +46,9 @@ std::int64_t to_number(const Number& number) {
 
 DTensor cat(const std::vector<DTensor>& tensors, std::int64_t dim) {
   check_any("cat", tensors);
-  const std::int64_t along = rules::dim_from_front("cat", dim, tensors[0].dim());
+  const DTensor& first = tensors[rules::first_of_cat(tensors)];
+  // As in ATen, any dimension is that of tensors of size [0] alone.
+  const std::int64_t along = first.size() == Sizes{0} ? 0 : rules::dim_from_front("cat", dim, first.dim());
   at::ScalarType dtype = tensors[0].scalar_type();
   for (const DTensor& tensor : tensors) dtype = at::promoteTypes(dtype, tensor.scalar_type());
   return call(
@@ -144,7 +146,8 @@ std::vector<DTensor> split(const DTensor& x, std::int64_t size, std::int64_t dim
 std::vector<DTensor> chunk(const DTensor& x, std::int64_t chunks, std::int64_t dim) {
   const std::int64_t length = x.size(rules::dim_from_front("chunk", dim, x.dim()));
   if (chunks < 1) fail(ErrorCode::invalid_argument, "chunk in {}: expected at least 1 chunk", chunks);
-  return split(x, std::max<std::int64_t>((length + chunks - 1) / chunks, 1), dim);
+  if (length == 0) return split(x, Sizes(static_cast<std::size_t>(chunks), 0), dim);
+  return split(x, (length + chunks - 1) / chunks, dim);
 }
 
 namespace {

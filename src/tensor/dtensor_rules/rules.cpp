@@ -203,25 +203,37 @@ OpRule reduction(const DTensor& input, const Sizes& dims, bool keepdim, std::opt
   return rule;
 }
 
+std::size_t first_of_cat(std::span<const DTensor> inputs) {
+  const auto first = std::find_if(inputs.begin(), inputs.end(), [](const DTensor& x) { return x.size() != Sizes{0}; });
+  return first == inputs.end() ? 0 : static_cast<std::size_t>(first - inputs.begin());
+}
+
 OpRule cat(std::span<const DTensor> inputs, std::size_t dim) {
-  OpRule rule{inputs[0].size(), {{Placements(inputs.size(), R), R}}};
+  const DTensor& first = inputs[first_of_cat(inputs)];
+  const auto is_left_out = [&](const DTensor& input) { return input.size() == Sizes{0} && first.size() != Sizes{0}; };
+  OpRule rule{first.size(), {{Placements(inputs.size(), R), R}}};
   rule.output_size[dim] = 0;
   const auto refuse = [&] { refuse_sizes("cat", inputs, fmt::format("equal sizes except along dimension {}", dim)); };
   for (const DTensor& input : inputs) {
+    if (is_left_out(input)) continue;
     Sizes size = input.size();
     if (size.size() != rule.output_size.size()) refuse();
-    rule.output_size[dim] += std::exchange(size[dim], inputs[0].size()[dim]);
-    if (size != inputs[0].size()) refuse();
+    rule.output_size[dim] += std::exchange(size[dim], first.size()[dim]);
+    if (size != first.size()) refuse();
   }
   const auto add = [&](const Placement& placement) {
-    rule.strategies.push_back({Placements(inputs.size(), placement), placement});
+    OpStrategy strategy{Placements(inputs.size(), placement), placement};
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      if (is_left_out(inputs[i])) strategy.inputs[i] = R;
+    }
+    rule.strategies.push_back(std::move(strategy));
   };
   for (std::size_t d = 0; d < rule.output_size.size(); ++d) {
-    for (const Placement& shard : shards_of(inputs, d)) {
+    for (const Placement& shard : shards_of({&first, 1}, d)) {
       if (d != dim) add(shard);
     }
   }
-  for (const Placement& placement : inputs[0].placements()) {
+  for (const Placement& placement : first.placements()) {
     if (placement.is_partial()) add(placement);
   }
   return rule;

@@ -69,8 +69,10 @@ OpRule linear(std::span<const DTensor> inputs);
 // no equation of as many tensors.
 ProductLabels einsum_labels(std::string_view equation, const std::vector<std::size_t>& dims);
 
-// For tensors that are concatenated along `dim`.
+// For tensors that are concatenated along `dim`. As in ATen, those of size [0] are left out if there are others.
 OpRule cat(std::span<const DTensor> inputs, std::size_t dim);
+// Returns which tensor is the first that is not left out.
+std::size_t first_of_cat(std::span<const DTensor> inputs);
 // For query [..., l, e], key [..., s, e] and value [..., s, v].
 // If `is_causal`, the rows of the query are not sharded.
 OpRule attention(std::span<const DTensor> inputs, bool is_causal);

@@ -18,6 +18,7 @@
 #include <string>
 #include <utility>
 
+#include "tensor/dtensor/local_outside.h"
 #include "tensor/torch_errors.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/internal/step.h"
@@ -420,7 +421,10 @@ DTensor ring_attention(const DTensor& query, const DTensor& key, const DTensor& 
   }
   if (!along) refuse_expecting("one mesh dimension that shards the second to last dimension");
   const MeshLayout layout(value.size(), mesh.shape(), query.placements());
-  if (!mesh.has_this_rank()) return DTensor(mesh, layout, value.local_tensor());
+  if (!mesh.has_this_rank()) {
+    const std::vector<at::Tensor> locals = {query.local_tensor(), key.local_tensor(), value.local_tensor()};
+    return DTensor(mesh, layout, local_outside(layout.size(), value.local_tensor().options(), locals));
+  }
   return DTensor(mesh, layout,
                  ring_attention(mesh.group(*along), query.local_tensor(), key.local_tensor(), value.local_tensor(),
                                 query.size(-2), options));

@@ -3,10 +3,12 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include "support/error_matchers.h"
 #include "tensor/mesh_support.h"
 #include "tessera/comm/comm_debug_mode.h"
 #include "tessera/comm/local_ranks.h"
 #include "tessera/tensor/dtensor.h"
+#include "tessera/tensor/dtensor/local_map.h"
 #include "tessera/tensor/dtensor_factories.h"
 #include "tessera/tensor/dtensor_ops.h"
 #include "tessera/tensor/dtensor_ops/fft.h"
@@ -83,6 +85,69 @@ TEST(SubMeshTest, RanksOutsideOfTheMeshTakePartInNothing) {
   }
 }
 
+TEST(SubMeshTest, EveryRankCallsBackwardWhicheverInputRequiresGrad) {
+  run_local(3, [](const ProcessGroup& group) {
+    const DeviceMesh mesh = DeviceMesh::of_ranks(group, {2}, {2, 0});
+    const at::Tensor full = indexed({4, 6}), plain = indexed({6}).requires_grad_();
+    const DTensor data = distribute_tensor(full, mesh, {S0}),
+                  row = distribute_tensor(indexed({6}).requires_grad_(), mesh), sum = dtensor::clone(data);
+    dtensor::add_(sum, row);
+    const LocalMapOptions by_rank{.out_placements = {{S0}}, .out_sizes = {{4, 6}}};
+    const auto product = [](const std::vector<at::Tensor>& locals) {
+      return std::vector<at::Tensor>{locals[0] * locals[1]};
+    };
+    const std::vector<DTensor> results = {
+        dtensor::linear(data, dtensor::unsqueeze(row, 0)),
+        data * row,
+        dtensor::where(dtensor::gt(data, 9), data, row),
+        dtensor::cat({data, dtensor::unsqueeze(row, 0)}),
+        dtensor::sort(data * row).values,
+        dtensor::abs(dtensor::to(data, at::kComplexDouble) * row),
+        sum,
+        local_map(product, std::vector<DTensor>{data, row}, by_rank)[0],
+        data * plain,
+    };
+    for (std::size_t i = 0; i < results.size(); ++i) {
+      ASSERT_TRUE(results[i].requires_grad()) << i;
+      row.local_tensor().mutable_grad() = at::Tensor();
+      dtensor::sum(results[i]).redistribute().to_local().backward();
+      EXPECT_TRUE(row.grad().has_value() || i + 1 == results.size()) << i;  // the last one is of `plain`
+    }
+    EXPECT_TRUE(plain.grad().defined());
+    // In half precision and of 0 dimensions, too; without gradients where the result has none.
+    const DTensor half = dtensor::to(data, at::kHalf) * dtensor::to(dtensor::sum(row), at::kHalf);
+    EXPECT_TRUE(half.requires_grad());
+    EXPECT_EQ(half.scalar_type(), at::kHalf);
+    EXPECT_FALSE(dtensor::gt(data, row).requires_grad());
+    const at::NoGradGuard no_grad;
+    EXPECT_FALSE((data * row).requires_grad());
+  });
+}
+
+TEST(SubMeshTest, WhereAMaskIsTrueNeedNotBeKnownOutsideOfTheMesh) {
+  run_local(3, [](const ProcessGroup& group) {
+    const DeviceMesh mesh = DeviceMesh::of_ranks(group, {2}, {2, 0});
+    const bool is_in = mesh.has_this_rank();
+    const at::Tensor full = indexed({6, 4}), rows = indexed({6}).gt(1), ids = at::tensor({0, 3, 1, 1, 2}, at::kLong);
+    const DTensor x = distribute_tensor(full, mesh, {S0}), mask = distribute_tensor(rows, mesh, {S0}),
+                  columns = distribute_tensor(ids, mesh), values = distribute_tensor(indexed({5, 4}), mesh),
+                  numbers = distribute_tensor(indexed({5}), mesh);
+    for (const bool accumulate : {false, true}) {
+      const DTensor by_row = dtensor::index_put(x, {mask}, values, accumulate),
+                    by_place = dtensor::index_put_(dtensor::clone(x), {mask, columns}, numbers, accumulate);
+      EXPECT_EQ(by_row.size(), x.size());
+      const at::Tensor found_by_row = by_row.full_tensor(), found_by_place = by_place.full_tensor();
+      if (!is_in) continue;
+      EXPECT_TRUE(at::equal(found_by_row, full.index_put({rows}, indexed({5, 4}), accumulate)));
+      EXPECT_TRUE(at::equal(found_by_place, full.index_put({rows, ids}, indexed({5}), accumulate)));
+    }
+    EXPECT_EQ(dtensor::index(x, {mask, columns}).size(), Sizes{is_in ? 5 : 0});
+    // What is known is checked on every rank.
+    EXPECT_ERROR(dtensor::index_put(x, {columns}, dtensor::slice(values, 0, 0, 3)), ErrorCode::invalid_argument,
+                 "index_put of values of size [3, 4]");
+  });
+}
+
 TEST(SubMeshTest, ResultsHaveTheSameDtypeOnAllRanks) {
   run_local(3, [](const ProcessGroup& group) {
     const DeviceMesh mesh = DeviceMesh::of_ranks(group, {2}, {2, 0});
@@ -98,6 +163,9 @@ TEST(SubMeshTest, ResultsHaveTheSameDtypeOnAllRanks) {
         {dtensor::where(is_large, numbers, 2), at::kInt},
         {numbers + x, at::kDouble},
         {dtensor::cat({numbers, x}), at::kDouble},
+        {dtensor::cat({dtensor::zeros({0}, mesh, {}, at::kDouble), numbers}), at::kDouble},
+        {dtensor::full({4}, 7, mesh), at::kLong},
+        {dtensor::full({4}, true, mesh), at::kBool},
         {dtensor::max(x, 0).values, at::kDouble},
         {dtensor::max(x, 0).indices, at::kLong},
         {dtensor::argmax(x), at::kLong},

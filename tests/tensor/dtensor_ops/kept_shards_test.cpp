@@ -7,6 +7,7 @@
 #include "tensor/mesh_support.h"
 #include "tessera/comm/local_ranks.h"
 #include "tessera/tensor/dtensor/explicit_redistribution.h"
+#include "tessera/tensor/dtensor/op_calls.h"
 #include "tessera/tensor/dtensor_factories.h"
 #include "tessera/tensor/dtensor_ops.h"
 #include "tessera/tensor/dtensor_ops/convolution.h"
@@ -97,6 +98,26 @@ TEST(KeptShardsTest, OfMatrices) {
     }
     const DTensor c = on_mesh(indexed({4, 2, 3}), mesh, {S1});
     EXPECT_EQ(dtensor::ormqr(qr.first, qr.second, c, false).placements(), Placements{S1});
+  });
+}
+
+TEST(KeptShardsTest, AVarianceReducesNoDeviations) {
+  run_local(2, [](const ProcessGroup& group) {
+    const DeviceMesh mesh(group, {2});
+    const DTensor x = on_mesh(indexed({4, 3, 2}), mesh, {S0});
+    EXPECT_EQ(dtensor::var(x, {0}).placements(), Placements{P});
+    const std::vector<OpCall> calls = record_op_calls([&] {
+      dtensor::var(x);
+      dtensor::std(x, {0, 1});
+      dtensor::batch_norm(x, std::nullopt, std::nullopt, {.training = true});
+    });
+    int squares = 0;
+    for (const OpCall& call : calls) {
+      if (call.op != "square") continue;
+      EXPECT_EQ(call.inputs, (std::vector<Placements>{{S0}}));
+      ++squares;
+    }
+    EXPECT_EQ(squares, 3);
   });
 }
 

@@ -152,6 +152,10 @@ std::vector<OpCase> linalg_cases() {
        {{4, 3, 3}},
        [](DTensors v) { return dtensor::linalg_det(v[0]); },
        [](Tensors a) { return at::linalg_det(a[0]); }},
+      {"linalg_slogdet_of_complex",
+       {{2, 2, 2, 2}},
+       [](DTensors v) { return dtensor::linalg_slogdet(dtensor::view_as_complex(v[0])).second; },
+       [](Tensors a) { return std::get<1>(at::linalg_slogdet(at::view_as_complex(a[0]))); }},
       {"linalg_without_gradient",
        {{4, 3, 3}},
        [=](DTensors v) {

@@ -255,6 +255,22 @@ std::vector<OpCase> reduction_cases() {
        {{5, 4}},
        [](V v) { return dtensor::vector_norm(v[0] * 0, 2, {1}); },
        [](A a) { return at::linalg_vector_norm(a[0] * 0, 2, at::IntArrayRef{1}); }},
+      {"norms_of_elements_of_zero",
+       {{5, 4}},
+       [](V v) {
+         const DTensor x = v[0] * at::tensor({0.0, 1.0, 0.0, -2.0}, at::kDouble);
+         return dtensor::vector_norm(x, 0.5, {1}) + dtensor::vector_norm(x, 1.5, {1}) +
+                dtensor::vector_norm(x, -1, {1});
+       },
+       [](A a) {
+         const at::Tensor x = a[0] * at::tensor({0.0, 1.0, 0.0, -2.0}, at::kDouble);
+         return at::linalg_vector_norm(x, 0.5, at::IntArrayRef{1}) +
+                at::linalg_vector_norm(x, 1.5, at::IntArrayRef{1}) + at::linalg_vector_norm(x, -1, at::IntArrayRef{1});
+       }},
+      {"std_of_equal_elements",
+       {{5, 4}},
+       [](V v) { return dtensor::std(v[0] * 0 + 1, {1}); },
+       [](A a) { return (a[0] * 0 + 1).std(1); }},
       {"cumsum", {{5, 4}}, [](V v) { return dtensor::cumsum(v[0], 0); }, [](A a) { return a[0].cumsum(0); }},
       {"argmax",
        {{5, 4}},
@@ -329,6 +345,12 @@ std::vector<OpCase> selection_cases() {
        [](A a) {
          return at::cat({a[0], a[1], a[0]});
        }},
+      {"cat_after_none",
+       {{0}, {2, 3}, {2, 4}},
+       [](V v) { return dtensor::cat(v, 1); },
+       [](A a) { return at::cat(a, 1); }},
+      {"cat_around_none", {{2, 3}, {0}, {4, 3}}, [](V v) { return dtensor::cat(v); }, [](A a) { return at::cat(a); }},
+      {"cat_of_none", {{0}, {0}}, [](V v) { return dtensor::cat(v, 1); }, [](A a) { return at::cat(a, 1); }},
       {"stack",
        {{5, 4}, {5, 4}},
        [](V v) {

@@ -42,6 +42,7 @@ void expect_same(const OpCase& op, const OnFullTensors& expected, const DeviceMe
     shown += to_string(layout.placements()) + " ";
   }
   const DTensor result = op.ours(inputs);
+  ASSERT_EQ(result.scalar_type(), expected.result.scalar_type()) << op.name << " of " << shown;
   const at::Tensor found = result.full_tensor();
   ASSERT_EQ(found.sizes(), expected.result.sizes()) << op.name << " of " << shown;
   ASSERT_TRUE(at::allclose(found, expected.result, 1e-10, 1e-12))

@@ -11,6 +11,7 @@
 #include "tensor/mesh_support.h"
 #include "tessera/comm/local_ranks.h"
 #include "tessera/tensor/dtensor_op.h"
+#include "tessera/tensor/dtensor_ops/lists.h"
 #include "tessera/tensor/dtensor_ops/normalization.h"
 
 namespace tessera {
@@ -166,6 +167,98 @@ TEST(DTensorOpsTest, AnRmsNormInHalfPrecisionIsComputedInFloat) {
     EXPECT_EQ(found.scalar_type(), at::kHalf);
     const at::Tensor expected = wide * (wide.square().sum(1, true) / 8).rsqrt() * 2;
     EXPECT_TRUE(at::allclose(found.full_tensor().to(at::kFloat), expected, 1e-3, 1e-3));
+  });
+}
+
+TEST(DTensorOpsTest, NormsOfChannelsInHalfPrecisionTakeParametersOfFloat) {
+  run_local(2, [](const ProcessGroup& group) {
+    const DeviceMesh mesh(group, {2});
+    const at::Tensor full = (at::sin(indexed({4, 6, 3})) * 3).to(at::kBFloat16), wide = full.to(at::kFloat),
+                     scales = indexed({6}).to(at::kFloat) / 7, shifts = scales - 0.4;
+    const DTensor x = distribute_tensor(full, mesh, {S0}), weight = distribute_tensor(scales, mesh),
+                  bias = distribute_tensor(shifts, mesh);
+    const auto expect_near = [](const DTensor& found, const at::Tensor& expected) {
+      EXPECT_EQ(found.scalar_type(), at::kBFloat16);
+      EXPECT_TRUE(at::allclose(found.full_tensor().to(at::kFloat), expected, 1e-2, 1e-3)) << expected;
+    };
+    expect_near(dtensor::group_norm(x, 2, weight, bias), at::group_norm(wide, 2, scales, shifts));
+    expect_near(dtensor::batch_norm(x, weight, bias, {.training = true}),
+                at::batch_norm(wide, scales, shifts, {}, {}, true, 0.1, 1e-5, false));
+    expect_near(dtensor::batch_norm(x, weight, bias, {.running_mean = bias, .running_var = weight}),
+                at::batch_norm(wide, scales, shifts, shifts, scales, false, 0.1, 1e-5, false));
+  });
+}
+
+TEST(DTensorOpsTest, ScoresInHalfPrecisionDoNotOverflow) {
+  run_local(2, [](const ProcessGroup& group) {
+    const DeviceMesh mesh(group, {2});
+    // Products of rows are 160000, and all weights are equal.
+    const at::Tensor rows = at::full({2, 8, 64}, 50.0, at::kHalf), values = indexed({2, 8, 2}).to(at::kHalf);
+    for (const Placement& placement : {R, S0}) {
+      const DTensor query = distribute_tensor(rows, mesh, {placement});
+      const DTensor found =
+          dtensor::scaled_dot_product_attention(query, query, distribute_tensor(values, mesh, {placement}));
+      EXPECT_EQ(found.scalar_type(), at::kHalf);
+      const at::Tensor means = indexed({2, 8, 2}).mean(1, true).expand({2, 8, 2});
+      EXPECT_TRUE(at::allclose(found.full_tensor().to(at::kDouble), means, 1e-3));
+    }
+  });
+}
+
+TEST(DTensorOpsTest, IntegersAreRefusedOnAnyPlacement) {
+  run_local(2, [](const ProcessGroup& group) {
+    const DeviceMesh mesh(group, {2});
+    const DTensor numbers = distribute_tensor(at::full({6}, 2, at::kLong), mesh);
+    for (const Placement& placement : {R, S0, S1}) {
+      const DTensor x = distribute_tensor(at::full({4, 6}, 50000, at::kInt), mesh, {placement});
+      const auto refused = [](const char* op, const auto& f) {
+        EXPECT_ERROR(f(), ErrorCode::invalid_argument,
+                     std::string(op) + " of Int: expected a floating-point or complex dtype");
+      };
+      refused("softmax", [&] { return dtensor::softmax(x, 1); });
+      refused("softmax", [&] { return dtensor::safe_softmax(x, 1); });
+      refused("log_softmax", [&] { return dtensor::log_softmax(x, 1); });
+      refused("vector_norm", [&] { return dtensor::vector_norm(x); });
+      refused("foreach_norm", [&] { return dtensor::foreach_norm({x})[0]; });
+      refused("get_total_norm", [&] { return dtensor::get_total_norm({x}); });
+      refused("batch_norm", [&] {
+        return dtensor::batch_norm(x, std::nullopt, std::nullopt, {.running_mean = numbers, .running_var = numbers});
+      });
+    }
+  });
+}
+
+TEST(DTensorOpsTest, NormsOfNegativeOrderAreThoseOfATen) {
+  run_local(2, [](const ProcessGroup& group) {
+    const DeviceMesh mesh(group, {2});
+    for (const Placement& placement : {R, S0}) {
+      const DTensor large = distribute_tensor(at::full({4}, 1e30F, at::kFloat), mesh, {placement});
+      EXPECT_EQ(dtensor::vector_norm(large, -2).full_tensor().item<double>(), INFINITY);
+      const DTensor x = distribute_tensor(at::zeros({0, 4}, at::kDouble), mesh, {placement});
+      for (const double p : {-2.0, -double{INFINITY}, double{INFINITY}}) {
+        EXPECT_EQ(dtensor::vector_norm(x, p, {1}).full_tensor().numel(), 0);
+        EXPECT_ERROR(dtensor::vector_norm(x, p), ErrorCode::invalid_argument, "vector_norm of order ",
+                     " of no elements, of size [0, 4]: expected one or more");
+        EXPECT_ERROR(dtensor::vector_norm(x, p, {0}), ErrorCode::invalid_argument, " of no elements, of size [0, 4]");
+      }
+    }
+  });
+}
+
+TEST(DTensorOpsTest, ChunksOfNothingAreAsManyAsOfATen) {
+  run_local(2, [](const ProcessGroup& group) {
+    const DeviceMesh mesh(group, {2});
+    for (const Sizes& size : {Sizes{0, 4}, Sizes{4, 0}}) {
+      const at::Tensor full = at::zeros(size, at::kDouble);
+      for (const Placement& placement : {R, S0, S1}) {
+        for (const std::int64_t dim : {0, 1}) {
+          const std::vector<at::Tensor> expected = full.chunk(3, dim);
+          const std::vector<DTensor> found = dtensor::chunk(distribute_tensor(full, mesh, {placement}), 3, dim);
+          ASSERT_EQ(found.size(), expected.size());
+          for (std::size_t i = 0; i < found.size(); ++i) EXPECT_EQ(found[i].size(), expected[i].sizes().vec());
+        }
+      }
+    }
   });
 }
 

@@ -11,6 +11,7 @@
 #include "tessera/comm/local_ranks.h"
 #include "tessera/tensor/dtensor_factories.h"
 #include "tessera/tensor/dtensor_ops.h"
+#include "tessera/tensor/torch_types.h"
 
 namespace tessera {
 namespace {
@@ -128,8 +129,16 @@ TEST(DTensorFactoryTest, TheDistributionsAreAsNamed) {
       // Neighbors are independent.
       EXPECT_NEAR((normal.slice(1, 1) * normal.slice(1, 0, -1)).mean().item<double>(), 0, 0.005);
     }
-    for (const at::ScalarType dtype : {at::kHalf, at::kBFloat16}) {
-      const at::Tensor uniform = dtensor::rand({1000, 100}, mesh, generator, {}, dtype).full_tensor();
+    std::vector<at::ScalarType> narrow = {at::kHalf, at::kBFloat16};
+    for (const DType dtype : {DType::float8_e4m3fn, DType::float8_e5m2}) {
+      try {
+        narrow.push_back(to_scalar_type(dtype));
+      } catch (const Error& error) {  // LibTorch 1.13 has no such numbers
+        EXPECT_EQ(error.code(), ErrorCode::unsupported);
+      }
+    }
+    for (const at::ScalarType dtype : narrow) {
+      const at::Tensor uniform = dtensor::rand({1000, 100}, mesh, generator, {}, dtype).full_tensor().to(at::kFloat);
       EXPECT_TRUE(uniform.ge(0).logical_and(uniform.lt(1)).all().item<bool>());
     }
   });

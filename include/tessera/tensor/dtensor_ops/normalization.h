@@ -13,8 +13,8 @@
 namespace tessera::dtensor {
 
 /// Divides the channels of x [n, channels, ...] into `groups` of equal size and normalizes each group of each batch
-/// over its channels and the dimensions after them. weight and bias are [channels]. Shards of n stay, and those of the
-/// channels if each rank has full groups, evenly.
+/// over its channels and the dimensions after them. weight and bias are [channels]. Computes half precision in float
+/// and returns the dtype of x. Shards of n stay, and those of the channels if each rank has full groups, evenly.
 DTensor group_norm(const DTensor& x, std::int64_t groups, const std::optional<DTensor>& weight = std::nullopt,
                    const std::optional<DTensor>& bias = std::nullopt, double eps = 1e-5);
 
@@ -27,7 +27,7 @@ struct BatchNormOptions {
 };
 /// Normalizes each channel of x [n, channels, ...] over all other dimensions. weight and bias are [channels]. Shards of
 /// x stay where they are: the ranks exchange the mean and the variance of each channel, as PyTorch's SyncBatchNorm
-/// does.
+/// does. Computes half precision in float and returns the dtype of x.
 DTensor batch_norm(const DTensor& x, const std::optional<DTensor>& weight = std::nullopt,
                    const std::optional<DTensor>& bias = std::nullopt, const BatchNormOptions& options = {});
 
