@@ -5,7 +5,8 @@
 ///     plain  The same without sharding; it is meant for one rank.
 ///     save   Saves the sharded state of that model and its optimizer to DIRECTORY.
 ///     load   Loads it.
-///     async  How long AsyncSaver::save blocks the trainer.
+///     async  How long AsyncSaver::save delays the training: until it has returned and the device, which copies the
+///            state on the stream of the training, has finished.
 /// Rank 0 prints one line of JSON: {"seconds"}: the median, in which the device has finished; {"library"}; {"loss"} of
 /// the first step, by which two sides can be compared.
 
@@ -160,6 +161,7 @@ struct Bench {
           group.barrier();
           const auto begin = std::chrono::steady_clock::now();
           saver.save(state, path);
+          finish();  // the next step computes after the copies
           time = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
         }
         saver.wait();

@@ -20,8 +20,9 @@
 ///   fsdp_bench state_dict BLOCKS WIDTH BATCH REPEATS
 ///     The sharded state dict of that MLP: {"seconds"}.
 ///   fsdp_bench unshard BYTES REPEATS
-///     Unshards a flat parameter: {"ours"}. In turn with it, the bare collective that moves the same bytes: {"bare"}
-///     into memory allocated for each call, as unshard does, and {"touched"} into memory that is already mapped.
+///     Unshards a flat parameter: {"ours"}. In turn with it, the bare collective: {"bare"} into memory allocated for
+///     each call, as unshard does, and {"touched"} into memory that is already mapped. It moves the same bytes with
+///     TESSERA_HOST_MEMORY=0; ranks that share memory share the parameter as well, and their unshard moves none.
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>

@@ -10,6 +10,7 @@ import os
 import shutil
 import statistics
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 
@@ -40,19 +41,20 @@ class Unavailable(Exception):
 
 def run(*arguments: object) -> tuple[float, int, str]:
     """Returns the seconds, the peak resident bytes and the output."""
-    read_end, write_end = os.pipe()
-    begin = time.perf_counter()
-    process = subprocess.Popen([str(a) for a in arguments], stdout=write_end, stderr=subprocess.PIPE)
-    os.close(write_end)
-    with os.fdopen(read_end) as stream:
-        output = stream.read()
-    errors = process.stderr.read().decode(errors="replace")
-    _, status, usage = os.wait4(process.pid, 0)
-    seconds = time.perf_counter() - begin
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode != 0:
-        raise RuntimeError(f"{' '.join(map(str, arguments))}: exit status {process.returncode}: {errors.strip()[-500:]}")
-    return seconds, usage.ru_maxrss * 1024, output
+    # Errors go to a file: a pipe that nothing reads until the output ends is full after 64 KiB.
+    with tempfile.TemporaryFile() as errors:
+        begin = time.perf_counter()
+        process = subprocess.Popen([str(a) for a in arguments], stdout=subprocess.PIPE, stderr=errors, text=True)
+        with process.stdout:
+            output = process.stdout.read()
+        _, status, usage = os.wait4(process.pid, 0)
+        seconds = time.perf_counter() - begin
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode != 0:
+            errors.seek(0)
+            text = errors.read().decode(errors="replace").strip()
+            raise RuntimeError(f"{' '.join(map(str, arguments))}: exit status {process.returncode}: {text[-500:]}")
+        return seconds, usage.ru_maxrss * 1024, output
 
 
 def json_of(output: str) -> dict:
@@ -160,6 +162,13 @@ class Table:
     def __init__(self) -> None:
         self.rows = []
         self.errors = 0
+
+    def fail(self, rows, error) -> None:
+        """Notes that some rows could not be measured."""
+        self.errors += 1
+        reason = f"ERROR: {type(error).__name__}: {error}"
+        self.rows.append({"row": rows, "reason": reason})
+        print(f"{rows}: {reason}", flush=True)
 
     def add(self, row, target, against, ours=None, reference=None, unit="s", reason=None, sides=None, compute=False):
         """`ours` and `reference`: less is better; the ratio is how many times better we are. `sides`: what computed

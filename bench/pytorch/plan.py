@@ -1,6 +1,7 @@
 #!/usr/bin/python3
 """Times the work of PyTorch's coordinator: `plan.py RANKS TENSORS`. Prints one line of JSON: {"seconds"}, from the gathered
-plans of all ranks to the bytes of `.metadata`, and {"peak_bytes"}, the peak memory of the process."""
+plans of all ranks to the bytes of `.metadata`, and {"peak_bytes"}: how much the memory of the process grew, at its peak, over what it
+had after rank 0's plan was made, as `tessera plan` reports it."""
 
 import io
 import json
@@ -29,9 +30,20 @@ def plan_of(rank, ranks, tensors):
     return SavePlan(items, planner_data=mappings)
 
 
+def gathered_plan_of(rank, ranks, tensors):
+    return pickle.loads(pickle.dumps(plan_of(rank, ranks, tensors)))
+
+
+def resident_bytes():
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * resource.getpagesize()
+
+
 def main():
     ranks, tensors = map(int, sys.argv[1:])
-    plans = [pickle.loads(pickle.dumps(plan_of(rank, ranks, tensors))) for rank in range(ranks)]
+    plans = [gathered_plan_of(0, ranks, tensors)]
+    before = resident_bytes()
+    plans += [gathered_plan_of(rank, ranks, tensors) for rank in range(1, ranks)]
     planner = DefaultSavePlanner()
     planner.set_up_planner({}, is_coordinator=True)
     begin = time.perf_counter()
@@ -44,7 +56,8 @@ def main():
     stream = io.BytesIO()
     pickle.dump(metadata, stream)
     seconds = time.perf_counter() - begin
-    print(json.dumps({"seconds": seconds, "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    print(json.dumps({"seconds": seconds, "peak_bytes": peak - before}))
 
 
 if __name__ == "__main__":

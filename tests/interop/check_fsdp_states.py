@@ -6,6 +6,7 @@ same up to its number times their largest element: {"model": 1e-5}.
 """
 
 import json
+import math
 import sys
 import warnings
 
@@ -26,21 +27,38 @@ def tensors_of(path):
     return state
 
 
+def worst_of(apart):
+    """The name and the number of the largest difference. A NaN is larger than any other."""
+    return max(apart.items(), key=lambda one: (math.isnan(one[1]), one[1]), default=("", 0.0))
+
+
+def check_difference():
+    """A NaN is a difference, whichever tensor has it."""
+    good, small = torch.ones(2), torch.tensor([1.0, 1 + 1e-6])
+    for name in ("model.a", "model.b", "model.c"):
+        found = {"model.a": good, "model.b": small, "model.c": good, name: torch.tensor([1.0, math.nan])}
+        why = difference(found, dict.fromkeys(found, good), {"model": 1e-5})
+        if name not in why:
+            raise AssertionError(f"difference: found '{why}', expected that {name} differs")
+
+
 def difference(found, expected, allowed):
     if found.keys() != expected.keys():
         return f"only one has {sorted(found.keys() ^ expected.keys())[:5]}"
     why = []
     for part, tolerance in allowed.items():
-        worst, where = 0.0, ""
+        apart = {}
         for name, wanted in expected.items():
             if not name.startswith(f"{part}.") or wanted.numel() == 0:
                 continue
             one = found[name]
             if (one.dtype, one.shape) != (wanted.dtype, wanted.shape):
                 return f"{name}: found {one.dtype} {list(one.shape)}, expected {wanted.dtype} {list(wanted.shape)}"
-            apart = (one.double() - wanted.double()).abs().max() / wanted.double().abs().max().clamp(min=1e-12)
-            if not apart <= worst:  # a NaN is the worst
-                worst, where = apart.item(), name
+            largest = wanted.double().abs().max().clamp(min=1e-12)
+            apart[name] = ((one.double() - wanted.double()).abs().max() / largest).item()
+        if not apart and part == "model":
+            return "neither has tensors of a model"
+        where, worst = worst_of(apart)
         if not worst <= tolerance:
             why.append(f"{where} differs by {worst:.2g} of its largest element, allowed is {tolerance}")
     return "; ".join(why)
@@ -49,6 +67,7 @@ def difference(found, expected, allowed):
 def main():
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+    check_difference()
     for line in sys.stdin:
         job = json.loads(line)
         try:

@@ -198,13 +198,18 @@ def record_errors(folder, runs, output, why_unanswered):
             folder.errors[name] = why[-SHOWN_ERROR:]
 
 
+def all_close(found, expected, limits):
+    """Whether the difference of each number, relative to the expected one, is at most its limit. Compares each, since max() of Python
+    loses a NaN."""
+    apart = [abs(a - b) / abs(b) for a, b in zip(found, expected, strict=True)]
+    return all(one <= limit for one, limit in zip(apart, limits))
+
+
 def difference(found, expected, allowed):
     """Of the losses and norms of the same steps; nothing if there is none."""
     for key in ("losses", "norms"):
-        pairs = list(zip(found[key], expected[key], strict=True))
-        apart = [abs(a - b) / abs(b) for a, b in pairs]
-        limits = [allowed.first_loss if key == "losses" else allowed.losses] + [allowed.losses] * len(pairs)
-        if not all(one <= limit for one, limit in zip(apart, limits)):
+        limits = itertools.chain([allowed.first_loss if key == "losses" else allowed.losses], itertools.repeat(allowed.losses))
+        if not all_close(found[key], expected[key], limits):
             return f"{key} {found[key]} and {expected[key]}"
     return ""
 

@@ -1,10 +1,12 @@
 """Records results of PyTorch's DTensor: `make_dtensor_values.py OUT SEED LENGTH...` writes cases to OUT, for a mesh of
-these lengths, and a checkpoint of DTensors to OUT.checkpoint.
+these lengths, and a checkpoint of DTensors to OUT.checkpoint. Prints a line of JSON: how many cases it made in all and of each op,
+and how many this PyTorch refused, by op and error: {"cases": COUNT, "made": {OP: COUNT}, "refused": {OP: {ERROR: COUNT}}}.
 
 The output is TorchScript's pickle of (JSON, tensors), as from make_sharded_values.py. Lists of tensors have one
 for each rank. Placements are ["R"], ["S", dim], ["_S", dim, split_factor] or ["P", op].
 """
 
+import collections
 import itertools
 import json
 import math
@@ -28,6 +30,8 @@ ROWS = torch.tensor([3, 0, 1, 1, 2, 0])
 DIAGONAL = 20 * torch.eye(4, dtype=torch.float64)
 TARGETS = torch.tensor([3, 0, -100, 1, 2, 0])
 SLOW = {"group_norm", "householder"}  # ops of which PyTorch 2.14 runs the decomposition with all placements
+UNSUPPORTED = (RuntimeError, AssertionError, NotImplementedError, ValueError, IndexError)
+SHOWN_ERROR = 200  # characters
 PAIRS = 120  # of placements, at most, on a mesh of several dimensions
 # Earlier versions reorder elements when they redistribute strided shards, and sum a partial maximum when they shard it.
 IS_LATE = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 14)
@@ -50,6 +54,7 @@ class OfAll:
 class Cases:
     def __init__(self, mesh, seed):
         self.mesh, self.cases = mesh, []
+        self.refused = collections.defaultdict(collections.Counter)
         self.values = []  # of this rank, for rank 0: to gather each by itself takes minutes
         self.random = random.Random(seed)  # the same on all ranks
         self.generator = torch.Generator().manual_seed(seed * 100 + dist.get_rank())
@@ -57,6 +62,15 @@ class Cases:
     def of_all(self, value):
         self.values.append(value)
         return OfAll(len(self.values) - 1)
+
+    def refuse(self, name, error):
+        """Counts a case that this PyTorch does not support, or that is wrong for it. The counts tell what was compared."""
+        self.refused[name][f"{type(error).__name__}: {error}"[:SHOWN_ERROR]] += 1
+
+    def counts(self):
+        made = collections.Counter(f"op {case['name']}" if "name" in case else case["op"] for case in self.cases)
+        made["gradient of redistribute"] = sum("gradient" in case for case in self.cases)
+        return {"cases": len(self.cases), "made": made, "refused": self.refused}
 
     def integer_values(self, size):
         """Returns values whose sums are exact in any order."""
@@ -96,16 +110,16 @@ class Cases:
         leaf, tensor = self.from_local(size, source)
         try:
             result = tensor.redistribute(self.mesh, [placement_of(p) for p in target]).to_local()
-        except (RuntimeError, AssertionError, NotImplementedError, ValueError):
-            return  # this PyTorch does not support it
+        except UNSUPPORTED as error:
+            return self.refuse("redistribute", error)
         weight = self.integer_values(result.shape)
         case = {"op": "redistribute", "size": size, "source": source, "target": target,
                 "input": self.of_all(leaf.detach()), "expected": self.of_all(result.detach()), "weight": self.of_all(weight)}
         try:
             (result * weight).sum().backward()
             case["gradient"] = self.of_all(leaf.grad)
-        except (RuntimeError, AssertionError, NotImplementedError, ValueError):
-            pass
+        except UNSUPPORTED as error:
+            self.refuse("gradient of redistribute", error)
         self.cases.append(case)
 
     def chunks(self):
@@ -142,7 +156,8 @@ class Cases:
             ("unsqueeze", [[6, 4]], lambda x: x.unsqueeze(1)),
             ("cat", [[6, 4], [2, 4]], lambda x, y: torch.cat([x, y])),
             ("stack", [[6, 4], [6, 4]], lambda x, y: torch.stack([x, y], 1)),
-            ("split", [[6, 4]], lambda x: torch.split(x, [2, 4])[1]),
+            # Of a part that has no gradient, PyTorch makes a tensor of zeros that is no DTensor.
+            ("split", [[6, 4]], lambda x: torch.cat(torch.split(x, [2, 4])[::-1])),
             ("slice", [[6, 4]], lambda x: x[1:5:2]),
             ("select", [[6, 4]], lambda x: x.select(0, -2)),
             ("gather", [[6, 4]], lambda x: torch.gather(x, 1, self.replicated(ROWS.view(6, 1)))),
@@ -168,7 +183,8 @@ class Cases:
             every = list(itertools.product(*choices))
             # On a mesh of two dimensions, PyTorch 2.14 takes up to a second to find the strategy of an op.
             limit = (8 if name in SLOW else 24) // self.mesh.ndim
-            for placements in every if len(every) <= limit else self.random.sample(every, limit):
+            # The first, everything replicated, is among them: if PyTorch refuses that, it does not have the op.
+            for placements in every if len(every) <= limit else [every[0], *self.random.sample(every[1:], limit - 1)]:
                 self.op(name, sizes, placements, f)
 
     def replicated(self, tensor):
@@ -183,8 +199,8 @@ class Cases:
             full = result.full_tensor()
             weight = torch.cos(torch.arange(full.numel(), dtype=torch.float64)).view(full.shape)
             (full * weight).sum().backward()
-        except (RuntimeError, AssertionError, NotImplementedError, ValueError, IndexError):
-            return
+        except UNSUPPORTED as error:
+            return self.refuse(f"op {name}", error)
         gradients = [DTensor.from_local(leaf.grad, self.mesh, [placement_of(p) for p in of], run_check=False,
                                         shape=torch.Size(size), stride=torch.empty(tuple(size)).stride()).full_tensor()
                      for leaf, of, size in zip(leaves, placements, sizes)]
@@ -231,6 +247,7 @@ def run(rank, out, seed, lengths):
         text = json.dumps(cases.cases, default=written)
         with open(out, "wb") as file:
             file.write(torch._C._pickle_save((text, tensors)))
+        print(json.dumps(cases.counts()), flush=True)
     dist.barrier()
 
 

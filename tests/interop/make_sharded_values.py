@@ -1,10 +1,12 @@
-"""Records results of PyTorch's ShardedTensor: `make_sharded_values.py OUT WORLD SEED` writes cases to OUT.
+"""Records results of PyTorch's ShardedTensor: `make_sharded_values.py OUT WORLD SEED` writes cases to OUT. Prints a line of JSON: how
+many in all and of each op, {"cases": COUNT, "made": {OP: COUNT}, "refused": {}}.
 
 The output is TorchScript's pickle of (JSON, tensors): a list of dicts for sharded_values.cpp with "op", the inputs and
 the results, where {"tensor": i} is a tensor. Ranks are processes over Gloo. Ops that this PyTorch no longer has for
 ShardedTensor are applied to the full tensor.
 """
 
+import collections
 import json
 import random
 import sys
@@ -155,7 +157,7 @@ class Cases:
                 dst = self.random.randrange(self.world)
                 out = torch.zeros(size, dtype=dtype) if dist.get_rank() == dst else None
                 tensor.gather(dst, out)
-                self.add("gather", shards=described(shards), dst=dst, size=size, expected=collected(out)[dst],
+                self.add("gather", shards=described(shards), dst=dst, full=values(size, dtype), expected=collected(out)[dst],
                          spec=describe_spec(tensor.sharding_spec()))
 
     def reshard(self):
@@ -273,6 +275,8 @@ def run(rank, out, world, seed):
         text = json.dumps(cases.cases, default=lambda tensor: tensors.append(tensor) or {"tensor": len(tensors) - 1})
         with open(out, "wb") as file:
             file.write(torch._C._pickle_save((text, tensors)))
+        made = collections.Counter(case["op"] for case in cases.cases)
+        print(json.dumps({"cases": len(cases.cases), "made": made, "refused": {}}), flush=True)
     dist.barrier()
 
 

@@ -109,7 +109,10 @@ DTensor result_of(const std::string& name, const std::vector<DTensor>& inputs) {
   if (name == "unsqueeze") return dtensor::unsqueeze(inputs[0], 1);
   if (name == "cat") return dtensor::cat({inputs[0], inputs[1]});
   if (name == "stack") return dtensor::stack({inputs[0], inputs[1]}, 1);
-  if (name == "split") return dtensor::split(inputs[0], Sizes{2, 4})[1];
+  if (name == "split") {
+    const std::vector<DTensor> parts = dtensor::split(inputs[0], Sizes{2, 4});
+    return dtensor::cat({parts[1], parts[0]});
+  }
   if (name == "slice") return dtensor::slice(inputs[0], 0, 1, 5, 2);
   if (name == "select") return dtensor::select(inputs[0], 0, -2);
   if (name == "frexp") return dtensor::frexp(inputs[0]).mantissa;

@@ -77,12 +77,12 @@ std::vector<Shard> local_shards_of(const at::Tensor& full, const std::vector<Sha
 }
 
 void gather(const Case& test, const ProcessGroup& group) {
-  const at::Tensor expected = test.tensor("expected");
+  const at::Tensor full = test.tensor("full"), expected = test.tensor("expected");
   const ShardedTensor tensor = ShardedTensor::from_local_shards(
-      local_shards_of(expected, shards_of(test, "shards"), group.rank()), test.get<Sizes>("size"), group);
+      local_shards_of(full, shards_of(test, "shards"), group.rank()), full.sizes().vec(), group);
   require(tensor.sharding_spec() == *spec_of(test, "spec"), "spec {}", tensor.sharding_spec().to_string());
   const int dst = static_cast<int>(test.get<std::int64_t>("dst"));
-  const at::Tensor out = group.rank() == dst ? at::zeros_like(expected) : at::Tensor();
+  const at::Tensor out = group.rank() == dst ? at::zeros_like(full) : at::Tensor();
   tensor.gather(dst, out);
   if (out.defined()) require_equal(out, expected, "gathered");
 }

@@ -117,7 +117,7 @@ sys.path.insert(0, str(FILE.parent))
 
 
 class Result(unittest.TestResult):
-    """Prints each test as it ends."""
+    """Prints each test as it ends, in whichever of unittest's ways."""
 
     def __init__(self, counts):
         super().__init__()
@@ -144,11 +144,21 @@ class Result(unittest.TestResult):
     def addExpectedFailure(self, test, err):
         self.print(test, "passed")
 
+    def addUnexpectedSuccess(self, test):
+        self.print(test, "failed", "passed, expected a failure")
+
+    def addSubTest(self, test, subtest, err):
+        """Of a test that fails in `subTest` alone, unittest calls nothing else."""
+        if err is not None:
+            self.addFailure(test, err)
+
 
 def main():
     with tempfile.NamedTemporaryFile() as counts:
         os.environ[COUNTS] = counts.name
         suite = unittest.defaultTestLoader.loadTestsFromModule(importlib.import_module(FILE.stem))
+        if suite.countTestCases() == 0:
+            sys.exit(f"{FILE}: found no test, expected at least one")
         suite.run(Result(counts.name))
 
 
