@@ -15,6 +15,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <limits>
 #include <optional>
 #include <system_error>
 #include <thread>
@@ -22,6 +23,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/internal/free_port.h"
+#include "tessera/base/internal/timeout.h"
 #include "tessera/base/thread_pool.h"
 
 extern char** environ;
@@ -276,7 +278,8 @@ class Launch {
     int milliseconds = -1;
     if (kill_at_) {
       const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(*kill_at_ - Clock::now());
-      milliseconds = std::max(0, static_cast<int>(left.count()) + 1);
+      constexpr std::int64_t kMost = std::numeric_limits<int>::max();
+      milliseconds = static_cast<int>(std::clamp<std::int64_t>(left.count() + 1, 0, kMost));
     }
     ::poll(waited.data(), waited.size(), milliseconds);
     if (waited[1].revents != 0) {
@@ -401,14 +404,14 @@ class Launch {
       rank.has_ended = true;
       ::kill(-rank.pid, SIGTERM);  // processes that it started and left running
       const bool was_last = std::all_of(ranks_.begin(), ranks_.end(), [](const Rank& one) { return one.has_ended; });
-      if (was_last && !kill_at_) kill_at_ = Clock::now() + options_.grace;
+      if (was_last && !kill_at_) kill_at_ = Clock::now() + bounded(options_.grace);
       const int status = end.si_code == CLD_EXITED ? end.si_status : 128 + end.si_status;
       if (status == 0 || result_.rank >= 0) continue;
       result_.rank = r;
       result_.status = status;
       result_.how = how_it_ended(end);
       signal_all(SIGTERM);
-      kill_at_ = Clock::now() + options_.grace;
+      kill_at_ = Clock::now() + bounded(options_.grace);
     }
   }
 

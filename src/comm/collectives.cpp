@@ -10,7 +10,7 @@
 #include <ATen/ops/minimum.h>
 #include <fmt/ranges.h>
 
-#include <numeric>
+#include <algorithm>
 
 #include "comm/group_impl.h"
 #include "comm/timeout.h"
@@ -128,11 +128,13 @@ class Checks {
       refuse("{} has {} elements, expected {} x {}, one part for each rank", name, full.numel(), group_.size(),
              part.numel());
     }
-    const auto begin_of = [](const at::Tensor& tensor) { return reinterpret_cast<std::uintptr_t>(tensor.data_ptr()); };
-    const std::uintptr_t begin = begin_of(part), in = begin_of(full);
-    const bool overlap = begin < in + full.nbytes() && in < begin + part.nbytes();
-    if (overlap && begin != in + static_cast<std::size_t>(group_.rank) * part.nbytes())
+    const std::uintptr_t own = begin_of(full) + static_cast<std::size_t>(group_.rank) * part.nbytes();
+    if (overlap(full, part) && begin_of(part) != own)
       refuse("out and in overlap, expected memory of their own, or this rank's part of {}", name);
+  }
+  // Checks that no part of `out` may be received before the elements there were sent.
+  void check_apart(const at::Tensor& out, const at::Tensor& in) const {
+    if (overlap(out, in)) refuse("out and in overlap, expected memory of their own");
   }
   void check_reduction(const at::Tensor& tensor, ReduceOp op) const {
     const at::ScalarType dtype = tensor.scalar_type();
@@ -145,9 +147,10 @@ class Checks {
 
   // Checks that there is one split for each rank and that they add up to the tensor's elements.
   void check_splits(std::span<const std::int64_t> splits, const at::Tensor& tensor, std::string_view what) const {
+    std::int64_t left = tensor.numel();  // a sum of splits may overflow
+    const auto takes = [&](std::int64_t split) { return split >= 0 && (left -= split) >= 0; };
     const bool fits = splits.size() == static_cast<std::size_t>(group_.size()) &&
-                      std::all_of(splits.begin(), splits.end(), [](std::int64_t split) { return split >= 0; }) &&
-                      std::accumulate(splits.begin(), splits.end(), std::int64_t{0}) == tensor.numel();
+                      std::all_of(splits.begin(), splits.end(), takes) && left == 0;
     if (!fits) {
       refuse("the splits of {} are [{}], expected {} that add up to {}", what, fmt::join(splits, ", "), group_.size(),
              tensor.numel());
@@ -166,6 +169,14 @@ class Checks {
   }
 
  private:
+  static std::uintptr_t begin_of(const at::Tensor& tensor) {
+    return reinterpret_cast<std::uintptr_t>(tensor.data_ptr());
+  }
+  static bool overlap(const at::Tensor& a, const at::Tensor& b) {
+    if (a.numel() == 0 || b.numel() == 0) return false;
+    return begin_of(a) < begin_of(b) + b.nbytes() && begin_of(b) < begin_of(a) + a.nbytes();
+  }
+
   ProcessGroup::Impl& group_;
   std::string_view name_;
 };
@@ -203,6 +214,7 @@ void check_all_to_all(ProcessGroup::Impl& group, const at::Tensor& out, const at
   checks.check_splits(in_splits, in, "in");
   checks.check_count(out, "out");
   checks.check_count(in, "in");
+  checks.check_apart(out, in);
 }
 
 using Start = ProcessGroup::Impl::Start;
@@ -257,6 +269,13 @@ std::int64_t byte_count(const at::Tensor& tensor) { return static_cast<std::int6
 
 std::string dtype_of(const at::Tensor& tensor) { return c10::toString(tensor.scalar_type()); }
 
+// Adds what the tensors of a collective have in common on all ranks. Those on another type of device are carried by
+// another backend, in which a rank would wait for the others until the timeout.
+CallArguments& add_tensor(CallArguments& arguments, const at::Tensor& tensor) {
+  const std::string device_type = c10::DeviceTypeName(tensor.device().type(), /*lower_case=*/true);
+  return arguments.add("device type", device_type).add("dtype", dtype_of(tensor));
+}
+
 PendingCollective start_reduction(const comm::GroupPtr& group, const at::Tensor& tensor, ReduceOp op) {
   if (group->is_alone() || tensor.numel() == 0) return {};
   const comm::Transport& transport = carrier_of(*group, tensor, tensor.numel());
@@ -265,8 +284,8 @@ PendingCollective start_reduction(const comm::GroupPtr& group, const at::Tensor&
     options.reduceOp = c10d_op(reduction);
     std::vector<at::Tensor> tensors = {tensor.detach()};
     return ProcessGroup::Impl::begin(
-        group, "all_reduce", transport, [&](comm::Backend& backend) { return backend.allreduce(tensors, options); },
-        std::move(finish));
+        group, "all_reduce", transport, tensor.device(),
+        [&](comm::Backend& backend) { return backend.allreduce(tensors, options); }, std::move(finish));
   };
   if (reduces(transport, tensor.scalar_type(), op)) return begin(op, {});
   if (op == ReduceOp::average && reduces(transport, tensor.scalar_type(), ReduceOp::sum)) {
@@ -274,7 +293,7 @@ PendingCollective start_reduction(const comm::GroupPtr& group, const at::Tensor&
   }
   const at::Tensor parts = at::empty({group->size(), tensor.numel()}, tensor.options().requires_grad(false));
   const comm::Transport& carrier = carrier_of(*group, tensor, byte_count(tensor));
-  return ProcessGroup::Impl::begin(group, "all_reduce", carrier,
+  return ProcessGroup::Impl::begin(group, "all_reduce", carrier, tensor.device(),
                                    all_gather(*group, carrier, bytes_of(parts), bytes_of(tensor)),
                                    [tensor, parts, op] { reduce_rows(tensor, parts, op); });
 }
@@ -289,13 +308,13 @@ PendingCollective start_reduce_scatter(const comm::GroupPtr& group, const at::Te
     ::c10d::ReduceScatterOptions options;
     options.reduceOp = c10d_op(op);
     at::Tensor to = out.detach(), from = in.detach();
-    return ProcessGroup::Impl::begin(group, kName, transport, [&](comm::Backend& backend) {
+    return ProcessGroup::Impl::begin(group, kName, transport, in.device(), [&](comm::Backend& backend) {
       return backend._reduce_scatter_base(to, from, options);
     });
   }
   const at::Tensor parts = at::empty({group->size(), out.numel()}, out.options().requires_grad(false));
   const Splits splits(static_cast<std::size_t>(group->size()), byte_count(out));
-  return ProcessGroup::Impl::begin(group, kName, carrier_of(*group, in, byte_count(in)),
+  return ProcessGroup::Impl::begin(group, kName, carrier_of(*group, in, byte_count(in)), in.device(),
                                    all_to_all(bytes_of(parts), bytes_of(in), splits, splits),
                                    [out, parts, op] { reduce_rows(out, parts, op); });
 }
@@ -307,10 +326,11 @@ void comm::check_reduction(ProcessGroup::Impl& group, std::string_view name, con
 }
 
 PendingCollective comm::start_all_gather(const GroupPtr& group, const Transport& transport, std::string_view name,
-                                         const at::Tensor& out, const at::Tensor& in) {
+                                         const at::Tensor& out, const at::Tensor& in, bool is_counted) {
   if (group->is_alone()) copy_elements(out, in);
   if (group->is_alone() || in.numel() == 0) return {};
-  return ProcessGroup::Impl::begin(group, name, transport, all_gather(*group, transport, bytes_of(out), bytes_of(in)));
+  return ProcessGroup::Impl::begin(group, name, transport, in.device(),
+                                   all_gather(*group, transport, bytes_of(out), bytes_of(in)), {}, is_counted);
 }
 
 PendingCollective comm::start_all_to_all(const GroupPtr& group, const Transport& transport, std::string_view name,
@@ -322,7 +342,7 @@ PendingCollective comm::start_all_to_all(const GroupPtr& group, const Transport&
     return {};
   }
   return ProcessGroup::Impl::begin(
-      group, name, transport,
+      group, name, transport, in.device(),
       all_to_all(bytes_of(out), bytes_of(in), in_bytes(out_splits, out), in_bytes(in_splits, in)));
 }
 
@@ -332,7 +352,7 @@ void comm::broadcast(const GroupPtr& group, const Transport& transport, std::str
   ::c10d::BroadcastOptions options;
   options.rootRank = root;
   std::vector<at::Tensor> tensors = {bytes_of(tensor)};
-  group->run(name, transport, [&](Backend& backend) { return backend.broadcast(tensors, options); });
+  group->run(name, transport, tensor.device(), [&](Backend& backend) { return backend.broadcast(tensors, options); });
 }
 
 // --- public: they compare the ranks' calls first
@@ -342,7 +362,7 @@ void ProcessGroup::broadcast(const at::Tensor& tensor, int root) const {
     const Checks checks(*impl_, "broadcast");
     checks.check(tensor, "tensor");
     checks.check_root(root);
-    arguments.add("root", root).add("dtype", dtype_of(tensor)).add("elements", tensor.numel());
+    add_tensor(arguments.add("root", root), tensor).add("elements", tensor.numel());
   });
   comm::broadcast(impl_, carrier_of(*impl_, tensor, byte_count(tensor)), "broadcast", tensor, root);
 }
@@ -350,7 +370,7 @@ void ProcessGroup::broadcast(const at::Tensor& tensor, int root) const {
 void ProcessGroup::all_reduce(const at::Tensor& tensor, ReduceOp op) const {
   check_call("all_reduce", [&](CallArguments& arguments) {
     check_all_reduce(*impl_, tensor, op);
-    arguments.add("op", static_cast<int>(op)).add("dtype", dtype_of(tensor)).add("elements", tensor.numel());
+    add_tensor(arguments.add("op", static_cast<int>(op)), tensor).add("elements", tensor.numel());
   });
   start_reduction(impl_, tensor, op).wait();
 }
@@ -363,7 +383,7 @@ PendingCollective ProcessGroup::start_all_reduce(const at::Tensor& tensor, Reduc
 void ProcessGroup::all_gather_into(const at::Tensor& out, const at::Tensor& in) const {
   check_call("all_gather_into", [&](CallArguments& arguments) {
     check_all_gather(*impl_, out, in);
-    arguments.add("dtype", dtype_of(in)).add("elements of in", in.numel());
+    add_tensor(arguments, in).add("elements of in", in.numel());
   });
   comm::start_all_gather(impl_, carrier_of(*impl_, in, byte_count(out)), "all_gather_into", out, in).wait();
 }
@@ -376,7 +396,7 @@ PendingCollective ProcessGroup::start_all_gather_into(const at::Tensor& out, con
 void ProcessGroup::reduce_scatter_into(const at::Tensor& out, const at::Tensor& in, ReduceOp op) const {
   check_call("reduce_scatter_into", [&](CallArguments& arguments) {
     check_reduce_scatter(*impl_, out, in, op);
-    arguments.add("op", static_cast<int>(op)).add("dtype", dtype_of(out)).add("elements of out", out.numel());
+    add_tensor(arguments.add("op", static_cast<int>(op)), out).add("elements of out", out.numel());
   });
   start_reduce_scatter(impl_, out, in, op).wait();
 }
@@ -391,7 +411,7 @@ void ProcessGroup::all_to_all(const at::Tensor& out, const at::Tensor& in, std::
                               std::span<const std::int64_t> in_splits) const {
   check_call("all_to_all", [&](CallArguments& arguments) {
     check_all_to_all(*impl_, out, in, out_splits, in_splits);
-    arguments.add("dtype", dtype_of(in));
+    add_tensor(arguments, in);
   });
   // What each rank sends must be what the other expects.
   const at::Tensor sent = at::empty({size()}, at::kLong), announced = at::empty({size()}, at::kLong);
@@ -428,7 +448,7 @@ void ProcessGroup::gather(const at::Tensor& out, const at::Tensor& in, int root)
       checks.check_alike(out, in);
       checks.check_parts(out, "out", in);
     }
-    arguments.add("root", root).add("dtype", dtype_of(in)).add("elements of in", in.numel());
+    add_tensor(arguments.add("root", root), in).add("elements of in", in.numel());
   });
   const auto ranks = static_cast<std::size_t>(size());
   Splits out_splits(ranks, root == rank() ? in.numel() : 0), in_splits(ranks, 0);
@@ -449,7 +469,7 @@ void ProcessGroup::scatter(const at::Tensor& out, const at::Tensor& in, int root
       checks.check_alike(out, in);
       checks.check_parts(in, "in", out);
     }
-    arguments.add("root", root).add("dtype", dtype_of(out)).add("elements of out", out.numel());
+    add_tensor(arguments.add("root", root), out).add("elements of out", out.numel());
   });
   const auto ranks = static_cast<std::size_t>(size());
   Splits out_splits(ranks, 0), in_splits(ranks, root == rank() ? out.numel() : 0);
@@ -469,7 +489,7 @@ void ProcessGroup::barrier(std::optional<std::chrono::milliseconds> limit) const
   ::c10d::BarrierOptions options;
   options.timeout = comm::bounded(*limit);
   impl_->run(
-      "barrier", impl_->transports.control, [&](comm::Backend& backend) { return backend.barrier(options); },
+      "barrier", impl_->transports.control, at::kCPU, [&](comm::Backend& backend) { return backend.barrier(options); },
       options.timeout);
 }
 

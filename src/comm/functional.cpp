@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <limits>
 #include <numeric>
 #include <utility>
 #include <vector>
@@ -36,6 +37,10 @@ void check(const ProcessGroup& group, std::string_view call, const at::Tensor& t
   }
 }
 
+std::string device_type_of(const at::Tensor& tensor) {
+  return c10::DeviceTypeName(tensor.device().type(), /*lower_case=*/true);
+}
+
 // Compares the ranks' calls, after further checks of this rank's. The collective may then start without a comparison of
 // its own.
 void compare(const ProcessGroup& group, std::string_view call, const at::Tensor& tensor, Rows rows,
@@ -43,7 +48,8 @@ void compare(const ProcessGroup& group, std::string_view call, const at::Tensor&
   group.check_call(call, [&](CallArguments& arguments) {
     check(group, call, tensor, rows);
     if (check_more) check_more();
-    arguments.add("dtype", c10::toString(tensor.scalar_type()))
+    arguments.add("device type", device_type_of(tensor))
+        .add("dtype", c10::toString(tensor.scalar_type()))
         .add_list("sizes", tensor.sizes().slice(rows == Rows::may_differ ? 1 : 0));
   });
 }
@@ -87,15 +93,20 @@ at::Tensor exchanged(const ProcessGroup& group, const at::Tensor& tensor, const 
                      const Splits& in_splits) {
   constexpr std::string_view kCall = "functional::all_to_all";
   at::Tensor out;
+  std::int64_t row = 1;
   compare(group, kCall, tensor, Rows::may_differ, [&] {
+    for (const std::int64_t size : tensor.sizes().slice(1)) row *= size;
+    const std::int64_t most = std::numeric_limits<std::int64_t>::max() / std::max<std::int64_t>(row, 1);
     for (const Splits& splits : {out_splits, in_splits}) {
-      if (std::any_of(splits.begin(), splits.end(), [](std::int64_t split) { return split < 0; }))
-        fail(ErrorCode::invalid_argument, "{}: splits [{}], expected none below 0", kCall, fmt::join(splits, ", "));
+      std::int64_t left = most;  // a sum of splits may overflow
+      const auto takes = [&](std::int64_t split) { return split >= 0 && (left -= split) >= 0; };
+      if (!std::all_of(splits.begin(), splits.end(), takes)) {
+        fail(ErrorCode::invalid_argument, "{}: splits [{}], expected none below 0, and at most {} rows", kCall,
+             fmt::join(splits, ", "), most);
+      }
     }
     out = rows_like(tensor, std::accumulate(out_splits.begin(), out_splits.end(), std::int64_t{0}));
   });
-  std::int64_t row = 1;
-  for (const std::int64_t size : tensor.sizes().slice(1)) row *= size;
   const auto elements = [row](Splits rows) {
     for (std::int64_t& count : rows) count *= row;
     return rows;
@@ -138,7 +149,9 @@ std::vector<at::Tensor> all_reduce_coalesced(const ProcessGroup& group, std::spa
              kCall, c10::toString(inputs[0].scalar_type()), inputs[0].device().str(),
              c10::toString(input.scalar_type()), input.device().str());
       }
-      arguments.add("dtype", c10::toString(input.scalar_type())).add_list("sizes", input.sizes());
+      arguments.add("device type", device_type_of(input))
+          .add("dtype", c10::toString(input.scalar_type()))
+          .add_list("sizes", input.sizes());
     }
   });
   std::vector<at::Tensor> parts;

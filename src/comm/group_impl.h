@@ -19,6 +19,16 @@
 
 namespace tessera {
 
+namespace comm {
+// What the first message to or from a rank on a device connects: one direction.
+struct MessageConnection {
+  c10::Device device;
+  int peer;
+  bool sends;
+  bool operator==(const MessageConnection&) const = default;
+};
+}  // namespace comm
+
 class ProcessGroup::Impl {
  public:
   // The requested backend; a group of one rank needs none.
@@ -34,7 +44,7 @@ class ProcessGroup::Impl {
   std::shared_ptr<comm::HostEngines> engines = std::make_shared<comm::HostEngines>();  // of all groups of this rank
   std::unique_ptr<comm::Watchdog> watchdog;  // of a backend on streams; null with another
   std::uint64_t calls = 0, subgroups = 0;
-  std::vector<std::pair<c10::Device, int>> connected_peers;  // with which messages were exchanged on a device
+  std::vector<comm::MessageConnection> connected_messages;  // that messages on a device have made
 
   Impl() = default;
   Impl(const Impl&) = delete;
@@ -65,19 +75,20 @@ class ProcessGroup::Impl {
              const std::vector<int>& others);
   using Start = std::function<comm::WorkPtr(comm::Backend&)>;
   // Both must run within guard(). If the backend throws when it starts a collective, only this rank refuses it.
-  comm::WorkPtr start(const comm::Transport& transport, const comm::Call& call, const Start& start);
-  void wait(const comm::Transport& transport, const comm::WorkPtr& work, const comm::Call& call,
+  // `device`, here and below: that of the tensors, which need not be the current one.
+  comm::WorkPtr start(const comm::Transport& transport, c10::Device device, const comm::Call& call, const Start& start);
+  void wait(const comm::Transport& transport, c10::Device device, const comm::WorkPtr& work, const comm::Call& call,
             std::chrono::milliseconds limit);
   // Starts a collective and waits for it.
-  void run(std::string_view call_name, const comm::Transport& transport, const Start& start,
+  void run(std::string_view call_name, const comm::Transport& transport, c10::Device device, const Start& start,
            std::chrono::milliseconds limit);
-  void run(std::string_view call_name, const comm::Transport& transport, const Start& start) {
-    run(call_name, transport, start, timeout);
+  void run(std::string_view call_name, const comm::Transport& transport, c10::Device device, const Start& start) {
+    run(call_name, transport, device, start, timeout);
   }
 
   // Starts a collective without waiting. `finish` runs after it has ended.
   static PendingCollective begin(const std::shared_ptr<Impl>& group, std::string_view call_name,
-                                 const comm::Transport& transport, const Start& start,
+                                 const comm::Transport& transport, c10::Device device, const Start& start,
                                  std::function<void()> finish = {}, bool is_counted = true);
 
   // Compares calls, as ProcessGroup::check_call. Returns what each rank passed as `number`. If `describe` throws, its
@@ -102,8 +113,8 @@ class ProcessGroup::Impl {
 
  private:
   [[noreturn]] void fail_as(const comm::Call& call, const std::string& why);
-  // Runs `step` of the backend, which waits for all ranks, as the call `name`.
-  void connect_devices(std::string_view name, std::function<void(comm::Backend& backend)> step);
+  // Runs `step` of the backend, which waits for all ranks, as `call`.
+  void connect_devices(const comm::Call& call, std::function<void(comm::Backend& backend)> step);
   // Sends `out` to `peer` and receives `in` from it, over Gloo.
   void swap_with(int peer, const comm::Call& call, const at::Tensor& out, const at::Tensor& in);
   // Returns the collective that `peer` waits in and this rank has not begun, or nothing.
@@ -142,7 +153,7 @@ std::vector<std::int64_t> compare_calls(const CallExchange& exchange, std::strin
 namespace comm {
 using GroupPtr = std::shared_ptr<ProcessGroup::Impl>;
 PendingCollective start_all_gather(const GroupPtr& group, const Transport& transport, std::string_view name,
-                                   const at::Tensor& out, const at::Tensor& in);
+                                   const at::Tensor& out, const at::Tensor& in, bool is_counted = true);
 PendingCollective start_all_to_all(const GroupPtr& group, const Transport& transport, std::string_view name,
                                    const at::Tensor& out, const at::Tensor& in,
                                    std::span<const std::int64_t> out_splits, std::span<const std::int64_t> in_splits);
@@ -155,9 +166,17 @@ void check_reduction(ProcessGroup::Impl& group, std::string_view name, const at:
 }  // namespace comm
 
 struct PendingCollective::State {
+  State() = default;
+  State(const State&) = delete;
+  State& operator=(const State&) = delete;
+  // If no one has waited, makes `stream` wait: work on a stream frees its tensors when it is destroyed.
+  ~State();
+
   std::shared_ptr<ProcessGroup::Impl> group;
   comm::Transport transport;
-  comm::WorkPtr work;
+  c10::Device device = c10::DeviceType::CPU;
+  std::optional<c10::Stream> stream;  // of the device, current at the start, to which memory of `finish` belongs
+  comm::WorkPtr work;                 // null after wait()
   comm::Call call;
   std::function<void()> finish;
 };

@@ -136,12 +136,13 @@ comm::WorkPtr start_message(const comm::Transport& carrier, const Direction& way
   return way.sends ? carrier.backend->send(bytes, way.peer, tag) : carrier.backend->recv(bytes, way.peer, tag);
 }
 
-// As start_message, on the current stream. The first message between two ranks on a device connects them, for which the
-// host waits, also for a rank that has failed since the calls were compared. So a thread waits, which is left then.
+// As start_message, on the current stream. The first message to or from a rank on a device connects this direction, for
+// which the host waits, also for a rank that has failed since the calls were compared. So a thread waits, which is left
+// then.
 comm::WorkPtr start_on_stream(ProcessGroup::Impl& group, const comm::Transport& carrier, const Direction& way,
                               const at::Tensor& tensor) {
-  const std::pair<c10::Device, int> connection(tensor.device(), way.peer);
-  std::vector<std::pair<c10::Device, int>>& connected = group.connected_peers;
+  const comm::MessageConnection connection{tensor.device(), way.peer, way.sends};
+  std::vector<comm::MessageConnection>& connected = group.connected_messages;
   if (std::find(connected.begin(), connected.end(), connection) != connected.end())
     return start_message(carrier, way, tensor, kDataTag);
   const c10::Stream stream = comm::guard_of(tensor.device()).getStream(tensor.device());
@@ -167,7 +168,7 @@ void transfer(ProcessGroup::Impl& group, const comm::Call& call, const Direction
       comm::Call watched = call;
       watched.number = 0;  // ranks number messages by themselves
       if (group.watchdog != nullptr)
-        group.watchdog->watch(watched, {group.world_ranks[static_cast<std::size_t>(way.peer)]});
+        group.watchdog->watch(watched, {group.world_ranks[static_cast<std::size_t>(way.peer)]}, tensor.device());
       continue;
     }
     at::Tensor host = tensor.detach();

@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "comm/backend/run_unless.h"
 #include "comm/exceptions.h"
@@ -10,6 +11,7 @@
 #include "comm/host/connect.h"
 #include "comm/rendezvous/store.h"
 #include "comm/work.h"
+#include "tessera/comm/internal/streams.h"
 
 namespace tessera {
 
@@ -27,6 +29,15 @@ class Stopwatch {
  private:
   std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
 };
+
+// Makes `stream` wait for all that was enqueued on the current stream of its device.
+void wait_for_current(const c10::Stream& stream) {
+  const c10::Device device = stream.device();
+  comm::Mark end;
+  end.set(device);
+  const comm::OnStream on(stream);
+  end.block_current();
+}
 
 }  // namespace
 
@@ -57,13 +68,11 @@ void ProcessGroup::Impl::connect(std::string_view operation, const std::optional
   }
   liveness->leave(name);
   const comm::Transport& transport = transports.accelerator;
-  if (transport.is_on_stream && transport.abort != nullptr)
-    watchdog = std::make_unique<comm::Watchdog>(transport, liveness, timeout);
+  if (transport.is_on_stream) watchdog = std::make_unique<comm::Watchdog>(transport, liveness, timeout);
   if (split) connected_.push_back(split->device);
 }
 
-void ProcessGroup::Impl::connect_devices(std::string_view call_name, std::function<void(comm::Backend&)> step) {
-  const Call call = next_call(call_name);
+void ProcessGroup::Impl::connect_devices(const Call& call, std::function<void(comm::Backend&)> step) {
   guard(call, timeout, [&] {
     comm::run_unless([this] { return liveness->failure(); }, timeout,
                      [backend = transports.accelerator.backend, step = std::move(step)] { step(*backend); });
@@ -75,9 +84,10 @@ const comm::Transport& ProcessGroup::Impl::carrier(const at::Tensor& tensor) {
   const c10::Device device = tensor.device();
   if (transport.connect == nullptr || std::find(connected_.begin(), connected_.end(), device) != connected_.end())
     return transport;
-  connect_devices("the connection on a device",
+  connect_devices(next_call("the connection on a device", /*is_counted=*/false),
                   [connect = transport.connect, device](comm::Backend& backend) { connect(backend, device); });
   connected_.push_back(device);
+  connected_messages.clear();  // from now on NCCL sends messages through the connections of the group
   return transport;
 }
 
@@ -87,9 +97,12 @@ std::optional<comm::Split> ProcessGroup::Impl::next_split() const {
   return comm::Split{transport.backend, connected_.front(), static_cast<int>(subgroups)};
 }
 
+// It has the number of the comparison before it: the ranks of the subgroup take none of this group.
 void ProcessGroup::Impl::leave_split(const comm::Split& split) {
-  connect_devices("subgroup", [leave = transports.accelerator.leave_split,
-                               device = split.device](comm::Backend& backend) { leave(backend, device); });
+  const auto leave = [step = transports.accelerator.leave_split, device = split.device](comm::Backend& backend) {
+    step(backend, device);
+  };
+  connect_devices({name, calls, "subgroup"}, leave);
 }
 
 Call ProcessGroup::Impl::next_call(std::string_view call_name, bool is_counted) {
@@ -128,37 +141,49 @@ void ProcessGroup::Impl::guard(const Call& call, milliseconds limit, const std::
   liveness->leave(call.group);
 }
 
-comm::WorkPtr ProcessGroup::Impl::start(const comm::Transport& transport, const Call& call, const Start& start) {
+comm::WorkPtr ProcessGroup::Impl::start(const comm::Transport& transport, c10::Device device, const Call& call,
+                                        const Start& start) {
+  const comm::Watchdog::Starting starting(transport.is_on_stream ? watchdog.get() : nullptr, call, world_ranks, device);
   try {
     return start(*transport.backend);
   } catch (...) {
-    fail_as(call, fmt::format("{} rejected the call: {}", transport.name, comm::message_of(std::current_exception())));
+    // The watchdog ends the call if a rank has failed.
+    const std::string failure = liveness->failure();
+    fail_as(call, !failure.empty() ? failure
+                                   : fmt::format("{} rejected the call: {}", transport.name,
+                                                 comm::message_of(std::current_exception())));
   }
 }
 
-void ProcessGroup::Impl::run(std::string_view call_name, const comm::Transport& transport, const Start& begin,
-                             milliseconds limit) {
+void ProcessGroup::Impl::run(std::string_view call_name, const comm::Transport& transport, c10::Device device,
+                             const Start& begin, milliseconds limit) {
   const Call call = next_call(call_name);
-  guard(call, limit, [&] { wait(transport, start(transport, call, begin), call, limit); });
+  guard(call, limit, [&] { wait(transport, device, start(transport, device, call, begin), call, limit); });
 }
 
 PendingCollective ProcessGroup::Impl::begin(const std::shared_ptr<Impl>& group, std::string_view call_name,
-                                            const comm::Transport& transport, const Start& start,
+                                            const comm::Transport& transport, c10::Device device, const Start& start,
                                             std::function<void()> finish, bool is_counted) {
   PendingCollective pending;
-  pending.state_ = std::make_shared<PendingCollective::State>(PendingCollective::State{
-      group, transport, comm::WorkPtr(), group->next_call(call_name, is_counted), std::move(finish)});
+  pending.state_ = std::make_shared<PendingCollective::State>();
   PendingCollective::State& state = *pending.state_;
-  group->guard(state.call, group->timeout, [&] { state.work = group->start(state.transport, state.call, start); });
+  state.group = group;
+  state.transport = transport;
+  state.device = device;
+  if (!device.is_cpu()) state.stream = comm::guard_of(device).getStream(device);
+  state.call = group->next_call(call_name, is_counted);
+  state.finish = std::move(finish);
+  group->guard(state.call, group->timeout,
+               [&] { state.work = group->start(state.transport, state.device, state.call, start); });
   return pending;
 }
 
 // Waits in slices and checks between them whether a rank has reported a failure.
-void ProcessGroup::Impl::wait(const comm::Transport& transport, const comm::WorkPtr& work, const Call& call,
-                              milliseconds limit) {
-  if (transport.is_on_stream) {  // it makes the current stream wait
+void ProcessGroup::Impl::wait(const comm::Transport& transport, c10::Device device, const comm::WorkPtr& work,
+                              const Call& call, milliseconds limit) {
+  if (transport.is_on_stream) {  // it makes the current stream of the device wait
     work->wait();
-    if (watchdog != nullptr) watchdog->watch(call, world_ranks);
+    if (watchdog != nullptr) watchdog->watch(call, world_ranks, device);
     return;
   }
   constexpr milliseconds kSlice(100), kSecond(1000);
@@ -180,13 +205,28 @@ void ProcessGroup::Impl::wait(const comm::Transport& transport, const comm::Work
   }
 }
 
+PendingCollective::State::~State() {
+  if (work == nullptr || !stream || !transport.is_on_stream) return;
+  try {
+    const comm::OnStream on(*stream);
+    group->wait(transport, device, work, call, group->timeout);
+  } catch (...) {
+    // The device or a rank has failed. The next call of the group reports it.
+  }
+}
+
 void PendingCollective::wait() {
-  if (state_ == nullptr) return;
-  const State state = std::move(*state_);
-  state_.reset();
-  state.group->guard(state.call, state.group->timeout,
-                     [&] { state.group->wait(state.transport, state.work, state.call, state.group->timeout); });
-  if (state.finish) state.finish();
+  const std::shared_ptr<State> state = std::exchange(state_, nullptr);
+  if (state == nullptr || state->work == nullptr) return;  // waited for through a copy
+  ProcessGroup::Impl& group = *state->group;
+  group.guard(state->call, group.timeout,
+              [&] { group.wait(state->transport, state->device, state->work, state->call, group.timeout); });
+  if (state->finish) {
+    state->finish();
+    if (state->stream) wait_for_current(*state->stream);  // what finish() frees belongs to that stream
+    state->finish = nullptr;
+  }
+  state->work.reset();
 }
 
 bool PendingCollective::completes_on_stream() const { return state_ == nullptr || state_->transport.is_on_stream; }

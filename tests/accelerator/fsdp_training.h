@@ -25,7 +25,6 @@ inline comm::Transport make_sim(const comm::BackendOptions& options) {
     transport.backend = c10::make_intrusive<Sim>(options.store, options.rank, options.size);
   }
   transport.is_on_stream = true;
-  transport.device_type = c10::DeviceType::PrivateUse1;
   transport.abort = [](comm::Backend& backend) { static_cast<Sim&>(backend).abort_work(); };
   transport.connect = [](comm::Backend& backend, c10::Device) { static_cast<Sim&>(backend).connect(); };
   transport.leave_split = [](comm::Backend& backend, c10::Device) {
@@ -34,10 +33,21 @@ inline comm::Transport make_sim(const comm::BackendOptions& options) {
   return transport;
 }
 
-// Registers the accelerator, and the backend "sim", which has NCCL's semantics on it.
+// The same of a LibTorch that cannot abort work.
+inline comm::Transport make_sim_without_abort(const comm::BackendOptions& options) {
+  comm::Transport transport = make_sim(options);
+  transport.abort = nullptr;
+  return transport;
+}
+
+// Registers the accelerator, and the backends "sim", which has NCCL's semantics on it, and "sim without abort".
 inline void use_accelerator() {
   sim::install();
-  static const bool registered = (comm::register_backend("sim", make_sim), true);
+  static const bool registered = [] {
+    comm::register_backend("sim", make_sim);
+    comm::register_backend("sim without abort", make_sim_without_abort);
+    return true;
+  }();
   (void)registered;
 }
 

@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 
+#include <atomic>
 #include <barrier>
 
 #include "accelerator/sim.h"
@@ -192,6 +193,22 @@ TEST_P(OrderedNcclTest, NothingWaitsOnTheHost) {
     }
     EXPECT_EQ(synchronizations(rank).total(), 0);
     EXPECT_TRUE(same(output, at::full({200}, 33, at::kFloat)));
+  });
+}
+
+TEST_P(OrderedNcclTest, TheHostWaitsForTheOtherRanksInTheFirstCollectiveOfAKind) {
+  std::atomic<int> gathers = 0, sums = 0;
+  run_nccl_ranks(3, [&](NcclBackend& backend) {
+    const int rank = backend.getRank();
+    std::vector<Tensor> tensors = {at::ones({2}, on(rank))};
+    Tensor all = at::empty({6}, on(rank));
+    ++gathers;
+    backend._allgather_base(all, tensors[0]);
+    EXPECT_EQ(gathers, 3);
+    ++sums;
+    backend.allreduce(tensors)->wait();
+    EXPECT_EQ(sums, 3);
+    EXPECT_TRUE(same(tensors[0], at::full({2}, 3, at::kFloat)));
   });
 }
 

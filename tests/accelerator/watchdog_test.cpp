@@ -1,5 +1,7 @@
 // A rank that fails ends what the others' streams wait for, and is named.
 
+#include <gmock/gmock.h>
+
 #include <chrono>
 #include <future>
 #include <span>
@@ -8,6 +10,8 @@
 #include "accelerator/fsdp_training.h"
 #include "support/accelerator/nccl/group.h"
 #include "support/error_matchers.h"
+#include "tessera/comm/comm_debug_mode.h"
+#include "tessera/comm/internal/step.h"
 #include "tessera/comm/point_to_point.h"
 
 namespace tessera {
@@ -25,20 +29,28 @@ class WatchdogTest : public sim::InOrder {
 };
 INSTANTIATE_TEST_SUITE_P(, WatchdogTest, ::testing::Values(sim::Order::late, sim::Order::early), sim::order_name);
 
-// Runs on three ranks, of which rank 1 calls `fails` instead of an all-reduce. Returns what rank 0 and 2 were told by
-// the collective that follows, after they waited for the device.
-std::vector<std::string> told(const std::function<void()>& fails, milliseconds timeout) {
+// As in a training step, the ranks do not compare their calls.
+void sum_over(const ProcessGroup& group, const at::Tensor& x) { group.start_all_reduce(x).wait(); }
+void gather_from(const ProcessGroup& group, const at::Tensor& x) {
+  group.start_all_gather_into(at::empty({group.size() * x.numel()}, x.options()), x).wait();
+}
+
+// Runs on three ranks, of which rank 1 calls `fails` instead of `collective`, after an all-reduce. Returns what rank 0
+// and 2 were told by the collective that follows, after they waited for the device. Their tensors are not on the
+// current device.
+std::vector<std::string> told(
+    const std::function<void()>& fails, milliseconds timeout,
+    const std::function<void(const ProcessGroup&, const at::Tensor&)>& collective = sum_over) {
   std::vector<std::string> told(3);
   const auto run = [&](const ProcessGroup& group) {
-    const c10::DeviceGuard guard(sim::device(group.rank()));
-    at::Tensor x = at::ones({8}, sim::on(group.rank()));
-    group.start_all_reduce(x).wait();  // as in a training step, the ranks do not compare their calls
+    const at::Tensor x = at::ones({8}, sim::on(group.rank() + 1));
+    sum_over(group, x);
     EXPECT_EQ(x.cpu()[0].item<float>(), 3);
     if (group.rank() == 1) return fails();
-    group.start_all_reduce(x).wait();
+    collective(group, x);
     x.cpu();  // the stream waits for rank 1
     try {
-      group.start_all_reduce(x).wait();
+      collective(group, x);
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ErrorCode::rank_failure);
       told[static_cast<std::size_t>(group.rank())] = error.what();
@@ -54,6 +66,14 @@ std::vector<std::string> told(const std::function<void()>& fails, milliseconds t
 TEST_P(WatchdogTest, ARankThatThrowsIsNamed) {
   const auto begin = steady_clock::now();
   const auto all = told([] { throw std::runtime_error("the disk is full"); }, std::chrono::minutes(5));
+  for (const std::size_t rank : {0, 2}) EXPECT_THAT(all[rank], ::testing::HasSubstr("rank 1"));
+  EXPECT_LT(steady_clock::now() - begin, std::chrono::seconds(60));
+}
+
+// The host itself waits there, after the group has connected.
+TEST_P(WatchdogTest, ARankThatIsMissingInTheFirstCollectiveOfAKindIsNamed) {
+  const auto begin = steady_clock::now();
+  const auto all = told([] { throw std::runtime_error("the disk is full"); }, std::chrono::minutes(5), gather_from);
   for (const std::size_t rank : {0, 2}) EXPECT_THAT(all[rank], ::testing::HasSubstr("rank 1"));
   EXPECT_LT(steady_clock::now() - begin, std::chrono::seconds(60));
 }
@@ -80,26 +100,43 @@ TEST_P(WatchdogTest, ARankThatIsMissingWhenTheOthersConnectIsNamed) {
 
 // The ranks have compared their calls, and rank 0 waits for the connection that its first message needs.
 TEST_P(WatchdogTest, ARankThatFailsInItsFirstMessageIsNamed) {
-  std::string told;
-  const auto run = [&](const ProcessGroup& group) {
-    const c10::DeviceGuard guard(sim::device(group.rank()));
-    const at::Tensor x = at::full({8}, group.rank(), sim::on(group.rank()));
-    if (group.rank() == 1) return receive_tensors(group, std::span(&x, 1), 0);
-    try {
-      send_tensors(group, std::span(&x, 1), 1);
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), ErrorCode::rank_failure);
-      told = error.what();
-    }
+  using Exchange = std::function<void(const ProcessGroup& group, const at::Tensor& x)>;
+  const auto send = [](int from) -> Exchange {
+    return [from](const ProcessGroup& group, const at::Tensor& x) {
+      (group.rank() == from ? send_tensors : receive_tensors)(group, std::span(&x, 1), 1 - group.rank());
+    };
   };
-  const LocalOptions options{.timeout = std::chrono::minutes(5), .backend = "sim"};
-  const auto begin = steady_clock::now();
-  sim::Group::refuse_messages_of(1);
-  EXPECT_THROW(run_local(2, run, options), std::exception);
-  sim::Group::refuse_messages_of(-1);
-  EXPECT_THAT(told, ::testing::HasSubstr("rank 1"));
-  EXPECT_LT(steady_clock::now() - begin, std::chrono::seconds(60));
-  run_local(2, run, options);
+  const Exchange nothing = [](const ProcessGroup&, const at::Tensor&) {}, to_0 = send(1), to_1 = send(0);
+  // Before its message: none; one in the other direction; one in this direction, before the group has connected.
+  const Exchange to_1_and_connect = [&](const ProcessGroup& group, const at::Tensor& x) {
+    to_1(group, x);
+    sum_over(group, x);
+  };
+  for (const Exchange& before : {nothing, to_0, to_1_and_connect}) {
+    std::string told;
+    bool refuses = true;
+    const auto run = [&](const ProcessGroup& group) {
+      const c10::DeviceGuard guard(sim::device(group.rank()));
+      const at::Tensor x = at::full({8}, group.rank(), sim::on(group.rank()));
+      before(group, x);
+      if (group.rank() == 1 && refuses) sim::Group::refuse_messages_of(1);
+      if (group.rank() == 1) return to_1(group, x);
+      try {
+        to_1(group, x);
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ErrorCode::rank_failure);
+        told = error.what();
+      }
+    };
+    const LocalOptions options{.timeout = std::chrono::minutes(5), .backend = "sim"};
+    const auto begin = steady_clock::now();
+    EXPECT_THROW(run_local(2, run, options), std::exception);
+    sim::Group::refuse_messages_of(-1);
+    EXPECT_THAT(told, ::testing::HasSubstr("rank 1"));
+    EXPECT_LT(steady_clock::now() - begin, std::chrono::seconds(60));
+    refuses = false;
+    run_local(2, run, options);
+  }
 }
 
 // The ranks connect in a thread.
@@ -134,6 +171,18 @@ TEST_P(WatchdogTest, SubgroupsTakeOverTheConnectionsOfTheirGroup) {
   });
 }
 
+// A rank outside of a subgroup takes part in the split of its backend.
+TEST_P(WatchdogTest, AllRanksOfAGroupMakeTheSameCallsForASubgroup) {
+  fsdp::run_on_devices(3, [](const ProcessGroup& group, at::Device device) {
+    const CommDebugMode mode(group);
+    sum_over(group, at::ones({8}, sim::on(device.index())));
+    group.subgroup(std::vector<int>{0, 1});
+    EXPECT_THAT(mode.counts(), ::testing::ElementsAre(::testing::Pair("all_reduce", 1)));
+    comm::leave_step(group, "a step", std::string_view("an input of a wrong shape"));
+    group.barrier();  // passes if all ranks have left the step after the same call
+  });
+}
+
 TEST_P(WatchdogTest, WhatIsWatchedDoesNotDelayTheCurrentStream) {
   std::promise<void> computed;
   const std::shared_future<void> has_computed = computed.get_future().share();
@@ -149,15 +198,19 @@ TEST_P(WatchdogTest, WhatIsWatchedDoesNotDelayTheCurrentStream) {
   });
 }
 
+// A backend ends its work when it is destroyed. The tensors are not on the current device.
 TEST_P(WatchdogTest, AGroupEndsAfterItsWork) {
-  fsdp::run_on_devices(2, [](const ProcessGroup& group, at::Device device) {
-    const at::Tensor x = at::ones({8}, sim::on(device.index()));
-    {
-      const std::optional<ProcessGroup> own = group.subgroup(std::vector<int>{0, 1});
-      own->start_all_reduce(x).wait();
-    }
-    EXPECT_EQ(x.cpu()[7].item<float>(), 2);
-  });
+  for (const char* backend : {"sim", "sim without abort"}) {
+    const auto run = [](const ProcessGroup& group) {
+      const at::Tensor x = at::ones({8}, sim::on(group.rank() + 1));
+      {
+        const std::optional<ProcessGroup> own = group.subgroup(std::vector<int>{0, 1});
+        sum_over(*own, x);
+      }
+      EXPECT_EQ(x.cpu()[7].item<float>(), 2) << group.backend();
+    };
+    run_local(2, run, {.backend = backend});
+  }
 }
 
 // In the order `late`, the stream that waits for work runs only if the host waits for it, so that the first work seems

@@ -4,7 +4,10 @@
 
 #include <chrono>
 #include <string>
+#include <string_view>
 #include <thread>
+
+#include "support/temporary_directory.h"
 
 namespace tessera {
 namespace {
@@ -35,6 +38,23 @@ TEST(LauncherTest, ALineWithoutItsEndIsDeliveredThoughAnotherProcessHoldsThePipe
   EXPECT_EQ(
       output_of("setsid sleep 2 & sleep 0.1; printf end", std::chrono::milliseconds(50), std::chrono::milliseconds(0)),
       "end");
+}
+
+// Rank 0 fails when rank 1 is ready, which takes a while to end then.
+TEST(LauncherTest, AGraceMayBeAsLongAsItsTypeAllows) {
+  const testing::TemporaryDirectory directory;
+  const std::string is_ready = (directory.path() / "ready").string();
+  std::string output;
+  LaunchOptions options;
+  options.ranks = 2;
+  options.grace = std::chrono::milliseconds::max();
+  options.command = {"sh", "-c",
+                     "if [ $RANK = 0 ]; then while [ ! -e " + is_ready +
+                         " ]; do sleep 0.01; done; exit 3; fi; trap 'sleep 0.2; echo end; exit 0' TERM; touch " +
+                         is_ready + "; while :; do sleep 0.01; done"};
+  options.output = [&](int, bool, std::string_view line) { output += line; };
+  EXPECT_EQ(launch_ranks(options).status, 3);
+  EXPECT_EQ(output, "end\n");
 }
 
 }  // namespace

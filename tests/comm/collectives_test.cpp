@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <mutex>
 #include <numeric>
 
@@ -337,6 +338,13 @@ TEST(ArgumentsTest, AreRefusedBeforeAnythingIsSent) {
     refuse([&] { group.all_gather_into(four.to(at::kInt), two); }, "all_gather_into", "out is of Int, in of Float");
     refuse([&] { group.reduce_scatter_into(two, two); }, "reduce_scatter_into", "in has 2 elements, expected 2 x 2");
     refuse([&] { group.all_to_all(two, four, ones, ones); }, "all_to_all", "splits of in are [1, 1]");
+    const std::vector<std::int64_t> overflowing = {1, std::numeric_limits<std::int64_t>::max()};
+    refuse([&] { group.all_to_all(two, four, overflowing, ones); }, "all_to_all",
+           "splits of out are [1, 9223372036854775807]");
+    for (const std::int64_t begin : {0, 1}) {
+      refuse([&] { group.all_to_all(four.narrow(0, begin, 2), four.narrow(0, 0, 2), ones, ones); }, "all_to_all",
+             "out and in overlap");
+    }
     refuse([&] { group.gather(four, two, 1 - group.rank()); }, "gather", "out is defined");
     refuse([&] { group.scatter(two, four, 1 - group.rank()); }, "scatter", "in is defined");
     refuse([&] { group.subgroup(bad_ranks); }, "subgroup", "ranks [0, 2], expected some of 0 to 1");

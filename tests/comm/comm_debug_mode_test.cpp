@@ -66,6 +66,14 @@ TEST(CommDebugModeTest, CoversEveryGroupOfTheWorldAndTheBackwardPass) {
   });
 }
 
+TEST(CommDebugModeTest, WhatConnectsTheRanksOfASubgroupIsNotCounted) {
+  run_local(3, [](const ProcessGroup& group) {
+    const CommDebugMode mode(group);
+    group.subgroup(std::vector<int>{0, 1});
+    EXPECT_THAT(mode.counts(), IsEmpty());
+  });
+}
+
 TEST(CommDebugModeTest, SeveralTensorsAreSummedByOneCollective) {
   run_local(3, [](const ProcessGroup& group) {
     const at::Tensor a = at::ones({2, 3}).mul(group.rank() + 1).requires_grad_(), b = at::ones({}),

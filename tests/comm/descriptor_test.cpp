@@ -8,12 +8,15 @@
 #include <sys/time.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <cstdint>
 #include <stdexcept>
 #include <string>
 #include <system_error>
+#include <thread>
 #include <vector>
 
 #include "support/child_process.h"
@@ -71,6 +74,44 @@ TEST(DescriptorTest, AWaitEndsWhenItsCheckThrows) {
   const ConnectedSockets connection;
   const auto check = [] { throw std::logic_error("rank 1 died"); };
   EXPECT_THROW(comm::receive_descriptor(connection.second, {testing::kLongTimeout, check}), std::logic_error);
+}
+
+// Accepts the connections of strangers, who connect all the time, until a wait throws.
+void accept_strangers(const comm::Patience& patience) {
+  const std::string name = "tessera-test-" + std::to_string(::getpid());
+  std::vector<Descriptor> listening;
+  listening.push_back(comm::listen_at(name));
+  std::atomic<bool> is_over = false;
+  std::thread strangers([&] {
+    while (!is_over) {
+      try {
+        comm::connect_to(name);
+      } catch (const std::system_error&) {  // too many are waiting
+        std::this_thread::yield();
+      }
+    }
+  });
+  try {
+    for (;;) {
+      comm::wait_readable(listening, patience);
+      comm::accept_from(listening[0]);
+    }
+  } catch (...) {
+    is_over = true;
+    strangers.join();
+    throw;
+  }
+}
+
+TEST(DescriptorTest, StrangersDoNotProlongAWait) {
+  EXPECT_THROW(accept_strangers({std::chrono::milliseconds(100), [] {}}), std::runtime_error);
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_THROW(accept_strangers({testing::kLongTimeout,
+                                 [&] {
+                                   if (std::chrono::steady_clock::now() - begin > std::chrono::milliseconds(100))
+                                     throw std::logic_error("rank 1 died");
+                                 }}),
+               std::logic_error);
 }
 
 TEST(DescriptorTest, ADescriptorArrives) {

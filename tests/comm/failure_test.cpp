@@ -274,7 +274,7 @@ TEST(FailureTest, ACollectiveThatEndsJustAfterItsWaitHasEndedAsItDid) {
   group.transports = comm::make_transports("gloo", {group.store, 0, 1, group.timeout}, [] { return ""; });
   group.liveness = std::make_shared<comm::Liveness>(group.store, false, 0, 1, milliseconds(100));
   const auto run = [&](bool fails) {
-    group.run("barrier", group.transports.control,
+    group.run("barrier", group.transports.control, at::kCPU,
               [&](comm::Backend&) { return c10::make_intrusive<LateWork>(fails); });
   };
   run(false);
@@ -291,7 +291,7 @@ TEST(FailureTest, WhatTheBackendRefusesIsSaidAtOnce) {
   group.liveness = std::make_shared<comm::Liveness>(group.store, false, 0, 2, kLongTimeout);
   const auto begin = std::chrono::steady_clock::now();
   const auto refused = [](comm::Backend&) -> comm::WorkPtr { throw std::runtime_error("no such operation"); };
-  EXPECT_ERROR(group.run("broadcast", group.transports.control, refused), ErrorCode::rank_failure,
+  EXPECT_ERROR(group.run("broadcast", group.transports.control, at::kCPU, refused), ErrorCode::rank_failure,
                "broadcast on rank 0 of 2", "gloo rejected the call: no such operation");
   EXPECT_LT(std::chrono::steady_clock::now() - begin, kSoon);
 }

@@ -3,9 +3,12 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <functional>
+#include <utility>
 #include <vector>
 
+#include "support/error_matchers.h"
 #include "tessera/comm/local_ranks.h"
 
 namespace tessera {
@@ -36,6 +39,18 @@ TEST(FunctionalTest, GradientsOfConjugatesAreConjugated) {
       at::real(one.call(x).conj().mul(weight)).sum().backward();
       EXPECT_TRUE(at::equal(x.grad().resolve_conj(), one.gradient)) << one.name << ": " << x.grad();
     }
+  });
+}
+
+TEST(FunctionalTest, SplitsWhoseElementsCannotBeCountedAreRefused) {
+  run_local(2, [](const ProcessGroup& group) {
+    const at::Tensor x = at::ones({2, 4});
+    const std::vector<std::int64_t> rows = {1, 1}, wraps_to_0 = {std::int64_t{1} << 62, std::int64_t{1} << 62};
+    for (const auto& [out, in] : {std::pair(wraps_to_0, rows), {rows, wraps_to_0}}) {
+      EXPECT_ERROR(functional::all_to_all(group, x, out, in), ErrorCode::invalid_argument,
+                   "splits [4611686018427387904, 4611686018427387904]", "at most 2305843009213693951 rows");
+    }
+    EXPECT_TRUE(at::equal(functional::all_to_all(group, x, rows, rows), x));
   });
 }
 

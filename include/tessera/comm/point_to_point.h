@@ -7,7 +7,8 @@
 /// when the elements may be used (on CUDA with NCCL, when the current stream waits for them). The messages between two
 /// ranks arrive in the order of the calls. A rank is in one call of a group at a time, collectives included, so that
 /// two ranks that exchange data must not both send first. NCCL carries CUDA tensors; Gloo carries all others, through a
-/// copy on the CPU if they are on another device.
+/// copy on the CPU if they are on another device. NCCL runs a message after the collectives of the group that the rank
+/// has started before, also if it has not waited for them: both ranks start the same collectives before a message.
 ///
 /// Errors: the two ranks compare their calls before data is sent. If the arguments of one are invalid, or differ, both
 /// throw `Error(invalid_argument)` naming the ranks and the reason, and the group stays usable. If the other rank dies,

@@ -6,7 +6,8 @@
 /// arguments, from one thread at a time. It returns when its results may be used: on CPU they are complete, on CUDA the
 /// current stream waits for them. Tensors must be contiguous, and not views that conjugate or negate. Collectives that
 /// only move elements take every dtype, including those that the backend does not support. NCCL carries CUDA tensors,
-/// and a Gloo backend next to it carries CPU tensors. Ranks are ranks of this group.
+/// and a Gloo backend next to it carries CPU tensors. The tensors of a collective are on one type of device on all
+/// ranks, and need not be on the current device. Ranks are ranks of this group.
 ///
 /// Law: a group of one rank gives the results of a group of any size, without communicating.
 ///
@@ -51,8 +52,9 @@ class PointToPoint;
 void leave_step(const ProcessGroup& group, std::string_view step, std::string_view reason) noexcept;
 }  // namespace comm
 
-/// A collective that has started and may still run. It keeps its tensors alive, even if it is never waited for. Until
-/// it has ended, its inputs must not be changed and its outputs must not be used.
+/// A collective that has started and may still run. It keeps its tensors alive, even if it is never waited for: if its
+/// last copy is destroyed without wait(), the CUDA stream that was current when it started waits for it. Until it has
+/// ended, its inputs must not be changed and its outputs must not be used.
 class PendingCollective {
  public:
   /// A collective that has already ended.
@@ -118,7 +120,8 @@ class ProcessGroup {
   /// ranks. `out` may be this rank's part of `in`, and must not overlap it otherwise.
   void reduce_scatter_into(const at::Tensor& out, const at::Tensor& in, ReduceOp op = ReduceOp::sum) const;
   /// Sends the next in_splits[r] elements of `in` to rank r; the next out_splits[r] elements of `out` come from rank r.
-  /// Splits add up to the numel of their tensor, and in_splits[s] on rank r equals out_splits[r] on rank s.
+  /// Splits add up to the numel of their tensor, and in_splits[s] on rank r equals out_splits[r] on rank s. `out` and
+  /// `in` must not overlap.
   void all_to_all(const at::Tensor& out, const at::Tensor& in, std::span<const std::int64_t> out_splits,
                   std::span<const std::int64_t> in_splits) const;
   /// Asynchronous variants. They return before the collective has ended, and other collectives may start before it is

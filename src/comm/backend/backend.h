@@ -45,7 +45,6 @@ struct Transport {
   bool is_on_stream = false;
   // Whether it gathers into one buffer, and reduces every dtype and averages itself.
   bool is_complete = false;
-  c10::DeviceType device_type = c10::DeviceType::CPU;  // of the streams, if it is
   // Ends all work that waits for other ranks, if not null: what streams compute from then on is undefined.
   void (*abort)(Backend& backend) = nullptr;
   // Connects the ranks on a device, if not null. Else the first collective on the device does, where nothing ends it

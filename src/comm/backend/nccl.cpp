@@ -29,7 +29,9 @@ template <typename Nccl>
 void let_group_connect(Transport& transport) {
   constexpr bool kConnects = requires(Nccl & nccl, c10::Device device) { nccl.eagerConnectSingleDevice(device); };
   if constexpr (kConnects) {
-    transport.connect = [](Backend& backend, c10::Device device) { backend.eagerConnectSingleDevice(device); };
+    transport.connect = [](Backend& backend, c10::Device device) {
+      static_cast<Nccl&>(backend).eagerConnectSingleDevice(device);
+    };
   }
   if constexpr (kConnects && requires(Nccl & nccl, c10::Device device) { nccl.performNocolorSplit(device); }) {
     transport.leave_split = [](Backend& backend, c10::Device device) {
@@ -76,7 +78,6 @@ const MakeBackend make_nccl = [](const BackendOptions& options) -> Transport {
   transport.name = "nccl";
   transport.backend = c10::make_intrusive<::c10d::ProcessGroupNCCL>(options.store, options.rank, options.size, nccl);
   transport.is_on_stream = true;
-  transport.device_type = c10::DeviceType::CUDA;
   if (options.split) transport.connect(*transport.backend, options.split->device);  // the other ranks split now
   return transport;
 };

@@ -11,6 +11,8 @@ namespace tessera::comm {
 namespace {
 
 constexpr std::chrono::milliseconds kPeriod(100), kDrainingPeriod(1);
+// A call that takes longer waits for other ranks. One that does not is not aborted while the host is in it.
+constexpr std::chrono::milliseconds kLongStart(1000);
 
 }  // namespace
 
@@ -26,8 +28,20 @@ Watchdog::~Watchdog() {
   thread_.join();
 }
 
-void Watchdog::watch(const Call& call, const std::vector<int>& others) {
-  const c10::Device device = with_index(c10::Device(transport_.device_type));
+Watchdog::Starting::Starting(Watchdog* watchdog, const Call& call, const std::vector<int>& others, c10::Device device)
+    : watchdog_(watchdog) {
+  if (watchdog_ == nullptr) return;
+  const std::lock_guard<std::mutex> lock(watchdog_->mutex_);
+  watchdog_->starting_ = Watched{{}, device, call, others, Clock::now()};
+}
+
+Watchdog::Starting::~Starting() {
+  if (watchdog_ == nullptr) return;
+  const std::lock_guard<std::mutex> lock(watchdog_->mutex_);
+  watchdog_->starting_.reset();
+}
+
+void Watchdog::watch(const Call& call, const std::vector<int>& others, c10::Device device) {
   Watched watched{{}, device, call, others, Clock::now()};
   watched.end.set(device);
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -53,7 +67,6 @@ void Watchdog::finish() {
 }
 
 bool Watchdog::has_failed(const Watched& work) {
-  liveness_->enter_if_in_none(work.call);
   if (!liveness_->failure().empty()) return true;
   const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - work.started);
   if (waited < timeout_) return false;
@@ -65,13 +78,16 @@ void Watchdog::run() {
   std::unique_lock<std::mutex> lock(mutex_);
   bool fails = false;
   while (!fails && !stopped_.wait_for(lock, kPeriod, [this] { return stops_; })) {
-    if (watched_.empty()) continue;
-    const c10::Device device = watched_.front().device;
+    std::optional<Watched> starting;
+    if (starting_ && Clock::now() - starting_->started > kLongStart) starting = starting_;
+    if (watched_.empty() && !starting) continue;
+    const c10::Device device = starting ? starting->device : watched_.front().device;
     lock.unlock();
     try {
       guard_of(device).setDevice(device);  // of a thread on another device, a destroyed event would initialize that one
       const std::optional<Watched> work = oldest();
-      fails = work && has_failed(*work);
+      if (work) liveness_->enter_if_in_none(work->call);
+      fails = (work && has_failed(*work)) || (starting && has_failed(*starting));
     } catch (...) {  // of a device that has failed
       liveness_->report(message_of(std::current_exception()));
       fails = true;
@@ -83,7 +99,7 @@ void Watchdog::run() {
   watched_.clear();
   lock.unlock();
   try {
-    transport_.abort(*transport_.backend);
+    if (transport_.abort != nullptr) transport_.abort(*transport_.backend);
   } catch (...) {  // the failure is reported already
   }
 }

@@ -26,6 +26,9 @@ namespace {
 
 constexpr char kConnect[] = "the connection through shared memory";
 
+// The connections of strangers that are kept while ranks connect.
+constexpr std::size_t kMostStrangers = 64;
+
 using Secret = std::array<std::uint64_t, 2>;
 
 // What ranks tell each other over c10d.
@@ -179,7 +182,7 @@ class Connecting {
     const auto size_bytes = static_cast<std::int64_t>(sizeof(T));
     const at::Tensor in = at::empty({size_bytes}, at::kByte), out = at::empty({group_->size() * size_bytes}, at::kByte);
     std::memcpy(in.data_ptr(), &own, sizeof(T));
-    start_all_gather(group_, group_->transports.control, kConnect, out, in).wait();
+    start_all_gather(group_, group_->transports.control, kConnect, out, in, /*is_counted=*/false).wait();
     std::vector<T> all(static_cast<std::size_t>(group_->size()));
     std::memcpy(static_cast<void*>(all.data()), out.data_ptr(), out.nbytes());
     return all;
@@ -210,10 +213,12 @@ class Connecting {
     waited.push_back(std::move(listening_));
     int others = 0;
     for (int p = 0; p < ranks(); ++p) others += of_place(p).process != of_place(0).process ? 1 : 0;
+    const Patience patience_of_all = patience();
     for (int accepted = 0; accepted < others;) {
-      const std::size_t ready = wait_readable(waited, patience());
+      const std::size_t ready = wait_readable(waited, patience_of_all);
       if (ready == 0) {
         waited.push_back(accept_from(waited[0]));
+        if (waited.size() > static_cast<std::size_t>(others) + kMostStrangers) waited.erase(waited.begin() + 1);
         continue;
       }
       Descriptor socket = std::exchange(waited[ready], std::move(waited.back()));

@@ -47,15 +47,13 @@ Descriptor make_socket() {
 }
 
 std::size_t wait_readable(std::vector<pollfd> waited, const Patience& patience) {
-  using Clock = std::chrono::steady_clock;
   constexpr int kSliceMilliseconds = 100;
-  for (const Clock::time_point begin = Clock::now();;) {
-    const int ready = retried([&] { return ::poll(waited.data(), waited.size(), kSliceMilliseconds); });
-    if (ready < 0) throw_error("poll");
-    if (ready > 0) break;
+  for (int ready = 0; ready == 0;) {
     patience.check();
-    if (Clock::now() - begin >= patience.limit)
+    if (std::chrono::steady_clock::now() - patience.begin >= patience.limit)
       throw std::runtime_error("no connection after " + std::to_string(patience.limit.count()) + " ms");
+    ready = retried([&] { return ::poll(waited.data(), waited.size(), kSliceMilliseconds); });
+    if (ready < 0) throw_error("poll");
   }
   const auto first = std::find_if(waited.begin(), waited.end(), [](const pollfd& one) { return one.revents != 0; });
   return static_cast<std::size_t>(first - waited.begin());

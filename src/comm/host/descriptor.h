@@ -59,10 +59,12 @@ bool is_locked(const Descriptor& memory, int number);
 // Connections that pass descriptors between processes of one network namespace, without any right. Functions throw
 // std::system_error or std::runtime_error.
 
-// How long to wait. `check` is called now and then meanwhile, and throws to end the wait.
+// How long to wait, in all waits that share it. `check` is called in each of them and now and then meanwhile, and
+// throws to end the wait. So neither depends on what strangers send.
 struct Patience {
   std::chrono::milliseconds limit;
   std::function<void()> check;
+  std::chrono::steady_clock::time_point begin = std::chrono::steady_clock::now();
 };
 
 Descriptor listen_at(const std::string& name);

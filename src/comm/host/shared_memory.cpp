@@ -71,7 +71,7 @@ class HandingOver {
 bool all_are(const GroupPtr& group, bool mine) {
   const at::Tensor in = at::empty({1}, at::kLong), out = at::empty({group->size()}, at::kLong);
   in.data_ptr<std::int64_t>()[0] = mine ? 1 : 0;
-  start_all_gather(group, group->transports.control, kAllocate, out, in).wait();
+  start_all_gather(group, group->transports.control, kAllocate, out, in, /*is_counted=*/false).wait();
   const auto* const all = out.data_ptr<std::int64_t>();
   return std::all_of(all, all + group->size(), [](std::int64_t each) { return each == 1; });
 }
@@ -221,7 +221,7 @@ namespace {
 
 PendingCollective begin(const GroupPtr& group, std::string_view name,
                         const std::function<WorkPtr(HostBackend& backend)>& start) {
-  return ProcessGroup::Impl::begin(group, name, group->transports.control,
+  return ProcessGroup::Impl::begin(group, name, group->transports.control, at::kCPU,
                                    [&](Backend& backend) { return start(static_cast<HostBackend&>(backend)); });
 }
 
@@ -278,8 +278,8 @@ PendingCollective SharedMemory::start_meeting(const ProcessGroup& group, std::st
   const GroupPtr& impl = group.impl_;
   if (impl->is_alone()) return {};
   return ProcessGroup::Impl::begin(
-      impl, name, impl->transports.control, [](Backend& backend) { return backend.barrier(::c10d::BarrierOptions()); },
-      {}, is_counted);
+      impl, name, impl->transports.control, at::kCPU,
+      [](Backend& backend) { return backend.barrier(::c10d::BarrierOptions()); }, {}, is_counted);
 }
 
 }  // namespace tessera::comm

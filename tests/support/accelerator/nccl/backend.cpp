@@ -191,13 +191,14 @@ WorkPtr NcclBackend::start(Contribution contribution, Tensors results) {
   for (const Tensors& tensors : {contribution.inputs, contribution.outputs}) {
     for (const Tensor& tensor : tensors) check(tensor);
   }
+  const Collective collective = contribution.part.collective;
+  connect_for(collective);
   const Tensor any = !contribution.inputs.empty()    ? contribution.inputs[0]
                      : !contribution.outputs.empty() ? contribution.outputs[0]
                                                      : Tensor();
   const int index = any.defined() ? any.device().index() : current_device();
   const StreamKey stream = collective_stream(index);
   order_streams(stream, contribution);
-  const Collective collective = contribution.part.collective;
   group_->enqueue(++calls_, getRank(), stream, std::move(contribution.part));
   return work_of(collective, stream, std::move(results));
 }
@@ -205,7 +206,7 @@ WorkPtr NcclBackend::start(Contribution contribution, Tensors results) {
 WorkPtr NcclBackend::start_message(Contribution contribution, int source, int destination, const Tensor& tensor) {
   check(tensor);
   // Messages of one group call connect together, in no order.
-  if (!coalesced_) group_->connect(getRank(), getRank() == source ? destination : source);
+  if (!coalesced_) group_->connect(getRank(), {source, destination, is_connected_});
   const std::pair<int, int> direction(source, destination);
   auto stream = message_streams_.find(direction);
   if (stream == message_streams_.end())
@@ -284,6 +285,7 @@ WorkPtr NcclBackend::allgather(TensorLists& outputs, Tensors& inputs, const ::c1
     TORCH_CHECK(output.numel() == inputs[0].numel(),
                 "All tensor operands to scatter/gather must have the same number of elements");
   }
+  connect_for(Collective::all_gather);
   const StreamKey stream = collective_stream(inputs[0].device().index());
   Tensor flat = at::empty({getSize() * inputs[0].numel()}, inputs[0].options());
   Contribution all{{Collective::all_gather}, inputs, {}};

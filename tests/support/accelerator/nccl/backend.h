@@ -11,12 +11,15 @@
 // backend's stream when it is freed (TORCH_NCCL_AVOID_RECORD_STREAMS, the default since PyTorch 2.8).
 // - Collectives run in the order of their calls. Messages have streams of their own, one for each direction between two
 // ranks.
+// - The host waits for the other ranks in the first collective of a kind, and for the other rank in the first message
+// of a direction: these connect the ranks, as NCCL does where it needs a further connection.
 // - Tensors are contiguous and on one device. Sums are computed in the dtype of the tensors, by rank order (group.h).
 
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -44,7 +47,10 @@ class NcclBackend final : public ::c10d::Backend {
   // Ends the work that waits for other ranks, as NCCL's does.
   ~NcclBackend() override { abort_work(); }
   // Blocks until all ranks have connected, as the first collective on a device does.
-  void connect() { group_->meet(getRank()); }
+  void connect() {
+    group_->meet(getRank());
+    is_connected_ = true;
+  }
   // Returns the backend of a subgroup that all ranks of this group make together, as ncclCommSplit does. A rank that is
   // not in it passes no options, and gets none.
   struct SplitOptions {
@@ -84,6 +90,10 @@ class NcclBackend final : public ::c10d::Backend {
     Part part;
     Tensors inputs = {}, outputs = {};  // as `part` has them
   };
+  // Blocks until all ranks have connected for this kind of collective.
+  void connect_for(Collective collective) {
+    if (collectives_.insert(collective).second) group_->meet(getRank());
+  }
   // Starts a collective. `results` are what its work returns.
   WorkPtr start(Contribution contribution, Tensors results);
   WorkPtr start_message(Contribution contribution, int source, int destination, const at::Tensor& tensor);
@@ -94,6 +104,8 @@ class NcclBackend final : public ::c10d::Backend {
 
   std::string name_;
   std::shared_ptr<Group> group_;
+  bool is_connected_ = false;
+  std::set<Collective> collectives_;  // for which the ranks have connected
   std::uint64_t calls_ = 0;
   Tensors kept_;                                              // by the next work
   std::map<int, StreamKey> streams_;                          // of collectives, by device

@@ -6,8 +6,11 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <functional>
 #include <tuple>
+
+#include "tessera/base/error.h"
 
 namespace tessera::sim {
 
@@ -205,12 +208,17 @@ std::string Group::new_name() {
   return "sim-nccl-" + std::to_string(++names);
 }
 
+void Group::wait(std::unique_lock<std::mutex>& lock, int rank, const std::function<bool()>& is_met) {
+  constexpr std::chrono::seconds kLimit(60);
+  met_.notify_all();
+  const bool has_met = met_.wait_for(lock, kLimit, [&] { return aborted_.contains(rank) || is_met(); });
+  TORCH_CHECK(has_met, "sim: another rank did not connect to rank ", rank, " for ", kLimit.count(), " s");
+}
+
 void Group::meet(int rank) {
   std::unique_lock lock(mutex_);
   const int mine = ++meetings_[rank];
-  met_.notify_all();
-  met_.wait(lock, [&] {
-    if (aborted_.contains(rank)) return true;
+  wait(lock, rank, [&] {
     for (int other = 0; other < size_; ++other) {
       if (meetings_[other] < mine) return false;
     }
@@ -224,12 +232,12 @@ std::atomic<int> refused_rank = -1;
 
 void Group::refuse_messages_of(int rank) { refused_rank = rank; }
 
-void Group::connect(int rank, int peer) {
-  TORCH_CHECK(rank != refused_rank, "sim: the message of rank ", rank, " is refused");
+void Group::connect(int rank, const Connection& connection) {
+  if (rank == refused_rank) fail(ErrorCode::io, "sim: the message of rank {} is refused", rank);
+  const int peer = rank == connection.source ? connection.destination : connection.source;
   std::unique_lock lock(mutex_);
-  connections_.insert({rank, peer});
-  met_.notify_all();
-  met_.wait(lock, [&] { return aborted_.contains(rank) || connections_.contains({peer, rank}); });
+  connections_.insert({rank, connection});
+  wait(lock, rank, [&] { return connections_.contains({peer, connection}); });
 }
 
 void Group::cancel(const Key& key, const MeetingPtr& meeting, int rank) const {

@@ -7,6 +7,7 @@
 
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -68,13 +69,19 @@ class Group {
 
   int size() const { return size_; }
 
-  // Blocks until all ranks have called it as often as this rank, or this rank was aborted.
+  // Blocks until all ranks have called it as often as this rank, or this rank was aborted, for 60 seconds at most; then
+  // throws c10::Error.
   void meet(int rank);
 
-  // Blocks until `peer` has called it for this rank as well, or this rank was aborted. As the first message of two
-  // ranks.
-  void connect(int rank, int peer);
-  // Makes messages of a rank fail from now on, in all groups; of none if it is negative.
+  // What a message needs: a connection in its direction, among those of the group if it has any.
+  struct Connection {
+    int source = 0, destination = 0;
+    bool is_of_group = false;
+    friend auto operator<=>(const Connection&, const Connection&) = default;
+  };
+  // Blocks until both ranks of the connection have called it, of which `rank` is one, as meet() does.
+  void connect(int rank, const Connection& connection);
+  // Makes messages of a rank throw Error(io) from now on, in all groups; of none if it is negative.
   static void refuse_messages_of(int rank);
 
   // Ends the collectives and messages of a rank that did not run yet, and those that it enqueues from now on.
@@ -93,6 +100,8 @@ class Group {
   };
   using Key = std::tuple<int, int, std::uint64_t>;  // source and destination, -1 for a collective, and the number
 
+  // Blocks until `is_met`, or `rank` was aborted.
+  void wait(std::unique_lock<std::mutex>& lock, int rank, const std::function<bool()>& is_met);
   void cancel(const Key& key, const MeetingPtr& meeting, int rank) const;
   void enqueue(const Key& key, std::size_t members, std::size_t member, StreamKey stream, Part part);
 
@@ -101,8 +110,8 @@ class Group {
   std::map<Key, Gathering> gatherings_;  // of which some ranks are missing
   std::map<Key, MeetingPtr> complete_;   // those of all ranks, of which the latest did not run yet
   std::set<int> aborted_;
-  std::map<int, int> meetings_;                // how often a rank has called meet()
-  std::set<std::pair<int, int>> connections_;  // rank and peer of the calls of connect()
+  std::map<int, int> meetings_;                       // how often a rank has called meet()
+  std::set<std::pair<int, Connection>> connections_;  // the calls of connect()
   std::condition_variable met_;
 };
 
