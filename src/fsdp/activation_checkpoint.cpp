@@ -151,6 +151,7 @@ struct Call : torch::CustomClassHolder {
   TensorFunction again;
   Surroundings surroundings;
   Listeners listeners;
+  std::uint64_t position = CheckpointedRun::position();  // before the first run
 };
 
 using Run = std::function<std::vector<at::Tensor>()>;
@@ -181,7 +182,7 @@ struct Recomputed : torch::autograd::Function<Recomputed> {
       inputs.push_back(saved.detach().set_requires_grad(saved.requires_grad()));
     }
     const auto call = c10::static_intrusive_pointer_cast<Call>(context->saved_data["call"].toCapsule());
-    const CheckpointedRun repetition(CheckpointedRun::Kind::repetition, nullptr);
+    const CheckpointedRun repetition(CheckpointedRun::Kind::repetition, call->position);
     const variable_list outputs = call->repeat(inputs);
     run_backward(outputs, gradients);
     variable_list input_gradients;
@@ -260,7 +261,7 @@ std::vector<at::Tensor> run_checkpointed(const std::vector<at::Tensor>& inputs, 
   };
   const std::vector<std::int64_t> versions = versions_of(tensors);
   const auto first_run = [&] {
-    const CheckpointedRun first(CheckpointedRun::Kind::first, module);
+    const CheckpointedRun first(CheckpointedRun::Kind::first);
     return run();
   };
   std::vector<at::Tensor> outputs = Recomputed::apply(at::TensorList(tensors), Run(first_run),

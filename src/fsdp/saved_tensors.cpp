@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tessera/base/error.h"
+#include "tessera/fsdp/flat_param_handle.h"
 
 namespace tessera::fsdp {
 
@@ -53,10 +54,10 @@ void use_engine_with_hooks() {
   static_cast<void>(has_replaced);
 }
 
-// Returns whether the tensor is a parameter or a view of one.
+// Returns whether the tensor is a parameter or a view of one. That of a sharded model may be frozen.
 bool is_parameter(const at::Tensor& tensor) {
-  const at::TensorBase& base = tensor.is_view() ? tensor._base() : tensor;
-  return base.is_leaf() && base.requires_grad();
+  const at::Tensor base = tensor.is_view() ? at::Tensor(tensor._base()) : tensor;
+  return base.is_leaf() && (base.requires_grad() || FlatParamHandle::has(base));
 }
 
 }  // namespace

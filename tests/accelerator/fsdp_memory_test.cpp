@@ -30,7 +30,7 @@ std::size_t stated_peak(std::size_t max_prefetched) {
   std::size_t peak = 0;
   for (std::size_t i = 0; i < kBlocks; ++i) {
     const std::size_t done = kBlocks - 1 - i;
-    const std::size_t gradients = done * unit_shard + head_shard;
+    const std::size_t gradients = done * unit_shard + head;  // the model's own unit is reduced last
     // The full gradient of block i, and that of the block before, which is reduced.
     const std::size_t reducing = (1 + std::min<std::size_t>(done, 1)) * unit;
     peak = std::max(peak, shards + gradients + units + reducing + weight_gradient + (i + 1) * activations);

@@ -3,6 +3,7 @@
 
 #include "accelerator/fsdp_training.h"
 #include "fsdp/training_cases.h"
+#include "tessera/fsdp/saved_tensors.h"
 
 namespace tessera::fsdp {
 namespace {
@@ -46,6 +47,59 @@ TEST_P(FsdpOnDeviceTest, TrainsAsOnCpuAndTheHostDoesNotWait) {
     if (lets_the_host_wait(training)) continue;
     EXPECT_EQ(on_device[rank].host_waits, 0) << "rank " << rank;
   }
+}
+
+class FsdpMemoryOnDeviceTest : public sim::InOrder {};
+INSTANTIATE_TEST_SUITE_P(, FsdpMemoryOnDeviceTest, ::testing::Values(sim::Order::late, sim::Order::early),
+                         sim::order_name);
+
+TEST_P(FsdpMemoryOnDeviceTest, ShardsOnTheCpuMayBeWrittenAfterASummon) {
+  Stack expected;
+  fill(*expected, at::kFloat);
+  run_on_devices(2, [&](const ProcessGroup& group, at::Device device) {
+    Options options = options_of(ShardingStrategy::full_shard, true);
+    options.offload_params = true;
+    Stack stack;
+    fill(*stack, at::kFloat);
+    stack->to(device);
+    FullyShardedDataParallel<Stack> model(stack, group, options);
+    std::vector<at::Tensor> copies;
+    const auto copy = [&] {
+      for (const at::Tensor& param : stack->parameters()) copies.push_back(param.detach().clone());
+    };
+    model.summon_full_params(copy, {.writeback = false});
+    for (const at::Tensor& shard : model.parameters()) shard.detach().fill_(7);
+    const std::vector<at::Tensor> params = expected->parameters();
+    ASSERT_EQ(copies.size(), params.size());
+    for (std::size_t i = 0; i < copies.size(); ++i) EXPECT_TRUE(at::equal(copies[i].cpu(), params[i])) << i;
+  });
+}
+
+TEST_P(FsdpMemoryOnDeviceTest, FrozenParametersAreNotCopiedToTheCpuWithActivations) {
+  run_on_devices(2, [&](const ProcessGroup& group, at::Device device) {
+    Stack stack;
+    fill(*stack, at::kFloat);
+    stack->to(device);
+    for (const Wrap<Block>& block : stack->blocks) {
+      for (const at::Tensor& param : block->parameters()) param.set_requires_grad(false);
+    }
+    FullyShardedDataParallel<Stack> model(stack, group);
+    int of_params = 0;
+    const PackHook on_cpu = save_on_cpu();
+    const SavedTensorHooks hooks([&](const at::Tensor& saved) {
+      const auto unpack = on_cpu(saved);
+      for (std::size_t i = 0; i < model.unit_count(); ++i) {
+        for (const at::Tensor& flat : model.handle(i).unsharded_flat_params()) {
+          if (!saved.is_alias_of(flat)) continue;
+          ++of_params;
+          EXPECT_TRUE(unpack().is_alias_of(flat)) << model.unit_name(i);
+        }
+      }
+      return unpack;
+    });
+    loss_of(model(batch_on(device, 0, group.rank()).requires_grad_())).backward();
+    EXPECT_GE(of_params, 2 * static_cast<int>(stack->blocks.size()));
+  });
 }
 
 }  // namespace

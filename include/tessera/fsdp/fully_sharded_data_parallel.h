@@ -279,9 +279,9 @@ class ShardedModule {
 
   /// Scales all gradients so that their joint norm over the shards of all ranks is at most `max_norm`. Returns the norm
   /// before scaling, on the device of computation and in the dtype that this rank's gradients promote to, float32 if it
-  /// has none. The norm is computed in float64, and the host does not wait for the device. `norm_type` is any number
-  /// above 0, or infinity. A collective. Throws `Error(invalid_argument)` if a gradient has not been reduced, or if
-  /// `max_norm` is negative or NaN.
+  /// has none. The norm is computed in float64, and the host does not wait for the device, unless gradients are on the
+  /// CPU (offload_params). `norm_type` is any number above 0, or infinity. A collective. Throws
+  /// `Error(invalid_argument)` if a gradient has not been reduced, or if `max_norm` is negative or NaN.
   at::Tensor clip_grad_norm_(double max_norm, double norm_type = 2.0);
 
   /// Runs `f` while the parameters are unsharded, in their own dtype, and gradients are disabled. `f` may call what is
@@ -372,7 +372,8 @@ class FullyShardedDataParallel : public ShardedModule {
   auto* operator->() { return module_.operator->(); }
   auto* operator->() const { return module_.operator->(); }
 
-  /// Calls the model's forward. A collective.
+  /// Calls the model's forward. A collective. In backward, where activation checkpointing or a hook calls it, the call
+  /// is a part of that backward. A backward of the model in its own forward throws `Error(unsupported)`.
   template <typename... Args>
   auto forward(Args&&... arguments) {
     if constexpr (std::is_base_of_v<Wrappable, std::remove_reference_t<decltype(*module_)>>) {

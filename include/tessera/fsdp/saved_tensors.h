@@ -42,7 +42,8 @@ class SavedTensorHooks {
 
 /// Returns a hook that copies tensors of other devices to the CPU, and back in backward. With `pin_memory` the copies
 /// are pinned where the device supports it. Parameters and views of them stay where they are, since they exist anyway;
-/// those of a sharded model are gathered again for backward.
+/// those of a sharded model are gathered again for backward. Frozen parameters that are in no sharded model are copied
+/// like other tensors.
 PackHook save_on_cpu(bool pin_memory = true);
 
 template <typename Impl, typename Forward = decltype(&Impl::forward)>

@@ -66,7 +66,6 @@ void FlatParamGradient::set_comm_hook(CommHook hook) {
 }
 
 void FlatParamGradient::prepare_for_backward() {
-  expect_no_reduction("prepare_gradient_for_backward");
   adopt_visible();
   if (!handle_.options().use_orig_params) {
     handle_.flat_param().mutable_grad().reset();
@@ -79,6 +78,7 @@ void FlatParamGradient::prepare_for_backward() {
 }
 
 void FlatParamGradient::drop_reset() {
+  expect_no_reduction("drop_reset_gradients");
   const c10::NoGradGuard no_grad;
   land();
   if (!handle_.options().use_orig_params) {

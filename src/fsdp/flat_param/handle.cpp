@@ -418,6 +418,8 @@ void FlatParamHandle::free_gathered() {
     if (!streams_->meets_after_backward) meet_after_reshard();
   } else {
     streams_->free(unsharded_->flat);
+    // In a step, all copies are waited for at its end.
+    if (!streams_->is_in_step && options_.offload_params) streams_->finish_copies();
   }
   unsharded_->gathered.reset();
   unsharded_->checksum.reset();

@@ -1,8 +1,30 @@
-// Backward: when units are unsharded again and completed, and how a backward ends.
+// Backward: when the backward of a unit is over, and how that of the model ends.
+//
+// A backward of the model begins when autograd reaches a result of one of its calls, or repeats a checkpointed one. It
+// ends with the backward of the program that this is in, the outermost one if checkpointed calls are repeated.
+//
+// A unit is open from the moment when backward has reached a call of it. Its backward is over when
+//   - the engine has passed its open calls: it has reached a result, an argument or the repetition of a call, at a
+//     position (CheckpointedRun) before those where the open calls began, and
+//   - no call of it is ahead: one whose result is in the graph that the engine runs, or that is being repeated;
+// or at the end of backward. It is completed then: resharded, and its reduction started. Units are completed from the
+// last called to the first.
+//
+// Why: among the nodes that are ready, the engine runs the one that was created last, but nodes that accumulate a
+// gradient immediately. So when it comes to a position, all gradients of calls that began after it have arrived, or
+// never will. A backward inside of the model's, for example in a hook, may run anything at any time. What it reaches
+// completes only units that it has opened itself. Repeated calls are such backwards at the position of the first run.
+//
+// All ranks complete the same units at the same calls, because they run the same graphs. What may differ between ranks
+// has no influence: which parameters of a unit have gradients and when these arrive, what else a program keeps or
+// drops, forwards without a backward. A unit whose gradient was accumulated under no_sync, and that the next backward
+// does not reach, is reduced at its end.
 
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <condition_variable>
+#include <mutex>
 #include <utility>
 
 #include "fsdp/runtime/checkpointed_run.h"
@@ -12,54 +34,59 @@
 
 namespace tessera::fsdp {
 
-void Runtime::hook_output(const std::shared_ptr<Call>& call, const at::Tensor& tensor) {
-  tensor.register_hook([this, alive = alive_, call](const at::Tensor& /*gradient*/) {
-    if (!*alive) {
-      fail(
-          ErrorCode::invalid_argument,
-          "backward: the FullyShardedDataParallel that computed this result was destroyed, or is a part of another one "
-          "since, expected backward before");
-    }
-    in_backward([&] { pre_backward(call); });
-  });
-}
+namespace {
 
-void Runtime::pre_backward(const std::shared_ptr<Call>& call) {
-  RECORD_USER_SCOPE("FullyShardedDataParallel.pre_backward");
-  const bool creates_graph = c10::GradMode::is_enabled();
-  const c10::NoGradGuard no_grad;
-  recover();
-  if (!in_backward_) begin_backward();
-  if (creates_graph) {
-    fail(ErrorCode::unsupported,
-         "backward of a sharded model: create_graph is true, expected false: gradients of gradients need parameters "
-         "that are sharded again by then");
+constexpr std::chrono::seconds kUntilNoticed(1);  // see Backward::has_failed
+
+}  // namespace
+
+// A backward of the model, and whether it has failed.
+class Runtime::Backward {
+ public:
+  // Identifies the backward of the program.
+  const void* const of_program = CheckpointedRun::outermost_backward();
+
+  // Keeps the first reason.
+  void set_reason(const std::exception_ptr& why) {
+    const std::lock_guard lock(mutex_);
+    if (!why_) why_ = why;
   }
-  if (call->backward == backward_) return;  // another result of the same call
-  call->backward = backward_;
-  complete_after(call->end);
-  Unit& unit = call->unit;
-  if (unit.handle() == nullptr) return;
-  open(call);
-  unit.handle()->set_training_state(TrainingState::backward_pre);
-  if (unit.prepared_in != backward_) unit.handle()->prepare_gradient_for_backward();
-  unit.prepared_in = backward_;
-  unshard_for_call(unit);
-  unit.use_accumulators(true);  // for calls that are repeated
-  if (options_.backward_prefetch == BackwardPrefetch::pre) prefetch_backward(unit);
-}
+  // Autograd destroys the callback that ends the backward, without calling it. On a device, a thread of autograd may do
+  // so after another one has thrown the exception.
+  void set_failed(const std::vector<ProcessGroup>& groups) {
+    constexpr std::string_view kStep = "backward of a sharded model";
+    const std::lock_guard lock(mutex_);
+    for (const ProcessGroup& group : groups) {
+      if (why_) {
+        comm::leave_step(group, kStep, why_);
+      } else {
+        comm::leave_step(group, kStep, std::string_view("an exception in autograd"));
+      }
+    }
+    has_failed_ = true;
+    changed_.notify_all();
+  }
+  // A thread that computes no backward waits until a failure is noticed.
+  bool has_failed() {
+    std::unique_lock lock(mutex_);
+    if (current_backward() == nullptr) changed_.wait_for(lock, kUntilNoticed, [this] { return has_failed_; });
+    return has_failed_;
+  }
 
-// Notices that a backward has ended by an exception: autograd destroys its callbacks then, without calling them.
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool has_failed_ = false;
+  std::exception_ptr why_;
+};
+
+// Ends a backward, or notices that it has thrown.
 class Runtime::BackwardEnd {
  public:
-  BackwardEnd(Runtime& runtime, std::shared_ptr<bool> alive) : runtime_(runtime), alive_(std::move(alive)) {}
+  explicit BackwardEnd(Runtime& runtime)
+      : runtime_(runtime), alive_(runtime.alive_), backward_(runtime.last_backward_) {}
   ~BackwardEnd() {
-    if (has_ended_ || !*alive_) return;
-    runtime_.has_backward_failed_ = true;
-    const std::string& why = runtime_.why_backward_failed_;
-    for (const ProcessGroup& group : runtime_.groups_) {
-      comm::leave_step(group, "backward of a sharded model", why.empty() ? "an exception in autograd" : why);
-    }
+    if (!has_ended_ && *alive_) backward_->set_failed(runtime_.groups_);
   }
   BackwardEnd(const BackwardEnd&) = delete;
   BackwardEnd& operator=(const BackwardEnd&) = delete;
@@ -76,8 +103,67 @@ class Runtime::BackwardEnd {
  private:
   Runtime& runtime_;
   std::shared_ptr<bool> alive_;
+  std::shared_ptr<Backward> backward_;
   bool has_ended_ = false;
 };
+
+void Runtime::hook_output(const std::shared_ptr<Call>& call, const at::Tensor& tensor) {
+  const GraphNode result = node_of(tensor);
+  if (call->results.empty() && !call->is_repeated) call->unit.calls.push_back(call);
+  call->results.push_back(weak_reference(result));
+  tensor.register_hook([this, alive = alive_, call, node = weak_reference(result)](const at::Tensor& /*gradient*/) {
+    if (!*alive) {
+      fail(
+          ErrorCode::invalid_argument,
+          "backward: the FullyShardedDataParallel that computed this result was destroyed, or is a part of another one "
+          "since, expected backward before");
+    }
+    in_backward([&] {
+      const GraphNode running = node.lock();
+      pre_backward(call, running.get());
+    });
+  });
+}
+
+// The hook is one of the node. A hook of the tensor would follow it where the call changes it in place. Nodes that run
+// on another device are ordered otherwise, as are leaves, whose gradients are accumulated immediately.
+void Runtime::hook_input(const std::shared_ptr<Call>& call, const at::Tensor& tensor) {
+  const FlatParamHandle* handle = call->unit.handle();
+  if (handle == nullptr || !c10::GradMode::is_enabled() || !tensor.requires_grad() || tensor.is_leaf()) return;
+  if (tensor.device().type() != handle->options().device.type()) return;
+  before_node(node_of(tensor), [this, alive = alive_, begin = call->begin] {
+    if (!*alive || !in_backward_ || last_backward_->has_failed()) return;
+    const OnComputation on(*streams_);
+    in_backward([&] { complete_after(begin - 1); });
+  });
+}
+
+void Runtime::pre_backward(const std::shared_ptr<Call>& call, const torch::autograd::Node* node) {
+  RECORD_USER_SCOPE("FullyShardedDataParallel.pre_backward");
+  const bool creates_graph = c10::GradMode::is_enabled();
+  const c10::NoGradGuard no_grad;
+  recover();
+  if (!in_backward_) begin_backward(node);
+  if (creates_graph) {
+    fail(ErrorCode::unsupported,
+         "backward of a sharded model: create_graph is true, expected false: gradients of gradients need parameters "
+         "that are sharded again by then");
+  }
+  if (call->reached_in == backward_) return;                   // another result of the same call
+  if (call->expected_in != backward_) find_calls_ahead(node);  // a backward inside of this one has begun
+  complete_after(call->end);
+  call->reached_in = backward_;
+  call->is_nested = is_nested();
+  Unit& unit = call->unit;
+  if (unit.handle() == nullptr) return;
+  open(call);
+  unit.handle()->set_training_state(TrainingState::backward_pre);
+  if (unit.prepared_in != backward_) unit.handle()->prepare_gradient_for_backward();
+  unit.prepared_in = backward_;
+  unshard_for_call(unit);
+  unit.use_accumulators(true);  // for calls that are repeated
+  if (options_.backward_prefetch == BackwardPrefetch::pre) prefetch_backward(unit);
+}
 
 // Data that was assigned to parameters after forward is that of backward, too, where it gathers them again.
 void Runtime::write_back_before_backward() {
@@ -90,56 +176,75 @@ void Runtime::write_back_before_backward() {
   }
 }
 
-void Runtime::begin_backward() {
+// `node` is the one that runs; null if it is a repetition.
+void Runtime::begin_backward(const torch::autograd::Node* node) {
+  if (in_forward_) {
+    fail(ErrorCode::unsupported,
+         "backward of a sharded model: called in forward of the model, whose units are in use, expected it after that");
+  }
   in_backward_ = true;
   ++backward_;
-  why_backward_failed_.clear();
-  at_end_of_backward([end = std::make_shared<BackwardEnd>(*this, alive_)] { end->end(); });
+  last_backward_ = std::make_shared<Backward>();
+  CheckpointedRun::at_end_of_outermost_backward([end = std::make_shared<BackwardEnd>(*this)] { end->end(); });
   write_back_before_backward();
   begin_step();
+  find_calls_ahead(node);
+}
+
+// Finds the calls that the backward of this thread will reach.
+void Runtime::find_calls_ahead(const torch::autograd::Node* node) {
+  const auto is_reached = [&](const WeakGraphNode& result) {
+    const GraphNode of_result = result.lock();
+    return of_result && is_run_by_current_backward(of_result.get(), node);
+  };
+  for (Unit* unit : units_) {
+    for (const std::weak_ptr<Call>& each : unit->calls) {
+      const std::shared_ptr<Call> call = each.lock();
+      if (call && std::any_of(call->results.begin(), call->results.end(), is_reached)) call->expected_in = backward_;
+    }
+  }
+}
+
+void Runtime::note_failure(const std::exception_ptr& why) noexcept {
+  if (last_backward_) last_backward_->set_reason(why);
 }
 
 template <typename F>
 void Runtime::in_backward(const F& f) {
   try {
     f();
-  } catch (const std::exception& error) {
-    if (why_backward_failed_.empty()) why_backward_failed_ = printable(std::string_view(error.what()).substr(0, 1000));
+  } catch (...) {
+    note_failure(std::current_exception());
     throw;
   }
 }
 
+// Returns whether this thread computes a backward inside of the model's, rather than that itself.
+bool Runtime::is_nested() const { return current_backward() != last_backward_->of_program; }
+
 void Runtime::open(const std::shared_ptr<Call>& call) {
   Unit& unit = call->unit;
-  call->ahead.reset();
-  const bool is_first = unit.open_calls.empty();
-  if (is_first) {
+  if (unit.open_calls.empty()) {
     const auto after = std::find_if(open_.begin(), open_.end(),
                                     [&](Unit* other) { return other->open_calls.front()->first > call->first; });
     open_.insert(after, &unit);
   }
-  // Gradients of several graphs cannot be told apart.
-  if (!is_first && (call->has_own_graph || unit.open_calls.back()->has_own_graph)) call->tells_end = false;
   unit.open_calls.push_back(call);
-  if (const auto& accumulators = call->accumulators) {
-    if (is_first || accumulators->backward != backward_ || accumulators->waiting == 0) {
-      accumulators->waiting = accumulators->nodes.size();
-    }
-    accumulators->backward = backward_;
-  }
 }
 
-void Runtime::complete_done_units() {
-  while (!open_.empty() && open_.back()->is_done()) complete(*open_.back());
-}
-
-// Called when the engine has reached a result of a call that ended at `end`.
-void Runtime::complete_after(std::uint64_t end) {
-  const auto is_over = [&](const Unit& unit) {
-    return unit.calls_ahead() == 0 && std::all_of(unit.open_calls.begin(), unit.open_calls.end(),
-                                                  [&](const auto& call) { return call->begin > end; });
+// Completes the units whose backward is over. Called when the engine has come to `position`.
+void Runtime::complete_after(std::uint64_t position) {
+  const auto is_passed = [position, is_nested = is_nested()](const std::shared_ptr<Call>& call) {
+    return call->begin > position && (call->is_nested || !is_nested);
   };
-  while (!open_.empty() && (open_.back()->is_done() || is_over(*open_.back()))) complete(*open_.back());
+  const auto is_over = [&](const Unit& unit) {
+    return std::all_of(unit.open_calls.begin(), unit.open_calls.end(), is_passed) && !unit.has_call_ahead(backward_);
+  };
+  while (!open_.empty() && is_over(*open_.back())) {
+    Unit& unit = *open_.back();
+    complete(unit);
+    if (options_.backward_prefetch == BackwardPrefetch::post) prefetch_backward(unit);
+  }
 }
 
 void Runtime::complete(Unit& unit) {
@@ -153,7 +258,6 @@ void Runtime::complete(Unit& unit) {
   unit.use_accumulators(false);
   unit.awaits_reduction = unit.awaits_reduction || handle.requires_grad();
   if (syncs_gradients && unit.awaits_reduction) start_reduction(unit);
-  if (options_.backward_prefetch == BackwardPrefetch::post) prefetch_backward(unit);
 }
 
 void Runtime::start_reduction(Unit& unit) {
@@ -184,20 +288,12 @@ void Runtime::finish_oldest_reduction() {
   unit.handle()->finish_reduce_gradient();
   waited_ += std::chrono::steady_clock::now() - begin;
   unit.awaits_hook = true;
-  if (unit.calls_ahead() == 0 && unit.open_calls.empty() && !unit.may_be_repeated) call_post_reduce_hook(unit);
+  const bool is_last = unit.open_calls.empty() && !unit.awaits_reduction && !unit.has_call_ahead(backward_);
+  if (is_last && !unit.may_be_repeated) call_post_reduce_hook(unit);
 }
 
-// If an outer backward repeats calls of the model, it may do so several times: the hook is called at its end.
-void Runtime::defer_hooks_of_repetition() {
-  if (!post_reduce_hook || !CheckpointedRun::is_repeating()) return;
-  at_end_of_backward([this, alive = alive_] {
-    if (!*alive) return;
-    const c10::NoGradGuard no_grad;
-    for (Unit* unit : units_) call_post_reduce_hook(*unit);
-  });
-}
-
-// The hook may change the parameters, so backward must no longer need them.
+// Called once in a backward, after the last reduction of the unit. The hook may change the parameters, so backward must
+// no longer need them.
 void Runtime::call_post_reduce_hook(Unit& unit) {
   if (!std::exchange(unit.awaits_hook, false) || !post_reduce_hook) return;
   unit.handle()->prepare_gradient_for_optim();
@@ -222,16 +318,12 @@ void Runtime::end_backward() {
     unit->prepared_in = backward_;
     start_reduction(*unit);
   }
-  leave_backward();
-}
-
-void Runtime::leave_backward() {
   while (!reducing_.empty()) finish_oldest_reduction();
   for (Unit* unit : units_) {
     reshard_after_backward(*unit);
     unit->handle()->set_training_state(TrainingState::idle);
     unit->use_accumulators(false);
-    if (!CheckpointedRun::is_repeating()) call_post_reduce_hook(*unit);
+    call_post_reduce_hook(*unit);
     if (unit->prepared_in == backward_) unit->handle()->prepare_gradient_for_optim();
   }
   end_step();
@@ -239,28 +331,35 @@ void Runtime::leave_backward() {
 }
 
 void Runtime::recover() {
-  if (!has_backward_failed_ || in_forward_) return;
+  if (!in_backward_ || !last_backward_->has_failed()) return;
   const c10::NoGradGuard no_grad;
   abandon();
 }
 
 // Ends a backward without completing it. Gradients of the units that it has reached are incomplete, so they are freed.
 void Runtime::abandon() {
-  has_backward_failed_ = false;
+  in_backward_ = false;
   open_.clear();
-  for (Unit* unit : units_) unit->open_calls.clear();
-  const auto hook = std::exchange(post_reduce_hook, nullptr);  // not of gradients that are incomplete
-  leave_backward();
+  for (Unit* unit : std::exchange(reducing_, {})) {
+    try {
+      unit->handle()->finish_reduce_gradient();
+    } catch (...) {
+      // The result is not needed. If the group is broken, the next collective throws.
+    }
+  }
   for (Unit* unit : units_) {
+    unit->open_calls.clear();
     unit->is_kept = false;
-    unit->handle()->free_unsharded();
+    unit->handle()->reshard();
+    unit->handle()->set_training_state(TrainingState::idle);
+    unit->use_accumulators(false);
     if (unit->prepared_in != backward_) continue;
     unit->awaits_reduction = unit->awaits_hook = false;
     unit->handle()->flat_param().mutable_grad().reset();
     for (const at::Tensor& param : unit->handle()->params()) param.mutable_grad().reset();
     unit->handle()->drop_reset_gradients();
   }
-  post_reduce_hook = hook;
+  end_step();
 }
 
 }  // namespace tessera::fsdp

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "fsdp/runtime/checkpointed_run.h"
 #include "fsdp/runtime/runtime.h"
 #include "tessera/base/error.h"
 
@@ -43,14 +42,10 @@ Unit* ImplicitCalls::unit_of(const at::Tensor& tensor) const {
 
 void ImplicitCalls::find_units(c10::ArrayRef<const c10::IValue> inputs) {
   of_op_.clear();
-  needed_.clear();
-  const bool has_graph = c10::GradMode::is_enabled();
   for (const c10::IValue& input : inputs) {
     for_each_tensor_of(input, [&](const at::Tensor& tensor) {
       Unit* unit = unit_of(tensor);
-      if (unit == nullptr) return;
-      if (CheckpointedRun::first() != nullptr || (has_graph && !tensor.requires_grad())) needed_.push_back(unit);
-      if (unit->is_in_use()) return;
+      if (unit == nullptr || unit->is_in_use()) return;
       if (std::find(of_op_.begin(), of_op_.end(), unit) == of_op_.end()) of_op_.push_back(unit);
     });
   }
@@ -62,26 +57,11 @@ void ImplicitCalls::before_op(c10::ArrayRef<const c10::IValue> inputs) noexcept 
   try {
     if (c10::GradMode::is_enabled()) hook_results_without_graph();
     find_units(inputs);
-    if (!of_op_.empty()) {
-      end_others();
-      for (Unit* unit : of_op_) begin(*unit);
-    }
-    for (Unit* unit : needed_) needs_after_gradients(*unit);
+    if (of_op_.empty()) return;
+    end_others();
+    for (Unit* unit : of_op_) begin(*unit);
   } catch (...) {
     failure_ = std::current_exception();
-  }
-}
-
-void ImplicitCalls::needs_after_gradients(Unit& unit) {
-  const CheckpointedRun* checkpointed = CheckpointedRun::first();
-  if (checkpointed != nullptr && checkpointed->module() == &unit.module() && !unit.running_calls.empty()) {
-    unit.running_calls.back()->has_own_graph = true;  // the call is the checkpointed one
-    return;
-  }
-  for (Call* call : unit.running_calls) call->tells_end = false;
-  for (const std::shared_ptr<Call>& call : unit.open_calls) call->tells_end = false;
-  for (const Open& open : open_) {
-    if (&open.call->unit == &unit) open.call->tells_end = false;
   }
 }
 

@@ -10,10 +10,6 @@
 // A function of torch::autograd::Function computes without a graph and then adds itself to the graph, which is no op.
 // Results of ops without a graph are therefore remembered until the next op with one.
 //
-// The ops also tell which calls backward may need after the gradients of the unit's parameters have arrived: those that
-// take a parameter in a checkpointed call, whose gradients arrive with each repetition, and those that take the values
-// of a parameter without its gradient (`weight.detach()`). Such a call is completed in the engine's order alone.
-//
 // Ops are not seen if another thread calls them, or outside of forward. The parameters are sharded there, and their
 // gradients are refused (Unit::use_accumulators).
 
@@ -54,7 +50,6 @@ class ImplicitCalls : public OpListener {
   Unit* unit_of(const at::Tensor& tensor) const;
   void find_units(c10::ArrayRef<const c10::IValue> inputs);
   void begin(Unit& unit);
-  void needs_after_gradients(Unit& unit);
   void end(Open& open);
   void end_others();
   void hook(const std::shared_ptr<Call>& call, const at::Tensor& result);
@@ -65,7 +60,6 @@ class ImplicitCalls : public OpListener {
   std::vector<Open> open_;
   std::vector<Unit*>
       of_op_;  // the units whose parameters the current op takes, except for units that are called by a Wrap
-  std::vector<Unit*> needed_;  // the units that backward of the current op may need after their gradients
   std::vector<WithoutGraph> without_graph_;
   std::exception_ptr failure_;
 };

@@ -90,7 +90,7 @@ std::shared_ptr<Call> Runtime::begin_call(Unit& unit, bool may_have_gradient, bo
   try {
     return try_to_begin_call(unit, may_have_gradient, is_implicit);
   } catch (...) {
-    if (&unit == root_ || is_idle()) report_failure(*root_, std::current_exception());
+    if (&unit == root_ || !in_forward_) report_failure(*root_, std::current_exception());
     if (in_forward_ && !was_in_forward) leave_forward();
     throw;
   }
@@ -98,37 +98,46 @@ std::shared_ptr<Call> Runtime::begin_call(Unit& unit, bool may_have_gradient, bo
 
 std::shared_ptr<Call> Runtime::try_to_begin_call(Unit& unit, bool may_have_gradient, bool is_implicit) {
   recover();
-  if (&unit == root_ && !is_implicit) {
+  const bool is_of_model = &unit == root_ && !is_implicit;
+  const bool is_repeated = in_backward_ || (!in_forward_ && CheckpointedRun::is_in_repetition());
+  if (is_repeated) {
+    if (!in_backward_) begin_backward(/*node=*/nullptr);
+    if (is_of_model) begin_repeated_forward();
+  } else if (is_of_model) {
     begin_forward();
-  } else if (is_idle()) {
+  } else if (!in_forward_) {
     fail(
         ErrorCode::invalid_argument,
         "forward: {} was called while its parameters are sharded, expected a call of the FullyShardedDataParallel that "
         "contains it, or in summon_full_params",
         unit.quoted_name());
   }
-  const bool is_recomputed = in_backward_;  // by activation checkpointing
-  if (!is_recomputed) {
-    check_order({&unit, /*is_call=*/true});
-    if (std::find(calls_.begin(), calls_.end(), &unit) == calls_.end()) unit.first_call = clock_ + 1;
+  if (!is_repeated) check_order({&unit, /*is_call=*/true});
+  const std::uint64_t begin = CheckpointedRun::advance();
+  if (!is_repeated) {
+    if (std::find(calls_.begin(), calls_.end(), &unit) == calls_.end()) unit.first_call = begin;
     calls_.push_back(&unit);
   }
-  auto call = std::make_shared<Call>(Call{.unit = unit, .first = unit.first_call, .begin = ++clock_});
-  call->has_own_graph = is_recomputed;
+  auto call = std::make_shared<Call>(
+      Call{.unit = unit, .first = std::min(unit.first_call, begin), .begin = begin, .is_repeated = is_repeated});
+  if (is_repeated) {
+    call->expected_in = backward_;
+    unit.calls.push_back(call);
+    complete_after(begin);
+  }
   if (unit.handle() != nullptr) {
     unit.handle()->set_training_state(TrainingState::forward);
     unshard_for_call(unit);
     unit.use_accumulators(true);  // a change of the parameters' dtype resets them
-    if (may_have_gradient) call->accumulators = unit.accumulators();
+    if (may_have_gradient) unit.hook_accumulators();
   }
-  if (!is_recomputed && options_.forward_prefetch) prefetch_forward();
+  if (!is_repeated && options_.forward_prefetch) prefetch_forward();
   return call;
 }
 
 void Runtime::begin_forward() {
   if (in_forward_)
     fail(ErrorCode::invalid_argument, "forward: the model was called in its own forward, expected one call at a time");
-  if (in_backward_) abandon();
   if (full_precision_in_eval_) {  // ranks that gather elements of other sizes would break the group
     check_call("forward of a sharded model",
                [this](CallArguments& arguments) { arguments.add("training", module_->is_training()); });
@@ -136,19 +145,28 @@ void Runtime::begin_forward() {
   const bool was_in_full_precision =
       std::exchange(in_full_precision_, full_precision_in_eval_ && !module_->is_training());
   check_parameters();
+  for (const auto& unit : owned_) {
+    std::erase_if(unit->calls, [](const std::weak_ptr<Call>& call) { return call.expired(); });
+  }
   for (Unit* unit : units_) {
     prepare_for_forward(*unit);
     if (in_full_precision_ != was_in_full_precision) unit->renew_accumulators();
   }
   cast_buffers(/*own_dtype=*/in_full_precision_);
   forward_records_graph_ = c10::GradMode::is_enabled();
-  defer_hooks_of_repetition();
   begin_step();
   before_ = std::exchange(calls_, {});
   events_before_ = std::exchange(events_, {});
   expected_ = 0;
   ended_.clear();
   in_forward_ = true;
+}
+
+// Begins a call of the model in its backward: one that was checkpointed, or one that a hook of the program makes. It is
+// a part of that backward, so what forward prepares, and the order of units for the next one, stay as they are.
+void Runtime::begin_repeated_forward() {
+  cast_buffers(/*own_dtype=*/in_full_precision_);
+  for (Unit* unit : units_) unit->use_accumulators(true);
 }
 
 // Throws Error(invalid_argument) if a parameter of a unit was replaced by another tensor.
@@ -186,10 +204,9 @@ void Runtime::cast_input(const Unit& unit, at::Tensor& tensor) const {
 
 void Runtime::end_call(const std::shared_ptr<Call>& call, bool has_gradient) {
   Unit& unit = call->unit;
-  call->end = ++clock_;
-  if (CheckpointedRun::first() != nullptr) unit.may_be_repeated = true;
-  if (in_backward_) return;  // its backward follows
-  if (has_gradient) call->ahead = unit.ahead;
+  call->end = CheckpointedRun::advance();
+  if (CheckpointedRun::is_first()) unit.may_be_repeated = true;
+  if (call->is_repeated) return end_repeated_call(*call, has_gradient);
   // Without gradients, backward may still repeat the call.
   const bool may_be_reached = has_gradient || !c10::GradMode::is_enabled();
   if (may_be_reached && std::find(ended_.begin(), ended_.end(), &unit) == ended_.end()) ended_.push_back(&unit);
@@ -199,6 +216,15 @@ void Runtime::end_call(const std::shared_ptr<Call>& call, bool has_gradient) {
     unit.handle()->set_training_state(TrainingState::idle);
   }
   if (&unit == root_) end_forward(has_gradient);
+}
+
+// The backward of the call follows, so the unit stays unsharded, unless the entire model is called again.
+void Runtime::end_repeated_call(Call& call, bool has_gradient) {
+  Unit& unit = call.unit;
+  if (!has_gradient) call.expected_in = 0;
+  const bool is_in_model = &unit != root_ && !root_->running_calls.empty();
+  if (!is_in_model || unit.handle() == nullptr || !unit.open_calls.empty()) return;
+  if (reshards_after_forward(unit.handle()->options().strategy)) unit.handle()->reshard();
 }
 
 void Runtime::end_forward(bool has_gradient) {
@@ -230,7 +256,11 @@ void Runtime::leave_forward() {
 }
 
 void Runtime::abandon_call(const std::shared_ptr<Call>& call) {
-  if (call->unit.handle() != nullptr && !in_backward_) {
+  if (call->is_repeated) {
+    call->expected_in = 0;
+    return;
+  }
+  if (call->unit.handle() != nullptr) {
     call->unit.handle()->reshard();
     call->unit.handle()->set_training_state(TrainingState::idle);
   }
@@ -238,6 +268,7 @@ void Runtime::abandon_call(const std::shared_ptr<Call>& call) {
 }
 
 void Runtime::report_failure(const Unit& unit, const std::exception_ptr& why) noexcept {
+  if (in_backward_) return note_failure(why);
   if (&unit != root_) return;  // forward of the model may handle the exception
   for (const ProcessGroup& group : groups_) comm::leave_step(group, "forward of a sharded model", why);
 }

@@ -1,13 +1,7 @@
 #pragma once
 // Schedules when a model's units are unsharded and resharded, and when their gradients are reduced.
 //
-// Order in backward: among the nodes that are ready, the autograd engine runs the one that was created last, but nodes
-// that accumulate a gradient immediately. So when it reaches a result of a call, backward of all calls that began after
-// that call had ended is over: their gradients have arrived or never will. Units are completed (resharded, and their
-// reduction started) from the last called to the first, each as soon as the engine has passed it, or its gradients have
-// arrived if backward does not need it after that (Call::tells_end). This order is the same on all ranks, even if a
-// parameter has a gradient on some ranks only. A unit whose gradient was accumulated under no_sync, and that the next
-// backward does not reach, is reduced at its end.
+// backward.cpp states when the backward of a unit is over.
 
 #include <torch/nn/module.h>
 
@@ -103,6 +97,8 @@ class Runtime {
   // With `may_have_gradient` backward may reach the call. `is_implicit`: it is not made through a Wrap.
   std::shared_ptr<Call> begin_call(Unit& unit, bool may_have_gradient, bool is_implicit = false);
   void cast_input(const Unit& unit, at::Tensor& tensor) const;
+  // `tensor` is an argument of the call.
+  void hook_input(const std::shared_ptr<Call>& call, const at::Tensor& tensor);
   void hook_output(const std::shared_ptr<Call>& call, const at::Tensor& tensor);
   void end_call(const std::shared_ptr<Call>& call, bool has_gradient);
   // Called instead of end_call if forward threw.
@@ -118,11 +114,7 @@ class Runtime {
 
   // --- backward
 
-  // The number of backward passes that have begun.
-  std::uint64_t backward() const { return backward_; }
   const std::shared_ptr<Streams>& streams() const { return streams_; }
-  // Completes units from the last called on, as long as their gradients have arrived.
-  void complete_done_units();
 
  private:
   // Returns whether what must be equal on the ranks of `unit_group` is compared in `group`. The units of the model's
@@ -134,6 +126,8 @@ class Runtime {
   std::unique_ptr<Unit> release(Unit& unit);
   std::shared_ptr<Call> try_to_begin_call(Unit& unit, bool may_have_gradient, bool is_implicit);
   void begin_forward();
+  void begin_repeated_forward();
+  void end_repeated_call(Call& call, bool has_gradient);
   void end_forward(bool has_gradient);
   void leave_forward();
   void meet();
@@ -157,23 +151,25 @@ class Runtime {
   void prefetch_forward();
   void prefetch_backward(const Unit& unit);
   bool is_last_call() const;
-  void pre_backward(const std::shared_ptr<Call>& call);
-  void begin_backward();
+  void pre_backward(const std::shared_ptr<Call>& call, const torch::autograd::Node* node);
+  void begin_backward(const torch::autograd::Node* node);
+  void find_calls_ahead(const torch::autograd::Node* node);
   void write_back_before_backward();
+  class Backward;
   class BackwardEnd;
   // Runs `f`, a part of backward, and keeps the reason if it throws.
   template <typename F>
   void in_backward(const F& f);
+  void note_failure(const std::exception_ptr& why) noexcept;
+  bool is_nested() const;
   void open(const std::shared_ptr<Call>& call);
-  void complete_after(std::uint64_t end);
+  void complete_after(std::uint64_t position);
   void complete(Unit& unit);
   void start_reduction(Unit& unit);
   void reshard_after_backward(Unit& unit);
   void finish_oldest_reduction();
-  void defer_hooks_of_repetition();
   void call_post_reduce_hook(Unit& unit);
   void end_backward();
-  void leave_backward();
 
   std::shared_ptr<torch::nn::Module> module_;
   ProcessGroup group_;
@@ -202,17 +198,15 @@ class Runtime {
   bool forward_records_graph_ = false;  // whether gradients were enabled at the beginning of the latest forward
   const bool full_precision_in_eval_;   // FSDP_USE_FULL_PREC_IN_EVAL, read by the constructor
   bool in_full_precision_ = false;
-  std::uint64_t clock_ = 0;            // incremented when a call begins and when it ends
   std::vector<Unit*> calls_, before_;  // the calls of this forward, and of the previous one
   std::vector<Event> events_;          // what ranks have in common: those of units that are not on this rank alone
   std::vector<Event> events_before_;   // of the previous forward
   std::size_t expected_ = 0;           // the index in events_before_ of the event that is expected next
   std::vector<Unit*> ended_;           // units in the order in which their first calls ended that backward may reach
 
-  std::uint64_t backward_ = 0;
-  bool has_backward_failed_ = false;
-  std::string why_backward_failed_;  // if a part of it did that belongs to this class
-  std::vector<Unit*> open_;          // reached by backward and not completed, in the order of their calls
+  std::uint64_t backward_ = 0;               // the number of backwards that have begun
+  std::shared_ptr<Backward> last_backward_;  // the latest one
+  std::vector<Unit*> open_;                  // reached by backward and not completed, in the order of their calls
   std::deque<Unit*> reducing_;
   std::chrono::steady_clock::duration waited_{};
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  // for hooks, which may outlive the runtime

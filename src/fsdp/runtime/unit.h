@@ -2,6 +2,7 @@
 // A part of a model that is sharded separately, and the state of its calls.
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -14,28 +15,16 @@ namespace tessera::fsdp {
 
 class Runtime;
 
-// The graph nodes that accumulate the gradients of a unit's parameters. They are the same in each forward, unless the
-// dtype of the parameters changes when they are unsharded.
-struct Accumulators {
-  std::vector<std::size_t> params;  // indices in the handle
-  std::vector<Accumulator> nodes;   // one per element of `params`
-  std::size_t waiting = 0;          // the number of gradients that have not arrived in this backward
-  bool tells_end = true;            // whether the unit is no longer needed once all gradients have arrived
-  std::uint64_t backward = 0;       // the number of the backward that `waiting` refers to
-};
-
-// One call of forward whose result has a gradient.
+// One call of forward. Positions are those of CheckpointedRun.
 struct Call {
   Unit& unit;
-  std::uint64_t first;  // when the unit was first called in the same forward, by the runtime's clock
-  std::uint64_t begin, end = 0;
-  std::shared_ptr<Accumulators> accumulators = nullptr;
-  std::uint64_t backward = 0;                   // the number of the backward that reached the call last
-  std::shared_ptr<const void> ahead = nullptr;  // counts it in the unit's calls_ahead(), until backward reaches it
-  // Whether its gradients arrive from a graph of its own, which activation checkpointing records in backward. Other
-  // calls of a unit share a graph, in which each gradient arrives once.
-  bool has_own_graph = false;
-  bool tells_end = true;  // whether backward no longer needs the unit once all gradients of the call have arrived
+  std::uint64_t first;  // the position at which the unit was first called in the same forward
+  std::uint64_t begin, end = std::numeric_limits<std::uint64_t>::max();
+  bool is_repeated = false;                 // made in backward, which reaches it before anything else
+  std::vector<WeakGraphNode> results = {};  // the nodes that run when backward reaches its results
+  std::uint64_t expected_in = 0;            // the number of the backward that will reach it, or has
+  std::uint64_t reached_in = 0;             // the number of the backward that has reached it last
+  bool is_nested = false;                   // whether a backward inside of that one has
 };
 
 class Unit {
@@ -56,8 +45,9 @@ class Unit {
   // parameters begin with `prefix`. Both models must be idle.
   void move_to(Runtime& runtime, std::string name, const std::string& prefix);
 
-  // Returns the accumulators of the parameters, which must be unsharded; null if none requires a gradient.
-  std::shared_ptr<Accumulators> accumulators();
+  // Makes the handle take the gradients that graphs accumulate which are recorded from now on. The parameters must be
+  // unsharded.
+  void hook_accumulators();
   // Makes other accumulators, for another dtype of the unsharded parameters. May be called only while they are sharded.
   void renew_accumulators();
   // Selects what graphs that are recorded from now on do with gradients of the parameters. If `on`, as during forward
@@ -65,35 +55,33 @@ class Unit {
   // recorded before the unit is unsharded. If not, they refuse gradients: the parameters are shards then. Includes
   // parameters that were unfrozen since.
   void use_accumulators(bool on);
-  // Returns whether all gradients of the open calls have arrived.
-  bool is_done() const;
 
   // Whether what is gathered outlives the beginning of the next forward: after `unshard`, and after a backward under
   // no_sync with a strategy that does not reshard after forward.
   bool is_kept = false;
   bool is_summoned = false;          // unsharded by summon_full_params; of the model itself: all units are
   std::vector<Call*> running_calls;  // those through a Wrap that have not ended
-  // Returns whether a call is running, or backward has reached one: the unit is unsharded then.
-  bool is_in_use() const { return !running_calls.empty() || !open_calls.empty(); }
+  // Returns whether what this thread computes is in a call of the unit, which is unsharded then.
+  bool is_in_use() const;
 
   // --- in a backward
 
+  std::vector<std::weak_ptr<Call>> calls;         // those whose results have gradients, until their graphs end
   std::vector<std::shared_ptr<Call>> open_calls;  // reached by backward, and not known to have ended
-  std::shared_ptr<const void> ahead;              // see calls_ahead(); calls that it counts have a copy
-  // Returns the number of calls that backward may reach and has not reached. Calls end with their graph.
-  std::int64_t calls_ahead() const { return ahead.use_count() - 1; }
-  std::uint64_t first_call = 0;   // the clock at the unit's first call in the latest forward
+  // Returns whether this backward will reach further calls of the unit.
+  bool has_call_ahead(std::uint64_t backward) const;
+  std::uint64_t first_call = 0;   // the position of the unit's first call in the latest forward
   std::uint64_t prepared_in = 0;  // the number of the backward that the gradient was prepared for
-  bool awaits_reduction = false;  // whether a backward under no_sync left it to the next one
+  bool awaits_reduction = false;  // whether gradients were accumulated whose reduction has not been started
   bool awaits_hook = false;       // whether the gradient was reduced since the hook was called
-  bool may_be_repeated = false;   // whether checkpointed calls contain calls, which calls_ahead() does not count
+  bool may_be_repeated = false;   // whether checkpointed calls contain calls, which are ahead once they are repeated
 
  private:
   // Shared with the hooks, which may outlive the unit.
   struct Link {
     Unit* unit;
   };
-  void on_gradient(const void* node, std::size_t param);
+  void on_gradient(std::size_t param);
   [[noreturn]] void refuse_gradient(std::size_t param) const;
 
   Runtime* runtime_;
@@ -102,10 +90,9 @@ class Unit {
   torch::nn::Module& module_;
   Wrappable* wrappable_;  // the module, or null if it is not held in a Wrap
   std::shared_ptr<Link> link_ = std::make_shared<Link>(Link{this});
-  std::shared_ptr<Accumulators> accumulators_;          // the latest
-  std::vector<std::weak_ptr<Accumulators>> in_graphs_;  // these, and those of graphs that were recorded before
-  std::vector<Accumulator> hooked_;                     // by parameter: the node that on_gradient follows
-  std::vector<Accumulator> refusing_;                   // by parameter; made when first needed
+  // By parameter: the node of the latest graphs that accumulates its gradient, which on_gradient follows, and the one
+  // that refuses it. Each is made when it is first needed, and is the same in each forward.
+  std::vector<GraphNode> hooked_, refusing_;
 };
 
 }  // namespace tessera::fsdp

@@ -56,7 +56,9 @@ void UnitCall::rethrow() {
 }
 
 void UnitCall::input(at::Tensor& tensor) {
-  if (state_->call) state_->runtime.cast_input(state_->unit, tensor);
+  if (!state_->call) return;
+  state_->runtime.hook_input(state_->call, tensor);
+  state_->runtime.cast_input(state_->unit, tensor);
 }
 
 void UnitCall::output(at::Tensor& tensor) {

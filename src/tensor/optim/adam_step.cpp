@@ -1,9 +1,12 @@
 #include "tensor/optim/adam_step.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/maximum.h>
 
 #include <algorithm>
+
+#include "tessera/tensor/internal/bump_version.h"
 
 namespace tessera {
 
@@ -46,6 +49,7 @@ void step_in_one_pass(const AdamLocals& of, const AdamStep& step) {
       param[i] = p - rate * avg[i] / (std::sqrt(greatest) / root2 + eps);
     }
   });
+  for (const at::Tensor* changed : {&of.param, &of.avg, &of.sq, &of.max_sq}) bump_version(*changed);
 }
 
 void step_by_ops(const AdamLocals& of, const AdamStep& step) {

@@ -63,9 +63,11 @@ std::vector<int> gathered_units(int blocks) {
   return units;
 }
 
+// The model's own unit contains the blocks, so it is the last one.
 std::vector<int> reduced_units(int blocks) {
   std::vector<int> units;
-  for (int i = blocks; i >= 0; --i) units.push_back(i);
+  for (int i = blocks - 1; i >= 0; --i) units.push_back(i);
+  units.push_back(blocks);
   return units;
 }
 

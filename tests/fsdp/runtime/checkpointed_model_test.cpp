@@ -119,29 +119,99 @@ TEST(ApplyCheckpointingTest, WhatCannotBeCheckpointedIsRefused) {
                "an argument may share more than tensors with its copy");
 }
 
+// Checkpoints two parts of its forward, which call the same units, by their Wrap and by the module's own class.
+struct PartsImpl : torch::nn::Module {
+  PartsImpl() {
+    one = register_module("one", Wrap<Block>(5));
+    other = register_module("other", Wrap<Block>(5));
+    head = register_module("head", torch::nn::Linear(5, 3));
+  }
+  at::Tensor forward(at::Tensor x) {
+    x = other(one(x));
+    x = activation_checkpoint([this](const at::Tensor& y) { return one(other->BlockImpl::forward(one(y))); }, x);
+    x = activation_checkpoint([this](const at::Tensor& y) { return other(one->BlockImpl::forward(other(y))); }, x);
+    return head(one(x));
+  }
+  Wrap<Block> one{nullptr}, other{nullptr};
+  torch::nn::Linear head{nullptr};
+};
+TORCH_MODULE(Parts);
+
 TEST(CheckpointedModelTest, ACallOfTheEntireShardedModel) {
-  SmallModel alone = make_model();
+  SmallModel alone = make_model(), accumulated = make_model();
   backward_of_all(alone, {0, 1}, 2);
+  backward_of_all(accumulated, {2, 0, 1}, 2);
   run_local(2, [&](const ProcessGroup& group) {
     for (const Options& way : kWays) {
       FullyShardedDataParallel<SmallModel> model(make_model(), group, way);
-      const auto call = [&](int step) {
-        return activation_checkpoint([&](const at::Tensor& x) { return model(x); }, batch_of(step, group.rank()));
+      const auto call = [&](int step, bool is_checkpointed = true) {
+        const auto plain = [&](const at::Tensor& x) { return model(x); };
+        const at::Tensor x = batch_of(step, group.rank());
+        return loss_of(is_checkpointed ? activation_checkpoint(plain, x) : plain(x));
       };
-      for (const bool in_one_backward : {false, true}) {
-        model.zero_grad();
-        if (in_one_backward) {
-          (loss_of(call(0)) + loss_of(call(1))).backward();
-        } else {
-          for (const int step : {0, 1}) loss_of(call(step)).backward();
-        }
-        expect_same_grads(unsharded_grads(model), *alone);
+      const auto expect_grads = [&](const SmallModel& expected) {
+        expect_same_grads(unsharded_grads(model), *expected);
         for (std::size_t i = 0; i < model.unit_count(); ++i) {
           EXPECT_FALSE(model.handle(i).is_gathered() && is_sharded(way.strategy));
+        }
+      };
+      for (const int step : {0, 1}) call(step).backward();
+      expect_grads(alone);
+      for (const auto& [first, second] : {std::pair(true, true), {true, false}, {false, true}}) {
+        for (const bool accumulates : {false, true}) {
+          model.zero_grad();
+          if (accumulates) call(2, false).backward();
+          const at::Tensor one = call(0, first), other = call(1, second);
+          (one + other).backward();
+          expect_grads(accumulates ? accumulated : alone);
         }
       }
     }
   });
+}
+
+// The model is called in a checkpointed part, in another one, and plainly, in one backward.
+TEST(CheckpointedModelTest, CallsOfTheModelInCheckpointsOfCheckpoints) {
+  SmallModel alone = make_model();
+  backward_of_all(alone, {0, 1, 2}, 2);
+  run_local(2, [&](const ProcessGroup& group) {
+    for (const Options& way : kWays) {
+      FullyShardedDataParallel<SmallModel> model(make_model(), group, way);
+      const auto plain = [&](const at::Tensor& x) { return model(x); };
+      const auto checkpointed = [&](const at::Tensor& x) { return activation_checkpoint(plain, x); };
+      for (int times = 0; times < 2; ++times) {
+        model.zero_grad();
+        const at::Tensor one = loss_of(activation_checkpoint(checkpointed, batch_of(0, group.rank())));
+        const at::Tensor two = loss_of(plain(batch_of(1, group.rank())));
+        const at::Tensor three = loss_of(activation_checkpoint(checkpointed, batch_of(2, group.rank())));
+        (one + two + three).backward();
+        expect_same_grads(unsharded_grads(model), *alone);
+      }
+    }
+  });
+}
+
+// Units that are called again in the repetition of a part of forward.
+TEST(CheckpointedModelTest, APartOfForwardWithSeveralUnitsIsCheckpointed) {
+  const auto make = [] {
+    Parts model;
+    fill(*model);
+    return model;
+  };
+  for (const int ranks : {1, 2}) {
+    Parts alone = make();
+    backward_of_all(alone, {0}, ranks);
+    run_local(ranks, [&](const ProcessGroup& group) {
+      for (const Options& way : kWays) {
+        FullyShardedDataParallel<Parts> model(make(), group, way);
+        for (int times = 0; times < 2; ++times) {
+          model.zero_grad();
+          loss_of(model(batch_of(0, group.rank()))).backward();
+          expect_same_grads(unsharded_grads(model), *alone);
+        }
+      }
+    });
+  }
 }
 
 struct TwoBlocksImpl : torch::nn::Module {

@@ -207,15 +207,16 @@ Gathered gathers(std::vector<std::size_t> reached, std::vector<std::size_t> comp
   return {std::move(reached), std::move(computes)};
 }
 
+// A unit is freed when backward has reached the next one.
 TEST(CommunicationTest, BackwardGathersTheNextUnitBeforeAGradientAfterItOrWhenItIsReached) {
   run_local(2, [](const ProcessGroup& group) {
     const auto of = [&](BackwardPrefetch prefetch) { return gathered_in_backward(group, prefetch, {}, false); };
     EXPECT_THAT(of(BackwardPrefetch::none),
-                ElementsAre(gathers({}, {3}), gathers({}, {2}), gathers({}, {1}), gathers({}, {0})));
-    EXPECT_THAT(of(BackwardPrefetch::pre),
-                ElementsAre(gathers({}, {2, 3}), gathers({2}, {1, 2}), gathers({1}, {0, 1}), gathers({0}, {0})));
-    EXPECT_THAT(of(BackwardPrefetch::post),
-                ElementsAre(gathers({}, {3}), gathers({2}, {2}), gathers({1}, {1}), gathers({0}, {0})));
+                ElementsAre(gathers({}, {3}), gathers({3}, {2}), gathers({2}, {1}), gathers({1}, {0})));
+    EXPECT_THAT(of(BackwardPrefetch::pre), ElementsAre(gathers({}, {2, 3}), gathers({2, 3}, {1, 2}),
+                                                       gathers({1, 2}, {0, 1}), gathers({0, 1}, {0})));
+    // Nothing is computed between these units.
+    EXPECT_EQ(of(BackwardPrefetch::post), of(BackwardPrefetch::none));
   });
 }
 
@@ -224,10 +225,10 @@ TEST(CommunicationTest, FrozenUnitsAreFreedInBackwardAndNotGatheredWhereItDoesNo
     for (const bool input_needs_gradient : {false, true}) {
       EXPECT_THAT(
           gathered_in_backward(group, BackwardPrefetch::pre, {1, 2}, input_needs_gradient),
-          ElementsAre(gathers({}, {2, 3}), gathers({2}, {1, 2}), gathers({1, 2}, {0, 1}), gathers({0, 1}, {0})));
+          ElementsAre(gathers({}, {2, 3}), gathers({2, 3}, {1, 2}), gathers({1, 2}, {0, 1}), gathers({0, 1}, {0})));
     }
     EXPECT_THAT(gathered_in_backward(group, BackwardPrefetch::pre, {0, 1}, false),
-                ElementsAre(gathers({}, {2, 3}), gathers({2}, {2})));
+                ElementsAre(gathers({}, {2, 3}), gathers({2, 3}, {2})));
   });
 }
 

@@ -6,6 +6,8 @@
 
 #include <memory>
 #include <stdexcept>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "fsdp/grads.h"
@@ -156,6 +158,50 @@ TEST(PostReduceHookFailureTest, AfterABackwardThatThrewItIsNotCalled) {
   EXPECT_EQ(calls, static_cast<int>(model.unit_count()));
 }
 
+TEST(PostReduceHookFailureTest, ItStaysRegisteredIfReductionsFailToo) {
+  run_local(2, [](const ProcessGroup& group) {
+    FullyShardedDataParallel<SmallModel> model(make_model(), group);
+    bool fails = true;
+    model.register_comm_hook([&](const at::Tensor& gradient, const at::Tensor& shard, const ProcessGroup& ranks) {
+      const auto pending = std::make_shared<PendingCollective>(ranks.start_reduce_scatter_into(shard, gradient));
+      return [&fails, pending] {
+        pending->wait();
+        if (fails) throw std::runtime_error("no reduction");
+      };
+    });
+    std::vector<int> calls(model.unit_count());
+    model.register_post_reduce_hook([&](std::size_t unit) { ++calls[unit]; });
+    EXPECT_THROW(loss_of(model(batch_of(0, 0))).backward(), std::runtime_error);
+    const at::Tensor loss = loss_of(model(batch_of(0, 0)));
+    fails = false;
+    loss.backward();
+    for (std::size_t i = 0; i < calls.size(); ++i) EXPECT_EQ(calls[i], model.unit_name(i) == "never" ? 0 : 1) << i;
+  });
+}
+
+// Calls one of two units.
+struct OneOrOtherImpl : torch::nn::Module {
+  OneOrOtherImpl() {
+    one = register_module("one", Wrap<Block>(5));
+    other = register_module("other", Wrap<Block>(5));
+  }
+  at::Tensor forward(const at::Tensor& x, bool calls_other) { return calls_other ? other(x) : one(x); }
+  Wrap<Block> one{nullptr}, other{nullptr};
+};
+TORCH_MODULE(OneOrOther);
+
+TEST(PostReduceHookOrderTest, ReductionsBeforeItWasRegisteredDoNotCount) {
+  OneOrOther plain;
+  fill(*plain);
+  FullyShardedDataParallel<OneOrOther> model(plain);
+  const auto call = [&](const at::Tensor& x) { return model(x, /*calls_other=*/false); };
+  loss_of(activation_checkpoint(call, batch_of(0, 0))).backward();
+  std::vector<std::string> calls;
+  model.register_post_reduce_hook([&](std::size_t unit) { calls.push_back(model.unit_name(unit)); });
+  loss_of(model(batch_of(0, 0), /*calls_other=*/true)).backward();
+  EXPECT_THAT(calls, ::testing::ElementsAre("other"));
+}
+
 // A unit whose calls are checkpointed, called before and after another unit.
 struct TwoViewsImpl : torch::nn::Module {
   TwoViewsImpl() {
@@ -168,45 +214,63 @@ struct TwoViewsImpl : torch::nn::Module {
 };
 TORCH_MODULE(TwoViews);
 
-TEST_P(PostReduceHookTest, AnOptimizerStepsOnceWhereCheckpointedCallsAreRepeated) {
+// The same unit twice in a row.
+struct TwiceInARowImpl : torch::nn::Module {
+  TwiceInARowImpl() { layer = register_module("layer", Wrap<Checkpointed<Block>>(5)); }
+  at::Tensor forward(const at::Tensor& x) { return layer->forward(layer->forward(x)); }
+  Wrap<Checkpointed<Block>> layer{nullptr};
+};
+TORCH_MODULE(TwiceInARow);
+
+// Compares an optimizer that steps in the hook with one that steps after backward. In a backward there are two calls of
+// the model, each of which may be checkpointed.
+template <typename Model>
+void expect_the_same_steps(const ProcessGroup& group, const Options& way) {
   const auto make = [] {
-    TwoViews model;
+    Model model;
     fill(*model);
     return model;
   };
+  const std::vector<std::pair<bool, bool>> checkpointed{{false, false}, {true, true}, {true, false}, {false, true}};
+  FullyShardedDataParallel<Model> model(make(), group, way), expected(make(), group, way);
+  std::vector<std::unique_ptr<torch::optim::AdamW>> optimizers;
+  for (std::size_t i = 0; i < model.unit_count(); ++i) {
+    optimizers.push_back(std::make_unique<torch::optim::AdamW>(
+        way.use_orig_params ? model.handle(i).params() : std::vector<at::Tensor>{model.handle(i).flat_param()},
+        torch::optim::AdamWOptions(0.02)));
+  }
+  torch::optim::AdamW optimizer(expected.parameters(), torch::optim::AdamWOptions(0.02));
+  std::vector<int> steps(model.unit_count());
+  model.register_post_reduce_hook([&](std::size_t unit) {
+    ++steps[unit];
+    optimizers[unit]->step();
+    optimizers[unit]->zero_grad();
+  });
+  for (std::size_t step = 0; step < checkpointed.size(); ++step) {
+    for (auto* each : {&model, &expected}) {
+      const auto call = [&](int batch, bool repeats) {
+        const auto plain = [each](const at::Tensor& x) { return (*each)(x); };
+        const at::Tensor x = batch_of(batch, group.rank());
+        return loss_of(repeats ? activation_checkpoint(plain, x) : plain(x));
+      };
+      const auto [repeats_first, repeats_second] = checkpointed[step];
+      const at::Tensor first = call(static_cast<int>(step), repeats_first);
+      const at::Tensor second = call(static_cast<int>(step) + 5, repeats_second);
+      (first + second).backward();
+    }
+    optimizer.step();
+    expected.zero_grad();
+    for (const int count : steps) EXPECT_EQ(count, static_cast<int>(step) + 1);
+  }
+  const std::vector<at::Tensor> found = full_params(model), wanted = full_params(expected);
+  for (std::size_t i = 0; i < found.size(); ++i) EXPECT_TRUE(at::allclose(found[i], wanted[i], 1e-12)) << i;
+}
+
+TEST_P(PostReduceHookTest, AnOptimizerStepsOnceWhereCheckpointedCallsAreRepeated) {
   run_local(GetParam(), [&](const ProcessGroup& group) {
     for (const Options& way : kWays) {
-      for (const bool repeats_all : {false, true}) {
-        FullyShardedDataParallel<TwoViews> model(make(), group, way), expected(make(), group, way);
-        std::vector<std::unique_ptr<torch::optim::AdamW>> optimizers;
-        for (std::size_t i = 0; i < model.unit_count(); ++i) {
-          optimizers.push_back(std::make_unique<torch::optim::AdamW>(
-              way.use_orig_params ? model.handle(i).params() : std::vector<at::Tensor>{model.handle(i).flat_param()},
-              torch::optim::AdamWOptions(0.02)));
-        }
-        torch::optim::AdamW optimizer(expected.parameters(), torch::optim::AdamWOptions(0.02));
-        std::vector<int> steps(model.unit_count());
-        model.register_post_reduce_hook([&](std::size_t unit) {
-          ++steps[unit];
-          optimizers[unit]->step();
-          optimizers[unit]->zero_grad();
-        });
-        for (int step = 0; step < 2; ++step) {
-          for (auto* each : {&model, &expected}) {
-            const auto call = [&](int batch) {
-              const auto plain = [each](const at::Tensor& x) { return (*each)(x); };
-              const at::Tensor x = batch_of(batch, group.rank());
-              return loss_of(repeats_all ? activation_checkpoint(plain, x) : plain(x));
-            };
-            (call(step) + call(step + 5)).backward();
-          }
-          optimizer.step();
-          expected.zero_grad();
-          for (const int count : steps) EXPECT_EQ(count, step + 1);
-        }
-        const std::vector<at::Tensor> found = full_params(model), wanted = full_params(expected);
-        for (std::size_t i = 0; i < found.size(); ++i) EXPECT_TRUE(at::allclose(found[i], wanted[i], 1e-12)) << i;
-      }
+      expect_the_same_steps<TwoViews>(group, way);
+      expect_the_same_steps<TwiceInARow>(group, way);
     }
   });
 }

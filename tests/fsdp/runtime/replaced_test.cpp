@@ -165,9 +165,9 @@ TEST(FlatParamStateTest, FunctionsThatAreCalledInTheWrongOrderAreRefused) {
     handle.params()[0].sum().backward();
     handle.take_gradient(0);
     handle.start_reduce_gradient();
-    for (const auto& call : std::vector<std::function<void()>>{[&] { handle.start_reduce_gradient(); },
-                                                               [&] { handle.prepare_gradient_for_backward(); },
-                                                               [&] { handle.set_comm_hook(nullptr); }}) {
+    for (const auto& call : std::vector<std::function<void()>>{
+             [&] { handle.start_reduce_gradient(); }, [&] { handle.prepare_gradient_for_backward(); },
+             [&] { handle.drop_reset_gradients(); }, [&] { handle.set_comm_hook(nullptr); }}) {
       EXPECT_ERROR(call(), ErrorCode::invalid_argument, "a reduction of the gradient of 'a' is pending");
     }
     handle.finish_reduce_gradient();

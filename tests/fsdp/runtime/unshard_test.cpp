@@ -15,6 +15,7 @@
 #include "tessera/comm/comm_debug_mode.h"
 #include "tessera/comm/local_ranks.h"
 #include "tessera/fsdp/activation_checkpoint.h"
+#include "tessera/tensor/optim/fused_optimizers.h"
 
 namespace tessera::fsdp {
 namespace {
@@ -89,6 +90,19 @@ TEST(UnshardTest, AChangeAfterItIsRefusedUntilItIsGatheredAgain) {
     SmallModel expected = make_model();
     const std::vector<at::Tensor> params = expected->parameters(), found = full_params(model);
     for (std::size_t i = 0; i < params.size(); ++i) EXPECT_TRUE(at::allclose(found[i], params[i] * 0.125)) << i;
+  });
+}
+
+TEST(UnshardTest, AStepOfAFusedOptimizerIsAChange) {
+  run_local(2, [&](const ProcessGroup& group) {
+    Model model(make_model(), group);
+    FusedAdamW optimizer(model.parameters());
+    const auto train = [&] { loss_of(model(batch_of(0, group.rank()))).backward(); };
+    train();
+    model.unshard().wait();
+    optimizer.step();
+    EXPECT_ERROR(train(), ErrorCode::invalid_argument, "the model itself were changed while they were gathered");
+    train();
   });
 }
 
