@@ -10,8 +10,9 @@
 ///
 /// Saves to one storage may overlap in time, although they should not. Each then commits its complete checkpoint or
 /// throws `Error(invalid_argument)`: if another save is being committed at that moment, or one that began later was
-/// committed already. Safetensors shards: all but the save that began last throw, unless they committed before it
-/// began.
+/// committed already. A save that is being committed during all of a later one, as when its storage hangs, is taken for
+/// killed: it throws too, and changes nothing of the later one. Safetensors shards: all but the save that began last
+/// throw, unless they committed before it began.
 ///
 /// Safetensors shards cannot be committed by one rename, because their readers take every file in the directory.
 /// Therefore they can only be saved to a storage without a checkpoint. Files have temporary names until all are
@@ -75,7 +76,8 @@ struct WriteOptions {
   std::size_t files_per_rank = 1;
   dcp::Dialect dialect = dcp::Dialect::torch_2;  ///< for dcp: which PyTorch versions can load the checkpoint
   /// For dcp: whether a DCP checkpoint in the storage is replaced. If not, and there is one, every rank throws
-  /// `Error(invalid_argument)` before any file is written. PyTorch: `overwrite` of FileSystemWriter.
+  /// `Error(invalid_argument)` before any file is written, or at the commit if another save was committed meanwhile.
+  /// PyTorch: `overwrite` of FileSystemWriter.
   bool overwrite = true;
   /// For dcp: a name of this save, that of the coordinator, which readers find in Metadata::storage_meta. Not stored by
   /// the dialects torch_1_13 and torch_2_0, which do not have it. PyTorch stores a random one.

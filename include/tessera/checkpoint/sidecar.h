@@ -79,4 +79,8 @@ Sidecar parse_sidecar(ByteView contents, const std::string& name);
 /// Throws `Error(invalid_argument)` for the name of a file that is not UTF-8, which JSON cannot represent.
 Bytes write_sidecar(const Sidecar& sidecar);
 
+/// Returns the contents of the sidecar of a single file, whose facts are the only ones in `sidecar`. As readers ignore
+/// the name in it, one that is not UTF-8 is escaped.
+Bytes write_file_sidecar(const Sidecar& sidecar);
+
 }  // namespace tessera::checkpoint

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "checkpoint/buffer.h"
+#include "checkpoint/save/commit.h"
 #include "checkpoint/source/shard_index.h"
 #include "tessera/base/crc32.h"
 #include "tessera/base/error.h"
@@ -70,13 +71,18 @@ class Summing {
     progress_.end();
     Sidecar sidecar;
     for (const auto& file : files_) {
-      if (state_of_file(file->path) != file->before) {
-        fail(ErrorCode::io, "sum {}: the file was changed meanwhile, expected that no program writes to the checkpoint",
-             file->path.string());
-      }
       sidecar.files[file->name] = facts_of_blocks(file->size_bytes, std::move(file->block_crcs));
     }
     return sidecar;
+  }
+
+  // Throws Error(io) if a file is no longer as it was when run() began.
+  void require_unchanged() const {
+    for (const auto& file : files_) {
+      if (state_of_file(file->path) == file->before) continue;
+      fail(ErrorCode::io, "sum {}: the file was changed meanwhile, expected that no program writes to the checkpoint",
+           file->path.string());
+    }
   }
 
  private:
@@ -128,6 +134,22 @@ void replace_file(const fs::path& path, ByteView contents) {
   sync_directory(path.has_parent_path() ? path.parent_path() : fs::path("."));
 }
 
+// Replaces the sidecar of a directory, as a save that is committed: its files do not change meanwhile.
+void replace_sidecar(Storage& storage, const SaveTurn& turn, const Summing& summing, const Sidecar& sidecar) {
+  CommitLock lock(storage);
+  try {
+    lock.take(turn, write_sidecar(sidecar));
+    summing.require_unchanged();
+    storage.sync();
+    lock.require_held();
+    lock.become_sidecar();
+    storage.sync();
+  } catch (...) {
+    lock.release();
+    throw;
+  }
+}
+
 // A directory with several indices has one sidecar. Adds what it has about files that are not of `index`.
 void keep_facts_of_others(const fs::path& index, Sidecar& sidecar) {
   try {
@@ -152,6 +174,9 @@ void count(const Sidecar& sidecar, AddSidecarReport& report) {
 AddSidecarReport add_sidecar(const fs::path& checkpoint, const AddSidecarOptions& options) {
   AddSidecarReport report;
   report.sidecar = sidecar_path(checkpoint);
+  const std::optional<fs::path> directory = checkpoint_directory(checkpoint);
+  const std::shared_ptr<Storage> storage = directory ? file_system_storage(*directory) : nullptr;
+  const SaveTurn turn = storage ? begin_save(*storage) : SaveTurn();
   VerifyOptions verify_options;
   verify_options.jobs = options.jobs;
   verify_options.progress = options.progress;
@@ -167,9 +192,15 @@ AddSidecarReport add_sidecar(const fs::path& checkpoint, const AddSidecarOptions
   OpenOptions open_options;
   open_options.check_checksums = false;
   const auto opened = Checkpoint::open(checkpoint, open_options);
-  Sidecar sidecar = Summing(checkpoint, options).run(names_of_files(*opened));
+  Summing summing(checkpoint, options);
+  Sidecar sidecar = summing.run(names_of_files(*opened));
   if (index_kind(checkpoint.filename().string())) keep_facts_of_others(checkpoint, sidecar);
-  replace_file(report.sidecar, write_sidecar(sidecar));
+  if (storage) {
+    replace_sidecar(*storage, turn, summing, sidecar);
+  } else {
+    summing.require_unchanged();
+    replace_file(report.sidecar, write_file_sidecar(sidecar));
+  }
   report.written = true;
   report.replaced = had_sidecar;
   count(sidecar, report);

@@ -1,5 +1,5 @@
 #pragma once
-// Commits a DCP checkpoint whose data files are durable.
+// Commits a DCP checkpoint whose data files are durable. Also admits one commit at a time, of any format.
 
 #include <cstdint>
 #include <functional>
@@ -20,17 +20,71 @@ namespace tessera::checkpoint {
 //
 // Law: a save renames and removes no file of a save that began later or is of the same generation. Only one commit runs
 // at a time: it has the sidecar under its temporary name. A commit throws if a save that began later was committed
-// before, and that of safetensors shards if a later one has removed them.
+// before, or has removed its files.
 struct SaveTurn {
-  std::int64_t generation = 0;  // larger than that of any existing file
+  // Larger than that of any file that exists here, or that the committed checkpoint has: ranks may have their own
+  // disks.
+  std::int64_t generation = 0;
   // The temporary sidecar when the save began. If it is the same when the save commits, it was left by a killed save.
   std::optional<Bytes> left_sidecar = std::nullopt;
 };
 SaveTurn begin_save(const Storage& storage);
 
-// Creates the temporary sidecar, after it completed or removed one that a killed save left. Throws
-// Error(invalid_argument) if another save is being committed.
-std::unique_ptr<OutputFile> begin_commit(Storage& storage, const SaveTurn& turn);
+// The temporary sidecar of a storage, which one commit at a time has. Its contents identify the commit: they have the
+// names and checksums of its files.
+//
+// A save cannot tell a commit that is slow from one that was killed, and takes over from both. Law: after that, the
+// slow commit throws and changes no file of the other save, whatever it was about to do.
+//   - It renames the temporary sidecar, and files from names that only it uses, and calls is_held() after it created
+//     them and right before. The other save first replaces the temporary sidecar and then removes or renames these
+//     files, so that either is_held() returns false or the rename fails.
+//   - It renames files from other names, to undo what it did, by rename_if().
+class CommitLock {
+ public:
+  explicit CommitLock(Storage& storage) : storage_(storage) {}
+
+  // Creates the temporary sidecar with the contents of the sidecar of this commit, and makes them durable. Before,
+  // completes or removes one that a killed save left. Removes the uncommitted metadata of saves that began earlier.
+  // Returns the names of the files that the storage has then, sorted. Throws Error(invalid_argument) if another save is
+  // being committed.
+  std::vector<std::string> take(const SaveTurn& turn, Bytes contents);
+  // Creates the temporary sidecar. Throws Error(invalid_argument) if there is one.
+  void create(Bytes contents);
+  // Returns whether the temporary sidecar is that of this commit.
+  bool is_held() const;
+  // Throws Error(invalid_argument) if it is not.
+  void require_held() const;
+  // Renames the temporary sidecar to the sidecar. If that was the one of another commit, renames it back and throws
+  // Error(invalid_argument).
+  void become_sidecar();
+  // Removes the temporary sidecar if it is that of this commit, or what a failed write left of it. One that cannot be
+  // removed is completed or removed by the next save.
+  void release() noexcept;
+
+ private:
+  [[noreturn]] void fail_as_overtaken() const;
+
+  Storage& storage_;
+  std::optional<Bytes> contents_;  // if it was created
+  bool is_written_ = false;        // completely
+};
+
+// Renames `name` to `own`, which only this save uses, and calls `is_mine` afterwards, because no storage compares and
+// renames in one step. If it returns false, the file may be of another save: renames it back and returns false.
+bool rename_if(Storage& storage, const std::string& name, const std::string& own, const std::function<bool()>& is_mine);
+
+// Returns a name, which only this save uses, for a file that is removed if it is this save's. Later saves remove it.
+std::string name_to_remove(const SaveTurn& turn);
+
+// Throws Error(invalid_argument) unless each of the files `own` is among `names`, the sorted files of the storage.
+void require_present(const Storage& storage, const std::vector<std::string>& names,
+                     const std::vector<std::string>& own);
+
+// What must hold when a save is committed, besides that no other one was that began later.
+struct CommitConditions {
+  bool overwrite = true;               // whether a checkpoint may be replaced
+  std::vector<std::string> own_files;  // written by this rank: they must be there. Other ranks may have their own disks
+};
 
 // Replaces `.metadata` and then the sidecar, each by renaming a durable file. Between the two renames, the sidecar that
 // belongs to `.metadata` has its temporary name; read_sidecar() handles that. `sidecar` must not list `.metadata`. If
@@ -39,9 +93,10 @@ std::unique_ptr<OutputFile> begin_commit(Storage& storage, const SaveTurn& turn)
 //
 // Law: after `.metadata` may have been renamed, nothing that either `.metadata` names may be removed until one of them
 // is durable. If the old one cannot be restored and made durable, throws OutcomeUnknown: the storage holds one of the
-// two checkpoints, and the caller must not remove files of either.
+// two checkpoints, or that of a save that took over, and the caller must not remove files of any.
 using WriteMetadata = std::function<void(const std::function<void(ByteView bytes)>& sink)>;
-void commit(Storage& storage, const SaveTurn& turn, const WriteMetadata& write_metadata, Sidecar sidecar);
+void commit(Storage& storage, const SaveTurn& turn, const CommitConditions& conditions,
+            const WriteMetadata& write_metadata, Sidecar sidecar);
 
 // Removes data files and uncommitted files of generations before `generation`, and metadata of single ranks, except
 // those in `referenced`. Returns the files that could not be removed, with the reasons. Does not throw: it runs after

@@ -23,15 +23,15 @@ class DcpWriter final : public FormatWriter {
   explicit DcpWriter(const WriteOptions& options)
       : files_per_rank_(options.files_per_rank),
         dialect_(options.dialect),
-        overwrite_(options.overwrite),
-        save_id_(options.save_id) {}
+        save_id_(options.save_id),
+        conditions_{options.overwrite, {}} {}
 
   std::uint64_t chunk_bytes(DType dtype, std::span<const std::int64_t> sizes) override {
     return forms_.of_chunk(dtype, sizes)->total_bytes();
   }
 
   std::int64_t begin(Storage& storage) override {
-    if (!overwrite_ && is_dcp(storage)) {
+    if (!conditions_.overwrite && is_dcp(storage)) {
       fail(ErrorCode::invalid_argument, "save to {}: found a checkpoint, expected none, because overwrite is false",
            storage.name());
     }
@@ -56,6 +56,7 @@ class DcpWriter final : public FormatWriter {
     std::vector<PlannedFile> files;
     for (std::size_t f = 0; f < plan.file_bytes.size(); ++f) {
       files.push_back({to_string(DataFileName{rank, static_cast<std::int64_t>(f), generation}), 0, {}});
+      conditions_.own_files.push_back(files.back().name);
     }
     for (const std::size_t k : plan.order) {
       PlannedFile& file = files[plan.places[k].file];
@@ -92,7 +93,7 @@ class DcpWriter final : public FormatWriter {
       sidecar.files.insert(reports[rank].files.files.begin(), reports[rank].files.files.end());
     }
     checkpoint::commit(
-        storage, turn_, [&](const auto& sink) { dcp::write(metadata, sink); }, sidecar);
+        storage, turn_, conditions_, [&](const auto& sink) { dcp::write(metadata, sink); }, sidecar);
     std::set<std::string> referenced;
     for (const auto& [name, facts] : sidecar.files) referenced.insert(name);
     return remove_unreferenced(storage, referenced, generation);
@@ -121,9 +122,9 @@ class DcpWriter final : public FormatWriter {
 
   std::size_t files_per_rank_;
   dcp::Dialect dialect_;
-  bool overwrite_;
   std::optional<std::string> save_id_;
   ItemForms forms_;
+  CommitConditions conditions_;
   SaveTurn turn_;  // on the coordinator
 };
 

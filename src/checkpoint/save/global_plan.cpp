@@ -4,12 +4,12 @@
 #include <numeric>
 #include <optional>
 #include <string_view>
-#include <unordered_map>
 #include <utility>
 
 #include "checkpoint/save/plan_items.h"
 #include "tessera/base/error.h"
 #include "tessera/base/internal/huge_pages.h"
+#include "tessera/base/internal/text_hash.h"
 #include "tessera/layout/coverage.h"
 
 namespace tessera::checkpoint {
@@ -108,7 +108,7 @@ class Names {
 
   std::vector<Entry> entries_;
   std::vector<std::size_t> first_rank_;  // that has each entry
-  std::unordered_map<std::string, std::uint32_t> by_name_;
+  TextMap<std::uint32_t> by_name_;
   std::vector<std::vector<std::uint32_t>> lists_;  // each maps the entries of one or more ranks
   std::vector<std::uint32_t> numbers_;             // index into lists_, by rank
 };

@@ -52,11 +52,19 @@ class SafetensorsWriter final : public FormatWriter {
   std::int64_t begin(Storage& storage) override {
     turn_ = begin_save(storage);
     const std::vector<std::string> names = storage.list();
-    const std::set<std::string> interrupted = interrupted_commit(storage, names);
+    const Shards interrupted = interrupted_commit(storage, names, {});
     require_no_checkpoint(storage, names, interrupted);
-    remove_interrupted(storage, interrupted);
     for (const std::string& name : names) {
-      if (is_uncommitted_shard(name)) storage.remove(name);
+      const auto parsed = parse_uncommitted_name(name);
+      if (!parsed || parsed->name == kMetadataFileName) continue;
+      const auto of_interrupted = interrupted.find(parsed->name);
+      if (of_interrupted == interrupted.end() || of_interrupted->second != name) storage.remove(name);
+    }
+    // These are the last: when they are gone, a save may begin that takes the generation of one that was removed.
+    if (!remove_interrupted(storage, interrupted)) {
+      fail(ErrorCode::invalid_argument,
+           "save to {}: found that another save began meanwhile, expected none: save to a directory one at a time",
+           storage.name());
     }
     return turn_.generation;
   }
@@ -78,71 +86,56 @@ class SafetensorsWriter final : public FormatWriter {
   std::vector<std::string> commit(Storage& storage, GlobalSavePlan& /*plan*/, const std::vector<RankReport>& reports,
                                   const std::vector<std::size_t>& /*files_per_rank*/,
                                   std::int64_t /*generation*/) override {
-    Sidecar written, sidecar;  // by the present names, and by the final ones
+    Sidecar sidecar;
+    std::vector<std::string> written;
     for (const RankReport& report : reports) {
       for (const auto& [name, facts] : report.files.files) {
-        written.files[name] = facts;
+        written.push_back(name);
         sidecar.files[parse_uncommitted_name(name).value().name] = facts;
       }
     }
-    std::unique_ptr<OutputFile> file = begin_commit(storage, turn_);
-    has_temporary_sidecar_ = true;
-    std::set<std::string> shards;
+    for (const auto& [name, facts] : sidecar.files) shards_.insert(name);
+    CommitLock lock(storage);
     try {
-      const std::vector<std::string> names = storage.list();
+      const std::vector<std::string> names = lock.take(turn_, write_sidecar(sidecar));
       require_no_checkpoint(storage, names, {});
-      require_present_in(names, written, storage);
-      if (!interrupted_commit(storage, names).empty()) {
+      require_present(storage, names, written);
+      if (!interrupted_commit(storage, names, {written.begin(), written.end()}).empty()) {
         fail(ErrorCode::invalid_argument,
              "commit to {}: found shards that another save is committing, expected none: save to a directory one at a "
              "time",
              storage.name());
       }
-      file->write_at(0, write_sidecar(sidecar));
-      file->finish();
       storage.sync();
-      for (const auto& [name, facts] : sidecar.files) shards.insert(name);
-      storage.rename(std::string(kTemporarySidecarName), std::string(kSidecarFileName));
-      has_temporary_sidecar_ = false;
+      lock.require_held();
+      sidecar_may_be_new_ = true;
+      lock.become_sidecar();
       storage.sync();
-      for (const std::string& name : shards) storage.rename(uncommitted(name), name);
+      for (const std::string& name : shards_) {
+        storage.rename(uncommitted(name), name);
+        renamed_.insert(name);
+      }
       storage.sync();
     } catch (const std::exception& error) {
       const auto* known = dynamic_cast<const Error*>(&error);
-      undo(storage, shards, known != nullptr ? known->code() : ErrorCode::internal, error.what());
+      undo(storage, lock, known != nullptr ? known->code() : ErrorCode::internal, error.what());
       throw;
     } catch (...) {
-      undo(storage, shards, ErrorCode::internal, "an exception of unknown type");
+      undo(storage, lock, ErrorCode::internal, "an exception of unknown type");
       throw;
     }
     return {};
   }
 
  private:
-  // Throws Error(invalid_argument) unless each file of `sidecar` is among `names`, the sorted files of the storage.
-  static void require_present_in(const std::vector<std::string>& names, const Sidecar& sidecar,
-                                 const Storage& storage) {
-    for (const auto& [name, facts] : sidecar.files) {
-      if (std::ranges::binary_search(names, name)) continue;
-      fail(
-          ErrorCode::invalid_argument,
-          "commit to {}: '{}' is no longer there, expected the file that this save wrote: save to a directory one at a "
-          "time",
-          storage.name(), printable(name));
-    }
-  }
-
-  static bool is_uncommitted_shard(std::string_view name) {
-    const auto parsed = parse_uncommitted_name(name);
-    return parsed && parsed->name != kMetadataFileName;
-  }
+  using Shards = std::map<std::string, std::string>;  // the present names, by the final ones
 
   // The name of a shard of this save until it is committed.
   std::string uncommitted(const std::string& name) const { return to_string(UncommittedName{name, turn_.generation}); }
 
   // Throws if there is a file of a checkpoint, except `shards`.
   static void require_no_checkpoint(const Storage& storage, const std::vector<std::string>& names,
-                                    const std::set<std::string>& shards) {
+                                    const Shards& shards) {
     for (const std::string& name : names) {
       const bool is_committed =
           name.ends_with(kSafetensorsSuffix) || name == kMetadataFileName || name == safetensors::kIndexFileName;
@@ -154,54 +147,92 @@ class SafetensorsWriter final : public FormatWriter {
   }
 
   // Returns the shards of another save that is renaming them, or was killed while it did: all exist, and some still
-  // have temporary names. Returns an empty set for any other checkpoint, even if a file is missing. `names` are the
-  // files of the storage.
-  std::set<std::string> interrupted_commit(const Storage& storage, const std::vector<std::string>& names) const {
+  // have temporary names. Returns an empty map for any other checkpoint, even if a file is missing. `names` are the
+  // files of the storage, of which this save wrote `written`.
+  static Shards interrupted_commit(const Storage& storage, const std::vector<std::string>& names,
+                                   const std::set<std::string>& written) {
     const std::optional<Sidecar> sidecar = read_sidecar(storage);
     if (!sidecar) return {};
-    std::set<std::string> of_others;  // final names of shards with a temporary name
+    Shards of_others;  // with temporary names
     for (const std::string& name : names) {
       const auto parsed = parse_uncommitted_name(name);
-      if (parsed && parsed->generation != turn_.generation) of_others.insert(parsed->name);
+      if (parsed && !written.contains(name)) of_others[parsed->name] = name;
     }
-    std::set<std::string> shards;
+    Shards shards;
     bool some_are_uncommitted = false;
     for (const auto& [name, facts] : sidecar->files) {
       const bool is_committed = std::ranges::binary_search(names, name);
       if (!name.ends_with(kSafetensorsSuffix) || (!is_committed && !of_others.contains(name))) return {};
       some_are_uncommitted = some_are_uncommitted || !is_committed;
-      shards.insert(name);
+      shards[name] = is_committed ? name : of_others[name];
     }
-    return some_are_uncommitted ? shards : std::set<std::string>();
+    return some_are_uncommitted ? shards : Shards();
   }
 
-  void undo(Storage& storage, const std::set<std::string>& shards, ErrorCode code, std::string_view what) const {
+  void undo(Storage& storage, CommitLock& lock, ErrorCode code, std::string_view what) const {
     std::string second;
+    bool is_overtaken = false;
     try {
-      remove_interrupted(storage, shards);
-      if (has_temporary_sidecar_) storage.remove(std::string(kTemporarySidecarName));
+      // A rename that failed without an effect left the temporary sidecar.
+      if (sidecar_may_be_new_ && !lock.is_held()) {
+        const std::optional<Shards> shards = own_shards(storage);
+        is_overtaken = !shards || !remove_interrupted(storage, *shards);
+      }
     } catch (const std::exception& error) {
       second = error.what();
     } catch (...) {
       second = "an exception of unknown type";
     }
-    if (second.empty()) return;
-    throw OutcomeUnknown(code, fmt::format("{}; removing the new checkpoint failed too: {}; it may be complete, and no "
-                                           "more of its files were removed",
-                                           what, second));
+    if (!second.empty()) {
+      throw OutcomeUnknown(code, fmt::format("{}; removing the new checkpoint failed too: {}; it may be complete, and "
+                                             "no more of its files were removed",
+                                             what, second));
+    }
+    lock.release();
+    if (!is_overtaken) return;
+    throw OutcomeUnknown(
+        ErrorCode::invalid_argument,
+        fmt::format("{}; another save to {} took over, and no file of it was changed", what, storage.name()));
   }
 
-  // Removes the shards of an interrupted commit. Renames them back first, so that after each step the storage is still
-  // recognized as an interrupted commit or as uncommitted files.
-  void remove_interrupted(Storage& storage, const std::set<std::string>& shards) const {
-    if (shards.empty()) return;
-    for (const std::string& name : shards) {
-      if (storage.size_bytes(name)) storage.rename(name, uncommitted(name));
+  // Returns the shards of this save after it began to rename them. Returns nothing if one has neither been renamed nor
+  // its temporary name: another save, which takes this one for killed, has it.
+  std::optional<Shards> own_shards(const Storage& storage) const {
+    Shards shards;
+    for (const std::string& name : shards_) {
+      shards[name] = renamed_.contains(name) ? name : uncommitted(name);
+      if (!renamed_.contains(name) && !storage.size_bytes(shards[name])) return std::nullopt;
+    }
+    return shards;
+  }
+
+  // Removes the sidecar and the shards of an interrupted commit. Returns false if yet another save has taken the
+  // shards; no file is changed then that may be of it. First all shards get temporary names of this save, so that after
+  // each step the storage is still recognized as an interrupted commit or as uncommitted files. Those that have
+  // temporary names are the first: if the other save was only slow, its next rename fails, and if it has continued, so
+  // does that of this save, before a shard of a complete checkpoint is renamed.
+  bool remove_interrupted(Storage& storage, const Shards& shards) const {
+    if (shards.empty()) return true;
+    std::string taken;  // the first shard that has its new name; a save that takes over from this one takes it, too
+    const auto has_taken = [&] { return taken.empty() || storage.size_bytes(taken).has_value(); };
+    for (const bool is_committed : {false, true}) {
+      for (const auto& [name, present] : shards) {
+        if ((present == name) != is_committed) continue;
+        const std::string own = uncommitted(name);
+        if (is_committed) {
+          if (!rename_if(storage, name, own, has_taken)) return false;
+        } else if (present != own) {
+          storage.rename(present, own);
+        }
+        if (taken.empty()) taken = own;
+      }
     }
     storage.sync();
-    storage.remove(std::string(kSidecarFileName));
+    if (!rename_if(storage, std::string(kSidecarFileName), name_to_remove(turn_), has_taken)) return false;
+    storage.remove(name_to_remove(turn_));
     storage.sync();
-    for (const std::string& name : shards) storage.remove(uncommitted(name));
+    for (const auto& [name, present] : shards) storage.remove(uncommitted(name));
+    return true;
   }
 
   // A chunk of a tensor in a file.
@@ -319,8 +350,10 @@ class SafetensorsWriter final : public FormatWriter {
   }
 
   std::size_t files_per_rank_;
-  SaveTurn turn_;  // on the coordinator
-  bool has_temporary_sidecar_ = false;
+  // On the coordinator:
+  SaveTurn turn_;
+  std::set<std::string> shards_, renamed_;  // the final names of all ranks' shards, and of those that were renamed
+  bool sidecar_may_be_new_ = false;
 };
 
 }  // namespace

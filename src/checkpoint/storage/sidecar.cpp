@@ -223,4 +223,12 @@ Bytes write_sidecar(const Sidecar& sidecar) {
   return out;
 }
 
+Bytes write_file_sidecar(const Sidecar& sidecar) {
+  Sidecar escaped;
+  for (const auto& [name, facts] : sidecar.files) {
+    escaped.files[pickle::is_utf8(name) ? name : printable(name)] = facts;
+  }
+  return write_sidecar(escaped);
+}
+
 }  // namespace tessera::checkpoint

@@ -3,6 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <functional>
+#include <utility>
+
 #include "checkpoint/manage/runs.h"
 #include "support/error_matchers.h"
 #include "tessera/checkpoint/checkpoint.h"
@@ -137,11 +140,69 @@ TEST_F(AddSidecarTest, WhatAKilledCallLeftIsReplaced) {
   expect_facts(run() / "a.safetensors", 1);
 }
 
-TEST_F(AddSidecarTest, ANameThatIsNotUtf8IsRefusedAndTheCheckpointStaysReadable) {
+TEST_F(AddSidecarTest, WhatAKilledSaveLeftIsReplaced) {
+  add_dcp("dcp");
+  fs::remove(run() / "dcp/.tessera.json");
+  for (const char* left : {"", "{"}) {
+    add_text("dcp/.tessera.json.tmp", left);
+    EXPECT_TRUE(add_sidecar(run() / "dcp").written);
+    expect_facts(run() / "dcp", 5);
+    fs::remove(run() / "dcp/.tessera.json");
+  }
+}
+
+// Calls a function when the files have been read.
+class AtTheEnd final : public ProgressSink {
+ public:
+  explicit AtTheEnd(std::function<void()> call) : call_(std::move(call)) {}
+  void begin(std::string_view phase, std::uint64_t) override { is_sum_ = phase == "sum"; }
+  void advance(std::uint64_t) override {}
+  void end() override {
+    if (is_sum_) call_();
+  }
+
+ private:
+  std::function<void()> call_;
+  bool is_sum_ = false;
+};
+
+TEST_F(AddSidecarTest, DuringACommitNothingIsReplaced) {
+  add_dcp("dcp");
+  fs::remove(run() / "dcp/.tessera.json");
+  AtTheEnd commit([&] { add_text("dcp/.tessera.json.tmp", "of a save"); });
+  AddSidecarOptions options;
+  options.progress = &commit;
+  EXPECT_ERROR(add_sidecar(run() / "dcp", options), ErrorCode::invalid_argument,
+               "found .tessera.json.tmp, expected none: another save is being committed");
+  EXPECT_EQ(as_text(read_file(run() / "dcp/.tessera.json.tmp")), "of a save");
+  EXPECT_FALSE(fs::exists(run() / "dcp/.tessera.json"));
+}
+
+TEST_F(AddSidecarTest, ACheckpointThatIsReplacedMeanwhileIsAnError) {
+  add_dcp("dcp");
+  fs::remove(run() / "dcp/.tessera.json");
+  AtTheEnd commit([&] {
+    fs::copy(run() / "dcp/.metadata", run() / "dcp/.metadata.1.tmp");
+    fs::rename(run() / "dcp/.metadata.1.tmp", run() / "dcp/.metadata");
+  });
+  AddSidecarOptions options;
+  options.progress = &commit;
+  EXPECT_ERROR(add_sidecar(run() / "dcp", options), ErrorCode::io, ".metadata: the file was changed meanwhile");
+  EXPECT_FALSE(fs::exists(run() / "dcp/.tessera.json"));
+  EXPECT_FALSE(fs::exists(run() / "dcp/.tessera.json.tmp"));
+}
+
+TEST_F(AddSidecarTest, ANameThatIsNotUtf8IsRefusedInADirectoryAndTheCheckpointStaysReadable) {
   fs::create_directory(run() / "st");
   fs::copy(runs::golden_safetensors_file(), run() / "st/\xff.safetensors");
   EXPECT_ERROR(add_sidecar(run() / "st"), ErrorCode::invalid_argument, "is not UTF-8, expected one");
   EXPECT_TRUE(verify(run() / "st").good());
+}
+
+TEST_F(AddSidecarTest, AFileWhoseNameIsNotUtf8GetsOne) {
+  fs::copy(runs::golden_safetensors_file(), run() / "\xff.safetensors");
+  EXPECT_TRUE(add_sidecar(run() / "\xff.safetensors").written);
+  expect_facts(run() / "\xff.safetensors", 1);
 }
 
 TEST_F(AddSidecarTest, WhatIsNoCheckpointIsRefused) {

@@ -12,7 +12,6 @@
 #include <atomic>
 #include <chrono>
 #include <csignal>
-#include <future>
 #include <random>
 #include <set>
 #include <stdexcept>
@@ -224,102 +223,7 @@ TEST(SaveFailingForGoodTest, WithExceptionsOfAnotherTypeLeavesTheOldCheckpointOr
   EXPECT_GT(outcomes.new_ones, 1u);
 }
 
-// --- saves that overlap in time
-
-// Saves from one rank, and returns the error or "".
-std::string overlapping_save(const std::shared_ptr<Storage>& storage, std::int64_t added, SaveFormat format,
-                             std::function<void()> before_commit = nullptr) {
-  WriteOptions options;
-  options.format = format;
-  options.before_commit = std::move(before_commit);
-  try {
-    write_state(state_of(0, 1, added), storage, alone(), options);
-    return "";
-  } catch (const Error& error) {
-    return error.what();
-  }
-}
-
-// Runs a save that begins first, writes its files, and commits before or after a second save is committed. Returns the
-// errors of both. The second save begins after the first has written.
-std::pair<std::string, std::string> overlapping_saves(const std::shared_ptr<Storage>& storage, SaveFormat format,
-                                                      bool first_commits_first) {
-  std::string first, second;
-  if (!first_commits_first) {
-    first = overlapping_save(storage, 1000, format, [&] { second = overlapping_save(storage, 2000, format); });
-    return {first, second};
-  }
-  std::promise<void> is_written, may_commit;
-  std::thread thread([&] {
-    first = overlapping_save(storage, 1000, format, [&] {
-      is_written.set_value();
-      may_commit.get_future().wait();
-    });
-  });
-  is_written.get_future().wait();
-  second = overlapping_save(storage, 2000, format, [&] {
-    may_commit.set_value();
-    thread.join();
-  });
-  if (thread.joinable()) {  // the second save failed early
-    may_commit.set_value();
-    thread.join();
-  }
-  return {first, second};
-}
-
-TEST(OverlappingSavesTest, OfDcpBothCommitInTheOrderInWhichTheyBegan) {
-  for (const bool has_old : {true, false}) {
-    const auto storage = memory_storage();
-    if (has_old) {
-      ASSERT_EQ(overlapping_save(storage, 1000, SaveFormat::dcp), "");
-    }
-    const auto [first, second] = overlapping_saves(storage, SaveFormat::dcp, true);
-    EXPECT_EQ(first, "");
-    EXPECT_EQ(second, "");
-    EXPECT_EQ(found_in(storage), 2000);
-    EXPECT_EQ(storage->list().size(), 3u);
-  }
-}
-
-TEST(OverlappingSavesTest, OfDcpTheFirstFailsIfTheSecondCommitsBefore) {
-  for (const bool has_old : {true, false}) {
-    const auto storage = memory_storage();
-    if (has_old) {
-      ASSERT_EQ(overlapping_save(storage, 1000, SaveFormat::dcp), "");
-    }
-    const auto [first, second] = overlapping_saves(storage, SaveFormat::dcp, false);
-    EXPECT_THAT(first, HasSubstr("found a checkpoint of a save that began later, expected none"));
-    EXPECT_EQ(second, "");
-    EXPECT_EQ(found_in(storage), 2000);
-    EXPECT_EQ(storage->list().size(), 3u);
-  }
-}
-
-TEST(OverlappingSavesTest, OfSafetensorsShardsOnlyTheSecondCommits) {
-  for (const bool first_commits_first : {true, false}) {
-    const auto storage = memory_storage();
-    const auto [first, second] = overlapping_saves(storage, SaveFormat::safetensors_shards, first_commits_first);
-    EXPECT_THAT(first, HasSubstr(first_commits_first ? "is no longer there, expected the file that this save wrote"
-                                                     : "expected no checkpoint"));
-    EXPECT_EQ(second, "");
-    EXPECT_EQ(found_in(storage), 2000);
-  }
-}
-
-TEST(OverlappingSavesTest, OnlyOneIsCommittedAtATime) {
-  for (const SaveFormat format : {SaveFormat::dcp, SaveFormat::safetensors_shards}) {
-    const auto storage = memory_storage();
-    const std::string temporary = ".tessera.json.tmp";
-    const std::string error = overlapping_save(storage, 2000, format, [&] { write_new_file(*storage, temporary, {}); });
-    EXPECT_THAT(error, HasSubstr("found .tessera.json.tmp, expected none: another save is being committed"));
-    EXPECT_EQ(storage->list(), std::vector<std::string>{temporary});
-    // What was there when a save began was left by a save that was killed.
-    EXPECT_EQ(overlapping_save(storage, 2000, format), "");
-    EXPECT_EQ(found_in(storage), 2000);
-    EXPECT_FALSE(storage->size_bytes(temporary));
-  }
-}
+// --- on a machine that crashes
 
 // After every call of a save, and after every call of the undo when calls fail for good, the machine crashes: any part
 // of what was not synced is lost.

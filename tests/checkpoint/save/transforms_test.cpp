@@ -4,12 +4,15 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
+#include <array>
 #include <atomic>
 #include <cstdlib>
 #include <filesystem>
 
 #include "checkpoint/save/saved_states.h"
+#include "checkpoint/transform/plain_items.h"
 #include "support/chaos.h"
 #include "support/error_matchers.h"
 #include "support/temporary_directory.h"
@@ -342,6 +345,36 @@ TEST(TransformTest, AFailureRemovesTheFiles) {
 }
 
 // --- hooks: PyTorch's experimental CheckpointWriter, whose barrier is between its hooks
+
+// Each item below is in a file, as memory is full.
+TEST(PlainItemsTest, CheckpointsShareTheDescriptorsOfTheProcess) {
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit few{256, before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
+  const auto full = std::make_shared<MemoryOfItems>();
+  ASSERT_TRUE(full->take(std::uint64_t{64} << 20));
+  const MemorySource stored(as_bytes("item"), "stored");
+  int made = 0;
+  const auto make = [&](const std::shared_ptr<MemoryOfItems>&) {
+    ++made;
+    return undo_transforms(stored, 0, stored.size_bytes(), {}, 100, full);
+  };
+  {
+    std::array<PlainItems, 3> checkpoints;
+    for (std::uint32_t number = 0; number < 200; ++number) {
+      for (PlainItems& items : checkpoints) {
+        ASSERT_NO_THROW(EXPECT_EQ(as_text(read_all(*items.get(number, make))), "item")) << number;
+      }
+    }
+    EXPECT_EQ(made, 600);
+    for (PlainItems& items : checkpoints) {
+      for (std::uint32_t number = 199; number > 184; --number) items.get(number, make);
+    }
+    EXPECT_EQ(made, 600);  // the last ones are there
+  }
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+}
 
 TEST(CommitHookTest, AllRanksAreBeforeTheCommitUntilItIsMadeAndAfterItThen) {
   for (const SaveFormat format : {SaveFormat::dcp, SaveFormat::safetensors_shards}) {

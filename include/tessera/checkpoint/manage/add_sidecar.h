@@ -32,7 +32,8 @@ struct AddSidecarReport {
 /// `options.force` is true. An index gets the sidecar of its directory, which keeps what it has about files that are
 /// not of this index. Even if the process is killed, the sidecar appears complete or not at all. Apart from 4 bytes for
 /// each 128 KiB, memory does not grow with the data. Throws `Error(io)` if a file changes meanwhile, and
-/// `Error(invalid_argument)` if the name of a file is not UTF-8; also throws as verify and Checkpoint::open.
+/// `Error(invalid_argument)` if a save to the directory is being committed, or the name of a file in it is not UTF-8;
+/// also throws as verify and Checkpoint::open.
 AddSidecarReport add_sidecar(const std::filesystem::path& checkpoint, const AddSidecarOptions& options = {});
 
 }  // namespace tessera::checkpoint
