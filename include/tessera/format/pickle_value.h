@@ -200,8 +200,9 @@ NodeRef copy_into(Tree& destination, NodeRef value, const WalkLimits& limits = {
 bool equal(NodeRef a, NodeRef b, const WalkLimits& limits = {});
 
 /// Returns the digits of an int in base 10. An int of more than 4300 digits, which Python refuses to print, is returned
-/// in base 16 with the prefix "0x".
-std::string integer_to_decimal(NodeRef integer);
+/// in base 16 with the prefix "0x"; of such an int, returns about the first `limit` digits, in a time that depends on
+/// `limit` alone.
+std::string integer_to_decimal(NodeRef integer, std::size_t limit = SIZE_MAX);
 
 namespace detail {
 struct TextNode {

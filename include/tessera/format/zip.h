@@ -80,8 +80,12 @@ class Layout {
   Bytes directory(const std::vector<std::uint32_t>& crcs) const;
 
  private:
+  // Depends on random numbers: names may be from a file.
+  struct NameHash {
+    std::size_t operator()(const std::string& name) const;
+  };
   std::vector<Entry> entries_;
-  std::unordered_set<std::string> names_;
+  std::unordered_set<std::string, NameHash> names_;  // without case
   std::uint64_t end_ = 0;
   std::uint64_t directory_bytes_ = 0;  // without the end records
 };

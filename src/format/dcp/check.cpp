@@ -11,6 +11,7 @@
 #include "format/dcp/offsets.h"
 #include "tessera/base/error.h"
 #include "tessera/base/internal/name_index.h"
+#include "tessera/base/internal/text_hash.h"
 #include "tessera/format/internal/pickle_text.h"
 
 namespace tessera::dcp {
@@ -45,7 +46,7 @@ class Checker {
     if (metadata_.transforms.empty() || !metadata_.transforms[0].empty()) {
       fail(ErrorCode::invalid_argument, "write DCP metadata: transforms has no empty first list, expected one");
     }
-    std::unordered_set<std::string_view> files;
+    std::unordered_set<std::string_view, TextHash> files;
     for (const std::string& file : metadata_.files) {
       check_text(file, file);
       if (!files.insert(file).second) refuse(file, "duplicate file in files, expected unique files");
@@ -128,7 +129,7 @@ class Checker {
         check_path(metadata_.entries[i].name, (*metadata_.paths)[i]);
       }
     }
-    std::unordered_set<std::string_view> others;
+    std::unordered_set<std::string_view, TextHash> others;
     for (const UnclaimedPath& other : metadata_.unclaimed_paths) {
       check_text(other.name, other.name);
       check_path(other.name, other.path);

@@ -1,6 +1,7 @@
 #include "format/dcp/input.h"
 
 #include "tessera/base/dtype.h"
+#include "tessera/format/python_value.h"
 
 namespace tessera::dcp {
 
@@ -44,8 +45,9 @@ void Input::too_large() const {
 }
 
 void Input::wrong_count(NodeRef value, std::string_view name, std::string_view field) const {
+  constexpr std::size_t kShownDigits = 100;
   const bool is_big = value.is(Kind::big_integer);
-  fail_at(ErrorCode::corrupt, name, field, is_big ? pickle::integer_to_decimal(value) : describe(value),
+  fail_at(ErrorCode::corrupt, name, field, is_big ? pickle::repr(value, kShownDigits) : describe(value),
           is_big || value.is(Kind::integer) ? "an int from 0 to 2**63 - 1" : "an int");
 }
 

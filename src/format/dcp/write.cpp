@@ -5,6 +5,7 @@
 #include "format/dcp/names.h"
 #include "format/dcp/offsets.h"
 #include "tessera/base/internal/huge_pages.h"
+#include "tessera/base/internal/text_hash.h"
 #include "tessera/format/pickle_writer.h"
 
 namespace tessera::dcp {
@@ -445,9 +446,9 @@ class MetadataWriter {
   Bytes& out_;
   const Sink* sink_;
   Writer writer_;
-  std::vector<SharedString> names_, files_;                  // of entries, of files
-  std::unordered_map<std::string_view, SharedString> keys_;  // of paths
-  std::unordered_map<std::string_view, Shared> layouts_;
+  std::vector<SharedString> names_, files_;                            // of entries, of files
+  std::unordered_map<std::string_view, SharedString, TextHash> keys_;  // of paths
+  std::unordered_map<std::string_view, Shared, TextHash> layouts_;
   std::array<Shared, kMemoryFormats.size()> memory_formats_;
   Shared size_class_, object_class_, properties_class_;
   FieldWriter<TensorFields> tensor_;

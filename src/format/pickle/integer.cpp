@@ -13,6 +13,9 @@ namespace {
 
 constexpr std::uint32_t kDecimalWord = 1'000'000'000;
 constexpr std::size_t kDecimalWordDigits = 9;
+// Bytes below those that are displayed. Without the lower ones, the magnitude of a negative int may be one too large.
+// The displayed digits show that only if all bytes of the guard are 0.
+constexpr std::size_t kGuardBytes = 32;
 
 // The absolute value in words of 32 bits, lowest first.
 std::vector<std::uint32_t> magnitude_of(ByteView two_complement, bool negative) {
@@ -138,13 +141,15 @@ std::optional<Bytes> parse_integer(std::string_view text) {
   return bytes_of(words, negative);
 }
 
-std::string integer_to_decimal(NodeRef integer) {
+std::string integer_to_decimal(NodeRef integer, std::size_t limit) {
   if (integer.is(Kind::integer)) return std::to_string(integer.integer());
-  const ByteView bytes = integer.big_integer();
+  ByteView bytes = integer.big_integer();
   const bool negative = (bytes.back() & 0x80) != 0;
-  std::vector<std::uint32_t> words = magnitude_of(bytes, negative);
   // Decimal takes quadratic time. More than half a byte per digit is too many digits.
-  if (bytes.size() > kMostDigits / 2) return hexadecimal_text(words, negative);
+  const bool is_long = bytes.size() > kMostDigits / 2;
+  if (is_long) bytes = bytes.last(std::min(bytes.size(), limit / 2 + kGuardBytes));
+  std::vector<std::uint32_t> words = magnitude_of(bytes, negative);
+  if (is_long) return hexadecimal_text(words, negative);
   const std::vector<std::uint32_t> magnitude = words;
   std::string digits;  // lowest first
   while (!words.empty()) {

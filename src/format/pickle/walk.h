@@ -2,6 +2,7 @@
 // Guards a recursive walk over a tree that may be hostile: too deep, containing itself, or expanded by sharing (ten
 // lists that each hold the previous one ten times, or one long text a thousand times).
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
@@ -26,6 +27,8 @@ class SharingBudget {
       fail(ErrorCode::corrupt, "{}: shared parts stand for {} {}, expected at most {}", operation, repeated_, unit_,
            limit);
   }
+  // Returns the amount of repeated visits, without one that was refused.
+  std::uint64_t repeated() const { return std::min(repeated_, allowance_ + 8 * once_); }
 
  private:
   std::uint64_t allowance_, once_ = 0, repeated_ = 0;
@@ -52,6 +55,7 @@ class TextBudget {
     const bool a_is_new = known_.insert(address_of(a)).second, b_is_new = known_.insert(address_of(b)).second;
     bytes_.count(!a_is_new && !b_is_new, a.size(), operation);
   }
+  std::uint64_t repeated_bytes() const { return bytes_.repeated(); }
 
  private:
   static std::uint64_t address_of(std::string_view text) { return reinterpret_cast<std::uint64_t>(text.data()); }
@@ -102,6 +106,9 @@ class Walk {
   // Charges for `text`, of which this many bytes are copied.
   void copy_text(std::string_view text, std::size_t bytes) { texts_.charge(text, bytes, operation_); }
   void copy_text(ByteView text, std::size_t bytes) { copy_text(as_text(text), bytes); }
+
+  std::uint64_t repeated_values() const { return values_.repeated(); }
+  std::uint64_t repeated_text_bytes() const { return texts_.repeated_bytes(); }
 
  private:
   static constexpr std::size_t kDepth = WalkLimits().depth;

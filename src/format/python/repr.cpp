@@ -65,7 +65,7 @@ class Repr {
         walk_.copy_text(v.big_integer(), std::min(3 * v.big_integer().size(), left()));
         [[fallthrough]];
       case Kind::integer:
-        out_ += integer_to_decimal(v);
+        out_ += integer_to_decimal(v, left());
         return;
       case Kind::floating:
         out_ += float_repr(v.floating());

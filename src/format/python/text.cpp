@@ -36,7 +36,9 @@ std::string short_float(double value) {
   return result + digits.substr(0, integral) + "." + digits.substr(integral);
 }
 
-char quote_for(std::string_view text) {
+// Looks at as much of `text` as is quoted, so that its time depends on `limit`.
+char quote_for(std::string_view text, std::size_t limit) {
+  text = text.substr(0, limit);
   return text.find('\'') != std::string_view::npos && text.find('"') == std::string_view::npos ? '"' : '\'';
 }
 
@@ -91,7 +93,7 @@ std::string complex_repr(double real, double imaginary) {
 }
 
 std::string string_repr(std::string_view text, std::size_t limit) {
-  const char quote = quote_for(text);
+  const char quote = quote_for(text, limit);
   std::string out(1, quote);
   while (!text.empty() && out.size() <= limit) {
     const char32_t c = take_code_point(text);
@@ -116,13 +118,13 @@ std::string string_repr(std::string_view text, std::size_t limit) {
 }
 
 std::string bytes_repr(ByteView bytes, std::size_t limit) {
-  const char quote = quote_for(as_text(bytes));
+  const char quote = quote_for(as_text(bytes), limit);
   return quoted_bytes(bytes, quote, quote, limit);
 }
 
 // Python escapes the apostrophe here whatever the quotes are.
 std::string byte_array_repr(ByteView bytes, std::size_t limit) {
-  return "bytearray(" + quoted_bytes(bytes, quote_for(as_text(bytes)), '\'', limit) + ")";
+  return "bytearray(" + quoted_bytes(bytes, quote_for(as_text(bytes), limit), '\'', limit) + ")";
 }
 
 }  // namespace tessera::pickle

@@ -19,7 +19,8 @@ std::string float_repr(double value);
 // "(1+2j)", "-0j".
 std::string complex_repr(double real, double imaginary);
 
-// Quotes and escapes. Stops after about `limit` bytes; longer output is incomplete.
+// Quotes and escapes. Stops after about `limit` bytes; longer output is incomplete, and has the quotes for its part of
+// the text. Takes a time that depends on `limit` alone.
 std::string string_repr(std::string_view text, std::size_t limit = SIZE_MAX);
 std::string bytes_repr(ByteView bytes, std::size_t limit = SIZE_MAX);
 std::string byte_array_repr(ByteView bytes, std::size_t limit = SIZE_MAX);

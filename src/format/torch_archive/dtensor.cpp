@@ -17,7 +17,7 @@ using pickle::NodeRef;
 
 // A pickle can define a tuple or a dict once and refer to it often, so what is read for one tensor is limited.
 constexpr std::size_t kMostAttributes = 250;  // of one object
-constexpr std::size_t kMostLengths = 1000;    // of one mesh
+constexpr std::size_t kMostLengths = 1000;    // of one mesh or shape
 
 template <typename... Args>
 [[noreturn]] void malformed_dtensor(fmt::format_string<Args...> format, Args&&... args) {
@@ -69,6 +69,9 @@ std::vector<std::int64_t> int_list(NodeRef value, std::string_view what) {
   NodeRef list = value;
   if (is_call_of(list, "torch", "Size") && list.object().arguments.items().size() == 1) {
     list = list.object().arguments.items()[0];
+  }
+  if ((list.is(Kind::tuple) || list.is(Kind::list)) && list.items().size() > kMostLengths) {
+    malformed_dtensor("{} has {} dimensions, expected at most {}", what, list.items().size(), kMostLengths);
   }
   const std::optional<std::vector<std::int64_t>> numbers = pickle::as_int_list(list);
   if (!numbers) malformed_dtensor("{} is a {}, expected ints", what, pickle::type_name(value));

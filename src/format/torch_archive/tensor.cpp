@@ -17,6 +17,10 @@ using pickle::NodeRef;
 using Values = std::span<const NodeRef>;
 
 constexpr std::size_t kMaxWrappers = 8;  // a parameter around a subclass around a tensor is 2
+// A pickle can define a tuple once and refer to it often, so what is read for one tensor is limited. PyTorch's own
+// functions take up to 64 dimensions.
+constexpr std::size_t kMaxDimensions = 1000;
+constexpr std::size_t kMaxStorageText = 1000;  // bytes of a storage's key, and of its location
 
 // torch/storage.py, _dtype_to_storage_type_map. It is closed: dtypes added since use UntypedStorage.
 constexpr std::array<std::pair<DType, std::string_view>, 17> kStorageClasses = {{
@@ -61,6 +65,8 @@ std::vector<std::int64_t> sizes(NodeRef value, std::string_view what) {
     if (arguments.is(Kind::tuple) && arguments.items().size() == 1) value = arguments.items()[0];
   }
   if (!value.is(Kind::tuple)) malformed("{} is a {}, expected a tuple", what, kind_name(value.kind()));
+  if (value.items().size() > kMaxDimensions)
+    malformed("{} has {} dimensions, expected at most {}", what, value.items().size(), kMaxDimensions);
   std::vector<std::int64_t> result;
   result.reserve(value.items().size());
   for (const NodeRef item : value.items()) {
@@ -139,20 +145,18 @@ std::optional<TensorRef> describe_strided(int version, Values arguments) {
   const std::optional<StorageRef> storage = as_storage(arguments[0].persistent_id());
   if (!storage) return std::nullopt;
 
+  // Whether it is understood is decided before its sizes are copied.
+  const std::optional<DType> type =
+      version == 3 ? dtype(arguments[6])
+                   : storage->dtype.value_or(DType::uint8);  // as PyTorch does for an untyped storage
+  if (!type || is_quantized(*type)) return std::nullopt;
   TensorRef tensor;
+  tensor.dtype = *type;
   tensor.storage = *storage;
   tensor.storage_offset = integer(arguments[1], "storage offset");
   tensor.sizes = sizes(arguments[2], "size");
   tensor.strides = sizes(arguments[3], "stride");
   if (version > 1) tensor.requires_grad = boolean(arguments[4], "requires_grad");
-  if (version == 3) {
-    const std::optional<DType> type = dtype(arguments[6]);
-    if (!type) return std::nullopt;
-    tensor.dtype = *type;
-  } else {
-    tensor.dtype = storage->dtype.value_or(DType::uint8);  // as PyTorch does for an untyped storage
-  }
-  if (is_quantized(tensor.dtype)) return std::nullopt;
   validate(tensor);
   return tensor;
 }
@@ -230,6 +234,10 @@ std::optional<StorageRef> as_storage(NodeRef persistent_id) {
   if (!items[2].is(Kind::string) || !items[3].is(Kind::string)) {
     malformed("a storage whose key is a {} and whose location is a {}, expected two strings",
               kind_name(items[2].kind()), kind_name(items[3].kind()));
+  }
+  const std::size_t longest = std::max(items[2].string().size(), items[3].string().size());
+  if (longest > kMaxStorageText) {
+    malformed("a storage whose key or location has {} bytes, expected at most {}", longest, kMaxStorageText);
   }
   storage.key = items[2].string();
   storage.location = items[3].string();

@@ -6,6 +6,7 @@
 
 #include "format/zip/format.h"
 #include "tessera/base/error.h"
+#include "tessera/base/internal/text_hash.h"
 #include "tessera/format/zip.h"
 
 namespace tessera::zip {
@@ -52,6 +53,8 @@ void append_zeros(Bytes& out, std::size_t count) { out.insert(out.end(), count, 
 
 }  // namespace
 
+std::size_t Layout::NameHash::operator()(const std::string& name) const { return TextHash()(name); }
+
 std::size_t Layout::add(std::string name, std::uint64_t size_bytes) {
   if (name.empty() || name.size() > kMax16) {
     fail(ErrorCode::invalid_argument, "zip: an entry name of {} bytes, expected 1 to {}", name.size(), kMax16);
@@ -59,7 +62,8 @@ std::size_t Layout::add(std::string name, std::uint64_t size_bytes) {
   std::string without_case = name;
   std::transform(name.begin(), name.end(), without_case.begin(), lower_case);
   if (!names_.insert(std::move(without_case)).second) {
-    fail(ErrorCode::invalid_argument, "zip: duplicate entry name '{}', expected unique names", printable(name));
+    fail(ErrorCode::invalid_argument, "zip: duplicate entry name '{}', expected names that are unique without case",
+         printable(name));
   }
   Entry entry;
   entry.name = std::move(name);

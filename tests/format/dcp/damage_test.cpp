@@ -170,6 +170,8 @@ TEST_F(DcpMetadataDamageTest, NumbersThatAreNone) {
   EXPECT_CORRUPT(with_size(tuple_of(forge.number(-1))), "'w'", "size", "found -1", "from 0 to 2**63 - 1");
   EXPECT_CORRUPT(with_size(tuple_of(forge.tree.make_big_integer(Bytes{0, 0, 0, 0, 0, 0, 0, 0, 1}))), "'w'", "size",
                  "found 18446744073709551616", "from 0 to 2**63 - 1");
+  EXPECT_CORRUPT(with_size(tuple_of(forge.tree.make_big_integer(Bytes(10'000, 1)))), "'w'", "size", "found 0x1010",
+                 "1010..., expected an int from 0 to 2**63 - 1");
   EXPECT_CORRUPT(with_size(forge.number(4)), "'w'", "size", "a torch.Size");
 }
 

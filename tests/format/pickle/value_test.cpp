@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cmath>
+#include <unordered_map>
 
 #include "support/error_matchers.h"
 #include "support/pickle_golden.h"
@@ -196,6 +198,28 @@ TEST(PickleValueTest, HashingKeysCountsAsWork) {
   const NodeRef long_text = tree.make_tuple(std::vector<NodeRef>{tree.make_string(std::string(100'000, 'x'))});
   const NodeRef set = tree.make_frozen_set(std::vector<NodeRef>{long_text});
   EXPECT_ERROR(equal(set, set, {.nodes = 300}), ErrorCode::corrupt, "more nodes than the limit, expected at most 300");
+}
+
+// Keys that are all in one bucket of a table of this size if they are hashed by a multiplication with a fixed factor.
+TEST(PickleValueTest, NoKeysCanBeChosenToCollide) {
+  constexpr std::size_t kKeys = 300'000;
+  constexpr std::uint64_t kFactor = 0x9e37'79b9'7f4a'7c15;
+  std::uint64_t inverse = kFactor;
+  for (int i = 0; i < 6; ++i) inverse *= 2 - kFactor * inverse;
+  std::unordered_multimap<std::uint64_t, int> table;
+  for (std::uint64_t i = 0; i < kKeys; ++i) table.emplace(i, 0);
+  Tree tree;
+  std::vector<NodeRef> pairs;
+  for (std::uint64_t i = 0; i < kKeys; ++i) {
+    const std::uint64_t key = ((i * table.bucket_count() - 256) * inverse) ^ static_cast<std::uint64_t>(Kind::integer);
+    pairs.insert(pairs.end(), {tree.make_integer(static_cast<std::int64_t>(key)), NodeRef()});
+  }
+  const NodeRef dict = tree.make_dict(), other = tree.make_dict();
+  tree.set_items(dict, pairs);
+  tree.set_items(other, pairs);
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_TRUE(equal(dict, other));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(60));
 }
 
 // Compared again at each reference, these are 200 GB.

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
+#include <chrono>
 #include <nlohmann/json.hpp>
 
 #include "format/python/text.h"
@@ -63,6 +64,41 @@ TEST(PythonValueTest, ReprIsCutAtTheLimit) {
   const ReadResult text = read_pickle("\x8c\x06\xc3\xa9\xc3\xa9\xc3\xa9.");
   EXPECT_EQ(repr(text.tree.root(), 4), "'\xc3\xa9...") << "never within a character";
   for (std::size_t limit = 0; limit < 12; ++limit) EXPECT_LE(repr(text.tree.root(), limit).size(), limit + 3);
+}
+
+TEST(PythonValueTest, ALimitIsOfIntsToo) {
+  Tree tree;
+  Bytes bytes(100'000, 0xa5);
+  for (const int highest : {0x01, 0x0f, 0x7f, 0x80, 0xff}) {
+    bytes.back() = static_cast<std::uint8_t>(highest);
+    const NodeRef value = tree.make_big_integer(bytes);
+    const std::string all = repr(value);
+    for (const std::size_t limit : {0, 1, 2, 3, 4, 99, 100, 1000}) {
+      EXPECT_EQ(repr(value, limit), all.substr(0, limit) + "...") << highest << " " << limit;
+    }
+  }
+  bytes.assign(10'000, 0);
+  bytes.back() = 0xff;  // -2^79992
+  EXPECT_EQ(repr(tree.make_big_integer(bytes), 6), "-0x100...");
+  // If each call converted all of its 4 MiB, these took minutes.
+  bytes.assign(std::size_t{4} << 20, 0x55);
+  const NodeRef value = tree.make_big_integer(bytes);
+  const auto begin = std::chrono::steady_clock::now();
+  for (int i = 0; i < 20'000; ++i) EXPECT_EQ(repr(value, 4), "0x55...");
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(60));
+}
+
+// What follows the part that is printed is not searched for quotes.
+TEST(PythonValueTest, QuotesAreThoseForThePartThatIsPrinted) {
+  const std::string text = "it's " + std::string(100, 'x') + "\"";
+  Tree tree;
+  for (const auto& [value, prefix] : {std::pair(tree.make_string(text), ""), {tree.make_bytes(as_bytes(text)), "b"}}) {
+    EXPECT_TRUE(repr(value).starts_with(prefix + "'it\\'s x"s)) << repr(value);
+    EXPECT_TRUE(repr(value, 20).starts_with(prefix + "\"it's x"s)) << repr(value, 20);
+  }
+  EXPECT_EQ(repr(tree.make_string("it's")), "\"it's\"");
+  EXPECT_EQ(repr(tree.make_string("it's"), 6), "\"it's\"") << "all of it";
+  EXPECT_EQ(repr(tree.make_string("'\""), 5), "'\\'\"'") << "all of it";
 }
 
 TEST(PythonValueTest, ReprOfFloats) {

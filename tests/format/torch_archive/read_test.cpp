@@ -88,6 +88,7 @@ Bytes archive_of(const std::vector<std::pair<std::string, std::string>>& entries
 struct Call {
   Tree tree;
   NodeRef storage_class = tree.make_global("torch", "FloatStorage");
+  NodeRef location = tree.make_string("cpu");
   NodeRef numel = tree.make_integer(10);
   NodeRef offset = tree.make_integer(0);
   NodeRef size, stride;
@@ -105,8 +106,8 @@ struct Call {
     return tree.make_object(pickle::Object::Made::reduce, tree.make_global(module, name), tree.make_tuple(arguments));
   }
   NodeRef storage() {
-    const std::vector<NodeRef> id = {tree.make_string("storage"), storage_class, tree.make_string("0"),
-                                     tree.make_string("cpu"), numel};
+    const std::vector<NodeRef> id = {tree.make_string("storage"), storage_class, tree.make_string("0"), location,
+                                     numel};
     return tree.make_persistent_id(tree.make_tuple(id));
   }
   std::vector<NodeRef> arguments() {
@@ -335,6 +336,28 @@ TEST(AsTensorTest, MalformedArgumentsAreRefused) {
                ErrorCode::corrupt, "8 arguments, expected at most 7");
 }
 
+// A pickle may refer to a tensor many times, and each time it is read.
+TEST(AsTensorTest, WhatIsReadOfOneTensorIsLimited) {
+  const auto with_dimensions = [](std::size_t count, auto change) {
+    Call call;
+    call.size = call.ints(std::vector<std::int64_t>(count, 1));
+    call.stride = call.size;
+    change(call);
+    return as_tensor(call.make());
+  };
+  EXPECT_EQ(with_dimensions(1000, [](Call&) {})->sizes.size(), 1000u);
+  EXPECT_ERROR(with_dimensions(1001, [](Call&) {}), ErrorCode::corrupt,
+               "size has 1001 dimensions, expected at most 1000");
+  EXPECT_FALSE(with_dimensions(1001, [](Call& c) { c.storage_class = c.tree.make_global("torch", "QInt8Storage"); }))
+      << "it is known before its sizes are read that they are not";
+  EXPECT_FALSE(with_dimensions(1001, [](Call& c) {
+    c.function = "_rebuild_tensor_v3";
+    c.more = {c.tree.make_global("torch", "of_the_future")};
+  }));
+  EXPECT_ERROR(with_dimensions(1, [](Call& c) { c.location = c.tree.make_string(std::string(1001, 'x')); }),
+               ErrorCode::corrupt, "a storage whose key or location has 1001 bytes, expected at most 1000");
+}
+
 TEST(AsTensorTest, AnEmptyTensorMayBeginBehindItsStorage) {
   Call call;
   call.size = call.ints({0, 5});
@@ -505,6 +528,10 @@ TEST(AsDTensorTest, WhatAMeshSharesIsLimited) {
   DTensorCall crowded;
   crowded.more_of_spec.resize(300, {"junk", NodeRef()});
   EXPECT_ERROR(crowded.read(), ErrorCode::corrupt, "an object of 302 attributes, expected at most 250");
+  DTensorCall flat;
+  const NodeRef shape = flat.call.ints(std::vector<std::int64_t>(1001, 1));
+  flat.more_of_spec = {{"tensor_meta", flat.call.reduce("torch.distributed.tensor", "TensorMeta", {shape})}};
+  EXPECT_ERROR(flat.read(), ErrorCode::corrupt, "its shape has 1001 dimensions, expected at most 1000");
 }
 
 TEST(AsStorageTest, OtherPersistentIdsAreNoStorage) {

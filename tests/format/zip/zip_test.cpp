@@ -219,7 +219,8 @@ TEST(ZipReadTest, NamesThatDifferInCaseOnlyAreRefused) {
                "expected names that are unique without case");
   Layout layout;
   layout.add("a/data", 1);
-  EXPECT_ERROR(layout.add("a/Data", 1), ErrorCode::invalid_argument, "duplicate entry name 'a/Data'");
+  EXPECT_ERROR(layout.add("a/Data", 1), ErrorCode::invalid_argument, "duplicate entry name 'a/Data'",
+               "expected names that are unique without case");
 }
 
 TEST(ZipReadTest, EntriesOfMixedCaseAreFoundByName) {

@@ -25,8 +25,6 @@ struct Complex {
 };
 Complex complex_of(NodeRef value);
 
-// Returns the global that begins the name of a callable, or an empty one.
-GlobalName first_global(NodeRef callable);
 // Returns a printable name of a callable: "os.system", "builtins.getattr(...)", "os.system(...)".
 std::string callable_name(NodeRef callable);
 
