@@ -117,7 +117,10 @@ def check_torch(job, manifest):
 
 
 def same(a, b, where="root", kinds=True):
-    """Raises unless two nested values are equal in every type, key, order, element and bit."""
+    """Raises unless two nested values are equal in every type, key, order, element and bit.
+
+    kinds: whether a dict and an OrderedDict differ.
+    """
     if is_strided(a) and is_strided(b):
         expect(describe(a), describe(b), where)
         return 1
@@ -128,9 +131,8 @@ def same(a, b, where="root", kinds=True):
     if kinds or not (type(a) in mappings and type(b) in mappings):
         expect(type(a).__name__, type(b).__name__, f"type at {where}")
     if isinstance(a, dict):
-        expect(sorted(map(str, a)), sorted(map(str, b)), f"keys at {where}")
-        by_text = {str(key): value for key, value in b.items()}
-        return sum(same(value, by_text[str(key)], f"{where}[{key!r}]", kinds) for key, value in a.items())
+        expect(list(map(repr, a)), list(map(repr, b)), f"keys at {where}")  # 0 is not "0", nor False
+        return sum(same(x, y, f"{where}[{key!r}]", kinds) for (key, x), y in zip(a.items(), b.values()))
     if isinstance(a, (list, tuple)):
         expect(len(a), len(b), f"length at {where}")
         return sum(same(x, y, f"{where}[{i}]", kinds) for i, (x, y) in enumerate(zip(a, b)))

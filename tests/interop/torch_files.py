@@ -51,6 +51,7 @@ def torch_files(seed, new_dtypes):
         "nested": {
             "lists": [make.bits("a", (2,)), [make.bits("b", (3,)), {"deep": make.bits("c", (1, 2))}], "text", []],
             "ints": {0: make.bits("zero", (2,), "int32"), 10: {"x": 1}},
+            "keys": {(1, "a"): make.bits("tuple", (2,)), None: 1, True: {"x": 2}, 2.5: "half", b"x": make.bits("bytes", (1,))},
             "empty": {},
             "tuple": (1, 2),
         },

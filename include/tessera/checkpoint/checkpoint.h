@@ -15,6 +15,7 @@
 #include <string_view>
 #include <vector>
 
+#include "tessera/base/cancellation.h"
 #include "tessera/base/dtype.h"
 #include "tessera/base/file.h"
 #include "tessera/base/state_path.h"
@@ -53,15 +54,25 @@ struct StoredRange {
   std::uint64_t length_bytes = 0;
 };
 
+/// A key of a mapping in a pickle that is no str. PyTorch's names and paths have it as text: its `repr` in Python.
+struct PathKey {
+  std::size_t part = 0;  ///< index in the path
+  /// The key as lossless JSON (see docs/formats/objects.md): `0`, `true`, `{"__tessera__":"tuple","items":[1,2]}`.
+  /// Empty if the key is not understood.
+  std::string json;
+};
+using PathKeys = std::vector<PathKey>;  ///< in order of parts
+
 struct TensorInfo {
   std::string name;
   DType dtype = DType::float32;
   bool requires_grad = false;
   std::vector<std::int64_t> shape;
-  BoxList chunks;                   ///< not validated when the checkpoint is opened: see check_partition
-  std::vector<StoredRange> stored;  ///< stored[i] holds chunks[i]
-  Path path;                        ///< in the nested state dict; empty if not recorded
-  std::size_t position = 0;         ///< among all tensors and objects, in the checkpoint's order
+  BoxList chunks;                                  ///< not validated when the checkpoint is opened: see check_partition
+  std::vector<StoredRange> stored;                 ///< stored[i] holds chunks[i]
+  Path path;                                       ///< in the nested state dict; empty if not recorded
+  std::size_t position = 0;                        ///< among all tensors and objects, in the checkpoint's order
+  std::shared_ptr<const PathKeys> keys = nullptr;  ///< the keys on `path` that are no str; null if there are none
   /// Returns the size of all elements. Throws `Error` if it overflows.
   std::uint64_t size_bytes() const;
 };
@@ -71,6 +82,7 @@ struct ObjectInfo {
   StoredRange stored;  ///< kNoFile if the object is part of a larger pickle or of a header
   Path path;
   std::size_t position = 0;
+  std::shared_ptr<const PathKeys> keys = nullptr;  ///< as for a tensor
 };
 
 /// A redundant copy of a chunk or an object. Ranks that save without collectives each store replicated values; the
@@ -187,7 +199,9 @@ class Checkpoint {
   /// `Error(corrupt)` if one cannot be undone, or if the item then has over 1 MiB more than twice the chunk's elements.
   StoredRange without_transforms(const StoredRange& stored) const;
 
-  /// Loads an object. Throws `Error(corrupt)` if it is damaged.
+  /// Loads an object. Throws `Error(corrupt)` if it is damaged, or if what the objects of this checkpoint share takes
+  /// more than 64 MiB and 16 times the files (see docs/formats/pickle.md); for other kinds than dcp, `open` throws
+  /// that.
   ObjectValue load_object(std::size_t i) const;
 
   /// Opens a file for reading. Few files are kept open, so release the pointer early. Throws `Error(not_found)` if the
@@ -200,8 +214,9 @@ class Checkpoint {
   bool has_sidecar() const;
   /// Returns the size of the blocks that were read in part and not compared with the sidecar.
   std::uint64_t bytes_not_compared() const;
-  /// Reads and compares these blocks. Then every byte that was read has been compared. Throws `Error(corrupt)`.
-  void compare_rest() const;
+  /// Reads and compares these blocks. Then every byte that was read has been compared. Throws `Error(corrupt)`, and
+  /// `Error(cancelled)` between blocks.
+  void compare_rest(const Cancellation* cancellation = nullptr) const;
 
  private:
   friend class TensorReader;

@@ -6,6 +6,9 @@
 /// Law: the destination is either absent or a complete, synced checkpoint. Output is written to a temporary folder next
 /// to the destination (`.<name>.tessera-....partial`), synced, and renamed. If anything throws, the folder is removed.
 /// A folder left by a killed process is removed by the next conversion to the same destination.
+///
+/// Law: a key of a dict keeps its type if source and destination are pickles of states (torch, torch_checkpointing) and
+/// the key is understood. Otherwise it becomes the text that PyTorch's names have: see docs/formats/torch_archive.md.
 
 #include <cstdint>
 #include <filesystem>

@@ -37,6 +37,9 @@ struct ReadOptions {
   /// Whether to verify the format's own checksum of each stored chunk that is read completely. Parts of chunks cannot
   /// be verified so. `OpenOptions::check_checksums` is for the sidecar, which also covers parts.
   bool check_checksums = true;
+  /// Whether to compare blocks of the sidecar of which only scattered parts are read, too, by reading them completely.
+  /// Then every byte that was read from the checkpoint, also by earlier reads, has been compared.
+  bool compare_rest = false;
   /// A group of ranks, typically those of one node, that load together. Stored elements that several of them need are
   /// read by one and sent to the others. Each rank reads its objects itself. Null: each rank reads all it needs.
   RankLink* share_reads_among = nullptr;
@@ -50,7 +53,8 @@ struct ReadReport {
   /// Bytes that this rank read from files for tensors, its own and those of ranks it shares reads with, including gaps
   /// between requested elements.
   std::uint64_t read_bytes = 0;
-  /// Size of the blocks of the sidecar of which only scattered parts were read, so that they were not compared.
+  /// Size of the blocks of the sidecar of which only scattered parts were read from the checkpoint, in all reads so
+  /// far, so that they were not compared.
   std::uint64_t bytes_not_compared = 0;
   std::vector<std::string> missing;            ///< target names that the checkpoint does not have
   std::map<std::string, ObjectValue> objects;  ///< by the target's name

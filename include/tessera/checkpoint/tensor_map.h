@@ -33,7 +33,7 @@ class TensorMap {
  public:
   /// Values of a map's parameters by name, such as the number of attention heads.
   using Parameters = std::map<std::string, std::int64_t>;
-  /// Limit on the text of a map.
+  /// Limit on the text of a map, and on that of a config.json.
   static constexpr std::size_t kMaxBytes = 16u << 20;
 
   /// Makes the map that changes nothing.

@@ -29,6 +29,14 @@ class TensorReader {
   TensorReader(std::shared_ptr<const Checkpoint> checkpoint, std::size_t tensor, bool sums_bytes = true);
   ~TensorReader();
 
+  /// Makes reads compare blocks of the sidecar of which only scattered parts are wanted, too, by reading them
+  /// completely, unless the tensor is computed or the sidecar is of version 1 (see Checkpoint::compare_rest). Reads
+  /// then throw `Error(cancelled)`. Must be called before the first read.
+  void compare_parts(const Cancellation* cancellation) {
+    compares_parts_ = true;
+    cancellation_ = cancellation;
+  }
+
   const TensorInfo& info() const { return *info_; }
 
   /// Fills `out` with the elements of `box` in row-major order. `out.size()` must be volume(box) * element size. Throws
@@ -85,6 +93,8 @@ class TensorReader {
   const TensorInfo* info_;
   BoxIndex index_;
   bool sums_bytes_;
+  bool compares_parts_ = false;
+  const Cancellation* cancellation_ = nullptr;
   std::unique_ptr<Chunk[]> chunks_;
   const ComputedTensors* computed_ = nullptr;  // null if the tensor is stored
   std::map<std::size_t, std::shared_ptr<const TensorReader>>

@@ -75,7 +75,7 @@ void write_single_file(const Checkpoint& source, const OutputPlan& plan, Staging
   fs::path companion;
   if (options.to == SourceKind::safetensors) {
     companion = kSidecarFileName;
-    write_new_file(staging.folder() / companion, write_sidecar(sidecar));
+    write_new_file(staging.folder() / companion, write_file_sidecar(sidecar));
   }
   if (options.cancellation != nullptr) options.cancellation->check();
   staging.commit_file(plan.files.front().name, companion, std::string(kSidecarFileName));
@@ -171,7 +171,7 @@ class SharedConversion {
       Sidecar sidecar;
       for (const Bytes& one : reports) sidecar.files.merge(RankReport::decode(one).files.files);
       if (is_single_file(destination, options_.to)) {
-        write_new_file(staging_->folder() / kSidecarFileName, write_sidecar(sidecar));
+        write_new_file(staging_->folder() / kSidecarFileName, write_file_sidecar(sidecar));
         staging_->commit_file(plan_.files.front().name, kSidecarFileName, std::string(kSidecarFileName));
       } else {
         commit_folder(*staging_, sidecar, options_);

@@ -13,7 +13,7 @@ constexpr std::size_t kMaxPathDepth = 200;
 
 }  // namespace
 
-Nested& Nested::child(const Key& item, const std::string& name, ExpansionBudget& budget) {
+Nested& Nested::child(const Key& item, const std::string* json, const std::string& name, ExpansionBudget& budget) {
   const Kind wanted = std::holds_alternative<std::string>(item) ? Kind::dict : Kind::list;
   if (kind == Kind::none) kind = wanted;
   if (kind != wanted) {
@@ -25,10 +25,12 @@ Nested& Nested::child(const Key& item, const std::string& name, ExpansionBudget&
   }
   std::size_t at = 0;
   if (wanted == Kind::dict) {
-    const auto& key = std::get<std::string>(item);
-    const auto [found, is_new] = positions_.try_emplace(key, children.size());
+    const std::string& text = json != nullptr ? *json : std::get<std::string>(item);
+    if (json != nullptr && !positions_of_json_) positions_of_json_ = std::make_unique<TextMap<std::size_t>>();
+    TextMap<std::size_t>& positions = json != nullptr ? *positions_of_json_ : positions_;
+    const auto [found, is_new] = positions.try_emplace(text, children.size());
     if (is_new) {
-      keys.push_back(key);
+      keys.push_back({text, json != nullptr});
       children.push_back(nullptr);
     }
     at = found->second;
@@ -51,13 +53,19 @@ Nested& Nested::child(const Key& item, const std::string& name, ExpansionBudget&
   return *children[at];
 }
 
-void Nested::set(const Path& path, std::size_t leaf_in, const std::string& name, ExpansionBudget& budget) {
+void Nested::set(const Path& path, std::size_t leaf_in, const std::string& name, ExpansionBudget& budget,
+                 const PathKeys& keys_in) {
   if (path.size() > kMaxPathDepth) {
     fail(ErrorCode::corrupt, "the path of '{}' has {} parts, expected at most {}", printable(name), path.size(),
          kMaxPathDepth);
   }
   Nested* at = this;
-  for (const Key& item : path) at = &at->child(item, name, budget);
+  auto key = keys_in.begin();
+  for (std::size_t i = 0; i < path.size(); ++i) {
+    const bool has_key = key != keys_in.end() && key->part == i;
+    at = &at->child(path[i], has_key && !key->json.empty() ? &key->json : nullptr, name, budget);
+    if (has_key) ++key;
+  }
   if (at->kind != Kind::none)
     fail(ErrorCode::corrupt, "the path of '{}' is taken, expected unique paths", printable(name));
   at->kind = Kind::leaf;

@@ -1,7 +1,11 @@
 #include "checkpoint/convert/nested_archive.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
+#include <set>
 
+#include "tessera/base/error.h"
+#include "tessera/format/python_value.h"
 #include "tessera/layout/byte_ranges.h"
 
 namespace tessera::checkpoint {
@@ -9,7 +13,7 @@ namespace tessera::checkpoint {
 PlannedUnit NestedArchivePlanner::plan(const std::vector<Leaf>& leaves, const std::string& stem) {
   Nested root;
   ExpansionBudget budget(stored_bytes(*source_->checkpoint()));
-  for (std::size_t i = 0; i < leaves.size(); ++i) root.set(leaves[i].path, i, *leaves[i].name, budget);
+  for (std::size_t i = 0; i < leaves.size(); ++i) root.set(leaves[i].path, i, *leaves[i].name, budget, leaves[i].keys);
   if (root.kind == Nested::Kind::none) root.kind = Nested::Kind::dict;
   Building building;
   Bytes data_pkl;
@@ -46,7 +50,7 @@ void NestedArchivePlanner::write(pickle::Writer& writer, const Nested& node, con
       if (node.children.empty()) return;
       writer.mark();
       for (std::size_t i = 0; i < node.children.size(); ++i) {
-        writer.string(node.keys[i]);
+        write_key(writer, node.keys[i]);
         write(writer, *node.children[i], leaves, building);
       }
       writer.set_items();
@@ -64,6 +68,13 @@ void NestedArchivePlanner::write(pickle::Writer& writer, const Nested& node, con
       writer.appends();
       return;
   }
+}
+
+void NestedArchivePlanner::write_key(pickle::Writer& writer, const Nested::DictKey& key) {
+  if (!key.is_json) return writer.string(key.text);
+  const auto [known, is_new] = keys_.try_emplace(key.text);
+  if (is_new) known->second = pickle::from_lossless_json(nlohmann::ordered_json::parse(key.text), key_tree_);
+  writer.value(known->second);
 }
 
 void NestedArchivePlanner::write_tensor(pickle::Writer& writer, const Leaf& leaf, Building& building) const {
@@ -120,17 +131,26 @@ void NestedArchivePlanner::write_object(pickle::Writer& writer, std::size_t i, B
 
 std::vector<NestedArchivePlanner::Leaf> leaves_of(const OutputSource& source) {
   std::vector<std::pair<std::size_t, NestedArchivePlanner::Leaf>> leaves;  // by position
-  const auto add = [&](std::size_t position, const Path& path, const std::string& name, bool is_tensor,
-                       std::size_t number, Box box) {
-    leaves.push_back({position, {path.empty() ? Path{name} : path, &name, is_tensor, number, std::move(box)}});
+  std::set<const PathKeys*> warned;
+  const auto add = [&](const auto& info, bool is_tensor, std::size_t number, Box box) {
+    NestedArchivePlanner::Leaf leaf{
+        info.path.empty() ? Path{info.name} : info.path, &info.name, is_tensor, number, std::move(box), {}};
+    if (info.keys) {
+      leaf.keys = *info.keys;
+      for (const PathKey& key : leaf.keys) {
+        if (!key.json.empty() || !warned.insert(info.keys.get()).second) continue;
+        source.warn(fmt::format("'{}': the key {} is of a type that is not understood, and becomes a str",
+                                printable(info.name), printable(std::get<std::string>(info.path[key.part]))));
+      }
+    }
+    leaves.emplace_back(info.position, std::move(leaf));
   };
   for (std::size_t i = 0; i < source.tensors().size(); ++i) {
     const TensorInfo& info = *source.tensors()[i].info;
-    add(info.position, info.path, info.name, true, i, Box::full(info.shape));
+    add(info, true, i, Box::full(info.shape));
   }
   for (std::size_t i = 0; i < source.objects().size(); ++i) {
-    const ObjectInfo& info = source.checkpoint()->objects()[source.objects()[i]];
-    add(info.position, info.path, info.name, false, i, Box());
+    add(source.checkpoint()->objects()[source.objects()[i]], false, i, Box());
   }
   std::sort(leaves.begin(), leaves.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
   std::vector<NestedArchivePlanner::Leaf> sorted;

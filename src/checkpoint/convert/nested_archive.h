@@ -24,6 +24,7 @@ class NestedArchivePlanner {
     bool is_tensor = false;
     std::size_t number = 0;  // into tensors() or objects() of the source
     Box box;                 // of the tensor
+    PathKeys keys;           // on the path
   };
 
   // Returns the archive whose value has `leaves`; dicts keep their order. `stem` is the name of the archive's top
@@ -48,15 +49,20 @@ class NestedArchivePlanner {
   };
 
   void write(pickle::Writer& writer, const Nested& node, const std::vector<Leaf>& leaves, Building& building);
+  void write_key(pickle::Writer& writer, const Nested::DictKey& key);
   void write_tensor(pickle::Writer& writer, const Leaf& leaf, Building& building) const;
   void write_object(pickle::Writer& writer, std::size_t i, Building& building);
   std::string storage_key(const Leaf& leaf, Building& building) const;
 
   std::shared_ptr<const OutputSource> source_;
-  std::map<std::size_t, ObjectValue> objects_;  // kept alive because a writer memoizes values by address
+  // Kept alive because a writer memoizes values by address.
+  std::map<std::size_t, ObjectValue> objects_;
+  pickle::Tree key_tree_;
+  TextMap<pickle::NodeRef> keys_;  // by JSON
 };
 
-// Returns the leaves of the state of a source in its order, which a dict keeps. Boxes are the full tensors.
+// Returns the leaves of the state of a source in its order, which a dict keeps. Boxes are the full tensors. Warns of
+// keys that are no str and cannot stay what they are.
 std::vector<NestedArchivePlanner::Leaf> leaves_of(const OutputSource& source);
 
 }  // namespace tessera::checkpoint

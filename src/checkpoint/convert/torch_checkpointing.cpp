@@ -6,12 +6,14 @@
 // the mesh has a dimension of a name that no program gives, which makes the loader reshard.
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <numeric>
 #include <set>
 #include <utility>
 
 #include "checkpoint/convert/nested_archive.h"
 #include "tessera/base/error.h"
+#include "tessera/format/internal/json_path.h"
 #include "tessera/format/torch_checkpointing.h"
 #include "tessera/layout/sharding.h"
 
@@ -35,6 +37,16 @@ std::optional<std::int64_t> sharded_dim(const TensorInfo& info) {
   return std::nullopt;
 }
 
+// Returns the path of a leaf in its item, as `metadata.pkl` has it: the keys that are ints are numbers.
+Path listed_path(const ArchiveLeaf& leaf) {
+  Path path = leaf.path;
+  for (const PathKey& key : leaf.keys) {
+    const nlohmann::json parsed = nlohmann::json::parse(key.json, nullptr, false);
+    if (std::optional<Key> part = json::path_part(parsed)) path[key.part] = *std::move(part);
+  }
+  return path;
+}
+
 class TorchCheckpointingPlanner {
  public:
   explicit TorchCheckpointingPlanner(std::shared_ptr<const OutputSource> source)
@@ -46,7 +58,8 @@ class TorchCheckpointingPlanner {
     const std::vector<ArchiveLeaf> leaves = leaves_of(*source_);
     const auto other = std::find_if_not(leaves.begin(), leaves.end(), [](const ArchiveLeaf& leaf) {
       const auto* key = std::get_if<std::string>(&leaf.path[0]);
-      return key != nullptr && tc::is_item_key(*key);
+      const bool is_text = key != nullptr && (leaf.keys.empty() || leaf.keys[0].part > 0);
+      return is_text && tc::is_item_key(*key);
     });
     const bool has_items = other == leaves.end();
     if (!has_items) {
@@ -55,7 +68,10 @@ class TorchCheckpointingPlanner {
     }
     for (const ArchiveLeaf& leaf : leaves) {
       ArchiveLeaf in_item = leaf;
-      if (has_items) in_item.path.erase(in_item.path.begin());
+      if (has_items) {
+        in_item.path.erase(in_item.path.begin());
+        for (PathKey& key : in_item.keys) --key.part;
+      }
       items[has_items ? std::get<std::string>(leaf.path[0]) : std::string(kOnlyItem)].push_back(std::move(in_item));
     }
     for (const auto& [key, of_item] : items) add_item(key, of_item);
@@ -100,7 +116,7 @@ class TorchCheckpointingPlanner {
                       tensor.info->shape,
                       dim ? shards_ : replicas_,
                       {dim ? Placement::shard(*dim) : Placement::replicate()}};
-      item.entries.push_back({leaves[i].path, {std::move(group)}});
+      item.entries.push_back({listed_path(leaves[i]), {std::move(group)}});
       if (dim) {
         boxes[i] = chunk_boxes(tensor.info->shape, *dim, ranks_);
       } else {

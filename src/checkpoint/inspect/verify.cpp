@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <atomic>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <system_error>
 #include <utility>
 
 #include "checkpoint/buffer.h"
+#include "checkpoint/source/expansion.h"
 #include "checkpoint/source/foreign.h"
 #include "checkpoint/source/shard_index.h"
 #include "checkpoint/source/source.h"
@@ -409,11 +411,9 @@ class Verifier {
   // --- contents
 
   void check_contents() {
-    if (!sidecar_) {
-      std::uint64_t total = 0;
-      for (const SourceFile& file : checkpoint_->files()) total += file.size_bytes.value_or(0);
-      progress_.begin("verify", total);
-    }
+    const std::uint64_t total = stored_bytes(*checkpoint_);
+    items_.emplace(total, total);
+    if (!sidecar_) progress_.begin("verify", total);
     switch (checkpoint_->kind()) {
       case SourceKind::dcp:
         check_items();
@@ -437,13 +437,25 @@ class Verifier {
            stored.length_bytes <= *file.size_bytes - stored.offset_bytes;
   }
 
+  // Whether to read an item. Any number of them can name the same bytes, so they share a budget.
+  bool takes(const StoredRange& stored) {
+    if (!can_read(stored) || stored.file == StoredRange::kNoFile) return can_read(stored);
+    if (items_->charge(stored.length_bytes)) return true;
+    const std::string what = fmt::format(
+        "{}: the stored bytes that items share stand for more than {}, expected at most 64 MiB or 16 times the files; "
+        "not all items were read",
+        path_.string(), format_bytes(items_->limit_bytes()));
+    add({what, {}, {}, {}});
+    return false;
+  }
+
   void check_items() {
     const Checkpoint& checkpoint = *checkpoint_;
     for (std::size_t t = 0; t < checkpoint.tensors().size(); ++t) {
       const TensorInfo& tensor = checkpoint.tensors()[t];
       for (std::size_t c = 0; c < tensor.chunks.size(); ++c) {
         const StoredRange& stored = tensor.stored[c];
-        if (!can_read(stored)) continue;
+        if (!takes(stored)) continue;
         pool_.submit([this, t, c, &tensor, &stored] {
           const std::string file = stored.file == StoredRange::kNoFile ? "" : checkpoint_->files()[stored.file].name;
           report_damage(file, stored.offset_bytes, tensor.name, [&] { checkpoint_->locate(t, c); });
@@ -452,7 +464,7 @@ class Verifier {
       }
     }
     for (const StoredCopy& copy : checkpoint.copies()) {
-      if (can_read(copy.stored)) pool_.submit([this, &copy] { check_entries(copy.stored, copy.name); });
+      if (takes(copy.stored)) pool_.submit([this, &copy] { check_entries(copy.stored, copy.name); });
     }
     check_objects();
   }
@@ -461,7 +473,7 @@ class Verifier {
     for (std::size_t i = 0; i < checkpoint_->objects().size(); ++i) {
       const ObjectInfo& object = checkpoint_->objects()[i];
       const StoredRange& stored = object.stored;
-      if (!can_read(stored)) continue;
+      if (!takes(stored)) continue;
       pool_.submit([this, i, &object, &stored] {
         const std::string file = stored.file == StoredRange::kNoFile ? "" : checkpoint_->files()[stored.file].name;
         report_damage(file, stored.offset_bytes, object.name, [&] { checkpoint_->load_object(i); });
@@ -560,6 +572,7 @@ class Verifier {
   std::vector<DamagedBlock> damaged_blocks_;
   TextMap<std::size_t> file_numbers_;  // of the files of the checkpoint, by name
   std::vector<Places> places_;         // by file
+  std::optional<ExpansionBudget> items_;
   std::atomic<std::uint64_t> bytes_checked_ = 0;
   std::mutex mutex_;
   VerifyReport report_;

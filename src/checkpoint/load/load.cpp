@@ -39,8 +39,10 @@ class OwnedSource final : public ByteSource {
 
 // A stored tensor that is being read.
 struct OpenTensor {
-  OpenTensor(const std::shared_ptr<const Checkpoint>& checkpoint, std::size_t tensor, bool checks_checksums)
-      : reader(checkpoint, tensor, checks_checksums) {}
+  OpenTensor(const std::shared_ptr<const Checkpoint>& checkpoint, std::size_t tensor, const ReadOptions& options)
+      : reader(checkpoint, tensor, options.check_checksums) {
+    if (options.compare_rest) reader.compare_parts(options.cancellation);
+  }
   TensorReader reader;
   std::atomic<std::size_t> open_pieces = 1;  // includes one until all pieces are added
 };
@@ -108,6 +110,7 @@ class Loader {
       });
     }
     pool_.wait();
+    if (options_.compare_rest) checkpoint_->compare_rest(options_.cancellation);
     progress_.end();
     report_.read_bytes = read_bytes_;
     report_.bytes_not_compared = checkpoint_->bytes_not_compared();
@@ -268,7 +271,7 @@ class Loader {
   // Submits the read of `part` into `out`. Both must outlive the task.
   void start_reading(const SharedPart& part, Bytes& out) {
     std::shared_ptr<OpenTensor>& tensor = shared_tensors_[part.read->tensor];
-    if (!tensor) tensor = std::make_shared<OpenTensor>(checkpoint_, part.read->tensor, options_.check_checksums);
+    if (!tensor) tensor = std::make_shared<OpenTensor>(checkpoint_, part.read->tensor, options_);
     out.resize(bytes_of(part.read->tensor, part.box));
     pool_.submit([this, &part, &out, tensor] {
       if (options_.cancellation != nullptr) options_.cancellation->check();
@@ -324,7 +327,7 @@ class Loader {
 
   // Reads all items of one stored tensor.
   void read_tensor(std::span<const ReadItem> items) {
-    const auto tensor = std::make_shared<OpenTensor>(checkpoint_, items[0].tensor, options_.check_checksums);
+    const auto tensor = std::make_shared<OpenTensor>(checkpoint_, items[0].tensor, options_);
     for (const ReadItem& item : items) {
       const DType dtype = std::get<TargetTensor>(targets_.at(item.target).value).dtype;
       const BlockScales* const scales = scales_of(item.tensor);

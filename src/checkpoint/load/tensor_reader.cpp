@@ -320,6 +320,10 @@ void TensorReader::read_strided(const Chunk& chunk, const ByteSource& file, std:
 void TensorReader::read_recorded(const Chunk& chunk, const ByteSource& file, std::uint64_t offset_bytes,
                                  MutableByteView out, bool is_scattered) const {
   read_bytes_ += out.size();
+  if (compares_parts_) {
+    if (cancellation_ != nullptr) cancellation_->check();
+    is_scattered = false;
+  }
   const auto read = [&](std::uint64_t offset, MutableByteView part) {
     if (is_scattered) {
       file.read_scattered_at(offset, part);

@@ -117,7 +117,7 @@ void check_no_shard_is_missing(const std::vector<fs::path>& files) {
   std::map<fs::path, std::vector<std::string>> names;  // by directory
   for (const fs::path& file : files) names[file.parent_path()].push_back(file.filename().string());
   for (const auto& [directory, of_directory] : names) {
-    const std::set<std::string> missing = missing_shards(of_directory);
+    const std::set<std::string> missing = missing_shards(of_directory).lost;
     if (missing.empty()) continue;
     fail(ErrorCode::corrupt, "'{}' is missing, expected {} more files, which the names of the others announce",
          printable(*missing.begin()), missing.size());

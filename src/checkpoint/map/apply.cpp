@@ -27,9 +27,10 @@ struct MapItem {
   std::string name;
   std::size_t position = 0;  // in the checkpoint's order
   Path path;
-  bool is_matched = false;             // by a rule of the stage
-  std::string made_by;                 // the last rule that named it; empty if the checkpoint did
-  std::optional<MappedTensor> tensor;  // empty for an object
+  std::shared_ptr<const PathKeys> keys;  // on the path
+  bool is_matched = false;               // by a rule of the stage
+  std::string made_by;                   // the last rule that named it; empty if the checkpoint did
+  std::optional<MappedTensor> tensor;    // empty for an object
   DType dtype = DType::float32;
   bool requires_grad = false;
   std::size_t object = 0;
@@ -51,18 +52,27 @@ Path renamed_path(const Path& path, const std::string& name) {
   return result;
 }
 
+// Returns the keys of a path that are on the first `parts` parts of it.
+std::shared_ptr<const PathKeys> first_keys(const std::shared_ptr<const PathKeys>& keys, std::size_t parts) {
+  if (!keys || keys->back().part < parts) return keys;
+  PathKeys first = *keys;
+  std::erase_if(first, [&](const PathKey& key) { return key.part >= parts; });
+  return first.empty() ? nullptr : std::make_shared<const PathKeys>(std::move(first));
+}
+
 class MapApplication {
  public:
   explicit MapApplication(std::shared_ptr<const Checkpoint> checkpoint) : checkpoint_(std::move(checkpoint)) {
     for (std::size_t i = 0; i < checkpoint_->tensors().size(); ++i) {
       const TensorInfo& info = checkpoint_->tensors()[i];
       inputs_.push_back({i, {}});
-      items_.push_back(
-          {info.name, info.position, info.path, false, "", MappedTensor(info, i), info.dtype, info.requires_grad, 0});
+      items_.push_back({info.name, info.position, info.path, info.keys, false, "", MappedTensor(info, i), info.dtype,
+                        info.requires_grad, 0});
     }
     for (std::size_t i = 0; i < checkpoint_->objects().size(); ++i) {
       const ObjectInfo& info = checkpoint_->objects()[i];
-      items_.push_back({info.name, info.position, info.path, false, "", std::nullopt, DType::float32, false, i});
+      items_.push_back(
+          {info.name, info.position, info.path, info.keys, false, "", std::nullopt, DType::float32, false, i});
     }
     std::ranges::stable_sort(items_, {}, &MapItem::position);
     max_items_ = std::max(items_.size(), kMaxMapResults);
@@ -98,7 +108,8 @@ class MapApplication {
     for (std::size_t position = 0; position < items_.size(); ++position) {
       MapItem& item = items_[position];
       if (!item.tensor) {
-        objects.push_back({{item.name, checkpoint_->objects()[item.object].stored, item.path, position}, item.object});
+        objects.push_back(
+            {{item.name, checkpoint_->objects()[item.object].stored, item.path, position, item.keys}, item.object});
         continue;
       }
       TensorInfo info;
@@ -109,6 +120,7 @@ class MapApplication {
       info.chunks = item.tensor->chunks();
       info.stored = item.tensor->stored();
       info.path = item.path;
+      info.keys = item.keys;
       info.position = position;
       views.push_back(item.tensor->view());
       check_inputs(views.back(), checked);
@@ -160,18 +172,6 @@ class MapApplication {
     checked_multiply(checked_numel(tensor.shape(), "its number of elements"), dtype_size(dtype), "its size");
   }
 
-  std::int64_t value(const Expression& expression, const std::vector<std::int64_t>* shape = nullptr) const {
-    return expression.value([&](std::string_view name) -> std::optional<std::int64_t> {
-      const auto found = stage_->parameters.find(std::string(name));
-      if (found != stage_->parameters.end()) return found->second;
-      if (shape == nullptr || name.size() < 2 || name.size() > 3 || name[0] != 'd') return std::nullopt;
-      const auto digits = name.substr(1);
-      if (digits.find_first_not_of("0123456789") != std::string_view::npos) return std::nullopt;
-      const auto d = static_cast<std::size_t>(std::stoul(std::string(digits)));
-      return d < shape->size() ? std::optional((*shape)[d]) : std::nullopt;
-    });
-  }
-
   static std::size_t dim_of(const MapItem& item, std::int64_t dim) {
     const auto rank = std::ssize(item.tensor->shape());
     if (dim < -rank || dim >= rank) {
@@ -181,45 +181,9 @@ class MapApplication {
     return static_cast<std::size_t>(dim < 0 ? dim + rank : dim);
   }
 
-  // Returns sizes that multiply to `total` if `multiplies`, or else add up to it. One of them may be -1: what is left.
-  std::vector<std::int64_t> sizes_of(const std::vector<Expression>& expressions, std::int64_t total, bool multiplies,
-                                     const std::vector<std::int64_t>* shape = nullptr) const {
-    std::vector<std::int64_t> sizes;
-    std::int64_t known = multiplies ? 1 : 0;
-    std::optional<std::size_t> open;
-    for (const Expression& expression : expressions) {
-      sizes.push_back(value(expression, shape));
-      if (sizes.back() == -1) {
-        if (open) fail(ErrorCode::invalid_argument, "found -1 twice, expected at most one size to be left open");
-        open = sizes.size() - 1;
-      } else if (sizes.back() < 0) {
-        fail(ErrorCode::invalid_argument, "'{}' is {}, expected a size", printable(expression.text()), sizes.back());
-      } else {
-        known = multiplies ? checked_multiply(known, sizes.back(), "the sizes")
-                           : checked_add(known, sizes.back(), "the sizes");
-      }
-    }
-    if (open && multiplies && known > 0 && total % known == 0) {
-      sizes[*open] = total / known;
-      known = total;
-    } else if (open && !multiplies && known <= total) {
-      sizes[*open] = total - known;
-      known = total;
-    }
-    if (known != total || (open && sizes[*open] == -1)) {
-      const std::string wanted = !open         ? fmt::to_string(total)
-                                 : !multiplies ? fmt::format("at most {}", total)
-                                 : known == 0  ? "a product above 0"
-                                               : fmt::format("a divisor of {}", total);
-      fail(ErrorCode::invalid_argument, "the sizes {} {} {}{}, expected {}", shape_to_string(sizes),
-           multiplies ? "multiply to" : "add up to", known, open ? " without the -1" : "", wanted);
-    }
-    return sizes;
-  }
-
   std::vector<std::int64_t> parts_of(const std::vector<std::int64_t>& shape, std::size_t dim, std::size_t parts) const {
     const std::int64_t total = shape[dim];
-    if (!rule_->sizes.empty()) return sizes_of(rule_->sizes, total, false, &shape);
+    if (rule_->sizes) return stage_->sizes(*rule_->sizes, total, false, &shape);
     const auto count = static_cast<std::int64_t>(parts);
     if (total % count != 0) {
       fail(ErrorCode::invalid_argument, "found {} elements, expected a multiple of {} for equal parts", total, count);
@@ -231,6 +195,7 @@ class MapApplication {
     item.made_by = where();
     if (name == item.name) return;
     item.path = renamed_path(item.path, name);
+    item.keys = first_keys(item.keys, item.path.empty() ? 0 : item.path.size() - 1);
     item.name = std::move(name);
   }
 
@@ -326,14 +291,14 @@ class MapApplication {
         return tensor.permuted(dims);
       }
       case MapOp::reshape:
-        if (!rule_->from.empty() && sizes_of(rule_->from, elements, true, &shape) != shape) {
+        if (rule_->from && stage_->sizes(*rule_->from, elements, true, &shape) != shape) {
           fail(ErrorCode::invalid_argument, "expected the shape {}",
-               shape_to_string(sizes_of(rule_->from, elements, true, &shape)));
+               shape_to_string(stage_->sizes(*rule_->from, elements, true, &shape)));
         }
-        return tensor.reshaped(sizes_of(rule_->sizes, elements, true, &shape));
+        return tensor.reshaped(stage_->sizes(*rule_->sizes, elements, true, &shape));
       case MapOp::unflatten: {
         const std::size_t dim = dim_of(item, rule_->dims[0]);
-        const std::vector<std::int64_t> sizes = sizes_of(rule_->sizes, shape[dim], true);
+        const std::vector<std::int64_t> sizes = stage_->sizes(*rule_->sizes, shape[dim], true);
         std::vector<std::int64_t> to(shape.begin(), shape.begin() + static_cast<std::ptrdiff_t>(dim));
         to.insert(to.end(), sizes.begin(), sizes.end());
         to.insert(to.end(), shape.begin() + static_cast<std::ptrdiff_t>(dim) + 1, shape.end());
@@ -353,9 +318,9 @@ class MapApplication {
     const auto at = [&](std::size_t d) { return shape.begin() + static_cast<std::ptrdiff_t>(d); };
     const std::vector<std::int64_t> flattened(at(first), at(last + 1));
     const std::int64_t size = volume(Box::full(flattened));
-    if (!rule_->sizes.empty() && sizes_of(rule_->sizes, size, true) != flattened) {
+    if (rule_->sizes && stage_->sizes(*rule_->sizes, size, true) != flattened) {
       fail(ErrorCode::invalid_argument, "its dimensions {} to {} are {}, expected {}", first, last,
-           shape_to_string(flattened), shape_to_string(sizes_of(rule_->sizes, size, true)));
+           shape_to_string(flattened), shape_to_string(stage_->sizes(*rule_->sizes, size, true)));
     }
     std::vector<std::int64_t> to(shape.begin(), at(first));
     to.push_back(size);
@@ -413,19 +378,29 @@ class MapApplication {
 
   void check_declared_count(std::int64_t found) const {
     if (!rule_->count) return;
-    if (const std::int64_t expected = value(*rule_->count); found != expected) {
+    if (const std::int64_t expected = stage_->value(*rule_->count); found != expected) {
       fail(ErrorCode::invalid_argument, "it is {} tensors, expected {}", found, expected);
     }
   }
 
-  // Tensors that become one, by the text of their groups: the number of the part, and of the item.
+  // Tensors that become one, by the text of their groups: the number of the part, and of the item. An item that is in
+  // two families is a problem, as only one can replace it.
   using Families = std::map<std::vector<std::string>, std::map<std::size_t, std::size_t>>;
 
   bool apply_concat() {
     Families families;
     for (std::size_t i = 0; i < items_.size(); ++i) {
+      std::optional<std::vector<std::string>> family;
       for (std::size_t part = 0; part < rule_->match.size(); ++part) {
-        if (const auto groups = rule_->match[part].match(items_[i].name)) add_member(families, *groups, part, i);
+        const auto groups = rule_->match[part].match(items_[i].name);
+        if (!groups) continue;
+        if (family && *family != *groups) {
+          problem(fmt::format("'{}' is a part of '{}' and of '{}', expected a part of one tensor",
+                              printable(items_[i].name), printable(rule_->to[0].name(*family)),
+                              printable(rule_->to[0].name(*groups))));
+        }
+        family = groups;
+        add_member(families, *groups, part, i);
       }
     }
     join(families, [&](const std::vector<std::string>& groups, const std::vector<std::size_t>& members) {
@@ -445,7 +420,7 @@ class MapApplication {
         found.push_back(item.tensor->shape()[dim]);
         shape[dim] = checked_add(shape[dim], found.back(), "the sizes");
       }
-      if (!rule_->sizes.empty() && parts_of(shape, dim, members.size()) != found) {
+      if (rule_->sizes && parts_of(shape, dim, members.size()) != found) {
         fail(ErrorCode::invalid_argument, "its parts have the sizes {}, expected {}", shape_to_string(found),
              shape_to_string(parts_of(shape, dim, members.size())));
       }

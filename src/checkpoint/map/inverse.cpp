@@ -121,16 +121,16 @@ MapRule inverted(const MapRule& rule) {
       }
       break;
     case MapOp::reshape:
-      if (rule.from.empty()) lacks("from", "the shape before");
+      if (!rule.from) lacks("from", "the shape before");
       std::swap(result.sizes, result.from);
       break;
     case MapOp::unflatten:
       require_counted_from_first(rule.dims[0]);
       result.op = MapOp::flatten;
-      result.dims = {rule.dims[0], rule.dims[0] + std::ssize(rule.sizes) - 1};
+      result.dims = {rule.dims[0], rule.dims[0] + std::ssize(*rule.sizes) - 1};
       break;
     case MapOp::flatten:
-      if (rule.sizes.empty()) lacks("sizes", "the sizes of the dimensions before");
+      if (!rule.sizes) lacks("sizes", "the sizes of the dimensions before");
       require_counted_from_first(rule.dims[0]);
       result.op = MapOp::unflatten;
       result.dims = {rule.dims[0]};
@@ -139,7 +139,7 @@ MapRule inverted(const MapRule& rule) {
       invert_split(rule, result);
       break;
     case MapOp::concat:
-      if (rule.sizes.empty()) lacks("sizes", "the sizes of the parts");
+      if (!rule.sizes) lacks("sizes", "the sizes of the parts");
       invert_concat(rule, result);
       break;
     case MapOp::stack:

@@ -7,6 +7,7 @@
 
 #include "checkpoint/map/rules.h"
 #include "tessera/base/error.h"
+#include "tessera/base/internal/text_hash.h"
 #include "tessera/format/internal/json_structure.h"
 
 namespace tessera::checkpoint {
@@ -118,11 +119,10 @@ class MapObject {
     if (!value.is_number_integer()) mismatch(key, value, "an integer or an expression");
     return Expression(integer_of(key, value));
   }
-  std::vector<Expression> expressions(std::string_view key) const {
-    const MapJson& value = at(key, "a list");
-    if (!value.is_array() || value.size() > kMaxMapDims) {
-      mismatch(key, value, fmt::format("a list of up to {} integers or expressions", kMaxMapDims));
-    }
+  std::vector<Expression> expressions(std::string_view key, std::size_t least) const {
+    const std::string expected = fmt::format("a list of {} to {} integers or expressions", least, kMaxMapDims);
+    const MapJson& value = at(key, expected);
+    if (!value.is_array() || value.size() < least || value.size() > kMaxMapDims) mismatch(key, value, expected);
     std::vector<Expression> result;
     for (const MapJson& one : value) result.push_back(expression(key, one));
     return result;
@@ -157,13 +157,13 @@ class RuleParser {
       rule_.replacement = json_.text("to");
       rule_.all = json_.flag("all");
       json_.in_key("to", [&] { rule_.match[0].check_replacement(rule_.replacement); });
-    } else if (allows("to")) {
+    } else if (has_to_read("to")) {
       read_templates();
     }
     read_dims();
-    if (json_.has("sizes")) rule_.sizes = json_.expressions("sizes");
-    if (json_.has("shape")) rule_.sizes = json_.expressions("shape");
-    if (rule_.op == MapOp::reshape && json_.has("from")) rule_.from = json_.expressions("from");
+    if (has_to_read("sizes")) rule_.sizes = json_.expressions("sizes", 1);
+    if (has_to_read("shape")) rule_.sizes = json_.expressions("shape", 0);
+    if (rule_.op == MapOp::reshape && json_.has("from")) rule_.from = json_.expressions("from", 0);
     if (rule_.op == MapOp::cast) {
       rule_.dtype = map_dtype(json_, "dtype");
       if (json_.has("from")) rule_.from_dtype = map_dtype(json_, "from");
@@ -174,9 +174,9 @@ class RuleParser {
   }
 
  private:
-  bool allows(std::string_view key) const {
-    return std::ranges::find(fields_.required, key) != fields_.required.end() ||
-           std::ranges::find(fields_.optional, key) != fields_.optional.end();
+  // Whether the rule has the key or must have it; reading it is then an error if it is not there.
+  bool has_to_read(std::string_view key) const {
+    return json_.has(key) || std::ranges::find(fields_.required, key) != fields_.required.end();
   }
 
   void read_patterns() {
@@ -211,12 +211,13 @@ class RuleParser {
   }
 
   void read_dims() {
-    if (json_.has("dim")) rule_.dims.push_back(json_.integer("dim"));
-    if (json_.has("dims")) {
-      const MapJson& value = json_.at("dims", "");
+    if (has_to_read("dim")) rule_.dims.push_back(json_.integer("dim"));
+    if (has_to_read("dims")) {
       const bool pair = rule_.op != MapOp::permute;
+      const std::string_view expected = pair ? "a list of two integers" : "a list of integers";
+      const MapJson& value = json_.at("dims", expected);
       if (!value.is_array() || value.size() > kMaxMapDims || (pair && value.size() != 2)) {
-        json_.mismatch("dims", value, pair ? "a list of two integers" : "a list of integers");
+        json_.mismatch("dims", value, expected);
       }
       for (const MapJson& one : value) rule_.dims.push_back(json_.integer_of("dims", one));
     }
@@ -233,7 +234,7 @@ class RuleParser {
   void check_parts() const {
     const std::size_t parts = std::max(rule_.match.size(), rule_.to.size());
     const bool has_parts = rule_.op == MapOp::split || rule_.op == MapOp::concat;
-    if (has_parts && !rule_.sizes.empty() && rule_.sizes.size() != parts) {
+    if (has_parts && rule_.sizes && rule_.sizes->size() != parts) {
       json_.mismatch("sizes", json_.at("sizes", ""), fmt::format("a size for each of {} parts", parts));
     }
   }
@@ -264,6 +265,24 @@ MapRule parse_rule(const MapJson& json, const std::string& map, std::size_t numb
   return rule;
 }
 
+// Throws the error of a text that is not JSON.
+[[noreturn]] void fail_as_no_json(std::string_view text, const std::string& name) {
+  try {
+    const auto parsed = nlohmann::json::parse(text);  // which does not search an object for each member, as MapJson
+    fail(ErrorCode::internal, "{}: found a JSON {}, expected an error of the text", name, parsed.type_name());
+  } catch (const nlohmann::json::exception& error) {
+    const auto* of_text = dynamic_cast<const nlohmann::json::parse_error*>(&error);  // others are of a number
+    std::string_view reason = error.what();
+    if (const std::size_t end = reason.find("] "); reason.starts_with('[') && end != std::string_view::npos) {
+      reason.remove_prefix(end + 2);
+    }
+    if (of_text == nullptr)
+      fail(ErrorCode::invalid_argument, "{}: {}, expected finite numbers", name, printable(reason));
+    fail(ErrorCode::invalid_argument, "{} at byte {}: this is not JSON, expected a JSON object: {}", name,
+         of_text->byte, printable(reason));
+  }
+}
+
 // Returns a JSON text as a value. Refuses deep nesting, and keys that occur twice, of which a parser would take one.
 MapJson parse_json(std::string_view text, const std::string& name) {
   if (text.size() > TensorMap::kMaxBytes) {
@@ -274,25 +293,13 @@ MapJson parse_json(std::string_view text, const std::string& name) {
     fail(ErrorCode::invalid_argument, "{}: {} levels of nesting, expected at most {}", name, structure.depth,
          kMaxMapNesting);
   }
-  MapJson json;
-  try {
-    json = MapJson::parse(text);
-  } catch (const MapJson::exception& error) {
-    const auto* of_text = dynamic_cast<const MapJson::parse_error*>(&error);  // others are of a number
-    std::string_view reason = error.what();
-    if (const std::size_t end = reason.find("] "); reason.starts_with('[') && end != std::string_view::npos) {
-      reason.remove_prefix(end + 2);
-    }
-    if (of_text == nullptr)
-      fail(ErrorCode::invalid_argument, "{}: {}, expected finite numbers", name, printable(reason));
-    fail(ErrorCode::invalid_argument, "{} at byte {}: this is not JSON, expected a JSON object: {}", name,
-         of_text->byte, printable(reason));
-  }
-  if (structure.duplicate_key) {
+  json::OrderedJson parsed = json::parse_ordered(text);
+  if (parsed.value.is_discarded()) fail_as_no_json(text, name);
+  if (parsed.structure.duplicate_key) {
     fail(ErrorCode::invalid_argument, "{}: the key '{}' occurs twice, expected unique keys", name,
-         printable(*structure.duplicate_key));
+         printable(*parsed.structure.duplicate_key));
   }
-  return json;
+  return std::move(parsed.value);
 }
 
 // The values of a map's parameters.
@@ -300,7 +307,10 @@ class ParameterReader {
  public:
   ParameterReader(std::string map, const TensorMap::Parameters& set, std::string_view config)
       : map_(std::move(map)), set_(set) {
-    if (!config.empty()) config_ = parse_json(config, "config.json");
+    if (config.empty()) return;
+    config_ = parse_json(config, "config.json");
+    if (!config_.is_object()) return;
+    for (const auto& [key, value] : config_.items()) values_of_config_.emplace(key, &value);
   }
 
   TensorMap::Parameters read(const MapObject& declared) {
@@ -333,8 +343,8 @@ class ParameterReader {
     if (source.has("config") && !config_.is_null()) {
       const MapObject config(config_, "config.json");
       const std::string key = source.text("config");
-      const auto found = config_.find(key);
-      if (found != config_.end() && !found->is_null()) return config.integer_of(key, *found);
+      const auto found = values_of_config_.find(key);
+      if (found != values_of_config_.end() && !found->second->is_null()) return config.integer_of(key, *found->second);
     }
     if (!source.has("default") || source.at("default", "").is_null()) return std::nullopt;
     return evaluated(source, "default", source.at("default", ""));
@@ -353,6 +363,7 @@ class ParameterReader {
   std::string map_;
   const TensorMap::Parameters& set_;
   MapJson config_;
+  TextMap<const MapJson*> values_of_config_;  // a value of MapJson is found in time linear in the others
   TensorMap::Parameters values_;
 };
 

@@ -46,8 +46,9 @@ struct MapRule {
   bool all = false;                // of substitute: everywhere in a name
   bool unless_exists = false;      // of copy: only to names that are not there
   std::vector<std::int64_t> dims;  // of permute all; of transpose and flatten two; of the others one
-  std::vector<Expression> sizes;   // of reshape the shape
-  std::vector<Expression> from;    // of reshape the shape before, or empty
+  // Without a value if the key is not there; a list without elements is the shape of a scalar.
+  std::optional<std::vector<Expression>> sizes;  // of reshape the shape
+  std::optional<std::vector<Expression>> from;   // of reshape the shape before
   std::optional<DType> dtype, from_dtype;
   std::size_t index = 0;            // of stack: the group of the pattern that is the index
   std::optional<Expression> count;  // of stack and unstack
@@ -64,6 +65,13 @@ struct MapStage {
 
   // Returns "<name>: rule <number> (<operation>)".
   std::string where(const MapRule& rule) const;
+  // Returns the value of an expression of the parameters and, if there is a shape, of its sizes d0, d1, ... Throws as
+  // Expression::value.
+  std::int64_t value(const Expression& expression, const std::vector<std::int64_t>* shape = nullptr) const;
+  // Returns sizes that multiply to `total` if `multiplies`, or else add up to it. One of them may be -1: what is left.
+  // Throws Error(invalid_argument) if they do not.
+  std::vector<std::int64_t> sizes(const std::vector<Expression>& expressions, std::int64_t total, bool multiplies,
+                                  const std::vector<std::int64_t>* shape = nullptr) const;
 };
 
 struct TensorMap::Stages {

@@ -62,8 +62,8 @@ std::shared_ptr<const ByteSource> SourceBackend::open_plain_item(std::uint32_t n
   fail(ErrorCode::internal, "{}: no item {} with transforms", path.string(), number);
 }
 
-void SourceBackend::compare_rest() const {
-  checksums.compare_rest([this](const std::string& name) { return storage->open(name); });
+void SourceBackend::compare_rest(const Cancellation* cancellation) const {
+  checksums.compare_rest([this](const std::string& name) { return storage->open(name); }, cancellation);
 }
 
 std::shared_ptr<const ByteSource> SourceBackend::open_name(const std::string& name) const {
@@ -314,6 +314,6 @@ bool Checkpoint::is_computed(std::size_t tensor) const {
 
 bool Checkpoint::has_sidecar() const { return backend_->has_sidecar(); }
 std::uint64_t Checkpoint::bytes_not_compared() const { return backend_->bytes_not_compared(); }
-void Checkpoint::compare_rest() const { backend_->compare_rest(); }
+void Checkpoint::compare_rest(const Cancellation* cancellation) const { backend_->compare_rest(cancellation); }
 
 }  // namespace tessera::checkpoint

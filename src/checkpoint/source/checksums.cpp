@@ -99,12 +99,13 @@ void ComparedFile::compare(const ByteSource& file, std::size_t block, std::uint3
   states_[block].store(compared, std::memory_order_relaxed);
 }
 
-void ComparedFile::compare_rest(const ByteSource& file) {
+void ComparedFile::compare_rest(const ByteSource& file, const Cancellation* cancellation) {
   thread_local Buffer buffer;
   for (std::size_t block = 0; block < facts_.blocks(); ++block) {
     if (states_[block].load(std::memory_order_relaxed) != read_in_part) continue;
     std::uint32_t crc = 0;
     for (std::uint64_t at = facts_.block_begin(block); at < facts_.block_end(block);) {
+      if (cancellation != nullptr) cancellation->check();
       const MutableByteView piece = buffer.get(std::min(kPieceBytes, facts_.block_end(block) - at));
       file.read_at(at, piece);
       crc = crc32(piece, crc);
@@ -140,9 +141,10 @@ std::shared_ptr<const ByteSource> Checksums::compared(const std::string& name,
   return std::make_shared<const ComparedSource>(std::move(file), found->second);
 }
 
-void Checksums::compare_rest(const std::function<std::shared_ptr<const ByteSource>(const std::string&)>& open) const {
+void Checksums::compare_rest(const std::function<std::shared_ptr<const ByteSource>(const std::string&)>& open,
+                             const Cancellation* cancellation) const {
   for (const auto& [name, file] : files_) {
-    if (file->bytes_not_compared() > 0) file->compare_rest(*open(name));
+    if (file->bytes_not_compared() > 0) file->compare_rest(*open(name), cancellation);
   }
 }
 

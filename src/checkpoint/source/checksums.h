@@ -14,6 +14,7 @@
 #include <memory>
 #include <string>
 
+#include "tessera/base/cancellation.h"
 #include "tessera/base/file.h"
 #include "tessera/checkpoint/sidecar.h"
 
@@ -30,8 +31,8 @@ class ComparedFile {
   const Sidecar::FileFacts& facts() const { return facts_; }
   // Reads from `file`, which must be this file. Throws Error(corrupt) if a block differs from the sidecar.
   void read(const ByteSource& file, std::uint64_t offset_bytes, MutableByteView out, bool is_scattered);
-  // Reads and compares the blocks that were read but not compared.
-  void compare_rest(const ByteSource& file);
+  // Reads and compares the blocks that were read but not compared. Throws Error(cancelled) between blocks.
+  void compare_rest(const ByteSource& file, const Cancellation* cancellation);
   // Returns the size of the blocks that were read but not compared.
   std::uint64_t bytes_not_compared() const;
 
@@ -55,7 +56,8 @@ class Checksums {
   // sidecar. Returns `file` if the sidecar does not list the name.
   std::shared_ptr<const ByteSource> compared(const std::string& name, std::shared_ptr<const ByteSource> file) const;
   // compare_rest() of every file. `open` must return the file, not compared.
-  void compare_rest(const std::function<std::shared_ptr<const ByteSource>(const std::string&)>& open) const;
+  void compare_rest(const std::function<std::shared_ptr<const ByteSource>(const std::string&)>& open,
+                    const Cancellation* cancellation = nullptr) const;
   std::uint64_t bytes_not_compared() const;
 
  private:

@@ -7,15 +7,23 @@
 
 namespace tessera::checkpoint {
 
-ExpansionBudget::ExpansionBudget(std::uint64_t stored_bytes)
+ExpansionBudget::ExpansionBudget(std::uint64_t stored_bytes, std::uint64_t own_bytes)
     : limit_bytes_(
           std::max(kLeastBytes, stored_bytes > UINT64_MAX / kTimesStored ? UINT64_MAX : stored_bytes * kTimesStored)),
-      left_bytes_(limit_bytes_) {}
+      left_bytes_(own_bytes > UINT64_MAX - limit_bytes_ ? UINT64_MAX : limit_bytes_ + own_bytes) {}
 
 bool ExpansionBudget::charge(std::uint64_t bytes) {
   if (bytes > left_bytes_) return false;
   left_bytes_ -= bytes;
   return true;
+}
+
+void charge_object(ExpansionBudget& budget, pickle::RepeatedParts& parts, pickle::NodeRef value) {
+  if (budget.charge(parts.count(value, budget.left_bytes()))) return;
+  budget.charge(budget.left_bytes());
+  fail(ErrorCode::corrupt,
+       "the parts that objects share stand for more than {}, expected at most 64 MiB or 16 times the files",
+       format_bytes(budget.limit_bytes()));
 }
 
 std::uint64_t stored_bytes(const Checkpoint& checkpoint) {

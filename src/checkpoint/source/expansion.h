@@ -7,6 +7,7 @@
 
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/convert.h"
+#include "tessera/format/internal/repeated_parts.h"
 
 namespace tessera::checkpoint {
 
@@ -18,15 +19,35 @@ class ExpansionBudget {
   static constexpr std::uint64_t kLeastBytes = std::uint64_t{64} << 20;
   static constexpr std::uint64_t kTimesStored = 16;
 
-  explicit ExpansionBudget(std::uint64_t stored_bytes);
+  // `own_bytes` can be charged beyond the limit, for example what is stored if that is charged too.
+  explicit ExpansionBudget(std::uint64_t stored_bytes, std::uint64_t own_bytes = 0);
 
   std::uint64_t limit_bytes() const { return limit_bytes_; }
+  std::uint64_t left_bytes() const { return left_bytes_; }
   // Returns false, and charges nothing, if less than `bytes` are left.
   bool charge(std::uint64_t bytes);
 
  private:
   std::uint64_t limit_bytes_, left_bytes_;
 };
+
+// The budgets of a checkpoint whose files are pickles of states: all files share them.
+struct StateBudgets {
+  // The leaves of a small file take more than 16 times its size, even if nothing is repeated.
+  static constexpr std::uint64_t kLeafBytesPerFile = 256 << 10;
+
+  // `stored_bytes` is the size of all `files` files.
+  StateBudgets(std::uint64_t stored_bytes, std::uint64_t files)
+      : leaves(stored_bytes, files * kLeafBytesPerFile), objects(stored_bytes) {}
+  ExpansionBudget leaves;   // their names and shapes; see StateFlattener
+  ExpansionBudget objects;  // what they share
+};
+
+// Charges an object for the parts that it shares with objects that were counted with `parts` before, and within itself.
+// Law: whoever makes an object of a pickle calls this once for it, before anything walks through it. So no command has
+// to limit what it makes of all objects together. Throws Error(corrupt), without the place, if the budget does not
+// allow it; then nothing is left of the budget.
+void charge_object(ExpansionBudget& budget, pickle::RepeatedParts& parts, pickle::NodeRef value);
 
 // Returns the size of all files of a checkpoint.
 std::uint64_t stored_bytes(const Checkpoint& checkpoint);

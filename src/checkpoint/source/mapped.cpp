@@ -85,9 +85,9 @@ class MappedSource final : public SourceBackend {
 
   bool has_sidecar() const override { return from_->has_sidecar(); }
   std::uint64_t bytes_not_compared() const override { return from_->bytes_not_compared(); }
-  void compare_rest() const override {
+  void compare_rest(const Cancellation* cancellation) const override {
     computed_->verify_rest();
-    from_->compare_rest();
+    from_->compare_rest(cancellation);
   }
 
  private:

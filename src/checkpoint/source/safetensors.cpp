@@ -215,8 +215,8 @@ class SafetensorsSource final : public SourceBackend {
   }
 
   // Missing shards show only in the sidecar and in the names of the others: a tensor without its last rows looks like
-  // a smaller tensor.
-  void check_shards_are_all_there(const std::set<std::string>& names) const {
+  // a smaller tensor. Names of ranks' shards are no proof, so that they are a warning.
+  void check_shards_are_all_there(const std::set<std::string>& names) {
     MissingFiles::NamesOfFile missing;
     if (const std::optional<Sidecar> sidecar = read_sidecar(*storage)) {
       for (const auto& [name, facts] : sidecar->files) {
@@ -225,7 +225,13 @@ class SafetensorsSource final : public SourceBackend {
     }
     const std::string_view listed_by = missing.empty() ? "the names of the others announce" : "the sidecar lists";
     if (missing.empty()) {
-      for (const std::string& name : missing_shards({names.begin(), names.end()})) missing[name] = {};
+      const MissingShards announced = missing_shards({names.begin(), names.end()});
+      for (const std::string& name : announced.lost) missing[name] = {};
+      for (const std::string& name : announced.lost_or_never_written) {
+        warnings.push_back(fmt::format(
+            "no rank has a file '{}', which the names of the others announce: no tensor was in it, or it was lost",
+            printable(name)));
+      }
     }
     if (missing.empty()) return;
     throw MissingFiles(

@@ -46,8 +46,9 @@ std::optional<std::string> find_index(const std::vector<std::string>& names, Sou
 
 namespace {
 
-// "<stem>-<number>-of-<count><ending>".
+// "<stem>-<number>-of-<count><ending>", and "shard-<rank>-" before it if it is of a rank.
 struct NumberedShard {
+  bool is_of_rank = false;
   std::string stem, count, ending;
   auto operator<=>(const NumberedShard&) const = default;
   std::string name(std::string_view number) const { return fmt::format("{}-{}-of-{}{}", stem, number, count, ending); }
@@ -75,7 +76,8 @@ std::optional<std::pair<NumberedShard, std::string>> parse_numbered_shard(std::s
   text.remove_suffix(1);
   if (text.starts_with(kRank)) {
     const std::size_t end = text.find_first_not_of("0123456789", kRank.size());
-    if (end != std::string_view::npos && end > kRank.size() && text[end] == '-') text.remove_prefix(end + 1);
+    shard.is_of_rank = end != std::string_view::npos && end > kRank.size() && text[end] == '-';
+    if (shard.is_of_rank) text.remove_prefix(end + 1);
   }
   shard.stem = text;
   return std::pair(std::move(shard), std::move(number));
@@ -83,21 +85,22 @@ std::optional<std::pair<NumberedShard, std::string>> parse_numbered_shard(std::s
 
 }  // namespace
 
-std::set<std::string> missing_shards(const std::vector<std::string>& names) {
+MissingShards missing_shards(const std::vector<std::string>& names) {
   constexpr std::uint64_t kListed = 100;
   std::map<NumberedShard, std::set<std::string>> sets;  // their numbers
   for (const std::string& name : names) {
     if (auto shard = parse_numbered_shard(name)) sets[std::move(shard->first)].insert(std::move(shard->second));
   }
-  std::set<std::string> missing;
+  MissingShards missing;
   for (const auto& [shard, numbers] : sets) {
     std::uint64_t count = 0;
     const auto parsed = std::from_chars(shard.count.data(), shard.count.data() + shard.count.size(), count);
     if (parsed.ec != std::errc()) continue;  // no number of files
+    std::set<std::string>& of_set = shard.is_of_rank ? missing.lost_or_never_written : missing.lost;
     const std::uint64_t first = numbers.begin()->find_first_not_of('0') == std::string::npos ? 0 : 1;
     for (std::uint64_t i = 0; i < std::min<std::uint64_t>(count, numbers.size() + kListed); ++i) {
       const std::string number = fmt::format("{:0{}}", first + i, numbers.begin()->size());
-      if (!numbers.contains(number)) missing.insert(shard.name(number));
+      if (!numbers.contains(number)) of_set.insert(shard.name(number));
     }
   }
   return missing;

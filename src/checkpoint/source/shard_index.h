@@ -28,10 +28,17 @@ std::optional<SourceKind> index_kind(std::string_view name);
 std::optional<std::string> find_index(const std::vector<std::string>& names, SourceKind kind,
                                       std::string_view preferred, const std::string& directory);
 
-// Returns the files that names such as "model-00001-of-00003.safetensors" announce and that are not among `names`, at
-// least one of each such set. PyTorch's shards of ranks, "shard-00002-model-00001-of-00003.safetensors", announce that
-// some rank has a file of each number: a rank writes those in which it has tensors.
-std::set<std::string> missing_shards(const std::vector<std::string>& names);
+// Files that names such as "model-00001-of-00003.safetensors" announce, at least one of each set that has not all.
+struct MissingShards {
+  // Their writer counted the files that it writes: the save was never completed, or they were lost.
+  std::set<std::string> lost;
+  // No rank has one, which would have "shard-<rank>-" before its name. PyTorch's HuggingFace writer takes the count
+  // from a mapping of names to files, which may have tensors that the state does not, and a rank writes the files in
+  // which it has tensors (PyTorch: torch/distributed/checkpoint/hf_storage.py, `write_data`).
+  std::set<std::string> lost_or_never_written;
+};
+// Returns those that are not among `names`.
+MissingShards missing_shards(const std::vector<std::string>& names);
 
 class ShardIndex {
  public:

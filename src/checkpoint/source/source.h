@@ -44,6 +44,7 @@ class MissingFiles : public Error {
 };
 
 class ComputedTensors;  // checkpoint/source/mapped.h
+struct StateBudgets;    // checkpoint/source/expansion.h
 
 class SourceBackend {
  public:
@@ -60,7 +61,7 @@ class SourceBackend {
   virtual const ComputedTensors* computed() const { return nullptr; }
   virtual bool has_sidecar() const { return checksums.has_sidecar(); }
   virtual std::uint64_t bytes_not_compared() const { return checksums.bytes_not_compared(); }
-  virtual void compare_rest() const;
+  virtual void compare_rest(const Cancellation* cancellation) const;
 
   // Files from this number on are items whose transforms are undone.
   static constexpr std::uint32_t kPlainItems = std::uint32_t{1} << 31;
@@ -109,9 +110,9 @@ std::unique_ptr<SourceBackend> open_torch_directory(const std::shared_ptr<const 
                                                     const OpenOptions& options, const std::string& index);
 std::unique_ptr<SourceBackend> open_safetensors_file(const std::filesystem::path& file, const OpenOptions& options);
 std::unique_ptr<SourceBackend> open_torch_file(const std::filesystem::path& file, const OpenOptions& options);
-// Reads are compared with the sidecar of `storage`.
+// Opens a file of a checkpoint of several. Reads are compared with the sidecar of `storage`.
 std::unique_ptr<SourceBackend> open_torch_file(const std::shared_ptr<const Storage>& storage, const std::string& name,
-                                               const OpenOptions& options);
+                                               const OpenOptions& options, StateBudgets& budgets);
 
 std::unique_ptr<SourceBackend> open_torch_checkpointing(const std::shared_ptr<const Storage>& storage,
                                                         const OpenOptions& options);

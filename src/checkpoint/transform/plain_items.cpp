@@ -1,5 +1,6 @@
 #include "checkpoint/transform/plain_items.h"
 
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -33,12 +34,58 @@ File temporary_file() {
   return file;
 }
 
-// The bytes of an item, which are written once and then read.
-class PlainItem final : public ByteSink, public ByteSource {
+// The files of all items of the process, of which descriptors and the directory for temporary files are.
+class FilesOfItems {
  public:
-  PlainItem(std::string name, std::uint64_t limit_bytes, std::shared_ptr<MemoryOfItems> memory)
+  void add_file() { ++files_; }
+  void add_bytes(std::uint64_t bytes) { bytes_ += bytes; }
+  void remove_file(std::uint64_t bytes) {
+    bytes_ -= bytes;
+    --files_;
+  }
+  // Whether there should be fewer.
+  bool are_many() const {
+    constexpr std::uint64_t kManyBytes = std::uint64_t{4} << 30;
+    rlimit descriptors{};
+    const bool is_known = ::getrlimit(RLIMIT_NOFILE, &descriptors) == 0;
+    return bytes_ > kManyBytes || (is_known && files_ > descriptors.rlim_cur / 2);
+  }
+
+ private:
+  std::atomic<std::uint64_t> files_ = 0, bytes_ = 0;
+};
+
+FilesOfItems& files_of_items() {
+  static FilesOfItems files;
+  return files;
+}
+
+// A temporary file that is counted.
+class FileOfItem {
+ public:
+  FileOfItem() : file_(temporary_file()) { files_of_items().add_file(); }
+  FileOfItem(const FileOfItem&) = delete;
+  FileOfItem& operator=(const FileOfItem&) = delete;
+  ~FileOfItem() { files_of_items().remove_file(size_bytes_); }
+
+  void append(ByteView bytes) {
+    file_.write_at(size_bytes_, bytes);
+    size_bytes_ += bytes.size();
+    files_of_items().add_bytes(bytes.size());
+  }
+  const File& file() const { return file_; }
+
+ private:
+  File file_;
+  std::uint64_t size_bytes_ = 0;
+};
+
+// An item that is written once and then read.
+class WrittenItem final : public ByteSink, public PlainItem {
+ public:
+  WrittenItem(std::string name, std::uint64_t limit_bytes, std::shared_ptr<MemoryOfItems> memory)
       : name_(std::move(name)), limit_bytes_(limit_bytes), memory_of_items_(std::move(memory)) {}
-  ~PlainItem() override { memory_of_items_->give_back(memory_.size()); }
+  ~WrittenItem() override { memory_of_items_->give_back(memory_.size()); }
 
   void write(ByteView bytes) override {
     if (bytes.size() > limit_bytes_ - size_bytes_) {
@@ -47,13 +94,13 @@ class PlainItem final : public ByteSink, public ByteSource {
     }
     const bool fits = !file_ && size_bytes_ + bytes.size() <= kInMemoryBytes && memory_of_items_->take(bytes.size());
     if (!file_ && !fits) {
-      file_ = temporary_file();
-      file_->write_at(0, memory_);
+      file_.emplace();
+      file_->append(memory_);
       memory_of_items_->give_back(memory_.size());
       memory_ = Bytes();
     }
     if (file_) {
-      file_->write_at(size_bytes_, bytes);
+      file_->append(bytes);
     } else {
       append(memory_, bytes);
     }
@@ -62,11 +109,12 @@ class PlainItem final : public ByteSink, public ByteSource {
   void finish() override {}
 
   void read_at(std::uint64_t offset_bytes, MutableByteView out) const override {
-    if (file_) return file_->read_at(offset_bytes, out);
+    if (file_) return file_->file().read_at(offset_bytes, out);
     MemorySource(memory_, name_).read_at(offset_bytes, out);
   }
   std::uint64_t size_bytes() const override { return size_bytes_; }
   const std::string& name() const override { return name_; }
+  bool has_file() const override { return file_.has_value(); }
 
  private:
   std::string name_;
@@ -74,17 +122,17 @@ class PlainItem final : public ByteSink, public ByteSource {
   const std::shared_ptr<MemoryOfItems> memory_of_items_;
   std::uint64_t size_bytes_ = 0;
   Bytes memory_;
-  std::optional<File> file_;
+  std::optional<FileOfItem> file_;
 };
 
 }  // namespace
 
-std::shared_ptr<const ByteSource> undo_transforms(const ByteSource& file, std::uint64_t offset_bytes,
-                                                  std::uint64_t length_bytes, std::span<const TransformPtr> transforms,
-                                                  std::uint64_t limit_bytes,
-                                                  const std::shared_ptr<MemoryOfItems>& memory) {
-  auto item = std::make_shared<PlainItem>(fmt::format("the item at byte {} of {}", offset_bytes, file.name()),
-                                          limit_bytes, memory);
+std::shared_ptr<const PlainItem> undo_transforms(const ByteSource& file, std::uint64_t offset_bytes,
+                                                 std::uint64_t length_bytes, std::span<const TransformPtr> transforms,
+                                                 std::uint64_t limit_bytes,
+                                                 const std::shared_ptr<MemoryOfItems>& memory) {
+  auto item = std::make_shared<WrittenItem>(fmt::format("the item at byte {} of {}", offset_bytes, file.name()),
+                                            limit_bytes, memory);
   std::vector<std::unique_ptr<ByteSink>> streams;  // from the item back to the file
   ByteSink* to = item.get();
   for (std::size_t i = transforms.size(); i-- > 0;) {
@@ -123,16 +171,19 @@ std::shared_ptr<const ByteSource> PlainItems::get(std::uint32_t number, const Ma
   const std::lock_guard all_lock(mutex_);
   const bool is_kept = std::any_of(slots_.begin(), slots_.end(), [&](const auto& each) { return each.second == slot; });
   if (is_kept) {
-    kept_bytes_ += slot->size_bytes = slot->item->size_bytes();
+    slot->has_file = slot->item->has_file();
     drop_oldest();
   }
   return slot->item;
 }
 
 void PlainItems::drop_oldest() {
-  while (slots_.size() > kAlwaysKept && (slots_.size() > kKept || kept_bytes_ > kKeptBytes)) {
-    kept_bytes_ -= slots_.front().second->size_bytes;
-    slots_.pop_front();
+  while (slots_.size() > kKept) slots_.pop_front();
+  // The memory of the others is the checkpoint's own.
+  const auto has_file = [](const auto& each) { return each.second->has_file; };
+  auto files = static_cast<std::size_t>(std::ranges::count_if(slots_, has_file));
+  for (; files > kAlwaysKept && files_of_items().are_many(); --files) {
+    slots_.erase(std::ranges::find_if(slots_, has_file));
   }
 }
 

@@ -405,6 +405,14 @@ TEST_F(ConvertTest, TheSidecarOfADirectoryNamesEveryFile) {
   EXPECT_EQ(names_in(directory_ / "out"), listed);
 }
 
+TEST_F(ConvertTest, AFileWhoseNameIsNotUtf8HasASidecar) {
+  ConvertOptions options;
+  options.to = SourceKind::safetensors;
+  convert(source_, directory_ / "\xff.safetensors", options);
+  ASSERT_TRUE(read_sidecar(directory_ / "\xff.safetensors"));
+  expect_verified(directory_ / "\xff.safetensors");
+}
+
 TEST_F(ConvertTest, TensorsWithoutTheDimensionAreShardedInTheirLastOne) {
   ReshardOptions options;
   options.ranks = 3;

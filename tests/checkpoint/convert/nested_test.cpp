@@ -13,13 +13,27 @@ TEST(NestedTest, TextMakesDictsAndIntegersMakeLists) {
   root.set({"optim", "groups", std::int64_t{1}, "lr"}, 7, "optim.groups.1.lr", budget);
   root.set({"step"}, 8, "step", budget);
   ASSERT_EQ(root.kind, Nested::Kind::dict);
-  EXPECT_EQ(root.keys, (std::vector<std::string>{"optim", "step"}));
+  EXPECT_EQ(root.keys, (std::vector<Nested::DictKey>{{"optim"}, {"step"}}));
   const Nested& groups = *root.children[0]->children[0];
   ASSERT_EQ(groups.kind, Nested::Kind::list);
   ASSERT_EQ(groups.children.size(), 2u);
   EXPECT_EQ(groups.children[0], nullptr) << "a gap in a list is null";
   EXPECT_EQ(groups.children[1]->children[0]->leaf, 7u);
   EXPECT_EQ(root.children[1]->leaf, 8u);
+}
+
+TEST(NestedTest, KeysThatAreNoTextHaveTheirPlaces) {
+  Nested root;
+  ExpansionBudget budget(0);
+  root.set({"1", "a"}, 0, "1.a", budget, {{0, "1"}});
+  root.set({"1", "b"}, 1, "1.b", budget);
+  root.set({"1", "c"}, 2, "1.c", budget, {{0, "1"}});
+  root.set({"x", "y", "None"}, 3, "x.y.None", budget, {{1, ""}, {2, "null"}});
+  EXPECT_EQ(root.keys, (std::vector<Nested::DictKey>{{"1", true}, {"1", false}, {"x", false}}));
+  EXPECT_EQ(root.children[0]->keys, (std::vector<Nested::DictKey>{{"a"}, {"c"}}));
+  const Nested& inner = *root.children[2];
+  EXPECT_EQ(inner.keys, (std::vector<Nested::DictKey>{{"y"}})) << "without JSON it is its text";
+  EXPECT_EQ(inner.children[0]->keys, (std::vector<Nested::DictKey>{{"null", true}}));
 }
 
 TEST(NestedTest, ContradictoryPathsAreRefused) {

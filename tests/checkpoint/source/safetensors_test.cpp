@@ -1,5 +1,6 @@
 // What `__metadata__` of a safetensors file has for tessera and for PyTorch's DCP is refused if it does not fit.
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <map>
@@ -8,6 +9,7 @@
 #include <vector>
 
 #include "support/error_matchers.h"
+#include "support/golden.h"
 #include "support/temporary_directory.h"
 #include "tessera/base/file.h"
 #include "tessera/checkpoint/checkpoint.h"
@@ -16,6 +18,8 @@
 namespace tessera::checkpoint {
 namespace {
 
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using TextByKey = std::map<std::string, std::string>;
 
 class SourceSafetensorsTest : public ::testing::Test {
@@ -95,6 +99,19 @@ TEST_F(SourceSafetensorsTest, ATensorInTwoFilesIsRefused) {
   EXPECT_ERROR(Checkpoint::open(directory_.path()), ErrorCode::corrupt,
                "y.safetensors: tensor 'a' has dtype int32 and 1 dimensions, expected float32 and 1 as in "
                "'x.safetensors'");
+}
+
+// The count in the names is that of a mapping from names to files, which may have tensors that the state does not.
+TEST_F(SourceSafetensorsTest, ANumberOfPyTorchsShardsThatNoRankHasIsAWarning) {
+  const testing::Golden golden = testing::read_golden("2.14-hf");
+  for (const std::string rank : {"shard-00001-", "shard-00002-"}) {
+    std::filesystem::copy_file(golden.checkpoint / (rank + "model-00001-of-00001.safetensors"),
+                               directory_ / (rank + "model-00001-of-00003.safetensors"));
+  }
+  const auto checkpoint = Checkpoint::open(directory_.path());
+  EXPECT_EQ(testing::read_tensors(checkpoint), golden.tensors);
+  EXPECT_THAT(checkpoint->warnings(), ElementsAre(HasSubstr("no rank has a file 'model-00002-of-00003.safetensors'"),
+                                                  HasSubstr("no rank has a file 'model-00003-of-00003.safetensors'")));
 }
 
 }  // namespace

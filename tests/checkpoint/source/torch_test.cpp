@@ -25,6 +25,31 @@ class SourceTorchTest : public ::testing::Test {
     return Checkpoint::open(path);
   }
 
+  // Opens a file of a list of many references to one empty tensor of many dimensions.
+  std::shared_ptr<const Checkpoint> open_tensors(int dimensions, const std::string& storage_class, int references) {
+    std::string pickle = "\x80\x02(" + std::string("K\0", 2);
+    for (int i = 1; i < dimensions; ++i) pickle += "K\x01";
+    pickle += "tq" + std::string("\0", 1) + "0";
+    pickle += "ctorch._utils\n_rebuild_tensor_v2\n((U\x07storagectorch\n" + storage_class +
+              "\nU\x01"
+              "0U\x03"
+              "cpuK"s +
+              '\0' + "tQK" + '\0';
+    pickle += "h\0h\0"s +
+              "I00\nccollections\nOrderedDict\n)RtRq\x01"
+              "0}U\x01"
+              "a](";
+    for (int i = 0; i < references; ++i) pickle += "h\x01";
+    pickle += "es.";
+    const ByteView bytes = as_bytes(pickle);
+    const torch_archive::ArchiveLayout layout("archive", Bytes(bytes.begin(), bytes.end()), {{"0", 0}});
+    Bytes file = layout.before_storage(0, {});
+    append(file, layout.trailer({0}));
+    std::filesystem::remove(directory_ / "in.pt");
+    write_new_file(directory_ / "in.pt", file);
+    return Checkpoint::open(directory_ / "in.pt");
+  }
+
   testing::TemporaryDirectory directory_;
 };
 
@@ -53,28 +78,42 @@ TEST_F(SourceTorchTest, DictsThatAreSharedTooManyTimesAreRefused) {
 }
 
 TEST_F(SourceTorchTest, ATensorOfManyDimensionsThatIsSharedIsRefused) {
-  // 20,000 references to a tensor of 20,000 dimensions.
-  std::string pickle = "\x80\x02(" + std::string("K\0", 2);
-  for (int i = 1; i < 20'000; ++i) pickle += "K\x01";
-  pickle += "tq" + std::string("\0", 1) + "0";
-  pickle +=
-      "ctorch._utils\n_rebuild_tensor_v2\n((U\x07storagectorch\nFloatStorage\nU\x01"
-      "0U\x03"
-      "cpuK"s +
-      '\0' + "tQK" + '\0';
-  pickle += "h\0h\0"s +
-            "I00\nccollections\nOrderedDict\n)RtRq\x01"
-            "0}U\x01"
-            "a](";
-  for (int i = 0; i < 20'000; ++i) pickle += "h\x01";
-  pickle += "es.";
-  const ByteView bytes = as_bytes(pickle);
-  const torch_archive::ArchiveLayout layout("archive", Bytes(bytes.begin(), bytes.end()), {{"0", 0}});
-  Bytes file = layout.before_storage(0, {});
-  append(file, layout.trailer({0}));
-  write_new_file(directory_ / "in.pt", file);
-  EXPECT_ERROR(Checkpoint::open(directory_ / "in.pt"), ErrorCode::corrupt, "in.pt",
+  EXPECT_ERROR(open_tensors(1000, "FloatStorage", 20'000), ErrorCode::corrupt, "in.pt",
                "the flattened state takes more than 64.0 MiB");
+}
+
+TEST_F(SourceTorchTest, ATensorThatIsNotUnderstoodIsRefusedLikewise) {
+  EXPECT_EQ(open_tensors(1000, "QInt8Storage", 2)->objects().size(), 2u);
+  EXPECT_ERROR(open_tensors(100'000, "QInt8Storage", 100'000), ErrorCode::corrupt, "in.pt: 'a.42'",
+               "the parts that objects share stand for more than 64.0 MiB");
+}
+
+// Text that is defined once and is the value of many keys: each use takes as much in a report or another format.
+TEST_F(SourceTorchTest, LongTextOfManyObjectsIsRefused) {
+  const auto open_texts = [&](std::size_t bytes, int count) {
+    std::string pickle = "\x80\x02X";
+    for (int shift = 0; shift < 32; shift += 8) pickle += static_cast<char>(bytes >> shift & 0xff);
+    pickle += std::string(bytes, 'x') + "q" + '\0' + "0}(";
+    for (int i = 0; i < count; ++i) {
+      pickle += std::string("M") + static_cast<char>(i & 0xff) + static_cast<char>(i >> 8) + "h" + '\0';
+    }
+    return open(pickle + "u.");
+  };
+  EXPECT_EQ(open_texts(64, 20'000)->objects().size(), 20'000u);
+  EXPECT_EQ(open_texts(64 << 10, 1000)->objects().size(), 1000u);
+  EXPECT_ERROR(open_texts(64 << 10, 1100), ErrorCode::corrupt, "in.pt: '1025'",
+               "the parts that objects share stand for more than 64.0 MiB, expected at most 64 MiB or 16 times");
+}
+
+// A list of 100 numbers in each of many objects, as groups of parameters may share it.
+TEST_F(SourceTorchTest, SmallPartsOfManyObjectsAreNot) {
+  std::string pickle = "\x80\x02](";
+  for (int i = 0; i < 100; ++i) pickle += std::string("K") + static_cast<char>(i);
+  pickle += std::string("eq") + '\0' + "0}(";
+  for (int i = 0; i < 20'000; ++i) {
+    pickle += std::string("M") + static_cast<char>(i & 0xff) + static_cast<char>(i >> 8) + "h" + '\0' + "N\x86";
+  }
+  EXPECT_EQ(open(pickle + "u.")->objects().size(), 20'000u);
 }
 
 TEST_F(SourceTorchTest, AListThatHoldsItselfIsOneObject) {

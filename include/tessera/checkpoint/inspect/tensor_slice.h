@@ -47,8 +47,9 @@ void check_slice_size(const Checkpoint& checkpoint, std::size_t tensor, const Te
 
 /// Calls `visit` with the elements of `slice` in row-major order, cast to `dtype`, in pieces of at most `limit_bytes`
 /// (at least one element). Reads only the chunks and bytes that they need; with steps, also those between them.
-/// Verifies no checksums but those of a sidecar: call `reader.verify_complete_chunks()` afterwards. Throws as
-/// `TensorReader::read`, `Error(unsupported)` unless `can_cast_slice`, and what `visit` throws.
+/// Of checksums, verifies only those of a sidecar's blocks of which it reads no parts with gaps: call
+/// `reader.verify_complete_chunks()` and `Checkpoint::compare_rest` afterwards. Throws as `TensorReader::read`,
+/// `Error(unsupported)` unless `can_cast_slice`, and what `visit` throws.
 void read_slice(const TensorReader& reader, const TensorSlice& slice, DType dtype, std::int64_t limit_bytes,
                 const std::function<void(ByteView)>& visit);
 

@@ -79,7 +79,7 @@ struct SavedLeaf {
 };
 
 struct Leaf {
-  Path path;
+  LeafPlace place;
   std::vector<SavedLeaf> saved;             // in order of ranks
   const tc::TensorEntry* listed = nullptr;  // in metadata.pkl
 };
@@ -112,6 +112,7 @@ class TorchCheckpointingSource final : public SourceBackend {
       checksums.compare_rest([this](const std::string& name) { return storage->open(name); });
     }
     find_files(has_metadata);
+    add_files();
     version =
         fmt::format("torch_checkpointing {}, {} rank{}", has_metadata ? metadata_.version : "without metadata.pkl",
                     metadata_.ranks, metadata_.ranks == 1 ? "" : "s");
@@ -187,13 +188,31 @@ class TorchCheckpointingSource final : public SourceBackend {
     }
   }
 
+  // Adds the files that are there, so that the budgets are those of all of them.
+  void add_files() {
+    std::uint64_t total = 0;
+    for (const auto& [key, files_of_item] : items_) {
+      for (const auto& [rank, layout] : files_of_item) {
+        const std::uint32_t file = add_file(layout.file);
+        files[file].rank = rank;
+        if (files[file].size_bytes) {
+          total += *files[file].size_bytes;
+          file_numbers_.emplace(layout.file, file);
+        } else {
+          files.pop_back();
+        }
+      }
+    }
+    budgets_ = StateBudgets(total, files.size());
+  }
+
   // --- items
 
   void read_item(const std::string& key, const ItemFiles& files_of_item) {
     std::map<std::string, std::size_t> numbers;
     std::vector<Leaf> leaves;  // in the order of the first file
-    const auto leaf_of = [&](const Path& at) -> Leaf& {
-      const auto [found, is_new] = numbers.try_emplace(name_of_path(at), leaves.size());
+    const auto leaf_of = [&](const LeafPlace& at) -> Leaf& {
+      const auto [found, is_new] = numbers.try_emplace(name_of_path(at.path), leaves.size());
       if (is_new) leaves.push_back({at, {}, nullptr});
       return leaves[found->second];
     };
@@ -213,21 +232,20 @@ class TorchCheckpointingSource final : public SourceBackend {
     }
     std::map<std::int64_t, std::string> missing;  // files by rank
     for (const auto& [rank, layout] : files_of_item) {
-      const std::uint32_t file = add_file(layout.file);
-      files[file].rank = rank;
-      if (!files[file].size_bytes) {
-        files.pop_back();
+      const auto number = file_numbers_.find(layout.file);
+      if (number == file_numbers_.end()) {
         missing[rank] = layout.file;
         continue;
       }
+      const std::uint32_t file = number->second;
       stored_bytes_ += *files[file].size_bytes;
-      const auto add = [&, rank = rank](const Path& at, SavedLeaf saved, const pickle::NodeRef* value) {
+      const auto add = [&, file, rank = rank](const LeafPlace& at, SavedLeaf saved, const pickle::NodeRef* value) {
         Leaf& leaf = leaf_of(at);
         if (!leaf.saved.empty() && leaf.saved.back().rank == rank) {
           fail(ErrorCode::corrupt, "{}: the name '{}' occurs twice, expected unique names",
-               storage->name_of(files[file].name), printable(name_of_path(at)));
+               storage->name_of(files[file].name), printable(name_of_path(at.path)));
         }
-        const auto found = entries.find(name_of_path(at));
+        const auto found = entries.find(name_of_path(at.path));
         if (found != entries.end()) leaf.listed = found->second;
         saved.rank = rank;
         saved.file = file;
@@ -244,7 +262,7 @@ class TorchCheckpointingSource final : public SourceBackend {
       if (numbers.contains(name)) continue;
       Path full{key};
       full.insert(full.end(), entry->path.begin(), entry->path.end());
-      leaf_of(full).listed = entry;
+      leaf_of({std::move(full)}).listed = entry;
     }
     for (const Leaf& leaf : leaves) take_leaf(leaf, missing);
     if (item == entries_of_.end()) {
@@ -272,9 +290,10 @@ class TorchCheckpointingSource final : public SourceBackend {
     limits.pickle_bytes = max_pickle_bytes_;
     const auto archive =
         std::make_shared<const torch_archive::Archive>(torch_archive::open(*source, 0, source->size_bytes(), limits));
-    StateFlattener flattener(source->name(), source->size_bytes(), StateFlattener::Tuples::are_flattened);
-    flattener.flatten(archive->tree.root(), {key}, [&](pickle::NodeRef value, const Path& at) {
-      with_context([&] { return fmt::format("{}: '{}'", source->name(), printable(name_of_path(at))); },
+    StateFlattener flattener(source->name(), budgets_.leaves, StateFlattener::Tuples::are_flattened);
+    pickle::RepeatedParts parts;
+    flattener.flatten(archive->tree.root(), {{key}}, [&](pickle::NodeRef value, const LeafPlace& at) {
+      with_context([&] { return fmt::format("{}: '{}'", source->name(), printable(name_of_path(at.path))); },
                    [&] {
                      SavedLeaf saved;
                      std::optional<torch_archive::TensorRef> tensor = torch_archive::as_tensor(value);
@@ -284,6 +303,7 @@ class TorchCheckpointingSource final : public SourceBackend {
                        flattener.charge_tensor(tensor->sizes.size());
                        saved.tensor = saved_tensor(*tensor, archive->storage_entry(tensor->storage), file);
                      } else {
+                       charge_object(budgets_.objects, parts, value);
                        saved.object.value = value;
                        saved.object.storages = storages_of(value, *archive, file);
                        saved.object.tree = std::shared_ptr<const pickle::Tree>(archive, &archive->tree);
@@ -306,12 +326,12 @@ class TorchCheckpointingSource final : public SourceBackend {
     const std::shared_ptr<const ByteSource> source = open_file(file);
     const safetensors::Header header = safetensors::read_header(*source);
     for (const safetensors::Tensor& stored : header.tensors) {
-      Path at{key};
+      LeafPlace at{{key}};
       const auto found = entries.find(stored.name.empty() ? key : key + "." + stored.name);
       if (found != entries.end()) {
-        at.insert(at.end(), found->second->path.begin(), found->second->path.end());
+        at.path.insert(at.path.end(), found->second->path.begin(), found->second->path.end());
       } else {
-        at.emplace_back(stored.name);
+        at.path.emplace_back(stored.name);
       }
       SavedLeaf saved;
       saved.tensor = SavedTensor{stored.dtype, false,
@@ -350,7 +370,8 @@ class TorchCheckpointingSource final : public SourceBackend {
   std::optional<Part> part_of(const Leaf& leaf, std::int64_t rank, const SavedTensor& tensor,
                               const pickle::NodeRef* dtensor) {
     const auto where = [&] {
-      return fmt::format("{}: '{}'", storage->name_of(files[tensor.file].name), printable(name_of_path(leaf.path)));
+      return fmt::format("{}: '{}'", storage->name_of(files[tensor.file].name),
+                         printable(name_of_path(leaf.place.path)));
     };
     std::optional<MeshLayout> layout;
     std::vector<std::int64_t> coordinate;
@@ -393,16 +414,17 @@ class TorchCheckpointingSource final : public SourceBackend {
     const bool is_same = std::all_of(leaf.saved.begin() + 1, leaf.saved.end(),
                                      [&](const SavedLeaf& one) { return same_leaves(leaf.saved[0], one); });
     if (is_same) {
-      take_full(name_of_path(leaf.path), leaf.path, leaf.saved[0]);
+      const std::string name = name_of_path(leaf.place.path);
+      take_full(name, leaf.place, leaf.saved[0]);
       for (const SavedLeaf& one : leaf.saved) {
-        if (one.tensor && one.rank != leaf.saved[0].rank) add_copy(name_of_path(leaf.path), *one.tensor);
+        if (one.tensor && one.rank != leaf.saved[0].rank) add_copy(name, *one.tensor);
       }
       return;
     }
     for (const SavedLeaf& one : leaf.saved) {
-      Path at = leaf.path;
-      at.emplace_back(fmt::format("rank_{}", one.rank));
-      take_full(name_of_path(at), at, one);
+      LeafPlace at = leaf.place;
+      at.path.emplace_back(fmt::format("rank_{}", one.rank));
+      take_full(name_of_path(at.path), at, one);
     }
   }
 
@@ -410,9 +432,9 @@ class TorchCheckpointingSource final : public SourceBackend {
     return {Box::full(shape), std::vector<std::int64_t>(shape.size(), 0)};
   }
 
-  void take_full(const std::string& name, const Path& at, const SavedLeaf& saved) {
+  void take_full(const std::string& name, const LeafPlace& at, const SavedLeaf& saved) {
     if (!saved.tensor) {
-      objects.push_back({name, {}, at, tensors.size() + objects.size()});
+      objects.push_back({name, {}, at.path, tensors.size() + objects.size(), at.keys});
       object_values_.push_back(saved.object);
       return;
     }
@@ -421,7 +443,7 @@ class TorchCheckpointingSource final : public SourceBackend {
   }
 
   void take_distributed(const Leaf& leaf, const std::map<std::int64_t, std::string>& missing) {
-    const std::string name = name_of_path(leaf.path);
+    const std::string name = name_of_path(leaf.place.path);
     const auto first = std::find_if(leaf.saved.begin(), leaf.saved.end(), [](const auto& one) { return one.part; });
     const bool is_listed = leaf.listed != nullptr;
     const DType dtype = is_listed ? leaf.listed->groups[0].dtype : first->tensor->dtype;
@@ -441,7 +463,7 @@ class TorchCheckpointingSource final : public SourceBackend {
              shape_to_string(shape));
       }
     }
-    begin_tensor(name, leaf.path, dtype, first != leaf.saved.end() && first->tensor->requires_grad, shape);
+    begin_tensor(name, leaf.place, dtype, first != leaf.saved.end() && first->tensor->requires_grad, shape);
     std::map<std::pair<std::vector<std::int64_t>, std::vector<std::int64_t>>, const SavedTensor*> have;
     bool differs = false;
     for (const SavedLeaf& one : leaf.saved) {
@@ -490,7 +512,7 @@ class TorchCheckpointingSource final : public SourceBackend {
     }
   }
 
-  void begin_tensor(const std::string& name, const Path& at, DType dtype, bool requires_grad,
+  void begin_tensor(const std::string& name, const LeafPlace& at, DType dtype, bool requires_grad,
                     std::vector<std::int64_t> shape) {
     TensorInfo info;
     info.name = name;
@@ -498,7 +520,8 @@ class TorchCheckpointingSource final : public SourceBackend {
     info.requires_grad = requires_grad;
     info.shape = std::move(shape);
     info.chunks = BoxList(info.shape.size());
-    info.path = at;
+    info.path = at.path;
+    info.keys = at.keys;
     info.position = tensors.size() + objects.size();
     tensors.push_back(std::move(info));
     extents_.emplace_back();
@@ -523,8 +546,10 @@ class TorchCheckpointingSource final : public SourceBackend {
 
   std::uint64_t max_pickle_bytes_;
   std::uint64_t stored_bytes_ = 0, made_bytes_ = 0;  // of the files that were read, and what they were charged
+  StateBudgets budgets_{0, 0};
   tc::CheckpointMetadata metadata_;
   std::map<std::string, ItemFiles> items_;
+  TextMap<std::uint32_t> file_numbers_;                // of those that are there
   std::map<std::string, const tc::Item*> entries_of_;  // in metadata_
   std::vector<std::vector<Extent>> extents_;
   std::vector<ObjectValue> object_values_;

@@ -3,6 +3,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "checkpoint/source/expansion.h"
 #include "checkpoint/source/source.h"
 #include "checkpoint/source/torch/flatten.h"
 #include "tessera/base/error.h"
@@ -64,9 +65,10 @@ void collect_persistent_ids(NodeRef value, std::vector<NodeRef>& found, std::uno
 
 class TorchSource final : public SourceBackend {
  public:
-  // Reads file `name` of `storage`. `file_path` is for messages.
+  // Reads file `name` of `storage`. `file_path` is for messages. `budgets` are those of the checkpoint that it is a
+  // part of; null if it is one.
   TorchSource(const fs::path& file_path, std::shared_ptr<const Storage> storage_in, const std::string& name,
-              std::optional<Sidecar> sidecar, const OpenOptions& options)
+              std::optional<Sidecar> sidecar, const OpenOptions& options, StateBudgets* budgets)
       : SourceBackend(file_path, std::move(storage_in), std::move(sidecar)) {
     kind = SourceKind::torch;
     const std::uint32_t number = add_file(name);
@@ -82,13 +84,19 @@ class TorchSource final : public SourceBackend {
       while (!text.empty() && (text.back() == '\n' || text.back() == '\r')) text.pop_back();
       version += " " + printable(as_text(text));
     }
+    StateBudgets own(file->size_bytes(), 1);
     const NodeRef root = archive_->tree.root();
-    StateFlattener flattener(path.string(), file->size_bytes(), StateFlattener::Tuples::are_leaves);
+    StateFlattener flattener(path.string(), (budgets != nullptr ? *budgets : own).leaves,
+                             StateFlattener::Tuples::are_leaves);
+    const auto take = [&](NodeRef value, const LeafPlace& at) { leaf(value, at, flattener); };
     if (flattener.is_container(root)) {
-      flattener.flatten(root, {}, [&](NodeRef value, const Path& at) { leaf(value, at, flattener); });
+      flattener.flatten(root, {}, take);
     } else {
-      leaf(root, {torch_archive::is_tensor_like(root) ? "tensor" : "object"}, flattener);
+      take(root, {{torch_archive::is_tensor_like(root) ? "tensor" : "object"}});
     }
+    // Whatever walks through a value has limits for it alone. So a file of one object, which may be large, is not
+    // walked through here.
+    if (budgets != nullptr || objects.size() > 1) charge_objects((budgets != nullptr ? *budgets : own).objects);
   }
 
   Extent locate(std::size_t tensor, std::size_t) const override { return extents_[tensor]; }
@@ -104,13 +112,21 @@ class TorchSource final : public SourceBackend {
   }
 
  private:
-  void leaf(NodeRef value, const Path& at, StateFlattener& flattener) {
-    const std::string name = name_of_path(at);
+  void charge_objects(ExpansionBudget& budget) const {
+    pickle::RepeatedParts parts;
+    for (std::size_t i = 0; i < objects.size(); ++i) {
+      with_context([&] { return fmt::format("{}: '{}'", path.string(), printable(objects[i].name)); },
+                   [&] { charge_object(budget, parts, object_values_[i]); });
+    }
+  }
+
+  void leaf(NodeRef value, const LeafPlace& at, StateFlattener& flattener) {
+    const std::string name = name_of_path(at.path);
     const std::optional<torch_archive::TensorRef> found =
         with_context([&] { return fmt::format("{}: '{}'", path.string(), printable(name)); },
                      [&] { return torch_archive::as_tensor(value); });
     if (!found) {
-      objects.push_back({name, {}, at, tensors.size() + objects.size()});
+      objects.push_back({name, {}, at.path, tensors.size() + objects.size(), at.keys});
       object_values_.push_back(value);
       return;
     }
@@ -122,7 +138,8 @@ class TorchSource final : public SourceBackend {
     info.shape = found->sizes;
     info.chunks = BoxList(info.shape.size());
     info.chunks.push_back(Box::full(info.shape));
-    info.path = at;
+    info.path = at.path;
+    info.keys = at.keys;
     info.position = tensors.size() + objects.size();
     Extent extent = extent_of(*found, archive_->storage_entry(found->storage), 0);
     info.stored.push_back({0, extent.offset_bytes, extent.length_bytes});
@@ -175,13 +192,13 @@ Extent extent_of(const torch_archive::TensorRef& tensor, const zip::Entry& stora
 
 std::unique_ptr<SourceBackend> open_torch_file(const fs::path& file, const OpenOptions& options) {
   return std::make_unique<TorchSource>(file, file_system_storage(file.parent_path()), file.filename().string(),
-                                       sidecar_of(file, options), options);
+                                       sidecar_of(file, options), options, nullptr);
 }
 
 std::unique_ptr<SourceBackend> open_torch_file(const std::shared_ptr<const Storage>& storage, const std::string& name,
-                                               const OpenOptions& options) {
+                                               const OpenOptions& options, StateBudgets& budgets) {
   return std::make_unique<TorchSource>(fs::path(storage->name_of(name)), storage, name, sidecar_of(*storage, options),
-                                       options);
+                                       options, &budgets);
 }
 
 }  // namespace tessera::checkpoint

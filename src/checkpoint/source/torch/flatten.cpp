@@ -1,7 +1,8 @@
 #include "checkpoint/source/torch/flatten.h"
 
+#include <nlohmann/json.hpp>
+
 #include "tessera/base/error.h"
-#include "tessera/checkpoint/checkpoint.h"
 #include "tessera/format/python_value.h"
 #include "tessera/format/torch_archive.h"
 
@@ -11,6 +12,7 @@ using pickle::NodeRef;
 namespace {
 
 constexpr std::size_t kMaxFlattenedDepth = 200;
+constexpr std::size_t kShownKeyBytes = 1000;  // of a key that is no str
 
 // Returns the key-value pairs of a value that is a Mapping in Python.
 std::optional<std::span<const pickle::Pair>> as_mapping(NodeRef value) {
@@ -74,27 +76,50 @@ void StateFlattener::charge(const Path& at) {
 void StateFlattener::charge(std::uint64_t bytes) {
   if (budget_.charge(bytes)) return;
   fail(ErrorCode::corrupt,
-       "{}: the flattened state takes more than {}, expected at most 64 MiB or 16 times the file; it repeats the "
+       "{}: the flattened state takes more than {}, expected at most 64 MiB or 16 times the files; it repeats the "
        "same containers many times",
        where_, format_bytes(budget_.limit_bytes()));
 }
 
-void StateFlattener::flatten(NodeRef value, const Path& at, const Leaf& leaf, std::size_t depth) {
-  charge(at);
+// Returns the place of the value of a mapping. What is kept of a key is charged for each value.
+LeafPlace StateFlattener::at_key(const LeafPlace& at, NodeRef key) {
+  LeafPlace place = at;
+  if (key.is(Kind::string)) {
+    place.path.emplace_back(std::string(key.string()));
+    return place;
+  }
+  std::string text, json;
+  if (key.is(Kind::integer)) {
+    text = json = std::to_string(key.integer());
+  } else {
+    with_context([&] { return fmt::format("{}: a key in '{}'", where_, printable(name_of_path(at.path))); },
+                 [&] {
+                   text = pickle::repr(key, kShownKeyBytes);
+                   if (const auto lossless = pickle::to_lossless_json(key)) json = lossless->dump();
+                 });
+  }
+  place.path.emplace_back(std::move(text));
+  PathKeys keys = at.keys ? *at.keys : PathKeys();
+  keys.push_back({at.path.size(), std::move(json)});
+  std::uint64_t bytes = 0;
+  for (const PathKey& kept : keys) bytes += kept.json.size();
+  charge(bytes);
+  place.keys = std::make_shared<const PathKeys>(std::move(keys));
+  return place;
+}
+
+void StateFlattener::flatten(NodeRef value, const LeafPlace& at, const Leaf& leaf, std::size_t depth) {
+  charge(at.path);
   check_depth(depth);
   if (const auto pairs = as_mapping(value)) {
     // An empty mapping has no leaves. Keep it as an object, so that it is not lost.
-    if (pairs->empty() && !at.empty()) return leaf(value, at);
-    for (const pickle::Pair& pair : *pairs) {
-      Path next = at;
-      next.emplace_back(pair.key.is(Kind::string) ? std::string(pair.key.string()) : pickle::repr(pair.key, 1000));
-      flatten(pair.value, next, leaf, depth + 1);
-    }
+    if (pairs->empty() && !at.path.empty()) return leaf(value, at);
+    for (const pickle::Pair& pair : *pairs) flatten(pair.value, at_key(at, pair.key), leaf, depth + 1);
   } else if (is_sequence(value) && !is_terminal(value, 0)) {
     const auto items = value.items();
     for (std::size_t i = 0; i < items.size(); ++i) {
-      Path next = at;
-      next.emplace_back(static_cast<std::int64_t>(i));
+      LeafPlace next = at;
+      next.path.emplace_back(static_cast<std::int64_t>(i));
       flatten(items[i], next, leaf, depth + 1);
     }
   } else {

@@ -3,6 +3,7 @@
 // PyTorch: torch/distributed/checkpoint/_traverse.py, _nested_dict.py.
 
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -11,6 +12,7 @@
 #include "checkpoint/source/expansion.h"
 #include "tessera/base/internal/text_hash.h"
 #include "tessera/base/state_path.h"
+#include "tessera/checkpoint/checkpoint.h"
 #include "tessera/format/pickle_value.h"
 
 namespace tessera::checkpoint {
@@ -18,28 +20,35 @@ namespace tessera::checkpoint {
 // The keys and indices of a path, with dots between them: the name that DCP gives to a leaf.
 std::string name_of_path(const Path& path);
 
+// Where a value is: TensorInfo::path and keys.
+struct LeafPlace {
+  Path path;
+  std::shared_ptr<const PathKeys> keys = nullptr;
+};
+
 class StateFlattener {
  public:
   // Whether tuples are flattened as lists are.
   enum class Tuples : std::uint8_t { are_leaves, are_flattened };
-  using Leaf = std::function<void(pickle::NodeRef value, const Path& at)>;
+  using Leaf = std::function<void(pickle::NodeRef value, const LeafPlace& at)>;
 
-  // `where` is for messages, `stored_bytes` the size of the archive.
-  StateFlattener(std::string where, std::uint64_t stored_bytes, Tuples tuples)
-      : where_(std::move(where)), tuples_(tuples), budget_(stored_bytes) {}
+  // `where` is for messages. `budget` is charged for each leaf, and must outlive this.
+  StateFlattener(std::string where, ExpansionBudget& budget, Tuples tuples)
+      : where_(std::move(where)), tuples_(tuples), budget_(budget) {}
 
   // Whether a value is flattened: a mapping, or a list that contains a tensor or a mapping.
   bool is_container(pickle::NodeRef value) { return !is_terminal(value, 0); }
-  // Calls `leaf` for each leaf of `value`, which is at the path `at`. Throws Error(unsupported) for deep nesting, and
+  // Calls `leaf` for each leaf of `value`, which is at `at`. Throws Error(unsupported) for deep nesting, and
   // Error(corrupt) if containers that occur often make too many leaves.
-  void flatten(pickle::NodeRef value, const Path& at, const Leaf& leaf) { flatten(value, at, leaf, 0); }
-  // Must be called by `leaf` for a tensor before its sizes and strides are copied. A pickle can define a tensor once
-  // and refer to it often.
+  void flatten(pickle::NodeRef value, const LeafPlace& at, const Leaf& leaf) { flatten(value, at, leaf, 0); }
+  // Must be called by `leaf` for a tensor whose sizes and strides were copied. A pickle can define a tensor once and
+  // refer to it often.
   void charge_tensor(std::size_t dimensions) { charge(kBytesPerDimension * dimensions); }
 
  private:
   static constexpr std::uint64_t kBytesPerDimension = 6 * sizeof(std::int64_t);  // shape, a box, strides; copies
-  void flatten(pickle::NodeRef value, const Path& at, const Leaf& leaf, std::size_t depth);
+  void flatten(pickle::NodeRef value, const LeafPlace& at, const Leaf& leaf, std::size_t depth);
+  LeafPlace at_key(const LeafPlace& at, pickle::NodeRef key);
   bool is_sequence(pickle::NodeRef value) const;
   bool is_terminal(pickle::NodeRef value, std::size_t depth);
   void check_depth(std::size_t depth) const;
@@ -48,7 +57,7 @@ class StateFlattener {
 
   std::string where_;
   Tuples tuples_;
-  ExpansionBudget budget_;
+  ExpansionBudget& budget_;
   std::unordered_map<std::uint64_t, bool, NumberHash> terminal_;  // of sequences
 };
 

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "checkpoint/source/expansion.h"
 #include "checkpoint/source/shard_index.h"
 #include "checkpoint/source/source.h"
 #include "tessera/base/error.h"
@@ -19,7 +20,11 @@ class TorchShardsSource final : public SourceBackend {
     const ShardIndex index(*this, index_name);
     OpenOptions of_file = options;
     of_file.sidecar = std::make_shared<const Sidecar>(sidecar_of(*storage_in, options).value_or(Sidecar()));
-    for (const std::string& name : index.files()) take_file(name, of_file);
+    std::uint64_t stored_bytes = 0;
+    for (const std::string& name : index.files()) stored_bytes += files[add_file(name)].size_bytes.value_or(0);
+    StateBudgets budgets(stored_bytes, files.size());
+    std::uint32_t number = 0;
+    for (const std::string& name : index.files()) take_file(name, number++, of_file, budgets);
     index.check();
     version = parts_.empty() ? "torch.save" : parts_[0].source->version;
   }
@@ -45,9 +50,8 @@ class TorchShardsSource final : public SourceBackend {
   };
   using Place = std::pair<std::size_t, std::size_t>;  // part, index in it
 
-  void take_file(const std::string& name, const OpenOptions& options) {
-    const std::uint32_t file = add_file(name);
-    std::unique_ptr<SourceBackend> part = open_torch_file(storage, name, options);
+  void take_file(const std::string& name, std::uint32_t file, const OpenOptions& options, StateBudgets& budgets) {
+    std::unique_ptr<SourceBackend> part = open_torch_file(storage, name, options, budgets);
     for (std::size_t i = 0; i < part->tensors.size(); ++i) {
       TensorInfo info = part->tensors[i];
       info.position = tensors.size() + objects.size();
