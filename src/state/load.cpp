@@ -11,7 +11,6 @@
 #include <sstream>
 #include <string_view>
 #include <system_error>
-#include <unordered_set>
 #include <utility>
 
 #include "state/flat_values.h"
@@ -21,8 +20,10 @@
 #include "state/stateful/values.h"
 #include "state/transport/device_staging.h"
 #include "tessera/base/error.h"
+#include "tessera/base/internal/text_hash.h"
 #include "tessera/state/object_archive.h"
 #include "tessera/tensor/internal/box_view.h"
+#include "tessera/tensor/internal/bump_version.h"
 #include "tessera/tensor/torch_types.h"
 
 namespace tessera {
@@ -63,6 +64,7 @@ class StateLoader {
 
   // Copies tensors that were loaded to temporary memory, and returns the objects.
   Objects finish_tensors_and_read_objects(const Checkpoint& checkpoint, const checkpoint::ReadReport& report) {
+    for (const at::Tensor& loaded : kept_) bump_version(loaded);
     for (auto& [tensor, loaded] : staged_) tensor.copy_(loaded);
     Objects objects;
     for (const auto& [name, object] : report.objects) {
@@ -149,7 +151,7 @@ bool has_names_until_2_3(const StateDict& state, const checkpoint::Targets& targ
   const auto found =
       static_cast<std::size_t>(std::ranges::count_if(targets, is_stored, &checkpoint::TargetEntry::name));
   if (found == checkpoint.tensors().size() + checkpoint.objects().size()) return false;
-  std::unordered_set<std::string> newer;
+  TextSet newer;
   for_each_flat_value(state, {}, {},
                       [&](std::string name, const Path&, const Value&) { newer.insert(std::move(name)); });
   bool found_older = false;
@@ -237,7 +239,7 @@ LoadReport load_values(StateDict& state, const PrepareToOpen& prepare, const Pro
     loader->restore(report.missing, state);
     state = *std::move(allocated);
   }
-  return {report.wanted_bytes, report.read_bytes, std::move(report.missing)};
+  return {report.wanted_bytes, report.read_bytes, report.bytes_not_compared, std::move(report.missing)};
 }
 
 // `describe` adds what is loaded, which must be equal on all ranks.

@@ -100,7 +100,9 @@ std::optional<StateDict> with_memory(const StateDict& state) {
 }
 
 void require_memory(const at::Tensor& tensor) {
-  if (tensor.numel() == 0 || (!tensor.is_meta() && tensor.has_storage())) return;
+  if (tensor.numel() == 0) return;
+  // A sparse tensor has its memory in other tensors.
+  if (!tensor.is_meta() && (tensor.layout() != at::kStrided || tensor.has_storage())) return;
   fail(ErrorCode::unsupported, "found {} on {}, expected a tensor with memory", to_string(Value(tensor)),
        tensor.device().str());
 }

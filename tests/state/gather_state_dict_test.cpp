@@ -160,6 +160,12 @@ TEST(GatherStateDictTest, ATensorWithoutMemoryIsAnErrorOnAllRanks) {
   });
 }
 
+TEST(GatherStateDictTest, ASparseTensorIsMovedToTheCpuAsItIs) {
+  const StateDict state{{"s", kMatrix.to_sparse()}};
+  const StateDict full = gather_state_dict(state, ProcessGroup(), /*cpu_offload=*/true);
+  EXPECT_EQ(Value(full.at("s").get<at::Tensor>().to_dense()), Value(kMatrix));
+}
+
 TEST(GatherStateDictTest, ADtypeThatNoRankKnowsIsAnError) {
   const StateDict state{{"w", boxes(at::zeros({0, 6}), {})}};
   EXPECT_ERROR(gather_state_dict(state, ProcessGroup()), ErrorCode::unsupported, "no rank knows the dtype of 'w'");

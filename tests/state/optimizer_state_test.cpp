@@ -332,6 +332,50 @@ TEST(SetOptimizerStateDictTest, ParametersMayHaveNumbers) {
   EXPECT_ERROR(trained.set(state), ErrorCode::invalid_argument, "both names and numbers");
 }
 
+// As read from a checkpoint of PyTorch, which has only texts of the keys of a dict.
+TEST(SetOptimizerStateDictTest, NumbersMayBeTexts) {
+  Trained trained;
+  StateDict state = trained.copy();
+  Dict numbered;
+  std::int64_t number = 0;
+  for (const char* name : {"0.weight", "0.bias", "2.weight", "2.bias"}) {
+    numbered[std::to_string(number++)] = state.at("state").get<Dict>().at(name);
+  }
+  state["state"] = numbered;
+  group_of(state, 0)["params"] = List{0, 1};
+  group_of(state, 1)["params"] = List{2, 3};
+  const StateDict before = trained.copy();
+  trained.optimizer->state().clear();
+  trained.set(state);
+  EXPECT_EQ(Value(trained.state()), Value(before));
+}
+
+TEST(SetOptimizerStateDictTest, StatesUnderOtherNamesAreAnErrorAndNothingIsReset) {
+  const auto with_prefix = [](const Dict& states) {
+    Dict renamed;
+    for (const auto& [name, state] : states) renamed["module." + std::get<std::string>(name)] = state;
+    return renamed;
+  };
+  Trained trained;
+  const StateDict before = trained.copy();
+  StateDict named = trained.copy(), numbered = trained.copy();
+  named["state"] = numbered["state"] = with_prefix(before.at("state").get<Dict>());
+  group_of(numbered, 0)["params"] = List{0, 1};
+  group_of(numbered, 1)["params"] = List{2, 3};
+  StateDict flat;
+  for (const auto& [key, value] :
+       get_optimizer_state_dict(*trained.model, *trained.optimizer, {.flatten_optimizer_state_dict = true})) {
+    std::string name = std::get<std::string>(key);
+    if (name.starts_with("state.")) name.insert(name.find('.') + 1, "module.");
+    flat[name] = value;
+  }
+  for (const StateDict& state : {named, numbered, flat}) {
+    EXPECT_ERROR(trained.set(state), ErrorCode::invalid_argument, "missing: the state of parameter '", "'module.0.",
+                 "' has state and is in no group");
+    EXPECT_EQ(Value(trained.state()), Value(before));
+  }
+}
+
 TEST(SetOptimizerStateDictTest, AParameterIsFoundUnderAnyOfItsNames) {
   nn::Sequential model(nn::Linear(2, 2));
   model->register_module("tied", model->ptr(0));

@@ -345,6 +345,21 @@ TEST(SeveralOptimizersTest, OneBeforeItsFirstStepIsSetNextToOneWithState) {
                "load optimizer state dict (Adam): missing: the state of parameter 'up.bias'");
 }
 
+TEST(SeveralOptimizersTest, OneBeforeItsFirstStepIsSetNextToOneWithFlattenedState) {
+  ParallelMlp model;
+  optim::Adam adam(model->up->parameters(), optim::AdamOptions(0.5));
+  optim::Adam other(model->down->parameters(), optim::AdamOptions(0.25));
+  testing::step(adam);
+  StateDict state = get_optimizer_state_dict(*model, {&adam, &other}, flattened());
+  for (const auto& [key, value] : StateDict(state)) {
+    if (std::get<std::string>(key).starts_with("state.down.")) state.erase(key);
+  }
+  testing::step(other);
+  set_optimizer_state_dict(*model, {&adam, &other}, state);
+  EXPECT_TRUE(other.state().empty());
+  EXPECT_FALSE(adam.state().empty());
+}
+
 // The weights and the biases in groups of their own, in either order.
 optim::Adam in_two_groups(const ParallelMlp& model, bool weights_first, double lr_of_weights, double lr_of_biases) {
   std::vector<at::Tensor> weights, biases;

@@ -159,6 +159,16 @@ TEST(SaveTest, WithoutAGroupARankSavesAndLoadsAlone) {
   });
 }
 
+TEST(LoadTest, AutogradNoticesThatSavedTensorsAreChanged) {
+  const TemporaryDirectory directory;
+  save({{"w", at::ones({3})}}, directory / "ckpt");
+  const at::Tensor w = at::zeros({3}).requires_grad_();
+  const at::Tensor loss = w.square().sum();
+  StateDict state{{"w", w}};
+  load(state, directory / "ckpt");
+  EXPECT_THROW(loss.backward(), c10::Error);
+}
+
 TEST(SaveTest, AWholeStateIsLoadedNestedAsItWas) {
   const TemporaryDirectory directory;
   const StateDict state = {{"z", Dict{{"w", indices({2, 3}, at::kFloat)}, {"none", Value()}}},

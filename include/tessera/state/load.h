@@ -46,8 +46,8 @@ struct LoadOptions : checkpoint::ReadOptions {
 };
 
 struct LoadReport {
-  std::uint64_t wanted_bytes = 0, read_bytes = 0;  ///< see checkpoint::ReadReport
-  std::vector<std::string> missing;                ///< flat names not in the checkpoint, left unchanged (also on meta)
+  std::uint64_t wanted_bytes = 0, read_bytes = 0, bytes_not_compared = 0;  ///< see checkpoint::ReadReport
+  std::vector<std::string> missing;  ///< flat names not in the checkpoint, left unchanged (also on meta)
 };
 
 /// Loads `path` into `state`: the directory of a checkpoint, or one torch.save or safetensors file, of which each rank

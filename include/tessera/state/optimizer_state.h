@@ -63,14 +63,14 @@ StateDict get_optimizer_state_dict(const torch::nn::Module& module,
 /// converted to the dtype of the parameter if it is a floating-point one, and moved to its device. A collective of
 /// `options.group`. State of other parameters is ignored, so `state_dict` may hold the state of several optimizers.
 /// Instead of names it may have numbers, as Python's `optimizer.state_dict()` does; groups and parameters then match by
-/// position, and their counts must be equal.
+/// position, and their counts must be equal. The keys of `state` may be texts of numbers, as read from a checkpoint.
 ///
 /// Law: either everything is set, on all ranks, or nothing is changed. The optimizer shares no memory with `state_dict`
 /// afterwards, unless `take_tensors` is set.
 ///
 /// A state dict without state for any parameter of an optimizer describes it before its first step, and resets it to
-/// that. Otherwise, a parameter that requires grad and has no state is an error if `strict`, and starts without state
-/// if not.
+/// that, unless it has state of a parameter that is in none of its groups. Otherwise, a parameter that requires grad
+/// and has no state is an error if `strict`, and starts without state if not.
 ///
 /// Throws one error that lists all problems by parameter or group, and key. It is `Error(invalid_argument)` for missing
 /// names, keys and options, tensors of another shape, values of other kinds, and parameters of one group that belong to

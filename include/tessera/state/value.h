@@ -269,10 +269,14 @@ class Dict {
   friend std::ostream& operator<<(std::ostream& out, const Dict& dict);
 
  private:
+  // Depends on random numbers: keys may be from a file.
+  struct KeyHash {
+    std::size_t operator()(const Key& key) const;
+  };
   std::size_t position_of(const Key& key) const;  // size() if there is none
 
   std::vector<Entry> entries_;
-  std::unordered_map<Key, std::size_t> positions_;  // of all entries, if there are more than a few
+  std::unordered_map<Key, std::size_t, KeyHash> positions_;  // of all entries, if there are more than a few
 };
 
 /// The dict that is saved or loaded, by name.

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
+#include <string>
 #include <string_view>
 #include <utility>
 
@@ -97,9 +99,17 @@ StateDict unflatten_optimizer_state(const StateDict& flat, const ParameterNames&
   for (auto& [parameter, state] : section_of(flat, kState)) states[parameter] = std::move(state);
   const std::map<std::string, Dict> options = section_of(flat, kGroups);
   List groups;
+  std::set<std::string> own;
   for (std::size_t g = 0; g < optimizer.param_groups().size(); ++g) {
-    groups.push_back(unflatten_group(options, names, optimizer.param_groups()[g].params(), g));
+    Dict group = unflatten_group(options, names, optimizer.param_groups()[g].params(), g);
+    for (const Value& name : group.at("params").get<List>()) own.insert(name.get<std::string>());
+    groups.push_back(std::move(group));
   }
+  List others;
+  for (const auto& [name, own_options] : options) {
+    if (!own.contains(name)) others.push_back(name);
+  }
+  if (!others.empty()) groups.push_back(Dict{{"params", std::move(others)}});
   return {{"state", std::move(states)}, {"param_groups", std::move(groups)}};
 }
 

@@ -22,7 +22,8 @@ StateDict flatten_optimizer_state(const StateDict& nested);
 bool is_flattened(const StateDict& state_dict, const torch::optim::Optimizer& optimizer);
 
 // Returns the nested form, with the groups of `optimizer`; those without parameters have no options. Parameters that
-// are not in `flat` are left out. Throws Error(invalid_argument) if the parameters of a group have different options.
+// are not in `flat` are left out. Those of other optimizers follow in a group without options. Throws
+// Error(invalid_argument) if the parameters of a group have different options.
 StateDict unflatten_optimizer_state(const StateDict& flat, const ParameterNames& names,
                                     const torch::optim::Optimizer& optimizer);
 

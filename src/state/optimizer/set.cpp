@@ -1,4 +1,8 @@
 #include <algorithm>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
 
 #include "state/optimizer/fields_read.h"
 #include "state/optimizer/flatten.h"
@@ -36,9 +40,27 @@ class SavedState {
     const auto found = group_of_.find(name);
     return found == group_of_.end() ? std::nullopt : std::optional(found->second);
   }
-  const Value* state_of(const Key& parameter) const { return states_->find(parameter); }
+  // Returns null if there is none. The number of a parameter may be a text, as in a checkpoint, which has only texts.
+  const Value* state_of(const Key& parameter) const {
+    const Value* found = states_->find(parameter);
+    return found == nullptr && by_number() ? states_->find(Key(number_text(parameter))) : found;
+  }
+  // Returns a parameter that has state and is in no group.
+  std::optional<std::string> state_of_no_group() const {
+    std::set<std::string> numbers;
+    for (const Key& number : numbers_) numbers.insert(number_text(number));
+    for (const auto& [parameter, state] : *states_) {
+      const auto* name = std::get_if<std::string>(&parameter);
+      const std::string text = name != nullptr ? *name : number_text(parameter);
+      const bool is_listed = by_number() ? numbers.contains(text) : name != nullptr && group_of_.contains(text);
+      if (!is_listed) return text;
+    }
+    return std::nullopt;
+  }
 
  private:
+  static std::string number_text(const Key& key) { return fmt::to_string(std::get<std::int64_t>(key)); }
+
   void add(const Value& parameter, std::size_t g) {
     if (const auto* name = parameter.get_if<std::string>()) {
       group_of_.emplace(*name, g);
@@ -81,11 +103,7 @@ class Setter {
   std::function<void()> plan() {
     check_numbers();
     for (std::size_t g = 0; g < optimizer_.param_groups().size(); ++g) plan_group(g);
-    if (has_state_) {
-      for (const std::string& text : without_state_) {
-        problems_.add("missing", fmt::format("the state of parameter '{}'", printable(text)));
-      }
-    }
+    check_missing_states();
     problems_.raise(fmt::format("load optimizer state dict ({})", Fields::kName));
     return [&optimizer = optimizer_, options = std::move(options_),
             states = std::make_shared<States>(std::move(states_))] {
@@ -104,6 +122,18 @@ class Setter {
 
  private:
   using States = std::vector<std::pair<OptimizerStateMap::key_type, std::unique_ptr<typename Fields::State>>>;
+
+  // Without state for any parameter of the optimizer, the state dict describes it before its first step. Then other
+  // states must be of other optimizers: one of no group may be that of a parameter under another name.
+  void check_missing_states() {
+    if (without_state_.empty()) return;
+    const std::optional<std::string> unknown = has_state_ ? std::nullopt : saved_.state_of_no_group();
+    if (!has_state_ && !unknown) return;
+    for (const std::string& text : without_state_) {
+      problems_.add("missing", fmt::format("the state of parameter '{}'", printable(text)));
+    }
+    if (unknown) problems_.add("wrong", fmt::format("'{}' has state and is in no group", printable(*unknown)));
+  }
 
   void check_numbers() const {
     if (!saved_.by_number()) return;

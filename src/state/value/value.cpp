@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "tessera/base/error.h"
+#include "tessera/base/internal/text_hash.h"
 #include "tessera/tensor/dtensor.h"
 
 namespace tessera {
@@ -144,6 +145,11 @@ const Value& ValueSequence::at(std::size_t i) const {
 Dict::Dict(std::initializer_list<Entry> entries) {
   reserve(entries.size());
   for (const Entry& entry : entries) insert_or_assign(entry.key, entry.value);
+}
+
+std::size_t Dict::KeyHash::operator()(const Key& key) const {
+  const auto* text = std::get_if<std::string>(&key);
+  return text ? TextHash()(*text) : NumberHash()(static_cast<std::uint64_t>(std::get<std::int64_t>(key)));
 }
 
 std::size_t Dict::position_of(const Key& key) const {

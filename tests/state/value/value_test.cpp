@@ -5,9 +5,11 @@
 #include <rapidcheck.h>
 #include <rapidcheck/gtest.h>
 
+#include <chrono>
 #include <limits>
 #include <map>
 #include <sstream>
+#include <unordered_map>
 
 #include "state/random_values.h"
 #include "support/error_matchers.h"
@@ -162,6 +164,19 @@ TEST(DictTest, AKeyThatIsNotThereIsAnErrorThatNamesIt) {
   EXPECT_ERROR(Dict().at(3), ErrorCode::not_found, "no key 3");
   EXPECT_ERROR(Dict().at("caf\xe9"), ErrorCode::not_found, R"(no key 'caf\udce9')");
   EXPECT_ERROR((List{1}.at(1)), ErrorCode::not_found, "found index 1, expected less than 1");
+}
+
+// For `std::hash`, these are all in one bucket of a table of this size.
+TEST(DictTest, NoKeysCanBeChosenToCollide) {
+  constexpr std::int64_t kKeys = 300'000;
+  std::unordered_map<Key, std::size_t> table;
+  for (std::int64_t i = 0; i < kKeys; ++i) table.emplace(i, 0);
+  const auto buckets = static_cast<std::int64_t>(table.bucket_count());
+  const auto begin = std::chrono::steady_clock::now();
+  Dict dict;
+  for (std::int64_t i = 0; i < kKeys; ++i) dict[i * buckets - 1] = i;
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(60));
+  EXPECT_EQ(dict.at(7 * buckets - 1), Value(7));
 }
 
 RC_GTEST_PROP(DictTest, IsAMapThatKnowsItsOrder, ()) {
