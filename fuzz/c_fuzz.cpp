@@ -157,6 +157,7 @@ class Program {
     options.struct_size = sizeof options;
     options.cast = static_cast<int>(random_() % 2);
     options.threads = 1;
+    options.compare_rest = options.cast;
     is_good(tessera_read(checkpoint_, &boxes, &options, nullptr));
   }
 

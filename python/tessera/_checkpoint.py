@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 # Reads of more bytes can be interrupted. Less is read in the calling thread, in a few milliseconds.
 _LARGE_READ_BYTES = 32 << 20
 
+_BLOCK_BYTES = 128 << 10  # that the sidecar has checksums of
+
 
 Chunk = collections.namedtuple("Chunk", ["offsets", "sizes", "file", "offset_bytes", "length_bytes"])
 Chunk.__doc__ = """A stored chunk of a tensor: the box of elements, and the bytes of a file that hold it. The name of the file is
@@ -277,7 +279,8 @@ class Checkpoint(collections.abc.Mapping):
         cast: bool = False,
         progress: Progress | None = None,
     ) -> Any:
-        """Reads elements of a tensor, and no other bytes than they need.
+        """Reads elements of a tensor, and no other bytes than they need. If the checkpoint has a `.tessera.json`, these are the
+        blocks of 128 KiB that hold them, which are compared with it: for a column, up to one for each row.
 
         box       slices and indices as of NumPy, without steps: `(slice(0, 4), 7)`; None for the full tensor
         out       memory for the elements: a writable buffer, such as a NumPy array, or a tensor of PyTorch on the CPU,
@@ -321,11 +324,13 @@ class Checkpoint(collections.abc.Mapping):
         )
 
         def call(task):
-            options = _library.options(_library.ReadOptions, cast=bool(cast), task=task)
+            options = _library.options(_library.ReadOptions, cast=bool(cast), task=task, compare_rest=True)
             _library.check(functions.read(opened, ctypes.byref(boxes), ctypes.byref(options), None))
 
+        # Of a row of the box, a block is read at each end, to compare it.
+        most_bytes = _memory.product(sizes) * tensor._element_bytes + 2 * _memory.product(sizes[:-1]) * _BLOCK_BYTES
         with self._use() as opened:
-            if progress is None and _memory.product(sizes) * tensor._element_bytes < _LARGE_READ_BYTES:
+            if progress is None and min(tensor.size_bytes, most_bytes) < _LARGE_READ_BYTES:
                 call(None)
             else:
                 _library.run(call, progress)

@@ -71,6 +71,7 @@ class ReadOptions(ctypes.Structure):
         ("no_checksums", ctypes.c_int),
         ("threads", ctypes.c_size_t),
         ("task", handle),
+        ("compare_rest", ctypes.c_int),
     ]
 
 

@@ -107,11 +107,11 @@ class Columns {
 };
 
 checkpoint::ReadReport read(const tessera_checkpoint& handle, const tessera_boxes& boxes,
-                            const tessera_read_options* given) {
-  const tessera_read_options options = options_of(given, "tessera_read");
+                            const tessera_read_options& options) {
   checkpoint::ReadOptions read;
   read.rules.allow_cast = options.cast != 0;
   read.check_checksums = options.no_checksums == 0;
+  read.compare_rest = options.compare_rest != 0;
   read.threads = options.threads;
   observe(options.task, read);
   Columns columns(boxes, *handle.checkpoint);
@@ -133,7 +133,8 @@ tessera_status tessera_read(const tessera_checkpoint* checkpoint, const tessera_
   return c::call([&] {
     c::required(checkpoint, "tessera_read", "checkpoint");
     c::required(boxes, "tessera_read", "boxes");
-    const checkpoint::ReadReport done = c::read(*checkpoint, c::options_of(boxes, "tessera_read"), options);
+    const checkpoint::ReadReport done =
+        c::read(*checkpoint, c::options_of(boxes, "tessera_read"), c::options_of(options, "tessera_read"));
     if (report != nullptr) *report = {done.read_bytes, done.bytes_not_compared};
   });
 }
@@ -155,7 +156,9 @@ tessera_status tessera_read_tensor(const tessera_checkpoint* checkpoint, const c
     boxes.names = &name;
     boxes.data = &data;
     boxes.data_bytes = &data_bytes;
-    c::read(*checkpoint, boxes, options);
+    tessera_read_options all = c::options_of(options, "tessera_read_tensor");
+    all.compare_rest = 1;
+    c::read(*checkpoint, boxes, all);
   });
 }
 

@@ -102,7 +102,13 @@ std::optional<TensorMap> map_of(const MapFlags& flags, const std::filesystem::pa
   }
   const TensorMap::Parameters parameters = parameters_of(flags.set);
   Bytes config_text;
-  if (!flags.maps.empty() && !config.empty()) config_text = read_file(config);
+  if (!flags.maps.empty() && !config.empty()) {
+    config_text = read_file(config, TensorMap::kMaxBytes);
+    // TensorMap takes a text without characters for none, and then the defaults.
+    if (config_text.empty()) {
+      fail(ErrorCode::invalid_argument, "{}: found 0 bytes, expected a JSON object", printable(config.string()));
+    }
+  }
   TensorMap map;
   for (const std::string& one : flags.maps) map = map.then(read_map(one, parameters, as_text(config_text)));
   if (flags.invert) map = map.inverse();

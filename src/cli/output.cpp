@@ -1,6 +1,7 @@
 #include "cli/output.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
@@ -22,8 +23,7 @@ bool environment_has(const char* name) {
 }
 
 void write_to_standard_error(const std::string& line) {
-  // There is no other place to report an error of this write.
-  if (::write(STDERR_FILENO, line.data(), line.size()) < 0) return;
+  static_cast<void>(write_all(STDERR_FILENO, line));  // there is no other place to report its error
 }
 
 // Returns what warnings of one kind have in common: the text, with "..." for what is in quotes and N for a number.
@@ -60,6 +60,23 @@ void occupy_standard_streams() {
   }
 }
 
+int write_all(int descriptor, std::string_view text, const Cancellation* cancellation) {
+  while (!text.empty()) {
+    const ssize_t count = ::write(descriptor, text.data(), text.size());
+    if (count >= 0) {
+      text.remove_prefix(static_cast<std::size_t>(count));
+    } else if (errno == EAGAIN) {
+      pollfd waited{descriptor, POLLOUT, 0};
+      ::poll(&waited, 1, -1);
+    } else if (errno != EINTR) {
+      return errno;
+    }
+    // A signal ends a blocked write, with EINTR or with a part written, and a wait.
+    if (cancellation != nullptr && !text.empty()) cancellation->check();
+  }
+  return 0;
+}
+
 Output::Output(const Cancellation& cancellation) : cancellation_(cancellation) {
   const bool is_terminal = ::isatty(STDOUT_FILENO) != 0;
   const char* forced = std::getenv("CLICOLOR_FORCE");
@@ -83,21 +100,10 @@ void Output::write_formatted(fmt::string_view format, fmt::format_args args) {
 }
 
 void Output::flush() {
-  std::size_t done = 0;
-  while (done < buffer_.size()) {
-    const ssize_t count = ::write(STDOUT_FILENO, buffer_.data() + done, buffer_.size() - done);
-    if (count >= 0) {
-      done += static_cast<std::size_t>(count);
-    } else if (errno != EINTR) {
-      const int reason = errno;
-      buffer_.clear();
-      if (reason == EPIPE) throw ClosedPipe();
-      fail(ErrorCode::io, "write to standard output: {}", std::generic_category().message(reason));
-    }
-    // A signal ends a blocked write, with EINTR or with a part written.
-    if (done < buffer_.size()) cancellation_.check();
-  }
+  const int reason = write_all(STDOUT_FILENO, buffer_, &cancellation_);
   buffer_.clear();
+  if (reason == EPIPE) throw ClosedPipe();
+  if (reason != 0) fail(ErrorCode::io, "write to standard output: {}", std::generic_category().message(reason));
 }
 
 std::string Output::bold(std::string_view text) const {

@@ -15,6 +15,11 @@ namespace tessera::cli {
 // and receive the output. Writing to such a descriptor still fails.
 void occupy_standard_streams();
 
+// Writes all of `text`. Waits while the descriptor takes no more, also if another program that shares it has made it
+// non-blocking. Returns 0, or the error number of a write that failed. Throws Error(cancelled) if a signal ended a wait
+// and `cancellation` is requested.
+int write_all(int descriptor, std::string_view text, const Cancellation* cancellation = nullptr);
+
 // Thrown if the reader of standard output has closed the pipe (EPIPE). The command then ends without a message.
 struct ClosedPipe {};
 

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -39,7 +40,7 @@ void remove_leftovers(const fs::path& path) {
   std::error_code error;
   for (fs::directory_iterator it(path.parent_path() / ".", error), end; !error && it != end; it.increment(error)) {
     if (!is_temporary_of(path.filename().string(), it->path().filename().string())) continue;
-    if (const FileLock lock(it->path()); lock) ::unlink(it->path().c_str());
+    if (const FileLock lock(it->path()); lock && lock.is_of(it->path())) ::unlink(it->path().c_str());
   }
 }
 
@@ -51,20 +52,31 @@ fs::path temporary_for(fs::path path) {
 
 }  // namespace
 
-FileLock::FileLock(const fs::path& path)
+FileLock::FileLock(const fs::path& path, bool waits)
     : descriptor_(::open(path.c_str(), O_RDWR | O_NONBLOCK | O_CLOEXEC | O_NOFOLLOW)),
-      is_held_(descriptor_ >= 0 && ::flock(descriptor_, LOCK_EX | LOCK_NB) == 0) {}
+      is_held_(descriptor_ >= 0 && ::flock(descriptor_, LOCK_EX | (waits ? 0 : LOCK_NB)) == 0) {}
 
 FileLock::~FileLock() {
   if (descriptor_ >= 0) ::close(descriptor_);
+}
+
+bool FileLock::is_of(const fs::path& path) const {
+  struct stat locked {};
+  struct stat named {};
+  return descriptor_ >= 0 && ::fstat(descriptor_, &locked) == 0 && ::lstat(path.c_str(), &named) == 0 &&
+         locked.st_dev == named.st_dev && locked.st_ino == named.st_ino;
 }
 
 OutputFile::OutputFile(fs::path path, bool replaces)
     : path_(checked(std::move(path), replaces)),
       temporary_(temporary_for(path_)),
       replaces_(replaces),
-      file_(File::create_new(temporary_)),
-      lock_(temporary_) {}
+      file_(File::create_new(temporary_)) {
+  // Until it is locked, a process that removes leftovers may take it for one.
+  for (lock_.emplace(temporary_, true); !lock_->is_of(temporary_); lock_.emplace(temporary_, true)) {
+    file_ = File::create_new(temporary_);
+  }
+}
 
 OutputFile::~OutputFile() {
   std::error_code ignored;

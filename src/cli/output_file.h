@@ -2,6 +2,7 @@
 // A file that a command writes, which appears complete or not at all.
 
 #include <filesystem>
+#include <optional>
 
 #include "tessera/base/bytes.h"
 #include "tessera/base/file.h"
@@ -11,12 +12,14 @@ namespace tessera::cli {
 // A lock on a file, which ends with its process.
 class FileLock {
  public:
-  // Holds none if another process does or locks do not work.
-  explicit FileLock(const std::filesystem::path& path);
+  // Holds none if locks do not work or another process holds it, for which it waits if `waits`.
+  explicit FileLock(const std::filesystem::path& path, bool waits = false);
   ~FileLock();
   FileLock(const FileLock&) = delete;
   FileLock& operator=(const FileLock&) = delete;
   explicit operator bool() const { return is_held_; }
+  // Returns whether `path` still names the file.
+  bool is_of(const std::filesystem::path& path) const;
 
  private:
   int descriptor_;
@@ -24,7 +27,8 @@ class FileLock {
 };
 
 // Writes to `<path>.<process>.partial`, locked while its process lives. The destructor removes that file unless it was
-// committed.
+// committed. Law: a process renames or removes such a file only while it holds the lock of the file that the path
+// names.
 class OutputFile {
  public:
   // Removes the files that killed processes left for the same path. Throws Error(invalid_argument) if `path` exists,
@@ -42,7 +46,7 @@ class OutputFile {
   std::filesystem::path path_, temporary_;
   bool replaces_;
   File file_;
-  FileLock lock_;
+  std::optional<FileLock> lock_;
   std::uint64_t written_bytes_ = 0;
 };
 

@@ -201,6 +201,9 @@ class SplitArguments {
   // Letters after a flag are options of their own.
   void add_flag(const std::string& argument, std::deque<std::string>& next) {
     const bool has_more = !argument.starts_with("--") && argument.size() > 2;
+    if (has_more && argument[2] == '-') {
+      throw UsageError(fmt::format("unknown option '-' in '{}', expected letters of options", argument));
+    }
     options_.push_back(has_more ? argument.substr(0, 2) : argument);
     if (has_more) next.push_front(fmt::format("-{}", argument.substr(2)));
   }
@@ -232,6 +235,17 @@ void store_arguments(const std::vector<Option>& options, std::span<const std::st
   store_positionals(options, given.others());
 }
 
+// Stores the values of the options before the command, or of all arguments if `command` is null.
+void store_program_options(const Program& program, std::span<const std::string> arguments, const Command* command) {
+  for (const std::string& argument : arguments) {
+    const bool is_of_command = command != nullptr && argument.size() > 1 && !find_option(program.options, argument) &&
+                               find_option(command->options, argument);
+    if (!is_of_command) continue;
+    throw UsageError(fmt::format("'{}' stands before the command, expected it after '{}'", argument, command->name));
+  }
+  store_arguments(program.options, arguments);
+}
+
 }  // namespace
 
 CommandLine parse(const Program& program, int argc, char** argv) {
@@ -261,8 +275,10 @@ CommandLine parse(const Program& program, int argc, char** argv) {
     if (line.wants_help) return line;
   }
   if (line.wants_help) return line;
+  bool is_of_program = true;  // what is parsed
   try {
-    store_arguments(program.options, {arguments.begin(), word});
+    store_program_options(program, {arguments.begin(), word}, line.command);
+    is_of_program = false;
     if (line.command != nullptr) store_arguments(line.command->options, {word + 1, arguments.end()});
   } catch (const CLI::CallForHelp&) {
     line.wants_help = true;
@@ -271,6 +287,7 @@ CommandLine parse(const Program& program, int argc, char** argv) {
   } catch (const UsageError& error) {
     line.error = error.what();
   }
+  if (is_of_program && !line.error.empty()) line.command = nullptr;
   return line;
 }
 

@@ -245,7 +245,7 @@ TEST_F(CReadTest, FloatingPointElementsAreCastIfAsked) {
   boxes.data = data;
   boxes.data_bytes = bytes;
   EXPECT_EQ(tessera_read(checkpoint_.get(), &boxes, nullptr, nullptr), TESSERA_INVALID_ARGUMENT);
-  tessera_read_options options{sizeof options, 1, 0, 0, nullptr};
+  tessera_read_options options{sizeof options, 1, 0, 0, nullptr, 0};
   ASSERT_EQ(tessera_read(checkpoint_.get(), &boxes, &options, nullptr), TESSERA_OK) << tessera_last_error();
   std::vector<std::uint16_t> stored(40);
   ASSERT_EQ(tessera_read_tensor(checkpoint_.get(), name.c_str(), stored.data(), 80, nullptr), TESSERA_OK);
@@ -358,26 +358,6 @@ TEST(CListTest, NumbersBeyondTheEndAreRefused) {
   EXPECT_EQ(tessera_warning(checkpoint.get(), 1000), nullptr);
   size_t tensor = 0;
   EXPECT_EQ(tessera_find_tensor(checkpoint.get(), "nope", &tensor), TESSERA_NOT_FOUND);
-}
-
-TEST(CDamageTest, IsReportedByVerifyAndNamedByARead) {
-  const TemporaryDirectory directory;
-  const std::filesystem::path copy = directory.path() / "copy";
-  std::filesystem::copy(testing::read_golden("2.6-sharded").checkpoint, copy, std::filesystem::copy_options::recursive);
-  const Opened checkpoint = open(copy);
-  tessera_tensor_info info{};
-  tessera_chunk_info chunk{};
-  ASSERT_EQ(tessera_tensor(checkpoint.get(), 0, &info), TESSERA_OK);
-  ASSERT_EQ(tessera_chunk(checkpoint.get(), 0, 0, &chunk), TESSERA_OK);
-  std::filesystem::resize_file(copy / tessera_file_name(checkpoint.get(), chunk.file), chunk.offset_bytes + 10);
-  std::uint64_t problems = 0;
-  tessera_bytes* text = nullptr;
-  ASSERT_EQ(tessera_verify(copy.c_str(), nullptr, &problems, &text), TESSERA_OK) << tessera_last_error();
-  EXPECT_GT(problems, 0u);
-  EXPECT_EQ(json_of(text).at("good"), false);
-  Bytes data(info.size_bytes);
-  EXPECT_EQ(tessera_read_tensor(checkpoint.get(), info.name, data.data(), data.size(), nullptr), TESSERA_CORRUPT);
-  EXPECT_THAT(tessera_last_error(), HasSubstr(".distcp"));
 }
 
 // Two ranks in one process: each has half of a tensor, and both have an object.

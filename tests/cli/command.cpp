@@ -35,6 +35,10 @@ struct Pipe {
   }
 };
 
+void make_small(const Pipe& pipe) { ::fcntl(pipe.write, F_SETPIPE_SZ, 4096); }
+
+void make_non_blocking(const Pipe& pipe) { ::fcntl(pipe.write, F_SETFL, O_WRONLY | O_NONBLOCK); }
+
 // Runs in the child, before exec.
 void apply(const Conditions& conditions) {
   if (conditions.without_root_rights && ::geteuid() == 0) {
@@ -107,6 +111,10 @@ Outcome run_program(const std::vector<std::string>& command, const Conditions& c
   Pipe out, err;
   int standard_output = out.write;
   if (!conditions.stdout_file.empty()) standard_output = ::open(conditions.stdout_file.c_str(), O_WRONLY | O_CLOEXEC);
+  if (conditions.stdout_non_blocking) {
+    make_small(out);
+    make_non_blocking(out);
+  }
   if (conditions.stdout_closed_pipe) {
     Pipe dead;
     ::close(dead.read);
@@ -136,10 +144,11 @@ Outcome run_tessera(const std::vector<std::string>& arguments, const Conditions&
   return run_program(with_program(arguments), conditions);
 }
 
-Running::Running(const std::vector<std::string>& arguments) {
+Running::Running(const std::vector<std::string>& arguments, const Conditions& conditions) {
   Pipe out, err;
-  ::fcntl(out.write, F_SETPIPE_SZ, 4096);
-  pid_ = start(with_program(arguments), out.write, err.write, {});
+  make_small(out);
+  if (conditions.stdout_non_blocking) make_non_blocking(out);
+  pid_ = start(with_program(arguments), out.write, err.write, conditions);
   ::close(out.write);
   ::close(err.write);
   out_ = out.read;

@@ -20,6 +20,7 @@ struct Outcome {
 struct Conditions {
   std::string stdout_file;                         // write standard output there
   bool stdout_closed_pipe = false;                 // a pipe whose read end is closed
+  bool stdout_non_blocking = false;                // a pipe of 4 KiB to which writes do not wait
   bool without_root_rights = false;                // file modes are enforced, also for root
   std::optional<unsigned short> terminal_columns;  // standard output is a terminal of that width
   std::map<std::string, std::string> environment;  // set these
@@ -36,7 +37,7 @@ Outcome run_program(const std::vector<std::string>& command, const Conditions& c
 // A running command. Its output stays in small pipes until `finish`.
 class Running {
  public:
-  explicit Running(const std::vector<std::string>& arguments);
+  explicit Running(const std::vector<std::string>& arguments, const Conditions& conditions = {});
   ~Running();
   Running(const Running&) = delete;
   Running& operator=(const Running&) = delete;

@@ -57,13 +57,33 @@ TEST(OutputTest, ClosedPipeIsAQuietFailure) {
 }
 
 TEST(OutputTest, InterruptedWhileNobodyReads) {
-  // The page does not fit into the pipe.
-  Running running({"map", golden("2.14-dtensor"), "-o", "-"});
-  running.wait_for_output();
-  running.signal(SIGINT);
-  const Outcome outcome = running.finish();
-  EXPECT_EQ(outcome.status, 3);
-  EXPECT_EQ(outcome.err, "tessera: interrupted\n");
+  for (const bool non_blocking : {false, true}) {
+    Conditions conditions;
+    conditions.stdout_non_blocking = non_blocking;
+    // The page does not fit into the pipe.
+    Running running({"map", golden("2.14-dtensor"), "-o", "-"}, conditions);
+    running.wait_for_output();
+    running.signal(SIGINT);
+    const Outcome outcome = running.finish();
+    EXPECT_EQ(outcome.status, 3);
+    EXPECT_EQ(outcome.err, "tessera: interrupted\n");
+  }
+}
+
+// Another program that shares the pipe or the terminal may have made it so.
+TEST(OutputTest, ANonBlockingPipeGetsAllOutput) {
+  Conditions conditions;
+  conditions.stdout_non_blocking = true;
+  for (const std::vector<std::string>& arguments :
+       std::vector<std::vector<std::string>>{{"map", golden("2.14-dtensor"), "-o", "-"},
+                                             {"inspect", golden("2.14-dtensor"), "--json"},
+                                             {"run", "-n", "1", "--", "seq", "20000"}}) {
+    const Outcome outcome = run_tessera(arguments, conditions), expected = run_tessera(arguments);
+    EXPECT_EQ(outcome.status, 0) << arguments[0];
+    EXPECT_EQ(outcome.err, "") << arguments[0];
+    EXPECT_EQ(outcome.out, expected.out) << arguments[0];
+    EXPECT_GT(outcome.out.size(), 4096u) << arguments[0];
+  }
 }
 
 TEST(OutputTest, ClosedDescriptorsAreNoHindranceToFiles) {

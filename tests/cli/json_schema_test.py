@@ -53,6 +53,7 @@ class Checks:
         self.tessera = tessera
         self.schemas = {path.name.removesuffix(".schema.json"): validator(path) for path in (source / "docs/json").glob("*.json")}
         self.seen = {}
+        self.ran = []  # (name of the schema, arguments)
         self.failed = []
 
     def run(self, *arguments, status=0):
@@ -71,8 +72,22 @@ class Checks:
             self.failed.append(f"{arguments}: {error!r}: {text[:200]}")
             return
         self.seen[name] = output
+        self.ran.append((name, {str(argument) for argument in arguments}))
         for error in errors:
             self.failed.append(f"{arguments}: {name}: {error.json_path}: {error.message[:300]}")
+
+    def check_page(self, page):
+        """Each command of the page's table has printed what its row states, and is in the title of the schema."""
+        rows = re.findall(r"^\| (`tessera .*) \| \[([a-z-]+)\]", page, re.M)
+        if {name for _, name in rows} != self.schemas.keys():
+            self.failed.append(f"schemas of docs/json/README.md: {rows}, expected {sorted(self.schemas)}")
+        for commands, name in rows:
+            title = self.schemas[name].schema["title"]
+            if commands.replace("`", "") != title:
+                self.failed.append(f"{name}: the title is {title!r}, expected {commands!r} as in docs/json/README.md")
+            for command in re.findall(r"`tessera ([^`]*) --json`", commands):
+                if not any(ran == name and set(command.split()) <= arguments for ran, arguments in self.ran):
+                    self.failed.append(f"'tessera {command} --json' has printed nothing of {name}")
 
     def check_that_checks_can_fail(self):
         for name, output in self.seen.items():
@@ -115,6 +130,7 @@ def main():
         checks.check("reshard", optim, scratch / "run/step-1", "--ranks", "2")
         checks.check("convert", optim, scratch / "b.pt", "--rename", "s/^model/m/", "--check")
         checks.check("convert", optim, scratch / "b.pt", "--rename", "s/^nothing/m/", "--check", status=1)
+        checks.check("reshard", optim, scratch / "c", "--ranks", "2", "--rename", "s/^model/m/", "--check")
         checks.check("sum", shutil.copytree(optim, scratch / "copy"), "--force")
         checks.check("plan", "--ranks", 4, "--tensors", 10)
 
@@ -123,6 +139,7 @@ def main():
         truncate(next((scratch / "run/step-3").glob("*.distcp")))
         checks.check("ls", scratch / "run")
         checks.check("inspect", scratch / "run", "--steps")
+        checks.check("inspect", scratch / "run", "--verify")
         checks.check("verify", scratch / "run/step-3", status=1)
         checks.check("prune", scratch / "run", "--keep", 1, "--dry-run")
         checks.check("prune", scratch / "run", "--keep", 1)
@@ -132,6 +149,7 @@ def main():
         if unseen:
             checks.failed.append(f"schemas of no output: {sorted(unseen)}")
         page = (source / "docs/json/README.md").read_text()
+        checks.check_page(page)
         commands = re.findall(r"^  ([a-z]+) +[A-Z]", checks.run("--help"), re.M)
         with_json = {command for command in commands if "--json" in checks.run(command, "--help")}
         listed = set(re.findall(r"`tessera ([a-z]+) [^`]*--json`", page)) - {"ls"}  # an alias

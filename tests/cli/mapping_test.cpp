@@ -107,6 +107,23 @@ TEST(MappingTest, ACheckNeedsNoDestination) {
   }
 }
 
+TEST(MappingTest, AModelsConfigIsNeitherLargeNorWithoutText) {
+  const TemporaryDirectory folder;
+  write_text(folder / "m.json", R"j({"tessera_map": 1, "unmatched": "keep", "rules": [],
+                                     "parameters": {"heads": {"config": "num_attention_heads", "default": 1}}})j");
+  write_text(folder / "config.json", "");
+  const std::vector<std::string> command = {
+      "convert", demo(), folder / "a", "--to", "safetensors", "--map", folder / "m.json", "--hf-config", folder.path()};
+  const Outcome empty = run_tessera(command);
+  EXPECT_EQ(empty.status, 3);
+  EXPECT_THAT(empty.err, HasSubstr("config.json: found 0 bytes, expected a JSON object"));
+  fs::resize_file(folder / "config.json", 64 << 20);
+  const Outcome large = run_tessera(command);
+  EXPECT_EQ(large.status, 3);
+  EXPECT_THAT(large.err, HasSubstr("config.json: found 67108864 bytes, expected at most 16777216"));
+  EXPECT_FALSE(fs::exists(folder / "a"));
+}
+
 TEST(MappingTest, WrongOptionsAreUsageErrors) {
   const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
       {{"--check"}, "--check needs --map"},

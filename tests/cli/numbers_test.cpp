@@ -1,14 +1,19 @@
 // The commands that print numbers: `tessera stats`, `tessera show`, `tessera diff` with tolerances, and the sizes of
 // `tessera inspect`.
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/file.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <filesystem>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <thread>
 
 #include "cli/command.h"
 #include "support/paths.h"
@@ -196,6 +201,63 @@ TEST_F(NumbersTest, FilesThatKilledProcessesLeftAreRemoved) {
   EXPECT_EQ(outcome.status, 0) << outcome.err;
   // A process writes the one that is locked.
   EXPECT_EQ(names_in(folder.path()), (std::vector<std::string>{"w.npy", "w.npy.7.partial", "w.npy.x.partial"}));
+}
+
+TEST_F(NumbersTest, AFileThatIsNotLockedYetIsWrittenAgainIfItIsTakenForALeftover) {
+  const TemporaryDirectory folder;
+  std::atomic<bool> has_ended = false;
+  std::thread other([&] {  // as another process that writes the same file
+    while (!has_ended) {
+      for (const std::string& name : names_in(folder.path())) {
+        if (!name.ends_with(".partial")) continue;
+        const int file = ::open((folder / name).c_str(), O_RDWR | O_CLOEXEC);
+        if (file >= 0 && ::flock(file, LOCK_EX | LOCK_NB) == 0) ::unlink((folder / name).c_str());
+        if (file >= 0) ::close(file);
+      }
+    }
+  });
+  for (int i = 0; i < 30; ++i) {
+    const Outcome outcome = run_tessera({"show", path_, "half", "--raw", folder / std::to_string(i)});
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+  }
+  has_ended = true;
+  other.join();
+  EXPECT_EQ(names_in(folder.path()).size(), 30u);
+}
+
+// Rows of 128 KiB, of which a column has 4 bytes each.
+TEST_F(NumbersTest, DamageIsAnErrorBeforeElementsWithGapsAreShown) {
+  SafetensorsFile file;
+  file.add("w", DType::float32, {4, 32768}, std::vector<float>(4 * 32768, 1));
+  const fs::path path = folder_ / "w.safetensors";
+  file.write(path);
+  ASSERT_EQ(run_tessera({"sum", path}).status, 0);
+  EXPECT_EQ(run_tessera({"show", path, "w[:, 7]"}).out, "w[:, 7]  float32 [4]\n[1, 1, 1, 1]\n");
+  put_byte(path, static_cast<std::int64_t>(fs::file_size(path)) - 3 * 32768 * 4 + 7 * 4, 0x55);
+  for (const std::vector<std::string>& options :
+       std::vector<std::vector<std::string>>{{}, {"--npy", "-"}, {"--raw", "-"}, {"--raw", folder_ / "w.raw"}}) {
+    std::vector<std::string> arguments = {"show", path, "w[:, 7]"};
+    arguments.insert(arguments.end(), options.begin(), options.end());
+    const Outcome outcome = run_tessera(arguments);
+    EXPECT_EQ(outcome.status, 3);
+    EXPECT_EQ(outcome.out, "");
+    EXPECT_THAT(outcome.err, HasSubstr("as in the sidecar"));
+    arguments.emplace_back("--no-checksums");
+    EXPECT_EQ(run_tessera(arguments).status, 0);
+  }
+}
+
+TEST_F(NumbersTest, DamageIsAnErrorBeforeAnythingIsOnStandardOutput) {
+  const fs::path path = folder_ / "large.safetensors";
+  write_sparse_safetensors(path, 1, 9 << 20);
+  ASSERT_EQ(run_tessera({"sum", path}).status, 0);
+  put_byte(path, static_cast<std::int64_t>(fs::file_size(path)) - 1, 1);
+  for (const std::string option : {"--npy", "--raw"}) {
+    const Outcome outcome = run_tessera({"show", path, "t0", option, "-"});
+    EXPECT_EQ(outcome.status, 3);
+    EXPECT_EQ(outcome.out.size(), 0u);
+    EXPECT_THAT(outcome.err, HasSubstr("as in the sidecar"));
+  }
 }
 
 TEST_F(NumbersTest, RawIsTheLittleEndianElements) {

@@ -176,6 +176,21 @@ TEST(UsageTest, LettersOfOptionsAreGrouped) {
   expect_usage_error({"verify", golden("2.14-optim"), "-qx"}, "unknown option '-x'");
 }
 
+TEST(UsageTest, ADashIsNoLetterOfAnOption) {
+  for (const std::string option : {"-q-json", "-q-", "-q--"}) {
+    expect_usage_error({"verify", golden("2.14-optim"), option}, "unknown option '-' in '" + option + "'");
+  }
+}
+
+TEST(UsageTest, AnOptionOfACommandFollowsIt) {
+  expect_usage_error({"--json", "inspect", "x"},
+                     "tessera: '--json' stands before the command, expected it after 'inspect' (see 'tessera --help')");
+  expect_usage_error({"--jobs=2", "verify", "x"}, "'--jobs=2' stands before the command, expected it after 'verify'");
+  expect_usage_error({"-q", "verify", "x"}, "'-q' stands before the command, expected it after 'verify'");
+  expect_usage_error({"--frob", "verify", "x"}, "tessera: unknown option '--frob' (see 'tessera --help')");
+  EXPECT_EQ(run_tessera({"--help", "verify"}).out, run_tessera({"verify", "--help"}).out);
+}
+
 TEST(UsageTest, FormatMustBeKnown) {
   expect_usage_error({"convert", "a", "b", "--to", "onnx"}, "onnx");
   expect_usage_error({"convert", "a", "b"}, "--to is required: 'b' does not end in .safetensors, .pt, .pth or .bin");

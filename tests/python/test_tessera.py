@@ -316,6 +316,25 @@ class Operations(Folder):
                 for tensor in checkpoint.values():
                     tensor.read()
 
+    def test_what_is_read_with_gaps_is_compared_too(self):
+        header = json.dumps({"w": {"dtype": "F32", "shape": [4, 32768], "data_offsets": [0, 4 * 131072]}}).encode()
+        header += b" " * (-len(header) % 8)
+        source, path = self.folder / "a.safetensors", self.folder / "b.safetensors"
+        source.write_bytes(struct.pack("<Q", len(header)) + header + struct.pack("<f", 1) * (4 * 32768))
+        tessera.convert(source, path)  # with checksums
+        column = (slice(None), 7)
+        with tessera.open(path) as checkpoint:
+            self.assertEqual(checkpoint.read("w", column).tolist(), [1] * 4)
+            chunk = checkpoint["w"].chunks[0]
+        with open(path, "r+b") as file:
+            file.seek(chunk.offset_bytes + 131072 + 7 * 4)
+            file.write(b"\x55")
+        with tessera.open(path) as checkpoint:
+            self.expect(tessera.CorruptError, "as in the sidecar", checkpoint.read, "w", column)
+            self.assertEqual(checkpoint.read("w", (0, 7)).tolist(), 1)
+        with tessera.open(path, checksums=False) as checkpoint:
+            self.assertNotEqual(checkpoint.read("w", column).tolist(), [1] * 4)
+
     def test_wrong_arguments_are_named_and_nothing_is_left(self):
         self.expect(tessera.InvalidArgumentError, "expected a format", tessera.convert, SHARDED, self.folder / "x")
         for options, text in [

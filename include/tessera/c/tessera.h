@@ -189,21 +189,23 @@ typedef struct tessera_read_options {
   int no_checksums;    ///< whether to skip the checksums that the format itself has
   size_t threads;      ///< 0 for one for each processor, but at least 4
   tessera_task* task;  ///< may be NULL
+  int compare_rest;    ///< whether to read and compare the blocks that `bytes_not_compared` would count
 } tessera_read_options;
 
 /// What a read did.
 typedef struct tessera_read_report {
   uint64_t read_bytes;          ///< from files, including gaps between requested elements
-  uint64_t bytes_not_compared;  ///< in blocks of the sidecar of which only scattered parts were read
+  uint64_t bytes_not_compared;  ///< in blocks of the sidecar of which reads so far needed only scattered parts
 } tessera_read_report;
 
-/// Reads the elements of `boxes`, and no other bytes than they need. `report` may be NULL. Fails with
-/// TESSERA_INVALID_ARGUMENT if a box is not inside its tensor, a shape or dtype differs, or memory is too small;
-/// TESSERA_NOT_FOUND for a name that the checkpoint does not have; TESSERA_CORRUPT, naming file, offset and tensor;
-/// TESSERA_IO; TESSERA_CANCELLED. The memory may then be partly filled, unless an argument was invalid.
+/// Reads the elements of `boxes`, and other bytes only where a comparison with checksums needs them. `report` may be
+/// NULL. Fails with TESSERA_INVALID_ARGUMENT if a box is not inside its tensor, a shape or dtype differs, or memory is
+/// too small; TESSERA_NOT_FOUND for a name that the checkpoint does not have; TESSERA_CORRUPT, naming file, offset and
+/// tensor; TESSERA_IO; TESSERA_CANCELLED. The memory may then be partly filled, unless an argument was invalid.
 tessera_status tessera_read(const tessera_checkpoint* checkpoint, const tessera_boxes* boxes,
                             const tessera_read_options* options, tessera_read_report* report);
-/// Reads all elements of one tensor in row-major order. `data_bytes` must be the tensor's size. Fails as tessera_read.
+/// Reads all elements of one tensor in row-major order. `data_bytes` must be the tensor's size. All that is read is
+/// compared with the sidecar, whatever `compare_rest` is. Fails as tessera_read.
 tessera_status tessera_read_tensor(const tessera_checkpoint* checkpoint, const char* name, void* data,
                                    size_t data_bytes, const tessera_read_options* options);
 

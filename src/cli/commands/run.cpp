@@ -1,8 +1,6 @@
 #include <fmt/format.h>
-#include <poll.h>
 #include <unistd.h>
 
-#include <cerrno>
 #include <memory>
 #include <string>
 #include <vector>
@@ -22,21 +20,6 @@ struct RunFlags {
   std::vector<std::string> command;
 };
 
-// Writes what it can. An error is ignored: a reader that has left is no reason to end the training.
-void write_all(int descriptor, std::string_view text) {
-  while (!text.empty()) {
-    const ssize_t written = ::write(descriptor, text.data(), text.size());
-    if (written < 0 && errno == EAGAIN) {  // others may have made the descriptor non-blocking
-      pollfd waited{descriptor, POLLOUT, 0};
-      ::poll(&waited, 1, -1);
-    } else if (written > 0) {
-      text.remove_prefix(static_cast<std::size_t>(written));
-    } else if (written == 0 || errno != EINTR) {
-      return;
-    }
-  }
-}
-
 int run(const RunFlags& flags) {
   LaunchOptions options;
   options.ranks = static_cast<int>(flags.ranks);
@@ -48,7 +31,8 @@ int run(const RunFlags& flags) {
     std::string text = flags.no_prefix ? "" : fmt::format("[{:>{}}] ", rank, digits);
     text += line;
     if (!flags.no_prefix && text.back() != '\n') text += '\n';
-    write_all(is_standard_error ? STDERR_FILENO : STDOUT_FILENO, text);
+    // An error is ignored: a reader that has left is no reason to end the training.
+    static_cast<void>(write_all(is_standard_error ? STDERR_FILENO : STDOUT_FILENO, text));
   };
   const LaunchResult result = launch_ranks(options);
   if (result.rank < 0) return kYes;

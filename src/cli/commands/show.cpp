@@ -2,9 +2,11 @@
 
 #include <fmt/format.h>
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "cli/commands/inspect.h"
 #include "cli/output_file.h"
@@ -66,14 +68,16 @@ void print_object(Session& session, const Checkpoint& checkpoint, const ShowFlag
          checkpoint.path().string(), name);
   }
   const ShownObject shown = show_object(checkpoint, *named.object);
+  checkpoint.compare_rest(&session.cancellation);
   session.out.print("{}  {}\n{}\n", session.out.bold(name), printable(shown.type, SIZE_MAX),
                     printable(shown.repr, SIZE_MAX));
   if (shown.opaque) session.out.print("{}\n", session.out.faint("opaque: " + printable(*shown.opaque, SIZE_MAX)));
 }
 
-// Writes the elements to a file, after `header`.
+// Writes the elements to a file, after `header`. What is written to standard output cannot be removed, so it is read
+// and compared before, and read again.
 void write_elements(Session& session, const ShowFlags& flags, const std::string& path, ByteView header,
-                    const TensorReader& reader, const TensorSlice& slice, DType dtype) {
+                    const Checkpoint& checkpoint, const TensorReader& reader, const TensorSlice& slice, DType dtype) {
   std::optional<OutputFile> file;
   if (path != "-") file.emplace(path);
   const auto write = [&](ByteView bytes) {
@@ -87,13 +91,20 @@ void write_elements(Session& session, const ShowFlags& flags, const std::string&
   const std::uint64_t element_bytes = static_cast<std::uint64_t>(dtype_size(dtype));
   const std::uint64_t total_bytes = static_cast<std::uint64_t>(slice.elements()) * element_bytes;
   ProgressSink& progress = *session.progress_unless(flags.quiet);
-  progress.begin("write", total_bytes);
+  const auto read = [&](std::string_view task, const std::function<void(ByteView)>& visit) {
+    progress.begin(task, total_bytes);
+    checkpoint::read_slice(reader, slice, dtype, kWriteBytes, [&](ByteView elements) {
+      visit(elements);
+      progress.advance(elements.size());
+    });
+  };
+  if (!file) {
+    read("read", [&](ByteView) { session.cancellation.check(); });
+    compare_read(session, checkpoint, reader);
+  }
   write(header);
-  checkpoint::read_slice(reader, slice, dtype, kWriteBytes, [&](ByteView elements) {
-    write(elements);
-    progress.advance(elements.size());
-  });
-  reader.verify_complete_chunks();
+  read("write", write);
+  if (file) compare_read(session, checkpoint, reader);
   session.progress.end();
   if (!file) return;
   file->commit();
@@ -123,14 +134,14 @@ ExitStatus show(const ShowFlags& flags, Session& session) {
            "write {}: NumPy has no dtype {}, expected one such as float32; use --dtype float32, or --raw for the bytes",
            flags.npy, dtype_name(shown));
     }
-    write_elements(session, flags, flags.npy, npy::header(shown, slice.shape()), reader, slice, shown);
+    write_elements(session, flags, flags.npy, npy::header(shown, slice.shape()), *opened, reader, slice, shown);
   } else if (!flags.raw.empty()) {
-    write_elements(session, flags, flags.raw, {}, reader, slice, shown);
+    write_elements(session, flags, flags.raw, {}, *opened, reader, slice, shown);
   } else {
     print_wrapped(session.out,
                   fmt::format("{}  {} {}", session.out.bold(one_line(reader.info().name) + named.subscript),
                               dtype_name(shown), shape_to_string(slice.shape())));
-    print_values(session, reader, slice, shown, flags.all);
+    print_values(session, *opened, reader, slice, shown, flags.all);
   }
   return kYes;
 }
@@ -143,9 +154,9 @@ Command show_command() {
           .summary = "Print the values of a tensor, of a part of it, or of an object.",
           .details =
               "NAME is a name, which a subscript of Python may follow: an int or begin:end:step for each dimension, "
-              "negative from the end, or '...'. Only the bytes that are printed are read. A name that has brackets "
-              "itself is taken as it is. Over 1000 elements are summarized. FILE must not exist, appears complete or "
-              "not at all, and may be - for standard output.",
+              "negative from the end, or '...'. Only the bytes that are printed are read, and those that share their "
+              "checksums. A name that has brackets itself is taken as it is. Over 1000 elements are summarized. FILE "
+              "must not exist, appears complete or not at all, and may be - for standard output.",
           .examples = {"tessera show step-1000 'model.weight[0:2, :, -1]'",
                        "tessera show step-1000 model.weight --npy weight.npy --dtype float32",
                        "tessera show step-1000 'model.weight[::2]' --raw - | xxd | head"},

@@ -179,7 +179,13 @@ class Brackets {
 
 }  // namespace
 
-void print_values(Session& session, const TensorReader& reader, const TensorSlice& slice, DType dtype, bool all) {
+void compare_read(Session& session, const checkpoint::Checkpoint& checkpoint, const TensorReader& reader) {
+  reader.verify_complete_chunks();
+  checkpoint.compare_rest(&session.cancellation);
+}
+
+void print_values(Session& session, const checkpoint::Checkpoint& checkpoint, const TensorReader& reader,
+                  const TensorSlice& slice, DType dtype, bool all) {
   if (slice.elements() == 0) {
     session.out.write("[]\n");
     return;
@@ -188,7 +194,7 @@ void print_values(Session& session, const TensorReader& reader, const TensorSlic
   Elements elements(session, reader, slice, dtype, shown);
   std::size_t width = 0;
   elements.for_each([&](const std::string& text) { width = std::max(width, text.size()); });
-  reader.verify_complete_chunks();  // before chunks are read a second time
+  compare_read(session, checkpoint, reader);
   Brackets brackets(session.out, shown, width);
   elements.for_each([&](const std::string& text) { brackets.add(text); });
 }
