@@ -54,7 +54,7 @@ TEST(LauncherTest, AGraceMayBeAsLongAsItsTypeAllows) {
                          is_ready + "; while :; do sleep 0.01; done"};
   options.output = [&](int, bool, std::string_view line) { output += line; };
   EXPECT_EQ(launch_ranks(options).status, 3);
-  EXPECT_EQ(output, "end\n");
+  EXPECT_TRUE(output.ends_with("end\n")) << output;  // shells also report the end of `sleep`
 }
 
 }  // namespace
