@@ -24,8 +24,6 @@ std::size_t stated_peak(std::size_t max_prefetched) {
   const std::size_t shards = kBlocks * unit_shard + head_shard;
   // The results of a block, of its first layer, and of its tanh.
   const std::size_t activations = float_bytes(kRows * kWidth) + 2 * float_bytes(kRows * kHidden);
-  // What is gathered ahead, and memory that is held for it.
-  const std::size_t units = (1 + max_prefetched) * unit + head;
   const std::size_t weight_gradient = float_bytes(kWidth * kHidden);
   std::size_t peak = 0;
   for (std::size_t i = 0; i < kBlocks; ++i) {
@@ -33,6 +31,8 @@ std::size_t stated_peak(std::size_t max_prefetched) {
     const std::size_t gradients = done * unit_shard + head;  // the model's own unit is reduced last
     // The full gradient of block i, and that of the block before, which is reduced.
     const std::size_t reducing = (1 + std::min<std::size_t>(done, 1)) * unit;
+    // What is gathered ahead, and the memory of the unit that was freed last.
+    const std::size_t units = (1 + std::min(max_prefetched, i + 1)) * unit + head;
     peak = std::max(peak, shards + gradients + units + reducing + weight_gradient + (i + 1) * activations);
   }
   return peak;

@@ -36,8 +36,8 @@ void gather_from(const ProcessGroup& group, const at::Tensor& x) {
 }
 
 // Runs on three ranks, of which rank 1 calls `fails` instead of `collective`, after an all-reduce. Returns what rank 0
-// and 2 were told by the collective that follows, after they waited for the device. Their tensors are not on the
-// current device.
+// and 2 were told by this collective, or by the one that follows after they waited for the device. Their tensors are
+// not on the current device.
 std::vector<std::string> told(
     const std::function<void()>& fails, milliseconds timeout,
     const std::function<void(const ProcessGroup&, const at::Tensor&)>& collective = sum_over) {
@@ -47,9 +47,9 @@ std::vector<std::string> told(
     sum_over(group, x);
     EXPECT_EQ(x.cpu()[0].item<float>(), 3);
     if (group.rank() == 1) return fails();
-    collective(group, x);
-    x.cpu();  // the stream waits for rank 1
     try {
+      collective(group, x);
+      x.cpu();  // the stream waits for rank 1
       collective(group, x);
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ErrorCode::rank_failure);

@@ -43,8 +43,12 @@ TEST(FsdpStepTest, UnitsAreGatheredWhileTheUnitBeforeIsComputed) {
   for (int i = kStepBlocks - 1; i > 0; --i) {
     const std::vector<sim::Interval> next = times_of(step, Kind::gather, i - 1);
     ASSERT_EQ(next.size(), 2U) << i;
-    EXPECT_DOUBLE_EQ(sim::common_seconds({next.back()}, times_of(step, Kind::backward, i)), next.back().seconds())
-        << "backward of block " << i;
+    std::vector<sim::Interval> computed = times_of(step, Kind::backward, i);
+    if (i + 1 == kStepBlocks) {  // the host is there before the device has computed the backward of the head
+      const std::vector<sim::Interval> head = times_of(step, Kind::backward, kStepBlocks);
+      computed.insert(computed.begin(), head.begin(), head.end());
+    }
+    EXPECT_DOUBLE_EQ(sim::common_seconds({next.back()}, computed), next.back().seconds()) << "backward of block " << i;
   }
 }
 

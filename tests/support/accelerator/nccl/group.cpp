@@ -211,8 +211,9 @@ std::string Group::new_name() {
 void Group::wait(std::unique_lock<std::mutex>& lock, int rank, const std::function<bool()>& is_met) {
   constexpr std::chrono::seconds kLimit(60);
   met_.notify_all();
-  const bool has_met = met_.wait_for(lock, kLimit, [&] { return aborted_.contains(rank) || is_met(); });
-  TORCH_CHECK(has_met, "sim: another rank did not connect to rank ", rank, " for ", kLimit.count(), " s");
+  const bool has_ended = met_.wait_for(lock, kLimit, [&] { return aborted_.contains(rank) || is_met(); });
+  TORCH_CHECK(has_ended, "sim: another rank did not connect to rank ", rank, " for ", kLimit.count(), " s");
+  TORCH_CHECK(is_met(), "sim: rank ", rank, " was aborted while it connected");
 }
 
 void Group::meet(int rank) {

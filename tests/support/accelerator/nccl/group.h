@@ -69,8 +69,8 @@ class Group {
 
   int size() const { return size_; }
 
-  // Blocks until all ranks have called it as often as this rank, or this rank was aborted, for 60 seconds at most; then
-  // throws c10::Error.
+  // Blocks until all ranks have called it as often as this rank. Throws c10::Error if this rank was aborted before, or
+  // after 60 seconds.
   void meet(int rank);
 
   // What a message needs: a connection in its direction, among those of the group if it has any.
@@ -100,7 +100,7 @@ class Group {
   };
   using Key = std::tuple<int, int, std::uint64_t>;  // source and destination, -1 for a collective, and the number
 
-  // Blocks until `is_met`, or `rank` was aborted.
+  // Blocks until `is_met`. Throws c10::Error if `rank` was aborted before, or after 60 seconds.
   void wait(std::unique_lock<std::mutex>& lock, int rank, const std::function<bool()>& is_met);
   void cancel(const Key& key, const MeetingPtr& meeting, int rank) const;
   void enqueue(const Key& key, std::size_t members, std::size_t member, StreamKey stream, Part part);
