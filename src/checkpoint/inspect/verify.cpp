@@ -315,6 +315,7 @@ class Verifier {
       if (places.sorted[at].end > begin) items.insert(places.sorted[at].item);
     }
     std::vector<std::string> names;
+    names.reserve(items.size());
     const std::size_t tensors = checkpoint_->tensors().size();
     for (const std::size_t item : items) {
       names.push_back(item < tensors ? checkpoint_->tensors()[item].name : checkpoint_->objects()[item - tensors].name);

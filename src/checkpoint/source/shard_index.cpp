@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <map>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
 
@@ -50,7 +51,10 @@ namespace {
 struct NumberedShard {
   bool is_of_rank = false;
   std::string stem, count, ending;
-  auto operator<=>(const NumberedShard&) const = default;
+  bool operator<(const NumberedShard& other) const {
+    return std::tie(is_of_rank, stem, count, ending) <
+           std::tie(other.is_of_rank, other.stem, other.count, other.ending);
+  }
   std::string name(std::string_view number) const { return fmt::format("{}-{}-of-{}{}", stem, number, count, ending); }
 };
 

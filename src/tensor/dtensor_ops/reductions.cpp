@@ -326,7 +326,7 @@ DTensor wide_powsum(const DTensor& x, double p, const Sizes& dims, bool keepdim)
 }
 
 DTensor powsum(const DTensor& x, double p, const Sizes& dims, bool keepdim) {
-  const DTensor powers = wide_powsum(x, p, dims, keepdim);
+  DTensor powers = wide_powsum(x, p, dims, keepdim);
   if (at::toOpMathType(x.scalar_type()) == x.scalar_type()) return powers;
   // Unlike `to`, this narrows each rank's part of the sum.
   return unary("powsum", powers, Linearity::linear, [&](const at::Tensor& t) { return t.to(x.scalar_type()); });
