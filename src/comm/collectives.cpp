@@ -13,7 +13,7 @@
 #include <algorithm>
 
 #include "comm/group_impl.h"
-#include "comm/timeout.h"
+#include "tessera/base/internal/timeout.h"
 
 namespace tessera {
 
@@ -267,15 +267,6 @@ const comm::Transport& carrier_of(ProcessGroup::Impl& group, const at::Tensor& t
 
 std::int64_t byte_count(const at::Tensor& tensor) { return static_cast<std::int64_t>(tensor.nbytes()); }
 
-std::string dtype_of(const at::Tensor& tensor) { return c10::toString(tensor.scalar_type()); }
-
-// Adds what the tensors of a collective have in common on all ranks. Those on another type of device are carried by
-// another backend, in which a rank would wait for the others until the timeout.
-CallArguments& add_tensor(CallArguments& arguments, const at::Tensor& tensor) {
-  const std::string device_type = c10::DeviceTypeName(tensor.device().type(), /*lower_case=*/true);
-  return arguments.add("device type", device_type).add("dtype", dtype_of(tensor));
-}
-
 PendingCollective start_reduction(const comm::GroupPtr& group, const at::Tensor& tensor, ReduceOp op) {
   if (group->is_alone() || tensor.numel() == 0) return {};
   const comm::Transport& transport = carrier_of(*group, tensor, tensor.numel());
@@ -321,6 +312,11 @@ PendingCollective start_reduce_scatter(const comm::GroupPtr& group, const at::Te
 
 }  // namespace
 
+CallArguments& comm::add_tensor(CallArguments& arguments, const at::Tensor& tensor) {
+  const std::string device_type = c10::DeviceTypeName(tensor.device().type(), /*lower_case=*/true);
+  return arguments.add("device type", device_type).add("dtype", c10::toString(tensor.scalar_type()));
+}
+
 void comm::check_reduction(ProcessGroup::Impl& group, std::string_view name, const at::Tensor& tensor, ReduceOp op) {
   check_alone(group, name, [&] { Checks(group, name).check_reduction(tensor, op); });
 }
@@ -362,7 +358,7 @@ void ProcessGroup::broadcast(const at::Tensor& tensor, int root) const {
     const Checks checks(*impl_, "broadcast");
     checks.check(tensor, "tensor");
     checks.check_root(root);
-    add_tensor(arguments.add("root", root), tensor).add("elements", tensor.numel());
+    comm::add_tensor(arguments.add("root", root), tensor).add("elements", tensor.numel());
   });
   comm::broadcast(impl_, carrier_of(*impl_, tensor, byte_count(tensor)), "broadcast", tensor, root);
 }
@@ -370,7 +366,7 @@ void ProcessGroup::broadcast(const at::Tensor& tensor, int root) const {
 void ProcessGroup::all_reduce(const at::Tensor& tensor, ReduceOp op) const {
   check_call("all_reduce", [&](CallArguments& arguments) {
     check_all_reduce(*impl_, tensor, op);
-    add_tensor(arguments.add("op", static_cast<int>(op)), tensor).add("elements", tensor.numel());
+    comm::add_tensor(arguments.add("op", static_cast<int>(op)), tensor).add("elements", tensor.numel());
   });
   start_reduction(impl_, tensor, op).wait();
 }
@@ -383,7 +379,7 @@ PendingCollective ProcessGroup::start_all_reduce(const at::Tensor& tensor, Reduc
 void ProcessGroup::all_gather_into(const at::Tensor& out, const at::Tensor& in) const {
   check_call("all_gather_into", [&](CallArguments& arguments) {
     check_all_gather(*impl_, out, in);
-    add_tensor(arguments, in).add("elements of in", in.numel());
+    comm::add_tensor(arguments, in).add("elements of in", in.numel());
   });
   comm::start_all_gather(impl_, carrier_of(*impl_, in, byte_count(out)), "all_gather_into", out, in).wait();
 }
@@ -396,7 +392,7 @@ PendingCollective ProcessGroup::start_all_gather_into(const at::Tensor& out, con
 void ProcessGroup::reduce_scatter_into(const at::Tensor& out, const at::Tensor& in, ReduceOp op) const {
   check_call("reduce_scatter_into", [&](CallArguments& arguments) {
     check_reduce_scatter(*impl_, out, in, op);
-    add_tensor(arguments.add("op", static_cast<int>(op)), out).add("elements of out", out.numel());
+    comm::add_tensor(arguments.add("op", static_cast<int>(op)), out).add("elements of out", out.numel());
   });
   start_reduce_scatter(impl_, out, in, op).wait();
 }
@@ -411,7 +407,7 @@ void ProcessGroup::all_to_all(const at::Tensor& out, const at::Tensor& in, std::
                               std::span<const std::int64_t> in_splits) const {
   check_call("all_to_all", [&](CallArguments& arguments) {
     check_all_to_all(*impl_, out, in, out_splits, in_splits);
-    add_tensor(arguments, in);
+    comm::add_tensor(arguments, in);
   });
   // What each rank sends must be what the other expects.
   const at::Tensor sent = at::empty({size()}, at::kLong), announced = at::empty({size()}, at::kLong);
@@ -448,7 +444,7 @@ void ProcessGroup::gather(const at::Tensor& out, const at::Tensor& in, int root)
       checks.check_alike(out, in);
       checks.check_parts(out, "out", in);
     }
-    add_tensor(arguments.add("root", root), in).add("elements of in", in.numel());
+    comm::add_tensor(arguments.add("root", root), in).add("elements of in", in.numel());
   });
   const auto ranks = static_cast<std::size_t>(size());
   Splits out_splits(ranks, root == rank() ? in.numel() : 0), in_splits(ranks, 0);
@@ -469,7 +465,7 @@ void ProcessGroup::scatter(const at::Tensor& out, const at::Tensor& in, int root
       checks.check_alike(out, in);
       checks.check_parts(in, "in", out);
     }
-    add_tensor(arguments.add("root", root), out).add("elements of out", out.numel());
+    comm::add_tensor(arguments.add("root", root), out).add("elements of out", out.numel());
   });
   const auto ranks = static_cast<std::size_t>(size());
   Splits out_splits(ranks, 0), in_splits(ranks, root == rank() ? out.numel() : 0);
@@ -487,7 +483,7 @@ void ProcessGroup::barrier(std::optional<std::chrono::milliseconds> limit) const
   if (impl_->is_alone()) return;
   if (!limit) return check_call("barrier", [](CallArguments&) {});  // all ranks have called it when this returns
   ::c10d::BarrierOptions options;
-  options.timeout = comm::bounded(*limit);
+  options.timeout = bounded(*limit);
   impl_->run(
       "barrier", impl_->transports.control, at::kCPU, [&](comm::Backend& backend) { return backend.barrier(options); },
       options.timeout);

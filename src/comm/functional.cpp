@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "comm/group_impl.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/internal/linear.h"
 
@@ -37,10 +38,6 @@ void check(const ProcessGroup& group, std::string_view call, const at::Tensor& t
   }
 }
 
-std::string device_type_of(const at::Tensor& tensor) {
-  return c10::DeviceTypeName(tensor.device().type(), /*lower_case=*/true);
-}
-
 // Compares the ranks' calls, after further checks of this rank's. The collective may then start without a comparison of
 // its own.
 void compare(const ProcessGroup& group, std::string_view call, const at::Tensor& tensor, Rows rows,
@@ -48,9 +45,7 @@ void compare(const ProcessGroup& group, std::string_view call, const at::Tensor&
   group.check_call(call, [&](CallArguments& arguments) {
     check(group, call, tensor, rows);
     if (check_more) check_more();
-    arguments.add("device type", device_type_of(tensor))
-        .add("dtype", c10::toString(tensor.scalar_type()))
-        .add_list("sizes", tensor.sizes().slice(rows == Rows::may_differ ? 1 : 0));
+    comm::add_tensor(arguments, tensor).add_list("sizes", tensor.sizes().slice(rows == Rows::may_differ ? 1 : 0));
   });
 }
 
@@ -149,9 +144,7 @@ std::vector<at::Tensor> all_reduce_coalesced(const ProcessGroup& group, std::spa
              kCall, c10::toString(inputs[0].scalar_type()), inputs[0].device().str(),
              c10::toString(input.scalar_type()), input.device().str());
       }
-      arguments.add("device type", device_type_of(input))
-          .add("dtype", c10::toString(input.scalar_type()))
-          .add_list("sizes", input.sizes());
+      comm::add_tensor(arguments, input).add_list("sizes", input.sizes());
     }
   });
   std::vector<at::Tensor> parts;

@@ -161,6 +161,9 @@ void broadcast(const GroupPtr& group, const Transport& transport, std::string_vi
                int root);
 std::vector<Bytes> all_gather_bytes(const GroupPtr& group, std::string_view name, ByteView bytes,
                                     const std::vector<std::int64_t>& sizes);
+// Adds what a tensor of a collective has in common on all ranks. One on another type of device is carried by another
+// backend, in which a rank would wait for the others until the timeout.
+CallArguments& add_tensor(CallArguments& arguments, const at::Tensor& tensor);
 // Throws Error(invalid_argument), and tells the other ranks, if this dtype cannot be reduced in this way.
 void check_reduction(ProcessGroup::Impl& group, std::string_view name, const at::Tensor& tensor, ReduceOp op);
 }  // namespace comm

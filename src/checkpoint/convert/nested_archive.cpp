@@ -12,7 +12,7 @@ namespace tessera::checkpoint {
 
 PlannedUnit NestedArchivePlanner::plan(const std::vector<Leaf>& leaves, const std::string& stem) {
   Nested root;
-  ExpansionBudget budget(stored_bytes(*source_->checkpoint()));
+  ExpansionBudget budget(stored_bytes(source_->checkpoint()->files()));
   for (std::size_t i = 0; i < leaves.size(); ++i) root.set(leaves[i].path, i, *leaves[i].name, budget, leaves[i].keys);
   if (root.kind == Nested::Kind::none) root.kind = Nested::Kind::dict;
   Building building;

@@ -412,7 +412,7 @@ class Verifier {
   // --- contents
 
   void check_contents() {
-    const std::uint64_t total = stored_bytes(*checkpoint_);
+    const std::uint64_t total = stored_bytes(checkpoint_->files());
     items_.emplace(total, total);
     if (!sidecar_) progress_.begin("verify", total);
     switch (checkpoint_->kind()) {

@@ -135,9 +135,7 @@ class DcpSource final : public SourceBackend {
       }
     }
     known_boxes_.clear();
-    std::uint64_t total = 0;
-    for (const SourceFile& file : files) total += file.size_bytes.value_or(0);
-    loaded_ = std::make_unique<LoadedObjects>(objects.size(), total);
+    loaded_ = std::make_unique<LoadedObjects>(objects.size(), stored_bytes(files));
     version = version_name(metadata_);
     description_files = names;
     if (names.size() > 1) version += fmt::format(", {} ranks' metadata", names.size());

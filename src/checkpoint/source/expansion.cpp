@@ -26,9 +26,9 @@ void charge_object(ExpansionBudget& budget, pickle::RepeatedParts& parts, pickle
        format_bytes(budget.limit_bytes()));
 }
 
-std::uint64_t stored_bytes(const Checkpoint& checkpoint) {
+std::uint64_t stored_bytes(const std::vector<SourceFile>& files) {
   std::uint64_t total = 0;
-  for (const SourceFile& file : checkpoint.files()) total += file.size_bytes.value_or(0);
+  for (const SourceFile& file : files) total += file.size_bytes.value_or(0);
   return total;
 }
 
@@ -53,7 +53,7 @@ void check_expansion(const Checkpoint& checkpoint, const std::vector<std::size_t
 }
 
 void check_expansion(const Checkpoint& checkpoint, std::uint64_t bytes, const TensorInfo& largest) {
-  const std::uint64_t stored = stored_bytes(checkpoint);
+  const std::uint64_t stored = stored_bytes(checkpoint.files());
   const std::uint64_t budget = ExpansionBudget(stored).limit_bytes();
   if (bytes <= stored || bytes - stored <= budget) return;
   fail(ErrorCode::unsupported,

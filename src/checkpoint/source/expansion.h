@@ -49,8 +49,8 @@ struct StateBudgets {
 // allow it; then nothing is left of the budget.
 void charge_object(ExpansionBudget& budget, pickle::RepeatedParts& parts, pickle::NodeRef value);
 
-// Returns the size of all files of a checkpoint.
-std::uint64_t stored_bytes(const Checkpoint& checkpoint);
+// Returns the size of all files.
+std::uint64_t stored_bytes(const std::vector<SourceFile>& files);
 
 // Throws Error(unsupported), naming the largest of them, if the elements of the selected tensors exceed the size of the
 // files by more than the budget.

@@ -9,8 +9,8 @@
 #include "comm/rendezvous/meeting.h"
 #include "comm/rendezvous/store.h"
 #include "comm/rendezvous/world.h"
-#include "comm/timeout.h"
 #include "tessera/base/error.h"
+#include "tessera/base/internal/timeout.h"
 
 namespace tessera {
 
@@ -57,8 +57,8 @@ ProcessGroup init_process_group(const InitOptions& given) {
   check(given);
   if (given.world_size == 1) return {};
   InitOptions options = given;
-  options.timeout = comm::bounded(given.timeout);
-  options.liveness = comm::bounded(given.liveness);
+  options.timeout = bounded(given.timeout);
+  options.liveness = bounded(given.liveness);
   const comm::StoreAddress address = {options.master_addr,
                                       options.master_port,
                                       options.rank,

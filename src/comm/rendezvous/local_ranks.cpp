@@ -8,7 +8,7 @@
 #include "comm/exceptions.h"
 #include "comm/rendezvous/store.h"
 #include "comm/rendezvous/world.h"
-#include "comm/timeout.h"
+#include "tessera/base/internal/timeout.h"
 
 namespace tessera {
 
@@ -34,7 +34,7 @@ void run_local(int ranks, const std::function<void(const ProcessGroup& group)>& 
   }
   if (ranks == 1) return f(ProcessGroup());
 
-  const std::chrono::milliseconds timeout = comm::bounded(options.timeout);
+  const std::chrono::milliseconds timeout = bounded(options.timeout);
   const comm::StorePtr store = comm::make_local_store(), live = comm::with_prefix("live", store);
   std::mutex mutex;
   std::exception_ptr first;
