@@ -115,7 +115,7 @@ class _Opened:
 def verify(path: str | os.PathLike | Checkpoint, *, jobs: int = 0, progress: Progress | None = None) -> VerifyReport:
     """Verifies every byte of the checkpoint at `path`. Damage is in the report, and no exception.
 
-    jobs        threads; 0 for one for each processor, but 4 to 16
+    jobs        threads; 0: one per processor, at least 4, at most 16
     progress    shows the bytes that are done: an object like tqdm's, or a function of the bytes that are done and their total
     """
     path = _library.path_bytes(path.path if isinstance(path, Checkpoint) else path)

@@ -42,8 +42,8 @@ struct LaunchResult {
 };
 
 /// Runs the ranks. Blocks until all of them have ended and all of their output has been delivered, however slowly
-/// `output` takes it. `grace` after the last rank has ended, the output of processes that left its process group is no
-/// longer waited for.
+/// `output` takes it. It waits for the output of processes that left a rank's process group until `grace` after the
+/// last rank has ended.
 ///
 /// While it runs, SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 sent to this process are forwarded to the ranks
 /// instead of being handled. A second SIGINT or SIGTERM kills the ranks, and a third one this process. Only one thread

@@ -51,8 +51,9 @@ class ThreadPool {
 /// Returns the number of processors that this process may use, at least 1.
 std::size_t available_processors();
 
-/// Returns the number of threads of an operation on files: `jobs`, or if that is 0, one per processor, but 4 to 16.
-/// Reading and writing wait for the disk more than for the processor, so small machines get a few extra threads.
+/// Returns the number of threads of an operation on files: `jobs`, or if that is 0, one per processor, at least 4 and
+/// at most 16. Reading and writing wait for the disk more than for the processor, so small machines get a few extra
+/// threads.
 std::size_t threads_for(std::size_t jobs);
 
 }  // namespace tessera

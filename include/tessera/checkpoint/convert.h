@@ -9,6 +9,8 @@
 ///
 /// Law: a key of a dict keeps its type if source and destination are pickles of states (torch, torch_checkpointing) and
 /// the key is understood. Otherwise it becomes the text that PyTorch's names have: see docs/formats/torch_archive.md.
+/// Exception: an int in the path of a tensor that torch_checkpointing stores in safetensors is an index of a list,
+/// because `metadata.pkl` does not distinguish the two.
 
 #include <cstdint>
 #include <filesystem>
@@ -66,7 +68,7 @@ struct ConvertOptions {
   /// For a directory of safetensors, if not empty: the directory of a Hugging Face model, whose configuration and
   /// tokenizer files (see `hf_config_files`) are copied into the destination. The sidecar does not list them.
   std::filesystem::path hf_config;
-  std::size_t jobs = 0;  ///< threads that read and write; 0 for one per processor, but 4 to 16
+  std::size_t jobs = 0;  ///< threads that read and write; 0: one per processor, at least 4, at most 16
   bool dry_run = false;  ///< plan and report, write nothing
   /// Whether a destination that exists is replaced, if it is a file, or a directory of a checkpoint without directories
   /// in it. At every instant the old one or the new one is there, complete; a file may lack its sidecar for an instant.

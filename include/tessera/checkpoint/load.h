@@ -66,9 +66,9 @@ struct ReadReport {
 std::shared_ptr<const Checkpoint> open_on_all_ranks(const std::shared_ptr<const Storage>& storage, RankLink& link,
                                                     const OpenOptions& options = {});
 
-/// Does the part of `open_on_all_ranks` for which ranks need each other: a collective that throws on every rank if the
-/// coordinator cannot read the metadata. Returns a function that does the rest on this rank alone, on any thread, and
-/// keeps the metadata in memory.
+/// Does the part of `open_on_all_ranks` that communicates: a collective that throws on every rank if the coordinator
+/// cannot read the metadata. Returns a function that does the rest on this rank alone, on any thread, and keeps the
+/// metadata in memory.
 std::function<std::shared_ptr<const Checkpoint>()> prepare_to_open(const std::shared_ptr<const Storage>& storage,
                                                                    RankLink& link, const OpenOptions& options = {});
 

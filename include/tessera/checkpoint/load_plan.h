@@ -24,9 +24,9 @@ namespace tessera::checkpoint {
 struct TargetMemory {
   std::uint8_t* data = nullptr;
   std::vector<std::int64_t> strides;  ///< in elements, >= 0; empty for row-major
-  /// If set, it is called instead of writing to `data`, from several threads, each element of the chunk in one call: it
-  /// calls `fill` once with memory for the elements of `part`, a box within the chunk's, in row-major order, and then
-  /// stores them. Parts have a few MiB at most. If `fill` throws, it stores nothing and lets the exception pass.
+  /// If set, it is called instead of writing to `data`, from several threads. The parts of the calls partition the
+  /// chunk's box and have a few MiB at most. It must call `fill` once with memory for the elements of `part`, in
+  /// row-major order, and then store them. If `fill` throws, it must store nothing and let the exception pass.
   std::function<void(BoxView part, const std::function<void(std::uint8_t* row_major)>& fill)> store = nullptr;
 };
 

@@ -2,7 +2,7 @@
 /// \file
 /// The collectives that saving and loading need, independent of how ranks communicate.
 ///
-/// Every function but `rank`, `size`, `coordinator` and `is_coordinator` is a collective: all ranks call it, in the
+/// Every function except `rank`, `size`, `coordinator` and `is_coordinator` is a collective: all ranks call it, in the
 /// same order. The coordinator is the rank that makes the global plan of a save and writes `.metadata`, and that reads
 /// it for all ranks when loading. If a rank fails or dies, every other rank throws `Error(rank_failure)` naming it,
 /// within the implementation's timeout.

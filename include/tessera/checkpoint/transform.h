@@ -8,7 +8,7 @@
 /// A DCP checkpoint names the transforms of each item in `.metadata`. A reader undoes them by that name, so it needs no
 /// option for transforms that tessera has; those of a program are registered in a TransformRegistry. A range of a
 /// transformed item cannot be read alone: the first read of an item undoes its transforms once, into memory or, if it
-/// is large, a file in the directory for temporary files (TMPDIR) that has no name.
+/// is large, into an unnamed file in the directory for temporary files (TMPDIR).
 ///
 /// Law: an item that is saved with the transforms [a, b] is stored as b(a(item)), and its descriptors are those of b
 /// and a, the order in which a reader undoes them. PyTorch 2.7 and later: torch/distributed/checkpoint/_extension.py;
@@ -69,7 +69,7 @@ class TransformRegistry {
   /// Returns the transform of a version, or throws `Error(unsupported)` for one that it cannot undo.
   using Create = std::function<TransformPtr(const std::string& version)>;
 
-  /// Knows "stream.zstd" if `has_zstd()`.
+  /// Creates a registry that has "stream.zstd" if `has_zstd()`.
   TransformRegistry();
   /// Registers a transform, in place of one of the same name.
   void add(const std::string& name, Create create);

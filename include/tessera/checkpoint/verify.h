@@ -22,7 +22,7 @@ struct Problem {
 };
 
 struct VerifyOptions {
-  std::size_t jobs = 0;             ///< threads; 0 for one per processor, but 4 to 16
+  std::size_t jobs = 0;             ///< threads; 0: one per processor, at least 4, at most 16
   std::size_t max_problems = 1000;  ///< problems to list; further ones are only counted
   ProgressSink* progress = nullptr;
   const Cancellation* cancellation = nullptr;

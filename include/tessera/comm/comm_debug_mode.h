@@ -23,7 +23,7 @@ class CommDebugMode {
  public:
   explicit CommDebugMode(const ProcessGroup& group);
 
-  /// Returns how many collectives this rank has started since, by name: that of the function of ProcessGroup
+  /// Returns how many collectives this rank has started since construction, by the name of the function of ProcessGroup
   /// ("all_reduce", "all_gather_into", "broadcast", ...). A collective whose ranks first exchange sizes counts twice
   /// (`all_to_all`, and those of bytes). What a group of one rank does, and a collective without elements, is not
   /// counted.

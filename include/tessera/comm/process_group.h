@@ -22,8 +22,8 @@
 /// The asynchronous variants (`start_*`), with which training steps communicate, do not compare: a rank with invalid
 /// arguments throws `Error(invalid_argument)` and breaks the group for all ranks, as if it had died.
 ///
-/// Copies refer to the same group. When the last copy is destroyed, this rank leaves the group and the other ranks are
-/// told. PyTorch: torch/distributed/distributed_c10d.py.
+/// Copies refer to the same group. When the last copy is destroyed, this rank leaves the group and notifies the other
+/// ranks. PyTorch: torch/distributed/distributed_c10d.py.
 
 #include <ATen/core/Tensor.h>
 
@@ -57,7 +57,7 @@ void leave_step(const ProcessGroup& group, std::string_view step, std::string_vi
 /// ended, its inputs must not be changed and its outputs must not be used.
 class PendingCollective {
  public:
-  /// A collective that has already ended.
+  /// Creates a collective that has already ended.
   PendingCollective() = default;
   /// Blocks until the results may be used, as the blocking collective does, and throws the same errors. The pending
   /// collectives of a group may be waited for in any order. A second call does nothing.
@@ -92,7 +92,7 @@ class CallArguments {
 /// A group of ranks, of which this process is one.
 class ProcessGroup {
  public:
-  /// A group of this process alone.
+  /// Creates a group of this process alone.
   ProcessGroup();
 
   int rank() const;
@@ -138,8 +138,8 @@ class ProcessGroup {
   void gather(const at::Tensor& out, const at::Tensor& in, int root) const;
   /// Stores this rank's part of `in` of `root` in `out`. Other ranks pass an undefined `in`.
   void scatter(const at::Tensor& out, const at::Tensor& in, int root) const;
-  /// Returns when all ranks have called it. `timeout` is positive and defaults to that of the group. A rank with
-  /// another breaks the group, as one with invalid arguments of an asynchronous variant.
+  /// Blocks until all ranks have called it. `timeout` must be positive; by default it is that of the group. Another
+  /// timeout breaks the group, as invalid arguments of an asynchronous variant do.
   void barrier(std::optional<std::chrono::milliseconds> timeout = std::nullopt) const;
 
   /// Returns the payloads of all ranks, by rank. Payloads are bytes; their sizes may differ per rank, here and below.
@@ -168,7 +168,7 @@ class ProcessGroup {
 
   /// Returns the group of the given ranks of this group, in this order, or nothing on ranks that are not in it. All
   /// ranks of this group must call it with the same list. A collective. Throws `Error(invalid_argument)` for ranks that
-  /// do not exist or are listed twice. Of a broken group, a rank can only make a group of itself.
+  /// do not exist or are listed twice. From a broken group, a rank can only make a group of itself.
   std::optional<ProcessGroup> subgroup(std::span<const int> ranks) const;
 
   /// Compares identity: two groups of the same ranks are not equal. All groups of one rank are equal.

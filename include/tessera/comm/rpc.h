@@ -31,7 +31,7 @@ namespace tessera {
 struct RpcOptions {
   /// The unique name of this worker: 1 to 128 of A-Z a-z 0-9 _ and -. Empty: "worker<RANK>".
   std::string name;
-  /// The default timeout of a call. LibTorch has none that is longer than 24 days, which is taken instead.
+  /// The default timeout of a call. LibTorch permits 24 days at most; a longer timeout is taken for 24 days.
   std::chrono::milliseconds timeout = std::chrono::seconds(60);
   /// The number of threads that answer the calls of others.
   int threads = 16;

@@ -21,10 +21,10 @@ namespace tessera::pickle {
 std::string type_name(NodeRef value);
 
 /// Returns exactly Python's `repr` of an understood value ("{'a': [1, 2.5]}", "b'\\x00'", "1e-05"). Opaque parts are
-/// printed as "<module.name(...)>". Truncates at `limit` bytes and appends "..."; text that is truncated has the quotes
-/// for the part that is printed. Throws `Error(corrupt)` if the value
-/// nests deeper than 500, or if the parts that occur more than once amount to more than 100,000 values, or 16 MiB of
-/// text, plus eight times the parts that occur once. `opaque_reason` and `to_json` throw likewise.
+/// printed as "<module.name(...)>". Truncates at `limit` bytes and appends "..."; truncated text has the quotes for the
+/// part that is printed. Throws `Error(corrupt)` if the value nests deeper than 500, or if the parts that occur more
+/// than once amount to more than 100,000 values, or 16 MiB of text, plus eight times the parts that occur once.
+/// `opaque_reason` and `to_json` throw likewise.
 std::string repr(NodeRef value, std::size_t limit = SIZE_MAX);
 
 /// Returns why a value is opaque ("calls argparse.Namespace, which is not executed"), or nothing if every part of it is

@@ -84,7 +84,7 @@ struct FileName {
   bool operator==(const FileName&) const = default;
 };
 std::string to_string(const FileName& name);
-/// Returns nothing for another name.
+/// Returns the parts of such a name, or nothing for another one.
 std::optional<FileName> parse_file_name(std::string_view name);
 /// Returns whether an item may have this name: letters, digits, '-' and '_'.
 bool is_item_key(std::string_view key);

@@ -50,8 +50,8 @@ namespace detail {
 using TensorFunction = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>& inputs)>;
 
 /// Calls `run` without recording a graph and returns its results. Backward calls `again(inputs)`, which must return the
-/// same number of tensors. If neither `inputs` nor a parameter of `module` requires a gradient, backward does not reach
-/// the call. With a null `module` some parameter is assumed to require one.
+/// same number of tensors. If neither `inputs` nor a parameter of `module` requires a gradient, this is a plain call.
+/// If `module` is null, some parameter is assumed to require one.
 std::vector<at::Tensor> run_checkpointed(const std::vector<at::Tensor>& inputs, const torch::nn::Module* module,
                                          const std::function<std::vector<at::Tensor>()>& run, TensorFunction again);
 
@@ -141,8 +141,8 @@ constexpr bool is_value() {
   }
 }
 
-// Returns whether a call with this result and these arguments can be checkpointed in any program. A program that holds
-// the module in a Checkpointed itself warrants that copies of the arguments are independent.
+// Returns whether a call with this result and these arguments can be checkpointed without a promise of the program. A
+// program that uses Checkpointed promises that copies of the arguments are independent.
 template <typename Result, typename... Args>
 constexpr bool can_checkpoint() {
   if constexpr (std::is_object_v<Result> && !std::is_const_v<Result>) {
@@ -197,11 +197,12 @@ auto activation_checkpoint(F&& f, Args&&... arguments) {
   return detail::checkpoint_call<Args...>(nullptr, std::forward<F>(f), std::forward<Args>(arguments)...);
 }
 
-/// Checkpoints every later call of the modules in `model`, itself included, that `selects` selects; with null all that
-/// are held in a Wrap. The model may be sharded already. In a sharded model, the call is checkpointed inside the unit.
-/// Throws `Error(invalid_argument)`, before it changes anything, if a selected module is not held in a Wrap. A call
-/// throws `Error(unsupported)` if an argument of forward is of a class that may share more than tensors with its copy,
-/// or the result is a reference or none: hold the module in a Checkpointed. PyTorch: apply_activation_checkpointing.
+/// Checkpoints every later call of the modules that `selects` selects, of `model` and its submodules; null selects all
+/// that are held in a Wrap. The model may be sharded already: the call is then checkpointed inside the unit. Throws
+/// `Error(invalid_argument)`, before it changes anything, if a selected module is not held in a Wrap. A call throws
+/// `Error(unsupported)` if forward returns a reference or nothing, or if an argument is of a class that may share more
+/// than tensors with its copy; for such arguments, hold the module in a Checkpointed. PyTorch:
+/// apply_activation_checkpointing.
 void apply_activation_checkpointing(torch::nn::Module& model,
                                     const std::function<bool(const torch::nn::Module& module)>& selects = nullptr);
 

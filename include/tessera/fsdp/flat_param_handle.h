@@ -5,7 +5,7 @@
 /// The parameters keep their identity: a reference to one stays valid. Only their data changes. While *unsharded*, they
 /// are views of the unsharded flat parameter. Its single storage is freed and allocated again, so tensors that autograd
 /// saved become valid again once the storage has been refilled. While *sharded* with `use_orig_params`, each parameter
-/// is the one-dimensional piece of it in this rank's shard, empty if the rank has none. While sharded without
+/// is one-dimensional and has only its elements in this rank's shard, maybe none. While sharded without
 /// `use_orig_params`, the parameters are empty and the optimizer works on the flat parameter. With
 /// `ShardingStrategy::no_shard` parameters keep their shapes.
 ///
@@ -105,13 +105,13 @@ class FlatParamHandle {
 
   /// Returns whether a handle has this parameter, or has it as its flat parameter.
   static bool has(const at::Tensor& parameter);
-  /// Returns whether the parameter is still the shard that a handle, destroyed since, left in it.
+  /// Returns whether the parameter still holds a shard of a handle that was destroyed.
   static bool is_left_over(const at::Tensor& parameter);
 
   const FlatParamLayout& layout() const { return layout_; }
   const ProcessGroup& group() const { return group_; }
   const FlatParamOptions& options() const { return options_; }
-  /// Adds `prefix` to the names of all parameters, which are names in an outer module then.
+  /// Adds `prefix` to the names of all parameters, which makes them names in an outer module.
   void add_prefix(const std::string& prefix) { layout_.add_prefix(prefix); }
   /// Returns this rank's shard: a leaf of layout().sharded_numel() elements in the parameters' dtype. Without
   /// `use_orig_params` the optimizer works on it.
@@ -129,7 +129,7 @@ class FlatParamHandle {
   /// Returns the parameters that this rank has a piece of. PyTorch: shard_metadata.
   FlatParamShardMetadata shard_metadata() const { return layout_.shard_metadata(shard_rank()); }
 
-  /// Idle unless the caller that trains with the handle sets another state.
+  /// Returns the state that the caller has set, idle by default.
   TrainingState training_state() const { return training_state_; }
   void set_training_state(TrainingState state) { training_state_ = state; }
 
@@ -153,28 +153,29 @@ class FlatParamHandle {
   void free_unsharded();
   /// Returns whether the unsharded flat parameter is in memory that the ranks share.
   bool shares_memory() const { return computing_.host != nullptr; }
-  /// If the ranks share memory, blocks until all of them have called it; shards may be written to then. reshard() does
-  /// this itself, unless a FullyShardedDataParallel does it once for all units. Returns false if they share no memory.
+  /// If the ranks share memory, blocks until all of them have called it. After that, shards may be written to.
+  /// reshard() does this itself, unless a FullyShardedDataParallel does it once for all units. Returns false if they
+  /// share no memory.
   bool meet_after_reshard();
   bool is_unsharded() const { return is_unsharded_; }
   /// Returns whether start_unshard() was called and the memory has not been freed since.
   bool is_gathered() const { return unsharded_->is_gathered; }
   /// Returns whether the gathered elements of this rank's shard still equal the shard, bit by bit. Returns true if
-  /// nothing is gathered or needs to be. Compares as many elements as the shard has. On a device, where the host would
-  /// have to wait for that, compares whether ops on the shard or its pieces have written since; in memory that ranks
-  /// share, compares a checksum if they have.
+  /// nothing is gathered or needs to be. Compares all elements of the shard. On a device, where the host would have to
+  /// wait for that, and in memory that ranks share, which is the shard itself, checks instead whether ops have written
+  /// to the shard or its pieces since; if they have in shared memory, compares a checksum.
   bool is_gathered_current();
   /// As unshard(), in the parameters' own dtype and without changing what is gathered for forward and backward. The
-  /// parameters must be sharded. Takes the memory of an unsharded flat parameter until end_summon(), unless ranks share
-  /// memory with the parameters in their own dtype and nothing is gathered in it: then this rank reads that memory, and
-  /// only pages that it writes to are copied.
+  /// parameters must be sharded. Takes the memory of an unsharded flat parameter until end_summon(). If ranks share
+  /// memory that has the parameters in their own dtype, and nothing is gathered in it, this rank reads that memory
+  /// instead, and only pages that it writes to are copied.
   void summon();
   /// Shards the parameters again after summon().
   void end_summon();
-  /// Returns whether write_back_params has changed the shard of what is gathered.
+  /// Returns whether write_back_params() has changed the shard since it was gathered.
   bool is_stale() const { return unsharded_->is_stale; }
-  /// Sets whether unshard() uses the parameters' own dtype instead of `param_dtype`, and reductions instead of
-  /// `reduce_dtype`. Frees what is gathered in the other dtype; the parameters must be sharded.
+  /// Sets whether unshard() and reductions use the parameters' own dtype instead of `param_dtype` and `reduce_dtype`.
+  /// Frees what is gathered in the other dtype; the parameters must be sharded.
   void use_full_precision(bool on);
   /// Shares the streams and the freed memory of other handles. Nothing may be gathered or pending.
   void use_streams(std::shared_ptr<Streams> streams);
@@ -195,7 +196,7 @@ class FlatParamHandle {
   at::Tensor piece_of(const at::Tensor& shard, std::size_t i) const;
   /// Returns a full parameter, or another tensor of its shape, in the form that is flattened.
   at::Tensor flattened_form(const at::Tensor& full, std::size_t i) const;
-  /// Returns the same elements, taken from the full parameter in that form: a tensor of its shape and any strides.
+  /// Returns the elements that `piece_of` returns, taken from `full`, a full parameter in that form with any strides.
   at::Tensor piece_of_full(const at::Tensor& full, std::size_t i) const;
   /// Returns the rank whose shard in layout() this rank has. 0 with `no_shard`.
   std::int64_t shard_rank() const { return is_sharded(options_.strategy) ? group_.rank() : 0; }
@@ -212,11 +213,11 @@ class FlatParamHandle {
 
   /// Frees the gradients of parameters whose visible gradient was reset (`zero_grad`).
   void drop_reset_gradients();
-  /// The same; then takes the gradients that were assigned. Throws `Error(invalid_argument)` if an assigned gradient
-  /// has another number of elements than this rank's piece.
+  /// Calls drop_reset_gradients(), then takes over the gradients that were assigned. Throws `Error(invalid_argument)`
+  /// if an assigned gradient has another number of elements than this rank's piece.
   void adopt_visible_gradients();
-  /// The same; then sets aside the sharded gradient, which the next reduction adds to, and resets the visible gradients
-  /// so that backward starts without any.
+  /// Calls adopt_visible_gradients(), then sets aside the sharded gradient, which the next reduction adds to, and
+  /// resets the visible gradients so that backward starts without any.
   void prepare_gradient_for_backward();
   /// Moves the gradient that backward has accumulated in parameter `i`, if any, into the unsharded gradient. Throws
   /// `Error(unsupported)` if that gradient itself requires a gradient.

@@ -42,7 +42,7 @@
 /// `Error(invalid_argument)`. A member such as `linear->weight` that is assigned another tensor is not noticed.
 ///
 /// Warnings are LibTorch's (`TORCH_WARN`), each text once in a process: where options have no effect or cost more than
-/// it seems, and where environment variables disable a part. TORCH_DISTRIBUTED_DEBUG=INFO adds those about padding,
+/// they seem to, and where environment variables disable a part. TORCH_DISTRIBUTED_DEBUG=INFO adds those about padding,
 /// about data that was assigned to parameters, and about gradients that only some ranks have.
 ///
 /// Profilers (`at::RecordFunction`, user scope) see the ranges FullyShardedDataParallel.forward with the unit's name,
@@ -83,10 +83,11 @@ namespace tessera::fsdp {
 /// Returns whether a module is a batch norm.
 bool is_batch_norm(const torch::nn::Module& module);
 
+/// When backward starts to gather the next unit.
 enum class BackwardPrefetch : std::uint8_t {
-  none,
-  pre,   ///< gathers the next unit while the gradients of this one are computed: fastest
-  post,  ///< gathers the next unit after that: one unit less in memory
+  none,  ///< when it needs the unit
+  pre,   ///< while the gradients of this unit are computed: fastest
+  post,  ///< after that: one unit less in memory
 };
 
 struct Options {
@@ -164,7 +165,7 @@ struct StateOptions {
   ///     model.state_dict(StateDictType::sharded, {.mesh = DeviceMesh::from_group(model.group())});
   std::optional<DeviceMesh> mesh = std::nullopt;
 };
-/// The former name.
+/// The former name of StateOptions.
 using FullStateOptions = StateOptions;
 
 struct SummonOptions {
@@ -226,23 +227,24 @@ class ShardedModule {
   ///
   /// Outside of forward and backward this is a collective. In forward, where a model calls `unshard()` of a Wrap, it is
   /// one of the calls of units that all ranks make in the same order, and is not compared by a collective of its own.
-  /// In backward, where activation checkpointing repeats a forward, and in summon_full_params it has no effect, as on
-  /// units that are gathered already. Throws `Error(invalid_argument)` if `module` is not in the model. The next
-  /// forward throws it, too, if this rank's shard was changed in between; call `unshard` after the optimizer's step, or
+  /// It has no effect in backward, where activation checkpointing repeats a forward, in summon_full_params, and on
+  /// units that are gathered between a forward and its backward. If `unshard` or a backward under no_sync left a unit
+  /// gathered, it is gathered again. Throws `Error(invalid_argument)` if `module` is not in the model. The next forward
+  /// throws the same error if this rank's shard was changed in between; call `unshard` after the optimizer's step, or
   /// `reshard`. PyTorch: `_unshard(async_op=True)`.
   UnshardHandle unshard(const torch::nn::Module* module = nullptr, bool recurse = true);
   /// Frees what is gathered of these units: by unshard, or between a forward and its backward, which gathers it again.
   /// A collective. Throws `Error(invalid_argument)` in forward and backward, and if `module` is not in the model.
   void reshard(const torch::nn::Module* module = nullptr, bool recurse = true);
 
-  /// A scope in which backward accumulates gradients without communication; the first backward after it reduces them
-  /// all, at its end also those of units that it does not reach. With `off` it has no effect: `auto guard =
-  /// model.no_sync(is_last_of_the_batch)`. Throws `Error(invalid_argument)` in forward and backward.
+  /// A scope in which backward accumulates gradients without communication. The first backward after it reduces them
+  /// all; those of units that it does not reach are reduced at its end. With `off` the scope has no effect: `auto guard
+  /// = model.no_sync(is_last_of_the_batch)`. Throws `Error(invalid_argument)` in forward and backward.
   ///
   /// Units that are not resharded after forward (shard_grad_op, hybrid_shard_zero2) stay gathered after such a
-  /// backward, so the next forward gathers nothing. Each rank compares its own part with its shard there: if it was
-  /// changed, by an optimizer or otherwise, forward throws `Error(invalid_argument)`. Call `reshard` after such a
-  /// change.
+  /// backward, so the next forward gathers nothing. That forward compares this rank's gathered part with its shard: if
+  /// an optimizer or the program has changed the shard, it throws `Error(invalid_argument)`. Call `reshard` after such
+  /// a change.
   class NoSync {
    public:
     NoSync(Runtime& runtime, bool off);
@@ -271,7 +273,9 @@ class ShardedModule {
   ///     });
   ///
   /// Checkpoint the activations inside units (`Wrap<Checkpointed<Block>>`): if a checkpointed call contains calls of
-  /// units, it is not known how many of them remain, and the hook is called for these units at the end of backward.
+  /// units, it is not known how many of them remain, and the hook is called for these units at the end of backward. The
+  /// same holds for units that a program's own autograd::Function calls in its backward. Backwards that other hooks
+  /// compute in the middle of this one are not counted: if one reaches a unit after that, the hook is called again.
   ///
   /// Not called by a backward under no_sync. A new hook replaces the previous one; null removes it. Does not
   /// communicate. Throws `Error(invalid_argument)` in forward and backward.
@@ -284,11 +288,11 @@ class ShardedModule {
   /// `Error(invalid_argument)` if a gradient has not been reduced, or if `max_norm` is negative or NaN.
   at::Tensor clip_grad_norm_(double max_norm, double norm_type = 2.0);
 
-  /// Runs `f` while the parameters are unsharded, in their own dtype, and gradients are disabled. `f` may call what is
-  /// unsharded, the model or units, like a model that is not sharded. A collective. Throws `Error(invalid_argument)` in
-  /// forward or backward, and if `f` leaves a parameter or gradient of another shape that would be written back. If `f`
-  /// throws on any rank, nothing is written back and every rank throws. What is gathered between a forward and its
-  /// backward stays, unless a rank changes its shard of it.
+  /// Runs `f` while the parameters are unsharded, in their own dtype, and gradients are disabled. `f` may call the
+  /// model or its units as if they were not sharded. A collective. Throws `Error(invalid_argument)` in forward or
+  /// backward, and if `f` leaves a parameter or gradient of another shape that would be written back. If `f` throws on
+  /// any rank, nothing is written back and every rank throws. What is gathered between a forward and its backward
+  /// stays, unless a rank changes its shard of it.
   void summon_full_params(const std::function<void()>& f, const SummonOptions& options = {});
 
   /// Returns parameters and buffers under their names in the module that was wrapped. If units have groups of their
@@ -304,13 +308,13 @@ class ShardedModule {
                                    bool strict = true);
 
   /// Returns the optimizer's state by parameter, with the keys of `get_optimizer_state_dict` for a model that is not
-  /// sharded. A collective. Throws `Error(unsupported)` if `type` is `local`, and whenever check_optimizer throws, or
-  /// state_dict for the mesh.
+  /// sharded. A collective. Throws `Error(unsupported)` if `type` is `local`, whenever check_optimizer throws, and if
+  /// state_dict throws for the mesh.
   StateDict optim_state_dict(const torch::optim::Optimizer& optimizer, StateDictType type = StateDictType::sharded,
                              const StateOptions& options = {});
-  /// Returns a state dict that optim_state_dict returned, or a full one with the same keys, in another form. The caller
-  /// may have changed its values or removed some of them, also "param_groups". All ranks must pass it. A collective.
-  /// Throws as above, and `Error(invalid_argument)` naming all tensors of another shape.
+  /// Converts a state dict that optim_state_dict returned, or a full one with the same keys, to another form. The
+  /// caller may have changed its values or removed some of them, also "param_groups". All ranks must pass it. A
+  /// collective. Throws as above, and `Error(invalid_argument)` naming all tensors of another shape.
   StateDict optim_state_dict(const StateDict& state_dict, StateDictType type, const StateOptions& options = {});
   /// Loads a state dict that optim_state_dict returned, on any number of ranks and with either value of
   /// `use_orig_params`. Instead of names, parameters may have numbers, as in Python's `optimizer.state_dict()` before
@@ -350,12 +354,15 @@ class FullyShardedDataParallel : public ShardedModule {
   ///     fsdp::FullyShardedDataParallel<Encoder> encoder(model->encoder, group, replicated);
   ///     fsdp::FullyShardedDataParallel<Model> sharded(model, group);
   ///
-  /// Throws `Error(invalid_argument)` on all ranks if a parameter is in two units; if the model, an ignored module or
-  /// an ignored parameter is sharded already, or it has parts of a larger sharded model or of one whose object is gone;
-  /// if a sharded model inside it is in use, has other `use_orig_params` or `replicas`, or a post-reduce hook; if units
-  /// are on different devices, options of a unit contradict those of the model, nothing initializes a parameter on
-  /// meta, or the ranks have different parts of a tensor parallel model; and whenever FlatParamHandle throws. Models
-  /// inside it are unchanged then.
+  /// Throws on all ranks whenever FlatParamHandle throws, and `Error(invalid_argument)` if
+  /// - a parameter is in two units, or nothing initializes a parameter on meta
+  /// - the model, an ignored module or an ignored parameter is sharded already
+  /// - the model has parts of a larger sharded model, or of one whose object is gone
+  /// - a sharded model inside it is in use, has other `use_orig_params` or `replicas`, or a post-reduce hook
+  /// - units are on different devices, or options of a unit contradict those of the model
+  /// - the ranks have different parts of a tensor parallel model
+  ///
+  /// If it throws, models inside it are unchanged.
   explicit FullyShardedDataParallel(Pointer module, const ProcessGroup& group = {}, Options options = {})
       : ShardedModule(pointer_of(module), group, std::move(options)), module_(std::move(module)) {}
   FullyShardedDataParallel(const FullyShardedDataParallel&) = default;  // and no moves, which would leave a null model
@@ -372,8 +379,8 @@ class FullyShardedDataParallel : public ShardedModule {
   auto* operator->() { return module_.operator->(); }
   auto* operator->() const { return module_.operator->(); }
 
-  /// Calls the model's forward. A collective. In backward, where activation checkpointing or a hook calls it, the call
-  /// is a part of that backward. A backward of the model in its own forward throws `Error(unsupported)`.
+  /// Calls the model's forward. A collective. If activation checkpointing or a hook calls it in backward, the call is a
+  /// part of that backward. A backward of the model in its own forward throws `Error(unsupported)`.
   template <typename... Args>
   auto forward(Args&&... arguments) {
     if constexpr (std::is_base_of_v<Wrappable, std::remove_reference_t<decltype(*module_)>>) {

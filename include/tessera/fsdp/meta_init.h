@@ -40,8 +40,8 @@ class MetaInit {
   MetaInit(const MetaInit&) = delete;
   MetaInit& operator=(const MetaInit&) = delete;
 
-  /// Creates tensors with memory again, on the device that the caller asks for, until the guard is destroyed or another
-  /// MetaInit is constructed. Use it for buffers that are computed and must keep their values.
+  /// A guard inside a MetaInit: tensors have memory again, on the device that the caller asks for, until it is
+  /// destroyed or another MetaInit is constructed. Use it for buffers that are computed and must keep their values.
   class Pause {
    public:
     Pause();

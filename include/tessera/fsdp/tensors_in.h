@@ -22,7 +22,7 @@ class PackedSequence;
 
 namespace tessera::fsdp {
 
-/// Called with a reference to each tensor; may assign another tensor to it.
+/// A function that is called with a reference to each tensor and may assign another tensor to it.
 using TensorVisitor = std::function<void(at::Tensor&)>;
 
 /// Visits the data. If it is moved to another device, the indices follow. PyTorch: _apply_to_tensors.

@@ -1,6 +1,6 @@
 #pragma once
 /// \file
-/// The result of a gather that a program starts before it is needed.
+/// A handle to wait for units that a program gathers before it calls them.
 
 #include <memory>
 #include <vector>
@@ -9,12 +9,12 @@ namespace tessera::fsdp {
 
 class FlatParamHandle;
 
-/// The units that one call of `unshard` has started to gather. PyTorch: UnshardHandle.
+/// A handle of the units that one call of `unshard` has started to gather. PyTorch: UnshardHandle.
 class UnshardHandle {
  public:
   /// Creates a handle of no units.
   UnshardHandle() = default;
-  /// `handles` are valid while `alive` is true.
+  /// Creates a handle of the units of `handles`, which are valid while `alive` is true.
   UnshardHandle(std::vector<FlatParamHandle*> handles, std::shared_ptr<const bool> alive);
   /// Blocks until the units are gathered. Does nothing if it was called before, or if the model was destroyed.
   void wait();

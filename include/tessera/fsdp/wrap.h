@@ -12,8 +12,9 @@
 /// The class of a wrapped module derives from the module's class, with the same names and the same `forward`. So it can
 /// be stored and called like the module itself, also in `Sequential` and `AnyModule`. It behaves like the module until
 /// a FullyShardedDataParallel makes it a unit. Each call then unshards the parameters before forward and reshards them
-/// after it. A call as the module's own class, such as `layers[i]->as<Block>()->forward(x)`, is found by the ops that
-/// take its parameters; only `cast_forward_inputs` requires a call as the wrapped class.
+/// after it. During a forward of the model, a call through the module's own class, such as
+/// `layers[i]->as<Block>()->forward(x)`, works too: the first op that takes one of the unit's parameters unshards it.
+/// Only `cast_forward_inputs` requires a call through the wrapped class.
 ///
 /// Overloaded functions and templates named `forward` can be wrapped, but not stored in Sequential and AnyModule,
 /// unless the second template argument of WrapImpl selects an overload. Default arguments of `forward` are those of the
@@ -79,13 +80,13 @@ class UnitCall {
   UnitCall(const UnitCall&) = delete;
   UnitCall& operator=(const UnitCall&) = delete;
 
-  /// Converts an argument of `forward` to the dtype and device that the options require. Called before `forward`.
+  /// Converts an argument of `forward` to the dtype and device that the options require. Call it before `forward`.
   void input(at::Tensor& tensor);
-  /// Registers the hooks of backward on a result of `forward`. Called before `end`.
+  /// Registers the hooks of backward on a result of `forward`. Call it before `end`.
   void output(at::Tensor& tensor);
   void end();
-  /// Lets the other ranks know that this rank leaves forward by an exception. Called in its handler. Throws it, or the
-  /// reason for it if the unit could not be unsharded.
+  /// Reports to the other ranks that this rank leaves forward by an exception. Call it in the handler of that
+  /// exception. Throws the exception again, or the reason for it if the unit could not be unsharded.
   [[noreturn]] void rethrow();
 
  private:
@@ -246,7 +247,7 @@ class WrapBase : public Impl, public Wrappable {
   }
 
  protected:
-  /// Calls `forward`, which calls that of the module, and checkpoints the call if it is set.
+  /// Calls `forward`, which calls that of the module. Checkpoints the call if checkpoints_activations() is set.
   template <typename Result, typename... Args, typename Forward>
   Result run_forward(const Forward& forward, Args&&... arguments) {
     if (!checkpoints_activations()) return forward(std::forward<Args>(arguments)...);

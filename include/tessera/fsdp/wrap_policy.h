@@ -21,9 +21,10 @@ using ModulePredicate = std::function<bool(const torch::nn::Module& module)>;
 
 /// Options of one unit. The model's `Options` apply where there is no value.
 struct UnitOptions {
-  /// A hybrid strategy for units of a model with one. Such a model may have units of other strategies with a `group`.
+  /// Must be hybrid if the model's strategy is and the unit has no `group`, and must not be hybrid otherwise.
   std::optional<ShardingStrategy> strategy = std::nullopt;
-  /// Also of a module that `Options::keeps_full_precision` selects. `MixedPrecision()` keeps the parameters' dtype.
+  /// Also applies to a module that `Options::keeps_full_precision` selects. `MixedPrecision()` keeps the parameters'
+  /// dtype.
   std::optional<MixedPrecision> mixed_precision = std::nullopt;
   std::optional<bool> offload_params = std::nullopt;
   /// The ranks that shard the unit, a part of the model's group: for parameters that other ranks do not have, such as
@@ -69,6 +70,7 @@ class WrapPolicy {
   /// Returns false for null.
   explicit operator bool() const { return choose_ != nullptr; }
   UnitChoice operator()(const torch::nn::Module& module, std::int64_t numel) const { return choose_(module, numel); }
+  /// Returns whether the policy is asked about the modules inside `module`.
   bool divides(const torch::nn::Module& module) const { return !undivided_ || !undivided_(module); }
 
  private:

@@ -101,9 +101,9 @@ class FlatParamLayout {
   const std::vector<std::int64_t>& numels_with_padding() const { return numels_with_padding_; }
   const std::vector<bool>& is_padding() const { return is_padding_; }
 
-  /// Includes the padding for alignment, but not the padding of the last shards.
+  /// Returns the number of elements with the padding for alignment, without the padding of the last shards.
   std::int64_t unpadded_unsharded_numel() const { return unpadded_unsharded_numel_; }
-  /// Equals sharded_numel() * world_size().
+  /// Returns sharded_numel() * world_size().
   std::int64_t padded_unsharded_numel() const { return sharded_numel_ * world_size_; }
   /// Returns the number of elements of a shard, equal on all ranks.
   std::int64_t sharded_numel() const { return sharded_numel_; }

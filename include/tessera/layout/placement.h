@@ -28,10 +28,10 @@ class Placement {
   /// from the end (see `normalized`).
   static Placement shard(std::int64_t dim);
   /// Splits dimension `dim` into `split_factor` parts as torch.chunk does, and each part into as many chunks as the
-  /// mesh dimension is long. Coordinate i has chunk i of each part, one after another. Followed by `shard(dim)` on a
-  /// mesh dimension of length `split_factor`, the result is the same as if that shard had been applied first, if the
-  /// ranks divide the length: this is how FSDP shards a tensor that is tensor parallel. A split_factor of 1 is
-  /// `shard(dim)`. Throws `Error(invalid_argument)` for a factor < 1.
+  /// mesh dimension is long. Coordinate i has chunk i of each part, one after another. If the ranks divide the length
+  /// of `dim`, this placement followed by `shard(dim)` on a mesh dimension of length `split_factor` gives the same
+  /// result as that shard applied first: this is how FSDP shards a tensor that is tensor parallel. A split_factor of 1
+  /// is `shard(dim)`. Throws `Error(invalid_argument)` for a factor < 1.
   static Placement strided_shard(std::int64_t dim, std::int64_t split_factor);
   /// Returns a partial placement: every rank has a value for each element, and `op` reduces them to the tensor. If
   /// several mesh dimensions are partial, they are reduced in any order, so they must be of one kind, or sums and

@@ -8,8 +8,8 @@
 ///
 /// Law: if the ranks divide the sizes, strided shards express an order of mesh dimensions (see shard_order.h) and no
 /// placement is partial, `estimated_cost(from, to)` has the collectives of `plan_redistribution(from, to, rank)` and
-/// its `sent` elements, divided by the ranks. Otherwise it is an estimate. Its time hardly depends on the number of
-/// ranks. Pure functions. PyTorch: torch/distributed/tensor/_collective_utils.py.
+/// its `sent` elements, divided by the ranks. Otherwise it is an estimate. Computing it takes about the same time for
+/// any number of ranks. Pure functions. PyTorch: torch/distributed/tensor/_collective_utils.py.
 
 #include <cstdint>
 #include <span>
@@ -18,8 +18,8 @@
 
 namespace tessera {
 
-/// The time of a collective that sends nothing, in elements that a rank could send instead: about what it is between
-/// processes of one host, and between GPUs.
+/// The time of a collective that sends nothing, as the number of elements that a rank could send meanwhile. It is about
+/// right between processes of one host, and between GPUs.
 inline constexpr std::int64_t kElementsPerCollective = 32768;
 
 struct RedistributionCost {

@@ -39,7 +39,7 @@ struct ShardMetadata {
 std::string to_string(const ShardMetadata& shard);
 std::ostream& operator<<(std::ostream& out, const ShardMetadata& shard);
 
-/// A sharded tensor without its elements, equal on all ranks.
+/// A sharded tensor without its elements, equal on all ranks except for the indices of devices (see `comparable_text`).
 struct ShardedTensorMetadata {
   std::vector<ShardMetadata> shards_metadata;
   std::vector<std::int64_t> size;  ///< of the full tensor
@@ -49,8 +49,10 @@ struct ShardedTensorMetadata {
 
 /// Returns one line for the tensor and one for each shard.
 std::string to_string(const ShardedTensorMetadata& metadata);
-/// As to_string, but devices without their indices: what is equal on all ranks of a sharded tensor. Each rank may have
-/// placed all shards on the current device of its own, as ShardedTensor::to does.
+/// As to_string, but without the indices of devices, so that the text is equal on all ranks of a sharded tensor. A rank
+/// knows the index only of its own shards' devices: ShardedTensor::to does not communicate, and each rank notes its own
+/// current device for all shards. Law: what ranks compare, and what decides which collectives they call, is this text
+/// and that of the spec.
 std::string comparable_text(const ShardedTensorMetadata& metadata);
 
 /// Throws `Error(invalid_argument)` naming two shards that overlap or have different ranks. Equal shards overlap,

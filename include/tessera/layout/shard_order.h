@@ -7,9 +7,9 @@
 /// first, and the placements are [_S(0, 4), S(0)].
 ///
 /// Laws: `shard_order(with_shard_order(placements, order, mesh_shape), mesh_shape)` is `order`. If the length of the
-/// tensor dimension is divisible by the ranks that shard it, each rank has what splitting it in that order gives it.
-/// Other lengths are partitioned too, but a rank may have several intervals. Pure functions. PyTorch: `shard_order` in
-/// torch/distributed/tensor/_dtensor_spec.py.
+/// tensor dimension is divisible by the ranks that shard it, each rank has the part that splitting in that order gives
+/// it. Other lengths are partitioned too, but a rank may have several intervals. Pure functions. PyTorch: `shard_order`
+/// in torch/distributed/tensor/_dtensor_spec.py.
 
 #include <cstdint>
 #include <optional>

@@ -1,7 +1,7 @@
 #pragma once
 /// \file
 /// Tensors that are made of elements of other tensors: slices, concatenations, permutations and reshapes of them, in
-/// any combination. Nothing is copied: a view answers which elements of which inputs its own elements are.
+/// any combination. Nothing is copied: a view computes which elements of which inputs its own elements are.
 ///
 /// Law: for_each_part visits each element of the given lattice exactly once. The parts of a box are few if the view is
 /// regular there: one for each input that it touches, and up to 2r + 1 for a reshape that merges r dimensions.
@@ -84,9 +84,9 @@ class TensorView {
   /// Returns this view with other numbers for its inputs.
   TensorView renumbered(const std::function<std::size_t(std::size_t)>& number) const;
 
+  using Visitor = std::function<void(std::size_t input, const Lattice& part)>;
   /// Calls f(input, part) with lattices of indices of inputs that have the elements of `lattice`, which has indices of
   /// this view.
-  using Visitor = std::function<void(std::size_t input, const Lattice& part)>;
   void for_each_part(const Lattice& lattice, const Visitor& f) const;
 
  private:
@@ -96,8 +96,8 @@ class TensorView {
 };
 
 /// Returns boxes that partition the elements of `box`, in a tensor of shape `from`, within the tensor of shape `to`
-/// that has the same elements in row-major order. Nothing if `box` has a part of a dimension, and several indices of
-/// one before it, and the reshape changes both: such elements need many boxes.
+/// that has the same elements in row-major order. Returns nothing if `box` has a part of a dimension and several
+/// indices of one before it, and the reshape changes both: such elements need many boxes.
 std::optional<std::vector<Box>> reshape_box(BoxView box, std::span<const std::int64_t> from,
                                             std::span<const std::int64_t> to);
 

@@ -7,10 +7,10 @@
 
 namespace tessera {
 
-/// Returns the value of `state` that `index` identifies: of a tensor of any kind, this rank's shard with that offset in
-/// the full tensor, which shares memory with it; any other value itself. A tensor that is not sharded has the offset 0
-/// in each dimension. Without an offset, returns a tensor that is not sharded, or the only local chunk of a DTensor or
-/// another Checkpointable. `index.index` is a hint: the likely position of the shard.
+/// Returns the value of `state` that `index` identifies. Of a tensor of any kind, returns this rank's shard with that
+/// offset in the full tensor, which shares memory with it. A tensor that is not sharded has the offset 0 in each
+/// dimension. Without an offset, returns a tensor that is not sharded, or the only local chunk of a DTensor or another
+/// Checkpointable. `index.index` is a hint: the likely position of the shard.
 ///
 /// Throws `Error(not_found)` if `state` has no such key or this rank has no such shard, and `Error(invalid_argument)`
 /// for an offset of a value that is not a tensor, and for a sharded tensor without an offset.

@@ -9,8 +9,8 @@
 ///
 /// Flattened (StateDictOptions::flatten_optimizer_state_dict), the state of each parameter and the options of its group
 /// are entries of their own, which ranks with different parameters, as in a pipeline, save under different names.
-/// Groups without parameters are left out, and keep their options when it is set. LBFGS cannot be flattened:
-/// `Error(unsupported)`.
+/// Groups without parameters are left out, and keep their options when the state dict is set. LBFGS cannot be
+/// flattened: `Error(unsupported)`.
 ///
 ///     {"state.layer.weight.step": tensor(3.), ..., "param_groups.layer.weight.lr": 0.001, ...}
 ///
@@ -68,9 +68,9 @@ StateDict get_optimizer_state_dict(const torch::nn::Module& module,
 /// Law: either everything is set, on all ranks, or nothing is changed. The optimizer shares no memory with `state_dict`
 /// afterwards, unless `take_tensors` is set.
 ///
-/// A state dict without state for any parameter of an optimizer describes it before its first step, and resets it to
-/// that, unless it has state of a parameter that is in none of its groups. Otherwise, a parameter that requires grad
-/// and has no state is an error if `strict`, and starts without state if not.
+/// A state dict without state for any parameter of an optimizer resets the optimizer to what it is before its first
+/// step, unless the state dict has state of a parameter that none of its own groups lists. Otherwise, a parameter that
+/// requires grad and has no state is an error if `strict`, and starts without state if not.
 ///
 /// Throws one error that lists all problems by parameter or group, and key. It is `Error(invalid_argument)` for missing
 /// names, keys and options, tensors of another shape, values of other kinds, and parameters of one group that belong to
@@ -90,11 +90,11 @@ enum class OptimStateKeyType : std::uint8_t {
   param_id,    ///< by number, as Python's `optimizer.state_dict()` does
 };
 
-/// Returns an optimizer's nested state dict with names instead of numbers of parameters, or the reverse: that of a
-/// Python optimizer can be loaded by name into a model with other groups or into a sharded one, and a sharded model's
-/// into a Python optimizer. Numbers count the parameters of `optimizer`, group by group, or without one the parameters
-/// of the module, each once. A state dict that has such keys already is returned as it is. `state_dict` may lack
-/// "param_groups". Values are not changed, and share memory with those of `state_dict`.
+/// Returns an optimizer's nested state dict with names of parameters instead of numbers, or the reverse. With names,
+/// that of a Python optimizer can be loaded into a model with other groups or into a sharded one. With numbers, that of
+/// a sharded model can be loaded into a Python optimizer. Numbers count the parameters of `optimizer`, group by group,
+/// or without one the parameters of the module, each once. A state dict that has such keys already is returned as it
+/// is. `state_dict` may lack "param_groups". Values are not changed, and share memory with those of `state_dict`.
 ///
 /// Throws `Error(invalid_argument)` naming the key for a name or number that no parameter has, for names and numbers in
 /// one state dict, for two keys of one parameter, and if the groups do not have as many parameters as the numbers

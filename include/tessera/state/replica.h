@@ -51,13 +51,13 @@ class Replica {
   /// Returns the name of the copy's file. Not a collective.
   std::string file_name() const;
 
-  /// Sends each rank's state to its keeper. If a rank fails, every rank throws and keeps the copy that it had. If it
-  /// dies at the end, some ranks may already have the new one.
+  /// Sends each rank's state to its keeper. If a rank fails, every rank throws and keeps the copy that it had. If a
+  /// rank dies at the end, some ranks may already have the new one.
   void update(const StateDict& state);
 
   /// Continues on a new group, which has the same number of ranks and in which this one has the same rank. Ranks that
-  /// were started again make a Replica in the same call. Every rank throws `Error(invalid_argument)` if the group of
-  /// one differs.
+  /// were started again construct a Replica instead of this call. If the group of any rank differs, every rank throws
+  /// `Error(invalid_argument)`.
   void rejoin(const ProcessGroup& group);
 
   /// Gives each rank that passes true for `has_lost_it` its state as of the last update, received into `state` as by

@@ -3,8 +3,8 @@
 /// The options of the functions that get and set state dicts of models and optimizers. PyTorch: StateDictOptions in
 /// torch/distributed/checkpoint/state_dict.py.
 ///
-/// With a `group` of several ranks, each of these functions is a collective of the group: all ranks pass equal options,
-/// and if any rank throws, every rank throws an error naming it, and a set function has changed nothing on any rank.
+/// With a `group` of several ranks, each of these functions is a collective of the group: all ranks must pass equal
+/// options. If any rank throws, every rank throws an error naming it, and a set function changes nothing on any rank.
 
 #include <torch/nn/module.h>
 

@@ -38,8 +38,8 @@ class Stateful {
  public:
   virtual ~Stateful() = default;
 
-  /// Returns the state. Tensors may share memory with the object. The names and the shapes of tensors are those of the
-  /// state to load, too.
+  /// Returns the state. Tensors may share memory with the object. A state to load must have the same names and shapes
+  /// of tensors.
   virtual StateDict state_dict() = 0;
   /// Sets the state: what state_dict returned, with loaded values.
   virtual void load_state_dict(const StateDict& state_dict) = 0;

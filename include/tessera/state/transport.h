@@ -16,8 +16,8 @@
 /// contiguous and on the CPU. Elements on other devices are copied to the CPU and sent from there; new tensors are on
 /// the CPU.
 ///
-/// Errors: those of point_to_point.h. If the sender cannot send the state, or a receiver not receive it, both throw an
-/// `Error` naming the rank and the reason before elements are sent, and the group stays usable. Throws
+/// Errors: those of point_to_point.h. If the sender cannot send the state, or a receiver cannot receive it, both throw
+/// an `Error` naming the rank and the reason before elements are sent, and the group stays usable. Throws
 /// `Error(unsupported)` for a value that save_object does not accept, for a tensor that is not strided and for a nested
 /// sharded tensor. PyTorch: PGTransport in torch/distributed/checkpoint/_pg_transport.py.
 
@@ -29,8 +29,8 @@
 
 namespace tessera {
 
-/// Sends `state` to each of the ranks `to`, one after another. If a receiver refuses it, the others receive it
-/// nevertheless, and then this throws. Functions of a Stateful must not communicate.
+/// Sends `state` to each of the ranks `to`, one after another. If a receiver refuses it, the others still receive it,
+/// and then this throws. Functions of a Stateful must not communicate.
 void send_state_dict(const StateDict& state, std::span<const int> to, const ProcessGroup& group);
 void send_state_dict(const StateDict& state, std::initializer_list<int> to, const ProcessGroup& group);
 

@@ -47,9 +47,9 @@ class DeviceMesh {
   static DeviceMesh from_group(const ProcessGroup& group, std::vector<std::string> dim_names = {},
                                c10::DeviceType device_type = c10::DeviceType::CPU);
   /// Creates a mesh of `ranks` of `group` in row-major order, as `of_ranks`, from existing groups: `dim_groups[d]` is
-  /// this rank's group along dimension d. Only one group may be created, that of all ranks of the mesh: if the mesh has
-  /// several dimensions and is not all of `group` in its order. A collective of `group`, which is implicit in PyTorch
-  /// (the default group). Ranks outside of the mesh pass no `dim_groups`.
+  /// this rank's group along dimension d. Creates at most one group, that of all ranks of the mesh, and only if the
+  /// mesh has several dimensions and is not all of `group` in its order. A collective of `group`, which is implicit in
+  /// PyTorch (the default group). Ranks outside of the mesh pass no `dim_groups`.
   ///
   /// Every rank throws `Error(invalid_argument)` as `of_ranks` does, and if `dim_names` is empty, or on any rank there
   /// is not one group for each dimension, or a group's ranks are not those of the mesh along its dimension, in order,
@@ -85,8 +85,8 @@ class DeviceMesh {
   /// Returns the group of all ranks of the mesh.
   const ProcessGroup& group() const;
   /// Returns the group of the ranks whose coordinates differ from this rank's only in `dims`, ascending, if there is
-  /// one: along one dimension, along all, or along those of a sub-mesh that was made before. Otherwise, and outside of
-  /// the mesh, null. Throws `Error(invalid_argument)` for a dimension that the mesh does not have.
+  /// one: along one dimension, along all, or along those of a sub-mesh that was made before. Returns null otherwise,
+  /// and outside of the mesh. Throws `Error(invalid_argument)` for a dimension that the mesh does not have.
   const ProcessGroup* find_group(std::span<const std::int64_t> dims) const;
 
   /// Returns the sub-mesh along these dimensions that this rank is in: the ranks whose coordinates differ from this
@@ -96,7 +96,8 @@ class DeviceMesh {
   DeviceMesh operator[](std::string_view name) const;
   DeviceMesh submesh(std::span<const std::string> names) const;
   DeviceMesh submesh(std::initializer_list<std::string> names) const;
-  /// Returns a 1-D mesh of all ranks, whose dimension is called `name`. PyTorch: `_flatten`.
+  /// Returns a 1-D mesh of all ranks, whose dimension is called `name`. Throws `Error(invalid_argument)` for an empty
+  /// name. PyTorch: `_flatten`.
   DeviceMesh flattened(std::string name) const;
 
   /// Returns "DeviceMesh(dp=2, tp=4)", or "DeviceMesh(2, 4)" without names.

@@ -41,18 +41,18 @@ struct FromLocalOptions {
   /// of the local tensors are equal and that their sizes fit, and broadcasts replicated elements from coordinate 0 of
   /// their mesh dimension.
   bool run_check = false;
-  /// Placements that the gradient of the local tensor gets, by default `DTensor::grad_placements()`. The local tensor
-  /// of the result is then not the one that was passed, but a view of it.
+  /// The placements of the local tensor's gradient, by default `DTensor::grad_placements()`. If set, the local tensor
+  /// of the result is a view of the one that was passed.
   Placements grad_placements = {};
 };
 
-/// PyTorch: arguments of DTensor.redistribute.
+/// Options of `DTensor::redistribute`. PyTorch: its arguments.
 struct RedistributeOptions {
   /// The dtype in which elements are sent, and of the result; by default that of the tensor.
   std::optional<at::ScalarType> forward_dtype = std::nullopt;
   /// The dtype in which the gradient is sent; by default that of the tensor, to which the gradient is converted after.
   std::optional<at::ScalarType> backward_dtype = std::nullopt;
-  /// False for a redistribution that an op makes by itself: its ranks do not compare their calls.
+  /// Whether the ranks compare their calls; see `redistribute`. Ops pass false.
   bool compares_calls = true;
 };
 
@@ -64,10 +64,10 @@ class DTensor {
   /// has the size that the full size implies.
   static DTensor from_local(const at::Tensor& local, const DeviceMesh& mesh, Placements placements = {},
                             const FromLocalOptions& options = {});
-  /// Creates a DTensor of `size` from boxes at any place on each rank; the placements state along which mesh dimensions
-  /// the ranks' boxes differ. The result can be redistributed, saved and loaded; ops refuse it. A rank without shards
-  /// knows the tensor's dtype only if it is given; saves and loads do not need it. Does not communicate. Throws
-  /// `Error(invalid_argument)` for a partial placement, a shard outside of `size`, a shard of another dtype than
+  /// Creates a DTensor of `size` from each rank's boxes, which may be anywhere in it. The placements state along which
+  /// mesh dimensions the ranks' boxes differ. The result can be redistributed, saved and loaded; ops refuse it. A rank
+  /// without shards knows the tensor's dtype only if it is given; saves and loads do not need it. Does not communicate.
+  /// Throws `Error(invalid_argument)` for a partial placement, a shard outside of `size`, a shard of another dtype than
   /// `dtype`, and as MeshLayout.
   static DTensor from_local(const LocalShardsWrapper& local, const DeviceMesh& mesh, Placements placements,
                             std::vector<std::int64_t> size, std::optional<at::ScalarType> dtype = std::nullopt);
@@ -142,21 +142,22 @@ class DTensor {
   std::shared_ptr<State> state_;
 };
 
-/// Distributes the elements that one rank has: the one whose coordinate is `src_data_rank` in every mesh dimension, by
-/// default the mesh's first. The other ranks' tensors must have the same size, dtype, kind of device and requires_grad;
-/// their elements are ignored. The result is a leaf that requires grad if `tensor` does, and is on meta if `tensor` is.
-/// Empty `placements` replicate. A collective of the mesh's ranks, unless `src_data_rank` is nullopt: then each rank
-/// takes its part of its own tensor, without communication. Throws `Error(invalid_argument)` for partial placements,
-/// for a tensor that is not a leaf, and for a rank that a mesh dimension does not have; if the ranks' tensors differ,
-/// every rank throws it.
+/// Distributes the tensor of one rank over the mesh. The rank has the coordinate `src_data_rank` in every mesh
+/// dimension; by default it is the mesh's first. The other ranks' tensors must have the same size, dtype, kind of
+/// device and requires_grad; their elements are ignored. The result is a leaf that requires grad if `tensor` does, and
+/// is on meta if `tensor` is. Empty `placements` replicate. A collective of the mesh's ranks. If `src_data_rank` is
+/// nullopt, each rank instead takes its part of its own tensor, without communication. Throws `Error(invalid_argument)`
+/// for partial placements, for a tensor that is not a leaf, and for a rank that a mesh dimension does not have; if the
+/// ranks' tensors differ, every rank throws it. A rank outside of the mesh may pass an undefined tensor if it calls no
+/// ops with the result, whose number of dimensions it does not know.
 DTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh, Placements placements = {},
                           std::optional<std::int64_t> src_data_rank = 0);
 
 /// Returns the size of the full tensor whose local tensor on this rank has `local_size`: the ranks' lengths add up
-/// along the mesh dimensions that shard. They may be any, as opposed to those of a DTensor, which follow from the full
-/// size. A collective of the mesh's ranks. Every rank throws `Error(invalid_argument)` if the lengths of a dimension
-/// differ along a mesh dimension that does not shard it, or there is not one placement for each mesh dimension. On a
-/// rank outside of the mesh, returns `local_size`. PyTorch: compute_global_tensor_shape in
+/// along the mesh dimensions that shard. Any lengths are permitted, while those of a DTensor follow from the full size.
+/// A collective of the mesh's ranks. Every rank throws `Error(invalid_argument)` if the lengths of a dimension differ
+/// along a mesh dimension that does not shard it, or there is not one placement for each mesh dimension. On a rank
+/// outside of the mesh, returns `local_size`. PyTorch: compute_global_tensor_shape in
 /// torch/distributed/tensor/_utils.py, on meshes of one dimension.
 std::vector<std::int64_t> compute_global_tensor_shape(const std::vector<std::int64_t>& local_size,
                                                       const DeviceMesh& mesh, const Placements& placements);

@@ -1,10 +1,10 @@
 #pragma once
 /// \file
-/// Creates DTensors of given values. PyTorch: `zeros`, `ones`, `full`, `empty`, `rand` and `randn` in
-/// torch/distributed/tensor/_api.py.
+/// Functions that create DTensors of given or random values. PyTorch: `zeros`, `ones`, `full`, `empty`, `rand` and
+/// `randn` in torch/distributed/tensor/_api.py.
 ///
 /// Each rank creates its local tensor, without communication; all ranks of the mesh must pass the same arguments. Empty
-/// `placements` replicate. The full tensor has the values also if placements are partial. `options` gives dtype,
+/// `placements` replicate. Even if placements are partial, the full tensor has the values. `options` gives dtype,
 /// requires_grad and device, by default the mesh's. Throws `Error(invalid_argument)` as MeshLayout does, and for
 /// options that LibTorch refuses.
 
@@ -50,8 +50,8 @@ DTensor log_normal_(const DTensor& x, PhiloxGenerator& generator, double mean = 
 DTensor bernoulli_(const DTensor& x, PhiloxGenerator& generator, double p = 0.5);
 /// Draws the number of the first success, counted from 1, of trials that succeed with probability p; 0 < p < 1.
 DTensor geometric_(const DTensor& x, PhiloxGenerator& generator, double p);
-/// Makes x, of two dimensions, the identity, in place and without recording gradients. Throws `Error(unsupported)` if x
-/// is partial. PyTorch: torch.nn.init.eye_.
+/// Sets x, of two dimensions, to the identity, in place and without recording gradients. Throws `Error(unsupported)` if
+/// x is partial. PyTorch: torch.nn.init.eye_.
 DTensor eye_(const DTensor& x);
 
 /// Returns 1 with the probability that each element of x gives, else 0. It has no gradient. Advances the generator by
@@ -73,28 +73,28 @@ PhiloxGenerator manual_seed(std::uint64_t seed, const DeviceMesh& mesh);
 /// PyTorch: OffsetBasedRNGTracker in torch/distributed/tensor/_random.py, which does so at the first random op.
 PhiloxGenerator generator_of_first_rank(std::uint64_t seed, const DeviceMesh& mesh);
 
-// With the size, mesh, placements, dtype and device of `like`, unless `options` gives others.
+// Create a DTensor with the size, mesh, placements, dtype and device of `like`, unless `options` gives others.
 DTensor empty_like(const DTensor& like, const at::TensorOptions& options = {});
 DTensor zeros_like(const DTensor& like, const at::TensorOptions& options = {});
 DTensor ones_like(const DTensor& like, const at::TensorOptions& options = {});
 DTensor full_like(const DTensor& like, const at::Scalar& value, const at::TensorOptions& options = {});
 
-// Random, as `rand` and `randn`. randint_like draws integers of [low, high), as the dtype of `like`.
+// Draw numbers as `rand` and `randn` do. randint_like draws integers of [low, high), as the dtype of `like`.
 DTensor rand_like(const DTensor& like, PhiloxGenerator& generator, const at::TensorOptions& options = {});
 DTensor randn_like(const DTensor& like, PhiloxGenerator& generator, const at::TensorOptions& options = {});
 DTensor randint_like(const DTensor& like, PhiloxGenerator& generator, std::int64_t low, std::int64_t high,
                      const at::TensorOptions& options = {});
 
-// With the mesh, dtype and device of `like`, and its placements too if `size` is its size; else replicated. PyTorch:
-// `Tensor.new_full` and so on.
+// Create a DTensor with the mesh, dtype and device of `like`, and its placements if it has the same size; else
+// replicated. PyTorch: `Tensor.new_full` and so on.
 DTensor new_empty(const DTensor& like, const std::vector<std::int64_t>& size, const at::TensorOptions& options = {});
 DTensor new_zeros(const DTensor& like, const std::vector<std::int64_t>& size, const at::TensorOptions& options = {});
 DTensor new_ones(const DTensor& like, const std::vector<std::int64_t>& size, const at::TensorOptions& options = {});
 DTensor new_full(const DTensor& like, const std::vector<std::int64_t>& size, const at::Scalar& value,
                  const at::TensorOptions& options = {});
-/// Returns a tensor with these strides, in elements. It is placed as `like` if it has its size, all shards of `like`
-/// are even and the strides are those of a permutation of dense dimensions, in whose order local tensors are stored
-/// then; else replicated. A partial placement replicates.
+/// Returns a tensor with these strides, in elements. If `like` has this size, even shards and no partial placement, and
+/// the strides are those of permuted dense dimensions, it is placed as `like`, and local tensors have their dimensions
+/// in the same order. Otherwise it is replicated.
 DTensor new_empty_strided(const DTensor& like, const std::vector<std::int64_t>& size,
                           const std::vector<std::int64_t>& strides, const at::TensorOptions& options = {});
 

@@ -57,7 +57,7 @@ using PlacementRule = std::function<OpRule(std::span<const DTensor> inputs)>;
 void register_placement_rule(const std::string& op, PlacementRule rule);
 
 /// Redistributes the inputs for the rule that is registered for `op`, by default `rule`, and returns the result of
-/// `compute` on them. `compute` uses their `local_tensor()` and `layout()`; its result must have the local size that
+/// `compute` on them. `compute` uses their `local_tensor()` and `layout()`. Its result must have the local size that
 /// the output's placements imply. On a rank outside of the mesh, nothing is computed: the result has the size and the
 /// dtype that the rule states, and requires grad if an input does. Throws `Error(unsupported)` if the op has no rule or
 /// the local part of an input is a LocalShardsWrapper; throws `Error(invalid_argument)` without inputs, and for inputs

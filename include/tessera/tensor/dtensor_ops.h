@@ -2,9 +2,9 @@
 /// \file
 /// The built-in ops on DTensors, with ATen's names.
 ///
-/// Each gives what the ATen function of its name gives on the full tensors. In half precision, means, variances and
-/// norms are summed in float. An op marked "linear" takes partial inputs (sum or average) without reducing them first.
-/// All are collectives of the mesh's ranks. They throw as `call` does.
+/// Each returns the result of the ATen function of its name on the full tensors. In half precision, means, variances
+/// and norms are summed in float. An op marked "linear" takes partial inputs (sum or average) without reducing them
+/// first. All are collectives of the mesh's ranks. They throw as `call` does.
 ///
 /// `register_placement_rule` replaces the rule of an op, by its name ("relu"). The ops on sharded tensors
 /// (tessera/tensor/ops.h) overload with these. PyTorch: torch/distributed/tensor/_ops.
@@ -152,9 +152,9 @@ DTensor softshrink(const DTensor& x, const at::Scalar& lambda = 0.5);
 DTensor threshold(const DTensor& x, const at::Scalar& least, const at::Scalar& value);
 
 struct MantissaAndExponent {
-  DTensor mantissa, exponent;  ///< of 0.5 or more and less than 1, or 0; of int
+  DTensor mantissa, exponent;
 };
-/// Returns x as mantissa * 2^exponent.
+/// Returns x as mantissa * 2^exponent. The mantissa is 0 or 0.5 <= |mantissa| < 1; the exponent has dtype int.
 MantissaAndExponent frexp(const DTensor& x);
 
 // Both tensors are broadcast to a common size.
@@ -242,8 +242,8 @@ DTensor addcmul(const AnyTensor& x, const AnyTensor& a, const AnyTensor& b,
 DTensor addcdiv(const AnyTensor& x, const AnyTensor& a, const AnyTensor& b,
                 const at::Scalar& value = 1);  ///< x + value * a / b
 
-/// Any other op of this kind: `compute` computes each element of the result from the elements of the inputs at the same
-/// place, after broadcasting. For example, `pointwise("rsub", {{a, b}}, f)` with an `f` that calls `at::rsub`.
+/// Calls any other op of this kind: `compute` computes each element of the result from the elements of the inputs at
+/// the same place, after broadcasting. For example, `pointwise("rsub", {{a, b}}, f)` with an `f` that calls `at::rsub`.
 DTensor pointwise(const std::string& op, const std::vector<DTensor>& inputs,
                   const std::function<at::Tensor(std::span<const DTensor> inputs)>& compute);
 
@@ -323,9 +323,8 @@ DTensor scaled_dot_product_attention(const DTensor& query, const DTensor& key, c
 DTensor layer_norm(const DTensor& x, const std::vector<std::int64_t>& normalized_shape,
                    const std::optional<DTensor>& weight = std::nullopt,
                    const std::optional<DTensor>& bias = std::nullopt, double eps = 1e-5);
-/// As above, divides by the root of the mean square instead: x * rsqrt(mean(x^2) + eps) * weight. Computes half
-/// precision in float. `eps` is by default the smallest number e of the dtype in which it computes with 1 + e != 1. The
-/// result has the dtype of x.
+/// As above, but divides by the root of the mean square: x * rsqrt(mean(x^2) + eps) * weight. Computes half precision
+/// in float. By default, `eps` is the machine epsilon of the dtype in which it computes. The result has the dtype of x.
 DTensor rms_norm(const DTensor& x, const std::vector<std::int64_t>& normalized_shape,
                  const std::optional<DTensor>& weight = std::nullopt, std::optional<double> eps = std::nullopt);
 // group_norm and batch_norm are in tessera/tensor/dtensor_ops/normalization.h.
@@ -368,7 +367,7 @@ DTensor histc(const DTensor& x, std::int64_t bins = 100, const at::Scalar& min =
 // `median` returns NaN; `nanmedian` does not count it. These unshard x.
 DTensor median(const DTensor& x);
 DTensor nanmedian(const DTensor& x);
-/// Returns the index of the greatest element of x in row-major order.
+/// Return the index of the greatest, or the least, element of x in row-major order.
 DTensor argmax(const DTensor& x);
 DTensor argmin(const DTensor& x);
 // These unshard `dim`.
@@ -394,7 +393,7 @@ ValuesAndIndices cummin(const DTensor& x, std::int64_t dim);
 ValuesAndIndices sort(const DTensor& x, std::int64_t dim = -1, bool descending = false);
 ValuesAndIndices topk(const DTensor& x, std::int64_t k, std::int64_t dim = -1, bool largest = true);
 
-/// Any other op of this kind: `compute` computes along `dims` of the first input, for each place in the other
+/// Calls any other op of this kind: `compute` computes along `dims` of the first input, for each place in the other
 /// dimensions by itself, and the result has the same size. The op unshards these dimensions, and replicates the other
 /// inputs.
 DTensor along_dims(const std::string& op, const std::vector<DTensor>& inputs, const std::vector<std::int64_t>& dims,
@@ -403,8 +402,8 @@ DTensor along_dims(const std::string& op, const std::vector<DTensor>& inputs, co
 // --- images and signals: see tessera/tensor/dtensor_ops/spatial.h, and for pooling
 // tessera/tensor/dtensor_ops/convolution.h.
 
-// --- views: these rearrange elements, and are linear for every kind of partial. Unlike ATen's, a result may share
-// memory with x or not.
+// --- views: these rearrange elements, and are linear for every kind of partial. Unlike in ATen, it is not specified
+// whether a result shares memory with x.
 
 /// Returns the same elements in another shape, of which one size may be -1. Merging and splitting dimensions keeps
 /// shards where it can, without communication: a shard of a dimension that is merged with ones in front of it becomes a
@@ -445,9 +444,9 @@ DTensor atleast_3d(const DTensor& x);
 DTensor broadcast_to(const DTensor& x, const std::vector<std::int64_t>& size);
 /// Returns x with local tensors that are contiguous.
 DTensor contiguous(const DTensor& x);
-/// Returns a view of the memory of the full tensor, with strides and offset in elements, by default the offset of x.
-/// With size, strides and offset of x, it is x as it is placed. With others, the op unshards x, which must be
-/// contiguous and without an offset then: else it throws `Error(unsupported)`.
+/// Returns a view of the memory of the full tensor, with strides and offset in elements, by default the offset of x. If
+/// size, strides and offset are those of x, returns x as it is placed. Otherwise it unshards x, and throws
+/// `Error(unsupported)` unless x is contiguous with offset 0.
 DTensor as_strided(const DTensor& x, const std::vector<std::int64_t>& size, const std::vector<std::int64_t>& strides,
                    std::optional<std::int64_t> storage_offset = std::nullopt);
 

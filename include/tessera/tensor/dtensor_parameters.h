@@ -3,8 +3,8 @@
 /// An interface of modules whose parameters are the local tensors of DTensors.
 ///
 /// A LibTorch module holds plain tensors, so a parameter cannot be a DTensor. Instead it is the local tensor of a
-/// DTensor, whose layout the module reports. State dicts of models and optimizers (`state`) and those of FSDP query
-/// this and hold DTensors.
+/// DTensor, whose layout the module reports. State dicts of models and optimizers (`state`) and those of FSDP use this
+/// layout and hold DTensors.
 
 #include <string>
 

@@ -27,7 +27,7 @@
 
 namespace tessera {
 
-/// What a checkpoint records of a wrapper. Without shards there is one chunk, [0, 0) x [0, 0). PyTorch:
+/// The metadata that a checkpoint records of a wrapper. Without shards there is one chunk, [0, 0) x [0, 0). PyTorch:
 /// TensorStorageMetadata.
 struct LocalTensorMetadata {
   TensorProperties properties;
@@ -69,8 +69,8 @@ class PendingTensor {
 
 class LocalShardsWrapper {
  public:
-  /// Throws `Error(invalid_argument)` unless there is one offset per shard, all shards are on one device and have the
-  /// same number of dimensions, and each offset has this length.
+  /// Creates a wrapper of these shards. Throws `Error(invalid_argument)` unless there is one offset per shard, all
+  /// shards are on one device and have the same number of dimensions, and each offset has this length.
   LocalShardsWrapper(std::vector<at::Tensor> local_shards, std::vector<std::vector<std::int64_t>> local_offsets);
 
   const std::vector<std::int64_t>& size() const;
@@ -94,7 +94,7 @@ class LocalShardsWrapper {
   // --- ops
 
   /// Gathers the elements of all ranks' shards, shard by shard in row-major order, into rows as long as the second
-  /// dimension of the first shard. A collective; all ranks must have equally many elements. Throws
+  /// dimension of the first shard. A collective; all ranks must have the same number of elements. Throws
   /// `Error(invalid_argument)` unless there are shards, of two or more dimensions, and their elements fill the rows.
   PendingTensor all_gather_into_tensor(const ProcessGroup& group) const;
   /// Converts each shard, as at::Tensor::to.

@@ -39,7 +39,7 @@
 
 namespace tessera {
 
-// How errors name arguments. The options of an op have a `describe` of their own.
+// Return an argument as errors name it. The options of an op have a `describe` of their own.
 std::string describe(const ShardedTensor& tensor);
 std::string describe(const ShardedTensor::ToOptions& options);
 std::string describe(const at::Tensor& tensor);
@@ -100,7 +100,7 @@ class Op<Result(Args...)> {
   using Function = std::function<Result(Args...)>;
 
   explicit Op(std::string name, Function built_in = nullptr) : name_(std::move(name)), built_in_(std::move(built_in)) {}
-  /// Built in only for specs of one kind.
+  /// Creates an op that is built in only for specs of one kind.
   Op(std::string name, std::string_view kind, Function built_in) : name_(std::move(name)) {
     register_for(kind, std::move(built_in));
   }

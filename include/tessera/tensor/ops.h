@@ -65,7 +65,7 @@ ShardedTensor tanh(const ShardedTensor& input);
 ShardedTensor dropout(const ShardedTensor& input, double p, bool training);
 
 /// An operand of an op: a sharded tensor or a number. At least one of two operands is a sharded tensor; two sharded
-/// tensors must be of equal size and spec.
+/// tensors must be of equal size and spec. The indices of devices in specs may differ, here and in the ops below.
 using Operand = std::variant<ShardedTensor, at::Scalar>;
 ShardedTensor add(const Operand& a, const Operand& b);
 ShardedTensor sub(const Operand& a, const Operand& b);
@@ -77,8 +77,8 @@ ShardedTensor masked_fill(const ShardedTensor& input, const at::Tensor& mask, co
 
 // ---- Any spec: comparing and copying ----
 
-/// Returns whether both are of one group and have equal metadata and elements. All ranks must call it; all get the same
-/// answer.
+/// Returns whether both are of one group and have equal metadata and elements. Of the indices of devices, compares
+/// those of each rank's own shards. All ranks must call it; all get the same answer.
 bool equal(const ShardedTensor& a, const ShardedTensor& b);
 struct AllcloseOptions {
   double rtol = 1e-5, atol = 1e-8;
@@ -125,7 +125,7 @@ ShardedTensor transpose(const ShardedTensor& input, std::int64_t dim0, std::int6
 ShardedTensor view(const ShardedTensor& input, const std::vector<std::int64_t>& shape);
 /// Splits into `chunks` parts along `dim`, which must not be the sharded dimension.
 std::vector<ShardedTensor> chunk(const ShardedTensor& input, std::int64_t chunks, std::int64_t dim);
-/// Communicates if `dim` is the sharded dimension: all ranks must call it.
+/// Computes the softmax along `dim`. Communicates if `dim` is the sharded dimension: all ranks must call it.
 ShardedTensor softmax(const ShardedTensor& input, std::int64_t dim);
 
 /// `weight` and `bias` are of `normalized_shape` and replicated; either may be undefined.
@@ -139,7 +139,7 @@ std::string describe(const LayerNormOptions& options);
 ShardedTensor layer_norm(const ShardedTensor& input, const std::vector<std::int64_t>& normalized_shape,
                          const LayerNormOptions& options);
 
-/// Both are 3-D and sharded in dimension 0 with the same placements.
+/// Multiplies [b, m, k] by [b, k, n]. Both tensors are sharded in dimension 0 with the same placements.
 ShardedTensor bmm(const ShardedTensor& a, const ShardedTensor& b);
 
 // ---- Layers whose weight is sharded. All ranks must call them, with inputs of one size and dtype. ----
@@ -180,7 +180,8 @@ struct EmbeddingBagOptions : EmbeddingOptions {
 };
 std::string describe(const EmbeddingBagOptions& options);
 /// Returns the sum, mean or maximum of each bag's rows of `weight`, sharded in either dimension: [bags, columns]. If
-/// several rows of a bag have the same maximum, one of them gets the gradient. All ranks must pass equally many bags.
+/// several rows of a bag have the same maximum, one of them gets the gradient. All ranks must pass the same number of
+/// bags.
 at::Tensor embedding_bag(const at::Tensor& input, const ShardedTensor& weight, const EmbeddingBagOptions& options);
 
 }  // namespace tessera::ops

@@ -88,7 +88,7 @@ class ShardedParameters : public DTensorParameters {
  protected:
   /// Throws `Error(unsupported)` if forward cannot compute with `parameter` sharded. By default, any can be.
   virtual void check_shardable(const std::string& parameter) const;
-  /// Returns forward(). If it throws, the other ranks are told, as they do not compare their calls there.
+  /// Returns forward(). If it throws, notifies the other ranks, which do not compare their calls there.
   at::Tensor in_forward(const std::function<at::Tensor()>& forward) const;
   /// Throws `Error(unsupported)` if a parameter is sharded, since `operation` would see only this rank's shard.
   void check_not_sharded(const char* operation) const;
@@ -126,7 +126,7 @@ class ShardedEmbeddingImpl : public torch::nn::EmbeddingImpl, public ShardedPara
   void check_shardable(const std::string& parameter) const override;
 };
 
-/// An embedding bag that is sharded as ShardedEmbedding. All ranks pass equally many bags.
+/// An embedding bag that is sharded as ShardedEmbedding. All ranks must pass the same number of bags.
 class ShardedEmbeddingBagImpl : public torch::nn::EmbeddingBagImpl, public ShardedParameters {
  public:
   using EmbeddingBagImpl::EmbeddingBagImpl;

@@ -66,7 +66,7 @@ struct StatsOptions {
   /// If set, only these of the selected tensors: indices into Checkpoint::tensors(), ascending.
   std::optional<std::vector<std::size_t>> tensors;
   bool expand = false;   ///< as ConvertOptions::expand
-  std::size_t jobs = 0;  ///< threads; 0 for one per processor, but 4 to 16
+  std::size_t jobs = 0;  ///< threads; 0: one per processor, at least 4, at most 16
   ProgressSink* progress = nullptr;
   const Cancellation* cancellation = nullptr;
 };

@@ -1,6 +1,6 @@
 #pragma once
 // The names of the files that a save writes, and of the entries next to a checkpoint that are not visible yet, or no
-// more.
+// longer.
 
 #include <cstdint>
 #include <optional>

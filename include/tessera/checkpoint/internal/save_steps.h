@@ -1,8 +1,8 @@
 #pragma once
-// The steps of a save, without what carries bytes between ranks. write_state runs them over a RankLink; a caller with
-// means of its own, as that of the C interface, sends `plan_message` of every rank to the coordinator, passes them to
-// `answer_plans` there, sends each rank its answer, which `write` takes, gathers what that returns, and calls `commit`
-// on the coordinator.
+// The steps of a save, without the communication between ranks. write_state runs them over a RankLink. A caller with
+// its own communication, such as the C interface, sends `plan_message` of every rank to the coordinator, passes them to
+// `answer_plans` there, sends each rank its answer for `write`, gathers what that returns, and calls `commit` on the
+// coordinator.
 //
 // If a step before the commit throws on any rank, or `commit` throws anything but OutcomeUnknown, every rank calls
 // `remove_created`. A rank that does not know must not. One object for each rank and save.

@@ -12,7 +12,7 @@
 namespace tessera::checkpoint {
 
 struct AddSidecarOptions {
-  std::size_t jobs = 0;  ///< threads; 0 for one per processor, but 4 to 16
+  std::size_t jobs = 0;  ///< threads; 0: one per processor, at least 4, at most 16
   /// Whether to write the sidecar even if the checkpoint has problems, or differs from the sidecar that it has.
   bool force = false;
   ProgressSink* progress = nullptr;
@@ -32,8 +32,9 @@ struct AddSidecarReport {
 /// `options.force` is true. An index gets the sidecar of its directory, which keeps what it has about files that are
 /// not of this index. Even if the process is killed, the sidecar appears complete or not at all. Apart from 4 bytes for
 /// each 128 KiB, memory does not grow with the data. Throws `Error(io)` if a file changes meanwhile, and
-/// `Error(invalid_argument)` if a save to the directory is being committed, or the name of a file in it is not UTF-8;
-/// also throws as verify and Checkpoint::open.
+/// `Error(invalid_argument)` if the name of a file in the directory is not UTF-8, or if there is the
+/// `.tessera.json.tmp` of a save that is being committed, or was killed then; also throws as verify and
+/// Checkpoint::open. A save to the directory never fails because of this function.
 AddSidecarReport add_sidecar(const std::filesystem::path& checkpoint, const AddSidecarOptions& options = {});
 
 }  // namespace tessera::checkpoint

@@ -11,7 +11,7 @@
 
 namespace tessera::json {
 
-/// What a parsed text no longer shows.
+/// Properties of a JSON text that its parsed form no longer shows.
 struct Structure {
   std::optional<std::string> duplicate_key;  ///< the first key that occurs twice in one object
   std::size_t depth = 0;                     ///< how many arrays and objects are nested in each other, at most

@@ -9,7 +9,7 @@
 ///
 /// Covers ops on DTensors that this thread calls, and in a backward pass that this thread runs (on CPU) the gradients
 /// of what an op redistributed in forward, unless a scope permitted that. Does not cover redistribute() and
-/// full_tensor() with their gradients, what a tensor parallel layer does by its style, or the sum of the ranks'
+/// full_tensor() with their gradients, what a parallel layer does to its input and result, or the sum of the ranks'
 /// gradients of a replicated input, which is a part of an op. All ranks must be in the same scopes. PyTorch:
 /// ExplicitRedistributionContext in torch/distributed/tensor/_utils.py.
 

@@ -38,7 +38,7 @@ struct LocalMapOptions {
 /// Calls `f` with the local tensors of `inputs` and makes DTensors of its results. A rank outside of the mesh of the
 /// results does not call `f`. Throws `Error(invalid_argument)` if a list of placements or sizes has another number of
 /// members than there are inputs or results, if an input has other placements, and for a result that is undefined or
-/// has another size than its placements imply; LibTorch's exceptions in `f` as the same.
+/// has another size than its placements imply. Exceptions of LibTorch in `f` are thrown as this error, too.
 std::vector<DTensor> local_map(const std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>& locals)>& f,
                                std::span<const DTensor> inputs, const LocalMapOptions& options);
 

@@ -18,8 +18,9 @@ namespace tessera {
 /// waited for, it keeps its memory until it has ended.
 class PendingDTensor {
  public:
-  /// Returns the result, which autograd tracks. The first call blocks until it is there, and throws as the collectives
-  /// do; later calls return the same. Until then, the elements of the original tensor must not change.
+  /// Returns the result, which autograd tracks. The first call blocks until the collectives complete, and throws as
+  /// they do; later calls return the same. Until the first call returns, the elements of the original tensor must not
+  /// change.
   DTensor wait() const;
   /// Returns whether `wait` has returned before.
   bool is_complete() const;
@@ -33,11 +34,11 @@ class PendingDTensor {
   std::shared_ptr<State> state_;
 };
 
-/// Starts what `x.redistribute(placements)` does, and returns before its last collective has ended: the only one,
-/// unless partial tensors are reduced along several mesh dimensions or reduced and moved. The calls are compared
-/// before. A collective of the mesh's ranks, as is `PendingDTensor::wait`, and other collectives may start in between.
-/// Throws as `redistribute`, and `Error(unsupported)` if the local part is a LocalShardsWrapper. The gradient is
-/// redistributed as that of `redistribute`, by backward.
+/// Starts `x.redistribute(placements)` and returns while its last collective runs. It has only one, unless partial
+/// tensors are reduced along several mesh dimensions or reduced and moved. The ranks compare their calls first. A
+/// collective of the mesh's ranks, as is `PendingDTensor::wait`; other collectives may start in between. Throws as
+/// `redistribute`, and `Error(unsupported)` if the local part is a LocalShardsWrapper. The gradient is redistributed as
+/// that of `redistribute`, by backward.
 PendingDTensor start_redistribute(const DTensor& x, Placements placements = {});
 
 }  // namespace tessera

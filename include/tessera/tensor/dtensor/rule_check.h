@@ -48,9 +48,9 @@ struct RuleCheck {
   /// except those that replicate all inputs and shards of dimensions of length 1, of which one rank has all.
   std::vector<Finding> right;
   std::vector<Finding> wrong;  ///< strategies of the rules that give another result, or that cannot be computed
-  /// Strategies that the rules lack: those for whose inputs a rule has no strategy, nor one that needs only replicated
-  /// inputs replaced by shards or partial tensors, which sends nothing. If several results are right for the same
-  /// inputs, lists one: a replicated result, else a shard, else a partial one.
+  /// Strategies that the rules lack. A strategy is not missing if a rule has one for the same inputs, or one that needs
+  /// shards or partial tensors in place of replicated inputs, which sends nothing. If several results are right for the
+  /// same inputs, lists one: a replicated result, else a shard, else a partial one.
   std::vector<Finding> missing;
   std::vector<std::string> skipped;  ///< "op: reason"
 };

@@ -33,7 +33,7 @@ struct ConvolutionOptions {
 DTensor convolution(const DTensor& x, const DTensor& weight, const std::optional<DTensor>& bias = std::nullopt,
                     const ConvolutionOptions& options = {});
 
-/// One number for each spatial dimension, or one for all. An empty `stride` is that of the kernel.
+/// One number for each spatial dimension, or one for all. An empty `stride` equals the kernel.
 struct PoolingOptions {
   std::vector<std::int64_t> kernel;
   std::vector<std::int64_t> stride = {};
@@ -51,8 +51,8 @@ DTensor adaptive_max_pool(const DTensor& x, const std::vector<std::int64_t>& siz
 // The same with the index of each maximum, in row-major order of the spatial dimensions. PyTorch: `return_indices`.
 ValuesAndIndices max_pool_with_indices(const DTensor& x, const PoolingOptions& options);
 ValuesAndIndices adaptive_max_pool_with_indices(const DTensor& x, const std::vector<std::int64_t>& size);
-/// Returns a tensor with these spatial sizes, which has each element of x at the place that `indices`, of the size of
-/// x, gives for it, and 0 elsewhere: the inverse of a max_pool_with_indices whose windows do not overlap. Linear in x.
+/// Returns a tensor with these spatial sizes. It has each element of x at the place that the same element of `indices`
+/// gives, and 0 elsewhere: the inverse of a max_pool_with_indices whose windows do not overlap. Linear in x.
 DTensor max_unpool(const DTensor& x, const DTensor& indices, const std::vector<std::int64_t>& size);
 /// Max pooling to spatial sizes `size`, by windows of a fixed `kernel` at distances that vary. For two or three spatial
 /// dimensions. `samples` [n, channels, spatial dimensions], numbers of [0, 1) of the dtype of x, decide where the

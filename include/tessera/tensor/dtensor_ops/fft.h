@@ -14,7 +14,7 @@
 
 namespace tessera::dtensor {
 
-// Between [..., 2] of a floating-point dtype and [...] of the complex one. `view_as_complex` unshards the last
+// Convert between [..., 2] of a floating-point dtype and [...] of the complex one. `view_as_complex` unshards the last
 // dimension.
 DTensor view_as_complex(const DTensor& x);
 DTensor view_as_real(const DTensor& x);

@@ -2,8 +2,8 @@
 /// \file
 /// Ops on DTensors that read and write elements at indices, with ATen's names. Part of tessera/tensor/dtensor_ops.h.
 ///
-/// Each gives what the ATen function of its name gives on the full tensors. Tensors of indices are of long; a negative
-/// index counts from the end where ATen's does.
+/// Each returns the result of the ATen function of its name on the full tensors. Tensors of indices are of long; a
+/// negative index counts from the end where ATen's does.
 ///
 /// If x is sharded along an indexed dimension, it stays so where elements are written: each rank writes those that it
 /// has. Where elements are read, each rank reads those that it has and the result is partial (sum), unless it would be

@@ -76,8 +76,8 @@ std::vector<DTensor> foreach_norm(const std::vector<DTensor>& xs, double p = 2);
 /// Returns powsum(x, p) of each x, without reducing partial results.
 std::vector<DTensor> foreach_powsum(const std::vector<DTensor>& xs, double p);
 
-/// Returns the norm of all elements of all tensors, as if they were one vector: [], on every rank; 0 for no tensors. Of
-/// tensors in half precision it is a float. It is not differentiable. This rank must be in the mesh of each tensor.
+/// Returns the norm of all elements of all tensors, as if they were one vector: [], on every rank; 0 for no tensors.
+/// For tensors in half precision it is a float. It is not differentiable. This rank must be in the mesh of each tensor.
 /// Takes one collective for all tensors with equal placements on a mesh. PyTorch: torch.nn.utils.get_total_norm, for
 /// tensors of one mesh.
 at::Tensor get_total_norm(const std::vector<DTensor>& xs, double p = 2);

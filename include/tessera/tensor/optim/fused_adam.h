@@ -34,7 +34,8 @@ struct FusedAdamOptions {
 
 /// The tensors of a step, by parameter. A gradient is on the mesh of its parameter and is redistributed to the
 /// parameter's placements; the averages have these placements. `max_exp_avg_sqs` is empty without amsgrad.
-/// `state_steps` have one element each, which counts this step already.
+/// `state_steps` have one element each, which counts this step already. Steps and `lr` may be on any mesh that has all
+/// ranks of the parameter's.
 struct FusedAdamTensors {
   std::vector<DTensor> params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs;
   std::vector<AnyTensor> state_steps;
@@ -42,7 +43,8 @@ struct FusedAdamTensors {
 
 // Update parameters and averages in place, without recording gradients. They throw `Error(invalid_argument)` for lists
 // of different lengths and for averages of other sizes, placements or dtypes than the parameter's, before anything
-// changes; `Error(unsupported)` for a partial parameter.
+// changes; `Error(invalid_argument)` for a step or an `lr` that is not on all ranks of a parameter's mesh;
+// `Error(unsupported)` for a partial parameter.
 void fused_adam_(const FusedAdamTensors& tensors, const FusedAdamOptions& options = {});
 /// Decays the weights apart from the gradient.
 void fused_adamw_(const FusedAdamTensors& tensors, const FusedAdamOptions& options = {});

@@ -20,7 +20,8 @@ namespace tessera {
 class FusedAdam final : public torch::optim::Adam {
  public:
   using torch::optim::Adam::Adam;
-  /// Throws `Error(unsupported)` for a sparse gradient, before anything changes.
+  /// Throws `Error(unsupported)` for a sparse gradient, and `Error(invalid_argument)` for a state without
+  /// max_exp_avg_sq if amsgrad is set, before anything changes.
   at::Tensor step(LossClosure closure = nullptr) override;
 };
 
@@ -28,7 +29,7 @@ class FusedAdam final : public torch::optim::Adam {
 class FusedAdamW final : public torch::optim::AdamW {
  public:
   using torch::optim::AdamW::AdamW;
-  /// Throws `Error(unsupported)` for a sparse gradient, before anything changes.
+  /// Throws as that of FusedAdam.
   at::Tensor step(LossClosure closure = nullptr) override;
 };
 

@@ -46,8 +46,8 @@ class CommDebugTable {
   using Counts = std::map<std::string, std::int64_t>;  ///< as CommDebugMode::counts
 
   struct Row {
-    std::string name, path;  ///< its name, and those of the calls around it with it: "net1", "MLP.net1"
-    std::size_t depth = 0;   ///< number of calls around it
+    std::string name, path;  ///< of the call; after those of the enclosing calls: "net1", "MLP.net1"
+    std::size_t depth = 0;   ///< number of enclosing calls
     std::vector<std::pair<std::string, Placements>> shardings;  ///< of the module's own parameters that are sharded
     std::int64_t calls = 0;                                     ///< how often it was called
     Counts forward, backward;
@@ -56,8 +56,9 @@ class CommDebugTable {
   /// Counts what this rank starts in all groups of the world of `group`.
   explicit CommDebugTable(const ProcessGroup& group);
 
-  /// Returns f(x), as a row below that of the call that is running; calls under one path are one row. Backward is
-  /// counted from the gradient of the result to that of `x`, if x requires one. Communicates nothing itself.
+  /// Returns f(x), and records the call as a row below that of the enclosing call. Calls with the same path share a
+  /// row. Backward is counted from the gradient of the result to that of `x`, if x requires one. Communicates nothing
+  /// itself.
   at::Tensor call(const std::string& name, const torch::nn::Module& module, const at::Tensor& x,
                   const std::function<at::Tensor(const at::Tensor&)>& f) const;
 

@@ -26,13 +26,13 @@
 
 namespace tessera {
 
-/// Which tokens a rank has.
+/// The rule by which tokens are distributed over ranks.
 enum class TokenOrder : std::uint8_t {
   /// Rank r has chunk r of as many chunks as ranks, as torch.chunk splits. With a causal mask, the last rank computes
   /// most.
   contiguous,
   /// The tokens are split in twice as many chunks as ranks. Of n ranks, rank r has chunk r and chunk 2n - 1 - r, in
-  /// this order, so that with a causal mask all ranks compute equally much.
+  /// this order, so that with a causal mask all ranks compute the same amount.
   head_tail,
 };
 
@@ -46,9 +46,9 @@ struct RingAttentionOptions {
 /// rank has them; none is empty.
 std::vector<Interval> tokens_of_rank(std::int64_t length, int ranks, int rank, TokenOrder order);
 
-/// Returns this rank's tokens of each tensor, of which each rank has all. `seq_dims`: which dimension of each is the
-/// sequence. Differentiable; does not communicate. Throws `Error(invalid_argument)` unless there is a dimension for
-/// each.
+/// Returns this rank's tokens of each tensor, of which each rank has all. `seq_dims[i]` is the dimension of tensor i
+/// that is the sequence. Differentiable; does not communicate. Throws `Error(invalid_argument)` unless there is a
+/// dimension for each.
 std::vector<at::Tensor> context_parallel_shard(const ProcessGroup& group, const std::vector<at::Tensor>& tensors,
                                                const std::vector<std::int64_t>& seq_dims, TokenOrder order);
 /// Returns tensors with all tokens of the sequence, in order, on every rank; the inverse of `context_parallel_shard`.

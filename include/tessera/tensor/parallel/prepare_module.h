@@ -30,7 +30,7 @@ struct PrepareModuleInput {
   TensorLayouts input_layouts, desired_input_layouts;
 };
 
-/// A style that does the same for the results. A partial layout is one that the ranks' results add up to.
+/// A style that does the same for the results. If a given layout is partial, the ranks' results add up to the result.
 struct PrepareModuleOutput {
   TensorLayouts output_layouts, desired_output_layouts;
 };
