@@ -119,18 +119,19 @@ fuzz:
 # In a build of its own, which has what is installed and nothing else.
 install:
 	$(call setup,build $(if $(filter no,$(TORCH)),,torch))
-	cmake --preset $(if $(filter no,$(TORCH)),torch-free,release) -B build-install -DCMAKE_INSTALL_PREFIX=$(PREFIX) \
+	cmake --preset $(if $(filter no,$(TORCH)),torch-free,release) -B build-install -DCMAKE_INSTALL_PREFIX="$(PREFIX)" \
 	  -DTESSERA_SHARED=$(if $(filter no,$(SHARED)),OFF,ON) -DTESSERA_TESTS=OFF -DTESSERA_BENCH=OFF -DTESSERA_WERROR=OFF
 	cmake --build build-install --parallel $(JOBS)
-	DESTDIR=$(DESTDIR) cmake --install build-install
+	DESTDIR="$(DESTDIR)" cmake --install build-install
+	awk -v destdir="$(DESTDIR)" '{ print destdir $$0 }' build-install/install_manifest.txt >build-install/installed.txt
 
-# The files that make install listed, and the folders named tessera and below that this leaves empty.
+# The files that make install listed, with their DESTDIR, and the folders named tessera and below that this leaves empty.
 uninstall:
-	[[ -e build-install/install_manifest.txt ]] || { echo "uninstall: no build-install/install_manifest.txt, which make install writes" >&2; exit 1; }
-	sed 's|^|$(DESTDIR)|' build-install/install_manifest.txt | tr '\n' '\0' | xargs -0 rm -f
-	while read -r path || [[ -n $$path ]]; do \
-	  while path=$${path%/*} && [[ $$path/ == */tessera/* ]]; do echo "$(DESTDIR)$$path"; done; \
-	done <build-install/install_manifest.txt | sort -ru | \
+	[[ -e build-install/installed.txt ]] || { echo "uninstall: no build-install/installed.txt, which make install writes" >&2; exit 1; }
+	tr '\n' '\0' <build-install/installed.txt | xargs -0 rm -f
+	while read -r path; do \
+	  while path=$${path%/*} && [[ $$path/ == */tessera/* ]]; do echo "$$path"; done; \
+	done <build-install/installed.txt | sort -ru | \
 	  while read -r folder; do [[ ! -d $$folder ]] || rmdir --ignore-fail-on-non-empty "$$folder"; done
 
 shared:

@@ -37,7 +37,7 @@ install(FILES include/tessera/c/tessera.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR
 if(TESSERA_TORCH)
   list(APPEND modules ${torch_modules})
   install(EXPORT tesseraTorch NAMESPACE tessera:: FILE tesseraTorchTargets.cmake DESTINATION ${package_dir})
-  install(FILES cmake/TesseraCudaRuntime.cmake DESTINATION ${package_dir})
+  install(FILES cmake/TesseraCudaRuntime.cmake cmake/clang_libtorch_1_13.h DESTINATION ${package_dir})
 endif()
 install(EXPORT tessera NAMESPACE tessera:: FILE tesseraTargets.cmake DESTINATION ${package_dir})
 foreach(module ${modules})

@@ -10,7 +10,8 @@ function(tessera_shared_library name)
   add_library(tessera_${name}_shared SHARED ${objects})
   set_target_properties(tessera_${name}_shared PROPERTIES
     OUTPUT_NAME tessera_${name} EXPORT_NAME ${name} LINKER_LANGUAGE CXX VERSION ${PROJECT_VERSION}
-    SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR} LINK_DEPENDS ${exports})
+    SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR} LINK_DEPENDS ${exports}
+    INSTALL_RPATH "$ORIGIN") # libtessera_torch.so finds libtessera_core.so beside it, also for a program that does not link that
   target_compile_features(tessera_${name}_shared PUBLIC cxx_std_20)
   target_include_directories(tessera_${name}_shared INTERFACE $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
   target_link_options(tessera_${name}_shared PRIVATE -Wl,--version-script=${exports} -Wl,--no-undefined)

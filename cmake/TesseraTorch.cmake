@@ -32,8 +32,8 @@ target_include_directories(tessera_torch SYSTEM INTERFACE "$<BUILD_INTERFACE:${T
 target_link_libraries(tessera_torch INTERFACE "$<BUILD_INTERFACE:${TORCH_LIBRARIES}>")
 target_compile_definitions(tessera_torch INTERFACE USE_DISTRIBUTED USE_RPC USE_TENSORPIPE USE_C10D USE_C10D_GLOO)
 if(CMAKE_CXX_COMPILER_ID MATCHES "Clang" AND Torch_VERSION VERSION_LESS 2)
-  target_compile_options(tessera_torch
-    INTERFACE "$<BUILD_INTERFACE:SHELL:-include ${PROJECT_SOURCE_DIR}/cmake/clang_libtorch_1_13.h>")
+  target_compile_options(tessera_torch # tesseraConfig.cmake does the same for what is installed
+    INTERFACE "$<BUILD_INTERFACE:SHELL:-include \"${PROJECT_SOURCE_DIR}/cmake/clang_libtorch_1_13.h\">")
 endif()
 
 # What most sources on LibTorch include, compiled once for all modules: it takes longer than they do. A source includes
