@@ -16,6 +16,14 @@ function whenSeen(target, draw) {
   toDraw.set(target, draw);
   watcher.observe(target);
 }
+// Forgets what was to be drawn within an element whose contents are replaced. Other lists still wait for their turn.
+function forgetWithin(replaced) {
+  for (const target of toDraw.keys()) {
+    if (!replaced.contains(target)) continue;
+    watcher.unobserve(target);
+    toDraw.delete(target);
+  }
+}
 
 function card(t, name) {
   const figure = element('figure', 'card'), frame = element('div', 'frame'), caption = element('figcaption');
@@ -25,6 +33,7 @@ function card(t, name) {
   label.title = t.name;
   caption.append(label, element('span', 'line', `${data.dtypes[t.dtype][0]} [${t.shape.join(', ')}]`),
     element('span', 'line', `${byteText(t.bytes)} · ${t.sharding()}`));
+  if (isBanded(t)) caption.append(element('span', 'line', `bands show the share of each ${mode.name}`));
   figure.append(frame, caption);
   whenSeen(frame, () => drawPicture(frame, t));
   return figure;
@@ -106,8 +115,7 @@ let forced;
 function drawTensors() {
   const words = byId('search').value.toLowerCase().split(/\s+/).filter(Boolean);
   const into = byId('tensors');
-  toDraw.clear();
-  watcher.disconnect();
+  forgetWithin(into);
   hideTip();
   if (words.length === 0) {
     into.replaceChildren(contents(tree, { room: openTensors, open: forced }));

@@ -23,10 +23,11 @@ function drawTile(svg, x, y, w, h, key, seed, data) {
   }));
 }
 
-const tilesOfPicture = 4096;
+// Draws every box that holds elements: a part of a tensor must not look like all of it. Callers that cannot afford a
+// tile for each box call drawShares.
 function drawBoxes(svg, t, x, y, w, h) {
   const { rect } = projection(t);
-  for (let i = 0; i < t.count && i < tilesOfPicture; ++i) {
+  for (let i = 0; i < t.count; ++i) {
     if (t.boxBytes(i) === 0) continue;
     const [u, v, du, dv] = rect(i);
     drawTile(svg, x + u * w, y + v * h, du * w, dv * h, keyOf(t, i), tone(t.index, i), { 'data-t': t.index, 'data-c': i });
@@ -35,10 +36,12 @@ function drawBoxes(svg, t, x, y, w, h) {
 
 // Draws bands in proportion to each key's bytes, for a part with too many boxes to draw. If the bands would be too thin,
 // draws a sample of the keys. Each picture has a different sample (spread by the golden ratio), so that the full floor
-// keeps every key's share.
+// keeps every key's share. Leaves empty the share of the elements without a box.
 function drawShares(svg, what, x, y, w, h, index, data) {
-  const sums = evenly(sumsOf(what), Math.max(1, Math.floor(Math.max(w, h) / thinnestBand)), index * 0.618034 % 1);
-  const all = sums.reduce((sum, [, bytes]) => sum + bytes, 0);
+  const total = (some) => some.reduce((sum, [, bytes]) => sum + bytes, 0);
+  const held = sumsOf(what);
+  const sums = evenly(held, Math.max(1, Math.floor(Math.max(w, h) / thinnestBand)), index * 0.618034 % 1);
+  const all = total(sums) * Math.max(1, what.bytes / total(held));
   let at = 0;
   for (const [key, bytes] of sums) {
     const part = bytes / all;
@@ -56,6 +59,9 @@ function describe(t) {
     (holders.size > 0 ? ` on ${counted(holders.size, 'rank')}` : '');
 }
 
+// A picture is too small for more tiles than this.
+const tilesOfPicture = 4096;
+const isBanded = (t) => t.count > tilesOfPicture;
 function drawPicture(frame, t) {
   const room = { width: Math.max(frame.clientWidth - 4, 40), height: frame.clientHeight };
   const [w, h] = pictureSize(t, room).map(Math.round);
@@ -66,7 +72,8 @@ function drawPicture(frame, t) {
   if (t.bytes === 0 || covered < t.bytes) {
     svg.append(svgElement('rect', { class: 'empty', x: .5, y: .5, width: w - 1, height: h - 1, rx: 2 }));
   }
-  drawBoxes(svg, t, 0, 0, w, h);
+  if (isBanded(t)) drawShares(svg, t, 0, 0, w, h, t.index, { 'data-t': t.index });
+  else drawBoxes(svg, t, 0, 0, w, h);
   frame.replaceChildren(svg);
 }
 
@@ -74,6 +81,7 @@ function drawPicture(frame, t) {
 // tensors. `floorParts` is indexed by the tiles' data-p.
 const areaOfPart = 140, thinnestBox = 2, thinnestBand = 4;
 let floorParts = [];
+// Returns whether each box gets a tile that can be seen. So the floor's area also limits the number of its tiles.
 function fitsBoxByBox(t, w, h) {
   if (t.count > w * h / (thinnestBox * thinnestBox)) return false;
   const { rect } = projection(t);
@@ -219,7 +227,9 @@ function showPartTip(part, key, near) {
     [key < 0 ? `no ${mode.name}` : mode.labels[key], share ? byteText(share[1]) : ''],
   ], near);
 }
-const showTileTip = (tile, near) => tile.dataset.t === undefined
-  ? showPartTip(floorParts[tile.dataset.p], Number(tile.dataset.k), near)
-  : showBoxTip(tensors[tile.dataset.t], Number(tile.dataset.c), near);
+// A tile is box c of tensor t, or a band of tensor t (in a picture) or of part p (in the floor) with key k.
+function showTileTip({ dataset: { t, c, p, k } }, near) {
+  if (c !== undefined) showBoxTip(tensors[t], Number(c), near);
+  else showPartTip(t !== undefined ? tensors[t] : floorParts[p], Number(k), near);
+}
 const hideTip = () => { tip.hidden = true; };

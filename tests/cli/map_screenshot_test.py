@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Opens the page of `tessera map` in a real browser and checks it: every box has its tile; pointer, keys and search work; no
-script fails; no request is sent; nothing is wider than the window; hostile names stay text; thousands of tensors stay
-usable; and the picture has the colours of a mosaic.
+script fails; no request is sent; nothing is wider than the window; hostile names stay text; thousands of tensors and of
+boxes stay usable, and none is left out; and the picture has the colours of a mosaic.
 
     map_screenshot_test.py TESSERA CHECKPOINTS
 
@@ -44,6 +44,19 @@ FOCUS = """
   return card ? card.querySelector('.name').title : null;
 })()
 """
+
+# The share of the width and of the height of a picture that its tiles extend to, given the picture's selector.
+EXTENT = """
+((selector) => {
+  const edges = (one) => { const { right, bottom } = one.getBoundingClientRect(); return [right, bottom]; };
+  const svg = document.querySelector(selector), { left, top, width, height } = svg.getBoundingClientRect();
+  const tiles = [...svg.querySelectorAll('.tile')].map(edges);
+  return [(Math.max(...tiles.map((tile) => tile[0])) - left) / width, (Math.max(...tiles.map((tile) => tile[1])) - top) / height];
+})
+"""
+
+# The targets that the page still waits for although they are no longer in it.
+STALE = "[...toDraw.keys()].filter((target) => !target.isConnected).length"
 
 TIP = "document.getElementById('tip').hidden ? null : document.getElementById('tip').innerText"
 FLOOR_TILE = "(({ x, y, width, height }) => [x + width / 2, y + height / 2])(document.querySelector('#floor .tile').getBoundingClientRect())"
@@ -185,17 +198,31 @@ def check_fixture(browser, tessera, folder, name, checkpoint):
     print(f"{name}: {len(shown['tensors'])} cards, a tile for every box")
 
 
-def write_safetensors(path, names):
-    tensors = {name: {"dtype": "U8", "shape": [2, 2], "data_offsets": [4 * i, 4 * i + 4]} for i, name in enumerate(names)}
-    header = json.dumps(tensors).encode()
+def write_safetensors(path, tensors, metadata, data_bytes):
+    header = json.dumps({"__metadata__": metadata, **tensors}).encode()
     header += b" " * (-len(header) % 8)
     with open(path, "wb") as file:
-        file.write(struct.pack("<Q", len(header)) + header + bytes(4 * len(names)))
+        file.write(struct.pack("<Q", len(header)) + header + bytes(data_bytes))
+
+
+def write_tensors(path, names, objects=None):
+    tensors = {name: {"dtype": "U8", "shape": [2, 2], "data_offsets": [4 * i, 4 * i + 4]} for i, name in enumerate(names)}
+    write_safetensors(path, tensors, {"tessera.objects": json.dumps(objects or {})}, 4 * len(names))
+
+
+def write_mesh(folder, rows, columns, first_row):
+    """Writes a matrix, of which each of rows * columns ranks has one element, without the rows before `first_row`."""
+    os.mkdir(folder)
+    tensors = {"weight": {"dtype": "U8", "shape": [1, 1], "data_offsets": [0, 1]}}
+    for rank in range(first_row * columns, rows * columns):
+        sharding = {"weight": {"saved_offsets": divmod(rank, columns)}}
+        metadata = {"DCP_VERSION": "1.0", "DCP_SHARDING_INFO": json.dumps(sharding)}
+        write_safetensors(f"{folder}/shard-{rank + 1:05}-model-00001-of-00001.safetensors", tensors, metadata, 1)
 
 
 def check_hostile_names(browser, tessera, folder):
     page, source = f"{folder}/hostile.html", f"{folder}/<b onclick=alert(5)>&amp;.safetensors"
-    write_safetensors(source, HOSTILE)
+    write_tensors(source, HOSTILE)
     map_page(tessera, source, page)
     for width, height in SIZES:
         show(browser, page, width, height)
@@ -213,10 +240,22 @@ def check_hostile_names(browser, tessera, folder):
     print(f"hostile names: {len(HOSTILE)} stay text")
 
 
+def scroll_to_end(browser, selector, wanted):
+    """Scrolls, while lists grow, until there are `wanted` elements. Returns how many there are."""
+    for _ in range(100):
+        found = browser.evaluate(
+            f"scrollTo(0, document.documentElement.scrollHeight), document.querySelectorAll({json.dumps(selector)}).length"
+        )
+        if found == wanted:
+            break
+        browser.settle()
+    return found
+
+
 def check_thousands(browser, tessera, folder):
     page, source, count = f"{folder}/many.html", f"{folder}/many.safetensors", 3000
     deep = ["a." * depth + "w" for depth in range(100)]
-    write_safetensors(source, [f"model.layers.{i // 10}.part{i % 10}.weight" for i in range(count - len(deep))] + deep)
+    write_tensors(source, [f"model.layers.{i // 10}.part{i % 10}.weight" for i in range(count - len(deep))] + deep)
     begin = time.monotonic()
     map_page(tessera, source, page)
     size = os.path.getsize(page)
@@ -233,14 +272,58 @@ def check_thousands(browser, tessera, folder):
         if width == 390:
             continue
         search(browser, "weight")
-        # The list grows while the page is scrolled.
-        for _ in range(100):
-            cards = browser.evaluate("scrollTo(0, document.documentElement.scrollHeight), document.querySelectorAll('.card').length")
-            if cards == count - len(deep):
-                break
-            browser.settle()
+        cards = scroll_to_end(browser, ".card", count - len(deep))
         assert cards == count - len(deep), f"{count} tensors at {width}: {cards} cards by the end"
     print(f"{count} tensors: {size} bytes, {time.monotonic() - begin:.1f} s in all")
+
+
+def check_all_objects(browser, tessera, folder):
+    """Drawing the tensors again does not end the list of the objects."""
+    page, source, count = f"{folder}/objects.html", f"{folder}/objects.safetensors", 300
+    write_tensors(source, [f"model.{i}.weight" for i in range(200)], {f"optim.{i}.lr": i / 8 for i in range(count)})
+    map_page(tessera, source, page)
+    show(browser, page, 1280, 900)
+    at_first = browser.evaluate("document.querySelectorAll('.object').length")
+    assert 0 < at_first < count, f"objects: found {at_first} rows at first, expected some of {count}"
+    search(browser, "no such tensor")
+    search(browser, "")
+    stale = browser.evaluate(STALE)
+    assert stale == 0, f"objects: the page waits for {stale} elements that it no longer has"
+    rows = scroll_to_end(browser, ".object", count)
+    assert rows == count, f"objects: found {rows} rows by the end, expected {count}"
+    check_quiet(browser, page, "objects")
+    print(f"objects: {count} rows after a search")
+
+
+def check_many_boxes(browser, tessera, folder, rows, columns, first_row):
+    """With more boxes than a picture has tiles, the treemap still has a tile for each, and the picture bands for all."""
+    count, share = (rows - first_row) * columns, 1 - first_row / rows
+    name = f"{count} boxes in rows {first_row} to {rows}"
+    page, source = f"{folder}/mesh-{first_row}.html", f"{folder}/mesh-{first_row}"
+    write_mesh(source, rows, columns, first_row)
+    map_page(tessera, source, page)
+    for width, height in SIZES:
+        label = f"{name} at {width}"
+        show(browser, page, width, height)
+        tiles = browser.evaluate(FACTS)
+        assert tiles["floor"] == count, f"{label}: found {tiles['floor']} tiles in the treemap, expected {count}"
+        assert 1 < tiles["tiles"] < 100, f"{label}: found {tiles['tiles']} bands in the picture, expected 2 to 99"
+        extent = browser.evaluate(f"{EXTENT}('#floor svg')")
+        assert min(extent) > 0.98, f"{label}: the treemap's tiles extend to {extent} of it, expected 1"
+        # The bands follow one another across, and elements without a box leave the rest empty.
+        across, down = browser.evaluate(f"{EXTENT}('#tensors .frame svg')")
+        assert abs(across - share) < 0.05 and down > 0.95, f"{label}: bands extend to {across}, {down}, expected {share}, 1"
+        holes = browser.evaluate("document.querySelectorAll('#tensors .empty').length")
+        assert holes == (first_row > 0), f"{label}: found {holes} dashed areas"
+        caption = browser.evaluate("document.querySelector('#tensors figcaption').innerText")
+        assert "bands show the share of each rank" in caption, f"{label}: the caption is {caption!r}"
+        browser.evaluate(FOCUS)
+        browser.press("ArrowRight")
+        tip = browser.evaluate(TIP)
+        for part in ("weight", f"{count:,} boxes", "rank "):
+            assert tip and part in tip, f"{label}: a band's tip is {tip!r}, expected {part}"
+        check_quiet(browser, page, label)
+    print(f"{name}: all drawn")
 
 
 def main():
@@ -254,6 +337,9 @@ def main():
             check_fixture(browser, tessera, folder, name, f"{checkpoints}/{name}/ck")
         check_hostile_names(browser, tessera, folder)
         check_thousands(browser, tessera, folder)
+        check_all_objects(browser, tessera, folder)
+        check_many_boxes(browser, tessera, folder, 36, 144, 0)
+        check_many_boxes(browser, tessera, folder, 72, 144, 36)
 
 
 if __name__ == "__main__":
