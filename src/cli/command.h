@@ -43,9 +43,11 @@ struct Option {
   bool takes_rest = false;          // a positional list: takes all arguments from its first on, options too
   std::string_view default_text{};  // for the help text only
   std::string_view choices{};       // if not empty, the words that are accepted, separated by spaces
-  std::optional<Range> range{};     // if set, the numbers that are accepted
-  std::size_t max_count = 0;        // of a list of numbers, separated by commas
-  std::string_view conflicts{};     // names of options that cannot be given together with this one, separated by spaces
+  // The numbers that are accepted; all if it is not set. Law: it is within what the operation accepts, so that a number
+  // that no checkpoint makes valid is a UsageError with the range.
+  std::optional<Range> range{};
+  std::size_t max_count = 0;     // of a list of numbers, separated by commas
+  std::string_view conflicts{};  // names of options that cannot be given together with this one, separated by spaces
 
   bool is_list() const { return std::holds_alternative<std::vector<std::string>*>(target); }
 };

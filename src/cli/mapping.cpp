@@ -30,7 +30,7 @@ TensorMap::Parameters parameters_of(const std::vector<std::string>& set) {
     const char* const end = one.data() + one.size();
     const auto [parsed, error] = std::from_chars(begin, end, value);
     if (equals == std::string::npos || equals == 0 || error != std::errc() || parsed != end) {
-      throw UsageError(fmt::format("--set: found '{}', expected NAME=NUMBER", printable(one)));
+      throw UsageError(fmt::format("--set: found '{}', expected NAME=NUMBER, a 64-bit integer", printable(one)));
     }
     const std::string name = one.substr(0, equals);
     if (!parameters.emplace(name, value).second) {

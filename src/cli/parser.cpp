@@ -34,6 +34,17 @@ std::optional<std::int64_t> parse_number(const std::string& text) {
   return error == std::errc() && rest == end ? std::optional(number) : std::nullopt;
 }
 
+// Returns what the commas of a list separate.
+Strings split_list(const std::string& text) {
+  Strings parts;
+  for (std::size_t begin = 0;;) {
+    const std::size_t comma = text.find(',', begin);
+    parts.push_back(text.substr(begin, comma - begin));
+    if (comma == std::string::npos) return parts;
+    begin = comma + 1;
+  }
+}
+
 // Stores values that check_value accepted.
 void store(const Target& target, const Strings& values) {
   std::visit(
@@ -47,10 +58,19 @@ void store(const Target& target, const Strings& values) {
           *variable = parse_number(values.at(0)).value();
         } else if constexpr (std::is_same_v<Type, std::vector<std::int64_t>>) {
           variable->clear();
-          for (const std::string& value : values) variable->push_back(parse_number(value).value());
+          for (const std::string& part : split_list(values.at(0))) variable->push_back(parse_number(part).value());
         }
       },
       target);
+}
+
+// Returns what is wrong with a number; empty if nothing is.
+std::string check_number(const Option& option, const std::string& text) {
+  const auto number = parse_number(text);
+  if (option.range && (!number || *number < option.range->min || *number > option.range->max)) {
+    return fmt::format("'{}', expected a number from {} to {}", text, option.range->min, option.range->max);
+  }
+  return number ? "" : fmt::format("'{}', expected a 64-bit integer", text);
 }
 
 // Returns what is wrong with a value; empty if nothing is.
@@ -64,13 +84,15 @@ std::string check_value(const Option& option, const std::string& value) {
   if (!choices.empty() && std::ranges::find(choices, value) == choices.end()) {
     return fmt::format("'{}', expected one of {}", value, fmt::join(choices, ", "));
   }
-  const bool is_number = std::holds_alternative<std::int64_t*>(option.target) || option.max_count > 0;
-  if (!is_number) return "";
-  const auto number = parse_number(value);
-  if (option.range && (!number || *number < option.range->min || *number > option.range->max)) {
-    return fmt::format("'{}', expected a number from {} to {}", value, option.range->min, option.range->max);
+  if (std::holds_alternative<std::int64_t*>(option.target)) return check_number(option, value);
+  if (!std::holds_alternative<std::vector<std::int64_t>*>(option.target)) return "";
+  const Strings numbers = split_list(value);
+  if (numbers.size() > option.max_count) {
+    return fmt::format("{} numbers, expected at most {}", numbers.size(), option.max_count);
   }
-  if (!number) return fmt::format("'{}', expected a 64-bit integer", value);
+  for (const std::string& number : numbers) {
+    if (std::string problem = check_number(option, number); !problem.empty()) return problem;
+  }
   return "";
 }
 
@@ -88,9 +110,6 @@ void add_option(CLI::App& app, const Option& option) {
   CLI::Option* added = app.add_option(name, store_values, "");
   added->required(option.required)->type_name(std::string(option.value_name));
   if (option.is_list()) added->expected(1, -1)->allow_extra_args(false);
-  if (option.max_count > 0) {
-    added->delimiter(',')->expected(1, static_cast<int>(option.max_count))->allow_extra_args(true);
-  }
   added->check([&option](const std::string& value) { return check_value(option, value); });
 }
 
@@ -134,6 +153,8 @@ void store_positionals(const std::vector<Option>& options, const Strings& argume
 }
 
 constexpr std::string_view kHelp = "help";
+
+bool is_help_option(std::string_view argument) { return argument == "-h" || argument == fmt::format("--{}", kHelp); }
 
 // The option that an argument names: "--name", "--name=value", "-n" or "-nvalue"; null if there is none.
 const Option* find_option(const std::vector<Option>& options, std::string_view argument) {
@@ -179,7 +200,7 @@ class SplitArguments {
       arguments.pop_front();
       if (!is_option) {
         others_.push_back(argument);
-      } else if (argument == "-h" || argument == fmt::format("--{}", kHelp)) {
+      } else if (is_help_option(argument)) {
         options_.push_back(argument);
       } else if (const Option* option = find_option(options, argument); option == nullptr) {
         throw UsageError(unknown_option_message(options, argument));
@@ -238,12 +259,44 @@ void store_arguments(const std::vector<Option>& options, std::span<const std::st
 // Stores the values of the options before the command, or of all arguments if `command` is null.
 void store_program_options(const Program& program, std::span<const std::string> arguments, const Command* command) {
   for (const std::string& argument : arguments) {
-    const bool is_of_command = command != nullptr && argument.size() > 1 && !find_option(program.options, argument) &&
-                               find_option(command->options, argument);
+    const bool is_of_command = command != nullptr && argument.size() > 1 && argument.starts_with("-") &&
+                               !find_option(program.options, argument) && find_option(command->options, argument);
     if (!is_of_command) continue;
     throw UsageError(fmt::format("'{}' stands before the command, expected it after '{}'", argument, command->name));
   }
   store_arguments(program.options, arguments);
+}
+
+// The command of that name; null if there is none.
+const Command* find_command(const Program& program, std::string_view name) {
+  const auto found = std::ranges::find_if(program.commands, [&](const Command& known) {
+    return known.name == name || (!known.alias.empty() && known.alias == name);
+  });
+  return found == program.commands.end() ? nullptr : &*found;
+}
+
+// Returns whether the argument after `argument` may be its value: it is an option without one, and not a flag of the
+// program or of a command.
+bool may_precede_value(const Program& program, std::string_view argument) {
+  if (argument.size() < 2 || !argument.starts_with("-") || argument == "--" || is_help_option(argument)) return false;
+  const bool has_value = argument.starts_with("--") ? argument.find('=') != argument.npos : argument.size() > 2;
+  if (has_value) return false;
+  const auto is_flag_of = [&](const std::vector<Option>& options) {
+    const Option* option = find_option(options, argument);
+    return option != nullptr && std::holds_alternative<bool*>(option->target);
+  };
+  return !is_flag_of(program.options) && std::ranges::none_of(program.commands, is_flag_of, &Command::options);
+}
+
+// The first argument that is neither an option nor the value of one: a command, "help", or what is neither.
+Strings::iterator find_command_word(const Program& program, Strings& arguments) {
+  const auto is_word = [](const std::string& text) { return !text.starts_with("-"); };
+  auto word = std::ranges::find_if(arguments, is_word);
+  while (word != arguments.end() && word != arguments.begin() && *word != kHelp && !find_command(program, *word) &&
+         may_precede_value(program, *(word - 1))) {
+    word = std::find_if(word + 1, arguments.end(), is_word);
+  }
+  return word;
 }
 
 }  // namespace
@@ -251,27 +304,22 @@ void store_program_options(const Program& program, std::span<const std::string> 
 CommandLine parse(const Program& program, int argc, char** argv) {
   CommandLine line;
   Strings arguments(argv + 1, argv + argc);
-  // The first argument that is not a flag must be a command.
-  const auto is_word = [](const std::string& text) { return !text.starts_with("-"); };
-  auto word = std::ranges::find_if(arguments, is_word);
+  auto word = find_command_word(program, arguments);
   if (word != arguments.end() && *word == kHelp) {
     // "tessera help COMMAND" is "tessera COMMAND --help".
     line.wants_help = true;
     arguments.erase(word);
-    word = std::ranges::find_if(arguments, is_word);
+    word = find_command_word(program, arguments);
   }
   if (word != arguments.end()) {
-    const auto found = std::ranges::find_if(program.commands, [&](const Command& known) {
-      return known.name == *word || (!known.alias.empty() && known.alias == *word);
-    });
-    if (found == program.commands.end()) {
+    line.command = find_command(program, *word);
+    if (line.command == nullptr) {
       SimilarNames similar(*word);
       for (const Command& known : program.commands) similar.add(known.name);
       line.error = fmt::format("unknown command '{}', expected one of {}{}", *word, command_names(program),
                                similar.suggestion());
       return line;
     }
-    line.command = &*found;
     if (line.wants_help) return line;
   }
   if (line.wants_help) return line;

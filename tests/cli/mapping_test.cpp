@@ -132,6 +132,7 @@ TEST(MappingTest, WrongOptionsAreUsageErrors) {
       {{"--rename", "s/a/"}, "--rename: 's/a/' is not a substitution, expected s/PATTERN/REPLACEMENT/"},
       {{"--map", "gpt2-nanogpt-to-hf", "--set", "a"}, "--set: found 'a', expected NAME=NUMBER"},
       {{"--map", "gpt2-nanogpt-to-hf", "--set", "a=1x"}, "--set: found 'a=1x', expected NAME=NUMBER"},
+      {{"--map", "gpt2-nanogpt-to-hf", "--set", "a=9223372036854775808"}, "expected NAME=NUMBER, a 64-bit integer"},
       {{"--map", "gpt2-nanogpt-to-hf", "--set", "a=1", "--set", "a=2"},
        "--set: found 'a' twice, expected each parameter once"},
       {{"--map", "gpt2-nanogpt-to-hf", "--set", "=1"}, "--set: found '=1', expected NAME=NUMBER"},

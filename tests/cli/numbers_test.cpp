@@ -355,8 +355,10 @@ TEST_F(NumbersTest, DiffWithTolerances) {
   EXPECT_GT(differences[0]["worst_absolute"]["value"], 0);
   EXPECT_EQ(differences[0]["worst_relative"]["index"].size(), 2u);
   for (const std::string wrong : {"x", "-1", "inf", "nan", "1e999", "1 "}) {
-    expect_failure({"diff", path_, other, "--rtol=" + wrong}, 2, "--rtol: '" + wrong + "', expected a number");
-    expect_failure({"diff", path_, other, "--atol=" + wrong}, 2, "--atol: '" + wrong + "', expected a number");
+    expect_failure({"diff", path_, other, "--rtol=" + wrong}, 2,
+                   "--rtol: '" + wrong + "', expected a finite number of at least 0");
+    expect_failure({"diff", path_, other, "--atol=" + wrong}, 2,
+                   "--atol: '" + wrong + "', expected a finite number of at least 0");
   }
 }
 

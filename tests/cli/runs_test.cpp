@@ -107,6 +107,23 @@ TEST_F(RunsTest, PruneRemovesOldSteps) {
   EXPECT_THAT(names_in(path()), ElementsAre("step-10"));
 }
 
+// docs/json/README.md: the one report that is complete with this status.
+TEST_F(RunsTest, AReportOfPruneIsCompleteIfAStepCannotBeRemoved) {
+  Conditions conditions;
+  conditions.without_root_rights = true;
+  fs::permissions(path(), fs::perms::owner_read | fs::perms::owner_exec);
+  const Outcome outcome = run_tessera({"prune", path(), "--keep", "1", "--json"}, conditions);
+  fs::permissions(path(), fs::perms::owner_all);
+  EXPECT_EQ(outcome.status, 3);
+  EXPECT_TRUE(is_one_error_line(outcome.err)) << outcome.err;
+  const auto report = nlohmann::json::parse(outcome.out);
+  ASSERT_EQ(report["failed"].size(), 1u);
+  EXPECT_THAT(report["failed"][0], ContainsRegex("^rename .*/step-1 to .*: Permission denied$"));
+  EXPECT_TRUE(report["removed"].empty());
+  EXPECT_EQ(report["kept"].size(), 2u);
+  EXPECT_THAT(names_in(path()), ElementsAre("step-1", "step-10", "step-2"));
+}
+
 TEST_F(RunsTest, PruneWithoutKeepIsWrongUsage) {
   EXPECT_THAT(run_tessera({"prune", path()}).err, HasSubstr("--keep is required"));
   EXPECT_EQ(run_tessera({"prune", path(), "--keep", "0"}).status, 2);

@@ -3,7 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <filesystem>
+#include <regex>
 #include <set>
 #include <sstream>
 
@@ -191,6 +193,20 @@ TEST(UsageTest, AnOptionOfACommandFollowsIt) {
   EXPECT_EQ(run_tessera({"--help", "verify"}).out, run_tessera({"verify", "--help"}).out);
 }
 
+TEST(UsageTest, TheValueOfAnOptionBeforeTheCommandIsNoCommand) {
+  expect_usage_error({"--jobs", "4", "verify", "x"}, "'--jobs' stands before the command, expected it after 'verify'");
+  expect_usage_error({"--json", "--depth", "2", "ls", "x"}, "'--json' stands before the command, expected it after");
+  expect_usage_error({"-n", "4", "run", "true"}, "'-n' stands before the command, expected it after 'run'");
+  expect_usage_error({"--dim", "1o", "map", "x"}, "tessera: unknown option '--dim' (see 'tessera --help')");
+  expect_usage_error({"--frob", "4", "verify", "x"}, "tessera: unknown option '--frob'");
+  expect_usage_error({"--jobs", "4"}, "tessera: unknown option '--jobs'");
+  expect_usage_error({"--jobs", "4", "inspekt", "x"}, "unknown command 'inspekt'");
+  EXPECT_EQ(run_tessera({"--jobs", "4", "help", "verify"}).out, run_tessera({"verify", "--help"}).out);
+  for (const std::string option : {"--jobs=2", "-n2", "-q", "--version", "--help", "-h", "--"}) {
+    expect_usage_error({option, "44", "verify", "x"}, "unknown command '44'");
+  }
+}
+
 TEST(UsageTest, FormatMustBeKnown) {
   expect_usage_error({"convert", "a", "b", "--to", "onnx"}, "onnx");
   expect_usage_error({"convert", "a", "b"}, "--to is required: 'b' does not end in .safetensors, .pt, .pth or .bin");
@@ -205,9 +221,72 @@ TEST(UsageTest, NumbersAreChecked) {
                      "--dim: 'first', expected a 64-bit integer");
   expect_usage_error({"plan", "--ranks", "2", "--tensors", "2", "--shape", "4,x"},
                      "--shape: 'x', expected a number from 1 to 9223372036854775807");
+  for (const std::string shape : {"4,,4", ",4", "4,"}) {
+    expect_usage_error({"plan", "--ranks", "2", "--tensors", "2", "--shape", shape}, "--shape: '', expected a number");
+  }
+  expect_usage_error({"plan", "--ranks", "2", "--tensors", "2", "--shape", "1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1"},
+                     "--shape: 17 numbers, expected at most 16");
   expect_usage_error({"plan", "--ranks", "2", "--tensors", "2", "--files", "-1"},
                      "--files: '-1', expected a number from 0");
   expect_usage_error({"verify", "a", "--jobs", "99999999999999999999"}, "expected a number from 1 to 1024");
+}
+
+// Every option that the help texts show with a number must be here.
+TEST(UsageTest, ANumberOutOfItsRangeIsAnErrorThatStatesTheRange) {
+  struct Case {
+    std::vector<std::string> command;  // with all options that are required
+    std::string option;
+    std::int64_t least = 0;
+    std::uint64_t most = 0;
+  };
+  const std::vector<std::string> plan = {"plan", "--ranks=2", "--tensors=2"};
+  std::vector<Case> cases = {{{"inspect", "x", "--du"}, "depth", 1, 64},
+                             {{"reshard", "x", "y"}, "ranks", 1, 1 << 20},
+                             {{"prune", "x"}, "keep", 1, INT32_MAX},
+                             {{"prune", "x", "--keep=1"}, "every", 1, INT64_MAX},
+                             {{"plan", "--tensors=2"}, "ranks", 1, 1 << 24},
+                             {{"plan", "--ranks=2"}, "tensors", 1, 1 << 24},
+                             {plan, "shape", 1, INT64_MAX},
+                             {plan, "files", 0, 1 << 20},
+                             {{"run", "true"}, "ranks", 1, 4096},
+                             {{"run", "--ranks=1", "true"}, "master-port", 1, 65535}};
+  for (const std::string command : {"inspect", "stats", "verify", "convert", "reshard", "sum"}) {
+    cases.push_back({{command, "x"}, "jobs", 1, 1024});
+  }
+  cases.push_back({{"diff", "x", "y"}, "jobs", 1, 1024});
+  std::set<std::string> checked, shown;
+  for (const Case& one : cases) {
+    checked.insert(one.command[0] + " --" + one.option);
+    for (const std::string& number : {std::to_string(one.least - 1), std::to_string(one.most + 1)}) {
+      std::vector<std::string> arguments = one.command;
+      arguments.insert(arguments.begin() + 1, "--" + one.option + "=" + number);
+      expect_usage_error(arguments, "--" + one.option + ": '" + number + "', expected a number from " +
+                                        std::to_string(one.least) + " to " + std::to_string(one.most));
+    }
+  }
+  const std::regex option("\n  (?:-., )?(--[a-z-]+) (?:N|K|PORT|N,N,\\.\\.\\.)(?= |\n)");
+  for (const std::string& command : kCommands) {
+    const std::string help = run_tessera({command, "--help"}).out;
+    for (std::sregex_iterator found(help.begin(), help.end(), option), end; found != end; ++found) {
+      shown.insert(command + " " + found->str(1));
+    }
+  }
+  EXPECT_EQ(shown, checked);
+}
+
+TEST(UsageTest, PlanRefusesDimensionsAndSizesOutOfTheirRange) {
+  const auto plan = [](const std::string& option) {
+    return std::vector<std::string>{"plan", "--ranks=2", "--tensors=4", "--files=1", option};
+  };
+  for (const std::string dim : {"2", "-3", "x", "9223372036854775808"}) {
+    expect_usage_error(plan("--shard=" + dim), "--shard: '" + dim + "', expected a dimension from -2 to 1 or 'repl");
+  }
+  EXPECT_EQ(run_tessera(plan("--shard=-2")).status, 0);
+  // 4 tensors of 2^58 float32 have 2^62 bytes.
+  EXPECT_EQ(run_tessera(plan("--shape=288230376151711744")).status, 0);
+  expect_usage_error(plan("--shape=576460752303423488"),
+                     "--shape: 4 tensors of [576460752303423488] have 9.2e+18 bytes, expected at most 4.6e+18");
+  expect_usage_error(plan("--shape=9223372036854775807,9223372036854775807"), "expected at most 4.6e+18");
 }
 
 TEST(UsageTest, SizesAreChecked) {
@@ -273,7 +352,7 @@ TEST(UsageTest, ArgumentsThatBeginWithADashFollowTwoDashes) {
   EXPECT_THAT(in_folder("inspect -- -dash --").err, HasSubstr("no tensor or object is named '--'"));
   expect_usage_error({"verify", "x", "--jobs", "--frob"}, "unknown option '--frob'");
   const Outcome value = in_folder("diff --atol -1 -- -dash -dash");
-  EXPECT_THAT(value.err, HasSubstr("--atol: '-1', expected a number of at least 0"));
+  EXPECT_THAT(value.err, HasSubstr("--atol: '-1', expected a finite number of at least 0"));
 }
 
 TEST(UsageTest, DtypeMustBeOne) {

@@ -38,7 +38,7 @@ double parse_tolerance(std::string_view option, const std::string& text) {
   double value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error == std::errc() && end == text.data() + text.size() && std::isfinite(value) && value >= 0) return value;
-  throw UsageError(fmt::format("{}: '{}', expected a number of at least 0, such as 1e-5", option, text));
+  throw UsageError(fmt::format("{}: '{}', expected a finite number of at least 0, such as 1e-5", option, text));
 }
 
 std::optional<checkpoint::Tolerance> tolerance_of(const DiffFlags& flags) {

@@ -31,8 +31,19 @@ struct PlanFlags {
 // A measurement holds the plans of all ranks. Of this many items it takes some 13 GB and minutes.
 constexpr double kMaxItems = 1e8;
 constexpr double kBytesPerItem = 130;
+// What measure_planning accepts.
+constexpr Range kCounts{1, 1 << 24};
+// One file may have all tensors, of float32, and what their archives add. Offsets in it are below 2^63.
+constexpr double kMaxStateBytes = 0x1p62;
 
 void check_scale(const PlanFlags& flags) {
+  double state_bytes = 4.0 * static_cast<double>(flags.state.tensors);
+  for (const std::int64_t size : flags.state.shape) state_bytes *= static_cast<double>(size);
+  if (state_bytes > kMaxStateBytes) {
+    throw UsageError(fmt::format("--shape: {} of {} have {:.1e} bytes, expected at most {:.1e}",
+                                 counted(static_cast<std::size_t>(flags.state.tensors), "tensor"),
+                                 shape_to_string(flags.state.shape), state_bytes, kMaxStateBytes));
+  }
   const double items = static_cast<double>(flags.state.ranks) * static_cast<double>(flags.state.tensors);
   if (items <= kMaxItems || flags.large) return;
   const double bytes = std::min(items * kBytesPerItem, 9e18);
@@ -49,14 +60,16 @@ PlannedState state_of(const PlanFlags& flags) {
     state.sharding = PlannedState::Sharding::replicated;
     return state;
   }
+  const auto dims = static_cast<std::int64_t>(state.shape.size());
   std::size_t used = 0;
   try {
     state.dim = std::stoll(flags.sharding, &used);
   } catch (const std::exception&) {
     used = 0;
   }
-  if (used == 0 || used != flags.sharding.size()) {
-    throw UsageError(fmt::format("--shard: '{}', expected a dimension or 'replicated'", one_line(flags.sharding)));
+  if (used == 0 || used != flags.sharding.size() || state.dim < -dims || state.dim >= dims) {
+    throw UsageError(fmt::format("--shard: '{}', expected a dimension from {} to {} or 'replicated'",
+                                 one_line(flags.sharding), -dims, dims - 1));
   }
   return state;
 }
@@ -124,12 +137,14 @@ Command plan_command() {
                        .value_name = "N",
                        .help = "Number of ranks that save together",
                        .target = &flags->state.ranks,
-                       .required = true},
+                       .required = true,
+                       .range = kCounts},
                       {.name = "tensors",
                        .value_name = "N",
                        .help = "Number of tensors of the state",
                        .target = &flags->state.tensors,
-                       .required = true},
+                       .required = true,
+                       .range = kCounts},
                       {.name = "shape",
                        .value_name = "N,N,...",
                        .help = "Shape of each tensor",
