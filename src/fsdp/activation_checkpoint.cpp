@@ -2,6 +2,7 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
+#include <ATen/ops/alias.h>
 #include <ATen/ops/empty.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -14,6 +15,7 @@
 #include <set>
 
 #include "fsdp/autocast.h"
+#include "fsdp/autograd.h"
 #include "fsdp/runtime/checkpointed_run.h"
 #include "fsdp/runtime/op_observer.h"
 #include "tessera/base/error.h"
@@ -191,6 +193,15 @@ struct Recomputed : torch::autograd::Function<Recomputed> {
     return input_gradients;
   }
 
+  // Returns the tensor with a node of its own, which runs before the others and notes that the backward has begun.
+  static at::Tensor as_root(const at::Tensor& output) {
+    if (output.layout() != at::kStrided) return output;
+    const c10::AutoGradMode graph(true);
+    const at::Tensor root = at::alias(output);
+    before_node(node_of(root), nullptr, [] { CheckpointedRun::note_backward(); });
+    return root;
+  }
+
   static void run_backward(const variable_list& outputs, const variable_list& gradients) {
     variable_list roots, root_gradients;
     const bool is_same = outputs.size() == gradients.size();
@@ -203,7 +214,7 @@ struct Recomputed : torch::autograd::Function<Recomputed> {
              i, shape_to_string(outputs[i].sizes()), shape_to_string(gradients[i].sizes()));
       }
       if (!outputs[i].requires_grad()) continue;
-      roots.push_back(outputs[i]);
+      roots.push_back(as_root(outputs[i]));
       root_gradients.push_back(gradients[i]);
     }
     if (!is_same) {

@@ -3,9 +3,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <functional>
 #include <vector>
 
 #include "fsdp/small_model.h"
+#include "tessera/comm/local_ranks.h"
 
 namespace tessera::fsdp {
 
@@ -40,6 +43,45 @@ inline void expect_same_grads(const std::vector<at::Tensor>& found, const torch:
       EXPECT_TRUE(at::allclose(found[i], params[i].grad(), 1e-12, 1e-14)) << i;
     }
   }
+}
+
+using CallOfModel = std::function<at::Tensor(const at::Tensor& x)>;
+
+// Computes gradients on 2 ranks by `step(call, model, rank)`, where `call` calls the model, and compares them with
+// those of one process. `make` makes the model of a rank, and `prepare` gets the sharded one.
+template <typename Make, typename Step>
+void expect_same_gradients_as_alone(const Make& make, const Step& step,
+                                    const std::function<void(ShardedModule& model)>& prepare = nullptr) {
+  auto expected = make(0);
+  const std::vector<at::Tensor> params = expected->parameters();
+  for (const int rank : {0, 1}) {
+    auto alone = make(rank);
+    step(CallOfModel([&](const at::Tensor& x) { return alone->forward(x); }), *alone, rank);
+    for (std::size_t i = 0; i < params.size(); ++i) {
+      if (!params[i].requires_grad()) continue;
+      at::Tensor& sum = params[i].mutable_grad();
+      if (!sum.defined()) sum = at::zeros_like(params[i]).detach();
+      const at::Tensor grad = alone->parameters()[i].grad();
+      if (grad.defined()) sum.add_(grad, 0.5);
+    }
+  }
+  const bool are_some_frozen =
+      std::any_of(params.begin(), params.end(), [](const at::Tensor& param) { return !param.requires_grad(); });
+  run_local(2, [&](const ProcessGroup& group) {
+    for (const Options& way : kWays) {
+      if (are_some_frozen && !way.use_orig_params) continue;
+      FullyShardedDataParallel<decltype(make(0))> model(make(group.rank()), group, way);
+      if (prepare) prepare(model);
+      for (int times = 0; times < 2; ++times) {
+        model.zero_grad();
+        step(CallOfModel([&](const at::Tensor& x) { return model(x); }), *model.operator->(), group.rank());
+        expect_same_grads(unsharded_grads(model), *expected);
+        for (std::size_t i = 0; i < model.unit_count(); ++i) {
+          EXPECT_FALSE(model.handle(i).is_gathered() && is_sharded(way.strategy)) << model.unit_name(i);
+        }
+      }
+    }
+  });
 }
 
 }  // namespace tessera::fsdp

@@ -382,6 +382,31 @@ TEST_P(OneSidedStepTest, ARankThatLeavesAStepIsNamedToAllAsProcesses) {
   }
 }
 
+TEST(OneSidedReasonTest, WhatTheProgramHasHandledIsNotTheReason) {
+  run_local(2, [](const ProcessGroup& group) {
+    FullyShardedDataParallel<Chain> model(Chain(), group);
+    for (int i = 0; i < 2; ++i) step(model, 0, std::nullopt);
+    const at::Tensor input = at::ones({2, 5}, at::kDouble).requires_grad_() * 2;
+    input.register_hook([&](const at::Tensor&) {
+      if (group.rank() == 1) throw Thrown();
+    });
+    const at::Tensor result = model(input);
+    result.register_hook([&](const at::Tensor&) {
+      EXPECT_THROW(model(at::ones({2, 4}, at::kDouble)), std::exception);
+    });
+    expect_error_soon(
+        [&] {
+          try {
+            result.sum().backward();
+          } catch (const std::exception&) {
+            if (group.rank() != 1) throw;
+          }
+          group.barrier();
+        },
+        {"rank 1 left backward of a sharded model: an exception in autograd"});
+  });
+}
+
 // Each collective of a step compares which call the ranks are in, so a rank that takes another step is an error, too.
 TEST(OneSidedStepKindTest, ARankThatTakesAnotherStepIsNamedToAll) {
   const std::map<std::string, std::function<void(FullyShardedDataParallel<Chain>&)>> others = {

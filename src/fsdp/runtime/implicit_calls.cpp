@@ -66,10 +66,10 @@ void ImplicitCalls::before_op(c10::ArrayRef<const c10::IValue> inputs) noexcept 
 }
 
 void ImplicitCalls::begin(Unit& unit) {
-  const auto is_of_unit = [&](const Open& open) { return &open.call->unit == &unit; };
+  const auto is_of_unit = [&](const std::shared_ptr<Call>& call) { return &call->unit == &unit; };
   if (std::any_of(open_.begin(), open_.end(), is_of_unit)) return;
   runtime_.check_implicit_call(unit);
-  open_.push_back({runtime_.begin_call(unit, runtime_.records_graph(), /*is_implicit=*/true)});
+  open_.push_back(runtime_.begin_call(unit, runtime_.records_graph(), /*is_implicit=*/true));
 }
 
 void ImplicitCalls::after_op(const std::vector<c10::IValue>& outputs) noexcept {
@@ -78,14 +78,12 @@ void ImplicitCalls::after_op(const std::vector<c10::IValue>& outputs) noexcept {
   try {
     const bool has_graph = c10::GradMode::is_enabled();
     if (has_graph ? of_op_.empty() : !runtime_.records_graph()) return;
-    std::vector<std::shared_ptr<Call>> calls;
-    for (const Open& open : open_) calls.push_back(open.call);
     for (const c10::IValue& output : outputs) {
       for_each_tensor_of(output, [&](const at::Tensor& result) {
         if (!has_graph) {
-          without_graph_.push_back({WeakTensor(result.getIntrusivePtr()), calls});
-        } else if (result.requires_grad() && !result.is_leaf()) {  // `contiguous` returns the parameter itself
-          for (const std::shared_ptr<Call>& call : calls) hook(call, result);
+          without_graph_.push_back({WeakTensor(result.getIntrusivePtr()), open_});
+        } else {
+          for (const std::shared_ptr<Call>& call : open_) runtime_.hook_output(call, result);
         }
       });
     }
@@ -94,32 +92,24 @@ void ImplicitCalls::after_op(const std::vector<c10::IValue>& outputs) noexcept {
   }
 }
 
-void ImplicitCalls::hook(const std::shared_ptr<Call>& call, const at::Tensor& result) {
-  const auto open = std::find_if(open_.begin(), open_.end(), [&](const Open& o) { return o.call == call; });
-  if (open != open_.end()) open->has_gradient = true;
-  runtime_.hook_output(call, result);
-}
-
 void ImplicitCalls::hook_results_without_graph() {
   for (const WithoutGraph& kept : std::exchange(without_graph_, {})) {
     const auto impl = kept.result.lock();
     if (!impl) continue;
     const at::Tensor result(impl);
     if (!result.requires_grad() || result.is_leaf()) continue;
-    for (const std::shared_ptr<Call>& call : kept.calls) hook(call, result);
+    for (const std::shared_ptr<Call>& call : kept.calls) runtime_.hook_node(call, node_of(result));
   }
 }
-
-void ImplicitCalls::end(Open& open) { runtime_.end_call(open.call, open.has_gradient); }
 
 // Ends the calls of units that the current op does not use.
 void ImplicitCalls::end_others() {
   for (auto open = open_.begin(); open != open_.end();) {
-    if (std::find(of_op_.begin(), of_op_.end(), &open->call->unit) != of_op_.end()) {
+    if (std::find(of_op_.begin(), of_op_.end(), &(*open)->unit) != of_op_.end()) {
       ++open;
       continue;
     }
-    end(*open);
+    runtime_.end_call(*open);
     open = open_.erase(open);
   }
 }
@@ -136,9 +126,9 @@ std::exception_ptr ImplicitCalls::abandon() noexcept {
   const UnobservedOps unobserved;
   without_graph_.clear();
   of_op_.clear();
-  for (const Open& open : std::exchange(open_, {})) {
+  for (const std::shared_ptr<Call>& call : std::exchange(open_, {})) {
     try {
-      runtime_.abandon_call(open.call);
+      runtime_.abandon_call(call);
     } catch (...) {
       // A prefetched unit did not arrive: the group is broken, and the exception that forward threw is on its way.
     }

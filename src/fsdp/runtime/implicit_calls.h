@@ -37,10 +37,6 @@ class ImplicitCalls : public OpListener {
   std::exception_ptr abandon() noexcept override;
 
  private:
-  struct Open {
-    std::shared_ptr<Call> call;
-    bool has_gradient = false;
-  };
   using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
   struct WithoutGraph {
     WeakTensor result;
@@ -50,14 +46,12 @@ class ImplicitCalls : public OpListener {
   Unit* unit_of(const at::Tensor& tensor) const;
   void find_units(c10::ArrayRef<const c10::IValue> inputs);
   void begin(Unit& unit);
-  void end(Open& open);
   void end_others();
-  void hook(const std::shared_ptr<Call>& call, const at::Tensor& result);
   void hook_results_without_graph();
 
   Runtime& runtime_;
   std::unordered_map<const void*, Unit*> units_;  // by the tensors of parameters, and by the storages of unsharded ones
-  std::vector<Open> open_;
+  std::vector<std::shared_ptr<Call>> open_;
   std::vector<Unit*>
       of_op_;  // the units whose parameters the current op takes, except for units that are called by a Wrap
   std::vector<WithoutGraph> without_graph_;

@@ -99,9 +99,9 @@ std::shared_ptr<Call> Runtime::begin_call(Unit& unit, bool may_have_gradient, bo
 std::shared_ptr<Call> Runtime::try_to_begin_call(Unit& unit, bool may_have_gradient, bool is_implicit) {
   recover();
   const bool is_of_model = &unit == root_ && !is_implicit;
-  const bool is_repeated = in_backward_ || (!in_forward_ && CheckpointedRun::is_in_repetition());
+  const bool is_repeated = in_backward_ || (!in_forward_ && CheckpointedRun::is_repeating());
   if (is_repeated) {
-    if (!in_backward_) begin_backward(/*node=*/nullptr);
+    if (!in_backward_) begin_backward(/*node=*/nullptr, in_full_precision_);
     if (is_of_model) begin_repeated_forward();
   } else if (is_of_model) {
     begin_forward();
@@ -118,12 +118,16 @@ std::shared_ptr<Call> Runtime::try_to_begin_call(Unit& unit, bool may_have_gradi
     if (std::find(calls_.begin(), calls_.end(), &unit) == calls_.end()) unit.first_call = begin;
     calls_.push_back(&unit);
   }
-  auto call = std::make_shared<Call>(
-      Call{.unit = unit, .first = std::min(unit.first_call, begin), .begin = begin, .is_repeated = is_repeated});
+  auto call = std::make_shared<Call>(Call{.unit = unit,
+                                          .first = std::min(unit.first_call, begin),
+                                          .begin = begin,
+                                          .first_node = next_node_number(),
+                                          .in_full_precision = in_full_precision_,
+                                          .is_repeated = is_repeated,
+                                          .awaits_backward = is_repeated});
   if (is_repeated) {
-    call->expected_in = backward_;
     unit.calls.push_back(call);
-    complete_after(begin);
+    complete_after(begin, traversal(/*node=*/nullptr).number);
   }
   if (unit.handle() != nullptr) {
     unit.handle()->set_training_state(TrainingState::forward);
@@ -142,15 +146,14 @@ void Runtime::begin_forward() {
     check_call("forward of a sharded model",
                [this](CallArguments& arguments) { arguments.add("training", module_->is_training()); });
   }
-  const bool was_in_full_precision =
-      std::exchange(in_full_precision_, full_precision_in_eval_ && !module_->is_training());
   check_parameters();
+  const bool has_another_precision = use_full_precision(full_precision_in_eval_ && !module_->is_training());
   for (const auto& unit : owned_) {
     std::erase_if(unit->calls, [](const std::weak_ptr<Call>& call) { return call.expired(); });
   }
   for (Unit* unit : units_) {
     prepare_for_forward(*unit);
-    if (in_full_precision_ != was_in_full_precision) unit->renew_accumulators();
+    if (has_another_precision) unit->renew_accumulators();
   }
   cast_buffers(/*own_dtype=*/in_full_precision_);
   forward_records_graph_ = c10::GradMode::is_enabled();
@@ -186,10 +189,18 @@ void Runtime::check_parameters() const {
 void Runtime::prepare_for_forward(Unit& unit) {
   FlatParamHandle& handle = *unit.handle();
   if (!unit.is_kept) handle.free_unsharded();  // the optimizer may have changed the shard
-  handle.use_full_precision(in_full_precision_);
   handle.write_back_params();
   handle.drop_reset_gradients();
   unit.use_accumulators(true);
+}
+
+// Selects whether parameters are unsharded in their own dtype. They must be sharded. Returns whether that is another
+// choice: the units need other accumulators then.
+bool Runtime::use_full_precision(bool on) {
+  if (on == in_full_precision_) return false;
+  for (Unit* unit : units_) unit->handle()->use_full_precision(on);
+  in_full_precision_ = on;
+  return true;
 }
 
 void Runtime::cast_input(const Unit& unit, at::Tensor& tensor) const {
@@ -202,11 +213,12 @@ void Runtime::cast_input(const Unit& unit, at::Tensor& tensor) const {
   }
 }
 
-void Runtime::end_call(const std::shared_ptr<Call>& call, bool has_gradient) {
+void Runtime::end_call(const std::shared_ptr<Call>& call) {
   Unit& unit = call->unit;
+  const bool has_gradient = !call->results.empty();
   call->end = CheckpointedRun::advance();
-  if (CheckpointedRun::is_first()) unit.may_be_repeated = true;
-  if (call->is_repeated) return end_repeated_call(*call, has_gradient);
+  if (CheckpointedRun::is_first() || (call->is_repeated && has_gradient)) unit.may_be_repeated = true;
+  if (call->is_repeated) return end_repeated_call(*call);
   // Without gradients, backward may still repeat the call.
   const bool may_be_reached = has_gradient || !c10::GradMode::is_enabled();
   if (may_be_reached && std::find(ended_.begin(), ended_.end(), &unit) == ended_.end()) ended_.push_back(&unit);
@@ -218,12 +230,13 @@ void Runtime::end_call(const std::shared_ptr<Call>& call, bool has_gradient) {
   if (&unit == root_) end_forward(has_gradient);
 }
 
-// The backward of the call follows, so the unit stays unsharded, unless the entire model is called again.
-void Runtime::end_repeated_call(Call& call, bool has_gradient) {
+// If the call has results with gradients, its backward follows, so the unit stays unsharded, unless the entire model is
+// called again.
+void Runtime::end_repeated_call(Call& call) {
   Unit& unit = call.unit;
-  if (!has_gradient) call.expected_in = 0;
   const bool is_in_model = &unit != root_ && !root_->running_calls.empty();
-  if (!is_in_model || unit.handle() == nullptr || !unit.open_calls.empty()) return;
+  call.awaits_backward = !call.results.empty();
+  if (unit.handle() == nullptr || !unit.open_calls.empty() || (call.awaits_backward && !is_in_model)) return;
   if (reshards_after_forward(unit.handle()->options().strategy)) unit.handle()->reshard();
 }
 
@@ -257,7 +270,7 @@ void Runtime::leave_forward() {
 
 void Runtime::abandon_call(const std::shared_ptr<Call>& call) {
   if (call->is_repeated) {
-    call->expected_in = 0;
+    call->awaits_backward = false;
     return;
   }
   if (call->unit.handle() != nullptr) {

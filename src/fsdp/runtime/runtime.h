@@ -99,8 +99,11 @@ class Runtime {
   void cast_input(const Unit& unit, at::Tensor& tensor) const;
   // `tensor` is an argument of the call.
   void hook_input(const std::shared_ptr<Call>& call, const at::Tensor& tensor);
+  // `tensor` is a result of the call.
   void hook_output(const std::shared_ptr<Call>& call, const at::Tensor& tensor);
-  void end_call(const std::shared_ptr<Call>& call, bool has_gradient);
+  // `node` is that of a result of the call.
+  void hook_node(const std::shared_ptr<Call>& call, const GraphNode& node);
+  void end_call(const std::shared_ptr<Call>& call);
   // Called instead of end_call if forward threw.
   void abandon_call(const std::shared_ptr<Call>& call);
   // Lets the other ranks know that the unit's forward threw `why`.
@@ -127,13 +130,14 @@ class Runtime {
   std::shared_ptr<Call> try_to_begin_call(Unit& unit, bool may_have_gradient, bool is_implicit);
   void begin_forward();
   void begin_repeated_forward();
-  void end_repeated_call(Call& call, bool has_gradient);
+  void end_repeated_call(Call& call);
   void end_forward(bool has_gradient);
   void leave_forward();
   void meet();
   void abandon();
   void check_parameters() const;
   void prepare_for_forward(Unit& unit);
+  bool use_full_precision(bool on);
   UnshardHandle unshard(const std::function<std::vector<Unit*>()>& units);
   struct Event {
     const Unit* unit;  // null: the end of forward
@@ -152,23 +156,38 @@ class Runtime {
   void prefetch_backward(const Unit& unit);
   bool is_last_call() const;
   void pre_backward(const std::shared_ptr<Call>& call, const torch::autograd::Node* node);
-  void begin_backward(const torch::autograd::Node* node);
-  void find_calls_ahead(const torch::autograd::Node* node);
+  void begin_backward(const torch::autograd::Node* node, bool in_full_precision);
+  // A backward of autograd that reaches calls of the model, with the backwards of the calls that it repeats. A backward
+  // that a hook computes is another traversal, inside of it.
+  struct Traversal {
+    const void* of;                 // CheckpointedRun::outermost_backward()
+    std::weak_ptr<const void> end;  // expires with that backward
+    std::uint64_t number;           // larger than those of the traversals that began before it
+    // The calls that are in its graphs, and whether they are ahead: not reached yet.
+    std::map<std::weak_ptr<Call>, bool, std::owner_less<std::weak_ptr<Call>>> calls;
+  };
+  Traversal& traversal(const torch::autograd::Node* node);
+  void begin_traversal(const std::weak_ptr<const void>& end, const torch::autograd::Node* node);
+  void end_traversal(std::uint64_t number);
+  void find_calls_ahead(Traversal& in, const torch::autograd::Node* node) const;
+  bool has_call_ahead(const Unit& unit) const;
   void write_back_before_backward();
+  void check_precision(const Call& call) const;
   class Backward;
   class BackwardEnd;
   // Runs `f`, a part of backward, and keeps the reason if it throws.
   template <typename F>
   void in_backward(const F& f);
   void note_failure(const std::exception_ptr& why) noexcept;
-  bool is_nested() const;
   void open(const std::shared_ptr<Call>& call);
-  void complete_after(std::uint64_t position);
+  void complete_after(std::uint64_t position, std::uint64_t number);
   void complete(Unit& unit);
+  void finish_reductions_of(const Unit& unit);
   void start_reduction(Unit& unit);
   void reshard_after_backward(Unit& unit);
   void finish_oldest_reduction();
   void call_post_reduce_hook(Unit& unit);
+  void complete_all();
   void end_backward();
 
   std::shared_ptr<torch::nn::Module> module_;
@@ -206,6 +225,8 @@ class Runtime {
 
   std::uint64_t backward_ = 0;               // the number of backwards that have begun
   std::shared_ptr<Backward> last_backward_;  // the latest one
+  std::uint64_t traversal_count_ = 0;        // the number of traversals that have begun
+  std::vector<Traversal> traversals_;        // those of this backward, each inside of the previous one
   std::vector<Unit*> open_;                  // reached by backward and not completed, in the order of their calls
   std::deque<Unit*> reducing_;
   std::chrono::steady_clock::duration waited_{};

@@ -19,7 +19,8 @@ void Wrappable::check_not_sharded(std::string_view function, bool permitted_when
 void Wrappable::refuse_checkpoint(const torch::nn::Module& module) {
   fail(ErrorCode::unsupported,
        "forward of a {}: apply_activation_checkpointing selected it, but an argument may share more than tensors with "
-       "its copy, or the result is a reference or none, expected values and tensors, or a module in a Checkpointed",
+       "its copy, expected values and tensors or a module in a Checkpointed, or the result is a reference or none, "
+       "expected a value",
        module.name());
 }
 
@@ -88,7 +89,7 @@ void Unit::use_accumulators(bool on) {
     if (!refusing_[i]) {
       set_accumulator(params[i], GraphNode());
       refusing_[i] = torch::autograd::impl::grad_accumulator(params[i]);
-      before_node(refusing_[i], [link = link_, i] {
+      before_node(refusing_[i], link_, [link = link_, i] {
         if (link->unit != nullptr) link->unit->refuse_gradient(i);
       });
     }
@@ -116,13 +117,6 @@ void Unit::on_gradient(std::size_t param) {
 bool Unit::is_in_use() const {
   const auto is_inside = [](const std::shared_ptr<Call>& call) { return call->begin <= CheckpointedRun::position(); };
   return !running_calls.empty() || std::any_of(open_calls.begin(), open_calls.end(), is_inside);
-}
-
-bool Unit::has_call_ahead(std::uint64_t backward) const {
-  return std::any_of(calls.begin(), calls.end(), [&](const std::weak_ptr<Call>& each) {
-    const std::shared_ptr<const Call> call = each.lock();
-    return call && call->expected_in == backward && call->reached_in != backward;
-  });
 }
 
 }  // namespace tessera::fsdp

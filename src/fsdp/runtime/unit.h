@@ -20,11 +20,14 @@ struct Call {
   Unit& unit;
   std::uint64_t first;  // the position at which the unit was first called in the same forward
   std::uint64_t begin, end = std::numeric_limits<std::uint64_t>::max();
-  bool is_repeated = false;                 // made in backward, which reaches it before anything else
+  std::uint64_t first_node;                 // the number of the first node that it made
+  bool in_full_precision = false;           // whether parameters had their own dtype
+  bool is_repeated = false;                 // made in backward
+  bool awaits_backward = false;             // is repeated, and its backward follows
   std::vector<WeakGraphNode> results = {};  // the nodes that run when backward reaches its results
-  std::uint64_t expected_in = 0;            // the number of the backward that will reach it, or has
-  std::uint64_t reached_in = 0;             // the number of the backward that has reached it last
-  bool is_nested = false;                   // whether a backward inside of that one has
+  // While it is open: the number of the outermost traversal that has reached it, or kHasEnded after that traversal.
+  std::uint64_t reached_by = 0;
+  static constexpr std::uint64_t kHasEnded = std::numeric_limits<std::uint64_t>::max();
 };
 
 class Unit {
@@ -68,13 +71,12 @@ class Unit {
 
   std::vector<std::weak_ptr<Call>> calls;         // those whose results have gradients, until their graphs end
   std::vector<std::shared_ptr<Call>> open_calls;  // reached by backward, and not known to have ended
-  // Returns whether this backward will reach further calls of the unit.
-  bool has_call_ahead(std::uint64_t backward) const;
-  std::uint64_t first_call = 0;   // the position of the unit's first call in the latest forward
-  std::uint64_t prepared_in = 0;  // the number of the backward that the gradient was prepared for
+  std::uint64_t first_call = 0;                   // the position of the unit's first call in the latest forward
+  std::uint64_t prepared_in = 0;                  // the number of the backward that the gradient was prepared for
+  bool was_shown = false;         // whether the gradient was made visible to a hook since it was prepared
   bool awaits_reduction = false;  // whether gradients were accumulated whose reduction has not been started
   bool awaits_hook = false;       // whether the gradient was reduced since the hook was called
-  bool may_be_repeated = false;   // whether checkpointed calls contain calls, which are ahead once they are repeated
+  bool may_be_repeated = false;   // whether backward may make calls, such as those that checkpointed calls contain
 
  private:
   // Shared with the hooks, which may outlive the unit.

@@ -17,7 +17,7 @@ struct UnitCall::State {
   at::RecordFunction range{at::RecordScope::USER_SCOPE};  // for profilers
   std::shared_ptr<Call> call;                             // null while the model is summoned
   std::optional<OpObserver> observer;                     // during forward of the model
-  bool has_gradient = false, has_ended = false;
+  bool has_ended = false;
 };
 
 UnitCall::UnitCall(Unit& unit) : state_(std::make_unique<State>(unit)) {
@@ -62,16 +62,14 @@ void UnitCall::input(at::Tensor& tensor) {
 }
 
 void UnitCall::output(at::Tensor& tensor) {
-  if (!state_->call || !c10::GradMode::is_enabled() || !tensor.requires_grad()) return;
-  state_->has_gradient = true;
-  state_->runtime.hook_output(state_->call, tensor);
+  if (state_->call && c10::GradMode::is_enabled()) state_->runtime.hook_output(state_->call, tensor);
 }
 
 void UnitCall::end() {
   if (!state_->call) return;
   const UnobservedOps unobserved;
   state_->runtime.implicit_calls()->finish();
-  state_->runtime.end_call(state_->call, state_->has_gradient);
+  state_->runtime.end_call(state_->call);
   state_->has_ended = true;
 }
 

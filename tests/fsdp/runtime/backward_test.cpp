@@ -3,9 +3,11 @@
 
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
 #include <torch/nn/modules/linear.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <stdexcept>
@@ -21,43 +23,6 @@
 
 namespace tessera::fsdp {
 namespace {
-
-using CallOfModel = std::function<at::Tensor(const at::Tensor& x)>;
-
-// Computes gradients on 2 ranks by `step(call, model, rank)`, where `call` calls the model, and compares them with
-// those of one process. `make` makes the model of a rank.
-template <typename Make, typename Step>
-void expect_same_gradients_as_alone(const Make& make, const Step& step) {
-  auto expected = make(0);
-  const std::vector<at::Tensor> params = expected->parameters();
-  for (const int rank : {0, 1}) {
-    auto alone = make(rank);
-    step(CallOfModel([&](const at::Tensor& x) { return alone->forward(x); }), *alone, rank);
-    for (std::size_t i = 0; i < params.size(); ++i) {
-      if (!params[i].requires_grad()) continue;
-      at::Tensor& sum = params[i].mutable_grad();
-      if (!sum.defined()) sum = at::zeros_like(params[i]).detach();
-      const at::Tensor grad = alone->parameters()[i].grad();
-      if (grad.defined()) sum.add_(grad, 0.5);
-    }
-  }
-  const bool are_some_frozen =
-      std::any_of(params.begin(), params.end(), [](const at::Tensor& param) { return !param.requires_grad(); });
-  run_local(2, [&](const ProcessGroup& group) {
-    for (const Options& way : kWays) {
-      if (are_some_frozen && !way.use_orig_params) continue;
-      FullyShardedDataParallel<decltype(make(0))> model(make(group.rank()), group, way);
-      for (int times = 0; times < 2; ++times) {
-        model.zero_grad();
-        step(CallOfModel([&](const at::Tensor& x) { return model(x); }), *model.operator->(), group.rank());
-        expect_same_grads(unsharded_grads(model), *expected);
-        for (std::size_t i = 0; i < model.unit_count(); ++i) {
-          EXPECT_FALSE(model.handle(i).is_gathered() && is_sharded(way.strategy)) << model.unit_name(i);
-        }
-      }
-    }
-  });
-}
 
 void step_once(const CallOfModel& call, torch::nn::Module& /*model*/, int rank) {
   loss_of(call(batch_of(0, rank))).backward();
@@ -217,24 +182,44 @@ struct TellingImpl : BlockImpl {
 };
 TORCH_MODULE(Telling);
 
-struct InterruptedImpl : torch::nn::Module {
-  InterruptedImpl() {
+std::function<void()> calling_once(std::function<void()>& function) {
+  return [&function] {
+    if (const auto f = std::exchange(function, nullptr)) f();
+  };
+}
+
+template <typename Teller>
+struct InterruptedByImpl : torch::nn::Module {
+  InterruptedByImpl() {
     for (int i = 0; i < 3; ++i) layers.push_back(register_module("layer" + std::to_string(i), Wrap<Block>(5)));
-    telling = register_module("telling", Wrap<Telling>(std::function<void()>([this] {
-                                if (const auto f = std::exchange(interruption, nullptr)) f();
-                              })));
+    telling = register_module("telling", Teller(calling_once(interruption)));
   }
-  at::Tensor forward(const at::Tensor& x) { return layers[2](telling(layers[1](layers[0](x)))); }
+  at::Tensor forward(const at::Tensor& x) { return layers[2](telling->forward(layers[1](layers[0](x)))); }
   std::vector<Wrap<Block>> layers;
-  Wrap<Telling> telling{nullptr};
+  Teller telling{nullptr};
   std::function<void()> interruption;  // called once
 };
+
+struct InterruptedImpl : InterruptedByImpl<Wrap<Telling>> {};
 TORCH_MODULE(Interrupted);
 
-Interrupted make_interrupted(int /*rank*/) {
-  Interrupted model;
+// In the backward of a repeated call.
+struct InterruptedInRepetitionImpl : InterruptedByImpl<Checkpointed<Wrap<Telling>>> {};
+TORCH_MODULE(InterruptedInRepetition);
+
+template <typename Model>
+Model make_filled(int /*rank*/) {
+  Model model;
   fill(*model);
   return model;
+}
+
+Interrupted make_interrupted(int rank) { return make_filled<Interrupted>(rank); }
+
+Block make_filled_block() {
+  Block block(5);
+  fill(*block);
+  return block;
 }
 
 TEST(InterruptedBackwardTest, AHookMayComputeTheBackwardOfAnotherForward) {
@@ -246,6 +231,114 @@ TEST(InterruptedBackwardTest, AHookMayComputeTheBackwardOfAnotherForward) {
       EXPECT_FALSE(model.interruption);
     });
   }
+}
+
+TEST(InterruptedBackwardTest, AHookInARepeatedCallMayComputeTheBackwardOfAnotherForward) {
+  for (const bool is_of_earlier : {true, false}) {
+    expect_same_gradients_as_alone(
+        make_filled<InterruptedInRepetition>, [&](const CallOfModel& call, auto& model, int rank) {
+          const at::Tensor first = loss_of(call(batch_of(0, rank))), second = loss_of(call(batch_of(1, rank)));
+          model.interruption = [&] { (is_of_earlier ? first : second).backward(); };
+          (is_of_earlier ? second : first).backward();
+          EXPECT_FALSE(model.interruption);
+        });
+  }
+}
+
+// Calls functions in the middle of the backward of two of its units.
+struct TwiceInterruptedImpl : torch::nn::Module {
+  TwiceInterruptedImpl() {
+    in = register_module("in", Wrap<Block>(5));
+    early = register_module("early", Wrap<Telling>(calling_once(in_early)));
+    late = register_module("late", Wrap<Telling>(calling_once(in_late)));
+    out = register_module("out", Wrap<Block>(5));
+  }
+  at::Tensor forward(const at::Tensor& x) { return out(late(early(in(x)))); }
+  Wrap<Block> in{nullptr}, out{nullptr};
+  Wrap<Telling> early{nullptr}, late{nullptr};
+  std::function<void()> in_early, in_late;  // called once
+};
+TORCH_MODULE(TwiceInterrupted);
+
+TEST(InterruptedBackwardTest, AHookMayInterruptTheBackwardThatAnotherOneComputes) {
+  for (const bool is_of_earlier : {true, false}) {
+    expect_same_gradients_as_alone(make_filled<TwiceInterrupted>,
+                                   [&](const CallOfModel& call, TwiceInterruptedImpl& model, int rank) {
+                                     std::vector<at::Tensor> losses;
+                                     for (const int step : {0, 1, 2})
+                                       losses.push_back(loss_of(call(batch_of(step, rank))));
+                                     if (!is_of_earlier) std::swap(losses.front(), losses.back());
+                                     model.in_early = [&] {
+                                       model.in_late = [&] { losses[0].backward(); };
+                                       losses[1].backward();
+                                     };
+                                     losses[2].backward();
+                                     EXPECT_FALSE(model.in_early || model.in_late);
+                                   });
+  }
+}
+
+// Backward has shown the gradients of units to the hook before another backward reaches these units again.
+TEST(InterruptedBackwardTest, GradientsThatAHookHasSeenAreAccumulatedFurther) {
+  expect_same_gradients_as_alone(
+      make_filled<TwiceInterrupted>,
+      [](const CallOfModel& call, TwiceInterruptedImpl& model, int rank) {
+        const at::Tensor first = loss_of(call(batch_of(0, rank))), second = loss_of(call(batch_of(1, rank)));
+        model.in_early = [&] { first.backward(); };
+        second.backward();
+      },
+      [](ShardedModule& model) { model.register_post_reduce_hook([](std::size_t) {}); });
+}
+
+// Computes gradients of a result in the middle of its model before backward reaches that result.
+struct AuxiliaryImpl : torch::nn::Module {
+  explicit AuxiliaryImpl(bool freezes) {
+    for (int i = 0; i < 3; ++i) layers.push_back(register_module("layer" + std::to_string(i), Wrap<Block>(5)));
+    for (const at::Tensor& param : layers[1]->parameters()) param.set_requires_grad(!freezes);
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    const at::Tensor middle = layers[1](layers[0](x)), y = at::tanh(middle);
+    if (y.requires_grad()) {
+      loss = middle.sum();
+      y.register_hook([this](const at::Tensor&) { std::exchange(loss, {}).backward({}, /*keep_graph=*/true); });
+    }
+    return layers[2](at::tanh(y));
+  }
+  std::vector<Wrap<Block>> layers;
+  at::Tensor loss;
+};
+TORCH_MODULE(Auxiliary);
+
+TEST(InterruptedBackwardTest, AHookMayReachCallsThatAreAhead) {
+  for (const bool freezes : {false, true}) {
+    const auto make = [freezes](int /*rank*/) {
+      Auxiliary model(freezes);
+      fill(*model);
+      return model;
+    };
+    expect_same_gradients_as_alone(make, step_once);
+  }
+}
+
+TEST(InterruptedBackwardTest, AHookInARepeatedCallMayTrainAnotherModel) {
+  Block alone = make_filled_block();
+  backward_of_all(alone, {1}, 2);
+  InterruptedInRepetition alone_outer = make_filled<InterruptedInRepetition>(0);
+  backward_of_all(alone_outer, {0}, 2);
+  run_local(2, [&](const ProcessGroup& group) {
+    for (const Options& way : kWays) {
+      FullyShardedDataParallel<InterruptedInRepetition> model(make_filled<InterruptedInRepetition>(0), group, way);
+      FullyShardedDataParallel<Block> other(make_filled_block(), group, way);
+      model->interruption = [&] {
+        const at::AutoGradMode graph(true);
+        loss_of(other(batch_of(1, group.rank()))).backward();
+        expect_same_grads(unsharded_grads(other), *alone);
+      };
+      loss_of(model(batch_of(0, group.rank()))).backward();
+      EXPECT_FALSE(model->interruption);
+      expect_same_grads(unsharded_grads(model), *alone_outer);
+    }
+  });
 }
 
 TEST(InterruptedBackwardTest, AHookMayCallTheModel) {
@@ -319,6 +412,102 @@ TEST(BackwardMemoryTest, UnitsAreFreedBeforeBackwardLeavesTheModel) {
       }
       EXPECT_EQ(calls, 2);
     }
+  });
+}
+
+std::int64_t count_gathered(const ShardedModule& model) {
+  std::int64_t gathered = 0;
+  for (std::size_t i = 0; i < model.unit_count(); ++i) gathered += model.handle(i).is_gathered() ? 1 : 0;
+  return gathered;
+}
+
+// Checkpoints a layer as a program may do by itself.
+using OwnLayer = std::function<at::Tensor(const at::Tensor& x)>;
+struct OwnCheckpoint : torch::autograd::Function<OwnCheckpoint> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, const OwnLayer* layer) {
+    context->save_for_backward({x});
+    context->saved_data["layer"] = reinterpret_cast<std::int64_t>(layer);
+    return (*layer)(x);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& gradients) {
+    const auto* const layer = reinterpret_cast<const OwnLayer*>(context->saved_data["layer"].toInt());
+    const at::AutoGradMode graph(true);
+    const at::Tensor x = context->get_saved_variables()[0].detach().requires_grad_();
+    (*layer)(x).backward(gradients[0]);
+    return {x.grad(), at::Tensor()};
+  }
+};
+
+struct CheckpointsItselfImpl : torch::nn::Module {
+  CheckpointsItselfImpl() {
+    in = register_module("in", torch::nn::Linear(5, 5));
+    for (std::size_t i = 0; i < 6; ++i) {
+      layers.push_back(register_module("layer" + std::to_string(i), Wrap<Block>(5)));
+      calls.push_back([this, i](const at::Tensor& x) {
+        if (before_call) before_call();
+        return layers[i](x);
+      });
+    }
+    head = register_module("head", torch::nn::Linear(5, 3));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    at::Tensor y = in(x);
+    for (const OwnLayer& call : calls) y = OwnCheckpoint::apply(y, &call);
+    return head(y);
+  }
+  torch::nn::Linear in{nullptr}, head{nullptr};
+  std::vector<Wrap<Block>> layers;
+  std::vector<OwnLayer> calls;
+  std::function<void()> before_call;
+};
+TORCH_MODULE(CheckpointsItself);
+
+TEST(BackwardMemoryTest, UnitsThatAProgramsOwnFunctionCallsInBackwardAreFreedAfterThat) {
+  expect_same_gradients_as_alone(make_filled<CheckpointsItself>, step_once);
+  run_local(2, [](const ProcessGroup& group) {
+    for (Options way : kWays) {
+      if (!is_sharded(way.strategy)) continue;
+      way.backward_prefetch = BackwardPrefetch::none;
+      FullyShardedDataParallel<CheckpointsItself> model(make_filled<CheckpointsItself>(0), group, way);
+      const at::Tensor loss = loss_of(model(batch_of(0, group.rank())));
+      std::int64_t highest = 0;
+      model->before_call = [&] { highest = std::max(highest, count_gathered(model)); };
+      loss.backward();
+      EXPECT_EQ(highest, 1);  // the model's own unit
+    }
+  });
+}
+
+// Checkpoints two of its units, the first of which needs no gradient.
+struct FrozenFirstImpl : torch::nn::Module {
+  FrozenFirstImpl() {
+    frozen = register_module("frozen", Wrap<Block>(5));
+    trained = register_module("trained", Wrap<Block>(5));
+    for (const at::Tensor& param : frozen->parameters()) param.set_requires_grad(false);
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    const auto both = [this](const at::Tensor& input) {
+      const at::Tensor y = frozen(input);
+      if (between) between();
+      return trained(y);
+    };
+    return activation_checkpoint(both, x);
+  }
+  Wrap<Block> frozen{nullptr}, trained{nullptr};
+  std::function<void()> between;
+};
+TORCH_MODULE(FrozenFirst);
+
+TEST(BackwardMemoryTest, RepeatedCallsWithoutGradientsAreFreedAtOnce) {
+  run_local(2, [](const ProcessGroup& group) {
+    Options options;
+    options.forward_prefetch = false;
+    FullyShardedDataParallel<FrozenFirst> model(make_filled<FrozenFirst>(0), group, options);
+    std::vector<std::int64_t> gathered;
+    model->between = [&] { gathered.push_back(count_gathered(model)); };
+    loss_of(model(batch_of(0, group.rank()))).backward();
+    EXPECT_EQ(gathered, (std::vector<std::int64_t>{0, 0}));
   });
 }
 

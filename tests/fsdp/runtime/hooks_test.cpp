@@ -140,6 +140,52 @@ TEST_P(PostReduceHookTest, AnOptimizerStepsInBackward) {
   });
 }
 
+// Checkpoints its units, so that their hooks are called at the end of backward.
+struct CheckpointedPairImpl : torch::nn::Module {
+  CheckpointedPairImpl() {
+    scale = register_parameter("scale", at::ones({5}));
+    first = register_module("first", Checkpointed<Wrap<Block>>(5));
+    second = register_module("second", Checkpointed<Wrap<Block>>(5));
+    fill(*this);
+  }
+  at::Tensor forward(const at::Tensor& x) { return second->forward(first->forward(x * scale)) * scale; }
+  at::Tensor scale;
+  Checkpointed<Wrap<Block>> first{nullptr}, second{nullptr};
+};
+TORCH_MODULE(CheckpointedPair);
+
+TEST_P(PostReduceHookTest, ItMayCallTheModel) {
+  run_local(GetParam(), [&](const ProcessGroup& group) {
+    for (const Options& way : kWays) {
+      FullyShardedDataParallel<CheckpointedPair> model(CheckpointedPair(), group, way),
+          expected(CheckpointedPair(), group, way);
+      torch::optim::AdamW optimizer(model.parameters(), torch::optim::AdamWOptions(0.02)),
+          other(expected.parameters(), torch::optim::AdamWOptions(0.02));
+      int calls = 0;
+      model.register_post_reduce_hook([&](std::size_t unit) {
+        if (unit + 1 != model.unit_count()) return;
+        ++calls;
+        const at::NoGradGuard no_grad;
+        model(batch_of(3, group.rank()));
+      });
+      for (int step = 0; step < 2; ++step) {
+        for (auto* each : {&model, &expected}) {
+          each->zero_grad();
+          loss_of((*each)(batch_of(step, group.rank()))).backward();
+        }
+        for (std::size_t i = 0; i < model.unit_count(); ++i) {
+          EXPECT_FALSE(model.handle(i).is_unsharded()) << model.unit_name(i);
+        }
+        optimizer.step();
+        other.step();
+      }
+      EXPECT_EQ(calls, 2);
+      const std::vector<at::Tensor> found = full_params(model), wanted = full_params(expected);
+      for (std::size_t i = 0; i < found.size(); ++i) EXPECT_TRUE(at::allclose(found[i], wanted[i], 1e-12)) << i;
+    }
+  });
+}
+
 TEST(PostReduceHookFailureTest, AfterABackwardThatThrewItIsNotCalled) {
   FullyShardedDataParallel<SmallModel> model(make_model());
   int calls = 0;

@@ -11,6 +11,7 @@
 #include <limits>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "fsdp/grads.h"
@@ -248,10 +249,17 @@ TEST(FsdpPrecisionTest, InEvalGradientsMayBeReducedInFullPrecision) {
         way.mixed_precision.param_dtype = param_dtype;
         way.mixed_precision.reduce_dtype = at::kBFloat16;
         FullyShardedDataParallel<SmallModel> model(make_model(at::kFloat), group, way);
-        for (const bool trains : {true, false}) {
+        for (const auto& [trains, is_called_between] :
+             {std::pair(true, false), {false, false}, {true, true}, {false, true}}) {
           model.train(trains);
           model.zero_grad();
-          loss_of(model(batch_of(0, group.rank(), at::kFloat))).backward();
+          const at::Tensor loss = loss_of(model(batch_of(0, group.rank(), at::kFloat)));
+          if (is_called_between) {  // in the other precision
+            const at::NoGradGuard no_grad;
+            model.train(!trains);
+            model(batch_of(1, group.rank(), at::kFloat));
+          }
+          loss.backward();
           const std::vector<at::Tensor> found = unsharded_grads(model), expected = unique_params(*alone);
           bool is_exact = true;
           for (std::size_t i = 0; i < found.size(); ++i) {
@@ -262,6 +270,23 @@ TEST(FsdpPrecisionTest, InEvalGradientsMayBeReducedInFullPrecision) {
         }
       }
     }
+  });
+  ::unsetenv("FSDP_USE_FULL_PREC_IN_EVAL");
+}
+
+TEST(FsdpPrecisionTest, ABackwardOfCallsInBothPrecisionsIsRefused) {
+  ASSERT_EQ(::setenv("FSDP_USE_FULL_PREC_IN_EVAL", "1", 1), 0);
+  run_local(2, [](const ProcessGroup& group) {
+    FullyShardedDataParallel<SmallModel> model(make_model(at::kFloat), group, in_bfloat16());
+    const auto loss = [&](bool trains) {
+      model.train(trains);
+      return loss_of(model(batch_of(0, group.rank(), at::kFloat)).to(at::kFloat));
+    };
+    const at::Tensor trained = loss(true), evaluated = loss(false);
+    EXPECT_ERROR((trained + evaluated).backward(), ErrorCode::unsupported,
+                 "it contains calls in training and in evaluation", "expected a backward for each");
+    loss(true).backward();
+    EXPECT_TRUE(model->head->weight.grad().defined());
   });
   ::unsetenv("FSDP_USE_FULL_PREC_IN_EVAL");
 }
