@@ -149,10 +149,7 @@ std::string to_string(const ShardedTensorMetadata& metadata) {
 std::string comparable_text(const ShardedTensorMetadata& metadata) {
   ShardedTensorMetadata without_indices = metadata;
   for (ShardMetadata& shard : without_indices.shards_metadata) {
-    if (!shard.placement) continue;
-    Device device = shard.placement->device();
-    device.index = -1;
-    shard.placement = shard.placement->with(device);
+    if (shard.placement) shard.placement = shard.placement->without_index();
   }
   return to_string(without_indices);
 }

@@ -37,7 +37,31 @@ std::string join(const std::vector<T>& values) {
   return text;
 }
 
+std::string chunks_text(std::int64_t dim, const std::vector<RemoteDevice>& placements) {
+  return fmt::format("ChunkShardingSpec(dim={}, placements=[{}])", dim, join(placements));
+}
+
+std::string shards_text(const std::vector<ShardMetadata>& shards) {
+  return fmt::format("EnumerableShardingSpec(shards=[{}])", join(shards));
+}
+
 }  // namespace
+
+std::string comparable_text(const ShardingSpec& spec) {
+  if (const auto* chunk = dynamic_cast<const ChunkShardingSpec*>(&spec)) {
+    std::vector<RemoteDevice> placements = chunk->placements();
+    for (RemoteDevice& placement : placements) placement = placement.without_index();
+    return chunks_text(chunk->dim(), placements);
+  }
+  if (const auto* enumerable = dynamic_cast<const EnumerableShardingSpec*>(&spec)) {
+    std::vector<ShardMetadata> shards = enumerable->shards();
+    for (ShardMetadata& shard : shards) {
+      if (shard.placement) shard.placement = shard.placement->without_index();
+    }
+    return shards_text(shards);
+  }
+  return spec.to_string();
+}
 
 ChunkShardingSpec::ChunkShardingSpec(std::int64_t dim, std::vector<RemoteDevice> placements)
     : dim_(dim), placements_(std::move(placements)) {
@@ -75,9 +99,7 @@ bool ChunkShardingSpec::equals(const ShardingSpec& other) const {
   return chunk != nullptr && chunk->dim_ == dim_ && chunk->placements_ == placements_;
 }
 
-std::string ChunkShardingSpec::to_string() const {
-  return fmt::format("ChunkShardingSpec(dim={}, placements=[{}])", dim_, join(placements_));
-}
+std::string ChunkShardingSpec::to_string() const { return chunks_text(dim_, placements_); }
 
 EnumerableShardingSpec::EnumerableShardingSpec(std::vector<ShardMetadata> shards) : shards_(std::move(shards)) {
   if (shards_.empty())
@@ -96,9 +118,7 @@ bool EnumerableShardingSpec::equals(const ShardingSpec& other) const {
   return enumerable != nullptr && enumerable->shards_ == shards_;
 }
 
-std::string EnumerableShardingSpec::to_string() const {
-  return fmt::format("EnumerableShardingSpec(shards=[{}])", join(shards_));
-}
+std::string EnumerableShardingSpec::to_string() const { return shards_text(shards_); }
 
 std::shared_ptr<const ShardingSpec> infer_sharding_spec(std::span<const ShardMetadata> shards) {
   const auto enumerable = [&] {

@@ -8,8 +8,10 @@
 #include "tensor/mesh_support.h"
 #include "tensor/sharding_support.h"
 #include "tessera/tensor/dtensor_ops.h"
+#include "tessera/tensor/ops.h"
 #include "tessera/tensor/sharded_tensor.h"
 #include "tessera/tensor/tensor_parallel.h"
+#include "tessera/tensor/torch_types.h"
 
 namespace tessera {
 namespace {
@@ -180,6 +182,45 @@ TEST_P(TensorOnDeviceTest, ShardedTensorsMoveAndAreGatheredAndResharded) {
     EXPECT_TRUE(on_cpu.local_tensor().is_cpu());
     results.push_back(on_cpu.local_tensor());
     return results;
+  });
+}
+
+TEST_P(TensorOnDeviceTest, ADetachedShardedTensorKeepsItsPinnedMemory) {
+  run_local(2, [](const ProcessGroup& group) {
+    ShardedTensorOptions options;
+    options.pin_memory = true;
+    options.requires_grad = true;
+    const ShardedTensor tensor = ShardedTensor::ones(testing::chunk_spec(0, {0}), {4, 2}, group, options);
+    const ShardedTensor detached = ops::detach(tensor);
+    EXPECT_TRUE(detached.is_pinned());  // on the rank without a shard, too
+    EXPECT_FALSE(detached.requires_grad());
+    EXPECT_TRUE(group.rank() != 0 || detached.local_tensor().is_alias_of(tensor.local_tensor()));
+  });
+}
+
+// After `to`, each rank has noted its own device for all shards.
+TEST_P(TensorOnDeviceTest, ShardedTensorsThatMovedAreComparedAndUsedByOps) {
+  compare(2, [](const ProcessGroup& group, at::Device device) {
+    const at::Tensor full = indexed({6, 4}).to(at::kFloat);
+    const auto sharded_on = [&](const std::vector<int>& ranks) {
+      return testing::shard(full, testing::chunk_spec(0, ranks), group);
+    };
+    const auto created_on = [&](const std::vector<int>& ranks) {  // the devices to which `to` moves
+      std::vector<RemoteDevice> placements;
+      for (const int rank : ranks)
+        placements.emplace_back(rank, device.is_cpu() ? Device{} : to_device(sim::device(rank)));
+      return testing::shard(full, std::make_shared<ChunkShardingSpec>(0, placements), group);
+    };
+    const ShardedTensor moved = sharded_on({0, 1}).to({.device = device}), created = created_on({0, 1});
+    EXPECT_TRUE(ops::equal(moved, moved.cpu().to({.device = device})));
+    EXPECT_TRUE(ops::equal(moved, created));
+    EXPECT_TRUE(ops::equal(ShardedTensor::from_state(moved.state(), group), created));
+    EXPECT_TRUE(ops::equal(sharded_on({0}).to({.device = device}), created_on({0})));
+    EXPECT_FALSE(ops::equal(ops::add(moved, created), created));
+    const at::Tensor ids = at::arange(6).to(device);
+    return Results{std::get<ShardedTensor>(ops::linear(full.to(device), moved, {})).local_tensor(),
+                   ops::embedding(ids, moved, {}), ops::add(created, moved).local_tensor(),
+                   ops::copy_(ops::zeros_like(created), moved, false).local_tensor()};
   });
 }
 

@@ -259,6 +259,15 @@ TEST(MeshRedistributionTest, BoxesThatDontMakeTheTensorAreRefused) {
   EXPECT_ERROR(plan({{0, 1}, {1, 2}, {2, 2}, {0, 2}}), ErrorCode::invalid_argument, "no rank has [3, 4)");
 }
 
+TEST(MeshRedistributionTest, BoxesOfPartialTensorsAreRefused) {
+  const std::vector<std::vector<LocalBox>> boxes(2, {{Box({0}, {4}), {0}}});
+  const MeshLayout full({4}, {2}, {R}), partial({4}, {2}, {P});
+  EXPECT_ERROR(
+      plan_redistribution(full, boxes, partial), ErrorCode::invalid_argument,
+      "redistribute boxes of a tensor of shape [4] from [R] to [P(sum)]: expected no partial placement that changes");
+  EXPECT_ERROR(plan_redistribution(partial, boxes, full), ErrorCode::invalid_argument, "from [P(sum)] to [R]");
+}
+
 TEST(MeshRedistributionTest, LayoutsThatDontFitAreRefused) {
   EXPECT_ERROR(
       plan_redistribution(MeshLayout({8}, {2}, {R}), MeshLayout({9}, {2}, {R}), 0), ErrorCode::invalid_argument,

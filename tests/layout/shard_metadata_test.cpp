@@ -110,5 +110,20 @@ TEST(ShardMetadataTest, PrintsAsLines) {
             "  [2, 4)x[0, 2)");
 }
 
+TEST(ShardMetadataTest, WhatRanksCompareHasNoIndicesOfDevices) {
+  ShardedTensorMetadata metadata;
+  metadata.size = {4};
+  metadata.shards_metadata = {
+      {{0}, {2}, RemoteDevice("rank:0/cuda:1")}, {{2}, {1}, RemoteDevice("cuda:1")}, {{3}, {1}}};
+  ShardedTensorMetadata on_another = metadata;
+  on_another.shards_metadata[0].placement = RemoteDevice("rank:0/cuda:0");
+  EXPECT_EQ(comparable_text(metadata), comparable_text(on_another));
+  EXPECT_EQ(comparable_text(metadata),
+            "[4] of float32, torch.strided\n"
+            "  [0, 2) on rank:0/cuda\n"
+            "  [2, 3) on cuda\n"
+            "  [3, 4)");
+}
+
 }  // namespace
 }  // namespace tessera

@@ -115,6 +115,18 @@ class RowByRow final : public ShardingSpec {
   std::string to_string() const override { return "RowByRow()"; }
 };
 
+TEST(ShardingSpecTest, WhatRanksCompareHasNoIndicesOfDevices) {
+  const auto chunks = [](const char* first, const char* second) {
+    return ChunkShardingSpec(1, {RemoteDevice(first), RemoteDevice(second)});
+  };
+  EXPECT_EQ(comparable_text(chunks("rank:0/cuda:0", "rank:1/cuda:1")),
+            "ChunkShardingSpec(dim=1, placements=[rank:0/cuda, rank:1/cuda])");
+  EXPECT_EQ(comparable_text(chunks("rank:0/cuda:1", "worker/cpu")), chunks("rank:0/cuda", "worker/cpu").to_string());
+  const EnumerableShardingSpec spec({{{0}, {2}, RemoteDevice("rank:1/cuda:3")}, {{2}, {1}}});
+  EXPECT_EQ(comparable_text(spec), "EnumerableShardingSpec(shards=[[0, 2) on rank:1/cuda, [2, 3)])");
+  EXPECT_EQ(comparable_text(RowByRow()), "RowByRow()");
+}
+
 TEST(ShardingSpecTest, ASpecOfAUsersOwn) {
   const std::unique_ptr<const ShardingSpec> spec = std::make_unique<RowByRow>();
   const ShardedTensorMetadata metadata = spec->build_metadata(Sizes{4, 2}, {});

@@ -2,11 +2,11 @@
 /// \file
 /// Plans that redistribute a tensor from one layout to another on the same mesh, at the least cost.
 ///
-/// A plan has three stages. First, partial mesh dimensions that must not stay partial are reduced, one after the other:
-/// to all ranks (all-reduce) or to each rank's part (reduce-scatter), whichever costs less in total: few collectives if
-/// the tensor is small, few elements if it is large (see redistribution_cost.h). Then elements move in one exchange:
-/// each rank gets the elements that it lacks from the nearest rank that has them. Last, dimensions that become partial
-/// are made so, from the last mesh dimension to the first, without communication.
+/// A plan has three stages. First, partial mesh dimensions that must not stay partial are reduced, one after the other,
+/// to all ranks (all-reduce) or to each rank's part (reduce-scatter). The plan selects what costs less in total: few
+/// collectives if the tensor is small, few elements if it is large (see redistribution_cost.h). Then elements move in
+/// one exchange: each rank gets the elements that it lacks from the nearest rank that has them. Last, dimensions that
+/// become partial are made so, from the last mesh dimension to the first, without communication.
 ///
 /// Pure functions. A plan lists the moves of one rank; all else in it is the same on all ranks, and takes O(n) for n
 /// ranks. Law: the moves to a rank partition its local tensor under `moved`. Law: the moves from one rank to another
@@ -59,8 +59,8 @@ struct MeshRedistribution {
 /// `Error(invalid_argument)` for layouts of different sizes or meshes, and for a position that the mesh does not have.
 MeshRedistribution plan_redistribution(const MeshLayout& from, const MeshLayout& to, std::int64_t rank);
 /// Plans the redistribution of a tensor whose ranks hold `sources` (by rank, row-major) instead of the boxes that
-/// `from` gives them. The plan has the moves of all ranks, by destination. No placement may be partial. Throws
-/// `Error(invalid_argument)` for layouts of different sizes or meshes, and if, among ranks with equal coordinates in
+/// `from` gives them. The plan has the moves of all ranks, by destination. Throws `Error(invalid_argument)` for layouts
+/// of different sizes or meshes, for a partial placement that changes, and if, among ranks with equal coordinates in
 /// all mesh dimensions that `from` does not shard, the boxes do not partition the tensor. Takes O(n log n) for n ranks,
 /// plus the moves.
 MeshRedistribution plan_redistribution(const MeshLayout& from, const std::vector<std::vector<LocalBox>>& sources,

@@ -29,7 +29,7 @@ struct Device {
 /// Returns "cuda:1", or "cuda" without an index.
 std::string to_string(const Device& device);
 
-/// A device of the rank given, of the RPC worker named or, with neither, of this process.
+/// A device of a rank, of a named RPC worker or, with neither, of this process.
 class RemoteDevice {
  public:
   /// Parses one of
@@ -51,6 +51,8 @@ class RemoteDevice {
     other.device_ = std::move(device);
     return other;
   }
+  /// Returns the device without its index: what all ranks know of it. See `comparable_text` in shard_metadata.h.
+  RemoteDevice without_index() const { return with({device_.type, -1}); }
 
   bool operator==(const RemoteDevice&) const = default;
 

@@ -37,6 +37,10 @@ class ShardingSpec {
 
 inline bool operator==(const ShardingSpec& a, const ShardingSpec& b) { return a.equals(b); }
 
+/// As `spec.to_string()`, but without the indices of devices, as `comparable_text` of a metadata; `to_string()` itself
+/// for a custom spec.
+std::string comparable_text(const ShardingSpec& spec);
+
 /// A spec that splits one dimension as `torch.chunk` does: for n placements, ceil(size / n) rows each, fewer or none
 /// for the last shards. Shard i is at placement i and begins at row i * ceil(size / n), even if that is past the end
 /// and the shard is empty.

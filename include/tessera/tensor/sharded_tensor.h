@@ -145,11 +145,11 @@ class ShardedTensor {
   bool is_same(const ShardedTensor& other) const { return state_ == other.state_; }
 
   /// Returns a tensor of the same spec, size and group with these local tensors, for implementing ops. There must be
-  /// one for each local shard, contiguous, with its size and device and with `dtype`. `dtype` and `requires_grad` must
-  /// be the same on all ranks. Throws `Error(invalid_argument)` otherwise. Nothing is communicated unless this tensor
-  /// has remote shards; the result has them then, too.
-  ShardedTensor with_local_tensors(const std::vector<at::Tensor>& tensors, at::ScalarType dtype,
-                                   bool requires_grad) const;
+  /// one for each local shard, contiguous, with its size and device and with `dtype`, in pinned memory if `pin_memory`
+  /// is true. The other arguments must be the same on all ranks. Throws `Error(invalid_argument)` otherwise. Nothing is
+  /// communicated unless this tensor has remote shards; the result has them then, too.
+  ShardedTensor with_local_tensors(const std::vector<at::Tensor>& tensors, at::ScalarType dtype, bool requires_grad,
+                                   bool pin_memory = false) const;
   /// Throws `Error(invalid_argument)` if the dtype cannot require grad.
   void set_requires_grad(bool requires_grad);
 
@@ -170,7 +170,8 @@ class ShardedTensor {
   };
   /// Converts the tensor, differentiable as at::Tensor::to; in no-grad mode the result does not require grad. Returns
   /// this tensor if device and dtype do not change and `copy` is false. If the device changes, the spec is inferred.
-  /// Nothing is communicated. Throws `Error(invalid_argument)` if this tensor requires grad and the new dtype cannot.
+  /// Nothing is communicated; so each rank notes its own device for all shards, whose indices differ between ranks then
+  /// (see `comparable_text`). Throws `Error(invalid_argument)` if this tensor requires grad and the new dtype cannot.
   ShardedTensor to(const ToOptions& options) const;
 
   /// Gathers the shards into `out` on rank `dst`, which must have this size and be contiguous. On other ranks, `out`

@@ -17,6 +17,7 @@
 /// parallelize along one dimension first, then pass FullyShardedDataParallel the other one's group, `mesh.group("dp")`.
 /// PyTorch: torch/distributed/tensor/parallel.
 
+#include <torch/nn/cloneable.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
@@ -75,12 +76,13 @@ using ParallelPlan = std::vector<std::pair<std::string, ParallelStyle>>;
 /// own. Parameters on meta are sharded without communication. Existing gradients are dropped. Does nothing on a rank
 /// outside of the mesh. A collective of the mesh's ranks.
 ///
-/// Every rank throws before anything changes: `Error(invalid_argument)` for a mesh of several dimensions, a name that
-/// matches no module, a module that several names match with the same kind of style, a module that is not of a type
-/// below (or a PreparedModule for its styles) or is already parallelized or sharded, a style that the module does not
-/// have, a partial layout of a layer, a `src_data_rank` that the mesh does not have, a parameter that the style does
-/// not place, and a parameter that is shared with another module, unless both get the same part of it;
-/// `Error(unsupported)` as stated below.
+/// Every rank throws before anything changes: `Error(unsupported)` as stated below, and `Error(invalid_argument)` for
+/// - a mesh of several dimensions, or a `src_data_rank` that the mesh does not have
+/// - a name that matches no module, or a module that several names match with the same kind of style
+/// - a module that is not of a type below (or a PreparedModule for its styles), or is already parallelized or sharded
+/// - a style that the module does not have, or a partial layout of a layer
+/// - a parameter that the style does not place
+/// - a parameter that is shared with another module, unless both get the same part of it
 void parallelize_module(torch::nn::Module& module, const DeviceMesh& mesh, const ParallelPlan& plan,
                         std::optional<std::int64_t> src_data_rank = 0);
 
@@ -113,14 +115,14 @@ class TensorParallel : public DTensorParameters {
 
   /// Redistributes the input, of which this rank has `local`, for the computation. `last_size` is the last size of the
   /// full input. If another dimension is sharded, its size is the sum over the ranks: a collective, which throws
-  /// `Error(invalid_argument)` unless the input is sharded as torch.chunk splits. This and `output` are what
-  /// `distribute_module` was given, if it distributed the module.
+  /// `Error(invalid_argument)` unless the input is sharded as torch.chunk splits. If `distribute_module` distributed
+  /// the module, this and `output` call its functions.
   DTensor input(const at::Tensor& local, std::optional<std::int64_t> last_size = std::nullopt) const;
   /// Returns the DTensor of a parameter, on a mesh of this process alone if the module is not parallelized. Throws
   /// `Error(invalid_argument)` for a parameter of a parallelized module that was not parallelized.
   DTensor parameter(const std::string& name, const at::Tensor& local) const;
   at::Tensor output(const DTensor& result) const;
-  /// Returns forward(). If it throws, the other ranks are told, as they do not compare their calls there.
+  /// Returns forward(). If it throws, notifies the other ranks, which do not compare their calls there.
   at::Tensor in_forward(const std::function<at::Tensor()>& forward) const;
   /// Throws `Error(unsupported)` if the module is parallelized, since `operation` would see only this rank's part.
   void check_not_parallelized(const char* operation) const;
@@ -176,12 +178,14 @@ class ParallelLayerNormImpl : public torch::nn::LayerNormImpl, public TensorPara
 
 /// An RMS norm, x * rsqrt(mean(x^2) + eps) * weight over the last dimensions, whose sizes are `normalized_shape`. Takes
 /// SequenceParallel. LibTorch has no such module. PyTorch: torch.nn.RMSNorm.
-class ParallelRMSNormImpl : public torch::nn::Module, public TensorParallel {
+class ParallelRMSNormImpl : public torch::nn::Cloneable<ParallelRMSNormImpl>, public TensorParallel {
  public:
   /// `eps` as for dtensor::rms_norm. Without `has_weight` there is no parameter (PyTorch: elementwise_affine).
   explicit ParallelRMSNormImpl(std::vector<std::int64_t> normalized_shape, std::optional<double> eps = std::nullopt,
                                bool has_weight = true);
   at::Tensor forward(const at::Tensor& input);
+  void reset() override;  ///< registers the weight, of ones
+  std::shared_ptr<Module> clone(const OptionalDevice& device = {}) const override;
   void initialize(PhiloxGenerator& generator) override;
   at::Tensor weight;
 
@@ -191,16 +195,19 @@ class ParallelRMSNormImpl : public torch::nn::Module, public TensorParallel {
  private:
   std::vector<std::int64_t> normalized_shape_;
   std::optional<double> eps_;
+  bool has_weight_;
 };
 
-/// A dropout: in training, dtensor::dropout with the module's generator. An element of the full input is dropped or
-/// not, whatever the plan and the mesh. Takes SequenceParallel. PyTorch: torch.nn.Dropout, with the numbers of its own
+/// A dropout: in training, dtensor::dropout with the module's generator. It drops the same elements of the full input
+/// with any plan and on any mesh. Takes SequenceParallel. PyTorch: torch.nn.Dropout, with the numbers of its own
 /// generator.
-class ParallelDropoutImpl : public torch::nn::Module, public TensorParallel {
+class ParallelDropoutImpl : public torch::nn::Cloneable<ParallelDropoutImpl>, public TensorParallel {
  public:
   /// `generator` must be equal on all ranks. Each forward in training advances it by the elements of the full input.
   ParallelDropoutImpl(double p, PhiloxGenerator generator);
   at::Tensor forward(const at::Tensor& input);
+  void reset() override;  ///< does nothing: there are no parameters
+  std::shared_ptr<Module> clone(const OptionalDevice& device = {}) const override;
   PhiloxGenerator generator;
 
  protected:

@@ -247,6 +247,13 @@ MeshRedistribution plan_redistribution(const MeshLayout& from, const MeshLayout&
 MeshRedistribution plan_redistribution(const MeshLayout& from, const std::vector<std::vector<LocalBox>>& sources,
                                        const MeshLayout& to) {
   check(from, to);
+  for (std::size_t i = 0; i < from.placements().size(); ++i) {
+    const Placement &given = from.placements()[i], &wanted = to.placements()[i];
+    if (given == wanted || (!given.is_partial() && !wanted.is_partial())) continue;
+    fail(ErrorCode::invalid_argument,
+         "redistribute boxes of a tensor of shape {} from {} to {}: expected no partial placement that changes",
+         shape_to_string(from.size()), to_string(from.placements()), to_string(to.placements()));
+  }
   MeshRedistribution plan;
   plan.reduced = from.placements();
   plan.moved = to.placements();

@@ -359,6 +359,9 @@ void DeviceMesh::add_dims(State& part) const {
 }
 
 DeviceMesh DeviceMesh::flattened(std::string name) const {
+  if (name.empty()) {
+    fail(ErrorCode::invalid_argument, "flattened {}: its dimension is named '', expected a name", to_string());
+  }
   return DeviceMesh(State::make({state_->root, {state_->all}, {std::move(name)}, device_type()}));
 }
 

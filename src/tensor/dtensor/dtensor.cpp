@@ -46,6 +46,14 @@ struct DTensor::State : Checkpointable {
   }
   const std::vector<Box>& local_chunks() const override { return boxes().chunks; }
   at::Tensor local_tensor(std::size_t i) const override { return boxes().views[i]; }
+  // Returns the local tensor that the shards become under `target`. A collective of the mesh's ranks.
+  at::Tensor placed_shards(const MeshLayout& target) const {
+    if (mesh.has_this_rank()) return redistribute_shards(mesh, layout, target, *shards, dtype.value_or(at::kFloat));
+    const std::optional<TensorProperties> known = properties();
+    return local_outside(
+        target.size(),
+        at::TensorOptions().dtype(known ? to_scalar_type(known->dtype) : at::kFloat).device(mesh.device_type()));
+  }
   // After a change of the layout or of the local tensor.
   void forget_boxes() {
     has_boxes_ = std::make_unique<std::once_flag>();
@@ -125,9 +133,12 @@ Sizes size_if_all_are_alike(const at::Tensor& local, const DeviceMesh& mesh, con
 }
 
 // Returns the layout that `layout_of` returns, after all ranks have compared theirs and the properties of the tensor,
-// which are not known if the local part is a LocalShardsWrapper.
-MeshLayout agree_on_tensor(const ProcessGroup& group, std::string_view call, const at::Tensor& tensor,
-                           const std::function<MeshLayout()>& layout_of) {
+// which are not known if the local part is a LocalShardsWrapper. `add_others` adds all other arguments that decide what
+// the ranks send to each other, in backward too.
+MeshLayout agree_on_tensor(
+    const ProcessGroup& group, std::string_view call, const at::Tensor& tensor,
+    const std::function<MeshLayout()>& layout_of,
+    const std::function<void(CallArguments&)>& add_others = [](CallArguments&) {}) {
   std::optional<MeshLayout> layout;
   group.check_call(call, [&](CallArguments& arguments) {
     layout = layout_of();
@@ -136,6 +147,7 @@ MeshLayout agree_on_tensor(const ProcessGroup& group, std::string_view call, con
         .add("device", tensor.defined() ? c10::DeviceTypeName(tensor.device().type(), true) : "of local shards")
         .add("requires_grad", tensor.defined() && tensor.requires_grad())
         .add("placements", to_string(layout->placements()));
+    add_others(arguments);
   });
   return *std::move(layout);
 }
@@ -188,10 +200,12 @@ DTensor DTensor::from_local(const at::Tensor& local, const DeviceMesh& mesh, Pla
     MeshLayout layout(options.size ? *options.size : size_if_all_are_alike(local, mesh, from_front), mesh.shape(),
                       from_front);
     check_local(mesh, layout, local);
+    if (!options.grad_placements.empty())
+      static_cast<void>(MeshLayout(layout.size(), mesh.shape(), options.grad_placements));
     return layout;
   };
   if (!mesh.has_this_rank()) {
-    const std::size_t dims = local.defined() ? static_cast<std::size_t>(local.dim()) : 0;
+    const std::size_t dims = local.defined() ? static_cast<std::size_t>(local.dim()) : dims_for(placements);
     MeshLayout layout(options.size.value_or(Sizes(dims, 0)), mesh.shape(), placements);
     at::Tensor none = local_outside(layout.size(), options_of(local), {local});
     return DTensor(mesh, std::move(layout), std::move(none));
@@ -212,7 +226,9 @@ DTensor DTensor::from_local(const at::Tensor& local, const DeviceMesh& mesh, Pla
   }
 
   const ProcessGroup& group = mesh.group();
-  MeshLayout layout = agree_on_tensor(group, "check local tensors", local, layout_of);
+  MeshLayout layout = agree_on_tensor(group, "check local tensors", local, layout_of, [&](CallArguments& arguments) {
+    arguments.add("placements of the gradient", tessera::to_string(options.grad_placements));
+  });
   const auto broadcast_replicas = [&](const at::Tensor& mine) {
     at::Tensor same = mine.clone(at::MemoryFormat::Contiguous);
     if (same.is_meta()) return same;
@@ -383,11 +399,20 @@ DTensor DTensor::redistribute(Placements placements, bool compares_calls) const 
 DTensor DTensor::redistribute(Placements placements, const RedistributeOptions& options) const {
   const DeviceMesh& mesh = device_mesh();
   if (placements.empty()) placements = all_replicate(mesh);
-  const auto layout_of = [&] { return MeshLayout(size(), mesh.shape(), placements); };
+  const auto layout_of = [&] {
+    if (state_->shards && options.forward_dtype) LocalShardsWrapper::refuse("redistribute in another dtype");
+    return MeshLayout(size(), mesh.shape(), placements);
+  };
+  const auto add_dtypes = [&](CallArguments& arguments) {
+    if (state_->shards) return;
+    const at::ScalarType own = state_->local.scalar_type();
+    arguments.add("sent dtype", c10::toString(options.forward_dtype.value_or(own)))
+        .add("sent dtype of the gradient", c10::toString(options.backward_dtype.value_or(own)));
+  };
   MeshLayout target =
       options.compares_calls && mesh.has_this_rank()
           ? agree_on_tensor(mesh.group(), fmt::format("redistribute from {}", tessera::to_string(this->placements())),
-                            state_->local, layout_of)
+                            state_->local, layout_of, add_dtypes)
           : layout_of();
   if (!options.compares_calls) check_explicit("DTensor", mesh, layout(), target);
   return redistributed(std::move(target), options);
@@ -396,9 +421,8 @@ DTensor DTensor::redistribute(Placements placements, const RedistributeOptions& 
 DTensor DTensor::redistributed(MeshLayout target, const RedistributeOptions& options) const {
   const DeviceMesh& mesh = device_mesh();
   if (state_->shards) {
-    if (options.forward_dtype) LocalShardsWrapper::refuse("redistribute in another dtype");
     if (target == layout()) return *this;
-    return DTensor(mesh, target, redistribute_shards(mesh, layout(), target, *state_->shards));
+    return DTensor(mesh, target, state_->placed_shards(target));
   }
   const at::ScalarType own = state_->local.scalar_type(), dtype = options.forward_dtype.value_or(own);
   if (target == layout() && dtype == own) return *this;
@@ -420,7 +444,8 @@ at::Tensor DTensor::full_tensor(const Placements& grad_placements) const {
           .add("placements of the gradient", tessera::to_string(grad_placements));
     });
   }
-  return redistributed(MeshLayout(size(), mesh.shape(), all_replicate(mesh)), {}).to_local(grad_placements);
+  const MeshLayout full(size(), mesh.shape(), all_replicate(mesh));
+  return state_->shards ? state_->placed_shards(full) : redistributed(full, {}).to_local(grad_placements);
 }
 
 std::optional<DTensor> DTensor::grad() const {
@@ -493,7 +518,10 @@ DTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh, Plac
     return layout;
   };
   if (!mesh.has_this_rank()) {
-    if (!tensor.defined()) return DTensor::from_local(tensor, mesh, placements, {Sizes{0}});
+    if (!tensor.defined()) {
+      const std::size_t dims = std::max<std::size_t>(dims_for(placements), 1);
+      return DTensor::from_local(tensor, mesh, placements, {Sizes(dims, 0)});
+    }
     DTensor outside = DTensor::from_local(tensor.detach(), mesh, placements, {tensor.sizes().vec()});
     return outside.requires_grad_(tensor.requires_grad());
   }

@@ -1,7 +1,5 @@
 #include "tessera/tensor/dtensor/local_map.h"
 
-#include <algorithm>
-
 #include "tensor/dtensor/local_outside.h"
 #include "tensor/torch_errors.h"
 #include "tessera/base/error.h"
@@ -13,15 +11,6 @@ namespace {
 void check_number(const char* what, std::size_t found, std::size_t expected) {
   if (found == 0 || found == expected) return;
   fail(ErrorCode::invalid_argument, "local_map with {} {}: expected {}, one for each", found, what, expected);
-}
-
-// Returns the fewest dimensions of a tensor with these placements.
-std::size_t dims_for(const Placements& placements) {
-  std::int64_t dims = 0;
-  for (const Placement& placement : placements) {
-    if (placement.is_shard()) dims = std::max({dims, placement.dim() + 1, -placement.dim()});
-  }
-  return static_cast<std::size_t>(dims);
 }
 
 // Returns the local tensor of input `i`.

@@ -7,10 +7,24 @@
 #include <ATen/ops/real.h>
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
+#include "tessera/layout/placement.h"
+
 namespace tessera {
+
+// Returns the fewest dimensions of a tensor with these placements: those of a DTensor whose size is not known on a rank
+// outside of its mesh.
+inline std::size_t dims_for(const Placements& placements) {
+  std::int64_t dims = 0;
+  for (const Placement& placement : placements) {
+    if (placement.is_shard()) dims = std::max({dims, placement.dim() + 1, -placement.dim()});
+  }
+  return static_cast<std::size_t>(dims);
+}
 
 // Returns the local tensor of a DTensor of `size`: 0 for a tensor of one number, else no elements. If its dtype has
 // gradients, autograd tracks it as a result of all `inputs` that it tracks, so that ranks outside of the mesh may call

@@ -12,6 +12,7 @@
 #include <optional>
 #include <utility>
 
+#include "tensor/dtensor/differentiable.h"
 #include "tensor/dtensor/rank_redistribution.h"
 #include "tensor/exchange/box_copy.h"
 #include "tensor/exchange/exchange.h"
@@ -249,7 +250,7 @@ std::vector<at::Tensor> views_of(const at::Tensor& local, const LocalBoxes& boxe
 // The boxes of all ranks, gathered.
 struct AllShards {
   std::vector<LocalBoxes> boxes;
-  at::ScalarType dtype = at::kFloat;
+  std::optional<at::ScalarType> dtype;  // nullopt if no rank has a shard
 
   // Every rank throws Error(invalid_argument) if a box is not within the tensor or the dtypes differ.
   AllShards(const ProcessGroup& group, const Sizes& size, const LocalShardsWrapper& local) {
@@ -375,17 +376,20 @@ std::function<at::Tensor()> start_redistribute_local(const DeviceMesh& mesh, con
 }
 
 at::Tensor redistribute_shards(const DeviceMesh& mesh, const MeshLayout& from, const MeshLayout& to,
-                               const LocalShardsWrapper& local) {
+                               const LocalShardsWrapper& local, at::ScalarType dtype) {
+  const MeshLayout moved_to = gradient_of(to);  // shards move to dimensions that become partial after
   const AllShards all(mesh.group(), from.size(), local);
   const Sizes& coordinate = *mesh.coordinate();
   const std::int64_t mine = mesh_index(mesh.shape(), coordinate);
-  const RankRedistribution plan(plan_redistribution(from, all.boxes, to), all.boxes[static_cast<std::size_t>(mine)],
-                                to.local_boxes(coordinate), mesh.shape(), mine);
+  const RankRedistribution plan(plan_redistribution(from, all.boxes, moved_to),
+                                all.boxes[static_cast<std::size_t>(mine)], moved_to.local_boxes(coordinate),
+                                mesh.shape(), mine);
   const at::Tensor target =
-      empty_shard(to.local_shape(coordinate).sizes, at::TensorOptions().dtype(all.dtype).device(mesh.device_type()));
+      empty_shard(moved_to.local_shape(coordinate).sizes,
+                  at::TensorOptions().dtype(all.dtype.value_or(dtype)).device(mesh.device_type()));
   std::vector<at::Tensor> sources;
   for (const at::Tensor& shard : local.local_shards()) sources.push_back(plain(shard));
-  return moved(mesh, plan, std::move(sources), target);
+  return redistribute_local(mesh, moved_to, to, moved(mesh, plan, std::move(sources), target));
 }
 
 at::Tensor distribute_from(std::int64_t rank_of_data, const DeviceMesh& mesh, const MeshLayout& to,

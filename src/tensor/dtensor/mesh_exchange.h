@@ -3,6 +3,7 @@
 // the same layouts. Results are new memory unless nothing changes. Not differentiable.
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
 
 #include <functional>
 #include <vector>
@@ -19,9 +20,10 @@ at::Tensor redistribute_local(const DeviceMesh& mesh, const MeshLayout& from, co
 // function that is returned waits for that one and returns what redistribute_local returns.
 std::function<at::Tensor()> start_redistribute_local(const DeviceMesh& mesh, const MeshLayout& from,
                                                      const MeshLayout& to, const at::Tensor& local);
-// Redistributes any boxes on each rank. `from` specifies along which mesh dimensions the ranks' boxes differ.
+// Redistributes any boxes on each rank. `from` specifies along which mesh dimensions the ranks' boxes differ, and has
+// no partial placement. `dtype` is that of the result if no rank has a shard.
 at::Tensor redistribute_shards(const DeviceMesh& mesh, const MeshLayout& from, const MeshLayout& to,
-                               const LocalShardsWrapper& local);
+                               const LocalShardsWrapper& local, at::ScalarType dtype);
 // Distributes the full tensor of one rank, by its index in the mesh. The tensors of the others must have the same
 // sizes.
 at::Tensor distribute_from(std::int64_t rank_of_data, const DeviceMesh& mesh, const MeshLayout& to,

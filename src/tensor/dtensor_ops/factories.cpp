@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "tensor/dtensor/local_outside.h"
+#include "tensor/dtensor/mesh_exchange.h"
 #include "tensor/dtensor/random_numbers.h"
 #include "tensor/dtensor_ops/calls.h"
 #include "tensor/torch_errors.h"
@@ -34,7 +35,8 @@ DTensor created(const Sizes& size, const DeviceMesh& mesh, Placements placements
   if (!options.has_device()) plain = plain.device(mesh.device_type());
   try {
     const at::Tensor local = mesh.has_this_rank() ? create(layout, plain) : local_outside(layout.size(), plain);
-    const DTensor result = DTensor(mesh, layout, local).redistribute(wanted.placements(), false);
+    // No input is redistributed, which an ExplicitRedistributionContext would refuse.
+    const DTensor result(mesh, wanted, redistribute_local(mesh, layout, wanted, local));
     return result.detach().requires_grad_(options.requires_grad());
   } catch (...) {
     rethrow_as_error(fmt::format("DTensor of size {}", shape_to_string(size)));

@@ -3,6 +3,8 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <functional>
+#include <numeric>
 #include <vector>
 
 #include "tensor/exchange/box_copy.h"
@@ -37,6 +39,11 @@ struct Chunks {
       : dim(along), length(tensor.size(along)), rows((length + group.size() - 1) / group.size()) {}
   std::int64_t begin(std::int64_t rank) const { return std::min(rank * rows, length); }
   std::int64_t count(std::int64_t rank) const { return begin(rank + 1) - begin(rank); }
+  // Returns how many adjacent elements a full chunk has. Follows from sizes alone, so it is the same on all ranks:
+  // strides of dimensions of length 1 are arbitrary, also in contiguous tensors.
+  std::int64_t run_length(at::IntArrayRef sizes) const {
+    return std::accumulate(sizes.begin() + dim + 1, sizes.end(), rows, std::multiplies<>());
+  }
   Box box(at::IntArrayRef sizes, std::int64_t rank) const {
     Box chunk = Box::full(sizes);
     chunk.offsets[static_cast<std::size_t>(dim)] = begin(rank);
@@ -105,7 +112,7 @@ std::function<at::Tensor()> start_reduce_scatter(const ProcessGroup& group, cons
   const at::Tensor from = local.contiguous();
   const Chunks chunks(group, from, dim);
   const auto item_bytes = static_cast<std::int64_t>(from.element_size());
-  if (is_shared(group, from) && chunks.rows * from.stride(dim) * item_bytes >= ExchangeOptions().run_bytes)
+  if (is_shared(group, from) && chunks.run_length(from.sizes()) * item_bytes >= ExchangeOptions().run_bytes)
     return start_shared_reduce_scatter(group, from, op, chunks);
   const at::Tensor in = padded_chunks(group, from, chunks);
   Sizes sizes = from.sizes().vec();

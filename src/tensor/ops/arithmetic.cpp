@@ -16,7 +16,8 @@ namespace tessera::ops {
 namespace {
 
 void check_alike(const std::string& op, const ShardedTensor& a, const ShardedTensor& b) {
-  if (a.size() == b.size() && a.sharding_spec() == b.sharding_spec()) return;
+  const ShardingSpec &of_a = a.sharding_spec(), &of_b = b.sharding_spec();
+  if (a.size() == b.size() && (of_a == of_b || comparable_text(of_a) == comparable_text(of_b))) return;
   fail(ErrorCode::invalid_argument, "op '{}' of {} and {}: expected equal sizes and specs, nothing is broadcast", op,
        describe(a), describe(b));
 }

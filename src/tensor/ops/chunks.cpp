@@ -17,6 +17,7 @@ Chunks chunks_of(std::string_view op, const ShardedTensor& tensor) {
   Chunks chunks;
   chunks.dim = checked_dim(op, tensor, spec->dim());
   chunks.placements = spec->placements();
+  for (const RemoteDevice& placement : chunks.placements) chunks.comparable.push_back(placement.without_index());
   chunks.rank = tensor.process_group().rank();
   const std::vector<ShardMetadata>& shards = tensor.metadata().shards_metadata;
   const auto by_rank = shards_by_rank(shards, tensor.process_group());

@@ -14,6 +14,7 @@ namespace tessera::ops {
 struct Chunks {
   std::int64_t dim = 0;  // >= 0
   std::vector<RemoteDevice> placements;
+  std::vector<RemoteDevice> comparable;  // placements without the indices of devices
   // Of each rank, along `dim`.
   std::vector<std::int64_t> begins, sizes;
   std::vector<int> ranks;  // in the order of the placements

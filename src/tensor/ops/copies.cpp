@@ -26,13 +26,14 @@ namespace {
 
 bool compare(const ShardedTensor& a, const ShardedTensor& b,
              const std::function<bool(const at::Tensor&, const at::Tensor&)>& same) {
-  a.process_group().check_call("compare sharded tensors", [&](CallArguments& arguments) {
-    arguments.add("first", comparable_text(a.metadata())).add("second", comparable_text(b.metadata()));
-  });
-  if (a.metadata() != b.metadata()) return false;  // the same on all ranks
+  const std::string first = comparable_text(a.metadata()), second = comparable_text(b.metadata());
+  a.process_group().check_call("compare sharded tensors",
+                               [&](CallArguments& arguments) { arguments.add("first", first).add("second", second); });
+  if (first != second) return false;  // the same on all ranks
   bool result = true;
   for (std::size_t i = 0; result && i < a.local_shards().size(); ++i) {
-    result = same(a.local_shards()[i].tensor, b.local_shards()[i].tensor);
+    const at::Tensor &x = a.local_shards()[i].tensor, &y = b.local_shards()[i].tensor;
+    result = x.device() == y.device() && same(x, y);
   }
   const at::Tensor on_all = at::scalar_tensor(result, at::kInt);
   a.process_group().start_all_reduce(on_all, ReduceOp::min).wait();
@@ -94,7 +95,7 @@ const BuiltIn clone_op(clone, "clone", [](const ShardedTensor& input) {
 const BuiltIn detach_op(detach, "detach", [](const ShardedTensor& input) {
   std::vector<at::Tensor> tensors;
   for (const Shard& shard : input.local_shards()) tensors.push_back(shard.tensor.detach());
-  return input.with_local_tensors(tensors, input.scalar_type(), false);
+  return input.with_local_tensors(tensors, input.scalar_type(), false, input.is_pinned());  // it shares the memory
 });
 
 const BuiltIn to_op(to, "to", [](const ShardedTensor& input, const ShardedTensor::ToOptions& options) {
@@ -112,7 +113,10 @@ const BuiltIn full_like_op(full_like, "full_like", [](const ShardedTensor& input
 });
 
 const BuiltIn copy_op(copy_, "copy_", [](const ShardedTensor& self, const ShardedTensor& source, bool non_blocking) {
-  if (self.metadata().shards_metadata != source.metadata().shards_metadata) {
+  const auto shards_of = [](const ShardedTensor& tensor) {
+    return comparable_text(ShardedTensorMetadata{tensor.metadata().shards_metadata, tensor.size(), {}});
+  };
+  if (self.metadata().shards_metadata != source.metadata().shards_metadata && shards_of(self) != shards_of(source)) {
     fail(ErrorCode::invalid_argument, "op 'copy_' of {} into {}: expected the same shards with the same placements",
          describe(source), describe(self));
   }

@@ -75,7 +75,7 @@ LinearResult linear_of_sharded(const ShardedTensor& input, const ShardedTensor& 
   check_input(input.size(), describe(input), weight);
   check_bias(bias, weight);
   const auto last = static_cast<std::int64_t>(input.size().size()) - 1;
-  if (chunks.dim != 1 || of_input.dim != last || of_input.placements != chunks.placements) {
+  if (chunks.dim != 1 || of_input.dim != last || of_input.comparable != chunks.comparable) {
     fail(ErrorCode::unsupported,
          "op 'linear' of {} by {}: expected an input sharded in its last dimension as the weight in dimension 1",
          describe(input), describe(weight));

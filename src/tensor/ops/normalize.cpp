@@ -118,7 +118,7 @@ const BuiltIn bmm_op(bmm, "bmm", ChunkShardingSpec::kKind, [](const ShardedTenso
     fail(ErrorCode::invalid_argument, "op 'bmm' of {} and {}: expected [n, i, j] and [n, j, k] of one dtype",
          describe(a), describe(b));
   }
-  if (chunks.dim != 0 || others.dim != 0 || chunks.placements != others.placements) {
+  if (chunks.dim != 0 || others.dim != 0 || chunks.comparable != others.comparable) {
     fail(ErrorCode::unsupported, "op 'bmm' of {} and {}: expected both sharded in dimension 0 with the same placements",
          describe(a), describe(b));
   }

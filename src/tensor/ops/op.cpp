@@ -14,7 +14,7 @@ namespace tessera {
 
 std::string describe(const ShardedTensor& tensor) {
   return fmt::format("ShardedTensor {} {} by {}", shape_to_string(tensor.size()),
-                     dtype_name(tensor.metadata().tensor_properties.dtype), tensor.sharding_spec().to_string());
+                     dtype_name(tensor.metadata().tensor_properties.dtype), comparable_text(tensor.sharding_spec()));
 }
 
 std::string describe(const ShardedTensor::ToOptions& options) {

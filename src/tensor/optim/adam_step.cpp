@@ -23,25 +23,24 @@ bool are_alike(const AdamLocals& of, at::ScalarType dtype) {
   return alike;
 }
 
-template <typename T>
-void step_in_one_pass(const AdamLocals& of, const AdamStep& step) {
+// Parameters may be infinite, as those of a mask are. So without decay, nothing multiplies them by a decay of 0, which
+// gives NaN.
+template <typename T, bool kDecaysGradient>
+void one_pass(const AdamLocals& of, const AdamStep& step) {
   T *param = of.param.data_ptr<T>(), *avg = of.avg.data_ptr<T>(), *sq = of.sq.data_ptr<T>();
   T* max_sq = of.max_sq.defined() ? of.max_sq.data_ptr<T>() : nullptr;
   const T* grad = of.grad.data_ptr<T>();
-  const auto lr = static_cast<T>(step.lr), beta2 = static_cast<T>(step.beta2), eps = static_cast<T>(step.eps);
+  const auto beta2 = static_cast<T>(step.beta2), eps = static_cast<T>(step.eps);
   const auto rest1 = static_cast<T>(1 - step.beta1), rest2 = static_cast<T>(1 - step.beta2);
   const auto decay = static_cast<T>(step.weight_decay), factor = static_cast<T>(step.grad_factor);
+  const auto keep = static_cast<T>(step.decay == AdamDecay::of_weight ? 1 - step.lr * step.weight_decay : 1);
   const auto rate = static_cast<T>(step.lr / step.correction1), root2 = static_cast<T>(std::sqrt(step.correction2));
-  const bool decays_weight = step.decay == AdamDecay::of_weight;
   constexpr std::int64_t kElementsOfAThread = 32768;
   at::parallel_for(0, of.param.numel(), kElementsOfAThread, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
-      T g = grad[i] * factor, p = param[i];
-      if (decays_weight) {
-        p -= lr * decay * p;
-      } else {
-        g += decay * p;
-      }
+      const T p = param[i] * keep;
+      T g = grad[i] * factor;
+      if constexpr (kDecaysGradient) g += decay * p;
       avg[i] += rest1 * (g - avg[i]);
       sq[i] = sq[i] * beta2 + rest2 * g * g;
       T greatest = sq[i];
@@ -50,6 +49,15 @@ void step_in_one_pass(const AdamLocals& of, const AdamStep& step) {
     }
   });
   for (const at::Tensor* changed : {&of.param, &of.avg, &of.sq, &of.max_sq}) bump_version(*changed);
+}
+
+template <typename T>
+void step_in_one_pass(const AdamLocals& of, const AdamStep& step) {
+  if (step.decay == AdamDecay::of_gradient && step.weight_decay != 0) {
+    one_pass<T, true>(of, step);
+  } else {
+    one_pass<T, false>(of, step);
+  }
 }
 
 void step_by_ops(const AdamLocals& of, const AdamStep& step) {

@@ -15,8 +15,13 @@ namespace tessera::dtensor {
 
 namespace {
 
-// Returns the one element of a tensor.
+bool is_on_this_rank(const AnyTensor& tensor) {
+  return tensor.dtensor() == nullptr || tensor.dtensor()->device_mesh().has_this_rank();
+}
+
+// Returns the one element of a tensor; 0 on a rank outside of its mesh, where no parameter uses it: check_on_this_rank.
 double number_of(const char* op, const char* what, const AnyTensor& tensor) {
+  if (!is_on_this_rank(tensor)) return 0;
   const at::Tensor number =
       tensor.dtensor() != nullptr ? tensor.dtensor()->redistribute({}, false).local_tensor() : tensor.plain();
   if (!number.defined() || number.numel() != 1) {
@@ -24,6 +29,13 @@ double number_of(const char* op, const char* what, const AnyTensor& tensor) {
          number.defined() ? std::to_string(number.numel()) : "no");
   }
   return number.item<double>();
+}
+
+// Checks that this rank has the number if it has a part of the parameter.
+void check_on_this_rank(const char* what, const AnyTensor& number, const DTensor& param) {
+  if (is_on_this_rank(number) || !param.device_mesh().has_this_rank()) return;
+  fail(ErrorCode::invalid_argument, "{} is a {}, which is not on this rank, expected it on all ranks of {}", what,
+       number.dtensor()->to_string(), param.device_mesh().to_string());
 }
 
 void check_lists(const char* op, const FusedAdamTensors& tensors, const FusedAdamOptions& options) {
@@ -63,14 +75,19 @@ void fused_step(const char* op, const FusedAdamTensors& tensors, const FusedAdam
   step.decay = decay;
   step.grad_factor = options.maximize ? -1 : 1;
   if (options.grad_scale) step.grad_factor /= number_of(op, "grad_scale", *options.grad_scale);
-  step.lr = std::holds_alternative<double>(options.lr) ? std::get<double>(options.lr)
-                                                       : number_of(op, "lr", std::get<AnyTensor>(options.lr));
+  const auto* rate = std::get_if<AnyTensor>(&options.lr);
+  step.lr = rate != nullptr ? number_of(op, "lr", *rate) : std::get<double>(options.lr);
   for (std::size_t i = 0; i < tensors.params.size(); ++i) {
     const double count = number_of(op, "a step", tensors.state_steps[i]);
     step.correct(count);
     const std::vector<DTensor> inputs = {tensors.params[i], tensors.grads[i]};
     call_in_place(
-        op, inputs, [&](auto given) { return rules::elementwise(op, given, rules::Linearity::none); },
+        op, inputs,
+        [&](auto given) {
+          if (rate != nullptr) check_on_this_rank("lr", *rate, given[0]);
+          check_on_this_rank("the step", tensors.state_steps[i], given[0]);
+          return rules::elementwise(op, given, rules::Linearity::none);
+        },
         [&](std::span<const DTensor> placed) -> at::Tensor {
           const AdamLocals locals = {placed[0].local_tensor(), placed[1].local_tensor(),
                                      tensors.exp_avgs[i].local_tensor(), tensors.exp_avg_sqs[i].local_tensor(),

@@ -25,6 +25,21 @@ void check_gradients(const char* optimizer, const std::vector<torch::optim::Opti
   }
 }
 
+// Checks that the states have what amsgrad needs; those of a training without it do not.
+template <typename Options, typename State>
+void check_states(const char* name, torch::optim::Optimizer& optimizer) {
+  for (const torch::optim::OptimizerParamGroup& group : optimizer.param_groups()) {
+    if (!static_cast<const Options&>(group.options()).amsgrad()) continue;
+    for (const at::Tensor& param : group.params()) {
+      const auto kept = optimizer.state().find(optimizer_key(param));
+      if (!param.grad().defined() || kept == optimizer.state().end() || kept->second == nullptr) continue;
+      if (static_cast<const State&>(*kept->second).max_exp_avg_sq().defined()) continue;
+      fail(ErrorCode::invalid_argument,
+           "{}: the state of a parameter has no max_exp_avg_sq, expected the state of a training with amsgrad", name);
+    }
+  }
+}
+
 at::Tensor zeros_as(const at::Tensor& param) { return at::zeros_like(param, at::MemoryFormat::Preserve); }
 
 // Steps all parameters of `optimizer`, whose options and states are of these classes.
@@ -38,6 +53,7 @@ at::Tensor fused_step(Optimizer& optimizer, const char* name, AdamDecay decay,
   }
   const c10::NoGradGuard no_grad;
   check_gradients(name, optimizer.param_groups());
+  check_states<Options, State>(name, optimizer);
   for (torch::optim::OptimizerParamGroup& group : optimizer.param_groups()) {
     const auto& options = static_cast<const Options&>(group.options());
     AdamStep step = {};

@@ -11,6 +11,8 @@
 #include <utility>
 
 #include "tensor/dtensor/mesh_exchange.h"
+#include "tensor/dtensor/mesh_groups.h"
+#include "tessera/comm/internal/step.h"
 #include "tessera/tensor/dtensor_parameters.h"
 
 namespace tessera {
@@ -47,15 +49,15 @@ struct InputResharded : torch::autograd::Function<InputResharded> {
                                                  const torch::autograd::variable_list& gradients) {
     const auto call = c10::static_intrusive_pointer_cast<ReshardedCall>(context->saved_data["call"].toCapsule());
     const at::Tensor kept = context->get_saved_variables()[0];
-    const at::Tensor input = redistribute_local(call->mesh, call->kept, call->placed, kept.detach())
-                                 .detach()
-                                 .requires_grad_(call->needs_gradient);
-    {
+    return comm::in_step(groups_of(call->mesh), "backward of input_reshard", [&] {
+      const at::Tensor input = redistribute_local(call->mesh, call->kept, call->placed, kept.detach())
+                                   .detach()
+                                   .requires_grad_(call->needs_gradient);
       const c10::AutoGradMode records(true);
       const at::Tensor result = call->f(input);
       if (result.requires_grad()) torch::autograd::backward({result}, {gradients[0]});
-    }
-    return {input.grad(), at::Tensor(), at::Tensor()};
+      return torch::autograd::variable_list{input.grad(), at::Tensor(), at::Tensor()};
+    });
   }
 };
 

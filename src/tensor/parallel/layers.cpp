@@ -10,6 +10,7 @@
 #include <set>
 
 #include "tensor/dtensor/mesh_groups.h"
+#include "tensor/layer_clone.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/internal/step.h"
 #include "tessera/tensor/dtensor_factories.h"
@@ -124,7 +125,7 @@ void ParallelLinearImpl::initialize(PhiloxGenerator& generator) {
 
 std::shared_ptr<torch::nn::Module> ParallelLinearImpl::clone(const OptionalDevice& device) const {
   check_not_parallelized("clone");
-  return LinearImpl::clone(device);
+  return cloned_layer<torch::nn::LinearImpl>(*this, device);
 }
 
 // --- embedding
@@ -166,7 +167,7 @@ void ParallelEmbeddingImpl::initialize(PhiloxGenerator& generator) {
 
 std::shared_ptr<torch::nn::Module> ParallelEmbeddingImpl::clone(const OptionalDevice& device) const {
   check_not_parallelized("clone");
-  return EmbeddingImpl::clone(device);
+  return cloned_layer<torch::nn::EmbeddingImpl>(*this, device);
 }
 
 // --- layer norm
@@ -193,15 +194,19 @@ void ParallelLayerNormImpl::initialize(PhiloxGenerator&) {
 
 std::shared_ptr<torch::nn::Module> ParallelLayerNormImpl::clone(const OptionalDevice& device) const {
   check_not_parallelized("clone");
-  return LayerNormImpl::clone(device);
+  return cloned_layer<torch::nn::LayerNormImpl>(*this, device);
 }
 
 // --- RMS norm
 
 ParallelRMSNormImpl::ParallelRMSNormImpl(std::vector<std::int64_t> normalized_shape, std::optional<double> eps,
                                          bool has_weight)
-    : normalized_shape_(std::move(normalized_shape)), eps_(eps) {
-  weight = register_parameter("weight", has_weight ? at::ones(normalized_shape_) : at::Tensor(), has_weight);
+    : normalized_shape_(std::move(normalized_shape)), eps_(eps), has_weight_(has_weight) {
+  ParallelRMSNormImpl::reset();
+}
+
+void ParallelRMSNormImpl::reset() {
+  weight = register_parameter("weight", has_weight_ ? at::ones(normalized_shape_) : at::Tensor(), has_weight_);
 }
 
 TensorParallel::Parallelization ParallelRMSNormImpl::parallelization(const ParallelStyle& style) const {
@@ -220,6 +225,11 @@ void ParallelRMSNormImpl::initialize(PhiloxGenerator&) {
   if (weight.defined()) weight.fill_(1);
 }
 
+std::shared_ptr<torch::nn::Module> ParallelRMSNormImpl::clone(const OptionalDevice& device) const {
+  check_not_parallelized("clone");
+  return Cloneable::clone(device);
+}
+
 // --- dropout
 
 ParallelDropoutImpl::ParallelDropoutImpl(double p, PhiloxGenerator generator_in) : generator(generator_in), p_(p) {}
@@ -232,6 +242,13 @@ at::Tensor ParallelDropoutImpl::forward(const at::Tensor& x) {
   if (!is_training()) return x;
   if (!is_parallelized()) return dtensor::dropout(alone(x), p_, generator).to_local();
   return in_forward([&] { return output(dtensor::dropout(input(x), p_, generator)); });
+}
+
+void ParallelDropoutImpl::reset() {}
+
+std::shared_ptr<torch::nn::Module> ParallelDropoutImpl::clone(const OptionalDevice& device) const {
+  check_not_parallelized("clone");
+  return Cloneable::clone(device);
 }
 
 // --- initial values

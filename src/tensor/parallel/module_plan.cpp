@@ -70,11 +70,11 @@ DTensor with_layout(const at::Tensor& local, const DeviceMesh& mesh, const Place
   return DTensor::from_local(local, mesh, placements, options);
 }
 
-DTensor placed_by_style(const DTensor& tensor, const Placement& placement) {
+DTensor placed_by_style(const DTensor& tensor, Placements placements) {
   ExplicitRedistributionOptions options;
   options.enable = false;
   const ExplicitRedistributionContext permitted(std::move(options));
-  return tensor.redistribute({placement}, false);
+  return tensor.redistribute(std::move(placements), false);
 }
 
 ModulePlan::ModulePlan(torch::nn::Module& module, const DeviceMesh& mesh, std::optional<std::int64_t> src_data_rank)
@@ -164,9 +164,9 @@ void ModulePlan::add_layer(const NamedModule& found, const ParallelStyle& style)
   }
   state.input = [mesh = mesh_, given = how.input, wanted = how.computes_with](const at::Tensor& local,
                                                                               std::optional<std::int64_t> last_size) {
-    return placed_by_style(with_layout(local, mesh, given, last_size), wanted);
+    return placed_by_style(with_layout(local, mesh, given, last_size), {wanted});
   };
-  state.output = [wanted = how.output](const DTensor& result) { return placed_by_style(result, wanted).to_local(); };
+  state.output = [wanted = how.output](const DTensor& result) { return placed_by_style(result, {wanted}).to_local(); };
   planned_.emplace_back(found.module,
                         Planned{name,
                                 fmt::format("with input {}, computing with {}, and output {}", to_string(how.input),
@@ -220,8 +220,16 @@ void ModulePlan::add_distributed(const NamedModule& found, const DistributeModul
   if (layer != nullptr && layer->is_parallelized()) {
     fail(ErrorCode::invalid_argument, "'{}' is already parallelized, expected each module once", printable(name));
   }
+  const auto* sharded = dynamic_cast<const DTensorParameters*>(found.module);
   TensorParallel::State state{mesh_, {}, {}, {}};
   for (const auto& parameter : found.module->named_parameters(/*recurse=*/false)) {
+    const DTensorSpec* spec = sharded != nullptr ? sharded->dtensor_spec(parameter.key()) : nullptr;
+    if (spec != nullptr) {
+      fail(ErrorCode::invalid_argument,
+           "'{}.{}' is already the local tensor of a DTensor as {}, expected a full tensor: distribute the module "
+           "before its parameters are sharded, or distribute other submodules alone",
+           printable(name), printable(parameter.key()), to_string(spec->layout.placements()));
+    }
     const at::Tensor& full = parameter.value();
     Placements placements = options.partition ? options.partition(name, parameter.key(), full) : Placements();
     if (placements.empty()) placements.resize(static_cast<std::size_t>(mesh_.ndim()));
@@ -238,7 +246,7 @@ void ModulePlan::add_distributed(const NamedModule& found, const DistributeModul
     return f ? f(name, input, mesh) : DTensor::from_local(input, mesh);
   };
   state.output = [=, f = options.output](const DTensor& result) {
-    return f ? f(name, result) : result.redistribute({}, false).to_local();
+    return f ? f(name, result) : placed_by_style(result, {}).to_local();
   };
   planned_.emplace_back(found.module, Planned{name, "of any input and output", layer, std::move(state)});
   with_buffers_.push_back(found.module);
@@ -273,6 +281,10 @@ void ModulePlan::check_shared_parameters() const {
 }
 
 void ModulePlan::describe(CallArguments& arguments) const {
+  // Whether `part_of` communicates depends on the device, and distribute_tensor needs the same one on all ranks.
+  const auto device_of = [](const at::Tensor& tensor) {
+    return tensor.is_cpu() ? std::string() : " on " + c10::DeviceTypeName(tensor.device().type(), true);
+  };
   arguments.add("src_data_rank", src_data_rank_ ? std::to_string(*src_data_rank_) : "none");
   for (const Prepared& each : prepared_)
     arguments.add("module", fmt::format("'{}' with {}", printable(each.name), each.how));
@@ -280,17 +292,17 @@ void ModulePlan::describe(CallArguments& arguments) const {
     arguments.add("module", fmt::format("'{}' {}", printable(planned.name), planned.how));
     for (const auto& parameter : module->named_parameters(/*recurse=*/false)) {
       const MeshLayout& layout = planned.state.specs.at(parameter.key()).layout;
-      arguments.add("parameter",
-                    fmt::format("'{}' {} {} as {}{}", printable(parameter.key()),
-                                c10::toString(parameter.value().scalar_type()), shape_to_string(layout.size()),
-                                to_string(layout.placements()), parameter.value().is_meta() ? " on meta" : ""));
+      arguments.add(
+          "parameter",
+          fmt::format("'{}' {} {} as {}{}", printable(parameter.key()), c10::toString(parameter.value().scalar_type()),
+                      shape_to_string(layout.size()), to_string(layout.placements()), device_of(parameter.value())));
     }
   }
   for (torch::nn::Module* module : with_buffers_) {
     for (const auto& buffer : module->named_buffers(/*recurse=*/false)) {
       arguments.add("buffer",
-                    fmt::format("'{}' {} {}", printable(buffer.key()), c10::toString(buffer.value().scalar_type()),
-                                shape_to_string(buffer.value().sizes().vec())));
+                    fmt::format("'{}' {} {}{}", printable(buffer.key()), c10::toString(buffer.value().scalar_type()),
+                                shape_to_string(buffer.value().sizes().vec()), device_of(buffer.value())));
     }
   }
 }

@@ -19,8 +19,9 @@ namespace tessera {
 DTensor with_layout(const at::Tensor& local, const DeviceMesh& mesh, const Placement& given,
                     std::optional<std::int64_t> last_size = std::nullopt);
 
-// Returns `tensor` as a style places it, which is an explicit redistribution.
-DTensor placed_by_style(const DTensor& tensor, const Placement& placement);
+// Returns `tensor` as a parallel layer places its input or result, which is an explicit redistribution. Empty
+// `placements` replicate it.
+DTensor placed_by_style(const DTensor& tensor, Placements placements);
 
 class ModulePlan {
  public:

@@ -253,7 +253,7 @@ ShardedTensor ShardedTensor::from_local_shards_and_global_metadata(std::vector<S
 }
 
 ShardedTensor ShardedTensor::with_local_tensors(const std::vector<at::Tensor>& tensors, at::ScalarType dtype,
-                                                bool requires_grad) const {
+                                                bool requires_grad, bool pin_memory) const {
   return finish(construct(process_group(), init_rrefs(), [&] {
     if (tensors.size() != local_shards().size()) {
       fail(ErrorCode::invalid_argument, "sharded tensor of size {} on rank {}: {} local tensors, expected {}",
@@ -266,7 +266,7 @@ ShardedTensor ShardedTensor::with_local_tensors(const std::vector<at::Tensor>& t
     state->metadata = metadata();
     state->metadata.tensor_properties.dtype = to_dtype(dtype);
     state->metadata.tensor_properties.requires_grad = requires_grad;
-    state->metadata.tensor_properties.pin_memory = false;
+    state->metadata.tensor_properties.pin_memory = pin_memory;
     for (std::size_t i = 0; i < tensors.size(); ++i) {
       state->local_shards.push_back({tensors[i], local_shards()[i].metadata});
       check_shard(state->local_shards.back(), state->metadata.tensor_properties, process_group());

@@ -38,6 +38,12 @@ bool is_within(const std::string& name, const std::string& module) {
   return name.starts_with(module) && (name.size() == module.size() || name[module.size()] == '.');
 }
 
+// Returns whether a sharder of the plan shards the module `name`, or a module that contains it.
+bool is_within_sharded(const std::string& name, const ModuleShardingPlan& plan) {
+  return std::any_of(plan.sharders.begin(), plan.sharders.end(),
+                     [&](const auto& each) { return is_within(name, each.first); });
+}
+
 std::pair<std::string, std::string> parent_and_last(const std::string& name) {
   const std::size_t dot = name.rfind('.');
   return dot == std::string::npos ? std::pair{std::string(), name}
@@ -91,25 +97,30 @@ void call_sharders(torch::nn::Module& root, const ModuleShardingPlan& plan, cons
 
 }  // namespace
 
-// The planned results of modules, complete before anything changes.
+// The planned results of modules, complete before a module changes. A sharder may replace any module, so this is made
+// again after the sharders.
 class OutputPlanner {
  public:
-  OutputPlanner(torch::nn::Module& root, const ModuleShardingPlan& plan, CallArguments& arguments) {
+  // Before the sharders, leaves out the modules that they shard.
+  OutputPlanner(torch::nn::Module& root, const ModuleShardingPlan& plan, bool after_sharders,
+                CallArguments& arguments) {
+    const auto is_left_out = [&](const std::string& name) { return !after_sharders && is_within_sharded(name, plan); };
     for (const auto& [name, spec] : plan.output_plan) {
       if (spec == nullptr) {
         fail(ErrorCode::invalid_argument, "the output_plan of '{}' is null, expected a sharding spec", printable(name));
       }
+      arguments.add("output_plan", fmt::format("'{}' {}", printable(name), comparable_text(*spec)));
+      if (is_left_out(name)) continue;
       PlannedOutput::Plan& planned = plan_of(root, name, "output_plan");
       if (planned.spec != nullptr) {
         fail(ErrorCode::invalid_argument, "output_plan has two names of the module '{}', expected each module once",
              printable(name));
       }
       planned.spec = spec;
-      arguments.add("output_plan", fmt::format("'{}' {}", printable(name), spec->to_string()));
     }
     for (const std::string& name : plan.return_local_tensor) {
-      plan_of(root, name, "return_local_tensor").is_local = true;
       arguments.add("return_local_tensor", name);
+      if (!is_left_out(name)) plan_of(root, name, "return_local_tensor").is_local = true;
     }
   }
 
@@ -161,11 +172,16 @@ void shard_module(torch::nn::Module& module, const ModuleShardingPlan& plan, con
   std::optional<OutputPlanner> outputs;
   group.check_call("shard a module by a plan", [&](CallArguments& arguments) {
     check_sharders(module, plan, arguments);
-    outputs.emplace(module, plan, arguments);
+    outputs.emplace(module, plan, /*after_sharders=*/false, arguments);
     arguments.add("src", src);
   });
   shard_module(module, plan.parameters, group, src);
-  call_sharders(module, plan, group);
+  if (!plan.sharders.empty()) {
+    call_sharders(module, plan, group);
+    group.check_call("plan the results of a module", [&](CallArguments& arguments) {
+      outputs.emplace(module, plan, /*after_sharders=*/true, arguments);
+    });
+  }
   outputs->apply();
 }
 

@@ -35,7 +35,7 @@ ShardedTensor PartialTensor::reshard(ShardedTensor::SpecPtr spec) const {
       fail(ErrorCode::unsupported, "reshard a partial tensor by {}: rank {} gets {} shards, expected one on each rank",
            spec->to_string(), r, of_ranks[r].size());
     }
-    arguments.add("spec", spec->to_string()).add("metadata", to_string(metadata));
+    arguments.add("spec", comparable_text(*spec)).add("metadata", comparable_text(metadata));
   });
   const auto by_rank = shards_by_rank(metadata.shards_metadata, group_);
   std::int64_t dim = static_cast<const ChunkShardingSpec&>(*spec).dim();

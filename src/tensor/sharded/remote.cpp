@@ -72,8 +72,8 @@ ShardedTensor ShardedTensor::from_state(ShardedTensorState state, const ProcessG
     check_same(state.process_group, state_of(group));
     check_complete(state, group);
     require_rpc(state.init_rrefs);
-    arguments.add("metadata", to_string(state.metadata))
-        .add("spec", state.sharding_spec->to_string())
+    arguments.add("metadata", comparable_text(state.metadata))
+        .add("spec", comparable_text(*state.sharding_spec))
         .add("init_rrefs", state.init_rrefs);
   });
   auto made = std::make_shared<State>();

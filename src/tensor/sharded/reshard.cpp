@@ -40,8 +40,12 @@ void ShardedTensor::reshard(SpecPtr spec) {
   process_group().check_call("reshard a sharded tensor", [&](CallArguments& arguments) {
     target = metadata_by(spec, size(), metadata().tensor_properties);
     check_partition(target, "reshard");
-    arguments.add("from", comparable_text(metadata())).add("to", to_string(target)).add("spec", spec->to_string());
+    arguments.add("from", comparable_text(metadata()))
+        .add("to", comparable_text(target))
+        .add("spec", comparable_text(*spec));
   });
+  // If this differs between ranks, the specs differ only in indices of devices. Then no rank sends elements, and there
+  // are no remote shards, which are on CPU.
   if (*spec == sharding_spec()) return;
   state_->local_shards = tessera::reshard(*this, target, {}).shards;
   state_->metadata = std::move(target);
@@ -60,7 +64,7 @@ ShardedTensor ShardedTensor::from_tensor(const at::Tensor& tensor, SpecPtr spec,
            group.size() - 1);
     }
     require_spec(spec);
-    arguments.add("src", src).add("spec", spec->to_string()).add("init_rrefs", init_rrefs);
+    arguments.add("src", src).add("spec", comparable_text(*spec)).add("init_rrefs", init_rrefs);
     require_rpc(init_rrefs);
     if (group.rank() != src) return;
     if (!tensor.defined())
@@ -78,7 +82,7 @@ ShardedTensor ShardedTensor::from_tensor(const at::Tensor& tensor, SpecPtr spec,
   group.check_call("shard a tensor", [&](CallArguments& arguments) {
     state->metadata = metadata_by(spec, before.size(), before.metadata().tensor_properties);
     check_partition(state->metadata, "shard");
-    arguments.add("to", to_string(state->metadata));
+    arguments.add("to", comparable_text(state->metadata));
   });
   state->local_shards = tessera::reshard(before, state->metadata, {}).shards;
   state->spec = std::move(spec);

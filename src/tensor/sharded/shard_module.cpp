@@ -59,7 +59,7 @@ class ModuleSharder {
       arguments.add("parameter",
                     fmt::format("{} {} {}{} sharded by {}", quoted(each.name), c10::toString(each.tensor.scalar_type()),
                                 shape_to_string(each.tensor.sizes().vec()),
-                                each.tensor.requires_grad() ? " that requires grad" : "", each.spec->to_string()));
+                                each.tensor.requires_grad() ? " that requires grad" : "", comparable_text(*each.spec)));
     }
   }
 

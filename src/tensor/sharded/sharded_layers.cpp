@@ -4,6 +4,7 @@
 #include <array>
 #include <vector>
 
+#include "tensor/layer_clone.h"
 #include "tensor/ops/chunks.h"
 #include "tensor/ops/embedding.h"
 #include "tessera/base/error.h"
@@ -103,7 +104,7 @@ at::Tensor ShardedLinearImpl::forward(const at::Tensor& input) {
 
 std::shared_ptr<torch::nn::Module> ShardedLinearImpl::clone(const OptionalDevice& device) const {
   check_not_sharded("clone");
-  return LinearImpl::clone(device);
+  return cloned_layer<torch::nn::LinearImpl>(*this, device);
 }
 
 // --- embedding
@@ -124,7 +125,7 @@ at::Tensor ShardedEmbeddingImpl::forward(const at::Tensor& ids) {
 
 std::shared_ptr<torch::nn::Module> ShardedEmbeddingImpl::clone(const OptionalDevice& device) const {
   check_not_sharded("clone");
-  return EmbeddingImpl::clone(device);
+  return cloned_layer<torch::nn::EmbeddingImpl>(*this, device);
 }
 
 // --- embedding bag
@@ -151,7 +152,7 @@ at::Tensor ShardedEmbeddingBagImpl::forward(const at::Tensor& ids, const at::Ten
 
 std::shared_ptr<torch::nn::Module> ShardedEmbeddingBagImpl::clone(const OptionalDevice& device) const {
   check_not_sharded("clone");
-  return EmbeddingBagImpl::clone(device);
+  return cloned_layer<torch::nn::EmbeddingBagImpl>(*this, device);
 }
 
 }  // namespace tessera

@@ -190,6 +190,8 @@ TEST(DeviceMeshTest, WhatIsNoMeshIsRefusedOnAllRanks) {
     EXPECT_ERROR(mesh["pp"], ErrorCode::invalid_argument, "DeviceMesh(dp=2, tp=2) has no dimension 'pp'");
     EXPECT_ERROR(mesh.submesh({"tp", "dp"}), ErrorCode::invalid_argument, "in the order of the mesh");
     EXPECT_ERROR(mesh.submesh({"tp", "tp"}), ErrorCode::invalid_argument, "each dimension once");
+    EXPECT_ERROR(mesh.flattened(""), ErrorCode::invalid_argument,
+                 "flattened DeviceMesh(dp=2, tp=2): its dimension is named '', expected a name");
     EXPECT_ERROR(mesh.group(2), ErrorCode::invalid_argument, "has no dimension 2: expected 0 to 1");
     EXPECT_EQ(mesh.find_group(std::vector<std::int64_t>{1}), &mesh.group(1));
     EXPECT_ERROR(mesh.find_group(std::vector<std::int64_t>{0, 2}), ErrorCode::invalid_argument,

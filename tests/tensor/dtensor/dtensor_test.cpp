@@ -301,12 +301,19 @@ TEST(DTensorTest, LocalShardsGoWhereverTheyShall) {
     offsets.push_back({4, 2 * r});
     const DTensor tensor = DTensor::from_local(LocalShardsWrapper(shards, offsets), mesh, {R, S0}, {6, 4});
     EXPECT_THAT(tensor.local_chunks(), ::testing::SizeIs(3));
-    for (const Placements& target : cross({R, S0, S1}, 2)) {
+    const Placement product = Placement::partial(ReduceOp::product), max = Placement::partial(ReduceOp::max);
+    for (const Placements& target : cross({R, S0, S1, P, product, max}, 2)) {
       if (target == tensor.placements()) continue;
       const DTensor after = tensor.redistribute(target);
+      ASSERT_TRUE(at::equal(after.full_tensor(), full)) << to_string(target);
+      if (target[0].is_partial() || target[1].is_partial()) continue;
       ASSERT_TRUE(at::equal(after.to_local(), part_of(full, after.layout(), *mesh.coordinate()))) << to_string(target);
     }
     EXPECT_TRUE(at::equal(tensor.full_tensor(), full));
+    const LocalShardsWrapper halves({full.narrow(0, 0, 3), full.narrow(0, 3, 3)}, {{0, 0}, {3, 0}});
+    EXPECT_TRUE(at::equal(DTensor::from_local(halves, mesh, {R, R}, {6, 4}).full_tensor(), full));
+    const DTensor none = DTensor::from_local(LocalShardsWrapper({}, {}), mesh, {R, S0}, {0, 4}, at::kDouble);
+    EXPECT_EQ(none.redistribute().to_local().scalar_type(), at::kDouble);
     EXPECT_ERROR(tensor.to_local(), ErrorCode::unsupported, "is not supported for LocalShardsWrapper");
     EXPECT_EQ(tensor.local_shards()->local_shards().size(), 3u);
   });

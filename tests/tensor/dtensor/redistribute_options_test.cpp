@@ -81,6 +81,40 @@ TEST(RedistributeOptionsTest, ElementsAndGradientsAreSentInTheDtypesGiven) {
   });
 }
 
+// Ranks that send other dtypes would misread each other's elements. Those that place gradients otherwise would wait.
+TEST(RedistributeOptionsTest, OptionsThatDifferBetweenRanksAreErrorsOnAll) {
+  run_local(2, [](const ProcessGroup& group) {
+    const DeviceMesh mesh(group, {2});
+    const bool is_second = group.rank() == 1;
+    const DTensor x = distribute_tensor(indexed({4, 2}), mesh, {S0});
+    RedistributeOptions options;
+    options.forward_dtype = is_second ? at::kBFloat16 : at::kHalf;
+    EXPECT_ERROR(x.redistribute({R}, options), ErrorCode::invalid_argument,
+                 "rank 0 has sent dtype Half and rank 1 has sent dtype BFloat16, expected the same on all ranks");
+    options.forward_dtype.reset();
+    if (is_second) options.backward_dtype = at::kFloat;
+    EXPECT_ERROR(x.redistribute({R}, options), ErrorCode::invalid_argument,
+                 "rank 0 has sent dtype of the gradient Double and rank 1 has sent dtype of the gradient Float");
+    // The dtype of the tensor is the default.
+    options.backward_dtype.reset();
+    if (is_second) options.forward_dtype = at::kDouble;
+    EXPECT_TRUE(at::equal(x.redistribute({R}, options).to_local(), indexed({4, 2})));
+    const LocalShardsWrapper row({at::ones({1, 2})}, {{group.rank(), 0}});
+    EXPECT_ERROR(DTensor::from_local(row, mesh, {S0}, {2, 2}).redistribute({R}, options), ErrorCode::unsupported,
+                 "rank 1", "redistribute in another dtype is not supported for LocalShardsWrapper");
+
+    FromLocalOptions checked;
+    checked.run_check = true;
+    if (is_second) checked.grad_placements = {R};
+    EXPECT_ERROR(DTensor::from_local(at::ones({2}), mesh, {S0}, checked), ErrorCode::invalid_argument,
+                 "rank 0 has placements of the gradient [] and rank 1 has placements of the gradient [R]");
+    if (is_second) checked.grad_placements = {R, R};
+    EXPECT_ERROR(DTensor::from_local(at::ones({2}), mesh, {S0}, checked), ErrorCode::invalid_argument, "rank 1",
+                 "expected one for each");
+    EXPECT_TRUE(at::equal(x.full_tensor(), indexed({4, 2})));
+  });
+}
+
 TEST(RedistributeOptionsTest, TheGradientOfALocalTensorIsPlacedAsFromLocalIsTold) {
   run_local(2, [](const ProcessGroup& group) {
     const DeviceMesh mesh(group, {2});
@@ -264,6 +298,8 @@ TEST(ExplicitRedistributionTest, OpsThatWouldRedistributeAreRefusedOnAllRanks) {
       {
         const ExplicitRedistributionContext strict(strictly());
         EXPECT_ERROR(dtensor::add(rows, full), ErrorCode::invalid_argument, "DTensor of size [4, 4] as [R]");
+        // A new tensor is no input that is redistributed.
+        EXPECT_TRUE(at::equal(dtensor::full({4}, 2, mesh, {P}, at::kFloat).local_tensor(), at::ones({4})));
         ExplicitRedistributionOptions off;
         off.enable = false;
         const ExplicitRedistributionContext permitted(off);

@@ -17,6 +17,7 @@ namespace tessera {
 namespace {
 
 using testing::indexed;
+using testing::P;
 using testing::R;
 using testing::S0;
 using testing::S1;
@@ -83,6 +84,39 @@ TEST(SubMeshTest, RanksOutsideOfTheMeshTakePartInNothing) {
       }
     });
   }
+}
+
+TEST(SubMeshTest, LocalShardsAreRedistributedInTheMesh) {
+  run_local(3, [](const ProcessGroup& group) {
+    const DeviceMesh mesh = DeviceMesh::of_ranks(group, {2}, {2, 0});
+    const bool is_in = mesh.has_this_rank();
+    const at::Tensor full = indexed({2, 6});
+    LocalShardsWrapper mine({}, {});
+    if (is_in) mine = LocalShardsWrapper({full.narrow(0, mesh.local_rank(0), 1)}, {{mesh.local_rank(0), 0}});
+    const DTensor x = DTensor::from_local(mine, mesh, {S0}, {2, 6}, at::kDouble);
+    for (const Placement& target : {R, S1, P}) {
+      const DTensor after = x.redistribute({target});
+      EXPECT_EQ(after.size(), (Sizes{2, 6}));
+      EXPECT_EQ(after.scalar_type(), at::kDouble);
+      const at::Tensor found = after.full_tensor();
+      EXPECT_TRUE(is_in ? at::equal(found, full) : found.numel() == 0) << target;
+    }
+    const at::Tensor found = x.full_tensor();
+    EXPECT_TRUE(is_in ? at::equal(found, full) : found.numel() == 0);
+  });
+}
+
+TEST(SubMeshTest, RanksOutsideOfTheMeshMayHaveNoTensor) {
+  run_local(3, [](const ProcessGroup& group) {
+    const DeviceMesh mesh = DeviceMesh::of_ranks(group, {2}, {2, 0});
+    const bool is_in = mesh.has_this_rank();
+    for (const Placement& placement : {S0, S1, Placement::shard(-2), R}) {
+      const DTensor x = distribute_tensor(is_in ? indexed({4, 6}) : at::Tensor(), mesh, {placement});
+      EXPECT_EQ(x.full_tensor().numel(), is_in ? 24 : 0) << placement;
+    }
+    EXPECT_EQ(DTensor::from_local(is_in ? at::ones({4, 3}) : at::Tensor(), mesh, {S1}).to_local().numel(),
+              is_in ? 12 : 0);
+  });
 }
 
 TEST(SubMeshTest, EveryRankCallsBackwardWhicheverInputRequiresGrad) {

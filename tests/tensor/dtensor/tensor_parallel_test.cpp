@@ -454,11 +454,27 @@ TEST(TensorParallelTest, WhatIsNotParallelizedIsAnOrdinaryLayer) {
   const at::Tensor x = input_of({2, 4}).to(at::kFloat);
   EXPECT_TRUE(at::equal(layer(x), at::linear(x, layer->weight, layer->bias)));
   EXPECT_EQ(layer->dtensor_spec("weight"), nullptr);
-  const auto copy = std::dynamic_pointer_cast<torch::nn::LinearImpl>(layer->clone());
+}
+
+TEST(TensorParallelTest, ACloneIsALayerOfTheSameClassAndAParallelizedOneIsNotCloned) {
+  // A container takes a clone only if it is of its module's class.
+  torch::nn::Sequential net(ParallelEmbedding(7, 4), ParallelLinear(4, 4),
+                            ParallelLayerNorm(torch::nn::LayerNormOptions({4})), ParallelRMSNorm(Sizes{4}, 0.5),
+                            ParallelRMSNorm(Sizes{4}, 0.5, false), ParallelDropout(0.5, PhiloxGenerator(7)));
+  fill(*net);
+  const auto copy = std::dynamic_pointer_cast<torch::nn::SequentialImpl>(net->clone());
   ASSERT_NE(copy, nullptr);
-  EXPECT_TRUE(at::equal(copy->weight, layer->weight));
-  parallelize_module(*layer, DeviceMesh(), {{"", ColwiseParallel{}}});
-  EXPECT_ERROR(layer->clone(), ErrorCode::unsupported, "clone of a parallelized module");
+  const at::Tensor ids = at::arange(6, at::kLong).view({2, 3}), expected = net->forward(ids);
+  EXPECT_TRUE(at::equal(copy->forward(ids), expected));
+  for (const at::Tensor& parameter : copy->parameters()) parameter.detach().zero_();
+  EXPECT_GT(net->parameters().back().detach().abs().min().item<double>(), 0);
+  for (std::size_t i = 0; i < net->size(); ++i) {
+    torch::nn::Module& layer = *net->ptr(i);
+    EXPECT_EQ(copy->ptr(i)->name(), layer.name());
+    const ParallelStyle style = i < 2 ? ParallelStyle(ColwiseParallel{}) : SequenceParallel{};
+    parallelize_module(layer, DeviceMesh(), {{"", style}});
+    EXPECT_ERROR(layer.clone(), ErrorCode::unsupported, "clone of a parallelized module");
+  }
 }
 
 TEST(TensorParallelTest, PlansThatDontFitAreRefusedAndNothingIsChanged) {

@@ -102,6 +102,17 @@ TEST(ReduceTest, OtherTensors) {
   });
 }
 
+// A dimension of length 1 may have any stride in a contiguous tensor. The ranks must choose one collective nonetheless.
+TEST(ReduceTest, StridesOfDimensionsOfLengthOneDoNotMatter) {
+  run_local(2, [](const ProcessGroup& group) {
+    const at::Tensor rows = at::ones({1, 1000}), transposed = at::ones({1000, 1}).t();
+    ASSERT_TRUE(transposed.is_contiguous());
+    ASSERT_NE(transposed.stride(0), rows.stride(0));
+    const at::Tensor part = reduce_scattered(group, group.rank() == 0 ? rows : transposed, ReduceOp::sum, 0);
+    EXPECT_TRUE(at::equal(part, at::full({group.rank() == 0 ? 1 : 0, 1000}, 2.0)));
+  });
+}
+
 TEST(ReduceTest, WhatCannotBeReducedIsRefused) {
   for (const bool scatters : {false, true}) {
     for (const at::Tensor& local : {at::ones({600}, at::kLong), at::ones({600}, at::kBool)}) {

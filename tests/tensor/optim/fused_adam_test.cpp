@@ -154,6 +154,40 @@ TEST(FusedAdamTest, ParametersMayBeOnSeveralMeshesAndOfSeveralDtypes) {
   });
 }
 
+TEST(FusedAdamTest, RanksOutsideOfAMeshLeaveItsParametersAlone) {
+  const Setting setting = kSettings[3];
+  const at::Tensor a = at::sin(indexed({6, 4})), b = at::cos(indexed({5}));
+  run_local(2, [&](const ProcessGroup& group) {
+    const DeviceMesh both(group, {2}), first = DeviceMesh::of_ranks(group, {1}, {0});
+    FusedAdamOptions options = options_of(setting);
+    const auto number_on = [](const DeviceMesh& mesh, double number) {
+      return dtensor::AnyTensor(dtensor::full({1}, number, mesh, {}, at::kDouble));
+    };
+    FusedTraining trained;
+    trained.add(a, distribute_tensor(a.clone(), both, {S0}), options);
+    trained.add(b, distribute_tensor(b.clone(), first, {R}), options);
+    options.lr = number_on(both, 0.1);
+    for (int step = 0; step < kSteps; ++step) {
+      trained.tensors.state_steps = {number_on(both, step + 1), number_on(first, step + 1)};
+      trained.tensors.grads = {distribute_tensor(gradient_of(a, step), both, {S0}),
+                               distribute_tensor(gradient_of(b, step), first, {R})};
+      dtensor::fused_adamw_(trained.tensors, options);
+    }
+    EXPECT_TRUE(at::allclose(trained.tensors.params[0].full_tensor(), stepped_by_libtorch(a, setting), 1e-9, 1e-12));
+    const at::Tensor of_first = trained.tensors.params[1].full_tensor();
+    EXPECT_TRUE(group.rank() != 0 || at::allclose(of_first, stepped_by_libtorch(b, setting), 1e-9, 1e-12));
+    // A number that a rank of the parameter does not have.
+    options.lr = number_on(first, 0.1);
+    if (group.rank() == 0) {
+      dtensor::fused_adamw_(trained.tensors, options);
+    } else {
+      EXPECT_ERROR(dtensor::fused_adamw_(trained.tensors, options), ErrorCode::invalid_argument,
+                   "lr is a DTensor of size [1] as [R] on DeviceMesh(1), which is not on this rank",
+                   "expected it on all ranks of DeviceMesh(2)");
+    }
+  });
+}
+
 TEST(FusedAdamTest, TheLearningRateMayBeATensor) {
   const at::Tensor start = at::sin(indexed({6, 4}));
   const at::Tensor expected = stepped_by_libtorch(start, kSettings[2]);

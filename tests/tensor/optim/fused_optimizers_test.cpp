@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <memory>
 #include <vector>
 
@@ -37,6 +38,8 @@ std::vector<at::Tensor> parameters_of(at::ScalarType dtype) {
   }
   parameters.push_back(at::sin(at::arange(12, at::kDouble)).view({3, 4}).to(dtype).t());              // not contiguous
   parameters.push_back(at::sin(at::arange(24, at::kDouble)).view({4, 6}).to(dtype).narrow(1, 1, 3));  // not dense
+  const double infinite = std::numeric_limits<double>::infinity();
+  parameters.push_back(at::tensor({1.0, infinite, -infinite}, at::kDouble).to(dtype));  // as a mask
   for (at::Tensor& parameter : parameters) parameter = parameter.detach().set_requires_grad(true);
   return parameters;
 }
@@ -71,7 +74,8 @@ class FusedOptimizersTest : public ::testing::TestWithParam<AdamCase> {
       step(plain, theirs, number);
       ASSERT_EQ(fused.state().size(), plain.state().size());
       for (std::size_t i = 0; i < ours.size(); ++i)
-        ASSERT_TRUE(at::allclose(ours[i], theirs[i], tolerance, tolerance)) << i << " in step " << number;
+        ASSERT_TRUE(at::allclose(ours[i], theirs[i], tolerance, tolerance, /*equal_nan=*/true))
+            << i << " in step " << number;
       for (auto& [key, state] : fused.state()) {
         ASSERT_NE(dynamic_cast<State*>(state.get()), nullptr);
         EXPECT_EQ(static_cast<State&>(*state).max_exp_avg_sq().defined(), GetParam().amsgrad);
@@ -100,6 +104,21 @@ TEST(FusedOptimizersRefusalTest, ASparseGradientIsRefusedBeforeAnythingChanges) 
                "expected a dense one");
   EXPECT_TRUE(at::equal(parameters[0], at::ones({3})));
   EXPECT_TRUE(optimizer.state().empty());
+}
+
+TEST(FusedOptimizersRefusalTest, AmsgradNeedsTheStateOfATrainingWithIt) {
+  const std::vector<at::Tensor> parameters = parameters_of(at::kFloat);
+  FusedAdam optimizer(parameters, AdamOptions(0.05));
+  step(optimizer, parameters, 1);
+  const at::Tensor before = parameters[2].detach().clone();
+  static_cast<AdamOptions&>(optimizer.param_groups()[0].options()).amsgrad(true);
+  EXPECT_ERROR(step(optimizer, parameters, 2), ErrorCode::invalid_argument,
+               "FusedAdam: the state of a parameter has no max_exp_avg_sq",
+               "expected the state of a training with amsgrad");
+  EXPECT_TRUE(at::equal(parameters[2], before));
+  optimizer.state().clear();
+  step(optimizer, parameters, 2);
+  EXPECT_FALSE(at::equal(parameters[2], before));
 }
 
 TEST(FusedOptimizersRefusalTest, AClosureComputesTheLossWithGradients) {

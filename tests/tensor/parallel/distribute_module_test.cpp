@@ -5,12 +5,18 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 #include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
+
+#include <memory>
 
 #include "support/error_matchers.h"
 #include "tensor/mesh_support.h"
+#include "tensor/sharding_support.h"
 #include "tessera/comm/local_ranks.h"
+#include "tessera/tensor/dtensor/explicit_redistribution.h"
 #include "tessera/tensor/internal/replace_data.h"
+#include "tessera/tensor/shard_module.h"
 #include "tessera/tensor/tensor_parallel.h"
 
 namespace tessera {
@@ -192,6 +198,56 @@ TEST(DistributeModuleTest, WhatDoesntFitIsRefusedByAllAndNothingIsChanged) {
                  "parameters of rank 2 on DeviceMesh(tp=2): expected 0 to 1");
     distribute_module(*net, mesh);
     EXPECT_ERROR(distribute_module(*net, mesh), ErrorCode::invalid_argument, "is already parallelized");
+  });
+}
+
+TEST(DistributeModuleTest, AParameterThatIsShardedIsRefusedAndKeepsItsElements) {
+  run_local(2, [](const ProcessGroup& group) {
+    const DeviceMesh mesh(group, {2});
+    torch::nn::Sequential net(ShardedEmbedding(8, 4), ParallelLinear(4, 3));
+    shard_module(*net, ShardingPlan{{"0.weight", testing::chunk_spec(0, {0, 1})}}, group);
+    const at::Tensor shard = net->parameters()[0].detach().clone();
+    EXPECT_ERROR(distribute_module(*net, mesh), ErrorCode::invalid_argument,
+                 "'0.weight' is already the local tensor of a DTensor as [S(0)], expected a full tensor");
+    EXPECT_TRUE(at::equal(net->parameters()[0], shard));
+    const auto layer = std::dynamic_pointer_cast<ParallelLinearImpl>(net->children()[1]);
+    ASSERT_NE(layer, nullptr);
+    EXPECT_FALSE(layer->is_parallelized());
+    distribute_module(*layer, mesh);
+    EXPECT_TRUE(layer->is_parallelized());
+  });
+}
+
+TEST(DistributeModuleTest, ABufferOnMetaOnOneRankIsRefusedByAllAndNothingIsChanged) {
+  run_local(2, [](const ProcessGroup& group) {
+    torch::nn::BatchNorm1d norm(3);
+    norm->running_mean.fill_(group.rank() + 1);
+    if (group.rank() == 1) replace_data(norm->running_var, norm->running_var.to(at::kMeta));
+    EXPECT_ERROR(distribute_module(*norm, DeviceMesh(group, {2})), ErrorCode::invalid_argument,
+                 "rank 0 has buffer 'running_var' Float [3] and rank 1 has buffer 'running_var' Float [3] on meta");
+    EXPECT_TRUE(at::equal(norm->running_mean, at::full({3}, group.rank() + 1.0)));
+  });
+}
+
+// The layer redistributes its result, not an op that the program calls.
+TEST(DistributeModuleTest, ResultsAndTheirGradientsPassAnExplicitRedistributionContext) {
+  run_local(2, [](const ProcessGroup& group) {
+    ParallelLinear full(4, 6), layer(4, 6);
+    for (ParallelLinear each : {full, layer}) {
+      each->to(at::kDouble);
+      each->weight.detach().copy_(indexed({6, 4}));
+      each->bias.detach().copy_(indexed({6}));
+    }
+    DistributeModuleOptions options;
+    options.partition = [](const std::string&, const std::string&, const at::Tensor&) { return Placements{S0}; };
+    distribute_module(*layer, DeviceMesh(group, {2}), options);
+    const ExplicitRedistributionContext context;
+    const at::Tensor x = indexed({3, 4}), expected = full(x), found = layer(x);
+    EXPECT_TRUE(at::allclose(found, expected));
+    expected.square().sum().backward();
+    found.square().sum().backward();
+    EXPECT_TRUE(at::allclose(layer->weight.grad(), full->weight.grad().narrow(0, 3 * group.rank(), 3)));
+    EXPECT_TRUE(at::allclose(layer->bias.grad(), full->bias.grad().narrow(0, 3 * group.rank(), 3)));
   });
 }
 

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "support/error_matchers.h"
+#include "support/one_sided.h"
 #include "tensor/mesh_support.h"
 #include "tessera/comm/comm_debug_mode.h"
 #include "tessera/comm/local_ranks.h"
@@ -72,6 +73,24 @@ TEST(InputReshardTest, OnlyAShardIsKept) {
     EXPECT_EQ(f.calls, 3);
     const at::AutoGradMode records(true);
     EXPECT_ERROR(input_reshard(std::ref(f), indexed({6, 4}), mesh, 2), ErrorCode::invalid_argument, "dimension");
+  });
+}
+
+TEST(InputReshardTest, ARankThatLeavesBackwardIsNamedToAll) {
+  run_local(3, [](const ProcessGroup& group) {
+    const DeviceMesh mesh(group, {3});
+    int calls = 0;
+    const auto f = [&](const at::Tensor& x) {
+      if (++calls == 2 && group.rank() == 1) fail(ErrorCode::io, "no memory");
+      return at::tanh(x);
+    };
+    const at::Tensor y = input_reshard(f, at::cos(indexed({6, 4})).set_requires_grad(true), mesh, 0);
+    if (group.rank() == 1) {
+      EXPECT_ERROR(y.sum().backward(), ErrorCode::io, "no memory");
+    } else {
+      y.sum().backward();
+    }
+    testing::expect_error_soon([&] { group.barrier(); }, {"rank 1 left backward of input_reshard: ", "no memory"});
   });
 }
 

@@ -205,6 +205,64 @@ TEST(SharderTest, AModuleOfItsOwnTakesThePlaceOfTheOneItWasGiven) {
   }
 }
 
+// A sharder that returns a new module, in which there is one that the module before it did not have.
+struct ReplacingSharder : Sharder {
+  std::shared_ptr<torch::nn::Module> shard(const std::string&, const std::shared_ptr<torch::nn::Module>&,
+                                           const ProcessGroup& group) override {
+    const SpecPtr rows = chunk_spec(0, ranks_of(group.size()));
+    const auto made = std::make_shared<Holder>(rows, std::vector<std::int64_t>{6, 12}, group);
+    made->register_module("inner", std::make_shared<Holder>(rows, std::vector<std::int64_t>{6, 12}, group));
+    return made;
+  }
+};
+
+struct HolderOfOne : torch::nn::Module, ReplaceableSubmodules {
+  explicit HolderOfOne(const ProcessGroup& group) {
+    held = register_module("held", std::make_shared<Holder>(chunk_spec(0, ranks_of(group.size())),
+                                                            std::vector<std::int64_t>{6, 12}, group));
+  }
+  void replace_submodule(const std::string& name, const std::shared_ptr<torch::nn::Module>& module) override {
+    held = std::dynamic_pointer_cast<Holder>(module);
+    replace_module(name, module);
+  }
+  std::shared_ptr<Holder> held;
+};
+
+TEST(SharderTest, TheResultOfTheModuleThatItReturnsIsPlanned) {
+  for (const int ranks : {1, 2, 3}) {
+    run_local(ranks, [](const ProcessGroup& group) {
+      HolderOfOne model(group);
+      const std::weak_ptr<Holder> given = model.held;
+      const SpecPtr columns = chunk_spec(1, ranks_of(group.size()));
+      shard_module(model,
+                   ModuleShardingPlan{.parameters = {},
+                                      .sharders = {{"held", std::make_shared<ReplacingSharder>()}},
+                                      .output_plan = {{"held", columns}, {"held.inner", columns}},
+                                      .return_local_tensor = {"held.inner"}},
+                   group);
+      EXPECT_TRUE(given.expired());
+      EXPECT_TRUE(sharded_result(model.held->forward()).sharding_spec() == *columns);
+      const auto inner = std::dynamic_pointer_cast<Holder>(model.held->named_children()["inner"]);
+      ASSERT_NE(inner, nullptr);
+      EXPECT_EQ(std::get<at::Tensor>(inner->forward()).sizes(), (std::vector<std::int64_t>{6, 12 / group.size()}));
+    });
+  }
+}
+
+TEST(SharderTest, AModuleThatItReturnsWhoseResultCannotBePlannedIsRefusedOnAllRanks) {
+  run_local(2, [](const ProcessGroup& group) {
+    const auto refuse = [&](ModuleShardingPlan plan, const std::string& what) {
+      Recommender model;
+      plan.sharders["tables"] = std::make_shared<TableSharder>();
+      EXPECT_ERROR(shard_module(model, plan, group), ErrorCode::invalid_argument, "plan the results of a module", what);
+      EXPECT_NE(std::dynamic_pointer_cast<TablesOfRanks>(model.tables), nullptr);
+    };
+    refuse({.parameters = {}, .output_plan = {{"tables", chunk_spec(0, {0, 1})}}}, "expected one of PlannedOutput");
+    refuse({.parameters = {}, .return_local_tensor = {"tables.none"}},
+           "return_local_tensor of the plan names 'tables.none'");
+  });
+}
+
 // A sharder whose module stays where it is, and one that fails on one rank.
 struct InPlace : Sharder {
   explicit InPlace(int fails_on = -1) : fails_on_(fails_on) {}

@@ -383,7 +383,11 @@ TEST(ShardModuleRefusalTest, ALayerWithAShardIsNotCloned) {
     ShardedEmbedding words(4, 4);
     ShardedEmbeddingBag bags(4, 4);
     for (torch::nn::Module* layer : std::vector<torch::nn::Module*>{linear.get(), words.get(), bags.get()}) {
-      EXPECT_EQ(layer->clone()->parameters()[0].size(0), 4);
+      const auto copy = layer->clone();
+      EXPECT_EQ(copy->name(), layer->name());
+      EXPECT_TRUE(at::equal(copy->parameters()[0], layer->parameters()[0]));
+      copy->parameters()[0].detach().fill_(1e9);
+      EXPECT_LT(layer->parameters()[0].detach().max().item<float>(), 1e9);
       shard_parameter(*layer, "weight", rows, group);
       EXPECT_ERROR(layer->clone(), ErrorCode::unsupported, "clone of a module with sharded parameters");
     }

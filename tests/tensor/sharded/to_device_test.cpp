@@ -6,13 +6,21 @@
 #include "support/error_matchers.h"
 #include "tensor/sharding_support.h"
 #include "tessera/comm/local_ranks.h"
+#include "tessera/tensor/ops.h"
+#include "tessera/tensor/partial_tensor.h"
+#include "tessera/tensor/shard_module.h"
 #include "tessera/tensor/sharded_tensor.h"
 
 namespace tessera {
 namespace {
 
 using testing::chunk_spec;
+using testing::close;
+using testing::full_of;
+using testing::random;
 using testing::ranks_of;
+using testing::shard;
+using testing::SpecPtr;
 
 // PyTorch: test_sharded_tensor_to_cpu, with meta in place of CUDA.
 TEST(ToDeviceTest, OfMixedDevicesEveryShardMovesAndTheSpecStaysOfItsKind) {
@@ -57,6 +65,54 @@ TEST(ToDeviceTest, InNoGradModeNoShardRequiresGradEvenIfItDoesNotMove) {
     const ShardedTensor moved = tensor.to({.device = at::Device(at::kMeta)});
     EXPECT_FALSE(moved.requires_grad());
     EXPECT_FALSE(moved.local_tensor().requires_grad());
+  });
+}
+
+// Returns a spec in which this rank has an index for the devices of the others, but not for its own, as the ranks'
+// specs differ after `to` where each rank has a device of its own.
+SpecPtr spec_known_here(std::int64_t dim, const ProcessGroup& group) {
+  std::vector<RemoteDevice> placements;
+  for (int rank = 0; rank < group.size(); ++rank)
+    placements.emplace_back(rank, rank == group.rank() ? Device{} : Device::parse("cpu:0"));
+  return std::make_shared<ChunkShardingSpec>(dim, placements);
+}
+
+TEST(ToDeviceTest, RanksNeedNotKnowTheIndicesOfEachOthersDevices) {
+  run_local(2, [](const ProcessGroup& group) {
+    const SpecPtr rows = spec_known_here(0, group), columns = spec_known_here(1, group), plain = chunk_spec(0, {0, 1});
+    const at::Tensor full = random({6, 4}, 1), input = random({3, 4}, 2);
+    const ShardedTensor a = shard(full, plain, group), b = shard(full, rows, group);
+    ASSERT_FALSE(a.metadata() == b.metadata());
+    EXPECT_TRUE(ops::equal(a, b));
+    EXPECT_TRUE(ops::allclose(b, a, {}));
+    EXPECT_FALSE(ops::equal(ops::add(b, 1), a));
+    EXPECT_TRUE(ops::equal(ShardedTensor::from_state(b.state(), group), a));
+    EXPECT_TRUE(close(full_of(ops::add(a, b)), full * 2));
+    EXPECT_TRUE(ops::equal(ops::copy_(ops::zeros_like(b), a, false), a));
+    EXPECT_TRUE(
+        close(full_of(std::get<ShardedTensor>(ops::linear(input, b, {}))), at::linear(at::cat({input, input}), full)));
+    EXPECT_TRUE(close(ops::embedding(at::arange(6), b, {}), full));
+    ops::EmbeddingBagOptions sums;
+    sums.mode = "sum";
+    EXPECT_TRUE(close(ops::embedding_bag(at::arange(6).view({2, 3}), b, sums), full.view({2, 3, 4}).sum(1)));
+    const at::Tensor left = random({4, 2, 3}, 3), right = random({4, 3, 2}, 4);
+    EXPECT_TRUE(close(full_of(ops::bmm(shard(left, plain, group), shard(right, rows, group))), at::bmm(left, right)));
+
+    ShardedTensor c = ShardedTensor::from_tensor(full, rows, group);
+    EXPECT_TRUE(ops::equal(c, a));
+    c.reshard(columns);
+    EXPECT_TRUE(close(full_of(c), full));
+    const PartialTensor partial =
+        std::get<PartialTensor>(ops::linear(shard(input, chunk_spec(1, {0, 1}), group), c, {}));
+    EXPECT_TRUE(close(full_of(partial.reshard(columns)), at::linear(input, full)));
+    ShardedLinear layer(4, 6);
+    shard_parameter(*layer, "weight", rows, group);
+    layer(at::ones({2, 4}));
+    // Another spec on rank 1 alone.
+    ShardedTensor d = shard(full, rows, group);
+    d.reshard(
+        std::make_shared<ChunkShardingSpec>(0, std::vector<RemoteDevice>{{0, Device{}}, {1, Device::parse("cpu:0")}}));
+    EXPECT_TRUE(close(full_of(d), full));
   });
 }
 

@@ -44,8 +44,9 @@ struct DistributeModuleOptions {
 /// there. Existing gradients are dropped. Does nothing on a rank outside of the mesh. A collective of the mesh's ranks.
 ///
 /// Every rank throws before anything changes: `Error(invalid_argument)` for placements that do not fit, partial
-/// placements, a parameter of another module that is not replicated, a layer that is already parallelized, and a
-/// parameter that is shared by modules in which it has different placements; and whatever `partition` throws.
+/// placements, a parameter of another module that is not replicated, a layer that is already parallelized, a parameter
+/// that is already the local tensor of a DTensor (see DTensorParameters), and a parameter that is shared by modules in
+/// which it has different placements; and whatever `partition` throws.
 void distribute_module(torch::nn::Module& module, const DeviceMesh& mesh, const DistributeModuleOptions& options = {});
 
 }  // namespace tessera

@@ -51,7 +51,7 @@ class PlannedOutput {
   /// `output_plan`: a ShardedTensor in place, as ShardedTensor::reshard; a PartialTensor is reduced, differentiably.
   /// If the module is in `return_local_tensor`, then returns the local tensor of a ShardedTensor, without the sharded
   /// dimension if its size there is 1. A collective if it reshards. Throws as `reshard`, and `Error(unsupported)` if
-  /// this rank has no shard or several; other ranks are told.
+  /// this rank has no shard or several; the other ranks are notified.
   ModuleOutput planned_output(const ops::LinearResult& result) const;
 
  private:
@@ -90,15 +90,19 @@ struct ModuleShardingPlan {
   std::vector<std::string> return_local_tensor = {};               ///< names of modules
 };
 
-/// Carries out `plan`: shards the parameters, calls the sharders in the order of their names, and plans the results. A
-/// collective of `group`.
+/// Carries out `plan`: shards the parameters, calls the sharders in the order of their names, and plans the results of
+/// the modules that have the names then. A collective of `group`.
 ///
-/// Every rank throws before anything changes: as `shard_module` for the parameters, and `Error(invalid_argument)` if on
-/// any rank a name is not that of a module, a sharder has the name "" or is null, a parameter of the plan belongs to a
-/// module that a sharder shards, a module of `output_plan` or `return_local_tensor` is not a PlannedOutput or has a
-/// plan already, or a spec is null, and if these differ between ranks. If a sharder throws on any rank, if the classes
-/// of the modules that it returns differ, or if the parent of a module to be replaced is not a ReplaceableSubmodules,
-/// every rank throws, and the module stays partly sharded.
+/// Every rank throws before anything changes: as `shard_module` for the parameters, and `Error(invalid_argument)` if
+/// the plans of the ranks differ or, on any rank,
+/// - a name is not that of a module, a sharder has the name "", or a sharder or a spec is null
+/// - a parameter of the plan belongs to a module that a sharder shards
+/// - a module of `output_plan` or `return_local_tensor` is not a PlannedOutput or has a plan already
+///
+/// A module of these two that a sharder shards, or that is in such a module, is looked up and checked after the
+/// sharders. If one does not pass, if a sharder throws or returns null on any rank, if the classes of the modules that
+/// it returns differ, or if the parent of a module to be replaced is not a ReplaceableSubmodules, every rank throws,
+/// and the module stays partly sharded.
 void shard_module(torch::nn::Module& module, const ModuleShardingPlan& plan, const ProcessGroup& group = {},
                   int src = 0);
 
