@@ -10,9 +10,9 @@
 ///
 /// Saves to one storage may overlap in time, although they should not. Each then commits its complete checkpoint or
 /// throws `Error(invalid_argument)`: if another save is being committed at that moment, or one that began later was
-/// committed already. A save that is being committed during all of a later one, as when its storage hangs, is taken for
-/// killed: it throws too, and changes nothing of the later one. Safetensors shards: all but the save that began last
-/// throw, unless they committed before it began.
+/// committed already. If a commit takes as long as all of a later save, for example because its storage hangs, the
+/// later save takes it for killed; the earlier save then throws and changes nothing of the later one. Of overlapping
+/// saves of safetensors shards, all except the one that began last throw, unless they committed before it began.
 ///
 /// Safetensors shards cannot be committed by one rename, because their readers take every file in the directory.
 /// Therefore they can only be saved to a storage without a checkpoint. Files have temporary names until all are
@@ -79,8 +79,8 @@ struct WriteOptions {
   /// `Error(invalid_argument)` before any file is written, or at the commit if another save was committed meanwhile.
   /// PyTorch: `overwrite` of FileSystemWriter.
   bool overwrite = true;
-  /// For dcp: a name of this save, that of the coordinator, which readers find in Metadata::storage_meta. Not stored by
-  /// the dialects torch_1_13 and torch_2_0, which do not have it. PyTorch stores a random one.
+  /// For dcp: a name of this save, which readers find in Metadata::storage_meta. That of the coordinator counts. Not
+  /// stored by the dialects torch_1_13 and torch_2_0, which do not have it. PyTorch stores a random one.
   std::optional<std::string> save_id = std::nullopt;
   ProgressSink* progress = nullptr;
   const Cancellation* cancellation = nullptr;

@@ -16,6 +16,8 @@
 namespace tessera::checkpoint {
 
 inline constexpr std::string_view kSidecarFileName = ".tessera.json";
+/// Larger sidecars are refused: 1 GiB describes 16 TiB of data.
+inline constexpr std::uint64_t kMaxSidecarBytes = 1ull << 30;
 
 struct Sidecar {
   /// The block size of the files that this version writes. A read of part of a file is compared block by block.
@@ -69,6 +71,9 @@ std::filesystem::path sidecar_path(const std::filesystem::path& checkpoint);
 std::optional<Sidecar> read_sidecar(const std::filesystem::path& checkpoint);
 std::optional<Sidecar> read_sidecar(const Storage& storage);
 
+/// Returns whether a sidecar lists `.metadata`, and as it is in the storage.
+bool describes_metadata(const Storage& storage, const Sidecar& sidecar);
+
 /// Reads the sidecar that a killed save left under its temporary name, if it is that of the present `.metadata`.
 std::optional<Sidecar> read_interrupted_sidecar(const Storage& storage);
 
@@ -76,8 +81,15 @@ std::optional<Sidecar> read_interrupted_sidecar(const Storage& storage);
 Sidecar parse_sidecar(ByteView contents, const std::string& name);
 
 /// Returns the contents of a sidecar file. Deterministic. Size: about 80 bytes per file, and 8 bytes per block.
-/// Throws `Error(invalid_argument)` for the name of a file that is not UTF-8, which JSON cannot represent.
-Bytes write_sidecar(const Sidecar& sidecar);
+/// `generation` is that of the save that writes it; readers ignore it. Throws `Error(invalid_argument)` for the name of
+/// a file that is not UTF-8, which JSON cannot represent.
+Bytes write_sidecar(const Sidecar& sidecar, std::optional<std::int64_t> generation = std::nullopt);
+
+/// Returns the generation in the contents of a sidecar, or in their first 1024 bytes; nothing if they have none, or if
+/// they end before it does.
+///
+/// Law: sidecar_generation(write_sidecar(sidecar, generation)) == generation.
+std::optional<std::int64_t> sidecar_generation(ByteView contents);
 
 /// Returns the contents of the sidecar of a single file, whose facts are the only ones in `sidecar`. As readers ignore
 /// the name in it, one that is not UTF-8 is escaped.

@@ -5,7 +5,7 @@
 /// Laws, which one test suite checks for every implementation:
 ///   `open` reads the bytes that were written and synced
 ///   `create` makes a new file; a file that is open stays readable after it is removed
-///   `rename` replaces atomically
+///   `rename` replaces atomically; `rename_new` replaces nothing
 ///   after `sync` has returned, the effects of earlier `create`, `rename` and `remove` survive a crash of the machine
 ///
 /// Names are relative paths inside the storage ("__0_0.distcp", "shards/a"). All members are thread-safe. Errors name
@@ -60,6 +60,13 @@ class Storage {
   virtual std::unique_ptr<OutputFile> create(const std::string& name, std::uint64_t size_bytes) = 0;
   /// Renames a file, replacing `to` if it exists.
   virtual void rename(const std::string& from, const std::string& to) = 0;
+  /// Renames a file. Returns false, and changes nothing, if `to` exists. The storages below do so atomically; the
+  /// default checks and renames in two steps.
+  virtual bool rename_new(const std::string& from, const std::string& to) {
+    if (size_bytes(to)) return false;
+    rename(from, to);
+    return true;
+  }
   /// Removes a file. Does nothing if it does not exist.
   virtual void remove(const std::string& name) = 0;
   /// Blocks until the effects of `create`, `rename` and `remove` are durable.

@@ -134,15 +134,17 @@ void replace_file(const fs::path& path, ByteView contents) {
   sync_directory(path.has_parent_path() ? path.parent_path() : fs::path("."));
 }
 
-// Replaces the sidecar of a directory, as a save that is committed: its files do not change meanwhile.
+// Replaces the sidecar of a directory, between saves: its files do not change meanwhile. A save completes what it finds
+// under the temporary name, which therefore must be right from the start.
 void replace_sidecar(Storage& storage, const SaveTurn& turn, const Summing& summing, const Sidecar& sidecar) {
-  CommitLock lock(storage);
+  CommitLock lock(storage, turn);
   try {
-    lock.take(turn, write_sidecar(sidecar));
+    summing.require_unchanged();
+    lock.take_between_saves(write_sidecar(sidecar));
     summing.require_unchanged();
     storage.sync();
     lock.require_held();
-    lock.become_sidecar();
+    lock.become_sidecar(sidecar);
     storage.sync();
   } catch (...) {
     lock.release();

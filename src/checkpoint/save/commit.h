@@ -22,7 +22,7 @@ namespace tessera::checkpoint {
 // at a time: it has the sidecar under its temporary name. A commit throws if a save that began later was committed
 // before, or has removed its files.
 struct SaveTurn {
-  // Larger than that of any file that exists here, or that the committed checkpoint has: ranks may have their own
+  // Larger than that of any file that exists here, and of the save that wrote the sidecar: ranks may have their own
   // disks.
   std::int64_t generation = 0;
   // The temporary sidecar when the save began. If it is the same when the save commits, it was left by a killed save.
@@ -30,47 +30,64 @@ struct SaveTurn {
 };
 SaveTurn begin_save(const Storage& storage);
 
-// The temporary sidecar of a storage, which one commit at a time has. Its contents identify the commit: they have the
-// names and checksums of its files.
+// The temporary sidecar of a storage, which one commit at a time has. Its contents identify the commit: those of a save
+// have its generation and the names and checksums of its files. Saves of one generation do not have the same files,
+// because each creates its files. `tessera sum` writes no generation.
 //
 // A save cannot tell a commit that is slow from one that was killed, and takes over from both. Law: after that, the
 // slow commit throws and changes no file of the other save, whatever it was about to do.
 //   - It renames the temporary sidecar, and files from names that only it uses, and calls is_held() after it created
 //     them and right before. The other save first replaces the temporary sidecar and then removes or renames these
 //     files, so that either is_held() returns false or the rename fails.
-//   - It renames files from other names, to undo what it did, by rename_if().
+//   - It renames and removes files of other names, to undo what it did, by rename_if() alone.
+//   - The other save removes files that the slow commit moved aside by rename_if() in take() only. Later, one of them
+//     may be a file of the other save, which the slow commit is about to put back.
 class CommitLock {
  public:
-  explicit CommitLock(Storage& storage) : storage_(storage) {}
+  CommitLock(Storage& storage, const SaveTurn& turn) : storage_(storage), turn_(turn) {}
 
-  // Creates the temporary sidecar with the contents of the sidecar of this commit, and makes them durable. Before,
-  // completes or removes one that a killed save left. Removes the uncommitted metadata of saves that began earlier.
-  // Returns the names of the files that the storage has then, sorted. Throws Error(invalid_argument) if another save is
-  // being committed.
-  std::vector<std::string> take(const SaveTurn& turn, Bytes contents);
+  // Creates the temporary sidecar of a save with the contents of its sidecar, and makes them durable. Before, completes
+  // or removes one that a killed save or `tessera sum` left, or that `tessera sum` has. Removes the uncommitted
+  // metadata of saves that began earlier, and what they moved aside. Returns the names of the files that the storage
+  // has then, sorted. Throws Error(invalid_argument) if another save is being committed.
+  std::vector<std::string> take(Bytes contents);
+  // Creates the temporary sidecar for `tessera sum`, which changes no other file. Therefore, unlike a save, it removes
+  // nothing of saves, and takes over only from what it left itself when it was killed, or from what is not complete.
+  // Throws Error(invalid_argument) if there is another one, even if that is of a killed save.
+  void take_between_saves(Bytes contents);
   // Creates the temporary sidecar. Throws Error(invalid_argument) if there is one.
   void create(Bytes contents);
   // Returns whether the temporary sidecar is that of this commit.
   bool is_held() const;
   // Throws Error(invalid_argument) if it is not.
-  void require_held() const;
-  // Renames the temporary sidecar to the sidecar. If that was the one of another commit, renames it back and throws
-  // Error(invalid_argument).
-  void become_sidecar();
+  void require_held();
+  // Renames the temporary sidecar to the sidecar. If that was the one of another commit, or there is another
+  // `.metadata` than the one that `sidecar` lists, puts both sidecars back and throws Error(invalid_argument).
+  void become_sidecar(const Sidecar& sidecar);
+  // Returns whether require_held() or become_sidecar() has found that another save took over.
+  bool is_overtaken() const { return is_overtaken_; }
   // Removes the temporary sidecar if it is that of this commit, or what a failed write left of it. One that cannot be
   // removed is completed or removed by the next save.
   void release() noexcept;
 
  private:
-  [[noreturn]] void fail_as_overtaken() const;
+  [[noreturn]] void fail_as_overtaken();
+  void require_none(std::string_view advice) const;
 
   Storage& storage_;
+  const SaveTurn& turn_;
   std::optional<Bytes> contents_;  // if it was created
   bool is_written_ = false;        // completely
+  bool is_overtaken_ = false;
 };
 
+// Renames a file whose name only this save and those that take over from it use. Returns false if it is not there: one
+// of these took it.
+bool rename_if_present(Storage& storage, const std::string& from, const std::string& to);
+
 // Renames `name` to `own`, which only this save uses, and calls `is_mine` afterwards, because no storage compares and
-// renames in one step. If it returns false, the file may be of another save: renames it back and returns false.
+// renames in one step. If it returns false, the file may be of another save: renames it back, unless there is a newer
+// file of that name, which replaces it, and returns false. Also returns false if there is no file `name`.
 bool rename_if(Storage& storage, const std::string& name, const std::string& own, const std::function<bool()>& is_mine);
 
 // Returns a name, which only this save uses, for a file that is removed if it is this save's. Later saves remove it.
@@ -98,7 +115,7 @@ using WriteMetadata = std::function<void(const std::function<void(ByteView bytes
 void commit(Storage& storage, const SaveTurn& turn, const CommitConditions& conditions,
             const WriteMetadata& write_metadata, Sidecar sidecar);
 
-// Removes data files and uncommitted files of generations before `generation`, and metadata of single ranks, except
+// Removes data files and uncommitted shards of generations before `generation`, and metadata of single ranks, except
 // those in `referenced`. Returns the files that could not be removed, with the reasons. Does not throw: it runs after
 // the commit.
 std::vector<std::string> remove_unreferenced(Storage& storage, const std::set<std::string>& referenced,

@@ -95,9 +95,9 @@ class SafetensorsWriter final : public FormatWriter {
       }
     }
     for (const auto& [name, facts] : sidecar.files) shards_.insert(name);
-    CommitLock lock(storage);
+    CommitLock lock(storage, turn_);
     try {
-      const std::vector<std::string> names = lock.take(turn_, write_sidecar(sidecar));
+      const std::vector<std::string> names = lock.take(write_sidecar(sidecar, turn_.generation));
       require_no_checkpoint(storage, names, {});
       require_present(storage, names, written);
       if (!interrupted_commit(storage, names, {written.begin(), written.end()}).empty()) {
@@ -109,7 +109,7 @@ class SafetensorsWriter final : public FormatWriter {
       storage.sync();
       lock.require_held();
       sidecar_may_be_new_ = true;
-      lock.become_sidecar();
+      lock.become_sidecar(sidecar);
       storage.sync();
       for (const std::string& name : shards_) {
         storage.rename(uncommitted(name), name);
@@ -175,7 +175,7 @@ class SafetensorsWriter final : public FormatWriter {
     try {
       // A rename that failed without an effect left the temporary sidecar.
       if (sidecar_may_be_new_ && !lock.is_held()) {
-        const std::optional<Shards> shards = own_shards(storage);
+        const std::optional<Shards> shards = lock.is_overtaken() ? std::nullopt : own_shards(storage);
         is_overtaken = !shards || !remove_interrupted(storage, *shards);
       }
     } catch (const std::exception& error) {
@@ -221,8 +221,8 @@ class SafetensorsWriter final : public FormatWriter {
         const std::string own = uncommitted(name);
         if (is_committed) {
           if (!rename_if(storage, name, own, has_taken)) return false;
-        } else if (present != own) {
-          storage.rename(present, own);
+        } else if (present != own && !rename_if_present(storage, present, own)) {
+          return false;
         }
         if (taken.empty()) taken = own;
       }

@@ -102,6 +102,10 @@ class FaultyStorage final : public Storage {
     judge_->ask(StorageStep::rename, name_of(from));
     inner_->rename(from, to);
   }
+  bool rename_new(const std::string& from, const std::string& to) override {
+    judge_->ask(StorageStep::rename, name_of(from));
+    return inner_->rename_new(from, to);
+  }
   void remove(const std::string& name) override {
     judge_->ask(StorageStep::remove, name_of(name));
     inner_->remove(name);

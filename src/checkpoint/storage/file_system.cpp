@@ -96,6 +96,17 @@ class FileSystemStorage final : public Storage {
     rename_replacing(directory_ / from, directory_ / to);
   }
 
+  bool rename_new(const std::string& from, const std::string& to) override {
+    try {
+      tessera::rename_new(directory_ / from, directory_ / to);
+      return true;
+    } catch (const Error& error) {
+      if (error.code() == ErrorCode::invalid_argument) return false;
+      if (!size_bytes(from)) fail(ErrorCode::not_found, "rename {}: no such file", name_of(from));
+      throw;
+    }
+  }
+
   void remove(const std::string& name) override {
     std::error_code error;
     fs::remove(directory_ / name, error);

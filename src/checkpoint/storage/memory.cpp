@@ -95,6 +95,15 @@ class MemoryStorage final : public Storage {
     files_.insert_or_assign(to, std::move(contents));
   }
 
+  bool rename_new(const std::string& from, const std::string& to) override {
+    const std::lock_guard lock(mutex_);
+    const auto found = files_.find(from);
+    if (found == files_.end()) fail(ErrorCode::not_found, "rename {}: no such file", name_of(from));
+    if (!files_.emplace(to, found->second).second) return false;
+    files_.erase(found);
+    return true;
+  }
+
   void remove(const std::string& name) override {
     const std::lock_guard lock(mutex_);
     files_.erase(name);

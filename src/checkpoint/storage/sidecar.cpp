@@ -19,8 +19,8 @@ namespace tessera::checkpoint {
 namespace fs = std::filesystem;
 namespace {
 
-constexpr std::uint64_t kMaxSidecarBytes = 1ull << 30;
 constexpr std::int64_t kVersion = 2;
+constexpr std::string_view kGeneration = "generation";  // a member before `files`
 constexpr std::size_t kCrcDigits = 8;
 constexpr std::uint64_t kMinBlockBytes = 1u << 10;
 
@@ -160,17 +160,25 @@ fs::path sidecar_path(const fs::path& checkpoint) {
   return fs::path(checkpoint.string() + std::string(kSidecarFileName));
 }
 
+bool describes_metadata(const Storage& storage, const Sidecar& sidecar) {
+  const std::string name(kMetadataFileName);
+  const auto facts = sidecar.files.find(name);
+  if (facts == sidecar.files.end() || storage.size_bytes(name) != facts->second.size_bytes) return false;
+  try {
+    const std::shared_ptr<const ByteSource> metadata = storage.open(name);
+    return metadata->size_bytes() == facts->second.size_bytes && crc32_of(*metadata) == facts->second.crc32;
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::not_found) throw;
+    return false;
+  }
+}
+
 std::optional<Sidecar> read_interrupted_sidecar(const Storage& storage) {
-  const std::string name(kTemporarySidecarName), metadata_name(kMetadataFileName);
-  if (!storage.size_bytes(name) || !storage.size_bytes(metadata_name)) return std::nullopt;
+  const std::string name(kTemporarySidecarName);
+  if (!storage.size_bytes(name) || !storage.size_bytes(std::string(kMetadataFileName))) return std::nullopt;
   try {
     Sidecar sidecar = parse_sidecar(read_file(storage, name, kMaxSidecarBytes), storage.name_of(name));
-    const auto facts = sidecar.files.find(metadata_name);
-    if (facts == sidecar.files.end()) return std::nullopt;
-    const std::shared_ptr<const ByteSource> metadata = storage.open(metadata_name);
-    const bool is_its_own =
-        metadata->size_bytes() == facts->second.size_bytes && crc32_of(*metadata) == facts->second.crc32;
-    return is_its_own ? std::optional(std::move(sidecar)) : std::nullopt;
+    return describes_metadata(storage, sidecar) ? std::optional(std::move(sidecar)) : std::nullopt;
   } catch (const Error& error) {
     if (error.code() == ErrorCode::io) throw;
     return std::nullopt;  // the sidecar was not finished
@@ -181,7 +189,12 @@ std::optional<Sidecar> read_sidecar(const Storage& storage) {
   if (std::optional<Sidecar> sidecar = read_interrupted_sidecar(storage)) return sidecar;
   const std::string name(kSidecarFileName);
   if (!storage.size_bytes(name)) return std::nullopt;
-  return parse_sidecar(read_file(storage, name, kMaxSidecarBytes), storage.name_of(name));
+  try {
+    return parse_sidecar(read_file(storage, name, kMaxSidecarBytes), storage.name_of(name));
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::not_found) throw;
+    return std::nullopt;  // a save removed it meanwhile
+  }
 }
 
 std::optional<Sidecar> read_sidecar(const fs::path& checkpoint) {
@@ -200,7 +213,7 @@ std::optional<Sidecar> read_sidecar(const fs::path& checkpoint) {
   return sidecar;
 }
 
-Bytes write_sidecar(const Sidecar& sidecar) {
+Bytes write_sidecar(const Sidecar& sidecar, std::optional<std::int64_t> generation) {
   nlohmann::ordered_json files = nlohmann::ordered_json::object();
   for (const auto& [name, facts] : sidecar.files) {
     if (!pickle::is_utf8(name)) {
@@ -215,12 +228,28 @@ Bytes write_sidecar(const Sidecar& sidecar) {
     for (const std::uint32_t crc : facts.block_crcs) fmt::format_to(std::back_inserter(digits), "{:08x}", crc);
     file["blocks"] = std::move(digits);
   }
-  const nlohmann::ordered_json json = {
-      {"version", kVersion}, {"block_bytes", Sidecar::kBlockBytes}, {"files", std::move(files)}};
+  nlohmann::ordered_json json = nlohmann::ordered_json::object();
+  json["version"] = kVersion;
+  if (generation) json[std::string(kGeneration)] = *generation;
+  json["block_bytes"] = Sidecar::kBlockBytes;
+  json["files"] = std::move(files);
   Bytes out;
   append(out, json.dump(1));
   out.push_back('\n');
   return out;
+}
+
+std::optional<std::int64_t> sidecar_generation(ByteView contents) {
+  std::string_view text = as_text(contents);
+  text = text.substr(0, text.find("\"files\""));  // a name of a file may be anything
+  const std::string member = fmt::format("\"{}\": ", kGeneration);
+  const std::size_t at = text.find(member);
+  if (at == std::string_view::npos) return std::nullopt;
+  text.remove_prefix(at + member.size());
+  std::int64_t generation = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), generation);
+  if (error != std::errc() || end == text.data() + text.size() || *end != ',' || generation < 0) return std::nullopt;
+  return generation;
 }
 
 Bytes write_file_sidecar(const Sidecar& sidecar) {

@@ -7,8 +7,11 @@
 #include <utility>
 
 #include "checkpoint/manage/runs.h"
+#include "checkpoint/save/saved_states.h"
 #include "support/error_matchers.h"
 #include "tessera/checkpoint/checkpoint.h"
+#include "tessera/checkpoint/faulty_storage.h"
+#include "tessera/checkpoint/save.h"
 #include "tessera/checkpoint/sidecar.h"
 
 namespace tessera::checkpoint {
@@ -176,6 +179,60 @@ TEST_F(AddSidecarTest, DuringACommitNothingIsReplaced) {
                "found .tessera.json.tmp, expected none: another save is being committed");
   EXPECT_EQ(as_text(read_file(run() / "dcp/.tessera.json.tmp")), "of a save");
   EXPECT_FALSE(fs::exists(run() / "dcp/.tessera.json"));
+}
+
+FlatState state_to_save() {
+  const saved::Shape shape = {6, 4};
+  return {saved::tensor_entry("a", shape, {Box::full(shape)})};
+}
+
+// The save replaces a checkpoint without a sidecar.
+TEST_F(AddSidecarTest, ASaveThatIsRunningIsCommitted) {
+  for (const StorageStep step : {StorageStep::create, StorageStep::finish}) {
+    const std::string name(storage_step_name(step));
+    add_dcp(name);
+    bool is_summed = false;
+    const auto storage = faulty_storage(file_system_storage(run() / name), [&](const StorageEvent& event) {
+      if (event.step == step && event.file.ends_with("/.metadata.1.tmp")) {
+        is_summed = add_sidecar(run() / name).written;
+      }
+      return StorageFault::none;
+    });
+    write_state(state_to_save(), storage);
+    EXPECT_TRUE(is_summed);
+    expect_facts(run() / name, 2);
+  }
+}
+
+TEST_F(AddSidecarTest, WhatASaveIsCommittingIsNotRemoved) {
+  add_dcp("dcp");
+  Sidecar of_save;
+  of_save.files[".metadata"] = facts_of(as_bytes("of the save"));
+  write_new_file(run() / "dcp/.tessera.json.tmp", write_sidecar(of_save, 1));
+  add_text("dcp/.metadata.1.tmp", "of the save");
+  EXPECT_ERROR(add_sidecar(run() / "dcp"), ErrorCode::invalid_argument,
+               "found .tessera.json.tmp, expected none: another save is being committed; if it was killed");
+  for (const char* name : {".tessera.json.tmp", ".metadata.1.tmp"})
+    EXPECT_TRUE(fs::exists(run() / "dcp" / name)) << name;
+  EXPECT_FALSE(fs::exists(run() / "dcp/.tessera.json"));
+}
+
+TEST_F(AddSidecarTest, SidecarsThatAreTooLargeAreNotRead) {
+  const auto make_large = [&](const char* name) {
+    add_text(name, "");
+    fs::resize_file(run() / name, std::uint64_t{1} << 40);  // without data
+  };
+  add_dcp("dcp");
+  make_large("dcp/.tessera.json");
+  const AddSidecarReport report = add_sidecar(run() / "dcp");
+  EXPECT_FALSE(report.written);
+  ASSERT_FALSE(report.verified.problems.empty());
+  EXPECT_THAT(report.verified.problems[0].what, HasSubstr("found 1099511627776 bytes, expected at most"));
+  write_state(state_to_save(), file_system_storage(run() / "dcp"));
+  expect_facts(run() / "dcp", 2);
+  make_large("dcp/.tessera.json.tmp");
+  EXPECT_ERROR(add_sidecar(run() / "dcp"), ErrorCode::corrupt,
+               ".tessera.json.tmp: found 1099511627776 bytes, expected at most");
 }
 
 TEST_F(AddSidecarTest, ACheckpointThatIsReplacedMeanwhileIsAnError) {

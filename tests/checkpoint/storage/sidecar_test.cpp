@@ -36,6 +36,26 @@ TEST(SidecarTest, WhatIsWrittenIsRead) {
   EXPECT_EQ(read_sidecar(directory.path()), sidecar);
 }
 
+TEST(SidecarTest, TheGenerationIsAtTheBeginningAndReadersIgnoreIt) {
+  Sidecar sidecar;
+  sidecar.files["\"generation\": 7,"] = facts_of_blocks(200 * Sidecar::kBlockBytes, std::vector<std::uint32_t>(200));
+  EXPECT_EQ(sidecar_generation(write_sidecar(sidecar)), std::nullopt);
+  for (const std::int64_t generation : {std::int64_t{0}, std::int64_t{17}, INT64_MAX - 1}) {
+    const Bytes contents = write_sidecar(sidecar, generation);
+    EXPECT_EQ(parse_sidecar(contents, "a"), sidecar);
+    EXPECT_EQ(sidecar_generation(contents), generation);
+    EXPECT_EQ(sidecar_generation(ByteView(contents).first(1024)), generation);
+  }
+}
+
+TEST(SidecarTest, ADamagedGenerationIsNone) {
+  for (const char* text : {"", "{", R"({"version": 2, "generation": 17)", R"({"generation": -1, "files": {}})",
+                           R"({"generation": 1.5, "files": {}})", R"({"generation": "1", "files": {}})",
+                           R"({"generation": 99999999999999999999, "files": {}})"}) {
+    EXPECT_EQ(sidecar_generation(as_bytes(std::string_view(text))), std::nullopt) << text;
+  }
+}
+
 TEST(SidecarTest, ADirectoryWithoutOneHasNone) {
   const TemporaryDirectory directory;
   EXPECT_EQ(read_sidecar(directory.path()), std::nullopt);

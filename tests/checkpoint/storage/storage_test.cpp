@@ -104,6 +104,20 @@ TEST_P(StorageTest, ARenameReplaces) {
   EXPECT_EQ(read_all(*opened), bytes_of("old"));
 }
 
+TEST_P(StorageTest, ARenameToANewNameReplacesNothing) {
+  const auto storage = make();
+  storage->prepare();
+  write_new_file(*storage, "a", as_bytes("first"));
+  write_new_file(*storage, "b", as_bytes("second"));
+  EXPECT_FALSE(storage->rename_new("a", "b"));
+  EXPECT_EQ(read_file(*storage, "a"), bytes_of("first"));
+  EXPECT_EQ(read_file(*storage, "b"), bytes_of("second"));
+  EXPECT_TRUE(storage->rename_new("a", "c"));
+  EXPECT_THAT(storage->list(), ElementsAre("b", "c"));
+  EXPECT_EQ(read_file(*storage, "c"), bytes_of("first"));
+  EXPECT_ERROR(storage->rename_new("a", "d"), ErrorCode::not_found, storage->name_of("a"));
+}
+
 TEST_P(StorageTest, WhatIsOpenOutlivesItsRemoval) {
   const auto storage = make();
   storage->prepare();
