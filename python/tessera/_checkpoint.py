@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 # Reads of more bytes can be interrupted. Less is read in the calling thread, in a few milliseconds.
 _LARGE_READ_BYTES = 32 << 20
 
-_BLOCK_BYTES = 128 << 10  # that the sidecar has checksums of
-
 
 Chunk = collections.namedtuple("Chunk", ["offsets", "sizes", "file", "offset_bytes", "length_bytes"])
 Chunk.__doc__ = """A stored chunk of a tensor: the box of elements, and the bytes of a file that hold it. The name of the file is
@@ -280,7 +278,8 @@ class Checkpoint(collections.abc.Mapping):
         progress: Progress | None = None,
     ) -> Any:
         """Reads elements of a tensor, and no other bytes than they need. If the checkpoint has a `.tessera.json`, these are the
-        blocks of 128 KiB that hold them, which are compared with it: for a column, up to one for each row.
+        blocks of 128 KiB that hold them, which are compared with it: for a column, up to one for each row. One of version 1
+        has a checksum for each file alone, so the first read of a file reads all of it.
 
         box       slices and indices as of NumPy, without steps: `(slice(0, 4), 7)`; None for the full tensor
         out       memory for the elements: a writable buffer, such as a NumPy array, or a tensor of PyTorch on the CPU,
@@ -327,10 +326,13 @@ class Checkpoint(collections.abc.Mapping):
             options = _library.options(_library.ReadOptions, cast=bool(cast), task=task, compare_rest=True)
             _library.check(functions.read(opened, ctypes.byref(boxes), ctypes.byref(options), None))
 
-        # Of a row of the box, a block is read at each end, to compare it.
-        most_bytes = _memory.product(sizes) * tensor._element_bytes + 2 * _memory.product(sizes[:-1]) * _BLOCK_BYTES
         with self._use() as opened:
-            if progress is None and min(tensor.size_bytes, most_bytes) < _LARGE_READ_BYTES:
+            # To compare a row of the box, or a chunk, the blocks at its ends are read.
+            ends_bytes = 2 * functions.largest_block(opened)
+            rows_bytes = _memory.product(sizes) * tensor._element_bytes + _memory.product(sizes[:-1]) * ends_bytes
+            chunks_bytes = tensor._chunks * ends_bytes
+            most_bytes = min(max(rows_bytes, chunks_bytes), tensor.size_bytes + chunks_bytes)
+            if progress is None and most_bytes < _LARGE_READ_BYTES:
                 call(None)
             else:
                 _library.run(call, progress)

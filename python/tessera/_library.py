@@ -191,6 +191,7 @@ _FUNCTIONS = {
     "warning": (ctypes.c_char_p, [handle, ctypes.c_size_t]),
     "file_count": (ctypes.c_size_t, [handle]),
     "file_name": (ctypes.c_char_p, [handle, ctypes.c_size_t]),
+    "largest_block": (ctypes.c_uint64, [handle]),
     "tensor_count": (ctypes.c_size_t, [handle]),
     "tensor": (ctypes.c_int, [handle, ctypes.c_size_t, ctypes.POINTER(TensorInfo)]),
     "chunk": (ctypes.c_int, [handle, ctypes.c_size_t, ctypes.c_size_t, ctypes.POINTER(ChunkInfo)]),

@@ -104,6 +104,10 @@ const char* tessera_file_name(const tessera_checkpoint* checkpoint, size_t file)
   return c::of(checkpoint).files()[file].name.c_str();
 }
 
+uint64_t tessera_largest_block(const tessera_checkpoint* checkpoint) {
+  return c::described(checkpoint, uint64_t{0}, [](const auto& opened) { return opened.largest_block_bytes(); });
+}
+
 size_t tessera_tensor_count(const tessera_checkpoint* checkpoint) {
   return c::count_of(
       checkpoint, [](const auto& opened) -> const auto& { return opened.tensors(); });

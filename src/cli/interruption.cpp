@@ -16,6 +16,8 @@ extern "C" void request_stop(int) {
 
 }  // namespace
 
+const Cancellation& interruption() { return stop_requested; }
+
 const Cancellation& watch_signals() {
   std::signal(SIGPIPE, SIG_IGN);
   std::signal(SIGXFSZ, SIG_IGN);  // a write beyond the limit of file sizes is an error that is reported

@@ -7,11 +7,13 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <climits>
 #include <cstdint>
 #include <cstdlib>
 #include <map>
 #include <system_error>
 
+#include "cli/interruption.h"
 #include "tessera/base/error.h"
 
 namespace tessera::cli {
@@ -22,8 +24,25 @@ bool environment_has(const char* name) {
   return value != nullptr && *value != '\0';
 }
 
-void write_to_standard_error(const std::string& line) {
-  static_cast<void>(write_all(STDERR_FILENO, line));  // there is no other place to report its error
+// Writes a line, which waits while standard error takes no more. Once the command is told to stop, only what standard
+// error takes at once is written: so one signal ends the wait, whenever it comes, and all later ones.
+void write_to_standard_error(std::string_view line) {
+  constexpr int kWaitMilliseconds = 50;
+  while (!line.empty()) {
+    pollfd waited{STDERR_FILENO, POLLOUT, 0};
+    const int ready = ::poll(&waited, 1, interruption().requested() ? 0 : kWaitMilliseconds);
+    if (ready == 0 || (ready < 0 && errno == EINTR)) {
+      if (interruption().requested()) return;
+      continue;
+    }
+    // A pipe that is ready takes this much without a wait.
+    const ssize_t count = ::write(STDERR_FILENO, line.data(), std::min<std::size_t>(line.size(), PIPE_BUF));
+    if (count >= 0) {
+      line.remove_prefix(static_cast<std::size_t>(count));
+    } else if (errno != EINTR && errno != EAGAIN) {
+      return;  // there is no other place to report it
+    }
+  }
 }
 
 // Returns what warnings of one kind have in common: the text, with "..." for what is in quotes and N for a number.

@@ -59,7 +59,9 @@ std::string one_line(std::string_view text);
 // "1 file", "2 files"
 std::string counted(std::size_t count, std::string_view noun);
 
-// Write "tessera: <message>" or "tessera: warning: <message>" to standard error, on one line. Errors are ignored.
+// Write "tessera: <message>" or "tessera: warning: <message>" to standard error, on one line. Errors are ignored. Wait
+// while standard error takes no more, unless the command is told to stop (see watch_signals): then the rest is left
+// out.
 void print_error(std::string_view message);
 void print_warning(std::string_view message);
 

@@ -64,6 +64,7 @@ TEST(CNullTest, AHandleThatIsNullIsRefusedOrDescribesNothing) {
   EXPECT_EQ(tessera_warning(nullptr, 0), nullptr);
   EXPECT_EQ(tessera_file_count(nullptr), 0u);
   EXPECT_EQ(tessera_file_name(nullptr, 0), nullptr);
+  EXPECT_EQ(tessera_largest_block(nullptr), 0u);
   EXPECT_EQ(tessera_tensor_count(nullptr), 0u);
   EXPECT_EQ(tessera_object_count(nullptr), 0u);
   EXPECT_EQ(tessera_save_written_bytes(nullptr), 0u);

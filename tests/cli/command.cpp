@@ -92,6 +92,12 @@ void drain(int out, int err, Outcome& outcome) {
   }
 }
 
+void wait_for_input(int descriptor) {
+  pollfd polled{descriptor, POLLIN, 0};
+  while (::poll(&polled, 1, -1) < 0) {
+  }
+}
+
 int wait_for(pid_t pid) {
   int status = 0;
   while (::waitpid(pid, &status, 0) < 0) {
@@ -148,6 +154,7 @@ Running::Running(const std::vector<std::string>& arguments, const Conditions& co
   Pipe out, err;
   make_small(out);
   if (conditions.stdout_non_blocking) make_non_blocking(out);
+  if (conditions.stderr_small) make_small(err);
   pid_ = start(with_program(arguments), out.write, err.write, conditions);
   ::close(out.write);
   ::close(err.write);
@@ -161,11 +168,8 @@ Running::~Running() {
   finish();
 }
 
-void Running::wait_for_output() const {
-  pollfd polled{out_, POLLIN, 0};
-  while (::poll(&polled, 1, -1) < 0) {
-  }
-}
+void Running::wait_for_output() const { wait_for_input(out_); }
+void Running::wait_for_errors() const { wait_for_input(err_); }
 
 bool Running::wait_until_it_has_read(std::uint64_t bytes) const {
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
@@ -184,6 +188,14 @@ void Running::signal(int number) const { ::kill(pid_, number); }
 bool Running::has_ended() const {
   siginfo_t end{};
   return ::waitid(P_PID, static_cast<id_t>(pid_), &end, WEXITED | WNOHANG | WNOWAIT) == 0 && end.si_pid == pid_;
+}
+
+bool Running::wait_until_it_has_ended() const {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(2);
+  while (!has_ended() && std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return has_ended();
 }
 
 Outcome Running::finish() {

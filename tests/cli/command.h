@@ -21,6 +21,7 @@ struct Conditions {
   std::string stdout_file;                         // write standard output there
   bool stdout_closed_pipe = false;                 // a pipe whose read end is closed
   bool stdout_non_blocking = false;                // a pipe of 4 KiB to which writes do not wait
+  bool stderr_small = false;                       // standard error is a pipe of 4 KiB
   bool without_root_rights = false;                // file modes are enforced, also for root
   std::optional<unsigned short> terminal_columns;  // standard output is a terminal of that width
   std::map<std::string, std::string> environment;  // set these
@@ -42,10 +43,13 @@ class Running {
   Running(const Running&) = delete;
   Running& operator=(const Running&) = delete;
   void wait_for_output() const;
+  void wait_for_errors() const;
   // Waits until it has read `bytes`, as counted by the kernel; returns false after 30 seconds.
   bool wait_until_it_has_read(std::uint64_t bytes) const;
   void signal(int number) const;
   bool has_ended() const;
+  // Waits until it has ended; returns false after two minutes. Its output is not read.
+  bool wait_until_it_has_ended() const;
   Outcome finish();
 
  private:

@@ -12,6 +12,8 @@
 #include "cli/command.h"
 #include "support/paths.h"
 #include "support/temporary_directory.h"
+#include "tessera/base/file.h"
+#include "tessera/format/torch_archive.h"
 
 namespace tessera::testing {
 namespace {
@@ -21,6 +23,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::MatchesRegex;
 using ::testing::Not;
+using ::testing::StartsWith;
 
 const std::vector<std::vector<std::string>>& printing_commands() {
   static const std::vector<std::vector<std::string>> commands = {
@@ -68,6 +71,39 @@ TEST(OutputTest, InterruptedWhileNobodyReads) {
     EXPECT_EQ(outcome.status, 3);
     EXPECT_EQ(outcome.err, "tessera: interrupted\n");
   }
+}
+
+TEST(OutputTest, InterruptedWhileNobodyReadsAnError) {
+  Conditions conditions;
+  conditions.stderr_small = true;
+  Running running({"inspect", std::string(9000, 'x')}, conditions);
+  running.wait_for_errors();
+  running.signal(SIGTERM);
+  EXPECT_TRUE(running.wait_until_it_has_ended());
+  const Outcome outcome = running.finish();
+  EXPECT_EQ(outcome.status, 3);
+  EXPECT_THAT(outcome.err, StartsWith("tessera: "));
+}
+
+// One signal is enough for all of them.
+TEST(OutputTest, InterruptedWhileNobodyReadsManyWarnings) {
+  const TemporaryDirectory folder;
+  std::string pickle = "\x80\x02}(";
+  for (int i = 100; i < 300; ++i) pickle += "U\x03" + std::to_string(i) + "cmine\nThing\n)R";
+  pickle += "u.";
+  const ByteView bytes = as_bytes(pickle);
+  const torch_archive::ArchiveLayout layout("archive", Bytes(bytes.begin(), bytes.end()), {});
+  write_new_file(folder / "in.pt", layout.trailer({}));
+  Conditions conditions;
+  conditions.stderr_small = true;
+  Running running({"convert", folder / "in.pt", folder / "out.safetensors", "--all-warnings"}, conditions);
+  running.wait_for_errors();
+  running.signal(SIGINT);
+  EXPECT_TRUE(running.wait_until_it_has_ended());
+  const Outcome outcome = running.finish();
+  EXPECT_EQ(outcome.status, 0) << "the conversion was over";
+  EXPECT_THAT(outcome.out, StartsWith("wrote "));
+  EXPECT_THAT(outcome.err, StartsWith("tessera: warning: object '100' cannot be stored in safetensors"));
 }
 
 // Another program that shares the pipe or the terminal may have made it so.

@@ -335,6 +335,28 @@ class Operations(Folder):
         with tessera.open(path, checksums=False) as checkpoint:
             self.assertNotEqual(checkpoint.read("w", column).tolist(), [1] * 4)
 
+    def test_a_file_that_is_one_block_is_compared_where_control_c_can_end_it(self):
+        path = self.folder / "a.safetensors"
+        write_safetensors(path, 4 << 20)
+        tessera.convert(path, self.folder / "b.safetensors")  # with blocks of 128 KiB
+        facts = {"bytes": path.stat().st_size, "crc32": f"{zlib.crc32(path.read_bytes()):08x}"}
+
+        def read(name):
+            with tessera.open(self.folder / name) as checkpoint:
+                return bytes(checkpoint.read("x", slice(5, 9)))
+
+        in_thread = mock.patch.object(tessera._library, "run", wraps=tessera._library.run)
+        with mock.patch.object(tessera._checkpoint, "_LARGE_READ_BYTES", 1 << 20), in_thread as run:
+            for name in ("a.safetensors", "b.safetensors"):
+                self.assertEqual(read(name), bytes(4))
+            run.assert_not_called()
+            sidecar = self.folder / "a.safetensors.tessera.json"
+            sidecar.write_text(json.dumps({"version": 1, "files": {"a.safetensors": facts}}))
+            self.assertEqual(read("a.safetensors"), bytes(4))
+            run.assert_called_once()
+            sidecar.write_text(json.dumps({"version": 1, "files": {"a.safetensors": {**facts, "crc32": "00000000"}}}))
+            self.expect(tessera.CorruptError, "as in the sidecar", read, "a.safetensors")
+
     def test_wrong_arguments_are_named_and_nothing_is_left(self):
         self.expect(tessera.InvalidArgumentError, "expected a format", tessera.convert, SHARDED, self.folder / "x")
         for options, text in [

@@ -59,9 +59,9 @@ const char* tessera_last_error(void);
 // --- bytes and text that the library creates
 
 typedef struct tessera_bytes tessera_bytes;
-/// Returns the bytes, which a zero byte follows.
+/// Returns the bytes, followed by a zero byte.
 const char* tessera_bytes_data(const tessera_bytes* bytes);
-/// Returns their number, without the zero byte.
+/// Returns the number of bytes, without the zero byte.
 size_t tessera_bytes_size(const tessera_bytes* bytes);
 /// Releases the bytes.
 void tessera_bytes_free(tessera_bytes* bytes);
@@ -109,6 +109,9 @@ const char* tessera_warning(const tessera_checkpoint* checkpoint, size_t warning
 /// such file.
 size_t tessera_file_count(const tessera_checkpoint* checkpoint);
 const char* tessera_file_name(const tessera_checkpoint* checkpoint, size_t file);
+/// Returns the size of the largest block of the sidecar, which may have to be read to compare a small part of a file:
+/// 128 KiB if tessera wrote it, and the size of the largest file if it is of version 1. Returns 0 without a sidecar.
+uint64_t tessera_largest_block(const tessera_checkpoint* checkpoint);
 
 /// A tensor of a checkpoint. The pointers are into the checkpoint.
 typedef struct tessera_tensor_info {
@@ -187,7 +190,7 @@ typedef struct tessera_read_options {
   size_t struct_size;
   int cast;            ///< whether floating-point elements are cast to the dtype of the memory; otherwise it must fit
   int no_checksums;    ///< whether to skip the checksums that the format itself has
-  size_t threads;      ///< 0 for one for each processor, but at least 4
+  size_t threads;      ///< 0: one per processor, at least 4
   tessera_task* task;  ///< may be NULL
   int compare_rest;    ///< whether to read and compare the blocks that `bytes_not_compared` would count
 } tessera_read_options;
@@ -205,15 +208,15 @@ typedef struct tessera_read_report {
 tessera_status tessera_read(const tessera_checkpoint* checkpoint, const tessera_boxes* boxes,
                             const tessera_read_options* options, tessera_read_report* report);
 /// Reads all elements of one tensor in row-major order. `data_bytes` must be the tensor's size. All that is read is
-/// compared with the sidecar, whatever `compare_rest` is. Fails as tessera_read.
+/// compared with the sidecar, whatever `compare_rest` is (see tessera_largest_block). Fails as tessera_read.
 tessera_status tessera_read_tensor(const tessera_checkpoint* checkpoint, const char* name, void* data,
                                    size_t data_bytes, const tessera_read_options* options);
 
 // --- saving
 
-/// Copies `size_bytes` of the elements of a row of a state, in row-major order from byte `begin_bytes` on, to `out`.
-/// Called by tessera_save_write for rows whose `data` is NULL, for parts of a row, which begin and end between
-/// elements, from its threads, several at a time. Returns 0, or another number, with which the save fails.
+/// A function that copies `size_bytes` of the elements of a row of a state, in row-major order from byte `begin_bytes`
+/// on, to `out`. tessera_save_write calls it for rows whose `data` is NULL, from several threads at once, each time for
+/// a part of a row that begins and ends between elements. Returns 0. If it returns another number, the save fails.
 typedef int (*tessera_read_elements)(void* context, size_t row, uint64_t begin_bytes, size_t size_bytes, void* out);
 
 /// The part of a state that a rank has, in columns: chunks of tensors, and objects. Arrays of one number for each
@@ -246,7 +249,7 @@ typedef struct tessera_save_options {
   tessera_task* task;     ///< may be NULL
 } tessera_save_options;
 
-/// A save of a state that is distributed over ranks, as one of them takes part. The caller carries bytes between them:
+/// One rank's part in a save of a state that is distributed over ranks. The caller carries bytes between the ranks:
 ///
 ///   every rank     tessera_save_new, tessera_save_plan                   its plan goes to one rank, the coordinator
 ///   coordinator    tessera_save_answer                                   each rank gets its answer
@@ -284,8 +287,9 @@ tessera_status tessera_save_set_object(tessera_save* save, size_t row, const voi
 /// Writes the files of this rank, makes them durable and sets `*report` to what the coordinator needs. Release it with
 /// tessera_bytes_free. Fails with TESSERA_INVALID_ARGUMENT if an object was not passed; TESSERA_IO; TESSERA_CANCELLED.
 tessera_status tessera_save_write(tessera_save* save, const void* answer, size_t answer_bytes, tessera_bytes** report);
-/// Commits the checkpoint and removes the files of the one before. If it fails, the one before is as it was, unless it
-/// sets `*outcome_unknown` to 1: then one of the two is there. `outcome_unknown` may be NULL. Fails with TESSERA_IO.
+/// Commits the checkpoint and removes the files of the previous one. If it fails, the previous one is unchanged, unless
+/// it sets `*outcome_unknown` to 1: then either of the two is there. `outcome_unknown` may be NULL. Fails with
+/// TESSERA_IO.
 tessera_status tessera_save_commit(tessera_save* save, size_t ranks, const void* const* reports,
                                    const size_t* report_bytes, int* outcome_unknown);
 /// Removes the files that this rank wrote. Has no effect on the coordinator after a commit.
@@ -299,13 +303,13 @@ void tessera_save_free(tessera_save* save);
 
 typedef struct tessera_verify_options {
   size_t struct_size;
-  size_t jobs;         ///< threads; 0 for one for each processor, but 4 to 16
+  size_t jobs;         ///< threads; 0: one per processor, at least 4, at most 16
   tessera_task* task;  ///< may be NULL
 } tessera_verify_options;
 
 /// Verifies every byte of the checkpoint at `path`. Sets `*problems` to the number of problems, and `*json`, unless
 /// `json` is NULL, to the report that `tessera verify --json` prints; release it with tessera_bytes_free. Damage is
-/// reported, and no failure. Fails with TESSERA_NOT_FOUND, TESSERA_UNSUPPORTED, TESSERA_IO, TESSERA_CANCELLED.
+/// reported and is not a failure. Fails with TESSERA_NOT_FOUND, TESSERA_UNSUPPORTED, TESSERA_IO, TESSERA_CANCELLED.
 tessera_status tessera_verify(const char* path, const tessera_verify_options* options, uint64_t* problems,
                               tessera_bytes** json);
 
@@ -321,7 +325,7 @@ typedef struct tessera_diff_options {
   size_t struct_size;
   tessera_selection selection;
   int expand;          ///< as in tessera_convert_options
-  size_t jobs;         ///< threads; 0 for one for each processor, but 4 to 16
+  size_t jobs;         ///< threads; 0: one per processor, at least 4, at most 16
   tessera_task* task;  ///< may be NULL
 } tessera_diff_options;
 
@@ -339,7 +343,7 @@ typedef struct tessera_convert_options {
   uint64_t max_shard_bytes;  ///< largest file, not counting headers; 0 for the format's default
   int dry_run;               ///< whether to report and write nothing
   int expand;                ///< whether tensors that repeat few stored elements may take many times their size
-  size_t jobs;               ///< threads; 0 for one for each processor, but 4 to 16
+  size_t jobs;               ///< threads; 0: one per processor, at least 4, at most 16
   tessera_task* task;        ///< may be NULL
 } tessera_convert_options;
 

@@ -29,6 +29,7 @@ struct Metadata;
 
 namespace tessera::checkpoint {
 
+/// The format of a checkpoint.
 enum class SourceKind : std::uint8_t {
   dcp,          ///< a directory with `.metadata`, or with one `__<rank>.metadata` per rank
   safetensors,  ///< one file, or a directory of files with or without an index
@@ -54,7 +55,8 @@ struct StoredRange {
   std::uint64_t length_bytes = 0;
 };
 
-/// A key of a mapping in a pickle that is no str. PyTorch's names and paths have it as text: its `repr` in Python.
+/// A dict key in a pickle that is not a str, such as an int. In PyTorch's names and paths, its text is its `repr` in
+/// Python.
 struct PathKey {
   std::size_t part = 0;  ///< index in the path
   /// The key as lossless JSON (see docs/formats/objects.md): `0`, `true`, `{"__tessera__":"tuple","items":[1,2]}`.
@@ -72,7 +74,7 @@ struct TensorInfo {
   std::vector<StoredRange> stored;                 ///< stored[i] holds chunks[i]
   Path path;                                       ///< in the nested state dict; empty if not recorded
   std::size_t position = 0;                        ///< among all tensors and objects, in the checkpoint's order
-  std::shared_ptr<const PathKeys> keys = nullptr;  ///< the keys on `path` that are no str; null if there are none
+  std::shared_ptr<const PathKeys> keys = nullptr;  ///< the keys on `path` that are not str; null if there are none
   /// Returns the size of all elements. Throws `Error` if it overflows.
   std::uint64_t size_bytes() const;
 };
@@ -117,6 +119,12 @@ struct ObjectValue {
     zip::Entry entry;
   };
   std::map<std::string, Storage> storages;
+};
+
+/// What a program does with a loaded object.
+enum class ObjectUse : std::uint8_t {
+  any,
+  copy,  ///< visits each part of it once, as a copy to another pickle does, and makes neither text nor JSON of it
 };
 
 class SourceBackend;
@@ -194,15 +202,15 @@ class Checkpoint {
   bool is_computed(std::size_t tensor) const;
 
   /// Returns the range of a stored item as it was before its transforms, for `open_file`: `stored` itself if it has
-  /// none. Otherwise, its transforms are undone, and `file` is not in `files()`. Reading any other member of a
-  /// transformed item does the same. Throws `Error(unsupported)` for a transform that is not registered, and
+  /// none. Otherwise, its transforms are undone, and `file` is not in `files()`. The other functions that read a
+  /// transformed item undo its transforms, too. Throws `Error(unsupported)` for a transform that is not registered, and
   /// `Error(corrupt)` if one cannot be undone, or if the item then has over 1 MiB more than twice the chunk's elements.
   StoredRange without_transforms(const StoredRange& stored) const;
 
   /// Loads an object. Throws `Error(corrupt)` if it is damaged, or if what the objects of this checkpoint share takes
-  /// more than 64 MiB and 16 times the files (see docs/formats/pickle.md); for other kinds than dcp, `open` throws
-  /// that.
-  ObjectValue load_object(std::size_t i) const;
+  /// more than 64 MiB and 16 times the files (see docs/formats/pickle.md): the same stored bytes of dcp, and, unless it
+  /// is copied, parts that occur several times within an object. For parts that several objects share, `open` throws.
+  ObjectValue load_object(std::size_t i, ObjectUse use = ObjectUse::any) const;
 
   /// Opens a file for reading. Few files are kept open, so release the pointer early. Throws `Error(not_found)` if the
   /// file is missing.
@@ -212,6 +220,9 @@ class Checkpoint {
   /// it covers completely differs. A block that it covers in part is compared too, unless the read is one of many with
   /// gaps between them or the sidecar is of version 1, which has one block per file.
   bool has_sidecar() const;
+  /// Returns the size of the largest block of the sidecar, which may have to be read to compare a small part of a file:
+  /// 128 KiB if tessera wrote it, and the size of the largest file if it is of version 1. Returns 0 without a sidecar.
+  std::uint64_t largest_block_bytes() const;
   /// Returns the size of the blocks that were read in part and not compared with the sidecar.
   std::uint64_t bytes_not_compared() const;
   /// Reads and compares these blocks. Then every byte that was read has been compared. Throws `Error(corrupt)`, and

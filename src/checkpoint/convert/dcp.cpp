@@ -113,7 +113,7 @@ class DcpPlanner {
     const Checkpoint& checkpoint = *source_->checkpoint();
     const ObjectInfo& info = checkpoint.objects()[number];
     dcp::MetadataEntry& entry = metadata_.entries[source_->tensors().size() + i];
-    const ObjectValue value = checkpoint.load_object(number);
+    const ObjectValue value = checkpoint.load_object(number, ObjectUse::copy);
     if (checkpoint.kind() == SourceKind::dcp) {
       // Copy the stored archive byte for byte.
       for (const auto& [key, storage] : value.storages) check_entry(*checkpoint.open_file(storage.file), storage.entry);

@@ -110,7 +110,7 @@ std::string NestedArchivePlanner::storage_key(const Leaf& leaf, Building& buildi
 void NestedArchivePlanner::write_object(pickle::Writer& writer, std::size_t i, Building& building) {
   auto known = objects_.find(i);
   if (known == objects_.end()) {
-    known = objects_.emplace(i, source_->checkpoint()->load_object(source_->objects()[i])).first;
+    known = objects_.emplace(i, source_->checkpoint()->load_object(source_->objects()[i], ObjectUse::copy)).first;
   }
   const ObjectValue& value = known->second;
   writer.value(value.value, [&](pickle::Writer& out, pickle::NodeRef id) {

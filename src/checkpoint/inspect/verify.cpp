@@ -477,7 +477,7 @@ class Verifier {
       if (!takes(stored)) continue;
       pool_.submit([this, i, &object, &stored] {
         const std::string file = stored.file == StoredRange::kNoFile ? "" : checkpoint_->files()[stored.file].name;
-        report_damage(file, stored.offset_bytes, object.name, [&] { checkpoint_->load_object(i); });
+        report_damage(file, stored.offset_bytes, object.name, [&] { checkpoint_->load_object(i, ObjectUse::copy); });
         check_entries(stored, object.name);
       });
     }

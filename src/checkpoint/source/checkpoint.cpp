@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "checkpoint/source/expansion.h"
 #include "checkpoint/source/foreign.h"
 #include "checkpoint/source/mapped.h"
 #include "checkpoint/source/shard_index.h"
@@ -96,6 +97,9 @@ void SourceBackend::finish() {
       fail(ErrorCode::corrupt, "{}: the name '{}' occurs twice, expected unique names", path.string(),
            printable(objects[i].name));
     }
+  }
+  if (objects.size() > 1) {
+    repeated_in_objects = std::make_shared<RepeatedInObjects>(objects.size(), stored_bytes(files));
   }
 }
 
@@ -305,7 +309,14 @@ Extent Checkpoint::locate(std::size_t tensor, std::size_t chunk) const { return 
 StoredRange Checkpoint::without_transforms(const StoredRange& stored) const {
   return backend_->without_transforms(stored);
 }
-ObjectValue Checkpoint::load_object(std::size_t i) const { return backend_->load_object(i); }
+ObjectValue Checkpoint::load_object(std::size_t i, ObjectUse use) const {
+  ObjectValue loaded = backend_->load_object(i);
+  if (use == ObjectUse::any && backend_->repeated_in_objects) {
+    with_context([&] { return fmt::format("{}: object '{}'", path().string(), printable(objects()[i].name)); },
+                 [&] { backend_->repeated_in_objects->charge(i, loaded.value); });
+  }
+  return loaded;
+}
 std::shared_ptr<const ByteSource> Checkpoint::open_file(std::uint32_t file) const { return backend_->open_file(file); }
 
 bool Checkpoint::is_computed(std::size_t tensor) const {
@@ -313,6 +324,7 @@ bool Checkpoint::is_computed(std::size_t tensor) const {
 }
 
 bool Checkpoint::has_sidecar() const { return backend_->has_sidecar(); }
+std::uint64_t Checkpoint::largest_block_bytes() const { return backend_->largest_block_bytes(); }
 std::uint64_t Checkpoint::bytes_not_compared() const { return backend_->bytes_not_compared(); }
 void Checkpoint::compare_rest(const Cancellation* cancellation) const { backend_->compare_rest(cancellation); }
 

@@ -130,6 +130,12 @@ Checksums::Checksums(std::optional<Sidecar> sidecar) : has_sidecar_(sidecar.has_
   for (auto& [name, facts] : sidecar->files) files_[name] = std::make_shared<ComparedFile>(std::move(facts));
 }
 
+std::uint64_t Checksums::largest_block_bytes() const {
+  std::uint64_t largest = 0;
+  for (const auto& [name, file] : files_) largest = std::max(largest, file->facts().block_end(0));
+  return largest;
+}
+
 std::shared_ptr<const ByteSource> Checksums::compared(const std::string& name,
                                                       std::shared_ptr<const ByteSource> file) const {
   const auto found = files_.find(name);

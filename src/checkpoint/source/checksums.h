@@ -52,6 +52,8 @@ class Checksums {
   explicit Checksums(std::optional<Sidecar> sidecar);
 
   bool has_sidecar() const { return has_sidecar_; }
+  // See Checkpoint.
+  std::uint64_t largest_block_bytes() const;
   // Returns a source that compares what is read. Throws Error(corrupt) if the size of the file is not that of the
   // sidecar. Returns `file` if the sidecar does not list the name.
   std::shared_ptr<const ByteSource> compared(const std::string& name, std::shared_ptr<const ByteSource> file) const;

@@ -67,40 +67,29 @@ class ReadAhead final : public ByteSource {
   MutableByteView bytes_;
 };
 
-// Charges each object once, when it is loaded first: its bytes, which several objects may name, and what it repeats
-// within itself. Thread-safe.
-class LoadedObjects {
+// Charges the stored bytes of each object once, when it is loaded first: several objects may name the same.
+// Thread-safe.
+class LoadedBytes {
  public:
   // `stored_bytes` is the size of all files.
-  LoadedObjects(std::size_t objects, std::uint64_t stored_bytes)
-      : charged_(objects), bytes_(stored_bytes, stored_bytes), parts_(stored_bytes) {}
+  LoadedBytes(std::size_t objects, std::uint64_t stored_bytes)
+      : charged_(objects), budget_(stored_bytes, stored_bytes) {}
 
   // Call this before the object is read. Throws Error(corrupt), without the place, if all objects take too much.
-  void charge_bytes(std::size_t i, std::uint64_t bytes) {
+  void charge(std::size_t i, std::uint64_t bytes) {
     const std::lock_guard lock(mutex_);
-    if (!charged_[i].has_bytes && !bytes_.charge(bytes)) {
+    if (!charged_[i] && !budget_.charge(bytes)) {
       fail(ErrorCode::corrupt,
            "the stored bytes that objects share stand for more than {}, expected at most 64 MiB or 16 times the files",
-           format_bytes(bytes_.limit_bytes()));
+           format_bytes(budget_.limit_bytes()));
     }
-    charged_[i].has_bytes = true;
-  }
-
-  // Call this before anything walks through the object. Throws likewise.
-  void charge_parts(std::size_t i, pickle::NodeRef value) {
-    const std::lock_guard lock(mutex_);
-    pickle::RepeatedParts parts;
-    if (!charged_[i].has_parts) charge_object(parts_, parts, value);
-    charged_[i].has_parts = true;
+    charged_[i] = true;
   }
 
  private:
-  struct Charged {
-    bool has_bytes = false, has_parts = false;
-  };
   std::mutex mutex_;
-  std::vector<Charged> charged_;
-  ExpansionBudget bytes_, parts_;
+  std::vector<bool> charged_;
+  ExpansionBudget budget_;
 };
 
 // Items up to this size are read in one piece to locate their elements.
@@ -135,7 +124,7 @@ class DcpSource final : public SourceBackend {
       }
     }
     known_boxes_.clear();
-    loaded_ = std::make_unique<LoadedObjects>(objects.size(), stored_bytes(files));
+    loaded_ = std::make_unique<LoadedBytes>(objects.size(), stored_bytes(files));
     version = version_name(metadata_);
     description_files = names;
     if (names.size() > 1) version += fmt::format(", {} ranks' metadata", names.size());
@@ -204,17 +193,14 @@ class DcpSource final : public SourceBackend {
     };
     check_bounds(*open_file(stored.file), stored, where);
     const StoredRange item = with_context(where, [&] {
-      loaded_->charge_bytes(i, stored.length_bytes);
+      loaded_->charge(i, stored.length_bytes);
       return without_transforms(stored);
     });
     auto archive = std::make_shared<torch_archive::Archive>(
         torch_archive::open(*open_file(item.file), item.offset_bytes, item.length_bytes));
     ObjectValue result;
     result.value = archive->tree.root();
-    result.storages = with_context(where, [&] {
-      loaded_->charge_parts(i, result.value);
-      return storages_of(result.value, *archive, item.file);
-    });
+    result.storages = with_context(where, [&] { return storages_of(result.value, *archive, item.file); });
     result.tree = std::shared_ptr<const pickle::Tree>(archive, &archive->tree);
     return result;
   }
@@ -396,7 +382,7 @@ class DcpSource final : public SourceBackend {
   };
   std::shared_ptr<const TransformRegistry> registry_;
   std::uint64_t max_object_bytes_;
-  std::unique_ptr<LoadedObjects> loaded_;
+  std::unique_ptr<LoadedBytes> loaded_;
   std::vector<Transformed> transformed_;
   std::map<std::pair<std::uint32_t, std::uint64_t>, std::uint32_t> transformed_numbers_;  // by file and offset
   mutable PlainItems plain_items_;

@@ -6,6 +6,17 @@
 #include "tessera/base/error.h"
 
 namespace tessera::checkpoint {
+namespace {
+
+void charge_parts(ExpansionBudget& budget, std::uint64_t bytes) {
+  if (budget.charge(bytes)) return;
+  budget.charge(budget.left_bytes());
+  fail(ErrorCode::corrupt,
+       "the parts that objects share stand for more than {}, expected at most 64 MiB or 16 times the files",
+       format_bytes(budget.limit_bytes()));
+}
+
+}  // namespace
 
 ExpansionBudget::ExpansionBudget(std::uint64_t stored_bytes, std::uint64_t own_bytes)
     : limit_bytes_(
@@ -18,12 +29,18 @@ bool ExpansionBudget::charge(std::uint64_t bytes) {
   return true;
 }
 
-void charge_object(ExpansionBudget& budget, pickle::RepeatedParts& parts, pickle::NodeRef value) {
-  if (budget.charge(parts.count(value, budget.left_bytes()))) return;
-  budget.charge(budget.left_bytes());
-  fail(ErrorCode::corrupt,
-       "the parts that objects share stand for more than {}, expected at most 64 MiB or 16 times the files",
-       format_bytes(budget.limit_bytes()));
+void charge_shared(ExpansionBudget& budget, pickle::RepeatedParts& parts, pickle::NodeRef value) {
+  charge_parts(budget, parts.count(value, budget.left_bytes()));
+}
+
+void charge_repeated(ExpansionBudget& budget, pickle::NodeRef value) {
+  charge_parts(budget, pickle::RepeatedParts::within(value));
+}
+
+void RepeatedInObjects::charge(std::size_t i, pickle::NodeRef value) {
+  const std::lock_guard lock(mutex_);
+  if (!charged_[i]) charge_repeated(budget_, value);
+  charged_[i] = true;
 }
 
 std::uint64_t stored_bytes(const std::vector<SourceFile>& files) {

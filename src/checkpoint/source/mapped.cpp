@@ -74,7 +74,9 @@ class MappedSource final : public SourceBackend {
   const dcp::Metadata* dcp_metadata() const override { return from_->dcp_metadata(); }
   StoredRange without_transforms(const StoredRange& stored) const override { return from_->without_transforms(stored); }
   std::shared_ptr<const ByteSource> open_file(std::uint32_t file) const override { return from_->open_file(file); }
-  ObjectValue load_object(std::size_t i) const override { return from_->load_object(object_sources_[i]); }
+  ObjectValue load_object(std::size_t i) const override {
+    return from_->load_object(object_sources_[i], ObjectUse::copy);
+  }
 
   Extent locate(std::size_t tensor, std::size_t chunk) const override {
     if (const auto same = computed_->same_tensor(tensor)) return from_->locate(*same, chunk);
@@ -84,6 +86,7 @@ class MappedSource final : public SourceBackend {
   }
 
   bool has_sidecar() const override { return from_->has_sidecar(); }
+  std::uint64_t largest_block_bytes() const override { return from_->largest_block_bytes(); }
   std::uint64_t bytes_not_compared() const override { return from_->bytes_not_compared(); }
   void compare_rest(const Cancellation* cancellation) const override {
     computed_->verify_rest();

@@ -43,8 +43,9 @@ class MissingFiles : public Error {
   NamesOfFile files_;
 };
 
-class ComputedTensors;  // checkpoint/source/mapped.h
-struct StateBudgets;    // checkpoint/source/expansion.h
+class ComputedTensors;    // checkpoint/source/mapped.h
+struct StateBudgets;      // checkpoint/source/expansion.h
+class RepeatedInObjects;  // checkpoint/source/expansion.h
 
 class SourceBackend {
  public:
@@ -54,12 +55,13 @@ class SourceBackend {
       : path(std::move(path_in)), storage(std::move(storage_in)), checksums(std::move(sidecar)) {}
   virtual ~SourceBackend() = default;
   virtual Extent locate(std::size_t tensor, std::size_t chunk) const = 0;
-  virtual ObjectValue load_object(std::size_t i) const = 0;
+  virtual ObjectValue load_object(std::size_t i) const = 0;  // as for ObjectUse::copy
   virtual const dcp::Metadata* dcp_metadata() const { return nullptr; }
   virtual StoredRange without_transforms(const StoredRange& stored) const { return stored; }
   // What the tensors are computed from; null if they are stored.
   virtual const ComputedTensors* computed() const { return nullptr; }
   virtual bool has_sidecar() const { return checksums.has_sidecar(); }
+  virtual std::uint64_t largest_block_bytes() const { return checksums.largest_block_bytes(); }
   virtual std::uint64_t bytes_not_compared() const { return checksums.bytes_not_compared(); }
   virtual void compare_rest(const Cancellation* cancellation) const;
 
@@ -71,7 +73,7 @@ class SourceBackend {
   // Adds a file of the checkpoint's directory, which need not exist, and returns its index. Throws Error(corrupt) for a
   // name that leaves the directory.
   std::uint32_t add_file(const std::string& name);
-  // Fills the indices by name. Throws Error(corrupt) if a name occurs twice.
+  // Fills the indices by name, and `repeated_in_objects`. Throws Error(corrupt) if a name occurs twice.
   void finish();
 
   std::filesystem::path path;              // as the user gave it
@@ -87,6 +89,8 @@ class SourceBackend {
   std::vector<std::string> warnings;
   std::map<std::string, std::string> metadata;  // of safetensors
   NameIndex tensor_index, object_index;
+  // Null for one object: whatever walks through it has limits for it alone, and it may be large.
+  std::shared_ptr<RepeatedInObjects> repeated_in_objects;
 
  protected:
   virtual std::shared_ptr<const ByteSource> open_plain_item(std::uint32_t number) const;

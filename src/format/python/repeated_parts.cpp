@@ -133,8 +133,13 @@ std::uint64_t RepeatedParts::count(NodeRef value, std::uint64_t limit_bytes) {
   repeated_bytes_ = new_values_ = new_text_bytes_ = 0;
   has_shared_parts_ = false;
   visit(value, 0);
-  if (has_shared_parts_ && repeated_bytes_ <= limit_bytes_) count_printed(value);
   return repeated_bytes_;
+}
+
+std::uint64_t RepeatedParts::within(NodeRef value) {
+  RepeatedParts parts;
+  parts.count(value, UINT64_MAX);
+  return parts.has_shared_parts_ ? parts.count_printed(value) : 0;
 }
 
 // Every part of the value once. What is deeper than the limit of all walks is refused by each of them.
@@ -189,7 +194,8 @@ void RepeatedParts::visit_text(std::string_view text) {
   enter(reinterpret_cast<std::uint64_t>(text.data()), new_text_bytes_, text.size(), text.size());
 }
 
-void RepeatedParts::count_printed(NodeRef value) {
+// Requires that `value` is the only one that was counted.
+std::uint64_t RepeatedParts::count_printed(NodeRef value) const {
   Printed printed;
   try {
     printed.visit(value);
@@ -198,8 +204,8 @@ void RepeatedParts::count_printed(NodeRef value) {
   const auto beyond = [](std::uint64_t repeated, std::uint64_t is_new) {
     return repeated - std::min(repeated, kTimesNew * is_new);
   };
-  repeated_bytes_ += kBytesPerValue * beyond(printed.walk().repeated_values(), new_values_) +
-                     beyond(printed.walk().repeated_text_bytes(), new_text_bytes_);
+  return kBytesPerValue * beyond(printed.walk().repeated_values(), new_values_) +
+         beyond(printed.walk().repeated_text_bytes(), new_text_bytes_);
 }
 
 }  // namespace tessera::pickle

@@ -172,6 +172,7 @@ TEST_F(BlocksTest, APartThatTouchesADamagedBlockIsRefused) {
 
 TEST_F(BlocksTest, ScatteredReadsAreCountedAndComparedLater) {
   const auto checkpoint = Checkpoint::open(storage_of(files_));
+  EXPECT_EQ(checkpoint->largest_block_bytes(), Sidecar::kBlockBytes);
   const TensorReader reader(checkpoint, 0);
   Bytes column(static_cast<std::size_t>(kRows * 200 * 4));
   reader.read(Box({0, 0}, {kRows, 200}), column);
@@ -184,6 +185,11 @@ TEST_F(BlocksTest, ScatteredReadsAreCountedAndComparedLater) {
   const TensorReader other(damaged, 0);
   other.read(Box({0, 0}, {kRows, 200}), column);
   EXPECT_ERROR(damaged->compare_rest(), ErrorCode::corrupt, "as in the sidecar");
+}
+
+TEST_F(BlocksTest, TheLargestBlockOfVersion1IsAFile) {
+  to_version_1(files_);
+  EXPECT_EQ(Checkpoint::open(storage_of(files_))->largest_block_bytes(), files_.at("model.safetensors").size());
 }
 
 TEST_F(BlocksTest, TheSidecarIsSmall) {

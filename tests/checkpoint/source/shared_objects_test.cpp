@@ -28,12 +28,19 @@ class SharedObjectsTest : public ::testing::Test {
  protected:
   using WriteValue = std::function<void(pickle::Writer& writer)>;
 
-  static Bytes archive_of_value(const WriteValue& write) {
+  // The storages have no bytes.
+  static Bytes archive_of_value(const WriteValue& write,
+                                const std::vector<torch_archive::ArchiveLayout::Storage>& storages = {}) {
     Bytes data_pkl;
     pickle::Writer writer(data_pkl, 2);
     write(writer);
     writer.stop();
-    return torch_archive::ArchiveLayout("archive", std::move(data_pkl), {}).trailer({});
+    const std::vector<std::uint32_t> crcs(storages.size());
+    const torch_archive::ArchiveLayout layout("archive", std::move(data_pkl), storages);
+    Bytes out;
+    for (std::size_t i = 0; i < crcs.size(); ++i) append(out, layout.before_storage(i, crcs));
+    append(out, layout.trailer(crcs));
+    return out;
   }
 
   // Returns an archive of a list that has one text `count` times.
@@ -57,6 +64,30 @@ class SharedObjectsTest : public ::testing::Test {
       }
       writer.set_items();
     });
+  }
+
+  // Returns an archive of a dict of an empty tensor, and of lists that each have one text `count` times.
+  static Bytes dict_of_lists(const std::string& tensor_key, const std::vector<std::string>& keys, std::size_t bytes,
+                             int count) {
+    const auto write = [&](pickle::Writer& writer) {
+      writer.empty_dict();
+      writer.mark();
+      torch_archive::TensorRef tensor;
+      tensor.storage = {"0", "cpu", DType::float32, 0};
+      tensor.sizes = {0};
+      tensor.strides = {1};
+      writer.string(tensor_key);
+      torch_archive::write_tensor(writer, tensor);
+      for (const std::string& key : keys) {
+        writer.string(key);
+        writer.empty_list();
+        writer.mark();
+        for (int i = 0; i < count; ++i) writer.interned_string(std::string(bytes, 'x'));
+        writer.appends();
+      }
+      writer.set_items();
+    };
+    return archive_of_value(write, {{"0", 0}});
   }
 
   // Writes a DCP checkpoint of objects that are stored in these ranges of `data`.
@@ -119,9 +150,53 @@ TEST_F(SharedObjectsTest, WhatObjectsOfDcpRepeatIsCharged) {
                "the parts that objects share stand for more than 64.0 MiB");
   checkpoint->load_object(4);
   ConvertOptions options;
+  options.to = SourceKind::torch;
+  EXPECT_NO_THROW(convert(Checkpoint::open(directory_ / "ck"), directory_ / "out.pt", options));
   options.to = SourceKind::safetensors;
   EXPECT_ERROR(convert(Checkpoint::open(directory_ / "ck"), directory_ / "out", options), ErrorCode::corrupt,
                "'object 6'");
+}
+
+// Each list is 16 MiB as text. Any number of them can be opened and copied.
+TEST_F(SharedObjectsTest, WhatObjectsOfTorchFilesRepeatIsChargedWhenTheyAreLoaded) {
+  const fs::path path = directory_ / "in.pt";
+  write_new_file(path, dict_of_lists("t", {"a", "b", "c", "d", "e", "f"}, 64 << 10, 300));
+  const auto checkpoint = Checkpoint::open(path);
+  ASSERT_EQ(checkpoint->objects().size(), 6u);
+  for (std::size_t i = 0; i < 4; ++i) checkpoint->load_object(i);
+  EXPECT_ERROR(checkpoint->load_object(4), ErrorCode::corrupt, "in.pt: object 'e'",
+               "the parts that objects share stand for more than 64.0 MiB");
+  checkpoint->load_object(3);
+  for (const Problem& problem : verify(path).problems) ADD_FAILURE() << problem.what;
+  for (const SourceKind kind : {SourceKind::dcp, SourceKind::torch, SourceKind::torch_checkpointing}) {
+    ConvertOptions options;
+    options.to = kind;
+    const fs::path out = directory_ / std::string(source_kind_name(kind));
+    convert(Checkpoint::open(path), out, options);
+    for (const Problem& problem : verify(out).problems) ADD_FAILURE() << problem.what;
+  }
+}
+
+TEST_F(SharedObjectsTest, WhatObjectsOfAnIndexRepeatIsChargedLikewise) {
+  write_new_file(directory_ / "a.bin", dict_of_lists("t", {"a", "b", "c"}, 64 << 10, 300));
+  write_new_file(directory_ / "b.bin", dict_of_lists("u", {"d", "e", "f"}, 64 << 10, 300));
+  write_new_file(directory_ / "pytorch_model.bin.index.json",
+                 as_bytes(R"({"metadata": {}, "weight_map": {"t": "a.bin", "u": "b.bin"}})"));
+  const auto checkpoint = Checkpoint::open(directory_.path());
+  for (std::size_t i = 0; i < 4; ++i) checkpoint->load_object(i);
+  EXPECT_ERROR(checkpoint->load_object(4), ErrorCode::corrupt, "object 'e'",
+               "the parts that objects share stand for more than 64.0 MiB");
+}
+
+TEST_F(SharedObjectsTest, WhatObjectsOfSeveralRanksRepeatIsChargedBeforeTheyAreCompared) {
+  const fs::path folder = directory_ / "ranks";
+  const Bytes file = dict_of_lists("t", {"a", "b", "c", "d", "e", "f"}, 64 << 10, 300);
+  fs::create_directory(folder);
+  write_new_file(folder / "model_0.pt", file);
+  EXPECT_EQ(Checkpoint::open(folder)->objects().size(), 6u);
+  write_new_file(folder / "model_1.pt", file);
+  EXPECT_ERROR(Checkpoint::open(folder), ErrorCode::corrupt, "model_1.pt: 'model.b'",
+               "the parts that objects share stand for more than 64.0 MiB");
 }
 
 TEST_F(SharedObjectsTest, TheFilesOfRanksHaveOneBudget) {

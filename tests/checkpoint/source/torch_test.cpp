@@ -1,7 +1,9 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <vector>
 
+#include "checkpoint/source/torch/flatten.h"
 #include "support/error_matchers.h"
 #include "support/temporary_directory.h"
 #include "tessera/base/file.h"
@@ -12,6 +14,7 @@ namespace tessera::checkpoint {
 namespace {
 
 using namespace std::literals;
+using pickle::NodeRef;
 
 class SourceTorchTest : public ::testing::Test {
  protected:
@@ -74,7 +77,7 @@ TEST_F(SourceTorchTest, ListsThatAreSharedManyTimesAreOneObject) {
 
 TEST_F(SourceTorchTest, DictsThatAreSharedTooManyTimesAreRefused) {
   EXPECT_ERROR(open(bomb("}", std::string("X\x01\0\0\0", 5), "u")), ErrorCode::corrupt, "in.pt",
-               "repeats the same containers many times");
+               "for containers, tensors and long keys that occur often");
 }
 
 TEST_F(SourceTorchTest, ATensorOfManyDimensionsThatIsSharedIsRefused) {
@@ -131,6 +134,81 @@ TEST_F(SourceTorchTest, ADictThatIsSharedAFewTimesHasItsNamesEachTime) {
   ASSERT_EQ(checkpoint->objects().size(), 2u);
   EXPECT_EQ(checkpoint->objects()[0].name, "a.x");
   EXPECT_EQ(checkpoint->objects()[1].name, "b.x");
+}
+
+class StateFlattenerTest : public ::testing::Test {
+ protected:
+  // Returns a dict of 0: 0, 1: 1, and so on.
+  NodeRef ints(std::int64_t count) {
+    std::vector<NodeRef> items;
+    for (std::int64_t i = 0; i < count; ++i) items.insert(items.end(), 2, tree_.make_integer(i));
+    return dict(items);
+  }
+  NodeRef dict(const std::vector<NodeRef>& items) {
+    const NodeRef made = tree_.make_dict();
+    tree_.set_items(made, items);
+    return made;
+  }
+  // Returns `value` in dicts around it.
+  NodeRef within(NodeRef value, const std::vector<std::string>& keys) {
+    for (const std::string& key : keys) value = dict({tree_.make_string(key), value});
+    return value;
+  }
+
+  // Flattens `state` with a budget of which this much is left.
+  void flatten(NodeRef state, std::uint64_t left_bytes) {
+    ExpansionBudget budget(0);
+    budget.charge(budget.left_bytes() - left_bytes);
+    StateFlattener flattener("in.pt", budget, StateFlattener::Tuples::are_leaves);
+    leaves_ = 0;
+    flattener.flatten(state, {}, [&](NodeRef, const LeafPlace&) { ++leaves_; });
+  }
+
+  pickle::Tree tree_;
+  std::size_t leaves_ = 0;
+};
+
+constexpr const char* kTooMuch = "in.pt: the flattened state takes more than 64.0 MiB for containers, tensors";
+
+// Each of them takes far more memory than its bytes in the file, which is why there is no limit for all together.
+TEST_F(StateFlattenerTest, ManySmallValuesAreFree) {
+  flatten(within(ints(10'000), {"values", "of", "a", "state"}), 0);
+  EXPECT_EQ(leaves_, 10'000u);
+  std::vector<NodeRef> items(10'000, NodeRef());
+  items[0] = ints(1);
+  flatten(within(tree_.make_list(items), {"list"}), 0);
+  EXPECT_EQ(leaves_, 10'000u);
+}
+
+TEST_F(StateFlattenerTest, TheValuesOfAContainerThatOccursAgainAreNot) {
+  const NodeRef shared = ints(100);
+  const std::vector<NodeRef> items = {tree_.make_string("a"), shared, tree_.make_string("b"), shared};
+  EXPECT_ERROR(flatten(dict(items), 10'000), ErrorCode::corrupt, kTooMuch);
+  flatten(dict(items), 100'000);
+  EXPECT_EQ(leaves_, 200u);
+}
+
+TEST_F(StateFlattenerTest, TheLongNameOfAContainerIsChargedForEachValue) {
+  const NodeRef state = within(ints(100), {std::string(10'000, 'x')});
+  EXPECT_ERROR(flatten(state, 1'000'000), ErrorCode::corrupt, kTooMuch);
+  EXPECT_GT(leaves_, 40u);
+  EXPECT_LT(leaves_, 60u);
+  flatten(state, 3'000'000);
+  EXPECT_EQ(leaves_, 100u);
+}
+
+// Nothing but the first characters of such a key is kept, but it takes a walk through all of it to know that.
+TEST_F(StateFlattenerTest, TheLongPartOfKeysThatAreNotUnderstoodIsCharged) {
+  const NodeRef part = tree_.make_tuple(std::vector<NodeRef>(100'000, NodeRef()));
+  std::vector<NodeRef> items;
+  for (int i = 0; i < 100; ++i) {
+    const NodeRef member = tree_.make_object(pickle::Object::Made::reduce, tree_.make_global("mine", "Member"),
+                                             tree_.make_tuple(std::vector<NodeRef>{tree_.make_integer(i)}));
+    items.push_back(tree_.make_tuple(std::vector<NodeRef>{part, member}));
+    items.push_back(NodeRef());
+  }
+  EXPECT_ERROR(flatten(dict(items), 1'000'000), ErrorCode::corrupt, kTooMuch);
+  EXPECT_EQ(leaves_, 1u);
 }
 
 }  // namespace

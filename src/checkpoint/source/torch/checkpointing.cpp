@@ -203,7 +203,7 @@ class TorchCheckpointingSource final : public SourceBackend {
         }
       }
     }
-    budgets_ = StateBudgets(total, files.size());
+    budgets_ = StateBudgets(total);
   }
 
   // --- items
@@ -303,7 +303,7 @@ class TorchCheckpointingSource final : public SourceBackend {
                        flattener.charge_tensor(tensor->sizes.size());
                        saved.tensor = saved_tensor(*tensor, archive->storage_entry(tensor->storage), file);
                      } else {
-                       charge_object(budgets_.objects, parts, value);
+                       charge_shared(budgets_.objects, parts, value);
                        saved.object.value = value;
                        saved.object.storages = storages_of(value, *archive, file);
                        saved.object.tree = std::shared_ptr<const pickle::Tree>(archive, &archive->tree);
@@ -411,6 +411,15 @@ class TorchCheckpointingSource final : public SourceBackend {
     const bool is_distributed = leaf.listed != nullptr || std::any_of(leaf.saved.begin(), leaf.saved.end(),
                                                                       [](const auto& one) { return one.part; });
     if (is_distributed) return take_distributed(leaf, missing);
+    for (const SavedLeaf& one : leaf.saved) {
+      if (one.tensor || leaf.saved.size() == 1) continue;
+      with_context(
+          [&] {
+            return fmt::format("{}: '{}'", storage->name_of(files[one.file].name),
+                               printable(name_of_path(leaf.place.path)));
+          },
+          [&] { charge_repeated(budgets_.objects, one.object.value); });
+    }
     const bool is_same = std::all_of(leaf.saved.begin() + 1, leaf.saved.end(),
                                      [&](const SavedLeaf& one) { return same_leaves(leaf.saved[0], one); });
     if (is_same) {
@@ -546,7 +555,7 @@ class TorchCheckpointingSource final : public SourceBackend {
 
   std::uint64_t max_pickle_bytes_;
   std::uint64_t stored_bytes_ = 0, made_bytes_ = 0;  // of the files that were read, and what they were charged
-  StateBudgets budgets_{0, 0};
+  StateBudgets budgets_{0};
   tc::CheckpointMetadata metadata_;
   std::map<std::string, ItemFiles> items_;
   TextMap<std::uint32_t> file_numbers_;                // of those that are there

@@ -84,7 +84,7 @@ class TorchSource final : public SourceBackend {
       while (!text.empty() && (text.back() == '\n' || text.back() == '\r')) text.pop_back();
       version += " " + printable(as_text(text));
     }
-    StateBudgets own(file->size_bytes(), 1);
+    StateBudgets own(file->size_bytes());
     const NodeRef root = archive_->tree.root();
     StateFlattener flattener(path.string(), (budgets != nullptr ? *budgets : own).leaves,
                              StateFlattener::Tuples::are_leaves);
@@ -116,7 +116,7 @@ class TorchSource final : public SourceBackend {
     pickle::RepeatedParts parts;
     for (std::size_t i = 0; i < objects.size(); ++i) {
       with_context([&] { return fmt::format("{}: '{}'", path.string(), printable(objects[i].name)); },
-                   [&] { charge_object(budget, parts, object_values_[i]); });
+                   [&] { charge_shared(budget, parts, object_values_[i]); });
     }
   }
 

@@ -1,5 +1,6 @@
 #include "checkpoint/source/torch/flatten.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/error.h"
@@ -63,25 +64,28 @@ bool StateFlattener::is_terminal(NodeRef value, std::size_t depth) {
   return true;
 }
 
-// A pickle can define a container once and refer to it often.
-void StateFlattener::charge(const Path& at) {
+void StateFlattener::charge(const LeafPlace& at, bool occurs_again) {
   std::uint64_t bytes = sizeof(TensorInfo);
-  for (const Key& item : at) {
+  for (const Key& item : at.path) {
     const auto* key = std::get_if<std::string>(&item);
     bytes += sizeof(item) + 2 * (key == nullptr ? 0 : key->size());
   }
-  charge(bytes);
+  // Where the last key is a str or an index, the keys are those of the container.
+  if (at.keys && at.keys->back().part + 1 == at.path.size()) {
+    for (const PathKey& kept : *at.keys) bytes += sizeof(kept) + kept.json.size();
+  }
+  charge(occurs_again ? bytes : bytes - std::min(bytes, kOwnBytes));
 }
 
 void StateFlattener::charge(std::uint64_t bytes) {
   if (budget_.charge(bytes)) return;
   fail(ErrorCode::corrupt,
-       "{}: the flattened state takes more than {}, expected at most 64 MiB or 16 times the files; it repeats the "
-       "same containers many times",
+       "{}: the flattened state takes more than {} for containers, tensors and long keys that occur often, expected "
+       "at most 64 MiB or 16 times the files",
        where_, format_bytes(budget_.limit_bytes()));
 }
 
-// Returns the place of the value of a mapping. What is kept of a key is charged for each value.
+// Returns the place of the value of a mapping.
 LeafPlace StateFlattener::at_key(const LeafPlace& at, NodeRef key) {
   LeafPlace place = at;
   if (key.is(Kind::string)) {
@@ -92,6 +96,7 @@ LeafPlace StateFlattener::at_key(const LeafPlace& at, NodeRef key) {
   if (key.is(Kind::integer)) {
     text = json = std::to_string(key.integer());
   } else {
+    charge(key_parts_.count(key, budget_.left_bytes()));
     with_context([&] { return fmt::format("{}: a key in '{}'", where_, printable(name_of_path(at.path))); },
                  [&] {
                    text = pickle::repr(key, kShownKeyBytes);
@@ -101,26 +106,27 @@ LeafPlace StateFlattener::at_key(const LeafPlace& at, NodeRef key) {
   place.path.emplace_back(std::move(text));
   PathKeys keys = at.keys ? *at.keys : PathKeys();
   keys.push_back({at.path.size(), std::move(json)});
-  std::uint64_t bytes = 0;
-  for (const PathKey& kept : keys) bytes += kept.json.size();
-  charge(bytes);
   place.keys = std::make_shared<const PathKeys>(std::move(keys));
   return place;
 }
 
-void StateFlattener::flatten(NodeRef value, const LeafPlace& at, const Leaf& leaf, std::size_t depth) {
-  charge(at.path);
+void StateFlattener::flatten(NodeRef value, const LeafPlace& at, const Leaf& leaf, std::size_t depth,
+                             bool occurs_again) {
+  charge(at, occurs_again);
   check_depth(depth);
+  const auto occurred = [&] { return !flattened_.insert(value.identity()).second; };
   if (const auto pairs = as_mapping(value)) {
     // An empty mapping has no leaves. Keep it as an object, so that it is not lost.
     if (pairs->empty() && !at.path.empty()) return leaf(value, at);
-    for (const pickle::Pair& pair : *pairs) flatten(pair.value, at_key(at, pair.key), leaf, depth + 1);
+    const bool again = occurred();
+    for (const pickle::Pair& pair : *pairs) flatten(pair.value, at_key(at, pair.key), leaf, depth + 1, again);
   } else if (is_sequence(value) && !is_terminal(value, 0)) {
+    const bool again = occurred();
     const auto items = value.items();
     for (std::size_t i = 0; i < items.size(); ++i) {
       LeafPlace next = at;
       next.path.emplace_back(static_cast<std::int64_t>(i));
-      flatten(items[i], next, leaf, depth + 1);
+      flatten(items[i], next, leaf, depth + 1, again);
     }
   } else {
     leaf(value, at);

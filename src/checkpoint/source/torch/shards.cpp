@@ -22,7 +22,7 @@ class TorchShardsSource final : public SourceBackend {
     of_file.sidecar = std::make_shared<const Sidecar>(sidecar_of(*storage_in, options).value_or(Sidecar()));
     std::uint64_t stored_bytes = 0;
     for (const std::string& name : index.files()) stored_bytes += files[add_file(name)].size_bytes.value_or(0);
-    StateBudgets budgets(stored_bytes, files.size());
+    StateBudgets budgets(stored_bytes);
     std::uint32_t number = 0;
     for (const std::string& name : index.files()) take_file(name, number++, of_file, budgets);
     index.check();
