@@ -197,7 +197,7 @@ struct Recomputed : torch::autograd::Function<Recomputed> {
   static at::Tensor as_root(const at::Tensor& output) {
     if (output.layout() != at::kStrided) return output;
     const c10::AutoGradMode graph(true);
-    const at::Tensor root = at::alias(output);
+    at::Tensor root = at::alias(output);
     before_node(node_of(root), nullptr, [] { CheckpointedRun::note_backward(); });
     return root;
   }
