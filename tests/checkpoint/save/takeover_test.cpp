@@ -131,34 +131,37 @@ void expect_complete(const std::shared_ptr<Storage>& storage, std::int64_t added
 
 const std::string kTookOver = "another save to memory took over, and no file of it was changed";
 
+// Expects that the saves stopped so often, and that the second, which adds 2000, is the checkpoint.
+void expect_second_is_committed(const std::shared_ptr<Storage>& storage, const Ends& ends, std::size_t stops) {
+  EXPECT_EQ(ends.stops, stops);
+  EXPECT_THAT(ends.first, HasSubstr(kTookOver));
+  EXPECT_EQ(ends.second, "");
+  expect_complete(storage, 2000);
+}
+
+// Returns a save that fails when its `.metadata` is there, and stops before each of the two renames that may undo that.
+SaveInTurns save_that_undoes_its_metadata() {
+  return {1000,
+          {call(StorageStep::rename, "/.metadata"), call(StorageStep::rename, "/.metadata.tmp")},
+          after(call(StorageStep::rename, "/.metadata.tmp"), call(StorageStep::sync))};
+}
+
 // The first save renames its `.metadata` aside, finds that the second took over, and puts it back.
 TEST(TakeOverTest, AnUndoPutsNoMetadataBackOverThatOfALaterSave) {
   const auto storage = memory_storage();
   const Ends ends = save_in_turns(
-      storage, SaveFormat::dcp,
-      {1000,
-       {call(StorageStep::rename, "/.metadata"), call(StorageStep::rename, "/.metadata.tmp")},
-       after(call(StorageStep::rename, "/.metadata.tmp"), call(StorageStep::sync))},
+      storage, SaveFormat::dcp, save_that_undoes_its_metadata(),
       {2000, {call(StorageStep::rename, "/.metadata.1.tmp"), call(StorageStep::rename, "/.tessera.json.tmp")}});
-  EXPECT_EQ(ends.stops, 4u);
-  EXPECT_THAT(ends.first, HasSubstr(kTookOver));
-  EXPECT_EQ(ends.second, "");
-  expect_complete(storage, 2000);
+  expect_second_is_committed(storage, ends, 4);
 }
 
 // The first save renames the `.metadata` of the second aside, and puts it back.
 TEST(TakeOverTest, ALaterSaveDoesNotRemoveItsMetadataThatAnUndoMovedAside) {
   const auto storage = memory_storage();
   const Ends ends = save_in_turns(
-      storage, SaveFormat::dcp,
-      {1000,
-       {call(StorageStep::rename, "/.metadata"), call(StorageStep::rename, "/.metadata.tmp")},
-       after(call(StorageStep::rename, "/.metadata.tmp"), call(StorageStep::sync))},
+      storage, SaveFormat::dcp, save_that_undoes_its_metadata(),
       {2000, {after(call(StorageStep::rename, "/.metadata.1.tmp"), call(StorageStep::rename, "/.tessera.json.tmp"))}});
-  EXPECT_EQ(ends.stops, 3u);
-  EXPECT_THAT(ends.first, HasSubstr(kTookOver));
-  EXPECT_EQ(ends.second, "");
-  expect_complete(storage, 2000);
+  expect_second_is_committed(storage, ends, 3);
 }
 
 TEST(TakeOverTest, AnUndoPutsNoSidecarBackOverThatOfALaterSave) {
@@ -174,10 +177,7 @@ TEST(TakeOverTest, AnUndoPutsNoSidecarBackOverThatOfALaterSave) {
          {after(call(StorageStep::rename, "/.tessera.json"), call(StorageStep::open, "/.tessera.json.tmp"))},
          after(call(StorageStep::rename, "/.tessera.json.tmp"), call(StorageStep::sync))},
         {2000, {call(StorageStep::remove, ".distcp")}});
-    EXPECT_EQ(ends.stops, 2u);
-    EXPECT_THAT(ends.first, HasSubstr(kTookOver));
-    EXPECT_EQ(ends.second, "");
-    expect_complete(storage, 2000);
+    expect_second_is_committed(storage, ends, 2);
   }
 }
 
