@@ -87,6 +87,19 @@ function(tessera_module name)
   endif()
 endfunction()
 
+# tessera_torch_program(<target>): flags and precompiled headers of a program on LibTorch that is no test. With sanitizers they are those
+# of the tests: clang needs a third of the time, and the program runs in the modules and in LibTorch.
+function(tessera_torch_program target)
+  if(TESSERA_SANITIZE AND TESSERA_TESTS)
+    target_link_libraries(${target} PRIVATE tessera_torch_test_flags)
+    target_precompile_headers(${target} REUSE_FROM tessera_torch_test_headers)
+  else()
+    target_link_libraries(${target} PRIVATE tessera_flags)
+    target_compile_options(${target} PRIVATE -fPIC -fno-semantic-interposition) # as the precompiled headers
+    target_precompile_headers(${target} REUSE_FROM tessera_torch_headers)
+  endif()
+endfunction()
+
 # tessera_tests(<module> SOURCES <file>... [APART <file>...] LINKS <library>... [SHARDS <n>]): the test program
 # <module>_test, whose cases run in processes of their own (tests/support/main.cpp). CTest runs it in <n> parts, side by
 # side. The sources are compiled together, except those after APART, which have names that others have too.
