@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "checkpoint/byte_cursor.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/base/rank_errors.h"
 
 namespace tessera::checkpoint {
@@ -47,8 +48,8 @@ std::optional<Error> failure_in(const Bytes& bytes) {
 
 }  // namespace
 
-Bytes consult(RankLink& link, std::string_view step, const std::function<Bytes()>& request,
-              const std::function<std::vector<Bytes>(std::vector<Bytes>)>& answer, bool* known_to_have_failed) {
+Bytes consult(RankLink& link, std::string_view step, FunctionRef<Bytes()> request,
+              FunctionRef<std::vector<Bytes>(std::vector<Bytes>)> answer, bool* known_to_have_failed) {
   std::vector<Bytes> all = link.gather(outcome_of(request));
   std::vector<Bytes> answers;
   if (link.is_coordinator()) {

@@ -1,12 +1,12 @@
 #pragma once
 // A round trip between all ranks and the coordinator.
 
-#include <functional>
 #include <string_view>
 #include <vector>
 
 #include "tessera/base/bytes.h"
 #include "tessera/base/error.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/checkpoint/internal/save_steps.h"
 #include "tessera/checkpoint/rank_link.h"
 
@@ -19,8 +19,7 @@ namespace tessera::checkpoint {
 // `known_to_have_failed`, if not null, is set to true if this rank knows that `answer` has no effect: it was not
 // called, or it threw an exception other than OutcomeUnknown. If this function throws and the flag is not set, for
 // example because a rank died, the outcome of `answer` is unknown.
-Bytes consult(RankLink& link, std::string_view step, const std::function<Bytes()>& request,
-              const std::function<std::vector<Bytes>(std::vector<Bytes>)>& answer,
-              bool* known_to_have_failed = nullptr);
+Bytes consult(RankLink& link, std::string_view step, FunctionRef<Bytes()> request,
+              FunctionRef<std::vector<Bytes>(std::vector<Bytes>)> answer, bool* known_to_have_failed = nullptr);
 
 }  // namespace tessera::checkpoint

@@ -8,6 +8,7 @@
 
 #include "comm/exceptions.h"
 #include "comm/group_impl.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/base/rank_errors.h"
 
 namespace tessera {
@@ -76,8 +77,7 @@ std::vector<std::string> lines_of(std::string_view text) {
 
 std::vector<std::int64_t> comm::compare_calls(const CallExchange& exchange, std::string_view operation,
                                               std::string_view where, std::string_view compared_as,
-                                              const std::function<void(CallArguments&)>& describe,
-                                              std::int64_t number) {
+                                              FunctionRef<void(CallArguments&)> describe, std::int64_t number) {
   CallArguments arguments;
   std::exception_ptr failure;
   try {
@@ -125,7 +125,7 @@ std::vector<std::int64_t> comm::compare_calls(const CallExchange& exchange, std:
 
 std::vector<std::int64_t> ProcessGroup::Impl::compare_calls(const std::shared_ptr<Impl>& self,
                                                             std::string_view operation,
-                                                            const std::function<void(CallArguments&)>& describe,
+                                                            FunctionRef<void(CallArguments&)> describe,
                                                             std::int64_t number, std::string_view compared_as) {
   if (is_alone()) {
     CallArguments arguments;
@@ -157,7 +157,7 @@ std::vector<std::int64_t> ProcessGroup::Impl::compare_calls(const std::shared_pt
                              describe, number);
 }
 
-void ProcessGroup::check_call(std::string_view operation, const std::function<void(CallArguments&)>& check) const {
+void ProcessGroup::check_call(std::string_view operation, FunctionRef<void(CallArguments&)> check) const {
   impl_->compare_calls(impl_, operation, check);
 }
 

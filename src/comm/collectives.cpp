@@ -13,6 +13,7 @@
 #include <algorithm>
 
 #include "comm/group_impl.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/base/internal/timeout.h"
 
 namespace tessera {
@@ -248,7 +249,7 @@ void copy_elements(const at::Tensor& out, const at::Tensor& in) {
 }
 
 // Runs `check` on this rank alone. If it throws, the others, which may wait for this rank, are told.
-void check_alone(ProcessGroup::Impl& group, std::string_view name, const std::function<void()>& check) {
+void check_alone(ProcessGroup::Impl& group, std::string_view name, FunctionRef<void()> check) {
   try {
     check();
   } catch (const Error& error) {

@@ -15,6 +15,7 @@
 #include "comm/device/watchdog.h"
 #include "comm/host/engine.h"
 #include "comm/rendezvous/liveness.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/comm/process_group.h"
 
 namespace tessera {
@@ -67,11 +68,11 @@ class ProcessGroup::Impl {
   // `is_counted`.
   comm::Call next_call(std::string_view call_name, bool is_counted = true);
   // Runs a step of `call`. An exception in it becomes Error(rank_failure), and the group is broken.
-  void guard(const comm::Call& call, std::chrono::milliseconds limit, const std::function<void()>& step) {
+  void guard(const comm::Call& call, std::chrono::milliseconds limit, FunctionRef<void()> step) {
     guard(call, limit, step, world_ranks);
   }
   // `others`: the world ranks that may be at fault.
-  void guard(const comm::Call& call, std::chrono::milliseconds limit, const std::function<void()>& step,
+  void guard(const comm::Call& call, std::chrono::milliseconds limit, FunctionRef<void()> step,
              const std::vector<int>& others);
   using Start = std::function<comm::WorkPtr(comm::Backend&)>;
   // Both must run within guard(). If the backend throws when it starts a collective, only this rank refuses it.
@@ -94,7 +95,7 @@ class ProcessGroup::Impl {
   // Compares calls, as ProcessGroup::check_call. Returns what each rank passed as `number`. If `describe` throws, its
   // exception reaches all ranks. `compared_as`, if not empty, is compared instead of the operation.
   std::vector<std::int64_t> compare_calls(const std::shared_ptr<Impl>& self, std::string_view operation,
-                                          const std::function<void(CallArguments&)>& describe, std::int64_t number = 0,
+                                          FunctionRef<void(CallArguments&)> describe, std::int64_t number = 0,
                                           std::string_view compared_as = {});
 
   // A call in which only this rank and `peer` take part. It has no number of its own.
@@ -103,7 +104,7 @@ class ProcessGroup::Impl {
   void wait_for_peer(const std::vector<comm::WorkPtr>& messages, const comm::Call& call, int peer);
   // Compares the calls of this rank and `peer`, as compare_calls. Returns what `peer` passed as `number`.
   std::int64_t compare_with(int peer, const comm::Call& call, std::string_view compared_as,
-                            const std::function<void(CallArguments&)>& describe, std::int64_t number = 0);
+                            FunctionRef<void(CallArguments&)> describe, std::int64_t number = 0);
 
   // Notes that this rank left a step; see internal/step.h.
   void leave_step(std::string_view step, std::string_view reason);
@@ -145,7 +146,7 @@ struct CallExchange {
 // operation and rank, for messages.
 std::vector<std::int64_t> compare_calls(const CallExchange& exchange, std::string_view operation,
                                         std::string_view where, std::string_view compared_as,
-                                        const std::function<void(CallArguments&)>& describe, std::int64_t number);
+                                        FunctionRef<void(CallArguments&)> describe, std::int64_t number);
 
 }  // namespace comm
 

@@ -16,6 +16,7 @@
 #include "comm/backend/run_unless.h"
 #include "comm/exceptions.h"
 #include "comm/group_impl.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/comm/internal/streams.h"
 
 namespace tessera {
@@ -281,8 +282,7 @@ void ProcessGroup::Impl::swap_with(int peer, const comm::Call& call, const at::T
 }
 
 std::int64_t ProcessGroup::Impl::compare_with(int peer, const comm::Call& call, std::string_view compared_as,
-                                              const std::function<void(CallArguments&)>& describe,
-                                              std::int64_t number) {
+                                              FunctionRef<void(CallArguments&)> describe, std::int64_t number) {
   liveness->count(call);
   const bool is_first = rank < peer;
   comm::CallExchange exchange;

@@ -11,6 +11,7 @@
 #include "comm/host/connect.h"
 #include "comm/rendezvous/store.h"
 #include "comm/work.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/comm/internal/streams.h"
 
 namespace tessera {
@@ -116,7 +117,7 @@ void ProcessGroup::Impl::fail_as(const Call& call, const std::string& why) {
   fail(ErrorCode::rank_failure, "{}: {}", where(call.name), why);
 }
 
-void ProcessGroup::Impl::guard(const Call& call, milliseconds limit, const std::function<void()>& step,
+void ProcessGroup::Impl::guard(const Call& call, milliseconds limit, FunctionRef<void()> step,
                                const std::vector<int>& others) {
   if (broken_.empty()) broken_ = liveness->failure();
   if (!broken_.empty()) fail_as(call, broken_);

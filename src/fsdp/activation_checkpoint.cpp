@@ -19,13 +19,14 @@
 #include "fsdp/runtime/checkpointed_run.h"
 #include "fsdp/runtime/op_observer.h"
 #include "tessera/base/error.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/fsdp/wrap.h"
 #include "tessera/layout/box.h"
 
 namespace tessera::fsdp {
 
 void apply_activation_checkpointing(torch::nn::Module& model,
-                                    const std::function<bool(const torch::nn::Module& module)>& selects) {
+                                    FunctionRef<bool(const torch::nn::Module& module)> selects) {
   std::vector<Wrappable*> selected;
   model.apply([&](const std::string& name, torch::nn::Module& module) {
     if (selects && !selects(module)) return;
@@ -156,7 +157,7 @@ struct Call : torch::CustomClassHolder {
   std::uint64_t position = CheckpointedRun::position();  // before the first run
 };
 
-using Run = std::function<std::vector<at::Tensor>()>;
+using Run = FunctionRef<std::vector<at::Tensor>()>;
 
 struct Recomputed : torch::autograd::Function<Recomputed> {
   static variable_list forward(torch::autograd::AutogradContext* context, at::TensorList inputs, const Run& run,
@@ -254,7 +255,7 @@ std::vector<std::int64_t> versions_of(const std::vector<at::Tensor>& tensors) {
 at::Tensor placeholder() { return at::empty({0}); }
 
 std::vector<at::Tensor> run_checkpointed(const std::vector<at::Tensor>& inputs, const torch::nn::Module* module,
-                                         const Run& run, TensorFunction again) {
+                                         Run run, TensorFunction again) {
   Distinct distinct(inputs);
   std::vector<at::Tensor>& tensors = distinct.tensors;
   if (std::none_of(tensors.begin(), tensors.end(), needs_gradient)) {

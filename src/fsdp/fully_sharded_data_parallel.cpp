@@ -94,7 +94,7 @@ void ShardedModule::zero_grad() {
   for (const at::Tensor& param : parameters()) param.mutable_grad().reset();
 }
 
-void ShardedModule::apply(const std::function<void(torch::nn::Module& module)>& f) {
+void ShardedModule::apply(FunctionRef<void(torch::nn::Module& module)> f) {
   summon_full_params([&] {
     if (!f) fail(ErrorCode::invalid_argument, "apply: the function is null, expected a function");
     runtime().module()->apply(f);

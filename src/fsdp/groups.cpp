@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "tessera/base/function_ref.h"
 #include "tessera/state/internal/parameter_parts.h"
 
 namespace tessera::fsdp {
@@ -10,7 +11,7 @@ namespace {
 
 // Calls `in_group` for each group, also after it has thrown; then it gets the exception.
 void in_each(std::span<const ProcessGroup> groups, std::exception_ptr failure,
-             const std::function<void(const ProcessGroup&, const std::exception_ptr&)>& in_group) {
+             FunctionRef<void(const ProcessGroup&, const std::exception_ptr&)> in_group) {
   for (const ProcessGroup& group : groups) {
     try {
       in_group(group, failure);
@@ -53,8 +54,8 @@ std::vector<std::vector<std::string>> all_gather_texts(const ProcessGroup& group
 }
 
 void check_call(std::span<const ProcessGroup> groups, std::string_view operation,
-                const std::function<void(CallArguments&)>& check,
-                const std::function<void(const ProcessGroup& group, CallArguments&)>& describe) {
+                FunctionRef<void(CallArguments&)> check,
+                FunctionRef<void(const ProcessGroup& group, CallArguments&)> describe) {
   CallArguments arguments;
   std::exception_ptr failure;
   try {

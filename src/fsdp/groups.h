@@ -4,13 +4,13 @@
 #include <torch/nn/module.h>
 
 #include <exception>
-#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "tessera/base/function_ref.h"
 #include "tessera/base/rank_errors.h"
 #include "tessera/fsdp/fully_sharded_data_parallel.h"
 
@@ -26,8 +26,8 @@ std::vector<std::vector<std::string>> all_gather_texts(const ProcessGroup& group
 // arguments differ in a group, all ranks throw that such groups connect. `describe`, if any, adds arguments that must
 // be equal in one group; it must not throw.
 void check_call(std::span<const ProcessGroup> groups, std::string_view operation,
-                const std::function<void(CallArguments&)>& check,
-                const std::function<void(const ProcessGroup& group, CallArguments&)>& describe = nullptr);
+                FunctionRef<void(CallArguments&)> check,
+                FunctionRef<void(const ProcessGroup& group, CallArguments&)> describe = nullptr);
 void agree(std::span<const ProcessGroup> groups, std::string_view step, std::exception_ptr failure);
 template <typename F>
 auto agree_on(std::span<const ProcessGroup> groups, std::string_view step, F&& f) {

@@ -4,7 +4,7 @@
 
 namespace tessera::fsdp {
 
-void visit_tensors(torch::nn::utils::rnn::PackedSequence& sequence, const TensorVisitor& visit) {
+void visit_tensors(torch::nn::utils::rnn::PackedSequence& sequence, TensorVisitor visit) {
   at::Tensor data = sequence.data();
   if (!data.defined()) return;
   visit(data);

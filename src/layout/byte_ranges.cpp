@@ -1,4 +1,5 @@
 #include "tessera/layout/byte_ranges.h"
+#include "tessera/base/function_ref.h"
 
 #include <algorithm>
 #include <cassert>
@@ -62,7 +63,7 @@ bool is_contiguous_in(BoxView box, BoxView chunk) {
 }
 
 void for_each_row_major_piece(BoxView box, std::int64_t element_bytes, std::int64_t limit_bytes,
-                              const std::function<void(const Box&)>& f) {
+                              FunctionRef<void(const Box&)> f) {
   if (is_empty(box)) return;
   const std::int64_t limit = std::max<std::int64_t>(limit_bytes / element_bytes, 1);
   if (volume(box) <= limit) return f(Box(box));

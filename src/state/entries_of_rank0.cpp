@@ -4,6 +4,7 @@
 
 #include "state/map_tensors.h"
 #include "tessera/base/error.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/state/object_archive.h"
 
 namespace tessera {
@@ -22,7 +23,7 @@ Dict without_rest_of_storages(const Dict& dict) {
 }  // namespace
 
 void for_each_entry_of_rank0(const Dict& dict, const ProcessGroup& group,
-                             const std::function<void(const Key& key, const Value& value)>& f) {
+                             FunctionRef<void(const Key& key, const Value& value)> f) {
   const bool is_sender = group.rank() == 0;
   const at::Tensor count = at::full({1}, static_cast<std::int64_t>(dict.size()), at::kLong);
   group.broadcast(count, 0);

@@ -20,6 +20,7 @@
 #include "state/stateful/values.h"
 #include "state/transport/device_staging.h"
 #include "tessera/base/error.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/base/internal/text_hash.h"
 #include "tessera/state/object_archive.h"
 #include "tessera/tensor/internal/box_view.h"
@@ -243,9 +244,8 @@ LoadReport load_values(StateDict& state, const PrepareToOpen& prepare, const Pro
 }
 
 // `describe` adds what is loaded, which must be equal on all ranks.
-LoadReport load_from(StateDict& state, const PrepareToOpen& prepare,
-                     const std::function<void(CallArguments&)>& describe, const ProcessGroup& group,
-                     const LoadOptions& options) {
+LoadReport load_from(StateDict& state, const PrepareToOpen& prepare, FunctionRef<void(CallArguments&)> describe,
+                     const ProcessGroup& group, const LoadOptions& options) {
   bool has_stateful = false;
   group.check_call("load", [&](CallArguments& arguments) {
     describe(arguments);

@@ -12,6 +12,7 @@
 #include "state/stateful/values.h"
 #include "state/transport/device_staging.h"
 #include "tessera/base/error.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/state/object_archive.h"
 
 namespace tessera {
@@ -81,10 +82,9 @@ checkpoint::FlatState local_state(const StateDict& state, const ProcessGroup& gr
                                             }});
 }
 
-checkpoint::FlatState convert_on_all_ranks(
-    const ProcessGroup& group, std::string_view operation, const StateDict& state,
-    const std::function<void(CallArguments& arguments)>& describe,
-    const std::function<checkpoint::FlatState(const StateDict& state)>& convert) {
+checkpoint::FlatState convert_on_all_ranks(const ProcessGroup& group, std::string_view operation,
+                                           const StateDict& state, FunctionRef<void(CallArguments& arguments)> describe,
+                                           FunctionRef<checkpoint::FlatState(const StateDict& state)> convert) {
   bool has_stateful = false;
   checkpoint::FlatState converted;
   group.check_call(operation, [&](CallArguments& arguments) {

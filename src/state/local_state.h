@@ -2,12 +2,12 @@
 // Converts a rank's part of a state dict to the form that module checkpoint accepts.
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
 
 #include "state/transport/spans.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/checkpoint/flat_state.h"
 #include "tessera/state/save.h"
 
@@ -30,9 +30,8 @@ void describe_save(const std::shared_ptr<checkpoint::Storage>& storage, const Pr
 // Compares the ranks' calls, to which `describe` adds arguments, and returns `convert(state)` with the state of each
 // Stateful in its place. A collective.
 checkpoint::FlatState convert_on_all_ranks(const ProcessGroup& group, std::string_view operation,
-                                           const StateDict& state,
-                                           const std::function<void(CallArguments& arguments)>& describe,
-                                           const std::function<checkpoint::FlatState(const StateDict& state)>& convert);
+                                           const StateDict& state, FunctionRef<void(CallArguments& arguments)> describe,
+                                           FunctionRef<checkpoint::FlatState(const StateDict& state)> convert);
 
 // Copies elements to memory that is reused for the next copy. Elements that a state has several times, such as a tied
 // weight or views of one storage, are copied once.

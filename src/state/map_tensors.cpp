@@ -1,4 +1,5 @@
 #include "state/map_tensors.h"
+#include "tessera/base/function_ref.h"
 
 #include <utility>
 
@@ -39,8 +40,7 @@ Value mapped(const Value& value, Path& path, const Map& f) {
   return value;
 }
 
-void visit_tensors(const Value& value, Path& path,
-                   const std::function<void(const Path& path, const Value& tensor)>& f) {
+void visit_tensors(const Value& value, Path& path, FunctionRef<void(const Path& path, const Value& tensor)> f) {
   const auto visit_items = [&](const auto& items) {
     for (std::size_t i = 0; i < items.size(); ++i) {
       path.emplace_back(static_cast<std::int64_t>(i));
@@ -62,14 +62,14 @@ void visit_tensors(const Value& value, Path& path,
 
 }  // namespace
 
-void for_each_tensor(const StateDict& state, const std::function<void(const Path& path, const Value& tensor)>& f) {
+void for_each_tensor(const StateDict& state, FunctionRef<void(const Path& path, const Value& tensor)> f) {
   for (const auto& [key, value] : state) {
     Path path{key};
     visit_tensors(value, path, f);
   }
 }
 
-StateDict map_tensors(const StateDict& state, const std::function<Value(const Value& tensor)>& f) {
+StateDict map_tensors(const StateDict& state, FunctionRef<Value(const Value& tensor)> f) {
   Path path;
   return mapped_entries(state, path, [&](const Path&, const Value& tensor) { return f(tensor); });
 }

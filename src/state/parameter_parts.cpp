@@ -3,8 +3,8 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
-#include <functional>
 
+#include "tessera/base/function_ref.h"
 #include "tessera/tensor/dtensor.h"
 #include "tessera/tensor/internal/box_view.h"
 
@@ -41,7 +41,7 @@ namespace {
 
 // Returns the local tensor of `boxes`, whose elements are `part(i)`; a view if there is one box.
 at::Tensor local_of(const DTensorSpec& spec, const std::vector<LocalBox>& boxes, const at::TensorOptions& if_empty,
-                    const std::function<at::Tensor(std::size_t i)>& part) {
+                    FunctionRef<at::Tensor(std::size_t i)> part) {
   if (boxes.size() == 1) return part(0);
   const at::TensorOptions options = boxes.empty() ? if_empty : part(0).options();
   at::Tensor local = at::empty(spec.layout.local_shape(*spec.mesh.coordinate()).sizes, options.requires_grad(false));

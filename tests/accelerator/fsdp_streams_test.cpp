@@ -8,12 +8,13 @@
 
 #include "accelerator/fsdp_training.h"
 #include "fsdp/streams.h"
+#include "tessera/base/function_ref.h"
 
 namespace tessera::fsdp {
 namespace {
 
 // Returns what ran on device 0 in forward and backward of a second step.
-std::vector<sim::TraceEntry> traced_step(ShardingStrategy strategy, const std::function<void(Options&)>& change) {
+std::vector<sim::TraceEntry> traced_step(ShardingStrategy strategy, FunctionRef<void(Options&)> change) {
   std::vector<sim::TraceEntry> entries;
   run_on_devices(is_hybrid(strategy) ? 4 : 2, [&](const ProcessGroup& group, at::Device device) {
     Options options = options_of(strategy, true);

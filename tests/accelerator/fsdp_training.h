@@ -1,7 +1,6 @@
 #pragma once
 // Training with FSDP on the simulated accelerator.
 
-#include <functional>
 #include <memory>
 #include <optional>
 
@@ -9,6 +8,7 @@
 #include "comm/backend/backend.h"
 #include "fsdp/training.h"
 #include "support/accelerator/nccl/backend.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/comm/local_ranks.h"
 
 namespace tessera::fsdp {
@@ -52,7 +52,7 @@ inline void use_accelerator() {
 }
 
 // Runs `f` on ranks with a simulated device each, which is the current one.
-inline void run_on_devices(int ranks, const std::function<void(const ProcessGroup& group, at::Device device)>& f) {
+inline void run_on_devices(int ranks, FunctionRef<void(const ProcessGroup& group, at::Device device)> f) {
   use_accelerator();
   run_local(ranks,
             [&](const ProcessGroup& group) {

@@ -7,6 +7,7 @@
 
 #include "accelerator/sim.h"
 #include "support/accelerator/nccl/rank_threads.h"
+#include "tessera/base/function_ref.h"
 
 namespace tessera::sim {
 namespace {
@@ -279,7 +280,7 @@ TEST_P(OrderedNcclTest, FutureHasTheResult) {
   });
 }
 
-std::string error_of(const std::function<void()>& f) {
+std::string error_of(FunctionRef<void()> f) {
   try {
     f();
   } catch (const c10::Error& error) {

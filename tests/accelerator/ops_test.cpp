@@ -1,9 +1,9 @@
 // Ops on a device give what they give on the CPU, bit for bit.
 
-#include <functional>
 #include <vector>
 
 #include "accelerator/sim.h"
+#include "tessera/base/function_ref.h"
 
 namespace tessera::sim {
 namespace {
@@ -15,8 +15,7 @@ using OrderedOpsTest = InOrder;
 INSTANTIATE_TEST_SUITE_P(Orders, OrderedOpsTest, ::testing::Values(Order::late, Order::early), order_name);
 
 // Expects that `f` gives the same tensors on the CPU and on a device.
-void expect_same(const std::vector<Tensor>& inputs,
-                 const std::function<std::vector<Tensor>(const std::vector<Tensor>&)>& f) {
+void expect_same(const std::vector<Tensor>& inputs, FunctionRef<std::vector<Tensor>(const std::vector<Tensor>&)> f) {
   std::vector<Tensor> on_device, on_cpu;
   for (const Tensor& input : inputs) {
     on_device.push_back(input.to(device(0)));

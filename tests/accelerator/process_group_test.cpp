@@ -7,6 +7,7 @@
 #include "accelerator/fsdp_training.h"
 #include "accelerator/sim.h"
 #include "support/error_matchers.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/comm/functional.h"
 
 namespace tessera::sim {
@@ -21,7 +22,7 @@ TEST_P(OrderedProcessGroupTest, CollectivesEqualGloos) {
   run_local_on_devices(2, [](const ProcessGroup& group) {
     const Tensor input = at::arange(8, at::kFloat) * 0.7 + group.rank();
     const Tensor moved = input.to(device(group.rank()));
-    const auto both = [&](const std::function<Tensor(const Tensor&)>& f) { EXPECT_TRUE(same(f(moved), f(input))); };
+    const auto both = [&](FunctionRef<Tensor(const Tensor&)> f) { EXPECT_TRUE(same(f(moved), f(input))); };
     both([&](const Tensor& tensor) {
       const Tensor sum = tensor.clone();
       group.all_reduce(sum);

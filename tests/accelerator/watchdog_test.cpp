@@ -10,6 +10,7 @@
 #include "accelerator/fsdp_training.h"
 #include "support/accelerator/nccl/group.h"
 #include "support/error_matchers.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/comm/comm_debug_mode.h"
 #include "tessera/comm/internal/step.h"
 #include "tessera/comm/point_to_point.h"
@@ -38,9 +39,8 @@ void gather_from(const ProcessGroup& group, const at::Tensor& x) {
 // Runs on three ranks, of which rank 1 calls `fails` instead of `collective`, after an all-reduce. Returns what rank 0
 // and 2 were told by this collective, or by the one that follows after they waited for the device. Their tensors are
 // not on the current device.
-std::vector<std::string> told(
-    const std::function<void()>& fails, milliseconds timeout,
-    const std::function<void(const ProcessGroup&, const at::Tensor&)>& collective = sum_over) {
+std::vector<std::string> told(FunctionRef<void()> fails, milliseconds timeout,
+                              FunctionRef<void(const ProcessGroup&, const at::Tensor&)> collective = sum_over) {
   std::vector<std::string> told(3);
   const auto run = [&](const ProcessGroup& group) {
     const at::Tensor x = at::ones({8}, sim::on(group.rank() + 1));

@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "support/error_matchers.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/comm/local_ranks.h"
 #include "tessera/comm/objects.h"
 
@@ -326,7 +327,7 @@ TEST(ArgumentsTest, AreRefusedBeforeAnythingIsSent) {
     const at::Tensor four = at::zeros({4}), two = at::zeros({2});
     const std::vector<std::int64_t> ones = {1, 1};
     const int bad_ranks[] = {0, 2}, twice[] = {1, 1};
-    const auto refuse = [&](const std::function<void()>& call, const std::string& where, const std::string& what) {
+    const auto refuse = [&](FunctionRef<void()> call, const std::string& where, const std::string& what) {
       EXPECT_ERROR(call(), ErrorCode::invalid_argument, where + " on rank", what);
     };
     refuse([&] { group.broadcast(two, 2); }, "broadcast", "root 2, expected 0 to 1");

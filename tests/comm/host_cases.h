@@ -4,8 +4,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include <functional>
-
+#include "tessera/base/function_ref.h"
 #include "tessera/comm/process_group.h"
 
 namespace tessera::testing {
@@ -21,7 +20,7 @@ inline at::Tensor values_of(int rank, std::int64_t numel, at::ScalarType dtype =
 // Reduces `part` elements for each rank, at the same time to all ranks and to each rank its part, then one element
 // less, which makes parts of different sizes. Expects the bits of `sum` of as many elements.
 inline void expect_sums(const ProcessGroup& group, std::int64_t part, at::ScalarType dtype,
-                        const std::function<at::Tensor(std::int64_t numel)>& sum) {
+                        FunctionRef<at::Tensor(std::int64_t numel)> sum) {
   const std::int64_t numel = part * group.size();
   const at::Tensor expected = sum(numel), own = values_of(group.rank(), numel, dtype);
   const at::Tensor reduced = own.clone(), scattered = at::empty({part}, own.options());

@@ -18,6 +18,7 @@
 #include "support/chaos.h"
 #include "support/child_process.h"
 #include "support/rank_processes.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/comm/internal/shared_memory.h"
 #include "tessera/comm/local_ranks.h"
 #include "tessera/comm/point_to_point.h"
@@ -32,7 +33,7 @@ using testing::quick;
 using testing::values_of;
 
 // Runs `f` on ranks that are threads, and on ranks that are processes.
-void on_ranks(int ranks, const std::function<void(const ProcessGroup&)>& f) {
+void on_ranks(int ranks, FunctionRef<void(const ProcessGroup&)> f) {
   const auto run = [&](const ProcessGroup& group) {
     EXPECT_TRUE(SharedMemory::is_available(group));
     f(group);

@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <functional>
 #include <memory>
 #include <vector>
 
@@ -12,6 +11,7 @@
 #include "comm/host/ops.h"
 #include "comm/host_cases.h"
 #include "support/chaos.h"
+#include "tessera/base/function_ref.h"
 
 namespace tessera {
 namespace {
@@ -30,7 +30,7 @@ class RanksOfAThread {
   const Host& first() const { return *hosts_[0]; }
 
   // Runs a collective. Returns whether all ranks have ended it when none can advance.
-  bool run(const std::function<EngineOpPtr(const Host&)>& make) {
+  bool run(FunctionRef<EngineOpPtr(const Host&)> make) {
     struct Running {
       EngineOpPtr op;
       bool has_sent = false, has_received = false;

@@ -16,6 +16,7 @@
 #include "comm/host_cases.h"
 #include "support/chaos.h"
 #include "support/rank_processes.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/comm/internal/shared_memory.h"
 
 namespace tessera {
@@ -40,7 +41,7 @@ ProcessGroup group_on(const ProcessGroup& world, const Hosts& hosts) {
   return *world.subgroup(ranks);
 }
 
-void on_hosts(const Hosts& hosts, const std::function<void(const ProcessGroup&)>& f) {
+void on_hosts(const Hosts& hosts, FunctionRef<void(const ProcessGroup&)> f) {
   int ranks = 0;
   for (const std::vector<int>& of_host : hosts) ranks += static_cast<int>(of_host.size());
   expect_good_processes(ranks, quick(), [&](const ProcessGroup& world) { f(group_on(world, hosts)); });

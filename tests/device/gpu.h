@@ -13,7 +13,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -22,6 +21,7 @@
 #include "comm/rendezvous/store.h"
 #include "comm/rendezvous/world.h"
 #include "support/rank_processes.h"
+#include "tessera/base/function_ref.h"
 
 namespace tessera::testing {
 
@@ -100,7 +100,7 @@ inline ProcessGroup group_of_one(const std::string& backend) {
 
 // Runs `f` in `count` processes, or in one if the kind of ranks has one. `device` is the current one.
 inline void run_on_gpus(const Ranks& ranks, int count,
-                        const std::function<void(const ProcessGroup& group, at::Device device)>& f) {
+                        FunctionRef<void(const ProcessGroup& group, at::Device device)> f) {
   InitOptions options = quick();
   options.timeout = std::chrono::minutes(3);
   options.liveness = std::chrono::seconds(60);  // CUDA initializes slowly on a busy machine

@@ -8,10 +8,10 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
-#include <functional>
 
 #include "fsdp/cases.h"
 #include "support/error_matchers.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/comm/local_ranks.h"
 
 namespace tessera::fsdp {
@@ -325,7 +325,7 @@ TEST(FlatParamHandleOfSomeTest, HybridShardingAveragesOverAllGroups) {
 
 TEST(FlatParamHandleOfSomeTest, Refusals) {
   run_local(2, [&](const ProcessGroup& group) {
-    const auto refusal = [&](const std::function<void(std::vector<NamedParameter>&, FlatParamOptions&)>& change,
+    const auto refusal = [&](FunctionRef<void(std::vector<NamedParameter>&, FlatParamOptions&)> change,
                              const std::string& why) {
       std::vector<NamedParameter> named = make_params();
       FlatParamOptions options;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "fsdp/small_model.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/comm/local_ranks.h"
 
 namespace tessera::fsdp {
@@ -51,7 +52,7 @@ using CallOfModel = std::function<at::Tensor(const at::Tensor& x)>;
 // those of one process. `make` makes the model of a rank, and `prepare` gets the sharded one.
 template <typename Make, typename Step>
 void expect_same_gradients_as_alone(const Make& make, const Step& step,
-                                    const std::function<void(ShardedModule& model)>& prepare = nullptr) {
+                                    FunctionRef<void(ShardedModule& model)> prepare = nullptr) {
   auto expected = make(0);
   const std::vector<at::Tensor> params = expected->parameters();
   for (const int rank : {0, 1}) {

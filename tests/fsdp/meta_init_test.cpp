@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "support/error_matchers.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/comm/local_ranks.h"
 #include "tessera/fsdp/fully_sharded_data_parallel.h"
 
@@ -92,7 +93,7 @@ std::vector<Kind> kinds() {
   };
 }
 
-Module made_on_meta(const std::function<Module()>& make) {
+Module made_on_meta(FunctionRef<Module()> make) {
   const MetaInit without_memory;
   return make();
 }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "fsdp/small_model.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/fsdp/activation_checkpoint.h"
 #include "tessera/fsdp/sharded_grad_scaler.h"
 
@@ -61,8 +62,8 @@ inline at::Tensor batch_on(at::Device device, int step, int rank, at::ScalarType
 // `count_waits` returns how often the host has waited for the device of this rank. What `enter_first_step` returns
 // exists during the first step.
 inline Trained train(const ProcessGroup& group, at::Device device, const Training& training,
-                     const std::function<std::int64_t()>& count_waits = nullptr,
-                     const std::function<std::shared_ptr<void>()>& enter_first_step = nullptr) {
+                     FunctionRef<std::int64_t()> count_waits = nullptr,
+                     FunctionRef<std::shared_ptr<void>()> enter_first_step = nullptr) {
   Trained trained;
   std::optional<HybridGroups> hybrid;
   Options options = options_of(training.strategy, true);

@@ -11,6 +11,7 @@
 #include "support/chaos.h"
 #include "support/error_matchers.h"
 #include "support/temporary_directory.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/comm/comm_debug_mode.h"
 #include "tessera/comm/local_ranks.h"
 #include "tessera/fsdp/activation_checkpoint.h"
@@ -128,7 +129,7 @@ struct Alone {
   }
 };
 
-void on_mesh(const Sizes& shape, const std::function<void(const DeviceMesh& mesh)>& f) {
+void on_mesh(const Sizes& shape, FunctionRef<void(const DeviceMesh& mesh)> f) {
   run_local(static_cast<int>(mesh_size(shape)), [&](const ProcessGroup& group) {
     f(DeviceMesh(group, shape, {"dp", "tp"}));
   });

@@ -11,6 +11,7 @@
 #include <string>
 #include <utility>
 
+#include "tessera/base/function_ref.h"
 #include "tessera/comm/init.h"
 
 namespace {
@@ -36,7 +37,7 @@ at::Tensor numbers_of(int rank, std::int64_t numel) {
 }
 
 // Runs each collective on `group`, and returns what reached this host meanwhile, in MiB.
-double count(const ProcessGroup& group, const std::function<void()>& collective) {
+double count(const ProcessGroup& group, FunctionRef<void()> collective) {
   group.barrier();
   const double before = received_bytes();
   collective();

@@ -2,11 +2,11 @@
 // Cases for tests of tensors on meshes: placements, and the elements of boxes.
 
 #include <cstdint>
-#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "tessera/base/function_ref.h"
 #include "tessera/layout/box.h"
 #include "tessera/layout/placement.h"
 #include "tessera/layout/placements.h"
@@ -43,7 +43,7 @@ inline std::vector<Placements> cross(const Placements& choices, std::size_t mesh
 }
 
 // Visits all indices in a box, in row-major order.
-inline void each_index(BoxView box, const std::function<void(const Sizes&)>& f) {
+inline void each_index(BoxView box, FunctionRef<void(const Sizes&)> f) {
   Sizes index(box.offsets.begin(), box.offsets.end());
   for (std::int64_t n = volume(box); n > 0; --n) {
     f(index);

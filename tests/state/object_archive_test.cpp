@@ -14,6 +14,7 @@
 #include "support/golden.h"
 #include "support/temporary_directory.h"
 #include "tensor/sharding_support.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/format/pickle_writer.h"
 #include "tessera/format/python_value.h"
 
@@ -25,7 +26,7 @@ using pickle::Writer;
 Value round_trip(const Value& value) { return load_object(save_object(value), "archive"); }
 
 // Returns an archive with the given pickle and storages "0", "1", ...
-Bytes archive_of(const std::function<void(Writer&)>& write, const std::vector<Bytes>& storages = {}) {
+Bytes archive_of(FunctionRef<void(Writer&)> write, const std::vector<Bytes>& storages = {}) {
   Bytes pkl;
   Writer writer(pkl, 2);
   write(writer);
@@ -177,7 +178,7 @@ TEST(ObjectArchiveTest, AnOpaqueObjectKeepsItsStorages) {
 }
 
 TEST(ObjectArchiveTest, WhatIsNotPlainIsOpaque) {
-  const auto loaded = [](const std::function<void(pickle::Tree&)>& make) {
+  const auto loaded = [](FunctionRef<void(pickle::Tree&)> make) {
     pickle::Tree tree;
     make(tree);
     return load_object(archive_of([&](Writer& writer) { writer.value(tree.root()); }), "archive").kind();

@@ -13,6 +13,7 @@
 #include "state/parallel_mlp.h"
 #include "support/error_matchers.h"
 #include "tessera/base/error.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/comm/local_ranks.h"
 #include "tessera/state/internal/entries_of_rank0.h"
 
@@ -68,7 +69,7 @@ StateDictOptions from_rank0(const ProcessGroup& group) {
 }
 
 // Calls `f` on meshes of one dimension and, with the group of all ranks, on those of a second one.
-void on_meshes(const std::function<void(const ProcessGroup& group, const DeviceMesh& mesh)>& f) {
+void on_meshes(FunctionRef<void(const ProcessGroup& group, const DeviceMesh& mesh)> f) {
   for (const int ranks : {1, 2, 3}) {
     run_local(ranks, [&](const ProcessGroup& group) { f(group, DeviceMesh(group, {ranks})); });
   }

@@ -5,14 +5,15 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <functional>
 #include <stdexcept>
+
+#include "tessera/base/function_ref.h"
 
 namespace tessera::testing {
 
 // Starts a process that runs `f` and ends with status 0, or with 1 if it throws. Never returns a pid that kill() takes
 // for all processes.
-inline pid_t start_child(const std::function<void()>& f) {
+inline pid_t start_child(FunctionRef<void()> f) {
   const pid_t pid = ::fork();
   if (pid < 0) throw std::runtime_error("fork");
   if (pid > 0) return pid;

@@ -13,6 +13,7 @@
 
 #include "support/chaos.h"
 #include "support/rank_processes.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/comm/local_ranks.h"
 #include "tessera/comm/process_group.h"
 
@@ -34,7 +35,7 @@ inline void expect_usable(const ProcessGroup& group) {
 }
 
 // Expects that `f` throws an error that names all of `words` soon.
-inline void expect_error_soon(const std::function<void()>& f, const std::vector<std::string>& words) {
+inline void expect_error_soon(FunctionRef<void()> f, const std::vector<std::string>& words) {
   const auto begin = std::chrono::steady_clock::now();
   try {
     f();

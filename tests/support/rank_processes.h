@@ -10,12 +10,12 @@
 #include <cstdint>
 #include <cstdio>
 #include <exception>
-#include <functional>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "tessera/base/error.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/base/internal/free_port.h"
 #include "tessera/comm/init.h"
 
@@ -35,7 +35,7 @@ inline InitOptions quick() {
 }
 
 // Returns whether `is_so` becomes true soon, for events that cannot be waited for.
-inline bool soon(const std::function<bool()>& is_so) {
+inline bool soon(FunctionRef<bool()> is_so) {
   const auto deadline = std::chrono::steady_clock::now() + kSoon;
   while (!is_so()) {
     if (std::chrono::steady_clock::now() > deadline) return false;
@@ -51,7 +51,7 @@ struct RankOutcome {
 
 // Runs `f` in one process per rank of a world and returns the outcome of each.
 inline std::vector<RankOutcome> run_processes(int ranks, InitOptions options,
-                                              const std::function<std::string(const ProcessGroup&)>& f) {
+                                              FunctionRef<std::string(const ProcessGroup&)> f) {
   options.world_size = ranks;
   options.master_port = free_port();
   struct Child {
@@ -102,8 +102,7 @@ inline std::vector<RankOutcome> run_processes(int ranks, InitOptions options,
 
 // Runs `f` in one process per rank. Expects it to return on every rank without a failed expectation; the process prints
 // those.
-inline void expect_good_processes(int ranks, const InitOptions& options,
-                                  const std::function<void(const ProcessGroup&)>& f) {
+inline void expect_good_processes(int ranks, const InitOptions& options, FunctionRef<void(const ProcessGroup&)> f) {
   const std::vector<RankOutcome> outcomes = run_processes(ranks, options, [&](const ProcessGroup& group) {
     f(group);
     return std::string(::testing::Test::HasFailure() ? "failed" : "good");

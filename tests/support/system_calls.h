@@ -11,11 +11,11 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
-#include <functional>
 #include <stdexcept>
 #include <vector>
 
 #include "support/child_process.h"
+#include "tessera/base/function_ref.h"
 
 namespace tessera::testing {
 
@@ -48,7 +48,7 @@ struct KilledRun {
 
 // Runs `f` in a child process and kills that before it makes its call number `n` (from 0) that changes files. Calls of
 // threads that `f` starts are not counted. Throws if processes cannot be traced here.
-inline KilledRun run_killed_at_change(std::size_t n, const std::function<void()>& f) {
+inline KilledRun run_killed_at_change(std::size_t n, FunctionRef<void()> f) {
   const pid_t child = start_child([&] {
     if (::ptrace(PTRACE_TRACEME, 0, nullptr, nullptr) != 0) ::_exit(77);
     ::raise(SIGSTOP);

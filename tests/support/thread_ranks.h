@@ -3,7 +3,6 @@
 
 #include <condition_variable>
 #include <exception>
-#include <functional>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -11,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/base/function_ref.h"
 #include "tessera/base/rank_errors.h"
 #include "tessera/checkpoint/rank_link.h"
 
@@ -124,7 +124,7 @@ class ThreadLink final : public checkpoint::RankLink {
 };
 
 // Runs f on `size` ranks. Returns the exception of each as "code: message", or "" if it returned.
-inline std::vector<std::string> run_thread_ranks(int size, const std::function<void(ThreadLink& link)>& f) {
+inline std::vector<std::string> run_thread_ranks(int size, FunctionRef<void(ThreadLink& link)> f) {
   ThreadRanks ranks(size);
   std::vector<std::string> reports(static_cast<std::size_t>(size));
   std::vector<std::thread> threads;

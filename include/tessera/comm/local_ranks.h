@@ -3,9 +3,9 @@
 /// Ranks as threads of this process, for tests, examples and small jobs.
 
 #include <chrono>
-#include <functional>
 #include <string>
 
+#include "tessera/base/function_ref.h"
 #include "tessera/comm/process_group.h"
 
 namespace tessera {
@@ -22,6 +22,6 @@ struct LocalOptions {
 /// rank throws, the others get `Error(rank_failure)` from the collective that they are waiting in, and the first
 /// exception is rethrown here. Throws `Error(invalid_argument)` if `ranks` < 1 or the timeout is not positive, and
 /// `Error(io)` if the system has no threads for all ranks; then ranks that run get `Error(rank_failure)`, too.
-void run_local(int ranks, const std::function<void(const ProcessGroup& group)>& f, const LocalOptions& options = {});
+void run_local(int ranks, FunctionRef<void(const ProcessGroup& group)> f, const LocalOptions& options = {});
 
 }  // namespace tessera

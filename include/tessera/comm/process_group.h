@@ -30,7 +30,6 @@
 #include <chrono>
 #include <cstdint>
 #include <exception>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -40,6 +39,7 @@
 
 #include "tessera/base/bytes.h"
 #include "tessera/base/error.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/base/rank_errors.h"
 #include "tessera/base/reduce_op.h"
 
@@ -157,7 +157,7 @@ class ProcessGroup {
   /// throws if this rank's arguments are invalid and adds those that must be equal on all ranks. If `check` throws on
   /// any rank, or an argument or `operation` differs, every rank throws an `Error` naming the ranks and the reason, and
   /// the group stays usable. Costs one all-gather of 24 bytes. On a group of one rank, only runs `check`.
-  void check_call(std::string_view operation, const std::function<void(CallArguments&)>& check) const;
+  void check_call(std::string_view operation, FunctionRef<void(CallArguments&)> check) const;
   /// Agrees on the outcome of `step`. Each rank passes its exception, or null if it succeeded. If any rank failed,
   /// every rank throws an `Error` naming the step, the ranks that failed and the reasons. Its code is the one that all
   /// failures share, else rank_failure. Costs as much as `check_call`.

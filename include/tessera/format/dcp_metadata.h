@@ -8,7 +8,6 @@
 /// per chunk.
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -18,6 +17,7 @@
 
 #include "tessera/base/bytes.h"
 #include "tessera/base/file.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/base/state_path.h"
 #include "tessera/format/dcp_dialect.h"
 #include "tessera/format/pickle_value.h"
@@ -121,6 +121,6 @@ Metadata read(const ByteSource& source);
 /// numbers, duplicate names, a version in another dialect than torch_2_14.
 Bytes write(const Metadata& metadata);
 /// Writes the same bytes in pieces of about 1 MiB, which `sink` gets in order.
-void write(const Metadata& metadata, const std::function<void(ByteView bytes)>& sink);
+void write(const Metadata& metadata, FunctionRef<void(ByteView bytes)> sink);
 
 }  // namespace tessera::dcp

@@ -41,6 +41,7 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/base/function_ref.h"
 #include "tessera/fsdp/tensors_in.h"
 
 namespace tessera::fsdp {
@@ -53,7 +54,7 @@ using TensorFunction = std::function<std::vector<at::Tensor>(const std::vector<a
 /// same number of tensors. If neither `inputs` nor a parameter of `module` requires a gradient, this is a plain call.
 /// If `module` is null, some parameter is assumed to require one.
 std::vector<at::Tensor> run_checkpointed(const std::vector<at::Tensor>& inputs, const torch::nn::Module* module,
-                                         const std::function<std::vector<at::Tensor>()>& run, TensorFunction again);
+                                         FunctionRef<std::vector<at::Tensor>()> run, TensorFunction again);
 
 /// Returns an empty tensor, stored in arguments in place of a tensor that autograd saves.
 at::Tensor placeholder();
@@ -204,7 +205,7 @@ auto activation_checkpoint(F&& f, Args&&... arguments) {
 /// than tensors with its copy; for such arguments, hold the module in a Checkpointed. PyTorch:
 /// apply_activation_checkpointing.
 void apply_activation_checkpointing(torch::nn::Module& model,
-                                    const std::function<bool(const torch::nn::Module& module)>& selects = nullptr);
+                                    FunctionRef<bool(const torch::nn::Module& module)> selects = nullptr);
 
 template <typename Impl, typename Forward = decltype(&Impl::forward)>
 class CheckpointedImpl;

@@ -35,6 +35,7 @@
 #include <string_view>
 #include <vector>
 
+#include "tessera/base/function_ref.h"
 #include "tessera/comm/process_group.h"
 #include "tessera/fsdp/options.h"
 #include "tessera/layout/flat_param_layout.h"
@@ -125,7 +126,7 @@ class FlatParamHandle {
   /// requires a gradient now.
   bool requires_grad() const;
   /// Calls `f` while the parameters have the shapes and dtype of unsharded ones, but no memory.
-  void with_unsharded_shapes(const std::function<void()>& f);
+  void with_unsharded_shapes(FunctionRef<void()> f);
   /// Returns the parameters that this rank has a piece of. PyTorch: shard_metadata.
   FlatParamShardMetadata shard_metadata() const { return layout_.shard_metadata(shard_rank()); }
 

@@ -205,7 +205,7 @@ class ShardedModule {
   void zero_grad();
   /// Calls `f` for the model and each of its submodules, as Module::apply, in summon_full_params: changes of parameters
   /// are kept. A collective. Throws whenever summon_full_params throws.
-  void apply(const std::function<void(torch::nn::Module& module)>& f);
+  void apply(FunctionRef<void(torch::nn::Module& module)> f);
   /// Returns the total time that this rank has waited for communication in forward and backward.
   double communication_seconds() const;
 
@@ -293,7 +293,7 @@ class ShardedModule {
   /// backward, and if `f` leaves a parameter or gradient of another shape that would be written back. If `f` throws on
   /// any rank, nothing is written back and every rank throws. What is gathered between a forward and its backward
   /// stays, unless a rank changes its shard of it.
-  void summon_full_params(const std::function<void()>& f, const SummonOptions& options = {});
+  void summon_full_params(FunctionRef<void()> f, const SummonOptions& options = {});
 
   /// Returns parameters and buffers under their names in the module that was wrapped. If units have groups of their
   /// own, returns those that this rank has, and `full` requires `rank0_only = false`. A collective if `type` is `full`

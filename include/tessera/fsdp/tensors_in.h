@@ -6,15 +6,16 @@
 /// vectors, lists and the values of maps, nested to any depth. It ignores other types. To support a type, define this
 /// function in the type's namespace:
 ///
-///     void visit_tensors(MyOutput& output, const tessera::fsdp::TensorVisitor& visit) { visit(output.logits); }
+///     void visit_tensors(MyOutput& output, tessera::fsdp::TensorVisitor visit) { visit(output.logits); }
 
 #include <ATen/core/Tensor.h>
 
-#include <functional>
 #include <ranges>
 #include <tuple>
 #include <type_traits>
 #include <utility>
+
+#include "tessera/base/function_ref.h"
 
 namespace torch::nn::utils::rnn {
 class PackedSequence;
@@ -23,15 +24,15 @@ class PackedSequence;
 namespace tessera::fsdp {
 
 /// A function that is called with a reference to each tensor and may assign another tensor to it.
-using TensorVisitor = std::function<void(at::Tensor&)>;
+using TensorVisitor = FunctionRef<void(at::Tensor&)>;
 
 /// Visits the data. If it is moved to another device, the indices follow. PyTorch: _apply_to_tensors.
-void visit_tensors(torch::nn::utils::rnn::PackedSequence& sequence, const TensorVisitor& visit);
+void visit_tensors(torch::nn::utils::rnn::PackedSequence& sequence, TensorVisitor visit);
 
 namespace detail {
 
 template <typename T>
-concept VisitedByUser = requires(T& value, const TensorVisitor& visit) {
+concept VisitedByUser = requires(T& value, TensorVisitor visit) {
   visit_tensors(value, visit);
 };
 template <typename T>
@@ -97,7 +98,7 @@ constexpr bool may_hold_tensors() {
 
 /// Calls `visit` for each defined tensor in `value`, in order.
 template <typename T>
-void for_each_tensor(T& value, const TensorVisitor& visit) {
+void for_each_tensor(T& value, TensorVisitor visit) {
   if constexpr (std::is_same_v<T, at::Tensor>) {
     if (value.defined()) visit(value);
   } else if constexpr (detail::VisitedByUser<T>) {

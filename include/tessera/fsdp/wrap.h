@@ -110,6 +110,23 @@ inline constexpr bool kNever = false;  // in a static_assert that fails where it
 template <typename T>
 using ByValue = std::conditional_t<std::is_lvalue_reference_v<T>, const std::remove_reference_t<T>&, T>;
 
+// What a call of a unit does with an argument or a result of one type, whichever function it calls.
+template <typename T>
+void convert_inputs(UnitCall& call, T& argument) {
+  if constexpr (!std::is_const_v<T>) {
+    for_each_tensor(argument, [&](at::Tensor& tensor) { call.input(tensor); });
+  }
+}
+template <typename T>
+void register_outputs(UnitCall& call, T& result) {
+  if constexpr (std::is_const_v<T>) {
+    auto tensors = result;  // not replaced
+    register_outputs(call, tensors);
+  } else {
+    for_each_tensor(result, [&](at::Tensor& tensor) { call.output(tensor); });
+  }
+}
+
 /// Calls `forward(arguments...)` as a call of `unit`.
 template <typename Result, typename... Args, typename Forward>
 Result call_unit(Unit& unit, const Forward& forward, Args&&... arguments) {
@@ -118,30 +135,20 @@ Result call_unit(Unit& unit, const Forward& forward, Args&&... arguments) {
                 "tessera/fsdp/tensors_in.h");
   std::tuple<Kept<Args>...> kept(std::forward<Args>(arguments)...);
   UnitCall call(unit);
-  const auto run = [&]() -> Result {
-    return std::apply([&](auto&... items) -> Result { return forward(static_cast<Args&&>(items)...); }, kept);
-  };
-  const auto cast = [&](auto& item) {
-    if constexpr (!std::is_const_v<std::remove_reference_t<decltype(item)>>) {
-      for_each_tensor(item, [&](at::Tensor& tensor) { call.input(tensor); });
-    }
-  };
-  try {
-    std::apply([&](auto&... items) { (cast(items), ...); }, kept);
+  const auto run = [&](auto&... items) -> Result {
+    (convert_inputs(call, items), ...);
     if constexpr (std::is_void_v<Result>) {
-      run();
+      forward(static_cast<Args&&>(items)...);
       call.end();
     } else {
-      Result result = run();
-      if constexpr (std::is_const_v<std::remove_reference_t<Result>>) {
-        auto tensors = result;  // not replaced
-        for_each_tensor(tensors, [&](at::Tensor& tensor) { call.output(tensor); });
-      } else {
-        for_each_tensor(result, [&](at::Tensor& tensor) { call.output(tensor); });
-      }
+      Result result = forward(static_cast<Args&&>(items)...);
+      register_outputs(call, result);
       call.end();
       return result;
     }
+  };
+  try {
+    return std::apply(run, kept);
   } catch (...) {
     call.rethrow();
   }

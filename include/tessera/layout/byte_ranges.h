@@ -7,11 +7,11 @@
 /// size.
 
 #include <cstdint>
-#include <functional>
 #include <span>
 #include <vector>
 
 #include "tessera/base/bytes.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/layout/box.h"
 
 namespace tessera {
@@ -46,7 +46,7 @@ void copy_strided(std::span<const std::int64_t> sizes, std::int64_t element_byte
 /// element) and is contiguous in the row-major `box`: piece i+1 begins at the byte where piece i ends. With d the
 /// outermost dimension of which one step fits, a piece is as many steps of d as fit. An empty box has no pieces.
 void for_each_row_major_piece(BoxView box, std::int64_t element_bytes, std::int64_t limit_bytes,
-                              const std::function<void(const Box&)>& f);
+                              FunctionRef<void(const Box&)> f);
 
 /// Returns these pieces.
 std::vector<Box> split_row_major(BoxView box, std::int64_t element_bytes, std::int64_t limit_bytes);

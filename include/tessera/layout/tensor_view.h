@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/base/function_ref.h"
 #include "tessera/layout/box.h"
 
 namespace tessera {
@@ -82,7 +83,7 @@ class TensorView {
   /// Appends the numbers of the inputs that the view is made of, which may repeat.
   void add_inputs(std::vector<std::size_t>& numbers) const;
   /// Returns this view with other numbers for its inputs.
-  TensorView renumbered(const std::function<std::size_t(std::size_t)>& number) const;
+  TensorView renumbered(FunctionRef<std::size_t(std::size_t)> number) const;
 
   using Visitor = std::function<void(std::size_t input, const Lattice& part)>;
   /// Calls f(input, part) with lattices of indices of inputs that have the elements of `lattice`, which has indices of

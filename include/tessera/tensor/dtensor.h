@@ -19,7 +19,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <functional>
 #include <iosfwd>
 #include <memory>
 #include <optional>
@@ -27,6 +26,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/base/function_ref.h"
 #include "tessera/layout/mesh_layout.h"
 #include "tessera/tensor/checkpointable.h"
 #include "tessera/tensor/device_mesh.h"
@@ -124,7 +124,7 @@ class DTensor {
   DTensor detach() const;
   /// Gives this tensor and all references to it another layout. `change` changes the local tensor in place, to the size
   /// that the layout implies. For ops that change a size in place, such as `squeeze_`. Throws as `to_local`.
-  void change_in_place(MeshLayout layout, const std::function<void(const at::Tensor& local)>& change) const;
+  void change_in_place(MeshLayout layout, FunctionRef<void(const at::Tensor& local)> change) const;
 
   /// Returns the form in which state dicts hold this tensor: saved box by box and loaded in place. Throws
   /// `Error(invalid_argument)` if a placement is partial; PyTorch saves rank 0's elements then.

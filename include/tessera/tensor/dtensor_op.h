@@ -25,6 +25,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/base/function_ref.h"
 #include "tessera/layout/placement.h"
 #include "tessera/tensor/dtensor.h"
 
@@ -52,6 +53,8 @@ struct OpRule {
 
 /// Returns the strategies of an op for these inputs. Throws `Error(invalid_argument)` if the op cannot take them.
 using PlacementRule = std::function<OpRule(std::span<const DTensor> inputs)>;
+/// The same for one call, which does not store it.
+using PlacementRuleRef = FunctionRef<OpRule(std::span<const DTensor> inputs)>;
 
 /// Sets the rule of `op`, which replaces the one that a call passes; null undoes this.
 void register_placement_rule(const std::string& op, PlacementRule rule);
@@ -62,26 +65,25 @@ void register_placement_rule(const std::string& op, PlacementRule rule);
 /// dtype that the rule states, and requires grad if an input does. Throws `Error(unsupported)` if the op has no rule or
 /// the local part of an input is a LocalShardsWrapper; throws `Error(invalid_argument)` without inputs, and for inputs
 /// on different meshes.
-DTensor call(const std::string& op, std::span<const DTensor> inputs, const PlacementRule& rule,
-             const std::function<at::Tensor(std::span<const DTensor> inputs)>& compute);
+DTensor call(const std::string& op, std::span<const DTensor> inputs, PlacementRuleRef rule,
+             FunctionRef<at::Tensor(std::span<const DTensor> inputs)> compute);
 /// As above, for a `compute` that writes the result to the first input's local tensor and returns it. The first input
 /// stays as it is placed; the others are redistributed for that. Returns the first input. Throws `Error(unsupported)`
 /// if no strategy leaves the first input's placements as they are, and `Error(invalid_argument)` for a result of
 /// another size.
-DTensor call_in_place(const std::string& op, std::span<const DTensor> inputs, const PlacementRule& rule,
-                      const std::function<at::Tensor(std::span<const DTensor> inputs)>& compute);
+DTensor call_in_place(const std::string& op, std::span<const DTensor> inputs, PlacementRuleRef rule,
+                      FunctionRef<at::Tensor(std::span<const DTensor> inputs)> compute);
 /// As `call`, for an op of several results: one more than the rule has `more_output_sizes`. A registered rule without
 /// these, or without `output_dtypes`, gets those of `rule`. Throws `Error(invalid_argument)` for another number of
 /// results and, if an input requires grad, for a strategy whose results neither have the same placement nor are all
 /// sharded.
-std::vector<DTensor> call_with_results(
-    const std::string& op, std::span<const DTensor> inputs, const PlacementRule& rule,
-    const std::function<std::vector<at::Tensor>(std::span<const DTensor> inputs)>& compute);
+std::vector<DTensor> call_with_results(const std::string& op, std::span<const DTensor> inputs, PlacementRuleRef rule,
+                                       FunctionRef<std::vector<at::Tensor>(std::span<const DTensor> inputs)> compute);
 /// As `call`, for an op without a result, such as a check. What the rule states of the result is ignored.
-void call_without_result(const std::string& op, std::span<const DTensor> inputs, const PlacementRule& rule,
-                         const std::function<void(std::span<const DTensor> inputs)>& compute);
+void call_without_result(const std::string& op, std::span<const DTensor> inputs, PlacementRuleRef rule,
+                         FunctionRef<void(std::span<const DTensor> inputs)> compute);
 /// As above, not in place and with the registered rule only.
 DTensor call(const std::string& op, std::span<const DTensor> inputs,
-             const std::function<at::Tensor(std::span<const DTensor> inputs)>& compute);
+             FunctionRef<at::Tensor(std::span<const DTensor> inputs)> compute);
 
 }  // namespace tessera

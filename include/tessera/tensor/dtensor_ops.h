@@ -245,7 +245,7 @@ DTensor addcdiv(const AnyTensor& x, const AnyTensor& a, const AnyTensor& b,
 /// Calls any other op of this kind: `compute` computes each element of the result from the elements of the inputs at
 /// the same place, after broadcasting. For example, `pointwise("rsub", {{a, b}}, f)` with an `f` that calls `at::rsub`.
 DTensor pointwise(const std::string& op, const std::vector<DTensor>& inputs,
-                  const std::function<at::Tensor(std::span<const DTensor> inputs)>& compute);
+                  FunctionRef<at::Tensor(std::span<const DTensor> inputs)> compute);
 
 // In place: `x` keeps its placements, and so do other references to it. They return `x`. They throw
 // `Error(unsupported)` if the result cannot be placed as `x` is, for example if `x` is partial and the op is not
@@ -397,7 +397,7 @@ ValuesAndIndices topk(const DTensor& x, std::int64_t k, std::int64_t dim = -1, b
 /// dimensions by itself, and the result has the same size. The op unshards these dimensions, and replicates the other
 /// inputs.
 DTensor along_dims(const std::string& op, const std::vector<DTensor>& inputs, const std::vector<std::int64_t>& dims,
-                   const std::function<at::Tensor(std::span<const DTensor> inputs)>& compute);
+                   FunctionRef<at::Tensor(std::span<const DTensor> inputs)> compute);
 
 // --- images and signals: see tessera/tensor/dtensor_ops/spatial.h, and for pooling
 // tessera/tensor/dtensor_ops/convolution.h.

@@ -13,7 +13,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <functional>
 #include <iosfwd>
 #include <memory>
 #include <optional>
@@ -21,6 +20,7 @@
 #include <string_view>
 #include <vector>
 
+#include "tessera/base/function_ref.h"
 #include "tessera/comm/process_group.h"
 #include "tessera/layout/box.h"
 #include "tessera/layout/tensor_properties.h"
@@ -132,7 +132,7 @@ class LocalShardsWrapper {
   at::Tensor get_tensor_shard(const ShardIndex& index) const;
 
  private:
-  LocalShardsWrapper each(const std::function<at::Tensor(const at::Tensor&)>& f) const;
+  LocalShardsWrapper each(FunctionRef<at::Tensor(const at::Tensor&)> f) const;
 
   struct State;
   std::shared_ptr<State> state_;

@@ -26,13 +26,13 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/pimpl.h>
 
-#include <functional>
 #include <map>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "tessera/base/function_ref.h"
 #include "tessera/tensor/dtensor_parameters.h"
 #include "tessera/tensor/ops.h"
 #include "tessera/tensor/sharded_tensor.h"
@@ -89,7 +89,7 @@ class ShardedParameters : public DTensorParameters {
   /// Throws `Error(unsupported)` if forward cannot compute with `parameter` sharded. By default, any can be.
   virtual void check_shardable(const std::string& parameter) const;
   /// Returns forward(). If it throws, notifies the other ranks, which do not compare their calls there.
-  at::Tensor in_forward(const std::function<at::Tensor()>& forward) const;
+  at::Tensor in_forward(FunctionRef<at::Tensor()> forward) const;
   /// Throws `Error(unsupported)` if a parameter is sharded, since `operation` would see only this rank's shard.
   void check_not_sharded(const char* operation) const;
 

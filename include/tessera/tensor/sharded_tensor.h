@@ -13,7 +13,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <functional>
 #include <iosfwd>
 #include <map>
 #include <memory>
@@ -22,6 +21,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/base/function_ref.h"
 #include "tessera/comm/process_group.h"
 #include "tessera/layout/shard_metadata.h"
 #include "tessera/layout/sharding_spec.h"
@@ -198,7 +198,7 @@ class ShardedTensor {
   explicit ShardedTensor(std::shared_ptr<State> state) : state_(std::move(state)) {}
   static ShardedTensor finish(std::shared_ptr<State> state);
   static ShardedTensor make(SpecPtr spec, Sizes size, const ProcessGroup& group, const ShardedTensorOptions& options,
-                            const std::function<at::Tensor(at::IntArrayRef, const at::TensorOptions&)>& create);
+                            FunctionRef<at::Tensor(at::IntArrayRef, const at::TensorOptions&)> create);
   std::shared_ptr<State> state_;
 };
 

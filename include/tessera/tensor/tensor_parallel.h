@@ -33,6 +33,7 @@
 #include <variant>
 #include <vector>
 
+#include "tessera/base/function_ref.h"
 #include "tessera/tensor/dtensor.h"
 #include "tessera/tensor/dtensor_parameters.h"
 #include "tessera/tensor/parallel/prepare_module.h"
@@ -123,7 +124,7 @@ class TensorParallel : public DTensorParameters {
   DTensor parameter(const std::string& name, const at::Tensor& local) const;
   at::Tensor output(const DTensor& result) const;
   /// Returns forward(). If it throws, notifies the other ranks, which do not compare their calls there.
-  at::Tensor in_forward(const std::function<at::Tensor()>& forward) const;
+  at::Tensor in_forward(FunctionRef<at::Tensor()> forward) const;
   /// Throws `Error(unsupported)` if the module is parallelized, since `operation` would see only this rank's part.
   void check_not_parallelized(const char* operation) const;
 

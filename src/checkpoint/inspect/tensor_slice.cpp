@@ -10,6 +10,7 @@
 #include "checkpoint/source/expansion.h"
 #include "tessera/base/cast.h"
 #include "tessera/base/error.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/layout/byte_ranges.h"
 
 namespace tessera::checkpoint {
@@ -151,7 +152,7 @@ void check_slice_size(const Checkpoint& checkpoint, std::size_t tensor, const Te
 }
 
 void read_slice(const TensorReader& reader, const TensorSlice& slice, DType dtype, std::int64_t limit_bytes,
-                const std::function<void(ByteView)>& visit) {
+                FunctionRef<void(ByteView)> visit) {
   const DType stored = reader.info().dtype;
   if (!can_cast_slice(stored, dtype)) {
     fail(ErrorCode::unsupported, "read tensor '{}': dtype {}, expected one with a cast to {}",

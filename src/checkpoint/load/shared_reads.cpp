@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "checkpoint/byte_cursor.h"
+#include "tessera/base/function_ref.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -67,7 +68,7 @@ std::vector<WantedBox> decode_wanted(ByteView bytes) {
 }
 
 std::vector<SharedRead> share_reads(const std::vector<std::vector<WantedBox>>& wanted_by_rank,
-                                    const std::function<std::int64_t(std::uint32_t tensor)>& element_bytes) {
+                                    FunctionRef<std::int64_t(std::uint32_t tensor)> element_bytes) {
   std::map<std::pair<std::uint32_t, std::uint32_t>, std::vector<SharedRead>> chunks;
   for (std::size_t rank = 0; rank < wanted_by_rank.size(); ++rank) {
     for (const WantedBox& one : wanted_by_rank[rank]) {

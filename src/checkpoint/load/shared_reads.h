@@ -2,11 +2,11 @@
 // Plans which stored elements several ranks want and which of these ranks reads them.
 
 #include <cstdint>
-#include <functional>
 #include <span>
 #include <vector>
 
 #include "tessera/base/bytes.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/layout/box.h"
 
 namespace tessera::checkpoint {
@@ -34,6 +34,6 @@ struct SharedRead {
 // a rank that reads an entire chunk can verify its checksum. Sorted by tensor, then by stored chunk. `element_bytes` is
 // called for wanted tensors only.
 std::vector<SharedRead> share_reads(const std::vector<std::vector<WantedBox>>& wanted_by_rank,
-                                    const std::function<std::int64_t(std::uint32_t tensor)>& element_bytes);
+                                    FunctionRef<std::int64_t(std::uint32_t tensor)> element_bytes);
 
 }  // namespace tessera::checkpoint

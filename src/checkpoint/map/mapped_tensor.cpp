@@ -3,6 +3,7 @@
 #include <optional>
 #include <utility>
 
+#include "tessera/base/function_ref.h"
 #include "tessera/layout/redistribution.h"
 
 namespace tessera::checkpoint {
@@ -86,7 +87,7 @@ MappedTensor MappedTensor::concat(const std::vector<MappedTensor>& parts, std::s
   return result;
 }
 
-MappedTensor MappedTensor::renumbered(const std::function<std::size_t(std::size_t)>& number) const {
+MappedTensor MappedTensor::renumbered(FunctionRef<std::size_t(std::size_t)> number) const {
   MappedTensor result = *this;
   result.view_ = view_.renumbered(number);
   return result;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "tessera/base/dtype.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/layout/box.h"
 #include "tessera/layout/tensor_view.h"
@@ -29,7 +30,7 @@ class MappedTensor {
   // Returns the slices of these sizes, which add up to the size of the dimension.
   std::vector<MappedTensor> split(std::size_t dim, const std::vector<std::int64_t>& sizes) const;
   static MappedTensor concat(const std::vector<MappedTensor>& parts, std::size_t dim);
-  MappedTensor renumbered(const std::function<std::size_t(std::size_t)>& number) const;
+  MappedTensor renumbered(FunctionRef<std::size_t(std::size_t)> number) const;
 
  private:
   explicit MappedTensor(TensorView view) : view_(std::move(view)), chunks_(view_.shape().size()) {}

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "tessera/base/error.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/checkpoint/internal/file_names.h"
 
 namespace tessera::checkpoint {
@@ -419,8 +420,7 @@ bool rename_if_present(Storage& storage, const std::string& from, const std::str
   }
 }
 
-bool rename_if(Storage& storage, const std::string& name, const std::string& own,
-               const std::function<bool()>& is_mine) {
+bool rename_if(Storage& storage, const std::string& name, const std::string& own, FunctionRef<bool()> is_mine) {
   if (!rename_if_present(storage, name, own)) return false;
   try {
     if (is_mine()) return true;

@@ -11,6 +11,7 @@
 
 #include "checkpoint/consult.h"
 #include "tessera/base/bytes.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/checkpoint/sidecar.h"
 #include "tessera/checkpoint/storage.h"
 
@@ -88,7 +89,7 @@ bool rename_if_present(Storage& storage, const std::string& from, const std::str
 // Renames `name` to `own`, which only this save uses, and calls `is_mine` afterwards, because no storage compares and
 // renames in one step. If it returns false, the file may be of another save: renames it back, unless there is a newer
 // file of that name, which replaces it, and returns false. Also returns false if there is no file `name`.
-bool rename_if(Storage& storage, const std::string& name, const std::string& own, const std::function<bool()>& is_mine);
+bool rename_if(Storage& storage, const std::string& name, const std::string& own, FunctionRef<bool()> is_mine);
 
 // Returns a name, which only this save uses, for a file that is removed if it is this save's. Later saves remove it.
 std::string name_to_remove(const SaveTurn& turn);
@@ -111,7 +112,7 @@ struct CommitConditions {
 // Law: after `.metadata` may have been renamed, nothing that either `.metadata` names may be removed until one of them
 // is durable. If the old one cannot be restored and made durable, throws OutcomeUnknown: the storage holds one of the
 // two checkpoints, or that of a save that took over, and the caller must not remove files of any.
-using WriteMetadata = std::function<void(const std::function<void(ByteView bytes)>& sink)>;
+using WriteMetadata = std::function<void(FunctionRef<void(ByteView bytes)> sink)>;
 void commit(Storage& storage, const SaveTurn& turn, const CommitConditions& conditions,
             const WriteMetadata& write_metadata, Sidecar sidecar);
 

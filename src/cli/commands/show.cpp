@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -14,6 +13,7 @@
 #include "cli/text/names.h"
 #include "cli/text/text_table.h"
 #include "tessera/base/error.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/format/npy.h"
 
 namespace tessera::cli {
@@ -91,7 +91,7 @@ void write_elements(Session& session, const ShowFlags& flags, const std::string&
   const std::uint64_t element_bytes = static_cast<std::uint64_t>(dtype_size(dtype));
   const std::uint64_t total_bytes = static_cast<std::uint64_t>(slice.elements()) * element_bytes;
   ProgressSink& progress = *session.progress_unless(flags.quiet);
-  const auto read = [&](std::string_view task, const std::function<void(ByteView)>& visit) {
+  const auto read = [&](std::string_view task, FunctionRef<void(ByteView)> visit) {
     progress.begin(task, total_bytes);
     checkpoint::read_slice(reader, slice, dtype, kWriteBytes, [&](ByteView elements) {
       visit(elements);

@@ -3,13 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "cli/commands/show.h"
 #include "tessera/base/error.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/checkpoint/diff.h"
 
 namespace tessera::cli {
@@ -61,11 +61,11 @@ class Elements {
     }
   }
 
-  void for_each(const std::function<void(const std::string&)>& visit) { read_from(0, visit); }
+  void for_each(FunctionRef<void(const std::string&)> visit) { read_from(0, visit); }
 
  private:
   // Reads what is selected of dimension d and those after it; the ones before it have one index.
-  void read_from(std::size_t d, const std::function<void(const std::string&)>& visit) {
+  void read_from(std::size_t d, FunctionRef<void(const std::string&)> visit) {
     const bool is_summarized = std::find(is_summarized_.begin() + static_cast<std::ptrdiff_t>(d), is_summarized_.end(),
                                          true) != is_summarized_.end();
     if (!is_summarized) return read(visit);
@@ -88,7 +88,7 @@ class Elements {
     slice_.dims[d] = all;
   }
 
-  void read(const std::function<void(const std::string&)>& visit) {
+  void read(FunctionRef<void(const std::string&)> visit) {
     const auto size = static_cast<std::size_t>(dtype_size(dtype_));
     checkpoint::read_slice(reader_, slice_, dtype_, kReadBytes, [&](ByteView elements) {
       session_.cancellation.check();

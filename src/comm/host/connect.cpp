@@ -19,6 +19,7 @@
 #include "comm/host/hosts.h"
 #include "comm/host/place.h"
 #include "comm/rendezvous/store.h"
+#include "tessera/base/function_ref.h"
 
 namespace tessera::comm {
 
@@ -165,7 +166,7 @@ class Connecting {
   int place() const { return place_; }
 
  private:
-  void attempt(const std::function<void()>& step) {
+  void attempt(FunctionRef<void()> step) {
     if (!is_good_) return;
     try {
       step();

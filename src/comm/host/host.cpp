@@ -1,4 +1,5 @@
 #include "comm/host/host.h"
+#include "tessera/base/function_ref.h"
 
 #include <linux/futex.h>
 #include <pthread.h>
@@ -151,8 +152,7 @@ void Host::ring_all() const {
   }
 }
 
-bool Host::wait(const std::function<bool()>& poll, const std::function<void()>& check,
-                Clock::time_point deadline) const {
+bool Host::wait(FunctionRef<bool()> poll, FunctionRef<void()> check, Clock::time_point deadline) const {
   if (poll()) return true;
   if (may_spin_) {
     const Clock::time_point end = Clock::now() + kSpin;

@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "comm/host/descriptor.h"
+#include "tessera/base/function_ref.h"
 
 namespace tessera::comm {
 
@@ -92,8 +93,7 @@ class Host {
   // Returns what wakes this rank, from any thread and after this object was destroyed.
   std::function<void()> own_bell() const;
   // Returns true as soon as `poll` does, false at `deadline`. `check` is called now and then while this rank sleeps.
-  bool wait(const std::function<bool()>& poll, const std::function<void()>& check,
-            std::chrono::steady_clock::time_point deadline) const;
+  bool wait(FunctionRef<bool()> poll, FunctionRef<void()> check, std::chrono::steady_clock::time_point deadline) const;
   // Returns whether a rank has destroyed its Host, or its process has ended.
   bool has_left(int r) const;
 

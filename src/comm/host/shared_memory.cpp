@@ -20,6 +20,7 @@
 
 #include "comm/group_impl.h"
 #include "comm/host/backend.h"
+#include "tessera/base/function_ref.h"
 
 namespace tessera::comm {
 
@@ -76,7 +77,7 @@ bool all_are(const GroupPtr& group, bool mine) {
   return std::all_of(all, all + group->size(), [](std::int64_t each) { return each == 1; });
 }
 
-bool succeeds(const std::function<void()>& step) {
+bool succeeds(FunctionRef<void()> step) {
   try {
     step();
     return true;
@@ -220,7 +221,7 @@ at::Tensor SharedMemory::tensor(std::size_t offset_bytes, std::int64_t numel, at
 namespace {
 
 PendingCollective begin(const GroupPtr& group, std::string_view name,
-                        const std::function<WorkPtr(HostBackend& backend)>& start) {
+                        FunctionRef<WorkPtr(HostBackend& backend)> start) {
   return ProcessGroup::Impl::begin(group, name, group->transports.control, at::kCPU,
                                    [&](Backend& backend) { return start(static_cast<HostBackend&>(backend)); });
 }

@@ -8,6 +8,7 @@
 #include "comm/exceptions.h"
 #include "comm/rendezvous/store.h"
 #include "comm/rendezvous/world.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/base/internal/timeout.h"
 
 namespace tessera {
@@ -15,7 +16,7 @@ namespace tessera {
 namespace {
 
 // Runs a step that starts a thread.
-void start_thread(int ranks, const std::function<void()>& start) {
+void start_thread(int ranks, FunctionRef<void()> start) {
   try {
     start();
   } catch (const std::system_error& error) {
@@ -26,7 +27,7 @@ void start_thread(int ranks, const std::function<void()>& start) {
 
 }  // namespace
 
-void run_local(int ranks, const std::function<void(const ProcessGroup& group)>& f, const LocalOptions& options) {
+void run_local(int ranks, FunctionRef<void(const ProcessGroup& group)> f, const LocalOptions& options) {
   if (ranks < 1) fail(ErrorCode::invalid_argument, "run {} local ranks: expected at least 1", ranks);
   if (options.timeout.count() <= 0) {
     fail(ErrorCode::invalid_argument, "run {} local ranks: timeout {} ms, expected more than 0", ranks,

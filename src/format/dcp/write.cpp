@@ -4,6 +4,7 @@
 #include "format/dcp/check.h"
 #include "format/dcp/names.h"
 #include "format/dcp/offsets.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/base/internal/huge_pages.h"
 #include "tessera/base/internal/text_hash.h"
 #include "tessera/format/pickle_writer.h"
@@ -18,7 +19,7 @@ constexpr std::size_t kBatch = 1000;  // items between MARK and SETITEMS or APPE
 constexpr int kProtocol = 4;
 constexpr std::size_t kPieceBytes = std::size_t{1} << 20;
 
-using Sink = std::function<void(ByteView bytes)>;
+using Sink = FunctionRef<void(ByteView bytes)>;
 
 // An object that is written at its first use and fetched from the memo later.
 class Shared {
@@ -466,7 +467,7 @@ Bytes write(const Metadata& metadata) {
   return out;
 }
 
-void write(const Metadata& metadata, const std::function<void(ByteView bytes)>& sink) {
+void write(const Metadata& metadata, FunctionRef<void(ByteView bytes)> sink) {
   check_writable(metadata);
   Bytes out;
   MetadataWriter(metadata, out, &sink).write();

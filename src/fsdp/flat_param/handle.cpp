@@ -18,6 +18,7 @@
 #include "fsdp/streams.h"
 #include "fsdp/warn.h"
 #include "tessera/base/error.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/comm/internal/shared_memory.h"
 
 namespace tessera::fsdp {
@@ -280,7 +281,7 @@ std::vector<at::Tensor> FlatParamHandle::unsharded_flat_params() const {
   return flats;
 }
 
-void FlatParamHandle::with_unsharded_shapes(const std::function<void()>& f) {
+void FlatParamHandle::with_unsharded_shapes(FunctionRef<void()> f) {
   set_params(unsharded_->views);
   f();
   set_params(sharded_views_);

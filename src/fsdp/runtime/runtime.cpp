@@ -10,6 +10,7 @@
 #include "fsdp/groups.h"
 #include "fsdp/runtime/checkpointed_run.h"
 #include "tessera/base/error.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/comm/internal/step.h"
 
 namespace tessera::fsdp {
@@ -31,8 +32,8 @@ bool Runtime::is_compared_in(const ProcessGroup& group, const ProcessGroup& unit
   return unit_group == (is_own ? group : group_);
 }
 
-void Runtime::check_call(std::string_view operation, const std::function<void(CallArguments&)>& check,
-                         const std::function<void(const Unit& unit, CallArguments&)>& describe) const {
+void Runtime::check_call(std::string_view operation, FunctionRef<void(CallArguments&)> check,
+                         FunctionRef<void(const Unit& unit, CallArguments&)> describe) const {
   fsdp::check_call(groups_, operation, check, [&](const ProcessGroup& group, CallArguments& arguments) {
     if (!describe) return;
     for (const Unit* unit : units_) {

@@ -20,6 +20,7 @@
 #include "fsdp/runtime/implicit_calls.h"
 #include "fsdp/runtime/unit.h"
 #include "fsdp/streams.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/fsdp/fully_sharded_data_parallel.h"
 
 namespace tessera::fsdp {
@@ -66,8 +67,8 @@ class Runtime {
   const ProcessGroup& group_of(const Unit* unit) const;
   // As ProcessGroup::check_call and agree, for all ranks of all groups. `describe` adds arguments that must be equal on
   // the ranks that shard a unit.
-  void check_call(std::string_view operation, const std::function<void(CallArguments&)>& check,
-                  const std::function<void(const Unit& unit, CallArguments&)>& describe = nullptr) const;
+  void check_call(std::string_view operation, FunctionRef<void(CallArguments&)> check,
+                  FunctionRef<void(const Unit& unit, CallArguments&)> describe = nullptr) const;
   void agree(std::string_view step, std::exception_ptr failure) const;
 
   // Casts the buffers to buffer_dtype of their units, or back to their own dtypes.
@@ -138,7 +139,7 @@ class Runtime {
   void check_parameters() const;
   void prepare_for_forward(Unit& unit);
   bool use_full_precision(bool on);
-  UnshardHandle unshard(const std::function<std::vector<Unit*>()>& units);
+  UnshardHandle unshard(FunctionRef<std::vector<Unit*>()> units);
   struct Event {
     const Unit* unit;  // null: the end of forward
     bool is_call;      // or unshard()

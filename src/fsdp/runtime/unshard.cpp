@@ -8,6 +8,7 @@
 #include "fsdp/runtime/op_observer.h"
 #include "fsdp/runtime/runtime.h"
 #include "tessera/base/error.h"
+#include "tessera/base/function_ref.h"
 
 namespace tessera::fsdp {
 
@@ -20,7 +21,7 @@ void UnshardHandle::wait() {
   for (FlatParamHandle* handle : handles) handle->wait_unshard();
 }
 
-UnshardHandle Runtime::unshard(const std::function<std::vector<Unit*>()>& find) {
+UnshardHandle Runtime::unshard(FunctionRef<std::vector<Unit*>()> find) {
   recover();
   if (in_backward_ || is_summoned) return {};
   const UnobservedOps unobserved;

@@ -10,6 +10,7 @@
 #include "fsdp/state/optimized_module.h"
 #include "fsdp/state/values.h"
 #include "tessera/base/error.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/state/internal/local_state_dict.h"
 
 namespace tessera::fsdp {
@@ -146,7 +147,7 @@ void set_form(Dict& states, const Runtime& runtime, const ShardedParams& params,
 // Returns the state that `get` returns in another form. With `has_other_forms` its values may have any form, otherwise
 // those of sharded parameters are parts. A collective.
 StateDict in_form(Runtime& runtime, StateDictType type, const StateOptions& options, bool has_other_forms,
-                  const std::function<StateDict()>& get) {
+                  FunctionRef<StateDict()> get) {
   const c10::NoGradGuard no_grad;
   const ShardedParams params = sharded_params(runtime);
   std::set<std::string> in_units;
@@ -278,7 +279,7 @@ void ShardedModule::load_optim_state_dict(torch::optim::Optimizer& optimizer, co
   };
   const Dict none;
   for_each_entry(has_state ? given.at("state").get<Dict>() : none, group(), options, problems, take);
-  set_on_all(runtime(), "load an optimizer's state", [&](const std::function<void()>& confirm) {
+  set_on_all(runtime(), "load an optimizer's state", [&](FunctionRef<void()> confirm) {
     if (!groups) groups = state_of(runtime(), optimizer).at("param_groups").get<List>();
     problems.raise("load an optimizer's state");
     const StateDict of_module = optimized.to_optimized(states, *groups, strict, problems);

@@ -2,12 +2,12 @@
 
 #include <ATen/ops/zeros.h>
 
-#include <functional>
 #include <set>
 #include <utility>
 
 #include "fsdp/runtime/runtime.h"
 #include "tessera/base/error.h"
+#include "tessera/base/function_ref.h"
 
 namespace tessera::fsdp {
 
@@ -15,7 +15,7 @@ namespace {
 
 // Returns `state` with `part_of` applied to its tensors, which must be one-dimensional with `numel` elements.
 Dict with_parts(const Dict& state, const std::string& fqn, std::int64_t numel,
-                const std::function<Value(const at::Tensor&)>& part_of) {
+                FunctionRef<Value(const at::Tensor&)> part_of) {
   Dict parts;
   for (const auto& [key, value] : state) {
     const at::Tensor* tensor = value.get_if<at::Tensor>();

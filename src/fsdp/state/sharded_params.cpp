@@ -5,6 +5,7 @@
 
 #include "fsdp/runtime/runtime.h"
 #include "tessera/base/error.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/state/internal/entries_of_rank0.h"
 
 namespace tessera::fsdp {
@@ -104,7 +105,7 @@ at::Tensor piece_in(const Value& value, const ShardedParam& param) {
 }
 
 void for_each_entry(const StateDict& state, const ProcessGroup& group, const StateOptions& options, Problems& problems,
-                    const std::function<void(const std::string& name, const Value& value)>& f) {
+                    FunctionRef<void(const std::string& name, const Value& value)> f) {
   const auto take = [&](const Key& key, const Value& value) {
     try {
       const auto* name = std::get_if<std::string>(&key);
@@ -121,8 +122,7 @@ void for_each_entry(const StateDict& state, const ProcessGroup& group, const Sta
   for_each_entry_of_rank0(state, group, take);
 }
 
-void set_on_all(const Runtime& runtime, std::string_view step,
-                const std::function<void(const std::function<void()>& confirm)>& set) {
+void set_on_all(const Runtime& runtime, std::string_view step, FunctionRef<void(FunctionRef<void()> confirm)> set) {
   bool has_agreed = false;
   try {
     set([&] {

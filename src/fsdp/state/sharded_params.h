@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "fsdp/flat_param/part.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/fsdp/fully_sharded_data_parallel.h"
 #include "tessera/state/internal/parameter_parts.h"
 #include "tessera/state/internal/problems.h"
@@ -49,11 +50,10 @@ at::Tensor piece_in(const Value& value, const ShardedParam& param);
 // one entry at a time to save memory; a collective then. Adds errors that `f` throws, and keys that are not strings, to
 // `problems`.
 void for_each_entry(const StateDict& state, const ProcessGroup& group, const StateOptions& options, Problems& problems,
-                    const std::function<void(const std::string& name, const Value& value)>& f);
+                    FunctionRef<void(const std::string& name, const Value& value)> f);
 
 // Calls `set(confirm)` on all ranks. `set` must call `confirm` before it changes anything. If `set` throws on any rank
 // before that, every rank throws and nothing is changed. A collective of all groups.
-void set_on_all(const Runtime& runtime, std::string_view step,
-                const std::function<void(const std::function<void()>& confirm)>& set);
+void set_on_all(const Runtime& runtime, std::string_view step, FunctionRef<void(FunctionRef<void()> confirm)> set);
 
 }  // namespace tessera::fsdp

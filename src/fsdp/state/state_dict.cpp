@@ -5,6 +5,7 @@
 #include "fsdp/runtime/runtime.h"
 #include "fsdp/state/values.h"
 #include "tessera/base/error.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/layout/interval.h"
 #include "tessera/state/internal/local_state_dict.h"
 #include "tessera/tensor/shard.h"
@@ -200,7 +201,7 @@ IncompatibleKeys ShardedModule::load_state_dict(const StateDict& state_dict, con
   StateDictOptions state_options;
   state_options.strict = strict;
   IncompatibleKeys incompatible;
-  set_on_all(runtime(), "load a model's state", [&](const std::function<void()>& confirm) {
+  set_on_all(runtime(), "load a model's state", [&](FunctionRef<void()> confirm) {
     problems.raise("load a model's state");
     ModelStatePlan plan = plan_model_state(*module_ptr(), own, parts, state_options);
     confirm();

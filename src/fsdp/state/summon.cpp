@@ -89,7 +89,7 @@ class SummonedUnits {
 
 }  // namespace
 
-void ShardedModule::summon_full_params(const std::function<void()>& f, const SummonOptions& options) {
+void ShardedModule::summon_full_params(FunctionRef<void()> f, const SummonOptions& options) {
   std::vector<Unit*> units;
   runtime().check_call(
       "summon_full_params",

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "tessera/base/function_ref.h"
 #include "tessera/layout/byte_ranges.h"
 #include "tessera/layout/flat_interval.h"
 
@@ -102,7 +103,7 @@ std::vector<ReshapeGroup> reshape_groups(std::span<const std::int64_t> from, std
 }
 
 void reshape_lattice(const Lattice& lattice, std::span<const std::int64_t> from, std::span<const std::int64_t> to,
-                     std::span<const ReshapeGroup> groups, const std::function<void(const Lattice&)>& f) {
+                     std::span<const ReshapeGroup> groups, FunctionRef<void(const Lattice&)> f) {
   // Flat indices of a group are in the last of its dimensions until they are divided.
   Lattice start;
   start.out = lattice.out;

@@ -3,10 +3,10 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <span>
 #include <vector>
 
+#include "tessera/base/function_ref.h"
 #include "tessera/layout/tensor_view.h"
 
 namespace tessera {
@@ -22,6 +22,6 @@ std::vector<ReshapeGroup> reshape_groups(std::span<const std::int64_t> from, std
 
 // Calls f with lattices of a tensor of shape `to` that have the elements of a lattice of one of shape `from`.
 void reshape_lattice(const Lattice& lattice, std::span<const std::int64_t> from, std::span<const std::int64_t> to,
-                     std::span<const ReshapeGroup> groups, const std::function<void(const Lattice&)>& f);
+                     std::span<const ReshapeGroup> groups, FunctionRef<void(const Lattice&)> f);
 
 }  // namespace tessera

@@ -6,6 +6,7 @@
 
 #include "layout/view/reshape.h"
 #include "tessera/base/error.h"
+#include "tessera/base/function_ref.h"
 
 namespace tessera {
 
@@ -132,7 +133,7 @@ void TensorView::add_inputs(std::vector<std::size_t>& numbers) const {
   std::visit([&](const auto& operation) { Node::add_inputs(operation, numbers); }, node_->operation);
 }
 
-TensorView TensorView::renumbered(const std::function<std::size_t(std::size_t)>& number) const {
+TensorView TensorView::renumbered(FunctionRef<std::size_t(std::size_t)> number) const {
   Node node = *node_;
   if (auto* input = std::get_if<Node::Input>(&node.operation)) {
     input->number = number(input->number);

@@ -1,11 +1,11 @@
 #include "tessera/state/replica.h"
 
 #include <exception>
-#include <functional>
 #include <utility>
 
 #include "state/transport/portable_state.h"
 #include "tessera/base/error.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/state/object_archive.h"
 #include "tessera/state/transport.h"
 
@@ -24,7 +24,7 @@ int moved(const ProcessGroup& group, int steps) {
 
 // Every second rank of a circle sends first, so that no ranks wait for each other in a circle. Does both even if one of
 // them throws, since another rank waits for each, and then rethrows the first exception.
-void in_turns(const ProcessGroup& group, const std::function<void()>& send, const std::function<void()>& receive) {
+void in_turns(const ProcessGroup& group, FunctionRef<void()> send, FunctionRef<void()> receive) {
   int place = 0;  // of this rank in its circle, counted from its lowest rank
   int lowest = 0;
   for (int steps = 0, rank = group.rank(); steps < group.size(); ++steps, rank = moved(group, -steps)) {

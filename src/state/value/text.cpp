@@ -1,10 +1,10 @@
 // Prints values as Python does.
 
-#include <functional>
 #include <ostream>
 #include <utility>
 
 #include "tessera/base/error.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/format/python_value.h"
 #include "tessera/state/value.h"
 #include "tessera/tensor/torch_types.h"
@@ -13,7 +13,7 @@ namespace tessera {
 
 namespace {
 
-std::string repr_of(const std::function<pickle::NodeRef(pickle::Tree&)>& make, std::size_t limit = SIZE_MAX) {
+std::string repr_of(FunctionRef<pickle::NodeRef(pickle::Tree&)> make, std::size_t limit = SIZE_MAX) {
   pickle::Tree tree;
   return pickle::repr(make(tree), limit);
 }

@@ -15,6 +15,7 @@
 #include "tensor/dtensor/local_outside.h"
 #include "tensor/dtensor/mesh_exchange.h"
 #include "tessera/base/error.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/comm/internal/linear.h"
 #include "tessera/layout/byte_ranges.h"
 #include "tessera/layout/mesh_redistribution.h"
@@ -136,9 +137,8 @@ Sizes size_if_all_are_alike(const at::Tensor& local, const DeviceMesh& mesh, con
 // which are not known if the local part is a LocalShardsWrapper. `add_others` adds all other arguments that decide what
 // the ranks send to each other, in backward too.
 MeshLayout agree_on_tensor(
-    const ProcessGroup& group, std::string_view call, const at::Tensor& tensor,
-    const std::function<MeshLayout()>& layout_of,
-    const std::function<void(CallArguments&)>& add_others = [](CallArguments&) {}) {
+    const ProcessGroup& group, std::string_view call, const at::Tensor& tensor, FunctionRef<MeshLayout()> layout_of,
+    FunctionRef<void(CallArguments&)> add_others = [](CallArguments&) {}) {
   std::optional<MeshLayout> layout;
   group.check_call(call, [&](CallArguments& arguments) {
     layout = layout_of();
@@ -461,7 +461,7 @@ DTensor DTensor::detach() const {
   return DTensor(std::make_shared<State>(device_mesh(), layout(), at::Tensor(), shards.detach(), state_->dtype));
 }
 
-void DTensor::change_in_place(MeshLayout layout, const std::function<void(const at::Tensor& local)>& change) const {
+void DTensor::change_in_place(MeshLayout layout, FunctionRef<void(const at::Tensor& local)> change) const {
   const at::Tensor& local = local_tensor();
   if (device_mesh().has_this_rank()) {
     change(local);

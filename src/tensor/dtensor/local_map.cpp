@@ -3,6 +3,7 @@
 #include "tensor/dtensor/local_outside.h"
 #include "tensor/torch_errors.h"
 #include "tessera/base/error.h"
+#include "tessera/base/function_ref.h"
 
 namespace tessera {
 
@@ -31,7 +32,7 @@ at::Tensor local_of_input(const DTensor& input, std::size_t i, const LocalMapOpt
 
 }  // namespace
 
-std::vector<DTensor> local_map(const std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>& locals)>& f,
+std::vector<DTensor> local_map(FunctionRef<std::vector<at::Tensor>(const std::vector<at::Tensor>& locals)> f,
                                std::span<const DTensor> inputs, const LocalMapOptions& options) {
   check_number("in_placements", options.in_placements.size(), inputs.size());
   check_number("in_grad_placements", options.in_grad_placements.size(), inputs.size());

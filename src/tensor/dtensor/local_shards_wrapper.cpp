@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "tessera/base/error.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/tensor/torch_types.h"
 
 namespace tessera {
@@ -144,7 +145,7 @@ PendingTensor LocalShardsWrapper::all_gather_into_tensor(const ProcessGroup& gro
   return {all, std::move(pending)};
 }
 
-LocalShardsWrapper LocalShardsWrapper::each(const std::function<at::Tensor(const at::Tensor&)>& f) const {
+LocalShardsWrapper LocalShardsWrapper::each(FunctionRef<at::Tensor(const at::Tensor&)> f) const {
   std::vector<at::Tensor> shards;
   for (const at::Tensor& shard : local_shards()) shards.push_back(f(shard));
   return {std::move(shards), local_shards().empty() ? std::vector<Sizes>() : local_offsets()};

@@ -136,7 +136,7 @@ DTensor mapped(const char* op, const DTensor& x, const Sizes& size, const rules:
 // For an op of several results with the placements of the first. `f` returns the local tensors; `sizes` are those of
 // the full results after the first.
 template <typename F>
-std::vector<DTensor> call_for_all(const char* op, const std::vector<DTensor>& inputs, const PlacementRule& rule,
+std::vector<DTensor> call_for_all(const char* op, const std::vector<DTensor>& inputs, PlacementRuleRef rule,
                                   const std::vector<Sizes>& sizes, const F& f, const DTypes& dtypes = {}) {
   const auto rule_of_all = [&](Inputs given) {
     OpRule of_all = with_dtypes(rule(given), dtypes);

@@ -12,12 +12,13 @@
 
 #include "tensor/dtensor_ops/calls.h"
 #include "tessera/base/error.h"
+#include "tessera/base/function_ref.h"
 
 namespace tessera::dtensor {
 
 using List = std::vector<DTensor>;
 
-List foreach_apply(const List& xs, const std::function<DTensor(const DTensor&)>& f) {
+List foreach_apply(const List& xs, FunctionRef<DTensor(const DTensor&)> f) {
   List results;
   results.reserve(xs.size());
   for (const DTensor& x : xs) results.push_back(f(x));
@@ -40,7 +41,7 @@ List applied_to_pairs(const List& xs, const Others& ys, const F& f) {
 
 }  // namespace
 
-List foreach_apply(const List& xs, const List& ys, const std::function<DTensor(const DTensor&, const DTensor&)>& f) {
+List foreach_apply(const List& xs, const List& ys, FunctionRef<DTensor(const DTensor&, const DTensor&)> f) {
   return applied_to_pairs(xs, ys, f);
 }
 
@@ -123,7 +124,7 @@ List reduced_together(List xs) {
 }
 
 // Compares what `describe` adds on all ranks of the tensors' meshes.
-void check_on_all_meshes(const char* op, const List& xs, const std::function<void(CallArguments&)>& describe) {
+void check_on_all_meshes(const char* op, const List& xs, FunctionRef<void(CallArguments&)> describe) {
   List of_each_mesh;
   for (const DTensor& x : xs) {
     const bool is_new = std::none_of(of_each_mesh.begin(), of_each_mesh.end(),

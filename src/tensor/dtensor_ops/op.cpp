@@ -92,7 +92,7 @@ std::vector<ProcessGroup> groups_of(std::span<const DTensor> inputs) {
   return groups;
 }
 
-using Compute = std::function<at::Tensor(std::span<const DTensor> inputs)>;
+using Compute = FunctionRef<at::Tensor(std::span<const DTensor> inputs)>;
 
 // What a call of an op computes.
 struct Computation {
@@ -122,8 +122,8 @@ void check_gradients(const std::string& op, std::span<const DTensor> inputs, con
   }
 }
 
-OpRule rule_for(const std::string& op, std::span<const DTensor> inputs, const PlacementRule& rule_of,
-                const PlacementRule& own_rule) {
+OpRule rule_for(const std::string& op, std::span<const DTensor> inputs, PlacementRuleRef rule_of,
+                PlacementRuleRef own_rule) {
   OpRule rule = rule_of(inputs);
   if (own_rule) {
     OpRule own = own_rule(inputs);
@@ -164,17 +164,17 @@ std::vector<DTensor> placed_inputs(std::span<const DTensor> inputs, const std::v
   return all;
 }
 
-std::vector<DTensor> placed_call(const std::string& op, std::span<const DTensor> inputs, const PlacementRule& own_rule,
+std::vector<DTensor> placed_call(const std::string& op, std::span<const DTensor> inputs, PlacementRuleRef own_rule,
                                  const Computation& computation) {
   check(op, inputs);
-  PlacementRule rule_of = registered(op);
-  const bool is_registered = rule_of != nullptr;
-  if (!rule_of) rule_of = own_rule;
+  const PlacementRule registered_rule = registered(op);
+  const bool is_registered = registered_rule != nullptr;
+  const PlacementRuleRef rule_of = is_registered ? PlacementRuleRef(registered_rule) : own_rule;
   if (!rule_of) {
     fail(ErrorCode::unsupported, "{}{} has no placement rule, expected one; register it with register_placement_rule",
          op, described(inputs));
   }
-  const OpRule rule = rule_for(op, inputs, rule_of, is_registered ? own_rule : nullptr);
+  const OpRule rule = rule_for(op, inputs, rule_of, is_registered ? own_rule : PlacementRuleRef(nullptr));
   const std::optional<OpChoice> choice = choose_strategies(rule, inputs, computation.is_in_place);
   if (!choice) {
     fail(ErrorCode::unsupported,
@@ -224,8 +224,8 @@ std::vector<DTensor> placed_call(const std::string& op, std::span<const DTensor>
   rethrow_as_error(fmt::format("{}{}", op, described(inputs)));
 }
 
-std::vector<DTensor> call_and_report(const std::string& op, std::span<const DTensor> inputs,
-                                     const PlacementRule& own_rule, const Computation& computation) {
+std::vector<DTensor> call_and_report(const std::string& op, std::span<const DTensor> inputs, PlacementRuleRef own_rule,
+                                     const Computation& computation) {
   try {
     return placed_call(op, inputs, own_rule, computation);
   } catch (...) {
@@ -233,8 +233,8 @@ std::vector<DTensor> call_and_report(const std::string& op, std::span<const DTen
   }
 }
 
-ComputeResults one_result(const Compute& compute) {
-  return [&compute](std::span<const DTensor> inputs) { return std::vector<at::Tensor>{compute(inputs)}; };
+auto one_result(Compute compute) {
+  return [compute](std::span<const DTensor> inputs) { return std::vector<at::Tensor>{compute(inputs)}; };
 }
 
 }  // namespace
@@ -244,28 +244,26 @@ OpObserver*& op_observer() {
   return observer;
 }
 
-DTensor call(const std::string& op, std::span<const DTensor> inputs, const PlacementRule& rule,
-             const Compute& compute) {
+DTensor call(const std::string& op, std::span<const DTensor> inputs, PlacementRuleRef rule, Compute compute) {
   return call_and_report(op, inputs, rule, {one_result(compute)})[0];
 }
 
-DTensor call(const std::string& op, std::span<const DTensor> inputs, const Compute& compute) {
+DTensor call(const std::string& op, std::span<const DTensor> inputs, Compute compute) {
   return call(op, inputs, nullptr, compute);
 }
 
-DTensor call_in_place(const std::string& op, std::span<const DTensor> inputs, const PlacementRule& rule,
-                      const Compute& compute) {
+DTensor call_in_place(const std::string& op, std::span<const DTensor> inputs, PlacementRuleRef rule, Compute compute) {
   call_and_report(op, inputs, rule, {one_result(compute), /*is_in_place=*/true});
   return inputs[0];
 }
 
-std::vector<DTensor> call_with_results(const std::string& op, std::span<const DTensor> inputs,
-                                       const PlacementRule& rule, const ComputeResults& compute) {
+std::vector<DTensor> call_with_results(const std::string& op, std::span<const DTensor> inputs, PlacementRuleRef rule,
+                                       ComputeResults compute) {
   return call_and_report(op, inputs, rule, {compute});
 }
 
-void call_without_result(const std::string& op, std::span<const DTensor> inputs, const PlacementRule& rule,
-                         const std::function<void(std::span<const DTensor> inputs)>& compute) {
+void call_without_result(const std::string& op, std::span<const DTensor> inputs, PlacementRuleRef rule,
+                         FunctionRef<void(std::span<const DTensor> inputs)> compute) {
   const auto nothing = [&](std::span<const DTensor> placed) {
     compute(placed);
     return std::vector<at::Tensor>();

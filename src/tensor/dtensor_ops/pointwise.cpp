@@ -140,7 +140,7 @@ DTensor ge(const DTensor& a, const Scalar& b) {
 // --- of more
 
 DTensor pointwise(const std::string& op, const std::vector<DTensor>& inputs,
-                  const std::function<Tensor(Inputs inputs)>& compute) {
+                  FunctionRef<Tensor(Inputs inputs)> compute) {
   return call(
       op, inputs, [&](Inputs given) { return rules::elementwise(op.c_str(), given, kNone); }, compute);
 }

@@ -380,7 +380,7 @@ DTensor histc(const DTensor& x, std::int64_t bins, const at::Scalar& min, const 
 }
 
 DTensor along_dims(const std::string& op, const std::vector<DTensor>& inputs, const Sizes& dims,
-                   const std::function<at::Tensor(Inputs inputs)>& compute) {
+                   FunctionRef<at::Tensor(Inputs inputs)> compute) {
   if (inputs.empty()) fail(ErrorCode::invalid_argument, "{}: no inputs, expected at least one DTensor", op);
   const Sizes over = rules::dims_from_front(op.c_str(), dims, inputs[0].dim());
   return call(

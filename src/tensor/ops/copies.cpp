@@ -18,6 +18,7 @@
 #include "tensor/ops/built_in.h"
 #include "tensor/ops/shards.h"
 #include "tessera/base/error.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/tensor/ops.h"
 
 namespace tessera::ops {
@@ -25,7 +26,7 @@ namespace tessera::ops {
 namespace {
 
 bool compare(const ShardedTensor& a, const ShardedTensor& b,
-             const std::function<bool(const at::Tensor&, const at::Tensor&)>& same) {
+             FunctionRef<bool(const at::Tensor&, const at::Tensor&)> same) {
   const std::string first = comparable_text(a.metadata()), second = comparable_text(b.metadata());
   a.process_group().check_call("compare sharded tensors",
                                [&](CallArguments& arguments) { arguments.add("first", first).add("second", second); });

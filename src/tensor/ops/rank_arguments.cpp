@@ -1,11 +1,12 @@
 #include "tensor/ops/rank_arguments.h"
+#include "tessera/base/function_ref.h"
 
 #include <fmt/ranges.h>
 
 namespace tessera::ops {
 
 void agree_on_arguments(std::string_view op, const ProcessGroup& group, const std::vector<std::string>& arguments,
-                        const std::function<void()>& check) {
+                        FunctionRef<void()> check) {
   group.check_call(fmt::format("op '{}'", op), [&](CallArguments& compared) {
     check();
     compared.add("arguments", fmt::format("({})", fmt::join(arguments, ", ")));

@@ -5,6 +5,7 @@
 #include <optional>
 #include <ostream>
 
+#include "tessera/base/function_ref.h"
 #include "tessera/comm/comm_debug_mode.h"
 #include "tessera/comm/internal/linear.h"
 #include "tessera/tensor/dtensor_parameters.h"
@@ -87,7 +88,7 @@ at::Tensor with_hook(const at::Tensor& tensor, std::function<void()> f) {
 CommDebugTable::CommDebugTable(const ProcessGroup& group) : state_(std::make_shared<State>(State{group, {}, {}})) {}
 
 at::Tensor CommDebugTable::call(const std::string& name, const torch::nn::Module& module, const at::Tensor& x,
-                                const std::function<at::Tensor(const at::Tensor&)>& f) const {
+                                FunctionRef<at::Tensor(const at::Tensor&)> f) const {
   struct Running {
     explicit Running(std::vector<std::size_t>& calls_in) : calls(calls_in) {}
     Running(const Running&) = delete;

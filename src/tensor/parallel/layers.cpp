@@ -12,6 +12,7 @@
 #include "tensor/dtensor/mesh_groups.h"
 #include "tensor/layer_clone.h"
 #include "tessera/base/error.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/comm/internal/step.h"
 #include "tessera/tensor/dtensor_factories.h"
 #include "tessera/tensor/dtensor_ops.h"
@@ -80,7 +81,7 @@ DTensor TensorParallel::parameter(const std::string& name, const at::Tensor& loc
 
 at::Tensor TensorParallel::output(const DTensor& result) const { return state_->output(result); }
 
-at::Tensor TensorParallel::in_forward(const std::function<at::Tensor()>& forward) const {
+at::Tensor TensorParallel::in_forward(FunctionRef<at::Tensor()> forward) const {
   return comm::in_step(groups_of(state_->mesh), "forward of a parallel layer", forward);
 }
 

@@ -8,6 +8,7 @@
 #include "tensor/ops/chunks.h"
 #include "tensor/ops/embedding.h"
 #include "tessera/base/error.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/comm/functional.h"
 #include "tessera/comm/internal/step.h"
 #include "tessera/tensor/shard_module.h"
@@ -33,7 +34,7 @@ ShardedTensor ShardedParameters::sharded_parameter(const std::string& name, cons
 
 void ShardedParameters::check_shardable(const std::string& /*parameter*/) const {}
 
-at::Tensor ShardedParameters::in_forward(const std::function<at::Tensor()>& forward) const {
+at::Tensor ShardedParameters::in_forward(FunctionRef<at::Tensor()> forward) const {
   std::vector<ProcessGroup> groups;
   for (const auto& [name, sharded] : sharded_) {
     if (std::find(groups.begin(), groups.end(), sharded.group) == groups.end()) groups.push_back(sharded.group);

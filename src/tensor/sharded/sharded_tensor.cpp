@@ -13,6 +13,7 @@
 #include "tensor/dtensor/placement.h"
 #include "tensor/sharded/state.h"
 #include "tessera/base/error.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/tensor/torch_types.h"
 
 namespace tessera {
@@ -32,7 +33,7 @@ ShardedTensorMetadata metadata_by(const ShardedTensor::SpecPtr& spec, const Shar
 
 ShardedTensor ShardedTensor::make(SpecPtr spec, Sizes size, const ProcessGroup& group,
                                   const ShardedTensorOptions& options,
-                                  const std::function<at::Tensor(at::IntArrayRef, const at::TensorOptions&)>& create) {
+                                  FunctionRef<at::Tensor(at::IntArrayRef, const at::TensorOptions&)> create) {
   return finish(construct(group, options.init_rrefs, [&] {
     if (options.layout != at::kStrided) {
       fail(ErrorCode::unsupported, "sharded tensor of size {}: layout {}, expected torch.strided",

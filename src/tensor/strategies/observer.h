@@ -1,7 +1,6 @@
 #pragma once
 // Observers of the calls of ops: what tessera/tensor/dtensor/op_calls.h and rule_check.h are made of.
 
-#include <functional>
 #include <span>
 #include <string>
 #include <utility>
@@ -11,16 +10,16 @@
 
 namespace tessera {
 
-using ComputeResults = std::function<std::vector<at::Tensor>(std::span<const DTensor> inputs)>;
+using ComputeResults = FunctionRef<std::vector<at::Tensor>(std::span<const DTensor> inputs)>;
 
 // A call of an op, before its inputs are redistributed.
 struct ObservedCall {
   const std::string& op;
   std::span<const DTensor> inputs;
-  const PlacementRule& rule_of;  // what gave the rule
+  PlacementRuleRef rule_of;  // what gave the rule
   const OpRule& rule;
   const OpChoice& choice;
-  const ComputeResults& compute;  // on inputs as a strategy places them; returns the local results
+  ComputeResults compute;  // on inputs as a strategy places them; returns the local results
   bool is_in_place;
 };
 

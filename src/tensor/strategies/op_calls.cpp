@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "tensor/strategies/observer.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/layout/placements.h"
 
 namespace tessera {
@@ -27,7 +28,7 @@ bool mixes_any(const MeshStrategy& strategy) {
 
 }  // namespace
 
-std::vector<OpCall> record_op_calls(const std::function<void()>& f) {
+std::vector<OpCall> record_op_calls(FunctionRef<void()> f) {
   OpRecorder recorder;
   const ObserverScope scope(&recorder);
   f();

@@ -12,6 +12,7 @@
 #include "tensor/strategies/observer.h"
 #include "tensor/torch_errors.h"
 #include "tessera/base/error.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/comm/comm_debug_mode.h"
 #include "tessera/comm/local_ranks.h"
 #include "tessera/tensor/dtensor/op_calls.h"
@@ -344,7 +345,7 @@ class RuleChecker : public OpObserver {
 }  // namespace
 
 RuleCheck check_placement_rules(const std::vector<at::Tensor>& inputs,
-                                const std::function<void(const std::vector<DTensor>& inputs)>& f,
+                                FunctionRef<void(const std::vector<DTensor>& inputs)> f,
                                 const RuleCheckOptions& options) {
   if (inputs.empty() || options.ranks < 2) {
     fail(ErrorCode::invalid_argument,

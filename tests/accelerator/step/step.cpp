@@ -4,13 +4,13 @@
 
 #include <algorithm>
 #include <barrier>
-#include <functional>
 #include <map>
 #include <string>
 #include <utility>
 
 #include "accelerator/fsdp_training.h"
 #include "support/accelerator/engine.h"
+#include "tessera/base/function_ref.h"
 
 namespace tessera::fsdp {
 
@@ -132,7 +132,7 @@ std::vector<sim::TraceEntry> trace_step(const StepModel& step_model) {
   std::vector<sim::TraceEntry> trace;
   std::barrier barrier(step_model.ranks);
   // Waits until no rank has a task. `then` runs on one of them.
-  const auto meet = [&](at::Device device, int rank, const std::function<void()>& then) {
+  const auto meet = [&](at::Device device, int rank, FunctionRef<void()> then) {
     sim::Engine::get().synchronize_device(device.index());
     barrier.arrive_and_wait();
     if (rank == 0) then();

@@ -14,6 +14,7 @@
 #include "support/temporary_directory.h"
 #include "support/thread_ranks.h"
 #include "support/torch_file.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/checkpoint/diff.h"
 #include "tessera/checkpoint/sidecar.h"
 #include "tessera/checkpoint/verify.h"
@@ -260,8 +261,7 @@ TEST_F(ConvertTest, TensorsGoToTheFilesThatAMapStates) {
   expect_verified(directory_ / "out");
 
   const std::string first = source_->tensors()[0].name;
-  const auto refuse = [&](const std::function<void(ConvertOptions&)>& spoil, const fs::path& to,
-                          const std::string& what) {
+  const auto refuse = [&](FunctionRef<void(ConvertOptions&)> spoil, const fs::path& to, const std::string& what) {
     ConvertOptions wrong = options;
     spoil(wrong);
     EXPECT_ERROR(convert(source_, to, wrong), ErrorCode::invalid_argument, what);
@@ -310,7 +310,7 @@ TEST_F(ConvertTest, IfOneOfSeveralRanksFailsNothingIsLeft) {
   const TemporaryDirectory to;
   Cancellation cancelled;
   cancelled.request();
-  const auto convert_on = [&](const std::function<void(ConvertOptions&, int rank)>& spoil) {
+  const auto convert_on = [&](FunctionRef<void(ConvertOptions&, int rank)> spoil) {
     return testing::run_thread_ranks(3, [&](testing::ThreadLink& link) {
       ConvertOptions mine = options;
       spoil(mine, link.rank());

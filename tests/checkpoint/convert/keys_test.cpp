@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
-#include <functional>
 
 #include "checkpoint/convert/tensor_maps.h"
 #include "checkpoint/source/torch/flatten.h"
@@ -13,6 +12,7 @@
 #include "support/temporary_directory.h"
 #include "tessera/base/crc32.h"
 #include "tessera/base/file.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/checkpoint/convert.h"
 #include "tessera/checkpoint/verify.h"
 #include "tessera/format/pickle_writer.h"
@@ -34,14 +34,14 @@ class StateWriter {
  public:
   explicit StateWriter(Bytes& data_pkl) : writer_(data_pkl, 2) {}
 
-  StateWriter& dict(const std::function<void()>& items) {
+  StateWriter& dict(FunctionRef<void()> items) {
     writer_.empty_dict();
     writer_.mark();
     items();
     writer_.set_items();
     return *this;
   }
-  StateWriter& list(const std::function<void()>& items) {
+  StateWriter& list(FunctionRef<void()> items) {
     writer_.empty_list();
     writer_.mark();
     items();
@@ -98,7 +98,7 @@ std::string outline_of_file(const fs::path& path) {
 
 class KeysTest : public ::testing::Test {
  protected:
-  void write_state(const fs::path& path, const std::function<void(StateWriter& out)>& write) const {
+  void write_state(const fs::path& path, FunctionRef<void(StateWriter& out)> write) const {
     Bytes data_pkl;
     StateWriter out(data_pkl);
     write(out);

@@ -5,12 +5,12 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
-#include <functional>
 
 #include "support/chaos.h"
 #include "support/error_matchers.h"
 #include "support/golden.h"
 #include "support/temporary_directory.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/checkpoint/convert.h"
 #include "tessera/checkpoint/sidecar.h"
 #include "tessera/format/safetensors.h"
@@ -43,7 +43,7 @@ class VerifyTest : public ::testing::Test {
   VerifyTest() { fs::copy(testing::read_golden("2.14-optim").checkpoint, checkpoint_, fs::copy_options::recursive); }
 
   // Rewrites .metadata with a change.
-  void change_metadata(const std::function<void(dcp::Metadata&)>& change) const {
+  void change_metadata(FunctionRef<void(dcp::Metadata&)> change) const {
     const fs::path path = checkpoint_ / ".metadata";
     dcp::Metadata metadata = dcp::read(File::open_read(path));
     change(metadata);

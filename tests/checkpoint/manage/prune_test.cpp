@@ -9,6 +9,7 @@
 #include "checkpoint/manage/runs.h"
 #include "support/error_matchers.h"
 #include "support/system_calls.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/checkpoint/manage/run_directory.h"
 #include "tessera/checkpoint/verify.h"
 #include "tessera/format/dcp_metadata.h"
@@ -33,7 +34,7 @@ class PruneTest : public runs::RunTest {
     std::ranges::sort(found);
     return found;
   }
-  PruneReport prune_with(std::size_t keep, const std::function<void(PruneOptions&)>& set = nullptr) const {
+  PruneReport prune_with(std::size_t keep, FunctionRef<void(PruneOptions&)> set = nullptr) const {
     PruneOptions options;
     options.keep = keep;
     if (set) set(options);

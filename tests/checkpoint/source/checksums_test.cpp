@@ -12,6 +12,7 @@
 #include "support/temporary_directory.h"
 #include "support/torch_file.h"
 #include "tessera/base/crc32.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/checkpoint/convert.h"
 #include "tessera/checkpoint/diff.h"
 #include "tessera/checkpoint/sidecar.h"
@@ -66,7 +67,7 @@ class FlippedBitTest : public ::testing::TestWithParam<std::tuple<SourceKind, in
   }
   // Calls `use` for each byte of each file but the sidecar, with a bit of it flipped: of DCP, which is larger, for
   // every eighth byte unless the campaign runs longer.
-  void for_each_flip(const std::function<void(const std::string& file, std::size_t at)>& use) {
+  void for_each_flip(FunctionRef<void(const std::string& file, std::size_t at)> use) {
     std::mt19937 random(1);
     const bool is_large = std::get<0>(GetParam()) == SourceKind::dcp;
     const auto step = static_cast<std::size_t>(is_large ? std::max(8 / testing::chaos_factor(), 1) : 1) *

@@ -5,13 +5,13 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
-#include <functional>
 
 #include "support/error_matchers.h"
 #include "support/golden.h"
 #include "support/temporary_directory.h"
 #include "support/torch_file.h"
 #include "tessera/base/file.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/convert.h"
 #include "tessera/checkpoint/manage/run_directory.h"
@@ -37,7 +37,7 @@ class TorchCheckpointingSourceTest : public ::testing::Test {
   }
 
   // Overwrites `metadata.pkl` with what `change` makes of it.
-  static void change_metadata(const fs::path& checkpoint, const std::function<void(tc::CheckpointMetadata&)>& change) {
+  static void change_metadata(const fs::path& checkpoint, FunctionRef<void(tc::CheckpointMetadata&)> change) {
     tc::CheckpointMetadata metadata = tc::read(File::open_read(checkpoint / "metadata.pkl"));
     change(metadata);
     fs::remove(checkpoint / "metadata.pkl");

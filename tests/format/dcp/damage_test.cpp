@@ -2,10 +2,9 @@
 
 #include <gtest/gtest.h>
 
-#include <functional>
-
 #include "format/dcp/forged_metadata.h"
 #include "support/error_matchers.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/format/dcp_metadata.h"
 
 namespace tessera::dcp {
@@ -287,8 +286,7 @@ TEST(DcpMetadataWriteTest, RefusesWhatNoFileCanSay) {
   good.paths = {{{"w"}, {"o"}}};
   EXPECT_NO_THROW(write(good));
 
-  const auto refuses = [&](const std::function<void(Metadata&)>& change, const std::string& word,
-                           const std::string& more) {
+  const auto refuses = [&](FunctionRef<void(Metadata&)> change, const std::string& word, const std::string& more) {
     Metadata bad = good;
     change(bad);
     EXPECT_ERROR(write(bad), ErrorCode::invalid_argument, "write DCP metadata", word, more);

@@ -10,7 +10,6 @@
 #include <torch/optim/sgd.h>
 #include <torch/utils.h>
 
-#include <functional>
 #include <memory>
 #include <string>
 #include <tuple>
@@ -18,6 +17,7 @@
 
 #include "support/chaos.h"
 #include "support/rank_processes.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/fsdp/fully_sharded_data_parallel.h"
 
 namespace tessera::fsdp {
@@ -47,7 +47,7 @@ class Alone {
   }
   Model& model() { return model_; }
   // Runs `f` with the buffers of a rank.
-  void as_rank(int rank, const std::function<void()>& f) {
+  void as_rank(int rank, FunctionRef<void()> f) {
     auto& mine = buffers_[static_cast<std::size_t>(rank)];
     const std::vector<at::Tensor> buffers = model_->buffers();
     for (std::size_t i = 0; i < buffers.size(); ++i) buffers[i].copy_(mine[i]);
@@ -129,7 +129,7 @@ void train(const ProcessGroup& group, const Options& options, const Make& make, 
 class ModelsTest : public ::testing::TestWithParam<std::tuple<int, ShardingStrategy>> {
  protected:
   // Runs `f` in one process per rank.
-  void run(const std::function<void(const ProcessGroup&, Options)>& f) const {
+  void run(FunctionRef<void(const ProcessGroup&, Options)> f) const {
     InitOptions ranks = testing::quick();
     ranks.timeout = std::chrono::minutes(5);
     ranks.liveness = std::chrono::seconds(60);

@@ -22,6 +22,7 @@
 #include "fsdp/small_model.h"
 #include "support/error_matchers.h"
 #include "support/rank_processes.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/comm/local_ranks.h"
 
 namespace tessera::fsdp {
@@ -102,7 +103,7 @@ TEST(FsdpTest, ParametersAreFrozenAndUnfrozenAtAnyTime) {
 
 // What a program does between forward and backward, and then calls the model again, changes no gradient. Under mixed
 // precision, what autograd saved in forward has param_dtype; full parameters have their own, in other memory.
-void expect_same_gradients_after(const std::function<void(FullyShardedDataParallel<SmallModel>&)>& between) {
+void expect_same_gradients_after(FunctionRef<void(FullyShardedDataParallel<SmallModel>&)> between) {
   run_local(2, [&](const ProcessGroup& group) {
     for (const ShardingStrategy strategy :
          {ShardingStrategy::full_shard, ShardingStrategy::shard_grad_op, ShardingStrategy::no_shard}) {

@@ -6,12 +6,12 @@
 
 #include <chrono>
 #include <cstdlib>
-#include <functional>
 #include <thread>
 #include <vector>
 
 #include "fsdp/training_cases.h"
 #include "support/rank_processes.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/comm/internal/shared_memory.h"
 #include "tessera/comm/local_ranks.h"
 
@@ -77,7 +77,7 @@ at::Tensor rows() { return at::arange(64, at::kFloat).mul(0.1).sin().view({4, 16
 
 // Runs `read` on two ranks, of which rank 1 is slow, and `write` as soon as it returns. Both ranks read the same
 // values, and what both have written is there at the next forward.
-void expect_no_write_is_seen(const Options& options, const std::function<at::Tensor(SlowFsdp&)>& read) {
+void expect_no_write_is_seen(const Options& options, FunctionRef<at::Tensor(SlowFsdp&)> read) {
   testing::expect_good_processes(2, testing::quick(), [&](const ProcessGroup& group) {
     SlowModel slow;
     fill(*slow, at::kFloat);

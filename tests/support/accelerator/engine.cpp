@@ -10,6 +10,7 @@
 
 #include "support/accelerator/device.h"
 #include "support/accelerator/ops/raw_tensor.h"
+#include "tessera/base/function_ref.h"
 
 namespace tessera::sim {
 
@@ -223,7 +224,7 @@ void Engine::trace(StreamKey stream, const Task& task) {
                      task.meeting == nullptr ? 0 : task.meeting->number, task.cost.bytes, task.cost.flops, task.text});
 }
 
-void Engine::run(const std::string& name, const std::function<void()>& function) {
+void Engine::run(const std::string& name, FunctionRef<void()> function) {
   if (!failure_.empty()) return;
   try {
     const PlainDispatch plain;

@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "support/accelerator/accelerator.h"
+#include "tessera/base/function_ref.h"
 
 namespace tessera::sim {
 
@@ -127,7 +128,7 @@ class Engine {
   bool step_meeting(StreamKey stream, const Task& head, Visited& visited);
   void pop(StreamKey stream);
   void trace(StreamKey stream, const Task& task);
-  void run(const std::string& name, const std::function<void()>& function);
+  void run(const std::string& name, FunctionRef<void()> function);
   // In the order `early`, runs the side streams as far as possible.
   void run_side_streams();
   void throw_failure() const;

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "tensor/case_function.h"
 #include "tensor/mesh_support.h"
 #include "tessera/comm/comm_debug_mode.h"
 #include "tessera/comm/local_ranks.h"
@@ -17,6 +18,7 @@
 namespace tessera {
 namespace {
 
+using testing::CaseFunction;
 using testing::indexed;
 using testing::on_mesh;
 using testing::P;
@@ -54,8 +56,8 @@ TEST(DTensorCommunicationTest, BackwardOfOpsThatKeepShardsGathersNothing) {
   const at::Tensor full = at::sin(indexed({8, 4}));
   struct Op {
     std::string name;
-    std::function<DTensor(const DTensor&)> ours;
-    std::function<at::Tensor(const at::Tensor&)> aten;
+    CaseFunction<DTensor(const DTensor&)> ours;
+    CaseFunction<at::Tensor(const at::Tensor&)> aten;
   };
   const std::vector<Op> ops = {
       {"relu", [](const DTensor& x) { return dtensor::relu(x); }, [](const at::Tensor& x) { return at::relu(x); }},

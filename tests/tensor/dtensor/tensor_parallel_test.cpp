@@ -12,6 +12,7 @@
 #include "support/chaos.h"
 #include "support/error_matchers.h"
 #include "tensor/mesh_support.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/comm/comm_debug_mode.h"
 #include "tessera/comm/local_ranks.h"
 #include "tessera/tensor/dtensor_ops.h"
@@ -61,8 +62,8 @@ at::Tensor local_part(const at::Tensor& full, const DeviceMesh& mesh, const Plac
 // Compares results and gradients of a parallelized layer with those of the full layer. `x_is` and `y_is` are the
 // placements of input and result.
 template <typename Layer>
-void compare(const ProcessGroup& group, const std::function<Layer()>& make, const ParallelStyle& style,
-             const at::Tensor& full_x, const Placement& x_is, const Placement& y_is) {
+void compare(const ProcessGroup& group, FunctionRef<Layer()> make, const ParallelStyle& style, const at::Tensor& full_x,
+             const Placement& x_is, const Placement& y_is) {
   const std::string what =
       to_string(style) + " of " + to_string(x_is) + " to " + to_string(y_is) + " on " + std::to_string(group.size());
   const DeviceMesh mesh(group, {group.size()}, {"tp"});

@@ -5,6 +5,7 @@
 
 #include "support/chaos.h"
 #include "support/error_matchers.h"
+#include "tensor/case_function.h"
 #include "tensor/mesh_support.h"
 #include "tessera/comm/local_ranks.h"
 #include "tessera/tensor/dtensor_ops.h"
@@ -12,6 +13,7 @@
 namespace tessera {
 namespace {
 
+using testing::CaseFunction;
 using testing::cross;
 using testing::indexed;
 using testing::local_of;
@@ -23,8 +25,8 @@ using testing::Sizes;
 
 struct InPlaceCase {
   std::string name;
-  std::function<DTensor(const DTensor& x, const DTensor& row)> ours;
-  std::function<at::Tensor(const at::Tensor& x, const at::Tensor& row)> aten;
+  CaseFunction<DTensor(const DTensor& x, const DTensor& row)> ours;
+  CaseFunction<at::Tensor(const at::Tensor& x, const at::Tensor& row)> aten;
   bool takes_partial;
 };
 

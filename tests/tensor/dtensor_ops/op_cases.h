@@ -3,11 +3,11 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <functional>
 #include <string>
 #include <vector>
 
 #include "layout/mesh_cases.h"
+#include "tensor/case_function.h"
 #include "tessera/tensor/dtensor.h"
 
 namespace tessera::testing {
@@ -15,8 +15,8 @@ namespace tessera::testing {
 struct OpCase {
   std::string name;
   std::vector<Sizes> sizes;  // of the inputs
-  std::function<DTensor(const std::vector<DTensor>&)> ours;
-  std::function<at::Tensor(const std::vector<at::Tensor>&)> aten;
+  CaseFunction<DTensor(const std::vector<DTensor>&)> ours;
+  CaseFunction<at::Tensor(const std::vector<at::Tensor>&)> aten;
   bool has_gradient = true;
 };
 

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "support/error_matchers.h"
+#include "tensor/case_function.h"
 #include "tensor/mesh_support.h"
 #include "tessera/comm/local_ranks.h"
 #include "tessera/tensor/dtensor/explicit_redistribution.h"
@@ -13,6 +14,7 @@
 namespace tessera {
 namespace {
 
+using testing::CaseFunction;
 using testing::cross;
 using testing::indexed;
 using testing::on_mesh;
@@ -29,24 +31,22 @@ const Placement kMin = Placement::partial(ReduceOp::min);
 // An op of a [4, 3] and b [3], or [4, 3] if `is_matrix`, and the placement of its result for those of a and b.
 struct Kept {
   std::string name;
-  std::function<DTensor(const DTensor& a, const DTensor& b)> ours;
-  std::function<at::Tensor(const at::Tensor& a, const at::Tensor& b)> aten;
+  CaseFunction<DTensor(const DTensor& a, const DTensor& b)> ours;
+  CaseFunction<at::Tensor(const at::Tensor& a, const at::Tensor& b)> aten;
   Placement a, b, result;
 };
 
 std::vector<Kept> kept() {
   using D = const DTensor&;
   using T = const at::Tensor&;
-  const std::function<DTensor(D, D)> add = [](D a, D b) { return a + b; }, sub = [](D a, D b) { return a - b; },
-                                     mul = [](D a, D b) { return a * b; }, div = [](D a, D b) { return a / b; },
-                                     greater = [](D a, D b) { return dtensor::maximum(a, b); },
-                                     less = [](D a, D b) { return dtensor::minimum(a, b); };
-  const std::function<at::Tensor(T, T)> at_add = [](T a, T b) { return a + b; },
-                                        at_sub = [](T a, T b) { return a - b; },
-                                        at_mul = [](T a, T b) { return a * b; },
-                                        at_div = [](T a, T b) { return a / b; },
-                                        at_greater = [](T a, T b) { return at::maximum(a, b); },
-                                        at_less = [](T a, T b) { return at::minimum(a, b); };
+  const CaseFunction<DTensor(D, D)> add = [](D a, D b) { return a + b; }, sub = [](D a, D b) { return a - b; },
+                                    mul = [](D a, D b) { return a * b; }, div = [](D a, D b) { return a / b; },
+                                    greater = [](D a, D b) { return dtensor::maximum(a, b); },
+                                    less = [](D a, D b) { return dtensor::minimum(a, b); };
+  const CaseFunction<at::Tensor(T, T)> at_add = [](T a, T b) { return a + b; }, at_sub = [](T a, T b) { return a - b; },
+                                       at_mul = [](T a, T b) { return a * b; }, at_div = [](T a, T b) { return a / b; },
+                                       at_greater = [](T a, T b) { return at::maximum(a, b); },
+                                       at_less = [](T a, T b) { return at::minimum(a, b); };
   return {
       {"add", add, at_add, kSum, kSum, kSum},
       {"add", add, at_add, kSum, R, kSum},

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "support/error_matchers.h"
+#include "tensor/case_function.h"
 #include "tensor/dtensor_ops/op_cases.h"
 #include "tensor/mesh_support.h"
 #include "tessera/comm/local_ranks.h"
@@ -15,6 +16,7 @@
 namespace tessera {
 namespace {
 
+using testing::CaseFunction;
 using testing::cross;
 using testing::indexed;
 using testing::on_mesh;
@@ -130,8 +132,8 @@ TEST(DTensorViewTest, OpsKeepTheStridedShardsOfAFlatten) {
   const at::Tensor target = at::arange(12, at::kLong).remainder(6), matrix = indexed({6, 2}) / 10;
   struct Op {
     const char* name;
-    std::function<DTensor(const DTensor& rows)> ours;
-    std::function<at::Tensor(const at::Tensor& rows)> aten;
+    CaseFunction<DTensor(const DTensor& rows)> ours;
+    CaseFunction<at::Tensor(const at::Tensor& rows)> aten;
     Placement expected;
   };
   const Placement rows = strided(0, 3);

@@ -7,6 +7,7 @@
 
 #include "support/error_matchers.h"
 #include "tensor/mesh_support.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/comm/local_ranks.h"
 #include "tessera/tensor/dtensor_factories.h"
 
@@ -81,7 +82,7 @@ struct FusedTraining {
   }
   // `gradients` are placed as each is given.
   void step(int step, const Setting& setting, const FusedAdamOptions& options,
-            const std::function<DTensor(std::size_t i, const at::Tensor& full)>& placed) {
+            FunctionRef<DTensor(std::size_t i, const at::Tensor& full)> placed) {
     tensors.grads.clear();
     for (std::size_t i = 0; i < full.size(); ++i) {
       tensors.grads.push_back(placed(i, gradient_of(full[i], step)));
@@ -233,7 +234,7 @@ TEST(FusedAdamTest, WhatDoesNotFitIsRefusedBeforeAnythingChanges) {
   run_local(2, [](const ProcessGroup& group) {
     const DeviceMesh mesh(group, {2});
     const at::Tensor full = indexed({4, 2});
-    const auto with = [&](const std::function<void(FusedAdamTensors&, FusedAdamOptions&)>& change) {
+    const auto with = [&](FunctionRef<void(FusedAdamTensors&, FusedAdamOptions&)> change) {
       FusedAdamTensors tensors;
       tensors.params = tensors.grads = {on_mesh(full, mesh, {S0}), on_mesh(full, mesh, {S0})};
       for (int i = 0; i < 2; ++i) {

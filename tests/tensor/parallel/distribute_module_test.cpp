@@ -13,6 +13,7 @@
 #include "support/error_matchers.h"
 #include "tensor/mesh_support.h"
 #include "tensor/sharding_support.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/comm/local_ranks.h"
 #include "tessera/tensor/dtensor/explicit_redistribution.h"
 #include "tessera/tensor/internal/replace_data.h"
@@ -171,7 +172,7 @@ TEST(DistributeModuleTest, WhatDoesntFitIsRefusedByAllAndNothingIsChanged) {
   run_local(2, [](const ProcessGroup& group) {
     const DeviceMesh mesh(group, {2}, {"tp"});
     Stack net;
-    const auto refused = [&](const std::function<Placements(const std::string&)>& of_parameter, const char* expected) {
+    const auto refused = [&](FunctionRef<Placements(const std::string&)> of_parameter, const char* expected) {
       DistributeModuleOptions options;
       options.partition = [&](const std::string& module, const std::string& parameter, const at::Tensor&) {
         return of_parameter(module + "." + parameter);

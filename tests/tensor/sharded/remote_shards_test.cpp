@@ -13,6 +13,7 @@
 #include "support/rank_processes.h"
 #include "support/tensorpipe.h"
 #include "tensor/sharding_support.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/comm/local_ranks.h"
 #include "tessera/tensor/sharded_tensor.h"
 
@@ -314,7 +315,7 @@ TEST_P(RemoteShardsTest, CopiesAreOneTensorInTheRegister) {
 
 TEST_P(RemoteShardsTest, NeedRpc) {
   const auto refused = [&](const ProcessGroup& group) {
-    const auto refuse = [&](const std::function<void()>& make) {
+    const auto refuse = [&](FunctionRef<void()> make) {
       EXPECT_ERROR(make(), ErrorCode::invalid_argument,
                    "sharded tensor with init_rrefs: RPC is not initialized, expected a call of init_rpc before");
     };
@@ -352,7 +353,7 @@ TEST_P(RemoteShardsTest, WhatIsWrongOnOneRankIsAnErrorOnAll) {
     Rpc rpc = init_quick_rpc(group);
     const bool is_last = group.rank() == world() - 1;
     const ShardedTensor good = ShardedTensor::zeros(rows(), uneven_size(), group);
-    const auto refuse = [&](const std::function<void()>& make, const std::string& what) {
+    const auto refuse = [&](FunctionRef<void()> make, const std::string& what) {
       EXPECT_ERROR(make(), ErrorCode::invalid_argument, what);
       EXPECT_EQ(registered_sharded_tensors(), 0u);
     };

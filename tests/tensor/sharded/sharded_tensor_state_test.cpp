@@ -5,11 +5,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <functional>
 #include <numeric>
 
 #include "support/error_matchers.h"
 #include "tensor/sharding_support.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/comm/local_ranks.h"
 #include "tessera/tensor/sharded_tensor.h"
 
@@ -91,7 +91,7 @@ TEST_P(StateTest, OfAnotherRankOrSizeIsRefusedOnAllRanks) {
 TEST_P(StateTest, WhoseShardsAreNotThoseOfItsMetadataIsRefusedOnAllRanks) {
   run_local(world(), [&](const ProcessGroup& group) {
     const ShardedTensor tensor = ShardedTensor::zeros(grid(), {4, 3}, group);
-    const auto refuse = [&](const std::function<void(ShardedTensorState&)>& spoil, const std::string& what,
+    const auto refuse = [&](FunctionRef<void(ShardedTensorState&)> spoil, const std::string& what,
                             const std::string& found = "") {
       ShardedTensorState state = tensor.state();
       if (group.rank() == world() - 1) spoil(state);
@@ -103,8 +103,7 @@ TEST_P(StateTest, WhoseShardsAreNotThoseOfItsMetadataIsRefusedOnAllRanks) {
     refuse([](ShardedTensorState& state) { state.local_shards.pop_back(); },
            fmt::format("{} has {} local shards, expected {} as in the metadata", last, count - 1, count));
     refuse([](ShardedTensorState& state) { state.local_shards[0].metadata.shard_offsets[0] += 1; }, shard + " is [");
-    const auto refuse_tensor = [&](const std::function<at::Tensor(const at::Tensor&)>& spoiled,
-                                   const std::string& what) {
+    const auto refuse_tensor = [&](FunctionRef<at::Tensor(const at::Tensor&)> spoiled, const std::string& what) {
       refuse([&](ShardedTensorState& state) { state.local_shards[0].tensor = spoiled(state.local_shards[0].tensor); },
              " on " + last + ": " + what);
     };

@@ -6,6 +6,7 @@
 #include "support/chaos.h"
 #include "support/error_matchers.h"
 #include "tensor/sharding_support.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/comm/local_ranks.h"
 #include "tessera/tensor/torch_types.h"
 
@@ -405,7 +406,7 @@ TEST(FromLocalShardsTest, EveryMismatchIsAnErrorOnAllRanks) {
   run_local(2, [&](const ProcessGroup& group) {
     const int rank = group.rank();
     const auto good = [&] { return shard_at(2 * rank, at::ones({2, 3}), rank); };
-    const auto refuse = [&](const std::function<void(std::vector<Shard> & shards, Sizes & size)>& spoil,
+    const auto refuse = [&](FunctionRef<void(std::vector<Shard> & shards, Sizes & size)> spoil,
                             const std::vector<std::string>& whats) {
       std::vector<Shard> shards = {good()};
       Sizes size = {4, 3};

@@ -6,6 +6,7 @@
 
 #include "support/chaos.h"
 #include "support/error_matchers.h"
+#include "tensor/case_function.h"
 #include "tensor/dtensor_ops/op_cases.h"
 #include "tensor/mesh_support.h"
 #include "tensor/strategies/local_values.h"
@@ -16,6 +17,7 @@
 namespace tessera {
 namespace {
 
+using testing::CaseFunction;
 using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -72,7 +74,7 @@ auto own_op(const std::string& name, const std::vector<OpStrategy>& strategies, 
 TEST(RuleCheckTest, AllStrategiesOfABinaryOpAreFound) {
   struct Case {
     std::string name;
-    std::function<DTensor(const DTensor&, const DTensor&)> ours;
+    CaseFunction<DTensor(const DTensor&, const DTensor&)> ours;
     std::vector<std::string> right;
   };
   const std::vector<std::string> shards = {"S(0), S(0) -> S(0)", "S(1), S(1) -> S(1)"};

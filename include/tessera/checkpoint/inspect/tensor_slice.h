@@ -3,12 +3,12 @@
 /// A part of a stored tensor, selected as by a subscript of Python: `[0:2, :, -1]`.
 
 #include <cstdint>
-#include <functional>
 #include <string_view>
 #include <vector>
 
 #include "tessera/base/bytes.h"
 #include "tessera/base/dtype.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/checkpoint/tensor_reader.h"
 
 namespace tessera::checkpoint {
@@ -51,6 +51,6 @@ void check_slice_size(const Checkpoint& checkpoint, std::size_t tensor, const Te
 /// `reader.verify_complete_chunks()` and `Checkpoint::compare_rest` afterwards. Throws as `TensorReader::read`,
 /// `Error(unsupported)` unless `can_cast_slice`, and what `visit` throws.
 void read_slice(const TensorReader& reader, const TensorSlice& slice, DType dtype, std::int64_t limit_bytes,
-                const std::function<void(ByteView)>& visit);
+                FunctionRef<void(ByteView)> visit);
 
 }  // namespace tessera::checkpoint

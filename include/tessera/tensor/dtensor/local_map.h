@@ -9,11 +9,11 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <functional>
 #include <optional>
 #include <span>
 #include <vector>
 
+#include "tessera/base/function_ref.h"
 #include "tessera/tensor/dtensor.h"
 
 namespace tessera {
@@ -39,7 +39,7 @@ struct LocalMapOptions {
 /// results does not call `f`. Throws `Error(invalid_argument)` if a list of placements or sizes has another number of
 /// members than there are inputs or results, if an input has other placements, and for a result that is undefined or
 /// has another size than its placements imply. Exceptions of LibTorch in `f` are thrown as this error, too.
-std::vector<DTensor> local_map(const std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>& locals)>& f,
+std::vector<DTensor> local_map(FunctionRef<std::vector<at::Tensor>(const std::vector<at::Tensor>& locals)> f,
                                std::span<const DTensor> inputs, const LocalMapOptions& options);
 
 }  // namespace tessera

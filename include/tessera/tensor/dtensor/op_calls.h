@@ -9,10 +9,10 @@
 /// For tests and debugging. PyTorch: OpStrategy in torch/distributed/tensor/_op_schema.py, and
 /// expand_to_full_mesh_op_strategy in torch/distributed/tensor/_ops/utils.py.
 
-#include <functional>
 #include <string>
 #include <vector>
 
+#include "tessera/base/function_ref.h"
 #include "tessera/tensor/dtensor_op.h"
 
 namespace tessera {
@@ -28,7 +28,7 @@ struct OpCall {
 /// Calls `f` and returns the calls of ops that this thread made in it, in order. A function of several ops makes
 /// several. Includes a call that failed after it chose placements. If calls of this function are nested, the innermost
 /// records. Throws what `f` throws.
-std::vector<OpCall> record_op_calls(const std::function<void()>& f);
+std::vector<OpCall> record_op_calls(FunctionRef<void()> f);
 
 /// A strategy on a mesh: placements of each input and result, one for each mesh dimension.
 struct MeshStrategy {

@@ -21,10 +21,10 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstddef>
-#include <functional>
 #include <string>
 #include <vector>
 
+#include "tessera/base/function_ref.h"
 #include "tessera/tensor/dtensor_op.h"
 
 namespace tessera {
@@ -59,7 +59,7 @@ struct RuleCheck {
 /// itself. Runs `f` on threads, which are the ranks of a mesh of one dimension, with replicated DTensors of the inputs.
 /// Exceptions of `f` are thrown. Throws `Error(invalid_argument)` without inputs and for fewer than two ranks.
 RuleCheck check_placement_rules(const std::vector<at::Tensor>& inputs,
-                                const std::function<void(const std::vector<DTensor>& inputs)>& f,
+                                FunctionRef<void(const std::vector<DTensor>& inputs)> f,
                                 const RuleCheckOptions& options = {});
 
 /// Returns a line for each wrong and missing strategy and what was skipped.

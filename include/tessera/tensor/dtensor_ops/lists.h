@@ -12,11 +12,11 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <initializer_list>
 #include <utility>
 #include <vector>
 
+#include "tessera/base/function_ref.h"
 #include "tessera/tensor/dtensor.h"
 #include "tessera/tensor/dtensor_ops.h"
 
@@ -39,10 +39,10 @@ class AnyTensors {
 };
 
 /// Returns f(x) for each x, for any other op.
-std::vector<DTensor> foreach_apply(const std::vector<DTensor>& xs, const std::function<DTensor(const DTensor&)>& f);
+std::vector<DTensor> foreach_apply(const std::vector<DTensor>& xs, FunctionRef<DTensor(const DTensor&)> f);
 /// Returns f(xs[i], ys[i]).
 std::vector<DTensor> foreach_apply(const std::vector<DTensor>& xs, const std::vector<DTensor>& ys,
-                                   const std::function<DTensor(const DTensor&, const DTensor&)>& f);
+                                   FunctionRef<DTensor(const DTensor&, const DTensor&)> f);
 
 std::vector<DTensor> foreach_abs(const std::vector<DTensor>& xs);
 std::vector<DTensor> foreach_neg(const std::vector<DTensor>& xs);

@@ -24,7 +24,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <iosfwd>
 #include <map>
 #include <memory>
@@ -32,6 +31,7 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/base/function_ref.h"
 #include "tessera/comm/process_group.h"
 #include "tessera/layout/placement.h"
 
@@ -60,7 +60,7 @@ class CommDebugTable {
   /// row. Backward is counted from the gradient of the result to that of `x`, if x requires one. Communicates nothing
   /// itself.
   at::Tensor call(const std::string& name, const torch::nn::Module& module, const at::Tensor& x,
-                  const std::function<at::Tensor(const at::Tensor&)>& f) const;
+                  FunctionRef<at::Tensor(const at::Tensor&)> f) const;
 
   /// Returns the rows in the order of their first calls.
   std::vector<Row> rows() const;

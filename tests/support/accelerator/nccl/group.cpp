@@ -7,10 +7,10 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <functional>
 #include <tuple>
 
 #include "tessera/base/error.h"
+#include "tessera/base/function_ref.h"
 
 namespace tessera::sim {
 
@@ -38,8 +38,7 @@ void move(const RawTensor& to, const RawTensor& from) {
 }
 
 // Returns the reduction of `size` tensors.
-at::Tensor reduce(Reduction::RedOpType reduction, int size,
-                  const std::function<const RawTensor&(std::size_t rank)>& tensor_of) {
+at::Tensor reduce(Reduction::RedOpType reduction, int size, FunctionRef<const RawTensor&(std::size_t rank)> tensor_of) {
   at::Tensor result = at::clone(flat(tensor_of(0)));
   for (int rank = 1; rank < size; ++rank) {
     const at::Tensor next = flat(tensor_of(static_cast<std::size_t>(rank)));
@@ -208,7 +207,7 @@ std::string Group::new_name() {
   return "sim-nccl-" + std::to_string(++names);
 }
 
-void Group::wait(std::unique_lock<std::mutex>& lock, int rank, const std::function<bool()>& is_met) {
+void Group::wait(std::unique_lock<std::mutex>& lock, int rank, FunctionRef<bool()> is_met) {
   constexpr std::chrono::seconds kLimit(60);
   met_.notify_all();
   const bool has_ended = met_.wait_for(lock, kLimit, [&] { return aborted_.contains(rank) || is_met(); });

@@ -7,7 +7,6 @@
 
 #include <condition_variable>
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -20,6 +19,7 @@
 
 #include "support/accelerator/engine.h"
 #include "support/accelerator/ops/raw_tensor.h"
+#include "tessera/base/function_ref.h"
 
 namespace tessera::sim {
 
@@ -101,7 +101,7 @@ class Group {
   using Key = std::tuple<int, int, std::uint64_t>;  // source and destination, -1 for a collective, and the number
 
   // Blocks until `is_met`. Throws c10::Error if `rank` was aborted before, or after 60 seconds.
-  void wait(std::unique_lock<std::mutex>& lock, int rank, const std::function<bool()>& is_met);
+  void wait(std::unique_lock<std::mutex>& lock, int rank, FunctionRef<bool()> is_met);
   void cancel(const Key& key, const MeetingPtr& meeting, int rank) const;
   void enqueue(const Key& key, std::size_t members, std::size_t member, StreamKey stream, Part part);
 

@@ -2,11 +2,11 @@
 // Groups of this project whose tensors on the accelerator are carried by the simulated NCCL. Programs that include this
 // link tessera_comm.
 
-#include <functional>
 #include <memory>
 
 #include "comm/group_impl.h"
 #include "support/accelerator/nccl/rank_threads.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/comm/local_ranks.h"
 
 namespace tessera::sim {
@@ -28,7 +28,7 @@ inline void attach_nccl(const ProcessGroup& group) {
 }
 
 // Runs `f` in a thread for each rank: rank r has device sim:r, and tensors on it are carried by the simulated NCCL.
-inline void run_local_on_devices(int ranks, const std::function<void(const ProcessGroup& group)>& f) {
+inline void run_local_on_devices(int ranks, FunctionRef<void(const ProcessGroup& group)> f) {
   install();
   run_local(ranks, [&](const ProcessGroup& group) {
     const c10::DeviceGuard guard(device(group.rank()));

@@ -4,7 +4,6 @@
 #include <c10/core/DeviceGuard.h>
 
 #include <exception>
-#include <functional>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -12,12 +11,13 @@
 
 #include "support/accelerator/accelerator.h"
 #include "support/accelerator/nccl/backend.h"
+#include "tessera/base/function_ref.h"
 
 namespace tessera::sim {
 
 // Runs `f` in a thread for each rank, whose current device is the rank's, and returns when all have returned. Rethrows
 // the first exception. A rank that waits for one that threw gets an error after 60 seconds.
-inline void run_rank_threads(int ranks, const std::function<void(int rank)>& f) {
+inline void run_rank_threads(int ranks, FunctionRef<void(int rank)> f) {
   install();
   std::mutex mutex;
   std::exception_ptr failure;
@@ -38,7 +38,7 @@ inline void run_rank_threads(int ranks, const std::function<void(int rank)>& f) 
 }
 
 // The same with a backend that connects the ranks.
-inline void run_nccl_ranks(int ranks, const std::function<void(NcclBackend& backend)>& f) {
+inline void run_nccl_ranks(int ranks, FunctionRef<void(NcclBackend& backend)> f) {
   const std::string name = Group::new_name();
   run_rank_threads(ranks, [&](int rank) {
     const auto backend = c10::make_intrusive<NcclBackend>(name, rank, ranks);
