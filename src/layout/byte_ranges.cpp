@@ -1,5 +1,4 @@
 #include "tessera/layout/byte_ranges.h"
-#include "tessera/base/function_ref.h"
 
 #include <algorithm>
 #include <cassert>

@@ -1,5 +1,4 @@
 #include "state/map_tensors.h"
-#include "tessera/base/function_ref.h"
 
 #include <utility>
 
@@ -7,12 +6,12 @@ namespace tessera {
 
 namespace {
 
-using Map = std::function<Value(const Path& path, const Value& tensor)>;
+using Map = FunctionRef<Value(const Path& path, const Value& tensor)>;
 
-Value mapped(const Value& value, Path& path, const Map& f);
+Value mapped(const Value& value, Path& path, Map f);
 
 template <typename Sequence>
-Sequence mapped_items(const Sequence& items, Path& path, const Map& f) {
+Sequence mapped_items(const Sequence& items, Path& path, Map f) {
   Sequence result;
   for (std::size_t i = 0; i < items.size(); ++i) {
     path.emplace_back(static_cast<std::int64_t>(i));
@@ -22,7 +21,7 @@ Sequence mapped_items(const Sequence& items, Path& path, const Map& f) {
   return result;
 }
 
-Dict mapped_entries(const Dict& dict, Path& path, const Map& f) {
+Dict mapped_entries(const Dict& dict, Path& path, Map f) {
   Dict result;
   for (const auto& [key, value] : dict) {
     path.push_back(key);
@@ -32,7 +31,7 @@ Dict mapped_entries(const Dict& dict, Path& path, const Map& f) {
   return result;
 }
 
-Value mapped(const Value& value, Path& path, const Map& f) {
+Value mapped(const Value& value, Path& path, Map f) {
   if (value.is_any_tensor()) return f(path, value);
   if (const auto* dict = value.get_if<Dict>()) return mapped_entries(*dict, path, f);
   if (const auto* list = value.get_if<List>()) return mapped_items(*list, path, f);

@@ -1,5 +1,4 @@
 #include "comm/host/host.h"
-#include "tessera/base/function_ref.h"
 
 #include <linux/futex.h>
 #include <pthread.h>

@@ -1,5 +1,4 @@
 #include "tensor/ops/rank_arguments.h"
-#include "tessera/base/function_ref.h"
 
 #include <fmt/ranges.h>
 
