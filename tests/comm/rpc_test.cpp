@@ -341,7 +341,7 @@ bool is_stopped(pid_t pid) {
 TEST_P(RpcFailureTest, AnOwnerThatDoesNotAnswerIsNotWaitedForLongerThanTheTimeout) {
   const std::vector<RankOutcome> outcomes = run_processes(world(), quick(), [&](const ProcessGroup& group) {
     RpcOptions options = quick_rpc();
-    options.timeout = seconds(5);
+    options.timeout = seconds(3);  // a rank with RPC takes a processor all the time: TensorPipe polls shared memory
     Rpc rpc = init_rpc(group, options);
     const std::vector<at::Tensor> mine = {at::full({4}, group.rank())};
     const auto shared = share_tensors(group, mine);
@@ -354,8 +354,8 @@ TEST_P(RpcFailureTest, AnOwnerThatDoesNotAnswerIsNotWaitedForLongerThanTheTimeou
       EXPECT_TRUE(soon([&] { return is_stopped(other); }));
       const auto begin = std::chrono::steady_clock::now();
       EXPECT_ERROR(shared[1].at(0).fetch(milliseconds(300)), ErrorCode::rank_failure, "tensor of rank 1", "(300 ms)");
-      EXPECT_LT(std::chrono::steady_clock::now() - begin, milliseconds(4500));
-      EXPECT_ERROR(shared[1].at(0).fetch(), ErrorCode::rank_failure, "fetch a tensor of rank 1", "(5000 ms)");
+      EXPECT_LT(std::chrono::steady_clock::now() - begin, milliseconds(2700));
+      EXPECT_ERROR(shared[1].at(0).fetch(), ErrorCode::rank_failure, "fetch a tensor of rank 1", "(3000 ms)");
       EXPECT_LT(std::chrono::steady_clock::now() - begin, kSoon);
     }
     EXPECT_ERROR(rpc.shutdown(), ErrorCode::rank_failure, "rank 1 died");

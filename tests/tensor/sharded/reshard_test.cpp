@@ -123,7 +123,7 @@ TEST_P(ReshardWayTest, EveryDtype) {
 // Large enough for huge pages, for lists of ranges longer than one system call takes, and for several rounds.
 TEST_P(ReshardWayTest, ALargeTensorThereAndBack) {
   run_local(world(), [&](const ProcessGroup& group) {
-    const Sizes size = {3001, 1499};
+    const Sizes size = {3001, 751};
     const at::Tensor full = indices(size, at::kInt);
     ShardedTensorOptions of_ints;
     of_ints.dtype = at::kInt;
@@ -131,7 +131,7 @@ TEST_P(ReshardWayTest, ALargeTensorThereAndBack) {
     how.round_bytes = std::max(how.round_bytes / 16, std::int64_t{64} << 10);
     how.unpacked_round_bytes = std::max(how.unpacked_round_bytes, std::int64_t{1} << 20);
     const std::vector<int> ranks = testing::ranks_of(world());
-    const std::vector<SpecPtr> specs = {chunk_spec(0, ranks), chunk_spec(1, ranks), grid_spec(size, {700, 900}, ranks)};
+    const std::vector<SpecPtr> specs = {chunk_spec(0, ranks), chunk_spec(1, ranks), grid_spec(size, {700, 450}, ranks)};
     testing::SampleIfSanitized sample(5);
     for (const SpecPtr& from : specs) {
       const ShardedTensor tensor = ShardedTensor::empty(from, size, group, of_ints);
