@@ -11,6 +11,9 @@
 /// Workers that share the memory of one host open no port (TESSERA_HOST_MEMORY=0 turns that off). Others listen at TCP
 /// ports that the kernel chooses, and TensorPipe ends the process if one receives bytes that it does not expect, even
 /// from a TensorPipe of another job. Therefore only the hosts of the group may reach them.
+///
+/// TensorPipe polls shared memory, in PyTorch too: a worker without a port takes a processor until `shutdown`, even if
+/// it is idle.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/jit_type_base.h>  // required by the next header in LibTorch 1.13
