@@ -18,7 +18,6 @@
 #include <chrono>
 #include <cmath>
 #include <filesystem>
-#include <functional>
 #include <iostream>
 #include <string>
 #include <vector>
@@ -26,6 +25,7 @@
 #include "measure_ranks.h"
 #include "mlp.h"
 #include "side.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/comm/init.h"
 #include "tessera/fsdp/fully_sharded_data_parallel.h"
 #include "tessera/state/async_save.h"
@@ -52,7 +52,7 @@ struct Bench {
   void finish() const {
     if (device.is_cuda()) torch::cuda::synchronize(device.index());
   }
-  double seconds(const std::function<void()>& f) const {
+  double seconds(FunctionRef<void()> f) const {
     finish();
     return bench::seconds(group, [&] {
       f();

@@ -31,7 +31,6 @@
 #include <torch/optim/sgd.h>
 
 #include <algorithm>
-#include <functional>
 #include <iostream>
 #include <memory>
 #include <optional>
@@ -45,6 +44,7 @@
 #include "measure_ranks.h"
 #include "mlp.h"
 #include "side.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/base/internal/process_memory.h"
 #include "tessera/comm/init.h"
 #include "tessera/comm/internal/shared_memory.h"
@@ -114,7 +114,7 @@ struct Bench {
   // Trains `model`, sharded or not.
   template <typename Model>
   void train_steps(Model model, bool is_sharded, const at::Tensor& input,
-                   const std::function<at::Tensor(const at::Tensor& output)>& loss_of, std::uint64_t before) const {
+                   FunctionRef<at::Tensor(const at::Tensor& output)> loss_of, std::uint64_t before) const {
     if (!is_sharded) return step([&] { return loss_of(model->forward(input)); }, model->parameters(), before);
     fsdp::FullyShardedDataParallel<Model> sharded(std::exchange(model, nullptr), group);
     step([&] { return loss_of(sharded(input)); }, sharded.parameters(), before);

@@ -2,18 +2,18 @@
 // Helpers of benchmarks with several ranks.
 
 #include <chrono>
-#include <functional>
 #include <memory>
 #include <vector>
 
 #include "measure.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/comm/process_group.h"
 #include "tessera/layout/sharding_spec.h"
 
 namespace tessera::bench {
 
 // Seconds from when all ranks have begun `f` to when all have finished it.
-inline double seconds(const ProcessGroup& group, const std::function<void()>& f) {
+inline double seconds(const ProcessGroup& group, FunctionRef<void()> f) {
   group.barrier();
   const auto begin = std::chrono::steady_clock::now();
   f();

@@ -16,7 +16,6 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
-#include <functional>
 #include <iostream>
 #include <string>
 #include <thread>
@@ -25,6 +24,7 @@
 #include "measure_ranks.h"
 #include "plain/plain_io.h"
 #include "side.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/comm/init.h"
 #include "tessera/state/async_save.h"
 #include "tessera/state/load.h"
@@ -84,7 +84,7 @@ struct Bench {
 
   // Each of `ways` in turn; `prepare` is not timed.
   template <typename Work>
-  void time_bare(const std::vector<bench::Way>& ways, const std::function<void()>& prepare, Work work) {
+  void time_bare(const std::vector<bench::Way>& ways, FunctionRef<void()> prepare, Work work) {
     for (const bench::Way& way : ways) {
       prepare();
       bare[way.name].push_back(seconds(group, [&] { work(way); }));

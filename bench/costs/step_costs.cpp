@@ -41,7 +41,7 @@ extern "C" int posix_memalign(void** memory, std::size_t alignment, std::size_t 
 
 namespace tessera::bench {
 
-StepCosts costs_of(const std::function<void()>& step) {
+StepCosts costs_of(FunctionRef<void()> step) {
   const at::CallbackHandle callback = at::addGlobalCallback(
       at::RecordFunctionCallback(count_copies).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
   const std::int64_t faults = page_faults();

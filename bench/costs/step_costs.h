@@ -3,7 +3,8 @@
 // LibTorch has the memory of CPU tensors, counts.
 
 #include <cstdint>
-#include <functional>
+
+#include "tessera/base/function_ref.h"
 
 namespace tessera::bench {
 
@@ -15,6 +16,6 @@ struct StepCosts {
 };
 
 // Calls `step` and counts what it costs. Other threads that compute at the same time are counted, too.
-StepCosts costs_of(const std::function<void()>& step);
+StepCosts costs_of(FunctionRef<void()> step);
 
 }  // namespace tessera::bench

@@ -10,10 +10,11 @@
 #include <cerrno>
 #include <cstring>
 #include <exception>
-#include <functional>
 #include <memory>
 #include <system_error>
 #include <thread>
+
+#include "tessera/base/function_ref.h"
 
 namespace tessera::bench {
 namespace {
@@ -40,7 +41,7 @@ class Descriptor {
 };
 
 // Calls work(i) for i in [0, threads), in as many threads.
-void run_threads(int threads, const std::function<void(int)>& work) {
+void run_threads(int threads, FunctionRef<void(int)> work) {
   std::vector<std::exception_ptr> errors(static_cast<std::size_t>(threads));
   std::vector<std::thread> others;
   const auto guarded = [&](int i) {

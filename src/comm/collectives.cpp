@@ -218,7 +218,7 @@ void check_all_to_all(ProcessGroup::Impl& group, const at::Tensor& out, const at
   checks.check_apart(out, in);
 }
 
-using Start = ProcessGroup::Impl::Start;
+using Start = std::function<comm::WorkPtr(comm::Backend& backend)>;
 
 Start all_to_all(const at::Tensor& out, const at::Tensor& in, Splits out_splits, Splits in_splits) {
   return [to = out, from = in, to_splits = std::move(out_splits), from_splits = std::move(in_splits)](

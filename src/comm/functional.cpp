@@ -5,7 +5,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <functional>
 #include <limits>
 #include <numeric>
 #include <utility>
@@ -13,6 +12,7 @@
 
 #include "comm/group_impl.h"
 #include "tessera/base/error.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/comm/internal/linear.h"
 
 namespace tessera::functional {
@@ -41,7 +41,7 @@ void check(const ProcessGroup& group, std::string_view call, const at::Tensor& t
 // Compares the ranks' calls, after further checks of this rank's. The collective may then start without a comparison of
 // its own.
 void compare(const ProcessGroup& group, std::string_view call, const at::Tensor& tensor, Rows rows,
-             const std::function<void()>& check_more = {}) {
+             FunctionRef<void()> check_more = nullptr) {
   group.check_call(call, [&](CallArguments& arguments) {
     check(group, call, tensor, rows);
     if (check_more) check_more();

@@ -74,22 +74,22 @@ class ProcessGroup::Impl {
   // `others`: the world ranks that may be at fault.
   void guard(const comm::Call& call, std::chrono::milliseconds limit, FunctionRef<void()> step,
              const std::vector<int>& others);
-  using Start = std::function<comm::WorkPtr(comm::Backend&)>;
+  using Start = FunctionRef<comm::WorkPtr(comm::Backend&)>;
   // Both must run within guard(). If the backend throws when it starts a collective, only this rank refuses it.
   // `device`, here and below: that of the tensors, which need not be the current one.
-  comm::WorkPtr start(const comm::Transport& transport, c10::Device device, const comm::Call& call, const Start& start);
+  comm::WorkPtr start(const comm::Transport& transport, c10::Device device, const comm::Call& call, Start start);
   void wait(const comm::Transport& transport, c10::Device device, const comm::WorkPtr& work, const comm::Call& call,
             std::chrono::milliseconds limit);
   // Starts a collective and waits for it.
-  void run(std::string_view call_name, const comm::Transport& transport, c10::Device device, const Start& start,
+  void run(std::string_view call_name, const comm::Transport& transport, c10::Device device, Start start,
            std::chrono::milliseconds limit);
-  void run(std::string_view call_name, const comm::Transport& transport, c10::Device device, const Start& start) {
+  void run(std::string_view call_name, const comm::Transport& transport, c10::Device device, Start start) {
     run(call_name, transport, device, start, timeout);
   }
 
   // Starts a collective without waiting. `finish` runs after it has ended.
   static PendingCollective begin(const std::shared_ptr<Impl>& group, std::string_view call_name,
-                                 const comm::Transport& transport, c10::Device device, const Start& start,
+                                 const comm::Transport& transport, c10::Device device, Start start,
                                  std::function<void()> finish = {}, bool is_counted = true);
 
   // Compares calls, as ProcessGroup::check_call. Returns what each rank passed as `number`. If `describe` throws, its

@@ -17,9 +17,9 @@ struct StepHolder : torch::CustomClassHolder {
 };
 
 struct Linear : torch::autograd::Function<Linear> {
-  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& input, const Step& forward,
-                            const Step& backward) {
-    context->saved_data["backward"] = c10::IValue::make_capsule(c10::make_intrusive<StepHolder>(backward));
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& input,
+                            FunctionRef<at::Tensor(const at::Tensor&)> forward, Step backward) {
+    context->saved_data["backward"] = c10::IValue::make_capsule(c10::make_intrusive<StepHolder>(std::move(backward)));
     return forward(input);
   }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
@@ -31,7 +31,7 @@ struct Linear : torch::autograd::Function<Linear> {
 
 }  // namespace
 
-at::Tensor linear(const at::Tensor& input, const Step& forward, Step backward) {
+at::Tensor linear(const at::Tensor& input, FunctionRef<at::Tensor(const at::Tensor&)> forward, Step backward) {
   return Linear::apply(input, forward, std::move(backward));
 }
 

@@ -143,7 +143,7 @@ void ProcessGroup::Impl::guard(const Call& call, milliseconds limit, FunctionRef
 }
 
 comm::WorkPtr ProcessGroup::Impl::start(const comm::Transport& transport, c10::Device device, const Call& call,
-                                        const Start& start) {
+                                        Start start) {
   const comm::Watchdog::Starting starting(transport.is_on_stream ? watchdog.get() : nullptr, call, world_ranks, device);
   try {
     return start(*transport.backend);
@@ -157,13 +157,13 @@ comm::WorkPtr ProcessGroup::Impl::start(const comm::Transport& transport, c10::D
 }
 
 void ProcessGroup::Impl::run(std::string_view call_name, const comm::Transport& transport, c10::Device device,
-                             const Start& begin, milliseconds limit) {
+                             Start begin, milliseconds limit) {
   const Call call = next_call(call_name);
   guard(call, limit, [&] { wait(transport, device, start(transport, device, call, begin), call, limit); });
 }
 
 PendingCollective ProcessGroup::Impl::begin(const std::shared_ptr<Impl>& group, std::string_view call_name,
-                                            const comm::Transport& transport, c10::Device device, const Start& start,
+                                            const comm::Transport& transport, c10::Device device, Start start,
                                             std::function<void()> finish, bool is_counted) {
   PendingCollective pending;
   pending.state_ = std::make_shared<PendingCollective::State>();

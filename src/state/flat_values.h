@@ -1,10 +1,10 @@
 #pragma once
 // The values of a state dict under the names that they have in a checkpoint.
 
-#include <functional>
 #include <string>
 #include <string_view>
 
+#include "tessera/base/function_ref.h"
 #include "tessera/base/internal/name_index.h"
 #include "tessera/comm/process_group.h"
 #include "tessera/state/traverse.h"
@@ -20,12 +20,11 @@ struct Flattening {
 };
 
 // Called with the name of a value, which is the visitor's to keep, its path in the state dict, and itself.
-using FlatVisitor = std::function<void(std::string name, const Path& path, const Value& value)>;
+using FlatVisitor = FunctionRef<void(std::string name, const Path& path, const Value& value)>;
 
 // Calls `visit` for each value in the order of traversal. Throws as traverse_state_dict and flatten_sharded_tensors.
 // Names may be equal: see require_unique_names. `group`: as for flatten_sharded_tensors.
-void for_each_flat_value(const StateDict& state, const Flattening& how, const ProcessGroup& group,
-                         const FlatVisitor& visit);
+void for_each_flat_value(const StateDict& state, const Flattening& how, const ProcessGroup& group, FlatVisitor visit);
 
 [[noreturn]] void refuse_same_name(std::string_view name);
 

@@ -39,7 +39,7 @@ struct Opening {
   std::function<std::shared_ptr<const Checkpoint>()> open;
 };
 // What ranks do together: throws on all of them or on none.
-using PrepareToOpen = std::function<Opening(checkpoint::RankLink& link, const checkpoint::OpenOptions& options)>;
+using PrepareToOpen = FunctionRef<Opening(checkpoint::RankLink& link, const checkpoint::OpenOptions& options)>;
 
 class StateLoader {
  public:
@@ -127,8 +127,8 @@ class StateLoader {
 
   // Returns how elements are stored in a tensor on a device, which has the elements of `box`.
   decltype(checkpoint::TargetMemory::store) store_in(const at::Tensor& tensor, const Box& box) {
-    return [tensor, box, staging = stagings_.of(tensor.device())](
-               BoxView part, const std::function<void(std::uint8_t * row_major)>& fill) {
+    return [tensor, box, staging = stagings_.of(tensor.device())](BoxView part,
+                                                                  FunctionRef<void(std::uint8_t * row_major)> fill) {
       staging->write(box_view(tensor, box, part), fill);
     };
   }
@@ -198,8 +198,7 @@ std::future<std::shared_ptr<const Checkpoint>> begin_to_open(std::function<std::
 }
 
 // Loads into a state dict without Statefuls.
-LoadReport load_values(StateDict& state, const PrepareToOpen& prepare, const ProcessGroup& group,
-                       const LoadOptions& options) {
+LoadReport load_values(StateDict& state, PrepareToOpen prepare, const ProcessGroup& group, const LoadOptions& options) {
   check_node_groups(group, options.node_group);
   ProcessGroupLink link(group, options.coordinator_rank);
   checkpoint::OpenOptions open_options;
@@ -244,7 +243,7 @@ LoadReport load_values(StateDict& state, const PrepareToOpen& prepare, const Pro
 }
 
 // `describe` adds what is loaded, which must be equal on all ranks.
-LoadReport load_from(StateDict& state, const PrepareToOpen& prepare, FunctionRef<void(CallArguments&)> describe,
+LoadReport load_from(StateDict& state, PrepareToOpen prepare, FunctionRef<void(CallArguments&)> describe,
                      const ProcessGroup& group, const LoadOptions& options) {
   bool has_stateful = false;
   group.check_call("load", [&](CallArguments& arguments) {

@@ -14,6 +14,7 @@
 #include <variant>
 #include <vector>
 
+#include "tessera/base/function_ref.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/layout/box.h"
 
@@ -27,7 +28,7 @@ struct TargetMemory {
   /// If set, it is called instead of writing to `data`, from several threads. The parts of the calls partition the
   /// chunk's box and have a few MiB at most. It must call `fill` once with memory for the elements of `part`, in
   /// row-major order, and then store them. If `fill` throws, it must store nothing and let the exception pass.
-  std::function<void(BoxView part, const std::function<void(std::uint8_t* row_major)>& fill)> store = nullptr;
+  std::function<void(BoxView part, FunctionRef<void(std::uint8_t* row_major)> fill)> store = nullptr;
 };
 
 struct TargetChunk {

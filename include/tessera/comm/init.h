@@ -8,9 +8,9 @@
 
 #include <chrono>
 #include <cstdint>
-#include <functional>
 #include <string>
 
+#include "tessera/base/function_ref.h"
 #include "tessera/comm/process_group.h"
 
 namespace tessera {
@@ -34,7 +34,7 @@ struct InitOptions {
 };
 
 /// Looks up a variable, as `std::getenv` does; null if it is not set.
-using Environment = std::function<const char*(const char* name)>;
+using Environment = FunctionRef<const char*(const char* name)>;
 
 /// Reads rank, world size and address from the variables of the launcher: the first of these whose variables are set.
 ///   torchrun, `tessera run`   RANK, WORLD_SIZE
@@ -48,7 +48,7 @@ using Environment = std::function<const char*(const char* name)>;
 /// follows from the job under srun and Open MPI's mpirun. TORCHELASTIC_USE_AGENT_STORE sets `agent_store`.
 /// Throws `Error(invalid_argument)` naming a variable that is missing, not a number, or out of range, or two that
 /// contradict each other: RANK and WORLD_SIZE that were not set for the launcher that started this rank.
-InitOptions options_from_environment(const Environment& environment);
+InitOptions options_from_environment(Environment environment);
 InitOptions options_from_environment();
 
 /// Returns the backends of the LibTorch in use: "gloo", "nccl", "mpi".

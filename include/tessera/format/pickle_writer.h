@@ -10,10 +10,10 @@
 /// `weights_only` reader knows, except for values that torch.save cannot write either.
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string_view>
 
+#include "tessera/base/function_ref.h"
 #include "tessera/format/pickle_value.h"
 
 namespace tessera::pickle {
@@ -21,7 +21,7 @@ namespace tessera::pickle {
 class Writer {
  public:
   /// May write another value in place of a persistent id's value; returns true if it did.
-  using Persistent = std::function<bool(Writer&, NodeRef id)>;
+  using Persistent = FunctionRef<bool(Writer&, NodeRef id)>;
 
   /// Appends to `out`, starting with PROTO. `protocol` is 2 or 4.
   Writer(Bytes& out, int protocol);
@@ -68,7 +68,7 @@ class Writer {
   /// follows the value of a persistent id whether or not `persistent` replaced it. Throws `Error(corrupt)` if the tree
   /// exceeds the limits, or if names, bytearrays and ints that share long text would be written as more than 16 MiB
   /// plus eight times the text that occurs once.
-  void value(NodeRef v, const Persistent& persistent = nullptr, const WalkLimits& limits = {});
+  void value(NodeRef v, Persistent persistent = nullptr, const WalkLimits& limits = {});
 
   int protocol() const { return protocol_; }
 

@@ -8,7 +8,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -85,10 +84,10 @@ class TensorView {
   /// Returns this view with other numbers for its inputs.
   TensorView renumbered(FunctionRef<std::size_t(std::size_t)> number) const;
 
-  using Visitor = std::function<void(std::size_t input, const Lattice& part)>;
+  using Visitor = FunctionRef<void(std::size_t input, const Lattice& part)>;
   /// Calls f(input, part) with lattices of indices of inputs that have the elements of `lattice`, which has indices of
   /// this view.
-  void for_each_part(const Lattice& lattice, const Visitor& f) const;
+  void for_each_part(const Lattice& lattice, Visitor f) const;
 
  private:
   struct Node;

@@ -12,12 +12,12 @@
 /// anywhere in the value, and no longer shares storages with the rest. See docs/formats/torch_archive.md.
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 
 #include "tessera/base/bytes.h"
 #include "tessera/base/file.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/state/value.h"
 
@@ -43,10 +43,10 @@ Bytes save_object(const Value& value);
 Value load_object(ByteView archive, const std::string& name);
 
 /// Opens the file of a checkpoint with the given number.
-using OpenFile = std::function<std::shared_ptr<const ByteSource>(std::uint32_t file)>;
+using OpenFile = FunctionRef<std::shared_ptr<const ByteSource>(std::uint32_t file)>;
 /// Returns the value of an object whose pickle has been read. Reads its storages and throws `Error(corrupt)` if a
 /// checksum differs. The value owns its data; `object` and the files are not needed afterwards.
-Value load_object(const checkpoint::ObjectValue& object, const OpenFile& open);
+Value load_object(const checkpoint::ObjectValue& object, OpenFile open);
 /// Returns object `i` of a checkpoint.
 Value load_object(const checkpoint::Checkpoint& checkpoint, std::size_t i);
 

@@ -17,9 +17,9 @@
 /// as it does inside one, where PyTorch requires more entries than the key's value.
 
 #include <cstdint>
-#include <functional>
 #include <string>
 
+#include "tessera/base/function_ref.h"
 #include "tessera/state/value.h"
 
 namespace tessera {
@@ -32,8 +32,8 @@ enum class TraversalRules : std::uint8_t {
   until_2_3,  ///< dicts without tensors are visited as values
 };
 
-using Visitor = std::function<void(const Path& path, const Value& value)>;
-using KeepTraversing = std::function<bool(const Value& item)>;
+using Visitor = FunctionRef<void(const Path& path, const Value& value)>;
+using KeepTraversing = FunctionRef<bool(const Value& item)>;
 
 /// Returns whether `item` is a tensor of any kind. PyTorch's default for `keep_traversing`.
 bool keep_visiting_tensors(const Value& item);
@@ -41,9 +41,8 @@ bool keep_visiting_tensors(const Value& item);
 /// Calls `visit` for every value by the rules above, in order. `keep_traversing` is called for items of lists and,
 /// until 2.3, for values of dicts; an empty function accepts nothing. Neither function may change the state. Throws
 /// `Error(invalid_argument)` for a state nested deeper than 1000. O(values * depth).
-void traverse_state_dict(const StateDict& state_dict, const Visitor& visit,
-                         TraversalRules rules = TraversalRules::since_2_4,
-                         const KeepTraversing& keep_traversing = keep_visiting_tensors);
+void traverse_state_dict(const StateDict& state_dict, Visitor visit, TraversalRules rules = TraversalRules::since_2_4,
+                         KeepTraversing keep_traversing = keep_visiting_tensors);
 
 /// Puts `value` at `path`. Creates missing containers on the way: a dict before a string, a list before an int. Extends
 /// a list that is too short with None. A None in a list counts as missing; a None in a dict does not. Throws

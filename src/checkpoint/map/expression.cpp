@@ -16,7 +16,7 @@ bool is_digit(char c) { return c >= '0' && c <= '9'; }
 // Evaluates an expression while it parses it.
 class Evaluation {
  public:
-  Evaluation(std::string_view text, const Expression::Names& value_of) : text_(text), value_of_(value_of) {}
+  Evaluation(std::string_view text, Expression::Names value_of) : text_(text), value_of_(value_of) {}
 
   std::int64_t run() {
     const std::int64_t value = sum(0);
@@ -110,7 +110,7 @@ class Evaluation {
   }
 
   std::string_view text_;
-  const Expression::Names& value_of_;
+  Expression::Names value_of_;
   std::size_t at_ = 0;
 };
 
@@ -124,6 +124,6 @@ Expression::Expression(std::string_view text) : text_(text) {
   }
 }
 
-std::int64_t Expression::value(const Names& value_of) const { return Evaluation(text_, value_of).run(); }
+std::int64_t Expression::value(Names value_of) const { return Evaluation(text_, value_of).run(); }
 
 }  // namespace tessera::checkpoint

@@ -2,10 +2,11 @@
 // Integer expressions of a map's shapes and sizes, such as "heads / kv_heads + 2".
 
 #include <cstdint>
-#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
+
+#include "tessera/base/function_ref.h"
 
 namespace tessera::checkpoint {
 
@@ -18,8 +19,8 @@ class Expression {
 
   // Returns the value. `value_of` returns nothing for a name that it does not know. Throws Error(invalid_argument) for
   // such a name, a text that is not an expression, a remainder, a division by 0 and an overflow.
-  using Names = std::function<std::optional<std::int64_t>(std::string_view name)>;
-  std::int64_t value(const Names& value_of) const;
+  using Names = FunctionRef<std::optional<std::int64_t>(std::string_view name)>;
+  std::int64_t value(Names value_of) const;
 
   const std::string& text() const { return text_; }
 

@@ -161,7 +161,7 @@ class Commit {
         lock_(storage, turn),
         metadata_temporary_(to_string(UncommittedName{metadata_name_, turn.generation})) {}
 
-  void run(const WriteMetadata& write_metadata, Sidecar sidecar) {
+  void run(WriteMetadata write_metadata, Sidecar sidecar) {
     try {
       // It precedes the lock, so that a save that finds the lock when it begins has a later generation.
       metadata_ = sidecar.files[metadata_name_] = write_temporary(write_metadata);
@@ -190,7 +190,7 @@ class Commit {
   }
 
  private:
-  Sidecar::FileFacts write_temporary(const WriteMetadata& write_metadata) {
+  Sidecar::FileFacts write_temporary(WriteMetadata write_metadata) {
     const std::unique_ptr<OutputFile> file = storage_.create(metadata_temporary_, 0);  // its size is not known yet
     has_temporary_ = true;
     FileSums sums;
@@ -443,8 +443,8 @@ void require_present(const Storage& storage, const std::vector<std::string>& nam
   }
 }
 
-void commit(Storage& storage, const SaveTurn& turn, const CommitConditions& conditions,
-            const WriteMetadata& write_metadata, Sidecar sidecar) {
+void commit(Storage& storage, const SaveTurn& turn, const CommitConditions& conditions, WriteMetadata write_metadata,
+            Sidecar sidecar) {
   Commit(storage, turn, conditions).run(write_metadata, std::move(sidecar));
 }
 

@@ -2,7 +2,6 @@
 // Commits a DCP checkpoint whose data files are durable. Also admits one commit at a time, of any format.
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <set>
@@ -112,9 +111,9 @@ struct CommitConditions {
 // Law: after `.metadata` may have been renamed, nothing that either `.metadata` names may be removed until one of them
 // is durable. If the old one cannot be restored and made durable, throws OutcomeUnknown: the storage holds one of the
 // two checkpoints, or that of a save that took over, and the caller must not remove files of any.
-using WriteMetadata = std::function<void(FunctionRef<void(ByteView bytes)> sink)>;
-void commit(Storage& storage, const SaveTurn& turn, const CommitConditions& conditions,
-            const WriteMetadata& write_metadata, Sidecar sidecar);
+using WriteMetadata = FunctionRef<void(FunctionRef<void(ByteView bytes)> sink)>;
+void commit(Storage& storage, const SaveTurn& turn, const CommitConditions& conditions, WriteMetadata write_metadata,
+            Sidecar sidecar);
 
 // Removes data files and uncommitted shards of generations before `generation`, and metadata of single ranks, except
 // those in `referenced`. Returns the files that could not be removed, with the reasons. Does not throw: it runs after

@@ -10,6 +10,7 @@
 #include "checkpoint/source/source.h"
 #include "tessera/base/checked.h"
 #include "tessera/base/error.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/checkpoint/internal/checkpoint_files.h"
 #include "tessera/checkpoint/manage/run_directory.h"
 #include "tessera/checkpoint/mosaic.h"
@@ -39,7 +40,7 @@ std::uint64_t TensorInfo::size_bytes() const {
 }
 
 std::shared_ptr<const ByteSource> FileCache::open(std::uint32_t key,
-                                                  const std::function<std::shared_ptr<const ByteSource>()>& open) {
+                                                  FunctionRef<std::shared_ptr<const ByteSource>()> open) {
   const std::lock_guard lock(mutex_);
   if (const auto found = files_.find(key); found != files_.end()) return found->second;
   if (order_.size() >= kOpenFiles) {

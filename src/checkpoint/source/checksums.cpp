@@ -147,7 +147,7 @@ std::shared_ptr<const ByteSource> Checksums::compared(const std::string& name,
   return std::make_shared<const ComparedSource>(std::move(file), found->second);
 }
 
-void Checksums::compare_rest(const std::function<std::shared_ptr<const ByteSource>(const std::string&)>& open,
+void Checksums::compare_rest(FunctionRef<std::shared_ptr<const ByteSource>(const std::string&)> open,
                              const Cancellation* cancellation) const {
   for (const auto& [name, file] : files_) {
     if (file->bytes_not_compared() > 0) file->compare_rest(*open(name), cancellation);

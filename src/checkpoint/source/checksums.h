@@ -9,13 +9,13 @@
 
 #include <atomic>
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <memory>
 #include <string>
 
 #include "tessera/base/cancellation.h"
 #include "tessera/base/file.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/checkpoint/sidecar.h"
 
 namespace tessera::checkpoint {
@@ -58,7 +58,7 @@ class Checksums {
   // sidecar. Returns `file` if the sidecar does not list the name.
   std::shared_ptr<const ByteSource> compared(const std::string& name, std::shared_ptr<const ByteSource> file) const;
   // compare_rest() of every file. `open` must return the file, not compared.
-  void compare_rest(const std::function<std::shared_ptr<const ByteSource>(const std::string&)>& open,
+  void compare_rest(FunctionRef<std::shared_ptr<const ByteSource>(const std::string&)> open,
                     const Cancellation* cancellation = nullptr) const;
   std::uint64_t bytes_not_compared() const;
 

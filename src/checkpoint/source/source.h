@@ -12,6 +12,7 @@
 
 #include "checkpoint/source/checksums.h"
 #include "tessera/base/error.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/base/internal/name_index.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/storage.h"
@@ -21,8 +22,7 @@ namespace tessera::checkpoint {
 // Keeps up to kOpenFiles files open and closes the one opened first. Thread-safe.
 class FileCache {
  public:
-  std::shared_ptr<const ByteSource> open(std::uint32_t key,
-                                         const std::function<std::shared_ptr<const ByteSource>()>& open);
+  std::shared_ptr<const ByteSource> open(std::uint32_t key, FunctionRef<std::shared_ptr<const ByteSource>()> open);
 
  private:
   static constexpr std::size_t kOpenFiles = 64;

@@ -150,7 +150,7 @@ std::shared_ptr<const PlainItem> undo_transforms(const ByteSource& file, std::ui
   return item;
 }
 
-std::shared_ptr<const ByteSource> PlainItems::get(std::uint32_t number, const Make& make) {
+std::shared_ptr<const ByteSource> PlainItems::get(std::uint32_t number, Make make) {
   std::shared_ptr<Slot> slot;
   {
     const std::lock_guard lock(mutex_);

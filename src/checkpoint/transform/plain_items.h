@@ -4,7 +4,6 @@
 #include <atomic>
 #include <cstdint>
 #include <deque>
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -12,6 +11,7 @@
 #include <utility>
 
 #include "tessera/base/file.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/checkpoint/transform.h"
 
 namespace tessera::checkpoint {
@@ -54,8 +54,8 @@ std::shared_ptr<const PlainItem> undo_transforms(const ByteSource& file, std::ui
 // than 4 GiB, none of its checkpoints keeps more than kAlwaysKept items with files after its next use of an item.
 class PlainItems {
  public:
-  using Make = std::function<std::shared_ptr<const PlainItem>(const std::shared_ptr<MemoryOfItems>& memory)>;
-  std::shared_ptr<const ByteSource> get(std::uint32_t number, const Make& make);
+  using Make = FunctionRef<std::shared_ptr<const PlainItem>(const std::shared_ptr<MemoryOfItems>& memory)>;
+  std::shared_ptr<const ByteSource> get(std::uint32_t number, Make make);
 
  private:
   static constexpr std::size_t kAlwaysKept = 16, kKept = 256;

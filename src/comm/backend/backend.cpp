@@ -44,7 +44,7 @@ std::vector<std::string> available_backends() {
 void comm::register_backend(const std::string& name, MakeBackend make) { backends().emplace_back(name, make); }
 
 comm::Transports comm::make_transports(const std::string& name, const BackendOptions& options,
-                                       const std::function<std::string()>& failure) {
+                                       FunctionRef<std::string()> failure) {
   const MakeBackend make = find_backend(name);
   // Gloo and MPI end by themselves after the timeout.
   const auto make_in_thread = [&](MakeBackend make_backend, const BackendOptions& with,
@@ -65,7 +65,7 @@ comm::Transports comm::make_transports(const std::string& name, const BackendOpt
 
 std::string comm::backend_of_subgroups(const std::string& name) { return name == "mpi" ? "gloo" : name; }
 
-void comm::close(Transports transports, const std::function<bool()>& has_failed) {
+void comm::close(Transports transports, FunctionRef<bool()> has_failed) {
   const auto after_close = transports.accelerator.after_close;
   std::promise<void> closed;
   const std::future<void> is_closed = closed.get_future();

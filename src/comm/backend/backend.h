@@ -6,12 +6,12 @@
 
 #include <chrono>
 #include <cstdint>
-#include <functional>
 #include <limits>
 #include <optional>
 #include <string>
 
 #include "comm/c10d.h"
+#include "tessera/base/function_ref.h"
 
 namespace tessera::comm {
 
@@ -79,8 +79,7 @@ void register_backend(const std::string& name, MakeBackend make);
 
 // Returns when the backends have connected to the other ranks. Throws Error(unsupported) listing the available
 // backends, and std::runtime_error with what `failure` returns, soon after that is no longer empty.
-Transports make_transports(const std::string& name, const BackendOptions& options,
-                           const std::function<std::string()>& failure);
+Transports make_transports(const std::string& name, const BackendOptions& options, FunctionRef<std::string()> failure);
 
 // Returns the backend of the subgroups of a group on `name`. All processes would have to make a subgroup on MPI, so
 // subgroups of a group on MPI are on Gloo.
@@ -88,6 +87,6 @@ std::string backend_of_subgroups(const std::string& name);
 
 // Destroys the backends, which wait for the work that was started. If `has_failed`, that may never end: returns, and
 // leaves them to a thread.
-void close(Transports transports, const std::function<bool()>& has_failed);
+void close(Transports transports, FunctionRef<bool()> has_failed);
 
 }  // namespace tessera::comm

@@ -14,13 +14,15 @@
 
 #include <fmt/format.h>
 
+#include "tessera/base/function_ref.h"
+
 namespace tessera::comm {
 
 // Runs `call` in a thread of its own, and returns what it returns. If there is a failure, or `limit` has passed, throws
 // std::runtime_error, and the thread is abandoned: `call` owns all that it uses.
 template <typename F>
-std::invoke_result_t<F> run_unless(const std::function<std::string()>& failure,
-                                   std::optional<std::chrono::milliseconds> limit, F call) {
+std::invoke_result_t<F> run_unless(FunctionRef<std::string()> failure, std::optional<std::chrono::milliseconds> limit,
+                                   F call) {
   using Result = std::invoke_result_t<F>;
   constexpr std::chrono::milliseconds kSlice(100);
   const auto task = std::make_shared<std::packaged_task<Result()>>(std::move(call));

@@ -86,10 +86,10 @@ auto DeadlineStore::call(milliseconds deadline, F f) {
   }
 }
 
-DeadlineStore::DeadlineStore(const std::function<StorePtr()>& make, milliseconds timeout, milliseconds answer)
+DeadlineStore::DeadlineStore(std::function<StorePtr()> make, milliseconds timeout, milliseconds answer)
     : ::c10d::Store(timeout), worker_(std::make_shared<DeadlineWorker>()), answer_(answer) {
   const auto made = std::make_shared<StorePtr>();
-  worker_->run(timeout, [make, made] { *made = make(); });
+  worker_->run(timeout, [make = std::move(make), made] { *made = make(); });
   store_ = *made;
 }
 

@@ -35,8 +35,7 @@ class DeadlineWorker {
 class DeadlineStore final : public ::c10d::Store {
  public:
   // Throws std::runtime_error if `make` does not return within `timeout`.
-  DeadlineStore(const std::function<StorePtr()>& make, std::chrono::milliseconds timeout,
-                std::chrono::milliseconds answer);
+  DeadlineStore(std::function<StorePtr()> make, std::chrono::milliseconds timeout, std::chrono::milliseconds answer);
   DeadlineStore(const DeadlineStore&) = delete;
   DeadlineStore& operator=(const DeadlineStore&) = delete;
   // Frees the other store, and waits at most `answer` for it: a server in it waits for the rest of a message of which

@@ -38,7 +38,7 @@ struct Ranks {
 
 class Variables {
  public:
-  explicit Variables(const Environment& environment) : environment_(environment) {}
+  explicit Variables(Environment environment) : environment_(environment) {}
 
   const char* find(const char* name) const { return name == nullptr ? nullptr : environment_(name); }
 
@@ -75,7 +75,7 @@ class Variables {
   }
 
  private:
-  const Environment& environment_;
+  Environment environment_;
 };
 
 // Returns the first host of a list of Slurm such as "node[07-12,20],login": "node07".
@@ -205,7 +205,7 @@ std::uint16_t find_port(const Variables& variables, const Ranks& ranks, bool fro
 
 }  // namespace
 
-InitOptions options_from_environment(const Environment& environment) {
+InitOptions options_from_environment(Environment environment) {
   const Variables variables(environment);
   const Ranks ranks = find_ranks(variables);
   const bool from_srun = is_from_srun(variables, ranks);

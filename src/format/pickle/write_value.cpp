@@ -41,12 +41,12 @@ bool is_remembered(NodeRef v) {
 }  // namespace
 
 struct Writer::Walk {
-  const Persistent& persistent;
+  Persistent persistent;
   const WalkLimits& limits;
   std::uint64_t nodes_left;
 };
 
-void Writer::value(NodeRef v, const Persistent& persistent, const WalkLimits& limits) {
+void Writer::value(NodeRef v, Persistent persistent, const WalkLimits& limits) {
   Walk walk{persistent, limits, limits.nodes};
   value_at(walk, v, 0);
 }

@@ -44,25 +44,25 @@ struct TensorView::Node {
   }
 
   // Visitors of one kind of operation each.
-  static void visit(const Input& input, const Node& /*node*/, const Lattice& lattice, const Visitor& f) {
+  static void visit(const Input& input, const Node& /*node*/, const Lattice& lattice, Visitor f) {
     f(input.number, lattice);
   }
-  static void visit(const Slice& slice, const Node& /*node*/, const Lattice& lattice, const Visitor& f) {
+  static void visit(const Slice& slice, const Node& /*node*/, const Lattice& lattice, Visitor f) {
     Lattice moved = lattice;
     moved.base[slice.dim] += slice.begin;
     slice.of.for_each_part(moved, f);
   }
-  static void visit(const Permute& permute, const Node& /*node*/, const Lattice& lattice, const Visitor& f) {
+  static void visit(const Permute& permute, const Node& /*node*/, const Lattice& lattice, Visitor f) {
     Lattice permuted = lattice;
     for (std::size_t d = 0; d < permute.dims.size(); ++d) permuted.base[permute.dims[d]] = lattice.base[d];
     for (Lattice::Step& step : permuted.steps) step.dim = permute.dims[step.dim];
     permute.of.for_each_part(permuted, f);
   }
-  static void visit(const Reshape& reshape, const Node& node, const Lattice& lattice, const Visitor& f) {
+  static void visit(const Reshape& reshape, const Node& node, const Lattice& lattice, Visitor f) {
     reshape_lattice(lattice, node.shape, reshape.of.shape(), reshape.groups,
                     [&](const Lattice& part) { reshape.of.for_each_part(part, f); });
   }
-  static void visit(const Concat& concat, const Node& /*node*/, const Lattice& lattice, const Visitor& f) {
+  static void visit(const Concat& concat, const Node& /*node*/, const Lattice& lattice, Visitor f) {
     const auto first = std::ranges::upper_bound(concat.ends, lattice.base[concat.dim]);
     std::vector<Lattice> rest = {lattice};
     for (auto end = first; end != concat.ends.end() && !rest.empty(); ++end) {
@@ -149,7 +149,7 @@ TensorView TensorView::renumbered(FunctionRef<std::size_t(std::size_t)> number) 
   return TensorView(std::make_shared<const Node>(std::move(node)));
 }
 
-void TensorView::for_each_part(const Lattice& lattice, const Visitor& f) const {
+void TensorView::for_each_part(const Lattice& lattice, Visitor f) const {
   std::visit([&](const auto& operation) { Node::visit(operation, *node_, lattice, f); }, node_->operation);
 }
 

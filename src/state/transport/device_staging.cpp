@@ -129,7 +129,7 @@ void DeviceStaging::read(const at::Tensor& elements, std::uint64_t begin_bytes, 
   std::memcpy(out.data(), block->memory.data_ptr(), out.size());
 }
 
-void DeviceStaging::write(const at::Tensor& elements, const std::function<void(std::uint8_t* row_major)>& fill) {
+void DeviceStaging::write(const at::Tensor& elements, FunctionRef<void(std::uint8_t* row_major)> fill) {
   Taken block(*this, elements.nbytes());
   fill(static_cast<std::uint8_t*>(block->memory.data_ptr()));
   const comm::OnStream on(stream_);

@@ -12,13 +12,13 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <utility>
 #include <vector>
 
 #include "tessera/base/bytes.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/comm/internal/streams.h"
 
 namespace tessera {
@@ -36,7 +36,7 @@ class DeviceStaging {
   void read(const at::Tensor& elements, std::uint64_t begin_bytes, MutableByteView out);
   // Calls `fill` with memory for the elements of a tensor on the device, in row-major order, and starts to copy them to
   // it. They are there when the DeviceStaging is destroyed.
-  void write(const at::Tensor& elements, const std::function<void(std::uint8_t* row_major)>& fill);
+  void write(const at::Tensor& elements, FunctionRef<void(std::uint8_t* row_major)> fill);
 
  private:
   struct Block {

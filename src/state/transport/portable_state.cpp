@@ -34,7 +34,7 @@ class ReceivedBoxes final : public Checkpointable {
 
 class LeafMap {
  public:
-  explicit LeafMap(const MapLeaf& map) : map_(map) {}
+  explicit LeafMap(MapLeaf map) : map_(map) {}
 
   Dict entries(const Dict& dict) {
     Dict result;
@@ -66,7 +66,7 @@ class LeafMap {
     return map_(position_++, path_, value);
   }
 
-  const MapLeaf& map_;
+  MapLeaf map_;
   Path path_;
   std::size_t position_ = 0;
 };
@@ -90,7 +90,7 @@ std::optional<TensorProperties> properties_in(const Value& value) {
 
 }  // namespace
 
-StateDict map_leaves(const StateDict& state, const MapLeaf& map) { return LeafMap(map).entries(state); }
+StateDict map_leaves(const StateDict& state, MapLeaf map) { return LeafMap(map).entries(state); }
 
 PortableState take_apart(const StateDict& state) {
   PortableState result;

@@ -4,18 +4,18 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <functional>
 #include <vector>
 
 #include "state/local_tensor.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/state/value.h"
 
 namespace tessera {
 
 // A value that is not a container, with its position among those of a state dict.
-using MapLeaf = std::function<Value(std::size_t position, const Path& path, const Value& leaf)>;
+using MapLeaf = FunctionRef<Value(std::size_t position, const Path& path, const Value& leaf)>;
 // Returns a copy of `state` with `map(leaf)` in place of each leaf, in order.
-StateDict map_leaves(const StateDict& state, const MapLeaf& map);
+StateDict map_leaves(const StateDict& state, MapLeaf map);
 
 // A tensor of a state dict: its position among the leaves, and what this rank has of it.
 struct TensorLeaf {

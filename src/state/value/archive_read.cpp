@@ -270,7 +270,7 @@ Value load_object(ByteView archive, const std::string& name) {
       .read(tree->root());
 }
 
-Value load_object(const checkpoint::ObjectValue& object, const OpenFile& open) {
+Value load_object(const checkpoint::ObjectValue& object, OpenFile open) {
   return ObjectReader(object.tree, Storages([&](const torch_archive::StorageRef& storage) {
                         const auto found = object.storages.find(storage.key);
                         if (found == object.storages.end()) {

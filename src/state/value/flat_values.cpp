@@ -7,8 +7,7 @@
 
 namespace tessera {
 
-void for_each_flat_value(const StateDict& state, const Flattening& how, const ProcessGroup& group,
-                         const FlatVisitor& visit) {
+void for_each_flat_value(const StateDict& state, const Flattening& how, const ProcessGroup& group, FlatVisitor visit) {
   const auto visit_flattened = [&](const Path& path, const Value& value) {
     std::string name = flat_name(path);
     if (!how.sharded_tensors || !value.is<NestedShardedTensor>()) return visit(std::move(name), path, value);

@@ -16,7 +16,7 @@ std::string part_text(const Key& part) {
 
 class Traversal {
  public:
-  Traversal(const Visitor& visit, TraversalRules rules, const KeepTraversing& keep_traversing)
+  Traversal(Visitor visit, TraversalRules rules, KeepTraversing keep_traversing)
       : visit_(visit), rules_(rules), keep_traversing_(keep_traversing) {}
 
   void walk(const Value& value) {
@@ -67,9 +67,9 @@ class Traversal {
     return keep_traversing_ && keep_traversing_(item);
   }
 
-  const Visitor& visit_;
+  Visitor visit_;
   TraversalRules rules_;
-  const KeepTraversing& keep_traversing_;
+  KeepTraversing keep_traversing_;
   Path path_;
 };
 
@@ -109,8 +109,8 @@ std::string flat_name(const Path& path) {
 
 bool keep_visiting_tensors(const Value& item) { return item.is_any_tensor(); }
 
-void traverse_state_dict(const StateDict& state_dict, const Visitor& visit, TraversalRules rules,
-                         const KeepTraversing& keep_traversing) {
+void traverse_state_dict(const StateDict& state_dict, Visitor visit, TraversalRules rules,
+                         KeepTraversing keep_traversing) {
   Traversal(visit, rules, keep_traversing).walk_dict(state_dict);
 }
 

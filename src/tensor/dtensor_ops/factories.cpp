@@ -12,6 +12,7 @@
 #include "tensor/dtensor_ops/calls.h"
 #include "tensor/torch_errors.h"
 #include "tessera/base/error.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/tensor/dtensor_factories.h"
 #include "tessera/tensor/internal/box_view.h"
 
@@ -19,11 +20,11 @@ namespace tessera::dtensor {
 
 namespace {
 
-using CreateLocal = std::function<at::Tensor(const MeshLayout& layout, const at::TensorOptions& options)>;
+using CreateLocal = FunctionRef<at::Tensor(const MeshLayout& layout, const at::TensorOptions& options)>;
 
 // `create` returns the local tensor under a layout without partial placements.
 DTensor created(const Sizes& size, const DeviceMesh& mesh, Placements placements, const at::TensorOptions& options,
-                const CreateLocal& create) {
+                CreateLocal create) {
   if (placements.empty()) placements.resize(static_cast<std::size_t>(mesh.ndim()));
   const MeshLayout wanted(size, mesh.shape(), normalized(placements, size.size()));
   Placements unreduced = wanted.placements();

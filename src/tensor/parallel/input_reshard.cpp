@@ -76,16 +76,16 @@ at::Tensor resharded(OnLocals f, const at::Tensor& local, const DeviceMesh& mesh
 
 }  // namespace
 
-at::Tensor input_reshard(const std::function<at::Tensor(const at::Tensor&)>& f, const at::Tensor& x,
-                         const DeviceMesh& mesh, std::int64_t dim) {
+at::Tensor input_reshard(std::function<at::Tensor(const at::Tensor&)> f, const at::Tensor& x, const DeviceMesh& mesh,
+                         std::int64_t dim) {
   const Placements replicated(static_cast<std::size_t>(mesh.ndim()));
-  return resharded(f, x, mesh, MeshLayout(x.sizes().vec(), mesh.shape(), replicated), dim);
+  return resharded(std::move(f), x, mesh, MeshLayout(x.sizes().vec(), mesh.shape(), replicated), dim);
 }
 
-DTensor input_reshard(const std::function<DTensor(const DTensor&)>& f, const DTensor& x, std::int64_t dim) {
+DTensor input_reshard(std::function<DTensor(const DTensor&)> f, const DTensor& x, std::int64_t dim) {
   const DeviceMesh& mesh = x.device_mesh();
   const auto of_result = std::make_shared<std::optional<DTensorSpec>>();
-  const OnLocals on_locals = [f, mesh, layout = x.layout(), of_result](const at::Tensor& local) {
+  const OnLocals on_locals = [f = std::move(f), mesh, layout = x.layout(), of_result](const at::Tensor& local) {
     const DTensor result = f(DTensor(mesh, layout, local));
     *of_result = {result.device_mesh(), result.layout()};
     return result.local_tensor();

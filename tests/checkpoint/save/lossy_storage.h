@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "tessera/base/error.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/checkpoint/storage.h"
 
 namespace tessera::checkpoint::saved {
@@ -59,7 +60,7 @@ class LossyStorage final : public Storage {
 
   // Returns what is there after a crash, if of the changes since the last sync those survive for which `survives`
   // returns true.
-  std::shared_ptr<Storage> after_crash(const std::function<bool(std::size_t change)>& survives) const {
+  std::shared_ptr<Storage> after_crash(FunctionRef<bool(std::size_t change)> survives) const {
     const std::lock_guard lock(mutex_);
     Directory directory = durable_;
     for (std::size_t i = 0; i < changes_.size(); ++i) {

@@ -16,8 +16,7 @@ namespace {
 
 using Visits = std::vector<std::pair<Path, Value>>;
 
-Visits visits(const StateDict& state, TraversalRules rules,
-              const KeepTraversing& keep_traversing = keep_visiting_tensors) {
+Visits visits(const StateDict& state, TraversalRules rules, KeepTraversing keep_traversing = keep_visiting_tensors) {
   Visits result;
   traverse_state_dict(
       state, [&](const Path& path, const Value& value) { result.emplace_back(path, value); }, rules, keep_traversing);
@@ -45,7 +44,7 @@ TEST(TraverseTest, VisitsWhatPyTorchVisits) {
 
 TEST(TraverseTest, KeepTraversingSaysWhichListsAreWalkedThrough) {
   const StateDict state{{"numbers", List{1, 2}}, {"tensors", List{at::zeros({1})}}, {"dict", Dict{{"a", 1}}}};
-  const KeepTraversing ints = [](const Value& item) { return item.is<std::int64_t>(); };
+  const auto ints = [](const Value& item) { return item.is<std::int64_t>(); };
   const Visits by_ints = visits(state, TraversalRules::since_2_4, ints);
   ASSERT_EQ(by_ints.size(), 4u);
   EXPECT_EQ(by_ints[1].first, (Path{"numbers", 1}));

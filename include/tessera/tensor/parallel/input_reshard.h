@@ -27,10 +27,10 @@ namespace tessera {
 /// Returns f(x), for an x that is equal on all ranks of the mesh, and keeps the shard of x along `dim`. If gradients
 /// are disabled, or on a rank outside of the mesh, this is a plain call. Throws `Error(invalid_argument)` for a
 /// dimension that x does not have, and what `f` throws.
-at::Tensor input_reshard(const std::function<at::Tensor(const at::Tensor&)>& f, const at::Tensor& x,
-                         const DeviceMesh& mesh, std::int64_t dim);
+at::Tensor input_reshard(std::function<at::Tensor(const at::Tensor&)> f, const at::Tensor& x, const DeviceMesh& mesh,
+                         std::int64_t dim);
 /// As above, for a DTensor that `f` gets as it is placed. One that is not replicated is kept as it is: a shard, strided
 /// or not, is no larger.
-DTensor input_reshard(const std::function<DTensor(const DTensor&)>& f, const DTensor& x, std::int64_t dim);
+DTensor input_reshard(std::function<DTensor(const DTensor&)> f, const DTensor& x, std::int64_t dim);
 
 }  // namespace tessera

@@ -110,8 +110,7 @@ LeafPlace StateFlattener::at_key(const LeafPlace& at, NodeRef key) {
   return place;
 }
 
-void StateFlattener::flatten(NodeRef value, const LeafPlace& at, const Leaf& leaf, std::size_t depth,
-                             bool occurs_again) {
+void StateFlattener::flatten(NodeRef value, const LeafPlace& at, Leaf leaf, std::size_t depth, bool occurs_again) {
   charge(at, occurs_again);
   check_depth(depth);
   const auto occurred = [&] { return !flattened_.insert(value.identity()).second; };

@@ -2,7 +2,6 @@
 // Flattens the nested state of a torch.save archive to leaves with paths, by the rules of PyTorch's DCP.
 // PyTorch: torch/distributed/checkpoint/_traverse.py, _nested_dict.py.
 
-#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -11,6 +10,7 @@
 #include <unordered_set>
 
 #include "checkpoint/source/expansion.h"
+#include "tessera/base/function_ref.h"
 #include "tessera/base/internal/text_hash.h"
 #include "tessera/base/state_path.h"
 #include "tessera/checkpoint/checkpoint.h"
@@ -42,7 +42,7 @@ class StateFlattener {
 
   // Whether tuples are flattened as lists are.
   enum class Tuples : std::uint8_t { are_leaves, are_flattened };
-  using Leaf = std::function<void(pickle::NodeRef value, const LeafPlace& at)>;
+  using Leaf = FunctionRef<void(pickle::NodeRef value, const LeafPlace& at)>;
 
   // `where` is for messages. `budget` must outlive this.
   StateFlattener(std::string where, ExpansionBudget& budget, Tuples tuples)
@@ -52,7 +52,7 @@ class StateFlattener {
   bool is_container(pickle::NodeRef value) { return !is_terminal(value, 0); }
   // Calls `leaf` for each leaf of `value`, which is at `at`. Throws Error(unsupported) for deep nesting, and
   // Error(corrupt) if the budget does not allow what is repeated.
-  void flatten(pickle::NodeRef value, const LeafPlace& at, const Leaf& leaf) { flatten(value, at, leaf, 0, false); }
+  void flatten(pickle::NodeRef value, const LeafPlace& at, Leaf leaf) { flatten(value, at, leaf, 0, false); }
   // Must be called by `leaf` for a tensor whose sizes and strides were copied. A pickle can define a tensor once and
   // refer to it often.
   void charge_tensor(std::size_t dimensions) { charge(kBytesPerDimension * dimensions); }
@@ -60,7 +60,7 @@ class StateFlattener {
  private:
   static constexpr std::uint64_t kBytesPerDimension = 6 * sizeof(std::int64_t);  // shape, a box, strides; copies
   // `occurs_again` is whether the container of `value` was flattened before.
-  void flatten(pickle::NodeRef value, const LeafPlace& at, const Leaf& leaf, std::size_t depth, bool occurs_again);
+  void flatten(pickle::NodeRef value, const LeafPlace& at, Leaf leaf, std::size_t depth, bool occurs_again);
   LeafPlace at_key(const LeafPlace& at, pickle::NodeRef key);
   bool is_sequence(pickle::NodeRef value) const;
   bool is_terminal(pickle::NodeRef value, std::size_t depth);
