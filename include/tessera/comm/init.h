@@ -33,7 +33,7 @@ struct InitOptions {
   std::chrono::milliseconds liveness = std::chrono::seconds(10);
 };
 
-/// Looks up a variable, as `std::getenv` does; null if it is not set.
+/// Looks up a variable, as `std::getenv` does; null if it is not set. A reference to the function, which must exist.
 using Environment = FunctionRef<const char*(const char* name)>;
 
 /// Reads rank, world size and address from the variables of the launcher: the first of these whose variables are set.

@@ -120,7 +120,8 @@ TEST_P(ReshardWayTest, EveryDtype) {
   });
 }
 
-// Large enough for huge pages, for lists of ranges longer than one system call takes, and for several rounds.
+// Large enough for huge pages (on up to 4 ranks), for lists of ranges longer than one system call takes, and for
+// several rounds.
 TEST_P(ReshardWayTest, ALargeTensorThereAndBack) {
   run_local(world(), [&](const ProcessGroup& group) {
     const Sizes size = {3001, 751};
