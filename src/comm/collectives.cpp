@@ -218,15 +218,15 @@ void check_all_to_all(ProcessGroup::Impl& group, const at::Tensor& out, const at
   checks.check_apart(out, in);
 }
 
-using Start = std::function<comm::WorkPtr(comm::Backend& backend)>;
+using StoredStart = std::function<comm::WorkPtr(comm::Backend& backend)>;
 
-Start all_to_all(const at::Tensor& out, const at::Tensor& in, Splits out_splits, Splits in_splits) {
+StoredStart all_to_all(const at::Tensor& out, const at::Tensor& in, Splits out_splits, Splits in_splits) {
   return [to = out, from = in, to_splits = std::move(out_splits), from_splits = std::move(in_splits)](
              comm::Backend& backend) mutable { return backend.alltoall_base(to, from, to_splits, from_splits); };
 }
 
-Start all_gather(const ProcessGroup::Impl& group, const comm::Transport& transport, const at::Tensor& out,
-                 const at::Tensor& in) {
+StoredStart all_gather(const ProcessGroup::Impl& group, const comm::Transport& transport, const at::Tensor& out,
+                       const at::Tensor& in) {
   if (transport.is_on_stream || transport.is_complete) {
     return [to = out, from = in](comm::Backend& backend) mutable { return backend._allgather_base(to, from); };
   }
