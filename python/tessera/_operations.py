@@ -31,6 +31,7 @@ class VerifyReport(types.SimpleNamespace):
     sidecar_agrees            whether its checksums are those of the files
     left_over                 files of saves and conversions that did not end
     other_files               files that are not of the checkpoint
+    warnings                  from opening, such as a file that some ranks lack
     """
 
     good: bool
@@ -46,6 +47,7 @@ class VerifyReport(types.SimpleNamespace):
     sidecar_agrees: bool
     left_over: list
     other_files: list
+    warnings: list
 
     def __bool__(self):
         return self.good

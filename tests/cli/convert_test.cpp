@@ -315,6 +315,9 @@ TEST(WarningsTest, ManyOfAKindAreCountedUnlessAllAreWanted) {
   EXPECT_THAT(outcome.err, HasSubstr("--all-warnings"));
   const Outcome all = run_tessera({"inspect", folder / "m", "--all-warnings"});
   EXPECT_EQ(std::count(all.err.begin(), all.err.end(), '\n'), 9) << all.err;
+  const Outcome verified = run_tessera({"verify", folder / "m"});
+  EXPECT_EQ(verified.status, 0) << verified.out;
+  EXPECT_EQ(verified.err, outcome.err);
 }
 
 }  // namespace

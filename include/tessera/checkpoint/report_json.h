@@ -24,7 +24,7 @@ std::string json_schema(std::string_view output);
 
 /// Returns {"schema", "good", "problems": [{"file", "offset_bytes", "name", "what"}], "problem_count", "tensors",
 /// "chunks", "objects", "files", "bytes_checked", "bytes_without_checksum", "has_sidecar", "sidecar_agrees",
-/// "left_over", "other_files"}.
+/// "left_over", "other_files", "warnings"}.
 nlohmann::ordered_json report_json(const VerifyReport& report);
 /// Returns {"schema", "same", "differences": [{"kind", "name", "a", "b", "index", "differing_elements", "elements",
 /// "worst_absolute", "worst_relative"}], "tensors", "objects", "bytes"}. "kind" is an enumerator of Difference::Kind.

@@ -41,6 +41,8 @@ struct VerifyReport {
   std::vector<std::string> left_over;
   /// Files in the directory that are not part of the checkpoint, such as `config.json`. They are not a problem.
   std::vector<std::string> other_files;
+  /// Warnings from opening the checkpoint (see `Checkpoint::warnings`). They are not a problem.
+  std::vector<std::string> warnings;
   bool good() const { return problem_count == 0; }
 };
 

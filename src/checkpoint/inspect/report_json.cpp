@@ -118,7 +118,8 @@ Json report_json(const VerifyReport& report) {
           {"has_sidecar", report.has_sidecar},
           {"sidecar_agrees", report.sidecar_agrees},
           {"left_over", report.left_over},
-          {"other_files", report.other_files}};
+          {"other_files", report.other_files},
+          {"warnings", report.warnings}};
 }
 
 Json report_json(const DiffReport& report) {

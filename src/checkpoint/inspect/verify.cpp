@@ -56,6 +56,7 @@ class Verifier {
       OpenOptions open_options;
       open_options.check_checksums = false;  // check_sidecar() did, and reports all damage
       checkpoint_ = Checkpoint::open(path_, open_options);
+      report_.warnings = checkpoint_->warnings();
     } catch (const MissingFiles& error) {
       for (const auto& [file, names] : error.files()) report_missing(file, names);
     } catch (const Error& error) {

@@ -20,7 +20,7 @@ using checkpoint::VerifyReport;
 struct VerifyFlags {
   std::string path;
   std::int64_t jobs = 0;
-  bool json = false, quiet = false;
+  bool json = false, quiet = false, all_warnings = false;
 };
 
 void print_for_people(Session& session, const VerifyReport& report) {
@@ -56,6 +56,7 @@ ExitStatus verify(const VerifyFlags& flags, Session& session) {
   options.cancellation = &session.cancellation;
   const VerifyReport report = checkpoint::verify(flags.path, options);
   session.progress.end();
+  print_warnings(report.warnings, flags.all_warnings);
   if (flags.json) {
     session.out.print("{}\n", json_text(report_json(report), 2));
   } else {
@@ -80,8 +81,8 @@ Command verify_command() {
           .summary = "Check that every byte is accounted for and every checksum matches.",
           .details = "Prints each problem with its file, byte offset and name. Exit status 0: no problem; 1: damaged.",
           .examples = {"tessera verify step-1000 && rm -r step-0900"},
-          .options = {checkpoint_argument("CKPT", flags->path), json_option(flags->json), jobs_option(flags->jobs),
-                      quiet_option(flags->quiet)},
+          .options = {checkpoint_argument("CKPT", flags->path), json_option(flags->json),
+                      all_warnings_option(flags->all_warnings), jobs_option(flags->jobs), quiet_option(flags->quiet)},
           .run = [flags](Session& session) { return verify(*flags, session); }};
 }
 
