@@ -52,7 +52,7 @@ struct RedistributeOptions {
   std::optional<at::ScalarType> forward_dtype = std::nullopt;
   /// The dtype in which the gradient is sent; by default that of the tensor, to which the gradient is converted after.
   std::optional<at::ScalarType> backward_dtype = std::nullopt;
-  /// Whether the ranks compare their calls; see `redistribute`. Ops pass false.
+  /// Whether the ranks compare their calls; see `redistribute`.
   bool compares_calls = true;
 };
 
@@ -110,8 +110,8 @@ class DTensor {
   /// Returns the same tensor with other placements, at the least cost (see `plan_redistribution`). Empty `placements`
   /// replicate. If nothing changes, the result shares the local tensor. A collective. If `compares_calls` is false, the
   /// ranks do not compare their calls, which saves a round trip; then a rank that passes other arguments is not noticed
-  /// before the others wait for it. Ops and tensor parallel layers pass false, because their calls follow from calls
-  /// that were compared. May be differentiated any number of times.
+  /// before the others wait for it. Tensor parallel layers pass false, because their calls follow from calls that were
+  /// compared. May be differentiated any number of times.
   DTensor redistribute(Placements placements = {}, bool compares_calls = true) const;
   /// As above. Throws `Error(unsupported)` for another dtype of a LocalShardsWrapper.
   DTensor redistribute(Placements placements, const RedistributeOptions& options) const;

@@ -414,7 +414,6 @@ DTensor DTensor::redistribute(Placements placements, const RedistributeOptions& 
           ? agree_on_tensor(mesh.group(), fmt::format("redistribute from {}", tessera::to_string(this->placements())),
                             state_->local, layout_of, add_dtypes)
           : layout_of();
-  if (!options.compares_calls) check_explicit("DTensor", mesh, layout(), target);
   return redistributed(std::move(target), options);
 }
 
@@ -427,9 +426,22 @@ DTensor DTensor::redistributed(MeshLayout target, const RedistributeOptions& opt
   const at::ScalarType own = state_->local.scalar_type(), dtype = options.forward_dtype.value_or(own);
   if (target == layout() && dtype == own) return *this;
   if (!mesh.has_this_rank()) return DTensor(mesh, std::move(target), state_->local.to(dtype));
-  at::Tensor local =
-      redistributed_in(mesh, layout(), target, state_->local, dtype, options.backward_dtype.value_or(own),
-                       !options.compares_calls && !is_permitted_explicitly());
+  at::Tensor local = redistributed_in(mesh, layout(), target, state_->local, dtype,
+                                      options.backward_dtype.value_or(own), /*by_op=*/false);
+  return DTensor(mesh, std::move(target), std::move(local));
+}
+
+DTensor redistributed_by_op(const DTensor& input, Placements placements) {
+  const DeviceMesh& mesh = input.device_mesh();
+  if (placements.empty()) placements = all_replicate(mesh);
+  MeshLayout target(input.size(), mesh.shape(), std::move(placements));
+  check_explicit("DTensor", mesh, input.layout(), target);
+  if (target == input.layout()) return input;
+  at::Tensor local = input.local_tensor();
+  if (mesh.has_this_rank()) {
+    const at::ScalarType dtype = local.scalar_type();
+    local = redistributed_in(mesh, input.layout(), target, local, dtype, dtype, !is_permitted_explicitly());
+  }
   return DTensor(mesh, std::move(target), std::move(local));
 }
 

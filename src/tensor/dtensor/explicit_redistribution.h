@@ -1,5 +1,5 @@
 #pragma once
-// The check of an ExplicitRedistributionContext.
+// Redistributions by ops, which an ExplicitRedistributionContext may refuse.
 
 #include <string_view>
 
@@ -12,5 +12,8 @@ namespace tessera {
 void check_explicit(std::string_view what, const DeviceMesh& mesh, const MeshLayout& from, const MeshLayout& to);
 // Returns whether the innermost context of this thread permits every redistribution. Their gradients are permitted too.
 bool is_permitted_explicitly();
+// Returns the input of an op with other placements; empty ones replicate. Ranks do not compare their calls, since they
+// follow from calls of the op. Throws as check_explicit. A collective.
+DTensor redistributed_by_op(const DTensor& input, Placements placements = {});
 
 }  // namespace tessera

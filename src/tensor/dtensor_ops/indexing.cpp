@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 
+#include "tensor/dtensor/explicit_redistribution.h"
 #include "tensor/dtensor_ops/calls.h"
 #include "tensor/dtensor_rules/shared_dims.h"
 #include "tessera/base/error.h"
@@ -95,7 +96,7 @@ IndexedDims indexed_dims(const char* op, const DTensor& x, const DTensorIndices&
 // Returns a tensor of bool as indices of where it is true, one for each of its dimensions.
 std::vector<DTensor> places_of(const DTensor& mask) {
   const DeviceMesh& mesh = mask.device_mesh();
-  const at::Tensor full = mask.redistribute({}, false).local_tensor();
+  const at::Tensor full = redistributed_by_op(mask).local_tensor();
   const at::Tensor found = mesh.has_this_rank() ? full.nonzero() : at::zeros({0, mask.dim()}, at::kLong);
   std::vector<DTensor> places;
   for (const at::Tensor& column : found.unbind(1)) {

@@ -10,6 +10,7 @@
 #include <cmath>
 #include <string>
 
+#include "tensor/dtensor/explicit_redistribution.h"
 #include "tensor/dtensor_ops/calls.h"
 #include "tessera/base/error.h"
 #include "tessera/base/function_ref.h"
@@ -117,7 +118,7 @@ List reduced_together(List xs) {
   for (const std::vector<std::size_t>& group : groups_of_list(xs)) {
     const Placements replicated = xs[group[0]].grad_placements();
     if (replicated == xs[group[0]].placements()) continue;
-    const List parts = unbind(stacked(xs, group).redistribute(replicated, false));
+    const List parts = unbind(redistributed_by_op(stacked(xs, group), replicated));
     for (std::size_t i = 0; i < group.size(); ++i) xs[group[i]] = parts[i];
   }
   return xs;

@@ -7,6 +7,7 @@
 #include <mutex>
 #include <utility>
 
+#include "tensor/dtensor/explicit_redistribution.h"
 #include "tensor/dtensor/local_outside.h"
 #include "tensor/dtensor/mesh_groups.h"
 #include "tensor/dtensor_ops/calls.h"
@@ -140,7 +141,7 @@ DTensor placed(const DTensor& input, const Placements& wanted) {
   const DeviceMesh& mesh = input.device_mesh();
   const Placements& given = input.placements();
   for (std::size_t m = 0; m < wanted.size(); ++m) {
-    if (mesh.shape()[m] > 1 && !(given[m] == wanted[m])) return input.redistribute(wanted, false);
+    if (mesh.shape()[m] > 1 && !(given[m] == wanted[m])) return redistributed_by_op(input, wanted);
   }
   return given == wanted ? input : DTensor(mesh, MeshLayout(input.size(), mesh.shape(), wanted), input.local_tensor());
 }

@@ -7,6 +7,7 @@
 
 #include <array>
 
+#include "tensor/dtensor/explicit_redistribution.h"
 #include "tensor/dtensor_ops/calls.h"
 #include "tessera/base/error.h"
 #include "tessera/tensor/dtensor_ops.h"
@@ -96,7 +97,7 @@ DTensor constant_pad_nd(const DTensor& x, const Sizes& pad, const at::Scalar& va
 DTensor one_hot(const DTensor& x, std::int64_t classes) {
   if (classes == -1) {
     if (x.numel() == 0) fail(ErrorCode::invalid_argument, "one_hot of no element: expected the number of classes");
-    const at::Tensor greatest = amax(x).redistribute({}, false).local_tensor();
+    const at::Tensor greatest = redistributed_by_op(amax(x)).local_tensor();
     classes = x.device_mesh().has_this_rank() ? greatest.item<std::int64_t>() + 1 : 0;
   }
   const auto rule = [&](Inputs inputs) {

@@ -19,6 +19,7 @@
 #include <limits>
 #include <numeric>
 
+#include "tensor/dtensor/explicit_redistribution.h"
 #include "tensor/dtensor_ops/calls.h"
 #include "tessera/base/error.h"
 #include "tessera/tensor/dtensor_ops.h"
@@ -48,7 +49,7 @@ std::int64_t volume_of(const char* op, const DTensor& x, const Sizes& dims) {
 }
 
 // Returns x without partial placements.
-DTensor without_partials(const DTensor& x) { return x.redistribute(x.grad_placements(), false); }
+DTensor without_partials(const DTensor& x) { return redistributed_by_op(x, x.grad_placements()); }
 
 // Returns x, widened, minus its maximum along `dim`, so that no exponential overflows.
 DTensor shifted(const DTensor& x, std::int64_t dim) {
@@ -403,8 +404,8 @@ bool equal(const DTensor& a, const DTensor& b) {
   if (a.size() != b.size() || a.scalar_type() != b.scalar_type()) return false;
   const DTensor first = a.detach(), second = b.detach();
   const Placements reduced = first.grad_placements();
-  const at::Tensor mine = first.redistribute(reduced, false).to_local(),
-                   theirs = second.redistribute(reduced, false).to_local();
+  const at::Tensor mine = redistributed_by_op(first, reduced).to_local(),
+                   theirs = redistributed_by_op(second, reduced).to_local();
   if (!mesh.has_this_rank()) return true;
   const at::Tensor is_equal = at::full({1}, at::equal(mine, theirs) ? 1 : 0, at::kLong);
   mesh.group().start_all_reduce(is_equal, ReduceOp::min).wait();

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "tensor/dtensor/explicit_redistribution.h"
 #include "tensor/dtensor_ops/calls.h"
 #include "tessera/base/error.h"
 #include "tessera/tensor/dtensor_ops.h"
@@ -29,7 +30,7 @@ DTensor unsharded(const DTensor& x, std::int64_t dim) {
   for (Placement& placement : placements) {
     if (placement.is_shard(dim)) placement = Placement::replicate();
   }
-  return x.redistribute(placements, false);
+  return redistributed_by_op(x, placements);
 }
 
 // Of LibTorch's numbers in slices and indices, which are symbolic in some versions.

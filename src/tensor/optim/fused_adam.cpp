@@ -6,6 +6,7 @@
 #include <span>
 #include <string>
 
+#include "tensor/dtensor/explicit_redistribution.h"
 #include "tensor/dtensor_rules/rules.h"
 #include "tensor/optim/adam_step.h"
 #include "tessera/base/error.h"
@@ -23,7 +24,7 @@ bool is_on_this_rank(const AnyTensor& tensor) {
 double number_of(const char* op, const char* what, const AnyTensor& tensor) {
   if (!is_on_this_rank(tensor)) return 0;
   const at::Tensor number =
-      tensor.dtensor() != nullptr ? tensor.dtensor()->redistribute({}, false).local_tensor() : tensor.plain();
+      tensor.dtensor() != nullptr ? redistributed_by_op(*tensor.dtensor()).local_tensor() : tensor.plain();
   if (!number.defined() || number.numel() != 1) {
     fail(ErrorCode::invalid_argument, "{}: {} has {} elements, expected one", op, what,
          number.defined() ? std::to_string(number.numel()) : "no");

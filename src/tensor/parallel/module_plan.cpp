@@ -10,7 +10,6 @@
 #include <set>
 
 #include "tessera/base/error.h"
-#include "tessera/tensor/dtensor/explicit_redistribution.h"
 
 namespace tessera {
 
@@ -68,13 +67,6 @@ DTensor with_layout(const at::Tensor& local, const DeviceMesh& mesh, const Place
   FromLocalOptions options;
   options.size = std::move(size);
   return DTensor::from_local(local, mesh, placements, options);
-}
-
-DTensor placed_by_style(const DTensor& tensor, Placements placements) {
-  ExplicitRedistributionOptions options;
-  options.enable = false;
-  const ExplicitRedistributionContext permitted(std::move(options));
-  return tensor.redistribute(std::move(placements), false);
 }
 
 ModulePlan::ModulePlan(torch::nn::Module& module, const DeviceMesh& mesh, std::optional<std::int64_t> src_data_rank)
@@ -164,9 +156,11 @@ void ModulePlan::add_layer(const NamedModule& found, const ParallelStyle& style)
   }
   state.input = [mesh = mesh_, given = how.input, wanted = how.computes_with](const at::Tensor& local,
                                                                               std::optional<std::int64_t> last_size) {
-    return placed_by_style(with_layout(local, mesh, given, last_size), {wanted});
+    return with_layout(local, mesh, given, last_size).redistribute({wanted}, false);
   };
-  state.output = [wanted = how.output](const DTensor& result) { return placed_by_style(result, {wanted}).to_local(); };
+  state.output = [wanted = how.output](const DTensor& result) {
+    return result.redistribute({wanted}, false).to_local();
+  };
   planned_.emplace_back(found.module,
                         Planned{name,
                                 fmt::format("with input {}, computing with {}, and output {}", to_string(how.input),
@@ -246,7 +240,7 @@ void ModulePlan::add_distributed(const NamedModule& found, const DistributeModul
     return f ? f(name, input, mesh) : DTensor::from_local(input, mesh);
   };
   state.output = [=, f = options.output](const DTensor& result) {
-    return f ? f(name, result) : placed_by_style(result, {}).to_local();
+    return f ? f(name, result) : result.redistribute({}, false).to_local();
   };
   planned_.emplace_back(found.module, Planned{name, "of any input and output", layer, std::move(state)});
   with_buffers_.push_back(found.module);

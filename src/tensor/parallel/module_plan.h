@@ -19,10 +19,6 @@ namespace tessera {
 DTensor with_layout(const at::Tensor& local, const DeviceMesh& mesh, const Placement& given,
                     std::optional<std::int64_t> last_size = std::nullopt);
 
-// Returns `tensor` as a parallel layer places its input or result, which is an explicit redistribution. Empty
-// `placements` replicate it.
-DTensor placed_by_style(const DTensor& tensor, Placements placements);
-
 class ModulePlan {
  public:
   ModulePlan(torch::nn::Module& module, const DeviceMesh& mesh, std::optional<std::int64_t> src_data_rank);

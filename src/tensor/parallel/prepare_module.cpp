@@ -19,7 +19,7 @@ std::vector<at::Tensor> prepared(const DeviceMesh& mesh, const std::vector<at::T
     std::vector<at::Tensor> results = tensors;
     for (std::size_t i = 0; i < tensors.size(); ++i) {
       if (!given[i] || *given[i] == *desired[i]) continue;
-      results[i] = placed_by_style(with_layout(tensors[i], mesh, *given[i]), {*desired[i]}).to_local();
+      results[i] = with_layout(tensors[i], mesh, *given[i]).redistribute({*desired[i]}, false).to_local();
     }
     return results;
   });

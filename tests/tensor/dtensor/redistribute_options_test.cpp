@@ -298,6 +298,8 @@ TEST(ExplicitRedistributionTest, OpsThatWouldRedistributeAreRefusedOnAllRanks) {
       {
         const ExplicitRedistributionContext strict(strictly());
         EXPECT_ERROR(dtensor::add(rows, full), ErrorCode::invalid_argument, "DTensor of size [4, 4] as [R]");
+        // Explicit ones are permitted, whether the ranks compare their calls or not.
+        EXPECT_EQ(rows.redistribute({S1}, /*compares_calls=*/false).placements(), Placements{S1});
         // A new tensor is no input that is redistributed.
         EXPECT_TRUE(at::equal(dtensor::full({4}, 2, mesh, {P}, at::kFloat).local_tensor(), at::ones({4})));
         ExplicitRedistributionOptions off;
