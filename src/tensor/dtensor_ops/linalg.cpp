@@ -440,8 +440,8 @@ DTensor diag_embed(const DTensor& x, std::int64_t offset) {
   if (x.dim() < 1) fail(ErrorCode::invalid_argument, "diag_embed of size []: expected one dimension or more");
   const std::int64_t length = x.size(-1) + std::abs(offset);
   Sizes size = x.size();
-  size.back() = length;
-  size.push_back(length);
+  size.pop_back();
+  size.insert(size.end(), 2, length);
   rules::DimMap map = same_dims(x);
   map.back() = std::nullopt;
   return mapped(
