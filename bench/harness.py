@@ -39,6 +39,10 @@ class Unavailable(Exception):
     """A side cannot run here. The text is the reason."""
 
 
+class BuildError(Unavailable):
+    """A side does not build, which is an error."""
+
+
 def run(*arguments: object) -> tuple[float, int, str]:
     """Returns the seconds, the peak resident bytes and the output."""
     # Errors go to a file: a pipe that nothing reads until the output ends is full after 64 KiB.
@@ -98,27 +102,35 @@ def need_pytorch(version: str = "2.14") -> dict:
     return {"library": made.stdout.rsplit(" in ", 1)[0].strip()}
 
 
-built: set[tuple[str, str]] = set()
+built: dict[tuple[str, str], BuildError | None] = {}
 
 
 def need_libtorch(version: str, program: str) -> None:
     """Builds a program of this folder on the LibTorch of the folder with PyTorch `version`."""
     need_pytorch(version)
     if (version, program) in built:
+        if error := built[version, program]:
+            raise error
         return
     folder = f"/tessera/build-bench-{version}"
-    script = (f"/tessera/tools/setup build torch bench && cmake -S /tessera --preset release -B {folder} -DTESSERA_TESTS=OFF -DTESSERA_BENCH=ON && "
+    script = (f"/tessera/tools/setup build torch bench && cmake -S /tessera --preset release -B {folder} -DTESSERA_TESTS=OFF -DTESSERA_BENCH=ON "
+              "-DTESSERA_WERROR=OFF && "
               f"cmake --build {folder} --parallel {os.environ.get('JOBS', os.cpu_count())} --target {program}")
     environment = dict(os.environ, TESSERA_PYTORCH_ROOTS=str(ROOTS))
     print(f"building {program} on LibTorch {version}", flush=True)
     made = subprocess.run([TOP / "tools" / "in-pytorch-root", version, "bash", "-euc", script], env=environment,
                           capture_output=True, text=True)
     if made.returncode != 0:
-        raise Unavailable(f"{program} does not build on LibTorch {version}: {(made.stdout + made.stderr).strip()[-300:]}")
+        log = WORK / f"{program}-{version}.log"
+        log.write_text(made.stdout + made.stderr)
+        lines = log.read_text().splitlines() or [f"exit status {made.returncode}"]
+        first = next((line for line in lines if "error:" in line or "CMake Error" in line), lines[-1])
+        built[version, program] = BuildError(f"{program} does not build on LibTorch {version}: {first.strip()}; see {log}")
+        raise built[version, program]
     destination = WORK / f"libtorch-{version}"
     destination.mkdir(exist_ok=True)
     shutil.copy2(TOP / f"build-bench-{version}" / "bin" / program, destination / program)
-    built.add((version, program))
+    built[version, program] = None
 
 
 def remove(path: Path) -> None:
@@ -172,7 +184,10 @@ class Table:
 
     def add(self, row, target, against, ours=None, reference=None, unit="s", reason=None, sides=None, compute=False):
         """`ours` and `reference`: less is better; the ratio is how many times better we are. `sides`: what computed
-        each. With `compute`, LibTorch does the work, and sides that differ are an error."""
+        each. With `compute`, LibTorch does the work, and sides that differ are an error. `reason`: why there is no ratio."""
+        if isinstance(reason, BuildError):
+            self.errors += 1
+            reason = f"ERROR: {reason}"
         sides = {"ours": sides[0], "reference": sides[1]} if sides else None
         if compute and not reason and (reason := difference(sides["ours"], sides["reference"])):
             reason, ours, reference = f"ERROR: {reason}", None, None
@@ -181,7 +196,7 @@ class Table:
         entry = {"row": row, "ratio": ratio, "target": target, "ours": ours, "reference": reference, "unit": unit,
                  "against": against, "sides": sides}
         if reason:
-            entry["reason"] = reason
+            entry["reason"] = reason = str(reason)
         self.rows.append(entry)
         shown = [f"{v:.3g}" if v is not None else "-" for v in (ratio, target, ours, reference)]
         verdict = reason or ("" if ratio is None or not target else "reached" if ratio >= target else "MISSED")
